@@ -1,0 +1,148 @@
+# weft_module, weft_binary and the install rules.
+
+# <build>/include has one entry, weft, a link to the source root: "weft/rpc/worker.h" is spelled alike in the tree
+# and after installation. The source root itself is never an include directory (glibc has a directory rpc/).
+function(weft_make_include_dir)
+  set(dir "${weft_BINARY_DIR}/include")
+  file(MAKE_DIRECTORY "${dir}")
+  if(NOT EXISTS "${dir}/weft")
+    file(CREATE_LINK "${weft_SOURCE_DIR}" "${dir}/weft" SYMBOLIC)
+  endif()
+endfunction()
+
+# A folder that is not there yet is left out.
+function(weft_add_subdirectory dir)
+  if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${dir}/CMakeLists.txt")
+    add_subdirectory(${dir})
+  endif()
+endfunction()
+
+# weft_module(NAME rpc SRCS a.cc internal/b.cc DEPS common proto absl::status LibTorch::LibTorch PRIVATE_DEPS gRPC::grpc++)
+#
+# Makes weft_rpc (alias weft::rpc), shared or static by BUILD_SHARED_LIBS, with hidden visibility. DEPS may name
+# modules and, with ::, third-party targets that public headers mention; PRIVATE_DEPS are what only sources use.
+# A module without sources becomes an INTERFACE library. Every header outside internal/ is installed.
+function(weft_module)
+  cmake_parse_arguments(ARG "GENERATED" "NAME" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
+  if(ARG_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "weft_module(${ARG_NAME}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
+  endif()
+  set(target weft_${ARG_NAME})
+  set(public_deps "")
+  foreach(dep IN LISTS ARG_DEPS)
+    if(dep MATCHES "::")
+      list(APPEND public_deps ${dep})
+    else()
+      list(FIND WEFT_MODULES ${dep} dep_at)
+      list(FIND WEFT_MODULES ${ARG_NAME} own_at)
+      if(dep_at LESS 0 OR NOT dep_at LESS own_at)
+        message(FATAL_ERROR "weft_module(${ARG_NAME}): ${dep} is not a module that stands before it")
+      endif()
+      list(APPEND public_deps weft_${dep})
+    endif()
+  endforeach()
+  weft_map_deps(public_deps ${public_deps})
+  weft_map_deps(private_deps ${ARG_PRIVATE_DEPS})
+
+  if(ARG_SRCS)
+    add_library(${target} ${ARG_SRCS})
+    set(scope PUBLIC)
+    set_target_properties(${target} PROPERTIES
+      CXX_VISIBILITY_PRESET hidden
+      VISIBILITY_INLINES_HIDDEN ON
+      POSITION_INDEPENDENT_CODE ON
+      VERSION ${weft_VERSION}
+      SOVERSION ${weft_VERSION_MAJOR}.${weft_VERSION_MINOR}
+      INSTALL_RPATH "$ORIGIN"
+      BUILD_RPATH "$ORIGIN"
+      LIBRARY_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/lib"
+      ARCHIVE_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/lib")
+    target_link_libraries(${target} PRIVATE ${private_deps} "$<BUILD_INTERFACE:weft_options>")
+    if(ARG_GENERATED)
+      target_compile_options(${target} PRIVATE -w)
+    endif()
+  else()
+    add_library(${target} INTERFACE)
+    set(scope INTERFACE)
+  endif()
+  add_library(weft::${ARG_NAME} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${ARG_NAME})
+  target_compile_features(${target} ${scope} cxx_std_20)
+  if(BUILD_SHARED_LIBS)
+    target_compile_definitions(${target} ${scope} WEFT_SHARED)
+  endif()
+  target_include_directories(${target} ${scope}
+    "$<BUILD_INTERFACE:${weft_BINARY_DIR}/include>" "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
+  target_link_libraries(${target} ${scope} ${public_deps})
+  set_property(GLOBAL APPEND PROPERTY WEFT_BUILT_MODULES ${ARG_NAME})
+
+  if(WEFT_INSTALL)
+    install(TARGETS ${target} EXPORT weftTargets
+      LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+      ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+      RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+    install(DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/weft/${ARG_NAME}"
+      FILES_MATCHING PATTERN "*.h" PATTERN "internal" EXCLUDE)
+  endif()
+endfunction()
+
+# weft::weft, all modules. Called once, after them.
+function(weft_umbrella)
+  get_property(modules GLOBAL PROPERTY WEFT_BUILT_MODULES)
+  add_library(weft_weft INTERFACE)
+  add_library(weft::weft ALIAS weft_weft)
+  set_target_properties(weft_weft PROPERTIES EXPORT_NAME weft)
+  foreach(module IN LISTS modules)
+    target_link_libraries(weft_weft INTERFACE weft_${module})
+  endforeach()
+  if(WEFT_INSTALL)
+    install(TARGETS weft_weft EXPORT weftTargets)
+    if(EXISTS "${weft_SOURCE_DIR}/weft.h")
+      install(FILES "${weft_SOURCE_DIR}/weft.h" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/weft")
+    endif()
+  endif()
+endfunction()
+
+# weft_binary(NAME weftrun SRCS a.cc DEPS rpc absl::flags [INSTALL]): a program in <build>/bin.
+function(weft_binary)
+  cmake_parse_arguments(ARG "INSTALL" "NAME" "SRCS;DEPS" ${ARGN})
+  if(ARG_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "weft_binary(${ARG_NAME}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
+  endif()
+  add_executable(${ARG_NAME} ${ARG_SRCS})
+  weft_link_deps(${ARG_NAME} ${ARG_DEPS})
+  set_target_properties(${ARG_NAME} PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/bin"
+    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+  if(ARG_INSTALL AND WEFT_INSTALL)
+    install(TARGETS ${ARG_NAME} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+  endif()
+endfunction()
+
+# Links modules (plain names) and third-party targets to a program or a test.
+function(weft_link_deps target)
+  set(deps "")
+  foreach(dep IN LISTS ARGN)
+    if(dep MATCHES "::" OR NOT TARGET weft_${dep})
+      list(APPEND deps ${dep})
+    else()
+      list(APPEND deps weft_${dep})
+    endif()
+  endforeach()
+  weft_map_deps(deps ${deps})
+  target_link_libraries(${target} PRIVATE ${deps} weft_options)
+  target_compile_features(${target} PRIVATE cxx_std_20)
+  target_include_directories(${target} PRIVATE "${weft_BINARY_DIR}/include")
+endfunction()
+
+function(weft_install_package)
+  include(CMakePackageConfigHelpers)
+  set(dir "${CMAKE_INSTALL_LIBDIR}/cmake/weft")
+  configure_package_config_file("${weft_SOURCE_DIR}/cmake/weftConfig.cmake.in"
+    "${weft_BINARY_DIR}/weftConfig.cmake" INSTALL_DESTINATION "${dir}")
+  write_basic_package_version_file("${weft_BINARY_DIR}/weftConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+  install(EXPORT weftTargets NAMESPACE weft:: DESTINATION "${dir}")
+  install(FILES "${weft_BINARY_DIR}/weftConfig.cmake" "${weft_BINARY_DIR}/weftConfigVersion.cmake"
+    "${weft_SOURCE_DIR}/cmake/FindLibTorch.cmake" "${weft_SOURCE_DIR}/cmake/Dependencies.cmake"
+    DESTINATION "${dir}")
+endfunction()

@@ -1,0 +1,47 @@
+# weft_proto(NAME proto PROTOS a.proto b.proto DEPS common)
+#
+# protoc for every file, in one library (weft_proto, alias weft::proto): generated code must lie in exactly one
+# shared library. Only messages: weft moves bytes over gRPC's generic interface, so there are no service stubs.
+# The headers appear as "weft/proto/x.pb.h" below <build>/gen; they are private and not installed.
+# Imports inside the .proto files are spelled import "weft/proto/x.proto".
+function(weft_proto)
+  cmake_parse_arguments(ARG "" "NAME" "PROTOS;DEPS" ${ARGN})
+  set(gen "${weft_BINARY_DIR}/gen")
+  file(MAKE_DIRECTORY "${gen}/weft/${ARG_NAME}")
+  set(include "${weft_BINARY_DIR}/include")
+  if(TARGET protobuf::protoc)
+    set(protoc protobuf::protoc)
+  else()
+    set(protoc "${Protobuf_PROTOC_EXECUTABLE}")
+  endif()
+  set(all_protos "")
+  foreach(file IN LISTS ARG_PROTOS)
+    list(APPEND all_protos "${CMAKE_CURRENT_SOURCE_DIR}/${file}")
+  endforeach()
+  set(sources "")
+  foreach(file IN LISTS ARG_PROTOS)
+    string(REGEX REPLACE "\\.proto$" "" base "${file}")
+    set(out "${gen}/weft/${ARG_NAME}/${base}.pb")
+    # WEFT_API makes the messages visible outside of the library, and its header must come before its first use.
+    # protoc offers no way to add an include, so the line is put in front of the header that it made.
+    add_custom_command(
+      OUTPUT "${out}.cc" "${out}.h"
+      COMMAND ${protoc} -I "${include}" "--cpp_out=dllexport_decl=WEFT_API:${gen}" "weft/${ARG_NAME}/${file}"
+      COMMAND ${CMAKE_COMMAND} "-DHEADER=${out}.h" -P "${weft_SOURCE_DIR}/cmake/prepend_api.cmake"
+      DEPENDS ${all_protos} "${weft_SOURCE_DIR}/cmake/prepend_api.cmake"
+      COMMENT "protoc weft/${ARG_NAME}/${file}"
+      VERBATIM)
+    list(APPEND sources "${out}.cc")
+  endforeach()
+  weft_module(NAME ${ARG_NAME} SRCS ${sources} DEPS ${ARG_DEPS} PRIVATE_DEPS protobuf::libprotobuf GENERATED)
+  target_include_directories(weft_${ARG_NAME} SYSTEM PUBLIC "$<BUILD_INTERFACE:${gen}>")
+  # Users of an installed weft never see these headers; modules and tests in the tree do.
+  target_link_libraries(weft_${ARG_NAME} PUBLIC "$<BUILD_INTERFACE:protobuf::libprotobuf>")
+  # Whoever compiles against the headers waits until they exist.
+  add_custom_target(weft_${ARG_NAME}_headers DEPENDS ${sources})
+  add_dependencies(weft_${ARG_NAME} weft_${ARG_NAME}_headers)
+  if(WEFT_INSTALL)
+    # For readers and for programs in other languages.
+    install(FILES ${ARG_PROTOS} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/weft/${ARG_NAME}")
+  endif()
+endfunction()
