@@ -40,7 +40,7 @@ if(PROJECT_IS_TOP_LEVEL)
   target_compile_options(weft_options INTERFACE
     "-ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=weft/"
     "-ffile-prefix-map=${CMAKE_BINARY_DIR}/include/="
-    "-ffile-prefix-map=${_weft_up}=weft/"
+    "-ffile-prefix-map=${_weft_up}/=weft/"
     "-ffile-prefix-map=include/weft/=weft/")
   if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
     find_program(WEFT_CCACHE ccache)

@@ -32,21 +32,22 @@ function(weft_test)
     target_link_libraries(${ARG_NAME} PRIVATE GTest::gmock GTest::gtest GTest::gtest_main)
   endif()
   set_target_properties(${ARG_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/tests")
-  # The list of labels passes through three list expansions of gtest_discover_tests.
-  list(JOIN ARG_LABELS "\\\\;" labels)
-  set(properties LABELS "${labels}" TIMEOUT ${ARG_TIMEOUT})
+  gtest_discover_tests(${ARG_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES
+    TEST_LIST ${ARG_NAME}_TESTS WORKING_DIRECTORY "${weft_BINARY_DIR}/tests")
+  # gtest_discover_tests loses the semicolons of a list on its way, so properties are set in a file of our own,
+  # which ctest reads after the discovered list.
+  set(properties "LABELS \"${ARG_LABELS}\" TIMEOUT ${ARG_TIMEOUT}")
   if(ARG_SERIAL)
-    list(APPEND properties RUN_SERIAL TRUE)
+    string(APPEND properties " RUN_SERIAL TRUE")
   endif()
   if(ARG_LOCKS)
-    list(JOIN ARG_LOCKS "\\\\;" locks)
-    list(APPEND properties RESOURCE_LOCK "${locks}")
+    string(APPEND properties " RESOURCE_LOCK \"${ARG_LOCKS}\"")
   endif()
   set(environment "WEFT_BUILD_DIR=${weft_BINARY_DIR}" "WEFT_SOURCE_DIR=${weft_SOURCE_DIR}" ${ARG_ENV})
-  list(JOIN environment "\\\\;" environment)
-  list(APPEND properties ENVIRONMENT "${environment}")
-  gtest_discover_tests(${ARG_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES
-    WORKING_DIRECTORY "${weft_BINARY_DIR}/tests" PROPERTIES ${properties})
+  string(APPEND properties " ENVIRONMENT \"${environment}\"")
+  set(file "${CMAKE_CURRENT_BINARY_DIR}/${ARG_NAME}_properties.cmake")
+  file(WRITE "${file}" "if(${ARG_NAME}_TESTS)\n  set_tests_properties(\${${ARG_NAME}_TESTS} PROPERTIES ${properties})\nendif()\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${file}")
 endfunction()
 
 # Whether a program of these sanitizer passes belongs to the set that this build folder makes.

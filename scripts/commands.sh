@@ -1,0 +1,171 @@
+# The commands of ./dev. Sourced after lib.sh.
+
+build="${WEFT_BUILD:-$root/build}"
+jobs="${JOBS:-$(jobs)}"
+export NINJA_STATUS='[%f/%t %es] '
+# Two clones of the tree share compiled objects only with paths made relative; see cmake/Sanitizers.cmake.
+export CCACHE_BASEDIR="$root" CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
+
+# configure FOLDER [cmake arguments]
+configure() {
+  local folder="$1" torch
+  shift
+  torch="$(choose_libtorch "$folder")" || exit $?
+  mkdir -p "$folder"
+  local log="$folder/configure.log"
+  # -O2 without -g: debug information of LibTorch's templates makes objects ten times as large.
+  if ! cmake -S "$root" -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+    -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 "-DWEFT_LIBTORCH=$torch" "$@" >"$log" 2>&1; then
+    cat "$log" >&2
+    die "cmake could not configure $folder"
+  fi
+  sed -n 's/^-- weft: /dev: using /p' "$log" >&2
+}
+
+build_targets() {
+  local folder="$1"
+  shift
+  say "building in $folder with $jobs jobs${1:+: $*}"
+  ninja -C "$folder" -j "$jobs" "$@" || die "the build failed"
+}
+
+command_build() {
+  need_packages "${packages_build[@]}"
+  configure "$build"
+  build_targets "$build" "$@"
+}
+
+command_demo() {
+  [ $# = 0 ] || { code=2 die "demo takes no arguments; build/bin/async_ps --help has the program's own"; }
+  need_packages "${packages_build[@]}"
+  configure "$build"
+  build_targets "$build" weftrun async_ps
+  local out="$build/demo" start seconds accuracy status=0
+  mkdir -p "$out"
+  start=$(date +%s.%N)
+  say "starting 1 parameter server and 2 trainers"
+  "$build/bin/weftrun" --role ps:1 --role trainer:2 "$build/bin/async_ps" \
+    --data "$root/examples/data/digits.csv.gz" --checkpoint "$out/model.pt" 2>&1 | tee "$out/log.txt" || status=$?
+  [ "$status" = 0 ] || die "the demo failed with exit code $status; its output is in $out/log.txt"
+  seconds=$(awk -v a="$start" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }')
+  accuracy="$(sed -n 's/.*\baccuracy=\([01]\.[0-9]*\).*/\1/p' "$out/log.txt" | tail -n 1)"
+  [ -n "$accuracy" ] || die "the demo printed no accuracy; its output is in $out/log.txt"
+  awk -v a="$accuracy" 'BEGIN { exit !(a >= 0.95) }' || die "accuracy=$accuracy is below 0.95"
+  printf 'demo: ok accuracy=%.3f seconds=%s\n' "$accuracy" "$seconds"
+}
+
+# What tests may rely on: see tests/README.md.
+export_test_environment() {
+  local venv
+  venv="$(venv_dir full)"
+  export WEFT_TEST_PYTHON="$venv/bin/python" WEFT_TORCHRUN="$venv/bin/torchrun"
+  # Tests run side by side; LibTorch's default of one thread per core for each of them only makes them wait.
+  export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+}
+
+# run_ctest FOLDER STRICT [ctest arguments]
+run_ctest() {
+  local folder="$1" strict="$2" status=0
+  shift 2
+  rm -f "$folder/junit.xml"
+  ctest --test-dir "$folder" -j "$jobs" --output-on-failure --no-tests=error \
+    --output-junit "$folder/junit.xml" "$@" || status=$?
+  local options=()
+  [ "$strict" = yes ] && options=(--strict)
+  "$(find_python)" "$root/scripts/check_skips.py" "${options[@]}" "$folder/junit.xml" "$root/tests/allowed_skips" \
+    || status=1
+  [ "$status" = 0 ] || die "there are failures"
+}
+
+command_test() {
+  local full=no only_build=no select=() labels=""
+  while [ $# -gt 0 ]; do
+    case "$1" in
+      -L) labels="${2:?-L wants a label}"; select+=(-L "$2"); shift 2 ;;
+      -R) select+=(-R "${2:?-R wants a regular expression}"); shift 2 ;;
+      --full) full=yes; shift ;;
+      --build-only) only_build=yes; shift ;;
+      *) usage >&2; code=2 die "test does not know $1" ;;
+    esac
+  done
+  [[ "$labels" == *soak* ]] || select+=(-LE '^soak$')
+  need_packages "${packages_build[@]}"
+  if [ "$full" = yes ]; then need_packages --no-services "${packages_full[@]}"; fi
+  need_venv full
+  configure "$build"
+  build_targets "$build"
+  [ "$only_build" = no ] || return 0
+  export_test_environment
+  local strict=no
+  if [ "$full" = yes ]; then export WEFT_TEST_FULL=1; fi
+  if [ "$full" = yes ] || [ "${CI:-}" = true ]; then strict=yes; fi
+  run_ctest "$build" "$strict" "${select[@]}"
+}
+
+command_bench() {
+  [ $# -gt 0 ] || { code=2 die "bench wants a suite: rpc"; }
+  need_packages "${packages_build[@]}"
+  need_venv full
+  configure "$build"
+  build_targets "$build"
+  export_test_environment
+  unset OMP_NUM_THREADS
+  WEFT_BUILD_DIR="$build" "$WEFT_TEST_PYTHON" "$root/bench/run.py" "$@"
+}
+
+sources() { git ls-files --cached --others --exclude-standard -- '*.h' '*.cc' "$@"; }
+
+command_format() {
+  need_packages "${packages_lint[@]}"
+  sources | xargs -r clang-format-14 -i
+}
+
+command_lint() {
+  need_packages "${packages_build[@]}" "${packages_lint[@]}"
+  configure "$build"
+  # Only what the generated headers need.
+  if ninja -C "$build" -t query weft_proto_headers >/dev/null 2>&1; then
+    build_targets "$build" weft_proto_headers
+  fi
+  "$(find_python)" "$root/scripts/lint.py" --build "$build" --jobs "$jobs"
+}
+
+clang_arguments=(-DCMAKE_CXX_COMPILER=clang++-14 -DCMAKE_C_COMPILER=clang-14 -DWEFT_BUILD_BENCH=OFF)
+
+configure_asan() {
+  need_packages "${packages_build[@]}" "${packages_clang[@]}"
+  # One folder for the sanitizers and the fuzz targets: what both need is built once.
+  configure "$build/asan" "${clang_arguments[@]}" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 \
+    "-DWEFT_SANITIZE=address;undefined" -DWEFT_FUZZ=ON -DWEFT_TEST_SET=sanitizer -DWEFT_BUILD_EXAMPLES=OFF \
+    -DWEFT_BUILD_TOOLS=OFF
+}
+
+command_asan() {
+  configure_asan
+  build_targets "$build/asan"
+  export OMP_NUM_THREADS=1
+  export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=1:detect_stack_use_after_return=1:strict_init_order=1}"
+  export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
+  run_ctest "$build/asan" "$([ "${CI:-}" = true ] && echo yes || echo no)" -LE '^soak$' "$@"
+}
+
+command_tsan() {
+  need_packages "${packages_build[@]}" "${packages_clang[@]}"
+  configure "$build/tsan" "${clang_arguments[@]}" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DWEFT_SANITIZE=thread \
+    -DWEFT_TEST_SET=thread -DWEFT_BUILD_EXAMPLES=OFF -DWEFT_BUILD_TOOLS=OFF
+  build_targets "$build/tsan"
+  export OMP_NUM_THREADS=1
+  # LibTorch is not instrumented: its reference counts are invisible to TSan, its deletes are not. No suppressions.
+  export TSAN_OPTIONS="ignore_noninstrumented_modules=1:second_deadlock_stack=1${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
+  run_ctest "$build/tsan" "$([ "${CI:-}" = true ] && echo yes || echo no)" -LE '^soak$' "$@"
+}
+
+command_fuzz() {
+  local seconds="${1:-60}"
+  [[ "$seconds" =~ ^[0-9]+$ ]] || { code=2 die "fuzz wants a number of seconds, not $seconds"; }
+  configure_asan
+  local list="$build/asan/tests/fuzzers.txt"
+  [ -s "$list" ] || die "there are no fuzz targets"
+  build_targets "$build/asan" $(cut -d' ' -f1 "$list")
+  "$(find_python)" "$root/scripts/fuzz.py" --build "$build/asan" --seconds "$seconds" --jobs "$jobs"
+}
