@@ -1,0 +1,163 @@
+"""Everything that ./dev lint checks, in at most 3 minutes on two cores.
+
+usage: lint.py --build DIR [--jobs N] [--only NAME]
+
+  format    clang-format of every C++ file
+  text      rules over the text of files (scripts/textrules.py)
+  layering  tests/layering_test.py, after its self-test
+  inventory docs/inventory.md is complete and not stale (tools/inventory.py --check)
+  headers   every public header compiles alone
+  naming    clang-tidy: the sources of common, and of the other modules one unit that holds all their headers,
+            since each unit that parses LibTorch costs several seconds
+"""
+import argparse
+import concurrent.futures
+import os
+import shlex
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import textrules  # noqa: E402
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def tracked(*patterns):
+    command = ["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    names = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.decode().split("\0")
+    return sorted({name for name in names if name and os.path.isfile(os.path.join(ROOT, name))})
+
+
+def run(command, cwd=ROOT):
+    result = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            errors="replace")
+    return result.returncode, result.stdout
+
+
+def run_all(commands, jobs):
+    """Runs (label, command) pairs; returns (labels that failed, their output)."""
+    bad = []
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for (label, _), (code, output) in zip(commands, pool.map(lambda pair: run(pair[1]), commands)):
+            if code:
+                bad.append((label, output))
+    return bad
+
+
+def report(bad, hint=""):
+    for label, output in bad:
+        print(f"--- {label}")
+        print("\n".join(output.splitlines()[:40]))
+    if bad and hint:
+        print(hint)
+    return not bad
+
+
+def check_format(args):
+    files = tracked("*.h", "*.cc")
+    groups = [files[i::args.jobs] for i in range(args.jobs)]
+    commands = [("clang-format", ["clang-format-14", "--dry-run", "-Werror", *group]) for group in groups if group]
+    return report(run_all(commands, args.jobs), "run ./dev format")
+
+
+def check_text(args):
+    wrong = textrules.self_test()
+    for path in tracked():
+        if path.endswith((".gz", ".pt", ".png", ".bin")) or "/corpus/" in path or path.startswith("LICENSE"):
+            continue
+        text = open(os.path.join(ROOT, path), errors="replace").read()
+        for line, message in textrules.check(path, text):
+            print(f"{path}:{line}: {message}")
+            wrong += 1
+    return wrong == 0
+
+
+def check_layering(args):
+    script = os.path.join(ROOT, "tests", "layering_test.py")
+    return report(run_all([("layering self-test", [sys.executable, script, "--self-test"]),
+                           ("layering", [sys.executable, script, ROOT])], 1))
+
+
+def check_inventory(args):
+    script = os.path.join(ROOT, "tools", "inventory.py")
+    return report(run_all([("inventory", [sys.executable, script, "--check"])], 1))
+
+
+def include_flags(args):
+    torch = os.path.join(args.build, "weft_libtorch_include")
+    return ["-std=c++20", "-I", os.path.join(args.build, "include"), "-isystem", os.path.join(args.build, "gen"),
+            "-isystem", torch, "-isystem", os.path.join(torch, "torch/csrc/api/include")]
+
+
+def headers_of(module, internal):
+    names = [name for name in tracked(f"{module}/*.h") if not os.path.islink(os.path.join(ROOT, name))]
+    return [name for name in names if internal or "/internal/" not in name]
+
+
+def check_headers(args):
+    commands = []
+    compiler = os.environ.get("CXX", "g++")
+    names = [name for module in textrules.MODULES for name in headers_of(module, False)]
+    if os.path.exists(os.path.join(ROOT, "weft.h")):
+        names.append("weft.h")
+    for name in names:
+        source = f'#include "weft/{name}"\n'
+        command = [compiler, *include_flags(args), "-Wall", "-Wextra", "-fsyntax-only", "-x", "c++", "-"]
+        shell = f"printf '%s\\n' {shlex.quote(source)} | {shlex.join(command)}"
+        commands.append((f"{name} does not compile alone", ["bash", "-c", shell]))
+    return report(run_all(commands, args.jobs))
+
+
+def check_naming(args):
+    folder = os.path.join(args.build, "lint")
+    os.makedirs(folder, exist_ok=True)
+    units = []
+    for module in textrules.MODULES:
+        headers = headers_of(module, module in ("common", "rpc"))
+        # Headers of the socket back ends pull gRPC in; their names are overrides of gRPC's.
+        headers = [name for name in headers if "/internal/grpc/" not in name]
+        if headers:
+            unit = os.path.join(folder, f"{module}_headers.cc")
+            text = "".join(f'#include "weft/{name}"\n' for name in headers)
+            with open(unit, "w") as out:
+                out.write(text)
+            units.append(unit)
+    units += [os.path.join(ROOT, name) for name in tracked("common/*.cc")]
+    headers_wanted = r".*/include/weft/(%s)/.*\.h$" % "|".join(textrules.MODULES)
+    commands = [(f"clang-tidy {os.path.relpath(unit, ROOT)}",
+                 ["clang-tidy-14", "--quiet", f"--header-filter={headers_wanted}",
+                  f"--config-file={os.path.join(ROOT, '.clang-tidy')}", unit, "--", *include_flags(args)])
+                for unit in units]
+    return report(run_all(commands, args.jobs))
+
+
+CHECKS = {"format": check_format, "text": check_text, "layering": check_layering, "inventory": check_inventory,
+          "headers": check_headers, "naming": check_naming}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", choices=list(CHECKS))
+    args = parser.parse_args()
+    failed = []
+    for name, check in CHECKS.items():
+        if args.only and name != args.only:
+            continue
+        start = time.monotonic()
+        ok = check(args)
+        print(f"lint: {name}: {'ok' if ok else 'FAILED'} ({time.monotonic() - start:.1f} s)", flush=True)
+        if not ok:
+            failed.append(name)
+    if failed:
+        print(f"lint: failed: {', '.join(failed)}")
+        return 1
+    print("lint: ok")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
