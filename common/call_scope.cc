@@ -1,0 +1,83 @@
+#include "weft/common/call_scope.h"
+
+#include <utility>
+
+namespace weft {
+namespace {
+
+struct Ambient {
+  ScopeRef scope;
+  BlockingHook* blocking_hook = nullptr;
+};
+
+Ambient& ambient() {
+  thread_local Ambient value;
+  return value;
+}
+
+}  // namespace
+
+CancelToken::CancelToken() : state_(std::make_shared<State>()) {}
+
+uint64_t CancelToken::on_cancel(absl::AnyInvocable<void()> fn) const {
+  {
+    MutexLock lock(&state_->mutex);
+    if (!state_->cancelled.load(std::memory_order_relaxed)) {
+      const uint64_t id = state_->next_id++;
+      state_->callbacks.emplace(id, std::move(fn));
+      return id;
+    }
+  }
+  fn();
+  return 0;
+}
+
+void CancelToken::remove(uint64_t id) const {
+  absl::AnyInvocable<void()> dropped;  // destroyed outside the lock: it may own anything
+  {
+    MutexLock lock(&state_->mutex);
+    auto it = state_->callbacks.find(id);
+    if (it == state_->callbacks.end()) return;
+    dropped = std::move(it->second);
+    state_->callbacks.erase(it);
+  }
+}
+
+bool CancelToken::cancel() const {
+  std::map<uint64_t, absl::AnyInvocable<void()>> callbacks;
+  {
+    MutexLock lock(&state_->mutex);
+    if (state_->cancelled.exchange(true, std::memory_order_acq_rel)) return false;
+    callbacks.swap(state_->callbacks);
+  }
+  for (auto& [id, fn] : callbacks) fn();
+  return true;
+}
+
+ScopeRef capture_scope() { return ambient().scope; }
+
+const CallScope* find_scope(const void* worker) {
+  for (const CallScope* s = ambient().scope.get(); s != nullptr; s = s->outer.get()) {
+    if (s->worker == worker) return s;
+  }
+  return nullptr;
+}
+
+ScopeGuard::ScopeGuard(ScopeRef scope) : previous_(std::exchange(ambient().scope, std::move(scope))) {}
+ScopeGuard::~ScopeGuard() { ambient().scope = std::move(previous_); }
+
+BlockingHookGuard::BlockingHookGuard(BlockingHook* hook)
+    : previous_(std::exchange(ambient().blocking_hook, hook)) {}
+BlockingHookGuard::~BlockingHookGuard() { ambient().blocking_hook = previous_; }
+
+BlockingRegion::BlockingRegion() : hook_(ambient().blocking_hook) {
+  if (hook_ == nullptr) return;
+  status_ = hook_->begin_blocking();
+  if (!status_.ok()) hook_ = nullptr;
+}
+
+BlockingRegion::~BlockingRegion() {
+  if (hook_ != nullptr) hook_->end_blocking();
+}
+
+}  // namespace weft

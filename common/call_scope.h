@@ -1,0 +1,116 @@
+#ifndef WEFT_COMMON_CALL_SCOPE_H_
+#define WEFT_COMMON_CALL_SCOPE_H_
+
+// CallScope: what travels with a call. Set around every handler, carried by Future::then and by
+// co_await, read when a nested call is issued: so a nested call can never outlive its caller's
+// deadline, cancellation reaches down the chain, and traces join up.
+//
+// It is ambient (this file owns the project's only thread_local) but it never supplies a worker:
+// scopes are keyed by worker, so several workers in one thread do not see each other's.
+//
+// A CallScope is immutable once installed. Threads: a ScopeGuard belongs to one thread.
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "weft/common/api.h"
+#include "weft/common/mutex.h"
+
+namespace weft {
+
+// A one-way signal with callbacks. Copies share the signal. Any thread.
+class WEFT_API CancelToken {
+ public:
+  CancelToken();
+  bool cancelled() const { return state_->cancelled.load(std::memory_order_acquire); }
+  // Runs `fn` once, on the thread that cancels; at once when already cancelled. Short functions only.
+  // Returns an id for remove().
+  uint64_t on_cancel(absl::AnyInvocable<void()> fn) const;
+  void remove(uint64_t id) const;
+  // False when it was cancelled before.
+  bool cancel() const;
+
+ private:
+  struct State {
+    std::atomic<bool> cancelled{false};
+    Mutex mutex;
+    uint64_t next_id ABSL_GUARDED_BY(mutex) = 1;
+    std::map<uint64_t, absl::AnyInvocable<void()>> callbacks ABSL_GUARDED_BY(mutex);
+  };
+  std::shared_ptr<State> state_;
+};
+
+struct CallScope {
+  const void* worker = nullptr;                    // whose call this is
+  absl::Time deadline = absl::InfiniteFuture();    // on that worker's clock
+  CancelToken cancel;
+  uint64_t trace_id = 0;                           // 0: not traced
+  uint64_t span_id = 0;
+  std::vector<uint64_t> holding;                   // calls of this chain that hold an object's turn
+  std::map<std::string, std::shared_ptr<void>> slots;  // opaque to us: one entry per service
+  std::shared_ptr<const CallScope> outer;          // scopes of other workers on this thread
+};
+
+using ScopeRef = std::shared_ptr<const CallScope>;
+
+// Everything ambient on this thread, to be reinstalled elsewhere; null when there is nothing.
+WEFT_API ScopeRef capture_scope();
+// The innermost scope of `worker`, or null.
+WEFT_API const CallScope* find_scope(const void* worker);
+
+class WEFT_API ScopeGuard {
+ public:
+  explicit ScopeGuard(ScopeRef scope);
+  ~ScopeGuard();
+  ScopeGuard(const ScopeGuard&) = delete;
+  ScopeGuard& operator=(const ScopeGuard&) = delete;
+
+ private:
+  ScopeRef previous_;
+};
+
+// Whoever lends threads to user code (a pool) learns through this when that code is about to wait,
+// so that it can start a replacement. Installed by the pool around each task.
+class BlockingHook {
+ public:
+  virtual ~BlockingHook() = default;
+  // An error means that the bound on blocked threads is reached: the wait must fail with it.
+  virtual absl::Status begin_blocking() = 0;
+  virtual void end_blocking() = 0;
+};
+
+class WEFT_API BlockingHookGuard {
+ public:
+  explicit BlockingHookGuard(BlockingHook* hook);
+  ~BlockingHookGuard();
+  BlockingHookGuard(const BlockingHookGuard&) = delete;
+  BlockingHookGuard& operator=(const BlockingHookGuard&) = delete;
+
+ private:
+  BlockingHook* previous_;
+};
+
+// Around every wait of user code. Nothing happens on a thread that no pool lent.
+class WEFT_API BlockingRegion {
+ public:
+  BlockingRegion();
+  ~BlockingRegion();
+  BlockingRegion(const BlockingRegion&) = delete;
+  BlockingRegion& operator=(const BlockingRegion&) = delete;
+  const absl::Status& status() const { return status_; }
+
+ private:
+  BlockingHook* hook_;
+  absl::Status status_;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_COMMON_CALL_SCOPE_H_

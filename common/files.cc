@@ -1,0 +1,156 @@
+#include "weft/common/files.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "weft/common/error.h"
+#include "weft/common/mutex.h"
+
+namespace weft {
+namespace {
+
+absl::Status errno_error(std::string_view what, const std::string& path) {
+  const int error = errno;
+  const ErrorKind kind = error == ENOENT   ? ErrorKind::kNotFound
+                         : error == EACCES ? ErrorKind::kPermission
+                                           : ErrorKind::kUnavailable;
+  return make_error(kind, absl::StrCat(std::string(what), " '", path, "': ", std::strerror(error)));
+}
+
+absl::StatusOr<std::string> read_all(int fd, const std::string& path) {
+  std::string out;
+  char buffer[1 << 16];
+  while (true) {
+    const ssize_t n = ::read(fd, buffer, sizeof buffer);
+    if (n == 0) return out;
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno_error("cannot read", path);
+    out.append(buffer, static_cast<size_t>(n));
+  }
+}
+
+absl::Status write_all(int fd, std::string_view content, const std::string& path) {
+  while (!content.empty()) {
+    const ssize_t n = ::write(fd, content.data(), content.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno_error("cannot write", path);
+    content.remove_prefix(static_cast<size_t>(n));
+  }
+  return absl::OkStatus();
+}
+
+class SystemFiles : public Files {
+ public:
+  absl::StatusOr<std::string> read(std::string_view path) override {
+    const std::string name(path);
+    const int fd = ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return errno_error("cannot open", name);
+    absl::Cleanup close = [fd] { ::close(fd); };
+    return read_all(fd, name);
+  }
+
+  absl::Status write_atomic(std::string_view path, std::string_view content) override {
+    const std::string name(path);
+    std::string temporary = absl::StrCat(name, ".XXXXXX");
+    const int fd = ::mkostemp(temporary.data(), O_CLOEXEC);
+    if (fd < 0) return errno_error("cannot create a temporary file for", name);
+    absl::Status status = write_all(fd, content, temporary);
+    if (status.ok() && ::fsync(fd) != 0) status = errno_error("cannot flush", temporary);
+    ::close(fd);
+    if (status.ok() && ::rename(temporary.c_str(), name.c_str()) != 0) {
+      status = errno_error("cannot rename to", name);
+    }
+    if (!status.ok()) ::unlink(temporary.c_str());
+    return status;
+  }
+
+  absl::Status remove(std::string_view path) override {
+    const std::string name(path);
+    if (::unlink(name.c_str()) != 0) return errno_error("cannot remove", name);
+    return absl::OkStatus();
+  }
+
+  absl::Status update_locked(std::string_view path,
+                             const std::function<bool(std::string*)>& update) override {
+    const std::string name(path);
+    int fd = -1;
+    absl::Cleanup close = [&fd] {
+      if (fd >= 0) ::close(fd);  // also drops the lock
+    };
+    while (true) {
+      fd = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+      if (fd < 0) return errno_error("cannot open", name);
+      // Each open file description has its own flock, so threads exclude each other too.
+      while (::flock(fd, LOCK_EX) != 0) {
+        if (errno != EINTR) return errno_error("cannot lock", name);
+      }
+      // While we waited, the file may have been removed or replaced: then this lock guards nothing.
+      struct stat opened, named;
+      if (::fstat(fd, &opened) != 0) return errno_error("cannot examine", name);
+      if (::stat(name.c_str(), &named) == 0 && named.st_ino == opened.st_ino &&
+          named.st_dev == opened.st_dev) {
+        break;
+      }
+      ::close(std::exchange(fd, -1));
+    }
+    WEFT_ASSIGN_OR_RETURN(std::string content, read_all(fd, name));
+    if (!update(&content)) return absl::OkStatus();
+    if (::lseek(fd, 0, SEEK_SET) < 0) return errno_error("cannot seek in", name);
+    WEFT_RETURN_IF_ERROR(write_all(fd, content, name));
+    if (::ftruncate(fd, static_cast<off_t>(content.size())) != 0) {
+      return errno_error("cannot truncate", name);
+    }
+    return absl::OkStatus();
+  }
+};
+
+class MemoryFiles : public Files {
+ public:
+  absl::StatusOr<std::string> read(std::string_view path) override {
+    MutexLock lock(&mutex_);
+    auto it = files_.find(std::string(path));
+    if (it == files_.end()) return missing(path);
+    return it->second;
+  }
+  absl::Status write_atomic(std::string_view path, std::string_view content) override {
+    MutexLock lock(&mutex_);
+    files_[std::string(path)] = std::string(content);
+    return absl::OkStatus();
+  }
+  absl::Status remove(std::string_view path) override {
+    MutexLock lock(&mutex_);
+    if (files_.erase(std::string(path)) == 0) return missing(path);
+    return absl::OkStatus();
+  }
+  absl::Status update_locked(std::string_view path,
+                             const std::function<bool(std::string*)>& update) override {
+    MutexLock lock(&mutex_);
+    std::string content = files_[std::string(path)];
+    if (update(&content)) files_[std::string(path)] = std::move(content);
+    return absl::OkStatus();
+  }
+
+ private:
+  static absl::Status missing(std::string_view path) {
+    return make_error(ErrorKind::kNotFound, absl::StrCat("no file '", std::string(path), "'"));
+  }
+
+  Mutex mutex_;
+  std::map<std::string, std::string> files_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+std::unique_ptr<Files> make_system_files() { return std::make_unique<SystemFiles>(); }
+std::unique_ptr<Files> make_memory_files() { return std::make_unique<MemoryFiles>(); }
+
+}  // namespace weft

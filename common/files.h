@@ -1,0 +1,41 @@
+#ifndef WEFT_COMMON_FILES_H_
+#define WEFT_COMMON_FILES_H_
+
+// Files: the few operations on a file system that weft needs (rendezvous files, certificates,
+// checkpoints). The system's, or one in memory for simulation and tests. Any thread.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/common/api.h"
+
+namespace weft {
+
+class Files {
+ public:
+  virtual ~Files() = default;
+  // The whole file. not_found when there is none.
+  virtual absl::StatusOr<std::string> read(std::string_view path) = 0;
+  // Replaces the file in one step: readers see the old or the new content, never a part. On the
+  // system: written beside it with mode 0600, flushed, renamed.
+  virtual absl::Status write_atomic(std::string_view path, std::string_view content) = 0;
+  virtual absl::Status remove(std::string_view path) = 0;
+
+  // Calls `update` with the content ("" when there is no file) while no other process or thread does
+  // the same for this path, and replaces the content with what it leaves there, unless it returns
+  // false. The building block of FileStore.
+  virtual absl::Status update_locked(std::string_view path,
+                                     const std::function<bool(std::string*)>& update) = 0;
+};
+
+WEFT_API std::unique_ptr<Files> make_system_files();
+WEFT_API std::unique_ptr<Files> make_memory_files();
+
+}  // namespace weft
+
+#endif  // WEFT_COMMON_FILES_H_

@@ -1,0 +1,195 @@
+#include "weft/common/internal/pool.h"
+
+#include <pthread.h>
+
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/common/error.h"
+
+namespace weft::internal {
+
+std::chrono::steady_clock::time_point to_steady(absl::Time t) {
+  using TimePoint = std::chrono::steady_clock::time_point;
+  // Far enough for ever, near enough that adding to it inside the library cannot overflow.
+  if (t == absl::InfiniteFuture()) return TimePoint::clock::now() + std::chrono::hours(24 * 365 * 20);
+  return TimePoint(std::chrono::nanoseconds(absl::ToUnixNanos(t)));
+}
+
+absl::Time steady_now() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return absl::FromUnixNanos(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
+}
+
+void name_this_thread(const std::string& name) {
+  pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+}
+
+bool SystemParker::park_until(absl::Time deadline) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (deadline == absl::InfiniteFuture()) {
+    wake_.wait(lock, [this] { return permit_; });
+  } else {
+    wake_.wait_until(lock, to_steady(deadline), [this] { return permit_; });
+  }
+  return std::exchange(permit_, false);
+}
+
+void SystemParker::unpark() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  permit_ = true;
+  // Under the lock: the parker may be destroyed as soon as the other side sees the permit.
+  wake_.notify_one();
+}
+
+bool Pool::post(Task&& task) {
+  std::list<std::thread> ended;
+  {
+    MutexLock lock(&mutex_);
+    if (closed_) return false;
+    tasks_.push_back(std::move(task));
+    // An idle thread that was woken for an earlier task still counts as idle until it runs, so the
+    // number of queued tasks decides, not whether anyone is idle.
+    if (tasks_.size() <= static_cast<size_t>(idle_)) {
+      wake_.notify_one();
+    } else if (running_ < options_.threads && !start_thread_locked() && threads_.empty()) {
+      // Nobody would ever run it: refused like after shutdown, so that the caller can.
+      task = std::move(tasks_.back());
+      tasks_.pop_back();
+      return false;
+    }
+    ended.swap(ended_);
+  }
+  reap(&ended);
+  return true;
+}
+
+bool Pool::start_thread_locked() {
+  threads_.emplace_back();
+  auto self = std::prev(threads_.end());
+  try {
+    *self = std::thread([this, self] { run(self); });
+  } catch (const std::system_error&) {  // the system's limit on threads
+    threads_.pop_back();
+    return false;
+  }
+  ++running_;
+  return true;
+}
+
+void Pool::run(std::list<std::thread>::iterator self) {
+  name_this_thread(options_.name);
+  MutexLock lock(&mutex_);
+  while (true) {
+    // Surplus threads, left over when blocked ones came back, end as soon as they are free.
+    if (running_ > options_.threads) break;
+    if (tasks_.empty()) {
+      if (closed_ && blocked_ == 0) break;
+      ++idle_;
+      wake_.wait(mutex_);
+      --idle_;
+      continue;
+    }
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    {
+      BlockingHookGuard hook(this);
+      task();
+      task = nullptr;
+    }
+    lock.lock();
+  }
+  --running_;
+  // Whoever waits may have to take over what is queued, or to notice that all is done.
+  wake_.notify_all();
+  ended_.splice(ended_.end(), threads_, self);
+}
+
+absl::Status Pool::begin_blocking() {
+  MutexLock lock(&mutex_);
+  if (blocked_ >= options_.max_blocked) {
+    return make_error(ErrorKind::kResource,
+                      absl::StrCat("pool '", options_.name, "' already has ", blocked_,
+                                   " waiting tasks (its bound): make handlers asynchronous, or raise "
+                                   "max_blocked"));
+  }
+  ++blocked_;
+  --running_;
+  if (tasks_.size() > static_cast<size_t>(idle_) && running_ < options_.threads &&
+      !start_thread_locked() && running_ == 0) {
+    --blocked_;
+    ++running_;
+    return make_error(ErrorKind::kResource,
+                      absl::StrCat("pool '", options_.name, "' has ", threads_.size(),
+                                   " threads and the system lets it start no more: this wait could "
+                                   "block all that is queued"));
+  }
+  return absl::OkStatus();
+}
+
+void Pool::end_blocking() {
+  MutexLock lock(&mutex_);
+  --blocked_;
+  ++running_;
+  if (closed_) wake_.notify_all();
+}
+
+void Pool::reap(std::list<std::thread>* ended) {
+  for (std::thread& thread : *ended) thread.join();
+  ended->clear();
+}
+
+int Pool::threads_for_test() {
+  MutexLock lock(&mutex_);
+  return static_cast<int>(threads_.size());
+}
+
+void Pool::shutdown() {
+  std::list<std::thread> ended;
+  {
+    MutexLock lock(&mutex_);
+    closed_ = true;
+    wake_.notify_all();
+    while (!threads_.empty()) wake_.wait(mutex_);
+    ended.swap(ended_);
+  }
+  reap(&ended);
+}
+
+Loop::Loop(std::string name) : name_(std::move(name)), thread_([this] { run(); }) {}
+
+bool Loop::post(Task&& task) {
+  MutexLock lock(&mutex_);
+  if (closed_) return false;
+  tasks_.push_back(std::move(task));
+  if (tasks_.size() == 1) wake_.notify_one();
+  return true;
+}
+
+void Loop::run() {
+  name_this_thread(name_);
+  MutexLock lock(&mutex_);
+  while (true) {
+    while (tasks_.empty() && !closed_) wake_.wait(mutex_);
+    if (tasks_.empty()) return;
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    task();
+    task = nullptr;
+    lock.lock();
+  }
+}
+
+void Loop::shutdown() {
+  {
+    MutexLock lock(&mutex_);
+    closed_ = true;
+    wake_.notify_all();
+  }
+  std::call_once(joined_, [this] { thread_.join(); });
+}
+
+}  // namespace weft::internal

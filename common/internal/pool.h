@@ -1,0 +1,103 @@
+#ifndef WEFT_COMMON_INTERNAL_POOL_H_
+#define WEFT_COMMON_INTERNAL_POOL_H_
+
+// The system runtime's executors: Loop (one thread, tasks in order) and Pool (several threads).
+//
+// POOL-1: a task that waits (BlockingRegion) does not count against `threads`: a replacement starts,
+// so tasks that wait for each other cannot exhaust the pool. At most `max_blocked` wait at once; the
+// next wait fails with resource_exhausted. Threads start when needed and, above `threads`, end when
+// idle.
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "weft/common/call_scope.h"
+#include "weft/common/mutex.h"
+#include "weft/common/runtime.h"
+
+namespace weft::internal {
+
+// Now, on the clock of to_steady().
+absl::Time steady_now();
+
+// A parker over a condition variable.
+class SystemParker : public Parker {
+ public:
+  bool park_until(absl::Time deadline) override;
+  void unpark() override;
+  absl::Time now() const override { return steady_now(); }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool permit_ = false;
+};
+
+// Converts a point on the steady clock.
+std::chrono::steady_clock::time_point to_steady(absl::Time t);
+
+// A kernel-visible thread name, cut to what the kernel takes.
+void name_this_thread(const std::string& name);
+
+class Pool : public Executor, private BlockingHook {
+ public:
+  explicit Pool(const PoolOptions& options) : options_(options) {}
+  ~Pool() override { shutdown(); }
+
+  bool post(Task&& task) override;
+  void shutdown() override;
+  std::unique_ptr<Parker> make_parker() override { return std::make_unique<SystemParker>(); }
+
+  int threads_for_test() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  absl::Status begin_blocking() override;
+  void end_blocking() override;
+  // False when the system refuses.
+  bool start_thread_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void run(std::list<std::thread>::iterator self);
+  void reap(std::list<std::thread>* ended);
+
+  const PoolOptions options_;
+
+  Mutex mutex_;
+  std::condition_variable_any wake_;
+  std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
+  std::list<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
+  std::list<std::thread> ended_ ABSL_GUARDED_BY(mutex_);  // to be joined
+  int idle_ ABSL_GUARDED_BY(mutex_) = 0;
+  int running_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that are not blocked, idle ones included
+  int blocked_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+class Loop : public Executor {
+ public:
+  explicit Loop(std::string name);
+  ~Loop() override { shutdown(); }
+
+  bool post(Task&& task) override;
+  void shutdown() override;
+  std::unique_ptr<Parker> make_parker() override { return std::make_unique<SystemParker>(); }
+
+ private:
+  void run();
+
+  const std::string name_;
+  Mutex mutex_;
+  std::condition_variable_any wake_;
+  std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::once_flag joined_;
+  std::thread thread_;
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_COMMON_INTERNAL_POOL_H_
