@@ -78,13 +78,14 @@ run_ctest() {
 }
 
 command_test() {
-  local full=no only_build=no select=() labels=""
+  local full=no only_build=no only_setup=no select=() labels=""
   while [ $# -gt 0 ]; do
     case "$1" in
       -L) labels="${2:?-L wants a label}"; select+=(-L "$2"); shift 2 ;;
       -R) select+=(-R "${2:?-R wants a regular expression}"); shift 2 ;;
       --full) full=yes; shift ;;
       --build-only) only_build=yes; shift ;;
+      --setup-only) only_setup=yes; shift ;;
       *) usage >&2; code=2 die "test does not know $1" ;;
     esac
   done
@@ -92,6 +93,7 @@ command_test() {
   need_packages "${packages_build[@]}"
   if [ "$full" = yes ]; then need_packages --no-services "${packages_full[@]}"; fi
   need_venv full
+  [ "$only_setup" = no ] || return 0
   configure "$build"
   build_targets "$build"
   [ "$only_build" = no ] || return 0

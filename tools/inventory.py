@@ -1,0 +1,218 @@
+"""The test inventory: which of our tests stands for which entry.
+
+usage: inventory.py            writes docs/inventory.md
+       inventory.py --check    fails when an entry has no test, or when docs/inventory.md is not what would be written
+
+Entries are the tests of PyTorch's RPC that we answer for (RPC-n) and our acceptance scenarios (Xn). A GoogleTest
+case stands for an entry by its name: RPC_24_..., X7_...; a case that stands for several says so:
+RPC_24_and_RPC_25_... . An entry without a test must be listed in tests/inventory_waiting.txt, one line each:
+
+    RPC-7   rref             why it waits for that module
+    RPC-82  does-not-apply   why
+"""
+import os
+import re
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PAGE = "docs/inventory.md"
+WAITING = "tests/inventory_waiting.txt"
+MODULES = ("rref", "collectives", "dist_autograd", "dist_optim", "ps", "pipeline")
+
+# Entry -> PyTorch test names, in torch/testing/_internal/distributed/rpc.
+PYTORCH = {
+    1: "test_worker_id",
+    2: "test_get_worker_infos",
+    3: "test_duplicate_name",
+    4: "test_duplicate_name_2",
+    5: "test_reinit",
+    6: "test_init_rpc_twice",
+    7: "test_pg_init_no_rpc_init",
+    8: "test_init_pg_then_rpc",
+    9: "test_init_rpc_then_pg",
+    10: "test_world_size_one",
+    11: "test_invalid_names",
+    12: "test_worker_info_pickle",
+    13: "test_owner_equality",
+    14: "test_wrong_types",
+    15: "test_mismatched_type_for_options",
+    16: "test_cannot_infer_backend_from_options",
+    17: "test_set_and_get_num_worker_threads",
+    18: "test_tensorpipe_set_default_timeout",
+    19: "test_dynamic_rpc_init_rpc",
+    20: "test_dynamic_rpc_new_rank_can_communicated_with_existing_rank",
+    21: "test_dynamic_rpc_existing_rank_can_communicate_with_new_rank",
+    22: "test_dynamic_rpc_init_rpc_without_rank",
+    23: "test_dynamic_and_static_init_rpc_together",
+    24: "test_add",
+    25: "test_add_with_id",
+    26: "test_int_callee",
+    27: "test_send_to_rank",
+    28: "test_self_add",
+    29: "test_async_add",
+    30: "test_multi_rpc",
+    31: "test_nonzero",
+    32: "test_scalar_add",
+    33: "test_py_tensors",
+    34: "test_py_tensors_in_container",
+    35: "test_py_nested_pickle",
+    36: "test_non_cont_tensors",
+    37: "test_py_no_return_result",
+    38: "test_py_class_instance_method test_py_class_constructor test_py_class_method test_py_class_static_method",
+    39: "test_nested_rpc",
+    40: "test_multi_layer_nested_async_rpc",
+    41: "test_stress_light_rpc",
+    42: "test_stress_heavy_rpc",
+    43: "test_expected_src",
+    44: "test_function_not_on_callee",
+    45: "test_op_with_invalid_args",
+    46: "test_py_raise_in_user_func",
+    47: "test_py_raise_in_user_func_escaped_str",
+    48: "test_py_function_exception",
+    49: "test_handle_send_exceptions",
+    50: "test_deadlock",
+    51: "test_use_rpc_pickler",
+    52: "test_default_timeout_used",
+    53: "test_rpc_timeouts",
+    54: "test_set_and_get_default_rpc_timeout",
+    55: "test_rpc_builtin_timeout",
+    56: "test_rpc_script_timeout",
+    57: "test_rref_proxy_timeout",
+    58: "test_rref_get_type_timeout_blocking test_rref_get_type_timeout_non_blocking",
+    59: "test_rref_to_here_timeout",
+    60: "test_future_wait_twice",
+    61: "test_callback_simple",
+    62: "test_callback_multi",
+    63: "test_callback_chain",
+    64: "test_callback_none",
+    65: "test_callback_with_error",
+    66: "test_callback_wrong_arg_num test_callback_wrong_arg_type",
+    67: "test_callback_in_rpc",
+    68: "test_future_nested_callback",
+    69: "test_add_done_callback",
+    70: "test_mark_future_twice",
+    71: "test_future_done test_future_done_exception",
+    72: "test_pickle_future",
+    73: "test_wait_all",
+    74: "test_wait_all_timeout",
+    75: "test_wait_all_raise_in_user_func",
+    76: "test_wait_all_raise_in_body",
+    77: "test_wait_all_exit_early_python test_wait_all_exit_early_builtin test_wait_all_exit_early_script_function",
+    78: "test_wait_all_with_partial_exception",
+    79: "test_async_function_simple test_async_function_chained test_async_function_nested",
+    80: "test_async_function_multi_fanout",
+    81: "test_async_function_raise",
+    82: "test_async_function_wrong_return_type",
+    83: "test_async_class_rref_proxy test_async_class_rref_proxy_async test_async_class_rref_proxy_remote",
+    84: "test_return_future",
+    123: "test_wait_all_workers_dense test_wait_all_workers_twice_dense",
+    124: "test_graceful_shutdown_with_uneven_workload",
+    125: "test_shutdown_followed_by_rpc",
+    126: "test_local_shutdown test_local_shutdown_with_rpc",
+    127: "test_shutdown_errors",
+    128: "test_wait_all_workers_timeout",
+    129: "test_all_gather test_all_gather_timeout",
+    130: "test_rpc_barrier_all test_rpc_barrier_subset test_rpc_barrier_partial_subset "
+         "test_rpc_barrier_multithreaded",
+}
+SCENARIOS = {
+    1: "reconnect",
+    3: "join again in one process",
+    4: "legal names, prefixes, churn",
+    7: "error fidelity",
+    8: "nested synchronous calls",
+    12: "shutdown with a dead peer",
+    14: "timeouts, zero, infinite",
+}
+CASE = re.compile(r"\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+)\s*,\s*(\w+)\s*\)")
+ENTRY = re.compile(r"(?:^|_and_)(?:(RPC)_(\d+)|(X)_?(\d+))(?=_|$)")
+
+
+def entries():
+    """(id, title) of every entry, in order."""
+    for number, names in PYTORCH.items():
+        yield f"RPC-{number}", ", ".join(f"`{name}`" for name in names.split())
+    for number, title in SCENARIOS.items():
+        yield f"X{number}", title
+
+
+def find_tests():
+    """id -> sorted list of (suite.case, file)."""
+    found = {}
+    for folder, _, names in os.walk(os.path.join(ROOT, "tests")):
+        for name in names:
+            if not name.endswith((".cc", ".h")):
+                continue
+            path = os.path.join(folder, name)
+            text = open(path, errors="replace").read()
+            for suite, case in CASE.findall(text):
+                for rpc, number, _, scenario in ENTRY.findall(case):
+                    key = f"RPC-{number}" if rpc else f"X{scenario}"
+                    found.setdefault(key, set()).add((f"{suite}.{case}", os.path.relpath(path, ROOT)))
+    return {key: sorted(tests) for key, tests in found.items()}
+
+
+def read_waiting(problems):
+    waiting = {}
+    path = os.path.join(ROOT, WAITING)
+    if not os.path.exists(path):
+        return waiting
+    for number, line in enumerate(open(path), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        parts = line.split(None, 2)
+        if len(parts) < 3 or (parts[1] not in MODULES and parts[1] != "does-not-apply"):
+            problems.append(f"{WAITING}:{number}: a line is: id, module or does-not-apply, reason")
+            continue
+        waiting[parts[0]] = (parts[1], parts[2])
+    return waiting
+
+
+def make_page(problems):
+    tests = find_tests()
+    waiting = read_waiting(problems)
+    known = dict(entries())
+    for key in list(tests) + list(waiting):
+        # Later entries of the inventory (RPC-85 and so on) may have tests before they are asked for.
+        if key not in known and not key.startswith("RPC-"):
+            problems.append(f"{key} is not an entry of the inventory")
+    for key in waiting:
+        if key in tests:
+            problems.append(f"{key} has a test and is still listed in {WAITING}")
+    lines = ["# Test inventory", "",
+             "Made by `tools/inventory.py`; do not edit. `./dev lint` fails when an entry has no test.", "",
+             "| entry | PyTorch's test, or the scenario | ours |", "|---|---|---|"]
+    for key, title in known.items():
+        if key in tests:
+            ours = "<br>".join(f"`{name}` in {path}" for name, path in tests[key])
+        elif key in waiting:
+            module, reason = waiting[key]
+            ours = f"does not apply: {reason}" if module == "does-not-apply" else f"waits for `{module}`: {reason}"
+        else:
+            ours = "**missing**"
+            problems.append(f"{key} has no test: {title}")
+        lines.append(f"| {key} | {title} | {ours} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    problems = []
+    page = make_page(problems)
+    path = os.path.join(ROOT, PAGE)
+    if "--check" in sys.argv[1:]:
+        old = open(path).read() if os.path.exists(path) else ""
+        if old != page:
+            problems.append(f"{PAGE} is stale: run tools/inventory.py")
+    else:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as out:
+            out.write(page)
+    for problem in problems:
+        print(f"inventory: {problem}")
+    print(f"inventory: {len(PYTORCH) + len(SCENARIOS)} entries, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
