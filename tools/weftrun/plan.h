@@ -1,0 +1,60 @@
+// Who is started: from the counts of all nodes to the ranks, names and variables of the processes
+// of this one.
+//
+// Ranks run through the nodes in their order and inside a node through its roles in their order. A
+// name is the role and the index within the role over all nodes: ps0, trainer0, trainer1. Pure
+// functions: safe on any thread.
+//
+//   auto plan = make_plan(job, /*node=*/0);
+//   plan->at(0).environment   // {{"RANK", "0"}, {"WEFT_NAME", "ps0"}, ...}
+#ifndef WEFT_TOOLS_WEFTRUN_PLAN_H_
+#define WEFT_TOOLS_WEFTRUN_PLAN_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "weft/tools/weftrun/options.h"
+
+namespace weft::launch {
+
+struct Node {
+  std::string host;
+  std::vector<RoleSpec> roles;
+
+  friend bool operator==(const Node&, const Node&) = default;
+};
+
+// What all nodes agree on before anything is started.
+struct Job {
+  std::string id;  // 128 random bits in hexadecimal
+  std::string store_url;
+  std::string master_addr;
+  int master_port = 0;
+  std::vector<Node> nodes;
+};
+
+struct ProcessPlan {
+  int rank = 0;
+  int local_rank = 0;
+  std::string name;
+  std::vector<std::pair<std::string, std::string>> environment;
+};
+
+// The processes of node `node`. Errors: invalid_argument when two processes would have the same
+// name (roles `a` and `a1` with enough members).
+absl::StatusOr<std::vector<ProcessPlan>> make_plan(const Job& job, int node);
+
+// Variables of an outer launcher that a child must not inherit: they would tell it a rank that is
+// not its own.
+bool is_foreign_variable(absl::string_view name);
+
+// The cores of local rank `local_rank` out of `local_size` when the cores in `cores` are shared
+// out: neighbouring cores, sizes that differ by at most one; one core each, in turn, when there are
+// fewer cores than processes.
+std::vector<int> share_of_cores(const std::vector<int>& cores, int local_rank, int local_size);
+
+}  // namespace weft::launch
+
+#endif  // WEFT_TOOLS_WEFTRUN_PLAN_H_

@@ -1,0 +1,91 @@
+// Small questions to the operating system: file descriptors, programs, cores, random names, ports.
+//
+// Tools use POSIX directly (they are outside of simulation). Free functions, safe on any thread;
+// UniqueFd belongs to one owner.
+#ifndef WEFT_TOOLS_WEFTRUN_SYSTEM_H_
+#define WEFT_TOOLS_WEFTRUN_SYSTEM_H_
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace weft::launch {
+
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    if (this != &other) reset(std::exchange(other.fd_, -1));
+    return *this;
+  }
+  ~UniqueFd() { reset(); }
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void reset(int fd = -1);
+
+ private:
+  int fd_ = -1;
+};
+
+struct Pipe {
+  UniqueFd read;
+  UniqueFd write;
+};
+// Both ends are closed on exec.
+absl::StatusOr<Pipe> make_pipe();
+
+// "open /x: Permission denied" with the canonical code of `error_number`.
+absl::Status os_error(int error_number, absl::string_view what);
+
+// Where `program` lies: itself when it has a slash, else found on PATH. Errors: not_found, or
+// permission_denied when there is only something that cannot be executed.
+absl::StatusOr<std::string> find_program(const std::string& program,
+                                         absl::string_view path_variable);
+
+// `bytes` random bytes from the kernel, in hexadecimal.
+std::string random_hex(size_t bytes);
+
+std::string host_name();
+
+// The cores this process may use, ascending.
+std::vector<int> allowed_cores();
+
+// A time that never jumps.
+absl::Duration monotonic_now();
+
+// "SIGSEGV" for 11; "signal 35" where there is no name.
+std::string signal_name(int signal);
+
+// A TCP port that nobody else on this machine is given while `fd` is open, and that a program which
+// binds with SO_REUSEADDR (as servers do) can still bind and listen on: bound, not listening.
+struct HeldPort {
+  UniqueFd fd;
+  int port = 0;
+};
+absl::StatusOr<HeldPort> hold_port();
+
+// A new directory below TMPDIR (default /tmp) that only this user can enter.
+absl::StatusOr<std::string> make_private_dir();
+
+// `text` as a shell would need it.
+std::string shell_quote(absl::string_view text);
+
+// The variable that marks everything weftrun started, directly or not: the tags of the weftruns
+// above it, outermost first, between colons.
+inline constexpr absl::string_view kTagVariable = "WEFT_LAUNCH_ID";
+
+// Every process but this one that carries `tag`, zombies excepted.
+std::vector<int> tagged_processes(absl::string_view tag);
+
+}  // namespace weft::launch
+
+#endif  // WEFT_TOOLS_WEFTRUN_SYSTEM_H_
