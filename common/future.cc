@@ -1,0 +1,93 @@
+#include "weft/common/future.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "weft/common/internal/pool.h"
+
+namespace weft::internal {
+
+Status broken_promise() {
+  return make_error(ErrorKind::kInternal, "the promise was dropped without a result");
+}
+
+std::unique_ptr<Parker> make_parker_for(Executor* executor) {
+  if (executor != nullptr) return executor->make_parker();
+  return std::make_unique<SystemParker>();
+}
+
+Status FutureCore::wait_done(Timeout timeout) {
+  if (done()) return absl::OkStatus();
+  const absl::Duration length = timeout.value_or(default_wait_);
+  if (length > absl::ZeroDuration()) {
+    BlockingRegion region;
+    if (!region.status().ok()) return region.status();
+    const std::unique_ptr<Parker> parker = make_parker_for(executor_.get());
+    {
+      MutexLock lock(&mutex_);
+      if (done()) return absl::OkStatus();
+      waiters_.push_back(parker.get());
+    }
+    parker->park_until(deadline_after(parker->now(), length));
+    MutexLock lock(&mutex_);
+    // publish() unparks under mutex_, so after this no one can touch the parker any more.
+    waiters_.erase(std::remove(waiters_.begin(), waiters_.end(), parker.get()), waiters_.end());
+    if (done()) return absl::OkStatus();
+  }
+  return make_error(ErrorKind::kDeadline,
+                    absl::StrCat("waited ", absl::FormatDuration(length), " for ",
+                                 label_.empty() ? "a future" : label_, ", which is not done yet"));
+}
+
+void FutureCore::on_complete_inline(Task fn) {
+  {
+    MutexLock lock(&mutex_);
+    if (!done()) {
+      callbacks_.push_back(std::move(fn));
+      return;
+    }
+  }
+  fn();
+}
+
+void FutureCore::on_complete(Task fn) {
+  ScopeRef scope = capture_scope();
+  on_complete_inline([executor = executor_, scope = std::move(scope), fn = std::move(fn)]() mutable {
+    post_or_run(executor.get(), [scope = std::move(scope), fn = std::move(fn)]() mutable {
+      ScopeGuard guard(std::move(scope));
+      fn();
+    });
+  });
+}
+
+void FutureCore::set_cancel_hook(Task hook) {
+  MutexLock lock(&mutex_);
+  if (!done()) cancel_hook_ = std::move(hook);
+}
+
+void FutureCore::run_cancel_hook() {
+  Task hook;
+  {
+    MutexLock lock(&mutex_);
+    hook = std::move(cancel_hook_);
+    cancel_hook_ = nullptr;
+  }
+  if (hook != nullptr) hook();
+}
+
+void FutureCore::publish() {
+  std::vector<Task> callbacks;
+  Task hook;  // dropped outside the lock
+  {
+    MutexLock lock(&mutex_);
+    done_.store(true, std::memory_order_release);
+    callbacks.swap(callbacks_);
+    hook = std::move(cancel_hook_);
+    cancel_hook_ = nullptr;
+    for (Parker* waiter : waiters_) waiter->unpark();
+    waiters_.clear();
+  }
+  for (Task& callback : callbacks) callback();
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,98 @@
+#ifndef WEFT_COMMON_FUTURE_GROUP_H_
+#define WEFT_COMMON_FUTURE_GROUP_H_
+
+// Definitions of when_all, collect_all and when_any. Included by common/future.h only.
+
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "weft/common/future.h"
+
+namespace weft {
+namespace internal {
+
+template <class T>
+std::shared_ptr<Executor> executor_of(const std::vector<Future<T>>& futures) {
+  for (const Future<T>& f : futures) {
+    if (f.state()->executor() != nullptr) return f.state()->executor();
+  }
+  return nullptr;
+}
+
+// Counts down; `on_last` runs with the last one, `on_error` with each error.
+template <class T, class OnError, class OnLast>
+void watch_all(const std::vector<Future<T>>& futures, OnError on_error, OnLast on_last) {
+  auto left = std::make_shared<std::atomic<size_t>>(futures.size());
+  for (const Future<T>& f : futures) {
+    auto state = f.state();
+    state->on_complete_inline([state, left, on_error, on_last] {
+      if (Status s = state->status(); !s.ok()) on_error(s);
+      if (left->fetch_sub(1, std::memory_order_acq_rel) == 1) on_last();
+    });
+  }
+}
+
+}  // namespace internal
+
+template <class T>
+Future<std::vector<T>> when_all(std::vector<Future<T>> futures) {
+  using State = typename Future<std::vector<T>>::State;
+  auto child = std::make_shared<State>(internal::executor_of(futures));
+  child->set_default_wait(absl::InfiniteDuration());
+  if (futures.empty()) child->complete(std::vector<T>{});
+  auto shared = std::make_shared<std::vector<Future<T>>>(std::move(futures));
+  internal::watch_all(
+      *shared, [child](const Status& s) { child->complete(s); },
+      [child, shared] {
+        std::vector<T> values;
+        values.reserve(shared->size());
+        for (Future<T>& f : *shared) {
+          auto& result = f.state()->result();
+          if (!result.ok()) return;  // completed by on_error
+          values.push_back(*result);
+        }
+        child->complete(std::move(values));
+      });
+  return Future<std::vector<T>>(std::move(child));
+}
+
+inline Future<void> when_all(std::vector<Future<void>> futures) {
+  auto child = std::make_shared<Future<void>::State>(internal::executor_of(futures));
+  child->set_default_wait(absl::InfiniteDuration());
+  if (futures.empty()) child->complete(internal::Unit{});
+  internal::watch_all(
+      futures, [child](const Status& s) { child->complete(s); },
+      [child] { child->complete(internal::Unit{}); });
+  return Future<void>(std::move(child));
+}
+
+template <class T>
+Future<std::vector<Future<T>>> collect_all(std::vector<Future<T>> futures) {
+  using State = typename Future<std::vector<Future<T>>>::State;
+  auto child = std::make_shared<State>(internal::executor_of(futures));
+  child->set_default_wait(absl::InfiniteDuration());
+  if (futures.empty()) child->complete(std::vector<Future<T>>{});
+  auto shared = std::make_shared<std::vector<Future<T>>>(std::move(futures));
+  internal::watch_all(
+      *shared, [](const Status&) {}, [child, shared] { child->complete(*shared); });
+  return Future<std::vector<Future<T>>>(std::move(child));
+}
+
+template <class T>
+Future<size_t> when_any(std::vector<Future<T>> futures) {
+  auto child = std::make_shared<Future<size_t>::State>(internal::executor_of(futures));
+  child->set_default_wait(absl::InfiniteDuration());
+  if (futures.empty()) {
+    child->complete(make_error(ErrorKind::kInvalidArgument, "when_any of no futures never happens"));
+  }
+  for (size_t i = 0; i < futures.size(); ++i) {
+    futures[i].state()->on_complete_inline([child, i] { child->complete(i); });
+  }
+  return Future<size_t>(std::move(child));
+}
+
+}  // namespace weft
+
+#endif  // WEFT_COMMON_FUTURE_GROUP_H_
