@@ -1,0 +1,473 @@
+"""What every suite needs: drivers as pairs of pinned processes, interleaving, and the report.
+
+A driver is two processes (rank 0 calls, rank 1 answers) that speak the line protocol of
+rpc/line_protocol.h. Both are started once, pinned to one core each, and stay up for the whole run,
+so that rounds of different drivers can alternate. Drivers that burn a core while idle are stopped
+(SIGSTOP) between their turns. Every wait has a limit; a driver that exceeds it is killed by pid and
+the rows that need it say so.
+"""
+
+import ctypes
+import dataclasses
+import json
+import os
+import queue
+import signal
+import socket
+import statistics
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+STOP_LIMIT_S = 10
+PR_SET_PDEATHSIG = 1
+
+
+class DriverError(Exception):
+    """A driver could not be started, answered with an error, died, or ran past its limit."""
+
+
+# ---------------------------------------------------------------------------------------------
+# The machine
+
+
+def choose_cores():
+    """Two cores of this process's allowance, not siblings of one physical core where possible."""
+    allowed = sorted(os.sched_getaffinity(0))
+    first = allowed[0]
+    siblings = {first}
+    path = Path(f"/sys/devices/system/cpu/cpu{first}/topology/thread_siblings_list")
+    if path.exists():
+        for part in path.read_text().strip().split(","):
+            low, _, high = part.partition("-")
+            siblings.update(range(int(low), int(high or low) + 1))
+    others = [core for core in allowed if core not in siblings] or allowed[1:] or allowed
+    return first, others[0]
+
+
+def available_mib():
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) >> 10
+    return 0
+
+
+def describe_machine(cores):
+    model = "unknown processor"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    load = " ".join(f"{value:.2f}" for value in os.getloadavg())
+    return (
+        f"{model}, {os.cpu_count()} cores, Linux {os.uname().release}, load {load}; "
+        f"ranks pinned to cores {cores[0]} and {cores[1]}"
+    )
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class CpuWindow:
+    """CPU of others plus steal on the given cores between two moments, as a share of that time."""
+
+    # Two clock ticks of doubt: the kernel's per-core counters are sampled, a process's are exact.
+    DOUBT_TICKS = 2
+
+    def __init__(self, cores, pids):
+        self.cores = set(cores)
+        self.pids = pids
+        self.start = self._read()
+        self.start_time = time.monotonic()
+
+    def _read(self):
+        busy = steal = own = 0
+        for line in Path("/proc/stat").read_text().splitlines():
+            if line.startswith("cpu") and line[3].isdigit():
+                name, *fields = line.split()
+                if int(name[3:]) in self.cores:
+                    values = [int(field) for field in fields]
+                    busy += sum(values[0:3]) + values[5] + values[6]
+                    steal += values[7]
+        for pid in self.pids:
+            try:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                own += int(fields[11]) + int(fields[12])
+            except OSError:
+                pass
+        return busy, steal, own
+
+    def disturbance(self):
+        end = self._read()
+        busy, steal, own = (b - a for a, b in zip(self.start, end))
+        window = (time.monotonic() - self.start_time) * os.sysconf("SC_CLK_TCK") * len(self.cores)
+        others = max(0, busy - own) + steal - self.DOUBT_TICKS
+        return max(0.0, others / window) if window > 0 else 0.0
+
+
+# ---------------------------------------------------------------------------------------------
+# Drivers
+
+
+@dataclasses.dataclass
+class DriverSpec:
+    name: str  # "tensorpipe/shm"
+    label: str  # what the report calls it
+    command: list  # without --rank, --port and the rest
+    freeze: bool = False  # stopped between its turns
+    environment: dict = dataclasses.field(default_factory=dict)
+    missing: str = ""  # why it cannot be started here
+
+
+class Process:
+    """One rank: its pid, its lines, its log."""
+
+    def __init__(self, command, core, log_path, environment):
+        libc = ctypes.CDLL(None, use_errno=True)
+
+        def prepare():
+            os.sched_setaffinity(0, {core})
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing outlives this program
+
+        self.log_path = log_path
+        with open(log_path, "ab") as log:
+            self.child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                preexec_fn=prepare,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            )
+        self.lines = queue.Queue()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self):
+        for line in self.child.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
+
+    @property
+    def pid(self):
+        return self.child.pid
+
+    def send(self, line):
+        try:
+            self.child.stdin.write(line + "\n")
+            self.child.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            pass  # the answer, or its absence, tells
+
+    def receive(self, deadline):
+        """One answer, or DriverError at the deadline or the end of the process."""
+        while True:
+            try:
+                line = self.lines.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                raise DriverError("no answer within its limit") from None
+            if line is None:
+                raise DriverError(f"ended: {self.last_words()}")
+            if line.lstrip().startswith("{"):
+                return json.loads(line)
+
+    def last_words(self):
+        code = self.child.poll()
+        lines = Path(self.log_path).read_text(errors="replace").strip().splitlines()
+        tail = lines[-1][:200] if lines else "no output"
+        return f"exit {code}, {tail}"
+
+    def signal(self, number):
+        if self.child.poll() is None:
+            self.child.send_signal(number)
+
+    def finish(self, deadline):
+        try:
+            self.child.stdin.close()
+        except OSError:
+            pass
+        try:
+            self.child.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+        self.reader.join()
+        self.child.stdout.close()
+
+
+class Driver:
+    """A pair of processes; started when first asked, and once more after it has died."""
+
+    STARTS = 2
+
+    def __init__(self, spec, cores, scratch, touch_mib):
+        self.spec = spec
+        self.cores = cores
+        self.scratch = Path(scratch)
+        self.touch_mib = touch_mib
+        self.ranks = []  # rank 0 first
+        self.starts = 0
+        self.failure = ""
+
+    def pids(self):
+        return [rank.pid for rank in self.ranks]
+
+    def start(self, limit_s=120):
+        if self.ranks:
+            return
+        if self.spec.missing:
+            raise DriverError(f"{self.spec.name}: {self.spec.missing}")
+        if self.starts == self.STARTS:
+            raise DriverError(f"{self.spec.name}: {self.failure}")
+        self.starts += 1
+        stem = f"{self.spec.name.replace('/', '-')}-{self.starts}"
+        common = ["--port", str(free_port()), "--touch", str(self.touch_mib)]
+        common += ["--path", str(self.scratch / f"{stem}.sock")]
+        deadline = time.monotonic() + limit_s
+        try:
+            for rank in (1, 0):
+                command = [*self.spec.command, "--rank", str(rank), *common]
+                log = self.scratch / f"{stem}.{rank}.log"
+                process = Process(command, self.cores[rank], log, self.spec.environment)
+                self.ranks.insert(0, process)
+            for rank in self.ranks:
+                rank.receive(deadline)
+        except (DriverError, OSError) as error:
+            self._fail(f"did not start: {error}")
+        self._freeze()
+
+    def _fail(self, reason):
+        self.failure = reason
+        self.kill()
+        raise DriverError(f"{self.spec.name}: {reason}")
+
+    def _freeze(self):
+        if self.spec.freeze:
+            for rank in self.ranks:
+                rank.signal(signal.SIGSTOP)
+
+    def _thaw(self):
+        if self.spec.freeze:
+            for rank in self.ranks:
+                rank.signal(signal.SIGCONT)
+
+    def send(self, line):
+        self.start()
+        self._thaw()
+        self.ranks[0].send(line)
+
+    def receive(self, line, limit_s):
+        """The answer to `line`, which was sent before."""
+        try:
+            answer = self.ranks[0].receive(time.monotonic() + limit_s)
+        except (DriverError, json.JSONDecodeError) as error:
+            self._fail(f"`{line}` ({limit_s:.0f} s): {error}")
+        self._freeze()
+        if "error" in answer:
+            raise DriverError(f"{self.spec.name}: `{line}`: {answer['error']}")
+        return answer
+
+    def ask(self, line, limit_s):
+        self.send(line)
+        return self.receive(line, limit_s)
+
+    def stop(self):
+        self._thaw()
+        for rank in self.ranks:
+            rank.send("quit")
+        deadline = time.monotonic() + STOP_LIMIT_S
+        for rank in self.ranks:
+            rank.finish(deadline)
+        self.ranks = []
+
+    def kill(self):
+        for rank in self.ranks:
+            rank.signal(signal.SIGKILL)
+        for rank in self.ranks:
+            rank.finish(time.monotonic() + STOP_LIMIT_S)
+        self.ranks = []
+
+
+# ---------------------------------------------------------------------------------------------
+# Rounds
+
+
+@dataclasses.dataclass
+class Round:
+    answer: dict
+    disturbance: float
+
+
+class Bench:
+    """Owns the drivers of one run and alternates between them."""
+
+    def __init__(self, specs, cores, scratch, touch_mib, rounds, log=print):
+        self.drivers = {spec.name: Driver(spec, cores, scratch, touch_mib) for spec in specs}
+        self.cores = cores
+        self.rounds = rounds
+        self.log = log
+
+    def has(self, name):
+        return name in self.drivers
+
+    def label(self, name):
+        return self.drivers[name].spec.label
+
+    def start_all(self, names):
+        for name in names:
+            try:
+                self.drivers[name].start()
+            except DriverError as error:
+                self.log(f"  {error}")
+
+    def interleave(self, names, line, limit_s, rounds=None):
+        """{name: [Round] or DriverError}; the order turns round after every round."""
+        results = {name: [] for name in names if self.has(name)}
+        for number in range(rounds or self.rounds):
+            order = list(results) if number % 2 == 0 else list(reversed(results))
+            for name in order:
+                if isinstance(results[name], DriverError):
+                    continue
+                driver = self.drivers[name]
+                try:
+                    driver.start()
+                    window = CpuWindow(self.cores, driver.pids() + [os.getpid()])
+                    answer = driver.ask(line, limit_s)
+                    results[name].append(Round(answer, window.disturbance()))
+                except DriverError as error:
+                    results[name] = error
+        return results
+
+    def together(self, lines, limit_s):
+        """Sends every driver its line at once and collects: {name: [Round] or DriverError}."""
+        results = {}
+        for name, line in lines.items():
+            try:
+                self.drivers[name].send(line)
+            except DriverError as error:
+                results[name] = error
+        deadline = time.monotonic() + limit_s
+        for name, line in lines.items():
+            if name in results:
+                continue
+            try:
+                answer = self.drivers[name].receive(line, max(1.0, deadline - time.monotonic()))
+                results[name] = [Round(answer, 0.0)]
+            except DriverError as error:
+                results[name] = error
+        return results
+
+    def close(self):
+        for driver in self.drivers.values():
+            driver.stop()
+
+
+# ---------------------------------------------------------------------------------------------
+# Figures
+
+
+def percentile(values, share):
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def pooled(rounds, key):
+    return [value for one in rounds for value in one.answer[key]]
+
+
+def median(values):
+    return statistics.median(values)
+
+
+@dataclasses.dataclass
+class Figure:
+    """One object of the report. `error` is set where it could not be taken."""
+
+    id: str
+    metric: str
+    unit: str
+    better: str  # "lower" or "higher"
+    ours: float = None
+    peer_name: str = None
+    peer: float = None
+    bar: float = None
+    error: str = ""
+    notes: list = dataclasses.field(default_factory=list)
+
+    @property
+    def ratio(self):
+        """Above 1 always means that ours is better."""
+        if not self.ours or not self.peer:
+            return None
+        return self.peer / self.ours if self.better == "lower" else self.ours / self.peer
+
+    @property
+    def met(self):
+        if self.bar is None:
+            return None
+        return self.ratio is not None and self.ratio >= self.bar
+
+    def as_json(self):
+        def rounded(value):
+            return None if value is None else float(f"{value:.4g}")
+
+        result = {
+            "id": self.id,
+            "metric": self.metric,
+            "unit": self.unit,
+            "better": self.better,
+            "ours": rounded(self.ours),
+            "peer_name": self.peer_name,
+            "peer": rounded(self.peer),
+            "ratio": rounded(self.ratio),
+            "bar": rounded(self.bar),
+            "met": self.met,
+        }
+        if self.error:
+            result["error"] = self.error
+        return result
+
+
+def worst_of(id, metric, parts):
+    """The row of several figures: its part that is worst against its own bar, under the row's id."""
+    barred = [part for part in parts if part.bar is not None]
+    failed = [part for part in barred if part.ratio is None]
+    if failed:
+        worst = failed[0]
+    else:
+        worst = min(barred, key=lambda part: part.ratio / part.bar)
+    return dataclasses.replace(worst, id=id, metric=f"{metric}, worst: {worst.id}", notes=[])
+
+
+def print_table(figures, log=print):
+    def text(value, digits=4):
+        return "-" if value is None else f"{value:.{digits}g}"
+
+    header = ("id", "metric", "unit", "ours", "peer", "peer is", "ratio", "bar", "met")
+    rows = [header]
+    for figure in figures:
+        met = {None: "", True: "yes", False: "NO"}[figure.met]
+        rows.append(
+            (
+                figure.id,
+                figure.metric,
+                figure.unit,
+                text(figure.ours),
+                text(figure.peer),
+                figure.peer_name or "-",
+                text(figure.ratio, 3),
+                text(figure.bar, 3),
+                met,
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    for row in rows:
+        log("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    for error in dict.fromkeys(figure.error for figure in figures if figure.error):
+        ids = ", ".join(figure.id for figure in figures if figure.error == error)
+        log(f"  {ids}: {error}")

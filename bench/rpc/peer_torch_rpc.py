@@ -1,0 +1,172 @@
+"""Python's torch.distributed.rpc as a driver of the `rpc` suite (see line_protocol.h).
+
+--mode shm   the agent's own choice on one host
+--mode tcp   uv transport, basic channel
+--mode mpt   uv transport, multiplexed TCP channel
+"""
+
+import argparse
+import collections
+import json
+import mmap
+import os
+import sys
+import time
+
+import torch
+import torch.distributed.rpc as rpc
+
+WARM_UP_CALLS = 300
+CALLEE = "w1"
+
+
+def noop():
+    return None
+
+
+def echo(payload):
+    return payload
+
+
+def say(answer):
+    print(json.dumps(answer), flush=True)
+
+
+def touch(mib):
+    """Writes to that much fresh memory: a first touch is slow in a virtual machine."""
+    if mib > 0:
+        with mmap.mmap(-1, mib << 20) as memory:
+            for offset in range(0, mib << 20, mmap.PAGESIZE):
+                memory[offset] = 1
+
+
+class Caller:
+    def __init__(self):
+        self.x = torch.rand(4)
+        self.small = torch.rand(16)
+
+    def function(self, name):
+        functions = {
+            "add": (torch.add, (self.x, self.x)),
+            "noop": (noop, ()),
+            "echo64": (echo, (self.small,)),
+        }
+        if name not in functions:
+            raise ValueError(f"unknown function: {name}")
+        function, args = functions[name]
+        return lambda: rpc.rpc_sync(CALLEE, function, args=args)
+
+    def send_add(self):
+        return rpc.rpc_async(CALLEE, torch.add, args=(self.x, self.x))
+
+    def latency(self, name, count):
+        call = self.function(name)
+        for _ in range(WARM_UP_CALLS):
+            call()
+        return {"us": [timed(call) * 1e6 for _ in range(int(count))]}
+
+    def flight(self, depth, count):
+        def run(total):
+            for start in range(0, total, depth):
+                futures = [self.send_add() for _ in range(min(depth, total - start))]
+                for future in futures:
+                    future.wait()
+
+        return rate(run, depth, count)
+
+    def slide(self, depth, count):
+        def run(total):
+            futures = collections.deque()
+            for _ in range(total):
+                if len(futures) == depth:
+                    futures.popleft().wait()
+                futures.append(self.send_add())
+            for future in futures:
+                future.wait()
+
+        return rate(run, depth, count)
+
+    def echo(self, size, count):
+        payload = torch.rand(int(size) // 4)
+
+        def call():
+            # One element per page, so that memory mapped lazily is paid for.
+            rpc.rpc_sync(CALLEE, echo, args=(payload,))[::1024].sum()
+
+        first = timed(call) * 1e3
+        return {"first_ms": first, "ms": [timed(call) * 1e3 for _ in range(int(count))]}
+
+    def silence(self, name, count, seconds, offset):
+        call = self.function(name)
+        for _ in range(WARM_UP_CALLS):
+            call()
+        # The silence is what is measured, not a way to wait for something.
+        time.sleep(float(offset))
+        samples = []
+        for _ in range(int(count)):
+            time.sleep(float(seconds))
+            samples.append(timed(call) * 1e6)
+        return {"us": samples}
+
+    def answer(self, line):
+        command, *words = line.split()
+        handlers = {
+            "lat": self.latency,
+            "flight": lambda depth, count: self.flight(int(depth), int(count)),
+            "slide": lambda depth, count: self.slide(int(depth), int(count)),
+            "echo": self.echo,
+            "silence": self.silence,
+        }
+        try:
+            return handlers[command](*words)
+        except Exception as error:  # every failure is an answer; the runner decides
+            return {"error": f"{type(error).__name__}: {error}"}
+
+
+def timed(call):
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def rate(run, depth, count):
+    run(depth * 5)
+    start = time.perf_counter()
+    run(int(count))
+    return {"rate": int(count) / (time.perf_counter() - start)}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--port", type=int, default=29876)
+    parser.add_argument("--mode", default="shm", choices=["shm", "tcp", "mpt"])
+    parser.add_argument("--touch", type=int, default=0)
+    parser.add_argument("--path", default="")
+    args = parser.parse_args()
+
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ["MASTER_PORT"] = str(args.port)
+    torch.set_num_threads(1)
+    touch(args.touch)
+    chosen = {
+        "shm": {},
+        "tcp": {"_transports": ["uv"], "_channels": ["basic"]},
+        "mpt": {"_transports": ["uv"], "_channels": ["mpt_uv"]},
+    }[args.mode]
+    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=8, **chosen)
+    rpc.init_rpc(f"w{args.rank}", rank=args.rank, world_size=2, rpc_backend_options=options)
+    caller = Caller()
+    if args.rank == 0:
+        caller.function("add")()
+    say({"ready": True})
+    for line in sys.stdin:
+        if line.strip() == "quit":
+            break
+        say(caller.answer(line) if args.rank == 0 else {"error": "the callee makes no calls"})
+    rpc.shutdown()
+    say({"bye": True})
+
+
+if __name__ == "__main__":
+    main()

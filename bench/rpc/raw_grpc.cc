@@ -1,0 +1,316 @@
+// The floor: one long-lived bidirectional generic stream of gRPC, driven by hand.
+//
+// One thread per process polls its completion queue up to 50 us (with sched_yield) after recent
+// traffic and then blocks, exactly as our lanes do; frames carry no header and nothing is decoded.
+// Bulk goes as 1 MiB chunks which the receiver copies into a warm buffer. What our transport costs
+// above this is what our layer costs (row T11).
+//   --mode tcp   127.0.0.1
+//   --mode unix  a Unix socket at --path
+#include <grpc/grpc.h>
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <sched.h>
+
+#include <cstring>
+#include <memory>
+
+#include "weft/bench/rpc/line_protocol.h"
+
+namespace weft::bench {
+namespace {
+
+constexpr int64_t kChunk = 1 << 20;
+constexpr int kMaxFrame = 5 << 20;
+constexpr auto kMaxSpin = std::chrono::microseconds(50);
+constexpr auto kRecent = std::chrono::milliseconds(1);
+constexpr char kMethod[] = "/raw/stream";
+constexpr char kBulk = 'B';  // first byte of the frame that announces a bulk transfer
+
+// Spins only while traffic is recent and spinning has paid, as the lanes do.
+class Poller {
+ public:
+  explicit Poller(grpc::CompletionQueue& queue) : queue_(queue) {}
+
+  void* next(bool* ok) {
+    void* tag = nullptr;
+    const auto start = Clock::now();
+    const bool recent = start - last_traffic_ <= kRecent;
+    auto status = grpc::CompletionQueue::TIMEOUT;
+    if (recent && spin_allowed()) {
+      const auto end = start + kMaxSpin;
+      do {
+        status = queue_.AsyncNext(&tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
+        if (status == grpc::CompletionQueue::TIMEOUT) sched_yield();
+      } while (status == grpc::CompletionQueue::TIMEOUT && Clock::now() < end);
+    }
+    if (status == grpc::CompletionQueue::TIMEOUT) {
+      status = queue_.AsyncNext(&tag, ok, gpr_inf_future(GPR_CLOCK_MONOTONIC));
+    }
+    if (status != grpc::CompletionQueue::GOT_EVENT) throw std::runtime_error("queue was shut");
+    last_traffic_ = Clock::now();
+    if (recent) paid_ += ((last_traffic_ - start < kMaxSpin ? 1.0 : 0.0) - paid_) / 8;
+    return tag;
+  }
+
+ private:
+  // Every 16th wait spins as a probe: a phase of bulk must not end spinning for good.
+  bool spin_allowed() { return paid_ >= 0.5 || ++probe_ % 16 == 0; }
+
+  grpc::CompletionQueue& queue_;
+  Clock::time_point last_traffic_{};
+  double paid_ = 1.0;
+  unsigned probe_ = 0;
+};
+
+void* tag_of(intptr_t value) { return reinterpret_cast<void*>(value); }
+constexpr intptr_t kStart = 1, kRead = 2, kWrite = 3, kFinish = 4;
+
+grpc::ByteBuffer frame_of(const void* data, size_t size) {
+  grpc::Slice slice(data, size, grpc::Slice::STATIC_SLICE);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+void copy_out(grpc::ByteBuffer& frame, char* to, int64_t room) {
+  std::vector<grpc::Slice> slices;
+  if (!frame.Dump(&slices).ok()) throw std::runtime_error("a frame could not be read");
+  for (const auto& slice : slices) {
+    if (static_cast<int64_t>(slice.size()) > room) throw std::runtime_error("a frame is too long");
+    std::memcpy(to, slice.begin(), slice.size());
+    to += slice.size();
+    room -= static_cast<int64_t>(slice.size());
+  }
+}
+
+// `Io` is grpc::GenericClientAsyncReaderWriter or grpc::GenericServerAsyncReaderWriter.
+template <typename Io>
+class Pipe {
+ public:
+  Pipe(Io& io, Poller& poller) : io_(io), poller_(poller) {}
+
+  void start_read() { io_.Read(&incoming_, tag_of(kRead)); }
+
+  void write(const void* data, size_t size) {
+    io_.Write(frame_of(data, size), tag_of(kWrite));
+    write_pending_ = true;
+  }
+
+  // The next frame; another read is posted at once. False at the end of the stream.
+  bool read(grpc::ByteBuffer* frame) {
+    while (!readable_) {
+      if (!turn()) return false;
+    }
+    readable_ = false;
+    frame->Swap(&incoming_);
+    incoming_.Clear();
+    start_read();
+    return true;
+  }
+
+  bool finish_write() {
+    while (write_pending_) {
+      if (!turn()) return false;
+    }
+    return true;
+  }
+
+  bool send_bulk(const char* data, int64_t bytes) {
+    for (int64_t sent = 0; sent < bytes; sent += kChunk) {
+      if (!finish_write()) return false;
+      write(data + sent, static_cast<size_t>(std::min(kChunk, bytes - sent)));
+    }
+    return true;
+  }
+
+  bool receive_bulk(char* to, int64_t bytes) {
+    for (int64_t have = 0; have < bytes;) {
+      grpc::ByteBuffer frame;
+      if (!read(&frame)) return false;
+      copy_out(frame, to + have, bytes - have);
+      have += static_cast<int64_t>(frame.Length());
+    }
+    return true;
+  }
+
+ private:
+  bool turn() {
+    bool ok = false;
+    const auto tag = reinterpret_cast<intptr_t>(poller_.next(&ok));
+    if (!ok) return false;
+    if (tag == kRead) readable_ = true;
+    if (tag == kWrite) write_pending_ = false;
+    return true;
+  }
+
+  Io& io_;
+  Poller& poller_;
+  grpc::ByteBuffer incoming_;
+  bool readable_ = false;
+  bool write_pending_ = false;
+};
+
+struct BulkHeader {
+  char kind = kBulk;
+  char unused[7] = {};
+  int64_t bytes = 0;
+};
+
+void callee(const std::string& address) {
+  grpc::AsyncGenericService service;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials());
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.SetMaxReceiveMessageSize(kMaxFrame);
+  builder.RegisterAsyncGenericService(&service);
+  const auto queue = builder.AddCompletionQueue();
+  const auto server = builder.BuildAndStart();
+  if (server == nullptr) throw std::runtime_error("cannot listen on " + address);
+  Poller poller(*queue);
+  grpc::GenericServerContext context;
+  grpc::GenericServerAsyncReaderWriter io(&context);
+  service.RequestCall(&context, &io, queue.get(), queue.get(), tag_of(kStart));
+  say(kReady);
+  bool ok = false;
+  poller.next(&ok);
+  if (!ok) throw std::runtime_error("no call arrived");
+
+  Pipe<grpc::GenericServerAsyncReaderWriter> pipe(io, poller);
+  pipe.start_read();
+  std::vector<char> warm;
+  std::vector<char> small(kMaxFrame);
+  grpc::ByteBuffer frame;
+  while (pipe.read(&frame)) {
+    copy_out(frame, small.data(), kMaxFrame);
+    if (small[0] != kBulk) {
+      if (!pipe.finish_write()) break;
+      pipe.write(small.data(), frame.Length());
+      continue;
+    }
+    BulkHeader header;
+    std::memcpy(&header, small.data(), sizeof header);
+    if (warm.size() < static_cast<size_t>(header.bytes)) {
+      warm.resize(static_cast<size_t>(header.bytes));
+    }
+    if (!pipe.receive_bulk(warm.data(), header.bytes)) break;
+    if (!pipe.finish_write() || !pipe.send_bulk(warm.data(), header.bytes)) break;
+  }
+  server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+  queue->Shutdown();
+  void* tag = nullptr;
+  while (queue->Next(&tag, &ok)) {
+  }
+}
+
+void caller(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxFrame);
+  arguments.SetMaxSendMessageSize(kMaxFrame);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetInt(GRPC_ARG_ENABLE_CHANNELZ, 0);
+  arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
+  auto channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  if (!channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(60))) {
+    throw std::runtime_error("cannot connect to " + address);
+  }
+  grpc::GenericStub stub(channel);
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  Poller poller(queue);
+  const auto io = stub.PrepareCall(&context, kMethod, &queue);
+  io->StartCall(tag_of(kStart));
+  bool ok = false;
+  poller.next(&ok);
+  if (!ok) throw std::runtime_error("the stream did not start");
+
+  Pipe<grpc::GenericClientAsyncReaderWriter> pipe(*io, poller);
+  pipe.start_read();
+  char small[64] = {};
+  char back[64];
+  std::vector<char> out;
+  std::vector<char> in;
+  const auto round_trip = [&] {
+    if (!pipe.finish_write()) throw std::runtime_error("the stream ended");
+    pipe.write(small, sizeof small);
+    grpc::ByteBuffer frame;
+    if (!pipe.read(&frame)) throw std::runtime_error("the stream ended");
+    copy_out(frame, back, sizeof back);
+  };
+  const auto pipelined = [&](int depth, int64_t count, bool window) {
+    grpc::ByteBuffer frame;
+    int64_t sent = 0;
+    int64_t received = 0;
+    while (received < count) {
+      while (sent < count && sent - received < depth) {
+        if (!pipe.finish_write()) throw std::runtime_error("the stream ended");
+        pipe.write(small, sizeof small);
+        ++sent;
+      }
+      const int64_t until = window ? received + 1 : sent;
+      while (received < until) {
+        if (!pipe.read(&frame)) throw std::runtime_error("the stream ended");
+        copy_out(frame, back, sizeof back);
+        ++received;
+      }
+    }
+  };
+
+  Operations operations;
+  operations.call = [&](std::string_view name) -> std::function<void()> {
+    if (name == "echo64") return round_trip;
+    throw std::invalid_argument("a raw stream has no function " + std::string(name));
+  };
+  operations.flight = [&](int depth, int64_t count) { pipelined(depth, count, false); };
+  operations.slide = [&](int depth, int64_t count) { pipelined(depth, count, true); };
+  operations.echo = [&](int64_t bytes) -> std::function<void()> {
+    out.assign(static_cast<size_t>(bytes), 1);
+    in.assign(static_cast<size_t>(bytes), 0);
+    return [&, bytes] {
+      BulkHeader header;
+      header.bytes = bytes;
+      if (!pipe.finish_write()) throw std::runtime_error("the stream ended");
+      std::memcpy(back, &header, sizeof header);
+      pipe.write(back, sizeof header);
+      if (!pipe.send_bulk(out.data(), bytes) || !pipe.receive_bulk(in.data(), bytes) ||
+          !pipe.finish_write()) {
+        throw std::runtime_error("the stream ended");
+      }
+    };
+  };
+  round_trip();
+  serve(&operations);
+  context.TryCancel();
+  queue.Shutdown();
+  void* tag = nullptr;
+  while (queue.Next(&tag, &ok)) {
+  }
+}
+
+int run(int argc, char** argv) {
+  const std::string address = option(argc, argv, "--mode", "tcp") == "unix"
+                                  ? "unix:" + option(argc, argv, "--path", "raw.sock")
+                                  : "127.0.0.1:" + option(argc, argv, "--port", "29878");
+  touch_memory(std::stoll(option(argc, argv, "--touch", "0")));
+  if (option(argc, argv, "--rank", "0") == "0") {
+    caller(address);
+  } else {
+    callee(address);
+  }
+  say("{\"bye\":true}");
+  return 0;
+}
+
+}  // namespace
+}  // namespace weft::bench
+
+int main(int argc, char** argv) {
+  try {
+    return weft::bench::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "raw_grpc: %s\n", error.what());
+    return 1;
+  }
+}

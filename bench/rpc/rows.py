@@ -1,0 +1,346 @@
+"""The rows of the `rpc` suite: what is measured, against whom, and with which bar.
+
+Bars are ratios, above 1 always in our favour: a latency of at most 0.3 times the peer's is a bar of
+3.33. A figure without a bar stands beside the others for information.
+"""
+
+from pathlib import Path
+
+from harness import DriverError, DriverSpec, Figure, median, percentile, pooled, worst_of
+
+ROWS = ("T1", "T2", "T3", "T4", "T9", "T11", "T13")
+PEERS = ("tensorpipe", "python", "raw")
+
+OURS = "weft/auto"
+OURS_TCP = "weft/tcp"
+OURS_UNIX = "weft/unix"
+CPP, CPP_TCP, CPP_MPT = "tensorpipe/shm", "tensorpipe/tcp", "tensorpipe/mpt"
+PY, PY_TCP, PY_MPT = "python/shm", "python/tcp", "python/mpt"
+RAW_TCP, RAW_UNIX = "raw/tcp", "raw/unix"
+
+MIB = 1 << 20
+CALLS = 5000
+IN_FLIGHT = 64
+IN_FLIGHT_CALLS = 20000
+DISTURBANCE_LIMIT = 0.10  # others' CPU plus steal: above it a round says nothing about p99
+ECHO_256_NEEDS_MIB = 8192
+
+
+def driver_specs(build, python, only_peer, with_ours):
+    binaries = Path(build) / "bin"
+    folder = Path(__file__).resolve().parent
+    specs = []
+    if with_ours:
+        for name in (OURS, OURS_TCP, OURS_UNIX):
+            mode = name.split("/")[1]
+            command = [str(binaries / "bench_weft_rpc"), "--mode", mode]
+            specs.append(DriverSpec(name, f"weft ({mode})", command))
+
+    def peer(name):
+        return only_peer in (None, name)
+
+    if peer("tensorpipe"):
+        for name in (CPP, CPP_TCP, CPP_MPT):
+            mode = name.split("/")[1]
+            command = [str(binaries / "bench_peer_tensorpipe"), "--mode", mode]
+            specs.append(DriverSpec(name, f"TensorPipe C++ ({mode})", command, freeze=True))
+    if peer("python"):
+        missing = "" if python else "no interpreter that imports torch (WEFT_TEST_PYTHON)"
+        for name in (PY, PY_TCP, PY_MPT):
+            mode = name.split("/")[1]
+            script = str(folder / "peer_torch_rpc.py")
+            command = [python or "python3", "-W", "ignore", script, "--mode", mode]
+            label = f"torch RPC Python ({mode})"
+            specs.append(DriverSpec(name, label, command, freeze=True, missing=missing))
+    if peer("raw"):
+        for name in (RAW_TCP, RAW_UNIX):
+            mode = name.split("/")[1]
+            command = [str(binaries / "bench_raw_grpc"), "--mode", mode]
+            specs.append(DriverSpec(name, f"raw gRPC ({mode})", command))
+    return specs
+
+
+# ---------------------------------------------------------------------------------------------
+# From rounds to figures
+
+
+def statistic(results, name, take):
+    """take(rounds) for that driver, or None with a reason when it gave none."""
+    if name not in results:
+        return None, ""  # left out on the command line
+    if isinstance(results[name], DriverError):
+        return None, str(results[name])
+    if not results[name]:
+        return None, f"{name}: every round was disturbed by other load"
+    return take(results[name]), ""
+
+
+def compare(bench, results, id, metric, unit, better, ours, peers, take, bar=None):
+    """Ours against the best of `peers`; whoever failed is named."""
+    figure = Figure(id, metric, unit, better, bar=bar)
+    figure.ours, error = statistic(results, ours, take)
+    errors = [error] if error else []
+    best = min if better == "lower" else max
+    taken = {}
+    for peer in peers:
+        value, error = statistic(results, peer, take)
+        if value is not None:
+            taken[peer] = value
+        elif error:
+            errors.append(error)
+    if taken:
+        winner = best(taken, key=taken.get)
+        figure.peer_name, figure.peer = bench.label(winner), taken[winner]
+    if figure.ours is None or figure.peer is None:
+        figure.error = "; ".join(errors)
+    return figure
+
+
+def detail(bench, results, describe):
+    for name, rounds in results.items():
+        if isinstance(rounds, DriverError):
+            bench.log(f"    {bench.label(name):26} {rounds}")
+        elif rounds:
+            bench.log(f"    {bench.label(name):26} {describe(rounds)}")
+
+
+def describe_latency(rounds):
+    samples = pooled(rounds, "us")
+    worst = max(one.disturbance for one in rounds)
+    return (
+        f"p50 {percentile(samples, 0.5):8.1f}  p99 {percentile(samples, 0.99):8.1f}  "
+        f"best {min(samples):7.1f}  first {samples[0]:7.1f} us   others' CPU <= {worst:.0%}"
+    )
+
+
+def describe_rate(rounds):
+    rates = [one.answer["rate"] for one in rounds]
+    return f"median {median(rates):9.0f}  best {max(rates):9.0f}  first {rates[0]:9.0f} calls/s"
+
+
+def bandwidth(size, milliseconds):
+    return 2 * size / 2**30 / (milliseconds / 1e3)
+
+
+def describe_echo(size):
+    def describe(rounds):
+        samples = pooled(rounds, "ms")
+        first = rounds[0].answer["first_ms"]
+        return (
+            f"median {bandwidth(size, median(samples)):6.2f}  "
+            f"best {bandwidth(size, min(samples)):6.2f}  "
+            f"first {bandwidth(size, first):6.2f} GiB/s"
+        )
+
+    return describe
+
+
+def p50(rounds):
+    return percentile(pooled(rounds, "us"), 0.5)
+
+
+def p99(rounds):
+    return percentile(pooled(rounds, "us"), 0.99)
+
+
+def rate(rounds):
+    return median([one.answer["rate"] for one in rounds])
+
+
+def echo_rate(size):
+    return lambda rounds: bandwidth(size, median(pooled(rounds, "ms")))
+
+
+# ---------------------------------------------------------------------------------------------
+# The rows
+
+
+def row_t1_t2(bench, wanted, quick):
+    bench.log("T1, T2: rpc_sync of an add of 4 floats, same host")
+    names = [OURS, CPP, PY]
+    results = bench.interleave(names, f"lat add {CALLS}", 60)
+    detail(bench, results, describe_latency)
+    figures = []
+    if "T1" in wanted:
+        metric = "rpc_sync add of 4 floats, same host, p50"
+        figures.append(
+            compare(bench, results, "T1", metric, "us", "lower", OURS, [CPP], p50, 1 / 0.3)
+        )
+        figures.append(compare(bench, results, "T1.1", metric, "us", "lower", OURS, [PY], p50))
+    if "T2" in wanted:
+        metric = "rpc_sync add of 4 floats, same host, p99"
+        quiet = quiet_rounds(bench, results, quick)
+        figures.append(
+            compare(bench, quiet, "T2", metric, "us", "lower", OURS, [CPP], p99, 1 / 0.7)
+        )
+        figures.append(compare(bench, quiet, "T2.1", metric, "us", "lower", OURS, [PY], p99))
+    return figures
+
+
+def quiet_rounds(bench, results, quick):
+    """Drops disturbed rounds and takes more in their place, up to twice as many as asked for."""
+    kept = {}
+
+    def keep(more):
+        for name, rounds in more.items():
+            if isinstance(rounds, DriverError):
+                kept[name] = rounds
+            elif not isinstance(kept.get(name), DriverError):
+                quiet = [one for one in rounds if one.disturbance <= DISTURBANCE_LIMIT]
+                kept.setdefault(name, []).extend(quiet)
+
+    keep(results)
+    for _ in range(0 if quick else 2 * bench.rounds):
+        short = [
+            name
+            for name, rounds in kept.items()
+            if not isinstance(rounds, DriverError) and len(rounds) < bench.rounds
+        ]
+        if not short:
+            break
+        keep(bench.interleave(short, f"lat add {CALLS}", 60, rounds=1))
+    for name, rounds in kept.items():
+        if not isinstance(rounds, DriverError):
+            bench.log(f"    {bench.label(name):26} {len(rounds)} quiet rounds for T2")
+    return kept
+
+
+def row_t3(bench, wanted, quick):
+    bench.log("T3: rpc_sync over TCP loopback")
+    names = [OURS_TCP, CPP_TCP, PY_TCP]
+    add = bench.interleave(names, f"lat add {CALLS}", 60)
+    detail(bench, add, describe_latency)
+    bench.log("  no-op")
+    noop = bench.interleave(names, f"lat noop {CALLS}", 60)
+    detail(bench, noop, describe_latency)
+    metric = "rpc_sync add of 4 floats, TCP, p50"
+    empty = "rpc_sync no-op, TCP, p50"
+
+    def one(id, metric, results, peer, bar=None):
+        return compare(bench, results, id, metric, "us", "lower", OURS_TCP, [peer], p50, bar)
+
+    return [
+        one("T3", metric, add, CPP_TCP, 1 / 0.25),
+        one("T3.1", metric, add, PY_TCP),
+        one("T3.2", empty, noop, CPP_TCP),
+        one("T3.3", empty, noop, PY_TCP),
+    ]
+
+
+def row_t4(bench, wanted, quick):
+    calls = IN_FLIGHT_CALLS // 4 if quick else IN_FLIGHT_CALLS
+    cpp, python = [CPP, CPP_TCP], [PY, PY_TCP]
+    parts = []
+    beside = []
+    for id, command, name in (("T4.1", "flight", "in batches of 64"), ("T4.2", "slide", "window of 64")):
+        bench.log(f"T4: rpc_async add, {name}")
+        results = bench.interleave([OURS, *cpp, *python], f"{command} {IN_FLIGHT} {calls}", 90)
+        detail(bench, results, describe_rate)
+        metric = f"rpc_async add, {name}"
+        parts.append(compare(bench, results, id, metric, "calls/s", "higher", OURS, cpp, rate, 6))
+        beside_id = f"T4.{2 + int(id[-1])}"
+        beside.append(
+            compare(bench, results, beside_id, metric, "calls/s", "higher", OURS, python, rate)
+        )
+    return [worst_of("T4", "rpc_async add, 64 in flight", parts), *parts, *beside]
+
+
+def row_t9(bench, wanted, quick, memory):
+    parts = []
+    beside = []
+    for number, (size, bar) in enumerate(((1, None), (64, 1.0), (256, 1.0)), start=1):
+        metric = f"echo of {size} MiB over TCP"
+        if size == 256 and memory < ECHO_256_NEEDS_MIB:
+            error = f"256 MiB wants {ECHO_256_NEEDS_MIB} MiB of free memory, there are {memory}"
+            parts.append(Figure(f"T9.{number}", metric, "GiB/s", "higher", bar=bar, error=error))
+            continue
+        bench.log(f"T9: {metric}")
+        count = 200 if size == 1 else (3 if quick else max(8, 256 // size))
+        names = [OURS_TCP, PY_TCP, PY_MPT, CPP_TCP, CPP_MPT]
+        results = bench.interleave(names, f"echo {size * MIB} {count}", 120)
+        detail(bench, results, describe_echo(size * MIB))
+        take = echo_rate(size * MIB)
+
+        def one(id, peers, bar):
+            return compare(
+                bench, results, id, metric, "GiB/s", "higher", OURS_TCP, peers, take, bar
+            )
+
+        parts.append(one(f"T9.{number}", [PY_TCP, PY_MPT], bar))
+        beside.append(one(f"T9.{number + 3}", [CPP_TCP, CPP_MPT], None))
+    return [worst_of("T9", "echo over TCP, 64 and 256 MiB", parts), *parts, *beside]
+
+
+def row_t11(bench, wanted, quick):
+    pairs = [(OURS_TCP, RAW_TCP, "TCP"), (OURS_UNIX, RAW_UNIX, "Unix socket")]
+    parts = []
+    number = 0
+    for ours, raw, kind in pairs:
+        number += 1
+        metric = f"round trip of 64 B, {kind}, p50"
+        bench.log(f"T11: {metric}")
+        results = bench.interleave([ours, raw], f"lat echo64 {CALLS}", 60)
+        detail(bench, results, describe_latency)
+        parts.append(
+            compare(
+                bench, results, f"T11.{number}", metric, "us", "lower", ours, [raw], p50, 1 / 1.5
+            )
+        )
+    for ours, raw, kind in pairs:
+        for size in (1, 16, 64):
+            number += 1
+            metric = f"echo of {size} MiB, {kind}"
+            bench.log(f"T11: {metric}")
+            count = 200 if size == 1 else max(8, 256 // size)
+            results = bench.interleave([ours, raw], f"echo {size * MIB} {count}", 90)
+            detail(bench, results, describe_echo(size * MIB))
+            take = echo_rate(size * MIB)
+            parts.append(
+                compare(bench, results, f"T11.{number}", metric, "GiB/s", "higher", ours, [raw], take)
+            )
+    return [worst_of("T11", "against a raw gRPC stream, latency", parts), *parts]
+
+
+def row_t13(bench, wanted, quick):
+    """All are silent together, so the cores really sleep; the calls are spread over the silence."""
+    shared = [name for name in (OURS_TCP, RAW_TCP, CPP_TCP, PY_TCP) if bench.has(name)]
+    bench.start_all(shared)
+    figures = []
+    for id, seconds, count in (("T13.1", 0.02, 50), ("T13.2", 1.1, 8), ("T13", 5.0, 3 if quick else 8)):
+        bench.log(f"T13: a call after {seconds:g} s of silence")
+        step = seconds / max(1, len(shared))
+        lines = {
+            name: f"silence {'add' if 'raw' not in name and 'weft' not in name else 'echo64'} "
+            f"{count} {seconds:g} {step * place:.4f}"
+            for place, name in enumerate(shared)
+        }
+        results = bench.together(lines, 30 + 2 * seconds * (count + 2))
+        detail(bench, results, describe_latency)
+        metric = f"call after {seconds:g} s of silence, p50"
+        bar = 1 / 1.5 if id == "T13" else None
+        figures.append(
+            compare(bench, results, id, metric, "us", "lower", OURS_TCP, [RAW_TCP], p50, bar)
+        )
+        if id == "T13":
+            for part, peer in (("T13.3", CPP_TCP), ("T13.4", PY_TCP)):
+                figures.append(
+                    compare(bench, results, part, metric, "us", "lower", OURS_TCP, [peer], p50)
+                )
+    return sorted(figures, key=lambda figure: figure.id)
+
+
+def measure(bench, wanted, quick, memory):
+    figures = []
+    if "T1" in wanted or "T2" in wanted:
+        figures += row_t1_t2(bench, wanted, quick)
+    if "T3" in wanted:
+        figures += row_t3(bench, wanted, quick)
+    if "T4" in wanted:
+        figures += row_t4(bench, wanted, quick)
+    if "T9" in wanted:
+        figures += row_t9(bench, wanted, quick, memory)
+    if "T11" in wanted:
+        figures += row_t11(bench, wanted, quick)
+    if "T13" in wanted:
+        figures += row_t13(bench, wanted, quick)
+    return figures
