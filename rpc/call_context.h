@@ -1,0 +1,50 @@
+#ifndef WEFT_RPC_CALL_CONTEXT_H_
+#define WEFT_RPC_CALL_CONTEXT_H_
+
+// CallContext: what a handler may ask about the call that it serves, if it takes a CallContext& as
+// its first parameter. It lives until the handler's result (or its Future) is complete. Any thread.
+
+#include <cstdint>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/time/time.h"
+#include "weft/common/api.h"
+#include "weft/common/call_scope.h"
+#include "weft/rpc/worker_info.h"
+
+namespace weft {
+
+class Worker;
+
+class WEFT_API CallContext {
+ public:
+  CallContext(const Worker& worker, WorkerInfo caller, uint64_t call_id, ScopeRef scope,
+              absl::Duration remaining_at_start)
+      : worker_(worker), caller_(std::move(caller)), call_id_(call_id), scope_(std::move(scope)),
+        remaining_at_start_(remaining_at_start) {}
+  CallContext(const CallContext&) = delete;
+  CallContext& operator=(const CallContext&) = delete;
+
+  // The worker that serves the call: a handle that owns nothing. Nested calls go through it.
+  const Worker& worker() const { return worker_; }
+  const WorkerInfo& caller() const { return caller_; }
+  uint64_t call_id() const { return call_id_; }  // as drawn by the caller
+  // What is left of the caller's deadline; infinite when it set none.
+  absl::Duration remaining() const;
+  // True once the caller has given up: cancelled, its deadline over, or its incarnation gone.
+  bool cancelled() const { return scope_->cancel.cancelled(); }
+  // Runs `fn` once when that happens, at once if it has. Short functions only.
+  void on_cancel(absl::AnyInvocable<void()> fn) const { scope_->cancel.on_cancel(std::move(fn)); }
+  const ScopeRef& scope() const { return scope_; }
+
+ private:
+  const Worker& worker_;
+  const WorkerInfo caller_;
+  const uint64_t call_id_;
+  const ScopeRef scope_;
+  const absl::Duration remaining_at_start_;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_RPC_CALL_CONTEXT_H_

@@ -1,0 +1,86 @@
+#ifndef WEFT_RPC_UNTYPED_CALL_H_
+#define WEFT_RPC_UNTYPED_CALL_H_
+
+// The untyped core under every call: one path for functions, methods, ATen operators and the
+// framework's own services. rpc/call.h puts types on the caller's side, rpc/library.h on the
+// callee's. Any thread.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "weft/common/api.h"
+#include "weft/common/executor.h"
+#include "weft/rpc/call_context.h"
+#include "weft/rpc/call_options.h"
+#include "weft/rpc/payload.h"
+#include "weft/rpc/worker_info.h"
+
+namespace weft {
+
+// ---- callee ------------------------------------------------------------------------------------
+
+// One thing that others may call.
+struct Method {
+  std::string name;        // "app.forward", "app.Embedding.lookup"
+  std::string signature;   // "(tensor,int)->tensor": wire kinds only
+  bool inline_ok = false;  // short: may run on the poller, must not wait
+  // For methods of an object: the registered class ("app.Embedding"), "" for functions.
+  std::string class_name;
+  bool is_const = false;   // methods: may run beside other const ones
+  // Decodes, runs, replies exactly once. `object` is null for functions. Does not throw. `context`
+  // lives until reply was called.
+  std::function<void(CallContext& context, const std::shared_ptr<void>& object, Payload arguments,
+                     ReplyFn reply)>
+      invoke;
+};
+
+// 64-bit FNV-1a of the signature text: what travels with a call.
+WEFT_API uint64_t signature_hash(std::string_view signature);
+
+// ---- caller ------------------------------------------------------------------------------------
+
+struct UntypedCall {
+  std::string method;      // full name
+  std::string signature;   // the caller's view, compared by hash at the callee, printed on mismatch
+  std::string object;      // name of an instance at the callee; "" for functions
+  Payload arguments;
+  CallOptions options;
+};
+
+// Runs when the call is complete, on a poller or the caller's thread: short, decodes and completes.
+using CallDone = absl::AnyInvocable<void(StatusOr<Payload>)>;
+
+// Cancels a call that was started; does nothing when it is complete. Cheap to copy.
+class CallHandle {
+ public:
+  CallHandle() = default;
+  explicit CallHandle(std::function<void()> cancel) : cancel_(std::move(cancel)) {}
+  void cancel() const {
+    if (cancel_ != nullptr) cancel_();
+  }
+
+ private:
+  std::function<void()> cancel_;
+};
+
+// Starts a call; `done` runs exactly once, whatever happens (possibly before this returns).
+WEFT_API CallHandle start_call(const Worker& worker, const Destination& to, UntypedCall call,
+                               CallDone done);
+// The same call to several workers, encoded once; done(index, result) once per destination.
+WEFT_API std::vector<CallHandle> start_calls(
+    const Worker& worker, const std::vector<Destination>& to, UntypedCall call,
+    std::function<void(size_t, StatusOr<Payload>)> done);
+
+class Library;
+// The library given at join, for looking up a function pointer's name; null for a worker that left.
+WEFT_API const Library* library_of(const Worker& worker);
+// The executor on which continuations of this worker's futures run.
+WEFT_API std::shared_ptr<Executor> executor_of(const Worker& worker);
+
+}  // namespace weft
+
+#endif  // WEFT_RPC_UNTYPED_CALL_H_
