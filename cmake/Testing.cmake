@@ -1,13 +1,16 @@
 # weft_test and weft_fuzzer.
 
 # weft_test(NAME common_test SRCS a_test.cc ... LABELS unit TIMEOUT 120 [DEPS rpc LibTorch::LibTorch]
-#           [SANITIZE asan tsan] [SERIAL] [LOCKS name...] [NO_MAIN] [ENV A=b ...])
+#           [SANITIZE asan tsan] [SERIAL] [LOCKS name...] [NO_MAIN] [ENV A=b ...] [GCC_ASAN])
 #
 # One GoogleTest program in <build>/tests; every test in it is known to ctest by its own name. DEPS defaults to all
 # of weft. SANITIZE says in which sanitizer passes the program takes part (./dev asan, ./dev tsan); without it,
 # it is built only in ordinary builds. SERIAL: nothing else runs meanwhile. LOCKS: none of the same lock does.
+# GCC_ASAN: in an ordinary build with g++ the same sources are built once more as <NAME>_asan with g++'s
+# AddressSanitizer, tests named asan.*: g++ 12 destroys some temporaries of co_await expressions twice, and clang's
+# pass cannot see what g++ does.
 function(weft_test)
-  cmake_parse_arguments(ARG "SERIAL;NO_MAIN" "NAME;TIMEOUT" "SRCS;DEPS;LABELS;SANITIZE;LOCKS;ENV" ${ARGN})
+  cmake_parse_arguments(ARG "SERIAL;NO_MAIN;GCC_ASAN" "NAME;TIMEOUT" "SRCS;DEPS;LABELS;SANITIZE;LOCKS;ENV" ${ARGN})
   if(ARG_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "weft_test(${ARG_NAME}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
   endif()
@@ -24,16 +27,26 @@ function(weft_test)
   if(NOT ARG_DEPS)
     set(ARG_DEPS weft::weft)
   endif()
-  add_executable(${ARG_NAME} ${ARG_SRCS})
-  weft_link_deps(${ARG_NAME} ${ARG_DEPS})
-  if(ARG_NO_MAIN)
-    target_link_libraries(${ARG_NAME} PRIVATE GTest::gmock GTest::gtest)
-  else()
-    target_link_libraries(${ARG_NAME} PRIVATE GTest::gmock GTest::gtest GTest::gtest_main)
+  weft_make_test(${ARG_NAME} "" ${ARG_SRCS})
+  if(ARG_GCC_ASAN AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT WEFT_SANITIZE)
+    weft_make_test(${ARG_NAME}_asan "asan." ${ARG_SRCS})
+    target_compile_options(${ARG_NAME}_asan PRIVATE -fsanitize=address -fno-omit-frame-pointer -g1)
+    target_link_options(${ARG_NAME}_asan PRIVATE -fsanitize=address)
   endif()
-  set_target_properties(${ARG_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/tests")
-  gtest_discover_tests(${ARG_NAME} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES
-    TEST_LIST ${ARG_NAME}_TESTS WORKING_DIRECTORY "${weft_BINARY_DIR}/tests")
+endfunction()
+
+# Part of weft_test: one program, with the arguments of weft_test in ARG_*.
+macro(weft_make_test _target _prefix)
+  add_executable(${_target} ${ARGN})
+  weft_link_deps(${_target} ${ARG_DEPS})
+  if(ARG_NO_MAIN)
+    target_link_libraries(${_target} PRIVATE GTest::gmock GTest::gtest)
+  else()
+    target_link_libraries(${_target} PRIVATE GTest::gmock GTest::gtest GTest::gtest_main)
+  endif()
+  set_target_properties(${_target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/tests")
+  gtest_discover_tests(${_target} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES
+    TEST_PREFIX "${_prefix}" TEST_LIST ${_target}_TESTS WORKING_DIRECTORY "${weft_BINARY_DIR}/tests")
   # gtest_discover_tests loses the semicolons of a list on its way, so properties are set in a file of our own,
   # which ctest reads after the discovered list.
   set(properties "LABELS \"${ARG_LABELS}\" TIMEOUT ${ARG_TIMEOUT}")
@@ -45,10 +58,10 @@ function(weft_test)
   endif()
   set(environment "WEFT_BUILD_DIR=${weft_BINARY_DIR}" "WEFT_SOURCE_DIR=${weft_SOURCE_DIR}" ${ARG_ENV})
   string(APPEND properties " ENVIRONMENT \"${environment}\"")
-  set(file "${CMAKE_CURRENT_BINARY_DIR}/${ARG_NAME}_properties.cmake")
-  file(WRITE "${file}" "if(${ARG_NAME}_TESTS)\n  set_tests_properties(\${${ARG_NAME}_TESTS} PROPERTIES ${properties})\nendif()\n")
+  set(file "${CMAKE_CURRENT_BINARY_DIR}/${_target}_properties.cmake")
+  file(WRITE "${file}" "if(${_target}_TESTS)\n  set_tests_properties(\${${_target}_TESTS} PROPERTIES ${properties})\nendif()\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${file}")
-endfunction()
+endmacro()
 
 # Whether a program of these sanitizer passes belongs to the set that this build folder makes.
 function(weft_in_test_set result)

@@ -1,5 +1,6 @@
-// The main of a fuzz target where libFuzzer is not: runs the target once over every file of the folders and files
-// named on the command line. Ends with 1 when there was nothing to run, since that would test nothing.
+// The main of a fuzz target where libFuzzer is not: runs the target once over every file of the
+// folders and files named on the command line. Ends with 1 when there was nothing to run, since
+// that would test nothing.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +33,8 @@ int main(int argc, char** argv) {
       return 1;
     }
     // A heap block of the exact size, so that the address sanitizer sees a read one past the end.
-    const std::vector<uint8_t> bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    const std::vector<uint8_t> bytes((std::istreambuf_iterator<char>(in)),
+                                     std::istreambuf_iterator<char>());
     LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
   }
   std::printf("replayed %zu inputs\n", files.size());

@@ -59,7 +59,13 @@ def check_format(args):
     files = tracked("*.h", "*.cc")
     groups = [files[i::args.jobs] for i in range(args.jobs)]
     commands = [("clang-format", ["clang-format-14", "--dry-run", "-Werror", *group]) for group in groups if group]
-    return report(run_all(commands, args.jobs), "run ./dev format")
+    places = [line for _, output in run_all(commands, args.jobs) for line in output.splitlines() if " error: " in line]
+    for name in dict.fromkeys(line.split(":")[0] for line in places):
+        count = sum(line.startswith(name + ":") for line in places)
+        print(f"{name}: {count} places, the first in line {next(p for p in places if p.startswith(name + ':')).split(':')[1]}")
+    if places:
+        print("run ./dev format")
+    return not places
 
 
 def check_text(args):
@@ -130,7 +136,15 @@ def check_naming(args):
                  ["clang-tidy-14", "--quiet", f"--header-filter={headers_wanted}",
                   f"--config-file={os.path.join(ROOT, '.clang-tidy')}", unit, "--", *include_flags(args)])
                 for unit in units]
-    return report(run_all(commands, args.jobs))
+    bad = run_all(commands, args.jobs)
+    # A header's fault shows in every unit that includes it: once is enough.
+    seen = []
+    for label, output in bad:
+        faults = [line for line in output.splitlines() if " error: " in line or line.startswith("error: ")]
+        faults = faults or [label, *output.splitlines()[-20:]]
+        seen += [line for line in faults if line not in seen]
+    print("\n".join(line.replace(os.path.join(args.build, "include/weft/"), "") for line in seen[:60]), end="\n" * bool(seen))
+    return not bad
 
 
 CHECKS = {"format": check_format, "text": check_text, "layering": check_layering, "inventory": check_inventory,

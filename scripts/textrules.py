@@ -32,7 +32,7 @@ def strip_code(text):
 
 def co_await_expressions(code):
     """Yields (offset, expression) for each co_await: up to the end of the full expression around its operand."""
-    for match in re.finditer(r"\bco_await\b", code):
+    for match in re.finditer(r"(?<!operator )\bco_await\b", code):
         depth = 0
         end = match.end()
         while end < len(code):
@@ -117,6 +117,7 @@ def self_test():
         ("rpc/a.cc", "auto x = co_await f(w, {.deadline = 5s}, &g);\n", 0),
         ("rpc/a.cc", "if (co_await ready) { x[1] = 2; }\n", 0),
         ("rpc/a.cc", 'co_await g("{[");\n', 0),
+        ("rpc/a.h", "#ifndef WEFT_RPC_A_H_\nauto operator co_await() { return a[0]; }\n", 0),
         ("rpc/a.cc", "thread_local int x;\n", 1),
         ("common/call_scope.cc", "thread_local int x;\n", 0),
         ("rpc/a.cc", "// TODO" + "(now) x\n", 1),

@@ -1,5 +1,6 @@
-// The first test: everything that weft stands on, linked into one program. Mixed protobufs have a long history of
-// crashes and link errors, and a new version of any of these packages can bring them back.
+// The first test: everything that weft stands on, linked into one program. Mixed protobufs have a
+// long history of crashes and link errors, and a new version of any of these packages can bring
+// them back.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
