@@ -53,16 +53,16 @@ def available_mib():
     return 0
 
 
-def describe_machine(cores):
+def describe_machine(cores, pinned=True):
     model = "unknown processor"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             model = line.split(":", 1)[1].strip()
             break
     load = " ".join(f"{value:.2f}" for value in os.getloadavg())
+    where = f"pinned to cores {cores[0]} and {cores[1]}" if pinned else "not pinned"
     return (
-        f"{model}, {os.cpu_count()} cores, Linux {os.uname().release}, load {load}; "
-        f"ranks pinned to cores {cores[0]} and {cores[1]}"
+        f"{model}, {os.cpu_count()} cores, Linux {os.uname().release}, load {load}; ranks {where}"
     )
 
 
@@ -124,13 +124,14 @@ class DriverSpec:
 
 
 class Process:
-    """One rank: its pid, its lines, its log."""
+    """One rank: its pid, its lines, its log. Runs on `core` alone, or anywhere without one."""
 
     def __init__(self, command, core, log_path, environment):
         libc = ctypes.CDLL(None, use_errno=True)
 
         def prepare():
-            os.sched_setaffinity(0, {core})
+            if core is not None:
+                os.sched_setaffinity(0, {core})
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing outlives this program
 
         self.log_path = log_path
@@ -306,9 +307,10 @@ class Round:
 class Bench:
     """Owns the drivers of one run and alternates between them."""
 
-    def __init__(self, specs, cores, scratch, touch_mib, rounds, log=print):
-        self.drivers = {spec.name: Driver(spec, cores, scratch, touch_mib) for spec in specs}
-        self.cores = cores
+    def __init__(self, specs, cores, scratch, touch_mib, rounds, pinned=True, log=print):
+        places = cores if pinned else (None, None)
+        self.drivers = {spec.name: Driver(spec, places, scratch, touch_mib) for spec in specs}
+        self.cores = cores if pinned else sorted(os.sched_getaffinity(0))
         self.rounds = rounds
         self.log = log
 

@@ -35,6 +35,7 @@ def parse_arguments():
     parser.add_argument("--quick", action="store_true", help="2 rounds instead of 5, less memory")
     parser.add_argument("--rows", help="only these, for example T1,T4")
     parser.add_argument("--rounds", type=int, help="instead of 5, or of 2 with --quick")
+    parser.add_argument("--unpinned", action="store_true", help="let the ranks wander")
     parser.add_argument("--no-build", action="store_true", help="take the drivers as they are")
     parser.add_argument("--no-ours", action="store_true", help="the peers alone")
     return parser.parse_args()
@@ -83,10 +84,11 @@ def main():
             return 1
 
     cores = harness.choose_cores()
+    pinned = not arguments.unpinned
     rounds = arguments.rounds or (2 if arguments.quick else 5)
     memory = harness.available_mib()
     started = time.monotonic()
-    print(harness.describe_machine(cores), flush=True)
+    print(harness.describe_machine(cores, pinned), flush=True)
     print(f"{rounds} rounds, drivers alternate, memory touched first", flush=True)
     if not arguments.quick:
         touch_machine(memory // 2)
@@ -94,7 +96,7 @@ def main():
 
     specs = suite.driver_specs(build, find_python(), arguments.peer, not arguments.no_ours)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        bench = harness.Bench(specs, cores, scratch, touch_mib, rounds)
+        bench = harness.Bench(specs, cores, scratch, touch_mib, rounds, pinned)
         try:
             figures = suite.measure(bench, wanted, arguments.quick, memory)
         finally:
