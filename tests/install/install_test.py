@@ -1,0 +1,88 @@
+"""Installs weft, builds a stranger's project against it outside of the tree, and runs it.
+
+The project has two targets: a shared library with functions that others may call, and a program that joins as two
+workers and calls them. Checked besides: nothing private was installed, no path of the build leaked into the
+package, and the package still works after its prefix moved.
+"""
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+
+def run(command, **options):
+    print("+", " ".join(command), flush=True)
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                            **options)
+    if result.returncode:
+        print(result.stdout[-12000:])
+        sys.exit(f"install test: exit code {result.returncode} of: {' '.join(command)}")
+    return result.stdout
+
+
+def build_to_install(args):
+    """The build folder that holds the wanted kind of libraries."""
+    if (args.kind == "shared") == args.built_shared:
+        return args.build
+    other = os.path.join(args.build, f"install-{args.kind}")
+    run([args.cmake, "-G", "Ninja", "-S", args.source, "-B", other,
+         f"-DBUILD_SHARED_LIBS={'ON' if args.kind == 'shared' else 'OFF'}", f"-DCMAKE_CXX_COMPILER={args.compiler}",
+         f"-DWEFT_LIBTORCH={args.libtorch}", f"-DCMAKE_BUILD_TYPE={args.build_type}",
+         f"-DCMAKE_CXX_FLAGS_RELWITHDEBINFO={args.flags}", "-DWEFT_BUILD_TESTS=OFF", "-DWEFT_BUILD_EXAMPLES=OFF",
+         "-DWEFT_BUILD_TOOLS=OFF", "-DWEFT_BUILD_BENCH=OFF"])
+    run([args.cmake, "--build", other, "--parallel", "2"])
+    return other
+
+
+def check_installed(prefix, forbidden):
+    problems = []
+    for folder, _, names in os.walk(prefix):
+        for name in names:
+            path = os.path.join(folder, name)
+            inside = os.path.relpath(path, prefix)
+            if "internal" in inside.split(os.sep) or name.endswith(".pb.h"):
+                problems.append(f"{inside} is private")
+            if name.endswith(".cmake"):
+                text = open(path).read()
+                problems += [f"{inside} names {path_of_build}" for path_of_build in forbidden if path_of_build in text]
+    if not os.path.exists(os.path.join(prefix, "include", "weft", "weft.h")):
+        problems.append("include/weft/weft.h is missing")
+    if problems:
+        sys.exit("install test: " + "; ".join(problems))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kind", choices=("shared", "static"), required=True)
+    for name in ("source", "build", "cmake", "compiler", "libtorch", "build-type"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--flags", default="")
+    parser.add_argument("--built-shared", action="store_true")
+    parser.add_argument("--built-static", action="store_true")
+    args = parser.parse_args()
+    built = build_to_install(args)
+    with tempfile.TemporaryDirectory(prefix="weft-install-") as temporary:
+        first = os.path.join(temporary, "first")
+        prefix = os.path.join(temporary, "moved")
+        run([args.cmake, "--install", built, "--prefix", first])
+        shutil.move(first, prefix)
+        check_installed(prefix, [built + os.sep, args.source + os.sep])
+        project = os.path.join(temporary, "stranger")
+        shutil.copytree(os.path.join(args.source, "tests", "install", "stranger"), project)
+        folder = os.path.join(temporary, "build")
+        run([args.cmake, "-G", "Ninja", "-S", project, "-B", folder, f"-DCMAKE_PREFIX_PATH={prefix}",
+             f"-DCMAKE_CXX_COMPILER={args.compiler}", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"])
+        run([args.cmake, "--build", folder, "--parallel", "2"])
+        # Only what the linker wrote into the program may find the libraries.
+        environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
+        output = run([os.path.join(folder, "app")], cwd=temporary, env=environment, timeout=120)
+        print(output)
+        if "stranger: ok" not in output:
+            sys.exit("install test: the program did not say that it is ok")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
