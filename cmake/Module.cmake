@@ -51,6 +51,7 @@ function(weft_module)
       CXX_VISIBILITY_PRESET hidden
       VISIBILITY_INLINES_HIDDEN ON
       POSITION_INDEPENDENT_CODE ON
+      DEFINE_SYMBOL ""  # so that shared and static objects are the same ones, and come from ccache alike
       VERSION ${weft_VERSION}
       SOVERSION ${weft_VERSION_MAJOR}.${weft_VERSION_MINOR}
       INSTALL_RPATH "$ORIGIN"
@@ -71,9 +72,6 @@ function(weft_module)
   add_library(weft::${ARG_NAME} ALIAS ${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${ARG_NAME})
   target_compile_features(${target} ${scope} cxx_std_20)
-  if(BUILD_SHARED_LIBS)
-    target_compile_definitions(${target} ${scope} WEFT_SHARED)
-  endif()
   target_include_directories(${target} ${scope}
     "$<BUILD_INTERFACE:${weft_BINARY_DIR}/include>" "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
   target_link_libraries(${target} ${scope} ${public_deps})

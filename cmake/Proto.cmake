@@ -36,7 +36,7 @@ function(weft_proto)
   weft_module(NAME ${ARG_NAME} SRCS ${sources} DEPS ${ARG_DEPS} PRIVATE_DEPS protobuf::libprotobuf GENERATED)
   target_include_directories(weft_${ARG_NAME} SYSTEM PUBLIC "$<BUILD_INTERFACE:${gen}>")
   # Users of an installed weft never see these headers; modules and tests in the tree do.
-  target_link_libraries(weft_${ARG_NAME} PUBLIC "$<BUILD_INTERFACE:protobuf::libprotobuf>")
+  target_link_libraries(weft_${ARG_NAME} PUBLIC "$<BUILD_INTERFACE:WeftDeps::protobuf>")
   # Whoever compiles against the headers waits until they exist.
   add_custom_target(weft_${ARG_NAME}_headers DEPENDS ${sources})
   add_dependencies(weft_${ARG_NAME} weft_${ARG_NAME}_headers)
