@@ -45,10 +45,10 @@ void LineSplitter::feed(absl::string_view bytes) {
     bool redraw = carriage_return && partial_.empty() && text.empty() && !continued_ &&
                   !(end + 1 < bytes.size() && bytes[end + 1] == '\n');
     if (partial_.empty()) {
-      if (!redraw) emit(text);
+      if (!redraw) sink_(text, std::exchange(continued_, false));
     } else {
       partial_.append(text.data(), text.size());
-      emit(partial_);
+      sink_(partial_, std::exchange(continued_, false));
       partial_.clear();
     }
     skip_newline_ = carriage_return && !redraw;
@@ -56,17 +56,8 @@ void LineSplitter::feed(absl::string_view bytes) {
   }
 }
 
-void LineSplitter::emit(absl::string_view line) {
-  // The end of a long line whose last piece was exactly full.
-  if (continued_ && line.empty()) {
-    continued_ = false;
-    return;
-  }
-  sink_(line, std::exchange(continued_, false));
-}
-
 void LineSplitter::finish() {
-  if (!partial_.empty()) emit(std::exchange(partial_, {}));
+  if (!partial_.empty()) sink_(std::exchange(partial_, {}), continued_);
   continued_ = false;
   skip_newline_ = false;
 }

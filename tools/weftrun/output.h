@@ -37,8 +37,6 @@ class LineSplitter {
   void finish();
 
  private:
-  void emit(absl::string_view line);
-
   Sink sink_;
   const size_t limit_;
   std::string partial_;

@@ -71,8 +71,7 @@ absl::Status exec_error(int error_number, const std::string& path) {
           path, ": not a program for this machine; a script needs a first line such as #!/bin/sh"));
     case EACCES:
       return absl::PermissionDeniedError(absl::StrCat(path, ": ", strerror(error_number)));
-    default:
-      return absl::FailedPreconditionError(absl::StrCat(path, ": ", strerror(error_number)));
+    default: return absl::FailedPreconditionError(absl::StrCat(path, ": ", strerror(error_number)));
   }
 }
 
@@ -147,6 +146,13 @@ absl::StatusOr<Guard> Guard::start(const std::string& tag, const std::string& te
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
   prctl(PR_SET_NAME, "weftrun-guard");
+  // The guard of a weftrun inside another job must survive the sweep of that job: it takes the tag
+  // of the outer one out of the memory that /proc/self/environ shows.
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (strncmp(*entry, kTagVariable.data(), kTagVariable.size()) == 0) {
+      memset(*entry, 'x', strlen(*entry));
+    }
+  }
   // Holding nothing of weftrun's: whoever reads its output must see the end when weftrun ends.
   int null = open("/dev/null", O_RDWR);
   int keep = fcntl(pipe->read.get(), F_DUPFD, 100);

@@ -231,15 +231,9 @@ void Supervisor::wait_for_events() {
   for (size_t i = 0; i < fds.size(); ++i) {
     if (fds[i].revents == 0) continue;
     switch (targets[i].kind) {
-      case Kind::kSignals:
-        on_signals();
-        break;
-      case Kind::kPeers:
-        on_peer_failure();
-        break;
-      case Kind::kStream:
-        read_stream(*targets[i].stream);
-        break;
+      case Kind::kSignals: on_signals(); break;
+      case Kind::kPeers: on_peer_failure(); break;
+      case Kind::kStream: read_stream(*targets[i].stream); break;
       case Kind::kQueue:
         if (!targets[i].queue->write_some() && targets[i].queue == &out_ && !reader_gone_) {
           reader_gone_ = true;
