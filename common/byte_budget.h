@@ -10,12 +10,13 @@
 //   WEFT_ASSIGN_OR_RETURN(ByteCharge charge, ByteCharge::make(&peer, header.bytes));
 //   ... allocate; the charge gives back when it goes ...
 //
-// Threads: all methods from anywhere, without locks. A budget outlives its children and its charges.
+// Threads: all methods from anywhere, without locks. A budget outlives its children and its
+// charges.
 
 #include <atomic>
 #include <cstdint>
 #include <string>
-#include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -68,7 +69,8 @@ class WEFT_API ByteCharge {
   ByteCharge& operator=(ByteCharge&& other) noexcept;
 
   uint64_t bytes() const { return bytes_; }
-  // Charges or gives back the difference. On an error nothing has changed. REQUIRES: made by make().
+  // Charges or gives back the difference. On an error nothing has changed. REQUIRES: made by
+  // make().
   absl::Status resize(uint64_t bytes);
   // Gives all back now.
   void reset();

@@ -7,8 +7,8 @@
 //   Incarnation i(0xbeef);  to_string(i) == "000000000000beef"
 //   JobId j = random_job_id(runtime.random());   // 32 hex digits
 //
-// They compare, order and hash (std::hash and absl::Hash). No order that a trace can see may come from
-// a hash; iterate ordered containers.
+// They compare, order and hash (std::hash and absl::Hash). No order that a trace can see may come
+// from a hash; iterate ordered containers.
 
 #include <compare>
 #include <cstddef>
@@ -87,10 +87,10 @@ class WEFT_API JobId {
   uint64_t low_ = 0;
 };
 
-WEFT_API std::string to_string(WorkerId id);     // decimal
-WEFT_API std::string to_string(Incarnation id);  // 16 hexadecimal digits
-WEFT_API std::string to_string(CallId id);       // decimal
-WEFT_API std::string to_string(const JobId& id); // 32 hexadecimal digits
+WEFT_API std::string to_string(WorkerId id);      // decimal
+WEFT_API std::string to_string(Incarnation id);   // 16 hexadecimal digits
+WEFT_API std::string to_string(CallId id);        // decimal
+WEFT_API std::string to_string(const JobId& id);  // 32 hexadecimal digits
 
 // Never zero.
 WEFT_API JobId random_job_id(Random& random);

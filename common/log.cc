@@ -69,8 +69,8 @@ std::string_view severity_name(Severity severity) {
 }
 
 std::optional<Severity> parse_severity(std::string_view name) {
-  for (const Severity s : {Severity::kDebug, Severity::kInfo, Severity::kWarning, Severity::kError,
-                           Severity::kOff}) {
+  for (const Severity s :
+       {Severity::kDebug, Severity::kInfo, Severity::kWarning, Severity::kError, Severity::kOff}) {
     if (severity_name(s) == name) return s;
   }
   return std::nullopt;
@@ -117,7 +117,7 @@ void Logger::write(Severity severity, const char* file, int line, std::string_vi
     MutexLock lock(&core_->mutex);
     identity = core_->identity;
   }
-  std::string out = prefix("DIWE"[static_cast<int>(severity)], core_->now(), file, line);
+  std::string out = prefix("DIWE"[static_cast<int>(severity)], core_ -> now(), file, line);
   out += *identity;
   out += object_;
   append_safe(&out, text);
@@ -128,8 +128,8 @@ void Logger::write(Severity severity, const char* file, int line, std::string_vi
 std::optional<LogThrottle::Pass> LogThrottle::pass(absl::Time now) {
   const int64_t now_ns = absl::ToUnixNanos(now);
   int64_t next = next_ns_.load(std::memory_order_relaxed);
-  if (now_ns < next || !next_ns_.compare_exchange_strong(next, now_ns + interval_ns_,
-                                                         std::memory_order_relaxed)) {
+  if (now_ns < next ||
+      !next_ns_.compare_exchange_strong(next, now_ns + interval_ns_, std::memory_order_relaxed)) {
     suppressed_.fetch_add(1, std::memory_order_relaxed);
     return std::nullopt;
   }
@@ -142,7 +142,8 @@ void LineText::append(const absl::Status& status) {
   // Not ToString(), which would print our packed details.
   absl::StrAppend(&text_, absl::StatusCodeToString(status.code()));
   if (status.ok()) return;
-  absl::StrAppend(&text_, " (", std::string(kind_name(error_kind(status))), "): ", status.message());
+  absl::StrAppend(&text_, " (", std::string(kind_name(error_kind(status))),
+                  "): ", status.message());
 }
 void LineText::append(absl::Duration duration) { text_ += absl::FormatDuration(duration); }
 

@@ -10,9 +10,9 @@
 //
 // A line looks like
 //   I1121 14:03:22.123456 4711 rpc/agent.cc:120] [trainer0/1] [peer ps0] text
-// that is severity, month and day, local time, thread, place, worker name and rank, object, text. It
-// is given to the sink whole and written to stderr in one write. What comes from elsewhere cannot
-// forge a line: line breaks are indented and control bytes are escaped.
+// that is severity, month and day, local time, thread, place, worker name and rank, object, text.
+// It is given to the sink whole and written to stderr in one write. What comes from elsewhere
+// cannot forge a line: line breaks are indented and control bytes are escaped.
 //
 // There is no global logger: a Worker owns one. Logger is a cheap copyable handle; a default one
 // drops everything. Threads: all methods from anywhere.
@@ -55,8 +55,8 @@ struct LoggerOptions {
   std::string name;
   int rank = -1;  // unknown
   Severity level = Severity::kInfo;
-  std::shared_ptr<LogSink> sink;        // null: stderr_sink()
-  std::function<absl::Time()> now;      // calendar time; null: the system's
+  std::shared_ptr<LogSink> sink;    // null: stderr_sink()
+  std::function<absl::Time()> now;  // calendar time; null: the system's
 };
 
 class WEFT_API Logger {
@@ -96,7 +96,8 @@ class WEFT_API Logger {
 //   if (auto pass = throttle.pass(clock.now())) WEFT_LOG(log, kWarning) << "slow" << *pass;
 class WEFT_API LogThrottle {
  public:
-  explicit LogThrottle(absl::Duration interval) : interval_ns_(absl::ToInt64Nanoseconds(interval)) {}
+  explicit LogThrottle(absl::Duration interval)
+      : interval_ns_(absl::ToInt64Nanoseconds(interval)) {}
 
   // How often it was asked in vain since it last let through.
   struct Pass {
@@ -113,7 +114,8 @@ class WEFT_API LogThrottle {
 
 namespace internal {
 
-// Collects the text of a line. Takes strings, numbers, bool, Status, times, and what has to_string().
+// Collects the text of a line. Takes strings, numbers, bool, Status, times, and what has
+// to_string().
 class WEFT_API LineText {
  public:
   template <class T>
@@ -172,12 +174,13 @@ class WEFT_API CheckFailure : public LineText {
 }  // namespace internal
 }  // namespace weft
 
-// `severity` is one of kDebug, kInfo, kWarning, kError. What follows is evaluated only when enabled.
-#define WEFT_LOG(logger, severity)                                                              \
-  !(logger).enabled(::weft::Severity::severity)                                                 \
-      ? static_cast<void>(0)                                                                    \
-      : ::weft::internal::Discard() & ::weft::internal::LogLine(                                \
-                                          (logger), ::weft::Severity::severity, __FILE__, __LINE__)
+// `severity` is one of kDebug, kInfo, kWarning, kError. What follows is evaluated only when
+// enabled.
+#define WEFT_LOG(logger, severity)              \
+  !(logger).enabled(::weft::Severity::severity) \
+      ? static_cast<void>(0)                    \
+      : ::weft::internal::Discard() &           \
+            ::weft::internal::LogLine((logger), ::weft::Severity::severity, __FILE__, __LINE__)
 
 // For our own bugs only: never reachable from what a peer, a file or a user gives.
 #define WEFT_CHECK(condition) \

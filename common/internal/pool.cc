@@ -13,7 +13,8 @@ namespace weft::internal {
 std::chrono::steady_clock::time_point to_steady(absl::Time t) {
   using TimePoint = std::chrono::steady_clock::time_point;
   // Far enough for ever, near enough that adding to it inside the library cannot overflow.
-  if (t == absl::InfiniteFuture()) return TimePoint::clock::now() + std::chrono::hours(24 * 365 * 20);
+  if (t == absl::InfiniteFuture())
+    return TimePoint::clock::now() + std::chrono::hours(24 * 365 * 20);
   return TimePoint(std::chrono::nanoseconds(absl::ToUnixNanos(t)));
 }
 
@@ -110,10 +111,11 @@ void Pool::run(std::list<std::thread>::iterator self) {
 absl::Status Pool::begin_blocking() {
   MutexLock lock(&mutex_);
   if (blocked_ >= options_.max_blocked) {
-    return make_error(ErrorKind::kResource,
-                      absl::StrCat("pool '", options_.name, "' already has ", blocked_,
-                                   " waiting tasks (its bound): make handlers asynchronous, or raise "
-                                   "max_blocked"));
+    return make_error(
+        ErrorKind::kResource,
+        absl::StrCat("pool '", options_.name, "' already has ", blocked_,
+                     " waiting tasks (its bound): make handlers asynchronous, or raise "
+                     "max_blocked"));
   }
   ++blocked_;
   --running_;

@@ -3,10 +3,10 @@
 
 // The system runtime's executors: Loop (one thread, tasks in order) and Pool (several threads).
 //
-// POOL-1: a task that waits (BlockingRegion) does not count against `threads`: a replacement starts,
-// so tasks that wait for each other cannot exhaust the pool. At most `max_blocked` wait at once; the
-// next wait fails with resource_exhausted. Threads start when needed and, above `threads`, end when
-// idle.
+// POOL-1: a task that waits (BlockingRegion) does not count against `threads`: a replacement
+// starts, so tasks that wait for each other cannot exhaust the pool. At most `max_blocked` wait at
+// once; the next wait fails with resource_exhausted. Threads start when needed and, above
+// `threads`, end when idle.
 
 #include <chrono>
 #include <condition_variable>
