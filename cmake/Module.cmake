@@ -22,20 +22,31 @@ endfunction()
 # Makes weft_rpc (alias weft::rpc), shared or static by BUILD_SHARED_LIBS, with hidden visibility. DEPS may name
 # modules and, with ::, third-party targets that public headers mention; PRIVATE_DEPS are what only sources use.
 # A module without sources becomes an INTERFACE library. Every header outside internal/ is installed.
+#
+# weft_module(NAME store PART_OF rpc SRCS ... DEPS common proto): a library of its own out of a module's folder, for
+# programs that want only this piece. It stands where its module stands; the module may depend on it.
 function(weft_module)
-  cmake_parse_arguments(ARG "GENERATED" "NAME" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "GENERATED" "NAME;PART_OF" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
   if(ARG_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "weft_module(${ARG_NAME}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
   endif()
   set(target weft_${ARG_NAME})
+  if(ARG_PART_OF)
+    set(module ${ARG_PART_OF})
+  else()
+    set(module ${ARG_NAME})
+  endif()
+  set_property(GLOBAL PROPERTY WEFT_MODULE_OF_${ARG_NAME} ${module})
+  list(FIND WEFT_MODULES ${module} own_at)
   set(public_deps "")
   foreach(dep IN LISTS ARG_DEPS)
     if(dep MATCHES "::")
       list(APPEND public_deps ${dep})
     else()
-      list(FIND WEFT_MODULES ${dep} dep_at)
-      list(FIND WEFT_MODULES ${ARG_NAME} own_at)
-      if(dep_at LESS 0 OR NOT dep_at LESS own_at)
+      string(REGEX REPLACE "^weft_" "" dep "${dep}")
+      get_property(dep_module GLOBAL PROPERTY WEFT_MODULE_OF_${dep})
+      list(FIND WEFT_MODULES "${dep_module}" dep_at)
+      if(dep_at LESS 0 OR (NOT dep_at LESS own_at AND NOT dep_module STREQUAL module))
         message(FATAL_ERROR "weft_module(${ARG_NAME}): ${dep} is not a module that stands before it")
       endif()
       list(APPEND public_deps weft_${dep})
@@ -82,8 +93,10 @@ function(weft_module)
       LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
       ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
       RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
-    install(DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/weft/${ARG_NAME}"
-      FILES_MATCHING PATTERN "*.h" PATTERN "internal" EXCLUDE)
+    if(NOT ARG_PART_OF)
+      install(DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/weft/${ARG_NAME}"
+        FILES_MATCHING PATTERN "*.h" PATTERN "internal" EXCLUDE)
+    endif()
   endif()
 endfunction()
 
