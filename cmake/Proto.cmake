@@ -6,6 +6,7 @@
 # Imports inside the .proto files are spelled import "weft/proto/x.proto".
 function(weft_proto)
   cmake_parse_arguments(ARG "" "NAME" "PROTOS;DEPS" ${ARGN})
+  weft_existing(ARG_PROTOS ${ARG_PROTOS})
   set(gen "${weft_BINARY_DIR}/gen")
   file(MAKE_DIRECTORY "${gen}/weft/${ARG_NAME}")
   set(include "${weft_BINARY_DIR}/include")
