@@ -109,10 +109,8 @@ command_bench() {
   need_packages "${packages_build[@]}"
   need_venv full
   configure "$build"
-  build_targets "$build"
-  export_test_environment
-  unset OMP_NUM_THREADS
-  WEFT_BUILD_DIR="$build" "$WEFT_TEST_PYTHON" "$root/bench/run.py" "$@"
+  # It builds the drivers of the suite by itself.
+  WEFT_BUILD_DIR="$build" "$(venv_dir full)/bin/python" "$root/bench/run.py" "$@"
 }
 
 sources() { git ls-files --cached --others --exclude-standard -- '*.h' '*.cc' "$@"; }
