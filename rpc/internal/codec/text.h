@@ -1,0 +1,28 @@
+#ifndef WEFT_RPC_INTERNAL_CODEC_TEXT_H_
+#define WEFT_RPC_INTERNAL_CODEC_TEXT_H_
+
+// cat("entry ", 3, " of ", name): puts a message together. Packaged Abseil has a string_view of its
+// own, which absl::StrCat insists on. Any thread.
+
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+namespace weft::internal {
+
+inline void append_piece(std::string* out, std::string_view piece) { out->append(piece); }
+template <class I, std::enable_if_t<std::is_integral_v<I>, int> = 0>
+void append_piece(std::string* out, I piece) {
+  out->append(std::to_string(piece));
+}
+
+template <class... Pieces>
+std::string cat(const Pieces&... pieces) {
+  std::string out;
+  (append_piece(&out, pieces), ...);
+  return out;
+}
+
+}  // namespace weft::internal
+
+#endif  // WEFT_RPC_INTERNAL_CODEC_TEXT_H_
