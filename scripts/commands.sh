@@ -113,7 +113,7 @@ command_bench() {
   WEFT_BUILD_DIR="$build" "$(venv_dir full)/bin/python" "$root/bench/run.py" "$@"
 }
 
-sources() { git ls-files --cached --others --exclude-standard -- '*.h' '*.cc' "$@"; }
+sources() { git -c safe.directory='*' ls-files --cached --others --exclude-standard -- '*.h' '*.cc' "$@"; }
 
 command_format() {
   need_packages "${packages_lint[@]}"

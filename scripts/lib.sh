@@ -58,7 +58,8 @@ need_packages() {
   local log install=(apt_get install)
   [ "$services" = yes ] || install=(without_services apt_get install)
   log="$(mktemp)"
-  if ! { apt_get update && "${install[@]}" $missing; } >"$log" 2>&1; then
+  # Without an index that is fresh the packages may still be had; if not, the second command says so.
+  if ! { apt_get update || true; "${install[@]}" $missing; } >"$log" 2>&1; then
     tail -n 25 "$log" >&2
     rm -f "$log"
     die "apt-get could not install them; the command was: apt-get install -y --no-install-recommends $missing"
