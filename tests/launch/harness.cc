@@ -23,7 +23,7 @@ extern char** environ;
 namespace weft::launch {
 namespace {
 
-constexpr int kHangMs = 60'000;
+constexpr int kHangMs = 30'000;
 
 std::vector<char*> pointers(const std::vector<std::string>& strings) {
   std::vector<char*> result;

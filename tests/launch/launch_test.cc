@@ -354,13 +354,30 @@ void expect_gone_after(int signal, int code) {
   for (int pid : pids) watched.emplace_back(pid);
   for (const Watched& process : watched) ASSERT_TRUE(process.valid() && process.alive());
   running.send(signal);
-  for (const Watched& process : watched) EXPECT_TRUE(process.ended());
+  for (const Watched& process : watched) ASSERT_TRUE(process.ended());
   EXPECT_EQ(running.finish().code, code);
 }
 
 TEST(Launch, NoOrphansAfterSigterm) { expect_gone_after(SIGTERM, 143); }
 
 TEST(Launch, NoOrphansWhenWeftrunItselfIsKilled) { expect_gone_after(SIGKILL, 137); }
+
+TEST(Launch, RanksDieWithWeftrunEvenWithoutItsGuard) {
+  Running running = Running::start(sh({"-n", "2"}, "echo pid $$; exec sleep 1000"));
+  ASSERT_TRUE(running.wait_for("[worker0] pid") && running.wait_for("[worker1] pid"));
+  std::vector<Watched> watched;
+  for (int pid : numbers_after("pid", running.out())) watched.emplace_back(pid);
+  ASSERT_EQ(watched.size(), 2u);
+  std::vector<int> guards = children_named(running.pid(), "weftrun-guard");
+  ASSERT_EQ(guards.size(), 1u);
+  Watched guard(guards[0]);
+  ASSERT_EQ(kill(guards[0], SIGKILL), 0);
+  ASSERT_TRUE(guard.ended());
+  for (const Watched& process : watched) EXPECT_TRUE(process.alive());
+  running.send(SIGKILL);
+  for (const Watched& process : watched) ASSERT_TRUE(process.ended());
+  EXPECT_EQ(running.finish().code, 137);
+}
 
 TEST(Launch, NoOrphansWhenARankFails) {
   Running running = Running::start(
@@ -413,7 +430,7 @@ TEST(Launch, NestedJobsEndWithTheOuterOne) {
   std::vector<Watched> watched;
   for (int pid : pids) watched.emplace_back(pid);
   running.send(SIGKILL);
-  for (const Watched& process : watched) EXPECT_TRUE(process.ended());
+  for (const Watched& process : watched) ASSERT_TRUE(process.ended());
   EXPECT_EQ(run({"-q", "ls", "-A", dir.path("")}).out, "") << "a temporary directory is left";
 }
 
@@ -545,7 +562,7 @@ TEST(Launch, SlowReaderDoesNotDelayTheSupervision) {
   std::vector<Watched> watched;
   for (int pid : numbers_after("pid", pids)) watched.emplace_back(pid);
   ASSERT_EQ(write(go, "go\n", 3), 3);
-  for (const Watched& process : watched) EXPECT_TRUE(process.ended());
+  for (const Watched& process : watched) ASSERT_TRUE(process.ended());
   EXPECT_EQ(running.finish().code, 6);
   close(fifo);
   close(go);
