@@ -1,0 +1,114 @@
+#include "weft/tests/contract/transport_harness.h"
+
+#include "weft/common/error.h"
+
+namespace weft::testing {
+
+World::World(const Backend& backend, uint64_t seed) {
+  if (backend.simulated) {
+    SimOptions options;
+    options.seed = seed;
+    options.keep_events = 64;
+    sim_ = std::make_shared<SimRuntime>(options);
+    runtime_ = sim_;
+  } else {
+    runtime_ = make_system_runtime();
+  }
+  network_ = std::make_shared<InprocNetwork>();
+  signal_ = std::make_unique<Signal>(runtime_.get());
+  factory_ = backend.make(*this);
+}
+
+void World::run(const std::function<void()>& body) {
+  if (sim_ == nullptr) return body();
+  const Status s = sim_->run([&] { body(); });
+  std::string tail;
+  if (!s.ok()) {
+    for (const std::string& event : sim_->last_events()) tail += event + "\n";
+  }
+  EXPECT_TRUE(s.ok()) << s << "\n" << tail << network_->dump();
+}
+
+std::unique_ptr<Peer> World::make_peer(const std::string& name, size_t max_frame_bytes) {
+  auto peer = std::make_unique<Peer>();
+  peer->name = name;
+  peer->hello.job_id = std::string("0123456789abcde\0", 16);
+  peer->hello.name = name;
+  peer->hello.id = ++next_id_;
+  peer->hello.incarnation = 0x1000 + next_id_;
+  peer->acceptor = std::make_shared<RecordingAcceptor>(signal_.get(), peer->hello);
+  TransportContext context;
+  context.runtime = runtime_;
+  context.worker_name = name;
+  context.max_frame_bytes = max_frame_bytes;
+  StatusOr<std::unique_ptr<Transport>> transport = factory_(context);
+  EXPECT_TRUE(transport.ok()) << transport.status();
+  if (transport.ok()) peer->transport = *std::move(transport);
+  return peer;
+}
+
+Status World::listen(Peer& peer, ListenOptions options) {
+  StatusOr<std::string> address = peer.transport->listen(options, peer.acceptor);
+  if (!address.ok()) return address.status();
+  peer.address = *address;
+  return absl::OkStatus();
+}
+
+StatusOr<End> World::dial(Peer& from, std::string_view address, absl::Duration timeout,
+                          const std::function<void(Hello*)>& change) {
+  struct Outcome {
+    int calls = 0;
+    StatusOr<ConnectionRef> result = make_error(ErrorKind::kInternal, "not called");
+  };
+  auto outcome = std::make_shared<Outcome>();
+  auto handler = std::make_shared<RecordingHandler>(signal_.get());
+  Hello hello = from.hello;
+  if (change) change(&hello);
+  from.transport->connect(address, hello, runtime_->now() + timeout, handler,
+                          [this, outcome, handler](StatusOr<ConnectionRef> result) {
+                            EXPECT_EQ(handler->frame_count(), 0u) << "a frame before done";
+                            signal_->with([&] {
+                              ++outcome->calls;
+                              outcome->result = std::move(result);
+                            });
+                          });
+  EXPECT_TRUE(signal_->wait([&] { return outcome->calls > 0; }, timeout + absl::Seconds(30)))
+      << "the dial of " << address << " has no outcome";
+  return signal_->with([&]() -> StatusOr<End> {
+    EXPECT_EQ(outcome->calls, 1);
+    if (!outcome->result.ok()) return outcome->result.status();
+    return End{*outcome->result, handler};
+  });
+}
+
+std::vector<Backend> transport_backends() {
+  std::vector<Backend> out;
+  auto inproc = [](World& world) { return inproc_transport(world.network()); };
+  out.push_back({"inproc", false, false, inproc});
+  out.push_back({"inproc_sim", true, false, inproc});
+  return out;
+}
+
+Frame make_frame(FrameKind kind, std::string header, std::string payload, uint64_t cookie) {
+  Frame frame;
+  frame.kind = kind;
+  frame.header = std::move(header);
+  frame.cookie = cookie;
+  if (!payload.empty()) {
+    auto owner = std::make_shared<std::string>(std::move(payload));
+    frame.payload.push_back({owner->data(), owner->size(), owner});
+  }
+  return frame;
+}
+
+std::string pattern(size_t size, uint64_t salt) {
+  std::string out(size, '\0');
+  uint64_t x = salt * 0x9e3779b97f4a7c15u + 1;
+  for (size_t i = 0; i < size; ++i) {
+    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+    out[i] = static_cast<char>(x);
+  }
+  return out;
+}
+
+}  // namespace weft::testing
