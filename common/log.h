@@ -52,11 +52,11 @@ class LogSink {
 WEFT_API std::shared_ptr<LogSink> stderr_sink();
 
 struct LoggerOptions {
-  std::string name;
+  std::string name = {};
   int rank = -1;  // unknown
   Severity level = Severity::kInfo;
-  std::shared_ptr<LogSink> sink;    // null: stderr_sink()
-  std::function<absl::Time()> now;  // calendar time; null: the system's
+  std::shared_ptr<LogSink> sink = nullptr;    // null: stderr_sink()
+  std::function<absl::Time()> now = nullptr;  // calendar time; null: the system's
 };
 
 class WEFT_API Logger {

@@ -2,7 +2,7 @@
 #define WEFT_COMMON_TRACE_H_
 
 // TraceWriter: the timeline of one process as Chrome-trace JSON, to be opened in Perfetto or
-// chrome://tracing. One file per rank; `weft/tools` joins them.
+// chrome://tracing. One file per rank.
 //
 //   TraceWriter* trace = worker_trace;                  // null: tracing is off, at the cost of a
 //   test if (trace != nullptr) trace->async_begin("rpc", "add", id, now);     // calls that overlap
@@ -32,7 +32,7 @@
 namespace weft {
 
 struct TraceOptions {
-  std::string process_name;
+  std::string process_name = {};
   int rank = 0;  // the process's number in the timeline
   size_t max_bytes = size_t{64} << 20;
   // Calendar time minus steady time of this process.

@@ -17,6 +17,7 @@
 #include <string>
 #include <thread>
 
+#include "weft/common/api.h"
 #include "weft/common/call_scope.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
@@ -45,7 +46,7 @@ std::chrono::steady_clock::time_point to_steady(absl::Time t);
 // A kernel-visible thread name, cut to what the kernel takes.
 void name_this_thread(const std::string& name);
 
-class Pool : public Executor, private BlockingHook {
+class WEFT_API Pool : public Executor, private BlockingHook {
  public:
   explicit Pool(const PoolOptions& options) : options_(options) {}
   ~Pool() override { shutdown(); }

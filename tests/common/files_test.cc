@@ -1,0 +1,189 @@
+// One contract for the system's files and those in memory, then what only the system's can show.
+#include "weft/common/files.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "weft/common/error.h"
+
+namespace weft {
+namespace {
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() : path_(::testing::TempDir() + "weft_files_XXXXXX") {
+    EXPECT_NE(::mkdtemp(path_.data()), nullptr);
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  size_t count() const {
+    size_t n = 0;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(path_)) ++n;
+    return n;
+  }
+
+ private:
+  std::string path_;
+};
+
+class FilesContract : public ::testing::TestWithParam<bool> {
+ protected:
+  FilesContract() : files_(GetParam() ? make_system_files() : make_memory_files()) {}
+
+  TemporaryFolder folder_;
+  std::unique_ptr<Files> files_;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, FilesContract, ::testing::Values(true, false),
+                         [](const auto& info) { return info.param ? "System" : "Memory"; });
+
+TEST_P(FilesContract, ReadsWhatWasWritten) {
+  const std::string path = folder_ / "a";
+  EXPECT_EQ(error_kind(files_->read(path).status()), ErrorKind::kNotFound);
+  const std::string odd("\0\xff\n", 3);
+  ASSERT_TRUE(files_->write_atomic(path, odd).ok());
+  EXPECT_EQ(*files_->read(path), odd);
+  const std::string large(300'000, 'x');
+  ASSERT_TRUE(files_->write_atomic(path, large).ok());
+  EXPECT_EQ(*files_->read(path), large);
+  ASSERT_TRUE(files_->write_atomic(path, "").ok());
+  EXPECT_EQ(*files_->read(path), "");
+  EXPECT_TRUE(files_->remove(path).ok());
+  EXPECT_EQ(error_kind(files_->read(path).status()), ErrorKind::kNotFound);
+  EXPECT_EQ(error_kind(files_->remove(path)), ErrorKind::kNotFound);
+}
+
+TEST_P(FilesContract, ErrorsNameTheFile) {
+  const std::string path = folder_ / "missing";
+  EXPECT_NE(std::string(files_->read(path).status().message()).find(path), std::string::npos);
+  EXPECT_NE(std::string(files_->remove(path).message()).find(path), std::string::npos);
+}
+
+TEST_P(FilesContract, UpdateSeesTheContentAndMayLeaveIt) {
+  const std::string path = folder_ / "a";
+  std::string seen = "?";
+  const auto set = [&](std::string value, bool keep) {
+    return files_->update_locked(path, [&seen, value, keep](std::string* content) {
+      seen = *content;
+      *content = value;
+      return keep;
+    });
+  };
+  ASSERT_TRUE(set("first, rather long", true).ok());
+  EXPECT_EQ(seen, "");
+  ASSERT_TRUE(set("dropped", false).ok());
+  EXPECT_EQ(seen, "first, rather long");
+  ASSERT_TRUE(set("short", true).ok());
+  EXPECT_EQ(seen, "first, rather long");
+  EXPECT_EQ(*files_->read(path), "short");
+}
+
+TEST_P(FilesContract, UpdatesExcludeEachOther) {
+  const std::string path = folder_ / "count";
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) {
+        EXPECT_TRUE(files_
+                        ->update_locked(path,
+                                        [](std::string* content) {
+                                          int n = 0;
+                                          if (!content->empty()) {
+                                            EXPECT_TRUE(absl::SimpleAtoi(*content, &n));
+                                          }
+                                          *content = absl::StrCat(n + 1);
+                                          return true;
+                                        })
+                        .ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(*files_->read(path), "200");
+}
+
+TEST_P(FilesContract, ReadersSeeTheOldOrTheNewContent) {
+  const std::string path = folder_ / "whole";
+  const std::string a(100'000, 'a');
+  const std::string b(70'000, 'b');
+  ASSERT_TRUE(files_->write_atomic(path, a).ok());
+  std::thread writer([&] {
+    for (int i = 0; i < 30; ++i) EXPECT_TRUE(files_->write_atomic(path, i % 2 == 0 ? b : a).ok());
+  });
+  for (int i = 0; i < 100; ++i) {
+    const auto content = files_->read(path);
+    ASSERT_TRUE(content.ok()) << content.status();
+    EXPECT_TRUE(*content == a || *content == b);
+  }
+  writer.join();
+}
+
+// A file may be removed, or replaced by write_atomic, while others wait for its lock: an update
+// that then changed the old one would be lost.
+TEST(SystemFiles, NoUpdateIsLostToAFileThatWasReplaced) {
+  TemporaryFolder folder;
+  const auto files = make_system_files();
+  const std::string path = folder / "a";
+  int lost = 0;
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_TRUE(files->write_atomic(path, "old").ok());
+    std::thread remover([&] {
+      // Removes under the lock, so that what comes later starts from nothing.
+      EXPECT_TRUE(files
+                      ->update_locked(path,
+                                      [&](std::string*) {
+                                        EXPECT_TRUE(files->remove(path).ok());
+                                        return false;
+                                      })
+                      .ok());
+    });
+    std::string seen;
+    EXPECT_TRUE(files
+                    ->update_locked(path,
+                                    [&](std::string* content) {
+                                      seen = *content;
+                                      *content = "new";
+                                      return true;
+                                    })
+                    .ok());
+    remover.join();
+    // Removed first: the update started a new file, which must be there. Removed last: no file.
+    const auto after = files->read(path);
+    if (seen.empty()) {
+      lost += !after.ok() || *after != "new";
+    } else {
+      EXPECT_FALSE(after.ok());
+    }
+  }
+  EXPECT_EQ(lost, 0);
+}
+
+TEST(SystemFiles, WritesArePrivateAndLeaveNothingBehind) {
+  TemporaryFolder folder;
+  const auto files = make_system_files();
+  ASSERT_TRUE(files->write_atomic(folder / "a", "x").ok());
+  struct stat info;
+  ASSERT_EQ(::stat((folder / "a").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  EXPECT_EQ(folder.count(), 1u);
+  const absl::Status status = files->write_atomic(folder / "none/a", "x");
+  EXPECT_EQ(error_kind(status), ErrorKind::kNotFound) << status;
+  // A folder cannot be replaced by a file; the temporary file must be gone again.
+  std::filesystem::create_directory(folder / "sub");
+  EXPECT_FALSE(files->write_atomic(folder / "sub", "x").ok());
+  EXPECT_FALSE(files->read(folder / "sub").ok());
+  EXPECT_EQ(folder.count(), 2u);
+}
+
+}  // namespace
+}  // namespace weft
