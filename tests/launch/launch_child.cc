@@ -123,6 +123,25 @@ int listen_on_master_port() {
   return 0;
 }
 
+int print_rank() {
+  struct Names {
+    const char* rank;
+    const char* size;
+  };
+  constexpr Names kKnown[] = {{"RANK", "WORLD_SIZE"},
+                              {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                              {"SLURM_PROCID", "SLURM_NTASKS"}};
+  for (const Names& names : kKnown) {
+    const char* rank = std::getenv(names.rank);
+    const char* size = std::getenv(names.size);
+    if (rank == nullptr || size == nullptr) continue;
+    std::printf("rank %s of %s by %s\n", rank, size, names.rank);
+    return 0;
+  }
+  std::fprintf(stderr, "no launcher's variables\n");
+  return 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -132,6 +151,7 @@ int main(int argc, char** argv) {
   if (mode == "long-line" && argc == 3) return long_line(std::strtoul(argv[2], nullptr, 10));
   if (mode == "bytes") return all_bytes();
   if (mode == "fork-tree") return fork_tree();
+  if (mode == "ranks") return print_rank();
   if (mode == "listen") return listen_on_master_port();
   std::fprintf(stderr, "launch_child: unknown mode '%s'\n", mode.c_str());
   return 2;

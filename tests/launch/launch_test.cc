@@ -363,7 +363,9 @@ TEST(Launch, NoOrphansAfterSigterm) { expect_gone_after(SIGTERM, 143); }
 TEST(Launch, NoOrphansWhenWeftrunItselfIsKilled) { expect_gone_after(SIGKILL, 137); }
 
 TEST(Launch, RanksDieWithWeftrunEvenWithoutItsGuard) {
-  Running running = Running::start(sh({"-n", "2"}, "echo pid $$; exec sleep 1000"));
+  TestDir dir;  // nobody is left to remove what weftrun put there
+  Running running = Running::start(sh({"-n", "2"}, "echo pid $$; exec sleep 1000"),
+                                   {.set = {{"TMPDIR", dir.path("")}}});
   ASSERT_TRUE(running.wait_for("[worker0] pid") && running.wait_for("[worker1] pid"));
   std::vector<Watched> watched;
   for (int pid : numbers_after("pid", running.out())) watched.emplace_back(pid);
