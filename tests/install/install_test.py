@@ -77,7 +77,7 @@ def main():
         run([args.cmake, "--build", folder, "--parallel", "2"])
         # Only what the linker wrote into the program may find the libraries.
         environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
-        output = run([os.path.join(folder, "app")], cwd=temporary, env=environment, timeout=120)
+        output = run([os.path.join(folder, "app"), os.path.join(temporary, "store")], cwd=temporary, env=environment, timeout=120)
         print(output)
         if "stranger: ok" not in output:
             sys.exit("install test: the program did not say that it is ok")
