@@ -44,7 +44,7 @@ void SystemParker::unpark() {
   wake_.notify_one();
 }
 
-bool Pool::post(Task&& task) {
+bool Pool::State::post(Task&& task) {
   std::list<std::thread> ended;
   {
     MutexLock lock(&mutex_);
@@ -66,11 +66,11 @@ bool Pool::post(Task&& task) {
   return true;
 }
 
-bool Pool::start_thread_locked() {
+bool Pool::State::start_thread_locked() {
   threads_.emplace_back();
   auto self = std::prev(threads_.end());
   try {
-    *self = std::thread([this, self] { run(self); });
+    *self = std::thread([state = shared_from_this(), self] { state->run(self); });
   } catch (const std::system_error&) {  // the system's limit on threads
     threads_.pop_back();
     return false;
@@ -79,7 +79,7 @@ bool Pool::start_thread_locked() {
   return true;
 }
 
-void Pool::run(std::list<std::thread>::iterator self) {
+void Pool::State::run(std::list<std::thread>::iterator self) {
   name_this_thread(options_.name);
   MutexLock lock(&mutex_);
   while (true) {
@@ -105,10 +105,16 @@ void Pool::run(std::list<std::thread>::iterator self) {
   --running_;
   // Whoever waits may have to take over what is queued, or to notice that all is done.
   wake_.notify_all();
+  if (abandoned_) {
+    // Nobody is left to join this thread, and it has nothing more to do.
+    self->detach();
+    threads_.erase(self);
+    return;
+  }
   ended_.splice(ended_.end(), threads_, self);
 }
 
-absl::Status Pool::begin_blocking() {
+absl::Status Pool::State::begin_blocking() {
   MutexLock lock(&mutex_);
   if (blocked_ >= options_.max_blocked) {
     return make_error(
@@ -131,33 +137,76 @@ absl::Status Pool::begin_blocking() {
   return absl::OkStatus();
 }
 
-void Pool::end_blocking() {
+void Pool::State::end_blocking() {
   MutexLock lock(&mutex_);
   --blocked_;
   ++running_;
   if (closed_) wake_.notify_all();
 }
 
-void Pool::reap(std::list<std::thread>* ended) {
+void Pool::State::reap(std::list<std::thread>* ended) {
   for (std::thread& thread : *ended) thread.join();
   ended->clear();
 }
 
-int Pool::threads_for_test() {
+int Pool::State::threads_for_test() {
   MutexLock lock(&mutex_);
   return static_cast<int>(threads_.size());
 }
 
-void Pool::shutdown() {
+bool Pool::State::shutdown_until(absl::Time deadline) {
   std::list<std::thread> ended;
+  bool all = true;
   {
     MutexLock lock(&mutex_);
     closed_ = true;
     wake_.notify_all();
-    while (!threads_.empty()) wake_.wait(mutex_);
+    while (!threads_.empty()) {
+      if (deadline == absl::InfiniteFuture()) {
+        wake_.wait(mutex_);
+      } else if (wake_.wait_until(mutex_, to_steady(deadline)) == std::cv_status::timeout) {
+        break;
+      }
+    }
+    all = threads_.empty();
+    gave_up_ = !all;
     ended.swap(ended_);
   }
   reap(&ended);
+  return all;
+}
+
+bool Pool::State::gave_up() {
+  MutexLock lock(&mutex_);
+  return gave_up_;
+}
+
+bool Pool::State::on_own_thread() {
+  MutexLock lock(&mutex_);
+  for (const std::thread& thread : threads_) {
+    if (thread.get_id() == std::this_thread::get_id()) return true;
+  }
+  return false;
+}
+
+void Pool::State::abandon() {
+  std::list<std::thread> ended;
+  {
+    MutexLock lock(&mutex_);
+    closed_ = true;
+    abandoned_ = true;
+    wake_.notify_all();
+    ended.swap(ended_);
+  }
+  reap(&ended);
+}
+
+Pool::~Pool() {
+  if (state_->gave_up() || state_->on_own_thread()) {
+    state_->abandon();
+  } else {
+    shutdown();
+  }
 }
 
 Loop::Loop(std::string name) : name_(std::move(name)), thread_([this] { run(); }) {}

@@ -46,36 +46,57 @@ std::chrono::steady_clock::time_point to_steady(absl::Time t);
 // A kernel-visible thread name, cut to what the kernel takes.
 void name_this_thread(const std::string& name);
 
-class WEFT_API Pool : public Executor, private BlockingHook {
+class WEFT_API Pool : public Executor {
  public:
-  explicit Pool(const PoolOptions& options) : options_(options) {}
-  ~Pool() override { shutdown(); }
+  explicit Pool(const PoolOptions& options) : state_(std::make_shared<State>(options)) {}
+  // Waits for what was posted, unless shutdown_until() gave up before or this is one of the pool's own
+  // threads (the last task dropped the last handle): then the threads end by themselves.
+  ~Pool() override;
 
-  bool post(Task&& task) override;
-  void shutdown() override;
+  bool post(Task&& task) override { return state_->post(std::move(task)); }
+  void shutdown() override { state_->shutdown_until(absl::InfiniteFuture()); }
+  bool shutdown_until(absl::Time deadline) override { return state_->shutdown_until(deadline); }
   std::unique_ptr<Parker> make_parker() override { return std::make_unique<SystemParker>(); }
 
-  int threads_for_test() ABSL_LOCKS_EXCLUDED(mutex_);
+  int threads_for_test() { return state_->threads_for_test(); }
 
  private:
-  absl::Status begin_blocking() override;
-  void end_blocking() override;
-  // False when the system refuses.
-  bool start_thread_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void run(std::list<std::thread>::iterator self);
-  void reap(std::list<std::thread>* ended);
+  // Shared with the threads, so that one that never ends does not point at what is gone.
+  class WEFT_API State : public BlockingHook, public std::enable_shared_from_this<State> {
+   public:
+    explicit State(const PoolOptions& options) : options_(options) {}
 
-  const PoolOptions options_;
+    bool post(Task&& task);
+    bool shutdown_until(absl::Time deadline);
+    void abandon();
+    bool on_own_thread();
+    bool gave_up();
+    int threads_for_test() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  Mutex mutex_;
-  std::condition_variable_any wake_;
-  std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
-  std::list<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
-  std::list<std::thread> ended_ ABSL_GUARDED_BY(mutex_);  // to be joined
-  int idle_ ABSL_GUARDED_BY(mutex_) = 0;
-  int running_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that are not blocked, idle ones included
-  int blocked_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+   private:
+    absl::Status begin_blocking() override;
+    void end_blocking() override;
+    // False when the system refuses.
+    bool start_thread_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+    void run(std::list<std::thread>::iterator self);
+    void reap(std::list<std::thread>* ended);
+
+    const PoolOptions options_;
+
+    Mutex mutex_;
+    std::condition_variable_any wake_;
+    std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
+    std::list<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
+    std::list<std::thread> ended_ ABSL_GUARDED_BY(mutex_);  // to be joined
+    int idle_ ABSL_GUARDED_BY(mutex_) = 0;
+    int running_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that are not blocked, idle ones included
+    int blocked_ ABSL_GUARDED_BY(mutex_) = 0;
+    bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+    bool gave_up_ ABSL_GUARDED_BY(mutex_) = false;
+    bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // nobody will join
+  };
+
+  const std::shared_ptr<State> state_;
 };
 
 class Loop : public Executor {

@@ -231,38 +231,6 @@ std::vector<uint8_t> inverse(const std::vector<uint8_t>& order) {
   return result;
 }
 
-Status check_sendable(const at::Tensor& tensor) {
-  if (!tensor.defined()) return refuse("it is undefined");
-  if (tensor.is_nested()) return refuse("nested tensors are not supported");
-  if (tensor.is_quantized()) {
-    return refuse(cat("it is quantized (", c10::toString(tensor.scalar_type()),
-                               "); send dequantize() of it, or int_repr() and the parameters"));
-  }
-  if (!tensor.device().is_cpu()) {
-    return refuse(cat(
-        "it is on ", tensor.device().str(),
-        "; there are no device maps yet that would say where it belongs at the receiver: send "
-        "x.cpu() and move it there"));
-  }
-  if (row_of(tensor.scalar_type()) == nullptr) {
-    return refuse(cat("dtype ", c10::toString(tensor.scalar_type()), " does not travel"));
-  }
-  if (tensor.dim() > kMaxTensorDims) {
-    return refuse(cat("it has ", tensor.dim(), " dimensions, at most ", kMaxTensorDims));
-  }
-  const c10::DispatchKeySet keys = tensor.key_set();
-  if (keys.has(c10::DispatchKey::FuncTorchBatched) ||
-      keys.has(c10::DispatchKey::FuncTorchGradWrapper) ||
-      keys.has(c10::DispatchKey::Functionalize)) {
-    return refuse("it is a wrapper of a function transform (vmap, grad)");
-  }
-  if (tensor.layout() != at::kStrided && tensor.layout() != at::kSparse) {
-    return refuse(cat("its layout is ", static_cast<int>(tensor.layout()),
-                               "; dense and sparse COO tensors travel (to_dense(), to_sparse())"));
-  }
-  return absl::OkStatus();
-}
-
 // The memory of `dense`, contiguous, detached and of its own when asked for or needed.
 at::Tensor gather(const at::Tensor& dense, bool copy) {
   at::Tensor plain = dense;
@@ -358,8 +326,40 @@ Status from_torch(const char* doing, const std::exception& e) {
 
 }  // namespace
 
+Status check_sendable_tensor(const at::Tensor& tensor) {
+  if (!tensor.defined()) return refuse("it is undefined");
+  if (tensor.is_nested()) return refuse("nested tensors are not supported");
+  if (tensor.is_quantized()) {
+    return refuse(cat("it is quantized (", c10::toString(tensor.scalar_type()),
+                               "); send dequantize() of it, or int_repr() and the parameters"));
+  }
+  if (!tensor.device().is_cpu()) {
+    return refuse(cat(
+        "it is on ", tensor.device().str(),
+        "; there are no device maps yet that would say where it belongs at the receiver: send "
+        "x.cpu() and move it there"));
+  }
+  if (row_of(tensor.scalar_type()) == nullptr) {
+    return refuse(cat("dtype ", c10::toString(tensor.scalar_type()), " does not travel"));
+  }
+  if (tensor.dim() > kMaxTensorDims) {
+    return refuse(cat("it has ", tensor.dim(), " dimensions, at most ", kMaxTensorDims));
+  }
+  const c10::DispatchKeySet keys = tensor.key_set();
+  if (keys.has(c10::DispatchKey::FuncTorchBatched) ||
+      keys.has(c10::DispatchKey::FuncTorchGradWrapper) ||
+      keys.has(c10::DispatchKey::Functionalize)) {
+    return refuse("it is a wrapper of a function transform (vmap, grad)");
+  }
+  if (tensor.layout() != at::kStrided && tensor.layout() != at::kSparse) {
+    return refuse(cat("its layout is ", static_cast<int>(tensor.layout()),
+                               "; dense and sparse COO tensors travel (to_dense(), to_sparse())"));
+  }
+  return absl::OkStatus();
+}
+
 StatusOr<TensorParts> split_for_wire(const at::Tensor& tensor, bool copy) {
-  WEFT_RETURN_IF_ERROR(check_sendable(tensor));
+  WEFT_RETURN_IF_ERROR(check_sendable_tensor(tensor));
   try {
     const c10::InferenceMode not_inference(false);
     const c10::NoGradGuard no_grad;

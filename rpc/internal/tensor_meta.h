@@ -62,6 +62,9 @@ struct TensorParts {
   std::vector<at::Tensor> buffers;  // contiguous, CPU, detached; nbytes() and const_data_ptr() apply
 };
 
+// What split_for_wire() would refuse, without doing any of it.
+WEFT_API Status check_sendable_tensor(const at::Tensor& tensor);
+
 // The buffers alias `tensor` when its memory can be sent as it lies and `copy` is false. Errors, kind
 // invalid_argument: undefined, quantized, not on the CPU, or of a layout or dtype that cannot travel.
 WEFT_API StatusOr<TensorParts> split_for_wire(const at::Tensor& tensor, bool copy);

@@ -1,0 +1,463 @@
+#include "weft/rpc/internal/agent.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "c10/core/GradMode.h"
+#include "weft/rpc/internal/counters.h"
+
+namespace weft::internal {
+namespace {
+
+std::string text(const WorkerInfo& info) {
+  return absl::StrCat("'", info.name, "' (id ", info.id, ", incarnation ",
+                      absl::Hex(info.incarnation, absl::kZeroPad16), ")");
+}
+
+}  // namespace
+
+Agent::Agent(AgentOptions options)
+    : options_(std::move(options)), receive_budget_(options_.receive_budget, "messages being received"),
+      rpc_timeout_ns_(absl::ToInt64Nanoseconds(options_.rpc_timeout)),
+      counters_(std::make_unique<Counters>(options_.metrics.get())), idle_changed_(options_.runtime.get()),
+      members_(std::make_shared<MemberList>()) {
+  for (const Method& m : options_.services) services_.emplace(m.name, m);
+}
+
+Agent::~Agent() = default;
+
+void Agent::start(Transport* transport) {
+  const std::weak_ptr<Agent> weak = weak_from_this();  // weak: the agent owns the timers
+  deadline_timer_ = options_.runtime->make_timer([weak] {
+    if (auto self = weak.lock()) self->on_deadline_timer();
+  });
+  tick_timer_ = options_.runtime->make_timer([weak] {
+    if (auto self = weak.lock()) self->tick();
+  });
+  {
+    MutexLock lock(&mutex_);
+    transport_ = transport;
+  }
+  tick_timer_->arm(now() + options_.heartbeat);
+}
+
+MemberListRef Agent::members() const {
+  MutexLock lock(&mutex_);
+  return members_;
+}
+
+void Agent::set_members(MemberListRef members) {
+  MutexLock lock(&mutex_);
+  for (const auto& [id, member] : members->by_id) {
+    auto it = peers_.find(member.info.incarnation);
+    // It dialled us before we had read where it listens.
+    if (it != peers_.end() && it->second->address.empty()) it->second->address = member.address;
+  }
+  members_ = std::move(members);
+}
+
+Status Agent::closed_error() const {
+  return make_error(ErrorKind::kState, absl::StrCat("worker '", options_.self.name,
+                                                    "' has shut down; no more calls can be made"));
+}
+
+StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call) {
+  auto spec = std::make_shared<CallSpec>();
+  spec->hash = signature_hash(call.signature);
+  spec->grad_mode = c10::GradMode::is_enabled();
+  if (const CallScope* scope = find_scope(scope_key())) {
+    spec->holding = scope->holding;
+    spec->trace_id = scope->trace_id;
+    spec->span_id = scope->span_id;
+  }
+  StatusOr<std::shared_ptr<const OutMessage>> message =
+      pack(std::move(call.arguments), call.options.tensors == TensorArgs::kCopy);
+  if (!message.ok()) {
+    return annotate(message.status(), absl::StrCat("calling '", call.method, "'"));
+  }
+  spec->message = *std::move(message);
+  spec->call = std::move(call);
+  return spec;
+}
+
+CallHandle Agent::start_call(const Destination& to, UntypedCall call, CallDone done) {
+  StatusOr<std::shared_ptr<CallSpec>> spec = make_spec(std::move(call));
+  if (!spec.ok()) {
+    done(spec.status());
+    return CallHandle();
+  }
+  return issue(to, *spec, std::move(done));
+}
+
+std::vector<CallHandle> Agent::start_calls(const std::vector<Destination>& to, UntypedCall call,
+                                           std::function<void(size_t, StatusOr<Payload>)> done) {
+  StatusOr<std::shared_ptr<CallSpec>> spec = make_spec(std::move(call));
+  std::vector<CallHandle> handles;
+  for (size_t i = 0; i < to.size(); ++i) {
+    CallDone one = [i, done](StatusOr<Payload> r) { done(i, std::move(r)); };
+    if (spec.ok()) {
+      handles.push_back(issue(to[i], *spec, std::move(one)));
+    } else {
+      one(spec.status());
+      handles.emplace_back();
+    }
+  }
+  return handles;
+}
+
+CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallSpec>& spec,
+                        CallDone done) {
+  const absl::Time start = now();
+  const CallScope* scope = find_scope(scope_key());
+  absl::Time deadline = deadline_after(start, spec->call.options.deadline.value_or(rpc_timeout()));
+  if (scope != nullptr) deadline = std::min(deadline, scope->deadline);
+
+  Status refused;
+  uint64_t id = 0;
+  {
+    MutexLock lock(&mutex_);
+    StatusOr<const Member*> member = members_->resolve(to);
+    if (closed_ || !accepting_) {
+      refused = closed_error();
+    } else if (!member.ok()) {
+      refused = member.status();
+    } else if (deadline <= start) {
+      refused = make_error(ErrorKind::kDeadline,
+                           absl::StrCat("the deadline of the call of '", spec->call.method, "' on ",
+                                        text((*member)->info), " was over before it was sent"));
+    } else if (scope != nullptr && scope->cancel.cancelled()) {
+      refused = make_error(ErrorKind::kCancelled, "the call in whose handler this one was made is cancelled");
+    } else {
+      id = ++last_call_id_;
+      Pending p;
+      p.spec = spec;
+      p.to = (*member)->info;
+      p.done = std::move(done);
+      p.issued = start;
+      p.deadline = deadline;
+      if (deadline != absl::InfiniteFuture()) {
+        p.in_deadlines = deadlines_.emplace(deadline, DeadlineKey{false, 0, id});
+        p.has_deadline = true;
+        arm_locked(deadline);
+      }
+      if (spec->call.options.retry == Retry::kAtMostOnce) outstanding_once_.insert(id);
+      peer_locked((*member)->info, (*member)->address);
+      pending_.emplace(id, std::move(p));
+    }
+  }
+  if (!refused.ok()) {
+    done(annotate(refused, absl::StrCat("rpc '", spec->call.method, "'")));
+    return CallHandle();
+  }
+  counters_->issued->add();
+  runtime()->trace("issue", options_.self.id, id);
+  const std::weak_ptr<Agent> weak = weak_from_this();
+  if (scope != nullptr) {
+    // Cancellation of the call that we serve reaches the calls made for it.
+    const CancelToken parent = scope->cancel;
+    const uint64_t hook = parent.on_cancel([weak, id] {
+      if (auto self = weak.lock()) {
+        self->complete(id, make_error(ErrorKind::kCancelled, "the calling handler was cancelled"), true);
+      }
+    });
+    MutexLock lock(&mutex_);
+    auto it = pending_.find(id);
+    if (it != pending_.end()) {
+      it->second.parent = parent;
+      it->second.parent_hook = hook;
+    }
+  }
+  transmit(id);
+  return CallHandle([weak, id] {
+    if (auto self = weak.lock()) {
+      self->complete(id, make_error(ErrorKind::kCancelled, "cancelled by the caller"), true);
+    }
+  });
+}
+
+void Agent::transmit(uint64_t call_id) {
+  v1::CallHeader header;
+  std::shared_ptr<Link> link;
+  std::shared_ptr<const CallSpec> spec;
+  PeerRef to_dial;
+  Status gone;
+  {
+    MutexLock lock(&mutex_);
+    auto it = pending_.find(call_id);
+    if (it == pending_.end() || it->second.state != State::kWaiting) return;
+    Pending& p = it->second;
+    const PeerRef& peer = peers_.at(p.to.incarnation);
+    if (!peer->gone.ok()) {
+      gone = peer->gone;
+    } else if (peer->active == nullptr) {
+      peer->waiting.insert(call_id);
+      if (want_dial_locked(peer.get())) to_dial = peer;
+    } else {
+      peer->waiting.erase(call_id);
+      link = peer->active;
+      ++link->pending;
+      p.link = link;
+      p.state = State::kSending;
+      p.lost_while_sending = false;
+      spec = p.spec;
+      header.set_call_id(call_id);
+      header.set_attempt(p.attempt);
+      if (p.deadline != absl::InfiniteFuture()) {
+        header.set_remaining_us(std::max<int64_t>(1, absl::ToInt64Microseconds(p.deadline - now())));
+      }
+      if (spec->call.options.retry == Retry::kAtMostOnce) {
+        header.set_at_most_once(true);
+        header.set_acked_below(*outstanding_once_.begin());
+      }
+    }
+  }
+  if (!gone.ok()) return complete(call_id, gone, false);
+  if (to_dial != nullptr) return dial(to_dial);
+  if (link == nullptr) return;
+
+  header.set_method(spec->call.method);
+  header.set_signature_hash(spec->hash);
+  header.set_object(spec->call.object);
+  header.set_grad_mode(spec->grad_mode);
+  if (spec->trace_id != 0) header.set_trace_id(spec->trace_id);
+  if (spec->span_id != 0) header.set_span_id(spec->span_id);
+  for (uint64_t turn : spec->holding) header.add_holding(turn);
+  const Status sent = link->send(FrameKind::kRequest, &header, *spec->message, call_id, now());
+
+  bool again = false;
+  Status fail;
+  {
+    MutexLock lock(&mutex_);
+    auto it = pending_.find(call_id);
+    if (it == pending_.end() || it->second.link != link || it->second.state != State::kSending) return;
+    Pending& p = it->second;
+    const bool undelivered = !sent.ok() || (p.lost_while_sending && p.unsent);
+    if (!sent.ok() && error_kind(sent) != ErrorKind::kNotDelivered) {
+      fail = sent;  // it can never be sent: too large, too many tensors
+    } else if (undelivered || (p.lost_while_sending &&
+                               spec->call.options.retry == Retry::kAtMostOnce)) {
+      if (!undelivered) ++p.attempt;
+      p.state = State::kWaiting;
+      p.link = nullptr;
+      --link->pending;
+      again = true;
+    } else if (p.lost_while_sending) {
+      fail = make_error(ErrorKind::kMaybeExecuted,
+                        absl::StrCat("the connection to ", text(p.to), " broke after '",
+                                     spec->call.method, "' was sent: it may have run"));
+    } else {
+      p.state = State::kSent;
+    }
+    // A connection that refuses is lost, even if on_lost has not come yet.
+    if (again) {
+      const PeerRef& peer = peers_.at(p.to.incarnation);
+      if (peer->active == link) peer->active = nullptr;
+    }
+  }
+  if (!fail.ok()) return complete(call_id, fail, false);
+  if (again) {
+    counters_->retried->add();
+    transmit(call_id);
+  }
+}
+
+void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_callee) {
+  Pending p;
+  bool wake = false;
+  std::shared_ptr<Link> link;
+  {
+    MutexLock lock(&mutex_);
+    auto it = pending_.find(call_id);
+    if (it == pending_.end()) {
+      if (!tell_callee) counters_->late_answers->add();
+      return;
+    }
+    p = std::move(it->second);
+    pending_.erase(it);
+    if (p.has_deadline) deadlines_.erase(p.in_deadlines);
+    if (p.spec->call.options.retry == Retry::kAtMostOnce) outstanding_once_.erase(call_id);
+    auto peer = peers_.find(p.to.incarnation);
+    if (peer != peers_.end()) peer->second->waiting.erase(call_id);
+    if (p.link != nullptr) {
+      --p.link->pending;
+      link = p.link;
+    }
+    wake = waiters_ > 0;
+  }
+  if (p.parent_hook != 0) p.parent.remove(p.parent_hook);
+  if (tell_callee && link != nullptr) {
+    v1::CancelHeader cancel;
+    cancel.set_call_id(call_id);
+    // Lost or refused: the handler runs on and its answer is dropped.
+    link->send_control(FrameKind::kCancel, cancel.SerializeAsString(), kControlLane, now()).IgnoreError();
+  }
+  counters_->completed->add();
+  counters_->call_seconds->observe(absl::ToDoubleSeconds(now() - p.issued));
+  runtime()->trace("complete", call_id, result.ok() ? 0 : static_cast<uint64_t>(result.status().code()));
+  if (!result.ok()) {
+    counters_->failed->add();
+    Status error = result.status();
+    if (error_kind(error) == ErrorKind::kSignature) {
+      error = annotate(error, absl::StrCat("called as ", p.spec->call.method, p.spec->call.signature));
+    }
+    // What a handler threw reaches the caller unchanged; what arose here says what was tried.
+    if (error_details(error).origin.empty()) {
+      error = annotate(error, absl::StrCat("rpc '", p.spec->call.method, "' on '", p.to.name, "'"));
+    }
+    result = std::move(error);
+  }
+  p.done(std::move(result));
+  if (wake) idle_changed_.notify_all();
+  if (link != nullptr) close_if_drained(link);
+}
+
+void Agent::arm_locked(absl::Time deadline) {
+  // Deadlines mostly come in order, so the timer is rarely moved. It is never disarmed: it finds
+  // nothing due and sleeps on.
+  if (deadline >= armed_ || deadline_timer_ == nullptr) return;
+  armed_ = deadline;
+  deadline_timer_->arm(deadline);
+}
+
+void Agent::on_deadline_timer() {
+  std::vector<DeadlineKey> due;
+  std::vector<CancelToken> late_handlers;
+  std::vector<std::pair<uint64_t, Status>> late_calls;
+  {
+    MutexLock lock(&mutex_);
+    const absl::Time at = now();
+    while (!deadlines_.empty() && deadlines_.begin()->first <= at) {
+      const DeadlineKey key = deadlines_.begin()->second;
+      deadlines_.erase(deadlines_.begin());
+      if (key.serving) {
+        auto it = serving_.find({key.incarnation, key.call_id});
+        if (it == serving_.end()) continue;
+        it->second.has_deadline = false;
+        late_handlers.push_back(it->second.cancel);
+      } else {
+        auto it = pending_.find(key.call_id);
+        if (it == pending_.end()) continue;
+        Pending& p = it->second;
+        p.has_deadline = false;
+        std::string where = p.state == State::kSent ? "no answer came" : "it could not be sent";
+        auto peer = peers_.find(p.to.incarnation);
+        if (p.state != State::kSent && peer != peers_.end() && !peer->second->last_dial_error.ok()) {
+          absl::StrAppend(&where, ", last attempt to connect: ",
+                          std::string(peer->second->last_dial_error.message()));
+        }
+        late_calls.emplace_back(
+            key.call_id, make_error(ErrorKind::kDeadline,
+                                    absl::StrCat("deadline of ", absl::FormatDuration(p.deadline - p.issued),
+                                                 " exceeded: ", where)));
+      }
+    }
+    armed_ = absl::InfiniteFuture();
+    if (!deadlines_.empty()) arm_locked(deadlines_.begin()->first);
+  }
+  for (const CancelToken& cancel : late_handlers) cancel.cancel();
+  for (auto& [id, why] : late_calls) complete(id, why, true);
+}
+
+void Agent::stop_accepting() {
+  MutexLock lock(&mutex_);
+  accepting_ = false;
+}
+
+bool Agent::wait_idle(absl::Time deadline) {
+  MutexLock lock(&mutex_);
+  ++waiters_;
+  Status waited;
+  while (!serving_.empty() && waited.ok()) waited = idle_changed_.wait_until(&mutex_, deadline);
+  --waiters_;
+  return serving_.empty();
+}
+
+bool Agent::wait_drained(absl::Time deadline) {
+  MutexLock lock(&mutex_);
+  ++waiters_;
+  Status waited;
+  while ((!serving_.empty() || !pending_.empty()) && waited.ok()) {
+    waited = idle_changed_.wait_until(&mutex_, deadline);
+  }
+  --waiters_;
+  return serving_.empty() && pending_.empty();
+}
+
+std::string Agent::running_handlers() const {
+  MutexLock lock(&mutex_);
+  std::string out;
+  for (const auto& [key, s] : serving_) {
+    absl::StrAppend(&out, out.empty() ? "'" : ", '", s.method, "' for '", s.link->peer().name, "'");
+  }
+  return out;
+}
+
+void Agent::close(const Status& why) {
+  std::vector<uint64_t> calls;
+  std::vector<std::shared_ptr<Link>> links;
+  std::vector<CancelToken> handlers;
+  {
+    MutexLock lock(&mutex_);
+    if (closed_) return;
+    closed_ = true;
+    accepting_ = false;
+    closed_why_ = why;
+    for (const auto& [id, p] : pending_) calls.push_back(id);
+    for (const auto& [incarnation, peer] : peers_) {
+      for (const auto& link : peer->links) links.push_back(link);
+      if (peer->redial != nullptr) peer->redial->disarm();
+    }
+    for (const auto& [key, s] : serving_) handlers.push_back(s.cancel);
+  }
+  deadline_timer_->disarm();
+  tick_timer_->disarm();
+  for (uint64_t id : calls) complete(id, why, false);
+  for (const CancelToken& cancel : handlers) cancel.cancel();
+  for (const auto& link : links) link->connection()->close(absl::OkStatus());
+}
+
+Agent::Load Agent::load() const {
+  MutexLock lock(&mutex_);
+  return Load{pending_.size(), serving_.size(), counters_->issued->value(), counters_->served->value()};
+}
+
+std::map<std::string, int64_t> Agent::debug_info() const {
+  std::map<std::string, int64_t> out;
+  const auto put = [&out](const char* name, Counter* c) { out[name] = static_cast<int64_t>(c->value()); };
+  put("calls_issued", counters_->issued);
+  put("calls_completed", counters_->completed);
+  put("calls_failed", counters_->failed);
+  put("requests_served", counters_->served);
+  put("requests_inline", counters_->inline_runs);
+  put("requests_pooled", counters_->pool_posts);
+  put("answers_late", counters_->late_answers);
+  put("answers_unsent", counters_->unsent_answers);
+  put("calls_resent", counters_->retried);
+  put("requests_repeated", counters_->duplicates);
+  put("dials", counters_->dials);
+  put("connections_opened", counters_->connects);
+  put("reconnects", counters_->reconnects);
+  put("connections_lost", counters_->lost);
+  put("protocol_errors", counters_->violations);
+  MutexLock lock(&mutex_);
+  out["calls_pending"] = static_cast<int64_t>(pending_.size());
+  out["handlers_running"] = static_cast<int64_t>(serving_.size());
+  out["deadlines"] = static_cast<int64_t>(deadlines_.size());
+  out["peers"] = static_cast<int64_t>(peers_.size());
+  int64_t links = 0;
+  int64_t window = 0;
+  int64_t waiting = 0;
+  for (const auto& [incarnation, peer] : peers_) {
+    links += static_cast<int64_t>(peer->links.size());
+    waiting += static_cast<int64_t>(peer->waiting.size());
+    if (peer->window != nullptr) window += static_cast<int64_t>(peer->window->size());
+  }
+  out["connections"] = links;
+  out["calls_waiting_for_connection"] = waiting;
+  out["answers_kept"] = window;
+  out["receive_bytes"] = static_cast<int64_t>(receive_budget_.used());
+  return out;
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,269 @@
+#ifndef WEFT_RPC_INTERNAL_AGENT_H_
+#define WEFT_RPC_INTERNAL_AGENT_H_
+
+// Agent: the calls of one worker, in both directions, and the connections they travel on.
+//
+// Caller's side: every call is in pending_ from its issue to its completion (CALL-1). It waits for a
+// connection, is being sent, or is sent; a broken connection moves it back, or completes it (CALL-4):
+//
+//   state     event                            next
+//   waiting   the peer has a connection        sending    frames are written by whoever noticed
+//   sending   all frames accepted              sent
+//   sending   refused: not delivered           waiting
+//   sent      connection lost, frames unsent   waiting    nothing was delivered
+//   sent      connection lost, at_most_once    waiting    attempt + 1; the callee's window decides
+//   sent      connection lost, otherwise       complete   maybe_executed
+//   any       answer, deadline, cancel, peer dead, close    complete
+//
+// Callee's side: a request runs on the poller when its method is inline_ok, otherwise on the pool, in
+// the turn of its object if it has one; it is in serving_ until it has replied.
+//
+// Peers are known by incarnation. Either side dials when it first needs the other; if both did, the
+// connection dialled by the lower (id, incarnation) stays and the other ends when its calls have.
+//
+// One mutex guards the tables. It is held for a few lines and never while sending, running a handler
+// or completing a call.
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "weft/common/byte_budget.h"
+#include "weft/common/condition.h"
+#include "weft/common/log.h"
+#include "weft/common/metrics.h"
+#include "weft/common/mutex.h"
+#include "weft/common/runtime.h"
+#include "weft/rpc/internal/dedup.h"
+#include "weft/rpc/internal/link.h"
+#include "weft/rpc/internal/members.h"
+#include "weft/rpc/internal/message.h"
+#include "weft/rpc/internal/object_turns.h"
+#include "weft/rpc/library.h"
+#include "weft/rpc/transport.h"
+#include "weft/rpc/untyped_call.h"
+
+namespace weft::internal {
+
+struct AgentOptions {
+  WorkerInfo self;
+  std::string job_id;
+  std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<Executor> pool;
+  std::shared_ptr<const Worker> handle;  // what handlers see as their worker; owns nothing
+  std::shared_ptr<const Library> library;
+  std::vector<Method> services;    // names begin with '@'
+  MessageLimits limits;
+  uint64_t receive_budget = uint64_t{8} << 30;
+  absl::Duration rpc_timeout = absl::Seconds(60);
+  absl::Duration heartbeat = absl::Seconds(1);
+  absl::Duration lease = absl::Seconds(15);
+  Logger log;
+  std::shared_ptr<Metrics> metrics;
+};
+
+class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
+ public:
+  explicit Agent(AgentOptions options);
+  ~Agent() override;
+
+  // Begins to use `transport` (which outlives the agent's close()).
+  void start(Transport* transport);
+  void set_members(MemberListRef members);
+  MemberListRef members() const;
+  void set_store_healthy(bool healthy) { store_healthy_.store(healthy, std::memory_order_relaxed); }
+
+  CallHandle start_call(const Destination& to, UntypedCall call, CallDone done);
+  std::vector<CallHandle> start_calls(const std::vector<Destination>& to, UntypedCall call,
+                                      std::function<void(size_t, StatusOr<Payload>)> done);
+
+  // The incarnation is dead or has left: every call to it completes, nothing is sent to it any more.
+  void peer_gone(uint64_t incarnation, const Status& why);
+
+  // Refuses new requests of others and new calls of ours; what runs goes on.
+  void stop_accepting();
+  // Waits until no handler runs. False when `deadline` came first.
+  bool wait_idle(absl::Time deadline);
+  // Waits until our calls and the handlers here have all ended.
+  bool wait_drained(absl::Time deadline);
+  // What the handlers that still run were called for: "'app.f' for 'trainer0'".
+  std::string running_handlers() const;
+  // Tells every peer that we leave.
+  void say_goodbye();
+  // Completes every call with `why` and closes every connection. Idempotent.
+  void close(const Status& why);
+
+  struct Load {
+    uint64_t pending = 0;   // our calls
+    uint64_t serving = 0;   // handlers
+    uint64_t issued = 0;    // ever
+    uint64_t served = 0;
+  };
+  Load load() const;
+  std::map<std::string, int64_t> debug_info() const;
+
+  absl::Duration rpc_timeout() const { return absl::Nanoseconds(rpc_timeout_ns_.load()); }
+  void set_rpc_timeout(absl::Duration d) { rpc_timeout_ns_.store(absl::ToInt64Nanoseconds(d)); }
+  const AgentOptions& options() const { return options_; }
+  const void* scope_key() const { return this; }
+
+  // Acceptor.
+  StatusOr<Hello> check_hello(const Hello& theirs) override;
+  std::shared_ptr<ConnectionHandler> on_connection(std::shared_ptr<Connection> connection) override;
+
+  // From Link, on a transport's thread.
+  void on_request(const std::shared_ptr<Link>& link, std::shared_ptr<v1::CallHeader> header,
+                  StatusOr<Payload> payload);
+  void on_answer(uint64_t call_id, StatusOr<Payload> result);
+  void on_cancel_frame(const std::shared_ptr<Link>& link, uint64_t call_id);
+  void on_goodbye(const std::shared_ptr<Link>& link, v1::GoodbyeHeader::Reason reason);
+  void on_link_lost(const std::shared_ptr<Link>& link, Lost lost);
+
+  absl::Time now() const { return options_.runtime->now(); }
+  const WorkerInfo& self() const { return options_.self; }
+  Runtime* runtime() const { return options_.runtime.get(); }
+
+ private:
+  // What is sent of a call, shared by the calls of one start_calls().
+  struct CallSpec {
+    UntypedCall call;  // without its arguments
+    uint64_t hash = 0;
+    bool grad_mode = false;
+    uint64_t trace_id = 0;
+    uint64_t span_id = 0;
+    std::vector<uint64_t> holding;
+    std::shared_ptr<const OutMessage> message;
+  };
+
+  // What the deadline queue points at: one of our calls, or a handler.
+  struct DeadlineKey {
+    bool serving = false;
+    uint64_t incarnation = 0;
+    uint64_t call_id = 0;
+  };
+  using Deadlines = std::multimap<absl::Time, DeadlineKey>;
+
+  enum class State { kWaiting, kSending, kSent };
+  struct Pending {
+    std::shared_ptr<const CallSpec> spec;
+    WorkerInfo to;
+    CallDone done;
+    absl::Time issued;
+    absl::Time deadline;
+    Deadlines::iterator in_deadlines;
+    bool has_deadline = false;
+    State state = State::kWaiting;
+    uint32_t attempt = 0;
+    std::shared_ptr<Link> link;
+    bool lost_while_sending = false;
+    bool unsent = false;
+    CancelToken parent;          // of the call in whose handler this one was issued
+    uint64_t parent_hook = 0;
+  };
+
+  struct Peer {
+    WorkerInfo info;
+    std::string address;
+    std::vector<std::shared_ptr<Link>> links;  // open, in order of opening
+    std::shared_ptr<Link> active;
+    std::set<uint64_t> waiting;                // calls that need a connection
+    bool dialling = false;
+    Status gone;                               // not OK: dead or left
+    absl::Duration backoff = absl::ZeroDuration();
+    absl::Time unreachable_since = absl::InfiniteFuture();
+    Status last_dial_error;
+    std::unique_ptr<Timer> redial;
+    int64_t connections = 0;
+    std::unique_ptr<CallWindow> window;
+    std::shared_ptr<ByteBudget> budget;
+  };
+  using PeerRef = std::shared_ptr<Peer>;
+
+  struct Serving {
+    CancelToken cancel;
+    std::shared_ptr<Link> link;
+    bool at_most_once = false;
+    Deadlines::iterator in_deadlines;
+    bool has_deadline = false;
+    std::string method;
+  };
+  using ServingKey = std::pair<uint64_t, uint64_t>;  // caller's incarnation, call id
+
+  struct Job;       // a request on its way through the callee's side (agent_dispatch.cc)
+  class Replier;
+
+  // ---- caller's side (agent.cc) ----
+  StatusOr<std::shared_ptr<CallSpec>> make_spec(UntypedCall call);
+  CallHandle issue(const Destination& to, const std::shared_ptr<const CallSpec>& spec, CallDone done);
+  void transmit(uint64_t call_id);
+  void complete(uint64_t call_id, StatusOr<Payload> result, bool tell_callee);
+  void arm_locked(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void on_deadline_timer();
+  Status closed_error() const;
+
+  // ---- peers (peer.cc) ----
+  PeerRef peer_locked(const WorkerInfo& info, std::string_view address)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // True when the caller must dial() after letting go of the mutex.
+  bool want_dial_locked(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void dial(const PeerRef& peer);
+  void on_dialled(const PeerRef& peer, const std::shared_ptr<Link>& link,
+                  StatusOr<std::shared_ptr<Connection>> connection);
+  void adopt(const PeerRef& peer, const std::shared_ptr<Link>& link);
+  void retire_locked(Link* link, std::vector<std::shared_ptr<Link>>* goodbyes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool may_close_locked(const Link& link) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void close_if_drained(const std::shared_ptr<Link>& link);
+  std::shared_ptr<Link> new_link(const PeerRef& peer);
+  void tick();
+
+  // ---- callee's side (agent_dispatch.cc) ----
+  void serve(std::shared_ptr<Job> job);
+  void run(const std::shared_ptr<Job>& job);
+  void reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result);
+  void send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, const Answer& answer);
+  const Method* find_method(const std::string& name, Status* error) const;
+  ObjectTurns* turns_of(const std::string& object);
+
+  const AgentOptions options_;
+  ByteBudget receive_budget_;
+  std::map<std::string, Method> services_;
+  std::atomic<int64_t> rpc_timeout_ns_;
+  std::atomic<bool> store_healthy_{true};
+
+  struct Counters;
+  const std::unique_ptr<Counters> counters_;
+
+  mutable Mutex mutex_;
+  Condition idle_changed_;
+  Transport* transport_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  MemberListRef members_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, PeerRef> peers_ ABSL_GUARDED_BY(mutex_);  // by incarnation
+  std::map<uint64_t, Pending> pending_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint64_t> outstanding_once_ ABSL_GUARDED_BY(mutex_);
+  std::map<ServingKey, Serving> serving_ ABSL_GUARDED_BY(mutex_);
+  Deadlines deadlines_ ABSL_GUARDED_BY(mutex_);
+  absl::Time armed_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  uint64_t last_call_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool accepting_ ABSL_GUARDED_BY(mutex_) = true;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  Status closed_why_ ABSL_GUARDED_BY(mutex_);
+  int waiters_ ABSL_GUARDED_BY(mutex_) = 0;  // threads in wait_idle or wait_drained
+
+  Mutex turns_mutex_;
+  std::map<std::string, std::unique_ptr<ObjectTurns>> turns_ ABSL_GUARDED_BY(turns_mutex_);
+
+  std::unique_ptr<Timer> deadline_timer_;
+  std::unique_ptr<Timer> tick_timer_;
+  absl::Time last_sweep_;  // touched by tick() only
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_RPC_INTERNAL_AGENT_H_

@@ -1,0 +1,314 @@
+// The agent's callee side: from a request that has arrived to the answer that leaves.
+
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "c10/core/GradMode.h"
+#include "weft/rpc/internal/agent.h"
+#include "weft/rpc/internal/counters.h"
+
+namespace weft::internal {
+
+struct Agent::Job {
+  std::shared_ptr<Link> link;
+  std::shared_ptr<v1::CallHeader> header;
+  Payload arguments;
+  const Method* method = nullptr;
+  std::shared_ptr<void> object;
+  ObjectTurns* turns = nullptr;
+  uint64_t turn = 0;
+  absl::Time deadline = absl::InfiniteFuture();
+  // Lives until the reply, as handlers were promised.
+  std::unique_ptr<CallContext> context;
+  std::atomic<bool> replied{false};
+};
+
+// Given to the handler as its ReplyFn. Replies once; when it is dropped unused, with an error, so that
+// no caller waits for a handler that forgot it.
+class Agent::Replier {
+ public:
+  Replier(std::shared_ptr<Agent> agent, std::shared_ptr<Job> job)
+      : agent_(std::move(agent)), job_(std::move(job)) {}
+  Replier(Replier&&) = default;
+  Replier& operator=(Replier&&) = delete;
+  ~Replier() {
+    if (job_ == nullptr) return;
+    agent_->reply(job_, make_error(ErrorKind::kInternal,
+                                   absl::StrCat("the handler of '", job_->header->method(),
+                                                "' ended without a result")));
+  }
+  void operator()(StatusOr<Payload> result) {
+    const std::shared_ptr<Job> job = std::move(job_);
+    if (job != nullptr) agent_->reply(job, std::move(result));
+  }
+
+ private:
+  std::shared_ptr<Agent> agent_;
+  std::shared_ptr<Job> job_;
+};
+
+const Method* Agent::find_method(const std::string& name, Status* error) const {
+  if (!name.empty() && name[0] == '@') {
+    auto it = services_.find(name);
+    if (it != services_.end()) return &it->second;
+    *error = make_error(ErrorKind::kUnimplemented,
+                        absl::StrCat("worker '", options_.self.name, "' does not run the service of '",
+                                     name, "'; list it among the services at join"));
+    return nullptr;
+  }
+  const Method* method = options_.library == nullptr ? nullptr : options_.library->find(name);
+  if (method != nullptr) return method;
+  const std::vector<std::string> names =
+      options_.library == nullptr ? std::vector<std::string>{} : options_.library->method_names();
+  *error = make_error(ErrorKind::kNotFound,
+                      absl::StrCat("worker '", options_.self.name, "' has registered no function '", name,
+                                   "' (", names.size(), " are registered)", nearest_names(name, names)));
+  return nullptr;
+}
+
+ObjectTurns* Agent::turns_of(const std::string& object) {
+  MutexLock lock(&turns_mutex_);
+  std::unique_ptr<ObjectTurns>& turns = turns_[object];
+  if (turns == nullptr) turns = std::make_unique<ObjectTurns>();
+  return turns.get();
+}
+
+void Agent::on_request(const std::shared_ptr<Link>& link, std::shared_ptr<v1::CallHeader> header,
+                       StatusOr<Payload> payload) {
+  const uint64_t call_id = header->call_id();
+  auto job = std::make_shared<Job>();
+  job->link = link;
+  job->header = std::move(header);
+  const ServingKey key{link->peer().incarnation, call_id};
+
+  CancelToken cancel;
+  Answer answer;
+  CallWindow::Seen seen = CallWindow::Seen::kNew;
+  Status refused = payload.ok() ? absl::OkStatus() : payload.status();
+  {
+    MutexLock lock(&mutex_);
+    if (refused.ok() && !accepting_) {
+      refused = make_error(ErrorKind::kPeerLost, absl::StrCat("worker '", options_.self.name,
+                                                              "' is shutting down and takes no new calls"));
+    }
+    auto peer = peers_.find(key.first);
+    if (refused.ok() && job->header->at_most_once() && peer != peers_.end()) {
+      peer->second->window->ack_below(job->header->acked_below());
+      seen = peer->second->window->begin(call_id, &answer);
+      // The answer of what runs now goes where the caller asks from now.
+      auto running = serving_.find(key);
+      if (seen == CallWindow::Seen::kRunning && running != serving_.end()) {
+        --running->second.link->serving;
+        running->second.link = link;
+        ++link->serving;
+      }
+    } else if (refused.ok() && serving_.count(key) > 0) {
+      seen = CallWindow::Seen::kRunning;
+    }
+    if (refused.ok() && seen == CallWindow::Seen::kNew) {
+      Serving s;
+      s.cancel = cancel;
+      s.link = link;
+      s.at_most_once = job->header->at_most_once();
+      s.method = job->header->method();
+      if (job->header->has_remaining_us()) {
+        job->deadline = now() + absl::Microseconds(job->header->remaining_us());
+        s.in_deadlines = deadlines_.emplace(job->deadline, DeadlineKey{true, key.first, key.second});
+        s.has_deadline = true;
+        arm_locked(job->deadline);
+      }
+      ++link->serving;
+      serving_.emplace(key, std::move(s));
+    }
+  }
+  if (seen != CallWindow::Seen::kNew) {
+    counters_->duplicates->add();
+    if (seen == CallWindow::Seen::kAnswered) send_answer(link, call_id, answer);
+    if (seen == CallWindow::Seen::kAnswerDropped) {
+      const Status gone = make_error(ErrorKind::kMaybeExecuted,
+                                     "the call has run, but its answer is no longer kept");
+      send_answer(link, call_id, Answer{FrameKind::kError, static_cast<uint32_t>(gone.code()),
+                                        static_cast<uint32_t>(ErrorKind::kMaybeExecuted),
+                                        pack_error(gone, options_.self.name)});
+    }
+    return;
+  }
+  if (!refused.ok()) {
+    send_answer(link, call_id, Answer{FrameKind::kError, static_cast<uint32_t>(refused.code()),
+                                      static_cast<uint32_t>(error_kind(refused)),
+                                      pack_error(refused, options_.self.name)});
+    return;
+  }
+
+  runtime()->trace("serve", key.first, call_id);
+  auto scope = std::make_shared<CallScope>();
+  scope->worker = scope_key();
+  scope->deadline = job->deadline;
+  scope->cancel = cancel;
+  scope->trace_id = job->header->trace_id();
+  scope->span_id = job->header->span_id();
+  scope->holding.assign(job->header->holding().begin(), job->header->holding().end());
+
+  Status error;
+  job->arguments = *std::move(payload);
+  job->method = find_method(job->header->method(), &error);
+  if (job->method != nullptr && signature_hash(job->method->signature) != job->header->signature_hash()) {
+    error = make_error(ErrorKind::kSignature,
+                       absl::StrCat("worker '", options_.self.name, "' registered ", job->method->name,
+                                    job->method->signature, ", and the call has another signature"));
+  }
+  if (error.ok() && !job->method->class_name.empty()) {
+    const Library::Instance* instance =
+        options_.library == nullptr ? nullptr : options_.library->find_instance(job->header->object());
+    if (instance == nullptr || instance->class_name != job->method->class_name) {
+      error = make_error(ErrorKind::kNotFound,
+                         absl::StrCat("worker '", options_.self.name, "' has no object '",
+                                      job->header->object(), "' of class '", job->method->class_name, "'"));
+    } else {
+      job->object = instance->object;
+      if (!instance->concurrent) {
+        job->turns = turns_of(job->header->object());
+        job->turn = runtime()->random().next();
+        scope->holding.push_back(job->turn);
+      }
+    }
+  }
+  job->context = std::make_unique<CallContext>(
+      *options_.handle,
+      WorkerInfo{link->peer().name, link->peer().id, link->peer().incarnation}, call_id, scope,
+      job->header->has_remaining_us() ? absl::Microseconds(job->header->remaining_us())
+                                      : absl::InfiniteDuration());
+  if (!error.ok()) return reply(job, error);
+  serve(std::move(job));
+}
+
+void Agent::serve(std::shared_ptr<Job> job) {
+  const auto start = [self = shared_from_this(), job] {
+    if (job->method->inline_ok) {
+      self->counters_->inline_runs->add();
+      self->run(job);
+      return;
+    }
+    self->counters_->pool_posts->add();
+    Task task = [self, job] { self->run(job); };
+    if (!self->options_.pool->post(std::move(task))) {
+      self->reply(job, make_error(ErrorKind::kPeerLost, absl::StrCat("worker '", self->options_.self.name,
+                                                                     "' has shut down")));
+    }
+  };
+  if (job->turns == nullptr) return start();
+  const std::vector<uint64_t>& held = job->context->scope()->holding;
+  // Without the call's own turn, which it does not hold yet.
+  const std::vector<uint64_t> holding(held.begin(), held.end() - 1);
+  job->turns->acquire(job->turn, job->method->is_const, holding, start);
+}
+
+void Agent::run(const std::shared_ptr<Job>& job) {
+  ScopeGuard scope(job->context->scope());
+  c10::AutoGradMode grad(job->header->grad_mode());
+  // AnyInvocable wants to be movable only, which Replier is: a copy could not tell who replies.
+  job->method->invoke(*job->context, job->object, std::move(job->arguments),
+                      Replier(shared_from_this(), job));
+}
+
+void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
+  if (job->replied.exchange(true)) return;
+  const uint64_t call_id = job->header->call_id();
+  const ServingKey key{job->context->caller().incarnation, call_id};
+
+  Answer answer;
+  Status error = result.ok() ? absl::OkStatus() : result.status();
+  if (error.ok()) {
+    StatusOr<std::shared_ptr<const OutMessage>> message = pack(*std::move(result), false);
+    if (message.ok()) {
+      answer.message = *std::move(message);
+    } else {
+      error = annotate(message.status(), absl::StrCat("the result of '", job->header->method(), "'"));
+    }
+  }
+  if (!error.ok()) {
+    ErrorDetails details = error_details(error);
+    if (details.kind == ErrorKind::kNone) details.kind = ErrorKind::kUser;
+    if (details.origin.empty()) details.origin = options_.self.name;
+    // One line per hop, innermost first.
+    if (!details.remote_trace.empty() && details.remote_trace.back() != '\n') {
+      details.remote_trace.push_back('\n');
+    }
+    absl::StrAppend(&details.remote_trace, "  in '", job->header->method(), "' on worker '",
+                    options_.self.name, "', called by '", job->context->caller().name, "'");
+    error = with_details(error, details);
+    answer.kind = FrameKind::kError;
+    answer.code = static_cast<uint32_t>(error.code());
+    answer.error_kind = static_cast<uint32_t>(details.kind);
+    answer.message = pack_error(error, options_.self.name);
+  }
+
+  std::shared_ptr<Link> link;
+  bool wake = false;
+  {
+    MutexLock lock(&mutex_);
+    auto it = serving_.find(key);
+    if (it != serving_.end()) {
+      link = it->second.link;
+      if (it->second.has_deadline) deadlines_.erase(it->second.in_deadlines);
+      serving_.erase(it);
+    }
+    auto peer = peers_.find(key.first);
+    if (job->header->at_most_once() && peer != peers_.end()) {
+      peer->second->window->finish(call_id, answer);
+    }
+    wake = waiters_ > 0;
+  }
+  counters_->served->add();
+  if (job->turns != nullptr) job->turns->release(job->turn);
+  if (link != nullptr) {
+    send_answer(link, call_id, answer);
+    {
+      MutexLock lock(&mutex_);
+      --link->serving;
+    }
+    close_if_drained(link);
+  }
+  if (wake) idle_changed_.notify_all();
+}
+
+void Agent::send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, const Answer& answer) {
+  Status sent;
+  if (answer.kind == FrameKind::kResponse) {
+    v1::ResponseHeader header;
+    header.set_call_id(call_id);
+    sent = link->send(FrameKind::kResponse, &header, *answer.message, 0, now());
+    if (!sent.ok() && error_kind(sent) != ErrorKind::kNotDelivered) {
+      // It can never be sent as it is, so the caller gets the reason instead.
+      const Status why = annotate(sent, "the result cannot be sent");
+      return send_answer(link, call_id, Answer{FrameKind::kError, static_cast<uint32_t>(why.code()),
+                                               static_cast<uint32_t>(error_kind(why)),
+                                               pack_error(why, options_.self.name)});
+    }
+  } else {
+    v1::ErrorHeader header;
+    header.set_call_id(call_id);
+    header.set_code(answer.code);
+    header.set_kind(answer.error_kind);
+    sent = link->send(FrameKind::kError, &header, *answer.message, 0, now());
+  }
+  if (!sent.ok()) counters_->unsent_answers->add();
+}
+
+void Agent::on_answer(uint64_t call_id, StatusOr<Payload> result) {
+  complete(call_id, std::move(result), false);
+}
+
+void Agent::on_cancel_frame(const std::shared_ptr<Link>& link, uint64_t call_id) {
+  CancelToken cancel;
+  {
+    MutexLock lock(&mutex_);
+    auto it = serving_.find({link->peer().incarnation, call_id});
+    if (it == serving_.end()) return;
+    cancel = it->second.cancel;
+  }
+  cancel.cancel();
+}
+
+}  // namespace weft::internal

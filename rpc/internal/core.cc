@@ -1,0 +1,466 @@
+#include "weft/rpc/internal/core.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/common/id.h"
+#include "weft/common/launch_info.h"
+#include "weft/rpc/grpc_transport.h"
+#include "weft/rpc/hash_store.h"
+#include "weft/rpc/internal/drain.h"
+#include "weft/rpc/internal/rendezvous.h"
+
+namespace weft::internal {
+namespace {
+
+constexpr size_t kMaxNameLength = 127;
+
+Status check_name(std::string_view name) {
+  const bool legal = !name.empty() && name.size() <= kMaxNameLength &&
+                     std::all_of(name.begin(), name.end(), [](char c) {
+                       return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') ||
+                              (c >= 'a' && c <= 'z') || c == '-' || c == '_' || c == ':' || c == '.';
+                     });
+  if (legal) return absl::OkStatus();
+  return make_error(ErrorKind::kInvalidArgument,
+                    absl::StrCat("worker name '", std::string(name.substr(0, 200)), "' (", name.size(),
+                                 " bytes) is not legal: 1 to 127 characters of A-Z a-z 0-9 - _ : ."));
+}
+
+std::string host_name() {
+  char name[256] = {0};
+  if (::gethostname(name, sizeof name - 1) != 0) return "";
+  return name;
+}
+
+}  // namespace
+
+struct Core::Subscriber {
+  std::function<void(const MembershipChange&)> on_change;
+};
+
+StatusOr<std::shared_ptr<Core>> Core::join(JoinOptions options) {
+  std::shared_ptr<Core> core(new Core());
+  const Status status = core->init(std::move(options));
+  if (!status.ok()) {
+    // What was begun is undone; the store's host may be gone, so not for long.
+    core->down_.store(true);
+    core->tear_down(status, core->runtime_ == nullptr ? absl::InfinitePast()
+                                                      : core->runtime_->now() + absl::Seconds(2))
+        .IgnoreError();
+    return status;
+  }
+  return core;
+}
+
+Status Core::read_options(JoinOptions* options) {
+  const Environment environment =
+      options->environment.has_value() ? *options->environment : process_environment();
+  WEFT_ASSIGN_OR_RETURN(config_, Config::from_environment(environment));
+  const auto take = [](absl::Duration* to, const Timeout& from) {
+    if (from.is_set()) *to = from.value_or(*to);
+  };
+  take(&config_.rpc_timeout, options->rpc_timeout);
+  take(&config_.join_timeout, options->join_timeout);
+  take(&config_.shutdown_timeout, options->shutdown_timeout);
+  take(&config_.heartbeat_interval, options->heartbeat_interval);
+  take(&config_.lease, options->lease);
+  if (options->worker_threads != 0) config_.worker_threads = options->worker_threads;
+  if (options->log_level.has_value()) config_.log_level = *options->log_level;
+  if (options->listen.host.empty()) options->listen.host = config_.listen_address;
+  if (options->listen.advertise.empty()) options->listen.advertise = config_.advertise_address;
+  if (options->listen.port_first == 0 && config_.port != 0) {
+    options->listen.port_first = options->listen.port_last = config_.port;
+  }
+  if (options->listen.port_first == 0 && !config_.port_range.empty()) {
+    WEFT_ASSIGN_OR_RETURN(const auto range, parse_port_range(config_.port_range));
+    options->listen.port_first = range.first;
+    options->listen.port_last = range.second;
+  }
+  options->listen.allow_insecure = options->listen.allow_insecure || config_.allow_insecure;
+
+  // All that can be told about the options is told at once.
+  std::vector<std::string> wrong;
+  const auto check = [&wrong](bool ok, const std::string& what) {
+    if (!ok) wrong.push_back(what);
+  };
+  Status launch_error;
+  if (options->dynamic) {
+    check(!options->rank.has_value() && !options->world_size.has_value(),
+          "a dynamic group has neither rank nor world_size");
+    if (options->name.empty()) options->name = config_.name;
+    check(!options->name.empty(), "a worker of a dynamic group needs a name (or WEFT_NAME)");
+  } else {
+    int rank = 0;
+    int world_size = 1;
+    if (options->rank.has_value() || options->world_size.has_value()) {
+      check(options->rank.has_value() && options->world_size.has_value(),
+            "rank and world_size must be given together");
+      rank = options->rank.value_or(0);
+      world_size = options->world_size.value_or(1);
+    } else {
+      const StatusOr<LaunchInfo> launch = launch_info(config_, environment);
+      if (!launch.ok()) return launch.status();
+      rank = launch->rank;
+      world_size = launch->world_size;
+    }
+    check(world_size > 0, absl::StrCat("world_size is ", world_size, ", must be at least 1"));
+    check(rank >= 0 && rank < std::max(world_size, 1),
+          absl::StrCat("rank is ", rank, ", must be from 0 to ", world_size - 1));
+    rank_ = rank;
+    world_size_ = world_size;
+    if (options->name.empty()) options->name = config_.name;
+    if (options->name.empty()) options->name = absl::StrCat("worker", rank);
+  }
+  check(options->worker_threads >= 0,
+        absl::StrCat("worker_threads is ", options->worker_threads, ", must not be negative"));
+  for (const auto& [what, value] : {std::pair{"rpc_timeout", config_.rpc_timeout},
+                                    {"join_timeout", config_.join_timeout},
+                                    {"shutdown_timeout", config_.shutdown_timeout},
+                                    {"heartbeat_interval", config_.heartbeat_interval},
+                                    {"lease", config_.lease}}) {
+    check(value > absl::ZeroDuration(),
+          absl::StrCat(what, " is ", absl::FormatDuration(value), ", must be positive"));
+  }
+  check(config_.lease > config_.heartbeat_interval,
+        absl::StrCat("lease (", absl::FormatDuration(config_.lease),
+                     ") must be longer than heartbeat_interval (",
+                     absl::FormatDuration(config_.heartbeat_interval), ")"));
+  if (const Status name = check_name(options->name); !name.ok()) {
+    wrong.push_back(std::string(name.message()));
+  }
+  if (!wrong.empty()) {
+    return make_error(ErrorKind::kInvalidArgument, absl::StrCat("join: ", absl::StrJoin(wrong, "; ")));
+  }
+  return config_.validate();
+}
+
+Status Core::init(JoinOptions options) {
+  WEFT_RETURN_IF_ERROR(read_options(&options));
+  runtime_ = options.runtime != nullptr ? options.runtime : make_system_runtime();
+  const absl::Time deadline = deadline_after(runtime_->now(), config_.join_timeout);
+  metrics_ = std::make_shared<Metrics>();
+  log_ = Logger({.name = options.name, .rank = rank_.value_or(-1), .level = config_.log_level,
+                 .sink = options.log_sink, .now = nullptr});
+  shutdown_done_ = std::make_unique<Condition>(runtime_.get());
+  library_ = std::make_shared<const Library>(std::move(options.library));
+  self_.name = options.name;
+  do {
+    self_.incarnation = runtime_->random().next();
+  } while (self_.incarnation == 0);
+
+  WEFT_RETURN_IF_ERROR(annotate(open_rendezvous(options, deadline),
+                                absl::StrCat("worker '", self_.name, "' cannot use its store")));
+  WEFT_RETURN_IF_ERROR(annotate(find_job_id(deadline),
+                                absl::StrCat("worker '", self_.name, "' cannot use its store")));
+
+  worker_threads_ = config_.worker_threads > 0
+                        ? config_.worker_threads
+                        : std::max(4, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
+  pool_ = runtime_->make_pool({.name = absl::StrCat("weft-", self_.name), .threads = worker_threads_,
+                               .max_blocked = config_.max_blocked});
+
+  const std::weak_ptr<Core> weak = weak_from_this();
+  MembershipOptions m;
+  m.runtime = runtime_;
+  m.store = store_;
+  m.prefix = absl::StrCat("weft/", job_id_, "/");
+  m.name = self_.name;
+  m.incarnation = self_.incarnation;
+  if (!options.dynamic) m.rank = static_cast<uint32_t>(*rank_);
+  m.world_size = options.dynamic ? 0 : world_size_;
+  m.heartbeat = config_.heartbeat_interval;
+  m.lease = config_.lease;
+  m.log = log_;
+  m.on_list = [weak](MemberListRef list) {
+    auto core = weak.lock();
+    if (core != nullptr && core->agent_ready_.load()) core->agent_->set_members(std::move(list));
+  };
+  m.on_event = [weak](const MembershipEvent& event) {
+    if (auto core = weak.lock()) core->on_event(event);
+  };
+  m.on_store_health = [weak](bool healthy) {
+    auto core = weak.lock();
+    if (core != nullptr && core->agent_ready_.load()) core->agent_->set_store_healthy(healthy);
+  };
+  m.on_evicted = [weak](const Status& why) {
+    auto core = weak.lock();
+    if (core == nullptr) return;
+    WEFT_LOG(core->log_, kError) << why;
+    if (core->agent_ready_.load()) core->agent_->close(why);
+  };
+  membership_ = std::make_unique<Membership>(std::move(m));
+
+  AgentOptions a;
+  a.self = self_;
+  a.job_id = job_id_;
+  a.runtime = runtime_;
+  a.pool = pool_;
+  a.handle = Worker::make_handle(weak);
+  a.library = library_;
+  a.limits.inline_bytes = config_.inline_bytes;
+  a.limits.chunk_bytes = config_.chunk_bytes;
+  a.limits.max_message_bytes = config_.max_message_bytes;
+  a.receive_budget = config_.receive_budget;
+  a.rpc_timeout = config_.rpc_timeout;
+  a.heartbeat = config_.heartbeat_interval;
+  a.lease = config_.lease;
+  a.log = log_;
+  a.metrics = metrics_;
+  const ServiceContext context{runtime_, pool_, a.handle};
+  for (const ServiceFactory& make : options.services) {
+    std::shared_ptr<Service> service = make(context);
+    for (Method& method : service->methods()) a.services.push_back(std::move(method));
+    services_.push_back(std::move(service));
+  }
+  WEFT_ASSIGN_OR_RETURN(self_.id, membership_->claim(deadline));
+  log_.set_identity(self_.name, static_cast<int>(self_.id));
+  a.self = self_;
+  agent_ = std::make_shared<Agent>(std::move(a));
+  agent_ready_.store(true);
+
+  const TransportFactory factory =
+      options.transport != nullptr ? options.transport : grpc_transport();
+  TransportContext tc;
+  tc.runtime = runtime_;
+  tc.worker_name = self_.name;
+  tc.max_frame_bytes = config_.chunk_bytes + (256 << 10);
+  WEFT_ASSIGN_OR_RETURN(transport_, factory(tc));
+  agent_->start(transport_.get());
+  WEFT_ASSIGN_OR_RETURN(address_, transport_->listen(options.listen, agent_));
+
+  Member me;
+  me.info = self_;
+  me.address = address_;
+  me.methods = library_->signatures();
+  me.host = host_name();
+  me.pid = ::getpid();
+  WEFT_RETURN_IF_ERROR(membership_->publish(me, deadline));
+  agent_->set_members(membership_->list());
+  log_library_differences(*membership_->list());
+  WEFT_LOG(log_, kInfo) << "joined job " << job_id_ << " as id " << self_.id << " at " << address_
+                        << ", store " << store_->describe() << ", "
+                        << membership_->list()->by_id.size() << " workers";
+  return absl::OkStatus();
+}
+
+Status Core::open_rendezvous(const JoinOptions& options, absl::Time deadline) {
+  if (options.store != nullptr) {
+    store_ = options.store;
+    return absl::OkStatus();
+  }
+  RendezvousOptions r;
+  r.url = !options.rendezvous.empty() ? options.rendezvous : config_.store;
+  r.config = config_;
+  r.environment = options.environment.has_value() ? *options.environment : process_environment();
+  r.is_first = rank_.value_or(1) == 0;
+  r.alone = !options.dynamic && world_size_ == 1;
+  r.timeout = deadline - runtime_->now();
+  WEFT_ASSIGN_OR_RETURN(store_, open_rendezvous_store(r, runtime_));
+  return absl::OkStatus();
+}
+
+Status Core::find_job_id(absl::Time deadline) {
+  if (!config_.job_id.empty()) {
+    job_id_ = config_.job_id;
+    return absl::OkStatus();
+  }
+  // The first worker at this store draws it.
+  const std::string drawn = to_string(random_job_id(runtime_->random()));
+  WEFT_ASSIGN_OR_RETURN(job_id_, store_->compare_set("weft/job", "", drawn, deadline - runtime_->now()));
+  return absl::OkStatus();
+}
+
+void Core::log_library_differences(const MemberList& members) const {
+  const std::vector<std::string> mine = library_->signatures();
+  for (const auto& [id, member] : members.by_id) {
+    if (member.info.incarnation == self_.incarnation) continue;
+    std::vector<std::string> only_here;
+    std::vector<std::string> only_there;
+    std::set_difference(mine.begin(), mine.end(), member.methods.begin(), member.methods.end(),
+                        std::back_inserter(only_here));
+    std::set_difference(member.methods.begin(), member.methods.end(), mine.begin(), mine.end(),
+                        std::back_inserter(only_there));
+    if (only_here.empty() && only_there.empty()) continue;
+    WEFT_LOG(log_, kDebug) << "library of '" << member.info.name << "' differs: only here ["
+                           << absl::StrJoin(only_here, ", ") << "], only there ["
+                           << absl::StrJoin(only_there, ", ") << "]";
+  }
+}
+
+void Core::on_event(const MembershipEvent& event) {
+  if (event.worker.incarnation == self_.incarnation) return;
+  MembershipChange change;
+  change.kind = static_cast<MembershipChange::Kind>(event.kind);
+  change.worker = event.worker;
+  change.version = event.version;
+  change.reason = event.reason;
+  if (event.kind != MembershipEvent::Kind::kJoined) {
+    const bool died = event.kind == MembershipEvent::Kind::kDied;
+    const Status why = make_error(
+        ErrorKind::kPeerLost,
+        absl::StrCat("worker '", event.worker.name, "' (id ", event.worker.id, ") ",
+                     died ? absl::StrCat("is dead: ", event.reason) : std::string("has left")));
+    if (agent_ready_.load()) agent_->peer_gone(event.worker.incarnation, why);
+    for (const auto& service : services_) service->on_worker_gone(event.worker, why);
+  }
+  std::vector<std::shared_ptr<Subscriber>> live;
+  {
+    MutexLock lock(&subscribers_mutex_);
+    for (auto it = subscribers_.begin(); it != subscribers_.end();) {
+      if (auto s = it->lock()) {
+        live.push_back(std::move(s));
+        ++it;
+      } else {
+        it = subscribers_.erase(it);
+      }
+    }
+  }
+  for (const auto& s : live) {
+    try {
+      s->on_change(change);
+    } catch (...) {
+      WEFT_LOG(log_, kError) << "a membership subscriber threw: " << status_from_current_exception();
+    }
+  }
+}
+
+Worker::Subscription Core::subscribe(std::function<void(const MembershipChange&)> on_change) {
+  auto subscriber = std::make_shared<Subscriber>();
+  subscriber->on_change = std::move(on_change);
+  MutexLock lock(&subscribers_mutex_);
+  subscribers_.push_back(subscriber);
+  return subscriber;
+}
+
+std::map<std::string, int64_t> Core::debug_info() const {
+  std::map<std::string, int64_t> out = agent_->debug_info();
+  out["worker_threads"] = worker_threads_;
+  out["members"] = static_cast<int64_t>(membership_->list()->by_id.size());
+  out["membership_version"] = static_cast<int64_t>(membership_->list()->version);
+  if (transport_ != nullptr) {
+    for (const auto& [name, value] : transport_->counters()) out[name] = value;
+  }
+  return out;
+}
+
+ShutdownResult Core::shutdown(const ShutdownOptions& options) {
+  if (find_scope(agent_->scope_key()) != nullptr) {
+    ShutdownResult refused;
+    refused.status = make_error(
+        ErrorKind::kState, absl::StrCat("shutdown of '", self_.name,
+                                        "' was called from one of its own handlers, which it would wait for"));
+    return refused;
+  }
+  {
+    MutexLock lock(&shutdown_mutex_);
+    if (shutdown_begun_) {
+      // Another thread is at it, or it is over: everyone gets the same result.
+      while (!shutdown_result_.has_value()) {
+        const Status waited = shutdown_done_->wait_until(&shutdown_mutex_, absl::InfiniteFuture());
+        if (!waited.ok()) return ShutdownResult{waited, {}};
+      }
+      return *shutdown_result_;
+    }
+    shutdown_begun_ = true;
+  }
+  ShutdownResult result = do_shutdown(options);
+  {
+    MutexLock lock(&shutdown_mutex_);
+    shutdown_result_ = result;
+  }
+  shutdown_done_->notify_all();
+  return result;
+}
+
+ShutdownResult Core::do_shutdown(const ShutdownOptions& options) {
+  const absl::Time start = runtime_->now();
+  const absl::Time hard = options.deadline.is_set()
+                              ? deadline_after(start, options.deadline.value_or(absl::InfiniteDuration()))
+                              : absl::InfiniteFuture();
+  ShutdownResult result;
+  if (options.graceful) {
+    DrainOptions d;
+    d.arrival_deadline = hard;
+    d.later_timeout = config_.shutdown_timeout;
+    d.hard_deadline = hard;
+    d.heartbeat = config_.heartbeat_interval;
+    d.log = log_;
+    result = membership_->dynamic() ? drain_one(agent_.get(), membership_.get(), self_, d)
+                                    : drain_group(agent_.get(), membership_.get(), self_, d);
+  } else {
+    result.workers.push_back({self_, ShutdownResult::Outcome::kDrained, ""});
+  }
+  down_.store(true);
+  const Status why = make_error(ErrorKind::kState, absl::StrCat("worker '", self_.name, "' has shut down"));
+  const absl::Time end = std::min(hard, runtime_->now() + std::min(config_.shutdown_timeout, absl::Seconds(5)));
+  const Status torn = tear_down(why, end);
+  if (!torn.ok()) {
+    if (result.status.ok()) result.status = torn;
+    for (auto& w : result.workers) {
+      if (w.worker != self_) continue;
+      w.outcome = ShutdownResult::Outcome::kAborted;
+      w.reason = std::string(torn.message());
+    }
+  }
+  WEFT_LOG(log_, kInfo) << "shut down: " << (result.status.ok() ? std::string("drained")
+                                                                : std::string(result.status.message()));
+  return result;
+}
+
+Status Core::tear_down(const Status& why, absl::Time deadline) {
+  Status status;
+  for (const auto& service : services_) service->on_shutdown(why);
+  if (agent_ != nullptr) {
+    agent_->stop_accepting();
+    agent_->say_goodbye();
+  }
+  if (membership_ != nullptr) {
+    // While an exception unwinds nothing is waited for; the others find out by the lease.
+    if (std::uncaught_exceptions() == 0) membership_->leave(deadline);
+    membership_->stop();
+  }
+  if (agent_ != nullptr) agent_->close(why);
+  if (agent_ != nullptr && !agent_->wait_idle(deadline)) {
+    status = make_error(ErrorKind::kDeadline,
+                        absl::StrCat("worker '", self_.name, "' left with handlers still running: ",
+                                     agent_->running_handlers()));
+  }
+  if (transport_ != nullptr) transport_->shutdown();
+  // A handler that never ends keeps its thread and what it uses; everybody else is joined.
+  if (pool_ != nullptr && !pool_->shutdown_until(deadline) && status.ok()) {
+    status = make_error(ErrorKind::kDeadline,
+                        absl::StrCat("worker '", self_.name, "' left with continuations still running"));
+  }
+  return status;
+}
+
+void Core::abandon() {
+  {
+    MutexLock lock(&shutdown_mutex_);
+    if (shutdown_begun_) return;
+    shutdown_begun_ = true;
+  }
+  down_.store(true);
+  const Status why =
+      make_error(ErrorKind::kState, absl::StrCat("worker '", self_.name, "' was destroyed without shutdown()"));
+  const absl::Time end = runtime_->now() + (std::uncaught_exceptions() > 0 ? absl::ZeroDuration()
+                                                                           : absl::Seconds(1));
+  ShutdownResult result;
+  result.status = tear_down(why, end);
+  MutexLock lock(&shutdown_mutex_);
+  shutdown_result_ = std::move(result);
+}
+
+Core::~Core() {
+  // Transport and membership call into the agent: they go first. Both have been stopped.
+  transport_.reset();
+  membership_.reset();
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,102 @@
+#ifndef WEFT_RPC_INTERNAL_CORE_H_
+#define WEFT_RPC_INTERNAL_CORE_H_
+
+// Core: what a Worker handle refers to. Wires the parts together at join and takes them apart at
+// shutdown, in the opposite order:
+//
+//   store -> membership (thread) -> agent (calls) -> transport (threads) -> pool (handlers)
+//
+// Ownership: Core owns all of them; the agent is shared with what is in flight and holds nothing of
+// Core; handlers see a Worker that holds Core weakly. So no cycle keeps a worker alive.
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "weft/common/condition.h"
+#include "weft/rpc/internal/agent.h"
+#include "weft/rpc/internal/membership.h"
+#include "weft/rpc/worker.h"
+
+namespace weft::internal {
+
+class Core : public std::enable_shared_from_this<Core> {
+ public:
+  static StatusOr<std::shared_ptr<Core>> join(JoinOptions options);
+  ~Core();
+
+  ShutdownResult shutdown(const ShutdownOptions& options);
+  // The handle went without shutdown().
+  void abandon();
+
+  Agent& agent() const { return *agent_; }
+  Membership& membership() const { return *membership_; }
+  const WorkerInfo& self() const { return self_; }
+  const Config& config() const { return config_; }
+  const std::string& address() const { return address_; }
+  Runtime& runtime() const { return *runtime_; }
+  Metrics& metrics() const { return *metrics_; }
+  const Logger& log() const { return log_; }
+  const std::shared_ptr<Executor>& pool() const { return pool_; }
+  const Library* library() const { return library_.get(); }
+  int worker_threads() const { return worker_threads_; }
+  int world_size() const { return world_size_; }
+  const std::vector<std::shared_ptr<Service>>& services() const { return services_; }
+  bool is_shut_down() const { return down_.load(); }
+  std::map<std::string, int64_t> debug_info() const;
+
+  Worker::Subscription subscribe(std::function<void(const MembershipChange&)> on_change);
+
+ private:
+  Core() = default;
+
+  Status init(JoinOptions options);
+  Status read_options(JoinOptions* options);
+  Status open_rendezvous(const JoinOptions& options, absl::Time deadline);
+  Status find_job_id(absl::Time deadline);
+  void on_event(const MembershipEvent& event);
+  void log_library_differences(const MemberList& members) const;
+  ShutdownResult do_shutdown(const ShutdownOptions& options);
+  // Ends everything here; what could not be ended by `deadline` is named in the status.
+  Status tear_down(const Status& why, absl::Time deadline);
+
+  // Constant after join.
+  Config config_;
+  std::shared_ptr<Runtime> runtime_;
+  std::shared_ptr<Metrics> metrics_;
+  Logger log_;
+  std::shared_ptr<const Library> library_;
+  WorkerInfo self_;
+  std::string job_id_;
+  std::string address_;
+  std::string store_url_;
+  std::optional<int> rank_;
+  int world_size_ = 0;
+  int worker_threads_ = 0;
+  std::shared_ptr<Store> store_;
+  std::shared_ptr<Executor> pool_;
+  std::vector<std::shared_ptr<Service>> services_;
+
+  std::shared_ptr<Agent> agent_;
+  // claim() starts the membership thread before the agent exists.
+  std::atomic<bool> agent_ready_{false};
+  std::unique_ptr<Membership> membership_;
+  std::unique_ptr<Transport> transport_;
+
+  std::atomic<bool> down_{false};
+  Mutex shutdown_mutex_;
+  std::unique_ptr<Condition> shutdown_done_;
+  bool shutdown_begun_ ABSL_GUARDED_BY(shutdown_mutex_) = false;
+  std::optional<ShutdownResult> shutdown_result_ ABSL_GUARDED_BY(shutdown_mutex_);
+
+  struct Subscriber;
+  Mutex subscribers_mutex_;
+  std::vector<std::weak_ptr<Subscriber>> subscribers_ ABSL_GUARDED_BY(subscribers_mutex_);
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_RPC_INTERNAL_CORE_H_

@@ -1,0 +1,252 @@
+#include "weft/rpc/internal/drain.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+namespace weft::internal {
+namespace {
+
+using Outcome = ShutdownResult::Outcome;
+
+std::string hex(uint64_t v) { return absl::StrCat(absl::Hex(v, absl::kZeroPad16)); }
+
+class GroupDrain {
+ public:
+  GroupDrain(Agent* agent, Membership* membership, const WorkerInfo& self, const DrainOptions& options)
+      : agent_(*agent), membership_(*membership), runtime_(*agent->runtime()), self_(self),
+        options_(options) {
+    // Those who are here now, and those who were: a member that is gone already is missing.
+    const MemberListRef list = membership_.list();
+    for (const auto& [id, member] : list->by_id) {
+      workers_.push_back({member.info, Outcome::kDrained, ""});
+    }
+    for (const auto& [id, why] : list->gone) {
+      missing_.push_back({WorkerInfo{name_of(*list, id), id, 0}, Outcome::kMissing,
+                          std::string(why.message())});
+    }
+  }
+
+  ShutdownResult run() {
+    Status status = arrive();
+    if (status.ok()) {
+      deadline_ = std::min(options_.hard_deadline, runtime_.now() + options_.later_timeout);
+      status = rounds();
+    }
+    // Whatever happened, the record goes and the others are told (RPC-127, RPC-128).
+    const absl::Time end = status.ok() ? deadline_ : runtime_.now() + absl::Seconds(2);
+    agent_.stop_accepting();
+    membership_.leave(std::min(end, options_.hard_deadline));
+    if (status.ok()) status = farewell();
+    return result(status);
+  }
+
+ private:
+  static std::string name_of(const MemberList& list, uint32_t id) {
+    for (const auto& [name, other] : list.gone_names) {
+      if (other == id) return name;
+    }
+    return absl::StrCat("id ", id);
+  }
+
+  Store& store() { return *membership_.store(); }
+
+  // Waits until every living worker has its key; those that died meanwhile become missing. The store
+  // wakes us when the keys are there; deaths are looked for once per heartbeat.
+  Status wait_for_all(const std::string& what, absl::Time deadline, bool say_who) {
+    absl::Time next_line = runtime_.now() + absl::Minutes(1);
+    while (true) {
+      std::vector<std::string> keys;
+      for (const auto& w : workers_) {
+        if (w.outcome != Outcome::kDrained) continue;
+        keys.push_back(membership_.key(absl::StrCat(what, "/", hex(w.worker.incarnation))));
+      }
+      const absl::Duration slice = std::min(options_.heartbeat, deadline - runtime_.now());
+      if (slice <= absl::ZeroDuration()) return late(what, keys);
+      const Status waited = store().wait(keys, slice);
+      if (waited.ok()) return waited;
+      if (error_kind(waited) != ErrorKind::kDeadline) {
+        return annotate(waited, absl::StrCat("shutting down: waiting for '", what, "' of all workers"));
+      }
+      notice_deaths(what);
+      if (say_who && runtime_.now() >= next_line) {
+        next_line += absl::Minutes(1);
+        WEFT_LOG(options_.log, kInfo) << "shutdown waits for " << names_of_missing(keys);
+      }
+    }
+  }
+
+  void notice_deaths(const std::string& what) {
+    const MemberListRef list = membership_.list();
+    for (auto& w : workers_) {
+      if (w.outcome != Outcome::kDrained) continue;
+      auto gone = list->gone.find(w.worker.id);
+      const Member* there = list->find(w.worker.id);
+      const bool replaced = there != nullptr && there->info.incarnation != w.worker.incarnation;
+      if (gone == list->gone.end() && !replaced) continue;
+      // One that has left did so in its own time: its last key is what counts.
+      const auto has = store().check(
+          {membership_.key(absl::StrCat(what, "/", hex(w.worker.incarnation)))}, options_.heartbeat);
+      if (has.ok() && *has) continue;
+      const auto done = store().check(
+          {membership_.key(absl::StrCat("done/", hex(w.worker.incarnation)))}, options_.heartbeat);
+      if (done.ok() && *done) {
+        w.outcome = Outcome::kAborted;
+        w.reason = absl::StrCat("it left before '", what, "'");
+        continue;
+      }
+      // Its record goes before "done" is written (DRAIN-4): only death ends the wait for it.
+      const auto dead = store().check(
+          {membership_.key(absl::StrCat("dead/", hex(w.worker.incarnation)))}, options_.heartbeat);
+      if (what == "done" && !(dead.ok() && *dead) && !replaced) continue;
+      w.outcome = Outcome::kMissing;
+      w.reason = gone != list->gone.end() ? std::string(gone->second.message())
+                                          : std::string("another incarnation took its place");
+    }
+  }
+
+  std::string names_of_missing(const std::vector<std::string>& keys) {
+    std::vector<std::string> names;
+    for (const auto& w : workers_) {
+      if (w.outcome != Outcome::kDrained) continue;
+      for (const std::string& key : keys) {
+        if (key.find(hex(w.worker.incarnation)) == std::string::npos) continue;
+        const auto there = store().check({key}, options_.heartbeat);
+        if (!there.ok() || !*there) names.push_back(absl::StrCat("'", w.worker.name, "'"));
+      }
+    }
+    return absl::StrJoin(names, ", ");
+  }
+
+  Status late(const std::string& what, const std::vector<std::string>& keys) {
+    const std::string names = names_of_missing(keys);
+    for (auto& w : workers_) {
+      if (w.outcome == Outcome::kDrained && names.find(absl::StrCat("'", w.worker.name, "'")) !=
+                                                std::string::npos) {
+        w.outcome = Outcome::kMissing;
+        w.reason = absl::StrCat("did not reach '", what, "' before the deadline");
+      }
+    }
+    return make_error(ErrorKind::kDeadline,
+                      absl::StrCat("shutdown of '", self_.name, "' waited for '", what, "' of ", names,
+                                   " until its deadline"));
+  }
+
+  Status put(const std::string& what, const std::string& value) {
+    return store().set(membership_.key(absl::StrCat(what, "/", hex(self_.incarnation))), value,
+                       std::max(options_.heartbeat, absl::Seconds(5)));
+  }
+
+  Status arrive() {
+    WEFT_RETURN_IF_ERROR(put("arrived", "1"));
+    return wait_for_all("arrived", std::min(options_.arrival_deadline, options_.hard_deadline), true);
+  }
+
+  Status rounds() {
+    std::string before;
+    for (int round = 0;; ++round) {
+      // Our own calls and handlers first: a round is cheap to skip while they run. Not for long: a
+      // handler here may wait for a worker that waits for our count.
+      agent_.wait_drained(std::min(deadline_, runtime_.now() + options_.heartbeat));
+      const Agent::Load load = agent_.load();
+      const std::string what = absl::StrCat("drain/", round);
+      WEFT_RETURN_IF_ERROR(put(what, absl::StrCat(load.pending, " ", load.serving, " ", load.issued, " ",
+                                                  load.served)));
+      Status waited = wait_for_all(what, deadline_, false);
+      if (!waited.ok()) {
+        return annotate(waited, absl::StrCat("draining: here ", load.pending, " calls and ", load.serving,
+                                             " handlers are not complete"));
+      }
+      bool zero = true;
+      std::string totals;
+      for (const auto& w : workers_) {
+        if (w.outcome != Outcome::kDrained) continue;
+        WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> counts,
+                              store().try_get(membership_.key(
+                                  absl::StrCat(what, "/", hex(w.worker.incarnation)))));
+        if (!counts.has_value()) continue;
+        const std::vector<std::string> parts = absl::StrSplit(*counts, ' ');
+        zero = zero && parts.size() == 4 && parts[0] == "0" && parts[1] == "0";
+        absl::StrAppend(&totals, hex(w.worker.incarnation), ":", *counts, ";");
+      }
+      if (zero && totals == before) return absl::OkStatus();  // DRAIN-1
+      before = zero ? totals : "";
+      if (runtime_.now() >= deadline_) {
+        return make_error(ErrorKind::kDeadline,
+                          absl::StrCat("shutdown of '", self_.name,
+                                       "': calls are still under way at its deadline: here ", load.pending,
+                                       " calls and ", load.serving, " handlers"));
+      }
+    }
+  }
+
+  Status farewell() {
+    WEFT_RETURN_IF_ERROR(put("done", "1"));
+    return wait_for_all("done", deadline_, false);
+  }
+
+  ShutdownResult result(Status status) {
+    ShutdownResult out;
+    for (auto& w : workers_) {
+      if (!status.ok() && w.outcome == Outcome::kDrained && w.worker == self_) {
+        w.outcome = Outcome::kAborted;
+        w.reason = std::string(status.message());
+      }
+      out.workers.push_back(w);
+    }
+    for (auto& w : missing_) out.workers.push_back(w);
+    std::sort(out.workers.begin(), out.workers.end(),
+              [](const auto& a, const auto& b) { return a.worker.id < b.worker.id; });
+    std::vector<std::string> missing;
+    for (const auto& w : out.workers) {
+      if (w.outcome == Outcome::kMissing) missing.push_back(absl::StrCat("'", w.worker.name, "': ", w.reason));
+    }
+    if (status.ok() && !missing.empty()) {
+      status = make_error(ErrorKind::kPeerLost,
+                          absl::StrCat("shutdown of '", self_.name, "' went on without ",
+                                       absl::StrJoin(missing, "; ")));
+    }
+    out.status = std::move(status);
+    return out;
+  }
+
+  Agent& agent_;
+  Membership& membership_;
+  Runtime& runtime_;
+  const WorkerInfo self_;
+  const DrainOptions options_;
+  absl::Time deadline_;
+  std::vector<ShutdownResult::Entry> workers_;
+  std::vector<ShutdownResult::Entry> missing_;
+};
+
+}  // namespace
+
+ShutdownResult drain_group(Agent* agent, Membership* membership, const WorkerInfo& self,
+                           const DrainOptions& options) {
+  return GroupDrain(agent, membership, self, options).run();
+}
+
+ShutdownResult drain_one(Agent* agent, Membership* membership, const WorkerInfo& self,
+                         const DrainOptions& options) {
+  const absl::Time deadline =
+      std::min(options.hard_deadline, agent->runtime()->now() + options.later_timeout);
+  ShutdownResult out;
+  // Out of the lists first, so that nobody begins something new with us; what is under way ends.
+  membership->leave(deadline);
+  if (!agent->wait_drained(deadline)) {
+    const Agent::Load load = agent->load();
+    out.status = make_error(ErrorKind::kDeadline,
+                            absl::StrCat("worker '", self.name, "' leaves with ", load.pending,
+                                         " calls and ", load.serving, " handlers not complete"));
+  }
+  out.workers.push_back({self, out.status.ok() ? Outcome::kDrained : Outcome::kAborted,
+                         std::string(out.status.message())});
+  return out;
+}
+
+}  // namespace weft::internal

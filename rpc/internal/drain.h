@@ -1,0 +1,40 @@
+#ifndef WEFT_RPC_INTERNAL_DRAIN_H_
+#define WEFT_RPC_INTERNAL_DRAIN_H_
+
+// The graceful part of shutdown, by way of the store. Keys, below "weft/<job>/":
+//   arrived/inc       the worker has called shutdown()
+//   drain/N/inc       round N: "pending serving issued served", counted by that worker
+//   done/inc          the worker's drain is over and its record is gone
+//
+//   DRAIN-1  nobody leaves while a call is under way anywhere: a round in which every worker counts
+//            zero calls and zero handlers ends the drain only when the round before said the same with
+//            the same totals (two equal waves: nothing can have been in flight between them).
+//   DRAIN-2  a worker that dies, or whose lease lapses, is missing: it is named, and waited for no more.
+//   DRAIN-3  waiting for arrival has no bound but leases; everything after has the deadline.
+//   DRAIN-4  records are removed before the last wait, so a worker that joins again right after it
+//            cannot meet a record of the group that has just ended.
+
+#include "weft/rpc/internal/agent.h"
+#include "weft/rpc/internal/membership.h"
+#include "weft/rpc/worker.h"
+
+namespace weft::internal {
+
+struct DrainOptions {
+  absl::Time arrival_deadline;        // infinite by default (DRAIN-3)
+  absl::Duration later_timeout;       // from the moment all have arrived
+  absl::Time hard_deadline;           // given by the user for everything
+  absl::Duration heartbeat;
+  Logger log;
+};
+
+// A static group: all of DRAIN-1..4.
+ShutdownResult drain_group(Agent* agent, Membership* membership, const WorkerInfo& self,
+                           const DrainOptions& options);
+// A dynamic one: leaves the lists, then waits for what is under way here.
+ShutdownResult drain_one(Agent* agent, Membership* membership, const WorkerInfo& self,
+                         const DrainOptions& options);
+
+}  // namespace weft::internal
+
+#endif  // WEFT_RPC_INTERNAL_DRAIN_H_

@@ -1,0 +1,105 @@
+#include "weft/rpc/internal/link.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/rpc/internal/agent.h"
+
+namespace weft::internal {
+namespace {
+
+template <class Header>
+Status parse(const FrameView& frame, Header* header) {
+  if (header->ParseFromArray(frame.header.data(), static_cast<int>(frame.header.size()))) {
+    return absl::OkStatus();
+  }
+  return make_error(ErrorKind::kProtocol,
+                    absl::StrCat("a ", std::string(frame_kind_name(frame.kind)), " frame whose header of ",
+                                 frame.header.size(), " bytes cannot be parsed"));
+}
+
+}  // namespace
+
+Status Link::send_control(FrameKind kind, std::string header, int lane, absl::Time now) {
+  last_sent_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
+  Frame frame;
+  frame.kind = kind;
+  frame.header = std::move(header);
+  return connection_->send(std::move(frame), lane);
+}
+
+void Link::on_frame(const FrameView& frame, int lane) {
+  const std::shared_ptr<Agent> agent = agent_.lock();
+  if (agent == nullptr) return;
+  last_received_.store(absl::ToUnixNanos(agent->now()), std::memory_order_relaxed);
+  const Status status = handle(frame, lane, agent.get());
+  // Whoever sends what no correct peer sends loses this connection and nothing else.
+  if (!status.ok()) connection_->close(status);
+}
+
+Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
+  switch (frame.kind) {
+    case FrameKind::kRequest: {
+      auto header = std::make_shared<v1::CallHeader>();
+      WEFT_RETURN_IF_ERROR(parse(frame, header.get()));
+      return assembler_.begin(header->layout(), frame,
+                              [self = shared_from_this(), header](StatusOr<Payload> payload) {
+                                if (auto a = self->agent_.lock()) {
+                                  a->on_request(self, header, std::move(payload));
+                                }
+                              });
+    }
+    case FrameKind::kResponse: {
+      v1::ResponseHeader header;
+      WEFT_RETURN_IF_ERROR(parse(frame, &header));
+      return assembler_.begin(header.layout(), frame,
+                              [self = shared_from_this(), id = header.call_id()](StatusOr<Payload> payload) {
+                                if (auto a = self->agent_.lock()) a->on_answer(id, std::move(payload));
+                              });
+    }
+    case FrameKind::kError: {
+      v1::ErrorHeader header;
+      WEFT_RETURN_IF_ERROR(parse(frame, &header));
+      return assembler_.begin(
+          header.layout(), frame,
+          [self = shared_from_this(), id = header.call_id(), code = header.code(),
+           kind = header.kind()](StatusOr<Payload> payload) {
+            auto a = self->agent_.lock();
+            if (a == nullptr) return;
+            a->on_answer(id, payload.ok() ? unpack_error(code, kind, payload->body, self->peer().name)
+                                          : payload.status());
+          });
+    }
+    case FrameKind::kChunk:
+      return assembler_.on_chunk(frame);
+    case FrameKind::kCancel: {
+      v1::CancelHeader header;
+      WEFT_RETURN_IF_ERROR(parse(frame, &header));
+      agent->on_cancel_frame(shared_from_this(), header.call_id());
+      return absl::OkStatus();
+    }
+    case FrameKind::kGoodbye: {
+      v1::GoodbyeHeader header;
+      WEFT_RETURN_IF_ERROR(parse(frame, &header));
+      agent->on_goodbye(shared_from_this(), header.reason());
+      return absl::OkStatus();
+    }
+    case FrameKind::kHeartbeat:
+    case FrameKind::kTransferAbort:
+      return absl::OkStatus();
+    case FrameKind::kHello:
+    case FrameKind::kHelloAck:
+      break;
+  }
+  return make_error(ErrorKind::kProtocol,
+                    absl::StrCat("frame kind ", static_cast<int>(frame.kind), " on lane ", lane,
+                                 " of an open connection"));
+}
+
+void Link::on_lost(Lost lost) {
+  const std::shared_ptr<Agent> agent = agent_.lock();
+  assembler_.abandon(lost.why);
+  if (agent != nullptr) agent->on_link_lost(shared_from_this(), std::move(lost));
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,408 @@
+#include "weft/rpc/internal/membership.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "weft/proto/rpc.pb.h"
+
+namespace weft::internal {
+namespace {
+
+constexpr char kFree[] = "free";
+
+std::string hex(uint64_t v) { return absl::StrCat(absl::Hex(v, absl::kZeroPad16)); }
+
+}  // namespace
+
+Membership::Membership(MembershipOptions options)
+    : options_(std::move(options)), incarnation_(hex(options_.incarnation)),
+      changed_(options_.runtime.get()), list_(std::make_shared<MemberList>()) {}
+
+Membership::~Membership() { stop(); }
+
+std::string Membership::key(std::string_view name) const {
+  return options_.prefix + std::string(name);
+}
+
+MemberListRef Membership::list() const {
+  MutexLock lock(&mutex_);
+  return list_;
+}
+
+bool Membership::wait_list_change(const MemberListRef& seen, absl::Time deadline) {
+  MutexLock lock(&mutex_);
+  while (list_ == seen && aborted_.ok() && !stopping_) {
+    if (!changed_.wait_until(&mutex_, deadline).ok()) return list_ != seen;
+  }
+  return true;
+}
+
+Status Membership::bump_version(absl::Duration timeout) {
+  return options_.store->add(key("version"), 1, timeout).status();
+}
+
+StatusOr<uint32_t> Membership::claim(absl::Time deadline) {
+  Store& store = *options_.store;
+  const auto left = [&] { return deadline - options_.runtime->now(); };
+  const std::string mode =
+      dynamic() ? "dynamic" : absl::StrCat("static ", options_.world_size);
+  WEFT_ASSIGN_OR_RETURN(const std::string actual, store.compare_set(key("mode"), "", mode, left()));
+  if (actual != mode) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("worker '", options_.name, "' wants to join a ", mode,
+                                   " group, but the group at ", store.describe(), " is ", actual,
+                                   " (\"static N\" has a world size, \"dynamic\" has none; all workers of a "
+                                   "job must agree)"));
+  }
+  WEFT_RETURN_IF_ERROR(store.set(key(absl::StrCat("beat/", incarnation_)), "0", left()));
+  thread_ = options_.runtime->spawn("weft-members", [this] { run(); });
+
+  uint32_t id = 0;
+  if (dynamic()) {
+    WEFT_ASSIGN_OR_RETURN(const int64_t next, store.add(key("next_id"), 1, left()));
+    id = static_cast<uint32_t>(next - 1);
+  } else {
+    id = *options_.rank;
+    WEFT_RETURN_IF_ERROR(claim_key(key(absl::StrCat("rank/", id)),
+                                   absl::StrCat(incarnation_, " ", options_.name),
+                                   absl::StrCat("rank ", id), deadline));
+  }
+  const std::string value = absl::StrCat(id, " ", incarnation_);
+  WEFT_RETURN_IF_ERROR(claim_key(key(absl::StrCat("name/", options_.name)), value,
+                                 absl::StrCat("worker name '", options_.name, "'"), deadline));
+  MutexLock lock(&mutex_);
+  name_value_ = value;
+  return id;
+}
+
+Status Membership::claim_key(const std::string& claimed, const std::string& value,
+                             const std::string& what, absl::Time deadline) {
+  const auto left = [&] { return deadline - options_.runtime->now(); };
+  std::string expected;
+  while (true) {
+    WEFT_ASSIGN_OR_RETURN(const std::string actual,
+                          options_.store->compare_set(claimed, expected, value, left()));
+    if (actual == value) return absl::OkStatus();
+    if (actual.empty() || actual == kFree) {
+      expected = actual;
+      continue;
+    }
+    // "ID INC" of a name, "INC NAME" of a rank.
+    const std::vector<std::string> parts = absl::StrSplit(actual, absl::MaxSplits(' ', 1));
+    const bool is_name = what.rfind("worker name", 0) == 0;
+    const std::string owner = parts.size() == 2 ? parts[is_name ? 1 : 0] : actual;
+    const std::string taken = absl::StrCat(
+        what, " is not unique: ",
+        is_name ? absl::StrCat("workers ", parts[0], " and ", value.substr(0, value.find(' ')), " share it")
+                : absl::StrCat("'", parts.size() == 2 ? parts[1] : actual, "' and '", options_.name,
+                               "' both claim it"));
+    WEFT_ASSIGN_OR_RETURN(const bool alive, is_alive(owner, deadline));
+    if (alive) {
+      if (!dynamic()) abort_group(taken).IgnoreError();
+      return make_error(absl::StatusCode::kAlreadyExists, ErrorKind::kInvalidArgument, taken);
+    }
+    WEFT_LOG(options_.log, kWarning) << what << ": taking over from incarnation " << owner
+                                     << ", whose lease lapsed";
+    options_.store->set(key(absl::StrCat("dead/", owner)), "its successor took its name", left())
+        .IgnoreError();
+    expected = actual;
+  }
+}
+
+StatusOr<bool> Membership::is_alive(const std::string& incarnation, absl::Time deadline) {
+  const std::string beat = key(absl::StrCat("beat/", incarnation));
+  WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> before, options_.store->try_get(beat));
+  if (!before.has_value()) return false;  // it left, or was declared dead
+  const absl::Time end = options_.runtime->now() + options_.lease;
+  const auto change =
+      options_.store->wait_change(beat, before, std::min(end, deadline) - options_.runtime->now());
+  if (change.ok()) return change->has_value();
+  if (error_kind(change.status()) != ErrorKind::kDeadline) return change.status();
+  if (end > deadline) {
+    return annotate(change.status(), "waiting to see whether an earlier owner is alive");
+  }
+  return false;
+}
+
+Status Membership::abort_group(const std::string& reason) {
+  WEFT_RETURN_IF_ERROR(options_.store->set(key("abort"), reason, options_.lease));
+  return bump_version(options_.lease);
+}
+
+Status Membership::publish(const Member& self, absl::Time deadline) {
+  v1::MemberRecord record;
+  record.set_name(self.info.name);
+  record.set_id(self.info.id);
+  record.set_incarnation(self.info.incarnation);
+  record.set_address(self.address);
+  for (const std::string& m : self.methods) record.add_methods(m);
+  record.set_host(self.host);
+  record.set_pid(self.pid);
+  const std::string record_key = key(absl::StrCat("member/", self.info.id, ".", incarnation_));
+  {
+    MutexLock lock(&mutex_);
+    record_key_ = record_key;
+  }
+  WEFT_RETURN_IF_ERROR(options_.store->set(record_key, record.SerializeAsString(),
+                                           deadline - options_.runtime->now()));
+  WEFT_RETURN_IF_ERROR(bump_version(deadline - options_.runtime->now()));
+
+  MutexLock lock(&mutex_);
+  while (true) {
+    if (!aborted_.ok()) return aborted_;
+    const MemberListRef list = list_;
+    const bool here = list->find(self.info.id) != nullptr &&
+                      list->find(self.info.id)->info.incarnation == self.info.incarnation;
+    size_t ever = list->by_id.size();
+    for (const auto& [id, gone] : list->gone) ever += list->find(id) == nullptr ? 1 : 0;
+    if (here && (dynamic() || ever >= static_cast<size_t>(options_.world_size))) return absl::OkStatus();
+    const Status waited = changed_.wait_until(&mutex_, deadline);
+    if (waited.ok()) continue;
+    if (error_kind(waited) != ErrorKind::kDeadline) return waited;
+    std::vector<std::string> missing;
+    for (int r = 0; r < options_.world_size; ++r) {
+      if (list_->find(static_cast<uint32_t>(r)) == nullptr) missing.push_back(absl::StrCat(r));
+    }
+    return make_error(ErrorKind::kDeadline,
+                      absl::StrCat("worker '", self.info.name, "' waited for ", options_.world_size,
+                                   " workers at ", options_.store->describe(), ", ", list_->by_id.size(),
+                                   " came; missing ranks: ", absl::StrJoin(missing, ", ")));
+  }
+}
+
+void Membership::leave(absl::Time deadline) {
+  std::string record_key;
+  std::string name_value;
+  {
+    MutexLock lock(&mutex_);
+    if (left_) return;
+    left_ = true;
+    record_key = record_key_;
+    name_value = name_value_;
+  }
+  const auto left = [&] { return std::max(absl::Milliseconds(1), deadline - options_.runtime->now()); };
+  Store& store = *options_.store;
+  Status status;
+  const auto keep = [&status](const Status& s) {
+    if (status.ok()) status = s;
+  };
+  // The record first: it is what the others look at. Stop at the first failure: a store that is gone
+  // would cost its timeout at every step.
+  if (!record_key.empty()) keep(store.delete_key(record_key, left()).status());
+  if (status.ok() && !name_value.empty()) {
+    keep(store.compare_set(key(absl::StrCat("name/", options_.name)), name_value, kFree, left()).status());
+  }
+  if (status.ok() && !dynamic() && options_.rank.has_value()) {
+    keep(store.compare_set(key(absl::StrCat("rank/", *options_.rank)),
+                           absl::StrCat(incarnation_, " ", options_.name), kFree, left()).status());
+  }
+  if (status.ok()) keep(store.delete_key(key(absl::StrCat("beat/", incarnation_)), left()).status());
+  if (status.ok()) keep(bump_version(left()));
+  if (!status.ok()) {
+    WEFT_LOG(options_.log, kWarning) << "leaving without the store: " << status;
+  }
+}
+
+void Membership::stop() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (thread_ != nullptr) thread_->join();
+}
+
+void Membership::nap(absl::Duration d) {
+  const absl::Time end = options_.runtime->now() + d;
+  MutexLock lock(&mutex_);
+  while (!stopping_ && changed_.wait_until(&mutex_, end).ok()) {
+  }
+}
+
+void Membership::run() {
+  absl::Time next_beat = options_.runtime->now();
+  while (true) {
+    {
+      MutexLock lock(&mutex_);
+      if (stopping_) return;
+    }
+    Status status;
+    if (options_.runtime->now() >= next_beat) {
+      next_beat = options_.runtime->now() + options_.heartbeat;
+      status = beat();
+      if (status.ok()) status = watch_successor();
+    }
+    if (status.ok()) {
+      absl::Duration wait = std::max(absl::Milliseconds(1), next_beat - options_.runtime->now());
+      {
+        // Leaving raised the version, which wakes this thread; stop() follows at once.
+        MutexLock lock(&mutex_);
+        if (left_) wait = std::min(wait, absl::Milliseconds(5));
+      }
+      auto version = options_.store->wait_change(key("version"), seen_version_, wait);
+      if (version.ok()) {
+        seen_version_ = *version;
+        status = refresh();
+      } else if (error_kind(version.status()) != ErrorKind::kDeadline) {
+        status = version.status();
+      }
+    }
+    if (status.ok() != healthy_) {
+      healthy_ = status.ok();
+      if (!healthy_) WEFT_LOG(options_.log, kWarning) << "the store cannot be used: " << status;
+      if (options_.on_store_health) options_.on_store_health(healthy_);
+    }
+    if (!status.ok()) nap(options_.heartbeat);
+  }
+}
+
+Status Membership::beat() {
+  {
+    MutexLock lock(&mutex_);
+    if (left_) return absl::OkStatus();
+  }
+  return options_.store->set(key(absl::StrCat("beat/", incarnation_)), absl::StrCat(++beats_),
+                             options_.lease);
+}
+
+Status Membership::watch_successor() {
+  // MEM-3: the next id above ours, around the end.
+  const MemberListRef members = list();
+  const Member* next = nullptr;
+  const Member* me = nullptr;
+  for (const auto& [id, member] : members->by_id) {
+    if (member.info.incarnation == options_.incarnation) me = &member;
+  }
+  if (me == nullptr || members->by_id.size() < 2) return absl::OkStatus();
+  auto it = members->by_id.upper_bound(me->info.id);
+  next = it == members->by_id.end() ? &members->by_id.begin()->second : &it->second;
+
+  WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> now_beat,
+                        options_.store->try_get(key(absl::StrCat("beat/", hex(next->info.incarnation)))));
+  const absl::Time at = options_.runtime->now();
+  if (watched_ != next->info.incarnation || watched_beat_ != now_beat) {
+    watched_ = next->info.incarnation;
+    watched_beat_ = now_beat;
+    watched_since_ = at;
+    return absl::OkStatus();
+  }
+  if (at - watched_since_ <= options_.lease) return absl::OkStatus();
+  declare_dead(*next, absl::StrCat("no sign of life for ", absl::FormatDuration(options_.lease), ", says '",
+                                   options_.name, "'"));
+  watched_ = 0;
+  return absl::OkStatus();
+}
+
+void Membership::declare_dead(const Member& member, const std::string& reason) {
+  Store& store = *options_.store;
+  const std::string incarnation = hex(member.info.incarnation);
+  WEFT_LOG(options_.log, kWarning) << "worker '" << member.info.name << "' (incarnation " << incarnation
+                                   << ") is dead: " << reason;
+  // In this order: whoever sees the record gone finds out why. A step that fails is done again by the
+  // next watcher, because the record is then still there.
+  Status status = store.set(key(absl::StrCat("dead/", incarnation)), reason, options_.lease);
+  if (status.ok()) {
+    status = store.compare_set(key(absl::StrCat("name/", member.info.name)),
+                               absl::StrCat(member.info.id, " ", incarnation), kFree, options_.lease)
+                 .status();
+  }
+  if (status.ok()) {
+    status = store.delete_key(key(absl::StrCat("beat/", incarnation)), options_.lease).status();
+  }
+  if (status.ok()) {
+    status = store.delete_key(key(absl::StrCat("member/", member.info.id, ".", incarnation)),
+                              options_.lease).status();
+  }
+  if (status.ok()) status = bump_version(options_.lease);
+  if (!status.ok()) WEFT_LOG(options_.log, kWarning) << "declaring it dead: " << status;
+}
+
+Status Membership::refresh() {
+  Store& store = *options_.store;
+  if (!dynamic()) {
+    WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> abort, store.try_get(key("abort")));
+    if (abort.has_value()) {
+      MutexLock lock(&mutex_);
+      aborted_ = make_error(absl::StatusCode::kAlreadyExists, ErrorKind::kInvalidArgument, *abort);
+      changed_.notify_all();
+    }
+  }
+  const std::string prefix = key("member/");
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store.list_keys(prefix));
+  const MemberListRef old = list();
+  auto fresh = std::make_shared<MemberList>();
+  fresh->gone = old->gone;
+  if (seen_version_.has_value()) {
+    if (!absl::SimpleAtoi(*seen_version_, &fresh->version)) fresh->version = old->version;
+  }
+  std::vector<MembershipEvent> events;
+  for (const std::string& k : keys) {
+    // "ID.inc": a record we know already need not be read again.
+    const std::vector<std::string> parts = absl::StrSplit(k.substr(prefix.size()), '.');
+    uint32_t id = 0;
+    if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &id)) continue;
+    const Member* known = old->find(id);
+    if (known != nullptr && hex(known->info.incarnation) == parts[1]) {
+      fresh->add(*known);
+      continue;
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> bytes, store.try_get(k));
+    v1::MemberRecord record;
+    if (!bytes.has_value()) continue;  // gone again; the version has moved on and we will see
+    if (!record.ParseFromString(*bytes) || record.id() != id || hex(record.incarnation()) != parts[1]) {
+      WEFT_LOG(options_.log, kError) << "the store holds an odd record under " << k << ", ignored";
+      continue;
+    }
+    Member member;
+    member.info = WorkerInfo{record.name(), record.id(), record.incarnation()};
+    member.address = record.address();
+    member.methods.assign(record.methods().begin(), record.methods().end());
+    member.host = record.host();
+    member.pid = record.pid();
+    fresh->gone.erase(id);
+    events.push_back({MembershipEvent::Kind::kJoined, member.info, fresh->version, ""});
+    fresh->add(std::move(member));
+  }
+  for (const auto& [id, member] : old->by_id) {
+    const Member* now_there = fresh->find(id);
+    if (now_there != nullptr && now_there->info.incarnation == member.info.incarnation) continue;
+    WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> dead,
+                          store.try_get(key(absl::StrCat("dead/", hex(member.info.incarnation)))));
+    const std::string reason = dead.value_or("");
+    events.push_back({dead.has_value() ? MembershipEvent::Kind::kDied : MembershipEvent::Kind::kLeft,
+                      member.info, fresh->version, reason});
+    if (now_there == nullptr) {
+      fresh->gone[id] = make_error(
+          ErrorKind::kPeerLost,
+          absl::StrCat("worker '", member.info.name, "' (id ", id, ", incarnation ",
+                       hex(member.info.incarnation), ") ",
+                       dead.has_value() ? absl::StrCat("is dead: ", reason) : std::string("has left")));
+      fresh->gone_names[member.info.name] = id;
+    }
+    if (member.info.incarnation == options_.incarnation && dead.has_value() && !evicted_) {
+      evicted_ = true;
+      if (options_.on_evicted) {
+        options_.on_evicted(make_error(
+            ErrorKind::kState, absl::StrCat("this worker, '", options_.name,
+                                            "', was declared dead by the others: ", reason)));
+      }
+    }
+  }
+  if (options_.on_list) options_.on_list(fresh);
+  {
+    MutexLock lock(&mutex_);
+    list_ = fresh;
+  }
+  changed_.notify_all();
+  for (const MembershipEvent& event : events) {
+    if (options_.on_event) options_.on_event(event);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft::internal

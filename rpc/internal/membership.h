@@ -1,0 +1,130 @@
+#ifndef WEFT_RPC_INTERNAL_MEMBERSHIP_H_
+#define WEFT_RPC_INTERNAL_MEMBERSHIP_H_
+
+// Membership: who is in the job, by way of the store. No rank is special.
+//
+// Keys, below "weft/<job>/" (values in brackets; "inc" is the incarnation in hexadecimal):
+//   mode              [static N | dynamic]    set by the first, compared by all
+//   rank/R            [inc name]              static: who has this rank
+//   name/NAME         [id inc | free]         who has this name
+//   next_id           counter                 dynamic: ids, never reused
+//   beat/inc          [counter]               renewed every heartbeat by its owner; set before any claim
+//   member/ID.inc     [MemberRecord]          it can be called; the key tells all that ever changes
+//   dead/inc          [reason]                its lease lapsed; set by whoever saw it
+//   version           counter                 raised after every change of the others: what is watched
+//   abort             [reason]                static: the group can never be complete
+//
+//   MEM-1  a worker appears in a list only after it can be reached, and leaves every list when it
+//          left or its lease lapsed; each raises one event at every other worker.
+//   MEM-2  a name (and a static rank) has one owner: claims are compare-and-set, and a claim is taken
+//          over only from an incarnation whose beat stood still for a whole lease, or that is gone.
+//   MEM-3  who watches whom is a ring in order of id over the living, so a worker costs the store one
+//          write and one read per heartbeat, however many there are.
+//   MEM-4  leases are judged on the watcher's own clock: clocks are never compared.
+//
+// One thread of its own talks to the store; callbacks run on it.
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/common/condition.h"
+#include "weft/common/log.h"
+#include "weft/common/mutex.h"
+#include "weft/common/runtime.h"
+#include "weft/rpc/internal/members.h"
+#include "weft/rpc/store.h"
+
+namespace weft::internal {
+
+struct MembershipEvent {
+  enum class Kind { kJoined, kLeft, kDied };
+  Kind kind = Kind::kJoined;
+  WorkerInfo worker;
+  uint64_t version = 0;
+  std::string reason;
+};
+
+struct MembershipOptions {
+  std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<Store> store;
+  std::string prefix;               // "weft/<job>/"
+  std::string name;
+  uint64_t incarnation = 0;
+  std::optional<uint32_t> rank;     // static only
+  int world_size = 0;               // 0: dynamic
+  absl::Duration heartbeat = absl::Seconds(1);
+  absl::Duration lease = absl::Seconds(15);
+  Logger log;
+  std::function<void(MemberListRef)> on_list;
+  std::function<void(const MembershipEvent&)> on_event;
+  std::function<void(bool healthy)> on_store_health;
+  std::function<void(Status)> on_evicted;  // we ourselves were declared dead
+};
+
+class Membership {
+ public:
+  explicit Membership(MembershipOptions options);
+  ~Membership();
+
+  // Mode, id and name. Starts to renew the lease.
+  StatusOr<uint32_t> claim(absl::Time deadline);
+  // Makes us callable, then waits for the others (static) or for the first list (dynamic).
+  Status publish(const Member& self, absl::Time deadline);
+  // Takes us out of the store, as far as it can be reached. Idempotent.
+  void leave(absl::Time deadline);
+  // Ends the thread.
+  void stop();
+
+  MemberListRef list() const;
+  // Waits until the list is not `seen` any more; false when the deadline came first.
+  bool wait_list_change(const MemberListRef& seen, absl::Time deadline);
+
+  bool dynamic() const { return options_.world_size == 0; }
+  // For the phases of shutdown (internal/drain.cc).
+  Store* store() const { return options_.store.get(); }
+  std::string key(std::string_view name) const;
+  Status bump_version(absl::Duration timeout);
+
+ private:
+  Status claim_key(const std::string& key, const std::string& value, const std::string& what,
+                   absl::Time deadline);
+  StatusOr<bool> is_alive(const std::string& incarnation, absl::Time deadline);
+  void declare_dead(const Member& member, const std::string& reason);
+  void run();
+  Status refresh();
+  Status beat();
+  Status watch_successor();
+  Status abort_group(const std::string& reason);
+  void nap(absl::Duration d);
+
+  const MembershipOptions options_;
+  const std::string incarnation_;  // in hexadecimal
+
+  mutable Mutex mutex_;
+  Condition changed_;
+  MemberListRef list_ ABSL_GUARDED_BY(mutex_);
+  Status aborted_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool left_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string record_key_ ABSL_GUARDED_BY(mutex_);
+  std::string name_value_ ABSL_GUARDED_BY(mutex_);
+
+  // The thread's own.
+  std::optional<std::string> seen_version_;
+  uint64_t beats_ = 0;
+  uint64_t watched_ = 0;  // incarnation of the successor
+  std::optional<std::string> watched_beat_;
+  absl::Time watched_since_;
+  bool evicted_ = false;
+  bool healthy_ = true;
+
+  std::unique_ptr<Thread> thread_;
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_RPC_INTERNAL_MEMBERSHIP_H_

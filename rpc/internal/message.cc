@@ -1,0 +1,456 @@
+#include "weft/rpc/internal/message.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::internal {
+namespace {
+
+constexpr size_t kMaxHeaderBytes = 64 << 10;
+// Segments of a large message up to this size still travel in its header frame.
+constexpr size_t kSmallSegmentBytes = 4 << 10;
+
+void put_u32(std::string* out, uint32_t v) {
+  for (int i = 0; i < 4; ++i) out->push_back(static_cast<char>(v >> (8 * i)));
+}
+void put_text(std::string* out, std::string_view s) {
+  put_u32(out, static_cast<uint32_t>(s.size()));
+  out->append(s);
+}
+bool take_text(std::string_view* in, std::string* out) {
+  if (in->size() < 4) return false;
+  uint32_t n = 0;
+  for (int i = 0; i < 4; ++i) n |= uint32_t{static_cast<unsigned char>((*in)[i])} << (8 * i);
+  in->remove_prefix(4);
+  if (in->size() < n) return false;
+  out->assign(in->substr(0, n));
+  in->remove_prefix(n);
+  return true;
+}
+
+Slice own(std::string bytes) {
+  auto owner = std::make_shared<const std::string>(std::move(bytes));
+  return Slice{owner->data(), owner->size(), owner};
+}
+
+Status violation(std::string text) { return make_error(ErrorKind::kProtocol, text); }
+
+// Reads the payload of a frame front to back.
+class PayloadReader {
+ public:
+  explicit PayloadReader(const FrameView& frame) : pieces_(frame.payload) {}
+  void read(char* to, size_t n) {
+    while (n > 0) {
+      const std::string_view piece = pieces_[at_].substr(offset_);
+      const size_t k = std::min(n, piece.size());
+      std::memcpy(to, piece.data(), k);
+      to += k;
+      n -= k;
+      offset_ += k;
+      if (offset_ == pieces_[at_].size()) {
+        ++at_;
+        offset_ = 0;
+      }
+    }
+  }
+
+ private:
+  absl::Span<const std::string_view> pieces_;
+  size_t at_ = 0;
+  size_t offset_ = 0;
+};
+
+// Messages have few transfers, and the order must not depend on addresses.
+template <class T>
+void add_once(std::vector<std::shared_ptr<T>>* list, const std::shared_ptr<T>& item) {
+  if (std::find(list->begin(), list->end(), item) == list->end()) list->push_back(item);
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<const OutMessage>> pack(Payload payload, bool copy) {
+  auto out = std::make_shared<OutMessage>();
+  out->segments.reserve(1 + payload.tensors.size());
+  out->bytes = payload.body.size();
+  out->segments.push_back(own(std::move(payload.body)));
+  for (size_t i = 0; i < payload.tensors.size(); ++i) {
+    StatusOr<TensorParts> parts = split_for_wire(payload.tensors[i], copy);
+    if (!parts.ok()) return annotate(parts.status(), absl::StrCat("tensor ", i));
+    append_meta(parts->meta, &out->tensor_metas);
+    for (at::Tensor& buffer : parts->buffers) {
+      auto owner = std::make_shared<const at::Tensor>(std::move(buffer));
+      const size_t size = owner->nbytes();
+      out->bytes += size;
+      out->segments.push_back(Slice{static_cast<const char*>(owner->const_data_ptr()), size, owner});
+    }
+  }
+  return out;
+}
+
+std::shared_ptr<const OutMessage> pack_error(const Status& error, std::string_view self) {
+  const ErrorDetails details = error_details(error);
+  std::string body;
+  put_text(&body, std::string_view(error.message().data(), error.message().size()));
+  put_text(&body, details.origin.empty() ? self : std::string_view(details.origin));
+  put_text(&body, details.remote_trace);
+  put_text(&body, details.payload);
+  auto out = std::make_shared<OutMessage>();
+  out->bytes = body.size();
+  out->segments.push_back(own(std::move(body)));
+  return out;
+}
+
+Status unpack_error(uint32_t code, uint32_t kind, std::string_view body, std::string_view origin) {
+  std::string message;
+  ErrorDetails details;
+  if (!take_text(&body, &message) || !take_text(&body, &details.origin) ||
+      !take_text(&body, &details.remote_trace) || !take_text(&body, &details.payload)) {
+    return violation(absl::StrCat("an error answer from ", std::string(origin), " that cannot be read"));
+  }
+  if (details.origin.empty()) details.origin = std::string(origin);
+  details.kind = kind <= static_cast<uint32_t>(ErrorKind::kPermission) && kind > 0
+                     ? static_cast<ErrorKind>(kind)
+                     : ErrorKind::kUser;
+  const auto status_code = code > 0 && code <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated)
+                               ? static_cast<absl::StatusCode>(code)
+                               : absl::StatusCode::kUnknown;
+  return with_details(Status(status_code, message), details);
+}
+
+std::string encode_chunk_header(uint64_t transfer_id, uint64_t offset) {
+  std::string out(kChunkHeaderBytes, '\0');
+  for (int i = 0; i < 8; ++i) {
+    out[i] = static_cast<char>(transfer_id >> (8 * i));
+    out[8 + i] = static_cast<char>(offset >> (8 * i));
+  }
+  return out;
+}
+
+Status decode_chunk_header(std::string_view header, uint64_t* transfer_id, uint64_t* offset) {
+  if (header.size() != kChunkHeaderBytes) {
+    return violation(absl::StrCat("chunk header of ", header.size(), " bytes, must be 16"));
+  }
+  *transfer_id = 0;
+  *offset = 0;
+  for (int i = 0; i < 8; ++i) {
+    *transfer_id |= uint64_t{static_cast<unsigned char>(header[i])} << (8 * i);
+    *offset |= uint64_t{static_cast<unsigned char>(header[8 + i])} << (8 * i);
+  }
+  return absl::OkStatus();
+}
+
+void plan_layout(const OutMessage& message, const MessageLimits& limits, v1::Layout* layout,
+                 std::atomic<uint64_t>* transfers) {
+  layout->Clear();
+  layout->set_tensor_metas(message.tensor_metas);
+  const bool whole = message.bytes <= limits.inline_bytes;
+  size_t inlined = 0;
+  for (const Slice& s : message.segments) {
+    v1::Segment* segment = layout->add_segments();
+    segment->set_length(s.size);
+    if (whole) continue;
+    if (s.size <= kSmallSegmentBytes && inlined + s.size <= limits.inline_bytes) {
+      inlined += s.size;
+      continue;
+    }
+    segment->set_transfer_id(transfers->fetch_add(1, std::memory_order_relaxed) + 1);
+  }
+}
+
+Status send_frames(Connection* connection, FrameKind kind, std::string header,
+                   const v1::Layout& layout, const OutMessage& message, const MessageLimits& limits,
+                   uint64_t cookie) {
+  if (header.size() > kMaxHeaderBytes) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("the header of this message needs ", header.size(),
+                                   " bytes, more than the ", kMaxHeaderBytes, " that fit: ",
+                                   message.segments.size() - 1,
+                                   " tensor buffers are too many for one call; stack them or split it"));
+  }
+  if (message.bytes > limits.max_message_bytes) {
+    return make_error(ErrorKind::kResource,
+                      absl::StrCat("a message of ", message.bytes, " bytes exceeds the bound of ",
+                                   limits.max_message_bytes));
+  }
+  Frame first;
+  first.kind = kind;
+  first.header = std::move(header);
+  std::vector<std::pair<uint64_t, const Slice*>> chunked;
+  for (int i = 0; i < layout.segments_size(); ++i) {
+    const Slice& s = message.segments[static_cast<size_t>(i)];
+    if (layout.segments(i).transfer_id() != 0) {
+      chunked.emplace_back(layout.segments(i).transfer_id(), &s);
+    } else if (s.size > 0) {
+      first.payload.push_back(s);
+    }
+  }
+  if (chunked.empty()) {
+    first.cookie = cookie;
+    return connection->send(std::move(first), kControlLane);
+  }
+  WEFT_RETURN_IF_ERROR(connection->send(std::move(first), kBulkLane));
+  for (size_t i = 0; i < chunked.size(); ++i) {
+    const auto& [id, segment] = chunked[i];
+    for (size_t offset = 0; offset < segment->size; offset += limits.chunk_bytes) {
+      const size_t n = std::min(limits.chunk_bytes, segment->size - offset);
+      Frame chunk;
+      chunk.kind = FrameKind::kChunk;
+      chunk.header = encode_chunk_header(id, offset);
+      chunk.payload.push_back(Slice{segment->data + offset, n, segment->owner});
+      // The callee runs nothing before the last chunk, so that one decides whether it was delivered.
+      if (i + 1 == chunked.size() && offset + n == segment->size) chunk.cookie = cookie;
+      WEFT_RETURN_IF_ERROR(connection->send(std::move(chunk), kBulkLane));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// ---- receiving -----------------------------------------------------------------------------------
+
+struct Assembler::Incoming {
+  Payload payload;
+  std::vector<TensorMeta> metas;
+  std::vector<std::vector<at::Tensor>> buffers;  // per meta
+  size_t open_transfers = 0;
+  uint64_t charged = 0;
+  uint64_t touched = 0;  // sweep in which something last happened
+  Delivered delivered;
+};
+
+Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uint64_t* total,
+                           std::vector<TensorMeta>* metas) {
+  if (layout.segments_size() == 0) return violation("a message without segments");
+  std::string_view in(layout.tensor_metas());
+  std::vector<uint64_t> expected;
+  while (!in.empty()) {
+    TensorMeta meta;
+    WEFT_RETURN_IF_ERROR(take_meta(&in, &meta));
+    for (const BufferSpec& spec : buffer_specs(meta)) expected.push_back(spec.nbytes);
+    metas->push_back(std::move(meta));
+  }
+  if (expected.size() + 1 != static_cast<size_t>(layout.segments_size())) {
+    return violation(absl::StrCat("a message with ", layout.segments_size(), " segments whose tensors need ",
+                                  expected.size() + 1));
+  }
+  uint64_t inlined = 0;
+  *total = 0;
+  for (int i = 0; i < layout.segments_size(); ++i) {
+    const v1::Segment& s = layout.segments(i);
+    if (i > 0 && s.length() != expected[static_cast<size_t>(i) - 1]) {
+      return violation(absl::StrCat("segment ", i, " has ", s.length(), " bytes, its tensor ",
+                                    expected[static_cast<size_t>(i) - 1]));
+    }
+    if (s.length() > limits_.max_message_bytes - *total) {
+      return make_error(ErrorKind::kResource,
+                        absl::StrCat("a message of more than ", limits_.max_message_bytes, " bytes"));
+    }
+    *total += s.length();
+    if (s.transfer_id() == 0) inlined += s.length();
+    if (s.transfer_id() != 0 && s.length() == 0) return violation("a transfer of no bytes");
+  }
+  if (inlined != frame.payload_bytes) {
+    return violation(absl::StrCat("a frame with ", frame.payload_bytes, " bytes of payload that announces ",
+                                  inlined));
+  }
+  return absl::OkStatus();
+}
+
+Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Delivered delivered) {
+  uint64_t total = 0;
+  auto message = std::make_shared<Incoming>();
+  Status valid = validate(layout, frame, &total, &message->metas);
+  const bool chunked = std::any_of(layout.segments().begin(), layout.segments().end(),
+                                   [](const v1::Segment& s) { return s.transfer_id() != 0; });
+  if (!valid.ok() && error_kind(valid) != ErrorKind::kResource) return valid;
+  // The bytes are charged before anything is allocated for them. A small message is already here.
+  if (valid.ok() && chunked) {
+    valid = budget_->charge(total);
+    if (valid.ok()) message->charged = total;
+  }
+  if (valid.ok()) {
+    message->payload.body.resize(layout.segments(0).length());
+    for (const TensorMeta& meta : message->metas) {
+      StatusOr<std::vector<at::Tensor>> buffers = allocate_buffers(meta);
+      if (!buffers.ok()) {
+        valid = buffers.status();
+        break;
+      }
+      message->buffers.push_back(*std::move(buffers));
+    }
+    if (!valid.ok() && message->charged > 0) {
+      budget_->release(message->charged);
+      message->charged = 0;
+    }
+  }
+  message->delivered = std::move(delivered);
+  if (!valid.ok()) {
+    // Refused, not a violation: what still comes of it is discarded.
+    {
+      MutexLock lock(&mutex_);
+      for (const v1::Segment& s : layout.segments()) {
+        if (s.transfer_id() == 0) continue;
+        max_announced_ = std::max(max_announced_, s.transfer_id());
+        transfers_[s.transfer_id()] = Transfer{nullptr, nullptr, s.length(), 0};
+      }
+    }
+    message->delivered(valid);
+    return absl::OkStatus();
+  }
+
+  std::vector<char*> targets = {message->payload.body.data()};
+  for (auto& buffers : message->buffers) {
+    for (at::Tensor& b : buffers) targets.push_back(static_cast<char*>(b.mutable_data_ptr()));
+  }
+  PayloadReader reader(frame);
+  for (int i = 0; i < layout.segments_size(); ++i) {
+    const v1::Segment& s = layout.segments(i);
+    if (s.transfer_id() == 0 && s.length() > 0) reader.read(targets[static_cast<size_t>(i)], s.length());
+  }
+  if (!chunked) {
+    finish(message);
+    return absl::OkStatus();
+  }
+
+  std::vector<std::shared_ptr<Incoming>> complete;
+  {
+    MutexLock lock(&mutex_);
+    message->touched = sweeps_;
+    for (int i = 0; i < layout.segments_size(); ++i) {
+      const v1::Segment& s = layout.segments(i);
+      if (s.transfer_id() == 0) continue;
+      const auto [it, fresh] = transfers_.emplace(
+          s.transfer_id(), Transfer{message, targets[static_cast<size_t>(i)], s.length(), 0});
+      if (!fresh) return violation(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
+      ++message->open_transfers;
+      max_announced_ = std::max(max_announced_, s.transfer_id());
+    }
+    for (const v1::Segment& s : layout.segments()) {
+      auto parked = parked_.find(s.transfer_id());
+      if (s.transfer_id() == 0 || parked == parked_.end()) continue;
+      const std::vector<Parked> chunks = std::move(parked->second);
+      parked_.erase(parked);
+      for (const Parked& p : chunks) {
+        parked_bytes_ -= p.bytes.size();
+        std::shared_ptr<Incoming> done;
+        WEFT_RETURN_IF_ERROR(take_locked(s.transfer_id(), p.offset, nullptr, p.bytes, &done));
+        if (done != nullptr) complete.push_back(std::move(done));
+      }
+    }
+  }
+  for (const auto& m : complete) finish(m);
+  return absl::OkStatus();
+}
+
+Status Assembler::take_locked(uint64_t id, uint64_t offset, const FrameView* frame,
+                              std::string_view bytes, std::shared_ptr<Incoming>* complete) {
+  auto it = transfers_.find(id);
+  Transfer& t = it->second;
+  const uint64_t n = frame != nullptr ? frame->payload_bytes : bytes.size();
+  // In order, without gaps, within what was announced: by subtraction, so that nothing overflows.
+  if (offset != t.received || n == 0 || n > t.length - t.received) {
+    return violation(absl::StrCat("chunk of transfer ", id, " at ", offset, "+", n, ", expected ",
+                                  t.received, " of ", t.length));
+  }
+  t.received += n;
+  if (t.message != nullptr) {
+    t.message->touched = sweeps_;
+    if (frame != nullptr) {
+      PayloadReader(*frame).read(t.target + offset, n);
+    } else {
+      std::memcpy(t.target + offset, bytes.data(), n);
+    }
+  }
+  if (t.received == t.length) {
+    if (t.message != nullptr && --t.message->open_transfers == 0) *complete = std::move(t.message);
+    transfers_.erase(it);
+  }
+  return absl::OkStatus();
+}
+
+Status Assembler::on_chunk(const FrameView& frame) {
+  uint64_t id = 0;
+  uint64_t offset = 0;
+  WEFT_RETURN_IF_ERROR(decode_chunk_header(frame.header, &id, &offset));
+  std::shared_ptr<Incoming> complete;
+  {
+    MutexLock lock(&mutex_);
+    if (transfers_.count(id) == 0) {
+      if (id <= max_announced_) {
+        return violation(absl::StrCat("chunk of transfer ", id, ", which is over or was never announced"));
+      }
+      // Its header may still come by another lane; it is kept within a bound until then.
+      if (frame.payload_bytes > limits_.max_parked_bytes - parked_bytes_) {
+        return violation(absl::StrCat("more than ", limits_.max_parked_bytes,
+                                      " bytes of chunks without a header"));
+      }
+      std::string bytes;
+      for (std::string_view piece : frame.payload) bytes.append(piece);
+      parked_bytes_ += bytes.size();
+      parked_[id].push_back(Parked{std::move(bytes), offset});
+      return absl::OkStatus();
+    }
+    WEFT_RETURN_IF_ERROR(take_locked(id, offset, &frame, {}, &complete));
+  }
+  if (complete != nullptr) finish(complete);
+  return absl::OkStatus();
+}
+
+void Assembler::finish(const std::shared_ptr<Incoming>& message) {
+  if (message->charged > 0) budget_->release(message->charged);
+  for (size_t i = 0; i < message->metas.size(); ++i) {
+    StatusOr<at::Tensor> tensor = join_from_wire(message->metas[i], std::move(message->buffers[i]));
+    if (!tensor.ok()) {
+      message->delivered(tensor.status());
+      return;
+    }
+    // Interceptors would claim tensors here, before the flag un-leafs nothing that is claimed.
+    restore_requires_grad(message->metas[i], &*tensor);
+    message->payload.tensors.push_back(*std::move(tensor));
+  }
+  message->delivered(std::move(message->payload));
+}
+
+void Assembler::sweep() {
+  std::vector<std::shared_ptr<Incoming>> stalled;
+  {
+    MutexLock lock(&mutex_);
+    ++sweeps_;
+    for (auto& [id, t] : transfers_) {
+      if (t.message == nullptr || t.message->touched + 2 > sweeps_) continue;
+      add_once(&stalled, t.message);
+      t.message = nullptr;  // from here on draining
+    }
+  }
+  for (const auto& message : stalled) {
+    budget_->release(message->charged);
+    message->delivered(make_error(ErrorKind::kDeadline, "the sender of a message stalled in the middle"));
+  }
+}
+
+void Assembler::abandon(const Status& why) {
+  std::vector<std::shared_ptr<Incoming>> open;
+  {
+    MutexLock lock(&mutex_);
+    for (auto& [id, t] : transfers_) {
+      if (t.message != nullptr) add_once(&open, t.message);
+    }
+    transfers_.clear();
+    parked_.clear();
+    parked_bytes_ = 0;
+  }
+  for (const auto& message : open) {
+    budget_->release(message->charged);
+    message->delivered(why);
+  }
+}
+
+size_t Assembler::incomplete_for_test() {
+  MutexLock lock(&mutex_);
+  return transfers_.size() + parked_.size();
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,130 @@
+#ifndef WEFT_RPC_INTERNAL_MESSAGE_H_
+#define WEFT_RPC_INTERNAL_MESSAGE_H_
+
+// Messages: between a Payload (value tree and tensors) and frames. proto/rpc.proto is the
+// specification; this file is the only one that knows it besides the agent.
+//
+// Sending:   pack() once -> OutMessage -> send_message() on a connection, again on the next one if
+//            the first breaks. No tensor byte is copied here.
+// Receiving: Assembler, one per connection: header frame -> budget -> allocation -> chunks straight
+//            into place -> Payload.
+//
+// An OutMessage is immutable once packed. An Assembler belongs to its connection's handler: lanes may
+// call it at the same time.
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "weft/common/byte_budget.h"
+#include "weft/common/mutex.h"
+#include "weft/proto/rpc.pb.h"
+#include "weft/rpc/internal/tensor_meta.h"
+#include "weft/rpc/payload.h"
+#include "weft/rpc/transport.h"
+
+namespace weft::internal {
+
+struct MessageLimits {
+  size_t inline_bytes = 64 << 10;         // a message up to this size is one frame
+  size_t chunk_bytes = 1 << 20;
+  size_t max_message_bytes = size_t{16} << 30;
+  size_t max_parked_bytes = 8 << 20;      // chunks that came before their header, per connection
+};
+
+struct OutMessage {
+  std::vector<Slice> segments;  // [0]: the value tree (or the error text)
+  std::string tensor_metas;
+  size_t bytes = 0;
+};
+
+// `copy`: the tensors' bytes are copied now, so the caller may change them at once.
+StatusOr<std::shared_ptr<const OutMessage>> pack(Payload payload, bool copy);
+// Message, origin, trace and payload of an error, as the first segment.
+std::shared_ptr<const OutMessage> pack_error(const Status& error, std::string_view self);
+// The error that came; `origin` is used when the sender did not name one.
+Status unpack_error(uint32_t code, uint32_t kind, std::string_view body, std::string_view origin);
+
+// Sends `message` under `header`, whose layout it fills in (Header: CallHeader, ResponseHeader or
+// ErrorHeader). `first_transfer` gives transfer ids. An error means: not delivered, not as a whole.
+template <class Header>
+Status send_message(Connection* connection, FrameKind kind, Header* header, const OutMessage& message,
+                    const MessageLimits& limits, uint64_t cookie, std::atomic<uint64_t>* transfers);
+
+class Assembler {
+ public:
+  // What the message is for, so that a refusal can be told to the right call.
+  using Delivered = std::function<void(StatusOr<Payload>)>;
+
+  Assembler(const MessageLimits& limits, ByteBudget* budget) : limits_(limits), budget_(budget) {}
+
+  // A header frame with `layout`. Calls `delivered` once: now, or when the last chunk is there, or
+  // with kind resource when the message is refused (its chunks are then discarded). An error return
+  // is a violation of the protocol: the connection must go.
+  Status begin(const v1::Layout& layout, const FrameView& frame, Delivered delivered);
+  Status on_chunk(const FrameView& frame);
+  // Drops messages on which nothing happened since the last call but one; their `delivered` gets an
+  // error. For messages whose sender stalls while its heartbeats come.
+  void sweep();
+  // The connection is gone: drops everything, calling `delivered` of what was incomplete.
+  void abandon(const Status& why);
+
+  size_t incomplete_for_test() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Incoming;
+  struct Transfer {
+    std::shared_ptr<Incoming> message;  // null: draining, chunks are discarded
+    char* target = nullptr;
+    uint64_t length = 0;
+    uint64_t received = 0;
+  };
+  struct Parked {
+    std::string bytes;
+    uint64_t offset = 0;
+  };
+
+  Status validate(const v1::Layout& layout, const FrameView& frame, uint64_t* total,
+                  std::vector<TensorMeta>* metas);
+  Status take_locked(uint64_t id, uint64_t offset, const FrameView* frame, std::string_view bytes,
+                     std::shared_ptr<Incoming>* complete) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void finish(const std::shared_ptr<Incoming>& message);
+
+  const MessageLimits limits_;
+  ByteBudget* const budget_;
+  Mutex mutex_;
+  std::map<uint64_t, Transfer> transfers_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, std::vector<Parked>> parked_ ABSL_GUARDED_BY(mutex_);
+  size_t parked_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t max_announced_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t sweeps_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// The fixed header of a chunk frame: transfer id and offset, little endian.
+inline constexpr size_t kChunkHeaderBytes = 16;
+std::string encode_chunk_header(uint64_t transfer_id, uint64_t offset);
+Status decode_chunk_header(std::string_view header, uint64_t* transfer_id, uint64_t* offset);
+
+// ---- implementation of the template ------------------------------------------------------------
+
+void plan_layout(const OutMessage& message, const MessageLimits& limits, v1::Layout* layout,
+                 std::atomic<uint64_t>* transfers);
+Status send_frames(Connection* connection, FrameKind kind, std::string header,
+                   const v1::Layout& layout, const OutMessage& message, const MessageLimits& limits,
+                   uint64_t cookie);
+
+template <class Header>
+Status send_message(Connection* connection, FrameKind kind, Header* header, const OutMessage& message,
+                    const MessageLimits& limits, uint64_t cookie, std::atomic<uint64_t>* transfers) {
+  plan_layout(message, limits, header->mutable_layout(), transfers);
+  return send_frames(connection, kind, header->SerializeAsString(), header->layout(), message, limits,
+                     cookie);
+}
+
+}  // namespace weft::internal
+
+#endif  // WEFT_RPC_INTERNAL_MESSAGE_H_

@@ -1,0 +1,438 @@
+// The agent's peers: dialling, choosing between connections, heartbeats, loss.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/rpc/internal/agent.h"
+#include "weft/rpc/internal/counters.h"
+
+namespace weft::internal {
+namespace {
+
+constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
+constexpr absl::Duration kMaxBackoff = absl::Seconds(1);
+constexpr size_t kWindowBytes = 64 << 20;  // answers kept per caller for calls that are at_most_once
+
+std::string text(const WorkerInfo& info) {
+  return absl::StrCat("'", info.name, "' (id ", info.id, ", incarnation ",
+                      absl::Hex(info.incarnation, absl::kZeroPad16), ")");
+}
+
+}  // namespace
+
+Agent::PeerRef Agent::peer_locked(const WorkerInfo& info, std::string_view address) {
+  PeerRef& peer = peers_[info.incarnation];
+  if (peer == nullptr) {
+    peer = std::make_shared<Peer>();
+    peer->info = info;
+    peer->window = std::make_unique<CallWindow>(kWindowBytes);
+    peer->budget = std::make_shared<ByteBudget>(options_.receive_budget,
+                                                absl::StrCat("messages from ", info.name),
+                                                &receive_budget_);
+  }
+  if (!address.empty()) peer->address = std::string(address);
+  return peer;
+}
+
+bool Agent::want_dial_locked(Peer* peer) {
+  if (closed_ || peer->dialling || peer->active != nullptr || !peer->gone.ok()) return false;
+  peer->dialling = true;
+  return true;
+}
+
+std::shared_ptr<Link> Agent::new_link(const PeerRef& peer) {
+  // The peer's budget lives as long as the link; its parent is the agent's, which the handler keeps
+  // alive while a frame is being delivered.
+  return std::make_shared<Link>(weak_from_this(), options_.limits, peer->budget.get(), peer->budget,
+                                now());
+}
+
+void Agent::dial(const PeerRef& peer) {
+  Hello hello;
+  hello.job_id = options_.job_id;
+  hello.name = options_.self.name;
+  hello.id = options_.self.id;
+  hello.incarnation = options_.self.incarnation;
+  hello.to_id = peer->info.id;
+  hello.to_incarnation = peer->info.incarnation;
+  Transport* transport = nullptr;
+  std::string address;
+  {
+    MutexLock lock(&mutex_);
+    transport = transport_;
+    address = peer->address;
+  }
+  counters_->dials->add();
+  const std::shared_ptr<Link> link = new_link(peer);
+  const auto self = shared_from_this();
+  if (address.empty()) {
+    on_dialled(peer, link, make_error(ErrorKind::kUnavailable, "its address is not known yet"));
+    return;
+  }
+  // A stopped process accepts connections and never answers: the lease bounds the wait for it.
+  transport->connect(address, hello, now() + std::max(options_.lease, absl::Seconds(1)), link,
+                     [self, peer, link](StatusOr<std::shared_ptr<Connection>> connection) {
+                       self->on_dialled(peer, link, std::move(connection));
+                     });
+}
+
+void Agent::on_dialled(const PeerRef& peer, const std::shared_ptr<Link>& link,
+                       StatusOr<std::shared_ptr<Connection>> connection) {
+  if (connection.ok()) {
+    link->open(*std::move(connection));
+    {
+      MutexLock lock(&mutex_);
+      peer->dialling = false;
+    }
+    adopt(peer, link);
+    return;
+  }
+  const Status error = connection.status();
+  const ErrorKind kind = error_kind(error);
+  // Refused in words, as opposed to not reached: trying again would be told the same.
+  const bool final = kind == ErrorKind::kPermission || kind == ErrorKind::kPeerLost ||
+                     kind == ErrorKind::kProtocol;
+  std::vector<uint64_t> fail;
+  {
+    MutexLock lock(&mutex_);
+    peer->dialling = false;
+    peer->last_dial_error = error;
+    if (closed_ || peer->active != nullptr) return;
+    if (final) {
+      fail.assign(peer->waiting.begin(), peer->waiting.end());
+    } else if (!peer->waiting.empty()) {
+      peer->unreachable_since = std::min(peer->unreachable_since, now());
+      // Jitter, so that those who lost the same peer do not come back in step.
+      peer->backoff = std::min(kMaxBackoff, std::max(kFirstBackoff, peer->backoff * 2));
+      const absl::Duration wait = peer->backoff * (0.5 + 0.5 * runtime()->random().unit());
+      if (peer->redial == nullptr) {
+        const std::weak_ptr<Agent> weak = weak_from_this();
+        const std::weak_ptr<Peer> weak_peer = peer;  // weak: the peer owns the timer
+        peer->redial = runtime()->make_timer([weak, weak_peer] {
+          auto self = weak.lock();
+          auto p = weak_peer.lock();
+          if (self == nullptr || p == nullptr) return;
+          bool go = false;
+          {
+            MutexLock relock(&self->mutex_);
+            go = !p->waiting.empty() && self->want_dial_locked(p.get());
+          }
+          if (go) self->dial(p);
+        });
+      }
+      peer->redial->arm(now() + wait);
+    }
+  }
+  for (uint64_t id : fail) complete(id, error, false);
+  if (kind == ErrorKind::kPeerLost) peer_gone(peer->info.incarnation, error);
+}
+
+StatusOr<Hello> Agent::check_hello(const Hello& theirs) {
+  if (theirs.job_id != options_.job_id) {
+    return make_error(ErrorKind::kPermission,
+                      absl::StrCat("worker '", options_.self.name, "' belongs to job ", options_.job_id,
+                                   ", not to ", theirs.job_id.substr(0, 64), " as '",
+                                   theirs.name.substr(0, 128), "' does"));
+  }
+  if ((theirs.to_incarnation != 0 && theirs.to_incarnation != options_.self.incarnation) ||
+      (theirs.to_incarnation != 0 && theirs.to_id != options_.self.id)) {
+    return make_error(ErrorKind::kPeerLost,
+                      absl::StrCat("incarnation ", absl::Hex(theirs.to_incarnation, absl::kZeroPad16),
+                                   " (id ", theirs.to_id, ") is not here any more; this is '",
+                                   options_.self.name, "' id ", options_.self.id, " incarnation ",
+                                   absl::Hex(options_.self.incarnation, absl::kZeroPad16)));
+  }
+  MutexLock lock(&mutex_);
+  if (closed_) return closed_why_.ok() ? closed_error() : closed_why_;
+  auto it = peers_.find(theirs.incarnation);
+  if (it != peers_.end() && !it->second->gone.ok()) {
+    return make_error(ErrorKind::kPermission,
+                      absl::StrCat("worker '", options_.self.name, "' knows incarnation ",
+                                   absl::Hex(theirs.incarnation, absl::kZeroPad16), " of '",
+                                   theirs.name.substr(0, 128), "' as gone: ",
+                                   std::string(it->second->gone.message())));
+  }
+  Hello ours;
+  ours.job_id = options_.job_id;
+  ours.name = options_.self.name;
+  ours.id = options_.self.id;
+  ours.incarnation = options_.self.incarnation;
+  ours.to_id = theirs.id;
+  ours.to_incarnation = theirs.incarnation;
+  return ours;
+}
+
+std::shared_ptr<ConnectionHandler> Agent::on_connection(std::shared_ptr<Connection> connection) {
+  const Hello& hello = connection->peer();
+  PeerRef peer;
+  {
+    MutexLock lock(&mutex_);
+    const Member* member = members_->find(hello.id);
+    const bool known = member != nullptr && member->info.incarnation == hello.incarnation;
+    peer = peer_locked(WorkerInfo{hello.name, hello.id, hello.incarnation},
+                       known ? std::string_view(member->address) : std::string_view());
+  }
+  const std::shared_ptr<Link> link = new_link(peer);
+  link->open(std::move(connection));
+  adopt(peer, link);
+  return link;
+}
+
+void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
+  std::vector<uint64_t> waiting;
+  std::vector<std::shared_ptr<Link>> goodbyes;
+  std::shared_ptr<Link> replaced;
+  Status refuse;
+  {
+    MutexLock lock(&mutex_);
+    if (closed_ || !peer->gone.ok()) {
+      refuse = closed_ ? closed_error() : peer->gone;
+    } else if (link->lost) {
+      return;  // on_lost overtook us
+    } else {
+      counters_->connects->add();
+      if (peer->connections++ > 0 && peer->links.empty()) counters_->reconnects->add();
+      peer->links.push_back(link);
+      peer->backoff = absl::ZeroDuration();
+      peer->unreachable_since = absl::InfiniteFuture();
+      peer->last_dial_error = absl::OkStatus();
+      std::shared_ptr<Link> old = peer->active;
+      if (old == nullptr || old->lost || old->retiring) {
+        peer->active = link;
+      } else if (old->connection()->dialled() == link->connection()->dialled()) {
+        // The same side dialled again: it has lost the older one, even if we have not noticed.
+        peer->active = link;
+        replaced = old;
+      } else {
+        // Both dialled: the connection of the lower one stays, on both sides.
+        const WorkerInfo& me = options_.self;
+        const bool lower = std::make_pair(me.id, me.incarnation) <
+                           std::make_pair(peer->info.id, peer->info.incarnation);
+        const bool keep_new = link->connection()->dialled() == lower;
+        if (keep_new) peer->active = link;
+        retire_locked(keep_new ? old.get() : link.get(), &goodbyes);
+      }
+      waiting.assign(peer->waiting.begin(), peer->waiting.end());
+    }
+  }
+  if (!refuse.ok()) {
+    link->connection()->close(refuse);
+    return;
+  }
+  if (replaced != nullptr) {
+    replaced->connection()->close(
+        make_error(ErrorKind::kUnavailable, "replaced by a newer connection of the same peer"));
+  }
+  for (const auto& l : goodbyes) {
+    v1::GoodbyeHeader goodbye;
+    goodbye.set_reason(v1::GoodbyeHeader::DUPLICATE);
+    for (int lane : {kControlLane, kBulkLane}) {
+      l->send_control(FrameKind::kGoodbye, goodbye.SerializeAsString(), lane, now()).IgnoreError();
+    }
+  }
+  for (uint64_t id : waiting) transmit(id);
+}
+
+void Agent::retire_locked(Link* link, std::vector<std::shared_ptr<Link>>* goodbyes) {
+  if (link->retiring) return;
+  link->retiring = true;
+  goodbyes->push_back(link->shared_from_this());
+}
+
+bool Agent::may_close_locked(const Link& link) const {
+  // Nothing of ours is under way on it, nothing of the peer's either, and neither side sends more.
+  return link.retiring && link.goodbyes >= 2 && link.pending == 0 && link.serving == 0 &&
+         !link.closing && !link.lost;
+}
+
+void Agent::close_if_drained(const std::shared_ptr<Link>& link) {
+  {
+    MutexLock lock(&mutex_);
+    if (!may_close_locked(*link)) return;
+    link->closing = true;
+  }
+  link->connection()->close(absl::OkStatus());
+}
+
+void Agent::on_goodbye(const std::shared_ptr<Link>& link, v1::GoodbyeHeader::Reason reason) {
+  if (reason == v1::GoodbyeHeader::LEAVING) {
+    peer_gone(link->peer().incarnation,
+              make_error(ErrorKind::kPeerLost,
+                         absl::StrCat("worker '", link->peer().name, "' has left")));
+    return;
+  }
+  std::vector<std::shared_ptr<Link>> goodbyes;
+  {
+    MutexLock lock(&mutex_);
+    ++link->goodbyes;
+    auto it = peers_.find(link->peer().incarnation);
+    if (it != peers_.end() && it->second->active == link) {
+      // We had not seen the other connection win; the next call dials or finds it.
+      it->second->active = nullptr;
+      for (const auto& other : it->second->links) {
+        if (other != link && !other->retiring && !other->lost) it->second->active = other;
+      }
+    }
+    retire_locked(link.get(), &goodbyes);
+  }
+  for (const auto& l : goodbyes) {
+    v1::GoodbyeHeader goodbye;
+    goodbye.set_reason(v1::GoodbyeHeader::DUPLICATE);
+    for (int lane : {kControlLane, kBulkLane}) {
+      l->send_control(FrameKind::kGoodbye, goodbye.SerializeAsString(), lane, now()).IgnoreError();
+    }
+  }
+  close_if_drained(link);
+}
+
+void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
+  std::vector<uint64_t> resend;
+  std::vector<std::pair<uint64_t, Status>> fail;
+  std::vector<CancelToken> abandoned;
+  PeerRef peer;
+  bool redial = false;
+  {
+    MutexLock lock(&mutex_);
+    if (link->lost) return;
+    link->lost = true;
+    if (link->connection() == nullptr) return;  // lost before it was ours
+    counters_->lost->add();
+    if (error_kind(lost.why) == ErrorKind::kProtocol) counters_->violations->add();
+    auto found = peers_.find(link->peer().incarnation);
+    if (found == peers_.end()) return;
+    peer = found->second;
+    auto& links = peer->links;
+    links.erase(std::remove(links.begin(), links.end(), link), links.end());
+    if (peer->active == link) {
+      peer->active = nullptr;
+      for (const auto& other : links) {
+        if (!other->retiring) peer->active = other;
+      }
+    }
+    const std::set<uint64_t> unsent(lost.unsent.begin(), lost.unsent.end());
+    for (auto& [id, p] : pending_) {
+      if (p.link != link) continue;
+      const bool undelivered = unsent.count(id) > 0;
+      if (p.state == State::kSending) {
+        p.lost_while_sending = true;
+        p.unsent = undelivered;
+        continue;
+      }
+      const bool once = p.spec->call.options.retry == Retry::kAtMostOnce;
+      if (undelivered || once) {
+        if (!undelivered) ++p.attempt;
+        p.state = State::kWaiting;
+        p.link = nullptr;
+        --link->pending;
+        peer->waiting.insert(id);
+        resend.push_back(id);
+      } else {
+        fail.emplace_back(id, make_error(ErrorKind::kMaybeExecuted,
+                                         absl::StrCat("the connection to ", text(p.to), " broke after '",
+                                                      p.spec->call.method,
+                                                      "' was sent, so it may have run: ",
+                                                      std::string(lost.why.message()))));
+      }
+    }
+    for (auto& [key, s] : serving_) {
+      // Its answer has nowhere to go. A call that is at_most_once finds it in the window.
+      if (s.link == link && !s.at_most_once) abandoned.push_back(s.cancel);
+    }
+    redial = !peer->waiting.empty() && want_dial_locked(peer.get());
+  }
+  WEFT_LOG(options_.log, kDebug) << "connection to " << text(peer->info) << " lost: " << lost.why;
+  for (const CancelToken& cancel : abandoned) cancel.cancel();
+  for (auto& [id, why] : fail) complete(id, why, false);
+  for (uint64_t id : resend) {
+    counters_->retried->add();
+    transmit(id);
+  }
+  if (redial) dial(peer);
+}
+
+void Agent::peer_gone(uint64_t incarnation, const Status& why) {
+  std::vector<uint64_t> calls;
+  std::vector<std::shared_ptr<Link>> links;
+  std::vector<CancelToken> handlers;
+  {
+    MutexLock lock(&mutex_);
+    auto it = peers_.find(incarnation);
+    if (it == peers_.end() || !it->second->gone.ok()) return;
+    Peer& peer = *it->second;
+    peer.gone = why;
+    peer.waiting.clear();
+    peer.active = nullptr;
+    peer.window = std::make_unique<CallWindow>(kWindowBytes);
+    if (peer.redial != nullptr) peer.redial->disarm();
+    links = peer.links;
+    for (const auto& [id, p] : pending_) {
+      if (p.to.incarnation == incarnation) calls.push_back(id);
+    }
+    for (const auto& [key, s] : serving_) {
+      if (key.first == incarnation) handlers.push_back(s.cancel);
+    }
+  }
+  for (uint64_t id : calls) complete(id, why, false);
+  for (const CancelToken& cancel : handlers) cancel.cancel();
+  for (const auto& link : links) link->connection()->close(why);
+}
+
+void Agent::say_goodbye() {
+  std::vector<std::shared_ptr<Link>> links;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [incarnation, peer] : peers_) {
+      links.insert(links.end(), peer->links.begin(), peer->links.end());
+    }
+  }
+  v1::GoodbyeHeader goodbye;
+  goodbye.set_reason(v1::GoodbyeHeader::LEAVING);
+  for (const auto& link : links) {
+    link->send_control(FrameKind::kGoodbye, goodbye.SerializeAsString(), kControlLane, now())
+        .IgnoreError();
+  }
+}
+
+void Agent::tick() {
+  std::vector<std::shared_ptr<Link>> links;
+  std::vector<std::pair<uint64_t, Status>> unreachable;
+  {
+    MutexLock lock(&mutex_);
+    if (closed_) return;
+    for (const auto& [incarnation, peer] : peers_) {
+      links.insert(links.end(), peer->links.begin(), peer->links.end());
+      // Membership decides about death; without its store, a lease of failed dials does.
+      if (!store_healthy_.load(std::memory_order_relaxed) && peer->gone.ok() &&
+          peer->active == nullptr && now() - peer->unreachable_since > options_.lease) {
+        unreachable.emplace_back(
+            incarnation,
+            make_error(ErrorKind::kPeerLost,
+                       absl::StrCat("worker ", text(peer->info), " could not be reached for ",
+                                    absl::FormatDuration(options_.lease),
+                                    " and the store cannot be asked about it: ",
+                                    std::string(peer->last_dial_error.message()))));
+      }
+    }
+  }
+  for (auto& [incarnation, why] : unreachable) peer_gone(incarnation, why);
+  const absl::Time at = now();
+  for (const auto& link : links) {
+    if (at - link->last_received() > options_.lease) {
+      link->connection()->close(make_error(
+          ErrorKind::kUnavailable, absl::StrCat("no sign of life for ", absl::FormatDuration(options_.lease))));
+      continue;
+    }
+    if (at - link->last_sent() >= options_.heartbeat) {
+      link->send_control(FrameKind::kHeartbeat, std::string(), kControlLane, at).IgnoreError();
+    }
+    close_if_drained(link);
+  }
+  if (at - last_sweep_ >= options_.lease / 2) {
+    last_sweep_ = at;
+    for (const auto& link : links) link->assembler().sweep();
+  }
+  tick_timer_->arm(at + options_.heartbeat);
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,180 @@
+#ifndef WEFT_RPC_WORKER_H_
+#define WEFT_RPC_WORKER_H_
+
+// Worker: one member of a job. It owns everything that it needs (threads, connections, tables); there
+// is nothing process-wide, so several workers may live in one process.
+//
+//   auto worker = weft::join({.library = library()});     // name, rank and store from the launcher
+//   ... rpc_sync(worker, "ps0", &forward, x) ...
+//   worker.shutdown();
+//
+// Worker is a move-only handle; calls take `const Worker&`. Threads: all const methods and shutdown()
+// from anywhere, but shutdown() not from a handler of the same worker (there it returns an error).
+// Destroying it without shutdown() leaves at once: peers get "peer left", and nothing waits for them.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/common/api.h"
+#include "weft/common/config.h"
+#include "weft/common/log.h"
+#include "weft/common/metrics.h"
+#include "weft/common/runtime.h"
+#include "weft/common/time.h"
+#include "weft/rpc/library.h"
+#include "weft/rpc/service.h"
+#include "weft/rpc/store.h"
+#include "weft/rpc/transport.h"
+#include "weft/rpc/worker_info.h"
+
+namespace weft {
+
+namespace internal {
+class Core;
+}
+
+// Every field has a default, and what is unset comes from the environment of the launcher (weftrun,
+// torchrun, mpirun, srun) or the default named there; see Config.
+struct JoinOptions {
+  // 1 to 127 characters of [A-Za-z0-9-_:.], unique in the job. Default: WEFT_NAME, else "worker<rank>".
+  std::string name{};
+  // A static group has a world size, and every rank from 0; join returns when all are there.
+  std::optional<int> rank{};
+  std::optional<int> world_size{};
+  // A dynamic group: no world size, workers join and leave at any time. `rank` must not be given.
+  bool dynamic = false;
+  Library library{};
+  // Where workers meet: an open store, or a URL (hash, file, tcp, etcd, env). Default: WEFT_STORE,
+  // else env:// when MASTER_ADDR is set, else a store of this process alone.
+  std::shared_ptr<Store> store{};
+  std::string rendezvous{};
+  // Default: gRPC.
+  TransportFactory transport{};
+  ListenOptions listen{};
+  std::vector<ServiceFactory> services{};
+  // Threads that run handlers (not those that wait in one). Default: one per core, at least 4.
+  int worker_threads = 0;
+  Timeout rpc_timeout{};          // default of CallOptions::deadline: 60 s
+  Timeout join_timeout{};         // 60 s
+  Timeout shutdown_timeout{};     // bound of shutdown's later phases: 60 s
+  Timeout heartbeat_interval{};   // 1 s
+  Timeout lease{};                // 15 s
+  std::shared_ptr<Runtime> runtime{};      // default: the system
+  std::shared_ptr<LogSink> log_sink{};     // default: stderr
+  std::optional<Severity> log_level{};     // default: WEFT_LOG_LEVEL
+  // For tests and embedding: instead of this process's variables.
+  std::optional<Environment> environment{};
+};
+
+struct MembershipChange {
+  enum class Kind { kJoined, kLeft, kDied };
+  Kind kind = Kind::kJoined;
+  WorkerInfo worker{};
+  uint64_t version = 0;  // of the membership, after the change
+  std::string reason{};  // of a death
+};
+
+struct ShutdownOptions {
+  // Drain: wait until all workers have arrived and no call is under way anywhere. Otherwise leave now.
+  bool graceful = true;
+  // Bounds everything when given. By default waiting for the others to arrive lasts while their leases
+  // are renewed, and the later phases have JoinOptions::shutdown_timeout.
+  Timeout deadline{};
+};
+
+struct ShutdownResult {
+  enum class Outcome { kDrained, kMissing, kAborted };
+  struct Entry {
+    WorkerInfo worker{};
+    Outcome outcome = Outcome::kDrained;
+    std::string reason{};
+  };
+  // OK: everything was drained, on all workers. Otherwise the first thing that was not, by name.
+  Status status{};
+  std::vector<Entry> workers{};  // in order of id, this one included
+};
+
+class WEFT_API Worker {
+ public:
+  // See JoinOptions. Throws weft::Error: bad options (all that can be told at once), duplicate name,
+  // a port that is taken, a store that cannot be reached, or, when join_timeout is over, workers that
+  // did not come, by rank. Blocks until the group is ready: every member can be called on return.
+  static Worker join(JoinOptions options);
+  static StatusOr<Worker> try_join(JoinOptions options);
+
+  // Refers to nothing: every use is an error of kind state.
+  Worker() = default;
+  Worker(Worker&&) noexcept = default;
+  Worker& operator=(Worker&& other) noexcept;
+  ~Worker();
+
+  const std::string& name() const;
+  // Rank in a static group, otherwise a number drawn at join. Never reused within a job.
+  uint32_t id() const;
+  int rank() const { return static_cast<int>(id()); }
+  // Of a static group; 0 in a dynamic one.
+  int world_size() const;
+  const WorkerInfo& info() const;
+  const std::string& job_id() const;
+  const std::string& address() const;
+
+  // The living members in order of id, this one included.
+  std::vector<WorkerInfo> worker_infos() const;
+  // Throws weft::Error: not_found, with the nearest names; peer_lost for one that died or left.
+  WorkerInfo get_worker_info(const Destination& who) const;
+  StatusOr<WorkerInfo> try_get_worker_info(const Destination& who) const;
+  // Raised by every join, leave and death.
+  uint64_t membership_version() const;
+  // Calls `on_change` for every change from now on, in order, on a thread of the worker; short. The
+  // subscription ends with the returned object.
+  using Subscription = std::shared_ptr<void>;
+  Subscription subscribe(std::function<void(const MembershipChange&)> on_change) const;
+
+  // The default deadline of calls; a change affects later calls only.
+  absl::Duration rpc_timeout() const;
+  void set_rpc_timeout(Timeout timeout) const;
+  int worker_threads() const;
+
+  // Leaves the group. Does not throw; idempotent: later calls return the first result.
+  ShutdownResult shutdown(ShutdownOptions options = {}) const;
+  bool is_shut_down() const;
+
+  // Counters and sizes by name ("calls_pending", "reconnects", "lane0_frames_sent", ...).
+  std::map<std::string, int64_t> debug_info() const;
+  Metrics& metrics() const;
+  const Logger& log() const;
+  Runtime& runtime() const;
+  // Now, on the worker's clock.
+  absl::Time now() const;
+  // A service listed at join, or null.
+  template <class S>
+  std::shared_ptr<S> service() const {
+    for (const std::shared_ptr<Service>& s : services()) {
+      if (auto typed = std::dynamic_pointer_cast<S>(s)) return typed;
+    }
+    return nullptr;
+  }
+
+ private:
+  friend class internal::Core;
+  friend std::shared_ptr<internal::Core> lock_core(const Worker& worker);
+
+  explicit Worker(std::shared_ptr<internal::Core> owned);
+  static std::shared_ptr<const Worker> make_handle(std::weak_ptr<internal::Core> core);
+  std::vector<std::shared_ptr<Service>> services() const;
+  std::shared_ptr<internal::Core> core() const;  // throws kind state when it is gone
+
+  std::shared_ptr<internal::Core> owned_;
+  std::weak_ptr<internal::Core> core_;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_RPC_WORKER_H_
