@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "weft/common/api.h"
+#include "weft/common/runtime.h"
 #include "weft/rpc/untyped_call.h"
 
 namespace weft {

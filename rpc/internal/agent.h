@@ -228,7 +228,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void run(const std::shared_ptr<Job>& job);
   void reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result);
   void send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, const Answer& answer);
-  const Method* find_method(const std::string& name, Status* error) const;
+  StatusOr<const Method*> find_method(const v1::CallHeader& header) const;
+  template <class T>
+  StatusOr<T> annotate_at_self(StatusOr<T> result) const;
   ObjectTurns* turns_of(const std::string& object);
 
   const AgentOptions options_;

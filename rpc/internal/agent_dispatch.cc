@@ -48,23 +48,26 @@ class Agent::Replier {
   std::shared_ptr<Job> job_;
 };
 
-const Method* Agent::find_method(const std::string& name, Status* error) const {
-  if (!name.empty() && name[0] == '@') {
-    auto it = services_.find(name);
-    if (it != services_.end()) return &it->second;
-    *error = make_error(ErrorKind::kUnimplemented,
-                        absl::StrCat("worker '", options_.self.name, "' does not run the service of '",
-                                     name, "'; list it among the services at join"));
-    return nullptr;
+StatusOr<const Method*> Agent::find_method(const v1::CallHeader& header) const {
+  const std::string& name = header.method();
+  if (name.empty() || name[0] != '@') {
+    return annotate_at_self(options_.library->find(name, header.signature_hash()));
   }
-  const Method* method = options_.library == nullptr ? nullptr : options_.library->find(name);
-  if (method != nullptr) return method;
-  const std::vector<std::string> names =
-      options_.library == nullptr ? std::vector<std::string>{} : options_.library->method_names();
-  *error = make_error(ErrorKind::kNotFound,
-                      absl::StrCat("worker '", options_.self.name, "' has registered no function '", name,
-                                   "' (", names.size(), " are registered)", nearest_names(name, names)));
-  return nullptr;
+  auto it = services_.find(name);
+  if (it == services_.end()) {
+    return make_error(ErrorKind::kUnimplemented,
+                      absl::StrCat("worker '", options_.self.name, "' does not run the service of '", name,
+                                   "'; list it among the services at join"));
+  }
+  if (signature_hash(it->second.signature) == header.signature_hash()) return &it->second;
+  return make_error(ErrorKind::kSignature,
+                    absl::StrCat("worker '", options_.self.name, "' has ", name, it->second.signature));
+}
+
+template <class T>
+StatusOr<T> Agent::annotate_at_self(StatusOr<T> result) const {
+  if (result.ok()) return result;
+  return annotate(result.status(), absl::StrCat("worker '", options_.self.name, "'"));
 }
 
 ObjectTurns* Agent::turns_of(const std::string& object) {
@@ -152,25 +155,23 @@ void Agent::on_request(const std::shared_ptr<Link>& link, std::shared_ptr<v1::Ca
 
   Status error;
   job->arguments = *std::move(payload);
-  job->method = find_method(job->header->method(), &error);
-  if (job->method != nullptr && signature_hash(job->method->signature) != job->header->signature_hash()) {
-    error = make_error(ErrorKind::kSignature,
-                       absl::StrCat("worker '", options_.self.name, "' registered ", job->method->name,
-                                    job->method->signature, ", and the call has another signature"));
-  }
-  if (error.ok() && !job->method->class_name.empty()) {
-    const Library::Instance* instance =
-        options_.library == nullptr ? nullptr : options_.library->find_instance(job->header->object());
-    if (instance == nullptr || instance->class_name != job->method->class_name) {
-      error = make_error(ErrorKind::kNotFound,
-                         absl::StrCat("worker '", options_.self.name, "' has no object '",
-                                      job->header->object(), "' of class '", job->method->class_name, "'"));
-    } else {
-      job->object = instance->object;
-      if (!instance->concurrent) {
-        job->turns = turns_of(job->header->object());
-        job->turn = runtime()->random().next();
-        scope->holding.push_back(job->turn);
+  StatusOr<const Method*> method = find_method(*job->header);
+  if (!method.ok()) {
+    error = method.status();
+  } else {
+    job->method = *method;
+    if (!job->method->class_name.empty() || !job->header->object().empty()) {
+      StatusOr<const Instance*> instance =
+          annotate_at_self(options_.library->find_instance(job->header->object(), *job->method));
+      if (!instance.ok()) {
+        error = instance.status();
+      } else {
+        job->object = (*instance)->object;
+        if (!(*instance)->concurrent) {
+          job->turns = turns_of(job->header->object());
+          job->turn = runtime()->random().next();
+          scope->holding.push_back(job->turn);
+        }
       }
     }
   }

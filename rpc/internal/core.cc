@@ -32,6 +32,14 @@ Status check_name(std::string_view name) {
                                  " bytes) is not legal: 1 to 127 characters of A-Z a-z 0-9 - _ : ."));
 }
 
+// What is registered, sorted: "app.f(int)->int".
+std::vector<std::string> signatures(const Library& library) {
+  std::vector<std::string> out;
+  for (const Method* method : library.methods()) out.push_back(method->name + method->signature);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 std::string host_name() {
   char name[256] = {0};
   if (::gethostname(name, sizeof name - 1) != 0) return "";
@@ -237,7 +245,7 @@ Status Core::init(JoinOptions options) {
   Member me;
   me.info = self_;
   me.address = address_;
-  me.methods = library_->signatures();
+  me.methods = signatures(*library_);
   me.host = host_name();
   me.pid = ::getpid();
   WEFT_RETURN_IF_ERROR(membership_->publish(me, deadline));
@@ -277,7 +285,7 @@ Status Core::find_job_id(absl::Time deadline) {
 }
 
 void Core::log_library_differences(const MemberList& members) const {
-  const std::vector<std::string> mine = library_->signatures();
+  const std::vector<std::string> mine = signatures(*library_);
   for (const auto& [id, member] : members.by_id) {
     if (member.info.incarnation == self_.incarnation) continue;
     std::vector<std::string> only_here;
