@@ -407,6 +407,36 @@ TEST(SystemPool, TasksMayPostFromManyThreads) {
   EXPECT_EQ(ran, 1600);
 }
 
+TEST(SystemPool, ShutdownMayGiveUpOnATaskThatDoesNotEnd) {
+  const auto runtime = make_system_runtime();
+  const auto held = std::make_shared<std::latch>(1);
+  {
+    const auto pool = runtime->make_pool({.name = "pool", .threads = 2});
+    EXPECT_TRUE(pool->post([held] { held->wait(); }));
+    EXPECT_FALSE(pool->shutdown_until(runtime->now() + absl::Milliseconds(5)));
+    EXPECT_FALSE(pool->post([] {}));
+  }
+  // The pool is gone without the task, which keeps what it needs and lets go of it in the end.
+  EXPECT_EQ(held.use_count(), 2);
+  held->count_down();
+  while (held.use_count() > 1) std::this_thread::yield();
+  const auto pool = runtime->make_pool({.name = "pool", .threads = 1});
+  EXPECT_TRUE(pool->post([] {}));
+  EXPECT_TRUE(pool->shutdown_until(absl::InfiniteFuture()));
+  EXPECT_TRUE(pool->shutdown_until(runtime->now()));
+}
+
+TEST(SystemPool, ItsOwnTaskMayDropTheLastHandle) {
+  const auto runtime = make_system_runtime();
+  for (int i = 0; i < 50; ++i) {
+    auto pool = runtime->make_pool({.name = "pool", .threads = 2});
+    Executor* const raw = pool.get();
+    const auto held = std::make_shared<int>(0);
+    EXPECT_TRUE(raw->post([held, last = std::move(pool)]() mutable { last = nullptr; }));
+    while (held.use_count() > 1) std::this_thread::yield();
+  }
+}
+
 TEST(ManualExecutor, RunsWhenTold) {
   ManualExecutor executor;
   std::vector<int> order;
