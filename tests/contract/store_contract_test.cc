@@ -261,7 +261,7 @@ TEST_P(StoreContract, DeadlineNamesOperationKeyAndStore) {
 
 TEST_P(StoreContract, WaitNamesThoseThatAreMissing) {
   ASSERT_TRUE(store_->set("here", "v").ok());
-  const Status status = store_->wait({"absent1", "here", "absent2"}, 150ms);
+  const Status status = store_->wait({"absent1", "here", "absent2"}, 400ms);
   EXPECT_EQ(error_kind(status), ErrorKind::kDeadline) << status;
   const std::string message(status.message());
   const size_t missing = message.find("missing");
@@ -398,7 +398,7 @@ TEST_P(StoreContract, InterruptEndsWaitsOfThisClientOnly) {
 }
 
 TEST_P(StoreContract, DefaultTimeoutOfTheClientIsTaken) {
-  const std::shared_ptr<Store> impatient = world_->client(80ms);
+  const std::shared_ptr<Store> impatient = world_->client(400ms);
   if (GetParam().name.find("hash") != std::string::npos) {
     GTEST_SUCCEED() << "clients of one HashStore share its default";
     return;

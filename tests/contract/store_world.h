@@ -33,6 +33,9 @@ inline std::ostream& operator<<(std::ostream& out, const StoreKind& kind) { retu
 
 std::vector<StoreKind> all_store_kinds();
 
+// A new, empty directory; the caller removes it.
+std::string make_temp_dir();
+
 }  // namespace weft::testing
 
 #endif  // WEFT_TESTS_CONTRACT_STORE_WORLD_H_

@@ -49,10 +49,11 @@ Status check_keys(const std::vector<std::string>& keys) {
     WEFT_RETURN_IF_ERROR(check_key(key));
     bytes += key.size();
   }
-  if (bytes <= kMaxStoreKeysBytes) return absl::OkStatus();
+  if (keys.size() <= kMaxStoreKeys && bytes <= kMaxStoreKeysBytes) return absl::OkStatus();
   return make_error(ErrorKind::kInvalidArgument,
-                    absl::StrCat("the keys of one call have at most ", kMaxStoreKeysBytes,
-                                 " bytes together, these ", keys.size(), " have ", bytes));
+                    absl::StrCat("one call names at most ", kMaxStoreKeys, " keys of ",
+                                 kMaxStoreKeysBytes, " bytes together, this one ", keys.size(),
+                                 " of ", bytes));
 }
 
 StoreOp StoreOp::make(const Runtime& runtime, std::string store, std::string what, Timeout timeout,

@@ -33,6 +33,7 @@ void StoreTable::set(std::string_view key, std::string_view value) {
   bytes_ += value.size();
   bytes_ -= it->second.size();
   it->second.assign(value.data(), value.size());
+  last_changed_.assign(key.data(), key.size());
 }
 
 const std::string* StoreTable::find(std::string_view key) const {
@@ -64,6 +65,7 @@ bool StoreTable::erase(std::string_view key) {
   auto it = entries_.find(key);
   if (it == entries_.end()) return false;
   bytes_ -= it->first.size() + it->second.size();
+  last_changed_ = it->first;
   entries_.erase(it);
   return true;
 }

@@ -38,9 +38,12 @@ class StoreTable {
   // Keys and values together.
   size_t bytes() const { return bytes_; }
   const Entries& entries() const { return entries_; }
+  // The key of the last set() or erase() that did something.
+  const std::string& last_changed() const { return last_changed_; }
 
  private:
   Entries entries_;
+  std::string last_changed_;
   size_t bytes_ = 0;
 };
 

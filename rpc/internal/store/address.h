@@ -1,0 +1,34 @@
+#ifndef WEFT_RPC_INTERNAL_STORE_ADDRESS_H_
+#define WEFT_RPC_INTERNAL_STORE_ADDRESS_H_
+
+// Hosts and ports of stores: writing them, reading them, and what may be listened to. Any thread;
+// resolving a name may take as long as the system's resolver does.
+
+#include <string>
+#include <string_view>
+
+#include "weft/common/error.h"
+
+namespace weft::internal {
+
+// "127.0.0.1:29500", "[::1]:29500"
+std::string host_port(std::string_view host, int port);
+
+struct HostPort {
+  std::string host;
+  int port = 0;
+};
+// Reads what host_port() writes. The port may be 0; `default_port` is taken when there is none, -1
+// means that there must be one.
+StatusOr<HostPort> parse_host_port(std::string_view text, int default_port);
+
+// Whether a server may bind there: permission when some address of `host` is not loopback and
+// `allow_insecure` is false; invalid_argument for an unknown host or a port out of range.
+Status check_listen_address(const std::string& host, int port, bool allow_insecure);
+
+// Why binding failed: tries it once more. Never OK.
+Status explain_bind_failure(const std::string& host, int port);
+
+}  // namespace weft::internal
+
+#endif  // WEFT_RPC_INTERNAL_STORE_ADDRESS_H_

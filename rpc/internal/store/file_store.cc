@@ -1,0 +1,189 @@
+#include "weft/rpc/file_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "weft/common/condition.h"
+#include "weft/common/files.h"
+#include "weft/common/mutex.h"
+#include "weft/rpc/internal/store/file_format.h"
+#include "weft/rpc/internal/store/table_store.h"
+
+namespace weft {
+namespace internal {
+namespace {
+
+constexpr absl::Duration kFirstPoll = absl::Milliseconds(1);
+constexpr absl::Duration kLastPoll = absl::Milliseconds(50);
+// A log this long, and mostly of values that were overwritten, is begun anew.
+constexpr size_t kLogBytes = 256 << 10;
+// Every operation reads the file, so a large one is a mistake that is better told early.
+constexpr size_t kMaxFileBytes = 256 << 20;
+
+// What the clients of one FileStore share.
+struct FileData {
+  FileData(std::shared_ptr<Runtime> runtime_in, std::string path_in, std::string run_id_in)
+      : runtime(std::move(runtime_in)),
+        path(std::move(path_in)),
+        run_id(std::move(run_id_in)),
+        changed(runtime.get()) {}
+  const std::shared_ptr<Runtime> runtime;
+  const std::string path;
+  const std::string run_id;
+  Mutex mutex;
+  Condition changed;  // by someone in this process; others are seen by polling
+};
+
+std::string quote(std::string_view s) {
+  return absl::StrCat("'", absl::CHexEscape(absl::string_view(s.data(), s.size())), "'");
+}
+
+Status foreign(const std::string& path, const std::string& theirs, const std::string& ours) {
+  return make_error(ErrorKind::kState,
+                    absl::StrCat("file '", path, "' belongs to run ", quote(theirs),
+                                 " now, this store was opened for run ", quote(ours)));
+}
+
+// Begins or joins; the first half of open().
+Status claim(const FileData& data) {
+  Status result;
+  const Status locked =
+      data.runtime->files().update_locked(data.path, [&](std::string* content) {
+        StoreFile file;
+        if (!content->empty()) {
+          StatusOr<StoreFile> parsed = parse_store_file(*content);
+          if (!parsed.ok()) {
+            result = parsed.status();
+            return false;
+          }
+          file = *std::move(parsed);
+          if (file.run_id == data.run_id) return false;
+          if (std::count(file.retired.begin(), file.retired.end(), data.run_id) > 0) {
+            result = make_error(ErrorKind::kState,
+                                absl::StrCat("run ", quote(data.run_id), " has retired: run ",
+                                             quote(file.run_id), " has taken the file over"));
+            return false;
+          }
+          file.retired.push_back(std::move(file.run_id));
+          if (file.retired.size() > kMaxRetiredRuns) file.retired.erase(file.retired.begin());
+        }
+        file.table = StoreTable();
+        file.run_id = data.run_id;
+        file.generation = data.runtime->random().next();
+        *content = begin_store_file(file);
+        return true;
+      });
+  return locked.ok() ? result : locked;
+}
+
+class FileClient : public TableStore {
+ public:
+  FileClient(std::shared_ptr<FileData> data, Timeout default_timeout)
+      : TableStore(data->runtime, default_timeout), data_(std::move(data)) {}
+
+  void interrupt() override {
+    MutexLock lock(&data_->mutex);
+    interrupted_ = true;
+    data_->changed.notify_all();
+  }
+  std::string describe() const override { return absl::StrCat("file://", data_->path); }
+  std::shared_ptr<FileClient> fork() const {
+    return std::make_shared<FileClient>(data_, default_timeout());
+  }
+
+ private:
+  Status perform(const StoreOp& op, const Body& body) override {
+    absl::Duration poll = kFirstPoll;
+    MutexLock lock(&data_->mutex);
+    while (!interrupted_) {
+      // Not over the file: other processes may hold it.
+      lock.unlock();
+      StatusOr<Step> step = step_once(body);
+      lock.lock();
+      if (!step.ok()) return step.status();
+      if (*step == Step::kChanged) data_->changed.notify_all();
+      if (*step != Step::kNotYet) return absl::OkStatus();
+      const absl::Time now = runtime().now();
+      if (now >= op.deadline) return make_error(ErrorKind::kDeadline, "");
+      if (interrupted_) break;
+      const Status waited =
+          data_->changed.wait_until(&data_->mutex, std::min(op.deadline, now + poll));
+      if (!waited.ok() && error_kind(waited) != ErrorKind::kDeadline) return waited;
+      poll = std::min(2 * poll, kLastPoll);
+    }
+    return op.interrupted();
+  }
+
+  StatusOr<Step> step_once(const Body& body) {
+    StatusOr<Step> step = Step::kDone;
+    const Status locked = runtime().files().update_locked(
+        data_->path, [&](std::string* content) { return apply(body, content, &step); });
+    if (!locked.ok()) return locked;
+    return step;
+  }
+
+  // Whether `content` was changed.
+  bool apply(const Body& body, std::string* content, StatusOr<Step>* step) {
+    StatusOr<StoreFile> file = parse_store_file(*content);
+    if (!file.ok()) {
+      *step = content->empty()
+                  ? make_error(ErrorKind::kState,
+                               absl::StrCat("file '", data_->path, "' was removed or emptied"))
+                  : file.status();
+    } else if (file->run_id != data_->run_id) {
+      *step = foreign(data_->path, file->run_id, data_->run_id);
+    } else {
+      *step = body(&file->table);
+    }
+    if (!step->ok() || **step != Step::kChanged) return false;
+    if (file->table.bytes() > kMaxFileBytes) {
+      *step = make_error(ErrorKind::kResource,
+                         absl::StrCat("a file store holds at most ", kMaxFileBytes, " bytes"));
+      return false;
+    }
+    if (file->end > kLogBytes + 4 * file->table.bytes()) {
+      file->generation = runtime().random().next();
+      *content = begin_store_file(*file);
+    } else {
+      append_store_record(*file, file->table.last_changed(), content);
+    }
+    return true;
+  }
+
+  const std::shared_ptr<FileData> data_;
+  bool interrupted_ ABSL_GUARDED_BY(data_->mutex) = false;
+};
+
+}  // namespace
+}  // namespace internal
+
+StatusOr<std::shared_ptr<FileStore>> FileStore::open(std::string_view path,
+                                                     const FileStoreOptions& options,
+                                                     std::shared_ptr<Runtime> runtime) {
+  const std::string context = absl::StrCat("store file://", std::string(path));
+  if (path.empty()) {
+    return make_error(ErrorKind::kInvalidArgument, absl::StrCat(context, ": there is no path"));
+  }
+  if (options.run_id.empty() || options.run_id.size() > internal::kMaxRunId) {
+    return make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat(context, ": a file store needs a run id of 1 to ", internal::kMaxRunId,
+                     " bytes, so that the file of an earlier run is not taken for this one's; ",
+                     "this one has ", options.run_id.size(), " (file:///path?run_id=ID)"));
+  }
+  auto data = std::make_shared<internal::FileData>(std::move(runtime), std::string(path),
+                                                   options.run_id);
+  const Status claimed = internal::claim(*data);
+  if (!claimed.ok()) return annotate(claimed, absl::StrCat(context, ": cannot open"));
+  return std::shared_ptr<FileStore>(
+      new FileStore(std::make_shared<internal::FileClient>(std::move(data), options.timeout)));
+}
+
+std::shared_ptr<Store> FileStore::new_client() {
+  return std::shared_ptr<FileStore>(
+      new FileStore(static_cast<internal::FileClient&>(*inner()).fork()));
+}
+
+}  // namespace weft

@@ -1,0 +1,93 @@
+#ifndef WEFT_RPC_INTERNAL_STORE_INTERRUPT_SCOPE_H_
+#define WEFT_RPC_INTERNAL_STORE_INTERRUPT_SCOPE_H_
+
+// InterruptScope: what interrupt() of one client over gRPC has to end: calls under way, and pauses
+// between attempts. Threads: any.
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+
+#include "weft/common/condition.h"
+#include "weft/common/mutex.h"
+#include "weft/common/runtime.h"
+
+namespace weft::internal {
+
+class InterruptScope {
+ public:
+  explicit InterruptScope(std::shared_ptr<Runtime> runtime)
+      : runtime_(std::move(runtime)), ended_(runtime_.get()) {}
+
+  void interrupt() {
+    MutexLock lock(&mutex_);
+    interrupted_ = true;
+    for (grpc::ClientContext* context : contexts_) context->TryCancel();
+    ended_.notify_all();
+  }
+  bool interrupted() const {
+    MutexLock lock(&mutex_);
+    return interrupted_;
+  }
+
+  // Waits for `length`, less when `deadline` comes before; false when interrupted.
+  bool pause(absl::Duration length, absl::Time deadline) {
+    const absl::Time until = std::min(runtime_->now() + length, deadline);
+    MutexLock lock(&mutex_);
+    while (!interrupted_ && runtime_->now() < until) {
+      if (!ended_.wait_until(&mutex_, until).ok()) break;
+    }
+    return !interrupted_;
+  }
+
+  // Cancels the context when interrupted, now or while the guard lives.
+  class Guard {
+   public:
+    Guard(InterruptScope* scope, grpc::ClientContext* context) : scope_(scope), context_(context) {
+      MutexLock lock(&scope_->mutex_);
+      if (scope_->interrupted_) context_->TryCancel();
+      scope_->contexts_.insert(context_);
+    }
+    ~Guard() {
+      MutexLock lock(&scope_->mutex_);
+      scope_->contexts_.erase(context_);
+    }
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+
+   private:
+    InterruptScope* const scope_;
+    grpc::ClientContext* const context_;
+  };
+
+ private:
+  const std::shared_ptr<Runtime> runtime_;
+  mutable Mutex mutex_;
+  Condition ended_;
+  bool interrupted_ ABSL_GUARDED_BY(mutex_) = false;
+  std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Pauses between attempts: from 20 ms, growing by 1.6 to 1 s, each times 0.5 to 1.5.
+class RetryBackoff {
+ public:
+  explicit RetryBackoff(Random* random) : random_(random) {}
+  absl::Duration next() {
+    const absl::Duration now = length_ * (0.5 + random_->unit());
+    length_ = std::min(length_ * 1.6, absl::Seconds(1));
+    ++attempts_;
+    return now;
+  }
+  int attempts() const { return attempts_; }
+
+ private:
+  Random* const random_;
+  absl::Duration length_ = absl::Milliseconds(20);
+  int attempts_ = 0;
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_RPC_INTERNAL_STORE_INTERRUPT_SCOPE_H_
