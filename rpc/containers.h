@@ -83,8 +83,8 @@ StatusOr<Vector> decode_list(Decoder& in) {
     }
   }
   WEFT_ASSIGN_OR_RETURN(const size_t count, in.begin_list());
-  // The count is bounded by the bytes that are left, but an element may be far larger than its bytes:
-  // beyond a small first step memory grows with what was really read (VALUE-2).
+  // The count is bounded by the bytes that are left, but an element may be far larger than its
+  // bytes: beyond a small first step memory grows with what was really read (VALUE-2).
   result.reserve(std::min<size_t>(count, 16));
   for (size_t i = 0; i < count; ++i) {
     WEFT_ASSIGN_OR_RETURN(T one, in.take<T>());
@@ -157,8 +157,7 @@ StatusOr<Tuple> decode_tuple(Decoder& in) {
 }  // namespace internal
 
 template <class T, class Allocator>
-  requires(Sendable<T> && !std::is_same_v<T, std::byte>)
-struct Codec<std::vector<T, Allocator>> {
+requires(Sendable<T> && !std::is_same_v<T, std::byte>) struct Codec<std::vector<T, Allocator>> {
   static constexpr auto kKind = internal::list_kind<T>();
   static void encode(Encoder& out, const std::vector<T, Allocator>& list) {
     if constexpr (internal::kIsPackable<T>) {
@@ -187,8 +186,7 @@ struct Codec<std::vector<std::byte>> {
 };
 
 template <class T, size_t N>
-  requires(Sendable<T>)
-struct Codec<std::array<T, N>> {
+requires(Sendable<T>) struct Codec<std::array<T, N>> {
   static constexpr auto kKind = internal::list_kind<T>();
   static void encode(Encoder& out, const std::array<T, N>& list) {
     if constexpr (internal::kIsPackable<T>) {
@@ -205,13 +203,13 @@ struct Codec<std::array<T, N>> {
     }
     return [&list]<size_t... I>(std::index_sequence<I...>) {
       return std::array<T, N>{{static_cast<T>(std::move(list[I]))...}};
-    }(std::make_index_sequence<N>());
+    }
+    (std::make_index_sequence<N>());
   }
 };
 
 template <class T, class Less, class Allocator>
-  requires(Sendable<T>)
-struct Codec<std::set<T, Less, Allocator>> {
+requires(Sendable<T>) struct Codec<std::set<T, Less, Allocator>> {
   static constexpr auto kKind = internal::list_kind<T>();
   static void encode(Encoder& out, const std::set<T, Less, Allocator>& set) {
     internal::encode_list(out, set);
@@ -220,8 +218,7 @@ struct Codec<std::set<T, Less, Allocator>> {
 };
 
 template <class T, class Hash, class Equal, class Allocator>
-  requires(Sendable<T>)
-struct Codec<std::unordered_set<T, Hash, Equal, Allocator>> {
+requires(Sendable<T>) struct Codec<std::unordered_set<T, Hash, Equal, Allocator>> {
   using Set = std::unordered_set<T, Hash, Equal, Allocator>;
   static constexpr auto kKind = internal::list_kind<T>();
   static void encode(Encoder& out, const Set& set) {
@@ -233,8 +230,7 @@ struct Codec<std::unordered_set<T, Hash, Equal, Allocator>> {
 };
 
 template <class K, class V, class Less, class Allocator>
-  requires(Sendable<K> && Sendable<V>)
-struct Codec<std::map<K, V, Less, Allocator>> {
+requires(Sendable<K>&& Sendable<V>) struct Codec<std::map<K, V, Less, Allocator>> {
   using Map = std::map<K, V, Less, Allocator>;
   static constexpr auto kKind = internal::map_kind<K, V>();
   static void encode(Encoder& out, const Map& map) {
@@ -249,8 +245,7 @@ struct Codec<std::map<K, V, Less, Allocator>> {
 };
 
 template <class K, class V, class Hash, class Equal, class Allocator>
-  requires(Sendable<K> && Sendable<V>)
-struct Codec<std::unordered_map<K, V, Hash, Equal, Allocator>> {
+requires(Sendable<K>&& Sendable<V>) struct Codec<std::unordered_map<K, V, Hash, Equal, Allocator>> {
   using Map = std::unordered_map<K, V, Hash, Equal, Allocator>;
   static constexpr auto kKind = internal::map_kind<K, V>();
   static void encode(Encoder& out, const Map& map) {
@@ -265,8 +260,7 @@ struct Codec<std::unordered_map<K, V, Hash, Equal, Allocator>> {
 };
 
 template <class T>
-  requires(Sendable<T>)
-struct Codec<std::optional<T>> {
+requires(Sendable<T>) struct Codec<std::optional<T>> {
   static constexpr auto kKind = KindText{"optional<"} + Codec<T>::kKind + KindText{">"};
   static void encode(Encoder& out, const std::optional<T>& value) {
     if (!value.has_value()) {
@@ -287,8 +281,7 @@ struct Codec<std::optional<T>> {
 };
 
 template <class... Ts>
-  requires(Sendable<Ts> && ...)
-struct Codec<std::tuple<Ts...>> {
+requires(Sendable<Ts>&&...) struct Codec<std::tuple<Ts...>> {
   static constexpr auto kKind =
       KindText{"tuple<"} + internal::joined_kinds<Ts...>() + KindText{">"};
   static void encode(Encoder& out, const std::tuple<Ts...>& value) {
@@ -302,8 +295,7 @@ struct Codec<std::tuple<Ts...>> {
 };
 
 template <class A, class B>
-  requires(Sendable<A> && Sendable<B>)
-struct Codec<std::pair<A, B>> {
+requires(Sendable<A>&& Sendable<B>) struct Codec<std::pair<A, B>> {
   static constexpr auto kKind = Codec<std::tuple<A, B>>::kKind;
   static void encode(Encoder& out, const std::pair<A, B>& value) {
     out.begin_tuple(2);
@@ -317,8 +309,7 @@ struct Codec<std::pair<A, B>> {
 };
 
 template <class... Ts>
-  requires(Sendable<Ts> && ...)
-struct Codec<std::variant<Ts...>> {
+requires(Sendable<Ts>&&...) struct Codec<std::variant<Ts...>> {
   using Variant = std::variant<Ts...>;
   static constexpr auto kKind =
       KindText{"variant<"} + internal::joined_kinds<Ts...>() + KindText{">"};
@@ -336,7 +327,8 @@ struct Codec<std::variant<Ts...>> {
     std::optional<Variant> result;
     [&]<size_t... I>(std::index_sequence<I...>) {
       (void)((index == I && (take_alternative<I>(in, &result), true)) || ...);
-    }(std::index_sequence_for<Ts...>());
+    }
+    (std::index_sequence_for<Ts...>());
     WEFT_RETURN_IF_ERROR(in.status());
     in.end();
     return *std::move(result);

@@ -3,11 +3,13 @@
 
 // Ways to say which function is meant, where a plain pointer does not:
 //
-//   FunctionRef<at::Tensor(at::Tensor)>{"app.forward"}    by name and type: the caller need not have
+//   FunctionRef<at::Tensor(at::Tensor)>{"app.forward"}    by name and type: the caller need not
+//   have
 //                                                         the implementation
 //   overload<int>(&f)                                     the overload of f that takes an int
-//   const_overload<int>(&T::get)                          the const one of a const and non-const pair
-//   on("ps0.table", &Table::lookup)                       a method of a named object at the callee
+//   const_overload<int>(&T::get)                          the const one of a const and non-const
+//   pair on("ps0.table", &Table::lookup)                       a method of a named object at the
+//   callee
 //
 // Values without state of others; any thread.
 
@@ -95,17 +97,17 @@ inline constexpr bool kIsBoundMethod<BoundMethod<T, F>> = true;
 template <class... Args>
 inline constexpr internal::Overload<Args...> overload{};  // NOLINT(readability-identifier-naming)
 template <class... Args>
-inline constexpr internal::ConstOverload<Args...>         // NOLINT(readability-identifier-naming)
+inline constexpr internal::ConstOverload<Args...>  // NOLINT(readability-identifier-naming)
     const_overload{};
 
-// `object` is the name given to Library::instance() at the callee. `method` is a method pointer or a
-// FunctionRef. Name the class, on<T>(...), when T inherits the method and the caller's library
+// `object` is the name given to Library::instance() at the callee. `method` is a method pointer or
+// a FunctionRef. Name the class, on<T>(...), when T inherits the method and the caller's library
 // registers it for several classes.
 template <class T = void, class F>
 auto on(std::string_view object, F method) {
-  static_assert(internal::Callee<F>::kForm == internal::Form::kMethod ||
-                    internal::kIsFunctionRef<F>,
-                "weft: on() takes a method pointer (&T::method) or a FunctionRef");
+  static_assert(
+      internal::Callee<F>::kForm == internal::Form::kMethod || internal::kIsFunctionRef<F>,
+      "weft: on() takes a method pointer (&T::method) or a FunctionRef");
   return internal::BoundMethod<T, F>(object, std::move(method));
 }
 

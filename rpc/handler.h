@@ -25,12 +25,12 @@
 
 namespace weft::internal {
 
-// Throws weft::Error, kind invalid_argument, unless `name` is letters, digits and '_', does not begin
-// with a digit and has at most 128 characters.
+// Throws weft::Error, kind invalid_argument, unless `name` is letters, digits and '_', does not
+// begin with a digit and has at most 128 characters.
 WEFT_API void check_name(std::string_view name, std::string_view what);
 
-// The exception being handled, as what the caller gets: LibTorch's errors by their own table, others
-// as common's status_from_current_exception() says. REQUIRES: called inside a catch block.
+// The exception being handled, as what the caller gets: LibTorch's errors by their own table,
+// others as common's status_from_current_exception() says. REQUIRES: called inside a catch block.
 WEFT_API Status status_from_handler_exception();
 // An error that a handler returned, or that its future has: kind user unless it says otherwise.
 WEFT_API Status as_handler_error(Status status);
@@ -108,7 +108,8 @@ StatusOr<std::tuple<Ts...>> take_arguments(Payload arguments) {
   return taken;
 }
 
-// A stored argument as the parameter wants it. By value and && it is moved from: nobody else has it.
+// A stored argument as the parameter wants it. By value and && it is moved from: nobody else has
+// it.
 template <class P, class S>
 decltype(auto) pass(S& stored) {
   if constexpr (std::is_lvalue_reference_v<P> && std::is_same_v<std::remove_cvref_t<P>, S>) {
@@ -149,9 +150,10 @@ void run_handler(const Call& call, CallContext& context, const std::shared_ptr<v
     return;
   }
   const auto apply = [&](Arguments& stored) -> Raw {
-    return [&]<size_t... I>(std::index_sequence<I...>) -> Raw {
+    return [&]<size_t... I>(std::index_sequence<I...>)->Raw {
       return call(object.get(), context, pass<Params>(std::get<I>(stored))...);
-    }(std::index_sequence_for<Params...>());
+    }
+    (std::index_sequence_for<Params...>());
   };
   try {
     if constexpr (kIsFuture<Raw>) {
@@ -191,29 +193,28 @@ void run_handler(const Call& call, CallContext& context, const std::shared_ptr<v
 template <class Shape, class Call>
 MethodEntry make_shaped_entry(std::string name, bool inline_ok, Call call) {
   using Signature = SignatureOf<typename Shape::Result, typename Shape::Parameters>;
-  return make_entry(std::move(name), Signature::kText.view(), inline_ok,
-                    [call = std::move(call)](CallContext& context,
-                                             const std::shared_ptr<void>& object, Payload arguments,
-                                             Outcome outcome) {
-                      run_handler<typename Shape::Raw>(call, context, object, std::move(arguments),
-                                                       std::move(outcome),
-                                                       typename Shape::Parameters());
-                    });
+  return make_entry(
+      std::move(name), Signature::kText.view(), inline_ok,
+      [call = std::move(call)](CallContext& context, const std::shared_ptr<void>& object,
+                               Payload arguments, Outcome outcome) {
+        run_handler<typename Shape::Raw>(call, context, object, std::move(arguments),
+                                         std::move(outcome), typename Shape::Parameters());
+      });
 }
 
 template <class F>
 MethodEntry make_function_entry(std::string name, F f, bool inline_ok) {
   using Shape = Callee<F>;
-  return make_shaped_entry<Shape>(
-      std::move(name), inline_ok,
-      [f = std::move(f)](void*, CallContext& context, auto&&... args) -> typename Shape::Raw {
-        if constexpr (Shape::kTakesContext) {
-          return f(context, std::forward<decltype(args)>(args)...);
-        } else {
-          (void)context;
-          return f(std::forward<decltype(args)>(args)...);
-        }
-      });
+  return make_shaped_entry<Shape>(std::move(name), inline_ok,
+                                  [f = std::move(f)](void*, CallContext& context, auto&&... args) ->
+                                  typename Shape::Raw {
+                                    if constexpr (Shape::kTakesContext) {
+                                      return f(context, std::forward<decltype(args)>(args)...);
+                                    } else {
+                                      (void)context;
+                                      return f(std::forward<decltype(args)>(args)...);
+                                    }
+                                  });
 }
 
 template <class T, class F>
@@ -261,7 +262,8 @@ MethodEntry make_constructor_entry(std::string class_name, bool inline_ok) {
         try {
           object = [&taken]<size_t... I>(std::index_sequence<I...>) {
             return std::make_shared<T>(pass<Params>(std::get<I>(*taken))...);
-          }(std::index_sequence_for<Params...>());
+          }
+          (std::index_sequence_for<Params...>());
         } catch (...) {
           outcome.fail(status_from_handler_exception());
           return;

@@ -82,9 +82,11 @@ namespace internal {
 
 void check_name(std::string_view name, std::string_view what) {
   if (legal(name)) return;
-  throw_error(make_error(ErrorKind::kInvalidArgument,
-                         cat("'", shown(name), "' is not a name for a ", what, ": letters, digits "
-                             "and '_', not first a digit, at most ", kMaxName, " characters")));
+  throw_error(
+      make_error(ErrorKind::kInvalidArgument, cat("'", shown(name), "' is not a name for a ", what,
+                                                  ": letters, digits "
+                                                  "and '_', not first a digit, at most ",
+                                                  kMaxName, " characters")));
 }
 
 void Outcome::fail(Status error) {
@@ -127,15 +129,17 @@ Library::Library(std::string_view name) : name_(name) { internal::check_name(nam
 
 std::string Library::full_name(std::string_view name) const {
   if (name_.empty()) {
-    throw_error(make_error(ErrorKind::kInvalidArgument,
-                           cat("'", shown(name), "' cannot be registered in a library without a "
-                               "name: make it with Library(\"name\")")));
+    throw_error(
+        make_error(ErrorKind::kInvalidArgument, cat("'", shown(name),
+                                                    "' cannot be registered in a library without a "
+                                                    "name: make it with Library(\"name\")")));
   }
   internal::check_name(name, "function or class");
   return cat(name_, ".", name);
 }
 
 void Library::add(Entry entry, bool overloaded) {
+  if (!overloaded && classes_.count(entry.method.name) != 0) taken("the class", entry.method.name);
   std::vector<EntryRef>& same_name = methods_[entry.method.name];
   if (!overloaded && !same_name.empty()) taken("the function", entry.method.name);
   for (const EntryRef& other : same_name) {
@@ -165,9 +169,10 @@ void Library::add_class(std::string name, std::type_index type) {
 void Library::add_instance(std::string_view name, std::shared_ptr<void> object,
                            std::type_index type, const char* type_name, InstanceOptions options) {
   if (name.empty() || name.size() > kMaxName || shown(name) != name) {
-    throw_error(make_error(ErrorKind::kInvalidArgument,
-                           cat("'", shown(name), "' is not a name for an object: printable, at most ",
-                               kMaxName, " characters")));
+    throw_error(
+        make_error(ErrorKind::kInvalidArgument,
+                   cat("'", shown(name), "' is not a name for an object: printable, at most ",
+                       kMaxName, " characters")));
   }
   if (object == nullptr) {
     throw_error(make_error(ErrorKind::kInvalidArgument, cat("the object '", name, "' is null")));
@@ -179,18 +184,19 @@ void Library::add_instance(std::string_view name, std::shared_ptr<void> object,
                                ", which is not registered: call class_<T>(...) first")));
   }
   if (instances_.count(name) != 0) taken("the object", name);
-  instances_.emplace(std::string(name), Instance{*class_name, std::move(object), options.concurrent});
+  instances_.emplace(std::string(name),
+                     Instance{*class_name, std::move(object), options.concurrent});
 }
 
 Library& Library::merge(const Library& other) {
   Library both = *this;
   if (both.name_.empty()) both.name_ = other.name_;
+  for (const auto& [name, entry] : other.classes_) both.add_class(name, entry.type);
   for (const auto& [name, entries] : other.methods_) {
     auto [at, fresh] = both.methods_.try_emplace(name, entries);
     // Operators of LibTorch may be in both.
     if (!fresh && name.rfind("aten::", 0) != 0) taken("the function", name);
   }
-  for (const auto& [name, entry] : other.classes_) both.add_class(name, entry.type);
   both.pointers_.insert(other.pointers_.begin(), other.pointers_.end());
   for (const auto& [name, instance] : other.instances_) {
     if (!both.instances_.emplace(name, instance).second) taken("the object", name);
@@ -199,7 +205,7 @@ Library& Library::merge(const Library& other) {
   return *this;
 }
 
-Library& Library::aten() { return aten(internal::default_aten_operators()); }
+Library& Library::aten() { return aten(default_aten_operators()); }
 
 Library& Library::aten(const std::vector<std::string>& names) {
   Library both = *this;
@@ -221,12 +227,28 @@ std::vector<const Method*> Library::methods() const {
   return all;
 }
 
+std::vector<std::string> Library::method_names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, entries] : methods_) names.push_back(name);
+  return names;
+}
+
 Status Library::unknown(std::string_view name) const {
   return make_error(ErrorKind::kNotFound, cat("no function '", shown(name), "' is registered",
                                               suggestion(methods_, name)));
 }
 
-std::vector<const Method*> Library::find(std::string_view name) const {
+const Method* Library::find(std::string_view name) const {
+  const auto it = methods_.find(name);
+  return it == methods_.end() || it->second.empty() ? nullptr : &it->second.front()->method;
+}
+
+const Instance* Library::find_instance(std::string_view object) const {
+  const auto it = instances_.find(object);
+  return it == instances_.end() ? nullptr : &it->second;
+}
+
+std::vector<const Method*> Library::find_all(std::string_view name) const {
   std::vector<const Method*> found;
   const auto it = methods_.find(name);
   if (it == methods_.end()) return found;
@@ -255,8 +277,10 @@ StatusOr<const Instance*> Library::find_instance(std::string_view object,
                       cat("'", method.name, "' is a method: call it on an object"));
   }
   if (method.class_name.empty()) {
-    return make_error(ErrorKind::kSignature, cat("'", method.name, "' is not a method, it cannot be "
-                                                 "called on the object '", shown(object), "'"));
+    return make_error(ErrorKind::kSignature, cat("'", method.name,
+                                                 "' is not a method, it cannot be "
+                                                 "called on the object '",
+                                                 shown(object), "'"));
   }
   const auto it = instances_.find(object);
   if (it == instances_.end()) {
@@ -289,7 +313,8 @@ StatusOr<std::string> Library::name_of(const internal::PointerKey& pointer, std:
   }
   if (found.empty()) {
     return make_error(ErrorKind::kNotFound,
-                      cat("the function given by pointer, ", signature, ", is not registered in "
+                      cat("the function given by pointer, ", signature,
+                          ", is not registered in "
                           "this worker's library",
                           name_.empty() ? std::string() : cat(" '", name_, "'"),
                           "; register it there too, or name it with FunctionRef"));

@@ -1,8 +1,8 @@
 #ifndef WEFT_RPC_LIBRARY_H_
 #define WEFT_RPC_LIBRARY_H_
 
-// Library: everything that others may call on a worker, and nothing else. Built by ordinary code (no
-// registration before main), given to join(), and immutable from then on.
+// Library: everything that others may call on a worker, and nothing else. Built by ordinary code
+// (no registration before main), given to join(), and immutable from then on.
 //
 //   weft::Library lib("app");
 //   lib.def("forward", &forward);                              // callable as "app.forward"
@@ -12,10 +12,10 @@
 //   lib.aten();                                                // "aten::add.Tensor" and others
 //
 // Handlers return a value, void, Status, StatusOr<T> or Future<T> (coroutines too) and may take a
-// CallContext& first. Arguments, object and context live until the result, or its future, is complete.
-// What a handler throws becomes the caller's error: see weft/common/error.h for the table of types;
-// LibTorch's errors keep their text, c10::IndexError is out_of_range, c10::OutOfMemoryError
-// resource_exhausted, and so on (internal/codec/exceptions.cc).
+// CallContext& first. Arguments, object and context live until the result, or its future, is
+// complete. What a handler throws becomes the caller's error: see weft/common/error.h for the table
+// of types; LibTorch's errors keep their text, c10::IndexError is out_of_range,
+// c10::OutOfMemoryError resource_exhausted, and so on (internal/codec/exceptions.cc).
 //
 // Registration errors throw weft::Error: a name that is taken or malformed, two constructors with
 // equal kinds, a class that is registered twice or not at all.
@@ -68,6 +68,8 @@ class ClassDef;
 
 class WEFT_API Library {
  public:
+  using Instance = weft::Instance;
+
   // An empty one, for callers that serve nothing and as the target of merge().
   Library() = default;
   // The name stands before every name registered here. Letters, digits and '_', not first a digit.
@@ -85,8 +87,8 @@ class WEFT_API Library {
   // Adds all that `other` has. Nothing is added when anything clashes.
   Library& merge(const Library& other);
 
-  // Makes LibTorch's operators callable: all of the allow-list (weft/rpc/aten_operators.h), or those
-  // of it that are named, as "aten::add.Tensor".
+  // Makes LibTorch's operators callable: all of the allow-list (weft/rpc/aten_operators.h), or
+  // those of it that are named, as "aten::add.Tensor".
   Library& aten();
   Library& aten(const std::vector<std::string>& names);
 
@@ -94,18 +96,26 @@ class WEFT_API Library {
   // Every method in order of name and signature.
   std::vector<const Method*> methods() const;
 
-  // The method that a call with this name and signature (by hash) means. Errors: kind not_found, with
-  // the nearest name; kind signature, with what is registered.
+  std::vector<std::string> method_names() const;
+
+  // The method that a call with this name and signature (by hash) means. Errors: kind not_found,
+  // with the nearest name; kind signature, with what is registered.
   StatusOr<const Method*> find(std::string_view name, uint64_t signature_hash) const;
+  // The first of that name, or null.
+  const Method* find(std::string_view name) const;
   // All of that name (constructors and operators may have several signatures); empty when unknown.
-  std::vector<const Method*> find(std::string_view name) const;
-  // The named object that a call of `method` on it means. Errors: kind not_found when there is none of
-  // that name, kind signature when it is of another class, or the method needs an object or takes
-  // none.
+  std::vector<const Method*> find_all(std::string_view name) const;
+  // The named object that a call of `method` on it means. Errors: kind not_found when there is none
+  // of that name, kind signature when it is of another class, or the method needs an object or
+  // takes none.
   StatusOr<const Instance*> find_instance(std::string_view object, const Method& method) const;
 
+  // Null when there is none.
+  const Instance* find_instance(std::string_view object) const;
+
   // The name under which a pointer is registered. `type` is the class meant, or void. Errors: kind
-  // not_found when it is not registered, kind invalid_argument when several names or classes have it.
+  // not_found when it is not registered, kind invalid_argument when several names or classes have
+  // it.
   StatusOr<std::string> name_of(const internal::PointerKey& pointer, std::type_index type,
                                 std::string_view signature) const;
   // "app.Table"; kind not_found when the class is not registered.
@@ -231,9 +241,9 @@ template <class T>
 template <class F>
 ClassDef<T>& ClassDef<T>::def_static(std::string_view name, F f, MethodOptions options) {
   using Callee = internal::Callee<F>;
-  static_assert(Callee::kForm == internal::Form::kFunction ||
-                    Callee::kForm == internal::Form::kObject,
-                "weft: def_static() takes a function");
+  static_assert(
+      Callee::kForm == internal::Form::kFunction || Callee::kForm == internal::Form::kObject,
+      "weft: def_static() takes a function");
   internal::check_name(name, "function");
   const std::string full = name_ + "." + std::string(name);
   library_->add(internal::make_function_entry(full, f, options.inline_ok), false);

@@ -43,8 +43,7 @@ struct StoredArgument {
   using Type = std::remove_cvref_t<P>;
 };
 template <class P>
-  requires(std::is_same_v<std::remove_cvref_t<P>, std::string_view>)
-struct StoredArgument<P> {
+requires(std::is_same_v<std::remove_cvref_t<P>, std::string_view>) struct StoredArgument<P> {
   using Type = std::string;
 };
 template <class T>
@@ -54,7 +53,7 @@ struct ArrayRefElement<c10::ArrayRef<T>> {
   using Type = T;
 };
 template <class P>
-  requires requires { typename ArrayRefElement<std::remove_cvref_t<P>>::Type; }
+requires requires { typename ArrayRefElement<std::remove_cvref_t<P>>::Type; }
 struct StoredArgument<P> {
   using Type = std::vector<typename ArrayRefElement<std::remove_cvref_t<P>>::Type>;
 };
@@ -99,26 +98,26 @@ struct SignatureText {
 template <class... Params>
 struct StripContext {
   static constexpr bool kTakesContext = false;
-  using Params_ = TypeList<Params...>;
+  using List = TypeList<Params...>;
 };
 template <class... Params>
 struct StripContext<CallContext&, Params...> {
   static constexpr bool kTakesContext = true;
-  using Params_ = TypeList<Params...>;
+  using List = TypeList<Params...>;
 };
 template <class... Params>
 struct StripContext<const CallContext&, Params...> : StripContext<CallContext&, Params...> {};
 
 template <class R, class... Params>
 struct Shape {
-  using Raw = R;                             // as written
+  using Raw = R;                              // as written
   using Result = typename ResultOf<R>::Type;  // what the caller gets
-  using Parameters = typename StripContext<Params...>::Params_;
+  using Parameters = typename StripContext<Params...>::List;
   static constexpr bool kTakesContext = StripContext<Params...>::kTakesContext;
 };
 
-// The shape of a function pointer, a method pointer or a callable object. kForm says which; empty for
-// everything else (kForm == Form::kNone).
+// The shape of a function pointer, a method pointer or a callable object. kForm says which; empty
+// for everything else (kForm == Form::kNone).
 enum class Form { kNone, kFunction, kMethod, kObject };
 template <class F>
 struct Callee {
@@ -159,12 +158,12 @@ struct Callee<R (C::*)(Params...) noexcept> : Callee<R (C::*)(Params...)> {};
 template <class C, class R, class... Params>
 struct Callee<R (C::*)(Params...) const noexcept> : Callee<R (C::*)(Params...) const> {};
 template <class C, class R, class... Params>
-struct Callee<R (C::*)(Params...) & noexcept> : Callee<R (C::*)(Params...)&> {};
+struct Callee<R (C::*)(Params...)& noexcept> : Callee<R (C::*)(Params...)&> {};
 template <class C, class R, class... Params>
-struct Callee<R (C::*)(Params...) const & noexcept> : Callee<R (C::*)(Params...) const&> {};
+struct Callee<R (C::*)(Params...) const& noexcept> : Callee<R (C::*)(Params...) const&> {};
 
 template <class F>
-  requires requires { &F::operator(); }
+requires requires { &F::operator(); }
 struct Callee<F> : Callee<decltype(&F::operator())> {
   static constexpr Form kForm = Form::kObject;
 };

@@ -1,8 +1,8 @@
 #ifndef WEFT_RPC_STRUCT_H_
 #define WEFT_RPC_STRUCT_H_
 
-// WEFT_STRUCT(Type, fields...): lets a struct of yours travel. One line, after the struct and in its
-// namespace; for private fields inside the class, as `friend WEFT_STRUCT(Type, ...);`.
+// WEFT_STRUCT(Type, fields...): lets a struct of yours travel. One line, after the struct and in
+// its namespace; for private fields inside the class, as `friend WEFT_STRUCT(Type, ...);`.
 //
 //   struct Point { double x = 0, y = 0; std::string label = "none"; };
 //   WEFT_STRUCT(Point, x, y, label);
@@ -35,7 +35,9 @@ constexpr StructDescription<N, Members...> describe_struct(KindText<N> name, Mem
 }
 
 template <class T>
-concept Described = std::is_class_v<T> && requires { weft_describe(static_cast<const T*>(nullptr)); };
+concept Described = std::is_class_v<T> && requires {
+  weft_describe(static_cast<const T*>(nullptr));
+};
 
 }  // namespace internal
 
@@ -87,13 +89,14 @@ struct Codec<T> {
 
 #define WEFT_STRUCT(Type, ...)                                                              \
   constexpr auto weft_describe [[maybe_unused]] (const Type*) {                             \
-    return ::weft::internal::describe_struct(                                               \
-        ::weft::KindText{#Type} __VA_OPT__(, ) WEFT_FOR_EACH_MEMBER_(Type, __VA_ARGS__));   \
+    return ::weft::internal::describe_struct(::weft::KindText{#Type} __VA_OPT__(, )         \
+                                                 WEFT_FOR_EACH_MEMBER_(Type, __VA_ARGS__)); \
   }                                                                                         \
   static_assert(true)
 
 // &Type::a, &Type::b, ...: up to 256 fields.
-#define WEFT_EXPAND_(...) WEFT_EXPAND_4_(WEFT_EXPAND_4_(WEFT_EXPAND_4_(WEFT_EXPAND_4_(__VA_ARGS__))))
+#define WEFT_EXPAND_(...) \
+  WEFT_EXPAND_4_(WEFT_EXPAND_4_(WEFT_EXPAND_4_(WEFT_EXPAND_4_(__VA_ARGS__))))
 #define WEFT_EXPAND_4_(...) \
   WEFT_EXPAND_3_(WEFT_EXPAND_3_(WEFT_EXPAND_3_(WEFT_EXPAND_3_(__VA_ARGS__))))
 #define WEFT_EXPAND_3_(...) \

@@ -59,8 +59,8 @@ T load(const char* from) {
 namespace internal {
 
 Status does_not_fit(WireInt value, size_t type_bytes, bool type_signed) {
-  const std::string text = value.above ? std::to_string(static_cast<uint64_t>(value.bits))
-                                       : std::to_string(value.bits);
+  const std::string text =
+      value.above ? std::to_string(static_cast<uint64_t>(value.bits)) : std::to_string(value.bits);
   return make_error(absl::StatusCode::kOutOfRange, ErrorKind::kInvalidArgument,
                     cat(text, " does not fit ", type_signed ? "a signed" : "an unsigned",
                         " integer of ", type_bytes * 8, " bits"));
@@ -193,8 +193,7 @@ Status Decoder::expect(uint8_t tag) {
 
 StatusOr<uint64_t> Decoder::take_number(std::string_view what) {
   uint64_t value = 0;
-  const size_t used =
-      internal::take_varint(std::string_view(payload_.body).substr(at_), &value);
+  const size_t used = internal::take_varint(std::string_view(payload_.body).substr(at_), &value);
   if (used == 0) return fail(cat("expected ", what, ", found no number"));
   at_ += used;
   return value;
@@ -303,7 +302,8 @@ StatusOr<std::optional<internal::PackedNumbers>> Decoder::take_packed(bool float
   internal::PackedNumbers numbers;
   WEFT_RETURN_IF_ERROR(take_packed_body(&numbers));
   if ((numbers.code >= kFirstFloatCode) != floating) {
-    return fail(floating ? "expected packed floats, found ints" : "expected packed ints, found floats");
+    return fail(floating ? "expected packed floats, found ints"
+                         : "expected packed ints, found floats");
   }
   return std::optional<internal::PackedNumbers>(numbers);
 }
@@ -318,7 +318,8 @@ Status Decoder::begin_tuple(size_t expected) {
   WEFT_RETURN_IF_ERROR(expect(kTuple));
   WEFT_RETURN_IF_ERROR(descend());
   WEFT_ASSIGN_OR_RETURN(const size_t count, take_count(1));
-  if (count != expected) return fail(cat("expected a tuple of ", expected, ", found one of ", count));
+  if (count != expected)
+    return fail(cat("expected a tuple of ", expected, ", found one of ", count));
   return absl::OkStatus();
 }
 
@@ -354,6 +355,17 @@ StatusOr<bool> Decoder::begin_some() {
   ++at_;
   WEFT_RETURN_IF_ERROR(descend());
   return true;
+}
+
+ValueKind Decoder::next() const {
+  constexpr ValueKind kKinds[kTags] = {
+      ValueKind::kNone,   ValueKind::kBool,   ValueKind::kBool,    ValueKind::kInt,
+      ValueKind::kInt,    ValueKind::kFloat,  ValueKind::kString,  ValueKind::kBytes,
+      ValueKind::kTensor, ValueKind::kList,   ValueKind::kList,    ValueKind::kTuple,
+      ValueKind::kMap,    ValueKind::kStruct, ValueKind::kVariant, ValueKind::kSome};
+  if (!status_.ok() || left() == 0) return ValueKind::kEnd;
+  const auto tag = static_cast<uint8_t>(payload_.body[at_]);
+  return tag < kTags ? kKinds[tag] : ValueKind::kEnd;
 }
 
 Status Decoder::skip() {

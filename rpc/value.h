@@ -11,8 +11,8 @@
 //   float           float, double                                   tag, 8
 //   string, bytes   std::string; weft::Bytes, vector<std::byte>     tag, length, bytes
 //   tensor          at::Tensor (an undefined one travels as none)   tag; the tensor goes beside
-//   list<T>         std::vector, std::array, std::set               tag, count, values; numbers packed
-//   tuple<...>      std::tuple, std::pair                           tag, count, values
+//   list<T>         std::vector, std::array, std::set               tag, count, values; numbers
+//   packed tuple<...>      std::tuple, std::pair                           tag, count, values
 //   map<K,V>        std::map, std::unordered_map                    tag, count, sorted entries
 //   optional<T>     std::optional                                   tag, value
 //   variant<...>    std::variant                                    tag, index, value
@@ -31,7 +31,8 @@
 //
 // VALUE-1: decoding is strict: wrong kinds, lengths, depths (over 16) or leftovers are an error of
 //          kind protocol that says what was expected and what found, at which byte.
-// VALUE-2: decoding never allocates more than a constant (the size of a value's type) times the bytes
+// VALUE-2: decoding never allocates more than a constant (the size of a value's type) times the
+// bytes
 //          that it has read.
 // VALUE-3: equal values give equal bytes, also those of unordered containers.
 // An Encoder or Decoder belongs to one thread.
@@ -94,9 +95,29 @@ template <class T>
 struct Codec;
 
 template <class T>
-concept Sendable = requires { Codec<T>::kKind; };
+concept Sendable = requires {
+  Codec<T>::kKind;
+};
 
 inline constexpr int kMaxValueDepth = 16;
+
+// What comes next, for codecs that accept several kinds. kEnd: nothing, or nothing known.
+enum class ValueKind : uint8_t {
+  kEnd,
+  kNone,
+  kBool,
+  kInt,
+  kFloat,
+  kString,
+  kBytes,
+  kTensor,
+  kList,
+  kTuple,
+  kMap,
+  kStruct,
+  kVariant,
+  kSome,
+};
 
 namespace internal {
 
@@ -118,7 +139,7 @@ inline constexpr bool kIsCallable = false;
 template <class R, class... Args>
 inline constexpr bool kIsCallable<std::function<R(Args...)>> = true;
 template <class T>
-  requires requires { &T::operator(); }
+requires requires { &T::operator(); }
 inline constexpr bool kIsCallable<T> = true;
 
 // Always true; a type that cannot travel stops the compiler here, with the reason.
@@ -127,19 +148,23 @@ constexpr bool check_sendable() {
   if constexpr (Sendable<T>) {
     return true;
   } else if constexpr (kIsFuture<T>) {
-    static_assert(Sendable<T>, "weft: a Future cannot be sent; wait for it, or return it from the "
-                               "handler, whose result it then becomes");
+    static_assert(Sendable<T>,
+                  "weft: a Future cannot be sent; wait for it, or return it from the "
+                  "handler, whose result it then becomes");
   } else if constexpr (std::is_pointer_v<T> || std::is_member_pointer_v<T> || kIsSmartPointer<T>) {
-    static_assert(Sendable<T>, "weft: a pointer cannot be sent: it means nothing to another process");
+    static_assert(Sendable<T>,
+                  "weft: a pointer cannot be sent: it means nothing to another process");
   } else if constexpr (kIsCallable<T> || std::is_function_v<T>) {
-    static_assert(Sendable<T>, "weft: a function or lambda cannot be sent; register it in the "
-                               "callee's Library and call it there");
+    static_assert(Sendable<T>,
+                  "weft: a function or lambda cannot be sent; register it in the "
+                  "callee's Library and call it there");
   } else if constexpr (std::is_reference_v<T>) {
     static_assert(Sendable<T>, "weft: a reference cannot be sent as part of a value");
   } else {
-    static_assert(Sendable<T>, "weft: this type cannot be sent: describe the struct with "
-                               "WEFT_STRUCT(Type, fields...) or give it a weft::Codec<Type>; every "
-                               "element of a container must be sendable too");
+    static_assert(Sendable<T>,
+                  "weft: this type cannot be sent: describe the struct with "
+                  "WEFT_STRUCT(Type, fields...) or give it a weft::Codec<Type>; every "
+                  "element of a container must be sendable too");
   }
   return true;
 }
@@ -286,6 +311,7 @@ class WEFT_API Decoder {
   StatusOr<bool> begin_some();
   void end() { --depth_; }
 
+  ValueKind next() const;
   // Takes one value of whatever kind.
   Status skip();
   // Nothing may be left.
@@ -322,8 +348,7 @@ struct Codec<bool> {
 };
 
 template <class T>
-  requires(internal::kIsWireInteger<T>)
-struct Codec<T> {
+requires(internal::kIsWireInteger<T>) struct Codec<T> {
   static constexpr KindText kKind{"int"};
   static void encode(Encoder& out, T value) { out.put_int(internal::WireInt::of(value)); }
   static StatusOr<T> decode(Decoder& in) {
@@ -334,8 +359,7 @@ struct Codec<T> {
 };
 
 template <class T>
-  requires(std::is_enum_v<T>)
-struct Codec<T> {
+requires(std::is_enum_v<T>) struct Codec<T> {
   using Under = std::underlying_type_t<T>;
   static constexpr auto kKind = Codec<Under>::kKind;
   static void encode(Encoder& out, T value) { out.put(static_cast<Under>(value)); }
@@ -346,8 +370,7 @@ struct Codec<T> {
 };
 
 template <class T>
-  requires(internal::kIsWireFloat<T>)
-struct Codec<T> {
+requires(internal::kIsWireFloat<T>) struct Codec<T> {
   static constexpr KindText kKind{"float"};
   static void encode(Encoder& out, T value) { out.put_float(static_cast<double>(value)); }
   static StatusOr<T> decode(Decoder& in) {

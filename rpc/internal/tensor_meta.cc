@@ -98,7 +98,8 @@ Status hostile(std::string_view why) {
   return make_error(ErrorKind::kProtocol, cat("tensor descriptor: ", why));
 }
 
-// a * b into *a; false on overflow of the positive int64 range, which bounds every size in LibTorch.
+// a * b into *a; false on overflow of the positive int64 range, which bounds every size in
+// LibTorch.
 bool multiply(uint64_t* a, uint64_t b) {
   uint64_t product = 0;
   if (__builtin_mul_overflow(*a, b, &product)) return false;
@@ -166,7 +167,7 @@ Status validate(TensorMeta* meta, bool fill) {
     if (meta->nnz < 0 || meta->sparse_dim < 0 ||
         static_cast<size_t>(meta->sparse_dim) > meta->sizes.size()) {
       return hostile(cat("sparse_dim ", meta->sparse_dim, " of ", meta->sizes.size(),
-                                  " dimensions with ", meta->nnz, " entries"));
+                         " dimensions with ", meta->nnz, " entries"));
     }
     uint64_t ignored = 0;
     uint64_t indices = 0;
@@ -176,7 +177,7 @@ Status validate(TensorMeta* meta, bool fill) {
         !block_bytes(value_sizes(*meta), row->item_bytes, &values) ||
         __builtin_add_overflow(indices, values, &bytes)) {
       return hostile(cat("the sizes ", shape_text(meta->sizes), " with ", meta->nnz,
-                                  " entries overflow 64 bits"));
+                         " entries overflow 64 bits"));
     }
     if (meta->coalesced && meta->sparse_dim == 0 && meta->nnz > 1) {
       return hostile("several entries of a coalesced tensor without sparse dimensions");
@@ -186,13 +187,13 @@ Status validate(TensorMeta* meta, bool fill) {
     meta->nbytes = bytes;
   } else if (meta->nbytes != bytes) {
     return hostile(cat(meta->nbytes, " bytes declared, ", bytes, " follow from ",
-                                c10::toString(meta->dtype), shape_text(meta->sizes)));
+                       c10::toString(meta->dtype), shape_text(meta->sizes)));
   }
   return absl::OkStatus();
 }
 
-// The permutation that makes a dense tensor contiguous; nullopt when there is none (holes, overlaps).
-// Empty: it is contiguous already.
+// The permutation that makes a dense tensor contiguous; nullopt when there is none (holes,
+// overlaps). Empty: it is contiguous already.
 std::optional<std::vector<uint8_t>> memory_order(const at::Tensor& tensor) {
   const int64_t dims = tensor.dim();
   // The format is asked first: with one channel both formats are contiguous, and only this way the
@@ -273,7 +274,8 @@ Status split_sparse(const at::Tensor& tensor, bool copy, TensorParts* parts) {
   return absl::OkStatus();
 }
 
-// Zeros and ones, whatever the sender's memory held: any other byte in a bool is undefined behaviour.
+// Zeros and ones, whatever the sender's memory held: any other byte in a bool is undefined
+// behaviour.
 void normalise_bools(const at::Tensor& buffer) {
   const size_t n = buffer.nbytes();
   const auto* bytes = static_cast<const unsigned char*>(buffer.const_data_ptr());
@@ -294,7 +296,7 @@ Status check_indices(const TensorMeta& meta, const at::Tensor& indices) {
       if (index < 0 || index >= size) {
         return make_error(ErrorKind::kProtocol,
                           cat("sparse tensor ", shape_text(meta.sizes), ": entry ", i,
-                                       " has index ", index, " in dimension ", d));
+                              " has index ", index, " in dimension ", d));
       }
     }
   }
@@ -308,10 +310,9 @@ Status check_indices(const TensorMeta& meta, const at::Tensor& indices) {
       greater = here > before;
     }
     if (!greater) {
-      return make_error(ErrorKind::kProtocol,
-                        cat("sparse tensor ", shape_text(meta.sizes),
-                                     " is marked coalesced, but entry ", i,
-                                     " does not follow entry ", i - 1, " in order"));
+      return make_error(ErrorKind::kProtocol, cat("sparse tensor ", shape_text(meta.sizes),
+                                                  " is marked coalesced, but entry ", i,
+                                                  " does not follow entry ", i - 1, " in order"));
     }
   }
   return absl::OkStatus();
@@ -319,9 +320,9 @@ Status check_indices(const TensorMeta& meta, const at::Tensor& indices) {
 
 Status from_torch(const char* doing, const std::exception& e) {
   const auto* error = dynamic_cast<const c10::Error*>(&e);
-  return make_error(ErrorKind::kInternal,
-                    cat(doing, ": ", error != nullptr ? error->what_without_backtrace()
-                                                               : e.what()));
+  return make_error(
+      ErrorKind::kInternal,
+      cat(doing, ": ", error != nullptr ? error->what_without_backtrace() : e.what()));
 }
 
 }  // namespace
@@ -331,13 +332,13 @@ Status check_sendable_tensor(const at::Tensor& tensor) {
   if (tensor.is_nested()) return refuse("nested tensors are not supported");
   if (tensor.is_quantized()) {
     return refuse(cat("it is quantized (", c10::toString(tensor.scalar_type()),
-                               "); send dequantize() of it, or int_repr() and the parameters"));
+                      "); send dequantize() of it, or int_repr() and the parameters"));
   }
   if (!tensor.device().is_cpu()) {
-    return refuse(cat(
-        "it is on ", tensor.device().str(),
-        "; there are no device maps yet that would say where it belongs at the receiver: send "
-        "x.cpu() and move it there"));
+    return refuse(
+        cat("it is on ", tensor.device().str(),
+            "; there are no device maps yet that would say where it belongs at the receiver: send "
+            "x.cpu() and move it there"));
   }
   if (row_of(tensor.scalar_type()) == nullptr) {
     return refuse(cat("dtype ", c10::toString(tensor.scalar_type()), " does not travel"));
@@ -353,7 +354,7 @@ Status check_sendable_tensor(const at::Tensor& tensor) {
   }
   if (tensor.layout() != at::kStrided && tensor.layout() != at::kSparse) {
     return refuse(cat("its layout is ", static_cast<int>(tensor.layout()),
-                               "; dense and sparse COO tensors travel (to_dense(), to_sparse())"));
+                      "; dense and sparse COO tensors travel (to_dense(), to_sparse())"));
   }
   return absl::OkStatus();
 }
@@ -370,7 +371,8 @@ StatusOr<TensorParts> split_for_wire(const at::Tensor& tensor, bool copy) {
     const bool sparse = tensor.layout() == at::kSparse;
     WEFT_RETURN_IF_ERROR(sparse ? split_sparse(tensor, copy, &parts)
                                 : split_dense(tensor, copy, &parts));
-    if (Status s = validate(&parts.meta, /*fill=*/true); !s.ok()) return refuse(std::string(s.message()));
+    if (Status s = validate(&parts.meta, /*fill=*/true); !s.ok())
+      return refuse(std::string(s.message()));
     return parts;
   } catch (const std::exception& e) {
     return from_torch("preparing a tensor for sending", e);
@@ -482,15 +484,15 @@ StatusOr<std::vector<at::Tensor>> allocate_buffers(const TensorMeta& meta) {
   } catch (const std::exception&) {
     return make_error(ErrorKind::kResource,
                       cat("cannot allocate ", meta.nbytes, " bytes for a tensor ",
-                                   c10::toString(meta.dtype), shape_text(meta.sizes)));
+                          c10::toString(meta.dtype), shape_text(meta.sizes)));
   }
 }
 
 StatusOr<at::Tensor> join_from_wire(const TensorMeta& meta, std::vector<at::Tensor> buffers) {
   const std::vector<BufferSpec> specs = buffer_specs(meta);
   if (buffers.size() != specs.size()) {
-    return make_error(ErrorKind::kInternal, cat(buffers.size(), " buffers for a tensor of ",
-                                                         specs.size()));
+    return make_error(ErrorKind::kInternal,
+                      cat(buffers.size(), " buffers for a tensor of ", specs.size()));
   }
   for (size_t i = 0; i < specs.size(); ++i) {
     const at::Tensor& b = buffers[i];
@@ -499,7 +501,7 @@ StatusOr<at::Tensor> join_from_wire(const TensorMeta& meta, std::vector<at::Tens
         !b.is_contiguous()) {
       return make_error(ErrorKind::kInternal,
                         cat("buffer ", i, " is not the one that belongs to tensor ",
-                                     c10::toString(meta.dtype), shape_text(meta.sizes)));
+                            c10::toString(meta.dtype), shape_text(meta.sizes)));
     }
   }
   try {

@@ -9,9 +9,10 @@
 //            nothing that it does not hold) -> charge total_bytes() to the budget ->
 //            allocate_buffers() -> copy the bytes in -> join_from_wire().
 //
-// Buffers are always contiguous. Strides are never sent: a dense tensor whose memory is a permutation
-// of a contiguous one (channels_last, a transpose) sends that permutation, so it costs no copy and its
-// layout survives; every other view is gathered first, so that it never drags its storage along.
+// Buffers are always contiguous. Strides are never sent: a dense tensor whose memory is a
+// permutation of a contiguous one (channels_last, a transpose) sends that permutation, so it costs
+// no copy and its layout survives; every other view is gathered first, so that it never drags its
+// storage along.
 //
 // Free functions without state; any thread. They neither read nor change the caller's grad mode.
 
@@ -34,8 +35,8 @@ enum class TensorLayout : uint8_t { kDense = 0, kSparseCoo = 1 };
 struct TensorMeta {
   c10::ScalarType dtype = c10::ScalarType::Float;
   TensorLayout layout = TensorLayout::kDense;
-  // Of the sender's tensor. join_from_wire() leaves the flag alone, because an interceptor may claim
-  // the tensor first: see restore_requires_grad().
+  // Of the sender's tensor. join_from_wire() leaves the flag alone, because an interceptor may
+  // claim the tensor first: see restore_requires_grad().
   bool requires_grad = false;
   std::vector<int64_t> sizes;
   // Dense: buffer dimension i is tensor dimension order[i]; empty means the identity.
@@ -59,14 +60,16 @@ struct BufferSpec {
 
 struct TensorParts {
   TensorMeta meta;
-  std::vector<at::Tensor> buffers;  // contiguous, CPU, detached; nbytes() and const_data_ptr() apply
+  std::vector<at::Tensor>
+      buffers;  // contiguous, CPU, detached; nbytes() and const_data_ptr() apply
 };
 
 // What split_for_wire() would refuse, without doing any of it.
 WEFT_API Status check_sendable_tensor(const at::Tensor& tensor);
 
-// The buffers alias `tensor` when its memory can be sent as it lies and `copy` is false. Errors, kind
-// invalid_argument: undefined, quantized, not on the CPU, or of a layout or dtype that cannot travel.
+// The buffers alias `tensor` when its memory can be sent as it lies and `copy` is false. Errors,
+// kind invalid_argument: undefined, quantized, not on the CPU, or of a layout or dtype that cannot
+// travel.
 WEFT_API StatusOr<TensorParts> split_for_wire(const at::Tensor& tensor, bool copy);
 
 WEFT_API void append_meta(const TensorMeta& meta, std::string* out);
@@ -84,8 +87,8 @@ inline size_t buffer_count(const TensorMeta& meta) {
 // Uninitialised memory, as buffer_specs() says. Error, kind resource: the allocator refused.
 WEFT_API StatusOr<std::vector<at::Tensor>> allocate_buffers(const TensorMeta& meta);
 
-// The tensor, around the buffers (no copy). Bytes of bool are made 0 or 1; indices of a sparse tensor
-// are checked, all of them, before it exists. Errors, kind protocol.
+// The tensor, around the buffers (no copy). Bytes of bool are made 0 or 1; indices of a sparse
+// tensor are checked, all of them, before it exists. Errors, kind protocol.
 WEFT_API StatusOr<at::Tensor> join_from_wire(const TensorMeta& meta,
                                              std::vector<at::Tensor> buffers);
 

@@ -1,8 +1,8 @@
 #ifndef WEFT_RPC_INTERNAL_CODEC_VARINT_H_
 #define WEFT_RPC_INTERNAL_CODEC_VARINT_H_
 
-// Unsigned integers in 7-bit groups, lowest first. Strict when read: at most ten bytes, no bits above
-// the 64th, no padding, so that every number has one spelling. Free functions; any thread.
+// Unsigned integers in 7-bit groups, lowest first. Strict when read: at most ten bytes, no bits
+// above the 64th, no padding, so that every number has one spelling. Free functions; any thread.
 
 #include <cstddef>
 #include <cstdint>

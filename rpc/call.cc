@@ -1,0 +1,35 @@
+#include "weft/rpc/call.h"
+
+#include "weft/rpc/internal/codec/text.h"
+#include "weft/rpc/library.h"
+
+namespace weft::internal {
+
+std::string call_label(std::string_view method, const Destination& to) {
+  if (to.by_id()) return cat("rpc '", method, "' to worker ", to.id());
+  return cat("rpc '", method, "' to '", to.name(), "'");
+}
+
+StatusOr<std::string> name_in_library(const Worker& worker, const PointerKey& pointer,
+                                      std::type_index type, std::string_view signature) {
+  const Library* const library = library_of(worker);
+  if (library == nullptr) {
+    return make_error(ErrorKind::kState,
+                      cat("calling a function by pointer, ", signature,
+                          ": this worker has no library any more, it has shut down"));
+  }
+  return library->name_of(pointer, type, signature);
+}
+
+Status argument_error(const Status& why, size_t index, std::string_view method) {
+  return annotate(why, cat("argument ", index, " of '", method, "'"));
+}
+
+Status does_not_fit(double value, size_t type_bytes, bool type_signed) {
+  return make_error(
+      absl::StatusCode::kOutOfRange, ErrorKind::kInvalidArgument,
+      cat(std::to_string(value), " does not fit ", type_signed ? "a signed" : "an unsigned",
+          " integer of ", type_bytes * 8, " bits"));
+}
+
+}  // namespace weft::internal

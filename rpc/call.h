@@ -1,0 +1,339 @@
+#ifndef WEFT_RPC_CALL_H_
+#define WEFT_RPC_CALL_H_
+
+// Calls of functions of other workers (or of one's own), typed where they are made.
+//
+//   at::Tensor y = weft::rpc_sync(worker, "ps0", &forward, x);
+//   weft::Future<at::Tensor> f = weft::rpc_async(worker, "ps0", {.deadline = 5s}, &forward, x);
+//   auto all = weft::rpc_async(worker, std::vector<weft::Destination>{"a", "b"}, &forward, x);
+//   weft::rpc_sync(worker, "ps0", weft::on("table", &Table::lookup), ids);
+//   weft::rpc_sync(worker, "ps0", weft::FunctionRef<at::Tensor(at::Tensor)>{"app.forward"}, x);
+//
+// The callee is a name, an id or a WorkerInfo, or a vector of these: then the arguments are encoded
+// once, and results come in that order. The function is a pointer that this worker's own library
+// also registers, a FunctionRef, or either with on() for a method of a named object. Arguments
+// convert to the parameters' types here: what would not compile as a plain call does not compile.
+//
+// Every call completes, with a result or an error, by its deadline at the latest (options, else the
+// worker's rpc_timeout of 60 s, and never later than the call whose handler makes this one).
+//
+//   function         what it gives                        errors
+//   rpc_async        Future<R>                            of the call: in the future. Of this line
+//   of
+//                                                         code: thrown, nothing was sent
+//   try_rpc_async    StatusOr<Future<R>>                  the same, not thrown
+//   rpc_sync         R                                    thrown
+//   try_rpc_sync     StatusOr<R>, Status for void         returned
+//
+// Errors of the line of code: a number that does not fit the parameter (code out_of_range), a
+// tensor that cannot be sent, values nested too deep (invalid_argument), a pointer that this
+// worker's library does not have or has twice (not_found, invalid_argument).
+//
+// Tensors are not copied unless CallOptions says so: do not write to an argument before the future
+// is complete. Threads: any. Never call rpc_sync on a poller (inline_ok handlers).
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <typeindex>
+#include <utility>
+#include <vector>
+
+#include "weft/common/api.h"
+#include "weft/common/future.h"
+#include "weft/rpc/aten_operators.h"
+#include "weft/rpc/call_options.h"
+#include "weft/rpc/function_ref.h"
+#include "weft/rpc/handler.h"
+#include "weft/rpc/signature.h"
+#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/value.h"
+#include "weft/rpc/worker_info.h"
+
+namespace weft {
+namespace internal {
+
+// "rpc 'app.forward' to 'ps0'": names a call in errors.
+WEFT_API std::string call_label(std::string_view method, const Destination& to);
+WEFT_API StatusOr<std::string> name_in_library(const Worker& worker, const PointerKey& pointer,
+                                               std::type_index type, std::string_view signature);
+WEFT_API Status argument_error(const Status& why, size_t index, std::string_view method);
+WEFT_API Status does_not_fit(double value, size_t type_bytes, bool type_signed);
+
+// What a call site can name. kForm as in Callee; methods need on().
+template <class F>
+struct CallTarget : Callee<F> {
+  static constexpr bool kIs = Callee<F>::kForm == Form::kFunction;
+  static StatusOr<std::string> name(const Worker& worker, const F& f, std::string_view signature) {
+    return name_in_library(worker, PointerKey::of(f), typeid(void), signature);
+  }
+  static std::string object(const F&) { return ""; }
+};
+template <class F>
+requires(Callee<F>::kForm == Form::kMethod) struct CallTarget<F> : Callee<F> {
+  static constexpr bool kIs = true;
+  static_assert(Callee<F>::kForm != Form::kMethod,
+                "weft: a method needs an object: weft::on(\"object\", &T::method)");
+};
+template <class R, class... Params>
+struct CallTarget<FunctionRef<R(Params...)>> : FunctionRef<R(Params...)>::Callee {
+  static constexpr bool kIs = true;
+  static StatusOr<std::string> name(const Worker&, const FunctionRef<R(Params...)>& f,
+                                    std::string_view) {
+    return f.name();
+  }
+  static std::string object(const FunctionRef<R(Params...)>&) { return ""; }
+};
+template <class T, class F>
+struct CallTarget<BoundMethod<T, F>> : Callee<F> {
+  static constexpr bool kIs = true;
+  static StatusOr<std::string> name(const Worker& worker, const BoundMethod<T, F>& f,
+                                    std::string_view signature) {
+    return name_in_library(worker, PointerKey::of(f.method()), typeid(T), signature);
+  }
+  static std::string object(const BoundMethod<T, F>& f) { return f.object(); }
+};
+template <class T, class S>
+struct CallTarget<BoundMethod<T, FunctionRef<S>>> : CallTarget<FunctionRef<S>> {
+  using Bound = BoundMethod<T, FunctionRef<S>>;
+  static StatusOr<std::string> name(const Worker&, const Bound& f, std::string_view) {
+    return f.method().name();
+  }
+  static std::string object(const Bound& f) { return f.object(); }
+};
+
+template <class F>
+concept Target = CallTarget<std::decay_t<F>>::kIs;
+template <class F>
+using TargetResult = typename CallTarget<std::decay_t<F>>::Result;
+
+// One argument, as parameter P wants it.
+template <class P, class A>
+void put_argument(Encoder& out, const A& argument) {
+  using Plain = std::remove_cvref_t<P>;
+  static_assert(std::is_convertible_v<const A&, Plain>,
+                "weft: an argument does not convert to the type of its parameter");
+  if constexpr (std::is_same_v<A, Plain> && std::is_same_v<StoredArg<P>, Plain>) {
+    out.put<A>(argument);
+  } else if constexpr (kIsWireInteger<Plain> && kIsWireInteger<A>) {
+    const WireInt wide = WireInt::of(argument);
+    if (!wide.fits<Plain>()) out.fail(does_not_fit<Plain>(wide));
+    out.put(static_cast<Plain>(argument));
+  } else if constexpr (kIsWireInteger<Plain> && std::is_enum_v<A>) {
+    put_argument<P>(out, static_cast<std::underlying_type_t<A>>(argument));
+  } else if constexpr (kIsWireInteger<Plain> && std::is_floating_point_v<A>) {
+    // Truncates as a plain call would; out of range that would be undefined behaviour.
+    const auto whole = static_cast<double>(std::trunc(argument));
+    const double limit =
+        std::ldexp(1.0, static_cast<int>(8 * sizeof(Plain)) - (std::is_signed_v<Plain> ? 1 : 0));
+    if (!(whole < limit && whole >= (std::is_signed_v<Plain> ? -limit : 0.0))) {
+      out.fail(does_not_fit(static_cast<double>(argument), sizeof(Plain), std::is_signed_v<Plain>));
+      return;
+    }
+    out.put(static_cast<Plain>(argument));
+  } else if constexpr (std::is_same_v<Plain, std::string_view>) {
+    out.put_string(static_cast<Plain>(argument));
+  } else if constexpr (!std::is_same_v<StoredArg<P>, Plain>) {
+    const Plain view = argument;
+    out.put(StoredArg<P>(view.begin(), view.end()));
+  } else {
+    const Plain converted = argument;
+    out.put(converted);
+  }
+}
+
+template <class... Params, class... Args>
+Status put_arguments(TypeList<Params...>, Payload* payload, std::string_view method,
+                     const Args&... args) {
+  Encoder out(payload);
+  size_t failed = 0;
+  out.begin_tuple(sizeof...(Params));
+  ((put_argument<Params>(out, args), failed += out.status().ok() ? 1 : 0), ...);
+  out.end();
+  if (!out.status().ok()) return argument_error(out.status(), failed, method);
+  return absl::OkStatus();
+}
+
+template <class F, class... Args>
+StatusOr<UntypedCall> make_call(const Worker& worker, const CallOptions& options, const F& f,
+                                const Args&... args) {
+  using To = CallTarget<F>;
+  using Parameters = typename To::Parameters;
+  using Signature = SignatureOf<typename To::Result, Parameters>;
+  static_assert(sizeof...(Args) == Parameters::kSize,
+                "weft: wrong number of arguments (a CallContext& parameter is not passed, defaults "
+                "do not travel)");
+  if constexpr (sizeof...(Args) != Parameters::kSize) {
+    return absl::UnknownError("");
+  } else {
+    UntypedCall call;
+    WEFT_ASSIGN_OR_RETURN(call.method, To::name(worker, f, Signature::kText.view()));
+    call.signature = std::string(Signature::kText.view());
+    call.object = To::object(f);
+    call.options = options;
+    WEFT_RETURN_IF_ERROR(put_arguments(Parameters(), &call.arguments, call.method, args...));
+    return call;
+  }
+}
+
+template <class R>
+StatusOr<internal::Stored<R>> take_result(StatusOr<Payload> payload) {
+  if (!payload.ok()) return payload.status();
+  Decoder in(*std::move(payload));
+  auto taken = in.take<WireResult<R>>();
+  if (taken.ok()) {
+    if (Status s = in.finish(); !s.ok()) taken = s;
+  }
+  if (!taken.ok()) return annotate(taken.status(), "the result that came back");
+  if constexpr (std::is_void_v<R>) {
+    return Unit{};
+  } else {
+    return taken;
+  }
+}
+
+template <class R>
+Future<R> start(const Worker& worker, const Destination& to, UntypedCall call) {
+  Promise<R> promise(executor_of(worker));
+  Future<R> future = promise.future();
+  // A call ends by its own deadline.
+  future.state()->set_default_wait(absl::InfiniteDuration());
+  future.state()->set_label(call_label(call.method, to));
+  CallHandle handle = start_call(worker, to, std::move(call),
+                                 [promise = std::move(promise)](StatusOr<Payload> result) mutable {
+                                   promise.try_set(take_result<R>(std::move(result)));
+                                 });
+  future.state()->set_cancel_hook([handle = std::move(handle)] { handle.cancel(); });
+  return future;
+}
+
+template <class R>
+std::vector<Future<R>> start_all(const Worker& worker, const std::vector<Destination>& to,
+                                 UntypedCall call) {
+  // Shared, because the callback is copied to every call.
+  auto promises = std::make_shared<std::vector<Promise<R>>>();
+  std::vector<Future<R>> futures;
+  promises->reserve(to.size());
+  const std::shared_ptr<Executor> executor = executor_of(worker);
+  for (const Destination& one : to) {
+    promises->emplace_back(executor);
+    futures.push_back(promises->back().future());
+    futures.back().state()->set_default_wait(absl::InfiniteDuration());
+    futures.back().state()->set_label(call_label(call.method, one));
+  }
+  std::vector<CallHandle> handles =
+      start_calls(worker, to, std::move(call), [promises](size_t i, StatusOr<Payload> result) {
+        (*promises)[i].try_set(take_result<R>(std::move(result)));
+      });
+  for (size_t i = 0; i < handles.size() && i < futures.size(); ++i) {
+    futures[i].state()->set_cancel_hook([handle = std::move(handles[i])] { handle.cancel(); });
+  }
+  return futures;
+}
+
+template <class T>
+using TryResult = std::conditional_t<std::is_void_v<T>, Status, StatusOr<internal::Stored<T>>>;
+
+}  // namespace internal
+
+// ---- one callee --------------------------------------------------------------------------------
+
+template <internal::Target F, class... Args>
+StatusOr<Future<internal::TargetResult<F>>> try_rpc_async(const Worker& worker,
+                                                          const Destination& to,
+                                                          const CallOptions& options, const F& f,
+                                                          const Args&... args) {
+  WEFT_ASSIGN_OR_RETURN(UntypedCall call,
+                        internal::make_call<std::decay_t<F>>(worker, options, f, args...));
+  return internal::start<internal::TargetResult<F>>(worker, to, std::move(call));
+}
+template <internal::Target F, class... Args>
+auto try_rpc_async(const Worker& worker, const Destination& to, const F& f, const Args&... args) {
+  return try_rpc_async(worker, to, CallOptions(), f, args...);
+}
+
+template <internal::Target F, class... Args>
+Future<internal::TargetResult<F>> rpc_async(const Worker& worker, const Destination& to,
+                                            const CallOptions& options, const F& f,
+                                            const Args&... args) {
+  return value_or_throw(try_rpc_async(worker, to, options, f, args...));
+}
+template <internal::Target F, class... Args>
+Future<internal::TargetResult<F>> rpc_async(const Worker& worker, const Destination& to, const F& f,
+                                            const Args&... args) {
+  return value_or_throw(try_rpc_async(worker, to, CallOptions(), f, args...));
+}
+
+template <internal::Target F, class... Args>
+internal::TargetResult<F> rpc_sync(const Worker& worker, const Destination& to,
+                                   const CallOptions& options, const F& f, const Args&... args) {
+  return rpc_async(worker, to, options, f, args...).wait();
+}
+template <internal::Target F, class... Args>
+internal::TargetResult<F> rpc_sync(const Worker& worker, const Destination& to, const F& f,
+                                   const Args&... args) {
+  return rpc_async(worker, to, CallOptions(), f, args...).wait();
+}
+
+template <internal::Target F, class... Args>
+internal::TryResult<internal::TargetResult<F>> try_rpc_sync(const Worker& worker,
+                                                            const Destination& to,
+                                                            const CallOptions& options, const F& f,
+                                                            const Args&... args) {
+  auto future = try_rpc_async(worker, to, options, f, args...);
+  if (!future.ok()) return future.status();
+  return future->try_wait();
+}
+template <internal::Target F, class... Args>
+auto try_rpc_sync(const Worker& worker, const Destination& to, const F& f, const Args&... args) {
+  return try_rpc_sync(worker, to, CallOptions(), f, args...);
+}
+
+// ---- several callees ---------------------------------------------------------------------------
+
+template <internal::Target F, class... Args>
+StatusOr<std::vector<Future<internal::TargetResult<F>>>> try_rpc_async(
+    const Worker& worker, const std::vector<Destination>& to, const CallOptions& options,
+    const F& f, const Args&... args) {
+  WEFT_ASSIGN_OR_RETURN(UntypedCall call,
+                        internal::make_call<std::decay_t<F>>(worker, options, f, args...));
+  return internal::start_all<internal::TargetResult<F>>(worker, to, std::move(call));
+}
+template <internal::Target F, class... Args>
+auto try_rpc_async(const Worker& worker, const std::vector<Destination>& to, const F& f,
+                   const Args&... args) {
+  return try_rpc_async(worker, to, CallOptions(), f, args...);
+}
+
+template <internal::Target F, class... Args>
+std::vector<Future<internal::TargetResult<F>>> rpc_async(const Worker& worker,
+                                                         const std::vector<Destination>& to,
+                                                         const CallOptions& options, const F& f,
+                                                         const Args&... args) {
+  return value_or_throw(try_rpc_async(worker, to, options, f, args...));
+}
+template <internal::Target F, class... Args>
+std::vector<Future<internal::TargetResult<F>>> rpc_async(const Worker& worker,
+                                                         const std::vector<Destination>& to,
+                                                         const F& f, const Args&... args) {
+  return value_or_throw(try_rpc_async(worker, to, CallOptions(), f, args...));
+}
+
+// The results in order (nothing for void). Throws the first error as soon as it is known.
+template <internal::Target F, class... Args>
+auto rpc_sync(const Worker& worker, const std::vector<Destination>& to, const CallOptions& options,
+              const F& f, const Args&... args) {
+  auto all = when_all(rpc_async(worker, to, options, f, args...));
+  return std::move(all).wait(kInfinite);  // every call ends by its deadline
+}
+template <internal::Target F, class... Args>
+auto rpc_sync(const Worker& worker, const std::vector<Destination>& to, const F& f,
+              const Args&... args) {
+  return rpc_sync(worker, to, CallOptions(), f, args...);
+}
+
+}  // namespace weft
+
+#endif  // WEFT_RPC_CALL_H_

@@ -1,0 +1,9 @@
+# Everything that knows types: values, signatures, the library and the calls.
+set(WEFT_RPC_TYPED_SRCS
+  call.cc
+  library.cc
+  value.cc
+  internal/aten/allow_list.cc
+  internal/aten/operators.cc
+  internal/codec/exceptions.cc
+  internal/tensor_meta.cc)
