@@ -11,7 +11,7 @@
 namespace weft::internal {
 namespace {
 
-using Outcome = ShutdownResult::Outcome;
+using End = ShutdownResult::Outcome;
 
 std::string hex(uint64_t v) { return absl::StrCat(absl::Hex(v, absl::kZeroPad16)); }
 
@@ -23,10 +23,10 @@ class GroupDrain {
     // Those who are here now, and those who were: a member that is gone already is missing.
     const MemberListRef list = membership_.list();
     for (const auto& [id, member] : list->by_id) {
-      workers_.push_back({member.info, Outcome::kDrained, ""});
+      workers_.push_back({member.info, End::kDrained, ""});
     }
     for (const auto& [id, why] : list->gone) {
-      missing_.push_back({WorkerInfo{name_of(*list, id), id, 0}, Outcome::kMissing,
+      missing_.push_back({WorkerInfo{name_of(*list, id), id, 0}, End::kMissing,
                           std::string(why.message())});
     }
   }
@@ -62,7 +62,7 @@ class GroupDrain {
     while (true) {
       std::vector<std::string> keys;
       for (const auto& w : workers_) {
-        if (w.outcome != Outcome::kDrained) continue;
+        if (w.outcome != End::kDrained) continue;
         keys.push_back(membership_.key(absl::StrCat(what, "/", hex(w.worker.incarnation))));
       }
       const absl::Duration slice = std::min(options_.heartbeat, deadline - runtime_.now());
@@ -83,7 +83,7 @@ class GroupDrain {
   void notice_deaths(const std::string& what) {
     const MemberListRef list = membership_.list();
     for (auto& w : workers_) {
-      if (w.outcome != Outcome::kDrained) continue;
+      if (w.outcome != End::kDrained) continue;
       auto gone = list->gone.find(w.worker.id);
       const Member* there = list->find(w.worker.id);
       const bool replaced = there != nullptr && there->info.incarnation != w.worker.incarnation;
@@ -95,7 +95,7 @@ class GroupDrain {
       const auto done = store().check(
           {membership_.key(absl::StrCat("done/", hex(w.worker.incarnation)))}, options_.heartbeat);
       if (done.ok() && *done) {
-        w.outcome = Outcome::kAborted;
+        w.outcome = End::kAborted;
         w.reason = absl::StrCat("it left before '", what, "'");
         continue;
       }
@@ -103,7 +103,7 @@ class GroupDrain {
       const auto dead = store().check(
           {membership_.key(absl::StrCat("dead/", hex(w.worker.incarnation)))}, options_.heartbeat);
       if (what == "done" && !(dead.ok() && *dead) && !replaced) continue;
-      w.outcome = Outcome::kMissing;
+      w.outcome = End::kMissing;
       w.reason = gone != list->gone.end() ? std::string(gone->second.message())
                                           : std::string("another incarnation took its place");
     }
@@ -112,7 +112,7 @@ class GroupDrain {
   std::string names_of_missing(const std::vector<std::string>& keys) {
     std::vector<std::string> names;
     for (const auto& w : workers_) {
-      if (w.outcome != Outcome::kDrained) continue;
+      if (w.outcome != End::kDrained) continue;
       for (const std::string& key : keys) {
         if (key.find(hex(w.worker.incarnation)) == std::string::npos) continue;
         const auto there = store().check({key}, options_.heartbeat);
@@ -125,9 +125,9 @@ class GroupDrain {
   Status late(const std::string& what, const std::vector<std::string>& keys) {
     const std::string names = names_of_missing(keys);
     for (auto& w : workers_) {
-      if (w.outcome == Outcome::kDrained && names.find(absl::StrCat("'", w.worker.name, "'")) !=
+      if (w.outcome == End::kDrained && names.find(absl::StrCat("'", w.worker.name, "'")) !=
                                                 std::string::npos) {
-        w.outcome = Outcome::kMissing;
+        w.outcome = End::kMissing;
         w.reason = absl::StrCat("did not reach '", what, "' before the deadline");
       }
     }
@@ -164,7 +164,7 @@ class GroupDrain {
       bool zero = true;
       std::string totals;
       for (const auto& w : workers_) {
-        if (w.outcome != Outcome::kDrained) continue;
+        if (w.outcome != End::kDrained) continue;
         WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> counts,
                               store().try_get(membership_.key(
                                   absl::StrCat(what, "/", hex(w.worker.incarnation)))));
@@ -192,8 +192,8 @@ class GroupDrain {
   ShutdownResult result(Status status) {
     ShutdownResult out;
     for (auto& w : workers_) {
-      if (!status.ok() && w.outcome == Outcome::kDrained && w.worker == self_) {
-        w.outcome = Outcome::kAborted;
+      if (!status.ok() && w.outcome == End::kDrained && w.worker == self_) {
+        w.outcome = End::kAborted;
         w.reason = std::string(status.message());
       }
       out.workers.push_back(w);
@@ -203,7 +203,7 @@ class GroupDrain {
               [](const auto& a, const auto& b) { return a.worker.id < b.worker.id; });
     std::vector<std::string> missing;
     for (const auto& w : out.workers) {
-      if (w.outcome == Outcome::kMissing) missing.push_back(absl::StrCat("'", w.worker.name, "': ", w.reason));
+      if (w.outcome == End::kMissing) missing.push_back(absl::StrCat("'", w.worker.name, "': ", w.reason));
     }
     if (status.ok() && !missing.empty()) {
       status = make_error(ErrorKind::kPeerLost,
@@ -244,7 +244,7 @@ ShutdownResult drain_one(Agent* agent, Membership* membership, const WorkerInfo&
                             absl::StrCat("worker '", self.name, "' leaves with ", load.pending,
                                          " calls and ", load.serving, " handlers not complete"));
   }
-  out.workers.push_back({self, out.status.ok() ? Outcome::kDrained : Outcome::kAborted,
+  out.workers.push_back({self, out.status.ok() ? End::kDrained : End::kAborted,
                          std::string(out.status.message())});
   return out;
 }

@@ -22,7 +22,7 @@ Status parse(const FrameView& frame, Header* header) {
 
 Status Link::send_control(FrameKind kind, std::string header, int lane, absl::Time now) {
   last_sent_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
-  Frame frame;
+  weft::Frame frame;
   frame.kind = kind;
   frame.header = std::move(header);
   return connection_->send(std::move(frame), lane);

@@ -176,7 +176,7 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
                       absl::StrCat("a message of ", message.bytes, " bytes exceeds the bound of ",
                                    limits.max_message_bytes));
   }
-  Frame first;
+  weft::Frame first;
   first.kind = kind;
   first.header = std::move(header);
   std::vector<std::pair<uint64_t, const Slice*>> chunked;
@@ -197,7 +197,7 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
     const auto& [id, segment] = chunked[i];
     for (size_t offset = 0; offset < segment->size; offset += limits.chunk_bytes) {
       const size_t n = std::min(limits.chunk_bytes, segment->size - offset);
-      Frame chunk;
+      weft::Frame chunk;
       chunk.kind = FrameKind::kChunk;
       chunk.header = encode_chunk_header(id, offset);
       chunk.payload.push_back(Slice{segment->data + offset, n, segment->owner});
