@@ -1,8 +1,8 @@
 #ifndef WEFT_RPC_GRPC_TRANSPORT_H_
 #define WEFT_RPC_GRPC_TRANSPORT_H_
 
-// grpc: workers in processes of their own, over TCP. One long-lived bidirectional gRPC stream per peer
-// and lane, each with a connection of its own; raw bytes, no protobuf on the way of frames.
+// grpc: workers in processes of their own, over TCP. One long-lived bidirectional gRPC stream per
+// peer and lane, each with a connection of its own; raw bytes, no protobuf on the way of frames.
 //
 //   TransportFactory factory = grpc_transport();
 //   JoinOptions options{.transport = grpc_transport({.max_spin = absl::ZeroDuration()})};
@@ -12,8 +12,8 @@
 // check. listen() must come before the first connect(): both share the completion queues. Nothing
 // here works under a simulated Runtime.
 //
-// Credentials: none yet, traffic is plain text, which is why listening beyond loopback must be allowed
-// in words (ListenOptions::allow_insecure).
+// Credentials: none yet, traffic is plain text, which is why listening beyond loopback must be
+// allowed in words (ListenOptions::allow_insecure).
 
 #include "absl/time/time.h"
 #include "weft/common/api.h"
@@ -22,8 +22,8 @@
 namespace weft {
 
 struct GrpcTransportOptions {
-  // A poller that waits looks again and again for so long before it sleeps, if there was traffic just
-  // now, cores are free, and it paid lately. 0: it sleeps at once.
+  // A poller that waits looks again and again for so long before it sleeps, if there was traffic
+  // just now, cores are free, and it paid lately. 0: it sleeps at once.
   absl::Duration max_spin = absl::Microseconds(50);
   // "Just now".
   absl::Duration spin_after_traffic = absl::Milliseconds(1);
@@ -32,8 +32,8 @@ struct GrpcTransportOptions {
   absl::Duration handshake_timeout = absl::Seconds(10);
   // What close() has queued must be sent within this.
   absl::Duration drain_timeout = absl::Seconds(5);
-  // Second line behind our own heartbeats: the kernel gives a connection up on which sent bytes stay
-  // unacknowledged for the timeout. Pings of HTTP/2 go out once in `keepalive_time`.
+  // Second line behind our own heartbeats: the kernel gives a connection up on which sent bytes
+  // stay unacknowledged for the timeout. Pings of HTTP/2 go out once in `keepalive_time`.
   absl::Duration keepalive_time = absl::Hours(1);
   absl::Duration keepalive_timeout = absl::Seconds(120);
 };

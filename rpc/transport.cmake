@@ -4,4 +4,11 @@ set(WEFT_RPC_TRANSPORT_SRCS
   internal/wire/frame.cc
   internal/wire/handshake.cc
   internal/inproc/network.cc
-  internal/inproc/transport.cc)
+  internal/inproc/transport.cc
+  internal/grpc/address.cc
+  internal/grpc/bytes.cc
+  internal/grpc/connection.cc
+  internal/grpc/core.cc
+  internal/grpc/lane.cc
+  internal/grpc/poller.cc
+  internal/grpc/server.cc)

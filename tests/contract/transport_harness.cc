@@ -1,6 +1,7 @@
 #include "weft/tests/contract/transport_harness.h"
 
 #include "weft/common/error.h"
+#include "weft/rpc/grpc_transport.h"
 
 namespace weft::testing {
 
@@ -86,6 +87,7 @@ std::vector<Backend> transport_backends() {
   auto inproc = [](World& world) { return inproc_transport(world.network()); };
   out.push_back({"inproc", false, false, inproc});
   out.push_back({"inproc_sim", true, false, inproc});
+  out.push_back({"grpc", false, true, [](World&) { return grpc_transport(); }});
   return out;
 }
 

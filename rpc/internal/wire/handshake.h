@@ -105,10 +105,14 @@ class HalfOpenTable {
     return entry;
   }
 
-  // Forgets a connection with all of its lanes, which are returned.
-  std::unique_ptr<Entry> remove(const Hello& hello) {
+  // Forgets the connection to which this lane belongs, with all of its lanes, which are returned;
+  // null when the lane is not there.
+  template <class Lane>
+  std::unique_ptr<Entry> remove_lane(const Hello& hello, int lane, const Lane* which) {
     auto it = entries_.find(Key{hello.incarnation, hello.connection_id});
     if (it == entries_.end()) return nullptr;
+    auto at = it->second->lanes.find(lane);
+    if (at == it->second->lanes.end() || &*at->second != which) return nullptr;
     std::unique_ptr<Entry> entry = std::move(it->second);
     lanes_ -= entry->lanes.size();
     entries_.erase(it);

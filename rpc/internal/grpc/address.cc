@@ -1,0 +1,152 @@
+#include "weft/rpc/internal/grpc/address.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "weft/rpc/internal/wire/text.h"
+
+namespace weft::internal {
+namespace {
+
+bool numeric_v4(const std::string& host) {
+  in_addr out;
+  return inet_pton(AF_INET, host.c_str(), &out) == 1;
+}
+
+bool numeric_v6(const std::string& host) {
+  in6_addr out;
+  // A zone ("fe80::1%eth0") is left to the system.
+  return inet_pton(AF_INET6, host.substr(0, host.find('%')).c_str(), &out) == 1;
+}
+
+Status bad_address(std::string_view address, std::string_view why) {
+  return make_error(ErrorKind::kInvalidArgument,
+                    absl::StrCat("'", view(address), "' is not an address: ", view(why)));
+}
+
+std::string system_error(int code) { return std::strerror(code); }
+
+}  // namespace
+
+StatusOr<HostPort> parse_host_port(std::string_view address) {
+  HostPort out;
+  std::string_view port;
+  if (!address.empty() && address.front() == '[') {
+    const size_t close = address.find(']');
+    if (close == std::string_view::npos) return bad_address(address, "the ] is missing");
+    out.host = std::string(address.substr(1, close - 1));
+    port = address.substr(close + 1);
+    if (port.empty() || port.front() != ':') return bad_address(address, "the port is missing");
+    port.remove_prefix(1);
+  } else {
+    const size_t colon = address.rfind(':');
+    if (colon == std::string_view::npos) return bad_address(address, "the port is missing");
+    out.host = std::string(address.substr(0, colon));
+    port = address.substr(colon + 1);
+    if (out.host.find(':') != std::string::npos) {
+      return bad_address(address, "an IPv6 address stands in brackets");
+    }
+  }
+  if (out.host.empty()) return bad_address(address, "the host is missing");
+  if (!absl::SimpleAtoi(view(port), &out.port) || out.port <= 0 || out.port > 65535) {
+    return bad_address(address, "the port is not a number from 1 to 65535");
+  }
+  return out;
+}
+
+std::string join_host_port(std::string_view host, int port) {
+  if (host.find(':') != std::string_view::npos) return absl::StrCat("[", view(host), "]:", port);
+  return absl::StrCat(view(host), ":", port);
+}
+
+StatusOr<std::string> dial_target(std::string_view address) {
+  WEFT_ASSIGN_OR_RETURN(const HostPort at, parse_host_port(address));
+  const std::string joined = join_host_port(at.host, at.port);
+  if (numeric_v4(at.host)) return absl::StrCat("ipv4:", joined);
+  if (numeric_v6(at.host)) return absl::StrCat("ipv6:", joined);
+  return absl::StrCat("dns:///", joined);
+}
+
+std::string peer_address(std::string_view grpc_peer) {
+  std::string out(grpc_peer);
+  for (const char* prefix : {"ipv4:", "ipv6:"}) {
+    if (absl::StartsWith(out, prefix)) out = out.substr(5);
+  }
+  return absl::StrReplaceAll(out, {{"%5B", "["}, {"%5D", "]"}});
+}
+
+StatusOr<BindHost> resolve_bind_host(std::string_view given) {
+  std::string host = given.empty() ? "127.0.0.1" : std::string(given);
+  if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int code = getaddrinfo(host.c_str(), nullptr, &hints, &found);
+  if (code != 0) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("cannot listen on '", host, "': ", gai_strerror(code)));
+  }
+  BindHost out;
+  char text[INET6_ADDRSTRLEN] = {};
+  if (found->ai_family == AF_INET6) {
+    const auto* in = reinterpret_cast<const sockaddr_in6*>(found->ai_addr);
+    out.ipv6 = true;
+    out.loopback = IN6_IS_ADDR_LOOPBACK(&in->sin6_addr);
+    out.wildcard = IN6_IS_ADDR_UNSPECIFIED(&in->sin6_addr);
+    inet_ntop(AF_INET6, &in->sin6_addr, text, sizeof text);
+  } else {
+    const auto* in = reinterpret_cast<const sockaddr_in*>(found->ai_addr);
+    const uint32_t ip = ntohl(in->sin_addr.s_addr);
+    out.loopback = (ip >> 24) == 127;
+    out.wildcard = ip == 0;
+    inet_ntop(AF_INET, &in->sin_addr, text, sizeof text);
+  }
+  freeaddrinfo(found);
+  out.host = text;
+  return out;
+}
+
+Status port_is_free(const BindHost& host, int port) {
+  const std::string address = join_host_port(host.host, port);
+  const int fd = socket(host.ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) {
+    return make_error(ErrorKind::kResource,
+                      absl::StrCat("cannot listen on ", address, ": ", system_error(errno)));
+  }
+  // As gRPC binds: a connection in its last minutes does not take the port, a listener does.
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  int result;
+  if (host.ipv6) {
+    sockaddr_in6 in = {};
+    in.sin6_family = AF_INET6;
+    in.sin6_port = htons(static_cast<uint16_t>(port));
+    inet_pton(AF_INET6, host.host.c_str(), &in.sin6_addr);
+    result = bind(fd, reinterpret_cast<const sockaddr*>(&in), sizeof in);
+  } else {
+    sockaddr_in in = {};
+    in.sin_family = AF_INET;
+    in.sin_port = htons(static_cast<uint16_t>(port));
+    inet_pton(AF_INET, host.host.c_str(), &in.sin_addr);
+    result = bind(fd, reinterpret_cast<const sockaddr*>(&in), sizeof in);
+  }
+  if (result == 0) result = ::listen(fd, 1);
+  const int code = errno;
+  close(fd);
+  if (result == 0) return absl::OkStatus();
+  return make_error(code == EADDRINUSE ? ErrorKind::kResource : ErrorKind::kInvalidArgument,
+                    absl::StrCat("cannot listen on ", address, ": ",
+                                 code == EADDRINUSE ? "the port is taken" : system_error(code)));
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,220 @@
+#include "weft/rpc/internal/grpc/connection.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/rpc/internal/grpc/core.h"
+#include "weft/rpc/internal/wire/handshake.h"
+#include "weft/rpc/internal/wire/text.h"
+
+namespace weft::internal {
+
+GrpcConnection::GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const Hello& own,
+                               std::string address, std::shared_ptr<ConnectionHandler> handler,
+                               Transport::DialDone done)
+    : core_(std::move(core)),
+      dialled_(true),
+      own_(own),
+      address_(std::move(address)),
+      state_(State::kDialling),
+      handler_(std::move(handler)),
+      done_(std::move(done)) {}
+
+GrpcConnection::GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const Hello& own,
+                               const Hello& peer, std::string address, Lanes lanes)
+    : core_(std::move(core)),
+      dialled_(false),
+      own_(own),
+      address_(std::move(address)),
+      lanes_(std::move(lanes)),
+      peer_(peer),
+      state_(State::kOpen) {}
+
+std::string GrpcConnection::describe() const { return describe_peer(peer_, address_); }
+
+Status GrpcConnection::send(Frame frame, int lane) {
+  if (lane < 0 || static_cast<size_t>(lane) >= lanes_.size()) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("lane ", lane, " of a connection with ", lanes_.size()));
+  }
+  WEFT_RETURN_IF_ERROR(check_sendable(frame, peer_.max_frame_bytes));
+  Status sent = lanes_[static_cast<size_t>(lane)]->send(std::move(frame));
+  if (!sent.ok()) return annotate(sent, describe());
+  return sent;
+}
+
+void GrpcConnection::close(Status reason) {
+  {
+    MutexLock lock(&mutex_);
+    if (closing_ || state_ != State::kOpen) return;
+    closing_ = true;
+    lost_.why = reason;
+  }
+  if (!reason.ok()) return abort_lanes(reason);
+  core_->set_deadline(core_->drain_deadline(), weak_from_this());
+  for (const auto& lane : lanes_) lane->drain();
+}
+
+void GrpcConnection::fail(Status why) {
+  {
+    MutexLock lock(&mutex_);
+    if (!closing_) {
+      closing_ = true;
+      lost_.why = why;
+    }
+  }
+  abort_lanes(why);
+}
+
+void GrpcConnection::leave(const Status& why) {
+  {
+    MutexLock lock(&mutex_);
+    if (state_ == State::kOpen) {
+      if (!closing_) lost_.why = why;
+      closing_ = true;
+    }
+    if (state_ != State::kDialling) {
+      lock.unlock();
+      for (const auto& lane : lanes_) lane->drain();
+      return;
+    }
+  }
+  fail(annotate(why, absl::StrCat("dial of ", address_)));
+}
+
+void GrpcConnection::abort_lanes(const Status& why) {
+  for (const auto& lane : lanes_) lane->abort(why);
+}
+
+void GrpcConnection::on_deadline() {
+  bool dialling;
+  {
+    MutexLock lock(&mutex_);
+    if (state_ == State::kLost) return;
+    dialling = state_ == State::kDialling;
+    if (!dialling && !closing_ && !ending_) return;  // the dial's deadline, long after it
+  }
+  if (dialling) {
+    fail(make_error(ErrorKind::kDeadline,
+                    absl::StrCat("dial of ", address_, ": no answer within the deadline")));
+  } else {
+    const Status late =
+        make_error(ErrorKind::kUnavailable,
+                   absl::StrCat("the connection to ", describe(), " did not drain in time"));
+    {
+      MutexLock lock(&mutex_);
+      if (lost_.why.ok()) lost_.why = late;
+    }
+    abort_lanes(late);
+  }
+}
+
+// ---- the dial --------------------------------------------------------------------------------
+
+void GrpcConnection::lane_started(GrpcLane& lane) {
+  Frame hello;
+  hello.kind = FrameKind::kHello;
+  hello.header = encode_hello(own_, lane.number());
+  lane.send_handshake(std::move(hello), /*last=*/false);
+}
+
+void GrpcConnection::lane_handshake(GrpcLane& lane, std::string_view header) {
+  StatusOr<Hello> theirs = decode_ack(header, own_, lane.number());
+  if (!theirs.ok()) {
+    return fail(annotate(theirs.status(), absl::StrCat("dial of ", address_)));
+  }
+  {
+    MutexLock lock(&mutex_);
+    if (closing_ || ++lanes_acked_ < lanes_.size()) return;
+    peer_ = *std::move(theirs);
+  }
+  open_dialled();
+}
+
+void GrpcConnection::open_dialled() {
+  Transport::DialDone done;
+  ConnectionHandler* handler = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    if (state_ != State::kDialling || closing_ || ending_) return;
+    state_ = State::kOpen;
+    done = std::exchange(done_, nullptr);
+    handler = handler_.get();
+  }
+  const std::shared_ptr<GrpcConnection> self = shared_from_this();
+  for (const auto& lane : lanes_) lane->allow_sends();
+  done(self);
+  // Reads begin only now, so that no frame comes before `done`.
+  for (const auto& lane : lanes_) {
+    LaneEnd end;
+    // A lane that has ended before said so to this object, its host from the start.
+    (void)lane->open(self, handler, &end);
+  }
+}
+
+void GrpcConnection::open_accepted(std::shared_ptr<ConnectionHandler> handler) {
+  ConnectionHandler* const raw = handler.get();
+  {
+    MutexLock lock(&mutex_);
+    handler_ = std::move(handler);
+  }
+  const std::shared_ptr<GrpcConnection> self = shared_from_this();
+  for (const auto& lane : lanes_) {
+    LaneEnd end;
+    if (!lane->open(self, raw, &end)) lane_ended(*lane, std::move(end));
+  }
+}
+
+// ---- the end ---------------------------------------------------------------------------------
+
+void GrpcConnection::lane_ended(GrpcLane& lane, LaneEnd end) {
+  (void)lane;
+  bool last = false;
+  bool first = false;
+  bool broken = false;
+  Transport::DialDone done;
+  std::shared_ptr<ConnectionHandler> handler;
+  Lost lost;
+  {
+    MutexLock lock(&mutex_);
+    first = !ending_;
+    if (first) {
+      ending_ = true;
+      if (!closing_) {
+        const std::string what =
+            dialled_ && state_ == State::kDialling
+                ? absl::StrCat("dial of ", address_)
+                : absl::StrCat("the connection to ", peer_.name, " (", address_, ") ",
+                               end.orderly ? "was closed by the peer" : "was lost");
+        lost_.why =
+            end.orderly ? make_error(ErrorKind::kUnavailable, what) : annotate(end.why, what);
+      }
+    }
+    lost_.unsent.insert(lost_.unsent.end(), end.unsent.begin(), end.unsent.end());
+    broken = !end.orderly || state_ == State::kDialling;
+    last = ++lanes_ended_ == lanes_.size();
+    if (state_ == State::kDialling && done_ != nullptr) {
+      done = std::exchange(done_, nullptr);
+      lost.why = lost_.why;
+    }
+    if (last) {
+      if (state_ == State::kOpen) {
+        handler = std::move(handler_);
+        lost = lost_;
+      }
+      handler_ = nullptr;
+      state_ = State::kLost;
+    }
+  }
+  if (done != nullptr) done(lost.why);
+  if (handler != nullptr) handler->on_lost(std::move(lost));
+  if (last) {
+    core_->forget(this);
+  } else if (broken) {
+    abort_lanes(make_error(ErrorKind::kUnavailable, "another lane of the connection broke"));
+  } else if (first) {
+    core_->set_deadline(core_->drain_deadline(), weak_from_this());
+  }
+}
+
+}  // namespace weft::internal

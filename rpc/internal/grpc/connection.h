@@ -1,0 +1,83 @@
+#ifndef WEFT_RPC_INTERNAL_GRPC_CONNECTION_H_
+#define WEFT_RPC_INTERNAL_GRPC_CONNECTION_H_
+
+// GrpcConnection: the lanes to one peer, from the dial (or from the moment that an acceptor has all
+// lanes) to on_lost. It ends when its last lane has ended; the first lane that breaks takes the
+// others along, one that ends in an orderly way gives them time to drain.
+//
+// Threads: as rpc/transport.h says; lane events come from the pollers, deadlines from the timer.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "weft/common/mutex.h"
+#include "weft/rpc/internal/grpc/lane.h"
+#include "weft/rpc/transport.h"
+
+namespace weft::internal {
+
+class GrpcTransportCore;
+
+class GrpcConnection final : public Connection,
+                             public GrpcLaneHost,
+                             public GrpcTimed,
+                             public std::enable_shared_from_this<GrpcConnection> {
+ public:
+  using Lanes = std::vector<std::shared_ptr<GrpcLane>>;
+
+  // The dialler's.
+  GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const Hello& own, std::string address,
+                 std::shared_ptr<ConnectionHandler> handler, Transport::DialDone done);
+  // The acceptor's.
+  GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const Hello& own, const Hello& peer,
+                 std::string address, Lanes lanes);
+
+  // Dialler. REQUIRES: before anything else.
+  void set_lanes(Lanes lanes) { lanes_ = std::move(lanes); }
+  // Acceptor: frames flow from here on.
+  void open_accepted(std::shared_ptr<ConnectionHandler> handler) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The transport shuts down: a dial fails, a connection drains.
+  void leave(const Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Ends the dial, or the connection.
+  void fail(Status why) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const Hello& peer() const override { return peer_; }
+  bool dialled() const override { return dialled_; }
+  Status send(Frame frame, int lane) override;
+  void close(Status reason) override ABSL_LOCKS_EXCLUDED(mutex_);
+  std::string describe() const override;
+
+  void lane_started(GrpcLane& lane) override;
+  void lane_handshake(GrpcLane& lane, std::string_view header) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void lane_ended(GrpcLane& lane, LaneEnd end) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void on_deadline() override ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  enum class State { kDialling, kOpen, kLost };
+
+  void open_dialled() ABSL_LOCKS_EXCLUDED(mutex_);
+  void abort_lanes(const Status& why);
+
+  const std::shared_ptr<GrpcTransportCore> core_;
+  const bool dialled_;
+  const Hello own_;
+  const std::string address_;
+  Lanes lanes_;  // constant once frames flow
+  Hello peer_;   // constant once open
+
+  Mutex mutex_;
+  State state_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<ConnectionHandler> handler_ ABSL_GUARDED_BY(mutex_);
+  Transport::DialDone done_ ABSL_GUARDED_BY(mutex_);
+  size_t lanes_acked_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t lanes_ended_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool closing_ ABSL_GUARDED_BY(mutex_) =
+      false;                                     // close() or fail() was called; `lost_.why` is set
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;  // a lane has ended
+  Lost lost_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_RPC_INTERNAL_GRPC_CONNECTION_H_

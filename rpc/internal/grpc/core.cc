@@ -1,0 +1,402 @@
+#include "weft/rpc/internal/grpc/core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <grpcpp/alarm.h>
+
+#include "absl/strings/str_cat.h"
+#include "weft/rpc/internal/grpc/address.h"
+#include "weft/rpc/internal/grpc/server.h"
+#include "weft/rpc/internal/wire/text.h"
+
+namespace weft::internal {
+namespace {
+
+// shutdown() lets peers take what was sent before it cancels.
+constexpr absl::Duration kShutdownGrace = absl::Seconds(1);
+constexpr absl::Duration kServerGrace = absl::Milliseconds(200);
+
+int millis(absl::Duration d) { return static_cast<int>(absl::ToInt64Milliseconds(d)); }
+
+grpc::ChannelArguments lane_arguments(int lane, size_t max_frame_bytes,
+                                      const GrpcTransportOptions& options) {
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(static_cast<int>(std::max(max_frame_bytes, kMaxBatchBytes)));
+  args.SetMaxSendMessageSize(-1);  // the peer's hello says how much it takes
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  args.SetInt(GRPC_ARG_ENABLE_CHANNELZ, 0);
+  args.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a TCP connection of its own
+  args.SetInt("weft.lane", lane);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);  // 1 s by default
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, millis(options.keepalive_time));
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, millis(options.keepalive_timeout));
+  args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  return args;
+}
+
+}  // namespace
+
+// Tells a dial's failure on a poller, as every other outcome.
+class GrpcTransportCore::FailedDial final : public GrpcEvent {
+ public:
+  FailedDial(std::shared_ptr<GrpcTransportCore> core, Transport::DialDone done, Status why)
+      : core_(std::move(core)), done_(std::move(done)), why_(std::move(why)) {}
+  void start() {
+    alarm_.Set(core_->poller(kControlLane).queue(), gpr_now(GPR_CLOCK_MONOTONIC), this);
+  }
+  void complete(bool ok) override {
+    (void)ok;
+    const std::shared_ptr<GrpcTransportCore> core = core_;
+    done_(why_);
+    delete this;
+    core->end_operation();
+  }
+
+ private:
+  const std::shared_ptr<GrpcTransportCore> core_;
+  const Transport::DialDone done_;
+  const Status why_;
+  grpc::Alarm alarm_;
+};
+
+GrpcTransportCore::GrpcTransportCore(const TransportContext& context,
+                                     const GrpcTransportOptions& options)
+    : context_(context),
+      options_(options),
+      pollers_{{context.runtime, options, &gate_}, {context.runtime, options, &gate_}},
+      changed_(context.runtime.get()) {
+  gate_.cores = allowed_cores();
+  MutexLock lock(&mutex_);
+  timer_ = context_.runtime->make_timer([this] { fire(); });
+}
+
+GrpcTransportCore::~GrpcTransportCore() = default;
+
+void GrpcTransportCore::start_pollers_locked(
+    std::vector<std::unique_ptr<grpc::CompletionQueue>> queues) {
+  for (int i = 0; i < kPollers; ++i) {
+    pollers_[i].start(std::move(queues[static_cast<size_t>(i)]), absl::StrCat("weft-lane", i));
+  }
+  pollers_started_ = true;
+}
+
+StatusOr<std::string> GrpcTransportCore::listen(const ListenOptions& options,
+                                                std::shared_ptr<Acceptor> acceptor) {
+  WEFT_ASSIGN_OR_RETURN(const BindHost host, resolve_bind_host(options.host));
+  if (!host.loopback && !options.allow_insecure) {
+    return make_error(
+        ErrorKind::kPermission,
+        absl::StrCat("refusing to listen on ", host.host,
+                     ": it can be reached from other machines, "
+                     "and there are no credentials. Whoever reaches the port may call every "
+                     "registered function. Set allow_insecure if the network is trusted"));
+  }
+  if (host.wildcard && options.advertise.empty()) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("listening on ", host.host,
+                                   ", which is every interface: "
+                                   "`advertise` must say which host peers dial"));
+  }
+  const int first = options.port_first;
+  const int last = std::max(first, options.port_last);
+  if (first < 0 || last > 65535) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("ports ", first, " to ", last, " are not in 0 to 65535"));
+  }
+  MutexLock lock(&mutex_);
+  if (closing_ || pollers_started_) {
+    return make_error(ErrorKind::kState, closing_ ? "listen after shutdown"
+                                                  : "listen must be called once, and before the "
+                                                    "first connect");
+  }
+  Status failure = absl::OkStatus();
+  for (int port = first; port <= last; ++port) {
+    if (port != 0) {
+      // Asked of the system first: gRPC would only say that it could not.
+      const Status free = port_is_free(host, port);
+      if (!free.ok()) {
+        failure = free;
+        continue;
+      }
+    }
+    auto server = std::make_shared<GrpcServer>(shared_from_this(), acceptor);
+    std::vector<std::unique_ptr<grpc::CompletionQueue>> queues;
+    StatusOr<int> bound = server->bind(host, port, &queues);
+    if (!bound.ok()) {
+      failure = bound.status();
+      continue;
+    }
+    start_pollers_locked(std::move(queues));
+    server_ = server;
+    lock.unlock();
+    server->start();
+    return join_host_port(options.advertise.empty() ? host.host : options.advertise, *bound);
+  }
+  if (first == last) return failure;
+  return annotate(failure,
+                  absl::StrCat("no port of ", first, " to ", last, " on ", host.host, " is free"));
+}
+
+void GrpcTransportCore::fail_dial(Transport::DialDone done, Status why) {
+  if (!begin_operation()) return done(why);
+  // Owned by its alarm; deletes itself.
+  (new FailedDial(shared_from_this(), std::move(done), std::move(why)))->start();
+}
+
+void GrpcTransportCore::connect(std::string_view address, const Hello& hello, absl::Time deadline,
+                                std::shared_ptr<ConnectionHandler> handler,
+                                Transport::DialDone done) {
+  const std::string context = absl::StrCat("dial of ", view(address));
+  bool closing;
+  {
+    MutexLock lock(&mutex_);
+    closing = closing_;
+    if (!closing && !pollers_started_) {
+      std::vector<std::unique_ptr<grpc::CompletionQueue>> queues;
+      for (int i = 0; i < kPollers; ++i)
+        queues.push_back(std::make_unique<grpc::CompletionQueue>());
+      start_pollers_locked(std::move(queues));
+    }
+  }
+  if (closing) {
+    return done(
+        make_error(ErrorKind::kState, absl::StrCat(context, ": the transport is shut down")));
+  }
+  const StatusOr<std::string> target = dial_target(address);
+  const StatusOr<Hello> own = complete_hello(hello, context_.max_frame_bytes, runtime().random());
+  if (!target.ok()) return fail_dial(std::move(done), target.status());
+  if (!own.ok()) return fail_dial(std::move(done), annotate(own.status(), context));
+
+  auto connection = std::make_shared<GrpcConnection>(shared_from_this(), *own, std::string(address),
+                                                     std::move(handler), std::move(done));
+  std::vector<std::shared_ptr<GrpcClientLane>> lanes;
+  GrpcConnection::Lanes base;
+  for (uint32_t i = 0; i < own->lanes; ++i) {
+    const int number = static_cast<int>(i);
+    lanes.push_back(std::make_shared<GrpcClientLane>(
+        number, context_.max_frame_bytes, lane_counters(number), connection.get(),
+        [self = shared_from_this()](GrpcLane* lane) { self->lane_gone(lane); }));
+    base.push_back(lanes.back());
+  }
+  connection->set_lanes(std::move(base));
+  remember(connection);
+  bool alive = true;
+  for (const auto& lane : lanes) alive = lane_born(lane) && alive;
+  set_deadline(deadline, connection);
+  for (const auto& lane : lanes) {
+    lane->start(grpc::CreateCustomChannel(
+                    *target, grpc::InsecureChannelCredentials(),
+                    lane_arguments(lane->number(), context_.max_frame_bytes, options_)),
+                poller(lane->number()).queue());
+  }
+  if (!alive) {
+    connection->fail(
+        make_error(ErrorKind::kState, absl::StrCat(context, ": the transport is shut down")));
+  }
+}
+
+// ---- what is alive ---------------------------------------------------------------------------
+
+bool GrpcTransportCore::lane_born(std::shared_ptr<GrpcLane> lane) {
+  MutexLock lock(&mutex_);
+  GrpcLane* const key = lane.get();
+  lanes_.emplace(key, std::move(lane));
+  return !closing_;
+}
+
+void GrpcTransportCore::lane_gone(GrpcLane* lane) {
+  std::shared_ptr<GrpcLane> last;
+  MutexLock lock(&mutex_);
+  auto it = lanes_.find(lane);
+  if (it == lanes_.end()) return;
+  last = std::move(it->second);
+  lanes_.erase(it);
+  if (closing_) changed_.notify_all();
+}
+
+bool GrpcTransportCore::begin_operation() {
+  MutexLock lock(&mutex_);
+  if (closing_) return false;
+  ++operations_;
+  return true;
+}
+
+void GrpcTransportCore::end_operation() {
+  MutexLock lock(&mutex_);
+  --operations_;
+  if (closing_) changed_.notify_all();
+}
+
+void GrpcTransportCore::remember(std::shared_ptr<GrpcConnection> connection) {
+  MutexLock lock(&mutex_);
+  GrpcConnection* const key = connection.get();
+  connections_.emplace(key, std::move(connection));
+}
+
+void GrpcTransportCore::forget(GrpcConnection* connection) {
+  std::shared_ptr<GrpcConnection> last;  // destroyed without the lock
+  MutexLock lock(&mutex_);
+  auto it = connections_.find(connection);
+  if (it == connections_.end()) return;
+  last = std::move(it->second);
+  connections_.erase(it);
+  lock.unlock();
+}
+
+// ---- time limits -----------------------------------------------------------------------------
+
+void GrpcTransportCore::set_deadline(absl::Time when, std::weak_ptr<GrpcTimed> what) {
+  if (when == absl::InfiniteFuture()) return;
+  MutexLock lock(&mutex_);
+  const auto it = deadlines_.emplace(when, std::move(what));
+  if (it == deadlines_.begin() && timer_ != nullptr) timer_->arm(when);
+}
+
+void GrpcTransportCore::fire() {
+  std::vector<std::weak_ptr<GrpcTimed>> due;
+  {
+    MutexLock lock(&mutex_);
+    const absl::Time now = runtime().now();
+    while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+      due.push_back(std::move(deadlines_.begin()->second));
+      deadlines_.erase(deadlines_.begin());
+    }
+    if (!deadlines_.empty() && timer_ != nullptr) timer_->arm(deadlines_.begin()->first);
+  }
+  for (const auto& weak : due) {
+    if (const std::shared_ptr<GrpcTimed> what = weak.lock()) what->on_deadline();
+  }
+}
+
+// ---- shutdown --------------------------------------------------------------------------------
+
+bool GrpcTransportCore::wait_until_idle(absl::Time deadline, bool operations) {
+  MutexLock lock(&mutex_);
+  while (!lanes_.empty() || (operations && operations_ > 0)) {
+    const Status status = changed_.wait_until(&mutex_, deadline);
+    if (!status.ok() && runtime().now() >= deadline) return false;
+  }
+  return true;
+}
+
+// transport.md, P3 and P4: streams first, then the server, then the queues, then the pollers. What
+// the peers do cannot hold it up: after the cancel every operation completes by itself.
+void GrpcTransportCore::shutdown() {
+  std::vector<std::shared_ptr<GrpcConnection>> connections;
+  {
+    MutexLock lock(&mutex_);
+    if (closing_) {
+      while (!closed_) (void)changed_.wait_until(&mutex_, absl::InfiniteFuture());
+      return;
+    }
+    closing_ = true;
+    for (const auto& [raw, connection] : connections_) connections.push_back(connection);
+  }
+  const Status why = make_error(ErrorKind::kState, "the transport was shut down");
+  for (const auto& connection : connections) connection->leave(why);
+  connections.clear();
+  (void)wait_until_idle(runtime().now() + kShutdownGrace, false);
+  std::vector<std::shared_ptr<GrpcLane>> lanes;
+  std::shared_ptr<GrpcServer> server;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [raw, lane] : lanes_) lanes.push_back(lane);
+    server = server_;
+  }
+  for (const auto& lane : lanes) lane->abort(why);
+  lanes.clear();
+  if (server != nullptr) server->shut_down(kServerGrace);
+  (void)wait_until_idle(absl::InfiniteFuture(), true);
+  std::unique_ptr<Timer> timer;
+  {
+    MutexLock lock(&mutex_);
+    timer = std::move(timer_);
+    deadlines_.clear();
+    server_ = nullptr;
+  }
+  timer = nullptr;
+  for (GrpcPoller& poller : pollers_) poller.stop();
+  if (server != nullptr) server->release();
+  MutexLock lock(&mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const {
+  std::vector<std::pair<std::string, int64_t>> out;
+  for (int i = 0; i < kPollers; ++i) {
+    const LaneCounters& lane = lane_counters_[i];
+    const PollerCounters& poller = pollers_[i].counters();
+    const std::string prefix = absl::StrCat("lane", i, "_");
+    const std::pair<const char*, const std::atomic<int64_t>*> all[] = {
+        {"frames_sent", &lane.frames_sent},
+        {"bytes_sent", &lane.bytes_sent},
+        {"frames_received", &lane.frames_received},
+        {"bytes_received", &lane.bytes_received},
+        {"writes", &lane.writes},
+        {"batches", &lane.batches},
+        {"blocking_waits", &poller.blocking_waits},
+        {"spins_paid", &poller.spins_paid},
+        {"spins_missed", &poller.spins_missed},
+        {"events", &poller.events}};
+    for (const auto& [name, value] : all) {
+      out.emplace_back(absl::StrCat(prefix, name), value->load(std::memory_order_relaxed));
+    }
+  }
+  return out;
+}
+
+namespace {
+
+class GrpcTransport final : public Transport {
+ public:
+  explicit GrpcTransport(std::shared_ptr<GrpcTransportCore> core) : core_(std::move(core)) {}
+  ~GrpcTransport() override { shutdown(); }
+
+  std::string name() const override { return "grpc"; }
+  StatusOr<std::string> listen(const ListenOptions& options,
+                               std::shared_ptr<Acceptor> acceptor) override {
+    return core_->listen(options, std::move(acceptor));
+  }
+  void connect(std::string_view address, const Hello& hello, absl::Time deadline,
+               std::shared_ptr<ConnectionHandler> handler, DialDone done) override {
+    core_->connect(address, hello, deadline, std::move(handler), std::move(done));
+  }
+  void shutdown() override { core_->shutdown(); }
+  std::vector<std::pair<std::string, int64_t>> counters() const override {
+    return core_->counters();
+  }
+
+ private:
+  const std::shared_ptr<GrpcTransportCore> core_;
+};
+
+}  // namespace
+}  // namespace weft::internal
+
+namespace weft {
+
+TransportFactory grpc_transport(const GrpcTransportOptions& options) {
+  return [options](const TransportContext& context) -> StatusOr<std::unique_ptr<Transport>> {
+    if (context.runtime == nullptr || context.runtime->simulated()) {
+      return make_error(ErrorKind::kInvalidArgument,
+                        "grpc transport: needs the system's runtime; use inproc in simulation");
+    }
+    if (context.max_frame_bytes < internal::kMinMaxFrameBytes ||
+        context.max_frame_bytes > (1u << 30)) {
+      return make_error(ErrorKind::kInvalidArgument,
+                        absl::StrCat("grpc transport: max_frame_bytes is ", context.max_frame_bytes,
+                                     ", allowed are ", internal::kMinMaxFrameBytes, " to 2^30"));
+    }
+    return std::make_unique<internal::GrpcTransport>(
+        std::make_shared<internal::GrpcTransportCore>(context, options));
+  };
+}
+
+}  // namespace weft

@@ -1,0 +1,97 @@
+#ifndef WEFT_RPC_INTERNAL_GRPC_CORE_H_
+#define WEFT_RPC_INTERNAL_GRPC_CORE_H_
+
+// GrpcTransportCore: what the parts of one grpc transport share: pollers, the server, the lanes
+// that are alive, the connections, time limits, counters. Connections hold it; it holds connections
+// until they are lost.
+//
+// Threads: all methods from anywhere unless said otherwise. No lock of the core is held while a
+// callback runs; lanes' locks may be taken under the core's, never the other way round.
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "weft/common/condition.h"
+#include "weft/common/mutex.h"
+#include "weft/common/runtime.h"
+#include "weft/rpc/grpc_transport.h"
+#include "weft/rpc/internal/grpc/connection.h"
+#include "weft/rpc/internal/grpc/lane.h"
+#include "weft/rpc/internal/grpc/poller.h"
+#include "weft/rpc/internal/wire/handshake.h"
+#include "weft/rpc/transport.h"
+
+namespace weft::internal {
+
+class GrpcServer;
+
+class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore> {
+ public:
+  // Lane 0 has a poller of its own, all bulk lanes share the other.
+  static constexpr int kPollers = 2;
+
+  GrpcTransportCore(const TransportContext& context, const GrpcTransportOptions& options);
+  ~GrpcTransportCore();
+
+  StatusOr<std::string> listen(const ListenOptions& options, std::shared_ptr<Acceptor> acceptor);
+  void connect(std::string_view address, const Hello& hello, absl::Time deadline,
+               std::shared_ptr<ConnectionHandler> handler, Transport::DialDone done);
+  void shutdown();
+  std::vector<std::pair<std::string, int64_t>> counters() const;
+
+  // ---- for lanes, connections and the server -------------------------------------------------
+  const GrpcTransportOptions& options() const { return options_; }
+  const TransportContext& context() const { return context_; }
+  Runtime& runtime() { return *context_.runtime; }
+  GrpcPoller& poller(int lane) { return pollers_[lane == kControlLane ? 0 : 1]; }
+  LaneCounters* lane_counters(int lane) { return &lane_counters_[lane == kControlLane ? 0 : 1]; }
+
+  // The lane may start operations until lane_gone(). False: the transport is closing; the lane
+  // counts all the same and must be aborted.
+  bool lane_born(std::shared_ptr<GrpcLane> lane) ABSL_LOCKS_EXCLUDED(mutex_);
+  void lane_gone(GrpcLane* lane) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Other operations on the queues: begin_operation() false means that none may start.
+  bool begin_operation() ABSL_LOCKS_EXCLUDED(mutex_);
+  void end_operation() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void remember(std::shared_ptr<GrpcConnection> connection) ABSL_LOCKS_EXCLUDED(mutex_);
+  void forget(GrpcConnection* connection) ABSL_LOCKS_EXCLUDED(mutex_);
+  void set_deadline(absl::Time when, std::weak_ptr<GrpcTimed> what) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Time drain_deadline() { return runtime().now() + options_.drain_timeout; }
+
+ private:
+  class FailedDial;
+
+  void start_pollers_locked(std::vector<std::unique_ptr<grpc::CompletionQueue>> queues)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void fire() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool wait_until_idle(absl::Time deadline, bool operations) ABSL_LOCKS_EXCLUDED(mutex_);
+  void fail_dial(Transport::DialDone done, Status why) ABSL_LOCKS_EXCLUDED(mutex_);
+  GrpcConnection::Lanes make_lanes(const std::shared_ptr<GrpcConnection>& connection,
+                                   uint32_t lanes);
+
+  const TransportContext context_;
+  const GrpcTransportOptions options_;
+  SpinGate gate_;
+  GrpcPoller pollers_[kPollers];
+  LaneCounters lane_counters_[kPollers];
+
+  mutable Mutex mutex_;
+  Condition changed_;
+  bool pollers_started_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<GrpcLane*, std::shared_ptr<GrpcLane>> lanes_ ABSL_GUARDED_BY(mutex_);
+  std::map<GrpcConnection*, std::shared_ptr<GrpcConnection>> connections_ ABSL_GUARDED_BY(mutex_);
+  int operations_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::multimap<absl::Time, std::weak_ptr<GrpcTimed>> deadlines_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Timer> timer_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<GrpcServer> server_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_RPC_INTERNAL_GRPC_CORE_H_

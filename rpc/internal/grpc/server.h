@@ -1,0 +1,123 @@
+#ifndef WEFT_RPC_INTERNAL_GRPC_SERVER_H_
+#define WEFT_RPC_INTERNAL_GRPC_SERVER_H_
+
+// GrpcServer: the accepting half of a grpc transport. Takes streams of the lane methods, checks
+// their hellos, gathers the lanes of a connection, and answers gRPC's health check.
+//
+// An unauthenticated peer gets nothing beyond the hello: its stream may say one frame, has a time
+// limit, and only so many streams may be in that state.
+//
+// Threads: listen() and shut_down() from the core; the rest on the pollers.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/service_type.h>
+
+#include "weft/common/mutex.h"
+#include "weft/rpc/internal/grpc/address.h"
+#include "weft/rpc/internal/grpc/core.h"
+#include "weft/rpc/internal/wire/handshake.h"
+
+namespace weft::internal {
+
+// The methods, without generated code: raw bytes in and out, each on the queue of its lane.
+class GrpcRawService final : public grpc::Service {
+ public:
+  using Stream = grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+  GrpcRawService();
+  void request_lane(int lane, grpc::ServerContext* context, Stream* stream,
+                    grpc::ServerCompletionQueue* queue, void* tag);
+  void request_health(grpc::ServerContext* context, grpc::ByteBuffer* request,
+                      grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>* writer,
+                      grpc::ServerCompletionQueue* queue, void* tag);
+};
+
+class GrpcServerLane;
+
+class GrpcServer final : public GrpcLaneHost, public std::enable_shared_from_this<GrpcServer> {
+ public:
+  GrpcServer(std::shared_ptr<GrpcTransportCore> core, std::shared_ptr<Acceptor> acceptor);
+
+  // Binds. The queues are for the core's pollers; nothing is accepted until start().
+  StatusOr<int> bind(const BindHost& host, int port,
+                     std::vector<std::unique_ptr<grpc::CompletionQueue>>* queues);
+  void start();
+  // No stream begins any more; those that are there are cancelled when `grace` is over.
+  void shut_down(absl::Duration grace);
+  // REQUIRES: shut_down(), and no lane of it is alive. Breaks the cycle with the core.
+  void release();
+
+  void lane_started(GrpcLane& lane) override { (void)lane; }
+  void lane_handshake(GrpcLane& lane, std::string_view header) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void lane_ended(GrpcLane& lane, LaneEnd end) override ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void accepted(const std::shared_ptr<GrpcServerLane>& lane);
+  void post_accept(int lane);
+  void post_health();
+
+ private:
+  class HealthCall;
+  using LaneRef = std::shared_ptr<GrpcServerLane>;
+
+  void refuse(GrpcLane& lane, const Status& why);
+  void open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, const Hello& own,
+            GrpcServerLane& last);
+  int half_open() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return half_open_; }
+
+  const std::shared_ptr<GrpcTransportCore> core_;
+  std::shared_ptr<Acceptor> acceptor_;
+  GrpcRawService service_;
+  std::vector<grpc::ServerCompletionQueue*> queues_;
+  std::unique_ptr<grpc::Server> server_;
+
+  Mutex mutex_;
+  int half_open_ ABSL_GUARDED_BY(mutex_) = 0;
+  HalfOpenTable<LaneRef> table_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The acceptor's end of a stream, from the moment that it waits for one.
+class GrpcServerLane final : public GrpcLane {
+ public:
+  GrpcServerLane(std::shared_ptr<GrpcTransportCore> core, std::shared_ptr<GrpcServer> server,
+                 int number)
+      : GrpcLane(Role::kAcceptor, number, core->context().max_frame_bytes,
+                 core->lane_counters(number), server.get()),
+        core_(std::move(core)),
+        server_(std::move(server)),
+        context_(std::make_unique<grpc::ServerContext>()),
+        stream_(std::make_unique<GrpcRawService::Stream>(context_.get())) {}
+
+  void wait_for_stream(GrpcRawService* service, grpc::ServerCompletionQueue* queue);
+  void begin() { begin_reading(stream_.get(), stream_.get()); }
+  std::string peer() const;
+  // The time for the handshake is over.
+  void on_deadline() override;
+
+  bool counted = false;  // half open; guarded by the server's mutex
+  Hello hello;           // once it is in the table
+
+ private:
+  void on_accept(bool ok);
+  void start_finish() override { stream_->Finish(grpc::Status::OK, finish_event()); }
+  void start_half_close() override {}
+  void cancel() override;
+  void free_stream() override;
+  void judge_end(bool ok, LaneEnd* end) override;
+  void release() override { core_->lane_gone(this); }
+
+  const std::shared_ptr<GrpcTransportCore> core_;
+  const std::shared_ptr<GrpcServer> server_;
+  std::shared_ptr<GrpcServerLane> self_;  // while it waits for a stream
+  GrpcMemberEvent<GrpcServerLane, &GrpcServerLane::on_accept> accept_event_{this};
+  Mutex context_mutex_;
+  std::unique_ptr<grpc::ServerContext> context_;
+  std::unique_ptr<GrpcRawService::Stream> stream_;
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_RPC_INTERNAL_GRPC_SERVER_H_
