@@ -63,7 +63,8 @@ const CallScope* find_scope(const void* worker) {
   return nullptr;
 }
 
-ScopeGuard::ScopeGuard(ScopeRef scope) : previous_(std::exchange(ambient().scope, std::move(scope))) {}
+ScopeGuard::ScopeGuard(ScopeRef scope)
+    : previous_(std::exchange(ambient().scope, std::move(scope))) {}
 ScopeGuard::~ScopeGuard() { ambient().scope = std::move(previous_); }
 
 BlockingHookGuard::BlockingHookGuard(BlockingHook* hook)

@@ -30,8 +30,8 @@ class WEFT_API CancelToken {
  public:
   CancelToken();
   bool cancelled() const { return state_->cancelled.load(std::memory_order_acquire); }
-  // Runs `fn` once, on the thread that cancels; at once when already cancelled. Short functions only.
-  // Returns an id for remove().
+  // Runs `fn` once, on the thread that cancels; at once when already cancelled. Short functions
+  // only. Returns an id for remove().
   uint64_t on_cancel(absl::AnyInvocable<void()> fn) const;
   void remove(uint64_t id) const;
   // False when it was cancelled before.
@@ -48,14 +48,14 @@ class WEFT_API CancelToken {
 };
 
 struct CallScope {
-  const void* worker = nullptr;                    // whose call this is
-  absl::Time deadline = absl::InfiniteFuture();    // on that worker's clock
+  const void* worker = nullptr;                  // whose call this is
+  absl::Time deadline = absl::InfiniteFuture();  // on that worker's clock
   CancelToken cancel;
-  uint64_t trace_id = 0;                           // 0: not traced
+  uint64_t trace_id = 0;  // 0: not traced
   uint64_t span_id = 0;
-  std::vector<uint64_t> holding;                   // calls of this chain that hold an object's turn
+  std::vector<uint64_t> holding;  // calls of this chain that hold an object's turn
   std::map<std::string, std::shared_ptr<void>> slots;  // opaque to us: one entry per service
-  std::shared_ptr<const CallScope> outer;          // scopes of other workers on this thread
+  std::shared_ptr<const CallScope> outer;              // scopes of other workers on this thread
 };
 
 using ScopeRef = std::shared_ptr<const CallScope>;

@@ -8,7 +8,8 @@
 namespace weft {
 
 // Lets go of the caller's mutex in the middle, which the analysis cannot follow through a pointer.
-absl::Status Condition::wait_until(Mutex* mutex, absl::Time deadline) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+absl::Status Condition::wait_until(Mutex* mutex,
+                                   absl::Time deadline) ABSL_NO_THREAD_SAFETY_ANALYSIS {
   BlockingRegion region;
   if (!region.status().ok()) return region.status();
   const std::unique_ptr<Parker> parker = runtime_->make_parker();

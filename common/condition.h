@@ -7,8 +7,8 @@
 //   MutexLock lock(&mutex_);
 //   while (!ready_) WEFT_RETURN_IF_ERROR(changed_.wait_until(&mutex_, deadline));
 //
-// wait_until: OK when notified (spurious wake-ups are possible), deadline_exceeded when the time has
-// come, resource_exhausted when the pool allows no more waiting threads. Any thread.
+// wait_until: OK when notified (spurious wake-ups are possible), deadline_exceeded when the time
+// has come, resource_exhausted when the pool allows no more waiting threads. Any thread.
 
 #include <vector>
 

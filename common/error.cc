@@ -21,7 +21,8 @@ void append_string(std::string* out, std::string_view s) {
 bool take_string(std::string_view* in, std::string* out) {
   if (in->size() < 4) return false;
   uint32_t n = 0;
-  for (int i = 0; i < 4; ++i) n |= static_cast<uint32_t>(static_cast<unsigned char>((*in)[i])) << (8 * i);
+  for (int i = 0; i < 4; ++i)
+    n |= static_cast<uint32_t>(static_cast<unsigned char>((*in)[i])) << (8 * i);
   in->remove_prefix(4);
   if (in->size() < n) return false;
   out->assign(in->data(), n);

@@ -30,12 +30,12 @@ using absl::StatusOr;
 
 // Sent as a number: values are never reused.
 enum class ErrorKind : uint8_t {
-  kNone = 0,            // not one of ours: a Status without details
-  kUser = 1,            // thrown or returned by a handler
-  kSignature = 2,       // registered with other types
-  kNotFound = 3,        // unknown function, class, object, worker or key
-  kInvalidArgument = 4, // the caller's argument
-  kDeadline = 5,        // the time given is over
+  kNone = 0,             // not one of ours: a Status without details
+  kUser = 1,             // thrown or returned by a handler
+  kSignature = 2,        // registered with other types
+  kNotFound = 3,         // unknown function, class, object, worker or key
+  kInvalidArgument = 4,  // the caller's argument
+  kDeadline = 5,         // the time given is over
   kCancelled = 6,
   kNotDelivered = 7,    // transport: proven that the callee never saw it
   kMaybeExecuted = 8,   // transport: sent, outcome unknown
@@ -109,9 +109,9 @@ T value_or_throw(StatusOr<T> result) {
   return *std::move(result);
 }
 
-// The exception being handled, as a Status of kind `user`: weft::Error keeps code, payload, origin and
-// trace; standard exception types map to codes by one table (see error.cc); anything else, `throw 42`
-// included, is code unknown. REQUIRES: called inside a catch block.
+// The exception being handled, as a Status of kind `user`: weft::Error keeps code, payload, origin
+// and trace; standard exception types map to codes by one table (see error.cc); anything else,
+// `throw 42` included, is code unknown. REQUIRES: called inside a catch block.
 WEFT_API Status status_from_current_exception();
 
 }  // namespace weft
@@ -119,10 +119,10 @@ WEFT_API Status status_from_current_exception();
 #define WEFT_CONCAT_INNER_(a, b) a##b
 #define WEFT_CONCAT_(a, b) WEFT_CONCAT_INNER_(a, b)
 
-#define WEFT_RETURN_IF_ERROR(expr)                       \
-  do {                                                   \
-    ::absl::Status weft_status_ = (expr);                \
-    if (!weft_status_.ok()) return weft_status_;         \
+#define WEFT_RETURN_IF_ERROR(expr)               \
+  do {                                           \
+    ::absl::Status weft_status_ = (expr);        \
+    if (!weft_status_.ok()) return weft_status_; \
   } while (false)
 
 #define WEFT_ASSIGN_OR_RETURN(lhs, expr) \

@@ -37,7 +37,8 @@ class Executor {
   virtual bool post(Task&& task) = 0;
   // Refuses new tasks, runs those already posted, returns when the last has ended. Idempotent.
   virtual void shutdown() = 0;
-  // The same, but gives up at `deadline`: false when tasks still run then. They keep what they need.
+  // The same, but gives up at `deadline`: false when tasks still run then. They keep what they
+  // need.
   virtual bool shutdown_until(absl::Time deadline) {
     (void)deadline;
     shutdown();

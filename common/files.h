@@ -26,9 +26,9 @@ class Files {
   virtual absl::Status write_atomic(std::string_view path, std::string_view content) = 0;
   virtual absl::Status remove(std::string_view path) = 0;
 
-  // Calls `update` with the content ("" when there is no file) while no other process or thread does
-  // the same for this path, and replaces the content with what it leaves there, unless it returns
-  // false. The building block of FileStore.
+  // Calls `update` with the content ("" when there is no file) while no other process or thread
+  // does the same for this path, and replaces the content with what it leaves there, unless it
+  // returns false. The building block of FileStore.
   virtual absl::Status update_locked(std::string_view path,
                                      const std::function<bool(std::string*)>& update) = 0;
 };

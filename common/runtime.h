@@ -1,10 +1,10 @@
 #ifndef WEFT_COMMON_RUNTIME_H_
 #define WEFT_COMMON_RUNTIME_H_
 
-// Runtime: everything that weft needs of the world around it. Whatever waits, tells the time, starts
-// a thread, draws a random number or touches a file does it through here, so that the same code runs
-// on the system (make_system_runtime) or, many workers at once, under the seeded scheduler with
-// virtual time (common/sim.h).
+// Runtime: everything that weft needs of the world around it. Whatever waits, tells the time,
+// starts a thread, draws a random number or touches a file does it through here, so that the same
+// code runs on the system (make_system_runtime) or, many workers at once, under the seeded
+// scheduler with virtual time (common/sim.h).
 //
 // Threads: all methods from anywhere. The Runtime outlives what it made.
 
@@ -41,8 +41,8 @@ class Random {
 
 class Files;  // common/files.h
 
-// One callback at a time to come. The callback runs on a thread of the runtime and must be short: it
-// posts. Destroying a Timer waits for a callback that is running now.
+// One callback at a time to come. The callback runs on a thread of the runtime and must be short:
+// it posts. Destroying a Timer waits for a callback that is running now.
 class Timer {
  public:
   virtual ~Timer() = default;
@@ -83,9 +83,7 @@ class Runtime {
 
   virtual bool simulated() const { return false; }
   // Adds an event to the trace that a simulation hashes; nothing elsewhere. `label` is a literal.
-  virtual void trace(const char* label, uint64_t a, uint64_t b) {
-    (void)label, (void)a, (void)b;
-  }
+  virtual void trace(const char* label, uint64_t a, uint64_t b) { (void)label, (void)a, (void)b; }
 };
 
 // Real threads, the steady clock, the system's random device and file system.

@@ -49,8 +49,8 @@ void name_this_thread(const std::string& name);
 class WEFT_API Pool : public Executor {
  public:
   explicit Pool(const PoolOptions& options) : state_(std::make_shared<State>(options)) {}
-  // Waits for what was posted, unless shutdown_until() gave up before or this is one of the pool's own
-  // threads (the last task dropped the last handle): then the threads end by themselves.
+  // Waits for what was posted, unless shutdown_until() gave up before or this is one of the pool's
+  // own threads (the last task dropped the last handle): then the threads end by themselves.
   ~Pool() override;
 
   bool post(Task&& task) override { return state_->post(std::move(task)); }
