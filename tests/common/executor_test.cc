@@ -168,15 +168,18 @@ TEST_P(RuntimeContract, ParkerKeepsOnePermit) {
 
 TEST_P(RuntimeContract, ConditionWakesAllWhoWait) {
   with_runtime([](Runtime& runtime) {
+    Event ready(&runtime);
     Event go(&runtime);
     Event woken(&runtime);
     std::vector<std::unique_ptr<Thread>> threads;
     for (int i = 0; i < 5; ++i) {
       threads.push_back(runtime.spawn("waiter", [&] {
+        ready.add();
         EXPECT_TRUE(go.wait_for(1).ok());
         woken.add();
       }));
     }
+    EXPECT_TRUE(ready.wait_for(5).ok());
     go.add();
     EXPECT_TRUE(woken.wait_for(5).ok());
   });
@@ -348,20 +351,33 @@ TEST(SystemPool, RefusesOneWaitTooMany) {
 }
 
 TEST(SystemPool, RunsAsManyTasksAtOnceAsItHasThreads) {
-  for (int round = 0; round < 100; ++round) {
+  for (int round = 0; round < 50; ++round) {
     internal::Pool pool({.name = "pool", .threads = 3});
-    // Three tasks that end only together, without telling the pool that they wait. Twice, so that
-    // the second three meet idle threads.
-    std::latch first(4);
-    std::latch second(4);
-    for (std::latch* together : {&first, &second}) {
-      for (int t = 0; t < 3; ++t) {
-        EXPECT_TRUE(pool.post([together] { together->arrive_and_wait(); }));
-      }
-      together->arrive_and_wait();
+    // Tasks that end only together, without telling the pool that they wait.
+    std::latch all(4);
+    for (int t = 0; t < 3; ++t) {
+      EXPECT_TRUE(pool.post([&] { all.arrive_and_wait(); }));
     }
+    all.arrive_and_wait();
     pool.shutdown();
     EXPECT_EQ(pool.threads_for_test(), 0);
+  }
+}
+
+TEST(SystemPool, OneIdleThreadDoesNotCountForTwoTasks) {
+  for (int round = 0; round < 50; ++round) {
+    internal::Pool pool({.name = "pool", .threads = 2});
+    std::latch one(1);
+    EXPECT_TRUE(pool.post([&] { one.count_down(); }));
+    one.wait();
+    for (int i = 0; i < 100; ++i)
+      std::this_thread::yield();  // its thread is idle by now, most likely
+    std::latch both(3);
+    for (int t = 0; t < 2; ++t) {
+      EXPECT_TRUE(pool.post([&] { both.arrive_and_wait(); }));
+    }
+    both.arrive_and_wait();
+    pool.shutdown();
   }
 }
 
