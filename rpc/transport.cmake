@@ -11,4 +11,6 @@ set(WEFT_RPC_TRANSPORT_SRCS
   internal/grpc/core.cc
   internal/grpc/lane.cc
   internal/grpc/poller.cc
-  internal/grpc/server.cc)
+  internal/grpc/server.cc
+  internal/faulty/faulty.cc
+  internal/faulty/plan.cc)

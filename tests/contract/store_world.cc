@@ -9,10 +9,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/rpc/etcd_store.h"
 #include "weft/rpc/file_store.h"
 #include "weft/rpc/hash_store.h"
 #include "weft/rpc/prefix_store.h"
 #include "weft/rpc/tcp_store.h"
+#include "weft/tests/contract/etcd_process.h"
 
 namespace weft::testing {
 namespace {
@@ -72,6 +74,22 @@ class TcpWorld : public StoreWorld {
   std::unique_ptr<TcpStoreServer> server_;
 };
 
+class EtcdWorld : public StoreWorld {
+ public:
+  explicit EtcdWorld(std::shared_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {
+    EXPECT_EQ(etcd_.problem(), "");
+  }
+  std::shared_ptr<Store> client(Timeout timeout) override {
+    if (!etcd_.problem().empty()) return nullptr;
+    return or_null(EtcdStore::connect("127.0.0.1", etcd_.port(),
+                                      {.prefix = "weft-test/\xff", .timeout = timeout}, runtime_));
+  }
+
+ private:
+  std::shared_ptr<Runtime> runtime_;
+  EtcdProcess etcd_;
+};
+
 template <class World>
 class PrefixWorld : public StoreWorld {
  public:
@@ -116,6 +134,10 @@ std::vector<StoreKind> all_store_kinds() {
   kinds.push_back(kind<PrefixWorld<HashWorld>>("prefix_hash"));
   kinds.push_back(kind<PrefixWorld<FileWorld>>("prefix_file"));
   kinds.push_back(kind<PrefixWorld<TcpWorld>>("prefix_tcp"));
+  for (StoreKind etcd : {kind<EtcdWorld>("etcd"), kind<PrefixWorld<EtcdWorld>>("prefix_etcd")}) {
+    etcd.missing = EtcdProcess::missing;
+    kinds.push_back(std::move(etcd));
+  }
   return kinds;
 }
 

@@ -1,6 +1,7 @@
 #include "weft/tests/contract/transport_harness.h"
 
 #include "weft/common/error.h"
+#include "weft/rpc/faulty_transport.h"
 #include "weft/rpc/grpc_transport.h"
 
 namespace weft::testing {
@@ -87,7 +88,15 @@ std::vector<Backend> transport_backends() {
   auto inproc = [](World& world) { return inproc_transport(world.network()); };
   out.push_back({"inproc", false, false, inproc});
   out.push_back({"inproc_sim", true, false, inproc});
+  auto plan = std::make_shared<FaultPlan>(1);  // no rules: the decorator alone
+  auto faulty_inproc = [plan, inproc](World& world) {
+    return faulty_transport(inproc(world), plan);
+  };
+  out.push_back({"faulty_inproc", false, false, faulty_inproc});
+  out.push_back({"faulty_inproc_sim", true, false, faulty_inproc});
   out.push_back({"grpc", false, true, [](World&) { return grpc_transport(); }});
+  out.push_back({"faulty_grpc", false, true,
+                 [plan](World&) { return faulty_transport(grpc_transport(), plan); }});
   return out;
 }
 
