@@ -82,6 +82,19 @@ StatusOr<Vector> decode_list(Decoder& in) {
       return result;
     }
   }
+  if constexpr (std::is_enum_v<T>) {
+    // Whoever sent ints of the same kind packed them.
+    using Under = std::underlying_type_t<T>;
+    if constexpr (kIsPackable<Under>) {
+      WEFT_ASSIGN_OR_RETURN(const std::optional<PackedNumbers> packed, in.take_packed(false));
+      if (packed.has_value()) {
+        std::vector<Under> numbers(packed->count);
+        WEFT_RETURN_IF_ERROR(unpack_into<Under>(in, *packed, numbers.data()));
+        for (const Under one : numbers) result.push_back(static_cast<T>(one));
+        return result;
+      }
+    }
+  }
   WEFT_ASSIGN_OR_RETURN(const size_t count, in.begin_list());
   // The count is bounded by the bytes that are left, but an element may be far larger than its
   // bytes: beyond a small first step memory grows with what was really read (VALUE-2).

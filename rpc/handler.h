@@ -121,9 +121,11 @@ decltype(auto) pass(S& stored) {
   }
 }
 
-// Keeps what a handler's future may still refer to.
-template <class Arguments>
+// Keeps what a handler's future may still refer to: the handler too, since a coroutine that is a
+// lambda reads its captures from the lambda.
+template <class Call, class Arguments>
 struct Frame {
+  std::shared_ptr<const Call> call;
   Arguments arguments;
   std::shared_ptr<void> object;
 };
@@ -139,10 +141,11 @@ void give_result(Outcome& outcome, StatusOr<T>& result) {
   }
 }
 
-// `call(object, context, parameters...)` for a handler that returns Raw.
+// `(*call)(object, context, parameters...)` for a handler that returns Raw.
 template <class Raw, class Call, class... Params>
-void run_handler(const Call& call, CallContext& context, const std::shared_ptr<void>& object,
-                 Payload arguments, Outcome outcome, TypeList<Params...>) {
+void run_handler(const std::shared_ptr<const Call>& call, CallContext& context,
+                 const std::shared_ptr<void>& object, Payload arguments, Outcome outcome,
+                 TypeList<Params...>) {
   using Arguments = std::tuple<StoredArg<Params>...>;
   StatusOr<Arguments> taken = take_arguments<StoredArg<Params>...>(std::move(arguments));
   if (!taken.ok()) {
@@ -151,13 +154,14 @@ void run_handler(const Call& call, CallContext& context, const std::shared_ptr<v
   }
   const auto apply = [&](Arguments& stored) -> Raw {
     return [&]<size_t... I>(std::index_sequence<I...>)->Raw {
-      return call(object.get(), context, pass<Params>(std::get<I>(stored))...);
+      return (*call)(object.get(), context, pass<Params>(std::get<I>(stored))...);
     }
     (std::index_sequence_for<Params...>());
   };
   try {
     if constexpr (kIsFuture<Raw>) {
-      auto frame = std::make_shared<Frame<Arguments>>(Frame<Arguments>{*std::move(taken), object});
+      auto frame = std::make_shared<Frame<Call, Arguments>>(
+          Frame<Call, Arguments>{call, *std::move(taken), object});
       Raw future = apply(frame->arguments);
       if (!future.valid()) {
         outcome.fail(make_error(ErrorKind::kUser, "the handler returned an invalid Future"));
@@ -193,13 +197,14 @@ void run_handler(const Call& call, CallContext& context, const std::shared_ptr<v
 template <class Shape, class Call>
 MethodEntry make_shaped_entry(std::string name, bool inline_ok, Call call) {
   using Signature = SignatureOf<typename Shape::Result, typename Shape::Parameters>;
-  return make_entry(
-      std::move(name), Signature::kText.view(), inline_ok,
-      [call = std::move(call)](CallContext& context, const std::shared_ptr<void>& object,
-                               Payload arguments, Outcome outcome) {
-        run_handler<typename Shape::Raw>(call, context, object, std::move(arguments),
-                                         std::move(outcome), typename Shape::Parameters());
-      });
+  return make_entry(std::move(name), Signature::kText.view(), inline_ok,
+                    [call = std::make_shared<const Call>(std::move(call))](
+                        CallContext& context, const std::shared_ptr<void>& object,
+                        Payload arguments, Outcome outcome) {
+                      run_handler<typename Shape::Raw>(call, context, object, std::move(arguments),
+                                                       std::move(outcome),
+                                                       typename Shape::Parameters());
+                    });
 }
 
 template <class F>

@@ -16,7 +16,6 @@ std::vector<std::string> default_aten_operators() {
       "lgamma", "log", "log10", "log1p", "log2", "logical_not", "neg", "nonzero", "positive",
       "rad2deg", "reciprocal", "relu", "round", "round.decimals", "rsqrt", "sgn", "sigmoid", "sign",
       "signbit", "silu", "sin", "sinh", "softplus", "sqrt", "square", "tan", "tanh", "trunc", "t",
-      "numel",
       // two arguments
       "add.Tensor", "add.Scalar", "atan2", "bitwise_and.Tensor", "bitwise_and.Scalar",
       "bitwise_or.Tensor", "bitwise_or.Scalar", "bitwise_xor.Tensor", "bitwise_xor.Scalar",
