@@ -45,7 +45,7 @@ command_demo() {
   start=$(date +%s.%N)
   say "starting 1 parameter server and 2 trainers"
   "$build/bin/weftrun" --role ps:1 --role trainer:2 "$build/bin/async_ps" \
-    --data "$root/examples/data/digits.csv.gz" --checkpoint "$out/model.pt" 2>&1 | tee "$out/log.txt" || status=$?
+    --data "$root/examples/data/digits.csv" --checkpoint "$out/model.pt" 2>&1 | tee "$out/log.txt" || status=$?
   [ "$status" = 0 ] || die "the demo failed with exit code $status; its output is in $out/log.txt"
   seconds=$(awk -v a="$start" -v b="$(date +%s.%N)" 'BEGIN { printf "%.1f", b - a }')
   accuracy="$(sed -n 's/.*\baccuracy=\([01]\.[0-9]*\).*/\1/p' "$out/log.txt" | tail -n 1)"
