@@ -1,6 +1,7 @@
 # Values, tensors and the library alone: no network.
 weft_test(NAME rpc_typed_test LABELS unit TIMEOUT 120 SANITIZE asan GCC_ASAN
   SRCS
+    allocation_test.cc
     library_test.cc
     tensor_test.cc
     value_test.cc

@@ -1,0 +1,97 @@
+// VALUE-2, counted: no decoder allocates more than a constant times its input before it has read
+// what it allocates for.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <map>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "weft/rpc/internal/codec/varint.h"
+#include "weft/rpc/internal/tensor_meta.h"
+#include "weft/rpc/struct.h"
+#include "weft/rpc/value.h"
+
+namespace {
+
+std::atomic<size_t> allocated{0};
+
+}  // namespace
+
+void* operator new(size_t size) {
+  allocated += size;
+  if (void* p = std::malloc(size == 0 ? 1 : size)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+
+namespace weft {
+namespace {
+
+struct Big {
+  std::array<int64_t, 64> numbers{};
+  std::string text{};
+};
+WEFT_STRUCT(Big, text, numbers);
+
+// Messages and statuses.
+constexpr size_t kWords = 8 * 1024;
+
+template <class T>
+void bounded(const std::string& body, size_t factor) {
+  Payload payload{body, {}};
+  const size_t before = allocated;
+  {
+    Decoder in(std::move(payload));
+    (void)in.take<T>();
+  }
+  EXPECT_LE(allocated - before, factor * body.size() + kWords) << body.size();
+}
+
+TEST(Allocation, IsBoundedByTheInput) {
+  for (const size_t filler : {size_t{0}, size_t{100}, size_t{100'000}}) {
+    for (const uint64_t count : {uint64_t{100}, uint64_t{100'000}, uint64_t{1} << 40, UINT64_MAX}) {
+      for (const char tag : {6, 7, 9, 10, 11, 12, 13, 14}) {
+        std::string body(1, tag);
+        if (tag == 10) body.push_back(7);
+        internal::append_varint(count, &body);
+        body.append(filler, '\0');
+        bounded<std::string>(body, 4);
+        bounded<std::vector<int8_t>>(body, 4);
+        bounded<std::vector<int64_t>>(body, 4);
+        bounded<std::vector<std::string>>(body, 3 * sizeof(std::string));
+        bounded<std::vector<bool>>(body, 4);
+        bounded<std::vector<std::monostate>>(body, 4);
+        bounded<std::vector<Big>>(body, 3 * sizeof(Big));
+        bounded<std::map<int, Big>>(body, 3 * sizeof(Big));
+        bounded<Big>(body, 4);
+      }
+    }
+  }
+  // The largest honest expansion: elements of one byte each that become large values.
+  std::string body("\x09");
+  internal::append_varint(100'000, &body);
+  for (int i = 0; i < 50'000; ++i) body.append("\x0d\x00", 2);
+  bounded<std::vector<Big>>(body, 2 * sizeof(Big));
+}
+
+TEST(Allocation, OfADescriptorIsBoundedByItsBytes) {
+  std::string bytes("\x06\x00\x40", 3);
+  for (int i = 0; i < 64; ++i) bytes.push_back('\1');
+  bytes.push_back('\4');
+  for (size_t n = 0; n <= bytes.size(); ++n) {
+    std::string_view in(bytes.data(), n);
+    internal::TensorMeta meta;
+    const size_t before = allocated;
+    const Status s = internal::take_meta(&in, &meta);
+    EXPECT_EQ(s.ok(), n == bytes.size());
+    EXPECT_LE(allocated - before, 16 * n + kWords);
+  }
+}
+
+}  // namespace
+}  // namespace weft
