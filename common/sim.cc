@@ -1,5 +1,6 @@
 #include "weft/common/sim.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -125,6 +126,7 @@ class SimCore {
 
   absl::Status run(Task body) {
     body_done_ = false;
+    running_ = true;
     outcome_ = absl::OkStatus();
     auto queue = new_queue("main", true, false);
     post(queue, [this, body = std::move(body)]() mutable {
@@ -142,8 +144,12 @@ class SimCore {
   void schedule(Baton* self) {
     while (!stopping_) {
       if (nothing_ready()) {
-        if (body_done_) return finish(self);
-        if (!advance()) {
+        if (body_done_ && parked_.empty()) return finish(self);
+        if (body_done_) {
+          give_up(make_error(ErrorKind::kInternal,
+                             absl::StrCat("seed ", options_.seed, ": the body has ended, but somebody "
+                                          "still waits: ", who_waits())));
+        } else if (!advance()) {
           give_up(make_error(ErrorKind::kInternal,
                              absl::StrCat("seed ", options_.seed, ": deadlock at step ", steps_,
                                           "; waiting: ", who_waits())));
@@ -242,6 +248,7 @@ class SimCore {
   }
 
   void finish(Baton* self) {
+    running_ = false;
     idle_.push_back(self);
     finished_.give();
     self->wait();
@@ -276,17 +283,24 @@ class SimCore {
 
   void drain(const std::shared_ptr<Queue>& queue) {
     queue->closed = true;
+    Baton mine;
     while (queue->active > 0 || !queue->tasks.empty()) {
-      if (!inside()) return;  // torn down after run(): what is left never runs
-      Baton mine;
+      if (!running_) return;  // torn down after run(): what is left never runs
       queue->draining.push_back(&mine);
-      block(&mine, absl::InfiniteFuture(), "shutdown of " + queue->name);
+      // Even after giving up: what the tasks use is destroyed when this returns.
+      wait_ready(&mine, absl::InfiniteFuture(), "shutdown of " + queue->name);
+      queue->draining.erase(
+          std::remove(queue->draining.begin(), queue->draining.end(), &mine), queue->draining.end());
     }
   }
 
   // Blocks the calling thread; true when it was made ready before the deadline.
   bool block(Baton* mine, absl::Time deadline, std::string name) {
     if (gave_up_ > 0) return false;
+    return wait_ready(mine, deadline, std::move(name));
+  }
+
+  bool wait_ready(Baton* mine, absl::Time deadline, std::string name) {
     Waiting waiting;
     waiting.baton = mine;
     waiting.id = ++next_id_;
@@ -318,13 +332,15 @@ class SimCore {
       next->give();
       return;
     }
-    threads_.emplace_back([this] {
+    // It starts only when it is in the list: it may add threads to that itself.
+    auto start = std::make_shared<Baton>();
+    threads_.emplace_back([this, start] {
       Baton self;
+      start->wait();
       while (!stopping_) schedule(&self);
     });
+    start->give();
   }
-
-  bool inside() const { return gave_up_ == 0 && (!body_done_ || !nothing_ready()); }
 
   const std::shared_ptr<Queue>& timer_queue() {
     if (timer_queue_ == nullptr) timer_queue_ = new_queue("timers", false, true);
@@ -368,6 +384,7 @@ class SimCore {
   std::map<uint64_t, std::shared_ptr<TimerState>> timers_;
   std::shared_ptr<Queue> timer_queue_;
 
+  bool running_ = false;
   bool body_done_ = true;  // no body yet
   int gave_up_ = 0;
   bool stopping_ = false;

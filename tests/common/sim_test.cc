@@ -177,6 +177,40 @@ TEST(Sim, ADeadlockIsReportedAndUnwinds) {
   EXPECT_THAT(message, HasSubstr("park"));
 }
 
+TEST(Sim, ShutdownWaitsForItsTasksEvenAfterADeadlock) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SimRuntime sim({.seed = seed});
+    const Status status = sim.run([&] {
+      std::vector<int> ended;  // on this stack: the tasks must not outlive it
+      const auto pool = sim.make_pool({.name = "stuck", .threads = 2});
+      for (int i = 0; i < 3; ++i) {
+        pool->post([&, i] {
+          const auto mine = sim.make_parker();
+          mine->park_until(absl::InfiniteFuture());
+          ended.push_back(i);
+        });
+      }
+      pool->shutdown();
+      EXPECT_EQ(ended.size(), 3u);
+    });
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(std::string(status.message()), HasSubstr("shutdown of stuck"));
+  }
+}
+
+TEST(Sim, WhoStillWaitsAtTheEndIsAnErrorAndUnwinds) {
+  SimRuntime sim({.seed = 5});
+  std::shared_ptr<Executor> pool;
+  bool woken = true;
+  const Status status = sim.run([&] {
+    pool = sim.make_pool({.name = "pool"});
+    pool->post([&] { woken = sim.make_parker()->park_until(sim.now() + absl::Hours(1)); });
+    sim.sleep(absl::Seconds(1));
+  });
+  EXPECT_FALSE(woken);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the body has ended"));
+}
+
 TEST(Sim, ALivelockIsBounded) {
   SimRuntime sim({.seed = 12, .max_steps = 1000});
   // Outlive the run, which ends with tasks still queued.
