@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -21,6 +22,7 @@
 #include "weft/tools/weftrun/options.h"
 #include "weft/tools/weftrun/plan.h"
 #include "weft/tools/weftrun/process.h"
+#include "weft/tools/weftrun/session.h"
 #include "weft/tools/weftrun/supervisor.h"
 #include "weft/tools/weftrun/system.h"
 
@@ -81,11 +83,22 @@ std::vector<std::string> common_environment(const Options& options, const std::s
                                  " cores, ", options.local_size(),
                                  " local ranks); set it yourself to change that"));
   }
+  if (options.allow_insecure) result.push_back("WEFT_ALLOW_INSECURE=1");
   if (options.debug_attach && !get_env("WEFT_LEASE")) {
     result.push_back("WEFT_LEASE=24h");
     notes.push_back("--debug-attach: WEFT_LEASE=24h, a stopped process is not taken for dead");
   }
   return result;
+}
+
+// How long a weftrun may be silent before the others take it for dead: as for the programs.
+absl::Duration lease_of(const Options& options) {
+  absl::Duration lease;
+  if (absl::ParseDuration(get_env("WEFT_LEASE").value_or(""), &lease) &&
+      lease > absl::ZeroDuration()) {
+    return lease;
+  }
+  return options.debug_attach ? absl::Hours(24) : absl::Seconds(15);
 }
 
 // A directory that ends with this object.
@@ -119,59 +132,90 @@ int run(const std::vector<std::string>& args) {
   }
   absl::StatusOr<std::string> program =
       find_program(options->program[0], get_env("PATH").value_or("/usr/local/bin:/usr/bin:/bin"));
+  int program_code = absl::IsNotFound(program.status()) ? kExitNotFound : kExitNotExecutable;
   if (!program.ok()) {
-    int code = absl::IsNotFound(program.status()) ? kExitNotFound : kExitNotExecutable;
-    return fail(
-        code, absl::StrCat("cannot start ", options->program[0], ": ", program.status().message()));
+    fail(program_code,
+         absl::StrCat("cannot start ", options->program[0], ": ", program.status().message()));
+    // With several nodes the others must hear of it, so the meeting comes first.
+    if (options->nnodes == 1) return program_code;
   }
   if (!options->log_dir.empty()) {
     std::error_code error;
     std::filesystem::create_directories(options->log_dir, error);
-    if (error)
+    if (error) {
       return fail(kExitFailed,
                   absl::StrCat("cannot make ", options->log_dir, ": ", error.message()));
+    }
   }
 
-  Job job;
-  job.id = random_hex(16);
-  job.nodes = {{.host = host_name(), .roles = options->roles}};
   absl::StatusOr<std::string> private_dir;
   if (options->rdzv.empty()) {
     private_dir = make_private_dir();
     if (!private_dir.ok()) return fail(kExitFailed, private_dir.status().message());
-    job.store_url = absl::StrCat("file://", *private_dir, "/store");
-  } else {
-    job.store_url = options->rdzv;
   }
   TemporaryDir temporary(private_dir.ok() ? *private_dir : "");
-
   const std::string tag = random_hex(8);
   absl::StatusOr<SignalSetup> signals = take_signals();
   if (!signals.ok()) return fail(kExitFailed, signals.status().message());
   absl::StatusOr<Guard> guard = Guard::start(tag, temporary.path());
   if (!guard.ok()) return fail(kExitFailed, guard.status().message());
+  absl::StatusOr<HeldPort> master_port = hold_port();
+  if (!master_port.ok()) return fail(kExitFailed, master_port.status().message());
+  absl::StatusOr<HeldPort> store_port = hold_port();
+  if (!store_port.ok()) return fail(kExitFailed, store_port.status().message());
 
-  absl::StatusOr<HeldPort> port = hold_port();
-  if (!port.ok()) return fail(kExitFailed, port.status().message());
-  job.master_addr = "127.0.0.1";
-  job.master_port = port->port;
+  const std::string host = host_name();
+  std::unique_ptr<Session> session;
+  absl::StatusOr<Job> job;
+  if (options->nnodes == 1) {
+    job = Job{.id = random_hex(16),
+              .store_url = options->rdzv.empty() ? absl::StrCat("file://", *private_dir, "/store")
+                                                 : options->rdzv,
+              .master_addr = "127.0.0.1",
+              .master_port = master_port->port,
+              .nodes = {{.host = host, .roles = options->roles}}};
+  } else {
+    session = std::make_unique<Session>(*options, lease_of(*options), signals->fd.get());
+    job = session->meet(host, master_port->port, store_port->port);
+  }
+  int code = 0;
+  if (!job.ok()) {
+    code = session->stopped_by() != 0 ? 128 + session->stopped_by() : kExitFailed;
+    fail(code, absl::StrCat(options->nnodes, " nodes did not meet: ", job.status().message()));
+    session.reset();
+    guard->dismiss();
+    return code;
+  }
 
-  absl::StatusOr<std::vector<ProcessPlan>> plan = make_plan(job, options->node_rank);
-  if (!plan.ok()) return fail(kExitUsage, plan.status().message());
-
-  std::vector<std::string> notes;
-  std::vector<std::string> environment =
-      common_environment(*options, tag, static_cast<int>(allowed_cores().size()), notes);
-  Supervisor supervisor({.options = *options,
-                         .host = job.nodes[options->node_rank].host,
-                         .program_path = *program,
-                         .environment = std::move(environment),
-                         .tag = tag,
-                         .plan = *std::move(plan),
-                         .signals = *std::move(signals),
-                         .peers = nullptr,
-                         .notes = std::move(notes)});
-  int code = supervisor.run();
+  absl::StatusOr<std::vector<ProcessPlan>> plan = make_plan(*job, options->node_rank);
+  if (!plan.ok()) {
+    code = fail(kExitUsage, plan.status().message());
+  } else if (!program.ok()) {
+    code = program_code;
+    session->peers()->report(
+        {.exit_code = code,
+         .text = absl::StrCat("node ", options->node_rank, " (host ", host, ") cannot start ",
+                              options->program[0], ": ", program.status().message())});
+  } else {
+    std::vector<std::string> notes;
+    if (session != nullptr) {
+      notes.push_back(absl::StrCat("node ", options->node_rank, " of ", options->nnodes, ", job ",
+                                   job->id, ", store ", job->store_url));
+    }
+    std::vector<std::string> environment =
+        common_environment(*options, tag, static_cast<int>(allowed_cores().size()), notes);
+    Supervisor supervisor({.options = *options,
+                           .host = host,
+                           .program_path = *program,
+                           .environment = std::move(environment),
+                           .tag = tag,
+                           .plan = *std::move(plan),
+                           .signals = &*signals,
+                           .peers = session != nullptr ? session->peers() : nullptr,
+                           .notes = std::move(notes)});
+    code = supervisor.run();
+  }
+  if (session != nullptr) code = session->finish(code);
   guard->dismiss();
   return code;
 }

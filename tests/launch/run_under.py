@@ -35,7 +35,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 # What a launcher around this script would tell the program about itself.
 FOREIGN = re.compile(r"^(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_.*|ROLE_.*|MASTER_.*|TORCHELASTIC_.*"
-                     r"|OMPI_.*|PMI_.*|PMIX_.*|SLURM_.*|WEFT_STORE|WEFT_JOB_ID|WEFT_NAME|WEFT_ROLE|WEFT_LAUNCH_ID)$")
+                     r"|OMPI_.*|PMI_.*|PMIX_.*|SLURM_.*|WEFT_STORE|WEFT_JOB_ID|WEFT_NAME|WEFT_ROLE|WEFTRUN_TAG)$")
 
 
 class Skip(Exception):
@@ -368,7 +368,7 @@ def main():
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, interrupted)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    tag = "WEFT_RUN_UNDER=" + secrets.token_hex(8)
+    tag = "RUN_UNDER_TAG=" + secrets.token_hex(8)
     env = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
     env.update([tag.split("=")])
     # The name of a Unix socket has room for about 100 bytes, so the directory lies right below the usual place.

@@ -33,6 +33,7 @@ Several nodes
   --rdzv-id ID           tells jobs that share a meeting place apart; the same on all nodes
   --rdzv-timeout T       how long to wait for the other nodes (default 300 s)
   --addr ADDRESS         how the other nodes reach this one, when weftrun should not find out by itself
+  --allow-insecure       the meeting place and the programs may listen beyond this machine without credentials
   --standalone           one node with a store of its own (the default)
 Output
   --log-dir DIR          the output of each process goes to DIR/<name>.out and DIR/<name>.err, unprefixed
@@ -290,6 +291,8 @@ absl::StatusOr<Options> parse_options(const std::vector<std::string>& args, cons
       status = set_switch(options.tee);
     } else if (flag == "-q" || flag == "--quiet") {
       status = set_switch(options.quiet);
+    } else if (flag == "--allow-insecure") {
+      status = set_switch(options.allow_insecure);
     } else if (flag == "--grace") {
       status = set_time(options.grace);
     } else if (flag == "--pin") {

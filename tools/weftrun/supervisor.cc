@@ -146,8 +146,8 @@ int Supervisor::start_all() {
     ProcessSpec spec{.path = setup_.program_path,
                      .argv = options.program,
                      .environment = setup_.environment,
-                     .signal_mask = setup_.signals.original_mask,
-                     .ignore_sigpipe = setup_.signals.ignored_sigpipe};
+                     .signal_mask = setup_.signals->original_mask,
+                     .ignore_sigpipe = setup_.signals->ignored_sigpipe};
     for (const auto& [name, value] : rank->plan.environment) {
       spec.environment.push_back(absl::StrCat(name, "=", value));
     }
@@ -203,8 +203,8 @@ void Supervisor::wait_for_events() {
     fds.push_back({.fd = fd, .events = events, .revents = 0});
     targets.push_back(target);
   };
-  watch(setup_.signals.fd.get(), POLLIN, {Kind::kSignals, nullptr, nullptr});
-  if (setup_.peers != nullptr && !remote_)
+  watch(setup_.signals->fd.get(), POLLIN, {Kind::kSignals, nullptr, nullptr});
+  if (setup_.peers != nullptr && !heard_peers_)
     watch(setup_.peers->wake_fd(), POLLIN, {Kind::kPeers, nullptr, nullptr});
   for (auto& rank : ranks_) {
     for (Stream* stream : {&rank->out, &rank->err}) {
@@ -271,7 +271,8 @@ void Supervisor::read_stream(Stream& stream) {
 
 void Supervisor::on_signals() {
   signalfd_siginfo info;
-  while (read(setup_.signals.fd.get(), &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
+  while (read(setup_.signals->fd.get(), &info, sizeof(info)) ==
+         static_cast<ssize_t>(sizeof(info))) {
     int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGCHLD) continue;
     if (signal == SIGTSTP) {
@@ -293,6 +294,11 @@ void Supervisor::on_stop_signal(int signal) {
     user_signal_at_ = now;
     note(absl::StrCat("got ", signal_name(signal), ": passed on to ", processes(ranks_.size()),
                       ", SIGKILL follows after ", absl::FormatDuration(setup_.options.grace)));
+    if (setup_.peers != nullptr) {
+      setup_.peers->report({.exit_code = 128 + signal,
+                            .text = absl::StrCat("weftrun on host ", setup_.host,
+                                                 " was stopped by ", signal_name(signal))});
+    }
     begin_stopping(signal);
   } else if (now - user_signal_at_ > absl::Seconds(1)) {
     // Not at once: timeout(1) and some shells deliver the same signal twice.
@@ -373,9 +379,9 @@ void Supervisor::on_deaths(const std::vector<Rank*>& dead) {
 }
 
 void Supervisor::on_peer_failure() {
+  heard_peers_ = true;  // there is only one first failure
   std::optional<Failure> failure = setup_.peers->failure();
-  if (!failure || remote_) return;
-  if (first_ != nullptr) return;  // both nodes failed: each answers for its own
+  if (!failure || first_ != nullptr) return;  // when both nodes failed, each answers for its own
   remote_ = std::move(failure);
   say(absl::StrCat("another node: ", remote_->text, "; stopping ", processes(ranks_.size()),
                    " here"));

@@ -68,7 +68,7 @@ class Supervisor {
     std::vector<std::string> environment;  // of weftrun, without what is set per process
     std::string tag;                       // in kTagVariable of every process
     std::vector<ProcessPlan> plan;
-    SignalSetup signals;
+    const SignalSetup* signals = nullptr;
     PeerLink* peers = nullptr;       // null with one node
     std::vector<std::string> notes;  // lines to say before the start
   };
@@ -134,6 +134,7 @@ class Supervisor {
   absl::Duration user_signal_at_;
   const Rank* first_ = nullptr;  // the rank that failed first
   std::optional<Failure> remote_;
+  bool heard_peers_ = false;
   std::vector<const Rank*> also_failed_;
   bool reader_gone_ = false;
   bool sweeping_ = false;

@@ -81,7 +81,7 @@ std::string shell_quote(absl::string_view text);
 
 // The variable that marks everything weftrun started, directly or not: the tags of the weftruns
 // above it, outermost first, between colons.
-inline constexpr absl::string_view kTagVariable = "WEFT_LAUNCH_ID";
+inline constexpr absl::string_view kTagVariable = "WEFTRUN_TAG";
 
 // Every process but this one that carries `tag`, zombies excepted.
 std::vector<int> tagged_processes(absl::string_view tag);

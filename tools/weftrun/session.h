@@ -1,0 +1,67 @@
+// Several nodes, seen from one: the store they meet in, the meeting, and the end.
+//
+// What blocks runs on a thread of its own while the main thread stays with the signals, so that
+// Ctrl-C works at every moment. Used from the main thread alone.
+//
+//   Session session(options, signals_fd);
+//   absl::StatusOr<Job> job = session.meet(host, master_port, store_port);
+//   ... supervisor with session.peers() ...
+//   code = session.finish(code);
+#ifndef WEFT_TOOLS_WEFTRUN_SESSION_H_
+#define WEFT_TOOLS_WEFTRUN_SESSION_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "weft/common/runtime.h"
+#include "weft/rpc/prefix_store.h"
+#include "weft/rpc/store.h"
+#include "weft/rpc/tcp_store.h"
+#include "weft/tools/weftrun/options.h"
+#include "weft/tools/weftrun/plan.h"
+#include "weft/tools/weftrun/rendezvous.h"
+
+namespace weft::launch {
+
+class Session {
+ public:
+  // `signal_fd` reads the stop signals (SignalSetup::fd). A node that is silent for `lease` is
+  // dead.
+  Session(const Options& options, absl::Duration lease, int signal_fd);
+  ~Session();
+
+  // Blocks until all nodes have come. The ports are node 0's, held; programs find them as
+  // MASTER_PORT and in WEFT_STORE. Errors: see launch::meet(); cancelled after a stop signal, whose
+  // number stopped_by() then gives.
+  absl::StatusOr<Job> meet(const std::string& host, int master_port, int store_port);
+  int stopped_by() const { return stopped_by_; }
+
+  // Valid after meet().
+  PeerLink* peers() { return peers_.get(); }
+
+  // Tells the others that this node is done and, on node 0, waits for them. Gives the exit code:
+  // the one of the first failure, wherever it was.
+  int finish(int code);
+
+ private:
+  absl::Status open_store();
+  // Runs `body` elsewhere; at a stop signal calls `interrupt` and waits on, at most for a second.
+  // False when `body` is still running: the process must leave without waiting for it.
+  bool run_interruptibly(std::function<void()> body, std::function<void(int signal)> interrupt);
+
+  const Options options_;
+  const absl::Duration lease_;
+  const int signal_fd_;
+  int stopped_by_ = 0;
+  std::shared_ptr<Runtime> runtime_;
+  std::unique_ptr<TcpStoreServer> server_;
+  std::shared_ptr<PrefixStore> store_;
+  std::unique_ptr<Peers> peers_;
+  std::string job_store_url_;
+};
+
+}  // namespace weft::launch
+
+#endif  // WEFT_TOOLS_WEFTRUN_SESSION_H_
