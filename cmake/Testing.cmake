@@ -42,7 +42,9 @@ endfunction()
 # Part of weft_test: one program, with the arguments of weft_test in ARG_*.
 macro(weft_make_test _target _prefix)
   add_executable(${_target} ${ARGN})
-  weft_link_deps(${_target} ${ARG_DEPS})
+  # What nearly every test uses of Abseil, so that their lists need not say it.
+  weft_link_deps(${_target} ${ARG_DEPS} absl::flat_hash_map absl::hash absl::status absl::statusor absl::str_format
+    absl::strings absl::time)
   if(ARG_NO_MAIN)
     target_link_libraries(${_target} PRIVATE GTest::gmock GTest::gtest)
   else()
