@@ -6,3 +6,4 @@ weft_test(NAME rpc_typed_test LABELS unit TIMEOUT 120 SANITIZE asan GCC_ASAN
     tensor_test.cc
     value_test.cc
   DEPS rpc)
+add_subdirectory(compile_fail)
