@@ -6,7 +6,7 @@
 //
 //   class CountingStore : public weft::DelegatingStore {
 //     using DelegatingStore::DelegatingStore;
-//     Status set(std::string_view key, std::string_view value, Timeout timeout) override {
+//     Status set(std::string_view key, std::string_view value, Timeout timeout = {}) override {
 //       ++sets;
 //       return inner()->set(key, value, timeout);
 //     }
@@ -32,40 +32,40 @@ class WEFT_API DelegatingStore : public Store {
   // REQUIRES: inner is not null.
   explicit DelegatingStore(std::shared_ptr<Store> inner) : inner_(std::move(inner)) {}
 
-  Status set(std::string_view key, std::string_view value, Timeout timeout) override {
+  Status set(std::string_view key, std::string_view value, Timeout timeout = {}) override {
     return inner_->set(key, value, timeout);
   }
-  StatusOr<std::optional<std::string>> try_get(std::string_view key, Timeout timeout) override {
+  StatusOr<std::optional<std::string>> try_get(std::string_view key, Timeout timeout = {}) override {
     return inner_->try_get(key, timeout);
   }
-  StatusOr<std::string> get(std::string_view key, Timeout timeout) override {
+  StatusOr<std::string> get(std::string_view key, Timeout timeout = {}) override {
     return inner_->get(key, timeout);
   }
-  StatusOr<int64_t> add(std::string_view key, int64_t delta, Timeout timeout) override {
+  StatusOr<int64_t> add(std::string_view key, int64_t delta, Timeout timeout = {}) override {
     return inner_->add(key, delta, timeout);
   }
   StatusOr<std::string> compare_set(std::string_view key, std::string_view expected,
-                                    std::string_view desired, Timeout timeout) override {
+                                    std::string_view desired, Timeout timeout = {}) override {
     return inner_->compare_set(key, expected, desired, timeout);
   }
-  StatusOr<bool> delete_key(std::string_view key, Timeout timeout) override {
+  StatusOr<bool> delete_key(std::string_view key, Timeout timeout = {}) override {
     return inner_->delete_key(key, timeout);
   }
-  StatusOr<bool> check(const std::vector<std::string>& keys, Timeout timeout) override {
+  StatusOr<bool> check(const std::vector<std::string>& keys, Timeout timeout = {}) override {
     return inner_->check(keys, timeout);
   }
-  Status wait(const std::vector<std::string>& keys, Timeout timeout) override {
+  Status wait(const std::vector<std::string>& keys, Timeout timeout = {}) override {
     return inner_->wait(keys, timeout);
   }
   StatusOr<std::optional<std::string>> wait_change(std::string_view key,
                                                    const std::optional<std::string>& seen,
-                                                   Timeout timeout) override {
+                                                   Timeout timeout = {}) override {
     return inner_->wait_change(key, seen, timeout);
   }
-  StatusOr<std::vector<std::string>> list_keys(std::string_view prefix, Timeout timeout) override {
+  StatusOr<std::vector<std::string>> list_keys(std::string_view prefix, Timeout timeout = {}) override {
     return inner_->list_keys(prefix, timeout);
   }
-  StatusOr<int64_t> num_keys(Timeout timeout) override { return inner_->num_keys(timeout); }
+  StatusOr<int64_t> num_keys(Timeout timeout = {}) override { return inner_->num_keys(timeout); }
   void interrupt() override { inner_->interrupt(); }
   std::string describe() const override { return inner_->describe(); }
 

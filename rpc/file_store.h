@@ -30,8 +30,8 @@ namespace weft {
 
 struct FileStoreOptions {
   // 1 to 256 bytes, the same in all processes of a run and in no other run.
-  std::string run_id;
-  Timeout timeout;  // default for operations that give none: 60 s when unset
+  std::string run_id = {};
+  Timeout timeout = {};  // default for operations that give none: 60 s when unset
 };
 
 class WEFT_API FileStore : public DelegatingStore, public ForkableStore {

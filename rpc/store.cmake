@@ -4,6 +4,8 @@ weft_module(NAME store PART_OF rpc
   SRCS
     internal/store/address.cc
     internal/store/checks.cc
+    internal/store/etcd_link.cc
+    internal/store/etcd_store.cc
     internal/store/file_format.cc
     internal/store/file_store.cc
     internal/store/grpc_util.cc
@@ -15,5 +17,6 @@ weft_module(NAME store PART_OF rpc
     internal/store/tcp_link.cc
     internal/store/tcp_server.cc
     internal/store/tcp_store.cc
+    store_url.cc
   DEPS common absl::status absl::statusor absl::time Threads::Threads
   PRIVATE_DEPS weft_proto absl::strings gRPC::grpc++ protobuf::libprotobuf)

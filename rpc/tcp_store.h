@@ -66,7 +66,7 @@ class WEFT_API TcpStoreServer {
 
 struct TcpStoreOptions {
   // Default for operations that give none, and for connecting: 60 s when unset.
-  Timeout timeout;
+  Timeout timeout = {};
 };
 
 class WEFT_API TcpStore : public DelegatingStore, public ForkableStore {

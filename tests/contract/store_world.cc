@@ -74,20 +74,26 @@ class TcpWorld : public StoreWorld {
   std::unique_ptr<TcpStoreServer> server_;
 };
 
+// One etcd for the whole program; every world has a part of it.
 class EtcdWorld : public StoreWorld {
  public:
   explicit EtcdWorld(std::shared_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {
-    EXPECT_EQ(etcd_.problem(), "");
+    static EtcdProcess process;
+    static int worlds = 0;
+    EXPECT_EQ(process.problem(), "");
+    if (process.problem().empty()) port_ = process.port();
+    prefix_ = absl::StrCat("weft-test/\xff", ++worlds);
   }
   std::shared_ptr<Store> client(Timeout timeout) override {
-    if (!etcd_.problem().empty()) return nullptr;
-    return or_null(EtcdStore::connect("127.0.0.1", etcd_.port(),
-                                      {.prefix = "weft-test/\xff", .timeout = timeout}, runtime_));
+    if (port_ == 0) return nullptr;
+    return or_null(EtcdStore::connect("127.0.0.1", port_,
+                                      {.prefix = prefix_, .timeout = timeout}, runtime_));
   }
 
  private:
   std::shared_ptr<Runtime> runtime_;
-  EtcdProcess etcd_;
+  std::string prefix_;
+  int port_ = 0;
 };
 
 template <class World>

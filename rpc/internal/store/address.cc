@@ -97,7 +97,7 @@ Status check_listen_address(const std::string& host, int port, bool allow_insecu
   return absl::OkStatus();
 }
 
-Status explain_bind_failure(const std::string& host, int port) {
+Status check_can_bind(const std::string& host, int port) {
   WEFT_ASSIGN_OR_RETURN(const AddressList addresses, resolve(host, port));
   int error = 0;
   for (const addrinfo* a = addresses.get(); a != nullptr && error == 0; a = a->ai_next) {
@@ -111,10 +111,9 @@ Status explain_bind_failure(const std::string& host, int port) {
     if (::bind(fd, a->ai_addr, a->ai_addrlen) != 0 || ::listen(fd, 1) != 0) error = errno;
     ::close(fd);
   }
-  const std::string why = error == 0 ? "gRPC could not bind it, though it is free now"
-                                     : std::string(std::strerror(error));
-  return make_error(ErrorKind::kUnavailable,
-                    absl::StrCat("cannot listen to ", host_port(host, port), ": ", why));
+  if (error == 0) return absl::OkStatus();
+  return make_error(ErrorKind::kUnavailable, absl::StrCat("cannot listen to ", host_port(host, port),
+                                                          ": ", std::strerror(error)));
 }
 
 }  // namespace weft::internal

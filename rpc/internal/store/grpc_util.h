@@ -45,7 +45,7 @@ inline std::string grpc_status_text(const grpc::Status& status) {
 }
 
 // How every channel of a store dials: quickly again after a failure (gRPC's own default waits a
-// second), over a connection of its own, never through a proxy; a silent peer is noticed in 20 s.
+// second), over a connection of its own, never through a proxy; a silent peer is noticed in 30 s.
 grpc::ChannelArguments store_channel_arguments();
 
 }  // namespace weft::internal

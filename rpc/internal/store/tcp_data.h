@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "weft/common/api.h"
 #include "weft/proto/store.pb.h"
 #include "weft/rpc/internal/store/table.h"
 
@@ -21,7 +22,7 @@ inline constexpr uint32_t kStoreProtocol = 1;
 inline constexpr char kStoreSessionMethod[] = "/weft.v1.Store/Session";
 inline constexpr char kStoreDoMethod[] = "/weft.v1.Store/Do";
 
-class TcpData {
+class WEFT_API TcpData {
  public:
   TcpData(uint64_t server_id, size_t max_bytes) : server_id_(server_id), max_bytes_(max_bytes) {}
 

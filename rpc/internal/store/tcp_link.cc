@@ -63,9 +63,8 @@ struct TcpLink::Session {
     queue.Next(&tag, &ok);
     return false;
   }
-  // REQUIRES: no operation is under way.
+  // How it ended. REQUIRES: no operation is under way, and it has failed or was cancelled.
   grpc::Status finish() {
-    context.TryCancel();
     grpc::Status status;
     stream->Finish(&status, this);
     void* tag = nullptr;
@@ -75,7 +74,10 @@ struct TcpLink::Session {
     return status;
   }
   ~Session() {
-    if (stream != nullptr) finish();
+    if (stream != nullptr) {
+      context.TryCancel();
+      finish();
+    }
     drain(&queue);
   }
 };
@@ -211,7 +213,7 @@ void TcpLink::lose_session(uint64_t number) {
 
 Status TcpLink::pause(const StoreOp& op, InterruptScope* scope, RetryBackoff* backoff,
                       std::string_view last_error) {
-  if (!scope->pause(backoff->next(), op.deadline)) return op.interrupted();
+  if (!scope->pause(backoff->next(), op.deadline, channel_.get())) return op.interrupted();
   if (runtime_->now() < op.deadline) return absl::OkStatus();
   return out_of_time(op, backoff->attempts(), last_error);
 }

@@ -47,6 +47,7 @@ TcpServer::TcpServer(const TcpStoreServerOptions& options, std::shared_ptr<Runti
 StatusOr<std::unique_ptr<TcpServer>> TcpServer::start(const TcpStoreServerOptions& options,
                                                       std::shared_ptr<Runtime> runtime) {
   WEFT_RETURN_IF_ERROR(check_listen_address(options.host, options.port, options.allow_insecure));
+  WEFT_RETURN_IF_ERROR(check_can_bind(options.host, options.port));
   std::unique_ptr<TcpServer> self(new TcpServer(options, std::move(runtime)));
   const std::string address = host_port(options.host, options.port);
   grpc::ServerBuilder builder;
@@ -61,8 +62,6 @@ StatusOr<std::unique_ptr<TcpServer>> TcpServer::start(const TcpStoreServerOption
   self->queue_ = builder.AddCompletionQueue();
   self->server_ = builder.BuildAndStart();
   if (self->server_ == nullptr || self->port_ == 0) {
-    // gRPC does not say why; binding once more does.
-    const Status why = explain_bind_failure(options.host, options.port);
     {
       MutexLock lock(&self->stop_mutex_);
       self->stopped_ = true;  // nothing to stop
@@ -73,7 +72,8 @@ StatusOr<std::unique_ptr<TcpServer>> TcpServer::start(const TcpStoreServerOption
     bool ok = false;
     while (self->queue_->Next(&tag, &ok)) {
     }
-    return why;
+    return make_error(ErrorKind::kUnavailable,
+                      absl::StrCat("cannot listen to ", address, ": taken a moment ago"));
   }
   self->thread_ = self->runtime_->spawn("weft-store", [server = self.get()] { server->poll(); });
   return self;

@@ -1,0 +1,154 @@
+#include <exception>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "weft/rpc/etcd_store.h"
+#include "weft/rpc/file_store.h"
+#include "weft/rpc/hash_store.h"
+#include "weft/rpc/internal/store/address.h"
+#include "weft/rpc/store.h"
+#include "weft/rpc/tcp_store.h"
+
+namespace weft {
+namespace {
+
+struct Url {
+  std::string scheme;
+  std::string rest;                          // between "://" and "?"
+  std::map<std::string, std::string> query;  // "?a=b&c": c is ""
+};
+
+Status bad_url(std::string_view url, std::string_view why) {
+  return make_error(ErrorKind::kInvalidArgument,
+                    absl::StrCat("store URL '", std::string(url), "': ", std::string(why)));
+}
+
+StatusOr<Url> parse_url(std::string_view text) {
+  const size_t colon = text.find("://");
+  if (colon == std::string_view::npos || colon == 0) {
+    return bad_url(text, "it does not begin with hash://, file://, tcp:// or etcd://");
+  }
+  Url url;
+  url.scheme = text.substr(0, colon);
+  std::string_view rest = text.substr(colon + 3);
+  const size_t question = rest.find('?');
+  url.rest = rest.substr(0, question);
+  if (question == std::string_view::npos) return url;
+  const std::string query(rest.substr(question + 1));
+  for (absl::string_view part : absl::StrSplit(query, '&', absl::SkipEmpty())) {
+    const std::pair<std::string, std::string> pair = absl::StrSplit(part, absl::MaxSplits('=', 1));
+    url.query.insert(pair);
+  }
+  return url;
+}
+
+// Takes a parameter out of the query; what is left in the end is unknown.
+std::string take(Url* url, const std::string& name, const std::string& fallback) {
+  auto it = url->query.find(name);
+  if (it == url->query.end()) return fallback;
+  std::string value = std::move(it->second);
+  url->query.erase(it);
+  return value;
+}
+
+Status nothing_left(std::string_view text, const Url& url) {
+  if (url.query.empty()) return absl::OkStatus();
+  return bad_url(text, absl::StrCat("unknown parameter '", url.query.begin()->first, "' of a ",
+                                    url.scheme, " store"));
+}
+
+// The server of a hosted store: ends when the last client in this process has gone.
+struct HostedServer {
+  explicit HostedServer(std::unique_ptr<TcpStoreServer> server_in) : server(std::move(server_in)) {}
+  // The other workers may still be saying goodbye; an exception that unwinds does not wait for them.
+  ~HostedServer() {
+    const bool unwinding = std::uncaught_exceptions() > exceptions;
+    server->stop(unwinding ? Timeout(absl::ZeroDuration()) : Timeout());
+  }
+  const std::unique_ptr<TcpStoreServer> server;
+  const int exceptions = std::uncaught_exceptions();
+};
+
+struct KeepsServer {
+  std::shared_ptr<HostedServer> hosted;
+};
+
+// The bases are destroyed from last to first: the client says goodbye before its server stops.
+class HostedStore : private KeepsServer, public DelegatingStore, public ForkableStore {
+ public:
+  HostedStore(std::shared_ptr<HostedServer> server, std::shared_ptr<Store> client)
+      : KeepsServer{std::move(server)}, DelegatingStore(std::move(client)) {}
+  std::shared_ptr<Store> new_client() override {
+    return std::make_shared<HostedStore>(hosted, static_cast<TcpStore&>(*inner()).new_client());
+  }
+};
+
+StatusOr<std::shared_ptr<Store>> open_tcp(std::string_view text, Url url,
+                                          const StoreOptions& options,
+                                          std::shared_ptr<Runtime> runtime) {
+  const std::string allow = take(&url, "allow_insecure", "0");
+  WEFT_RETURN_IF_ERROR(nothing_left(text, url));
+  StatusOr<internal::HostPort> at = internal::parse_host_port(url.rest, -1);
+  if (!at.ok()) return bad_url(text, std::string(at.status().message()));
+  const TcpStoreOptions client_options{.timeout = options.timeout};
+  if (!options.is_server) {
+    if (at->port == 0) return bad_url(text, "only the server can take port 0");
+    return TcpStore::connect(at->host, at->port, client_options, std::move(runtime));
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<TcpStoreServer> server,
+      TcpStoreServer::start({.host = at->host, .port = at->port, .allow_insecure = allow != "0"},
+                            runtime));
+  const int port = server->port();
+  auto hosted = std::make_shared<HostedServer>(std::move(server));
+  // An address for "all" is none to connect to.
+  const bool any = at->host == "0.0.0.0" || at->host == "::";
+  const std::string own = !any ? at->host : at->host == "::" ? "::1" : "127.0.0.1";
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<Store> client,
+                        TcpStore::connect(own, port, client_options, std::move(runtime)));
+  return std::make_shared<HostedStore>(std::move(hosted), std::move(client));
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<Store>> open_store(std::string_view text, const StoreOptions& options,
+                                            std::shared_ptr<Runtime> runtime) {
+  WEFT_ASSIGN_OR_RETURN(Url url, parse_url(text));
+  if (url.scheme == "tcp") return open_tcp(text, std::move(url), options, std::move(runtime));
+  if (url.scheme == "hash") {
+    WEFT_RETURN_IF_ERROR(nothing_left(text, url));
+    if (!url.rest.empty()) return bad_url(text, "a hash store has no name");
+    return std::make_shared<HashStore>(std::move(runtime), options.timeout);
+  }
+  if (url.scheme == "file") {
+    const std::string run_id = take(&url, "run_id", options.run_id);
+    WEFT_RETURN_IF_ERROR(nothing_left(text, url));
+    if (url.rest.empty() || url.rest[0] != '/') {
+      return bad_url(text, "it needs an absolute path: file:///path");
+    }
+    return FileStore::open(url.rest, {.run_id = run_id, .timeout = options.timeout},
+                           std::move(runtime));
+  }
+  if (url.scheme == "etcd") {
+    WEFT_RETURN_IF_ERROR(nothing_left(text, url));
+    const size_t slash = url.rest.find('/');
+    StatusOr<internal::HostPort> at = internal::parse_host_port(url.rest.substr(0, slash), 2379);
+    if (!at.ok()) return bad_url(text, std::string(at.status().message()));
+    const std::string prefix = slash == std::string::npos ? "" : url.rest.substr(slash + 1);
+    if (prefix.empty()) return bad_url(text, "it needs a prefix for the job: etcd://host:port/job");
+    return EtcdStore::connect(at->host, at->port,
+                              {.prefix = prefix, .timeout = options.timeout}, std::move(runtime));
+  }
+  if (url.scheme == "env") {
+    return bad_url(text, "env:// is for weft::join, which reads the launcher's variables");
+  }
+  return bad_url(text, absl::StrCat("unknown scheme '", url.scheme,
+                                    "'; there are hash, file, tcp and etcd"));
+}
+
+}  // namespace weft

@@ -1,0 +1,99 @@
+// Stores under the seeded scheduler with virtual time.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "weft/common/sim.h"
+#include "weft/rpc/file_store.h"
+#include "weft/rpc/hash_store.h"
+#include "weft/rpc/prefix_store.h"
+
+namespace weft::testing {
+namespace {
+
+std::shared_ptr<Runtime> borrowed(Runtime* runtime) {
+  return std::shared_ptr<Runtime>(std::shared_ptr<Runtime>(), runtime);
+}
+
+using MakeStore = std::function<std::shared_ptr<Store>(const std::shared_ptr<Runtime>&)>;
+
+// Five actors race for a leader's key, count, and meet at a barrier; the last to be counted opens it.
+uint64_t race(uint64_t seed, const MakeStore& make_store, std::set<std::string>* winners) {
+  SimRuntime sim({.seed = seed, .keep_events = 50});
+  const auto runtime = borrowed(&sim);
+  const Status status = sim.run([&] {
+    const std::shared_ptr<Store> store = make_store(runtime);
+    int won = 0;
+    std::vector<std::unique_ptr<Thread>> actors;
+    for (int i = 0; i < 5; ++i) {
+      actors.push_back(sim.spawn(absl::StrCat("actor", i), [&, i] {
+        const std::string me = absl::StrCat("actor", i);
+        sim.sleep(absl::Milliseconds(static_cast<int64_t>(sim.random().below(3))));
+        const StatusOr<std::string> leader = store->compare_set("leader", "", me);
+        ASSERT_TRUE(leader.ok()) << leader.status();
+        won += *leader == me;
+        const StatusOr<int64_t> arrived = store->add("arrived", 1);
+        ASSERT_TRUE(arrived.ok()) << arrived.status();
+        if (*arrived == 5) {
+          EXPECT_TRUE(store->set("go", me).ok());
+        }
+        EXPECT_TRUE(store->get("go").ok());
+        sim.trace("passed", static_cast<uint64_t>(i), static_cast<uint64_t>(*arrived));
+      }));
+    }
+    for (auto& actor : actors) actor->join();
+    EXPECT_EQ(won, 1);
+    EXPECT_EQ(*store->get("arrived"), "5");
+    winners->insert(*store->get("leader"));
+    const Status late = store->get("never", absl::Seconds(10)).status();
+    EXPECT_EQ(error_kind(late), ErrorKind::kDeadline) << late;
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return sim.trace_hash();
+}
+
+void check(const MakeStore& make_store) {
+  std::set<std::string> winners;
+  std::set<uint64_t> hashes;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    const uint64_t hash = race(seed, make_store, &winners);
+    EXPECT_EQ(race(seed, make_store, &winners), hash) << "seed " << seed;
+    hashes.insert(hash);
+  }
+  EXPECT_GT(winners.size(), 2u) << "the schedules are all alike";
+  EXPECT_EQ(hashes.size(), 40u);
+}
+
+TEST(StoreSim, HashStoreSameSeedSameTrace) {
+  check([](const std::shared_ptr<Runtime>& runtime) { return std::make_shared<HashStore>(runtime); });
+}
+
+TEST(StoreSim, PrefixOfFileStoreSameSeedSameTrace) {
+  check([](const std::shared_ptr<Runtime>& runtime) -> std::shared_ptr<Store> {
+    auto store = FileStore::open("/sim/store", {.run_id = "r"}, runtime);
+    EXPECT_TRUE(store.ok()) << store.status();
+    return std::make_shared<PrefixStore>("p", *store);
+  });
+}
+
+TEST(StoreSim, InterruptWakesInVirtualTime) {
+  SimRuntime sim({.seed = 7});
+  const auto runtime = borrowed(&sim);
+  const Status status = sim.run([&] {
+    auto store = std::make_shared<HashStore>(runtime);
+    Status ended;
+    auto waiter = sim.spawn("waiter", [&] { ended = store->get("never", kInfinite).status(); });
+    sim.sleep(absl::Hours(1));
+    store->interrupt();
+    waiter->join();
+    EXPECT_EQ(error_kind(ended), ErrorKind::kCancelled) << ended;
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace weft::testing
