@@ -89,6 +89,34 @@ void expect_two_nodes_are_one_job(bool tcp) {
 TEST(Launch, TwoNodesAreOneJobByFile) { expect_two_nodes_are_one_job(false); }
 TEST(Launch, TwoNodesAreOneJobByTcp) { expect_two_nodes_are_one_job(true); }
 
+TEST(Launch, TwoNodesAreOneJobByEtcd) {
+  const std::string program = "/usr/bin/etcd";
+  if (access(program.c_str(), X_OK) != 0) GTEST_SKIP() << "etcd is not installed";
+  TestDir dir;
+  absl::StatusOr<HeldPort> client = hold_port();
+  absl::StatusOr<HeldPort> peer = hold_port();
+  ASSERT_TRUE(client.ok() && peer.ok());
+  const std::string client_url = absl::StrCat("http://127.0.0.1:", client->port);
+  const std::string peer_url = absl::StrCat("http://127.0.0.1:", peer->port);
+  Running etcd = Running::start({"--data-dir", dir.path("data"), "--listen-client-urls", client_url,
+                                 "--advertise-client-urls", client_url, "--listen-peer-urls",
+                                 peer_url, "--initial-advertise-peer-urls", peer_url,
+                                 "--initial-cluster", absl::StrCat("default=", peer_url)},
+                                {.program = program});
+  ASSERT_TRUE(etcd.wait_for("ready to serve client requests")) << etcd.err();
+  const std::string url = absl::StrCat("etcd://127.0.0.1:", client->port, "/jobs");
+  std::vector<Running> nodes;
+  for (const char* node : {"0", "1"}) {
+    nodes.push_back(Running::start(
+        sh({"--nnodes", "2", "--node-rank", node, "--rdzv", url}, "echo up $RANK $WEFT_STORE")));
+  }
+  for (int node : {0, 1}) {
+    Result result = nodes[node].finish();
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr(absl::StrCat("[worker", node, "] up ", node, " ", url, "/")));
+  }
+}
+
 void expect_failure_ends_all_nodes(bool tcp, int failing) {
   Place place(tcp);
   const std::string script = absl::StrCat("echo up; if [ $GROUP_RANK = ", failing,

@@ -29,7 +29,7 @@ What to start
 Several nodes
   --nnodes N             how many nodes (weftrun once on each) make the job (default 1)
   --node-rank R          which one this is, 0 to N-1
-  --rdzv URL             where they meet: tcp://host:port (node 0 hosts it), file:///shared/path, etcd://host:port
+  --rdzv URL             where they meet: tcp://host:port (node 0 hosts it), file:///shared/path, etcd://host:port/prefix
   --rdzv-id ID           tells jobs that share a meeting place apart; the same on all nodes
   --rdzv-timeout T       how long to wait for the other nodes (default 300 s)
   --addr ADDRESS         how the other nodes reach this one, when weftrun should not find out by itself
@@ -158,16 +158,16 @@ absl::Status check(const Options& options, bool standalone) {
         options.nnodes, " nodes",
         options.node_source.empty() ? "" : absl::StrCat(" (from ", options.node_source, ")"),
         " need a meeting place: --rdzv tcp://host:port, file:///shared/path or "
-        "etcd://host:port"));
+        "etcd://host:port/prefix"));
   }
   if (!options.rdzv.empty()) {
     size_t scheme_end = options.rdzv.find("://");
     absl::string_view scheme = absl::string_view(options.rdzv).substr(0, scheme_end);
     if (scheme_end == std::string::npos ||
         (scheme != "tcp" && scheme != "file" && scheme != "etcd")) {
-      return usage_error(
-          absl::StrCat("--rdzv wants tcp://host:port, file:///path or etcd://host:port, got '",
-                       options.rdzv, "'"));
+      return usage_error(absl::StrCat(
+          "--rdzv wants tcp://host:port, file:///path or etcd://host:port/prefix, got '",
+          options.rdzv, "'"));
     }
     if (scheme == "file" && !absl::StartsWith(options.rdzv, "file:///")) {
       return usage_error(absl::StrCat("--rdzv file:// wants an absolute path (file:///path), got '",

@@ -110,7 +110,7 @@ absl::StatusOr<Job> Session::meet(const std::string& host, int master_port, int 
     // Rank 0 hosts the programs' store, so it needs a place of its own.
     if (absl::StartsWith(options_.rdzv, "tcp://")) return tcp_url(job.master_addr, store_port);
     if (absl::StartsWith(options_.rdzv, "file://")) return absl::StrCat(options_.rdzv, ".", job.id);
-    return options_.rdzv;
+    return absl::StrCat(options_.rdzv, "/", job.id);
   };
   absl::StatusOr<Job> job = absl::CancelledError("not met");
   Mutex mutex;
@@ -166,6 +166,12 @@ int Session::finish(int code) {
     // The last to use them, and a job leaves nothing behind.
     std::remove(options_.rdzv.substr(7).c_str());
     std::remove(job_store_url_.substr(7).c_str());
+  }
+  if (peers_->all_left() && absl::StartsWith(options_.rdzv, "etcd://")) {
+    absl::StatusOr<std::vector<std::string>> keys = store_->list_keys("", absl::Seconds(5));
+    for (const std::string& key : keys.ok() ? *keys : std::vector<std::string>()) {
+      store_->delete_key(key, absl::Seconds(5)).status().IgnoreError();  // they harm nobody
+    }
   }
   if (code == 0 && late) {
     std::fprintf(stderr, "weftrun: another node, after the processes here had ended: %s\n",
