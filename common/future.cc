@@ -65,14 +65,11 @@ void FutureCore::set_cancel_hook(Task hook) {
   if (!done()) cancel_hook_ = std::move(hook);
 }
 
-void FutureCore::run_cancel_hook() {
-  Task hook;
-  {
-    MutexLock lock(&mutex_);
-    hook = std::move(cancel_hook_);
-    cancel_hook_ = nullptr;
-  }
-  if (hook != nullptr) hook();
+Task FutureCore::take_cancel_hook() {
+  MutexLock lock(&mutex_);
+  Task hook = std::move(cancel_hook_);
+  cancel_hook_ = nullptr;
+  return hook;
 }
 
 void FutureCore::publish() {

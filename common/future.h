@@ -69,8 +69,8 @@ class WEFT_API FutureCore {
 
   // What cancel() does besides completing: set by whoever produces the value.
   void set_cancel_hook(Task hook);
-  // Takes and runs the hook, outside the lock. Does not complete.
-  void run_cancel_hook();
+  // The hook, which is then gone; null when there is none.
+  Task take_cancel_hook();
 
   const std::shared_ptr<Executor>& executor() const { return executor_; }
   // REQUIRES: nobody else has seen this future yet.
@@ -210,9 +210,11 @@ class [[nodiscard]] Future {
   // Completes the future with `cancelled` unless it is complete, and tells whoever produces the
   // value: a call's callee sees it in its CallContext. False when it was complete already.
   bool cancel() {
-    if (state_->done()) return false;
-    state_->run_cancel_hook();
-    return state_->complete(make_error(ErrorKind::kCancelled, "cancelled by the caller"));
+    // Completed first: the hook makes the producer complete it too, and the caller's word counts.
+    Task hook = state_->take_cancel_hook();
+    if (!state_->complete(make_error(ErrorKind::kCancelled, "cancelled by the caller"))) return false;
+    if (hook != nullptr) hook();
+    return true;
   }
 
   // Calls `f` on completion and gives a future of what it returns. `f` takes the completed Future<T>

@@ -108,7 +108,11 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Load load() const;
   std::map<std::string, int64_t> debug_info() const;
 
-  absl::Duration rpc_timeout() const { return absl::Nanoseconds(rpc_timeout_ns_.load()); }
+  // Saturated: what does not fit 64 bits of nanoseconds is infinite.
+  absl::Duration rpc_timeout() const {
+    const int64_t ns = rpc_timeout_ns_.load();
+    return ns == INT64_MAX ? absl::InfiniteDuration() : absl::Nanoseconds(ns);
+  }
   void set_rpc_timeout(absl::Duration d) { rpc_timeout_ns_.store(absl::ToInt64Nanoseconds(d)); }
   const AgentOptions& options() const { return options_; }
   const void* scope_key() const { return this; }

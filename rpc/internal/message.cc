@@ -431,7 +431,7 @@ void Assembler::sweep() {
   }
 }
 
-void Assembler::abandon(const Status& why) {
+void Assembler::abandon() {
   std::vector<std::shared_ptr<Incoming>> open;
   {
     MutexLock lock(&mutex_);
@@ -442,10 +442,7 @@ void Assembler::abandon(const Status& why) {
     parked_.clear();
     parked_bytes_ = 0;
   }
-  for (const auto& message : open) {
-    budget_->release(message->charged);
-    message->delivered(why);
-  }
+  for (const auto& message : open) budget_->release(message->charged);
 }
 
 size_t Assembler::incomplete_for_test() {

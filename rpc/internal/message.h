@@ -70,8 +70,9 @@ class Assembler {
   // Drops messages on which nothing happened since the last call but one; their `delivered` gets an
   // error. For messages whose sender stalls while its heartbeats come.
   void sweep();
-  // The connection is gone: drops everything, calling `delivered` of what was incomplete.
-  void abandon(const Status& why);
+  // The connection is gone: drops what is incomplete without a word. A request will be sent again or
+  // is given up by its caller; of a call whose answer was coming the agent decides (CALL-4).
+  void abandon();
 
   size_t incomplete_for_test() ABSL_LOCKS_EXCLUDED(mutex_);
 
