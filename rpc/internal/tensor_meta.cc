@@ -7,13 +7,12 @@
 #include <optional>
 #include <utility>
 
+#include "ATen/EmptyTensor.h"
 #include "ATen/ops/_coalesced.h"
 #include "ATen/ops/_indices.h"
-#include "ATen/ops/_is_zerotensor.h"
 #include "ATen/ops/_sparse_coo_tensor_unsafe.h"
 #include "ATen/ops/_values.h"
 #include "ATen/ops/clone.h"
-#include "ATen/ops/empty.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
 #include "c10/util/Exception.h"
@@ -234,17 +233,17 @@ std::vector<uint8_t> inverse(const std::vector<uint8_t>& order) {
 
 // The memory of `dense`, contiguous, detached and of its own when asked for or needed.
 at::Tensor gather(const at::Tensor& dense, bool copy) {
-  at::Tensor plain = dense;
-  if (plain.requires_grad()) plain = plain.detach();
-  if (plain._is_zerotensor()) return plain.clone(at::MemoryFormat::Contiguous);
-  // Both give the same tensor back when there is nothing to do.
-  at::Tensor resolved = plain.resolve_conj().resolve_neg();
-  at::Tensor result = resolved.contiguous();
-  // What an inference tensor was made into must be usable in autograd where it arrives in place.
-  if (result.is_same(plain) && (copy || plain.is_inference())) {
-    return plain.clone(at::MemoryFormat::Contiguous);
+  const c10::DispatchKeySet keys = dense.key_set();
+  const bool zero = keys.has(c10::DispatchKey::ZeroTensor);
+  if (!dense.is_conj() && !dense.is_neg() && !zero && dense.is_contiguous()) {
+    // What an inference tensor was made into must be usable in autograd where it arrives in place.
+    if (copy || dense.is_inference()) return dense.detach().clone(at::MemoryFormat::Contiguous);
+    return dense.requires_grad() ? dense.detach() : dense;
   }
-  return result;
+  const at::Tensor plain = dense.detach();
+  // Each gives the same tensor back when there is nothing to do, but here there is.
+  if (zero) return plain.clone(at::MemoryFormat::Contiguous);
+  return plain.resolve_conj().resolve_neg().contiguous();
 }
 
 Status split_dense(const at::Tensor& tensor, bool copy, TensorParts* parts) {
@@ -478,7 +477,8 @@ StatusOr<std::vector<at::Tensor>> allocate_buffers(const TensorMeta& meta) {
   try {
     const c10::InferenceMode not_inference(false);
     for (const BufferSpec& spec : buffer_specs(meta)) {
-      buffers.push_back(at::empty(spec.sizes, at::TensorOptions().dtype(spec.dtype)));
+      // Without the dispatcher, which costs more than the memory.
+      buffers.push_back(at::Tensor(at::detail::empty_cpu(spec.sizes, spec.dtype)));
     }
     return buffers;
   } catch (const std::exception&) {
@@ -505,11 +505,11 @@ StatusOr<at::Tensor> join_from_wire(const TensorMeta& meta, std::vector<at::Tens
     }
   }
   try {
+    if (meta.dtype == ScalarType::Bool) normalise_bools(buffers.back());
+    if (meta.layout == TensorLayout::kDense && meta.order.empty()) return std::move(buffers[0]);
     const c10::InferenceMode not_inference(false);
     const c10::NoGradGuard no_grad;
-    if (meta.dtype == ScalarType::Bool) normalise_bools(buffers.back());
     if (meta.layout == TensorLayout::kDense) {
-      if (meta.order.empty()) return std::move(buffers[0]);
       return permuted(buffers[0], inverse(meta.order)).detach();
     }
     WEFT_RETURN_IF_ERROR(check_indices(meta, buffers[0]));
