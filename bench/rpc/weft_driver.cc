@@ -102,7 +102,7 @@ int run(int argc, char** argv) {
       .rank = rank,
       .world_size = 2,
       .library = library(),
-      .rendezvous = "file://" + option(argc, argv, "--path", "bench-weft") + ".store",
+      .rendezvous = "file://" + option(argc, argv, "--path", "bench-weft") + ".store?run_id=bench",
   });
   if (rank == 0) {
     Caller caller(worker);
