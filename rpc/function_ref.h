@@ -94,11 +94,12 @@ inline constexpr bool kIsBoundMethod<BoundMethod<T, F>> = true;
 }  // namespace internal
 
 // Objects, not functions: a template function would deduce more Args than were given.
+// NOLINTBEGIN(readability-identifier-naming)
 template <class... Args>
-inline constexpr internal::Overload<Args...> overload{};  // NOLINT(readability-identifier-naming)
+inline constexpr internal::Overload<Args...> overload{};
 template <class... Args>
-inline constexpr internal::ConstOverload<Args...>  // NOLINT(readability-identifier-naming)
-    const_overload{};
+inline constexpr internal::ConstOverload<Args...> const_overload{};
+// NOLINTEND(readability-identifier-naming)
 
 // `object` is the name given to Library::instance() at the callee. `method` is a method pointer or
 // a FunctionRef. Name the class, on<T>(...), when T inherits the method and the caller's library

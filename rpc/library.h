@@ -80,7 +80,7 @@ class WEFT_API Library {
   template <class F>
   Library& def(std::string_view name, F f, MethodOptions options = {});
   template <class T>
-  ClassDef<T> class_(std::string_view name);
+  ClassDef<T> class_(std::string_view name);  // NOLINT(readability-identifier-naming)
   // T must be registered with class_ before.
   template <class T>
   Library& instance(std::string_view name, std::shared_ptr<T> object, InstanceOptions options = {});

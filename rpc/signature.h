@@ -131,10 +131,10 @@ struct Callee<R (*)(Params...)> : Shape<R, Params...> {
 template <class R, class... Params>
 struct Callee<R (*)(Params...) noexcept> : Callee<R (*)(Params...)> {};
 
-template <bool kConst, class C, class R, class... Params>
+template <bool Const, class C, class R, class... Params>
 struct MethodCallee : Shape<R, Params...> {
   static constexpr Form kForm = Form::kMethod;
-  static constexpr bool kIsConst = kConst;
+  static constexpr bool kIsConst = Const;
   using Class = C;
 };
 template <class C, class R, class... Params>

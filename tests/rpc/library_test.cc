@@ -18,6 +18,7 @@
 #include "weft/rpc/aten_operators.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/worker.h"
+#include "weft/tests/rpc/direct.h"
 
 namespace app {
 
@@ -86,45 +87,6 @@ struct Other : Base {};
 
 namespace weft {
 namespace {
-
-// Calls a method as the agent would, without one.
-class Direct {
- public:
-  explicit Direct(const Library& library) : library_(library) {}
-
-  template <class R, class... Params, class... Args>
-  StatusOr<internal::Stored<R>> call(const FunctionRef<R(Params...)>& f, const Args&... args) {
-    return call_on<R, Params...>(nullptr, f, args...);
-  }
-  template <class R, class... Params, class... Args>
-  StatusOr<internal::Stored<R>> call_on(std::shared_ptr<void> object,
-                                        const FunctionRef<R(Params...)>& f, const Args&... args) {
-    StatusOr<UntypedCall> call =
-        internal::make_call<FunctionRef<R(Params...)>>(worker_, CallOptions(), f, args...);
-    if (!call.ok()) return call.status();
-    return internal::take_result<R>(run(*std::move(call), std::move(object)));
-  }
-  StatusOr<Payload> run(UntypedCall call, std::shared_ptr<void> object = nullptr) {
-    const StatusOr<const Method*> method =
-        library_.find(call.method, signature_hash(call.signature));
-    if (!method.ok()) return method.status();
-    replies_ = 0;
-    StatusOr<Payload> answer = absl::UnknownError("no reply yet");
-    (*method)->invoke(context_, object, std::move(call.arguments), [&](StatusOr<Payload> r) {
-      ++replies_;
-      answer = std::move(r);
-    });
-    EXPECT_EQ(replies_, 1);
-    return answer;
-  }
-
- private:
-  const Library& library_;
-  const Worker worker_;
-  int replies_ = 0;
-  CallContext context_{worker_, WorkerInfo{"caller", 1, 2}, 7, std::make_shared<CallScope>(),
-                       absl::Seconds(5)};
-};
 
 template <class F>
 using Ref = FunctionRef<F>;
@@ -280,63 +242,6 @@ TEST(Library, ConstructorsAreChosenByWireKinds) {
   call.signature = "()->app.Table";
   call.arguments = arguments();
   EXPECT_EQ(error_kind(direct.run(std::move(call)).status()), ErrorKind::kInvalidArgument);
-}
-
-// ---- asynchronous handlers ---------------------------------------------------------------------
-
-TEST(Library, AFutureAnswersWhenItIsDoneAndKeepsWhatItNeeds) {
-  Library lib("app");
-  Promise<int> gate;
-  Future<int> opened = gate.future();
-  const auto alive = std::make_shared<int>(0);
-  std::weak_ptr<int> watch = alive;
-  lib.def("wait", [opened](const std::vector<int>& values) -> Future<int> {
-    // The argument is read after the wait: it must still be there.
-    const int more = co_await opened;
-    int sum = more;
-    for (const int v : values) sum += v;
-    co_return sum;
-  });
-  const Method* method = lib.find("app.wait");
-  const Worker worker;
-  CallContext context(worker, WorkerInfo{}, 1, std::make_shared<CallScope>(), absl::Seconds(1));
-  StatusOr<Payload> answer = absl::UnknownError("no reply yet");
-  Payload arguments;
-  Encoder out(&arguments);
-  out.put(std::make_tuple(std::vector<int>{1, 2, 3}));
-  method->invoke(context, alive, std::move(arguments), [&](StatusOr<Payload> r) { answer = r; });
-  EXPECT_EQ(answer.status().message(), "no reply yet");
-  EXPECT_EQ(watch.use_count(), 2) << "the object is kept until the future is done";
-  gate.set_value(10);
-  EXPECT_EQ(*internal::take_result<int>(std::move(answer)), 16);
-  EXPECT_EQ(watch.use_count(), 1);
-}
-
-TEST(Library, ErrorsOfAsynchronousHandlers) {
-  Library lib("app");
-  lib.def("failed", [] { return Future<int>::ready(absl::OutOfRangeError("far")); });
-  lib.def("invalid", [] { return Future<int>(); });
-  lib.def("threw", []() -> Future<int> {
-    throw Error(absl::StatusCode::kAborted, "stop");
-    co_return 1;
-  });
-  lib.def("threw_before", []() -> Future<int> { throw std::invalid_argument("early"); });
-  lib.def("torch", []() -> Future<at::Tensor> {
-    const at::Tensor t = at::ones({2, 3});
-    co_return t.mm(t);
-  });
-  Direct direct(lib);
-  const auto kind_and_code = [](const Status& s) { return std::pair(error_kind(s), s.code()); };
-  EXPECT_EQ(kind_and_code(direct.call(Ref<int()>{"app.failed"}).status()),
-            std::pair(ErrorKind::kUser, absl::StatusCode::kOutOfRange));
-  EXPECT_EQ(error_kind(direct.call(Ref<int()>{"app.invalid"}).status()), ErrorKind::kUser);
-  EXPECT_EQ(kind_and_code(direct.call(Ref<int()>{"app.threw"}).status()),
-            std::pair(ErrorKind::kUser, absl::StatusCode::kAborted));
-  EXPECT_EQ(kind_and_code(direct.call(Ref<int()>{"app.threw_before"}).status()),
-            std::pair(ErrorKind::kUser, absl::StatusCode::kInvalidArgument));
-  const Status torch = direct.call(Ref<at::Tensor()>{"app.torch"}).status();
-  EXPECT_EQ(error_kind(torch), ErrorKind::kUser);
-  EXPECT_EQ(torch.message().find("Exception raised from"), std::string::npos) << torch;
 }
 
 // ---- exceptions --------------------------------------------------------------------------------

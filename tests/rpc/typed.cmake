@@ -1,9 +1,13 @@
 # Values, tensors and the library alone: no network.
-weft_test(NAME rpc_typed_test LABELS unit TIMEOUT 120 SANITIZE asan GCC_ASAN
+weft_test(NAME rpc_typed_test LABELS unit TIMEOUT 120 SANITIZE asan
   SRCS
     allocation_test.cc
     library_test.cc
     tensor_test.cc
     value_test.cc
+  DEPS rpc)
+weft_test(NAME rpc_coroutine_test LABELS unit TIMEOUT 60 SANITIZE asan GCC_ASAN
+  SRCS
+    coroutine_handler_test.cc
   DEPS rpc)
 add_subdirectory(compile_fail)
