@@ -20,6 +20,7 @@ StatusOr<HostPort> parse_host_port(std::string_view address);
 // With brackets around an IPv6 address.
 std::string join_host_port(std::string_view host, int port);
 // What gRPC dials: "ipv4:127.0.0.1:4711", "ipv6:[::1]:4711", "dns:///host:4711".
+// "localhost" is 127.0.0.1.
 StatusOr<std::string> dial_target(std::string_view address);
 // gRPC's name of a peer ("ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711") as an address.
 std::string peer_address(std::string_view grpc_peer);

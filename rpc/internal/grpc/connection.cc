@@ -169,6 +169,9 @@ void GrpcConnection::open_accepted(std::shared_ptr<ConnectionHandler> handler) {
 
 void GrpcConnection::lane_ended(GrpcLane& lane, LaneEnd end) {
   (void)lane;
+  // As soon as this lane is counted, another poller may find the last one and forget the
+  // connection.
+  const std::shared_ptr<GrpcConnection> self = shared_from_this();
   bool last = false;
   bool first = false;
   bool broken = false;

@@ -94,6 +94,11 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
   // `*end` tells how.
   bool open(std::shared_ptr<GrpcLaneHost> host, ConnectionHandler* handler, LaneEnd* end)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Nothing has gone wrong with it yet.
+  bool healthy() ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    return !aborted_ && !read_ended_ && !ended_;
+  }
   // Sends what is queued, then ends the stream.
   void drain() ABSL_LOCKS_EXCLUDED(mutex_);
   // Drops what is queued and cancels the stream. `why` is told when the lane ends.

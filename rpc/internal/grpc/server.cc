@@ -189,6 +189,14 @@ void GrpcServer::open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, cons
       lanes.push_back(lane);
     }
   }
+  for (const auto& lane : lanes) {
+    if (lane->healthy()) continue;
+    // One of them broke while it waited: there is no connection.
+    for (const auto& other : lanes) {
+      other->abort(make_error(ErrorKind::kUnavailable, "another lane of the connection broke"));
+    }
+    return;
+  }
   auto connection = std::make_shared<GrpcConnection>(core_, own, entry->hello, last.peer(), lanes);
   core_->remember(connection);
   for (const auto& lane : lanes) lane->allow_sends();
