@@ -62,7 +62,7 @@ TEST_F(StoreUrl, TcpHostStaysWhileAPrefixOfItIsUsed) {
   EXPECT_TRUE(prefix->set("k", "v").ok());
 }
 
-TEST_F(StoreUrl, Tcp6) {
+TEST_F(StoreUrl, TcpIpv6) {
   auto host = open_store("tcp://[::1]:0", {.is_server = true}, runtime_);
   if (!host.ok()) GTEST_SKIP() << "no IPv6 loopback: " << host.status();
   EXPECT_TRUE(open((*host)->describe())->set("k", "v").ok());

@@ -9,12 +9,24 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/etcd_store.h"
 #include "weft/rpc/file_store.h"
 #include "weft/rpc/hash_store.h"
 #include "weft/rpc/prefix_store.h"
+
+// gRPC is not instrumented, so ThreadSanitizer gets only the kinds without it.
+#if defined(__SANITIZE_THREAD__)
+#define WEFT_TEST_WITHOUT_GRPC 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define WEFT_TEST_WITHOUT_GRPC 1
+#endif
+#endif
+
+#ifndef WEFT_TEST_WITHOUT_GRPC
+#include "weft/rpc/etcd_store.h"
 #include "weft/rpc/tcp_store.h"
 #include "weft/tests/contract/etcd_process.h"
+#endif
 
 namespace weft::testing {
 namespace {
@@ -55,6 +67,7 @@ class FileWorld : public StoreWorld {
   std::string directory_;
 };
 
+#ifndef WEFT_TEST_WITHOUT_GRPC
 class TcpWorld : public StoreWorld {
  public:
   explicit TcpWorld(std::shared_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {
@@ -95,6 +108,7 @@ class EtcdWorld : public StoreWorld {
   std::string prefix_;
   int port_ = 0;
 };
+#endif  // WEFT_TEST_WITHOUT_GRPC
 
 template <class World>
 class PrefixWorld : public StoreWorld {
@@ -136,14 +150,16 @@ std::vector<StoreKind> all_store_kinds() {
   std::vector<StoreKind> kinds;
   kinds.push_back(kind<HashWorld>("hash"));
   kinds.push_back(kind<FileWorld>("file"));
-  kinds.push_back(kind<TcpWorld>("tcp"));
   kinds.push_back(kind<PrefixWorld<HashWorld>>("prefix_hash"));
   kinds.push_back(kind<PrefixWorld<FileWorld>>("prefix_file"));
+#ifndef WEFT_TEST_WITHOUT_GRPC
+  kinds.push_back(kind<TcpWorld>("tcp"));
   kinds.push_back(kind<PrefixWorld<TcpWorld>>("prefix_tcp"));
   for (StoreKind etcd : {kind<EtcdWorld>("etcd"), kind<PrefixWorld<EtcdWorld>>("prefix_etcd")}) {
     etcd.missing = EtcdProcess::missing;
     kinds.push_back(std::move(etcd));
   }
+#endif
   return kinds;
 }
 
