@@ -40,7 +40,8 @@ Role find_role(const weft::Environment& environment) {
   }
   Role role;
   role.trainers = launch.world_size - 1;
-  if (config.role.empty()) {
+  // "worker" is what weftrun -n says; the other launchers say nothing.
+  if (config.role.empty() || config.role == "worker") {
     role.serves = launch.rank == 0;
     role.name = role.serves ? kServer : "trainer" + std::to_string(launch.rank - 1);
   } else {
@@ -110,7 +111,7 @@ int serve(const Role& role, const weft::Environment& environment, const Options&
   const Parameters parameters = server->parameters();
   save(parameters, options.checkpoint);
   const double test_accuracy = accuracy(parameters, split.test);
-  absl::PrintF("%scheckpoint: %s (torch.load, torch::pickle_load)\n",
+  absl::PrintF("%scheckpoint: %s (dict(torch.load(...)) in Python)\n",
                closing_block(server->progress(), ended - begun), options.checkpoint);
   std::fflush(stdout);
   lost.reset();

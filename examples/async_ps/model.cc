@@ -6,11 +6,12 @@
 #include <fstream>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 #include "ATen/CPUGeneratorImpl.h"
 #include "ATen/TensorOperators.h"
-#include "ATen/core/Dict.h"
 #include "ATen/core/grad_mode.h"
+#include "ATen/core/ivalue.h"
 #include "ATen/ops/cross_entropy_loss.h"
 #include "ATen/ops/linear.h"
 #include "ATen/ops/randn.h"
@@ -69,9 +70,13 @@ double accuracy(const Parameters& parameters, const Images& images) {
 }
 
 void save(const Parameters& parameters, const std::string& path) {
-  c10::Dict<std::string, at::Tensor> named;
-  for (size_t i = 0; i < parameters.size(); ++i) named.insert(parameter_names()[i], parameters[i]);
-  const std::vector<char> bytes = torch::jit::pickle_save(named);
+  // Pairs, because LibTorch writes a dictionary with a type tag that Python's safe loader refuses.
+  std::vector<c10::IValue> pairs;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    pairs.emplace_back(c10::ivalue::Tuple::create({parameter_names()[i], parameters[i]}));
+  }
+  const std::vector<char> bytes =
+      torch::jit::pickle_save(c10::ivalue::Tuple::create(std::move(pairs)));
   // Beside the file and then into its place: an interrupted run leaves the checkpoint of the last
   // one.
   const std::string part = path + ".part";

@@ -34,8 +34,8 @@ LossAndGradients loss_and_gradients(const Parameters& parameters, const Images& 
 // Part of the images whose digit is recognised, 0 to 1.
 double accuracy(const Parameters& parameters, const Images& images);
 
-// A file for torch.load of Python and torch::pickle_load of LibTorch: a dictionary of tensors by
-// name. Throws std::runtime_error. A reader sees the whole file or none.
+// A file for torch.load of Python and torch::pickle_load of LibTorch: a tuple of (name, tensor)
+// pairs. Throws std::runtime_error. A reader sees the whole file or none.
 void save(const Parameters& parameters, const std::string& path);
 
 // Adam with decoupled weight decay; the rate falls linearly to zero over `steps`.
