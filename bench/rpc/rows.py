@@ -11,7 +11,8 @@ from harness import DriverError, DriverSpec, Figure, median, percentile, pooled,
 ROWS = ("T1", "T2", "T3", "T4", "T9", "T11", "T13")
 PEERS = ("tensorpipe", "python", "raw")
 
-OURS = "weft"
+OURS = "weft/operator"
+OURS_FUNCTION = "weft/function"
 CPP, CPP_TCP, CPP_MPT = "tensorpipe/shm", "tensorpipe/tcp", "tensorpipe/mpt"
 PY, PY_TCP, PY_MPT = "python/shm", "python/tcp", "python/mpt"
 RAW_TCP, RAW_UNIX = "raw/tcp", "raw/unix"
@@ -29,7 +30,9 @@ def driver_specs(build, python, only_peer, with_ours):
     folder = Path(__file__).resolve().parent
     specs = []
     if with_ours:
-        specs.append(DriverSpec(OURS, "weft (tcp)", [str(binaries / "bench_weft_rpc")]))
+        for name, label in ((OURS, "weft"), (OURS_FUNCTION, "weft (inline function)")):
+            command = [str(binaries / "bench_weft_rpc"), "--mode", name.split("/")[1]]
+            specs.append(DriverSpec(name, label, command))
 
     def peer(name):
         return only_peer in (None, name)
@@ -152,7 +155,7 @@ def echo_rate(size):
 
 def row_t1_t2(bench, wanted, quick):
     bench.log("T1, T2: rpc_sync of an add of 4 floats, same host")
-    names = [OURS, CPP, PY]
+    names = [OURS, CPP, PY, OURS_FUNCTION]
     results = bench.interleave(names, f"lat add {CALLS}", 60)
     detail(bench, results, describe_latency)
     figures = []
@@ -162,6 +165,10 @@ def row_t1_t2(bench, wanted, quick):
             compare(bench, results, "T1", metric, "us", "lower", OURS, [CPP], p50, 1 / 0.3)
         )
         figures.append(compare(bench, results, "T1.1", metric, "us", "lower", OURS, [PY], p50))
+        metric = "the same, our add an inline_ok function"
+        figures.append(
+            compare(bench, results, "T1.2", metric, "us", "lower", OURS_FUNCTION, [CPP], p50)
+        )
     if "T2" in wanted:
         metric = "rpc_sync add of 4 floats, same host, p99"
         quiet = quiet_rounds(bench, results, quick)
@@ -202,23 +209,24 @@ def quiet_rounds(bench, results, quick):
 
 def row_t3(bench, wanted, quick):
     bench.log("T3: rpc_sync over TCP loopback")
-    names = [OURS, CPP_TCP, PY_TCP]
+    names = [OURS, CPP_TCP, PY_TCP, OURS_FUNCTION]
     add = bench.interleave(names, f"lat add {CALLS}", 60)
     detail(bench, add, describe_latency)
     bench.log("  no-op")
-    noop = bench.interleave(names, f"lat noop {CALLS}", 60)
+    noop = bench.interleave(names[:3], f"lat noop {CALLS}", 60)
     detail(bench, noop, describe_latency)
     metric = "rpc_sync add of 4 floats, TCP, p50"
     empty = "rpc_sync no-op, TCP, p50"
 
-    def one(id, metric, results, peer, bar=None):
-        return compare(bench, results, id, metric, "us", "lower", OURS, [peer], p50, bar)
+    def one(id, metric, results, peer, bar=None, ours=OURS):
+        return compare(bench, results, id, metric, "us", "lower", ours, [peer], p50, bar)
 
     return [
         one("T3", metric, add, CPP_TCP, 1 / 0.25),
         one("T3.1", metric, add, PY_TCP),
         one("T3.2", empty, noop, CPP_TCP),
         one("T3.3", empty, noop, PY_TCP),
+        one("T3.4", "our add an inline_ok function", add, CPP_TCP, ours=OURS_FUNCTION),
     ]
 
 
@@ -229,7 +237,8 @@ def row_t4(bench, wanted, quick):
     beside = []
     for id, command, name in (("T4.1", "flight", "in batches of 64"), ("T4.2", "slide", "window of 64")):
         bench.log(f"T4: rpc_async add, {name}")
-        results = bench.interleave([OURS, *cpp, *python], f"{command} {IN_FLIGHT} {calls}", 90)
+        names = [OURS, *cpp, *python, OURS_FUNCTION]
+        results = bench.interleave(names, f"{command} {IN_FLIGHT} {calls}", 90)
         detail(bench, results, describe_rate)
         metric = f"rpc_async add, {name}"
         parts.append(compare(bench, results, id, metric, "calls/s", "higher", OURS, cpp, rate, 6))
@@ -237,6 +246,14 @@ def row_t4(bench, wanted, quick):
         beside.append(
             compare(bench, results, beside_id, metric, "calls/s", "higher", OURS, python, rate)
         )
+        function_id = f"T4.{4 + int(id[-1])}"
+        metric += ", inline_ok function"
+        beside.append(
+            compare(
+                bench, results, function_id, metric, "calls/s", "higher", OURS_FUNCTION, cpp, rate
+            )
+        )
+    beside.sort(key=lambda figure: figure.id)
     return [worst_of("T4", "rpc_async add, 64 in flight", parts), *parts, *beside]
 
 

@@ -18,7 +18,6 @@ namespace {
 
 constexpr char kCallee[] = "w1";
 
-// The add of T1 to T4 is LibTorch's own operator, by name, as at the peers.
 using Add = FunctionRef<at::Tensor(at::Tensor, at::Tensor)>;
 
 at::Tensor add(const at::Tensor& a, const at::Tensor& b) { return at::add(a, b); }
@@ -38,13 +37,13 @@ Library library() {
 
 class Caller {
  public:
-  explicit Caller(const Worker& worker) : worker_(worker), x_(at::rand({4})) {}
+  Caller(const Worker& worker, bool by_pointer)
+      : worker_(worker), by_pointer_(by_pointer), x_(at::rand({4})) {}
 
   Operations operations() {
     Operations operations;
     operations.call = [this](std::string_view name) -> std::function<void()> {
-      if (name == "add") return [this] { rpc_sync(worker_, kCallee, operator_, x_, x_); };
-      if (name == "add_function") return [this] { rpc_sync(worker_, kCallee, &add, x_, x_); };
+      if (name == "add") return [this] { start_add().wait(); };
       if (name == "noop") return [this] { rpc_sync(worker_, kCallee, &noop); };
       if (name == "echo64") {
         return
@@ -85,9 +84,13 @@ class Caller {
   }
 
  private:
-  Future<at::Tensor> start_add() { return rpc_async(worker_, kCallee, operator_, x_, x_); }
+  Future<at::Tensor> start_add() {
+    return by_pointer_ ? rpc_async(worker_, kCallee, &add, x_, x_)
+                       : rpc_async(worker_, kCallee, operator_, x_, x_);
+  }
 
   const Worker& worker_;
+  const bool by_pointer_;
   const Add operator_{"aten::add.Tensor"};
   const at::Tensor x_;
   volatile float sum_ = 0;
@@ -105,7 +108,7 @@ int run(int argc, char** argv) {
       .rendezvous = "file://" + option(argc, argv, "--path", "bench-weft") + ".store?run_id=bench",
   });
   if (rank == 0) {
-    Caller caller(worker);
+    Caller caller(worker, option(argc, argv, "--mode", "operator") == "function");
     const Operations operations = caller.operations();
     operations.call("add")();
     serve(&operations);
