@@ -62,10 +62,11 @@ def die_with_parent(death_signal):
     return prepare
 
 
-def run_launcher(command, env, cwd=None):
-    """Runs it to its end, passing its output on. Returns (exit code, output)."""
+def run_launcher(command, env):
+    """Runs it to its end, passing its output on. Returns (exit code, output). The program works in the private
+    directory, so that files it writes vanish with that."""
     print("run_under: " + " ".join(command), flush=True)
-    launcher = subprocess.Popen(command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    launcher = subprocess.Popen(command, env=env, cwd=env["TMPDIR"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, preexec_fn=die_with_parent(signal.SIGTERM))
     lines = []
     try:
@@ -91,7 +92,7 @@ def stop(process, grace=10):
 
 
 def under_weftrun(args, env, _private):
-    weftrun = args.weftrun or need("weftrun")[0]
+    weftrun = os.path.abspath(args.weftrun) if args.weftrun else need("weftrun")[0]
     return run_launcher([weftrun, "-n", str(args.ranks), "--"] + args.program, env)
 
 
@@ -362,6 +363,8 @@ def main():
     args.program = words[end + 1:]
     if not args.program:
         parser.error("which program? It follows --")
+    if os.path.dirname(args.program[0]):
+        args.program[0] = os.path.abspath(args.program[0])
 
     def interrupted(number, _frame):
         raise SystemExit(128 + number)
