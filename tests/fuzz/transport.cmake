@@ -1,0 +1,2 @@
+weft_fuzzer(NAME frame_fuzzer SRCS frame_fuzzer.cc CORPUS corpus/frame DEPS rpc common)
+weft_fuzzer(NAME hello_fuzzer SRCS hello_fuzzer.cc CORPUS corpus/hello DEPS rpc common)
