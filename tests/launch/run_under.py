@@ -122,14 +122,6 @@ def under_torchrun(args, env, _private):
                         env)
 
 
-def with_store(env, private):
-    # mpirun and srun give ranks but no place to meet; a user names one like this.
-    env = dict(env)
-    env["WEFT_STORE"] = f"file://{private}/store"
-    env["WEFT_JOB_ID"] = secrets.token_hex(16)
-    return env
-
-
 def under_mpirun(args, env, private):
     mpirun, = need("mpirun")
     version = subprocess.run([mpirun, "--version"], env=env, capture_output=True, text=True, check=False)
@@ -140,7 +132,7 @@ def under_mpirun(args, env, private):
                "--mca", "oob_tcp_if_include", "lo", "--mca", "orte_tmpdir_base", private]
     if os.getuid() == 0:
         command.append("--allow-run-as-root")
-    return run_launcher(command + args.program, with_store(env, private))
+    return run_launcher(command + args.program, env)
 
 
 class Held:
@@ -274,7 +266,7 @@ def under_srun(args, env, private):
         slurm.start(args.ranks)
         command = ["srun", "-n", str(args.ranks), "--mpi=none", "--export=ALL", "--kill-on-bad-exit=1", "--immediate=30",
                    "--unbuffered"]
-        result = run_launcher(command + args.program, with_store(slurm.env, private))
+        result = run_launcher(command + args.program, slurm.env)
         slurm.wait_until("the node is idle again", slurm.idle)
         return result
     finally:
@@ -377,6 +369,8 @@ def main():
     # The name of a Unix socket has room for about 100 bytes, so the directory lies right below the usual place.
     private = tempfile.mkdtemp(prefix="weft-under-")
     env["TMPDIR"] = private
+    # mpirun and srun give ranks but no place to meet: the ranks of one machine then use a file here.
+    env["XDG_RUNTIME_DIR"] = private
     left = 0
     try:
         code, lines = UNDER[args.launcher](args, env, private)
