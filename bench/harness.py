@@ -436,7 +436,7 @@ class Figure:
 
 
 def worst_of(id, metric, parts):
-    """The row of several figures: its part that is worst against its own bar, under the row's id."""
+    """The row of several figures: the part that is worst against its bar, under the row's id."""
     barred = [part for part in parts if part.bar is not None]
     failed = [part for part in barred if part.ratio is None]
     if failed:

@@ -60,8 +60,8 @@ def find_python():
 
 def touch_machine(mib):
     """Writes to memory that the guest may never have used; see docs/benchmarks.md."""
-    command = [sys.executable, "-c", f"x = bytearray({mib} << 20); x[::4096] = b'1' * len(x[::4096])"]
-    subprocess.run(command, timeout=300, check=False)
+    write = f"x = bytearray({mib} << 20); x[::4096] = b'1' * len(x[::4096])"
+    subprocess.run([sys.executable, "-c", write], timeout=300, check=False)
 
 
 def main():

@@ -235,7 +235,8 @@ def row_t4(bench, wanted, quick):
     cpp, python = [CPP, CPP_TCP], [PY, PY_TCP]
     parts = []
     beside = []
-    for id, command, name in (("T4.1", "flight", "in batches of 64"), ("T4.2", "slide", "window of 64")):
+    shapes = (("T4.1", "flight", "in batches of 64"), ("T4.2", "slide", "window of 64"))
+    for id, command, name in shapes:
         bench.log(f"T4: rpc_async add, {name}")
         names = [OURS, *cpp, *python, OURS_FUNCTION]
         results = bench.interleave(names, f"{command} {IN_FLIGHT} {calls}", 90)
@@ -312,12 +313,12 @@ def row_t13(bench, wanted, quick):
     shared = [name for name in (OURS, RAW_TCP, CPP_TCP, PY_TCP) if bench.has(name)]
     bench.start_all(shared)
     figures = []
-    for id, seconds, count in (("T13.1", 0.02, 50), ("T13.2", 1.1, 8), ("T13", 5.0, 3 if quick else 8)):
+    silences = (("T13.1", 0.02, 50), ("T13.2", 1.1, 8), ("T13", 5.0, 3 if quick else 8))
+    for id, seconds, count in silences:
         bench.log(f"T13: a call after {seconds:g} s of silence")
         step = seconds / max(1, len(shared))
         lines = {
-            name: f"silence {'add' if 'raw' not in name and 'weft' not in name else 'echo64'} "
-            f"{count} {seconds:g} {step * place:.4f}"
+            name: f"silence echo64 {count} {seconds:g} {step * place:.4f}"
             for place, name in enumerate(shared)
         }
         results = bench.together(lines, 30 + 2 * seconds * (count + 2))
