@@ -16,7 +16,7 @@
 
 namespace weft::internal {
 
-class StoreTable {
+class WEFT_API StoreTable {
  public:
   using Entries = std::map<std::string, std::string, std::less<>>;
 
@@ -25,10 +25,11 @@ class StoreTable {
   // Null when missing; valid until the next change.
   const std::string* find(std::string_view key) const;
   std::optional<std::string> get(std::string_view key) const;
-  // invalid_argument when the value is no decimal number or the sum leaves 64 bits; nothing changes then.
+  // invalid_argument when the value is no decimal number or the sum leaves 64 bits; nothing changes
+  // then.
   StatusOr<int64_t> add(std::string_view key, int64_t delta);
-  // Store::compare_set; *changed tells whether it was replaced. An empty `expected` matches a missing
-  // key and an empty value.
+  // Store::compare_set; *changed tells whether it was replaced. An empty `expected` matches a
+  // missing key and an empty value.
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
                           bool* changed);
   bool erase(std::string_view key);
