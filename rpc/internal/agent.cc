@@ -384,6 +384,15 @@ bool Agent::wait_drained(absl::Time deadline) {
   return serving_.empty() && pending_.empty();
 }
 
+void Agent::fail_calls(const Status& why) {
+  std::vector<uint64_t> calls;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [id, p] : pending_) calls.push_back(id);
+  }
+  for (uint64_t id : calls) complete(id, why, false);
+}
+
 std::string Agent::running_handlers() const {
   MutexLock lock(&mutex_);
   std::string out;
@@ -394,7 +403,6 @@ std::string Agent::running_handlers() const {
 }
 
 void Agent::close(const Status& why) {
-  std::vector<uint64_t> calls;
   std::vector<std::shared_ptr<Link>> links;
   std::vector<CancelToken> handlers;
   {
@@ -403,7 +411,6 @@ void Agent::close(const Status& why) {
     closed_ = true;
     accepting_ = false;
     closed_why_ = why;
-    for (const auto& [id, p] : pending_) calls.push_back(id);
     for (const auto& [incarnation, peer] : peers_) {
       for (const auto& link : peer->links) links.push_back(link);
       if (peer->redial != nullptr) peer->redial->disarm();
@@ -412,7 +419,7 @@ void Agent::close(const Status& why) {
   }
   deadline_timer_->disarm();
   tick_timer_->disarm();
-  for (uint64_t id : calls) complete(id, why, false);
+  fail_calls(why);
   for (const CancelToken& cancel : handlers) cancel.cancel();
   for (const auto& link : links) link->connection()->close(absl::OkStatus());
 }

@@ -92,6 +92,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   bool wait_idle(absl::Time deadline);
   // Waits until our calls and the handlers here have all ended.
   bool wait_drained(absl::Time deadline);
+  // Completes every call of ours with `why`.
+  void fail_calls(const Status& why);
   // What the handlers that still run were called for: "'app.f' for 'trainer0'".
   std::string running_handlers() const;
   // Tells every peer that we leave.

@@ -426,6 +426,8 @@ Status Core::tear_down(const Status& why, absl::Time deadline) {
   for (const auto& service : services_) service->on_shutdown(why);
   if (agent_ != nullptr) {
     agent_->stop_accepting();
+    // Before the goodbye: peers close their connections on it, which would look like a broken one.
+    agent_->fail_calls(why);
     agent_->say_goodbye();
   }
   if (membership_ != nullptr) {
