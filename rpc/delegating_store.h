@@ -35,7 +35,8 @@ class WEFT_API DelegatingStore : public Store {
   Status set(std::string_view key, std::string_view value, Timeout timeout = {}) override {
     return inner_->set(key, value, timeout);
   }
-  StatusOr<std::optional<std::string>> try_get(std::string_view key, Timeout timeout = {}) override {
+  StatusOr<std::optional<std::string>> try_get(std::string_view key,
+                                               Timeout timeout = {}) override {
     return inner_->try_get(key, timeout);
   }
   StatusOr<std::string> get(std::string_view key, Timeout timeout = {}) override {
@@ -62,7 +63,8 @@ class WEFT_API DelegatingStore : public Store {
                                                    Timeout timeout = {}) override {
     return inner_->wait_change(key, seen, timeout);
   }
-  StatusOr<std::vector<std::string>> list_keys(std::string_view prefix, Timeout timeout = {}) override {
+  StatusOr<std::vector<std::string>> list_keys(std::string_view prefix,
+                                               Timeout timeout = {}) override {
     return inner_->list_keys(prefix, timeout);
   }
   StatusOr<int64_t> num_keys(Timeout timeout = {}) override { return inner_->num_keys(timeout); }

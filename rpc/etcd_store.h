@@ -10,10 +10,10 @@
 // every run, and `etcdctl del --prefix <prefix>/` to clean up.
 //
 // Every operation takes effect at most once, although an etcd client cannot know what became of a
-// write whose answer was lost: each change is a transaction on the revision that it saw, and leaves a
-// marker below "<prefix>/m/", which the next attempt looks for. Markers have a lease and vanish 10
-// minutes after the client. An operation whose outcome could not be found out for 4 minutes fails
-// with kind maybe_executed.
+// write whose answer was lost: each change is a transaction on the revision that it saw, and leaves
+// a marker below "<prefix>/m/", which the next attempt looks for. Markers have a lease and vanish
+// 10 minutes after the client. An operation whose outcome could not be found out for 4 minutes
+// fails with kind maybe_executed.
 //
 // Plain text and no user: reach etcd over a network that you trust.
 // Threads: any. A client has no thread of its own.

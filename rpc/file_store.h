@@ -6,8 +6,8 @@
 //
 //   auto store = weft::FileStore::open("/tmp/job.store", {.run_id = "7f3a"}, runtime);
 //
-// Which run a file belongs to is written in it, so that the file of a run that crashed cannot poison
-// the next one:
+// Which run a file belongs to is written in it, so that the file of a run that crashed cannot
+// poison the next one:
 //   - a missing or empty file, or one of another run, is begun anew for our run;
 //   - a run that was replaced has retired: opening the file for it again, and every operation of
 //     those who still have it open, is an error of kind state that names both runs;
@@ -36,8 +36,8 @@ struct FileStoreOptions {
 
 class WEFT_API FileStore : public DelegatingStore, public ForkableStore {
  public:
-  // Fails with invalid_argument (no run id), state (the run has retired), protocol (not a store), or
-  // what the file system says.
+  // Fails with invalid_argument (no run id), state (the run has retired), protocol (not a store),
+  // or what the file system says.
   static StatusOr<std::shared_ptr<FileStore>> open(std::string_view path,
                                                    const FileStoreOptions& options,
                                                    std::shared_ptr<Runtime> runtime);

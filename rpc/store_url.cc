@@ -65,7 +65,8 @@ Status nothing_left(std::string_view text, const Url& url) {
 // The server of a hosted store: ends when the last client in this process has gone.
 struct HostedServer {
   explicit HostedServer(std::unique_ptr<TcpStoreServer> server_in) : server(std::move(server_in)) {}
-  // The other workers may still be saying goodbye; an exception that unwinds does not wait for them.
+  // The other workers may still be saying goodbye; an exception that unwinds does not wait for
+  // them.
   ~HostedServer() {
     const bool unwinding = std::uncaught_exceptions() > exceptions;
     server->stop(unwinding ? Timeout(absl::ZeroDuration()) : Timeout());
@@ -141,14 +142,14 @@ StatusOr<std::shared_ptr<Store>> open_store(std::string_view text, const StoreOp
     if (!at.ok()) return bad_url(text, std::string(at.status().message()));
     const std::string prefix = slash == std::string::npos ? "" : url.rest.substr(slash + 1);
     if (prefix.empty()) return bad_url(text, "it needs a prefix for the job: etcd://host:port/job");
-    return EtcdStore::connect(at->host, at->port,
-                              {.prefix = prefix, .timeout = options.timeout}, std::move(runtime));
+    return EtcdStore::connect(at->host, at->port, {.prefix = prefix, .timeout = options.timeout},
+                              std::move(runtime));
   }
   if (url.scheme == "env") {
     return bad_url(text, "env:// is for weft::join, which reads the launcher's variables");
   }
-  return bad_url(text, absl::StrCat("unknown scheme '", url.scheme,
-                                    "'; there are hash, file, tcp and etcd"));
+  return bad_url(
+      text, absl::StrCat("unknown scheme '", url.scheme, "'; there are hash, file, tcp and etcd"));
 }
 
 }  // namespace weft

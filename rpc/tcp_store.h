@@ -1,17 +1,17 @@
 #ifndef WEFT_RPC_TCP_STORE_H_
 #define WEFT_RPC_TCP_STORE_H_
 
-// TcpStore: a store over the network: one server, which any process of the job can host, and a client
-// in every process. Over gRPC; proto/store.proto is the specification.
+// TcpStore: a store over the network: one server, which any process of the job can host, and a
+// client in every process. Over gRPC; proto/store.proto is the specification.
 //
 //   auto server = weft::TcpStoreServer::start({.port = 29500}, runtime);      // rank 0
 //   auto store = weft::TcpStore::connect("127.0.0.1", 29500, {}, runtime);    // everyone
 //
-// The client tries to connect, with backoff and jitter, until the deadline; a connection counts only
-// when the other side proved to be a store of ours. A connection that breaks is made again; an
-// operation that was under way is sent again and takes effect once. While nobody answers, operations
-// wait until their deadline and fail with kind unavailable then. The data is in the server's memory:
-// a server that is started again is empty.
+// The client tries to connect, with backoff and jitter, until the deadline; a connection counts
+// only when the other side proved to be a store of ours. A connection that breaks is made again; an
+// operation that was under way is sent again and takes effect once. While nobody answers,
+// operations wait until their deadline and fail with kind unavailable then. The data is in the
+// server's memory: a server that is started again is empty.
 //
 // Threads: any. A client has no thread of its own; the server has one, whatever the number of
 // clients. (gRPC has its own few per process.)
@@ -55,8 +55,9 @@ class WEFT_API TcpStoreServer {
   // Clients that are connected now.
   int num_clients() const;
 
-  // Waits until every client has said goodbye or is gone, at most for `linger` (10 s when unset), and
-  // ends the service; operations still waiting fail at their clients. At most 5 s more. Idempotent.
+  // Waits until every client has said goodbye or is gone, at most for `linger` (10 s when unset),
+  // and ends the service; operations still waiting fail at their clients. At most 5 s more.
+  // Idempotent.
   void stop(Timeout linger = {});
 
  private:

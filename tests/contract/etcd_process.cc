@@ -85,14 +85,32 @@ void EtcdProcess::start() {
     }
     const std::string client = absl::StrCat("http://127.0.0.1:", port_);
     const std::string peer = absl::StrCat("http://127.0.0.1:", peer_port_);
-    pid_ = spawn({binary, "--name", "default", "--data-dir", directory_ + "/data",
-                  "--listen-client-urls", client, "--advertise-client-urls", client,
-                  "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-                  "--initial-cluster", "default=" + peer, "--heartbeat-interval", "20",
-                  "--election-timeout", "200", "--logger", "zap", "--log-level", "error"},
+    pid_ = spawn({binary,
+                  "--name",
+                  "default",
+                  "--data-dir",
+                  directory_ + "/data",
+                  "--listen-client-urls",
+                  client,
+                  "--advertise-client-urls",
+                  client,
+                  "--listen-peer-urls",
+                  peer,
+                  "--initial-advertise-peer-urls",
+                  peer,
+                  "--initial-cluster",
+                  "default=" + peer,
+                  "--heartbeat-interval",
+                  "20",
+                  "--election-timeout",
+                  "200",
+                  "--logger",
+                  "zap",
+                  "--log-level",
+                  "error"},
                  directory_ + "/log");
-    const auto store = EtcdStore::connect("127.0.0.1", port_,
-                                          {.prefix = "ready", .timeout = absl::Seconds(10)}, runtime);
+    const auto store = EtcdStore::connect(
+        "127.0.0.1", port_, {.prefix = "ready", .timeout = absl::Seconds(10)}, runtime);
     if (store.ok()) {
       problem_.clear();
       return;

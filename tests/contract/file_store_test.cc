@@ -19,8 +19,8 @@
 namespace weft::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using internal::parse_store_file;
+using ::testing::HasSubstr;
 
 class FileStoreTest : public ::testing::Test {
  protected:
@@ -91,8 +91,8 @@ TEST_F(FileStoreTest, BadArgumentsAndPathsAreNamed) {
 }
 
 TEST_F(FileStoreTest, AFileThatIsNoStoreIsLeftAlone) {
-  for (const std::string& bytes : {std::string("my thesis, the only copy"), std::string("W"),
-                                   std::string(4096, '\0')}) {
+  for (const std::string& bytes :
+       {std::string("my thesis, the only copy"), std::string("W"), std::string(4096, '\0')}) {
     set_content(bytes);
     const Status status = open("run1").status();
     EXPECT_EQ(error_kind(status), ErrorKind::kProtocol) << status;
@@ -173,7 +173,8 @@ TEST_F(FileStoreTest, RandomBytesNeverCrash) {
   for (int round = 0; round < 3000; ++round) {
     std::string bytes = round % 2 == 0 ? "WEFTSTOR" : header;
     const size_t n = random() % 200;
-    for (size_t i = 0; i < n; ++i) bytes.push_back(static_cast<char>(random() % 5 == 0 ? random() : 0));
+    for (size_t i = 0; i < n; ++i)
+      bytes.push_back(static_cast<char>(random() % 5 == 0 ? random() : 0));
     const auto file = parse_store_file(bytes);
     if (!file.ok()) {
       EXPECT_EQ(error_kind(file.status()), ErrorKind::kProtocol);

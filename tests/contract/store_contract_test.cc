@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "weft/rpc/prefix_store.h"
 #include "weft/rpc/store.h"
 #include "weft/tests/contract/store_world.h"
 
@@ -52,7 +53,8 @@ class StoreContract : public ::testing::TestWithParam<StoreKind> {
     EXPECT_TRUE(got.ok()) << got.status();
     return got.ok() ? *got : std::nullopt;
   }
-  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired) {
+  std::string compare_set(std::string_view key, std::string_view expected,
+                          std::string_view desired) {
     StatusOr<std::string> got = store_->compare_set(key, expected, desired);
     EXPECT_TRUE(got.ok()) << got.status();
     return got.ok() ? *got : "<failed>";
@@ -119,16 +121,16 @@ TEST_P(StoreContract, AddThatOverflowsIsAnErrorAndChangesNothing) {
 }
 
 TEST_P(StoreContract, CompareSetReplacesOnlyWhatWasExpected) {
-  EXPECT_EQ(compare_set("k", "old", "new"), "");       // missing, something expected
+  EXPECT_EQ(compare_set("k", "old", "new"), "");  // missing, something expected
   EXPECT_EQ(value("k"), std::nullopt);
   EXPECT_EQ(compare_set("k", "", "one"), "one");       // missing, as expected
   EXPECT_EQ(compare_set("k", "", "two"), "one");       // there, expected missing
   EXPECT_EQ(compare_set("k", "three", "two"), "one");  // something else
   EXPECT_EQ(compare_set("k", "one", "two"), "two");
   EXPECT_EQ(value("k"), "two");
-  EXPECT_EQ(compare_set("k", "two", ""), "");          // to an empty value
+  EXPECT_EQ(compare_set("k", "two", ""), "");  // to an empty value
   EXPECT_EQ(value("k"), "");
-  EXPECT_EQ(compare_set("k", "", "three"), "three");   // and on from there
+  EXPECT_EQ(compare_set("k", "", "three"), "three");  // and on from there
 }
 
 TEST_P(StoreContract, DeleteTellsWhetherTheKeyWasThere) {
@@ -215,7 +217,8 @@ TEST_P(StoreContract, ValuesHaveAtMostOneMiB) {
 TEST_P(StoreContract, GetWaitsForTheKey) {
   const std::shared_ptr<Store> other = world_->client(Timeout());
   std::thread setter([&] { EXPECT_TRUE(other->set("k", "v").ok()); });
-  const StatusOr<std::string> got = store_->get("k");
+  // For ever: whoever is not woken hangs here.
+  const StatusOr<std::string> got = store_->get("k", kInfinite);
   setter.join();
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_EQ(*got, "v");
@@ -228,7 +231,7 @@ TEST_P(StoreContract, WaitersOfOneKeyAllWake) {
   for (int i = 0; i < 6; ++i) {
     threads.emplace_back([&, i] {
       Store& store = *clients[static_cast<size_t>(i) % clients.size()];
-      const StatusOr<std::string> got = store.get("go");
+      const StatusOr<std::string> got = store.get("go", kInfinite);
       EXPECT_TRUE(got.ok()) << got.status();
       woken += got.ok() && *got == "now";
     });
@@ -244,7 +247,7 @@ TEST_P(StoreContract, WaitWantsAllKeysWhateverTheirOrder) {
   std::thread setter([&] {
     for (const char* key : {"c", "a", "b"}) EXPECT_TRUE(other->set(key, "v").ok());
   });
-  const Status status = store_->wait({"a", "b", "c"});
+  const Status status = store_->wait({"a", "b", "c"}, kInfinite);
   setter.join();
   EXPECT_TRUE(status.ok()) << status;
 }
@@ -395,6 +398,18 @@ TEST_P(StoreContract, InterruptEndsWaitsOfThisClientOnly) {
   EXPECT_TRUE(other->set("later", "v").ok());
   bystander.join();
   EXPECT_EQ(*other->num_keys(), 1);
+}
+
+TEST_P(StoreContract, InterruptOfAPrefixLeavesTheStoreBelow) {
+  PrefixStore mine("mine", store_);
+  PrefixStore theirs("mine", store_);
+  Status ended;
+  std::thread waiter([&] { ended = mine.get("never", kInfinite).status(); });
+  mine.interrupt();
+  waiter.join();
+  EXPECT_EQ(error_kind(ended), ErrorKind::kCancelled) << ended;
+  EXPECT_TRUE(theirs.set("k", "v").ok());
+  EXPECT_EQ(value("mine/k"), "v");
 }
 
 TEST_P(StoreContract, DefaultTimeoutOfTheClientIsTaken) {

@@ -21,7 +21,8 @@ std::shared_ptr<Runtime> borrowed(Runtime* runtime) {
 
 using MakeStore = std::function<std::shared_ptr<Store>(const std::shared_ptr<Runtime>&)>;
 
-// Five actors race for a leader's key, count, and meet at a barrier; the last to be counted opens it.
+// Five actors race for a leader's key, count, and meet at a barrier; the last to be counted opens
+// it.
 uint64_t race(uint64_t seed, const MakeStore& make_store, std::set<std::string>* winners) {
   SimRuntime sim({.seed = seed, .keep_events = 50});
   const auto runtime = borrowed(&sim);
@@ -69,7 +70,8 @@ void check(const MakeStore& make_store) {
 }
 
 TEST(StoreSim, HashStoreSameSeedSameTrace) {
-  check([](const std::shared_ptr<Runtime>& runtime) { return std::make_shared<HashStore>(runtime); });
+  check(
+      [](const std::shared_ptr<Runtime>& runtime) { return std::make_shared<HashStore>(runtime); });
 }
 
 TEST(StoreSim, PrefixOfFileStoreSameSeedSameTrace) {

@@ -58,8 +58,8 @@ class FileWorld : public StoreWorld {
   }
   ~FileWorld() override { std::filesystem::remove_all(directory_); }
   std::shared_ptr<Store> client(Timeout timeout) override {
-    return or_null(FileStore::open(directory_ + "/store", {.run_id = "run", .timeout = timeout},
-                                   runtime_));
+    return or_null(
+        FileStore::open(directory_ + "/store", {.run_id = "run", .timeout = timeout}, runtime_));
   }
 
  private:
@@ -99,8 +99,8 @@ class EtcdWorld : public StoreWorld {
   }
   std::shared_ptr<Store> client(Timeout timeout) override {
     if (port_ == 0) return nullptr;
-    return or_null(EtcdStore::connect("127.0.0.1", port_,
-                                      {.prefix = prefix_, .timeout = timeout}, runtime_));
+    return or_null(
+        EtcdStore::connect("127.0.0.1", port_, {.prefix = prefix_, .timeout = timeout}, runtime_));
   }
 
  private:

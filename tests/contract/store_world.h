@@ -29,7 +29,9 @@ struct StoreKind {
   // Why this kind cannot be tested on this machine; empty when it can.
   std::function<std::string()> missing = [] { return std::string(); };
 };
-inline std::ostream& operator<<(std::ostream& out, const StoreKind& kind) { return out << kind.name; }
+inline std::ostream& operator<<(std::ostream& out, const StoreKind& kind) {
+  return out << kind.name;
+}
 
 std::vector<StoreKind> all_store_kinds();
 

@@ -146,7 +146,7 @@ void Relay::pass(int client) {
     for (int i = 0; i < 2 && !over; ++i) {
       if (ends[i].revents == 0) continue;
       const ssize_t n = ::recv(ends[i].fd, buffer, sizeof buffer, 0);
-      over = n <= 0 || (i == 1 && cut_.exchange(false));
+      over = n <= 0 || (i == 1 && cut_in_.fetch_sub(1) == 1);
       if (!over) over = !send_all(ends[1 - i].fd, buffer, static_cast<size_t>(n));
     }
     if (over) break;

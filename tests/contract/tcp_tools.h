@@ -1,8 +1,8 @@
 #ifndef WEFT_TESTS_CONTRACT_TCP_TOOLS_H_
 #define WEFT_TESTS_CONTRACT_TCP_TOOLS_H_
 
-// Bad company for a TcpStore: listeners that say nothing, servers of something else, raw bytes, a relay
-// that loses answers, and processes that can be killed. Loopback only.
+// Bad company for a TcpStore: listeners that say nothing, servers of something else, raw bytes, a
+// relay that loses answers, and processes that can be killed. Loopback only.
 
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
@@ -57,10 +57,10 @@ class Relay {
   explicit Relay(int to_port);
   ~Relay();
   int port() const { return listener_.port(); }
-  // The next bytes that come back from there are dropped, and the connection is cut.
-  void cut_next_answer() { cut_ = true; }
+  // The nth piece of bytes that comes back from there is dropped, and the connection is cut.
+  void cut_answer(int nth = 1) { cut_in_ = nth; }
   // Whether that has happened since.
-  bool was_cut() const { return !cut_; }
+  bool was_cut() const { return cut_in_ <= 0; }
 
  private:
   void accept_loop();
@@ -68,7 +68,7 @@ class Relay {
 
   const int to_port_;
   RawListener listener_;
-  std::atomic<bool> cut_{false};
+  std::atomic<int> cut_in_{0};
   std::atomic<bool> closing_{false};
   std::list<std::thread> connections_;
   std::thread acceptor_;

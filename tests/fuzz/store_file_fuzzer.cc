@@ -1,5 +1,5 @@
-// Arbitrary bytes as the file of a FileStore. What is accepted must take another record, and then read
-// as the same content plus that.
+// Arbitrary bytes as the file of a FileStore. What is accepted must take another record, and then
+// read as the same content plus that.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -37,7 +37,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     weft::v1::StoreSessionRequest session;
     if (session.ParseFromArray(data + 1, static_cast<int>(length))) {
-      (void)store.open_session(session, absl::UnixEpoch() + absl::Seconds(static_cast<int>(length)));
+      (void)store.open_session(session,
+                               absl::UnixEpoch() + absl::Seconds(static_cast<int>(length)));
     }
     data += 1 + length;
     size -= 1 + length;

@@ -112,8 +112,9 @@ Status check_can_bind(const std::string& host, int port) {
     ::close(fd);
   }
   if (error == 0) return absl::OkStatus();
-  return make_error(ErrorKind::kUnavailable, absl::StrCat("cannot listen to ", host_port(host, port),
-                                                          ": ", std::strerror(error)));
+  return make_error(
+      ErrorKind::kUnavailable,
+      absl::StrCat("cannot listen to ", host_port(host, port), ": ", std::strerror(error)));
 }
 
 }  // namespace weft::internal

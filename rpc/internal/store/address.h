@@ -26,8 +26,8 @@ StatusOr<HostPort> parse_host_port(std::string_view text, int default_port);
 // `allow_insecure` is false; invalid_argument for an unknown host or a port out of range.
 Status check_listen_address(const std::string& host, int port, bool allow_insecure);
 
-// Binds and lets go again: unavailable, with the system's reason, when that is not possible. gRPC says
-// only that it failed, and on the log.
+// Binds and lets go again: unavailable, with the system's reason, when that is not possible. gRPC
+// says only that it failed, and on the log.
 Status check_can_bind(const std::string& host, int port);
 
 }  // namespace weft::internal

@@ -32,15 +32,15 @@ std::string quote_keys(const std::vector<std::string>& keys) {
 
 Status check_key(std::string_view key) {
   if (!key.empty() && key.size() <= kMaxStoreKey) return absl::OkStatus();
-  return make_error(ErrorKind::kInvalidArgument,
-                    absl::StrCat("a key has 1 to ", kMaxStoreKey, " bytes, this one has ", key.size()));
+  return make_error(ErrorKind::kInvalidArgument, absl::StrCat("a key has 1 to ", kMaxStoreKey,
+                                                              " bytes, this one has ", key.size()));
 }
 
 Status check_value(std::string_view value) {
   if (value.size() <= kMaxStoreValue) return absl::OkStatus();
-  return make_error(ErrorKind::kInvalidArgument,
-                    absl::StrCat("a value has at most ", kMaxStoreValue, " bytes, this one has ",
-                                 value.size()));
+  return make_error(
+      ErrorKind::kInvalidArgument,
+      absl::StrCat("a value has at most ", kMaxStoreValue, " bytes, this one has ", value.size()));
 }
 
 Status check_keys(const std::vector<std::string>& keys) {
@@ -50,10 +50,10 @@ Status check_keys(const std::vector<std::string>& keys) {
     bytes += key.size();
   }
   if (keys.size() <= kMaxStoreKeys && bytes <= kMaxStoreKeysBytes) return absl::OkStatus();
-  return make_error(ErrorKind::kInvalidArgument,
-                    absl::StrCat("one call names at most ", kMaxStoreKeys, " keys of ",
-                                 kMaxStoreKeysBytes, " bytes together, this one ", keys.size(),
-                                 " of ", bytes));
+  return make_error(
+      ErrorKind::kInvalidArgument,
+      absl::StrCat("one call names at most ", kMaxStoreKeys, " keys of ", kMaxStoreKeysBytes,
+                   " bytes together, this one ", keys.size(), " of ", bytes));
 }
 
 StoreOp StoreOp::make(const Runtime& runtime, std::string store, std::string what, Timeout timeout,

@@ -32,8 +32,8 @@ Status check_keys(const std::vector<std::string>& keys);
 
 // One operation on one store: where errors get their first half from.
 struct StoreOp {
-  std::string store;   // describe()
-  std::string what;    // "get('k')"
+  std::string store;  // describe()
+  std::string what;   // "get('k')"
   absl::Time begin;
   absl::Time deadline;
 

@@ -147,19 +147,17 @@ Status EtcdLink::before_next_attempt(const StoreOp& op, InterruptScope* scope,
   if (scope->interrupted()) return op.interrupted();
   if (std::optional<Status> error = final_error(op, status)) return *std::move(error);
   if (!scope->pause(backoff->next(), op.deadline, channel_.get())) return op.interrupted();
-  if (runtime_->now() < op.deadline &&
-      status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
+  if (runtime_->now() < op.deadline && status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
     return absl::OkStatus();
   }
   if (channel_->GetState(false) == GRPC_CHANNEL_READY) {
-    return op.deadline_error(absl::StrCat("no answer came (the last: ", grpc_status_text(status),
-                                          ")"));
+    return op.deadline_error(
+        absl::StrCat("no answer came (the last: ", grpc_status_text(status), ")"));
   }
-  return op.error(ErrorKind::kUnavailable,
-                  absl::StrCat("cannot reach etcd within ",
-                               absl::FormatDuration(op.deadline - op.begin), " (",
-                               backoff->attempts(), " attempts, the last: ",
-                               grpc_status_text(status), ")"));
+  return op.error(
+      ErrorKind::kUnavailable,
+      absl::StrCat("cannot reach etcd within ", absl::FormatDuration(op.deadline - op.begin), " (",
+                   backoff->attempts(), " attempts, the last: ", grpc_status_text(status), ")"));
 }
 
 template <class Request, class Reply>
@@ -353,7 +351,8 @@ Status EtcdLink::watch(const StoreOp& op, InterruptScope* scope, const std::stri
     drain(&queue);
   }
   if (scope->interrupted()) return op.interrupted();
-  if (changed || status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) return absl::OkStatus();
+  if (changed || status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED)
+    return absl::OkStatus();
   return before_next_attempt(op, scope, status, backoff);
 }
 

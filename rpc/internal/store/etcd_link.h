@@ -1,14 +1,16 @@
 #ifndef WEFT_RPC_INTERNAL_STORE_ETCD_LINK_H_
 #define WEFT_RPC_INTERNAL_STORE_ETCD_LINK_H_
 
-// EtcdLink: what EtcdStore asks of an etcd: reads, guarded changes, and waiting for an event. Shared by
-// the clients that one EtcdStore gave out. No thread: whoever asks polls a queue of its own.
+// EtcdLink: what EtcdStore asks of an etcd: reads, guarded changes, and waiting for an event.
+// Shared by the clients that one EtcdStore gave out. No thread: whoever asks polls a queue of its
+// own.
 //
 // ETCD-1  a change is one transaction: if the key's mod_revision is still r, write the key and a
 //         marker that carries this operation's number and result. Revisions never return, so of
 //         several attempts with the same r at most one succeeds, and an attempt that is still under
 //         way somewhere fails as soon as anyone has written the key.
-// ETCD-2  after an attempt whose answer was lost, key and marker are read in one transaction: if the
+// ETCD-2  after an attempt whose answer was lost, key and marker are read in one transaction: if
+// the
 //         marker is this operation's, it took effect, and the result is in it.
 // ETCD-3  a marker's place is used by one operation at a time, and never again when the outcome of
 //         its operation stayed unknown.
@@ -51,8 +53,8 @@ class EtcdLink {
     std::optional<std::string> value;  // of the first
   };
   // All keys at one revision.
-  StatusOr<View> look(const StoreOp& op, InterruptScope* scope, const std::vector<std::string>& keys,
-                      bool want_value);
+  StatusOr<View> look(const StoreOp& op, InterruptScope* scope,
+                      const std::vector<std::string>& keys, bool want_value);
 
   // Waits until `key` changes after `revision`, or for `length`, or until it makes sense to look
   // again. OK in each case; errors are final.

@@ -46,8 +46,7 @@ class EtcdClient : public Store {
     const StoreOp op = this->op(absl::StrCat("try_get(", quote_key(key), ")"), timeout);
     WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
     WEFT_RETURN_IF_ERROR(begin(op));
-    WEFT_ASSIGN_OR_RETURN(EtcdLink::View view,
-                          link_->look(op, &scope_, {std::string(key)}, true));
+    WEFT_ASSIGN_OR_RETURN(EtcdLink::View view, link_->look(op, &scope_, {std::string(key)}, true));
     return std::move(view.value);
   }
 
@@ -55,9 +54,9 @@ class EtcdClient : public Store {
     const StoreOp op = this->op(absl::StrCat("get(", quote_key(key), ")"), timeout);
     WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
     EtcdLink::View view;
-    WEFT_RETURN_IF_ERROR(watch_until(op, {std::string(key)}, true, &view,
-                                     [&] { return view.value.has_value(); },
-                                     [] { return std::string("the key did not appear"); }));
+    WEFT_RETURN_IF_ERROR(watch_until(
+        op, {std::string(key)}, true, &view, [&] { return view.value.has_value(); },
+        [] { return std::string("the key did not appear"); }));
     return *std::move(view.value);
   }
 
@@ -67,12 +66,12 @@ class EtcdClient : public Store {
     WEFT_RETURN_IF_ERROR(begin(op));
     WEFT_ASSIGN_OR_RETURN(
         const std::string result,
-        link_->change(op, &scope_, key,
-                      [&](const std::optional<std::string>& current) -> StatusOr<EtcdLink::Change> {
-                        WEFT_ASSIGN_OR_RETURN(const int64_t sum, add_to_counter(current, delta));
-                        return EtcdLink::Change{EtcdLink::Change::kPut, absl::StrCat(sum),
-                                                absl::StrCat(sum)};
-                      }));
+        link_->change(
+            op, &scope_, key,
+            [&](const std::optional<std::string>& current) -> StatusOr<EtcdLink::Change> {
+              WEFT_ASSIGN_OR_RETURN(const int64_t sum, add_to_counter(current, delta));
+              return EtcdLink::Change{EtcdLink::Change::kPut, absl::StrCat(sum), absl::StrCat(sum)};
+            }));
     int64_t sum = 0;
     if (!absl::SimpleAtoi(result, &sum)) {
       return op.error(ErrorKind::kProtocol, "someone else wrote our marker");
@@ -90,15 +89,15 @@ class EtcdClient : public Store {
     std::string found;
     WEFT_ASSIGN_OR_RETURN(
         const std::string result,
-        link_->change(op, &scope_, key,
-                      [&](const std::optional<std::string>& current) -> StatusOr<EtcdLink::Change> {
-                        if (compare_matches(current, expected)) {
-                          return EtcdLink::Change{EtcdLink::Change::kPut, std::string(desired),
-                                                  "replaced"};
-                        }
-                        found = current.value_or("");
-                        return EtcdLink::Change{};
-                      }));
+        link_->change(
+            op, &scope_, key,
+            [&](const std::optional<std::string>& current) -> StatusOr<EtcdLink::Change> {
+              if (compare_matches(current, expected)) {
+                return EtcdLink::Change{EtcdLink::Change::kPut, std::string(desired), "replaced"};
+              }
+              found = current.value_or("");
+              return EtcdLink::Change{};
+            }));
     return result.empty() ? found : std::string(desired);
   }
 
@@ -128,9 +127,9 @@ class EtcdClient : public Store {
     const StoreOp op = this->op(absl::StrCat("wait(", quote_keys(keys), ")"), timeout);
     WEFT_RETURN_IF_ERROR(op.wrap(check_keys(keys)));
     EtcdLink::View view;
-    return watch_until(op, keys, false, &view, [&] { return view.missing.empty(); }, [&] {
-      return absl::StrCat("still missing: ", quote_keys(view.missing), ";");
-    });
+    return watch_until(
+        op, keys, false, &view, [&] { return view.missing.empty(); },
+        [&] { return absl::StrCat("still missing: ", quote_keys(view.missing), ";"); });
   }
 
   StatusOr<std::optional<std::string>> wait_change(std::string_view key,
@@ -139,9 +138,9 @@ class EtcdClient : public Store {
     const StoreOp op = this->op(absl::StrCat("wait_change(", quote_key(key), ")"), timeout);
     WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
     EtcdLink::View view;
-    WEFT_RETURN_IF_ERROR(watch_until(op, {std::string(key)}, true, &view,
-                                     [&] { return view.value != seen; },
-                                     [] { return std::string("the value did not change"); }));
+    WEFT_RETURN_IF_ERROR(watch_until(
+        op, {std::string(key)}, true, &view, [&] { return view.value != seen; },
+        [] { return std::string("the value did not change"); }));
     return std::move(view.value);
   }
 

@@ -97,8 +97,8 @@ Status parse_header(std::string_view content, StoreFile* file, uint64_t* committ
   in.remove_prefix(kMagic.size());
   if (!take(&in, &version) || !take(&in, &length)) return damaged("its header is cut");
   if (version != kVersion) {
-    return damaged(absl::StrCat("its format has version ", version, ", this program knows ",
-                                kVersion));
+    return damaged(
+        absl::StrCat("its format has version ", version, ", this program knows ", kVersion));
   }
   if (length > kMaxHeaderBytes || length > in.size() || in.size() - length < sizeof(uint64_t)) {
     return damaged("its header is cut or too long");
@@ -129,7 +129,8 @@ Status apply(std::string_view payload, StoreTable* table) {
   std::string key;
   if (!take(&payload, &kind)) return damaged("an empty record");
   if (kind == kPadding) return absl::OkStatus();
-  if (!take_string(&payload, kMaxStoreKey, &key) || key.empty() || payload.size() > kMaxStoreValue) {
+  if (!take_string(&payload, kMaxStoreKey, &key) || key.empty() ||
+      payload.size() > kMaxStoreValue) {
     return damaged("a record without a proper key");
   }
   if (kind == kSet) {
@@ -150,7 +151,8 @@ StatusOr<StoreFile> parse_store_file(std::string_view content) {
   WEFT_RETURN_IF_ERROR(parse_header(content, &file, &committed, &file.end));
   file.size = content.size();
   if (file.size < committed) {
-    return damaged(absl::StrCat("it was cut from at least ", committed, " to ", file.size, " bytes"));
+    return damaged(
+        absl::StrCat("it was cut from at least ", committed, " to ", file.size, " bytes"));
   }
   while (file.end < content.size()) {
     std::string_view in = content.substr(file.end);
@@ -190,7 +192,8 @@ void append_store_record(const StoreFile& file, std::string_view key, std::strin
   content->replace(0, head.size(), head);
   put_entry(file.generation, key, file.table.find(key), content);
   if (content->size() < file.size) {
-    // Covers the rest of a cut record, which could otherwise be left behind ours by a killed writer.
+    // Covers the rest of a cut record, which could otherwise be left behind ours by a killed
+    // writer.
     const size_t rest = file.size - content->size();
     std::string padding(rest > kRecordHeadBytes ? rest - kRecordHeadBytes : 1, '\0');
     padding[0] = kPadding;

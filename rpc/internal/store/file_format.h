@@ -17,8 +17,8 @@
 //            payload: u8 kind (1 set, 2 delete, 3 padding), u32 length of key, key, value
 //
 // FILE-1  a writer only ever adds records behind what is there, and the bytes before them stay the
-//         same, `committed` apart; so a writer that is killed leaves a file whose last record may be
-//         cut. It was never acknowledged, and the next writer overwrites it.
+//         same, `committed` apart; so a writer that is killed leaves a file whose last record may
+//         be cut. It was never acknowledged, and the next writer overwrites it.
 // FILE-2  a file shorter than `committed` was truncated by someone else: an error.
 // FILE-3  an old log is replaced by a shorter one under a new generation; a writer killed then
 //         leaves a mixture, which the checksums tell from both: an error, not wrong data.
@@ -43,8 +43,8 @@ struct StoreFile {
   std::string run_id;
   std::vector<std::string> retired;
   StoreTable table;
-  size_t end = 0;     // behind the last complete record
-  size_t size = 0;    // of the whole file
+  size_t end = 0;   // behind the last complete record
+  size_t size = 0;  // of the whole file
 };
 
 // Kind protocol when `content` is no such file. Allocates no more than a few times its size.
@@ -53,8 +53,10 @@ WEFT_API StatusOr<StoreFile> parse_store_file(std::string_view content);
 // A whole file: header and one record per entry of file.table.
 WEFT_API std::string begin_store_file(const StoreFile& file);
 
-// Changes `content`, which parsed as `file`: adds a record that says what the table now holds at `key`.
-WEFT_API void append_store_record(const StoreFile& file, std::string_view key, std::string* content);
+// Changes `content`, which parsed as `file`: adds a record that says what the table now holds at
+// `key`.
+WEFT_API void append_store_record(const StoreFile& file, std::string_view key,
+                                  std::string* content);
 
 }  // namespace weft::internal
 

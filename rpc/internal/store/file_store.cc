@@ -49,32 +49,31 @@ Status foreign(const std::string& path, const std::string& theirs, const std::st
 // Begins or joins; the first half of open().
 Status claim(const FileData& data) {
   Status result;
-  const Status locked =
-      data.runtime->files().update_locked(data.path, [&](std::string* content) {
-        StoreFile file;
-        if (!content->empty()) {
-          StatusOr<StoreFile> parsed = parse_store_file(*content);
-          if (!parsed.ok()) {
-            result = parsed.status();
-            return false;
-          }
-          file = *std::move(parsed);
-          if (file.run_id == data.run_id) return false;
-          if (std::count(file.retired.begin(), file.retired.end(), data.run_id) > 0) {
-            result = make_error(ErrorKind::kState,
-                                absl::StrCat("run ", quote(data.run_id), " has retired: run ",
-                                             quote(file.run_id), " has taken the file over"));
-            return false;
-          }
-          file.retired.push_back(std::move(file.run_id));
-          if (file.retired.size() > kMaxRetiredRuns) file.retired.erase(file.retired.begin());
-        }
-        file.table = StoreTable();
-        file.run_id = data.run_id;
-        file.generation = data.runtime->random().next();
-        *content = begin_store_file(file);
-        return true;
-      });
+  const Status locked = data.runtime->files().update_locked(data.path, [&](std::string* content) {
+    StoreFile file;
+    if (!content->empty()) {
+      StatusOr<StoreFile> parsed = parse_store_file(*content);
+      if (!parsed.ok()) {
+        result = parsed.status();
+        return false;
+      }
+      file = *std::move(parsed);
+      if (file.run_id == data.run_id) return false;
+      if (std::count(file.retired.begin(), file.retired.end(), data.run_id) > 0) {
+        result = make_error(ErrorKind::kState,
+                            absl::StrCat("run ", quote(data.run_id), " has retired: run ",
+                                         quote(file.run_id), " has taken the file over"));
+        return false;
+      }
+      file.retired.push_back(std::move(file.run_id));
+      if (file.retired.size() > kMaxRetiredRuns) file.retired.erase(file.retired.begin());
+    }
+    file.table = StoreTable();
+    file.run_id = data.run_id;
+    file.generation = data.runtime->random().next();
+    *content = begin_store_file(file);
+    return true;
+  });
   return locked.ok() ? result : locked;
 }
 
@@ -173,8 +172,8 @@ StatusOr<std::shared_ptr<FileStore>> FileStore::open(std::string_view path,
                      " bytes, so that the file of an earlier run is not taken for this one's; ",
                      "this one has ", options.run_id.size(), " (file:///path?run_id=ID)"));
   }
-  auto data = std::make_shared<internal::FileData>(std::move(runtime), std::string(path),
-                                                   options.run_id);
+  auto data =
+      std::make_shared<internal::FileData>(std::move(runtime), std::string(path), options.run_id);
   const Status claimed = internal::claim(*data);
   if (!claimed.ok()) return annotate(claimed, absl::StrCat(context, ": cannot open"));
   return std::shared_ptr<FileStore>(

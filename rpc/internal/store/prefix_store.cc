@@ -25,18 +25,18 @@ PrefixStore::PrefixStore(std::string_view prefix, std::shared_ptr<Store> store)
     : DelegatingStore(own_client(std::move(store))), prefix_(join(prefix, "/")) {}
 
 std::shared_ptr<Store> PrefixStore::new_client() {
-  return std::make_shared<PrefixStore>(
-      std::string_view(prefix_).substr(0, prefix_.size() - 1), inner());
+  return std::make_shared<PrefixStore>(std::string_view(prefix_).substr(0, prefix_.size() - 1),
+                                       inner());
 }
 
 StatusOr<std::string> PrefixStore::below(std::string_view key) const {
   // The store below sees the prefix and would take an empty key for a good one.
   Status status = internal::check_key(key);
   if (status.ok() && prefix_.size() + key.size() > internal::kMaxStoreKey) {
-    status = make_error(ErrorKind::kInvalidArgument,
-                        absl::StrCat("a key has 1 to ", internal::kMaxStoreKey,
-                                     " bytes, this one has ", key.size(), " and its prefix ",
-                                     internal::quote_key(prefix_), " ", prefix_.size()));
+    status = make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat("a key has 1 to ", internal::kMaxStoreKey, " bytes, this one has ", key.size(),
+                     " and its prefix ", internal::quote_key(prefix_), " ", prefix_.size()));
   }
   if (!status.ok()) return annotate(status, absl::StrCat("store ", describe()));
   return join(prefix_, key);

@@ -29,20 +29,26 @@ Status TableStore::set(std::string_view key, std::string_view value, Timeout tim
   const StoreOp op = this->op(absl::StrCat("set(", quote_key(key), ")"), timeout);
   WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
   WEFT_RETURN_IF_ERROR(op.wrap(check_value(value)));
-  return run(op, [&](StoreTable* table) -> StatusOr<Step> {
-    table->set(key, value);
-    return Step::kChanged;
-  }, nothing);
+  return run(
+      op,
+      [&](StoreTable* table) -> StatusOr<Step> {
+        table->set(key, value);
+        return Step::kChanged;
+      },
+      nothing);
 }
 
 StatusOr<std::optional<std::string>> TableStore::try_get(std::string_view key, Timeout timeout) {
   const StoreOp op = this->op(absl::StrCat("try_get(", quote_key(key), ")"), timeout);
   WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
   std::optional<std::string> value;
-  WEFT_RETURN_IF_ERROR(run(op, [&](StoreTable* table) -> StatusOr<Step> {
-    value = table->get(key);
-    return Step::kDone;
-  }, nothing));
+  WEFT_RETURN_IF_ERROR(run(
+      op,
+      [&](StoreTable* table) -> StatusOr<Step> {
+        value = table->get(key);
+        return Step::kDone;
+      },
+      nothing));
   return value;
 }
 
@@ -50,12 +56,15 @@ StatusOr<std::string> TableStore::get(std::string_view key, Timeout timeout) {
   const StoreOp op = this->op(absl::StrCat("get(", quote_key(key), ")"), timeout);
   WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
   std::string value;
-  WEFT_RETURN_IF_ERROR(run(op, [&](StoreTable* table) -> StatusOr<Step> {
-    const std::string* found = table->find(key);
-    if (found == nullptr) return Step::kNotYet;
-    value = *found;
-    return Step::kDone;
-  }, [] { return std::string("the key did not appear"); }));
+  WEFT_RETURN_IF_ERROR(run(
+      op,
+      [&](StoreTable* table) -> StatusOr<Step> {
+        const std::string* found = table->find(key);
+        if (found == nullptr) return Step::kNotYet;
+        value = *found;
+        return Step::kDone;
+      },
+      [] { return std::string("the key did not appear"); }));
   return value;
 }
 
@@ -63,10 +72,13 @@ StatusOr<int64_t> TableStore::add(std::string_view key, int64_t delta, Timeout t
   const StoreOp op = this->op(absl::StrCat("add(", quote_key(key), ", ", delta, ")"), timeout);
   WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
   int64_t sum = 0;
-  WEFT_RETURN_IF_ERROR(run(op, [&](StoreTable* table) -> StatusOr<Step> {
-    WEFT_ASSIGN_OR_RETURN(sum, table->add(key, delta));
-    return Step::kChanged;
-  }, nothing));
+  WEFT_RETURN_IF_ERROR(run(
+      op,
+      [&](StoreTable* table) -> StatusOr<Step> {
+        WEFT_ASSIGN_OR_RETURN(sum, table->add(key, delta));
+        return Step::kChanged;
+      },
+      nothing));
   return sum;
 }
 
@@ -77,11 +89,14 @@ StatusOr<std::string> TableStore::compare_set(std::string_view key, std::string_
   WEFT_RETURN_IF_ERROR(op.wrap(check_value(expected)));
   WEFT_RETURN_IF_ERROR(op.wrap(check_value(desired)));
   std::string now;
-  WEFT_RETURN_IF_ERROR(run(op, [&](StoreTable* table) -> StatusOr<Step> {
-    bool changed = false;
-    now = table->compare_set(key, expected, desired, &changed);
-    return changed ? Step::kChanged : Step::kDone;
-  }, nothing));
+  WEFT_RETURN_IF_ERROR(run(
+      op,
+      [&](StoreTable* table) -> StatusOr<Step> {
+        bool changed = false;
+        now = table->compare_set(key, expected, desired, &changed);
+        return changed ? Step::kChanged : Step::kDone;
+      },
+      nothing));
   return now;
 }
 
@@ -89,10 +104,13 @@ StatusOr<bool> TableStore::delete_key(std::string_view key, Timeout timeout) {
   const StoreOp op = this->op(absl::StrCat("delete_key(", quote_key(key), ")"), timeout);
   WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
   bool erased = false;
-  WEFT_RETURN_IF_ERROR(run(op, [&](StoreTable* table) -> StatusOr<Step> {
-    erased = table->erase(key);
-    return erased ? Step::kChanged : Step::kDone;
-  }, nothing));
+  WEFT_RETURN_IF_ERROR(run(
+      op,
+      [&](StoreTable* table) -> StatusOr<Step> {
+        erased = table->erase(key);
+        return erased ? Step::kChanged : Step::kDone;
+      },
+      nothing));
   return erased;
 }
 
@@ -100,10 +118,13 @@ StatusOr<bool> TableStore::check(const std::vector<std::string>& keys, Timeout t
   const StoreOp op = this->op(absl::StrCat("check(", quote_keys(keys), ")"), timeout);
   WEFT_RETURN_IF_ERROR(op.wrap(check_keys(keys)));
   bool all = false;
-  WEFT_RETURN_IF_ERROR(run(op, [&](StoreTable* table) -> StatusOr<Step> {
-    all = table->missing(keys).empty();
-    return Step::kDone;
-  }, nothing));
+  WEFT_RETURN_IF_ERROR(run(
+      op,
+      [&](StoreTable* table) -> StatusOr<Step> {
+        all = table->missing(keys).empty();
+        return Step::kDone;
+      },
+      nothing));
   return all;
 }
 
@@ -111,40 +132,53 @@ Status TableStore::wait(const std::vector<std::string>& keys, Timeout timeout) {
   const StoreOp op = this->op(absl::StrCat("wait(", quote_keys(keys), ")"), timeout);
   WEFT_RETURN_IF_ERROR(op.wrap(check_keys(keys)));
   std::vector<std::string> missing;
-  return run(op, [&](StoreTable* table) -> StatusOr<Step> {
-    missing = table->missing(keys);
-    return missing.empty() ? Step::kDone : Step::kNotYet;
-  }, [&] { return absl::StrCat("still missing: ", quote_keys(missing), ";"); });
+  return run(
+      op,
+      [&](StoreTable* table) -> StatusOr<Step> {
+        missing = table->missing(keys);
+        return missing.empty() ? Step::kDone : Step::kNotYet;
+      },
+      [&] { return absl::StrCat("still missing: ", quote_keys(missing), ";"); });
 }
 
-StatusOr<std::optional<std::string>> TableStore::wait_change(
-    std::string_view key, const std::optional<std::string>& seen, Timeout timeout) {
+StatusOr<std::optional<std::string>> TableStore::wait_change(std::string_view key,
+                                                             const std::optional<std::string>& seen,
+                                                             Timeout timeout) {
   const StoreOp op = this->op(absl::StrCat("wait_change(", quote_key(key), ")"), timeout);
   WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
   std::optional<std::string> value;
-  WEFT_RETURN_IF_ERROR(run(op, [&](StoreTable* table) -> StatusOr<Step> {
-    value = table->get(key);
-    return value == seen ? Step::kNotYet : Step::kDone;
-  }, [] { return std::string("the value did not change"); }));
+  WEFT_RETURN_IF_ERROR(run(
+      op,
+      [&](StoreTable* table) -> StatusOr<Step> {
+        value = table->get(key);
+        return value == seen ? Step::kNotYet : Step::kDone;
+      },
+      [] { return std::string("the value did not change"); }));
   return value;
 }
 
 StatusOr<std::vector<std::string>> TableStore::list_keys(std::string_view prefix, Timeout timeout) {
   const StoreOp op = this->op(absl::StrCat("list_keys(", quote_key(prefix), ")"), timeout);
   std::vector<std::string> keys;
-  WEFT_RETURN_IF_ERROR(run(op, [&](StoreTable* table) -> StatusOr<Step> {
-    keys = table->list(prefix);
-    return Step::kDone;
-  }, nothing));
+  WEFT_RETURN_IF_ERROR(run(
+      op,
+      [&](StoreTable* table) -> StatusOr<Step> {
+        keys = table->list(prefix);
+        return Step::kDone;
+      },
+      nothing));
   return keys;
 }
 
 StatusOr<int64_t> TableStore::num_keys(Timeout timeout) {
   int64_t n = 0;
-  WEFT_RETURN_IF_ERROR(run(op("num_keys()", timeout), [&](StoreTable* table) -> StatusOr<Step> {
-    n = table->size();
-    return Step::kDone;
-  }, nothing));
+  WEFT_RETURN_IF_ERROR(run(
+      op("num_keys()", timeout),
+      [&](StoreTable* table) -> StatusOr<Step> {
+        n = table->size();
+        return Step::kDone;
+      },
+      nothing));
   return n;
 }
 

@@ -1,8 +1,8 @@
 #ifndef WEFT_RPC_INTERNAL_STORE_TABLE_STORE_H_
 #define WEFT_RPC_INTERNAL_STORE_TABLE_STORE_H_
 
-// TableStore: every operation of Store on a table that the process can reach itself. A subclass says
-// how a function is applied to the table atomically, and how one waits for a change of it.
+// TableStore: every operation of Store on a table that the process can reach itself. A subclass
+// says how a function is applied to the table atomically, and how one waits for a change of it.
 // Threads: any.
 
 #include <functional>

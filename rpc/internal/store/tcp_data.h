@@ -1,9 +1,9 @@
 #ifndef WEFT_RPC_INTERNAL_STORE_TCP_DATA_H_
 #define WEFT_RPC_INTERNAL_STORE_TCP_DATA_H_
 
-// TcpData: what a TcpStore's server knows and decides, without a network: the table, the clients and
-// what is remembered of them. Invariants STORE-1 to STORE-4 of proto/store.proto live here.
-// Not thread-safe: the server's one thread owns it.
+// TcpData: what a TcpStore's server knows and decides, without a network: the table, the clients
+// and what is remembered of them. Invariants STORE-1 to STORE-4 of proto/store.proto live here. Not
+// thread-safe: the server's one thread owns it.
 
 #include <cstdint>
 #include <map>

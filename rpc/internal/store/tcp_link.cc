@@ -26,8 +26,8 @@ bool is_final(grpc::StatusCode code) {
 
 Status final_error(const StoreOp& op, const grpc::Status& status) {
   if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
-    return op.error(ErrorKind::kUnimplemented,
-                    absl::StrCat("what answers there is no weft store: ", grpc_status_text(status)));
+    return op.error(ErrorKind::kUnimplemented, absl::StrCat("what answers there is no weft store: ",
+                                                            grpc_status_text(status)));
   }
   return op.error(ErrorKind::kProtocol,
                   absl::StrCat("the server refuses: ", grpc_status_text(status)));
@@ -58,7 +58,8 @@ struct TcpLink::Session {
   bool next(absl::Duration length) {
     void* tag = nullptr;
     bool ok = false;
-    if (queue.AsyncNext(&tag, &ok, grpc_after(length)) == grpc::CompletionQueue::GOT_EVENT) return ok;
+    if (queue.AsyncNext(&tag, &ok, grpc_after(length)) == grpc::CompletionQueue::GOT_EVENT)
+      return ok;
     context.TryCancel();
     queue.Next(&tag, &ok);
     return false;
@@ -219,11 +220,11 @@ Status TcpLink::pause(const StoreOp& op, InterruptScope* scope, RetryBackoff* ba
 }
 
 Status TcpLink::out_of_time(const StoreOp& op, int attempts, std::string_view last_error) const {
-  return op.error(ErrorKind::kUnavailable,
-                  absl::StrCat("cannot reach the server within ",
-                               absl::FormatDuration(op.deadline - op.begin), " (", attempts,
-                               " attempts, the last: ",
-                               absl::string_view(last_error.data(), last_error.size()), ")"));
+  return op.error(
+      ErrorKind::kUnavailable,
+      absl::StrCat("cannot reach the server within ", absl::FormatDuration(op.deadline - op.begin),
+                   " (", attempts, " attempts, the last: ",
+                   absl::string_view(last_error.data(), last_error.size()), ")"));
 }
 
 grpc::Status TcpLink::attempt(const StoreOp& op, InterruptScope* scope,
@@ -289,7 +290,8 @@ StatusOr<v1::StoreReply> TcpLink::call(const StoreOp& op, InterruptScope* scope,
     if (runtime_->now() >= op.deadline ||
         status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
       // A server that is there and does not answer is another matter than one that is not there.
-      if (channel_->GetState(false) == GRPC_CHANNEL_READY) return op.deadline_error("no answer came");
+      if (channel_->GetState(false) == GRPC_CHANNEL_READY)
+        return op.deadline_error("no answer came");
       return out_of_time(op, backoff.attempts() + 1, grpc_status_text(status));
     }
     sent = true;

@@ -5,7 +5,8 @@
 // request ids. Shared by the clients that one TcpStore gave out. It has no thread: whoever makes a
 // call polls for it, on a queue of the call's own.
 //
-// LINK-1  a request that changes something has one id, kept over all attempts, and is in flight until
+// LINK-1  a request that changes something has one id, kept over all attempts, and is in flight
+// until
 //         its caller has returned; done_below is the least id in flight.
 // LINK-2  operations are sent only with a session; whoever finds none opens one, the others wait.
 // Threads: any.

@@ -112,9 +112,8 @@ void TcpServer::poll() {
       queue_->Shutdown();
       queue_open = false;
     }
-    const absl::Duration until_expiry = expiries_.empty()
-                                            ? absl::InfiniteDuration()
-                                            : expiries_.begin()->first - runtime_->now();
+    const absl::Duration until_expiry =
+        expiries_.empty() ? absl::InfiniteDuration() : expiries_.begin()->first - runtime_->now();
     const auto status = queue_->AsyncNext(&tag, &ok, grpc_after(until_expiry));
     if (status == grpc::CompletionQueue::SHUTDOWN) return;
     if (status == grpc::CompletionQueue::GOT_EVENT) {
@@ -337,9 +336,8 @@ StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::start(
     const TcpStoreServerOptions& options, std::shared_ptr<Runtime> runtime) {
   auto server = internal::TcpServer::start(options, std::move(runtime));
   if (!server.ok()) {
-    return annotate(server.status(),
-                    absl::StrCat("cannot start a store server at tcp://",
-                                 internal::host_port(options.host, options.port)));
+    return annotate(server.status(), absl::StrCat("cannot start a store server at tcp://",
+                                                  internal::host_port(options.host, options.port)));
   }
   return std::unique_ptr<TcpStoreServer>(new TcpStoreServer(*std::move(server)));
 }

@@ -179,9 +179,9 @@ class TcpClient : public Store {
     return link_->call(op, &scope_, changes, std::move(request));
   }
 
-  // Asks the server to wait for half of the time, so that its answer, which names what is missing, is
-  // here within the time even when it is slow; then for half of the rest, and so on. NOT_YET: the
-  // time is over.
+  // Asks the server to wait for half of the time, so that its answer, which names what is missing,
+  // is here within the time even when it is slow; then for half of the rest, and so on. NOT_YET:
+  // the time is over.
   StatusOr<v1::StoreReply> run_waiting(const StoreOp& op, v1::StoreRequest request) {
     std::optional<v1::StoreReply> last;
     while (true) {
