@@ -353,7 +353,11 @@ Status EtcdLink::watch(const StoreOp& op, InterruptScope* scope, const std::stri
   if (scope->interrupted()) return op.interrupted();
   if (changed || status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED)
     return absl::OkStatus();
-  return before_next_attempt(op, scope, status, backoff);
+  if (std::optional<Status> error = final_error(op, status)) return *std::move(error);
+  // Broken, or ended by etcd, which knows the deadline too and may be first. Looking again tells
+  // whether etcd is there.
+  if (!scope->pause(backoff->next(), op.deadline, channel_.get())) return op.interrupted();
+  return absl::OkStatus();
 }
 
 StatusOr<std::vector<std::string>> EtcdLink::list(const StoreOp& op, InterruptScope* scope,
