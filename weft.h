@@ -1,8 +1,8 @@
 #ifndef WEFT_WEFT_H_
 #define WEFT_WEFT_H_
 
-// weft: distributed training for C++ programs on LibTorch. This header has everything; programs that
-// want less include the modules' own headers.
+// weft: distributed training for C++ programs on LibTorch. This header has everything; programs
+// that want less include the modules' own headers.
 //
 //   int main() {
 //     auto worker = weft::join({.library = library()});   // name, rank and store from the launcher
@@ -18,22 +18,23 @@
 #include "weft/rpc/call.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/containers.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/group.h"
+#include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/library.h"
 #include "weft/rpc/store.h"
 #include "weft/rpc/struct.h"
 #include "weft/rpc/worker.h"
 
-// Handlers are written with torch::Tensor whether or not LibTorch's own (heavy) headers are included.
+// Handlers are written with torch::Tensor whether or not LibTorch's own (heavy) headers are
+// included.
 namespace torch {
 using at::Tensor;
 }
 
 namespace weft {
 
-// Worker::join with every service of the framework listed. See JoinOptions for what is read from the
-// launcher's environment, and Worker::join for errors.
+// Worker::join with every service of the framework listed. See JoinOptions for what is read from
+// the launcher's environment, and Worker::join for errors.
 inline Worker join(JoinOptions options = {}) {
   options.services.push_back(group_service());
   return Worker::join(std::move(options));

@@ -52,12 +52,13 @@ void FutureCore::on_complete_inline(Task fn) {
 
 void FutureCore::on_complete(Task fn) {
   ScopeRef scope = capture_scope();
-  on_complete_inline([executor = executor_, scope = std::move(scope), fn = std::move(fn)]() mutable {
-    post_or_run(executor.get(), [scope = std::move(scope), fn = std::move(fn)]() mutable {
-      ScopeGuard guard(std::move(scope));
-      fn();
-    });
-  });
+  on_complete_inline(
+      [executor = executor_, scope = std::move(scope), fn = std::move(fn)]() mutable {
+        post_or_run(executor.get(), [scope = std::move(scope), fn = std::move(fn)]() mutable {
+          ScopeGuard guard(std::move(scope));
+          fn();
+        });
+      });
 }
 
 void FutureCore::set_cancel_hook(Task hook) {

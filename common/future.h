@@ -77,8 +77,8 @@ class WEFT_API FutureCore {
   void adopt_executor(const std::shared_ptr<Executor>& executor) {
     if (executor_ == nullptr) executor_ = executor;
   }
-  // The longest that wait() without an argument waits. Calls set it to infinite, because a call ends
-  // by its own deadline.
+  // The longest that wait() without an argument waits. Calls set it to infinite, because a call
+  // ends by its own deadline.
   void set_default_wait(absl::Duration d) { default_wait_ = d; }
   // Names the awaited thing in errors.
   void set_label(std::string label) { label_ = std::move(label); }
@@ -175,9 +175,9 @@ class [[nodiscard]] Future {
   bool has_error() const { return done() && !state_->status().ok(); }
 
   // Waits, then returns the value (a copy; moved out of the last handle when called on an rvalue).
-  // Throws weft::Error: the future's own, or kind deadline when `timeout` is over first (60 s unless
-  // given; without limit for calls, which end by their own deadline). The future is not touched by
-  // that. REQUIRES: not on a poller; a waiting handler gives its thread back meanwhile.
+  // Throws weft::Error: the future's own, or kind deadline when `timeout` is over first (60 s
+  // unless given; without limit for calls, which end by their own deadline). The future is not
+  // touched by that. REQUIRES: not on a poller; a waiting handler gives its thread back meanwhile.
   T wait(Timeout timeout = {}) const& {
     throw_if_error(state_->wait_done(timeout));
     throw_if_error(state_->status());
@@ -212,14 +212,16 @@ class [[nodiscard]] Future {
   bool cancel() {
     // Completed first: the hook makes the producer complete it too, and the caller's word counts.
     Task hook = state_->take_cancel_hook();
-    if (!state_->complete(make_error(ErrorKind::kCancelled, "cancelled by the caller"))) return false;
+    if (!state_->complete(make_error(ErrorKind::kCancelled, "cancelled by the caller")))
+      return false;
     if (hook != nullptr) hook();
     return true;
   }
 
-  // Calls `f` on completion and gives a future of what it returns. `f` takes the completed Future<T>
-  // (always called), or the value (called on success; an error passes through). What `f` throws, and
-  // an error Status it returns, becomes the child's error; a returned Future is awaited.
+  // Calls `f` on completion and gives a future of what it returns. `f` takes the completed
+  // Future<T> (always called), or the value (called on success; an error passes through). What `f`
+  // throws, and an error Status it returns, becomes the child's error; a returned Future is
+  // awaited.
   template <class F>
   auto then(F f) const;
 
@@ -402,7 +404,8 @@ auto Future<T>::then(F f) const {
     });
     return Future<Child>(std::move(child));
   } else if constexpr (std::is_void_v<T>) {
-    static_assert(std::is_invocable_v<F&>, "then() takes a function of Future<void>, or of nothing");
+    static_assert(std::is_invocable_v<F&>,
+                  "then() takes a function of Future<void>, or of nothing");
     using R = std::invoke_result_t<F&>;
     using Child = typename internal::ChildOf<R>::Type;
     auto child = std::make_shared<typename Future<Child>::State>(state_->executor());

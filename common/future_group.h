@@ -85,7 +85,8 @@ Future<size_t> when_any(std::vector<Future<T>> futures) {
   auto child = std::make_shared<Future<size_t>::State>(internal::executor_of(futures));
   child->set_default_wait(absl::InfiniteDuration());
   if (futures.empty()) {
-    child->complete(make_error(ErrorKind::kInvalidArgument, "when_any of no futures never happens"));
+    child->complete(
+        make_error(ErrorKind::kInvalidArgument, "when_any of no futures never happens"));
   }
   for (size_t i = 0; i < futures.size(); ++i) {
     futures[i].state()->on_complete_inline([child, i] { child->complete(i); });

@@ -76,12 +76,12 @@ class SimCore {
   struct Queue {
     std::string name;
     uint64_t id = 0;
-    bool serial = true;     // one at a time, in order, even across a wait (a loop)
+    bool serial = true;  // one at a time, in order, even across a wait (a loop)
     bool any_order = false;
     bool closed = false;
     std::deque<Task> tasks;
-    int active = 0;                 // tasks begun and not ended
-    std::vector<Baton*> draining;   // threads in shutdown(), woken when all is done
+    int active = 0;                // tasks begun and not ended
+    std::vector<Baton*> draining;  // threads in shutdown(), woken when all is done
   };
 
   // A thread that waits in park_until().
@@ -111,7 +111,9 @@ class SimCore {
   };
 
   explicit SimCore(const SimOptions& options)
-      : options_(options), random_(options.seed), choices_(options.seed ^ 0x5eed5eed5eed5eedu),
+      : options_(options),
+        random_(options.seed),
+        choices_(options.seed ^ 0x5eed5eed5eed5eedu),
         files_(make_memory_files()) {}
 
   ~SimCore() {
@@ -140,15 +142,18 @@ class SimCore {
 
   // ---- what the scheduler runs -------------------------------------------------------------
 
-  // Runs ready work until the baton has gone elsewhere or everything is finished. On a thread of ours.
+  // Runs ready work until the baton has gone elsewhere or everything is finished. On a thread of
+  // ours.
   void schedule(Baton* self) {
     while (!stopping_) {
       if (nothing_ready()) {
         if (body_done_ && parked_.empty()) return finish(self);
         if (body_done_) {
-          give_up(make_error(ErrorKind::kInternal,
-                             absl::StrCat("seed ", options_.seed, ": the body has ended, but somebody "
-                                          "still waits: ", who_waits())));
+          give_up(
+              make_error(ErrorKind::kInternal, absl::StrCat("seed ", options_.seed,
+                                                            ": the body has ended, but somebody "
+                                                            "still waits: ",
+                                                            who_waits())));
         } else if (!advance()) {
           give_up(make_error(ErrorKind::kInternal,
                              absl::StrCat("seed ", options_.seed, ": deadlock at step ", steps_,
@@ -158,8 +163,8 @@ class SimCore {
       }
       if (++steps_ == options_.max_steps) {
         give_up(make_error(ErrorKind::kResource,
-                           absl::StrCat("seed ", options_.seed, ": no end after ", options_.max_steps,
-                                        " steps; waiting: ", who_waits())));
+                           absl::StrCat("seed ", options_.seed, ": no end after ",
+                                        options_.max_steps, " steps; waiting: ", who_waits())));
       }
       step(self);
     }
@@ -289,8 +294,8 @@ class SimCore {
       queue->draining.push_back(&mine);
       // Even after giving up: what the tasks use is destroyed when this returns.
       wait_ready(&mine, absl::InfiniteFuture(), "shutdown of " + queue->name);
-      queue->draining.erase(
-          std::remove(queue->draining.begin(), queue->draining.end(), &mine), queue->draining.end());
+      queue->draining.erase(std::remove(queue->draining.begin(), queue->draining.end(), &mine),
+                            queue->draining.end());
     }
   }
 
@@ -369,7 +374,8 @@ class SimCore {
   const SimOptions options_;
   VirtualClock clock_;
   SeededRandom random_;
-  SeededRandom choices_;  // apart, so that what a program draws does not shift the schedule's stream
+  SeededRandom
+      choices_;  // apart, so that what a program draws does not shift the schedule's stream
   std::unique_ptr<Files> files_;
 
   uint64_t next_id_ = 0;

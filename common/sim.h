@@ -9,7 +9,8 @@
 //   Status s = sim.run([&] { ... start workers, make calls, wait for futures ... });
 //   EXPECT_EQ(sim.trace_hash(), ...);
 //
-// SIM-1: exactly one task or thread makes progress at any time; the next one is drawn from those that
+// SIM-1: exactly one task or thread makes progress at any time; the next one is drawn from those
+// that
 //        are ready, in an order of names and sequence numbers, never of addresses or hashes.
 // SIM-2: time stands still while anything is ready; then it jumps to the next timer or deadline.
 // SIM-3: when nothing is ready and no timer is set while run()'s body has not ended, that is a

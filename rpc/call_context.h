@@ -20,7 +20,10 @@ class WEFT_API CallContext {
  public:
   CallContext(const Worker& worker, WorkerInfo caller, uint64_t call_id, ScopeRef scope,
               absl::Duration remaining_at_start)
-      : worker_(worker), caller_(std::move(caller)), call_id_(call_id), scope_(std::move(scope)),
+      : worker_(worker),
+        caller_(std::move(caller)),
+        call_id_(call_id),
+        scope_(std::move(scope)),
         remaining_at_start_(remaining_at_start) {}
   CallContext(const CallContext&) = delete;
   CallContext& operator=(const CallContext&) = delete;

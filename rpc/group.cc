@@ -14,7 +14,8 @@ namespace weft {
 namespace {
 
 constexpr char kReport[] = "@group.report";
-constexpr char kReportSignature[] = "(string,int,string,list(string),int,bytes,list(tensor))->gathered";
+constexpr char kReportSignature[] =
+    "(string,int,string,list(string),int,bytes,list(tensor))->gathered";
 
 // A report: which gathering, who, and what.
 struct Report {
@@ -55,7 +56,7 @@ StatusOr<Report> decode(Payload payload) {
 
 class GroupService : public Service, public std::enable_shared_from_this<GroupService> {
  public:
-  explicit GroupService(const ServiceContext& context) 
+  explicit GroupService(const ServiceContext& context)
       : runtime_(context.runtime), executor_(context.executor) {}
 
   std::vector<Method> methods() override {
@@ -63,12 +64,13 @@ class GroupService : public Service, public std::enable_shared_from_this<GroupSe
     m.name = kReport;
     m.signature = kReportSignature;
     m.inline_ok = true;  // decodes and files; whoever comes last answers all
-    m.invoke = [weak = weak_from_this()](CallContext&, const std::shared_ptr<void>&, Payload arguments,
-                                         ReplyFn reply) {
+    m.invoke = [weak = weak_from_this()](CallContext&, const std::shared_ptr<void>&,
+                                         Payload arguments, ReplyFn reply) {
       auto self = weak.lock();
       StatusOr<Report> report = decode(std::move(arguments));
       if (self == nullptr || !report.ok()) {
-        reply(report.ok() ? make_error(ErrorKind::kState, "the worker has shut down") : report.status());
+        reply(report.ok() ? make_error(ErrorKind::kState, "the worker has shut down")
+                          : report.status());
         return;
       }
       self->on_report(*std::move(report), std::move(reply));
@@ -121,8 +123,10 @@ class GroupService : public Service, public std::enable_shared_from_this<GroupSe
       if (!std::binary_search(g->names.begin(), g->names.end(), report.name) ||
           !g->values.emplace(report.name, std::move(report.value)).second) {
         refused = make_error(ErrorKind::kInvalidArgument,
-                             absl::StrCat("'", report.name, "' is not a member, or has reported already, of "
-                                          "gathering ", report.sequence, " of {", report.set, "}"));
+                             absl::StrCat("'", report.name,
+                                          "' is not a member, or has reported already, of "
+                                          "gathering ",
+                                          report.sequence, " of {", report.set, "}"));
       } else {
         g->replies.push_back(std::move(reply));
         if (g->values.size() == g->names.size()) {
@@ -201,7 +205,8 @@ ServiceFactory group_service() {
 }
 
 StatusOr<std::vector<Payload>> all_gather_payloads(const Worker& worker, Payload mine,
-                                                   std::vector<std::string> names, Timeout timeout) {
+                                                   std::vector<std::string> names,
+                                                   Timeout timeout) {
   const auto service = worker.service<GroupService>();
   if (service == nullptr) {
     return make_error(ErrorKind::kUnimplemented,
@@ -214,9 +219,10 @@ StatusOr<std::vector<Payload>> all_gather_payloads(const Worker& worker, Payload
   std::sort(names.begin(), names.end());
   if (std::adjacent_find(names.begin(), names.end()) != names.end() ||
       !std::binary_search(names.begin(), names.end(), worker.name())) {
-    return make_error(ErrorKind::kInvalidArgument,
-                      absl::StrCat("the names {", absl::StrJoin(names, ", "), "} of a gathering must be ",
-                                   "unique and hold the caller, '", worker.name(), "'"));
+    return make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat("the names {", absl::StrJoin(names, ", "), "} of a gathering must be ",
+                     "unique and hold the caller, '", worker.name(), "'"));
   }
   const absl::Duration length = timeout.value_or(worker.rpc_timeout());
   Report report;
@@ -232,16 +238,17 @@ StatusOr<std::vector<Payload>> all_gather_payloads(const Worker& worker, Payload
   call.signature = kReportSignature;
   call.arguments = encode(report);
   // The leader reports who is missing; this is for a leader that cannot be reached.
-  call.options.deadline = length == absl::InfiniteDuration() ? kInfinite : Timeout(length * 1.25 + absl::Milliseconds(100));
+  call.options.deadline = length == absl::InfiniteDuration()
+                              ? kInfinite
+                              : Timeout(length * 1.25 + absl::Milliseconds(100));
   call.options.retry = Retry::kAtMostOnce;
 
   Promise<Payload> promise(executor_of(worker));
   Future<Payload> future = promise.future();
   future.state()->set_default_wait(absl::InfiniteDuration());
   start_call(worker, names.front(), std::move(call),
-             [p = std::make_shared<Promise<Payload>>(std::move(promise))](StatusOr<Payload> result) {
-               p->try_set(std::move(result));
-             });
+             [p = std::make_shared<Promise<Payload>>(std::move(promise))](
+                 StatusOr<Payload> result) { p->try_set(std::move(result)); });
   WEFT_ASSIGN_OR_RETURN(Payload all, future.try_wait());
   Decoder d(std::move(all));
   std::vector<Payload> out(names.size());

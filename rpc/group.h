@@ -1,17 +1,18 @@
 #ifndef WEFT_RPC_GROUP_H_
 #define WEFT_RPC_GROUP_H_
 
-// all_gather and barrier over calls: for control, not for tensors of a model (that is `collectives`).
+// all_gather and barrier over calls: for control, not for tensors of a model (that is
+// `collectives`).
 //
 //   std::vector<int64_t> sizes = weft::all_gather(worker, my_size);
 //   weft::barrier(worker, {"trainer0", "trainer1"});
 //
-// Every member of `names` (all living workers when empty) must make the same call; calls of the same
-// set are matched in order, so different sets and several threads may be under way at once. The
-// smallest name leads: the others report to it, it answers them all. Always bounded (`timeout`, the
-// worker's rpc_timeout by default): then kind deadline names those who did not report. When a member
-// dies or leaves, everyone else fails at once with kind peer_lost. Needs group_service() at join,
-// which weft::join lists. Any thread; blocks.
+// Every member of `names` (all living workers when empty) must make the same call; calls of the
+// same set are matched in order, so different sets and several threads may be under way at once.
+// The smallest name leads: the others report to it, it answers them all. Always bounded (`timeout`,
+// the worker's rpc_timeout by default): then kind deadline names those who did not report. When a
+// member dies or leaves, everyone else fails at once with kind peer_lost. Needs group_service() at
+// join, which weft::join lists. Any thread; blocks.
 
 #include <string>
 #include <utility>
@@ -49,7 +50,8 @@ std::vector<T> all_gather(const Worker& worker, const T& value, std::vector<std:
 }
 
 // Returns when all have called it.
-WEFT_API void barrier(const Worker& worker, std::vector<std::string> names = {}, Timeout timeout = {});
+WEFT_API void barrier(const Worker& worker, std::vector<std::string> names = {},
+                      Timeout timeout = {});
 
 }  // namespace weft
 

@@ -2,8 +2,9 @@
 #define WEFT_RPC_SERVICE_H_
 
 // Service: a part of the framework (or of a program) that answers calls of its own on every worker
-// that lists it at join, before the transport accepts, so that no peer can call one that is not there
-// yet. A call for a service that the callee did not list is answered `unimplemented`, naming it.
+// that lists it at join, before the transport accepts, so that no peer can call one that is not
+// there yet. A call for a service that the callee did not list is answered `unimplemented`, naming
+// it.
 
 #include <functional>
 #include <memory>

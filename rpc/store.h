@@ -11,9 +11,9 @@
 //
 // Values are bytes; a missing key and an empty value are different things except where compare_set
 // says so. Keys: 1 to 1,024 bytes. Values: at most 1 MiB. Anything else is invalid_argument.
-// Every operation is atomic and has a deadline (`timeout`, 60 s by default; an error of kind deadline
-// names the operation, the key and the store). A store that cannot be reached is retried with
-// backoff until the deadline, then kind unavailable. Any thread; operations may block.
+// Every operation is atomic and has a deadline (`timeout`, 60 s by default; an error of kind
+// deadline names the operation, the key and the store). A store that cannot be reached is retried
+// with backoff until the deadline, then kind unavailable. Any thread; operations may block.
 
 #include <cstdint>
 #include <functional>
@@ -37,7 +37,8 @@ class WEFT_API Store {
   virtual Status set(std::string_view key, std::string_view value, Timeout timeout = {}) = 0;
 
   // The value now; an empty optional when there is none. Does not wait for the key.
-  virtual StatusOr<std::optional<std::string>> try_get(std::string_view key, Timeout timeout = {}) = 0;
+  virtual StatusOr<std::optional<std::string>> try_get(std::string_view key,
+                                                       Timeout timeout = {}) = 0;
 
   // Waits until the key exists.
   virtual StatusOr<std::string> get(std::string_view key, Timeout timeout = {}) = 0;
@@ -45,9 +46,9 @@ class WEFT_API Store {
   // Adds to a decimal counter (0 when missing) and returns the new value.
   virtual StatusOr<int64_t> add(std::string_view key, int64_t delta, Timeout timeout = {}) = 0;
 
-  // Replaces the value if it is `expected`; an empty `expected` stands for "no such key". Returns the
-  // value after the operation: equal to `desired` when it was replaced, "" when the key is missing
-  // and something else was expected.
+  // Replaces the value if it is `expected`; an empty `expected` stands for "no such key". Returns
+  // the value after the operation: equal to `desired` when it was replaced, "" when the key is
+  // missing and something else was expected.
   virtual StatusOr<std::string> compare_set(std::string_view key, std::string_view expected,
                                             std::string_view desired, Timeout timeout = {}) = 0;
 
@@ -60,8 +61,8 @@ class WEFT_API Store {
   // Waits until all exist. A deadline error names those that are missing.
   virtual Status wait(const std::vector<std::string>& keys, Timeout timeout = {}) = 0;
 
-  // Waits until the value of `key` is not `seen` (an empty optional: the key is missing), and returns
-  // what it is then. The building block of watching.
+  // Waits until the value of `key` is not `seen` (an empty optional: the key is missing), and
+  // returns what it is then. The building block of watching.
   virtual StatusOr<std::optional<std::string>> wait_change(std::string_view key,
                                                            const std::optional<std::string>& seen,
                                                            Timeout timeout = {}) = 0;
@@ -71,8 +72,8 @@ class WEFT_API Store {
                                                        Timeout timeout = {}) = 0;
   virtual StatusOr<int64_t> num_keys(Timeout timeout = {}) = 0;
 
-  // Makes every blocked and every later operation of this object fail with kind cancelled: the owner
-  // is shutting down. Idempotent. Other clients of the same data are not touched.
+  // Makes every blocked and every later operation of this object fail with kind cancelled: the
+  // owner is shutting down. Idempotent. Other clients of the same data are not touched.
   virtual void interrupt() = 0;
 
   // "tcp://127.0.0.1:29500": for messages.
@@ -87,11 +88,12 @@ class WEFT_API Store {
 // (env:// is resolved by weft::join, which knows the launcher's variables.) Errors name the URL and
 // say what is wrong with it.
 struct StoreOptions {
-  bool is_server = false;          // tcp: host the data here (rank 0)
-  Timeout timeout;                 // default for every operation, and for connecting: 60 s
-  std::string run_id;              // file: content of another run is refused
+  bool is_server = false;  // tcp: host the data here (rank 0)
+  Timeout timeout;         // default for every operation, and for connecting: 60 s
+  std::string run_id;      // file: content of another run is refused
 };
-WEFT_API StatusOr<std::shared_ptr<Store>> open_store(std::string_view url, const StoreOptions& options,
+WEFT_API StatusOr<std::shared_ptr<Store>> open_store(std::string_view url,
+                                                     const StoreOptions& options,
                                                      std::shared_ptr<Runtime> runtime);
 
 }  // namespace weft

@@ -5,9 +5,11 @@
 // (rpc/inproc_transport.h, rpc/grpc_transport.h, rpc/faulty_transport.h) and a folder behind it.
 //
 // What a transport promises:
-//   CONN-1  on_lost is called exactly once per connection, after its last on_frame, and not inside a
+//   CONN-1  on_lost is called exactly once per connection, after its last on_frame, and not inside
+//   a
 //           call of send() or close() by the same thread.
-//   CONN-2  frames of one lane arrive in the order sent, each at most once, whole or not at all; lanes
+//   CONN-2  frames of one lane arrive in the order sent, each at most once, whole or not at all;
+//   lanes
 //           are independent: a frame of one lane may overtake one of another.
 //   CONN-3  send() never blocks and never calls back. It may be called from several threads.
 //   CONN-4  a frame whose send() returned an error was not and will not be delivered. on_lost tells
@@ -34,12 +36,12 @@ namespace weft {
 
 // Values are on the wire: never reused.
 enum class FrameKind : uint8_t {
-  kHello = 1,       // first frame of every lane, dialler to acceptor
-  kHelloAck = 2,    // its answer
+  kHello = 1,     // first frame of every lane, dialler to acceptor
+  kHelloAck = 2,  // its answer
   kRequest = 3,
   kResponse = 4,
-  kError = 5,       // response with an error
-  kChunk = 6,       // part of a transfer that a request or response announced
+  kError = 5,  // response with an error
+  kChunk = 6,  // part of a transfer that a request or response announced
   kTransferAbort = 7,
   kCancel = 8,
   kHeartbeat = 9,
@@ -52,8 +54,8 @@ WEFT_API std::string_view frame_kind_name(FrameKind kind);
 inline constexpr int kControlLane = 0;
 inline constexpr int kBulkLane = 1;
 
-// Bytes that stay where they are until sent; `owner` keeps them alive and is dropped, on any thread,
-// when the transport needs them no more.
+// Bytes that stay where they are until sent; `owner` keeps them alive and is dropped, on any
+// thread, when the transport needs them no more.
 struct Slice {
   const char* data = nullptr;
   size_t size = 0;
@@ -62,9 +64,9 @@ struct Slice {
 
 struct Frame {
   FrameKind kind = FrameKind::kHeartbeat;
-  std::string header;            // a protobuf message, or a fixed struct for kChunk
+  std::string header;  // a protobuf message, or a fixed struct for kChunk
   std::vector<Slice> payload;
-  uint64_t cookie = 0;           // CONN-4; not on the wire; 0 is not reported
+  uint64_t cookie = 0;  // CONN-4; not on the wire; 0 is not reported
 
   size_t payload_bytes() const {
     size_t n = 0;
@@ -76,24 +78,24 @@ struct Frame {
 // A frame being delivered: valid during on_frame only.
 struct FrameView {
   FrameKind kind;
-  std::string_view header;                          // contiguous, private memory
-  absl::Span<const std::string_view> payload;       // in pieces as they arrived
+  std::string_view header;                     // contiguous, private memory
+  absl::Span<const std::string_view> payload;  // in pieces as they arrived
   size_t payload_bytes;
 };
 
 // Who speaks, on every lane's first frame.
 struct Hello {
-  uint32_t version_min = 1;          // protocol versions that the speaker understands
+  uint32_t version_min = 1;  // protocol versions that the speaker understands
   uint32_t version_max = 1;
-  std::string job_id;                // 128 random bits; a peer of another job is refused
+  std::string job_id;  // 128 random bits; a peer of another job is refused
   std::string name;
   uint32_t id = 0;
-  uint64_t incarnation = 0;          // 64 random bits; changes each time the worker starts
+  uint64_t incarnation = 0;  // 64 random bits; changes each time the worker starts
   // Whom the dialler wants (0: any): an address may have passed on to another worker.
   uint32_t to_id = 0;
   uint64_t to_incarnation = 0;
-  uint32_t max_frame_bytes = 0;      // largest frame that the speaker accepts
-  uint64_t connection_id = 0;        // random, by the dialler; ties lanes together
+  uint32_t max_frame_bytes = 0;  // largest frame that the speaker accepts
+  uint64_t connection_id = 0;    // random, by the dialler; ties lanes together
   uint32_t lanes = 2;
 };
 
@@ -125,21 +127,22 @@ class ConnectionHandler {
   virtual void on_lost(Lost lost) = 0;
 };
 
-// Accepting side: checks a hello. Returns our own hello for the acknowledgement, or the refusal that
-// the dialler will see. Called for every lane; must not block.
+// Accepting side: checks a hello. Returns our own hello for the acknowledgement, or the refusal
+// that the dialler will see. Called for every lane; must not block.
 class Acceptor {
  public:
   virtual ~Acceptor() = default;
   virtual StatusOr<Hello> check_hello(const Hello& theirs) = 0;
   // All lanes are there: the connection is open. Returns its handler (not null).
-  virtual std::shared_ptr<ConnectionHandler> on_connection(std::shared_ptr<Connection> connection) = 0;
+  virtual std::shared_ptr<ConnectionHandler> on_connection(
+      std::shared_ptr<Connection> connection) = 0;
 };
 
 struct ListenOptions {
-  std::string host;        // address to bind; "" = loopback
-  int port_first = 0;      // 0: any free port; otherwise the first free one of [first, last]
+  std::string host;    // address to bind; "" = loopback
+  int port_first = 0;  // 0: any free port; otherwise the first free one of [first, last]
   int port_last = 0;
-  std::string advertise;   // host that peers dial; "" = the bound one
+  std::string advertise;        // host that peers dial; "" = the bound one
   bool allow_insecure = false;  // binding beyond loopback without credentials must be asked for
 };
 
@@ -161,8 +164,8 @@ class Transport {
   virtual void connect(std::string_view address, const Hello& hello, absl::Time deadline,
                        std::shared_ptr<ConnectionHandler> handler, DialDone done) = 0;
 
-  // Ends everything: closes connections (each gets its on_lost), stops the pollers. Bounded by a few
-  // seconds whatever the peers do. No callback runs after it returned. Not from a callback.
+  // Ends everything: closes connections (each gets its on_lost), stops the pollers. Bounded by a
+  // few seconds whatever the peers do. No callback runs after it returned. Not from a callback.
   virtual void shutdown() = 0;
 
   // Counters for debug_info() and metrics: name -> value ("lane0_frames_sent", ...).

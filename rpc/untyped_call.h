@@ -30,7 +30,7 @@ struct Method {
   bool inline_ok = false;  // short: may run on the poller, must not wait
   // For methods of an object: the registered class ("app.Embedding"), "" for functions.
   std::string class_name;
-  bool is_const = false;   // methods: may run beside other const ones
+  bool is_const = false;  // methods: may run beside other const ones
   // Decodes, runs, replies exactly once. `object` is null for functions. Does not throw. `context`
   // lives until reply was called.
   std::function<void(CallContext& context, const std::shared_ptr<void>& object, Payload arguments,
@@ -44,9 +44,9 @@ WEFT_API uint64_t signature_hash(std::string_view signature);
 // ---- caller ------------------------------------------------------------------------------------
 
 struct UntypedCall {
-  std::string method;      // full name
-  std::string signature;   // the caller's view, compared by hash at the callee, printed on mismatch
-  std::string object;      // name of an instance at the callee; "" for functions
+  std::string method;     // full name
+  std::string signature;  // the caller's view, compared by hash at the callee, printed on mismatch
+  std::string object;     // name of an instance at the callee; "" for functions
   Payload arguments;
   CallOptions options;
 };
@@ -71,9 +71,9 @@ class CallHandle {
 WEFT_API CallHandle start_call(const Worker& worker, const Destination& to, UntypedCall call,
                                CallDone done);
 // The same call to several workers, encoded once; done(index, result) once per destination.
-WEFT_API std::vector<CallHandle> start_calls(
-    const Worker& worker, const std::vector<Destination>& to, UntypedCall call,
-    std::function<void(size_t, StatusOr<Payload>)> done);
+WEFT_API std::vector<CallHandle> start_calls(const Worker& worker,
+                                             const std::vector<Destination>& to, UntypedCall call,
+                                             std::function<void(size_t, StatusOr<Payload>)> done);
 
 class Library;
 // The library given at join, for looking up a function pointer's name; null for a worker that left.

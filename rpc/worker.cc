@@ -9,7 +9,8 @@ namespace weft {
 namespace {
 
 Status no_worker() {
-  return make_error(ErrorKind::kState, "there is no worker: the handle is empty, or it has been destroyed");
+  return make_error(ErrorKind::kState,
+                    "there is no worker: the handle is empty, or it has been destroyed");
 }
 
 }  // namespace
@@ -48,7 +49,8 @@ std::shared_ptr<internal::Core> Worker::core() const {
 Worker Worker::join(JoinOptions options) { return value_or_throw(try_join(std::move(options))); }
 
 StatusOr<Worker> Worker::try_join(JoinOptions options) {
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<internal::Core> core, internal::Core::join(std::move(options)));
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<internal::Core> core,
+                        internal::Core::join(std::move(options)));
   return Worker(std::move(core));
 }
 
@@ -79,7 +81,8 @@ WorkerInfo Worker::get_worker_info(const Destination& who) const {
 
 uint64_t Worker::membership_version() const { return core()->agent().members()->version; }
 
-Worker::Subscription Worker::subscribe(std::function<void(const MembershipChange&)> on_change) const {
+Worker::Subscription Worker::subscribe(
+    std::function<void(const MembershipChange&)> on_change) const {
   return core()->subscribe(std::move(on_change));
 }
 
@@ -117,7 +120,8 @@ std::vector<std::shared_ptr<Service>> Worker::services() const { return core()->
 
 // ---- the untyped core -------------------------------------------------------------------------
 
-CallHandle start_call(const Worker& worker, const Destination& to, UntypedCall call, CallDone done) {
+CallHandle start_call(const Worker& worker, const Destination& to, UntypedCall call,
+                      CallDone done) {
   const auto core = lock_core(worker);
   if (core == nullptr) {
     done(no_worker());

@@ -1,16 +1,17 @@
 #ifndef WEFT_RPC_WORKER_H_
 #define WEFT_RPC_WORKER_H_
 
-// Worker: one member of a job. It owns everything that it needs (threads, connections, tables); there
-// is nothing process-wide, so several workers may live in one process.
+// Worker: one member of a job. It owns everything that it needs (threads, connections, tables);
+// there is nothing process-wide, so several workers may live in one process.
 //
 //   auto worker = weft::join({.library = library()});     // name, rank and store from the launcher
 //   ... rpc_sync(worker, "ps0", &forward, x) ...
 //   worker.shutdown();
 //
-// Worker is a move-only handle; calls take `const Worker&`. Threads: all const methods and shutdown()
-// from anywhere, but shutdown() not from a handler of the same worker (there it returns an error).
-// Destroying it without shutdown() leaves at once: peers get "peer left", and nothing waits for them.
+// Worker is a move-only handle; calls take `const Worker&`. Threads: all const methods and
+// shutdown() from anywhere, but shutdown() not from a handler of the same worker (there it returns
+// an error). Destroying it without shutdown() leaves at once: peers get "peer left", and nothing
+// waits for them.
 
 #include <chrono>
 #include <cstdint>
@@ -43,7 +44,8 @@ class Core;
 // Every field has a default, and what is unset comes from the environment of the launcher (weftrun,
 // torchrun, mpirun, srun) or the default named there; see Config.
 struct JoinOptions {
-  // 1 to 127 characters of [A-Za-z0-9-_:.], unique in the job. Default: WEFT_NAME, else "worker<rank>".
+  // 1 to 127 characters of [A-Za-z0-9-_:.], unique in the job. Default: WEFT_NAME, else
+  // "worker<rank>".
   std::string name{};
   // A static group has a world size, and every rank from 0; join returns when all are there.
   std::optional<int> rank{};
@@ -61,14 +63,14 @@ struct JoinOptions {
   std::vector<ServiceFactory> services{};
   // Threads that run handlers (not those that wait in one). Default: one per core, at least 4.
   int worker_threads = 0;
-  Timeout rpc_timeout{};          // default of CallOptions::deadline: 60 s
-  Timeout join_timeout{};         // 60 s
-  Timeout shutdown_timeout{};     // bound of shutdown's later phases: 60 s
-  Timeout heartbeat_interval{};   // 1 s
-  Timeout lease{};                // 15 s
-  std::shared_ptr<Runtime> runtime{};      // default: the system
-  std::shared_ptr<LogSink> log_sink{};     // default: stderr
-  std::optional<Severity> log_level{};     // default: WEFT_LOG_LEVEL
+  Timeout rpc_timeout{};                // default of CallOptions::deadline: 60 s
+  Timeout join_timeout{};               // 60 s
+  Timeout shutdown_timeout{};           // bound of shutdown's later phases: 60 s
+  Timeout heartbeat_interval{};         // 1 s
+  Timeout lease{};                      // 15 s
+  std::shared_ptr<Runtime> runtime{};   // default: the system
+  std::shared_ptr<LogSink> log_sink{};  // default: stderr
+  std::optional<Severity> log_level{};  // default: WEFT_LOG_LEVEL
   // For tests and embedding: instead of this process's variables.
   std::optional<Environment> environment{};
 };
@@ -82,10 +84,11 @@ struct MembershipChange {
 };
 
 struct ShutdownOptions {
-  // Drain: wait until all workers have arrived and no call is under way anywhere. Otherwise leave now.
+  // Drain: wait until all workers have arrived and no call is under way anywhere. Otherwise leave
+  // now.
   bool graceful = true;
-  // Bounds everything when given. By default waiting for the others to arrive lasts while their leases
-  // are renewed, and the later phases have JoinOptions::shutdown_timeout.
+  // Bounds everything when given. By default waiting for the others to arrive lasts while their
+  // leases are renewed, and the later phases have JoinOptions::shutdown_timeout.
   Timeout deadline{};
 };
 
@@ -103,9 +106,10 @@ struct ShutdownResult {
 
 class WEFT_API Worker {
  public:
-  // See JoinOptions. Throws weft::Error: bad options (all that can be told at once), duplicate name,
-  // a port that is taken, a store that cannot be reached, or, when join_timeout is over, workers that
-  // did not come, by rank. Blocks until the group is ready: every member can be called on return.
+  // See JoinOptions. Throws weft::Error: bad options (all that can be told at once), duplicate
+  // name, a port that is taken, a store that cannot be reached, or, when join_timeout is over,
+  // workers that did not come, by rank. Blocks until the group is ready: every member can be called
+  // on return.
   static Worker join(JoinOptions options);
   static StatusOr<Worker> try_join(JoinOptions options);
 

@@ -14,8 +14,8 @@
 namespace weft {
 
 // (name, id, incarnation): the incarnation is 64 random bits drawn each time a worker of that name
-// starts, so a message meant for the one before is refused. Compares and hashes by all three. May be
-// sent as an argument or a result.
+// starts, so a message meant for the one before is refused. Compares and hashes by all three. May
+// be sent as an argument or a result.
 struct WorkerInfo {
   std::string name;
   uint32_t id = 0;
@@ -40,10 +40,10 @@ struct WorkerInfo {
 // incarnation of the same name.
 class Destination {
  public:
-  Destination(const char* name) : name_(name) {}             // NOLINT: implicit by design
-  Destination(std::string_view name) : name_(name) {}        // NOLINT
-  Destination(const std::string& name) : name_(name) {}      // NOLINT
-  Destination(const WorkerInfo& info)                        // NOLINT
+  Destination(const char* name) : name_(name) {}         // NOLINT: implicit by design
+  Destination(std::string_view name) : name_(name) {}    // NOLINT
+  Destination(const std::string& name) : name_(name) {}  // NOLINT
+  Destination(const WorkerInfo& info)                    // NOLINT
       : name_(info.name), id_(info.id), incarnation_(info.incarnation), form_(Form::kInfo) {}
   template <class I, std::enable_if_t<std::is_integral_v<I> && !std::is_same_v<I, bool>, int> = 0>
   Destination(I id) : id_(static_cast<int64_t>(id)), form_(Form::kId) {}  // NOLINT

@@ -18,9 +18,11 @@ std::string text(const WorkerInfo& info) {
 }  // namespace
 
 Agent::Agent(AgentOptions options)
-    : options_(std::move(options)), receive_budget_(options_.receive_budget, "messages being received"),
+    : options_(std::move(options)),
+      receive_budget_(options_.receive_budget, "messages being received"),
       rpc_timeout_ns_(absl::ToInt64Nanoseconds(options_.rpc_timeout)),
-      counters_(std::make_unique<Counters>(options_.metrics.get())), idle_changed_(options_.runtime.get()),
+      counters_(std::make_unique<Counters>(options_.metrics.get())),
+      idle_changed_(options_.runtime.get()),
       members_(std::make_shared<MemberList>()) {
   for (const Method& m : options_.services) services_.emplace(m.name, m);
 }
@@ -49,6 +51,8 @@ MemberListRef Agent::members() const {
 
 void Agent::set_members(MemberListRef members) {
   MutexLock lock(&mutex_);
+  // The joining thread and the membership thread both bring lists; the newest stays.
+  if (members->generation < members_->generation) return;
   for (const auto& [id, member] : members->by_id) {
     auto it = peers_.find(member.info.incarnation);
     // It dialled us before we had read where it listens.
@@ -127,7 +131,8 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
                            absl::StrCat("the deadline of the call of '", spec->call.method, "' on ",
                                         text((*member)->info), " was over before it was sent"));
     } else if (scope != nullptr && scope->cancel.cancelled()) {
-      refused = make_error(ErrorKind::kCancelled, "the call in whose handler this one was made is cancelled");
+      refused = make_error(ErrorKind::kCancelled,
+                           "the call in whose handler this one was made is cancelled");
     } else {
       id = ++last_call_id_;
       Pending p;
@@ -158,7 +163,8 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
     const CancelToken parent = scope->cancel;
     const uint64_t hook = parent.on_cancel([weak, id] {
       if (auto self = weak.lock()) {
-        self->complete(id, make_error(ErrorKind::kCancelled, "the calling handler was cancelled"), true);
+        self->complete(id, make_error(ErrorKind::kCancelled, "the calling handler was cancelled"),
+                       true);
       }
     });
     MutexLock lock(&mutex_);
@@ -197,6 +203,7 @@ void Agent::transmit(uint64_t call_id) {
       peer->waiting.erase(call_id);
       link = peer->active;
       ++link->pending;
+      ++link->sending;
       p.link = link;
       p.state = State::kSending;
       p.lost_while_sending = false;
@@ -204,7 +211,8 @@ void Agent::transmit(uint64_t call_id) {
       header.set_call_id(call_id);
       header.set_attempt(p.attempt);
       if (p.deadline != absl::InfiniteFuture()) {
-        header.set_remaining_us(std::max<int64_t>(1, absl::ToInt64Microseconds(p.deadline - now())));
+        header.set_remaining_us(
+            std::max<int64_t>(1, absl::ToInt64Microseconds(p.deadline - now())));
       }
       if (spec->call.options.retry == Retry::kAtMostOnce) {
         header.set_at_most_once(true);
@@ -224,19 +232,21 @@ void Agent::transmit(uint64_t call_id) {
   if (spec->span_id != 0) header.set_span_id(spec->span_id);
   for (uint64_t turn : spec->holding) header.add_holding(turn);
   const Status sent = link->send(FrameKind::kRequest, &header, *spec->message, call_id, now());
+  done_sending(link);
 
   bool again = false;
   Status fail;
   {
     MutexLock lock(&mutex_);
     auto it = pending_.find(call_id);
-    if (it == pending_.end() || it->second.link != link || it->second.state != State::kSending) return;
+    if (it == pending_.end() || it->second.link != link || it->second.state != State::kSending)
+      return;
     Pending& p = it->second;
     const bool undelivered = !sent.ok() || (p.lost_while_sending && p.unsent);
     if (!sent.ok() && error_kind(sent) != ErrorKind::kNotDelivered) {
       fail = sent;  // it can never be sent: too large, too many tensors
-    } else if (undelivered || (p.lost_while_sending &&
-                               spec->call.options.retry == Retry::kAtMostOnce)) {
+    } else if (undelivered ||
+               (p.lost_while_sending && spec->call.options.retry == Retry::kAtMostOnce)) {
       if (!undelivered) ++p.attempt;
       p.state = State::kWaiting;
       p.link = nullptr;
@@ -290,16 +300,19 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
     v1::CancelHeader cancel;
     cancel.set_call_id(call_id);
     // Lost or refused: the handler runs on and its answer is dropped.
-    link->send_control(FrameKind::kCancel, cancel.SerializeAsString(), kControlLane, now()).IgnoreError();
+    link->send_control(FrameKind::kCancel, cancel.SerializeAsString(), kControlLane, now())
+        .IgnoreError();
   }
   counters_->completed->add();
   counters_->call_seconds->observe(absl::ToDoubleSeconds(now() - p.issued));
-  runtime()->trace("complete", call_id, result.ok() ? 0 : static_cast<uint64_t>(result.status().code()));
+  runtime()->trace("complete", call_id,
+                   result.ok() ? 0 : static_cast<uint64_t>(result.status().code()));
   if (!result.ok()) {
     counters_->failed->add();
     Status error = result.status();
     if (error_kind(error) == ErrorKind::kSignature) {
-      error = annotate(error, absl::StrCat("called as ", p.spec->call.method, p.spec->call.signature));
+      error =
+          annotate(error, absl::StrCat("called as ", p.spec->call.method, p.spec->call.signature));
     }
     // What a handler threw reaches the caller unchanged; what arose here says what was tried.
     if (error_details(error).origin.empty()) {
@@ -342,14 +355,16 @@ void Agent::on_deadline_timer() {
         p.has_deadline = false;
         std::string where = p.state == State::kSent ? "no answer came" : "it could not be sent";
         auto peer = peers_.find(p.to.incarnation);
-        if (p.state != State::kSent && peer != peers_.end() && !peer->second->last_dial_error.ok()) {
+        if (p.state != State::kSent && peer != peers_.end() &&
+            !peer->second->last_dial_error.ok()) {
           absl::StrAppend(&where, ", last attempt to connect: ",
                           std::string(peer->second->last_dial_error.message()));
         }
         late_calls.emplace_back(
-            key.call_id, make_error(ErrorKind::kDeadline,
-                                    absl::StrCat("deadline of ", absl::FormatDuration(p.deadline - p.issued),
-                                                 " exceeded: ", where)));
+            key.call_id,
+            make_error(ErrorKind::kDeadline,
+                       absl::StrCat("deadline of ", absl::FormatDuration(p.deadline - p.issued),
+                                    " exceeded: ", where)));
       }
     }
     armed_ = absl::InfiniteFuture();
@@ -426,12 +441,15 @@ void Agent::close(const Status& why) {
 
 Agent::Load Agent::load() const {
   MutexLock lock(&mutex_);
-  return Load{pending_.size(), serving_.size(), counters_->issued->value(), counters_->served->value()};
+  return Load{pending_.size(), serving_.size(), counters_->issued->value(),
+              counters_->served->value()};
 }
 
 std::map<std::string, int64_t> Agent::debug_info() const {
   std::map<std::string, int64_t> out;
-  const auto put = [&out](const char* name, Counter* c) { out[name] = static_cast<int64_t>(c->value()); };
+  const auto put = [&out](const char* name, Counter* c) {
+    out[name] = static_cast<int64_t>(c->value());
+  };
   put("calls_issued", counters_->issued);
   put("calls_completed", counters_->completed);
   put("calls_failed", counters_->failed);

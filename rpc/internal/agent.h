@@ -3,8 +3,9 @@
 
 // Agent: the calls of one worker, in both directions, and the connections they travel on.
 //
-// Caller's side: every call is in pending_ from its issue to its completion (CALL-1). It waits for a
-// connection, is being sent, or is sent; a broken connection moves it back, or completes it (CALL-4):
+// Caller's side: every call is in pending_ from its issue to its completion (CALL-1). It waits for
+// a connection, is being sent, or is sent; a broken connection moves it back, or completes it
+// (CALL-4):
 //
 //   state     event                            next
 //   waiting   the peer has a connection        sending    frames are written by whoever noticed
@@ -15,14 +16,14 @@
 //   sent      connection lost, otherwise       complete   maybe_executed
 //   any       answer, deadline, cancel, peer dead, close    complete
 //
-// Callee's side: a request runs on the poller when its method is inline_ok, otherwise on the pool, in
-// the turn of its object if it has one; it is in serving_ until it has replied.
+// Callee's side: a request runs on the poller when its method is inline_ok, otherwise on the pool,
+// in the turn of its object if it has one; it is in serving_ until it has replied.
 //
 // Peers are known by incarnation. Either side dials when it first needs the other; if both did, the
 // connection dialled by the lower (id, incarnation) stays and the other ends when its calls have.
 //
-// One mutex guards the tables. It is held for a few lines and never while sending, running a handler
-// or completing a call.
+// One mutex guards the tables. It is held for a few lines and never while sending, running a
+// handler or completing a call.
 
 #include <atomic>
 #include <cstdint>
@@ -58,7 +59,7 @@ struct AgentOptions {
   std::shared_ptr<Executor> pool;
   std::shared_ptr<const Worker> handle;  // what handlers see as their worker; owns nothing
   std::shared_ptr<const Library> library;
-  std::vector<Method> services;    // names begin with '@'
+  std::vector<Method> services;  // names begin with '@'
   MessageLimits limits;
   uint64_t receive_budget = uint64_t{8} << 30;
   absl::Duration rpc_timeout = absl::Seconds(60);
@@ -83,7 +84,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   std::vector<CallHandle> start_calls(const std::vector<Destination>& to, UntypedCall call,
                                       std::function<void(size_t, StatusOr<Payload>)> done);
 
-  // The incarnation is dead or has left: every call to it completes, nothing is sent to it any more.
+  // The incarnation is dead or has left: every call to it completes, nothing is sent to it any
+  // more.
   void peer_gone(uint64_t incarnation, const Status& why);
 
   // Refuses new requests of others and new calls of ours; what runs goes on.
@@ -102,9 +104,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void close(const Status& why);
 
   struct Load {
-    uint64_t pending = 0;   // our calls
-    uint64_t serving = 0;   // handlers
-    uint64_t issued = 0;    // ever
+    uint64_t pending = 0;  // our calls
+    uint64_t serving = 0;  // handlers
+    uint64_t issued = 0;   // ever
     uint64_t served = 0;
   };
   Load load() const;
@@ -169,7 +171,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     std::shared_ptr<Link> link;
     bool lost_while_sending = false;
     bool unsent = false;
-    CancelToken parent;          // of the call in whose handler this one was issued
+    CancelToken parent;  // of the call in whose handler this one was issued
     uint64_t parent_hook = 0;
   };
 
@@ -178,9 +180,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     std::string address;
     std::vector<std::shared_ptr<Link>> links;  // open, in order of opening
     std::shared_ptr<Link> active;
-    std::set<uint64_t> waiting;                // calls that need a connection
+    std::set<uint64_t> waiting;  // calls that need a connection
     bool dialling = false;
-    Status gone;                               // not OK: dead or left
+    Status gone;  // not OK: dead or left
     absl::Duration backoff = absl::ZeroDuration();
     absl::Time unreachable_since = absl::InfiniteFuture();
     Status last_dial_error;
@@ -201,12 +203,13 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   };
   using ServingKey = std::pair<uint64_t, uint64_t>;  // caller's incarnation, call id
 
-  struct Job;       // a request on its way through the callee's side (agent_dispatch.cc)
+  struct Job;  // a request on its way through the callee's side (agent_dispatch.cc)
   class Replier;
 
   // ---- caller's side (agent.cc) ----
   StatusOr<std::shared_ptr<CallSpec>> make_spec(UntypedCall call);
-  CallHandle issue(const Destination& to, const std::shared_ptr<const CallSpec>& spec, CallDone done);
+  CallHandle issue(const Destination& to, const std::shared_ptr<const CallSpec>& spec,
+                   CallDone done);
   void transmit(uint64_t call_id);
   void complete(uint64_t call_id, StatusOr<Payload> result, bool tell_callee);
   void arm_locked(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -222,8 +225,12 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void on_dialled(const PeerRef& peer, const std::shared_ptr<Link>& link,
                   StatusOr<std::shared_ptr<Connection>> connection);
   void adopt(const PeerRef& peer, const std::shared_ptr<Link>& link);
+  // Nothing new goes over `link` from here on. The goodbye follows the last request that is being
+  // written: at once by the caller for those in `goodbyes`, else by done_sending().
   void retire_locked(Link* link, std::vector<std::shared_ptr<Link>>* goodbyes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void done_sending(const std::shared_ptr<Link>& link);
+  void send_goodbye(const std::shared_ptr<Link>& link);
   bool may_close_locked(const Link& link) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void close_if_drained(const std::shared_ptr<Link>& link);
   std::shared_ptr<Link> new_link(const PeerRef& peer);

@@ -24,8 +24,8 @@ struct Agent::Job {
   std::atomic<bool> replied{false};
 };
 
-// Given to the handler as its ReplyFn. Replies once; when it is dropped unused, with an error, so that
-// no caller waits for a handler that forgot it.
+// Given to the handler as its ReplyFn. Replies once; when it is dropped unused, with an error, so
+// that no caller waits for a handler that forgot it.
 class Agent::Replier {
  public:
   Replier(std::shared_ptr<Agent> agent, std::shared_ptr<Job> job)
@@ -55,13 +55,14 @@ StatusOr<const Method*> Agent::find_method(const v1::CallHeader& header) const {
   }
   auto it = services_.find(name);
   if (it == services_.end()) {
-    return make_error(ErrorKind::kUnimplemented,
-                      absl::StrCat("worker '", options_.self.name, "' does not run the service of '", name,
-                                   "'; list it among the services at join"));
+    return make_error(
+        ErrorKind::kUnimplemented,
+        absl::StrCat("worker '", options_.self.name, "' does not run the service of '", name,
+                     "'; list it among the services at join"));
   }
   if (signature_hash(it->second.signature) == header.signature_hash()) return &it->second;
-  return make_error(ErrorKind::kSignature,
-                    absl::StrCat("worker '", options_.self.name, "' has ", name, it->second.signature));
+  return make_error(ErrorKind::kSignature, absl::StrCat("worker '", options_.self.name, "' has ",
+                                                        name, it->second.signature));
 }
 
 template <class T>
@@ -92,8 +93,9 @@ void Agent::on_request(const std::shared_ptr<Link>& link, std::shared_ptr<v1::Ca
   {
     MutexLock lock(&mutex_);
     if (refused.ok() && !accepting_) {
-      refused = make_error(ErrorKind::kPeerLost, absl::StrCat("worker '", options_.self.name,
-                                                              "' is shutting down and takes no new calls"));
+      refused = make_error(ErrorKind::kPeerLost,
+                           absl::StrCat("worker '", options_.self.name,
+                                        "' is shutting down and takes no new calls"));
     }
     auto peer = peers_.find(key.first);
     if (refused.ok() && job->header->at_most_once() && peer != peers_.end()) {
@@ -117,7 +119,8 @@ void Agent::on_request(const std::shared_ptr<Link>& link, std::shared_ptr<v1::Ca
       s.method = job->header->method();
       if (job->header->has_remaining_us()) {
         job->deadline = now() + absl::Microseconds(job->header->remaining_us());
-        s.in_deadlines = deadlines_.emplace(job->deadline, DeadlineKey{true, key.first, key.second});
+        s.in_deadlines =
+            deadlines_.emplace(job->deadline, DeadlineKey{true, key.first, key.second});
         s.has_deadline = true;
         arm_locked(job->deadline);
       }
@@ -131,16 +134,18 @@ void Agent::on_request(const std::shared_ptr<Link>& link, std::shared_ptr<v1::Ca
     if (seen == CallWindow::Seen::kAnswerDropped) {
       const Status gone = make_error(ErrorKind::kMaybeExecuted,
                                      "the call has run, but its answer is no longer kept");
-      send_answer(link, call_id, Answer{FrameKind::kError, static_cast<uint32_t>(gone.code()),
-                                        static_cast<uint32_t>(ErrorKind::kMaybeExecuted),
-                                        pack_error(gone, options_.self.name)});
+      send_answer(link, call_id,
+                  Answer{FrameKind::kError, static_cast<uint32_t>(gone.code()),
+                         static_cast<uint32_t>(ErrorKind::kMaybeExecuted),
+                         pack_error(gone, options_.self.name)});
     }
     return;
   }
   if (!refused.ok()) {
-    send_answer(link, call_id, Answer{FrameKind::kError, static_cast<uint32_t>(refused.code()),
-                                      static_cast<uint32_t>(error_kind(refused)),
-                                      pack_error(refused, options_.self.name)});
+    send_answer(link, call_id,
+                Answer{FrameKind::kError, static_cast<uint32_t>(refused.code()),
+                       static_cast<uint32_t>(error_kind(refused)),
+                       pack_error(refused, options_.self.name)});
     return;
   }
 
@@ -176,8 +181,8 @@ void Agent::on_request(const std::shared_ptr<Link>& link, std::shared_ptr<v1::Ca
     }
   }
   job->context = std::make_unique<CallContext>(
-      *options_.handle,
-      WorkerInfo{link->peer().name, link->peer().id, link->peer().incarnation}, call_id, scope,
+      *options_.handle, WorkerInfo{link->peer().name, link->peer().id, link->peer().incarnation},
+      call_id, scope,
       job->header->has_remaining_us() ? absl::Microseconds(job->header->remaining_us())
                                       : absl::InfiniteDuration());
   if (!error.ok()) return reply(job, error);
@@ -194,8 +199,9 @@ void Agent::serve(std::shared_ptr<Job> job) {
     self->counters_->pool_posts->add();
     Task task = [self, job] { self->run(job); };
     if (!self->options_.pool->post(std::move(task))) {
-      self->reply(job, make_error(ErrorKind::kPeerLost, absl::StrCat("worker '", self->options_.self.name,
-                                                                     "' has shut down")));
+      self->reply(
+          job, make_error(ErrorKind::kPeerLost,
+                          absl::StrCat("worker '", self->options_.self.name, "' has shut down")));
     }
   };
   if (job->turns == nullptr) return start();
@@ -225,7 +231,8 @@ void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
     if (message.ok()) {
       answer.message = *std::move(message);
     } else {
-      error = annotate(message.status(), absl::StrCat("the result of '", job->header->method(), "'"));
+      error =
+          annotate(message.status(), absl::StrCat("the result of '", job->header->method(), "'"));
     }
   }
   if (!error.ok()) {
@@ -283,9 +290,10 @@ void Agent::send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, con
     if (!sent.ok() && error_kind(sent) != ErrorKind::kNotDelivered) {
       // It can never be sent as it is, so the caller gets the reason instead.
       const Status why = annotate(sent, "the result cannot be sent");
-      return send_answer(link, call_id, Answer{FrameKind::kError, static_cast<uint32_t>(why.code()),
-                                               static_cast<uint32_t>(error_kind(why)),
-                                               pack_error(why, options_.self.name)});
+      return send_answer(
+          link, call_id,
+          Answer{FrameKind::kError, static_cast<uint32_t>(why.code()),
+                 static_cast<uint32_t>(error_kind(why)), pack_error(why, options_.self.name)});
     }
   } else {
     v1::ErrorHeader header;

@@ -27,8 +27,8 @@ Status with_client(const AgentStoreAddress& at, F use) {
                       absl::StrCat("the launcher's store at ", at.host, ":", at.port, ": ",
                                    e.what_without_backtrace()));
   } catch (const std::exception& e) {
-    return make_error(ErrorKind::kUnavailable,
-                      absl::StrCat("the launcher's store at ", at.host, ":", at.port, ": ", e.what()));
+    return make_error(ErrorKind::kUnavailable, absl::StrCat("the launcher's store at ", at.host,
+                                                            ":", at.port, ": ", e.what()));
   }
 }
 
@@ -40,7 +40,8 @@ Status publish_through_agent_store(const AgentStoreAddress& at, const std::strin
 
 StatusOr<std::string> read_through_agent_store(const AgentStoreAddress& at) {
   std::string value;
-  WEFT_RETURN_IF_ERROR(with_client(at, [&](c10d::Store& store) { value = store.get_to_str(at.key); }));
+  WEFT_RETURN_IF_ERROR(
+      with_client(at, [&](c10d::Store& store) { value = store.get_to_str(at.key); }));
   return value;
 }
 

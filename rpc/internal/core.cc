@@ -24,12 +24,14 @@ Status check_name(std::string_view name) {
   const bool legal = !name.empty() && name.size() <= kMaxNameLength &&
                      std::all_of(name.begin(), name.end(), [](char c) {
                        return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') ||
-                              (c >= 'a' && c <= 'z') || c == '-' || c == '_' || c == ':' || c == '.';
+                              (c >= 'a' && c <= 'z') || c == '-' || c == '_' || c == ':' ||
+                              c == '.';
                      });
   if (legal) return absl::OkStatus();
-  return make_error(ErrorKind::kInvalidArgument,
-                    absl::StrCat("worker name '", std::string(name.substr(0, 200)), "' (", name.size(),
-                                 " bytes) is not legal: 1 to 127 characters of A-Z a-z 0-9 - _ : ."));
+  return make_error(
+      ErrorKind::kInvalidArgument,
+      absl::StrCat("worker name '", std::string(name.substr(0, 200)), "' (", name.size(),
+                   " bytes) is not legal: 1 to 127 characters of A-Z a-z 0-9 - _ : ."));
 }
 
 // What is registered, sorted: "app.f(int)->int".
@@ -143,7 +145,8 @@ Status Core::read_options(JoinOptions* options) {
     wrong.push_back(std::string(name.message()));
   }
   if (!wrong.empty()) {
-    return make_error(ErrorKind::kInvalidArgument, absl::StrCat("join: ", absl::StrJoin(wrong, "; ")));
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("join: ", absl::StrJoin(wrong, "; ")));
   }
   return config_.validate();
 }
@@ -153,8 +156,11 @@ Status Core::init(JoinOptions options) {
   runtime_ = options.runtime != nullptr ? options.runtime : make_system_runtime();
   const absl::Time deadline = deadline_after(runtime_->now(), config_.join_timeout);
   metrics_ = std::make_shared<Metrics>();
-  log_ = Logger({.name = options.name, .rank = rank_.value_or(-1), .level = config_.log_level,
-                 .sink = options.log_sink, .now = nullptr});
+  log_ = Logger({.name = options.name,
+                 .rank = rank_.value_or(-1),
+                 .level = config_.log_level,
+                 .sink = options.log_sink,
+                 .now = nullptr});
   shutdown_done_ = std::make_unique<Condition>(runtime_.get());
   library_ = std::make_shared<const Library>(std::move(options.library));
   self_.name = options.name;
@@ -170,7 +176,8 @@ Status Core::init(JoinOptions options) {
   worker_threads_ = config_.worker_threads > 0
                         ? config_.worker_threads
                         : std::max(4, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
-  pool_ = runtime_->make_pool({.name = absl::StrCat("weft-", self_.name), .threads = worker_threads_,
+  pool_ = runtime_->make_pool({.name = absl::StrCat("weft-", self_.name),
+                               .threads = worker_threads_,
                                .max_blocked = config_.max_blocked});
 
   const std::weak_ptr<Core> weak = weak_from_this();
@@ -280,7 +287,8 @@ Status Core::find_job_id(absl::Time deadline) {
   }
   // The first worker at this store draws it.
   const std::string drawn = to_string(random_job_id(runtime_->random()));
-  WEFT_ASSIGN_OR_RETURN(job_id_, store_->compare_set("weft/job", "", drawn, deadline - runtime_->now()));
+  WEFT_ASSIGN_OR_RETURN(job_id_,
+                        store_->compare_set("weft/job", "", drawn, deadline - runtime_->now()));
   return absl::OkStatus();
 }
 
@@ -333,7 +341,8 @@ void Core::on_event(const MembershipEvent& event) {
     try {
       s->on_change(change);
     } catch (...) {
-      WEFT_LOG(log_, kError) << "a membership subscriber threw: " << status_from_current_exception();
+      WEFT_LOG(log_, kError) << "a membership subscriber threw: "
+                             << status_from_current_exception();
     }
   }
 }
@@ -361,8 +370,9 @@ ShutdownResult Core::shutdown(const ShutdownOptions& options) {
   if (find_scope(agent_->scope_key()) != nullptr) {
     ShutdownResult refused;
     refused.status = make_error(
-        ErrorKind::kState, absl::StrCat("shutdown of '", self_.name,
-                                        "' was called from one of its own handlers, which it would wait for"));
+        ErrorKind::kState,
+        absl::StrCat("shutdown of '", self_.name,
+                     "' was called from one of its own handlers, which it would wait for"));
     return refused;
   }
   {
@@ -388,9 +398,10 @@ ShutdownResult Core::shutdown(const ShutdownOptions& options) {
 
 ShutdownResult Core::do_shutdown(const ShutdownOptions& options) {
   const absl::Time start = runtime_->now();
-  const absl::Time hard = options.deadline.is_set()
-                              ? deadline_after(start, options.deadline.value_or(absl::InfiniteDuration()))
-                              : absl::InfiniteFuture();
+  const absl::Time hard =
+      options.deadline.is_set()
+          ? deadline_after(start, options.deadline.value_or(absl::InfiniteDuration()))
+          : absl::InfiniteFuture();
   ShutdownResult result;
   if (options.graceful) {
     DrainOptions d;
@@ -405,8 +416,10 @@ ShutdownResult Core::do_shutdown(const ShutdownOptions& options) {
     result.workers.push_back({self_, ShutdownResult::Outcome::kDrained, ""});
   }
   down_.store(true);
-  const Status why = make_error(ErrorKind::kState, absl::StrCat("worker '", self_.name, "' has shut down"));
-  const absl::Time end = std::min(hard, runtime_->now() + std::min(config_.shutdown_timeout, absl::Seconds(5)));
+  const Status why =
+      make_error(ErrorKind::kState, absl::StrCat("worker '", self_.name, "' has shut down"));
+  const absl::Time end =
+      std::min(hard, runtime_->now() + std::min(config_.shutdown_timeout, absl::Seconds(5)));
   const Status torn = tear_down(why, end);
   if (!torn.ok()) {
     if (result.status.ok()) result.status = torn;
@@ -416,8 +429,9 @@ ShutdownResult Core::do_shutdown(const ShutdownOptions& options) {
       w.reason = std::string(torn.message());
     }
   }
-  WEFT_LOG(log_, kInfo) << "shut down: " << (result.status.ok() ? std::string("drained")
-                                                                : std::string(result.status.message()));
+  WEFT_LOG(log_, kInfo) << "shut down: "
+                        << (result.status.ok() ? std::string("drained")
+                                               : std::string(result.status.message()));
   return result;
 }
 
@@ -444,8 +458,9 @@ Status Core::tear_down(const Status& why, absl::Time deadline) {
   if (transport_ != nullptr) transport_->shutdown();
   // A handler that never ends keeps its thread and what it uses; everybody else is joined.
   if (pool_ != nullptr && !pool_->shutdown_until(deadline) && status.ok()) {
-    status = make_error(ErrorKind::kDeadline,
-                        absl::StrCat("worker '", self_.name, "' left with continuations still running"));
+    status =
+        make_error(ErrorKind::kDeadline,
+                   absl::StrCat("worker '", self_.name, "' left with continuations still running"));
   }
   return status;
 }
@@ -458,9 +473,10 @@ void Core::abandon() {
   }
   down_.store(true);
   const Status why =
-      make_error(ErrorKind::kState, absl::StrCat("worker '", self_.name, "' was destroyed without shutdown()"));
-  const absl::Time end = runtime_->now() + (std::uncaught_exceptions() > 0 ? absl::ZeroDuration()
-                                                                           : absl::Seconds(1));
+      make_error(ErrorKind::kState,
+                 absl::StrCat("worker '", self_.name, "' was destroyed without shutdown()"));
+  const absl::Time end =
+      runtime_->now() + (std::uncaught_exceptions() > 0 ? absl::ZeroDuration() : absl::Seconds(1));
   ShutdownResult result;
   result.status = tear_down(why, end);
   MutexLock lock(&shutdown_mutex_);

@@ -12,12 +12,15 @@ namespace weft::internal {
 struct Agent::Counters {
   explicit Counters(Metrics* m)
       : issued(m->counter("weft_rpc_calls_issued_total", "Calls begun here")),
-        completed(m->counter("weft_rpc_calls_completed_total", "Calls begun here that are complete")),
-        failed(m->counter("weft_rpc_calls_failed_total", "Calls begun here that ended with an error")),
+        completed(
+            m->counter("weft_rpc_calls_completed_total", "Calls begun here that are complete")),
+        failed(
+            m->counter("weft_rpc_calls_failed_total", "Calls begun here that ended with an error")),
         served(m->counter("weft_rpc_requests_served_total", "Handlers that have replied")),
         inline_runs(m->counter("weft_rpc_requests_inline_total", "Handlers run on the poller")),
         pool_posts(m->counter("weft_rpc_requests_pooled_total", "Handlers handed to the pool")),
-        late_answers(m->counter("weft_rpc_answers_late_total", "Answers to calls that were complete")),
+        late_answers(
+            m->counter("weft_rpc_answers_late_total", "Answers to calls that were complete")),
         unsent_answers(m->counter("weft_rpc_answers_unsent_total",
                                   "Answers whose connection was lost before they left")),
         retried(m->counter("weft_rpc_calls_resent_total", "Requests sent again")),
@@ -28,7 +31,8 @@ struct Agent::Counters {
         reconnects(m->counter("weft_rpc_reconnects_total",
                               "Connections opened to a peer that had one before")),
         lost(m->counter("weft_rpc_connections_lost_total", "Connections that broke")),
-        violations(m->counter("weft_rpc_protocol_errors_total", "Connections closed for odd bytes")),
+        violations(
+            m->counter("weft_rpc_protocol_errors_total", "Connections closed for odd bytes")),
         call_seconds(m->histogram("weft_rpc_call_seconds", "Time from issue to completion")) {}
 
   Counter* const issued;

@@ -5,9 +5,10 @@
 //
 //   CALL-2  begin() says kNew exactly once per call id.
 //
-// The answer of a finished call is kept until the caller says that it has it (acked_below), within a
-// bound of bytes; beyond it the oldest answers are dropped and only the fact remains, so a repeated
-// request is then told that the call ran but its answer is gone. Not synchronised: the agent's mutex.
+// The answer of a finished call is kept until the caller says that it has it (acked_below), within
+// a bound of bytes; beyond it the oldest answers are dropped and only the fact remains, so a
+// repeated request is then told that the call ran but its answer is gone. Not synchronised: the
+// agent's mutex.
 
 #include <cstdint>
 #include <map>

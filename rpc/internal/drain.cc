@@ -17,8 +17,12 @@ std::string hex(uint64_t v) { return absl::StrCat(absl::Hex(v, absl::kZeroPad16)
 
 class GroupDrain {
  public:
-  GroupDrain(Agent* agent, Membership* membership, const WorkerInfo& self, const DrainOptions& options)
-      : agent_(*agent), membership_(*membership), runtime_(*agent->runtime()), self_(self),
+  GroupDrain(Agent* agent, Membership* membership, const WorkerInfo& self,
+             const DrainOptions& options)
+      : agent_(*agent),
+        membership_(*membership),
+        runtime_(*agent->runtime()),
+        self_(self),
         options_(options) {
     // Those who are here now, and those who were: a member that is gone already is missing.
     const MemberListRef list = membership_.list();
@@ -26,8 +30,8 @@ class GroupDrain {
       workers_.push_back({member.info, End::kDrained, ""});
     }
     for (const auto& [id, why] : list->gone) {
-      missing_.push_back({WorkerInfo{name_of(*list, id), id, 0}, End::kMissing,
-                          std::string(why.message())});
+      missing_.push_back(
+          {WorkerInfo{name_of(*list, id), id, 0}, End::kMissing, std::string(why.message())});
     }
   }
 
@@ -55,8 +59,8 @@ class GroupDrain {
 
   Store& store() { return *membership_.store(); }
 
-  // Waits until every living worker has its key; those that died meanwhile become missing. The store
-  // wakes us when the keys are there; deaths are looked for once per heartbeat.
+  // Waits until every living worker has its key; those that died meanwhile become missing. The
+  // store wakes us when the keys are there; deaths are looked for once per heartbeat.
   Status wait_for_all(const std::string& what, absl::Time deadline, bool say_who) {
     absl::Time next_line = runtime_.now() + absl::Minutes(1);
     while (true) {
@@ -70,7 +74,8 @@ class GroupDrain {
       const Status waited = store().wait(keys, slice);
       if (waited.ok()) return waited;
       if (error_kind(waited) != ErrorKind::kDeadline) {
-        return annotate(waited, absl::StrCat("shutting down: waiting for '", what, "' of all workers"));
+        return annotate(waited,
+                        absl::StrCat("shutting down: waiting for '", what, "' of all workers"));
       }
       notice_deaths(what);
       if (say_who && runtime_.now() >= next_line) {
@@ -89,8 +94,9 @@ class GroupDrain {
       const bool replaced = there != nullptr && there->info.incarnation != w.worker.incarnation;
       if (gone == list->gone.end() && !replaced) continue;
       // One that has left did so in its own time: its last key is what counts.
-      const auto has = store().check(
-          {membership_.key(absl::StrCat(what, "/", hex(w.worker.incarnation)))}, options_.heartbeat);
+      const auto has =
+          store().check({membership_.key(absl::StrCat(what, "/", hex(w.worker.incarnation)))},
+                        options_.heartbeat);
       if (has.ok() && *has) continue;
       const auto done = store().check(
           {membership_.key(absl::StrCat("done/", hex(w.worker.incarnation)))}, options_.heartbeat);
@@ -125,15 +131,15 @@ class GroupDrain {
   Status late(const std::string& what, const std::vector<std::string>& keys) {
     const std::string names = names_of_missing(keys);
     for (auto& w : workers_) {
-      if (w.outcome == End::kDrained && names.find(absl::StrCat("'", w.worker.name, "'")) !=
-                                                std::string::npos) {
+      if (w.outcome == End::kDrained &&
+          names.find(absl::StrCat("'", w.worker.name, "'")) != std::string::npos) {
         w.outcome = End::kMissing;
         w.reason = absl::StrCat("did not reach '", what, "' before the deadline");
       }
     }
     return make_error(ErrorKind::kDeadline,
-                      absl::StrCat("shutdown of '", self_.name, "' waited for '", what, "' of ", names,
-                                   " until its deadline"));
+                      absl::StrCat("shutdown of '", self_.name, "' waited for '", what, "' of ",
+                                   names, " until its deadline"));
   }
 
   Status put(const std::string& what, const std::string& value) {
@@ -143,7 +149,8 @@ class GroupDrain {
 
   Status arrive() {
     WEFT_RETURN_IF_ERROR(put("arrived", "1"));
-    return wait_for_all("arrived", std::min(options_.arrival_deadline, options_.hard_deadline), true);
+    return wait_for_all("arrived", std::min(options_.arrival_deadline, options_.hard_deadline),
+                        true);
   }
 
   Status rounds() {
@@ -154,20 +161,20 @@ class GroupDrain {
       agent_.wait_drained(std::min(deadline_, runtime_.now() + options_.heartbeat));
       const Agent::Load load = agent_.load();
       const std::string what = absl::StrCat("drain/", round);
-      WEFT_RETURN_IF_ERROR(put(what, absl::StrCat(load.pending, " ", load.serving, " ", load.issued, " ",
-                                                  load.served)));
+      WEFT_RETURN_IF_ERROR(put(
+          what, absl::StrCat(load.pending, " ", load.serving, " ", load.issued, " ", load.served)));
       Status waited = wait_for_all(what, deadline_, false);
       if (!waited.ok()) {
-        return annotate(waited, absl::StrCat("draining: here ", load.pending, " calls and ", load.serving,
-                                             " handlers are not complete"));
+        return annotate(waited, absl::StrCat("draining: here ", load.pending, " calls and ",
+                                             load.serving, " handlers are not complete"));
       }
       bool zero = true;
       std::string totals;
       for (const auto& w : workers_) {
         if (w.outcome != End::kDrained) continue;
-        WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> counts,
-                              store().try_get(membership_.key(
-                                  absl::StrCat(what, "/", hex(w.worker.incarnation)))));
+        WEFT_ASSIGN_OR_RETURN(
+            const std::optional<std::string> counts,
+            store().try_get(membership_.key(absl::StrCat(what, "/", hex(w.worker.incarnation)))));
         if (!counts.has_value()) continue;
         const std::vector<std::string> parts = absl::StrSplit(*counts, ' ');
         zero = zero && parts.size() == 4 && parts[0] == "0" && parts[1] == "0";
@@ -178,8 +185,8 @@ class GroupDrain {
       if (runtime_.now() >= deadline_) {
         return make_error(ErrorKind::kDeadline,
                           absl::StrCat("shutdown of '", self_.name,
-                                       "': calls are still under way at its deadline: here ", load.pending,
-                                       " calls and ", load.serving, " handlers"));
+                                       "': calls are still under way at its deadline: here ",
+                                       load.pending, " calls and ", load.serving, " handlers"));
       }
     }
   }
@@ -203,7 +210,8 @@ class GroupDrain {
               [](const auto& a, const auto& b) { return a.worker.id < b.worker.id; });
     std::vector<std::string> missing;
     for (const auto& w : out.workers) {
-      if (w.outcome == End::kMissing) missing.push_back(absl::StrCat("'", w.worker.name, "': ", w.reason));
+      if (w.outcome == End::kMissing)
+        missing.push_back(absl::StrCat("'", w.worker.name, "': ", w.reason));
     }
     if (status.ok() && !missing.empty()) {
       status = make_error(ErrorKind::kPeerLost,
@@ -244,8 +252,8 @@ ShutdownResult drain_one(Agent* agent, Membership* membership, const WorkerInfo&
                             absl::StrCat("worker '", self.name, "' leaves with ", load.pending,
                                          " calls and ", load.serving, " handlers not complete"));
   }
-  out.workers.push_back({self, out.status.ok() ? End::kDrained : End::kAborted,
-                         std::string(out.status.message())});
+  out.workers.push_back(
+      {self, out.status.ok() ? End::kDrained : End::kAborted, std::string(out.status.message())});
   return out;
 }
 

@@ -7,10 +7,10 @@
 //   done/inc          the worker's drain is over and its record is gone
 //
 //   DRAIN-1  nobody leaves while a call is under way anywhere: a round in which every worker counts
-//            zero calls and zero handlers ends the drain only when the round before said the same with
-//            the same totals (two equal waves: nothing can have been in flight between them).
-//   DRAIN-2  a worker that dies, or whose lease lapses, is missing: it is named, and waited for no more.
-//   DRAIN-3  waiting for arrival has no bound but leases; everything after has the deadline.
+//            zero calls and zero handlers ends the drain only when the round before said the same
+//            with the same totals (two equal waves: nothing can have been in flight between them).
+//   DRAIN-2  a worker that dies, or whose lease lapses, is missing: it is named, and waited for no
+//   more. DRAIN-3  waiting for arrival has no bound but leases; everything after has the deadline.
 //   DRAIN-4  records are removed before the last wait, so a worker that joins again right after it
 //            cannot meet a record of the group that has just ended.
 
@@ -21,9 +21,9 @@
 namespace weft::internal {
 
 struct DrainOptions {
-  absl::Time arrival_deadline;        // infinite by default (DRAIN-3)
-  absl::Duration later_timeout;       // from the moment all have arrived
-  absl::Time hard_deadline;           // given by the user for everything
+  absl::Time arrival_deadline;   // infinite by default (DRAIN-3)
+  absl::Duration later_timeout;  // from the moment all have arrived
+  absl::Time hard_deadline;      // given by the user for everything
   absl::Duration heartbeat;
   Logger log;
 };

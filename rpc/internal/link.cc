@@ -13,9 +13,10 @@ Status parse(const FrameView& frame, Header* header) {
   if (header->ParseFromArray(frame.header.data(), static_cast<int>(frame.header.size()))) {
     return absl::OkStatus();
   }
-  return make_error(ErrorKind::kProtocol,
-                    absl::StrCat("a ", std::string(frame_kind_name(frame.kind)), " frame whose header of ",
-                                 frame.header.size(), " bytes cannot be parsed"));
+  return make_error(
+      ErrorKind::kProtocol,
+      absl::StrCat("a ", std::string(frame_kind_name(frame.kind)), " frame whose header of ",
+                   frame.header.size(), " bytes cannot be parsed"));
 }
 
 }  // namespace
@@ -52,10 +53,11 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
     case FrameKind::kResponse: {
       v1::ResponseHeader header;
       WEFT_RETURN_IF_ERROR(parse(frame, &header));
-      return assembler_.begin(header.layout(), frame,
-                              [self = shared_from_this(), id = header.call_id()](StatusOr<Payload> payload) {
-                                if (auto a = self->agent_.lock()) a->on_answer(id, std::move(payload));
-                              });
+      return assembler_.begin(
+          header.layout(), frame,
+          [self = shared_from_this(), id = header.call_id()](StatusOr<Payload> payload) {
+            if (auto a = self->agent_.lock()) a->on_answer(id, std::move(payload));
+          });
     }
     case FrameKind::kError: {
       v1::ErrorHeader header;
@@ -66,12 +68,12 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
            kind = header.kind()](StatusOr<Payload> payload) {
             auto a = self->agent_.lock();
             if (a == nullptr) return;
-            a->on_answer(id, payload.ok() ? unpack_error(code, kind, payload->body, self->peer().name)
-                                          : payload.status());
+            a->on_answer(id, payload.ok()
+                                 ? unpack_error(code, kind, payload->body, self->peer().name)
+                                 : payload.status());
           });
     }
-    case FrameKind::kChunk:
-      return assembler_.on_chunk(frame);
+    case FrameKind::kChunk: return assembler_.on_chunk(frame);
     case FrameKind::kCancel: {
       v1::CancelHeader header;
       WEFT_RETURN_IF_ERROR(parse(frame, &header));
@@ -85,11 +87,9 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
       return absl::OkStatus();
     }
     case FrameKind::kHeartbeat:
-    case FrameKind::kTransferAbort:
-      return absl::OkStatus();
+    case FrameKind::kTransferAbort: return absl::OkStatus();
     case FrameKind::kHello:
-    case FrameKind::kHelloAck:
-      break;
+    case FrameKind::kHelloAck: break;
   }
   return make_error(ErrorKind::kProtocol,
                     absl::StrCat("frame kind ", static_cast<int>(frame.kind), " on lane ", lane,

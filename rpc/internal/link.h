@@ -1,8 +1,8 @@
 #ifndef WEFT_RPC_INTERNAL_LINK_H_
 #define WEFT_RPC_INTERNAL_LINK_H_
 
-// Link: one connection as the agent sees it: puts messages together, counts, and tells the agent. It
-// outlives its connection for as long as calls name it. Frames come on the transport's threads.
+// Link: one connection as the agent sees it: puts messages together, counts, and tells the agent.
+// It outlives its connection for as long as calls name it. Frames come on the transport's threads.
 
 #include <atomic>
 #include <memory>
@@ -20,8 +20,12 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   // The budgets that an assembler charges live as long as what is in flight: `keep` holds them.
   Link(std::weak_ptr<Agent> agent, const MessageLimits& limits, ByteBudget* budget,
        std::shared_ptr<const void> keep, absl::Time now)
-      : agent_(std::move(agent)), keep_(std::move(keep)), limits_(limits), assembler_(limits, budget),
-        last_received_(absl::ToUnixNanos(now)), last_sent_(absl::ToUnixNanos(now)) {}
+      : agent_(std::move(agent)),
+        keep_(std::move(keep)),
+        limits_(limits),
+        assembler_(limits, budget),
+        last_received_(absl::ToUnixNanos(now)),
+        last_sent_(absl::ToUnixNanos(now)) {}
 
   void on_frame(const FrameView& frame, int lane) override;
   void on_lost(Lost lost) override;
@@ -49,6 +53,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
 
   // Guarded by the agent's mutex: the end of a connection that both sides dialled at once.
   bool retiring = false;      // we send nothing new on it
+  bool goodbye_sent = false;  // the peer was told, after the last request
+  int sending = 0;            // requests that are being written to it now
   int goodbyes = 0;           // lanes on which the peer said the same
   int pending = 0;            // our calls that were sent on it
   int serving = 0;            // its calls that run here

@@ -40,15 +40,14 @@ std::string nearest_names(std::string_view name, const std::vector<std::string>&
 
 StatusOr<const Member*> MemberList::resolve(const Destination& to) const {
   if (to.by_id()) {
-    const Member* member = to.id() >= 0 && to.id() <= 0xffffffff
-                               ? find(static_cast<uint32_t>(to.id()))
-                               : nullptr;
+    const Member* member =
+        to.id() >= 0 && to.id() <= 0xffffffff ? find(static_cast<uint32_t>(to.id())) : nullptr;
     if (member != nullptr) return member;
     auto left = gone.find(static_cast<uint32_t>(to.id()));
     if (left != gone.end() && to.id() >= 0) return left->second;
-    return make_error(ErrorKind::kNotFound, absl::StrCat("no worker with id ", to.id(), " among ",
-                                                         by_id.size(), " workers (membership version ",
-                                                         version, ")"));
+    return make_error(ErrorKind::kNotFound,
+                      absl::StrCat("no worker with id ", to.id(), " among ", by_id.size(),
+                                   " workers (membership version ", version, ")"));
   }
   const Member* member = find(std::string_view(to.name()));
   if (member == nullptr) {
@@ -63,12 +62,12 @@ StatusOr<const Member*> MemberList::resolve(const Destination& to) const {
   }
   if (to.by_info() && (member->info.incarnation != to.incarnation() ||
                        member->info.id != static_cast<uint32_t>(to.id()))) {
-    return make_error(ErrorKind::kPeerLost,
-                      absl::StrCat("worker '", to.name(), "' id ", to.id(), " incarnation ",
-                                   absl::Hex(to.incarnation(), absl::kZeroPad16),
-                                   " is gone; the worker of that name is now id ", member->info.id,
-                                   " incarnation ",
-                                   absl::Hex(member->info.incarnation, absl::kZeroPad16)));
+    return make_error(
+        ErrorKind::kPeerLost,
+        absl::StrCat("worker '", to.name(), "' id ", to.id(), " incarnation ",
+                     absl::Hex(to.incarnation(), absl::kZeroPad16),
+                     " is gone; the worker of that name is now id ", member->info.id,
+                     " incarnation ", absl::Hex(member->info.incarnation, absl::kZeroPad16)));
   }
   return member;
 }

@@ -27,6 +27,9 @@ struct Member {
 
 struct MemberList {
   uint64_t version = 0;
+  // Counts the lists of this worker: two may show the same version, read before and after a record
+  // came whose owner has not raised the version yet.
+  uint64_t generation = 0;
   std::map<uint32_t, Member> by_id;
   // Those that were here and are not any more, and why: what a call to them is told.
   std::map<uint32_t, Status> gone;

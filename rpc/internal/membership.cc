@@ -20,8 +20,10 @@ std::string hex(uint64_t v) { return absl::StrCat(absl::Hex(v, absl::kZeroPad16)
 }  // namespace
 
 Membership::Membership(MembershipOptions options)
-    : options_(std::move(options)), incarnation_(hex(options_.incarnation)),
-      changed_(options_.runtime.get()), list_(std::make_shared<MemberList>()) {}
+    : options_(std::move(options)),
+      incarnation_(hex(options_.incarnation)),
+      changed_(options_.runtime.get()),
+      list_(std::make_shared<MemberList>()) {}
 
 Membership::~Membership() { stop(); }
 
@@ -49,15 +51,15 @@ Status Membership::bump_version(absl::Duration timeout) {
 StatusOr<uint32_t> Membership::claim(absl::Time deadline) {
   Store& store = *options_.store;
   const auto left = [&] { return deadline - options_.runtime->now(); };
-  const std::string mode =
-      dynamic() ? "dynamic" : absl::StrCat("static ", options_.world_size);
+  const std::string mode = dynamic() ? "dynamic" : absl::StrCat("static ", options_.world_size);
   WEFT_ASSIGN_OR_RETURN(const std::string actual, store.compare_set(key("mode"), "", mode, left()));
   if (actual != mode) {
-    return make_error(ErrorKind::kInvalidArgument,
-                      absl::StrCat("worker '", options_.name, "' wants to join a ", mode,
-                                   " group, but the group at ", store.describe(), " is ", actual,
-                                   " (\"static N\" has a world size, \"dynamic\" has none; all workers of a "
-                                   "job must agree)"));
+    return make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat("worker '", options_.name, "' wants to join a ", mode,
+                     " group, but the group at ", store.describe(), " is ", actual,
+                     " (\"static N\" has a world size, \"dynamic\" has none; all workers of a "
+                     "job must agree)"));
   }
   WEFT_RETURN_IF_ERROR(store.set(key(absl::StrCat("beat/", incarnation_)), "0", left()));
   thread_ = options_.runtime->spawn("weft-members", [this] { run(); });
@@ -96,18 +98,19 @@ Status Membership::claim_key(const std::string& claimed, const std::string& valu
     const std::vector<std::string> parts = absl::StrSplit(actual, absl::MaxSplits(' ', 1));
     const bool is_name = what.rfind("worker name", 0) == 0;
     const std::string owner = parts.size() == 2 ? parts[is_name ? 1 : 0] : actual;
-    const std::string taken = absl::StrCat(
-        what, " is not unique: ",
-        is_name ? absl::StrCat("workers ", parts[0], " and ", value.substr(0, value.find(' ')), " share it")
-                : absl::StrCat("'", parts.size() == 2 ? parts[1] : actual, "' and '", options_.name,
-                               "' both claim it"));
+    const std::string taken =
+        absl::StrCat(what, " is not unique: ",
+                     is_name ? absl::StrCat("workers ", parts[0], " and ",
+                                            value.substr(0, value.find(' ')), " share it")
+                             : absl::StrCat("'", parts.size() == 2 ? parts[1] : actual, "' and '",
+                                            options_.name, "' both claim it"));
     WEFT_ASSIGN_OR_RETURN(const bool alive, is_alive(owner, deadline));
     if (alive) {
       if (!dynamic()) abort_group(taken).IgnoreError();
       return make_error(absl::StatusCode::kAlreadyExists, ErrorKind::kInvalidArgument, taken);
     }
-    WEFT_LOG(options_.log, kWarning) << what << ": taking over from incarnation " << owner
-                                     << ", whose lease lapsed";
+    WEFT_LOG(options_.log, kWarning)
+        << what << ": taking over from incarnation " << owner << ", whose lease lapsed";
     options_.store->set(key(absl::StrCat("dead/", owner)), "its successor took its name", left())
         .IgnoreError();
     expected = actual;
@@ -160,7 +163,8 @@ Status Membership::publish(const Member& self, absl::Time deadline) {
                       list->find(self.info.id)->info.incarnation == self.info.incarnation;
     size_t ever = list->by_id.size();
     for (const auto& [id, gone] : list->gone) ever += list->find(id) == nullptr ? 1 : 0;
-    if (here && (dynamic() || ever >= static_cast<size_t>(options_.world_size))) return absl::OkStatus();
+    if (here && (dynamic() || ever >= static_cast<size_t>(options_.world_size)))
+      return absl::OkStatus();
     const Status waited = changed_.wait_until(&mutex_, deadline);
     if (waited.ok()) continue;
     if (error_kind(waited) != ErrorKind::kDeadline) return waited;
@@ -168,10 +172,11 @@ Status Membership::publish(const Member& self, absl::Time deadline) {
     for (int r = 0; r < options_.world_size; ++r) {
       if (list_->find(static_cast<uint32_t>(r)) == nullptr) missing.push_back(absl::StrCat(r));
     }
-    return make_error(ErrorKind::kDeadline,
-                      absl::StrCat("worker '", self.info.name, "' waited for ", options_.world_size,
-                                   " workers at ", options_.store->describe(), ", ", list_->by_id.size(),
-                                   " came; missing ranks: ", absl::StrJoin(missing, ", ")));
+    return make_error(
+        ErrorKind::kDeadline,
+        absl::StrCat("worker '", self.info.name, "' waited for ", options_.world_size,
+                     " workers at ", options_.store->describe(), ", ", list_->by_id.size(),
+                     " came; missing ranks: ", absl::StrJoin(missing, ", ")));
   }
 }
 
@@ -185,23 +190,29 @@ void Membership::leave(absl::Time deadline) {
     record_key = record_key_;
     name_value = name_value_;
   }
-  const auto left = [&] { return std::max(absl::Milliseconds(1), deadline - options_.runtime->now()); };
+  const auto left = [&] {
+    return std::max(absl::Milliseconds(1), deadline - options_.runtime->now());
+  };
   Store& store = *options_.store;
   Status status;
   const auto keep = [&status](const Status& s) {
     if (status.ok()) status = s;
   };
-  // The record first: it is what the others look at. Stop at the first failure: a store that is gone
-  // would cost its timeout at every step.
+  // The record first: it is what the others look at. Stop at the first failure: a store that is
+  // gone would cost its timeout at every step.
   if (!record_key.empty()) keep(store.delete_key(record_key, left()).status());
   if (status.ok() && !name_value.empty()) {
-    keep(store.compare_set(key(absl::StrCat("name/", options_.name)), name_value, kFree, left()).status());
+    keep(store.compare_set(key(absl::StrCat("name/", options_.name)), name_value, kFree, left())
+             .status());
   }
   if (status.ok() && !dynamic() && options_.rank.has_value()) {
-    keep(store.compare_set(key(absl::StrCat("rank/", *options_.rank)),
-                           absl::StrCat(incarnation_, " ", options_.name), kFree, left()).status());
+    keep(store
+             .compare_set(key(absl::StrCat("rank/", *options_.rank)),
+                          absl::StrCat(incarnation_, " ", options_.name), kFree, left())
+             .status());
   }
-  if (status.ok()) keep(store.delete_key(key(absl::StrCat("beat/", incarnation_)), left()).status());
+  if (status.ok())
+    keep(store.delete_key(key(absl::StrCat("beat/", incarnation_)), left()).status());
   if (status.ok()) keep(bump_version(left()));
   if (!status.ok()) {
     WEFT_LOG(options_.log, kWarning) << "leaving without the store: " << status;
@@ -282,8 +293,9 @@ Status Membership::watch_successor() {
   auto it = members->by_id.upper_bound(me->info.id);
   next = it == members->by_id.end() ? &members->by_id.begin()->second : &it->second;
 
-  WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> now_beat,
-                        options_.store->try_get(key(absl::StrCat("beat/", hex(next->info.incarnation)))));
+  WEFT_ASSIGN_OR_RETURN(
+      const std::optional<std::string> now_beat,
+      options_.store->try_get(key(absl::StrCat("beat/", hex(next->info.incarnation)))));
   const absl::Time at = options_.runtime->now();
   if (watched_ != next->info.incarnation || watched_beat_ != now_beat) {
     watched_ = next->info.incarnation;
@@ -292,8 +304,8 @@ Status Membership::watch_successor() {
     return absl::OkStatus();
   }
   if (at - watched_since_ <= options_.lease) return absl::OkStatus();
-  declare_dead(*next, absl::StrCat("no sign of life for ", absl::FormatDuration(options_.lease), ", says '",
-                                   options_.name, "'"));
+  declare_dead(*next, absl::StrCat("no sign of life for ", absl::FormatDuration(options_.lease),
+                                   ", says '", options_.name, "'"));
   watched_ = 0;
   return absl::OkStatus();
 }
@@ -301,22 +313,25 @@ Status Membership::watch_successor() {
 void Membership::declare_dead(const Member& member, const std::string& reason) {
   Store& store = *options_.store;
   const std::string incarnation = hex(member.info.incarnation);
-  WEFT_LOG(options_.log, kWarning) << "worker '" << member.info.name << "' (incarnation " << incarnation
-                                   << ") is dead: " << reason;
-  // In this order: whoever sees the record gone finds out why. A step that fails is done again by the
-  // next watcher, because the record is then still there.
+  WEFT_LOG(options_.log, kWarning) << "worker '" << member.info.name << "' (incarnation "
+                                   << incarnation << ") is dead: " << reason;
+  // In this order: whoever sees the record gone finds out why. A step that fails is done again by
+  // the next watcher, because the record is then still there.
   Status status = store.set(key(absl::StrCat("dead/", incarnation)), reason, options_.lease);
   if (status.ok()) {
-    status = store.compare_set(key(absl::StrCat("name/", member.info.name)),
-                               absl::StrCat(member.info.id, " ", incarnation), kFree, options_.lease)
+    status = store
+                 .compare_set(key(absl::StrCat("name/", member.info.name)),
+                              absl::StrCat(member.info.id, " ", incarnation), kFree, options_.lease)
                  .status();
   }
   if (status.ok()) {
     status = store.delete_key(key(absl::StrCat("beat/", incarnation)), options_.lease).status();
   }
   if (status.ok()) {
-    status = store.delete_key(key(absl::StrCat("member/", member.info.id, ".", incarnation)),
-                              options_.lease).status();
+    status = store
+                 .delete_key(key(absl::StrCat("member/", member.info.id, ".", incarnation)),
+                             options_.lease)
+                 .status();
   }
   if (status.ok()) status = bump_version(options_.lease);
   if (!status.ok()) WEFT_LOG(options_.log, kWarning) << "declaring it dead: " << status;
@@ -336,7 +351,9 @@ Status Membership::refresh() {
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store.list_keys(prefix));
   const MemberListRef old = list();
   auto fresh = std::make_shared<MemberList>();
+  fresh->generation = old->generation + 1;
   fresh->gone = old->gone;
+  fresh->gone_names = old->gone_names;
   if (seen_version_.has_value()) {
     if (!absl::SimpleAtoi(*seen_version_, &fresh->version)) fresh->version = old->version;
   }
@@ -354,7 +371,8 @@ Status Membership::refresh() {
     WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> bytes, store.try_get(k));
     v1::MemberRecord record;
     if (!bytes.has_value()) continue;  // gone again; the version has moved on and we will see
-    if (!record.ParseFromString(*bytes) || record.id() != id || hex(record.incarnation()) != parts[1]) {
+    if (!record.ParseFromString(*bytes) || record.id() != id ||
+        hex(record.incarnation()) != parts[1]) {
       WEFT_LOG(options_.log, kError) << "the store holds an odd record under " << k << ", ignored";
       continue;
     }
@@ -374,14 +392,15 @@ Status Membership::refresh() {
     WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> dead,
                           store.try_get(key(absl::StrCat("dead/", hex(member.info.incarnation)))));
     const std::string reason = dead.value_or("");
-    events.push_back({dead.has_value() ? MembershipEvent::Kind::kDied : MembershipEvent::Kind::kLeft,
-                      member.info, fresh->version, reason});
+    events.push_back(
+        {dead.has_value() ? MembershipEvent::Kind::kDied : MembershipEvent::Kind::kLeft,
+         member.info, fresh->version, reason});
     if (now_there == nullptr) {
       fresh->gone[id] = make_error(
-          ErrorKind::kPeerLost,
-          absl::StrCat("worker '", member.info.name, "' (id ", id, ", incarnation ",
-                       hex(member.info.incarnation), ") ",
-                       dead.has_value() ? absl::StrCat("is dead: ", reason) : std::string("has left")));
+          ErrorKind::kPeerLost, absl::StrCat("worker '", member.info.name, "' (id ", id,
+                                             ", incarnation ", hex(member.info.incarnation), ") ",
+                                             dead.has_value() ? absl::StrCat("is dead: ", reason)
+                                                              : std::string("has left")));
       fresh->gone_names[member.info.name] = id;
     }
     if (member.info.incarnation == options_.incarnation && dead.has_value() && !evicted_) {

@@ -8,17 +8,19 @@
 //   rank/R            [inc name]              static: who has this rank
 //   name/NAME         [id inc | free]         who has this name
 //   next_id           counter                 dynamic: ids, never reused
-//   beat/inc          [counter]               renewed every heartbeat by its owner; set before any claim
-//   member/ID.inc     [MemberRecord]          it can be called; the key tells all that ever changes
-//   dead/inc          [reason]                its lease lapsed; set by whoever saw it
-//   version           counter                 raised after every change of the others: what is watched
-//   abort             [reason]                static: the group can never be complete
+//   beat/inc          [counter]               renewed every heartbeat by its owner; set before any
+//   claim member/ID.inc     [MemberRecord]          it can be called; the key tells all that ever
+//   changes dead/inc          [reason]                its lease lapsed; set by whoever saw it
+//   version           counter                 raised after every change of the others: what is
+//   watched abort             [reason]                static: the group can never be complete
 //
 //   MEM-1  a worker appears in a list only after it can be reached, and leaves every list when it
 //          left or its lease lapsed; each raises one event at every other worker.
-//   MEM-2  a name (and a static rank) has one owner: claims are compare-and-set, and a claim is taken
+//   MEM-2  a name (and a static rank) has one owner: claims are compare-and-set, and a claim is
+//   taken
 //          over only from an incarnation whose beat stood still for a whole lease, or that is gone.
-//   MEM-3  who watches whom is a ring in order of id over the living, so a worker costs the store one
+//   MEM-3  who watches whom is a ring in order of id over the living, so a worker costs the store
+//   one
 //          write and one read per heartbeat, however many there are.
 //   MEM-4  leases are judged on the watcher's own clock: clocks are never compared.
 //
@@ -51,11 +53,11 @@ struct MembershipEvent {
 struct MembershipOptions {
   std::shared_ptr<Runtime> runtime;
   std::shared_ptr<Store> store;
-  std::string prefix;               // "weft/<job>/"
+  std::string prefix;  // "weft/<job>/"
   std::string name;
   uint64_t incarnation = 0;
-  std::optional<uint32_t> rank;     // static only
-  int world_size = 0;               // 0: dynamic
+  std::optional<uint32_t> rank;  // static only
+  int world_size = 0;            // 0: dynamic
   absl::Duration heartbeat = absl::Seconds(1);
   absl::Duration lease = absl::Seconds(15);
   Logger log;

@@ -85,7 +85,8 @@ StatusOr<std::shared_ptr<const OutMessage>> pack(Payload payload, bool copy) {
       auto owner = std::make_shared<const at::Tensor>(std::move(buffer));
       const size_t size = owner->nbytes();
       out->bytes += size;
-      out->segments.push_back(Slice{static_cast<const char*>(owner->const_data_ptr()), size, owner});
+      out->segments.push_back(
+          Slice{static_cast<const char*>(owner->const_data_ptr()), size, owner});
     }
   }
   return out;
@@ -109,15 +110,17 @@ Status unpack_error(uint32_t code, uint32_t kind, std::string_view body, std::st
   ErrorDetails details;
   if (!take_text(&body, &message) || !take_text(&body, &details.origin) ||
       !take_text(&body, &details.remote_trace) || !take_text(&body, &details.payload)) {
-    return violation(absl::StrCat("an error answer from ", std::string(origin), " that cannot be read"));
+    return violation(
+        absl::StrCat("an error answer from ", std::string(origin), " that cannot be read"));
   }
   if (details.origin.empty()) details.origin = std::string(origin);
   details.kind = kind <= static_cast<uint32_t>(ErrorKind::kPermission) && kind > 0
                      ? static_cast<ErrorKind>(kind)
                      : ErrorKind::kUser;
-  const auto status_code = code > 0 && code <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated)
-                               ? static_cast<absl::StatusCode>(code)
-                               : absl::StatusCode::kUnknown;
+  const auto status_code =
+      code > 0 && code <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated)
+          ? static_cast<absl::StatusCode>(code)
+          : absl::StatusCode::kUnknown;
   return with_details(Status(status_code, message), details);
 }
 
@@ -165,11 +168,11 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
                    const v1::Layout& layout, const OutMessage& message, const MessageLimits& limits,
                    uint64_t cookie) {
   if (header.size() > kMaxHeaderBytes) {
-    return make_error(ErrorKind::kInvalidArgument,
-                      absl::StrCat("the header of this message needs ", header.size(),
-                                   " bytes, more than the ", kMaxHeaderBytes, " that fit: ",
-                                   message.segments.size() - 1,
-                                   " tensor buffers are too many for one call; stack them or split it"));
+    return make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat("the header of this message needs ", header.size(), " bytes, more than the ",
+                     kMaxHeaderBytes, " that fit: ", message.segments.size() - 1,
+                     " tensor buffers are too many for one call; stack them or split it"));
   }
   if (message.bytes > limits.max_message_bytes) {
     return make_error(ErrorKind::kResource,
@@ -201,7 +204,8 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
       chunk.kind = FrameKind::kChunk;
       chunk.header = encode_chunk_header(id, offset);
       chunk.payload.push_back(Slice{segment->data + offset, n, segment->owner});
-      // The callee runs nothing before the last chunk, so that one decides whether it was delivered.
+      // The callee runs nothing before the last chunk, so that one decides whether it was
+      // delivered.
       if (i + 1 == chunked.size() && offset + n == segment->size) chunk.cookie = cookie;
       WEFT_RETURN_IF_ERROR(connection->send(std::move(chunk), kBulkLane));
     }
@@ -209,7 +213,8 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
   return absl::OkStatus();
 }
 
-// ---- receiving -----------------------------------------------------------------------------------
+// ---- receiving
+// -----------------------------------------------------------------------------------
 
 struct Assembler::Incoming {
   Payload payload;
@@ -233,8 +238,8 @@ Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uin
     metas->push_back(std::move(meta));
   }
   if (expected.size() + 1 != static_cast<size_t>(layout.segments_size())) {
-    return violation(absl::StrCat("a message with ", layout.segments_size(), " segments whose tensors need ",
-                                  expected.size() + 1));
+    return violation(absl::StrCat("a message with ", layout.segments_size(),
+                                  " segments whose tensors need ", expected.size() + 1));
   }
   uint64_t inlined = 0;
   *total = 0;
@@ -245,16 +250,16 @@ Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uin
                                     expected[static_cast<size_t>(i) - 1]));
     }
     if (s.length() > limits_.max_message_bytes - *total) {
-      return make_error(ErrorKind::kResource,
-                        absl::StrCat("a message of more than ", limits_.max_message_bytes, " bytes"));
+      return make_error(ErrorKind::kResource, absl::StrCat("a message of more than ",
+                                                           limits_.max_message_bytes, " bytes"));
     }
     *total += s.length();
     if (s.transfer_id() == 0) inlined += s.length();
     if (s.transfer_id() != 0 && s.length() == 0) return violation("a transfer of no bytes");
   }
   if (inlined != frame.payload_bytes) {
-    return violation(absl::StrCat("a frame with ", frame.payload_bytes, " bytes of payload that announces ",
-                                  inlined));
+    return violation(absl::StrCat("a frame with ", frame.payload_bytes,
+                                  " bytes of payload that announces ", inlined));
   }
   return absl::OkStatus();
 }
@@ -308,7 +313,8 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Delive
   PayloadReader reader(frame);
   for (int i = 0; i < layout.segments_size(); ++i) {
     const v1::Segment& s = layout.segments(i);
-    if (s.transfer_id() == 0 && s.length() > 0) reader.read(targets[static_cast<size_t>(i)], s.length());
+    if (s.transfer_id() == 0 && s.length() > 0)
+      reader.read(targets[static_cast<size_t>(i)], s.length());
   }
   if (!chunked) {
     finish(message);
@@ -380,7 +386,8 @@ Status Assembler::on_chunk(const FrameView& frame) {
     MutexLock lock(&mutex_);
     if (transfers_.count(id) == 0) {
       if (id <= max_announced_) {
-        return violation(absl::StrCat("chunk of transfer ", id, ", which is over or was never announced"));
+        return violation(
+            absl::StrCat("chunk of transfer ", id, ", which is over or was never announced"));
       }
       // Its header may still come by another lane; it is kept within a bound until then.
       if (frame.payload_bytes > limits_.max_parked_bytes - parked_bytes_) {
@@ -427,7 +434,8 @@ void Assembler::sweep() {
   }
   for (const auto& message : stalled) {
     budget_->release(message->charged);
-    message->delivered(make_error(ErrorKind::kDeadline, "the sender of a message stalled in the middle"));
+    message->delivered(
+        make_error(ErrorKind::kDeadline, "the sender of a message stalled in the middle"));
   }
 }
 

@@ -9,8 +9,8 @@
 // Receiving: Assembler, one per connection: header frame -> budget -> allocation -> chunks straight
 //            into place -> Payload.
 //
-// An OutMessage is immutable once packed. An Assembler belongs to its connection's handler: lanes may
-// call it at the same time.
+// An OutMessage is immutable once packed. An Assembler belongs to its connection's handler: lanes
+// may call it at the same time.
 
 #include <atomic>
 #include <cstdint>
@@ -30,10 +30,10 @@
 namespace weft::internal {
 
 struct MessageLimits {
-  size_t inline_bytes = 64 << 10;         // a message up to this size is one frame
+  size_t inline_bytes = 64 << 10;  // a message up to this size is one frame
   size_t chunk_bytes = 1 << 20;
   size_t max_message_bytes = size_t{16} << 30;
-  size_t max_parked_bytes = 8 << 20;      // chunks that came before their header, per connection
+  size_t max_parked_bytes = 8 << 20;  // chunks that came before their header, per connection
 };
 
 struct OutMessage {
@@ -52,8 +52,9 @@ Status unpack_error(uint32_t code, uint32_t kind, std::string_view body, std::st
 // Sends `message` under `header`, whose layout it fills in (Header: CallHeader, ResponseHeader or
 // ErrorHeader). `first_transfer` gives transfer ids. An error means: not delivered, not as a whole.
 template <class Header>
-Status send_message(Connection* connection, FrameKind kind, Header* header, const OutMessage& message,
-                    const MessageLimits& limits, uint64_t cookie, std::atomic<uint64_t>* transfers);
+Status send_message(Connection* connection, FrameKind kind, Header* header,
+                    const OutMessage& message, const MessageLimits& limits, uint64_t cookie,
+                    std::atomic<uint64_t>* transfers);
 
 class Assembler {
  public:
@@ -70,8 +71,8 @@ class Assembler {
   // Drops messages on which nothing happened since the last call but one; their `delivered` gets an
   // error. For messages whose sender stalls while its heartbeats come.
   void sweep();
-  // The connection is gone: drops what is incomplete without a word. A request will be sent again or
-  // is given up by its caller; of a call whose answer was coming the agent decides (CALL-4).
+  // The connection is gone: drops what is incomplete without a word. A request will be sent again
+  // or is given up by its caller; of a call whose answer was coming the agent decides (CALL-4).
   void abandon();
 
   size_t incomplete_for_test() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -119,11 +120,12 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
                    uint64_t cookie);
 
 template <class Header>
-Status send_message(Connection* connection, FrameKind kind, Header* header, const OutMessage& message,
-                    const MessageLimits& limits, uint64_t cookie, std::atomic<uint64_t>* transfers) {
+Status send_message(Connection* connection, FrameKind kind, Header* header,
+                    const OutMessage& message, const MessageLimits& limits, uint64_t cookie,
+                    std::atomic<uint64_t>* transfers) {
   plan_layout(message, limits, header->mutable_layout(), transfers);
-  return send_frames(connection, kind, header->SerializeAsString(), header->layout(), message, limits,
-                     cookie);
+  return send_frames(connection, kind, header->SerializeAsString(), header->layout(), message,
+                     limits, cookie);
 }
 
 }  // namespace weft::internal

@@ -50,8 +50,8 @@ void ObjectTurns::release(uint64_t turn) {
       turns.erase(it);
       break;
     }
-    // A holder may end before what it nested (it did not wait for it): empty levels below stay until
-    // everything above them is gone.
+    // A holder may end before what it nested (it did not wait for it): empty levels below stay
+    // until everything above them is gone.
     while (!levels_.empty() && levels_.back().turns.empty()) levels_.pop_back();
     // Those that nest in the new innermost holder may stand anywhere in the line.
     bool all_before_admitted = true;

@@ -12,7 +12,8 @@ namespace {
 
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kMaxBackoff = absl::Seconds(1);
-constexpr size_t kWindowBytes = 64 << 20;  // answers kept per caller for calls that are at_most_once
+constexpr size_t kWindowBytes = 64
+                                << 20;  // answers kept per caller for calls that are at_most_once
 
 std::string text(const WorkerInfo& info) {
   return absl::StrCat("'", info.name, "' (id ", info.id, ", incarnation ",
@@ -27,9 +28,8 @@ Agent::PeerRef Agent::peer_locked(const WorkerInfo& info, std::string_view addre
     peer = std::make_shared<Peer>();
     peer->info = info;
     peer->window = std::make_unique<CallWindow>(kWindowBytes);
-    peer->budget = std::make_shared<ByteBudget>(options_.receive_budget,
-                                                absl::StrCat("messages from ", info.name),
-                                                &receive_budget_);
+    peer->budget = std::make_shared<ByteBudget>(
+        options_.receive_budget, absl::StrCat("messages from ", info.name), &receive_budget_);
   }
   if (!address.empty()) peer->address = std::string(address);
   return peer;
@@ -81,10 +81,6 @@ void Agent::on_dialled(const PeerRef& peer, const std::shared_ptr<Link>& link,
                        StatusOr<std::shared_ptr<Connection>> connection) {
   if (connection.ok()) {
     link->open(*std::move(connection));
-    {
-      MutexLock lock(&mutex_);
-      peer->dialling = false;
-    }
     adopt(peer, link);
     return;
   }
@@ -131,17 +127,18 @@ void Agent::on_dialled(const PeerRef& peer, const std::shared_ptr<Link>& link,
 StatusOr<Hello> Agent::check_hello(const Hello& theirs) {
   if (theirs.job_id != options_.job_id) {
     return make_error(ErrorKind::kPermission,
-                      absl::StrCat("worker '", options_.self.name, "' belongs to job ", options_.job_id,
-                                   ", not to ", theirs.job_id.substr(0, 64), " as '",
-                                   theirs.name.substr(0, 128), "' does"));
+                      absl::StrCat("worker '", options_.self.name, "' belongs to job ",
+                                   options_.job_id, ", not to ", theirs.job_id.substr(0, 64),
+                                   " as '", theirs.name.substr(0, 128), "' does"));
   }
   if ((theirs.to_incarnation != 0 && theirs.to_incarnation != options_.self.incarnation) ||
       (theirs.to_incarnation != 0 && theirs.to_id != options_.self.id)) {
-    return make_error(ErrorKind::kPeerLost,
-                      absl::StrCat("incarnation ", absl::Hex(theirs.to_incarnation, absl::kZeroPad16),
-                                   " (id ", theirs.to_id, ") is not here any more; this is '",
-                                   options_.self.name, "' id ", options_.self.id, " incarnation ",
-                                   absl::Hex(options_.self.incarnation, absl::kZeroPad16)));
+    return make_error(
+        ErrorKind::kPeerLost,
+        absl::StrCat("incarnation ", absl::Hex(theirs.to_incarnation, absl::kZeroPad16), " (id ",
+                     theirs.to_id, ") is not here any more; this is '", options_.self.name, "' id ",
+                     options_.self.id, " incarnation ",
+                     absl::Hex(options_.self.incarnation, absl::kZeroPad16)));
   }
   MutexLock lock(&mutex_);
   if (closed_) return closed_why_.ok() ? closed_error() : closed_why_;
@@ -150,8 +147,8 @@ StatusOr<Hello> Agent::check_hello(const Hello& theirs) {
     return make_error(ErrorKind::kPermission,
                       absl::StrCat("worker '", options_.self.name, "' knows incarnation ",
                                    absl::Hex(theirs.incarnation, absl::kZeroPad16), " of '",
-                                   theirs.name.substr(0, 128), "' as gone: ",
-                                   std::string(it->second->gone.message())));
+                                   theirs.name.substr(0, 128),
+                                   "' as gone: ", std::string(it->second->gone.message())));
   }
   Hello ours;
   ours.job_id = options_.job_id;
@@ -183,13 +180,16 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
   std::vector<uint64_t> waiting;
   std::vector<std::shared_ptr<Link>> goodbyes;
   std::shared_ptr<Link> replaced;
+  bool redial = false;
   Status refuse;
   {
     MutexLock lock(&mutex_);
+    // In the step that makes the connection known, or a call in between would dial once more.
+    if (link->connection()->dialled()) peer->dialling = false;
     if (closed_ || !peer->gone.ok()) {
       refuse = closed_ ? closed_error() : peer->gone;
     } else if (link->lost) {
-      return;  // on_lost overtook us
+      redial = !peer->waiting.empty() && want_dial_locked(peer.get());  // on_lost overtook us
     } else {
       counters_->connects->add();
       if (peer->connections++ > 0 && peer->links.empty()) counters_->reconnects->add();
@@ -216,6 +216,7 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
       waiting.assign(peer->waiting.begin(), peer->waiting.end());
     }
   }
+  if (redial) return dial(peer);
   if (!refuse.ok()) {
     link->connection()->close(refuse);
     return;
@@ -224,25 +225,38 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
     replaced->connection()->close(
         make_error(ErrorKind::kUnavailable, "replaced by a newer connection of the same peer"));
   }
-  for (const auto& l : goodbyes) {
-    v1::GoodbyeHeader goodbye;
-    goodbye.set_reason(v1::GoodbyeHeader::DUPLICATE);
-    for (int lane : {kControlLane, kBulkLane}) {
-      l->send_control(FrameKind::kGoodbye, goodbye.SerializeAsString(), lane, now()).IgnoreError();
-    }
-  }
+  for (const auto& l : goodbyes) send_goodbye(l);
   for (uint64_t id : waiting) transmit(id);
 }
 
 void Agent::retire_locked(Link* link, std::vector<std::shared_ptr<Link>>* goodbyes) {
   if (link->retiring) return;
   link->retiring = true;
+  if (link->sending > 0) return;
+  link->goodbye_sent = true;
   goodbyes->push_back(link->shared_from_this());
+}
+
+void Agent::done_sending(const std::shared_ptr<Link>& link) {
+  {
+    MutexLock lock(&mutex_);
+    if (--link->sending > 0 || !link->retiring || link->goodbye_sent) return;
+    link->goodbye_sent = true;
+  }
+  send_goodbye(link);
+}
+
+void Agent::send_goodbye(const std::shared_ptr<Link>& link) {
+  v1::GoodbyeHeader goodbye;
+  goodbye.set_reason(v1::GoodbyeHeader::DUPLICATE);
+  for (int lane : {kControlLane, kBulkLane}) {
+    link->send_control(FrameKind::kGoodbye, goodbye.SerializeAsString(), lane, now()).IgnoreError();
+  }
 }
 
 bool Agent::may_close_locked(const Link& link) const {
   // Nothing of ours is under way on it, nothing of the peer's either, and neither side sends more.
-  return link.retiring && link.goodbyes >= 2 && link.pending == 0 && link.serving == 0 &&
+  return link.goodbye_sent && link.goodbyes >= 2 && link.pending == 0 && link.serving == 0 &&
          !link.closing && !link.lost;
 }
 
@@ -276,13 +290,7 @@ void Agent::on_goodbye(const std::shared_ptr<Link>& link, v1::GoodbyeHeader::Rea
     }
     retire_locked(link.get(), &goodbyes);
   }
-  for (const auto& l : goodbyes) {
-    v1::GoodbyeHeader goodbye;
-    goodbye.set_reason(v1::GoodbyeHeader::DUPLICATE);
-    for (int lane : {kControlLane, kBulkLane}) {
-      l->send_control(FrameKind::kGoodbye, goodbye.SerializeAsString(), lane, now()).IgnoreError();
-    }
-  }
+  for (const auto& l : goodbyes) send_goodbye(l);
   close_if_drained(link);
 }
 
@@ -328,11 +336,11 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
         peer->waiting.insert(id);
         resend.push_back(id);
       } else {
-        fail.emplace_back(id, make_error(ErrorKind::kMaybeExecuted,
-                                         absl::StrCat("the connection to ", text(p.to), " broke after '",
-                                                      p.spec->call.method,
-                                                      "' was sent, so it may have run: ",
-                                                      std::string(lost.why.message()))));
+        fail.emplace_back(
+            id, make_error(ErrorKind::kMaybeExecuted,
+                           absl::StrCat("the connection to ", text(p.to), " broke after '",
+                                        p.spec->call.method, "' was sent, so it may have run: ",
+                                        std::string(lost.why.message()))));
       }
     }
     for (auto& [key, s] : serving_) {
@@ -419,8 +427,9 @@ void Agent::tick() {
   const absl::Time at = now();
   for (const auto& link : links) {
     if (at - link->last_received() > options_.lease) {
-      link->connection()->close(make_error(
-          ErrorKind::kUnavailable, absl::StrCat("no sign of life for ", absl::FormatDuration(options_.lease))));
+      link->connection()->close(
+          make_error(ErrorKind::kUnavailable,
+                     absl::StrCat("no sign of life for ", absl::FormatDuration(options_.lease))));
       continue;
     }
     if (at - link->last_sent() >= options_.heartbeat) {

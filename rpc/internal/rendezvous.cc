@@ -17,8 +17,8 @@
 namespace weft::internal {
 namespace {
 
-// A file store whose file goes with rank 0, which is the last to need it: it leaves after the others
-// have said that they are done.
+// A file store whose file goes with rank 0, which is the last to need it: it leaves after the
+// others have said that they are done.
 class OwnFileStore : public DelegatingStore {
  public:
   OwnFileStore(std::shared_ptr<Store> inner, std::shared_ptr<Runtime> runtime, std::string path)
@@ -36,18 +36,20 @@ class OwnFileStore : public DelegatingStore {
 // A directory of this user that nobody else can enter, for what the ranks of one machine share.
 StatusOr<std::string> private_directory(const Environment& environment) {
   auto runtime_dir = environment.find("XDG_RUNTIME_DIR");
-  const std::string base =
-      runtime_dir != environment.end() && !runtime_dir->second.empty() ? runtime_dir->second : "/tmp";
+  const std::string base = runtime_dir != environment.end() && !runtime_dir->second.empty()
+                               ? runtime_dir->second
+                               : "/tmp";
   const std::string path = absl::StrCat(base, "/weft-", ::geteuid());
   if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
-    return make_error(ErrorKind::kUnavailable,
-                      absl::StrCat("cannot make the directory '", path, "': ", std::strerror(errno)));
+    return make_error(ErrorKind::kUnavailable, absl::StrCat("cannot make the directory '", path,
+                                                            "': ", std::strerror(errno)));
   }
   struct stat info;
   if (::lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() ||
       (info.st_mode & 077) != 0) {
     return make_error(ErrorKind::kPermission,
-                      absl::StrCat("'", path, "' is not a directory that only this user can enter; remove "
+                      absl::StrCat("'", path,
+                                   "' is not a directory that only this user can enter; remove "
                                    "it, or set WEFT_STORE"));
   }
   return path;
@@ -67,10 +69,10 @@ StatusOr<std::shared_ptr<Store>> meet_through_agent(const RendezvousOptions& opt
     return open_store(url, store, std::move(runtime));
   }
   store.is_server = true;
-  const std::string url = launch.single_node()
-                              ? std::string("tcp://127.0.0.1:0")
-                              : absl::StrCat("tcp://", launch.master_addr, ":0",
-                                             options.config.allow_insecure ? "?allow_insecure=1" : "");
+  const std::string url =
+      launch.single_node() ? std::string("tcp://127.0.0.1:0")
+                           : absl::StrCat("tcp://", launch.master_addr, ":0",
+                                          options.config.allow_insecure ? "?allow_insecure=1" : "");
   WEFT_ASSIGN_OR_RETURN(std::shared_ptr<Store> hosted, open_store(url, store, std::move(runtime)));
   WEFT_RETURN_IF_ERROR(publish_through_agent_store(at, hosted->describe()));
   return hosted;
@@ -101,7 +103,8 @@ StatusOr<std::shared_ptr<Store>> open_rendezvous_store(const RendezvousOptions& 
   if (launch.launcher != Launcher::kNone && !launch.job_key.empty() && launch.single_node()) {
     WEFT_ASSIGN_OR_RETURN(const std::string directory, private_directory(options.environment));
     std::string name = launch.job_key;
-    std::replace_if(name.begin(), name.end(), [](char c) { return c == '/' || c == '.'; }, '_');
+    std::replace_if(
+        name.begin(), name.end(), [](char c) { return c == '/' || c == '.'; }, '_');
     const std::string path = absl::StrCat(directory, "/", name);
     store.run_id = launch.job_key;
     WEFT_ASSIGN_OR_RETURN(std::shared_ptr<Store> file,
@@ -111,9 +114,10 @@ StatusOr<std::shared_ptr<Store>> open_rendezvous_store(const RendezvousOptions& 
   }
   return make_error(
       ErrorKind::kInvalidArgument,
-      absl::StrCat("no store to meet at: ", launch.master_addr.empty() ? "MASTER_ADDR" : "MASTER_PORT",
-                   " is not set; start the program with weftrun, or set WEFT_STORE (tcp://host:port, "
-                   "file:///path, etcd://host:port/prefix)"));
+      absl::StrCat(
+          "no store to meet at: ", launch.master_addr.empty() ? "MASTER_ADDR" : "MASTER_PORT",
+          " is not set; start the program with weftrun, or set WEFT_STORE (tcp://host:port, "
+          "file:///path, etcd://host:port/prefix)"));
 }
 
 }  // namespace weft::internal

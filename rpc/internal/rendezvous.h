@@ -12,11 +12,11 @@
 namespace weft::internal {
 
 struct RendezvousOptions {
-  std::string url;          // "" or "env://": from the variables
+  std::string url;  // "" or "env://": from the variables
   Config config;
   Environment environment;
-  bool is_first = false;    // rank 0: hosts a tcp store
-  bool alone = false;       // the only worker: a store of its own will do
+  bool is_first = false;  // rank 0: hosts a tcp store
+  bool alone = false;     // the only worker: a store of its own will do
   absl::Duration timeout = absl::Seconds(60);
 };
 

@@ -23,7 +23,8 @@ using namespace std::chrono_literals;  // NOLINT
 class RpcCalls : public ::testing::TestWithParam<Net> {
  protected:
   Cluster make(int size, int threads = 4) {
-    return Cluster({.size = size, .net = GetParam(), .library = test_.library, .worker_threads = threads});
+    return Cluster(
+        {.size = size, .net = GetParam(), .library = test_.library, .worker_threads = threads});
   }
   // The error of a call that must fail.
   template <class F, class... Args>
@@ -125,7 +126,8 @@ TEST_P(RpcCalls, RPC_33_py_tensors) {
 
 TEST_P(RpcCalls, RPC_34_py_tensors_in_container) {
   Cluster c = make(2);
-  const std::vector<at::Tensor> sent = {at::ones({2}), at::zeros({0, 3}), at::arange(1000), at::full({}, 7)};
+  const std::vector<at::Tensor> sent = {at::ones({2}), at::zeros({0, 3}), at::arange(1000),
+                                        at::full({}, 7)};
   const std::vector<at::Tensor> got = rpc_sync(c[0], 1, &echo_list, sent);
   ASSERT_EQ(got.size(), sent.size());
   for (size_t i = 0; i < sent.size(); ++i) EXPECT_TRUE(at::equal(sent[i], got[i])) << i;
@@ -145,7 +147,8 @@ TEST_P(RpcCalls, RPC_35_py_nested_pickle) {
 
 TEST_P(RpcCalls, RPC_36_non_cont_tensors) {
   Cluster c = make(2);
-  const at::Tensor x = at::arange(2 * 3 * 4 * 5).reshape({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor x =
+      at::arange(2 * 3 * 4 * 5).reshape({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast);
   const at::Tensor y = rpc_sync(c[0], 1, &echo, x);
   EXPECT_TRUE(at::equal(x, y));
   EXPECT_TRUE(y.is_contiguous(at::MemoryFormat::ChannelsLast));
@@ -292,8 +295,11 @@ TEST_P(RpcCalls, X7_errors_through_two_hops_name_both_workers) {
 
 TEST_P(RpcCalls, X8_nested_synchronous_calls_with_one_thread) {
   Cluster c = make(3, 1);
-  EXPECT_EQ(rpc_sync(c[0], 1, &ring_sync, std::vector<std::string>{"worker0", "worker1"}, 100), 100);
-  EXPECT_EQ(rpc_sync(c[0], 1, &ring_sync, std::vector<std::string>{"worker0", "worker1", "worker2"}, 100), 100);
+  EXPECT_EQ(rpc_sync(c[0], 1, &ring_sync, std::vector<std::string>{"worker0", "worker1"}, 100),
+            100);
+  EXPECT_EQ(
+      rpc_sync(c[0], 1, &ring_sync, std::vector<std::string>{"worker0", "worker1", "worker2"}, 100),
+      100);
   EXPECT_EQ(rpc_sync(c[0], 0, &ring_sync, std::vector<std::string>{"worker0"}, 100), 100);
 }
 
@@ -311,7 +317,8 @@ TEST_P(RpcCalls, X8_64_chains_at_once_as_coroutines_and_8_blocking) {
 TEST_P(RpcCalls, CallsOnOneObjectRunOneAtATimeAndNestedOnesAreLetIn) {
   Cluster c = make(2);
   std::vector<Future<int64_t>> futures;
-  for (int i = 0; i < 50; ++i) futures.push_back(rpc_async(c[i % 2], 1, on("counter", &Counter::add), 1));
+  for (int i = 0; i < 50; ++i)
+    futures.push_back(rpc_async(c[i % 2], 1, on("counter", &Counter::add), 1));
   for (auto& f : futures) f.wait();
   EXPECT_EQ(rpc_sync(c[0], 1, on("counter", &Counter::most_at_once)), 1);
   // add_around holds the object while worker0 calls it back: OBJ-3.

@@ -8,7 +8,8 @@
 
 namespace weft::testing {
 
-Gate::Gate(std::shared_ptr<Runtime> runtime) : runtime_(std::move(runtime)), changed_(runtime_.get()) {}
+Gate::Gate(std::shared_ptr<Runtime> runtime)
+    : runtime_(std::move(runtime)), changed_(runtime_.get()) {}
 
 void Gate::open() {
   {
@@ -43,7 +44,8 @@ int64_t Counter::add(int64_t n) {
 
 int64_t Counter::add_around(CallContext& context, std::string via, std::string name, int64_t n) {
   add(n);
-  return rpc_sync(context.worker(), via, FunctionRef<int64_t(std::string, std::string, int64_t)>{"test.add_back"},
+  return rpc_sync(context.worker(), via,
+                  FunctionRef<int64_t(std::string, std::string, int64_t)>{"test.add_back"},
                   context.worker().name(), name, n);
 }
 
@@ -80,7 +82,8 @@ Future<int64_t> ring_async(CallContext& context, std::vector<std::string> ring, 
 
 int64_t throw_error(std::string what) {
   if (what == "weft") {
-    throw Error(absl::StatusCode::kAlreadyExists, "weft text").with_payload(std::string("pay\0load", 8));
+    throw Error(absl::StatusCode::kAlreadyExists, "weft text")
+        .with_payload(std::string("pay\0load", 8));
   }
   if (what == "invalid_argument") throw std::invalid_argument("bad value");
   if (what == "out_of_range") throw std::out_of_range("too far");
@@ -113,14 +116,17 @@ Future<int64_t> async_raise(std::string text) {
   return promise.future();
 }
 
-double remaining_seconds(CallContext& context) { return absl::ToDoubleSeconds(context.remaining()); }
+double remaining_seconds(CallContext& context) {
+  return absl::ToDoubleSeconds(context.remaining());
+}
 
 double nested_remaining_seconds(CallContext& context, std::string to) {
   return rpc_sync(context.worker(), to, {.deadline = std::chrono::hours(1)}, &remaining_seconds);
 }
 
 TestLibrary::TestLibrary(std::shared_ptr<Runtime> runtime)
-    : gate(std::make_shared<Gate>(runtime)), counter(std::make_shared<Counter>(100)),
+    : gate(std::make_shared<Gate>(runtime)),
+      counter(std::make_shared<Counter>(100)),
       cancelled(std::make_shared<std::atomic<int>>(0)) {
   library.def("add", &add, {.inline_ok = true})
       .def("add_double", &add_double)
@@ -150,15 +156,17 @@ TestLibrary::TestLibrary(std::shared_ptr<Runtime> runtime)
   library.def("wait_for_cancel", [gate = gate, cancelled = cancelled](CallContext& context) {
     Promise<int64_t> promise(executor_of(context.worker()));
     Future<int64_t> future = promise.future();
-    context.on_cancel([cancelled, gate, p = std::make_shared<Promise<int64_t>>(std::move(promise))] {
-      ++*cancelled;
-      gate->open();
-      p->try_set(int64_t{7});
-    });
+    context.on_cancel(
+        [cancelled, gate, p = std::make_shared<Promise<int64_t>>(std::move(promise))] {
+          ++*cancelled;
+          gate->open();
+          p->try_set(int64_t{7});
+        });
     return future;
   });
   library.def("add_back", [](CallContext& context, std::string to, std::string name, int64_t n) {
-    return rpc_sync(context.worker(), to, on(name, FunctionRef<int64_t(int64_t)>{"test.Counter.add"}), n);
+    return rpc_sync(context.worker(), to,
+                    on(name, FunctionRef<int64_t(int64_t)>{"test.Counter.add"}), n);
   });
   library.class_<Counter>("Counter")
       .constructor<>()

@@ -39,8 +39,8 @@ class Gate {
  public:
   explicit Gate(std::shared_ptr<Runtime> runtime);
   void open();
-  void arrive_and_wait();          // counts, then waits for open()
-  void wait_arrived(int n);        // the test's side
+  void arrive_and_wait();    // counts, then waits for open()
+  void wait_arrived(int n);  // the test's side
 
  private:
   std::shared_ptr<Runtime> runtime_;
@@ -92,7 +92,8 @@ Future<int64_t> async_raise(std::string text);
 double remaining_seconds(CallContext& context);
 double nested_remaining_seconds(CallContext& context, std::string to);
 
-// Everything above as "test.*", with `gate` behind "test.wait_at_gate" and a Counter named "counter".
+// Everything above as "test.*", with `gate` behind "test.wait_at_gate" and a Counter named
+// "counter".
 struct TestLibrary {
   explicit TestLibrary(std::shared_ptr<Runtime> runtime = make_system_runtime());
   std::shared_ptr<Gate> gate;

@@ -3,12 +3,12 @@
 #include <map>
 #include <set>
 
-#include "ATen/ops/ones.h"
 #include "ATen/ops/equal.h"
+#include "ATen/ops/ones.h"
 #include "absl/container/flat_hash_set.h"
 #include "gtest/gtest.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/group.h"
+#include "weft/rpc/grpc_transport.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
 
@@ -31,11 +31,13 @@ class RpcMembership : public ::testing::TestWithParam<Net> {
   // Joins these at once and gives the outcomes.
   static std::vector<StatusOr<Worker>> join_all(std::vector<JoinOptions> all) {
     std::vector<StatusOr<Worker>> out;
-    for (size_t i = 0; i < all.size(); ++i) out.emplace_back(make_error(ErrorKind::kInternal, "no"));
+    for (size_t i = 0; i < all.size(); ++i)
+      out.emplace_back(make_error(ErrorKind::kInternal, "no"));
     auto runtime = make_system_runtime();
     std::vector<std::unique_ptr<Thread>> threads;
     for (size_t i = 0; i < all.size(); ++i) {
-      threads.push_back(runtime->spawn("join", [&out, &all, i] { out[i] = Worker::try_join(all[i]); }));
+      threads.push_back(
+          runtime->spawn("join", [&out, &all, i] { out[i] = Worker::try_join(all[i]); }));
     }
     threads.clear();
     return out;
@@ -45,11 +47,13 @@ class RpcMembership : public ::testing::TestWithParam<Net> {
     auto runtime = make_system_runtime();
     Mutex mutex;
     Condition changed(runtime.get());
-    const auto subscription = w.subscribe([&changed](const MembershipChange&) { changed.notify_all(); });
+    const auto subscription =
+        w.subscribe([&changed](const MembershipChange&) { changed.notify_all(); });
     MutexLock lock(&mutex);
     const absl::Time end = runtime->now() + absl::Seconds(30);
     while (w.worker_infos().size() != n && runtime->now() < end) {
-      changed.wait_until(&mutex, std::min(end, runtime->now() + absl::Milliseconds(20))).IgnoreError();
+      changed.wait_until(&mutex, std::min(end, runtime->now() + absl::Milliseconds(20)))
+          .IgnoreError();
     }
     EXPECT_EQ(w.worker_infos().size(), n);
   }
@@ -72,7 +76,8 @@ TEST_P(RpcMembership, RPC_1_worker_id) {
 TEST_P(RpcMembership, RPC_2_get_worker_infos) {
   Cluster c(options(3));
   for (size_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(c[i].worker_infos(), (std::vector<WorkerInfo>{c[0].info(), c[1].info(), c[2].info()}));
+    EXPECT_EQ(c[i].worker_infos(),
+              (std::vector<WorkerInfo>{c[0].info(), c[1].info(), c[2].info()}));
   }
   const StatusOr<WorkerInfo> unknown = c[0].try_get_worker_info("worker9");
   EXPECT_EQ(error_kind(unknown.status()), ErrorKind::kNotFound);
@@ -94,7 +99,8 @@ TEST_P(RpcMembership, RPC_3_duplicate_name_and_RPC_4_duplicate_name_2) {
   for (const auto& w : joined) {
     ASSERT_FALSE(w.ok());
     EXPECT_EQ(w.status().code(), absl::StatusCode::kAlreadyExists) << w.status();
-    EXPECT_NE(std::string(w.status().message()).find("is not unique"), std::string::npos) << w.status();
+    EXPECT_NE(std::string(w.status().message()).find("is not unique"), std::string::npos)
+        << w.status();
   }
 }
 
@@ -125,6 +131,7 @@ TEST_P(RpcMembership, RPC_6_init_rpc_twice_and_X3_three_cycles) {
 
 TEST_P(RpcMembership, X3_two_workers_side_by_side_one_leaves) {
   Cluster c(dynamic({"a", "b", "c"}));
+  for (size_t i = 0; i < 3; ++i) wait_for_members(c[i], 3);
   EXPECT_TRUE(c[0].shutdown().status.ok());
   EXPECT_EQ(rpc_sync(c[1], "c", &add, 1, 2), 3);
   const Status after = try_rpc_sync(c[0], "b", &add, 1, 2).status();
@@ -147,7 +154,8 @@ TEST_P(RpcMembership, RPC_11_invalid_names) {
     const StatusOr<Worker> w = Worker::try_join(j);
     ASSERT_FALSE(w.ok()) << name;
     EXPECT_EQ(error_kind(w.status()), ErrorKind::kInvalidArgument) << w.status();
-    EXPECT_NE(std::string(w.status().message()).find("is not legal"), std::string::npos) << w.status();
+    EXPECT_NE(std::string(w.status().message()).find("is not legal"), std::string::npos)
+        << w.status();
   }
 }
 
@@ -179,7 +187,8 @@ TEST_P(RpcMembership, RPC_14_wrong_types) {
   ASSERT_FALSE(w.ok());
   // Everything that is wrong is said at once.
   for (const char* part : {"rank is 5", "is not legal", "lease", "rpc_timeout"}) {
-    EXPECT_NE(std::string(w.status().message()).find(part), std::string::npos) << part << ": " << w.status();
+    EXPECT_NE(std::string(w.status().message()).find(part), std::string::npos)
+        << part << ": " << w.status();
   }
 }
 
@@ -224,10 +233,12 @@ TEST_P(RpcMembership, RPC_18_tensorpipe_set_default_timeout) {
 
 TEST_P(RpcMembership, RPC_19_dynamic_rpc_init_rpc) {
   Cluster c(dynamic({"a", "b"}));
+  wait_for_members(c[0], 2);
   EXPECT_EQ(rpc_sync(c[0], c[1].info(), &add, 1, 2), 3);
 }
 
-TEST_P(RpcMembership, RPC_20_dynamic_rpc_new_rank_can_communicate_with_existing_rank_and_RPC_21_the_other_way) {
+TEST_P(RpcMembership,
+       RPC_20_dynamic_rpc_new_rank_can_communicate_with_existing_rank_and_RPC_21_the_other_way) {
   Cluster c(dynamic({"a"}));
   c.add("b");
   EXPECT_EQ(rpc_sync(c[1], "a", &add, 1, 2), 3);
@@ -324,7 +335,8 @@ TEST_P(RpcMembershipInproc, X4_a_killed_member_disappears_from_every_list_and_ra
     if (change.kind == MembershipChange::Kind::kDied && change.worker.name == "b") ++died;
   });
   // As if its process had died: nothing of it reaches network or store any more.
-  Future<int64_t> pending = rpc_async(c[0], "b", FunctionRef<int64_t(int64_t)>{"test.wait_at_gate"}, 1);
+  Future<int64_t> pending =
+      rpc_async(c[0], "b", FunctionRef<int64_t(int64_t)>{"test.wait_at_gate"}, 1);
   test_.gate->wait_arrived(1);
   stores[1]->interrupt();
   c.network()->kill("b");
@@ -347,7 +359,8 @@ TEST_P(RpcMembership, AMissingWorkerIsNamedWhenTheDeadlinePasses) {
   const StatusOr<Worker> w = Worker::try_join(j);
   ASSERT_FALSE(w.ok());
   EXPECT_EQ(error_kind(w.status()), ErrorKind::kDeadline);
-  EXPECT_NE(std::string(w.status().message()).find("missing ranks: 1, 2"), std::string::npos) << w.status();
+  EXPECT_NE(std::string(w.status().message()).find("missing ranks: 1, 2"), std::string::npos)
+      << w.status();
 }
 
 TEST_P(RpcMembershipInproc, SixtyFourWorkersWithOneThreadEach) {
@@ -355,11 +368,13 @@ TEST_P(RpcMembershipInproc, SixtyFourWorkersWithOneThreadEach) {
   o.worker_threads = 1;
   o.heartbeat = 1s;
   Cluster c(o);
-  for (int i = 0; i < 64; ++i) EXPECT_EQ(rpc_sync(c[static_cast<size_t>(i)], (i + 1) % 64, &add, i, 1), i + 1);
+  for (int i = 0; i < 64; ++i)
+    EXPECT_EQ(rpc_sync(c[static_cast<size_t>(i)], (i + 1) % 64, &add, i, 1), i + 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Nets, RpcMembershipInproc, ::testing::Values(Net::kInproc), net_name);
-INSTANTIATE_TEST_SUITE_P(Nets, RpcMembership, ::testing::Values(Net::kInproc, Net::kGrpc), net_name);
+INSTANTIATE_TEST_SUITE_P(Nets, RpcMembership, ::testing::Values(Net::kInproc, Net::kGrpc),
+                         net_name);
 
 }  // namespace
 }  // namespace weft::testing

@@ -1,7 +1,7 @@
 // The smallest thing that works end to end, on each transport.
 
-#include "ATen/ops/ones.h"
 #include "ATen/TensorOperators.h"
+#include "ATen/ops/ones.h"
 #include "gtest/gtest.h"
 #include "weft/rpc/call.h"
 #include "weft/tests/testing/cluster.h"

@@ -21,7 +21,9 @@ const FunctionRef<int64_t()> kWaitForCancel{"test.wait_for_cancel"};
 
 class RpcFutures : public ::testing::TestWithParam<Net> {
  protected:
-  Cluster make(int size = 2) { return Cluster({.size = size, .net = GetParam(), .library = test_.library}); }
+  Cluster make(int size = 2) {
+    return Cluster({.size = size, .net = GetParam(), .library = test_.library});
+  }
   TestLibrary test_;
 };
 class RpcTime : public RpcFutures {};
@@ -64,13 +66,17 @@ TEST_P(RpcTime, RPC_55_rpc_builtin_timeout) {
   // Injected: the requests never arrive.
   auto faults = std::make_shared<FaultPlan>(7);
   ClusterOptions o{.size = 2, .net = GetParam(), .library = test_.library};
-  o.adjust = [&faults](int, JoinOptions* j) { j->transport = faulty_transport(j->transport, faults); };
+  o.adjust = [&faults](int, JoinOptions* j) {
+    j->transport = faulty_transport(j->transport, faults);
+  };
   Cluster c(o);
   const FunctionRef<at::Tensor(at::Tensor, at::Tensor)> add{"aten::mul.Tensor"};
   EXPECT_EQ(rpc_sync(c[0], 1, add, at::ones({2}), at::ones({2})).numel(), 2);
   faults->add({.fault = Fault::kDrop, .kind = FrameKind::kRequest, .from = "worker0"});
-  EXPECT_EQ(error_kind(try_rpc_sync(c[0], 1, {.deadline = 100ms}, add, at::ones({2}), at::ones({2})).status()),
-            ErrorKind::kDeadline);
+  EXPECT_EQ(
+      error_kind(
+          try_rpc_sync(c[0], 1, {.deadline = 100ms}, add, at::ones({2}), at::ones({2})).status()),
+      ErrorKind::kDeadline);
   faults->clear();
   EXPECT_EQ(rpc_sync(c[0], 1, add, at::ones({2}), at::ones({2})).numel(), 2);
 }
@@ -79,7 +85,8 @@ TEST_P(RpcTime, RPC_56_rpc_script_timeout) {
   Cluster c = make();
   const Status s = try_rpc_sync(c[0], 1, {.deadline = 100ms}, kWaitForCancel).status();
   EXPECT_EQ(s.code(), absl::StatusCode::kDeadlineExceeded) << s;
-  EXPECT_NE(std::string(s.message()).find("'test.wait_for_cancel' on 'worker1'"), std::string::npos) << s;
+  EXPECT_NE(std::string(s.message()).find("'test.wait_for_cancel' on 'worker1'"), std::string::npos)
+      << s;
   // The handler learns of it, by the cancel or by its own deadline.
   c.shutdown();
   EXPECT_EQ(test_.cancelled->load(), 1);
@@ -163,12 +170,16 @@ TEST_P(RpcFutures, RPC_64_callback_none) {
 TEST_P(RpcFutures, RPC_65_callback_with_error) {
   Cluster c = make();
   Future<int64_t> bad = rpc_async(c[0], 1, &throw_error, "out_of_range");
-  // Into a callback that takes the future, past one that takes the value, and out of one that throws.
+  // Into a callback that takes the future, past one that takes the value, and out of one that
+  // throws.
   EXPECT_EQ(bad.then([](Future<int64_t> f) { return f.has_error() ? 1 : 0; }).wait(), 1);
-  EXPECT_EQ(bad.then([](int64_t v) { return v; }).try_wait().status().code(), absl::StatusCode::kOutOfRange);
-  const Status s = rpc_async(c[0], 1, &add, 1, 2).then([](int64_t) -> int64_t {
-                      throw std::invalid_argument("from the callback");
-                    }).try_wait().status();
+  EXPECT_EQ(bad.then([](int64_t v) { return v; }).try_wait().status().code(),
+            absl::StatusCode::kOutOfRange);
+  const Status s =
+      rpc_async(c[0], 1, &add, 1, 2)
+          .then([](int64_t) -> int64_t { throw std::invalid_argument("from the callback"); })
+          .try_wait()
+          .status();
   EXPECT_EQ(s.code(), absl::StatusCode::kInvalidArgument);
 }
 
@@ -186,7 +197,9 @@ TEST_P(RpcFutures, RPC_67_callback_in_rpc) {
                 .then([&c](int64_t v) { return rpc_async(c[0], 1, &add, v, v); })
                 .wait(),
             6);
-  EXPECT_EQ(rpc_async(c[0], 1, &add, 1, 2).then([&c](int64_t v) { return rpc_sync(c[0], 1, &add, v, 1); }).wait(),
+  EXPECT_EQ(rpc_async(c[0], 1, &add, 1, 2)
+                .then([&c](int64_t v) { return rpc_sync(c[0], 1, &add, v, 1); })
+                .wait(),
             4);
 }
 
@@ -205,7 +218,9 @@ TEST_P(RpcFutures, RPC_69_add_done_callback) {
   Cluster c = make();
   Promise<int64_t> seen;
   Future<int64_t> f = seen.future();
-  rpc_async(c[0], 1, &add, 1, 2).add_done_callback([&seen](Future<int64_t> done) { seen.set_value(done.wait()); });
+  rpc_async(c[0], 1, &add, 1, 2).add_done_callback([&seen](Future<int64_t> done) {
+    seen.set_value(done.wait());
+  });
   EXPECT_EQ(f.wait(), 3);
 }
 
@@ -241,7 +256,8 @@ TEST_P(RpcFutures, RPC_73_wait_all) {
 
 TEST_P(RpcFutures, RPC_74_wait_all_timeout) {
   Cluster c = make();
-  auto both = when_all(std::vector<Future<int64_t>>{rpc_async(c[0], 1, &add, 1, 2), rpc_async(c[0], 1, kWaitAtGate, 1)});
+  auto both = when_all(std::vector<Future<int64_t>>{rpc_async(c[0], 1, &add, 1, 2),
+                                                    rpc_async(c[0], 1, kWaitAtGate, 1)});
   EXPECT_EQ(error_kind(both.try_wait(50ms).status()), ErrorKind::kDeadline);
   test_.gate->open();
   EXPECT_EQ(both.wait(), (std::vector<int64_t>{3, 1}));
@@ -250,8 +266,8 @@ TEST_P(RpcFutures, RPC_74_wait_all_timeout) {
 TEST_P(RpcFutures, RPC_75_wait_all_raise_in_user_func_and_RPC_77_wait_all_exit_early) {
   Cluster c = make();
   // The first error wins at once: the other call is still waiting at the gate.
-  auto both = when_all(std::vector<Future<int64_t>>{rpc_async(c[0], 1, kWaitAtGate, 1),
-                                                    rpc_async(c[0], 1, &throw_error, "out_of_range")});
+  auto both = when_all(std::vector<Future<int64_t>>{
+      rpc_async(c[0], 1, kWaitAtGate, 1), rpc_async(c[0], 1, &throw_error, "out_of_range")});
   EXPECT_EQ(both.try_wait().status().code(), absl::StatusCode::kOutOfRange);
   test_.gate->open();
 }
@@ -272,7 +288,8 @@ TEST_P(RpcFutures, RPC_78_wait_all_with_partial_exception) {
   Cluster c = make();
   const auto all = collect_all(std::vector<Future<int64_t>>{rpc_async(c[0], 1, &add, 1, 2),
                                                             rpc_async(c[0], 1, &throw_error, "int"),
-                                                            rpc_async(c[0], 1, &add, 3, 4)}).wait();
+                                                            rpc_async(c[0], 1, &add, 3, 4)})
+                       .wait();
   EXPECT_EQ(all[0].wait(), 3);
   EXPECT_TRUE(all[1].has_error());
   EXPECT_EQ(all[2].wait(), 7);
@@ -287,7 +304,8 @@ TEST_P(RpcFutures, RPC_79_async_function_simple_chained_nested) {
 
 TEST_P(RpcFutures, RPC_80_async_function_multi_fanout) {
   Cluster c = make(3);
-  EXPECT_EQ(rpc_sync(c[0], 1, &fan_out, std::vector<std::string>{"worker0", "worker1", "worker2", "worker2"}, 10),
+  EXPECT_EQ(rpc_sync(c[0], 1, &fan_out,
+                     std::vector<std::string>{"worker0", "worker1", "worker2", "worker2"}, 10),
             44);
 }
 
@@ -299,8 +317,8 @@ TEST_P(RpcFutures, RPC_81_async_function_raise) {
 }
 
 TEST_P(RpcFutures, RPC_82_async_function_wrong_return_type_and_RPC_84_return_future) {
-  // A handler that returns a Future is an async handler: its caller gets the value (RPC-84). A future of
-  // what cannot travel does not compile (tests/rpc/compile_fail).
+  // A handler that returns a Future is an async handler: its caller gets the value (RPC-84). A
+  // future of what cannot travel does not compile (tests/rpc/compile_fail).
   Cluster c = make();
   static_assert(std::is_same_v<decltype(rpc_sync(c[0], 1, &async_raise, "x")), int64_t>);
   EXPECT_EQ(rpc_async(c[0], 1, &later_add, "worker0", 1, 1).wait(), 3);

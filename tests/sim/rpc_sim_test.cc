@@ -1,7 +1,8 @@
 // Agent, membership and shutdown under the seeded scheduler. Invariants, for every schedule:
 //   CALL-1   every call completes exactly once
 //   CALL-2   a call that is at_most_once executes at most once
-//   nothing is left over: no pending call, handler, deadline, received byte, and no deadlock (SIM-3)
+//   nothing is left over: no pending call, handler, deadline, received byte, and no deadlock
+//   (SIM-3)
 // A seed that fails is printed; WEFT_SIM_SEED=<seed> runs it alone, with the last events.
 
 #include <unistd.h>
@@ -79,8 +80,11 @@ void add_faults(uint64_t seed, FaultPlan* plan) {
   };
   for (uint64_t i = 0; i < seed % 4; ++i) {
     const Choice& choice = kChoices[(seed / 4 + i * 5) % std::size(kChoices)];
-    plan->add({.fault = choice.fault, .kind = choice.kind, .skip = static_cast<int64_t>((seed / 7 + i) % 3),
-               .times = 1 + static_cast<int64_t>(seed / 3 % 2), .delay = absl::Milliseconds(3)});
+    plan->add({.fault = choice.fault,
+               .kind = choice.kind,
+               .skip = static_cast<int64_t>((seed / 7 + i) % 3),
+               .times = 1 + static_cast<int64_t>(seed / 3 % 2),
+               .delay = absl::Milliseconds(3)});
   }
 }
 
@@ -136,8 +140,8 @@ Outcome run_schedule(uint64_t seed, size_t keep_events = 0) {
           for (int k = 0; k < 2; ++k) {
             const int64_t ticket = i * 10 + k;
             once[ticket] = false;
-            tickets.emplace_back(ticket, rpc_async(w, k == 0 ? next : other, {.retry = Retry::kAtMostOnce},
-                                                   execute, ticket));
+            tickets.emplace_back(ticket, rpc_async(w, k == 0 ? next : other,
+                                                   {.retry = Retry::kAtMostOnce}, execute, ticket));
             ++issued;
           }
           ++issued;
@@ -150,7 +154,8 @@ Outcome run_schedule(uint64_t seed, size_t keep_events = 0) {
             if (result.ok()) {
               ++out.succeeded;
               once[ticket] = true;
-            } else if (error_kind(result.status()) == ErrorKind::kMaybeExecuted && out.status.ok()) {
+            } else if (error_kind(result.status()) == ErrorKind::kMaybeExecuted &&
+                       out.status.ok()) {
               out.status = annotate(result.status(), "a call that is at_most_once was given up");
             }
           }
@@ -168,10 +173,11 @@ Outcome run_schedule(uint64_t seed, size_t keep_events = 0) {
     }
     for (const Worker& w : workers) {
       const auto info = w.debug_info();
-      for (const char* name : {"calls_pending", "handlers_running", "deadlines", "receive_bytes", "connections"}) {
+      for (const char* name :
+           {"calls_pending", "handlers_running", "deadlines", "receive_bytes", "connections"}) {
         if (info.at(name) != 0 && out.status.ok()) {
-          out.status = make_error(ErrorKind::kInternal,
-                                  absl::StrCat(w.name(), " has ", name, " = ", info.at(name), " left"));
+          out.status = make_error(ErrorKind::kInternal, absl::StrCat(w.name(), " has ", name, " = ",
+                                                                     info.at(name), " left"));
         }
       }
     }
@@ -179,16 +185,19 @@ Outcome run_schedule(uint64_t seed, size_t keep_events = 0) {
   if (!ended.ok()) out.status = ended;
   for (const auto& [ticket, times] : ledger.executed) {
     if (times > 1 && out.status.ok()) {
-      out.status = make_error(ErrorKind::kInternal, absl::StrCat("ticket ", ticket, " ran ", times, " times"));
+      out.status = make_error(ErrorKind::kInternal,
+                              absl::StrCat("ticket ", ticket, " ran ", times, " times"));
     }
   }
   for (const auto& [ticket, answered] : once) {
     if (answered && ledger.executed[ticket] != 1 && out.status.ok()) {
-      out.status = make_error(ErrorKind::kInternal, absl::StrCat("ticket ", ticket, " answered, not executed"));
+      out.status = make_error(ErrorKind::kInternal,
+                              absl::StrCat("ticket ", ticket, " answered, not executed"));
     }
   }
   if (out.completed != issued && out.status.ok()) {
-    out.status = make_error(ErrorKind::kInternal, absl::StrCat(issued, " calls, ", out.completed, " completed"));
+    out.status = make_error(ErrorKind::kInternal,
+                            absl::StrCat(issued, " calls, ", out.completed, " completed"));
   }
   out.hash = sim->trace_hash();
   out.hits = plan->hits();
@@ -231,8 +240,8 @@ TEST(RpcSim, TheSameSeedGivesTheSameTraceInTwoProcesses) {
   for (uint64_t seed : {5, 77, 123}) {
     char path[4096] = {0};
     ASSERT_GT(::readlink("/proc/self/exe", path, sizeof path - 1), 0);
-    const std::string run = absl::StrCat("WEFT_SIM_SEED=", seed, " '", path,
-                                         "' --gtest_filter=RpcSim.PrintTraceHash");
+    const std::string run =
+        absl::StrCat("WEFT_SIM_SEED=", seed, " '", path, "' --gtest_filter=RpcSim.PrintTraceHash");
     FILE* pipe = ::popen(run.c_str(), "r");
     ASSERT_NE(pipe, nullptr);
     std::string output;
@@ -240,7 +249,8 @@ TEST(RpcSim, TheSameSeedGivesTheSameTraceInTwoProcesses) {
     while (std::fgets(buffer, sizeof buffer, pipe) != nullptr) output += buffer;
     ASSERT_EQ(::pclose(pipe), 0) << output;
     char expected[64];
-    std::snprintf(expected, sizeof expected, "trace %llu %016llx", static_cast<unsigned long long>(seed),
+    std::snprintf(expected, sizeof expected, "trace %llu %016llx",
+                  static_cast<unsigned long long>(seed),
                   static_cast<unsigned long long>(run_schedule(seed).hash));
     EXPECT_NE(output.find(expected), std::string::npos) << expected << "\n" << output;
   }

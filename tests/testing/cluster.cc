@@ -16,14 +16,17 @@ std::string net_name(const ::testing::TestParamInfo<Net>& info) {
 Cluster::Cluster(ClusterOptions options)
     : options_(std::move(options)),
       runtime_(options_.runtime != nullptr ? options_.runtime : make_system_runtime()),
-      network_(std::make_shared<InprocNetwork>()), store_(std::make_shared<HashStore>(runtime_)) {
+      network_(std::make_shared<InprocNetwork>()),
+      store_(std::make_shared<HashStore>(runtime_)) {
   const size_t n = static_cast<size_t>(options_.size);
   std::vector<StatusOr<Worker>> joined;
-  for (size_t i = 0; i < n; ++i) joined.emplace_back(make_error(ErrorKind::kInternal, "not joined"));
+  for (size_t i = 0; i < n; ++i)
+    joined.emplace_back(make_error(ErrorKind::kInternal, "not joined"));
   {
     std::vector<std::unique_ptr<Thread>> threads;
     for (size_t i = 0; i < n; ++i) {
-      const std::string name = i < options_.names.size() ? options_.names[i] : "worker" + std::to_string(i);
+      const std::string name =
+          i < options_.names.size() ? options_.names[i] : "worker" + std::to_string(i);
       threads.push_back(runtime_->spawn("join", [this, i, name, &joined] {
         joined[i] = Worker::try_join(join_options(static_cast<int>(i), name));
       }));
@@ -80,9 +83,8 @@ std::vector<ShutdownResult> Cluster::shutdown_all(ShutdownOptions options) {
   std::vector<ShutdownResult> results(workers_.size());
   std::vector<std::unique_ptr<Thread>> threads;
   for (size_t i = 0; i < workers_.size(); ++i) {
-    threads.push_back(runtime_->spawn("shutdown", [this, i, options, &results] {
-      results[i] = workers_[i].shutdown(options);
-    }));
+    threads.push_back(runtime_->spawn(
+        "shutdown", [this, i, options, &results] { results[i] = workers_[i].shutdown(options); }));
   }
   threads.clear();
   return results;
@@ -90,7 +92,8 @@ std::vector<ShutdownResult> Cluster::shutdown_all(ShutdownOptions options) {
 
 void Cluster::shutdown() {
   if (ended_) return;
-  for (const ShutdownResult& result : shutdown_all()) EXPECT_TRUE(result.status.ok()) << result.status;
+  for (const ShutdownResult& result : shutdown_all())
+    EXPECT_TRUE(result.status.ok()) << result.status;
   for (const Worker& worker : workers_) {
     const std::map<std::string, int64_t> info = worker.debug_info();
     EXPECT_EQ(info.at("calls_pending"), 0) << worker.name();

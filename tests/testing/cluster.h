@@ -1,9 +1,9 @@
 #ifndef WEFT_TESTS_TESTING_CLUSTER_H_
 #define WEFT_TESTS_TESTING_CLUSTER_H_
 
-// Cluster: several workers of one job in this process, over inproc or over gRPC on loopback, met in a
-// HashStore. Joins and leaves in parallel, as real workers do; ends with "nothing left": its shutdown
-// expects every worker drained and no call, handler or connection left over.
+// Cluster: several workers of one job in this process, over inproc or over gRPC on loopback, met in
+// a HashStore. Joins and leaves in parallel, as real workers do; ends with "nothing left": its
+// shutdown expects every worker drained and no call, handler or connection left over.
 //
 //   Cluster c({.size = 3, .net = Net::kGrpc, .library = library()});
 //   rpc_sync(c[0], "worker1", &add, x, y);
@@ -30,7 +30,7 @@ struct ClusterOptions {
   int size = 2;
   Net net = Net::kInproc;
   Library library{};
-  std::vector<std::string> names{};   // default: worker0, worker1, ...
+  std::vector<std::string> names{};  // default: worker0, worker1, ...
   bool dynamic = false;
   int worker_threads = 4;
   Timeout rpc_timeout{};
