@@ -28,6 +28,8 @@ struct Method {
   std::string name;        // "app.forward", "app.Embedding.lookup"
   std::string signature;   // "(tensor,int)->tensor": wire kinds only
   bool inline_ok = false;  // short: may run on the poller, must not wait
+  // As inline_ok for calls whose tensors have at most so many elements together; 0: never.
+  int64_t inline_elements = 0;
   // For methods of an object: the registered class ("app.Embedding"), "" for functions.
   std::string class_name;
   bool is_const = false;  // methods: may run beside other const ones

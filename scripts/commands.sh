@@ -144,7 +144,9 @@ command_asan() {
   configure_asan
   build_targets "$build/asan"
   export OMP_NUM_THREADS=1
-  export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=1:detect_stack_use_after_return=1:strict_init_order=1}"
+  # Absurd sizes must come back as errors, as they do from the plain allocator.
+  local asan=detect_leaks=1:detect_stack_use_after_return=1:strict_init_order=1:allocator_may_return_null=1
+  export ASAN_OPTIONS="${ASAN_OPTIONS:-$asan}"
   export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
   run_ctest "$build/asan" "$([ "${CI:-}" = true ] && echo yes || echo no)" -LE '^soak$' "$@"
 }

@@ -48,6 +48,21 @@ class Agent::Replier {
   std::shared_ptr<Job> job_;
 };
 
+namespace {
+
+bool may_run_inline(const Method& method, const Payload& arguments) {
+  if (method.inline_ok || method.inline_elements == 0) return method.inline_ok;
+  int64_t left = method.inline_elements;
+  for (const at::Tensor& tensor : arguments.tensors) {
+    if (!tensor.defined()) continue;
+    if (tensor.layout() != at::kStrided || tensor.numel() > left) return false;
+    left -= tensor.numel();
+  }
+  return true;
+}
+
+}  // namespace
+
 StatusOr<const Method*> Agent::find_method(const v1::CallHeader& header) const {
   const std::string& name = header.method();
   if (name.empty() || name[0] != '@') {
@@ -191,7 +206,7 @@ void Agent::on_request(const std::shared_ptr<Link>& link, std::shared_ptr<v1::Ca
 
 void Agent::serve(std::shared_ptr<Job> job) {
   const auto start = [self = shared_from_this(), job] {
-    if (job->method->inline_ok) {
+    if (may_run_inline(*job->method, job->arguments)) {
       self->counters_->inline_runs->add();
       self->run(job);
       return;

@@ -209,12 +209,14 @@ std::optional<std::vector<uint8_t>> memory_order(const at::Tensor& tensor) {
   if (!tensor.is_non_overlapping_and_dense()) return std::nullopt;
   std::vector<uint8_t> order(static_cast<size_t>(dims));
   std::iota(order.begin(), order.end(), uint8_t{0});
-  std::stable_sort(order.begin(), order.end(), [&tensor](uint8_t a, uint8_t b) {
+  // The number of the dimension decides last: a stable order without stable_sort's allocation.
+  std::sort(order.begin(), order.end(), [&tensor](uint8_t a, uint8_t b) {
     // Dimensions of size 1 have strides that say nothing; they stay in front.
     const bool a_free = tensor.size(a) == 1;
     const bool b_free = tensor.size(b) == 1;
-    if (a_free || b_free) return a_free && !b_free;
-    return tensor.stride(a) > tensor.stride(b);
+    if (a_free != b_free) return a_free;
+    if (!a_free && tensor.stride(a) != tensor.stride(b)) return tensor.stride(a) > tensor.stride(b);
+    return a < b;
   });
   if (std::is_sorted(order.begin(), order.end())) return std::nullopt;
   return order;

@@ -207,7 +207,9 @@ TEST_F(GrpcTransportTest, OneWritePerFrameInPingPongAndManyFramesPerWriteInABurs
     ASSERT_TRUE(end->handler->wait_frames(static_cast<size_t>(i + 1)));
   }
   EXPECT_EQ(counter(*a, "lane0_writes") - writes_before, kCalls);
-  EXPECT_EQ(counter(*a, "lane0_frames_received"), kCalls + 1) << "and the acknowledgement";
+  const int64_t received = counter(*a, "lane0_frames_received");
+  EXPECT_GE(received, kCalls);
+  EXPECT_LE(received, kCalls + 1) << "and one acknowledgement, if it has arrived";
   // transport.md, 9.1: at most two wake-ups per call; besides, the completion of a write may wake
   // the poller of its own side.
   EXPECT_LE(

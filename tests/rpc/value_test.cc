@@ -23,7 +23,7 @@
 #include "weft/rpc/struct.h"
 #include "weft/rpc/worker_info.h"
 
-namespace app {
+namespace values {
 
 struct Point {
   double x = 0;
@@ -88,16 +88,16 @@ class Money {
 
 enum class Color : uint8_t { kRed = 1, kBlue = 200 };
 
-}  // namespace app
+}  // namespace values
 
 template <>
-struct weft::Codec<app::Money> {
+struct weft::Codec<values::Money> {
   static constexpr weft::KindText kKind{"Money"};
-  static void encode(weft::Encoder& out, const app::Money& m) { out.put(m.cents()); }
-  static weft::StatusOr<app::Money> decode(weft::Decoder& in) {
+  static void encode(weft::Encoder& out, const values::Money& m) { out.put(m.cents()); }
+  static weft::StatusOr<values::Money> decode(weft::Decoder& in) {
     WEFT_ASSIGN_OR_RETURN(const int64_t cents, in.take<int64_t>());
     if (cents < 0) return in.fail("expected an amount, found a debt");
-    return app::Money::of_cents(cents);
+    return values::Money::of_cents(cents);
   }
 };
 
@@ -171,7 +171,7 @@ TEST(Value, NumbersOfEveryWidth) {
   round_trip(std::numeric_limits<double>::infinity());
   round_trip(true);
   round_trip(false);
-  round_trip(app::Color::kBlue);
+  round_trip(values::Color::kBlue);
   const StatusOr<double> nan = decoded<double>(encoded(std::numeric_limits<double>::quiet_NaN()));
   ASSERT_TRUE(nan.ok());
   EXPECT_TRUE(*nan != *nan);
@@ -188,7 +188,7 @@ TEST(Value, ContainersOfEveryKind) {
   round_trip(std::vector<bool>{true, false, true});
   round_trip(std::vector<std::string>{"a", "", "c"});
   round_trip(std::vector<std::vector<double>>{{}, {1.5}, {2, 3}});
-  round_trip(std::vector<app::Color>{app::Color::kRed, app::Color::kBlue});
+  round_trip(std::vector<values::Color>{values::Color::kRed, values::Color::kBlue});
   round_trip(std::array<int, 3>{1, 2, 3});
   round_trip(std::array<std::string, 2>{"x", "y"});
   round_trip(std::array<double, 0>{});
@@ -206,11 +206,11 @@ TEST(Value, ContainersOfEveryKind) {
   round_trip(std::variant<int, std::string, std::monostate>("s"));
   round_trip(std::variant<int, int>(std::in_place_index<1>, 4));
   round_trip(WorkerInfo{"trainer-0", 7, 0xfedcba9876543210u});
-  round_trip(app::Point{1, 2, "here"});
-  round_trip(app::Empty{});
-  round_trip(app::Tree{1, {app::Tree{2, {}}, app::Tree{3, {app::Tree{4, {}}}}}});
-  round_trip(std::map<std::string, std::vector<std::tuple<app::Point, std::optional<Bytes>>>>{
-      {"k", {{app::Point{}, Bytes{"b"}}, {app::Point{3, 4, ""}, std::nullopt}}}});
+  round_trip(values::Point{1, 2, "here"});
+  round_trip(values::Empty{});
+  round_trip(values::Tree{1, {values::Tree{2, {}}, values::Tree{3, {values::Tree{4, {}}}}}});
+  round_trip(std::map<std::string, std::vector<std::tuple<values::Point, std::optional<Bytes>>>>{
+      {"k", {{values::Point{}, Bytes{"b"}}, {values::Point{3, 4, ""}, std::nullopt}}}});
 }
 
 TEST(Value, ListsOfOneKindMeetWhateverTheContainer) {
@@ -219,9 +219,9 @@ TEST(Value, ListsOfOneKindMeetWhateverTheContainer) {
   round_trip(std::set<int16_t>{1, 2}, std::vector<uint64_t>{1, 2});
   round_trip(std::vector<float>{1.5F}, std::vector<double>{1.5});
   round_trip(std::vector<double>{1.5}, std::vector<float>{1.5F});
-  round_trip(std::vector<app::Color>{app::Color::kBlue}, std::vector<int>{200});
+  round_trip(std::vector<values::Color>{values::Color::kBlue}, std::vector<int>{200});
   round_trip(std::vector<int>{1, 200},
-             std::vector<app::Color>{app::Color::kRed, app::Color::kBlue});
+             std::vector<values::Color>{values::Color::kRed, values::Color::kBlue});
   round_trip(std::vector<std::pair<int, int>>{{1, 2}},
              std::vector<std::tuple<int64_t, int8_t>>{{1, 2}});
 }
@@ -255,37 +255,37 @@ TEST(Value, ADecodedIntMustFit) {
           "18446744073709551615 does not fit a signed integer of 64 bits");
   refused(decoded<std::vector<int8_t>>(encoded(std::vector<int>{1, 128})).status(),
           "128 does not fit");
-  refused(decoded<app::Color>(encoded(256)).status(), "256 does not fit");
+  refused(decoded<values::Color>(encoded(256)).status(), "256 does not fit");
   round_trip(255, uint8_t{255});
 }
 
 TEST(Value, RPC_51_the_serializer_of_a_type_can_be_replaced) {
-  const StatusOr<app::Money> back = decoded<app::Money>(encoded(app::Money::of_cents(1234)));
+  const StatusOr<values::Money> back = decoded<values::Money>(encoded(values::Money::of_cents(1234)));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->cents(), 1234);
   const auto list =
-      decoded<std::vector<app::Money>>(encoded(std::vector<app::Money>{*back, *back}));
+      decoded<std::vector<values::Money>>(encoded(std::vector<values::Money>{*back, *back}));
   ASSERT_TRUE(list.ok()) << list.status();
   EXPECT_EQ(list->size(), 2u);
-  const Status debt = decoded<app::Money>(encoded(-1)).status();
+  const Status debt = decoded<values::Money>(encoded(-1)).status();
   EXPECT_EQ(error_kind(debt), ErrorKind::kProtocol);
-  EXPECT_EQ(kind_text<std::optional<app::Money>>(), "optional<Money>");
+  EXPECT_EQ(kind_text<std::optional<values::Money>>(), "optional<Money>");
 }
 
 TEST(Value, PrivateFieldsTravelWithAFriend) {
-  const StatusOr<app::Hidden> back = decoded<app::Hidden>(encoded(app::Hidden(42)));
+  const StatusOr<values::Hidden> back = decoded<values::Hidden>(encoded(values::Hidden(42)));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->secret(), 42);
 }
 
 TEST(Value, AStructMayGainFieldsAtItsEnd) {
-  app::older::Point old;
+  values::older::Point old;
   old.x = 1.5;
-  const StatusOr<app::Point> more = decoded<app::Point>(encoded(old));
+  const StatusOr<values::Point> more = decoded<values::Point>(encoded(old));
   ASSERT_TRUE(more.ok()) << more.status();
-  EXPECT_EQ(*more, (app::Point{1.5, 0, "none"}));
+  EXPECT_EQ(*more, (values::Point{1.5, 0, "none"}));
 
-  app::newer::Point young;
+  values::newer::Point young;
   young.x = 2;
   young.label = "young";
   young.extra = {{{"a", 1}, {"b", std::nullopt}}, {}};
@@ -296,12 +296,12 @@ TEST(Value, AStructMayGainFieldsAtItsEnd) {
   out.put(young);
   out.put(std::string("after"));
   Decoder in(std::move(payload));
-  const StatusOr<app::older::Point> less = in.take<app::older::Point>();
+  const StatusOr<values::older::Point> less = in.take<values::older::Point>();
   ASSERT_TRUE(less.ok()) << less.status();
   EXPECT_EQ(less->x, 2);
   EXPECT_EQ(*in.take<std::string>(), "after");
   EXPECT_TRUE(in.finish().ok());
-  EXPECT_EQ(kind_text<app::older::Point>(), kind_text<app::newer::Point>());
+  EXPECT_EQ(kind_text<values::older::Point>(), kind_text<values::newer::Point>());
 }
 
 TEST(Value, UnorderedContainersEncodeInOrder) {
@@ -323,15 +323,15 @@ TEST(Value, ArithmeticVectorsArePacked) {
 }
 
 TEST(Value, DepthIsBounded) {
-  app::Tree deep;
-  for (int i = 0; i < 7; ++i) deep = app::Tree{i, {deep}};
+  values::Tree deep;
+  for (int i = 0; i < 7; ++i) deep = values::Tree{i, {deep}};
   round_trip(deep);  // 8 structs and 8 lists
-  deep = app::Tree{8, {deep}};
+  deep = values::Tree{8, {deep}};
   Payload payload;
   Encoder out(&payload);
   out.put(deep);
   EXPECT_EQ(error_kind(out.status()), ErrorKind::kInvalidArgument) << out.status();
-  const Status refused = decoded<app::Tree>(payload).status();
+  const Status refused = decoded<values::Tree>(payload).status();
   EXPECT_EQ(error_kind(refused), ErrorKind::kProtocol) << refused;
   // Passing over what one does not know has the same bound, whatever the bytes.
   Payload nested;
@@ -371,11 +371,11 @@ TEST(Value, TheFirstErrorStays) {
 
 // Every prefix of a value is an error, never a crash, never another value.
 TEST(Value, TruncatedBytesAreRefused) {
-  using Value = std::tuple<std::map<std::string, std::vector<int>>, std::optional<app::Point>,
-                           std::variant<int, std::string>, std::vector<double>, app::Tree, Bytes>;
+  using Value = std::tuple<std::map<std::string, std::vector<int>>, std::optional<values::Point>,
+                           std::variant<int, std::string>, std::vector<double>, values::Tree, Bytes>;
   const Value value{
-      {{"a", {1, 2}}, {"b", {}}},  app::Point{1, 2, "p"}, std::string("v"), {1.5, 2.5},
-      app::Tree{1, {app::Tree{}}}, Bytes{"xyz"}};
+      {{"a", {1, 2}}, {"b", {}}},  values::Point{1, 2, "p"}, std::string("v"), {1.5, 2.5},
+      values::Tree{1, {values::Tree{}}}, Bytes{"xyz"}};
   const Payload whole = encoded(value);
   for (size_t n = 0; n < whole.body.size(); ++n) {
     const Status refused = decoded<Value>(Payload{whole.body.substr(0, n), {}}).status();
@@ -406,7 +406,7 @@ TEST(Value, CountsAreCheckedAgainstTheBytesThatAreLeft) {
   refused(decoded<std::vector<int>>(Payload{std::string("\x0a\x07") + huge, {}}).status());
   refused((decoded<std::map<int, int>>(Payload{"\x0c" + huge, {}}).status()));
   refused(decoded<std::string>(Payload{"\x06" + huge, {}}).status());
-  refused(decoded<app::Point>(Payload{"\x0d" + huge, {}}).status());
+  refused(decoded<values::Point>(Payload{"\x0d" + huge, {}}).status());
   refused(decoded<std::vector<int>>(Payload{std::string("\x0a\x0b\x00", 3), {}}).status());
   refused(decoded<std::vector<int>>(encoded(std::vector<double>{1})).status());
   // A number spelled with padding, or with more than 64 bits, has no second spelling.
@@ -428,7 +428,7 @@ TEST(Value, KeysAndMembersAreDistinct) {
 
 TEST(Value, KindsOnTheWire) {
   EXPECT_EQ(kind_text<char>(), "int");
-  EXPECT_EQ(kind_text<app::Color>(), "int");
+  EXPECT_EQ(kind_text<values::Color>(), "int");
   EXPECT_EQ(kind_text<float>(), "float");
   EXPECT_EQ(kind_text<bool>(), "bool");
   EXPECT_EQ(kind_text<at::Tensor>(), "tensor");
@@ -436,7 +436,7 @@ TEST(Value, KindsOnTheWire) {
   EXPECT_EQ((kind_text<std::variant<std::monostate, Bytes>>()), "variant<none,bytes>");
   EXPECT_EQ((kind_text<std::pair<int, std::optional<double>>>()), "tuple<int,optional<float>>");
   EXPECT_EQ((kind_text<std::unordered_set<std::string>>()), "list<string>");
-  EXPECT_EQ(kind_text<app::Point>(), "Point");
+  EXPECT_EQ(kind_text<values::Point>(), "Point");
   EXPECT_EQ(kind_text<WorkerInfo>(), "WorkerInfo");
   EXPECT_EQ(kind_text<at::Scalar>(), "scalar");
 }

@@ -9,14 +9,14 @@ namespace weft {
 
 std::vector<std::string> default_aten_operators() {
   std::vector<std::string> names = {
-      // one argument
+      // elementwise, one argument
       "abs", "acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "bitwise_not", "ceil",
       "clone", "conj_physical", "cos", "cosh", "deg2rad", "detach", "digamma", "erf", "erfc",
       "erfinv", "exp", "exp2", "expm1", "floor", "frac", "gelu", "isfinite", "isinf", "isnan",
       "lgamma", "log", "log10", "log1p", "log2", "logical_not", "neg", "nonzero", "positive",
       "rad2deg", "reciprocal", "relu", "round", "round.decimals", "rsqrt", "sgn", "sigmoid", "sign",
       "signbit", "silu", "sin", "sinh", "softplus", "sqrt", "square", "tan", "tanh", "trunc", "t",
-      // two arguments
+      // elementwise, two arguments and more
       "add.Tensor", "add.Scalar", "atan2", "bitwise_and.Tensor", "bitwise_and.Scalar",
       "bitwise_or.Tensor", "bitwise_or.Scalar", "bitwise_xor.Tensor", "bitwise_xor.Scalar",
       "bitwise_left_shift.Tensor", "bitwise_right_shift.Tensor", "div.Tensor", "div.Scalar",

@@ -402,6 +402,21 @@ void Operator::run(size_t given, Payload arguments, Outcome outcome) const {
   }
 }
 
+// Two tensors of so many elements together broadcast to at most 128 x 128: computed sooner than a
+// thread of the pool wakes up.
+constexpr int64_t kFewElements = 256;
+
+// Elementwise on at most two tensors.
+bool is_arithmetic(std::string_view name) {
+  static constexpr std::string_view kNames[] = {
+      "aten::abs",        "aten::add.Scalar", "aten::add.Tensor", "aten::clone",
+      "aten::div.Scalar", "aten::div.Tensor", "aten::exp",        "aten::log",
+      "aten::maximum",    "aten::minimum",    "aten::mul.Scalar", "aten::mul.Tensor",
+      "aten::neg",        "aten::relu",       "aten::sigmoid",    "aten::sqrt",
+      "aten::square",     "aten::sub.Scalar", "aten::sub.Tensor", "aten::tanh"};
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
 }  // namespace
 
 StatusOr<std::vector<MethodEntry>> aten_entries(const std::string& name) {
@@ -452,6 +467,7 @@ StatusOr<std::vector<MethodEntry>> aten_entries(const std::string& name) {
                                                Payload payload, Outcome outcome) {
                                      op->run(given, std::move(payload), std::move(outcome));
                                    }));
+      if (is_arithmetic(name)) entries.back().method.inline_elements = kFewElements;
     }
     if (i == plans.size() || plans[i].base == Base::kDefault) continue;
     if (given++ > 0) arguments.push_back(',');

@@ -31,7 +31,7 @@ class GrpcServer;
 class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore> {
  public:
   // Lane 0 has a poller of its own, all bulk lanes share the other.
-  static constexpr int kPollers = 2;
+  static constexpr int kPollers = 1;
 
   GrpcTransportCore(const TransportContext& context, const GrpcTransportOptions& options);
   ~GrpcTransportCore();
@@ -46,7 +46,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   const GrpcTransportOptions& options() const { return options_; }
   const TransportContext& context() const { return context_; }
   Runtime& runtime() { return *context_.runtime; }
-  GrpcPoller& poller(int lane) { return pollers_[lane == kControlLane ? 0 : 1]; }
+  GrpcPoller& poller(int) { return pollers_[0]; }
   LaneCounters* lane_counters(int lane) { return &lane_counters_[lane == kControlLane ? 0 : 1]; }
 
   // The lane may start operations until lane_gone(). False: the transport is closing; the lane
@@ -77,7 +77,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   const GrpcTransportOptions options_;
   SpinGate gate_;
   GrpcPoller pollers_[kPollers];
-  LaneCounters lane_counters_[kPollers];
+  LaneCounters lane_counters_[2];
 
   mutable Mutex mutex_;
   Condition changed_;

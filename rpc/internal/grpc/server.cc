@@ -118,7 +118,7 @@ void GrpcServer::release() {
 void GrpcServer::post_accept(int lane) {
   if (!core_->begin_operation()) return;
   auto waiting = std::make_shared<GrpcServerLane>(core_, shared_from_this(), lane);
-  waiting->wait_for_stream(&service_, queues_[lane == kControlLane ? 0 : 1]);
+  waiting->wait_for_stream(&service_, queues_[0]);
 }
 
 void GrpcServer::accepted(const std::shared_ptr<GrpcServerLane>& lane) {

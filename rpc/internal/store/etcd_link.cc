@@ -10,6 +10,7 @@
 #include "weft/common/call_scope.h"
 #include "weft/rpc/internal/store/address.h"
 #include "weft/rpc/internal/store/grpc_util.h"
+#include "weft/rpc/internal/store/quiet_wait.h"
 
 namespace weft::internal {
 namespace {
@@ -32,20 +33,6 @@ std::string prefix_end(std::string prefix) {
   if (prefix.empty()) return std::string(1, '\0');  // to the end of everything
   prefix.back() = static_cast<char>(prefix.back() + 1);
   return prefix;
-}
-
-void drain(grpc::CompletionQueue* queue) {
-  queue->Shutdown();
-  void* tag = nullptr;
-  bool ok = false;
-  while (queue->Next(&tag, &ok)) {
-  }
-}
-
-bool next(grpc::CompletionQueue* queue) {
-  void* tag = nullptr;
-  bool ok = false;
-  return queue->Next(&tag, &ok) && ok;
 }
 
 std::optional<Status> final_error(const StoreOp& op, const grpc::Status& status) {
@@ -138,7 +125,7 @@ grpc::Status EtcdLink::attempt(const StoreOp& op, InterruptScope* scope, const c
   auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
   call->StartCall();
   call->Finish(reply, &status, &context);
-  drain(&queue);
+  QuietWait(runtime_.get()).drain(&queue);
   return status;
 }
 
@@ -327,6 +314,7 @@ Status EtcdLink::watch(const StoreOp& op, InterruptScope* scope, const std::stri
     context.set_deadline(grpc_after(length));
     InterruptScope::Guard guard(scope, &context);
     grpc::CompletionQueue queue;
+    QuietWait wait(runtime_.get());
     grpc::TemplatedGenericStub<etcdserverpb::WatchRequest, etcdserverpb::WatchResponse> stub(
         channel_);
     auto stream = stub.PrepareCall(&context, kWatch, &queue);
@@ -334,21 +322,21 @@ Status EtcdLink::watch(const StoreOp& op, InterruptScope* scope, const std::stri
     request.mutable_create_request()->set_key(data_key(key));
     request.mutable_create_request()->set_start_revision(revision + 1);
     stream->StartCall(&context);
-    bool going = next(&queue);
+    bool going = wait.one(&queue);
     if (going) {
       stream->Write(request, &context);
-      going = next(&queue);
+      going = wait.one(&queue);
     }
     while (going && !changed) {
       etcdserverpb::WatchResponse response;
       stream->Read(&response, &context);
-      going = next(&queue);
+      going = wait.one(&queue);
       // Cancelled by etcd, when it has compacted that revision: looking again is right, too.
       changed = going && (response.events_size() > 0 || response.canceled());
     }
     if (changed) context.TryCancel();
     stream->Finish(&status, &context);
-    drain(&queue);
+    wait.drain(&queue);
   }
   if (scope->interrupted()) return op.interrupted();
   if (changed || status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED)

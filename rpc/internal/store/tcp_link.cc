@@ -7,6 +7,7 @@
 #include "weft/common/call_scope.h"
 #include "weft/rpc/internal/store/address.h"
 #include "weft/rpc/internal/store/grpc_util.h"
+#include "weft/rpc/internal/store/quiet_wait.h"
 #include "weft/rpc/internal/store/tcp_data.h"
 
 namespace weft::internal {
@@ -31,15 +32,6 @@ Status final_error(const StoreOp& op, const grpc::Status& status) {
   }
   return op.error(ErrorKind::kProtocol,
                   absl::StrCat("the server refuses: ", grpc_status_text(status)));
-}
-
-// Drops what is left on a queue that the calling thread alone uses.
-void drain(grpc::CompletionQueue* queue) {
-  queue->Shutdown();
-  void* tag = nullptr;
-  bool ok = false;
-  while (queue->Next(&tag, &ok)) {
-  }
 }
 
 }  // namespace
@@ -79,7 +71,11 @@ struct TcpLink::Session {
       context.TryCancel();
       finish();
     }
-    drain(&queue);
+    queue.Shutdown();
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue.Next(&tag, &ok)) {
+    }
   }
 };
 
@@ -238,7 +234,7 @@ grpc::Status TcpLink::attempt(const StoreOp& op, InterruptScope* scope,
   auto call = stub.PrepareUnaryCall(&context, kStoreDoMethod, request, &queue);
   call->StartCall();
   call->Finish(reply, &status, &context);
-  drain(&queue);  // returns when the one operation has
+  QuietWait(runtime_.get()).drain(&queue);  // returns when the one operation has
   return status;
 }
 

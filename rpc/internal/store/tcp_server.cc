@@ -8,6 +8,7 @@
 #include "weft/rpc/internal/store/address.h"
 #include "weft/rpc/internal/store/checks.h"
 #include "weft/rpc/internal/store/grpc_util.h"
+#include "weft/rpc/internal/store/quiet_wait.h"
 
 namespace weft::internal {
 namespace {
@@ -107,14 +108,15 @@ void TcpServer::poll() {
   bool queue_open = true;
   void* tag = nullptr;
   bool ok = false;
+  QuietWait wait(runtime_.get());
   while (true) {
     if (down && queue_open && accepting_ == 0 && calls_.empty()) {
       queue_->Shutdown();
       queue_open = false;
     }
-    const absl::Duration until_expiry =
-        expiries_.empty() ? absl::InfiniteDuration() : expiries_.begin()->first - runtime_->now();
-    const auto status = queue_->AsyncNext(&tag, &ok, grpc_after(until_expiry));
+    const absl::Time expiry =
+        expiries_.empty() ? absl::InfiniteFuture() : expiries_.begin()->first;
+    const auto status = wait.next(queue_.get(), &tag, &ok, expiry);
     if (status == grpc::CompletionQueue::SHUTDOWN) return;
     if (status == grpc::CompletionQueue::GOT_EVENT) {
       Tag* const event = static_cast<Tag*>(tag);
