@@ -124,7 +124,7 @@ decltype(auto) pass(S& stored) {
 // Keeps what a handler's future may still refer to: the handler too, since a coroutine that is a
 // lambda reads its captures from the lambda.
 template <class Call, class Arguments>
-struct Frame {
+struct HandlerFrame {
   std::shared_ptr<const Call> call;
   Arguments arguments;
   std::shared_ptr<void> object;
@@ -160,8 +160,8 @@ void run_handler(const std::shared_ptr<const Call>& call, CallContext& context,
   };
   try {
     if constexpr (kIsFuture<Raw>) {
-      auto frame = std::make_shared<Frame<Call, Arguments>>(
-          Frame<Call, Arguments>{call, *std::move(taken), object});
+      auto frame = std::make_shared<HandlerFrame<Call, Arguments>>(
+          HandlerFrame<Call, Arguments>{call, *std::move(taken), object});
       Raw future = apply(frame->arguments);
       if (!future.valid()) {
         outcome.fail(make_error(ErrorKind::kUser, "the handler returned an invalid Future"));

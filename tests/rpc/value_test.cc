@@ -260,7 +260,8 @@ TEST(Value, ADecodedIntMustFit) {
 }
 
 TEST(Value, RPC_51_the_serializer_of_a_type_can_be_replaced) {
-  const StatusOr<values::Money> back = decoded<values::Money>(encoded(values::Money::of_cents(1234)));
+  const StatusOr<values::Money> back =
+      decoded<values::Money>(encoded(values::Money::of_cents(1234)));
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->cents(), 1234);
   const auto list =
@@ -371,11 +372,15 @@ TEST(Value, TheFirstErrorStays) {
 
 // Every prefix of a value is an error, never a crash, never another value.
 TEST(Value, TruncatedBytesAreRefused) {
-  using Value = std::tuple<std::map<std::string, std::vector<int>>, std::optional<values::Point>,
-                           std::variant<int, std::string>, std::vector<double>, values::Tree, Bytes>;
-  const Value value{
-      {{"a", {1, 2}}, {"b", {}}},  values::Point{1, 2, "p"}, std::string("v"), {1.5, 2.5},
-      values::Tree{1, {values::Tree{}}}, Bytes{"xyz"}};
+  using Value =
+      std::tuple<std::map<std::string, std::vector<int>>, std::optional<values::Point>,
+                 std::variant<int, std::string>, std::vector<double>, values::Tree, Bytes>;
+  const Value value{{{"a", {1, 2}}, {"b", {}}},
+                    values::Point{1, 2, "p"},
+                    std::string("v"),
+                    {1.5, 2.5},
+                    values::Tree{1, {values::Tree{}}},
+                    Bytes{"xyz"}};
   const Payload whole = encoded(value);
   for (size_t n = 0; n < whole.body.size(); ++n) {
     const Status refused = decoded<Value>(Payload{whole.body.substr(0, n), {}}).status();

@@ -30,9 +30,9 @@ grpc::ChannelArguments lane_arguments(int lane, size_t max_frame_bytes,
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a TCP connection of its own
   args.SetInt("weft.lane", lane);
-  // A channel makes one attempt, and a new dial makes a new channel, so gRPC's waiting before a second
-  // attempt (1 s by default) never shows; it is short all the same. The minimum is not set: it is also
-  // the time that an attempt may take (20 s, cut by the dial's own deadline).
+  // A channel makes one attempt, and a new dial makes a new channel, so gRPC's waiting before a
+  // second attempt (1 s by default) never shows; it is short all the same. The minimum is not set:
+  // it is also the time that an attempt may take (20 s, cut by the dial's own deadline).
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, millis(options.keepalive_time));

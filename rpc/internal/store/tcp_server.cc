@@ -85,6 +85,8 @@ int TcpServer::num_clients() const {
   return num_clients_;
 }
 
+TcpServer::~TcpServer() { stop(absl::ZeroDuration()); }
+
 void TcpServer::stop(absl::Duration linger) {
   MutexLock stopping(&stop_mutex_);
   if (stopped_) return;
@@ -114,8 +116,7 @@ void TcpServer::poll() {
       queue_->Shutdown();
       queue_open = false;
     }
-    const absl::Time expiry =
-        expiries_.empty() ? absl::InfiniteFuture() : expiries_.begin()->first;
+    const absl::Time expiry = expiries_.empty() ? absl::InfiniteFuture() : expiries_.begin()->first;
     const auto status = wait.next(queue_.get(), &tag, &ok, expiry);
     if (status == grpc::CompletionQueue::SHUTDOWN) return;
     if (status == grpc::CompletionQueue::GOT_EVENT) {

@@ -30,7 +30,7 @@ class TcpServer {
  public:
   static StatusOr<std::unique_ptr<TcpServer>> start(const TcpStoreServerOptions& options,
                                                     std::shared_ptr<Runtime> runtime);
-  ~TcpServer() { stop(absl::ZeroDuration()); }
+  ~TcpServer();
 
   const std::string& host() const { return host_; }
   int port() const { return port_; }
