@@ -12,17 +12,16 @@ absl::Status Condition::wait_until(Mutex* mutex,
                                    absl::Time deadline) ABSL_NO_THREAD_SAFETY_ANALYSIS {
   BlockingRegion region;
   if (!region.status().ok()) return region.status();
-  const std::unique_ptr<Parker> parker = runtime_->make_parker();
+  const std::shared_ptr<Parker> parker = runtime_->make_parker();
   {
     MutexLock lock(&mutex_);
-    waiting_.push_back(parker.get());
+    waiting_.push_back(parker);
   }
   mutex->unlock();
   const bool notified = parker->park_until(deadline);
-  {
-    // notify_all() unparks under mutex_, so after this no one can touch the parker any more.
+  if (!notified) {
     MutexLock lock(&mutex_);
-    waiting_.erase(std::remove(waiting_.begin(), waiting_.end(), parker.get()), waiting_.end());
+    waiting_.erase(std::remove(waiting_.begin(), waiting_.end(), parker), waiting_.end());
   }
   mutex->lock();
   if (notified) return absl::OkStatus();
@@ -30,9 +29,12 @@ absl::Status Condition::wait_until(Mutex* mutex,
 }
 
 void Condition::notify_all() {
-  MutexLock lock(&mutex_);
-  for (Parker* parker : waiting_) parker->unpark();
-  waiting_.clear();
+  std::vector<std::shared_ptr<Parker>> waiting;
+  {
+    MutexLock lock(&mutex_);
+    waiting.swap(waiting_);
+  }
+  for (const std::shared_ptr<Parker>& parker : waiting) parker->unpark();
 }
 
 }  // namespace weft

@@ -10,6 +10,7 @@
 // wait_until: OK when notified (spurious wake-ups are possible), deadline_exceeded when the time
 // has come, resource_exhausted when the pool allows no more waiting threads. Any thread.
 
+#include <memory>
 #include <vector>
 
 #include "weft/common/api.h"
@@ -31,7 +32,7 @@ class WEFT_API Condition {
  private:
   Runtime* const runtime_;
   Mutex mutex_;
-  std::vector<Parker*> waiting_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Parker>> waiting_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft

@@ -22,16 +22,17 @@ Status FutureCore::wait_done(Timeout timeout) {
   if (length > absl::ZeroDuration()) {
     BlockingRegion region;
     if (!region.status().ok()) return region.status();
-    const std::unique_ptr<Parker> parker = make_parker_for(executor_.get());
+    const std::shared_ptr<Parker> parker = make_parker_for(executor_.get());
     {
       MutexLock lock(&mutex_);
       if (done()) return absl::OkStatus();
-      waiters_.push_back(parker.get());
+      waiters_.push_back(parker);
     }
     parker->park_until(deadline_after(parker->now(), length));
+    // Without the lock: whoever completed the future may not have let go of it yet.
+    if (done()) return absl::OkStatus();
     MutexLock lock(&mutex_);
-    // publish() unparks under mutex_, so after this no one can touch the parker any more.
-    waiters_.erase(std::remove(waiters_.begin(), waiters_.end(), parker.get()), waiters_.end());
+    waiters_.erase(std::remove(waiters_.begin(), waiters_.end(), parker), waiters_.end());
     if (done()) return absl::OkStatus();
   }
   return make_error(ErrorKind::kDeadline,
@@ -75,6 +76,7 @@ Task FutureCore::take_cancel_hook() {
 
 void FutureCore::publish() {
   std::vector<Task> callbacks;
+  std::vector<std::shared_ptr<Parker>> waiters;
   Task hook;  // dropped outside the lock
   {
     MutexLock lock(&mutex_);
@@ -82,9 +84,10 @@ void FutureCore::publish() {
     callbacks.swap(callbacks_);
     hook = std::move(cancel_hook_);
     cancel_hook_ = nullptr;
-    for (Parker* waiter : waiters_) waiter->unpark();
-    waiters_.clear();
+    waiters.swap(waiters_);
   }
+  // Outside the lock: a thread that wakes up on this core runs at once, and would wait again.
+  for (const std::shared_ptr<Parker>& waiter : waiters) waiter->unpark();
   for (Task& callback : callbacks) callback();
 }
 

@@ -98,7 +98,7 @@ class WEFT_API FutureCore {
 
   Mutex mutex_;
   std::vector<Task> callbacks_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Parker*> waiters_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Parker>> waiters_ ABSL_GUARDED_BY(mutex_);
   Task cancel_hook_ ABSL_GUARDED_BY(mutex_);
 };
 

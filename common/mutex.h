@@ -22,6 +22,8 @@ class ABSL_LOCKABLE Mutex {
 
   void lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
   void unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
+  // For condition variables of the executors themselves; everybody else uses Condition.
+  std::mutex& native() { return mutex_; }
 
  private:
   std::mutex mutex_;

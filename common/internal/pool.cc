@@ -1,7 +1,11 @@
 #include "weft/common/internal/pool.h"
 
+#include <linux/futex.h>
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <ctime>
 #include <system_error>
 #include <utility>
 
@@ -27,25 +31,45 @@ void name_this_thread(const std::string& name) {
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
 }
 
-bool SystemParker::park_until(absl::Time deadline) {
-  std::unique_lock<std::mutex> lock(mutex_);
+namespace {
+
+// False when the time had come first. REQUIRES: the mutex is held.
+bool wait(std::condition_variable* wake, Mutex* mutex,
+          absl::Time deadline = absl::InfiniteFuture()) {
+  std::unique_lock<std::mutex> lock(mutex->native(), std::adopt_lock);
+  bool in_time = true;
   if (deadline == absl::InfiniteFuture()) {
-    wake_.wait(lock, [this] { return permit_; });
+    wake->wait(lock);
   } else {
-    wake_.wait_until(lock, to_steady(deadline), [this] { return permit_; });
+    in_time = wake->wait_until(lock, to_steady(deadline)) == std::cv_status::no_timeout;
   }
-  return std::exchange(permit_, false);
+  lock.release();
+  return in_time;
+}
+
+}  // namespace
+
+bool SystemParker::park_until(absl::Time deadline) {
+  const bool forever = deadline == absl::InfiniteFuture();
+  const timespec until = absl::ToTimespec(deadline);
+  while (permit_.exchange(0, std::memory_order_acquire) == 0) {
+    if (!forever && now() >= deadline) return false;
+    // An absolute time on the steady clock; every other reason to return is looked at above.
+    syscall(SYS_futex, &permit_, FUTEX_WAIT_BITSET_PRIVATE, 0, forever ? nullptr : &until, nullptr,
+            FUTEX_BITSET_MATCH_ANY);
+  }
+  return true;
 }
 
 void SystemParker::unpark() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  permit_ = true;
-  // Under the lock: the parker may be destroyed as soon as the other side sees the permit.
-  wake_.notify_one();
+  if (permit_.exchange(1, std::memory_order_release) == 0) {
+    syscall(SYS_futex, &permit_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+  }
 }
 
 bool Pool::State::post(Task&& task) {
   std::list<std::thread> ended;
+  bool wake = false;
   {
     MutexLock lock(&mutex_);
     if (closed_) return false;
@@ -53,7 +77,7 @@ bool Pool::State::post(Task&& task) {
     // An idle thread that was woken for an earlier task still counts as idle until it runs, so the
     // number of queued tasks decides, not whether anyone is idle.
     if (tasks_.size() <= static_cast<size_t>(idle_)) {
-      wake_.notify_one();
+      wake = true;
     } else if (running_ < options_.threads && !start_thread_locked() && threads_.empty()) {
       // Nobody would ever run it: refused like after shutdown, so that the caller can.
       task = std::move(tasks_.back());
@@ -62,6 +86,8 @@ bool Pool::State::post(Task&& task) {
     }
     ended.swap(ended_);
   }
+  // Outside the lock, which the woken thread wants first.
+  if (wake) wake_.notify_one();
   reap(&ended);
   return true;
 }
@@ -88,7 +114,7 @@ void Pool::State::run(std::list<std::thread>::iterator self) {
     if (tasks_.empty()) {
       if (closed_ && blocked_ == 0) break;
       ++idle_;
-      wake_.wait(mutex_);
+      wait(&wake_, &mutex_);
       --idle_;
       continue;
     }
@@ -163,8 +189,8 @@ bool Pool::State::shutdown_until(absl::Time deadline) {
     wake_.notify_all();
     while (!threads_.empty()) {
       if (deadline == absl::InfiniteFuture()) {
-        wake_.wait(mutex_);
-      } else if (wake_.wait_until(mutex_, to_steady(deadline)) == std::cv_status::timeout) {
+        wait(&wake_, &mutex_);
+      } else if (!wait(&wake_, &mutex_, deadline)) {
         break;
       }
     }
@@ -212,10 +238,14 @@ Pool::~Pool() {
 Loop::Loop(std::string name) : name_(std::move(name)), thread_([this] { run(); }) {}
 
 bool Loop::post(Task&& task) {
-  MutexLock lock(&mutex_);
-  if (closed_) return false;
-  tasks_.push_back(std::move(task));
-  if (tasks_.size() == 1) wake_.notify_one();
+  bool first = false;
+  {
+    MutexLock lock(&mutex_);
+    if (closed_) return false;
+    tasks_.push_back(std::move(task));
+    first = tasks_.size() == 1;
+  }
+  if (first) wake_.notify_one();
   return true;
 }
 
@@ -223,7 +253,7 @@ void Loop::run() {
   name_this_thread(name_);
   MutexLock lock(&mutex_);
   while (true) {
-    while (tasks_.empty() && !closed_) wake_.wait(mutex_);
+    while (tasks_.empty() && !closed_) wait(&wake_, &mutex_);
     if (tasks_.empty()) return;
     Task task = std::move(tasks_.front());
     tasks_.pop_front();

@@ -8,8 +8,10 @@
 // once; the next wait fails with resource_exhausted. Threads start when needed and, above
 // `threads`, end when idle.
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <list>
 #include <memory>
@@ -27,17 +29,16 @@ namespace weft::internal {
 // Now, on the clock of to_steady().
 absl::Time steady_now();
 
-// A parker over a condition variable.
-class SystemParker : public Parker {
+// A parker over a futex. A condition variable would wake the thread while its mutex is still held:
+// on a busy core the thread then runs, waits for the mutex and is woken a second time.
+class WEFT_API SystemParker : public Parker {
  public:
   bool park_until(absl::Time deadline) override;
   void unpark() override;
   absl::Time now() const override { return steady_now(); }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool permit_ = false;
+  std::atomic<uint32_t> permit_{0};
 };
 
 // Converts a point on the steady clock.
@@ -84,7 +85,7 @@ class WEFT_API Pool : public Executor {
     const PoolOptions options_;
 
     Mutex mutex_;
-    std::condition_variable_any wake_;
+    std::condition_variable wake_;
     std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
     std::list<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
     std::list<std::thread> ended_ ABSL_GUARDED_BY(mutex_);  // to be joined
@@ -113,7 +114,7 @@ class Loop : public Executor {
 
   const std::string name_;
   Mutex mutex_;
-  std::condition_variable_any wake_;
+  std::condition_variable wake_;
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::once_flag joined_;
