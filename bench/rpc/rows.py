@@ -11,8 +11,8 @@ from harness import DriverError, DriverSpec, Figure, median, percentile, pooled,
 ROWS = ("T1", "T2", "T3", "T4", "T9", "T11", "T13")
 PEERS = ("tensorpipe", "python", "raw")
 
-OURS = "weft/operator"
-OURS_FUNCTION = "weft/function"
+OURS, OURS_TCP = "weft/operator/default", "weft/operator/tcp"
+OURS_FUNCTION, OURS_FUNCTION_TCP = "weft/function/default", "weft/function/tcp"
 CPP, CPP_TCP, CPP_MPT = "tensorpipe/shm", "tensorpipe/tcp", "tensorpipe/mpt"
 PY, PY_TCP, PY_MPT = "python/shm", "python/tcp", "python/mpt"
 RAW_TCP, RAW_UNIX = "raw/tcp", "raw/unix"
@@ -30,8 +30,15 @@ def driver_specs(build, python, only_peer, with_ours):
     folder = Path(__file__).resolve().parent
     specs = []
     if with_ours:
-        for name, label in ((OURS, "weft"), (OURS_FUNCTION, "weft (inline function)")):
-            command = [str(binaries / "bench_weft_rpc"), "--mode", name.split("/")[1]]
+        ours = (
+            (OURS, "weft"),
+            (OURS_TCP, "weft (tcp)"),
+            (OURS_FUNCTION, "weft (inline function)"),
+            (OURS_FUNCTION_TCP, "weft (tcp, inline function)"),
+        )
+        for name, label in ours:
+            _, mode, transport = name.split("/")
+            command = [str(binaries / "bench_weft_rpc"), "--mode", mode, "--transport", transport]
             specs.append(DriverSpec(name, label, command))
 
     def peer(name):
@@ -209,7 +216,7 @@ def quiet_rounds(bench, results, quick):
 
 def row_t3(bench, wanted, quick):
     bench.log("T3: rpc_sync over TCP loopback")
-    names = [OURS, CPP_TCP, PY_TCP, OURS_FUNCTION]
+    names = [OURS_TCP, CPP_TCP, PY_TCP, OURS_FUNCTION_TCP]
     add = bench.interleave(names, f"lat add {CALLS}", 60)
     detail(bench, add, describe_latency)
     bench.log("  no-op")
@@ -218,7 +225,7 @@ def row_t3(bench, wanted, quick):
     metric = "rpc_sync add of 4 floats, TCP, p50"
     empty = "rpc_sync no-op, TCP, p50"
 
-    def one(id, metric, results, peer, bar=None, ours=OURS):
+    def one(id, metric, results, peer, bar=None, ours=OURS_TCP):
         return compare(bench, results, id, metric, "us", "lower", ours, [peer], p50, bar)
 
     return [
@@ -226,7 +233,7 @@ def row_t3(bench, wanted, quick):
         one("T3.1", metric, add, PY_TCP),
         one("T3.2", empty, noop, CPP_TCP),
         one("T3.3", empty, noop, PY_TCP),
-        one("T3.4", "our add an inline_ok function", add, CPP_TCP, ours=OURS_FUNCTION),
+        one("T3.4", "our add an inline_ok function", add, CPP_TCP, ours=OURS_FUNCTION_TCP),
     ]
 
 
@@ -269,14 +276,14 @@ def row_t9(bench, wanted, quick, memory):
             continue
         bench.log(f"T9: {metric}")
         count = 200 if size == 1 else (3 if quick else max(8, 256 // size))
-        names = [OURS, PY_TCP, PY_MPT, CPP_TCP, CPP_MPT]
+        names = [OURS_TCP, PY_TCP, PY_MPT, CPP_TCP, CPP_MPT]
         results = bench.interleave(names, f"echo {size * MIB} {count}", 120)
         detail(bench, results, describe_echo(size * MIB))
         take = echo_rate(size * MIB)
 
         def one(id, peers, bar):
             return compare(
-                bench, results, id, metric, "GiB/s", "higher", OURS, peers, take, bar
+                bench, results, id, metric, "GiB/s", "higher", OURS_TCP, peers, take, bar
             )
 
         parts.append(one(f"T9.{number}", [PY_TCP, PY_MPT], bar))
@@ -287,30 +294,44 @@ def row_t9(bench, wanted, quick, memory):
 def row_t11(bench, wanted, quick):
     metric = "round trip of 64 B, TCP, p50"
     bench.log(f"T11: {metric}")
-    results = bench.interleave([OURS, RAW_TCP, RAW_UNIX], f"lat echo64 {CALLS}", 60)
+    results = bench.interleave([OURS_TCP, RAW_TCP, OURS, RAW_UNIX], f"lat echo64 {CALLS}", 60)
     detail(bench, results, describe_latency)
 
     def latency(id, metric, raw, bar=None):
-        return compare(bench, results, id, metric, "us", "lower", OURS, [raw], p50, bar)
+        return compare(bench, results, id, metric, "us", "lower", OURS_TCP, [raw], p50, bar)
 
     parts = [latency("T11.1", metric, RAW_TCP, 1 / 1.5)]
-    beside = [latency("T11.5", "the same against a Unix socket", RAW_UNIX)]
+    beside = [
+        compare(
+            bench,
+            results,
+            "T11.5",
+            "round trip of 64 B, Unix socket, p50",
+            "us",
+            "lower",
+            OURS,
+            [RAW_UNIX],
+            p50,
+        )
+    ]
     for number, size in enumerate((1, 16, 64), start=2):
         metric = f"echo of {size} MiB, TCP"
         bench.log(f"T11: {metric}")
         count = 200 if size == 1 else max(8, 256 // size)
-        echo = bench.interleave([OURS, RAW_TCP, RAW_UNIX], f"echo {size * MIB} {count}", 90)
+        echo = bench.interleave([OURS_TCP, RAW_TCP, RAW_UNIX], f"echo {size * MIB} {count}", 90)
         detail(bench, echo, describe_echo(size * MIB))
         take = echo_rate(size * MIB)
         parts.append(
-            compare(bench, echo, f"T11.{number}", metric, "GiB/s", "higher", OURS, [RAW_TCP], take)
+            compare(
+                bench, echo, f"T11.{number}", metric, "GiB/s", "higher", OURS_TCP, [RAW_TCP], take
+            )
         )
     return [worst_of("T11", "against a raw gRPC stream, latency", parts), *parts, *beside]
 
 
 def row_t13(bench, wanted, quick):
     """All are silent together, so the cores really sleep; the calls are spread over the silence."""
-    shared = [name for name in (OURS, RAW_TCP, CPP_TCP, PY_TCP) if bench.has(name)]
+    shared = [name for name in (OURS_TCP, RAW_TCP, CPP_TCP, PY_TCP) if bench.has(name)]
     bench.start_all(shared)
     figures = []
     silences = (("T13.1", 0.02, 50), ("T13.2", 1.1, 8), ("T13", 5.0, 3 if quick else 8))
@@ -326,12 +347,12 @@ def row_t13(bench, wanted, quick):
         metric = f"call after {seconds:g} s of silence, p50"
         bar = 1 / 1.5 if id == "T13" else None
         figures.append(
-            compare(bench, results, id, metric, "us", "lower", OURS, [RAW_TCP], p50, bar)
+            compare(bench, results, id, metric, "us", "lower", OURS_TCP, [RAW_TCP], p50, bar)
         )
         if id == "T13":
             for part, peer in (("T13.3", CPP_TCP), ("T13.4", PY_TCP)):
                 figures.append(
-                    compare(bench, results, part, metric, "us", "lower", OURS, [peer], p50)
+                    compare(bench, results, part, metric, "us", "lower", OURS_TCP, [peer], p50)
                 )
     return sorted(figures, key=lambda figure: figure.id)
 

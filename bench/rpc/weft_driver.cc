@@ -10,6 +10,7 @@
 
 #include "weft/bench/rpc/line_protocol.h"
 #include "weft/rpc/call.h"
+#include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/library.h"
 #include "weft/rpc/worker.h"
 
@@ -106,6 +107,9 @@ int run(int argc, char** argv) {
       .world_size = 2,
       .library = library(),
       .rendezvous = "file://" + option(argc, argv, "--path", "bench-weft") + ".store?run_id=bench",
+      // Where a row says TCP; otherwise what a user gets, a Unix socket between peers of one host.
+      .transport =
+          grpc_transport({.local_sockets = option(argc, argv, "--transport", "default") != "tcp"}),
   });
   if (rank == 0) {
     Caller caller(worker, option(argc, argv, "--mode", "operator") == "function");

@@ -33,7 +33,7 @@ int threads_named(const std::string& prefix) {
 
 class GrpcTransportTest : public ::testing::Test {
  protected:
-  void SetUp() override { open({}); }
+  void SetUp() override { open({.local_sockets = false}); }
   void open(const GrpcTransportOptions& options) {
     Backend backend{"grpc", false, true, [options](World&) { return grpc_transport(options); }};
     world_ = std::make_unique<World>(backend, 1);
@@ -49,6 +49,59 @@ class GrpcTransportTest : public ::testing::Test {
 
   std::unique_ptr<World> world_;
 };
+
+// ---- local sockets -----------------------------------------------------------------------------
+
+std::string tcp_part(const std::string& address) { return address.substr(0, address.find('/')); }
+
+TEST_F(GrpcTransportTest, PeersOfOneHostMeetOverALocalSocket) {
+  open({});
+  std::unique_ptr<Peer> a = world().make_peer("a");
+  std::unique_ptr<Peer> b = world().make_peer("b");
+  ASSERT_TRUE(world().listen(*b).ok());
+  const std::string tcp = tcp_part(b->address);
+  ASSERT_NE(tcp, b->address) << "the address names no local socket";
+  // The whole address; its TCP part alone, as a relay would have it; and with a name that this
+  // network namespace does not know, as another host would see it.
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {b->address, "a (this host)"}, {tcp, "a (127.0.0.1:"}, {tcp + "/local-0", "a (127.0.0.1:"}};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    StatusOr<End> end = world().dial(*a, cases[i].first);
+    ASSERT_TRUE(end.ok()) << cases[i].first << ": " << end.status();
+    const End there = b->acceptor->accepted(i);
+    EXPECT_EQ(there.connection->describe().rfind(cases[i].second, 0), 0u)
+        << there.connection->describe();
+    ASSERT_TRUE(end->connection->send(make_frame(FrameKind::kRequest, "x", "payload"), 0).ok());
+    ASSERT_TRUE(there.handler->wait_frames(1));
+  }
+  // A dialler that wants no local sockets.
+  World plain(
+      {"grpc", false, true, [](World&) { return grpc_transport({.local_sockets = false}); }}, 2);
+  std::unique_ptr<Peer> c = plain.make_peer("c");
+  StatusOr<End> end = plain.dial(*c, b->address);
+  ASSERT_TRUE(end.ok()) << end.status();
+  EXPECT_EQ(b->acceptor->accepted(cases.size()).connection->describe().rfind("c (127.", 0), 0u);
+  for (Peer* peer : {a.get(), b.get(), c.get()}) peer->transport->shutdown();
+}
+
+TEST_F(GrpcTransportTest, ALocalSocketIsGoneWithItsListener) {
+  open({});
+  std::unique_ptr<Peer> a = world().make_peer("a");
+  std::unique_ptr<Peer> b = world().make_peer("b");
+  ASSERT_TRUE(world().listen(*b).ok());
+  const std::string name = "@weft-" + b->address.substr(b->address.find('/') + 1);
+  const auto bound = [&name] {
+    std::ifstream file("/proc/net/unix");
+    const std::string all{std::istreambuf_iterator<char>(file), {}};
+    return all.find(name) != std::string::npos;
+  };
+  EXPECT_TRUE(bound()) << name;
+  b->transport->shutdown();
+  EXPECT_FALSE(bound()) << name;
+  const Status s = world().dial(*a, b->address).status();
+  EXPECT_EQ(error_kind(s), ErrorKind::kUnavailable) << s;
+  a->transport->shutdown();
+}
 
 // ---- hosts and ports -------------------------------------------------------------------------
 
@@ -201,7 +254,7 @@ TEST_F(GrpcTransportTest, OneWritePerFrameInPingPongAndManyFramesPerWriteInABurs
   constexpr int64_t kCalls = 1000;
   const int64_t writes_before = counter(*a, "lane0_writes");
   const int64_t waits_before =
-      counter(*a, "lane0_blocking_waits") + counter(*b, "lane0_blocking_waits");
+      counter(*a, "poller_blocking_waits") + counter(*b, "poller_blocking_waits");
   for (int64_t i = 0; i < kCalls; ++i) {
     ASSERT_TRUE(end->connection->send(make_frame(FrameKind::kRequest, "x", ""), 0).ok());
     ASSERT_TRUE(end->handler->wait_frames(static_cast<size_t>(i + 1)));
@@ -213,7 +266,7 @@ TEST_F(GrpcTransportTest, OneWritePerFrameInPingPongAndManyFramesPerWriteInABurs
   // transport.md, 9.1: at most two wake-ups per call; besides, the completion of a write may wake
   // the poller of its own side.
   EXPECT_LE(
-      counter(*a, "lane0_blocking_waits") + counter(*b, "lane0_blocking_waits") - waits_before,
+      counter(*a, "poller_blocking_waits") + counter(*b, "poller_blocking_waits") - waits_before,
       4 * kCalls);
   EXPECT_EQ(counter(*a, "lane1_frames_sent"), 0);
 
@@ -255,7 +308,7 @@ TEST_F(GrpcTransportTest, ASmallFrameWaitsBehindAtMostOneChunk) {
 
 TEST_F(GrpcTransportTest, ThreadsDoNotGrowWithPeers) {
   constexpr size_t kPeers = 12;
-  const int before = threads_named("weft-lane");
+  const int before = threads_named("weft-poller");
   std::vector<std::unique_ptr<Peer>> peers;
   for (size_t i = 0; i < kPeers; ++i) {
     peers.push_back(world().make_peer("p" + std::to_string(i)));
@@ -270,7 +323,7 @@ TEST_F(GrpcTransportTest, ThreadsDoNotGrowWithPeers) {
       ends.push_back(*end);
     }
   }
-  EXPECT_EQ(threads_named("weft-lane") - before, 2 * static_cast<int>(kPeers));
+  EXPECT_EQ(threads_named("weft-poller") - before, static_cast<int>(kPeers));
   for (const End& end : ends) {
     ASSERT_TRUE(end.connection->send(make_frame(FrameKind::kRequest, "x", ""), 0).ok());
   }
@@ -280,7 +333,7 @@ TEST_F(GrpcTransportTest, ThreadsDoNotGrowWithPeers) {
     }
   }
   for (const auto& peer : peers) peer->transport->shutdown();
-  EXPECT_EQ(threads_named("weft-lane"), before);
+  EXPECT_EQ(threads_named("weft-poller"), before);
 }
 
 // ---- sockets that break ----------------------------------------------------------------------

@@ -106,6 +106,8 @@ std::vector<Backend> transport_backends() {
   out.push_back({"faulty_inproc_sim", true, false, faulty_inproc});
 #if !defined(__SANITIZE_THREAD__) && !WEFT_THREAD_SANITIZER
   out.push_back({"grpc", false, true, [](World&) { return grpc_transport(); }});
+  out.push_back(
+      {"grpc_tcp", false, true, [](World&) { return grpc_transport({.local_sockets = false}); }});
   out.push_back({"faulty_grpc", false, true,
                  [plan](World&) { return faulty_transport(grpc_transport(), plan); }});
 #endif

@@ -249,7 +249,7 @@ TEST_P(TransportLifecycle, ListenTwiceAndTakenPortsAreErrorsThatNameThem) {
     options.port_first = port;
     const Status s = world().listen(*a, options);
     EXPECT_EQ(error_kind(s), ErrorKind::kResource) << s;
-    EXPECT_TRUE(says(s, b->address)) << s;
+    EXPECT_TRUE(says(s, b->address.substr(0, b->address.find('/')))) << s;
     // In a range the next free one is taken.
     options.port_last = port + 20;
     const Status t = world().listen(*a, options);

@@ -4,9 +4,11 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 
 #include "absl/strings/match.h"
@@ -38,7 +40,8 @@ std::string system_error(int code) { return std::strerror(code); }
 
 }  // namespace
 
-StatusOr<HostPort> parse_host_port(std::string_view address) {
+StatusOr<HostPort> parse_host_port(std::string_view full) {
+  const std::string_view address = split_address(full).tcp;
   HostPort out;
   std::string_view port;
   if (!address.empty() && address.front() == '[') {
@@ -84,6 +87,7 @@ std::string peer_address(std::string_view grpc_peer) {
   for (const char* prefix : {"ipv4:", "ipv6:"}) {
     if (absl::StartsWith(out, prefix)) out = out.substr(5);
   }
+  if (absl::StartsWith(out, "unix")) return "this host";
   return absl::StrReplaceAll(out, {{"%5B", "["}, {"%5D", "]"}});
 }
 
@@ -149,6 +153,36 @@ Status port_is_free(const BindHost& host, int port) {
   return make_error(code == EADDRINUSE ? ErrorKind::kResource : ErrorKind::kInvalidArgument,
                     absl::StrCat("cannot listen on ", address, ": ",
                                  code == EADDRINUSE ? "the port is taken" : system_error(code)));
+}
+
+SplitAddress split_address(std::string_view address) {
+  const size_t slash = address.find('/');
+  if (slash == std::string_view::npos) return {address, {}};
+  return {address.substr(0, slash), address.substr(slash + 1)};
+}
+
+std::string join_address(std::string_view tcp, std::string_view local) {
+  return local.empty() ? std::string(tcp) : absl::StrCat(view(tcp), "/", view(local));
+}
+
+std::string local_target(std::string_view local) {
+  return absl::StrCat("unix-abstract:weft-", view(local));
+}
+
+// Asked by trying to take the name: connecting would be a visitor to the listener.
+bool local_socket_exists(std::string_view local) {
+  const std::string name = absl::StrCat("weft-", view(local));
+  sockaddr_un un = {};
+  un.sun_family = AF_UNIX;
+  if (name.size() + 1 > sizeof un.sun_path) return false;
+  std::memcpy(un.sun_path + 1, name.data(), name.size());
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  const bool taken =
+      bind(fd, reinterpret_cast<const sockaddr*>(&un), length) != 0 && errno == EADDRINUSE;
+  close(fd);
+  return taken;
 }
 
 }  // namespace weft::internal

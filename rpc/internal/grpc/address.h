@@ -1,8 +1,9 @@
 #ifndef WEFT_RPC_INTERNAL_GRPC_ADDRESS_H_
 #define WEFT_RPC_INTERNAL_GRPC_ADDRESS_H_
 
-// Addresses of the grpc transport: "127.0.0.1:4711", "[::1]:4711", "host.name:4711". Pure functions
-// but for the look-up of names and for port_is_free(), which binds for a moment. Any thread.
+// Addresses of the grpc transport: "127.0.0.1:4711", "[::1]:4711", "host.name:4711", each with the
+// name of a Unix socket behind it where there is one. Pure functions but for the look-up of names,
+// and for port_is_free() and local_socket_exists(), which bind for a moment. Any thread.
 
 #include <string>
 #include <string_view>
@@ -22,7 +23,7 @@ std::string join_host_port(std::string_view host, int port);
 // What gRPC dials: "ipv4:127.0.0.1:4711", "ipv6:[::1]:4711", "dns:///host:4711".
 // "localhost" is 127.0.0.1.
 StatusOr<std::string> dial_target(std::string_view address);
-// gRPC's name of a peer ("ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711") as an address.
+// gRPC's name of a peer ("ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711", "unix:") as an address.
 std::string peer_address(std::string_view grpc_peer);
 
 struct BindHost {
@@ -36,6 +37,19 @@ struct BindHost {
 StatusOr<BindHost> resolve_bind_host(std::string_view host);
 // OK when a listener could be bound now; else the system's reason, naming the address.
 Status port_is_free(const BindHost& host, int port);
+// A listener may have an abstract Unix socket beside its port. Its name is random, so that nobody
+// can take it first, and is told in the address: "127.0.0.1:4711/local-5c1f2a0e93b4d768". Such
+// names belong to a network namespace, as ports do, and vanish with their sockets: where the name
+// exists, the listener can be reached by it.
+struct SplitAddress {
+  std::string_view tcp;    // "127.0.0.1:4711"
+  std::string_view local;  // "local-5c1f2a0e93b4d768", or empty
+};
+SplitAddress split_address(std::string_view address);
+std::string join_address(std::string_view tcp, std::string_view local);
+// What gRPC binds and dials for such a name.
+std::string local_target(std::string_view local);
+bool local_socket_exists(std::string_view local);
 
 }  // namespace weft::internal
 

@@ -5,7 +5,7 @@
 // lanes) to on_lost. It ends when its last lane has ended; the first lane that breaks takes the
 // others along, one that ends in an orderly way gives them time to drain.
 //
-// Threads: as rpc/transport.h says; lane events come from the pollers, deadlines from the timer.
+// Threads: as rpc/transport.h says; lane events come from the poller, deadlines from the timer.
 
 #include <memory>
 #include <string>

@@ -49,9 +49,7 @@ class GrpcTransportCore::FailedDial final : public GrpcEvent {
  public:
   FailedDial(std::shared_ptr<GrpcTransportCore> core, Transport::DialDone done, Status why)
       : core_(std::move(core)), done_(std::move(done)), why_(std::move(why)) {}
-  void start() {
-    alarm_.Set(core_->poller(kControlLane).queue(), gpr_now(GPR_CLOCK_MONOTONIC), this);
-  }
+  void start() { alarm_.Set(core_->poller_queue(), gpr_now(GPR_CLOCK_MONOTONIC), this); }
   void complete(bool ok) override {
     (void)ok;
     const std::shared_ptr<GrpcTransportCore> core = core_;
@@ -71,21 +69,17 @@ GrpcTransportCore::GrpcTransportCore(const TransportContext& context,
                                      const GrpcTransportOptions& options)
     : context_(context),
       options_(options),
-      pollers_{{context.runtime, options, &gate_}},
+      poller_(context.runtime, options),
       changed_(context.runtime.get()) {
-  gate_.cores = allowed_cores();
   MutexLock lock(&mutex_);
   timer_ = context_.runtime->make_timer([this] { fire(); });
 }
 
 GrpcTransportCore::~GrpcTransportCore() = default;
 
-void GrpcTransportCore::start_pollers_locked(
-    std::vector<std::unique_ptr<grpc::CompletionQueue>> queues) {
-  for (int i = 0; i < kPollers; ++i) {
-    pollers_[i].start(std::move(queues[static_cast<size_t>(i)]), absl::StrCat("weft-lane", i));
-  }
-  pollers_started_ = true;
+void GrpcTransportCore::start_poller_locked(std::unique_ptr<grpc::CompletionQueue> queue) {
+  poller_.start(std::move(queue), "weft-poller");
+  poller_started_ = true;
 }
 
 StatusOr<std::string> GrpcTransportCore::listen(const ListenOptions& options,
@@ -112,7 +106,7 @@ StatusOr<std::string> GrpcTransportCore::listen(const ListenOptions& options,
                       absl::StrCat("ports ", first, " to ", last, " are not in 0 to 65535"));
   }
   MutexLock lock(&mutex_);
-  if (closing_ || pollers_started_) {
+  if (closing_ || poller_started_) {
     return make_error(ErrorKind::kState, closing_ ? "listen after shutdown"
                                                   : "listen must be called once, and before the "
                                                     "first connect");
@@ -128,17 +122,22 @@ StatusOr<std::string> GrpcTransportCore::listen(const ListenOptions& options,
       }
     }
     auto server = std::make_shared<GrpcServer>(shared_from_this(), acceptor);
-    std::vector<std::unique_ptr<grpc::CompletionQueue>> queues;
-    StatusOr<int> bound = server->bind(host, port, &queues);
+    std::unique_ptr<grpc::CompletionQueue> queue;
+    const std::string local =
+        options_.local_sockets
+            ? absl::StrCat("local-", absl::Hex(runtime().random().next(), absl::kZeroPad16))
+            : std::string();
+    StatusOr<int> bound = server->bind(host, port, local, &queue);
     if (!bound.ok()) {
       failure = bound.status();
       continue;
     }
-    start_pollers_locked(std::move(queues));
+    start_poller_locked(std::move(queue));
     server_ = server;
     lock.unlock();
     server->start();
-    return join_host_port(options.advertise.empty() ? host.host : options.advertise, *bound);
+    return join_address(
+        join_host_port(options.advertise.empty() ? host.host : options.advertise, *bound), local);
   }
   if (first == last) return failure;
   return annotate(failure,
@@ -159,18 +158,18 @@ void GrpcTransportCore::connect(std::string_view address, const Hello& hello, ab
   {
     MutexLock lock(&mutex_);
     closing = closing_;
-    if (!closing && !pollers_started_) {
-      std::vector<std::unique_ptr<grpc::CompletionQueue>> queues;
-      for (int i = 0; i < kPollers; ++i)
-        queues.push_back(std::make_unique<grpc::CompletionQueue>());
-      start_pollers_locked(std::move(queues));
+    if (!closing && !poller_started_) {
+      start_poller_locked(std::make_unique<grpc::CompletionQueue>());
     }
   }
   if (closing) {
     return done(
         make_error(ErrorKind::kState, absl::StrCat(context, ": the transport is shut down")));
   }
-  const StatusOr<std::string> target = dial_target(address);
+  const SplitAddress at = split_address(address);
+  const bool local = options_.local_sockets && !at.local.empty() && local_socket_exists(at.local);
+  const StatusOr<std::string> target =
+      local ? StatusOr<std::string>(local_target(at.local)) : dial_target(address);
   const StatusOr<Hello> own = complete_hello(hello, context_.max_frame_bytes, runtime().random());
   if (!target.ok()) return fail_dial(std::move(done), target.status());
   if (!own.ok()) return fail_dial(std::move(done), annotate(own.status(), context));
@@ -195,7 +194,7 @@ void GrpcTransportCore::connect(std::string_view address, const Hello& hello, ab
     lane->start(grpc::CreateCustomChannel(
                     *target, grpc::InsecureChannelCredentials(),
                     lane_arguments(lane->number(), context_.max_frame_bytes, options_)),
-                poller(lane->number()).queue());
+                poller_queue());
   }
   if (!alive) {
     connection->fail(
@@ -287,7 +286,7 @@ bool GrpcTransportCore::wait_until_idle(absl::Time deadline, bool operations) {
   return true;
 }
 
-// transport.md, P3 and P4: streams first, then the server, then the queues, then the pollers. What
+// transport.md, P3 and P4: streams first, then the server, then the queue, then the poller. What
 // the peers do cannot hold it up: after the cancel every operation completes by itself.
 void GrpcTransportCore::shutdown() {
   std::vector<std::shared_ptr<GrpcConnection>> connections;
@@ -323,7 +322,7 @@ void GrpcTransportCore::shutdown() {
     server_ = nullptr;
   }
   timer = nullptr;
-  for (GrpcPoller& poller : pollers_) poller.stop();
+  poller_.stop();
   if (server != nullptr) server->release();
   MutexLock lock(&mutex_);
   closed_ = true;
@@ -332,25 +331,26 @@ void GrpcTransportCore::shutdown() {
 
 std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const {
   std::vector<std::pair<std::string, int64_t>> out;
-  for (int i = 0; i < kPollers; ++i) {
-    const LaneCounters& lane = lane_counters_[i];
-    const PollerCounters& poller = pollers_[i].counters();
-    const std::string prefix = absl::StrCat("lane", i, "_");
-    const std::pair<const char*, const std::atomic<int64_t>*> all[] = {
-        {"frames_sent", &lane.frames_sent},
-        {"bytes_sent", &lane.bytes_sent},
-        {"frames_received", &lane.frames_received},
-        {"bytes_received", &lane.bytes_received},
-        {"writes", &lane.writes},
-        {"batches", &lane.batches},
-        {"blocking_waits", &poller.blocking_waits},
-        {"spins_paid", &poller.spins_paid},
-        {"spins_missed", &poller.spins_missed},
-        {"events", &poller.events}};
+  using Counter = std::pair<const char*, const std::atomic<int64_t>*>;
+  const auto add = [&out](std::string_view prefix, std::initializer_list<Counter> all) {
     for (const auto& [name, value] : all) {
-      out.emplace_back(absl::StrCat(prefix, name), value->load(std::memory_order_relaxed));
+      out.emplace_back(absl::StrCat(view(prefix), name), value->load(std::memory_order_relaxed));
     }
+  };
+  for (int i = 0; i < 2; ++i) {
+    const LaneCounters& lane = lane_counters_[i];
+    add(i == 0 ? "lane0_" : "lane1_", {{"frames_sent", &lane.frames_sent},
+                                       {"bytes_sent", &lane.bytes_sent},
+                                       {"frames_received", &lane.frames_received},
+                                       {"bytes_received", &lane.bytes_received},
+                                       {"writes", &lane.writes},
+                                       {"batches", &lane.batches}});
   }
+  const PollerCounters& poller = poller_.counters();
+  add("poller_", {{"blocking_waits", &poller.blocking_waits},
+                  {"spins_paid", &poller.spins_paid},
+                  {"spins_missed", &poller.spins_missed},
+                  {"events", &poller.events}});
   return out;
 }
 

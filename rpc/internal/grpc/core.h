@@ -1,7 +1,7 @@
 #ifndef WEFT_RPC_INTERNAL_GRPC_CORE_H_
 #define WEFT_RPC_INTERNAL_GRPC_CORE_H_
 
-// GrpcTransportCore: what the parts of one grpc transport share: pollers, the server, the lanes
+// GrpcTransportCore: what the parts of one grpc transport share: the poller, the server, the lanes
 // that are alive, the connections, time limits, counters. Connections hold it; it holds connections
 // until they are lost.
 //
@@ -30,9 +30,6 @@ class GrpcServer;
 
 class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore> {
  public:
-  // Lane 0 has a poller of its own, all bulk lanes share the other.
-  static constexpr int kPollers = 1;
-
   GrpcTransportCore(const TransportContext& context, const GrpcTransportOptions& options);
   ~GrpcTransportCore();
 
@@ -46,7 +43,8 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   const GrpcTransportOptions& options() const { return options_; }
   const TransportContext& context() const { return context_; }
   Runtime& runtime() { return *context_.runtime; }
-  GrpcPoller& poller(int) { return pollers_[0]; }
+  // One poller for all lanes: of two, each would wait for what the other hands it (poller.h).
+  grpc::CompletionQueue* poller_queue() { return poller_.queue(); }
   LaneCounters* lane_counters(int lane) { return &lane_counters_[lane == kControlLane ? 0 : 1]; }
 
   // The lane may start operations until lane_gone(). False: the transport is closing; the lane
@@ -65,7 +63,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
  private:
   class FailedDial;
 
-  void start_pollers_locked(std::vector<std::unique_ptr<grpc::CompletionQueue>> queues)
+  void start_poller_locked(std::unique_ptr<grpc::CompletionQueue> queue)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void fire() ABSL_LOCKS_EXCLUDED(mutex_);
   bool wait_until_idle(absl::Time deadline, bool operations) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -75,13 +73,12 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
 
   const TransportContext context_;
   const GrpcTransportOptions options_;
-  SpinGate gate_;
-  GrpcPoller pollers_[kPollers];
+  GrpcPoller poller_;
   LaneCounters lane_counters_[2];
 
   mutable Mutex mutex_;
   Condition changed_;
-  bool pollers_started_ ABSL_GUARDED_BY(mutex_) = false;
+  bool poller_started_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<GrpcLane*, std::shared_ptr<GrpcLane>> lanes_ ABSL_GUARDED_BY(mutex_);

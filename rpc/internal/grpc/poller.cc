@@ -19,13 +19,6 @@ void bump(std::atomic<int64_t>* counter) {
 
 }  // namespace
 
-int allowed_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
-}
-
 void GrpcPoller::start(std::unique_ptr<grpc::CompletionQueue> queue, const std::string& name) {
   queue_ = std::move(queue);
   thread_ = runtime_->spawn(name, [this] { run(); });
@@ -50,7 +43,6 @@ void GrpcPoller::run() {
 bool GrpcPoller::may_spin(absl::Time now) {
   if (options_.max_spin <= absl::ZeroDuration()) return false;
   if (now - last_traffic_ > options_.spin_after_traffic) return false;
-  if (gate_->spinning.load(std::memory_order_relaxed) >= gate_->cores) return false;
   return paid_ >= kWorthwhile || ++waits_ % kProbe == 0;
 }
 
@@ -58,7 +50,6 @@ bool GrpcPoller::next(void** tag, bool* ok) {
   auto status = grpc::CompletionQueue::TIMEOUT;
   absl::Time now = runtime_->now();
   if (may_spin(now)) {
-    gate_->spinning.fetch_add(1, std::memory_order_relaxed);
     const absl::Time end = now + options_.max_spin;
     while (true) {
       status = queue_->AsyncNext(tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
@@ -66,7 +57,6 @@ bool GrpcPoller::next(void** tag, bool* ok) {
       if (status != grpc::CompletionQueue::TIMEOUT || now >= end) break;
       sched_yield();
     }
-    gate_->spinning.fetch_sub(1, std::memory_order_relaxed);
     const bool paid = status != grpc::CompletionQueue::TIMEOUT;
     paid_ += ((paid ? 1.0 : 0.0) - paid_) * kWeight;
     bump(paid ? &counters_.spins_paid : &counters_.spins_missed);

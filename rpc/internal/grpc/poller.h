@@ -1,9 +1,11 @@
 #ifndef WEFT_RPC_INTERNAL_GRPC_POLLER_H_
 #define WEFT_RPC_INTERNAL_GRPC_POLLER_H_
 
-// GrpcPoller: one completion queue and the only thread that waits on it. It spins for a bounded
-// time before it sleeps, because waking a sleeping core costs more than a small call (transport.md,
-// 9).
+// GrpcPoller: one completion queue and the only thread that waits on it, one of each per transport:
+// gRPC has one epoll set per process, and of several threads that wait on it one polls and hands
+// the others what is theirs, which costs a small call 100 us (docs/design.md). It spins for a
+// bounded time before it sleeps, because waking a sleeping core costs more than a small call
+// (transport.md, 9).
 //
 // Threads: start() and stop() from the owner; the rest from the poller's thread.
 
@@ -39,12 +41,6 @@ class GrpcMemberEvent final : public GrpcEvent {
   T* const object_;
 };
 
-// Shared by the pollers of a transport.
-struct SpinGate {
-  std::atomic<int> spinning{0};
-  int cores = 1;
-};
-
 struct PollerCounters {
   std::atomic<int64_t> blocking_waits{0};  // wake-ups: times that the thread slept
   std::atomic<int64_t> spins_paid{0};
@@ -54,8 +50,8 @@ struct PollerCounters {
 
 class GrpcPoller {
  public:
-  GrpcPoller(std::shared_ptr<Runtime> runtime, const GrpcTransportOptions& options, SpinGate* gate)
-      : runtime_(std::move(runtime)), options_(options), gate_(gate) {}
+  GrpcPoller(std::shared_ptr<Runtime> runtime, const GrpcTransportOptions& options)
+      : runtime_(std::move(runtime)), options_(options) {}
 
   // REQUIRES: called once.
   void start(std::unique_ptr<grpc::CompletionQueue> queue, const std::string& name);
@@ -73,7 +69,6 @@ class GrpcPoller {
 
   const std::shared_ptr<Runtime> runtime_;
   const GrpcTransportOptions options_;
-  SpinGate* const gate_;
   std::unique_ptr<grpc::CompletionQueue> queue_;
   std::unique_ptr<Thread> thread_;
   PollerCounters counters_;
@@ -82,8 +77,6 @@ class GrpcPoller {
   double paid_ = 1.0;  // moving average
   unsigned waits_ = 0;
 };
-
-int allowed_cores();
 
 }  // namespace weft::internal
 

@@ -54,13 +54,16 @@ GrpcServer::GrpcServer(std::shared_ptr<GrpcTransportCore> core, std::shared_ptr<
       acceptor_(std::move(acceptor)),
       table_(static_cast<size_t>(core_->options().max_half_open_lanes)) {}
 
-StatusOr<int> GrpcServer::bind(const BindHost& host, int port,
-                               std::vector<std::unique_ptr<grpc::CompletionQueue>>* queues) {
+StatusOr<int> GrpcServer::bind(const BindHost& host, int port, std::string_view local,
+                               std::unique_ptr<grpc::CompletionQueue>* queue) {
   const GrpcTransportOptions& options = core_->options();
   const std::string address = join_host_port(host.host, port);
   grpc::ServerBuilder builder;
   int bound = 0;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &bound);
+  if (!local.empty()) {
+    builder.AddListeningPort(local_target(local), grpc::InsecureServerCredentials());
+  }
   // On by default, and then two servers share a port without an error.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
@@ -77,27 +80,20 @@ StatusOr<int> GrpcServer::bind(const BindHost& host, int port,
       static_cast<int>(std::max(core_->context().max_frame_bytes, kMaxBatchBytes)));
   builder.SetMaxSendMessageSize(-1);  // the peer's hello says how much it takes
   builder.RegisterService(&service_);
-  std::vector<std::unique_ptr<grpc::ServerCompletionQueue>> made;
-  for (int i = 0; i < GrpcTransportCore::kPollers; ++i) {
-    made.push_back(builder.AddCompletionQueue());
-  }
+  std::unique_ptr<grpc::ServerCompletionQueue> made = builder.AddCompletionQueue();
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || bound == 0) {
     server_ = nullptr;
-    for (const auto& queue : made) {
-      queue->Shutdown();
-      void* tag;
-      bool ok;
-      while (queue->Next(&tag, &ok)) {
-      }
+    made->Shutdown();
+    void* tag;
+    bool ok;
+    while (made->Next(&tag, &ok)) {
     }
     return make_error(ErrorKind::kResource,
                       absl::StrCat("cannot listen on ", address, ": the port was taken just now"));
   }
-  for (auto& queue : made) {
-    queues_.push_back(queue.get());
-    queues->push_back(std::move(queue));
-  }
+  queue_ = made.get();
+  *queue = std::move(made);
   return bound;
 }
 
@@ -118,7 +114,7 @@ void GrpcServer::release() {
 void GrpcServer::post_accept(int lane) {
   if (!core_->begin_operation()) return;
   auto waiting = std::make_shared<GrpcServerLane>(core_, shared_from_this(), lane);
-  waiting->wait_for_stream(&service_, queues_[0]);
+  waiting->wait_for_stream(&service_, queue_);
 }
 
 void GrpcServer::accepted(const std::shared_ptr<GrpcServerLane>& lane) {
@@ -324,7 +320,7 @@ class GrpcServer::HealthCall final {
 void GrpcServer::post_health() {
   if (!core_->begin_operation()) return;
   // Owned by its operation; deletes itself when that is complete.
-  (new HealthCall(shared_from_this()))->wait(&service_, queues_[0]);
+  (new HealthCall(shared_from_this()))->wait(&service_, queue_);
 }
 
 }  // namespace weft::internal

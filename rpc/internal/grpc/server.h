@@ -7,7 +7,7 @@
 // An unauthenticated peer gets nothing beyond the hello: its stream may say one frame, has a time
 // limit, and only so many streams may be in that state.
 //
-// Threads: listen() and shut_down() from the core; the rest on the pollers.
+// Threads: listen() and shut_down() from the core; the rest on the poller.
 
 #include <memory>
 #include <string>
@@ -42,9 +42,10 @@ class GrpcServer final : public GrpcLaneHost, public std::enable_shared_from_thi
  public:
   GrpcServer(std::shared_ptr<GrpcTransportCore> core, std::shared_ptr<Acceptor> acceptor);
 
-  // Binds. The queues are for the core's pollers; nothing is accepted until start().
-  StatusOr<int> bind(const BindHost& host, int port,
-                     std::vector<std::unique_ptr<grpc::CompletionQueue>>* queues);
+  // Binds the port, and the Unix socket `local` if that is not empty. The queue is for the core's
+  // poller; nothing is accepted until start().
+  StatusOr<int> bind(const BindHost& host, int port, std::string_view local,
+                     std::unique_ptr<grpc::CompletionQueue>* queue);
   void start();
   // No stream begins any more; those that are there are cancelled when `grace` is over.
   void shut_down(absl::Duration grace);
@@ -71,7 +72,7 @@ class GrpcServer final : public GrpcLaneHost, public std::enable_shared_from_thi
   const std::shared_ptr<GrpcTransportCore> core_;
   std::shared_ptr<Acceptor> acceptor_;
   GrpcRawService service_;
-  std::vector<grpc::ServerCompletionQueue*> queues_;
+  grpc::ServerCompletionQueue* queue_ = nullptr;  // the poller has it
   std::unique_ptr<grpc::Server> server_;
 
   Mutex mutex_;
