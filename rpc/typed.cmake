@@ -6,4 +6,5 @@ set(WEFT_RPC_TYPED_SRCS
   internal/aten/allow_list.cc
   internal/aten/operators.cc
   internal/codec/exceptions.cc
+  internal/receive_memory.cc
   internal/tensor_meta.cc)

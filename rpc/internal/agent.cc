@@ -20,6 +20,7 @@ std::string text(const WorkerInfo& info) {
 Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
       receive_budget_(options_.receive_budget, "messages being received"),
+      receive_memory_(std::make_shared<ReceiveMemory>(options_.receive_cache)),
       rpc_timeout_ns_(absl::ToInt64Nanoseconds(options_.rpc_timeout)),
       counters_(std::make_unique<Counters>(options_.metrics.get())),
       idle_changed_(options_.runtime.get()),
@@ -482,6 +483,10 @@ std::map<std::string, int64_t> Agent::debug_info() const {
   out["calls_waiting_for_connection"] = waiting;
   out["answers_kept"] = window;
   out["receive_bytes"] = static_cast<int64_t>(receive_budget_.used());
+  const ReceiveMemory::Counters memory = receive_memory_->counters();
+  out["receive_memory_kept_bytes"] = static_cast<int64_t>(memory.kept_bytes);
+  out["receive_memory_mapped"] = static_cast<int64_t>(memory.mapped);
+  out["receive_memory_reused"] = static_cast<int64_t>(memory.reused);
   return out;
 }
 

@@ -62,6 +62,7 @@ struct AgentOptions {
   std::vector<Method> services;  // names begin with '@'
   MessageLimits limits;
   uint64_t receive_budget = uint64_t{8} << 30;
+  uint64_t receive_cache = uint64_t{1} << 30;  // memory kept for the next large tensors
   absl::Duration rpc_timeout = absl::Seconds(60);
   absl::Duration heartbeat = absl::Seconds(1);
   absl::Duration lease = absl::Seconds(15);
@@ -248,6 +249,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
 
   const AgentOptions options_;
   ByteBudget receive_budget_;
+  const std::shared_ptr<ReceiveMemory> receive_memory_;
   std::map<std::string, Method> services_;
   std::atomic<int64_t> rpc_timeout_ns_;
   std::atomic<bool> store_healthy_{true};

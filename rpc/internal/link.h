@@ -19,11 +19,11 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
  public:
   // The budgets that an assembler charges live as long as what is in flight: `keep` holds them.
   Link(std::weak_ptr<Agent> agent, const MessageLimits& limits, ByteBudget* budget,
-       std::shared_ptr<const void> keep, absl::Time now)
+       std::shared_ptr<const void> keep, std::shared_ptr<ReceiveMemory> memory, absl::Time now)
       : agent_(std::move(agent)),
         keep_(std::move(keep)),
         limits_(limits),
-        assembler_(limits, budget),
+        assembler_(limits, budget, std::move(memory)),
         last_received_(absl::ToUnixNanos(now)),
         last_sent_(absl::ToUnixNanos(now)) {}
 

@@ -279,7 +279,7 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Delive
   if (valid.ok()) {
     message->payload.body.resize(layout.segments(0).length());
     for (const TensorMeta& meta : message->metas) {
-      StatusOr<std::vector<at::Tensor>> buffers = allocate_buffers(meta);
+      StatusOr<std::vector<at::Tensor>> buffers = allocate_buffers(meta, memory_.get());
       if (!buffers.ok()) {
         valid = buffers.status();
         break;

@@ -61,7 +61,10 @@ class Assembler {
   // What the message is for, so that a refusal can be told to the right call.
   using Delivered = std::function<void(StatusOr<Payload>)>;
 
-  Assembler(const MessageLimits& limits, ByteBudget* budget) : limits_(limits), budget_(budget) {}
+  // `memory` may be null: then every tensor is from LibTorch's allocator.
+  Assembler(const MessageLimits& limits, ByteBudget* budget,
+            std::shared_ptr<ReceiveMemory> memory = nullptr)
+      : limits_(limits), budget_(budget), memory_(std::move(memory)) {}
 
   // A header frame with `layout`. Calls `delivered` once: now, or when the last chunk is there, or
   // with kind resource when the message is refused (its chunks are then discarded). An error return
@@ -98,6 +101,7 @@ class Assembler {
 
   const MessageLimits limits_;
   ByteBudget* const budget_;
+  const std::shared_ptr<ReceiveMemory> memory_;
   Mutex mutex_;
   std::map<uint64_t, Transfer> transfers_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, std::vector<Parked>> parked_ ABSL_GUARDED_BY(mutex_);

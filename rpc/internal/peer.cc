@@ -45,7 +45,7 @@ std::shared_ptr<Link> Agent::new_link(const PeerRef& peer) {
   // The peer's budget lives as long as the link; its parent is the agent's, which the handler keeps
   // alive while a frame is being delivered.
   return std::make_shared<Link>(weak_from_this(), options_.limits, peer->budget.get(), peer->budget,
-                                now());
+                                receive_memory_, now());
 }
 
 void Agent::dial(const PeerRef& peer) {
@@ -440,6 +440,7 @@ void Agent::tick() {
   if (at - last_sweep_ >= options_.lease / 2) {
     last_sweep_ = at;
     for (const auto& link : links) link->assembler().sweep();
+    receive_memory_->sweep();
   }
   tick_timer_->arm(at + options_.heartbeat);
 }

@@ -474,11 +474,15 @@ std::vector<BufferSpec> buffer_specs(const TensorMeta& meta) {
   return specs;
 }
 
-StatusOr<std::vector<at::Tensor>> allocate_buffers(const TensorMeta& meta) {
+StatusOr<std::vector<at::Tensor>> allocate_buffers(const TensorMeta& meta, ReceiveMemory* memory) {
   std::vector<at::Tensor> buffers;
   try {
     const c10::InferenceMode not_inference(false);
     for (const BufferSpec& spec : buffer_specs(meta)) {
+      if (memory != nullptr && spec.nbytes >= ReceiveMemory::kSmallest) {
+        buffers.push_back(memory->empty(spec.sizes, spec.dtype, spec.nbytes));
+        continue;
+      }
       // Without the dispatcher, which costs more than the memory.
       buffers.push_back(at::Tensor(at::detail::empty_cpu(spec.sizes, spec.dtype)));
     }

@@ -25,6 +25,7 @@
 #include "c10/core/ScalarType.h"
 #include "weft/common/api.h"
 #include "weft/common/error.h"
+#include "weft/rpc/internal/receive_memory.h"
 
 namespace weft::internal {
 
@@ -84,8 +85,10 @@ inline size_t buffer_count(const TensorMeta& meta) {
   return meta.layout == TensorLayout::kDense ? 1 : 2;
 }
 
-// Uninitialised memory, as buffer_specs() says. Error, kind resource: the allocator refused.
-WEFT_API StatusOr<std::vector<at::Tensor>> allocate_buffers(const TensorMeta& meta);
+// Memory with values of any kind, as buffer_specs() says, large tensors from `memory` unless that
+// is null. Error, kind resource: there is none.
+WEFT_API StatusOr<std::vector<at::Tensor>> allocate_buffers(const TensorMeta& meta,
+                                                            ReceiveMemory* memory = nullptr);
 
 // The tensor, around the buffers (no copy). Bytes of bool are made 0 or 1; indices of a sparse
 // tensor are checked, all of them, before it exists. Errors, kind protocol.

@@ -3,6 +3,7 @@ weft_test(NAME rpc_typed_test LABELS unit TIMEOUT 120 SANITIZE asan
   SRCS
     allocation_test.cc
     library_test.cc
+    receive_memory_test.cc
     tensor_test.cc
     value_test.cc
   DEPS rpc)
