@@ -7,7 +7,7 @@
 //   TransportFactory factory = grpc_transport();
 //   JoinOptions options{.transport = grpc_transport({.max_spin = absl::ZeroDuration()})};
 //
-// Threads: two pollers per transport, whatever the number of peers ("weft-lane0", "weft-lane1").
+// Threads: one poller per transport, whatever the number of peers ("weft-poller").
 // Addresses: "127.0.0.1:4711", "[::1]:4711", "host.name:4711". The same port answers gRPC's health
 // check. listen() must come before the first connect(): both share the completion queues. Nothing
 // here works under a simulated Runtime.

@@ -119,7 +119,7 @@ struct Lost {
   std::vector<uint64_t> unsent;  // cookies of frames that never left this process (CONN-4)
 };
 
-// Implemented by the agent. Called on the transport's own threads (pollers): short, never blocks.
+// Implemented by the agent. Called on the transport's own thread (the poller): short, never blocks.
 class ConnectionHandler {
  public:
   virtual ~ConnectionHandler() = default;
@@ -164,7 +164,7 @@ class Transport {
   virtual void connect(std::string_view address, const Hello& hello, absl::Time deadline,
                        std::shared_ptr<ConnectionHandler> handler, DialDone done) = 0;
 
-  // Ends everything: closes connections (each gets its on_lost), stops the pollers. Bounded by a
+  // Ends everything: closes connections (each gets its on_lost), stops the poller. Bounded by a
   // few seconds whatever the peers do. No callback runs after it returned. Not from a callback.
   virtual void shutdown() = 0;
 
