@@ -3,6 +3,7 @@
 //   ACTION to_target|to_client CONNECTION AT_BYTE COUNT MILLIS   (cut reset half_close stall delay
 //                                                                garbage flip)
 //   clear | cut_all | reset_all | refuse | accept
+//   accepted   answered with how many connections there have been
 #include <iostream>
 #include <sstream>
 
@@ -47,6 +48,10 @@ int main(int argc, char** argv) {
     std::string verb, direction;
     weft::testing::RelayRule rule;
     words >> verb;
+    if (verb == "accepted") {
+      std::cout << relay->accepted() << std::endl;
+      continue;
+    }
     if (verb == "clear") {
       relay->clear();
     } else if (verb == "cut_all" || verb == "reset_all") {

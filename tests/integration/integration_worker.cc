@@ -1,0 +1,384 @@
+// One worker in a process of its own.
+//
+//   integration_worker play [--dynamic] [--ask-address] [--signal-at KEY SIGNAL]
+//     joins as its environment says, prints "joined NAME ID INCARNATION ADDRESS", then obeys lines
+//     of standard input, each answered by one line ("ok ..." or "error KIND ..."), until that ends.
+//     --ask-address: prints "listening ADDRESS" first and reads the address to tell the others.
+//     --signal-at: sends itself the signal when it is about to write a key with KEY in it.
+//   integration_worker meet
+//     joins, calls its successor, passes a barrier, leaves: what the start-up tests run in numbers.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/ops/arange.h"
+#include "ATen/ops/equal.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "weft/common/config.h"
+#include "weft/rpc/delegating_store.h"
+#include "weft/tests/integration/stage.h"
+#include "weft/weft.h"
+
+namespace weft::integration {
+namespace {
+
+struct Arguments {
+  std::string mode;
+  bool dynamic = false;
+  bool ask_address = false;
+  std::string signal_at;
+  int signal = 0;
+};
+
+// Ends or stops this process at one exact step of a protocol.
+class SignallingStore : public DelegatingStore {
+ public:
+  SignallingStore(std::shared_ptr<Store> inner, std::string at, int signal)
+      : DelegatingStore(std::move(inner)), at_(std::move(at)), signal_(signal) {}
+  Status set(std::string_view key, std::string_view value, Timeout timeout = {}) override {
+    if (key.find(at_) != std::string_view::npos) ::kill(::getpid(), signal_);
+    return inner()->set(key, value, timeout);
+  }
+
+ private:
+  const std::string at_;
+  const int signal_;
+};
+
+// Tells the others another address than its own: that of a relay, or of somebody else altogether.
+class RelayedTransport : public Transport {
+ public:
+  explicit RelayedTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+  std::string name() const override { return inner_->name(); }
+  StatusOr<std::string> listen(const ListenOptions& options,
+                               std::shared_ptr<Acceptor> acceptor) override {
+    WEFT_ASSIGN_OR_RETURN(const std::string own, inner_->listen(options, std::move(acceptor)));
+    std::cout << "listening " << own << std::endl;
+    std::string told;
+    if (!std::getline(std::cin, told)) {
+      return make_error(ErrorKind::kInvalidArgument, "nobody said which address to tell");
+    }
+    return told;
+  }
+  void connect(std::string_view address, const Hello& hello, absl::Time deadline,
+               std::shared_ptr<ConnectionHandler> handler, DialDone done) override {
+    inner_->connect(address, hello, deadline, std::move(handler), std::move(done));
+  }
+  void shutdown() override { inner_->shutdown(); }
+  std::vector<std::pair<std::string, int64_t>> counters() const override {
+    return inner_->counters();
+  }
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+};
+
+std::string one_line(absl::string_view text) {
+  return absl::StrReplaceAll(text, {{"\\", "\\\\"}, {"\n", "\\n"}});
+}
+
+std::string answer(const Status& status) {
+  if (status.ok()) return "ok";
+  return absl::StrCat("error ", std::string(kind_name(error_kind(status))), " ",
+                      one_line(status.message()));
+}
+template <class T>
+std::string answer(const StatusOr<T>& result) {
+  return result.ok() ? absl::StrCat("ok ", *result) : answer(result.status());
+}
+
+// "name", "#id" or "name/id/incarnation".
+Destination destination(const std::string& text) {
+  if (text[0] == '#') return Destination(std::atoll(text.c_str() + 1));
+  const std::vector<std::string> parts = absl::StrSplit(text, '/');
+  if (parts.size() != 3) return Destination(text);
+  return Destination(WorkerInfo{parts[0], static_cast<uint32_t>(std::atoll(parts[1].c_str())),
+                                std::strtoull(parts[2].c_str(), nullptr, 10)});
+}
+
+class Player {
+ public:
+  Player(Stage* stage, Worker worker) : stage_(*stage), worker_(std::move(worker)) {
+    subscription_ = worker_.subscribe([this](const MembershipChange& change) {
+      static constexpr const char* kNames[] = {"joined", "left", "died"};
+      MutexLock lock(&mutex_);
+      events_.push_back(
+          absl::StrCat(kNames[static_cast<int>(change.kind)], ":", change.worker.name));
+    });
+  }
+
+  int run() {
+    std::cout << "joined " << worker_.name() << " " << worker_.id() << " "
+              << worker_.info().incarnation << " " << worker_.address() << std::endl;
+    for (std::string line; std::getline(std::cin, line);) {
+      std::istringstream words(line);
+      std::string verb;
+      words >> verb;
+      if (verb == "exit") return 0;
+      std::string reply;
+      try {
+        reply = obey(verb, words);
+      } catch (const Error& e) {
+        reply = answer(e.status());
+      }
+      std::cout << reply << std::endl;
+    }
+    return 0;
+  }
+
+ private:
+  using Waiter = std::function<std::string(Timeout)>;
+
+  std::string obey(const std::string& verb, std::istringstream& words) {
+    std::string a;
+    if (verb == "call") return begin(words)(kInfinite);
+    if (verb == "start") {
+      words >> a;
+      waiters_[a] = begin(words);
+      return "ok";
+    }
+    if (verb == "wait") {
+      words >> a;
+      return waiters_.at(a)(kInfinite);
+    }
+    if (verb == "many") return many(words);
+    if (verb == "ring") return ring(words);
+    if (verb == "bulk") return bulk(words);
+    if (verb == "who") {
+      words >> a;
+      WorkerInfo info = worker_.get_worker_info(destination(a));
+      return absl::StrCat("ok ", info.name, "/", info.id, "/", info.incarnation);
+    }
+    if (verb == "open") {
+      int64_t up_to = 0;
+      words >> up_to;
+      stage_.open(up_to);
+      return "ok";
+    }
+    if (verb == "forget") {
+      stage_.forget();
+      return "ok";
+    }
+    if (verb == "info") return info();
+    if (verb == "events") {
+      MutexLock lock(&mutex_);
+      return absl::StrCat("ok ", absl::StrJoin(events_, " "));
+    }
+    if (verb == "barrier") {
+      barrier(worker_);
+      return "ok";
+    }
+    if (verb == "shutdown") return shut_down(words);
+    if (verb == "shutdown_by_two_threads") return shut_down_twice();
+    return "error unknown " + verb;
+  }
+
+  // TO METHOD ID DEADLINE_MS RETRY
+  Waiter begin(std::istringstream& words) {
+    std::string to, method;
+    int64_t id = 0;
+    int64_t deadline_ms = 0;
+    bool retry = false;
+    if (!(words >> to >> method >> id >> deadline_ms >> retry)) {
+      return [](Timeout) { return std::string("error usage"); };
+    }
+    const CallOptions options{.deadline = absl::Milliseconds(deadline_ms),
+                              .retry = retry ? Retry::kAtMostOnce : Retry::kNever};
+    auto future =
+        try_rpc_async(worker_, destination(to), options, method == "hold" ? kHold : kBump, id);
+    if (!future.ok()) {
+      return [s = future.status()](Timeout) { return answer(s); };
+    }
+    return [f = *future](Timeout t) { return answer(f.try_wait(t)); };
+  }
+
+  // TO COUNT: small calls, 64 under way at once. Answers how many there were.
+  std::string many(std::istringstream& words) {
+    std::string to;
+    int64_t count = 0;
+    words >> to >> count;
+    const Destination who = destination(to);
+    std::vector<Future<int64_t>> window(64);
+    for (int64_t i = 0; i < count; ++i) {
+      Future<int64_t>& slot = window[static_cast<size_t>(i) % window.size()];
+      if (i >= static_cast<int64_t>(window.size())) slot.wait();
+      slot = rpc_async(worker_, who, kBump, i % 64);
+    }
+    for (int64_t i = 0; i < std::min<int64_t>(count, 64); ++i)
+      window[static_cast<size_t>(i)].wait();
+    return absl::StrCat("ok ", count);
+  }
+
+  // NAMES,COMMA DEPTH sync|meet|async CHAINS: answers the hops of each chain, which must be equal.
+  std::string ring(std::istringstream& words) {
+    std::string names, how;
+    int64_t depth = 0;
+    int64_t chains = 0;
+    words >> names >> depth >> how >> chains;
+    const std::vector<std::string> ring = absl::StrSplit(names, ',');
+    const std::string first = ring[0];
+    std::vector<Future<int64_t>> all;
+    for (int64_t i = 0; i < chains; ++i) {
+      all.push_back(how == "async"
+                        ? rpc_async(worker_, first, &ring_async, ring, depth)
+                        : rpc_async(worker_, first, &ring_sync, ring, depth, how == "meet"));
+    }
+    int64_t hops = 0;
+    for (auto& f : all) hops += f.wait();
+    return absl::StrCat("ok ", hops);
+  }
+
+  // TO ELEMENTS: there and back, at most once; answers whether they came back as they went.
+  std::string bulk(std::istringstream& words) {
+    std::string to;
+    int64_t elements = 0;
+    words >> to >> elements;
+    const at::Tensor x = at::arange(elements);
+    const at::Tensor y =
+        rpc_sync(worker_, destination(to),
+                 {.deadline = absl::Seconds(60), .retry = Retry::kAtMostOnce}, &echo, x);
+    return at::equal(x, y) ? "ok equal" : "ok different";
+  }
+
+  std::string info() {
+    std::map<std::string, int64_t> all = worker_.debug_info();
+    for (const auto& [name, value] : stage_.counts()) all[name] = value;
+    return absl::StrCat("ok ", absl::StrJoin(all, " ", absl::PairFormatter("=")));
+  }
+
+  // [DEADLINE_MS]: "ok NAME=OUTCOME,..." or "error KIND NAME=OUTCOME,... MESSAGE".
+  static std::string tell(const ShutdownResult& result) {
+    static constexpr const char* kNames[] = {"drained", "missing", "aborted"};
+    std::vector<std::string> workers;
+    for (const auto& entry : result.workers) {
+      workers.push_back(
+          absl::StrCat(entry.worker.name, "=", kNames[static_cast<int>(entry.outcome)]));
+    }
+    const std::string list = absl::StrJoin(workers, ",");
+    if (result.status.ok()) return absl::StrCat("ok ", list);
+    return answer(annotate(result.status, list));
+  }
+  std::string shut_down(std::istringstream& words) {
+    int64_t deadline_ms = 0;
+    if (words >> deadline_ms) {
+      return tell(worker_.shutdown({.deadline = absl::Milliseconds(deadline_ms)}));
+    }
+    return tell(worker_.shutdown());
+  }
+  std::string shut_down_twice() {
+    std::string one;
+    std::string two;
+    {
+      const auto runtime = make_system_runtime();
+      const auto a = runtime->spawn("one", [this, &one] { one = tell(worker_.shutdown()); });
+      const auto b = runtime->spawn("two", [this, &two] { two = tell(worker_.shutdown()); });
+    }
+    return one == two ? one : absl::StrCat("error different ", one, " and ", two);
+  }
+
+  Stage& stage_;
+  Mutex mutex_;
+  std::vector<std::string> events_ ABSL_GUARDED_BY(mutex_);
+  Worker worker_;  // after what its subscriber uses
+  std::map<std::string, Waiter> waiters_;
+  Worker::Subscription subscription_;
+};
+
+StatusOr<Worker> join_as(const Arguments& arguments, const Stage& stage,
+                         const std::shared_ptr<Runtime>& runtime) {
+  JoinOptions options;
+  options.library = stage.library;
+  options.runtime = runtime;
+  options.dynamic = arguments.dynamic;
+  if (arguments.ask_address) {
+    options.transport =
+        [](const TransportContext& context) -> StatusOr<std::unique_ptr<Transport>> {
+      WEFT_ASSIGN_OR_RETURN(auto inner, grpc_transport()(context));
+      return std::unique_ptr<Transport>(new RelayedTransport(std::move(inner)));
+    };
+  }
+  if (!arguments.signal_at.empty()) {
+    WEFT_ASSIGN_OR_RETURN(const Config config, Config::from_environment(process_environment()));
+    const StoreOptions how{.is_server = false, .timeout = {}, .run_id = config.job_id};
+    WEFT_ASSIGN_OR_RETURN(auto store, open_store(config.store, how, runtime));
+    options.store =
+        std::make_shared<SignallingStore>(std::move(store), arguments.signal_at, arguments.signal);
+  }
+  return try_join(std::move(options));
+}
+
+int play(const Arguments& arguments) {
+  const auto runtime = make_system_runtime();
+  Stage stage(runtime);
+  StatusOr<Worker> worker = join_as(arguments, stage, runtime);
+  if (!worker.ok()) {
+    std::cout << answer(worker.status()) << std::endl;
+    return 3;
+  }
+  return Player(&stage, *std::move(worker)).run();
+}
+
+int meet() {
+  const auto runtime = make_system_runtime();
+  Stage stage(runtime);
+  const Worker worker = join({.library = stage.library, .runtime = runtime});
+  const int successor = (worker.rank() + 1) % worker.world_size();
+  const int64_t runs = rpc_sync(worker, successor, kBump, worker.rank());
+  barrier(worker);
+  // Behind the barrier everybody has called: exactly one other has called us.
+  const int64_t served = stage.counts().at("runs");
+  const ShutdownResult result = worker.shutdown();
+  std::cout << "met " << worker.rank() << " runs=" << runs << " served=" << served << " "
+            << answer(result.status) << std::endl;
+  return result.status.ok() ? 0 : 1;
+}
+
+bool read_arguments(int argc, char** argv, Arguments* out) {
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  if (words.empty()) return false;
+  out->mode = words[0];
+  for (size_t i = 1; i < words.size(); ++i) {
+    if (words[i] == "--dynamic") {
+      out->dynamic = true;
+    } else if (words[i] == "--ask-address") {
+      out->ask_address = true;
+    } else if (words[i] == "--signal-at" && i + 2 < words.size()) {
+      out->signal_at = words[++i];
+      out->signal = std::atoi(words[++i].c_str());
+    } else {
+      return false;
+    }
+  }
+  return out->mode == "play" || (out->mode == "meet" && words.size() == 1);
+}
+
+}  // namespace
+}  // namespace weft::integration
+
+int main(int argc, char** argv) {
+  weft::integration::Arguments arguments;
+  if (!weft::integration::read_arguments(argc, argv, &arguments)) {
+    std::cerr << "usage: integration_worker play [--dynamic] [--ask-address] [--signal-at KEY "
+                 "SIGNAL] | meet\n";
+    return 2;
+  }
+  try {
+    return arguments.mode == "play" ? weft::integration::play(arguments)
+                                    : weft::integration::meet();
+  } catch (const weft::Error& e) {
+    std::cerr << "integration_worker: " << e.what() << "\n";
+    return 1;
+  }
+}

@@ -1,0 +1,202 @@
+#include "weft/tests/integration/job.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "gtest/gtest.h"
+#include "weft/common/runtime.h"
+#include "weft/rpc/file_store.h"
+
+namespace weft::integration {
+namespace {
+
+constexpr char kJobId[] = "1234abcd";
+
+// What a log says at its end.
+std::string tail_of(const std::string& path) {
+  const std::string text = read_file(path);
+  return text.substr(text.size() > 4000 ? text.size() - 4000 : 0);
+}
+
+}  // namespace
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::ostream& operator<<(std::ostream& out, const Answer& answer) {
+  return out << (answer.ok ? "ok" : "error " + answer.kind) << ": " << answer.text;
+}
+
+std::map<std::string, std::string> short_lease() {
+  return {{"WEFT_LEASE", "3s"}, {"WEFT_HEARTBEAT_INTERVAL", "300ms"}};
+}
+
+void Player::say(const std::string& line) { process_.write_line(line); }
+
+Answer Player::answer(std::chrono::milliseconds limit) {
+  const std::optional<std::string> line = process_.read_line(limit);
+  if (!line.has_value()) return {false, "silent", absl::StrCat(name_, " did not answer")};
+  if (*line == "ok" || absl::StartsWith(*line, "ok ")) {
+    return {true, "", line->size() > 3 ? line->substr(3) : ""};
+  }
+  const std::vector<std::string> words = absl::StrSplit(*line, absl::MaxSplits(' ', 2));
+  if (words[0] != "error" || words.size() != 3) return {false, "odd", *line};
+  return {false, words[1], words[2]};
+}
+
+Answer Player::joined() {
+  const std::optional<std::string> line = process_.read_line();
+  if (!line.has_value()) return {false, "silent", absl::StrCat(name_, " did not join")};
+  const std::vector<std::string> words = absl::StrSplit(*line, ' ');
+  if (words[0] == "joined" && words.size() == 5) {
+    identity_ = absl::StrCat(words[1], "/", words[2], "/", words[3]);
+    address_ = words[4];
+    return {true, "", *line};
+  }
+  const std::vector<std::string> parts = absl::StrSplit(*line, absl::MaxSplits(' ', 2));
+  if (parts[0] != "error" || parts.size() != 3) return {false, "odd", *line};
+  return {false, parts[1], parts[2]};
+}
+
+Info Player::info() {
+  const Answer answer = ask("info");
+  EXPECT_TRUE(answer.ok) << name_ << ": " << answer;
+  Info out;
+  for (absl::string_view pair : absl::StrSplit(answer.text, ' ', absl::SkipEmpty())) {
+    const std::pair<std::string, std::string> parts = absl::StrSplit(pair, absl::MaxSplits('=', 1));
+    int64_t value = 0;
+    if (absl::SimpleAtoi(parts.second, &value)) out[parts.first] = value;
+  }
+  return out;
+}
+
+bool Player::eventually(const std::function<bool(const Info&)>& wanted) {
+  const auto end = std::chrono::steady_clock::now() + kLimit;
+  Info last;
+  while (std::chrono::steady_clock::now() < end) {
+    last = info();
+    if (last.empty()) return false;
+    if (wanted(last)) return true;
+    poll(nullptr, 0, 5);  // between two questions, so that the asked one gets the core
+  }
+  for (const auto& [name, value] : last) std::cerr << name << "=" << value << " ";
+  std::cerr << "\n";
+  return false;
+}
+
+int Player::leave() {
+  process_.write_line("exit");
+  return process_.wait_exit().value_or(-1);
+}
+
+RelayProcess::RelayProcess(const std::string& target)
+    : process_({.command = {WEFT_TEST_RELAY, target}}) {
+  address_ = process_.read_line().value_or("");
+  EXPECT_TRUE(absl::StartsWith(address_, "127.0.0.1:")) << address_;
+}
+
+void RelayProcess::tell(const std::string& line) {
+  EXPECT_TRUE(process_.write_line(line));
+  EXPECT_EQ(process_.read_line().value_or("the relay is gone"), "ok") << line;
+}
+
+int RelayProcess::accepted() {
+  EXPECT_TRUE(process_.write_line("accepted"));
+  int count = -1;
+  EXPECT_TRUE(absl::SimpleAtoi(process_.read_line().value_or(""), &count));
+  return count;
+}
+
+Job::~Job() {
+  if (!::testing::Test::HasFailure()) return;
+  for (const auto& player : players_) {
+    std::cerr << "---- " << player->name() << " logged\n"
+              << tail_of(dir_.path(player->name() + ".log"));
+  }
+}
+
+Player& Job::start(PlayerOptions options) {
+  ProcessOptions process;
+  process.command = {WEFT_TEST_WORKER, "play"};
+  if (options.world_size == 0) process.command.push_back("--dynamic");
+  process.command.insert(process.command.end(), options.arguments.begin(), options.arguments.end());
+  process.environment = {{"WEFT_STORE", store()},
+                         {"WEFT_JOB_ID", kJobId},
+                         {"WEFT_NAME", options.name},
+                         {"WEFT_LOG_LEVEL", "debug"}};
+  if (options.world_size > 0) {
+    process.environment["RANK"] = absl::StrCat(options.rank);
+    process.environment["WORLD_SIZE"] = absl::StrCat(options.world_size);
+  }
+  for (const auto& from : {environment, options.environment}) {
+    for (const auto& [name, value] : from) process.environment[name] = value;
+  }
+  process.error_file = dir_.path(options.name + ".log");
+  players_.push_back(std::make_unique<Player>(process, options.name));
+  return *players_.back();
+}
+
+void Job::start_group(int size) {
+  for (int i = 0; i < size; ++i) {
+    start({.name = absl::StrCat("worker", i), .rank = i, .world_size = size});
+  }
+  for (const auto& player : players_) {
+    const Answer joined = player->joined();
+    ASSERT_TRUE(joined.ok) << player->name() << ": " << joined;
+  }
+}
+
+std::unique_ptr<RelayProcess> Job::start_pair_with_relay() {
+  start({.name = "worker0", .rank = 0, .world_size = 2});
+  Player& other =
+      start({.name = "worker1", .rank = 1, .world_size = 2, .arguments = {"--ask-address"}});
+  const std::string listening = other.process().read_line().value_or("");
+  EXPECT_TRUE(absl::StartsWith(listening, "listening ")) << listening;
+  auto relay = std::make_unique<RelayProcess>(listening.substr(listening.find(' ') + 1));
+  other.say(relay->address());
+  for (const auto& player : players_) {
+    const Answer joined = player->joined();
+    EXPECT_TRUE(joined.ok) << player->name() << ": " << joined;
+  }
+  return relay;
+}
+
+std::vector<std::string> Job::keys(const std::string& prefix) {
+  const auto store =
+      FileStore::open(path("store"), {.run_id = kJobId, .timeout = {}}, make_system_runtime());
+  EXPECT_TRUE(store.ok()) << store.status();
+  if (!store.ok()) return {};
+  const auto keys = (*store)->list_keys(absl::StrCat("weft/", kJobId, "/", prefix));
+  EXPECT_TRUE(keys.ok()) << keys.status();
+  return keys.ok() ? *keys : std::vector<std::string>();
+}
+
+void Job::shut_down() {
+  for (const auto& player : players_) player->say("shutdown");
+  for (const auto& player : players_) {
+    const Answer answer = player->answer();
+    EXPECT_TRUE(answer.ok) << player->name() << ": " << answer;
+  }
+  for (const auto& player : players_) {
+    const Info info = player->info();
+    for (const char* zero :
+         {"calls_pending", "handlers_running", "deadlines", "receive_bytes", "connections"}) {
+      const auto it = info.find(zero);
+      EXPECT_TRUE(it != info.end() && it->second == 0) << player->name() << ": " << zero;
+    }
+    EXPECT_EQ(player->leave(), 0) << player->name();
+  }
+}
+
+}  // namespace weft::integration
