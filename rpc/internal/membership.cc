@@ -106,13 +106,20 @@ Status Membership::claim_key(const std::string& claimed, const std::string& valu
                                             options_.name, "' both claim it"));
     WEFT_ASSIGN_OR_RETURN(const bool alive, is_alive(owner, deadline));
     if (alive) {
-      if (!dynamic()) abort_group(taken).IgnoreError();
+      WEFT_RETURN_IF_ERROR(abort_if_incomplete(taken, deadline));
       return make_error(absl::StatusCode::kAlreadyExists, ErrorKind::kInvalidArgument, taken);
     }
     WEFT_LOG(options_.log, kWarning)
         << what << ": taking over from incarnation " << owner << ", whose lease lapsed";
-    options_.store->set(key(absl::StrCat("dead/", owner)), "its successor took its name", left())
-        .IgnoreError();
+    // All that a watcher would do (declare_dead): there may be none, and a record that stays would
+    // stand for a member that nobody can reach.
+    const std::string id = is_name ? parts[0] : absl::StrCat(*options_.rank);
+    Store& store = *options_.store;
+    WEFT_RETURN_IF_ERROR(
+        store.set(key(absl::StrCat("dead/", owner)), "its successor took its name", left()));
+    WEFT_RETURN_IF_ERROR(store.delete_key(key(absl::StrCat("beat/", owner)), left()).status());
+    WEFT_RETURN_IF_ERROR(
+        store.delete_key(key(absl::StrCat("member/", id, ".", owner)), left()).status());
     expected = actual;
   }
 }
@@ -132,9 +139,19 @@ StatusOr<bool> Membership::is_alive(const std::string& incarnation, absl::Time d
   return false;
 }
 
-Status Membership::abort_group(const std::string& reason) {
-  WEFT_RETURN_IF_ERROR(options_.store->set(key("abort"), reason, options_.lease));
-  return bump_version(options_.lease);
+// Tells those who still wait for the group that it can never be complete. One that is complete, or
+// was until somebody died, goes on: the mistake of a latecomer is the latecomer's alone.
+Status Membership::abort_if_incomplete(const std::string& reason, absl::Time deadline) {
+  if (dynamic()) return absl::OkStatus();
+  const auto left = [&] { return deadline - options_.runtime->now(); };
+  Store& store = *options_.store;
+  WEFT_ASSIGN_OR_RETURN(const auto here, store.list_keys(key("member/"), left()));
+  WEFT_ASSIGN_OR_RETURN(const auto dead, store.list_keys(key("dead/"), left()));
+  if (here.size() + dead.size() >= static_cast<size_t>(options_.world_size)) {
+    return absl::OkStatus();
+  }
+  WEFT_RETURN_IF_ERROR(store.set(key("abort"), reason, left()));
+  return bump_version(left());
 }
 
 Status Membership::publish(const Member& self, absl::Time deadline) {
@@ -275,7 +292,8 @@ void Membership::run() {
 Status Membership::beat() {
   {
     MutexLock lock(&mutex_);
-    if (left_) return absl::OkStatus();
+    // One that was declared dead claims nothing any more, or its successor could not come.
+    if (left_ || evicted_) return absl::OkStatus();
   }
   return options_.store->set(key(absl::StrCat("beat/", incarnation_)), absl::StrCat(++beats_),
                              options_.lease);
@@ -410,6 +428,8 @@ Status Membership::refresh() {
             ErrorKind::kState, absl::StrCat("this worker, '", options_.name,
                                             "', was declared dead by the others: ", reason)));
       }
+      // It may have been renewed once more since, before we knew.
+      WEFT_RETURN_IF_ERROR(store.delete_key(key(absl::StrCat("beat/", incarnation_))).status());
     }
   }
   if (options_.on_list) options_.on_list(fresh);

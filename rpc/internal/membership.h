@@ -100,7 +100,7 @@ class Membership {
   Status refresh();
   Status beat();
   Status watch_successor();
-  Status abort_group(const std::string& reason);
+  Status abort_if_incomplete(const std::string& reason, absl::Time deadline);
   void nap(absl::Duration d);
 
   const MembershipOptions options_;

@@ -61,7 +61,11 @@ TEST(Integration, BadInput_a_peer_killed) {
     EXPECT_THAT(again.text, HasSubstr("is dead: no sign of life"));
     const Answer later = job[i].ask("call worker2 bump 2 60000 0");
     EXPECT_EQ(later.kind, "peer_lost") << later;
-    EXPECT_EQ(job[i].ask("events").text, "died:worker2");
+    // Told once, and of nobody else.
+    wait_for_death(&job[i], "worker2");
+    const std::string events = job[i].ask("events").text;
+    EXPECT_EQ(events.find("died:"), events.rfind("died:")) << events;
+    EXPECT_EQ(events.find("left:"), std::string::npos) << events;
     expect_works(&job, i, 1 - i);
   }
   // What it had begun at others has been told that nobody waits, and can end.
@@ -108,6 +112,7 @@ TEST(Integration, BadInput_a_peer_stopped) {
     EXPECT_FALSE(own.ok) << own;
     return own.kind == "state" || own.ok;
   })) << own;
+  EXPECT_THAT(own.text, HasSubstr("declared dead"));
   for (size_t i : {0, 1}) expect_works(&job, i, 1 - i);
 }
 
@@ -143,6 +148,67 @@ TEST(Integration, BadInput_a_peer_restarted_with_the_same_name) {
     expect_works(&job, i, 1 - i);
   }
   EXPECT_EQ(again.info().at("runs"), 2);
+}
+
+TEST(Integration, BadInput_a_peer_restarted_with_the_same_name_when_nobody_else_is_there) {
+  Job job;
+  job.environment = {{"WEFT_LEASE", "1s"}, {"WEFT_HEARTBEAT_INTERVAL", "100ms"}};
+  for (int start = 0; start < 4; ++start) {
+    Player& player = job.start({.name = "alone", .rank = 0, .world_size = 1});
+    const Answer joined = player.joined();
+    ASSERT_TRUE(joined.ok) << joined;
+    EXPECT_EQ(job.keys("member/").size(), 1u) << "start " << start;
+    EXPECT_EQ(player.ask("call alone bump 1 60000 0").text, "1");
+    player.process().send_signal(SIGKILL);
+    ASSERT_EQ(player.process().wait_exit(), 128 + SIGKILL);
+  }
+}
+
+TEST(Integration, BadInput_a_peer_replaced_while_the_one_before_still_runs) {
+  Job job;
+  job.environment = short_lease();
+  job.start_group(3);
+  ASSERT_TRUE(job[2].process().stop());
+  for (size_t i : {0, 1}) wait_for_death(&job[i], "worker2");
+  job[2].process().send_signal(SIGCONT);
+  // It knows that it is out before anybody takes its place.
+  ASSERT_TRUE(job[2].eventually(
+      [&](const Info&) { return job[2].ask("call worker0 bump 1 60000 0").kind == "state"; }));
+  Player& again = job.start({.name = "worker2", .rank = 2, .world_size = 3});
+  const Answer joined = again.joined();
+  ASSERT_TRUE(joined.ok) << joined;
+  for (size_t i : {0, 1}) {
+    ASSERT_TRUE(job[i].eventually(
+        [&](const Info&) { return job[i].ask("who worker2").text == again.identity(); }));
+    expect_works(&job, i, 3);
+  }
+  // The one before leaves, and that is nobody's loss.
+  EXPECT_FALSE(job[2].ask("shutdown").ok);
+  EXPECT_EQ(job[2].leave(), 0);
+  for (size_t i : {0, 1}) {
+    expect_works(&job, i, 3);
+    EXPECT_EQ(job[i].ask("who worker2").text, again.identity());
+  }
+  for (size_t i : {0, 1, 3}) job[i].say("shutdown");
+  for (size_t i : {0, 1, 3}) {
+    const Answer answer = job[i].answer();
+    EXPECT_TRUE(answer.ok) << job[i].name() << ": " << answer;
+  }
+}
+
+TEST(Integration, BadInput_a_second_worker_of_the_same_rank) {
+  Job job;
+  job.environment = short_lease();
+  job.start_group(2);
+  const Answer second = job.start({.name = "intruder", .rank = 1, .world_size = 2}).joined();
+  EXPECT_EQ(second.kind, "invalid_argument") << second;
+  EXPECT_THAT(second.text, HasSubstr("'worker1' and 'intruder' both claim it"));
+  for (size_t i : {0, 1}) expect_works(&job, i, 1 - i);
+  // The group was complete: the mistake must not stand in the way of a restart.
+  job[1].process().send_signal(SIGKILL);
+  ASSERT_EQ(job[1].process().wait_exit(), 128 + SIGKILL);
+  const Answer again = job.start({.name = "worker1", .rank = 1, .world_size = 2}).joined();
+  EXPECT_TRUE(again.ok) << again;
 }
 
 TEST(Integration, BadInput_a_peer_of_another_job) {
