@@ -63,8 +63,12 @@ void Agent::set_members(MemberListRef members) {
 }
 
 Status Agent::closed_error() const {
-  return make_error(ErrorKind::kState, absl::StrCat("worker '", options_.self.name,
-                                                    "' has shut down; no more calls can be made"));
+  // Why is worth telling: a worker that was declared dead has not shut down.
+  return make_error(ErrorKind::kState,
+                    absl::StrCat(closed_why_.ok() ? absl::StrCat("worker '", options_.self.name,
+                                                                 "' has shut down")
+                                                  : std::string(closed_why_.message()),
+                                 "; no more calls can be made"));
 }
 
 StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call) {

@@ -215,7 +215,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void complete(uint64_t call_id, StatusOr<Payload> result, bool tell_callee);
   void arm_locked(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void on_deadline_timer();
-  Status closed_error() const;
+  Status closed_error() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- peers (peer.cc) ----
   PeerRef peer_locked(const WorkerInfo& info, std::string_view address)

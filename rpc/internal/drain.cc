@@ -147,7 +147,21 @@ class GroupDrain {
                        std::max(options_.heartbeat, absl::Seconds(5)));
   }
 
+  // One that was stopped for a lease may go on after the others have left without it: then their
+  // keys are all there, and yet nothing was drained together.
+  Status still_a_member() {
+    WEFT_ASSIGN_OR_RETURN(
+        const std::optional<std::string> dead,
+        store().try_get(membership_.key(absl::StrCat("dead/", hex(self_.incarnation))),
+                        std::max(options_.heartbeat, absl::Seconds(5))));
+    if (!dead.has_value()) return absl::OkStatus();
+    return make_error(ErrorKind::kState,
+                      absl::StrCat("shutdown of '", self_.name,
+                                   "', which was declared dead by the others: ", *dead));
+  }
+
   Status arrive() {
+    WEFT_RETURN_IF_ERROR(still_a_member());
     WEFT_RETURN_IF_ERROR(put("arrived", "1"));
     return wait_for_all("arrived", std::min(options_.arrival_deadline, options_.hard_deadline),
                         true);
@@ -192,6 +206,7 @@ class GroupDrain {
   }
 
   Status farewell() {
+    WEFT_RETURN_IF_ERROR(still_a_member());
     WEFT_RETURN_IF_ERROR(put("done", "1"));
     return wait_for_all("done", deadline_, false);
   }
