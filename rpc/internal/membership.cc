@@ -186,14 +186,19 @@ Status Membership::publish(const Member& self, absl::Time deadline) {
     if (waited.ok()) continue;
     if (error_kind(waited) != ErrorKind::kDeadline) return waited;
     std::vector<std::string> missing;
+    std::vector<std::string> gone;  // they came, and gave up before us
     for (int r = 0; r < options_.world_size; ++r) {
-      if (list_->find(static_cast<uint32_t>(r)) == nullptr) missing.push_back(absl::StrCat(r));
+      const uint32_t id = static_cast<uint32_t>(r);
+      if (list_->find(id) != nullptr) continue;
+      (list_->gone.count(id) > 0 ? gone : missing).push_back(absl::StrCat(r));
     }
     return make_error(
         ErrorKind::kDeadline,
         absl::StrCat("worker '", self.info.name, "' waited for ", options_.world_size,
-                     " workers at ", options_.store->describe(), ", ", list_->by_id.size(),
-                     " came; missing ranks: ", absl::StrJoin(missing, ", ")));
+                     " workers at ", options_.store->describe(), ", ",
+                     list_->by_id.size() + gone.size(),
+                     " came; missing ranks: ", absl::StrJoin(missing, ", "),
+                     gone.empty() ? "" : "; came and left again: ", absl::StrJoin(gone, ", ")));
   }
 }
 

@@ -164,6 +164,35 @@ TEST(Integration, BadInput_a_peer_restarted_with_the_same_name_when_nobody_else_
   }
 }
 
+TEST(Integration, BadInput_a_peer_restarted_with_the_same_name_in_a_dynamic_group) {
+  Job job;
+  job.environment = short_lease();
+  Player& stays = job.start({.name = "stays"});
+  ASSERT_TRUE(stays.joined().ok);
+  ASSERT_TRUE(job.start({.name = "again"}).joined().ok);
+  ASSERT_TRUE(stays.eventually([](const Info& i) { return i.at("members") == 2; }));
+  expect_works(&job, 0, 1);
+  ASSERT_TRUE(stays.ask("start held again hold 1 60000 0").ok);
+  ASSERT_TRUE(job[1].eventually([](const Info& i) { return i.at("held") == 1; }));
+  const std::string old = job[1].identity();
+  job[1].process().send_signal(SIGKILL);
+  ASSERT_EQ(job[1].process().wait_exit(), 128 + SIGKILL);
+  Player& again = job.start({.name = "again"});
+  const Answer joined = again.joined();
+  ASSERT_TRUE(joined.ok) << joined;
+  EXPECT_EQ(job.keys("member/").size(), 2u);
+  EXPECT_EQ(stays.ask("wait held").kind, "maybe_executed");
+  ASSERT_TRUE(stays.eventually(
+      [&](const Info&) { return stays.ask("who again").text == again.identity(); }));
+  EXPECT_EQ(stays.ask(absl::StrCat("call ", old, " bump 6 60000 0")).kind, "peer_lost");
+  expect_works(&job, 0, 2);
+  expect_works(&job, 2, 0);
+  for (size_t i : {0, 2}) {
+    const Answer answer = job[i].ask("shutdown");
+    EXPECT_TRUE(answer.ok) << job[i].name() << ": " << answer;
+  }
+}
+
 TEST(Integration, BadInput_a_peer_replaced_while_the_one_before_still_runs) {
   Job job;
   job.environment = short_lease();
@@ -238,16 +267,21 @@ TEST(Integration, BadInput_a_peer_of_another_job) {
 
 TEST(Integration, BadInput_world_size_never_reached) {
   Job job;
-  job.environment = {{"WEFT_JOIN_TIMEOUT", "3s"}};
-  for (int i : {0, 2}) {
-    job.start({.name = absl::StrCat("worker", i), .rank = i, .world_size = 4});
-  }
-  for (size_t i : {0, 1}) {
-    const Answer answer = job[i].joined();
+  job.environment = {{"WEFT_JOIN_TIMEOUT", "4s"}};
+  Player& patient = job.start({.name = "worker2",
+                               .rank = 2,
+                               .world_size = 4,
+                               .environment = {{"WEFT_JOIN_TIMEOUT", "8s"}}});
+  ASSERT_TRUE(eventually([&job] { return job.keys("member/").size() == 1; }));
+  Player& hasty = job.start({.name = "worker0", .rank = 0, .world_size = 4});
+  for (Player* player : {&hasty, &patient}) {
+    const Answer answer = player->joined();
     EXPECT_EQ(answer.kind, "deadline") << answer;
     EXPECT_THAT(answer.text, HasSubstr("waited for 4 workers"));
-    EXPECT_THAT(answer.text, HasSubstr("missing ranks: 1"));
-    EXPECT_EQ(job[i].process().wait_exit(), 3);
+    EXPECT_THAT(answer.text, HasSubstr("2 came; missing ranks: 1, 3"));
+    const bool alone = answer.text.find("came and left again: 0") != std::string::npos;
+    EXPECT_EQ(alone, player == &patient) << answer;
+    EXPECT_EQ(player->process().wait_exit(), 3);
   }
 }
 

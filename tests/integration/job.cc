@@ -42,6 +42,15 @@ std::map<std::string, std::string> short_lease() {
   return {{"WEFT_LEASE", "3s"}, {"WEFT_HEARTBEAT_INTERVAL", "300ms"}};
 }
 
+bool eventually(const std::function<bool()>& wanted) {
+  const auto end = std::chrono::steady_clock::now() + kLimit;
+  while (!wanted()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    poll(nullptr, 0, 5);  // between two questions, so that the asked one gets the core
+  }
+  return true;
+}
+
 void Player::say(const std::string& line) { process_.write_line(line); }
 
 Answer Player::answer(std::chrono::milliseconds limit) {
@@ -82,14 +91,14 @@ Info Player::info() {
 }
 
 bool Player::eventually(const std::function<bool(const Info&)>& wanted) {
-  const auto end = std::chrono::steady_clock::now() + kLimit;
   Info last;
-  while (std::chrono::steady_clock::now() < end) {
+  bool answers = true;
+  const bool reached = integration::eventually([&] {
     last = info();
-    if (last.empty()) return false;
-    if (wanted(last)) return true;
-    poll(nullptr, 0, 5);  // between two questions, so that the asked one gets the core
-  }
+    answers = !last.empty();
+    return !answers || wanted(last);
+  });
+  if (reached && answers) return true;
   for (const auto& [name, value] : last) std::cerr << name << "=" << value << " ";
   std::cerr << "\n";
   return false;

@@ -40,6 +40,9 @@ struct PlayerOptions {
   std::vector<std::string> arguments = {};
 };
 
+// Asks again until it is so; false when it never is.
+bool eventually(const std::function<bool()>& wanted);
+
 class Player {
  public:
   Player(const ProcessOptions& process, std::string name)
