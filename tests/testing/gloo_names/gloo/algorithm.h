@@ -1,0 +1,6 @@
+#ifndef WEFT_TESTS_TESTING_GLOO_NAMES_GLOO_ALGORITHM_H_
+#define WEFT_TESTS_TESTING_GLOO_NAMES_GLOO_ALGORITHM_H_
+
+#include <gloo/context.h>  // all of the names
+
+#endif  // WEFT_TESTS_TESTING_GLOO_NAMES_GLOO_ALGORITHM_H_
