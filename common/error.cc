@@ -1,7 +1,10 @@
 #include "weft/common/error.h"
 
+#include <cxxabi.h>
+
 #include <new>
 #include <stdexcept>
+#include <typeinfo>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -54,11 +57,85 @@ constexpr Row kRows[] = {
     {&is<std::bad_alloc>, absl::StatusCode::kResourceExhausted},
 };
 
-absl::StatusCode code_of(const std::exception& e) {
-  for (const Row& row : kRows) {
-    if (row.matches(e)) return row.code;
+// LibTorch's, by the names of their types as the compiler writes them: this module must not know
+// LibTorch. c10::Error is the base of all others and has no row of its own.
+constexpr std::string_view kTorchBase = "N3c105ErrorE";
+struct TorchRow {
+  std::string_view type;
+  absl::StatusCode code;
+};
+constexpr TorchRow kTorchRows[] = {
+    {"N3c1010IndexErrorE", absl::StatusCode::kOutOfRange},
+    {"N3c1010ValueErrorE", absl::StatusCode::kInvalidArgument},
+    {"N3c109TypeErrorE", absl::StatusCode::kInvalidArgument},
+    {"N3c1011LinAlgErrorE", absl::StatusCode::kInvalidArgument},
+    {"N3c1011SyntaxErrorE", absl::StatusCode::kInvalidArgument},
+    {"N3c1011BufferErrorE", absl::StatusCode::kInvalidArgument},
+    {"N3c1019NotImplementedErrorE", absl::StatusCode::kUnimplemented},
+    {"N3c1016OutOfMemoryErrorE", absl::StatusCode::kResourceExhausted},
+    {"N3c1018EnforceFiniteErrorE", absl::StatusCode::kOutOfRange},
+    {"N3c1016AcceleratorErrorE", absl::StatusCode::kInternal},
+    {"N3c1016DistNetworkErrorE", absl::StatusCode::kUnavailable},
+    {"N3c1014DistStoreErrorE", absl::StatusCode::kUnavailable},
+    {"N3c109DistErrorE", absl::StatusCode::kUnavailable},
+};
+
+// The type and its bases, nearest first. All of LibTorch's have one base each; where a type has
+// several, the walk ends.
+absl::StatusCode torch_code(const std::type_info& thrown, bool* is_torch) {
+  absl::StatusCode code = absl::StatusCode::kUnknown;
+  const std::type_info* type = &thrown;
+  while (type != nullptr) {
+    const std::string_view name = type->name();
+    if (name == kTorchBase) *is_torch = true;
+    for (const TorchRow& row : kTorchRows) {
+      if (code == absl::StatusCode::kUnknown && row.type == name) code = row.code;
+    }
+    const auto* single = dynamic_cast<const abi::__si_class_type_info*>(type);
+    type = single == nullptr ? nullptr : single->__base_type;
   }
-  return absl::StatusCode::kUnknown;
+  return *is_torch ? code : absl::StatusCode::kUnknown;
+}
+
+// Where the backtrace begins in what() of a c10::Error.
+constexpr std::string_view kBacktraceMark = "\nException raised from ";
+
+// LibTorch's backtrace names files of the machine that built it and addresses of this process. Of a
+// path its last part stays, an address goes.
+std::string without_paths(std::string_view text) {
+  constexpr size_t kMost = 16 * 1024;
+  std::string out;
+  size_t at = 0;
+  while (at < text.size() && out.size() < kMost) {
+    const size_t end = text.find_first_of(" \n()\"", at);
+    const size_t stop = end == std::string_view::npos ? text.size() : end;
+    std::string_view word = text.substr(at, stop - at);
+    const size_t slash = word.rfind('/');
+    if (slash != std::string_view::npos) word.remove_prefix(slash + 1);
+    const bool address = word.size() > 4 && word.substr(0, 2) == "0x";
+    if (!address) out.append(word);
+    if (stop < text.size() && !address) out.push_back(text[stop]);
+    at = stop + 1;
+  }
+  return out;
+}
+
+Status status_of(const std::exception& e) {
+  const char* const text = e.what();
+  std::string_view message = text == nullptr ? "" : text;
+  for (const Row& row : kRows) {
+    if (row.matches(e)) return make_error(row.code, ErrorKind::kUser, message);
+  }
+  bool is_torch = false;
+  const absl::StatusCode code = torch_code(typeid(e), &is_torch);
+  ErrorDetails details;
+  details.kind = ErrorKind::kUser;
+  const size_t mark = is_torch ? message.find(kBacktraceMark) : std::string_view::npos;
+  if (mark != std::string_view::npos) {
+    details.remote_trace = without_paths(message.substr(mark + 1));
+    message = message.substr(0, mark);
+  }
+  return with_details(make_error(code, ErrorKind::kUser, message), details);
 }
 
 }  // namespace
@@ -194,8 +271,7 @@ Status status_from_current_exception() {
   } catch (const Error& e) {
     return e.status();
   } catch (const std::exception& e) {
-    const char* what = e.what();
-    return make_error(code_of(e), ErrorKind::kUser, what == nullptr ? "" : what);
+    return status_of(e);
   } catch (...) {
     return make_error(absl::StatusCode::kUnknown, ErrorKind::kUser,
                       "an exception that is not derived from std::exception was thrown");

@@ -110,8 +110,9 @@ T value_or_throw(StatusOr<T> result) {
 }
 
 // The exception being handled, as a Status of kind `user`: weft::Error keeps code, payload, origin
-// and trace; standard exception types map to codes by one table (see error.cc); anything else,
-// `throw 42` included, is code unknown. REQUIRES: called inside a catch block.
+// and trace; standard exception types and LibTorch's map to codes by one table (see error.cc), and
+// LibTorch's backtrace becomes the trace; anything else, `throw 42` included, is code unknown.
+// REQUIRES: called inside a catch block.
 WEFT_API Status status_from_current_exception();
 
 }  // namespace weft

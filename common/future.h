@@ -50,6 +50,23 @@ struct Unit {};
 template <class T>
 using Stored = std::conditional_t<std::is_void_v<T>, Unit, T>;
 
+// What completes a Future<void>: {}, a Status (OK: done), or what generic code has.
+struct VoidResult {
+  VoidResult(Status status = {})  // NOLINT(google-explicit-constructor)
+      : stored(status.ok() ? StatusOr<Unit>(Unit{}) : StatusOr<Unit>(std::move(status))) {}
+  VoidResult(Unit unit) : stored(unit) {}  // NOLINT(google-explicit-constructor)
+  VoidResult(StatusOr<Unit> result)        // NOLINT(google-explicit-constructor)
+      : stored(std::move(result)) {}
+  StatusOr<Unit> stored;
+};
+template <class T>
+using Result = std::conditional_t<std::is_void_v<T>, VoidResult, StatusOr<Stored<T>>>;
+inline StatusOr<Unit> to_stored(VoidResult result) { return std::move(result.stored); }
+template <class S>
+StatusOr<S> to_stored(StatusOr<S> result) {
+  return result;
+}
+
 // The part of a future's state that does not depend on the type of the value.
 class WEFT_API FutureCore {
  public:
@@ -162,10 +179,10 @@ class [[nodiscard]] Future {
   Future() = default;
   explicit Future(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  // Already completed.
-  static Future ready(StatusOr<internal::Stored<T>> result) {
+  // Already completed. A Future<void> by {} or a Status.
+  static Future ready(internal::Result<T> result) {
     auto state = std::make_shared<State>(nullptr);
-    state->complete(std::move(result));
+    state->complete(internal::to_stored(std::move(result)));
     return Future(std::move(state));
   }
 
@@ -264,8 +281,11 @@ class Promise {
 
   Future<T> future() const { return Future<T>(state_); }
 
-  // False when it was complete already (cancelled by the consumer, for instance).
-  bool try_set(StatusOr<internal::Stored<T>> result) { return state_->complete(std::move(result)); }
+  // False when it was complete already (cancelled by the consumer, for instance). A Promise<void>
+  // is completed by try_set({}), or by a Status.
+  bool try_set(internal::Result<T> result) {
+    return state_->complete(internal::to_stored(std::move(result)));
+  }
 
   // These throw weft::Error (kind state) on a second completion.
   template <class U = internal::Stored<T>>

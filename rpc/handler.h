@@ -29,8 +29,8 @@ namespace weft::internal {
 // begin with a digit and has at most 128 characters.
 WEFT_API void check_name(std::string_view name, std::string_view what);
 
-// The exception being handled, as what the caller gets: LibTorch's errors by their own table,
-// others as common's status_from_current_exception() says. REQUIRES: called inside a catch block.
+// The exception being handled, as what the caller gets: status_from_current_exception(). REQUIRES:
+// called inside a catch block.
 WEFT_API Status status_from_handler_exception();
 // An error that a handler returned, or that its future has: kind user unless it says otherwise.
 WEFT_API Status as_handler_error(Status status);

@@ -11,6 +11,29 @@
 
 #include "gtest/gtest.h"
 
+// LibTorch's exceptions by name and ancestry; this module and its tests do not know LibTorch
+// itself.
+namespace c10 {
+struct Error : std::exception {
+  explicit Error(std::string w) : what_text(std::move(w)) {}
+  const char* what() const noexcept override { return what_text.c_str(); }
+  std::string what_text;
+};
+struct IndexError : Error {
+  using Error::Error;
+};
+struct DistError : Error {
+  using Error::Error;
+};
+struct DistStoreError : DistError {
+  using DistError::DistError;
+};
+struct DistBackendError : DistError {
+  using DistError::DistError;
+};
+struct Unrelated : std::exception {};
+}  // namespace c10
+
 namespace weft {
 namespace {
 
@@ -148,6 +171,36 @@ TEST(Error, TableOfExceptions) {
   }
   EXPECT_EQ(thrown(NullWhat()).code(), StatusCode::kUnknown);
   EXPECT_EQ(thrown(std::runtime_error("\xff\x01")).message(), "\xff\x01");
+}
+
+struct OfAUser : c10::IndexError {
+  using IndexError::IndexError;
+};
+
+TEST(Error, LibTorchsExceptionsByTheNamesOfTheirTypes) {
+  using absl::StatusCode;
+  EXPECT_EQ(thrown(c10::Error("m")).code(), StatusCode::kUnknown);
+  EXPECT_EQ(thrown(c10::IndexError("m")).code(), StatusCode::kOutOfRange);
+  EXPECT_EQ(thrown(OfAUser("m")).code(), StatusCode::kOutOfRange);
+  EXPECT_EQ(thrown(c10::DistStoreError("m")).code(), StatusCode::kUnavailable);
+  EXPECT_EQ(thrown(c10::DistBackendError("m")).code(), StatusCode::kUnavailable);
+  EXPECT_EQ(thrown(c10::Unrelated()).code(), StatusCode::kUnknown);
+  EXPECT_EQ(error_kind(thrown(c10::IndexError("m"))), ErrorKind::kUser);
+}
+
+TEST(Error, LibTorchsBacktraceBecomesTheTrace) {
+  const std::string what =
+      "index 4 is out of range\nException raised from at at /builder/list.h:12 (most recent call "
+      "first):\nframe #0: f + 0x12 (0x7f0011223344 in /usr/lib/libc10.so)\n";
+  const Status status = thrown(c10::IndexError(what));
+  EXPECT_EQ(status.message(), "index 4 is out of range");
+  const std::string trace = error_details(status).remote_trace;
+  EXPECT_EQ(trace.find("Exception raised from at at list.h:12"), 0u) << trace;
+  EXPECT_NE(trace.find("in libc10.so"), std::string::npos) << trace;
+  EXPECT_EQ(trace.find('/'), std::string::npos) << trace;
+  EXPECT_EQ(trace.find("0x7f"), std::string::npos) << trace;
+  // Only LibTorch's own: the text of others stays as it is.
+  EXPECT_EQ(thrown(std::runtime_error(what)).message(), what);
 }
 
 }  // namespace

@@ -68,6 +68,27 @@ TEST(Future, OneOfManyCompletionsWins) {
   }
 }
 
+TEST(Future, APromiseOfNothingIsCompletedByNothingOrByAStatus) {
+  Promise<void> done;
+  EXPECT_TRUE(done.try_set({}));
+  EXPECT_FALSE(done.try_set({}));
+  EXPECT_TRUE(done.future().try_wait().ok());
+
+  Promise<void> ok;
+  EXPECT_TRUE(ok.try_set(absl::OkStatus()));
+  EXPECT_TRUE(ok.future().try_wait().ok());
+
+  Promise<void> failed;
+  EXPECT_TRUE(failed.try_set(absl::AbortedError("x")));
+  EXPECT_EQ(failed.future().try_wait().code(), absl::StatusCode::kAborted);
+  EXPECT_FALSE(failed.try_set({}));
+
+  // What generic code has: the stored type, or the result of another future.
+  Promise<void> stored;
+  EXPECT_TRUE(stored.try_set(StatusOr<internal::Unit>(internal::Unit{})));
+  EXPECT_TRUE(stored.future().try_wait().ok());
+}
+
 TEST(Future, ABrokenPromiseIsAnError) {
   Future<int> f;
   EXPECT_FALSE(f.valid());
@@ -153,6 +174,9 @@ TEST(Future, Ready) {
   EXPECT_EQ(Future<int>::ready(3).wait(), 3);
   EXPECT_EQ(kind_of(Future<int>::ready(failure())), ErrorKind::kPeerLost);
   EXPECT_TRUE(Future<void>::ready(internal::Unit{}).done());
+  EXPECT_TRUE(Future<void>::ready({}).try_wait().ok());
+  EXPECT_EQ(Future<void>::ready(absl::AbortedError("x")).try_wait().code(),
+            absl::StatusCode::kAborted);
 }
 
 TEST(Future, ThenTakesTheValueOrTheFuture) {

@@ -74,6 +74,43 @@ TEST(CoroutineHandler, ErrorsOfAsynchronousHandlers) {
   const Status torch = direct.call(Ref<at::Tensor()>{"app.torch"}).status();
   EXPECT_EQ(error_kind(torch), ErrorKind::kUser);
   EXPECT_EQ(torch.message().find("Exception raised from"), std::string::npos) << torch;
+  EXPECT_NE(error_details(torch).remote_trace.find("Exception raised from"), std::string::npos);
+}
+
+// Common turns what a coroutine throws into a status, and does not know LibTorch.
+TEST(CoroutineHandler, TorchErrorsHaveTheSameCodesAsInFunctions) {
+  using Code = absl::StatusCode;
+  Library lib("app");
+  lib.def("raise", [](int which) -> Future<int> {
+    TORCH_CHECK(which != 0, "m");
+    TORCH_CHECK_INDEX(which != 1, "m");
+    TORCH_CHECK_VALUE(which != 2, "m");
+    TORCH_CHECK_TYPE(which != 3, "m");
+    TORCH_CHECK_LINALG(which != 4, "m");
+    TORCH_CHECK_NOT_IMPLEMENTED(which != 5, "m");
+    TORCH_CHECK_WITH(OutOfMemoryError, which != 6, "m");
+    TORCH_CHECK_WITH(DistNetworkError, which != 7, "m");
+    TORCH_CHECK_WITH(DistStoreError, which != 8, "m");
+    TORCH_CHECK_WITH(SyntaxError, which != 9, "m");
+    TORCH_CHECK_WITH(BufferError, which != 10, "m");
+    TORCH_CHECK_WITH(EnforceFiniteError, which != 11, "m");
+    TORCH_CHECK_WITH(DistError, which != 12, "m");
+    if (which == 13) throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, 1, "m");
+    co_return which;
+  });
+  Direct direct(lib);
+  const std::vector<Code> codes = {
+      Code::kUnknown,           Code::kOutOfRange,      Code::kInvalidArgument,
+      Code::kInvalidArgument,   Code::kInvalidArgument, Code::kUnimplemented,
+      Code::kResourceExhausted, Code::kUnavailable,     Code::kUnavailable,
+      Code::kInvalidArgument,   Code::kInvalidArgument, Code::kOutOfRange,
+      Code::kUnavailable,       Code::kInternal};
+  for (size_t i = 0; i < codes.size(); ++i) {
+    const Status s = direct.call(Ref<int(int)>{"app.raise"}, static_cast<int>(i)).status();
+    EXPECT_EQ(s.code(), codes[i]) << "row " << i << ": " << s;
+    EXPECT_EQ(s.message(), "m") << "row " << i;
+    EXPECT_EQ(error_kind(s), ErrorKind::kUser) << "row " << i;
+  }
 }
 
 // What a call site writes inside co_await: names that own memory, options, a FunctionRef.
