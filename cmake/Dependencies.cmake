@@ -16,6 +16,9 @@ if(NOT TARGET protobuf::libprotobuf)
 endif()
 find_package(gRPC CONFIG REQUIRED)
 find_package(LibTorch 2.11 REQUIRED)
+if(WEFT_PROMETHEUS)
+  find_package(prometheus-cpp CONFIG REQUIRED)
+endif()
 
 # The static archives, from pkg-config, since Debian's CMake targets name only the shared libraries.
 # The usual suspects of the C library stay dynamic.

@@ -44,6 +44,24 @@ std::string escaped(std::string_view value, bool quotes) {
   return out;
 }
 
+// Values as escaped() spells them, but for the escapes that are the format's own.
+MetricLabels printable(MetricLabels labels) {
+  std::sort(labels.begin(), labels.end());
+  for (auto& [name, value] : labels) {
+    std::string out;
+    for (const char c : value) {
+      const auto byte = static_cast<unsigned char>(c);
+      if (c != '\n' && (byte < 0x20 || byte >= 0x7f)) {
+        absl::StrAppendFormat(&out, "\\x%02x", byte);
+      } else {
+        out += c;
+      }
+    }
+    value = std::move(out);
+  }
+  return labels;
+}
+
 std::string label_text(MetricLabels labels) {
   std::sort(labels.begin(), labels.end());
   std::string out;
@@ -100,6 +118,7 @@ uint64_t Histogram::count() const {
 
 // Exactly one of the three is used; a series never moves, so handles stay valid.
 struct Metrics::Series {
+  MetricLabels labels;
   Counter counter;
   Gauge gauge;
   std::unique_ptr<Histogram> histogram;
@@ -134,13 +153,14 @@ Metrics::Series* Metrics::find_or_add(Kind kind, std::string_view name, std::str
              (family->options.first == options.first && family->options.factor == options.factor &&
               family->options.buckets == options.buckets))
       << "histogram " << name << " was registered with other buckets";
+  MetricLabels kept = labels;
   std::string key = label_text(labels);
   if (family->series.count(key) == 0 && family->series.size() >= kMaxSeries) {
-    MetricLabels other = labels;
-    for (auto& [label, value] : other) value = "other";
-    key = label_text(std::move(other));
+    for (auto& [label, value] : kept) value = "other";
+    key = label_text(kept);
   }
   const auto [it, added] = family->series.try_emplace(std::move(key));
+  if (added) it->second.labels = printable(std::move(kept));
   if (added && kind == Kind::kHistogram)
     it->second.histogram = std::make_unique<Histogram>(options);
   return &it->second;
@@ -189,6 +209,35 @@ std::string Metrics::text() const {
         absl::StrAppend(&out, line_name(name + "_sum", labels), " ",
                         number(series.histogram->sum()), "\n", line_name(name + "_count", labels),
                         " ", total, "\n");
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<MetricFamily> Metrics::families() const {
+  std::vector<MetricFamily> out;
+  MutexLock lock(&mutex_);
+  for (const auto& [name, family] : families_) {
+    MetricFamily& f = out.emplace_back();
+    f.name = name;
+    f.help = family->help;
+    f.kind = family->kind;
+    for (const auto& [text, series] : family->series) {
+      MetricSample& sample = f.samples.emplace_back();
+      sample.labels = series.labels;
+      if (family->kind == Kind::kCounter) {
+        sample.value = static_cast<double>(series.counter.value());
+      } else if (family->kind == Kind::kGauge) {
+        sample.value = static_cast<double>(series.gauge.value());
+      } else {
+        sample.bounds = series.histogram->bounds();
+        for (const uint64_t n : series.histogram->bucket_counts()) {
+          sample.count += n;
+          if (sample.cumulative.size() < sample.bounds.size())
+            sample.cumulative.push_back(sample.count);
+        }
+        sample.sum = series.histogram->sum();
       }
     }
   }

@@ -79,6 +79,27 @@ class WEFT_API Histogram {
   std::atomic<double> sum_{0};
 };
 
+// One series at one moment.
+struct MetricSample {
+  MetricLabels labels{};  // sorted by name; bytes that are not printable ASCII are spelled \xNN
+  double value = 0;       // of a counter or gauge
+  // Of a histogram: bounds as in Histogram, and how many values lay at or below each; `count` is
+  // all.
+  std::vector<double> bounds{};
+  std::vector<uint64_t> cumulative{};
+  uint64_t count = 0;
+  double sum = 0;
+};
+
+// All series of one name.
+struct MetricFamily {
+  enum class Kind { kCounter, kGauge, kHistogram };
+  std::string name{};
+  std::string help{};
+  Kind kind = Kind::kCounter;
+  std::vector<MetricSample> samples{};
+};
+
 class WEFT_API Metrics {
  public:
   static constexpr size_t kMaxSeries = 1024;
@@ -101,10 +122,13 @@ class WEFT_API Metrics {
   // histograms _count and _sum.
   std::map<std::string, double> snapshot() const;
 
+  // Everything, for other formats and servers; sorted by name and labels.
+  std::vector<MetricFamily> families() const;
+
  private:
   struct Family;
   struct Series;
-  enum class Kind { kCounter, kGauge, kHistogram };
+  using Kind = MetricFamily::Kind;
 
   Series* find_or_add(Kind kind, std::string_view name, std::string_view help,
                       const MetricLabels& labels, const HistogramOptions& options);

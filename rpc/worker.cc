@@ -60,6 +60,7 @@ int Worker::world_size() const { return core()->world_size(); }
 const WorkerInfo& Worker::info() const { return core()->self(); }
 const std::string& Worker::job_id() const { return core()->agent().options().job_id; }
 const std::string& Worker::address() const { return core()->address(); }
+const std::string& Worker::metrics_address() const { return core()->metrics_address(); }
 
 std::vector<WorkerInfo> Worker::worker_infos() const {
   const internal::MemberListRef list = core()->agent().members();

@@ -61,6 +61,10 @@ struct JoinOptions {
   TransportFactory transport{};
   ListenOptions listen{};
   std::vector<ServiceFactory> services{};
+  // "host:port" where Prometheus may ask for GET /metrics over HTTP, without encryption or
+  // authentication; port 0: any free one, see Worker::metrics_address(). Beyond loopback only with
+  // listen.allow_insecure. Default: WEFT_METRICS, else none.
+  std::string metrics_address{};
   // Threads that run handlers (not those that wait in one). Default: one per core, at least 4.
   int worker_threads = 0;
   Timeout rpc_timeout{};                // default of CallOptions::deadline: 60 s
@@ -153,6 +157,8 @@ class WEFT_API Worker {
   // Counters and sizes by name ("calls_pending", "reconnects", "lane0_frames_sent", ...).
   std::map<std::string, int64_t> debug_info() const;
   Metrics& metrics() const;
+  // Where /metrics is served, as "127.0.0.1:40123"; "" when it is not.
+  const std::string& metrics_address() const;
   const Logger& log() const;
   Runtime& runtime() const;
   // Now, on the worker's clock.

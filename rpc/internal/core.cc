@@ -93,6 +93,7 @@ Status Core::read_options(JoinOptions* options) {
     options->listen.port_last = range.second;
   }
   options->listen.allow_insecure = options->listen.allow_insecure || config_.allow_insecure;
+  if (options->metrics_address.empty()) options->metrics_address = config_.metrics_address;
 
   // All that can be told about the options is told at once.
   std::vector<std::string> wrong;
@@ -167,6 +168,16 @@ Status Core::init(JoinOptions options) {
   do {
     self_.incarnation = runtime_->random().next();
   } while (self_.incarnation == 0);
+
+  // Before anybody hears of us: a port that is taken costs nobody else anything.
+  if (!options.metrics_address.empty()) {
+    WEFT_ASSIGN_OR_RETURN(metrics_http_,
+                          MetricsHttp::start(options.metrics_address, options.listen.allow_insecure,
+                                             metrics_, runtime_));
+    metrics_address_ = metrics_http_->address();
+    metrics_port_ = metrics_http_->port();
+    WEFT_LOG(log_, kInfo) << "metrics at http://" << metrics_address_ << "/metrics";
+  }
 
   WEFT_RETURN_IF_ERROR(annotate(open_rendezvous(options, deadline),
                                 absl::StrCat("worker '", self_.name, "' cannot use its store")));
@@ -358,6 +369,7 @@ Worker::Subscription Core::subscribe(std::function<void(const MembershipChange&)
 std::map<std::string, int64_t> Core::debug_info() const {
   std::map<std::string, int64_t> out = agent_->debug_info();
   out["worker_threads"] = worker_threads_;
+  if (metrics_port_ != 0) out["metrics_port"] = metrics_port_;
   out["members"] = static_cast<int64_t>(membership_->list()->by_id.size());
   out["membership_version"] = static_cast<int64_t>(membership_->list()->version);
   if (transport_ != nullptr) {
@@ -462,6 +474,8 @@ Status Core::tear_down(const Status& why, absl::Time deadline) {
         make_error(ErrorKind::kDeadline,
                    absl::StrCat("worker '", self_.name, "' left with continuations still running"));
   }
+  // Last: until here the metrics tell how the end goes.
+  metrics_http_.reset();
   return status;
 }
 

@@ -19,6 +19,7 @@
 #include "weft/common/condition.h"
 #include "weft/rpc/internal/agent.h"
 #include "weft/rpc/internal/membership.h"
+#include "weft/rpc/internal/metrics_http.h"
 #include "weft/rpc/worker.h"
 
 namespace weft::internal {
@@ -37,6 +38,7 @@ class Core : public std::enable_shared_from_this<Core> {
   const WorkerInfo& self() const { return self_; }
   const Config& config() const { return config_; }
   const std::string& address() const { return address_; }
+  const std::string& metrics_address() const { return metrics_address_; }
   Runtime& runtime() const { return *runtime_; }
   Metrics& metrics() const { return *metrics_; }
   const Logger& log() const { return log_; }
@@ -72,6 +74,8 @@ class Core : public std::enable_shared_from_this<Core> {
   WorkerInfo self_;
   std::string job_id_;
   std::string address_;
+  std::string metrics_address_;
+  int metrics_port_ = 0;
   std::string store_url_;
   std::optional<int> rank_;
   int world_size_ = 0;
@@ -85,6 +89,8 @@ class Core : public std::enable_shared_from_this<Core> {
   std::atomic<bool> agent_ready_{false};
   std::unique_ptr<Membership> membership_;
   std::unique_ptr<Transport> transport_;
+  // Gone after tear_down(), which runs once.
+  std::unique_ptr<MetricsHttp> metrics_http_;
 
   std::atomic<bool> down_{false};
   Mutex shutdown_mutex_;

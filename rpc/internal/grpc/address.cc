@@ -40,7 +40,7 @@ std::string system_error(int code) { return std::strerror(code); }
 
 }  // namespace
 
-StatusOr<HostPort> parse_host_port(std::string_view full) {
+StatusOr<HostPort> parse_host_port(std::string_view full, bool any_port) {
   const std::string_view address = split_address(full).tcp;
   HostPort out;
   std::string_view port;
@@ -61,8 +61,9 @@ StatusOr<HostPort> parse_host_port(std::string_view full) {
     }
   }
   if (out.host.empty()) return bad_address(address, "the host is missing");
-  if (!absl::SimpleAtoi(view(port), &out.port) || out.port <= 0 || out.port > 65535) {
-    return bad_address(address, "the port is not a number from 1 to 65535");
+  const int least = any_port ? 0 : 1;
+  if (!absl::SimpleAtoi(view(port), &out.port) || out.port < least || out.port > 65535) {
+    return bad_address(address, absl::StrCat("the port is not a number from ", least, " to 65535"));
   }
   return out;
 }

@@ -17,7 +17,8 @@ struct HostPort {
   int port = 0;
 };
 
-StatusOr<HostPort> parse_host_port(std::string_view address);
+// Port 0 only where it means any free one.
+StatusOr<HostPort> parse_host_port(std::string_view address, bool any_port = false);
 // With brackets around an IPv6 address.
 std::string join_host_port(std::string_view host, int port);
 // What gRPC dials: "ipv4:127.0.0.1:4711", "ipv6:[::1]:4711", "dns:///host:4711".
