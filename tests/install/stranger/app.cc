@@ -37,7 +37,7 @@ weft::Worker join(const std::string& store, int rank) {
 
 int main(int, char** argv) {
   using namespace std::chrono_literals;
-  const std::string store = std::string("file://") + argv[1];
+  const std::string store = std::string("file://") + argv[1] + "?run_id=install";
   try {
     auto other = std::async(std::launch::async, [&] { return join(store, 1); });
     weft::Worker caller = join(store, 0);
