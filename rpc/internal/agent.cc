@@ -198,8 +198,12 @@ void Agent::transmit(uint64_t call_id) {
     auto it = pending_.find(call_id);
     if (it == pending_.end() || it->second.state != State::kWaiting) return;
     Pending& p = it->second;
-    const PeerRef& peer = peers_.at(p.to.incarnation);
-    if (!peer->gone.ok()) {
+    // One that went long ago may have been forgotten between the choice of the peer and now.
+    const auto found = peers_.find(p.to.incarnation);
+    const PeerRef peer = found == peers_.end() ? nullptr : found->second;
+    if (peer == nullptr) {
+      gone = make_error(ErrorKind::kPeerLost, absl::StrCat("worker ", text(p.to), " is gone"));
+    } else if (!peer->gone.ok()) {
       gone = peer->gone;
     } else if (peer->active == nullptr) {
       peer->waiting.insert(call_id);
@@ -266,8 +270,8 @@ void Agent::transmit(uint64_t call_id) {
     }
     // A connection that refuses is lost, even if on_lost has not come yet.
     if (again) {
-      const PeerRef& peer = peers_.at(p.to.incarnation);
-      if (peer->active == link) peer->active = nullptr;
+      const auto peer = peers_.find(p.to.incarnation);
+      if (peer != peers_.end() && peer->second->active == link) peer->second->active = nullptr;
     }
   }
   if (!fail.ok()) return complete(call_id, fail, false);

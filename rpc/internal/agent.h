@@ -27,6 +27,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -234,6 +235,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void send_goodbye(const std::shared_ptr<Link>& link);
   bool may_close_locked(const Link& link) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void close_if_drained(const std::shared_ptr<Link>& link);
+  // Those that went first, but for MemberList::kMostGone; not to be destroyed under the mutex, for
+  // which the timer of a peer may wait.
+  std::vector<PeerRef> forget_gone_peers_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Link> new_link(const PeerRef& peer);
   void tick();
 
@@ -262,6 +266,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Transport* transport_ ABSL_GUARDED_BY(mutex_) = nullptr;
   MemberListRef members_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, PeerRef> peers_ ABSL_GUARDED_BY(mutex_);  // by incarnation
+  std::deque<uint64_t> gone_peers_ ABSL_GUARDED_BY(mutex_);    // incarnations, oldest first
   std::map<uint64_t, Pending> pending_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> outstanding_once_ ABSL_GUARDED_BY(mutex_);
   std::map<ServingKey, Serving> serving_ ABSL_GUARDED_BY(mutex_);

@@ -371,6 +371,7 @@ std::map<std::string, int64_t> Core::debug_info() const {
   out["worker_threads"] = worker_threads_;
   if (metrics_port_ != 0) out["metrics_port"] = metrics_port_;
   out["members"] = static_cast<int64_t>(membership_->list()->by_id.size());
+  out["members_gone"] = static_cast<int64_t>(membership_->list()->gone.size());
   out["membership_version"] = static_cast<int64_t>(membership_->list()->version);
   if (transport_ != nullptr) {
     for (const auto& [name, value] : transport_->counters()) out[name] = value;

@@ -29,9 +29,8 @@ class GroupDrain {
     for (const auto& [id, member] : list->by_id) {
       workers_.push_back({member.info, End::kDrained, ""});
     }
-    for (const auto& [id, why] : list->gone) {
-      missing_.push_back(
-          {WorkerInfo{name_of(*list, id), id, 0}, End::kMissing, std::string(why.message())});
+    for (const auto& [id, member] : list->gone) {
+      missing_.push_back({member.info, End::kMissing, std::string(member.why.message())});
     }
   }
 
@@ -50,13 +49,6 @@ class GroupDrain {
   }
 
  private:
-  static std::string name_of(const MemberList& list, uint32_t id) {
-    for (const auto& [name, other] : list.gone_names) {
-      if (other == id) return name;
-    }
-    return absl::StrCat("id ", id);
-  }
-
   Store& store() { return *membership_.store(); }
 
   // Waits until every living worker has its key; those that died meanwhile become missing. The
@@ -110,7 +102,7 @@ class GroupDrain {
           {membership_.key(absl::StrCat("dead/", hex(w.worker.incarnation)))}, options_.heartbeat);
       if (what == "done" && !(dead.ok() && *dead) && !replaced) continue;
       w.outcome = End::kMissing;
-      w.reason = gone != list->gone.end() ? std::string(gone->second.message())
+      w.reason = gone != list->gone.end() ? std::string(gone->second.why.message())
                                           : std::string("another incarnation took its place");
     }
   }

@@ -38,13 +38,24 @@ std::string nearest_names(std::string_view name, const std::vector<std::string>&
   return out;
 }
 
+void MemberList::forget_oldest_gone() {
+  while (gone.size() > kMostGone) {
+    const auto oldest = std::min_element(
+        gone.begin(), gone.end(),
+        [](const auto& a, const auto& b) { return a.second.order < b.second.order; });
+    const auto name = gone_names.find(oldest->second.info.name);
+    if (name != gone_names.end() && name->second == oldest->first) gone_names.erase(name);
+    gone.erase(oldest);
+  }
+}
+
 StatusOr<const Member*> MemberList::resolve(const Destination& to) const {
   if (to.by_id()) {
     const Member* member =
         to.id() >= 0 && to.id() <= 0xffffffff ? find(static_cast<uint32_t>(to.id())) : nullptr;
     if (member != nullptr) return member;
     auto left = gone.find(static_cast<uint32_t>(to.id()));
-    if (left != gone.end() && to.id() >= 0) return left->second;
+    if (left != gone.end() && to.id() >= 0) return left->second.why;
     return make_error(ErrorKind::kNotFound,
                       absl::StrCat("no worker with id ", to.id(), " among ", by_id.size(),
                                    " workers (membership version ", version, ")"));
@@ -52,7 +63,17 @@ StatusOr<const Member*> MemberList::resolve(const Destination& to) const {
   const Member* member = find(std::string_view(to.name()));
   if (member == nullptr) {
     auto left = gone_names.find(to.name());
-    if (left != gone_names.end() && gone.count(left->second) > 0) return gone.at(left->second);
+    if (left != gone_names.end() && gone.count(left->second) > 0) {
+      return gone.at(left->second).why;
+    }
+    if (to.by_info()) {
+      // Whoever has its info has met it, so it is no wrong name.
+      return make_error(
+          ErrorKind::kPeerLost,
+          absl::StrCat("worker '", to.name(), "' (id ", to.id(), ", incarnation ",
+                       absl::Hex(to.incarnation(), absl::kZeroPad16), ") is not among the ",
+                       by_id.size(), " workers (membership version ", version, ")"));
+    }
     std::vector<std::string> names;
     for (const auto& [other, id] : by_name) names.push_back(other);
     return make_error(ErrorKind::kNotFound,

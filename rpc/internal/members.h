@@ -25,15 +25,26 @@ struct Member {
   int64_t pid = 0;
 };
 
+// One that was here and is not any more.
+struct GoneMember {
+  WorkerInfo info;
+  Status why;          // what a call to it is told
+  uint64_t order = 0;  // among those that went
+};
+
 struct MemberList {
+  // In a dynamic group workers come and go for ever: those that went last are remembered by name
+  // and id. Later a name or id is unknown; a WorkerInfo still tells a worker that is not there.
+  static constexpr size_t kMostGone = 1024;
+
   uint64_t version = 0;
   // Counts the lists of this worker: two may show the same version, read before and after a record
   // came whose owner has not raised the version yet.
   uint64_t generation = 0;
   std::map<uint32_t, Member> by_id;
-  // Those that were here and are not any more, and why: what a call to them is told.
-  std::map<uint32_t, Status> gone;
+  std::map<uint32_t, GoneMember> gone;
   std::map<std::string, uint32_t, std::less<>> gone_names;
+  uint64_t departures = 0;  // ever, as seen here
 
   std::map<std::string, uint32_t, std::less<>> by_name;
 
@@ -42,6 +53,11 @@ struct MemberList {
     const uint32_t id = member.info.id;
     by_id[id] = std::move(member);
   }
+  void add_gone(const WorkerInfo& info, Status why) {
+    gone_names[info.name] = info.id;
+    gone[info.id] = GoneMember{info, std::move(why), ++departures};
+  }
+  void forget_oldest_gone();
   const Member* find(std::string_view name) const {
     auto it = by_name.find(name);
     return it == by_name.end() ? nullptr : find(it->second);

@@ -1,6 +1,7 @@
 #include "weft/rpc/internal/membership.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -14,6 +15,8 @@ namespace weft::internal {
 namespace {
 
 constexpr char kFree[] = "free";
+constexpr char kSwept[] = "swept ";    // then the incarnation that is about to delete the name
+constexpr uint64_t kSweepEvery = 512;  // changes; a worker that comes and goes makes two
 
 std::string hex(uint64_t v) { return absl::StrCat(absl::Hex(v, absl::kZeroPad16)); }
 
@@ -92,6 +95,20 @@ Status Membership::claim_key(const std::string& claimed, const std::string& valu
     if (actual == value) return absl::OkStatus();
     if (actual.empty() || actual == kFree) {
       expected = actual;
+      continue;
+    }
+    if (actual.rfind(kSwept, 0) == 0) {
+      // Its sweeper deletes it at once; one that stands still for a lease does not any more.
+      const absl::Time end = options_.runtime->now() + options_.lease;
+      const auto change = options_.store->wait_change(
+          claimed, actual, std::min(end, deadline) - options_.runtime->now());
+      if (change.ok()) {
+        expected = change->value_or("");
+      } else if (error_kind(change.status()) == ErrorKind::kDeadline && end <= deadline) {
+        expected = actual;
+      } else {
+        return annotate(change.status(), absl::StrCat("waiting until ", what, " is free"));
+      }
       continue;
     }
     // "ID INC" of a name, "INC NAME" of a rank.
@@ -377,6 +394,7 @@ Status Membership::refresh() {
   fresh->generation = old->generation + 1;
   fresh->gone = old->gone;
   fresh->gone_names = old->gone_names;
+  fresh->departures = old->departures;
   if (seen_version_.has_value()) {
     if (!absl::SimpleAtoi(*seen_version_, &fresh->version)) fresh->version = old->version;
   }
@@ -419,24 +437,28 @@ Status Membership::refresh() {
         {dead.has_value() ? MembershipEvent::Kind::kDied : MembershipEvent::Kind::kLeft,
          member.info, fresh->version, reason});
     if (now_there == nullptr) {
-      fresh->gone[id] = make_error(
-          ErrorKind::kPeerLost, absl::StrCat("worker '", member.info.name, "' (id ", id,
-                                             ", incarnation ", hex(member.info.incarnation), ") ",
-                                             dead.has_value() ? absl::StrCat("is dead: ", reason)
-                                                              : std::string("has left")));
-      fresh->gone_names[member.info.name] = id;
+      fresh->add_gone(member.info,
+                      make_error(ErrorKind::kPeerLost,
+                                 absl::StrCat("worker '", member.info.name, "' (id ", id,
+                                              ", incarnation ", hex(member.info.incarnation), ") ",
+                                              dead.has_value() ? absl::StrCat("is dead: ", reason)
+                                                               : std::string("has left"))));
     }
-    if (member.info.incarnation == options_.incarnation && dead.has_value() && !evicted_) {
+    // Who stood still for long may find that not even the reason is there any more.
+    if (member.info.incarnation == options_.incarnation && (dead.has_value() || !has_left()) &&
+        !evicted_) {
       evicted_ = true;
       if (options_.on_evicted) {
         options_.on_evicted(make_error(
-            ErrorKind::kState, absl::StrCat("this worker, '", options_.name,
-                                            "', was declared dead by the others: ", reason)));
+            ErrorKind::kState,
+            absl::StrCat("this worker, '", options_.name, "', was declared dead by the others: ",
+                         dead.has_value() ? reason : "its record is gone")));
       }
       // It may have been renewed once more since, before we knew.
       WEFT_RETURN_IF_ERROR(store.delete_key(key(absl::StrCat("beat/", incarnation_))).status());
     }
   }
+  if (dynamic()) fresh->forget_oldest_gone();
   if (options_.on_list) options_.on_list(fresh);
   {
     MutexLock lock(&mutex_);
@@ -445,6 +467,45 @@ Status Membership::refresh() {
   changed_.notify_all();
   for (const MembershipEvent& event : events) {
     if (options_.on_event) options_.on_event(event);
+  }
+  if (dynamic() && fresh->version - swept_at_ >= kSweepEvery && !fresh->by_id.empty() &&
+      fresh->by_id.begin()->second.info.incarnation == options_.incarnation && !has_left()) {
+    swept_at_ = fresh->version;
+    const Status swept = sweep(*fresh);
+    if (!swept.ok()) WEFT_LOG(options_.log, kWarning) << "sweeping the store: " << swept;
+  }
+  return absl::OkStatus();
+}
+
+bool Membership::has_left() const {
+  MutexLock lock(&mutex_);
+  return left_;
+}
+
+Status Membership::sweep(const MemberList& list) {
+  Store& store = *options_.store;
+  const absl::Duration timeout = options_.lease / 2;
+  std::set<std::string> kept;
+  for (const auto& [id, member] : list.by_id) kept.insert(hex(member.info.incarnation));
+  for (const auto& [id, member] : list.gone) kept.insert(hex(member.info.incarnation));
+  const std::string dead = key("dead/");
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> reasons, store.list_keys(dead, timeout));
+  for (const std::string& k : reasons) {
+    if (kept.count(k.substr(dead.size())) > 0) continue;
+    WEFT_RETURN_IF_ERROR(store.delete_key(k, timeout).status());
+  }
+  const std::string names = key("name/");
+  const std::string mine = absl::StrCat(kSwept, incarnation_);
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> claims, store.list_keys(names, timeout));
+  for (const std::string& k : claims) {
+    if (list.find(std::string_view(k).substr(names.size())) != nullptr) continue;
+    // Taken first, so that nobody claims it between the look and the deletion.
+    const absl::Time begin = options_.runtime->now();
+    WEFT_ASSIGN_OR_RETURN(const std::string now, store.compare_set(k, kFree, mine, timeout));
+    if (now != mine) continue;
+    const absl::Duration left = timeout - (options_.runtime->now() - begin);
+    if (left <= absl::ZeroDuration()) continue;  // it may be somebody's already; see claim_key
+    WEFT_RETURN_IF_ERROR(store.delete_key(k, left).status());
   }
   return absl::OkStatus();
 }

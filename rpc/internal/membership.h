@@ -4,25 +4,27 @@
 // Membership: who is in the job, by way of the store. No rank is special.
 //
 // Keys, below "weft/<job>/" (values in brackets; "inc" is the incarnation in hexadecimal):
-//   mode              [static N | dynamic]    set by the first, compared by all
-//   rank/R            [inc name]              static: who has this rank
-//   name/NAME         [id inc | free]         who has this name
-//   next_id           counter                 dynamic: ids, never reused
-//   beat/inc          [counter]               renewed every heartbeat by its owner; set before any
-//   claim member/ID.inc     [MemberRecord]          it can be called; the key tells all that ever
-//   changes dead/inc          [reason]                its lease lapsed; set by whoever saw it
-//   version           counter                 raised after every change of the others: what is
-//   watched abort             [reason]                static: the group can never be complete
+//   mode          [static N | dynamic]  set by the first, compared by all
+//   rank/R        [inc name | free]     static: who has this rank
+//   name/NAME     [id inc | free]       who has this name; "swept inc": about to be deleted
+//   next_id       counter               dynamic: ids, never reused
+//   beat/inc      [counter]             renewed every heartbeat by its owner; set before any claim
+//   member/ID.inc [MemberRecord]        it can be called; the key tells all that ever changes
+//   dead/inc      [reason]              its lease lapsed; set by whoever saw it
+//   version       counter               raised after every change of the others: what is watched
+//   abort         [reason]              static: the group can never be complete
 //
 //   MEM-1  a worker appears in a list only after it can be reached, and leaves every list when it
 //          left or its lease lapsed; each raises one event at every other worker.
 //   MEM-2  a name (and a static rank) has one owner: claims are compare-and-set, and a claim is
-//   taken
-//          over only from an incarnation whose beat stood still for a whole lease, or that is gone.
+//          taken over only from an incarnation whose beat stood still for a whole lease, or that
+//          is gone.
 //   MEM-3  who watches whom is a ring in order of id over the living, so a worker costs the store
-//   one
-//          write and one read per heartbeat, however many there are.
+//          one write and one read per heartbeat, however many there are.
 //   MEM-4  leases are judged on the watcher's own clock: clocks are never compared.
+//   MEM-5  a dynamic group may last: of those that are gone a list keeps the last kMostGone, and
+//          every few hundred changes the living worker with the lowest id deletes what they left
+//          in the store.
 //
 // One thread of its own talks to the store; callbacks run on it.
 
@@ -98,6 +100,9 @@ class Membership {
   void declare_dead(const Member& member, const std::string& reason);
   void run();
   Status refresh();
+  // MEM-5.
+  Status sweep(const MemberList& list);
+  bool has_left() const;
   Status beat();
   Status watch_successor();
   Status abort_if_incomplete(const std::string& reason, absl::Time deadline);
@@ -122,6 +127,7 @@ class Membership {
   std::optional<std::string> watched_beat_;
   absl::Time watched_since_;
   bool evicted_ = false;
+  uint64_t swept_at_ = 0;  // the version at the last sweep
   bool healthy_ = true;
 
   std::unique_ptr<Thread> thread_;

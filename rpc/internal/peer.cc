@@ -363,6 +363,7 @@ void Agent::peer_gone(uint64_t incarnation, const Status& why) {
   std::vector<uint64_t> calls;
   std::vector<std::shared_ptr<Link>> links;
   std::vector<CancelToken> handlers;
+  std::vector<PeerRef> forgotten;
   {
     MutexLock lock(&mutex_);
     auto it = peers_.find(incarnation);
@@ -380,10 +381,30 @@ void Agent::peer_gone(uint64_t incarnation, const Status& why) {
     for (const auto& [key, s] : serving_) {
       if (key.first == incarnation) handlers.push_back(s.cancel);
     }
+    gone_peers_.push_back(incarnation);
+    forgotten = forget_gone_peers_locked();
   }
   for (uint64_t id : calls) complete(id, why, false);
   for (const CancelToken& cancel : handlers) cancel.cancel();
   for (const auto& link : links) link->connection()->close(why);
+}
+
+std::vector<Agent::PeerRef> Agent::forget_gone_peers_locked() {
+  std::vector<PeerRef> forgotten;
+  // Each is looked at once: one that still has a connection to close waits for the next time.
+  for (size_t n = gone_peers_.size(); n > 0 && gone_peers_.size() > MemberList::kMostGone; --n) {
+    const uint64_t oldest = gone_peers_.front();
+    gone_peers_.pop_front();
+    auto it = peers_.find(oldest);
+    if (it == peers_.end()) continue;
+    if (it->second->links.empty() && !it->second->dialling) {
+      forgotten.push_back(std::move(it->second));
+      peers_.erase(it);
+    } else {
+      gone_peers_.push_back(oldest);
+    }
+  }
+  return forgotten;
 }
 
 void Agent::say_goodbye() {

@@ -46,9 +46,12 @@ class RpcMembership : public ::testing::TestWithParam<Net> {
   static void wait_for_members(const Worker& w, size_t n) {
     auto runtime = make_system_runtime();
     Mutex mutex;
-    Condition changed(runtime.get());
+    // Shared: a callback that has begun may outlast its subscription.
+    const auto shared = std::make_shared<std::pair<std::shared_ptr<Runtime>, Condition>>(
+        std::piecewise_construct, std::make_tuple(runtime), std::make_tuple(runtime.get()));
+    Condition& changed = shared->second;
     const auto subscription =
-        w.subscribe([&changed](const MembershipChange&) { changed.notify_all(); });
+        w.subscribe([shared](const MembershipChange&) { shared->second.notify_all(); });
     MutexLock lock(&mutex);
     const absl::Time end = runtime->now() + absl::Seconds(30);
     while (w.worker_infos().size() != n && runtime->now() < end) {
