@@ -20,6 +20,7 @@ std::string text(const WorkerInfo& info) {
 Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
       receive_budget_(options_.receive_budget, "messages being received"),
+      send_budget_(options_.send_budget, "arguments of calls that are not complete"),
       receive_memory_(std::make_shared<ReceiveMemory>(options_.receive_cache)),
       rpc_timeout_ns_(absl::ToInt64Nanoseconds(options_.rpc_timeout)),
       counters_(std::make_unique<Counters>(options_.metrics.get())),
@@ -86,6 +87,11 @@ StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call) {
     return annotate(message.status(), absl::StrCat("calling '", call.method, "'"));
   }
   spec->message = *std::move(message);
+  StatusOr<ByteCharge> charge = ByteCharge::make(&send_budget_, spec->message->bytes);
+  if (!charge.ok()) {
+    return annotate(charge.status(), absl::StrCat("calling '", call.method, "'"));
+  }
+  spec->charge = *std::move(charge);
   spec->call = std::move(call);
   return spec;
 }
@@ -491,6 +497,7 @@ std::map<std::string, int64_t> Agent::debug_info() const {
   out["calls_waiting_for_connection"] = waiting;
   out["answers_kept"] = window;
   out["receive_bytes"] = static_cast<int64_t>(receive_budget_.used());
+  out["send_bytes"] = static_cast<int64_t>(send_budget_.used());
   const ReceiveMemory::Counters memory = receive_memory_->counters();
   out["receive_memory_kept_bytes"] = static_cast<int64_t>(memory.kept_bytes);
   out["receive_memory_mapped"] = static_cast<int64_t>(memory.mapped);

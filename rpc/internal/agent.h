@@ -63,6 +63,7 @@ struct AgentOptions {
   std::vector<Method> services;  // names begin with '@'
   MessageLimits limits;
   uint64_t receive_budget = uint64_t{8} << 30;
+  uint64_t send_budget = uint64_t{8} << 30;
   uint64_t receive_cache = uint64_t{1} << 30;  // memory kept for the next large tensors
   absl::Duration rpc_timeout = absl::Seconds(60);
   absl::Duration heartbeat = absl::Seconds(1);
@@ -149,6 +150,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     uint64_t span_id = 0;
     std::vector<uint64_t> holding;
     std::shared_ptr<const OutMessage> message;
+    ByteCharge charge;  // of the message, until its last call is complete
   };
 
   // What the deadline queue points at: one of our calls, or a handler.
@@ -253,6 +255,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
 
   const AgentOptions options_;
   ByteBudget receive_budget_;
+  ByteBudget send_budget_;
   const std::shared_ptr<ReceiveMemory> receive_memory_;
   std::map<std::string, Method> services_;
   std::atomic<int64_t> rpc_timeout_ns_;

@@ -233,6 +233,8 @@ Status Core::init(JoinOptions options) {
   a.limits.chunk_bytes = config_.chunk_bytes;
   a.limits.max_message_bytes = config_.max_message_bytes;
   a.receive_budget = config_.receive_budget;
+  a.send_budget = config_.send_budget;
+  a.receive_cache = config_.receive_cache;
   a.rpc_timeout = config_.rpc_timeout;
   a.heartbeat = config_.heartbeat_interval;
   a.lease = config_.lease;
@@ -251,7 +253,7 @@ Status Core::init(JoinOptions options) {
   agent_ready_.store(true);
 
   const TransportFactory factory =
-      options.transport != nullptr ? options.transport : grpc_transport();
+      options.transport != nullptr ? options.transport : grpc_transport({.max_spin = config_.spin});
   TransportContext tc;
   tc.runtime = runtime_;
   tc.worker_name = self_.name;

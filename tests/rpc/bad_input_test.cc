@@ -44,6 +44,10 @@ class RpcBadInput : public ::testing::TestWithParam<Net> {
     Library own("bad");
     own.def("raise", &raise).def("raise_later", &raise_later);
     own.def("meta", [] { return at::empty({2}, at::TensorOptions().device(at::kMeta)); });
+    own.def("hold", [gate = test_.gate](const at::Tensor& x) {
+      gate->arrive_and_wait();
+      return x.numel();
+    });
     library_.merge(own);
   }
   ClusterOptions options(int size) {
@@ -220,6 +224,27 @@ TEST_P(RpcBadInput, BadInput_a_truncated_message) {
     plan_->remove(rule);
     expect_healthy(c);
   }
+}
+
+TEST_P(RpcBadInput, BadInput_more_bytes_than_may_be_under_way) {
+  ClusterOptions o = options(2);
+  o.adjust = [](int, JoinOptions* j) {
+    j->environment = Environment{{"WEFT_SEND_BUDGET", "1000000"}};
+  };
+  Cluster c(o);
+  const FunctionRef<int64_t(at::Tensor)> hold{"bad.hold"};
+  const at::Tensor x = at::ones({150'000});  // 600 kB
+  Future<int64_t> first = rpc_async(c[0], 1, hold, x);
+  test_.gate->wait_arrived(1);
+  EXPECT_GE(c[0].debug_info().at("send_bytes"), 600'000);
+  expect_error(try_rpc_sync(c[0], 1, hold, x).status(), Code::kResourceExhausted,
+               ErrorKind::kResource, {"bad.hold", "1000000"});
+  EXPECT_EQ(rpc_sync(c[0], 1, &add, 1, 2), 3) << "what fits may still go";
+  test_.gate->open();
+  EXPECT_EQ(first.wait(), 150'000);
+  EXPECT_EQ(rpc_sync(c[0], 1, hold, x), 150'000) << "the bytes came back with the call";
+  EXPECT_EQ(c[0].debug_info().at("send_bytes"), 0);
+  expect_healthy(c);
 }
 
 // A flipped byte may hit anything: the call gets an error or its right answer, and nobody ends.
