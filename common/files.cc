@@ -79,8 +79,8 @@ class SystemFiles : public Files {
     return absl::OkStatus();
   }
 
-  absl::Status update_locked(std::string_view path,
-                             const std::function<bool(std::string*)>& update) override {
+  absl::StatusOr<bool> try_update_locked(std::string_view path,
+                                         const std::function<bool(std::string*)>& update) override {
     const std::string name(path);
     int fd = -1;
     absl::Cleanup close = [&fd] {
@@ -90,10 +90,11 @@ class SystemFiles : public Files {
       fd = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
       if (fd < 0) return errno_error("cannot open", name);
       // Each open file description has its own flock, so threads exclude each other too.
-      while (::flock(fd, LOCK_EX) != 0) {
+      while (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EWOULDBLOCK) return false;
         if (errno != EINTR) return errno_error("cannot lock", name);
       }
-      // While we waited, the file may have been removed or replaced: then this lock guards nothing.
+      // Just before, the file may have been removed or replaced: then this lock guards nothing.
       struct stat opened, named;
       if (::fstat(fd, &opened) != 0) return errno_error("cannot examine", name);
       if (::stat(name.c_str(), &named) == 0 && named.st_ino == opened.st_ino &&
@@ -103,13 +104,13 @@ class SystemFiles : public Files {
       ::close(std::exchange(fd, -1));
     }
     WEFT_ASSIGN_OR_RETURN(std::string content, read_all(fd, name));
-    if (!update(&content)) return absl::OkStatus();
+    if (!update(&content)) return true;
     if (::lseek(fd, 0, SEEK_SET) < 0) return errno_error("cannot seek in", name);
     WEFT_RETURN_IF_ERROR(write_all(fd, content, name));
     if (::ftruncate(fd, static_cast<off_t>(content.size())) != 0) {
       return errno_error("cannot truncate", name);
     }
-    return absl::OkStatus();
+    return true;
   }
 };
 
@@ -131,12 +132,12 @@ class MemoryFiles : public Files {
     if (files_.erase(std::string(path)) == 0) return missing(path);
     return absl::OkStatus();
   }
-  absl::Status update_locked(std::string_view path,
-                             const std::function<bool(std::string*)>& update) override {
+  absl::StatusOr<bool> try_update_locked(std::string_view path,
+                                         const std::function<bool(std::string*)>& update) override {
     MutexLock lock(&mutex_);
     std::string content = files_[std::string(path)];
     if (update(&content)) files_[std::string(path)] = std::move(content);
-    return absl::OkStatus();
+    return true;
   }
 
  private:

@@ -28,9 +28,11 @@ class Files {
 
   // Calls `update` with the content ("" when there is no file) while no other process or thread
   // does the same for this path, and replaces the content with what it leaves there, unless it
-  // returns false. The building block of FileStore.
-  virtual absl::Status update_locked(std::string_view path,
-                                     const std::function<bool(std::string*)>& update) = 0;
+  // returns false. False, and nothing was called, when another one is at it now: the caller decides
+  // how long to try, because a process that is stopped there stays there. The building block of
+  // FileStore.
+  virtual absl::StatusOr<bool> try_update_locked(
+      std::string_view path, const std::function<bool(std::string*)>& update) = 0;
 };
 
 WEFT_API std::unique_ptr<Files> make_system_files();

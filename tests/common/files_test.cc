@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <latch>
 #include <memory>
 #include <string>
@@ -36,6 +37,17 @@ class TemporaryFolder {
  private:
   std::string path_;
 };
+
+// Tries until nobody else is at it.
+absl::Status update(Files* files, const std::string& path,
+                    const std::function<bool(std::string*)>& change) {
+  while (true) {
+    const absl::StatusOr<bool> done = files->try_update_locked(path, change);
+    if (!done.ok()) return done.status();
+    if (*done) return absl::OkStatus();
+    std::this_thread::yield();
+  }
+}
 
 class FilesContract : public ::testing::TestWithParam<bool> {
  protected:
@@ -74,7 +86,7 @@ TEST_P(FilesContract, UpdateSeesTheContentAndMayLeaveIt) {
   const std::string path = folder_ / "a";
   std::string seen = "?";
   const auto set = [&](std::string value, bool keep) {
-    return files_->update_locked(path, [&seen, value, keep](std::string* content) {
+    return files_->try_update_locked(path, [&seen, value, keep](std::string* content) {
       seen = *content;
       *content = value;
       return keep;
@@ -95,17 +107,14 @@ TEST_P(FilesContract, UpdatesExcludeEachOther) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 50; ++i) {
-        EXPECT_TRUE(files_
-                        ->update_locked(path,
-                                        [](std::string* content) {
-                                          int n = 0;
-                                          if (!content->empty()) {
-                                            EXPECT_TRUE(absl::SimpleAtoi(*content, &n));
-                                          }
-                                          *content = absl::StrCat(n + 1);
-                                          return true;
-                                        })
-                        .ok());
+        EXPECT_TRUE(update(files_.get(), path, [](std::string* content) {
+                      int n = 0;
+                      if (!content->empty()) {
+                        EXPECT_TRUE(absl::SimpleAtoi(*content, &n));
+                      }
+                      *content = absl::StrCat(n + 1);
+                      return true;
+                    }).ok());
       }
     });
   }
@@ -142,29 +151,23 @@ TEST(SystemFiles, NoUpdateIsLostToAFileThatWasReplaced) {
     std::latch waiting(1);
     std::thread remover([&] {
       // Removes under the lock, so that what comes later starts from nothing.
-      EXPECT_TRUE(files
-                      ->update_locked(path,
-                                      [&](std::string*) {
-                                        locked.count_down();
-                                        waiting.wait();
-                                        // By now the other one waits for the lock, most likely.
-                                        for (int n = 0; n < 100; ++n) std::this_thread::yield();
-                                        EXPECT_TRUE(files->remove(path).ok());
-                                        return false;
-                                      })
-                      .ok());
+      EXPECT_TRUE(update(files.get(), path, [&](std::string*) {
+                    locked.count_down();
+                    waiting.wait();
+                    // By now the other one waits for the lock, most likely.
+                    for (int n = 0; n < 100; ++n) std::this_thread::yield();
+                    EXPECT_TRUE(files->remove(path).ok());
+                    return false;
+                  }).ok());
     });
     locked.wait();
     waiting.count_down();
     std::string seen = "?";
-    EXPECT_TRUE(files
-                    ->update_locked(path,
-                                    [&](std::string* content) {
-                                      seen = *content;
-                                      *content = "new";
-                                      return true;
-                                    })
-                    .ok());
+    EXPECT_TRUE(update(files.get(), path, [&](std::string* content) {
+                  seen = *content;
+                  *content = "new";
+                  return true;
+                }).ok());
     remover.join();
     EXPECT_EQ(seen, "");
     const auto after = files->read(path);

@@ -1,8 +1,10 @@
 // What FileStore alone promises: whose file it is, and what it makes of damaged ones.
 #include "weft/rpc/file_store.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,6 +46,32 @@ TEST_F(FileStoreTest, ClientsOfOneRunShareTheFile) {
   auto b = *open("run1");
   ASSERT_TRUE(a->set("k", "v").ok());
   EXPECT_EQ(*b->get("k"), "v");
+}
+
+TEST_F(FileStoreTest, ALockThatIsNeverReleasedEndsOperationsAtTheirDeadlines) {
+  auto store = *open("run1");
+  ASSERT_TRUE(store->set("k", "v").ok());
+  // As a process has it that was stopped in the middle of an operation.
+  const int fd = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(::flock(fd, LOCK_EX), 0);
+  for (const Status& status :
+       {store->set("k", "w", absl::Milliseconds(50)),
+        store->try_get("k", absl::Milliseconds(50)).status(),
+        store->wait({"other"}, absl::Milliseconds(50)),
+        FileStore::open(path_, {.run_id = "run1", .timeout = absl::Milliseconds(50)}, runtime_)
+            .status()}) {
+    EXPECT_EQ(error_kind(status), ErrorKind::kUnavailable) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("holds the lock of the file"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(path_));
+  }
+  // And an interrupt reaches one that waits for it.
+  Status ended;
+  auto waiter = runtime_->spawn("waiter", [&] { ended = store->set("k", "w"); });
+  store->interrupt();
+  waiter->join();
+  EXPECT_EQ(error_kind(ended), ErrorKind::kCancelled) << ended;
+  ::close(fd);
+  EXPECT_EQ(*(*open("run1"))->get("k"), "v");
 }
 
 TEST_F(FileStoreTest, StaleFileOfACrashedRunIsBegunAnew) {

@@ -46,10 +46,16 @@ Status foreign(const std::string& path, const std::string& theirs, const std::st
                                  " now, this store was opened for run ", quote(ours)));
 }
 
-// Begins or joins; the first half of open().
-Status claim(const FileData& data) {
+// A process that was stopped in the middle of an operation holds the lock until it goes on.
+Status held_too_long() {
+  return make_error(ErrorKind::kUnavailable,
+                    "another process holds the lock of the file all this time; it may be stopped");
+}
+
+// Begins or joins; the first half of open(). False: the lock is held.
+StatusOr<bool> try_claim(const FileData& data) {
   Status result;
-  const Status locked = data.runtime->files().update_locked(data.path, [&](std::string* content) {
+  const auto locked = data.runtime->files().try_update_locked(data.path, [&](std::string* content) {
     StoreFile file;
     if (!content->empty()) {
       StatusOr<StoreFile> parsed = parse_store_file(*content);
@@ -74,7 +80,24 @@ Status claim(const FileData& data) {
     *content = begin_store_file(file);
     return true;
   });
-  return locked.ok() ? result : locked;
+  if (!result.ok()) return result;
+  return locked;
+}
+
+Status claim(FileData* data, absl::Time deadline) {
+  MutexLock lock(&data->mutex);
+  while (true) {
+    lock.unlock();
+    const StatusOr<bool> claimed = try_claim(*data);
+    lock.lock();
+    if (!claimed.ok()) return claimed.status();
+    if (*claimed) return absl::OkStatus();
+    const absl::Time now = data->runtime->now();
+    if (now >= deadline) return held_too_long();
+    const Status waited =
+        data->changed.wait_until(&data->mutex, std::min(deadline, now + kFirstPoll));
+    if (!waited.ok() && error_kind(waited) != ErrorKind::kDeadline) return waited;
+  }
 }
 
 class FileClient : public TableStore {
@@ -99,13 +122,16 @@ class FileClient : public TableStore {
     while (!interrupted_) {
       // Not over the file: other processes may hold it.
       lock.unlock();
-      StatusOr<Step> step = step_once(body);
+      bool held = false;
+      StatusOr<Step> step = step_once(body, &held);
       lock.lock();
       if (!step.ok()) return step.status();
       if (*step == Step::kChanged) data_->changed.notify_all();
       if (*step != Step::kNotYet) return absl::OkStatus();
       const absl::Time now = runtime().now();
-      if (now >= op.deadline) return make_error(ErrorKind::kDeadline, "");
+      if (now >= op.deadline) return held ? held_too_long() : make_error(ErrorKind::kDeadline, "");
+      // The lock is held for a moment only, what is waited for may take long.
+      if (held) poll = kFirstPoll;
       if (interrupted_) break;
       const Status waited =
           data_->changed.wait_until(&data_->mutex, std::min(op.deadline, now + poll));
@@ -115,11 +141,14 @@ class FileClient : public TableStore {
     return op.interrupted();
   }
 
-  StatusOr<Step> step_once(const Body& body) {
+  StatusOr<Step> step_once(const Body& body, bool* held) {
     StatusOr<Step> step = Step::kDone;
-    const Status locked = runtime().files().update_locked(
-        data_->path, [&](std::string* content) { return apply(body, content, &step); });
-    if (!locked.ok()) return locked;
+    WEFT_ASSIGN_OR_RETURN(const bool locked, runtime().files().try_update_locked(
+                                                 data_->path, [&](std::string* content) {
+                                                   return apply(body, content, &step);
+                                                 }));
+    *held = !locked;
+    if (*held) return Step::kNotYet;
     return step;
   }
 
@@ -174,7 +203,8 @@ StatusOr<std::shared_ptr<FileStore>> FileStore::open(std::string_view path,
   }
   auto data =
       std::make_shared<internal::FileData>(std::move(runtime), std::string(path), options.run_id);
-  const Status claimed = internal::claim(*data);
+  const absl::Duration timeout = options.timeout.value_or(absl::Seconds(60));
+  const Status claimed = internal::claim(data.get(), deadline_after(data->runtime->now(), timeout));
   if (!claimed.ok()) return annotate(claimed, absl::StrCat(context, ": cannot open"));
   return std::shared_ptr<FileStore>(
       new FileStore(std::make_shared<internal::FileClient>(std::move(data), options.timeout)));
