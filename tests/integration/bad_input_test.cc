@@ -76,6 +76,7 @@ TEST(Integration, BadInput_a_peer_killed) {
 TEST(Integration, BadInput_a_peer_stopped) {
   Job job;
   job.environment = short_lease();
+  job.host_store();
   job.start_group(3);
   for (size_t i : {0, 1}) expect_works(&job, i, 2);
   // For a moment: it goes on where it was.
@@ -196,6 +197,7 @@ TEST(Integration, BadInput_a_peer_restarted_with_the_same_name_in_a_dynamic_grou
 TEST(Integration, BadInput_a_peer_replaced_while_the_one_before_still_runs) {
   Job job;
   job.environment = short_lease();
+  job.host_store();
   job.start_group(3);
   ASSERT_TRUE(job[2].process().stop());
   for (size_t i : {0, 1}) wait_for_death(&job[i], "worker2");

@@ -135,6 +135,10 @@ Job::~Job() {
   }
 }
 
+void Job::host_store() {
+  environment["WEFT_STORE"] = absl::StrCat("tcp://127.0.0.1:", store_port_.port());
+}
+
 Player& Job::start(PlayerOptions options) {
   ProcessOptions process;
   process.command = {WEFT_TEST_WORKER, "play"};

@@ -99,6 +99,9 @@ class Job {
   // For all that start from now on; a test of deaths wants short leases.
   std::map<std::string, std::string> environment = {};
 
+  // The store is a server in worker0 instead of a file. For tests that stop a process: one that is
+  // stopped while it holds the lock of the file holds up the others, which is not their subject.
+  void host_store();
   // Starts a process; it has not joined yet.
   Player& start(PlayerOptions options);
   // worker0 to worker<n-1> of a static group, all joined.
@@ -117,6 +120,7 @@ class Job {
 
  private:
   TempDir dir_;
+  QuietPort store_port_;
   std::vector<std::unique_ptr<Player>> players_;
 };
 
