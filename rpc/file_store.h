@@ -16,8 +16,9 @@
 //
 // Every operation locks the file, reads it and appends to it. A process that is killed meanwhile
 // leaves an operation out or done, never half. While one is stopped meanwhile, the operations of
-// the others fail with kind unavailable at their deadlines. Waiting polls, from every 1 ms to every
-// 50 ms. Network file systems do not lock reliably: keep the file on a local disk. Threads: any.
+// the others fail at their deadlines, kind unavailable. Waiting polls, from every 1 ms to every
+// 50 ms. Network file systems do not lock reliably: keep the file on a local disk.
+// Threads: any.
 
 #include <memory>
 #include <string>
