@@ -55,9 +55,8 @@ class RpcBesideGloo : public ::testing::TestWithParam<Net> {
     on_every_rank([&](int rank) {
       const Group& group = groups[static_cast<size_t>(rank)];
       ASSERT_TRUE(group) << "rank " << rank;
-      std::vector<at::Tensor> tensors{at::full({4}, rank + 1)};
-      group->allreduce(tensors)->wait();
-      EXPECT_EQ(tensors[0].sum().item<int64_t>(), 4 * (1 + 2 + 3)) << "rank " << rank;
+      const at::Tensor sum = all_reduce(group, at::full({4}, rank + 1));
+      EXPECT_EQ(sum.sum().item<int64_t>(), 4 * (1 + 2 + 3)) << "rank " << rank;
     });
   }
 
@@ -121,9 +120,7 @@ TEST_P(RpcBesideGloo, RPC_50_handlers_that_make_the_group) {
   Library library("test");
   library.def("sum_over_group", [store](CallContext& context, int64_t n) {
     const Group group = make_gloo_group(store, context.worker().rank(), kSize);
-    std::vector<at::Tensor> tensors{at::full({1}, n)};
-    group->allreduce(tensors)->wait();
-    return tensors[0].item<int64_t>();
+    return all_reduce(group, at::full({1}, n)).item<int64_t>();
   });
   ClusterOptions o = options();
   o.library = library;

@@ -4,8 +4,10 @@
 #include "weft/tests/testing/gloo_group.h"
 
 #include <utility>
+#include <vector>
 
 #include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
+#include "weft/common/mutex.h"
 
 namespace weft::testing {
 
@@ -16,6 +18,18 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_group(const c10::intrusive_ptr<c10d:
   // The default device is the one that the host's name resolves to, which need not be loopback.
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, std::move(options));
+}
+
+at::Tensor all_reduce(const c10::intrusive_ptr<c10d::Backend>& group, const at::Tensor& mine) {
+  static Mutex recorder;  // see the header
+  std::vector<at::Tensor> tensors{mine.clone()};
+  c10::intrusive_ptr<c10d::Work> work;
+  {
+    MutexLock lock(&recorder);
+    work = group->allreduce(tensors);
+  }
+  work->wait();
+  return tensors[0];
 }
 
 }  // namespace weft::testing

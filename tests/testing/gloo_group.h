@@ -4,11 +4,13 @@
 // LibTorch's own process group on gloo, for tests of workers and collectives side by side. On
 // loopback.
 //
-//   auto store = c10::make_intrusive<c10d::HashStore>();           // one for all ranks
-//   auto group = make_gloo_group(store, rank, size);               // blocks until all ranks are
-//   here std::vector<at::Tensor> tensors{at::ones({3})}; group->allreduce(tensors)->wait();
+//   auto store = c10::make_intrusive<c10d::HashStore>();  // one for all ranks
+//   auto group = make_gloo_group(store, rank, size);      // blocks until all ranks are here
+//   at::Tensor sum = all_reduce(group, at::ones({3}));
 //
-// Threads: each rank makes its own, all at the same time.
+// Threads: each rank makes its own, all at the same time. Collectives of several ranks of one
+// process are begun through all_reduce() only: LibTorch 2.11 notes each in a process-wide recorder
+// (c10d::FlightRecorder), in a map that it does not lock.
 
 #include <chrono>
 
@@ -21,6 +23,9 @@ namespace weft::testing {
 c10::intrusive_ptr<c10d::Backend> make_gloo_group(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
     std::chrono::milliseconds timeout = std::chrono::seconds(30));
+
+// The sum over all ranks; blocks until they are in.
+at::Tensor all_reduce(const c10::intrusive_ptr<c10d::Backend>& group, const at::Tensor& mine);
 
 }  // namespace weft::testing
 
