@@ -3,7 +3,8 @@
 # weft_test(NAME common_test SRCS a_test.cc ... LABELS unit TIMEOUT 120 [DEPS rpc LibTorch::LibTorch]
 #           [SANITIZE asan tsan] [SERIAL] [LOCKS name...] [NO_MAIN] [ENV A=b ...] [GCC_ASAN])
 #
-# One GoogleTest program in <build>/tests; every test in it is known to ctest by its own name. DEPS defaults to all
+# One GoogleTest program in <build>/tests; every test in it is known to ctest by its own name (in a sanitizer's build
+# there are four parts of each program instead). DEPS defaults to all
 # of weft. SANITIZE says in which sanitizer passes the program takes part (./dev asan, ./dev tsan); without it,
 # it is built only in ordinary builds. SERIAL: nothing else runs meanwhile. LOCKS: none of the same lock does.
 # GCC_ASAN: in an ordinary build with g++ the same sources are built once more as <NAME>_asan with g++'s
@@ -51,6 +52,23 @@ macro(weft_make_test _target _prefix)
     target_link_libraries(${_target} PRIVATE GTest::gmock GTest::gtest GTest::gtest_main)
   endif()
   set_target_properties(${_target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/tests")
+  set(environment "WEFT_BUILD_DIR=${weft_BINARY_DIR}" "WEFT_SOURCE_DIR=${weft_SOURCE_DIR}" ${ARG_ENV})
+  if(WEFT_SANITIZE)
+    # Loading LibTorch takes a second here, so a process runs many tests; the log of a failure names the one.
+    foreach(shard RANGE 3)
+      set(name "${_prefix}${_target}.${shard}")
+      add_test(NAME ${name} COMMAND ${_target} WORKING_DIRECTORY "${weft_BINARY_DIR}/tests")
+      set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 900
+        ENVIRONMENT "${environment};GTEST_TOTAL_SHARDS=4;GTEST_SHARD_INDEX=${shard}")
+      if(ARG_SERIAL)
+        set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
+      endif()
+      if(ARG_LOCKS)
+        set_tests_properties(${name} PROPERTIES RESOURCE_LOCK "${ARG_LOCKS}")
+      endif()
+    endforeach()
+    return()
+  endif()
   gtest_discover_tests(${_target} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES
     TEST_PREFIX "${_prefix}" TEST_LIST ${_target}_TESTS WORKING_DIRECTORY "${weft_BINARY_DIR}/tests")
   # gtest_discover_tests loses the semicolons of a list on its way, so properties are set in a file of our own,
@@ -62,7 +80,6 @@ macro(weft_make_test _target _prefix)
   if(ARG_LOCKS)
     string(APPEND properties " RESOURCE_LOCK \"${ARG_LOCKS}\"")
   endif()
-  set(environment "WEFT_BUILD_DIR=${weft_BINARY_DIR}" "WEFT_SOURCE_DIR=${weft_SOURCE_DIR}" ${ARG_ENV})
   string(APPEND properties " ENVIRONMENT \"${environment}\"")
   set(file "${CMAKE_CURRENT_BINARY_DIR}/${_target}_properties.cmake")
   file(WRITE "${file}" "if(${_target}_TESTS)\n  set_tests_properties(\${${_target}_TESTS} PROPERTIES ${properties})\nendif()\n")

@@ -236,6 +236,22 @@ std::vector<Future<R>> start_all(const Worker& worker, const std::vector<Destina
 template <class T>
 using TryResult = std::conditional_t<std::is_void_v<T>, Status, StatusOr<internal::Stored<T>>>;
 
+// A synchronous call ends with its caller's wait, also when the wait is refused (the pool has a
+// bound on waiting handlers): nobody else could take the result.
+template <class T>
+class CancelUnlessDone {
+ public:
+  explicit CancelUnlessDone(Future<T>* future) : future_(future) {}
+  ~CancelUnlessDone() {
+    if (!future_->done()) future_->cancel();
+  }
+  CancelUnlessDone(const CancelUnlessDone&) = delete;
+  CancelUnlessDone& operator=(const CancelUnlessDone&) = delete;
+
+ private:
+  Future<T>* const future_;
+};
+
 }  // namespace internal
 
 // ---- one callee --------------------------------------------------------------------------------
@@ -269,12 +285,14 @@ Future<internal::TargetResult<F>> rpc_async(const Worker& worker, const Destinat
 template <internal::Target F, class... Args>
 internal::TargetResult<F> rpc_sync(const Worker& worker, const Destination& to,
                                    const CallOptions& options, const F& f, const Args&... args) {
-  return rpc_async(worker, to, options, f, args...).wait();
+  auto future = rpc_async(worker, to, options, f, args...);
+  const internal::CancelUnlessDone guard(&future);
+  return std::move(future).wait();
 }
 template <internal::Target F, class... Args>
 internal::TargetResult<F> rpc_sync(const Worker& worker, const Destination& to, const F& f,
                                    const Args&... args) {
-  return rpc_async(worker, to, CallOptions(), f, args...).wait();
+  return rpc_sync(worker, to, CallOptions(), f, args...);
 }
 
 template <internal::Target F, class... Args>
@@ -284,6 +302,7 @@ internal::TryResult<internal::TargetResult<F>> try_rpc_sync(const Worker& worker
                                                             const Args&... args) {
   auto future = try_rpc_async(worker, to, options, f, args...);
   if (!future.ok()) return future.status();
+  const internal::CancelUnlessDone guard(&*future);
   return future->try_wait();
 }
 template <internal::Target F, class... Args>

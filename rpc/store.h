@@ -89,8 +89,8 @@ class WEFT_API Store {
 // say what is wrong with it.
 struct StoreOptions {
   bool is_server = false;  // tcp: host the data here (rank 0)
-  Timeout timeout;         // default for every operation, and for connecting: 60 s
-  std::string run_id;      // file: content of another run is refused
+  Timeout timeout{};       // default for every operation, and for connecting: 60 s
+  std::string run_id{};    // file: content of another run is refused
 };
 WEFT_API StatusOr<std::shared_ptr<Store>> open_store(std::string_view url,
                                                      const StoreOptions& options,

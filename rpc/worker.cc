@@ -84,7 +84,7 @@ uint64_t Worker::membership_version() const { return core()->agent().members()->
 
 Worker::Subscription Worker::subscribe(
     std::function<void(const MembershipChange&)> on_change) const {
-  return core()->subscribe(std::move(on_change));
+  return core()->subscribers().subscribe(std::move(on_change));
 }
 
 absl::Duration Worker::rpc_timeout() const { return core()->agent().rpc_timeout(); }

@@ -141,7 +141,7 @@ class WEFT_API Worker {
   // Raised by every join, leave and death.
   uint64_t membership_version() const;
   // Calls `on_change` for every change from now on, in order, on a thread of the worker; short. The
-  // subscription ends with the returned object.
+  // subscription ends with the returned object, whose destructor waits for a call that is running.
   using Subscription = std::shared_ptr<void>;
   Subscription subscribe(std::function<void(const MembershipChange&)> on_change) const;
 

@@ -50,10 +50,6 @@ std::string host_name() {
 
 }  // namespace
 
-struct Core::Subscriber {
-  std::function<void(const MembershipChange&)> on_change;
-};
-
 StatusOr<std::shared_ptr<Core>> Core::join(JoinOptions options) {
   std::shared_ptr<Core> core(new Core());
   const Status status = core->init(std::move(options));
@@ -220,6 +216,7 @@ Status Core::init(JoinOptions options) {
     WEFT_LOG(core->log_, kError) << why;
     if (core->agent_ready_.load()) core->agent_->close(why);
   };
+  subscribers_ = std::make_unique<Subscribers>(runtime_, log_);
   membership_ = std::make_unique<Membership>(std::move(m));
 
   AgentOptions a;
@@ -338,34 +335,7 @@ void Core::on_event(const MembershipEvent& event) {
     if (agent_ready_.load()) agent_->peer_gone(event.worker.incarnation, why);
     for (const auto& service : services_) service->on_worker_gone(event.worker, why);
   }
-  std::vector<std::shared_ptr<Subscriber>> live;
-  {
-    MutexLock lock(&subscribers_mutex_);
-    for (auto it = subscribers_.begin(); it != subscribers_.end();) {
-      if (auto s = it->lock()) {
-        live.push_back(std::move(s));
-        ++it;
-      } else {
-        it = subscribers_.erase(it);
-      }
-    }
-  }
-  for (const auto& s : live) {
-    try {
-      s->on_change(change);
-    } catch (...) {
-      WEFT_LOG(log_, kError) << "a membership subscriber threw: "
-                             << status_from_current_exception();
-    }
-  }
-}
-
-Worker::Subscription Core::subscribe(std::function<void(const MembershipChange&)> on_change) {
-  auto subscriber = std::make_shared<Subscriber>();
-  subscriber->on_change = std::move(on_change);
-  MutexLock lock(&subscribers_mutex_);
-  subscribers_.push_back(subscriber);
-  return subscriber;
+  subscribers_->tell(change);
 }
 
 std::map<std::string, int64_t> Core::debug_info() const {

@@ -20,6 +20,7 @@
 #include "weft/rpc/internal/agent.h"
 #include "weft/rpc/internal/membership.h"
 #include "weft/rpc/internal/metrics_http.h"
+#include "weft/rpc/internal/subscribers.h"
 #include "weft/rpc/worker.h"
 
 namespace weft::internal {
@@ -50,7 +51,7 @@ class Core : public std::enable_shared_from_this<Core> {
   bool is_shut_down() const { return down_.load(); }
   std::map<std::string, int64_t> debug_info() const;
 
-  Worker::Subscription subscribe(std::function<void(const MembershipChange&)> on_change);
+  Subscribers& subscribers() { return *subscribers_; }
 
  private:
   Core() = default;
@@ -87,6 +88,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::shared_ptr<Agent> agent_;
   // claim() starts the membership thread before the agent exists.
   std::atomic<bool> agent_ready_{false};
+  std::unique_ptr<Subscribers> subscribers_;
   std::unique_ptr<Membership> membership_;
   std::unique_ptr<Transport> transport_;
   // Gone after tear_down(), which runs once.
@@ -97,10 +99,6 @@ class Core : public std::enable_shared_from_this<Core> {
   std::unique_ptr<Condition> shutdown_done_;
   bool shutdown_begun_ ABSL_GUARDED_BY(shutdown_mutex_) = false;
   std::optional<ShutdownResult> shutdown_result_ ABSL_GUARDED_BY(shutdown_mutex_);
-
-  struct Subscriber;
-  Mutex subscribers_mutex_;
-  std::vector<std::weak_ptr<Subscriber>> subscribers_ ABSL_GUARDED_BY(subscribers_mutex_);
 };
 
 }  // namespace weft::internal

@@ -3,16 +3,7 @@
 #include "weft/common/error.h"
 #include "weft/rpc/faulty_transport.h"
 #include "weft/rpc/grpc_transport.h"
-
-// clang has no __SANITIZE_THREAD__.
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define WEFT_THREAD_SANITIZER 1
-#endif
-#endif
-#ifndef WEFT_THREAD_SANITIZER
-#define WEFT_THREAD_SANITIZER 0
-#endif
+#include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
 
@@ -104,13 +95,12 @@ std::vector<Backend> transport_backends() {
   };
   out.push_back({"faulty_inproc", false, false, faulty_inproc});
   out.push_back({"faulty_inproc_sim", true, false, faulty_inproc});
-#if !defined(__SANITIZE_THREAD__) && !WEFT_THREAD_SANITIZER
+  if (kThreadSanitizer) return out;
   out.push_back({"grpc", false, true, [](World&) { return grpc_transport(); }});
   out.push_back(
       {"grpc_tcp", false, true, [](World&) { return grpc_transport({.local_sockets = false}); }});
   out.push_back({"faulty_grpc", false, true,
                  [plan](World&) { return faulty_transport(grpc_transport(), plan); }});
-#endif
   return out;
 }
 

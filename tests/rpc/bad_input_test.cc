@@ -284,7 +284,7 @@ TEST_P(RpcBadInputInproc, BadInput_a_peer_partitioned) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Nets, RpcBadInputInproc, ::testing::Values(Net::kInproc), net_name);
-INSTANTIATE_TEST_SUITE_P(Nets, RpcBadInput, ::testing::Values(Net::kInproc, Net::kGrpc), net_name);
+INSTANTIATE_TEST_SUITE_P(Nets, RpcBadInput, ::testing::ValuesIn(nets()), net_name);
 
 }  // namespace
 }  // namespace weft::testing

@@ -132,8 +132,7 @@ TEST_P(RpcBesideGloo, RPC_50_handlers_that_make_the_group) {
   c.shutdown();
 }
 
-INSTANTIATE_TEST_SUITE_P(Nets, RpcBesideGloo, ::testing::Values(Net::kInproc, Net::kGrpc),
-                         net_name);
+INSTANTIATE_TEST_SUITE_P(Nets, RpcBesideGloo, ::testing::ValuesIn(nets()), net_name);
 
 }  // namespace
 }  // namespace weft::testing

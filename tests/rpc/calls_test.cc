@@ -346,7 +346,7 @@ TEST_P(RpcCalls, InlineHandlersTakeNoHopToThePool) {
   EXPECT_EQ(info.at("requests_inline"), 1000);
 }
 
-INSTANTIATE_TEST_SUITE_P(Nets, RpcCalls, ::testing::Values(Net::kInproc, Net::kGrpc), net_name);
+INSTANTIATE_TEST_SUITE_P(Nets, RpcCalls, ::testing::ValuesIn(nets()), net_name);
 
 }  // namespace
 }  // namespace weft::testing

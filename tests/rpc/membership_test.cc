@@ -46,12 +46,9 @@ class RpcMembership : public ::testing::TestWithParam<Net> {
   static void wait_for_members(const Worker& w, size_t n) {
     auto runtime = make_system_runtime();
     Mutex mutex;
-    // Shared: a callback that has begun may outlast its subscription.
-    const auto shared = std::make_shared<std::pair<std::shared_ptr<Runtime>, Condition>>(
-        std::piecewise_construct, std::make_tuple(runtime), std::make_tuple(runtime.get()));
-    Condition& changed = shared->second;
+    Condition changed(runtime.get());
     const auto subscription =
-        w.subscribe([shared](const MembershipChange&) { shared->second.notify_all(); });
+        w.subscribe([&changed](const MembershipChange&) { changed.notify_all(); });
     MutexLock lock(&mutex);
     const absl::Time end = runtime->now() + absl::Seconds(30);
     while (w.worker_infos().size() != n && runtime->now() < end) {
@@ -353,6 +350,40 @@ TEST_P(RpcMembershipInproc, X4_a_killed_member_disappears_from_every_list_and_ra
   c.shutdown_all({.deadline = 10s});
 }
 
+// SUB-1 of rpc/internal/subscribers.h.
+TEST_P(RpcMembership, SUB_1_a_subscription_that_is_gone_does_not_run) {
+  Cluster c(dynamic({"a"}));
+  std::atomic<int> begun{0};
+  std::atomic<int> ended{0};
+  auto subscription = c[0].subscribe([&](const MembershipChange&) {
+    ++begun;
+    test_.gate->arrive_and_wait();
+    ++ended;
+  });
+  // Dropped by its own function: that must not wait for itself.
+  std::shared_ptr<void> own;
+  std::atomic<int> own_calls{0};
+  own = c[0].subscribe([&](const MembershipChange&) {
+    ++own_calls;
+    own = nullptr;
+    test_.gate->arrive_and_wait();
+  });
+  c.add("b");
+  test_.gate->wait_arrived(1);
+  auto dropper = make_system_runtime()->spawn("drop", [&] {
+    subscription = nullptr;
+    EXPECT_EQ(ended.load(), begun.load()) << "it was still running";
+  });
+  test_.gate->open();
+  dropper->join();
+  test_.gate->wait_arrived(2);
+  EXPECT_EQ(begun.load(), 1);
+  c.add("d");
+  wait_for_members(c[0], 3);
+  EXPECT_EQ(begun.load(), 1);
+  EXPECT_EQ(own_calls.load(), 1);
+}
+
 TEST_P(RpcMembership, AMissingWorkerIsNamedWhenTheDeadlinePasses) {
   Cluster shape(ClusterOptions{.size = 0, .net = GetParam()});
   JoinOptions j = shape.join_options(0, "a");
@@ -376,8 +407,7 @@ TEST_P(RpcMembershipInproc, SixtyFourWorkersWithOneThreadEach) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Nets, RpcMembershipInproc, ::testing::Values(Net::kInproc), net_name);
-INSTANTIATE_TEST_SUITE_P(Nets, RpcMembership, ::testing::Values(Net::kInproc, Net::kGrpc),
-                         net_name);
+INSTANTIATE_TEST_SUITE_P(Nets, RpcMembership, ::testing::ValuesIn(nets()), net_name);
 
 }  // namespace
 }  // namespace weft::testing

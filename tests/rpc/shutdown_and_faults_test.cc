@@ -324,7 +324,7 @@ TEST_P(RpcShutdownInproc, BothSidesDiallingAtOnceEndWithOneConnection) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Nets, RpcShutdownInproc, ::testing::Values(Net::kInproc), net_name);
-INSTANTIATE_TEST_SUITE_P(Nets, RpcShutdown, ::testing::Values(Net::kInproc, Net::kGrpc), net_name);
+INSTANTIATE_TEST_SUITE_P(Nets, RpcShutdown, ::testing::ValuesIn(nets()), net_name);
 
 }  // namespace
 }  // namespace weft::testing

@@ -28,7 +28,7 @@ TEST_P(RpcSmoke, TwoWorkersCallEachOther) {
   c.shutdown();
 }
 
-INSTANTIATE_TEST_SUITE_P(Nets, RpcSmoke, ::testing::Values(Net::kInproc, Net::kGrpc), net_name);
+INSTANTIATE_TEST_SUITE_P(Nets, RpcSmoke, ::testing::ValuesIn(nets()), net_name);
 
 }  // namespace
 }  // namespace weft::testing

@@ -324,8 +324,8 @@ TEST_P(RpcFutures, RPC_82_async_function_wrong_return_type_and_RPC_84_return_fut
   EXPECT_EQ(rpc_async(c[0], 1, &later_add, "worker0", 1, 1).wait(), 3);
 }
 
-INSTANTIATE_TEST_SUITE_P(Nets, RpcTime, ::testing::Values(Net::kInproc, Net::kGrpc), net_name);
-INSTANTIATE_TEST_SUITE_P(Nets, RpcFutures, ::testing::Values(Net::kInproc, Net::kGrpc), net_name);
+INSTANTIATE_TEST_SUITE_P(Nets, RpcTime, ::testing::ValuesIn(nets()), net_name);
+INSTANTIATE_TEST_SUITE_P(Nets, RpcFutures, ::testing::ValuesIn(nets()), net_name);
 
 }  // namespace
 }  // namespace weft::testing

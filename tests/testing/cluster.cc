@@ -6,8 +6,14 @@
 
 #include "weft/rpc/group.h"
 #include "weft/rpc/grpc_transport.h"
+#include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
+
+std::vector<Net> nets() {
+  if (kThreadSanitizer) return {Net::kInproc};
+  return {Net::kInproc, Net::kGrpc};
+}
 
 std::string net_name(const ::testing::TestParamInfo<Net>& info) {
   return info.param == Net::kInproc ? "inproc" : "grpc";

@@ -1,0 +1,22 @@
+#ifndef WEFT_TESTS_TESTING_SANITIZERS_H_
+#define WEFT_TESTS_TESTING_SANITIZERS_H_
+
+// kThreadSanitizer: whether this program is built with ThreadSanitizer. Packaged libraries (gRPC,
+// LibTorch) are not, so what passes between threads inside them is invisible to it.
+
+namespace weft::testing {
+
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define WEFT_TESTS_THREAD_SANITIZER_ 1
+#endif
+#endif
+#if defined(__SANITIZE_THREAD__) || defined(WEFT_TESTS_THREAD_SANITIZER_)
+inline constexpr bool kThreadSanitizer = true;
+#else
+inline constexpr bool kThreadSanitizer = false;
+#endif
+
+}  // namespace weft::testing
+
+#endif  // WEFT_TESTS_TESTING_SANITIZERS_H_
