@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -282,11 +283,15 @@ TEST(Launch, NodeThatFallsSilentEndsTheOthers) {
 TEST(Launch, NodeThatIsDoneLeavesAndTheOthersGoOn) {
   Place place(true);
   // Node 0 hosts the meeting place and is done at once; node 1 goes on until it is told.
-  Running first = place.start(0, 2, sh({}, "exit 0"));
+  Running first = place.start(0, 2, sh({}, "echo done"));
   ASSERT_TRUE(first.wait_for(kThere)) << first.err();
   Running second =
       place.start(1, 2, sh({}, "trap 'exit 31' USR1; echo up; while :; do sleep 0.05; done"));
   ASSERT_TRUE(second.wait_for("[worker1] up"));
+  ASSERT_TRUE(first.wait_for("[worker0] done"));
+  // Node 0 knows that its process has ended when it has reaped it.
+  const absl::Time end = absl::Now() + absl::Seconds(20);
+  while (!children_named(first.pid(), "sh").empty() && absl::Now() < end) std::this_thread::yield();
   second.send(SIGUSR1);
   EXPECT_EQ(second.finish().code, 31);
   Result one = first.finish();

@@ -377,6 +377,19 @@ void Peers::report(const Failure& failure) {
   });
 }
 
+void Peers::deliver_published(const std::string& text) {
+  std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits(' ', 2));
+  int node = 0;
+  Failure failure{.exit_code = 1, .text = text};
+  if (parts.size() == 3 && absl::SimpleAtoi(parts[0], &node) &&
+      absl::SimpleAtoi(parts[1], &failure.exit_code)) {
+    failure.text = parts[2];
+    // An exit code is a byte, and not 0 here.
+    if (failure.exit_code < 1 || failure.exit_code > 255) failure.exit_code = 1;
+  }
+  if (node != options_.node) deliver(std::move(failure));
+}
+
 void Peers::watch() {
   const std::string failed = run_key(options_.job_id, "failed");
   const std::string own_beat = run_key(options_.job_id, absl::StrCat("beat/", options_.node));
@@ -388,16 +401,7 @@ void Peers::watch() {
       absl::StatusOr<std::optional<std::string>> text =
           watch_store_->wait_change(failed, std::nullopt, kBeat);
       if (text.ok() && text->has_value()) {
-        std::vector<std::string> parts = absl::StrSplit(**text, absl::MaxSplits(' ', 2));
-        int node = 0;
-        Failure failure{.exit_code = 1, .text = **text};
-        if (parts.size() == 3 && absl::SimpleAtoi(parts[0], &node) &&
-            absl::SimpleAtoi(parts[1], &failure.exit_code)) {
-          failure.text = parts[2];
-          // An exit code is a byte, and not 0 here.
-          if (failure.exit_code < 1 || failure.exit_code > 255) failure.exit_code = 1;
-        }
-        if (node != options_.node) deliver(std::move(failure));
+        deliver_published(**text);
         return;
       }
       if (!text.ok() && !is_deadline(text.status())) status = text.status();
@@ -482,6 +486,9 @@ std::optional<Failure> Peers::finish(absl::Duration bound) {
     }
   }
   stop_watching();
+  // Who failed said so before the goodbye, but the watch may not have brought it yet.
+  const auto failed = store_->try_get(run_key(options_.job_id, "failed"), absl::Seconds(5));
+  if (failed.ok() && failed->has_value()) deliver_published(**failed);
   MutexLock lock(&mutex_);
   all_left_ = lost_.empty();
   return failure_;

@@ -80,6 +80,7 @@ class Peers : public PeerLink {
   // failure.
   void check_leases();
   void deliver(Failure failure);
+  void deliver_published(const std::string& text);
   absl::Status publish(Store& store, const Failure& failure);
   void stop_watching();
 
