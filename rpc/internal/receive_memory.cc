@@ -106,11 +106,12 @@ void ReceiveMemory::sweep() {
   std::vector<std::pair<void*, size_t>> old;
   {
     MutexLock lock(&mutex_);
+    const uint64_t sweep = sweeps_++;
     for (auto it = free_.begin(); it != free_.end();) {
       std::vector<Free>& blocks = it->second;
       // Given back before the last sweep, and the youngest are taken first.
       const auto young = std::find_if(blocks.begin(), blocks.end(),
-                                      [this](const Free& b) { return b.since == sweeps_; });
+                                      [sweep](const Free& b) { return b.since == sweep; });
       for (auto block = blocks.begin(); block != young; ++block) {
         old.emplace_back(block->data, it->first);
         counters_.kept_bytes -= it->first;
@@ -118,7 +119,6 @@ void ReceiveMemory::sweep() {
       blocks.erase(blocks.begin(), young);
       it = blocks.empty() ? free_.erase(it) : std::next(it);
     }
-    ++sweeps_;
   }
   for (const auto& [data, size] : old) munmap(data, size);
 }
