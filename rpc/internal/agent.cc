@@ -335,6 +335,9 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
     }
     result = std::move(error);
   }
+  // The arguments are given back first: the caller may count on their bytes when it hears of the
+  // end.
+  p.spec = nullptr;
   p.done(std::move(result));
   if (wake) idle_changed_.notify_all();
   if (link != nullptr) close_if_drained(link);
