@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/common/internal/pool.h"
+#include "weft/common/wake_scope.h"
 
 namespace weft::internal {
 
@@ -87,7 +88,7 @@ void FutureCore::publish() {
     waiters.swap(waiters_);
   }
   // Outside the lock: a thread that wakes up on this core runs at once, and would wait again.
-  for (const std::shared_ptr<Parker>& waiter : waiters) waiter->unpark();
+  if (!waiters.empty()) WakeScope::wake(std::move(waiters));
   for (Task& callback : callbacks) callback();
 }
 

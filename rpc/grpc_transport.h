@@ -39,6 +39,11 @@ struct GrpcTransportOptions {
   // Peers of one network namespace meet over an abstract Unix socket, which saves a third of a
   // small call's time; everybody else, and whoever dials a relay's address, over TCP.
   bool local_sockets = true;
+  // An Abseil that was built without NDEBUG, Debian's for one, checks at each lock of gRPC the
+  // order in which mutexes were ever locked, and aborts the process at a cycle; that is an eighth
+  // of a small call. So the first transport switches the check off, for the whole process, as
+  // absl::SetMutexDeadlockDetectionMode does. True: it is left as it is.
+  bool abseil_lock_checks = false;
 };
 
 WEFT_API TransportFactory grpc_transport(const GrpcTransportOptions& options = {});

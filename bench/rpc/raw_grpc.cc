@@ -15,6 +15,7 @@
 #include <cstring>
 #include <memory>
 
+#include "absl/synchronization/mutex.h"
 #include "weft/bench/rpc/line_protocol.h"
 
 namespace weft::bench {
@@ -307,6 +308,8 @@ int run(int argc, char** argv) {
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
+  // As ours does: otherwise we would measure Abseil's debugging, not the stream.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   try {
     return weft::bench::run(argc, argv);
   } catch (const std::exception& error) {

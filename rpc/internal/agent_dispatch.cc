@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
+#include "weft/common/wake_scope.h"
 #include "weft/rpc/internal/agent.h"
 #include "weft/rpc/internal/counters.h"
 
@@ -207,6 +208,7 @@ void Agent::on_request(const std::shared_ptr<Link>& link, std::shared_ptr<v1::Ca
 void Agent::serve(std::shared_ptr<Job> job) {
   const auto start = [self = shared_from_this(), job] {
     if (may_run_inline(*job->method, job->arguments)) {
+      WakeScope::flush();  // WAKE-1
       self->counters_->inline_runs->add();
       self->run(job);
       return;

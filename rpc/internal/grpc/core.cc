@@ -6,6 +6,7 @@
 #include <grpcpp/alarm.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "weft/rpc/internal/grpc/address.h"
 #include "weft/rpc/internal/grpc/server.h"
 #include "weft/rpc/internal/wire/text.h"
@@ -71,6 +72,9 @@ GrpcTransportCore::GrpcTransportCore(const TransportContext& context,
       options_(options),
       poller_(context.runtime, options),
       changed_(context.runtime.get()) {
+  if (!options.abseil_lock_checks) {
+    absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  }
   MutexLock lock(&mutex_);
   timer_ = context_.runtime->make_timer([this] { fire(); });
 }

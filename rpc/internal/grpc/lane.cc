@@ -1,9 +1,12 @@
 #include "weft/rpc/internal/grpc/lane.h"
 
+#include <sched.h>
+
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "weft/common/wake_scope.h"
 #include "weft/rpc/internal/grpc/bytes.h"
 #include "weft/rpc/internal/wire/handshake.h"
 
@@ -13,6 +16,8 @@ namespace {
 // A message above this asks for the next one before it is processed, so that its bytes are on their
 // way meanwhile; below, the reply should go out first.
 constexpr size_t kReadAheadAbove = 16u << 10;
+// So many frames behind a write are sent together, and are worth a look at the poller.
+constexpr size_t kCrowd = 16;
 
 void add(std::atomic<int64_t>* counter, int64_t n) {
   counter->fetch_add(n, std::memory_order_relaxed);
@@ -27,19 +32,25 @@ Status not_delivered(std::string_view message) {
 // ---- sending ---------------------------------------------------------------------------------
 
 Status GrpcLane::send(Frame frame) {
+  bool crowded = false;
   {
     MutexLock lock(&mutex_);
     if (!may_send_) {
       return not_delivered(draining_ ? "the connection is closed" : "the connection is lost");
     }
     add(&counters_->frames_sent, 1);
-    if (writing_ || !queue_.empty()) {
-      queue_.push_back(std::move(frame));
+    if (!writing_ && queue_.empty()) {
+      writing_ = true;
+      lock.unlock();
+      write(absl::MakeSpan(&frame, 1));
       return absl::OkStatus();
     }
-    writing_ = true;
+    queue_.push_back(std::move(frame));
+    crowded = queue_.size() % kCrowd == 0;
   }
-  write(absl::MakeSpan(&frame, 1));
+  // The poller may wait for this very core: without it the peer would get nothing before the sender
+  // waits, and the two would work in turns instead of side by side. Costs nothing otherwise.
+  if (crowded) sched_yield();
   return absl::OkStatus();
 }
 
@@ -340,6 +351,7 @@ Status GrpcLane::take_message(WireState phase, GrpcLaneHost* host, ConnectionHan
     bytes += slice.size();
   }
   int64_t frames = 0;
+  const WakeScope batch;
   const Status status =
       frames_.read(pieces_, {phase, max_frame_bytes_}, [&](const FrameView& frame) {
         ++frames;
