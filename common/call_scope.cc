@@ -2,20 +2,20 @@
 
 #include <utility>
 
-namespace weft {
-namespace {
+#include "weft/common/internal/ambient.h"
+#include "weft/common/wake_scope.h"
 
-struct Ambient {
-  ScopeRef scope;
-  BlockingHook* blocking_hook = nullptr;
-};
+namespace weft {
+namespace internal {
 
 Ambient& ambient() {
   thread_local Ambient value;
   return value;
 }
 
-}  // namespace
+}  // namespace internal
+
+using internal::ambient;
 
 CancelToken::CancelToken() : state_(std::make_shared<State>()) {}
 
@@ -72,6 +72,7 @@ BlockingHookGuard::BlockingHookGuard(BlockingHook* hook)
 BlockingHookGuard::~BlockingHookGuard() { ambient().blocking_hook = previous_; }
 
 BlockingRegion::BlockingRegion() : hook_(ambient().blocking_hook) {
+  WakeScope::flush();  // WAKE-1
   if (hook_ == nullptr) return;
   status_ = hook_->begin_blocking();
   if (!status_.ok()) hook_ = nullptr;

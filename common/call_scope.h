@@ -5,8 +5,8 @@
 // co_await, read when a nested call is issued: so a nested call can never outlive its caller's
 // deadline, cancellation reaches down the chain, and traces join up.
 //
-// It is ambient (this file owns the project's only thread_local) but it never supplies a worker:
-// scopes are keyed by worker, so several workers in one thread do not see each other's.
+// It is ambient (internal/ambient.h has the project's only thread_local) but it never supplies a
+// worker: scopes are keyed by worker, so several workers in one thread do not see each other's.
 //
 // A CallScope is immutable once installed. Threads: a ScopeGuard belongs to one thread.
 

@@ -3,24 +3,24 @@
 #include <iterator>
 #include <utility>
 
+#include "weft/common/internal/ambient.h"
+
 namespace weft {
-namespace {
 
-thread_local WakeScope* current = nullptr;
+using internal::ambient;
 
-}  // namespace
-
-WakeScope::WakeScope() : outermost_(current == nullptr) {
-  if (outermost_) current = this;
+WakeScope::WakeScope() : outermost_(ambient().wake_scope == nullptr) {
+  if (outermost_) ambient().wake_scope = this;
 }
 
 WakeScope::~WakeScope() {
   if (!outermost_) return;
   flush();
-  current = nullptr;
+  ambient().wake_scope = nullptr;
 }
 
 void WakeScope::wake(std::vector<std::shared_ptr<Parker>> parkers) {
+  WakeScope* const current = ambient().wake_scope;
   if (current == nullptr) {
     for (const std::shared_ptr<Parker>& parker : parkers) parker->unpark();
     return;
@@ -29,6 +29,7 @@ void WakeScope::wake(std::vector<std::shared_ptr<Parker>> parkers) {
 }
 
 void WakeScope::flush() {
+  WakeScope* const current = ambient().wake_scope;
   if (current == nullptr) return;
   const std::vector<std::shared_ptr<Parker>> held = std::exchange(current->held_, {});
   for (const std::shared_ptr<Parker>& parker : held) parker->unpark();

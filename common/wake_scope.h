@@ -6,7 +6,8 @@
 // would otherwise be woken, on a busy core run at once, and wait again, 64 times.
 //
 //   WAKE-1  nothing that may wait, and no code of a user, runs before a flush: what it waits for
-//           may depend on a thread that is to be woken.
+//           may depend on a thread that is to be woken. Futures and conditions see to it
+//           themselves.
 //
 // Threads: belongs to the thread that made it. Scopes nest; the outermost wakes.
 

@@ -15,7 +15,7 @@ WRITABLE = re.compile(r"\.(data|bss|tdata|tbss)$")  # not .data.rel.ro: read-onl
 # What compilers put there, and what the headers of others instantiate in us.
 FOREIGN = re.compile(r"DW\.ref\.|__TMC_END__|__dso_handle|__bss_start|_end$|_edata$|completed\.\d+$|__gcov|__asan|"
                      r"(guard variable for )?(std|at|c10|torch|caffe2|absl|grpc|google|grpc_core|__gnu_cxx|prometheus)::")
-ALLOWED = [r"(guard variable for )?weft::\(anonymous namespace\)::ambient\(\)::\w+"]
+ALLOWED = [r"(guard variable for )?weft::internal::ambient\(\)::\w+"]
 
 
 def variables(library):

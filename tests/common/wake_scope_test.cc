@@ -1,6 +1,7 @@
 #include "weft/common/wake_scope.h"
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -51,6 +52,16 @@ TEST(WakeScope, AnotherThreadIsNotConcerned) {
   auto parker = std::make_shared<CountingParker>();
   const WakeScope scope;
   make_system_runtime()->spawn("other", [&] { WakeScope::wake({parker}); })->join();
+  EXPECT_EQ(parker->woken, 1);
+}
+
+// WAKE-1: whoever waits has woken the others first.
+TEST(WakeScope, AWaitWithinAScopeWakesFirst) {
+  auto parker = std::make_shared<CountingParker>();
+  Promise<int> never;
+  const WakeScope scope;
+  WakeScope::wake({parker});
+  EXPECT_FALSE(never.future().try_wait(std::chrono::milliseconds(1)).ok());
   EXPECT_EQ(parker->woken, 1);
 }
 
