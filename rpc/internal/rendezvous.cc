@@ -12,25 +12,49 @@
 #include "weft/common/files.h"
 #include "weft/common/launch_info.h"
 #include "weft/rpc/delegating_store.h"
+#include "weft/rpc/file_store.h"
 #include "weft/rpc/internal/agent_store.h"
 
 namespace weft::internal {
 namespace {
 
-// A file store whose file goes with rank 0, which is the last to need it: it leaves after the
-// others have said that they are done.
+constexpr char kLetGo[] = "weft/let_go";
+
+// The file store of one job's ranks on one machine. Rank 0 removes the file, but not before the
+// others have let go of it: they still read each other's last words when rank 0 has read them all.
+// One that died says nothing, so rank 0 waits for a few seconds only.
 class OwnFileStore : public DelegatingStore {
  public:
-  OwnFileStore(std::shared_ptr<Store> inner, std::shared_ptr<Runtime> runtime, std::string path)
-      : DelegatingStore(std::move(inner)), runtime_(std::move(runtime)), path_(std::move(path)) {}
+  OwnFileStore(std::shared_ptr<FileStore> inner, std::shared_ptr<Runtime> runtime, std::string path,
+               bool is_first, int world_size)
+      : DelegatingStore(inner),
+        last_words_(inner->new_client()),  // the other may have been interrupted by then
+        runtime_(std::move(runtime)),
+        path_(std::move(path)),
+        is_first_(is_first),
+        others_(world_size - 1) {}
   ~OwnFileStore() override {
-    // It may be gone already; there is nobody to tell.
+    // Nobody is left to hear of an error: the file may be gone already.
+    if (!is_first_) {
+      last_words_->add(kLetGo, 1, absl::Seconds(5)).status().IgnoreError();
+      return;
+    }
+    const absl::Time end = runtime_->now() + absl::Seconds(5);
+    std::optional<std::string> seen;
+    while (others_ > 0 && seen != absl::StrCat(others_)) {
+      auto changed = last_words_->wait_change(kLetGo, seen, end - runtime_->now());
+      if (!changed.ok()) break;
+      seen = *std::move(changed);
+    }
     runtime_->files().remove(path_).IgnoreError();
   }
 
  private:
+  const std::shared_ptr<Store> last_words_;
   const std::shared_ptr<Runtime> runtime_;
   const std::string path_;
+  const bool is_first_;
+  const int others_;
 };
 
 // A directory of this user that nobody else can enter, for what the ranks of one machine share.
@@ -106,11 +130,11 @@ StatusOr<std::shared_ptr<Store>> open_rendezvous_store(const RendezvousOptions& 
     std::replace_if(
         name.begin(), name.end(), [](char c) { return c == '/' || c == '.'; }, '_');
     const std::string path = absl::StrCat(directory, "/", name);
-    store.run_id = launch.job_key;
-    WEFT_ASSIGN_OR_RETURN(std::shared_ptr<Store> file,
-                          open_store(absl::StrCat("file://", path), store, runtime));
-    if (!options.is_first) return file;
-    return std::make_shared<OwnFileStore>(std::move(file), std::move(runtime), path);
+    WEFT_ASSIGN_OR_RETURN(
+        std::shared_ptr<FileStore> file,
+        FileStore::open(path, {.run_id = launch.job_key, .timeout = options.timeout}, runtime));
+    return std::make_shared<OwnFileStore>(std::move(file), std::move(runtime), path,
+                                          options.is_first, launch.world_size);
   }
   return make_error(
       ErrorKind::kInvalidArgument,
