@@ -242,15 +242,14 @@ def row_t4(bench, wanted, quick):
     cpp, python = [CPP, CPP_TCP], [PY, PY_TCP]
     parts = []
     beside = []
-    # The row is what the peers' published driver does, batches; the window is a second line.
-    shapes = (("T4.1", "flight", "in batches of 64", 6), ("T4.2", "slide", "window of 64", None))
-    for id, command, name, bar in shapes:
+    shapes = (("T4.1", "flight", "in batches of 64"), ("T4.2", "slide", "window of 64"))
+    for id, command, name in shapes:
         bench.log(f"T4: rpc_async add, {name}")
         names = [OURS, *cpp, *python, OURS_FUNCTION]
         results = bench.interleave(names, f"{command} {IN_FLIGHT} {calls}", 90)
         detail(bench, results, describe_rate)
         metric = f"rpc_async add, {name}"
-        parts.append(compare(bench, results, id, metric, "calls/s", "higher", OURS, cpp, rate, bar))
+        parts.append(compare(bench, results, id, metric, "calls/s", "higher", OURS, cpp, rate, 6))
         beside_id = f"T4.{2 + int(id[-1])}"
         beside.append(
             compare(bench, results, beside_id, metric, "calls/s", "higher", OURS, python, rate)
