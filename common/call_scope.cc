@@ -20,6 +20,7 @@ using internal::ambient;
 CancelToken::CancelToken() : state_(std::make_shared<State>()) {}
 
 uint64_t CancelToken::on_cancel(absl::AnyInvocable<void()> fn) const {
+  if (state_ == nullptr) return 0;
   {
     MutexLock lock(&state_->mutex);
     if (!state_->cancelled.load(std::memory_order_relaxed)) {
@@ -33,6 +34,7 @@ uint64_t CancelToken::on_cancel(absl::AnyInvocable<void()> fn) const {
 }
 
 void CancelToken::remove(uint64_t id) const {
+  if (state_ == nullptr) return;
   absl::AnyInvocable<void()> dropped;  // destroyed outside the lock: it may own anything
   {
     MutexLock lock(&state_->mutex);
@@ -44,6 +46,7 @@ void CancelToken::remove(uint64_t id) const {
 }
 
 bool CancelToken::cancel() const {
+  if (state_ == nullptr) return false;
   std::map<uint64_t, absl::AnyInvocable<void()>> callbacks;
   {
     MutexLock lock(&state_->mutex);

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -29,9 +30,13 @@ namespace weft {
 class WEFT_API CancelToken {
  public:
   CancelToken();
-  bool cancelled() const { return state_->cancelled.load(std::memory_order_acquire); }
+  // One that nobody can cancel: it costs nothing. cancel() of it is false and does nothing.
+  static CancelToken none() { return CancelToken(nullptr); }
+  bool cancelled() const {
+    return state_ != nullptr && state_->cancelled.load(std::memory_order_acquire);
+  }
   // Runs `fn` once, on the thread that cancels; at once when already cancelled. Short functions
-  // only. Returns an id for remove().
+  // only. Returns an id for remove(); 0 when there is nothing to remove.
   uint64_t on_cancel(absl::AnyInvocable<void()> fn) const;
   void remove(uint64_t id) const;
   // False when it was cancelled before.
@@ -44,13 +49,15 @@ class WEFT_API CancelToken {
     uint64_t next_id ABSL_GUARDED_BY(mutex) = 1;
     std::map<uint64_t, absl::AnyInvocable<void()>> callbacks ABSL_GUARDED_BY(mutex);
   };
+  explicit CancelToken(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
   std::shared_ptr<State> state_;
 };
 
 struct CallScope {
   const void* worker = nullptr;                  // whose call this is
   absl::Time deadline = absl::InfiniteFuture();  // on that worker's clock
-  CancelToken cancel;
+  CancelToken cancel = CancelToken::none();
   uint64_t trace_id = 0;  // 0: not traced
   uint64_t span_id = 0;
   std::vector<uint64_t> holding;  // calls of this chain that hold an object's turn

@@ -76,6 +76,8 @@ class WEFT_API FutureCore {
   FutureCore& operator=(const FutureCore&) = delete;
 
   bool done() const { return done_.load(std::memory_order_acquire); }
+  // Somebody has the right to complete; nobody else will.
+  bool claimed() const { return claimed_.load(std::memory_order_acquire); }
   // OK when completed before `timeout`; unset means default_wait().
   Status wait_done(Timeout timeout);
   // Runs `fn` on completion, on the thread that completes (or here, now, when already complete).
@@ -308,7 +310,8 @@ class Promise {
     }
   }
   void abandon() {
-    if (state_ != nullptr) state_->complete(internal::broken_promise());
+    // Asked first, because the error is dearer than the rest of a promise's life.
+    if (state_ != nullptr && !state_->claimed()) state_->complete(internal::broken_promise());
   }
 
   std::shared_ptr<State> state_;

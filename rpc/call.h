@@ -170,7 +170,7 @@ StatusOr<UntypedCall> make_call(const Worker& worker, const CallOptions& options
   } else {
     UntypedCall call;
     WEFT_ASSIGN_OR_RETURN(call.method, To::name(worker, f, Signature::kText.view()));
-    call.signature = std::string(Signature::kText.view());
+    call.signature = Signature::kText.view();
     call.object = To::object(f);
     call.options = options;
     WEFT_RETURN_IF_ERROR(put_arguments(Parameters(), &call.arguments, call.method, args...));

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -46,9 +47,11 @@ WEFT_API uint64_t signature_hash(std::string_view signature);
 // ---- caller ------------------------------------------------------------------------------------
 
 struct UntypedCall {
-  std::string method;     // full name
-  std::string signature;  // the caller's view, compared by hash at the callee, printed on mismatch
-  std::string object;     // name of an instance at the callee; "" for functions
+  std::string method;  // full name
+  // The caller's view, compared by hash at the callee, printed on mismatch. Never copied: text of
+  // the program, as a literal is.
+  std::string_view signature;
+  std::string object;  // name of an instance at the callee; "" for functions
   Payload arguments;
   CallOptions options;
 };

@@ -47,6 +47,8 @@ size_t packed_item_bytes(uint8_t code) {
 }
 constexpr uint8_t kFirstFloatCode = 9;
 
+constexpr size_t kUsualTensors = 4;  // one allocation where there are no more
+
 template <class T>
 T load(const char* from) {
   T value;
@@ -133,6 +135,7 @@ void Encoder::put_tensor(const at::Tensor& tensor) {
     return;
   }
   out_->body.push_back(kTensor);
+  if (out_->tensors.empty()) out_->tensors.reserve(kUsualTensors);
   out_->tensors.push_back(tensor);
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
+#include "weft/rpc/internal/arena_message.h"
 #include "weft/rpc/internal/counters.h"
 
 namespace weft::internal {
@@ -81,7 +82,7 @@ StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call) {
     spec->trace_id = scope->trace_id;
     spec->span_id = scope->span_id;
   }
-  StatusOr<std::shared_ptr<const OutMessage>> message =
+  StatusOr<OutMessageRef> message =
       pack(std::move(call.arguments), call.options.tensors == TensorArgs::kCopy);
   if (!message.ok()) {
     return annotate(message.status(), absl::StrCat("calling '", call.method, "'"));
@@ -194,7 +195,7 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
 }
 
 void Agent::transmit(uint64_t call_id) {
-  v1::CallHeader header;
+  ArenaMessage<v1::CallHeader> header;
   std::shared_ptr<Link> link;
   std::shared_ptr<const CallSpec> spec;
   PeerRef to_dial;
@@ -223,15 +224,15 @@ void Agent::transmit(uint64_t call_id) {
       p.state = State::kSending;
       p.lost_while_sending = false;
       spec = p.spec;
-      header.set_call_id(call_id);
-      header.set_attempt(p.attempt);
+      header->set_call_id(call_id);
+      header->set_attempt(p.attempt);
       if (p.deadline != absl::InfiniteFuture()) {
-        header.set_remaining_us(
+        header->set_remaining_us(
             std::max<int64_t>(1, absl::ToInt64Microseconds(p.deadline - now())));
       }
       if (spec->call.options.retry == Retry::kAtMostOnce) {
-        header.set_at_most_once(true);
-        header.set_acked_below(*outstanding_once_.begin());
+        header->set_at_most_once(true);
+        header->set_acked_below(*outstanding_once_.begin());
       }
     }
   }
@@ -239,14 +240,14 @@ void Agent::transmit(uint64_t call_id) {
   if (to_dial != nullptr) return dial(to_dial);
   if (link == nullptr) return;
 
-  header.set_method(spec->call.method);
-  header.set_signature_hash(spec->hash);
-  header.set_object(spec->call.object);
-  header.set_grad_mode(spec->grad_mode);
-  if (spec->trace_id != 0) header.set_trace_id(spec->trace_id);
-  if (spec->span_id != 0) header.set_span_id(spec->span_id);
-  for (uint64_t turn : spec->holding) header.add_holding(turn);
-  const Status sent = link->send(FrameKind::kRequest, &header, *spec->message, call_id, now());
+  header->set_method(spec->call.method);
+  header->set_signature_hash(spec->hash);
+  header->set_object(spec->call.object);
+  header->set_grad_mode(spec->grad_mode);
+  if (spec->trace_id != 0) header->set_trace_id(spec->trace_id);
+  if (spec->span_id != 0) header->set_span_id(spec->span_id);
+  for (uint64_t turn : spec->holding) header->add_holding(turn);
+  const Status sent = link->send(FrameKind::kRequest, header.get(), spec->message, call_id, now());
   done_sending(link);
 
   bool again = false;
@@ -326,8 +327,8 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
     counters_->failed->add();
     Status error = result.status();
     if (error_kind(error) == ErrorKind::kSignature) {
-      error =
-          annotate(error, absl::StrCat("called as ", p.spec->call.method, p.spec->call.signature));
+      error = annotate(error, absl::StrCat("called as ", p.spec->call.method,
+                                           std::string(p.spec->call.signature)));
     }
     // What a handler threw reaches the caller unchanged; what arose here says what was tried.
     if (error_details(error).origin.empty()) {

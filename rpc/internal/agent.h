@@ -129,7 +129,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   std::shared_ptr<ConnectionHandler> on_connection(std::shared_ptr<Connection> connection) override;
 
   // From Link, on a transport's thread.
-  void on_request(const std::shared_ptr<Link>& link, std::shared_ptr<v1::CallHeader> header,
+  void on_request(const std::shared_ptr<Link>& link, std::shared_ptr<const v1::CallHeader> header,
                   StatusOr<Payload> payload);
   void on_answer(uint64_t call_id, StatusOr<Payload> result);
   void on_cancel_frame(const std::shared_ptr<Link>& link, uint64_t call_id);
@@ -149,7 +149,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     uint64_t trace_id = 0;
     uint64_t span_id = 0;
     std::vector<uint64_t> holding;
-    std::shared_ptr<const OutMessage> message;
+    OutMessageRef message;
     ByteCharge charge;  // of the message, until its last call is complete
   };
 
@@ -175,7 +175,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     std::shared_ptr<Link> link;
     bool lost_while_sending = false;
     bool unsent = false;
-    CancelToken parent;  // of the call in whose handler this one was issued
+    CancelToken parent = CancelToken::none();  // of the call in whose handler this one was issued
     uint64_t parent_hook = 0;
   };
 
@@ -198,7 +198,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   using PeerRef = std::shared_ptr<Peer>;
 
   struct Serving {
-    CancelToken cancel;
+    CancelToken cancel = CancelToken::none();
     std::shared_ptr<Link> link;
     bool at_most_once = false;
     Deadlines::iterator in_deadlines;

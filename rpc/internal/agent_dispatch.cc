@@ -3,17 +3,19 @@
 #include <atomic>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "weft/common/wake_scope.h"
 #include "weft/rpc/internal/agent.h"
+#include "weft/rpc/internal/arena_message.h"
 #include "weft/rpc/internal/counters.h"
 
 namespace weft::internal {
 
 struct Agent::Job {
   std::shared_ptr<Link> link;
-  std::shared_ptr<v1::CallHeader> header;
+  std::shared_ptr<const v1::CallHeader> header;
   Payload arguments;
   const Method* method = nullptr;
   std::shared_ptr<void> object;
@@ -73,8 +75,8 @@ StatusOr<const Method*> Agent::find_method(const v1::CallHeader& header) const {
   if (it == services_.end()) {
     return make_error(
         ErrorKind::kUnimplemented,
-        absl::StrCat("worker '", options_.self.name, "' does not run the service of '", name,
-                     "'; list it among the services at join"));
+        absl::StrCat("worker '", options_.self.name, "' does not run the service of '",
+                     absl::CHexEscape(name), "'; list it among the services at join"));
   }
   if (signature_hash(it->second.signature) == header.signature_hash()) return &it->second;
   return make_error(ErrorKind::kSignature, absl::StrCat("worker '", options_.self.name, "' has ",
@@ -94,8 +96,8 @@ ObjectTurns* Agent::turns_of(const std::string& object) {
   return turns.get();
 }
 
-void Agent::on_request(const std::shared_ptr<Link>& link, std::shared_ptr<v1::CallHeader> header,
-                       StatusOr<Payload> payload) {
+void Agent::on_request(const std::shared_ptr<Link>& link,
+                       std::shared_ptr<const v1::CallHeader> header, StatusOr<Payload> payload) {
   const uint64_t call_id = header->call_id();
   auto job = std::make_shared<Job>();
   job->link = link;
@@ -244,7 +246,7 @@ void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
   Answer answer;
   Status error = result.ok() ? absl::OkStatus() : result.status();
   if (error.ok()) {
-    StatusOr<std::shared_ptr<const OutMessage>> message = pack(*std::move(result), false);
+    StatusOr<OutMessageRef> message = pack(*std::move(result), false);
     if (message.ok()) {
       answer.message = *std::move(message);
     } else {
@@ -301,9 +303,9 @@ void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
 void Agent::send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, const Answer& answer) {
   Status sent;
   if (answer.kind == FrameKind::kResponse) {
-    v1::ResponseHeader header;
-    header.set_call_id(call_id);
-    sent = link->send(FrameKind::kResponse, &header, *answer.message, 0, now());
+    ArenaMessage<v1::ResponseHeader> header;
+    header->set_call_id(call_id);
+    sent = link->send(FrameKind::kResponse, header.get(), answer.message, 0, now());
     if (!sent.ok() && error_kind(sent) != ErrorKind::kNotDelivered) {
       // It can never be sent as it is, so the caller gets the reason instead.
       const Status why = annotate(sent, "the result cannot be sent");
@@ -313,11 +315,11 @@ void Agent::send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, con
                  static_cast<uint32_t>(error_kind(why)), pack_error(why, options_.self.name)});
     }
   } else {
-    v1::ErrorHeader header;
-    header.set_call_id(call_id);
-    header.set_code(answer.code);
-    header.set_kind(answer.error_kind);
-    sent = link->send(FrameKind::kError, &header, *answer.message, 0, now());
+    ArenaMessage<v1::ErrorHeader> header;
+    header->set_call_id(call_id);
+    header->set_code(answer.code);
+    header->set_kind(answer.error_kind);
+    sent = link->send(FrameKind::kError, header.get(), answer.message, 0, now());
   }
   if (!sent.ok()) counters_->unsent_answers->add();
 }
@@ -327,7 +329,7 @@ void Agent::on_answer(uint64_t call_id, StatusOr<Payload> result) {
 }
 
 void Agent::on_cancel_frame(const std::shared_ptr<Link>& link, uint64_t call_id) {
-  CancelToken cancel;
+  CancelToken cancel = CancelToken::none();
   {
     MutexLock lock(&mutex_);
     auto it = serving_.find({link->peer().incarnation, call_id});

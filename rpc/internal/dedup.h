@@ -23,7 +23,7 @@ struct Answer {
   FrameKind kind = FrameKind::kResponse;
   uint32_t code = 0;
   uint32_t error_kind = 0;
-  std::shared_ptr<const OutMessage> message;
+  OutMessageRef message;
 };
 
 class CallWindow {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/rpc/internal/agent.h"
+#include "weft/rpc/internal/arena_message.h"
 
 namespace weft::internal {
 namespace {
@@ -41,8 +42,9 @@ void Link::on_frame(const FrameView& frame, int lane) {
 Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
   switch (frame.kind) {
     case FrameKind::kRequest: {
-      auto header = std::make_shared<v1::CallHeader>();
-      WEFT_RETURN_IF_ERROR(parse(frame, header.get()));
+      const auto memory = std::make_shared<ArenaMessage<v1::CallHeader>>();
+      const std::shared_ptr<const v1::CallHeader> header(memory, memory->get());
+      WEFT_RETURN_IF_ERROR(parse(frame, memory->get()));
       return assembler_.begin(header->layout(), frame,
                               [self = shared_from_this(), header](StatusOr<Payload> payload) {
                                 if (auto a = self->agent_.lock()) {
@@ -51,11 +53,11 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
                               });
     }
     case FrameKind::kResponse: {
-      v1::ResponseHeader header;
-      WEFT_RETURN_IF_ERROR(parse(frame, &header));
+      ArenaMessage<v1::ResponseHeader> header;
+      WEFT_RETURN_IF_ERROR(parse(frame, header.get()));
       return assembler_.begin(
-          header.layout(), frame,
-          [self = shared_from_this(), id = header.call_id()](StatusOr<Payload> payload) {
+          header->layout(), frame,
+          [self = shared_from_this(), id = header->call_id()](StatusOr<Payload> payload) {
             if (auto a = self->agent_.lock()) a->on_answer(id, std::move(payload));
           });
     }

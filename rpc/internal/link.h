@@ -37,7 +37,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   Assembler& assembler() { return assembler_; }
 
   template <class Header>
-  Status send(FrameKind kind, Header* header, const OutMessage& message, uint64_t cookie,
+  Status send(FrameKind kind, Header* header, const OutMessageRef& message, uint64_t cookie,
               absl::Time now) {
     last_sent_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
     return send_message(connection_.get(), kind, header, message, limits_, cookie, &transfers_);

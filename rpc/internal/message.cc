@@ -13,6 +13,8 @@ namespace {
 constexpr size_t kMaxHeaderBytes = 64 << 10;
 // Segments of a large message up to this size still travel in its header frame.
 constexpr size_t kSmallSegmentBytes = 4 << 10;
+// The descriptor of a dense tensor of a few dimensions.
+constexpr size_t kUsualMetaBytes = 16;
 
 void put_u32(std::string* out, uint32_t v) {
   for (int i = 0; i < 4; ++i) out->push_back(static_cast<char>(v >> (8 * i)));
@@ -30,11 +32,6 @@ bool take_text(std::string_view* in, std::string* out) {
   out->assign(in->substr(0, n));
   in->remove_prefix(n);
   return true;
-}
-
-Slice own(std::string bytes) {
-  auto owner = std::make_shared<const std::string>(std::move(bytes));
-  return Slice{owner->data(), owner->size(), owner};
 }
 
 Status violation(std::string text) { return make_error(ErrorKind::kProtocol, text); }
@@ -72,36 +69,31 @@ void add_once(std::vector<std::shared_ptr<T>>* list, const std::shared_ptr<T>& i
 
 }  // namespace
 
-StatusOr<std::shared_ptr<const OutMessage>> pack(Payload payload, bool copy) {
+StatusOr<OutMessageRef> pack(Payload payload, bool copy) {
   auto out = std::make_shared<OutMessage>();
-  out->segments.reserve(1 + payload.tensors.size());
-  out->bytes = payload.body.size();
-  out->segments.push_back(own(std::move(payload.body)));
+  out->body = std::move(payload.body);
+  out->bytes = out->body.size();
+  out->tensor_metas.reserve(kUsualMetaBytes * payload.tensors.size());
   for (size_t i = 0; i < payload.tensors.size(); ++i) {
     StatusOr<TensorParts> parts = split_for_wire(payload.tensors[i], copy);
     if (!parts.ok()) return annotate(parts.status(), absl::StrCat("tensor ", i));
     append_meta(parts->meta, &out->tensor_metas);
     for (at::Tensor& buffer : parts->buffers) {
-      auto owner = std::make_shared<const at::Tensor>(std::move(buffer));
-      const size_t size = owner->nbytes();
-      out->bytes += size;
-      out->segments.push_back(
-          Slice{static_cast<const char*>(owner->const_data_ptr()), size, owner});
+      out->bytes += buffer.nbytes();
+      out->buffers.push_back(std::move(buffer));
     }
   }
   return out;
 }
 
-std::shared_ptr<const OutMessage> pack_error(const Status& error, std::string_view self) {
+OutMessageRef pack_error(const Status& error, std::string_view self) {
   const ErrorDetails details = error_details(error);
-  std::string body;
-  put_text(&body, std::string_view(error.message().data(), error.message().size()));
-  put_text(&body, details.origin.empty() ? self : std::string_view(details.origin));
-  put_text(&body, details.remote_trace);
-  put_text(&body, details.payload);
   auto out = std::make_shared<OutMessage>();
-  out->bytes = body.size();
-  out->segments.push_back(own(std::move(body)));
+  put_text(&out->body, std::string_view(error.message().data(), error.message().size()));
+  put_text(&out->body, details.origin.empty() ? self : std::string_view(details.origin));
+  put_text(&out->body, details.remote_trace);
+  put_text(&out->body, details.payload);
+  out->bytes = out->body.size();
   return out;
 }
 
@@ -152,12 +144,14 @@ void plan_layout(const OutMessage& message, const MessageLimits& limits, v1::Lay
   layout->set_tensor_metas(message.tensor_metas);
   const bool whole = message.bytes <= limits.inline_bytes;
   size_t inlined = 0;
-  for (const Slice& s : message.segments) {
+  layout->mutable_segments()->Reserve(static_cast<int>(message.segments()));
+  for (size_t i = 0; i < message.segments(); ++i) {
+    const size_t size = message.segment(i).size();
     v1::Segment* segment = layout->add_segments();
-    segment->set_length(s.size);
+    segment->set_length(size);
     if (whole) continue;
-    if (s.size <= kSmallSegmentBytes && inlined + s.size <= limits.inline_bytes) {
-      inlined += s.size;
+    if (size <= kSmallSegmentBytes && inlined + size <= limits.inline_bytes) {
+      inlined += size;
       continue;
     }
     segment->set_transfer_id(transfers->fetch_add(1, std::memory_order_relaxed) + 1);
@@ -165,30 +159,31 @@ void plan_layout(const OutMessage& message, const MessageLimits& limits, v1::Lay
 }
 
 Status send_frames(Connection* connection, FrameKind kind, std::string header,
-                   const v1::Layout& layout, const OutMessage& message, const MessageLimits& limits,
-                   uint64_t cookie) {
+                   const v1::Layout& layout, const OutMessageRef& message,
+                   const MessageLimits& limits, uint64_t cookie) {
   if (header.size() > kMaxHeaderBytes) {
     return make_error(
         ErrorKind::kInvalidArgument,
         absl::StrCat("the header of this message needs ", header.size(), " bytes, more than the ",
-                     kMaxHeaderBytes, " that fit: ", message.segments.size() - 1,
+                     kMaxHeaderBytes, " that fit: ", message->buffers.size(),
                      " tensor buffers are too many for one call; stack them or split it"));
   }
-  if (message.bytes > limits.max_message_bytes) {
+  if (message->bytes > limits.max_message_bytes) {
     return make_error(ErrorKind::kResource,
-                      absl::StrCat("a message of ", message.bytes, " bytes exceeds the bound of ",
+                      absl::StrCat("a message of ", message->bytes, " bytes exceeds the bound of ",
                                    limits.max_message_bytes));
   }
   weft::Frame first;
   first.kind = kind;
   first.header = std::move(header);
-  std::vector<std::pair<uint64_t, const Slice*>> chunked;
+  first.payload.reserve(message->segments());
+  std::vector<std::pair<uint64_t, std::string_view>> chunked;
   for (int i = 0; i < layout.segments_size(); ++i) {
-    const Slice& s = message.segments[static_cast<size_t>(i)];
+    const std::string_view s = message->segment(static_cast<size_t>(i));
     if (layout.segments(i).transfer_id() != 0) {
-      chunked.emplace_back(layout.segments(i).transfer_id(), &s);
-    } else if (s.size > 0) {
-      first.payload.push_back(s);
+      chunked.emplace_back(layout.segments(i).transfer_id(), s);
+    } else if (!s.empty()) {
+      first.payload.push_back(Slice{s.data(), s.size(), message});
     }
   }
   if (chunked.empty()) {
@@ -198,15 +193,15 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
   WEFT_RETURN_IF_ERROR(connection->send(std::move(first), kBulkLane));
   for (size_t i = 0; i < chunked.size(); ++i) {
     const auto& [id, segment] = chunked[i];
-    for (size_t offset = 0; offset < segment->size; offset += limits.chunk_bytes) {
-      const size_t n = std::min(limits.chunk_bytes, segment->size - offset);
+    for (size_t offset = 0; offset < segment.size(); offset += limits.chunk_bytes) {
+      const size_t n = std::min(limits.chunk_bytes, segment.size() - offset);
       weft::Frame chunk;
       chunk.kind = FrameKind::kChunk;
       chunk.header = encode_chunk_header(id, offset);
-      chunk.payload.push_back(Slice{segment->data + offset, n, segment->owner});
+      chunk.payload.push_back(Slice{segment.data() + offset, n, message});
       // The callee runs nothing before the last chunk, so that one decides whether it was
       // delivered.
-      if (i + 1 == chunked.size() && offset + n == segment->size) chunk.cookie = cookie;
+      if (i + 1 == chunked.size() && offset + n == segment.size()) chunk.cookie = cookie;
       WEFT_RETURN_IF_ERROR(connection->send(std::move(chunk), kBulkLane));
     }
   }
@@ -218,8 +213,8 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
 
 struct Assembler::Incoming {
   Payload payload;
-  std::vector<TensorMeta> metas;
-  std::vector<std::vector<at::Tensor>> buffers;  // per meta
+  Metas metas;
+  absl::InlinedVector<Buffers, 2> buffers;  // per meta
   size_t open_transfers = 0;
   uint64_t charged = 0;
   uint64_t touched = 0;  // sweep in which something last happened
@@ -227,10 +222,10 @@ struct Assembler::Incoming {
 };
 
 Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uint64_t* total,
-                           std::vector<TensorMeta>* metas) {
+                           Metas* metas) {
   if (layout.segments_size() == 0) return violation("a message without segments");
   std::string_view in(layout.tensor_metas());
-  std::vector<uint64_t> expected;
+  absl::InlinedVector<uint64_t, 4> expected;
   while (!in.empty()) {
     TensorMeta meta;
     WEFT_RETURN_IF_ERROR(take_meta(&in, &meta));
@@ -279,7 +274,7 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Delive
   if (valid.ok()) {
     message->payload.body.resize(layout.segments(0).length());
     for (const TensorMeta& meta : message->metas) {
-      StatusOr<std::vector<at::Tensor>> buffers = allocate_buffers(meta, memory_.get());
+      StatusOr<Buffers> buffers = allocate_buffers(meta, memory_.get());
       if (!buffers.ok()) {
         valid = buffers.status();
         break;
@@ -306,7 +301,7 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Delive
     return absl::OkStatus();
   }
 
-  std::vector<char*> targets = {message->payload.body.data()};
+  absl::InlinedVector<char*, 5> targets = {message->payload.body.data()};
   for (auto& buffers : message->buffers) {
     for (at::Tensor& b : buffers) targets.push_back(static_cast<char*>(b.mutable_data_ptr()));
   }
@@ -408,6 +403,7 @@ Status Assembler::on_chunk(const FrameView& frame) {
 
 void Assembler::finish(const std::shared_ptr<Incoming>& message) {
   if (message->charged > 0) budget_->release(message->charged);
+  message->payload.tensors.reserve(message->metas.size());
   for (size_t i = 0; i < message->metas.size(); ++i) {
     StatusOr<at::Tensor> tensor = join_from_wire(message->metas[i], std::move(message->buffers[i]));
     if (!tensor.ok()) {

@@ -36,16 +36,26 @@ struct MessageLimits {
   size_t max_parked_bytes = 8 << 20;  // chunks that came before their header, per connection
 };
 
+// Held as a whole by each frame that carries a part of it.
 struct OutMessage {
-  std::vector<Slice> segments;  // [0]: the value tree (or the error text)
+  std::string body;  // segment 0: the value tree (or the error text)
+  Buffers buffers;   // the segments after it
   std::string tensor_metas;
   size_t bytes = 0;
+
+  size_t segments() const { return 1 + buffers.size(); }
+  std::string_view segment(size_t i) const {
+    if (i == 0) return body;
+    const at::Tensor& b = buffers[i - 1];
+    return {static_cast<const char*>(b.const_data_ptr()), b.nbytes()};
+  }
 };
+using OutMessageRef = std::shared_ptr<const OutMessage>;
 
 // `copy`: the tensors' bytes are copied now, so the caller may change them at once.
-StatusOr<std::shared_ptr<const OutMessage>> pack(Payload payload, bool copy);
+StatusOr<OutMessageRef> pack(Payload payload, bool copy);
 // Message, origin, trace and payload of an error, as the first segment.
-std::shared_ptr<const OutMessage> pack_error(const Status& error, std::string_view self);
+OutMessageRef pack_error(const Status& error, std::string_view self);
 // The error that came; `origin` is used when the sender did not name one.
 Status unpack_error(uint32_t code, uint32_t kind, std::string_view body, std::string_view origin);
 
@@ -53,7 +63,7 @@ Status unpack_error(uint32_t code, uint32_t kind, std::string_view body, std::st
 // ErrorHeader). `first_transfer` gives transfer ids. An error means: not delivered, not as a whole.
 template <class Header>
 Status send_message(Connection* connection, FrameKind kind, Header* header,
-                    const OutMessage& message, const MessageLimits& limits, uint64_t cookie,
+                    const OutMessageRef& message, const MessageLimits& limits, uint64_t cookie,
                     std::atomic<uint64_t>* transfers);
 
 class Assembler {
@@ -82,6 +92,7 @@ class Assembler {
 
  private:
   struct Incoming;
+  using Metas = absl::InlinedVector<TensorMeta, 2>;
   struct Transfer {
     std::shared_ptr<Incoming> message;  // null: draining, chunks are discarded
     char* target = nullptr;
@@ -93,8 +104,7 @@ class Assembler {
     uint64_t offset = 0;
   };
 
-  Status validate(const v1::Layout& layout, const FrameView& frame, uint64_t* total,
-                  std::vector<TensorMeta>* metas);
+  Status validate(const v1::Layout& layout, const FrameView& frame, uint64_t* total, Metas* metas);
   Status take_locked(uint64_t id, uint64_t offset, const FrameView* frame, std::string_view bytes,
                      std::shared_ptr<Incoming>* complete) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void finish(const std::shared_ptr<Incoming>& message);
@@ -120,14 +130,14 @@ Status decode_chunk_header(std::string_view header, uint64_t* transfer_id, uint6
 void plan_layout(const OutMessage& message, const MessageLimits& limits, v1::Layout* layout,
                  std::atomic<uint64_t>* transfers);
 Status send_frames(Connection* connection, FrameKind kind, std::string header,
-                   const v1::Layout& layout, const OutMessage& message, const MessageLimits& limits,
-                   uint64_t cookie);
+                   const v1::Layout& layout, const OutMessageRef& message,
+                   const MessageLimits& limits, uint64_t cookie);
 
 template <class Header>
 Status send_message(Connection* connection, FrameKind kind, Header* header,
-                    const OutMessage& message, const MessageLimits& limits, uint64_t cookie,
+                    const OutMessageRef& message, const MessageLimits& limits, uint64_t cookie,
                     std::atomic<uint64_t>* transfers) {
-  plan_layout(message, limits, header->mutable_layout(), transfers);
+  plan_layout(*message, limits, header->mutable_layout(), transfers);
   return send_frames(connection, kind, header->SerializeAsString(), header->layout(), message,
                      limits, cookie);
 }

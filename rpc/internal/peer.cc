@@ -31,7 +31,7 @@ Agent::PeerRef Agent::peer_locked(const WorkerInfo& info, std::string_view addre
     peer->budget = std::make_shared<ByteBudget>(
         options_.receive_budget, absl::StrCat("messages from ", info.name), &receive_budget_);
   }
-  if (!address.empty()) peer->address = std::string(address);
+  if (!address.empty() && peer->address != address) peer->address = std::string(address);
   return peer;
 }
 

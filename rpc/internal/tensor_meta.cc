@@ -81,7 +81,7 @@ constexpr uint8_t kFlagCoalesced = 4;
 constexpr uint8_t kFlagOrder = 8;
 constexpr uint8_t kAllFlags = 15;
 
-std::string shape_text(const std::vector<int64_t>& sizes) {
+std::string shape_text(c10::IntArrayRef sizes) {
   std::string text = "[";
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (i > 0) text.append(", ");
@@ -121,9 +121,9 @@ bool block_bytes(c10::ArrayRef<int64_t> sizes, uint64_t item_bytes, uint64_t* by
   return true;
 }
 
-std::vector<int64_t> value_sizes(const TensorMeta& meta) {
-  std::vector<int64_t> sizes{meta.nnz};
-  sizes.insert(sizes.end(), meta.sizes.begin() + meta.sparse_dim, meta.sizes.end());
+c10::DimVector value_sizes(const TensorMeta& meta) {
+  c10::DimVector sizes{meta.nnz};
+  sizes.append(meta.sizes.begin() + meta.sparse_dim, meta.sizes.end());
   return sizes;
 }
 
@@ -193,21 +193,21 @@ Status validate(TensorMeta* meta, bool fill) {
 
 // The permutation that makes a dense tensor contiguous; nullopt when there is none (holes,
 // overlaps). Empty: it is contiguous already.
-std::optional<std::vector<uint8_t>> memory_order(const at::Tensor& tensor) {
+std::optional<DimOrder> memory_order(const at::Tensor& tensor) {
   const int64_t dims = tensor.dim();
   // The format is asked first: with one channel both formats are contiguous, and only this way the
   // strides arrive as they were.
   if (dims == 4 && tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast &&
       tensor.is_contiguous(at::MemoryFormat::ChannelsLast)) {
-    return std::vector<uint8_t>{0, 2, 3, 1};
+    return DimOrder{0, 2, 3, 1};
   }
   if (dims == 5 && tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast3d &&
       tensor.is_contiguous(at::MemoryFormat::ChannelsLast3d)) {
-    return std::vector<uint8_t>{0, 2, 3, 4, 1};
+    return DimOrder{0, 2, 3, 4, 1};
   }
-  if (tensor.is_contiguous()) return std::vector<uint8_t>();
+  if (tensor.is_contiguous()) return DimOrder();
   if (!tensor.is_non_overlapping_and_dense()) return std::nullopt;
-  std::vector<uint8_t> order(static_cast<size_t>(dims));
+  DimOrder order(static_cast<size_t>(dims));
   std::iota(order.begin(), order.end(), uint8_t{0});
   // The number of the dimension decides last: a stable order without stable_sort's allocation.
   std::sort(order.begin(), order.end(), [&tensor](uint8_t a, uint8_t b) {
@@ -222,13 +222,13 @@ std::optional<std::vector<uint8_t>> memory_order(const at::Tensor& tensor) {
   return order;
 }
 
-at::Tensor permuted(const at::Tensor& tensor, const std::vector<uint8_t>& order) {
-  const std::vector<int64_t> dims(order.begin(), order.end());
+at::Tensor permuted(const at::Tensor& tensor, const DimOrder& order) {
+  const c10::DimVector dims(order.begin(), order.end());
   return tensor.permute(dims);
 }
 
-std::vector<uint8_t> inverse(const std::vector<uint8_t>& order) {
-  std::vector<uint8_t> result(order.size());
+DimOrder inverse(const DimOrder& order) {
+  DimOrder result(order.size());
   for (size_t i = 0; i < order.size(); ++i) result[order[i]] = static_cast<uint8_t>(i);
   return result;
 }
@@ -249,7 +249,7 @@ at::Tensor gather(const at::Tensor& dense, bool copy) {
 }
 
 Status split_dense(const at::Tensor& tensor, bool copy, TensorParts* parts) {
-  const std::optional<std::vector<uint8_t>> order = memory_order(tensor);
+  const std::optional<DimOrder> order = memory_order(tensor);
   if (order.has_value() && !order->empty()) {
     at::Tensor view = permuted(tensor, *order);
     if (view.is_contiguous()) {
@@ -368,7 +368,7 @@ StatusOr<TensorParts> split_for_wire(const at::Tensor& tensor, bool copy) {
     TensorParts parts;
     parts.meta.dtype = tensor.scalar_type();
     parts.meta.requires_grad = tensor.requires_grad();
-    parts.meta.sizes = tensor.sizes().vec();
+    parts.meta.sizes = c10::DimVector(tensor.sizes());
     const bool sparse = tensor.layout() == at::kSparse;
     WEFT_RETURN_IF_ERROR(sparse ? split_sparse(tensor, copy, &parts)
                                 : split_dense(tensor, copy, &parts));
@@ -389,7 +389,7 @@ void append_meta(const TensorMeta& meta, std::string* out) {
       (meta.coalesced ? kFlagCoalesced : 0) | (meta.order.empty() ? 0 : kFlagOrder)));
   out->push_back(static_cast<char>(meta.sizes.size()));
   for (const int64_t size : meta.sizes) append_varint(static_cast<uint64_t>(size), out);
-  out->append(meta.order.begin(), meta.order.end());
+  out->append(reinterpret_cast<const char*>(meta.order.data()), meta.order.size());
   if (sparse) {
     out->push_back(static_cast<char>(meta.sparse_dim));
     append_varint(static_cast<uint64_t>(meta.nnz), out);
@@ -450,8 +450,8 @@ Status take_meta(std::string_view* in, TensorMeta* out) {
   return absl::OkStatus();
 }
 
-std::vector<BufferSpec> buffer_specs(const TensorMeta& meta) {
-  std::vector<BufferSpec> specs;
+BufferSpecs buffer_specs(const TensorMeta& meta) {
+  BufferSpecs specs;
   const DtypeRow* row = row_of(meta.dtype);
   const uint64_t item_bytes = row == nullptr ? 0 : row->item_bytes;
   BufferSpec data;
@@ -474,8 +474,8 @@ std::vector<BufferSpec> buffer_specs(const TensorMeta& meta) {
   return specs;
 }
 
-StatusOr<std::vector<at::Tensor>> allocate_buffers(const TensorMeta& meta, ReceiveMemory* memory) {
-  std::vector<at::Tensor> buffers;
+StatusOr<Buffers> allocate_buffers(const TensorMeta& meta, ReceiveMemory* memory) {
+  Buffers buffers;
   try {
     const c10::InferenceMode not_inference(false);
     for (const BufferSpec& spec : buffer_specs(meta)) {
@@ -494,8 +494,8 @@ StatusOr<std::vector<at::Tensor>> allocate_buffers(const TensorMeta& meta, Recei
   }
 }
 
-StatusOr<at::Tensor> join_from_wire(const TensorMeta& meta, std::vector<at::Tensor> buffers) {
-  const std::vector<BufferSpec> specs = buffer_specs(meta);
+StatusOr<at::Tensor> join_from_wire(const TensorMeta& meta, Buffers buffers) {
+  const BufferSpecs specs = buffer_specs(meta);
   if (buffers.size() != specs.size()) {
     return make_error(ErrorKind::kInternal,
                       cat(buffers.size(), " buffers for a tensor of ", specs.size()));

@@ -19,10 +19,12 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "absl/container/inlined_vector.h"
 #include "c10/core/ScalarType.h"
+#include "c10/util/DimVector.h"
+#include "c10/util/SmallVector.h"
 #include "weft/common/api.h"
 #include "weft/common/error.h"
 #include "weft/rpc/internal/receive_memory.h"
@@ -33,15 +35,17 @@ inline constexpr int kMaxTensorDims = 64;
 
 enum class TensorLayout : uint8_t { kDense = 0, kSparseCoo = 1 };
 
+using DimOrder = c10::SmallVector<uint8_t, 8>;
+
 struct TensorMeta {
   c10::ScalarType dtype = c10::ScalarType::Float;
   TensorLayout layout = TensorLayout::kDense;
   // Of the sender's tensor. join_from_wire() leaves the flag alone, because an interceptor may
   // claim the tensor first: see restore_requires_grad().
   bool requires_grad = false;
-  std::vector<int64_t> sizes;
+  c10::DimVector sizes;
   // Dense: buffer dimension i is tensor dimension order[i]; empty means the identity.
-  std::vector<uint8_t> order;
+  DimOrder order;
   // Sparse COO only.
   bool coalesced = false;
   int32_t sparse_dim = 0;
@@ -55,14 +59,17 @@ struct TensorMeta {
 // What one buffer must look like.
 struct BufferSpec {
   c10::ScalarType dtype = c10::ScalarType::Byte;
-  std::vector<int64_t> sizes;
+  c10::DimVector sizes;
   uint64_t nbytes = 0;
 };
 
+// One or two: without an allocation of their own.
+using BufferSpecs = absl::InlinedVector<BufferSpec, 2>;
+using Buffers = absl::InlinedVector<at::Tensor, 2>;
+
 struct TensorParts {
   TensorMeta meta;
-  std::vector<at::Tensor>
-      buffers;  // contiguous, CPU, detached; nbytes() and const_data_ptr() apply
+  Buffers buffers;  // contiguous, CPU, detached; nbytes() and const_data_ptr() apply
 };
 
 // What split_for_wire() would refuse, without doing any of it.
@@ -79,7 +86,7 @@ WEFT_API void append_meta(const TensorMeta& meta, std::string* out);
 WEFT_API Status take_meta(std::string_view* in, TensorMeta* out);
 
 // REQUIRES of the rest: a meta from take_meta() or split_for_wire().
-WEFT_API std::vector<BufferSpec> buffer_specs(const TensorMeta& meta);
+WEFT_API BufferSpecs buffer_specs(const TensorMeta& meta);
 inline uint64_t total_bytes(const TensorMeta& meta) { return meta.nbytes; }
 inline size_t buffer_count(const TensorMeta& meta) {
   return meta.layout == TensorLayout::kDense ? 1 : 2;
@@ -87,13 +94,12 @@ inline size_t buffer_count(const TensorMeta& meta) {
 
 // Memory with values of any kind, as buffer_specs() says, large tensors from `memory` unless that
 // is null. Error, kind resource: there is none.
-WEFT_API StatusOr<std::vector<at::Tensor>> allocate_buffers(const TensorMeta& meta,
-                                                            ReceiveMemory* memory = nullptr);
+WEFT_API StatusOr<Buffers> allocate_buffers(const TensorMeta& meta,
+                                            ReceiveMemory* memory = nullptr);
 
 // The tensor, around the buffers (no copy). Bytes of bool are made 0 or 1; indices of a sparse
 // tensor are checked, all of them, before it exists. Errors, kind protocol.
-WEFT_API StatusOr<at::Tensor> join_from_wire(const TensorMeta& meta,
-                                             std::vector<at::Tensor> buffers);
+WEFT_API StatusOr<at::Tensor> join_from_wire(const TensorMeta& meta, Buffers buffers);
 
 // For tensors that no interceptor claimed.
 WEFT_API void restore_requires_grad(const TensorMeta& meta, at::Tensor* tensor);

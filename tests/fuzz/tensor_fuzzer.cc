@@ -36,7 +36,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (in::total_bytes(meta) > kBudget) return 0;
   auto buffers = in::allocate_buffers(meta);
   require(buffers.ok());
-  const std::vector<in::BufferSpec> specs = in::buffer_specs(meta);
+  const in::BufferSpecs specs = in::buffer_specs(meta);
   for (size_t i = 0; i < buffers->size(); ++i) {
     at::Tensor& buffer = (*buffers)[i];
     require(buffer.nbytes() == specs[i].nbytes);

@@ -1,5 +1,5 @@
 // VALUE-2, counted: no decoder allocates more than a constant times its input before it has read
-// what it allocates for.
+// what it allocates for. And what a small call costs.
 
 #include <gtest/gtest.h>
 
@@ -10,19 +10,25 @@
 #include <string>
 #include <vector>
 
+#include "ATen/ops/add.h"
+#include "ATen/ops/ones.h"
+#include "weft/rpc/call.h"
 #include "weft/rpc/internal/codec/varint.h"
 #include "weft/rpc/internal/tensor_meta.h"
 #include "weft/rpc/struct.h"
 #include "weft/rpc/value.h"
+#include "weft/tests/testing/cluster.h"
 
 namespace {
 
 std::atomic<size_t> allocated{0};
+std::atomic<int64_t> allocations{0};
 
 }  // namespace
 
 void* operator new(size_t size) {
   allocated += size;
+  ++allocations;
   if (void* p = std::malloc(size == 0 ? 1 : size)) return p;
   throw std::bad_alloc();
 }
@@ -91,6 +97,28 @@ TEST(Allocation, OfADescriptorIsBoundedByItsBytes) {
     EXPECT_EQ(s.ok(), n == bytes.size());
     EXPECT_LE(allocated - before, 16 * n + kWords);
   }
+}
+
+at::Tensor add(const at::Tensor& a, const at::Tensor& b) { return at::add(a, b); }
+
+// Both sides of it, the addition and the simulated wire included; at 100,000 calls a second and
+// more, what is allocated for each of them is what it costs.
+TEST(Allocation, OfASmallCallIsFewPieces) {
+  constexpr int kCalls = 200;
+  constexpr double kMost = 64;
+  Library library("app");
+  library.def("add", &add, {.inline_ok = true});
+  testing::Cluster c({.library = library});
+  const at::Tensor x = at::ones({4});
+  const auto calls = [&](int n) {
+    for (int i = 0; i < n; ++i) rpc_sync(c[0], "worker1", &add, x, x);
+  };
+  calls(50);  // what is made once
+  const int64_t before = allocations;
+  calls(kCalls);
+  const double each = static_cast<double>(allocations - before) / kCalls;
+  RecordProperty("allocations_per_call", std::to_string(each));
+  EXPECT_LE(each, kMost);
 }
 
 }  // namespace

@@ -58,8 +58,8 @@ StatusOr<at::Tensor> over_the_wire(const at::Tensor& tensor, uint64_t* bytes = n
   WEFT_RETURN_IF_ERROR(take_meta(&in, &meta));
   EXPECT_EQ(in, "rest");
   EXPECT_EQ(meta, parts.meta);
-  WEFT_ASSIGN_OR_RETURN(std::vector<at::Tensor> buffers, allocate_buffers(meta));
-  const std::vector<BufferSpec> specs = buffer_specs(meta);
+  WEFT_ASSIGN_OR_RETURN(Buffers buffers, allocate_buffers(meta));
+  const BufferSpecs specs = buffer_specs(meta);
   EXPECT_EQ(buffers.size(), parts.buffers.size());
   EXPECT_EQ(buffers.size(), buffer_count(meta));
   uint64_t sum = 0;

@@ -6,7 +6,7 @@ weft_test(NAME rpc_typed_test LABELS unit TIMEOUT 120 SANITIZE asan
     receive_memory_test.cc
     tensor_test.cc
     value_test.cc
-  DEPS rpc)
+  DEPS rpc testing)
 weft_test(NAME rpc_coroutine_test LABELS unit TIMEOUT 60 SANITIZE asan GCC_ASAN
   SRCS
     coroutine_handler_test.cc
