@@ -401,6 +401,10 @@ ShutdownResult Core::do_shutdown(const ShutdownOptions& options) {
     result.workers.push_back({self_, ShutdownResult::Outcome::kDrained, ""});
   }
   down_.store(true);
+  if (auto* place = dynamic_cast<SharedPlace*>(store_.get());
+      place != nullptr && options.graceful && result.status.ok()) {
+    place->others_are_leaving();
+  }
   const Status why =
       make_error(ErrorKind::kState, absl::StrCat("worker '", self_.name, "' has shut down"));
   const absl::Time end =

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -20,10 +21,12 @@ namespace {
 
 constexpr char kLetGo[] = "weft/let_go";
 
-// The file store of one job's ranks on one machine. Rank 0 removes the file, but not before the
-// others have let go of it: they still read each other's last words when rank 0 has read them all.
-// One that died says nothing, so rank 0 waits for a few seconds only.
-class OwnFileStore : public DelegatingStore {
+// The file store of one job's ranks on one machine. After a shutdown rank 0 removes the file, but
+// not before the others have let go of it: they still read each other's last words when rank 0 has
+// read them all. One that died says nothing, so rank 0 waits for a few seconds only. A rank 0 that
+// ends otherwise waits for nobody, and the last of the others removes the file: until then they
+// need it to find out about rank 0.
+class OwnFileStore : public DelegatingStore, public SharedPlace {
  public:
   OwnFileStore(std::shared_ptr<FileStore> inner, std::shared_ptr<Runtime> runtime, std::string path,
                bool is_first, int world_size)
@@ -34,11 +37,20 @@ class OwnFileStore : public DelegatingStore {
         is_first_(is_first),
         others_(world_size - 1) {}
   ~OwnFileStore() override {
-    // Nobody is left to hear of an error: the file may be gone already.
-    if (!is_first_) {
-      last_words_->add(kLetGo, 1, absl::Seconds(5)).status().IgnoreError();
-      return;
+    if (is_first_ && others_are_leaving_.load()) {
+      wait_for_others();
+    } else {
+      const StatusOr<int64_t> gone = last_words_->add(kLetGo, 1, absl::Seconds(5));
+      if (!gone.ok() || *gone <= others_) return;
     }
+    // Nobody is left to hear of an error: the file may be gone already.
+    runtime_->files().remove(path_).IgnoreError();
+  }
+
+  void others_are_leaving() override { others_are_leaving_.store(true); }
+
+ private:
+  void wait_for_others() {
     const absl::Time end = runtime_->now() + absl::Seconds(5);
     std::optional<std::string> seen;
     while (others_ > 0 && seen != absl::StrCat(others_)) {
@@ -46,15 +58,14 @@ class OwnFileStore : public DelegatingStore {
       if (!changed.ok()) break;
       seen = *std::move(changed);
     }
-    runtime_->files().remove(path_).IgnoreError();
   }
 
- private:
   const std::shared_ptr<Store> last_words_;
   const std::shared_ptr<Runtime> runtime_;
   const std::string path_;
   const bool is_first_;
   const int others_;
+  std::atomic<bool> others_are_leaving_{false};
 };
 
 // A directory of this user that nobody else can enter, for what the ranks of one machine share.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "weft/common/api.h"
 #include "weft/common/config.h"
 #include "weft/rpc/store.h"
 
@@ -20,8 +21,18 @@ struct RendezvousOptions {
   absl::Duration timeout = absl::Seconds(60);
 };
 
-StatusOr<std::shared_ptr<Store>> open_rendezvous_store(const RendezvousOptions& options,
-                                                       std::shared_ptr<Runtime> runtime);
+// A store of the job's own that its workers must clear away (found by dynamic_cast). Whoever lets
+// go of it last does.
+class SharedPlace {
+ public:
+  virtual ~SharedPlace() = default;
+  // This worker has shut down together with the others: the first one may wait for them, because
+  // they are about to let go too. Without this nobody is waited for.
+  virtual void others_are_leaving() = 0;
+};
+
+WEFT_API StatusOr<std::shared_ptr<Store>> open_rendezvous_store(const RendezvousOptions& options,
+                                                                std::shared_ptr<Runtime> runtime);
 
 }  // namespace weft::internal
 
