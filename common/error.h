@@ -19,6 +19,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/base/optimization.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "weft/common/api.h"
@@ -60,17 +61,18 @@ struct ErrorDetails {
 };
 
 // A Status of `code` whose details say `kind`. The message is kept byte for byte (NULs included).
-WEFT_API Status make_error(absl::StatusCode code, ErrorKind kind, std::string_view message);
+WEFT_API WEFT_COLD Status make_error(absl::StatusCode code, ErrorKind kind,
+                                     std::string_view message);
 // The usual code of a kind.
-WEFT_API Status make_error(ErrorKind kind, std::string_view message);
+WEFT_API WEFT_COLD Status make_error(ErrorKind kind, std::string_view message);
 WEFT_API absl::StatusCode default_code(ErrorKind kind);
 
 // Details of a Status; kNone and empty strings when it has none.
-WEFT_API ErrorDetails error_details(const Status& status);
-WEFT_API Status with_details(Status status, const ErrorDetails& details);
+WEFT_API WEFT_COLD ErrorDetails error_details(const Status& status);
+WEFT_API WEFT_COLD Status with_details(Status status, const ErrorDetails& details);
 WEFT_API ErrorKind error_kind(const Status& status);
 // The same error with `context: ` put before its message; code and details stay.
-WEFT_API Status annotate(const Status& status, std::string_view context);
+WEFT_API WEFT_COLD Status annotate(const Status& status, std::string_view context);
 
 class WEFT_API Error : public std::exception {
  public:
@@ -99,7 +101,7 @@ class WEFT_API Error : public std::exception {
 };
 
 // REQUIRES: !status.ok().
-[[noreturn]] WEFT_API void throw_error(const Status& status);
+[[noreturn]] WEFT_API WEFT_COLD void throw_error(const Status& status);
 inline void throw_if_error(const Status& status) {
   if (!status.ok()) throw_error(status);
 }
@@ -113,24 +115,24 @@ T value_or_throw(StatusOr<T> result) {
 // and trace; standard exception types and LibTorch's map to codes by one table (see error.cc), and
 // LibTorch's backtrace becomes the trace; anything else, `throw 42` included, is code unknown.
 // REQUIRES: called inside a catch block.
-WEFT_API Status status_from_current_exception();
+WEFT_API WEFT_COLD Status status_from_current_exception();
 
 }  // namespace weft
 
 #define WEFT_CONCAT_INNER_(a, b) a##b
 #define WEFT_CONCAT_(a, b) WEFT_CONCAT_INNER_(a, b)
 
-#define WEFT_RETURN_IF_ERROR(expr)               \
-  do {                                           \
-    ::absl::Status weft_status_ = (expr);        \
-    if (!weft_status_.ok()) return weft_status_; \
+#define WEFT_RETURN_IF_ERROR(expr)                                   \
+  do {                                                               \
+    ::absl::Status weft_status_ = (expr);                            \
+    if (ABSL_PREDICT_FALSE(!weft_status_.ok())) return weft_status_; \
   } while (false)
 
 #define WEFT_ASSIGN_OR_RETURN(lhs, expr) \
   WEFT_ASSIGN_OR_RETURN_IMPL_(WEFT_CONCAT_(weft_result_, __LINE__), lhs, expr)
-#define WEFT_ASSIGN_OR_RETURN_IMPL_(result, lhs, expr) \
-  auto result = (expr);                                \
-  if (!result.ok()) return std::move(result).status(); \
+#define WEFT_ASSIGN_OR_RETURN_IMPL_(result, lhs, expr)                     \
+  auto result = (expr);                                                    \
+  if (ABSL_PREDICT_FALSE(!result.ok())) return std::move(result).status(); \
   lhs = *std::move(result)
 
 #endif  // WEFT_COMMON_ERROR_H_

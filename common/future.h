@@ -165,7 +165,7 @@ struct ChildOf<Status> {
   using Type = void;
 };
 
-WEFT_API Status broken_promise();
+WEFT_API WEFT_COLD Status broken_promise();
 WEFT_API std::unique_ptr<Parker> make_parker_for(Executor* executor);
 
 }  // namespace internal

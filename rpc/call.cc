@@ -6,8 +6,11 @@
 namespace weft::internal {
 
 std::string call_label(std::string_view method, const Destination& to) {
-  if (to.by_id()) return cat("rpc '", method, "' to worker ", to.id());
-  return cat("rpc '", method, "' to '", to.name(), "'");
+  // Of every call, so without cat(), which is for errors.
+  std::string label = "rpc '";
+  label.append(method);
+  if (to.by_id()) return label.append("' to worker ").append(std::to_string(to.id()));
+  return label.append("' to '").append(to.name()).append("'");
 }
 
 StatusOr<std::string> name_in_library(const Worker& worker, const PointerKey& pointer,

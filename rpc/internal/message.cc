@@ -34,7 +34,7 @@ bool take_text(std::string_view* in, std::string* out) {
   return true;
 }
 
-Status violation(std::string text) { return make_error(ErrorKind::kProtocol, text); }
+WEFT_COLD Status violation(std::string text) { return make_error(ErrorKind::kProtocol, text); }
 
 // Reads the payload of a frame front to back.
 class PayloadReader {

@@ -81,7 +81,7 @@ constexpr uint8_t kFlagCoalesced = 4;
 constexpr uint8_t kFlagOrder = 8;
 constexpr uint8_t kAllFlags = 15;
 
-std::string shape_text(c10::IntArrayRef sizes) {
+WEFT_COLD std::string shape_text(c10::IntArrayRef sizes) {
   std::string text = "[";
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (i > 0) text.append(", ");
@@ -90,10 +90,10 @@ std::string shape_text(c10::IntArrayRef sizes) {
   return text.append("]");
 }
 
-Status refuse(std::string_view why) {
+WEFT_COLD Status refuse(std::string_view why) {
   return make_error(ErrorKind::kInvalidArgument, cat("this tensor cannot be sent: ", why));
 }
-Status hostile(std::string_view why) {
+WEFT_COLD Status hostile(std::string_view why) {
   return make_error(ErrorKind::kProtocol, cat("tensor descriptor: ", why));
 }
 
@@ -223,7 +223,8 @@ std::optional<DimOrder> memory_order(const at::Tensor& tensor) {
 }
 
 at::Tensor permuted(const at::Tensor& tensor, const DimOrder& order) {
-  const c10::DimVector dims(order.begin(), order.end());
+  c10::DimVector dims;
+  for (const uint8_t dim : order) dims.push_back(dim);
   return tensor.permute(dims);
 }
 
@@ -319,7 +320,7 @@ Status check_indices(const TensorMeta& meta, const at::Tensor& indices) {
   return absl::OkStatus();
 }
 
-Status from_torch(const char* doing, const std::exception& e) {
+WEFT_COLD Status from_torch(const char* doing, const std::exception& e) {
   const auto* error = dynamic_cast<const c10::Error*>(&e);
   return make_error(
       ErrorKind::kInternal,

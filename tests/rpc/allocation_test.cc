@@ -26,14 +26,15 @@ std::atomic<int64_t> allocations{0};
 
 }  // namespace
 
-void* operator new(size_t size) {
+// Not inline: the compiler would see free() of what it takes for the standard operator's.
+__attribute__((noinline)) void* operator new(size_t size) {
   allocated += size;
   ++allocations;
   if (void* p = std::malloc(size == 0 ? 1 : size)) return p;
   throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
+__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
+__attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace weft {
 namespace {

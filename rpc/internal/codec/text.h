@@ -8,6 +8,8 @@
 #include <string_view>
 #include <type_traits>
 
+#include "weft/common/api.h"
+
 namespace weft::internal {
 
 inline void append_piece(std::string* out, std::string_view piece) { out->append(piece); }
@@ -16,8 +18,9 @@ void append_piece(std::string* out, I piece) {
   out->append(std::to_string(piece));
 }
 
+// Errors are put together with it.
 template <class... Pieces>
-std::string cat(const Pieces&... pieces) {
+WEFT_COLD std::string cat(const Pieces&... pieces) {
   std::string out;
   (append_piece(&out, pieces), ...);
   return out;

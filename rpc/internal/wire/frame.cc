@@ -9,7 +9,7 @@
 namespace weft::internal {
 namespace {
 
-Status protocol_error(std::string_view message) {
+WEFT_COLD Status protocol_error(std::string_view message) {
   return make_error(ErrorKind::kProtocol, message);
 }
 
