@@ -130,8 +130,9 @@ StatusOr<std::shared_ptr<Store>> open_rendezvous_store(const RendezvousOptions& 
   }
   if (!launch.master_addr.empty() && launch.master_port != 0) {
     store.is_server = options.is_first;
-    return open_store(absl::StrCat("tcp://", launch.master_addr, ":", launch.master_port), store,
-                      std::move(runtime));
+    return open_store(absl::StrCat("tcp://", launch.master_addr, ":", launch.master_port,
+                                   options.config.allow_insecure ? "?allow_insecure=1" : ""),
+                      store, std::move(runtime));
   }
   if (options.alone && options.url.empty()) return open_store("hash://", store, std::move(runtime));
   // mpirun and srun give ranks but no place to meet. On one machine a file will do.
