@@ -79,6 +79,14 @@ class SystemFiles : public Files {
     return absl::OkStatus();
   }
 
+  absl::StatusOr<FileStamp> stamp(std::string_view path) override {
+    const std::string name(path);
+    struct stat info;
+    if (::stat(name.c_str(), &info) != 0) return errno_error("cannot examine", name);
+    return FileStamp{static_cast<uint64_t>(info.st_ino), static_cast<uint64_t>(info.st_size),
+                     int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec};
+  }
+
   absl::StatusOr<bool> try_update_locked(std::string_view path,
                                          const std::function<bool(std::string*)>& update) override {
     const std::string name(path);
@@ -120,11 +128,11 @@ class MemoryFiles : public Files {
     MutexLock lock(&mutex_);
     auto it = files_.find(std::string(path));
     if (it == files_.end()) return missing(path);
-    return it->second;
+    return it->second.content;
   }
   absl::Status write_atomic(std::string_view path, std::string_view content) override {
     MutexLock lock(&mutex_);
-    files_[std::string(path)] = std::string(content);
+    files_[std::string(path)] = {std::string(content), ++changes_};
     return absl::OkStatus();
   }
   absl::Status remove(std::string_view path) override {
@@ -132,21 +140,34 @@ class MemoryFiles : public Files {
     if (files_.erase(std::string(path)) == 0) return missing(path);
     return absl::OkStatus();
   }
+  absl::StatusOr<FileStamp> stamp(std::string_view path) override {
+    MutexLock lock(&mutex_);
+    auto it = files_.find(std::string(path));
+    if (it == files_.end()) return missing(path);
+    return FileStamp{0, it->second.content.size(), it->second.changed};
+  }
   absl::StatusOr<bool> try_update_locked(std::string_view path,
                                          const std::function<bool(std::string*)>& update) override {
     MutexLock lock(&mutex_);
-    std::string content = files_[std::string(path)];
-    if (update(&content)) files_[std::string(path)] = std::move(content);
+    File& file = files_[std::string(path)];
+    std::string content = file.content;
+    if (update(&content)) file = {std::move(content), ++changes_};
     return true;
   }
 
  private:
+  struct File {
+    std::string content;
+    int64_t changed = 0;  // the number of the change that it is of
+  };
+
   static absl::Status missing(std::string_view path) {
     return make_error(ErrorKind::kNotFound, absl::StrCat("no file '", std::string(path), "'"));
   }
 
   Mutex mutex_;
-  std::map<std::string, std::string> files_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, File> files_ ABSL_GUARDED_BY(mutex_);
+  int64_t changes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 // Files: the few operations on a file system that weft needs (rendezvous files, certificates,
 // checkpoints). The system's, or one in memory for simulation and tests. Any thread.
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,6 +17,16 @@
 
 namespace weft {
 
+// Differs from an earlier one when the file has changed since. Two changes within one tick of the
+// file system's clock, which leave the size alone, may share a stamp.
+struct FileStamp {
+  uint64_t inode = 0;
+  uint64_t size = 0;
+  int64_t changed_ns = 0;
+
+  friend bool operator==(const FileStamp&, const FileStamp&) = default;
+};
+
 class Files {
  public:
   virtual ~Files() = default;
@@ -25,6 +36,8 @@ class Files {
   // system: written beside it with mode 0600, flushed, renamed.
   virtual absl::Status write_atomic(std::string_view path, std::string_view content) = 0;
   virtual absl::Status remove(std::string_view path) = 0;
+  // Reads nothing of the file. not_found when there is none.
+  virtual absl::StatusOr<FileStamp> stamp(std::string_view path) = 0;
 
   // Calls `update` with the content ("" when there is no file) while no other process or thread
   // does the same for this path, and replaces the content with what it leaves there, unless it

@@ -1,12 +1,14 @@
 // Stores under the seeded scheduler with virtual time.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "weft/common/files.h"
 #include "weft/common/sim.h"
 #include "weft/rpc/file_store.h"
 #include "weft/rpc/hash_store.h"
@@ -80,6 +82,78 @@ TEST(StoreSim, PrefixOfFileStoreSameSeedSameTrace) {
     EXPECT_TRUE(store.ok()) << store.status();
     return std::make_shared<PrefixStore>("p", *store);
   });
+}
+
+// Counts how often a file is read through it.
+class CountingFiles : public Files {
+ public:
+  explicit CountingFiles(Files* inner) : inner_(inner) {}
+  absl::StatusOr<std::string> read(std::string_view path) override { return inner_->read(path); }
+  absl::Status write_atomic(std::string_view path, std::string_view content) override {
+    return inner_->write_atomic(path, content);
+  }
+  absl::Status remove(std::string_view path) override { return inner_->remove(path); }
+  absl::StatusOr<FileStamp> stamp(std::string_view path) override { return inner_->stamp(path); }
+  absl::StatusOr<bool> try_update_locked(std::string_view path,
+                                         const std::function<bool(std::string*)>& update) override {
+    ++updates;
+    return inner_->try_update_locked(path, update);
+  }
+
+  int updates = 0;
+
+ private:
+  Files* const inner_;
+};
+
+class WithFiles : public Runtime {
+ public:
+  WithFiles(Runtime* inner, Files* files) : inner_(inner), files_(files) {}
+  const Clock& clock() const override { return inner_->clock(); }
+  Random& random() override { return inner_->random(); }
+  Files& files() override { return *files_; }
+  std::shared_ptr<Executor> make_loop(std::string_view name) override {
+    return inner_->make_loop(name);
+  }
+  std::shared_ptr<Executor> make_pool(const PoolOptions& o) override {
+    return inner_->make_pool(o);
+  }
+  std::unique_ptr<Parker> make_parker() override { return inner_->make_parker(); }
+  std::unique_ptr<Timer> make_timer(Task on_fire) override {
+    return inner_->make_timer(std::move(on_fire));
+  }
+  std::unique_ptr<Thread> spawn(std::string_view name, Task body) override {
+    return inner_->spawn(name, std::move(body));
+  }
+  bool simulated() const override { return inner_->simulated(); }
+
+ private:
+  Runtime* const inner_;
+  Files* const files_;
+};
+
+TEST(StoreSim, AFileThatDoesNotChangeIsHardlyRead) {
+  SimRuntime sim({.seed = 11});
+  CountingFiles files(&sim.files());
+  WithFiles counting(&sim, &files);
+  const Status status = sim.run([&] {
+    const auto waiting = *FileStore::open("/sim/store", {.run_id = "r"}, borrowed(&counting));
+    const auto other = *FileStore::open("/sim/store", {.run_id = "r"}, borrowed(&sim));
+    absl::Time seen;
+    auto waiter = sim.spawn("waiter", [&] {
+      EXPECT_EQ(*waiting->get("key", absl::Seconds(60)), "value");
+      seen = sim.now();
+    });
+    sim.sleep(absl::Seconds(20.5));
+    // Every second, and not every 50 ms.
+    EXPECT_GE(files.updates, 20);
+    EXPECT_LE(files.updates, 25);
+    const absl::Time changed = sim.now();
+    ASSERT_TRUE(other->set("key", "value").ok());
+    waiter->join();
+    EXPECT_LE(seen - changed, absl::Milliseconds(50)) << "a change is seen at the next look";
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(StoreSim, InterruptWakesInVirtualTime) {

@@ -17,6 +17,9 @@ namespace {
 
 constexpr absl::Duration kFirstPoll = absl::Milliseconds(1);
 constexpr absl::Duration kLastPoll = absl::Milliseconds(50);
+// Between two looks that found nothing the file is read again only when its stamp has changed, but
+// after this time in any case: stamps of a file on another machine may come from a cache.
+constexpr absl::Duration kReread = absl::Seconds(1);
 // An operation takes far below a millisecond.
 constexpr absl::Duration kLongHeld = absl::Milliseconds(500);
 // A log this long, and mostly of values that were overwritten, is begun anew.
@@ -121,12 +124,13 @@ class FileClient : public TableStore {
   Status perform(const StoreOp& op, const Body& body) override {
     absl::Duration poll = kFirstPoll;
     bool looked = false;
+    LastLook last;
     MutexLock lock(&data_->mutex);
     while (!interrupted_) {
       // Not over the file: other processes may hold it.
       lock.unlock();
       bool held = false;
-      StatusOr<Step> step = step_once(body, &held);
+      StatusOr<Step> step = step_unless_unchanged(body, &last, &held);
       lock.lock();
       if (!step.ok()) return step.status();
       if (*step == Step::kChanged) data_->changed.notify_all();
@@ -147,6 +151,21 @@ class FileClient : public TableStore {
       poll = std::min(2 * poll, kLastPoll);
     }
     return op.interrupted();
+  }
+
+  // When the file was last read, and its stamp of before.
+  struct LastLook {
+    absl::Time at = absl::InfinitePast();
+    FileStamp stamp;
+  };
+
+  StatusOr<Step> step_unless_unchanged(const Body& body, LastLook* last, bool* held) {
+    const absl::Time now = runtime().now();
+    const StatusOr<FileStamp> stamp = runtime().files().stamp(data_->path);
+    if (stamp.ok() && *stamp == last->stamp && now - last->at < kReread) return Step::kNotYet;
+    StatusOr<Step> step = step_once(body, held);
+    if (stamp.ok() && !*held) *last = {now, *stamp};
+    return step;
   }
 
   StatusOr<Step> step_once(const Body& body, bool* held) {
