@@ -211,7 +211,7 @@ class Network(threading.Thread):
         }
         self._by_address = {socket.inet_aton(host.address): host for host in hosts}
         self._wake_read, self._wake_write = os.pipe()
-        self._begun = time.monotonic()
+        self._begun = None  # when the first packet came
 
     def close(self):
         os.write(self._wake_write, b"x")
@@ -220,6 +220,9 @@ class Network(threading.Thread):
         os.close(self._wake_write)
 
     def _is_cut(self, now):
+        # Programs take their time to start, on some machines more than on others.
+        if self._begun is None:
+            self._begun = now
         return any(begin <= now - self._begun < end for begin, end in self.options.cut)
 
     def run(self):
@@ -433,7 +436,11 @@ def parse(arguments):
     parser.add_argument("--loss", type=share, default=0.0, help="of packets, at random")
     parser.add_argument("--queue", type=seconds, default=0.1, help="what may wait for the rate; default 100ms")
     parser.add_argument(
-        "--cut", type=window, action="append", default=[], help="FROM-TO: nothing passes meanwhile, for example 2s-3s"
+        "--cut",
+        type=window,
+        action="append",
+        default=[],
+        help="FROM-TO, after the first packet: nothing passes meanwhile, for example 2s-3s",
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeout", type=seconds, default=60.0, help="default 60s")
