@@ -15,6 +15,7 @@
 #include "weft/common/error.h"
 #include "weft/common/future.h"
 #include "weft/common/time.h"
+#include "weft/rpc/arena.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/containers.h"

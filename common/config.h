@@ -89,6 +89,8 @@ using OptionalInt = std::optional<int>;
     "bytes of messages being received that a worker holds at most")                               \
   X(uint64_t, receive_cache, uint64_t{1} << 30, "WEFT_RECEIVE_CACHE",                             \
     "bytes of memory that a worker keeps for the next large tensors to arrive")                   \
+  X(uint64_t, arena_bytes, uint64_t{4} << 30, "WEFT_ARENA_BYTES",                                 \
+    "memory shared with peers of this user on this host, at most; 0: none")                       \
   X(uint64_t, send_budget, uint64_t{8} << 30, "WEFT_SEND_BUDGET",                                 \
     "bytes of arguments of calls that are not complete, at most; more fail at once")              \
   X(absl::Duration, spin, absl::Microseconds(50), "WEFT_SPIN",                                    \

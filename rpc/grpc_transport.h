@@ -39,6 +39,10 @@ struct GrpcTransportOptions {
   // Peers of one network namespace meet over an abstract Unix socket, which saves a third of a
   // small call's time; everybody else, and whoever dials a relay's address, over TCP.
   bool local_sockets = true;
+  // With such a peer, of the same user, large tensors travel through memory that both see instead
+  // of a socket: at most so much of it is in use at a time, and never more than a quarter of the
+  // machine's memory; what does not fit goes by the socket. 0: none. See docs/arena.md.
+  uint64_t arena_bytes = uint64_t{4} << 30;
   // An Abseil that was built without NDEBUG, Debian's for one, checks at each lock of gRPC the
   // order in which mutexes were ever locked, and aborts the process at a cycle; that is an eighth
   // of a small call. So the first transport switches the check off, for the whole process, as

@@ -1,6 +1,15 @@
 #include "weft/rpc/transport.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace weft {
+
+StatusOr<Borrowed> Connection::borrow(const Placement& placement, uint64_t length) {
+  (void)length;
+  return make_error(ErrorKind::kProtocol,
+                    absl::StrCat("a message at ", placement.offset,
+                                 " of memory that this connection does not share"));
+}
 
 std::string_view frame_kind_name(FrameKind kind) {
   switch (kind) {
@@ -14,6 +23,8 @@ std::string_view frame_kind_name(FrameKind kind) {
     case FrameKind::kCancel: return "cancel";
     case FrameKind::kHeartbeat: return "heartbeat";
     case FrameKind::kGoodbye: return "goodbye";
+    case FrameKind::kArenaProbe: return "arena_probe";
+    case FrameKind::kArenaFree: return "arena_free";
   }
   return "unknown";
 }

@@ -3,6 +3,12 @@ set(WEFT_RPC_TRANSPORT_SRCS
   transport.cc
   internal/wire/frame.cc
   internal/wire/handshake.cc
+  internal/arena/heap.cc
+  internal/arena/link.cc
+  internal/arena/memory_file.cc
+  internal/arena/shared_arena.cc
+  internal/local/gate.cc
+  internal/local/socket.cc
   internal/inproc/network.cc
   internal/inproc/transport.cc
   internal/grpc/address.cc

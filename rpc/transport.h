@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,8 @@ enum class FrameKind : uint8_t {
   kCancel = 8,
   kHeartbeat = 9,
   kGoodbye = 10,
+  kArenaProbe = 11,  // this and the next: between transports, never seen by a handler
+  kArenaFree = 12,
 };
 WEFT_API std::string_view frame_kind_name(FrameKind kind);
 
@@ -97,6 +100,19 @@ struct Hello {
   uint32_t max_frame_bytes = 0;  // largest frame that the speaker accepts
   uint64_t connection_id = 0;    // random, by the dialler; ties lanes together
   uint32_t lanes = 2;
+  std::string ticket{};  // of the private socket, see LocalGate; a transport fills it in
+};
+
+// Bytes in memory that both sides of a connection see.
+struct Placement {
+  uint64_t offset = 0;
+  uint64_t lease = 0;
+};
+// Somebody else's bytes at hand: valid while `owner` lives, on any thread, whatever becomes of the
+// connection.
+struct Borrowed {
+  char* data = nullptr;
+  std::shared_ptr<void> owner;
 };
 
 class Connection {
@@ -112,6 +128,18 @@ class Connection {
   // With `reason` not OK what is queued is dropped.
   virtual void close(Status reason) = 0;
   virtual std::string describe() const = 0;  // "ps0 (127.0.0.1:4711)"
+
+  // Puts bytes where the peer sees them, so that a frame need only say where. Bytes that lie there
+  // already are not copied: whoever changes them afterwards changes what the peer sees. None: there
+  // is no such memory, or no room in it; never waits.
+  virtual std::optional<Placement> place(std::string_view bytes) {
+    (void)bytes;
+    return std::nullopt;
+  }
+  // The peer was not told of it after all.
+  virtual void unplace(const Placement& placement) { (void)placement; }
+  // What the peer placed. Error, kind protocol: there is no such place.
+  virtual StatusOr<Borrowed> borrow(const Placement& placement, uint64_t length);
 };
 
 struct Lost {
@@ -170,6 +198,14 @@ class Transport {
 
   // Counters for debug_info() and metrics: name -> value ("lane0_frames_sent", ...).
   virtual std::vector<std::pair<std::string, int64_t>> counters() const { return {}; }
+
+  // Memory from which place() sends without a copy; null when this transport has none, or no room.
+  virtual std::shared_ptr<char> allocate_shared(size_t bytes) {
+    (void)bytes;
+    return nullptr;
+  }
+  // Called now and then: gives memory back that nobody used since the last call but one.
+  virtual void sweep() {}
 };
 
 // Made at join, when runtime and settings are known; copyable.

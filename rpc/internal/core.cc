@@ -250,7 +250,9 @@ Status Core::init(JoinOptions options) {
   agent_ready_.store(true);
 
   const TransportFactory factory =
-      options.transport != nullptr ? options.transport : grpc_transport({.max_spin = config_.spin});
+      options.transport != nullptr
+          ? options.transport
+          : grpc_transport({.max_spin = config_.spin, .arena_bytes = config_.arena_bytes});
   TransportContext tc;
   tc.runtime = runtime_;
   tc.worker_name = self_.name;

@@ -50,6 +50,10 @@ class Core : public std::enable_shared_from_this<Core> {
   const std::vector<std::shared_ptr<Service>>& services() const { return services_; }
   bool is_shut_down() const { return down_.load(); }
   std::map<std::string, int64_t> debug_info() const;
+  // See Transport; null also after shutdown.
+  std::shared_ptr<char> allocate_shared(size_t bytes) const {
+    return down_.load() || transport_ == nullptr ? nullptr : transport_->allocate_shared(bytes);
+  }
 
   Subscribers& subscribers() { return *subscribers_; }
 

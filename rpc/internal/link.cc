@@ -45,7 +45,7 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
       const auto memory = std::make_shared<ArenaMessage<v1::CallHeader>>();
       const std::shared_ptr<const v1::CallHeader> header(memory, memory->get());
       WEFT_RETURN_IF_ERROR(parse(frame, memory->get()));
-      return assembler_.begin(header->layout(), frame,
+      return assembler_.begin(header->layout(), frame, connection_.get(),
                               [self = shared_from_this(), header](StatusOr<Payload> payload) {
                                 if (auto a = self->agent_.lock()) {
                                   a->on_request(self, header, std::move(payload));
@@ -56,7 +56,7 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
       ArenaMessage<v1::ResponseHeader> header;
       WEFT_RETURN_IF_ERROR(parse(frame, header.get()));
       return assembler_.begin(
-          header->layout(), frame,
+          header->layout(), frame, connection_.get(),
           [self = shared_from_this(), id = header->call_id()](StatusOr<Payload> payload) {
             if (auto a = self->agent_.lock()) a->on_answer(id, std::move(payload));
           });
@@ -65,7 +65,7 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
       v1::ErrorHeader header;
       WEFT_RETURN_IF_ERROR(parse(frame, &header));
       return assembler_.begin(
-          header.layout(), frame,
+          header.layout(), frame, connection_.get(),
           [self = shared_from_this(), id = header.call_id(), code = header.code(),
            kind = header.kind()](StatusOr<Payload> payload) {
             auto a = self->agent_.lock();
@@ -91,7 +91,9 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
     case FrameKind::kHeartbeat:
     case FrameKind::kTransferAbort: return absl::OkStatus();
     case FrameKind::kHello:
-    case FrameKind::kHelloAck: break;
+    case FrameKind::kHelloAck:
+    case FrameKind::kArenaProbe:
+    case FrameKind::kArenaFree: break;
   }
   return make_error(ErrorKind::kProtocol,
                     absl::StrCat("frame kind ", static_cast<int>(frame.kind), " on lane ", lane,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -138,8 +139,8 @@ Status decode_chunk_header(std::string_view header, uint64_t* transfer_id, uint6
   return absl::OkStatus();
 }
 
-void plan_layout(const OutMessage& message, const MessageLimits& limits, v1::Layout* layout,
-                 std::atomic<uint64_t>* transfers) {
+void plan_layout(Connection* connection, const OutMessage& message, const MessageLimits& limits,
+                 v1::Layout* layout, std::atomic<uint64_t>* transfers) {
   layout->Clear();
   layout->set_tensor_metas(message.tensor_metas);
   const bool whole = message.bytes <= limits.inline_bytes;
@@ -154,24 +155,52 @@ void plan_layout(const OutMessage& message, const MessageLimits& limits, v1::Lay
       inlined += size;
       continue;
     }
+    // Not the value tree: what is parsed must not change while it is.
+    const std::optional<Placement> placed =
+        i == 0 ? std::nullopt : connection->place(message.segment(i));
+    if (placed.has_value()) {
+      segment->set_arena_offset(placed->offset);
+      segment->set_arena_lease(placed->lease);
+      continue;
+    }
     segment->set_transfer_id(transfers->fetch_add(1, std::memory_order_relaxed) + 1);
   }
 }
 
-Status send_frames(Connection* connection, FrameKind kind, std::string header,
-                   const v1::Layout& layout, const OutMessageRef& message,
-                   const MessageLimits& limits, uint64_t cookie) {
+namespace {
+
+// Of a message whose header frame was not taken.
+void unplace_all(Connection* connection, const v1::Layout& layout) {
+  for (const v1::Segment& s : layout.segments()) {
+    if (s.has_arena_offset()) connection->unplace({s.arena_offset(), s.arena_lease()});
+  }
+}
+
+Status check_size(const std::string& header, const OutMessage& message,
+                  const MessageLimits& limits) {
   if (header.size() > kMaxHeaderBytes) {
     return make_error(
         ErrorKind::kInvalidArgument,
         absl::StrCat("the header of this message needs ", header.size(), " bytes, more than the ",
-                     kMaxHeaderBytes, " that fit: ", message->buffers.size(),
+                     kMaxHeaderBytes, " that fit: ", message.buffers.size(),
                      " tensor buffers are too many for one call; stack them or split it"));
   }
-  if (message->bytes > limits.max_message_bytes) {
+  if (message.bytes > limits.max_message_bytes) {
     return make_error(ErrorKind::kResource,
-                      absl::StrCat("a message of ", message->bytes, " bytes exceeds the bound of ",
+                      absl::StrCat("a message of ", message.bytes, " bytes exceeds the bound of ",
                                    limits.max_message_bytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Status send_frames(Connection* connection, FrameKind kind, std::string header,
+                   const v1::Layout& layout, const OutMessageRef& message,
+                   const MessageLimits& limits, uint64_t cookie) {
+  if (Status fits = check_size(header, *message, limits); !fits.ok()) {
+    unplace_all(connection, layout);
+    return fits;
   }
   weft::Frame first;
   first.kind = kind;
@@ -182,15 +211,15 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
     const std::string_view s = message->segment(static_cast<size_t>(i));
     if (layout.segments(i).transfer_id() != 0) {
       chunked.emplace_back(layout.segments(i).transfer_id(), s);
-    } else if (!s.empty()) {
+    } else if (!s.empty() && !layout.segments(i).has_arena_offset()) {
       first.payload.push_back(Slice{s.data(), s.size(), message});
     }
   }
-  if (chunked.empty()) {
-    first.cookie = cookie;
-    return connection->send(std::move(first), kControlLane);
-  }
-  WEFT_RETURN_IF_ERROR(connection->send(std::move(first), kBulkLane));
+  const int lane = chunked.empty() ? kControlLane : kBulkLane;
+  if (chunked.empty()) first.cookie = cookie;
+  const Status sent = connection->send(std::move(first), lane);
+  if (!sent.ok()) unplace_all(connection, layout);
+  if (!sent.ok() || chunked.empty()) return sent;
   for (size_t i = 0; i < chunked.size(); ++i) {
     const auto& [id, segment] = chunked[i];
     for (size_t offset = 0; offset < segment.size(); offset += limits.chunk_bytes) {
@@ -221,15 +250,22 @@ struct Assembler::Incoming {
   Delivered delivered;
 };
 
-Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uint64_t* total,
+Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uint64_t* charge,
                            Metas* metas) {
   if (layout.segments_size() == 0) return violation("a message without segments");
   std::string_view in(layout.tensor_metas());
-  absl::InlinedVector<uint64_t, 4> expected;
+  struct Expected {
+    uint64_t bytes;
+    bool stays;  // where it is, if that is an arena
+  };
+  absl::InlinedVector<Expected, 4> expected;
   while (!in.empty()) {
     TensorMeta meta;
     WEFT_RETURN_IF_ERROR(take_meta(&in, &meta));
-    for (const BufferSpec& spec : buffer_specs(meta)) expected.push_back(spec.nbytes);
+    const size_t before = expected.size();
+    for (const BufferSpec& spec : buffer_specs(meta)) {
+      expected.push_back({spec.nbytes, may_stay_shared(meta, expected.size() - before)});
+    }
     metas->push_back(std::move(meta));
   }
   if (expected.size() + 1 != static_cast<size_t>(layout.segments_size())) {
@@ -237,21 +273,36 @@ Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uin
                                   " segments whose tensors need ", expected.size() + 1));
   }
   uint64_t inlined = 0;
-  *total = 0;
+  uint64_t total = 0;
+  bool comes_later = false;
+  *charge = 0;
   for (int i = 0; i < layout.segments_size(); ++i) {
     const v1::Segment& s = layout.segments(i);
-    if (i > 0 && s.length() != expected[static_cast<size_t>(i) - 1]) {
+    if (i > 0 && s.length() != expected[static_cast<size_t>(i) - 1].bytes) {
       return violation(absl::StrCat("segment ", i, " has ", s.length(), " bytes, its tensor ",
-                                    expected[static_cast<size_t>(i) - 1]));
+                                    expected[static_cast<size_t>(i) - 1].bytes));
     }
-    if (s.length() > limits_.max_message_bytes - *total) {
+    if (s.length() > limits_.max_message_bytes - total) {
       return make_error(ErrorKind::kResource, absl::StrCat("a message of more than ",
                                                            limits_.max_message_bytes, " bytes"));
     }
-    *total += s.length();
+    total += s.length();
+    if (s.has_arena_offset()) {
+      if (i == 0 || s.transfer_id() != 0 || s.length() == 0) {
+        return violation(absl::StrCat("segment ", i, " of ", s.length(), " bytes and transfer ",
+                                      s.transfer_id(), " cannot lie in an arena"));
+      }
+      if (expected[static_cast<size_t>(i) - 1].stays) continue;
+      comes_later = true;
+    }
+    *charge += s.length();
+    if (s.has_arena_offset()) continue;
     if (s.transfer_id() == 0) inlined += s.length();
+    if (s.transfer_id() != 0) comes_later = true;
     if (s.transfer_id() != 0 && s.length() == 0) return violation("a transfer of no bytes");
   }
+  // A small message is already here.
+  if (!comes_later) *charge = 0;
   if (inlined != frame.payload_bytes) {
     return violation(absl::StrCat("a frame with ", frame.payload_bytes,
                                   " bytes of payload that announces ", inlined));
@@ -259,32 +310,68 @@ Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uin
   return absl::OkStatus();
 }
 
-Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Delivered delivered) {
-  uint64_t total = 0;
+// Memory for every tensor: the sender's where it lies there and may stay, else our own.
+Status Assembler::fill_buffers(const v1::Layout& layout, Places places, Incoming* message) {
+  size_t segment = 1;
+  for (const TensorMeta& meta : message->metas) {
+    Buffers buffers;
+    const BufferSpecs specs = buffer_specs(meta);
+    for (size_t i = 0; i < specs.size(); ++i, ++segment) {
+      Borrowed place;
+      if (!places.empty()) place = std::move(places[segment]);
+      if (place.data != nullptr) {
+        const size_t align = c10::elementSize(specs[i].dtype);
+        if (reinterpret_cast<uintptr_t>(place.data) % align != 0) {
+          return violation(absl::StrCat("segment ", segment, " at ",
+                                        layout.segments(static_cast<int>(segment)).arena_offset(),
+                                        " of an arena, whose elements have ", align, " bytes"));
+        }
+        if (may_stay_shared(meta, i)) {
+          buffers.push_back(buffer_around(specs[i], place.data, std::move(place.owner)));
+          continue;
+        }
+      }
+      WEFT_ASSIGN_OR_RETURN(at::Tensor own, allocate_buffer(specs[i], memory_.get()));
+      if (place.data != nullptr) {
+        std::memcpy(own.mutable_data_ptr(), place.data, specs[i].nbytes);
+      }
+      buffers.push_back(std::move(own));
+    }
+    message->buffers.push_back(std::move(buffers));
+  }
+  return absl::OkStatus();
+}
+
+Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connection* connection,
+                        Delivered delivered) {
+  uint64_t charge = 0;
   auto message = std::make_shared<Incoming>();
-  Status valid = validate(layout, frame, &total, &message->metas);
+  Status valid = validate(layout, frame, &charge, &message->metas);
   const bool chunked = std::any_of(layout.segments().begin(), layout.segments().end(),
                                    [](const v1::Segment& s) { return s.transfer_id() != 0; });
   if (!valid.ok() && error_kind(valid) != ErrorKind::kResource) return valid;
-  // The bytes are charged before anything is allocated for them. A small message is already here.
-  if (valid.ok() && chunked) {
-    valid = budget_->charge(total);
-    if (valid.ok()) message->charged = total;
+  // What is refused below is given back by this going out of scope.
+  Places places;
+  for (int i = 0; i < layout.segments_size(); ++i) {
+    const v1::Segment& s = layout.segments(i);
+    if (!s.has_arena_offset()) continue;
+    places.resize(static_cast<size_t>(layout.segments_size()));
+    WEFT_ASSIGN_OR_RETURN(places[static_cast<size_t>(i)],
+                          connection->borrow({s.arena_offset(), s.arena_lease()}, s.length()));
+  }
+  // The bytes are charged before anything is allocated for them.
+  if (valid.ok() && charge > 0) {
+    valid = budget_->charge(charge);
+    if (valid.ok()) message->charged = charge;
   }
   if (valid.ok()) {
     message->payload.body.resize(layout.segments(0).length());
-    for (const TensorMeta& meta : message->metas) {
-      StatusOr<Buffers> buffers = allocate_buffers(meta, memory_.get());
-      if (!buffers.ok()) {
-        valid = buffers.status();
-        break;
-      }
-      message->buffers.push_back(*std::move(buffers));
-    }
+    valid = fill_buffers(layout, std::move(places), message.get());
     if (!valid.ok() && message->charged > 0) {
       budget_->release(message->charged);
       message->charged = 0;
     }
+    if (error_kind(valid) == ErrorKind::kProtocol) return valid;
   }
   message->delivered = std::move(delivered);
   if (!valid.ok()) {
@@ -308,8 +395,9 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Delive
   PayloadReader reader(frame);
   for (int i = 0; i < layout.segments_size(); ++i) {
     const v1::Segment& s = layout.segments(i);
-    if (s.transfer_id() == 0 && s.length() > 0)
+    if (s.transfer_id() == 0 && s.length() > 0 && !s.has_arena_offset()) {
       reader.read(targets[static_cast<size_t>(i)], s.length());
+    }
   }
   if (!chunked) {
     finish(message);

@@ -79,7 +79,9 @@ class Assembler {
   // A header frame with `layout`. Calls `delivered` once: now, or when the last chunk is there, or
   // with kind resource when the message is refused (its chunks are then discarded). An error return
   // is a violation of the protocol: the connection must go.
-  Status begin(const v1::Layout& layout, const FrameView& frame, Delivered delivered);
+  // `connection`: where it came from, and what its sender placed can be borrowed.
+  Status begin(const v1::Layout& layout, const FrameView& frame, Connection* connection,
+               Delivered delivered);
   Status on_chunk(const FrameView& frame);
   // Drops messages on which nothing happened since the last call but one; their `delivered` gets an
   // error. For messages whose sender stalls while its heartbeats come.
@@ -104,7 +106,10 @@ class Assembler {
     uint64_t offset = 0;
   };
 
-  Status validate(const v1::Layout& layout, const FrameView& frame, uint64_t* total, Metas* metas);
+  // `charge`: bytes for which memory will be allocated before they are here.
+  Status validate(const v1::Layout& layout, const FrameView& frame, uint64_t* charge, Metas* metas);
+  using Places = std::vector<Borrowed>;  // by segment; null where it lies elsewhere
+  Status fill_buffers(const v1::Layout& layout, Places places, Incoming* message);
   Status take_locked(uint64_t id, uint64_t offset, const FrameView* frame, std::string_view bytes,
                      std::shared_ptr<Incoming>* complete) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void finish(const std::shared_ptr<Incoming>& message);
@@ -127,8 +132,8 @@ Status decode_chunk_header(std::string_view header, uint64_t* transfer_id, uint6
 
 // ---- implementation of the template ------------------------------------------------------------
 
-void plan_layout(const OutMessage& message, const MessageLimits& limits, v1::Layout* layout,
-                 std::atomic<uint64_t>* transfers);
+void plan_layout(Connection* connection, const OutMessage& message, const MessageLimits& limits,
+                 v1::Layout* layout, std::atomic<uint64_t>* transfers);
 Status send_frames(Connection* connection, FrameKind kind, std::string header,
                    const v1::Layout& layout, const OutMessageRef& message,
                    const MessageLimits& limits, uint64_t cookie);
@@ -137,7 +142,7 @@ template <class Header>
 Status send_message(Connection* connection, FrameKind kind, Header* header,
                     const OutMessageRef& message, const MessageLimits& limits, uint64_t cookie,
                     std::atomic<uint64_t>* transfers) {
-  plan_layout(*message, limits, header->mutable_layout(), transfers);
+  plan_layout(connection, *message, limits, header->mutable_layout(), transfers);
   return send_frames(connection, kind, header->SerializeAsString(), header->layout(), message,
                      limits, cookie);
 }

@@ -426,9 +426,11 @@ void Agent::say_goodbye() {
 void Agent::tick() {
   std::vector<std::shared_ptr<Link>> links;
   std::vector<std::pair<uint64_t, Status>> unreachable;
+  Transport* transport = nullptr;
   {
     MutexLock lock(&mutex_);
     if (closed_) return;
+    transport = transport_;
     for (const auto& [incarnation, peer] : peers_) {
       links.insert(links.end(), peer->links.begin(), peer->links.end());
       // Membership decides about death; without its store, a lease of failed dials does.
@@ -462,6 +464,7 @@ void Agent::tick() {
     last_sweep_ = at;
     for (const auto& link : links) link->assembler().sweep();
     receive_memory_->sweep();
+    transport->sweep();
   }
   tick_timer_->arm(at + options_.heartbeat);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <new>
 #include <numeric>
 #include <optional>
@@ -13,8 +14,11 @@
 #include "ATen/ops/_sparse_coo_tensor_unsafe.h"
 #include "ATen/ops/_values.h"
 #include "ATen/ops/clone.h"
+#include "c10/core/CPUAllocator.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
+#include "c10/core/Storage.h"
+#include "c10/core/TensorImpl.h"
 #include "c10/util/Exception.h"
 #include "weft/rpc/internal/codec/text.h"
 #include "weft/rpc/internal/codec/varint.h"
@@ -475,24 +479,49 @@ BufferSpecs buffer_specs(const TensorMeta& meta) {
   return specs;
 }
 
-StatusOr<Buffers> allocate_buffers(const TensorMeta& meta, ReceiveMemory* memory) {
-  Buffers buffers;
+StatusOr<at::Tensor> allocate_buffer(const BufferSpec& spec, ReceiveMemory* memory) {
   try {
     const c10::InferenceMode not_inference(false);
-    for (const BufferSpec& spec : buffer_specs(meta)) {
-      if (memory != nullptr && spec.nbytes >= ReceiveMemory::kSmallest) {
-        buffers.push_back(memory->empty(spec.sizes, spec.dtype, spec.nbytes));
-        continue;
-      }
-      // Without the dispatcher, which costs more than the memory.
-      buffers.push_back(at::Tensor(at::detail::empty_cpu(spec.sizes, spec.dtype)));
+    if (memory != nullptr && spec.nbytes >= ReceiveMemory::kSmallest) {
+      return memory->empty(spec.sizes, spec.dtype, spec.nbytes);
     }
-    return buffers;
+    // Without the dispatcher, which costs more than the memory.
+    return at::Tensor(at::detail::empty_cpu(spec.sizes, spec.dtype));
   } catch (const std::exception&) {
     return make_error(ErrorKind::kResource,
-                      cat("cannot allocate ", meta.nbytes, " bytes for a tensor ",
-                          c10::toString(meta.dtype), shape_text(meta.sizes)));
+                      cat("cannot allocate ", spec.nbytes, " bytes for a tensor ",
+                          c10::toString(spec.dtype), shape_text(spec.sizes)));
   }
+}
+
+StatusOr<Buffers> allocate_buffers(const TensorMeta& meta, ReceiveMemory* memory) {
+  Buffers buffers;
+  for (const BufferSpec& spec : buffer_specs(meta)) {
+    WEFT_ASSIGN_OR_RETURN(at::Tensor buffer, allocate_buffer(spec, memory));
+    buffers.push_back(std::move(buffer));
+  }
+  return buffers;
+}
+
+at::Tensor buffer_around(const BufferSpec& spec, char* data, std::shared_ptr<void> owner) {
+  const c10::InferenceMode not_inference(false);
+  auto held = std::make_unique<std::shared_ptr<void>>(std::move(owner));
+  c10::DataPtr pointer(
+      data, held.release(), [](void* p) { delete static_cast<std::shared_ptr<void>*>(p); },
+      c10::Device(c10::kCPU));
+  // Resized, the tensor moves to LibTorch's own allocator, like any from another one.
+  c10::Storage storage(c10::Storage::use_byte_size_t(), spec.nbytes, std::move(pointer),
+                       c10::GetDefaultCPUAllocator(), /*resizable=*/true);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      c10::scalarTypeToTypeMeta(spec.dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(spec.sizes);
+  return tensor;
+}
+
+bool may_stay_shared(const TensorMeta& meta, size_t i) {
+  if (meta.dtype == ScalarType::Bool) return false;
+  return meta.layout == TensorLayout::kDense || i > 0;
 }
 
 StatusOr<at::Tensor> join_from_wire(const TensorMeta& meta, Buffers buffers) {

@@ -17,6 +17,7 @@
 // Free functions without state; any thread. They neither read nor change the caller's grad mode.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -96,6 +97,14 @@ inline size_t buffer_count(const TensorMeta& meta) {
 // is null. Error, kind resource: there is none.
 WEFT_API StatusOr<Buffers> allocate_buffers(const TensorMeta& meta,
                                             ReceiveMemory* memory = nullptr);
+// The same for one of them.
+WEFT_API StatusOr<at::Tensor> allocate_buffer(const BufferSpec& spec, ReceiveMemory* memory);
+// Around bytes that are there already; holds `owner` for as long as they are used. REQUIRES: data
+// is aligned as the dtype wants it.
+WEFT_API at::Tensor buffer_around(const BufferSpec& spec, char* data, std::shared_ptr<void> owner);
+// May buffer `i` of such a tensor lie in memory that the sender can still write to? Not what is
+// checked before it is used as an address, nor what is corrected in place.
+WEFT_API bool may_stay_shared(const TensorMeta& meta, size_t i);
 
 // The tensor, around the buffers (no copy). Bytes of bool are made 0 or 1; indices of a sparse
 // tensor are checked, all of them, before it exists. Errors, kind protocol.

@@ -1,5 +1,6 @@
 #include "weft/rpc/internal/grpc/connection.h"
 
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,24 +9,54 @@
 #include "weft/rpc/internal/wire/text.h"
 
 namespace weft::internal {
+namespace {
+
+// What is free waits so long for a frame with which it can travel.
+constexpr absl::Duration kFreeDelay = absl::Milliseconds(10);
+
+}  // namespace
+
+// Armed once while something waits, not at every free.
+class GrpcConnection::FreeTimer final : public GrpcTimed {
+ public:
+  void bind(std::weak_ptr<GrpcConnection> connection) { connection_ = std::move(connection); }
+  bool arm() { return !armed_.exchange(true, std::memory_order_relaxed); }
+  void on_deadline() override {
+    armed_.store(false, std::memory_order_relaxed);
+    const std::shared_ptr<GrpcConnection> connection = connection_.lock();
+    if (connection == nullptr || !connection->arena_->frees_wait()) return;
+    connection->send_arena_frame(FrameKind::kArenaFree, connection->arena_->take_frees());
+    // More than fits into one frame, or freed meanwhile.
+    if (connection->arena_->frees_wait()) connection->frees_waiting();
+  }
+
+ private:
+  std::weak_ptr<GrpcConnection> connection_;  // set before the first use
+  std::atomic<bool> armed_{false};
+};
 
 GrpcConnection::GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const Hello& own,
-                               std::string address, std::shared_ptr<ConnectionHandler> handler,
-                               Transport::DialDone done)
+                               std::string address, std::shared_ptr<ArenaLink> arena,
+                               std::shared_ptr<ConnectionHandler> handler, Transport::DialDone done)
     : core_(std::move(core)),
       dialled_(true),
       own_(own),
       address_(std::move(address)),
+      arena_(std::move(arena)),
+      free_timer_(std::make_shared<FreeTimer>()),
       state_(State::kDialling),
       handler_(std::move(handler)),
       done_(std::move(done)) {}
 
 GrpcConnection::GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const Hello& own,
-                               const Hello& peer, std::string address, Lanes lanes)
+                               const Hello& peer, std::string address,
+                               std::shared_ptr<ArenaLink> arena, Lanes lanes)
     : core_(std::move(core)),
       dialled_(false),
       own_(own),
       address_(std::move(address)),
+      arena_(std::move(arena)),
+      free_timer_(std::make_shared<FreeTimer>()),
       lanes_(std::move(lanes)),
       peer_(peer),
       state_(State::kOpen) {}
@@ -38,10 +69,59 @@ Status GrpcConnection::send(Frame frame, int lane) {
                       absl::StrCat("lane ", lane, " of a connection with ", lanes_.size()));
   }
   WEFT_RETURN_IF_ERROR(check_sendable(frame, peer_.max_frame_bytes));
-  Status sent = lanes_[static_cast<size_t>(lane)]->send(std::move(frame));
+  Frame frees;
+  Frame* rider = nullptr;
+  if (arena_ != nullptr && arena_->frees_wait()) {
+    frees.kind = FrameKind::kArenaFree;
+    frees.header = arena_->take_frees();
+    if (!frees.header.empty()) rider = &frees;
+  }
+  Status sent = lanes_[static_cast<size_t>(lane)]->send(std::move(frame), rider);
   if (!sent.ok()) return annotate(sent, describe());
   return sent;
 }
+
+// ---- shared memory ---------------------------------------------------------------------------
+
+std::optional<Placement> GrpcConnection::place(std::string_view bytes) {
+  if (arena_ == nullptr) return std::nullopt;
+  return arena_->lend(bytes);
+}
+
+void GrpcConnection::unplace(const Placement& placement) {
+  if (arena_ != nullptr) arena_->take_back(placement);
+}
+
+StatusOr<Borrowed> GrpcConnection::borrow(const Placement& placement, uint64_t length) {
+  if (arena_ == nullptr) return Connection::borrow(placement, length);
+  return arena_->borrow(placement, length);
+}
+
+Status GrpcConnection::lane_own_frame(GrpcLane& lane, const FrameView& frame) {
+  (void)lane;
+  if (arena_ == nullptr) {
+    return make_error(ErrorKind::kProtocol,
+                      absl::StrCat("a frame of kind ", view(frame_kind_name(frame.kind)),
+                                   " on a connection without shared memory"));
+  }
+  if (frame.kind == FrameKind::kArenaFree) return arena_->on_free(frame.header);
+  return arena_->on_probe(frame.header);
+}
+
+void GrpcConnection::send_arena_frame(FrameKind kind, std::string header) {
+  if (header.empty()) return;
+  Frame frame;
+  frame.kind = kind;
+  frame.header = std::move(header);
+  // A connection that is lost needs neither.
+  lanes_[kControlLane]->send(std::move(frame)).IgnoreError();
+}
+
+void GrpcConnection::frees_waiting() {
+  if (free_timer_->arm()) core_->set_deadline(core_->runtime().now() + kFreeDelay, free_timer_);
+}
+
+// ---- closing -----------------------------------------------------------------------------------
 
 void GrpcConnection::close(Status reason) {
   {
@@ -143,6 +223,7 @@ void GrpcConnection::open_dialled() {
   }
   const std::shared_ptr<GrpcConnection> self = shared_from_this();
   for (const auto& lane : lanes_) lane->allow_sends();
+  share_memory();
   done(self);
   // Reads begin only now, so that no frame comes before `done`.
   for (const auto& lane : lanes_) {
@@ -158,11 +239,18 @@ void GrpcConnection::open_accepted(std::shared_ptr<ConnectionHandler> handler) {
     MutexLock lock(&mutex_);
     handler_ = std::move(handler);
   }
+  share_memory();
   const std::shared_ptr<GrpcConnection> self = shared_from_this();
   for (const auto& lane : lanes_) {
     LaneEnd end;
     if (!lane->open(self, raw, &end)) lane_ended(*lane, std::move(end));
   }
+}
+
+void GrpcConnection::share_memory() {
+  if (arena_ == nullptr) return;
+  free_timer_->bind(weak_from_this());
+  arena_->start(shared_from_this());
 }
 
 // ---- the end ---------------------------------------------------------------------------------
@@ -211,6 +299,7 @@ void GrpcConnection::lane_ended(GrpcLane& lane, LaneEnd end) {
   }
   if (done != nullptr) done(lost.why);
   if (handler != nullptr) handler->on_lost(std::move(lost));
+  if (last && arena_ != nullptr) arena_->close();
   if (last) {
     core_->forget(this);
   } else if (broken) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "weft/common/mutex.h"
+#include "weft/rpc/internal/arena/link.h"
 #include "weft/rpc/internal/grpc/lane.h"
 #include "weft/rpc/transport.h"
 
@@ -22,16 +23,19 @@ class GrpcTransportCore;
 class GrpcConnection final : public Connection,
                              public GrpcLaneHost,
                              public GrpcTimed,
+                             public ArenaLink::Host,
                              public std::enable_shared_from_this<GrpcConnection> {
  public:
   using Lanes = std::vector<std::shared_ptr<GrpcLane>>;
 
+  // `arena` may be null: no memory is shared over this connection.
   // The dialler's.
   GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const Hello& own, std::string address,
-                 std::shared_ptr<ConnectionHandler> handler, Transport::DialDone done);
+                 std::shared_ptr<ArenaLink> arena, std::shared_ptr<ConnectionHandler> handler,
+                 Transport::DialDone done);
   // The acceptor's.
   GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const Hello& own, const Hello& peer,
-                 std::string address, Lanes lanes);
+                 std::string address, std::shared_ptr<ArenaLink> arena, Lanes lanes);
 
   // Dialler. REQUIRES: before anything else.
   void set_lanes(Lanes lanes) { lanes_ = std::move(lanes); }
@@ -47,22 +51,33 @@ class GrpcConnection final : public Connection,
   Status send(Frame frame, int lane) override;
   void close(Status reason) override ABSL_LOCKS_EXCLUDED(mutex_);
   std::string describe() const override;
+  std::optional<Placement> place(std::string_view bytes) override;
+  void unplace(const Placement& placement) override;
+  StatusOr<Borrowed> borrow(const Placement& placement, uint64_t length) override;
 
   void lane_started(GrpcLane& lane) override;
   void lane_handshake(GrpcLane& lane, std::string_view header) override ABSL_LOCKS_EXCLUDED(mutex_);
+  Status lane_own_frame(GrpcLane& lane, const FrameView& frame) override;
   void lane_ended(GrpcLane& lane, LaneEnd end) override ABSL_LOCKS_EXCLUDED(mutex_);
   void on_deadline() override ABSL_LOCKS_EXCLUDED(mutex_);
 
+  void send_arena_frame(FrameKind kind, std::string header) override;
+  void frees_waiting() override;
+
  private:
   enum class State { kDialling, kOpen, kLost };
+  class FreeTimer;
 
   void open_dialled() ABSL_LOCKS_EXCLUDED(mutex_);
+  void share_memory();
   void abort_lanes(const Status& why);
 
   const std::shared_ptr<GrpcTransportCore> core_;
   const bool dialled_;
   const Hello own_;
   const std::string address_;
+  const std::shared_ptr<ArenaLink> arena_;
+  const std::shared_ptr<FreeTimer> free_timer_;
   Lanes lanes_;  // constant once frames flow
   Hello peer_;   // constant once open
 

@@ -1,5 +1,7 @@
 #include "weft/rpc/internal/grpc/core.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -19,6 +21,18 @@ constexpr absl::Duration kShutdownGrace = absl::Seconds(1);
 constexpr absl::Duration kServerGrace = absl::Milliseconds(200);
 
 int millis(absl::Duration d) { return static_cast<int>(absl::ToInt64Milliseconds(d)); }
+
+// Of the private socket beside the local one that gRPC listens on.
+std::string gate_name(std::string_view local) {
+  return absl::StrCat("weft-", view(local), "-gate");
+}
+
+uint64_t quarter_of_memory() {
+  const long pages = sysconf(_SC_PHYS_PAGES);
+  const long page = sysconf(_SC_PAGESIZE);
+  if (pages <= 0 || page <= 0) return 0;
+  return static_cast<uint64_t>(pages) / 4 * static_cast<uint64_t>(page);
+}
 
 grpc::ChannelArguments lane_arguments(int lane, size_t max_frame_bytes,
                                       const GrpcTransportOptions& options) {
@@ -71,6 +85,7 @@ GrpcTransportCore::GrpcTransportCore(const TransportContext& context,
     : context_(context),
       options_(options),
       poller_(context.runtime, options),
+      gate_(std::make_shared<LocalGate>(context.runtime)),
       changed_(context.runtime.get()) {
   if (!options.abseil_lock_checks) {
     absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
@@ -139,6 +154,8 @@ StatusOr<std::string> GrpcTransportCore::listen(const ListenOptions& options,
     start_poller_locked(std::move(queue));
     server_ = server;
     lock.unlock();
+    // Before the first dialler can learn the address. Without it they come by TCP, sharing nothing.
+    if (!local.empty()) gate_->listen(gate_name(local)).IgnoreError();
     server->start();
     return join_address(
         join_host_port(options.advertise.empty() ? host.host : options.advertise, *bound), local);
@@ -174,12 +191,21 @@ void GrpcTransportCore::connect(std::string_view address, const Hello& hello, ab
   const bool local = options_.local_sockets && !at.local.empty() && local_socket_exists(at.local);
   const StatusOr<std::string> target =
       local ? StatusOr<std::string>(local_target(at.local)) : dial_target(address);
-  const StatusOr<Hello> own = complete_hello(hello, context_.max_frame_bytes, runtime().random());
+  StatusOr<Hello> own = complete_hello(hello, context_.max_frame_bytes, runtime().random());
   if (!target.ok()) return fail_dial(std::move(done), target.status());
   if (!own.ok()) return fail_dial(std::move(done), annotate(own.status(), context));
+  std::shared_ptr<ArenaLink> arena;
+  if (local) {
+    StatusOr<std::shared_ptr<LocalSession>> session = gate_->visit(gate_name(at.local));
+    if (session.ok()) {
+      own->ticket = (*session)->ticket();
+      arena = make_arena_link(*std::move(session));
+    }
+  }
 
-  auto connection = std::make_shared<GrpcConnection>(shared_from_this(), *own, std::string(address),
-                                                     std::move(handler), std::move(done));
+  auto connection =
+      std::make_shared<GrpcConnection>(shared_from_this(), *own, std::string(address),
+                                       std::move(arena), std::move(handler), std::move(done));
   std::vector<std::shared_ptr<GrpcClientLane>> lanes;
   GrpcConnection::Lanes base;
   for (uint32_t i = 0; i < own->lanes; ++i) {
@@ -204,6 +230,55 @@ void GrpcTransportCore::connect(std::string_view address, const Hello& hello, ab
     connection->fail(
         make_error(ErrorKind::kState, absl::StrCat(context, ": the transport is shut down")));
   }
+}
+
+// ---- shared memory ---------------------------------------------------------------------------
+
+std::shared_ptr<SharedArena> GrpcTransportCore::arena(std::string* why_none) {
+  MutexLock lock(&arena_mutex_);
+  if (!arena_tried_) {
+    arena_tried_ = true;
+    const uint64_t bytes = std::min(options_.arena_bytes, quarter_of_memory());
+    if (bytes == 0) {
+      why_no_arena_ = "it is switched off (arena_bytes is 0)";
+    } else {
+      StatusOr<std::shared_ptr<SharedArena>> made = SharedArena::make(bytes);
+      if (made.ok()) {
+        arena_ = *std::move(made);
+      } else {
+        why_no_arena_ = std::string(made.status().message());
+      }
+    }
+  }
+  if (why_none != nullptr) *why_none = why_no_arena_;
+  return arena_;
+}
+
+std::shared_ptr<ArenaLink> GrpcTransportCore::make_arena_link(
+    std::shared_ptr<LocalSession> session) {
+  std::string why_none;
+  std::shared_ptr<SharedArena> own = arena(&why_none);
+  return std::make_shared<ArenaLink>(std::move(own), std::move(why_none), std::move(session), gate_,
+                                     runtime().random());
+}
+
+std::shared_ptr<ArenaLink> GrpcTransportCore::claim_arena(std::string_view ticket) {
+  std::shared_ptr<LocalSession> session = gate_->claim(ticket);
+  return session == nullptr ? nullptr : make_arena_link(std::move(session));
+}
+
+std::shared_ptr<char> GrpcTransportCore::allocate_shared(size_t bytes) {
+  const std::shared_ptr<SharedArena> own = arena(nullptr);
+  return own == nullptr ? nullptr : own->allocate(bytes);
+}
+
+void GrpcTransportCore::sweep() {
+  std::shared_ptr<SharedArena> own;
+  {
+    MutexLock lock(&arena_mutex_);
+    own = arena_;
+  }
+  if (own != nullptr) own->sweep();
 }
 
 // ---- what is alive ---------------------------------------------------------------------------
@@ -326,6 +401,7 @@ void GrpcTransportCore::shutdown() {
     server_ = nullptr;
   }
   timer = nullptr;
+  gate_->stop();
   poller_.stop();
   if (server != nullptr) server->release();
   MutexLock lock(&mutex_);
@@ -349,6 +425,25 @@ std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const
                                        {"bytes_received", &lane.bytes_received},
                                        {"writes", &lane.writes},
                                        {"batches", &lane.batches}});
+  }
+  std::shared_ptr<SharedArena> own;
+  {
+    MutexLock lock(&arena_mutex_);
+    own = arena_;
+  }
+  const SharedArena::Counters arena = own == nullptr ? SharedArena::Counters() : own->counters();
+  for (const auto& [name, value] : std::initializer_list<std::pair<const char*, uint64_t>>{
+           {"arena_capacity", arena.capacity},
+           {"arena_bytes", arena.used_bytes},
+           {"arena_populated_bytes", arena.populated_bytes},
+           {"arena_blocks", arena.blocks},
+           {"arena_leases", arena.leases},
+           {"arena_copies", arena.copied},
+           {"arena_copied_bytes", arena.copied_bytes},
+           {"arena_zero_copies", arena.shared},
+           {"arena_full", arena.full},
+           {"arena_ignored_frees", arena.ignored_frees}}) {
+    out.emplace_back(name, static_cast<int64_t>(value));
   }
   const PollerCounters& poller = poller_.counters();
   add("poller_", {{"blocking_waits", &poller.blocking_waits},
@@ -375,6 +470,10 @@ class GrpcTransport final : public Transport {
     core_->connect(address, hello, deadline, std::move(handler), std::move(done));
   }
   void shutdown() override { core_->shutdown(); }
+  std::shared_ptr<char> allocate_shared(size_t bytes) override {
+    return core_->allocate_shared(bytes);
+  }
+  void sweep() override { core_->sweep(); }
   std::vector<std::pair<std::string, int64_t>> counters() const override {
     return core_->counters();
   }

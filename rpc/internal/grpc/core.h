@@ -18,9 +18,12 @@
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
 #include "weft/rpc/grpc_transport.h"
+#include "weft/rpc/internal/arena/link.h"
+#include "weft/rpc/internal/arena/shared_arena.h"
 #include "weft/rpc/internal/grpc/connection.h"
 #include "weft/rpc/internal/grpc/lane.h"
 #include "weft/rpc/internal/grpc/poller.h"
+#include "weft/rpc/internal/local/gate.h"
 #include "weft/rpc/internal/wire/handshake.h"
 #include "weft/rpc/transport.h"
 
@@ -58,6 +61,11 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   void remember(std::shared_ptr<GrpcConnection> connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void forget(GrpcConnection* connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void set_deadline(absl::Time when, std::weak_ptr<GrpcTimed> what) ABSL_LOCKS_EXCLUDED(mutex_);
+  // For the peer that left the ticket at our private socket; null: no memory is shared with it.
+  std::shared_ptr<ArenaLink> claim_arena(std::string_view ticket) ABSL_LOCKS_EXCLUDED(arena_mutex_);
+  // Null: there is none, or no room.
+  std::shared_ptr<char> allocate_shared(size_t bytes) ABSL_LOCKS_EXCLUDED(arena_mutex_);
+  void sweep() ABSL_LOCKS_EXCLUDED(arena_mutex_);
   absl::Time drain_deadline() { return runtime().now() + options_.drain_timeout; }
 
  private:
@@ -68,13 +76,20 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   void fire() ABSL_LOCKS_EXCLUDED(mutex_);
   bool wait_until_idle(absl::Time deadline, bool operations) ABSL_LOCKS_EXCLUDED(mutex_);
   void fail_dial(Transport::DialDone done, Status why) ABSL_LOCKS_EXCLUDED(mutex_);
-  GrpcConnection::Lanes make_lanes(const std::shared_ptr<GrpcConnection>& connection,
-                                   uint32_t lanes);
+  std::shared_ptr<ArenaLink> make_arena_link(std::shared_ptr<LocalSession> session)
+      ABSL_LOCKS_EXCLUDED(arena_mutex_);
+  std::shared_ptr<SharedArena> arena(std::string* why_none) ABSL_LOCKS_EXCLUDED(arena_mutex_);
 
   const TransportContext context_;
   const GrpcTransportOptions options_;
   GrpcPoller poller_;
   LaneCounters lane_counters_[2];
+  const std::shared_ptr<LocalGate> gate_;
+
+  mutable Mutex arena_mutex_;
+  bool arena_tried_ ABSL_GUARDED_BY(arena_mutex_) = false;
+  std::shared_ptr<SharedArena> arena_ ABSL_GUARDED_BY(arena_mutex_);  // at the first need
+  std::string why_no_arena_ ABSL_GUARDED_BY(arena_mutex_);
 
   mutable Mutex mutex_;
   Condition changed_;

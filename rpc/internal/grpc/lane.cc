@@ -31,21 +31,34 @@ Status not_delivered(std::string_view message) {
 
 // ---- sending ---------------------------------------------------------------------------------
 
-Status GrpcLane::send(Frame frame) {
+Status GrpcLane::send(Frame frame, Frame* rider) {
   bool crowded = false;
   {
     MutexLock lock(&mutex_);
     if (!may_send_) {
       return not_delivered(draining_ ? "the connection is closed" : "the connection is lost");
     }
-    add(&counters_->frames_sent, 1);
+    add(&counters_->frames_sent, rider == nullptr ? 1 : 2);
     if (!writing_ && queue_.empty()) {
       writing_ = true;
+      if (rider == nullptr) {
+        lock.unlock();
+        write(absl::MakeSpan(&frame, 1));
+        return absl::OkStatus();
+      }
+      if (frame_bytes(frame) + frame_bytes(*rider) <= kMaxBatchBytes) {
+        lock.unlock();
+        Frame both[] = {std::move(frame), std::move(*rider)};
+        write(absl::MakeSpan(both));
+        return absl::OkStatus();
+      }
+      queue_.push_back(std::move(*rider));
       lock.unlock();
       write(absl::MakeSpan(&frame, 1));
       return absl::OkStatus();
     }
     queue_.push_back(std::move(frame));
+    if (rider != nullptr) queue_.push_back(std::move(*rider));
     crowded = queue_.size() % kCrowd == 0;
   }
   // The poller may wait for this very core: without it the peer would get nothing before the sender
@@ -351,17 +364,20 @@ Status GrpcLane::take_message(WireState phase, GrpcLaneHost* host, ConnectionHan
     bytes += slice.size();
   }
   int64_t frames = 0;
+  Status own;
   const WakeScope batch;
-  const Status status =
-      frames_.read(pieces_, {phase, max_frame_bytes_}, [&](const FrameView& frame) {
-        ++frames;
-        if (phase == WireState::kOpen) {
-          handler->on_frame(frame, number_);
-        } else {
-          host->lane_handshake(*this, frame.header);
-        }
-        return true;
-      });
+  Status status = frames_.read(pieces_, {phase, max_frame_bytes_}, [&](const FrameView& frame) {
+    ++frames;
+    if (phase != WireState::kOpen) {
+      host->lane_handshake(*this, frame.header);
+    } else if (frame.kind >= FrameKind::kArenaProbe) {
+      own = host->lane_own_frame(*this, frame);
+    } else {
+      handler->on_frame(frame, number_);
+    }
+    return own.ok();
+  });
+  if (status.ok()) status = std::move(own);
   add(&counters_->frames_received, frames);
   add(&counters_->bytes_received, static_cast<int64_t>(bytes));
   pieces_.clear();

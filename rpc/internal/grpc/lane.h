@@ -60,6 +60,8 @@ class GrpcLaneHost {
   virtual void lane_started(GrpcLane& lane) = 0;
   // The one handshake frame that the peer sends.
   virtual void lane_handshake(GrpcLane& lane, std::string_view header) = 0;
+  // A frame of an open lane that is for the transport itself. An error ends the lane.
+  virtual Status lane_own_frame(GrpcLane& lane, const FrameView& frame) = 0;
   // Nothing of the lane follows. On its poller.
   virtual void lane_ended(GrpcLane& lane, LaneEnd end) = 0;
 
@@ -81,8 +83,8 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
 
   int number() const { return number_; }
 
-  // CONN-3.
-  Status send(Frame frame) ABSL_LOCKS_EXCLUDED(mutex_);
+  // CONN-3. `rider`, if any, goes behind the frame, in the same message where that is possible.
+  Status send(Frame frame, Frame* rider = nullptr) ABSL_LOCKS_EXCLUDED(mutex_);
   // Sends a frame of the handshake; the stream ends after it if it is a refusal.
   void send_handshake(Frame frame, bool last) ABSL_LOCKS_EXCLUDED(mutex_);
   // The same, but nothing is written until uncork(): what is sent meanwhile follows it.

@@ -193,10 +193,18 @@ void GrpcServer::open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, cons
     }
     return;
   }
-  auto connection = std::make_shared<GrpcConnection>(core_, own, entry->hello, last.peer(), lanes);
+  auto connection = std::make_shared<GrpcConnection>(
+      core_, own, entry->hello, last.peer(), core_->claim_arena(entry->hello.ticket), lanes);
   core_->remember(connection);
   for (const auto& lane : lanes) lane->allow_sends();
   connection->open_accepted(acceptor_->on_connection(connection));
+}
+
+Status GrpcServer::lane_own_frame(GrpcLane& lane, const FrameView& frame) {
+  (void)lane;
+  return make_error(ErrorKind::kProtocol,
+                    absl::StrCat("a frame of kind ", view(frame_kind_name(frame.kind)),
+                                 " before the connection is open"));
 }
 
 void GrpcServer::lane_ended(GrpcLane& lane, LaneEnd end) {

@@ -54,6 +54,7 @@ class GrpcServer final : public GrpcLaneHost, public std::enable_shared_from_thi
 
   void lane_started(GrpcLane& lane) override { (void)lane; }
   void lane_handshake(GrpcLane& lane, std::string_view header) override ABSL_LOCKS_EXCLUDED(mutex_);
+  Status lane_own_frame(GrpcLane& lane, const FrameView& frame) override;
   void lane_ended(GrpcLane& lane, LaneEnd end) override ABSL_LOCKS_EXCLUDED(mutex_);
 
   void accepted(const std::shared_ptr<GrpcServerLane>& lane);

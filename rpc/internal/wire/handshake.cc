@@ -30,6 +30,7 @@ void to_proto(const Hello& hello, int lane, v1::Hello* out) {
   out->set_connection_id(hello.connection_id);
   out->set_lanes(hello.lanes);
   out->set_lane(static_cast<uint32_t>(lane));
+  out->set_ticket(hello.ticket);
 }
 
 StatusOr<Hello> from_proto(const v1::Hello& in, int lane) {
@@ -60,6 +61,10 @@ StatusOr<Hello> from_proto(const v1::Hello& in, int lane) {
     return protocol_error(absl::StrCat("a hello that accepts frames of ", in.max_frame_bytes(),
                                        " bytes, the least is ", kMinMaxFrameBytes));
   }
+  if (in.ticket().size() > kMaxTicketBytes) {
+    return protocol_error(absl::StrCat("a hello with a ticket of ", in.ticket().size(),
+                                       " bytes, the limit is ", kMaxTicketBytes));
+  }
   Hello out;
   out.version_min = in.version_min();
   out.version_max = in.version_max();
@@ -72,6 +77,7 @@ StatusOr<Hello> from_proto(const v1::Hello& in, int lane) {
   out.max_frame_bytes = in.max_frame_bytes();
   out.connection_id = in.connection_id();
   out.lanes = in.lanes();
+  out.ticket = in.ticket();
   return out;
 }
 
@@ -182,6 +188,7 @@ StatusOr<Hello> answer_hello(Acceptor& acceptor, const Hello& theirs, size_t max
   ours.to_incarnation = theirs.to_incarnation;
   ours.connection_id = theirs.connection_id;
   ours.lanes = theirs.lanes;
+  ours.ticket.clear();
   return ours;
 }
 

@@ -23,6 +23,7 @@ namespace weft::internal {
 inline constexpr uint32_t kMaxLanes = 8;
 inline constexpr size_t kMaxNameBytes = 1024;
 inline constexpr size_t kMaxJobIdBytes = 256;
+inline constexpr size_t kMaxTicketBytes = 64;
 // A frame limit below this could not carry an error back.
 inline constexpr uint32_t kMinMaxFrameBytes = 1024;
 // A connection whose lanes are not complete after this is forgotten.

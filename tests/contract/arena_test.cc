@@ -1,0 +1,520 @@
+// The parts of shared memory below the transport: heap, files, leases, private sockets, and the
+// negotiation against a peer that plays its part by hand and badly.
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/common/condition.h"
+#include "weft/proto/transport.pb.h"
+#include "weft/rpc/internal/arena/heap.h"
+#include "weft/rpc/internal/arena/link.h"
+#include "weft/rpc/internal/arena/memory_file.h"
+#include "weft/rpc/internal/arena/shared_arena.h"
+#include "weft/rpc/internal/local/gate.h"
+
+namespace weft::internal {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint64_t kKiB = 1024;
+constexpr uint64_t kMiB = 1024 * kKiB;
+
+std::string unique_name(Runtime& runtime) {
+  return absl::StrCat("weft-test-", absl::Hex(runtime.random().next(), absl::kZeroPad16));
+}
+
+int open_files() {
+  int n = 0;
+  for (int fd = 0; fd < 1024; ++fd) n += fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
+  return n;
+}
+
+// ---- heap ------------------------------------------------------------------------------------
+
+TEST(ArenaHeap, takes_the_lowest_of_the_ranges_that_fit_best) {
+  ArenaHeap heap(64 * kKiB);
+  ASSERT_EQ(heap.allocate(4096), 0u);
+  ASSERT_EQ(heap.allocate(1), 4096u) << "a granule at least";
+  ASSERT_EQ(heap.allocate(8192), 8192u);
+  heap.free(0, 4096);
+  EXPECT_EQ(heap.allocate(8192), 16384u) << "the hole is too small";
+  EXPECT_EQ(heap.allocate(100), 0u) << "the hole fits best";
+  EXPECT_EQ(heap.allocate(64 * kKiB), std::nullopt);
+  EXPECT_EQ(heap.allocate(~uint64_t{0}), std::nullopt) << "and nothing overflows";
+}
+
+TEST(ArenaHeap, random_use_never_overlaps_and_ends_as_one_free_range) {
+  constexpr uint64_t kCapacity = 4 * kMiB;
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    std::mt19937 random(seed);
+    ArenaHeap heap(kCapacity);
+    std::map<uint64_t, uint64_t> taken;  // begin -> end
+    uint64_t used = 0;
+    for (int step = 0; step < 2000; ++step) {
+      if (taken.empty() || random() % 2 == 0) {
+        const uint64_t bytes = random() % (128 * kKiB);
+        const auto offset = heap.allocate(bytes);
+        if (!offset.has_value()) continue;
+        const uint64_t end = *offset + ArenaHeap::block_size(bytes);
+        ASSERT_LE(end, kCapacity);
+        const auto after = taken.lower_bound(*offset);
+        ASSERT_TRUE(after == taken.end() || after->first >= end) << "seed " << seed;
+        ASSERT_TRUE(after == taken.begin() || std::prev(after)->second <= *offset);
+        taken.emplace(*offset, end);
+        used += end - *offset;
+      } else {
+        auto it = std::next(taken.begin(), random() % taken.size());
+        heap.free(it->first, it->second - it->first);
+        used -= it->second - it->first;
+        taken.erase(it);
+      }
+      ASSERT_EQ(heap.used(), used);
+    }
+    for (const auto& [begin, end] : taken) heap.free(begin, end - begin);
+    ASSERT_EQ(heap.free_ranges(), (std::map<uint64_t, uint64_t>{{0, kCapacity}}));
+  }
+}
+
+// ---- files -----------------------------------------------------------------------------------
+
+UniqueFd file_of(uint64_t bytes, int seals) {
+  UniqueFd fd(memfd_create("weft-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  EXPECT_EQ(ftruncate(fd.get(), static_cast<off_t>(bytes)), 0);
+  EXPECT_TRUE(seals == 0 || fcntl(fd.get(), F_ADD_SEALS, seals) == 0);
+  return fd;
+}
+
+TEST(MemoryFile, nobody_can_truncate_ours) {
+  const auto file = *MemoryFile::make(kMiB);
+  EXPECT_NE(ftruncate(file->fd(), 0), 0);
+  EXPECT_NE(ftruncate(file->fd(), 2 * kMiB), 0);
+  EXPECT_NE(fcntl(file->fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE), 0) << "sealed against seals";
+  file->data()[kMiB - 1] = 7;
+  EXPECT_EQ(file->data()[kMiB - 1], 7);
+}
+
+TEST(MemoryFile, what_a_peer_hands_over_is_checked_before_the_first_access) {
+  constexpr int kAll = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  const auto refusal = [](UniqueFd fd, uint64_t announced) {
+    const auto file = MemoryFile::adopt(std::move(fd), announced);
+    return file.ok() ? std::string("accepted") : std::string(file.status().message());
+  };
+  EXPECT_EQ(refusal(file_of(kMiB, kAll), kMiB), "accepted");
+  EXPECT_THAT(refusal(file_of(kMiB, 0), kMiB), HasSubstr("seals are 0"));
+  EXPECT_THAT(refusal(file_of(kMiB, F_SEAL_GROW | F_SEAL_SEAL), kMiB), HasSubstr("truncated"));
+  EXPECT_THAT(refusal(file_of(kMiB, F_SEAL_SHRINK | F_SEAL_GROW), kMiB), HasSubstr("truncated"));
+  // Truncated by the peer after it had announced it.
+  EXPECT_THAT(refusal(file_of(4096, kAll), kMiB), HasSubstr("it has 4096 bytes"));
+  EXPECT_THAT(refusal(file_of(kMiB, kAll), 0), HasSubstr("announced as 0"));
+  EXPECT_THAT(refusal(file_of(kMiB, kAll), ~uint64_t{0}), HasSubstr("announced as"));
+  EXPECT_THAT(refusal(UniqueFd(open("/dev/zero", O_RDWR | O_CLOEXEC)), kMiB),
+              HasSubstr("no regular file"));
+  EXPECT_THAT(refusal(UniqueFd(), kMiB), HasSubstr("refused"));
+}
+
+TEST(MemoryFile, a_limit_of_the_process_is_an_error_and_no_signal) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit small = {kMiB, kMiB};
+    if (setrlimit(RLIMIT_FSIZE, &small) != 0) _exit(2);
+    const auto file = MemoryFile::make(2 * kMiB);
+    _exit(!file.ok() && file.status().message().find("ulimit -f") != std::string::npos ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+// ---- leases ----------------------------------------------------------------------------------
+
+// ARENA-1
+TEST(SharedArena, a_block_is_free_when_it_has_neither_holders_nor_leases) {
+  const auto arena = *SharedArena::make(8 * kMiB);
+  const uint64_t a = arena->new_link();
+  const uint64_t b = arena->new_link();
+  std::shared_ptr<char> tensor = arena->allocate(kMiB);
+  std::memset(tensor.get(), 3, kMiB);
+  const auto whole = arena->lend({tensor.get(), kMiB}, a);
+  const auto part = arena->lend({tensor.get() + 100, 200}, b);
+  ASSERT_TRUE(whole && part);
+  EXPECT_TRUE(whole->shared);
+  EXPECT_EQ(part->offset, whole->offset + 100);
+  tensor = nullptr;
+  EXPECT_EQ(arena->counters().blocks, 1u);
+  EXPECT_TRUE(arena->take_back(whole->lease, a));
+  EXPECT_EQ(arena->counters().blocks, 1u);
+  EXPECT_TRUE(arena->take_back(part->lease, b));
+  EXPECT_EQ(arena->counters().blocks, 0u);
+  EXPECT_EQ(arena->counters().used_bytes, 0u);
+}
+
+// ARENA-2
+TEST(SharedArena, a_lease_ends_once_and_only_by_its_own_link) {
+  const auto arena = *SharedArena::make(8 * kMiB);
+  const uint64_t a = arena->new_link();
+  const uint64_t b = arena->new_link();
+  const std::string bytes(100'000, 'x');
+  const auto loan = arena->lend(bytes, a);
+  ASSERT_TRUE(loan.has_value());
+  EXPECT_FALSE(loan->shared);
+  EXPECT_EQ(std::memcmp(arena->file().data() + loan->offset, bytes.data(), bytes.size()), 0);
+  EXPECT_FALSE(arena->take_back(loan->lease, b)) << "another link's";
+  EXPECT_FALSE(arena->take_back(loan->lease + 1, a)) << "unknown";
+  EXPECT_TRUE(arena->take_back(loan->lease, a));
+  EXPECT_FALSE(arena->take_back(loan->lease, a)) << "twice";
+  EXPECT_EQ(arena->counters().ignored_frees, 3u);
+  EXPECT_EQ(arena->counters().blocks, 0u);
+}
+
+// ARENA-3
+TEST(SharedArena, the_end_of_a_peer_ends_its_leases_and_no_others) {
+  const auto arena = *SharedArena::make(8 * kMiB);
+  const uint64_t a = arena->new_link();
+  const uint64_t b = arena->new_link();
+  const std::string bytes(100'000, 'x');
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(arena->lend(bytes, a).has_value());
+  const auto kept = arena->lend(bytes, b);
+  arena->forget(a);
+  EXPECT_EQ(arena->counters().leases, 1u);
+  EXPECT_EQ(arena->counters().blocks, 1u);
+  arena->forget(b);
+  EXPECT_EQ(arena->counters().used_bytes, 0u);
+  EXPECT_FALSE(arena->take_back(kept->lease, b));
+}
+
+// ARENA-4
+TEST(SharedArena, full_is_an_answer_and_no_wait) {
+  const auto arena = *SharedArena::make(2 * kMiB);
+  const uint64_t a = arena->new_link();
+  const std::string bytes(kMiB + 1, 'x');
+  const auto first = arena->lend(bytes, a);
+  ASSERT_TRUE(first.has_value());
+  EXPECT_FALSE(arena->lend(bytes, a).has_value());
+  EXPECT_EQ(arena->allocate(kMiB + 1), nullptr);
+  EXPECT_EQ(arena->counters().full, 2u);
+  EXPECT_TRUE(arena->take_back(first->lease, a));
+  EXPECT_TRUE(arena->lend(bytes, a).has_value());
+}
+
+TEST(SharedArena, memory_goes_back_to_the_system_after_two_sweeps_without_use) {
+  const auto arena = *SharedArena::make(64 * kMiB);
+  EXPECT_EQ(arena->counters().populated_bytes, 0u);
+  std::shared_ptr<char> kept = arena->allocate(kMiB);
+  arena->allocate(20 * kMiB) = nullptr;
+  EXPECT_EQ(arena->counters().populated_bytes, 22 * kMiB);
+  std::memset(kept.get(), 5, kMiB);
+  arena->sweep();
+  EXPECT_EQ(arena->counters().populated_bytes, 22 * kMiB);
+  arena->sweep();
+  EXPECT_EQ(arena->counters().populated_bytes, 2 * kMiB) << "the piece of the kept block stays";
+  EXPECT_EQ(kept.get()[kMiB - 1], 5);
+  // And is there again when it is needed.
+  std::shared_ptr<char> again = arena->allocate(20 * kMiB);
+  std::memset(again.get(), 6, 20 * kMiB);
+  EXPECT_EQ(arena->counters().populated_bytes, 22 * kMiB);
+}
+
+TEST(SharedArena, memory_outlives_whoever_made_it) {
+  std::shared_ptr<char> memory;
+  {
+    const auto arena = *SharedArena::make(2 * kMiB);
+    memory = arena->allocate(100);
+  }
+  std::memset(memory.get(), 1, 100);
+}
+
+// ---- private sockets -------------------------------------------------------------------------
+
+class Sockets : public ::testing::Test {
+ protected:
+  Sockets() : runtime(make_system_runtime()), name(unique_name(*runtime)) {
+    EXPECT_TRUE(gate->listen(name).ok());
+  }
+  ~Sockets() override { gate->stop(); }
+
+  const std::shared_ptr<Runtime> runtime;
+  const std::string name;
+  const std::shared_ptr<LocalGate> gate = std::make_shared<LocalGate>(runtime);
+};
+
+TEST_F(Sockets, a_ticket_is_known_at_once_and_claimed_once) {
+  const auto visitor = std::make_shared<LocalGate>(runtime);
+  const auto session = visitor->visit(name);
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_TRUE(gate->knows((*session)->ticket()));
+  EXPECT_FALSE(gate->knows(std::string(LocalGate::kTicketBytes, 'x'))) << "a wrong one";
+  EXPECT_FALSE(gate->knows("")) << "none";
+  EXPECT_EQ(gate->claim(std::string(LocalGate::kTicketBytes, 'x')), nullptr);
+  EXPECT_NE(gate->claim((*session)->ticket()), nullptr);
+  EXPECT_EQ(gate->claim((*session)->ticket()), nullptr) << "somebody has it";
+}
+
+TEST_F(Sockets, who_says_no_ticket_or_too_much_is_sent_away) {
+  const UniqueFd silent = *connect_local(name);
+  const UniqueFd garbage = *connect_local(name);
+  ASSERT_TRUE(send_local(garbage.get(), "hello", {}).ok());
+  const UniqueFd files = *connect_local(name);
+  const int fd = 0;
+  ASSERT_TRUE(
+      send_local(files.get(), std::string(LocalGate::kTicketBytes, 'f'), absl::MakeSpan(&fd, 1))
+          .ok());
+  const UniqueFd chatty = *connect_local(name);
+  ASSERT_TRUE(send_local(chatty.get(), std::string(LocalGate::kTicketBytes, 't'), {}).ok());
+  ASSERT_TRUE(send_local(chatty.get(), "and more, before anyone has asked", {}).ok());
+  { const UniqueFd gone = *connect_local(name); }
+  (void)gate->knows("");
+  EXPECT_EQ(gate->visitors_for_test(), 1u) << "the silent one may still speak";
+  EXPECT_FALSE(gate->knows(std::string(LocalGate::kTicketBytes, 't')));
+}
+
+TEST_F(Sockets, visitors_are_bounded_and_the_oldest_goes_first) {
+  std::vector<UniqueFd> crowd;
+  const auto visitor = std::make_shared<LocalGate>(runtime);
+  const auto first = visitor->visit(name);
+  ASSERT_TRUE(gate->knows((*first)->ticket()));
+  for (size_t i = 0; i < LocalGate::kMaxVisitors; ++i) {
+    crowd.push_back(*connect_local(name));
+    if (i % 64 == 0) (void)gate->visitors_for_test();  // the door has a queue of its own
+  }
+  EXPECT_EQ(gate->visitors_for_test(), LocalGate::kMaxVisitors);
+  EXPECT_FALSE(gate->knows((*first)->ticket()));
+}
+
+TEST_F(Sockets, another_user_is_not_let_in) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become somebody else";
+  const pid_t child = fork();
+  if (child == 0) {
+    if (setuid(65534) != 0) _exit(2);
+    // We see whose socket it is and say nothing there.
+    const auto visitor = std::make_shared<LocalGate>(make_system_runtime());
+    const auto session = visitor->visit(name);
+    if (session.ok() || error_kind(session.status()) != ErrorKind::kPermission) _exit(3);
+    // Who does not care is not heard.
+    auto fd = connect_local(name);
+    if (!fd.ok() || !send_local(fd->get(), std::string(LocalGate::kTicketBytes, 'x'), {}).ok()) {
+      _exit(4);
+    }
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_FALSE(gate->knows(std::string(LocalGate::kTicketBytes, 'x')));
+  EXPECT_EQ(gate->visitors_for_test(), 0u);
+}
+
+TEST_F(Sockets, nobody_listens) {
+  const auto session = gate->visit(absl::StrCat(name, "-not"));
+  ASSERT_FALSE(session.ok());
+  EXPECT_EQ(error_kind(session.status()), ErrorKind::kUnavailable);
+  EXPECT_THAT(std::string(session.status().message()), HasSubstr(name));
+}
+
+// ---- negotiation -----------------------------------------------------------------------------
+
+// One side is an ArenaLink, the other is played by hand.
+class Negotiation : public Sockets {
+ protected:
+  class Host : public ArenaLink::Host {
+   public:
+    explicit Host(Runtime* runtime) : changed_(runtime) {}
+    void send_arena_frame(FrameKind kind, std::string header) override {
+      MutexLock lock(&mutex_);
+      EXPECT_EQ(kind, FrameKind::kArenaProbe);
+      EXPECT_TRUE(probe_.ParseFromString(header));
+      answered_ = true;
+      changed_.notify_all();
+    }
+    void frees_waiting() override { ++frees; }
+    v1::ArenaProbe answer() {
+      MutexLock lock(&mutex_);
+      while (!answered_) (void)changed_.wait_until(&mutex_, absl::InfiniteFuture());
+      answered_ = false;
+      return probe_;
+    }
+    std::atomic<int> frees{0};
+
+   private:
+    Mutex mutex_;
+    Condition changed_;
+    bool answered_ ABSL_GUARDED_BY(mutex_) = false;
+    v1::ArenaProbe probe_ ABSL_GUARDED_BY(mutex_);
+  };
+
+  Negotiation() : host(std::make_shared<Host>(runtime.get())), arena(*SharedArena::make(8 * kMiB)) {
+    auto session = *gate->visit(name);
+    peer = gate->claim(session->ticket());
+    link = std::make_shared<ArenaLink>(arena, "", std::move(session), gate, runtime->random());
+    link->start(host);
+    // Our offer has been sent by now.
+    own_offer = std::move(*receive_peer());
+    EXPECT_TRUE(offer.ParseFromString(own_offer.bytes));
+  }
+  ~Negotiation() override { link->close(); }
+
+  StatusOr<LocalMessage> receive_peer() {
+    // The session's descriptor is private to the gate: the peer reads through one of its own.
+    class Catch : public LocalHandler {
+     public:
+      explicit Catch(Runtime* runtime) : changed(runtime) {}
+      void on_local_message(LocalMessage message) override {
+        MutexLock lock(&mutex);
+        got = std::move(message);
+        changed.notify_all();
+      }
+      void on_local_end() override {}
+      Mutex mutex;
+      Condition changed;
+      std::optional<LocalMessage> got;
+    };
+    auto caught = std::make_shared<Catch>(runtime.get());
+    WEFT_RETURN_IF_ERROR(gate->attach(peer, caught));
+    MutexLock lock(&caught->mutex);
+    while (!caught->got.has_value()) {
+      (void)caught->changed.wait_until(&caught->mutex, absl::InfiniteFuture());
+    }
+    return *std::move(caught->got);
+  }
+
+  // What the link answers to an offer.
+  v1::ArenaProbe send_offer(uint64_t size, uint64_t probe, absl::Span<const int> files) {
+    v1::ArenaOffer bad;
+    bad.set_size(size);
+    bad.set_probe_offset(probe);
+    EXPECT_TRUE(peer->send(bad.SerializeAsString(), files).ok());
+    return host->answer();
+  }
+  static std::string found(std::string_view bytes) {
+    v1::ArenaProbe probe;
+    probe.set_found(std::string(bytes));
+    return probe.SerializeAsString();
+  }
+  std::string nonce() {
+    auto file = *MemoryFile::adopt(std::move(own_offer.files.at(0)), offer.size());
+    return std::string(file->data() + offer.probe_offset(), 16);
+  }
+
+  const std::shared_ptr<Host> host;
+  const std::shared_ptr<SharedArena> arena;
+  std::shared_ptr<LocalSession> peer;
+  std::shared_ptr<ArenaLink> link;
+  LocalMessage own_offer;
+  v1::ArenaOffer offer;
+};
+
+TEST_F(Negotiation, lends_only_after_the_probe_was_answered) {
+  const std::string bytes(100'000, 'x');
+  EXPECT_FALSE(link->lend(bytes).has_value());
+  EXPECT_TRUE(link->on_probe(found(nonce())).ok());
+  EXPECT_TRUE(link->lends());
+  EXPECT_TRUE(link->lend(bytes).has_value());
+  EXPECT_THAT(link->describe(), HasSubstr("lends"));
+}
+
+TEST_F(Negotiation, a_wrong_answer_switches_lending_off_with_a_reason) {
+  EXPECT_TRUE(link->on_probe(found(std::string(16, '?'))).ok());
+  EXPECT_FALSE(link->lends());
+  EXPECT_THAT(link->describe(), HasSubstr("other bytes"));
+  EXPECT_TRUE(link->on_probe(found(nonce())).ok());
+  EXPECT_FALSE(link->lends()) << "one guess";
+  EXPECT_EQ(arena->counters().blocks, 0u);
+}
+
+TEST_F(Negotiation, a_refusal_switches_lending_off_with_its_reason) {
+  v1::ArenaProbe probe;
+  probe.set_refused("I live in another container");
+  EXPECT_TRUE(link->on_probe(probe.SerializeAsString()).ok());
+  EXPECT_FALSE(link->lends());
+  EXPECT_THAT(link->describe(), HasSubstr("another container"));
+}
+
+TEST_F(Negotiation, frames_that_are_no_answers_are_violations) {
+  EXPECT_EQ(error_kind(link->on_probe("")), ErrorKind::kProtocol);
+  EXPECT_EQ(error_kind(link->on_probe("\xff\xff")), ErrorKind::kProtocol);
+  EXPECT_EQ(error_kind(link->on_free("\xff\xff")), ErrorKind::kProtocol);
+}
+
+TEST_F(Negotiation, bad_offers_are_refused_and_their_files_closed) {
+  constexpr int kAll = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  const int before = open_files();
+  const UniqueFd good = file_of(kMiB, kAll);
+  const UniqueFd unsealed = file_of(kMiB, 0);
+  const int files[] = {good.get(), good.get(), good.get()};
+  EXPECT_THAT(send_offer(kMiB, 0, {}).refused(), HasSubstr("0 files"));
+  EXPECT_THAT(send_offer(kMiB, 0, files).refused(), HasSubstr("3 files"));
+  EXPECT_THAT(send_offer(kMiB, kMiB - 15, {files, 1}).refused(), HasSubstr("probe at"));
+  EXPECT_THAT(send_offer(kMiB, ~uint64_t{0}, {files, 1}).refused(), HasSubstr("probe at"));
+  EXPECT_THAT(send_offer(8, 0, {files, 1}).refused(), HasSubstr("probe at"));
+  EXPECT_THAT(send_offer(2 * kMiB, 0, {files, 1}).refused(), HasSubstr("announced were"));
+  EXPECT_THAT(send_offer(0, 0, {}).refused(), HasSubstr("nothing to share"));
+  const int bad = unsealed.get();
+  EXPECT_THAT(send_offer(kMiB, 0, {&bad, 1}).refused(), HasSubstr("truncated"));
+  ASSERT_TRUE(peer->send("\xff\xff\xff", {}).ok());
+  EXPECT_THAT(host->answer().refused(), HasSubstr("an offer of 3 bytes"));
+  EXPECT_EQ(open_files(), before + 2);
+  EXPECT_EQ(error_kind(link->borrow({0, 1}, 1).status()), ErrorKind::kProtocol);
+  // A good one is taken all the same, and only one.
+  EXPECT_TRUE(send_offer(kMiB, 4096, {files, 1}).has_found());
+  EXPECT_THAT(send_offer(kMiB, 4096, {files, 1}).refused(), HasSubstr("second offer"));
+  EXPECT_THAT(link->describe(), HasSubstr(", borrows"));
+}
+
+TEST_F(Negotiation, places_outside_of_the_file_are_violations) {
+  constexpr int kAll = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  const UniqueFd file = file_of(kMiB, kAll);
+  const int fd = file.get();
+  ASSERT_TRUE(send_offer(kMiB, 0, {&fd, 1}).has_found());
+  EXPECT_TRUE(link->borrow({kMiB - 1, 1}, 1).ok());
+  EXPECT_TRUE(link->borrow({0, 2}, kMiB).ok());
+  for (const auto& [offset, length] : std::vector<std::pair<uint64_t, uint64_t>>{
+           {kMiB, 1}, {kMiB + 1, 0}, {1, kMiB}, {~uint64_t{0}, 2}, {2, ~uint64_t{0}}}) {
+    EXPECT_EQ(error_kind(link->borrow({offset, 3}, length).status()), ErrorKind::kProtocol)
+        << offset << "+" << length;
+  }
+}
+
+TEST_F(Negotiation, what_is_free_again_is_told_in_batches) {
+  constexpr int kAll = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  const UniqueFd file = file_of(kMiB, kAll);
+  const int fd = file.get();
+  ASSERT_TRUE(send_offer(kMiB, 0, {&fd, 1}).has_found());
+  EXPECT_FALSE(link->frees_wait());
+  for (uint64_t lease = 1; lease <= 1500; ++lease) (void)link->borrow({0, lease}, 100);
+  EXPECT_EQ(host->frees, 1) << "one call for all of them";
+  v1::ArenaFree frees;
+  ASSERT_TRUE(frees.ParseFromString(link->take_frees()));
+  EXPECT_EQ(frees.lease_size(), 1024) << "so that the frame stays small";
+  EXPECT_TRUE(link->frees_wait());
+  ASSERT_TRUE(frees.ParseFromString(link->take_frees()));
+  EXPECT_EQ(frees.lease_size(), 476);
+  EXPECT_FALSE(link->frees_wait());
+  EXPECT_TRUE(link->take_frees().empty());
+}
+
+// ARENA-3: a lost connection alone frees nothing, the end of the socket does.
+TEST_F(Negotiation, leases_end_with_the_socket_and_not_with_the_connection) {
+  ASSERT_TRUE(link->on_probe(found(nonce())).ok());
+  const std::string bytes(100'000, 'x');
+  ASSERT_TRUE(link->lend(bytes).has_value());
+  link->close();
+  EXPECT_FALSE(link->lend(bytes).has_value());
+  EXPECT_EQ(arena->counters().leases, 1u);
+  peer->done();
+  while (arena->counters().leases > 0) sched_yield();  // bounded by the test's own limit
+  EXPECT_EQ(arena->counters().blocks, 0u);
+}
+
+}  // namespace
+}  // namespace weft::internal
