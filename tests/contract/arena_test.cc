@@ -393,6 +393,7 @@ class Negotiation : public Sockets {
     v1::ArenaOffer bad;
     bad.set_size(size);
     bad.set_probe_offset(probe);
+    bad.set_reason("none");  // a message of no bytes would be the end
     EXPECT_TRUE(peer->send(bad.SerializeAsString(), files).ok());
     return host->answer();
   }
