@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness import DriverError, DriverSpec, Figure, median, percentile, pooled, worst_of
 
-ROWS = ("T1", "T2", "T3", "T4", "T9", "T11", "T13")
+ROWS = ("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "T9", "T11", "T13")
 PEERS = ("tensorpipe", "python", "raw")
 
 OURS, OURS_TCP = "weft/operator/default", "weft/operator/tcp"
@@ -265,6 +265,58 @@ def row_t4(bench, wanted, quick):
     return [worst_of("T4", "rpc_async add, 64 in flight", parts), *parts, *beside]
 
 
+def row_t5_t7(bench, wanted, quick, memory):
+    """Echo between processes of one host; the peer is the best of all its transports and drivers."""
+    rows = {"T5": [(1, 2)], "T6": [(16, 2), (64, 2)], "T7": [(256, 1.5)]}
+    peers = [CPP, CPP_TCP, PY, PY_TCP]
+    figures = []
+    for id, sizes in rows.items():
+        if id not in wanted:
+            continue
+        parts = []
+        for number, (size, bar) in enumerate(sizes, start=1):
+            part = id if len(sizes) == 1 else f"{id}.{number}"
+            metric = f"echo of {size} MiB, same host"
+            if size == 256 and memory < ECHO_256_NEEDS_MIB:
+                error = f"256 MiB wants {ECHO_256_NEEDS_MIB} MiB of free memory, there are {memory}"
+                parts.append(Figure(part, metric, "GiB/s", "higher", bar=bar, error=error))
+                continue
+            bench.log(f"{id}: {metric}")
+            count = 200 if size == 1 else (3 if quick else max(8, 256 // size))
+            results = bench.interleave([OURS, *peers], f"echo {size * MIB} {count}", 120)
+            detail(bench, results, describe_echo(size * MIB))
+            take = echo_rate(size * MIB)
+            parts.append(
+                compare(bench, results, part, metric, "GiB/s", "higher", OURS, peers, take, bar)
+            )
+        if len(parts) > 1:
+            figures.append(worst_of(id, "echo of 16 and 64 MiB, same host", parts))
+        figures += parts
+    return figures
+
+
+def row_t8(bench, wanted, quick):
+    """A tensor in shared memory against an empty call, both ours and interleaved."""
+    parts = []
+    for number, kib in enumerate((64, 1024, 16384, 65536), start=1):
+        metric = f"tensor of {kib} KiB in shared memory, p50"
+        bench.log(f"T8: {metric}, against an empty call")
+        calls = CALLS // 5
+        tensor, empty = [], []
+        for _ in range(3 if quick else 5):
+            for name, into in ((f"arena{kib * 1024}", tensor), ("noop", empty)):
+                result = bench.interleave([OURS], f"lat {name} {calls}", 60, rounds=1)[OURS]
+                if isinstance(result, DriverError):
+                    error = str(result)
+                    return [Figure("T8", metric, "us", "lower", bar=1 / 1.5, error=error)]
+                into += result
+        figure = Figure(f"T8.{number}", metric, "us", "lower", bar=1 / 1.5 if kib == 65536 else None)
+        figure.ours, figure.peer, figure.peer_name = p50(tensor), p50(empty), "weft, empty call"
+        bench.log(f"    with the tensor {figure.ours:8.1f} us   empty {figure.peer:8.1f} us")
+        parts.append(figure)
+    return [worst_of("T8", "tensor in shared memory against an empty call", parts), *parts]
+
+
 def row_t9(bench, wanted, quick, memory):
     parts = []
     beside = []
@@ -376,6 +428,10 @@ def measure(bench, wanted, quick, memory):
         figures += row_t3(bench, wanted, quick)
     if "T4" in wanted:
         figures += row_t4(bench, wanted, quick)
+    if {"T5", "T6", "T7"} & set(wanted):
+        figures += row_t5_t7(bench, wanted, quick, memory)
+    if "T8" in wanted:
+        figures += row_t8(bench, wanted, quick)
     if "T9" in wanted:
         figures += row_t9(bench, wanted, quick, memory)
     if "T11" in wanted:

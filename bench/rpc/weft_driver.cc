@@ -9,6 +9,7 @@
 #include <string>
 
 #include "weft/bench/rpc/line_protocol.h"
+#include "weft/rpc/arena.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/library.h"
@@ -25,6 +26,7 @@ at::Tensor add(const at::Tensor& a, const at::Tensor& b) { return at::add(a, b);
 at::Tensor echo(const at::Tensor& x) { return x; }
 std::string echo_text(const std::string& x) { return x; }
 void noop() {}
+void take(const at::Tensor& x) { (void)x; }
 
 Library library() {
   Library lib("bench");
@@ -33,6 +35,7 @@ Library library() {
   lib.def("echo", &echo, {.inline_ok = true});
   lib.def("echo_text", &echo_text, {.inline_ok = true});
   lib.def("noop", &noop, {.inline_ok = true});
+  lib.def("take", &take, {.inline_ok = true});
   return lib;
 }
 
@@ -49,6 +52,13 @@ class Caller {
       if (name == "echo64") {
         return
             [this, text = std::string(64, 'x')] { rpc_sync(worker_, kCallee, &echo_text, text); };
+      }
+      // "arena<bytes>": a tensor that lies in shared memory, to a function that returns nothing.
+      if (name.substr(0, 5) == "arena") {
+        const int64_t bytes = std::stoll(std::string(name.substr(5)));
+        return [this, x = move_to_arena(worker_, at::rand({bytes / 4}))] {
+          rpc_sync(worker_, kCallee, &take, x);
+        };
       }
       throw std::invalid_argument("unknown function: " + std::string(name));
     };

@@ -279,6 +279,7 @@ void GrpcTransportCore::sweep() {
     own = arena_;
   }
   if (own != nullptr) own->sweep();
+  gate_->sweep();
 }
 
 // ---- what is alive ---------------------------------------------------------------------------

@@ -41,24 +41,22 @@ Status GrpcLane::send(Frame frame, Frame* rider) {
     add(&counters_->frames_sent, rider == nullptr ? 1 : 2);
     if (!writing_ && queue_.empty()) {
       writing_ = true;
-      if (rider == nullptr) {
-        lock.unlock();
-        write(absl::MakeSpan(&frame, 1));
-        return absl::OkStatus();
+      if (rider != nullptr && frame_bytes(frame) + frame_bytes(*rider) > kMaxBatchBytes) {
+        queue_.push_back(std::move(frame));
+        frame = std::move(*rider);
+        rider = nullptr;
       }
-      if (frame_bytes(frame) + frame_bytes(*rider) <= kMaxBatchBytes) {
-        lock.unlock();
-        Frame both[] = {std::move(frame), std::move(*rider)};
-        write(absl::MakeSpan(both));
-        return absl::OkStatus();
-      }
-      queue_.push_back(std::move(*rider));
       lock.unlock();
-      write(absl::MakeSpan(&frame, 1));
+      if (rider == nullptr) {
+        write(absl::MakeSpan(&frame, 1));
+      } else {
+        Frame both[] = {std::move(*rider), std::move(frame)};
+        write(absl::MakeSpan(both));
+      }
       return absl::OkStatus();
     }
-    queue_.push_back(std::move(frame));
     if (rider != nullptr) queue_.push_back(std::move(*rider));
+    queue_.push_back(std::move(frame));
     crowded = queue_.size() % kCrowd == 0;
   }
   // The poller may wait for this very core: without it the peer would get nothing before the sender

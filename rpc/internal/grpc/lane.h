@@ -83,7 +83,7 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
 
   int number() const { return number_; }
 
-  // CONN-3. `rider`, if any, goes behind the frame, in the same message where that is possible.
+  // CONN-3. `rider`, if any, goes before the frame, in the same message where that is possible.
   Status send(Frame frame, Frame* rider = nullptr) ABSL_LOCKS_EXCLUDED(mutex_);
   // Sends a frame of the handshake; the stream ends after it if it is a refusal.
   void send_handshake(Frame frame, bool last) ABSL_LOCKS_EXCLUDED(mutex_);

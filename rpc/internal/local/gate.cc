@@ -148,6 +148,11 @@ Status LocalGate::attach(const std::shared_ptr<LocalSession>& session,
                     absl::StrCat("cannot watch a local socket: ", system_error(errno)));
 }
 
+void LocalGate::sweep() {
+  MutexLock lock(&mutex_);
+  welcome_locked();
+}
+
 void LocalGate::stop() {
   std::unique_ptr<Thread> thread;
   {
