@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <deque>
 #include <fstream>
@@ -50,7 +51,6 @@ std::string read_file(const std::string& path) {
 struct Use {
   int64_t bytes, leases, blocks;
   int files, mappings;
-  friend bool operator==(const Use&, const Use&) = default;
 };
 std::ostream& operator<<(std::ostream& out, const Use& use) {
   return out << use.bytes << " bytes, " << use.leases << " leases, " << use.blocks << " blocks, "
@@ -141,12 +141,17 @@ TEST_F(ArenaKill, nothing_is_left_over_of_peers_that_were_killed) {
   (void)live_and_die(&random);
   ASSERT_TRUE(eventually([](const Use& now) { return now.blocks == 0 && now.mappings == 1; }))
       << use();
-  const Use before = use();
+  Use before = use();
   int completed = 0;
   for (int i = 0; i < kills; ++i) {
     completed += live_and_die(&random);
-    ASSERT_TRUE(eventually([&before](const Use& now) { return now == before; }))
-        << use() << " after " << i + 1 << " kills, before " << before;
+    // gRPC closes its own sockets when it gets to it, the first victim's perhaps after `before`.
+    ASSERT_TRUE(eventually([&before](const Use& now) {
+      return now.bytes == 0 && now.leases == 0 && now.blocks == 0 &&
+             now.mappings == before.mappings && now.files <= before.files;
+    })) << use()
+        << " after " << i + 1 << " kills, before " << before;
+    before.files = std::min(before.files, use().files);
     if (i % 100 == 99) std::cout << i + 1 << " kills" << std::endl;
   }
   const auto info = worker.debug_info();
