@@ -56,6 +56,7 @@ void Agent::dial(const PeerRef& peer) {
   hello.incarnation = options_.self.incarnation;
   hello.to_id = peer->info.id;
   hello.to_incarnation = peer->info.incarnation;
+  hello.to_name = peer->info.name;
   Transport* transport = nullptr;
   std::string address;
   {
