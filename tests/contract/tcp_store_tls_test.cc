@@ -22,11 +22,11 @@ class TcpStoreTls : public ::testing::Test {
   }
   StatusOr<std::shared_ptr<TcpStore>> connect(const TcpStoreServer& server,
                                               const Credentials& credentials,
-                                              Timeout timeout = std::chrono::hours(1)) {
+                                              Timeout timeout = std::chrono::minutes(1)) {
     return TcpStore::connect("127.0.0.1", server.port(),
                              {.timeout = timeout, .credentials = credentials}, runtime_);
   }
-  // Not ended by its hour.
+  // Of kind permission: no deadline has ended it.
   std::string refusal(const TcpStoreServer& server, const Credentials& credentials) {
     const Status status = connect(server, credentials).status();
     EXPECT_EQ(error_kind(status), ErrorKind::kPermission) << status;
