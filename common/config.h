@@ -65,6 +65,16 @@ using OptionalInt = std::optional<int>;
     "address given to the others; empty: the one that we listen on")                              \
   X(bool, allow_insecure, false, "WEFT_ALLOW_INSECURE",                                           \
     "allow listening beyond loopback without credentials")                                        \
+  X(std::string, tls_ca, "", "WEFT_TLS_CA",                                                       \
+    "PEM file: authorities whose certificates are believed")                                      \
+  X(std::string, tls_cert, "", "WEFT_TLS_CERT", "PEM file: the certificate of this worker")       \
+  X(std::string, tls_key, "", "WEFT_TLS_KEY", "PEM file: the key of that certificate")            \
+  X(absl::Duration, tls_refresh, absl::Seconds(10), "WEFT_TLS_REFRESH",                           \
+    "how often these files are looked at for a change")                                           \
+  X(bool, tls_shared_certificate, false, "WEFT_TLS_SHARED_CERTIFICATE",                           \
+    "all workers have the same certificate, which proves no name")                                \
+  X(std::string, token_file, "", "WEFT_TOKEN_FILE",                                               \
+    "file with the cluster token, a secret that all workers have; only with TLS")                 \
   X(int, worker_threads, 0, "WEFT_WORKER_THREADS",                                                \
     "threads that run handlers; 0: one per core, at least 4")                                     \
   X(int, max_blocked, 4096, "WEFT_MAX_BLOCKED",                                                   \

@@ -12,11 +12,13 @@
 // check. listen() must come before the first connect(): both share the completion queues. Nothing
 // here works under a simulated Runtime.
 //
-// Credentials: none yet, traffic is plain text, which is why listening beyond loopback must be
-// allowed in words (ListenOptions::allow_insecure).
+// Credentials: mutual TLS (rpc/credentials.h), on every connection, those over a local socket
+// included. Without them traffic is plain text, which is why listening beyond loopback must be
+// allowed in words then (ListenOptions::allow_insecure).
 
 #include "absl/time/time.h"
 #include "weft/common/api.h"
+#include "weft/rpc/credentials.h"
 #include "weft/rpc/transport.h"
 
 namespace weft {
@@ -48,6 +50,8 @@ struct GrpcTransportOptions {
   // of a small call. So the first transport switches the check off, for the whole process, as
   // absl::SetMutexDeadlockDetectionMode does. True: it is left as it is.
   bool abseil_lock_checks = false;
+  // Default: those of the worker (JoinOptions::credentials).
+  Credentials credentials{};
 };
 
 WEFT_API TransportFactory grpc_transport(const GrpcTransportOptions& options = {});

@@ -17,6 +17,8 @@ weft_module(NAME store PART_OF rpc
     internal/store/tcp_link.cc
     internal/store/tcp_server.cc
     internal/store/tcp_store.cc
+    internal/tls/credentials.cc
+    internal/tls/grpc_tls.cc
     store_url.cc
   DEPS common absl::status absl::statusor absl::time Threads::Threads
-  PRIVATE_DEPS weft_proto absl::strings gRPC::grpc++ protobuf::libprotobuf)
+  PRIVATE_DEPS weft_proto absl::strings gRPC::grpc++ OpenSSL::Crypto protobuf::libprotobuf)

@@ -27,6 +27,7 @@
 #include "weft/common/error.h"
 #include "weft/common/runtime.h"
 #include "weft/common/time.h"
+#include "weft/rpc/credentials.h"
 
 namespace weft {
 
@@ -88,9 +89,10 @@ class WEFT_API Store {
 // (env:// is resolved by weft::join, which knows the launcher's variables.) Errors name the URL and
 // say what is wrong with it.
 struct StoreOptions {
-  bool is_server = false;  // tcp: host the data here (rank 0)
-  Timeout timeout{};       // default for every operation, and for connecting: 60 s
-  std::string run_id{};    // file: content of another run is refused
+  bool is_server = false;     // tcp: host the data here (rank 0)
+  Timeout timeout{};          // default for every operation, and for connecting: 60 s
+  std::string run_id{};       // file: content of another run is refused
+  Credentials credentials{};  // tcp: TLS, at the server and at its clients; empty: plain text
 };
 WEFT_API StatusOr<std::shared_ptr<Store>> open_store(std::string_view url,
                                                      const StoreOptions& options,

@@ -96,15 +96,18 @@ StatusOr<std::shared_ptr<Store>> open_tcp(std::string_view text, Url url,
   WEFT_RETURN_IF_ERROR(nothing_left(text, url));
   StatusOr<internal::HostPort> at = internal::parse_host_port(url.rest, -1);
   if (!at.ok()) return bad_url(text, std::string(at.status().message()));
-  const TcpStoreOptions client_options{.timeout = options.timeout};
+  const TcpStoreOptions client_options{.timeout = options.timeout,
+                                       .credentials = options.credentials};
   if (!options.is_server) {
     if (at->port == 0) return bad_url(text, "only the server can take port 0");
     return TcpStore::connect(at->host, at->port, client_options, std::move(runtime));
   }
-  WEFT_ASSIGN_OR_RETURN(
-      std::unique_ptr<TcpStoreServer> server,
-      TcpStoreServer::start({.host = at->host, .port = at->port, .allow_insecure = allow != "0"},
-                            runtime));
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<TcpStoreServer> server,
+                        TcpStoreServer::start({.host = at->host,
+                                               .port = at->port,
+                                               .allow_insecure = allow != "0",
+                                               .credentials = options.credentials},
+                                              runtime));
   const int port = server->port();
   auto hosted = std::make_shared<HostedServer>(std::move(server));
   // An address for "all" is none to connect to.

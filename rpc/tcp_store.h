@@ -32,8 +32,11 @@ class TcpServer;
 struct TcpStoreServerOptions {
   std::string host = "127.0.0.1";  // a name or address of this machine
   int port = 0;                    // 0: any free one, see TcpStoreServer::port()
-  // A store has no credentials: listening to more than this machine must be asked for.
+  // Without credentials, listening to more than this machine must be asked for.
   bool allow_insecure = false;
+  // Mutual TLS: only clients with a certificate of our authority, whoever they are, are let in, and
+  // with a token only those that have it too. Empty: plain text.
+  Credentials credentials{};
   // Keys and values together, in bytes; more is an error of kind resource.
   size_t max_bytes = size_t{1} << 30;
 };
@@ -41,8 +44,8 @@ struct TcpStoreServerOptions {
 class WEFT_API TcpStoreServer {
  public:
   // Fails with invalid_argument (a bad host or port), permission (beyond loopback without
-  // allow_insecure) or unavailable (the address is in use, or not of this machine); each names the
-  // address.
+  // allow_insecure or credentials; a bad certificate) or unavailable (the address is in use, or not
+  // of this machine); each names the address.
   static StatusOr<std::unique_ptr<TcpStoreServer>> start(const TcpStoreServerOptions& options,
                                                          std::shared_ptr<Runtime> runtime);
   // As stop() without waiting for clients.
@@ -68,12 +71,15 @@ class WEFT_API TcpStoreServer {
 struct TcpStoreOptions {
   // Default for operations that give none, and for connecting: 60 s when unset.
   Timeout timeout = {};
+  // As the server's. Empty: plain text.
+  Credentials credentials = {};
 };
 
 class WEFT_API TcpStore : public DelegatingStore, public ForkableStore {
  public:
   // Returns when the server has answered. Fails with unavailable (nobody answered in time),
-  // unimplemented or protocol (something else listens there), or invalid_argument.
+  // unimplemented or protocol (something else listens there), permission (credentials that the
+  // other side does not accept, or that we do not), or invalid_argument.
   static StatusOr<std::shared_ptr<TcpStore>> connect(std::string_view host, int port,
                                                      const TcpStoreOptions& options,
                                                      std::shared_ptr<Runtime> runtime);

@@ -32,6 +32,7 @@
 #include "weft/common/error.h"
 #include "weft/common/runtime.h"
 #include "weft/common/time.h"
+#include "weft/rpc/credentials.h"
 
 namespace weft {
 
@@ -97,6 +98,7 @@ struct Hello {
   // Whom the dialler wants (0: any): an address may have passed on to another worker.
   uint32_t to_id = 0;
   uint64_t to_incarnation = 0;
+  std::string to_name{};  // "": any; not on the wire, the dialler compares it with the answer
   uint32_t max_frame_bytes = 0;  // largest frame that the speaker accepts
   uint64_t connection_id = 0;    // random, by the dialler; ties lanes together
   uint32_t lanes = 2;
@@ -182,7 +184,8 @@ class Transport {
   virtual std::string name() const = 0;  // "inproc", "grpc"
 
   // Starts accepting; returns the address that peers dial ("inproc:3", "127.0.0.1:40123"). Errors
-  // name the address: port taken, range exhausted, not loopback without allow_insecure.
+  // name the address: port taken, range exhausted, not loopback without credentials or
+  // allow_insecure.
   virtual StatusOr<std::string> listen(const ListenOptions& options,
                                        std::shared_ptr<Acceptor> acceptor) = 0;
 
@@ -213,6 +216,7 @@ struct TransportContext {
   std::shared_ptr<Runtime> runtime;
   std::string worker_name;
   size_t max_frame_bytes = (5u << 20);
+  Credentials credentials{};  // of the worker; a transport's own options rule
 };
 using TransportFactory =
     std::function<StatusOr<std::unique_ptr<Transport>>(const TransportContext& context)>;

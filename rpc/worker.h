@@ -29,6 +29,8 @@
 #include "weft/common/metrics.h"
 #include "weft/common/runtime.h"
 #include "weft/common/time.h"
+#include "weft/rpc/access_rule.h"
+#include "weft/rpc/credentials.h"
 #include "weft/rpc/library.h"
 #include "weft/rpc/service.h"
 #include "weft/rpc/store.h"
@@ -60,6 +62,11 @@ struct JoinOptions {
   // Default: gRPC.
   TransportFactory transport{};
   ListenOptions listen{};
+  // TLS between workers, and to a tcp store that is opened here. Default: WEFT_TLS_CA and so on,
+  // else none.
+  Credentials credentials{};
+  // Who may call what. Default: every worker of the job may call everything.
+  std::vector<AccessRule> access{};
   std::vector<ServiceFactory> services{};
   // "host:port" where Prometheus may ask for GET /metrics over HTTP, without encryption or
   // authentication; port 0: any free one, see Worker::metrics_address(). Beyond loopback only with

@@ -25,6 +25,7 @@
 #include "weft/tools/weftrun/session.h"
 #include "weft/tools/weftrun/supervisor.h"
 #include "weft/tools/weftrun/system.h"
+#include "weft/tools/weftrun/tls.h"
 
 extern char** environ;
 
@@ -67,6 +68,9 @@ std::vector<std::string> common_environment(const Options& options, const std::s
                                "WEFT_ROLE",
                                "WEFT_NAME",
                                std::string(kTagVariable)};
+  if (!options.tls.empty()) {
+    for (std::string& name : tls_variables()) own.insert(std::move(name));
+  }
   for (char** entry = environ; *entry != nullptr; ++entry) {
     absl::string_view text = *entry;
     absl::string_view name = text.substr(0, text.find('='));
@@ -149,7 +153,7 @@ int run(const std::vector<std::string>& args) {
   }
 
   absl::StatusOr<std::string> private_dir;
-  if (options->rdzv.empty()) {
+  if (options->rdzv.empty() || options->tls == "auto") {
     private_dir = make_private_dir();
     if (!private_dir.ok()) return fail(kExitFailed, private_dir.status().message());
   }
@@ -188,8 +192,21 @@ int run(const std::vector<std::string>& args) {
   }
 
   absl::StatusOr<std::vector<ProcessPlan>> plan = make_plan(*job, options->node_rank);
+  absl::Status tls;
+  if (plan.ok() && options->tls == "auto") {
+    tls = make_credentials(absl::StrCat(temporary.path(), "/tls"), job->id, *plan);
+  } else if (plan.ok() && !options->tls.empty()) {
+    tls = use_credentials(options->tls, *plan);
+  }
   if (!plan.ok()) {
     code = fail(kExitUsage, plan.status().message());
+  } else if (!tls.ok()) {
+    code = fail(kExitFailed, tls.message());
+    if (session != nullptr) {
+      session->peers()->report({.exit_code = code,
+                                .text = absl::StrCat("node ", options->node_rank, " (host ", host,
+                                                     "): ", tls.message())});
+    }
   } else if (!program.ok()) {
     code = program_code;
     session->peers()->report(

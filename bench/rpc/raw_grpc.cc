@@ -6,10 +6,12 @@
 // above this is what our layer costs (row T11).
 //   --mode tcp   127.0.0.1
 //   --mode unix  a Unix socket at --path
+//   --mode tls   127.0.0.1, mutual TLS with ca.pem, bench.pem and bench.key in tls/ beside --path
 #include <grpc/grpc.h>
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/security/tls_credentials_options.h>
 #include <sched.h>
 
 #include <cstring>
@@ -156,10 +158,39 @@ struct BulkHeader {
   int64_t bytes = 0;
 };
 
-void callee(const std::string& address) {
+namespace tls = grpc::experimental;
+
+std::shared_ptr<tls::CertificateProviderInterface> certificates(const std::string& folder) {
+  return std::make_shared<tls::FileWatcherCertificateProvider>(
+      folder + "/bench.key", folder + "/bench.pem", folder + "/ca.pem", 10);
+}
+
+// `folder` is empty for plain text.
+std::shared_ptr<grpc::ServerCredentials> server_credentials(const std::string& folder) {
+  if (folder.empty()) return grpc::InsecureServerCredentials();
+  tls::TlsServerCredentialsOptions options(certificates(folder));
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  options.set_certificate_verifier(std::make_shared<tls::NoOpCertificateVerifier>());
+  options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  return tls::TlsServerCredentials(options);
+}
+
+std::shared_ptr<grpc::ChannelCredentials> channel_credentials(const std::string& folder) {
+  if (folder.empty()) return grpc::InsecureChannelCredentials();
+  tls::TlsChannelCredentialsOptions options;
+  options.set_certificate_provider(certificates(folder));
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  options.set_certificate_verifier(std::make_shared<tls::NoOpCertificateVerifier>());
+  options.set_check_call_host(false);
+  return tls::TlsCredentials(options);
+}
+
+void callee(const std::string& address, const std::string& credentials) {
   grpc::AsyncGenericService service;
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials());
+  builder.AddListeningPort(address, server_credentials(credentials));
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(kMaxFrame);
   builder.RegisterAsyncGenericService(&service);
@@ -202,7 +233,7 @@ void callee(const std::string& address) {
   }
 }
 
-void caller(const std::string& address) {
+void caller(const std::string& address, const std::string& credentials) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxFrame);
   arguments.SetMaxSendMessageSize(kMaxFrame);
@@ -213,7 +244,8 @@ void caller(const std::string& address) {
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
-  auto channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  if (!credentials.empty()) arguments.SetSslTargetNameOverride("worker.weft");
+  auto channel = grpc::CreateCustomChannel(address, channel_credentials(credentials), arguments);
   if (!channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(60))) {
     throw std::runtime_error("cannot connect to " + address);
   }
@@ -291,14 +323,17 @@ void caller(const std::string& address) {
 }
 
 int run(int argc, char** argv) {
-  const std::string address = option(argc, argv, "--mode", "tcp") == "unix"
-                                  ? "unix:" + option(argc, argv, "--path", "raw.sock")
-                                  : "127.0.0.1:" + option(argc, argv, "--port", "29878");
+  const std::string mode = option(argc, argv, "--mode", "tcp");
+  const std::string path = option(argc, argv, "--path", "./raw.sock");
+  const std::string credentials =
+      mode == "tls" ? path.substr(0, path.rfind('/')) + "/tls" : std::string();
+  const std::string address =
+      mode == "unix" ? "unix:" + path : "127.0.0.1:" + option(argc, argv, "--port", "29878");
   touch_memory(std::stoll(option(argc, argv, "--touch", "0")));
   if (option(argc, argv, "--rank", "0") == "0") {
-    caller(address);
+    caller(address, credentials);
   } else {
-    callee(address);
+    callee(address, credentials);
   }
   say("{\"bye\":true}");
   return 0;

@@ -4,18 +4,20 @@ Bars are ratios, above 1 always in our favour: a latency of at most 0.3 times th
 3.33. A figure without a bar stands beside the others for information.
 """
 
+import subprocess
 from pathlib import Path
 
 from harness import DriverError, DriverSpec, Figure, median, percentile, pooled, worst_of
 
-ROWS = ("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "T9", "T11", "T13")
+ROWS = ("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "T9", "T11", "T13", "T16")
 PEERS = ("tensorpipe", "python", "raw")
 
 OURS, OURS_TCP = "weft/operator/default", "weft/operator/tcp"
+OURS_TLS = "weft/operator/tls"
 OURS_FUNCTION, OURS_FUNCTION_TCP = "weft/function/default", "weft/function/tcp"
 CPP, CPP_TCP, CPP_MPT = "tensorpipe/shm", "tensorpipe/tcp", "tensorpipe/mpt"
 PY, PY_TCP, PY_MPT = "python/shm", "python/tcp", "python/mpt"
-RAW_TCP, RAW_UNIX = "raw/tcp", "raw/unix"
+RAW_TCP, RAW_UNIX, RAW_TLS = "raw/tcp", "raw/unix", "raw/tls"
 
 MIB = 1 << 20
 CALLS = 5000
@@ -33,6 +35,7 @@ def driver_specs(build, python, only_peer, with_ours):
         ours = (
             (OURS, "weft"),
             (OURS_TCP, "weft (tcp)"),
+            (OURS_TLS, "weft (tls)"),
             (OURS_FUNCTION, "weft (inline function)"),
             (OURS_FUNCTION_TCP, "weft (tcp, inline function)"),
         )
@@ -58,7 +61,7 @@ def driver_specs(build, python, only_peer, with_ours):
             label = f"torch RPC Python ({mode})"
             specs.append(DriverSpec(name, label, command, freeze=True, missing=missing))
     if peer("raw"):
-        for name in (RAW_TCP, RAW_UNIX):
+        for name in (RAW_TCP, RAW_UNIX, RAW_TLS):
             mode = name.split("/")[1]
             command = [str(binaries / "bench_raw_grpc"), "--mode", mode]
             specs.append(DriverSpec(name, f"raw gRPC ({mode})", command))
@@ -420,6 +423,36 @@ def row_t13(bench, wanted, quick):
     return sorted(figures, key=lambda figure: figure.id)
 
 
+def row_t16(bench, wanted, quick):
+    metric = "echo of 64 MiB over TLS"
+    bench.log(f"T16: {metric}, against plain text, and against raw gRPC over TLS")
+    if bench.has(OURS_TLS):
+        make_credentials(bench)
+    size = 64
+    names = [OURS_TLS, OURS_TCP, RAW_TLS, RAW_TCP]
+    results = bench.interleave(names, f"echo {size * MIB} {3 if quick else 6}", 60)
+    detail(bench, results, describe_echo(size * MIB))
+    take = echo_rate(size * MIB)
+
+    def one(id, metric, ours, peer, bar=None):
+        return compare(bench, results, id, metric, "GiB/s", "higher", ours, [peer], take, bar)
+
+    parts = [
+        one("T16.1", f"{metric}, against our own plain text", OURS_TLS, OURS_TCP, 0.35),
+        one("T16.2", metric, OURS_TLS, RAW_TLS, 1.0),
+    ]
+    # What gRPC itself loses, for reading T16.1.
+    beside = [one("T16.3", f"{metric}, raw gRPC against its own plain text", RAW_TLS, RAW_TCP)]
+    return [worst_of("T16", metric, parts), *parts, *beside]
+
+
+def make_credentials(bench):
+    """Certificates where the drivers look for them: in tls/ of the run's scratch folder."""
+    driver = bench.drivers[OURS_TLS]
+    command = [driver.spec.command[0], "--make-credentials", str(driver.scratch / "tls")]
+    subprocess.run(command, timeout=60, check=True)
+
+
 def measure(bench, wanted, quick, memory):
     figures = []
     if "T1" in wanted or "T2" in wanted:
@@ -438,4 +471,6 @@ def measure(bench, wanted, quick, memory):
         figures += row_t11(bench, wanted, quick)
     if "T13" in wanted:
         figures += row_t13(bench, wanted, quick)
+    if "T16" in wanted:
+        figures += row_t16(bench, wanted, quick)
     return figures

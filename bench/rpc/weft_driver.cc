@@ -8,6 +8,7 @@
 #include <deque>
 #include <string>
 
+#include "weft/bench/rpc/credentials.h"
 #include "weft/bench/rpc/line_protocol.h"
 #include "weft/rpc/arena.h"
 #include "weft/rpc/call.h"
@@ -107,7 +108,23 @@ class Caller {
   volatile float sum_ = 0;
 };
 
+// Made by --make-credentials, in the folder of --path.
+Credentials credentials(const std::string& path) {
+  const std::string folder = path.substr(0, path.rfind('/')) + "/tls/";
+  return {.ca_file = folder + "ca.pem",
+          .cert_file = folder + "bench.pem",
+          .key_file = folder + "bench.key",
+          .shared_certificate = true};
+}
+
 int run(int argc, char** argv) {
+  const std::string made = option(argc, argv, "--make-credentials", "");
+  if (!made.empty()) {
+    make_credentials(made);
+    return 0;
+  }
+  const std::string path = option(argc, argv, "--path", "bench-weft");
+  const std::string transport = option(argc, argv, "--transport", "default");
   const int rank = std::stoi(option(argc, argv, "--rank", "0"));
   at::set_num_threads(1);
   touch_memory(std::stoll(option(argc, argv, "--touch", "0")));
@@ -116,10 +133,10 @@ int run(int argc, char** argv) {
       .rank = rank,
       .world_size = 2,
       .library = library(),
-      .rendezvous = "file://" + option(argc, argv, "--path", "bench-weft") + ".store?run_id=bench",
+      .rendezvous = "file://" + path + ".store?run_id=bench",
       // Where a row says TCP; otherwise what a user gets, a Unix socket between peers of one host.
-      .transport =
-          grpc_transport({.local_sockets = option(argc, argv, "--transport", "default") != "tcp"}),
+      .transport = grpc_transport({.local_sockets = transport == "default"}),
+      .credentials = transport == "tls" ? credentials(path) : Credentials(),
   });
   if (rank == 0) {
     Caller caller(worker, option(argc, argv, "--mode", "operator") == "function");

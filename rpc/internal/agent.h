@@ -42,6 +42,7 @@
 #include "weft/common/metrics.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
+#include "weft/rpc/internal/access.h"
 #include "weft/rpc/internal/dedup.h"
 #include "weft/rpc/internal/link.h"
 #include "weft/rpc/internal/members.h"
@@ -61,6 +62,7 @@ struct AgentOptions {
   std::shared_ptr<const Worker> handle;  // what handlers see as their worker; owns nothing
   std::shared_ptr<const Library> library;
   std::vector<Method> services;  // names begin with '@'
+  Access access;                 // who may call which of the two
   MessageLimits limits;
   uint64_t receive_budget = uint64_t{8} << 30;
   uint64_t send_budget = uint64_t{8} << 30;
@@ -223,6 +225,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   // ---- peers (peer.cc) ----
   PeerRef peer_locked(const WorkerInfo& info, std::string_view address)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void drop_impostor_locked(PeerRef impostor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status check_incarnation_locked(const Hello& theirs) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // True when the caller must dial() after letting go of the mutex.
   bool want_dial_locked(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void dial(const PeerRef& peer);

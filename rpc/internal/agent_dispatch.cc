@@ -181,6 +181,11 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
   StatusOr<const Method*> method = find_method(*job->header);
   if (!method.ok()) {
     error = method.status();
+  } else if (const std::string& caller = link->peer().name;
+             caller != options_.self.name && !options_.access.allows((*method)->name, caller)) {
+    error = make_error(ErrorKind::kPermission,
+                       absl::StrCat("worker '", options_.self.name, "' does not let '", caller,
+                                    "' call ", (*method)->name, " (JoinOptions::access)"));
   } else {
     job->method = *method;
     if (!job->method->class_name.empty() || !job->header->object().empty()) {

@@ -42,6 +42,15 @@ std::vector<std::string> signatures(const Library& library) {
   return out;
 }
 
+Credentials credentials_of(const Config& config) {
+  return {.ca_file = config.tls_ca,
+          .cert_file = config.tls_cert,
+          .key_file = config.tls_key,
+          .refresh = config.tls_refresh,
+          .shared_certificate = config.tls_shared_certificate,
+          .token_file = config.token_file};
+}
+
 std::string host_name() {
   char name[256] = {0};
   if (::gethostname(name, sizeof name - 1) != 0) return "";
@@ -89,6 +98,7 @@ Status Core::read_options(JoinOptions* options) {
     options->listen.port_last = range.second;
   }
   options->listen.allow_insecure = options->listen.allow_insecure || config_.allow_insecure;
+  if (options->credentials.empty()) options->credentials = credentials_of(config_);
   if (options->metrics_address.empty()) options->metrics_address = config_.metrics_address;
 
   // All that can be told about the options is told at once.
@@ -175,6 +185,18 @@ Status Core::init(JoinOptions options) {
     WEFT_LOG(log_, kInfo) << "metrics at http://" << metrics_address_ << "/metrics";
   }
 
+  // The same for credentials that are no good.
+  const TransportFactory factory =
+      options.transport != nullptr
+          ? options.transport
+          : grpc_transport({.max_spin = config_.spin, .arena_bytes = config_.arena_bytes});
+  TransportContext tc;
+  tc.runtime = runtime_;
+  tc.worker_name = self_.name;
+  tc.max_frame_bytes = config_.chunk_bytes + (256 << 10);
+  tc.credentials = options.credentials;
+  WEFT_ASSIGN_OR_RETURN(transport_, factory(tc));
+
   WEFT_RETURN_IF_ERROR(annotate(open_rendezvous(options, deadline),
                                 absl::StrCat("worker '", self_.name, "' cannot use its store")));
   WEFT_RETURN_IF_ERROR(annotate(find_job_id(deadline),
@@ -243,22 +265,16 @@ Status Core::init(JoinOptions options) {
     for (Method& method : service->methods()) a.services.push_back(std::move(method));
     services_.push_back(std::move(service));
   }
+  std::vector<std::string> callable = library_->method_names();
+  for (const Method& method : a.services) callable.push_back(method.name);
+  WEFT_ASSIGN_OR_RETURN(a.access, Access::make(options.access, callable));
   WEFT_ASSIGN_OR_RETURN(self_.id, membership_->claim(deadline));
   log_.set_identity(self_.name, static_cast<int>(self_.id));
   a.self = self_;
   agent_ = std::make_shared<Agent>(std::move(a));
+  agent_->start(transport_.get());
   agent_ready_.store(true);
 
-  const TransportFactory factory =
-      options.transport != nullptr
-          ? options.transport
-          : grpc_transport({.max_spin = config_.spin, .arena_bytes = config_.arena_bytes});
-  TransportContext tc;
-  tc.runtime = runtime_;
-  tc.worker_name = self_.name;
-  tc.max_frame_bytes = config_.chunk_bytes + (256 << 10);
-  WEFT_ASSIGN_OR_RETURN(transport_, factory(tc));
-  agent_->start(transport_.get());
   WEFT_ASSIGN_OR_RETURN(address_, transport_->listen(options.listen, agent_));
 
   Member me;
@@ -288,6 +304,7 @@ Status Core::open_rendezvous(const JoinOptions& options, absl::Time deadline) {
   r.is_first = rank_.value_or(1) == 0;
   r.alone = !options.dynamic && world_size_ == 1;
   r.timeout = deadline - runtime_->now();
+  r.credentials = options.credentials;
   WEFT_ASSIGN_OR_RETURN(store_, open_rendezvous_store(r, runtime_));
   return absl::OkStatus();
 }

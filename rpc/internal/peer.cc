@@ -24,6 +24,9 @@ std::string text(const WorkerInfo& info) {
 
 Agent::PeerRef Agent::peer_locked(const WorkerInfo& info, std::string_view address) {
   PeerRef& peer = peers_[info.incarnation];
+  if (peer != nullptr && (peer->info.name != info.name || peer->info.id != info.id)) {
+    drop_impostor_locked(std::exchange(peer, nullptr));
+  }
   if (peer == nullptr) {
     peer = std::make_shared<Peer>();
     peer->info = info;
@@ -33,6 +36,18 @@ Agent::PeerRef Agent::peer_locked(const WorkerInfo& info, std::string_view addre
   }
   if (!address.empty() && peer->address != address) peer->address = std::string(address);
   return peer;
+}
+
+// Someone came under this incarnation before the member list said whose it is.
+void Agent::drop_impostor_locked(PeerRef impostor) {
+  impostor->gone = make_error(
+      ErrorKind::kPermission,
+      absl::StrCat("the incarnation of ", text(impostor->info), " is that of another worker"));
+  // Without the mutex: close() may run the owners of what is queued. A pool that takes nothing more
+  // is that of an agent that closes, which ends all connections.
+  (void)options_.pool->post([links = impostor->links, why = impostor->gone] {
+    for (const auto& link : links) link->connection()->close(why);
+  });
 }
 
 bool Agent::want_dial_locked(Peer* peer) {
@@ -56,6 +71,7 @@ void Agent::dial(const PeerRef& peer) {
   hello.incarnation = options_.self.incarnation;
   hello.to_id = peer->info.id;
   hello.to_incarnation = peer->info.incarnation;
+  hello.to_name = peer->info.name;
   Transport* transport = nullptr;
   std::string address;
   {
@@ -124,6 +140,26 @@ void Agent::on_dialled(const PeerRef& peer, const std::shared_ptr<Link>& link,
   if (kind == ErrorKind::kPeerLost) peer_gone(peer->info.incarnation, error);
 }
 
+// The name may be proved by a certificate, the incarnation is not: one that belongs to another
+// worker would lead that worker's calls to the speaker.
+Status Agent::check_incarnation_locked(const Hello& theirs) const {
+  const WorkerInfo* owner = nullptr;
+  const auto peer = peers_.find(theirs.incarnation);
+  if (peer != peers_.end()) owner = &peer->second->info;
+  if (members_ != nullptr) {
+    for (const auto& [id, member] : members_->by_id) {
+      if (member.info.incarnation == theirs.incarnation) owner = &member.info;
+    }
+  }
+  if (owner == nullptr || (owner->name == theirs.name && owner->id == theirs.id)) {
+    return absl::OkStatus();
+  }
+  return make_error(ErrorKind::kPermission,
+                    absl::StrCat("incarnation ", absl::Hex(theirs.incarnation, absl::kZeroPad16),
+                                 " is that of ", text(*owner), ", and not of '",
+                                 theirs.name.substr(0, 128), "' (id ", theirs.id, ")"));
+}
+
 StatusOr<Hello> Agent::check_hello(const Hello& theirs) {
   if (theirs.job_id != options_.job_id) {
     return make_error(ErrorKind::kPermission,
@@ -150,6 +186,7 @@ StatusOr<Hello> Agent::check_hello(const Hello& theirs) {
                                    theirs.name.substr(0, 128),
                                    "' as gone: ", std::string(it->second->gone.message())));
   }
+  WEFT_RETURN_IF_ERROR(check_incarnation_locked(theirs));
   Hello ours;
   ours.job_id = options_.job_id;
   ours.name = options_.self.name;
@@ -167,8 +204,17 @@ std::shared_ptr<ConnectionHandler> Agent::on_connection(std::shared_ptr<Connecti
     MutexLock lock(&mutex_);
     const Member* member = members_->find(hello.id);
     const bool known = member != nullptr && member->info.incarnation == hello.incarnation;
-    peer = peer_locked(WorkerInfo{hello.name, hello.id, hello.incarnation},
-                       known ? std::string_view(member->address) : std::string_view());
+    // Once more: the list may have come after the hello.
+    const Status owner = check_incarnation_locked(hello);
+    if (owner.ok()) {
+      peer = peer_locked(WorkerInfo{hello.name, hello.id, hello.incarnation},
+                         known ? std::string_view(member->address) : std::string_view());
+    } else {
+      // Known to nobody, and adopt() turns it away.
+      peer = std::make_shared<Peer>();
+      peer->budget = std::make_shared<ByteBudget>(0, "messages of nobody", &receive_budget_);
+      peer->gone = owner;
+    }
   }
   const std::shared_ptr<Link> link = new_link(peer);
   link->open(std::move(connection));

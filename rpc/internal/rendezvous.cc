@@ -120,6 +120,7 @@ StatusOr<std::shared_ptr<Store>> open_rendezvous_store(const RendezvousOptions& 
   StoreOptions store;
   store.timeout = options.timeout;
   store.run_id = options.config.job_id;
+  store.credentials = options.credentials;
   if (!options.url.empty() && options.url != "env://") {
     store.is_server = options.is_first;
     return open_store(options.url, store, std::move(runtime));

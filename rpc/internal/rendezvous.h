@@ -8,6 +8,7 @@
 
 #include "weft/common/api.h"
 #include "weft/common/config.h"
+#include "weft/rpc/credentials.h"
 #include "weft/rpc/store.h"
 
 namespace weft::internal {
@@ -19,6 +20,7 @@ struct RendezvousOptions {
   bool is_first = false;  // rank 0: hosts a tcp store
   bool alone = false;     // the only worker: a store of its own will do
   absl::Duration timeout = absl::Seconds(60);
+  Credentials credentials{};  // of a tcp store
 };
 
 // A store of the job's own that its workers must clear away (found by dynamic_cast). Whoever lets

@@ -5,6 +5,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include <grpcpp/security/tls_credentials_options.h>
+
 namespace weft::testing {
 namespace {
 
@@ -20,13 +26,48 @@ sockaddr_in loopback(int port) {
   return in;
 }
 
-std::shared_ptr<grpc::Channel> channel_to(const std::string& address) {
+std::shared_ptr<grpc::Channel> channel_to(const std::string& address,
+                                          std::shared_ptr<grpc::ChannelCredentials> credentials) {
   grpc::ChannelArguments args;
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  args.SetSslTargetNameOverride("worker.weft");
+  if (credentials == nullptr) credentials = grpc::InsecureChannelCredentials();
+  return grpc::CreateCustomChannel(address.substr(0, address.find('/')), credentials, args);
+}
+
+std::string text_of_file(const std::string& path) {
+  std::ifstream file(path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider(
+    const Credentials& files) {
+  return std::make_shared<grpc::experimental::StaticDataCertificateProvider>(
+      text_of_file(files.ca_file),
+      std::vector<grpc::experimental::IdentityKeyCertPair>{
+          {text_of_file(files.key_file), text_of_file(files.cert_file)}});
 }
 
 }  // namespace
+
+std::shared_ptr<grpc::ChannelCredentials> raw_channel_credentials(const Credentials& files) {
+  grpc::experimental::TlsChannelCredentialsOptions options;
+  options.set_certificate_provider(provider(files));
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  options.set_certificate_verifier(std::make_shared<grpc::experimental::NoOpCertificateVerifier>());
+  options.set_check_call_host(false);
+  return grpc::experimental::TlsCredentials(options);
+}
+
+std::shared_ptr<grpc::ServerCredentials> raw_server_credentials(const Credentials& files) {
+  grpc::experimental::TlsServerCredentialsOptions options(provider(files));
+  options.watch_root_certs();
+  options.watch_identity_key_cert_pairs();
+  options.set_certificate_verifier(std::make_shared<grpc::experimental::NoOpCertificateVerifier>());
+  options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  return grpc::experimental::TlsServerCredentials(options);
+}
 
 std::string text_of(const grpc::ByteBuffer& buffer) {
   std::vector<grpc::Slice> slices;
@@ -43,8 +84,9 @@ grpc::ByteBuffer buffer_of(const std::string& bytes) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-RawStream::RawStream(const std::string& address, const std::string& method)
-    : channel_(channel_to(address)) {
+RawStream::RawStream(const std::string& address, const std::string& method,
+                     std::shared_ptr<grpc::ChannelCredentials> credentials)
+    : channel_(channel_to(address, std::move(credentials))) {
   context_.set_deadline(bound());
   grpc::GenericStub stub(channel_);
   stream_ = stub.PrepareCall(&context_, method, &queue_);
@@ -86,12 +128,18 @@ grpc::Status RawStream::finish() {
   return status;
 }
 
+std::string RawStream::peer_certificate() const {
+  const auto values = context_.auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
+  return values.empty() ? std::string() : std::string(values[0].data(), values[0].size());
+}
+
 grpc::Status raw_call(const std::string& address, const std::string& method,
-                      const std::string& request, std::string* response) {
+                      const std::string& request, std::string* response,
+                      std::shared_ptr<grpc::ChannelCredentials> credentials) {
   grpc::CompletionQueue queue;
   grpc::ClientContext context;
   context.set_deadline(bound());
-  grpc::GenericStub stub(channel_to(address));
+  grpc::GenericStub stub(channel_to(address, std::move(credentials)));
   grpc::ByteBuffer answer;
   grpc::Status status;
   auto call = stub.PrepareUnaryCall(&context, method, buffer_of(request), &queue);

@@ -13,14 +13,22 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
+#include "weft/rpc/credentials.h"
+
 namespace weft::testing {
 
 std::string text_of(const grpc::ByteBuffer& buffer);
 grpc::ByteBuffer buffer_of(const std::string& bytes);
 
+// Credentials as gRPC itself takes them, read once and unchecked: what a stranger brings along.
+std::shared_ptr<grpc::ChannelCredentials> raw_channel_credentials(const Credentials& files);
+std::shared_ptr<grpc::ServerCredentials> raw_server_credentials(const Credentials& files);
+
 class RawStream {
  public:
-  RawStream(const std::string& address, const std::string& method);
+  // Plain text when `credentials` is null.
+  RawStream(const std::string& address, const std::string& method,
+            std::shared_ptr<grpc::ChannelCredentials> credentials = nullptr);
   ~RawStream();
 
   bool started() const { return started_; }
@@ -28,6 +36,8 @@ class RawStream {
   // Nothing: the stream has ended.
   std::optional<std::string> read();
   grpc::Status finish();
+  // The certificate of the other side, PEM.
+  std::string peer_certificate() const;
 
  private:
   bool wait();
@@ -41,7 +51,8 @@ class RawStream {
 
 // One unary call with raw bytes.
 grpc::Status raw_call(const std::string& address, const std::string& method,
-                      const std::string& request, std::string* response);
+                      const std::string& request, std::string* response,
+                      std::shared_ptr<grpc::ChannelCredentials> credentials = nullptr);
 
 class RawSocket {
  public:

@@ -4,6 +4,7 @@
 #include "weft/rpc/faulty_transport.h"
 #include "weft/rpc/grpc_transport.h"
 #include "weft/tests/testing/sanitizers.h"
+#include "weft/tests/testing/tls_files.h"
 
 namespace weft::testing {
 
@@ -99,6 +100,13 @@ std::vector<Backend> transport_backends() {
   out.push_back({"grpc", false, true, [](World&) { return grpc_transport(); }});
   out.push_back(
       {"grpc_tcp", false, true, [](World&) { return grpc_transport({.local_sockets = false}); }});
+  // One certificate for peers of any name.
+  auto files = std::make_shared<TlsFiles>();
+  out.push_back({"grpc_tls", false, true, [files](World&) {
+                   Credentials credentials = files->make("anyone");
+                   credentials.shared_certificate = true;
+                   return grpc_transport({.local_sockets = false, .credentials = credentials});
+                 }});
   out.push_back({"faulty_grpc", false, true,
                  [plan](World&) { return faulty_transport(grpc_transport(), plan); }});
   return out;

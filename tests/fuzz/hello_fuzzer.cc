@@ -32,12 +32,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int lane = data[0] % 9;
   const std::string_view header(reinterpret_cast<const char*>(data + 1), size - 1);
 
-  const StatusOr<Hello> hello = weft::internal::decode_hello(header, lane);
+  std::string token;
+  const StatusOr<Hello> hello = weft::internal::decode_hello(header, lane, &token);
   if (hello.ok()) {
     check_bounds(*hello);
-    const std::string encoded = weft::internal::encode_hello(*hello, lane);
-    const StatusOr<Hello> again = weft::internal::decode_hello(encoded, lane);
-    check(again.ok() && weft::internal::encode_hello(*again, lane) == encoded);
+    check(token.size() <= weft::internal::kMaxHelloTokenBytes);
+    const std::string encoded = weft::internal::encode_hello(*hello, lane, token);
+    std::string same;
+    const StatusOr<Hello> again = weft::internal::decode_hello(encoded, lane, &same);
+    check(again.ok() && weft::internal::encode_hello(*again, lane, same) == encoded);
   } else {
     check(weft::error_kind(hello.status()) == weft::ErrorKind::kProtocol);
   }

@@ -96,6 +96,13 @@ def under_weftrun(args, env, _private):
     return run_launcher([weftrun, "-n", str(args.ranks), "--"] + args.program, env)
 
 
+def under_tls(args, env, _private):
+    weftrun = os.path.abspath(args.weftrun) if args.weftrun else need("weftrun")[0]
+    # By their roles: a certificate is for the name that weftrun gives, and the demo's other names are its own.
+    roles = ["--role", "ps:1", "--role", f"trainer:{args.ranks - 1}"]
+    return run_launcher([weftrun, "--tls", "auto"] + roles + ["--"] + args.program, env)
+
+
 def find_torchrun(env):
     given = os.environ.get("WEFT_TORCHRUN")
     cache = os.environ.get("WEFT_CACHE", os.path.expanduser("~/.cache/weft"))
@@ -273,7 +280,8 @@ def under_srun(args, env, private):
         slurm.stop()
 
 
-UNDER = {"weftrun": under_weftrun, "torchrun": under_torchrun, "mpirun": under_mpirun, "srun": under_srun}
+UNDER = {"weftrun": under_weftrun, "tls": under_tls, "torchrun": under_torchrun, "mpirun": under_mpirun,
+         "srun": under_srun}
 
 
 def tagged(tag):

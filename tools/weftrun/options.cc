@@ -34,6 +34,8 @@ Several nodes
   --rdzv-timeout T       how long to wait for the other nodes (default 300 s)
   --addr ADDRESS         how the other nodes reach this one, when weftrun should not find out by itself
   --allow-insecure       the meeting place and the programs may listen beyond this machine without credentials
+  --tls auto|DIR         TLS between the processes: auto makes an authority and certificates for this job alone; a
+                         directory has ca.pem and for each process NAME.pem and NAME.key (docs/security.md)
   --standalone           one node with a store of its own (the default)
 Output
   --log-dir DIR          the output of each process goes to DIR/<name>.out and DIR/<name>.err, unprefixed
@@ -174,6 +176,11 @@ absl::Status check(const Options& options, bool standalone) {
                                       options.rdzv, "'"));
     }
   }
+  if (options.tls == "auto" && options.nnodes > 1) {
+    return usage_error(
+        absl::StrCat("--tls auto is for one node, and there are ", options.nnodes,
+                     ": give every node a directory with certificates of one authority"));
+  }
   if (options.tee && options.log_dir.empty()) return usage_error("--tee wants --log-dir");
   if (options.program.empty())
     return usage_error("which program? weftrun [options] program [arguments]");
@@ -293,6 +300,8 @@ absl::StatusOr<Options> parse_options(const std::vector<std::string>& args, cons
       status = set_switch(options.quiet);
     } else if (flag == "--allow-insecure") {
       status = set_switch(options.allow_insecure);
+    } else if (flag == "--tls") {
+      status = set_text(options.tls);
     } else if (flag == "--grace") {
       status = set_time(options.grace);
     } else if (flag == "--pin") {

@@ -40,6 +40,7 @@ struct Options {
   std::string rdzv_id;  // equal on all nodes of one job; empty: "default"
   absl::Duration rdzv_timeout = absl::Seconds(300);
   bool allow_insecure = false;
+  std::string tls;      // "": plain text; "auto"; or the directory with the credentials
   std::string address;  // how other nodes reach this one; empty: found by weftrun
   std::string log_dir;
   bool tee = false;

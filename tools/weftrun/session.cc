@@ -18,6 +18,7 @@
 #include "weft/common/mutex.h"
 #include "weft/rpc/file_store.h"
 #include "weft/tools/weftrun/system.h"
+#include "weft/tools/weftrun/tls.h"
 
 namespace weft::launch {
 namespace {
@@ -71,15 +72,21 @@ absl::Status Session::open_store() {
   if (absl::StartsWith(options_.rdzv, "tcp://")) {
     absl::StatusOr<Address> address = tcp_address(options_.rdzv);
     if (!address.ok()) return address.status();
+    const Credentials credentials =
+        options_.tls.empty() ? Credentials() : own_credentials(options_.tls);
     if (options_.node_rank == 0) {
-      absl::StatusOr<std::unique_ptr<TcpStoreServer>> server = TcpStoreServer::start(
-          {.host = address->host, .port = address->port, .allow_insecure = options_.allow_insecure},
-          runtime_);
+      absl::StatusOr<std::unique_ptr<TcpStoreServer>> server =
+          TcpStoreServer::start({.host = address->host,
+                                 .port = address->port,
+                                 .allow_insecure = options_.allow_insecure,
+                                 .credentials = credentials},
+                                runtime_);
       if (!server.ok()) return annotate(server.status(), "node 0 hosts the meeting place");
       server_ = *std::move(server);
     }
-    absl::StatusOr<std::shared_ptr<TcpStore>> client = TcpStore::connect(
-        address->host, address->port, {.timeout = options_.rdzv_timeout}, runtime_);
+    absl::StatusOr<std::shared_ptr<TcpStore>> client =
+        TcpStore::connect(address->host, address->port,
+                          {.timeout = options_.rdzv_timeout, .credentials = credentials}, runtime_);
     if (!client.ok())
       return annotate(client.status(), "node 0 hosts the meeting place; is it there?");
     store = *std::move(client);

@@ -7,6 +7,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -159,11 +160,16 @@ Status port_is_free(const BindHost& host, int port) {
 SplitAddress split_address(std::string_view address) {
   const size_t slash = address.find('/');
   if (slash == std::string_view::npos) return {address, {}};
-  return {address.substr(0, slash), address.substr(slash + 1)};
+  SplitAddress out{address.substr(0, slash), address.substr(slash + 1)};
+  if (out.local == "tls" || out.local.substr(0, 4) == "tls/") {
+    out.tls = true;
+    out.local = out.local.substr(std::min<size_t>(4, out.local.size()));
+  }
+  return out;
 }
 
-std::string join_address(std::string_view tcp, std::string_view local) {
-  return local.empty() ? std::string(tcp) : absl::StrCat(view(tcp), "/", view(local));
+std::string join_address(std::string_view tcp, std::string_view local, bool tls) {
+  return absl::StrCat(view(tcp), tls ? "/tls" : "", local.empty() ? "" : "/", view(local));
 }
 
 std::string local_target(std::string_view local) {

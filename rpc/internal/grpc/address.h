@@ -42,12 +42,17 @@ Status port_is_free(const BindHost& host, int port);
 // can take it first, and is told in the address: "127.0.0.1:4711/local-5c1f2a0e93b4d768". Such
 // names belong to a network namespace, as ports do, and vanish with their sockets: where the name
 // exists, the listener can be reached by it.
+//
+// A listener that wants TLS says so in between, "127.0.0.1:4711/tls/local-...", so that a dialler
+// without credentials can be told instead of being cut off. It is a hint for an error: what a
+// dialler with credentials does never depends on it.
 struct SplitAddress {
   std::string_view tcp;    // "127.0.0.1:4711"
   std::string_view local;  // "local-5c1f2a0e93b4d768", or empty
+  bool tls = false;
 };
 SplitAddress split_address(std::string_view address);
-std::string join_address(std::string_view tcp, std::string_view local);
+std::string join_address(std::string_view tcp, std::string_view local, bool tls = false);
 // What gRPC binds and dials for such a name.
 std::string local_target(std::string_view local);
 bool local_socket_exists(std::string_view local);

@@ -37,7 +37,7 @@ class GrpcConnection::FreeTimer final : public GrpcTimed {
 
 GrpcConnection::GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const Hello& own,
                                std::string address, std::shared_ptr<ArenaLink> arena,
-                               std::shared_ptr<ConnectionHandler> handler, Transport::DialDone done)
+                               std::shared_ptr<ConnectionHandler> handler, GrpcDialDone done)
     : core_(std::move(core)),
       dialled_(true),
       own_(own),
@@ -191,18 +191,37 @@ void GrpcConnection::on_deadline() {
 
 // ---- the dial --------------------------------------------------------------------------------
 
+Status GrpcConnection::check_identity(GrpcLane& lane, std::string_view name,
+                                      std::optional<uint32_t> rank) const {
+  const std::shared_ptr<const GrpcTls>& tls = core_->tls();
+  if (tls == nullptr) return absl::OkStatus();
+  const std::shared_ptr<const grpc::AuthContext> peer = lane.peer_auth();
+  if (peer == nullptr) return make_error(ErrorKind::kUnavailable, "its stream is gone");
+  return tls->check_peer(*peer, name, rank);
+}
+
 void GrpcConnection::lane_started(GrpcLane& lane) {
   Frame hello;
   hello.kind = FrameKind::kHello;
-  hello.header = encode_hello(own_, lane.number());
+  std::string_view token;
+  if (core_->tls() != nullptr) {
+    // Before the token leaves, whoever gets it has shown to be the one that is wanted.
+    const std::optional<uint32_t> rank =
+        own_.to_id != 0 ? std::optional<uint32_t>(own_.to_id) : std::nullopt;
+    const Status wanted =
+        own_.to_name.empty() ? absl::OkStatus() : check_identity(lane, own_.to_name, rank);
+    if (!wanted.ok()) return fail(annotate(wanted, absl::StrCat("dial of ", address_)));
+    token = core_->tls()->credentials().token;
+  }
+  hello.header = encode_hello(own_, lane.number(), token);
   lane.send_handshake(std::move(hello), /*last=*/false);
 }
 
 void GrpcConnection::lane_handshake(GrpcLane& lane, std::string_view header) {
   StatusOr<Hello> theirs = decode_ack(header, own_, lane.number());
-  if (!theirs.ok()) {
-    return fail(annotate(theirs.status(), absl::StrCat("dial of ", address_)));
-  }
+  Status status = theirs.status();
+  if (status.ok()) status = check_identity(lane, theirs->name, theirs->id);
+  if (!status.ok()) return fail(annotate(status, absl::StrCat("dial of ", address_)));
   {
     MutexLock lock(&mutex_);
     if (closing_ || ++lanes_acked_ < lanes_.size()) return;
@@ -212,7 +231,7 @@ void GrpcConnection::lane_handshake(GrpcLane& lane, std::string_view header) {
 }
 
 void GrpcConnection::open_dialled() {
-  Transport::DialDone done;
+  GrpcDialDone done;
   ConnectionHandler* handler = nullptr;
   {
     MutexLock lock(&mutex_);
@@ -224,7 +243,7 @@ void GrpcConnection::open_dialled() {
   const std::shared_ptr<GrpcConnection> self = shared_from_this();
   for (const auto& lane : lanes_) lane->allow_sends();
   share_memory();
-  done(self);
+  done(self, false);
   // Reads begin only now, so that no frame comes before `done`.
   for (const auto& lane : lanes_) {
     LaneEnd end;
@@ -263,7 +282,8 @@ void GrpcConnection::lane_ended(GrpcLane& lane, LaneEnd end) {
   bool last = false;
   bool first = false;
   bool broken = false;
-  Transport::DialDone done;
+  bool turned_away = false;
+  GrpcDialDone done;
   std::shared_ptr<ConnectionHandler> handler;
   Lost lost;
   {
@@ -287,6 +307,7 @@ void GrpcConnection::lane_ended(GrpcLane& lane, LaneEnd end) {
     if (state_ == State::kDialling && done_ != nullptr) {
       done = std::exchange(done_, nullptr);
       lost.why = lost_.why;
+      turned_away = end.turned_away && !closing_;
     }
     if (last) {
       if (state_ == State::kOpen) {
@@ -297,7 +318,7 @@ void GrpcConnection::lane_ended(GrpcLane& lane, LaneEnd end) {
       state_ = State::kLost;
     }
   }
-  if (done != nullptr) done(lost.why);
+  if (done != nullptr) done(lost.why, turned_away);
   if (handler != nullptr) handler->on_lost(std::move(lost));
   if (last && arena_ != nullptr) arena_->close();
   if (last) {

@@ -7,7 +7,9 @@
 //
 // Threads: as rpc/transport.h says; lane events come from the poller, deadlines from the timer.
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,10 @@
 namespace weft::internal {
 
 class GrpcTransportCore;
+
+// As Transport::DialDone; `turned_away` as in LaneEnd.
+using GrpcDialDone =
+    std::function<void(StatusOr<std::shared_ptr<Connection>> result, bool turned_away)>;
 
 class GrpcConnection final : public Connection,
                              public GrpcLaneHost,
@@ -32,7 +38,7 @@ class GrpcConnection final : public Connection,
   // The dialler's.
   GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const Hello& own, std::string address,
                  std::shared_ptr<ArenaLink> arena, std::shared_ptr<ConnectionHandler> handler,
-                 Transport::DialDone done);
+                 GrpcDialDone done);
   // The acceptor's.
   GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const Hello& own, const Hello& peer,
                  std::string address, std::shared_ptr<ArenaLink> arena, Lanes lanes);
@@ -68,6 +74,8 @@ class GrpcConnection final : public Connection,
   enum class State { kDialling, kOpen, kLost };
   class FreeTimer;
 
+  // Whether the lane's other end may be whom it says it is, by its certificate.
+  Status check_identity(GrpcLane& lane, std::string_view name, std::optional<uint32_t> rank) const;
   void open_dialled() ABSL_LOCKS_EXCLUDED(mutex_);
   void share_memory();
   void abort_lanes(const Status& why);
@@ -84,7 +92,7 @@ class GrpcConnection final : public Connection,
   Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<ConnectionHandler> handler_ ABSL_GUARDED_BY(mutex_);
-  Transport::DialDone done_ ABSL_GUARDED_BY(mutex_);
+  GrpcDialDone done_ ABSL_GUARDED_BY(mutex_);
   size_t lanes_acked_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t lanes_ended_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closing_ ABSL_GUARDED_BY(mutex_) =

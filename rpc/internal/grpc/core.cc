@@ -19,6 +19,9 @@ namespace {
 // shutdown() lets peers take what was sent before it cancels.
 constexpr absl::Duration kShutdownGrace = absl::Seconds(1);
 constexpr absl::Duration kServerGrace = absl::Milliseconds(200);
+// A listener that does not believe our certificate and one that dies look the same the first time.
+// One that has died is not reached the next time.
+constexpr int kTlsAttempts = 3;
 
 int millis(absl::Duration d) { return static_cast<int>(absl::ToInt64Milliseconds(d)); }
 
@@ -35,8 +38,9 @@ uint64_t quarter_of_memory() {
 }
 
 grpc::ChannelArguments lane_arguments(int lane, size_t max_frame_bytes,
-                                      const GrpcTransportOptions& options) {
+                                      const GrpcTransportOptions& options, bool tls) {
   grpc::ChannelArguments args;
+  if (tls) GrpcTls::prepare(&args);
   args.SetMaxReceiveMessageSize(static_cast<int>(std::max(max_frame_bytes, kMaxBatchBytes)));
   args.SetMaxSendMessageSize(-1);  // the peer's hello says how much it takes
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
@@ -62,28 +66,30 @@ grpc::ChannelArguments lane_arguments(int lane, size_t max_frame_bytes,
 // Tells a dial's failure on a poller, as every other outcome.
 class GrpcTransportCore::FailedDial final : public GrpcEvent {
  public:
-  FailedDial(std::shared_ptr<GrpcTransportCore> core, Transport::DialDone done, Status why)
+  FailedDial(std::shared_ptr<GrpcTransportCore> core, GrpcDialDone done, Status why)
       : core_(std::move(core)), done_(std::move(done)), why_(std::move(why)) {}
   void start() { alarm_.Set(core_->poller_queue(), gpr_now(GPR_CLOCK_MONOTONIC), this); }
   void complete(bool ok) override {
     (void)ok;
     const std::shared_ptr<GrpcTransportCore> core = core_;
-    done_(why_);
+    done_(why_, false);
     delete this;
     core->end_operation();
   }
 
  private:
   const std::shared_ptr<GrpcTransportCore> core_;
-  const Transport::DialDone done_;
+  const GrpcDialDone done_;
   const Status why_;
   grpc::Alarm alarm_;
 };
 
 GrpcTransportCore::GrpcTransportCore(const TransportContext& context,
-                                     const GrpcTransportOptions& options)
+                                     const GrpcTransportOptions& options,
+                                     std::shared_ptr<const GrpcTls> tls)
     : context_(context),
       options_(options),
+      tls_(std::move(tls)),
       poller_(context.runtime, options),
       gate_(std::make_shared<LocalGate>(context.runtime)),
       changed_(context.runtime.get()) {
@@ -104,13 +110,14 @@ void GrpcTransportCore::start_poller_locked(std::unique_ptr<grpc::CompletionQueu
 StatusOr<std::string> GrpcTransportCore::listen(const ListenOptions& options,
                                                 std::shared_ptr<Acceptor> acceptor) {
   WEFT_ASSIGN_OR_RETURN(const BindHost host, resolve_bind_host(options.host));
-  if (!host.loopback && !options.allow_insecure) {
+  if (!host.loopback && tls_ == nullptr && !options.allow_insecure) {
     return make_error(
         ErrorKind::kPermission,
         absl::StrCat("refusing to listen on ", host.host,
                      ": it can be reached from other machines, "
                      "and there are no credentials. Whoever reaches the port may call every "
-                     "registered function. Set allow_insecure if the network is trusted"));
+                     "registered function. Give the worker credentials (WEFT_TLS_CERT and so on, "
+                     "docs/security.md), or set allow_insecure if the network is trusted"));
   }
   if (host.wildcard && options.advertise.empty()) {
     return make_error(ErrorKind::kInvalidArgument,
@@ -158,15 +165,16 @@ StatusOr<std::string> GrpcTransportCore::listen(const ListenOptions& options,
     if (!local.empty()) gate_->listen(gate_name(local)).IgnoreError();
     server->start();
     return join_address(
-        join_host_port(options.advertise.empty() ? host.host : options.advertise, *bound), local);
+        join_host_port(options.advertise.empty() ? host.host : options.advertise, *bound), local,
+        tls_ != nullptr);
   }
   if (first == last) return failure;
   return annotate(failure,
                   absl::StrCat("no port of ", first, " to ", last, " on ", host.host, " is free"));
 }
 
-void GrpcTransportCore::fail_dial(Transport::DialDone done, Status why) {
-  if (!begin_operation()) return done(why);
+void GrpcTransportCore::fail_dial(GrpcDialDone done, Status why) {
+  if (!begin_operation()) return done(why, false);
   // Owned by its alarm; deletes itself.
   (new FailedDial(shared_from_this(), std::move(done), std::move(why)))->start();
 }
@@ -174,6 +182,31 @@ void GrpcTransportCore::fail_dial(Transport::DialDone done, Status why) {
 void GrpcTransportCore::connect(std::string_view address, const Hello& hello, absl::Time deadline,
                                 std::shared_ptr<ConnectionHandler> handler,
                                 Transport::DialDone done) {
+  if (tls_ != nullptr) {
+    return dial_tls(std::string(address), hello, deadline, std::move(handler), std::move(done), 1);
+  }
+  dial(address, hello, deadline, std::move(handler),
+       [done = std::move(done)](StatusOr<std::shared_ptr<Connection>> result, bool) {
+         done(std::move(result));
+       });
+}
+
+void GrpcTransportCore::dial_tls(std::string address, Hello hello, absl::Time deadline,
+                                 std::shared_ptr<ConnectionHandler> handler,
+                                 Transport::DialDone done, int attempt) {
+  dial(address, hello, deadline, handler,
+       [self = shared_from_this(), address, hello, deadline, handler, done = std::move(done),
+        attempt](StatusOr<std::shared_ptr<Connection>> result, bool turned_away) {
+         if (result.ok() || !turned_away) return done(std::move(result));
+         if (attempt < kTlsAttempts) {
+           return self->dial_tls(address, hello, deadline, handler, done, attempt + 1);
+         }
+         done(annotate(self->tls_->turned_away_error(attempt), absl::StrCat("dial of ", address)));
+       });
+}
+
+void GrpcTransportCore::dial(std::string_view address, const Hello& hello, absl::Time deadline,
+                             std::shared_ptr<ConnectionHandler> handler, GrpcDialDone done) {
   const std::string context = absl::StrCat("dial of ", view(address));
   bool closing;
   {
@@ -185,7 +218,8 @@ void GrpcTransportCore::connect(std::string_view address, const Hello& hello, ab
   }
   if (closing) {
     return done(
-        make_error(ErrorKind::kState, absl::StrCat(context, ": the transport is shut down")));
+        make_error(ErrorKind::kState, absl::StrCat(context, ": the transport is shut down")),
+        false);
   }
   const SplitAddress at = split_address(address);
   const bool local = options_.local_sockets && !at.local.empty() && local_socket_exists(at.local);
@@ -194,6 +228,13 @@ void GrpcTransportCore::connect(std::string_view address, const Hello& hello, ab
   StatusOr<Hello> own = complete_hello(hello, context_.max_frame_bytes, runtime().random());
   if (!target.ok()) return fail_dial(std::move(done), target.status());
   if (!own.ok()) return fail_dial(std::move(done), annotate(own.status(), context));
+  if (at.tls && tls_ == nullptr) {
+    return fail_dial(std::move(done),
+                     make_error(ErrorKind::kPermission,
+                                absl::StrCat(context,
+                                             ": it wants TLS, and this worker has no credentials; "
+                                             "set WEFT_TLS_CA, WEFT_TLS_CERT and WEFT_TLS_KEY")));
+  }
   std::shared_ptr<ArenaLink> arena;
   if (local) {
     StatusOr<std::shared_ptr<LocalSession>> session = gate_->visit(gate_name(at.local));
@@ -211,7 +252,7 @@ void GrpcTransportCore::connect(std::string_view address, const Hello& hello, ab
   for (uint32_t i = 0; i < own->lanes; ++i) {
     const int number = static_cast<int>(i);
     lanes.push_back(std::make_shared<GrpcClientLane>(
-        number, context_.max_frame_bytes, lane_counters(number), connection.get(),
+        number, context_.max_frame_bytes, lane_counters(number), connection.get(), tls_,
         [self = shared_from_this()](GrpcLane* lane) { self->lane_gone(lane); }));
     base.push_back(lanes.back());
   }
@@ -221,10 +262,11 @@ void GrpcTransportCore::connect(std::string_view address, const Hello& hello, ab
   for (const auto& lane : lanes) alive = lane_born(lane) && alive;
   set_deadline(deadline, connection);
   for (const auto& lane : lanes) {
-    lane->start(grpc::CreateCustomChannel(
-                    *target, grpc::InsecureChannelCredentials(),
-                    lane_arguments(lane->number(), context_.max_frame_bytes, options_)),
-                poller_queue());
+    lane->start(
+        grpc::CreateCustomChannel(
+            *target, tls_ == nullptr ? grpc::InsecureChannelCredentials() : tls_->channel(),
+            lane_arguments(lane->number(), context_.max_frame_bytes, options_, tls_ != nullptr)),
+        poller_queue());
   }
   if (!alive) {
     connection->fail(
@@ -500,8 +542,15 @@ TransportFactory grpc_transport(const GrpcTransportOptions& options) {
                         absl::StrCat("grpc transport: max_frame_bytes is ", context.max_frame_bytes,
                                      ", allowed are ", internal::kMinMaxFrameBytes, " to 2^30"));
     }
+    const Credentials& credentials =
+        options.credentials.empty() ? context.credentials : options.credentials;
+    std::shared_ptr<const internal::GrpcTls> tls;
+    if (!credentials.empty()) {
+      WEFT_ASSIGN_OR_RETURN(tls, internal::GrpcTls::make(credentials, *context.runtime));
+      WEFT_RETURN_IF_ERROR(tls->check_own_name(context.worker_name));
+    }
     return std::make_unique<internal::GrpcTransport>(
-        std::make_shared<internal::GrpcTransportCore>(context, options));
+        std::make_shared<internal::GrpcTransportCore>(context, options, std::move(tls)));
   };
 }
 

@@ -24,6 +24,7 @@
 #include "weft/rpc/internal/grpc/lane.h"
 #include "weft/rpc/internal/grpc/poller.h"
 #include "weft/rpc/internal/local/gate.h"
+#include "weft/rpc/internal/tls/grpc_tls.h"
 #include "weft/rpc/internal/wire/handshake.h"
 #include "weft/rpc/transport.h"
 
@@ -33,7 +34,9 @@ class GrpcServer;
 
 class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore> {
  public:
-  GrpcTransportCore(const TransportContext& context, const GrpcTransportOptions& options);
+  // `tls` is null when traffic is plain text.
+  GrpcTransportCore(const TransportContext& context, const GrpcTransportOptions& options,
+                    std::shared_ptr<const GrpcTls> tls);
   ~GrpcTransportCore();
 
   StatusOr<std::string> listen(const ListenOptions& options, std::shared_ptr<Acceptor> acceptor);
@@ -45,6 +48,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   // ---- for lanes, connections and the server -------------------------------------------------
   const GrpcTransportOptions& options() const { return options_; }
   const TransportContext& context() const { return context_; }
+  const std::shared_ptr<const GrpcTls>& tls() const { return tls_; }
   Runtime& runtime() { return *context_.runtime; }
   // One poller for all lanes: of two, each would wait for what the other hands it (poller.h).
   grpc::CompletionQueue* poller_queue() { return poller_.queue(); }
@@ -75,13 +79,20 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void fire() ABSL_LOCKS_EXCLUDED(mutex_);
   bool wait_until_idle(absl::Time deadline, bool operations) ABSL_LOCKS_EXCLUDED(mutex_);
-  void fail_dial(Transport::DialDone done, Status why) ABSL_LOCKS_EXCLUDED(mutex_);
+  void fail_dial(GrpcDialDone done, Status why) ABSL_LOCKS_EXCLUDED(mutex_);
+  // What connect() does, once; `done` may be asked to do it again.
+  void dial(std::string_view address, const Hello& hello, absl::Time deadline,
+            std::shared_ptr<ConnectionHandler> handler, GrpcDialDone done);
+  // Dials, and again while a TLS listener ends the connections.
+  void dial_tls(std::string address, Hello hello, absl::Time deadline,
+                std::shared_ptr<ConnectionHandler> handler, Transport::DialDone done, int attempt);
   std::shared_ptr<ArenaLink> make_arena_link(std::shared_ptr<LocalSession> session)
       ABSL_LOCKS_EXCLUDED(arena_mutex_);
   std::shared_ptr<SharedArena> arena(std::string* why_none) ABSL_LOCKS_EXCLUDED(arena_mutex_);
 
   const TransportContext context_;
   const GrpcTransportOptions options_;
+  const std::shared_ptr<const GrpcTls> tls_;
   GrpcPoller poller_;
   LaneCounters lane_counters_[2];
   const std::shared_ptr<LocalGate> gate_;

@@ -397,8 +397,14 @@ void GrpcClientLane::start(std::shared_ptr<grpc::Channel> channel, grpc::Complet
 
 void GrpcClientLane::on_start(bool ok) {
   if (!ok) return begin_failed();
+  begun_ = true;
   begin_reading(stream_.get(), stream_.get());
   host()->lane_started(*this);
+}
+
+std::shared_ptr<const grpc::AuthContext> GrpcClientLane::peer_auth() {
+  MutexLock lock(&context_mutex_);
+  return context_ == nullptr ? nullptr : context_->auth_context();
 }
 
 void GrpcClientLane::cancel() {
@@ -421,7 +427,21 @@ void GrpcClientLane::judge_end(bool ok, LaneEnd* end) {
   (void)ok;  // always true for a client's finish
   if (!end->why.ok()) return;
   end->orderly = status_.ok();
-  if (!status_.ok()) end->why = status_from_grpc(status_, "its stream ended");
+  if (status_.ok()) return;
+  end->why = status_from_grpc(status_, "its stream ended");
+  if (begun_) return;
+  const GrpcTls::Fault fault = GrpcTls::fault(status_);
+  if (tls_ == nullptr) {
+    // A TLS listener has no words for plain text.
+    if (fault == GrpcTls::Fault::kTurnedAway) {
+      end->why =
+          annotate(end->why, "it takes no plain text, perhaps; there are no credentials here");
+    }
+  } else if (fault == GrpcTls::Fault::kHandshake) {
+    end->why = tls_->handshake_error(status_);
+  } else {
+    end->turned_away = fault == GrpcTls::Fault::kTurnedAway;
+  }
 }
 
 }  // namespace weft::internal

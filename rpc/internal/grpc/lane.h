@@ -30,6 +30,7 @@
 
 #include "weft/common/mutex.h"
 #include "weft/rpc/internal/grpc/poller.h"
+#include "weft/rpc/internal/tls/grpc_tls.h"
 #include "weft/rpc/internal/wire/frame.h"
 #include "weft/rpc/transport.h"
 
@@ -46,7 +47,8 @@ struct LaneCounters {
 };
 
 struct LaneEnd {
-  bool orderly = false;  // the stream ended as streams do, nothing broke
+  bool orderly = false;      // the stream ended as streams do, nothing broke
+  bool turned_away = false;  // a dialler's: GrpcTls::Fault::kTurnedAway
   Status why;
   std::vector<uint64_t> unsent;
 };
@@ -82,6 +84,8 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
   ~GrpcLane() override = default;
 
   int number() const { return number_; }
+  // Who is at the other end, as its certificate says; null when the stream is gone.
+  virtual std::shared_ptr<const grpc::AuthContext> peer_auth() = 0;
 
   // CONN-3. `rider`, if any, goes before the frame, in the same message where that is possible.
   Status send(Frame frame, Frame* rider = nullptr) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -209,13 +213,16 @@ std::string lane_method(int lane);
 // The dialler's end.
 class GrpcClientLane final : public GrpcLane {
  public:
+  // `tls` is null when traffic is plain text.
   GrpcClientLane(int number, size_t max_frame_bytes, LaneCounters* counters, GrpcLaneHost* host,
-                 std::function<void(GrpcLane*)> on_release)
+                 std::shared_ptr<const GrpcTls> tls, std::function<void(GrpcLane*)> on_release)
       : GrpcLane(Role::kDialler, number, max_frame_bytes, counters, host),
+        tls_(std::move(tls)),
         on_release_(std::move(on_release)) {}
 
   void start(std::shared_ptr<grpc::Channel> channel, grpc::CompletionQueue* queue);
   void on_deadline() override {}
+  std::shared_ptr<const grpc::AuthContext> peer_auth() override;
 
  private:
   void on_start(bool ok);
@@ -226,7 +233,9 @@ class GrpcClientLane final : public GrpcLane {
   void judge_end(bool ok, LaneEnd* end) override;
   void release() override { on_release_(this); }
 
+  const std::shared_ptr<const GrpcTls> tls_;
   std::function<void(GrpcLane*)> on_release_;
+  bool begun_ = false;  // the poller's
   GrpcMemberEvent<GrpcClientLane, &GrpcClientLane::on_start> start_event_{this};
   std::shared_ptr<grpc::Channel> channel_;
   // Keeps abort() and the end of the stream apart; TryCancel may run owners' destructors, which

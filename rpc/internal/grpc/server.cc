@@ -60,10 +60,10 @@ StatusOr<int> GrpcServer::bind(const BindHost& host, int port, std::string_view 
   const std::string address = join_host_port(host.host, port);
   grpc::ServerBuilder builder;
   int bound = 0;
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &bound);
-  if (!local.empty()) {
-    builder.AddListeningPort(local_target(local), grpc::InsecureServerCredentials());
-  }
+  const std::shared_ptr<grpc::ServerCredentials> credentials =
+      core_->tls() == nullptr ? grpc::InsecureServerCredentials() : core_->tls()->server();
+  builder.AddListeningPort(address, credentials, &bound);
+  if (!local.empty()) builder.AddListeningPort(local_target(local), credentials);
   // On by default, and then two servers share a port without an error.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
@@ -148,10 +148,24 @@ void GrpcServer::refuse(GrpcLane& lane, const Status& why) {
   lane.send_handshake(std::move(answer), /*last=*/true);
 }
 
+Status GrpcServer::check_credentials(GrpcLane& lane, const Hello& theirs,
+                                     std::string_view token) const {
+  const std::shared_ptr<const GrpcTls>& tls = core_->tls();
+  if (tls == nullptr) return absl::OkStatus();
+  const std::shared_ptr<const grpc::AuthContext> peer = lane.peer_auth();
+  if (peer == nullptr) return make_error(ErrorKind::kUnavailable, "the stream is gone");
+  WEFT_RETURN_IF_ERROR(tls->check_peer(*peer, theirs.name, theirs.id));
+  return tls->check_token(token, theirs.name);
+}
+
 void GrpcServer::lane_handshake(GrpcLane& lane, std::string_view header) {
   auto& own_lane = static_cast<GrpcServerLane&>(lane);
-  StatusOr<Hello> theirs = decode_hello(header, lane.number());
+  std::string token;
+  StatusOr<Hello> theirs = decode_hello(header, lane.number(), &token);
   if (!theirs.ok()) return refuse(lane, theirs.status());
+  // First of all: a stranger is told nothing about this worker.
+  const Status known = check_credentials(lane, *theirs, token);
+  if (!known.ok()) return refuse(lane, known);
   StatusOr<Hello> ours = answer_hello(*acceptor_, *theirs, core_->context().max_frame_bytes);
   if (!ours.ok()) return refuse(lane, ours.status());
   Frame answer;
@@ -241,6 +255,11 @@ void GrpcServerLane::on_accept(bool ok) {
 
 std::string GrpcServerLane::peer() const {
   return context_ == nullptr ? std::string() : peer_address(context_->peer());
+}
+
+std::shared_ptr<const grpc::AuthContext> GrpcServerLane::peer_auth() {
+  MutexLock lock(&context_mutex_);
+  return context_ == nullptr ? nullptr : context_->auth_context();
 }
 
 void GrpcServerLane::on_deadline() {

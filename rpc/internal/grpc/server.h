@@ -66,6 +66,8 @@ class GrpcServer final : public GrpcLaneHost, public std::enable_shared_from_thi
   using LaneRef = std::shared_ptr<GrpcServerLane>;
 
   void refuse(GrpcLane& lane, const Status& why);
+  // By the certificate of its connection and by its token.
+  Status check_credentials(GrpcLane& lane, const Hello& theirs, std::string_view token) const;
   void open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, const Hello& own,
             GrpcServerLane& last);
   int half_open() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return half_open_; }
@@ -96,6 +98,7 @@ class GrpcServerLane final : public GrpcLane {
   void wait_for_stream(GrpcRawService* service, grpc::ServerCompletionQueue* queue);
   void begin() { begin_reading(stream_.get(), stream_.get()); }
   std::string peer() const;
+  std::shared_ptr<const grpc::AuthContext> peer_auth() override;
   // The time for the handshake is over.
   void on_deadline() override;
 

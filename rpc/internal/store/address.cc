@@ -81,18 +81,19 @@ StatusOr<HostPort> parse_host_port(std::string_view text, int default_port) {
   return out;
 }
 
-Status check_listen_address(const std::string& host, int port, bool allow_insecure) {
+Status check_listen_address(const std::string& host, int port, bool allow) {
   if (port < 0 || port > 65535) {
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat("port ", port, " is not from 0 to 65535"));
   }
   WEFT_ASSIGN_OR_RETURN(const AddressList addresses, resolve(host, port));
   for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
-    if (allow_insecure || is_loopback(a->ai_addr)) continue;
+    if (allow || is_loopback(a->ai_addr)) continue;
     return make_error(ErrorKind::kPermission,
-                      absl::StrCat("a store has no credentials, and '", host,
-                                   "' can be reached from other machines; listen to 127.0.0.1, or ",
-                                   "allow it with allow_insecure"));
+                      absl::StrCat("the store has no credentials, and '", host,
+                                   "' can be reached from other machines; give it some "
+                                   "(WEFT_TLS_CERT and so on), listen to 127.0.0.1, or allow it "
+                                   "with allow_insecure"));
   }
   return absl::OkStatus();
 }

@@ -24,7 +24,7 @@ StatusOr<HostPort> parse_host_port(std::string_view text, int default_port);
 
 // Whether a server may bind there: permission when some address of `host` is not loopback and
 // `allow_insecure` is false; invalid_argument for an unknown host or a port out of range.
-Status check_listen_address(const std::string& host, int port, bool allow_insecure);
+Status check_listen_address(const std::string& host, int port, bool allow);
 
 // Binds and lets go again: unavailable, with the system's reason, when that is not possible. gRPC
 // says only that it failed, and on the log.

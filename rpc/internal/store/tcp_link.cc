@@ -30,8 +30,23 @@ Status final_error(const StoreOp& op, const grpc::Status& status) {
     return op.error(ErrorKind::kUnimplemented, absl::StrCat("what answers there is no weft store: ",
                                                             grpc_status_text(status)));
   }
-  return op.error(ErrorKind::kProtocol,
+  const bool permission = status.error_code() == grpc::StatusCode::PERMISSION_DENIED ||
+                          status.error_code() == grpc::StatusCode::UNAUTHENTICATED;
+  return op.error(permission ? ErrorKind::kPermission : ErrorKind::kProtocol,
                   absl::StrCat("the server refuses: ", grpc_status_text(status)));
+}
+
+// A server that does not believe our certificate and one that is just being started anew look the
+// same a few times.
+constexpr int kTurnedAwayAttempts = 5;
+
+std::shared_ptr<grpc::Channel> make_channel(const std::string& address, const GrpcTls* tls) {
+  grpc::ChannelArguments arguments = store_channel_arguments();
+  if (tls == nullptr) {
+    return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  }
+  GrpcTls::prepare(&arguments);
+  return grpc::CreateCustomChannel(address, tls->channel(), arguments);
 }
 
 }  // namespace
@@ -101,12 +116,13 @@ class TcpLink::RequestId {
   uint64_t id_ = 0;
 };
 
-TcpLink::TcpLink(std::shared_ptr<Runtime> runtime, std::string host, int port)
+TcpLink::TcpLink(std::shared_ptr<Runtime> runtime, std::string host, int port,
+                 std::shared_ptr<const GrpcTls> tls)
     : runtime_(std::move(runtime)),
       url_(absl::StrCat("tcp://", host_port(host, port))),
       client_id_(std::max<uint64_t>(runtime_->random().next(), 1)),
-      channel_(grpc::CreateCustomChannel(host_port(host, port), grpc::InsecureChannelCredentials(),
-                                         store_channel_arguments())),
+      tls_(std::move(tls)),
+      channel_(make_channel(host_port(host, port), tls_.get())),
       changed_(runtime_.get()) {}
 
 TcpLink::~TcpLink() = default;
@@ -124,6 +140,7 @@ Status TcpLink::open(const StoreOp& op, InterruptScope* scope) {
 // LINK-2.
 Status TcpLink::open_session(const StoreOp& op, InterruptScope* scope, RetryBackoff* backoff) {
   std::string last_error = "nobody has answered yet";
+  int turned_away = 0;  // in a row
   while (true) {
     {
       MutexLock lock(&mutex_);
@@ -141,7 +158,8 @@ Status TcpLink::open_session(const StoreOp& op, InterruptScope* scope, RetryBack
       }
       opening_ = true;
     }
-    StatusOr<std::unique_ptr<Session>> session = try_session(op, scope);
+    bool closed_door = false;
+    StatusOr<std::unique_ptr<Session>> session = try_session(op, scope, &closed_door);
     {
       MutexLock lock(&mutex_);
       opening_ = false;
@@ -157,12 +175,17 @@ Status TcpLink::open_session(const StoreOp& op, InterruptScope* scope, RetryBack
     }
     if (error_kind(session.status()) != ErrorKind::kUnavailable) return session.status();
     last_error = std::string(session.status().message());
+    turned_away = closed_door ? turned_away + 1 : 0;
+    if (tls_ != nullptr && turned_away >= kTurnedAwayAttempts) {
+      return op.wrap(tls_->turned_away_error(turned_away));
+    }
     WEFT_RETURN_IF_ERROR(pause(op, scope, backoff, last_error));
   }
 }
 
 StatusOr<std::unique_ptr<TcpLink::Session>> TcpLink::try_session(const StoreOp& op,
-                                                                 InterruptScope* scope) {
+                                                                 InterruptScope* scope,
+                                                                 bool* turned_away) {
   BlockingRegion region;
   WEFT_RETURN_IF_ERROR(region.status());
   auto session = std::make_unique<Session>();
@@ -171,6 +194,7 @@ StatusOr<std::unique_ptr<TcpLink::Session>> TcpLink::try_session(const StoreOp& 
   request.set_magic(kStoreMagic);
   request.set_protocol(kStoreProtocol);
   request.set_client_id(client_id_);
+  if (tls_ != nullptr) request.set_token(tls_->credentials().token);
   {
     MutexLock lock(&mutex_);
     request.set_last_server_id(server_id_);
@@ -198,7 +222,17 @@ StatusOr<std::unique_ptr<TcpLink::Session>> TcpLink::try_session(const StoreOp& 
   }
   const grpc::Status status = session->finish();
   if (is_final(status.error_code())) return final_error(op, status);
-  return make_error(ErrorKind::kUnavailable, grpc_status_text(status));
+  const GrpcTls::Fault fault = GrpcTls::fault(status);
+  if (tls_ != nullptr && fault == GrpcTls::Fault::kHandshake) {
+    return op.wrap(tls_->handshake_error(status));
+  }
+  *turned_away = fault == GrpcTls::Fault::kTurnedAway;
+  return make_error(ErrorKind::kUnavailable,
+                    absl::StrCat(grpc_status_text(status),
+                                 *turned_away && tls_ == nullptr
+                                     ? "; it takes no plain text, perhaps, and there are no "
+                                       "credentials here"
+                                     : ""));
 }
 
 void TcpLink::lose_session(uint64_t number) {

@@ -24,12 +24,15 @@
 #include "weft/proto/store.pb.h"
 #include "weft/rpc/internal/store/checks.h"
 #include "weft/rpc/internal/store/interrupt_scope.h"
+#include "weft/rpc/internal/tls/grpc_tls.h"
 
 namespace weft::internal {
 
 class TcpLink {
  public:
-  TcpLink(std::shared_ptr<Runtime> runtime, std::string host, int port);
+  // `tls` is null for plain text.
+  TcpLink(std::shared_ptr<Runtime> runtime, std::string host, int port,
+          std::shared_ptr<const GrpcTls> tls);
   ~TcpLink();
   TcpLink(const TcpLink&) = delete;
   TcpLink& operator=(const TcpLink&) = delete;
@@ -54,8 +57,9 @@ class TcpLink {
   class RequestId;
 
   Status open_session(const StoreOp& op, InterruptScope* scope, RetryBackoff* backoff);
-  // Once. Kind unavailable: it may go better next time.
-  StatusOr<std::unique_ptr<Session>> try_session(const StoreOp& op, InterruptScope* scope);
+  // Once. Kind unavailable: it may go better next time; `*turned_away`: see GrpcTls::Fault.
+  StatusOr<std::unique_ptr<Session>> try_session(const StoreOp& op, InterruptScope* scope,
+                                                 bool* turned_away);
   grpc::Status attempt(const StoreOp& op, InterruptScope* scope, const v1::StoreRequest& request,
                        v1::StoreReply* reply);
   // The session of that number did not hold.
@@ -68,6 +72,7 @@ class TcpLink {
   const std::shared_ptr<Runtime> runtime_;
   const std::string url_;
   const uint64_t client_id_;
+  const std::shared_ptr<const GrpcTls> tls_;
   const std::shared_ptr<grpc::Channel> channel_;
 
   mutable Mutex mutex_;

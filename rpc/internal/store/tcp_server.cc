@@ -47,9 +47,15 @@ TcpServer::TcpServer(const TcpStoreServerOptions& options, std::shared_ptr<Runti
 
 StatusOr<std::unique_ptr<TcpServer>> TcpServer::start(const TcpStoreServerOptions& options,
                                                       std::shared_ptr<Runtime> runtime) {
-  WEFT_RETURN_IF_ERROR(check_listen_address(options.host, options.port, options.allow_insecure));
+  WEFT_RETURN_IF_ERROR(check_listen_address(
+      options.host, options.port, options.allow_insecure || !options.credentials.empty()));
   WEFT_RETURN_IF_ERROR(check_can_bind(options.host, options.port));
+  std::shared_ptr<const GrpcTls> tls;
+  if (!options.credentials.empty()) {
+    WEFT_ASSIGN_OR_RETURN(tls, GrpcTls::make(options.credentials, *runtime));
+  }
   std::unique_ptr<TcpServer> self(new TcpServer(options, std::move(runtime)));
+  self->tls_ = tls;
   const std::string address = host_port(options.host, options.port);
   grpc::ServerBuilder builder;
   // Without this a second server would share the port and take half of the connections.
@@ -58,7 +64,8 @@ StatusOr<std::unique_ptr<TcpServer>> TcpServer::start(const TcpStoreServerOption
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
   builder.AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 0);
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &self->port_);
+  builder.AddListeningPort(
+      address, tls == nullptr ? grpc::InsecureServerCredentials() : tls->server(), &self->port_);
   builder.RegisterAsyncGenericService(&self->service_);
   self->queue_ = builder.AddCompletionQueue();
   self->server_ = builder.BuildAndStart();
@@ -221,6 +228,13 @@ void TcpServer::begin_session(Call* call) {
   if (!from_bytes(&call->bytes, &request)) {
     finish(call, grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "not a session request"));
     return;
+  }
+  if (tls_ != nullptr) {
+    const Status token = tls_->check_token(request.token(), "the client");
+    if (!token.ok()) {
+      finish(call, grpc::Status(grpc::StatusCode::PERMISSION_DENIED, std::string(token.message())));
+      return;
+    }
   }
   StatusOr<v1::StoreSessionReply> reply = data_.open_session(request, runtime_->now());
   if (!reply.ok()) {

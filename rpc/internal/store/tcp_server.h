@@ -22,6 +22,7 @@
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
 #include "weft/rpc/internal/store/tcp_data.h"
+#include "weft/rpc/internal/tls/grpc_tls.h"
 #include "weft/rpc/tcp_store.h"
 
 namespace weft::internal {
@@ -69,6 +70,7 @@ class TcpServer {
 
   const std::shared_ptr<Runtime> runtime_;
   const std::string host_;
+  std::shared_ptr<const GrpcTls> tls_;  // null: plain text
   int port_ = 0;
   grpc::AsyncGenericService service_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;

@@ -222,8 +222,13 @@ StatusOr<std::shared_ptr<TcpStore>> TcpStore::connect(std::string_view host, int
                       absl::StrCat("cannot connect to a store at '", std::string(host), "', port ",
                                    port, ": a host and a port from 1 to 65535 are needed"));
   }
+  std::shared_ptr<const internal::GrpcTls> tls;
+  if (!options.credentials.empty()) {
+    WEFT_ASSIGN_OR_RETURN(tls, internal::GrpcTls::make(options.credentials, *runtime));
+  }
   auto client = std::make_shared<internal::TcpClient>(
-      std::make_shared<internal::TcpLink>(std::move(runtime), std::string(host), port),
+      std::make_shared<internal::TcpLink>(std::move(runtime), std::string(host), port,
+                                          std::move(tls)),
       options.timeout);
   WEFT_RETURN_IF_ERROR(client->open());
   return std::shared_ptr<TcpStore>(new TcpStore(std::move(client)));

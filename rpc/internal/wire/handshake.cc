@@ -1,6 +1,7 @@
 #include "weft/rpc/internal/wire/handshake.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "weft/proto/transport.pb.h"
 #include "weft/rpc/internal/wire/text.h"
@@ -96,22 +97,32 @@ Status check_answer(const Hello& theirs, const Hello& sent) {
                                    absl::Hex(theirs.incarnation), ") answers, wanted was id ",
                                    sent.to_id, ", incarnation ", absl::Hex(sent.to_incarnation)));
   }
+  if (!sent.to_name.empty() && theirs.name != sent.to_name) {
+    return make_error(ErrorKind::kPermission,
+                      absl::StrCat("'", theirs.name, "' answers, wanted was '", sent.to_name, "'"));
+  }
   return common_version(theirs, sent).status();
 }
 
 }  // namespace
 
-std::string encode_hello(const Hello& hello, int lane) {
+std::string encode_hello(const Hello& hello, int lane, std::string_view token) {
   v1::Hello message;
   to_proto(hello, lane, &message);
+  if (!token.empty()) message.set_token(std::string(token));
   return message.SerializeAsString();
 }
 
-StatusOr<Hello> decode_hello(std::string_view header, int lane) {
+StatusOr<Hello> decode_hello(std::string_view header, int lane, std::string* token) {
   v1::Hello message;
   if (!message.ParseFromArray(header.data(), static_cast<int>(header.size()))) {
     return protocol_error(absl::StrCat("a hello of ", header.size(), " bytes that cannot be read"));
   }
+  if (message.token().size() > kMaxHelloTokenBytes) {
+    return protocol_error(absl::StrCat("a hello with a token of ", message.token().size(),
+                                       " bytes, the limit is ", kMaxHelloTokenBytes));
+  }
+  if (token != nullptr) *token = std::move(*message.mutable_token());
   return from_proto(message, lane);
 }
 

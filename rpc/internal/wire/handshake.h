@@ -24,6 +24,7 @@ inline constexpr uint32_t kMaxLanes = 8;
 inline constexpr size_t kMaxNameBytes = 1024;
 inline constexpr size_t kMaxJobIdBytes = 256;
 inline constexpr size_t kMaxTicketBytes = 64;
+inline constexpr size_t kMaxHelloTokenBytes = 1024;
 // A frame limit below this could not carry an error back.
 inline constexpr uint32_t kMinMaxFrameBytes = 1024;
 // A connection whose lanes are not complete after this is forgotten.
@@ -32,9 +33,11 @@ inline constexpr absl::Duration kHandshakeTimeout = absl::Seconds(10);
 inline constexpr absl::Duration kDrainTimeout = absl::Seconds(5);
 
 // Headers of hello and hello_ack frames.
-WEFT_API std::string encode_hello(const Hello& hello, int lane);
-// Strict: errors are protocol errors. REQUIRES nothing of the bytes.
-WEFT_API StatusOr<Hello> decode_hello(std::string_view header, int lane);
+WEFT_API std::string encode_hello(const Hello& hello, int lane, std::string_view token = {});
+// Strict: errors are protocol errors. REQUIRES nothing of the bytes. The token is kept apart from
+// the Hello, which is shown to people; null: it is dropped.
+WEFT_API StatusOr<Hello> decode_hello(std::string_view header, int lane,
+                                      std::string* token = nullptr);
 WEFT_API std::string encode_ack(const Hello& ours, int lane);
 WEFT_API std::string encode_refusal(const Status& why);
 // The acceptor's hello. An acceptor's refusal comes back as the error that it sent (code, kind and
