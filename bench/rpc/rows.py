@@ -8,14 +8,15 @@ from pathlib import Path
 
 from harness import DriverError, DriverSpec, Figure, median, percentile, pooled, worst_of
 
-ROWS = ("T1", "T2", "T3", "T4", "T9", "T11", "T13")
+ROWS = ("T1", "T2", "T3", "T4", "T9", "T10", "T11", "T12", "T13", "T14", "T15", "T17", "T18")
 PEERS = ("tensorpipe", "python", "raw")
 
 OURS, OURS_TCP = "weft/operator/default", "weft/operator/tcp"
 OURS_FUNCTION, OURS_FUNCTION_TCP = "weft/function/default", "weft/function/tcp"
 CPP, CPP_TCP, CPP_MPT = "tensorpipe/shm", "tensorpipe/tcp", "tensorpipe/mpt"
 PY, PY_TCP, PY_MPT = "python/shm", "python/tcp", "python/mpt"
-RAW_TCP, RAW_UNIX = "raw/tcp", "raw/unix"
+RAW_TCP, RAW_UNIX, RAW_TWO = "raw/tcp", "raw/unix", "raw/two"
+NAIVE = "naive/tcp"
 
 MIB = 1 << 20
 CALLS = 5000
@@ -62,6 +63,10 @@ def driver_specs(build, python, only_peer, with_ours):
             mode = name.split("/")[1]
             command = [str(binaries / "bench_raw_grpc"), "--mode", mode]
             specs.append(DriverSpec(name, f"raw gRPC ({mode})", command))
+        command = [str(binaries / "bench_raw_two")]
+        specs.append(DriverSpec(RAW_TWO, "raw gRPC (two connections)", command))
+        command = [str(binaries / "bench_naive_grpc")]
+        specs.append(DriverSpec(NAIVE, "naive gRPC", command))
     return specs
 
 
@@ -369,6 +374,8 @@ def row_t13(bench, wanted, quick):
 
 
 def measure(bench, wanted, quick, memory):
+    from rpc import load_rows  # which uses what stands above
+
     figures = []
     if "T1" in wanted or "T2" in wanted:
         figures += row_t1_t2(bench, wanted, quick)
@@ -382,4 +389,5 @@ def measure(bench, wanted, quick, memory):
         figures += row_t11(bench, wanted, quick)
     if "T13" in wanted:
         figures += row_t13(bench, wanted, quick)
+    figures += load_rows.measure(bench, wanted, quick, memory)
     return figures

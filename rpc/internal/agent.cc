@@ -501,6 +501,7 @@ std::map<std::string, int64_t> Agent::debug_info() const {
   out["calls_waiting_for_connection"] = waiting;
   out["answers_kept"] = window;
   out["receive_bytes"] = static_cast<int64_t>(receive_budget_.used());
+  out["receive_bytes_peak"] = static_cast<int64_t>(receive_budget_.peak());
   out["send_bytes"] = static_cast<int64_t>(send_budget_.used());
   const ReceiveMemory::Counters memory = receive_memory_->counters();
   out["receive_memory_kept_bytes"] = static_cast<int64_t>(memory.kept_bytes);
