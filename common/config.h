@@ -79,7 +79,7 @@ using OptionalInt = std::optional<int>;
     "time between two signs of life")                                                             \
   X(absl::Duration, lease, absl::Seconds(15), "WEFT_LEASE",                                       \
     "silence after which a worker counts as dead")                                                \
-  X(uint64_t, chunk_bytes, uint64_t{1} << 20, "WEFT_CHUNK_BYTES",                                 \
+  X(uint64_t, chunk_bytes, uint64_t{160} << 10, "WEFT_CHUNK_BYTES",                               \
     "size of the pieces that a large value travels in")                                           \
   X(uint64_t, inline_bytes, uint64_t{1} << 16, "WEFT_INLINE_BYTES",                               \
     "values up to this size travel inside the frame")                                             \

@@ -49,8 +49,8 @@ enum class FrameKind : uint8_t {
 };
 WEFT_API std::string_view frame_kind_name(FrameKind kind);
 
-// Lane 0 carries control and small messages, lane 1 and above carry bulk. A message that needs
-// chunks travels on one bulk lane as a whole.
+// Lane 0 carries control and small messages, lane 1 and above carry bulk; there are as many as the
+// hello says. A message that needs chunks travels on one bulk lane as a whole.
 inline constexpr int kControlLane = 0;
 inline constexpr int kBulkLane = 1;
 
@@ -96,7 +96,7 @@ struct Hello {
   uint64_t to_incarnation = 0;
   uint32_t max_frame_bytes = 0;  // largest frame that the speaker accepts
   uint64_t connection_id = 0;    // random, by the dialler; ties lanes together
-  uint32_t lanes = 2;
+  uint32_t lanes = 2;            // of the connection, 1 to 8; 0: the dialling transport decides
 };
 
 class Connection {
@@ -159,7 +159,8 @@ class Transport {
                                        std::shared_ptr<Acceptor> acceptor) = 0;
 
   // Dials; `done` runs exactly once, on a thread of the transport. The handler receives frames from
-  // then on (never before `done`). Errors: unavailable (nobody there), permission/state/protocol
+  // then on (never before `done`). Errors: unavailable (nobody there), peer_lost (somebody was,
+  // and has ended for certain), permission/state/protocol
   // (refused, with the other side's words), deadline.
   virtual void connect(std::string_view address, const Hello& hello, absl::Time deadline,
                        std::shared_ptr<ConnectionHandler> handler, DialDone done) = 0;

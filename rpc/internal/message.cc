@@ -61,6 +61,16 @@ class PayloadReader {
   size_t offset_ = 0;
 };
 
+// What a chunk frame has besides its bytes, and room to spare.
+constexpr size_t kChunkFrameBytes = 1 << 10;
+
+// A peer with smaller chunks than ours accepts smaller frames only.
+size_t fitting_chunk(const MessageLimits& limits, const Hello& peer) {
+  const size_t accepted = peer.max_frame_bytes;
+  return accepted > 2 * kChunkFrameBytes ? std::min(limits.chunk_bytes, accepted - kChunkFrameBytes)
+                                         : limits.chunk_bytes;
+}
+
 // Messages have few transfers, and the order must not depend on addresses.
 template <class T>
 void add_once(std::vector<std::shared_ptr<T>>* list, const std::shared_ptr<T>& item) {
@@ -160,7 +170,7 @@ void plan_layout(const OutMessage& message, const MessageLimits& limits, v1::Lay
 
 Status send_frames(Connection* connection, FrameKind kind, std::string header,
                    const v1::Layout& layout, const OutMessageRef& message,
-                   const MessageLimits& limits, uint64_t cookie) {
+                   const MessageLimits& limits, uint64_t cookie, int bulk_lane) {
   if (header.size() > kMaxHeaderBytes) {
     return make_error(
         ErrorKind::kInvalidArgument,
@@ -190,11 +200,12 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
     first.cookie = cookie;
     return connection->send(std::move(first), kControlLane);
   }
-  WEFT_RETURN_IF_ERROR(connection->send(std::move(first), kBulkLane));
+  WEFT_RETURN_IF_ERROR(connection->send(std::move(first), bulk_lane));
+  const size_t chunk_bytes = fitting_chunk(limits, connection->peer());
   for (size_t i = 0; i < chunked.size(); ++i) {
     const auto& [id, segment] = chunked[i];
-    for (size_t offset = 0; offset < segment.size(); offset += limits.chunk_bytes) {
-      const size_t n = std::min(limits.chunk_bytes, segment.size() - offset);
+    for (size_t offset = 0; offset < segment.size(); offset += chunk_bytes) {
+      const size_t n = std::min(chunk_bytes, segment.size() - offset);
       weft::Frame chunk;
       chunk.kind = FrameKind::kChunk;
       chunk.header = encode_chunk_header(id, offset);
@@ -202,7 +213,7 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
       // The callee runs nothing before the last chunk, so that one decides whether it was
       // delivered.
       if (i + 1 == chunked.size() && offset + n == segment.size()) chunk.cookie = cookie;
-      WEFT_RETURN_IF_ERROR(connection->send(std::move(chunk), kBulkLane));
+      WEFT_RETURN_IF_ERROR(connection->send(std::move(chunk), bulk_lane));
     }
   }
   return absl::OkStatus();

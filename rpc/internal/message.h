@@ -31,7 +31,7 @@ namespace weft::internal {
 
 struct MessageLimits {
   size_t inline_bytes = 64 << 10;  // a message up to this size is one frame
-  size_t chunk_bytes = 1 << 20;
+  size_t chunk_bytes = 160 << 10;
   size_t max_message_bytes = size_t{16} << 30;
   size_t max_parked_bytes = 8 << 20;  // chunks that came before their header, per connection
 };
@@ -60,11 +60,12 @@ OutMessageRef pack_error(const Status& error, std::string_view self);
 Status unpack_error(uint32_t code, uint32_t kind, std::string_view body, std::string_view origin);
 
 // Sends `message` under `header`, whose layout it fills in (Header: CallHeader, ResponseHeader or
-// ErrorHeader). `first_transfer` gives transfer ids. An error means: not delivered, not as a whole.
+// ErrorHeader). `transfers` gives transfer ids. A message that needs chunks goes over `bulk_lane`,
+// as a whole and in order. An error means: not delivered, not as a whole.
 template <class Header>
 Status send_message(Connection* connection, FrameKind kind, Header* header,
                     const OutMessageRef& message, const MessageLimits& limits, uint64_t cookie,
-                    std::atomic<uint64_t>* transfers);
+                    std::atomic<uint64_t>* transfers, int bulk_lane = kBulkLane);
 
 class Assembler {
  public:
@@ -131,15 +132,15 @@ void plan_layout(const OutMessage& message, const MessageLimits& limits, v1::Lay
                  std::atomic<uint64_t>* transfers);
 Status send_frames(Connection* connection, FrameKind kind, std::string header,
                    const v1::Layout& layout, const OutMessageRef& message,
-                   const MessageLimits& limits, uint64_t cookie);
+                   const MessageLimits& limits, uint64_t cookie, int bulk_lane);
 
 template <class Header>
 Status send_message(Connection* connection, FrameKind kind, Header* header,
                     const OutMessageRef& message, const MessageLimits& limits, uint64_t cookie,
-                    std::atomic<uint64_t>* transfers) {
+                    std::atomic<uint64_t>* transfers, int bulk_lane) {
   plan_layout(*message, limits, header->mutable_layout(), transfers);
   return send_frames(connection, kind, header->SerializeAsString(), header->layout(), message,
-                     limits, cookie);
+                     limits, cookie, bulk_lane);
 }
 
 }  // namespace weft::internal
