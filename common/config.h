@@ -87,10 +87,14 @@ using OptionalInt = std::optional<int>;
     "largest message, tensors included, that is sent or accepted")                                \
   X(uint64_t, receive_budget, uint64_t{8} << 30, "WEFT_RECEIVE_BUDGET",                           \
     "bytes of messages being received that a worker holds at most")                               \
+  X(uint64_t, peer_receive_budget, uint64_t{4} << 30, "WEFT_PEER_RECEIVE_BUDGET",                 \
+    "the same, of one peer")                                                                      \
   X(uint64_t, receive_cache, uint64_t{1} << 30, "WEFT_RECEIVE_CACHE",                             \
     "bytes of memory that a worker keeps for the next large tensors to arrive")                   \
   X(uint64_t, send_budget, uint64_t{8} << 30, "WEFT_SEND_BUDGET",                                 \
-    "bytes of arguments of calls that are not complete, at most; more fail at once")              \
+    "bytes of arguments and results on their way, at most; see CallOptions::backpressure")        \
+  X(uint64_t, peer_send_budget, uint64_t{4} << 30, "WEFT_PEER_SEND_BUDGET",                       \
+    "the same, to one peer")                                                                      \
   X(absl::Duration, spin, absl::Microseconds(50), "WEFT_SPIN",                                    \
     "how long a poller looks for news before it sleeps")                                          \
   X(Severity, log_level, Severity::kInfo, "WEFT_LOG_LEVEL",                                       \

@@ -37,19 +37,21 @@ int LaneLoads::choose(int lanes) {
   return best;
 }
 
-OutMessageRef Link::on_lane(const OutMessageRef& message, int lane) const {
+OutMessageRef Link::on_lane(const OutMessageRef& message, int lane,
+                            std::shared_ptr<const void> held) const {
   struct OnLane {
-    OnLane(OutMessageRef m, std::shared_ptr<LaneLoads> l, int n)
-        : message(std::move(m)), loads(std::move(l)), lane(n) {
+    OnLane(OutMessageRef m, std::shared_ptr<LaneLoads> l, int n, std::shared_ptr<const void> h)
+        : message(std::move(m)), loads(std::move(l)), lane(n), held(std::move(h)) {
       loads->add(lane, message->bytes);
     }
     ~OnLane() { loads->remove(lane, message->bytes); }
     const OutMessageRef message;
     const std::shared_ptr<LaneLoads> loads;
     const int lane;
+    const std::shared_ptr<const void> held;
   };
-  const auto held = std::make_shared<OnLane>(message, loads_, lane);
-  return OutMessageRef(held, held->message.get());
+  const auto owner = std::make_shared<OnLane>(message, loads_, lane, std::move(held));
+  return OutMessageRef(owner, owner->message.get());
 }
 
 Status Link::send_control(FrameKind kind, std::string header, int lane, absl::Time now) {

@@ -60,16 +60,17 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   const Hello& peer() const { return connection_->peer(); }
   Assembler& assembler() { return assembler_; }
 
+  // `held` is kept until the transport lets go of the last frame of a large message.
   template <class Header>
   Status send(FrameKind kind, Header* header, const OutMessageRef& message, uint64_t cookie,
-              absl::Time now) {
+              absl::Time now, std::shared_ptr<const void> held = nullptr) {
     last_sent_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
     if (message->bytes <= limits_.inline_bytes) {
       return send_message(connection_.get(), kind, header, message, limits_, cookie, &transfers_);
     }
     const int lane = loads_->choose(lanes());
-    return send_message(connection_.get(), kind, header, on_lane(message, lane), limits_, cookie,
-                        &transfers_, lane);
+    return send_message(connection_.get(), kind, header, on_lane(message, lane, std::move(held)),
+                        limits_, cookie, &transfers_, lane);
   }
   // Of the connection, the control lane included.
   int lanes() const { return static_cast<int>(connection_->peer().lanes); }
@@ -94,7 +95,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
 
  private:
   // The same message; while anyone holds it by this reference it counts as load of the lane.
-  OutMessageRef on_lane(const OutMessageRef& message, int lane) const;
+  OutMessageRef on_lane(const OutMessageRef& message, int lane,
+                        std::shared_ptr<const void> held) const;
   Status handle(const FrameView& frame, int lane, Agent* agent);
 
   const std::weak_ptr<Agent> agent_;  // weak: the agent holds links, links must not hold it

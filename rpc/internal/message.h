@@ -23,6 +23,7 @@
 #include "weft/common/byte_budget.h"
 #include "weft/common/mutex.h"
 #include "weft/proto/rpc.pb.h"
+#include "weft/rpc/internal/send_room.h"
 #include "weft/rpc/internal/tensor_meta.h"
 #include "weft/rpc/payload.h"
 #include "weft/rpc/transport.h"
@@ -42,6 +43,8 @@ struct OutMessage {
   Buffers buffers;   // the segments after it
   std::string tensor_metas;
   size_t bytes = 0;
+  // What it takes of the worker's send budget, as long as it exists. Set by the agent, once.
+  mutable SendCharge charge;
 
   size_t segments() const { return 1 + buffers.size(); }
   std::string_view segment(size_t i) const {
