@@ -11,6 +11,7 @@ namespace weft::internal {
 namespace {
 
 constexpr size_t kMaxHeaderBytes = 64 << 10;
+constexpr size_t kMaxOpenTransfers = 1 << 16;
 // Segments of a large message up to this size still travel in its header frame.
 constexpr size_t kSmallSegmentBytes = 4 << 10;
 // The descriptor of a dense tensor of a few dimensions.
@@ -277,6 +278,13 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Delive
   const bool chunked = std::any_of(layout.segments().begin(), layout.segments().end(),
                                    [](const v1::Segment& s) { return s.transfer_id() != 0; });
   if (!valid.ok() && error_kind(valid) != ErrorKind::kResource) return valid;
+  if (chunked) {
+    // Refused messages leave entries, too, and no budget counts those.
+    MutexLock lock(&mutex_);
+    if (transfers_.size() + static_cast<size_t>(layout.segments_size()) > kMaxOpenTransfers) {
+      return violation(absl::StrCat("more than ", kMaxOpenTransfers, " transfers at once"));
+    }
+  }
   // The bytes are charged before anything is allocated for them. A small message is already here.
   if (valid.ok() && chunked) {
     valid = budget_->charge(total);
@@ -336,7 +344,12 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Delive
       if (s.transfer_id() == 0) continue;
       const auto [it, fresh] = transfers_.emplace(
           s.transfer_id(), Transfer{message, targets[static_cast<size_t>(i)], s.length(), 0});
-      if (!fresh) return violation(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
+      if (!fresh) {
+        // abandon() gives back what the messages in the table have taken, and this one is not
+        // there.
+        if (message->open_transfers == 0) budget_->release(message->charged);
+        return violation(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
+      }
       ++message->open_transfers;
       max_announced_ = std::max(max_announced_, s.transfer_id());
     }
