@@ -313,7 +313,11 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Delive
       for (const v1::Segment& s : layout.segments()) {
         if (s.transfer_id() == 0) continue;
         max_announced_ = std::max(max_announced_, s.transfer_id());
-        transfers_[s.transfer_id()] = Transfer{nullptr, nullptr, s.length(), 0};
+        const bool fresh =
+            transfers_.emplace(s.transfer_id(), Transfer{nullptr, nullptr, s.length(), 0}).second;
+        // Of a transfer that is under way nothing may be lost: its message holds bytes.
+        if (!fresh)
+          return violation(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
       }
     }
     message->delivered(valid);

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/common/api.h"
 #include "weft/common/byte_budget.h"
 #include "weft/common/mutex.h"
 #include "weft/proto/rpc.pb.h"
@@ -70,7 +71,7 @@ Status send_message(Connection* connection, FrameKind kind, Header* header,
                     const OutMessageRef& message, const MessageLimits& limits, uint64_t cookie,
                     std::atomic<uint64_t>* transfers, int bulk_lane = kBulkLane);
 
-class Assembler {
+class WEFT_API Assembler {
  public:
   // What the message is for, so that a refusal can be told to the right call.
   using Delivered = std::function<void(StatusOr<Payload>)>;

@@ -44,8 +44,8 @@ class Input {
 }  // namespace
 
 // A row of events. 'H', length of a Layout (1 byte), the Layout, length of the payload (1), the
-// payload: a header. 'C', transfer id (1), offset (8), length (2): a chunk; its bytes are zero. 'S':
-// a sweep. Anything else ends the row, as does an error.
+// payload: a header. 'C', transfer id (1), offset (8), length (2): a chunk; its bytes are zero.
+// 'S': a sweep. Anything else ends the row, as does an error.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   namespace in = weft::internal;
   constexpr uint64_t kBudget = 64 * 1024;

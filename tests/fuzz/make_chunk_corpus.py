@@ -71,6 +71,9 @@ SEEDS = {
     "segment_without_a_tensor": header([(1, 0), (4, 2)], b"x"),
     "tensor_descriptor_cut": header([(0, 0)], metas=bytes([FLOAT])),
     "budget_exhausted": header([(40000, 1)]) + header([(40000, 2)]) + chunk(2, 0, 4096),
+    "transfer_announced_again_by_a_refused_message": header([(40000, 1)])
+    + header([(2**64 - 1, 1)])
+    + chunk(1, 0, 4096),
     "stalled": BODY + chunk(1, 0, 64) + b"SSS" + chunk(1, 64, 64),
     "not_a_layout": b"H\x04\xff\xff\xff\xff\x00",
 }

@@ -1,2 +1,3 @@
 weft_fuzzer(NAME frame_fuzzer SRCS frame_fuzzer.cc CORPUS corpus/frame DEPS rpc common)
 weft_fuzzer(NAME hello_fuzzer SRCS hello_fuzzer.cc CORPUS corpus/hello DEPS rpc common)
+weft_fuzzer(NAME chunk_fuzzer SRCS chunk_fuzzer.cc CORPUS corpus/chunk DEPS rpc common weft_proto protobuf::libprotobuf)
