@@ -294,6 +294,49 @@ class Driver:
         self.ranks = []
 
 
+class Group:
+    """As many processes of one driver as a row wants: started together, not pinned, ended by it."""
+
+    def __init__(self, spec, size, scratch, name, environment=None):
+        self.spec = spec
+        stem = Path(scratch) / f"{spec.name.replace('/', '-')}-{name}"
+        self.ranks = []
+        for rank in range(size):
+            command = [*spec.command, "--world", str(size), "--rank", str(rank)]
+            command += ["--path", f"{stem}.sock"]
+            variables = {**spec.environment, **(environment or {})}
+            self.ranks.append(Process(command, None, f"{stem}.{rank}.log", variables))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        # Nobody waits for anybody: some rows have killed members.
+        for rank in self.ranks:
+            rank.signal(signal.SIGKILL)
+        for rank in self.ranks:
+            rank.finish(time.monotonic() + STOP_LIMIT_S)
+
+    def wait_ready(self, limit_s):
+        deadline = time.monotonic() + limit_s
+        for rank in self.ranks:
+            rank.receive(deadline)
+
+    def ask(self, line, limit_s, ranks=None):
+        """The answers of these ranks (all), which work at the same time."""
+        asked = self.ranks if ranks is None else [self.ranks[rank] for rank in ranks]
+        for rank in asked:
+            rank.send(line)
+        deadline = time.monotonic() + limit_s
+        answers = []
+        for rank in asked:
+            answer = rank.receive(deadline)
+            if "error" in answer:
+                raise DriverError(f"{self.spec.name}: `{line}`: {answer['error']}")
+            answers.append(answer)
+        return answers
+
+
 # ---------------------------------------------------------------------------------------------
 # Rounds
 
@@ -308,6 +351,7 @@ class Bench:
     """Owns the drivers of one run and alternates between them."""
 
     def __init__(self, specs, cores, scratch, touch_mib, rounds, pinned=True, log=print):
+        self.scratch = scratch
         places = cores if pinned else (None, None)
         self.drivers = {spec.name: Driver(spec, places, scratch, touch_mib) for spec in specs}
         self.cores = cores if pinned else sorted(os.sched_getaffinity(0))
@@ -319,6 +363,9 @@ class Bench:
 
     def label(self, name):
         return self.drivers[name].spec.label
+
+    def group(self, name, size, tag, environment=None):
+        return Group(self.drivers[name].spec, size, self.scratch, tag, environment)
 
     def start_all(self, names):
         for name in names:
@@ -398,6 +445,7 @@ class Figure:
     peer_name: str = None
     peer: float = None
     bar: float = None
+    alone: bool = False  # there is no peer: `bar` is in the row's unit
     error: str = ""
     notes: list = dataclasses.field(default_factory=list)
 
@@ -412,7 +460,20 @@ class Figure:
     def met(self):
         if self.bar is None:
             return None
+        if self.alone:
+            if self.ours is None:
+                return False
+            return self.ours <= self.bar if self.better == "lower" else self.ours >= self.bar
         return self.ratio is not None and self.ratio >= self.bar
+
+    @property
+    def margin(self):
+        """How far the bar is kept, as a ratio; None without a figure."""
+        if not self.alone:
+            return None if self.ratio is None else self.ratio / self.bar
+        if self.ours is None:
+            return None
+        return self.bar / max(self.ours, 1e-9) if self.better == "lower" else self.ours / self.bar
 
     def as_json(self):
         def rounded(value):
@@ -438,11 +499,8 @@ class Figure:
 def worst_of(id, metric, parts):
     """The row of several figures: the part that is worst against its bar, under the row's id."""
     barred = [part for part in parts if part.bar is not None]
-    failed = [part for part in barred if part.ratio is None]
-    if failed:
-        worst = failed[0]
-    else:
-        worst = min(barred, key=lambda part: part.ratio / part.bar)
+    failed = [part for part in barred if part.margin is None]
+    worst = failed[0] if failed else min(barred, key=lambda part: part.margin)
     return dataclasses.replace(worst, id=id, metric=f"{metric}, worst: {worst.id}", notes=[])
 
 

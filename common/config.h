@@ -89,7 +89,7 @@ using OptionalInt = std::optional<int>;
     "time between two signs of life")                                                             \
   X(absl::Duration, lease, absl::Seconds(15), "WEFT_LEASE",                                       \
     "silence after which a worker counts as dead")                                                \
-  X(uint64_t, chunk_bytes, uint64_t{1} << 20, "WEFT_CHUNK_BYTES",                                 \
+  X(uint64_t, chunk_bytes, uint64_t{160} << 10, "WEFT_CHUNK_BYTES",                               \
     "size of the pieces that a large value travels in")                                           \
   X(uint64_t, inline_bytes, uint64_t{1} << 16, "WEFT_INLINE_BYTES",                               \
     "values up to this size travel inside the frame")                                             \
@@ -97,12 +97,16 @@ using OptionalInt = std::optional<int>;
     "largest message, tensors included, that is sent or accepted")                                \
   X(uint64_t, receive_budget, uint64_t{8} << 30, "WEFT_RECEIVE_BUDGET",                           \
     "bytes of messages being received that a worker holds at most")                               \
+  X(uint64_t, peer_receive_budget, uint64_t{4} << 30, "WEFT_PEER_RECEIVE_BUDGET",                 \
+    "the same, of one peer")                                                                      \
   X(uint64_t, receive_cache, uint64_t{1} << 30, "WEFT_RECEIVE_CACHE",                             \
     "bytes of memory that a worker keeps for the next large tensors to arrive")                   \
   X(uint64_t, arena_bytes, uint64_t{4} << 30, "WEFT_ARENA_BYTES",                                 \
     "memory shared with peers of this user on this host, at most; 0: none")                       \
   X(uint64_t, send_budget, uint64_t{8} << 30, "WEFT_SEND_BUDGET",                                 \
-    "bytes of arguments of calls that are not complete, at most; more fail at once")              \
+    "bytes of arguments and results on their way, at most; see CallOptions::backpressure")        \
+  X(uint64_t, peer_send_budget, uint64_t{4} << 30, "WEFT_PEER_SEND_BUDGET",                       \
+    "the same, to one peer")                                                                      \
   X(absl::Duration, spin, absl::Microseconds(50), "WEFT_SPIN",                                    \
     "how long a poller looks for news before it sleeps")                                          \
   X(Severity, log_level, Severity::kInfo, "WEFT_LOG_LEVEL",                                       \

@@ -22,12 +22,21 @@ enum class TensorArgs : unsigned char {
   kCopy,    // copied before rpc_async returns
 };
 
+// What happens to a call whose arguments find no room in the send budget of its peer or worker,
+// because too many bytes are on their way already.
+enum class Backpressure : unsigned char {
+  kFail,  // it fails at once, with kind resource (default)
+  kWait,  // it waits for room, in order of issue per peer, until its deadline; of more than 4,096
+          // that wait on one worker the next fails
+};
+
 struct CallOptions {
   // From issuing to completion, retries included; unset: the worker's rpc_timeout (60 s). Nested
   // calls use the smaller of this and what is left of their caller's.
   Timeout deadline{};
   Retry retry = Retry::kNever;
   TensorArgs tensors = TensorArgs::kBorrow;
+  Backpressure backpressure = Backpressure::kFail;
 };
 static_assert(std::is_trivially_destructible_v<CallOptions>);
 

@@ -3,6 +3,7 @@
 
 // grpc: workers in processes of their own, over TCP. One long-lived bidirectional gRPC stream per
 // peer and lane, each with a connection of its own; raw bytes, no protobuf on the way of frames.
+// docs/transport.md tells about lanes, chunks and budgets.
 //
 //   TransportFactory factory = grpc_transport();
 //   JoinOptions options{.transport = grpc_transport({.max_spin = absl::ZeroDuration()})};
@@ -25,7 +26,8 @@ namespace weft {
 
 struct GrpcTransportOptions {
   // A poller that waits looks again and again for so long before it sleeps, if there was traffic
-  // just now, and it paid lately. 0: it sleeps at once.
+  // just now, it paid lately, and the machine has cores for all who want to run. 0: it sleeps at
+  // once.
   absl::Duration max_spin = absl::Microseconds(50);
   // "Just now".
   absl::Duration spin_after_traffic = absl::Milliseconds(1);
@@ -45,6 +47,11 @@ struct GrpcTransportOptions {
   // of a socket: at most so much of it is in use at a time, and never more than a quarter of the
   // machine's memory; what does not fit goes by the socket. 0: none. See docs/arena.md.
   uint64_t arena_bytes = uint64_t{4} << 30;
+  // Lanes for large messages, each with a connection of its own, besides the one for control and
+  // small messages: to peers over TCP, and to peers over a local socket. A large message travels on
+  // the one that has the least to do. 1 to 7; who dials decides.
+  int bulk_lanes = 2;
+  int local_bulk_lanes = 1;
   // An Abseil that was built without NDEBUG, Debian's for one, checks at each lock of gRPC the
   // order in which mutexes were ever locked, and aborts the process at a cycle; that is an eighth
   // of a small call. So the first transport switches the check off, for the whole process, as

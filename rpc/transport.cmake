@@ -16,6 +16,7 @@ set(WEFT_RPC_TRANSPORT_SRCS
   internal/grpc/connection.cc
   internal/grpc/core.cc
   internal/grpc/lane.cc
+  internal/grpc/crowd.cc
   internal/grpc/poller.cc
   internal/grpc/server.cc
   internal/faulty/faulty.cc

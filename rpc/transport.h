@@ -53,8 +53,8 @@ enum class FrameKind : uint8_t {
 };
 WEFT_API std::string_view frame_kind_name(FrameKind kind);
 
-// Lane 0 carries control and small messages, lane 1 and above carry bulk. A message that needs
-// chunks travels on one bulk lane as a whole.
+// Lane 0 carries control and small messages, lane 1 and above carry bulk; there are as many as the
+// hello says. A message that needs chunks travels on one bulk lane as a whole.
 inline constexpr int kControlLane = 0;
 inline constexpr int kBulkLane = 1;
 
@@ -101,8 +101,8 @@ struct Hello {
   std::string to_name{};  // "": any; not on the wire, the dialler compares it with the answer
   uint32_t max_frame_bytes = 0;  // largest frame that the speaker accepts
   uint64_t connection_id = 0;    // random, by the dialler; ties lanes together
-  uint32_t lanes = 2;
-  std::string ticket{};  // of the private socket, see LocalGate; a transport fills it in
+  uint32_t lanes = 2;            // of the connection, 1 to 8; 0: the dialling transport decides
+  std::string ticket{};          // of the private socket, see LocalGate; a transport fills it in
 };
 
 // Bytes in memory that both sides of a connection see.
@@ -117,7 +117,7 @@ struct Borrowed {
   std::shared_ptr<void> owner;
 };
 
-class Connection {
+class WEFT_API Connection {
  public:
   virtual ~Connection() = default;
   // The hello of the other side.
@@ -190,7 +190,8 @@ class Transport {
                                        std::shared_ptr<Acceptor> acceptor) = 0;
 
   // Dials; `done` runs exactly once, on a thread of the transport. The handler receives frames from
-  // then on (never before `done`). Errors: unavailable (nobody there), permission/state/protocol
+  // then on (never before `done`). Errors: unavailable (nobody there), peer_lost (somebody was,
+  // and has ended for certain), permission/state/protocol
   // (refused, with the other side's words), deadline.
   virtual void connect(std::string_view address, const Hello& hello, absl::Time deadline,
                        std::shared_ptr<ConnectionHandler> handler, DialDone done) = 0;

@@ -10,11 +10,13 @@
 //   echo BYTES COUNT                a payload there and back          {"ms": [...], "first_ms": x}
 //   silence NAME COUNT SECONDS OFFSET
 //                                   one call after each silence       {"us": [...]}
+//   flow NAME COUNT BYTES           `lat` beside messages of BYTES that go to the same peer back to
+//                                   back                              {"us": [...], "flow": GiB/s}
 //   quit                            leave                             {"bye": true}
 //
-// What a driver cannot do is answered {"error": "..."}. End of input means quit, so no driver
-// outlives the program that started it. Raw samples travel, never percentiles: rounds are pooled by
-// the reader.
+// A driver may have commands of its own (Operations::more). What a driver cannot do is answered
+// {"error": "..."}. End of input means quit, so no driver outlives the program that started it. Raw
+// samples travel, never percentiles: rounds are pooled by the reader.
 //
 // Threading: everything here belongs to the thread that runs serve().
 #ifndef WEFT_BENCH_RPC_LINE_PROTOCOL_H_
@@ -31,6 +33,7 @@
 #include <exception>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -51,6 +54,11 @@ struct Operations {
   std::function<void(int depth, int64_t count)> flight;
   std::function<void(int depth, int64_t count)> slide;
   std::function<std::function<void()>(int64_t bytes)> echo;  // the returned function does one echo
+  // Begins to send messages of so many bytes, one after another; the returned function ends that
+  // and tells how many bytes arrived meanwhile.
+  std::function<std::function<int64_t()>(int64_t bytes)> flow;
+  // Commands of one driver: from the rest of the line to the answer.
+  std::map<std::string, std::function<std::string(std::istream&)>> more;
 };
 
 // Calls before the timed ones of `lat`, as the peers' published drivers have them.
@@ -87,15 +95,38 @@ inline double timed(const std::function<void()>& call) {
   return seconds_since(start);
 }
 
-inline std::string run_latency(const Operations& operations, std::istream& in) {
-  std::string name;
-  int64_t count = 0;
-  if (!(in >> name >> count) || count < 1) throw std::invalid_argument("lat NAME COUNT");
+inline std::vector<double> latencies(const Operations& operations, const std::string& name,
+                                     int64_t count) {
   const auto call = operations.call(name);
   for (int i = 0; i < kWarmUpCalls; ++i) call();
   std::vector<double> us(static_cast<size_t>(count));
   for (double& sample : us) sample = timed(call) * 1e6;
-  return "{\"us\":" + json_array(us) + "}";
+  return us;
+}
+
+inline std::string run_latency(const Operations& operations, std::istream& in) {
+  std::string name;
+  int64_t count = 0;
+  if (!(in >> name >> count) || count < 1) throw std::invalid_argument("lat NAME COUNT");
+  return "{\"us\":" + json_array(latencies(operations, name, count)) + "}";
+}
+
+inline std::string run_flow(const Operations& operations, std::istream& in) {
+  std::string name;
+  int64_t count = 0;
+  int64_t bytes = 0;
+  if (!(in >> name >> count >> bytes) || count < 1 || bytes < 1) {
+    throw std::invalid_argument("flow NAME COUNT BYTES");
+  }
+  if (operations.flow == nullptr) throw std::invalid_argument("this driver sends no flow");
+  const auto end = operations.flow(bytes);
+  const auto start = Clock::now();
+  const std::vector<double> us = latencies(operations, name, count);
+  const double seconds = seconds_since(start);
+  std::ostringstream out;
+  out << "{\"flow\":" << static_cast<double>(end()) / (1 << 30) / seconds
+      << ",\"us\":" << json_array(us) << "}";
+  return out.str();
 }
 
 inline std::string run_rate(const std::function<void(int, int64_t)>& run, std::istream& in) {
@@ -175,6 +206,9 @@ inline std::string answer(const Operations& operations, const std::string& line)
     if (command == "slide") return run_rate(operations.slide, in);
     if (command == "echo") return run_echo(operations, in);
     if (command == "silence") return run_silence(operations, in);
+    if (command == "flow") return run_flow(operations, in);
+    const auto more = operations.more.find(command);
+    if (more != operations.more.end()) return more->second(in);
     throw std::invalid_argument("unknown command: " + command);
   } catch (const std::exception& error) {
     return "{\"error\":" + quoted(error.what()) + "}";

@@ -7,83 +7,19 @@
 //   --mode tcp   127.0.0.1
 //   --mode unix  a Unix socket at --path
 //   --mode tls   127.0.0.1, mutual TLS with ca.pem, bench.pem and bench.key in tls/ beside --path
-#include <grpc/grpc.h>
-#include <grpcpp/generic/async_generic_service.h>
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/grpcpp.h>
 #include <grpcpp/security/tls_credentials_options.h>
-#include <sched.h>
 
 #include <cstring>
 #include <memory>
 
 #include "absl/synchronization/mutex.h"
 #include "weft/bench/rpc/line_protocol.h"
+#include "weft/bench/rpc/raw_grpc.h"
 
 namespace weft::bench {
 namespace {
 
-constexpr int64_t kChunk = 1 << 20;
-constexpr int kMaxFrame = 5 << 20;
-constexpr auto kMaxSpin = std::chrono::microseconds(50);
-constexpr auto kRecent = std::chrono::milliseconds(1);
-constexpr char kMethod[] = "/raw/stream";
-constexpr char kBulk = 'B';  // first byte of the frame that announces a bulk transfer
-
-// Spins only while traffic is recent and spinning has paid, as the lanes do.
-class Poller {
- public:
-  explicit Poller(grpc::CompletionQueue& queue) : queue_(queue) {}
-
-  void* next(bool* ok) {
-    void* tag = nullptr;
-    const auto start = Clock::now();
-    const bool recent = start - last_traffic_ <= kRecent;
-    auto status = grpc::CompletionQueue::TIMEOUT;
-    if (recent && spin_allowed()) {
-      const auto end = start + kMaxSpin;
-      do {
-        status = queue_.AsyncNext(&tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
-        if (status == grpc::CompletionQueue::TIMEOUT) sched_yield();
-      } while (status == grpc::CompletionQueue::TIMEOUT && Clock::now() < end);
-    }
-    if (status == grpc::CompletionQueue::TIMEOUT) {
-      status = queue_.AsyncNext(&tag, ok, gpr_inf_future(GPR_CLOCK_MONOTONIC));
-    }
-    if (status != grpc::CompletionQueue::GOT_EVENT) throw std::runtime_error("queue was shut");
-    last_traffic_ = Clock::now();
-    if (recent) paid_ += ((last_traffic_ - start < kMaxSpin ? 1.0 : 0.0) - paid_) / 8;
-    return tag;
-  }
-
- private:
-  // Every 16th wait spins as a probe: a phase of bulk must not end spinning for good.
-  bool spin_allowed() { return paid_ >= 0.5 || ++probe_ % 16 == 0; }
-
-  grpc::CompletionQueue& queue_;
-  Clock::time_point last_traffic_{};
-  double paid_ = 1.0;
-  unsigned probe_ = 0;
-};
-
-void* tag_of(intptr_t value) { return reinterpret_cast<void*>(value); }
-constexpr intptr_t kStart = 1, kRead = 2, kWrite = 3, kFinish = 4;
-
-grpc::ByteBuffer frame_of(const void* data, size_t size) {
-  grpc::Slice slice(data, size, grpc::Slice::STATIC_SLICE);
-  return grpc::ByteBuffer(&slice, 1);
-}
-
-void copy_out(grpc::ByteBuffer& frame, char* to, int64_t room) {
-  std::vector<grpc::Slice> slices;
-  if (!frame.Dump(&slices).ok()) throw std::runtime_error("a frame could not be read");
-  for (const auto& slice : slices) {
-    if (static_cast<int64_t>(slice.size()) > room) throw std::runtime_error("a frame is too long");
-    std::memcpy(to, slice.begin(), slice.size());
-    to += slice.size();
-    room -= static_cast<int64_t>(slice.size());
-  }
-}
+constexpr intptr_t kStart = 1, kRead = 2, kWrite = 3;
 
 // `Io` is grpc::GenericClientAsyncReaderWriter or grpc::GenericServerAsyncReaderWriter.
 template <typename Io>
@@ -150,12 +86,6 @@ class Pipe {
   grpc::ByteBuffer incoming_;
   bool readable_ = false;
   bool write_pending_ = false;
-};
-
-struct BulkHeader {
-  char kind = kBulk;
-  char unused[7] = {};
-  int64_t bytes = 0;
 };
 
 namespace tls = grpc::experimental;
@@ -234,21 +164,7 @@ void callee(const std::string& address, const std::string& credentials) {
 }
 
 void caller(const std::string& address, const std::string& credentials) {
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kMaxFrame);
-  arguments.SetMaxSendMessageSize(kMaxFrame);
-  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  arguments.SetInt(GRPC_ARG_ENABLE_CHANNELZ, 0);
-  arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
-  if (!credentials.empty()) arguments.SetSslTargetNameOverride("worker.weft");
-  auto channel = grpc::CreateCustomChannel(address, channel_credentials(credentials), arguments);
-  if (!channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(60))) {
-    throw std::runtime_error("cannot connect to " + address);
-  }
+  const auto channel = connect(address, 0, channel_credentials(credentials), "worker.weft");
   grpc::GenericStub stub(channel);
   grpc::ClientContext context;
   grpc::CompletionQueue queue;

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from harness import DriverError, DriverSpec, Figure, median, percentile, pooled, worst_of
 
-ROWS = ("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "T9", "T11", "T13", "T16")
+ROWS = (
+    *("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "T9", "T10", "T11", "T12", "T13", "T14"),
+    *("T15", "T16", "T17", "T18"),
+)
 PEERS = ("tensorpipe", "python", "raw")
 
 OURS, OURS_TCP = "weft/operator/default", "weft/operator/tcp"
@@ -17,7 +20,8 @@ OURS_TLS = "weft/operator/tls"
 OURS_FUNCTION, OURS_FUNCTION_TCP = "weft/function/default", "weft/function/tcp"
 CPP, CPP_TCP, CPP_MPT = "tensorpipe/shm", "tensorpipe/tcp", "tensorpipe/mpt"
 PY, PY_TCP, PY_MPT = "python/shm", "python/tcp", "python/mpt"
-RAW_TCP, RAW_UNIX, RAW_TLS = "raw/tcp", "raw/unix", "raw/tls"
+RAW_TCP, RAW_UNIX, RAW_TLS, RAW_TWO = "raw/tcp", "raw/unix", "raw/tls", "raw/two"
+NAIVE = "naive/tcp"
 
 MIB = 1 << 20
 CALLS = 5000
@@ -65,6 +69,10 @@ def driver_specs(build, python, only_peer, with_ours):
             mode = name.split("/")[1]
             command = [str(binaries / "bench_raw_grpc"), "--mode", mode]
             specs.append(DriverSpec(name, f"raw gRPC ({mode})", command))
+        command = [str(binaries / "bench_raw_two")]
+        specs.append(DriverSpec(RAW_TWO, "raw gRPC (two connections)", command))
+        command = [str(binaries / "bench_naive_grpc")]
+        specs.append(DriverSpec(NAIVE, "naive gRPC", command))
     return specs
 
 
@@ -454,6 +462,8 @@ def make_credentials(bench):
 
 
 def measure(bench, wanted, quick, memory):
+    from rpc import load_rows  # which uses what stands above
+
     figures = []
     if "T1" in wanted or "T2" in wanted:
         figures += row_t1_t2(bench, wanted, quick)
@@ -473,4 +483,5 @@ def measure(bench, wanted, quick, memory):
         figures += row_t13(bench, wanted, quick)
     if "T16" in wanted:
         figures += row_t16(bench, wanted, quick)
+    figures += load_rows.measure(bench, wanted, quick, memory)
     return figures

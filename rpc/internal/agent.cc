@@ -21,7 +21,9 @@ std::string text(const WorkerInfo& info) {
 Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
       receive_budget_(options_.receive_budget, "messages being received"),
-      send_budget_(options_.send_budget, "arguments of calls that are not complete"),
+      bell_(std::make_shared<RoomBell>()),
+      send_room_(std::make_shared<SendRoom>(options_.send_budget,
+                                            "arguments and results on their way", bell_)),
       receive_memory_(std::make_shared<ReceiveMemory>(options_.receive_cache)),
       rpc_timeout_ns_(absl::ToInt64Nanoseconds(options_.rpc_timeout)),
       counters_(std::make_unique<Counters>(options_.metrics.get())),
@@ -39,6 +41,12 @@ void Agent::start(Transport* transport) {
   });
   tick_timer_ = options_.runtime->make_timer([weak] {
     if (auto self = weak.lock()) self->tick();
+  });
+  bell_->set([weak, pool = options_.pool] {
+    // Whoever let go of a frame may be the transport: the calls go on elsewhere.
+    pool->post([weak] {
+      if (auto self = weak.lock()) self->serve_room_queue();
+    });
   });
   {
     MutexLock lock(&mutex_);
@@ -88,11 +96,6 @@ StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call) {
     return annotate(message.status(), absl::StrCat("calling '", call.method, "'"));
   }
   spec->message = *std::move(message);
-  StatusOr<ByteCharge> charge = ByteCharge::make(&send_budget_, spec->message->bytes);
-  if (!charge.ok()) {
-    return annotate(charge.status(), absl::StrCat("calling '", call.method, "'"));
-  }
-  spec->charge = *std::move(charge);
   spec->call = std::move(call);
   return spec;
 }
@@ -131,6 +134,7 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
 
   Status refused;
   uint64_t id = 0;
+  bool wants_room = false;
   {
     MutexLock lock(&mutex_);
     StatusOr<const Member*> member = members_->resolve(to);
@@ -150,17 +154,21 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
       Pending p;
       p.spec = spec;
       p.to = (*member)->info;
-      p.done = std::move(done);
       p.issued = start;
       p.deadline = deadline;
-      if (deadline != absl::InfiniteFuture()) {
+      const PeerRef peer = peer_locked((*member)->info, (*member)->address);
+      refused = claim_room_locked(&p, *peer, id);
+      wants_room = p.wants_room;
+      if (refused.ok()) p.done = std::move(done);
+      if (refused.ok() && deadline != absl::InfiniteFuture()) {
         p.in_deadlines = deadlines_.emplace(deadline, DeadlineKey{false, 0, id});
         p.has_deadline = true;
         arm_locked(deadline);
       }
-      if (spec->call.options.retry == Retry::kAtMostOnce) outstanding_once_.insert(id);
-      peer_locked((*member)->info, (*member)->address);
-      pending_.emplace(id, std::move(p));
+      if (refused.ok()) {
+        if (spec->call.options.retry == Retry::kAtMostOnce) outstanding_once_.insert(id);
+        pending_.emplace(id, std::move(p));
+      }
     }
   }
   if (!refused.ok()) {
@@ -186,7 +194,11 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
       it->second.parent_hook = hook;
     }
   }
-  transmit(id);
+  if (wants_room) {
+    serve_room_queue();
+  } else {
+    transmit(id);
+  }
   return CallHandle([weak, id] {
     if (auto self = weak.lock()) {
       self->complete(id, make_error(ErrorKind::kCancelled, "cancelled by the caller"), true);
@@ -198,6 +210,7 @@ void Agent::transmit(uint64_t call_id) {
   ArenaMessage<v1::CallHeader> header;
   std::shared_ptr<Link> link;
   std::shared_ptr<const CallSpec> spec;
+  std::shared_ptr<SendCharge> charge;
   PeerRef to_dial;
   Status gone;
   {
@@ -205,6 +218,7 @@ void Agent::transmit(uint64_t call_id) {
     auto it = pending_.find(call_id);
     if (it == pending_.end() || it->second.state != State::kWaiting) return;
     Pending& p = it->second;
+    if (p.wants_room) return;
     // One that went long ago may have been forgotten between the choice of the peer and now.
     const auto found = peers_.find(p.to.incarnation);
     const PeerRef peer = found == peers_.end() ? nullptr : found->second;
@@ -224,6 +238,7 @@ void Agent::transmit(uint64_t call_id) {
       p.state = State::kSending;
       p.lost_while_sending = false;
       spec = p.spec;
+      charge = p.large_charge;
       header->set_call_id(call_id);
       header->set_attempt(p.attempt);
       if (p.deadline != absl::InfiniteFuture()) {
@@ -247,7 +262,8 @@ void Agent::transmit(uint64_t call_id) {
   if (spec->trace_id != 0) header->set_trace_id(spec->trace_id);
   if (spec->span_id != 0) header->set_span_id(spec->span_id);
   for (uint64_t turn : spec->holding) header->add_holding(turn);
-  const Status sent = link->send(FrameKind::kRequest, header.get(), spec->message, call_id, now());
+  const Status sent = link->send(FrameKind::kRequest, header.get(), spec->message, call_id, now(),
+                                 std::move(charge));
   done_sending(link);
 
   bool again = false;
@@ -301,6 +317,7 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
     }
     p = std::move(it->second);
     pending_.erase(it);
+    if (p.wants_room) leave_room_queue_locked(&p, call_id);
     if (p.has_deadline) deadlines_.erase(p.in_deadlines);
     if (p.spec->call.options.retry == Retry::kAtMostOnce) outstanding_once_.erase(call_id);
     auto peer = peers_.find(p.to.incarnation);
@@ -339,6 +356,8 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
   // The arguments are given back first: the caller may count on their bytes when it hears of the
   // end.
   p.spec = nullptr;
+  p.small_charge.reset();
+  p.large_charge = nullptr;
   p.done(std::move(result));
   if (wake) idle_changed_.notify_all();
   if (link != nullptr) close_if_drained(link);
@@ -501,7 +520,10 @@ std::map<std::string, int64_t> Agent::debug_info() const {
   out["calls_waiting_for_connection"] = waiting;
   out["answers_kept"] = window;
   out["receive_bytes"] = static_cast<int64_t>(receive_budget_.used());
-  out["send_bytes"] = static_cast<int64_t>(send_budget_.used());
+  out["receive_bytes_peak"] = static_cast<int64_t>(receive_budget_.peak());
+  out["send_bytes"] = static_cast<int64_t>(send_room_->budget().used());
+  out["send_bytes_peak"] = static_cast<int64_t>(send_room_->budget().peak());
+  out["calls_waiting_for_room"] = static_cast<int64_t>(room_queue_.size());
   const ReceiveMemory::Counters memory = receive_memory_->counters();
   out["receive_memory_kept_bytes"] = static_cast<int64_t>(memory.kept_bytes);
   out["receive_memory_mapped"] = static_cast<int64_t>(memory.mapped);

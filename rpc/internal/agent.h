@@ -65,7 +65,9 @@ struct AgentOptions {
   Access access;                 // who may call which of the two
   MessageLimits limits;
   uint64_t receive_budget = uint64_t{8} << 30;
+  uint64_t peer_receive_budget = uint64_t{4} << 30;
   uint64_t send_budget = uint64_t{8} << 30;
+  uint64_t peer_send_budget = uint64_t{4} << 30;
   uint64_t receive_cache = uint64_t{1} << 30;  // memory kept for the next large tensors
   absl::Duration rpc_timeout = absl::Seconds(60);
   absl::Duration heartbeat = absl::Seconds(1);
@@ -152,7 +154,6 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     uint64_t span_id = 0;
     std::vector<uint64_t> holding;
     OutMessageRef message;
-    ByteCharge charge;  // of the message, until its last call is complete
   };
 
   // What the deadline queue points at: one of our calls, or a handler.
@@ -173,6 +174,10 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     Deadlines::iterator in_deadlines;
     bool has_deadline = false;
     State state = State::kWaiting;
+    // Of the peer's send budget. For a large message it is shared with the frames under way.
+    SendCharge small_charge;
+    std::shared_ptr<SendCharge> large_charge;
+    bool wants_room = false;  // in room_queue_, and not sent before it has some
     uint32_t attempt = 0;
     std::shared_ptr<Link> link;
     bool lost_while_sending = false;
@@ -195,7 +200,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     std::unique_ptr<Timer> redial;
     int64_t connections = 0;
     std::unique_ptr<CallWindow> window;
-    std::shared_ptr<ByteBudget> budget;
+    std::shared_ptr<ByteBudget> budget;  // of what we receive
+    std::shared_ptr<SendRoom> send_room;
   };
   using PeerRef = std::shared_ptr<Peer>;
 
@@ -221,6 +227,23 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void arm_locked(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void on_deadline_timer();
   Status closed_error() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // ---- room for what is sent (agent_room.cc) ----
+  // Takes the message's bytes of the worker's send budget, unless it has them.
+  Status charge_worker_locked(const OutMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The call's bytes of the worker's budget and of its peer's, or nothing. `*worker_full`: it was
+  // the worker's that had no room.
+  Status take_room_locked(Pending* p, const Peer& peer, bool* worker_full)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes room for a new call, or lets it wait for some if it wants to and may.
+  Status claim_room_locked(Pending* p, const Peer& peer, uint64_t call_id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void leave_room_queue_locked(Pending* p, uint64_t call_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void serve_room_queue();
+  // For an answer; the result is to be held until it has left.
+  StatusOr<std::shared_ptr<SendCharge>> charge_answer_locked(const OutMessage& message,
+                                                             const Peer* peer)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- peers (peer.cc) ----
   PeerRef peer_locked(const WorkerInfo& info, std::string_view address)
@@ -251,7 +274,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void serve(std::shared_ptr<Job> job);
   void run(const std::shared_ptr<Job>& job);
   void reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result);
-  void send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, const Answer& answer);
+  Answer error_answer(const Job& job, Status error) const;
+  void send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, const Answer& answer,
+                   std::shared_ptr<const void> held = nullptr);
   StatusOr<const Method*> find_method(const v1::CallHeader& header) const;
   template <class T>
   StatusOr<T> annotate_at_self(StatusOr<T> result) const;
@@ -259,7 +284,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
 
   const AgentOptions options_;
   ByteBudget receive_budget_;
-  ByteBudget send_budget_;
+  // Shared with the messages under way, which may outlive the agent.
+  const std::shared_ptr<RoomBell> bell_;
+  const std::shared_ptr<SendRoom> send_room_;
   const std::shared_ptr<ReceiveMemory> receive_memory_;
   std::map<std::string, Method> services_;
   std::atomic<int64_t> rpc_timeout_ns_;
@@ -276,6 +303,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   std::deque<uint64_t> gone_peers_ ABSL_GUARDED_BY(mutex_);    // incarnations, oldest first
   std::map<uint64_t, Pending> pending_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> outstanding_once_ ABSL_GUARDED_BY(mutex_);
+  std::deque<uint64_t> room_queue_ ABSL_GUARDED_BY(mutex_);  // calls that wait for room, in order
   std::map<ServingKey, Serving> serving_ ABSL_GUARDED_BY(mutex_);
   Deadlines deadlines_ ABSL_GUARDED_BY(mutex_);
   absl::Time armed_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();

@@ -243,6 +243,21 @@ void Agent::run(const std::shared_ptr<Job>& job) {
                       Replier(shared_from_this(), job));
 }
 
+Answer Agent::error_answer(const Job& job, Status error) const {
+  ErrorDetails details = error_details(error);
+  if (details.kind == ErrorKind::kNone) details.kind = ErrorKind::kUser;
+  if (details.origin.empty()) details.origin = options_.self.name;
+  // One line per hop, innermost first.
+  if (!details.remote_trace.empty() && details.remote_trace.back() != '\n') {
+    details.remote_trace.push_back('\n');
+  }
+  absl::StrAppend(&details.remote_trace, "  in '", job.header->method(), "' on worker '",
+                  options_.self.name, "', called by '", job.context->caller().name, "'");
+  error = with_details(error, details);
+  return Answer{FrameKind::kError, static_cast<uint32_t>(error.code()),
+                static_cast<uint32_t>(details.kind), pack_error(error, options_.self.name)};
+}
+
 void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
   if (job->replied.exchange(true)) return;
   const uint64_t call_id = job->header->call_id();
@@ -259,25 +274,21 @@ void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
           annotate(message.status(), absl::StrCat("the result of '", job->header->method(), "'"));
     }
   }
-  if (!error.ok()) {
-    ErrorDetails details = error_details(error);
-    if (details.kind == ErrorKind::kNone) details.kind = ErrorKind::kUser;
-    if (details.origin.empty()) details.origin = options_.self.name;
-    // One line per hop, innermost first.
-    if (!details.remote_trace.empty() && details.remote_trace.back() != '\n') {
-      details.remote_trace.push_back('\n');
-    }
-    absl::StrAppend(&details.remote_trace, "  in '", job->header->method(), "' on worker '",
-                    options_.self.name, "', called by '", job->context->caller().name, "'");
-    error = with_details(error, details);
-    answer.kind = FrameKind::kError;
-    answer.code = static_cast<uint32_t>(error.code());
-    answer.error_kind = static_cast<uint32_t>(details.kind);
-    answer.message = pack_error(error, options_.self.name);
-  }
-
   std::shared_ptr<Link> link;
+  std::shared_ptr<SendCharge> held;
   bool wake = false;
+  if (error.ok()) {
+    MutexLock lock(&mutex_);
+    const auto peer = peers_.find(key.first);
+    StatusOr<std::shared_ptr<SendCharge>> charge =
+        charge_answer_locked(*answer.message, peer == peers_.end() ? nullptr : peer->second.get());
+    if (charge.ok()) {
+      held = *std::move(charge);
+    } else {
+      error = annotate(charge.status(), "there is no room for the result");
+    }
+  }
+  if (!error.ok()) answer = error_answer(*job, error);
   {
     MutexLock lock(&mutex_);
     auto it = serving_.find(key);
@@ -295,7 +306,7 @@ void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
   counters_->served->add();
   if (job->turns != nullptr) job->turns->release(job->turn);
   if (link != nullptr) {
-    send_answer(link, call_id, answer);
+    send_answer(link, call_id, answer, std::move(held));
     {
       MutexLock lock(&mutex_);
       --link->serving;
@@ -305,12 +316,14 @@ void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
   if (wake) idle_changed_.notify_all();
 }
 
-void Agent::send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, const Answer& answer) {
+void Agent::send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, const Answer& answer,
+                        std::shared_ptr<const void> held) {
   Status sent;
   if (answer.kind == FrameKind::kResponse) {
     ArenaMessage<v1::ResponseHeader> header;
     header->set_call_id(call_id);
-    sent = link->send(FrameKind::kResponse, header.get(), answer.message, 0, now());
+    sent =
+        link->send(FrameKind::kResponse, header.get(), answer.message, 0, now(), std::move(held));
     if (!sent.ok() && error_kind(sent) != ErrorKind::kNotDelivered) {
       // It can never be sent as it is, so the caller gets the reason instead.
       const Status why = annotate(sent, "the result cannot be sent");

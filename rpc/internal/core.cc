@@ -252,7 +252,9 @@ Status Core::init(JoinOptions options) {
   a.limits.chunk_bytes = config_.chunk_bytes;
   a.limits.max_message_bytes = config_.max_message_bytes;
   a.receive_budget = config_.receive_budget;
+  a.peer_receive_budget = config_.peer_receive_budget;
   a.send_budget = config_.send_budget;
+  a.peer_send_budget = config_.peer_send_budget;
   a.receive_cache = config_.receive_cache;
   a.rpc_timeout = config_.rpc_timeout;
   a.heartbeat = config_.heartbeat_interval;

@@ -1,5 +1,6 @@
 #include "weft/rpc/internal/link.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,6 +22,37 @@ Status parse(const FrameView& frame, Header* header) {
 }
 
 }  // namespace
+
+int LaneLoads::choose(int lanes) {
+  const int bulk = std::min(lanes, kMaxLanes) - 1;
+  if (bulk < 1) return kControlLane;
+  // Lane n is bulk lane n - 1, so this is the place of the one after it.
+  const int turn = last_.load(std::memory_order_relaxed);
+  int best = 0;
+  for (int i = 0; i < bulk; ++i) {
+    const int lane = kBulkLane + (turn + i) % bulk;
+    if (best == 0 || bytes(lane) < bytes(best)) best = lane;
+  }
+  last_.store(best, std::memory_order_relaxed);
+  return best;
+}
+
+OutMessageRef Link::on_lane(const OutMessageRef& message, int lane,
+                            std::shared_ptr<const void> held) const {
+  struct OnLane {
+    OnLane(OutMessageRef m, std::shared_ptr<LaneLoads> l, int n, std::shared_ptr<const void> h)
+        : message(std::move(m)), loads(std::move(l)), lane(n), held(std::move(h)) {
+      loads->add(lane, message->bytes);
+    }
+    ~OnLane() { loads->remove(lane, message->bytes); }
+    const OutMessageRef message;
+    const std::shared_ptr<LaneLoads> loads;
+    const int lane;
+    const std::shared_ptr<const void> held;
+  };
+  const auto owner = std::make_shared<OnLane>(message, loads_, lane, std::move(held));
+  return OutMessageRef(owner, owner->message.get());
+}
 
 Status Link::send_control(FrameKind kind, std::string header, int lane, absl::Time now) {
   last_sent_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);

@@ -4,16 +4,40 @@
 // Link: one connection as the agent sees it: puts messages together, counts, and tells the agent.
 // It outlives its connection for as long as calls name it. Frames come on the transport's threads.
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <string>
 
+#include "weft/common/api.h"
 #include "weft/rpc/internal/message.h"
 #include "weft/rpc/transport.h"
 
 namespace weft::internal {
 
 class Agent;
+
+// What is under way on the lanes of one connection: from the moment that a large message is sent
+// until the transport lets go of its last byte. Any thread.
+class WEFT_API LaneLoads {
+ public:
+  static constexpr int kMaxLanes = 8;
+
+  // The bulk lane of `lanes` with the least to do; of equals the one after the last choice, so that
+  // large messages take turns. With no bulk lane, the control lane.
+  int choose(int lanes);
+  void add(int lane, size_t bytes) { at(lane).fetch_add(bytes, std::memory_order_relaxed); }
+  void remove(int lane, size_t bytes) { at(lane).fetch_sub(bytes, std::memory_order_relaxed); }
+  size_t bytes(int lane) const {
+    return bytes_[static_cast<size_t>(lane)].load(std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<size_t>& at(int lane) { return bytes_[static_cast<size_t>(lane)]; }
+
+  std::array<std::atomic<size_t>, kMaxLanes> bytes_{};
+  std::atomic<int> last_{0};
+};
 
 class Link : public ConnectionHandler, public std::enable_shared_from_this<Link> {
  public:
@@ -36,12 +60,20 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   const Hello& peer() const { return connection_->peer(); }
   Assembler& assembler() { return assembler_; }
 
+  // `held` is kept until the transport lets go of the last frame of a large message.
   template <class Header>
   Status send(FrameKind kind, Header* header, const OutMessageRef& message, uint64_t cookie,
-              absl::Time now) {
+              absl::Time now, std::shared_ptr<const void> held = nullptr) {
     last_sent_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
-    return send_message(connection_.get(), kind, header, message, limits_, cookie, &transfers_);
+    if (message->bytes <= limits_.inline_bytes) {
+      return send_message(connection_.get(), kind, header, message, limits_, cookie, &transfers_);
+    }
+    const int lane = loads_->choose(lanes());
+    return send_message(connection_.get(), kind, header, on_lane(message, lane, std::move(held)),
+                        limits_, cookie, &transfers_, lane);
   }
+  // Of the connection, the control lane included.
+  int lanes() const { return static_cast<int>(connection_->peer().lanes); }
   Status send_control(FrameKind kind, std::string header, int lane, absl::Time now);
 
   absl::Time last_received() const {
@@ -62,6 +94,9 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   bool lost = false;
 
  private:
+  // The same message; while anyone holds it by this reference it counts as load of the lane.
+  OutMessageRef on_lane(const OutMessageRef& message, int lane,
+                        std::shared_ptr<const void> held) const;
   Status handle(const FrameView& frame, int lane, Agent* agent);
 
   const std::weak_ptr<Agent> agent_;  // weak: the agent holds links, links must not hold it
@@ -70,6 +105,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   std::shared_ptr<Connection> connection_;
   Assembler assembler_;
   std::atomic<uint64_t> transfers_{0};
+  // Shared with the messages under way, which may outlive the link.
+  const std::shared_ptr<LaneLoads> loads_ = std::make_shared<LaneLoads>();
   std::atomic<int64_t> last_received_;  // nanoseconds on the runtime's clock
   std::atomic<int64_t> last_sent_;
 };

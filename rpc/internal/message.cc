@@ -12,6 +12,7 @@ namespace weft::internal {
 namespace {
 
 constexpr size_t kMaxHeaderBytes = 64 << 10;
+constexpr size_t kMaxOpenTransfers = 1 << 16;
 // Segments of a large message up to this size still travel in its header frame.
 constexpr size_t kSmallSegmentBytes = 4 << 10;
 // The descriptor of a dense tensor of a few dimensions.
@@ -61,6 +62,16 @@ class PayloadReader {
   size_t at_ = 0;
   size_t offset_ = 0;
 };
+
+// What a chunk frame has besides its bytes, and room to spare.
+constexpr size_t kChunkFrameBytes = 1 << 10;
+
+// A peer with smaller chunks than ours accepts smaller frames only.
+size_t fitting_chunk(const MessageLimits& limits, const Hello& peer) {
+  const size_t accepted = peer.max_frame_bytes;
+  return accepted > 2 * kChunkFrameBytes ? std::min(limits.chunk_bytes, accepted - kChunkFrameBytes)
+                                         : limits.chunk_bytes;
+}
 
 // Messages have few transfers, and the order must not depend on addresses.
 template <class T>
@@ -197,7 +208,7 @@ Status check_size(const std::string& header, const OutMessage& message,
 
 Status send_frames(Connection* connection, FrameKind kind, std::string header,
                    const v1::Layout& layout, const OutMessageRef& message,
-                   const MessageLimits& limits, uint64_t cookie) {
+                   const MessageLimits& limits, uint64_t cookie, int bulk_lane) {
   if (Status fits = check_size(header, *message, limits); !fits.ok()) {
     unplace_all(connection, layout);
     return fits;
@@ -215,15 +226,16 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
       first.payload.push_back(Slice{s.data(), s.size(), message});
     }
   }
-  const int lane = chunked.empty() ? kControlLane : kBulkLane;
+  const int lane = chunked.empty() ? kControlLane : bulk_lane;
   if (chunked.empty()) first.cookie = cookie;
   const Status sent = connection->send(std::move(first), lane);
   if (!sent.ok()) unplace_all(connection, layout);
   if (!sent.ok() || chunked.empty()) return sent;
+  const size_t chunk_bytes = fitting_chunk(limits, connection->peer());
   for (size_t i = 0; i < chunked.size(); ++i) {
     const auto& [id, segment] = chunked[i];
-    for (size_t offset = 0; offset < segment.size(); offset += limits.chunk_bytes) {
-      const size_t n = std::min(limits.chunk_bytes, segment.size() - offset);
+    for (size_t offset = 0; offset < segment.size(); offset += chunk_bytes) {
+      const size_t n = std::min(chunk_bytes, segment.size() - offset);
       weft::Frame chunk;
       chunk.kind = FrameKind::kChunk;
       chunk.header = encode_chunk_header(id, offset);
@@ -231,7 +243,7 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
       // The callee runs nothing before the last chunk, so that one decides whether it was
       // delivered.
       if (i + 1 == chunked.size() && offset + n == segment.size()) chunk.cookie = cookie;
-      WEFT_RETURN_IF_ERROR(connection->send(std::move(chunk), kBulkLane));
+      WEFT_RETURN_IF_ERROR(connection->send(std::move(chunk), bulk_lane));
     }
   }
   return absl::OkStatus();
@@ -359,6 +371,13 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
     WEFT_ASSIGN_OR_RETURN(places[static_cast<size_t>(i)],
                           connection->borrow({s.arena_offset(), s.arena_lease()}, s.length()));
   }
+  if (chunked) {
+    // Refused messages leave entries, too, and no budget counts those.
+    MutexLock lock(&mutex_);
+    if (transfers_.size() + static_cast<size_t>(layout.segments_size()) > kMaxOpenTransfers) {
+      return violation(absl::StrCat("more than ", kMaxOpenTransfers, " transfers at once"));
+    }
+  }
   // The bytes are charged before anything is allocated for them.
   if (valid.ok() && charge > 0) {
     valid = budget_->charge(charge);
@@ -381,7 +400,11 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
       for (const v1::Segment& s : layout.segments()) {
         if (s.transfer_id() == 0) continue;
         max_announced_ = std::max(max_announced_, s.transfer_id());
-        transfers_[s.transfer_id()] = Transfer{nullptr, nullptr, s.length(), 0};
+        const bool fresh =
+            transfers_.emplace(s.transfer_id(), Transfer{nullptr, nullptr, s.length(), 0}).second;
+        // Of a transfer that is under way nothing may be lost: its message holds bytes.
+        if (!fresh)
+          return violation(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
       }
     }
     message->delivered(valid);
@@ -413,7 +436,12 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
       if (s.transfer_id() == 0) continue;
       const auto [it, fresh] = transfers_.emplace(
           s.transfer_id(), Transfer{message, targets[static_cast<size_t>(i)], s.length(), 0});
-      if (!fresh) return violation(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
+      if (!fresh) {
+        // abandon() gives back what the messages in the table have taken, and this one is not
+        // there.
+        if (message->open_transfers == 0) budget_->release(message->charged);
+        return violation(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
+      }
       ++message->open_transfers;
       max_announced_ = std::max(max_announced_, s.transfer_id());
     }

@@ -20,9 +20,11 @@
 #include <string>
 #include <vector>
 
+#include "weft/common/api.h"
 #include "weft/common/byte_budget.h"
 #include "weft/common/mutex.h"
 #include "weft/proto/rpc.pb.h"
+#include "weft/rpc/internal/send_room.h"
 #include "weft/rpc/internal/tensor_meta.h"
 #include "weft/rpc/payload.h"
 #include "weft/rpc/transport.h"
@@ -31,7 +33,7 @@ namespace weft::internal {
 
 struct MessageLimits {
   size_t inline_bytes = 64 << 10;  // a message up to this size is one frame
-  size_t chunk_bytes = 1 << 20;
+  size_t chunk_bytes = 160 << 10;
   size_t max_message_bytes = size_t{16} << 30;
   size_t max_parked_bytes = 8 << 20;  // chunks that came before their header, per connection
 };
@@ -42,6 +44,8 @@ struct OutMessage {
   Buffers buffers;   // the segments after it
   std::string tensor_metas;
   size_t bytes = 0;
+  // What it takes of the worker's send budget, as long as it exists. Set by the agent, once.
+  mutable SendCharge charge;
 
   size_t segments() const { return 1 + buffers.size(); }
   std::string_view segment(size_t i) const {
@@ -60,13 +64,14 @@ OutMessageRef pack_error(const Status& error, std::string_view self);
 Status unpack_error(uint32_t code, uint32_t kind, std::string_view body, std::string_view origin);
 
 // Sends `message` under `header`, whose layout it fills in (Header: CallHeader, ResponseHeader or
-// ErrorHeader). `first_transfer` gives transfer ids. An error means: not delivered, not as a whole.
+// ErrorHeader). `transfers` gives transfer ids. A message that needs chunks goes over `bulk_lane`,
+// as a whole and in order. An error means: not delivered, not as a whole.
 template <class Header>
 Status send_message(Connection* connection, FrameKind kind, Header* header,
                     const OutMessageRef& message, const MessageLimits& limits, uint64_t cookie,
-                    std::atomic<uint64_t>* transfers);
+                    std::atomic<uint64_t>* transfers, int bulk_lane = kBulkLane);
 
-class Assembler {
+class WEFT_API Assembler {
  public:
   // What the message is for, so that a refusal can be told to the right call.
   using Delivered = std::function<void(StatusOr<Payload>)>;
@@ -136,15 +141,15 @@ void plan_layout(Connection* connection, const OutMessage& message, const Messag
                  v1::Layout* layout, std::atomic<uint64_t>* transfers);
 Status send_frames(Connection* connection, FrameKind kind, std::string header,
                    const v1::Layout& layout, const OutMessageRef& message,
-                   const MessageLimits& limits, uint64_t cookie);
+                   const MessageLimits& limits, uint64_t cookie, int bulk_lane);
 
 template <class Header>
 Status send_message(Connection* connection, FrameKind kind, Header* header,
                     const OutMessageRef& message, const MessageLimits& limits, uint64_t cookie,
-                    std::atomic<uint64_t>* transfers) {
+                    std::atomic<uint64_t>* transfers, int bulk_lane) {
   plan_layout(connection, *message, limits, header->mutable_layout(), transfers);
   return send_frames(connection, kind, header->SerializeAsString(), header->layout(), message,
-                     limits, cookie);
+                     limits, cookie, bulk_lane);
 }
 
 }  // namespace weft::internal

@@ -31,8 +31,10 @@ Agent::PeerRef Agent::peer_locked(const WorkerInfo& info, std::string_view addre
     peer = std::make_shared<Peer>();
     peer->info = info;
     peer->window = std::make_unique<CallWindow>(kWindowBytes);
+    peer->send_room = std::make_shared<SendRoom>(
+        options_.peer_send_budget, absl::StrCat("bytes on their way to ", info.name), bell_);
     peer->budget = std::make_shared<ByteBudget>(
-        options_.receive_budget, absl::StrCat("messages from ", info.name), &receive_budget_);
+        options_.peer_receive_budget, absl::StrCat("messages from ", info.name), &receive_budget_);
   }
   if (!address.empty() && peer->address != address) peer->address = std::string(address);
   return peer;
@@ -72,6 +74,7 @@ void Agent::dial(const PeerRef& peer) {
   hello.to_id = peer->info.id;
   hello.to_incarnation = peer->info.incarnation;
   hello.to_name = peer->info.name;
+  hello.lanes = 0;  // as many as the transport thinks right for the way there
   Transport* transport = nullptr;
   std::string address;
   {
@@ -295,15 +298,16 @@ void Agent::done_sending(const std::shared_ptr<Link>& link) {
 void Agent::send_goodbye(const std::shared_ptr<Link>& link) {
   v1::GoodbyeHeader goodbye;
   goodbye.set_reason(v1::GoodbyeHeader::DUPLICATE);
-  for (int lane : {kControlLane, kBulkLane}) {
+  // Behind everything that was sent, whatever the lane.
+  for (int lane = 0; lane < link->lanes(); ++lane) {
     link->send_control(FrameKind::kGoodbye, goodbye.SerializeAsString(), lane, now()).IgnoreError();
   }
 }
 
 bool Agent::may_close_locked(const Link& link) const {
   // Nothing of ours is under way on it, nothing of the peer's either, and neither side sends more.
-  return link.goodbye_sent && link.goodbyes >= 2 && link.pending == 0 && link.serving == 0 &&
-         !link.closing && !link.lost;
+  return link.goodbye_sent && link.goodbyes >= link.lanes() && link.pending == 0 &&
+         link.serving == 0 && !link.closing && !link.lost;
 }
 
 void Agent::close_if_drained(const std::shared_ptr<Link>& link) {

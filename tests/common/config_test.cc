@@ -25,7 +25,7 @@ TEST(Config, DefaultsAreThoseOfTheDesign) {
   EXPECT_EQ(config->rpc_timeout, absl::Seconds(60));
   EXPECT_EQ(config->heartbeat_interval, absl::Seconds(1));
   EXPECT_EQ(config->lease, absl::Seconds(15));
-  EXPECT_EQ(config->chunk_bytes, 1u << 20);
+  EXPECT_EQ(config->chunk_bytes, 160u << 10);
   EXPECT_EQ(config->inline_bytes, 64u << 10);
   EXPECT_EQ(config->spin, absl::Microseconds(50));
   EXPECT_EQ(config->max_blocked, 4096);
@@ -134,7 +134,7 @@ TEST(Config, ValidatesWhatBelongsTogether) {
         Case{{{"WEFT_PORT", "70000"}}, "65535"}, Case{{{"MASTER_PORT", "70000"}}, "65535"},
         Case{{{"WEFT_PORT_RANGE", "5000-4000"}}, "port_range"},
         Case{{{"WEFT_CHUNK_BYTES", "1"}}, "4KiB"},
-        Case{{{"WEFT_INLINE_BYTES", "2MiB"}}, "chunk_bytes (1MiB)"},
+        Case{{{"WEFT_INLINE_BYTES", "2MiB"}}, "chunk_bytes (160KiB)"},
         Case{{{"WEFT_MAX_MESSAGE_BYTES", "1KiB"}}, "max_message_bytes"},
         Case{{{"WEFT_MAX_BLOCKED", "0"}}, "max_blocked"}}) {
     const auto config = Config::from_environment(c.environment);

@@ -4,10 +4,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <fstream>
 
 #include "gtest/gtest.h"
 #include "weft/rpc/grpc_transport.h"
+#include "weft/rpc/internal/grpc/crowd.h"
 #include "weft/tests/contract/grpc_raw.h"
 #include "weft/tests/contract/transport_harness.h"
 #include "weft/tests/testing/relay.h"
@@ -98,8 +100,12 @@ TEST_F(GrpcTransportTest, ALocalSocketIsGoneWithItsListener) {
   EXPECT_TRUE(bound()) << name;
   b->transport->shutdown();
   EXPECT_FALSE(bound()) << name;
+  // Both doors are shut, and workers do not move: whoever waits for this one need not wait on.
   const Status s = world().dial(*a, b->address).status();
-  EXPECT_EQ(error_kind(s), ErrorKind::kUnavailable) << s;
+  EXPECT_EQ(error_kind(s), ErrorKind::kPeerLost) << s;
+  // The address of a relay may come back.
+  const Status relayed = world().dial(*a, tcp_part(b->address)).status();
+  EXPECT_EQ(error_kind(relayed), ErrorKind::kUnavailable) << relayed;
   a->transport->shutdown();
 }
 
@@ -281,6 +287,74 @@ TEST_F(GrpcTransportTest, OneWritePerFrameInPingPongAndManyFramesPerWriteInABurs
   ASSERT_TRUE(end->handler->wait_frames(2 * kCalls));
   a->transport->shutdown();
   b->transport->shutdown();
+}
+
+TEST_F(GrpcTransportTest, TheWayDecidesHowManyLanesAConnectionHas) {
+  open({.bulk_lanes = 3, .local_bulk_lanes = 2});
+  std::unique_ptr<Peer> a = world().make_peer("a");
+  std::unique_ptr<Peer> b = world().make_peer("b");
+  ASSERT_TRUE(world().listen(*b).ok());
+  const auto undecided = [](Hello* hello) { hello->lanes = 0; };
+  size_t accepted = 0;
+  for (const auto& [address, lanes] : {std::pair<std::string, uint32_t>{b->address, 3},
+                                       std::pair<std::string, uint32_t>{tcp_part(b->address), 4}}) {
+    StatusOr<End> end = world().dial(*a, address, absl::Seconds(20), undecided);
+    ASSERT_TRUE(end.ok()) << end.status();
+    const End there = b->acceptor->accepted(accepted++);
+    EXPECT_EQ(end->connection->peer().lanes, lanes);
+    EXPECT_EQ(there.connection->peer().lanes, lanes);
+    const int last = static_cast<int>(lanes) - 1;
+    const std::string name = "lane" + std::to_string(last);
+    ASSERT_TRUE(end->connection->send(make_frame(FrameKind::kRequest, "x", ""), last).ok());
+    ASSERT_TRUE(there.handler->wait_frames(1));
+    EXPECT_EQ(there.handler->frames().front().lane, last);
+    EXPECT_EQ(counter(*a, name + "_frames_sent"), 1) << "each lane has counters of its own";
+    EXPECT_EQ(error_kind(end->connection->send(make_frame(FrameKind::kRequest, "x", ""), last + 1)),
+              ErrorKind::kInvalidArgument);
+  }
+  for (const GrpcTransportOptions& bad :
+       {GrpcTransportOptions{.bulk_lanes = 0}, GrpcTransportOptions{.local_bulk_lanes = 8}}) {
+    TransportContext context;
+    context.runtime = make_system_runtime();
+    EXPECT_EQ(error_kind(grpc_transport(bad)(context).status()), ErrorKind::kInvalidArgument);
+  }
+  a->transport->shutdown();
+  b->transport->shutdown();
+}
+
+TEST(CrowdWatch, IsCrowdedWhenClearlyMoreThreadsRunThanThereAreCores) {
+  const std::string path = ::testing::TempDir() + "loadavg" + std::to_string(getpid());
+  const auto say = [&path](int running) {
+    std::ofstream(path) << "0.20 0.18 0.12 " << running << "/480 11206\n";
+  };
+  say(4);
+  internal::CrowdWatch watch(path, 4);
+  absl::Time now = absl::UnixEpoch();
+  const auto look = [&](int times) {
+    bool crowded = false;
+    for (int i = 0; i < times; ++i) crowded = watch.crowded(now += absl::Milliseconds(3));
+    return crowded;
+  };
+  EXPECT_FALSE(look(50));
+  say(9);
+  EXPECT_FALSE(look(50)) << "two per core: who spins still wins";
+  say(14);
+  EXPECT_FALSE(look(1)) << "one look is none";
+  EXPECT_TRUE(look(50));
+  say(8);
+  EXPECT_TRUE(look(50)) << "those that stopped spinning are missing in the number";
+  say(5);
+  EXPECT_FALSE(look(50));
+  say(14);
+  ASSERT_TRUE(look(50));
+  // Nothing is asked within the interval.
+  say(1);
+  for (int i = 0; i < 1000; ++i) EXPECT_TRUE(watch.crowded(now));
+  std::ofstream(path) << "something else\n";
+  EXPECT_FALSE(look(1));
+  std::remove(path.c_str());
+  internal::CrowdWatch nowhere("/no/such/file", 4);
+  EXPECT_FALSE(nowhere.crowded(now));
 }
 
 TEST_F(GrpcTransportTest, ASmallFrameWaitsBehindAtMostOneChunk) {

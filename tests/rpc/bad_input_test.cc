@@ -243,7 +243,9 @@ TEST_P(RpcBadInput, BadInput_more_bytes_than_may_be_under_way) {
   test_.gate->open();
   EXPECT_EQ(first.wait(), 150'000);
   EXPECT_EQ(rpc_sync(c[0], 1, hold, x), 150'000) << "the bytes came back with the call";
-  EXPECT_EQ(c[0].debug_info().at("send_bytes"), 0);
+  // The transport may drop the last frame a moment after the answer.
+  const absl::Time limit = c[0].now() + absl::Seconds(30);
+  while (c[0].debug_info().at("send_bytes") > 0) ASSERT_LT(c[0].now(), limit);
   expect_healthy(c);
 }
 

@@ -84,6 +84,13 @@ StatusOr<std::string> dial_target(std::string_view address) {
   return absl::StrCat("dns:///", joined);
 }
 
+bool is_loopback(std::string_view address) {
+  const StatusOr<HostPort> at = parse_host_port(address);
+  if (!at.ok()) return false;
+  return at->host == "localhost" || at->host == "::1" ||
+         (numeric_v4(at->host) && absl::StartsWith(at->host, "127."));
+}
+
 std::string peer_address(std::string_view grpc_peer) {
   std::string out(grpc_peer);
   for (const char* prefix : {"ipv4:", "ipv6:"}) {
@@ -190,6 +197,15 @@ bool local_socket_exists(std::string_view local) {
       bind(fd, reinterpret_cast<const sockaddr*>(&un), length) != 0 && errno == EADDRINUSE;
   close(fd);
   return taken;
+}
+
+bool listener_has_ended(const SplitAddress& address) {
+  if (address.local.empty() || !is_loopback(address.tcp)) return false;
+  if (local_socket_exists(address.local)) return false;
+  const StatusOr<HostPort> at = parse_host_port(address.tcp);
+  if (!at.ok()) return false;
+  const StatusOr<BindHost> host = resolve_bind_host(at->host);
+  return host.ok() && port_is_free(*host, at->port).ok();
 }
 
 }  // namespace weft::internal

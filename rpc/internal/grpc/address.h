@@ -3,7 +3,8 @@
 
 // Addresses of the grpc transport: "127.0.0.1:4711", "[::1]:4711", "host.name:4711", each with the
 // name of a Unix socket behind it where there is one. Pure functions but for the look-up of names,
-// and for port_is_free() and local_socket_exists(), which bind for a moment. Any thread.
+// and for port_is_free(), local_socket_exists() and listener_has_ended(), which ask the
+// system. Any thread.
 
 #include <string>
 #include <string_view>
@@ -24,6 +25,11 @@ std::string join_host_port(std::string_view host, int port);
 // What gRPC dials: "ipv4:127.0.0.1:4711", "ipv6:[::1]:4711", "dns:///host:4711".
 // "localhost" is 127.0.0.1.
 StatusOr<std::string> dial_target(std::string_view address);
+// Whether the address can only mean this host: "127.0.0.1:4711", "[::1]:4711", "localhost:4711".
+// There gRPC's probe of the bandwidth-delay product is off. It would measure the time that bytes
+// wait for our own poller, and let 16 MiB and more gather before it: memory that nobody counts, and
+// milliseconds for whatever comes behind. Without it about 1 MiB is under way per lane.
+bool is_loopback(std::string_view address);
 // gRPC's name of a peer ("ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711", "unix:") as an address.
 std::string peer_address(std::string_view grpc_peer);
 
@@ -56,6 +62,10 @@ std::string join_address(std::string_view tcp, std::string_view local, bool tls 
 // What gRPC binds and dials for such a name.
 std::string local_target(std::string_view local);
 bool local_socket_exists(std::string_view local);
+// Nobody listens there any more, for certain: a listener with a local socket is on this host when
+// it listens on loopback, and now both its socket and its port are gone. A worker does not move, so
+// it has ended.
+bool listener_has_ended(const SplitAddress& address);
 
 }  // namespace weft::internal
 

@@ -37,7 +37,7 @@ uint64_t quarter_of_memory() {
   return static_cast<uint64_t>(pages) / 4 * static_cast<uint64_t>(page);
 }
 
-grpc::ChannelArguments lane_arguments(int lane, size_t max_frame_bytes,
+grpc::ChannelArguments lane_arguments(int lane, size_t max_frame_bytes, bool same_host,
                                       const GrpcTransportOptions& options, bool tls) {
   grpc::ChannelArguments args;
   if (tls) GrpcTls::prepare(&args);
@@ -49,6 +49,7 @@ grpc::ChannelArguments lane_arguments(int lane, size_t max_frame_bytes,
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a TCP connection of its own
   args.SetInt("weft.lane", lane);
+  if (same_host) args.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   // A channel makes one attempt, and a new dial makes a new channel, so gRPC's waiting before a
   // second attempt (1 s by default) never shows; it is short all the same. The minimum is not set:
   // it is also the time that an attempt may take (20 s, cut by the dial's own deadline).
@@ -223,9 +224,20 @@ void GrpcTransportCore::dial(std::string_view address, const Hello& hello, absl:
   }
   const SplitAddress at = split_address(address);
   const bool local = options_.local_sockets && !at.local.empty() && local_socket_exists(at.local);
+  if (!local && options_.local_sockets && listener_has_ended(at)) {
+    return fail_dial(
+        std::move(done),
+        make_error(ErrorKind::kPeerLost,
+                   absl::StrCat(context, ": nobody listens there any more, its worker has ended")));
+  }
   const StatusOr<std::string> target =
       local ? StatusOr<std::string>(local_target(at.local)) : dial_target(address);
-  StatusOr<Hello> own = complete_hello(hello, context_.max_frame_bytes, runtime().random());
+  Hello wanted = hello;
+  if (wanted.lanes == 0) {
+    wanted.lanes =
+        1 + static_cast<uint32_t>(local ? options_.local_bulk_lanes : options_.bulk_lanes);
+  }
+  StatusOr<Hello> own = complete_hello(wanted, context_.max_frame_bytes, runtime().random());
   if (!target.ok()) return fail_dial(std::move(done), target.status());
   if (!own.ok()) return fail_dial(std::move(done), annotate(own.status(), context));
   if (at.tls && tls_ == nullptr) {
@@ -262,11 +274,11 @@ void GrpcTransportCore::dial(std::string_view address, const Hello& hello, absl:
   for (const auto& lane : lanes) alive = lane_born(lane) && alive;
   set_deadline(deadline, connection);
   for (const auto& lane : lanes) {
-    lane->start(
-        grpc::CreateCustomChannel(
-            *target, tls_ == nullptr ? grpc::InsecureChannelCredentials() : tls_->channel(),
-            lane_arguments(lane->number(), context_.max_frame_bytes, options_, tls_ != nullptr)),
-        poller_queue());
+    lane->start(grpc::CreateCustomChannel(
+                    *target, tls_ == nullptr ? grpc::InsecureChannelCredentials() : tls_->channel(),
+                    lane_arguments(lane->number(), context_.max_frame_bytes,
+                                   local || is_loopback(at.tcp), options_, tls_ != nullptr)),
+                poller_queue());
   }
   if (!alive) {
     connection->fail(
@@ -460,9 +472,11 @@ std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const
       out.emplace_back(absl::StrCat(view(prefix), name), value->load(std::memory_order_relaxed));
     }
   };
-  for (int i = 0; i < 2; ++i) {
+  for (size_t i = 0; i < lane_counters_.size(); ++i) {
     const LaneCounters& lane = lane_counters_[i];
-    add(i == 0 ? "lane0_" : "lane1_", {{"frames_sent", &lane.frames_sent},
+    // Those that nobody has used, here or at a peer that dialled, would only be long to read.
+    if (i > kBulkLane && lane.frames_sent == 0 && lane.frames_received == 0) continue;
+    add(absl::StrCat("lane", i, "_"), {{"frames_sent", &lane.frames_sent},
                                        {"bytes_sent", &lane.bytes_sent},
                                        {"frames_received", &lane.frames_received},
                                        {"bytes_received", &lane.bytes_received},
@@ -492,6 +506,7 @@ std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const
   add("poller_", {{"blocking_waits", &poller.blocking_waits},
                   {"spins_paid", &poller.spins_paid},
                   {"spins_missed", &poller.spins_missed},
+                  {"spins_crowded", &poller.spins_crowded},
                   {"events", &poller.events}});
   return out;
 }
@@ -541,6 +556,12 @@ TransportFactory grpc_transport(const GrpcTransportOptions& options) {
       return make_error(ErrorKind::kInvalidArgument,
                         absl::StrCat("grpc transport: max_frame_bytes is ", context.max_frame_bytes,
                                      ", allowed are ", internal::kMinMaxFrameBytes, " to 2^30"));
+    }
+    for (const int lanes : {options.bulk_lanes, options.local_bulk_lanes}) {
+      if (lanes >= 1 && lanes < static_cast<int>(internal::kMaxLanes)) continue;
+      return make_error(ErrorKind::kInvalidArgument,
+                        absl::StrCat("grpc transport: ", lanes, " bulk lanes, allowed are 1 to ",
+                                     internal::kMaxLanes - 1));
     }
     const Credentials& credentials =
         options.credentials.empty() ? context.credentials : options.credentials;

@@ -8,6 +8,7 @@
 // Threads: all methods from anywhere unless said otherwise. No lock of the core is held while a
 // callback runs; lanes' locks may be taken under the core's, never the other way round.
 
+#include <array>
 #include <map>
 #include <memory>
 #include <set>
@@ -52,7 +53,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   Runtime& runtime() { return *context_.runtime; }
   // One poller for all lanes: of two, each would wait for what the other hands it (poller.h).
   grpc::CompletionQueue* poller_queue() { return poller_.queue(); }
-  LaneCounters* lane_counters(int lane) { return &lane_counters_[lane == kControlLane ? 0 : 1]; }
+  LaneCounters* lane_counters(int lane) { return &lane_counters_[static_cast<size_t>(lane)]; }
 
   // The lane may start operations until lane_gone(). False: the transport is closing; the lane
   // counts all the same and must be aborted.
@@ -94,7 +95,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   const GrpcTransportOptions options_;
   const std::shared_ptr<const GrpcTls> tls_;
   GrpcPoller poller_;
-  LaneCounters lane_counters_[2];
+  std::array<LaneCounters, kMaxLanes> lane_counters_;
   const std::shared_ptr<LocalGate> gate_;
 
   mutable Mutex arena_mutex_;

@@ -43,6 +43,10 @@ void GrpcPoller::run() {
 bool GrpcPoller::may_spin(absl::Time now) {
   if (options_.max_spin <= absl::ZeroDuration()) return false;
   if (now - last_traffic_ > options_.spin_after_traffic) return false;
+  if (crowd_.crowded(now)) {
+    bump(&counters_.spins_crowded);
+    return false;
+  }
   return paid_ >= kWorthwhile || ++waits_ % kProbe == 0;
 }
 

@@ -18,6 +18,7 @@
 #include "absl/time/time.h"
 #include "weft/common/runtime.h"
 #include "weft/rpc/grpc_transport.h"
+#include "weft/rpc/internal/grpc/crowd.h"
 
 namespace weft::internal {
 
@@ -45,6 +46,7 @@ struct PollerCounters {
   std::atomic<int64_t> blocking_waits{0};  // wake-ups: times that the thread slept
   std::atomic<int64_t> spins_paid{0};
   std::atomic<int64_t> spins_missed{0};
+  std::atomic<int64_t> spins_crowded{0};  // not done: more threads than cores
   std::atomic<int64_t> events{0};
 };
 
@@ -73,6 +75,7 @@ class GrpcPoller {
   std::unique_ptr<Thread> thread_;
   PollerCounters counters_;
 
+  CrowdWatch crowd_;
   absl::Time last_traffic_ = absl::InfinitePast();
   double paid_ = 1.0;  // moving average
   unsigned waits_ = 0;

@@ -70,6 +70,7 @@ StatusOr<int> GrpcServer::bind(const BindHost& host, int port, std::string_view 
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              millis(options.handshake_timeout));
   builder.AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 0);
+  if (host.loopback) builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, millis(options.keepalive_time));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, millis(options.keepalive_timeout));

@@ -1,0 +1,112 @@
+// The agent's send budgets: who may send now, and who waits for room (CallOptions::backpressure).
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/rpc/internal/agent.h"
+
+namespace weft::internal {
+namespace {
+
+// What a call takes besides the bytes of its message: header, frame, its place in queues. So calls
+// without arguments are bounded, too.
+constexpr uint64_t kCallBytes = 512;
+constexpr size_t kMaxWaiting = 4096;
+
+uint64_t room_of(const OutMessage& message) { return message.bytes + kCallBytes; }
+
+}  // namespace
+
+Status Agent::charge_worker_locked(const OutMessage& message) {
+  if (message.charge.charged()) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(send_room_->take(room_of(message)));
+  message.charge = SendCharge(send_room_, room_of(message));
+  return absl::OkStatus();
+}
+
+Status Agent::take_room_locked(Pending* p, const Peer& peer, bool* worker_full) {
+  const OutMessage& message = *p->spec->message;
+  WEFT_RETURN_IF_ERROR(peer.send_room->take(room_of(message)));
+  const Status worker = charge_worker_locked(message);
+  *worker_full = !worker.ok();
+  if (!worker.ok()) {
+    peer.send_room->undo(room_of(message));
+    return worker;
+  }
+  SendCharge charge(peer.send_room, room_of(message));
+  if (message.bytes > options_.limits.inline_bytes) {
+    p->large_charge = std::make_shared<SendCharge>(std::move(charge));
+  } else {
+    p->small_charge = std::move(charge);
+  }
+  return absl::OkStatus();
+}
+
+Status Agent::claim_room_locked(Pending* p, const Peer& peer, uint64_t call_id) {
+  const bool may_wait = p->spec->call.options.backpressure == Backpressure::kWait;
+  const bool must_wait =
+      may_wait && std::any_of(room_queue_.begin(), room_queue_.end(), [&](uint64_t id) {
+        return pending_.at(id).to.incarnation == p->to.incarnation;
+      });
+  bool worker_full = false;
+  Status full = absl::OkStatus();
+  if (!must_wait) {
+    full = take_room_locked(p, peer, &worker_full);
+    if (full.ok()) return full;
+  }
+  const uint64_t bytes = room_of(*p->spec->message);
+  const bool never =
+      bytes > send_room_->budget().limit() || bytes > peer.send_room->budget().limit();
+  if (!may_wait || never) return annotate(full, "backpressure");
+  if (room_queue_.size() >= kMaxWaiting) {
+    return make_error(ErrorKind::kResource,
+                      absl::StrCat("backpressure: ", kMaxWaiting, " calls wait for room already"));
+  }
+  p->wants_room = true;
+  room_queue_.push_back(call_id);
+  bell_->begin_waiting();
+  return absl::OkStatus();
+}
+
+void Agent::leave_room_queue_locked(Pending* p, uint64_t call_id) {
+  p->wants_room = false;
+  room_queue_.erase(std::remove(room_queue_.begin(), room_queue_.end(), call_id),
+                    room_queue_.end());
+  bell_->end_waiting();
+}
+
+void Agent::serve_room_queue() {
+  std::vector<uint64_t> go;
+  {
+    MutexLock lock(&mutex_);
+    std::set<uint64_t> full_peers;  // whoever is behind on one of these stays behind
+    const std::deque<uint64_t> queue = room_queue_;
+    for (const uint64_t id : queue) {
+      Pending& p = pending_.at(id);
+      const auto peer = peers_.find(p.to.incarnation);
+      if (full_peers.count(p.to.incarnation) > 0) continue;
+      bool worker_full = false;
+      // Of a peer that was forgotten transmit() tells.
+      if (peer != peers_.end() && !take_room_locked(&p, *peer->second, &worker_full).ok()) {
+        if (worker_full) break;
+        full_peers.insert(p.to.incarnation);
+        continue;
+      }
+      leave_room_queue_locked(&p, id);
+      go.push_back(id);
+    }
+  }
+  for (const uint64_t id : go) transmit(id);
+}
+
+StatusOr<std::shared_ptr<SendCharge>> Agent::charge_answer_locked(const OutMessage& message,
+                                                                  const Peer* peer) {
+  WEFT_RETURN_IF_ERROR(charge_worker_locked(message));
+  if (peer == nullptr || message.bytes <= options_.limits.inline_bytes) return nullptr;
+  WEFT_RETURN_IF_ERROR(peer->send_room->take(room_of(message)));
+  return std::make_shared<SendCharge>(peer->send_room, room_of(message));
+}
+
+}  // namespace weft::internal

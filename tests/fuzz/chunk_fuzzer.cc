@@ -1,0 +1,136 @@
+// Arbitrary headers and chunks at an Assembler: whatever comes, the budget is kept, every message
+// that was accepted is delivered or dropped once, and nothing is left when the connection goes.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/common/byte_budget.h"
+#include "weft/proto/rpc.pb.h"
+#include "weft/rpc/internal/message.h"
+
+namespace {
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+// The input from its front.
+class Input {
+ public:
+  Input(const uint8_t* data, size_t size) : rest_(reinterpret_cast<const char*>(data), size) {}
+  bool empty() const { return rest_.empty(); }
+  uint64_t number(size_t bytes) {
+    uint64_t out = 0;
+    const std::string_view in = text(bytes);
+    for (size_t i = 0; i < in.size(); ++i) {
+      out |= uint64_t{static_cast<unsigned char>(in[i])} << (8 * i);
+    }
+    return out;
+  }
+  std::string_view text(size_t bytes) {
+    const std::string_view out = rest_.substr(0, bytes);
+    rest_.remove_prefix(out.size());
+    return out;
+  }
+
+ private:
+  std::string_view rest_;
+};
+
+// Shares some memory, and counts who uses it.
+class Sharing final : public weft::Connection {
+ public:
+  static constexpr uint64_t kBytes = 32 * 1024;
+  const weft::Hello& peer() const override { return hello_; }
+  bool dialled() const override { return true; }
+  weft::Status send(weft::Frame, int) override { return absl::OkStatus(); }
+  void close(weft::Status) override {}
+  std::string describe() const override { return "fuzzer"; }
+  weft::StatusOr<weft::Borrowed> borrow(const weft::Placement& placement,
+                                        uint64_t length) override {
+    if (placement.offset > kBytes || length > kBytes - placement.offset) {
+      return weft::make_error(weft::ErrorKind::kProtocol, "outside");
+    }
+    return weft::Borrowed{memory_.data() + placement.offset, users_};
+  }
+  bool unused() const { return users_.use_count() == 1; }
+
+ private:
+  const weft::Hello hello_;
+  alignas(64) std::array<char, kBytes> memory_ = {};
+  const std::shared_ptr<int> users_ = std::make_shared<int>();
+};
+
+}  // namespace
+
+// A row of events. 'H', length of a Layout (1 byte), the Layout, length of the payload (1), the
+// payload: a header. 'C', transfer id (1), offset (8), length (2): a chunk; its bytes are zero.
+// 'S': a sweep. Anything else ends the row, as does an error.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  namespace in = weft::internal;
+  constexpr uint64_t kBudget = 64 * 1024;
+  weft::ByteBudget budget(kBudget, "fuzzed");
+  in::MessageLimits limits;
+  limits.max_message_bytes = 48 * 1024;
+  limits.max_parked_bytes = 16 * 1024;
+  int begun = 0;
+  int delivered = 0;
+  static const std::string zeros(1 << 16, '\0');
+  {
+    in::Assembler assembler(limits, &budget);
+    Sharing connection;
+    Input input(data, size);
+    bool alive = true;
+    while (alive && !input.empty()) {
+      const uint64_t event = input.number(1);
+      weft::FrameView frame{weft::FrameKind::kRequest, {}, {}, 0};
+      std::vector<std::string_view> pieces(1);
+      if (event == 'H') {
+        weft::v1::Layout layout;
+        const std::string_view bytes = input.text(input.number(1));
+        if (!layout.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) break;
+        pieces[0] = input.text(input.number(1));
+        frame.payload = pieces;
+        frame.payload_bytes = pieces[0].size();
+        bool told = false;
+        alive = assembler
+                    .begin(layout, frame, &connection,
+                           [&delivered, told](weft::StatusOr<weft::Payload>) mutable {
+                             require(!told);
+                             told = true;
+                             ++delivered;
+                           })
+                    .ok();
+        if (alive) ++begun;
+      } else if (event == 'C') {
+        std::string header(in::kChunkHeaderBytes, '\0');
+        header[0] = static_cast<char>(input.number(1));
+        const std::string_view offset = input.text(8);
+        header.replace(8, offset.size(), offset);
+        pieces[0] = std::string_view(zeros).substr(0, input.number(2));
+        frame.kind = weft::FrameKind::kChunk;
+        frame.header = header;
+        frame.payload = pieces;
+        frame.payload_bytes = pieces[0].size();
+        alive = assembler.on_chunk(frame).ok();
+      } else if (event == 'S') {
+        assembler.sweep();
+      } else {
+        break;
+      }
+      require(budget.used() <= kBudget);
+    }
+    assembler.abandon();
+    require(assembler.incomplete_for_test() == 0);
+    require(connection.unused());
+  }
+  require(delivered <= begun + 1);
+  require(budget.used() == 0);
+  return 0;
+}

@@ -1,0 +1,237 @@
+// Budgets of what is on its way: who waits, who fails, and that a peer that reads nothing makes
+// nobody grow.
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/ops/ones.h"
+#include "gtest/gtest.h"
+#include "weft/rpc/grpc_transport.h"
+#include "weft/tests/rpc/library.h"
+#include "weft/tests/testing/cluster.h"
+#include "weft/tests/testing/relay.h"
+
+namespace weft::testing {
+namespace {
+
+using namespace std::chrono_literals;  // NOLINT
+
+constexpr int64_t kMiB = 1 << 20;
+
+at::Tensor megabytes(int64_t n) { return at::ones({n * kMiB / 4}); }
+int64_t numel(const at::Tensor& x) { return x.numel(); }
+at::Tensor make(int64_t n) { return megabytes(n); }
+
+class Backpressured : public ::testing::TestWithParam<Net> {
+ protected:
+  ClusterOptions options(int size, const std::string& worker, const std::string& peer) {
+    const std::shared_ptr<Condition> changed = changed_;
+    Library lib("room");
+    lib.def("add", &add, {.inline_ok = true});
+    lib.def("numel", &numel, {.inline_ok = true});
+    lib.def("make", &make, {.inline_ok = true});
+    lib.def("hold", [this](const at::Tensor& x) {
+      MutexLock lock(&mutex_);
+      held_.emplace_back(Promise<int64_t>(), x.numel());
+      changed_->notify_all();
+      return held_.back().first.future();
+    });
+    ClusterOptions o{.size = size, .net = GetParam(), .library = std::move(lib)};
+    o.adjust = [worker, peer](int, JoinOptions* j) {
+      j->environment = Environment{{"WEFT_SEND_BUDGET", worker}, {"WEFT_PEER_SEND_BUDGET", peer}};
+    };
+    return o;
+  }
+  void wait_held(size_t n) {
+    MutexLock lock(&mutex_);
+    while (held_.size() < n) ASSERT_TRUE(changed_->wait_until(&mutex_, limit()).ok());
+  }
+  // Answers the oldest that is held.
+  void answer() {
+    std::pair<Promise<int64_t>, int64_t> one{Promise<int64_t>(), 0};
+    {
+      MutexLock lock(&mutex_);
+      ASSERT_FALSE(held_.empty());
+      one = std::move(held_.front());
+      held_.erase(held_.begin());
+    }
+    one.first.set_value(one.second);
+  }
+  size_t held() {
+    MutexLock lock(&mutex_);
+    return held_.size();
+  }
+  absl::Time limit() const { return runtime_->now() + absl::Seconds(30); }
+
+  const std::shared_ptr<Runtime> runtime_ = make_system_runtime();
+  const std::shared_ptr<Condition> changed_ = std::make_shared<Condition>(runtime_.get());
+  Mutex mutex_;
+  std::vector<std::pair<Promise<int64_t>, int64_t>> held_ ABSL_GUARDED_BY(mutex_);
+};
+
+int64_t value(const Worker& worker, const std::string& name) {
+  return worker.debug_info().at(name);
+}
+// What a transport still holds may be dropped a moment after the answer came.
+void expect_nothing_under_way(const Worker& worker) {
+  const absl::Time limit = worker.now() + absl::Seconds(30);
+  while (value(worker, "send_bytes") > 0) {
+    ASSERT_LT(worker.now(), limit) << value(worker, "send_bytes");
+    std::this_thread::yield();
+  }
+}
+
+const FunctionRef<int64_t(at::Tensor)> kHold{"room.hold"};
+
+TEST_P(Backpressured, FailsAtOnceUnlessToldToWait) {
+  Cluster c(options(3, "5MiB", "3MiB"));
+  Future<int64_t> first = rpc_async(c[0], 1, kHold, megabytes(2));
+  wait_held(1);
+  const Status full = try_rpc_sync(c[0], 1, kHold, megabytes(2)).status();
+  EXPECT_EQ(error_kind(full), ErrorKind::kResource) << full;
+  EXPECT_NE(full.message().find("on their way to worker1"), std::string::npos) << full;
+  // Another peer has its own, and then the worker's is full.
+  Future<int64_t> second = rpc_async(c[0], 2, kHold, megabytes(2));
+  wait_held(2);
+  const Status worker = try_rpc_sync(c[0], 2, kHold, megabytes(1)).status();
+  EXPECT_EQ(error_kind(worker), ErrorKind::kResource) << worker;
+  EXPECT_EQ(rpc_sync(c[0], 1, &add, 1, 2), 3) << "what fits may go";
+  answer();
+  answer();
+  EXPECT_EQ(first.wait() + second.wait(), kMiB);
+  expect_nothing_under_way(c[0]);
+  EXPECT_LE(value(c[0], "send_bytes_peak"), 5 * kMiB);
+}
+
+TEST_P(Backpressured, WaitsForRoomInOrderOfIssue) {
+  Cluster c(options(2, "8MiB", "3MiB"));
+  constexpr CallOptions kWait{.backpressure = Backpressure::kWait};
+  std::vector<Future<int64_t>> calls;
+  for (int64_t i = 0; i < 6; ++i) {
+    calls.push_back(rpc_async(c[0], 1, kWait, kHold, megabytes(2)));
+  }
+  wait_held(1);
+  EXPECT_EQ(value(c[0], "calls_waiting_for_room"), 5);
+  EXPECT_EQ(rpc_sync(c[0], 1, &add, 1, 2), 3) << "who would rather fail, and fits, goes at once";
+  for (size_t i = 0; i < calls.size(); ++i) {
+    wait_held(1);
+    EXPECT_EQ(held(), 1u) << "never two at once";
+    for (size_t k = i; k < calls.size(); ++k) EXPECT_FALSE(calls[k].done());
+    answer();
+    EXPECT_EQ(calls[i].wait(), 2 * kMiB / 4);
+  }
+  EXPECT_EQ(value(c[0], "calls_waiting_for_room"), 0);
+  expect_nothing_under_way(c[0]);
+  EXPECT_LE(value(c[0], "send_bytes_peak"), 8 * kMiB);
+}
+
+TEST_P(Backpressured, WhoWaitsEndsWithDeadlineCancellationAndShutdownLikeAnyCall) {
+  Cluster c(options(2, "8MiB", "3MiB"));
+  Future<int64_t> first = rpc_async(c[0], 1, kHold, megabytes(2));
+  wait_held(1);
+  const CallOptions brief{.deadline = 50ms, .backpressure = Backpressure::kWait};
+  const Status late = try_rpc_sync(c[0], 1, brief, kHold, megabytes(2)).status();
+  EXPECT_EQ(error_kind(late), ErrorKind::kDeadline) << late;
+  // What can never fit does not wait.
+  constexpr CallOptions kWait{.backpressure = Backpressure::kWait};
+  const Status never = try_rpc_sync(c[0], 1, kWait, kHold, megabytes(4)).status();
+  EXPECT_EQ(error_kind(never), ErrorKind::kResource) << never;
+  Future<int64_t> cancelled = rpc_async(c[0], 1, kWait, kHold, megabytes(2));
+  EXPECT_EQ(value(c[0], "calls_waiting_for_room"), 1);
+  cancelled.cancel();
+  EXPECT_EQ(error_kind(cancelled.try_wait().status()), ErrorKind::kCancelled);
+  EXPECT_EQ(value(c[0], "calls_waiting_for_room"), 0);
+  answer();
+  EXPECT_EQ(first.wait(), 2 * kMiB / 4);
+  expect_nothing_under_way(c[0]);
+}
+
+TEST_P(Backpressured, AnAnswerWithoutRoomIsAnErrorOfItsCall) {
+  Cluster c(options(2, "3MiB", "2MiB"));
+  const Status full = try_rpc_sync(c[0], 1, &make, int64_t{4}).status();
+  EXPECT_EQ(error_kind(full), ErrorKind::kResource) << full;
+  EXPECT_EQ(rpc_sync(c[0], 1, &make, int64_t{1}).numel(), kMiB / 4);
+  expect_nothing_under_way(c[1]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Nets, Backpressured, ::testing::ValuesIn(nets()), net_name);
+
+// Dials through a relay, which may then stop to pass bytes on.
+class Relayed final : public Transport {
+ public:
+  Relayed(std::unique_ptr<Transport> inner, std::shared_ptr<std::unique_ptr<Relay>> relay)
+      : inner_(std::move(inner)), relay_(std::move(relay)) {}
+  std::string name() const override { return inner_->name(); }
+  StatusOr<std::string> listen(const ListenOptions& options,
+                               std::shared_ptr<Acceptor> acceptor) override {
+    return inner_->listen(options, std::move(acceptor));
+  }
+  void connect(std::string_view address, const Hello& hello, absl::Time deadline,
+               std::shared_ptr<ConnectionHandler> handler, DialDone done) override {
+    *relay_ = Relay::start(address.substr(0, address.find('/')));
+    inner_->connect((*relay_)->address(), hello, deadline, std::move(handler), std::move(done));
+  }
+  void shutdown() override { inner_->shutdown(); }
+  std::vector<std::pair<std::string, int64_t>> counters() const override {
+    return inner_->counters();
+  }
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+  const std::shared_ptr<std::unique_ptr<Relay>> relay_;
+};
+
+// Calls that gave up leave their frames behind in a connection that passes nothing on. Their bytes
+// stay charged, so what the sender holds is bounded however long this goes on.
+TEST(Backpressure, AReaderThatStallsNeverGrowsTheSenderBeyondItsBudget) {
+  constexpr int64_t kBudget = 16 * kMiB;
+  const auto relay = std::make_shared<std::unique_ptr<Relay>>();
+  Library lib("room");
+  lib.def("numel", &numel, {.inline_ok = true});
+  lib.def("add", &add, {.inline_ok = true});
+  ClusterOptions o{.net = Net::kGrpc, .library = std::move(lib), .lease = 60s};
+  o.adjust = [relay](int index, JoinOptions* j) {
+    if (index != 0) return;
+    j->environment = Environment{{"WEFT_SEND_BUDGET", std::to_string(kBudget)}};
+    j->transport =
+        [relay](const TransportContext& context) -> StatusOr<std::unique_ptr<Transport>> {
+      auto inner = grpc_transport()(context);
+      if (!inner.ok()) return inner.status();
+      return std::make_unique<Relayed>(*std::move(inner), relay);
+    };
+  };
+  Cluster c(o);
+  ASSERT_EQ(rpc_sync(c[0], 1, &add, 1, 2), 3);
+  ASSERT_NE(*relay, nullptr);
+  (*relay)->add({.action = RelayAction::kStall, .to_target = true});
+
+  const at::Tensor x = megabytes(1);
+  const CallOptions brief{.deadline = 20ms};
+  int refused = 0;
+  int gave_up = 0;
+  for (int i = 0; i < 100 && refused < 10; ++i) {
+    const Status s = try_rpc_sync(c[0], 1, brief, &numel, x).status();
+    ASSERT_FALSE(s.ok());
+    if (error_kind(s) == ErrorKind::kResource) ++refused;
+    if (error_kind(s) == ErrorKind::kDeadline) ++gave_up;
+    EXPECT_EQ(value(c[0], "calls_pending"), 0) << "only frames are left";
+    EXPECT_LE(value(c[0], "send_bytes"), kBudget);
+  }
+  EXPECT_EQ(refused, 10) << "the budget is full of what nobody reads";
+  EXPECT_GE(gave_up, 10);
+  EXPECT_GE(value(c[0], "send_bytes"), 8 * kMiB) << "some are in the kernel's buffers";
+  // Small calls count, too.
+  EXPECT_LE(value(c[0], "send_bytes_peak"), kBudget);
+
+  (*relay)->clear();
+  constexpr CallOptions kWait{.backpressure = Backpressure::kWait};
+  EXPECT_EQ(rpc_sync(c[0], 1, kWait, &numel, x), kMiB / 4) << "it flows again";
+  expect_nothing_under_way(c[0]);
+  c.shutdown();
+  *relay = nullptr;
+}
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,266 @@
+// A peer that speaks the handshake well and then sends what no correct worker sends: chunks in the
+// wrong order, twice, too many, without a header; headers that promise a terabyte or contradict
+// themselves. It loses its connection, or its call; nobody else notices.
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "weft/proto/rpc.pb.h"
+#include "weft/rpc/grpc_transport.h"
+#include "weft/rpc/internal/tensor_meta.h"
+#include "weft/rpc/signature.h"
+#include "weft/tests/rpc/library.h"
+#include "weft/tests/testing/cluster.h"
+
+namespace weft::testing {
+namespace {
+
+int64_t numel(const at::Tensor& x) { return x.numel(); }
+
+// What the stranger hears.
+class Ear final : public ConnectionHandler {
+ public:
+  explicit Ear(Runtime* runtime) : runtime_(runtime), changed_(runtime) {}
+  void on_frame(const FrameView& frame, int) override {
+    MutexLock lock(&mutex_);
+    kinds_.push_back(frame.kind);
+    changed_.notify_all();
+  }
+  void on_lost(Lost) override {
+    MutexLock lock(&mutex_);
+    lost_ = true;
+    changed_.notify_all();
+  }
+  // An answer of that kind, heartbeats aside; false when the connection ends or nothing comes.
+  bool wait_for(FrameKind kind) {
+    return wait([&] { return std::count(kinds_.begin(), kinds_.end(), kind) > 0 || lost_; }) &&
+           !lost();
+  }
+  bool wait_lost() {
+    return wait([this] { return lost_; });
+  }
+  bool lost() {
+    MutexLock lock(&mutex_);
+    return lost_;
+  }
+
+ private:
+  bool wait(const std::function<bool()>& done) {
+    const absl::Time limit = runtime_->now() + absl::Seconds(30);
+    MutexLock lock(&mutex_);
+    while (!done()) {
+      if (!changed_.wait_until(&mutex_, limit).ok()) return done();
+    }
+    return true;
+  }
+
+  Runtime* const runtime_;
+  Mutex mutex_;
+  Condition changed_;
+  std::vector<FrameKind> kinds_;
+  bool lost_ = false;
+};
+
+class HostilePeer : public ::testing::TestWithParam<Net> {
+ protected:
+  HostilePeer() {
+    Library lib("hostile");
+    lib.def("add", &add, {.inline_ok = true});
+    lib.def("numel", &numel, {.inline_ok = true});
+    ClusterOptions options{.net = GetParam(), .library = std::move(lib)};
+    cluster_ = std::make_unique<Cluster>(options);
+    const TransportFactory factory = GetParam() == Net::kInproc
+                                         ? inproc_transport(cluster_->network())
+                                         : grpc_transport({.local_sockets = false});
+    TransportContext context;
+    context.runtime = runtime_;
+    context.worker_name = "stranger";
+    transport_ = std::move(factory(context)).value();
+  }
+  ~HostilePeer() override { transport_->shutdown(); }
+
+  void dial() {
+    ear_ = std::make_shared<Ear>(runtime_.get());
+    Hello hello;
+    hello.job_id = (*cluster_)[0].job_id();
+    hello.name = "stranger";
+    hello.id = 99;
+    hello.incarnation = ++incarnation_;
+    Promise<std::shared_ptr<Connection>> promise;
+    Future<std::shared_ptr<Connection>> dialled = promise.future();
+    auto shared = std::make_shared<Promise<std::shared_ptr<Connection>>>(std::move(promise));
+    transport_->connect(
+        (*cluster_)[0].address(), hello, runtime_->now() + absl::Seconds(20), ear_,
+        [shared](StatusOr<std::shared_ptr<Connection>> c) { shared->try_set(std::move(c)); });
+    connection_ = dialled.wait();
+  }
+
+  static constexpr uint64_t kFirst = 1;  // transfer ids
+  // A call of numel() with a tensor of `floats`, as one transfer of `announced` bytes.
+  v1::CallHeader header(int64_t floats, uint64_t announced, uint64_t transfer = kFirst) {
+    internal::TensorMeta meta;
+    meta.sizes = {floats};
+    meta.nbytes = static_cast<uint64_t>(floats) * 4;
+    v1::CallHeader out;
+    out.set_call_id(7);
+    out.set_method("hostile.numel");
+    out.set_signature_hash(signature_hash("(tensor) -> int"));
+    internal::append_meta(meta, out.mutable_layout()->mutable_tensor_metas());
+    out.mutable_layout()->add_segments()->set_length(0);
+    v1::Segment* segment = out.mutable_layout()->add_segments();
+    segment->set_length(announced);
+    segment->set_transfer_id(transfer);
+    return out;
+  }
+  void request(const v1::CallHeader& header) {
+    Frame frame;
+    frame.kind = FrameKind::kRequest;
+    frame.header = header.SerializeAsString();
+    (void)connection_->send(std::move(frame), kBulkLane);
+  }
+  void chunk(uint64_t transfer, uint64_t offset, size_t bytes) {
+    Frame frame;
+    frame.kind = FrameKind::kChunk;
+    for (int i = 0; i < 8; ++i) frame.header.push_back(static_cast<char>(transfer >> (8 * i)));
+    for (int i = 0; i < 8; ++i) frame.header.push_back(static_cast<char>(offset >> (8 * i)));
+    const auto owner = std::make_shared<std::string>(bytes, 'x');
+    if (bytes > 0) frame.payload.push_back({owner->data(), owner->size(), owner});
+    (void)connection_->send(std::move(frame), kBulkLane);
+  }
+  void expect_nobody_harmed() {
+    EXPECT_EQ(rpc_sync((*cluster_)[1], 0, &add, 1, 2), 3);
+    EXPECT_EQ((*cluster_)[0].debug_info().at("handlers_running"), 0);
+    const absl::Time limit = runtime_->now() + absl::Seconds(30);
+    while ((*cluster_)[0].debug_info().at("receive_bytes") > 0) {
+      ASSERT_LT(runtime_->now(), limit) << "bytes of a message that will never come";
+      rpc_sync((*cluster_)[1], 0, &add, 1, 2);
+    }
+  }
+  // What `send` sends costs the connection.
+  void expect_lost(const std::string& what, const std::function<void()>& send) {
+    dial();
+    send();
+    EXPECT_TRUE(ear_->wait_lost()) << what;
+    expect_nobody_harmed();
+  }
+
+  const std::shared_ptr<Runtime> runtime_ = make_system_runtime();
+  std::unique_ptr<Cluster> cluster_;
+  std::unique_ptr<Transport> transport_;
+  std::shared_ptr<Ear> ear_;
+  std::shared_ptr<Connection> connection_;
+  uint64_t incarnation_ = 4711;
+};
+
+TEST_P(HostilePeer, ChunksInTheWrongPlaceCostTheConnection) {
+  constexpr int64_t kFloats = 256 << 10;
+  constexpr uint64_t kBytes = uint64_t{kFloats} * 4;
+  constexpr size_t kPart = 128 << 10;
+  const auto begun = [&] {
+    request(header(kFloats, kBytes));
+    chunk(kFirst, 0, kPart);
+  };
+  expect_lost("a duplicate", [&] { begun(), chunk(kFirst, 0, kPart); });
+  expect_lost("a gap", [&] { begun(), chunk(kFirst, 2 * kPart, kPart); });
+  expect_lost("out of order", [&] {
+    request(header(kFloats, kBytes));
+    chunk(kFirst, kPart, kPart);
+  });
+  expect_lost("beyond the end", [&] {
+    request(header(1 << 10, 4 << 10));
+    chunk(kFirst, 0, kPart);
+  });
+  expect_lost("an offset that wraps", [&] { begun(), chunk(kFirst, ~uint64_t{0} - 10, kPart); });
+  expect_lost("no bytes", [&] { begun(), chunk(kFirst, kPart, 0); });
+  expect_lost("of a transfer that is over", [&] {
+    request(header(1 << 10, 4 << 10));
+    chunk(kFirst, 0, 4 << 10);
+    chunk(kFirst, 0, 4 << 10);
+  });
+  expect_lost("one transfer announced twice", [&] { begun(), request(header(kFloats, kBytes)); });
+  EXPECT_GE((*cluster_)[0].debug_info().at("protocol_errors"), 8);
+}
+
+TEST_P(HostilePeer, ChunksWithoutAHeaderAreKeptWithinABound) {
+  expect_lost("16 MiB for which no header comes", [&] {
+    for (uint64_t i = 0; i < 128; ++i) chunk(100 + i, 0, 128 << 10);
+  });
+}
+
+TEST_P(HostilePeer, AHeaderThatPromisesATerabyteFailsItsCallAndNothingIsAllocated) {
+  dial();
+  const uint64_t bytes = uint64_t{1} << 40;
+  const int64_t peak = (*cluster_)[0].debug_info().at("receive_bytes_peak");
+  request(header(int64_t{1} << 38, bytes));
+  // What still comes of it is discarded; the connection lives.
+  chunk(kFirst, 0, 128 << 10);
+  EXPECT_TRUE(ear_->wait_for(FrameKind::kError));
+  EXPECT_EQ((*cluster_)[0].debug_info().at("receive_bytes_peak"), peak);
+  expect_nobody_harmed();
+  EXPECT_FALSE(ear_->lost());
+  connection_->close(absl::OkStatus());
+}
+
+TEST_P(HostilePeer, HeadersThatContradictThemselvesCostTheConnection) {
+  expect_lost("a segment that is not its tensor's", [&] { request(header(1024, 4095)); });
+  expect_lost("a transfer of nothing", [&] { request(header(0, 0)); });
+  expect_lost("no segments", [&] {
+    v1::CallHeader none = header(1024, 4096);
+    none.mutable_layout()->clear_segments();
+    request(none);
+  });
+  expect_lost("a tensor without a segment", [&] {
+    v1::CallHeader one = header(1024, 4096);
+    one.mutable_layout()->mutable_segments()->RemoveLast();
+    request(one);
+  });
+  expect_lost("sizes whose product overflows", [&] {
+    v1::CallHeader odd = header(1024, 4096);
+    internal::TensorMeta meta;
+    meta.sizes = {int64_t{1} << 40, int64_t{1} << 40};
+    odd.mutable_layout()->clear_tensor_metas();
+    internal::append_meta(meta, odd.mutable_layout()->mutable_tensor_metas());
+    request(odd);
+  });
+  expect_lost("inline bytes that are missing", [&] {
+    v1::CallHeader odd = header(1024, 4096);
+    odd.mutable_layout()->mutable_segments(1)->clear_transfer_id();
+    request(odd);
+  });
+  expect_lost("bytes that are no header", [&] {
+    Frame frame;
+    frame.kind = FrameKind::kRequest;
+    frame.header = "\xff\xff\xff\xff";
+    (void)connection_->send(std::move(frame), kControlLane);
+  });
+}
+
+// Refused messages leave a note of the chunks that are still to come. A peer that makes work of
+// that is stopped.
+TEST_P(HostilePeer, TransfersThatNeverBeginAreBounded) {
+  expect_lost("more than 65,536 transfers of refused messages", [&] {
+    for (uint64_t i = 0; i < 70'000 && !ear_->lost(); ++i) {
+      request(header(int64_t{1} << 38, uint64_t{1} << 40, kFirst + i));
+    }
+  });
+}
+
+TEST_P(HostilePeer, GoneInTheMiddleOfATransfer) {
+  for (int part = 0; part < 4; ++part) {
+    dial();
+    request(header(256 << 10, 1 << 20));
+    for (int i = 0; i < part; ++i) chunk(kFirst, static_cast<uint64_t>(i) << 17, 128 << 10);
+    connection_->close(part % 2 == 0 ? absl::OkStatus()
+                                     : make_error(ErrorKind::kState, "goes without a word"));
+    EXPECT_TRUE(ear_->wait_lost());
+    expect_nobody_harmed();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Nets, HostilePeer, ::testing::ValuesIn(nets()), net_name);
+
+}  // namespace
+}  // namespace weft::testing
