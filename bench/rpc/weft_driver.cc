@@ -9,7 +9,7 @@
 //                      kills a peer with COUNT calls outstanding, in the middle of a message of
 //                      BYTES (0: none), and waits for them all    {"ms": x, "failed": n}
 //
-// --world N starts more than a pair.
+// --world N starts more than a pair; --bulk-lanes N is what the transport is given.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
@@ -260,7 +260,9 @@ int run(int argc, char** argv) {
       .library = library(),
       .rendezvous = "file://" + path + ".store?run_id=bench",
       // Where a row says TCP; otherwise what a user gets, a Unix socket between peers of one host.
-      .transport = grpc_transport({.local_sockets = transport == "default"}),
+      .transport =
+          grpc_transport({.local_sockets = transport == "default",
+                          .bulk_lanes = std::stoi(option(argc, argv, "--bulk-lanes", "2"))}),
       .credentials = transport == "tls" ? credentials(path) : Credentials(),
   });
   Caller caller(worker, option(argc, argv, "--mode", "operator") == "function");
