@@ -101,6 +101,8 @@ using OptionalInt = std::optional<int>;
     "the same, of one peer")                                                                      \
   X(uint64_t, receive_cache, uint64_t{1} << 30, "WEFT_RECEIVE_CACHE",                             \
     "bytes of memory that a worker keeps for the next large tensors to arrive")                   \
+  X(bool, same_user, true, "WEFT_SAME_USER",                                                      \
+    "on loopback without credentials: take only processes of this user")                          \
   X(uint64_t, arena_bytes, uint64_t{4} << 30, "WEFT_ARENA_BYTES",                                 \
     "memory shared with peers of this user on this host, at most; 0: none")                       \
   X(uint64_t, send_budget, uint64_t{8} << 30, "WEFT_SEND_BUDGET",                                 \

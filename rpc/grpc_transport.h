@@ -43,6 +43,11 @@ struct GrpcTransportOptions {
   // Peers of one network namespace meet over an abstract Unix socket, which saves a third of a
   // small call's time; everybody else, and whoever dials a relay's address, over TCP.
   bool local_sockets = true;
+  // A listener on loopback without credentials takes only processes of its own user, which prove it
+  // at a private socket beside the local one. False: whoever reaches the port and knows the job, as
+  // a relay or a forwarded port in front of it needs. Without local sockets, with credentials and
+  // beyond loopback it says nothing.
+  bool same_user = true;
   // With such a peer, of the same user, large tensors travel through memory that both see instead
   // of a socket: at most so much of it is in use at a time, and never more than a quarter of the
   // machine's memory; what does not fit goes by the socket. 0: none. See docs/arena.md.

@@ -30,6 +30,7 @@
 #include "absl/types/span.h"
 #include "weft/common/api.h"
 #include "weft/common/error.h"
+#include "weft/common/log.h"
 #include "weft/common/runtime.h"
 #include "weft/common/time.h"
 #include "weft/rpc/credentials.h"
@@ -216,6 +217,7 @@ class Transport {
 struct TransportContext {
   std::shared_ptr<Runtime> runtime;
   std::string worker_name;
+  Logger log{};
   size_t max_frame_bytes = (5u << 20);
   Credentials credentials{};  // of the worker; a transport's own options rule
 };

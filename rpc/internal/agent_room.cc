@@ -46,20 +46,24 @@ Status Agent::take_room_locked(Pending* p, const Peer& peer, bool* worker_full) 
 
 Status Agent::claim_room_locked(Pending* p, const Peer& peer, uint64_t call_id) {
   const bool may_wait = p->spec->call.options.backpressure == Backpressure::kWait;
-  const bool must_wait =
-      may_wait && std::any_of(room_queue_.begin(), room_queue_.end(), [&](uint64_t id) {
-        return pending_.at(id).to.incarnation == p->to.incarnation;
-      });
-  bool worker_full = false;
-  Status full = absl::OkStatus();
-  if (!must_wait) {
-    full = take_room_locked(p, peer, &worker_full);
-    if (full.ok()) return full;
-  }
   const uint64_t bytes = room_of(*p->spec->message);
   const bool never =
       bytes > send_room_->budget().limit() || bytes > peer.send_room->budget().limit();
-  if (!may_wait || never) return annotate(full, "backpressure");
+  // Behind those who wait for the same peer already; what never fits is told at once.
+  bool must_wait = false;
+  if (may_wait && !never) {
+    for (const uint64_t id : room_queue_) {
+      const auto it = pending_.find(id);
+      must_wait =
+          must_wait || (it != pending_.end() && it->second.to.incarnation == p->to.incarnation);
+    }
+  }
+  if (!must_wait) {
+    bool worker_full = false;
+    const Status full = take_room_locked(p, peer, &worker_full);
+    if (full.ok()) return full;
+    if (!may_wait || never) return annotate(full, "backpressure");
+  }
   if (room_queue_.size() >= kMaxWaiting) {
     return make_error(ErrorKind::kResource,
                       absl::StrCat("backpressure: ", kMaxWaiting, " calls wait for room already"));

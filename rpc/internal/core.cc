@@ -186,13 +186,15 @@ Status Core::init(JoinOptions options) {
   }
 
   // The same for credentials that are no good.
-  const TransportFactory factory =
-      options.transport != nullptr
-          ? options.transport
-          : grpc_transport({.max_spin = config_.spin, .arena_bytes = config_.arena_bytes});
+  const TransportFactory factory = options.transport != nullptr
+                                       ? options.transport
+                                       : grpc_transport({.max_spin = config_.spin,
+                                                         .same_user = config_.same_user,
+                                                         .arena_bytes = config_.arena_bytes});
   TransportContext tc;
   tc.runtime = runtime_;
   tc.worker_name = self_.name;
+  tc.log = log_;
   tc.max_frame_bytes = config_.chunk_bytes + (256 << 10);
   tc.credentials = options.credentials;
   WEFT_ASSIGN_OR_RETURN(transport_, factory(tc));

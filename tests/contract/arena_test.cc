@@ -303,9 +303,9 @@ TEST_F(Sockets, another_user_is_not_let_in) {
     if (session.ok() || error_kind(session.status()) != ErrorKind::kPermission) _exit(3);
     // Who does not care is not heard.
     auto fd = connect_local(name);
-    if (!fd.ok() || !send_local(fd->get(), std::string(LocalGate::kTicketBytes, 'x'), {}).ok()) {
-      _exit(4);
-    }
+    if (!fd.ok()) _exit(4);
+    // It may have been closed already.
+    send_local(fd->get(), std::string(LocalGate::kTicketBytes, 'x'), {}).IgnoreError();
     _exit(0);
   }
   int status = 0;
@@ -338,6 +338,11 @@ class Negotiation : public Sockets {
       changed_.notify_all();
     }
     void frees_waiting() override { ++frees; }
+    void lending_settled(bool lends, std::string_view why_not) override {
+      ++settled;
+      lends_now = lends;
+      reason = why_not;
+    }
     v1::ArenaProbe answer() {
       MutexLock lock(&mutex_);
       while (!answered_) (void)changed_.wait_until(&mutex_, absl::InfiniteFuture());
@@ -345,6 +350,9 @@ class Negotiation : public Sockets {
       return probe_;
     }
     std::atomic<int> frees{0};
+    int settled = 0;  // on the thread that says so: the test's, in these tests
+    bool lends_now = false;
+    std::string reason;
 
    private:
     Mutex mutex_;
@@ -422,14 +430,18 @@ TEST_F(Negotiation, lends_only_after_the_probe_was_answered) {
   EXPECT_TRUE(link->lends());
   EXPECT_TRUE(link->lend(bytes).has_value());
   EXPECT_THAT(link->describe(), HasSubstr("lends"));
+  EXPECT_EQ(host->settled, 1);
+  EXPECT_TRUE(host->lends_now);
 }
 
 TEST_F(Negotiation, a_wrong_answer_switches_lending_off_with_a_reason) {
   EXPECT_TRUE(link->on_probe(found(std::string(16, '?'))).ok());
   EXPECT_FALSE(link->lends());
   EXPECT_THAT(link->describe(), HasSubstr("other bytes"));
+  EXPECT_THAT(host->reason, HasSubstr("other bytes"));
   EXPECT_TRUE(link->on_probe(found(nonce())).ok());
   EXPECT_FALSE(link->lends()) << "one guess";
+  EXPECT_EQ(host->settled, 1) << "told once";
   EXPECT_EQ(arena->counters().blocks, 0u);
 }
 

@@ -23,7 +23,8 @@ std::string encoded(FrameKind kind, const std::string& header, const std::string
 
 class GrpcHostile : public ::testing::Test {
  protected:
-  void SetUp() override { open({}); }
+  // Strangers come by TCP, without a ticket.
+  void SetUp() override { open({.same_user = false}); }
 
   void open(const GrpcTransportOptions& options) {
     if (good_ != nullptr) good_->transport->shutdown();
@@ -308,7 +309,8 @@ TEST_F(GrpcHostile, DiallingAnotherKindOfServerIsAReadableError) {
 }
 
 TEST_F(GrpcHostile, HalfOpenStreamsAreBoundedInNumberAndTime) {
-  open({.max_half_open_lanes = 4, .handshake_timeout = absl::Milliseconds(300)});
+  open(
+      {.max_half_open_lanes = 4, .handshake_timeout = absl::Milliseconds(300), .same_user = false});
   std::vector<std::unique_ptr<RawStream>> streams;
   for (int i = 0; i < 4; ++i) {
     streams.push_back(std::make_unique<RawStream>(target_->address, lane(0)));
@@ -329,7 +331,7 @@ TEST_F(GrpcHostile, HalfOpenStreamsAreBoundedInNumberAndTime) {
 }
 
 TEST_F(GrpcHostile, MoreHalfOpenStreamsThanTheBoundAreTurnedAway) {
-  open({.max_half_open_lanes = 4, .handshake_timeout = absl::Seconds(60)});
+  open({.max_half_open_lanes = 4, .handshake_timeout = absl::Seconds(60), .same_user = false});
   std::vector<std::unique_ptr<RawStream>> streams;
   int turned_away = 0;
   for (int i = 0; i < 8; ++i) {

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <fstream>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/internal/grpc/crowd.h"
@@ -56,8 +57,23 @@ class GrpcTransportTest : public ::testing::Test {
 
 std::string tcp_part(const std::string& address) { return address.substr(0, address.find('/')); }
 
-TEST_F(GrpcTransportTest, PeersOfOneHostMeetOverALocalSocket) {
+TEST_F(GrpcTransportTest, WithoutCredentialsOnlyProcessesOfThisUserComeIn) {
   open({});
+  std::unique_ptr<Peer> a = world().make_peer("a");
+  std::unique_ptr<Peer> b = world().make_peer("b");
+  ASSERT_TRUE(world().listen(*b).ok());
+  // As somebody without access to the private socket: by the port alone.
+  const Status s = world().dial(*a, tcp_part(b->address)).status();
+  EXPECT_EQ(error_kind(s), ErrorKind::kPermission) << s;
+  EXPECT_THAT(std::string(s.message()), ::testing::HasSubstr("WEFT_SAME_USER"));
+  EXPECT_EQ(b->acceptor->hellos(), 0) << "a stranger reaches nothing behind the transport";
+  const StatusOr<End> end = world().dial(*a, b->address);
+  EXPECT_TRUE(end.ok()) << end.status();
+  for (Peer* peer : {a.get(), b.get()}) peer->transport->shutdown();
+}
+
+TEST_F(GrpcTransportTest, PeersOfOneHostMeetOverALocalSocket) {
+  open({.same_user = false});
   std::unique_ptr<Peer> a = world().make_peer("a");
   std::unique_ptr<Peer> b = world().make_peer("b");
   ASSERT_TRUE(world().listen(*b).ok());
@@ -290,7 +306,7 @@ TEST_F(GrpcTransportTest, OneWritePerFrameInPingPongAndManyFramesPerWriteInABurs
 }
 
 TEST_F(GrpcTransportTest, TheWayDecidesHowManyLanesAConnectionHas) {
-  open({.bulk_lanes = 3, .local_bulk_lanes = 2});
+  open({.same_user = false, .bulk_lanes = 3, .local_bulk_lanes = 2});
   std::unique_ptr<Peer> a = world().make_peer("a");
   std::unique_ptr<Peer> b = world().make_peer("b");
   ASSERT_TRUE(world().listen(*b).ok());
@@ -550,7 +566,7 @@ TEST_F(GrpcRelay, AStalledPeerDoesNotHoldUpADialBeyondItsDeadline) {
 }
 
 TEST_F(GrpcRelay, AStalledPeerDoesNotHoldUpShutdownOrClose) {
-  open({.drain_timeout = absl::Milliseconds(200)});
+  open({.drain_timeout = absl::Milliseconds(200), .same_user = false});
   a_->transport->shutdown();
   b_->transport->shutdown();
   begin();

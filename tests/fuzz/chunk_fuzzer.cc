@@ -62,7 +62,7 @@ class Sharing final : public weft::Connection {
   bool unused() const { return users_.use_count() == 1; }
 
  private:
-  const weft::Hello hello_;
+  const weft::Hello hello_{};
   alignas(64) std::array<char, kBytes> memory_ = {};
   const std::shared_ptr<int> users_ = std::make_shared<int>();
 };

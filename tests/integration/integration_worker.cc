@@ -305,7 +305,7 @@ StatusOr<Worker> join_as(const Arguments& arguments, const Stage& stage,
   if (arguments.ask_address) {
     options.transport =
         [](const TransportContext& context) -> StatusOr<std::unique_ptr<Transport>> {
-      WEFT_ASSIGN_OR_RETURN(auto inner, grpc_transport()(context));
+      WEFT_ASSIGN_OR_RETURN(auto inner, grpc_transport({.same_user = false})(context));
       return std::unique_ptr<Transport>(new RelayedTransport(std::move(inner)));
     };
   }

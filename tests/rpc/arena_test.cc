@@ -178,6 +178,7 @@ TEST_F(Arena, switched_off_or_without_local_sockets_everything_goes_by_the_socke
     const at::Tensor x = at::rand({8 * kElements});
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(rpc_sync(c[0], "worker1", &echo, x), x));
     EXPECT_EQ(info(c[0], "arena_copies"), 0);
+    EXPECT_EQ(info(c[0], "arena_links_on"), 0);
     EXPECT_EQ(arena_tensor(c[0], {3}).numel(), 3);
     c.shutdown();
   }

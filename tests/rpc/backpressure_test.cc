@@ -193,7 +193,10 @@ TEST(Backpressure, AReaderThatStallsNeverGrowsTheSenderBeyondItsBudget) {
   lib.def("add", &add, {.inline_ok = true});
   ClusterOptions o{.net = Net::kGrpc, .library = std::move(lib), .lease = 60s};
   o.adjust = [relay](int index, JoinOptions* j) {
-    if (index != 0) return;
+    if (index != 0) {
+      j->transport = grpc_transport({.same_user = false});  // it is reached through the relay
+      return;
+    }
     j->environment = Environment{{"WEFT_SEND_BUDGET", std::to_string(kBudget)}};
     j->transport =
         [relay](const TransportContext& context) -> StatusOr<std::unique_ptr<Transport>> {

@@ -71,6 +71,10 @@ class HostilePeer : public ::testing::TestWithParam<Net> {
     lib.def("add", &add, {.inline_ok = true});
     lib.def("numel", &numel, {.inline_ok = true});
     ClusterOptions options{.net = GetParam(), .library = std::move(lib)};
+    options.adjust = [](int, JoinOptions* join) {
+      // The stranger comes by TCP and shows no ticket.
+      if (GetParam() == Net::kGrpc) join->transport = grpc_transport({.same_user = false});
+    };
     cluster_ = std::make_unique<Cluster>(options);
     const TransportFactory factory = GetParam() == Net::kInproc
                                          ? inproc_transport(cluster_->network())

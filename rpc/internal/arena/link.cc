@@ -123,9 +123,22 @@ void ArenaLink::start(std::shared_ptr<Host> host) {
   Status sent = gate_->attach(session_, shared_from_this());
   if (sent.ok()) sent = session_->send(bytes, files);
   if (!sent.ok()) no_lending(std::string(sent.message()));
+  if (files.empty()) settle(false, offer.reason());
+}
+
+void ArenaLink::settle(bool lends, std::string_view why_not) {
+  std::shared_ptr<Host> host;
+  {
+    MutexLock lock(&mutex_);
+    if (settled_ || closed_) return;
+    settled_ = true;
+    host = host_;
+  }
+  if (host != nullptr) host->lending_settled(lends, why_not);
 }
 
 void ArenaLink::no_lending(std::string why) {
+  settle(false, why);
   std::shared_ptr<char> probe;
   MutexLock lock(&mutex_);
   lends_.store(false, std::memory_order_release);
@@ -207,7 +220,9 @@ Status ArenaLink::on_probe(std::string_view header) {
   } else {
     why_not_lending_ = "the peer found other bytes in our memory than we wrote";
   }
+  const std::string why_not = why_not_lending_;
   lock.unlock();
+  settle(why_not.empty(), why_not);
   return absl::OkStatus();
 }
 

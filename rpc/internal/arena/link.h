@@ -38,6 +38,9 @@ class WEFT_API ArenaLink final : public LocalHandler,
     virtual void send_arena_frame(FrameKind kind, std::string header) = 0;
     // Something is free again: take_frees() within a few milliseconds.
     virtual void frees_waiting() = 0;
+    // Known now, and for good: whether we put large tensors there for this peer, and what is in the
+    // way otherwise. Once.
+    virtual void lending_settled(bool lends, std::string_view why_not) = 0;
 
    protected:
     ~Host() = default;
@@ -77,6 +80,7 @@ class WEFT_API ArenaLink final : public LocalHandler,
 
   StatusOr<std::string> map_offer(LocalMessage message) ABSL_LOCKS_EXCLUDED(mutex_);
   void no_lending(std::string why) ABSL_LOCKS_EXCLUDED(mutex_);
+  void settle(bool lends, std::string_view why_not) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::shared_ptr<SharedArena> arena_;
   const uint64_t link_;
@@ -92,6 +96,7 @@ class WEFT_API ArenaLink final : public LocalHandler,
   std::shared_ptr<char> probe_ ABSL_GUARDED_BY(mutex_);  // until it was answered
   std::shared_ptr<Use> use_ ABSL_GUARDED_BY(mutex_);     // of the peer's memory
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool settled_ ABSL_GUARDED_BY(mutex_) = false;
   std::string why_not_lending_ ABSL_GUARDED_BY(mutex_);
   std::string why_not_borrowing_ ABSL_GUARDED_BY(mutex_) = "the peer has offered nothing yet";
 };

@@ -121,6 +121,13 @@ void GrpcConnection::frees_waiting() {
   if (free_timer_->arm()) core_->set_deadline(core_->runtime().now() + kFreeDelay, free_timer_);
 }
 
+void GrpcConnection::lending_settled(bool lends, std::string_view why_not) {
+  core_->count_lending(lends);
+  if (lends) return;
+  WEFT_LOG(core_->context().log, kInfo) << "no memory is shared with " << describe()
+                                        << ", large tensors to it go by the socket: " << why_not;
+}
+
 // ---- closing -----------------------------------------------------------------------------------
 
 void GrpcConnection::close(Status reason) {

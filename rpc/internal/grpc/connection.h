@@ -69,6 +69,7 @@ class GrpcConnection final : public Connection,
 
   void send_arena_frame(FrameKind kind, std::string header) override;
   void frees_waiting() override;
+  void lending_settled(bool lends, std::string_view why_not) override;
 
  private:
   enum class State { kDialling, kOpen, kLost };

@@ -163,7 +163,10 @@ StatusOr<std::string> GrpcTransportCore::listen(const ListenOptions& options,
     server_ = server;
     lock.unlock();
     // Before the first dialler can learn the address. Without it they come by TCP, sharing nothing.
-    if (!local.empty()) gate_->listen(gate_name(local)).IgnoreError();
+    if (!local.empty() && gate_->listen(gate_name(local)).ok()) {
+      same_user_only_.store(options_.same_user && tls_ == nullptr && host.loopback &&
+                            !options.allow_insecure);
+    }
     server->start();
     return join_address(
         join_host_port(options.advertise.empty() ? host.host : options.advertise, *bound), local,
@@ -253,6 +256,11 @@ void GrpcTransportCore::dial(std::string_view address, const Hello& hello, absl:
     if (session.ok()) {
       own->ticket = (*session)->ticket();
       arena = make_arena_link(*std::move(session));
+    } else if (error_kind(session.status()) == ErrorKind::kResource) {
+      // There is no room now; without a ticket the listener might turn us away for good.
+      return fail_dial(std::move(done),
+                       make_error(ErrorKind::kUnavailable,
+                                  absl::StrCat(context, ": ", session.status().message())));
     }
   }
 
@@ -314,6 +322,22 @@ std::shared_ptr<ArenaLink> GrpcTransportCore::make_arena_link(
   std::shared_ptr<SharedArena> own = arena(&why_none);
   return std::make_shared<ArenaLink>(std::move(own), std::move(why_none), std::move(session), gate_,
                                      runtime().random());
+}
+
+Status GrpcTransportCore::check_user(const Hello& theirs) {
+  if (!same_user_only_.load() || gate_->knows(theirs.ticket)) return absl::OkStatus();
+  if (!theirs.ticket.empty()) {
+    return make_error(ErrorKind::kResource,
+                      "the ticket that was left at this worker's private socket is not there any "
+                      "more, as too many others wait: try again");
+  }
+  return make_error(
+      ErrorKind::kPermission,
+      absl::StrCat("'", theirs.name.substr(0, 128), "' did not prove that it runs under user ",
+                   geteuid(),
+                   ", as peers of this worker must while it listens on loopback without "
+                   "credentials. If it comes by a relay or a forwarded port, set WEFT_SAME_USER=0 "
+                   "here; between users, credentials (docs/security.md)"));
 }
 
 std::shared_ptr<ArenaLink> GrpcTransportCore::claim_arena(std::string_view ticket) {
@@ -502,6 +526,8 @@ std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const
            {"arena_ignored_frees", arena.ignored_frees}}) {
     out.emplace_back(name, static_cast<int64_t>(value));
   }
+  out.emplace_back("arena_links_on", arena_links_on_.load());
+  out.emplace_back("arena_links_off", arena_links_off_.load());
   const PollerCounters& poller = poller_.counters();
   add("poller_", {{"blocking_waits", &poller.blocking_waits},
                   {"spins_paid", &poller.spins_paid},

@@ -9,6 +9,7 @@
 // callback runs; lanes' locks may be taken under the core's, never the other way round.
 
 #include <array>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <set>
@@ -66,6 +67,10 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   void remember(std::shared_ptr<GrpcConnection> connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void forget(GrpcConnection* connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void set_deadline(absl::Time when, std::weak_ptr<GrpcTimed> what) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether a hello without TLS may be listened to: its ticket lay at our private socket, or nobody
+  // needs one.
+  Status check_user(const Hello& theirs);
+  void count_lending(bool lends) { ++(lends ? arena_links_on_ : arena_links_off_); }
   // For the peer that left the ticket at our private socket; null: no memory is shared with it.
   std::shared_ptr<ArenaLink> claim_arena(std::string_view ticket) ABSL_LOCKS_EXCLUDED(arena_mutex_);
   // Null: there is none, or no room.
@@ -97,6 +102,10 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   GrpcPoller poller_;
   std::array<LaneCounters, kMaxLanes> lane_counters_;
   const std::shared_ptr<LocalGate> gate_;
+  std::atomic<bool> same_user_only_{false};  // set by listen()
+  // Connections to whose peers large tensors went through shared memory, and those to which not.
+  std::atomic<int64_t> arena_links_on_{0};
+  std::atomic<int64_t> arena_links_off_{0};
 
   mutable Mutex arena_mutex_;
   bool arena_tried_ ABSL_GUARDED_BY(arena_mutex_) = false;

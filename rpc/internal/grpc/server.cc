@@ -152,7 +152,7 @@ void GrpcServer::refuse(GrpcLane& lane, const Status& why) {
 Status GrpcServer::check_credentials(GrpcLane& lane, const Hello& theirs,
                                      std::string_view token) const {
   const std::shared_ptr<const GrpcTls>& tls = core_->tls();
-  if (tls == nullptr) return absl::OkStatus();
+  if (tls == nullptr) return core_->check_user(theirs);
   const std::shared_ptr<const grpc::AuthContext> peer = lane.peer_auth();
   if (peer == nullptr) return make_error(ErrorKind::kUnavailable, "the stream is gone");
   WEFT_RETURN_IF_ERROR(tls->check_peer(*peer, theirs.name, theirs.id));

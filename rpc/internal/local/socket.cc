@@ -71,7 +71,10 @@ StatusOr<UniqueFd> connect_local(std::string_view name) {
   do {
     result = connect(fd.get(), reinterpret_cast<const sockaddr*>(&at->un), at->length);
   } while (result != 0 && errno == EINTR);
-  if (result != 0) return failed(ErrorKind::kUnavailable, "connect to", name, errno);
+  if (result != 0) {
+    return failed(errno == EAGAIN ? ErrorKind::kResource : ErrorKind::kUnavailable, "connect to",
+                  name, errno);
+  }
   return fd;
 }
 

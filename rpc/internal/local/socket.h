@@ -62,7 +62,7 @@ inline constexpr size_t kMaxLocalMessage = 4096;
 
 // Errors name the socket. A name that is taken is of kind resource.
 WEFT_API StatusOr<UniqueFd> listen_local(std::string_view name);
-// Error, kind unavailable: nobody listens, or too many wait there.
+// Errors: unavailable, nobody listens; resource, too many wait there, or no descriptor is left.
 WEFT_API StatusOr<UniqueFd> connect_local(std::string_view name);
 // Invalid: nobody waits.
 WEFT_API UniqueFd accept_local(int listener);
