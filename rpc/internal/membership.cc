@@ -285,7 +285,7 @@ void Membership::run() {
     if (options_.runtime->now() >= next_beat) {
       next_beat = options_.runtime->now() + options_.heartbeat;
       status = beat();
-      if (status.ok()) status = watch_successor();
+      if (status.ok()) status = watch_successors();
     }
     if (status.ok()) {
       absl::Duration wait = std::max(absl::Milliseconds(1), next_beat - options_.runtime->now());
@@ -321,32 +321,56 @@ Status Membership::beat() {
                              options_.lease);
 }
 
-Status Membership::watch_successor() {
-  // MEM-3: the next id above ours, around the end.
+Status Membership::watch_successors() {
+  // MEM-3: the ids above ours, around the end.
   const MemberListRef members = list();
-  const Member* next = nullptr;
-  const Member* me = nullptr;
+  std::vector<const Member*> ring;
+  size_t above = 0;  // where in it the ids above ours begin
+  bool here = false;
   for (const auto& [id, member] : members->by_id) {
-    if (member.info.incarnation == options_.incarnation) me = &member;
+    if (member.info.incarnation == options_.incarnation) {
+      here = true;
+      above = ring.size();
+    } else {
+      ring.push_back(&member);
+    }
   }
-  if (me == nullptr || members->by_id.size() < 2) return absl::OkStatus();
-  auto it = members->by_id.upper_bound(me->info.id);
-  next = it == members->by_id.end() ? &members->by_id.begin()->second : &it->second;
+  if (!here || ring.empty()) return absl::OkStatus();
+  std::rotate(ring.begin(), ring.begin() + static_cast<std::ptrdiff_t>(above), ring.end());
 
-  WEFT_ASSIGN_OR_RETURN(
-      const std::optional<std::string> now_beat,
-      options_.store->try_get(key(absl::StrCat("beat/", hex(next->info.incarnation)))));
-  const absl::Time at = options_.runtime->now();
-  if (watched_ != next->info.incarnation || watched_beat_ != now_beat) {
-    watched_ = next->info.incarnation;
-    watched_beat_ = now_beat;
-    watched_since_ = at;
-    return absl::OkStatus();
+  const absl::Duration tick = 2 * options_.heartbeat;
+  const size_t width = std::min(watch_width_, ring.size());
+  std::map<uint64_t, Watched> watched;
+  size_t standing = 0;
+  for (size_t i = 0; i < width; ++i) {
+    const uint64_t incarnation = ring[i]->info.incarnation;
+    WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> beat,
+                          options_.store->try_get(key(absl::StrCat("beat/", hex(incarnation)))));
+    const absl::Time at = options_.runtime->now();
+    const auto before = watched_.find(incarnation);
+    if (before == watched_.end()) {
+      watched[incarnation] = {beat, absl::ZeroDuration(), at};
+      continue;
+    }
+    if (before->second.beat != beat) {
+      // Alive, and it watches those behind it.
+      watched[incarnation] = {beat, absl::ZeroDuration(), at};
+      watch_width_ = i + 1;
+      break;
+    }
+    const absl::Duration stood =
+        before->second.stood + std::min(at - before->second.looked, tick);  // MEM-4
+    if (stood > options_.lease) {
+      declare_dead(*ring[i],
+                   absl::StrCat("no sign of life for ", absl::FormatDuration(options_.lease),
+                                ", says '", options_.name, "'"));
+    } else {
+      watched[incarnation] = {beat, stood, at};
+    }
+    standing += stood > tick ? 1 : 0;
   }
-  if (at - watched_since_ <= options_.lease) return absl::OkStatus();
-  declare_dead(*next, absl::StrCat("no sign of life for ", absl::FormatDuration(options_.lease),
-                                   ", says '", options_.name, "'"));
-  watched_ = 0;
+  watched_ = std::move(watched);
+  if (standing == width) watch_width_ = 2 * width;
   return absl::OkStatus();
 }
 

@@ -20,8 +20,12 @@
 //          taken over only from an incarnation whose beat stood still for a whole lease, or that
 //          is gone.
 //   MEM-3  who watches whom is a ring in order of id over the living, so a worker costs the store
-//          one write and one read per heartbeat, however many there are.
-//   MEM-4  leases are judged on the watcher's own clock: clocks are never compared.
+//          one write and one read per heartbeat, however many there are. While all that somebody
+//          watches stand still, it watches twice as many: of n neighbours that died together the
+//          last is known after a lease and 3 log2 n heartbeats.
+//   MEM-4  leases are judged on the watcher's own clock: clocks are never compared. Only time in
+//          which the watcher looked counts: after a pause of its own, or of the store, a lease
+//          begins where it stood.
 //   MEM-5  a dynamic group may last: of those that are gone a list keeps the last kMostGone, and
 //          every few hundred changes the living worker with the lowest id deletes what they left
 //          in the store.
@@ -104,7 +108,7 @@ class Membership {
   Status sweep(const MemberList& list);
   bool has_left() const;
   Status beat();
-  Status watch_successor();
+  Status watch_successors();
   Status abort_if_incomplete(const std::string& reason, absl::Time deadline);
   void nap(absl::Duration d);
 
@@ -123,9 +127,13 @@ class Membership {
   // The thread's own.
   std::optional<std::string> seen_version_;
   uint64_t beats_ = 0;
-  uint64_t watched_ = 0;  // incarnation of the successor
-  std::optional<std::string> watched_beat_;
-  absl::Time watched_since_;
+  struct Watched {
+    std::optional<std::string> beat;
+    absl::Duration stood;  // still, as far as we looked
+    absl::Time looked;
+  };
+  std::map<uint64_t, Watched> watched_;  // successors, by incarnation
+  size_t watch_width_ = 1;
   bool evicted_ = false;
   uint64_t swept_at_ = 0;  // the version at the last sweep
   bool healthy_ = true;

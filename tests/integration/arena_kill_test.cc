@@ -90,11 +90,12 @@ class ArenaKill : public ::testing::Test {
 
   // One life of a victim: large calls in both directions until the kill. How many completed.
   int live_and_die(std::mt19937* random) {
-    Process victim({.command = {WEFT_TEST_ARENA_VICTIM, dir.path("store"), "kill"},
-                    .environment = {{"WEFT_LOG_LEVEL", "error"},
-                                    {"WEFT_HEARTBEAT_INTERVAL", "200ms"},
-                                    {"WEFT_LEASE", "3s"}},
-                    .error_file = dir.path("victim.log")});
+    Process victim(
+        {.command = {WEFT_TEST_ARENA_VICTIM, dir.path("store"), "kill", absl::StrCat(++victims_)},
+         .environment = {{"WEFT_LOG_LEVEL", "error"},
+                         {"WEFT_HEARTBEAT_INTERVAL", "200ms"},
+                         {"WEFT_LEASE", "3s"}},
+         .error_file = dir.path("victim.log")});
     const std::string line = victim.read_line().value_or("");
     EXPECT_TRUE(absl::StartsWith(line, "joined ")) << line;
     const std::string name = line.substr(std::min<size_t>(7, line.size()));
@@ -131,6 +132,9 @@ class ArenaKill : public ::testing::Test {
 
   TempDir dir;
   Worker worker;
+
+ private:
+  int victims_ = 0;  // not a process number for a name: those come back within 1,000 kills
 };
 
 TEST_F(ArenaKill, nothing_is_left_over_of_peers_that_were_killed) {

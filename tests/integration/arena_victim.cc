@@ -1,9 +1,7 @@
 // Who is killed in arena_kill_test.cc: joins, and sends large tensors back and forth with
 // "survivor", both as caller and as callee, until somebody ends it.
 //
-//   arena_victim STORE_PATH RUN_ID
-
-#include <unistd.h>
+//   arena_victim STORE_PATH RUN_ID NUMBER
 
 #include <cstdlib>
 #include <deque>
@@ -22,8 +20,8 @@ at::Tensor echo(const at::Tensor& x) { return x; }
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::cerr << "usage: arena_victim STORE_PATH RUN_ID\n";
+  if (argc != 4) {
+    std::cerr << "usage: arena_victim STORE_PATH RUN_ID NUMBER\n";
     return 2;
   }
   at::set_num_threads(1);
@@ -31,12 +29,12 @@ int main(int argc, char** argv) {
     weft::Library library("kill");
     library.def("echo", &echo);
     weft::Worker worker = weft::join(
-        {.name = "victim" + std::to_string(getpid()),
+        {.name = "victim" + std::string(argv[3]),
          .dynamic = true,
          .library = library,
          .rendezvous = "file://" + std::string(argv[1]) + "?run_id=" + std::string(argv[2])});
     std::cout << "joined " << worker.name() << std::endl;
-    std::mt19937 random(static_cast<unsigned>(getpid()));
+    std::mt19937 random(static_cast<unsigned>(std::atoi(argv[3])));
     std::deque<weft::Future<at::Tensor>> under_way;
     // A bound against running on alone: whoever started us ends us long before.
     for (int i = 0; i < 1'000'000; ++i) {
