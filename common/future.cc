@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "weft/common/internal/ambient.h"
 #include "weft/common/internal/pool.h"
 #include "weft/common/wake_scope.h"
 
@@ -24,12 +25,20 @@ Status FutureCore::wait_done(Timeout timeout) {
     BlockingRegion region;
     if (!region.status().ok()) return region.status();
     const std::shared_ptr<Parker> parker = make_parker_for(executor_.get());
+    const absl::Time deadline = deadline_after(parker->now(), length);
+    // DRIVE-3; and nobody drives inside a drive.
+    if (driver_ != nullptr && ambient().blocking_hook == nullptr && !driving() &&
+        driver_->drive(done_, deadline)) {
+      return absl::OkStatus();
+    }
     {
       MutexLock lock(&mutex_);
       if (done()) return absl::OkStatus();
       waiters_.push_back(parker);
     }
-    parker->park_until(deadline_after(parker->now(), length));
+    if (driver_ != nullptr) driver_->begin_sleep();
+    parker->park_until(deadline);
+    if (driver_ != nullptr) driver_->end_sleep();
     // Without the lock: whoever completed the future may not have let go of it yet.
     if (done()) return absl::OkStatus();
     MutexLock lock(&mutex_);

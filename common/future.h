@@ -36,6 +36,7 @@
 #include "weft/common/executor.h"
 #include "weft/common/mutex.h"
 #include "weft/common/time.h"
+#include "weft/common/wait_driver.h"
 
 namespace weft {
 
@@ -99,6 +100,8 @@ class WEFT_API FutureCore {
   // The longest that wait() without an argument waits. Calls set it to infinite, because a call
   // ends by its own deadline.
   void set_default_wait(absl::Duration d) { default_wait_ = d; }
+  // What a thread that waits may do meanwhile. REQUIRES: nobody waits yet.
+  void set_wait_driver(std::shared_ptr<WaitDriver> driver) { driver_ = std::move(driver); }
   // Names the awaited thing in errors.
   void set_label(std::string label) { label_ = std::move(label); }
 
@@ -112,6 +115,7 @@ class WEFT_API FutureCore {
   std::shared_ptr<Executor> executor_;
   absl::Duration default_wait_ = absl::Seconds(60);
   std::string label_;
+  std::shared_ptr<WaitDriver> driver_;
   std::atomic<bool> claimed_{false};
   std::atomic<bool> done_{false};
 

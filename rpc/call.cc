@@ -5,12 +5,23 @@
 
 namespace weft::internal {
 
+namespace {
+
 std::string call_label(std::string_view method, const Destination& to) {
   // Of every call, so without cat(), which is for errors.
   std::string label = "rpc '";
   label.append(method);
   if (to.by_id()) return label.append("' to worker ").append(std::to_string(to.id()));
   return label.append("' to '").append(to.name()).append("'");
+}
+
+}  // namespace
+
+void expect_answer(const Worker& worker, std::string_view method, const Destination& to,
+                   FutureCore* future) {
+  future->set_default_wait(absl::InfiniteDuration());
+  future->set_label(call_label(method, to));
+  future->set_wait_driver(wait_driver_of(worker));
 }
 
 StatusOr<std::string> name_in_library(const Worker& worker, const PointerKey& pointer,

@@ -56,7 +56,9 @@ namespace weft {
 namespace internal {
 
 // "rpc 'app.forward' to 'ps0'": names a call in errors.
-WEFT_API std::string call_label(std::string_view method, const Destination& to);
+// A call ends by its own deadline, and whoever waits for it may look for the answer itself.
+WEFT_API void expect_answer(const Worker& worker, std::string_view method, const Destination& to,
+                            FutureCore* future);
 WEFT_API StatusOr<std::string> name_in_library(const Worker& worker, const PointerKey& pointer,
                                                std::type_index type, std::string_view signature);
 WEFT_API Status argument_error(const Status& why, size_t index, std::string_view method);
@@ -198,9 +200,7 @@ template <class R>
 Future<R> start(const Worker& worker, const Destination& to, UntypedCall call) {
   Promise<R> promise(executor_of(worker));
   Future<R> future = promise.future();
-  // A call ends by its own deadline.
-  future.state()->set_default_wait(absl::InfiniteDuration());
-  future.state()->set_label(call_label(call.method, to));
+  expect_answer(worker, call.method, to, future.state().get());
   CallHandle handle = start_call(worker, to, std::move(call),
                                  [promise = std::move(promise)](StatusOr<Payload> result) mutable {
                                    promise.try_set(take_result<R>(std::move(result)));
@@ -220,8 +220,7 @@ std::vector<Future<R>> start_all(const Worker& worker, const std::vector<Destina
   for (const Destination& one : to) {
     promises->emplace_back(executor);
     futures.push_back(promises->back().future());
-    futures.back().state()->set_default_wait(absl::InfiniteDuration());
-    futures.back().state()->set_label(call_label(call.method, one));
+    expect_answer(worker, call.method, one, futures.back().state().get());
   }
   std::vector<CallHandle> handles =
       start_calls(worker, to, std::move(call), [promises](size_t i, StatusOr<Payload> result) {

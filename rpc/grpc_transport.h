@@ -29,6 +29,9 @@ struct GrpcTransportOptions {
   // just now, it paid lately, and the machine has cores for all who want to run. 0: it sleeps at
   // once.
   absl::Duration max_spin = absl::Microseconds(50);
+  // The same while large tensors go through shared memory, where the next answer is due only after
+  // the peer has copied its own: 2 MiB take a quarter of a millisecond.
+  absl::Duration max_bulk_spin = absl::Microseconds(300);
   // "Just now".
   absl::Duration spin_after_traffic = absl::Milliseconds(1);
   // Streams that may have begun and not yet completed their handshake; one more is turned away.

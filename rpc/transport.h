@@ -33,6 +33,7 @@
 #include "weft/common/log.h"
 #include "weft/common/runtime.h"
 #include "weft/common/time.h"
+#include "weft/common/wait_driver.h"
 #include "weft/rpc/credentials.h"
 
 namespace weft {
@@ -209,6 +210,8 @@ class Transport {
     (void)bytes;
     return nullptr;
   }
+  // Lets a thread that waits for an answer look for it itself; null: this transport has no way.
+  virtual std::shared_ptr<WaitDriver> wait_driver() { return nullptr; }
   // Called now and then: gives memory back that nobody used since the last call but one.
   virtual void sweep() {}
 };

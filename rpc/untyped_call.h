@@ -15,6 +15,7 @@
 #include "absl/functional/any_invocable.h"
 #include "weft/common/api.h"
 #include "weft/common/executor.h"
+#include "weft/common/wait_driver.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/call_options.h"
 #include "weft/rpc/payload.h"
@@ -85,6 +86,8 @@ class Library;
 WEFT_API const Library* library_of(const Worker& worker);
 // The executor on which continuations of this worker's futures run.
 WEFT_API std::shared_ptr<Executor> executor_of(const Worker& worker);
+// What a thread may do while it waits for an answer; may be null.
+WEFT_API std::shared_ptr<WaitDriver> wait_driver_of(const Worker& worker);
 
 }  // namespace weft
 

@@ -152,4 +152,9 @@ std::shared_ptr<Executor> executor_of(const Worker& worker) {
   return core == nullptr ? nullptr : core->pool();
 }
 
+std::shared_ptr<WaitDriver> wait_driver_of(const Worker& worker) {
+  const auto core = lock_core(worker);
+  return core == nullptr ? nullptr : core->wait_driver();
+}
+
 }  // namespace weft

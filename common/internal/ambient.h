@@ -7,6 +7,7 @@
 
 namespace weft {
 
+class DrivingScope;
 class WakeScope;
 
 namespace internal {
@@ -15,6 +16,7 @@ struct Ambient {
   ScopeRef scope;                         // call_scope.h
   BlockingHook* blocking_hook = nullptr;  // the pool whose task runs
   WakeScope* wake_scope = nullptr;        // wake_scope.h
+  DrivingScope* driving = nullptr;        // wait_driver.h
 };
 
 Ambient& ambient();

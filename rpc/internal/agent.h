@@ -318,7 +318,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
 
   std::unique_ptr<Timer> deadline_timer_;
   std::unique_ptr<Timer> tick_timer_;
-  absl::Time last_sweep_;  // touched by tick() only
+  absl::Time last_sweep_;  // this and the next: touched by tick() only
+  absl::Time last_trim_;
 };
 
 }  // namespace weft::internal

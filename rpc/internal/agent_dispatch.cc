@@ -6,6 +6,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
+#include "weft/common/wait_driver.h"
 #include "weft/common/wake_scope.h"
 #include "weft/rpc/internal/agent.h"
 #include "weft/rpc/internal/arena_message.h"
@@ -53,7 +54,12 @@ class Agent::Replier {
 
 namespace {
 
-bool may_run_inline(const Method& method, const Payload& arguments) {
+// On the thread that found the request: the poller's, or that of a user who waits (DRIVE-1).
+bool may_run_here(const Method& method, const Payload& arguments) {
+  if (method.inline_ok && driving()) {
+    note_driving_is_dear();
+    return false;
+  }
   if (method.inline_ok || method.inline_elements == 0) return method.inline_ok;
   int64_t left = method.inline_elements;
   for (const at::Tensor& tensor : arguments.tensors) {
@@ -214,7 +220,7 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
 
 void Agent::serve(std::shared_ptr<Job> job) {
   const auto start = [self = shared_from_this(), job] {
-    if (may_run_inline(*job->method, job->arguments)) {
+    if (may_run_here(*job->method, job->arguments)) {
       WakeScope::flush();  // WAKE-1
       self->counters_->inline_runs->add();
       self->run(job);

@@ -198,6 +198,7 @@ Status Core::init(JoinOptions options) {
   tc.max_frame_bytes = config_.chunk_bytes + (256 << 10);
   tc.credentials = options.credentials;
   WEFT_ASSIGN_OR_RETURN(transport_, factory(tc));
+  wait_driver_ = transport_->wait_driver();
 
   WEFT_RETURN_IF_ERROR(annotate(open_rendezvous(options, deadline),
                                 absl::StrCat("worker '", self_.name, "' cannot use its store")));

@@ -44,6 +44,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Metrics& metrics() const { return *metrics_; }
   const Logger& log() const { return log_; }
   const std::shared_ptr<Executor>& pool() const { return pool_; }
+  const std::shared_ptr<WaitDriver>& wait_driver() const { return wait_driver_; }
   const Library* library() const { return library_.get(); }
   int worker_threads() const { return worker_threads_; }
   int world_size() const { return world_size_; }
@@ -87,6 +88,7 @@ class Core : public std::enable_shared_from_this<Core> {
   int worker_threads_ = 0;
   std::shared_ptr<Store> store_;
   std::shared_ptr<Executor> pool_;
+  std::shared_ptr<WaitDriver> wait_driver_;  // may be null
   std::vector<std::shared_ptr<Service>> services_;
 
   std::shared_ptr<Agent> agent_;

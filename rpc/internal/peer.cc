@@ -12,6 +12,9 @@ namespace {
 
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kMaxBackoff = absl::Seconds(1);
+// Memory that nobody used for one to two of these goes back to the system: long enough for a pause
+// between two phases of training, whose first messages would else pay for every page again.
+constexpr absl::Duration kTrimEvery = absl::Minutes(1);
 constexpr size_t kWindowBytes = 64
                                 << 20;  // answers kept per caller for calls that are at_most_once
 
@@ -513,6 +516,9 @@ void Agent::tick() {
   if (at - last_sweep_ >= options_.lease / 2) {
     last_sweep_ = at;
     for (const auto& link : links) link->assembler().sweep();
+  }
+  if (at - last_trim_ >= kTrimEvery) {
+    last_trim_ = at;
     receive_memory_->sweep();
     transport->sweep();
   }

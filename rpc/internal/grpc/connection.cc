@@ -85,7 +85,9 @@ Status GrpcConnection::send(Frame frame, int lane) {
 
 std::optional<Placement> GrpcConnection::place(std::string_view bytes) {
   if (arena_ == nullptr) return std::nullopt;
-  return arena_->lend(bytes);
+  std::optional<Placement> placed = arena_->lend(bytes);
+  if (placed.has_value()) core_->poller()->note_bulk();
+  return placed;
 }
 
 void GrpcConnection::unplace(const Placement& placement) {
@@ -94,6 +96,7 @@ void GrpcConnection::unplace(const Placement& placement) {
 
 StatusOr<Borrowed> GrpcConnection::borrow(const Placement& placement, uint64_t length) {
   if (arena_ == nullptr) return Connection::borrow(placement, length);
+  core_->poller()->note_bulk();
   return arena_->borrow(placement, length);
 }
 

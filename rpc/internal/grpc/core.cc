@@ -91,7 +91,7 @@ GrpcTransportCore::GrpcTransportCore(const TransportContext& context,
     : context_(context),
       options_(options),
       tls_(std::move(tls)),
-      poller_(context.runtime, options),
+      poller_(std::make_shared<GrpcPoller>(context.runtime, options)),
       gate_(std::make_shared<LocalGate>(context.runtime)),
       changed_(context.runtime.get()) {
   if (!options.abseil_lock_checks) {
@@ -104,7 +104,7 @@ GrpcTransportCore::GrpcTransportCore(const TransportContext& context,
 GrpcTransportCore::~GrpcTransportCore() = default;
 
 void GrpcTransportCore::start_poller_locked(std::unique_ptr<grpc::CompletionQueue> queue) {
-  poller_.start(std::move(queue), "weft-poller");
+  poller_->start(std::move(queue), "weft-poller");
   poller_started_ = true;
 }
 
@@ -272,8 +272,8 @@ void GrpcTransportCore::dial(std::string_view address, const Hello& hello, absl:
   for (uint32_t i = 0; i < own->lanes; ++i) {
     const int number = static_cast<int>(i);
     lanes.push_back(std::make_shared<GrpcClientLane>(
-        number, context_.max_frame_bytes, lane_counters(number), connection.get(), tls_,
-        [self = shared_from_this()](GrpcLane* lane) { self->lane_gone(lane); }));
+        number, context_.max_frame_bytes, lane_counters(number), poller_.get(), connection.get(),
+        tls_, [self = shared_from_this()](GrpcLane* lane) { self->lane_gone(lane); }));
     base.push_back(lanes.back());
   }
   connection->set_lanes(std::move(base));
@@ -481,7 +481,7 @@ void GrpcTransportCore::shutdown() {
   }
   timer = nullptr;
   gate_->stop();
-  poller_.stop();
+  poller_->stop();
   if (server != nullptr) server->release();
   MutexLock lock(&mutex_);
   closed_ = true;
@@ -528,11 +528,13 @@ std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const
   }
   out.emplace_back("arena_links_on", arena_links_on_.load());
   out.emplace_back("arena_links_off", arena_links_off_.load());
-  const PollerCounters& poller = poller_.counters();
+  const PollerCounters& poller = poller_->counters();
   add("poller_", {{"blocking_waits", &poller.blocking_waits},
                   {"spins_paid", &poller.spins_paid},
                   {"spins_missed", &poller.spins_missed},
                   {"spins_crowded", &poller.spins_crowded},
+                  {"drives_paid", &poller.drives_paid},
+                  {"drives_missed", &poller.drives_missed},
                   {"events", &poller.events}});
   return out;
 }
@@ -558,6 +560,7 @@ class GrpcTransport final : public Transport {
     return core_->allocate_shared(bytes);
   }
   void sweep() override { core_->sweep(); }
+  std::shared_ptr<WaitDriver> wait_driver() override { return core_->wait_driver(); }
   std::vector<std::pair<std::string, int64_t>> counters() const override {
     return core_->counters();
   }

@@ -53,7 +53,8 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   const std::shared_ptr<const GrpcTls>& tls() const { return tls_; }
   Runtime& runtime() { return *context_.runtime; }
   // One poller for all lanes: of two, each would wait for what the other hands it (poller.h).
-  grpc::CompletionQueue* poller_queue() { return poller_.queue(); }
+  grpc::CompletionQueue* poller_queue() { return poller_->queue(); }
+  GrpcPoller* poller() { return poller_.get(); }
   LaneCounters* lane_counters(int lane) { return &lane_counters_[static_cast<size_t>(lane)]; }
 
   // The lane may start operations until lane_gone(). False: the transport is closing; the lane
@@ -76,6 +77,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   // Null: there is none, or no room.
   std::shared_ptr<char> allocate_shared(size_t bytes) ABSL_LOCKS_EXCLUDED(arena_mutex_);
   void sweep() ABSL_LOCKS_EXCLUDED(arena_mutex_);
+  std::shared_ptr<WaitDriver> wait_driver() const { return poller_; }
   absl::Time drain_deadline() { return runtime().now() + options_.drain_timeout; }
 
  private:
@@ -99,7 +101,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   const TransportContext context_;
   const GrpcTransportOptions options_;
   const std::shared_ptr<const GrpcTls> tls_;
-  GrpcPoller poller_;
+  const std::shared_ptr<GrpcPoller> poller_;
   std::array<LaneCounters, kMaxLanes> lane_counters_;
   const std::shared_ptr<LocalGate> gate_;
   std::atomic<bool> same_user_only_{false};  // set by listen()

@@ -61,7 +61,10 @@ Status GrpcLane::send(Frame frame, Frame* rider) {
   }
   // The poller may wait for this very core: without it the peer would get nothing before the sender
   // waits, and the two would work in turns instead of side by side. Costs nothing otherwise.
-  if (crowded) sched_yield();
+  if (crowded) {
+    poller_->attend();
+    sched_yield();
+  }
   return absl::OkStatus();
 }
 

@@ -114,11 +114,12 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
   enum class Role { kDialler, kAcceptor };
 
   GrpcLane(Role role, int number, size_t max_frame_bytes, LaneCounters* counters,
-           GrpcLaneHost* host)
+           GrpcPoller* poller, GrpcLaneHost* host)
       : role_(role),
         number_(number),
         max_frame_bytes_(max_frame_bytes),
         counters_(counters),
+        poller_(poller),
         host_(host),
         phase_(role == Role::kDialler ? WireState::kAwaitAck : WireState::kAwaitHello) {}
 
@@ -171,6 +172,7 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
   const int number_;
   const size_t max_frame_bytes_;
   LaneCounters* const counters_;
+  GrpcPoller* const poller_;
 
   GrpcMemberEvent<GrpcLane, &GrpcLane::on_read> read_event_{this};
   GrpcMemberEvent<GrpcLane, &GrpcLane::on_write> write_event_{this};
@@ -214,9 +216,10 @@ std::string lane_method(int lane);
 class GrpcClientLane final : public GrpcLane {
  public:
   // `tls` is null when traffic is plain text.
-  GrpcClientLane(int number, size_t max_frame_bytes, LaneCounters* counters, GrpcLaneHost* host,
-                 std::shared_ptr<const GrpcTls> tls, std::function<void(GrpcLane*)> on_release)
-      : GrpcLane(Role::kDialler, number, max_frame_bytes, counters, host),
+  GrpcClientLane(int number, size_t max_frame_bytes, LaneCounters* counters, GrpcPoller* poller,
+                 GrpcLaneHost* host, std::shared_ptr<const GrpcTls> tls,
+                 std::function<void(GrpcLane*)> on_release)
+      : GrpcLane(Role::kDialler, number, max_frame_bytes, counters, poller, host),
         tls_(std::move(tls)),
         on_release_(std::move(on_release)) {}
 

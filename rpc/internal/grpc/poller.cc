@@ -2,16 +2,32 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace weft::internal {
 namespace {
 
+// So long after a large tensor the next one may be due.
+constexpr absl::Duration kBulkLasts = absl::Milliseconds(1);
 // Of the moving average over spins.
 constexpr double kWeight = 1.0 / 8;
 constexpr double kWorthwhile = 0.5;
 // After a phase in which spinning did not pay, every so-manieth wait tries it again.
 constexpr unsigned kProbe = 16;
+// A yield costs half a look at the queue, and who waits for this core can wait for a few looks.
+constexpr unsigned kPollsPerYield = 4;
+// How often the poller looks whether somebody has the lead (LEAD-2). Its waking in the middle of a
+// call doubles that call's time.
+constexpr absl::Duration kStandBack = absl::Milliseconds(1);
+constexpr absl::Duration kMostStandBack = absl::Milliseconds(4);
+// The lead is left to nobody between two waits that follow each other as closely as this.
+constexpr absl::Duration kTight = absl::Microseconds(50);
+// How long a thread tries to get the lead: a few handlers that run on the poller.
+constexpr absl::Duration kClaim = absl::Microseconds(20);
+// A thread that drives cannot run the handlers of users, so one that got requests for them leaves
+// the lead to the poller for so long.
+constexpr absl::Duration kDear = absl::Milliseconds(10);
 
 void bump(std::atomic<int64_t>* counter) {
   counter->store(counter->load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -31,47 +47,150 @@ void GrpcPoller::stop() {
   thread_ = nullptr;
 }
 
+bool GrpcPoller::take_lead() {
+  Lead free = Lead::kFree;
+  return lead_.compare_exchange_strong(free, Lead::kTaken, std::memory_order_acquire,
+                                       std::memory_order_relaxed);
+}
+
+void GrpcPoller::leave_lead(bool call_poller) {
+  lead_.store(Lead::kFree);
+  if (call_poller || sleepers_.load() > 0) call_->unpark();
+}
+
+void GrpcPoller::begin_sleep() {
+  sleepers_.fetch_add(1);
+  if (lead_.load() == Lead::kFree) call_->unpark();
+}
+
+// The poller's thread; with the lead before and after.
 void GrpcPoller::run() {
   void* tag = nullptr;
   bool ok = false;
-  while (next(&tag, &ok)) {
+  while (true) {
+    Status status = Status::TIMEOUT;
+    const absl::Duration length = spin_length(runtime_->now());
+    if (length > absl::ZeroDuration()) status = spin(length, &tag, &ok);
+    if (status == Status::TIMEOUT) {
+      bump(&counters_.blocking_waits);
+      lead_.store(Lead::kAsleep, std::memory_order_relaxed);  // LEAD-3
+      status = queue_->AsyncNext(&tag, &ok, gpr_inf_future(GPR_CLOCK_MONOTONIC));
+      lead_.store(Lead::kTaken, std::memory_order_relaxed);
+    }
+    // With the lead for ever: nobody touches the queue any more.
+    if (status == Status::SHUTDOWN) return;
+    last_traffic_ = runtime_->now();
     bump(&counters_.events);
     static_cast<GrpcEvent*>(tag)->complete(ok);
   }
 }
 
-bool GrpcPoller::may_spin(absl::Time now) {
-  if (options_.max_spin <= absl::ZeroDuration()) return false;
-  if (now - last_traffic_ > options_.spin_after_traffic) return false;
-  if (crowd_.crowded(now)) {
-    bump(&counters_.spins_crowded);
-    return false;
+GrpcPoller::Status GrpcPoller::spin(absl::Duration length, void** tag, bool* ok) {
+  unsigned polls = 0;
+  absl::Time end = runtime_->now() + length;
+  while (true) {
+    const Status status = poll(tag, ok);
+    if (status != Status::TIMEOUT || runtime_->now() >= end) {
+      note_spin(status != Status::TIMEOUT);
+      return status;
+    }
+    if (++polls % kPollsPerYield != 0) continue;
+    lead_.store(Lead::kFree, std::memory_order_release);
+    if (claims_.load() == 0) sched_yield();
+    if (claims_.load() > 0 || !take_lead()) {
+      stand_back();
+      end = runtime_->now() + length;
+    }
   }
-  return paid_ >= kWorthwhile || ++waits_ % kProbe == 0;
 }
 
-bool GrpcPoller::next(void** tag, bool* ok) {
-  auto status = grpc::CompletionQueue::TIMEOUT;
-  absl::Time now = runtime_->now();
-  if (may_spin(now)) {
-    const absl::Time end = now + options_.max_spin;
-    while (true) {
-      status = queue_->AsyncNext(tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
-      now = runtime_->now();
-      if (status != grpc::CompletionQueue::TIMEOUT || now >= end) break;
-      sched_yield();
+absl::Duration GrpcPoller::since_drive(absl::Time now) const {
+  return now - absl::FromUnixNanos(left_ns_.load(std::memory_order_relaxed));
+}
+
+void GrpcPoller::stand_back() {
+  absl::Duration length = kStandBack;
+  while (true) {
+    const bool called = call_->park_until(runtime_->now() + length);
+    // Between two drives that follow each other closely the lead is free by chance.
+    if (!called && since_drive(runtime_->now()) < kTight) {
+      length = std::min(2 * length, kMostStandBack);
+      continue;
     }
-    const bool paid = status != grpc::CompletionQueue::TIMEOUT;
-    paid_ += ((paid ? 1.0 : 0.0) - paid_) * kWeight;
-    bump(paid ? &counters_.spins_paid : &counters_.spins_missed);
+    if (take_lead()) return;
+    length = kStandBack;
   }
-  if (status == grpc::CompletionQueue::TIMEOUT) {
-    bump(&counters_.blocking_waits);
-    status = queue_->AsyncNext(tag, ok, gpr_inf_future(GPR_CLOCK_MONOTONIC));
-    now = runtime_->now();
+}
+
+bool GrpcPoller::claim_lead(const std::atomic<bool>& done) {
+  if (take_lead()) return true;
+  if (lead_.load() == Lead::kAsleep) return false;
+  bool mine = false;
+  claims_.fetch_add(1);
+  const absl::Time end = runtime_->now() + kClaim;
+  while (!done.load(std::memory_order_acquire) && lead_.load() != Lead::kAsleep &&
+         !(mine = take_lead()) && runtime_->now() < end) {
+    sched_yield();
   }
-  last_traffic_ = now;
-  return status == grpc::CompletionQueue::GOT_EVENT;
+  claims_.fetch_sub(1);
+  return mine;
+}
+
+bool GrpcPoller::drive(const std::atomic<bool>& done, absl::Time deadline) {
+  if (sleepers_.load(std::memory_order_relaxed) > 0 || !claim_lead(done)) {
+    return done.load(std::memory_order_acquire);
+  }
+  absl::Time now = runtime_->now();
+  const absl::Duration length = now < no_drive_before_ ? absl::ZeroDuration() : spin_length(now);
+  if (length <= absl::ZeroDuration()) {
+    leave_lead(true);
+    return done.load(std::memory_order_acquire);
+  }
+  gap_ += (std::min(since_drive(now), kStandBack) - gap_) * kWeight;
+  DrivingScope scope;
+  unsigned polls = 0;
+  absl::Time end = std::min(deadline, now + length);
+  while (!done.load(std::memory_order_acquire) && now < end && !scope.dear()) {
+    void* tag = nullptr;
+    bool ok = false;
+    const Status status = poll(&tag, &ok);
+    if (status == Status::SHUTDOWN) break;  // the poller has to see it
+    if (status == Status::GOT_EVENT) {
+      bump(&counters_.events);
+      static_cast<GrpcEvent*>(tag)->complete(ok);
+      now = last_traffic_ = runtime_->now();
+      end = std::min(deadline, now + length);
+    } else {
+      if (++polls % kPollsPerYield == 0) sched_yield();
+      now = runtime_->now();
+    }
+  }
+  if (scope.dear()) no_drive_before_ = now + kDear;
+  const bool found = done.load(std::memory_order_acquire);
+  note_spin(found);
+  bump(found ? &counters_.drives_paid : &counters_.drives_missed);
+  left_ns_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
+  leave_lead(!found || gap_ > kTight);
+  return found;
+}
+
+absl::Duration GrpcPoller::spin_length(absl::Time now) {
+  if (options_.max_spin <= absl::ZeroDuration()) return absl::ZeroDuration();
+  if (now - last_traffic_ > options_.spin_after_traffic) return absl::ZeroDuration();
+  if (crowd_.crowded(now)) {
+    bump(&counters_.spins_crowded);
+    return absl::ZeroDuration();
+  }
+  bulk_ = now - absl::FromUnixNanos(bulk_ns_.load(std::memory_order_relaxed)) < kBulkLasts;
+  History& history = history_[bulk_ ? 1 : 0];
+  if (history.paid < kWorthwhile && ++history.waits % kProbe != 0) return absl::ZeroDuration();
+  return bulk_ ? std::max(options_.max_spin, options_.max_bulk_spin) : options_.max_spin;
+}
+
+void GrpcPoller::note_spin(bool paid) {
+  History& history = history_[bulk_ ? 1 : 0];
+  history.paid += ((paid ? 1.0 : 0.0) - history.paid) * kWeight;
+  bump(paid ? &counters_.spins_paid : &counters_.spins_missed);
 }
 
 }  // namespace weft::internal

@@ -1,13 +1,22 @@
 #ifndef WEFT_RPC_INTERNAL_GRPC_POLLER_H_
 #define WEFT_RPC_INTERNAL_GRPC_POLLER_H_
 
-// GrpcPoller: one completion queue and the only thread that waits on it, one of each per transport:
-// gRPC has one epoll set per process, and of several threads that wait on it one polls and hands
-// the others what is theirs, which costs a small call 100 us (docs/design.md). It spins for a
-// bounded time before it sleeps, because waking a sleeping core costs more than a small call
-// (transport.md, 9).
+// GrpcPoller: one completion queue, and one thread at a time that waits on it: gRPC has one epoll
+// set per process, and of several threads that wait on it one polls and hands the others what is
+// theirs, which costs a small call 100 us (docs/design.md). That thread has the *lead*:
 //
-// Threads: start() and stop() from the owner; the rest from the poller's thread.
+//   the poller's own   spins for a bounded time before it sleeps in gRPC, because waking a sleeping
+//                      core costs more than a small call (transport.md, 9);
+//   a user's           that waits for an answer and found the lead free (WaitDriver): it finds its
+//                      answer itself, without any thread being woken. The poller stands back, and
+//                      looks every kStandBack whether somebody has the lead still. It is called
+//                      at once when the driver gives up, and when others sleep for their answers.
+//
+//   LEAD-1  AsyncNext() is called, and events are completed, with the lead only.
+//   LEAD-2  nobody has the lead for kMostStandBack at most, and a thread's waking.
+//   LEAD-3  the poller that sleeps in gRPC keeps the lead: who waits then is woken.
+//
+// Threads: start() and stop() from the owner; WaitDriver's from anywhere; the rest with the lead.
 
 #include <atomic>
 #include <memory>
@@ -17,6 +26,7 @@
 
 #include "absl/time/time.h"
 #include "weft/common/runtime.h"
+#include "weft/common/wait_driver.h"
 #include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/internal/grpc/crowd.h"
 
@@ -47,13 +57,15 @@ struct PollerCounters {
   std::atomic<int64_t> spins_paid{0};
   std::atomic<int64_t> spins_missed{0};
   std::atomic<int64_t> spins_crowded{0};  // not done: more threads than cores
+  std::atomic<int64_t> drives_paid{0};    // answers that the waiting thread found itself
+  std::atomic<int64_t> drives_missed{0};
   std::atomic<int64_t> events{0};
 };
 
-class GrpcPoller {
+class GrpcPoller final : public WaitDriver {
  public:
   GrpcPoller(std::shared_ptr<Runtime> runtime, const GrpcTransportOptions& options)
-      : runtime_(std::move(runtime)), options_(options) {}
+      : runtime_(std::move(runtime)), options_(options), call_(runtime_->make_parker()) {}
 
   // REQUIRES: called once.
   void start(std::unique_ptr<grpc::CompletionQueue> queue, const std::string& name);
@@ -64,10 +76,35 @@ class GrpcPoller {
   void stop();
   const PollerCounters& counters() const { return counters_; }
 
+  // There is much to do now: the poller takes the lead unless somebody has it.
+  void attend() {
+    if (lead_.load() == Lead::kFree) call_->unpark();
+  }
+  // A large tensor is on its way through shared memory.
+  void note_bulk() {
+    bulk_ns_.store(absl::ToUnixNanos(runtime_->now()), std::memory_order_relaxed);
+  }
+  bool drive(const std::atomic<bool>& done, absl::Time deadline) override;
+  void begin_sleep() override;
+  void end_sleep() override { sleepers_.fetch_sub(1); }
+
  private:
+  enum class Lead : uint8_t { kFree, kTaken, kAsleep };
+  using Status = grpc::CompletionQueue::NextStatus;
+
   void run();
-  bool next(void** tag, bool* ok);
-  bool may_spin(absl::Time now);
+  bool take_lead();
+  void leave_lead(bool call_poller);
+  void stand_back();
+  absl::Duration since_drive(absl::Time now) const;
+  bool claim_lead(const std::atomic<bool>& done);
+  Status spin(absl::Duration length, void** tag, bool* ok);
+  Status poll(void** tag, bool* ok) {
+    return queue_->AsyncNext(tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
+  }
+  // How long it is worth to spin from now on: 0 for not at all.
+  absl::Duration spin_length(absl::Time now);
+  void note_spin(bool paid);
 
   const std::shared_ptr<Runtime> runtime_;
   const GrpcTransportOptions options_;
@@ -75,10 +112,26 @@ class GrpcPoller {
   std::unique_ptr<Thread> thread_;
   PollerCounters counters_;
 
+  std::atomic<Lead> lead_{Lead::kTaken};  // by the poller that is to start
+  std::atomic<int> claims_{0};            // of threads that want to drive now
+  std::atomic<int> sleepers_{0};          // threads that wait for what the leader finds
+  // By the last that drove, in nanoseconds of the runtime's clock.
+  std::atomic<int64_t> left_ns_{0};
+  std::atomic<int64_t> bulk_ns_{0};
+  const std::unique_ptr<Parker> call_;  // the poller, while it stands back
+
+  // With the lead.
   CrowdWatch crowd_;
+  absl::Time no_drive_before_ = absl::InfinitePast();
+  absl::Duration gap_;  // from one drive to the next: moving average
   absl::Time last_traffic_ = absl::InfinitePast();
-  double paid_ = 1.0;  // moving average
-  unsigned waits_ = 0;
+  // Of the spins for small messages, and of those while large ones are on their way.
+  struct History {
+    double paid = 1.0;  // moving average
+    unsigned waits = 0;
+  };
+  History history_[2];
+  bool bulk_ = false;  // what the last spin_length() was for
 };
 
 }  // namespace weft::internal

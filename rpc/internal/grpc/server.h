@@ -89,7 +89,7 @@ class GrpcServerLane final : public GrpcLane {
   GrpcServerLane(std::shared_ptr<GrpcTransportCore> core, std::shared_ptr<GrpcServer> server,
                  int number)
       : GrpcLane(Role::kAcceptor, number, core->context().max_frame_bytes,
-                 core->lane_counters(number), server.get()),
+                 core->lane_counters(number), core->poller(), server.get()),
         core_(std::move(core)),
         server_(std::move(server)),
         context_(std::make_unique<grpc::ServerContext>()),

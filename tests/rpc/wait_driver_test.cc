@@ -1,0 +1,156 @@
+// Whoever waits for an answer looks for it itself (DRIVE of common/wait_driver.h, LEAD of
+// rpc/internal/grpc/poller.h).
+
+#include <atomic>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "gtest/gtest.h"
+#include "weft/common/wait_driver.h"
+#include "weft/rpc/grpc_transport.h"
+#include "weft/tests/rpc/library.h"
+#include "weft/tests/testing/cluster.h"
+
+namespace weft::testing {
+namespace {
+
+// Where the handlers of one worker ran.
+struct Seen {
+  std::atomic<int64_t> on_user{0};
+  std::atomic<int64_t> while_driving{0};
+  std::atomic<int64_t> calls{0};
+};
+
+Library make_library(Seen* seen, std::thread::id user) {
+  Library lib("drive");
+  lib.def("add", &add, {.inline_ok = true});
+  lib.def("look",
+          [seen, user](int64_t x) {
+            ++seen->calls;
+            seen->on_user += std::this_thread::get_id() == user ? 1 : 0;
+            seen->while_driving += driving() ? 1 : 0;
+            return x;
+          },
+          {.inline_ok = true});
+  // Calls the caller back, which waits for this meanwhile.
+  lib.def("back", [](CallContext& context, int64_t x) {
+    return rpc_sync(context.worker(), context.caller().name,
+                    FunctionRef<int64_t(int64_t)>{"drive.look"}, x);
+  });
+  return lib;
+}
+
+int64_t counter(const Worker& worker, const std::string& name) {
+  const std::map<std::string, int64_t> info = worker.debug_info();
+  const auto it = info.find(name);
+  return it == info.end() ? -1 : it->second;
+}
+
+class WaitDriverTest : public ::testing::Test {
+ protected:
+  ClusterOptions options(const GrpcTransportOptions& transport = {}) {
+    ClusterOptions o{.net = Net::kGrpc,
+                     .library = make_library(&seen_, std::this_thread::get_id())};
+    o.adjust = [transport](int, JoinOptions* j) { j->transport = grpc_transport(transport); };
+    return o;
+  }
+  Seen seen_;
+};
+
+// Spinning as long as it takes, so that only a crowd of threads keeps anybody from it.
+const GrpcTransportOptions kPatient{.max_spin = absl::Seconds(1),
+                                    .spin_after_traffic = absl::Seconds(10)};
+
+TEST_F(WaitDriverTest, LEAD_1_a_thread_that_waits_finds_its_answers_itself) {
+  Cluster c(options(kPatient));
+  constexpr int64_t kMost = 100'000;
+  int64_t calls = 0;
+  // A machine with many threads that want to run does not let anybody spin.
+  for (; calls < kMost && counter(c[0], "poller_drives_paid") < 100; ++calls) {
+    ASSERT_EQ(rpc_sync(c[0], 1, &add, calls, 1), calls + 1);
+  }
+  EXPECT_GE(counter(c[0], "poller_drives_paid"), 100);
+  EXPECT_EQ(counter(c[1], "poller_drives_paid"), 0) << "nobody waited there";
+}
+
+TEST_F(WaitDriverTest, DRIVE_1_no_handler_of_a_user_runs_on_a_thread_that_waits) {
+  Cluster c(options(kPatient));
+  const FunctionRef<int64_t(int64_t)> back{"drive.back"};
+  constexpr int64_t kCalls = 500;
+  for (int64_t i = 0; i < kCalls; ++i) ASSERT_EQ(rpc_sync(c[0], 1, back, i), i);
+  EXPECT_EQ(seen_.calls.load(), kCalls);
+  EXPECT_EQ(seen_.on_user.load(), 0);
+  EXPECT_EQ(seen_.while_driving.load(), 0);
+}
+
+// The lead is left to nobody for a moment; whoever needs something then is served all the same.
+TEST_F(WaitDriverTest, LEAD_2_a_worker_whose_thread_went_on_to_other_things_serves_its_peers) {
+  Cluster c(options(kPatient));
+  for (int64_t round = 0; round < 50; ++round) {
+    for (int64_t i = 0; i < 20; ++i) ASSERT_EQ(rpc_sync(c[0], 1, &add, i, 1), i + 1);
+    // Now nobody waits at worker 0, and nobody tells its poller.
+    ASSERT_EQ(rpc_sync(c[1], 0, &add, round, 1), round + 1);
+    ASSERT_EQ(rpc_async(c[1], 0, &add, round, 2).then([](int64_t x) { return x + 1; }).wait(),
+              round + 3);
+  }
+}
+
+TEST_F(WaitDriverTest, SeveralThreadsWaitAtOnce) {
+  Cluster c(options());
+  constexpr int kThreads = 4;
+  constexpr int64_t kCalls = 300;
+  auto runtime = make_system_runtime();
+  std::vector<std::unique_ptr<Thread>> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.push_back(runtime->spawn("caller", [&c, t] {
+      const size_t from = static_cast<size_t>(t % 2);
+      for (int64_t i = 0; i < kCalls; ++i) {
+        ASSERT_EQ(rpc_sync(c[from], static_cast<int64_t>(1 - from), &add, i, t), i + t);
+      }
+    }));
+  }
+  threads.clear();
+}
+
+// The time that a wait is given holds while the thread drives, whatever else arrives meanwhile.
+TEST_F(WaitDriverTest, TheTimeoutOfAWaitHoldsWhileOthersKeepTheTransportBusy) {
+  ClusterOptions o = options(kPatient);
+  TestLibrary test;
+  o.library = test.library;
+  Cluster c(o);
+  const auto stuck = rpc_async(c[0], 1, FunctionRef<int64_t(int64_t)>{"test.wait_at_gate"}, 1);
+  test.gate->wait_arrived(1);
+  std::atomic<bool> stop{false};
+  auto busy = make_system_runtime()->spawn("busy", [&] {
+    while (!stop) EXPECT_EQ(rpc_sync(c[1], 0, &add, 1, 2), 3);
+  });
+  const StatusOr<int64_t> r = stuck.try_wait(std::chrono::milliseconds(200));
+  EXPECT_EQ(error_kind(r.status()), ErrorKind::kDeadline) << r.status();
+  stop = true;
+  busy->join();
+  test.gate->open();
+  EXPECT_EQ(stuck.wait(), 1);
+}
+
+TEST_F(WaitDriverTest, AFutureThatOutlivesItsWorkerTouchesNothing) {
+  Future<int64_t> future;
+  {
+    ClusterOptions o = options(kPatient);
+    TestLibrary test;
+    o.library = test.library;
+    Cluster c(o);
+    future = rpc_async(c[0], 1, FunctionRef<int64_t(int64_t)>{"test.wait_at_gate"}, 1);
+    test.gate->wait_arrived(1);
+    auto opener = make_system_runtime()->spawn("open", [&] { test.gate->open(); });
+    EXPECT_EQ(future.wait(), 1);
+    opener->join();
+    c.shutdown();
+  }
+  EXPECT_EQ(future.wait(), 1);
+}
+
+}  // namespace
+}  // namespace weft::testing
