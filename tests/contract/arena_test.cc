@@ -8,9 +8,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <random>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
@@ -21,6 +23,7 @@
 #include "weft/rpc/internal/arena/link.h"
 #include "weft/rpc/internal/arena/memory_file.h"
 #include "weft/rpc/internal/arena/shared_arena.h"
+#include "weft/rpc/internal/arena/stream_copy.h"
 #include "weft/rpc/internal/local/gate.h"
 
 namespace weft::internal {
@@ -140,6 +143,23 @@ TEST(MemoryFile, a_limit_of_the_process_is_an_error_and_no_signal) {
 // ---- leases ----------------------------------------------------------------------------------
 
 // ARENA-1
+TEST(StreamCopy, copies_every_byte_from_and_to_any_address) {
+  std::vector<char> from(4096 + 64);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7 + 1);
+  for (const size_t shift : {0, 1, 15, 63}) {
+    for (const size_t at : {0, 1, 17, 63}) {
+      for (const size_t bytes : {0, 1, 62, 63, 64, 65, 127, 128, 1000, 4000}) {
+        std::vector<char> to(4096 + 128, 'x');
+        copy_past_caches(to.data() + at, from.data() + shift, bytes, 1);
+        EXPECT_EQ(std::memcmp(to.data() + at, from.data() + shift, bytes), 0) << at << " " << bytes;
+        EXPECT_EQ(std::count(to.begin(), to.begin() + static_cast<ptrdiff_t>(at), 'x'),
+                  static_cast<ptrdiff_t>(at));
+        EXPECT_EQ(to[at + bytes], 'x') << at << " " << bytes;
+      }
+    }
+  }
+}
+
 TEST(SharedArena, a_block_is_free_when_it_has_neither_holders_nor_leases) {
   const auto arena = *SharedArena::make(8 * kMiB);
   const uint64_t a = arena->new_link();

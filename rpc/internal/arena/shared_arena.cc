@@ -1,8 +1,9 @@
 #include "weft/rpc/internal/arena/shared_arena.h"
 
-#include <cstring>
 #include <iterator>
 #include <utility>
+
+#include "weft/rpc/internal/arena/stream_copy.h"
 
 namespace weft::internal {
 
@@ -110,7 +111,7 @@ std::optional<SharedArena::Loan> SharedArena::lend(std::string_view bytes, uint6
   }
   const std::optional<uint64_t> offset = take(bytes.size());
   if (!offset.has_value()) return std::nullopt;
-  std::memcpy(file_->data() + *offset, bytes.data(), bytes.size());
+  copy_past_caches(file_->data() + *offset, bytes.data(), bytes.size());
   MutexLock lock(&mutex_);
   // The use that take() gave becomes the lease's.
   leases_.emplace(++last_lease_, Lease{*offset, link});
