@@ -1,6 +1,7 @@
 # The transports: no file here includes LibTorch, so they compile quickly.
 set(WEFT_RPC_TRANSPORT_SRCS
   transport.cc
+  connection_stats.cc
   internal/wire/frame.cc
   internal/wire/handshake.cc
   internal/arena/heap.cc

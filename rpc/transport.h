@@ -34,6 +34,7 @@
 #include "weft/common/runtime.h"
 #include "weft/common/time.h"
 #include "weft/common/wait_driver.h"
+#include "weft/rpc/connection_stats.h"
 #include "weft/rpc/credentials.h"
 
 namespace weft {
@@ -132,6 +133,11 @@ class WEFT_API Connection {
   // With `reason` not OK what is queued is dropped.
   virtual void close(Status reason) = 0;
   virtual std::string describe() const = 0;  // "ps0 (127.0.0.1:4711)"
+  virtual ConnectionStats stats() const {
+    ConnectionStats out;
+    out.dialled = dialled();
+    return out;
+  }
 
   // Puts bytes where the peer sees them, so that a frame need only say where. Bytes that lie there
   // already are not copied: whoever changes them afterwards changes what the peer sees. None: there

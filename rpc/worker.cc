@@ -113,6 +113,7 @@ bool Worker::is_shut_down() const {
 }
 
 std::map<std::string, int64_t> Worker::debug_info() const { return core()->debug_info(); }
+std::vector<PeerStats> Worker::peer_stats() const { return core()->agent().peer_stats(); }
 Metrics& Worker::metrics() const { return core()->metrics(); }
 const Logger& Worker::log() const { return core()->log(); }
 Runtime& Worker::runtime() const { return core()->runtime(); }

@@ -30,6 +30,7 @@
 #include "weft/common/runtime.h"
 #include "weft/common/time.h"
 #include "weft/rpc/access_rule.h"
+#include "weft/rpc/connection_stats.h"
 #include "weft/rpc/credentials.h"
 #include "weft/rpc/library.h"
 #include "weft/rpc/service.h"
@@ -161,8 +162,11 @@ class WEFT_API Worker {
   ShutdownResult shutdown(ShutdownOptions options = {}) const;
   bool is_shut_down() const;
 
-  // Counters and sizes by name ("calls_pending", "reconnects", "lane0_frames_sent", ...).
+  // Counters and sizes by name ("calls_pending", "reconnects", "lane0_frames_sent",
+  // "peer/ps0/lane1/bytes_sent", ...).
   std::map<std::string, int64_t> debug_info() const;
+  // Peer by peer what its connections did, and why memory is not shared with it. In order of id.
+  std::vector<PeerStats> peer_stats() const;
   Metrics& metrics() const;
   // Where /metrics is served, as "127.0.0.1:40123"; "" when it is not.
   const std::string& metrics_address() const;

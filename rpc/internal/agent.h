@@ -117,7 +117,12 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     uint64_t served = 0;
   };
   Load load() const;
+  Metrics* metrics() const { return options_.metrics.get(); }
   std::map<std::string, int64_t> debug_info() const;
+  // Of those that are connected, or that calls wait for. In order of id.
+  std::vector<PeerStats> peer_stats() const;
+  // As "peer/NAME/...": those that are not zero.
+  void put_peer_numbers(std::map<std::string, int64_t>* out) const;
 
   // Saturated: what does not fit 64 bits of nanoseconds is infinite.
   absl::Duration rpc_timeout() const {
@@ -185,6 +190,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     CancelToken parent = CancelToken::none();  // of the call in whose handler this one was issued
     uint64_t parent_hook = 0;
   };
+
+  void publish_stats(const std::vector<std::shared_ptr<Link>>& links, const Transport& transport);
 
   struct Peer {
     WorkerInfo info;
@@ -320,6 +327,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   std::unique_ptr<Timer> tick_timer_;
   absl::Time last_sweep_;  // this and the next: touched by tick() only
   absl::Time last_trim_;
+  std::map<std::string, int64_t> published_;  // the transport's, as far as the metrics have them
 };
 
 }  // namespace weft::internal

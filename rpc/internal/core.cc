@@ -369,6 +369,7 @@ std::map<std::string, int64_t> Core::debug_info() const {
   out["members"] = static_cast<int64_t>(membership_->list()->by_id.size());
   out["members_gone"] = static_cast<int64_t>(membership_->list()->gone.size());
   out["membership_version"] = static_cast<int64_t>(membership_->list()->version);
+  agent_->put_peer_numbers(&out);
   if (transport_ != nullptr) {
     for (const auto& [name, value] : transport_->counters()) out[name] = value;
   }

@@ -135,6 +135,7 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
 void Link::on_lost(Lost lost) {
   const std::shared_ptr<Agent> agent = agent_.lock();
   assembler_.abandon();
+  if (agent != nullptr) publish(agent->metrics());
   if (agent != nullptr) agent->on_link_lost(shared_from_this(), std::move(lost));
 }
 

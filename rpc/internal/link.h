@@ -10,6 +10,7 @@
 #include <string>
 
 #include "weft/common/api.h"
+#include "weft/common/metrics.h"
 #include "weft/rpc/internal/message.h"
 #include "weft/rpc/transport.h"
 
@@ -59,6 +60,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   Connection* connection() const { return connection_.get(); }
   const Hello& peer() const { return connection_->peer(); }
   Assembler& assembler() { return assembler_; }
+  // Adds what happened since the last time.
+  void publish(Metrics* metrics) ABSL_LOCKS_EXCLUDED(published_mutex_);
 
   // `held` is kept until the transport lets go of the last frame of a large message.
   template <class Header>
@@ -109,6 +112,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   const std::shared_ptr<LaneLoads> loads_ = std::make_shared<LaneLoads>();
   std::atomic<int64_t> last_received_;  // nanoseconds on the runtime's clock
   std::atomic<int64_t> last_sent_;
+  Mutex published_mutex_;
+  ConnectionStats published_ ABSL_GUARDED_BY(published_mutex_);
 };
 
 }  // namespace weft::internal

@@ -522,6 +522,7 @@ void Agent::tick() {
     receive_memory_->sweep();
     transport->sweep();
   }
+  publish_stats(links, *transport);
   tick_timer_->arm(at + options_.heartbeat);
 }
 

@@ -57,6 +57,7 @@ GrpcConnection::GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const He
       address_(std::move(address)),
       arena_(std::move(arena)),
       free_timer_(std::make_shared<FreeTimer>()),
+      local_(address_.rfind("unix", 0) == 0),
       lanes_(std::move(lanes)),
       peer_(peer),
       state_(State::kOpen) {}
@@ -81,11 +82,27 @@ Status GrpcConnection::send(Frame frame, int lane) {
   return sent;
 }
 
+ConnectionStats GrpcConnection::stats() const {
+  ConnectionStats out;
+  out.way = local_ ? "Unix socket" : core_->tls() != nullptr ? "TCP with TLS" : "TCP";
+  out.dialled = dialled_;
+  for (const auto& lane : lanes_) out.lanes.push_back(lane->stats());
+  out.arena_hits = arena_hits_.load();
+  out.arena_hit_bytes = arena_hit_bytes_.load();
+  out.arena_fallbacks = arena_fallbacks_.load();
+  out.arena_fallback_bytes = arena_fallback_bytes_.load();
+  out.arena = arena_ != nullptr ? arena_->describe() : "the peer is not on this host's local socket";
+  return out;
+}
+
 // ---- shared memory ---------------------------------------------------------------------------
 
 std::optional<Placement> GrpcConnection::place(std::string_view bytes) {
-  if (arena_ == nullptr) return std::nullopt;
-  std::optional<Placement> placed = arena_->lend(bytes);
+  std::optional<Placement> placed;
+  if (arena_ != nullptr) placed = arena_->lend(bytes);
+  ++(placed.has_value() ? arena_hits_ : arena_fallbacks_);
+  (placed.has_value() ? arena_hit_bytes_ : arena_fallback_bytes_) +=
+      static_cast<int64_t>(bytes.size());
   if (placed.has_value()) core_->poller()->note_bulk();
   return placed;
 }

@@ -7,6 +7,7 @@
 //
 // Threads: as rpc/transport.h says; lane events come from the poller, deadlines from the timer.
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -45,6 +46,7 @@ class GrpcConnection final : public Connection,
 
   // Dialler. REQUIRES: before anything else.
   void set_lanes(Lanes lanes) { lanes_ = std::move(lanes); }
+  void set_local(bool local) { local_ = local; }  // over a Unix socket
   // Acceptor: frames flow from here on.
   void open_accepted(std::shared_ptr<ConnectionHandler> handler) ABSL_LOCKS_EXCLUDED(mutex_);
   // The transport shuts down: a dial fails, a connection drains.
@@ -57,6 +59,7 @@ class GrpcConnection final : public Connection,
   Status send(Frame frame, int lane) override;
   void close(Status reason) override ABSL_LOCKS_EXCLUDED(mutex_);
   std::string describe() const override;
+  ConnectionStats stats() const override;
   std::optional<Placement> place(std::string_view bytes) override;
   void unplace(const Placement& placement) override;
   StatusOr<Borrowed> borrow(const Placement& placement, uint64_t length) override;
@@ -87,7 +90,12 @@ class GrpcConnection final : public Connection,
   const std::string address_;
   const std::shared_ptr<ArenaLink> arena_;
   const std::shared_ptr<FreeTimer> free_timer_;
+  bool local_ = false;
   Lanes lanes_;  // constant once frames flow
+  std::atomic<int64_t> arena_hits_{0};
+  std::atomic<int64_t> arena_hit_bytes_{0};
+  std::atomic<int64_t> arena_fallbacks_{0};
+  std::atomic<int64_t> arena_fallback_bytes_{0};
   Hello peer_;   // constant once open
 
   Mutex mutex_;

@@ -267,12 +267,13 @@ void GrpcTransportCore::dial(std::string_view address, const Hello& hello, absl:
   auto connection =
       std::make_shared<GrpcConnection>(shared_from_this(), *own, std::string(address),
                                        std::move(arena), std::move(handler), std::move(done));
+  connection->set_local(local);
   std::vector<std::shared_ptr<GrpcClientLane>> lanes;
   GrpcConnection::Lanes base;
   for (uint32_t i = 0; i < own->lanes; ++i) {
     const int number = static_cast<int>(i);
     lanes.push_back(std::make_shared<GrpcClientLane>(
-        number, context_.max_frame_bytes, lane_counters(number), poller_.get(), connection.get(),
+        number, context_.max_frame_bytes, poller_.get(), connection.get(),
         tls_, [self = shared_from_this()](GrpcLane* lane) { self->lane_gone(lane); }));
     base.push_back(lanes.back());
   }
@@ -376,6 +377,7 @@ void GrpcTransportCore::lane_gone(GrpcLane* lane) {
   if (it == lanes_.end()) return;
   last = std::move(it->second);
   lanes_.erase(it);
+  past_lanes_[static_cast<size_t>(lane->number())] += lane->stats();
   if (closing_) changed_.notify_all();
 }
 
@@ -496,16 +498,21 @@ std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const
       out.emplace_back(absl::StrCat(view(prefix), name), value->load(std::memory_order_relaxed));
     }
   };
-  for (size_t i = 0; i < lane_counters_.size(); ++i) {
-    const LaneCounters& lane = lane_counters_[i];
+  std::array<LaneStats, kMaxLanes> lanes;
+  {
+    MutexLock lock(&mutex_);
+    lanes = past_lanes_;
+    for (const auto& [raw, lane] : lanes_) {
+      lanes[static_cast<size_t>(lane->number())] += lane->stats();
+    }
+  }
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    const LaneStats& lane = lanes[i];
     // Those that nobody has used, here or at a peer that dialled, would only be long to read.
     if (i > kBulkLane && lane.frames_sent == 0 && lane.frames_received == 0) continue;
-    add(absl::StrCat("lane", i, "_"), {{"frames_sent", &lane.frames_sent},
-                                       {"bytes_sent", &lane.bytes_sent},
-                                       {"frames_received", &lane.frames_received},
-                                       {"bytes_received", &lane.bytes_received},
-                                       {"writes", &lane.writes},
-                                       {"batches", &lane.batches}});
+    for (const auto& [name, value] : lane_numbers(lane)) {
+      out.emplace_back(absl::StrCat("lane", i, "_", name), value);
+    }
   }
   std::shared_ptr<SharedArena> own;
   {

@@ -55,7 +55,6 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   // One poller for all lanes: of two, each would wait for what the other hands it (poller.h).
   grpc::CompletionQueue* poller_queue() { return poller_->queue(); }
   GrpcPoller* poller() { return poller_.get(); }
-  LaneCounters* lane_counters(int lane) { return &lane_counters_[static_cast<size_t>(lane)]; }
 
   // The lane may start operations until lane_gone(). False: the transport is closing; the lane
   // counts all the same and must be aborted.
@@ -102,7 +101,6 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   const GrpcTransportOptions options_;
   const std::shared_ptr<const GrpcTls> tls_;
   const std::shared_ptr<GrpcPoller> poller_;
-  std::array<LaneCounters, kMaxLanes> lane_counters_;
   const std::shared_ptr<LocalGate> gate_;
   std::atomic<bool> same_user_only_{false};  // set by listen()
   // Connections to whose peers large tensors went through shared memory, and those to which not.
@@ -120,6 +118,8 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<GrpcLane*, std::shared_ptr<GrpcLane>> lanes_ ABSL_GUARDED_BY(mutex_);
+  // Of the lanes that are gone, by number.
+  std::array<LaneStats, kMaxLanes> past_lanes_ ABSL_GUARDED_BY(mutex_);
   std::map<GrpcConnection*, std::shared_ptr<GrpcConnection>> connections_ ABSL_GUARDED_BY(mutex_);
   int operations_ ABSL_GUARDED_BY(mutex_) = 0;
   std::multimap<absl::Time, std::weak_ptr<GrpcTimed>> deadlines_ ABSL_GUARDED_BY(mutex_);

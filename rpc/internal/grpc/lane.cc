@@ -29,6 +29,22 @@ Status not_delivered(std::string_view message) {
 
 }  // namespace
 
+LaneStats LaneCounters::read() const {
+  LaneStats out;
+  out.frames_sent = frames_sent.load(std::memory_order_relaxed);
+  out.bytes_sent = bytes_sent.load(std::memory_order_relaxed);
+  out.frames_received = frames_received.load(std::memory_order_relaxed);
+  out.bytes_received = bytes_received.load(std::memory_order_relaxed);
+  out.chunks_sent = chunks_sent.load(std::memory_order_relaxed);
+  out.chunks_received = chunks_received.load(std::memory_order_relaxed);
+  out.writes = writes.load(std::memory_order_relaxed);
+  out.batches = batches.load(std::memory_order_relaxed);
+  out.queued = queued.load(std::memory_order_relaxed);
+  out.queued_us = queued_us.load(std::memory_order_relaxed);
+  out.queued_most_us = queued_most_us.load(std::memory_order_relaxed);
+  return out;
+}
+
 // ---- sending ---------------------------------------------------------------------------------
 
 Status GrpcLane::send(Frame frame, Frame* rider) {
@@ -38,7 +54,8 @@ Status GrpcLane::send(Frame frame, Frame* rider) {
     if (!may_send_) {
       return not_delivered(draining_ ? "the connection is closed" : "the connection is lost");
     }
-    add(&counters_->frames_sent, rider == nullptr ? 1 : 2);
+    add(&counters_.frames_sent, rider == nullptr ? 1 : 2);
+    if (frame.kind == FrameKind::kChunk) add(&counters_.chunks_sent, 1);
     if (!writing_ && queue_.empty()) {
       writing_ = true;
       if (rider != nullptr && frame_bytes(frame) + frame_bytes(*rider) > kMaxBatchBytes) {
@@ -55,6 +72,7 @@ Status GrpcLane::send(Frame frame, Frame* rider) {
       }
       return absl::OkStatus();
     }
+    if (queue_.empty()) queued_since_ = poller_->now();
     if (rider != nullptr) queue_.push_back(std::move(*rider));
     queue_.push_back(std::move(frame));
     crowded = queue_.size() % kCrowd == 0;
@@ -70,10 +88,21 @@ Status GrpcLane::send(Frame frame, Frame* rider) {
 
 void GrpcLane::write(absl::Span<Frame> frames) {
   const grpc::ByteBuffer message = encode_message(frames);
-  add(&counters_->writes, 1);
-  if (frames.size() > 1) add(&counters_->batches, 1);
-  add(&counters_->bytes_sent, static_cast<int64_t>(message.Length()));
+  add(&counters_.writes, 1);
+  if (frames.size() > 1) add(&counters_.batches, 1);
+  add(&counters_.bytes_sent, static_cast<int64_t>(message.Length()));
   writer_->Write(message, &write_event_);
+}
+
+void GrpcLane::note_queued_locked() {
+  // Handshakes have no time.
+  if (queued_since_ == absl::InfiniteFuture()) return;
+  const int64_t us = absl::ToInt64Microseconds(poller_->now() - queued_since_);
+  add(&counters_.queued, 1);
+  add(&counters_.queued_us, us);
+  if (us > counters_.queued_most_us.load(std::memory_order_relaxed)) {
+    counters_.queued_most_us.store(us, std::memory_order_relaxed);
+  }
 }
 
 // REQUIRES: writing_ is reserved by the caller and the queue is not empty.
@@ -81,6 +110,7 @@ void GrpcLane::write_batch() {
   absl::InlinedVector<Frame, 4> batch;
   {
     MutexLock lock(&mutex_);
+    note_queued_locked();
     size_t bytes = 0;
     size_t n = 0;
     while (n < queue_.size()) {
@@ -95,6 +125,8 @@ void GrpcLane::write_batch() {
       batch.push_back(std::move(queue_.front()));
       queue_.pop_front();
     }
+    // The rest came later, but when is not worth remembering of each.
+    queued_since_ = queue_.empty() ? absl::InfiniteFuture() : poller_->now();
   }
   write(absl::MakeSpan(batch));
 }
@@ -365,10 +397,12 @@ Status GrpcLane::take_message(WireState phase, GrpcLaneHost* host, ConnectionHan
     bytes += slice.size();
   }
   int64_t frames = 0;
+  int64_t chunks = 0;
   Status own;
   const WakeScope batch;
   Status status = frames_.read(pieces_, {phase, max_frame_bytes_}, [&](const FrameView& frame) {
     ++frames;
+    chunks += frame.kind == FrameKind::kChunk ? 1 : 0;
     if (phase != WireState::kOpen) {
       host->lane_handshake(*this, frame.header);
     } else if (frame.kind >= FrameKind::kArenaProbe) {
@@ -379,8 +413,9 @@ Status GrpcLane::take_message(WireState phase, GrpcLaneHost* host, ConnectionHan
     return own.ok();
   });
   if (status.ok()) status = std::move(own);
-  add(&counters_->frames_received, frames);
-  add(&counters_->bytes_received, static_cast<int64_t>(bytes));
+  add(&counters_.frames_received, frames);
+  if (chunks > 0) add(&counters_.chunks_received, chunks);
+  add(&counters_.bytes_received, static_cast<int64_t>(bytes));
   pieces_.clear();
   slices_.clear();
   message_.Clear();

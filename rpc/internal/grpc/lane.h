@@ -32,18 +32,26 @@
 #include "weft/rpc/internal/grpc/poller.h"
 #include "weft/rpc/internal/tls/grpc_tls.h"
 #include "weft/rpc/internal/wire/frame.h"
+#include "weft/rpc/connection_stats.h"
 #include "weft/rpc/transport.h"
 
 namespace weft::internal {
 
-// By lane number, for all peers.
+// As LaneStats. Those of the queue are written by whoever writes.
 struct LaneCounters {
   std::atomic<int64_t> frames_sent{0};
   std::atomic<int64_t> bytes_sent{0};
   std::atomic<int64_t> frames_received{0};
   std::atomic<int64_t> bytes_received{0};
-  std::atomic<int64_t> writes{0};   // messages
-  std::atomic<int64_t> batches{0};  // messages of more than one frame
+  std::atomic<int64_t> chunks_sent{0};
+  std::atomic<int64_t> chunks_received{0};
+  std::atomic<int64_t> writes{0};
+  std::atomic<int64_t> batches{0};
+  std::atomic<int64_t> queued{0};
+  std::atomic<int64_t> queued_us{0};
+  std::atomic<int64_t> queued_most_us{0};
+
+  LaneStats read() const;
 };
 
 struct LaneEnd {
@@ -84,6 +92,7 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
   ~GrpcLane() override = default;
 
   int number() const { return number_; }
+  LaneStats stats() const { return counters_.read(); }
   // Who is at the other end, as its certificate says; null when the stream is gone.
   virtual std::shared_ptr<const grpc::AuthContext> peer_auth() = 0;
 
@@ -113,12 +122,10 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
  protected:
   enum class Role { kDialler, kAcceptor };
 
-  GrpcLane(Role role, int number, size_t max_frame_bytes, LaneCounters* counters,
-           GrpcPoller* poller, GrpcLaneHost* host)
+  GrpcLane(Role role, int number, size_t max_frame_bytes, GrpcPoller* poller, GrpcLaneHost* host)
       : role_(role),
         number_(number),
         max_frame_bytes_(max_frame_bytes),
-        counters_(counters),
         poller_(poller),
         host_(host),
         phase_(role == Role::kDialler ? WireState::kAwaitAck : WireState::kAwaitHello) {}
@@ -161,6 +168,7 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
   Next next_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Does it. Without the lock.
   void act(Next next) ABSL_LOCKS_EXCLUDED(mutex_);
+  void note_queued_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void write_batch() ABSL_LOCKS_EXCLUDED(mutex_);
   void write(absl::Span<Frame> frames);
   void drop_queue_locked(std::deque<Frame>* dropped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -171,7 +179,6 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
 
   const int number_;
   const size_t max_frame_bytes_;
-  LaneCounters* const counters_;
   GrpcPoller* const poller_;
 
   GrpcMemberEvent<GrpcLane, &GrpcLane::on_read> read_event_{this};
@@ -188,6 +195,7 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
   ConnectionHandler* handler_ ABSL_GUARDED_BY(mutex_) = nullptr;
   WireState phase_ ABSL_GUARDED_BY(mutex_);
   std::deque<Frame> queue_ ABSL_GUARDED_BY(mutex_);  // never handed to gRPC yet
+  absl::Time queued_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // the oldest of them
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool may_send_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -200,6 +208,8 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   LaneEnd end_ ABSL_GUARDED_BY(mutex_);
+
+  LaneCounters counters_;
 
   // The poller's.
   grpc::ByteBuffer incoming_;
@@ -216,10 +226,9 @@ std::string lane_method(int lane);
 class GrpcClientLane final : public GrpcLane {
  public:
   // `tls` is null when traffic is plain text.
-  GrpcClientLane(int number, size_t max_frame_bytes, LaneCounters* counters, GrpcPoller* poller,
-                 GrpcLaneHost* host, std::shared_ptr<const GrpcTls> tls,
-                 std::function<void(GrpcLane*)> on_release)
-      : GrpcLane(Role::kDialler, number, max_frame_bytes, counters, poller, host),
+  GrpcClientLane(int number, size_t max_frame_bytes, GrpcPoller* poller, GrpcLaneHost* host,
+                 std::shared_ptr<const GrpcTls> tls, std::function<void(GrpcLane*)> on_release)
+      : GrpcLane(Role::kDialler, number, max_frame_bytes, poller, host),
         tls_(std::move(tls)),
         on_release_(std::move(on_release)) {}
 

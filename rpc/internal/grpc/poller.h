@@ -76,6 +76,7 @@ class GrpcPoller final : public WaitDriver {
   void stop();
   const PollerCounters& counters() const { return counters_; }
 
+  absl::Time now() const { return runtime_->now(); }
   // There is much to do now: the poller takes the lead unless somebody has it.
   void attend() {
     if (lead_.load() == Lead::kFree) call_->unpark();

@@ -1,0 +1,126 @@
+// What a worker tells about its connections: peer_stats(), debug_info() and the metrics agree.
+
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "ATen/ops/ones.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/common/metrics.h"
+#include "weft/rpc/grpc_transport.h"
+#include "weft/tests/rpc/library.h"
+#include "weft/tests/testing/cluster.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+int64_t numel(const at::Tensor& x) { return x.numel(); }
+
+Library stats_library() {
+  Library lib("stats");
+  lib.def("add", &add, {.inline_ok = true});
+  lib.def("numel", &numel, {.inline_ok = true});
+  return lib;
+}
+
+ClusterOptions options(const GrpcTransportOptions& transport) {
+  ClusterOptions o{.net = Net::kGrpc, .library = stats_library()};
+  o.adjust = [transport](int, JoinOptions* j) { j->transport = grpc_transport(transport); };
+  return o;
+}
+
+PeerStats only_peer(const Worker& worker) {
+  const std::vector<PeerStats> all = worker.peer_stats();
+  EXPECT_EQ(all.size(), 1u);
+  return all.empty() ? PeerStats() : all.front();
+}
+
+constexpr int64_t kElements = int64_t{2} << 20;  // 8 MiB
+
+TEST(Stats, EachLaneOfEachPeerIsCounted) {
+  Cluster c(options({.local_sockets = false}));
+  for (int64_t i = 0; i < 20; ++i) ASSERT_EQ(rpc_sync(c[0], 1, &add, i, 1), i + 1);
+  ASSERT_EQ(rpc_sync(c[0], 1, &numel, at::ones({kElements})), kElements);
+  const PeerStats peer = only_peer(c[0]);
+  EXPECT_EQ(peer.worker.name, "worker1");
+  EXPECT_EQ(peer.calls_pending, 0);
+  ASSERT_EQ(peer.connections.size(), 1u);
+  const ConnectionStats& connection = peer.connections[0];
+  EXPECT_EQ(connection.way, "TCP");
+  EXPECT_TRUE(connection.dialled);
+  ASSERT_EQ(connection.lanes.size(), 3u);
+  EXPECT_GE(connection.lanes[0].frames_sent, 20);
+  EXPECT_EQ(connection.lanes[0].chunks_sent, 0);
+  EXPECT_GE(connection.lanes[0].writes, 20);
+  LaneStats bulk = connection.lanes[1];
+  bulk += connection.lanes[2];
+  EXPECT_EQ(bulk.chunks_sent, (4 * kElements + (160 << 10) - 1) / (160 << 10));
+  EXPECT_GT(bulk.bytes_sent, 4 * kElements);
+  // 52 chunks were queued at once behind one that was being written.
+  EXPECT_GT(bulk.queued, 0);
+  EXPECT_GE(bulk.queued_us, bulk.queued_most_us);
+  EXPECT_EQ(connection.arena_fallbacks, 1) << "one tensor that went by the wire";
+  EXPECT_EQ(connection.arena_fallback_bytes, 4 * kElements);
+  EXPECT_THAT(connection.arena, HasSubstr("not on this host"));
+
+  const PeerStats other = only_peer(c[1]);
+  ASSERT_EQ(other.connections.size(), 1u);
+  EXPECT_FALSE(other.connections[0].dialled);
+  EXPECT_EQ(other.connections[0].lanes[1].chunks_received +
+                other.connections[0].lanes[2].chunks_received,
+            bulk.chunks_sent);
+
+  const std::map<std::string, int64_t> info = c[0].debug_info();
+  EXPECT_EQ(info.at("peer/worker1/lane1/chunks_sent") + info.count("peer/worker1/lane2/chunks_sent"),
+            connection.lanes[1].chunks_sent + (connection.lanes[2].chunks_sent > 0 ? 1 : 0));
+  EXPECT_EQ(info.at("lane1_chunks_sent"), connection.lanes[1].chunks_sent);
+  std::ostringstream text;
+  text << peer;
+  EXPECT_THAT(text.str(), HasSubstr("worker1 (id 1)"));
+  EXPECT_THAT(text.str(), HasSubstr("TCP, dialled here"));
+}
+
+TEST(Stats, TensorsThroughSharedMemoryAreCountedApart) {
+  Cluster c(options({}));
+  // Who shares memory is settled beside the first calls.
+  int64_t sent = 0;
+  for (; sent < 10'000; ++sent) {
+    ASSERT_EQ(rpc_sync(c[0], 1, &numel, at::ones({kElements / 8})), kElements / 8);
+    if (only_peer(c[0]).connections.at(0).arena_hits >= 3) break;
+  }
+  const ConnectionStats connection = only_peer(c[0]).connections.at(0);
+  EXPECT_EQ(connection.way, "Unix socket");
+  EXPECT_THAT(connection.arena, HasSubstr("lends"));
+  EXPECT_GE(connection.arena_hits, 3);
+  EXPECT_EQ(connection.arena_hit_bytes, connection.arena_hits * kElements / 2);
+  EXPECT_EQ(connection.arena_hits + connection.arena_fallbacks, sent + 1);
+}
+
+TEST(Stats, WhatALostConnectionDidStaysInTheMetrics) {
+  ClusterOptions o = options({.local_sockets = false});
+  o.dynamic = true;
+  o.names = {"a", "b"};
+  Cluster c(o);
+  ASSERT_EQ(rpc_sync(c[0], "b", &numel, at::ones({kElements})), kElements);
+  const int64_t chunks = (4 * kElements + (160 << 10) - 1) / (160 << 10);
+  ASSERT_TRUE(c[1].shutdown().status.ok());
+  const auto value = [&](const std::string& name) {
+    const std::map<std::string, double> all = c[0].metrics().snapshot();
+    const auto it = all.find(name);
+    return it == all.end() ? 0.0 : it->second;
+  };
+  // The connection's end is told by the poller.
+  const absl::Time end = c[0].now() + absl::Seconds(20);
+  while (c[0].debug_info().at("connections") > 0 && c[0].now() < end) std::this_thread::yield();
+  EXPECT_EQ(value("weft_rpc_lane_chunks_sent_total{lane=\"1\",peer=\"b\"}") +
+                value("weft_rpc_lane_chunks_sent_total{lane=\"2\",peer=\"b\"}"),
+            static_cast<double>(chunks));
+  EXPECT_EQ(value("weft_rpc_arena_fallbacks_total{peer=\"b\"}"), 1.0);
+}
+
+}  // namespace
+}  // namespace weft::testing
