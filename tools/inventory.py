@@ -3,7 +3,7 @@
 usage: inventory.py            writes docs/inventory.md
        inventory.py --check    fails when an entry has no test, or when docs/inventory.md is not what would be written
 
-Entries are the tests of PyTorch's RPC that we answer for (RPC-n) and our acceptance scenarios (Xn). A GoogleTest
+Entries are the tests of PyTorch's RPC that we answer for (RPC-n, DA-n) and our acceptance scenarios (Xn). A GoogleTest
 case stands for an entry by its name: RPC_24_..., X7_...; a case that stands for several says so:
 RPC_24_and_RPC_25_... . An entry without a test must be listed in tests/inventory_waiting.txt, one line each:
 
@@ -115,6 +115,13 @@ PYTORCH = {
     130: "test_rpc_barrier_all test_rpc_barrier_subset test_rpc_barrier_partial_subset "
          "test_rpc_barrier_multithreaded",
 }
+# The same of distributed autograd and of tensors on devices (DA-n).
+DEVICES = {
+    67: "test_device_maps_wrong_worker_name test_device_maps_invalid_max_local_device "
+        "test_device_maps_invalid_max_remote_device test_device_maps_invalid_min_device "
+        "test_device_maps_many_to_one test_device_maps_one_to_many test_devices_option_mismatch "
+        "test_devices_option_mismatch_reverse",
+}
 SCENARIOS = {
     1: "reconnect",
     3: "join again in one process",
@@ -125,13 +132,15 @@ SCENARIOS = {
     14: "timeouts, zero, infinite",
 }
 CASE = re.compile(r"\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+)\s*,\s*(\w+)\s*\)")
-ENTRY = re.compile(r"(?:^|_and_)(?:(RPC)_(\d+)|(X)_?(\d+))(?=_|$)")
+ENTRY = re.compile(r"(?:^|_and_)(?:(RPC|DA)_(\d+)|(X)_?(\d+))(?=_|$)")
 
 
 def entries():
     """(id, title) of every entry, in order."""
     for number, names in PYTORCH.items():
         yield f"RPC-{number}", ", ".join(f"`{name}`" for name in names.split())
+    for number, names in DEVICES.items():
+        yield f"DA-{number}", ", ".join(f"`{name}`" for name in names.split())
     for number, title in SCENARIOS.items():
         yield f"X{number}", title
 
@@ -146,8 +155,8 @@ def find_tests():
             path = os.path.join(folder, name)
             text = open(path, errors="replace").read()
             for suite, case in CASE.findall(text):
-                for rpc, number, _, scenario in ENTRY.findall(case):
-                    key = f"RPC-{number}" if rpc else f"X{scenario}"
+                for family, number, _, scenario in ENTRY.findall(case):
+                    key = f"{family}-{number}" if family else f"X{scenario}"
                     found.setdefault(key, set()).add((f"{suite}.{case}", os.path.relpath(path, ROOT)))
     return {key: sorted(tests) for key, tests in found.items()}
 
@@ -210,7 +219,7 @@ def main():
             out.write(page)
     for problem in problems:
         print(f"inventory: {problem}")
-    print(f"inventory: {len(PYTORCH) + len(SCENARIOS)} entries, {len(problems)} problems")
+    print(f"inventory: {len(PYTORCH) + len(DEVICES) + len(SCENARIOS)} entries, {len(problems)} problems")
     return 1 if problems else 0
 
 

@@ -12,6 +12,8 @@
 #include "weft/common/launch_info.h"
 #include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/hash_store.h"
+#include "weft/rpc/internal/cuda_library.h"
+#include "weft/rpc/internal/device_backend.h"
 #include "weft/rpc/internal/drain.h"
 #include "weft/rpc/internal/rendezvous.h"
 
@@ -151,6 +153,9 @@ Status Core::read_options(JoinOptions* options) {
   if (const Status name = check_name(options->name); !name.ok()) {
     wrong.push_back(std::string(name.message()));
   }
+  for (std::string& why : check_device_options(options->device_maps, options->devices)) {
+    wrong.push_back(std::move(why));
+  }
   if (!wrong.empty()) {
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat("join: ", absl::StrJoin(wrong, "; ")));
@@ -175,7 +180,8 @@ Status Core::init(JoinOptions options) {
     self_.incarnation = runtime_->random().next();
   } while (self_.incarnation == 0);
 
-  // Before anybody hears of us: a port that is taken costs nobody else anything.
+  // Before anybody hears of us: a mistake, or a port that is taken, costs nobody else anything.
+  WEFT_RETURN_IF_ERROR(open_devices(options));
   if (!options.metrics_address.empty()) {
     WEFT_ASSIGN_OR_RETURN(metrics_http_,
                           MetricsHttp::start(options.metrics_address, options.listen.allow_insecure,
@@ -287,13 +293,38 @@ Status Core::init(JoinOptions options) {
   me.methods = signatures(*library_);
   me.host = host_name();
   me.pid = ::getpid();
+  me.devices = devices_;
   WEFT_RETURN_IF_ERROR(membership_->publish(me, deadline));
+  WEFT_RETURN_IF_ERROR(check_devices(deadline));
   agent_->set_members(membership_->list());
   log_library_differences(*membership_->list());
   WEFT_LOG(log_, kInfo) << "joined job " << job_id_ << " as id " << self_.id << " at " << address_
                         << ", store " << store_->describe() << ", "
                         << membership_->list()->by_id.size() << " workers";
   return absl::OkStatus();
+}
+
+Status Core::open_devices(const JoinOptions& options) {
+  if (options.device_maps.empty() && options.devices.empty()) return absl::OkStatus();
+  device_backend_ = options.device_backend;
+  if (device_backend_ == nullptr) {
+    WEFT_ASSIGN_OR_RETURN(device_backend_, open_cuda_library(runtime_, log_));
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      MemberDevices devices,
+      make_member_devices(options.device_maps, options.devices, device_backend_->device_count()));
+  devices_ = std::make_shared<const MemberDevices>(std::move(devices));
+  return absl::OkStatus();
+}
+
+Status Core::check_devices(absl::Time deadline) {
+  const bool dynamic = membership_->dynamic();
+  const MemberListRef members = membership_->list();
+  Status right = check_device_maps(*members, dynamic ? &self_.name : nullptr, !dynamic);
+  if (right.ok()) return right;
+  const Status told = membership_->abort(std::string(right.message()), deadline);
+  if (!told.ok()) WEFT_LOG(log_, kWarning) << "telling the others that the join failed: " << told;
+  return right;
 }
 
 Status Core::open_rendezvous(const JoinOptions& options, absl::Time deadline) {
