@@ -121,6 +121,9 @@ DEVICES = {
         "test_device_maps_invalid_max_remote_device test_device_maps_invalid_min_device "
         "test_device_maps_many_to_one test_device_maps_one_to_many test_devices_option_mismatch "
         "test_devices_option_mismatch_reverse",
+    69: "test_device_maps_missing_config test_device_maps_missing_config_response "
+        "test_device_maps_missing_config_loop test_device_maps_missing_config_response_loop "
+        "test_device_maps_missing_config_not_timeout",
 }
 SCENARIOS = {
     1: "reconnect",

@@ -68,6 +68,29 @@ std::string pairs_text(const DevicePairs& pairs) {
                       "}");
 }
 
+StatusOr<DeviceCode> target_device(const DeviceRoute* route, c10::Device from) {
+  std::string why = "there is no device map (JoinOptions::device_maps)";
+  if (route != nullptr && (from.is_cpu() || from.is_cuda())) {
+    const DeviceCode code = device_code(from);
+    if (route->wrong.empty()) {
+      for (const auto& [ours, theirs] : route->pairs) {
+        if (ours == code) return theirs;
+      }
+    }
+    if (code == kCpuCode) return kCpuCode;
+    if (!route->wrong.empty()) {
+      why = route->wrong;
+    } else if (route->pairs.empty()) {
+      why = absl::StrCat("there is no device map for '", route->to, "' (JoinOptions::device_maps)");
+    } else {
+      why = absl::StrCat("the device map for '", route->to, "' is ", pairs_text(route->pairs));
+    }
+  }
+  return make_error(ErrorKind::kInvalidArgument,
+                    absl::StrCat("it is on ", from.str(), ", and ", why,
+                                 "; a tensor goes where a map says, or as x.cpu()"));
+}
+
 std::vector<std::string> check_device_options(const std::map<std::string, DeviceMap>& maps,
                                               const std::vector<c10::Device>& devices) {
   std::vector<std::string> wrong;
@@ -132,6 +155,17 @@ StatusOr<MemberDevices> make_member_devices(const std::map<std::string, DeviceMa
                     absl::StrCat("join: ", absl::StrJoin(wrong, "; ")));
 }
 
+std::vector<DeviceCode> devices_in_use(const MemberDevices& devices) {
+  std::set<DeviceCode> out(devices.used.begin(), devices.used.end());
+  if (devices.used.empty()) {
+    for (const auto& [to, pairs] : devices.maps) {
+      for (const auto& [ours, theirs] : pairs) out.insert(ours);
+    }
+  }
+  out.erase(kCpuCode);
+  return {out.begin(), out.end()};
+}
+
 std::string check_device_map(std::string_view owner, std::string_view to, const DevicePairs& pairs,
                              const MemberDevices* target) {
   for (const auto& [ours, theirs] : pairs) {
@@ -163,7 +197,7 @@ Status check_device_maps(const MemberList& members, const std::string* owner, bo
       if (target != nullptr) {
         std::string why = check_device_map(member.info.name, to, pairs, target->devices.get());
         if (!why.empty()) wrong.push_back(std::move(why));
-      } else if (complete) {
+      } else if (complete && members.gone_names.count(to) == 0) {
         std::vector<std::string> names;
         for (const auto& [name, other] : members.by_name) names.push_back(name);
         wrong.push_back(absl::StrCat("'", member.info.name, "' has a device map for '", to,

@@ -47,6 +47,16 @@ using DevicePairs = std::vector<std::pair<DeviceCode, DeviceCode>>;
 // "{cuda:0 -> cuda:1, cuda:1 -> cuda:0}".
 WEFT_API std::string pairs_text(const DevicePairs& pairs);
 
+// The way of a message's tensors.
+struct DeviceRoute {
+  std::string to;     // the receiver's name
+  DevicePairs pairs;  // of those who have a map
+  std::string wrong;  // not "": why the map cannot be used
+};
+// Where a tensor on `from` belongs. Error, kind invalid_argument: nothing says so; `route` is null
+// for workers without maps.
+WEFT_API StatusOr<DeviceCode> target_device(const DeviceRoute* route, c10::Device from);
+
 // What a worker tells the others of its devices.
 struct MemberDevices {
   int count = 0;
@@ -62,6 +72,9 @@ WEFT_API std::vector<std::string> check_device_options(const std::map<std::strin
 WEFT_API StatusOr<MemberDevices> make_member_devices(const std::map<std::string, DeviceMap>& maps,
                                                      const std::vector<c10::Device>& devices,
                                                      int count);
+
+// Besides the CPU: those it named, else those of its maps. Each once.
+std::vector<DeviceCode> devices_in_use(const MemberDevices& devices);
 
 // What is wrong with the map of `owner` for `to`, given what `to` told (null: nothing); "" when it
 // is right.

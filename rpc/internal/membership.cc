@@ -22,6 +22,13 @@ constexpr char kInvalid[] = "invalid ";
 
 std::string hex(uint64_t v) { return absl::StrCat(absl::Hex(v, absl::kZeroPad16)); }
 
+Status abort_error(std::string_view reason) {
+  const bool invalid = reason.rfind(kInvalid, 0) == 0;
+  if (invalid) reason.remove_prefix(sizeof kInvalid - 1);
+  return make_error(invalid ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kAlreadyExists,
+                    ErrorKind::kInvalidArgument, reason);
+}
+
 void put_pairs(const DevicePairs& pairs, google::protobuf::RepeatedField<uint32_t>* out) {
   for (const auto& [from, to] : pairs) {
     out->Add(from);
@@ -211,6 +218,12 @@ Status Membership::abort(const std::string& reason, absl::Time deadline) {
   if (!dead.empty()) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(options_.store->set(key("abort"), kInvalid + reason, left()));
   return bump_version(left());
+}
+
+Status Membership::aborted(absl::Time deadline) {
+  WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> reason,
+                        options_.store->try_get(key("abort"), deadline - options_.runtime->now()));
+  return reason.has_value() ? abort_error(*reason) : absl::OkStatus();
 }
 
 Status Membership::publish(const Member& self, absl::Time deadline) {
@@ -426,11 +439,7 @@ Status Membership::refresh() {
     WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> abort, store.try_get(key("abort")));
     if (abort.has_value()) {
       MutexLock lock(&mutex_);
-      const bool invalid = abort->rfind(kInvalid, 0) == 0;
-      aborted_ = make_error(
-          invalid ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kAlreadyExists,
-          ErrorKind::kInvalidArgument,
-          invalid ? std::string_view(*abort).substr(sizeof kInvalid - 1) : *abort);
+      aborted_ = abort_error(*abort);
       changed_.notify_all();
     }
   }

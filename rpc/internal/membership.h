@@ -82,6 +82,8 @@ class Membership {
   // Tells those who still wait for a static group that it can never be complete, unless somebody
   // has died in it: then whoever comes in its place fails alone.
   Status abort(const std::string& reason, absl::Time deadline);
+  // Somebody's abort, asked of the store.
+  Status aborted(absl::Time deadline);
   // Takes us out of the store, as far as it can be reached. Idempotent.
   void leave(absl::Time deadline);
   // Ends the thread.

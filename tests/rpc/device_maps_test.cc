@@ -18,7 +18,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const c10::Device kCpu(c10::kCPU);
-c10::Device cuda(int index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
 
 class DeviceMaps : public ::testing::TestWithParam<Net> {
  protected:
