@@ -121,9 +121,18 @@ DEVICES = {
         "test_device_maps_invalid_max_remote_device test_device_maps_invalid_min_device "
         "test_device_maps_many_to_one test_device_maps_one_to_many test_devices_option_mismatch "
         "test_devices_option_mismatch_reverse",
+    68: "test_device_map_gpu_default test_device_map_gpu_non_default test_device_map_gpu_default_to_non_default "
+        "test_device_map_gpu_non_default_to_default test_device_map_gpu_mixed_1..8 test_device_map_gpu_mixed_self_1..8",
     69: "test_device_maps_missing_config test_device_maps_missing_config_response "
         "test_device_maps_missing_config_loop test_device_maps_missing_config_response_loop "
         "test_device_maps_missing_config_not_timeout",
+    70: "test_custom_stream test_custom_stream_multi test_custom_stream_nested test_custom_stream_nested_multi",
+    72: "test_cuda_future_device_as_int test_cuda_future_device_as_str test_cuda_future_device_as_device "
+        "test_cuda_future_device_not_cuda test_cuda_future_can_extract_cuda_tensor "
+        "test_cuda_future_can_extract_list_with_cuda_tensor "
+        "test_cuda_future_can_extract_custom_class_with_cuda_tensor test_cuda_future_callback_changes_devices "
+        "test_cuda_future_value_on_bad_device",
+    73: "test_tensor_view_as_return_value",
 }
 SCENARIOS = {
     1: "reconnect",
