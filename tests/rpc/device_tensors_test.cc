@@ -206,7 +206,20 @@ TEST_P(DeviceTensors, BadInput_a_map_for_a_worker_that_comes_without_the_device)
     if (i == 1) o->devices = {cuda(0)};
   };
   Cluster c(options);
+  auto runtime = make_system_runtime();
+  Mutex mutex;
+  Condition changed(runtime.get());
+  const auto subscription =
+      c[0].subscribe([&changed](const MembershipChange&) { changed.notify_all(); });
   c.add("b");
+  {
+    MutexLock lock(&mutex);
+    const absl::Time end = runtime->now() + absl::Seconds(30);
+    while (c[0].worker_infos().size() != 2 && runtime->now() < end) {
+      changed.wait_until(&mutex, std::min(end, runtime->now() + absl::Milliseconds(20)))
+          .IgnoreError();
+    }
+  }
   expect_refused(try_rpc_sync(c[0], c[1].info(), &same, on_device(at::ones({1}), cuda(0))).status(),
                  HasSubstr("names cuda:1 of 'b', which has 1 CUDA device"));
   expect_refused(try_rpc_sync(c[0], "b", &make_on, 0).status(), HasSubstr("no device map"));

@@ -25,7 +25,7 @@ at::Tensor empty_fake(at::IntArrayRef sizes, at::IntArrayRef strides, at::Scalar
 }
 
 void copy_bytes(const at::Tensor& from, const at::Tensor& to) {
-  std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+  if (from.nbytes() > 0) std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
 }
 
 }  // namespace
