@@ -67,8 +67,14 @@ const CallScope* find_scope(const void* worker) {
 }
 
 ScopeGuard::ScopeGuard(ScopeRef scope)
-    : previous_(std::exchange(ambient().scope, std::move(scope))) {}
-ScopeGuard::~ScopeGuard() { ambient().scope = std::move(previous_); }
+    : previous_(std::exchange(ambient().scope, std::move(scope))) {
+  const CallScope* const now = ambient().scope.get();
+  if (now != nullptr && now->attachment != nullptr) entry_ = now->attachment->enter();
+}
+ScopeGuard::~ScopeGuard() {
+  entry_ = nullptr;
+  ambient().scope = std::move(previous_);
+}
 
 BlockingHookGuard::BlockingHookGuard(BlockingHook* hook)
     : previous_(std::exchange(ambient().blocking_hook, hook)) {}

@@ -54,6 +54,19 @@ class WEFT_API CancelToken {
   std::shared_ptr<State> state_;
 };
 
+// What else a thread takes over with a scope, and gives back when the scope ends there: the streams
+// on which a handler's devices work. Any thread.
+class ScopeEntry {
+ public:
+  virtual ~ScopeEntry() = default;
+};
+class ScopeAttachment {
+ public:
+  virtual ~ScopeAttachment() = default;
+  // What it returns lives until the scope ends on this thread, and is destroyed there. Short.
+  virtual std::unique_ptr<ScopeEntry> enter() const = 0;
+};
+
 struct CallScope {
   const void* worker = nullptr;                  // whose call this is
   absl::Time deadline = absl::InfiniteFuture();  // on that worker's clock
@@ -62,6 +75,7 @@ struct CallScope {
   uint64_t span_id = 0;
   std::vector<uint64_t> holding;  // calls of this chain that hold an object's turn
   std::map<std::string, std::shared_ptr<void>> slots;  // opaque to us: one entry per service
+  std::shared_ptr<const ScopeAttachment> attachment;   // null: nothing
   std::shared_ptr<const CallScope> outer;              // scopes of other workers on this thread
 };
 
@@ -81,6 +95,7 @@ class WEFT_API ScopeGuard {
 
  private:
   ScopeRef previous_;
+  std::unique_ptr<ScopeEntry> entry_;
 };
 
 // Whoever lends threads to user code (a pool) learns through this when that code is about to wait,

@@ -16,6 +16,10 @@
 //           where it is completed, or in then() when that is later.
 // FUTURE-3: continuations see the CallScope that was ambient when they were attached.
 //
+// FUTURE-4: whoever takes the value, by waiting or in a continuation, has first made what it queues
+//           on devices come after the work that makes the value (ValueGuard); no thread is blocked
+//           for that work.
+//
 // A Future is a cheap shared handle: copying it shares the result; any number of threads may wait,
 // any number of times. It may outlive the worker. A Future cannot be sent.
 
@@ -36,6 +40,7 @@
 #include "weft/common/executor.h"
 #include "weft/common/mutex.h"
 #include "weft/common/time.h"
+#include "weft/common/value_guard.h"
 #include "weft/common/wait_driver.h"
 
 namespace weft {
@@ -102,6 +107,15 @@ class WEFT_API FutureCore {
   void set_default_wait(absl::Duration d) { default_wait_ = d; }
   // What a thread that waits may do meanwhile. REQUIRES: nobody waits yet.
   void set_wait_driver(std::shared_ptr<WaitDriver> driver) { driver_ = std::move(driver); }
+  // FUTURE-4. REQUIRES: done().
+  void before_use() const {
+    if (guard_ != nullptr) guard_->before_use();
+  }
+  const std::shared_ptr<ValueGuard>& guard() const { return guard_; }
+  // For a value made from this future's on the calling thread.
+  std::shared_ptr<ValueGuard> derived_guard() const {
+    return guard_ == nullptr ? nullptr : guard_->derive();
+  }
   // Names the awaited thing in errors.
   void set_label(std::string label) { label_ = std::move(label); }
 
@@ -110,6 +124,8 @@ class WEFT_API FutureCore {
   bool claim() { return !claimed_.exchange(true, std::memory_order_acq_rel); }
   // Publishes the result that the claimant has stored; wakes and runs everybody.
   void publish();
+  // The claimant's, before it publishes.
+  std::shared_ptr<ValueGuard> guard_;
 
  private:
   std::shared_ptr<Executor> executor_;
@@ -130,9 +146,10 @@ class FutureState : public FutureCore {
  public:
   using FutureCore::FutureCore;
 
-  bool complete(StatusOr<S> result) {
+  bool complete(StatusOr<S> result, std::shared_ptr<ValueGuard> guard = nullptr) {
     if (!claim()) return false;
     result_.emplace(std::move(result));
+    guard_ = std::move(guard);
     publish();
     return true;
   }
@@ -203,11 +220,13 @@ class [[nodiscard]] Future {
   // touched by that. REQUIRES: not on a poller; a waiting handler gives its thread back meanwhile.
   T wait(Timeout timeout = {}) const& {
     throw_if_error(state_->wait_done(timeout));
+    state_->before_use();
     throw_if_error(state_->status());
     if constexpr (!std::is_void_v<T>) return *state_->result();
   }
   T wait(Timeout timeout = {}) && {
     throw_if_error(state_->wait_done(timeout));
+    state_->before_use();
     throw_if_error(state_->status());
     if constexpr (!std::is_void_v<T>) {
       if (state_.use_count() == 1) return *std::move(state_->result());
@@ -223,6 +242,7 @@ class [[nodiscard]] Future {
   // The same without exceptions.
   TryResult try_wait(Timeout timeout = {}) const {
     if (Status s = state_->wait_done(timeout); !s.ok()) return s;
+    state_->before_use();
     if constexpr (std::is_void_v<T>) {
       return state_->status();
     } else {
@@ -252,6 +272,7 @@ class [[nodiscard]] Future {
   template <class F>
   void add_done_callback(F f) const {
     state_->on_complete([state = state_, f = std::move(f)]() mutable {
+      state->before_use();
       try {
         f(Future(state));
       } catch (...) {
@@ -289,8 +310,8 @@ class Promise {
 
   // False when it was complete already (cancelled by the consumer, for instance). A Promise<void>
   // is completed by try_set({}), or by a Status.
-  bool try_set(internal::Result<T> result) {
-    return state_->complete(internal::to_stored(std::move(result)));
+  bool try_set(internal::Result<T> result, std::shared_ptr<ValueGuard> guard = nullptr) {
+    return state_->complete(internal::to_stored(std::move(result)), std::move(guard));
   }
 
   // These throw weft::Error (kind state) on a second completion.
@@ -323,14 +344,16 @@ class Promise {
 
 namespace internal {
 
-// Runs `f(args...)` and completes `child` with what it returns or throws.
+// Runs `f(args...)` on the value of `parent` and completes `child` with what it returns or throws.
 template <class R, class F, class... Args>
-void run_into(const std::shared_ptr<FutureState<Stored<typename ChildOf<R>::Type>>>& child, F& f,
+void run_into(const FutureCore& parent,
+              const std::shared_ptr<FutureState<Stored<typename ChildOf<R>::Type>>>& child, F& f,
               Args&&... args) {
+  parent.before_use();
   try {
     if constexpr (std::is_void_v<R>) {
       f(std::forward<Args>(args)...);
-      child->complete(Unit{});
+      child->complete(Unit{}, parent.derived_guard());
     } else if constexpr (IsFuture<R>::value) {
       auto inner = f(std::forward<Args>(args)...);
       if (!inner.valid()) {
@@ -338,16 +361,18 @@ void run_into(const std::shared_ptr<FutureState<Stored<typename ChildOf<R>::Type
         return;
       }
       auto state = inner.state();
-      state->on_complete_inline([state, child] { child->complete(state->result()); });
+      state->on_complete_inline(
+          [state, child] { child->complete(state->result(), state->guard()); });
     } else if constexpr (std::is_same_v<R, Status>) {
       Status s = f(std::forward<Args>(args)...);
       if (s.ok()) {
-        child->complete(Unit{});
+        child->complete(Unit{}, parent.derived_guard());
       } else {
         child->complete(std::move(s));
       }
     } else {
-      child->complete(f(std::forward<Args>(args)...));
+      StatusOr<Stored<typename ChildOf<R>::Type>> result = f(std::forward<Args>(args)...);
+      child->complete(std::move(result), parent.derived_guard());
     }
   } catch (...) {
     child->complete(status_from_current_exception());
@@ -369,6 +394,7 @@ struct Awaiter {
     keep->on_complete([handle] { handle.resume(); });
   }
   T await_resume() {
+    state->before_use();
     throw_if_error(state->status());
     if constexpr (!std::is_void_v<T>) {
       if constexpr (std::is_copy_constructible_v<T>) {
@@ -427,7 +453,7 @@ auto Future<T>::then(F f) const {
     using Child = typename internal::ChildOf<R>::Type;
     auto child = std::make_shared<typename Future<Child>::State>(state_->executor());
     state_->on_complete([state = state_, child, f = std::move(f)]() mutable {
-      internal::run_into<R>(child, f, Future<T>(state));
+      internal::run_into<R>(*state, child, f, Future<T>(state));
     });
     return Future<Child>(std::move(child));
   } else if constexpr (std::is_void_v<T>) {
@@ -440,7 +466,7 @@ auto Future<T>::then(F f) const {
       if (Status s = state->status(); !s.ok()) {
         child->complete(std::move(s));
       } else {
-        internal::run_into<R>(child, f);
+        internal::run_into<R>(*state, child, f);
       }
     });
     return Future<Child>(std::move(child));
@@ -454,7 +480,7 @@ auto Future<T>::then(F f) const {
       if (!state->result().ok()) {
         child->complete(state->result().status());
       } else {
-        internal::run_into<R>(child, f, std::as_const(*state->result()));
+        internal::run_into<R>(*state, child, f, std::as_const(*state->result()));
       }
     });
     return Future<Child>(std::move(child));

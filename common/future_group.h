@@ -34,6 +34,33 @@ void watch_all(const std::vector<Future<T>>& futures, OnError on_error, OnLast o
   }
 }
 
+// Of several values together; null when none needs one.
+class GuardGroup : public ValueGuard {
+ public:
+  template <class T>
+  static std::shared_ptr<ValueGuard> of(const std::vector<Future<T>>& futures) {
+    std::vector<std::shared_ptr<ValueGuard>> parts;
+    for (const Future<T>& f : futures) {
+      if (f.state()->guard() != nullptr) parts.push_back(f.state()->guard());
+    }
+    return parts.empty() ? nullptr : std::make_shared<GuardGroup>(std::move(parts));
+  }
+  explicit GuardGroup(std::vector<std::shared_ptr<ValueGuard>> parts) : parts_(std::move(parts)) {}
+  void before_use() override {
+    for (const auto& part : parts_) part->before_use();
+  }
+  std::shared_ptr<ValueGuard> derive() override {
+    std::vector<std::shared_ptr<ValueGuard>> derived;
+    for (const auto& part : parts_) {
+      if (auto guard = part->derive(); guard != nullptr) derived.push_back(std::move(guard));
+    }
+    return derived.empty() ? nullptr : std::make_shared<GuardGroup>(std::move(derived));
+  }
+
+ private:
+  const std::vector<std::shared_ptr<ValueGuard>> parts_;
+};
+
 }  // namespace internal
 
 template <class T>
@@ -53,7 +80,7 @@ Future<std::vector<T>> when_all(std::vector<Future<T>> futures) {
           if (!result.ok()) return;  // completed by on_error
           values.push_back(*result);
         }
-        child->complete(std::move(values));
+        child->complete(std::move(values), internal::GuardGroup::of(*shared));
       });
   return Future<std::vector<T>>(std::move(child));
 }

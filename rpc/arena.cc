@@ -41,6 +41,11 @@ at::Tensor move_to_arena(const Worker& worker, const at::Tensor& tensor) {
                    absl::StrCat("move_to_arena: a tensor of layout ", c10::str(tensor.layout()),
                                 "; only dense ones can lie in an arena")));
   }
+  if (!tensor.device().is_cpu()) {
+    throw_error(make_error(ErrorKind::kInvalidArgument,
+                           absl::StrCat("move_to_arena: the tensor is on ", tensor.device().str(),
+                                        ", an arena is memory of the CPU")));
+  }
   const c10::NoGradGuard no_grad;
   at::Tensor out = arena_tensor(worker, tensor.sizes(), tensor.scalar_type());
   out.copy_(tensor);

@@ -196,6 +196,14 @@ StatusOr<internal::Stored<R>> take_result(StatusOr<Payload> payload) {
   }
 }
 
+// Completes with the result that came, and with what is to be done before it is used.
+template <class R>
+void settle(Promise<R>* promise, StatusOr<Payload> payload) {
+  std::shared_ptr<ValueGuard> guard;
+  if (payload.ok() && payload->devices != nullptr) guard = payload->devices->guard;
+  promise->try_set(take_result<R>(std::move(payload)), std::move(guard));
+}
+
 template <class R>
 Future<R> start(const Worker& worker, const Destination& to, UntypedCall call) {
   Promise<R> promise(executor_of(worker));
@@ -203,7 +211,7 @@ Future<R> start(const Worker& worker, const Destination& to, UntypedCall call) {
   expect_answer(worker, call.method, to, future.state().get());
   CallHandle handle = start_call(worker, to, std::move(call),
                                  [promise = std::move(promise)](StatusOr<Payload> result) mutable {
-                                   promise.try_set(take_result<R>(std::move(result)));
+                                   settle(&promise, std::move(result));
                                  });
   future.state()->set_cancel_hook([handle = std::move(handle)] { handle.cancel(); });
   return future;
@@ -224,7 +232,7 @@ std::vector<Future<R>> start_all(const Worker& worker, const std::vector<Destina
   }
   std::vector<CallHandle> handles =
       start_calls(worker, to, std::move(call), [promises](size_t i, StatusOr<Payload> result) {
-        (*promises)[i].try_set(take_result<R>(std::move(result)));
+        settle(&(*promises)[i], std::move(result));
       });
   for (size_t i = 0; i < handles.size() && i < futures.size(); ++i) {
     futures[i].state()->set_cancel_hook([handle = std::move(handles[i])] { handle.cancel(); });

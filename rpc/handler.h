@@ -171,6 +171,7 @@ void run_handler(const std::shared_ptr<const Call>& call, CallContext& context,
       // The frame is let go only after the outcome was given.
       state->on_complete_inline(
           [state, frame = std::move(frame), outcome = std::move(outcome)]() mutable {
+            state->before_use();
             give_result(outcome, state->result());
           });
     } else if constexpr (std::is_void_v<Raw>) {

@@ -32,6 +32,7 @@
 #include "weft/rpc/access_rule.h"
 #include "weft/rpc/connection_stats.h"
 #include "weft/rpc/credentials.h"
+#include "weft/rpc/device_map.h"
 #include "weft/rpc/library.h"
 #include "weft/rpc/service.h"
 #include "weft/rpc/store.h"
@@ -42,7 +43,8 @@ namespace weft {
 
 namespace internal {
 class Core;
-}
+class DeviceBackend;
+}  // namespace internal
 
 // Every field has a default, and what is unset comes from the environment of the launcher (weftrun,
 // torchrun, mpirun, srun) or the default named there; see Config.
@@ -69,18 +71,28 @@ struct JoinOptions {
   // Who may call what. Default: every worker of the job may call everything.
   std::vector<AccessRule> access{};
   std::vector<ServiceFactory> services{};
+  // By destination: where the tensors of calls to it belong (device_map.h). Checked at join: here
+  // without asking anybody, then by every worker of a static group, which all fail if one map is
+  // wrong. In a dynamic group a map may name a worker that comes later; if it then has no such
+  // device, that is logged, and calls to it that would need the map fail.
+  std::map<std::string, DeviceMap> device_maps{};
+  // What of its devices this worker uses, in maps of its own and of others. Default: with maps of
+  // its own all, else none, and others cannot map to it.
+  std::vector<c10::Device> devices{};
   // "host:port" where Prometheus may ask for GET /metrics over HTTP, without encryption or
   // authentication; port 0: any free one, see Worker::metrics_address(). Beyond loopback only with
   // listen.allow_insecure. Default: WEFT_METRICS, else none.
   std::string metrics_address{};
   // Threads that run handlers (not those that wait in one). Default: one per core, at least 4.
   int worker_threads = 0;
-  Timeout rpc_timeout{};                // default of CallOptions::deadline: 60 s
-  Timeout join_timeout{};               // 60 s
-  Timeout shutdown_timeout{};           // bound of shutdown's later phases: 60 s
-  Timeout heartbeat_interval{};         // 1 s
-  Timeout lease{};                      // 15 s
-  std::shared_ptr<Runtime> runtime{};   // default: the system
+  Timeout rpc_timeout{};               // default of CallOptions::deadline: 60 s
+  Timeout join_timeout{};              // 60 s
+  Timeout shutdown_timeout{};          // bound of shutdown's later phases: 60 s
+  Timeout heartbeat_interval{};        // 1 s
+  Timeout lease{};                     // 15 s
+  std::shared_ptr<Runtime> runtime{};  // default: the system
+  // Default: weft::cuda, opened when device_maps or devices are given. For tests.
+  std::shared_ptr<internal::DeviceBackend> device_backend{};
   std::shared_ptr<LogSink> log_sink{};  // default: stderr
   std::optional<Severity> log_level{};  // default: WEFT_LOG_LEVEL
   // For tests and embedding: instead of this process's variables.

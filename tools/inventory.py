@@ -3,7 +3,7 @@
 usage: inventory.py            writes docs/inventory.md
        inventory.py --check    fails when an entry has no test, or when docs/inventory.md is not what would be written
 
-Entries are the tests of PyTorch's RPC that we answer for (RPC-n) and our acceptance scenarios (Xn). A GoogleTest
+Entries are the tests of PyTorch's RPC that we answer for (RPC-n, DA-n) and our acceptance scenarios (Xn). A GoogleTest
 case stands for an entry by its name: RPC_24_..., X7_...; a case that stands for several says so:
 RPC_24_and_RPC_25_... . An entry without a test must be listed in tests/inventory_waiting.txt, one line each:
 
@@ -115,6 +115,25 @@ PYTORCH = {
     130: "test_rpc_barrier_all test_rpc_barrier_subset test_rpc_barrier_partial_subset "
          "test_rpc_barrier_multithreaded",
 }
+# The same of distributed autograd and of tensors on devices (DA-n).
+DEVICES = {
+    67: "test_device_maps_wrong_worker_name test_device_maps_invalid_max_local_device "
+        "test_device_maps_invalid_max_remote_device test_device_maps_invalid_min_device "
+        "test_device_maps_many_to_one test_device_maps_one_to_many test_devices_option_mismatch "
+        "test_devices_option_mismatch_reverse",
+    68: "test_device_map_gpu_default test_device_map_gpu_non_default test_device_map_gpu_default_to_non_default "
+        "test_device_map_gpu_non_default_to_default test_device_map_gpu_mixed_1..8 test_device_map_gpu_mixed_self_1..8",
+    69: "test_device_maps_missing_config test_device_maps_missing_config_response "
+        "test_device_maps_missing_config_loop test_device_maps_missing_config_response_loop "
+        "test_device_maps_missing_config_not_timeout",
+    70: "test_custom_stream test_custom_stream_multi test_custom_stream_nested test_custom_stream_nested_multi",
+    72: "test_cuda_future_device_as_int test_cuda_future_device_as_str test_cuda_future_device_as_device "
+        "test_cuda_future_device_not_cuda test_cuda_future_can_extract_cuda_tensor "
+        "test_cuda_future_can_extract_list_with_cuda_tensor "
+        "test_cuda_future_can_extract_custom_class_with_cuda_tensor test_cuda_future_callback_changes_devices "
+        "test_cuda_future_value_on_bad_device",
+    73: "test_tensor_view_as_return_value",
+}
 SCENARIOS = {
     1: "reconnect",
     3: "join again in one process",
@@ -125,13 +144,15 @@ SCENARIOS = {
     14: "timeouts, zero, infinite",
 }
 CASE = re.compile(r"\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+)\s*,\s*(\w+)\s*\)")
-ENTRY = re.compile(r"(?:^|_and_)(?:(RPC)_(\d+)|(X)_?(\d+))(?=_|$)")
+ENTRY = re.compile(r"(?:^|_and_)(?:(RPC|DA)_(\d+)|(X)_?(\d+))(?=_|$)")
 
 
 def entries():
     """(id, title) of every entry, in order."""
     for number, names in PYTORCH.items():
         yield f"RPC-{number}", ", ".join(f"`{name}`" for name in names.split())
+    for number, names in DEVICES.items():
+        yield f"DA-{number}", ", ".join(f"`{name}`" for name in names.split())
     for number, title in SCENARIOS.items():
         yield f"X{number}", title
 
@@ -146,8 +167,8 @@ def find_tests():
             path = os.path.join(folder, name)
             text = open(path, errors="replace").read()
             for suite, case in CASE.findall(text):
-                for rpc, number, _, scenario in ENTRY.findall(case):
-                    key = f"RPC-{number}" if rpc else f"X{scenario}"
+                for family, number, _, scenario in ENTRY.findall(case):
+                    key = f"{family}-{number}" if family else f"X{scenario}"
                     found.setdefault(key, set()).add((f"{suite}.{case}", os.path.relpath(path, ROOT)))
     return {key: sorted(tests) for key, tests in found.items()}
 
@@ -210,7 +231,7 @@ def main():
             out.write(page)
     for problem in problems:
         print(f"inventory: {problem}")
-    print(f"inventory: {len(PYTORCH) + len(SCENARIOS)} entries, {len(problems)} problems")
+    print(f"inventory: {len(PYTORCH) + len(DEVICES) + len(SCENARIOS)} entries, {len(problems)} problems")
     return 1 if problems else 0
 
 

@@ -3,6 +3,9 @@
 --mode shm   the agent's own choice on one host
 --mode tcp   uv transport, basic channel
 --mode mpt   uv transport, multiplexed TCP channel
+--mode gpu   tensors of echo on GPU 0 here and on GPU --gpu-to there, the agent's own choice of channels
+--mode gpu_staging
+             the same, through pinned host memory (cuda_basic)
 """
 
 import argparse
@@ -41,7 +44,8 @@ def touch(mib):
 
 
 class Caller:
-    def __init__(self):
+    def __init__(self, gpu=False):
+        self.gpu = gpu
         self.x = torch.rand(4)
         self.small = torch.rand(16)
 
@@ -88,10 +92,14 @@ class Caller:
 
     def echo(self, size, count):
         payload = torch.rand(int(size) // 4)
+        if self.gpu:
+            payload = payload.to("cuda:0")
 
         def call():
-            # One element per page, so that memory mapped lazily is paid for.
-            rpc.rpc_sync(CALLEE, echo, args=(payload,))[::1024].sum()
+            # One element per page, so that memory mapped lazily is paid for; item() waits for the GPU.
+            total = rpc.rpc_sync(CALLEE, echo, args=(payload,))[::1024].sum()
+            if self.gpu:
+                total.item()
 
         first = timed(call) * 1e3
         return {"first_ms": first, "ms": [timed(call) * 1e3 for _ in range(int(count))]}
@@ -140,7 +148,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--port", type=int, default=29876)
-    parser.add_argument("--mode", default="shm", choices=["shm", "tcp", "mpt"])
+    parser.add_argument("--mode", default="shm", choices=["shm", "tcp", "mpt", "gpu", "gpu_staging"])
+    parser.add_argument("--gpu-to", type=int, default=0)
     parser.add_argument("--touch", type=int, default=0)
     parser.add_argument("--path", default="")
     args = parser.parse_args()
@@ -153,10 +162,15 @@ def main():
         "shm": {},
         "tcp": {"_transports": ["uv"], "_channels": ["basic"]},
         "mpt": {"_transports": ["uv"], "_channels": ["mpt_uv"]},
+        "gpu": {},
+        "gpu_staging": {"_channels": ["cma", "basic", "cuda_basic"]},
     }[args.mode]
+    gpu = args.mode.startswith("gpu")
+    if gpu and args.rank == 0:
+        chosen["device_maps"] = {CALLEE: {0: args.gpu_to}}
     options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=8, **chosen)
     rpc.init_rpc(f"w{args.rank}", rank=args.rank, world_size=2, rpc_backend_options=options)
-    caller = Caller()
+    caller = Caller(gpu)
     if args.rank == 0:
         caller.function("add")()
     say({"ready": True})

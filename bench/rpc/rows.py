@@ -11,7 +11,7 @@ from harness import DriverError, DriverSpec, Figure, median, percentile, pooled,
 
 ROWS = (
     *("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "T9", "T10", "T11", "T12", "T13", "T14"),
-    *("T15", "T16", "T17", "T18"),
+    *("T15", "T16", "T17", "T18", "T20"),
 )
 PEERS = ("tensorpipe", "python", "raw")
 
@@ -22,6 +22,10 @@ CPP, CPP_TCP, CPP_MPT = "tensorpipe/shm", "tensorpipe/tcp", "tensorpipe/mpt"
 PY, PY_TCP, PY_MPT = "python/shm", "python/tcp", "python/mpt"
 RAW_TCP, RAW_UNIX, RAW_TLS, RAW_TWO = "raw/tcp", "raw/unix", "raw/tls", "raw/two"
 NAIVE = "naive/tcp"
+# By the GPU on which the callee's tensors are; the caller's are on GPU 0.
+OURS_GPU = ("weft/operator/gpu/0", "weft/operator/gpu/1")
+PY_GPU = ("python/gpu/0", "python/gpu/1")
+PY_GPU_STAGING = ("python/gpu_staging/0", "python/gpu_staging/1")
 
 MIB = 1 << 20
 CALLS = 5000
@@ -29,6 +33,11 @@ IN_FLIGHT = 64
 IN_FLIGHT_CALLS = 20000
 DISTURBANCE_LIMIT = 0.10  # others' CPU plus steal: above it a round says nothing about p99
 ECHO_256_NEEDS_MIB = 8192
+
+
+def gpus():
+    """How many GPUs the kernel's driver shows."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
 def driver_specs(build, python, only_peer, with_ours):
@@ -47,6 +56,9 @@ def driver_specs(build, python, only_peer, with_ours):
             _, mode, transport = name.split("/")
             command = [str(binaries / "bench_weft_rpc"), "--mode", mode, "--transport", transport]
             specs.append(DriverSpec(name, label, command))
+        for to, name in enumerate(OURS_GPU[: gpus()]):
+            command = [str(binaries / "bench_weft_rpc"), "--transport", "gpu", "--gpu-to", str(to)]
+            specs.append(DriverSpec(name, f"weft (GPU 0 to {to})", command))
 
     def peer(name):
         return only_peer in (None, name)
@@ -64,6 +76,14 @@ def driver_specs(build, python, only_peer, with_ours):
             command = [python or "python3", "-W", "ignore", script, "--mode", mode]
             label = f"torch RPC Python ({mode})"
             specs.append(DriverSpec(name, label, command, freeze=True, missing=missing))
+        for to in range(min(gpus(), 2)):
+            for name in (PY_GPU[to], PY_GPU_STAGING[to]):
+                mode = name.split("/")[1]
+                script = str(folder / "peer_torch_rpc.py")
+                command = [python or "python3", "-W", "ignore", script, "--mode", mode]
+                command += ["--gpu-to", str(to)]
+                label = f"torch RPC Python ({mode}, GPU 0 to {to})"
+                specs.append(DriverSpec(name, label, command, freeze=True, missing=missing))
     if peer("raw"):
         for name in (RAW_TCP, RAW_UNIX, RAW_TLS):
             mode = name.split("/")[1]
@@ -454,6 +474,31 @@ def row_t16(bench, wanted, quick):
     return [worst_of("T16", metric, parts), *parts, *beside]
 
 
+def row_t20(bench, wanted, quick):
+    """Tensors on GPUs. Ours go through pinned host memory, the peer's both ways."""
+    count = gpus()
+    if count == 0:
+        bench.log("T20: skipped: no GPU on this machine")
+        return []
+    size = 64
+    metric = f"echo of {size} MiB on a GPU, same host"
+    take = echo_rate(size * MIB)
+    parts = []
+    for to in range(min(count, 2)):
+        where = "one GPU" if to == 0 else "two GPUs"
+        bench.log(f"T20: {metric}, {where}")
+        names = [OURS_GPU[to], PY_GPU_STAGING[to], PY_GPU[to]]
+        results = bench.interleave(names, f"echo {size * MIB} {3 if quick else 20}", 120)
+        detail(bench, results, describe_echo(size * MIB))
+        for peer, bar in ((PY_GPU_STAGING[to], 0.9), (PY_GPU[to], 1.0)):
+            id = f"T20.{len(parts) + 1}"
+            name = f"{metric}, {where}"
+            parts.append(
+                compare(bench, results, id, name, "GiB/s", "higher", OURS_GPU[to], [peer], take, bar)
+            )
+    return [worst_of("T20", metric, parts), *parts]
+
+
 def make_credentials(bench):
     """Certificates where the drivers look for them: in tls/ of the run's scratch folder."""
     driver = bench.drivers[OURS_TLS]
@@ -483,5 +528,7 @@ def measure(bench, wanted, quick, memory):
         figures += row_t13(bench, wanted, quick)
     if "T16" in wanted:
         figures += row_t16(bench, wanted, quick)
+    if "T20" in wanted:
+        figures += row_t20(bench, wanted, quick)
     figures += load_rows.measure(bench, wanted, quick, memory)
     return figures

@@ -9,7 +9,8 @@
 //                      kills a peer with COUNT calls outstanding, in the middle of a message of
 //                      BYTES (0: none), and waits for them all    {"ms": x, "failed": n}
 //
-// --world N starts more than a pair; --bulk-lanes N is what the transport is given.
+// --world N starts more than a pair; --bulk-lanes N is what the transport is given. --transport gpu
+// has the tensors of echo on GPU 0 here and on GPU --gpu-to (0) there.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
@@ -19,6 +20,8 @@
 
 #include <atomic>
 #include <deque>
+#include <map>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -63,8 +66,8 @@ Library library() {
 
 class Caller {
  public:
-  Caller(const Worker& worker, bool by_pointer)
-      : worker_(worker), by_pointer_(by_pointer), x_(at::rand({4})) {}
+  Caller(const Worker& worker, bool by_pointer, bool gpu)
+      : worker_(worker), by_pointer_(by_pointer), gpu_(gpu), x_(at::rand({4})) {}
 
   Operations operations() {
     Operations operations;
@@ -104,6 +107,13 @@ class Caller {
       for (auto& future : futures) future.wait();
     };
     operations.echo = [this](int64_t bytes) -> std::function<void()> {
+      if (gpu_) {
+        return [this, y = at::rand({bytes / 4}).to(c10::Device(c10::kCUDA, 0))] {
+          // Done when a value that needs the last byte is here.
+          const at::Tensor back = rpc_sync(worker_, kCallee, &echo, y);
+          sum_ = back.slice(0, 0, std::nullopt, 1024).sum().item<float>();
+        };
+      }
       return [this, y = at::rand({bytes / 4})] {
         const at::Tensor back = rpc_sync(worker_, kCallee, &echo, y);
         // One element per page, so that memory mapped lazily is paid for.
@@ -228,6 +238,7 @@ class Caller {
 
   const Worker& worker_;
   const bool by_pointer_;
+  const bool gpu_;
   const Add operator_{"aten::add.Tensor"};
   const at::Tensor x_;
   volatile float sum_ = 0;
@@ -253,6 +264,16 @@ int run(int argc, char** argv) {
   const int rank = std::stoi(option(argc, argv, "--rank", "0"));
   at::set_num_threads(1);
   touch_memory(std::stoll(option(argc, argv, "--touch", "0")));
+  const bool gpu = transport == "gpu";
+  std::map<std::string, DeviceMap> maps;
+  std::vector<c10::Device> devices;
+  if (gpu) {
+    const c10::Device near(c10::kCUDA, 0);
+    const c10::Device far(
+        c10::kCUDA, static_cast<c10::DeviceIndex>(std::stoi(option(argc, argv, "--gpu-to", "0"))));
+    if (rank == 0) maps[kCallee] = {{near, far}};
+    devices = {rank == 0 ? near : far};
+  }
   Worker worker = Worker::join({
       .name = "w" + std::to_string(rank),
       .rank = rank,
@@ -261,11 +282,13 @@ int run(int argc, char** argv) {
       .rendezvous = "file://" + path + ".store?run_id=bench",
       // Where a row says TCP; otherwise what a user gets, a Unix socket between peers of one host.
       .transport =
-          grpc_transport({.local_sockets = transport == "default",
+          grpc_transport({.local_sockets = transport == "default" || gpu,
                           .bulk_lanes = std::stoi(option(argc, argv, "--bulk-lanes", "2"))}),
       .credentials = transport == "tls" ? credentials(path) : Credentials(),
+      .device_maps = maps,
+      .devices = devices,
   });
-  Caller caller(worker, option(argc, argv, "--mode", "operator") == "function");
+  Caller caller(worker, option(argc, argv, "--mode", "operator") == "function", gpu);
   const Operations operations = caller.operations();
   if (rank == 0) operations.call("add")();
   serve(&operations);

@@ -16,6 +16,15 @@ std::string text(const WorkerInfo& info) {
                       absl::Hex(info.incarnation, absl::kZeroPad16), ")");
 }
 
+std::string to_text(const Destination& to) {
+  return to.by_id() ? absl::StrCat(" on worker ", to.id()) : absl::StrCat(" on '", to.name(), "'");
+}
+
+bool on_devices(const Payload& payload) {
+  return std::any_of(payload.tensors.begin(), payload.tensors.end(),
+                     [](const at::Tensor& t) { return t.defined() && !t.device().is_cpu(); });
+}
+
 }  // namespace
 
 Agent::Agent(AgentOptions options)
@@ -81,8 +90,14 @@ Status Agent::closed_error() const {
                                  "; no more calls can be made"));
 }
 
-StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call) {
+StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call,
+                                                            const Destination* to) {
   auto spec = std::make_shared<CallSpec>();
+  if (options_.devices != nullptr && to != nullptr) {
+    StatusOr<std::shared_ptr<const DeviceRoute>> route = route_to(*to);
+    if (!route.ok()) return annotate(route.status(), absl::StrCat("rpc '", call.method, "'"));
+    spec->route = *std::move(route);
+  }
   spec->hash = signature_hash(call.signature);
   spec->grad_mode = c10::GradMode::is_enabled();
   if (const CallScope* scope = find_scope(scope_key())) {
@@ -90,10 +105,16 @@ StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call) {
     spec->trace_id = scope->trace_id;
     spec->span_id = scope->span_id;
   }
-  StatusOr<OutMessageRef> message =
-      pack(std::move(call.arguments), call.options.tensors == TensorArgs::kCopy);
+  StatusOr<std::shared_ptr<OutMessage>> message =
+      pack(std::move(call.arguments), call.options.tensors == TensorArgs::kCopy, spec->route.get());
+  if (message.ok() && !(*message)->on_device.empty()) {
+    StatusOr<std::shared_ptr<const Unstaged>> marked = unstaged(*message);
+    if (!marked.ok()) message = marked.status();
+    if (marked.ok()) spec->unstaged = *std::move(marked);
+  }
   if (!message.ok()) {
-    return annotate(message.status(), absl::StrCat("calling '", call.method, "'"));
+    return annotate(message.status(),
+                    absl::StrCat("calling '", call.method, "'", to == nullptr ? "" : to_text(*to)));
   }
   spec->message = *std::move(message);
   spec->call = std::move(call);
@@ -101,7 +122,7 @@ StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call) {
 }
 
 CallHandle Agent::start_call(const Destination& to, UntypedCall call, CallDone done) {
-  StatusOr<std::shared_ptr<CallSpec>> spec = make_spec(std::move(call));
+  StatusOr<std::shared_ptr<CallSpec>> spec = make_spec(std::move(call), &to);
   if (!spec.ok()) {
     done(spec.status());
     return CallHandle();
@@ -111,8 +132,16 @@ CallHandle Agent::start_call(const Destination& to, UntypedCall call, CallDone d
 
 std::vector<CallHandle> Agent::start_calls(const std::vector<Destination>& to, UntypedCall call,
                                            std::function<void(size_t, StatusOr<Payload>)> done) {
-  StatusOr<std::shared_ptr<CallSpec>> spec = make_spec(std::move(call));
   std::vector<CallHandle> handles;
+  if (options_.devices != nullptr || on_devices(call.arguments)) {
+    // Where tensors belong differs from one destination to the next.
+    for (size_t i = 0; i < to.size(); ++i) {
+      handles.push_back(
+          start_call(to[i], call, [i, done](StatusOr<Payload> r) { done(i, std::move(r)); }));
+    }
+    return handles;
+  }
+  StatusOr<std::shared_ptr<CallSpec>> spec = make_spec(std::move(call), nullptr);
   for (size_t i = 0; i < to.size(); ++i) {
     CallDone one = [i, done](StatusOr<Payload> r) { done(i, std::move(r)); };
     if (spec.ok()) {
@@ -156,6 +185,7 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
       p.to = (*member)->info;
       p.issued = start;
       p.deadline = deadline;
+      p.to_stage = spec->unstaged != nullptr;
       const PeerRef peer = peer_locked((*member)->info, (*member)->address);
       refused = claim_room_locked(&p, *peer, id);
       wants_room = p.wants_room;
@@ -212,13 +242,14 @@ void Agent::transmit(uint64_t call_id) {
   std::shared_ptr<const CallSpec> spec;
   std::shared_ptr<SendCharge> charge;
   PeerRef to_dial;
+  std::shared_ptr<const Unstaged> to_stage;
   Status gone;
   {
     MutexLock lock(&mutex_);
     auto it = pending_.find(call_id);
     if (it == pending_.end() || it->second.state != State::kWaiting) return;
     Pending& p = it->second;
-    if (p.wants_room) return;
+    if (p.wants_room || p.staging) return;
     // One that went long ago may have been forgotten between the choice of the peer and now.
     const auto found = peers_.find(p.to.incarnation);
     const PeerRef peer = found == peers_.end() ? nullptr : found->second;
@@ -226,6 +257,10 @@ void Agent::transmit(uint64_t call_id) {
       gone = make_error(ErrorKind::kPeerLost, absl::StrCat("worker ", text(p.to), " is gone"));
     } else if (!peer->gone.ok()) {
       gone = peer->gone;
+    } else if (p.to_stage) {
+      p.to_stage = false;
+      p.staging = true;
+      to_stage = p.spec->unstaged;
     } else if (peer->active == nullptr) {
       peer->waiting.insert(call_id);
       if (want_dial_locked(peer.get())) to_dial = peer;
@@ -252,6 +287,7 @@ void Agent::transmit(uint64_t call_id) {
     }
   }
   if (!gone.ok()) return complete(call_id, gone, false);
+  if (to_stage != nullptr) return stage_call(call_id, to_stage);
   if (to_dial != nullptr) return dial(to_dial);
   if (link == nullptr) return;
 
@@ -262,6 +298,12 @@ void Agent::transmit(uint64_t call_id) {
   if (spec->trace_id != 0) header->set_trace_id(spec->trace_id);
   if (spec->span_id != 0) header->set_span_id(spec->span_id);
   for (uint64_t turn : spec->holding) header->add_holding(turn);
+  if (spec->route != nullptr && spec->route->wrong.empty()) {
+    for (const auto& [ours, theirs] : spec->route->pairs) {
+      header->add_device_map(ours);
+      header->add_device_map(theirs);
+    }
+  }
   const Status sent = link->send(FrameKind::kRequest, header.get(), spec->message, call_id, now(),
                                  std::move(charge));
   done_sending(link);

@@ -44,6 +44,7 @@
 #include "weft/common/runtime.h"
 #include "weft/rpc/internal/access.h"
 #include "weft/rpc/internal/dedup.h"
+#include "weft/rpc/internal/device_backend.h"
 #include "weft/rpc/internal/link.h"
 #include "weft/rpc/internal/members.h"
 #include "weft/rpc/internal/message.h"
@@ -68,6 +69,9 @@ struct AgentOptions {
   uint64_t peer_receive_budget = uint64_t{4} << 30;
   uint64_t send_budget = uint64_t{8} << 30;
   uint64_t peer_send_budget = uint64_t{4} << 30;
+  // Both or none.
+  std::shared_ptr<DeviceBackend> device_backend;
+  std::shared_ptr<const MemberDevices> devices;
   uint64_t receive_cache = uint64_t{1} << 30;  // memory kept for the next large tensors
   absl::Duration rpc_timeout = absl::Seconds(60);
   absl::Duration heartbeat = absl::Seconds(1);
@@ -150,6 +154,12 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Runtime* runtime() const { return options_.runtime.get(); }
 
  private:
+  // A message with buffers on devices, and what their copies come after.
+  struct Unstaged {
+    std::shared_ptr<OutMessage> message;
+    std::shared_ptr<const void> after;
+  };
+
   // What is sent of a call, shared by the calls of one start_calls().
   struct CallSpec {
     UntypedCall call;  // without its arguments
@@ -159,6 +169,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     uint64_t span_id = 0;
     std::vector<uint64_t> holding;
     OutMessageRef message;
+    std::shared_ptr<const DeviceRoute> route;  // null: this worker has no device maps
+    std::shared_ptr<const Unstaged> unstaged;  // null: all is on the host
   };
 
   // What the deadline queue points at: one of our calls, or a handler.
@@ -183,6 +195,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     SendCharge small_charge;
     std::shared_ptr<SendCharge> large_charge;
     bool wants_room = false;  // in room_queue_, and not sent before it has some
+    bool to_stage = false;    // buffers are on devices, and nobody has begun to copy them
+    bool staging = false;     // they are being copied, and nothing is sent before
     uint32_t attempt = 0;
     std::shared_ptr<Link> link;
     bool lost_while_sending = false;
@@ -222,11 +236,11 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   };
   using ServingKey = std::pair<uint64_t, uint64_t>;  // caller's incarnation, call id
 
-  struct Job;  // a request on its way through the callee's side (agent_dispatch.cc)
+  struct Job;  // a request on its way through the callee's side (agent_job.h)
   class Replier;
 
   // ---- caller's side (agent.cc) ----
-  StatusOr<std::shared_ptr<CallSpec>> make_spec(UntypedCall call);
+  StatusOr<std::shared_ptr<CallSpec>> make_spec(UntypedCall call, const Destination* to);
   CallHandle issue(const Destination& to, const std::shared_ptr<const CallSpec>& spec,
                    CallDone done);
   void transmit(uint64_t call_id);
@@ -234,6 +248,24 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void arm_locked(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void on_deadline_timer();
   Status closed_error() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // ---- tensors on devices (agent_devices.cc) ----
+  StatusOr<std::shared_ptr<const DeviceRoute>> route_to(const Destination& to) const;
+  // Null when every buffer is on the host. The calling thread's current streams are marked.
+  StatusOr<std::shared_ptr<const Unstaged>> unstaged(std::shared_ptr<OutMessage> message) const;
+  // Brings the buffers to the host. `done` on the pool; until then nobody else reads the message.
+  void stage(const std::shared_ptr<const Unstaged>& unstaged,
+             absl::AnyInvocable<void(Status)> done) const;
+  void stage_call(uint64_t call_id, const std::shared_ptr<const Unstaged>& unstaged);
+  // Tensors that came, to where they belong; `allowed` are the devices that the two workers agreed
+  // on. `done` on the pool, or here at once with an error.
+  void land(Payload payload, const std::vector<DeviceCode>& allowed,
+            std::shared_ptr<DeviceWork> work,
+            absl::AnyInvocable<void(StatusOr<Payload>)> done) const;
+  void land_answer(uint64_t call_id, Payload payload);
+  void land_request(const std::shared_ptr<Job>& job);
+  Status read_device_map(const v1::CallHeader& header, DevicePairs* pairs) const;
+  StatusOr<std::shared_ptr<DeviceWork>> make_work(const std::vector<DeviceCode>& devices) const;
 
   // ---- room for what is sent (agent_room.cc) ----
   // Takes the message's bytes of the worker's send budget, unless it has them.
@@ -281,6 +313,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void serve(std::shared_ptr<Job> job);
   void run(const std::shared_ptr<Job>& job);
   void reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result);
+  // `message`: on the host.
+  void finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef> message);
   Answer error_answer(const Job& job, Status error) const;
   void send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, const Answer& answer,
                    std::shared_ptr<const void> held = nullptr);

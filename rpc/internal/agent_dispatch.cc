@@ -8,25 +8,11 @@
 #include "c10/core/GradMode.h"
 #include "weft/common/wait_driver.h"
 #include "weft/common/wake_scope.h"
-#include "weft/rpc/internal/agent.h"
+#include "weft/rpc/internal/agent_job.h"
 #include "weft/rpc/internal/arena_message.h"
 #include "weft/rpc/internal/counters.h"
 
 namespace weft::internal {
-
-struct Agent::Job {
-  std::shared_ptr<Link> link;
-  std::shared_ptr<const v1::CallHeader> header;
-  Payload arguments;
-  const Method* method = nullptr;
-  std::shared_ptr<void> object;
-  ObjectTurns* turns = nullptr;
-  uint64_t turn = 0;
-  absl::Time deadline = absl::InfiniteFuture();
-  // Lives until the reply, as handlers were promised.
-  std::unique_ptr<CallContext> context;
-  std::atomic<bool> replied{false};
-};
 
 // Given to the handler as its ReplyFn. Replies once; when it is dropped unused, with an error, so
 // that no caller waits for a handler that forgot it.
@@ -215,6 +201,10 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
       job->header->has_remaining_us() ? absl::Microseconds(job->header->remaining_us())
                                       : absl::InfiniteDuration());
   if (!error.ok()) return reply(job, error);
+  if (job->header->device_map_size() > 0 || job->arguments.devices != nullptr) {
+    job->scope = std::move(scope);
+    return land_request(job);
+  }
   serve(std::move(job));
 }
 
@@ -266,20 +256,31 @@ Answer Agent::error_answer(const Job& job, Status error) const {
 
 void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
   if (job->replied.exchange(true)) return;
+  if (!result.ok()) return finish_reply(job, result.status());
+  StatusOr<std::shared_ptr<OutMessage>> message = pack(*std::move(result), false, job->back.get());
+  if (message.ok() && !(*message)->on_device.empty()) {
+    StatusOr<std::shared_ptr<const Unstaged>> marked = unstaged(*message);
+    if (marked.ok()) {
+      return stage(*marked, [self = shared_from_this(), job, message = *message](Status staged) {
+        self->finish_reply(job, staged.ok() ? StatusOr<OutMessageRef>(message) : staged);
+      });
+    }
+    message = marked.status();
+  }
+  if (!message.ok()) {
+    return finish_reply(
+        job, annotate(message.status(), absl::StrCat("the result of '", job->header->method(),
+                                                     "' for '", job->context->caller().name, "'")));
+  }
+  finish_reply(job, OutMessageRef(*std::move(message)));
+}
+
+void Agent::finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef> message) {
   const uint64_t call_id = job->header->call_id();
   const ServingKey key{job->context->caller().incarnation, call_id};
-
   Answer answer;
-  Status error = result.ok() ? absl::OkStatus() : result.status();
-  if (error.ok()) {
-    StatusOr<OutMessageRef> message = pack(*std::move(result), false);
-    if (message.ok()) {
-      answer.message = *std::move(message);
-    } else {
-      error =
-          annotate(message.status(), absl::StrCat("the result of '", job->header->method(), "'"));
-    }
-  }
+  Status error = message.ok() ? absl::OkStatus() : message.status();
+  if (error.ok()) answer.message = *std::move(message);
   std::shared_ptr<Link> link;
   std::shared_ptr<SendCharge> held;
   bool wake = false;
@@ -349,6 +350,7 @@ void Agent::send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, con
 }
 
 void Agent::on_answer(uint64_t call_id, StatusOr<Payload> result) {
+  if (result.ok() && result->devices != nullptr) return land_answer(call_id, *std::move(result));
   complete(call_id, std::move(result), false);
 }
 

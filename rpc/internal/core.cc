@@ -12,6 +12,8 @@
 #include "weft/common/launch_info.h"
 #include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/hash_store.h"
+#include "weft/rpc/internal/cuda_library.h"
+#include "weft/rpc/internal/device_backend.h"
 #include "weft/rpc/internal/drain.h"
 #include "weft/rpc/internal/rendezvous.h"
 
@@ -151,6 +153,9 @@ Status Core::read_options(JoinOptions* options) {
   if (const Status name = check_name(options->name); !name.ok()) {
     wrong.push_back(std::string(name.message()));
   }
+  for (std::string& why : check_device_options(options->device_maps, options->devices)) {
+    wrong.push_back(std::move(why));
+  }
   if (!wrong.empty()) {
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat("join: ", absl::StrJoin(wrong, "; ")));
@@ -175,7 +180,8 @@ Status Core::init(JoinOptions options) {
     self_.incarnation = runtime_->random().next();
   } while (self_.incarnation == 0);
 
-  // Before anybody hears of us: a port that is taken costs nobody else anything.
+  // Before anybody hears of us: a mistake, or a port that is taken, costs nobody else anything.
+  WEFT_RETURN_IF_ERROR(open_devices(options));
   if (!options.metrics_address.empty()) {
     WEFT_ASSIGN_OR_RETURN(metrics_http_,
                           MetricsHttp::start(options.metrics_address, options.listen.allow_insecure,
@@ -259,6 +265,8 @@ Status Core::init(JoinOptions options) {
   a.send_budget = config_.send_budget;
   a.peer_send_budget = config_.peer_send_budget;
   a.receive_cache = config_.receive_cache;
+  a.device_backend = device_backend_;
+  a.devices = devices_;
   a.rpc_timeout = config_.rpc_timeout;
   a.heartbeat = config_.heartbeat_interval;
   a.lease = config_.lease;
@@ -288,13 +296,61 @@ Status Core::init(JoinOptions options) {
   me.methods = signatures(*library_);
   me.host = host_name();
   me.pid = ::getpid();
+  me.devices = devices_;
   WEFT_RETURN_IF_ERROR(membership_->publish(me, deadline));
+  WEFT_RETURN_IF_ERROR(check_devices(deadline));
   agent_->set_members(membership_->list());
   log_library_differences(*membership_->list());
   WEFT_LOG(log_, kInfo) << "joined job " << job_id_ << " as id " << self_.id << " at " << address_
                         << ", store " << store_->describe() << ", "
                         << membership_->list()->by_id.size() << " workers";
   return absl::OkStatus();
+}
+
+Status Core::open_devices(const JoinOptions& options) {
+  if (options.device_maps.empty() && options.devices.empty()) return absl::OkStatus();
+  device_backend_ = options.device_backend;
+  if (device_backend_ == nullptr) {
+    WEFT_ASSIGN_OR_RETURN(device_backend_, open_cuda_library(runtime_, log_));
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      MemberDevices devices,
+      make_member_devices(options.device_maps, options.devices, device_backend_->device_count()));
+  std::vector<c10::Device> first_used;
+  for (const DeviceCode code : devices_in_use(devices)) {
+    first_used.push_back(*device_of_code(code));
+  }
+  WEFT_RETURN_IF_ERROR(annotate(device_backend_->prepare(first_used), "join"));
+  devices_ = std::make_shared<const MemberDevices>(std::move(devices));
+  return absl::OkStatus();
+}
+
+Status Core::check_devices(absl::Time deadline) {
+  const bool dynamic = membership_->dynamic();
+  const MemberListRef members = membership_->list();
+  if (!dynamic && members->by_id.size() < static_cast<size_t>(world_size_)) {
+    // Whoever has come and gone may have found a map wrong before us.
+    WEFT_RETURN_IF_ERROR(membership_->aborted(deadline));
+  }
+  Status right = check_device_maps(*members, dynamic ? &self_.name : nullptr, !dynamic);
+  if (right.ok()) {
+    if (devices_ == nullptr) return right;
+    // What others map to here and no map of ours names.
+    std::vector<c10::Device> named;
+    for (const auto& [id, member] : members->by_id) {
+      if (member.devices == nullptr) continue;
+      const auto map = member.devices->maps.find(self_.name);
+      if (map == member.devices->maps.end()) continue;
+      for (const auto& [theirs, ours] : map->second) {
+        const std::optional<c10::Device> device = device_of_code(ours);
+        if (device.has_value() && !device->is_cpu()) named.push_back(*device);
+      }
+    }
+    return annotate(device_backend_->prepare(named), "join");
+  }
+  const Status told = membership_->abort(std::string(right.message()), deadline);
+  if (!told.ok()) WEFT_LOG(log_, kWarning) << "telling the others that the join failed: " << told;
+  return right;
 }
 
 Status Core::open_rendezvous(const JoinOptions& options, absl::Time deadline) {
@@ -358,6 +414,19 @@ void Core::on_event(const MembershipEvent& event) {
                      died ? absl::StrCat("is dead: ", event.reason) : std::string("has left")));
     if (agent_ready_.load()) agent_->peer_gone(event.worker.incarnation, why);
     for (const auto& service : services_) service->on_worker_gone(event.worker, why);
+  }
+  if (event.kind == MembershipEvent::Kind::kJoined && devices_ != nullptr &&
+      membership_->dynamic()) {
+    // A map for it is looked at for the first time.
+    const Member* const member = membership_->list()->find(std::string_view(event.worker.name));
+    const auto map = devices_->maps.find(event.worker.name);
+    if (member != nullptr && map != devices_->maps.end()) {
+      const std::string wrong =
+          check_device_map(self_.name, map->first, map->second, member->devices.get());
+      if (!wrong.empty()) {
+        WEFT_LOG(log_, kError) << wrong << "; calls that need this map will fail";
+      }
+    }
   }
   subscribers_->tell(change);
 }
@@ -470,6 +539,7 @@ Status Core::tear_down(const Status& why, absl::Time deadline) {
                                      agent_->running_handlers()));
   }
   if (transport_ != nullptr) transport_->shutdown();
+  if (device_backend_ != nullptr) device_backend_->shutdown(why);
   // A handler that never ends keeps its thread and what it uses; everybody else is joined.
   if (pool_ != nullptr && !pool_->shutdown_until(deadline) && status.ok()) {
     status =

@@ -65,6 +65,9 @@ class Core : public std::enable_shared_from_this<Core> {
   Status read_options(JoinOptions* options);
   Status open_rendezvous(const JoinOptions& options, absl::Time deadline);
   Status find_job_id(absl::Time deadline);
+  // Opens the devices that the options name and checks them; nothing when they name none.
+  Status open_devices(const JoinOptions& options);
+  Status check_devices(absl::Time deadline);
   void on_event(const MembershipEvent& event);
   void log_library_differences(const MemberList& members) const;
   ShutdownResult do_shutdown(const ShutdownOptions& options);
@@ -89,6 +92,8 @@ class Core : public std::enable_shared_from_this<Core> {
   std::shared_ptr<Store> store_;
   std::shared_ptr<Executor> pool_;
   std::shared_ptr<WaitDriver> wait_driver_;  // may be null
+  std::shared_ptr<DeviceBackend> device_backend_;  // null: the CPU only
+  std::shared_ptr<const MemberDevices> devices_;
   std::vector<std::shared_ptr<Service>> services_;
 
   std::shared_ptr<Agent> agent_;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "weft/common/error.h"
+#include "weft/rpc/internal/devices.h"
 #include "weft/rpc/worker_info.h"
 
 namespace weft::internal {
@@ -23,6 +24,7 @@ struct Member {
   std::vector<std::string> methods;
   std::string host;
   int64_t pid = 0;
+  std::shared_ptr<const MemberDevices> devices{};  // null: the CPU only
 };
 
 // One that was here and is not any more.

@@ -18,7 +18,47 @@ constexpr char kFree[] = "free";
 constexpr char kSwept[] = "swept ";    // then the incarnation that is about to delete the name
 constexpr uint64_t kSweepEvery = 512;  // changes; a worker that comes and goes makes two
 
+constexpr char kInvalid[] = "invalid ";
+
 std::string hex(uint64_t v) { return absl::StrCat(absl::Hex(v, absl::kZeroPad16)); }
+
+Status abort_error(std::string_view reason) {
+  const bool invalid = reason.rfind(kInvalid, 0) == 0;
+  if (invalid) reason.remove_prefix(sizeof kInvalid - 1);
+  return make_error(invalid ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kAlreadyExists,
+                    ErrorKind::kInvalidArgument, reason);
+}
+
+void put_pairs(const DevicePairs& pairs, google::protobuf::RepeatedField<uint32_t>* out) {
+  for (const auto& [from, to] : pairs) {
+    out->Add(from);
+    out->Add(to);
+  }
+}
+
+void put_devices(const MemberDevices& devices, v1::DeviceRecord* out) {
+  out->set_count(static_cast<uint32_t>(devices.count));
+  out->mutable_used()->Add(devices.used.begin(), devices.used.end());
+  for (const auto& [to, pairs] : devices.maps) {
+    v1::DeviceMapRecord* map = out->add_maps();
+    map->set_to(to);
+    put_pairs(pairs, map->mutable_pairs());
+  }
+}
+
+// Whatever a record holds: a device that nobody has is found when maps are checked.
+std::shared_ptr<const MemberDevices> take_devices(const v1::DeviceRecord& record) {
+  auto out = std::make_shared<MemberDevices>();
+  out->count = static_cast<int>(std::min<uint32_t>(record.count(), kMostDevices));
+  out->used.assign(record.used().begin(), record.used().end());
+  std::sort(out->used.begin(), out->used.end());
+  for (const v1::DeviceMapRecord& map : record.maps()) {
+    DevicePairs& pairs = out->maps[map.to()];
+    for (int i = 0; i + 1 < map.pairs_size(); i += 2)
+      pairs.emplace_back(map.pairs(i), map.pairs(i + 1));
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -171,6 +211,21 @@ Status Membership::abort_if_incomplete(const std::string& reason, absl::Time dea
   return bump_version(left());
 }
 
+Status Membership::abort(const std::string& reason, absl::Time deadline) {
+  if (dynamic()) return absl::OkStatus();
+  const auto left = [&] { return deadline - options_.runtime->now(); };
+  WEFT_ASSIGN_OR_RETURN(const auto dead, options_.store->list_keys(key("dead/"), left()));
+  if (!dead.empty()) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(options_.store->set(key("abort"), kInvalid + reason, left()));
+  return bump_version(left());
+}
+
+Status Membership::aborted(absl::Time deadline) {
+  WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> reason,
+                        options_.store->try_get(key("abort"), deadline - options_.runtime->now()));
+  return reason.has_value() ? abort_error(*reason) : absl::OkStatus();
+}
+
 Status Membership::publish(const Member& self, absl::Time deadline) {
   v1::MemberRecord record;
   record.set_name(self.info.name);
@@ -180,6 +235,7 @@ Status Membership::publish(const Member& self, absl::Time deadline) {
   for (const std::string& m : self.methods) record.add_methods(m);
   record.set_host(self.host);
   record.set_pid(self.pid);
+  if (self.devices != nullptr) put_devices(*self.devices, record.mutable_devices());
   const std::string record_key = key(absl::StrCat("member/", self.info.id, ".", incarnation_));
   {
     MutexLock lock(&mutex_);
@@ -407,7 +463,7 @@ Status Membership::refresh() {
     WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> abort, store.try_get(key("abort")));
     if (abort.has_value()) {
       MutexLock lock(&mutex_);
-      aborted_ = make_error(absl::StatusCode::kAlreadyExists, ErrorKind::kInvalidArgument, *abort);
+      aborted_ = abort_error(*abort);
       changed_.notify_all();
     }
   }
@@ -447,6 +503,7 @@ Status Membership::refresh() {
     member.methods.assign(record.methods().begin(), record.methods().end());
     member.host = record.host();
     member.pid = record.pid();
+    if (record.has_devices()) member.devices = take_devices(record.devices());
     fresh->gone.erase(id);
     events.push_back({MembershipEvent::Kind::kJoined, member.info, fresh->version, ""});
     fresh->add(std::move(member));

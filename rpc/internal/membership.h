@@ -12,7 +12,8 @@
 //   member/ID.inc [MemberRecord]        it can be called; the key tells all that ever changes
 //   dead/inc      [reason]              its lease lapsed; set by whoever saw it
 //   version       counter               raised after every change of the others: what is watched
-//   abort         [reason]              static: the group can never be complete
+//   abort         [reason]              static: the group can never be complete; "invalid " before
+//                                       it: by a mistake in somebody's options
 //
 //   MEM-1  a worker appears in a list only after it can be reached, and leaves every list when it
 //          left or its lease lapsed; each raises one event at every other worker.
@@ -82,6 +83,11 @@ class Membership {
   StatusOr<uint32_t> claim(absl::Time deadline);
   // Makes us callable, then waits for the others (static) or for the first list (dynamic).
   Status publish(const Member& self, absl::Time deadline);
+  // Tells those who still wait for a static group that it can never be complete, unless somebody
+  // has died in it: then whoever comes in its place fails alone.
+  Status abort(const std::string& reason, absl::Time deadline);
+  // Somebody's abort, asked of the store.
+  Status aborted(absl::Time deadline);
   // Takes us out of the store, as far as it can be reached. Idempotent.
   void leave(absl::Time deadline);
   // Ends the thread.

@@ -81,17 +81,26 @@ void add_once(std::vector<std::shared_ptr<T>>* list, const std::shared_ptr<T>& i
 
 }  // namespace
 
-StatusOr<OutMessageRef> pack(Payload payload, bool copy) {
+StatusOr<std::shared_ptr<OutMessage>> pack(Payload payload, bool copy, const DeviceRoute* route) {
   auto out = std::make_shared<OutMessage>();
   out->body = std::move(payload.body);
   out->bytes = out->body.size();
   out->tensor_metas.reserve(kUsualMetaBytes * payload.tensors.size());
   for (size_t i = 0; i < payload.tensors.size(); ++i) {
-    StatusOr<TensorParts> parts = split_for_wire(payload.tensors[i], copy);
+    const at::Tensor& tensor = payload.tensors[i];
+    DeviceCode target = kCpuCode;
+    if (tensor.defined() && (route != nullptr || !tensor.device().is_cpu())) {
+      const StatusOr<DeviceCode> found = target_device(route, tensor.device());
+      if (!found.ok()) return annotate(found.status(), absl::StrCat("tensor ", i));
+      target = *found;
+    }
+    StatusOr<TensorParts> parts = split_for_wire(tensor, copy);
     if (!parts.ok()) return annotate(parts.status(), absl::StrCat("tensor ", i));
+    parts->meta.device = target;
     append_meta(parts->meta, &out->tensor_metas);
     for (at::Tensor& buffer : parts->buffers) {
       out->bytes += buffer.nbytes();
+      if (!buffer.device().is_cpu()) out->on_device.push_back(out->buffers.size());
       out->buffers.push_back(std::move(buffer));
     }
   }
@@ -528,6 +537,13 @@ void Assembler::finish(const std::shared_ptr<Incoming>& message) {
     }
     // Interceptors would claim tensors here, before the flag un-leafs nothing that is claimed.
     restore_requires_grad(message->metas[i], &*tensor);
+    if (message->metas[i].device != kCpuCode) {
+      if (message->payload.devices == nullptr) {
+        message->payload.devices = std::make_shared<PayloadDevices>();
+        message->payload.devices->targets.resize(message->metas.size(), kCpuCode);
+      }
+      message->payload.devices->targets[i] = message->metas[i].device;
+    }
     message->payload.tensors.push_back(*std::move(tensor));
   }
   message->delivered(std::move(message->payload));

@@ -44,6 +44,9 @@ struct OutMessage {
   Buffers buffers;   // the segments after it
   std::string tensor_metas;
   size_t bytes = 0;
+  // Buffers whose bytes are still on a device. Agent::stage() brings them to the host; before that
+  // nothing of the message can be sent.
+  std::vector<size_t> on_device;
   // What it takes of the worker's send budget, as long as it exists. Set by the agent, once.
   mutable SendCharge charge;
 
@@ -56,8 +59,10 @@ struct OutMessage {
 };
 using OutMessageRef = std::shared_ptr<const OutMessage>;
 
-// `copy`: the tensors' bytes are copied now, so the caller may change them at once.
-StatusOr<OutMessageRef> pack(Payload payload, bool copy);
+// `copy`: the tensors' bytes are copied now, so the caller may change them at once. `route`: where
+// tensors belong that are not on the CPU; null for workers without device maps.
+StatusOr<std::shared_ptr<OutMessage>> pack(Payload payload, bool copy,
+                                           const DeviceRoute* route = nullptr);
 // Message, origin, trace and payload of an error, as the first segment.
 OutMessageRef pack_error(const Status& error, std::string_view self);
 // The error that came; `origin` is used when the sender did not name one.

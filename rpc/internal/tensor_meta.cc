@@ -83,7 +83,8 @@ constexpr uint8_t kFlagSparse = 1;
 constexpr uint8_t kFlagRequiresGrad = 2;
 constexpr uint8_t kFlagCoalesced = 4;
 constexpr uint8_t kFlagOrder = 8;
-constexpr uint8_t kAllFlags = 15;
+constexpr uint8_t kFlagDevice = 16;
+constexpr uint8_t kAllFlags = 31;
 
 WEFT_COLD std::string shape_text(c10::IntArrayRef sizes) {
   std::string text = "[";
@@ -340,11 +341,9 @@ Status check_sendable_tensor(const at::Tensor& tensor) {
     return refuse(cat("it is quantized (", c10::toString(tensor.scalar_type()),
                       "); send dequantize() of it, or int_repr() and the parameters"));
   }
-  if (!tensor.device().is_cpu()) {
-    return refuse(
-        cat("it is on ", tensor.device().str(),
-            "; there are no device maps yet that would say where it belongs at the receiver: send "
-            "x.cpu() and move it there"));
+  if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
+    return refuse(cat("it is on ", tensor.device().str(),
+                      "; tensors travel from the CPU and from CUDA devices only"));
   }
   if (row_of(tensor.scalar_type()) == nullptr) {
     return refuse(cat("dtype ", c10::toString(tensor.scalar_type()), " does not travel"));
@@ -391,7 +390,8 @@ void append_meta(const TensorMeta& meta, std::string* out) {
   out->push_back(static_cast<char>(row == nullptr ? 0xff : row->code));
   out->push_back(static_cast<char>(
       (sparse ? kFlagSparse : 0) | (meta.requires_grad ? kFlagRequiresGrad : 0) |
-      (meta.coalesced ? kFlagCoalesced : 0) | (meta.order.empty() ? 0 : kFlagOrder)));
+      (meta.coalesced ? kFlagCoalesced : 0) | (meta.order.empty() ? 0 : kFlagOrder) |
+      (meta.device == kCpuCode ? 0 : kFlagDevice)));
   out->push_back(static_cast<char>(meta.sizes.size()));
   for (const int64_t size : meta.sizes) append_varint(static_cast<uint64_t>(size), out);
   out->append(reinterpret_cast<const char*>(meta.order.data()), meta.order.size());
@@ -400,6 +400,7 @@ void append_meta(const TensorMeta& meta, std::string* out) {
     append_varint(static_cast<uint64_t>(meta.nnz), out);
   }
   append_varint(meta.nbytes, out);
+  if (meta.device != kCpuCode) append_varint(meta.device, out);
 }
 
 Status take_meta(std::string_view* in, TensorMeta* out) {
@@ -449,6 +450,15 @@ Status take_meta(std::string_view* in, TensorMeta* out) {
     meta.nnz = static_cast<int64_t>(nnz);
   }
   if (!take(&meta.nbytes)) return hostile("the number of bytes is not a number");
+  if ((flags & kFlagDevice) != 0) {
+    // Whether the receiver has it is a question of the call, not of the connection.
+    uint64_t device = 0;
+    if (!take(&device) || device == kCpuCode || device > UINT32_MAX ||
+        !device_of_code(static_cast<DeviceCode>(device)).has_value()) {
+      return hostile(cat("number ", device, " stands for no device"));
+    }
+    meta.device = static_cast<DeviceCode>(device);
+  }
   WEFT_RETURN_IF_ERROR(validate(&meta, /*fill=*/false));
   *out = std::move(meta);
   *in = rest;

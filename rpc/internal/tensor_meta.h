@@ -28,6 +28,7 @@
 #include "c10/util/SmallVector.h"
 #include "weft/common/api.h"
 #include "weft/common/error.h"
+#include "weft/rpc/internal/devices.h"
 #include "weft/rpc/internal/receive_memory.h"
 
 namespace weft::internal {
@@ -53,6 +54,8 @@ struct TensorMeta {
   int64_t nnz = 0;
   // All buffers together.
   uint64_t nbytes = 0;
+  // Where it belongs at the receiver. Its bytes come to host memory all the same.
+  DeviceCode device = kCpuCode;
 
   friend bool operator==(const TensorMeta&, const TensorMeta&) = default;
 };
@@ -70,15 +73,17 @@ using Buffers = absl::InlinedVector<at::Tensor, 2>;
 
 struct TensorParts {
   TensorMeta meta;
-  Buffers buffers;  // contiguous, CPU, detached; nbytes() and const_data_ptr() apply
+  // Contiguous, detached, on the tensor's device: of one on the CPU nbytes() and const_data_ptr()
+  // apply, of another one the bytes must be copied to the host first.
+  Buffers buffers;
 };
 
 // What split_for_wire() would refuse, without doing any of it.
 WEFT_API Status check_sendable_tensor(const at::Tensor& tensor);
 
 // The buffers alias `tensor` when its memory can be sent as it lies and `copy` is false. Errors,
-// kind invalid_argument: undefined, quantized, not on the CPU, or of a layout or dtype that cannot
-// travel.
+// kind invalid_argument: undefined, quantized, neither on the CPU nor on a CUDA device, or of a
+// layout or dtype that cannot travel.
 WEFT_API StatusOr<TensorParts> split_for_wire(const at::Tensor& tensor, bool copy);
 
 WEFT_API void append_meta(const TensorMeta& meta, std::string* out);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "ATen/ops/empty.h"
 #include "gtest/gtest.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/grpc_transport.h"
@@ -14,6 +15,7 @@
 #include "weft/rpc/signature.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/tests/testing/fake_devices.h"
 
 namespace weft::testing {
 namespace {
@@ -34,9 +36,9 @@ class Ear final : public ConnectionHandler {
     lost_ = true;
     changed_.notify_all();
   }
-  // An answer of that kind, heartbeats aside; false when the connection ends or nothing comes.
-  bool wait_for(FrameKind kind) {
-    return wait([&] { return std::count(kinds_.begin(), kinds_.end(), kind) > 0 || lost_; }) &&
+  // `n` answers of that kind, heartbeats aside; false when the connection ends or they do not come.
+  bool wait_for(FrameKind kind, int n = 1) {
+    return wait([&] { return std::count(kinds_.begin(), kinds_.end(), kind) >= n || lost_; }) &&
            !lost();
   }
   bool wait_lost() {
@@ -71,7 +73,11 @@ class HostilePeer : public ::testing::TestWithParam<Net> {
     lib.def("add", &add, {.inline_ok = true});
     lib.def("numel", &numel, {.inline_ok = true});
     ClusterOptions options{.net = GetParam(), .library = std::move(lib)};
-    options.adjust = [](int, JoinOptions* join) {
+    options.adjust = [this](int index, JoinOptions* join) {
+      if (index == 0) {
+        join->devices = {cuda(0)};
+        join->device_backend = devices_;
+      }
       // The stranger comes by TCP and shows no ticket.
       if (GetParam() == Net::kGrpc) join->transport = grpc_transport({.same_user = false});
     };
@@ -152,6 +158,7 @@ class HostilePeer : public ::testing::TestWithParam<Net> {
   }
 
   const std::shared_ptr<Runtime> runtime_ = make_system_runtime();
+  std::shared_ptr<FakeDevices> devices_ = std::make_shared<FakeDevices>(1);
   std::unique_ptr<Cluster> cluster_;
   std::unique_ptr<Transport> transport_;
   std::shared_ptr<Ear> ear_;
@@ -250,6 +257,58 @@ TEST_P(HostilePeer, TransfersThatNeverBeginAreBounded) {
       request(header(int64_t{1} << 38, uint64_t{1} << 40, kFirst + i));
     }
   });
+}
+
+TEST_P(HostilePeer, BadInput_a_tensor_for_a_device_that_is_not_there) {
+  constexpr uint32_t kFirstDevice = internal::kCudaCode;
+  constexpr uint32_t kNoSuch = internal::kCudaCode + 1;
+  uint64_t call_id = 100;
+  // A call with a tensor for `target`, and a map for the stranger's first device.
+  const auto call = [&](uint32_t target, std::vector<uint32_t> map) {
+    internal::TensorMeta meta;
+    meta.sizes = {2};
+    meta.nbytes = 8;
+    meta.device = target;
+    v1::CallHeader out;
+    out.set_call_id(++call_id);
+    out.set_method("hostile.numel");
+    out.set_signature_hash(signature_hash("(tensor)->int"));
+    for (const uint32_t device : map) out.add_device_map(device);
+    internal::append_meta(meta, out.mutable_layout()->mutable_tensor_metas());
+    Payload payload;
+    Encoder arguments(&payload);
+    arguments.begin_tuple(1);
+    arguments.put(at::Tensor(at::empty({2})));
+    arguments.end();
+    const auto owner = std::make_shared<std::string>(payload.body + std::string(8, 'x'));
+    out.mutable_layout()->add_segments()->set_length(payload.body.size());
+    out.mutable_layout()->add_segments()->set_length(8);
+    Frame frame;
+    frame.kind = FrameKind::kRequest;
+    frame.header = out.SerializeAsString();
+    frame.payload.push_back({owner->data(), owner->size(), owner});
+    (void)connection_->send(std::move(frame), kControlLane);
+  };
+  dial();
+  call(kFirstDevice, {kFirstDevice, kFirstDevice});
+  EXPECT_TRUE(ear_->wait_for(FrameKind::kResponse)) << "a device that is there";
+  EXPECT_EQ(devices_->counts().to_devices, 1);
+  int errors = 0;
+  for (const auto& [target, map] : std::vector<std::pair<uint32_t, std::vector<uint32_t>>>{
+           {kNoSuch, {kFirstDevice, kFirstDevice}},
+           {kFirstDevice, {}},
+           {kFirstDevice, {kFirstDevice, 0}},
+           {0, {kFirstDevice, kNoSuch}},
+           {0, {kFirstDevice, 7}},
+           {0, {7, kFirstDevice}}}) {
+    call(target, map);
+    EXPECT_TRUE(ear_->wait_for(FrameKind::kError, ++errors)) << "case " << errors;
+  }
+  EXPECT_EQ(devices_->counts().to_devices, 1) << "nothing was copied";
+  // The connection is as good as before.
+  call(kFirstDevice, {kFirstDevice, kFirstDevice});
+  EXPECT_TRUE(ear_->wait_for(FrameKind::kResponse, 2));
+  expect_nobody_harmed();
 }
 
 TEST_P(HostilePeer, GoneInTheMiddleOfATransfer) {

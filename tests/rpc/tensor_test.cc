@@ -271,7 +271,7 @@ TEST(Tensor, WhatCannotBeSentIsSaidInWords) {
   };
   refused(at::Tensor(), "undefined");
   refused(at::quantize_per_tensor(at::rand({3}), 0.1, 0, at::kQInt8), "quantized");
-  refused(at::empty({2}, at::TensorOptions().device(at::kMeta)), "device maps");
+  refused(at::empty({2}, at::TensorOptions().device(at::kMeta)), "from the CPU and from CUDA");
   refused(at::eye(3).to_sparse_csr(), "sparse COO");
 }
 
@@ -325,7 +325,16 @@ TEST(TensorMeta, HostileDescriptors) {
   refused("", "ends early");
   refused(std::string("\x0c\x00\x00\x01", 4), "unknown dtype number 12");  // quantized
   refused(std::string("\xff\x00\x00\x01", 4), "unknown dtype");
-  refused(std::string("\x06\x10\x00\x04", 4), "unknown flags");
+  refused(std::string("\x06\x20\x00\x04", 4), "unknown flags");
+  // Device numbers: 0x100 and above are those of CUDA, 0 is left out.
+  const std::string placed("\x06\x10\x00\x04", 4);
+  EXPECT_TRUE(taken(placed + varint(0x100)).ok());
+  EXPECT_TRUE(taken(placed + varint(0x17f)).ok());
+  for (const uint64_t number :
+       {uint64_t{0}, uint64_t{1}, uint64_t{0xff}, uint64_t{0x180}, (uint64_t{1} << 32) + 0x100}) {
+    refused(placed + varint(number), "stands for no device");
+  }
+  refused(placed, "stands for no device");
   refused(f32 + dims(65), "65 dimensions");
   refused(f32 + dims(1) + varint(3) + varint(13), "13 bytes declared, 12 follow");
   refused(f32 + dims(1) + varint(3), "not a number");

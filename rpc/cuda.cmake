@@ -1,0 +1,49 @@
+# weft::cuda, all that knows CUDA: a shared library that the core opens when devices are used
+# (internal/cuda_library.cc). Nothing links it, so programs load no CUDA library before that. Host code only: it needs
+# the headers of the toolkit and LibTorch's CUDA libraries, no compiler for devices and no GPU.
+set(_weft_cuda_missing "")
+if(NOT WEFT_CUDA)
+  set(_weft_cuda_missing "WEFT_CUDA is off")
+elseif(NOT BUILD_SHARED_LIBS)
+  set(_weft_cuda_missing "weft is built as static libraries")
+elseif(WEFT_SANITIZE)
+  set(_weft_cuda_missing "this is a sanitizer's build")
+else()
+  find_package(CUDAToolkit QUIET)
+  if(NOT CUDAToolkit_FOUND)
+    set(_weft_cuda_missing "there is no CUDA toolkit")
+  elseif(NOT EXISTS "${LibTorch_PREFIX}/lib/libc10_cuda.so" OR NOT EXISTS "${LibTorch_PREFIX}/lib/libtorch_cuda.so")
+    set(_weft_cuda_missing "this LibTorch is for the CPU only")
+  endif()
+endif()
+if(_weft_cuda_missing)
+  message(STATUS "weft: no weft::cuda (tensors on GPUs): ${_weft_cuda_missing}")
+  return()
+endif()
+message(STATUS "weft: weft::cuda (tensors on GPUs) with CUDA toolkit ${CUDAToolkit_VERSION}")
+
+add_library(weft_cuda SHARED
+  internal/cuda/copier.cc
+  internal/cuda/library.cc
+  internal/cuda/slots.cc
+  internal/cuda/streams.cc)
+add_library(weft::cuda ALIAS weft_cuda)
+set_target_properties(weft_cuda PROPERTIES
+  CXX_VISIBILITY_PRESET hidden
+  VISIBILITY_INLINES_HIDDEN ON
+  DEFINE_SYMBOL ""
+  INSTALL_RPATH "$ORIGIN"
+  BUILD_RPATH "$ORIGIN"
+  LIBRARY_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/lib")
+target_compile_features(weft_cuda PRIVATE cxx_std_20)
+target_include_directories(weft_cuda PRIVATE "${weft_BINARY_DIR}/include")
+target_include_directories(weft_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+# libtorch_cuda brings the operators of CUDA tensors into the process, though no symbol of it is used here.
+target_link_libraries(weft_cuda PRIVATE weft_common LibTorch::LibTorch "${LibTorch_PREFIX}/lib/libc10_cuda.so"
+  -Wl,--no-as-needed "${LibTorch_PREFIX}/lib/libtorch_cuda.so" -Wl,--as-needed CUDA::cudart absl::status
+  absl::statusor absl::strings absl::time "$<BUILD_INTERFACE:weft_options>")
+# What libtorch_cuda wants is found by its own search path, at run time, on machines that have it.
+target_link_options(weft_cuda PRIVATE LINKER:--allow-shlib-undefined)
+if(WEFT_INSTALL)
+  install(TARGETS weft_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+endif()

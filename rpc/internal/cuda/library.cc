@@ -1,0 +1,72 @@
+// weft::cuda: the backend of CUDA devices, opened by the core at run time
+// (internal/cuda_library.cc).
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "c10/cuda/CUDAFunctions.h"
+#include "weft/rpc/internal/cuda/copier.h"
+#include "weft/rpc/internal/cuda/streams.h"
+#include "weft/rpc/internal/device_backend.h"
+
+namespace weft::internal {
+namespace {
+
+class CudaBackend : public DeviceBackend {
+ public:
+  CudaBackend(std::shared_ptr<Runtime> runtime, Logger log)
+      : log_(std::move(log)), copier_(std::move(runtime)) {}
+
+  int device_count() const override { return c10::cuda::device_count(); }
+  Status prepare(const std::vector<c10::Device>& devices) override {
+    return copier_.prepare(devices);
+  }
+
+  StatusOr<std::shared_ptr<const void>> mark(const std::vector<at::Tensor>& tensors) override {
+    std::vector<c10::Device> devices;
+    for (const at::Tensor& tensor : tensors) {
+      if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) {
+        devices.push_back(tensor.device());
+      }
+    }
+    std::shared_ptr<const StreamMark> made;
+    WEFT_RETURN_IF_ERROR(guarded("marking the tensors of a message",
+                                 [&] { made = std::make_shared<StreamMark>(devices); }));
+    return std::shared_ptr<const void>(std::move(made));
+  }
+  void to_host(std::vector<at::Tensor> sources, std::shared_ptr<const void> after,
+               Copied done) override {
+    copier_.to_host(std::move(sources), std::static_pointer_cast<const StreamMark>(after),
+                    std::move(done));
+  }
+
+  StatusOr<std::shared_ptr<DeviceWork>> make_work(
+      const std::vector<c10::Device>& devices) override {
+    std::shared_ptr<DeviceWork> made;
+    WEFT_RETURN_IF_ERROR(guarded("taking streams for a message",
+                                 [&] { made = std::make_shared<CudaWork>(devices, log_); }));
+    return made;
+  }
+  void to_devices(std::vector<at::Tensor> hosts, std::vector<c10::Device> targets,
+                  const std::shared_ptr<DeviceWork>& work, Copied done) override {
+    copier_.to_devices(std::move(hosts), std::move(targets),
+                       std::static_pointer_cast<CudaWork>(work), std::move(done));
+  }
+  void shutdown(const Status& why) override { copier_.shutdown(why); }
+
+ private:
+  const Logger log_;
+  Copier copier_;
+};
+
+}  // namespace
+}  // namespace weft::internal
+
+extern "C" WEFT_API void weft_cuda_open(
+    const std::shared_ptr<weft::Runtime>& runtime, const weft::Logger& log,
+    weft::StatusOr<std::shared_ptr<weft::internal::DeviceBackend>>* backend) {
+  // No device is touched here: a worker that finds out that there is none says so itself.
+  *backend = std::make_shared<weft::internal::CudaBackend>(runtime, log);
+  WEFT_LOG(log, kDebug) << "weft::cuda is loaded, " << (**backend)->device_count() << " devices";
+}
