@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "weft/common/internal/utf8.h"
 #include "weft/proto/rpc.pb.h"
 
 namespace weft::internal {
@@ -19,6 +20,12 @@ constexpr char kSwept[] = "swept ";    // then the incarnation that is about to 
 constexpr uint64_t kSweepEvery = 512;  // changes; a worker that comes and goes makes two
 
 std::string hex(uint64_t v) { return absl::StrCat(absl::Hex(v, absl::kZeroPad16)); }
+
+bool is_text(const v1::MemberRecord& record) {
+  return is_line_of_text(record.name()) && is_line_of_text(record.address()) &&
+         is_line_of_text(record.host()) &&
+         std::all_of(record.methods().begin(), record.methods().end(), is_line_of_text);
+}
 
 }  // namespace
 
@@ -413,7 +420,7 @@ Status Membership::refresh() {
     v1::MemberRecord record;
     if (!bytes.has_value()) continue;  // gone again; the version has moved on and we will see
     if (!record.ParseFromString(*bytes) || record.id() != id ||
-        hex(record.incarnation()) != parts[1]) {
+        hex(record.incarnation()) != parts[1] || !is_text(record)) {
       WEFT_LOG(options_.log, kError) << "the store holds an odd record under " << k << ", ignored";
       continue;
     }
