@@ -134,7 +134,8 @@ function(weft_fuzzer)
     target_link_options(${ARG_NAME} PRIVATE -fsanitize=fuzzer)
     set(arguments -runs=0)  # the corpus once, nothing new
   else()
-    add_executable(${ARG_NAME} ${ARG_SRCS} "${weft_SOURCE_DIR}/tests/fuzz/replay.cc")
+    add_executable(${ARG_NAME} ${ARG_SRCS} "${weft_SOURCE_DIR}/tests/fuzz/replay.cc"
+      "${weft_SOURCE_DIR}/tests/fuzz/memory.cc")
     set(arguments "")
   endif()
   weft_link_deps(${ARG_NAME} ${ARG_DEPS})

@@ -193,7 +193,7 @@ TEST(Frame, ANameThatIsNoLineOfTextIsRefused) {
     hello.name = name;
     const StatusOr<Hello> got = decode_hello(encode_hello(hello, 0), 0);
     EXPECT_EQ(error_kind(got.status()), ErrorKind::kProtocol) << name;
-    EXPECT_THAT(std::string(got.status().message()), testing::HasSubstr("no line of UTF-8 text"));
+    EXPECT_THAT(std::string(got.status().message()), ::testing::HasSubstr("no line of UTF-8 text"));
   }
   hello.name = "Z\xc3\xbcrich";
   EXPECT_TRUE(decode_hello(encode_hello(hello, 0), 0).ok());

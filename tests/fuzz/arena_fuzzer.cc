@@ -25,6 +25,8 @@ namespace {
 namespace in = weft::internal;
 
 constexpr uint64_t kFileBytes = 64 * 1024;
+// Of a message on a socket, whatever it says.
+constexpr size_t kLeastBytes = 16;
 
 class Host final : public in::ArenaLink::Host {
  public:
@@ -62,6 +64,9 @@ struct World {
 
 }  // namespace
 
+// Protobuf keeps fields that it does not know: an empty group of two bytes becomes some 60.
+const size_t kMostBytesPerByte = 64;
+
 // A row of messages, each a letter, its length (1 byte) and its bytes. 'O' an offer without a file,
 // 'F' with one, 'P' an arena_probe, 'R' an arena_free. 'B', offset (8) and length (8): a borrow.
 weft::Status fuzz_one(std::string_view rest) {
@@ -78,11 +83,12 @@ weft::Status fuzz_one(std::string_view rest) {
       message.what = in::LocalMessage::What::kMessage;
       message.bytes = std::string(bytes);
       if (kind == 'F') message.files.emplace_back(dup(world->file.get()));
+      const Decoding counts(kLeastBytes + n);
       link->on_local_message(std::move(message));
     } else if (kind == 'P') {
-      note(link->on_probe(bytes), &verdict);
+      note(decoded(kLeastBytes + n, [&] { return link->on_probe(bytes); }), &verdict);
     } else if (kind == 'R') {
-      note(link->on_free(bytes), &verdict);
+      note(decoded(kLeastBytes + n, [&] { return link->on_free(bytes); }), &verdict);
     } else if (kind == 'B' && n == 16) {
       uint64_t offset = 0;
       uint64_t length = 0;

@@ -39,6 +39,9 @@ class Input {
   std::string_view rest_;
 };
 
+// Prefix and the least header.
+constexpr size_t kFrameBytes = 32;
+
 // Shares some memory, and counts who uses it.
 class Sharing final : public weft::Connection {
  public:
@@ -63,9 +66,19 @@ class Sharing final : public weft::Connection {
   const std::shared_ptr<int> users_ = std::make_shared<int>();
 };
 
+uint64_t announced(const weft::v1::Layout& layout) {
+  uint64_t bytes = 0;
+  for (const weft::v1::Segment& segment : layout.segments()) bytes += segment.length();
+  return bytes;
+}
+
 }  // namespace
 
-// A row of events. 'H', length of a Layout (1 byte), the Layout, length of the payload (1), the
+// An empty segment of two bytes becomes some 70, and what is known of a tensor of four bytes some
+// 400.
+const size_t kMostBytesPerByte = 128;
+
+// A row of events. 'H', length of a Layout (2 bytes), the Layout, length of the payload (1), the
 // payload: a header. 'C', transfer id (1), offset (8), length (2): a chunk; its bytes are zero.
 // 'S': a sweep. Anything else ends the row, as does an error.
 weft::Status fuzz_one(std::string_view bytes_of_all) {
@@ -90,8 +103,10 @@ weft::Status fuzz_one(std::string_view bytes_of_all) {
       std::vector<std::string_view> pieces(1);
       if (event == 'H') {
         weft::v1::Layout layout;
-        const std::string_view bytes = input.text(input.number(1));
-        if (!layout.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+        const std::string_view bytes = input.text(input.number(2));
+        if (!decoded(kFrameBytes + bytes.size(), [&] {
+              return layout.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
+            })) {
           note(weft::make_error(weft::ErrorKind::kProtocol, "a layout that cannot be read"),
                &verdict);
           break;
@@ -100,13 +115,18 @@ weft::Status fuzz_one(std::string_view bytes_of_all) {
         frame.payload = pieces;
         frame.payload_bytes = pieces[0].size();
         bool told = false;
-        const weft::Status begin = assembler.begin(
-            layout, frame, &connection, [&, told](weft::StatusOr<weft::Payload> payload) mutable {
-              require(!told);
-              told = true;
-              ++delivered;
-              note(payload.status(), &verdict);
-            });
+        bool refused = false;
+        const auto tell = [&, told](weft::StatusOr<weft::Payload> payload) mutable {
+          require(!told);
+          told = true;
+          ++delivered;
+          refused = !payload.ok();
+          note(payload.status(), &verdict);
+        };
+        const weft::Status begin = decoded(
+            frame.payload_bytes, [&] { return assembler.begin(layout, frame, &connection, tell); });
+        // Only what was accepted may take the bytes that it announces.
+        if (begin.ok() && !refused) Decoding::charged(announced(layout));
         note(begin, &verdict);
         alive = begin.ok();
         if (alive) ++begun;
@@ -120,7 +140,8 @@ weft::Status fuzz_one(std::string_view bytes_of_all) {
         frame.header = header;
         frame.payload = pieces;
         frame.payload_bytes = pieces[0].size();
-        const weft::Status taken = assembler.on_chunk(frame);
+        const weft::Status taken =
+            decoded(kFrameBytes + frame.payload_bytes, [&] { return assembler.on_chunk(frame); });
         note(taken, &verdict);
         alive = taken.ok();
       } else if (event == 'S') {

@@ -46,6 +46,9 @@ void make_checksums_right(std::string* file) {
 
 }  // namespace
 
+// A record has at least 18 bytes and becomes an entry of some 100.
+const size_t kMostBytesPerByte = 16;
+
 // The first byte: 1 when checksums are made right first.
 weft::Status fuzz_one(std::string_view input) {
   using weft::internal::StoreFile;
@@ -53,7 +56,8 @@ weft::Status fuzz_one(std::string_view input) {
   std::string content(input.substr(1));
   if (input[0] == 1) make_checksums_right(&content);
   const size_t size = content.size();
-  weft::StatusOr<StoreFile> file = weft::internal::parse_store_file(content);
+  weft::StatusOr<StoreFile> file =
+      decoded(size, [&] { return weft::internal::parse_store_file(content); });
   if (!file.ok()) {
     require(weft::error_kind(file.status()) == weft::ErrorKind::kProtocol);
     return file.status();

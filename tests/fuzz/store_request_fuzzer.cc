@@ -37,10 +37,12 @@ Status read_reply(const StoreReply& reply) {
 
 Status operate(std::string_view bytes, TcpData* store) {
   StoreRequest request;
-  if (!request.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+  if (!decoded(bytes.size(), [&] {
+        return request.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
+      })) {
     return weft::make_error(ErrorKind::kProtocol, "an operation that cannot be read");
   }
-  const TcpData::Result result = store->handle(request);
+  const TcpData::Result result = decoded(0, [&] { return store->handle(request); });
   const Status status = read_reply(result.reply);
   require(result.parked_on.empty() || result.reply.outcome() == StoreReply::NOT_YET);
   // STORE-1: once more, and nothing more happens.
@@ -58,15 +60,21 @@ Status operate(std::string_view bytes, TcpData* store) {
 
 Status open_session(std::string_view bytes, int second, TcpData* store) {
   weft::v1::StoreSessionRequest session;
-  if (!session.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+  if (!decoded(bytes.size(), [&] {
+        return session.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
+      })) {
     return weft::make_error(ErrorKind::kProtocol, "a session that cannot be read");
   }
-  const auto reply = store->open_session(session, absl::UnixEpoch() + absl::Seconds(second));
+  const auto reply = decoded(
+      0, [&] { return store->open_session(session, absl::UnixEpoch() + absl::Seconds(second)); });
   require(reply.ok() || weft::error_kind(reply.status()) == ErrorKind::kProtocol);
   return reply.status();
 }
 
 }  // namespace
+
+// An empty key of two bytes becomes two strings and two pointers, in a list that grows by doubling.
+const size_t kMostBytesPerByte = 64;
 
 Status fuzz_one(std::string_view input) {
   static const weft::v1::StoreSessionRequest& hello = [] {

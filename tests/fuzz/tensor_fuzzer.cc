@@ -12,11 +12,15 @@
 #include "weft/rpc/internal/tensor_meta.h"
 #include "weft/tests/fuzz/target.h"
 
+// A size of one byte becomes eight, and lists grow by doubling.
+const size_t kMostBytesPerByte = 32;
+
 weft::Status fuzz_one(std::string_view whole) {
   namespace in = weft::internal;
   std::string_view rest = whole;
   in::TensorMeta meta;
-  if (weft::Status s = in::take_meta(&rest, &meta); !s.ok()) {
+  if (weft::Status s = decoded(whole.size(), [&] { return in::take_meta(&rest, &meta); });
+      !s.ok()) {
     require(weft::error_kind(s) == weft::ErrorKind::kProtocol);
     return s;
   }
@@ -42,7 +46,7 @@ weft::Status fuzz_one(std::string_view whole) {
     std::memcpy(bytes, rest.data(), n);
     rest.remove_prefix(n);
   }
-  auto tensor = in::join_from_wire(meta, *buffers);
+  auto tensor = decoded(0, [&] { return in::join_from_wire(meta, *buffers); });
   if (!tensor.ok()) {
     require(meta.layout == in::TensorLayout::kSparseCoo);
     require(weft::error_kind(tensor.status()) == weft::ErrorKind::kProtocol);

@@ -35,7 +35,7 @@ def header(segments, payload=b"", metas=b""):
 
 
 def raw_header(body, payload=b""):
-    return b"H" + bytes([len(body)]) + body + bytes([len(payload)]) + payload
+    return b"H" + struct.pack("<H", len(body)) + body + bytes([len(payload)]) + payload
 
 
 def chunk(transfer, offset, length):
@@ -64,9 +64,15 @@ SEEDS = {
     "stalled": (BODY + chunk(1, 0, 64) + b"SSS" + chunk(1, 64, 64), "deadline: stalled in the middle"),
     # Chunks in the wrong place.
     "chunks_without_header_beyond_the_bound": (
-        chunk(9, 0, 16384) + chunk(9, 16384, 1),
+        chunk(9, 0, 16000) + chunk(9, 16000, 257 - 128),
         "protocol: more than 16384 bytes of chunks without a header",
     ),
+    "chunks_without_header_at_the_bound": (chunk(9, 0, 16000) + chunk(9, 16000, 128), "unavailable: not complete"),
+    "chunks_of_a_byte_without_header": (
+        b"".join(chunk(9, i, 1) for i in range(128)),
+        "protocol: more than 16384 bytes of chunks without a header",
+    ),
+    "chunk_of_no_bytes_without_header": (chunk(9, 0, 0), "protocol: a chunk of no bytes"),
     "chunk_before_header_out_of_order": (chunk(1, 64, 64) + BODY, "protocol: at 64+64, expected 0"),
     "chunk_before_header_beyond_the_end": (chunk(1, 0, 9000) + BODY, "protocol: at 0+9000, expected 0 of 8192"),
     "duplicate_chunk": (BODY + chunk(1, 0, 4096) * 2, "protocol: at 0+4096, expected 4096"),
@@ -114,6 +120,8 @@ SEEDS = {
     "no_segments": (header([]), "protocol: a message without segments"),
     "segment_without_a_tensor": (header([(1, 0), (4, 2)], b"x"), "protocol: 2 segments whose tensors need 1"),
     "segments_120": (raw_header(field(1, b"") * 120), "protocol: 120 segments whose tensors need 1"),
+    "segments_20000": (raw_header(field(1, b"") * 20_000), "protocol: 20000 segments whose tensors need 1"),
+    "tensors_10000": (raw_header(layout([(0, 0)], meta([], 4) * 10_000)), "protocol: 1 segments whose tensors need 10001"),
     "budget_exhausted": (header([(40000, 1)]) + header([(40000, 2)]) + chunk(2, 0, 4096), "resource: fuzzed"),
     "not_a_layout": (raw_header(b"\xff\xff\xff\xff"), "protocol: a layout that cannot be read"),
     "layout_cut": (raw_header(layout([(5, 0)])[:-1], b"hello"), "protocol: a layout that cannot be read"),

@@ -91,6 +91,7 @@ FILES = {
     "key_of_1025_bytes": (HEAD + put(b"k" * 1025, b"v"), "protocol: without a proper key"),
     "key_of_4_gib": (HEAD + record(b"\1" + text(b"k", MAX32)), "protocol: without a proper key"),
     "key_cut": (HEAD + record(b"\1" + text(b"k", 2)), "protocol: without a proper key"),
+    "3000_keys": (HEAD + b"".join(put(b"%d" % i, b"") for i in range(3000)), "ok"),
     "4000_paddings": (HEAD + record(bytes([PADDING])) * 4000, "ok"),
 }
 SEEDS = {name: (b"\0" + data, expected) for name, (data, expected) in FILES.items()}
