@@ -90,6 +90,7 @@ weft::Status fuzz_one(std::string_view bytes_of_all) {
   limits.max_parked_bytes = 16 * 1024;
   weft::Status verdict;
   int begun = 0;
+  bool refused = false;  // the last one that was told
   int delivered = 0;
   static const std::string zeros(1 << 16, '\0');
   {
@@ -115,7 +116,7 @@ weft::Status fuzz_one(std::string_view bytes_of_all) {
         frame.payload = pieces;
         frame.payload_bytes = pieces[0].size();
         bool told = false;
-        bool refused = false;
+        refused = false;
         const auto tell = [&, told](weft::StatusOr<weft::Payload> payload) mutable {
           require(!told);
           told = true;
