@@ -1,7 +1,7 @@
 // The relay as a process: relay TARGET prints its address, then obeys lines on its input until that
 // ends:
 //   ACTION to_target|to_client CONNECTION AT_BYTE COUNT MILLIS   (cut reset half_close stall delay
-//                                                                garbage flip)
+//                                                                throttle garbage flip)
 //   clear | cut_all | reset_all | refuse | accept
 //   accepted   answered with how many connections there have been
 #include <iostream>
@@ -19,6 +19,7 @@ bool parse_action(const std::string& name, RelayAction* out) {
                                                      {"half_close", RelayAction::kHalfClose},
                                                      {"stall", RelayAction::kStall},
                                                      {"delay", RelayAction::kDelay},
+                                                     {"throttle", RelayAction::kThrottle},
                                                      {"garbage", RelayAction::kGarbage},
                                                      {"flip", RelayAction::kFlip}};
   for (const auto& [text, action] : all) {
