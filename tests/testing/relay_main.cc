@@ -4,6 +4,7 @@
 //                                                                throttle garbage flip)
 //   clear | cut_all | reset_all | refuse | accept
 //   accepted   answered with how many connections there have been
+//   passed CONNECTION to_target|to_client   answered with a number of bytes
 #include <iostream>
 #include <sstream>
 
@@ -51,6 +52,12 @@ int main(int argc, char** argv) {
     words >> verb;
     if (verb == "accepted") {
       std::cout << relay->accepted() << std::endl;
+      continue;
+    }
+    if (verb == "passed") {
+      int connection = 0;
+      words >> connection >> direction;
+      std::cout << relay->passed(connection, direction == "to_target") << std::endl;
       continue;
     }
     if (verb == "clear") {
