@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "weft/common/files.h"
+#include "weft/common/internal/utf8.h"
 
 namespace weft {
 namespace {
@@ -21,35 +22,13 @@ std::string id_text(uint64_t id) {
   return absl::StrCat("\"0x", absl::Hex(id), "\"");
 }
 
-// The length of the UTF-8 sequence at the front of `s`, 0 when there is none.
-size_t utf8_length(std::string_view s) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(s[i]); };
-  const auto follows = [&](size_t i) { return i < s.size() && (byte(i) & 0xc0) == 0x80; };
-  const unsigned char first = byte(0);
-  if (first < 0x80) return 1;
-  if (first >= 0xc2 && first <= 0xdf) return follows(1) ? 2 : 0;
-  if (first >= 0xe0 && first <= 0xef) {
-    if (!follows(1) || !follows(2)) return 0;
-    if (first == 0xe0 && byte(1) < 0xa0) return 0;  // overlong
-    if (first == 0xed && byte(1) > 0x9f) return 0;  // surrogate
-    return 3;
-  }
-  if (first >= 0xf0 && first <= 0xf4) {
-    if (!follows(1) || !follows(2) || !follows(3)) return 0;
-    if (first == 0xf0 && byte(1) < 0x90) return 0;
-    if (first == 0xf4 && byte(1) > 0x8f) return 0;
-    return 4;
-  }
-  return 0;
-}
-
 }  // namespace
 
 std::string json_quoted(std::string_view text) {
   std::string out = "\"";
   while (!text.empty()) {
     const char c = text[0];
-    const size_t length = utf8_length(text);
+    const size_t length = internal::utf8_length(text);
     if (length == 0) {
       out += "\\ufffd";
       text.remove_prefix(1);

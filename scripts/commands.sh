@@ -163,11 +163,18 @@ command_tsan() {
 }
 
 command_fuzz() {
-  local seconds="${1:-60}"
-  [[ "$seconds" =~ ^[0-9]+$ ]] || { code=2 die "fuzz wants a number of seconds, not $seconds"; }
+  local amount=--seconds number="${1:-60}"
+  if [ "${1:-}" = --executions ]; then
+    amount=--executions number="${2:-}"
+    [ $# -le 2 ] || { code=2 die "fuzz takes --executions N and no more"; }
+  elif [ $# -gt 1 ]; then
+    code=2 die "fuzz takes a number of seconds or --executions N"
+  fi
+  [[ "$number" =~ ^[1-9][0-9]*$ ]] || { code=2 die "fuzz wants a number, of seconds or of --executions, not '$number'"; }
   configure_asan
   local list="$build/asan/tests/fuzzers.txt"
   [ -s "$list" ] || die "there are no fuzz targets"
   build_targets "$build/asan" $(cut -d' ' -f1 "$list")
-  "$(find_python)" "$root/scripts/fuzz.py" --build "$build/asan" --seconds "$seconds" --jobs "$jobs"
+  "$(find_python)" "$root/scripts/fuzz.py" --build "$build/asan" "$amount" "$number" --jobs "$jobs" \
+    --table "$build/asan/fuzz.md"
 }

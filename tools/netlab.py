@@ -12,6 +12,9 @@ another host: no loopback, no local sockets. Packets between hosts pass through 
 the delay, lets through what the rate allows, and loses them by chance (--loss) or altogether (--cut). The random
 numbers come from --seed. Nothing is configured outside of the namespaces, and they end with this program.
 
+With --wire veth the kernel itself connects two hosts, by a veth pair, and --rate is its token bucket (tbf): many times
+faster than this program, without delay, loss and cuts. It needs `ip` and `tc` of iproute2.
+
 COMMAND gets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, WEFT_LISTEN and WEFT_ALLOW_INSECURE, so that a weft program
 meets by itself, and NETLAB_HOST and NETLAB_ADDRESS. Its output is shown with the host before each line. The exit code
 is the first that is not 0; 124 when --timeout is over; 77, with the reason, where namespaces or TUN devices are not
@@ -122,8 +125,9 @@ def set_interface(name, address=None):
 class Host:
     """A namespace, held by a process that does nothing else, and the device that leads out of it."""
 
-    def __init__(self, number):
+    def __init__(self, number, with_tun=True):
         self.number, self.address = number, address_of(number)
+        self._with_tun = with_tun
         here, there = socket.socketpair()
         self.holder = os.fork()
         if self.holder == 0:
@@ -132,22 +136,25 @@ class Host:
         there.close()
         self._line = here
         message, descriptors, _, _ = socket.recv_fds(here, 1000, 1)
-        if not descriptors:
+        if message != b"ready":
             self.let_go()
             self.wait()
             raise NotPermitted(message.decode() or "the process that holds a namespace has died")
-        self.device = descriptors[0]
+        self.device = descriptors[0] if descriptors else None
 
     def _hold(self, line):
         try:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             checked(libc.unshare(CLONE_NEWNET), "a network namespace")
-            device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-            fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", b"net0", IFF_TUN | IFF_NO_PI))
             set_interface("lo")
-            set_interface("net0", self.address)
-            socket.send_fds(line, [b"ready"], [device])
+            if self._with_tun:
+                device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+                fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", b"net0", IFF_TUN | IFF_NO_PI))
+                set_interface("net0", self.address)
+                socket.send_fds(line, [b"ready"], [device])
+            else:
+                line.send(b"ready")
             line.recv(1)  # ends when the lab closes its side
         except OSError as error:
             line.send(f"{error.strerror or error} ({error.filename or 'namespace'})".encode())
@@ -266,6 +273,59 @@ class Network(threading.Thread):
                 return
 
 
+class Wire:
+    """A veth pair between two hosts; both ends live in their namespaces, and end with them."""
+
+    LEAST_BURST = 64 << 10  # bytes that may leave at once: one segment that TCP hands to the device
+
+    def __init__(self, hosts, options):
+        self.hosts, self.options = hosts, options
+
+    def start(self):
+        for tool in ("ip", "tc"):
+            if shutil.which(tool) is None:
+                raise NotPermitted(f"there is no program {tool!r} (iproute2)")
+        one, other = (str(host.holder) for host in self.hosts)
+        self._run(None, "ip", "link", "add", "net0", "netns", one, "type", "veth", "peer", "name", "net0", "netns", other)
+        for host in self.hosts:
+            self._run(host, "ip", "address", "add", f"{host.address}/24", "dev", "net0")
+            self._run(host, "ip", "link", "set", "net0", "up")
+            if self.options.rate:
+                burst = max(self.LEAST_BURST, int(2e-3 * self.options.rate / 8))
+                shape = ["rate", f"{self.options.rate:.0f}bit", "burst", str(burst), "latency"]
+                shape.append(f"{1e6 * self.options.queue:.0f}us")
+                self._run(host, "tc", "qdisc", "add", "dev", "net0", "root", "tbf", *shape)
+
+    @staticmethod
+    def _run(host, *command):
+        enter = None if host is None else host.enter
+        done = subprocess.run(command, preexec_fn=enter, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise NotPermitted(f"{' '.join(command)}: {done.stderr.strip()}")
+
+    def set_link(self, number, up):
+        """Down: the other end sees it too, and nothing passes."""
+        self._run(self.hosts[number], "ip", "link", "set", "net0", "up" if up else "down")
+
+    def traffic(self, number):
+        """What the interface of a host has received and sent: bytes and packets, as the kernel counts them."""
+        with open(f"/proc/{self.hosts[number].holder}/net/dev") as file:
+            for line in file:
+                name, _, numbers = line.partition(":")
+                if name.strip() == "net0":
+                    fields = [int(field) for field in numbers.split()]
+                    return {"bytes_in": fields[0], "packets_in": fields[1], "bytes_out": fields[8], "packets_out": fields[9]}
+        raise OSError("the host has no interface")
+
+    @property
+    def counts(self):
+        totals = [self.traffic(host.number) for host in self.hosts]
+        return {"passed": sum(t["packets_in"] for t in totals), "bytes": sum(t["bytes_in"] for t in totals)}
+
+    def close(self):
+        """The namespaces end with their holders, and the pair with them."""
+
+
 class Lab:
     """with Lab(options) as lab: process = lab.start(0, ["ls"])"""
 
@@ -277,12 +337,13 @@ class Lab:
             become_root_inside()
         try:
             for number in range(self.options.hosts):
-                self.hosts.append(Host(number))
-        except NotPermitted:
+                self.hosts.append(Host(number, with_tun=self.options.wire == "relay"))
+            make = Network if self.options.wire == "relay" else Wire
+            self.network = make(self.hosts, self.options)
+            self.network.start()
+        except BaseException:
             self._close_hosts()
             raise
-        self.network = Network(self.hosts, self.options)
-        self.network.start()
         return self
 
     def __exit__(self, *_):
@@ -373,7 +434,7 @@ def probe(lab, deadline):
         client = lab.start(1, [sys.executable, "-c", ASK, str(size)], stdout=subprocess.PIPE, text=True)
         out, _ = client.communicate(timeout=max(0.1, deadline - time.monotonic()))
         if client.returncode == 0:
-            print(json.dumps({**json.loads(out), **lab.network.counts, "by": "relay"}))
+            print(json.dumps({**json.loads(out), **lab.network.counts, "by": lab.options.wire}))
         return client.returncode
     except subprocess.TimeoutExpired:
         return TIMED_OUT
@@ -422,6 +483,11 @@ def run_everywhere(lab, command, deadline):
     return code
 
 
+def lab_options(*arguments):
+    """For programs that start processes in a lab themselves: lab_options("--wire", "veth", "--rate", "1gbit")."""
+    return parse([*arguments, "--", "true"])
+
+
 def parse(arguments):
     parser = argparse.ArgumentParser(
         prog="netlab.py",
@@ -430,6 +496,7 @@ def parse(arguments):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--hosts", type=int, default=2, help="2 to 32; default 2")
+    parser.add_argument("--wire", choices=("relay", "veth"), default="relay", help="default relay: this program")
     parser.add_argument("--rate", type=bits_per_second, help="of each direction between two hosts; default: none")
     parser.add_argument("--delay", type=seconds, default=0.0, help="one way; default 0")
     parser.add_argument("--jitter", type=seconds, default=0.0, help="up to so much more, at random")
@@ -449,6 +516,11 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if not 2 <= options.hosts <= 32:
         parser.error(f"--hosts {options.hosts}: 2 to 32 are possible")
+    if options.wire == "veth":
+        if options.hosts != 2:
+            parser.error("--wire veth connects 2 hosts")
+        if options.delay or options.jitter or options.loss or options.cut:
+            parser.error("--wire veth knows --rate and --queue; --delay, --jitter, --loss and --cut need the relay")
     if bool(options.command) == options.probe:
         parser.error("either a command after --, or --probe")
     if options.command and shutil.which(options.command[0]) is None:

@@ -11,7 +11,7 @@ from harness import DriverError, DriverSpec, Figure, median, percentile, pooled,
 
 ROWS = (
     *("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "T9", "T10", "T11", "T12", "T13", "T14"),
-    *("T15", "T16", "T17", "T18", "T20"),
+    *("T15", "T16", "T17", "T18", "T20", "N1"),
 )
 PEERS = ("tensorpipe", "python", "raw")
 
@@ -432,11 +432,12 @@ def row_t13(bench, wanted, quick):
                 for place, name in enumerate(order)
             }
             for name, rounds in bench.together(lines, 30 + 2 * seconds * (count + 2)).items():
-                if isinstance(rounds, DriverError) or isinstance(results.get(name), DriverError):
-                    failed = [r for r in (results.get(name), rounds) if isinstance(r, DriverError)]
-                    results[name] = failed[0]
+                before = results.get(name, [])
+                # The first error of a driver stays.
+                if isinstance(rounds, DriverError) or isinstance(before, DriverError):
+                    results[name] = before if isinstance(before, DriverError) else rounds
                 else:
-                    results.setdefault(name, []).extend(rounds)
+                    results[name] = before + rounds
         detail(bench, results, describe_latency)
         metric = f"call after {seconds:g} s of silence, p50"
         bar = 1 / 1.5 if id == "T13" else None
@@ -507,7 +508,7 @@ def make_credentials(bench):
 
 
 def measure(bench, wanted, quick, memory):
-    from rpc import load_rows  # which uses what stands above
+    from rpc import load_rows, net_rows  # which use what stands above
 
     figures = []
     if "T1" in wanted or "T2" in wanted:
@@ -531,4 +532,6 @@ def measure(bench, wanted, quick, memory):
     if "T20" in wanted:
         figures += row_t20(bench, wanted, quick)
     figures += load_rows.measure(bench, wanted, quick, memory)
+    if "N1" in wanted and bench.has(OURS):
+        figures += net_rows.row_n1(bench, quick)
     return figures

@@ -6,22 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "weft/rpc/internal/agent.h"
 #include "weft/rpc/internal/arena_message.h"
+#include "weft/rpc/internal/header.h"
 
 namespace weft::internal {
-namespace {
-
-template <class Header>
-Status parse(const FrameView& frame, Header* header) {
-  if (header->ParseFromArray(frame.header.data(), static_cast<int>(frame.header.size()))) {
-    return absl::OkStatus();
-  }
-  return make_error(
-      ErrorKind::kProtocol,
-      absl::StrCat("a ", std::string(frame_kind_name(frame.kind)), " frame whose header of ",
-                   frame.header.size(), " bytes cannot be parsed"));
-}
-
-}  // namespace
 
 int LaneLoads::choose(int lanes) {
   const int bulk = std::min(lanes, kMaxLanes) - 1;
@@ -76,7 +63,7 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
     case FrameKind::kRequest: {
       const auto memory = std::make_shared<ArenaMessage<v1::CallHeader>>();
       const std::shared_ptr<const v1::CallHeader> header(memory, memory->get());
-      WEFT_RETURN_IF_ERROR(parse(frame, memory->get()));
+      WEFT_RETURN_IF_ERROR(parse_header(frame, memory->get()));
       return assembler_.begin(header->layout(), frame, connection_.get(),
                               [self = shared_from_this(), header](StatusOr<Payload> payload) {
                                 if (auto a = self->agent_.lock()) {
@@ -86,7 +73,7 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
     }
     case FrameKind::kResponse: {
       ArenaMessage<v1::ResponseHeader> header;
-      WEFT_RETURN_IF_ERROR(parse(frame, header.get()));
+      WEFT_RETURN_IF_ERROR(parse_header(frame, header.get()));
       return assembler_.begin(
           header->layout(), frame, connection_.get(),
           [self = shared_from_this(), id = header->call_id()](StatusOr<Payload> payload) {
@@ -95,7 +82,7 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
     }
     case FrameKind::kError: {
       v1::ErrorHeader header;
-      WEFT_RETURN_IF_ERROR(parse(frame, &header));
+      WEFT_RETURN_IF_ERROR(parse_header(frame, &header));
       return assembler_.begin(
           header.layout(), frame, connection_.get(),
           [self = shared_from_this(), id = header.call_id(), code = header.code(),
@@ -110,13 +97,13 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
     case FrameKind::kChunk: return assembler_.on_chunk(frame);
     case FrameKind::kCancel: {
       v1::CancelHeader header;
-      WEFT_RETURN_IF_ERROR(parse(frame, &header));
+      WEFT_RETURN_IF_ERROR(parse_header(frame, &header));
       agent->on_cancel_frame(shared_from_this(), header.call_id());
       return absl::OkStatus();
     }
     case FrameKind::kGoodbye: {
       v1::GoodbyeHeader header;
-      WEFT_RETURN_IF_ERROR(parse(frame, &header));
+      WEFT_RETURN_IF_ERROR(parse_header(frame, &header));
       agent->on_goodbye(shared_from_this(), header.reason());
       return absl::OkStatus();
     }

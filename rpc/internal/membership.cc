@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "weft/common/internal/utf8.h"
 #include "weft/proto/rpc.pb.h"
 
 namespace weft::internal {
@@ -58,6 +59,14 @@ std::shared_ptr<const MemberDevices> take_devices(const v1::DeviceRecord& record
       pairs.emplace_back(map.pairs(i), map.pairs(i + 1));
   }
   return out;
+}
+
+bool is_text(const v1::MemberRecord& record) {
+  return is_line_of_text(record.name()) && is_line_of_text(record.address()) &&
+         is_line_of_text(record.host()) &&
+         std::all_of(record.methods().begin(), record.methods().end(), is_line_of_text) &&
+         std::all_of(record.devices().maps().begin(), record.devices().maps().end(),
+                     [](const v1::DeviceMapRecord& map) { return is_line_of_text(map.to()); });
 }
 
 }  // namespace
@@ -493,7 +502,7 @@ Status Membership::refresh() {
     v1::MemberRecord record;
     if (!bytes.has_value()) continue;  // gone again; the version has moved on and we will see
     if (!record.ParseFromString(*bytes) || record.id() != id ||
-        hex(record.incarnation()) != parts[1]) {
+        hex(record.incarnation()) != parts[1] || !is_text(record)) {
       WEFT_LOG(options_.log, kError) << "the store holds an odd record under " << k << ", ignored";
       continue;
     }

@@ -13,6 +13,8 @@ namespace {
 
 constexpr size_t kMaxHeaderBytes = 64 << 10;
 constexpr size_t kMaxOpenTransfers = 1 << 16;
+// What keeping a chunk costs besides its bytes: chunks of one byte must be bounded, too.
+constexpr size_t kParkedBytes = 128;
 // Segments of a large message up to this size still travel in its header frame.
 constexpr size_t kSmallSegmentBytes = 4 << 10;
 // The descriptor of a dense tensor of a few dimensions.
@@ -460,7 +462,7 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
       const std::vector<Parked> chunks = std::move(parked->second);
       parked_.erase(parked);
       for (const Parked& p : chunks) {
-        parked_bytes_ -= p.bytes.size();
+        parked_bytes_ -= p.bytes.size() + kParkedBytes;
         std::shared_ptr<Incoming> done;
         WEFT_RETURN_IF_ERROR(take_locked(s.transfer_id(), p.offset, nullptr, p.bytes, &done));
         if (done != nullptr) complete.push_back(std::move(done));
@@ -509,14 +511,15 @@ Status Assembler::on_chunk(const FrameView& frame) {
         return violation(
             absl::StrCat("chunk of transfer ", id, ", which is over or was never announced"));
       }
+      if (frame.payload_bytes == 0) return violation("a chunk of no bytes");
       // Its header may still come by another lane; it is kept within a bound until then.
-      if (frame.payload_bytes > limits_.max_parked_bytes - parked_bytes_) {
+      if (frame.payload_bytes + kParkedBytes > limits_.max_parked_bytes - parked_bytes_) {
         return violation(absl::StrCat("more than ", limits_.max_parked_bytes,
                                       " bytes of chunks without a header"));
       }
       std::string bytes;
       for (std::string_view piece : frame.payload) bytes.append(piece);
-      parked_bytes_ += bytes.size();
+      parked_bytes_ += bytes.size() + kParkedBytes;
       parked_[id].push_back(Parked{std::move(bytes), offset});
       return absl::OkStatus();
     }

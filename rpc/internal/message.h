@@ -66,7 +66,8 @@ StatusOr<std::shared_ptr<OutMessage>> pack(Payload payload, bool copy,
 // Message, origin, trace and payload of an error, as the first segment.
 OutMessageRef pack_error(const Status& error, std::string_view self);
 // The error that came; `origin` is used when the sender did not name one.
-Status unpack_error(uint32_t code, uint32_t kind, std::string_view body, std::string_view origin);
+WEFT_API Status unpack_error(uint32_t code, uint32_t kind, std::string_view body,
+                             std::string_view origin);
 
 // Sends `message` under `header`, whose layout it fills in (Header: CallHeader, ResponseHeader or
 // ErrorHeader). `transfers` gives transfer ids. A message that needs chunks goes over `bulk_lane`,
@@ -138,7 +139,8 @@ class WEFT_API Assembler {
 // The fixed header of a chunk frame: transfer id and offset, little endian.
 inline constexpr size_t kChunkHeaderBytes = 16;
 std::string encode_chunk_header(uint64_t transfer_id, uint64_t offset);
-Status decode_chunk_header(std::string_view header, uint64_t* transfer_id, uint64_t* offset);
+WEFT_API Status decode_chunk_header(std::string_view header, uint64_t* transfer_id,
+                                    uint64_t* offset);
 
 // ---- implementation of the template ------------------------------------------------------------
 

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "absl/strings/escaping.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/rpc/internal/wire/handshake.h"
 #include "weft/tests/contract/transport_harness.h"
@@ -183,6 +184,19 @@ TEST(Frame, HelloComesBack) {
   EXPECT_FALSE(decode_hello(encode_hello(sent, 1), 0).ok());
   // A field of a later version is no error: fields are only added.
   EXPECT_TRUE(decode_hello(encode_hello(sent, 1) + std::string("\xf2\x07\x01x", 4), 1).ok());
+}
+
+// Names stand in logs and errors as they are.
+TEST(Frame, ANameThatIsNoLineOfTextIsRefused) {
+  Hello hello = some_hello();
+  for (const char* name : {"worker\xff", "\xc0\xaf", "\xed\xa0\x80", "a\nb", "\x1b[2J", "a\x7f"}) {
+    hello.name = name;
+    const StatusOr<Hello> got = decode_hello(encode_hello(hello, 0), 0);
+    EXPECT_EQ(error_kind(got.status()), ErrorKind::kProtocol) << name;
+    EXPECT_THAT(std::string(got.status().message()), ::testing::HasSubstr("no line of UTF-8 text"));
+  }
+  hello.name = "Z\xc3\xbcrich";
+  EXPECT_TRUE(decode_hello(encode_hello(hello, 0), 0).ok());
 }
 
 TEST(Frame, RefusalComesBackAsTheErrorThatWasSent) {

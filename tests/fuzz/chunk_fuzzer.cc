@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -13,17 +12,14 @@
 #include "weft/common/byte_budget.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/internal/message.h"
+#include "weft/tests/fuzz/target.h"
 
 namespace {
-
-void require(bool condition) {
-  if (!condition) std::abort();
-}
 
 // The input from its front.
 class Input {
  public:
-  Input(const uint8_t* data, size_t size) : rest_(reinterpret_cast<const char*>(data), size) {}
+  explicit Input(std::string_view bytes) : rest_(bytes) {}
   bool empty() const { return rest_.empty(); }
   uint64_t number(size_t bytes) {
     uint64_t out = 0;
@@ -42,6 +38,9 @@ class Input {
  private:
   std::string_view rest_;
 };
+
+// Prefix and the least header.
+constexpr size_t kFrameBytes = 32;
 
 // Shares some memory, and counts who uses it.
 class Sharing final : public weft::Connection {
@@ -67,25 +66,37 @@ class Sharing final : public weft::Connection {
   const std::shared_ptr<int> users_ = std::make_shared<int>();
 };
 
+uint64_t announced(const weft::v1::Layout& layout) {
+  uint64_t bytes = 0;
+  for (const weft::v1::Segment& segment : layout.segments()) bytes += segment.length();
+  return bytes;
+}
+
 }  // namespace
 
-// A row of events. 'H', length of a Layout (1 byte), the Layout, length of the payload (1), the
+// An empty segment of two bytes becomes some 70, and what is known of a tensor of four bytes some
+// 400.
+const size_t kMostBytesPerByte = 128;
+
+// A row of events. 'H', length of a Layout (2 bytes), the Layout, length of the payload (1), the
 // payload: a header. 'C', transfer id (1), offset (8), length (2): a chunk; its bytes are zero.
 // 'S': a sweep. Anything else ends the row, as does an error.
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+weft::Status fuzz_one(std::string_view bytes_of_all) {
   namespace in = weft::internal;
   constexpr uint64_t kBudget = 64 * 1024;
   weft::ByteBudget budget(kBudget, "fuzzed");
   in::MessageLimits limits;
   limits.max_message_bytes = 48 * 1024;
   limits.max_parked_bytes = 16 * 1024;
+  weft::Status verdict;
   int begun = 0;
+  bool refused = false;  // the last one that was told
   int delivered = 0;
   static const std::string zeros(1 << 16, '\0');
   {
     in::Assembler assembler(limits, &budget);
     Sharing connection;
-    Input input(data, size);
+    Input input(bytes_of_all);
     bool alive = true;
     while (alive && !input.empty()) {
       const uint64_t event = input.number(1);
@@ -93,20 +104,32 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       std::vector<std::string_view> pieces(1);
       if (event == 'H') {
         weft::v1::Layout layout;
-        const std::string_view bytes = input.text(input.number(1));
-        if (!layout.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) break;
+        const std::string_view bytes = input.text(input.number(2));
+        if (!decoded(kFrameBytes + bytes.size(), [&] {
+              return layout.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
+            })) {
+          note(weft::make_error(weft::ErrorKind::kProtocol, "a layout that cannot be read"),
+               &verdict);
+          break;
+        }
         pieces[0] = input.text(input.number(1));
         frame.payload = pieces;
         frame.payload_bytes = pieces[0].size();
         bool told = false;
-        alive = assembler
-                    .begin(layout, frame, &connection,
-                           [&delivered, told](weft::StatusOr<weft::Payload>) mutable {
-                             require(!told);
-                             told = true;
-                             ++delivered;
-                           })
-                    .ok();
+        refused = false;
+        const auto tell = [&, told](weft::StatusOr<weft::Payload> payload) mutable {
+          require(!told);
+          told = true;
+          ++delivered;
+          refused = !payload.ok();
+          note(payload.status(), &verdict);
+        };
+        const weft::Status begin = decoded(
+            frame.payload_bytes, [&] { return assembler.begin(layout, frame, &connection, tell); });
+        // Only what was accepted may take the bytes that it announces.
+        if (begin.ok() && !refused) Decoding::charged(announced(layout));
+        note(begin, &verdict);
+        alive = begin.ok();
         if (alive) ++begun;
       } else if (event == 'C') {
         std::string header(in::kChunkHeaderBytes, '\0');
@@ -118,7 +141,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         frame.header = header;
         frame.payload = pieces;
         frame.payload_bytes = pieces[0].size();
-        alive = assembler.on_chunk(frame).ok();
+        const weft::Status taken =
+            decoded(kFrameBytes + frame.payload_bytes, [&] { return assembler.on_chunk(frame); });
+        note(taken, &verdict);
+        alive = taken.ok();
       } else if (event == 'S') {
         assembler.sweep();
       } else {
@@ -126,11 +152,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       }
       require(budget.used() <= kBudget);
     }
+    const size_t incomplete = assembler.incomplete_for_test();
     assembler.abandon();
     require(assembler.incomplete_for_test() == 0);
+    if (incomplete > 0) {
+      note(weft::make_error(weft::ErrorKind::kUnavailable, "not complete"), &verdict);
+    }
     require(connection.unused());
   }
   require(delivered <= begun + 1);
   require(budget.used() == 0);
-  return 0;
+  return verdict;
 }

@@ -2,9 +2,7 @@
 // is spelled in one way only; a tensor that comes to be can be used.
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -12,28 +10,29 @@
 
 #include "ATen/core/Tensor.h"
 #include "weft/rpc/internal/tensor_meta.h"
+#include "weft/tests/fuzz/target.h"
 
-namespace {
+// A size of one byte becomes eight, and lists grow by doubling.
+const size_t kMostBytesPerByte = 32;
 
-void require(bool condition) {
-  if (!condition) std::abort();
-}
-
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+weft::Status fuzz_one(std::string_view whole) {
   namespace in = weft::internal;
-  const std::string_view whole(reinterpret_cast<const char*>(data), size);
   std::string_view rest = whole;
   in::TensorMeta meta;
-  if (!in::take_meta(&rest, &meta).ok()) return 0;
+  if (weft::Status s = decoded(whole.size(), [&] { return in::take_meta(&rest, &meta); });
+      !s.ok()) {
+    require(weft::error_kind(s) == weft::ErrorKind::kProtocol);
+    return s;
+  }
   std::string again;
   in::append_meta(meta, &again);
   require(again == whole.substr(0, whole.size() - rest.size()));
 
   // What the byte budget would do.
   constexpr uint64_t kBudget = 64 * 1024;
-  if (in::total_bytes(meta) > kBudget) return 0;
+  if (in::total_bytes(meta) > kBudget) {
+    return weft::make_error(weft::ErrorKind::kResource, "more than the budget");
+  }
   auto buffers = in::allocate_buffers(meta);
   require(buffers.ok());
   const in::BufferSpecs specs = in::buffer_specs(meta);
@@ -47,10 +46,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::memcpy(bytes, rest.data(), n);
     rest.remove_prefix(n);
   }
-  auto tensor = in::join_from_wire(meta, *buffers);
+  auto tensor = decoded(0, [&] { return in::join_from_wire(meta, *buffers); });
   if (!tensor.ok()) {
     require(meta.layout == in::TensorLayout::kSparseCoo);
-    return 0;
+    require(weft::error_kind(tensor.status()) == weft::ErrorKind::kProtocol);
+    return tensor.status();
   }
   in::restore_requires_grad(meta, &*tensor);
   require(tensor->sizes() == at::IntArrayRef(meta.sizes));
@@ -62,5 +62,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   auto parts = in::split_for_wire(*tensor, false);
   require(parts.ok() && parts->meta.nbytes == meta.nbytes);
-  return 0;
+  return absl::OkStatus();
 }

@@ -9,6 +9,7 @@
 //     joins, calls its successor, passes a barrier, leaves: what the start-up tests run in numbers.
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -156,6 +157,8 @@ class Player {
     if (verb == "many") return many(words);
     if (verb == "ring") return ring(words);
     if (verb == "bulk") return bulk(words);
+    if (verb == "send") return send(words);
+    if (verb == "files") return limit_files(words);
     if (verb == "who") {
       words >> a;
       WorkerInfo info = worker_.get_worker_info(destination(a));
@@ -252,6 +255,40 @@ class Player {
     return at::equal(x, y) ? "ok equal" : "ok different";
   }
 
+  // NAME TO ELEMENTS DEADLINE_MS: the same, begun; "wait NAME" gives the answer.
+  std::string send(std::istringstream& words) {
+    std::string name, to;
+    int64_t elements = 0;
+    int64_t deadline_ms = 0;
+    words >> name >> to >> elements >> deadline_ms;
+    auto future =
+        try_rpc_async(worker_, destination(to), {.deadline = absl::Milliseconds(deadline_ms)},
+                      &echo, at::arange(elements));
+    if (!future.ok()) return answer(future.status());
+    waiters_[name] = [f = *future, elements](Timeout t) {
+      const StatusOr<at::Tensor> y = f.try_wait(t);
+      if (!y.ok()) return answer(y.status());
+      return std::string(at::equal(at::arange(elements), *y) ? "ok equal" : "ok different");
+    };
+    return "ok";
+  }
+
+  // SPARE: so many more descriptors may be opened. -1: as many as at the start.
+  std::string limit_files(std::istringstream& words) {
+    int64_t spare = 0;
+    words >> spare;
+    rlimit limit = {};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return "error system getrlimit";
+    if (usual_files_ == 0) usual_files_ = limit.rlim_cur;
+    // The next ones that are opened get the lowest free numbers.
+    std::vector<int> opened;
+    for (int64_t i = 0; i <= spare; ++i) opened.push_back(dup(STDIN_FILENO));
+    limit.rlim_cur = spare < 0 ? usual_files_ : static_cast<rlim_t>(opened.back());
+    for (const int fd : opened) close(fd);
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return "error system setrlimit";
+    return absl::StrCat("ok ", static_cast<int64_t>(limit.rlim_cur));
+  }
+
   std::string info() {
     std::map<std::string, int64_t> all = worker_.debug_info();
     for (const auto& [name, value] : stage_.counts()) all[name] = value;
@@ -293,6 +330,7 @@ class Player {
   std::vector<std::string> events_ ABSL_GUARDED_BY(mutex_);
   Worker worker_;  // after what its subscriber uses
   std::map<std::string, Waiter> waiters_;
+  rlim_t usual_files_ = 0;
   Worker::Subscription subscription_;
 };
 

@@ -127,6 +127,13 @@ int RelayProcess::accepted() {
   return count;
 }
 
+int64_t RelayProcess::passed(int connection, const std::string& direction) {
+  EXPECT_TRUE(process_.write_line(absl::StrCat("passed ", connection, " ", direction)));
+  int64_t bytes = -1;
+  EXPECT_TRUE(absl::SimpleAtoi(process_.read_line().value_or(""), &bytes));
+  return bytes;
+}
+
 Job::~Job() {
   if (!::testing::Test::HasFailure()) return;
   for (const auto& player : players_) {
@@ -170,10 +177,13 @@ void Job::start_group(int size) {
   }
 }
 
-std::unique_ptr<RelayProcess> Job::start_pair_with_relay() {
-  start({.name = "worker0", .rank = 0, .world_size = 2});
-  Player& other =
-      start({.name = "worker1", .rank = 1, .world_size = 2, .arguments = {"--ask-address"}});
+std::unique_ptr<RelayProcess> Job::start_group_with_relay(int size) {
+  for (int i = 0; i < size; ++i) {
+    PlayerOptions options{.name = absl::StrCat("worker", i), .rank = i, .world_size = size};
+    if (i == 1) options.arguments = {"--ask-address"};
+    start(options);
+  }
+  Player& other = *players_.at(1);
   const std::string listening = other.process().read_line().value_or("");
   EXPECT_TRUE(absl::StartsWith(listening, "listening ")) << listening;
   auto relay = std::make_unique<RelayProcess>(listening.substr(listening.find(' ') + 1));

@@ -83,6 +83,8 @@ class RelayProcess {
   void tell(const std::string& line);
   // Of all connections so far: how many were accepted.
   int accepted();
+  // Of the n-th that is open, in one direction.
+  int64_t passed(int connection, const std::string& direction);
 
  private:
   Process process_;
@@ -106,8 +108,9 @@ class Job {
   Player& start(PlayerOptions options);
   // worker0 to worker<n-1> of a static group, all joined.
   void start_group(int size);
-  // worker1 is reached through a relay in front of it.
-  std::unique_ptr<RelayProcess> start_pair_with_relay();
+  // The same; worker1 is reached through a relay in front of it.
+  std::unique_ptr<RelayProcess> start_group_with_relay(int size);
+  std::unique_ptr<RelayProcess> start_pair_with_relay() { return start_group_with_relay(2); }
   Player& operator[](size_t i) { return *players_.at(i); }
   size_t size() const { return players_.size(); }
 

@@ -5,13 +5,19 @@ usage: netlab_test.py CASE [--bin FOLDER]     CASE: one of the names below
 import argparse
 import json
 import re
+import select
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 NETLAB = Path(__file__).resolve().parents[2] / "tools" / "netlab.py"
 SKIPPED = 77
+LIMIT = 60.0  # against hanging
+
+sys.path.insert(0, str(NETLAB.parent))
+import netlab as lab_tool  # noqa: E402
 
 
 def netlab(*arguments, limit=90):
@@ -94,7 +100,148 @@ def training(binaries):
     expect(accuracy and float(accuracy[1]) >= 0.95, "it trains to an accuracy of 0.95")
 
 
-CASES = {case.__name__: case for case in (delay, rate, loss, timeout, failure, hello, training)}
+def kernel_rate(_):
+    """A veth pair with a token bucket: the rate is a bound there, too."""
+    done = netlab("--wire", "veth", "--rate", "20mbit", "--probe")
+    expect(done.returncode == 0, "the probe runs")
+    result = json.loads(done.stdout)
+    expect(result["mbit_per_s"] <= 22, "the rate is a bound")
+    expect(result["bytes"] >= 20e6 / 8 and result["by"] == "veth", "the bytes went over the kernel's wire")
+
+
+def kernel_arguments(_):
+    """What the kernel's wire cannot do is said, not ignored."""
+    for option in (("--delay", "1ms"), ("--loss", "1%"), ("--hosts", "3"), ("--cut", "1s-2s")):
+        done = netlab("--wire", "veth", *option, "--probe")
+        expect(done.returncode == 2 and "veth" in done.stderr, f"{option} is refused")
+
+
+def nothing_left(_):
+    """A lab whose program fails, and one that cannot be made, leave no interface behind."""
+    before = Path("/proc/net/dev").read_text().count("\n")
+    done = netlab("--wire", "veth", "--rate", "10mbit", "--", "sh", "-c", "exit 5")
+    expect(done.returncode == 5, "the failure is the result")
+    try:
+        with lab_tool.Lab(lab_tool.lab_options("--wire", "veth")) as lab:
+            holders = [host.holder for host in lab.hosts]
+            raise KeyError("in the middle")
+    except KeyError:
+        pass
+    expect(not any(Path(f"/proc/{holder}").exists() for holder in holders), "the namespaces have ended")
+    expect(Path("/proc/net/dev").read_text().count("\n") == before, "no interface is left")
+
+
+class Player:
+    """An integration_worker on a host of the lab: one line to it, one line back."""
+
+    def __init__(self, lab, number, program, folder, **variables):
+        environment = [f"{name}={value}" for name, value in variables.items()]
+        self.log = open(Path(folder) / f"worker{number}.log", "w+")
+        self.process = lab.start(number, ["env", *environment, str(program), "play"], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, stderr=self.log, text=True, bufsize=1)
+
+    def answer(self):
+        ready, _, _ = select.select([self.process.stdout], [], [], LIMIT)
+        expect(ready, "the worker answers")
+        return self.process.stdout.readline().strip()
+
+    def say(self, line):
+        self.process.stdin.write(line + "\n")
+
+    def ask(self, line):
+        self.say(line)
+        return self.answer()
+
+    def info(self):
+        return {key: int(value) for key, value in (pair.split("=") for pair in self.ask("info").split()[1:])}
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        self.log.seek(0)
+        print(self.log.read())
+        self.log.close()
+
+
+def eventually(true):
+    end = time.monotonic() + LIMIT
+    while time.monotonic() < end:
+        if true():
+            return True
+    return False
+
+
+def with_pair(binaries, play, **variables):
+    """play(lab, one, other) with two workers on two hosts, joined by the kernel at 1 Gbit/s."""
+    program = binaries.parent / "tests" / "integration_worker"
+    players = []
+    with tempfile.TemporaryDirectory(prefix="weft-netlab-") as folder:
+        try:
+            with lab_tool.Lab(lab_tool.lab_options("--wire", "veth", "--rate", "1gbit")) as lab:
+                try:
+                    for number in (0, 1):
+                        where = {name: value.replace("FOLDER", folder) for name, value in variables.items()}
+                        players.append(Player(lab, number, program, folder, WEFT_LEASE="3s",
+                                              WEFT_HEARTBEAT_INTERVAL="300ms", **where))
+                    for player in players:
+                        expect(player.answer().startswith("joined "), "both join")
+                    play(lab, *players)
+                finally:
+                    for player in players:
+                        player.end()
+        except lab_tool.NotPermitted as error:
+            print(f"netlab: skipped, this machine does not permit it: {error}")
+            sys.exit(SKIPPED)
+
+
+def link(binaries):
+    """The link between two hosts goes down and up; the store, a file, is not concerned: nobody is dead.
+
+    A call under way ends when the connection has been silent for a lease, and says that it may have run. Then
+    the link is back, and so is a connection.
+    """
+
+    def play(lab, one, other):
+        expect(one.ask("call worker1 bump 1 60000 0") == "ok 1", "a call goes through the kernel's wire")
+        before = lab.network.traffic(0)["bytes_out"]
+        expect(one.ask("bulk worker1 1000000") == "ok equal", "a large one, too")
+        expect(lab.network.traffic(0)["bytes_out"] - before >= 8_000_000, "its bytes went over the interface")
+        expect(lab.network.traffic(1)["bytes_out"] >= 8_000_000, "and came back")
+        expect(one.ask("start held worker1 hold 5 60000 0") == "ok", "a call is under way")
+        expect(eventually(lambda: other.info()["held"] == 1), "and has arrived")
+        lab.network.set_link(1, False)
+        down = lab.network.traffic(0)["bytes_in"]
+        held = one.ask("wait held")
+        expect(held.startswith("error maybe_executed"), f"the silence ends it: {held}")
+        expect(lab.network.traffic(0)["bytes_in"] == down, "nothing came meanwhile")
+        lab.network.set_link(1, True)
+        expect(one.ask("call worker1 bump 2 60000 0") == "ok 1", "there is a connection again")
+        expect(one.info()["reconnects"] >= 1, "another one")
+        expect("died" not in one.ask("events"), "nobody is dead")
+
+    with_pair(binaries, play, WEFT_STORE="file://FOLDER/store", WEFT_JOB_ID="1234abcd")
+
+
+def link_and_store(binaries):
+    """The same where the store is on one of the hosts: who is cut off from it for a lease is dead to the others,
+    and is told so when the link is back."""
+
+    def play(lab, one, other):
+        expect(one.ask("call worker1 bump 1 60000 0") == "ok 1", "a call goes through the kernel's wire")
+        expect(one.ask("start held worker1 hold 5 60000 1") == "ok", "a call is under way")
+        expect(eventually(lambda: other.info()["held"] == 1), "and has arrived")
+        lab.network.set_link(1, False)
+        held = one.ask("wait held")
+        expect(held.startswith("error peer_lost") and "no sign of life for 3s" in held, f"its worker is lost: {held}")
+        lab.network.set_link(1, True)
+        expect(eventually(lambda: "declared dead" in other.ask("call worker0 bump 2 3000 0")), "it is told")
+
+    with_pair(binaries, play)
+
+
+CASES = {case.__name__: case for case in (
+    delay, rate, loss, timeout, failure, hello, training, kernel_rate, kernel_arguments, nothing_left, link, link_and_store
+)}
 
 
 def main():

@@ -85,6 +85,7 @@ void Relay::clear() {
       for (Pipe& pipe : link.pipes) {
         pipe.stalled = false;
         pipe.delay_millis = 0;
+        pipe.throttle_bytes = 0;
         pipe.hold_until = 0;
         pipe.used.clear();
       }
@@ -120,6 +121,14 @@ int Relay::open() const {
 uint64_t Relay::bytes(bool to_target) const {
   std::lock_guard<std::mutex> lock(mutex_);
   return bytes_[to_target ? 0 : 1];
+}
+
+uint64_t Relay::passed(int connection, bool to_target) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Link& link : links_) {
+    if (link.number == connection && !link.dead) return link.pipes[to_target ? 0 : 1].passed;
+  }
+  return 0;
 }
 
 void Relay::close_link(Link* link, bool reset) {
@@ -182,6 +191,11 @@ void Relay::apply(Link* link, Pipe* pipe, bool to_target, size_t* may_pass) {
         break;
       case RelayAction::kStall: pipe->stalled = true; break;
       case RelayAction::kDelay: pipe->delay_millis = rule.millis; break;
+      case RelayAction::kThrottle:
+        pipe->throttle_bytes = static_cast<size_t>(rule.count);
+        pipe->throttle_left = pipe->throttle_bytes;
+        pipe->throttle_millis = rule.millis;
+        break;
       case RelayAction::kGarbage: {
         std::string garbage;
         for (int b = 0; b < rule.count; ++b) garbage.push_back(static_cast<char>(b * 37 + 11));
@@ -215,6 +229,7 @@ void Relay::move(Link* link, Pipe* pipe, bool to_target) {
     apply(link, pipe, to_target, &may_pass);
     if (link->dead || pipe->stalled || pipe->buffer.empty()) break;
     if (pipe->hold_until > now_millis()) break;
+    if (pipe->throttle_bytes > 0) may_pass = std::min(may_pass, pipe->throttle_left);
     const ssize_t n = ::send(pipe->to, pipe->buffer.data(), std::min(may_pass, pipe->buffer.size()),
                              MSG_NOSIGNAL);
     if (n <= 0) {
@@ -224,6 +239,11 @@ void Relay::move(Link* link, Pipe* pipe, bool to_target) {
     pipe->buffer.erase(0, static_cast<size_t>(n));
     pipe->passed += static_cast<uint64_t>(n);
     bytes_[to_target ? 0 : 1] += static_cast<uint64_t>(n);
+    if (pipe->throttle_bytes == 0) continue;
+    pipe->throttle_left -= static_cast<size_t>(n);
+    if (pipe->throttle_left > 0) continue;
+    pipe->throttle_left = pipe->throttle_bytes;
+    pipe->hold_until = now_millis() + pipe->throttle_millis;
   }
   if (!link->dead && pipe->ended && pipe->buffer.empty() && !pipe->shut && !pipe->stalled) {
     pipe->shut = true;

@@ -2,8 +2,8 @@
 #define WEFT_TESTS_TESTING_RELAY_H_
 
 // Relay: passes TCP connections on to a target and breaks them at chosen bytes: cut, reset,
-// half-close, stall, delay, garbage. Works on bytes, so it tests real sockets under a real
-// transport. In this process, or as a program of its own (relay_main.cc) between two workers.
+// half-close, stall, delay, throttle, garbage. Works on bytes, so it tests real sockets under a
+// real transport. In this process, or as a program of its own (relay_main.cc) between two workers.
 //
 //   auto relay = Relay::start("127.0.0.1:4711");            // loopback only
 //   relay->add({.action = RelayAction::kReset, .at_byte = 1000});
@@ -30,6 +30,7 @@ enum class RelayAction {
   kHalfClose,  // the receiver sees the end of the stream, the other direction goes on
   kStall,      // passes nothing more in this direction until clear()
   kDelay,      // every piece from there on waits for `millis`
+  kThrottle,   // from there on passes at most `count` bytes in `millis`
   kGarbage,    // inserts `count` bytes that nobody sent
   kFlip,       // changes `count` bytes
 };
@@ -63,6 +64,8 @@ class Relay {
   int accepted() const;
   int open() const;
   uint64_t bytes(bool to_target) const;
+  // Of the n-th connection; 0 when it is closed.
+  uint64_t passed(int connection, bool to_target) const;
 
  private:
   struct Pipe {  // one direction
@@ -74,6 +77,9 @@ class Relay {
     bool shut = false;   // so was `to` told
     bool stalled = false;
     int delay_millis = 0;
+    size_t throttle_bytes = 0;  // per throttle_millis; 0: any number
+    int throttle_millis = 0;
+    size_t throttle_left = 0;
     int64_t hold_until = 0;  // in milliseconds of the steady clock
     std::vector<bool> used;  // by rule
   };

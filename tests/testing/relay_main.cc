@@ -1,9 +1,10 @@
 // The relay as a process: relay TARGET prints its address, then obeys lines on its input until that
 // ends:
 //   ACTION to_target|to_client CONNECTION AT_BYTE COUNT MILLIS   (cut reset half_close stall delay
-//                                                                garbage flip)
+//                                                                throttle garbage flip)
 //   clear | cut_all | reset_all | refuse | accept
 //   accepted   answered with how many connections there have been
+//   passed CONNECTION to_target|to_client   answered with a number of bytes
 #include <iostream>
 #include <sstream>
 
@@ -19,6 +20,7 @@ bool parse_action(const std::string& name, RelayAction* out) {
                                                      {"half_close", RelayAction::kHalfClose},
                                                      {"stall", RelayAction::kStall},
                                                      {"delay", RelayAction::kDelay},
+                                                     {"throttle", RelayAction::kThrottle},
                                                      {"garbage", RelayAction::kGarbage},
                                                      {"flip", RelayAction::kFlip}};
   for (const auto& [text, action] : all) {
@@ -50,6 +52,12 @@ int main(int argc, char** argv) {
     words >> verb;
     if (verb == "accepted") {
       std::cout << relay->accepted() << std::endl;
+      continue;
+    }
+    if (verb == "passed") {
+      int connection = 0;
+      words >> connection >> direction;
+      std::cout << relay->passed(connection, direction == "to_target") << std::endl;
       continue;
     }
     if (verb == "clear") {

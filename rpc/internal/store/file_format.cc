@@ -120,6 +120,8 @@ Status parse_header(std::string_view content, StoreFile* file, uint64_t* committ
   for (std::string& run : file->retired) {
     if (!take_string(&body, kMaxRunId, &run)) return damaged("its header makes no sense");
   }
+  // A header that is written anew in its place has the same length only without more.
+  if (!body.empty()) return damaged("its header makes no sense");
   *header_size = kFixedBytes + length + sizeof sum;
   return absl::OkStatus();
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "weft/common/internal/utf8.h"
 #include "weft/proto/transport.pb.h"
 #include "weft/rpc/internal/wire/text.h"
 
@@ -45,6 +46,11 @@ StatusOr<Hello> from_proto(const v1::Hello& in, int lane) {
   if (in.name().empty() || in.name().size() > kMaxNameBytes) {
     return protocol_error(absl::StrCat("a hello with a name of ", in.name().size(), " bytes, 1 to ",
                                        kMaxNameBytes, " are allowed"));
+  }
+  // It stands in logs and errors of everyone who hears of it.
+  if (!is_line_of_text(in.name())) {
+    return protocol_error(absl::StrCat("a hello with a name of ", in.name().size(),
+                                       " bytes that are no line of UTF-8 text"));
   }
   if (in.job_id().size() > kMaxJobIdBytes) {
     return protocol_error(absl::StrCat("a hello with a job id of ", in.job_id().size(),
@@ -153,7 +159,8 @@ StatusOr<Hello> decode_ack(std::string_view header, const Hello& sent, int lane)
   if (message.has_refusal()) {
     const v1::Refusal& refusal = message.refusal();
     const bool known_code = refusal.code() >= 1 && refusal.code() <= 16;
-    const bool known_kind = refusal.kind() <= static_cast<uint32_t>(ErrorKind::kPermission);
+    const bool known_kind =
+        refusal.kind() >= 1 && refusal.kind() <= static_cast<uint32_t>(ErrorKind::kPermission);
     ErrorDetails details;
     details.kind = known_kind ? static_cast<ErrorKind>(refusal.kind()) : ErrorKind::kProtocol;
     details.origin = refusal.origin();

@@ -1,0 +1,135 @@
+// Processes that end in the middle of a hello, that stand still while large messages flow to them,
+// and that have no descriptors left.
+
+#include <signal.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/integration/job.h"
+
+namespace weft::integration {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+void expect_works(Job* job, size_t from, size_t to) {
+  const Answer answer =
+      (*job)[from].ask(absl::StrCat("call ", (*job)[to].name(), " bump 4711 60000 0"));
+  EXPECT_TRUE(answer.ok) << from << " to " << to << ": " << answer;
+}
+
+void expect_told_of_death(Player* player, const std::string& who) {
+  EXPECT_TRUE(player->eventually([player, &who](const Info&) {
+    return player->ask("events").text.find("died:" + who) != std::string::npos;
+  })) << player->name();
+}
+
+// `byte`s of the next connection to worker1 pass in one direction, and no more.
+void hold_at(RelayProcess* relay, const std::string& direction, int byte, Job* job) {
+  const int next = relay->accepted();
+  relay->tell(absl::StrCat("stall ", direction, " ", next, " ", byte, " 0 0"));
+  ASSERT_TRUE((*job)[0].ask("start first worker1 bump 1 60000 0").ok);
+  ASSERT_TRUE(eventually([&] { return relay->passed(next, direction) == byte; }));
+}
+
+// Of the 400 bytes or so with which a connection begins, the last hundred are the hello.
+constexpr int kInTheHello = 350;
+constexpr int kInTheAnswer = 150;
+
+TEST(Integration, BadInput_a_dialler_that_exits_in_the_middle_of_its_hello) {
+  Job job;
+  job.environment = short_lease();
+  const auto relay = job.start_group_with_relay(3);
+  ASSERT_NO_FATAL_FAILURE(hold_at(relay.get(), "to_target", kInTheHello, &job));
+  job[0].process().send_signal(SIGKILL);
+  ASSERT_EQ(job[0].process().wait_exit(), 128 + SIGKILL);
+  relay->tell("cut_all");
+  relay->tell("clear");
+  expect_works(&job, 2, 1);
+  expect_told_of_death(&job[1], "worker0");
+  expect_works(&job, 1, 2);
+  EXPECT_EQ(job[1].info().at("runs"), 1) << "what the dialler wanted never arrived";
+}
+
+TEST(Integration, BadInput_a_listener_that_exits_in_the_middle_of_its_answer) {
+  Job job;
+  job.environment = short_lease();
+  const auto relay = job.start_group_with_relay(3);
+  ASSERT_NO_FATAL_FAILURE(hold_at(relay.get(), "to_client", kInTheAnswer, &job));
+  job[1].process().send_signal(SIGKILL);
+  ASSERT_EQ(job[1].process().wait_exit(), 128 + SIGKILL);
+  relay->tell("cut_all");
+  relay->tell("clear");
+  const Answer first = job[0].ask("wait first");
+  EXPECT_EQ(first.kind, "peer_lost") << first;
+  EXPECT_THAT(first.text, HasSubstr("'worker1'"));
+  expect_told_of_death(&job[0], "worker1");
+  expect_works(&job, 0, 2);
+}
+
+// 32 MiB each: more than all buffers between the two.
+constexpr int64_t kElements = 4 << 20;
+constexpr int64_t kBudget = 96 << 20;
+
+class IntegrationStopped : public ::testing::TestWithParam<bool> {};
+
+TEST_P(IntegrationStopped, BadInput_a_peer_that_is_stopped_while_large_messages_flow_to_it) {
+  Job job;
+  job.environment["WEFT_PEER_SEND_BUDGET"] = absl::StrCat(kBudget);
+  // What lies in shared memory is charged there, until the receiver gives it back.
+  job.environment["WEFT_ARENA_BYTES"] = absl::StrCat(kBudget);
+  std::unique_ptr<RelayProcess> relay;
+  if (GetParam()) {
+    relay = job.start_pair_with_relay();  // over TCP, and not through shared memory
+  } else {
+    job.start_group(2);
+  }
+  EXPECT_EQ(job[0].ask(absl::StrCat("bulk worker1 ", kElements)).text, "equal");
+  ASSERT_TRUE(job[1].process().stop());
+  const int64_t before = job[0].process().resident_kib();
+  // The deadlines are kept, and the budget is: what the transport still holds counts.
+  int deadlines = 0;
+  for (int i = 0; i < 12; ++i) {
+    ASSERT_TRUE(job[0].ask(absl::StrCat("send s", i, " worker1 ", kElements, " 250")).ok);
+    const Answer answer = job[0].ask(absl::StrCat("wait s", i));
+    EXPECT_THAT(answer.kind, AnyOf("deadline", "resource")) << answer;
+    EXPECT_THAT(answer.text, HasSubstr("worker1")) << answer;
+    if (answer.kind == "deadline") ++deadlines;
+  }
+  EXPECT_GE(deadlines, 1);
+  EXPECT_LE(job[0].info().at("send_bytes_peak"), kBudget);
+  // Of twelve messages only what fits: in tensors, in shared memory and on the way.
+  EXPECT_LE(job[0].process().resident_kib() - before, 3 * kBudget / 1024);
+
+  job[1].process().send_signal(SIGCONT);
+  EXPECT_TRUE(job[0].eventually([](const Info& i) { return i.at("send_bytes") == 0; }));
+  EXPECT_EQ(job[0].ask(absl::StrCat("bulk worker1 ", kElements)).text, "equal");
+  job.shut_down();
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, IntegrationStopped, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "tcp" : "one_host"; });
+
+TEST(Integration, BadInput_no_descriptors_left) {
+  Job job;
+  job.start_group(3);
+  expect_works(&job, 0, 2);
+  ASSERT_TRUE(job[0].ask("files 0").ok);
+  const Answer dial = job[0].ask("call worker1 bump 1 2000 0");
+  EXPECT_FALSE(dial.ok) << dial;
+  EXPECT_THAT(dial.text, HasSubstr("Too many open files")) << dial;
+  // Who is connected already goes on, in both directions.
+  expect_works(&job, 0, 2);
+  expect_works(&job, 2, 0);
+  ASSERT_TRUE(job[0].ask("files -1").ok);
+  expect_works(&job, 0, 1);
+  expect_works(&job, 1, 0);
+  job.shut_down();
+}
+
+}  // namespace
+}  // namespace weft::integration
