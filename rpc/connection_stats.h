@@ -31,7 +31,7 @@ struct LaneStats {
   int64_t queued_us = 0;
   int64_t queued_most_us = 0;
 
-  LaneStats& operator+=(const LaneStats& other);
+  WEFT_API LaneStats& operator+=(const LaneStats& other);
 };
 
 // Each number with its name, as debug_info() and the metrics call it.

@@ -164,6 +164,7 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
   Status refused;
   uint64_t id = 0;
   bool wants_room = false;
+  std::string peer_name;  // for the trace
   {
     MutexLock lock(&mutex_);
     StatusOr<const Member*> member = members_->resolve(to);
@@ -183,6 +184,7 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
       Pending p;
       p.spec = spec;
       p.to = (*member)->info;
+      if (options_.trace != nullptr) peer_name = p.to.name;
       p.issued = start;
       p.deadline = deadline;
       p.to_stage = spec->unstaged != nullptr;
@@ -207,6 +209,9 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
   }
   counters_->issued->add();
   runtime()->trace("issue", options_.self.id, id);
+  if (options_.trace != nullptr) {
+    options_.trace->call_begun(id, spec->call.method, peer_name, spec->message->bytes);
+  }
   const std::weak_ptr<Agent> weak = weak_from_this();
   if (scope != nullptr) {
     // Cancellation of the call that we serve reaches the calls made for it.
@@ -304,8 +309,17 @@ void Agent::transmit(uint64_t call_id) {
       header->add_device_map(theirs);
     }
   }
-  const Status sent = link->send(FrameKind::kRequest, header.get(), spec->message, call_id, now(),
+  Status sent;
+  {
+    CallTrace* const trace = options_.trace.get();
+    const TraceSpan span(trace == nullptr ? nullptr : trace->writer(), &runtime()->clock(), "send",
+                         spec->call.method);
+    if (trace != nullptr) {
+      trace->request_out(options_.self.incarnation, call_id, spec->call.method);
+    }
+    sent = link->send(FrameKind::kRequest, header.get(), spec->message, call_id, now(),
                                  std::move(charge));
+  }
   done_sending(link);
 
   bool again = false;
@@ -382,6 +396,9 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
   counters_->call_seconds->observe(absl::ToDoubleSeconds(now() - p.issued));
   runtime()->trace("complete", call_id,
                    result.ok() ? 0 : static_cast<uint64_t>(result.status().code()));
+  if (options_.trace != nullptr) {
+    options_.trace->call_ended(call_id, p.spec->call.method, result.status());
+  }
   if (!result.ok()) {
     counters_->failed->add();
     Status error = result.status();

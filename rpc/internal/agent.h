@@ -43,6 +43,7 @@
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
 #include "weft/rpc/internal/access.h"
+#include "weft/rpc/internal/call_trace.h"
 #include "weft/rpc/internal/dedup.h"
 #include "weft/rpc/internal/device_backend.h"
 #include "weft/rpc/internal/link.h"
@@ -78,6 +79,7 @@ struct AgentOptions {
   absl::Duration lease = absl::Seconds(15);
   Logger log;
   std::shared_ptr<Metrics> metrics;
+  std::shared_ptr<CallTrace> trace;  // null: none
 };
 
 class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
@@ -122,6 +124,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   };
   Load load() const;
   Metrics* metrics() const { return options_.metrics.get(); }
+  const std::shared_ptr<CallTrace>& trace() const { return options_.trace; }
   std::map<std::string, int64_t> debug_info() const;
   // Of those that are connected, or that calls wait for. In order of id.
   std::vector<PeerStats> peer_stats() const;

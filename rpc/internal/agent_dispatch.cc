@@ -160,6 +160,9 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
   }
 
   runtime()->trace("serve", key.first, call_id);
+  if (options_.trace != nullptr) {
+    options_.trace->serve_begun(key.first, call_id, job->header->method(), link->peer().name);
+  }
   auto scope = std::make_shared<CallScope>();
   scope->worker = scope_key();
   scope->deadline = job->deadline;
@@ -234,6 +237,13 @@ void Agent::serve(std::shared_ptr<Job> job) {
 void Agent::run(const std::shared_ptr<Job>& job) {
   ScopeGuard scope(job->context->scope());
   c10::AutoGradMode grad(job->header->grad_mode());
+  CallTrace* const trace = options_.trace.get();
+  const TraceSpan span(trace == nullptr ? nullptr : trace->writer(), &runtime()->clock(), "run",
+                       job->method->name);
+  if (trace != nullptr) {
+    trace->request_in(job->context->caller().incarnation, job->header->call_id(),
+                      job->method->name);
+  }
   // AnyInvocable wants to be movable only, which Replier is: a copy could not tell who replies.
   job->method->invoke(*job->context, job->object, std::move(job->arguments),
                       Replier(shared_from_this(), job));
@@ -294,6 +304,9 @@ void Agent::finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef
     } else {
       error = annotate(charge.status(), "there is no room for the result");
     }
+  }
+  if (options_.trace != nullptr) {
+    options_.trace->serve_ended(key.first, call_id, job->header->method(), error);
   }
   if (!error.ok()) answer = error_answer(*job, error);
   {

@@ -102,6 +102,7 @@ Status Core::read_options(JoinOptions* options) {
   options->listen.allow_insecure = options->listen.allow_insecure || config_.allow_insecure;
   if (options->credentials.empty()) options->credentials = credentials_of(config_);
   if (options->metrics_address.empty()) options->metrics_address = config_.metrics_address;
+  if (options->trace_file.empty()) options->trace_file = config_.trace_file;
 
   // All that can be told about the options is told at once.
   std::vector<std::string> wrong;
@@ -283,6 +284,10 @@ Status Core::init(JoinOptions options) {
   WEFT_ASSIGN_OR_RETURN(a.access, Access::make(options.access, callable));
   WEFT_ASSIGN_OR_RETURN(self_.id, membership_->claim(deadline));
   log_.set_identity(self_.name, static_cast<int>(self_.id));
+  if (!options.trace_file.empty()) {
+    trace_ = std::make_shared<CallTrace>(runtime_, options.trace_file, self_.name, self_.id);
+    a.trace = trace_;
+  }
   a.self = self_;
   agent_ = std::make_shared<Agent>(std::move(a));
   agent_->start(transport_.get());
@@ -545,6 +550,15 @@ Status Core::tear_down(const Status& why, absl::Time deadline) {
     status =
         make_error(ErrorKind::kDeadline,
                    absl::StrCat("worker '", self_.name, "' left with continuations still running"));
+  }
+  if (trace_ != nullptr) {
+    const Status written = trace_->write();
+    if (written.ok()) {
+      WEFT_LOG(log_, kInfo) << "timeline of the calls: " << trace_->path();
+    } else {
+      WEFT_LOG(log_, kWarning) << "the timeline cannot be written to " << trace_->path() << ": "
+                               << written;
+    }
   }
   // Last: until here the metrics tell how the end goes.
   metrics_http_.reset();

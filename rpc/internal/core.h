@@ -18,6 +18,7 @@
 
 #include "weft/common/condition.h"
 #include "weft/rpc/internal/agent.h"
+#include "weft/rpc/internal/call_trace.h"
 #include "weft/rpc/internal/membership.h"
 #include "weft/rpc/internal/metrics_http.h"
 #include "weft/rpc/internal/subscribers.h"
@@ -92,6 +93,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::shared_ptr<Store> store_;
   std::shared_ptr<Executor> pool_;
   std::shared_ptr<WaitDriver> wait_driver_;  // may be null
+  std::shared_ptr<CallTrace> trace_;         // null: nobody asked for one
   std::shared_ptr<DeviceBackend> device_backend_;  // null: the CPU only
   std::shared_ptr<const MemberDevices> devices_;
   std::vector<std::shared_ptr<Service>> services_;

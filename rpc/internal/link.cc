@@ -27,17 +27,27 @@ int LaneLoads::choose(int lanes) {
 OutMessageRef Link::on_lane(const OutMessageRef& message, int lane,
                             std::shared_ptr<const void> held) const {
   struct OnLane {
-    OnLane(OutMessageRef m, std::shared_ptr<LaneLoads> l, int n, std::shared_ptr<const void> h)
-        : message(std::move(m)), loads(std::move(l)), lane(n), held(std::move(h)) {
+    OnLane(OutMessageRef m, std::shared_ptr<LaneLoads> l, int n, std::shared_ptr<const void> h,
+           std::shared_ptr<CallTrace> t, std::string_view to)
+        : message(std::move(m)),
+          loads(std::move(l)),
+          lane(n),
+          held(std::move(h)),
+          trace(std::move(t)) {
       loads->add(lane, message->bytes);
+      if (trace != nullptr) trace->bulk_begun(this, lane, to, message->bytes);
     }
-    ~OnLane() { loads->remove(lane, message->bytes); }
+    ~OnLane() {
+      loads->remove(lane, message->bytes);
+      if (trace != nullptr) trace->bulk_ended(this);
+    }
     const OutMessageRef message;
     const std::shared_ptr<LaneLoads> loads;
     const int lane;
     const std::shared_ptr<const void> held;
+    const std::shared_ptr<CallTrace> trace;
   };
-  const auto owner = std::make_shared<OnLane>(message, loads_, lane, std::move(held));
+  const auto owner = std::make_shared<OnLane>(message, loads_, lane, std::move(held), trace_, peer().name);
   return OutMessageRef(owner, owner->message.get());
 }
 

@@ -11,6 +11,7 @@
 
 #include "weft/common/api.h"
 #include "weft/common/metrics.h"
+#include "weft/rpc/internal/call_trace.h"
 #include "weft/rpc/internal/message.h"
 #include "weft/rpc/transport.h"
 
@@ -43,9 +44,12 @@ class WEFT_API LaneLoads {
 class Link : public ConnectionHandler, public std::enable_shared_from_this<Link> {
  public:
   // The budgets that an assembler charges live as long as what is in flight: `keep` holds them.
+  // `trace` may be null.
   Link(std::weak_ptr<Agent> agent, const MessageLimits& limits, ByteBudget* budget,
-       std::shared_ptr<const void> keep, std::shared_ptr<ReceiveMemory> memory, absl::Time now)
+       std::shared_ptr<const void> keep, std::shared_ptr<ReceiveMemory> memory,
+       std::shared_ptr<CallTrace> trace, absl::Time now)
       : agent_(std::move(agent)),
+        trace_(std::move(trace)),
         keep_(std::move(keep)),
         limits_(limits),
         assembler_(limits, budget, std::move(memory)),
@@ -103,6 +107,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   Status handle(const FrameView& frame, int lane, Agent* agent);
 
   const std::weak_ptr<Agent> agent_;  // weak: the agent holds links, links must not hold it
+  const std::shared_ptr<CallTrace> trace_;
   const std::shared_ptr<const void> keep_;
   const MessageLimits limits_;
   std::shared_ptr<Connection> connection_;

@@ -65,7 +65,7 @@ std::shared_ptr<Link> Agent::new_link(const PeerRef& peer) {
   // The peer's budget lives as long as the link; its parent is the agent's, which the handler keeps
   // alive while a frame is being delivered.
   return std::make_shared<Link>(weak_from_this(), options_.limits, peer->budget.get(), peer->budget,
-                                receive_memory_, now());
+                                receive_memory_, options_.trace, now());
 }
 
 void Agent::dial(const PeerRef& peer) {

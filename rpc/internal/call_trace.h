@@ -1,0 +1,75 @@
+#ifndef WEFT_RPC_INTERNAL_CALL_TRACE_H_
+#define WEFT_RPC_INTERNAL_CALL_TRACE_H_
+
+// CallTrace: the timeline of one worker's calls, for Perfetto. Categories:
+//
+//   rpc    a call at its caller, from issue to completion; these overlap
+//   serve  the same at its callee, from the request's arrival to the answer
+//   send   the encoding and queueing of a request, on the thread that does it; an arrow leads from
+//          it to
+//   run    the handler, on the thread that runs it
+//   bulk   a large message, from its being queued until the transport has let go of its last byte
+//
+// Made only when a trace is asked for; everybody else holds null. Threads: any.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "weft/common/error.h"
+#include "weft/common/runtime.h"
+#include "weft/common/trace.h"
+
+namespace weft::internal {
+
+class CallTrace {
+ public:
+  // `path`: where write() puts it; "%r" stands for `id`.
+  CallTrace(std::shared_ptr<Runtime> runtime, std::string_view path, const std::string& name,
+            uint32_t id);
+
+  TraceWriter* writer() { return &writer_; }
+  const Clock* clock() const { return &runtime_->clock(); }
+  const std::string& path() const { return path_; }
+  Status write() { return writer_.write_file(&runtime_->files(), path_); }
+
+  void call_begun(uint64_t call, std::string_view method, std::string_view to, size_t bytes) {
+    writer_.async_begin("rpc", method, call, runtime_->now(),
+                        {{"to", to}, {"bytes", static_cast<int64_t>(bytes)}});
+  }
+  void call_ended(uint64_t call, std::string_view method, const Status& status);
+  void serve_begun(uint64_t caller, uint64_t call, std::string_view method, std::string_view from) {
+    writer_.async_begin("serve", method, both(caller, call), runtime_->now(), {{"from", from}});
+  }
+  void serve_ended(uint64_t caller, uint64_t call, std::string_view method, const Status& status);
+  // Inside the work at whose ends the arrow is to be. `caller` is the caller's incarnation.
+  void request_out(uint64_t caller, uint64_t call, std::string_view method) {
+    writer_.flow_out("rpc", method, both(caller, call), runtime_->now());
+  }
+  void request_in(uint64_t caller, uint64_t call, std::string_view method) {
+    writer_.flow_in("rpc", method, both(caller, call), runtime_->now());
+  }
+  void bulk_begun(const void* message, int lane, std::string_view to, size_t bytes) {
+    writer_.async_begin(
+        "bulk", "message", reinterpret_cast<uintptr_t>(message), runtime_->now(),
+        {{"to", to}, {"lane", int64_t{lane}}, {"bytes", static_cast<int64_t>(bytes)}});
+  }
+  void bulk_ended(const void* message) {
+    writer_.async_end("bulk", "message", reinterpret_cast<uintptr_t>(message), runtime_->now());
+  }
+
+ private:
+  // The same at both ends of a call.
+  static uint64_t both(uint64_t caller, uint64_t call) {
+    return caller + call * 0x9E3779B97F4A7C15u;
+  }
+
+  const std::shared_ptr<Runtime> runtime_;
+  const std::string path_;
+  TraceWriter writer_;
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_RPC_INTERNAL_CALL_TRACE_H_
