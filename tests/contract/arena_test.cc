@@ -327,7 +327,7 @@ TEST_F(Sockets, nobody_listens) {
 // One side is an ArenaLink, the other is played by hand.
 class Negotiation : public Sockets {
  protected:
-  class Host : public ArenaLink::Host {
+  class Host final : public ArenaLink::Host {
    public:
     explicit Host(Runtime* runtime) : changed_(runtime) {}
     void send_arena_frame(FrameKind kind, std::string header) override {
