@@ -243,6 +243,30 @@ inline std::string option(int argc, char** argv, std::string_view name,
   return otherwise;
 }
 
+// The main of a driver: what run() throws is its last line of log.
+inline int driver_main(const char* name, int (*run)(int argc, char** argv), int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", name, error.what());
+    return 1;
+  }
+}
+
+// The run() of a driver whose two ranks have nothing in common; `caller` serves, `callee` answers
+// until the caller has left.
+template <class Caller, class Callee>
+int run_pair(int argc, char** argv, const Caller& caller, const Callee& callee) {
+  touch_memory(std::stoll(option(argc, argv, "--touch", "0")));
+  if (option(argc, argv, "--rank", "0") == "0") {
+    caller();
+  } else {
+    callee();
+  }
+  say("{\"bye\":true}");
+  return 0;
+}
+
 }  // namespace weft::bench
 
 #endif  // WEFT_BENCH_RPC_LINE_PROTOCOL_H_

@@ -86,24 +86,13 @@ void caller(const std::string& address) {
 int run(int argc, char** argv) {
   const std::string address = "127.0.0.1:" + option(argc, argv, "--port", "29879");
   at::set_num_threads(1);
-  touch_memory(std::stoll(option(argc, argv, "--touch", "0")));
-  if (option(argc, argv, "--rank", "0") == "0") {
-    caller(address);
-  } else {
-    callee(address);
-  }
-  say("{\"bye\":true}");
-  return 0;
+  return run_pair(
+      argc, argv, [&] { caller(address); }, [&] { callee(address); });
 }
 
 }  // namespace
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
-  try {
-    return weft::bench::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "naive_grpc: %s\n", error.what());
-    return 1;
-  }
+  return weft::bench::driver_main("naive_grpc", weft::bench::run, argc, argv);
 }

@@ -12,7 +12,6 @@
 #include <cstring>
 #include <memory>
 
-#include "absl/synchronization/mutex.h"
 #include "weft/bench/rpc/line_protocol.h"
 #include "weft/bench/rpc/raw_grpc.h"
 
@@ -245,26 +244,13 @@ int run(int argc, char** argv) {
       mode == "tls" ? path.substr(0, path.rfind('/')) + "/tls" : std::string();
   const std::string address =
       mode == "unix" ? "unix:" + path : "127.0.0.1:" + option(argc, argv, "--port", "29878");
-  touch_memory(std::stoll(option(argc, argv, "--touch", "0")));
-  if (option(argc, argv, "--rank", "0") == "0") {
-    caller(address, credentials);
-  } else {
-    callee(address, credentials);
-  }
-  say("{\"bye\":true}");
-  return 0;
+  return run_pair(
+      argc, argv, [&] { caller(address, credentials); }, [&] { callee(address, credentials); });
 }
 
 }  // namespace
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
-  // As ours does: otherwise we would measure Abseil's debugging, not the stream.
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-  try {
-    return weft::bench::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "raw_grpc: %s\n", error.what());
-    return 1;
-  }
+  return weft::bench::raw_main("raw_grpc", weft::bench::run, argc, argv);
 }

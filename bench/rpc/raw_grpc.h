@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "weft/bench/rpc/line_protocol.h"
 
 namespace weft::bench {
@@ -108,6 +109,13 @@ inline std::shared_ptr<grpc::Channel> connect(const std::string& address, int nu
     throw std::runtime_error("cannot connect to " + address);
   }
   return channel;
+}
+
+// The main of a driver of raw streams.
+inline int raw_main(const char* name, int (*run)(int argc, char** argv), int argc, char** argv) {
+  // As ours does: otherwise we would measure Abseil's debugging, not the stream.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  return driver_main(name, run, argc, argv);
 }
 
 }  // namespace weft::bench

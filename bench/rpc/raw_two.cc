@@ -4,7 +4,6 @@
 #include <cstring>
 #include <memory>
 
-#include "absl/synchronization/mutex.h"
 #include "weft/bench/rpc/line_protocol.h"
 #include "weft/bench/rpc/raw_grpc.h"
 
@@ -201,10 +200,7 @@ void callee(const std::string& address) {
 
 int run(int argc, char** argv) {
   const std::string address = "127.0.0.1:" + option(argc, argv, "--port", "29880");
-  touch_memory(std::stoll(option(argc, argv, "--touch", "0")));
-  if (option(argc, argv, "--rank", "0") != "0") {
-    callee(address);
-  } else {
+  const auto call = [&address] {
     Caller caller(address);
     Operations operations;
     operations.call = [&](std::string_view name) -> std::function<void()> {
@@ -218,21 +214,13 @@ int run(int argc, char** argv) {
       return [&] { return caller.end(); };
     };
     serve(&operations);
-  }
-  say("{\"bye\":true}");
-  return 0;
+  };
+  return run_pair(argc, argv, call, [&address] { callee(address); });
 }
 
 }  // namespace
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
-  // As ours does: otherwise we would measure Abseil's debugging, not the stream.
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-  try {
-    return weft::bench::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "raw_two: %s\n", error.what());
-    return 1;
-  }
+  return weft::bench::raw_main("raw_two", weft::bench::run, argc, argv);
 }

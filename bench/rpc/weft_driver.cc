@@ -302,10 +302,5 @@ int run(int argc, char** argv) {
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
-  try {
-    return weft::bench::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "weft_driver: %s\n", error.what());
-    return 1;
-  }
+  return weft::bench::driver_main("weft_driver", weft::bench::run, argc, argv);
 }

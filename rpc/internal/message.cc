@@ -198,8 +198,7 @@ void unplace_all(Connection* connection, const v1::Layout& layout) {
   }
 }
 
-Status check_size(const std::string& header, const OutMessage& message,
-                  const MessageLimits& limits) {
+Status check_header_size(const std::string& header, const OutMessage& message) {
   if (header.size() > kMaxHeaderBytes) {
     return make_error(
         ErrorKind::kInvalidArgument,
@@ -207,20 +206,22 @@ Status check_size(const std::string& header, const OutMessage& message,
                      kMaxHeaderBytes, " that fit: ", message.buffers.size(),
                      " tensor buffers are too many for one call; stack them or split it"));
   }
-  if (message.bytes > limits.max_message_bytes) {
-    return make_error(ErrorKind::kResource,
-                      absl::StrCat("a message of ", message.bytes, " bytes exceeds the bound of ",
-                                   limits.max_message_bytes));
-  }
   return absl::OkStatus();
 }
 
 }  // namespace
 
+Status check_size(const OutMessage& message, const MessageLimits& limits) {
+  if (message.bytes <= limits.max_message_bytes) return absl::OkStatus();
+  return make_error(ErrorKind::kResource,
+                    absl::StrCat("a message of ", message.bytes, " bytes exceeds the bound of ",
+                                 limits.max_message_bytes));
+}
+
 Status send_frames(Connection* connection, FrameKind kind, std::string header,
                    const v1::Layout& layout, const OutMessageRef& message,
                    const MessageLimits& limits, uint64_t cookie, int bulk_lane) {
-  if (Status fits = check_size(header, *message, limits); !fits.ok()) {
+  if (Status fits = check_header_size(header, *message); !fits.ok()) {
     unplace_all(connection, layout);
     return fits;
   }

@@ -144,6 +144,7 @@ WEFT_API Status decode_chunk_header(std::string_view header, uint64_t* transfer_
 
 // ---- implementation of the template ------------------------------------------------------------
 
+Status check_size(const OutMessage& message, const MessageLimits& limits);
 void plan_layout(Connection* connection, const OutMessage& message, const MessageLimits& limits,
                  v1::Layout* layout, std::atomic<uint64_t>* transfers);
 Status send_frames(Connection* connection, FrameKind kind, std::string header,
@@ -154,6 +155,8 @@ template <class Header>
 Status send_message(Connection* connection, FrameKind kind, Header* header,
                     const OutMessageRef& message, const MessageLimits& limits, uint64_t cookie,
                     std::atomic<uint64_t>* transfers, int bulk_lane) {
+  // First: planning copies what goes through an arena.
+  WEFT_RETURN_IF_ERROR(check_size(*message, limits));
   plan_layout(connection, *message, limits, header->mutable_layout(), transfers);
   return send_frames(connection, kind, header->SerializeAsString(), header->layout(), message,
                      limits, cookie, bulk_lane);

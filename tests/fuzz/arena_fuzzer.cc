@@ -80,8 +80,10 @@ weft::Status fuzz_one(std::string_view rest) {
       message.what = in::LocalMessage::What::kMessage;
       message.bytes = std::string(bytes);
       if (kind == 'F') message.files.emplace_back(dup(world->file.get()));
-      const Decoding counts(kLeastBytes + n);
-      link->on_local_message(std::move(message));
+      const weft::Status heard =
+          decoded(kLeastBytes + n, [&] { return link->on_local_message(std::move(message)); });
+      note(heard, &verdict);
+      if (!heard.ok()) break;
     } else if (kind == 'P') {
       note(decoded(kLeastBytes + n, [&] { return link->on_probe(bytes); }), &verdict);
     } else if (kind == 'R') {

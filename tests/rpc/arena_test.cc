@@ -102,6 +102,21 @@ TEST_F(Arena, large_tensors_do_not_go_through_the_socket) {
   c.shutdown();
 }
 
+TEST_F(Arena, a_message_above_the_bound_is_refused_before_it_is_copied) {
+  Cluster c(
+      {.size = 2, .net = Net::kGrpc, .library = library, .adjust = [](int, JoinOptions* join) {
+         join->environment = Environment{{"WEFT_MAX_MESSAGE_BYTES", std::to_string(4 * kMiB)}};
+         join->transport = grpc_transport();
+       }});
+  share(c[0], c[1]);
+  const int64_t copies = info(c[0], "arena_copies");
+  const auto refused = try_rpc_sync(c[0], "worker1", &total, at::ones({5 * kElements}));
+  EXPECT_EQ(error_kind(refused.status()), ErrorKind::kResource) << refused.status();
+  EXPECT_EQ(info(c[0], "arena_copies"), copies);
+  expect_nothing_lent(c[0], c[1]);
+  c.shutdown();
+}
+
 TEST_F(Arena, a_tensor_in_the_arena_is_sent_without_a_copy) {
   Cluster c = make();
   share(c[0], c[1]);

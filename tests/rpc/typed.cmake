@@ -1,4 +1,4 @@
-# Values, tensors and the library alone: no network.
+# Values, tensors and the library; the allocations of a call are counted on the simulated wire.
 weft_test(NAME rpc_typed_test LABELS unit TIMEOUT 120 SANITIZE asan
   SRCS
     allocation_test.cc

@@ -27,11 +27,6 @@
 
 namespace weft::launch {
 
-void UniqueFd::reset(int fd) {
-  if (fd_ >= 0) close(fd_);
-  fd_ = fd;
-}
-
 absl::Status os_error(int error_number, absl::string_view what) {
   return absl::ErrnoToStatus(error_number, what);
 }

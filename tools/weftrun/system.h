@@ -1,40 +1,22 @@
 // Small questions to the operating system: file descriptors, programs, cores, random names, ports.
 //
-// Tools use POSIX directly (they are outside of simulation). Free functions, safe on any thread;
-// UniqueFd belongs to one owner.
+// Tools use POSIX directly (they are outside of simulation). Free functions, safe on any thread.
 #ifndef WEFT_TOOLS_WEFTRUN_SYSTEM_H_
 #define WEFT_TOOLS_WEFTRUN_SYSTEM_H_
 
 #include <cstddef>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "weft/common/internal/posix.h"
 
 namespace weft::launch {
 
-class UniqueFd {
- public:
-  UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
-  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  UniqueFd& operator=(UniqueFd&& other) noexcept {
-    if (this != &other) reset(std::exchange(other.fd_, -1));
-    return *this;
-  }
-  ~UniqueFd() { reset(); }
-
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  void reset(int fd = -1);
-
- private:
-  int fd_ = -1;
-};
+using internal::UniqueFd;
 
 struct Pipe {
   UniqueFd read;

@@ -282,14 +282,21 @@ StatusOr<std::string> ArenaLink::map_offer(LocalMessage message) {
   std::shared_ptr<Use> made;  // destroyed without the lock
   MutexLock lock(&mutex_);
   if (closed_) return make_error(ErrorKind::kState, "the connection is lost");
-  if (use_ != nullptr) return violation("a second offer");
   made = std::make_shared<Use>(std::move(file), session_, host_, frees_wait_);
   use_ = std::move(made);
   why_not_borrowing_.clear();
   return found;
 }
 
-void ArenaLink::on_local_message(LocalMessage message) {
+Status ArenaLink::on_local_message(LocalMessage message) {
+  {
+    MutexLock lock(&mutex_);
+    if (offered_) {
+      why_ended_ = "the peer said more than one thing on the private socket";
+      return violation(why_ended_);
+    }
+    offered_ = true;
+  }
   const StatusOr<std::string> found = map_offer(std::move(message));
   v1::ArenaProbe probe;
   std::shared_ptr<Host> host;
@@ -299,15 +306,21 @@ void ArenaLink::on_local_message(LocalMessage message) {
     if (found.ok()) {
       probe.set_found(*found);
     } else {
-      if (use_ == nullptr) why_not_borrowing_ = std::string(found.status().message());
+      why_not_borrowing_ = std::string(found.status().message());
       probe.set_refused(std::string(found.status().message().substr(0, kMaxReasonBytes)));
     }
   }
   if (host != nullptr) host->send_arena_frame(FrameKind::kArenaProbe, probe.SerializeAsString());
+  return absl::OkStatus();
 }
 
 void ArenaLink::on_local_end() {
-  no_lending("the peer uses our memory no more");
+  std::string why;
+  {
+    MutexLock lock(&mutex_);
+    why = why_ended_;
+  }
+  no_lending(std::move(why));
   if (arena_ != nullptr) arena_->forget(link_);
 }
 

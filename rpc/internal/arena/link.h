@@ -71,7 +71,8 @@ class WEFT_API ArenaLink final : public LocalHandler,
   // "lends, borrows", or what is in the way.
   std::string describe() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  void on_local_message(LocalMessage message) override ABSL_LOCKS_EXCLUDED(mutex_);
+  // The peer's offer, which is its only message: a second one is an error, and not answered.
+  Status on_local_message(LocalMessage message) override ABSL_LOCKS_EXCLUDED(mutex_);
   void on_local_end() override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -97,6 +98,8 @@ class WEFT_API ArenaLink final : public LocalHandler,
   std::shared_ptr<Use> use_ ABSL_GUARDED_BY(mutex_);     // of the peer's memory
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool settled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool offered_ ABSL_GUARDED_BY(mutex_) = false;  // the peer has said what it has to say
+  std::string why_ended_ ABSL_GUARDED_BY(mutex_) = "the peer uses our memory no more";
   std::string why_not_lending_ ABSL_GUARDED_BY(mutex_);
   std::string why_not_borrowing_ ABSL_GUARDED_BY(mutex_) = "the peer has offered nothing yet";
 };

@@ -4,18 +4,18 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "weft/common/internal/posix.h"
+#include "weft/rpc/internal/local/socket.h"
 #include "weft/rpc/internal/wire/text.h"
 
 namespace weft::internal {
@@ -36,8 +36,6 @@ Status bad_address(std::string_view address, std::string_view why) {
   return make_error(ErrorKind::kInvalidArgument,
                     absl::StrCat("'", view(address), "' is not an address: ", view(why)));
 }
-
-std::string system_error(int code) { return std::strerror(code); }
 
 }  // namespace
 
@@ -185,18 +183,7 @@ std::string local_target(std::string_view local) {
 
 // Asked by trying to take the name: connecting would be a visitor to the listener.
 bool local_socket_exists(std::string_view local) {
-  const std::string name = absl::StrCat("weft-", view(local));
-  sockaddr_un un = {};
-  un.sun_family = AF_UNIX;
-  if (name.size() + 1 > sizeof un.sun_path) return false;
-  std::memcpy(un.sun_path + 1, name.data(), name.size());
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return false;
-  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  const bool taken =
-      bind(fd, reinterpret_cast<const sockaddr*>(&un), length) != 0 && errno == EADDRINUSE;
-  close(fd);
-  return taken;
+  return local_name_is_taken(absl::StrCat("weft-", view(local)));
 }
 
 bool listener_has_ended(const SplitAddress& address) {

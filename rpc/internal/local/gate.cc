@@ -28,16 +28,6 @@ bool watch(int epoll, int fd, uint64_t id) {
   return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-// Takes as long for a near miss as for a far one.
-bool same_ticket(std::string_view a, std::string_view b) {
-  if (a.size() != b.size()) return false;
-  unsigned char differs = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    differs = static_cast<unsigned char>(differs | (a[i] ^ b[i]));
-  }
-  return differs == 0;
-}
-
 }  // namespace
 
 void LocalSession::done() { (void)shutdown(fd_.get(), SHUT_WR); }
@@ -117,7 +107,7 @@ bool LocalGate::knows(std::string_view ticket) {
   welcome_locked();
   bool found = false;
   for (const auto& [id, visitor] : visitors_) {
-    found = same_ticket(visitor.ticket, ticket) || found;
+    found = same_bytes_in_constant_time(visitor.ticket, ticket) || found;
   }
   return found && !ticket.empty();
 }
@@ -127,7 +117,7 @@ std::shared_ptr<LocalSession> LocalGate::claim(std::string_view ticket) {
   if (ticket.empty()) return nullptr;
   welcome_locked();
   for (auto it = visitors_.begin(); it != visitors_.end(); ++it) {
-    if (!same_ticket(it->second.ticket, ticket)) continue;
+    if (!same_bytes_in_constant_time(it->second.ticket, ticket)) continue;
     auto session =
         std::make_shared<LocalSession>(std::move(it->second.fd), std::move(it->second.ticket));
     visitors_.erase(it);
@@ -211,7 +201,7 @@ void LocalGate::read(uint64_t id) {
     StatusOr<LocalMessage> message = receive_local(from.session->fd_.get());
     end = !message.ok() || message->what == LocalMessage::What::kEnd;
     if (!end && message->what == LocalMessage::What::kNothingYet) return;
-    if (!end) from.handler->on_local_message(*std::move(message));
+    if (!end) end = !from.handler->on_local_message(*std::move(message)).ok();
   }
   {
     MutexLock lock(&mutex_);

@@ -30,7 +30,8 @@ namespace weft::internal {
 class LocalHandler {
  public:
   virtual ~LocalHandler() = default;
-  virtual void on_local_message(LocalMessage message) = 0;
+  // An error ends the session: nothing more is read.
+  virtual Status on_local_message(LocalMessage message) = 0;
   // Once; nothing follows.
   virtual void on_local_end() = 0;
 };

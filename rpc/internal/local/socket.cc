@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstring>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -44,11 +45,6 @@ Status bad_name(std::string_view name) {
 
 }  // namespace
 
-void UniqueFd::reset() {
-  if (fd_ >= 0) close(fd_);
-  fd_ = -1;
-}
-
 StatusOr<UniqueFd> listen_local(std::string_view name) {
   const std::optional<AbstractName> at = abstract_name(name);
   if (!at.has_value()) return bad_name(name);
@@ -84,6 +80,15 @@ UniqueFd accept_local(int listener) {
     fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   } while (fd < 0 && (errno == EINTR || errno == ECONNABORTED));
   return UniqueFd(fd);
+}
+
+bool local_name_is_taken(std::string_view name) {
+  const std::optional<AbstractName> at = abstract_name(name);
+  if (!at.has_value()) return false;
+  const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return fd.valid() &&
+         bind(fd.get(), reinterpret_cast<const sockaddr*>(&at->un), at->length) != 0 &&
+         errno == EADDRINUSE;
 }
 
 StatusOr<uid_t> peer_user(int fd) {

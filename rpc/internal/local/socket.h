@@ -11,20 +11,17 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "weft/common/api.h"
 #include "weft/common/error.h"
+#include "weft/common/internal/posix.h"
 #include "weft/common/runtime.h"
 
 namespace weft::internal {
-
-inline std::string system_error(int code) { return std::strerror(code); }
 
 inline std::string random_bytes(Random& random, size_t n) {
   std::string out;
@@ -35,28 +32,6 @@ inline std::string random_bytes(Random& random, size_t n) {
   return out;
 }
 
-// Closes what it owns.
-class WEFT_API UniqueFd {
- public:
-  UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
-  ~UniqueFd() { reset(); }
-  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  UniqueFd& operator=(UniqueFd&& other) noexcept {
-    if (this != &other) {
-      reset();
-      fd_ = std::exchange(other.fd_, -1);
-    }
-    return *this;
-  }
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  void reset();
-
- private:
-  int fd_ = -1;
-};
-
 // The longest message that is sent or taken.
 inline constexpr size_t kMaxLocalMessage = 4096;
 
@@ -66,6 +41,8 @@ WEFT_API StatusOr<UniqueFd> listen_local(std::string_view name);
 WEFT_API StatusOr<UniqueFd> connect_local(std::string_view name);
 // Invalid: nobody waits.
 WEFT_API UniqueFd accept_local(int listener);
+// Whether somebody holds that name, in whatever kind of local socket.
+WEFT_API bool local_name_is_taken(std::string_view name);
 // Of whoever made the other end when it did, as the kernel saw it.
 WEFT_API StatusOr<uid_t> peer_user(int fd);
 

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/common/files.h"
+#include "weft/common/internal/posix.h"
 
 namespace weft::internal {
 namespace {
@@ -294,7 +295,10 @@ bool same_secret(std::string_view a, std::string_view b) {
   unsigned char of_b[SHA256_DIGEST_LENGTH];
   SHA256(reinterpret_cast<const unsigned char*>(a.data()), a.size(), of_a);
   SHA256(reinterpret_cast<const unsigned char*>(b.data()), b.size(), of_b);
-  const bool same = CRYPTO_memcmp(of_a, of_b, sizeof of_a) == 0;
+  const auto digest = [](const unsigned char* of) {
+    return std::string_view(reinterpret_cast<const char*>(of), SHA256_DIGEST_LENGTH);
+  };
+  const bool same = same_bytes_in_constant_time(digest(of_a), digest(of_b));
   OPENSSL_cleanse(of_a, sizeof of_a);
   OPENSSL_cleanse(of_b, sizeof of_b);
   return same;

@@ -42,7 +42,8 @@ SEEDS = {
     "offer_of_a_terabyte": (offer(size=2**40), "unavailable: announced were 1099511627776"),
     "offer_of_2_to_the_64": (offer(size=MAX), "unavailable: announced as 18446744073709551615"),
     "offer_smaller_than_its_probe": (offer(size=8), "unavailable: an offer of 8 bytes with a probe at 0"),
-    "offer_twice": (offer() + offer(), "ok"),
+    "offer_twice": (offer() + offer(), "protocol: more than one thing"),
+    "offer_after_a_bad_one": (message(b"O", b"\xff") + offer(), "protocol: more than one thing"),
     "probe_beyond_the_end": (offer(probe=SIZE - 15), "unavailable: with a probe at 65521"),
     "probe_offset_wraps": (offer(probe=MAX - 3), "unavailable: with a probe at 18446744073709551612"),
     # Places.
