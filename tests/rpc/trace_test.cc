@@ -1,7 +1,10 @@
 // The timelines of two workers: each call begins and ends in both, and an arrow leads from the one
 // to the other.
 
+#include <stdlib.h>
+
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -15,7 +18,6 @@
 #include "gtest/gtest.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
-#include "weft/tests/testing/temp_dir.h"
 
 namespace weft::testing {
 namespace {
@@ -46,21 +48,32 @@ std::string id_of(const std::string& event) {
   return at == std::string::npos ? "" : event.substr(at, event.find(',', at) - at);
 }
 
-class CallTraceTest : public ::testing::TestWithParam<Net> {};
+class CallTraceTest : public ::testing::TestWithParam<Net> {
+ protected:
+  CallTraceTest() {
+    std::string name = ::testing::TempDir() + "/weft-trace-XXXXXX";
+    EXPECT_NE(mkdtemp(name.data()), nullptr);
+    dir_ = name;
+  }
+  ~CallTraceTest() override { std::filesystem::remove_all(dir_); }
+  std::string path(const char* name) const { return dir_ / name; }
+
+ private:
+  std::filesystem::path dir_;
+};
 
 TEST_P(CallTraceTest, EachCallBeginsAndEndsAndLeadsToItsHandler) {
-  const TempDir dir;
   Library lib("trace");
   lib.def("add", &add, {.inline_ok = true});
   lib.def("numel", &numel);
   lib.def("fails", &fails);
   ClusterOptions o{.net = GetParam(), .library = lib};
-  o.adjust = [&dir](int i, JoinOptions* j) {
+  o.adjust = [this](int i, JoinOptions* j) {
     // One by its option, the other by its environment.
     if (i == 0) {
-      j->trace_file = dir.path("trace.%r.json");
+      j->trace_file = path("trace.%r.json");
     } else {
-      j->environment = Environment{{"WEFT_TRACE_FILE", dir.path("trace.%r.json")}};
+      j->environment = Environment{{"WEFT_TRACE_FILE", path("trace.%r.json")}};
     }
   };
   constexpr int kCalls = 5;
@@ -71,8 +84,8 @@ TEST_P(CallTraceTest, EachCallBeginsAndEndsAndLeadsToItsHandler) {
     EXPECT_FALSE(try_rpc_sync(c[0], 1, &fails, 1).ok());
     c.shutdown();
   }
-  const std::string caller = dir.path("trace.0.json");
-  const std::string callee = dir.path("trace.1.json");
+  const std::string caller = path("trace.0.json");
+  const std::string callee = path("trace.1.json");
   const auto count = [](const std::string& path, const std::vector<std::string>& words) {
     return events(path, words).size();
   };
