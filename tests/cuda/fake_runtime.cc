@@ -22,6 +22,7 @@ struct Event {
 struct World {
   std::recursive_mutex mutex;
   std::map<void*, std::deque<std::function<bool()>>> streams;
+  std::atomic<bool> held{false};
   std::atomic<size_t> copies{0};
   std::atomic<size_t> blocking{0};
 };
@@ -66,6 +67,7 @@ void run_all() {
   while (step()) {
   }
 }
+void hold_copies_to_devices(bool held) { world().held.store(held); }
 size_t copies() { return world().copies.load(); }
 size_t blocking_calls() { return world().blocking.load(); }
 
@@ -192,10 +194,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   push(stream, [e, n = e->recorded] { return e->done >= n; });
   return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   ++world().copies;
   push(stream, [=] {
+    if (kind == cudaMemcpyHostToDevice && world().held.load()) return false;
     std::memcpy(to, from, bytes);
     return true;
   });

@@ -18,6 +18,8 @@ namespace weft::testing::fake_cuda {
 void queue(void* stream, std::function<bool()> operation);
 // Does all that can be done.
 void run_all();
+// While it is held, no copy to a device gets done.
+void hold_copies_to_devices(bool held);
 
 // Since the start of the program.
 size_t copies();

@@ -79,11 +79,20 @@ float first(const at::Tensor& x) {
   return (*read)[0];
 }
 
+bool on_default_stream() {
+  return current() == c10::impl::VirtualGuardImpl(c10::kCUDA).getDefaultStream(gpu(0));
+}
+
 class Streams : public ::testing::TestWithParam<Net> {
  protected:
   Streams() {
     Library lib("streams");
     lib.def("where", &where).def("same", &same).def("one", &one).def("first", &first);
+    lib.def("on_default_stream", &on_default_stream);
+    lib.def("keep", [kept = kept_](const at::Tensor& x) {
+      *kept = queue_read(x);
+      return x.numel();
+    });
     // A result that a kernel makes late.
     lib.def("late", [gate = gate_](int64_t n) {
       const at::Tensor x = with_bytes(at::zeros({n}), gpu(0));
@@ -99,6 +108,9 @@ class Streams : public ::testing::TestWithParam<Net> {
   }
   Worker& caller() { return (*cluster_)[0]; }
 
+  // What the kernel of a handler read.
+  const std::shared_ptr<std::shared_ptr<std::vector<float>>> kept_ =
+      std::make_shared<std::shared_ptr<std::vector<float>>>();
   const Gate gate_ = std::make_shared<std::atomic<bool>>(false);
   std::unique_ptr<Cluster> cluster_;
 };
@@ -171,14 +183,40 @@ TEST_P(Streams, AResultWaitsForTheHandlersKernels) {
   EXPECT_TRUE(at::equal(settled(late.wait()), at::full({300'000}, 5.0F)));
 }
 
-// STREAM-3, the caller's half: wait() gives the tensor, and the consumer's stream the order.
+// STREAM-3, the callee's other half: a handler starts before its arguments are there, and what it
+// queues comes after them.
+TEST_P(Streams, AHandlerStartsWhenItsCopiesAreQueued) {
+  const at::Tensor x = with_bytes(at::full({1000}, 6.0F), gpu(0));
+  fake_cuda::hold_copies_to_devices(true);
+  EXPECT_EQ(rpc_sync(caller(), 1, FunctionRef<int64_t(at::Tensor)>{"streams.keep"}, x), 1000);
+  fake_cuda::run_all();
+  EXPECT_TRUE((*kept_)->empty()) << "the handler's kernel did not wait for the argument";
+  fake_cuda::hold_copies_to_devices(false);
+  fake_cuda::run_all();
+  EXPECT_EQ(**kept_, std::vector<float>(1000, 6.0F));
+}
+
+// STREAM-3, the caller's half: wait() gives the tensor at once, and the consumer's stream the
+// order.
 TEST_P(Streams, AConsumersStreamWaitsForTheCopy) {
-  for (int round = 0; round < 20; ++round) {
-    const c10::StreamGuard guard(fresh());
-    const at::Tensor y = rpc_sync(caller(), 1, &same, with_bytes(at::full({1000}, 4.0F), gpu(0)));
-    const auto read = queue_read(y);
-    fake_cuda::run_all();
-    EXPECT_EQ(*read, std::vector<float>(1000, 4.0F));
+  gate_->store(true);
+  fake_cuda::hold_copies_to_devices(true);
+  const c10::StreamGuard guard(fresh());
+  const auto read = queue_read(rpc_sync(caller(), 1, Late{"streams.late"}, 1000));
+  fake_cuda::run_all();
+  EXPECT_TRUE(read->empty()) << "the consumer's kernel did not wait for the result";
+  fake_cuda::hold_copies_to_devices(false);
+  fake_cuda::run_all();
+  EXPECT_EQ(*read, std::vector<float>(1000, 5.0F));
+}
+
+// A thread of the pool gives the streams of one request back before it serves the next.
+TEST_P(Streams, ThreadsGoBackToTheirOwnStreams) {
+  const at::Tensor x = with_bytes(at::zeros({10}), gpu(0));
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_FALSE(rpc_sync(caller(), 1, &on_default_stream)) << "the map has devices";
+    rpc_sync(caller(), 1, &where, x);
+    EXPECT_TRUE(rpc_sync((*cluster_)[1], 1, &on_default_stream));
   }
 }
 
