@@ -423,7 +423,8 @@ void Core::on_event(const MembershipEvent& event) {
   if (event.kind == MembershipEvent::Kind::kJoined && devices_ != nullptr &&
       membership_->dynamic()) {
     // A map for it is looked at for the first time.
-    const Member* const member = membership_->list()->find(std::string_view(event.worker.name));
+    const MemberListRef list = membership_->list();
+    const Member* const member = list->find(std::string_view(event.worker.name));
     const auto map = devices_->maps.find(event.worker.name);
     if (member != nullptr && map != devices_->maps.end()) {
       const std::string wrong =

@@ -1,0 +1,215 @@
+#include "weft/tests/cuda/fake_runtime.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace weft::testing::fake_cuda {
+namespace {
+
+struct Event {
+  long recorded = 0;
+  long done = 0;
+};
+
+struct World {
+  std::recursive_mutex mutex;
+  std::map<void*, std::deque<std::function<bool()>>> streams;
+  std::atomic<bool> held{false};
+  std::atomic<size_t> copies{0};
+  std::atomic<size_t> blocking{0};
+};
+
+World& world() {
+  static auto* const only = new World();
+  return *only;
+}
+
+// One operation of each stream, if it can be done. True when one was.
+bool step() {
+  World& w = world();
+  const std::lock_guard<std::recursive_mutex> lock(w.mutex);
+  bool moved = false;
+  for (auto& [stream, queue] : w.streams) {
+    if (queue.empty() || !queue.front()()) continue;
+    queue.pop_front();
+    moved = true;
+  }
+  return moved;
+}
+
+void push(void* stream, std::function<bool()> operation) {
+  World& w = world();
+  const std::lock_guard<std::recursive_mutex> lock(w.mutex);
+  w.streams[stream].push_back(std::move(operation));
+}
+
+Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
+
+cudaError_t new_stream(cudaStream_t* stream) {
+  *stream = static_cast<cudaStream_t>(std::malloc(64));
+  return cudaSuccess;
+}
+
+thread_local int current_device = 0;
+
+}  // namespace
+
+void queue(void* stream, std::function<bool()> operation) { push(stream, std::move(operation)); }
+void run_all() {
+  while (step()) {
+  }
+}
+void hold_copies_to_devices(bool held) { world().held.store(held); }
+size_t copies() { return world().copies.load(); }
+size_t blocking_calls() { return world().blocking.load(); }
+
+}  // namespace weft::testing::fake_cuda
+
+using namespace weft::testing::fake_cuda;  // NOLINT
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 2;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = current_device;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  current_device = device;
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  std::memset(properties, 0, sizeof *properties);
+  properties->major = 9;
+  properties->warpSize = 32;
+  properties->multiProcessorCount = 1;
+  properties->totalGlobalMem = size_t{8} << 30;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  *free = *total = size_t{8} << 30;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  *memory = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  std::free(memory);
+  return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+  *memory = std::malloc(bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* memory) {
+  std::free(memory);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return new_stream(stream); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  return new_stream(stream);
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  run_all();
+  std::free(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  ++world().blocking;
+  run_all();
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() {
+  ++world().blocking;
+  run_all();
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(new Event());
+  return cudaSuccess;
+}
+// What is queued may still refer to it, as it may to a real one.
+cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const std::lock_guard<std::recursive_mutex> lock(world().mutex);
+  Event* const e = event_of(event);
+  push(stream, [e, n = ++e->recorded] {
+    e->done = std::max(e->done, n);
+    return true;
+  });
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
+  return cudaEventRecord(event, stream);
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const std::lock_guard<std::recursive_mutex> lock(world().mutex);
+  step();
+  const Event* const e = event_of(event);
+  return e->done >= e->recorded ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) {
+  ++world().blocking;
+  run_all();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  const std::lock_guard<std::recursive_mutex> lock(world().mutex);
+  Event* const e = event_of(event);
+  push(stream, [e, n = e->recorded] { return e->done >= n; });
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  ++world().copies;
+  push(stream, [=] {
+    if (kind == cudaMemcpyHostToDevice && world().held.load()) return false;
+    std::memcpy(to, from, bytes);
+    return true;
+  });
+  return cudaSuccess;
+}
+
+// The driver, of which LibTorch wants to know whether a device is in use.
+int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
+  *flags = 0;
+  *active = 1;
+  return 0;
+}
+
+}  // extern "C"
