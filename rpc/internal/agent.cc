@@ -318,7 +318,7 @@ void Agent::transmit(uint64_t call_id) {
       trace->request_out(options_.self.incarnation, call_id, spec->call.method);
     }
     sent = link->send(FrameKind::kRequest, header.get(), spec->message, call_id, now(),
-                                 std::move(charge));
+                      std::move(charge));
   }
   done_sending(link);
 

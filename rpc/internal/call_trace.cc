@@ -10,11 +10,12 @@ CallTrace::CallTrace(std::shared_ptr<Runtime> runtime, std::string_view path,
                      const std::string& name, uint32_t id)
     : runtime_(std::move(runtime)),
       path_(absl::StrReplaceAll(std::string(path), {{"%r", absl::StrCat(id)}})),
-      writer_({.process_name = name,
-               .rank = static_cast<int>(id),
-               // A simulation's clock has nothing to do with the calendar, and must not depend on it.
-               .calendar_offset = runtime_->simulated() ? absl::ZeroDuration()
-                                                        : absl::Now() - runtime_->now()}) {}
+      writer_(
+          {.process_name = name,
+           .rank = static_cast<int>(id),
+           // A simulation's clock has nothing to do with the calendar, and must not depend on it.
+           .calendar_offset =
+               runtime_->simulated() ? absl::ZeroDuration() : absl::Now() - runtime_->now()}) {}
 
 void CallTrace::call_ended(uint64_t call, std::string_view method, const Status& status) {
   if (status.ok()) {

@@ -92,8 +92,8 @@ class Core : public std::enable_shared_from_this<Core> {
   int worker_threads_ = 0;
   std::shared_ptr<Store> store_;
   std::shared_ptr<Executor> pool_;
-  std::shared_ptr<WaitDriver> wait_driver_;  // may be null
-  std::shared_ptr<CallTrace> trace_;         // null: nobody asked for one
+  std::shared_ptr<WaitDriver> wait_driver_;        // may be null
+  std::shared_ptr<CallTrace> trace_;               // null: nobody asked for one
   std::shared_ptr<DeviceBackend> device_backend_;  // null: the CPU only
   std::shared_ptr<const MemberDevices> devices_;
   std::vector<std::shared_ptr<Service>> services_;

@@ -47,7 +47,8 @@ OutMessageRef Link::on_lane(const OutMessageRef& message, int lane,
     const std::shared_ptr<const void> held;
     const std::shared_ptr<CallTrace> trace;
   };
-  const auto owner = std::make_shared<OnLane>(message, loads_, lane, std::move(held), trace_, peer().name);
+  const auto owner =
+      std::make_shared<OnLane>(message, loads_, lane, std::move(held), trace_, peer().name);
   return OutMessageRef(owner, owner->message.get());
 }
 

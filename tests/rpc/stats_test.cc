@@ -70,13 +70,14 @@ TEST(Stats, EachLaneOfEachPeerIsCounted) {
   const PeerStats other = only_peer(c[1]);
   ASSERT_EQ(other.connections.size(), 1u);
   EXPECT_FALSE(other.connections[0].dialled);
-  EXPECT_EQ(other.connections[0].lanes[1].chunks_received +
-                other.connections[0].lanes[2].chunks_received,
-            bulk.chunks_sent);
+  EXPECT_EQ(
+      other.connections[0].lanes[1].chunks_received + other.connections[0].lanes[2].chunks_received,
+      bulk.chunks_sent);
 
   const std::map<std::string, int64_t> info = c[0].debug_info();
-  EXPECT_EQ(info.at("peer/worker1/lane1/chunks_sent") + info.count("peer/worker1/lane2/chunks_sent"),
-            connection.lanes[1].chunks_sent + (connection.lanes[2].chunks_sent > 0 ? 1 : 0));
+  EXPECT_EQ(
+      info.at("peer/worker1/lane1/chunks_sent") + info.count("peer/worker1/lane2/chunks_sent"),
+      connection.lanes[1].chunks_sent + (connection.lanes[2].chunks_sent > 0 ? 1 : 0));
   EXPECT_EQ(info.at("lane1_chunks_sent"), connection.lanes[1].chunks_sent);
   std::ostringstream text;
   text << peer;

@@ -45,7 +45,7 @@ std::vector<std::string> events(const std::string& path, const std::vector<std::
 
 std::string id_of(const std::string& event) {
   const size_t at = event.find("\"id\":");
-  return at == std::string::npos ? "" : event.substr(at, event.find(',', at) - at);
+  return at == std::string::npos ? "" : event.substr(at, event.find_first_of(",}", at) - at);
 }
 
 class CallTraceTest : public ::testing::TestWithParam<Net> {

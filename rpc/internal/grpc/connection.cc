@@ -91,7 +91,8 @@ ConnectionStats GrpcConnection::stats() const {
   out.arena_hit_bytes = arena_hit_bytes_.load();
   out.arena_fallbacks = arena_fallbacks_.load();
   out.arena_fallback_bytes = arena_fallback_bytes_.load();
-  out.arena = arena_ != nullptr ? arena_->describe() : "the peer is not on this host's local socket";
+  out.arena =
+      arena_ != nullptr ? arena_->describe() : "the peer is not on this host's local socket";
   return out;
 }
 

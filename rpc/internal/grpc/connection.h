@@ -96,7 +96,7 @@ class GrpcConnection final : public Connection,
   std::atomic<int64_t> arena_hit_bytes_{0};
   std::atomic<int64_t> arena_fallbacks_{0};
   std::atomic<int64_t> arena_fallback_bytes_{0};
-  Hello peer_;   // constant once open
+  Hello peer_;  // constant once open
 
   Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_);

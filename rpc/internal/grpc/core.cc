@@ -273,8 +273,8 @@ void GrpcTransportCore::dial(std::string_view address, const Hello& hello, absl:
   for (uint32_t i = 0; i < own->lanes; ++i) {
     const int number = static_cast<int>(i);
     lanes.push_back(std::make_shared<GrpcClientLane>(
-        number, context_.max_frame_bytes, poller_.get(), connection.get(),
-        tls_, [self = shared_from_this()](GrpcLane* lane) { self->lane_gone(lane); }));
+        number, context_.max_frame_bytes, poller_.get(), connection.get(), tls_,
+        [self = shared_from_this()](GrpcLane* lane) { self->lane_gone(lane); }));
     base.push_back(lanes.back());
   }
   connection->set_lanes(std::move(base));

@@ -29,10 +29,10 @@
 #include <grpcpp/grpcpp.h>
 
 #include "weft/common/mutex.h"
+#include "weft/rpc/connection_stats.h"
 #include "weft/rpc/internal/grpc/poller.h"
 #include "weft/rpc/internal/tls/grpc_tls.h"
 #include "weft/rpc/internal/wire/frame.h"
-#include "weft/rpc/connection_stats.h"
 #include "weft/rpc/transport.h"
 
 namespace weft::internal {

@@ -88,7 +88,8 @@ class GrpcServerLane final : public GrpcLane {
  public:
   GrpcServerLane(std::shared_ptr<GrpcTransportCore> core, std::shared_ptr<GrpcServer> server,
                  int number)
-      : GrpcLane(Role::kAcceptor, number, core->context().max_frame_bytes, core->poller(), server.get()),
+      : GrpcLane(Role::kAcceptor, number, core->context().max_frame_bytes, core->poller(),
+                 server.get()),
         core_(std::move(core)),
         server_(std::move(server)),
         context_(std::make_unique<grpc::ServerContext>()),
