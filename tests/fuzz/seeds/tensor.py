@@ -5,7 +5,8 @@ import struct
 from .wire import varint
 
 FLOAT, DOUBLE, COMPLEX, BOOL, LONG = 6, 7, 9, 11, 4
-SPARSE, REQUIRES_GRAD, COALESCED, ORDER = 1, 2, 4, 8
+SPARSE, REQUIRES_GRAD, COALESCED, ORDER, DEVICE = 1, 2, 4, 8, 16
+FIRST_GPU, LAST_GPU = 0x100, 0x17F
 MAX = 2**64 - 1
 
 
@@ -75,7 +76,15 @@ SEEDS = {
     # Types and flags.
     "dtype_unknown": (meta([1], 4, dtype=200), "protocol: unknown dtype number 200"),
     "dtype_quantized": (meta([1], 1, dtype=12), "protocol: unknown dtype number 12"),
-    "flags_unknown": (meta([1], 4, flags=16), "protocol: unknown flags 16"),
+    "flags_unknown": (meta([1], 4, flags=32), "protocol: unknown flags 32"),
+    # Devices: a number at the end.
+    "on_a_device": (meta([], 4, flags=DEVICE) + varint(FIRST_GPU), "ok"),
+    "on_the_last_device": (meta([3], 12, flags=DEVICE) + varint(LAST_GPU) + bytes(12), "ok"),
+    "device_missing": (meta([1], 4, flags=DEVICE), "protocol: number 0 stands for no device"),
+    "device_that_is_the_cpu": (meta([1], 4, flags=DEVICE) + varint(0), "protocol: number 0 stands for no device"),
+    "device_of_no_kind": (meta([1], 4, flags=DEVICE) + varint(1), "protocol: number 1 stands for no device"),
+    "device_above_the_last": (meta([1], 4, flags=DEVICE) + varint(LAST_GPU + 1), "protocol: number 384 stands for no device"),
+    "device_of_40_bits": (meta([1], 4, flags=DEVICE) + varint(2**40 + FIRST_GPU), "protocol: number 1099511628032 stands"),
     "gradient_of_integers": (meta([1], 8, LONG, REQUIRES_GRAD), "protocol: a dtype that has no gradient"),
     "coalesced_but_dense": (meta([1], 4, flags=COALESCED), "protocol: a dense tensor is marked coalesced"),
     # Memory order.
