@@ -139,14 +139,15 @@ TEST(RpcIdentity, BadInput_a_peer_with_the_incarnation_of_another) {
   for (size_t known : {1u, 2u}) {
     if (known == 1) (void)rpc_sync(c[0], "trainer0", &load, 1);  // not only in the list
     hello.incarnation = c[known].info().incarnation;
-    Promise<std::string> refused;
+    // Shared: who completes it may not have let go of it when the wait is over.
+    const auto refused = std::make_shared<Promise<std::string>>();
     transport->connect(c[0].address(), hello, context.runtime->now() + absl::Seconds(30),
                        std::make_shared<Nobody>(),
-                       [&](StatusOr<std::shared_ptr<Connection>> result) {
+                       [refused](StatusOr<std::shared_ptr<Connection>> result) {
                          EXPECT_EQ(error_kind(result.status()), ErrorKind::kPermission);
-                         refused.set_value(std::string(result.status().message()));
+                         refused->set_value(std::string(result.status().message()));
                        });
-    EXPECT_THAT(refused.future().wait(),
+    EXPECT_THAT(refused->future().wait(),
                 AllOf(HasSubstr("'" + c[known].name() + "'"), HasSubstr("not of 'stranger'")));
   }
   transport->shutdown();
