@@ -239,8 +239,11 @@ TEST_F(FileStoreTest, ProcessesShareIt) {
     }
     children.push_back(pid);
   }
-  while (*store->try_get("n") != "200") {
-    ASSERT_TRUE(store->wait_change("n", *store->try_get("n"), absl::Seconds(30)).ok());
+  auto seen = *store->try_get("n");
+  while (seen != "200") {
+    const auto changed = store->wait_change("n", seen, absl::Seconds(30));
+    ASSERT_TRUE(changed.ok()) << changed.status();
+    seen = *changed;
   }
   ASSERT_TRUE(store->set("go", "").ok());
   for (const pid_t pid : children) {
