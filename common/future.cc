@@ -35,14 +35,17 @@ Status FutureCore::wait_done(Timeout timeout) {
       MutexLock lock(&mutex_);
       if (done()) return absl::OkStatus();
       waiters_.push_back(parker);
+      if (driver_ != nullptr) driver_->begin_sleep();
     }
-    if (driver_ != nullptr) driver_->begin_sleep();
     parker->park_until(deadline);
-    if (driver_ != nullptr) driver_->end_sleep();
     // Without the lock: whoever completed the future may not have let go of it yet.
     if (done()) return absl::OkStatus();
     MutexLock lock(&mutex_);
-    waiters_.erase(std::remove(waiters_.begin(), waiters_.end(), parker), waiters_.end());
+    const auto here = std::find(waiters_.begin(), waiters_.end(), parker);
+    if (here != waiters_.end()) {
+      waiters_.erase(here);
+      if (driver_ != nullptr) driver_->end_sleep();
+    }
     if (done()) return absl::OkStatus();
   }
   return make_error(ErrorKind::kDeadline,
@@ -95,6 +98,10 @@ void FutureCore::publish() {
     hook = std::move(cancel_hook_);
     cancel_hook_ = nullptr;
     waiters.swap(waiters_);
+  }
+  if (driver_ != nullptr) {
+    for (size_t i = 0; i < waiters.size(); ++i) driver_->end_sleep();
+    driver_->completed();
   }
   // Outside the lock: a thread that wakes up on this core runs at once, and would wait again.
   if (!waiters.empty()) WakeScope::wake(std::move(waiters));

@@ -22,9 +22,12 @@ class WaitDriver {
   virtual ~WaitDriver() = default;
   // Works until `done`, and no longer than it pays or until `deadline`. Returns `done`.
   virtual bool drive(const std::atomic<bool>& done, absl::Time deadline) = 0;
-  // Around the sleep of a thread that waits for what somebody else has to find.
+  // A thread goes to sleep until somebody else has found what it waits for; it is woken, or gives
+  // up. Once each, by whichever thread.
   virtual void begin_sleep() = 0;
   virtual void end_sleep() = 0;
+  // What a thread may be driving for is done; told by whoever completed it.
+  virtual void completed() = 0;
 };
 
 // Whether this thread is inside drive().

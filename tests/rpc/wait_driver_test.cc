@@ -1,6 +1,7 @@
 // Whoever waits for an answer looks for it itself (DRIVE of common/wait_driver.h, LEAD of
 // rpc/internal/grpc/poller.h).
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <string>
@@ -112,6 +113,79 @@ TEST_F(WaitDriverTest, SeveralThreadsWaitAtOnce) {
     }));
   }
   threads.clear();
+}
+
+// Threads that want to run all the time, more than the machine has cores for.
+class Crowd {
+ public:
+  Crowd() {
+    const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+    for (unsigned i = 0; i < 4 * cores; ++i) {
+      threads_.push_back(runtime_->spawn("crowd", [this] {
+        while (!stop_.load(std::memory_order_relaxed)) {
+        }
+      }));
+    }
+  }
+  ~Crowd() { stop_ = true; }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::shared_ptr<Runtime> runtime_ = make_system_runtime();
+  std::vector<std::unique_ptr<Thread>> threads_;
+};
+
+// In a crowd nobody spins: whoever waits sleeps where the answers come in.
+class CrowdedWaitTest : public WaitDriverTest {
+ protected:
+  // Calls until worker 0's thread has slept there for the last of them.
+  void call_until_slept(Cluster& c) {
+    const int64_t before = counter(c[0], "poller_drives_slept");
+    const absl::Time end = c[0].now() + absl::Seconds(60);
+    while (counter(c[0], "poller_drives_slept") < before + 5 && c[0].now() < end) {
+      ASSERT_EQ(rpc_sync(c[0], 1, &add, 1, 2), 3);
+    }
+    ASSERT_GE(counter(c[0], "poller_drives_slept"), before + 5);
+  }
+};
+
+TEST_F(CrowdedWaitTest, DRIVE_1_no_handler_of_a_user_runs_on_a_thread_that_waits) {
+  Cluster c(options());
+  const Crowd crowd;
+  call_until_slept(c);
+  const FunctionRef<int64_t(int64_t)> back{"drive.back"};
+  for (int64_t i = 0; i < 50; ++i) ASSERT_EQ(rpc_sync(c[0], 1, back, i), i);
+  EXPECT_EQ(seen_.on_user.load(), 0);
+}
+
+TEST_F(CrowdedWaitTest, LEAD_4_who_sleeps_there_is_told_of_a_future_that_was_cancelled) {
+  ClusterOptions o = options();
+  TestLibrary test;
+  o.library = test.library;
+  Cluster c(o);
+  const Crowd crowd;
+  call_until_slept(c);
+  // The gate opens only afterwards, so nothing but the cancelling thread can end the wait.
+  auto runtime = make_system_runtime();
+  const absl::Time end = c[0].now() + absl::Seconds(60);
+  while (counter(c[0], "poller_kicks") == 0 && c[0].now() < end) {
+    call_until_slept(c);
+    const int64_t slept = counter(c[0], "poller_drives_slept");
+    Future<int64_t> stuck =
+        rpc_async(c[0], 1, FunctionRef<int64_t(int64_t)>{"test.wait_at_gate"}, 1);
+    auto canceller = runtime->spawn("cancel", [&] {
+      // When the thread below sleeps in gRPC; or, if it is not let, after a while.
+      const absl::Time give_up = c[0].now() + absl::Milliseconds(200);
+      while (counter(c[0], "poller_drives_slept") < slept + 3 && c[0].now() < give_up) {
+        std::this_thread::yield();
+      }
+      stuck.cancel();
+    });
+    EXPECT_EQ(error_kind(stuck.try_wait().status()), ErrorKind::kCancelled);
+    canceller->join();
+  }
+  EXPECT_GT(counter(c[0], "poller_kicks"), 0);
+  test.gate->open();
 }
 
 // The time that a wait is given holds while the thread drives, whatever else arrives meanwhile.

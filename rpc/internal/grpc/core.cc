@@ -542,6 +542,8 @@ std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const
                   {"spins_crowded", &poller.spins_crowded},
                   {"drives_paid", &poller.drives_paid},
                   {"drives_missed", &poller.drives_missed},
+                  {"drives_slept", &poller.drives_slept},
+                  {"kicks", &poller.kicks},
                   {"events", &poller.events}});
   return out;
 }

@@ -21,6 +21,8 @@ constexpr unsigned kPollsPerYield = 4;
 // call doubles that call's time.
 constexpr absl::Duration kStandBack = absl::Milliseconds(1);
 constexpr absl::Duration kMostStandBack = absl::Milliseconds(4);
+// A sleep of a thread that drives; it goes on when nothing has happened.
+constexpr absl::Duration kMostSleep = absl::Seconds(10);
 // The lead is left to nobody between two waits that follow each other as closely as this.
 constexpr absl::Duration kTight = absl::Microseconds(50);
 // How long a thread tries to get the lead: a few handlers that run on the poller.
@@ -42,7 +44,11 @@ void GrpcPoller::start(std::unique_ptr<grpc::CompletionQueue> queue, const std::
 
 void GrpcPoller::stop() {
   if (thread_ == nullptr) return;
-  queue_->Shutdown();
+  {
+    MutexLock lock(&kick_mutex_);
+    stopped_ = true;
+    queue_->Shutdown();
+  }
   thread_->join();
   thread_ = nullptr;
 }
@@ -63,13 +69,29 @@ void GrpcPoller::begin_sleep() {
   if (lead_.load() == Lead::kFree) call_->unpark();
 }
 
+void GrpcPoller::completed() {
+  // Against the driver's own order: it says that it sleeps, then looks whether it is done.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!blocked_.load() || driving() || kicked_.exchange(true)) return;
+  MutexLock lock(&kick_mutex_);
+  counters_.kicks.fetch_add(1, std::memory_order_relaxed);
+  if (!stopped_) kick_.Set(queue_.get(), gpr_now(GPR_CLOCK_MONOTONIC), &kick_event_);
+}
+
 // The poller's thread; with the lead before and after.
 void GrpcPoller::run() {
   void* tag = nullptr;
   bool ok = false;
   while (true) {
     Status status = Status::TIMEOUT;
-    const absl::Duration length = spin_length(runtime_->now());
+    bool crowded = false;
+    const absl::Duration length = spin_length(runtime_->now(), &crowded);
+    if (crowded && woke_last_) {
+      // The thread that was woken will probably wait again, and can sleep in gRPC as well as we.
+      woke_last_ = false;
+      lead_.store(Lead::kFree);
+      stand_back();
+    }
     if (length > absl::ZeroDuration()) status = spin(length, &tag, &ok);
     if (status == Status::TIMEOUT) {
       bump(&counters_.blocking_waits);
@@ -81,7 +103,9 @@ void GrpcPoller::run() {
     if (status == Status::SHUTDOWN) return;
     last_traffic_ = runtime_->now();
     bump(&counters_.events);
+    const int sleepers = sleepers_.load();
     static_cast<GrpcEvent*>(tag)->complete(ok);
+    woke_last_ = sleepers > 0 && sleepers_.load() == 0;
   }
 }
 
@@ -118,7 +142,7 @@ void GrpcPoller::stand_back() {
       continue;
     }
     if (take_lead()) return;
-    length = kStandBack;
+    length = called ? kStandBack : std::min(2 * length, kMostStandBack);
   }
 }
 
@@ -136,30 +160,50 @@ bool GrpcPoller::claim_lead(const std::atomic<bool>& done) {
   return mine;
 }
 
+GrpcPoller::Status GrpcPoller::sleep_for(const std::atomic<bool>& done, absl::Time end, void** tag,
+                                         bool* ok) {
+  blocked_.store(true);
+  Status status = Status::TIMEOUT;
+  if (!done.load()) {
+    bump(&counters_.drives_slept);
+    const absl::Duration left = std::min(end - runtime_->now(), kMostSleep);
+    status = queue_->AsyncNext(
+        tag, ok,
+        gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                     gpr_time_from_nanos(absl::ToInt64Nanoseconds(left), GPR_TIMESPAN)));
+  }
+  blocked_.store(false);
+  return status;
+}
+
 bool GrpcPoller::drive(const std::atomic<bool>& done, absl::Time deadline) {
   if (sleepers_.load(std::memory_order_relaxed) > 0 || !claim_lead(done)) {
     return done.load(std::memory_order_acquire);
   }
   absl::Time now = runtime_->now();
-  const absl::Duration length = now < no_drive_before_ ? absl::ZeroDuration() : spin_length(now);
-  if (length <= absl::ZeroDuration()) {
+  bool crowded = false;
+  const absl::Duration length =
+      now < no_drive_before_ ? absl::ZeroDuration() : spin_length(now, &crowded);
+  if (length <= absl::ZeroDuration() && !crowded) {
     leave_lead(true);
     return done.load(std::memory_order_acquire);
   }
   gap_ += (std::min(since_drive(now), kStandBack) - gap_) * kWeight;
   DrivingScope scope;
   unsigned polls = 0;
-  absl::Time end = std::min(deadline, now + length);
+  absl::Time end = crowded ? deadline : std::min(deadline, now + length);
   while (!done.load(std::memory_order_acquire) && now < end && !scope.dear()) {
     void* tag = nullptr;
     bool ok = false;
-    const Status status = poll(&tag, &ok);
+    const Status status = crowded ? sleep_for(done, end, &tag, &ok) : poll(&tag, &ok);
     if (status == Status::SHUTDOWN) break;  // the poller has to see it
     if (status == Status::GOT_EVENT) {
       bump(&counters_.events);
       static_cast<GrpcEvent*>(tag)->complete(ok);
       now = last_traffic_ = runtime_->now();
-      end = std::min(deadline, now + length);
+      if (!crowded) end = std::min(deadline, now + length);
+    } else if (crowded) {
+      now = runtime_->now();
     } else {
       if (++polls % kPollsPerYield == 0) sched_yield();
       now = runtime_->now();
@@ -167,18 +211,19 @@ bool GrpcPoller::drive(const std::atomic<bool>& done, absl::Time deadline) {
   }
   if (scope.dear()) no_drive_before_ = now + kDear;
   const bool found = done.load(std::memory_order_acquire);
-  note_spin(found);
+  if (!crowded) note_spin(found);
   bump(found ? &counters_.drives_paid : &counters_.drives_missed);
   left_ns_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
-  leave_lead(!found || gap_ > kTight);
+  leave_lead(!found || (!crowded && gap_ > kTight));
   return found;
 }
 
-absl::Duration GrpcPoller::spin_length(absl::Time now) {
+absl::Duration GrpcPoller::spin_length(absl::Time now, bool* crowded) {
   if (options_.max_spin <= absl::ZeroDuration()) return absl::ZeroDuration();
   if (now - last_traffic_ > options_.spin_after_traffic) return absl::ZeroDuration();
   if (crowd_.crowded(now)) {
     bump(&counters_.spins_crowded);
+    *crowded = true;
     return absl::ZeroDuration();
   }
   bulk_ = now - absl::FromUnixNanos(bulk_ns_.load(std::memory_order_relaxed)) < kBulkLasts;

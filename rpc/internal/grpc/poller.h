@@ -12,9 +12,13 @@
 //                      looks every kStandBack whether somebody has the lead still. It is called
 //                      at once when the driver gives up, and when others sleep for their answers.
 //
+// Where more threads want to run than there are cores nobody spins; then the thread that waits
+// sleeps in gRPC itself, so that a call costs one waking on each side, and not three.
+//
 //   LEAD-1  AsyncNext() is called, and events are completed, with the lead only.
 //   LEAD-2  nobody has the lead for kMostStandBack at most, and a thread's waking.
 //   LEAD-3  the poller that sleeps in gRPC keeps the lead: who waits then is woken.
+//   LEAD-4  a thread that sleeps in gRPC for an answer is told when somebody else completes it.
 //
 // Threads: start() and stop() from the owner; WaitDriver's from anywhere; the rest with the lead.
 
@@ -22,9 +26,11 @@
 #include <memory>
 #include <string>
 
+#include <grpcpp/alarm.h>
 #include <grpcpp/completion_queue.h>
 
 #include "absl/time/time.h"
+#include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
 #include "weft/common/wait_driver.h"
 #include "weft/rpc/grpc_transport.h"
@@ -59,6 +65,8 @@ struct PollerCounters {
   std::atomic<int64_t> spins_crowded{0};  // not done: more threads than cores
   std::atomic<int64_t> drives_paid{0};    // answers that the waiting thread found itself
   std::atomic<int64_t> drives_missed{0};
+  std::atomic<int64_t> drives_slept{0};  // times that a waiting thread slept in gRPC itself
+  std::atomic<int64_t> kicks{0};         // and was told that somebody else completed its future
   std::atomic<int64_t> events{0};
 };
 
@@ -88,6 +96,7 @@ class GrpcPoller final : public WaitDriver {
   bool drive(const std::atomic<bool>& done, absl::Time deadline) override;
   void begin_sleep() override;
   void end_sleep() override { sleepers_.fetch_sub(1); }
+  void completed() override;
 
  private:
   enum class Lead : uint8_t { kFree, kTaken, kAsleep };
@@ -100,11 +109,16 @@ class GrpcPoller final : public WaitDriver {
   absl::Duration since_drive(absl::Time now) const;
   bool claim_lead(const std::atomic<bool>& done);
   Status spin(absl::Duration length, void** tag, bool* ok);
+  Status sleep_for(const std::atomic<bool>& done, absl::Time end, void** tag, bool* ok);
   Status poll(void** tag, bool* ok) {
     return queue_->AsyncNext(tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
   }
-  // How long it is worth to spin from now on: 0 for not at all.
-  absl::Duration spin_length(absl::Time now);
+  void on_kick(bool ok) {
+    (void)ok;
+    kicked_.store(false);
+  }
+  // How long it is worth to spin from now on: 0 for not at all. `*crowded`: because of others.
+  absl::Duration spin_length(absl::Time now, bool* crowded);
   void note_spin(bool paid);
 
   const std::shared_ptr<Runtime> runtime_;
@@ -116,6 +130,13 @@ class GrpcPoller final : public WaitDriver {
   std::atomic<Lead> lead_{Lead::kTaken};  // by the poller that is to start
   std::atomic<int> claims_{0};            // of threads that want to drive now
   std::atomic<int> sleepers_{0};          // threads that wait for what the leader finds
+  // A thread that drives sleeps in gRPC; what is done elsewhere reaches it by the alarm.
+  std::atomic<bool> blocked_{false};
+  std::atomic<bool> kicked_{false};
+  GrpcMemberEvent<GrpcPoller, &GrpcPoller::on_kick> kick_event_{this};
+  Mutex kick_mutex_;
+  bool stopped_ ABSL_GUARDED_BY(kick_mutex_) = false;
+  grpc::Alarm kick_ ABSL_GUARDED_BY(kick_mutex_);
   // By the last that drove, in nanoseconds of the runtime's clock.
   std::atomic<int64_t> left_ns_{0};
   std::atomic<int64_t> bulk_ns_{0};
@@ -132,7 +153,8 @@ class GrpcPoller final : public WaitDriver {
     unsigned waits = 0;
   };
   History history_[2];
-  bool bulk_ = false;  // what the last spin_length() was for
+  bool woke_last_ = false;  // the last event ended the sleep of the last who slept
+  bool bulk_ = false;       // what the last spin_length() was for
 };
 
 }  // namespace weft::internal
