@@ -24,13 +24,19 @@ Status FutureCore::wait_done(Timeout timeout) {
   if (length > absl::ZeroDuration()) {
     BlockingRegion region;
     if (!region.status().ok()) return region.status();
-    const std::shared_ptr<Parker> parker = make_parker_for(executor_.get());
-    const absl::Time deadline = deadline_after(parker->now(), length);
+    std::shared_ptr<Parker> parker;
+    absl::Time deadline = absl::InfiniteFuture();
+    if (length < absl::InfiniteDuration()) {
+      parker = make_parker_for(executor_.get());
+      deadline = deadline_after(parker->now(), length);
+    }
     // DRIVE-3; and nobody drives inside a drive.
     if (driver_ != nullptr && ambient().blocking_hook == nullptr && !driving() &&
         driver_->drive(done_, deadline)) {
       return absl::OkStatus();
     }
+    // Not before: most calls are over by now.
+    if (parker == nullptr) parker = make_parker_for(executor_.get());
     {
       MutexLock lock(&mutex_);
       if (done()) return absl::OkStatus();

@@ -1,5 +1,7 @@
 #include "weft/rpc/call.h"
 
+#include <utility>
+
 #include "weft/rpc/internal/codec/text.h"
 #include "weft/rpc/library.h"
 
@@ -21,7 +23,9 @@ void expect_answer(const Worker& worker, std::string_view method, const Destinat
                    FutureCore* future) {
   future->set_default_wait(absl::InfiniteDuration());
   future->set_label(call_label(method, to));
-  future->set_wait_driver(wait_driver_of(worker));
+  Continuation with = continuation_of(worker);
+  future->adopt_executor(with.executor);
+  future->set_wait_driver(std::move(with.driver));
 }
 
 StatusOr<std::string> name_in_library(const Worker& worker, const PointerKey& pointer,

@@ -55,8 +55,9 @@
 namespace weft {
 namespace internal {
 
-// "rpc 'app.forward' to 'ps0'": names a call in errors.
-// A call ends by its own deadline, and whoever waits for it may look for the answer itself.
+// Makes the future of a call: named "rpc 'app.forward' to 'ps0'" in errors, continued on the
+// worker's pool; it ends by its own deadline, and whoever waits may look for the answer itself.
+// REQUIRES: nobody else has seen `future` yet.
 WEFT_API void expect_answer(const Worker& worker, std::string_view method, const Destination& to,
                             FutureCore* future);
 WEFT_API StatusOr<std::string> name_in_library(const Worker& worker, const PointerKey& pointer,
@@ -206,7 +207,7 @@ void settle(Promise<R>* promise, StatusOr<Payload> payload) {
 
 template <class R>
 Future<R> start(const Worker& worker, const Destination& to, UntypedCall call) {
-  Promise<R> promise(executor_of(worker));
+  Promise<R> promise;
   Future<R> future = promise.future();
   expect_answer(worker, call.method, to, future.state().get());
   CallHandle handle = start_call(worker, to, std::move(call),
@@ -224,9 +225,8 @@ std::vector<Future<R>> start_all(const Worker& worker, const std::vector<Destina
   auto promises = std::make_shared<std::vector<Promise<R>>>();
   std::vector<Future<R>> futures;
   promises->reserve(to.size());
-  const std::shared_ptr<Executor> executor = executor_of(worker);
   for (const Destination& one : to) {
-    promises->emplace_back(executor);
+    promises->emplace_back();
     futures.push_back(promises->back().future());
     expect_answer(worker, call.method, one, futures.back().state().get());
   }

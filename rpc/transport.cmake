@@ -8,7 +8,7 @@ set(WEFT_RPC_TRANSPORT_SRCS
   internal/arena/link.cc
   internal/arena/memory_file.cc
   internal/arena/shared_arena.cc
-  internal/arena/stream_copy.cc
+  internal/stream_copy.cc
   internal/local/gate.cc
   internal/local/socket.cc
   internal/inproc/network.cc

@@ -86,8 +86,12 @@ class Library;
 WEFT_API const Library* library_of(const Worker& worker);
 // The executor on which continuations of this worker's futures run.
 WEFT_API std::shared_ptr<Executor> executor_of(const Worker& worker);
-// What a thread may do while it waits for an answer; may be null.
-WEFT_API std::shared_ptr<WaitDriver> wait_driver_of(const Worker& worker);
+// What the future of a call needs of its worker; null for one that left.
+struct Continuation {
+  std::shared_ptr<Executor> executor;
+  std::shared_ptr<WaitDriver> driver;  // what a thread may do while it waits; may be null
+};
+WEFT_API Continuation continuation_of(const Worker& worker);
 
 }  // namespace weft
 

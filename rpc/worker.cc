@@ -153,9 +153,10 @@ std::shared_ptr<Executor> executor_of(const Worker& worker) {
   return core == nullptr ? nullptr : core->pool();
 }
 
-std::shared_ptr<WaitDriver> wait_driver_of(const Worker& worker) {
+Continuation continuation_of(const Worker& worker) {
   const auto core = lock_core(worker);
-  return core == nullptr ? nullptr : core->wait_driver();
+  if (core == nullptr) return {};
+  return {core->pool(), core->wait_driver()};
 }
 
 }  // namespace weft

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/rpc/internal/stream_copy.h"
 
 namespace weft::internal {
 namespace {
@@ -44,11 +45,12 @@ WEFT_COLD Status violation(std::string text) { return make_error(ErrorKind::kPro
 class PayloadReader {
  public:
   explicit PayloadReader(const FrameView& frame) : pieces_(frame.payload) {}
-  void read(char* to, size_t n) {
+  // Into a part of a buffer of `whole` bytes.
+  void read(char* to, size_t n, size_t whole) {
     while (n > 0) {
       const std::string_view piece = pieces_[at_].substr(offset_);
       const size_t k = std::min(n, piece.size());
-      std::memcpy(to, piece.data(), k);
+      copy_part(to, piece.data(), k, whole);
       to += k;
       n -= k;
       offset_ += k;
@@ -431,7 +433,7 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
   for (int i = 0; i < layout.segments_size(); ++i) {
     const v1::Segment& s = layout.segments(i);
     if (s.transfer_id() == 0 && s.length() > 0 && !s.has_arena_offset()) {
-      reader.read(targets[static_cast<size_t>(i)], s.length());
+      reader.read(targets[static_cast<size_t>(i)], s.length(), s.length());
     }
   }
   if (!chunked) {
@@ -488,7 +490,7 @@ Status Assembler::take_locked(uint64_t id, uint64_t offset, const FrameView* fra
   if (t.message != nullptr) {
     t.message->touched = sweeps_;
     if (frame != nullptr) {
-      PayloadReader(*frame).read(t.target + offset, n);
+      PayloadReader(*frame).read(t.target + offset, n, t.length);
     } else {
       std::memcpy(t.target + offset, bytes.data(), n);
     }

@@ -23,8 +23,8 @@
 #include "weft/rpc/internal/arena/link.h"
 #include "weft/rpc/internal/arena/memory_file.h"
 #include "weft/rpc/internal/arena/shared_arena.h"
-#include "weft/rpc/internal/arena/stream_copy.h"
 #include "weft/rpc/internal/local/gate.h"
+#include "weft/rpc/internal/stream_copy.h"
 
 namespace weft::internal {
 namespace {
@@ -150,7 +150,7 @@ TEST(StreamCopy, copies_every_byte_from_and_to_any_address) {
     for (const size_t at : {0, 1, 17, 63}) {
       for (const size_t bytes : {0, 1, 62, 63, 64, 65, 127, 128, 1000, 4000}) {
         std::vector<char> to(4096 + 128, 'x');
-        copy_past_caches(to.data() + at, from.data() + shift, bytes, 1);
+        copy_part(to.data() + at, from.data() + shift, bytes, kStreamAbove);
         EXPECT_EQ(std::memcmp(to.data() + at, from.data() + shift, bytes), 0) << at << " " << bytes;
         EXPECT_EQ(std::count(to.begin(), to.begin() + static_cast<ptrdiff_t>(at), 'x'),
                   static_cast<ptrdiff_t>(at));

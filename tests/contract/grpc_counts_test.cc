@@ -4,6 +4,8 @@
 
 #include <cstdio>
 #include <fstream>
+#include <future>
+#include <thread>
 
 #include "gtest/gtest.h"
 #include "weft/rpc/internal/grpc/crowd.h"
@@ -63,6 +65,39 @@ TEST_F(GrpcTransportTest, OneWritePerFrameInPingPongAndManyFramesPerWriteInABurs
   EXPECT_LT(counter(*a, "lane0_writes") - burst_before, kCalls);
   EXPECT_GT(counter(*a, "lane0_batches"), 0);
   ASSERT_TRUE(end->handler->wait_frames(2 * kCalls));
+  a->transport->shutdown();
+  b->transport->shutdown();
+}
+
+TEST_F(GrpcTransportTest, HOLD_1_AnswersToWhatCameOneByOneLeaveTogether) {
+  std::unique_ptr<Peer> a = world().make_peer("a");
+  std::unique_ptr<Peer> b = world().make_peer("b");
+  ASSERT_TRUE(world().listen(*b).ok());
+  StatusOr<End> end = world().dial(*a, b->address);
+  ASSERT_TRUE(end.ok()) << end.status();
+  const End there = b->acceptor->accepted();
+  constexpr int64_t kCalls = 64;
+  std::promise<void> all_sent;
+  there.handler->reply_with([back = there.connection, &all_sent](const Received& r) {
+    // b's poller stays in the first frame until the others wait for it, each in its own message.
+    if (r.header == "0") all_sent.get_future().wait();
+    EXPECT_TRUE(back->send(make_frame(FrameKind::kResponse, r.header, ""), r.lane).ok());
+  });
+  const int64_t before = counter(*a, "lane0_writes");
+  for (int64_t i = 0; i < kCalls; ++i) {
+    ASSERT_TRUE(
+        end->connection->send(make_frame(FrameKind::kRequest, std::to_string(i), ""), 0).ok());
+    while (counter(*a, "lane0_writes") - before <= i) std::this_thread::yield();
+  }
+  const int64_t answers_before = counter(*b, "lane0_writes");
+  all_sent.set_value();
+  ASSERT_TRUE(end->handler->wait_frames(kCalls));
+  // The first few teach the poller that more is there.
+  EXPECT_LT(counter(*b, "lane0_writes") - answers_before, kCalls / 2);
+  const std::vector<Received> frames = end->handler->frames();
+  for (int64_t i = 0; i < kCalls; ++i) {
+    EXPECT_EQ(frames[static_cast<size_t>(i)].header, std::to_string(i));
+  }
   a->transport->shutdown();
   b->transport->shutdown();
 }

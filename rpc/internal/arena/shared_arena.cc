@@ -3,7 +3,7 @@
 #include <iterator>
 #include <utility>
 
-#include "weft/rpc/internal/arena/stream_copy.h"
+#include "weft/rpc/internal/stream_copy.h"
 
 namespace weft::internal {
 
@@ -111,7 +111,7 @@ std::optional<SharedArena::Loan> SharedArena::lend(std::string_view bytes, uint6
   }
   const std::optional<uint64_t> offset = take(bytes.size());
   if (!offset.has_value()) return std::nullopt;
-  copy_past_caches(file_->data() + *offset, bytes.data(), bytes.size());
+  copy_part(file_->data() + *offset, bytes.data(), bytes.size(), bytes.size());
   MutexLock lock(&mutex_);
   // The use that take() gave becomes the lease's.
   leases_.emplace(++last_lease_, Lease{*offset, link});

@@ -18,6 +18,8 @@ namespace {
 constexpr size_t kReadAheadAbove = 16u << 10;
 // So many frames behind a write are sent together, and are worth a look at the poller.
 constexpr size_t kCrowd = 16;
+// Of the moving average over messages.
+constexpr double kWeight = 1.0 / 8;
 
 void add(std::atomic<int64_t>* counter, int64_t n) {
   counter->fetch_add(n, std::memory_order_relaxed);
@@ -49,6 +51,7 @@ LaneStats LaneCounters::read() const {
 
 Status GrpcLane::send(Frame frame, Frame* rider) {
   bool crowded = false;
+  Next next = Next::kNothing;
   {
     MutexLock lock(&mutex_);
     if (!may_send_) {
@@ -76,6 +79,14 @@ Status GrpcLane::send(Frame frame, Frame* rider) {
     if (rider != nullptr) queue_.push_back(std::move(*rider));
     queue_.push_back(std::move(frame));
     crowded = queue_.size() % kCrowd == 0;
+    if (crowded && held_) {
+      held_ = writing_ = false;
+      next = next_locked();
+    }
+  }
+  if (next != Next::kNothing) {
+    act(next);
+    return absl::OkStatus();
   }
   // The poller may wait for this very core: without it the peer would get nothing before the sender
   // waits, and the two would work in turns instead of side by side. Costs nothing otherwise.
@@ -129,6 +140,25 @@ void GrpcLane::write_batch() {
     queued_since_ = queue_.empty() ? absl::InfiniteFuture() : poller_->now();
   }
   write(absl::MakeSpan(batch));
+}
+
+void GrpcLane::hold_answers_locked() {
+  const bool dense = seen_idle_ == poller_->idle();
+  seen_idle_ = poller_->idle();
+  dense_ += ((dense ? 1.0 : 0.0) - dense_) * kWeight;
+  if (dense_ < 0.5 || writing_ || !may_send_ || !poller_->hold(shared_from_this())) return;
+  held_ = writing_ = true;
+}
+
+void GrpcLane::let_go() {
+  Next next = Next::kNothing;
+  {
+    MutexLock lock(&mutex_);
+    if (!held_) return;
+    held_ = writing_ = false;
+    next = next_locked();
+  }
+  act(next);
 }
 
 void GrpcLane::on_write(bool ok) {
@@ -354,6 +384,7 @@ void GrpcLane::on_read(bool ok) {
       handler = handler_;
       ahead = phase == WireState::kOpen && !aborted_ && !finishing_ &&
               message_.Length() > kReadAheadAbove;
+      hold_answers_locked();
     }
   }
   if (!ok) return act(next);

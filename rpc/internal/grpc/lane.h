@@ -11,6 +11,7 @@
 // process.
 //
 //   writing_   a Write or WritesDone is under way, or someone has reserved the right to start one
+//   held_      the poller has reserved that right, so that answers leave together (HOLD-1)
 //   reading_   a Read is under way
 //   finish     once the peer's side has ended, or ours is drained and we are the server; then the
 //   lane
@@ -87,7 +88,9 @@ class GrpcTimed {
   virtual void on_deadline() = 0;
 };
 
-class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane> {
+class GrpcLane : public GrpcTimed,
+                 public GrpcHolder,
+                 public std::enable_shared_from_this<GrpcLane> {
  public:
   ~GrpcLane() override = default;
 
@@ -161,6 +164,9 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
   enum class Next { kNothing, kWrite, kHalfClose, kFinish, kEnd };
 
   void on_read(bool ok);
+  // HOLD-1. What is sent from now on may wait for let_go().
+  void hold_answers_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void let_go() override ABSL_LOCKS_EXCLUDED(mutex_);
   void on_write(bool ok);
   void on_finish(bool ok);
 
@@ -199,6 +205,7 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool may_send_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool held_ ABSL_GUARDED_BY(mutex_) = false;  // the right to write is reserved by hold_answers
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool read_ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
@@ -212,6 +219,8 @@ class GrpcLane : public GrpcTimed, public std::enable_shared_from_this<GrpcLane>
   LaneCounters counters_;
 
   // The poller's.
+  uint64_t seen_idle_ = 0;
+  double dense_ = 0;  // moving average: messages that came before the poller had found nothing
   grpc::ByteBuffer incoming_;
   grpc::ByteBuffer message_;
   std::vector<grpc::Slice> slices_;

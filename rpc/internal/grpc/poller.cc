@@ -31,6 +31,9 @@ constexpr absl::Duration kClaim = absl::Microseconds(20);
 // the lead to the poller for so long.
 constexpr absl::Duration kDear = absl::Milliseconds(10);
 
+// Events of a poller that holds answers back: as many small calls wait for their answers.
+constexpr int kMostHeld = 16;
+
 void bump(std::atomic<int64_t>* counter) {
   counter->store(counter->load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
@@ -83,9 +86,10 @@ void GrpcPoller::run() {
   void* tag = nullptr;
   bool ok = false;
   while (true) {
-    Status status = Status::TIMEOUT;
+    Status status = held_.empty() ? Status::TIMEOUT : poll_for_held(&tag, &ok);
     bool crowded = false;
-    const absl::Duration length = spin_length(runtime_->now(), &crowded);
+    const absl::Duration length =
+        status == Status::TIMEOUT ? spin_length(runtime_->now(), &crowded) : absl::ZeroDuration();
     if (crowded && woke_last_) {
       // The thread that was woken will probably wait again, and can sleep in gRPC as well as we.
       woke_last_ = false;
@@ -94,6 +98,7 @@ void GrpcPoller::run() {
     }
     if (length > absl::ZeroDuration()) status = spin(length, &tag, &ok);
     if (status == Status::TIMEOUT) {
+      ++idle_;
       bump(&counters_.blocking_waits);
       lead_.store(Lead::kAsleep, std::memory_order_relaxed);  // LEAD-3
       status = queue_->AsyncNext(&tag, &ok, gpr_inf_future(GPR_CLOCK_MONOTONIC));
@@ -107,6 +112,16 @@ void GrpcPoller::run() {
     static_cast<GrpcEvent*>(tag)->complete(ok);
     woke_last_ = sleepers > 0 && sleepers_.load() == 0;
   }
+}
+
+GrpcPoller::Status GrpcPoller::poll_for_held(void** tag, bool* ok) {
+  const Status status = poll(tag, ok);
+  if (status != Status::GOT_EVENT || ++held_events_ >= kMostHeld) {
+    held_events_ = 0;
+    for (const auto& holder : held_) holder->let_go();
+    held_.clear();
+  }
+  return status;
 }
 
 GrpcPoller::Status GrpcPoller::spin(absl::Duration length, void** tag, bool* ok) {
@@ -190,6 +205,7 @@ bool GrpcPoller::drive(const std::atomic<bool>& done, absl::Time deadline) {
   }
   gap_ += (std::min(since_drive(now), kStandBack) - gap_) * kWeight;
   DrivingScope scope;
+  driving_ = true;
   unsigned polls = 0;
   absl::Time end = crowded ? deadline : std::min(deadline, now + length);
   while (!done.load(std::memory_order_acquire) && now < end && !scope.dear()) {
@@ -214,6 +230,7 @@ bool GrpcPoller::drive(const std::atomic<bool>& done, absl::Time deadline) {
   if (!crowded) note_spin(found);
   bump(found ? &counters_.drives_paid : &counters_.drives_missed);
   left_ns_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
+  driving_ = false;
   leave_lead(!found || (!crowded && gap_ > kTight));
   return found;
 }

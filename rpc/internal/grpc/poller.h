@@ -12,6 +12,10 @@
 //                      looks every kStandBack whether somebody has the lead still. It is called
 //                      at once when the driver gives up, and when others sleep for their answers.
 //
+// A poller that finds the next event of a lane without having waited for it holds that lane's
+// answers back until nothing more is there, for a few events at most (HOLD-1): answers to small
+// calls that came one by one then leave together.
+//
 // Where more threads want to run than there are cores nobody spins; then the thread that waits
 // sleeps in gRPC itself, so that a call costs one waking on each side, and not three.
 //
@@ -20,11 +24,16 @@
 //   LEAD-3  the poller that sleeps in gRPC keeps the lead: who waits then is woken.
 //   LEAD-4  a thread that sleeps in gRPC for an answer is told when somebody else completes it.
 //
+//   HOLD-1  what is held is let go before the poller waits, leaves the lead, or has completed
+//           kMostHeld events.
+//
 // Threads: start() and stop() from the owner; WaitDriver's from anywhere; the rest with the lead.
 
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <grpcpp/alarm.h>
 #include <grpcpp/completion_queue.h>
@@ -45,6 +54,15 @@ class GrpcEvent {
 
  protected:
   ~GrpcEvent() = default;
+};
+
+// Something that holds its writes back while its poller is busy.
+class GrpcHolder {
+ public:
+  virtual void let_go() = 0;
+
+ protected:
+  ~GrpcHolder() = default;
 };
 
 // Calls a member function: an object with several operations has one of these for each.
@@ -93,6 +111,14 @@ class GrpcPoller final : public WaitDriver {
   void note_bulk() {
     bulk_ns_.store(absl::ToUnixNanos(runtime_->now()), std::memory_order_relaxed);
   }
+  // How often nothing was there. With the lead.
+  uint64_t idle() const { return idle_; }
+  // False: not now. Otherwise `holder` stays until its let_go(). With the lead.
+  bool hold(std::shared_ptr<GrpcHolder> holder) {
+    if (driving_ || options_.max_spin <= absl::ZeroDuration()) return false;
+    held_.push_back(std::move(holder));
+    return true;
+  }
   bool drive(const std::atomic<bool>& done, absl::Time deadline) override;
   void begin_sleep() override;
   void end_sleep() override { sleepers_.fetch_sub(1); }
@@ -111,8 +137,11 @@ class GrpcPoller final : public WaitDriver {
   Status spin(absl::Duration length, void** tag, bool* ok);
   Status sleep_for(const std::atomic<bool>& done, absl::Time end, void** tag, bool* ok);
   Status poll(void** tag, bool* ok) {
-    return queue_->AsyncNext(tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
+    const Status status = queue_->AsyncNext(tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
+    if (status == Status::TIMEOUT) ++idle_;
+    return status;
   }
+  Status poll_for_held(void** tag, bool* ok);
   void on_kick(bool ok) {
     (void)ok;
     kicked_.store(false);
@@ -153,6 +182,10 @@ class GrpcPoller final : public WaitDriver {
     unsigned waits = 0;
   };
   History history_[2];
+  bool driving_ = false;
+  uint64_t idle_ = 0;
+  std::vector<std::shared_ptr<GrpcHolder>> held_;
+  int held_events_ = 0;
   bool woke_last_ = false;  // the last event ended the sleep of the last who slept
   bool bulk_ = false;       // what the last spin_length() was for
 };

@@ -1,4 +1,4 @@
-#include "weft/rpc/internal/arena/stream_copy.h"
+#include "weft/rpc/internal/stream_copy.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace weft::internal {
 
-void copy_past_caches(void* to, const void* from, size_t bytes, size_t stream_above) {
+void copy_part(void* to, const void* from, size_t bytes, size_t whole) {
 #ifdef __SSE2__
-  if (bytes >= stream_above) {
+  if (whole >= kStreamAbove) {
     constexpr size_t kLine = 64;
     char* out = static_cast<char*>(to);
     const char* in = static_cast<const char*>(from);
@@ -33,7 +33,7 @@ void copy_past_caches(void* to, const void* from, size_t bytes, size_t stream_ab
     return;
   }
 #else
-  (void)stream_above;
+  (void)whole;
 #endif
   std::memcpy(to, from, bytes);
 }
