@@ -9,6 +9,12 @@
 #include "weft/rpc/internal/header.h"
 
 namespace weft::internal {
+namespace {
+
+// So long after a small message others are expected.
+constexpr absl::Duration kSmallLasts = absl::Milliseconds(100);
+
+}  // namespace
 
 int LaneLoads::choose(int lanes) {
   const int bulk = std::min(lanes, kMaxLanes) - 1;
@@ -22,6 +28,11 @@ int LaneLoads::choose(int lanes) {
   }
   last_.store(best, std::memory_order_relaxed);
   return best;
+}
+
+size_t Link::chunk_bytes(absl::Time now) const {
+  const absl::Time small = absl::FromUnixNanos(last_small_.load(std::memory_order_relaxed));
+  return now - small < kSmallLasts ? limits_.chunk_bytes : limits_.chunk_bytes / 5 * 8;
 }
 
 OutMessageRef Link::on_lane(const OutMessageRef& message, int lane,

@@ -73,11 +73,14 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
               absl::Time now, std::shared_ptr<const void> held = nullptr) {
     last_sent_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
     if (message->bytes <= limits_.inline_bytes) {
+      last_small_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
       return send_message(connection_.get(), kind, header, message, limits_, cookie, &transfers_);
     }
     const int lane = loads_->choose(lanes());
+    MessageLimits limits = limits_;
+    limits.chunk_bytes = chunk_bytes(now);
     return send_message(connection_.get(), kind, header, on_lane(message, lane, std::move(held)),
-                        limits_, cookie, &transfers_, lane);
+                        limits, cookie, &transfers_, lane);
   }
   // Of the connection, the control lane included.
   int lanes() const { return static_cast<int>(connection_->peer().lanes); }
@@ -105,6 +108,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   OutMessageRef on_lane(const OutMessageRef& message, int lane,
                         std::shared_ptr<const void> held) const;
   Status handle(const FrameView& frame, int lane, Agent* agent);
+  // Of a message that is sent now: larger while nothing small would have to wait for a chunk.
+  size_t chunk_bytes(absl::Time now) const;
 
   const std::weak_ptr<Agent> agent_;  // weak: the agent holds links, links must not hold it
   const std::shared_ptr<CallTrace> trace_;
@@ -117,6 +122,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   const std::shared_ptr<LaneLoads> loads_ = std::make_shared<LaneLoads>();
   std::atomic<int64_t> last_received_;  // nanoseconds on the runtime's clock
   std::atomic<int64_t> last_sent_;
+  std::atomic<int64_t> last_small_{0};  // a call or an answer that was one frame
   Mutex published_mutex_;
   ConnectionStats published_ ABSL_GUARDED_BY(published_mutex_);
 };

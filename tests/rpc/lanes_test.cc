@@ -68,7 +68,7 @@ TEST(Lanes, OneChunkAhead) {
   Cluster c(options({.local_sockets = false}));
   const at::Tensor x = at::ones({kBytes / 4});
   ASSERT_EQ(rpc_sync(c[0], 1, &numel, x), x.numel());
-  const int64_t chunk_bytes = 160 << 10;
+  const int64_t chunk_bytes = 256 << 10;
   int64_t beside = 0;
   for (int round = 0; round < 20 && beside < 20; ++round) {
     const int64_t frames = counter(c[0], "lane0_frames_sent");
@@ -93,6 +93,28 @@ TEST(Lanes, OneChunkAhead) {
     const int64_t writes = counter(c[0], std::string(lane) + "writes");
     EXPECT_LE(counter(c[0], std::string(lane) + "bytes_sent"), writes * (chunk_bytes + 65'536));
   }
+}
+
+TEST(Lanes, ChunksAreSmallerWhereSmallMessagesWouldWaitForThem) {
+  constexpr int64_t kBytes = 8 * kMiB;
+  Cluster c(options({.local_sockets = false, .bulk_lanes = 1}));
+  const at::Tensor x = at::ones({kBytes / 4});
+  const auto chunks = [&] {
+    const int64_t before = counter(c[0], "lane1_chunks_sent");
+    EXPECT_EQ(rpc_sync(c[0], 1, &numel, x), x.numel());
+    return counter(c[0], "lane1_chunks_sent") - before;
+  };
+  const int64_t small = (kBytes + (160 << 10) - 1) / (160 << 10);
+  const int64_t large = kBytes / (256 << 10);
+  EXPECT_EQ(chunks(), large);
+  EXPECT_EQ(chunks(), large);
+  // Only what follows within a tenth of a second is certain.
+  int64_t got = 0;
+  for (int i = 0; i < 50 && got != small; ++i) {
+    ASSERT_EQ(rpc_sync(c[0], 1, &add, 1, 1), 2);
+    got = chunks();
+  }
+  EXPECT_EQ(got, small);
 }
 
 TEST(Lanes, TwoLargeMessagesTravelSideBySide) {
