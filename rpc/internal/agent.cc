@@ -29,10 +29,10 @@ bool on_devices(const Payload& payload) {
 
 Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
-      receive_budget_(options_.receive_budget, "messages being received"),
+      receive_budget_(options_.receive_budget, "messages being received (WEFT_RECEIVE_BUDGET)"),
       bell_(std::make_shared<RoomBell>()),
-      send_room_(std::make_shared<SendRoom>(options_.send_budget,
-                                            "arguments and results on their way", bell_)),
+      send_room_(std::make_shared<SendRoom>(
+          options_.send_budget, "arguments and results on their way (WEFT_SEND_BUDGET)", bell_)),
       receive_memory_(std::make_shared<ReceiveMemory>(options_.receive_cache)),
       rpc_timeout_ns_(absl::ToInt64Nanoseconds(options_.rpc_timeout)),
       counters_(std::make_unique<Counters>(options_.metrics.get())),

@@ -215,7 +215,7 @@ Status check_size(const OutMessage& message, const MessageLimits& limits) {
   if (message.bytes <= limits.max_message_bytes) return absl::OkStatus();
   return make_error(ErrorKind::kResource,
                     absl::StrCat("a message of ", message.bytes, " bytes exceeds the bound of ",
-                                 limits.max_message_bytes));
+                                 limits.max_message_bytes, " (WEFT_MAX_MESSAGE_BYTES)"));
 }
 
 Status send_frames(Connection* connection, FrameKind kind, std::string header,
@@ -307,8 +307,9 @@ Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uin
                                     expected[static_cast<size_t>(i) - 1].bytes));
     }
     if (s.length() > limits_.max_message_bytes - total) {
-      return make_error(ErrorKind::kResource, absl::StrCat("a message of more than ",
-                                                           limits_.max_message_bytes, " bytes"));
+      return make_error(ErrorKind::kResource,
+                        absl::StrCat("a message of more than ", limits_.max_message_bytes,
+                                     " bytes (WEFT_MAX_MESSAGE_BYTES)"));
     }
     total += s.length();
     if (s.has_arena_offset()) {
