@@ -120,7 +120,7 @@ TEST(Stats, WhatALostConnectionDidStaysInTheMetrics) {
   };
   // The connection's end is told by the poller.
   const absl::Time end = c[0].now() + absl::Seconds(20);
-  while (c[0].debug_info().at("connections") > 0 && c[0].now() < end) std::this_thread::yield();
+  while (counter(c[0], "connections") > 0 && c[0].now() < end) std::this_thread::yield();
   EXPECT_EQ(value("weft_rpc_lane_chunks_sent_total{lane=\"1\",peer=\"b\"}") +
                 value("weft_rpc_lane_chunks_sent_total{lane=\"2\",peer=\"b\"}"),
             static_cast<double>(chunks));
@@ -139,8 +139,8 @@ TEST(Stats, WhatTheListenerAcceptedIsAMetricAtTheNextHeartbeat) {
   while (accepted(1) < 3 && c[1].now() < end) std::this_thread::yield();
   EXPECT_EQ(accepted(1), 3) << "one for each lane";
   EXPECT_EQ(accepted(0), 0) << "nobody dialled this one";
-  EXPECT_EQ(c[1].debug_info().at("listener_accepted"), 3);
-  EXPECT_EQ(c[1].debug_info().at("listener_stalls"), 0);
+  EXPECT_EQ(counter(c[1], "listener_accepted"), 3);
+  EXPECT_EQ(counter(c[1], "listener_stalls"), 0);
 }
 
 }  // namespace
