@@ -19,6 +19,8 @@
 // FUTURE-4: whoever takes the value, by waiting or in a continuation, has first made what it queues
 //           on devices come after the work that makes the value (ValueGuard); no thread is blocked
 //           for that work.
+// FUTURE-5: whoever sees a future complete may destroy its promise, even while the call that
+//           completes it has not returned: a promise on the stack of the thread that waits.
 //
 // A Future is a cheap shared handle: copying it shares the result; any number of threads may wait,
 // any number of times. It may outlive the worker. A Future cannot be sent.
@@ -311,17 +313,20 @@ class Promise {
   // False when it was complete already (cancelled by the consumer, for instance). A Promise<void>
   // is completed by try_set({}), or by a Status.
   bool try_set(internal::Result<T> result, std::shared_ptr<ValueGuard> guard = nullptr) {
-    return state_->complete(internal::to_stored(std::move(result)), std::move(guard));
+    const auto keep = state_;  // FUTURE-5
+    return keep->complete(internal::to_stored(std::move(result)), std::move(guard));
   }
 
   // These throw weft::Error (kind state) on a second completion.
   template <class U = internal::Stored<T>>
   void set_value(U&& value = {}) {
-    check_first(state_->complete(internal::Stored<T>(std::forward<U>(value))));
+    const auto keep = state_;  // FUTURE-5
+    check_first(keep->complete(internal::Stored<T>(std::forward<U>(value))));
   }
   void set_error(Status error) {
     if (error.ok()) error = make_error(ErrorKind::kInternal, "set_error was given an OK status");
-    check_first(state_->complete(std::move(error)));
+    const auto keep = state_;  // FUTURE-5
+    check_first(keep->complete(std::move(error)));
   }
 
   // Runs when the consumer cancels. Short; on the consumer's thread.

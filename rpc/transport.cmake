@@ -18,6 +18,7 @@ set(WEFT_RPC_TRANSPORT_SRCS
   internal/grpc/connection.cc
   internal/grpc/core.cc
   internal/grpc/lane.cc
+  internal/grpc/listener.cc
   internal/grpc/crowd.cc
   internal/grpc/poller.cc
   internal/grpc/server.cc

@@ -7,4 +7,5 @@ set(WEFT_RPC_TYPED_SRCS
   internal/aten/operators.cc
   internal/codec/exceptions.cc
   internal/receive_memory.cc
-  internal/tensor_meta.cc)
+  internal/tensor_meta.cc
+  internal/tensor_parts.cc)

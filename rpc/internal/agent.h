@@ -242,7 +242,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   struct Job;  // a request on its way through the callee's side (agent_job.h)
   class Replier;
 
-  // ---- caller's side (agent.cc) ----
+  // ---- caller's side (agent_calls.cc) ----
   StatusOr<std::shared_ptr<CallSpec>> make_spec(UntypedCall call, const Destination* to);
   CallHandle issue(const Destination& to, const std::shared_ptr<const CallSpec>& spec,
                    CallDone done);

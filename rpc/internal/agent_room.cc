@@ -62,7 +62,8 @@ Status Agent::claim_room_locked(Pending* p, const Peer& peer, uint64_t call_id) 
     bool worker_full = false;
     const Status full = take_room_locked(p, peer, &worker_full);
     if (full.ok()) return full;
-    if (!may_wait || never) return annotate(full, "backpressure");
+    if (never) return annotate(full, "backpressure: it can never fit");
+    if (!may_wait) return annotate(full, "backpressure: Backpressure::kWait would wait for room");
   }
   if (room_queue_.size() >= kMaxWaiting) {
     return make_error(ErrorKind::kResource,

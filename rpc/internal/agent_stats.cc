@@ -114,12 +114,14 @@ void Agent::publish_stats(const std::vector<std::shared_ptr<Link>>& links,
   Metrics* const metrics = options_.metrics.get();
   for (const auto& link : links) link->publish(metrics);
   for (const auto& [name, value] : transport.counters()) {
-    if (name.rfind("poller_", 0) != 0) continue;
+    const bool of_the_poller = name.rfind("poller_", 0) == 0;
+    if (!of_the_poller && name.rfind("listener_", 0) != 0) continue;
     int64_t& before = published_[name];
     if (value > before) {
       metrics
           ->counter(absl::StrCat("weft_rpc_", name, "_total"),
-                    "Of the thread that polls, see docs/threading.md")
+                    of_the_poller ? "Of the thread that polls, see docs/threading.md"
+                                  : "Of the thread that accepts connections, see docs/sight.md")
           ->add(static_cast<uint64_t>(value - before));
     }
     before = value;

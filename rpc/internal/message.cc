@@ -2,20 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/internal/stream_copy.h"
 
 namespace weft::internal {
 namespace {
 
 constexpr size_t kMaxHeaderBytes = 64 << 10;
-constexpr size_t kMaxOpenTransfers = 1 << 16;
-// What keeping a chunk costs besides its bytes: chunks of one byte must be bounded, too.
-constexpr size_t kParkedBytes = 128;
 // Segments of a large message up to this size still travel in its header frame.
 constexpr size_t kSmallSegmentBytes = 4 << 10;
 // The descriptor of a dense tensor of a few dimensions.
@@ -41,32 +36,6 @@ bool take_text(std::string_view* in, std::string* out) {
 
 WEFT_COLD Status violation(std::string text) { return make_error(ErrorKind::kProtocol, text); }
 
-// Reads the payload of a frame front to back.
-class PayloadReader {
- public:
-  explicit PayloadReader(const FrameView& frame) : pieces_(frame.payload) {}
-  // Into a part of a buffer of `whole` bytes.
-  void read(char* to, size_t n, size_t whole) {
-    while (n > 0) {
-      const std::string_view piece = pieces_[at_].substr(offset_);
-      const size_t k = std::min(n, piece.size());
-      copy_part(to, piece.data(), k, whole);
-      to += k;
-      n -= k;
-      offset_ += k;
-      if (offset_ == pieces_[at_].size()) {
-        ++at_;
-        offset_ = 0;
-      }
-    }
-  }
-
- private:
-  absl::Span<const std::string_view> pieces_;
-  size_t at_ = 0;
-  size_t offset_ = 0;
-};
-
 // What a chunk frame has besides its bytes, and room to spare.
 constexpr size_t kChunkFrameBytes = 1 << 10;
 
@@ -75,12 +44,6 @@ size_t fitting_chunk(const MessageLimits& limits, const Hello& peer) {
   const size_t accepted = peer.max_frame_bytes;
   return accepted > 2 * kChunkFrameBytes ? std::min(limits.chunk_bytes, accepted - kChunkFrameBytes)
                                          : limits.chunk_bytes;
-}
-
-// Messages have few transfers, and the order must not depend on addresses.
-template <class T>
-void add_once(std::vector<std::shared_ptr<T>>* list, const std::shared_ptr<T>& item) {
-  if (std::find(list->begin(), list->end(), item) == list->end()) list->push_back(item);
 }
 
 }  // namespace
@@ -217,7 +180,7 @@ Status check_size(const OutMessage& message, const MessageLimits& limits) {
   if (message.bytes <= limits.max_message_bytes) return absl::OkStatus();
   return make_error(ErrorKind::kResource,
                     absl::StrCat("a message of ", message.bytes, " bytes exceeds the bound of ",
-                                 limits.max_message_bytes));
+                                 limits.max_message_bytes, " (WEFT_MAX_MESSAGE_BYTES)"));
 }
 
 Status send_frames(Connection* connection, FrameKind kind, std::string header,
@@ -261,335 +224,6 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
     }
   }
   return absl::OkStatus();
-}
-
-// ---- receiving
-// -----------------------------------------------------------------------------------
-
-struct Assembler::Incoming {
-  Payload payload;
-  Metas metas;
-  absl::InlinedVector<Buffers, 2> buffers;  // per meta
-  size_t open_transfers = 0;
-  uint64_t charged = 0;
-  uint64_t touched = 0;  // sweep in which something last happened
-  Delivered delivered;
-};
-
-Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uint64_t* charge,
-                           Metas* metas) {
-  if (layout.segments_size() == 0) return violation("a message without segments");
-  std::string_view in(layout.tensor_metas());
-  struct Expected {
-    uint64_t bytes;
-    bool stays;  // where it is, if that is an arena
-  };
-  absl::InlinedVector<Expected, 4> expected;
-  while (!in.empty()) {
-    TensorMeta meta;
-    WEFT_RETURN_IF_ERROR(take_meta(&in, &meta));
-    const size_t before = expected.size();
-    for (const BufferSpec& spec : buffer_specs(meta)) {
-      expected.push_back({spec.nbytes, may_stay_shared(meta, expected.size() - before)});
-    }
-    metas->push_back(std::move(meta));
-  }
-  if (expected.size() + 1 != static_cast<size_t>(layout.segments_size())) {
-    return violation(absl::StrCat("a message with ", layout.segments_size(),
-                                  " segments whose tensors need ", expected.size() + 1));
-  }
-  uint64_t inlined = 0;
-  uint64_t total = 0;
-  bool comes_later = false;
-  *charge = 0;
-  for (int i = 0; i < layout.segments_size(); ++i) {
-    const v1::Segment& s = layout.segments(i);
-    if (i > 0 && s.length() != expected[static_cast<size_t>(i) - 1].bytes) {
-      return violation(absl::StrCat("segment ", i, " has ", s.length(), " bytes, its tensor ",
-                                    expected[static_cast<size_t>(i) - 1].bytes));
-    }
-    if (s.length() > limits_.max_message_bytes - total) {
-      return make_error(ErrorKind::kResource, absl::StrCat("a message of more than ",
-                                                           limits_.max_message_bytes, " bytes"));
-    }
-    total += s.length();
-    if (s.has_arena_offset()) {
-      if (i == 0 || s.transfer_id() != 0 || s.length() == 0) {
-        return violation(absl::StrCat("segment ", i, " of ", s.length(), " bytes and transfer ",
-                                      s.transfer_id(), " cannot lie in an arena"));
-      }
-      if (expected[static_cast<size_t>(i) - 1].stays) continue;
-      comes_later = true;
-    }
-    *charge += s.length();
-    if (s.has_arena_offset()) continue;
-    if (s.transfer_id() == 0) inlined += s.length();
-    if (s.transfer_id() != 0) comes_later = true;
-    if (s.transfer_id() != 0 && s.length() == 0) return violation("a transfer of no bytes");
-  }
-  // A small message is already here.
-  if (!comes_later) *charge = 0;
-  if (inlined != frame.payload_bytes) {
-    return violation(absl::StrCat("a frame with ", frame.payload_bytes,
-                                  " bytes of payload that announces ", inlined));
-  }
-  return absl::OkStatus();
-}
-
-// Memory for every tensor: the sender's where it lies there and may stay, else our own.
-Status Assembler::fill_buffers(const v1::Layout& layout, Places places, Incoming* message) {
-  size_t segment = 1;
-  for (const TensorMeta& meta : message->metas) {
-    Buffers buffers;
-    const BufferSpecs specs = buffer_specs(meta);
-    for (size_t i = 0; i < specs.size(); ++i, ++segment) {
-      Borrowed place;
-      if (!places.empty()) place = std::move(places[segment]);
-      if (place.data != nullptr) {
-        const size_t align = c10::elementSize(specs[i].dtype);
-        if (reinterpret_cast<uintptr_t>(place.data) % align != 0) {
-          return violation(absl::StrCat("segment ", segment, " at ",
-                                        layout.segments(static_cast<int>(segment)).arena_offset(),
-                                        " of an arena, whose elements have ", align, " bytes"));
-        }
-        if (may_stay_shared(meta, i)) {
-          buffers.push_back(buffer_around(specs[i], place.data, std::move(place.owner)));
-          continue;
-        }
-      }
-      WEFT_ASSIGN_OR_RETURN(at::Tensor own, allocate_buffer(specs[i], memory_.get()));
-      if (place.data != nullptr) {
-        std::memcpy(own.mutable_data_ptr(), place.data, specs[i].nbytes);
-      }
-      buffers.push_back(std::move(own));
-    }
-    message->buffers.push_back(std::move(buffers));
-  }
-  return absl::OkStatus();
-}
-
-Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connection* connection,
-                        Delivered delivered) {
-  uint64_t charge = 0;
-  auto message = std::make_shared<Incoming>();
-  Status valid = validate(layout, frame, &charge, &message->metas);
-  const bool chunked = std::any_of(layout.segments().begin(), layout.segments().end(),
-                                   [](const v1::Segment& s) { return s.transfer_id() != 0; });
-  if (!valid.ok() && error_kind(valid) != ErrorKind::kResource) return valid;
-  // What is refused below is given back by this going out of scope.
-  Places places;
-  for (int i = 0; i < layout.segments_size(); ++i) {
-    const v1::Segment& s = layout.segments(i);
-    if (!s.has_arena_offset()) continue;
-    places.resize(static_cast<size_t>(layout.segments_size()));
-    WEFT_ASSIGN_OR_RETURN(places[static_cast<size_t>(i)],
-                          connection->borrow({s.arena_offset(), s.arena_lease()}, s.length()));
-  }
-  if (chunked) {
-    // Refused messages leave entries, too, and no budget counts those.
-    MutexLock lock(&mutex_);
-    if (transfers_.size() + static_cast<size_t>(layout.segments_size()) > kMaxOpenTransfers) {
-      return violation(absl::StrCat("more than ", kMaxOpenTransfers, " transfers at once"));
-    }
-  }
-  // The bytes are charged before anything is allocated for them.
-  if (valid.ok() && charge > 0) {
-    valid = budget_->charge(charge);
-    if (valid.ok()) message->charged = charge;
-  }
-  if (valid.ok()) {
-    message->payload.body.resize(layout.segments(0).length());
-    valid = fill_buffers(layout, std::move(places), message.get());
-    if (!valid.ok() && message->charged > 0) {
-      budget_->release(message->charged);
-      message->charged = 0;
-    }
-    if (error_kind(valid) == ErrorKind::kProtocol) return valid;
-  }
-  message->delivered = std::move(delivered);
-  if (!valid.ok()) {
-    // Refused, not a violation: what still comes of it is discarded.
-    {
-      MutexLock lock(&mutex_);
-      for (const v1::Segment& s : layout.segments()) {
-        if (s.transfer_id() == 0) continue;
-        max_announced_ = std::max(max_announced_, s.transfer_id());
-        const bool fresh =
-            transfers_.emplace(s.transfer_id(), Transfer{nullptr, nullptr, s.length(), 0}).second;
-        // Of a transfer that is under way nothing may be lost: its message holds bytes.
-        if (!fresh)
-          return violation(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
-      }
-    }
-    message->delivered(valid);
-    return absl::OkStatus();
-  }
-
-  absl::InlinedVector<char*, 5> targets = {message->payload.body.data()};
-  for (auto& buffers : message->buffers) {
-    for (at::Tensor& b : buffers) targets.push_back(static_cast<char*>(b.mutable_data_ptr()));
-  }
-  PayloadReader reader(frame);
-  for (int i = 0; i < layout.segments_size(); ++i) {
-    const v1::Segment& s = layout.segments(i);
-    if (s.transfer_id() == 0 && s.length() > 0 && !s.has_arena_offset()) {
-      reader.read(targets[static_cast<size_t>(i)], s.length(), s.length());
-    }
-  }
-  if (!chunked) {
-    finish(message);
-    return absl::OkStatus();
-  }
-
-  std::vector<std::shared_ptr<Incoming>> complete;
-  {
-    MutexLock lock(&mutex_);
-    message->touched = sweeps_;
-    for (int i = 0; i < layout.segments_size(); ++i) {
-      const v1::Segment& s = layout.segments(i);
-      if (s.transfer_id() == 0) continue;
-      const auto [it, fresh] = transfers_.emplace(
-          s.transfer_id(), Transfer{message, targets[static_cast<size_t>(i)], s.length(), 0});
-      if (!fresh) {
-        // abandon() gives back what the messages in the table have taken, and this one is not
-        // there.
-        if (message->open_transfers == 0) budget_->release(message->charged);
-        return violation(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
-      }
-      ++message->open_transfers;
-      max_announced_ = std::max(max_announced_, s.transfer_id());
-    }
-    for (const v1::Segment& s : layout.segments()) {
-      auto parked = parked_.find(s.transfer_id());
-      if (s.transfer_id() == 0 || parked == parked_.end()) continue;
-      const std::vector<Parked> chunks = std::move(parked->second);
-      parked_.erase(parked);
-      for (const Parked& p : chunks) {
-        parked_bytes_ -= p.bytes.size() + kParkedBytes;
-        std::shared_ptr<Incoming> done;
-        WEFT_RETURN_IF_ERROR(take_locked(s.transfer_id(), p.offset, nullptr, p.bytes, &done));
-        if (done != nullptr) complete.push_back(std::move(done));
-      }
-    }
-  }
-  for (const auto& m : complete) finish(m);
-  return absl::OkStatus();
-}
-
-Status Assembler::take_locked(uint64_t id, uint64_t offset, const FrameView* frame,
-                              std::string_view bytes, std::shared_ptr<Incoming>* complete) {
-  auto it = transfers_.find(id);
-  Transfer& t = it->second;
-  const uint64_t n = frame != nullptr ? frame->payload_bytes : bytes.size();
-  // In order, without gaps, within what was announced: by subtraction, so that nothing overflows.
-  if (offset != t.received || n == 0 || n > t.length - t.received) {
-    return violation(absl::StrCat("chunk of transfer ", id, " at ", offset, "+", n, ", expected ",
-                                  t.received, " of ", t.length));
-  }
-  t.received += n;
-  if (t.message != nullptr) {
-    t.message->touched = sweeps_;
-    if (frame != nullptr) {
-      PayloadReader(*frame).read(t.target + offset, n, t.length);
-    } else {
-      std::memcpy(t.target + offset, bytes.data(), n);
-    }
-  }
-  if (t.received == t.length) {
-    if (t.message != nullptr && --t.message->open_transfers == 0) *complete = std::move(t.message);
-    transfers_.erase(it);
-  }
-  return absl::OkStatus();
-}
-
-Status Assembler::on_chunk(const FrameView& frame) {
-  uint64_t id = 0;
-  uint64_t offset = 0;
-  WEFT_RETURN_IF_ERROR(decode_chunk_header(frame.header, &id, &offset));
-  std::shared_ptr<Incoming> complete;
-  {
-    MutexLock lock(&mutex_);
-    if (transfers_.count(id) == 0) {
-      if (id <= max_announced_) {
-        return violation(
-            absl::StrCat("chunk of transfer ", id, ", which is over or was never announced"));
-      }
-      if (frame.payload_bytes == 0) return violation("a chunk of no bytes");
-      // Its header may still come by another lane; it is kept within a bound until then.
-      if (frame.payload_bytes + kParkedBytes > limits_.max_parked_bytes - parked_bytes_) {
-        return violation(absl::StrCat("more than ", limits_.max_parked_bytes,
-                                      " bytes of chunks without a header"));
-      }
-      std::string bytes;
-      for (std::string_view piece : frame.payload) bytes.append(piece);
-      parked_bytes_ += bytes.size() + kParkedBytes;
-      parked_[id].push_back(Parked{std::move(bytes), offset});
-      return absl::OkStatus();
-    }
-    WEFT_RETURN_IF_ERROR(take_locked(id, offset, &frame, {}, &complete));
-  }
-  if (complete != nullptr) finish(complete);
-  return absl::OkStatus();
-}
-
-void Assembler::finish(const std::shared_ptr<Incoming>& message) {
-  if (message->charged > 0) budget_->release(message->charged);
-  message->payload.tensors.reserve(message->metas.size());
-  for (size_t i = 0; i < message->metas.size(); ++i) {
-    StatusOr<at::Tensor> tensor = join_from_wire(message->metas[i], std::move(message->buffers[i]));
-    if (!tensor.ok()) {
-      message->delivered(tensor.status());
-      return;
-    }
-    // Interceptors would claim tensors here, before the flag un-leafs nothing that is claimed.
-    restore_requires_grad(message->metas[i], &*tensor);
-    if (message->metas[i].device != kCpuCode) {
-      if (message->payload.devices == nullptr) {
-        message->payload.devices = std::make_shared<PayloadDevices>();
-        message->payload.devices->targets.resize(message->metas.size(), kCpuCode);
-      }
-      message->payload.devices->targets[i] = message->metas[i].device;
-    }
-    message->payload.tensors.push_back(*std::move(tensor));
-  }
-  message->delivered(std::move(message->payload));
-}
-
-void Assembler::sweep() {
-  std::vector<std::shared_ptr<Incoming>> stalled;
-  {
-    MutexLock lock(&mutex_);
-    ++sweeps_;
-    for (auto& [id, t] : transfers_) {
-      if (t.message == nullptr || t.message->touched + 2 > sweeps_) continue;
-      add_once(&stalled, t.message);
-      t.message = nullptr;  // from here on draining
-    }
-  }
-  for (const auto& message : stalled) {
-    budget_->release(message->charged);
-    message->delivered(
-        make_error(ErrorKind::kDeadline, "the sender of a message stalled in the middle"));
-  }
-}
-
-void Assembler::abandon() {
-  std::vector<std::shared_ptr<Incoming>> open;
-  {
-    MutexLock lock(&mutex_);
-    for (auto& [id, t] : transfers_) {
-      if (t.message != nullptr) add_once(&open, t.message);
-    }
-    transfers_.clear();
-    parked_.clear();
-    parked_bytes_ = 0;
-  }
-  for (const auto& message : open) budget_->release(message->charged);
-}
-
-size_t Assembler::incomplete_for_test() {
-  MutexLock lock(&mutex_);
-  return transfers_.size() + parked_.size();
 }
 
 }  // namespace weft::internal

@@ -35,9 +35,11 @@ Agent::PeerRef Agent::peer_locked(const WorkerInfo& info, std::string_view addre
     peer->info = info;
     peer->window = std::make_unique<CallWindow>(kWindowBytes);
     peer->send_room = std::make_shared<SendRoom>(
-        options_.peer_send_budget, absl::StrCat("bytes on their way to ", info.name), bell_);
+        options_.peer_send_budget,
+        absl::StrCat("bytes on their way to ", info.name, " (WEFT_PEER_SEND_BUDGET)"), bell_);
     peer->budget = std::make_shared<ByteBudget>(
-        options_.peer_receive_budget, absl::StrCat("messages from ", info.name), &receive_budget_);
+        options_.peer_receive_budget,
+        absl::StrCat("messages from ", info.name, " (WEFT_PEER_RECEIVE_BUDGET)"), &receive_budget_);
   }
   if (!address.empty() && peer->address != address) peer->address = std::string(address);
   return peer;

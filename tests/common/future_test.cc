@@ -30,6 +30,48 @@ ErrorKind kind_of(const Future<T>& f) {
   return error_kind(f.state()->status());
 }
 
+// FUTURE-5. Completes a promise on another thread; the one that waits destroys it as soon as it has
+// the value, in the middle of the completion.
+template <class F>
+void expect_that_the_waiter_may_destroy_the_promise(F complete) {
+  auto promise = std::make_unique<Promise<int>>();
+  const std::weak_ptr<Promise<int>::State> state = promise->state();
+  std::latch destroyed(1);
+  promise->state()->on_complete_inline([&] {
+    destroyed.wait();
+    EXPECT_FALSE(state.expired()) << "who completes it is still inside";
+  });
+  std::thread completer([&complete, p = promise.get()] { complete(*p); });
+  (void)promise->future().try_wait();
+  promise = nullptr;
+  destroyed.count_down();
+  completer.join();
+  EXPECT_TRUE(state.expired());
+}
+
+TEST(Future, TheWaiterMayDestroyThePromiseWhileItCompletes) {
+  expect_that_the_waiter_may_destroy_the_promise([](Promise<int>& p) { p.set_value(1); });
+  expect_that_the_waiter_may_destroy_the_promise([](Promise<int>& p) { p.set_error(failure()); });
+  expect_that_the_waiter_may_destroy_the_promise([](Promise<int>& p) { p.try_set(1); });
+}
+
+TEST(Future, APromiseOnTheStackOfTheThreadThatWaits) {
+  const auto runtime = make_system_runtime();
+  const auto pool = runtime->make_pool({.name = "pool", .threads = 2});
+  for (int i = 0; i < 2000; ++i) {
+    Promise<int> p;
+    pool->post([&p, i] {
+      switch (i % 3) {
+        case 0: return p.set_value(i);
+        case 1: return p.set_error(failure());
+        default: EXPECT_TRUE(p.try_set(i));
+      }
+    });
+    EXPECT_EQ(p.future().try_wait().ok(), i % 3 != 1);
+  }
+  pool->shutdown();
+}
+
 // FUTURE-1.
 TEST(Future, CompletesOnce) {
   Promise<int> p;

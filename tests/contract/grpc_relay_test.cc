@@ -18,12 +18,8 @@ TEST_F(GrpcRelay, BrokenAtEveryPlaceOfTheHandshake) {
     for (const bool to_target : {true, false}) {
       for (uint64_t at = 0; at < 480; at += 37) {
         relay_->clear();
-        RelayRule rule;
-        rule.action = action;
-        rule.to_target = to_target;
-        rule.connection = relay_->accepted() + static_cast<int>(at % 2);  // one lane or the other
-        rule.at_byte = at;
-        relay_->add(rule);
+        // One lane or the other.
+        break_at(action, to_target, relay_->accepted() + static_cast<int>(at % 2), at);
         StatusOr<End> end = world().dial(*a_, relay_->address(), absl::Seconds(1));
         if (end.ok()) {
           end->connection->close(make_error(ErrorKind::kState, "enough"));
@@ -47,11 +43,7 @@ TEST_F(GrpcRelay, BrokenInTheMiddleOfTraffic) {
       StatusOr<End> end = world().dial(*a_, relay_->address());
       ASSERT_TRUE(end.ok()) << end.status();
       const End there = b_->acceptor->accepted(before);
-      RelayRule rule;
-      rule.action = action;
-      rule.to_target = to_target;
-      rule.at_byte = 3'000'000;
-      relay_->add(rule);
+      break_at(action, to_target, kEach, 3'000'000);
       for (uint64_t i = 1; i <= 16; ++i) {
         (void)end->connection->send(
             make_frame(FrameKind::kChunk, std::to_string(i), pattern(1 << 20, i), i), kBulkLane);
@@ -86,10 +78,7 @@ TEST_F(GrpcRelay, OneOfTwoSocketsIsResetAndTheConnectionIsLostOnBothSides) {
     StatusOr<End> end = world().dial(*a_, relay_->address());
     ASSERT_TRUE(end.ok()) << end.status();
     const End there = b_->acceptor->accepted(before);
-    RelayRule rule;
-    rule.action = RelayAction::kReset;
-    rule.connection = first + lane;
-    relay_->add(rule);
+    break_at(RelayAction::kReset, /*to_target=*/true, first + lane, 0);
     ASSERT_TRUE(end->handler->wait_lost());
     ASSERT_TRUE(there.handler->wait_lost());
     relay_->clear();
@@ -225,6 +214,10 @@ class GrpcSweep : public GrpcRelay {
     out->control = is_first ? first : first + 1;
     out->bulk = is_first ? first + 1 : first;
   }
+  // Counted from the bytes that have passed on that lane by now.
+  void break_after(RelayAction action, bool to_target, int lane, uint64_t bytes) {
+    break_at(action, to_target, lane, relay_->passed(lane, to_target) + bytes);
+  }
   // Both ends hear of it once, whatever was said before.
   static void expect_lost(const Pair& pair) {
     ASSERT_TRUE(pair.here.handler->wait_lost());
@@ -240,13 +233,9 @@ TEST_F(GrpcSweep, CutAtEveryByteOfAHello) {
       for (uint64_t i = 0; i < (sweep_all() ? 840 : 420); ++i) {
         const uint64_t at = i % 420;
         relay_->clear();
-        RelayRule rule;
-        rule.action = action;
-        rule.to_target = to_target;
         // One lane or the other; under soak, both.
-        rule.connection = relay_->accepted() + static_cast<int>((i + i / 420) % 2);
-        rule.at_byte = at;
-        relay_->add(rule);
+        const int lane = relay_->accepted() + static_cast<int>((i + i / 420) % 2);
+        break_at(action, to_target, lane, at);
         StatusOr<End> end = world().dial(*a_, relay_->address(), absl::Seconds(2));
         if (end.ok()) {
           end->connection->close(make_error(ErrorKind::kState, "enough"));
@@ -274,12 +263,7 @@ TEST_F(GrpcSweep, CutAtEveryByteOfASmallFrame) {
         ASSERT_NO_FATAL_FAILURE(connect(&pair));
         const End& from = to_target ? pair.here : pair.there;
         const End& to = to_target ? pair.there : pair.here;
-        RelayRule rule;
-        rule.action = action;
-        rule.to_target = to_target;
-        rule.connection = pair.control;
-        rule.at_byte = relay_->passed(pair.control, to_target) + at;
-        relay_->add(rule);
+        break_after(action, to_target, pair.control, at);
         (void)from.connection->send(make_frame(FrameKind::kRequest, "header", "payload"), 0);
         // The byte at which it breaks comes in any case.
         (void)from.connection->send(make_frame(FrameKind::kRequest, "next", std::string(64, 'n')),
@@ -308,12 +292,7 @@ TEST_F(GrpcSweep, CutInStepsThroughChunks) {
         ASSERT_NO_FATAL_FAILURE(connect(&pair));
         const End& from = to_target ? pair.here : pair.there;
         const End& to = to_target ? pair.there : pair.here;
-        RelayRule rule;
-        rule.action = action;
-        rule.to_target = to_target;
-        rule.connection = pair.bulk;
-        rule.at_byte = relay_->passed(pair.bulk, to_target) + at;
-        relay_->add(rule);
+        break_after(action, to_target, pair.bulk, at);
         for (uint64_t i = 1; i <= 4; ++i) {
           (void)from.connection->send(
               make_frame(FrameKind::kChunk, std::to_string(i), pattern(kChunk, i), i), kBulkLane);

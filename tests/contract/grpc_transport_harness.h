@@ -59,6 +59,12 @@ class GrpcRelay : public GrpcTransportTest {
     a_->transport->shutdown();
     b_->transport->shutdown();
   }
+  static constexpr int kEach = -1;
+  // Breaks the n-th connection that the relay accepts, at a byte of one direction.
+  void break_at(RelayAction action, bool to_target, int connection, uint64_t byte) {
+    relay_->add(
+        {.action = action, .to_target = to_target, .connection = connection, .at_byte = byte});
+  }
   // Whatever happened before, an undisturbed dial works.
   void expect_recovered() {
     relay_->clear();

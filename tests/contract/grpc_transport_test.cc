@@ -1,4 +1,7 @@
 // What only the grpc transport has: local sockets, ports and hosts, health checks.
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -103,6 +106,88 @@ TEST_F(GrpcTransportTest, BindingBeyondLoopbackMustBeAllowedInWords) {
   a->transport->shutdown();
 }
 
+bool has_ipv6() {
+  const int probe = socket(AF_INET6, SOCK_STREAM, 0);
+  if (probe >= 0) close(probe);
+  std::ifstream interfaces("/proc/net/if_inet6");
+  std::string line;
+  return probe >= 0 && std::getline(interfaces, line);
+}
+
+TEST_F(GrpcTransportTest, EveryInterfaceMeansThoseOfIpv6Too) {
+  for (const char* host : {"0.0.0.0", "::"}) {
+    std::unique_ptr<Peer> a = world().make_peer("a");
+    ListenOptions options;
+    options.host = host;
+    options.advertise = "127.0.0.1";
+    options.allow_insecure = true;
+    const Status s = world().listen(*a, options);
+    if (!s.ok()) {
+      EXPECT_FALSE(has_ipv6()) << s;
+      continue;
+    }
+    std::unique_ptr<Peer> b = world().make_peer("b");
+    const StatusOr<End> v4 = world().dial(*b, a->address);
+    EXPECT_TRUE(v4.ok()) << host << ": " << v4.status();
+    // As an IPv4 address, not as one mapped into IPv6.
+    EXPECT_THAT(a->acceptor->accepted().connection->describe(),
+                ::testing::StartsWith("b (127.0.0.1:"));
+    const StatusOr<End> v6 = world().dial(*b, "[::1]" + a->address.substr(a->address.find(':')));
+    EXPECT_EQ(v6.ok(), has_ipv6()) << host << ": " << v6.status();
+    b->transport->shutdown();
+    a->transport->shutdown();
+  }
+}
+
+// What the kernel knows of the end that was accepted, in this process.
+struct SocketOptions {
+  int no_delay = 0;
+  unsigned user_timeout_ms = 0;
+  bool close_on_exec = false;
+  bool blocks = true;
+};
+std::vector<SocketOptions> accepted_at(int port) {
+  std::vector<SocketOptions> out;
+  for (int fd = 0; fd < 1024; ++fd) {
+    sockaddr_in own = {}, peer = {};
+    socklen_t own_length = sizeof own, peer_length = sizeof peer;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_length) != 0 ||
+        own.sin_family != AF_INET || ntohs(own.sin_port) != port ||
+        getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_length) != 0) {
+      continue;
+    }
+    SocketOptions options;
+    socklen_t length = sizeof(int);
+    getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &options.no_delay, &length);
+    length = sizeof(unsigned);
+    getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &options.user_timeout_ms, &length);
+    options.close_on_exec = (fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0;
+    options.blocks = (fcntl(fd, F_GETFL) & O_NONBLOCK) == 0;
+    out.push_back(options);
+  }
+  return out;
+}
+
+TEST_F(GrpcTransportTest, WhatIsAcceptedDoesNotDelayAndGivesAMutePeerUp) {
+  open({.keepalive_timeout = absl::Seconds(77), .local_sockets = false});
+  std::unique_ptr<Peer> a = world().make_peer("a");
+  std::unique_ptr<Peer> b = world().make_peer("b");
+  ASSERT_TRUE(world().listen(*b).ok());
+  const StatusOr<End> end = world().dial(*a, b->address);
+  ASSERT_TRUE(end.ok()) << end.status();
+  const std::vector<SocketOptions> accepted = accepted_at(std::stoi(b->address.substr(10)));
+  EXPECT_EQ(accepted.size(), end->connection->peer().lanes);
+  for (const SocketOptions& options : accepted) {
+    EXPECT_NE(options.no_delay, 0);
+    EXPECT_EQ(options.user_timeout_ms, 77'000u);
+    EXPECT_TRUE(options.close_on_exec);
+    EXPECT_FALSE(options.blocks);
+  }
+  EXPECT_EQ(counter(*b, "listener_accepted"), static_cast<int64_t>(accepted.size()));
+  EXPECT_EQ(counter(*b, "listener_stalls"), 0);
+  for (Peer* peer : {a.get(), b.get()}) peer->transport->shutdown();
+}
+
 TEST_F(GrpcTransportTest, AWildcardNeedsAnAdvertisedHost) {
   std::unique_ptr<Peer> a = world().make_peer("a");
   ListenOptions options;
@@ -138,11 +223,7 @@ TEST_F(GrpcTransportTest, Ipv6Loopback) {
   ListenOptions options;
   options.host = "[::1]";
   const Status s = world().listen(*a, options);
-  const int probe = socket(AF_INET6, SOCK_STREAM, 0);
-  if (probe >= 0) close(probe);
-  std::ifstream interfaces("/proc/net/if_inet6");
-  std::string line;
-  if (probe < 0 || !std::getline(interfaces, line)) {
+  if (!has_ipv6()) {
     // A machine without IPv6: the error says what could not be bound.
     EXPECT_TRUE(says(s, "::1")) << s;
     return;

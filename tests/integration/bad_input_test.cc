@@ -16,20 +16,6 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-void expect_works(Job* job, size_t from, size_t to) {
-  const Answer answer =
-      (*job)[from].ask(absl::StrCat("call ", (*job)[to].name(), " bump 4711 60000 0"));
-  EXPECT_TRUE(answer.ok) << from << " to " << to << ": " << answer;
-}
-
-// Asks again until the others know that `who` is dead.
-void wait_for_death(Player* player, const std::string& who) {
-  ASSERT_TRUE(player->eventually([player, &who](const Info&) {
-    const Answer events = player->ask("events");
-    return events.text.find("died:" + who) != std::string::npos;
-  })) << player->name();
-}
-
 TEST(Integration, BadInput_a_peer_killed) {
   Job job;
   job.environment = short_lease();
@@ -63,7 +49,7 @@ TEST(Integration, BadInput_a_peer_killed) {
     const Answer later = job[i].ask("call worker2 bump 2 60000 0");
     EXPECT_EQ(later.kind, "peer_lost") << later;
     // Told once, and of nobody else.
-    wait_for_death(&job[i], "worker2");
+    expect_told_of_death(&job[i], "worker2");
     const std::string events = job[i].ask("events").text;
     EXPECT_EQ(events.find("died:"), events.rfind("died:")) << events;
     EXPECT_EQ(events.find("left:"), std::string::npos) << events;
@@ -101,7 +87,7 @@ TEST(Integration, BadInput_a_peer_stopped) {
     EXPECT_THAT(answer.text, HasSubstr("no sign of life"));
   }
   for (size_t i : {0, 1}) {
-    wait_for_death(&job[i], "worker2");
+    expect_told_of_death(&job[i], "worker2");
     const Answer answer = job[i].ask("call worker2 bump 3 60000 0");
     EXPECT_EQ(answer.kind, "peer_lost") << answer;
     expect_works(&job, i, 1 - i);
@@ -201,7 +187,7 @@ TEST(Integration, BadInput_a_peer_replaced_while_the_one_before_still_runs) {
   job.host_store();
   job.start_group(3);
   ASSERT_TRUE(job[2].process().stop());
-  for (size_t i : {0, 1}) wait_for_death(&job[i], "worker2");
+  for (size_t i : {0, 1}) expect_told_of_death(&job[i], "worker2");
   job[2].process().send_signal(SIGCONT);
   // It knows that it is out before anybody takes its place.
   ASSERT_TRUE(job[2].eventually(

@@ -222,4 +222,16 @@ void Job::shut_down() {
   }
 }
 
+void expect_works(Job* job, size_t from, size_t to) {
+  const Answer answer =
+      (*job)[from].ask(absl::StrCat("call ", (*job)[to].name(), " bump 4711 60000 0"));
+  EXPECT_TRUE(answer.ok) << from << " to " << to << ": " << answer;
+}
+
+void expect_told_of_death(Player* player, const std::string& who) {
+  EXPECT_TRUE(player->eventually([player, &who](const Info&) {
+    return player->ask("events").text.find("died:" + who) != std::string::npos;
+  })) << player->name();
+}
+
 }  // namespace weft::integration

@@ -127,6 +127,11 @@ class Job {
   std::vector<std::unique_ptr<Player>> players_;
 };
 
+// A call from one to the other, which may take a minute.
+void expect_works(Job* job, size_t from, size_t to);
+// Asks again until the player knows that `who` is dead.
+void expect_told_of_death(Player* player, const std::string& who);
+
 std::string read_file(const std::string& path);
 
 // A lease that ends within a test, and still bears a machine with other work.

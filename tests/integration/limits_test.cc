@@ -16,18 +16,6 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-void expect_works(Job* job, size_t from, size_t to) {
-  const Answer answer =
-      (*job)[from].ask(absl::StrCat("call ", (*job)[to].name(), " bump 4711 60000 0"));
-  EXPECT_TRUE(answer.ok) << from << " to " << to << ": " << answer;
-}
-
-void expect_told_of_death(Player* player, const std::string& who) {
-  EXPECT_TRUE(player->eventually([player, &who](const Info&) {
-    return player->ask("events").text.find("died:" + who) != std::string::npos;
-  })) << player->name();
-}
-
 // `byte`s of the next connection to worker1 pass in one direction, and no more.
 void hold_at(RelayProcess* relay, const std::string& direction, int byte, Job* job) {
   const int next = relay->accepted();
@@ -128,6 +116,26 @@ TEST(Integration, BadInput_no_descriptors_left) {
   ASSERT_TRUE(job[0].ask("files -1").ok);
   expect_works(&job, 0, 1);
   expect_works(&job, 1, 0);
+  job.shut_down();
+}
+
+TEST(Integration, BadInput_no_descriptors_left_at_the_listener) {
+  Job job;
+  job.start_group(3);
+  expect_works(&job, 2, 1);
+  ASSERT_TRUE(job[1].ask("files 0").ok);
+  const Answer dial = job[0].ask("call worker1 bump 1 500 0");
+  EXPECT_EQ(dial.kind, "deadline") << dial;
+  EXPECT_THAT(dial.text, HasSubstr("worker1")) << dial;
+  ASSERT_TRUE(job[0].ask("start waits worker1 bump 1 60000 0").ok);
+  EXPECT_TRUE(job[1].eventually([](const Info& i) { return i.at("listener_stalls") > 1; }));
+  expect_works(&job, 2, 1);
+  ASSERT_TRUE(job[1].ask("files -1").ok);
+  // Who knocked meanwhile is let in.
+  const Answer waited = job[0].ask("wait waits");
+  EXPECT_TRUE(waited.ok) << waited;
+  expect_works(&job, 1, 0);
+  EXPECT_EQ(job[1].info().at("runs"), 3) << "the call that ended at its deadline never ran";
   job.shut_down();
 }
 

@@ -65,23 +65,20 @@ class Arena : public ::testing::Test {
                     }});
   }
 
-  static int64_t info(const Worker& worker, const std::string& name) {
-    return worker.debug_info().at(name);
-  }
   // The first large message may come before the memory is shared.
   static void share(const Worker& from, const Worker& to) {
     const at::Tensor x = at::ones({kElements});
-    while (info(from, "arena_copies") == 0) rpc_sync(from, to.name(), &total, x);
-    while (info(to, "arena_copies") == 0) rpc_sync(from, to.name(), &echo, x);
+    while (counter(from, "arena_copies") == 0) rpc_sync(from, to.name(), &total, x);
+    while (counter(to, "arena_copies") == 0) rpc_sync(from, to.name(), &echo, x);
   }
   // Everything lent was given back, in calls to `peer` or a little later.
   static void expect_nothing_lent(const Worker& worker, const Worker& peer) {
-    while (info(worker, "arena_blocks") > 0) {
+    while (counter(worker, "arena_blocks") > 0) {
       rpc_sync(worker, peer.name(), &total, at::ones({1}));
     }
-    EXPECT_EQ(info(worker, "arena_leases"), 0);
-    EXPECT_EQ(info(worker, "arena_bytes"), 0);
-    EXPECT_EQ(info(worker, "arena_ignored_frees"), 0);
+    EXPECT_EQ(counter(worker, "arena_leases"), 0);
+    EXPECT_EQ(counter(worker, "arena_bytes"), 0);
+    EXPECT_EQ(counter(worker, "arena_ignored_frees"), 0);
   }
 
   std::shared_ptr<Keeper> keeper;
@@ -91,12 +88,13 @@ class Arena : public ::testing::Test {
 TEST_F(Arena, large_tensors_do_not_go_through_the_socket) {
   Cluster c = make();
   share(c[0], c[1]);
-  const int64_t socket = info(c[0], "lane1_bytes_sent") + info(c[0], "lane0_bytes_sent");
-  const int64_t copies = info(c[0], "arena_copies");
+  const int64_t socket = counter(c[0], "lane1_bytes_sent") + counter(c[0], "lane0_bytes_sent");
+  const int64_t copies = counter(c[0], "arena_copies");
   const at::Tensor x = at::rand({64 * kElements});
   EXPECT_TRUE(at::equal(rpc_sync(c[0], "worker1", &echo, x), x));
-  EXPECT_EQ(info(c[0], "arena_copies"), copies + 1);
-  EXPECT_LT(info(c[0], "lane1_bytes_sent") + info(c[0], "lane0_bytes_sent") - socket, 64 << 10);
+  EXPECT_EQ(counter(c[0], "arena_copies"), copies + 1);
+  EXPECT_LT(counter(c[0], "lane1_bytes_sent") + counter(c[0], "lane0_bytes_sent") - socket,
+            64 << 10);
   expect_nothing_lent(c[0], c[1]);
   expect_nothing_lent(c[1], c[0]);
   c.shutdown();
@@ -109,10 +107,10 @@ TEST_F(Arena, a_message_above_the_bound_is_refused_before_it_is_copied) {
          join->transport = grpc_transport();
        }});
   share(c[0], c[1]);
-  const int64_t copies = info(c[0], "arena_copies");
+  const int64_t copies = counter(c[0], "arena_copies");
   const auto refused = try_rpc_sync(c[0], "worker1", &total, at::ones({5 * kElements}));
   EXPECT_EQ(error_kind(refused.status()), ErrorKind::kResource) << refused.status();
-  EXPECT_EQ(info(c[0], "arena_copies"), copies);
+  EXPECT_EQ(counter(c[0], "arena_copies"), copies);
   expect_nothing_lent(c[0], c[1]);
   c.shutdown();
 }
@@ -120,7 +118,7 @@ TEST_F(Arena, a_message_above_the_bound_is_refused_before_it_is_copied) {
 TEST_F(Arena, a_tensor_in_the_arena_is_sent_without_a_copy) {
   Cluster c = make();
   share(c[0], c[1]);
-  const int64_t copies = info(c[0], "arena_copies");
+  const int64_t copies = counter(c[0], "arena_copies");
   {
     at::Tensor x = arena_tensor(c[0], {4, kElements});
     x.fill_(2);
@@ -129,8 +127,8 @@ TEST_F(Arena, a_tensor_in_the_arena_is_sent_without_a_copy) {
     EXPECT_EQ(rpc_sync(c[0], "worker1", &total, x[3]), 2.0 * kElements);
     const at::Tensor y = move_to_arena(c[0], at::full({kElements}, 3.0));
     EXPECT_EQ(rpc_sync(c[0], "worker1", &total, y), 3.0 * kElements);
-    EXPECT_EQ(info(c[0], "arena_zero_copies"), 3);
-    EXPECT_EQ(info(c[0], "arena_copies"), copies);
+    EXPECT_EQ(counter(c[0], "arena_zero_copies"), 3);
+    EXPECT_EQ(counter(c[0], "arena_copies"), copies);
   }
   expect_nothing_lent(c[0], c[1]);
 }
@@ -176,8 +174,8 @@ TEST_F(Arena, what_does_not_fit_goes_by_the_socket) {
   share(c[0], c[1]);
   const at::Tensor big = at::rand({8 * kElements});
   EXPECT_TRUE(at::equal(rpc_sync(c[0], "worker1", &echo, big), big));
-  EXPECT_GE(info(c[0], "arena_full"), 1);
-  EXPECT_GE(info(c[0], "lane1_bytes_sent"), 8 * kMiB);
+  EXPECT_GE(counter(c[0], "arena_full"), 1);
+  EXPECT_GE(counter(c[0], "lane1_bytes_sent"), 8 * kMiB);
   // A message of which one tensor fits and the other does not.
   const at::Tensor x = at::rand({kElements});
   EXPECT_EQ(rpc_sync(c[0], "worker1", &total, x), total(x));
@@ -192,8 +190,8 @@ TEST_F(Arena, switched_off_or_without_local_sockets_everything_goes_by_the_socke
     Cluster c = make(options);
     const at::Tensor x = at::rand({8 * kElements});
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(rpc_sync(c[0], "worker1", &echo, x), x));
-    EXPECT_EQ(info(c[0], "arena_copies"), 0);
-    EXPECT_EQ(info(c[0], "arena_links_on"), 0);
+    EXPECT_EQ(counter(c[0], "arena_copies"), 0);
+    EXPECT_EQ(counter(c[0], "arena_links_on"), 0);
     EXPECT_EQ(arena_tensor(c[0], {3}).numel(), 3);
     c.shutdown();
   }
@@ -212,8 +210,8 @@ TEST_F(Arena, indices_of_sparse_tensors_and_bools_are_copied_out) {
     EXPECT_TRUE(at::equal(back._indices(), sparse._indices()));
     EXPECT_TRUE(at::equal(back._values(), sparse._values()));
     // The indices go back at once, the values with `back`.
-    while (info(c[1], "arena_leases") > 1) rpc_sync(c[0], "worker1", &total, at::ones({1}));
-    EXPECT_EQ(info(c[1], "arena_leases"), 1);
+    while (counter(c[1], "arena_leases") > 1) rpc_sync(c[0], "worker1", &total, at::ones({1}));
+    EXPECT_EQ(counter(c[1], "arena_leases"), 1);
   }
   const at::Tensor bools = at::rand({kMiB}) > 0.5;
   EXPECT_TRUE(at::equal(rpc_sync(c[0], "worker1", &echo, bools), bools));

@@ -71,14 +71,11 @@ class Backpressured : public ::testing::TestWithParam<Net> {
   std::vector<std::pair<Promise<int64_t>, int64_t>> held_ ABSL_GUARDED_BY(mutex_);
 };
 
-int64_t value(const Worker& worker, const std::string& name) {
-  return worker.debug_info().at(name);
-}
 // What a transport still holds may be dropped a moment after the answer came.
 void expect_nothing_under_way(const Worker& worker) {
   const absl::Time limit = worker.now() + absl::Seconds(30);
-  while (value(worker, "send_bytes") > 0) {
-    ASSERT_LT(worker.now(), limit) << value(worker, "send_bytes");
+  while (counter(worker, "send_bytes") > 0) {
+    ASSERT_LT(worker.now(), limit) << counter(worker, "send_bytes");
     std::this_thread::yield();
   }
 }
@@ -86,23 +83,26 @@ void expect_nothing_under_way(const Worker& worker) {
 const FunctionRef<int64_t(at::Tensor)> kHold{"room.hold"};
 
 TEST_P(Backpressured, FailsAtOnceUnlessToldToWait) {
-  Cluster c(options(3, "5MiB", "3MiB"));
+  Cluster c(options(3, "4608KiB", "3584KiB"));
   Future<int64_t> first = rpc_async(c[0], 1, kHold, megabytes(2));
   wait_held(1);
   const Status full = try_rpc_sync(c[0], 1, kHold, megabytes(2)).status();
   EXPECT_EQ(error_kind(full), ErrorKind::kResource) << full;
-  EXPECT_NE(full.message().find("on their way to worker1"), std::string::npos) << full;
+  for (const char* part : {"on their way to worker1", "WEFT_PEER_SEND_BUDGET", "kWait"}) {
+    EXPECT_NE(full.message().find(part), std::string::npos) << part << ": " << full;
+  }
   // Another peer has its own, and then the worker's is full.
   Future<int64_t> second = rpc_async(c[0], 2, kHold, megabytes(2));
   wait_held(2);
   const Status worker = try_rpc_sync(c[0], 2, kHold, megabytes(1)).status();
   EXPECT_EQ(error_kind(worker), ErrorKind::kResource) << worker;
+  EXPECT_NE(worker.message().find("(WEFT_SEND_BUDGET)"), std::string::npos) << worker;
   EXPECT_EQ(rpc_sync(c[0], 1, &add, 1, 2), 3) << "what fits may go";
   answer();
   answer();
   EXPECT_EQ(first.wait() + second.wait(), kMiB);
   expect_nothing_under_way(c[0]);
-  EXPECT_LE(value(c[0], "send_bytes_peak"), 5 * kMiB);
+  EXPECT_LE(counter(c[0], "send_bytes_peak"), 4608 << 10);
 }
 
 TEST_P(Backpressured, WaitsForRoomInOrderOfIssue) {
@@ -113,7 +113,7 @@ TEST_P(Backpressured, WaitsForRoomInOrderOfIssue) {
     calls.push_back(rpc_async(c[0], 1, kWait, kHold, megabytes(2)));
   }
   wait_held(1);
-  EXPECT_EQ(value(c[0], "calls_waiting_for_room"), 5);
+  EXPECT_EQ(counter(c[0], "calls_waiting_for_room"), 5);
   EXPECT_EQ(rpc_sync(c[0], 1, &add, 1, 2), 3) << "who would rather fail, and fits, goes at once";
   for (size_t i = 0; i < calls.size(); ++i) {
     wait_held(1);
@@ -122,9 +122,9 @@ TEST_P(Backpressured, WaitsForRoomInOrderOfIssue) {
     answer();
     EXPECT_EQ(calls[i].wait(), 2 * kMiB / 4);
   }
-  EXPECT_EQ(value(c[0], "calls_waiting_for_room"), 0);
+  EXPECT_EQ(counter(c[0], "calls_waiting_for_room"), 0);
   expect_nothing_under_way(c[0]);
-  EXPECT_LE(value(c[0], "send_bytes_peak"), 8 * kMiB);
+  EXPECT_LE(counter(c[0], "send_bytes_peak"), 8 * kMiB);
 }
 
 TEST_P(Backpressured, WhoWaitsEndsWithDeadlineCancellationAndShutdownLikeAnyCall) {
@@ -139,10 +139,10 @@ TEST_P(Backpressured, WhoWaitsEndsWithDeadlineCancellationAndShutdownLikeAnyCall
   const Status never = try_rpc_sync(c[0], 1, kWait, kHold, megabytes(4)).status();
   EXPECT_EQ(error_kind(never), ErrorKind::kResource) << never;
   Future<int64_t> cancelled = rpc_async(c[0], 1, kWait, kHold, megabytes(2));
-  EXPECT_EQ(value(c[0], "calls_waiting_for_room"), 1);
+  EXPECT_EQ(counter(c[0], "calls_waiting_for_room"), 1);
   cancelled.cancel();
   EXPECT_EQ(error_kind(cancelled.try_wait().status()), ErrorKind::kCancelled);
-  EXPECT_EQ(value(c[0], "calls_waiting_for_room"), 0);
+  EXPECT_EQ(counter(c[0], "calls_waiting_for_room"), 0);
   answer();
   EXPECT_EQ(first.wait(), 2 * kMiB / 4);
   expect_nothing_under_way(c[0]);
@@ -219,14 +219,14 @@ TEST(Backpressure, AReaderThatStallsNeverGrowsTheSenderBeyondItsBudget) {
     ASSERT_FALSE(s.ok());
     if (error_kind(s) == ErrorKind::kResource) ++refused;
     if (error_kind(s) == ErrorKind::kDeadline) ++gave_up;
-    EXPECT_EQ(value(c[0], "calls_pending"), 0) << "only frames are left";
-    EXPECT_LE(value(c[0], "send_bytes"), kBudget);
+    EXPECT_EQ(counter(c[0], "calls_pending"), 0) << "only frames are left";
+    EXPECT_LE(counter(c[0], "send_bytes"), kBudget);
   }
   EXPECT_EQ(refused, 10) << "the budget is full of what nobody reads";
   EXPECT_GE(gave_up, 10);
-  EXPECT_GE(value(c[0], "send_bytes"), 8 * kMiB) << "some are in the kernel's buffers";
+  EXPECT_GE(counter(c[0], "send_bytes"), 8 * kMiB) << "some are in the kernel's buffers";
   // Small calls count, too.
-  EXPECT_LE(value(c[0], "send_bytes_peak"), kBudget);
+  EXPECT_LE(counter(c[0], "send_bytes_peak"), kBudget);
 
   (*relay)->clear();
   constexpr CallOptions kWait{.backpressure = Backpressure::kWait};

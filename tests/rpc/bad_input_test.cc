@@ -238,7 +238,7 @@ TEST_P(RpcBadInput, BadInput_more_bytes_than_may_be_under_way) {
   test_.gate->wait_arrived(1);
   EXPECT_GE(c[0].debug_info().at("send_bytes"), 600'000);
   expect_error(try_rpc_sync(c[0], 1, hold, x).status(), Code::kResourceExhausted,
-               ErrorKind::kResource, {"bad.hold", "1000000"});
+               ErrorKind::kResource, {"bad.hold", "1000000", "WEFT_SEND_BUDGET"});
   EXPECT_EQ(rpc_sync(c[0], 1, &add, 1, 2), 3) << "what fits may still go";
   test_.gate->open();
   EXPECT_EQ(first.wait(), 150'000);

@@ -2,7 +2,6 @@
 // no large one.
 
 #include <atomic>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -34,12 +33,6 @@ ClusterOptions options(const GrpcTransportOptions& transport) {
   ClusterOptions o{.net = Net::kGrpc, .library = lanes_library()};
   o.adjust = [transport](int, JoinOptions* j) { j->transport = grpc_transport(transport); };
   return o;
-}
-
-int64_t counter(const Worker& worker, const std::string& name) {
-  const std::map<std::string, int64_t> info = worker.debug_info();
-  const auto it = info.find(name);
-  return it == info.end() ? 0 : it->second;
 }
 
 TEST(LaneLoads, LargeMessagesTakeTurnsAndAvoidTheLaneWithMoreToDo) {

@@ -121,11 +121,27 @@ TEST(Stats, WhatALostConnectionDidStaysInTheMetrics) {
   };
   // The connection's end is told by the poller.
   const absl::Time end = c[0].now() + absl::Seconds(20);
-  while (c[0].debug_info().at("connections") > 0 && c[0].now() < end) std::this_thread::yield();
+  while (counter(c[0], "connections") > 0 && c[0].now() < end) std::this_thread::yield();
   EXPECT_EQ(value("weft_rpc_lane_chunks_sent_total{lane=\"1\",peer=\"b\"}") +
                 value("weft_rpc_lane_chunks_sent_total{lane=\"2\",peer=\"b\"}"),
             static_cast<double>(chunks));
   EXPECT_EQ(value("weft_rpc_arena_fallbacks_total{peer=\"b\"}"), 1.0);
+}
+
+TEST(Stats, WhatTheListenerAcceptedIsAMetricAtTheNextHeartbeat) {
+  Cluster c(options({.local_sockets = false, .bulk_lanes = 2}));
+  ASSERT_EQ(rpc_sync(c[0], 1, &add, 1, 1), 2);
+  const auto accepted = [&c](size_t worker) {
+    const std::map<std::string, double> all = c[worker].metrics().snapshot();
+    const auto it = all.find("weft_rpc_listener_accepted_total");
+    return it == all.end() ? 0.0 : it->second;
+  };
+  const absl::Time end = c[1].now() + absl::Seconds(20);
+  while (accepted(1) < 3 && c[1].now() < end) std::this_thread::yield();
+  EXPECT_EQ(accepted(1), 3) << "one for each lane";
+  EXPECT_EQ(accepted(0), 0) << "nobody dialled this one";
+  EXPECT_EQ(counter(c[1], "listener_accepted"), 3);
+  EXPECT_EQ(counter(c[1], "listener_stalls"), 0);
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -41,12 +40,6 @@ Library make_library(Seen* seen, std::thread::id user) {
                     FunctionRef<int64_t(int64_t)>{"drive.look"}, x);
   });
   return lib;
-}
-
-int64_t counter(const Worker& worker, const std::string& name) {
-  const std::map<std::string, int64_t> info = worker.debug_info();
-  const auto it = info.find(name);
-  return it == info.end() ? -1 : it->second;
 }
 
 class WaitDriverTest : public ::testing::Test {

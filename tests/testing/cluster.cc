@@ -1,6 +1,7 @@
 #include "weft/tests/testing/cluster.h"
 
 #include <chrono>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -107,6 +108,12 @@ void Cluster::shutdown() {
     EXPECT_EQ(info.at("deadlines"), 0) << worker.name();
     EXPECT_EQ(info.at("receive_bytes"), 0) << worker.name();
   }
+}
+
+int64_t counter(const Worker& worker, const std::string& name) {
+  const std::map<std::string, int64_t> info = worker.debug_info();
+  const auto it = info.find(name);
+  return it == info.end() ? 0 : it->second;
 }
 
 }  // namespace weft::testing

@@ -76,6 +76,9 @@ class Cluster {
   bool ended_ = false;
 };
 
+// Of debug_info(). A number that is not there, as of a lane that nobody uses, is 0.
+int64_t counter(const Worker& worker, const std::string& name);
+
 }  // namespace weft::testing
 
 #endif  // WEFT_TESTS_TESTING_CLUSTER_H_

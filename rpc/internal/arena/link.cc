@@ -107,7 +107,8 @@ void ArenaLink::start(std::shared_ptr<Host> host) {
   {
     MutexLock lock(&mutex_);
     host_ = std::move(host);
-    if (arena_ != nullptr && probe == nullptr) why_not_lending_ = "no room for a probe";
+    if (arena_ != nullptr && probe == nullptr)
+      why_not_lending_ = "no room for a probe (WEFT_ARENA_BYTES)";
     if (probe != nullptr) {
       why_not_lending_ = "the peer has not answered yet";
       std::memcpy(probe.get(), nonce_.data(), kNonceBytes);

@@ -37,6 +37,40 @@ Status bad_address(std::string_view address, std::string_view why) {
                     absl::StrCat("'", view(address), "' is not an address: ", view(why)));
 }
 
+// As gRPC's own listeners: a connection in its last minutes does not take the port, a listener
+// does.
+StatusOr<UniqueFd> bind_port(const BindHost& host, int port) {
+  const auto failed = [&host, port](ErrorKind kind, std::string_view why) {
+    return make_error(
+        kind, absl::StrCat("cannot listen on ", join_host_port(host.host, port), ": ", view(why)));
+  };
+  UniqueFd fd(
+      socket(host.ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return failed(ErrorKind::kResource, system_error(errno));
+  const int on = 1;
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  int result;
+  if (host.ipv6) {
+    const int off = 0;
+    setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    sockaddr_in6 in = {};
+    in.sin6_family = AF_INET6;
+    in.sin6_port = htons(static_cast<uint16_t>(port));
+    inet_pton(AF_INET6, host.host.c_str(), &in.sin6_addr);
+    result = bind(fd.get(), reinterpret_cast<const sockaddr*>(&in), sizeof in);
+  } else {
+    sockaddr_in in = {};
+    in.sin_family = AF_INET;
+    in.sin_port = htons(static_cast<uint16_t>(port));
+    inet_pton(AF_INET, host.host.c_str(), &in.sin_addr);
+    result = bind(fd.get(), reinterpret_cast<const sockaddr*>(&in), sizeof in);
+  }
+  if (result == 0) result = ::listen(fd.get(), SOMAXCONN);
+  if (result == 0) return fd;
+  if (errno == EADDRINUSE) return failed(ErrorKind::kResource, "the port is taken");
+  return failed(ErrorKind::kInvalidArgument, system_error(errno));
+}
+
 }  // namespace
 
 StatusOr<HostPort> parse_host_port(std::string_view full, bool any_port) {
@@ -129,37 +163,15 @@ StatusOr<BindHost> resolve_bind_host(std::string_view given) {
   return out;
 }
 
-Status port_is_free(const BindHost& host, int port) {
-  const std::string address = join_host_port(host.host, port);
-  const int fd = socket(host.ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) {
-    return make_error(ErrorKind::kResource,
-                      absl::StrCat("cannot listen on ", address, ": ", system_error(errno)));
+Status port_is_free(const BindHost& host, int port) { return bind_port(host, port).status(); }
+
+StatusOr<UniqueFd> listen_on_port(const BindHost& host, int port) {
+  if (host.wildcard) {
+    StatusOr<UniqueFd> both = bind_port({"::", /*ipv6=*/true, false, true}, port);
+    // Without IPv6 what was asked for is tried, and its error told.
+    if (both.ok()) return both;
   }
-  // As gRPC binds: a connection in its last minutes does not take the port, a listener does.
-  const int on = 1;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  int result;
-  if (host.ipv6) {
-    sockaddr_in6 in = {};
-    in.sin6_family = AF_INET6;
-    in.sin6_port = htons(static_cast<uint16_t>(port));
-    inet_pton(AF_INET6, host.host.c_str(), &in.sin6_addr);
-    result = bind(fd, reinterpret_cast<const sockaddr*>(&in), sizeof in);
-  } else {
-    sockaddr_in in = {};
-    in.sin_family = AF_INET;
-    in.sin_port = htons(static_cast<uint16_t>(port));
-    inet_pton(AF_INET, host.host.c_str(), &in.sin_addr);
-    result = bind(fd, reinterpret_cast<const sockaddr*>(&in), sizeof in);
-  }
-  if (result == 0) result = ::listen(fd, 1);
-  const int code = errno;
-  close(fd);
-  if (result == 0) return absl::OkStatus();
-  return make_error(code == EADDRINUSE ? ErrorKind::kResource : ErrorKind::kInvalidArgument,
-                    absl::StrCat("cannot listen on ", address, ": ",
-                                 code == EADDRINUSE ? "the port is taken" : system_error(code)));
+  return bind_port(host, port);
 }
 
 SplitAddress split_address(std::string_view address) {
@@ -177,13 +189,15 @@ std::string join_address(std::string_view tcp, std::string_view local, bool tls)
   return absl::StrCat(view(tcp), tls ? "/tls" : "", local.empty() ? "" : "/", view(local));
 }
 
+std::string local_socket_name(std::string_view local) { return absl::StrCat("weft-", view(local)); }
+
 std::string local_target(std::string_view local) {
-  return absl::StrCat("unix-abstract:weft-", view(local));
+  return absl::StrCat("unix-abstract:", local_socket_name(local));
 }
 
 // Asked by trying to take the name: connecting would be a visitor to the listener.
 bool local_socket_exists(std::string_view local) {
-  return local_name_is_taken(absl::StrCat("weft-", view(local)));
+  return local_name_is_taken(local_socket_name(local));
 }
 
 bool listener_has_ended(const SplitAddress& address) {

@@ -3,13 +3,14 @@
 
 // Addresses of the grpc transport: "127.0.0.1:4711", "[::1]:4711", "host.name:4711", each with the
 // name of a Unix socket behind it where there is one. Pure functions but for the look-up of names,
-// and for port_is_free(), local_socket_exists() and listener_has_ended(), which ask the
-// system. Any thread.
+// and for listen_on_port(), port_is_free(), local_socket_exists() and listener_has_ended(), which
+// ask the system. Any thread.
 
 #include <string>
 #include <string_view>
 
 #include "weft/common/error.h"
+#include "weft/common/internal/posix.h"
 
 namespace weft::internal {
 
@@ -40,6 +41,9 @@ struct BindHost {
   bool wildcard = false;  // all interfaces
 };
 
+// Listens there, without blocking. All interfaces means those of IPv6 and IPv4, where the system
+// has both. Errors name the address; a port that is taken is of kind resource.
+StatusOr<UniqueFd> listen_on_port(const BindHost& host, int port);
 // The host to listen on; "" is 127.0.0.1, a name is looked up.
 StatusOr<BindHost> resolve_bind_host(std::string_view host);
 // OK when a listener could be bound now; else the system's reason, naming the address.
@@ -59,7 +63,8 @@ struct SplitAddress {
 };
 SplitAddress split_address(std::string_view address);
 std::string join_address(std::string_view tcp, std::string_view local, bool tls = false);
-// What gRPC binds and dials for such a name.
+// The socket's name, and what gRPC dials for it.
+std::string local_socket_name(std::string_view local);
 std::string local_target(std::string_view local);
 bool local_socket_exists(std::string_view local);
 // Nobody listens there any more, for certain: a listener with a local socket is on this host when

@@ -140,14 +140,6 @@ StatusOr<std::string> GrpcTransportCore::listen(const ListenOptions& options,
   }
   Status failure = absl::OkStatus();
   for (int port = first; port <= last; ++port) {
-    if (port != 0) {
-      // Asked of the system first: gRPC would only say that it could not.
-      const Status free = port_is_free(host, port);
-      if (!free.ok()) {
-        failure = free;
-        continue;
-      }
-    }
     auto server = std::make_shared<GrpcServer>(shared_from_this(), acceptor);
     std::unique_ptr<grpc::CompletionQueue> queue;
     const std::string local =
@@ -535,6 +527,8 @@ std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const
   }
   out.emplace_back("arena_links_on", arena_links_on_.load());
   out.emplace_back("arena_links_off", arena_links_off_.load());
+  add("listener_",
+      {{"accepted", &listener_counters_.accepted}, {"stalls", &listener_counters_.stalls}});
   const PollerCounters& poller = poller_->counters();
   add("poller_", {{"blocking_waits", &poller.blocking_waits},
                   {"spins_paid", &poller.spins_paid},

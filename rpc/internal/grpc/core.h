@@ -24,6 +24,7 @@
 #include "weft/rpc/internal/arena/shared_arena.h"
 #include "weft/rpc/internal/grpc/connection.h"
 #include "weft/rpc/internal/grpc/lane.h"
+#include "weft/rpc/internal/grpc/listener.h"
 #include "weft/rpc/internal/grpc/poller.h"
 #include "weft/rpc/internal/local/gate.h"
 #include "weft/rpc/internal/tls/grpc_tls.h"
@@ -55,6 +56,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   // One poller for all lanes: of two, each would wait for what the other hands it (poller.h).
   grpc::CompletionQueue* poller_queue() { return poller_->queue(); }
   GrpcPoller* poller() { return poller_.get(); }
+  ListenerCounters* listener_counters() { return &listener_counters_; }
 
   // The lane may start operations until lane_gone(). False: the transport is closing; the lane
   // counts all the same and must be aborted.
@@ -106,6 +108,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   // Connections to whose peers large tensors went through shared memory, and those to which not.
   std::atomic<int64_t> arena_links_on_{0};
   std::atomic<int64_t> arena_links_off_{0};
+  ListenerCounters listener_counters_;
 
   mutable Mutex arena_mutex_;
   bool arena_tried_ ABSL_GUARDED_BY(arena_mutex_) = false;

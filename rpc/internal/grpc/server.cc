@@ -52,20 +52,17 @@ void GrpcRawService::request_health(grpc::ServerContext* context, grpc::ByteBuff
 GrpcServer::GrpcServer(std::shared_ptr<GrpcTransportCore> core, std::shared_ptr<Acceptor> acceptor)
     : core_(std::move(core)),
       acceptor_(std::move(acceptor)),
+      listener_(core_->context().runtime, core_->context().log, core_->listener_counters()),
       table_(static_cast<size_t>(core_->options().max_half_open_lanes)) {}
 
 StatusOr<int> GrpcServer::bind(const BindHost& host, int port, std::string_view local,
                                std::unique_ptr<grpc::CompletionQueue>* queue) {
   const GrpcTransportOptions& options = core_->options();
-  const std::string address = join_host_port(host.host, port);
+  WEFT_ASSIGN_OR_RETURN(const int bound,
+                        listener_.open(host, port, local, options.keepalive_timeout));
   grpc::ServerBuilder builder;
-  int bound = 0;
-  const std::shared_ptr<grpc::ServerCredentials> credentials =
-      core_->tls() == nullptr ? grpc::InsecureServerCredentials() : core_->tls()->server();
-  builder.AddListeningPort(address, credentials, &bound);
-  if (!local.empty()) builder.AddListeningPort(local_target(local), credentials);
-  // On by default, and then two servers share a port without an error.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  listener_.add_to(&builder, core_->tls() == nullptr ? grpc::InsecureServerCredentials()
+                                                     : core_->tls()->server());
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              millis(options.handshake_timeout));
@@ -83,15 +80,15 @@ StatusOr<int> GrpcServer::bind(const BindHost& host, int port, std::string_view 
   builder.RegisterService(&service_);
   std::unique_ptr<grpc::ServerCompletionQueue> made = builder.AddCompletionQueue();
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr || bound == 0) {
-    server_ = nullptr;
+  if (server_ == nullptr) {
     made->Shutdown();
     void* tag;
     bool ok;
     while (made->Next(&tag, &ok)) {
     }
-    return make_error(ErrorKind::kResource,
-                      absl::StrCat("cannot listen on ", address, ": the port was taken just now"));
+    return make_error(ErrorKind::kInternal,
+                      absl::StrCat("cannot listen on ", join_host_port(host.host, bound),
+                                   ": gRPC made no server"));
   }
   queue_ = made.get();
   *queue = std::move(made);
@@ -101,9 +98,11 @@ StatusOr<int> GrpcServer::bind(const BindHost& host, int port, std::string_view 
 void GrpcServer::start() {
   for (int lane = 0; lane < static_cast<int>(kMaxLanes); ++lane) post_accept(lane);
   post_health();
+  listener_.start();
 }
 
 void GrpcServer::shut_down(absl::Duration grace) {
+  listener_.stop();
   server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(grace));
 }
 

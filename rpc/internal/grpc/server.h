@@ -19,6 +19,7 @@
 #include "weft/common/mutex.h"
 #include "weft/rpc/internal/grpc/address.h"
 #include "weft/rpc/internal/grpc/core.h"
+#include "weft/rpc/internal/grpc/listener.h"
 #include "weft/rpc/internal/wire/handshake.h"
 
 namespace weft::internal {
@@ -43,7 +44,7 @@ class GrpcServer final : public GrpcLaneHost, public std::enable_shared_from_thi
   GrpcServer(std::shared_ptr<GrpcTransportCore> core, std::shared_ptr<Acceptor> acceptor);
 
   // Binds the port, and the Unix socket `local` if that is not empty. The queue is for the core's
-  // poller; nothing is accepted until start().
+  // poller; nothing is accepted until start(). Errors name what could not be bound.
   StatusOr<int> bind(const BindHost& host, int port, std::string_view local,
                      std::unique_ptr<grpc::CompletionQueue>* queue);
   void start();
@@ -77,6 +78,7 @@ class GrpcServer final : public GrpcLaneHost, public std::enable_shared_from_thi
   GrpcRawService service_;
   grpc::ServerCompletionQueue* queue_ = nullptr;  // the poller has it
   std::unique_ptr<grpc::Server> server_;
+  GrpcListener listener_;  // ends before the server
 
   Mutex mutex_;
   int half_open_ ABSL_GUARDED_BY(mutex_) = 0;

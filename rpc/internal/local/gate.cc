@@ -20,6 +20,7 @@ namespace {
 // What the epoll set tells apart; others are ids of attached sessions, which begin at 1.
 constexpr uint64_t kWake = 0;
 constexpr uint64_t kListener = ~uint64_t{0};
+constexpr int kBacklog = 512;
 
 bool watch(int epoll, int fd, uint64_t id) {
   epoll_event event = {};
@@ -50,7 +51,7 @@ Status LocalGate::start_locked() {
 Status LocalGate::listen(std::string_view name) {
   MutexLock lock(&mutex_);
   WEFT_RETURN_IF_ERROR(start_locked());
-  WEFT_ASSIGN_OR_RETURN(listener_, listen_local(name));
+  WEFT_ASSIGN_OR_RETURN(listener_, listen_local(name, SOCK_SEQPACKET, kBacklog));
   if (!watch(epoll_.get(), listener_.get(), kListener)) {
     return make_error(ErrorKind::kResource,
                       absl::StrCat("cannot watch the local socket: ", system_error(errno)));

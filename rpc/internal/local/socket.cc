@@ -15,7 +15,6 @@
 namespace weft::internal {
 namespace {
 
-constexpr int kBacklog = 512;
 // Of one message; more are closed unseen, and the message is refused.
 constexpr size_t kMaxFiles = 4;
 
@@ -45,16 +44,17 @@ Status bad_name(std::string_view name) {
 
 }  // namespace
 
-StatusOr<UniqueFd> listen_local(std::string_view name) {
+StatusOr<UniqueFd> listen_local(std::string_view name, int type, int backlog) {
   const std::optional<AbstractName> at = abstract_name(name);
   if (!at.has_value()) return bad_name(name);
-  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return failed(ErrorKind::kResource, "make", name, errno);
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&at->un), at->length) != 0) {
     return failed(ErrorKind::kResource, "bind", name, errno);
   }
-  if (listen(fd.get(), kBacklog) != 0)
+  if (listen(fd.get(), backlog) != 0) {
     return failed(ErrorKind::kResource, "listen on", name, errno);
+  }
   return fd;
 }
 

@@ -35,8 +35,9 @@ inline std::string random_bytes(Random& random, size_t n) {
 // The longest message that is sent or taken.
 inline constexpr size_t kMaxLocalMessage = 4096;
 
-// Errors name the socket. A name that is taken is of kind resource.
-WEFT_API StatusOr<UniqueFd> listen_local(std::string_view name);
+// `type`: SOCK_SEQPACKET or SOCK_STREAM. Errors name the socket. A name that is taken is of kind
+// resource.
+WEFT_API StatusOr<UniqueFd> listen_local(std::string_view name, int type, int backlog);
 // Errors: unavailable, nobody listens; resource, too many wait there, or no descriptor is left.
 WEFT_API StatusOr<UniqueFd> connect_local(std::string_view name);
 // Invalid: nobody waits.

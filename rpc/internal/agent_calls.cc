@@ -1,0 +1,412 @@
+// The agent's calls at their caller: issue, sending again, completion, deadlines.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "c10/core/GradMode.h"
+#include "weft/rpc/internal/agent.h"
+#include "weft/rpc/internal/arena_message.h"
+#include "weft/rpc/internal/counters.h"
+
+namespace weft::internal {
+namespace {
+
+std::string text(const WorkerInfo& info) {
+  return absl::StrCat("'", info.name, "' (id ", info.id, ", incarnation ",
+                      absl::Hex(info.incarnation, absl::kZeroPad16), ")");
+}
+
+std::string to_text(const Destination& to) {
+  return to.by_id() ? absl::StrCat(" on worker ", to.id()) : absl::StrCat(" on '", to.name(), "'");
+}
+
+bool on_devices(const Payload& payload) {
+  return std::any_of(payload.tensors.begin(), payload.tensors.end(),
+                     [](const at::Tensor& t) { return t.defined() && !t.device().is_cpu(); });
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call,
+                                                            const Destination* to) {
+  auto spec = std::make_shared<CallSpec>();
+  if (options_.devices != nullptr && to != nullptr) {
+    StatusOr<std::shared_ptr<const DeviceRoute>> route = route_to(*to);
+    if (!route.ok()) return annotate(route.status(), absl::StrCat("rpc '", call.method, "'"));
+    spec->route = *std::move(route);
+  }
+  spec->hash = signature_hash(call.signature);
+  spec->grad_mode = c10::GradMode::is_enabled();
+  if (const CallScope* scope = find_scope(scope_key())) {
+    spec->holding = scope->holding;
+    spec->trace_id = scope->trace_id;
+    spec->span_id = scope->span_id;
+  }
+  StatusOr<std::shared_ptr<OutMessage>> message =
+      pack(std::move(call.arguments), call.options.tensors == TensorArgs::kCopy, spec->route.get());
+  if (message.ok() && !(*message)->on_device.empty()) {
+    StatusOr<std::shared_ptr<const Unstaged>> marked = unstaged(*message);
+    if (!marked.ok()) message = marked.status();
+    if (marked.ok()) spec->unstaged = *std::move(marked);
+  }
+  if (!message.ok()) {
+    return annotate(message.status(),
+                    absl::StrCat("calling '", call.method, "'", to == nullptr ? "" : to_text(*to)));
+  }
+  spec->message = *std::move(message);
+  spec->call = std::move(call);
+  return spec;
+}
+
+CallHandle Agent::start_call(const Destination& to, UntypedCall call, CallDone done) {
+  StatusOr<std::shared_ptr<CallSpec>> spec = make_spec(std::move(call), &to);
+  if (!spec.ok()) {
+    done(spec.status());
+    return CallHandle();
+  }
+  return issue(to, *spec, std::move(done));
+}
+
+std::vector<CallHandle> Agent::start_calls(const std::vector<Destination>& to, UntypedCall call,
+                                           std::function<void(size_t, StatusOr<Payload>)> done) {
+  std::vector<CallHandle> handles;
+  if (options_.devices != nullptr || on_devices(call.arguments)) {
+    // Where tensors belong differs from one destination to the next.
+    for (size_t i = 0; i < to.size(); ++i) {
+      handles.push_back(
+          start_call(to[i], call, [i, done](StatusOr<Payload> r) { done(i, std::move(r)); }));
+    }
+    return handles;
+  }
+  StatusOr<std::shared_ptr<CallSpec>> spec = make_spec(std::move(call), nullptr);
+  for (size_t i = 0; i < to.size(); ++i) {
+    CallDone one = [i, done](StatusOr<Payload> r) { done(i, std::move(r)); };
+    if (spec.ok()) {
+      handles.push_back(issue(to[i], *spec, std::move(one)));
+    } else {
+      one(spec.status());
+      handles.emplace_back();
+    }
+  }
+  return handles;
+}
+
+CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallSpec>& spec,
+                        CallDone done) {
+  const absl::Time start = now();
+  const CallScope* scope = find_scope(scope_key());
+  absl::Time deadline = deadline_after(start, spec->call.options.deadline.value_or(rpc_timeout()));
+  if (scope != nullptr) deadline = std::min(deadline, scope->deadline);
+
+  Status refused;
+  uint64_t id = 0;
+  bool wants_room = false;
+  std::string peer_name;  // for the trace
+  {
+    MutexLock lock(&mutex_);
+    StatusOr<const Member*> member = members_->resolve(to);
+    if (closed_ || !accepting_) {
+      refused = closed_error();
+    } else if (!member.ok()) {
+      refused = member.status();
+    } else if (deadline <= start) {
+      refused = make_error(ErrorKind::kDeadline,
+                           absl::StrCat("the deadline of the call of '", spec->call.method, "' on ",
+                                        text((*member)->info), " was over before it was sent"));
+    } else if (scope != nullptr && scope->cancel.cancelled()) {
+      refused = make_error(ErrorKind::kCancelled,
+                           "the call in whose handler this one was made is cancelled");
+    } else {
+      id = ++last_call_id_;
+      Pending p;
+      p.spec = spec;
+      p.to = (*member)->info;
+      if (options_.trace != nullptr) peer_name = p.to.name;
+      p.issued = start;
+      p.deadline = deadline;
+      p.to_stage = spec->unstaged != nullptr;
+      const PeerRef peer = peer_locked((*member)->info, (*member)->address);
+      refused = claim_room_locked(&p, *peer, id);
+      wants_room = p.wants_room;
+      if (refused.ok()) p.done = std::move(done);
+      if (refused.ok() && deadline != absl::InfiniteFuture()) {
+        p.in_deadlines = deadlines_.emplace(deadline, DeadlineKey{false, 0, id});
+        p.has_deadline = true;
+        arm_locked(deadline);
+      }
+      if (refused.ok()) {
+        if (spec->call.options.retry == Retry::kAtMostOnce) outstanding_once_.insert(id);
+        pending_.emplace(id, std::move(p));
+      }
+    }
+  }
+  if (!refused.ok()) {
+    done(annotate(refused, absl::StrCat("rpc '", spec->call.method, "'")));
+    return CallHandle();
+  }
+  counters_->issued->add();
+  runtime()->trace("issue", options_.self.id, id);
+  if (options_.trace != nullptr) {
+    options_.trace->call_begun(id, spec->call.method, peer_name, spec->message->bytes);
+  }
+  const std::weak_ptr<Agent> weak = weak_from_this();
+  if (scope != nullptr) {
+    // Cancellation of the call that we serve reaches the calls made for it.
+    const CancelToken parent = scope->cancel;
+    const uint64_t hook = parent.on_cancel([weak, id] {
+      if (auto self = weak.lock()) {
+        self->complete(id, make_error(ErrorKind::kCancelled, "the calling handler was cancelled"),
+                       true);
+      }
+    });
+    MutexLock lock(&mutex_);
+    auto it = pending_.find(id);
+    if (it != pending_.end()) {
+      it->second.parent = parent;
+      it->second.parent_hook = hook;
+    }
+  }
+  if (wants_room) {
+    serve_room_queue();
+  } else {
+    transmit(id);
+  }
+  return CallHandle([weak, id] {
+    if (auto self = weak.lock()) {
+      self->complete(id, make_error(ErrorKind::kCancelled, "cancelled by the caller"), true);
+    }
+  });
+}
+
+void Agent::transmit(uint64_t call_id) {
+  ArenaMessage<v1::CallHeader> header;
+  std::shared_ptr<Link> link;
+  std::shared_ptr<const CallSpec> spec;
+  std::shared_ptr<SendCharge> charge;
+  PeerRef to_dial;
+  std::shared_ptr<const Unstaged> to_stage;
+  Status gone;
+  {
+    MutexLock lock(&mutex_);
+    auto it = pending_.find(call_id);
+    if (it == pending_.end() || it->second.state != State::kWaiting) return;
+    Pending& p = it->second;
+    if (p.wants_room || p.staging) return;
+    // One that went long ago may have been forgotten between the choice of the peer and now.
+    const auto found = peers_.find(p.to.incarnation);
+    const PeerRef peer = found == peers_.end() ? nullptr : found->second;
+    if (peer == nullptr) {
+      gone = make_error(ErrorKind::kPeerLost, absl::StrCat("worker ", text(p.to), " is gone"));
+    } else if (!peer->gone.ok()) {
+      gone = peer->gone;
+    } else if (p.to_stage) {
+      p.to_stage = false;
+      p.staging = true;
+      to_stage = p.spec->unstaged;
+    } else if (peer->active == nullptr) {
+      peer->waiting.insert(call_id);
+      if (want_dial_locked(peer.get())) to_dial = peer;
+    } else {
+      peer->waiting.erase(call_id);
+      link = peer->active;
+      ++link->pending;
+      ++link->sending;
+      p.link = link;
+      p.state = State::kSending;
+      p.lost_while_sending = false;
+      spec = p.spec;
+      charge = p.large_charge;
+      header->set_call_id(call_id);
+      header->set_attempt(p.attempt);
+      if (p.deadline != absl::InfiniteFuture()) {
+        header->set_remaining_us(
+            std::max<int64_t>(1, absl::ToInt64Microseconds(p.deadline - now())));
+      }
+      if (spec->call.options.retry == Retry::kAtMostOnce) {
+        header->set_at_most_once(true);
+        header->set_acked_below(*outstanding_once_.begin());
+      }
+    }
+  }
+  if (!gone.ok()) return complete(call_id, gone, false);
+  if (to_stage != nullptr) return stage_call(call_id, to_stage);
+  if (to_dial != nullptr) return dial(to_dial);
+  if (link == nullptr) return;
+
+  header->set_method(spec->call.method);
+  header->set_signature_hash(spec->hash);
+  header->set_object(spec->call.object);
+  header->set_grad_mode(spec->grad_mode);
+  if (spec->trace_id != 0) header->set_trace_id(spec->trace_id);
+  if (spec->span_id != 0) header->set_span_id(spec->span_id);
+  for (uint64_t turn : spec->holding) header->add_holding(turn);
+  if (spec->route != nullptr && spec->route->wrong.empty()) {
+    for (const auto& [ours, theirs] : spec->route->pairs) {
+      header->add_device_map(ours);
+      header->add_device_map(theirs);
+    }
+  }
+  Status sent;
+  {
+    CallTrace* const trace = options_.trace.get();
+    const TraceSpan span(trace == nullptr ? nullptr : trace->writer(), &runtime()->clock(), "send",
+                         spec->call.method);
+    if (trace != nullptr) {
+      trace->request_out(options_.self.incarnation, call_id, spec->call.method);
+    }
+    sent = link->send(FrameKind::kRequest, header.get(), spec->message, call_id, now(),
+                      std::move(charge));
+  }
+  done_sending(link);
+
+  bool again = false;
+  Status fail;
+  {
+    MutexLock lock(&mutex_);
+    auto it = pending_.find(call_id);
+    if (it == pending_.end() || it->second.link != link || it->second.state != State::kSending)
+      return;
+    Pending& p = it->second;
+    const bool undelivered = !sent.ok() || (p.lost_while_sending && p.unsent);
+    if (!sent.ok() && error_kind(sent) != ErrorKind::kNotDelivered) {
+      fail = sent;  // it can never be sent: too large, too many tensors
+    } else if (undelivered ||
+               (p.lost_while_sending && spec->call.options.retry == Retry::kAtMostOnce)) {
+      if (!undelivered) ++p.attempt;
+      p.state = State::kWaiting;
+      p.link = nullptr;
+      --link->pending;
+      again = true;
+    } else if (p.lost_while_sending) {
+      fail = make_error(ErrorKind::kMaybeExecuted,
+                        absl::StrCat("the connection to ", text(p.to), " broke after '",
+                                     spec->call.method, "' was sent: it may have run"));
+    } else {
+      p.state = State::kSent;
+    }
+    // A connection that refuses is lost, even if on_lost has not come yet.
+    if (again) {
+      const auto peer = peers_.find(p.to.incarnation);
+      if (peer != peers_.end() && peer->second->active == link) peer->second->active = nullptr;
+    }
+  }
+  if (!fail.ok()) return complete(call_id, fail, false);
+  if (again) {
+    counters_->retried->add();
+    transmit(call_id);
+  }
+}
+
+void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_callee) {
+  Pending p;
+  bool wake = false;
+  std::shared_ptr<Link> link;
+  {
+    MutexLock lock(&mutex_);
+    auto it = pending_.find(call_id);
+    if (it == pending_.end()) {
+      if (!tell_callee) counters_->late_answers->add();
+      return;
+    }
+    p = std::move(it->second);
+    pending_.erase(it);
+    if (p.wants_room) leave_room_queue_locked(&p, call_id);
+    if (p.has_deadline) deadlines_.erase(p.in_deadlines);
+    if (p.spec->call.options.retry == Retry::kAtMostOnce) outstanding_once_.erase(call_id);
+    auto peer = peers_.find(p.to.incarnation);
+    if (peer != peers_.end()) peer->second->waiting.erase(call_id);
+    if (p.link != nullptr) {
+      --p.link->pending;
+      link = p.link;
+    }
+    wake = waiters_ > 0;
+  }
+  if (p.parent_hook != 0) p.parent.remove(p.parent_hook);
+  if (tell_callee && link != nullptr) {
+    v1::CancelHeader cancel;
+    cancel.set_call_id(call_id);
+    // Lost or refused: the handler runs on and its answer is dropped.
+    link->send_control(FrameKind::kCancel, cancel.SerializeAsString(), kControlLane, now())
+        .IgnoreError();
+  }
+  counters_->completed->add();
+  counters_->call_seconds->observe(absl::ToDoubleSeconds(now() - p.issued));
+  runtime()->trace("complete", call_id,
+                   result.ok() ? 0 : static_cast<uint64_t>(result.status().code()));
+  if (options_.trace != nullptr) {
+    options_.trace->call_ended(call_id, p.spec->call.method, result.status());
+  }
+  if (!result.ok()) {
+    counters_->failed->add();
+    Status error = result.status();
+    if (error_kind(error) == ErrorKind::kSignature) {
+      error = annotate(error, absl::StrCat("called as ", p.spec->call.method,
+                                           std::string(p.spec->call.signature)));
+    }
+    // What a handler threw reaches the caller unchanged; what arose here says what was tried.
+    if (error_details(error).origin.empty()) {
+      error = annotate(error, absl::StrCat("rpc '", p.spec->call.method, "' on '", p.to.name, "'"));
+    }
+    result = std::move(error);
+  }
+  // The arguments are given back first: the caller may count on their bytes when it hears of the
+  // end.
+  p.spec = nullptr;
+  p.small_charge.reset();
+  p.large_charge = nullptr;
+  p.done(std::move(result));
+  if (wake) idle_changed_.notify_all();
+  if (link != nullptr) close_if_drained(link);
+}
+
+void Agent::arm_locked(absl::Time deadline) {
+  // Deadlines mostly come in order, so the timer is rarely moved. It is never disarmed: it finds
+  // nothing due and sleeps on.
+  if (deadline >= armed_ || deadline_timer_ == nullptr) return;
+  armed_ = deadline;
+  deadline_timer_->arm(deadline);
+}
+
+void Agent::on_deadline_timer() {
+  std::vector<DeadlineKey> due;
+  std::vector<CancelToken> late_handlers;
+  std::vector<std::pair<uint64_t, Status>> late_calls;
+  {
+    MutexLock lock(&mutex_);
+    const absl::Time at = now();
+    while (!deadlines_.empty() && deadlines_.begin()->first <= at) {
+      const DeadlineKey key = deadlines_.begin()->second;
+      deadlines_.erase(deadlines_.begin());
+      if (key.serving) {
+        auto it = serving_.find({key.incarnation, key.call_id});
+        if (it == serving_.end()) continue;
+        it->second.has_deadline = false;
+        late_handlers.push_back(it->second.cancel);
+      } else {
+        auto it = pending_.find(key.call_id);
+        if (it == pending_.end()) continue;
+        Pending& p = it->second;
+        p.has_deadline = false;
+        std::string where = p.state == State::kSent ? "no answer came" : "it could not be sent";
+        auto peer = peers_.find(p.to.incarnation);
+        if (p.state != State::kSent && peer != peers_.end() &&
+            !peer->second->last_dial_error.ok()) {
+          absl::StrAppend(&where, ", last attempt to connect: ",
+                          std::string(peer->second->last_dial_error.message()));
+        }
+        late_calls.emplace_back(
+            key.call_id,
+            make_error(ErrorKind::kDeadline,
+                       absl::StrCat("deadline of ", absl::FormatDuration(p.deadline - p.issued),
+                                    " exceeded: ", where)));
+      }
+    }
+    armed_ = absl::InfiniteFuture();
+    if (!deadlines_.empty()) arm_locked(deadlines_.begin()->first);
+  }
+  for (const CancelToken& cancel : late_handlers) cancel.cancel();
+  for (auto& [id, why] : late_calls) complete(id, why, true);
+}
+
+}  // namespace weft::internal

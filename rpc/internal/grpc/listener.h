@@ -1,0 +1,73 @@
+#ifndef WEFT_RPC_INTERNAL_GRPC_LISTENER_H_
+#define WEFT_RPC_INTERNAL_GRPC_LISTENER_H_
+
+// GrpcListener: the port and the local socket of a grpc transport, and the loop that accepts. Each
+// connection is handed to the gRPC server, which speaks TLS with it if it has credentials.
+//
+// gRPC's own loop ends for good at the first accept() that finds no descriptor. Here whoever knocks
+// then waits in the kernel's queue, nobody is turned away, and it is tried again (ACCEPT-1: after
+// 10 ms at first and 1 s at most) until there are descriptors. The dialler's deadline bounds its
+// patience.
+//
+// Threads: open(), add_to(), start() and stop() from one at a time; accepting has a thread of its
+// own ("weft-accept"), which sleeps while nobody comes.
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <grpcpp/server_builder.h>
+
+#include "absl/time/time.h"
+#include "weft/common/internal/posix.h"
+#include "weft/common/log.h"
+#include "weft/common/runtime.h"
+#include "weft/rpc/internal/grpc/address.h"
+
+namespace weft::internal {
+
+struct ListenerCounters {
+  std::atomic<int64_t> accepted{0};
+  // Times that a connection could not be accepted, mostly for want of descriptors; it waits.
+  std::atomic<int64_t> stalls{0};
+};
+
+class GrpcListener final {
+ public:
+  // `counters` outlive it.
+  GrpcListener(std::shared_ptr<Runtime> runtime, Logger log, ListenerCounters* counters)
+      : runtime_(std::move(runtime)), log_(std::move(log)), counters_(counters) {}
+  ~GrpcListener() { stop(); }
+
+  // Binds the port, and the Unix socket `local` if that is not empty; whoever comes waits. The
+  // kernel gives an accepted TCP connection up on which bytes stay unacknowledged for so long as
+  // `user_timeout`. Gives the port.
+  StatusOr<int> open(const BindHost& host, int port, std::string_view local,
+                     absl::Duration user_timeout);
+  // REQUIRES: open().
+  void add_to(grpc::ServerBuilder* builder, std::shared_ptr<grpc::ServerCredentials> credentials);
+  // REQUIRES: the server that was built runs.
+  void start();
+  // REQUIRES: the server runs still. Nothing is accepted any more, the port is free.
+  void stop();
+
+ private:
+  void run();
+  // False when a connection waits that cannot be accepted.
+  bool accept_from(int listener);
+
+  const std::shared_ptr<Runtime> runtime_;
+  const Logger log_;
+  ListenerCounters* const counters_;
+  UniqueFd wake_;                      // readable: the end
+  std::array<UniqueFd, 2> listeners_;  // the port; the local socket or nothing
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
+  absl::Time next_warning_ = absl::InfinitePast();  // the loop's
+  std::unique_ptr<Thread> thread_;
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_RPC_INTERNAL_GRPC_LISTENER_H_
