@@ -13,6 +13,7 @@ from rpc.rows import (
     MIB,
     NAIVE,
     OURS,
+    OURS_SOCKET,
     OURS_TCP,
     RAW_TWO,
     compare,
@@ -231,10 +232,14 @@ def row_t18(bench, quick):
     bench.log(f"T18: {metric}")
     figures = []
     try:
-        for id, name, size in (("T18.1", "idle", 0), ("T18.2", "in a transfer", FLOW_BYTES)):
+        # In shared memory a message is under way for too short a time to be met.
+        for id, name, driver, size in (
+            ("T18.1", "idle", OURS, 0),
+            ("T18.2", "in a transfer", OURS_SOCKET, FLOW_BYTES),
+        ):
             samples = []
             victims = 10 if quick else 20
-            with bench.group(OURS, victims + 1, f"t18-{id}") as group:
+            with bench.group(driver, victims + 1, f"t18-{id}") as group:
                 group.wait_ready(240)
                 for rank in range(1, victims + 1):
                     line = f"kill {rank} {group.ranks[rank].pid} 100 {size}"

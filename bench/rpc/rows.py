@@ -17,6 +17,7 @@ PEERS = ("tensorpipe", "python", "raw")
 
 OURS, OURS_TCP = "weft/operator/default", "weft/operator/tcp"
 OURS_TLS = "weft/operator/tls"
+OURS_SOCKET = "weft/operator/socket"
 OURS_FUNCTION, OURS_FUNCTION_TCP = "weft/function/default", "weft/function/tcp"
 CPP, CPP_TCP, CPP_MPT = "tensorpipe/shm", "tensorpipe/tcp", "tensorpipe/mpt"
 PY, PY_TCP, PY_MPT = "python/shm", "python/tcp", "python/mpt"
@@ -49,6 +50,7 @@ def driver_specs(build, python, only_peer, with_ours):
             (OURS, "weft"),
             (OURS_TCP, "weft (tcp)"),
             (OURS_TLS, "weft (tls)"),
+            (OURS_SOCKET, "weft (local socket, no shared memory)"),
             (OURS_FUNCTION, "weft (inline function)"),
             (OURS_FUNCTION_TCP, "weft (tcp, inline function)"),
         )

@@ -9,7 +9,8 @@
 //                      kills a peer with COUNT calls outstanding, in the middle of a message of
 //                      BYTES (0: none), and waits for them all    {"ms": x, "failed": n}
 //
-// --world N starts more than a pair; --bulk-lanes N is what the transport is given. --transport gpu
+// --world N starts more than a pair; --bulk-lanes N is what the transport is given. --transport is
+// default, tcp, tls, or socket (of this host, without shared memory); gpu
 // has the tensors of echo on GPU 0 here and on GPU --gpu-to (0) there.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -265,6 +266,7 @@ int run(int argc, char** argv) {
   at::set_num_threads(1);
   touch_memory(std::stoll(option(argc, argv, "--touch", "0")));
   const bool gpu = transport == "gpu";
+  const bool arena = transport != "socket";
   std::map<std::string, DeviceMap> maps;
   std::vector<c10::Device> devices;
   if (gpu) {
@@ -282,7 +284,8 @@ int run(int argc, char** argv) {
       .rendezvous = "file://" + path + ".store?run_id=bench",
       // Where a row says TCP; otherwise what a user gets, a Unix socket between peers of one host.
       .transport =
-          grpc_transport({.local_sockets = transport == "default" || gpu,
+          grpc_transport({.local_sockets = transport == "default" || gpu || !arena,
+                          .arena_bytes = arena ? GrpcTransportOptions().arena_bytes : 0,
                           .bulk_lanes = std::stoi(option(argc, argv, "--bulk-lanes", "2"))}),
       .credentials = transport == "tls" ? credentials(path) : Credentials(),
       .device_maps = maps,
