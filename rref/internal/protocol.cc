@@ -72,9 +72,9 @@ Reply RRefProtocol::deliver(const WorkerKey& from, const Message& message, Effec
   switch (message.kind) {
     case MessageKind::kCreate: break;
     case MessageKind::kKnown: handle_known(p, message, out); return Reply();
-    case MessageKind::kAbandon: handle_abandon(p, message, out); return Reply();
+    case MessageKind::kAbandon: return Reply{handle_abandon(p, message, out), {}};
     case MessageKind::kFork: return Reply{handle_fork(p, message), {}};
-    case MessageKind::kDelete: handle_delete(p, message, out); return Reply();
+    case MessageKind::kDelete: return Reply{handle_delete(p, message, out), {}};
     case MessageKind::kAccept: handle_accept(p, message, out); return Reply();
     case MessageKind::kAudit: return handle_audit(p, message);
   }

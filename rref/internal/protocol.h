@@ -325,8 +325,9 @@ class WEFT_API RRefProtocol {
   void finish(const RRefId& rref, Object& o, const Status& result, Effects& out);
   void release_if_unused(const RRefId& rref, Effects& out);
   Status handle_fork(Peer& from, const Message& m);
-  void handle_delete(Peer& from, const Message& m, Effects& out);
-  void handle_abandon(Peer& from, const Message& m, Effects& out);
+  Status handle_delete(Peer& from, const Message& m, Effects& out);
+  Status handle_abandon(Peer& from, const Message& m, Effects& out);
+  Status not_yours(const Peer& from, const Message& m);
   void objects_lose(const WorkerKey& worker, Effects& out);
 
   // protocol_user.cc: forks held here.

@@ -55,10 +55,10 @@ void RRefProtocol::end_uses(const RRefId& rref, const ForkId& fork, Effects& out
     if (parked.fork != fork) {
       kept.push_back(parked);
     } else if (!is_gone(parked.from)) {
-      out.push_back(UseDone{
-          parked.token, rref,
-          make_error(ErrorKind::kState, absl::StrCat(to_string(rref), ": ", to_string(fork),
-                                                     " was dropped while it was used"))});
+      out.push_back(
+          UseDone{parked.token, rref,
+                  make_error(ErrorKind::kState, absl::StrCat(to_string(rref), ": ", to_string(fork),
+                                                             " was dropped while it was used"))});
     }
   }
   o->parked = std::move(kept);
@@ -188,13 +188,10 @@ Status RRefProtocol::handle_fork(Peer& from, const Message& m) {
   return Status();
 }
 
-void RRefProtocol::handle_delete(Peer& from, const Message& m, Effects& out) {
+Status RRefProtocol::handle_delete(Peer& from, const Message& m, Effects& out) {
   bool created = false;
   if (auto it = forks_.find(m.fork); it != forks_.end()) {
-    if (it->second.holder != from.key) {
-      ++faults_;
-      return;
-    }
+    if (it->second.holder != from.key) return not_yours(from, m);
     created = object(it->second.rref).created;
     remove_fork(m.fork, out);
   } else {
@@ -204,21 +201,31 @@ void RRefProtocol::handle_delete(Peer& from, const Message& m, Effects& out) {
   }
   // RREF-2: what introduced the fork may arrive after this, or again.
   if (m.introduced_by >= from.theirs.control) from.tombstones.emplace(m.introduced_by, created);
+  return Status();
 }
 
-void RRefProtocol::handle_abandon(Peer& from, const Message& m, Effects& out) {
-  if (m.rref.creator != from.key || m.introduced_by < from.theirs.control) return;
+Status RRefProtocol::handle_abandon(Peer& from, const Message& m, Effects& out) {
+  if (m.rref.creator != from.key) return not_yours(from, m);
+  if (m.introduced_by < from.theirs.control) return Status();
   auto tombstone = from.tombstones.find(m.introduced_by);
   if (tombstone != from.tombstones.end()) {
-    if (std::exchange(tombstone->second, true)) return;
+    if (std::exchange(tombstone->second, true)) return Status();
   } else {
-    if (forks_.contains(m.fork)) return;
+    if (forks_.contains(m.fork)) return Status();
     add_fork(m.rref, m.fork, from.key, 0);
   }
   Object* o = find_object(m.rref);
-  if (o == nullptr || o->created) return;
+  if (o == nullptr || o->created) return Status();
   finish(m.rref, *o, m.status, out);
   release_if_unused(m.rref, out);
+  return Status();
+}
+
+Status RRefProtocol::not_yours(const Peer& from, const Message& m) {
+  ++faults_;
+  return make_error(ErrorKind::kProtocol,
+                    absl::StrCat(name(m.kind), " of ", to_string(m.rref), ", ", to_string(m.fork),
+                                 " from ", to_string(from.key), ", which does not hold it"));
 }
 
 void RRefProtocol::objects_lose(const WorkerKey& worker, Effects& out) {

@@ -40,6 +40,12 @@ void World::remote(int from, int to) {
   push(Packet{Packet::kCall, from, to, static_cast<int>(calls_.size()) - 1});
 }
 
+void World::local(int worker) {
+  const Handle handle = protocol(worker).create_local(false);
+  objects_[handle.rref] = Object{worker, true, false, false};
+  workers_[worker].handles.push_back(Held{handle});
+}
+
 void World::share(int from, int handle, int to) {
   const Handle parent = workers_[from].handles[handle].handle;
   StatusOr<Carrier> carrier = protocol(from).share(key(to), {parent}, false);
@@ -402,8 +408,13 @@ void World::check_rest() {
   // One more object for each pair: then everybody has heard that all before is settled.
   for (int from = 0; from < size(); ++from) {
     for (int to = 0; to < size(); ++to) {
-      if (from == to || !see_each_other(from, to)) continue;
-      remote(from, to);
+      if (!see_each_other(from, to)) continue;
+      if (from != to) {
+        remote(from, to);
+      } else {
+        local(from);
+        share(from, static_cast<int>(workers_[from].handles.size()) - 1, from);
+      }
       while (violation_.empty() && drain_once()) {
       }
     }

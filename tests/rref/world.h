@@ -118,8 +118,8 @@ class World {
     Kind kind;
     int from;
     int to;
-    int call = -1;    // kCall, kAnswer: into calls_; kFetch, kFetched: into fetches_
-    bool ran = true;  // kAnswer: the handler gave it
+    int call = -1;      // kCall, kAnswer: into calls_; kFetch, kFetched: into fetches_
+    bool ran = true;    // kAnswer: the handler gave it
     Message message{};  // kControl; of kAcknowledge the one that it is for
     Reply reply{};
   };
@@ -159,6 +159,7 @@ class World {
   void deliver_answer(const Packet& packet);
   void lose(Packet packet);
   void remote(int from, int to);
+  void local(int worker);
   void share(int from, int handle, int to);
   void fetch(int from, int handle);
   void close_fetch(int fetch);

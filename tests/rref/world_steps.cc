@@ -95,13 +95,10 @@ void World::apply(const Step& step) {
       --budget_.remotes;
       remote(step.a, step.b);
       break;
-    case Step::kLocal: {
+    case Step::kLocal:
       --budget_.locals;
-      const Handle handle = protocol(step.a).create_local(false);
-      objects_[handle.rref] = Object{step.a, true, false, false};
-      workers_[step.a].handles.push_back(Held{handle});
+      local(step.a);
       break;
-    }
     case Step::kShare:
       --budget_.shares;
       share(step.a, step.b, step.c);
