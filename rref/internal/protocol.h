@@ -71,7 +71,8 @@
 //   running    flush_known       not told yet       running    send `known` to the creator
 //   running    function ended    -                  ready      every parked use gets value or error
 //   ready      use               -                  ready      done at once
-//   awaited, ready  no reference left  -            -          release the value (ready only)
+//   awaited    no reference left -                  -          -
+//   ready      no reference left -                  -          release the value, if there is one
 //
 // Handle at a user.
 //
@@ -268,7 +269,8 @@ class WEFT_API RRefProtocol {
     ForkId fork;
   };
   struct Object {
-    bool created = false;  // a function was started, or there is a value or an error
+    bool created = false;    // started, local, or failed before it could be
+    bool has_value = false;  // the caller keeps something for it: to be released
     bool running = false;
     bool known_sent = false;
     Status result;  // when created and not running

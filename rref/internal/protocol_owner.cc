@@ -11,7 +11,7 @@ namespace weft::internal {
 Handle RRefProtocol::create_local(bool running) {
   const RRefId rref{self_, ++last_id_};
   Object& o = object(rref);
-  o.created = true;
+  o.created = o.has_value = true;
   o.running = running;
   o.local_handles = 1;
   return Handle{rref, ForkId(), self_};
@@ -78,7 +78,7 @@ void RRefProtocol::release_if_unused(const RRefId& rref, Effects& out) {
   if (it == objects_.end()) return;
   const Object& o = it->second;
   if (o.forks != 0 || o.local_handles != 0 || o.running || !o.parked.empty()) return;
-  if (o.created) out.push_back(ReleaseValue{rref});
+  if (o.has_value) out.push_back(ReleaseValue{rref});
   objects_.erase(it);
 }
 
@@ -100,7 +100,7 @@ CreateVerdict RRefProtocol::create(const WorkerKey& from, const Creation& creati
     add_fork(creation.rref, creation.fork, from, 0);
   }
   Object& o = object(creation.rref);
-  o.created = true;
+  o.created = o.has_value = true;
   o.running = true;
   o.first = creation.fork;
   return CreateVerdict::kStart;

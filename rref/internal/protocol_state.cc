@@ -39,9 +39,9 @@ std::string RRefProtocol::state() const {
     const Object& o = objects_.at(rref);
     text += "object ";
     append(text, rref);
-    absl::StrAppend(&text, " created ", o.created, " running ", o.running, " known ", o.known_sent,
-                    " code ", static_cast<int>(o.result.code()), " forks ", o.forks, " local ",
-                    o.local_handles, " parked");
+    absl::StrAppend(&text, " created ", o.created, o.has_value, " running ", o.running, " known ",
+                    o.known_sent, " code ", static_cast<int>(o.result.code()), " forks ", o.forks,
+                    " local ", o.local_handles, " parked");
     for (const Parked& parked : o.parked) {
       absl::StrAppend(&text, " ", parked.token, ":");
       append(text, parked.fork);

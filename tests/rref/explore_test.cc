@@ -3,6 +3,7 @@
 // against RREF-1 to RREF-5, RREF-8 and RREF-10 when it is reached, and is then brought to rest
 // without further faults, where nothing may be left (RREF-6).
 
+#include <cstdlib>
 #include <iostream>
 #include <string>
 #include <unordered_set>
@@ -96,30 +97,28 @@ const Case kCases[] = {
     {"creation",
      2,
      {.remotes = 1, .fetches = 1, .errors = 1, .flushes = 1, .repeats = 2, .losses = 2}},
-    {"two_creations", 2, {.remotes = 2, .flushes = 1, .repeats = 1, .losses = 1}},
+    {"two_creations", 2, {.remotes = 2, .flushes = 1, .losses = 1}},
     {"crash_of_owner_or_creator",
      2,
      {.remotes = 1, .fetches = 1, .flushes = 1, .repeats = 1, .losses = 1, .crashes = 1}},
     {"to_the_owner",
      2,
-     {.remotes = 1,
-      .shares = 1,
-      .fetches = 1,
-      .flushes = 1,
-      .repeats = 1,
-      .losses = 1,
-      .cancels = 1}},
-    {"from_the_owner", 2, {.locals = 1, .shares = 2, .repeats = 1, .losses = 1}},
-    {"to_a_third", 3, {.remotes = 1, .shares = 1, .flushes = 1, .repeats = 1, .losses = 1}},
-    {"to_a_third_lost", 3, {.remotes = 1, .shares = 1, .losses = 2, .cancels = 1}},
-    {"to_a_third_used", 3, {.remotes = 1, .shares = 1, .fetches = 1, .repeats = 1}},
+     {.remotes = 1, .shares = 1, .fetches = 1, .flushes = 1, .repeats = 1, .losses = 1}},
+    {"from_the_owner", 2, {.locals = 1, .shares = 2, .losses = 2}},
+    {"to_a_third", 3, {.remotes = 1, .shares = 1, .flushes = 2, .repeats = 2}},
+    {"to_a_third_lost", 3, {.remotes = 1, .shares = 1, .flushes = 1, .losses = 2, .cancels = 1}},
+    {"to_a_third_lost_and_repeated", 3, {.remotes = 1, .shares = 1, .repeats = 1, .losses = 1}},
+    {"to_a_third_used", 3, {.remotes = 1, .shares = 1, .fetches = 2, .repeats = 1}},
     {"to_a_third_crash", 3, {.remotes = 1, .shares = 1, .losses = 1, .crashes = 1}},
-    {"returned", 3, {.remotes = 1, .shares = 1, .returns = 1, .losses = 1, .audits = 1}},
+    {"to_a_third_crash_of_two", 3, {.remotes = 1, .shares = 1, .flushes = 1, .crashes = 2}},
+    {"returned", 3, {.remotes = 1, .shares = 1, .returns = 1, .audits = 1}},
+    {"returned_lost", 3, {.remotes = 1, .shares = 1, .returns = 1, .losses = 1}},
 };
 
+// Of one world; WEFT_RREF_STATES says another bound. A million of them need some gigabytes.
 size_t max_states() {
-  const char* given = getenv("WEFT_RREF_STATES");
-  return given == nullptr ? 400000 : static_cast<size_t>(std::atoll(given));
+  const char* given = std::getenv("WEFT_RREF_STATES");
+  return given == nullptr ? 100'000 : std::strtoull(given, nullptr, 10);
 }
 
 class RRefExplore : public testing::TestWithParam<Case> {};

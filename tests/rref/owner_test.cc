@@ -293,6 +293,11 @@ TEST(RRefOwnerObject, TheCreatorsDeathEndsWaitingForItsCreation) {
   desk.gone(kOwner, kCreator);
   EXPECT_EQ(error_kind(*desk.use_status(1)), ErrorKind::kPeerLost);
   EXPECT_EQ(desk.create(c), CreateVerdict::kRefused);
+  desk.log();
+  desk.drop(kThird, carrier.forks[0]);
+  desk.pass(MessageKind::kDelete);
+  EXPECT_FALSE(desk[kOwner].has_object(c.rref));
+  EXPECT_THAT(desk.log(), IsEmpty());  // there was no value to release
 }
 
 TEST(RRefOwnerObject, KnownIsSentOnceWhileTheFunctionRuns) {
