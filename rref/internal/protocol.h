@@ -19,13 +19,11 @@
 //   RREF-4   a parent outlives every child that is not confirmed yet.
 //   RREF-5   a control item that is handled twice has the effect of once, in any order.
 //   RREF-6   all handles dropped and the network quiet: nothing is left but tombstones, and of
-//   these
-//            at most one for each number that its sender has not settled.
+//            these at most one for each number that its sender has not settled.
 //   RREF-7   no input aborts or throws.
 //   RREF-8   a holder's death frees its forks; an owner's death fails every wait for it.
 //   RREF-9   an RRef that is never shared costs one `delete`, a local one nothing; sharing costs at
-//   most
-//            one `fork` per child and one `accept` per carrier.
+//            most one `fork` per child and one `accept` per carrier.
 //   RREF-10  an RRef whose creation failed gives that failure to every use.
 //
 // Numbers and floors. What a worker sends to a peer is numbered: control items and calls of
@@ -36,82 +34,94 @@
 // (RREF-6) without trusting the network to forget.
 //
 // Fork at its owner. `n` is the number that introduced the fork: of its creation or `fork` item; 0
-// for one that the owner made, which nothing can revive.
+// for one that the owner made, which nothing can revive. Whenever the last reference goes, the
+// object's value is released.
 //
-//   state      event                guard                    next       action
-//   unknown    create               -                        live       start the function
-//   unknown    abandon              object not created       live       the object is the error
-//   unknown    fork                 object known, or parent  live       accept
-//                                   is its living creator
-//   unknown    fork                 otherwise                tombstone  refuse
-//   unknown    owner shares         -                        live       bound to the carrier
-//   unknown    delete               n >= floor               tombstone  -
-//   unknown    delete               n < floor                unknown    -
-//   live       create, abandon      -                        live       do not start again
-//   live       fork                 -                        live       accept again
-//   live       delete               -                        tombstone  last one: release the value
-//   live       carrier undelivered  bound to it              unknown    last one: release the value
-//   live       audit: not held      bound to it              unknown    last one: release the value
-//   live       holder is gone       -                        unknown    last one: release the value
-//   tombstone  create               first time               tombstone  start; the value is not
-//   kept tombstone  create               otherwise                tombstone  - tombstone  abandon
-//   object not created       tombstone  the object is the error tombstone  fork                 -
-//   tombstone  refuse tombstone  delete               -                        tombstone  -
-//   tombstone  floor passes n       -                        unknown    forget
-//   any        n < floor            create, abandon, fork    same       ignore
+//   state      event                  guard                     next       action
+//   any        create, abandon, fork  n < floor                 same       ignore
+//   unknown    create                                           live       start the function
+//   unknown    abandon                object not created        live       the object is the error
+//   unknown    fork                   object known, or parent   live       accept
+//                                     is its living creator
+//   unknown    fork                   otherwise                 tombstone  refuse
+//   unknown    owner shares                                     live       bound to the carrier
+//   unknown    delete                 n >= floor                tombstone  its uses end
+//   unknown    delete                 n < floor                 unknown
+//   live       create, abandon                                  live       do not start again
+//   live       fork                                             live       accept again
+//   live       delete                 n >= floor                tombstone  its uses end
+//   live       delete                 n < floor                 unknown    its uses end
+//   live       carrier undelivered,   bound to it               unknown
+//              audit: not held
+//   live       holder is gone                                   unknown
+//   tombstone  create                 first time                tombstone  start, keep no value
+//   tombstone  create                 otherwise                 tombstone
+//   tombstone  abandon                object not created        tombstone  the object is the error
+//   tombstone  fork                                             tombstone  refuse
+//   tombstone  delete                                           tombstone
+//   tombstone  floor passes n                                   unknown    forget
 //
-// Object at its owner. It exists in the table while a fork, a local handle, a running function or a
+// Object at its owner. It is in the table while a fork, a local handle, a running function or a
 // parked use refers to it.
 //
-//   state      event             guard              next       action
-//   -          use, fork, carrier  of the creator   awaited    park uses
-//   -, awaited create            -                  running    start the function
-//   -, awaited abandon           -                  ready      every parked use gets the error
-//   awaited    creator is gone   -                  ready      every parked use gets the error
-//   running    flush_known       not told yet       running    send `known` to the creator
-//   running    function ended    -                  ready      every parked use gets value or error
-//   ready      use               -                  ready      done at once
-//   awaited    no reference left -                  -          -
-//   ready      no reference left -                  -          release the value, if there is one
+//   state       event                guard              next     action
+//   -           use, fork, carrier   of the creator     awaited  park uses
+//   -, awaited  create                                  running  start the function
+//   -, awaited  abandon                                 ready    every parked use gets the error
+//   awaited     creator is gone                         ready    every parked use gets the error
+//   running     flush_known          not told yet       running  send `known` to the creator
+//   running     function ended                          ready    parked uses get value or error
+//   ready       use                                     ready    done at once
+//   awaited     no reference left                       -
+//   ready       no reference left                       -        release the value, if there is one
 //
-// Handle at a user.
+// Handle at a user. A pending child is one that waits for the acknowledgement of its `fork`.
 //
-//   state      event              guard              next       action
-//   -          remote             -                  pending    the call carries the creation
-//   -          carrier arrives    fork owner-made    confirmed  -
-//   -          carrier arrives    otherwise          pending    send `fork`
-//   pending    known, answer      creator            confirmed  -
-//   pending    fork acknowledged  accepted           confirmed  its arrival may be complete
-//   pending    fork acknowledged  refused            failed     its arrival fails
-//   pending,   creation fails     creator            failed     send `abandon` unless known
-//    confirmed
-//   any        owner is gone      -                  failed     nothing is sent any more
-//   any but a pending child
-//              dropped            no unconfirmed     -          send `delete` unless the owner is
-//              gone
-//                                 child                         or has refused it
+//   state          event              guard             next       action
+//   -              remote                               pending    the call carries the creation
+//   -              carrier arrives    fork owner-made   confirmed
+//   -              carrier arrives    otherwise         pending    send `fork`
+//   pending        known, answer      creator           confirmed
+//   pending        fork acknowledged  accepted          confirmed  its arrival may be complete
+//   pending        fork acknowledged  refused           failed     its arrival fails
+//   pending        creation fails     creator           failed     send `abandon`
+//   confirmed      creation fails     creator           failed     known: nothing to abandon
+//   any            owner is gone                        failed     nothing is sent any more
+//   any, but not   dropped            no unconfirmed    -          send `delete`, unless the owner
+//   pending child                     child                        is gone or has refused it
 //
 // Carrier at its sender.
 //
-//   state      event           guard       next       action
-//   -          share           -           open       forks made; parents wait
-//   open       delivered       -           -          parents may go; owner-made forks are proven
-//   open       accept          -           -          the same
-//   open       not delivered   -           -          parents may go; owner-made forks are removed
-//   open       unknown     -           audited    send `audit`
-//   open       audit_answers  an answer   audited    send `audit`
-//   audited    held            per fork    -          proven
-//   audited    not held        per fork    -          as not delivered
-//   audited    pending         per fork    audited    until accept
-//   any        receiver gone   -           -          as not delivered
+//   state    event           guard      next     action
+//   -        share                      open     forks made; parents wait
+//   open     delivered                  -        parents may go; owner-made forks are proven
+//   open     accept                     -        the same
+//   open     not delivered              -        parents may go; owner-made forks are removed
+//   open     unknown                    audited  send `audit`
+//   open     audit_answers   an answer  audited  send `audit`
+//   audited  held            per fork   -        as delivered
+//   audited  not held        per fork   -        as not delivered
+//   audited  pending         per fork   audited  until accept
+//   any      receiver gone              -        as not delivered
 //
-// Carrier at its receiver: *pending* until each of its forks is confirmed or one has failed, then
-// ready or failed. A carrier that is audited before it arrives is *void*: it fails when it arrives.
+// Carrier at its receiver.
+//
+//   state    event            guard             next     action
+//   -        arrives          n < floor, void   -        it fails
+//   -        arrives          otherwise         pending  send `fork` for what is not confirmed
+//   -        audit            nothing is held   void     until the floor passes n
+//   pending  all confirmed                      ready    the handler starts
+//   pending  all resolved     one refused       -        it fails; drop the others, send `accept`
+//   pending  all resolved     cancelled         -        drop all, send `accept`
+//   pending  audit                              pending  send `accept` as soon as it is ready
+//   ready    answered                           -
+//   ready    flush_accept,    a fork of it has  -        send `accept`
+//            or is an answer  a parent
 //
 // Pure and single-threaded: no clock, no I/O, no randomness. Inputs append their effects to `out`;
 // the caller performs them afterwards, those of several calls in any order. Two promises are the
-// caller's: a carrier and a creation are handed in at most once each per arrival of their call
-// (CALL-2); and a death, once told, is told to every worker.
+// caller's: a carrier is handed in at most once (CALL-2), and a death that is told to one worker is
+// told to every worker.
 
 #include <cstdint>
 #include <deque>
@@ -129,6 +139,7 @@
 
 namespace weft::internal {
 
+// Copyable, so that a test can try what happens next.
 class WEFT_API RRefProtocol {
  public:
   explicit RRefProtocol(WorkerKey self) : self_(self) {}
@@ -166,12 +177,13 @@ class WEFT_API RRefProtocol {
   // ArrivalReady or ArrivalFailed follows, now or later. When it is ready its handles are the
   // user's: a fork of this worker's own object as {rref, zero, self}, any other as it came.
   void receive(const WorkerKey& from, const Carrier& carrier, Effects& out);
-  // The arrival is given up; nothing follows. REQUIRES: neither ArrivalReady nor ArrivalFailed
-  // came.
-  void cancel_arrival(const WorkerKey& from, uint64_t carrier);
+  // The arrival is given up: true when nothing will follow. False when ArrivalReady or
+  // ArrivalFailed was there first: of the former the handles are the caller's to drop.
+  bool cancel_arrival(const WorkerKey& from, uint64_t carrier);
   // A ready request runs on: tell its sender that its parents may go, unless there are none.
   void flush_accept(const WorkerKey& from, uint64_t carrier, Effects& out);
-  // A ready request is answered by its handler; the answer says the same.
+  // The handler of a ready request has ended, whatever its answer is; the answer says the same, and
+  // when it is lost its caller audits.
   void answered(const WorkerKey& from, uint64_t carrier);
 
   // --- Objects of this worker ---

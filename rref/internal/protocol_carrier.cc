@@ -244,10 +244,11 @@ void RRefProtocol::send_accept(const ArrivalKey& key, Effects& out) {
   send(key.first, std::move(m), 0, out);
 }
 
-void RRefProtocol::cancel_arrival(const WorkerKey& from, uint64_t carrier) {
+bool RRefProtocol::cancel_arrival(const WorkerKey& from, uint64_t carrier) {
   auto it = arrivals_.find({from, carrier});
-  if (it == arrivals_.end() || it->second.pending == 0) return;
+  if (it == arrivals_.end() || it->second.pending == 0) return false;
   it->second.cancelled = true;
+  return true;
 }
 
 void RRefProtocol::flush_accept(const WorkerKey& from, uint64_t carrier, Effects& out) {

@@ -49,7 +49,7 @@ void RRefProtocol::remove_fork(const ForkId& fork, Effects& out) {
 // Uses over this fork have lost their handle.
 void RRefProtocol::end_uses(const RRefId& rref, const ForkId& fork, Effects& out) {
   Object* o = find_object(rref);
-  if (o == nullptr) return;
+  if (o == nullptr || o->parked.empty()) return;
   std::vector<Parked> kept;
   for (const Parked& parked : o->parked) {
     if (parked.fork != fork) {

@@ -283,6 +283,23 @@ TEST(RRefOwnerObject, AUseWhoseForkIsDeletedEnds) {
   EXPECT_EQ(error_kind(*desk.use_status(2)), ErrorKind::kState);
 }
 
+TEST(RRefOwnerObject, AUseWhoseLiveForkIsDeletedEndsAndOthersWait) {
+  Desk desk;
+  const Creation c = desk.remote();
+  const Carrier carrier = desk.share(kCreator, Desk::handle(c), kThird);
+  desk.create(c);
+  desk.receive(kThird, kCreator, carrier);
+  desk.pass(MessageKind::kFork);
+  desk.use(1, kThird, desk[kThird].use_of(carrier.forks[0]));
+  desk.use(2, kCreator, Use{c.rref, c.fork, c.seq});
+  desk.drop(kThird, carrier.forks[0]);
+  desk.pass(MessageKind::kDelete);
+  EXPECT_EQ(error_kind(*desk.use_status(1)), ErrorKind::kState);
+  EXPECT_FALSE(desk.use_status(2).has_value());
+  desk.end(c);
+  EXPECT_EQ(desk.use_status(2), Status());
+}
+
 TEST(RRefOwnerObject, TheCreatorsDeathEndsWaitingForItsCreation) {
   Desk desk;
   const Creation c = desk.remote();

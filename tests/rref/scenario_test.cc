@@ -28,6 +28,20 @@ TEST(RRefMessages, RREF_9_CreateCostsNothingWhenTheFunctionEndsFirst) {
   expect_empty(desk);
 }
 
+TEST(RRefMessages, RREF_9_AHandleThatIsDroppedEarlyCostsOneDeleteToo) {
+  Desk desk;
+  const Creation c = desk.remote();
+  desk.drop(kCreator, Desk::handle(c));
+  desk.create(c);
+  desk.on(kOwner, [&](auto& p, Effects& out) { p.flush_known(c.rref, out); });
+  desk.pass_all();
+  desk.end(c);
+  desk.creation_ended(c, Outcome::kDelivered);
+  desk.pass_all();
+  EXPECT_EQ(desk.sent, 2);  // known, delete
+  EXPECT_EQ(desk[kCreator].counts(), RRefProtocol::Counts());
+}
+
 TEST(RRefMessages, RREF_9_CreateCostsOneWhenTheFunctionRunsForLong) {
   Desk desk;
   const Creation c = desk.remote();

@@ -246,12 +246,19 @@ TEST(RRefCarrier, OneFailureFailsTheArrivalAndDropsTheRest) {
 
 TEST(RRefCarrier, ACancelledArrivalDropsItsForksWhenTheyAreConfirmed) {
   Pending p;
-  p.desk[kThird].cancel_arrival(Desk::key(kCreator), p.carrier.number);
+  EXPECT_TRUE(p.desk[kThird].cancel_arrival(Desk::key(kCreator), p.carrier.number));
   p.desk.pass(MessageKind::kFork);
   EXPECT_THAT(p.desk.log(), IsEmpty());
   p.desk.pass_all();  // accept, delete
   EXPECT_EQ(p.desk[kThird].counts(), RRefProtocol::Counts());
   EXPECT_EQ(p.desk[kCreator].counts().pending_children, 0U);
+}
+
+TEST(RRefCarrier, AnArrivalThatIsReadyCannotBeCancelled) {
+  Pending p;
+  p.desk.pass(MessageKind::kFork);
+  EXPECT_FALSE(p.desk[kThird].cancel_arrival(Desk::key(kCreator), p.carrier.number));
+  EXPECT_EQ(p.desk[kThird].counts().users, 1U);  // the user's to drop
 }
 
 TEST(RRefCarrier, AForkOfAnOlderLifeOfThisWorkerIsLost) {

@@ -244,7 +244,12 @@ void World::learn(int worker, int dead) {
 void World::perform(int worker, const Effects& effects) {
   for (const Effect& effect : effects) {
     if (const auto* send = std::get_if<SendMessage>(&effect)) {
-      ++sent_[static_cast<size_t>(send->message.kind)];
+      const Message& m = send->message;
+      ++sent_[static_cast<size_t>(m.kind)];
+      const int to = static_cast<int>(send->to.id.value());
+      if (!said_.insert({worker, static_cast<int>(m.kind), m.fork, to, m.carrier}).second) {
+        fail(absl::StrCat("RREF-9: worker ", worker, " said twice: ", to_string(m)));
+      }
       Packet packet{Packet::kControl, worker, static_cast<int>(send->to.id.value())};
       packet.message = send->message;
       if (bug_ == Bug::kDeleteWithoutTombstone && packet.message.kind == MessageKind::kDelete) {

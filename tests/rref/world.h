@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "weft/rref/internal/protocol.h"
@@ -190,6 +191,8 @@ class World {
   Budget budget_;
   Bug bug_;
   std::string violation_;
+  // What was said, by whom: each item is made once, however often it travels.
+  std::set<std::tuple<int, int, ForkId, int, uint64_t>> said_;
   uint64_t sent_[8] = {};
   int values_ = 0;
   int errors_ = 0;
