@@ -364,7 +364,7 @@ class WEFT_API RRefProtocol {
   void receive_fork(const WorkerKey& from, const Carrier& carrier, const Handle& handle,
                     Arrival& arrival, Effects& out);
   void resolve_if_complete(const ArrivalKey& key, Effects& out);
-  void send_accept(const ArrivalKey& key, Effects& out);
+  void send_accept(ArrivalKey key, Effects& out);
 
   WorkerKey self_;
   uint64_t last_id_ = 0;

@@ -236,7 +236,7 @@ void RRefProtocol::resolve_if_complete(const ArrivalKey& key, Effects& out) {
   }
 }
 
-void RRefProtocol::send_accept(const ArrivalKey& key, Effects& out) {
+void RRefProtocol::send_accept(ArrivalKey key, Effects& out) {
   arrivals_.erase(key);
   Message m;
   m.kind = MessageKind::kAccept;
