@@ -46,6 +46,7 @@ std::ostream& operator<<(std::ostream& out, const PeerStats& peer) {
           << " tensors, " << connection.arena_hit_bytes << " bytes; by the wire "
           << connection.arena_fallbacks << ", " << connection.arena_fallback_bytes << " bytes)";
     }
+    if (!connection.data.empty()) out << "; large messages: " << connection.data;
     out << "\n";
     for (size_t i = 0; i < connection.lanes.size(); ++i) {
       const LaneStats& lane = connection.lanes[i];

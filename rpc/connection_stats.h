@@ -48,6 +48,8 @@ struct ConnectionStats {
   int64_t arena_fallback_bytes = 0;
   // "lends, borrows", or what is in the way; "" where there is no such memory.
   std::string arena;
+  // "2 connections, sealed", or why large messages go by the bulk lanes; "" where there are none.
+  std::string data;
 };
 
 struct PeerStats {

@@ -11,7 +11,8 @@
 // Threads: one poller per transport, whatever the number of peers ("weft-poller").
 // Addresses: "127.0.0.1:4711", "[::1]:4711", "host.name:4711". The same port answers gRPC's health
 // check. listen() must come before the first connect(): both share the completion queues. Nothing
-// here works under a simulated Runtime.
+// here works under a simulated Runtime. Data connections have one thread more, "weft-data", with
+// the first of them.
 //
 // Credentials: mutual TLS (rpc/credentials.h), on every connection, those over a local socket
 // included. Without them traffic is plain text, which is why listening beyond loopback must be
@@ -60,6 +61,10 @@ struct GrpcTransportOptions {
   // the one that has the least to do. 1 to 7; who dials decides.
   int bulk_lanes = 2;
   int local_bulk_lanes = 1;
+  // Over TCP large messages travel on connections without HTTP/2, as many as there are bulk lanes,
+  // to the same port and as secure as the others (docs/transport.md). False: on the bulk lanes
+  // themselves, as when such a connection cannot be had. Either side may say so.
+  bool data_connections = true;
   // An Abseil that was built without NDEBUG, Debian's for one, checks at each lock of gRPC the
   // order in which mutexes were ever locked, and aborts the process at a cycle; that is an eighth
   // of a small call. So the first transport switches the check off, for the whole process, as

@@ -25,6 +25,8 @@ std::string_view frame_kind_name(FrameKind kind) {
     case FrameKind::kGoodbye: return "goodbye";
     case FrameKind::kArenaProbe: return "arena_probe";
     case FrameKind::kArenaFree: return "arena_free";
+    case FrameKind::kDataOffer: return "data_offer";
+    case FrameKind::kDataEnd: return "data_end";
   }
   return "unknown";
 }

@@ -9,6 +9,12 @@ set(WEFT_RPC_TRANSPORT_SRCS
   internal/arena/memory_file.cc
   internal/arena/shared_arena.cc
   internal/stream_copy.cc
+  internal/data/lane.cc
+  internal/data/loop.cc
+  internal/data/offer.cc
+  internal/data/pipe.cc
+  internal/data/sealed.cc
+  internal/data/stream_reader.cc
   internal/local/gate.cc
   internal/local/socket.cc
   internal/inproc/network.cc
@@ -16,10 +22,11 @@ set(WEFT_RPC_TRANSPORT_SRCS
   internal/grpc/address.cc
   internal/grpc/bytes.cc
   internal/grpc/connection.cc
+  internal/grpc/connection_data.cc
   internal/grpc/core.cc
   internal/grpc/lane.cc
   internal/grpc/listener.cc
-  internal/grpc/crowd.cc
+  internal/crowd.cc
   internal/grpc/poller.cc
   internal/grpc/server.cc
   internal/faulty/faulty.cc

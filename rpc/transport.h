@@ -53,6 +53,8 @@ enum class FrameKind : uint8_t {
   kGoodbye = 10,
   kArenaProbe = 11,  // this and the next: between transports, never seen by a handler
   kArenaFree = 12,
+  kDataOffer = 13,
+  kDataEnd = 14,
 };
 WEFT_API std::string_view frame_kind_name(FrameKind kind);
 
@@ -120,11 +122,25 @@ struct Borrowed {
   std::shared_ptr<void> owner;
 };
 
+// Where a transport that reads by itself may put the payload of a chunk: valid while `owner` lives.
+struct ChunkTarget {
+  char* data = nullptr;
+  std::shared_ptr<void> owner;
+};
+
+struct LaneRange {
+  int first = 0;
+  int count = 0;
+};
+
 class WEFT_API Connection {
  public:
   virtual ~Connection() = default;
   // The hello of the other side.
   virtual const Hello& peer() const = 0;
+  // The lanes that large messages travel on from now on. It may change once, to others with higher
+  // numbers; those of before can be used still.
+  virtual LaneRange bulk_lanes() const { return {kBulkLane, static_cast<int>(peer().lanes) - 1}; }
   virtual bool dialled() const = 0;  // true on the side that dialled
   // CONN-3, CONN-4. Errors: not_delivered when the connection is lost or closed; resource when the
   // frame exceeds what the peer accepts.
@@ -163,6 +179,16 @@ class ConnectionHandler {
   virtual ~ConnectionHandler() = default;
   virtual void on_frame(const FrameView& frame, int lane) = 0;
   virtual void on_lost(Lost lost) = 0;
+  // A chunk comes whose payload the transport can read to where it belongs. Null: as a frame, and
+  // that is what becomes of one that nobody expects. Otherwise chunk_filled() with the same
+  // arguments follows when the bytes are there, unless the connection is lost before.
+  virtual ChunkTarget chunk_target(std::string_view header, size_t bytes, int lane) {
+    (void)header, (void)bytes, (void)lane;
+    return {};
+  }
+  virtual void chunk_filled(std::string_view header, size_t bytes, int lane) {
+    (void)header, (void)bytes, (void)lane;
+  }
 };
 
 // Accepting side: checks a hello. Returns our own hello for the acknowledgement, or the refusal

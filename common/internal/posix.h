@@ -28,6 +28,8 @@ class UniqueFd {
   }
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
+  // Somebody else's from now on.
+  int release() { return std::exchange(fd_, -1); }
   // Owns `fd` from now on.
   void reset(int fd = -1) {
     if (fd_ >= 0) close(fd_);

@@ -149,7 +149,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
                   StatusOr<Payload> payload);
   void on_answer(uint64_t call_id, StatusOr<Payload> result);
   void on_cancel_frame(const std::shared_ptr<Link>& link, uint64_t call_id);
-  void on_goodbye(const std::shared_ptr<Link>& link, v1::GoodbyeHeader::Reason reason);
+  void on_goodbye(const std::shared_ptr<Link>& link, const v1::GoodbyeHeader& header);
   void on_link_lost(const std::shared_ptr<Link>& link, Lost lost);
 
   absl::Time now() const { return options_.runtime->now(); }

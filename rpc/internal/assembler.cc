@@ -201,7 +201,7 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
         if (s.transfer_id() == 0) continue;
         max_announced_ = std::max(max_announced_, s.transfer_id());
         const bool fresh =
-            transfers_.emplace(s.transfer_id(), Transfer{nullptr, nullptr, s.length(), 0}).second;
+            transfers_.emplace(s.transfer_id(), Transfer{nullptr, nullptr, s.length()}).second;
         // Of a transfer that is under way nothing may be lost: its message holds bytes.
         if (!fresh)
           return violation(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
@@ -235,7 +235,7 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
       const v1::Segment& s = layout.segments(i);
       if (s.transfer_id() == 0) continue;
       const auto [it, fresh] = transfers_.emplace(
-          s.transfer_id(), Transfer{message, targets[static_cast<size_t>(i)], s.length(), 0});
+          s.transfer_id(), Transfer{message, targets[static_cast<size_t>(i)], s.length()});
       if (!fresh) {
         // abandon() gives back what the messages in the table have taken, and this one is not
         // there.
@@ -268,23 +268,67 @@ Status Assembler::take_locked(uint64_t id, uint64_t offset, const FrameView* fra
   Transfer& t = it->second;
   const uint64_t n = frame != nullptr ? frame->payload_bytes : bytes.size();
   // In order, without gaps, within what was announced: by subtraction, so that nothing overflows.
-  if (offset != t.received || n == 0 || n > t.length - t.received) {
+  // And never beside a transport that reads into the same place.
+  if (offset != t.received || n == 0 || n > t.length - t.received || t.filling > 0) {
     return violation(absl::StrCat("chunk of transfer ", id, " at ", offset, "+", n, ", expected ",
-                                  t.received, " of ", t.length));
+                                  t.received + t.filling, " of ", t.length));
   }
-  t.received += n;
   if (t.message != nullptr) {
-    t.message->touched = sweeps_;
     if (frame != nullptr) {
       PayloadReader(*frame).read(t.target + offset, n, t.length);
     } else {
       std::memcpy(t.target + offset, bytes.data(), n);
     }
   }
-  if (t.received == t.length) {
-    if (t.message != nullptr && --t.message->open_transfers == 0) *complete = std::move(t.message);
-    transfers_.erase(it);
+  took_locked(id, n, complete);
+  return absl::OkStatus();
+}
+
+void Assembler::took_locked(uint64_t id, uint64_t bytes, std::shared_ptr<Incoming>* complete) {
+  auto it = transfers_.find(id);
+  Transfer& t = it->second;
+  t.received += bytes;
+  if (t.message != nullptr) t.message->touched = sweeps_;
+  if (t.received < t.length) return;
+  if (t.message != nullptr && --t.message->open_transfers == 0) *complete = std::move(t.message);
+  transfers_.erase(it);
+}
+
+ChunkTarget Assembler::chunk_target(std::string_view header, size_t bytes) {
+  uint64_t id = 0;
+  uint64_t offset = 0;
+  if (!decode_chunk_header(header, &id, &offset).ok()) return {};
+  MutexLock lock(&mutex_);
+  const auto it = transfers_.find(id);
+  if (it == transfers_.end()) return {};
+  Transfer& t = it->second;
+  if (t.message == nullptr || t.filling > 0 || offset != t.received || bytes == 0 ||
+      bytes > t.length - t.received) {
+    return {};
   }
+  t.filling = bytes;
+  // The memory stays even when the message is dropped meanwhile.
+  return {t.target + offset, t.message};
+}
+
+Status Assembler::chunk_filled(std::string_view header, size_t bytes) {
+  uint64_t id = 0;
+  uint64_t offset = 0;
+  WEFT_RETURN_IF_ERROR(decode_chunk_header(header, &id, &offset));
+  std::shared_ptr<Incoming> complete;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = transfers_.find(id);
+    // abandon() was here.
+    if (it == transfers_.end()) return absl::OkStatus();
+    if (it->second.filling != bytes || it->second.received != offset) {
+      return violation(absl::StrCat("chunk of transfer ", id, " at ", offset, "+", bytes,
+                                    " is there without having been begun"));
+    }
+    it->second.filling = 0;
+    took_locked(id, bytes, &complete);
+  }
+  if (complete != nullptr) finish(complete);
   return absl::OkStatus();
 }
 

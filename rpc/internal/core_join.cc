@@ -201,7 +201,7 @@ Status Core::init(JoinOptions options) {
   tc.runtime = runtime_;
   tc.worker_name = self_.name;
   tc.log = log_;
-  tc.max_frame_bytes = config_.chunk_bytes + (256 << 10);
+  tc.max_frame_bytes = std::max(config_.chunk_bytes, kDataChunkBytes) + (256 << 10);
   tc.credentials = options.credentials;
   WEFT_ASSIGN_OR_RETURN(transport_, factory(tc));
   wait_driver_ = transport_->wait_driver();

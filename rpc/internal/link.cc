@@ -16,21 +16,33 @@ constexpr absl::Duration kSmallLasts = absl::Milliseconds(100);
 
 }  // namespace
 
-int LaneLoads::choose(int lanes) {
-  const int bulk = std::min(lanes, kMaxLanes) - 1;
-  if (bulk < 1) return kControlLane;
-  // Lane n is bulk lane n - 1, so this is the place of the one after it.
-  const int turn = last_.load(std::memory_order_relaxed);
+int LaneLoads::choose(LaneRange lanes) {
+  const int count = std::min(lanes.count, kMaxLanes - lanes.first);
+  if (count < 1) return kControlLane;
+  // The place of the one after the last; before the first choice, of the first.
+  const int last = last_.load(std::memory_order_relaxed);
+  const int turn = last < lanes.first ? 0 : last - lanes.first + 1;
   int best = 0;
-  for (int i = 0; i < bulk; ++i) {
-    const int lane = kBulkLane + (turn + i) % bulk;
+  for (int i = 0; i < count; ++i) {
+    const int lane = lanes.first + (turn + i) % count;
     if (best == 0 || bytes(lane) < bytes(best)) best = lane;
   }
   last_.store(best, std::memory_order_relaxed);
   return best;
 }
 
-size_t Link::chunk_bytes(absl::Time now) const {
+std::vector<int> Link::lanes() const {
+  std::vector<int> out;
+  const int first = static_cast<int>(connection_->peer().lanes);
+  for (int lane = 0; lane < first; ++lane) out.push_back(lane);
+  const LaneRange bulk = connection_->bulk_lanes();
+  if (bulk.first < first) return out;
+  for (int i = 0; i < bulk.count; ++i) out.push_back(bulk.first + i);
+  return out;
+}
+
+size_t Link::chunk_bytes(absl::Time now, LaneRange bulk) const {
+  if (bulk.first >= static_cast<int>(connection_->peer().lanes)) return kDataChunkBytes;
   const absl::Time small = absl::FromUnixNanos(last_small_.load(std::memory_order_relaxed));
   return now - small < kSmallLasts ? limits_.chunk_bytes : limits_.chunk_bytes / 5 * 8;
 }
@@ -80,6 +92,20 @@ void Link::on_frame(const FrameView& frame, int lane) {
   if (!status.ok()) connection_->close(status);
 }
 
+ChunkTarget Link::chunk_target(std::string_view header, size_t bytes, int lane) {
+  (void)lane;
+  return assembler_.chunk_target(header, bytes);
+}
+
+void Link::chunk_filled(std::string_view header, size_t bytes, int lane) {
+  (void)lane;
+  const std::shared_ptr<Agent> agent = agent_.lock();
+  if (agent == nullptr) return;
+  last_received_.store(absl::ToUnixNanos(agent->now()), std::memory_order_relaxed);
+  const Status status = assembler_.chunk_filled(header, bytes);
+  if (!status.ok()) connection_->close(status);
+}
+
 Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
   switch (frame.kind) {
     case FrameKind::kRequest: {
@@ -126,7 +152,7 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
     case FrameKind::kGoodbye: {
       v1::GoodbyeHeader header;
       WEFT_RETURN_IF_ERROR(parse_header(frame, &header));
-      agent->on_goodbye(shared_from_this(), header.reason());
+      agent->on_goodbye(shared_from_this(), header);
       return absl::OkStatus();
     }
     case FrameKind::kHeartbeat:
@@ -134,7 +160,9 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
     case FrameKind::kHello:
     case FrameKind::kHelloAck:
     case FrameKind::kArenaProbe:
-    case FrameKind::kArenaFree: break;
+    case FrameKind::kArenaFree:
+    case FrameKind::kDataOffer:
+    case FrameKind::kDataEnd: break;
   }
   return make_error(ErrorKind::kProtocol,
                     absl::StrCat("frame kind ", static_cast<int>(frame.kind), " on lane ", lane,

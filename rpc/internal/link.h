@@ -25,9 +25,9 @@ class WEFT_API LaneLoads {
  public:
   static constexpr int kMaxLanes = 8;
 
-  // The bulk lane of `lanes` with the least to do; of equals the one after the last choice, so that
-  // large messages take turns. With no bulk lane, the control lane.
-  int choose(int lanes);
+  // The one of `lanes` with the least to do; of equals the one after the last choice, so that large
+  // messages take turns. With none, the control lane.
+  int choose(LaneRange lanes);
   void add(int lane, size_t bytes) { at(lane).fetch_add(bytes, std::memory_order_relaxed); }
   void remove(int lane, size_t bytes) { at(lane).fetch_sub(bytes, std::memory_order_relaxed); }
   size_t bytes(int lane) const {
@@ -58,6 +58,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
 
   void on_frame(const FrameView& frame, int lane) override;
   void on_lost(Lost lost) override;
+  ChunkTarget chunk_target(std::string_view header, size_t bytes, int lane) override;
+  void chunk_filled(std::string_view header, size_t bytes, int lane) override;
 
   // Set once, before anyone sends on it.
   void open(std::shared_ptr<Connection> connection) { connection_ = std::move(connection); }
@@ -76,14 +78,15 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
       last_small_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
       return send_message(connection_.get(), kind, header, message, limits_, cookie, &transfers_);
     }
-    const int lane = loads_->choose(lanes());
+    const LaneRange bulk = connection_->bulk_lanes();
+    const int lane = loads_->choose(bulk);
     MessageLimits limits = limits_;
-    limits.chunk_bytes = chunk_bytes(now);
+    limits.chunk_bytes = chunk_bytes(now, bulk);
     return send_message(connection_.get(), kind, header, on_lane(message, lane, std::move(held)),
                         limits, cookie, &transfers_, lane);
   }
-  // Of the connection, the control lane included.
-  int lanes() const { return static_cast<int>(connection_->peer().lanes); }
+  // On which requests may be under way: those that the hello says, and data connections.
+  std::vector<int> lanes() const;
   Status send_control(FrameKind kind, std::string header, int lane, absl::Time now);
 
   absl::Time last_received() const {
@@ -98,6 +101,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   bool goodbye_sent = false;  // the peer was told, after the last request
   int sending = 0;            // requests that are being written to it now
   int goodbyes = 0;           // lanes on which the peer said the same
+  int goodbyes_due = 0;       // of so many, as it said
   int pending = 0;            // our calls that were sent on it
   int serving = 0;            // its calls that run here
   bool closing = false;
@@ -109,7 +113,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
                         std::shared_ptr<const void> held) const;
   Status handle(const FrameView& frame, int lane, Agent* agent);
   // Of a message that is sent now: larger while nothing small would have to wait for a chunk.
-  size_t chunk_bytes(absl::Time now) const;
+  size_t chunk_bytes(absl::Time now, LaneRange bulk) const;
 
   const std::weak_ptr<Agent> agent_;  // weak: the agent holds links, links must not hold it
   const std::shared_ptr<CallTrace> trace_;

@@ -31,6 +31,9 @@
 
 namespace weft::internal {
 
+// Of chunks on a data connection, where nothing small waits behind one.
+inline constexpr size_t kDataChunkBytes = size_t{1} << 20;
+
 struct MessageLimits {
   size_t inline_bytes = 64 << 10;  // a message up to this size is one frame
   size_t chunk_bytes = 160 << 10;
@@ -94,6 +97,11 @@ class WEFT_API Assembler {
   Status begin(const v1::Layout& layout, const FrameView& frame, Connection* connection,
                Delivered delivered);
   Status on_chunk(const FrameView& frame);
+  // Where a chunk of `bytes` belongs, for a transport that reads it to there by itself; then
+  // chunk_filled() must follow, and until then no other chunk of its transfer is taken. Null: it is
+  // not the one that is expected next, and on_chunk() is to judge it.
+  ChunkTarget chunk_target(std::string_view header, size_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
+  Status chunk_filled(std::string_view header, size_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
   // Drops messages on which nothing happened since the last call but one; their `delivered` gets an
   // error. For messages whose sender stalls while its heartbeats come.
   void sweep();
@@ -111,6 +119,7 @@ class WEFT_API Assembler {
     char* target = nullptr;
     uint64_t length = 0;
     uint64_t received = 0;
+    uint64_t filling = 0;  // bytes that a transport is reading into place
   };
   struct Parked {
     std::string bytes;
@@ -123,6 +132,9 @@ class WEFT_API Assembler {
   Status fill_buffers(const v1::Layout& layout, Places places, Incoming* message);
   Status take_locked(uint64_t id, uint64_t offset, const FrameView* frame, std::string_view bytes,
                      std::shared_ptr<Incoming>* complete) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // So many bytes more of the transfer are in place.
+  void took_locked(uint64_t id, uint64_t bytes, std::shared_ptr<Incoming>* complete)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void finish(const std::shared_ptr<Incoming>& message);
 
   const MessageLimits limits_;
@@ -138,7 +150,7 @@ class WEFT_API Assembler {
 
 // The fixed header of a chunk frame: transfer id and offset, little endian.
 inline constexpr size_t kChunkHeaderBytes = 16;
-std::string encode_chunk_header(uint64_t transfer_id, uint64_t offset);
+WEFT_API std::string encode_chunk_header(uint64_t transfer_id, uint64_t offset);
 WEFT_API Status decode_chunk_header(std::string_view header, uint64_t* transfer_id,
                                     uint64_t* offset);
 

@@ -304,15 +304,17 @@ void Agent::send_goodbye(const std::shared_ptr<Link>& link) {
   v1::GoodbyeHeader goodbye;
   goodbye.set_reason(v1::GoodbyeHeader::DUPLICATE);
   // Behind everything that was sent, whatever the lane.
-  for (int lane = 0; lane < link->lanes(); ++lane) {
+  const std::vector<int> lanes = link->lanes();
+  goodbye.set_lanes(static_cast<uint32_t>(lanes.size()));
+  for (const int lane : lanes) {
     link->send_control(FrameKind::kGoodbye, goodbye.SerializeAsString(), lane, now()).IgnoreError();
   }
 }
 
 bool Agent::may_close_locked(const Link& link) const {
   // Nothing of ours is under way on it, nothing of the peer's either, and neither side sends more.
-  return link.goodbye_sent && link.goodbyes >= link.lanes() && link.pending == 0 &&
-         link.serving == 0 && !link.closing && !link.lost;
+  return link.goodbye_sent && link.goodbyes > 0 && link.goodbyes >= link.goodbyes_due &&
+         link.pending == 0 && link.serving == 0 && !link.closing && !link.lost;
 }
 
 void Agent::close_if_drained(const std::shared_ptr<Link>& link) {
@@ -324,8 +326,8 @@ void Agent::close_if_drained(const std::shared_ptr<Link>& link) {
   link->connection()->close(absl::OkStatus());
 }
 
-void Agent::on_goodbye(const std::shared_ptr<Link>& link, v1::GoodbyeHeader::Reason reason) {
-  if (reason == v1::GoodbyeHeader::LEAVING) {
+void Agent::on_goodbye(const std::shared_ptr<Link>& link, const v1::GoodbyeHeader& header) {
+  if (header.reason() == v1::GoodbyeHeader::LEAVING) {
     peer_gone(link->peer().incarnation,
               make_error(ErrorKind::kPeerLost,
                          absl::StrCat("worker '", link->peer().name, "' has left")));
@@ -335,6 +337,7 @@ void Agent::on_goodbye(const std::shared_ptr<Link>& link, v1::GoodbyeHeader::Rea
   {
     MutexLock lock(&mutex_);
     ++link->goodbyes;
+    link->goodbyes_due = static_cast<int>(std::min(header.lanes(), uint32_t{LaneLoads::kMaxLanes}));
     auto it = peers_.find(link->peer().incarnation);
     if (it != peers_.end() && it->second->active == link) {
       // We had not seen the other connection win; the next call dials or finds it.

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "gtest/gtest.h"
-#include "weft/rpc/internal/grpc/crowd.h"
+#include "weft/rpc/internal/crowd.h"
 #include "weft/tests/contract/grpc_transport_harness.h"
 
 namespace weft::testing {

@@ -210,6 +210,7 @@ TEST_F(GrpcHostile, BadMessagesOnAnOpenConnectionEndItAndDeliverNothingOfTheMess
       huge,
       encoded(FrameKind::kHello, internal::encode_hello(hello(), 0), ""),
       encoded(FrameKind::kHelloAck, "", ""),
+      encoded(FrameKind::kDataOffer, "", ""),  // who dialled offers none
       encoded(FrameKind::kChunk, "", std::string(40'000, 'x')) +
           encoded(FrameKind::kChunk, "", std::string(40'000, 'x')),  // a batch above its limit
   };
@@ -246,6 +247,7 @@ TEST_F(GrpcHostile, OneLaneOfAnOpenConnectionVanishes) {
   ASSERT_TRUE(lane1->read().has_value());
   const End end = target_->acceptor->accepted(1);
   ASSERT_NE(end.handler, nullptr);
+  EXPECT_TRUE(lane0.read().has_value()) << "the offer of a data connection";
   lane1 = nullptr;
   ASSERT_TRUE(end.handler->wait_lost());
   EXPECT_FALSE(lane0.read().has_value());

@@ -20,7 +20,8 @@ inline bool says(const Status& s, const std::string& text) {
 
 class GrpcTransportTest : public ::testing::Test {
  protected:
-  void SetUp() override { open({.local_sockets = false}); }
+  // Data connections have tests of their own (data_connection_test.cc).
+  void SetUp() override { open({.local_sockets = false, .data_connections = false}); }
   void open(const GrpcTransportOptions& options) {
     Backend backend{"grpc", false, true, [options](World&) { return grpc_transport(options); }};
     world_ = std::make_unique<World>(backend, 1);

@@ -169,7 +169,7 @@ std::vector<SocketOptions> accepted_at(int port) {
 }
 
 TEST_F(GrpcTransportTest, WhatIsAcceptedDoesNotDelayAndGivesAMutePeerUp) {
-  open({.keepalive_timeout = absl::Seconds(77), .local_sockets = false});
+  open({.keepalive_timeout = absl::Seconds(77), .local_sockets = false, .data_connections = false});
   std::unique_ptr<Peer> a = world().make_peer("a");
   std::unique_ptr<Peer> b = world().make_peer("b");
   ASSERT_TRUE(world().listen(*b).ok());

@@ -82,7 +82,7 @@ TEST_P(TransportContract, EveryKindTravels) {
       const Status s = p.at_a.connection->send(make_frame(kind, "", ""), kControlLane);
       EXPECT_EQ(error_kind(s), ErrorKind::kInvalidArgument) << s;
     }
-    const Status s = p.at_a.connection->send(make_frame(FrameKind::kChunk, "", ""), 2);
+    const Status s = p.at_a.connection->send(make_frame(FrameKind::kChunk, "", ""), 8);
     EXPECT_EQ(error_kind(s), ErrorKind::kInvalidArgument) << s;
     p.shutdown();
   });

@@ -37,20 +37,20 @@ ClusterOptions options(const GrpcTransportOptions& transport) {
 
 TEST(LaneLoads, LargeMessagesTakeTurnsAndAvoidTheLaneWithMoreToDo) {
   LaneLoads loads;
-  EXPECT_EQ(loads.choose(1), kControlLane) << "a connection without bulk lanes";
-  EXPECT_EQ(loads.choose(2), 1);
-  EXPECT_EQ(loads.choose(2), 1);
+  EXPECT_EQ(loads.choose({1, 0}), kControlLane) << "a connection without bulk lanes";
+  EXPECT_EQ(loads.choose({1, 1}), 1);
+  EXPECT_EQ(loads.choose({1, 1}), 1);
   std::vector<int> chosen;
-  for (int i = 0; i < 6; ++i) chosen.push_back(loads.choose(4));
+  for (int i = 0; i < 6; ++i) chosen.push_back(loads.choose({1, 3}));
   EXPECT_EQ(chosen, (std::vector<int>{2, 3, 1, 2, 3, 1}));
   loads.add(1, 100);
   loads.add(2, 300);
   loads.add(3, 200);
-  EXPECT_EQ(loads.choose(4), 1);
+  EXPECT_EQ(loads.choose({1, 3}), 1);
   loads.add(1, 150);
-  EXPECT_EQ(loads.choose(4), 3);
+  EXPECT_EQ(loads.choose({1, 3}), 3);
   loads.remove(2, 300);
-  EXPECT_EQ(loads.choose(4), 2);
+  EXPECT_EQ(loads.choose({1, 3}), 2);
 }
 
 // The invariant "one chunk ahead": a small message waits for what is being written on its own lane,
@@ -58,7 +58,7 @@ TEST(LaneLoads, LargeMessagesTakeTurnsAndAvoidTheLaneWithMoreToDo) {
 // it, at once and alone, however much is under way on the others.
 TEST(Lanes, OneChunkAhead) {
   constexpr int64_t kBytes = 64 * kMiB;
-  Cluster c(options({.local_sockets = false}));
+  Cluster c(options({.local_sockets = false, .data_connections = false}));
   const at::Tensor x = at::ones({kBytes / 4});
   ASSERT_EQ(rpc_sync(c[0], 1, &numel, x), x.numel());
   const int64_t chunk_bytes = 256 << 10;
@@ -90,7 +90,7 @@ TEST(Lanes, OneChunkAhead) {
 
 TEST(Lanes, ChunksAreSmallerWhereSmallMessagesWouldWaitForThem) {
   constexpr int64_t kBytes = 8 * kMiB;
-  Cluster c(options({.local_sockets = false, .bulk_lanes = 1}));
+  Cluster c(options({.local_sockets = false, .bulk_lanes = 1, .data_connections = false}));
   const at::Tensor x = at::ones({kBytes / 4});
   const auto chunks = [&] {
     const int64_t before = counter(c[0], "lane1_chunks_sent");
@@ -112,7 +112,7 @@ TEST(Lanes, ChunksAreSmallerWhereSmallMessagesWouldWaitForThem) {
 
 TEST(Lanes, TwoLargeMessagesTravelSideBySide) {
   constexpr int64_t kBytes = 16 * kMiB;
-  Cluster c(options({.local_sockets = false}));
+  Cluster c(options({.local_sockets = false, .data_connections = false}));
   const at::Tensor x = at::ones({kBytes / 4});
   std::vector<Future<int64_t>> calls;
   for (int i = 0; i < 8; ++i) calls.push_back(rpc_async(c[0], 1, &numel, x));

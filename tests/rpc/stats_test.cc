@@ -43,7 +43,7 @@ PeerStats only_peer(const Worker& worker) {
 constexpr int64_t kElements = int64_t{2} << 20;  // 8 MiB
 
 TEST(Stats, EachLaneOfEachPeerIsCounted) {
-  Cluster c(options({.local_sockets = false}));
+  Cluster c(options({.local_sockets = false, .data_connections = false}));
   // Before the small calls, which would make its chunks smaller.
   ASSERT_EQ(rpc_sync(c[0], 1, &numel, at::ones({kElements})), kElements);
   for (int64_t i = 0; i < 20; ++i) ASSERT_EQ(rpc_sync(c[0], 1, &add, i, 1), i + 1);
@@ -129,7 +129,7 @@ TEST(Stats, WhatALostConnectionDidStaysInTheMetrics) {
 }
 
 TEST(Stats, WhatTheListenerAcceptedIsAMetricAtTheNextHeartbeat) {
-  Cluster c(options({.local_sockets = false, .bulk_lanes = 2}));
+  Cluster c(options({.local_sockets = false, .bulk_lanes = 2, .data_connections = false}));
   ASSERT_EQ(rpc_sync(c[0], 1, &add, 1, 1), 2);
   const auto accepted = [&c](size_t worker) {
     const std::map<std::string, double> all = c[worker].metrics().snapshot();

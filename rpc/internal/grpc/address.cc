@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -128,8 +129,34 @@ std::string peer_address(std::string_view grpc_peer) {
   for (const char* prefix : {"ipv4:", "ipv6:"}) {
     if (absl::StartsWith(out, prefix)) out = out.substr(5);
   }
-  if (absl::StartsWith(out, "unix")) return "this host";
+  if (absl::StartsWith(out, "unix")) return std::string(kLocalPeer);
   return absl::StrReplaceAll(out, {{"%5B", "["}, {"%5D", "]"}});
+}
+
+StatusOr<UniqueFd> begin_connect(std::string_view address) {
+  WEFT_ASSIGN_OR_RETURN(const HostPort at, parse_host_port(address));
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int code = getaddrinfo(at.host.c_str(), std::to_string(at.port).c_str(), &hints, &found);
+  if (code != 0) return bad_address(address, gai_strerror(code));
+  UniqueFd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const bool begun = fd.valid() && (connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0 ||
+                                    errno == EINPROGRESS);
+  const int why = errno;
+  freeaddrinfo(found);
+  if (begun) return fd;
+  return make_error(fd.valid() ? ErrorKind::kUnavailable : ErrorKind::kResource,
+                    absl::StrCat("cannot connect to ", view(address), ": ", system_error(why)));
+}
+
+void set_tcp_options(int fd, absl::Duration user_timeout) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  if (user_timeout <= absl::ZeroDuration() || user_timeout >= absl::Hours(24)) return;
+  const unsigned ms = static_cast<unsigned>(absl::ToInt64Milliseconds(user_timeout));
+  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
 }
 
 StatusOr<BindHost> resolve_bind_host(std::string_view given) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/time/time.h"
 #include "weft/common/error.h"
 #include "weft/common/internal/posix.h"
 
@@ -31,7 +32,9 @@ StatusOr<std::string> dial_target(std::string_view address);
 // wait for our own poller, and let 16 MiB and more gather before it: memory that nobody counts, and
 // milliseconds for whatever comes behind. Without it about 1 MiB is under way per lane.
 bool is_loopback(std::string_view address);
-// gRPC's name of a peer ("ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711", "unix:") as an address.
+// gRPC's name of a peer ("ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711") as an address; "unix:" is
+// kLocalPeer.
+inline constexpr std::string_view kLocalPeer = "this host";
 std::string peer_address(std::string_view grpc_peer);
 
 struct BindHost {
@@ -44,6 +47,11 @@ struct BindHost {
 // Listens there, without blocking. All interfaces means those of IPv6 and IPv4, where the system
 // has both. Errors name the address; a port that is taken is of kind resource.
 StatusOr<UniqueFd> listen_on_port(const BindHost& host, int port);
+// A socket that does not block and is being connected to a numeric address. Errors name it.
+StatusOr<UniqueFd> begin_connect(std::string_view address);
+// For connections over TCP, whichever end: nothing waits for company, and the kernel gives up when
+// bytes stay unacknowledged for so long.
+void set_tcp_options(int fd, absl::Duration user_timeout);
 // The host to listen on; "" is 127.0.0.1, a name is looked up.
 StatusOr<BindHost> resolve_bind_host(std::string_view host);
 // OK when a listener could be bound now; else the system's reason, naming the address.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/rpc/internal/grpc/address.h"
 #include "weft/rpc/internal/grpc/core.h"
 #include "weft/rpc/internal/wire/handshake.h"
 #include "weft/rpc/internal/wire/text.h"
@@ -44,6 +45,7 @@ GrpcConnection::GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const He
       address_(std::move(address)),
       arena_(std::move(arena)),
       free_timer_(std::make_shared<FreeTimer>()),
+      data_timer_(make_data_timer()),
       state_(State::kDialling),
       handler_(std::move(handler)),
       done_(std::move(done)) {}
@@ -57,19 +59,26 @@ GrpcConnection::GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const He
       address_(std::move(address)),
       arena_(std::move(arena)),
       free_timer_(std::make_shared<FreeTimer>()),
-      local_(address_.rfind("unix", 0) == 0),
+      local_(address_ == kLocalPeer),
       lanes_(std::move(lanes)),
       peer_(peer),
+      data_timer_(make_data_timer()),
       state_(State::kOpen) {}
 
 std::string GrpcConnection::describe() const { return describe_peer(peer_, address_); }
 
 Status GrpcConnection::send(Frame frame, int lane) {
-  if (lane < 0 || static_cast<size_t>(lane) >= lanes_.size()) {
+  const size_t index = static_cast<size_t>(lane) - lanes_.size();
+  if (lane < 0 || (static_cast<size_t>(lane) >= lanes_.size() &&
+                   index >= data_ready_.load(std::memory_order_acquire))) {
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat("lane ", lane, " of a connection with ", lanes_.size()));
   }
   WEFT_RETURN_IF_ERROR(check_sendable(frame, peer_.max_frame_bytes));
+  if (static_cast<size_t>(lane) >= lanes_.size()) {
+    Status sent = data_[index]->send(std::move(frame));
+    return sent.ok() ? sent : annotate(sent, describe());
+  }
   Frame frees;
   Frame* rider = nullptr;
   if (arena_ != nullptr && arena_->frees_wait()) {
@@ -87,6 +96,8 @@ ConnectionStats GrpcConnection::stats() const {
   out.way = local_ ? "Unix socket" : core_->tls() != nullptr ? "TCP with TLS" : "TCP";
   out.dialled = dialled_;
   for (const auto& lane : lanes_) out.lanes.push_back(lane->stats());
+  for (const LaneStats& lane : data_stats()) out.lanes.push_back(lane);
+  out.data = describe_data();
   out.arena_hits = arena_hits_.load();
   out.arena_hit_bytes = arena_hit_bytes_.load();
   out.arena_fallbacks = arena_fallbacks_.load();
@@ -119,11 +130,11 @@ StatusOr<Borrowed> GrpcConnection::borrow(const Placement& placement, uint64_t l
 }
 
 Status GrpcConnection::lane_own_frame(GrpcLane& lane, const FrameView& frame) {
-  (void)lane;
-  if (arena_ == nullptr) {
+  if (frame.kind == FrameKind::kDataOffer) return on_data_offer(frame.header);
+  if (arena_ == nullptr || frame.kind == FrameKind::kDataEnd) {
     return make_error(ErrorKind::kProtocol,
                       absl::StrCat("a frame of kind ", view(frame_kind_name(frame.kind)),
-                                   " on a connection without shared memory"));
+                                   " on lane ", lane.number(), " of this connection"));
   }
   if (frame.kind == FrameKind::kArenaFree) return arena_->on_free(frame.header);
   return arena_->on_probe(frame.header);
@@ -160,7 +171,7 @@ void GrpcConnection::close(Status reason) {
   }
   if (!reason.ok()) return abort_lanes(reason);
   core_->set_deadline(core_->drain_deadline(), weak_from_this());
-  for (const auto& lane : lanes_) lane->drain();
+  drain_lanes();
 }
 
 void GrpcConnection::fail(Status why) {
@@ -183,14 +194,23 @@ void GrpcConnection::leave(const Status& why) {
     }
     if (state_ != State::kDialling) {
       lock.unlock();
-      for (const auto& lane : lanes_) lane->drain();
+      drain_lanes();
       return;
     }
   }
   fail(annotate(why, absl::StrCat("dial of ", address_)));
 }
 
+void GrpcConnection::drain_lanes() {
+  for (const auto& lane : data_lanes()) {
+    lane->give_up(make_error(ErrorKind::kUnavailable, "the connection is closed"));
+    lane->drain();
+  }
+  for (const auto& lane : lanes_) lane->drain();
+}
+
 void GrpcConnection::abort_lanes(const Status& why) {
+  for (const auto& lane : data_lanes()) lane->abort(why);
   for (const auto& lane : lanes_) lane->abort(why);
 }
 
@@ -292,6 +312,7 @@ void GrpcConnection::open_accepted(std::shared_ptr<ConnectionHandler> handler) {
     LaneEnd end;
     if (!lane->open(self, raw, &end)) lane_ended(*lane, std::move(end));
   }
+  offer_data();
 }
 
 void GrpcConnection::share_memory() {
@@ -304,7 +325,11 @@ void GrpcConnection::share_memory() {
 
 void GrpcConnection::lane_ended(GrpcLane& lane, LaneEnd end) {
   (void)lane;
-  // As soon as this lane is counted, another poller may find the last one and forget the
+  one_ended(std::move(end));
+}
+
+void GrpcConnection::one_ended(LaneEnd end) {
+  // As soon as this lane is counted, another thread may find the last one and forget the
   // connection.
   const std::shared_ptr<GrpcConnection> self = shared_from_this();
   bool last = false;
@@ -331,7 +356,7 @@ void GrpcConnection::lane_ended(GrpcLane& lane, LaneEnd end) {
     }
     lost_.unsent.insert(lost_.unsent.end(), end.unsent.begin(), end.unsent.end());
     broken = !end.orderly || state_ == State::kDialling;
-    last = ++lanes_ended_ == lanes_.size();
+    last = ++lanes_ended_ == lanes_.size() + data_up_;
     if (state_ == State::kDialling && done_ != nullptr) {
       done = std::exchange(done_, nullptr);
       lost.why = lost_.why;
@@ -350,6 +375,8 @@ void GrpcConnection::lane_ended(GrpcLane& lane, LaneEnd end) {
   if (handler != nullptr) handler->on_lost(std::move(lost));
   if (last && arena_ != nullptr) arena_->close();
   if (last) {
+    // Those that are not up, if any.
+    abort_lanes(make_error(ErrorKind::kUnavailable, "its connection has ended"));
     core_->forget(this);
   } else if (broken) {
     abort_lanes(make_error(ErrorKind::kUnavailable, "another lane of the connection broke"));

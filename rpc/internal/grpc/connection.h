@@ -3,10 +3,12 @@
 
 // GrpcConnection: the lanes to one peer, from the dial (or from the moment that an acceptor has all
 // lanes) to on_lost. It ends when its last lane has ended; the first lane that breaks takes the
-// others along, one that ends in an orderly way gives them time to drain.
+// others along, one that ends in an orderly way gives them time to drain. Data connections that are
+// up are lanes as the others, with the numbers behind theirs; one that does not come up is none.
 //
 // Threads: as rpc/transport.h says; lane events come from the poller, deadlines from the timer.
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -16,7 +18,9 @@
 
 #include "weft/common/mutex.h"
 #include "weft/rpc/internal/arena/link.h"
+#include "weft/rpc/internal/data/lane.h"
 #include "weft/rpc/internal/grpc/lane.h"
+#include "weft/rpc/internal/wire/handshake.h"
 #include "weft/rpc/transport.h"
 
 namespace weft::internal {
@@ -31,6 +35,7 @@ class GrpcConnection final : public Connection,
                              public GrpcLaneHost,
                              public GrpcTimed,
                              public ArenaLink::Host,
+                             public DataLaneHost,
                              public std::enable_shared_from_this<GrpcConnection> {
  public:
   using Lanes = std::vector<std::shared_ptr<GrpcLane>>;
@@ -54,7 +59,14 @@ class GrpcConnection final : public Connection,
   // Ends the dial, or the connection.
   void fail(Status why) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Acceptor: the socket that showed the ticket of this data connection.
+  void take_data(size_t index, DataKeys keys, UniqueFd fd) ABSL_LOCKS_EXCLUDED(mutex_);
+  size_t lanes() const { return lanes_.size(); }
+  // Of the data connections that are up, in order: their numbers begin with lanes().
+  std::vector<LaneStats> data_stats() const;
+
   const Hello& peer() const override { return peer_; }
+  LaneRange bulk_lanes() const override;
   bool dialled() const override { return dialled_; }
   Status send(Frame frame, int lane) override;
   void close(Status reason) override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -70,6 +82,10 @@ class GrpcConnection final : public Connection,
   void lane_ended(GrpcLane& lane, LaneEnd end) override ABSL_LOCKS_EXCLUDED(mutex_);
   void on_deadline() override ABSL_LOCKS_EXCLUDED(mutex_);
 
+  ConnectionHandler* data_lane_up(DataLane& lane) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void data_lane_ended(DataLane& lane, bool was_up, LaneEnd end) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
   void send_arena_frame(FrameKind kind, std::string header) override;
   void frees_waiting() override;
   void lending_settled(bool lends, std::string_view why_not) override;
@@ -77,12 +93,28 @@ class GrpcConnection final : public Connection,
  private:
   enum class State { kDialling, kOpen, kLost };
   class FreeTimer;
+  class DataTimer;
 
   // Whether the lane's other end may be whom it says it is, by its certificate.
   Status check_identity(GrpcLane& lane, std::string_view name, std::optional<uint32_t> rank) const;
   void open_dialled() ABSL_LOCKS_EXCLUDED(mutex_);
   void share_memory();
-  void abort_lanes(const Status& why);
+  void drain_lanes() ABSL_LOCKS_EXCLUDED(mutex_);
+  void abort_lanes(const Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Any lane that frames may have gone over.
+  void one_ended(LaneEnd end) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // connection_data.cc
+  static std::shared_ptr<DataTimer> make_data_timer();
+  // The acceptor's, when the connection is open.
+  void offer_data() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The dialler's.
+  Status on_data_offer(std::string_view header) ABSL_LOCKS_EXCLUDED(mutex_);
+  void start_data(size_t index, const std::string& ticket, DataKeys keys, StatusOr<UniqueFd> fd)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void no_data(const Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<std::shared_ptr<DataLane>> data_lanes() ABSL_LOCKS_EXCLUDED(mutex_);
+  std::string describe_data() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::shared_ptr<GrpcTransportCore> core_;
   const bool dialled_;
@@ -97,13 +129,20 @@ class GrpcConnection final : public Connection,
   std::atomic<int64_t> arena_fallbacks_{0};
   std::atomic<int64_t> arena_fallback_bytes_{0};
   Hello peer_;  // constant once open
+  // By index; none is replaced. Those below data_ready_ are constant.
+  std::array<std::shared_ptr<DataLane>, kMaxLanes> data_;
+  std::atomic<size_t> data_ready_{0};  // 0, or all of them when all are up
+  const std::shared_ptr<DataTimer> data_timer_;
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<ConnectionHandler> handler_ ABSL_GUARDED_BY(mutex_);
   GrpcDialDone done_ ABSL_GUARDED_BY(mutex_);
   size_t lanes_acked_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t lanes_ended_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t data_count_ ABSL_GUARDED_BY(mutex_) = 0;  // offered
+  size_t data_up_ ABSL_GUARDED_BY(mutex_) = 0;     // ever
+  std::string why_no_data_ ABSL_GUARDED_BY(mutex_);
   bool closing_ ABSL_GUARDED_BY(mutex_) =
       false;                                     // close() or fail() was called; `lost_.why` is set
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;  // a lane has ended

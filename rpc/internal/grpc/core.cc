@@ -92,6 +92,7 @@ GrpcTransportCore::GrpcTransportCore(const TransportContext& context,
       options_(options),
       tls_(std::move(tls)),
       poller_(std::make_shared<GrpcPoller>(context.runtime, options)),
+      data_loop_(std::make_shared<DataLoop>(context.runtime, options.max_spin)),
       gate_(std::make_shared<LocalGate>(context.runtime)),
       changed_(context.runtime.get()) {
   if (!options.abseil_lock_checks) {
@@ -399,7 +400,39 @@ void GrpcTransportCore::forget(GrpcConnection* connection) {
   if (it == connections_.end()) return;
   last = std::move(it->second);
   connections_.erase(it);
+  size_t number = last->lanes();
+  for (const LaneStats& lane : last->data_stats()) past_lanes_[number++] += lane;
+  std::erase_if(expected_data_, [&](const auto& one) {
+    return one.second.connection.expired() || one.second.connection.lock() == last;
+  });
+  if (closing_) changed_.notify_all();
   lock.unlock();
+}
+
+// ---- data connections --------------------------------------------------------------------------
+
+void GrpcTransportCore::expect_data(const std::string& ticket, ExpectedData data) {
+  MutexLock lock(&mutex_);
+  const absl::Time now = runtime().now();
+  std::erase_if(expected_data_, [now](const auto& one) { return one.second.until < now; });
+  data.until = now + options_.handshake_timeout;
+  if (!closing_) expected_data_.emplace(ticket, std::move(data));
+}
+
+void GrpcTransportCore::take_data(const std::string& ticket, UniqueFd fd) {
+  ExpectedData data;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = expected_data_.find(ticket);
+    if (it == expected_data_.end()) return;
+    data = std::move(it->second);
+    expected_data_.erase(it);
+  }
+  if (data.until < runtime().now()) return;
+  const std::shared_ptr<GrpcConnection> connection = data.connection.lock();
+  if (connection != nullptr) {
+    connection->take_data(data.index, std::move(data.keys), std::move(fd));
+  }
 }
 
 // ---- time limits -----------------------------------------------------------------------------
@@ -431,7 +464,7 @@ void GrpcTransportCore::fire() {
 
 bool GrpcTransportCore::wait_until_idle(absl::Time deadline, bool operations) {
   MutexLock lock(&mutex_);
-  while (!lanes_.empty() || (operations && operations_ > 0)) {
+  while (!lanes_.empty() || !connections_.empty() || (operations && operations_ > 0)) {
     const Status status = changed_.wait_until(&mutex_, deadline);
     if (!status.ok() && runtime().now() >= deadline) return false;
   }
@@ -460,8 +493,11 @@ void GrpcTransportCore::shutdown() {
   {
     MutexLock lock(&mutex_);
     for (const auto& [raw, lane] : lanes_) lanes.push_back(lane);
+    for (const auto& [raw, connection] : connections_) connections.push_back(connection);
     server = server_;
   }
+  for (const auto& connection : connections) connection->fail(why);
+  connections.clear();
   for (const auto& lane : lanes) lane->abort(why);
   lanes.clear();
   if (server != nullptr) server->shut_down(kServerGrace);
@@ -475,6 +511,7 @@ void GrpcTransportCore::shutdown() {
   }
   timer = nullptr;
   gate_->stop();
+  data_loop_->stop();
   poller_->stop();
   if (server != nullptr) server->release();
   MutexLock lock(&mutex_);
@@ -496,6 +533,10 @@ std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const
     lanes = past_lanes_;
     for (const auto& [raw, lane] : lanes_) {
       lanes[static_cast<size_t>(lane->number())] += lane->stats();
+    }
+    for (const auto& [raw, connection] : connections_) {
+      size_t number = connection->lanes();
+      for (const LaneStats& lane : connection->data_stats()) lanes[number++] += lane;
     }
   }
   for (size_t i = 0; i < lanes.size(); ++i) {

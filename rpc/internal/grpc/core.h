@@ -22,6 +22,7 @@
 #include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/internal/arena/link.h"
 #include "weft/rpc/internal/arena/shared_arena.h"
+#include "weft/rpc/internal/data/loop.h"
 #include "weft/rpc/internal/grpc/connection.h"
 #include "weft/rpc/internal/grpc/lane.h"
 #include "weft/rpc/internal/grpc/listener.h"
@@ -79,6 +80,17 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   std::shared_ptr<char> allocate_shared(size_t bytes) ABSL_LOCKS_EXCLUDED(arena_mutex_);
   void sweep() ABSL_LOCKS_EXCLUDED(arena_mutex_);
   std::shared_ptr<WaitDriver> wait_driver() const { return poller_; }
+  // Data connections that diallers were asked to make. A ticket is good once, and for the time of a
+  // handshake.
+  struct ExpectedData {
+    std::weak_ptr<GrpcConnection> connection;
+    size_t index = 0;
+    DataKeys keys{};
+    absl::Time until;
+  };
+  void expect_data(const std::string& ticket, ExpectedData data) ABSL_LOCKS_EXCLUDED(mutex_);
+  void take_data(const std::string& ticket, UniqueFd fd) ABSL_LOCKS_EXCLUDED(mutex_);
+  const std::shared_ptr<DataLoop>& data_loop() const { return data_loop_; }
   absl::Time drain_deadline() { return runtime().now() + options_.drain_timeout; }
 
  private:
@@ -103,6 +115,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   const GrpcTransportOptions options_;
   const std::shared_ptr<const GrpcTls> tls_;
   const std::shared_ptr<GrpcPoller> poller_;
+  const std::shared_ptr<DataLoop> data_loop_;
   const std::shared_ptr<LocalGate> gate_;
   std::atomic<bool> same_user_only_{false};  // set by listen()
   // Connections to whose peers large tensors went through shared memory, and those to which not.
@@ -124,6 +137,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   // Of the lanes that are gone, by number.
   std::array<LaneStats, kMaxLanes> past_lanes_ ABSL_GUARDED_BY(mutex_);
   std::map<GrpcConnection*, std::shared_ptr<GrpcConnection>> connections_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, ExpectedData> expected_data_ ABSL_GUARDED_BY(mutex_);  // by ticket
   int operations_ ABSL_GUARDED_BY(mutex_) = 0;
   std::multimap<absl::Time, std::weak_ptr<GrpcTimed>> deadlines_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Timer> timer_ ABSL_GUARDED_BY(mutex_);

@@ -7,6 +7,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "weft/common/wake_scope.h"
+#include "weft/rpc/internal/grpc/address.h"
 #include "weft/rpc/internal/grpc/bytes.h"
 #include "weft/rpc/internal/wire/handshake.h"
 
@@ -30,22 +31,6 @@ Status not_delivered(std::string_view message) {
 }
 
 }  // namespace
-
-LaneStats LaneCounters::read() const {
-  LaneStats out;
-  out.frames_sent = frames_sent.load(std::memory_order_relaxed);
-  out.bytes_sent = bytes_sent.load(std::memory_order_relaxed);
-  out.frames_received = frames_received.load(std::memory_order_relaxed);
-  out.bytes_received = bytes_received.load(std::memory_order_relaxed);
-  out.chunks_sent = chunks_sent.load(std::memory_order_relaxed);
-  out.chunks_received = chunks_received.load(std::memory_order_relaxed);
-  out.writes = writes.load(std::memory_order_relaxed);
-  out.batches = batches.load(std::memory_order_relaxed);
-  out.queued = queued.load(std::memory_order_relaxed);
-  out.queued_us = queued_us.load(std::memory_order_relaxed);
-  out.queued_most_us = queued_most_us.load(std::memory_order_relaxed);
-  return out;
-}
 
 // ---- sending ---------------------------------------------------------------------------------
 
@@ -109,11 +94,7 @@ void GrpcLane::note_queued_locked() {
   // Handshakes have no time.
   if (queued_since_ == absl::InfiniteFuture()) return;
   const int64_t us = absl::ToInt64Microseconds(poller_->now() - queued_since_);
-  add(&counters_.queued, 1);
-  add(&counters_.queued_us, us);
-  if (us > counters_.queued_most_us.load(std::memory_order_relaxed)) {
-    counters_.queued_most_us.store(us, std::memory_order_relaxed);
-  }
+  counters_.note_queued(us);
 }
 
 // REQUIRES: writing_ is reserved by the caller and the queue is not empty.
@@ -474,6 +455,11 @@ void GrpcClientLane::on_start(bool ok) {
 std::shared_ptr<const grpc::AuthContext> GrpcClientLane::peer_auth() {
   MutexLock lock(&context_mutex_);
   return context_ == nullptr ? nullptr : context_->auth_context();
+}
+
+std::string GrpcClientLane::remote() {
+  MutexLock lock(&context_mutex_);
+  return context_ == nullptr ? std::string() : peer_address(context_->peer());
 }
 
 void GrpcClientLane::cancel() {

@@ -30,37 +30,13 @@
 #include <grpcpp/grpcpp.h>
 
 #include "weft/common/mutex.h"
-#include "weft/rpc/connection_stats.h"
 #include "weft/rpc/internal/grpc/poller.h"
 #include "weft/rpc/internal/tls/grpc_tls.h"
 #include "weft/rpc/internal/wire/frame.h"
+#include "weft/rpc/internal/wire/lane_counters.h"
 #include "weft/rpc/transport.h"
 
 namespace weft::internal {
-
-// As LaneStats. Those of the queue are written by whoever writes.
-struct LaneCounters {
-  std::atomic<int64_t> frames_sent{0};
-  std::atomic<int64_t> bytes_sent{0};
-  std::atomic<int64_t> frames_received{0};
-  std::atomic<int64_t> bytes_received{0};
-  std::atomic<int64_t> chunks_sent{0};
-  std::atomic<int64_t> chunks_received{0};
-  std::atomic<int64_t> writes{0};
-  std::atomic<int64_t> batches{0};
-  std::atomic<int64_t> queued{0};
-  std::atomic<int64_t> queued_us{0};
-  std::atomic<int64_t> queued_most_us{0};
-
-  LaneStats read() const;
-};
-
-struct LaneEnd {
-  bool orderly = false;      // the stream ended as streams do, nothing broke
-  bool turned_away = false;  // a dialler's: GrpcTls::Fault::kTurnedAway
-  Status why;
-  std::vector<uint64_t> unsent;
-};
 
 class GrpcLane;
 
@@ -98,6 +74,8 @@ class GrpcLane : public GrpcTimed,
   LaneStats stats() const { return counters_.read(); }
   // Who is at the other end, as its certificate says; null when the stream is gone.
   virtual std::shared_ptr<const grpc::AuthContext> peer_auth() = 0;
+  // Its numeric address, as peer_address() gives it; "" when the stream is gone.
+  virtual std::string remote() = 0;
 
   // CONN-3. `rider`, if any, goes before the frame, in the same message where that is possible.
   Status send(Frame frame, Frame* rider = nullptr) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -244,6 +222,7 @@ class GrpcClientLane final : public GrpcLane {
   void start(std::shared_ptr<grpc::Channel> channel, grpc::CompletionQueue* queue);
   void on_deadline() override {}
   std::shared_ptr<const grpc::AuthContext> peer_auth() override;
+  std::string remote() override;
 
  private:
   void on_start(bool ok);

@@ -1,7 +1,6 @@
 #include "weft/rpc/internal/grpc/listener.h"
 
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -24,6 +23,8 @@ constexpr absl::Duration kLongestPause = absl::Seconds(1);
 constexpr absl::Duration kBetweenWarnings = absl::Minutes(1);
 // Then the other listener has its turn, and the end is looked for.
 constexpr int kAcceptsAtOnce = 64;
+// Connections that have not said yet what they are; one more, and the oldest is gRPC's to judge.
+constexpr size_t kMaxUnsorted = 256;
 
 StatusOr<int> port_of(int fd) {
   sockaddr_storage at = {};
@@ -68,14 +69,8 @@ StatusOr<int> GrpcListener::open(const BindHost& host, int port, std::string_vie
                           listen_local(local_socket_name(local), SOCK_STREAM, SOMAXCONN));
   }
   // Inherited by what is accepted.
-  const int fd = listeners_[0].get();
-  const int on = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  if (user_timeout > absl::ZeroDuration() && user_timeout < absl::Hours(24)) {
-    const unsigned ms = static_cast<unsigned>(absl::ToInt64Milliseconds(user_timeout));
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
-  }
-  return port_of(fd);
+  set_tcp_options(listeners_[0].get(), user_timeout);
+  return port_of(listeners_[0].get());
 }
 
 void GrpcListener::add_to(grpc::ServerBuilder* builder,
@@ -102,35 +97,94 @@ void GrpcListener::stop() {
 
 void GrpcListener::run() {
   absl::Duration pause = absl::ZeroDuration();
+  std::vector<pollfd> all;
   while (true) {
     const bool pausing = pause > absl::ZeroDuration();
     // poll() passes over descriptors below zero.
-    std::array<pollfd, 3> all = {};
-    all[0] = {wake_.get(), POLLIN, 0};
-    all[1] = {pausing ? -1 : listeners_[0].get(), POLLIN, 0};
-    all[2] = {pausing ? -1 : listeners_[1].get(), POLLIN, 0};
+    all.assign({{wake_.get(), POLLIN, 0},
+                {pausing ? -1 : listeners_[0].get(), POLLIN, 0},
+                {pausing ? -1 : listeners_[1].get(), POLLIN, 0}});
+    for (const Unsorted& one : unsorted_) {
+      all.push_back({one.fd.get(), static_cast<short>(POLLIN | POLLRDHUP), 0});
+    }
+    absl::Duration patience = pausing ? pause : absl::InfiniteDuration();
+    // The oldest is the first.
+    if (!unsorted_.empty()) {
+      patience = std::min(patience, unsorted_.front().until - runtime_->now());
+    }
     (void)poll(all.data(), all.size(),
-               pausing ? static_cast<int>(absl::ToInt64Milliseconds(pause)) : -1);
-    if (all[0].revents != 0) return;
+               patience == absl::InfiniteDuration()
+                   ? -1
+                   : static_cast<int>(absl::ToInt64Milliseconds(std::max(
+                         absl::Ceil(patience, absl::Milliseconds(1)), absl::ZeroDuration()))));
+    if (all[0].revents != 0) break;
+    size_t at = 3;
+    const absl::Time now = runtime_->now();
+    std::erase_if(unsorted_, [&](Unsorted& one) {
+      const short events = all[at++].revents;
+      return (events != 0 && sort(&one, events)) || one.until <= now;
+    });
     bool all_in = true;
     for (size_t i = 0; i < listeners_.size(); ++i) {
       if (listeners_[i].valid() && (pausing || all[i + 1].revents != 0)) {
-        all_in = accept_from(listeners_[i].get()) && all_in;
+        all_in = accept_from(i) && all_in;
       }
     }
     pause = all_in ? absl::ZeroDuration() : std::clamp(2 * pause, kFirstPause, kLongestPause);
   }
+  unsorted_.clear();
 }
 
-bool GrpcListener::accept_from(int listener) {
+void GrpcListener::hand_over(int listener, UniqueFd fd) {
+  grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+  connection.listener_fd = listener;
+  connection.fd = fd.release();  // the server's from now on
+  acceptor_->HandleNewConnection(&connection);
+}
+
+bool GrpcListener::sort(Unsorted* one, short events) {
+  const int fd = one->fd.get();
+  char greeting[kDataGreetingBytes];
+  const ssize_t n = recv(fd, greeting, sizeof greeting, MSG_PEEK | MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  if (n <= 0) return true;
+  if (greeting[0] != kDataMagic[0]) {
+    hand_over(listeners_[0].get(), std::move(one->fd));
+    return true;
+  }
+  if (static_cast<size_t>(n) < sizeof greeting) {
+    // It is looked at again when all is there.
+    const int all = sizeof greeting;
+    setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &all, sizeof all);
+    return (events & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+  }
+  (void)!recv(fd, greeting, sizeof greeting, MSG_DONTWAIT);
+  const int any = 1;
+  setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &any, sizeof any);
+  if (std::string_view(greeting, kDataMagic.size()) == kDataMagic) {
+    on_data_(std::string(greeting + kDataMagic.size(), kDataTicketBytes), std::move(one->fd));
+  }
+  return true;
+}
+
+bool GrpcListener::accept_from(size_t which) {
+  const int listener = listeners_[which].get();
   for (int i = 0; i < kAcceptsAtOnce; ++i) {
     const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
       counters_->accepted.fetch_add(1, std::memory_order_relaxed);
-      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
-      connection.listener_fd = listener;
-      connection.fd = fd;  // the server's from now on
-      acceptor_->HandleNewConnection(&connection);
+      // Peers of the local socket have no data connections.
+      if (which != 0 || on_data_ == nullptr) {
+        hand_over(listener, UniqueFd(fd));
+        continue;
+      }
+      Unsorted one{UniqueFd(fd), runtime_->now() + patience_};
+      if (sort(&one, 0)) continue;
+      if (unsorted_.size() >= kMaxUnsorted) {
+        hand_over(listener, std::move(unsorted_.front().fd));
+        unsorted_.erase(unsorted_.begin());
+      }
+      unsorted_.push_back(std::move(one));
       continue;
     }
     if (errno == EAGAIN || errno == EWOULDBLOCK) return true;

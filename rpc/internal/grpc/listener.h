@@ -9,14 +9,20 @@
 // 10 ms at first and 1 s at most) until there are descriptors. The dialler's deadline bounds its
 // patience.
 //
+// A connection over TCP that begins as a data connection does (rpc/internal/data/lane.h) is not
+// gRPC's. Which it is shows its first byte, so nobody gets further before he has said something: he
+// has the time of a handshake for it.
+//
 // Threads: open(), add_to(), start() and stop() from one at a time; accepting has a thread of its
 // own ("weft-accept"), which sleeps while nobody comes.
 
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <grpcpp/server_builder.h>
 
@@ -24,6 +30,7 @@
 #include "weft/common/internal/posix.h"
 #include "weft/common/log.h"
 #include "weft/common/runtime.h"
+#include "weft/rpc/internal/data/lane.h"
 #include "weft/rpc/internal/grpc/address.h"
 
 namespace weft::internal {
@@ -48,6 +55,13 @@ class GrpcListener final {
                      absl::Duration user_timeout);
   // REQUIRES: open().
   void add_to(grpc::ServerBuilder* builder, std::shared_ptr<grpc::ServerCredentials> credentials);
+  // Data connections, with the ticket that they showed, go to `on_data`, on the thread that
+  // accepts; `patience`: for their first bytes. REQUIRES: before start().
+  void take_data(absl::Duration patience,
+                 std::function<void(std::string ticket, UniqueFd fd)> on_data) {
+    patience_ = patience;
+    on_data_ = std::move(on_data);
+  }
   // REQUIRES: the server that was built runs.
   void start();
   // REQUIRES: the server runs still. Nothing is accepted any more, the port is free.
@@ -55,8 +69,16 @@ class GrpcListener final {
 
  private:
   void run();
+  struct Unsorted {
+    UniqueFd fd;
+    absl::Time until;
+  };
+
   // False when a connection waits that cannot be accepted.
-  bool accept_from(int listener);
+  bool accept_from(size_t which);
+  void hand_over(int listener, UniqueFd fd);
+  // True when it has gone its way, or is closed.
+  bool sort(Unsorted* one, short events);
 
   const std::shared_ptr<Runtime> runtime_;
   const Logger log_;
@@ -64,7 +86,11 @@ class GrpcListener final {
   UniqueFd wake_;                      // readable: the end
   std::array<UniqueFd, 2> listeners_;  // the port; the local socket or nothing
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
-  absl::Time next_warning_ = absl::InfinitePast();  // the loop's
+  absl::Duration patience_ = absl::ZeroDuration();
+  std::function<void(std::string, UniqueFd)> on_data_;
+  // The loop's.
+  std::vector<Unsorted> unsorted_;
+  absl::Time next_warning_ = absl::InfinitePast();
   std::unique_ptr<Thread> thread_;
 };
 

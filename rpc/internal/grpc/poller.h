@@ -43,7 +43,7 @@
 #include "weft/common/runtime.h"
 #include "weft/common/wait_driver.h"
 #include "weft/rpc/grpc_transport.h"
-#include "weft/rpc/internal/grpc/crowd.h"
+#include "weft/rpc/internal/crowd.h"
 
 namespace weft::internal {
 

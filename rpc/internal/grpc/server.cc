@@ -98,6 +98,12 @@ StatusOr<int> GrpcServer::bind(const BindHost& host, int port, std::string_view 
 void GrpcServer::start() {
   for (int lane = 0; lane < static_cast<int>(kMaxLanes); ++lane) post_accept(lane);
   post_health();
+  if (core_->options().data_connections) {
+    listener_.take_data(core_->options().handshake_timeout,
+                        [core = core_](std::string ticket, UniqueFd fd) {
+                          core->take_data(ticket, std::move(fd));
+                        });
+  }
   listener_.start();
 }
 
@@ -208,7 +214,7 @@ void GrpcServer::open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, cons
     return;
   }
   auto connection = std::make_shared<GrpcConnection>(
-      core_, own, entry->hello, last.peer(), core_->claim_arena(entry->hello.ticket), lanes);
+      core_, own, entry->hello, last.remote(), core_->claim_arena(entry->hello.ticket), lanes);
   core_->remember(connection);
   for (const auto& lane : lanes) lane->allow_sends();
   connection->open_accepted(acceptor_->on_connection(connection));
@@ -253,7 +259,8 @@ void GrpcServerLane::on_accept(bool ok) {
   core_->end_operation();
 }
 
-std::string GrpcServerLane::peer() const {
+std::string GrpcServerLane::remote() {
+  MutexLock lock(&context_mutex_);
   return context_ == nullptr ? std::string() : peer_address(context_->peer());
 }
 

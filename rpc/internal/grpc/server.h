@@ -99,8 +99,8 @@ class GrpcServerLane final : public GrpcLane {
 
   void wait_for_stream(GrpcRawService* service, grpc::ServerCompletionQueue* queue);
   void begin() { begin_reading(stream_.get(), stream_.get()); }
-  std::string peer() const;
   std::shared_ptr<const grpc::AuthContext> peer_auth() override;
+  std::string remote() override;
   // The time for the handshake is over.
   void on_deadline() override;
 

@@ -1,4 +1,4 @@
-#include "weft/rpc/internal/grpc/crowd.h"
+#include "weft/rpc/internal/crowd.h"
 
 #include <fcntl.h>
 #include <unistd.h>

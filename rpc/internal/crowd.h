@@ -1,5 +1,5 @@
-#ifndef WEFT_RPC_INTERNAL_GRPC_CROWD_H_
-#define WEFT_RPC_INTERNAL_GRPC_CROWD_H_
+#ifndef WEFT_RPC_INTERNAL_CROWD_H_
+#define WEFT_RPC_INTERNAL_CROWD_H_
 
 // CrowdWatch: whether clearly more threads want to run on this machine than it has cores for. Then
 // a poller that spins keeps others from the work that it waits for, yield or not: 8 processes on 2
@@ -35,4 +35,4 @@ class WEFT_API CrowdWatch {
 
 }  // namespace weft::internal
 
-#endif  // WEFT_RPC_INTERNAL_GRPC_CROWD_H_
+#endif  // WEFT_RPC_INTERNAL_CROWD_H_

@@ -1,0 +1,401 @@
+// Data connections of the grpc transport: real sockets, a relay that breaks them, and strangers.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "weft/common/internal/posix.h"
+#include "weft/rpc/grpc_transport.h"
+#include "weft/rpc/internal/data/lane.h"
+#include "weft/tests/contract/grpc_transport_harness.h"
+#include "weft/tests/testing/tls_files.h"
+
+namespace weft::testing {
+namespace {
+
+// With `sealed`, over TLS.
+class DataConnection : public ::testing::TestWithParam<bool> {
+ protected:
+  static constexpr int kLanes = 2;  // control and bulk
+  static constexpr int kDataLane = kLanes;
+
+  void SetUp() override { open({}); }
+  void TearDown() override { leave(); }
+  void leave() {
+    for (const auto& peer : {a_.get(), b_.get()}) {
+      if (peer != nullptr) peer->transport->shutdown();
+    }
+  }
+  // `here` for the dialler, `there` for the acceptor.
+  void open(const GrpcTransportOptions& here, const GrpcTransportOptions& there = {}) {
+    leave();
+    GrpcTransportOptions next = there;
+    const bool sealed = GetParam();
+    Backend backend{"grpc", false, true, [&next, sealed, this](World&) -> TransportFactory {
+                      return [&next, sealed, this](const TransportContext& context) {
+                        GrpcTransportOptions options = next;
+                        options.local_sockets = false;
+                        if (sealed) options.credentials = files_.make(context.worker_name, {});
+                        return grpc_transport(options)(context);
+                      };
+                    }};
+    a_ = nullptr;
+    b_ = nullptr;
+    world_ = std::make_unique<World>(backend, 1);
+    b_ = world_->make_peer("b");
+    ASSERT_TRUE(world_->listen(*b_).ok());
+    next = here;
+    a_ = world_->make_peer("a");
+    relay_ = nullptr;
+  }
+  void dial(bool by_relay = false) {
+    if (by_relay && relay_ == nullptr) relay_ = Relay::start(tcp_part(b_->address));
+    const size_t before = b_->acceptor->accepted_count();
+    StatusOr<End> end = world_->dial(*a_, by_relay ? relay_->address() : b_->address);
+    ASSERT_TRUE(end.ok()) << end.status();
+    here_ = *end;
+    there_ = b_->acceptor->accepted(before);
+    ASSERT_NE(there_.handler, nullptr);
+  }
+  // A frame there and back on the control lane: so time passes.
+  void ping() {
+    const size_t before = there_.handler->frame_count();
+    ASSERT_TRUE(here_.connection->send(make_frame(FrameKind::kRequest, "ping", ""), 0).ok());
+    ASSERT_TRUE(there_.handler->wait_frames(before + 1));
+  }
+  static bool up(const End& end) { return end.connection->bulk_lanes().first == kDataLane; }
+  void wait_up() {
+    const absl::Time limit = world_->runtime().now() + absl::Seconds(30);
+    while (!up(here_) || !up(there_)) {
+      ASSERT_LT(world_->runtime().now(), limit) << here_.connection->stats().data;
+      ASSERT_NO_FATAL_FAILURE(ping());
+    }
+  }
+  static int64_t counter(const Peer& peer, const std::string& name) {
+    for (const auto& [key, value] : peer.transport->counters()) {
+      if (key == name) return value;
+    }
+    return 0;
+  }
+
+  TlsFiles files_;
+  std::unique_ptr<World> world_;
+  std::unique_ptr<Peer> a_, b_;
+  std::unique_ptr<Relay> relay_;
+  End here_, there_;
+};
+
+std::vector<Received> chunks_of(RecordingHandler& handler) {
+  std::vector<Received> out;
+  for (Received& got : handler.frames()) {
+    if (got.kind == FrameKind::kChunk) out.push_back(std::move(got));
+  }
+  return out;
+}
+
+TEST_P(DataConnection, LargeFramesTravelOnThemBothWays) {
+  dial();
+  ASSERT_NO_FATAL_FAILURE(wait_up());
+  EXPECT_EQ(here_.connection->bulk_lanes().count, 1);
+  EXPECT_EQ(here_.connection->stats().data, GetParam() ? "1 connection, sealed" : "1 connection");
+  const End ends[] = {here_, there_};
+  for (int from = 0; from < 2; ++from) {
+    const End& to = ends[1 - from];
+    for (uint64_t i = 1; i <= 8; ++i) {
+      ASSERT_TRUE(
+          ends[from]
+              .connection
+              ->send(make_frame(FrameKind::kChunk, std::to_string(i), pattern(1'000'000 + i, i)),
+                     kDataLane)
+              .ok());
+    }
+    const absl::Time limit = world_->runtime().now() + absl::Seconds(30);
+    while (chunks_of(*to.handler).size() < 8) {
+      ASSERT_LT(world_->runtime().now(), limit);
+      ASSERT_NO_FATAL_FAILURE(ping());
+    }
+    const std::vector<Received> got = chunks_of(*to.handler);
+    for (uint64_t i = 1; i <= 8; ++i) {
+      EXPECT_EQ(got[i - 1].header, std::to_string(i)) << "the order of a lane (CONN-2)";
+      EXPECT_EQ(got[i - 1].lane, kDataLane);
+      EXPECT_TRUE(got[i - 1].payload == pattern(1'000'000 + i, i));
+    }
+  }
+  EXPECT_EQ(counter(*a_, "lane1_frames_sent"), 0);
+  EXPECT_EQ(counter(*a_, "lane2_chunks_sent"), 8);
+  EXPECT_EQ(counter(*b_, "lane2_chunks_received"), 8);
+  here_.connection->close(absl::OkStatus());
+  ASSERT_TRUE(here_.handler->wait_lost());
+  ASSERT_TRUE(there_.handler->wait_lost());
+  EXPECT_EQ(counter(*a_, "lane2_chunks_sent"), 8) << "what is over is counted still";
+}
+
+TEST_P(DataConnection, EitherSideMaySayNo) {
+  for (const bool dialler : {true, false}) {
+    open({.data_connections = !dialler}, {.data_connections = dialler});
+    dial();
+    for (int i = 0; i < 20; ++i) ASSERT_NO_FATAL_FAILURE(ping());
+    for (const End& end : {here_, there_}) {
+      EXPECT_EQ(end.connection->bulk_lanes().first, kBulkLane);
+      EXPECT_EQ(end.connection->bulk_lanes().count, 1);
+    }
+    const End& says_no = dialler ? here_ : there_;
+    EXPECT_EQ(says_no.connection->stats().data,
+              "it is switched off here (data_connections is false)");
+    ASSERT_TRUE(
+        here_.connection->send(make_frame(FrameKind::kChunk, "x", "bytes"), kBulkLane).ok());
+    const Status none = here_.connection->send(make_frame(FrameKind::kChunk, "x", ""), kDataLane);
+    EXPECT_EQ(error_kind(none), ErrorKind::kInvalidArgument) << none;
+    EXPECT_TRUE(there_.handler->wait_frames(21));
+  }
+}
+
+TEST_P(DataConnection, CloseSendsWhatIsQueuedFirst) {
+  dial();
+  ASSERT_NO_FATAL_FAILURE(wait_up());
+  constexpr uint64_t kFrames = 32;
+  for (uint64_t i = 1; i <= kFrames; ++i) {
+    ASSERT_TRUE(here_.connection
+                    ->send(make_frame(FrameKind::kChunk, "x", pattern(1'000'000, i), i), kDataLane)
+                    .ok());
+  }
+  here_.connection->close(absl::OkStatus());
+  ASSERT_TRUE(there_.handler->wait_lost());
+  ASSERT_TRUE(here_.handler->wait_lost());
+  EXPECT_EQ(chunks_of(*there_.handler).size(), kFrames);
+  EXPECT_TRUE(here_.handler->lost().unsent.empty());
+  EXPECT_EQ(error_kind(here_.connection->send(make_frame(FrameKind::kChunk, "", ""), kDataLane)),
+            ErrorKind::kNotDelivered);
+}
+
+TEST_P(DataConnection, WhatWasNotSentIsTold) {
+  dial(/*by_relay=*/true);
+  ASSERT_NO_FATAL_FAILURE(wait_up());
+  relay_->add({.action = RelayAction::kStall, .connection = kDataLane});
+  constexpr uint64_t kFrames = 64;
+  for (uint64_t i = 1; i <= kFrames; ++i) {
+    ASSERT_TRUE(here_.connection
+                    ->send(make_frame(FrameKind::kChunk, "x", pattern(1'000'000, i), i), kDataLane)
+                    .ok());
+  }
+  relay_->cut_all(/*reset=*/true);
+  ASSERT_TRUE(here_.handler->wait_lost());
+  ASSERT_TRUE(there_.handler->wait_lost());
+  const std::vector<uint64_t> unsent = here_.handler->lost().unsent;
+  ASSERT_FALSE(unsent.empty());
+  // CONN-4: none of them was delivered, and nothing behind the first of them left.
+  for (size_t i = 0; i < unsent.size(); ++i) EXPECT_EQ(unsent[i], unsent[0] + i);
+  EXPECT_EQ(unsent.back(), kFrames);
+  EXPECT_LT(chunks_of(*there_.handler).size(), unsent[0]);
+}
+
+TEST_P(DataConnection, ACutGreetingLeavesTheBulkLanes) {
+  for (const uint64_t at : {0, 1, 8, 23}) {
+    relay_ = Relay::start(tcp_part(b_->address));
+    // Lanes come first, and the data connection when both are open.
+    relay_->add({.action = RelayAction::kCut, .connection = kLanes, .at_byte = at});
+    dial(/*by_relay=*/true);
+    const absl::Time limit = world_->runtime().now() + absl::Seconds(30);
+    while (here_.connection->stats().data == "not there yet") {
+      ASSERT_LT(world_->runtime().now(), limit);
+      ASSERT_NO_FATAL_FAILURE(ping());
+    }
+    EXPECT_FALSE(up(here_)) << at;
+    const size_t before = there_.handler->frame_count();
+    ASSERT_TRUE(
+        here_.connection->send(make_frame(FrameKind::kChunk, "x", "bytes"), kBulkLane).ok());
+    EXPECT_TRUE(there_.handler->wait_frames(before + 1));
+    EXPECT_EQ(here_.handler->lost_calls(), 0);
+    here_.connection->close(absl::OkStatus());
+    ASSERT_TRUE(here_.handler->wait_lost());
+    ASSERT_TRUE(there_.handler->wait_lost());
+  }
+}
+
+TEST_P(DataConnection, CutInStepsThroughChunks) {
+  constexpr uint64_t kChunk = 200 << 10;
+  for (const RelayAction action :
+       {RelayAction::kCut, RelayAction::kReset, RelayAction::kHalfClose}) {
+    for (const bool to_target : {true, false}) {
+      for (uint64_t at = 0; at < 3 * kChunk; at += 60'013) {
+        relay_ = nullptr;
+        dial(/*by_relay=*/true);
+        ASSERT_NO_FATAL_FAILURE(wait_up());
+        relay_->add({.action = action,
+                     .to_target = to_target,
+                     .connection = kLanes,
+                     .at_byte = relay_->passed(kLanes, to_target) + at});
+        const End& from = to_target ? here_ : there_;
+        const End& to = to_target ? there_ : here_;
+        for (uint64_t i = 1; i <= 4; ++i) {
+          (void)from.connection->send(
+              make_frame(FrameKind::kChunk, std::to_string(i), pattern(kChunk, i), i), kDataLane);
+        }
+        ASSERT_TRUE(here_.handler->wait_lost());
+        ASSERT_TRUE(there_.handler->wait_lost());
+        EXPECT_EQ(here_.handler->lost_calls(), 1);
+        EXPECT_EQ(there_.handler->lost_calls(), 1);
+        const std::vector<Received> got = chunks_of(*to.handler);
+        ASSERT_LE(got.size(), at / kChunk + 1);
+        for (size_t i = 0; i < got.size(); ++i) {
+          EXPECT_EQ(got[i].header, std::to_string(i + 1));
+          EXPECT_TRUE(got[i].payload == pattern(kChunk, i + 1));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(DataConnection, ChangedBytesEndTheConnection) {
+  dial(/*by_relay=*/true);
+  ASSERT_NO_FATAL_FAILURE(wait_up());
+  // In plain text the first bytes are a frame's prefix; sealed, every byte counts.
+  const uint64_t at = relay_->passed(kLanes, true) + (GetParam() ? 50'000 : 1);
+  relay_->add({.action = RelayAction::kFlip, .connection = kLanes, .at_byte = at, .count = 1});
+  ASSERT_TRUE(
+      here_.connection->send(make_frame(FrameKind::kChunk, "x", pattern(300'000, 1)), kDataLane)
+          .ok());
+  ASSERT_TRUE(there_.handler->wait_lost());
+  ASSERT_TRUE(here_.handler->wait_lost());
+  EXPECT_EQ(error_kind(there_.handler->lost().why), ErrorKind::kProtocol)
+      << there_.handler->lost().why;
+  EXPECT_TRUE(chunks_of(*there_.handler).empty());
+}
+
+// Keeps what a transport puts into place.
+class PlacingHandler : public RecordingHandler {
+ public:
+  explicit PlacingHandler(Signal* signal) : RecordingHandler(signal) {}
+  ChunkTarget chunk_target(std::string_view header, size_t bytes, int lane) override {
+    EXPECT_EQ(lane, 2);
+    place_ = std::make_shared<std::string>(bytes, '\0');
+    return header == "place" ? ChunkTarget{place_->data(), place_} : ChunkTarget{};
+  }
+  void chunk_filled(std::string_view header, size_t bytes, int lane) override {
+    EXPECT_EQ(header, "place");
+    EXPECT_EQ(bytes, place_->size());
+    EXPECT_EQ(lane, 2);
+    signal().with([&] { placed_.push_back(*place_); });
+  }
+  bool wait_placed(size_t n) {
+    return signal().wait([&] { return placed_.size() >= n; });
+  }
+  std::vector<std::string> placed() {
+    return signal().with([&] { return placed_; });
+  }
+
+ private:
+  std::shared_ptr<std::string> place_;
+  std::vector<std::string> placed_;
+};
+
+TEST_P(DataConnection, PayloadsAreReadToWhereTheyBelong) {
+  // The dialler's handler says where.
+  auto handler = std::make_shared<PlacingHandler>(&world_->signal());
+  Hello hello = a_->hello;
+  hello.lanes = kLanes;
+  std::shared_ptr<Connection> connection;
+  Status failed;
+  bool done = false;
+  a_->transport->connect(b_->address, hello, world_->runtime().now() + absl::Seconds(30), handler,
+                         [&](StatusOr<std::shared_ptr<Connection>> result) {
+                           world_->signal().with([&] {
+                             done = true;
+                             failed = result.status();
+                             if (result.ok()) connection = *result;
+                           });
+                         });
+  ASSERT_TRUE(world_->signal().wait([&] { return done; }));
+  ASSERT_TRUE(failed.ok()) << failed;
+  here_ = {connection, handler};
+  there_ = b_->acceptor->accepted();
+  ASSERT_NO_FATAL_FAILURE(wait_up());
+  for (const size_t bytes : {size_t{1}, size_t{4096}, size_t{3'000'001}}) {
+    ASSERT_TRUE(there_.connection
+                    ->send(make_frame(FrameKind::kChunk, "place", pattern(bytes, bytes)), kDataLane)
+                    .ok());
+  }
+  ASSERT_TRUE(
+      there_.connection->send(make_frame(FrameKind::kChunk, "elsewhere", "bytes"), kDataLane).ok());
+  ASSERT_TRUE(handler->wait_placed(3));
+  ASSERT_TRUE(handler->wait_frames(1));
+  EXPECT_TRUE(handler->placed()[1] == pattern(4096, 4096));
+  EXPECT_TRUE(handler->placed()[2] == pattern(3'000'001, 3'000'001));
+  EXPECT_EQ(handler->frames().back().payload, "bytes");
+}
+
+// ---- strangers ---------------------------------------------------------------------------------
+
+internal::UniqueFd knock(const std::string& address) {
+  internal::UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in at = {};
+  at.sin_family = AF_INET;
+  at.sin_port = htons(
+      static_cast<uint16_t>(std::stoi(tcp_part(address).substr(tcp_part(address).rfind(':') + 1))));
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at), 0);
+  return fd;
+}
+
+void say(const internal::UniqueFd& fd, std::string_view text) {
+  EXPECT_EQ(send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(text.size()));
+}
+
+// Waits for the end; nothing was said before it.
+bool cut_off(const internal::UniqueFd& fd) {
+  char byte;
+  return recv(fd.get(), &byte, 1, 0) <= 0;
+}
+
+TEST_P(DataConnection, AStrangersTicketIsCutOffWithoutAWord) {
+  dial();
+  ASSERT_NO_FATAL_FAILURE(wait_up());
+  const std::string magic(internal::kDataMagic);
+  for (const std::string& greeting :
+       {magic + std::string(16, '\0'), magic + std::string(16, 'x') + "and more",
+        std::string("weftdatx") + std::string(16, 'x')}) {
+    const internal::UniqueFd fd = knock(b_->address);
+    say(fd, greeting);
+    EXPECT_TRUE(cut_off(fd)) << greeting;
+  }
+  // In pieces, and with an end in the middle.
+  const internal::UniqueFd slow = knock(b_->address);
+  say(slow, "w");
+  say(slow, "eftdata");
+  say(slow, std::string(16, 'x'));
+  EXPECT_TRUE(cut_off(slow));
+  const internal::UniqueFd half = knock(b_->address);
+  say(half, "weftda");
+  shutdown(half.get(), SHUT_WR);
+  EXPECT_TRUE(cut_off(half));
+  ASSERT_NO_FATAL_FAILURE(ping());
+  EXPECT_EQ(here_.handler->lost_calls(), 0);
+}
+
+TEST_P(DataConnection, WhoSaysNothingOrNotAllHasTheTimeOfAHandshake) {
+  open({}, {.handshake_timeout = absl::Milliseconds(200)});
+  const internal::UniqueFd mute = knock(b_->address);
+  const internal::UniqueFd slow = knock(b_->address);
+  say(slow, "weftdata");
+  EXPECT_TRUE(cut_off(mute));
+  EXPECT_TRUE(cut_off(slow));
+}
+
+TEST_P(DataConnection, ManyWhoSayNothingKeepNobodyOut) {
+  std::vector<internal::UniqueFd> mute;
+  for (int i = 0; i < 300; ++i) mute.push_back(knock(b_->address));
+  dial();
+  ASSERT_NO_FATAL_FAILURE(wait_up());
+}
+
+INSTANTIATE_TEST_SUITE_P(, DataConnection, ::testing::Bool(),
+                         [](const auto& p) { return p.param ? "sealed" : "plain"; });
+
+}  // namespace
+}  // namespace weft::testing

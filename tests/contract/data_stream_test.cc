@@ -1,0 +1,407 @@
+// What data connections are made of, without a network: frames out of bytes in any pieces, sealed
+// records, and the two directions of a socket.
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "weft/common/internal/posix.h"
+#include "weft/rpc/internal/data/offer.h"
+#include "weft/rpc/internal/data/pipe.h"
+#include "weft/rpc/internal/data/sealed.h"
+#include "weft/rpc/internal/data/stream_reader.h"
+#include "weft/rpc/internal/wire/frame.h"
+#include "weft/tests/contract/transport_harness.h"
+
+namespace weft::testing {
+namespace {
+
+using internal::DataOffer;
+using internal::Opener;
+using internal::OutFrame;
+using internal::PipeReader;
+using internal::PipeState;
+using internal::PipeWriter;
+using internal::Sealer;
+using internal::StreamReader;
+
+constexpr size_t kLimit = 4u << 20;
+
+// Takes chunks into place when their header is "place", and keeps all it gets.
+class Sink final : public internal::StreamSink {
+ public:
+  struct Got {
+    FrameKind kind;
+    std::string header;
+    std::string payload;
+    bool in_place;
+  };
+
+  ChunkTarget stream_target(std::string_view header, size_t bytes) override {
+    if (header != "place") return {};
+    EXPECT_EQ(place_, nullptr) << "two at once";
+    place_ = std::make_shared<std::string>(bytes, '?');
+    return {place_->data(), place_};
+  }
+  Status stream_filled(std::string_view header, size_t bytes) override {
+    EXPECT_EQ(place_->size(), bytes);
+    got.push_back({FrameKind::kChunk, std::string(header), *place_, true});
+    place_ = nullptr;
+    return verdict;
+  }
+  Status stream_frame(const FrameView& frame) override {
+    std::string payload;
+    for (std::string_view piece : frame.payload) payload.append(piece);
+    EXPECT_EQ(payload.size(), frame.payload_bytes);
+    got.push_back({frame.kind, std::string(frame.header), payload, false});
+    return verdict;
+  }
+
+  std::vector<Got> got;
+  Status verdict;
+
+ private:
+  std::shared_ptr<std::string> place_;
+};
+
+std::vector<Frame> some_frames() {
+  std::vector<Frame> frames;
+  frames.push_back(make_frame(FrameKind::kRequest, "call", "inline"));
+  frames.push_back(make_frame(FrameKind::kChunk, "place", pattern(300'000, 1)));
+  frames.push_back(make_frame(FrameKind::kChunk, "place", pattern(1, 2)));
+  frames.push_back(make_frame(FrameKind::kHeartbeat, "", ""));
+  frames.push_back(make_frame(FrameKind::kChunk, "elsewhere", pattern(70'000, 3)));
+  frames.push_back(make_frame(FrameKind::kGoodbye, "bye", ""));
+  return frames;
+}
+
+std::string bytes_of(const std::vector<Frame>& frames) {
+  std::string out;
+  for (const Frame& frame : frames) {
+    const size_t at = out.size();
+    out.resize(at + internal::frame_bytes(frame));
+    internal::encode_frame(frame, out.data() + at);
+  }
+  return out;
+}
+
+void expect_all(const Sink& sink) {
+  const std::vector<Frame> sent = some_frames();
+  ASSERT_EQ(sink.got.size(), sent.size());
+  for (size_t i = 0; i < sent.size(); ++i) {
+    EXPECT_EQ(sink.got[i].kind, sent[i].kind) << i;
+    EXPECT_EQ(sink.got[i].header, sent[i].header) << i;
+    std::string payload;
+    for (const Slice& slice : sent[i].payload) payload.append(slice.data, slice.size);
+    EXPECT_TRUE(sink.got[i].payload == payload) << i;
+    EXPECT_EQ(sink.got[i].in_place, sent[i].header == "place") << i;
+  }
+}
+
+TEST(StreamReader, FramesComeWholeWhateverThePieces) {
+  const std::string bytes = bytes_of(some_frames());
+  for (const size_t step : {size_t{1}, size_t{7}, size_t{16}, size_t{4096}, bytes.size()}) {
+    for (const bool direct : {false, true}) {
+      Sink sink;
+      StreamReader reader(kLimit, &sink);
+      for (size_t at = 0; at < bytes.size();) {
+        size_t n = std::min(step, bytes.size() - at);
+        const absl::Span<char> place = reader.direct();
+        if (direct && !place.empty()) {
+          n = std::min(n, place.size());
+          std::copy_n(bytes.data() + at, n, place.data());
+          ASSERT_TRUE(reader.advance(n).ok());
+        } else {
+          ASSERT_TRUE(reader.feed(std::string_view(bytes).substr(at, n)).ok());
+        }
+        at += n;
+      }
+      EXPECT_FALSE(reader.ended());
+      expect_all(sink);
+      ASSERT_TRUE(reader.feed(bytes_of({make_frame(FrameKind::kDataEnd, "", "")})).ok());
+      EXPECT_TRUE(reader.ended());
+      EXPECT_EQ(error_kind(reader.feed(bytes)), ErrorKind::kProtocol) << "behind the end";
+    }
+  }
+}
+
+TEST(StreamReader, WhatIsNoFrameIsAProtocolError) {
+  const std::string good = bytes_of({make_frame(FrameKind::kRequest, "h", "p")});
+  const auto changed = [&](size_t at, char to) {
+    std::string out = good;
+    out[at] = to;
+    return out;
+  };
+  std::string terabyte = good;
+  terabyte[13] = 1;
+  const std::vector<std::string> bad = {changed(0, 'x'),
+                                        changed(2, 0),
+                                        changed(2, 99),
+                                        changed(3, 1),
+                                        changed(7, 1),
+                                        terabyte,
+                                        bytes_of({make_frame(FrameKind::kHello, "h", "")}),
+                                        bytes_of({make_frame(FrameKind::kArenaFree, "h", "")}),
+                                        bytes_of({make_frame(FrameKind::kDataOffer, "h", "")}),
+                                        bytes_of({make_frame(FrameKind::kDataEnd, "h", "")})};
+  for (size_t i = 0; i < bad.size(); ++i) {
+    Sink sink;
+    StreamReader reader(kLimit, &sink);
+    EXPECT_EQ(error_kind(reader.feed(bad[i])), ErrorKind::kProtocol) << i;
+    EXPECT_TRUE(sink.got.empty()) << i;
+  }
+}
+
+TEST(StreamReader, ARefusedFrameEndsIt) {
+  Sink sink;
+  sink.verdict = make_error(ErrorKind::kUnavailable, "enough");
+  StreamReader reader(kLimit, &sink);
+  EXPECT_EQ(reader.feed(bytes_of(some_frames())).message(), "enough");
+  EXPECT_EQ(sink.got.size(), 1u);
+}
+
+// ---- records -----------------------------------------------------------------------------------
+
+std::string key() { return *internal::random_seal_key(); }
+
+std::string sealed(Sealer& sealer, std::string_view text) {
+  std::string out(internal::kMaxRecordBytes, '\0');
+  StatusOr<size_t> n = sealer.seal({text}, out.data());
+  EXPECT_TRUE(n.ok()) << n.status();
+  out.resize(*n);
+  return out;
+}
+
+StatusOr<std::string> opened(Opener& opener, std::string_view record, size_t direct = 0) {
+  StatusOr<size_t> text = Opener::text_bytes(record.substr(0, internal::kRecordHeadBytes));
+  if (!text.ok()) return text.status();
+  std::string first(direct, '\0');
+  std::string rest(*text, '\0');
+  WEFT_RETURN_IF_ERROR(opener.open(record, absl::MakeSpan(first), rest.data()));
+  const size_t k = std::min(direct, *text);
+  return first.substr(0, k) + rest.substr(0, *text - k);
+}
+
+TEST(Sealed, ARecordOpensIntoItsPlaceAndElsewhere) {
+  const std::string k = key();
+  auto sealer = *Sealer::make(k);
+  auto opener = *Opener::make(k);
+  for (const size_t size : {size_t{1}, size_t{5}, size_t{4096}, internal::kMaxRecordText}) {
+    for (const size_t direct : {size_t{0}, size_t{3}, size, size + 10}) {
+      const std::string text = pattern(size, size);
+      const std::string record = sealed(*sealer, text);
+      EXPECT_EQ(record.size(), size + internal::kRecordHeadBytes + internal::kRecordTagBytes);
+      EXPECT_EQ(size > 8 && record.find(text.substr(0, 8)) != std::string::npos, false);
+      const StatusOr<std::string> got = opened(*opener, record, direct);
+      ASSERT_TRUE(got.ok()) << got.status();
+      EXPECT_TRUE(*got == text);
+    }
+  }
+}
+
+TEST(Sealed, EqualTextsAreSealedDifferently) {
+  auto sealer = *Sealer::make(key());
+  EXPECT_NE(sealed(*sealer, "text"), sealed(*sealer, "text"));
+}
+
+TEST(Sealed, NoChangedByteOpens) {
+  const std::string k = key();
+  const std::string record = sealed(**Sealer::make(k), "twelve bytes");
+  for (size_t at = internal::kRecordHeadBytes; at < record.size(); ++at) {
+    for (const int bit : {0, 7}) {
+      std::string bad = record;
+      bad[at] = static_cast<char>(bad[at] ^ (1 << bit));
+      EXPECT_EQ(error_kind(opened(**Opener::make(k), bad).status()), ErrorKind::kProtocol) << at;
+    }
+  }
+  // The length is authenticated, too: a shorter record with its own tag at its end.
+  std::string shorter = record.substr(0, 4 + 6) + record.substr(record.size() - 16);
+  shorter[0] = 6;
+  EXPECT_EQ(error_kind(opened(**Opener::make(k), shorter).status()), ErrorKind::kProtocol);
+}
+
+TEST(Sealed, SEAL_1_RecordsOpenInTheirOrderAndOnce) {
+  const std::string k = key();
+  auto sealer = *Sealer::make(k);
+  const std::string records[] = {sealed(*sealer, "a"), sealed(*sealer, "b"), sealed(*sealer, "c")};
+  const auto fails = [&](std::vector<int> order) {
+    auto opener = *Opener::make(k);
+    for (size_t i = 0; i + 1 < order.size(); ++i) {
+      EXPECT_TRUE(opened(*opener, records[order[i]]).ok());
+    }
+    return error_kind(opened(*opener, records[order.back()]).status()) == ErrorKind::kProtocol;
+  };
+  EXPECT_TRUE(fails({1})) << "left out";
+  EXPECT_TRUE(fails({0, 0})) << "repeated";
+  EXPECT_TRUE(fails({0, 2})) << "moved";
+  EXPECT_FALSE(fails({0, 1, 2}));
+  EXPECT_EQ(error_kind(opened(**Opener::make(key()), records[0]).status()), ErrorKind::kProtocol)
+      << "of another connection";
+}
+
+TEST(Sealed, KeysAndLengthsAreChecked) {
+  for (const size_t bytes : {0, 15, 17, 32}) {
+    const std::string bad(bytes, 'k');
+    EXPECT_EQ(error_kind(Sealer::make(bad).status()), ErrorKind::kProtocol) << bytes;
+    EXPECT_EQ(error_kind(Opener::make(bad).status()), ErrorKind::kProtocol) << bytes;
+  }
+  EXPECT_EQ(error_kind(Opener::text_bytes({"\0\0\0\0", 4}).status()), ErrorKind::kProtocol);
+  EXPECT_EQ(error_kind(Opener::text_bytes({"\x01\x00\x02\x00", 4}).status()), ErrorKind::kProtocol);
+  EXPECT_EQ(error_kind(Opener::text_bytes({"\xff\xff\xff\xff", 4}).status()), ErrorKind::kProtocol);
+  EXPECT_EQ(*Opener::text_bytes({"\x00\x00\x02\x00", 4}), internal::kMaxRecordText);
+  EXPECT_NE(key(), key());
+}
+
+TEST(DataOffer, WhatAnAcceptorOffersIsChecked) {
+  const DataOffer good{std::string(16, 't'), 1, 2, std::string(16, 'd'), std::string(16, 'a')};
+  const StatusOr<DataOffer> same =
+      internal::decode_data_offer(internal::encode_data_offer(good, 3), 3, true);
+  ASSERT_TRUE(same.ok()) << same.status();
+  EXPECT_EQ(same->ticket, good.ticket);
+  EXPECT_EQ(same->index, 1u);
+  EXPECT_EQ(same->count, 2u);
+  EXPECT_EQ(same->dialler_key, good.dialler_key);
+  EXPECT_EQ(same->acceptor_key, good.acceptor_key);
+  const auto bad = [](DataOffer offer, size_t first, size_t expected_first, bool sealed) {
+    return error_kind(internal::decode_data_offer(internal::encode_data_offer(offer, first),
+                                                  expected_first, sealed)
+                          .status()) == ErrorKind::kProtocol;
+  };
+  const auto with = [&](auto change) {
+    DataOffer offer = good;
+    change(offer);
+    return offer;
+  };
+  EXPECT_TRUE(bad(good, 3, 3, false)) << "keys for plain text";
+  EXPECT_TRUE(bad(with([](DataOffer& o) { o.ticket.pop_back(); }), 3, 3, true));
+  EXPECT_TRUE(bad(with([](DataOffer& o) { o.dialler_key.clear(); }), 3, 3, true));
+  EXPECT_TRUE(bad(with([](DataOffer& o) { o.acceptor_key += 'x'; }), 3, 3, true));
+  EXPECT_TRUE(bad(with([](DataOffer& o) { o.index = 2; }), 3, 3, true)) << "the third of two";
+  EXPECT_TRUE(bad(good, 1, 3, true)) << "a lane that is there";
+  EXPECT_TRUE(bad(with([](DataOffer& o) { o.count = 6; }), 3, 3, true)) << "too many";
+  EXPECT_EQ(error_kind(internal::decode_data_offer("\x0a\xff", 3, true).status()),
+            ErrorKind::kProtocol);
+}
+
+// ---- through sockets ---------------------------------------------------------------------------
+
+class Pipes : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    int fds[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+    out_.reset(fds[0]);
+    in_.reset(fds[1]);
+    const std::string k = GetParam() ? key() : std::string();
+    writer_ = *internal::make_pipe_writer(out_.get(), k);
+    reader_ = *internal::make_pipe_reader(in_.get(), k);
+  }
+  // Everything that can be written now is written, and read, until nothing moves.
+  StatusOr<PipeState> pump(std::deque<OutFrame>* frames, StreamReader* to) {
+    while (true) {
+      WEFT_ASSIGN_OR_RETURN(const PipeState wrote, writer_->write(frames, 100'000));
+      WEFT_ASSIGN_OR_RETURN(const PipeState read, reader_->read(to, 50'000));
+      if (wrote == PipeState::kDone && read == PipeState::kBlocked) return read;
+    }
+  }
+
+  internal::UniqueFd out_, in_;
+  std::unique_ptr<PipeWriter> writer_;
+  std::unique_ptr<PipeReader> reader_;
+};
+
+TEST_P(Pipes, FramesPassASocketThatTakesThemInParts) {
+  Sink sink;
+  StreamReader to(kLimit, &sink);
+  std::deque<OutFrame> frames;
+  for (Frame& frame : some_frames()) frames.emplace_back(std::move(frame));
+  const StatusOr<PipeState> state = pump(&frames, &to);
+  ASSERT_TRUE(state.ok()) << state.status();
+  expect_all(sink);
+  // The end in good order.
+  frames.emplace_back(make_frame(FrameKind::kDataEnd, "", ""));
+  ASSERT_EQ(*writer_->write(&frames, 1000), PipeState::kDone);
+  out_.reset();
+  StatusOr<PipeState> end = PipeState::kBlocked;
+  for (int i = 0; i < 2 && end.ok() && *end != PipeState::kEnded; ++i) {
+    end = reader_->read(&to, 1000);
+  }
+  ASSERT_TRUE(end.ok()) << end.status();
+  EXPECT_EQ(*end, PipeState::kEnded);
+}
+
+TEST_P(Pipes, FramesThatWereWrittenAreLetGo) {
+  auto owner = std::make_shared<std::string>(pattern(3'000'000, 1));
+  Frame frame;
+  frame.kind = FrameKind::kChunk;
+  frame.header = "place";
+  frame.payload.push_back({owner->data(), owner->size(), owner});
+  std::deque<OutFrame> frames;
+  frames.emplace_back(std::move(frame));
+  ASSERT_EQ(*writer_->write(&frames, kLimit), PipeState::kBlocked) << "more than a socket takes";
+  EXPECT_EQ(writer_->pending(), GetParam()) << "a record that was sealed";
+  EXPECT_TRUE(frames.front().begun());
+  EXPECT_EQ(owner.use_count(), 2);
+  Sink sink;
+  StreamReader to(kLimit, &sink);
+  ASSERT_TRUE(pump(&frames, &to).ok());
+  EXPECT_EQ(owner.use_count(), 1);
+  ASSERT_EQ(sink.got.size(), 1u);
+  EXPECT_TRUE(sink.got[0].payload == *owner);
+}
+
+TEST_P(Pipes, AStreamThatIsCutIsNoOrderlyEnd) {
+  // In the middle of a frame, and behind one.
+  for (const bool middle : {true, false}) {
+    SetUp();
+    Sink sink;
+    StreamReader to(kLimit, &sink);
+    std::deque<OutFrame> frames;
+    frames.emplace_back(make_frame(FrameKind::kRequest, "h", "p"));
+    ASSERT_TRUE(pump(&frames, &to).ok());
+    if (middle) {
+      frames.emplace_back(make_frame(FrameKind::kChunk, "place", pattern(3'000'000, 1)));
+      ASSERT_EQ(*writer_->write(&frames, kLimit), PipeState::kBlocked);
+    }
+    out_.reset();
+    StatusOr<PipeState> state = PipeState::kPaused;
+    while (state.ok() && *state == PipeState::kPaused) state = reader_->read(&to, 1u << 20);
+    EXPECT_EQ(error_kind(state.status()), ErrorKind::kUnavailable) << state.status();
+    EXPECT_EQ(sink.got.size(), 1u);
+  }
+}
+
+TEST_P(Pipes, APeerThatIsGoneIsAnErrorOfTheWriter) {
+  in_.reset();
+  std::deque<OutFrame> frames;
+  frames.emplace_back(make_frame(FrameKind::kRequest, "h", "p"));
+  EXPECT_EQ(error_kind(writer_->write(&frames, kLimit).status()), ErrorKind::kUnavailable);
+}
+
+INSTANTIATE_TEST_SUITE_P(, Pipes, ::testing::Bool(),
+                         [](const auto& p) { return p.param ? "sealed" : "plain"; });
+
+TEST(SealedPipe, SEAL_2_NothingOfARecordThatDoesNotOpenIsDelivered) {
+  const std::string k = key();
+  auto sealer = *Sealer::make(k);
+  // A whole frame, with one byte of its payload changed on the way.
+  std::string record = sealed(*sealer, bytes_of({make_frame(FrameKind::kRequest, "h", "p")}));
+  record[record.size() - internal::kRecordTagBytes - 1] ^= 1;
+  int fds[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+  internal::UniqueFd out(fds[0]);
+  internal::UniqueFd in(fds[1]);
+  ASSERT_EQ(send(out.get(), record.data(), record.size(), 0), static_cast<ssize_t>(record.size()));
+  auto reader = *internal::make_pipe_reader(in.get(), k);
+  Sink sink;
+  StreamReader to(kLimit, &sink);
+  EXPECT_EQ(error_kind(reader->read(&to, kLimit).status()), ErrorKind::kProtocol);
+  EXPECT_TRUE(sink.got.empty());
+}
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,98 @@
+"""Seeds of data_fuzzer.cc: streams of frames ('S'), offers of data connections ('O'), sealed records ('R'). The limit of a
+frame is 32 KiB, the budget 64 KiB, a message has at most 48 KiB."""
+
+import struct
+
+from .chunk import layout
+from .frame import ARENA_FREE, CHUNK, GOODBYE, HELLO, REQUEST, frame
+from .tensor import meta
+from .wire import field, fixed64
+
+DATA_OFFER, DATA_END = 13, 14
+TERABYTE = 2**40
+END = frame(DATA_END)
+
+
+def stream(*frames, step=0, direct=True):
+    return b"S" + bytes([step, direct]) + b"".join(frames)
+
+
+def request(segments, payload=b"", metas=b""):
+    call = fixed64(1, 5) + field(2, b"app.f") + fixed64(3, 9) + field(14, layout(segments, metas))
+    return frame(REQUEST, call, payload)
+
+
+def chunk(transfer, offset, length):
+    return frame(CHUNK, struct.pack("<QQ", transfer, offset), b"c" * length)
+
+
+def offer(ticket=b"t" * 16, number=3, count=2, keys=b"k" * 16, first=3, sealed=True):
+    body = field(1, ticket) + field(2, number) + field(3, count)
+    if keys:
+        body += field(4, keys) + field(5, keys)
+    return b"O" + bytes([first - 1, sealed]) + body
+
+
+BODY = request([(8192, 1)])
+TENSOR = request([(4, 0), (4096, 2)], b"body", meta([1024], 4096))
+WHOLE = [BODY, chunk(1, 0, 8000), chunk(1, 8000, 192)]
+# Sealed by another implementation of AES-128-GCM, under the key of sixteen k.
+FIRST = bytes.fromhex("05000000a4564ce8719a21028a219563ad8a7ef86890df0fda")
+SECOND = bytes.fromhex("060000005b864a53e8c37614f32bf9e899295aa229d5dc7e3e24")
+OPENS_NOT = "protocol: a sealed record does not open"
+SEEDS = {
+    "message": (stream(*WHOLE, END), "ok"),
+    "message_in_pieces": (stream(*WHOLE, END, step=7), "ok"),
+    "message_in_pieces_staged": (stream(*WHOLE, END, step=7, direct=False), "ok"),
+    "tensor": (stream(TENSOR, chunk(2, 0, 4096), frame(GOODBYE), END, step=100), "ok"),
+    "small_message": (stream(request([(3, 0)], b"abc"), END), "ok"),
+    # Ends.
+    "cut_between_frames": (stream(*WHOLE), "unavailable: no data_end"),
+    "cut_in_a_prefix": (stream(BODY[:9]), "unavailable: no data_end"),
+    "cut_in_a_chunk": (stream(BODY, chunk(1, 0, 8000)[:-1]), "unavailable: no data_end"),
+    "behind_the_end": (stream(END, BODY), "protocol: a frame behind a data_end"),
+    "end_with_a_payload": (stream(frame(DATA_END, b"", b"x")), "protocol: data_end on a data connection"),
+    # Frames.
+    "noise": (stream(bytes(range(64))), "protocol: begins with"),
+    "hello": (stream(frame(HELLO, field(1, 1))), "protocol: a frame of kind hello"),
+    "arena_free": (stream(frame(ARENA_FREE, fixed64(1, 5))), "protocol: arena_free on a data connection"),
+    "data_offer": (stream(frame(DATA_OFFER)), "protocol: data_offer on a data connection"),
+    "kind_15": (stream(frame(15)), "protocol: unknown frame kind 15"),
+    "payload_of_a_terabyte": (stream(frame(CHUNK, bytes(16), payload_len=TERABYTE)), "protocol: the limit is 32768"),
+    "payload_2_to_the_64": (stream(frame(CHUNK, bytes(16), payload_len=2**64 - 1)), "protocol: the limit is 32768"),
+    "header_too_long": (stream(frame(REQUEST, header_len=70000)), "protocol: a frame header of 70000 bytes"),
+    # Places.
+    "chunk_twice": (stream(BODY, chunk(1, 0, 100), chunk(1, 0, 100)), "protocol: at 0+100, expected 100 of 8192"),
+    "chunk_with_a_gap": (stream(BODY, chunk(1, 100, 100)), "protocol: at 100+100, expected 0 of 8192"),
+    "chunk_beyond_the_end": (stream(BODY, chunk(1, 0, 8193)), "protocol: at 0+8193, expected 0 of 8192"),
+    "chunk_of_nothing": (stream(BODY, chunk(1, 0, 0)), "protocol: at 0+0"),
+    "chunk_behind_the_last": (stream(*WHOLE, chunk(1, 8192, 1)), "protocol: chunk of transfer 1, which is over"),
+    "chunk_header_short": (stream(frame(CHUNK, b"1234567", b"x")), "protocol: chunk header of 7 bytes"),
+    "chunk_before_its_header": (stream(chunk(1, 0, 8192), BODY, END), "ok"),
+    "message_of_a_terabyte": (stream(request([(TERABYTE, 1)]), END), "ok"),
+    "transfer_twice": (stream(BODY, BODY), "protocol: transfer 1 announced twice"),
+    "layout_unreadable": (stream(frame(REQUEST, b"\x0a\xff")), "protocol: whose header of 2 bytes cannot be parsed"),
+    # Offers.
+    "offer": (offer(), "ok"),
+    "offer_plain": (offer(keys=b"", sealed=False), "ok"),
+    "offer_empty": (b"O\x02\x01", "protocol: with a ticket of 0 bytes"),
+    "offer_unreadable": (b"O\x02\x01\x0a\xff", "protocol: that cannot be read"),
+    "offer_ticket_long": (offer(ticket=b"t" * 17), "protocol: with a ticket of 17 bytes"),
+    "offer_without_keys": (offer(keys=b""), "protocol: with keys of 0 and 0 bytes, must be 16"),
+    "offer_keys_in_plain_text": (offer(sealed=False), "protocol: with keys of 16 and 16 bytes, must be 0"),
+    "offer_key_short": (offer(keys=b"k" * 15), "protocol: with keys of 15"),
+    "offer_of_a_lane_that_is_there": (offer(number=2), "protocol: of number 2 of 2"),
+    "offer_beyond_its_count": (offer(number=5), "protocol: of number 5 of 2"),
+    "offer_of_none": (offer(count=0), "protocol: of number 3 of 0"),
+    "offer_of_too_many": (offer(count=6), "protocol: of number 3 of 6"),
+    "offer_of_4_billion": (offer(number=2**32 - 1, count=2**32 - 1), "protocol: of number 4294967295"),
+    # Records.
+    "records": (b"R" + FIRST + SECOND, "unavailable: cut"),
+    "records_swapped": (b"R" + SECOND + FIRST, OPENS_NOT),
+    "record_repeated": (b"R" + FIRST + FIRST, OPENS_NOT),
+    "record_of_nobody": (b"R" + struct.pack("<I", 5) + bytes(21), OPENS_NOT),
+    "record_changed": (b"R" + FIRST[:6] + b"!" + FIRST[7:], OPENS_NOT),
+    "record_empty": (b"R" + bytes(20), "protocol: a record of 0 bytes"),
+    "record_too_long": (b"R" + struct.pack("<I", 131073), "protocol: a record of 131073 bytes"),
+    "record_of_4_billion": (b"R" + b"\xff" * 4, "protocol: a record of 4294967295 bytes"),
+}
