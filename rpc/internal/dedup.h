@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 
+#include "weft/rpc/internal/attachments.h"
 #include "weft/rpc/internal/message.h"
 
 namespace weft::internal {
@@ -24,6 +25,8 @@ struct Answer {
   uint32_t code = 0;
   uint32_t error_kind = 0;
   OutMessageRef message;
+  v1::ErrorHeader::Reach reach = v1::ErrorHeader::UNKNOWN;  // of an error
+  AttachmentsRef attachments{};                             // of a response; null: none
 };
 
 class CallWindow {

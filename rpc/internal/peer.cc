@@ -235,6 +235,7 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
   std::vector<std::shared_ptr<Link>> goodbyes;
   std::shared_ptr<Link> replaced;
   bool redial = false;
+  bool reconnected = false;
   Status refuse;
   {
     MutexLock lock(&mutex_);
@@ -246,7 +247,8 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
       redial = !peer->waiting.empty() && want_dial_locked(peer.get());  // on_lost overtook us
     } else {
       counters_->connects->add();
-      if (peer->connections++ > 0 && peer->links.empty()) counters_->reconnects->add();
+      reconnected = peer->connections++ > 0 && peer->links.empty();
+      if (reconnected) counters_->reconnects->add();
       peer->links.push_back(link);
       peer->backoff = absl::ZeroDuration();
       peer->unreachable_since = absl::InfiniteFuture();
@@ -281,6 +283,7 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
   }
   for (const auto& l : goodbyes) send_goodbye(l);
   for (uint64_t id : waiting) transmit(id);
+  if (reconnected && options_.on_reconnected != nullptr) options_.on_reconnected(peer->info);
 }
 
 void Agent::retire_locked(Link* link, std::vector<std::shared_ptr<Link>>* goodbyes) {
