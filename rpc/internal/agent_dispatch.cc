@@ -103,6 +103,7 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
 
   CancelToken cancel;
   Answer answer;
+  std::vector<AttachmentsRef> acknowledged;  // told so without the mutex
   CallWindow::Seen seen = CallWindow::Seen::kNew;
   Status refused = payload.ok() ? absl::OkStatus() : payload.status();
   {
@@ -114,7 +115,7 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
     }
     auto peer = peers_.find(key.first);
     if (refused.ok() && job->header->at_most_once() && peer != peers_.end()) {
-      peer->second->window->ack_below(job->header->acked_below());
+      peer->second->window->ack_below(job->header->acked_below(), &acknowledged);
       seen = peer->second->window->begin(call_id, &answer);
       // The answer of what runs now goes where the caller asks from now.
       auto running = serving_.find(key);
@@ -325,6 +326,7 @@ void Agent::finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef
   }
   std::shared_ptr<Link> link;
   std::shared_ptr<SendCharge> held;
+  std::vector<AttachmentsRef> dropped;  // told so without the mutex
   bool wake = false;
   if (error.ok()) {
     MutexLock lock(&mutex_);
@@ -355,7 +357,7 @@ void Agent::finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef
     }
     auto peer = peers_.find(key.first);
     if (job->header->at_most_once() && peer != peers_.end()) {
-      peer->second->window->finish(call_id, answer);
+      peer->second->window->finish(call_id, answer, &dropped);
     }
     wake = waiters_ > 0;
   }
@@ -390,8 +392,6 @@ void Agent::send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, con
                                 static_cast<uint32_t>(error_kind(why)),
                                 pack_error(why, options_.self.name), v1::ErrorHeader::PASSED});
     }
-    // One that could not be sent now may be asked for again, if its call is at_most_once.
-    if (answer.attachments != nullptr) answer.attachments->end(Delivery::kUnknown, sent);
   } else {
     ArenaMessage<v1::ErrorHeader> header;
     header->set_call_id(call_id);

@@ -22,6 +22,12 @@ using Metadata = std::vector<std::pair<std::string, std::string>>;
 // Built by one thread; then any.
 class Attachments {
  public:
+  Attachments() = default;
+  // Whoever holds what may be sent again holds this: with the last one nothing is sent any more.
+  ~Attachments() { end(Delivery::kUnknown, absl::OkStatus()); }
+  Attachments(const Attachments&) = delete;
+  Attachments& operator=(const Attachments&) = delete;
+
   // What `from` gave; null is nothing. An error when it refused, or there is more than fits.
   Status add(const std::shared_ptr<Interceptor>& from, StatusOr<AttachmentPtr> given);
   bool empty() const { return entries_.empty(); }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "weft/rpc/internal/attachments.h"
 #include "weft/rpc/internal/message.h"
@@ -37,9 +38,10 @@ class CallWindow {
 
   // `answer` is filled for kAnswered.
   Seen begin(uint64_t call_id, Answer* answer);
-  void finish(uint64_t call_id, const Answer& answer);
+  // `dropped` gets what was attached to answers that are forgotten.
+  void finish(uint64_t call_id, const Answer& answer, std::vector<AttachmentsRef>* dropped);
   // Every call below is complete at the caller.
-  void ack_below(uint64_t call_id);
+  void ack_below(uint64_t call_id, std::vector<AttachmentsRef>* dropped);
 
   size_t size() const { return calls_.size(); }
   size_t bytes() const { return bytes_; }

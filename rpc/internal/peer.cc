@@ -422,6 +422,7 @@ void Agent::peer_gone(uint64_t incarnation, const Status& why) {
   std::vector<std::shared_ptr<Link>> links;
   std::vector<CancelToken> handlers;
   std::vector<PeerRef> forgotten;
+  std::unique_ptr<CallWindow> window;  // what is attached to its answers learns without the mutex
   {
     MutexLock lock(&mutex_);
     auto it = peers_.find(incarnation);
@@ -430,7 +431,7 @@ void Agent::peer_gone(uint64_t incarnation, const Status& why) {
     peer.gone = why;
     peer.waiting.clear();
     peer.active = nullptr;
-    peer.window = std::make_unique<CallWindow>(kWindowBytes);
+    window = std::exchange(peer.window, std::make_unique<CallWindow>(kWindowBytes));
     if (peer.redial != nullptr) peer.redial->disarm();
     links = peer.links;
     for (const auto& [id, p] : pending_) {

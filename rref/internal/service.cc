@@ -139,7 +139,7 @@ void RRefService::sort_out_locked(Effects effects, Todo* todo) {
     } else if (auto* done = std::get_if<UseDone>(&effect)) {
       auto it = uses_.find(done->token);
       if (it == uses_.end()) continue;
-      todo->run.push_back([on = std::move(it->second.second), status = done->status]() mutable {
+      todo->run.push_back([on = std::move(it->second.done), status = done->status]() mutable {
         on(std::move(status));
       });
       uses_.erase(it);
@@ -234,27 +234,26 @@ CallHandle RRefService::start_local_use(const RRefHandleRef& handle, const std::
   const RRefId rref = handle->handle().rref;
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     use->token = ++last_token_;
-    uses_[use->token] = {rref, [this, use, rref, &type](Status status) {
-                           RRefValueRef value;
-                           if (status.ok()) {
-                             MutexLock lock(&mutex_);
-                             auto it = values_.find(rref);
-                             if (it != values_.end()) value = it->second;
-                           }
-                           if (status.ok() && value == nullptr) {
-                             status = make_error(ErrorKind::kState, "the object is gone");
-                           }
-                           if (status.ok() && *value->kept.type != type) {
-                             status = make_error(
-                                 ErrorKind::kSignature,
-                                 absl::StrCat("the object is of type ", value->kept.type->name(),
-                                              ", the RRef says ", type.name()));
-                           }
-                           if (!status.ok())
-                             return end_local_use(use, annotate(status, use->handle->text()));
-                           use->handle->set_ready();
-                           end_local_use(use, value->kept.object);
-                         }};
+    uses_[use->token] = ParkedUse{
+        rref, /*local=*/true, [this, use, rref, &type](Status status) {
+          RRefValueRef value;
+          if (status.ok()) {
+            MutexLock lock(&mutex_);
+            auto it = values_.find(rref);
+            if (it != values_.end()) value = it->second;
+          }
+          if (status.ok() && value == nullptr) {
+            status = make_error(ErrorKind::kState, "the object is gone");
+          }
+          if (status.ok() && *value->kept.type != type) {
+            status = make_error(ErrorKind::kSignature,
+                                absl::StrCat("the object is of type ", value->kept.type->name(),
+                                             ", the RRef says ", type.name()));
+          }
+          if (!status.ok()) return end_local_use(use, annotate(status, use->handle->text()));
+          use->handle->set_ready();
+          end_local_use(use, value->kept.object);
+        }};
     p.use(use->token, p.self(), Use{rref, ForkId(), 0}, out);
   });
   if (use->token == 0) end_local_use(use, check(*handle));
@@ -297,8 +296,8 @@ void RRefService::cancel_local_use(const std::shared_ptr<LocalUse>& use, const S
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     auto it = uses_.find(use->token);
     if (it == uses_.end()) return;
-    p.cancel_use(it->first, it->second.first, out);
-    dropped = std::move(it->second.second);
+    p.cancel_use(it->first, it->second.rref, out);
+    dropped = std::move(it->second.done);
     uses_.erase(it);
   });
   end_local_use(use, why);
@@ -342,7 +341,9 @@ std::vector<Method> RRefService::methods() {
 
 void RRefService::on_reconnected(const WorkerInfo& info) {
   const WorkerKey peer{WorkerId(info.id), Incarnation(info.incarnation)};
-  with([&](RRefProtocol& p, Effects& out) { p.audit_answers(peer, p.next_carrier(peer), out); });
+  with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    p.audit_answers(peer, answers_to_ask_locked(peer), out);
+  });
 }
 
 void RRefService::on_worker_gone(const WorkerInfo& info, const Status&) {
@@ -351,7 +352,7 @@ void RRefService::on_worker_gone(const WorkerInfo& info, const Status&) {
 
 void RRefService::on_shutdown(const Status& why) {
   std::map<ArrivalKey, OnArrival> arrivals;
-  std::map<uint64_t, std::pair<RRefId, OnUse>> uses;
+  std::map<uint64_t, ParkedUse> uses;
   std::vector<RRefHandleRef> handles;
   absl::flat_hash_map<RRefId, RRefValueRef> values;
   Status closed;
@@ -370,8 +371,12 @@ void RRefService::on_shutdown(const Status& why) {
     }
   }
   if (timer_ != nullptr) timer_->disarm();
-  for (auto& [key, on] : arrivals) on(closed);
-  for (auto& [token, use] : uses) use.second(closed);
+  // Others are told what their call would have been told a moment later.
+  const Status lost =
+      make_error(ErrorKind::kPeerLost,
+                 absl::StrCat("an owner of RRefs is leaving: ", std::string(why.message())));
+  for (auto& [key, on] : arrivals) on(lost);
+  for (auto& [token, use] : uses) use.done(use.local ? closed : lost);
   std::sort(handles.begin(), handles.end(),
             [](const auto& a, const auto& b) { return a->handle().fork < b->handle().fork; });
   for (const auto& handle : handles) handle->fail(closed);

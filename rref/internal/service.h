@@ -118,6 +118,12 @@ class RRefService final : public Service,
   using OnArrival = absl::AnyInvocable<void(Status)>;
   using OnUse = absl::AnyInvocable<void(Status)>;
 
+  struct ParkedUse {
+    RRefId rref;
+    bool local = false;  // local_value(), not a request
+    OnUse done;
+  };
+
   // Control items for one peer.
   struct Outbox {
     std::deque<Message> queue;
@@ -126,6 +132,8 @@ class RRefService final : public Service,
     absl::Duration backoff = absl::ZeroDuration();
     absl::Time not_before = absl::InfinitePast();
     absl::Time unknown_since = absl::InfiniteFuture();  // no member of this id
+    // Carriers in answers that may be sent again, since when: asking about them would void them.
+    std::map<uint64_t, absl::Time> answers;
     uint64_t answers_below = 0;  // carriers below were there at the last look for old answers
   };
   // Something to be said when it has lasted for long: that a creation is known, or RRefs accepted.
@@ -165,6 +173,9 @@ class RRefService final : public Service,
   void use_target(const std::shared_ptr<Request>& request);
   void end(const std::shared_ptr<Request>& request, Status status);
   void give_up(const std::shared_ptr<Request>& request);
+  void answer_ended(const WorkerKey& to, uint64_t carrier, Delivery delivery);
+  // Of the answers to `peer`, those before this one may be asked about now.
+  uint64_t answers_to_ask_locked(const WorkerKey& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void function_ended(const RRefId& rref, StatusOr<KeptObject> result);
   void local_creation_ended(const RRefId& rref, const Status& why);
 
@@ -195,7 +206,7 @@ class RRefService final : public Service,
   std::map<ArrivalKey, OnArrival> arrivals_ ABSL_GUARDED_BY(mutex_);
   // SRV-1: requests with RRefs that have not ended.
   std::set<ArrivalKey> carriers_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint64_t, std::pair<RRefId, OnUse>> uses_ ABSL_GUARDED_BY(mutex_);  // by token
+  std::map<uint64_t, ParkedUse> uses_ ABSL_GUARDED_BY(mutex_);  // by token
   uint64_t last_token_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<WorkerKey, Outbox> outboxes_ ABSL_GUARDED_BY(mutex_);
   std::deque<Flush> flushes_ ABSL_GUARDED_BY(mutex_);  // in order of time

@@ -16,6 +16,8 @@ constexpr absl::Duration kMaxBackoff = absl::Seconds(1);
 constexpr absl::Duration kBatchDeadline = absl::Seconds(10);
 // RRefs in answers that nobody has said anything about for so long are asked about.
 constexpr absl::Duration kOldAnswers = absl::Seconds(5);
+// So long an answer may still be sent again. Who comes for it later finds its RRefs taken back.
+constexpr absl::Duration kAnswersAgain = absl::Minutes(1);
 // So long an id without a member may be that of one that has just joined.
 constexpr absl::Duration kUnknownFor = absl::Seconds(15);
 
@@ -171,6 +173,17 @@ void RRefService::lose(const WorkerKey& peer) {
   });
 }
 
+uint64_t RRefService::answers_to_ask_locked(const WorkerKey& peer) {
+  const uint64_t next = protocol().next_carrier(peer);
+  const auto box = outboxes_.find(peer);
+  if (box == outboxes_.end()) return next;
+  const absl::Time now = context_.runtime->now();
+  for (const auto& [carrier, since] : box->second.answers) {
+    if (now - since < kAnswersAgain) return carrier;
+  }
+  return next;
+}
+
 void RRefService::on_fetch(const std::shared_ptr<void>& object, ReplyFn reply) {
   const auto* value = static_cast<const RRefValue*>(object.get());
   if (value == nullptr) {
@@ -216,8 +229,8 @@ void RRefService::tick() {
       // Those that were there at the last look. Each is asked about once; an answer ends it.
       bool young = false;
       for (auto& [peer, box] : outboxes_) {
-        const uint64_t next = protocol().next_carrier(peer);
-        young = young || next > box.answers_below;
+        const uint64_t next = answers_to_ask_locked(peer);
+        young = young || next > box.answers_below || !box.answers.empty();
         protocol().audit_answers(peer, std::exchange(box.answers_below, next), out);
       }
       if (young) next_audit_ = now + kOldAnswers;

@@ -75,11 +75,7 @@ class RRefService::AnswerAttachment final : public Attachment {
         carrier_(carrier.number) {}
 
   void ended(Delivery delivery, const Status&) override {
-    const auto self = service_.lock();
-    if (self == nullptr || delivery != Delivery::kNotDelivered) return;
-    self->with([this](RRefProtocol& p, Effects& out) {
-      p.carrier_ended(to_, carrier_, CallEnd::kNotDelivered, out);
-    });
+    if (const auto self = service_.lock()) self->answer_ended(to_, carrier_, delivery);
   }
 
  private:
@@ -206,19 +202,43 @@ CallHandle RRefService::start_use(const RRefHandleRef& handle, UntypedCall call,
     done(annotate(usable, handle->text()));
     return CallHandle();
   }
-  // Ends with the call, or with the failure of the handle's creation.
-  struct Once {
-    explicit Once(CallDone d) : done(std::move(d)) {}
-    void operator()(StatusOr<Payload> result) {
-      if (!ended.exchange(true)) std::exchange(done, nullptr)(std::move(result));
+  // Ends with the call, or with the failure of the handle's creation, which also cancels the call:
+  // that would hold the handle.
+  class Once {
+   public:
+    explicit Once(CallDone done) : done_(std::move(done)) {}
+    bool end(StatusOr<Payload> result) {
+      if (ended_.exchange(true)) return false;
+      std::exchange(done_, nullptr)(std::move(result));
+      return true;
     }
-    std::atomic<bool> ended{false};
-    CallDone done;
-    std::atomic<uint64_t> watch{0};
+    void fail(const Status& why) {
+      if (end(StatusOr<Payload>(why))) cancel();
+    }
+    void started(CallHandle call) {
+      {
+        MutexLock lock(&mutex_);
+        call_ = std::move(call);
+      }
+      if (ended_.load()) cancel();  // of a call that has ended: nothing
+    }
+
+   private:
+    void cancel() {
+      CallHandle call;
+      {
+        MutexLock lock(&mutex_);
+        call = std::exchange(call_, CallHandle());
+      }
+      call.cancel();
+    }
+    std::atomic<bool> ended_{false};
+    CallDone done_;
+    Mutex mutex_;
+    CallHandle call_ ABSL_GUARDED_BY(mutex_);
   };
   auto once = std::make_shared<Once>(std::move(done));
-  const uint64_t watch =
-      handle->on_failure([once](const Status& why) { (*once)(StatusOr<Payload>(why)); });
+  const uint64_t watch = handle->on_failure([once](const Status& why) { once->fail(why); });
   auto rider = std::make_shared<RRefRider>();
   rider->target = handle;
   call.rider = std::move(rider);
@@ -232,11 +252,12 @@ CallHandle RRefService::start_use(const RRefHandleRef& handle, UntypedCall call,
                    error_details(result.status()).origin.empty()) {
           result = annotate(result.status(), absl::StrCat(handle->text(), ": its owner is lost"));
         }
-        (*once)(std::move(result));
+        once->end(std::move(result));
       });
-  // It may have failed in between, unseen by the watcher.
   if (watch != 0) {
-    if (const Status now = check(*handle); !now.ok()) (*once)(StatusOr<Payload>(now));
+    once->started(started);
+    // It may have failed before it was watched.
+    if (const Status now = check(*handle); !now.ok()) once->fail(now);
   }
   return started;
 }
@@ -335,8 +356,8 @@ void RRefService::use_target(const std::shared_ptr<Request>& state) {
     open = true;
     const uint64_t token = ++last_token_;
     state->token.store(token);
-    uses_[token] = {
-        use.rref, [this, state, rref = use.rref](Status status) {
+    uses_[token] = ParkedUse{
+        use.rref, /*local=*/false, [this, state, rref = use.rref](Status status) {
           RRefValueRef value;
           if (status.ok()) {
             MutexLock lock(&mutex_);
@@ -391,8 +412,8 @@ void RRefService::give_up(const std::shared_ptr<Request>& state) {
     }
     auto it = uses_.find(state->token.load());
     if (it != uses_.end()) {
-      p.cancel_use(it->first, it->second.first, out);
-      use = std::move(it->second.second);
+      p.cancel_use(it->first, it->second.rref, out);
+      use = std::move(it->second.done);
       uses_.erase(it);
     }
   });
@@ -442,7 +463,21 @@ StatusOr<AttachmentPtr> RRefService::attach_answer(IncomingRequest& request,
   if (result.references.empty()) return AttachmentPtr();
   const WorkerInfo& to = request.context().caller();
   WEFT_ASSIGN_OR_RETURN(const Carrier carrier, share(to, result, /*is_answer=*/true));
+  // The attachment's end takes it out again.
+  {
+    MutexLock lock(&mutex_);
+    outboxes_[key_of(to)].answers[carrier.number] = context_.runtime->now();
+  }
   return AttachmentPtr(new AnswerAttachment(weak_from_this(), key_of(to), carrier));
+}
+
+void RRefService::answer_ended(const WorkerKey& to, uint64_t carrier, Delivery delivery) {
+  with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto box = outboxes_.find(to);
+    if (box != outboxes_.end()) box->second.answers.erase(carrier);
+    if (delivery != Delivery::kNotDelivered) return;
+    p.carrier_ended(to, carrier, CallEnd::kNotDelivered, out);
+  });
 }
 
 void RRefService::function_ended(const RRefId& rref, StatusOr<KeptObject> result) {

@@ -101,12 +101,16 @@ void RRefTest::eventually(const Worker& worker, const std::function<bool()>& wha
 
 void RRefTest::expect_nothing_left(Cluster& c) {
   for (size_t i = 0; i < c.size(); ++i) {
-    for (const char* name : kRRefCounts) {
-      eventually(
-          c[i], [&] { return counter(c[i], name) == 0; },
-          absl::StrCat(c[i].name(), " has ", name, " = ", counter(c[i], name)));
-    }
+    expect_nothing_left_at(c[i]);
     EXPECT_EQ(counter(c[i], "rref_faults"), 0) << c[i].name();
+  }
+}
+
+void RRefTest::expect_nothing_left_at(const Worker& worker) {
+  for (const char* name : kRRefCounts) {
+    eventually(
+        worker, [&] { return counter(worker, name) == 0; },
+        absl::StrCat(worker.name(), " has ", name));
   }
 }
 

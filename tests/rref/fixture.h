@@ -95,6 +95,7 @@ class RRefTest : public ::testing::TestWithParam<Net> {
                          const std::string& text);
   // Every count of RRefs is zero at these workers, now or soon; tombstones apart.
   static void expect_nothing_left(Cluster& c);
+  static void expect_nothing_left_at(const Worker& worker);
   static Status error_of(const std::function<void()>& fn);
   // `s` is of this kind and names all of `words`.
   static void expect_error(const Status& s, ErrorKind kind, const std::vector<std::string>& words);
