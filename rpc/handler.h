@@ -157,6 +157,13 @@ void give_result(Outcome& outcome, StatusOr<T>& result) {
   }
 }
 
+// Of a handler that has returned: before its caller hears of it, so that what the arguments held
+// (an RRef) is given back by then.
+template <class Arguments>
+void let_go(StatusOr<Arguments>& taken) {
+  taken = absl::CancelledError();
+}
+
 // `(*call)(object, context, parameters...)` for a handler that returns Raw.
 template <class Raw, class Call, class... Params>
 void run_handler(const std::shared_ptr<const Call>& call, CallContext& context,
@@ -192,6 +199,7 @@ void run_handler(const std::shared_ptr<const Call>& call, CallContext& context,
           });
     } else if constexpr (std::is_void_v<Raw>) {
       apply(*taken);
+      let_go(taken);
       outcome.give(std::monostate());
     } else if constexpr (std::is_same_v<Raw, Status>) {
       if (Status s = apply(*taken); !s.ok()) {
@@ -204,7 +212,9 @@ void run_handler(const std::shared_ptr<const Call>& call, CallContext& context,
       Raw result = apply(*taken);
       give_result(outcome, result);
     } else {
-      outcome.give(apply(*taken));
+      std::remove_cvref_t<Raw> result = apply(*taken);
+      let_go(taken);
+      outcome.give(std::move(result));
     }
   } catch (...) {
     outcome.fail(status_from_handler_exception());

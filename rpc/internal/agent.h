@@ -232,6 +232,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     Status last_dial_error;
     std::unique_ptr<Timer> redial;
     int64_t connections = 0;
+    bool broken = false;  // a connection was lost, and on_reconnected has not been told
     std::unique_ptr<CallWindow> window;
     std::shared_ptr<ByteBudget> budget;  // of what we receive
     std::shared_ptr<SendRoom> send_room;

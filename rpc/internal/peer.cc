@@ -247,8 +247,8 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
       redial = !peer->waiting.empty() && want_dial_locked(peer.get());  // on_lost overtook us
     } else {
       counters_->connects->add();
-      reconnected = peer->connections++ > 0 && peer->links.empty();
-      if (reconnected) counters_->reconnects->add();
+      if (peer->connections++ > 0 && peer->links.empty()) counters_->reconnects->add();
+      reconnected = std::exchange(peer->broken, false);
       peer->links.push_back(link);
       peer->backoff = absl::ZeroDuration();
       peer->unreachable_since = absl::InfiniteFuture();
@@ -358,6 +358,7 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
   std::vector<CancelToken> abandoned;
   PeerRef peer;
   bool redial = false;
+  bool reconnected = false;  // by a connection that was there before this one's loss was known
   {
     MutexLock lock(&mutex_);
     if (link->lost) return;
@@ -406,6 +407,10 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
       if (s.link == link && !s.at_most_once) abandoned.push_back(s.cancel);
     }
     redial = !peer->waiting.empty() && want_dial_locked(peer.get());
+    if (!link->closing) {
+      reconnected = peer->active != nullptr;
+      peer->broken = !reconnected;
+    }
   }
   WEFT_LOG(options_.log, kDebug) << "connection to " << text(peer->info) << " lost: " << lost.why;
   for (const CancelToken& cancel : abandoned) cancel.cancel();
@@ -415,6 +420,7 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
     transmit(id);
   }
   if (redial) dial(peer);
+  if (reconnected && options_.on_reconnected != nullptr) options_.on_reconnected(peer->info);
 }
 
 void Agent::peer_gone(uint64_t incarnation, const Status& why) {

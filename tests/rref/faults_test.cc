@@ -182,6 +182,9 @@ TEST_P(RRefFaults, RPC_114_use_rref_after_shutdown_and_X3_in_the_next_cycle) {
 // An owner that has left and joined again is another one.
 TEST_P(RRefFaults, BadInput_an_rref_of_another_incarnation) {
   auto c = make({.size = 3, .dynamic = true});
+  for (size_t i = 0; i < 3; ++i) {
+    eventually((*c)[i], [&] { return (*c)[i].worker_infos().size() == 3; }, "all are known");
+  }
   {
     auto x = remote((*c)[0], "worker1", &add, 1, 2);
     EXPECT_EQ(x.to_here(), 3);
@@ -246,6 +249,8 @@ TEST_P(RRefFaults, RPC_117_and_RPC_118_remote_message_dropped) {
     expect_error(x.try_to_here({.deadline = 10s}).status(), ErrorKind::kDeadline, {"300ms"});
     expect_error(try_rpc_sync((*c)[0], 2, &fetch, x).status(), ErrorKind::kDeadline, {"300ms"});
     EXPECT_EQ(plan_->hits(lost), 1);
+    SCOPED_TRACE(plan_->log());
+    EXPECT_FALSE(HasFailure()) << to;
     plan_->clear();
   }
   expect_nothing_left(*c);
