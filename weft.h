@@ -25,6 +25,7 @@
 #include "weft/rpc/store.h"
 #include "weft/rpc/struct.h"
 #include "weft/rpc/worker.h"
+#include "weft/rref/rref.h"
 
 // Handlers are written with torch::Tensor whether or not LibTorch's own (heavy) headers are
 // included.
@@ -38,10 +39,12 @@ namespace weft {
 // the launcher's environment, and Worker::join for errors.
 inline Worker join(JoinOptions options = {}) {
   options.services.push_back(group_service());
+  options.services.push_back(rref_service());
   return Worker::join(std::move(options));
 }
 inline StatusOr<Worker> try_join(JoinOptions options = {}) {
   options.services.push_back(group_service());
+  options.services.push_back(rref_service());
   return Worker::try_join(std::move(options));
 }
 

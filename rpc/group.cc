@@ -213,6 +213,12 @@ StatusOr<std::vector<Payload>> all_gather_payloads(const Worker& worker, Payload
                       absl::StrCat("worker '", worker.name(),
                                    "' has no group service; list group_service() at join"));
   }
+  if (!mine.references.empty()) {
+    return make_error(
+        ErrorKind::kInvalidArgument,
+        "an RRef inside a value to be gathered: RRefs travel as arguments and results "
+        "of calls only");
+  }
   if (names.empty()) {
     for (const WorkerInfo& info : worker.worker_infos()) names.push_back(info.name);
   }

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <type_traits>
 #include <typeindex>
+#include <typeinfo>
 #include <utility>
 
 #include "absl/functional/any_invocable.h"
@@ -54,24 +55,33 @@ struct PointerKey {
   }
 };
 
-using ObjectReplyFn = absl::AnyInvocable<void(StatusOr<std::shared_ptr<void>>)>;
+// Appends the object as one value; null for what cannot be sent.
+using EncodeObject = void (*)(Encoder& out, const void* object);
+template <class T>
+constexpr EncodeObject encode_object() {
+  if constexpr (Sendable<T>) {
+    return [](Encoder& out, const void* object) { out.put<T>(*static_cast<const T*>(object)); };
+  } else {
+    return nullptr;
+  }
+}
 
 // Where a handler's result goes: encoded into a reply, or kept here as an object. Used once.
 class WEFT_API Outcome {
  public:
   explicit Outcome(ReplyFn reply) : reply_(std::move(reply)) {}
-  explicit Outcome(ObjectReplyFn keep) : keep_(std::move(keep)) {}
+  explicit Outcome(KeepFn keep) : keep_(std::move(keep)) {}
 
   bool keeps() const { return keep_ != nullptr; }
   void fail(Status error);
-  void done(std::shared_ptr<void> object);
+  void done(KeptObject object);
   void done(Payload result, const Status& encoded);
 
   template <class T>
   void give(T&& value) {
     using Value = std::remove_cvref_t<T>;
     if (keeps()) {
-      done(std::make_shared<Value>(std::forward<T>(value)));
+      keep(std::make_shared<Value>(std::forward<T>(value)));
       return;
     }
     Payload result;
@@ -80,9 +90,15 @@ class WEFT_API Outcome {
     done(std::move(result), out.status());
   }
 
+  // REQUIRES: keeps().
+  template <class T>
+  void keep(std::shared_ptr<T> object) {
+    done(KeptObject{std::move(object), &typeid(T), encode_object<T>()});
+  }
+
  private:
   ReplyFn reply_;
-  ObjectReplyFn keep_;
+  KeepFn keep_;
 };
 
 // Decodes, runs, gives the outcome exactly once. Does not throw.
@@ -141,6 +157,13 @@ void give_result(Outcome& outcome, StatusOr<T>& result) {
   }
 }
 
+// Of a handler that has returned: before its caller hears of it, so that what the arguments held
+// (an RRef) is given back by then.
+template <class Arguments>
+void let_go(StatusOr<Arguments>& taken) {
+  taken = absl::CancelledError();
+}
+
 // `(*call)(object, context, parameters...)` for a handler that returns Raw.
 template <class Raw, class Call, class... Params>
 void run_handler(const std::shared_ptr<const Call>& call, CallContext& context,
@@ -176,6 +199,7 @@ void run_handler(const std::shared_ptr<const Call>& call, CallContext& context,
           });
     } else if constexpr (std::is_void_v<Raw>) {
       apply(*taken);
+      let_go(taken);
       outcome.give(std::monostate());
     } else if constexpr (std::is_same_v<Raw, Status>) {
       if (Status s = apply(*taken); !s.ok()) {
@@ -188,7 +212,9 @@ void run_handler(const std::shared_ptr<const Call>& call, CallContext& context,
       Raw result = apply(*taken);
       give_result(outcome, result);
     } else {
-      outcome.give(apply(*taken));
+      std::remove_cvref_t<Raw> result = apply(*taken);
+      let_go(taken);
+      outcome.give(std::move(result));
     }
   } catch (...) {
     outcome.fail(status_from_handler_exception());
@@ -264,7 +290,7 @@ MethodEntry make_constructor_entry(std::string class_name, bool inline_ok) {
           outcome.fail(taken.status());
           return;
         }
-        std::shared_ptr<void> object;
+        std::shared_ptr<T> object;
         try {
           object = [&taken]<size_t... I>(std::index_sequence<I...>) {
             return std::make_shared<T>(pass<Params>(std::get<I>(*taken))...);
@@ -274,7 +300,7 @@ MethodEntry make_constructor_entry(std::string class_name, bool inline_ok) {
           outcome.fail(status_from_handler_exception());
           return;
         }
-        outcome.done(std::move(object));
+        outcome.keep(std::move(object));
       });
 }
 

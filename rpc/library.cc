@@ -97,7 +97,7 @@ void Outcome::fail(Status error) {
   }
 }
 
-void Outcome::done(std::shared_ptr<void> object) { keep_(std::move(object)); }
+void Outcome::done(KeptObject object) { keep_(std::move(object)); }
 
 void Outcome::done(Payload result, const Status& encoded) {
   if (!encoded.ok()) {

@@ -2,15 +2,18 @@
 #define WEFT_RPC_PAYLOAD_H_
 
 // Payload: encoded arguments or an encoded result, as it travels: a value tree in bytes, in which
-// tensors are numbers, and the tensors themselves, which travel beside it. A value type.
+// tensors and references are numbers, and the tensors and references themselves, which travel
+// beside it. A value type.
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/functional/any_invocable.h"
+#include "weft/common/api.h"
 #include "weft/common/error.h"
 #include "weft/common/value_guard.h"
 
@@ -25,11 +28,31 @@ struct PayloadDevices {
   std::shared_ptr<ValueGuard> guard{};
 };
 
+// Stands in a value for something that only a service of the worker understands: an RRef. What
+// travels of it is that service's metadata (rpc/interceptor.h); the receiver's has put one of its
+// own in its place before anybody decodes the value. Immutable; any thread.
+class WEFT_API Reference {
+ public:
+  virtual ~Reference();
+};
+
 struct Payload {
   std::string body;
   std::vector<at::Tensor> tensors;
   std::shared_ptr<PayloadDevices> devices{};  // null: the CPU only
+  std::vector<std::shared_ptr<const Reference>> references{};
 };
+
+class Encoder;
+
+// A result that stays where it was made.
+struct KeptObject {
+  std::shared_ptr<void> object;
+  const std::type_info* type = nullptr;
+  // Appends it as one value; null for a class that cannot be sent.
+  void (*encode)(Encoder& out, const void* object) = nullptr;
+};
+using KeepFn = absl::AnyInvocable<void(StatusOr<KeptObject>)>;
 
 // Takes the result of a handler; must be called exactly once (dropping it answers with an error).
 using ReplyFn = absl::AnyInvocable<void(StatusOr<Payload>)>;

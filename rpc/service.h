@@ -6,13 +6,16 @@
 // there yet. A call for a service that the callee did not list is answered `unimplemented`, naming
 // it.
 
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "weft/common/api.h"
 #include "weft/common/runtime.h"
+#include "weft/rpc/interceptor.h"
 #include "weft/rpc/untyped_call.h"
 
 namespace weft {
@@ -22,12 +25,31 @@ class WEFT_API Service {
   virtual ~Service() = default;
   // Their names begin with '@' and the service's name: "@group.report".
   virtual std::vector<Method> methods() = 0;
+  // Null: none. Asked once.
+  virtual std::shared_ptr<Interceptor> interceptor() { return nullptr; }
+  // A connection to this worker was lost and is there again: what was sent may not have arrived. On
+  // a thread of the transport; short.
+  virtual void on_reconnected(const WorkerInfo& worker) { (void)worker; }
   // A worker died or left. On a thread of the worker; short.
   virtual void on_worker_gone(const WorkerInfo& worker, const Status& why) {
     (void)worker, (void)why;
   }
   // The worker leaves: fail what waits. Called once.
   virtual void on_shutdown(const Status& why) { (void)why; }
+  // Adds its numbers to Worker::debug_info().
+  virtual void put_debug_info(std::map<std::string, int64_t>* out) const { (void)out; }
+
+  // ---- a graceful shutdown of a static group ----
+  struct Load {
+    uint64_t pending = 0;  // messages of its own that are to be answered yet: waited for
+    uint64_t live = 0;     // what sweep() would give back
+  };
+  virtual Load load() const { return {}; }
+  // All workers have arrived and no call is under way anywhere: give back what is held at others.
+  // Called on every worker when `live` is not zero on one of them.
+  virtual void sweep() {}
+  // The drain is over: an error of the shutdown, or OK.
+  virtual Status drained() { return absl::OkStatus(); }
 };
 
 struct ServiceContext {

@@ -47,6 +47,13 @@ WEFT_API uint64_t signature_hash(std::string_view signature);
 
 // ---- caller ------------------------------------------------------------------------------------
 
+// What an interceptor is to know about a call besides its arguments: that its callee is to be found
+// through a reference, or its result to be kept. Held until the call has ended.
+class WEFT_API CallRider {
+ public:
+  virtual ~CallRider();
+};
+
 struct UntypedCall {
   std::string method;  // full name
   // The caller's view, compared by hash at the callee, printed on mismatch. Never copied: text of
@@ -55,6 +62,7 @@ struct UntypedCall {
   std::string object;  // name of an instance at the callee; "" for functions
   Payload arguments;
   CallOptions options;
+  std::shared_ptr<const CallRider> rider{};
 };
 
 // Runs when the call is complete, on a poller or the caller's thread: short, decodes and completes.

@@ -33,12 +33,14 @@ enum Tag : uint8_t {
   kStruct = 13,
   kVariant = 14,
   kSome = 15,
+  kReference = 16,
 };
-constexpr uint8_t kTags = 16;
+constexpr uint8_t kTags = 17;
 
 constexpr const char* kTagNames[kTags] = {
     "none",   "bool", "bool",           "int",   "int", "float",  "string",  "bytes",
-    "tensor", "list", "packed numbers", "tuple", "map", "struct", "variant", "a present optional"};
+    "tensor", "list", "packed numbers", "tuple", "map", "struct", "variant", "a present optional",
+    "rref"};
 
 // 0: unknown.
 size_t packed_item_bytes(uint8_t code) {
@@ -92,6 +94,8 @@ void PackedNumbers::copy_to(void* out) const {
 
 }  // namespace internal
 
+Reference::~Reference() = default;
+
 // ---- Encoder -----------------------------------------------------------------------------------
 
 void Encoder::put_none() { out_->body.push_back(kNone); }
@@ -137,6 +141,11 @@ void Encoder::put_tensor(const at::Tensor& tensor) {
   out_->body.push_back(kTensor);
   if (out_->tensors.empty()) out_->tensors.reserve(kUsualTensors);
   out_->tensors.push_back(tensor);
+}
+
+void Encoder::put_reference(std::shared_ptr<const Reference> reference) {
+  out_->body.push_back(kReference);
+  out_->references.push_back(std::move(reference));
 }
 
 void Encoder::put_packed(uint8_t code, const void* data, size_t count, size_t item_bytes) {
@@ -284,6 +293,17 @@ StatusOr<at::Tensor> Decoder::take_tensor() {
   return std::move(payload_.tensors[next_tensor_++]);
 }
 
+StatusOr<std::shared_ptr<const Reference>> Decoder::take_reference() {
+  WEFT_RETURN_IF_ERROR(expect(kReference));
+  if (next_reference_ >= payload_.references.size()) {
+    return fail(cat("expected reference number ", next_reference_, ", found only ",
+                    payload_.references.size(),
+                    " beside the value: an RRef travels with calls only, its bytes alone say "
+                    "nothing"));
+  }
+  return std::move(payload_.references[next_reference_++]);
+}
+
 Status Decoder::take_packed_body(internal::PackedNumbers* numbers) {
   if (left() == 0) return fail("expected a type of numbers, found the end");
   const auto code = static_cast<uint8_t>(payload_.body[at_]);
@@ -362,10 +382,11 @@ StatusOr<bool> Decoder::begin_some() {
 
 ValueKind Decoder::next() const {
   constexpr ValueKind kKinds[kTags] = {
-      ValueKind::kNone,   ValueKind::kBool,   ValueKind::kBool,    ValueKind::kInt,
-      ValueKind::kInt,    ValueKind::kFloat,  ValueKind::kString,  ValueKind::kBytes,
-      ValueKind::kTensor, ValueKind::kList,   ValueKind::kList,    ValueKind::kTuple,
-      ValueKind::kMap,    ValueKind::kStruct, ValueKind::kVariant, ValueKind::kSome};
+      ValueKind::kNone,     ValueKind::kBool,   ValueKind::kBool,    ValueKind::kInt,
+      ValueKind::kInt,      ValueKind::kFloat,  ValueKind::kString,  ValueKind::kBytes,
+      ValueKind::kTensor,   ValueKind::kList,   ValueKind::kList,    ValueKind::kTuple,
+      ValueKind::kMap,      ValueKind::kStruct, ValueKind::kVariant, ValueKind::kSome,
+      ValueKind::kReference};
   if (!status_.ok() || left() == 0) return ValueKind::kEnd;
   const auto tag = static_cast<uint8_t>(payload_.body[at_]);
   return tag < kTags ? kKinds[tag] : ValueKind::kEnd;
@@ -386,6 +407,7 @@ Status Decoder::skip() {
     case kString:
     case kBytes: return take_span(tag).status();
     case kTensor: return take_tensor().status();
+    case kReference: return take_reference().status();
     case kPacked: {
       ++at_;
       internal::PackedNumbers ignored;
@@ -425,6 +447,10 @@ Status Decoder::finish() {
   if (next_tensor_ != payload_.tensors.size()) {
     return fail(cat("expected ", next_tensor_, " tensors beside the value, found ",
                     payload_.tensors.size()));
+  }
+  if (next_reference_ != payload_.references.size()) {
+    return fail(cat("expected ", next_reference_, " references beside the value, found ",
+                    payload_.references.size()));
   }
   return absl::OkStatus();
 }

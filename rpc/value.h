@@ -16,6 +16,7 @@
 //   map<K,V>        std::map, std::unordered_map                    tag, count, sorted entries
 //   optional<T>     std::optional                                   tag, value
 //   variant<...>    std::variant                                    tag, index, value
+//   rref<T>         weft::RRef<T> (weft/rref/rref.h)                tag; the reference goes beside
 //   Name            a struct with WEFT_STRUCT (weft/rpc/struct.h)   tag, count of fields, values
 //
 // A type of your own that is none of these gets a Codec, which writes exactly one value:
@@ -117,6 +118,7 @@ enum class ValueKind : uint8_t {
   kStruct,
   kVariant,
   kSome,
+  kReference,
 };
 
 namespace internal {
@@ -252,6 +254,8 @@ class WEFT_API Encoder {
   void put_bytes(std::string_view bytes);
   // Refuses at once what could not be sent later.
   void put_tensor(const at::Tensor& tensor);
+  // Not null.
+  void put_reference(std::shared_ptr<const Reference> reference);
   void put_packed(uint8_t code, const void* data, size_t count, size_t item_bytes);
 
   // Each is followed by its values (a map by keys and values in turn) and end().
@@ -298,6 +302,7 @@ class WEFT_API Decoder {
   StatusOr<std::string> take_string();
   StatusOr<std::string> take_bytes();
   StatusOr<at::Tensor> take_tensor();
+  StatusOr<std::shared_ptr<const Reference>> take_reference();
   // Nothing is taken, and nullopt returned, unless packed numbers come next.
   StatusOr<std::optional<internal::PackedNumbers>> take_packed(bool floating);
 
@@ -336,6 +341,7 @@ class WEFT_API Decoder {
   Payload payload_;
   size_t at_ = 0;
   size_t next_tensor_ = 0;
+  size_t next_reference_ = 0;
   int depth_ = 0;
   Status status_;
 };

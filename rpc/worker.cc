@@ -120,6 +120,8 @@ Runtime& Worker::runtime() const { return core()->runtime(); }
 absl::Time Worker::now() const { return core()->runtime().now(); }
 std::vector<std::shared_ptr<Service>> Worker::services() const { return core()->services(); }
 
+CallRider::~CallRider() = default;
+
 // ---- the untyped core -------------------------------------------------------------------------
 
 CallHandle start_call(const Worker& worker, const Destination& to, UntypedCall call,

@@ -43,6 +43,12 @@ using RRefId = CreatedId<struct RRefIdTag>;
 // One worker's share in it, named by the worker that made the fork.
 using ForkId = CreatedId<struct ForkIdTag>;
 
+// Where in a program something was made; no line: not known.
+struct CallSite {
+  const char* file = "";
+  uint32_t line = 0;
+};
+
 WEFT_API std::string to_string(const WorkerKey& key);  // "worker 2 (00000000000000ab)"
 WEFT_API std::string to_string(const RRefId& id);      // "RRef 2/00000000000000ab/17"
 WEFT_API std::string to_string(const ForkId& id);      // "fork 2/00000000000000ab/18"

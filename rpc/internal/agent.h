@@ -31,6 +31,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -43,6 +44,7 @@
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
 #include "weft/rpc/internal/access.h"
+#include "weft/rpc/internal/attachments.h"
 #include "weft/rpc/internal/call_trace.h"
 #include "weft/rpc/internal/dedup.h"
 #include "weft/rpc/internal/device_backend.h"
@@ -64,7 +66,10 @@ struct AgentOptions {
   std::shared_ptr<const Worker> handle;  // what handlers see as their worker; owns nothing
   std::shared_ptr<const Library> library;
   std::vector<Method> services;  // names begin with '@'
-  Access access;                 // who may call which of the two
+  Interceptors interceptors;
+  // A peer has a connection again. May be null.
+  std::function<void(const WorkerInfo&)> on_reconnected;
+  Access access;  // who may call which of the two
   MessageLimits limits;
   uint64_t receive_budget = uint64_t{8} << 30;
   uint64_t peer_receive_budget = uint64_t{4} << 30;
@@ -147,7 +152,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   // From Link, on a transport's thread.
   void on_request(const std::shared_ptr<Link>& link, std::shared_ptr<const v1::CallHeader> header,
                   StatusOr<Payload> payload);
-  void on_answer(uint64_t call_id, StatusOr<Payload> result);
+  // `delivery`: what it says of the request. `metadata` may be null.
+  void on_answer(uint64_t call_id, StatusOr<Payload> result, Delivery delivery,
+                 std::shared_ptr<Metadata> metadata);
   void on_cancel_frame(const std::shared_ptr<Link>& link, uint64_t call_id);
   void on_goodbye(const std::shared_ptr<Link>& link, const v1::GoodbyeHeader& header);
   void on_link_lost(const std::shared_ptr<Link>& link, Lost lost);
@@ -174,6 +181,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     OutMessageRef message;
     std::shared_ptr<const DeviceRoute> route;  // null: this worker has no device maps
     std::shared_ptr<const Unstaged> unstaged;  // null: all is on the host
+    AttachmentsRef attachments;                // null: none
   };
 
   // What the deadline queue points at: one of our calls, or a handler.
@@ -204,6 +212,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     std::shared_ptr<Link> link;
     bool lost_while_sending = false;
     bool unsent = false;
+    bool answered = false;                     // and interceptors look at the answer
     CancelToken parent = CancelToken::none();  // of the call in whose handler this one was issued
     uint64_t parent_hook = 0;
   };
@@ -223,6 +232,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     Status last_dial_error;
     std::unique_ptr<Timer> redial;
     int64_t connections = 0;
+    bool broken = false;  // a connection was lost, and on_reconnected has not been told
     std::unique_ptr<CallWindow> window;
     std::shared_ptr<ByteBudget> budget;  // of what we receive
     std::shared_ptr<SendRoom> send_room;
@@ -247,7 +257,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   CallHandle issue(const Destination& to, const std::shared_ptr<const CallSpec>& spec,
                    CallDone done);
   void transmit(uint64_t call_id);
-  void complete(uint64_t call_id, StatusOr<Payload> result, bool tell_callee);
+  // `delivery`: what an answer said, else what the call's state tells.
+  void complete(uint64_t call_id, StatusOr<Payload> result, bool tell_callee,
+                std::optional<Delivery> delivery = std::nullopt);
   void arm_locked(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void on_deadline_timer();
   Status closed_error() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -265,7 +277,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void land(Payload payload, const std::vector<DeviceCode>& allowed,
             std::shared_ptr<DeviceWork> work,
             absl::AnyInvocable<void(StatusOr<Payload>)> done) const;
-  void land_answer(uint64_t call_id, Payload payload);
+  void land_answer(uint64_t call_id, Payload payload, std::shared_ptr<Metadata> metadata);
   void land_request(const std::shared_ptr<Job>& job);
   Status read_device_map(const v1::CallHeader& header, DevicePairs* pairs) const;
   StatusOr<std::shared_ptr<DeviceWork>> make_work(const std::vector<DeviceCode>& devices) const;
@@ -312,19 +324,41 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   std::shared_ptr<Link> new_link(const PeerRef& peer);
   void tick();
 
+  // ---- what rides on calls (agent_intercept.cc) ----
+  bool concerns_interceptors(const UntypedCall& call) const;
+  StatusOr<AttachmentsRef> attach(const WorkerInfo& to, const UntypedCall& call) const;
+  CallHandle start_intercepted(const Destination& to, UntypedCall call, CallDone done);
+  // References that nobody has attached anything for cannot be sent.
+  Status check_carried(const Payload& payload) const;
+  void receive_answer(uint64_t call_id, Payload payload, std::shared_ptr<Metadata> metadata);
+  void next_answer_step(uint64_t call_id, const WorkerInfo& from,
+                        const std::shared_ptr<Payload>& payload,
+                        const std::shared_ptr<Metadata>& metadata, size_t step);
+  void intercept(const std::shared_ptr<Job>& job);
+  void next_step(const std::shared_ptr<Job>& job, int step);
+  // The object of a method that interceptors have named, or find_instance().
+  Status find_target(Job* job) const;
+  Status attach_to_answer(Job* job, const Payload& result) const;
+  void run_kept(const std::shared_ptr<Job>& job);
+
   // ---- callee's side (agent_dispatch.cc) ----
+  Status find_instance(Job* job) const;
+  void take_place(Job* job, ObjectTurns* turns) const;
+  void look_at(const std::shared_ptr<Job>& job);
   void serve(std::shared_ptr<Job> job);
   void run(const std::shared_ptr<Job>& job);
   void reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result);
   // `message`: on the host.
   void finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef> message);
-  Answer error_answer(const Job& job, Status error) const;
+  // The handler's error as others are told it.
+  Status told_by_handler(const Job& job, Status error) const;
+  Answer error_answer(const Job& job, const Status& error) const;
   void send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, const Answer& answer,
                    std::shared_ptr<const void> held = nullptr);
   StatusOr<const Method*> find_method(const v1::CallHeader& header) const;
   template <class T>
   StatusOr<T> annotate_at_self(StatusOr<T> result) const;
-  ObjectTurns* turns_of(const std::string& object);
+  ObjectTurns* turns_of(const std::string& object) const;
 
   const AgentOptions options_;
   ByteBudget receive_budget_;
@@ -357,8 +391,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Status closed_why_ ABSL_GUARDED_BY(mutex_);
   int waiters_ ABSL_GUARDED_BY(mutex_) = 0;  // threads in wait_idle or wait_drained
 
-  Mutex turns_mutex_;
-  std::map<std::string, std::unique_ptr<ObjectTurns>> turns_ ABSL_GUARDED_BY(turns_mutex_);
+  mutable Mutex turns_mutex_;
+  mutable std::map<std::string, std::unique_ptr<ObjectTurns>> turns_ ABSL_GUARDED_BY(turns_mutex_);
 
   std::unique_ptr<Timer> deadline_timer_;
   std::unique_ptr<Timer> tick_timer_;

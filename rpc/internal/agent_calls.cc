@@ -43,8 +43,11 @@ StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call,
     spec->trace_id = scope->trace_id;
     spec->span_id = scope->span_id;
   }
+  Status carried = check_carried(call.arguments);
   StatusOr<std::shared_ptr<OutMessage>> message =
-      pack(std::move(call.arguments), call.options.tensors == TensorArgs::kCopy, spec->route.get());
+      !carried.ok() ? StatusOr<std::shared_ptr<OutMessage>>(std::move(carried))
+                    : pack(std::move(call.arguments), call.options.tensors == TensorArgs::kCopy,
+                           spec->route.get());
   if (message.ok() && !(*message)->on_device.empty()) {
     StatusOr<std::shared_ptr<const Unstaged>> marked = unstaged(*message);
     if (!marked.ok()) message = marked.status();
@@ -60,6 +63,7 @@ StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call,
 }
 
 CallHandle Agent::start_call(const Destination& to, UntypedCall call, CallDone done) {
+  if (concerns_interceptors(call)) return start_intercepted(to, std::move(call), std::move(done));
   StatusOr<std::shared_ptr<CallSpec>> spec = make_spec(std::move(call), &to);
   if (!spec.ok()) {
     done(spec.status());
@@ -71,8 +75,8 @@ CallHandle Agent::start_call(const Destination& to, UntypedCall call, CallDone d
 std::vector<CallHandle> Agent::start_calls(const std::vector<Destination>& to, UntypedCall call,
                                            std::function<void(size_t, StatusOr<Payload>)> done) {
   std::vector<CallHandle> handles;
-  if (options_.devices != nullptr || on_devices(call.arguments)) {
-    // Where tensors belong differs from one destination to the next.
+  if (options_.devices != nullptr || on_devices(call.arguments) || concerns_interceptors(call)) {
+    // Where tensors belong, and what rides on a call, differs from one destination to the next.
     for (size_t i = 0; i < to.size(); ++i) {
       handles.push_back(
           start_call(to[i], call, [i, done](StatusOr<Payload> r) { done(i, std::move(r)); }));
@@ -142,6 +146,7 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
     }
   }
   if (!refused.ok()) {
+    if (spec->attachments != nullptr) spec->attachments->end(Delivery::kNotDelivered, refused);
     done(annotate(refused, absl::StrCat("rpc '", spec->call.method, "'")));
     return CallHandle();
   }
@@ -241,6 +246,7 @@ void Agent::transmit(uint64_t call_id) {
   if (spec->trace_id != 0) header->set_trace_id(spec->trace_id);
   if (spec->span_id != 0) header->set_span_id(spec->span_id);
   for (uint64_t turn : spec->holding) header->add_holding(turn);
+  if (spec->attachments != nullptr) spec->attachments->put(header.get());
   if (spec->route != nullptr && spec->route->wrong.empty()) {
     for (const auto& [ours, theirs] : spec->route->pairs) {
       header->add_device_map(ours);
@@ -271,6 +277,7 @@ void Agent::transmit(uint64_t call_id) {
     const bool undelivered = !sent.ok() || (p.lost_while_sending && p.unsent);
     if (!sent.ok() && error_kind(sent) != ErrorKind::kNotDelivered) {
       fail = sent;  // it can never be sent: too large, too many tensors
+      p.state = State::kWaiting;
     } else if (undelivered ||
                (p.lost_while_sending && spec->call.options.retry == Retry::kAtMostOnce)) {
       if (!undelivered) ++p.attempt;
@@ -298,7 +305,8 @@ void Agent::transmit(uint64_t call_id) {
   }
 }
 
-void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_callee) {
+void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_callee,
+                     std::optional<Delivery> delivery) {
   Pending p;
   bool wake = false;
   std::shared_ptr<Link> link;
@@ -349,6 +357,13 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
       error = annotate(error, absl::StrCat("rpc '", p.spec->call.method, "' on '", p.to.name, "'"));
     }
     result = std::move(error);
+  }
+  if (p.spec->attachments != nullptr) {
+    const bool unsent = p.state == State::kWaiting && p.attempt == 0;
+    p.spec->attachments->end(delivery.value_or(p.answered ? Delivery::kDelivered
+                                               : unsent   ? Delivery::kNotDelivered
+                                                          : Delivery::kUnknown),
+                             result.status());
   }
   // The arguments are given back first: the caller may count on their bytes when it hears of the
   // end.

@@ -176,7 +176,7 @@ void Agent::land(Payload payload, const std::vector<DeviceCode>& allowed,
       });
 }
 
-void Agent::land_answer(uint64_t call_id, Payload payload) {
+void Agent::land_answer(uint64_t call_id, Payload payload, std::shared_ptr<Metadata> metadata) {
   std::shared_ptr<const DeviceRoute> route;
   std::shared_ptr<Link> link;
   {
@@ -184,6 +184,7 @@ void Agent::land_answer(uint64_t call_id, Payload payload) {
     auto it = pending_.find(call_id);
     if (it != pending_.end()) {
       route = it->second.spec->route;
+      it->second.answered = true;
       // The answer is here: what becomes of its connection does not matter to the call any more.
       link = std::move(it->second.link);
       it->second.link = nullptr;
@@ -200,10 +201,15 @@ void Agent::land_answer(uint64_t call_id, Payload payload) {
     work = *std::move(made);
   }
   const std::weak_ptr<Agent> weak = weak_from_this();
-  land(std::move(payload), ours, std::move(work), [weak, call_id](StatusOr<Payload> landed) {
-    const auto self = weak.lock();
-    if (self != nullptr) self->complete(call_id, std::move(landed), false);
-  });
+  land(std::move(payload), ours, std::move(work),
+       [weak, call_id, metadata = std::move(metadata)](StatusOr<Payload> landed) {
+         const auto self = weak.lock();
+         if (self == nullptr) return;
+         if (landed.ok() && metadata != nullptr) {
+           return self->receive_answer(call_id, *std::move(landed), metadata);
+         }
+         self->complete(call_id, std::move(landed), false);
+       });
 }
 
 Status Agent::read_device_map(const v1::CallHeader& header, DevicePairs* pairs) const {
@@ -228,7 +234,7 @@ Status Agent::read_device_map(const v1::CallHeader& header, DevicePairs* pairs) 
 
 void Agent::land_request(const std::shared_ptr<Job>& job) {
   auto back = std::make_shared<DeviceRoute>();
-  back->to = job->context->caller().name;
+  back->to = job->call->caller().name;
   if (Status read = read_device_map(*job->header, &back->pairs); !read.ok()) {
     return reply(job, read);
   }
@@ -241,12 +247,12 @@ void Agent::land_request(const std::shared_ptr<Job>& job) {
     work = *std::move(made);
     job->scope->attachment = work;
   }
-  if (job->arguments.devices == nullptr) return serve(job);
-  land(std::move(job->arguments), ours, std::move(work),
+  if (job->payload.devices == nullptr) return look_at(job);
+  land(std::move(job->payload), ours, std::move(work),
        [self = shared_from_this(), job](StatusOr<Payload> landed) {
          if (!landed.ok()) return self->reply(job, landed.status());
-         job->arguments = *std::move(landed);
-         self->serve(job);
+         job->payload = *std::move(landed);
+         self->look_at(job);
        });
 }
 

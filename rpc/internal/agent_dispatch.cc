@@ -56,6 +56,11 @@ bool may_run_here(const Method& method, const Payload& arguments) {
   return true;
 }
 
+// Of a request that goes to no interceptor. One that was sent before may have been to them.
+v1::ErrorHeader::Reach reach_of_refusal(const v1::CallHeader& header) {
+  return header.attempt() == 0 ? v1::ErrorHeader::NOT_TAKEN : v1::ErrorHeader::UNKNOWN;
+}
+
 }  // namespace
 
 StatusOr<const Method*> Agent::find_method(const v1::CallHeader& header) const {
@@ -81,7 +86,7 @@ StatusOr<T> Agent::annotate_at_self(StatusOr<T> result) const {
   return annotate(result.status(), absl::StrCat("worker '", options_.self.name, "'"));
 }
 
-ObjectTurns* Agent::turns_of(const std::string& object) {
+ObjectTurns* Agent::turns_of(const std::string& object) const {
   MutexLock lock(&turns_mutex_);
   std::unique_ptr<ObjectTurns>& turns = turns_[object];
   if (turns == nullptr) turns = std::make_unique<ObjectTurns>();
@@ -98,6 +103,7 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
 
   CancelToken cancel;
   Answer answer;
+  std::vector<AttachmentsRef> acknowledged;  // told so without the mutex
   CallWindow::Seen seen = CallWindow::Seen::kNew;
   Status refused = payload.ok() ? absl::OkStatus() : payload.status();
   {
@@ -109,7 +115,7 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
     }
     auto peer = peers_.find(key.first);
     if (refused.ok() && job->header->at_most_once() && peer != peers_.end()) {
-      peer->second->window->ack_below(job->header->acked_below());
+      peer->second->window->ack_below(job->header->acked_below(), &acknowledged);
       seen = peer->second->window->begin(call_id, &answer);
       // The answer of what runs now goes where the caller asks from now.
       auto running = serving_.find(key);
@@ -147,7 +153,7 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
       send_answer(link, call_id,
                   Answer{FrameKind::kError, static_cast<uint32_t>(gone.code()),
                          static_cast<uint32_t>(ErrorKind::kMaybeExecuted),
-                         pack_error(gone, options_.self.name)});
+                         pack_error(gone, options_.self.name), v1::ErrorHeader::PASSED});
     }
     return;
   }
@@ -155,7 +161,7 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
     send_answer(link, call_id,
                 Answer{FrameKind::kError, static_cast<uint32_t>(refused.code()),
                        static_cast<uint32_t>(error_kind(refused)),
-                       pack_error(refused, options_.self.name)});
+                       pack_error(refused, options_.self.name), reach_of_refusal(*job->header)});
     return;
   }
 
@@ -172,7 +178,8 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
   scope->holding.assign(job->header->holding().begin(), job->header->holding().end());
 
   Status error;
-  job->arguments = *std::move(payload);
+  job->reach = reach_of_refusal(*job->header);
+  job->payload = *std::move(payload);
   StatusOr<const Method*> method = find_method(*job->header);
   if (!method.ok()) {
     error = method.status();
@@ -182,38 +189,47 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
                        absl::StrCat("worker '", options_.self.name, "' does not let '", caller,
                                     "' call ", (*method)->name, " (JoinOptions::access)"));
   } else {
-    job->method = *method;
-    if (!job->method->class_name.empty() || !job->header->object().empty()) {
-      StatusOr<const Instance*> instance =
-          annotate_at_self(options_.library->find_instance(job->header->object(), *job->method));
-      if (!instance.ok()) {
-        error = instance.status();
-      } else {
-        job->object = (*instance)->object;
-        if (!(*instance)->concurrent) {
-          job->turns = turns_of(job->header->object());
-          job->turn = runtime()->random().next();
-          scope->holding.push_back(job->turn);
-        }
-      }
-    }
+    job->callee = *method;
+    job->scope = scope;
+    // Whoever rides on the request may know the object.
+    if (job->header->metadata_size() == 0) error = find_instance(job.get());
   }
-  job->context = std::make_unique<CallContext>(
+  job->call = std::make_unique<CallContext>(
       *options_.handle, WorkerInfo{link->peer().name, link->peer().id, link->peer().incarnation},
       call_id, scope,
       job->header->has_remaining_us() ? absl::Microseconds(job->header->remaining_us())
                                       : absl::InfiniteDuration());
   if (!error.ok()) return reply(job, error);
-  if (job->header->device_map_size() > 0 || job->arguments.devices != nullptr) {
-    job->scope = std::move(scope);
+  if (job->header->device_map_size() > 0 || job->payload.devices != nullptr) {
     return land_request(job);
   }
-  serve(std::move(job));
+  look_at(job);
+}
+
+Status Agent::find_instance(Job* job) const {
+  if (job->callee->class_name.empty() && job->header->object().empty()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const Instance* instance, annotate_at_self(options_.library->find_instance(
+                                                      job->header->object(), *job->callee)));
+  job->object = instance->object;
+  if (!instance->concurrent) take_place(job, turns_of(job->header->object()));
+  return absl::OkStatus();
+}
+
+void Agent::take_place(Job* job, ObjectTurns* turns) const {
+  job->turns = turns;
+  job->turn = runtime()->random().next();
+  job->scope->holding.push_back(job->turn);
+}
+
+void Agent::look_at(const std::shared_ptr<Job>& job) {
+  if (job->header->metadata_size() > 0) return intercept(job);
+  job->reach = v1::ErrorHeader::PASSED;
+  serve(job);
 }
 
 void Agent::serve(std::shared_ptr<Job> job) {
   const auto start = [self = shared_from_this(), job] {
-    if (may_run_here(*job->method, job->arguments)) {
+    if (may_run_here(*job->callee, job->payload)) {
       WakeScope::flush();  // WAKE-1
       self->counters_->inline_runs->add();
       self->run(job);
@@ -228,28 +244,28 @@ void Agent::serve(std::shared_ptr<Job> job) {
     }
   };
   if (job->turns == nullptr) return start();
-  const std::vector<uint64_t>& held = job->context->scope()->holding;
+  const std::vector<uint64_t>& held = job->call->scope()->holding;
   // Without the call's own turn, which it does not hold yet.
   const std::vector<uint64_t> holding(held.begin(), held.end() - 1);
-  job->turns->acquire(job->turn, job->method->is_const, holding, start);
+  job->turns->acquire(job->turn, job->callee->is_const, holding, start);
 }
 
 void Agent::run(const std::shared_ptr<Job>& job) {
-  ScopeGuard scope(job->context->scope());
+  ScopeGuard scope(job->call->scope());
   c10::AutoGradMode grad(job->header->grad_mode());
   CallTrace* const trace = options_.trace.get();
   const TraceSpan span(trace == nullptr ? nullptr : trace->writer(), &runtime()->clock(), "run",
-                       job->method->name);
+                       job->callee->name);
   if (trace != nullptr) {
-    trace->request_in(job->context->caller().incarnation, job->header->call_id(),
-                      job->method->name);
+    trace->request_in(job->call->caller().incarnation, job->header->call_id(), job->callee->name);
   }
+  if (job->keep != nullptr) return run_kept(job);
   // AnyInvocable wants to be movable only, which Replier is: a copy could not tell who replies.
-  job->method->invoke(*job->context, job->object, std::move(job->arguments),
+  job->callee->invoke(*job->call, job->object, std::move(job->payload),
                       Replier(shared_from_this(), job));
 }
 
-Answer Agent::error_answer(const Job& job, Status error) const {
+Status Agent::told_by_handler(const Job& job, Status error) const {
   ErrorDetails details = error_details(error);
   if (details.kind == ErrorKind::kNone) details.kind = ErrorKind::kUser;
   if (details.origin.empty()) details.origin = options_.self.name;
@@ -258,16 +274,30 @@ Answer Agent::error_answer(const Job& job, Status error) const {
     details.remote_trace.push_back('\n');
   }
   absl::StrAppend(&details.remote_trace, "  in '", job.header->method(), "' on worker '",
-                  options_.self.name, "', called by '", job.context->caller().name, "'");
-  error = with_details(error, details);
-  return Answer{FrameKind::kError, static_cast<uint32_t>(error.code()),
-                static_cast<uint32_t>(details.kind), pack_error(error, options_.self.name)};
+                  options_.self.name, "', called by '", job.call->caller().name, "'");
+  return with_details(std::move(error), details);
+}
+
+Answer Agent::error_answer(const Job& job, const Status& error) const {
+  const Status told = told_by_handler(job, error);
+  return Answer{FrameKind::kError, static_cast<uint32_t>(told.code()),
+                static_cast<uint32_t>(error_kind(told)), pack_error(told, options_.self.name),
+                job.reach};
 }
 
 void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
   if (job->replied.exchange(true)) return;
+  if (job->keep != nullptr && job->reach == v1::ErrorHeader::PASSED) {
+    // It never ran, and whoever waits for its object must know.
+    std::exchange(job->keep, nullptr)(
+        result.ok() ? make_error(ErrorKind::kInternal, "it ended without an object")
+                    : told_by_handler(*job, result.status()));
+  }
   if (!result.ok()) return finish_reply(job, result.status());
-  StatusOr<std::shared_ptr<OutMessage>> message = pack(*std::move(result), false, job->back.get());
+  Status attached = attach_to_answer(job.get(), *result);
+  StatusOr<std::shared_ptr<OutMessage>> message =
+      !attached.ok() ? StatusOr<std::shared_ptr<OutMessage>>(std::move(attached))
+                     : pack(*std::move(result), false, job->back.get());
   if (message.ok() && !(*message)->on_device.empty()) {
     StatusOr<std::shared_ptr<const Unstaged>> marked = unstaged(*message);
     if (marked.ok()) {
@@ -280,19 +310,23 @@ void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
   if (!message.ok()) {
     return finish_reply(
         job, annotate(message.status(), absl::StrCat("the result of '", job->header->method(),
-                                                     "' for '", job->context->caller().name, "'")));
+                                                     "' for '", job->call->caller().name, "'")));
   }
   finish_reply(job, OutMessageRef(*std::move(message)));
 }
 
 void Agent::finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef> message) {
   const uint64_t call_id = job->header->call_id();
-  const ServingKey key{job->context->caller().incarnation, call_id};
+  const ServingKey key{job->call->caller().incarnation, call_id};
   Answer answer;
   Status error = message.ok() ? absl::OkStatus() : message.status();
-  if (error.ok()) answer.message = *std::move(message);
+  if (error.ok()) {
+    answer.message = *std::move(message);
+    answer.attachments = job->attachments;
+  }
   std::shared_ptr<Link> link;
   std::shared_ptr<SendCharge> held;
+  std::vector<AttachmentsRef> dropped;  // told so without the mutex
   bool wake = false;
   if (error.ok()) {
     MutexLock lock(&mutex_);
@@ -308,7 +342,11 @@ void Agent::finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef
   if (options_.trace != nullptr) {
     options_.trace->serve_ended(key.first, call_id, job->header->method(), error);
   }
-  if (!error.ok()) answer = error_answer(*job, error);
+  if (!error.ok()) {
+    answer = error_answer(*job, error);
+    if (job->attachments != nullptr) job->attachments->end(Delivery::kNotDelivered, error);
+  }
+  for (auto& end : std::exchange(job->ends, {})) end();
   {
     MutexLock lock(&mutex_);
     auto it = serving_.find(key);
@@ -319,7 +357,7 @@ void Agent::finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef
     }
     auto peer = peers_.find(key.first);
     if (job->header->at_most_once() && peer != peers_.end()) {
-      peer->second->window->finish(call_id, answer);
+      peer->second->window->finish(call_id, answer, &dropped);
     }
     wake = waiters_ > 0;
   }
@@ -342,29 +380,38 @@ void Agent::send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, con
   if (answer.kind == FrameKind::kResponse) {
     ArenaMessage<v1::ResponseHeader> header;
     header->set_call_id(call_id);
+    if (answer.attachments != nullptr) answer.attachments->put(header.get());
     sent =
         link->send(FrameKind::kResponse, header.get(), answer.message, 0, now(), std::move(held));
     if (!sent.ok() && error_kind(sent) != ErrorKind::kNotDelivered) {
       // It can never be sent as it is, so the caller gets the reason instead.
       const Status why = annotate(sent, "the result cannot be sent");
-      return send_answer(
-          link, call_id,
-          Answer{FrameKind::kError, static_cast<uint32_t>(why.code()),
-                 static_cast<uint32_t>(error_kind(why)), pack_error(why, options_.self.name)});
+      if (answer.attachments != nullptr) answer.attachments->end(Delivery::kNotDelivered, why);
+      return send_answer(link, call_id,
+                         Answer{FrameKind::kError, static_cast<uint32_t>(why.code()),
+                                static_cast<uint32_t>(error_kind(why)),
+                                pack_error(why, options_.self.name), v1::ErrorHeader::PASSED});
     }
   } else {
     ArenaMessage<v1::ErrorHeader> header;
     header->set_call_id(call_id);
     header->set_code(answer.code);
     header->set_kind(answer.error_kind);
+    header->set_reach(answer.reach);
     sent = link->send(FrameKind::kError, header.get(), answer.message, 0, now());
   }
   if (!sent.ok()) counters_->unsent_answers->add();
 }
 
-void Agent::on_answer(uint64_t call_id, StatusOr<Payload> result) {
-  if (result.ok() && result->devices != nullptr) return land_answer(call_id, *std::move(result));
-  complete(call_id, std::move(result), false);
+void Agent::on_answer(uint64_t call_id, StatusOr<Payload> result, Delivery delivery,
+                      std::shared_ptr<Metadata> metadata) {
+  if (result.ok() && result->devices != nullptr) {
+    return land_answer(call_id, *std::move(result), std::move(metadata));
+  }
+  if (result.ok() && metadata != nullptr) {
+    return receive_answer(call_id, *std::move(result), std::move(metadata));
+  }
+  complete(call_id, std::move(result), false, delivery);
 }
 
 void Agent::on_cancel_frame(const std::shared_ptr<Link>& link, uint64_t call_id) {

@@ -12,21 +12,42 @@
 namespace weft::internal {
 
 // NOLINTNEXTLINE(readability-identifier-naming): declared in agent.h
-struct Agent::Job {
+struct Agent::Job final : public IncomingRequest {
+  virtual ~Job() = default;
+
+  CallContext& context() override { return *call; }
+  const Method& method() const override { return *callee; }
+  Payload& arguments() override { return payload; }
+  void set_target(TargetObject object_of_reference) override {
+    target = std::move(object_of_reference);
+  }
+  void keep_result(KeepFn fn) override { keep = std::move(fn); }
+  void set_slot(std::string_view name, std::shared_ptr<void> value) override {
+    scope->slots[std::string(name)] = std::move(value);
+  }
+  void on_end(absl::AnyInvocable<void()> fn) override { ends.push_back(std::move(fn)); }
+
   std::shared_ptr<Link> link;
   std::shared_ptr<const v1::CallHeader> header;
-  Payload arguments;
-  const Method* method = nullptr;
+  Payload payload;
+  const Method* callee = nullptr;
   std::shared_ptr<void> object;
   ObjectTurns* turns = nullptr;
   uint64_t turn = 0;
   absl::Time deadline = absl::InfiniteFuture();
   // Lives until the reply, as handlers were promised.
-  std::unique_ptr<CallContext> context;
+  std::unique_ptr<CallContext> call;
   // Before the handler runs it may still be added to.
   std::shared_ptr<CallScope> scope;
   std::shared_ptr<const DeviceRoute> back;  // of its result; null: on the CPU
   std::atomic<bool> replied{false};
+
+  // For interceptors.
+  v1::ErrorHeader::Reach reach = v1::ErrorHeader::NOT_TAKEN;
+  TargetObject target;
+  KeepFn keep;  // null: the result is sent
+  std::vector<absl::AnyInvocable<void()>> ends;
+  AttachmentsRef attachments;  // of its answer
 };
 
 }  // namespace weft::internal

@@ -55,6 +55,7 @@ std::map<std::string, int64_t> Core::debug_info() const {
   if (transport_ != nullptr) {
     for (const auto& [name, value] : transport_->counters()) out[name] = value;
   }
+  for (const auto& service : services_) service->put_debug_info(&out);
   return out;
 }
 
@@ -102,6 +103,7 @@ ShutdownResult Core::do_shutdown(const ShutdownOptions& options) {
     d.hard_deadline = hard;
     d.heartbeat = config_.heartbeat_interval;
     d.log = log_;
+    d.services = services_;
     result = membership_->dynamic() ? drain_one(agent_.get(), membership_.get(), self_, d)
                                     : drain_group(agent_.get(), membership_.get(), self_, d);
   } else {

@@ -272,10 +272,18 @@ Status Core::init(JoinOptions options) {
   a.lease = config_.lease;
   a.log = log_;
   a.metrics = metrics_;
+  a.on_reconnected = [weak](const WorkerInfo& worker) {
+    auto core = weak.lock();
+    if (core == nullptr) return;
+    for (const auto& service : core->services_) service->on_reconnected(worker);
+  };
   const ServiceContext context{runtime_, pool_, a.handle};
   for (const ServiceFactory& make : options.services) {
     std::shared_ptr<Service> service = make(context);
     for (Method& method : service->methods()) a.services.push_back(std::move(method));
+    if (auto interceptor = service->interceptor()) {
+      a.interceptors.push_back(std::move(interceptor));
+    }
     services_.push_back(std::move(service));
   }
   std::vector<std::string> callable = library_->method_names();

@@ -1,5 +1,7 @@
 #include "weft/rpc/internal/dedup.h"
 
+#include <utility>
+
 namespace weft::internal {
 
 CallWindow::Seen CallWindow::begin(uint64_t call_id, Answer* answer) {
@@ -12,7 +14,16 @@ CallWindow::Seen CallWindow::begin(uint64_t call_id, Answer* answer) {
   return Seen::kAnswered;
 }
 
-void CallWindow::finish(uint64_t call_id, const Answer& answer) {
+namespace {
+
+void drop(AttachmentsRef attachments, std::vector<AttachmentsRef>* dropped) {
+  if (attachments != nullptr) dropped->push_back(std::move(attachments));
+}
+
+}  // namespace
+
+void CallWindow::finish(uint64_t call_id, const Answer& answer,
+                        std::vector<AttachmentsRef>* dropped) {
   auto it = calls_.find(call_id);
   if (it == calls_.end()) return;  // acknowledged meanwhile: its caller gave up
   it->second.done = true;
@@ -22,14 +33,16 @@ void CallWindow::finish(uint64_t call_id, const Answer& answer) {
     if (oldest->second.answer.message == nullptr) continue;
     bytes_ -= oldest->second.answer.message->bytes;
     oldest->second.answer.message = nullptr;
+    drop(std::move(oldest->second.answer.attachments), dropped);
   }
 }
 
-void CallWindow::ack_below(uint64_t call_id) {
+void CallWindow::ack_below(uint64_t call_id, std::vector<AttachmentsRef>* dropped) {
   if (call_id <= acked_below_) return;
   acked_below_ = call_id;
   while (!calls_.empty() && calls_.begin()->first < call_id) {
-    const Entry& entry = calls_.begin()->second;
+    Entry& entry = calls_.begin()->second;
+    drop(std::move(entry.answer.attachments), dropped);
     if (entry.answer.message != nullptr) bytes_ -= entry.answer.message->bytes;
     calls_.erase(calls_.begin());
   }

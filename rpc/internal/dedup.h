@@ -13,7 +13,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
+#include "weft/rpc/internal/attachments.h"
 #include "weft/rpc/internal/message.h"
 
 namespace weft::internal {
@@ -24,6 +26,8 @@ struct Answer {
   uint32_t code = 0;
   uint32_t error_kind = 0;
   OutMessageRef message;
+  v1::ErrorHeader::Reach reach = v1::ErrorHeader::UNKNOWN;  // of an error
+  AttachmentsRef attachments{};                             // of a response; null: none
 };
 
 class CallWindow {
@@ -34,9 +38,10 @@ class CallWindow {
 
   // `answer` is filled for kAnswered.
   Seen begin(uint64_t call_id, Answer* answer);
-  void finish(uint64_t call_id, const Answer& answer);
+  // `dropped` gets what was attached to answers that are forgotten.
+  void finish(uint64_t call_id, const Answer& answer, std::vector<AttachmentsRef>* dropped);
   // Every call below is complete at the caller.
-  void ack_below(uint64_t call_id);
+  void ack_below(uint64_t call_id, std::vector<AttachmentsRef>* dropped);
 
   size_t size() const { return calls_.size(); }
   size_t bytes() const { return bytes_; }

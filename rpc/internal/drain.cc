@@ -40,11 +40,13 @@ class GroupDrain {
       deadline_ = std::min(options_.hard_deadline, runtime_.now() + options_.later_timeout);
       status = rounds();
     }
+    const Status services = ask_services();
     // Whatever happened, the record goes and the others are told (RPC-127, RPC-128).
     const absl::Time end = status.ok() ? deadline_ : runtime_.now() + absl::Seconds(2);
     agent_.stop_accepting();
     membership_.leave(std::min(end, options_.hard_deadline));
     if (status.ok()) status = farewell();
+    if (status.ok()) status = services;
     return result(status);
   }
 
@@ -159,22 +161,43 @@ class GroupDrain {
                         true);
   }
 
+  Service::Load services_load() const {
+    Service::Load sum;
+    for (const auto& service : options_.services) {
+      const Service::Load load = service->load();
+      sum.pending += load.pending;
+      sum.live += load.live;
+    }
+    return sum;
+  }
+
+  // The services' last word, when everything else has gone well.
+  Status ask_services() {
+    for (const auto& service : options_.services) WEFT_RETURN_IF_ERROR(service->drained());
+    return absl::OkStatus();
+  }
+
   Status rounds() {
     std::string before;
+    bool swept = false;
     for (int round = 0;; ++round) {
       // Our own calls and handlers first: a round is cheap to skip while they run. Not for long: a
       // handler here may wait for a worker that waits for our count.
       agent_.wait_drained(std::min(deadline_, runtime_.now() + options_.heartbeat));
-      const Agent::Load load = agent_.load();
+      // The services first: what they send next is a call by then, or still counted.
+      const Service::Load services = services_load();
+      Agent::Load load = agent_.load();
+      load.pending += services.pending;
       const std::string what = absl::StrCat("drain/", round);
-      WEFT_RETURN_IF_ERROR(put(
-          what, absl::StrCat(load.pending, " ", load.serving, " ", load.issued, " ", load.served)));
+      WEFT_RETURN_IF_ERROR(put(what, absl::StrCat(load.pending, " ", load.serving, " ", load.issued,
+                                                  " ", load.served, " ", services.live)));
       Status waited = wait_for_all(what, deadline_, false);
       if (!waited.ok()) {
         return annotate(waited, absl::StrCat("draining: here ", load.pending, " calls and ",
                                              load.serving, " handlers are not complete"));
       }
       bool zero = true;
+      bool live = false;
       std::string totals;
       for (const auto& w : workers_) {
         if (w.outcome != End::kDrained) continue;
@@ -183,10 +206,17 @@ class GroupDrain {
             store().try_get(membership_.key(absl::StrCat(what, "/", hex(w.worker.incarnation)))));
         if (!counts.has_value()) continue;
         const std::vector<std::string> parts = absl::StrSplit(*counts, ' ');
-        zero = zero && parts.size() == 4 && parts[0] == "0" && parts[1] == "0";
+        zero = zero && parts.size() == 5 && parts[0] == "0" && parts[1] == "0";
+        live = live || (parts.size() == 5 && parts[4] != "0");
         absl::StrAppend(&totals, hex(w.worker.incarnation), ":", *counts, ";");
       }
-      if (zero && totals == before) return absl::OkStatus();  // DRAIN-1
+      if (zero && totals == before) {  // DRAIN-1
+        if (!live || swept) return absl::OkStatus();
+        swept = true;
+        for (const auto& service : options_.services) service->sweep();
+        before.clear();
+        continue;
+      }
       before = zero ? totals : "";
       if (runtime_.now() >= deadline_) {
         return make_error(ErrorKind::kDeadline,

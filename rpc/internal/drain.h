@@ -3,12 +3,16 @@
 
 // The graceful part of shutdown, by way of the store. Keys, below "weft/<job>/":
 //   arrived/inc       the worker has called shutdown()
-//   drain/N/inc       round N: "pending serving issued served", counted by that worker
+//   drain/N/inc       round N: "pending serving issued served live", counted by that worker, what
+//   its
+//                     services have under way included
 //   done/inc          the worker's drain is over and its record is gone
 //
 //   DRAIN-1  nobody leaves while a call is under way anywhere: a round in which every worker counts
 //            zero calls and zero handlers ends the drain only when the round before said the same
 //            with the same totals (two equal waves: nothing can have been in flight between them).
+//            When they count something live then (Service::Load), everybody sweeps first, and it
+//            goes on.
 //   DRAIN-2  a worker that dies, or whose lease lapses, is missing: it is named, and waited for no
 //   more. DRAIN-3  waiting for arrival has no bound but leases; everything after has the deadline.
 //   DRAIN-4  records are removed before the last wait, so a worker that joins again right after it
@@ -26,6 +30,7 @@ struct DrainOptions {
   absl::Time hard_deadline;      // given by the user for everything
   absl::Duration heartbeat;
   Logger log;
+  std::vector<std::shared_ptr<Service>> services;
 };
 
 // A static group: all of DRAIN-1..4.

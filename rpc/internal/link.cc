@@ -14,6 +14,23 @@ namespace {
 // So long after a small message others are expected.
 constexpr absl::Duration kSmallLasts = absl::Milliseconds(100);
 
+std::shared_ptr<Metadata> take_metadata(const v1::ResponseHeader& header) {
+  if (header.metadata_size() == 0) return nullptr;
+  auto out = std::make_shared<Metadata>();
+  for (const v1::MetadataEntry& entry : header.metadata()) {
+    out->emplace_back(entry.key(), entry.value());
+  }
+  return out;
+}
+
+Delivery delivery_of(v1::ErrorHeader::Reach reach) {
+  switch (reach) {
+    case v1::ErrorHeader::NOT_TAKEN: return Delivery::kNotDelivered;
+    case v1::ErrorHeader::PASSED: return Delivery::kDelivered;
+    default: return Delivery::kUnknown;
+  }
+}
+
 }  // namespace
 
 int LaneLoads::choose(LaneRange lanes) {
@@ -124,8 +141,11 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
       WEFT_RETURN_IF_ERROR(parse_header(frame, header.get()));
       return assembler_.begin(
           header->layout(), frame, connection_.get(),
-          [self = shared_from_this(), id = header->call_id()](StatusOr<Payload> payload) {
-            if (auto a = self->agent_.lock()) a->on_answer(id, std::move(payload));
+          [self = shared_from_this(), id = header->call_id(),
+           metadata = take_metadata(*header)](StatusOr<Payload> payload) mutable {
+            auto a = self->agent_.lock();
+            if (a == nullptr) return;
+            a->on_answer(id, std::move(payload), Delivery::kDelivered, std::move(metadata));
           });
     }
     case FrameKind::kError: {
@@ -134,12 +154,14 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
       return assembler_.begin(
           header.layout(), frame, connection_.get(),
           [self = shared_from_this(), id = header.call_id(), code = header.code(),
-           kind = header.kind()](StatusOr<Payload> payload) {
+           kind = header.kind(),
+           delivery = delivery_of(header.reach())](StatusOr<Payload> payload) {
             auto a = self->agent_.lock();
             if (a == nullptr) return;
-            a->on_answer(id, payload.ok()
-                                 ? unpack_error(code, kind, payload->body, self->peer().name)
-                                 : payload.status());
+            a->on_answer(id,
+                         payload.ok() ? unpack_error(code, kind, payload->body, self->peer().name)
+                                      : payload.status(),
+                         delivery, nullptr);
           });
     }
     case FrameKind::kChunk: return assembler_.on_chunk(frame);

@@ -235,6 +235,7 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
   std::vector<std::shared_ptr<Link>> goodbyes;
   std::shared_ptr<Link> replaced;
   bool redial = false;
+  bool reconnected = false;
   Status refuse;
   {
     MutexLock lock(&mutex_);
@@ -247,6 +248,7 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
     } else {
       counters_->connects->add();
       if (peer->connections++ > 0 && peer->links.empty()) counters_->reconnects->add();
+      reconnected = std::exchange(peer->broken, false);
       peer->links.push_back(link);
       peer->backoff = absl::ZeroDuration();
       peer->unreachable_since = absl::InfiniteFuture();
@@ -281,6 +283,7 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
   }
   for (const auto& l : goodbyes) send_goodbye(l);
   for (uint64_t id : waiting) transmit(id);
+  if (reconnected && options_.on_reconnected != nullptr) options_.on_reconnected(peer->info);
 }
 
 void Agent::retire_locked(Link* link, std::vector<std::shared_ptr<Link>>* goodbyes) {
@@ -358,6 +361,7 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
   std::vector<CancelToken> abandoned;
   PeerRef peer;
   bool redial = false;
+  bool reconnected = false;  // by a connection that was there before this one's loss was known
   {
     MutexLock lock(&mutex_);
     if (link->lost) return;
@@ -406,6 +410,10 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
       if (s.link == link && !s.at_most_once) abandoned.push_back(s.cancel);
     }
     redial = !peer->waiting.empty() && want_dial_locked(peer.get());
+    if (!link->closing) {
+      reconnected = peer->active != nullptr;
+      peer->broken = !reconnected;
+    }
   }
   WEFT_LOG(options_.log, kDebug) << "connection to " << text(peer->info) << " lost: " << lost.why;
   for (const CancelToken& cancel : abandoned) cancel.cancel();
@@ -415,6 +423,7 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
     transmit(id);
   }
   if (redial) dial(peer);
+  if (reconnected && options_.on_reconnected != nullptr) options_.on_reconnected(peer->info);
 }
 
 void Agent::peer_gone(uint64_t incarnation, const Status& why) {
@@ -422,6 +431,7 @@ void Agent::peer_gone(uint64_t incarnation, const Status& why) {
   std::vector<std::shared_ptr<Link>> links;
   std::vector<CancelToken> handlers;
   std::vector<PeerRef> forgotten;
+  std::unique_ptr<CallWindow> window;  // what is attached to its answers learns without the mutex
   {
     MutexLock lock(&mutex_);
     auto it = peers_.find(incarnation);
@@ -430,7 +440,7 @@ void Agent::peer_gone(uint64_t incarnation, const Status& why) {
     peer.gone = why;
     peer.waiting.clear();
     peer.active = nullptr;
-    peer.window = std::make_unique<CallWindow>(kWindowBytes);
+    window = std::exchange(peer.window, std::make_unique<CallWindow>(kWindowBytes));
     if (peer.redial != nullptr) peer.redial->disarm();
     links = peer.links;
     for (const auto& [id, p] : pending_) {

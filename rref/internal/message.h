@@ -96,7 +96,7 @@ struct Reply {
 };
 
 // How a call ended for the protocol.
-enum class Outcome : uint8_t {
+enum class CallEnd : uint8_t {
   kDelivered,     // answered by its handler, so everything in it was confirmed before
   kNotDelivered,  // proven that it never arrives
   kUnknown,       // given up; it may have arrived, or arrive later

@@ -1,5 +1,6 @@
 #include "weft/rref/internal/protocol.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -132,6 +133,13 @@ void RRefProtocol::audit_answers(const WorkerKey& key, uint64_t below, Effects& 
 uint64_t RRefProtocol::next_carrier(const WorkerKey& key) const {
   auto it = peers_.find(key.incarnation);
   return it == peers_.end() ? 1 : it->second.next_carrier;
+}
+
+std::vector<std::pair<RRefId, WorkerKey>> RRefProtocol::holders() const {
+  std::vector<std::pair<RRefId, WorkerKey>> out;
+  for (const auto& [fork, f] : forks_) out.emplace_back(f.rref, f.holder);
+  std::sort(out.begin(), out.end());
+  return out;
 }
 
 RRefProtocol::Counts RRefProtocol::counts() const {

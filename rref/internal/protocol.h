@@ -127,6 +127,7 @@
 #include <deque>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
@@ -153,7 +154,7 @@ class WEFT_API RRefProtocol {
   StatusOr<Creation> remote(const WorkerKey& owner);
   // How the call of remote() ended. kDelivered: the function has ended, with a value or an error of
   // its own. `why` is what every use gets otherwise (RREF-10).
-  void creation_ended(const ForkId& fork, Outcome outcome, const Status& why, Effects& out);
+  void creation_ended(const ForkId& fork, CallEnd outcome, const Status& why, Effects& out);
   // An object of this worker: `running` for a remote() to itself (function_ended() must follow),
   // else a local value that is shared for the first time.
   Handle create_local(bool running);
@@ -161,7 +162,7 @@ class WEFT_API RRefProtocol {
   // used. carrier_ended() must follow for a request, and may for an answer. REQUIRES: there are
   // handles.
   StatusOr<Carrier> share(const WorkerKey& to, absl::Span<const Handle> handles, bool is_answer);
-  void carrier_ended(const WorkerKey& to, uint64_t carrier, Outcome outcome, Effects& out);
+  void carrier_ended(const WorkerKey& to, uint64_t carrier, CallEnd outcome, Effects& out);
   // Once per handle; for the owner's, once per create_local() and per arrival.
   void drop(const Handle& handle, Effects& out);
   // All handles of forks, as if dropped. Dropping them again is nothing.
@@ -229,6 +230,8 @@ class WEFT_API RRefProtocol {
     friend bool operator==(const Counts&, const Counts&) = default;
   };
   Counts counts() const;
+  // Forks that this worker counts, with who holds them. In order.
+  std::vector<std::pair<RRefId, WorkerKey>> holders() const;
   // Whether this worker, its owner, counts the fork.
   bool counts_fork(const ForkId& fork) const { return forks_.contains(fork); }
   bool has_object(const RRefId& rref) const { return objects_.contains(rref); }

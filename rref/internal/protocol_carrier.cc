@@ -74,18 +74,18 @@ void RRefProtocol::close_if_settled(Peer& p, uint64_t carrier) {
   p.carriers.erase(it);
 }
 
-void RRefProtocol::carrier_ended(const WorkerKey& to, uint64_t carrier, Outcome outcome,
+void RRefProtocol::carrier_ended(const WorkerKey& to, uint64_t carrier, CallEnd outcome,
                                  Effects& out) {
   Peer* p = find_peer(to);
   if (p == nullptr) return;
   auto it = p->carriers.find(carrier);
   if (it == p->carriers.end()) return;
-  if (outcome == Outcome::kUnknown) {
+  if (outcome == CallEnd::kUnknown) {
     if (!it->second.audited) audit(*p, carrier, it->second, out);
     return;
   }
   for (Made& made : it->second.forks) {
-    if (outcome == Outcome::kDelivered) {
+    if (outcome == CallEnd::kDelivered) {
       arrived(made, out);
     } else {
       not_arrived(made, out);

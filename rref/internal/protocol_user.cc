@@ -30,14 +30,14 @@ StatusOr<Creation> RRefProtocol::remote(const WorkerKey& owner) {
   return Creation{rref, fork, user.introduced_by, floors(p)};
 }
 
-void RRefProtocol::creation_ended(const ForkId& fork, Outcome outcome, const Status& why,
+void RRefProtocol::creation_ended(const ForkId& fork, CallEnd outcome, const Status& why,
                                   Effects& out) {
   auto it = users_.find(fork);
   if (it == users_.end() || it->second.ended) return;
   User& user = it->second;
   user.ended = true;
   const Handle handle{user.rref, fork, user.owner};
-  if (outcome == Outcome::kDelivered) {
+  if (outcome == CallEnd::kDelivered) {
     settle(peer(user.owner), user.introduced_by);
     if (user.state == UserState::kPending) {
       user.state = UserState::kConfirmed;

@@ -17,6 +17,7 @@
 #include "weft/rpc/internal/tensor_meta.h"
 #include "weft/rpc/struct.h"
 #include "weft/rpc/value.h"
+#include "weft/tests/rpc/probe.h"
 #include "weft/tests/testing/cluster.h"
 
 namespace {
@@ -120,6 +121,35 @@ TEST(Allocation, OfASmallCallIsFewPieces) {
   const double each = static_cast<double>(allocations - before) / kCalls;
   RecordProperty("allocations_per_call", std::to_string(each));
   EXPECT_LE(each, kMost);
+}
+
+// INT-4.
+TEST(Allocation, OfASmallCallIsTheSameWithAnInterceptorThatAttachesNothing) {
+  constexpr int kCalls = 200;
+  Library library("app");
+  library.def("add", &add, {.inline_ok = true});
+  const at::Tensor x = at::ones({4});
+  const auto count = [&](bool intercepted) {
+    testing::ClusterOptions o{.library = library};
+    o.adjust = [intercepted](int, JoinOptions* j) {
+      if (!intercepted) return;
+      j->services = {[](const ServiceContext&) {
+        return std::make_shared<testing::Probe>("@probe", /*all=*/false);
+      }};
+    };
+    testing::Cluster c(std::move(o));
+    const auto calls = [&](int n) {
+      for (int i = 0; i < n; ++i) rpc_sync(c[0], "worker1", &add, x, x);
+    };
+    calls(50);
+    const int64_t before = allocations;
+    calls(kCalls);
+    return allocations - before;
+  };
+  const auto plain = static_cast<double>(count(false));
+  const auto intercepted = static_cast<double>(count(true));
+  // Heartbeats and the like come in between; one piece for each call would be 200 more.
+  EXPECT_LT(intercepted, plain + kCalls / 2) << plain;
 }
 
 }  // namespace

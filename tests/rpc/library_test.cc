@@ -211,12 +211,13 @@ TEST(Library, ConstructorsAreChosenByWireKinds) {
                         Payload arguments) -> StatusOr<std::shared_ptr<void>> {
     const StatusOr<const Method*> m = lib.find("app.Table", signature_hash(signature));
     if (!m.ok()) return m.status();
-    StatusOr<std::shared_ptr<void>> made = absl::UnknownError("no reply");
+    StatusOr<KeptObject> made = absl::UnknownError("no reply");
     (*lib.invoker_of(**m))(
         const_cast<CallContext&>(unused), nullptr, std::move(arguments),
-        internal::Outcome(internal::ObjectReplyFn(
-            [&made](StatusOr<std::shared_ptr<void>> r) { made = std::move(r); })));
-    return made;
+        internal::Outcome(KeepFn([&made](StatusOr<KeptObject> r) { made = std::move(r); })));
+    if (!made.ok()) return made.status();
+    EXPECT_EQ(*made->type, typeid(app::Table));
+    return made->object;
   };
   const auto arguments = [](const auto&... args) {
     Payload payload;

@@ -61,7 +61,7 @@ class Desk {
   void end(const Creation& c, const Status& status = Status()) {
     on(kOwner, [&](auto& p, Effects& out) { p.function_ended(c.rref, status, out); });
   }
-  void creation_ended(const Creation& c, Outcome outcome, const Status& why = Status()) {
+  void creation_ended(const Creation& c, CallEnd outcome, const Status& why = Status()) {
     on(kCreator, [&](auto& p, Effects& out) { p.creation_ended(c.fork, outcome, why, out); });
   }
   // An object that its creator has, and whose function has ended.
@@ -69,7 +69,7 @@ class Desk {
     Creation c = remote();
     EXPECT_EQ(create(c), CreateVerdict::kStart);
     end(c);
-    creation_ended(c, Outcome::kDelivered);
+    creation_ended(c, CallEnd::kDelivered);
     return c;
   }
   Carrier share(int from, const Handle& handle, int to, bool is_answer = false) {
@@ -78,7 +78,7 @@ class Desk {
   void receive(int at, int from, const Carrier& carrier) {
     on(at, [&](auto& p, Effects& out) { p.receive(key(from), carrier, out); });
   }
-  void carrier_ended(int at, int to, const Carrier& carrier, Outcome outcome) {
+  void carrier_ended(int at, int to, const Carrier& carrier, CallEnd outcome) {
     on(at, [&](auto& p, Effects& out) { p.carrier_ended(key(to), carrier.number, outcome, out); });
   }
   void drop(int at, const Handle& handle) {

@@ -23,7 +23,7 @@ TEST(RRefOwnerFork, UnknownCreateStartsTheFunction) {
 TEST(RRefOwnerFork, UnknownAbandonMakesTheObjectTheError) {
   Desk desk;
   const Creation c = desk.remote();
-  desk.creation_ended(c, Outcome::kNotDelivered, late());
+  desk.creation_ended(c, CallEnd::kNotDelivered, late());
   EXPECT_THAT(desk.log(), ElementsAre("1: failed"));
   desk.pass(MessageKind::kAbandon);
   EXPECT_TRUE(desk[kOwner].counts_fork(c.fork));
@@ -110,7 +110,7 @@ TEST(RRefOwnerFork, LiveCreateAndAbandonDoNotStartAgain) {
   const Creation c = desk.remote();
   desk.create(c);
   EXPECT_EQ(desk.create(c), CreateVerdict::kRepeated);
-  desk.creation_ended(c, Outcome::kUnknown, late());
+  desk.creation_ended(c, CallEnd::kUnknown, late());
   desk.pass(MessageKind::kAbandon);
   EXPECT_EQ(desk[kOwner].counts().forks, 1U);
   desk.end(c);
@@ -136,7 +136,7 @@ TEST(RRefOwnerFork, LiveDeleteReleasesTheValueWithTheLastOne) {
   desk.receive(kThird, kCreator, carrier);
   desk.pass(MessageKind::kFork);
   desk[kThird].answered(Desk::key(kCreator), carrier.number);
-  desk.carrier_ended(kCreator, kThird, carrier, Outcome::kDelivered);
+  desk.carrier_ended(kCreator, kThird, carrier, CallEnd::kDelivered);
   desk.log();
   desk.drop(kCreator, Desk::handle(c));
   desk.pass(MessageKind::kDelete);
@@ -153,7 +153,7 @@ TEST(RRefOwnerFork, LiveGoesWhenItsCarrierWasNotDelivered) {
   const Carrier carrier = desk.share(kOwner, local, kThird);
   desk.drop(kOwner, local);
   EXPECT_THAT(desk.log(), IsEmpty());
-  desk.carrier_ended(kOwner, kThird, carrier, Outcome::kNotDelivered);
+  desk.carrier_ended(kOwner, kThird, carrier, CallEnd::kNotDelivered);
   EXPECT_THAT(desk.log(), ElementsAre("0: released"));
 }
 
@@ -162,7 +162,7 @@ TEST(RRefOwnerFork, LiveGoesWhenAnAuditDoesNotFindIt) {
   const Handle local = desk[kOwner].create_local(false);
   const Carrier carrier = desk.share(kOwner, local, kThird);
   desk.drop(kOwner, local);
-  desk.carrier_ended(kOwner, kThird, carrier, Outcome::kUnknown);
+  desk.carrier_ended(kOwner, kThird, carrier, CallEnd::kUnknown);
   EXPECT_THAT(desk.pass(MessageKind::kAudit).holds, ElementsAre(Holds::kNotHeld));
   EXPECT_THAT(desk.log(), ElementsAre("0: released"));
   desk.receive(kThird, kOwner, carrier);  // RREF-2: too late
@@ -209,7 +209,7 @@ TEST(RRefOwnerFork, TombstoneAbandonStillReachesOtherHolders) {
   desk.pass(MessageKind::kDelete);
   desk.use(1, kThird, desk[kThird].use_of(carrier.forks[0]));
   EXPECT_FALSE(desk.use_status(1).has_value());
-  desk.creation_ended(c, Outcome::kUnknown, late());
+  desk.creation_ended(c, CallEnd::kUnknown, late());
   desk.pass(MessageKind::kAbandon);
   EXPECT_EQ(desk.use_status(1), late());
   EXPECT_EQ(desk.create(c), CreateVerdict::kRepeated);
@@ -238,7 +238,7 @@ TEST(RRefOwnerFork, TombstoneIsForgottenWhenTheFloorPassesAndThenAllIsIgnored) {
   EXPECT_EQ(desk[kOwner].counts().tombstones, 1U);
   desk.create(c);
   desk.end(c);
-  desk.creation_ended(c, Outcome::kDelivered);
+  desk.creation_ended(c, CallEnd::kDelivered);
   const Creation next = desk.remote();
   EXPECT_EQ(desk.create(next), CreateVerdict::kStart);
   EXPECT_EQ(desk[kOwner].counts().tombstones, 0U);

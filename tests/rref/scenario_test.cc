@@ -36,7 +36,7 @@ TEST(RRefMessages, RREF_9_AHandleThatIsDroppedEarlyCostsOneDeleteToo) {
   desk.on(kOwner, [&](auto& p, Effects& out) { p.flush_known(c.rref, out); });
   desk.pass_all();
   desk.end(c);
-  desk.creation_ended(c, Outcome::kDelivered);
+  desk.creation_ended(c, CallEnd::kDelivered);
   desk.pass_all();
   EXPECT_EQ(desk.sent, 2);  // known, delete
   EXPECT_EQ(desk[kCreator].counts(), RRefProtocol::Counts());
@@ -49,7 +49,7 @@ TEST(RRefMessages, RREF_9_CreateCostsOneWhenTheFunctionRunsForLong) {
   desk.on(kOwner, [&](auto& p, Effects& out) { p.flush_known(c.rref, out); });
   desk.pass_all();
   desk.end(c);
-  desk.creation_ended(c, Outcome::kDelivered);
+  desk.creation_ended(c, CallEnd::kDelivered);
   EXPECT_EQ(desk.sent, 1);
 }
 
@@ -59,7 +59,7 @@ TEST(RRefMessages, RREF_9_OwnerToUserCostsNothing) {
   const Carrier carrier = desk.share(kOwner, local, kThird);
   desk.receive(kThird, kOwner, carrier);
   desk[kThird].answered(Desk::key(kOwner), carrier.number);
-  desk.carrier_ended(kOwner, kThird, carrier, Outcome::kDelivered);
+  desk.carrier_ended(kOwner, kThird, carrier, CallEnd::kDelivered);
   EXPECT_EQ(desk.sent, 0);
   desk.drop(kThird, carrier.forks[0]);
   desk.drop(kOwner, local);
@@ -81,7 +81,7 @@ TEST(RRefMessages, RREF_9_UserToOwnerCostsAtMostOneAccept) {
       desk.pass_all();
     }
     desk[kOwner].answered(Desk::key(kCreator), carrier.number);
-    desk.carrier_ended(kCreator, kOwner, carrier, Outcome::kDelivered);
+    desk.carrier_ended(kCreator, kOwner, carrier, CallEnd::kDelivered);
     EXPECT_EQ(desk.sent, runs_for_long ? 1 : 0);
     desk.drop(kOwner, Handle{c.rref, ForkId(), Desk::key(kOwner)});
     desk.drop(kCreator, Desk::handle(c));
@@ -105,7 +105,7 @@ TEST(RRefMessages, RREF_9_UserToUserCostsOneForkAndAtMostOneAccept) {
       desk.pass_all();
     }
     desk[kThird].answered(Desk::key(kCreator), carrier.number);
-    desk.carrier_ended(kCreator, kThird, carrier, Outcome::kDelivered);
+    desk.carrier_ended(kCreator, kThird, carrier, CallEnd::kDelivered);
     EXPECT_EQ(desk.sent, runs_for_long ? 2 : 1);
     desk.drop(kThird, carrier.forks[0]);
     desk.drop(kCreator, Desk::handle(c));
@@ -136,7 +136,7 @@ TEST(RRefMessages, RREF_9_OwnerToItselfCostsNothing) {
   desk.receive(kOwner, kOwner, carrier);
   EXPECT_THAT(desk.log(), ElementsAre("0: ready"));
   desk[kOwner].answered(Desk::key(kOwner), carrier.number);
-  desk.carrier_ended(kOwner, kOwner, carrier, Outcome::kDelivered);
+  desk.carrier_ended(kOwner, kOwner, carrier, CallEnd::kDelivered);
   EXPECT_EQ(desk[kOwner].counts().forks, 0U);
   desk.drop(kOwner, local);
   EXPECT_THAT(desk.log(), ElementsAre("0: released"));
@@ -248,7 +248,7 @@ TEST_F(RRefBadInput, BadInput_a_reply_that_is_too_short_or_an_error) {
   Desk desk;
   const Handle local = desk[kOwner].create_local(false);
   const Carrier carrier = desk.share(kOwner, local, kThird);
-  desk.carrier_ended(kOwner, kThird, carrier, Outcome::kUnknown);
+  desk.carrier_ended(kOwner, kThird, carrier, CallEnd::kUnknown);
   const Desk::Item audit = desk.take(MessageKind::kAudit);
   desk.acknowledge(audit, Reply{make_error(ErrorKind::kUnimplemented, "no such service"), {}});
   EXPECT_EQ(desk[kOwner].counts().forks, 0U);

@@ -32,9 +32,9 @@ TEST(RRefHandle, AnswerConfirmsTheCreator) {
   desk.create(c);
   desk.end(c);
   EXPECT_FALSE(desk[kCreator].confirmed(Desk::handle(c)));
-  desk.creation_ended(c, Outcome::kDelivered);
+  desk.creation_ended(c, CallEnd::kDelivered);
   EXPECT_THAT(desk.log(), ElementsAre("1: confirmed"));
-  desk.creation_ended(c, Outcome::kUnknown, late());  // an end ends once
+  desk.creation_ended(c, CallEnd::kUnknown, late());  // an end ends once
   EXPECT_THAT(desk.log(), IsEmpty());
 }
 
@@ -62,7 +62,7 @@ TEST(RRefHandle, RREF_10_AFailedCreationFailsEveryUse) {
   Desk desk;
   const Creation c = desk.remote();
   desk.create(c);
-  desk.creation_ended(c, Outcome::kUnknown, late());
+  desk.creation_ended(c, CallEnd::kUnknown, late());
   EXPECT_THAT(desk.log(), ElementsAre("1: failed"));
   EXPECT_EQ(desk[kCreator].check(Desk::handle(c)), late());
   EXPECT_EQ(desk[kCreator].share(Desk::key(kThird), {Desk::handle(c)}, false).status(), late());
@@ -78,7 +78,7 @@ TEST(RRefHandle, AFailureAfterKnownNeedsNoAbandonment) {
   desk.create(c);
   desk.on(kOwner, [&](auto& p, Effects& out) { p.flush_known(c.rref, out); });
   desk.pass(MessageKind::kKnown);
-  desk.creation_ended(c, Outcome::kUnknown, late());
+  desk.creation_ended(c, CallEnd::kUnknown, late());
   EXPECT_THAT(desk.items, IsEmpty());
   EXPECT_EQ(desk[kCreator].check(Desk::handle(c)), late());
 }
@@ -106,7 +106,7 @@ TEST(RRefHandle, RREF_4_AParentWaitsForItsChild) {
   EXPECT_EQ(p.desk.items.size(), 1U);  // the fork
   p.desk.pass(MessageKind::kFork);
   EXPECT_THAT(p.desk.items, IsEmpty());
-  p.desk.carrier_ended(kCreator, kThird, p.carrier, Outcome::kDelivered);
+  p.desk.carrier_ended(kCreator, kThird, p.carrier, CallEnd::kDelivered);
   p.desk.pass(MessageKind::kDelete);
   EXPECT_EQ(p.desk[kOwner].counts().forks, 1U);
 }
@@ -138,7 +138,7 @@ TEST(RRefCarrier, AcceptLetsTheParentGo) {
   p.desk.deliver(accept);  // RREF-5
   EXPECT_EQ(p.desk.items.size(), 1U);
   p.desk.pass(MessageKind::kDelete);
-  p.desk.carrier_ended(kCreator, kThird, p.carrier, Outcome::kUnknown);  // settled: no audit
+  p.desk.carrier_ended(kCreator, kThird, p.carrier, CallEnd::kUnknown);  // settled: no audit
   EXPECT_THAT(p.desk.items, IsEmpty());
 }
 
@@ -148,7 +148,7 @@ TEST(RRefCarrier, NotDeliveredLetsTheParentGo) {
   const Carrier carrier = desk.share(kCreator, Desk::handle(c), kThird);
   desk.drop(kCreator, Desk::handle(c));
   EXPECT_THAT(desk.items, IsEmpty());
-  desk.carrier_ended(kCreator, kThird, carrier, Outcome::kNotDelivered);
+  desk.carrier_ended(kCreator, kThird, carrier, CallEnd::kNotDelivered);
   desk.pass(MessageKind::kDelete);
   EXPECT_EQ(desk[kOwner].counts(), RRefProtocol::Counts());
 }
@@ -156,14 +156,14 @@ TEST(RRefCarrier, NotDeliveredLetsTheParentGo) {
 TEST(RRefCarrier, AnAuditFindsWhatIsHeld) {
   Pending p;
   p.desk.pass(MessageKind::kFork);
-  p.desk.carrier_ended(kCreator, kThird, p.carrier, Outcome::kUnknown);
+  p.desk.carrier_ended(kCreator, kThird, p.carrier, CallEnd::kUnknown);
   EXPECT_THAT(p.desk.pass(MessageKind::kAudit).holds, ElementsAre(Holds::kHeld));
   EXPECT_EQ(p.desk[kCreator].counts().pending_children, 0U);
 }
 
 TEST(RRefCarrier, AnAuditOfAPendingForkIsFollowedByAccept) {
   Pending p;
-  p.desk.carrier_ended(kCreator, kThird, p.carrier, Outcome::kUnknown);
+  p.desk.carrier_ended(kCreator, kThird, p.carrier, CallEnd::kUnknown);
   EXPECT_THAT(p.desk.pass(MessageKind::kAudit).holds, ElementsAre(Holds::kPending));
   EXPECT_EQ(p.desk[kCreator].counts().pending_children, 1U);
   p.desk.pass(MessageKind::kFork);
@@ -175,7 +175,7 @@ TEST(RRefCarrier, AnAuditOfACarrierToComeMakesItVoid) {
   Desk desk;
   const Creation c = desk.made();
   const Carrier carrier = desk.share(kCreator, Desk::handle(c), kThird);
-  desk.carrier_ended(kCreator, kThird, carrier, Outcome::kUnknown);
+  desk.carrier_ended(kCreator, kThird, carrier, CallEnd::kUnknown);
   EXPECT_THAT(desk.pass(MessageKind::kAudit).holds, ElementsAre(Holds::kNotHeld));
   EXPECT_EQ(desk[kThird].counts().tombstones, 1U);
   desk.log();

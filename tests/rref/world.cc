@@ -122,7 +122,7 @@ void World::flush(int index) {
   perform(call.to, effects);
 }
 
-void World::close_call(int index, Outcome outcome) {
+void World::close_call(int index, CallEnd outcome) {
   Call& call = calls_[index];
   if (!std::exchange(call.is_open, false) || !workers_[call.from].is_up) return;
   Effects effects;
@@ -131,8 +131,8 @@ void World::close_call(int index, Outcome outcome) {
     caller.creation_ended(call.creation.fork, outcome,
                           make_error(ErrorKind::kDeadline, "remote timed out"), effects);
   } else {
-    if (bug_ == Bug::kParentGoesEarly && outcome == Outcome::kUnknown) {
-      outcome = Outcome::kDelivered;
+    if (bug_ == Bug::kParentGoesEarly && outcome == CallEnd::kUnknown) {
+      outcome = CallEnd::kDelivered;
     }
     caller.carrier_ended(key(call.to), call.carrier.number, outcome, effects);
   }
@@ -191,7 +191,7 @@ void World::deliver_call(int index) {
 void World::deliver_answer(const Packet& packet) {
   Call& call = calls_[packet.call];
   if (!call.is_open) return;  // its caller has given up
-  close_call(packet.call, packet.ran ? Outcome::kDelivered : Outcome::kUnknown);
+  close_call(packet.call, packet.ran ? CallEnd::kDelivered : CallEnd::kUnknown);
   if (call.answer.number == 0) return;
   Effects effects;
   protocol(packet.to).receive(key(packet.from), call.answer, effects);
@@ -202,9 +202,9 @@ void World::lose(Packet packet) {
   if (packet.kind == Packet::kFetch) return close_fetch(packet.call);
   if (packet.kind == Packet::kCall) {
     calls_[packet.call].phase = Call::kOver;
-    close_call(packet.call, Outcome::kNotDelivered);
+    close_call(packet.call, CallEnd::kNotDelivered);
   } else {
-    close_call(packet.call, Outcome::kUnknown);
+    close_call(packet.call, CallEnd::kUnknown);
   }
 }
 
@@ -231,7 +231,7 @@ void World::learn(int worker, int dead) {
   }
   for (size_t i = 0; i < calls_.size(); ++i) {
     if (calls_[i].from == worker && calls_[i].to == dead) {
-      close_call(static_cast<int>(i), Outcome::kUnknown);
+      close_call(static_cast<int>(i), CallEnd::kUnknown);
     }
   }
   for (size_t i = 0; i < fetches_.size(); ++i) {

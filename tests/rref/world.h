@@ -166,7 +166,7 @@ class World {
   void close_fetch(int fetch);
   void drop(int worker, int handle);
   void end_call(int call, const Status& status, int handle);
-  void close_call(int call, Outcome outcome);
+  void close_call(int call, CallEnd outcome);
   void flush(int call);
   void crash(int worker);
   void learn(int worker, int dead);

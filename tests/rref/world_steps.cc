@@ -126,7 +126,7 @@ void World::apply(const Step& step) {
       break;
     case Step::kGiveUp:
       --budget_.losses;
-      close_call(step.a, Outcome::kUnknown);
+      close_call(step.a, CallEnd::kUnknown);
       break;
     case Step::kGiveUpFetch: {
       --budget_.losses;

@@ -1,6 +1,8 @@
 // Agent, membership and shutdown under the seeded scheduler. Invariants, for every schedule:
 //   CALL-1   every call completes exactly once
 //   CALL-2   a call that is at_most_once executes at most once
+//   INT-1    what was attached to a call is told its end exactly once
+//   INT-2    a request comes to an interceptor at most once
 //   nothing is left over: no pending call, handler, deadline, received byte, and no deadlock
 //   (SIM-3)
 // A seed that fails is printed; WEFT_SIM_SEED=<seed> runs it alone, with the last events.
@@ -26,6 +28,7 @@
 #include "weft/rpc/hash_store.h"
 #include "weft/rpc/inproc_transport.h"
 #include "weft/rpc/worker.h"
+#include "weft/tests/rpc/probe.h"
 
 namespace weft::testing {
 namespace {
@@ -99,6 +102,8 @@ Outcome run_schedule(uint64_t seed, size_t keep_events = 0) {
   auto plan = std::make_shared<FaultPlan>(seed);
   add_faults(seed, plan.get());
   Ledger ledger;
+  std::vector<std::shared_ptr<Probe>> probes;
+  for (int i = 0; i < 3; ++i) probes.push_back(std::make_shared<Probe>());
   std::map<int64_t, bool> once;  // tickets, and whether the call was answered
   int64_t issued = 0;
   const Status ended = sim->run([&] {
@@ -115,7 +120,8 @@ Outcome run_schedule(uint64_t seed, size_t keep_events = 0) {
           o.library = make_library(&ledger);
           o.store = store->new_client();
           o.transport = faulty_transport(inproc_transport(network), plan);
-          o.services = {group_service()};
+          o.services = {group_service(), [probe = probes[static_cast<size_t>(i)]](
+                                             const ServiceContext&) { return probe; }};
           o.worker_threads = 1 + static_cast<int>(seed % 3);
           o.runtime = sim;
           o.log_level = Severity::kOff;
@@ -186,6 +192,21 @@ Outcome run_schedule(uint64_t seed, size_t keep_events = 0) {
     }
   });
   if (!ended.ok()) out.status = ended;
+  int64_t attached = 0;
+  int64_t arrived = 0;
+  for (const auto& probe : probes) {
+    attached += probe->count("attached");
+    arrived += probe->count("arrived");
+    if (out.status.ok() && (probe->count("told") != probe->count("attached") ||
+                            probe->count("ended") != probe->count("arrived") ||
+                            probe->most_arrivals() > 1 || probe->count("undelivered_ok") > 0)) {
+      out.status = make_error(ErrorKind::kInternal, "INT-1 or INT-2 is broken");
+    }
+  }
+  if (out.status.ok() && (attached < issued || arrived > attached)) {
+    out.status = make_error(ErrorKind::kInternal,
+                            absl::StrCat(attached, " requests attached to, ", arrived, " arrived"));
+  }
   for (const auto& [ticket, times] : ledger.executed) {
     if (times > 1 && out.status.ok()) {
       out.status = make_error(ErrorKind::kInternal,

@@ -381,7 +381,7 @@ void Operator::run(size_t given, Payload arguments, Outcome outcome) const {
       stack[0].toTensor().set_requires_grad(true);
     }
     if (outcome.keeps() && stack.size() == 1 && stack[0].isTensor()) {
-      outcome.done(std::make_shared<at::Tensor>(stack[0].toTensor()));
+      outcome.keep(std::make_shared<at::Tensor>(stack[0].toTensor()));
       return;
     }
     if (outcome.keeps() || stack.size() != results.size()) {

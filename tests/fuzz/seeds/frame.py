@@ -35,6 +35,8 @@ SEEDS = {
     "request": (lane(REQUEST_FRAME), "ok"),
     "response": (lane(frame(RESPONSE, ANSWER, b"abc")), "ok"),
     "error": (lane(frame(ERROR, FAILED, WORDS)), "user: it broke"),
+    "error_that_says_what_became_of_metadata": (lane(frame(ERROR, FAILED + field(5, 2), WORDS)), "user: it broke"),
+    "error_with_an_unknown_reach": (lane(frame(ERROR, FAILED + field(5, 77), WORDS)), "user: it broke"),
     "chunk": (lane(frame(CHUNK, struct.pack("<QQ", 1, 0), b"abc")), "ok"),
     "cancel": (lane(frame(CANCEL, fixed64(1, 5))), "ok"),
     "heartbeat": (lane(frame(HEARTBEAT, field(1, 5))), "ok"),

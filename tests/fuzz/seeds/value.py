@@ -5,7 +5,7 @@ import struct
 from .wire import varint
 
 (NONE, FALSE, TRUE, INT, UNSIGNED, FLOAT, STRING, BYTES, TENSOR, LIST, PACKED, TUPLE, MAP, STRUCT, VARIANT,
- SOME) = range(16)
+ SOME, REFERENCE) = range(17)
 # Types, as value_fuzzer.cc numbers them.
 (MIXED, INTS, FLOATS, STRING_MAP, INT_MAP, TREE, ALTERNATIVES, TENSORS, SET, SCALAR, OPTIONS, ARRAY, INFO,
  ANY) = range(14)
@@ -146,7 +146,9 @@ SEEDS = {
         "ok",
     ),
     # Kinds.
-    "unknown_tag": (value(ANY, b"\x10"), "protocol: found the unknown tag 16"),
+    "unknown_tag": (value(ANY, b"\x11"), "protocol: found the unknown tag 17"),
+    "reference_alone": (value(ANY, counted(LIST, bytes([REFERENCE]))), "protocol: expected reference number 0"),
+    "reference_for_a_tensor": (value(TENSORS, counted(LIST, bytes([REFERENCE]))), "protocol: found rref"),
     "unknown_packed_type": (value(INTS, packed(11, bytes(8), 1)), "protocol: expected a type of numbers, found 11"),
     "packed_type_0": (value(ANY, packed(0, b"", 0)), "protocol: expected a type of numbers, found 0"),
     "packed_floats_for_ints": (value(INTS, packed(9, bytes(4), 1)), "protocol: expected packed ints, found floats"),
