@@ -4,12 +4,12 @@
 // RRef<T>: a reference to an object that lives at one worker, its owner, for as long as anybody
 // holds one.
 //
-//   auto table = weft::remote<Embedding>(worker, "ps0", 100'000, 64);   // a constructor, there
-//   at::Tensor y = table.rpc_sync(&Embedding::lookup, ids);             // a method, there
-//   auto sum = weft::remote(worker, "ps0", &add, 40, 2);                // a function:
-//   RRef<int64_t> int64_t n = sum.to_here();                                          // a copy of
-//   the value auto mine = weft::RRef<at::Tensor>::local(worker, x);               // owned here
-//   weft::rpc_sync(worker, "trainer1", &train, table);                  // train(RRef<Embedding>)
+//   auto table = weft::remote<Embedding>(worker, "ps0", 100'000, 64);  // a constructor, there
+//   at::Tensor y = table.rpc_sync(&Embedding::lookup, ids);            // a method, there
+//   auto sum = weft::remote(worker, "ps0", &add, 40, 2);               // a function, there
+//   int64_t n = sum.to_here();                                         // a copy of the value
+//   auto mine = weft::RRef<at::Tensor>::local(worker, x);              // owned here
+//   weft::rpc_sync(worker, "trainer1", &train, table);                 // train(RRef<Embedding>)
 //
 // All workers that meet an RRef list rref_service() at join. remote() returns at once and never
 // waits: what its function throws, or why its call failed, is what every use of the RRef gets, here
