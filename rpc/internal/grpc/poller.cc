@@ -33,6 +33,8 @@ constexpr absl::Duration kDear = absl::Milliseconds(10);
 
 // Events of a poller that holds answers back: as many small calls wait for their answers.
 constexpr int kMostHeld = 16;
+// Events that a drive takes besides those of its own answer.
+constexpr int kMostTaken = 16;
 
 void bump(std::atomic<int64_t>* counter) {
   counter->store(counter->load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -225,6 +227,7 @@ bool GrpcPoller::drive(const std::atomic<bool>& done, absl::Time deadline) {
       now = runtime_->now();
     }
   }
+  if (!crowded && done.load(std::memory_order_acquire) && !scope.dear()) take_others();
   if (scope.dear()) no_drive_before_ = now + kDear;
   const bool found = done.load(std::memory_order_acquire);
   if (!crowded) note_spin(found);
@@ -233,6 +236,19 @@ bool GrpcPoller::drive(const std::atomic<bool>& done, absl::Time deadline) {
   driving_ = false;
   leave_lead(!found || (!crowded && gap_ > kTight));
   return found;
+}
+
+void GrpcPoller::take_others() {
+  if (others_ < kWorthwhile && ++others_waits_ % kProbe != 0) return;
+  int taken = 0;
+  for (; taken < kMostTaken; ++taken) {
+    void* tag = nullptr;
+    bool ok = false;
+    if (poll(&tag, &ok) != Status::GOT_EVENT) break;
+    bump(&counters_.events);
+    static_cast<GrpcEvent*>(tag)->complete(ok);
+  }
+  others_ += ((taken > 1 ? 1.0 : 0.0) - others_) * kWeight;
 }
 
 absl::Duration GrpcPoller::spin_length(absl::Time now, bool* crowded) {

@@ -135,6 +135,9 @@ class GrpcPoller final : public WaitDriver {
   absl::Duration since_drive(absl::Time now) const;
   bool claim_lead(const std::atomic<bool>& done);
   Status spin(absl::Duration length, void** tag, bool* ok);
+  // What else has come by the time that a drive has found its answer: a thread that has many calls
+  // under way then makes the next ones together.
+  void take_others();
   Status sleep_for(const std::atomic<bool>& done, absl::Time end, void** tag, bool* ok);
   Status poll(void** tag, bool* ok) {
     const Status status = queue_->AsyncNext(tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
@@ -183,6 +186,8 @@ class GrpcPoller final : public WaitDriver {
   };
   History history_[2];
   bool driving_ = false;
+  double others_ = 0;  // moving average: whether take_others() found any
+  unsigned others_waits_ = 0;
   uint64_t idle_ = 0;
   std::vector<std::shared_ptr<GrpcHolder>> held_;
   int held_events_ = 0;
