@@ -24,6 +24,7 @@ set(WEFT_RPC_TRANSPORT_SRCS
   internal/grpc/connection.cc
   internal/grpc/connection_data.cc
   internal/grpc/core.cc
+  internal/grpc/core_dial.cc
   internal/grpc/lane.cc
   internal/grpc/listener.cc
   internal/crowd.cc

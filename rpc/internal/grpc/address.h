@@ -75,6 +75,8 @@ std::string join_address(std::string_view tcp, std::string_view local, bool tls 
 std::string local_socket_name(std::string_view local);
 std::string local_target(std::string_view local);
 bool local_socket_exists(std::string_view local);
+// Of the private socket (LocalGate) beside it.
+std::string gate_name(std::string_view local);
 // Nobody listens there any more, for certain: a listener with a local socket is on this host when
 // it listens on loopback, and now both its socket and its port are gone. A worker does not move, so
 // it has ended.
