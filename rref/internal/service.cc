@@ -343,6 +343,8 @@ void RRefService::on_reconnected(const WorkerInfo& info) {
   const WorkerKey peer{WorkerId(info.id), Incarnation(info.incarnation)};
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     p.audit_answers(peer, answers_to_ask_locked(peer), out);
+    const auto box = outboxes_.find(peer);
+    if (box != outboxes_.end()) box->second.ask_again = !box->second.answers.empty();
   });
 }
 
