@@ -45,8 +45,9 @@ class WEFT_API Service {
     uint64_t live = 0;     // what sweep() would give back
   };
   virtual Load load() const { return {}; }
-  // All workers have arrived and no call is under way anywhere: give back what is held at others.
-  // Called on every worker when `live` is not zero on one of them.
+  // All workers have arrived and no call is under way anywhere. Called on every worker when `live`
+  // is not zero on one of them: the first time ask about what nobody has confirmed, the second time
+  // give back what is held at others.
   virtual void sweep() {}
   // The drain is over: an error of the shutdown, or OK.
   virtual Status drained() { return absl::OkStatus(); }

@@ -15,6 +15,9 @@ using End = ShutdownResult::Outcome;
 
 std::string hex(uint64_t v) { return absl::StrCat(absl::Hex(v, absl::kZeroPad16)); }
 
+// The first finds out what is held, the second takes it back.
+constexpr int kMostSweeps = 2;
+
 class GroupDrain {
  public:
   GroupDrain(Agent* agent, Membership* membership, const WorkerInfo& self,
@@ -171,6 +174,18 @@ class GroupDrain {
     return sum;
   }
 
+  // What services send again waits for its time, and no call is under way until then.
+  Service::Load wait_for_services() {
+    const absl::Time until = std::min(deadline_, runtime_.now() + options_.heartbeat);
+    const auto parker = runtime_.make_parker();
+    Service::Load load = services_load();
+    while (load.pending > 0 && runtime_.now() < until) {
+      parker->park_until(std::min(until, runtime_.now() + absl::Milliseconds(5)));
+      load = services_load();
+    }
+    return load;
+  }
+
   // The services' last word, when everything else has gone well.
   Status ask_services() {
     for (const auto& service : options_.services) WEFT_RETURN_IF_ERROR(service->drained());
@@ -179,13 +194,13 @@ class GroupDrain {
 
   Status rounds() {
     std::string before;
-    bool swept = false;
+    int sweeps = 0;
     for (int round = 0;; ++round) {
       // Our own calls and handlers first: a round is cheap to skip while they run. Not for long: a
       // handler here may wait for a worker that waits for our count.
       agent_.wait_drained(std::min(deadline_, runtime_.now() + options_.heartbeat));
       // The services first: what they send next is a call by then, or still counted.
-      const Service::Load services = services_load();
+      const Service::Load services = wait_for_services();
       Agent::Load load = agent_.load();
       load.pending += services.pending;
       const std::string what = absl::StrCat("drain/", round);
@@ -211,8 +226,8 @@ class GroupDrain {
         absl::StrAppend(&totals, hex(w.worker.incarnation), ":", *counts, ";");
       }
       if (zero && totals == before) {  // DRAIN-1
-        if (!live || swept) return absl::OkStatus();
-        swept = true;
+        if (!live || sweeps == kMostSweeps) return absl::OkStatus();
+        ++sweeps;
         for (const auto& service : options_.services) service->sweep();
         before.clear();
         continue;

@@ -343,6 +343,8 @@ void RRefService::on_reconnected(const WorkerInfo& info) {
   const WorkerKey peer{WorkerId(info.id), Incarnation(info.incarnation)};
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     p.audit_answers(peer, answers_to_ask_locked(peer), out);
+    const auto box = outboxes_.find(peer);
+    if (box != outboxes_.end()) box->second.ask_again = !box->second.answers.empty();
   });
 }
 
@@ -465,19 +467,24 @@ std::vector<LiveRRef> RRefService::live() const {
 }
 
 void RRefService::sweep() {
+  bool first = false;
+  with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    first = !std::exchange(swept_, true);
+    if (!first) return;
+    // RRefs in answers that were lost are held by nobody, and are no leak.
+    std::vector<WorkerKey> peers;
+    for (const auto& [key, outbox] : outboxes_) peers.push_back(key);
+    for (const WorkerKey& peer : peers) p.audit_answers(peer, p.next_carrier(peer), out);
+  });
+  if (first) return;
   std::vector<LiveRRef> leaks = live();
   if (!leaks.empty()) {
     WEFT_LOG(worker().log(), kWarning)
         << leaks.size() << " RRefs are still alive at shutdown and are taken back: " << text(leaks);
   }
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    swept_ = true;
     leaks_ = std::move(leaks);
     p.drop_all(out);
-    // RRefs in answers that nobody has confirmed.
-    std::vector<WorkerKey> peers;
-    for (const auto& [key, outbox] : outboxes_) peers.push_back(key);
-    for (const WorkerKey& peer : peers) p.audit_answers(peer, p.next_carrier(peer), out);
   });
 }
 

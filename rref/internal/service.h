@@ -134,6 +134,7 @@ class RRefService final : public Service,
     absl::Time unknown_since = absl::InfiniteFuture();  // no member of this id
     // Carriers in answers that may be sent again, since when: asking about them would void them.
     std::map<uint64_t, absl::Time> answers;
+    bool ask_again = false;      // a connection was lost while there were such answers
     uint64_t answers_below = 0;  // carriers below were there at the last look for old answers
   };
   // Something to be said when it has lasted for long: that a creation is known, or RRefs accepted.

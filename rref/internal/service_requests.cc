@@ -475,8 +475,12 @@ void RRefService::answer_ended(const WorkerKey& to, uint64_t carrier, Delivery d
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto box = outboxes_.find(to);
     if (box != outboxes_.end()) box->second.answers.erase(carrier);
-    if (delivery != Delivery::kNotDelivered) return;
-    p.carrier_ended(to, carrier, CallEnd::kNotDelivered, out);
+    if (delivery == Delivery::kNotDelivered) {
+      p.carrier_ended(to, carrier, CallEnd::kNotDelivered, out);
+    } else if (box != outboxes_.end() && box->second.ask_again) {
+      p.audit_answers(to, answers_to_ask_locked(to), out);
+      box->second.ask_again = !box->second.answers.empty();
+    }
   });
 }
 

@@ -42,7 +42,9 @@ void put(const Floors& floors, v1::RRefFloors* out) {
   out->set_control(floors.control);
   out->set_carriers(floors.carriers);
 }
-Floors get(const v1::RRefFloors& in) { return Floors{in.control(), in.carriers()}; }
+Floors get(const v1::RRefFloors& in) {
+  return Floors{std::max<uint64_t>(1, in.control()), std::max<uint64_t>(1, in.carriers())};
+}
 
 template <class Record>
 void put(const Status& status, Record* out) {

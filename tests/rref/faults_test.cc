@@ -243,15 +243,14 @@ TEST_P(RRefFaults, RPC_117_and_RPC_118_remote_message_dropped) {
     const int lost = plan_->add({.fault = Fault::kDrop,
                                  .kind = FrameKind::kRequest,
                                  .from = "worker0",
-                                 .to = absl::StrCat("worker", to),
-                                 .times = 1});
+                                 .to = absl::StrCat("worker", to)});
+    const int64_t failed = counter((*c)[0], "calls_failed");
     auto x = remote((*c)[0], to, {.deadline = 300ms}, &add, 1, 2);
+    eventually((*c)[0], [&] { return counter((*c)[0], "calls_failed") > failed; }, "given up");
+    EXPECT_GE(plan_->hits(lost), 1);
+    plan_->clear();
     expect_error(x.try_to_here({.deadline = 10s}).status(), ErrorKind::kDeadline, {"300ms"});
     expect_error(try_rpc_sync((*c)[0], 2, &fetch, x).status(), ErrorKind::kDeadline, {"300ms"});
-    EXPECT_EQ(plan_->hits(lost), 1);
-    SCOPED_TRACE(plan_->log());
-    EXPECT_FALSE(HasFailure()) << to;
-    plan_->clear();
   }
   expect_nothing_left(*c);
 }
@@ -265,16 +264,15 @@ TEST_P(RRefFaults, RPC_119_remote_message_delayed_and_X2_delete_overtakes_creati
                                  .kind = FrameKind::kRequest,
                                  .from = "worker0",
                                  .to = absl::StrCat("worker", to),
-                                 .times = 1,
                                  .delay = absl::Milliseconds(400)});
     {
       auto x = remote<Table>((*c)[0], to, {.deadline = 100ms}, 1);
       expect_error(x.try_rpc_sync({.deadline = 10s}, &Table::rows).status(), ErrorKind::kDeadline,
                    {"100ms"});
     }
-    EXPECT_EQ(plan_->hits(late), 1);
-    EXPECT_EQ(rpc_sync((*c)[0], to, &add, 1, 1), 2) << "behind it";
+    EXPECT_GE(plan_->hits(late), 1);
     plan_->clear();
+    EXPECT_EQ(rpc_sync((*c)[0], to, &add, 1, 1), 2) << "behind it";
   }
   expect_nothing_left(*c);
 }

@@ -89,7 +89,7 @@ SEEDS = {
     "cut_in_a_carrier": (bytes([ANSWER]) + carrier(is_answer=True)[:-1], "protocol: cannot be parsed"),
     "cut_in_items": (items(item(2, IDS))[:-1], "protocol: cannot be parsed"),
     "cut_in_replies": (bytes([REPLIES]) + field(1, field(1, 9))[:-1], "protocol: cannot be parsed"),
-    "groups_100_deep": (request() + groups(9, 100), "protocol: cannot be parsed"),
+    "groups_101_deep": (request() + groups(9, 101), "protocol: cannot be parsed"),
     "unknown_fields": (request(CREATION) + field(9, b"later"), "ok"),
     "bytes_that_promise_a_gigabyte": (request() + varint(3 << 3 | 2) + varint(2**30), "protocol: cannot be parsed"),
     "three_hundred_references": (request(carried=carrier(tuple(n for i in range(1, 301) for n in (0, 1, i)))), "ok"),
