@@ -13,9 +13,9 @@ namespace weft::internal {
 namespace {
 
 // A sender writes so much itself, then the loop goes on.
-constexpr size_t kInlineBudget = 1u << 20;
+constexpr size_t kInlineBudget = 256u << 10;
 // Then the other connections have their turn, and whoever waits for the core.
-constexpr size_t kTurn = 512u << 10;
+constexpr size_t kTurn = 128u << 10;
 
 WEFT_COLD Status not_delivered(std::string_view message) {
   return make_error(ErrorKind::kNotDelivered, message);

@@ -20,6 +20,8 @@ namespace {
 // What is read where nobody knows yet where it belongs: mostly the head of the next frame.
 constexpr size_t kStageBytes = 4096;
 constexpr size_t kPiecesAtOnce = 64;
+// The kernel copies no more at a time: what else waits for the core waits for that.
+constexpr size_t kBytesAtOnce = 128u << 10;
 // A payload of this size begins a record of its own, so that it can be opened into its place.
 constexpr size_t kOwnRecord = 4096;
 
@@ -66,10 +68,14 @@ class PlainWriter final : public PipeWriter {
       if (written >= budget) return PipeState::kPaused;
       std::array<iovec, kPiecesAtOnce> pieces;
       size_t n = 0;
-      for (auto frame = frames->begin(); frame != frames->end() && n < pieces.size(); ++frame) {
+      size_t room = kBytesAtOnce;
+      for (auto frame = frames->begin(); frame != frames->end() && n < pieces.size() && room > 0;
+           ++frame) {
         each_piece(*frame, [&](std::string_view piece) {
-          if (n == pieces.size()) return false;
-          pieces[n++] = {const_cast<char*>(piece.data()), piece.size()};
+          if (n == pieces.size() || room == 0) return false;
+          const size_t k = std::min(piece.size(), room);
+          pieces[n++] = {const_cast<char*>(piece.data()), k};
+          room -= k;
           return true;
         });
       }
@@ -99,10 +105,12 @@ class PlainReader final : public PipeReader {
   StatusOr<PipeState> read(StreamReader* to, size_t budget) override {
     for (size_t done = 0;;) {
       if (done >= budget) return PipeState::kPaused;
-      const absl::Span<char> direct = to->direct();
+      const absl::Span<char> direct = to->direct().subspan(0, kBytesAtOnce);
+      const bool all = direct.size() == to->direct().size();
       iovec places[] = {{direct.data(), direct.size()}, {stage_.data(), stage_.size()}};
       const bool staged_only = direct.empty();
-      const ssize_t n = readv(fd_, places + (staged_only ? 1 : 0), staged_only ? 1 : 2);
+      const ssize_t n =
+          readv(fd_, places + (staged_only ? 1 : 0), staged_only || !all ? 1 : 2);
       if (n < 0) {
         if (errno == EINTR) continue;
         if (not_now(errno)) return PipeState::kBlocked;
@@ -115,7 +123,7 @@ class PlainReader final : public PipeReader {
       WEFT_RETURN_IF_ERROR(to->feed({stage_.data(), got - k}));
       done += got;
       // The socket is empty: another read would only say so.
-      if (got < direct.size() + stage_.size() && got > k) return PipeState::kBlocked;
+      if (all && got < direct.size() + stage_.size() && got > k) return PipeState::kBlocked;
     }
   }
 
