@@ -67,10 +67,10 @@ void Agent::report(int64_t observer, const std::vector<float>& rewards) const {
     check_plays(observer);
     Episode& episode = round_[static_cast<size_t>(observer)];
     if (waiting_.count(observer) != 0 || rewards.size() != episode.actions.size()) {
-      throw std::invalid_argument(
-          "observer " + std::to_string(observer) + " reports " + std::to_string(rewards.size()) +
-          " rewards, and has had " + std::to_string(episode.actions.size()) + " actions" +
-          (waiting_.count(observer) != 0 ? " and asked for one more" : ""));
+      throw std::invalid_argument("observer " + std::to_string(observer) + " reports " +
+                                  std::to_string(rewards.size()) + " rewards, and has had " +
+                                  std::to_string(episode.actions.size()) + " actions" +
+                                  (waiting_.count(observer) != 0 ? " and asked for one more" : ""));
     }
     episode.rewards = rewards;
     playing_.erase(observer);

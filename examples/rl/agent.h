@@ -1,9 +1,9 @@
 #ifndef WEFT_EXAMPLES_RL_AGENT_H_
 #define WEFT_EXAMPLES_RL_AGENT_H_
 
-// Agent: has the policy. Observers hold an RRef to it, ask it what to do (act) and tell it what came
-// of that (report); its own worker lets it learn between two rounds. A round is one episode by each
-// observer.
+// Agent: has the policy. Observers hold an RRef to it, ask it what to do (act) and tell it what
+// came of that (report); its own worker lets it learn between two rounds. A round is one episode by
+// each observer.
 //
 // With `batch` the observers are asked for in step: act() answers nobody before everybody who still
 // plays has asked, and then evaluates the policy once for all. No thread waits meanwhile: act()

@@ -31,8 +31,8 @@ CartPole::Exact CartPole::advance(const Exact& from, double force) {
   const double cos = std::cos(angle);
   const double mass = kCartMass + kPoleMass;
   const double push = (force + kPoleMass * kHalfLength * turn * turn * sin) / mass;
-  const double turn_change = (kGravity * sin - cos * push) /
-                             (kHalfLength * (4.0 / 3.0 - kPoleMass * cos * cos / mass));
+  const double turn_change =
+      (kGravity * sin - cos * push) / (kHalfLength * (4.0 / 3.0 - kPoleMass * cos * cos / mass));
   const double speed_change = push - kPoleMass * kHalfLength * turn_change * cos / mass;
   const double new_speed = speed + kTau * speed_change;
   const double new_turn = turn + kTau * turn_change;

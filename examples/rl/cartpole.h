@@ -3,8 +3,9 @@
 
 // CartPole: a pole stands on a cart, which is pushed to the left or to the right 50 times a second
 // so that the pole does not fall. The problem, its equations and its numbers are those of A. Barto,
-// R. Sutton and C. Anderson, "Neuronlike adaptive elements that can solve difficult learning control
-// problems", IEEE Transactions on Systems, Man, and Cybernetics 13 (1983), without friction.
+// R. Sutton and C. Anderson, "Neuronlike adaptive elements that can solve difficult learning
+// control problems", IEEE Transactions on Systems, Man, and Cybernetics 13 (1983), without
+// friction.
 //
 // One thread.
 
@@ -30,13 +31,13 @@ using State = std::array<float, 4>;
 
 class CartPole {
  public:
-  static constexpr double kGravity = 9.8;      // m/s^2
-  static constexpr double kCartMass = 1.0;     // kg
-  static constexpr double kPoleMass = 0.1;     // kg
-  static constexpr double kHalfLength = 0.5;   // m
-  static constexpr double kForce = 10.0;       // N
-  static constexpr double kTau = 0.02;         // s between two pushes
-  static constexpr double kMaxPosition = 2.4;  // m
+  static constexpr double kGravity = 9.8;                                 // m/s^2
+  static constexpr double kCartMass = 1.0;                                // kg
+  static constexpr double kPoleMass = 0.1;                                // kg
+  static constexpr double kHalfLength = 0.5;                              // m
+  static constexpr double kForce = 10.0;                                  // N
+  static constexpr double kTau = 0.02;                                    // s between two pushes
+  static constexpr double kMaxPosition = 2.4;                             // m
   static constexpr double kMaxAngle = 12 * 3.14159265358979323846 / 180;  // rad
   static constexpr int kMaxSteps = 200;
 

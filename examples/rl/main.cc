@@ -88,10 +88,14 @@ Role find_role(const weft::Environment& environment, const weft::LaunchInfo& lau
 weft::Worker join(const Role& role, const weft::Environment& environment) {
   weft::JoinOptions options{.name = role.name, .library = library()};
   // As weft::join does, but an RRef that somebody still holds at the end is an error here.
-  options.services = {weft::rref_service({.fail_on_leak = true})};
+  options.services = {weft::group_service(), weft::rref_service({.fail_on_leak = true})};
   // One line per worker and phase would drown the progress line; whoever sets a level gets it.
   if (environment.count("WEFT_LOG_LEVEL") == 0) options.log_level = weft::Severity::kWarning;
-  return weft::Worker::join(std::move(options));
+  weft::Worker worker = weft::Worker::join(std::move(options));
+  // An observer calls back to the agent while it serves the agent's call. So the agent's first call
+  // comes after the observer's join, which may end later than its own.
+  weft::barrier(worker);
+  return worker;
 }
 
 // True when every worker left in good order, and no RRef was left.
@@ -118,16 +122,16 @@ void play_round(const std::vector<weft::RRef<Observer>>& observers,
 
 int lead(const Role& role, const weft::Environment& environment, const Options& options) {
   const weft::Worker worker = join(role, environment);
-  auto learner = std::make_shared<Agent>(AgentOptions{
-      .observers = role.observers, .seed = options.seed, .batch = options.batch});
+  auto learner = std::make_shared<Agent>(
+      AgentOptions{.observers = role.observers, .seed = options.seed, .batch = options.batch});
   LearningCurve curve;
   const absl::Time begun = worker.now();
   ProgressLine line(begun);
   {
     std::vector<weft::RRef<Observer>> observers;
     for (int64_t i = 0; i < role.observers; ++i) {
-      observers.push_back(weft::remote<Observer>(worker, "observer" + std::to_string(i), i,
-                                                 options.seed));
+      observers.push_back(
+          weft::remote<Observer>(worker, "observer" + std::to_string(i), i, options.seed));
     }
     const auto agent = weft::RRef<Agent>::local(worker, learner);
     while (!curve.solved() && curve.episodes() < options.episodes) {

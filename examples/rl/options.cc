@@ -26,7 +26,8 @@ std::string usage() {
   const Options defaults;
   return "usage: rl [options]\n"
          "\n"
-         "Learns to balance a pole: one process, the agent, has the policy, the others play and ask "
+         "Learns to balance a pole: one process, the agent, has the policy, the others play and "
+         "ask "
          "it what to do.\n"
          "Started alone it starts all of them on this machine, with weftrun. It ends when the mean "
          "return of the\n"

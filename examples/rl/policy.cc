@@ -64,8 +64,7 @@ at::Tensor Policy::right(const at::Tensor& states) const {
   return at::sigmoid(out.select(1, 1) - out.select(1, 0));
 }
 
-void Policy::learn(const at::Tensor& states, const at::Tensor& actions,
-                   const at::Tensor& returns) {
+void Policy::learn(const at::Tensor& states, const at::Tensor& actions, const at::Tensor& returns) {
   at::AutoGradMode grad(true);
   const at::Tensor out = parts_->network->forward(states);
   const at::Tensor baseline = out.select(1, 2);
@@ -73,9 +72,8 @@ void Policy::learn(const at::Tensor& states, const at::Tensor& actions,
   at::Tensor advantage = target - baseline.detach();
   // How good an action was, among those of this batch.
   advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6);
-  const at::Tensor chosen = at::log_softmax(out.narrow(1, 0, 2), 1)
-                                .gather(1, actions.unsqueeze(1))
-                                .squeeze(1);
+  const at::Tensor chosen =
+      at::log_softmax(out.narrow(1, 0, 2), 1).gather(1, actions.unsqueeze(1)).squeeze(1);
   const at::Tensor loss = -(chosen * advantage).mean() + 0.5 * at::mse_loss(baseline, target);
   parts_->optimizer.zero_grad();
   loss.backward();

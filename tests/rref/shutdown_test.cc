@@ -15,14 +15,13 @@ class RRefShutdown : public RRefTest {};
 TEST_P(RRefShutdown, RPC_110_rref_context_debug_info) {
   auto c = make();
   const auto expect = [&](size_t worker, int owners, int forks, int users) {
-    eventually(
-        (*c)[worker],
-        [&] {
-          return counter((*c)[worker], "rref_owners") == owners &&
-                 counter((*c)[worker], "rref_forks") == forks &&
-                 counter((*c)[worker], "rref_users") == users;
-        },
-        absl::StrCat("worker", worker, " should have ", owners, " ", forks, " ", users));
+    eventually((*c)[worker],
+               [&] {
+                 return counter((*c)[worker], "rref_owners") == owners &&
+                        counter((*c)[worker], "rref_forks") == forks &&
+                        counter((*c)[worker], "rref_users") == users;
+               },
+               absl::StrCat("worker", worker, " should have ", owners, " ", forks, " ", users));
   };
   {
     auto mine = IntRef::local((*c)[0], 1);
@@ -62,9 +61,9 @@ TEST_P(RRefShutdown, RPC_111_rref_leak) {
     EXPECT_EQ(there[0].holder, "'worker0'");
   }
   const auto results = c->shutdown_all();
-  expect_error(results[0].status, ErrorKind::kState,
-               {"RRefs still alive", "of 'worker1', held by 'worker0'", "shutdown_test.cc:",
-                " old"});
+  expect_error(
+      results[0].status, ErrorKind::kState,
+      {"RRefs still alive", "of 'worker1', held by 'worker0'", "shutdown_test.cc:", " old"});
   expect_error(results[1].status, ErrorKind::kState, {"held by 'worker0'"});
   EXPECT_TRUE(results[2].status.ok()) << results[2].status;
   // Taken back all the same.
@@ -138,9 +137,9 @@ TEST_P(RRefShutdown, X8_nested_to_here) {
   lib_.library.merge(own);
   auto c = make({.size = 3, .threads = 1});
   EXPECT_EQ(rpc_sync((*c)[0], 1, &dig, std::vector<std::string>{"worker0", "worker1"}, 100), 100);
-  EXPECT_EQ(rpc_sync((*c)[0], 1, &dig,
-                     std::vector<std::string>{"worker0", "worker1", "worker2"}, 100),
-            100);
+  EXPECT_EQ(
+      rpc_sync((*c)[0], 1, &dig, std::vector<std::string>{"worker0", "worker1", "worker2"}, 100),
+      100);
   EXPECT_EQ(rpc_sync((*c)[0], 0, &dig, std::vector<std::string>{"worker0"}, 100), 100);
   expect_nothing_left(*c);
 }

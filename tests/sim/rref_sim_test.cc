@@ -1,7 +1,8 @@
 // RRefs under the seeded scheduler, with faults: three workers create, share, return, fetch and
 // drop. For every schedule:
 //   a use gives the right value, or an error of the transport or of its deadline; it ends
-//   RREF-1, RREF-6  when all handles are dropped and all have left, no object, fork, handle, pending
+//   RREF-1, RREF-6  when all handles are dropped and all have left, no object, fork, handle,
+//   pending
 //                   child or unacknowledged item is left anywhere, and every value was destroyed
 //   SIM-3           no deadlock
 // A seed that fails is printed; WEFT_SIM_SEED=<seed> runs it alone, with the last events.
@@ -205,7 +206,8 @@ Schedule run_schedule(uint64_t seed, size_t keep_events = 0) {
   });
   if (!ended.ok()) out.status = ended;
   if (Cell::alive() != 0) {
-    out.fail(make_error(ErrorKind::kInternal, absl::StrCat(Cell::alive().load(), " objects are left")));
+    out.fail(
+        make_error(ErrorKind::kInternal, absl::StrCat(Cell::alive().load(), " objects are left")));
   }
   Cell::alive() = 0;
   out.hash = sim->trace_hash();
