@@ -31,10 +31,11 @@ StateDict tensors_of(const torch::nn::Module& module) {
 
 StatusOr<RemotePlacement> parse_placement(std::string_view placement) {
   const auto bad = [&](std::string_view why) {
-    return make_error(ErrorKind::kInvalidArgument,
-                      absl::StrCat("'", text(placement), "' does not say where a module lives: ",
-                                   text(why), ". It is worker/device, as \"ps0/cpu\" or "
-                                   "\"rank:1/cuda:0\""));
+    return make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat("'", text(placement), "' does not say where a module lives: ", text(why),
+                     ". It is worker/device, as \"ps0/cpu\" or "
+                     "\"rank:1/cuda:0\""));
   };
   RemotePlacement out;
   const size_t slash = placement.find('/');
@@ -71,8 +72,8 @@ void load_state_dict_into(torch::nn::Module& module, const StateDict& state, boo
     if (given == state.end()) {
       if (strict) wrong.push_back(absl::StrCat(name, " is missing"));
     } else if (given->second.sizes() != tensor.sizes()) {
-      wrong.push_back(absl::StrCat(name, " is ", shape(given->second), " and must be ",
-                                   shape(tensor)));
+      wrong.push_back(
+          absl::StrCat(name, " is ", shape(given->second), " and must be ", shape(tensor)));
     }
   }
   for (const auto& [name, tensor] : state) {

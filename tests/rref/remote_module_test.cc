@@ -116,9 +116,9 @@ TEST_P(RemoteModuleTest, state_goes_there_and_back) {
     odd.erase("layer.bias");
     odd["layer.weight"] = at::ones({2, 4});
     odd["other"] = at::ones({1});
-    expect_error(error_of([&] { b.load_state_dict(odd); }), ErrorKind::kInvalidArgument,
-                 {"layer.bias is missing", "layer.weight is [2, 4] and must be [2, 3]",
-                  "other is unknown"});
+    expect_error(
+        error_of([&] { b.load_state_dict(odd); }), ErrorKind::kInvalidArgument,
+        {"layer.bias is missing", "layer.weight is [2, 4] and must be [2, 3]", "other is unknown"});
     EXPECT_TRUE(at::equal(b.state_dict().at("layer.weight"), state.at("layer.weight")));
     b.load_state_dict({{"layer.bias", at::zeros({2})}}, /*strict=*/false);
     EXPECT_TRUE(at::equal(b.state_dict().at("layer.bias"), at::zeros({2})));
@@ -194,11 +194,10 @@ TEST_P(RemoteModuleTest, RPC_136_create_remote_module_from_module_rref) {
 template <class T>
 concept HasLocalMethods = requires(T t) {
   t.register_buffer("name", at::Tensor());
-} || requires(T t) {
-  t.register_parameter("name", at::Tensor());
-} || requires(T t) {
-  t.named_children();
-} || requires(T t) {
+}
+|| requires(T t) { t.register_parameter("name", at::Tensor()); }
+|| requires(T t) { t.named_children(); }
+|| requires(T t) {
   t.apply([](torch::nn::Module&) {});
 };
 

@@ -109,8 +109,7 @@ class PlainReader final : public PipeReader {
       const bool all = direct.size() == to->direct().size();
       iovec places[] = {{direct.data(), direct.size()}, {stage_.data(), stage_.size()}};
       const bool staged_only = direct.empty();
-      const ssize_t n =
-          readv(fd_, places + (staged_only ? 1 : 0), staged_only || !all ? 1 : 2);
+      const ssize_t n = readv(fd_, places + (staged_only ? 1 : 0), staged_only || !all ? 1 : 2);
       if (n < 0) {
         if (errno == EINTR) continue;
         if (not_now(errno)) return PipeState::kBlocked;

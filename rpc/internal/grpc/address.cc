@@ -223,7 +223,9 @@ std::string local_target(std::string_view local) {
 }
 
 // Asked by trying to take the name: connecting would be a visitor to the listener.
-std::string gate_name(std::string_view local) { return absl::StrCat("weft-", view(local), "-gate"); }
+std::string gate_name(std::string_view local) {
+  return absl::StrCat("weft-", view(local), "-gate");
+}
 
 bool local_socket_exists(std::string_view local) {
   return local_name_is_taken(local_socket_name(local));
