@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
-#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include "ATen/core/grad_mode.h"
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

@@ -22,7 +22,8 @@
 // (rref/rref.h). Calls on the module run one at a time. Tensors go where the device map of the
 // caller says (JoinOptions::device_maps): a module on a GPU is given tensors that are mapped there.
 //
-// This header includes LibTorch's modules, which are large; weft.h does not include it.
+// A program that uses this header has LibTorch's own for its modules (<torch/nn/module.h> at
+// least); they are large, so neither this header nor weft.h includes them.
 
 #include <cstdint>
 #include <map>
@@ -33,13 +34,15 @@
 #include <utility>
 #include <vector>
 
-#include <torch/nn/module.h>
-
 #include "weft/common/api.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/containers.h"
 #include "weft/rpc/library.h"
 #include "weft/rref/rref.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace weft {
 

@@ -1,4 +1,5 @@
-// RemoteModule: a torch::nn::Module at another worker. RPC-131 and what PyTorch's RemoteModule has.
+// RemoteModule: a torch::nn::Module at another worker. RPC-131 to RPC-137: what PyTorch's
+// RemoteModule has.
 
 #include <memory>
 #include <string>

@@ -38,7 +38,10 @@ StatusOr<std::shared_ptr<DataLane>> DataLane::make(Setup setup, UniqueFd fd, boo
 
 Status DataLane::start() {
   // An acceptor's socket can be written, so it goes up at once, on the loop as everything.
-  return setup_.loop->add(shared_from_this(), fd_.get(), /*writing=*/true, &client_);
+  const Status added = setup_.loop->add(shared_from_this(), fd_.get(), /*writing=*/true, &client_);
+  // It holds this lane, and nobody else would ever break that circle.
+  if (!added.ok()) host_ = nullptr;
+  return added;
 }
 
 // ---- the greeting ------------------------------------------------------------------------------
