@@ -87,14 +87,22 @@ bool DataLane::go_up() {
     // First: when the host has heard of it, it may drain or abort it.
     MutexLock lock(&mutex_);
     if (aborted_) return false;
-    up_ = may_send_ = true;
+    up_ = true;
+    may_send_ = !draining_;
   }
   phase_ = Phase::kUp;
   handler_ = host_->data_lane_up(*this);
-  if (handler_ != nullptr) return true;
-  MutexLock lock(&mutex_);
-  up_ = may_send_ = false;
-  return false;
+  {
+    MutexLock lock(&mutex_);
+    if (handler_ == nullptr) {
+      up_ = may_send_ = false;
+      return false;
+    }
+    if (!draining_ || writing_ || finished_) return true;
+    writing_ = true;
+  }
+  write_on(kInlineBudget);
+  return true;
 }
 
 // ---- sending -----------------------------------------------------------------------------------
@@ -130,7 +138,10 @@ void DataLane::write_on(size_t budget) {
         }
       }
       if (aborted_ || (leaving_.empty() && !out_->pending())) {
-        if (draining_ && !aborted_) shutdown(fd_.get(), SHUT_WR);
+        if (draining_ && !aborted_) {
+          finished_ = true;
+          shutdown(fd_.get(), SHUT_WR);
+        }
         return stop_writing_locked();
       }
     }
@@ -163,13 +174,14 @@ void DataLane::stop_writing_locked() {
 void DataLane::drain() {
   {
     MutexLock lock(&mutex_);
-    if (draining_ || aborted_ || !up_) return;
+    if (draining_ || aborted_) return;
     draining_ = true;
     may_send_ = false;
     Frame last;
     last.kind = FrameKind::kDataEnd;
     queue_.emplace_back(std::move(last));
-    if (writing_ || blocked_) return;
+    // One that is not up yet goes on with its greeting: the peer may have sent over it already.
+    if (!up_ || writing_ || blocked_) return;
     writing_ = true;
   }
   write_on(kInlineBudget);
@@ -234,11 +246,17 @@ bool DataLane::on_ready(bool readable, bool writable) {
   if (readable) {
     const WakeScope batch;
     const StatusOr<PipeState> state = in_->read(&reader_, kTurn);
+    bool ended = state.ok() && *state == PipeState::kEnded;
     if (!state.ok()) {
+      // Whoever has read our data_end closes, and has nothing more to say.
+      MutexLock lock(&mutex_);
+      ended = finished_ && error_kind(state.status()) == ErrorKind::kUnavailable;
+    }
+    if (!state.ok() && !ended) {
       break_off(state.status());
       return false;
     }
-    if (*state == PipeState::kEnded) {
+    if (ended) {
       MutexLock lock(&mutex_);
       read_ended_ = true;
       may_send_ = false;

@@ -135,6 +135,7 @@ class WEFT_API DataLane final : public DataLoop::Client,
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;  // somebody has the right to write
   bool blocked_ ABSL_GUARDED_BY(mutex_) = false;  // the loop waits until the socket takes more
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;  // all was sent, data_end included
   bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
   bool read_ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;

@@ -202,10 +202,7 @@ void GrpcConnection::leave(const Status& why) {
 }
 
 void GrpcConnection::drain_lanes() {
-  for (const auto& lane : data_lanes()) {
-    lane->give_up(make_error(ErrorKind::kUnavailable, "the connection is closed"));
-    lane->drain();
-  }
+  for (const auto& lane : data_lanes()) lane->drain();
   for (const auto& lane : lanes_) lane->drain();
 }
 
@@ -325,10 +322,10 @@ void GrpcConnection::share_memory() {
 
 void GrpcConnection::lane_ended(GrpcLane& lane, LaneEnd end) {
   (void)lane;
-  one_ended(std::move(end));
+  one_ended(std::move(end), /*was_up=*/true);
 }
 
-void GrpcConnection::one_ended(LaneEnd end) {
+void GrpcConnection::one_ended(LaneEnd end, bool was_up) {
   // As soon as this lane is counted, another thread may find the last one and forget the
   // connection.
   const std::shared_ptr<GrpcConnection> self = shared_from_this();
@@ -341,7 +338,7 @@ void GrpcConnection::one_ended(LaneEnd end) {
   Lost lost;
   {
     MutexLock lock(&mutex_);
-    first = !ending_;
+    first = was_up && !ending_;
     if (first) {
       ending_ = true;
       if (!closing_) {
@@ -355,8 +352,8 @@ void GrpcConnection::one_ended(LaneEnd end) {
       }
     }
     lost_.unsent.insert(lost_.unsent.end(), end.unsent.begin(), end.unsent.end());
-    broken = !end.orderly || state_ == State::kDialling;
-    last = ++lanes_ended_ == lanes_.size() + data_up_;
+    broken = was_up && (!end.orderly || state_ == State::kDialling);
+    last = ++lanes_ended_ == lanes_.size() + data_begun_;
     if (state_ == State::kDialling && done_ != nullptr) {
       done = std::exchange(done_, nullptr);
       lost.why = lost_.why;
@@ -375,8 +372,6 @@ void GrpcConnection::one_ended(LaneEnd end) {
   if (handler != nullptr) handler->on_lost(std::move(lost));
   if (last && arena_ != nullptr) arena_->close();
   if (last) {
-    // Those that are not up, if any.
-    abort_lanes(make_error(ErrorKind::kUnavailable, "its connection has ended"));
     core_->forget(this);
   } else if (broken) {
     abort_lanes(make_error(ErrorKind::kUnavailable, "another lane of the connection broke"));

@@ -101,8 +101,8 @@ class GrpcConnection final : public Connection,
   void share_memory();
   void drain_lanes() ABSL_LOCKS_EXCLUDED(mutex_);
   void abort_lanes(const Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Any lane that frames may have gone over.
-  void one_ended(LaneEnd end) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Any lane. `was_up`: frames may have gone over it; else its end is nobody's concern.
+  void one_ended(LaneEnd end, bool was_up) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // connection_data.cc
   static std::shared_ptr<DataTimer> make_data_timer();
@@ -141,7 +141,10 @@ class GrpcConnection final : public Connection,
   size_t lanes_acked_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t lanes_ended_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t data_count_ ABSL_GUARDED_BY(mutex_) = 0;  // offered
-  size_t data_up_ ABSL_GUARDED_BY(mutex_) = 0;     // ever
+  // Ever. The connection is lost when all that were begun have ended: the peer may have sent over
+  // one that is not up here yet.
+  size_t data_begun_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t data_up_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string why_no_data_ ABSL_GUARDED_BY(mutex_);
   bool closing_ ABSL_GUARDED_BY(mutex_) =
       false;                                     // close() or fail() was called; `lost_.why` is set

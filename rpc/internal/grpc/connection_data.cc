@@ -117,8 +117,12 @@ void GrpcConnection::start_data(size_t index, const std::string& ticket, DataKey
     MutexLock lock(&mutex_);
     if (state_ != State::kOpen || closing_ || ending_) return;
     data_[index] = *lane;
+    ++data_begun_;
   }
-  if (const Status started = (*lane)->start(); !started.ok()) return no_data(started);
+  if (const Status started = (*lane)->start(); !started.ok()) {
+    no_data(started);
+    return one_ended({}, /*was_up=*/false);
+  }
   if (!dialled_) return;
   data_timer_->bind(weak_from_this());
   core_->set_deadline(core_->runtime().now() + core_->options().handshake_timeout, data_timer_);
@@ -127,15 +131,16 @@ void GrpcConnection::start_data(size_t index, const std::string& ticket, DataKey
 ConnectionHandler* GrpcConnection::data_lane_up(DataLane& lane) {
   (void)lane;
   MutexLock lock(&mutex_);
-  if (state_ != State::kOpen || closing_ || ending_) return nullptr;
+  // Also while the connection ends in good order: what the peer has sent before is to come still.
+  if (state_ != State::kOpen) return nullptr;
   if (++data_up_ == data_count_) data_ready_.store(data_count_, std::memory_order_release);
   return handler_.get();
 }
 
 void GrpcConnection::data_lane_ended(DataLane& lane, bool was_up, LaneEnd end) {
   (void)lane;
-  if (was_up) return one_ended(std::move(end));
-  no_data(end.why);
+  if (!was_up) no_data(end.why);
+  one_ended(std::move(end), was_up);
 }
 
 void GrpcConnection::no_data(const Status& why) {
