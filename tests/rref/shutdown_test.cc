@@ -64,7 +64,10 @@ TEST_P(RRefShutdown, RPC_111_rref_leak) {
   expect_error(
       results[0].status, ErrorKind::kState,
       {"RRefs still alive", "of 'worker1', held by 'worker0'", "shutdown_test.cc:", " old"});
-  expect_error(results[1].status, ErrorKind::kState, {"held by 'worker0'"});
+  // Its owner lists it, too, if it looks before the holder has given it back.
+  if (!results[1].status.ok()) {
+    expect_error(results[1].status, ErrorKind::kState, {"held by 'worker0'"});
+  }
   EXPECT_TRUE(results[2].status.ok()) << results[2].status;
   // Taken back all the same.
   for (size_t i = 0; i < 3; ++i) {
