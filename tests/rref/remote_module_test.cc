@@ -215,7 +215,7 @@ TEST_P(RemoteModuleTest, RPC_134_unsupported_methods) {
   expect_nothing_left(*c);
 }
 
-INSTANTIATE_TEST_SUITE_P(, RemoteModuleTest, ::testing::Values(Net::kInproc, Net::kGrpc));
+INSTANTIATE_TEST_SUITE_P(Nets, RemoteModuleTest, ::testing::ValuesIn(nets()), net_name);
 
 }  // namespace
 }  // namespace weft::testing
