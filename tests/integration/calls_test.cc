@@ -143,8 +143,9 @@ TEST(Integration, X1_a_cut_within_a_bulk_transfer) {
     relay->tell("reset_all");
     ASSERT_TRUE(job[0].eventually([](const Info& i) { return i.at("connections") == 0; }));
     const int next = relay->accepted();
-    for (const int lane : {0, 1}) {
-      relay->tell(absl::StrCat("reset ", direction, " ", next + lane, " 3000000 0 0"));
+    // Lanes, then data connections: whichever carries it.
+    for (const int connection : {0, 1, 2, 3, 4}) {
+      relay->tell(absl::StrCat("reset ", direction, " ", next + connection, " 3000000 0 0"));
     }
     const int64_t before = job[0].info().at("reconnects");
     const Answer a = job[0].ask(absl::StrCat("bulk worker1 ", kElements));
