@@ -262,6 +262,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
                 std::optional<Delivery> delivery = std::nullopt);
   void arm_locked(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void on_deadline_timer();
+  Status deadline_error_locked(const Pending& p) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status closed_error() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- tensors on devices (agent_devices.cc) ----

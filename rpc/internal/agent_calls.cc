@@ -317,6 +317,11 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
       if (!tell_callee) counters_->late_answers->add();
       return;
     }
+    if (!tell_callee && !result.ok() && error_kind(result.status()) == ErrorKind::kCancelled &&
+        now() + absl::Microseconds(1) >= it->second.deadline) {
+      // The callee saw the deadline first, and gave up what our own timer is about to.
+      result = deadline_error_locked(it->second);
+    }
     p = std::move(it->second);
     pending_.erase(it);
     if (p.wants_room) leave_room_queue_locked(&p, call_id);
@@ -383,6 +388,18 @@ void Agent::arm_locked(absl::Time deadline) {
   deadline_timer_->arm(deadline);
 }
 
+Status Agent::deadline_error_locked(const Pending& p) const {
+  std::string where = p.state == State::kSent ? "no answer came" : "it could not be sent";
+  const auto peer = peers_.find(p.to.incarnation);
+  if (p.state != State::kSent && peer != peers_.end() && !peer->second->last_dial_error.ok()) {
+    absl::StrAppend(&where, ", last attempt to connect: ",
+                    std::string(peer->second->last_dial_error.message()));
+  }
+  return make_error(ErrorKind::kDeadline,
+                    absl::StrCat("deadline of ", absl::FormatDuration(p.deadline - p.issued),
+                                 " exceeded: ", where));
+}
+
 void Agent::on_deadline_timer() {
   std::vector<DeadlineKey> due;
   std::vector<CancelToken> late_handlers;
@@ -403,18 +420,7 @@ void Agent::on_deadline_timer() {
         if (it == pending_.end()) continue;
         Pending& p = it->second;
         p.has_deadline = false;
-        std::string where = p.state == State::kSent ? "no answer came" : "it could not be sent";
-        auto peer = peers_.find(p.to.incarnation);
-        if (p.state != State::kSent && peer != peers_.end() &&
-            !peer->second->last_dial_error.ok()) {
-          absl::StrAppend(&where, ", last attempt to connect: ",
-                          std::string(peer->second->last_dial_error.message()));
-        }
-        late_calls.emplace_back(
-            key.call_id,
-            make_error(ErrorKind::kDeadline,
-                       absl::StrCat("deadline of ", absl::FormatDuration(p.deadline - p.issued),
-                                    " exceeded: ", where)));
+        late_calls.emplace_back(key.call_id, deadline_error_locked(p));
       }
     }
     armed_ = absl::InfiniteFuture();

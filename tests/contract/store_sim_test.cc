@@ -13,6 +13,7 @@
 #include "weft/rpc/file_store.h"
 #include "weft/rpc/hash_store.h"
 #include "weft/rpc/prefix_store.h"
+#include "weft/tests/testing/forwarding_runtime.h"
 
 namespace weft::testing {
 namespace {
@@ -106,29 +107,12 @@ class CountingFiles : public Files {
   Files* const inner_;
 };
 
-class WithFiles : public Runtime {
+class WithFiles : public ForwardingRuntime {
  public:
-  WithFiles(Runtime* inner, Files* files) : inner_(inner), files_(files) {}
-  const Clock& clock() const override { return inner_->clock(); }
-  Random& random() override { return inner_->random(); }
+  WithFiles(Runtime* inner, Files* files) : ForwardingRuntime(borrowed(inner)), files_(files) {}
   Files& files() override { return *files_; }
-  std::shared_ptr<Executor> make_loop(std::string_view name) override {
-    return inner_->make_loop(name);
-  }
-  std::shared_ptr<Executor> make_pool(const PoolOptions& o) override {
-    return inner_->make_pool(o);
-  }
-  std::unique_ptr<Parker> make_parker() override { return inner_->make_parker(); }
-  std::unique_ptr<Timer> make_timer(Task on_fire) override {
-    return inner_->make_timer(std::move(on_fire));
-  }
-  std::unique_ptr<Thread> spawn(std::string_view name, Task body) override {
-    return inner_->spawn(name, std::move(body));
-  }
-  bool simulated() const override { return inner_->simulated(); }
 
  private:
-  Runtime* const inner_;
   Files* const files_;
 };
 

@@ -160,9 +160,16 @@ TestLibrary::TestLibrary(std::shared_ptr<Runtime> runtime)
         [cancelled, gate, p = std::make_shared<Promise<int64_t>>(std::move(promise))] {
           ++*cancelled;
           gate->open();
-          p->try_set(int64_t{7});
+          p->try_set(make_error(ErrorKind::kCancelled, "the handler has given up"));
         });
     return future;
+  });
+  library.def("cancelled_at_its_deadline", [runtime](CallContext& context) -> int64_t {
+    const std::unique_ptr<Parker> parker = runtime->make_parker();
+    while (context.remaining() > absl::ZeroDuration()) {
+      parker->park_until(runtime->now() + context.remaining());
+    }
+    weft::throw_error(make_error(ErrorKind::kCancelled, "the handler has given up"));
   });
   library.def("add_back", [](CallContext& context, std::string to, std::string name, int64_t n) {
     return rpc_sync(context.worker(), to,

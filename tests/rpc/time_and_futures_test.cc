@@ -10,6 +10,7 @@
 #include "weft/rpc/faulty_transport.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/tests/testing/forwarding_runtime.h"
 
 namespace weft::testing {
 namespace {
@@ -115,6 +116,20 @@ TEST_P(RpcTime, X14_a_nested_call_has_no_more_time_than_its_caller) {
   const double nested = rpc_sync(c[0], 1, {.deadline = 10s}, &nested_remaining_seconds, "worker0");
   EXPECT_LE(nested, 10.0);
   EXPECT_GT(nested, 0.0);
+}
+
+// The callee may see the deadline first, where the caller's machine is busy.
+TEST_P(RpcTime, RPC_53_what_a_handler_gives_up_at_its_deadline_is_a_deadline) {
+  ClusterOptions o{.size = 2, .net = GetParam(), .library = test_.library};
+  o.adjust = [](int index, JoinOptions* j) {
+    if (index == 0) j->runtime = std::make_shared<LateTimers>(j->runtime, absl::Seconds(2));
+  };
+  Cluster c(std::move(o));
+  const Status s = try_rpc_sync(c[0], 1, {.deadline = 20ms},
+                                FunctionRef<int64_t()>{"test.cancelled_at_its_deadline"})
+                       .status();
+  EXPECT_EQ(error_kind(s), ErrorKind::kDeadline) << s;
+  EXPECT_NE(std::string(s.message()).find("deadline of 20ms exceeded"), std::string::npos) << s;
 }
 
 TEST_P(RpcTime, CancelReachesTheHandlerAndItsNestedCalls) {

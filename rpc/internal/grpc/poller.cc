@@ -98,7 +98,12 @@ void GrpcPoller::run() {
       lead_.store(Lead::kFree);
       stand_back();
     }
-    if (length > absl::ZeroDuration()) status = spin(length, &tag, &ok);
+    if (length > absl::ZeroDuration()) {
+      status = spin(length, &tag, &ok);
+    } else if (crowded && status == Status::TIMEOUT) {
+      // It has probably come while others had this core: then nothing waits, and HOLD-1 counts.
+      status = poll(&tag, &ok);
+    }
     if (status == Status::TIMEOUT) {
       ++idle_;
       bump(&counters_.blocking_waits);
