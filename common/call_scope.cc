@@ -23,7 +23,7 @@ uint64_t CancelToken::on_cancel(absl::AnyInvocable<void()> fn) const {
   if (state_ == nullptr) return 0;
   {
     MutexLock lock(&state_->mutex);
-    if (!state_->cancelled.load(std::memory_order_relaxed)) {
+    if (state_->reason.load(std::memory_order_relaxed) == CancelReason::kNotCancelled) {
       const uint64_t id = state_->next_id++;
       state_->callbacks.emplace(id, std::move(fn));
       return id;
@@ -45,12 +45,13 @@ void CancelToken::remove(uint64_t id) const {
   }
 }
 
-bool CancelToken::cancel() const {
+bool CancelToken::cancel(CancelReason why) const {
   if (state_ == nullptr) return false;
   std::map<uint64_t, absl::AnyInvocable<void()>> callbacks;
   {
     MutexLock lock(&state_->mutex);
-    if (state_->cancelled.exchange(true, std::memory_order_acq_rel)) return false;
+    if (cancelled()) return false;
+    state_->reason.store(why, std::memory_order_release);
     callbacks.swap(state_->callbacks);
   }
   for (auto& [id, fn] : callbacks) fn();

@@ -26,25 +26,34 @@
 
 namespace weft {
 
+enum class CancelReason : uint8_t {
+  kNotCancelled = 0,
+  kGivenUp = 1,   // by the caller, or it is gone, or its worker shuts down
+  kDeadline = 2,  // the caller's time is over
+};
+
 // A one-way signal with callbacks. Copies share the signal. Any thread.
 class WEFT_API CancelToken {
  public:
   CancelToken();
   // One that nobody can cancel: it costs nothing. cancel() of it is false and does nothing.
   static CancelToken none() { return CancelToken(nullptr); }
-  bool cancelled() const {
-    return state_ != nullptr && state_->cancelled.load(std::memory_order_acquire);
+  bool cancelled() const { return reason() != CancelReason::kNotCancelled; }
+  // Of the first cancel().
+  CancelReason reason() const {
+    return state_ == nullptr ? CancelReason::kNotCancelled
+                             : state_->reason.load(std::memory_order_acquire);
   }
   // Runs `fn` once, on the thread that cancels; at once when already cancelled. Short functions
   // only. Returns an id for remove(); 0 when there is nothing to remove.
   uint64_t on_cancel(absl::AnyInvocable<void()> fn) const;
   void remove(uint64_t id) const;
   // False when it was cancelled before.
-  bool cancel() const;
+  bool cancel(CancelReason why = CancelReason::kGivenUp) const;
 
  private:
   struct State {
-    std::atomic<bool> cancelled{false};
+    std::atomic<CancelReason> reason{CancelReason::kNotCancelled};
     Mutex mutex;
     uint64_t next_id ABSL_GUARDED_BY(mutex) = 1;
     std::map<uint64_t, absl::AnyInvocable<void()>> callbacks ABSL_GUARDED_BY(mutex);

@@ -34,8 +34,11 @@ class WEFT_API CallContext {
   uint64_t call_id() const { return call_id_; }  // as drawn by the caller
   // What is left of the caller's deadline; infinite when it set none.
   absl::Duration remaining() const;
+  // What was left when the request arrived.
+  absl::Duration remaining_at_start() const { return remaining_at_start_; }
   // True once the caller has given up: cancelled, its deadline over, or its incarnation gone.
   bool cancelled() const { return scope_->cancel.cancelled(); }
+  CancelReason cancel_reason() const { return scope_->cancel.reason(); }
   // Runs `fn` once when that happens, at once if it has. Short functions only.
   void on_cancel(absl::AnyInvocable<void()> fn) const { scope_->cancel.on_cancel(std::move(fn)); }
   const ScopeRef& scope() const { return scope_; }

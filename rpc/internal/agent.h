@@ -155,7 +155,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   // `delivery`: what it says of the request. `metadata` may be null.
   void on_answer(uint64_t call_id, StatusOr<Payload> result, Delivery delivery,
                  std::shared_ptr<Metadata> metadata);
-  void on_cancel_frame(const std::shared_ptr<Link>& link, uint64_t call_id);
+  void on_cancel_frame(const std::shared_ptr<Link>& link, const v1::CancelHeader& header);
   void on_goodbye(const std::shared_ptr<Link>& link, const v1::GoodbyeHeader& header);
   void on_link_lost(const std::shared_ptr<Link>& link, Lost lost);
 
@@ -262,7 +262,6 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
                 std::optional<Delivery> delivery = std::nullopt);
   void arm_locked(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void on_deadline_timer();
-  Status deadline_error_locked(const Pending& p) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status closed_error() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- tensors on devices (agent_devices.cc) ----

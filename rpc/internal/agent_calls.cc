@@ -12,6 +12,12 @@
 namespace weft::internal {
 namespace {
 
+Status cancelled_with(const CancelToken& caller) {
+  return caller.reason() == CancelReason::kDeadline
+             ? make_error(ErrorKind::kDeadline, "the deadline of the calling handler is over")
+             : make_error(ErrorKind::kCancelled, "the calling handler was cancelled");
+}
+
 std::string text(const WorkerInfo& info) {
   return absl::StrCat("'", info.name, "' (id ", info.id, ", incarnation ",
                       absl::Hex(info.incarnation, absl::kZeroPad16), ")");
@@ -159,11 +165,8 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
   if (scope != nullptr) {
     // Cancellation of the call that we serve reaches the calls made for it.
     const CancelToken parent = scope->cancel;
-    const uint64_t hook = parent.on_cancel([weak, id] {
-      if (auto self = weak.lock()) {
-        self->complete(id, make_error(ErrorKind::kCancelled, "the calling handler was cancelled"),
-                       true);
-      }
+    const uint64_t hook = parent.on_cancel([weak, id, parent] {
+      if (auto self = weak.lock()) self->complete(id, cancelled_with(parent), true);
     });
     MutexLock lock(&mutex_);
     auto it = pending_.find(id);
@@ -317,11 +320,6 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
       if (!tell_callee) counters_->late_answers->add();
       return;
     }
-    if (!tell_callee && !result.ok() && error_kind(result.status()) == ErrorKind::kCancelled &&
-        now() + absl::Microseconds(1) >= it->second.deadline) {
-      // The callee saw the deadline first, and gave up what our own timer is about to.
-      result = deadline_error_locked(it->second);
-    }
     p = std::move(it->second);
     pending_.erase(it);
     if (p.wants_room) leave_room_queue_locked(&p, call_id);
@@ -339,6 +337,7 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
   if (tell_callee && link != nullptr) {
     v1::CancelHeader cancel;
     cancel.set_call_id(call_id);
+    cancel.set_deadline_over(!result.ok() && error_kind(result.status()) == ErrorKind::kDeadline);
     // Lost or refused: the handler runs on and its answer is dropped.
     link->send_control(FrameKind::kCancel, cancel.SerializeAsString(), kControlLane, now())
         .IgnoreError();
@@ -388,18 +387,6 @@ void Agent::arm_locked(absl::Time deadline) {
   deadline_timer_->arm(deadline);
 }
 
-Status Agent::deadline_error_locked(const Pending& p) const {
-  std::string where = p.state == State::kSent ? "no answer came" : "it could not be sent";
-  const auto peer = peers_.find(p.to.incarnation);
-  if (p.state != State::kSent && peer != peers_.end() && !peer->second->last_dial_error.ok()) {
-    absl::StrAppend(&where, ", last attempt to connect: ",
-                    std::string(peer->second->last_dial_error.message()));
-  }
-  return make_error(ErrorKind::kDeadline,
-                    absl::StrCat("deadline of ", absl::FormatDuration(p.deadline - p.issued),
-                                 " exceeded: ", where));
-}
-
 void Agent::on_deadline_timer() {
   std::vector<DeadlineKey> due;
   std::vector<CancelToken> late_handlers;
@@ -420,13 +407,24 @@ void Agent::on_deadline_timer() {
         if (it == pending_.end()) continue;
         Pending& p = it->second;
         p.has_deadline = false;
-        late_calls.emplace_back(key.call_id, deadline_error_locked(p));
+        std::string where = p.state == State::kSent ? "no answer came" : "it could not be sent";
+        auto peer = peers_.find(p.to.incarnation);
+        if (p.state != State::kSent && peer != peers_.end() &&
+            !peer->second->last_dial_error.ok()) {
+          absl::StrAppend(&where, ", last attempt to connect: ",
+                          std::string(peer->second->last_dial_error.message()));
+        }
+        late_calls.emplace_back(
+            key.call_id,
+            make_error(ErrorKind::kDeadline,
+                       absl::StrCat("deadline of ", absl::FormatDuration(p.deadline - p.issued),
+                                    " exceeded: ", where)));
       }
     }
     armed_ = absl::InfiniteFuture();
     if (!deadlines_.empty()) arm_locked(deadlines_.begin()->first);
   }
-  for (const CancelToken& cancel : late_handlers) cancel.cancel();
+  for (const CancelToken& cancel : late_handlers) cancel.cancel(CancelReason::kDeadline);
   for (auto& [id, why] : late_calls) complete(id, why, true);
 }
 

@@ -266,6 +266,15 @@ void Agent::run(const std::shared_ptr<Job>& job) {
 }
 
 Status Agent::told_by_handler(const Job& job, Status error) const {
+  if (error_kind(error) == ErrorKind::kCancelled &&
+      job.call->cancel_reason() == CancelReason::kDeadline) {
+    // It gave up what the deadline had cancelled.
+    error = make_error(
+        ErrorKind::kDeadline,
+        absl::StrCat("deadline of ", absl::FormatDuration(job.call->remaining_at_start()),
+                     " exceeded on worker '", options_.self.name,
+                     "': ", std::string(error.message())));
+  }
   ErrorDetails details = error_details(error);
   if (details.kind == ErrorKind::kNone) details.kind = ErrorKind::kUser;
   if (details.origin.empty()) details.origin = options_.self.name;
@@ -414,15 +423,15 @@ void Agent::on_answer(uint64_t call_id, StatusOr<Payload> result, Delivery deliv
   complete(call_id, std::move(result), false, delivery);
 }
 
-void Agent::on_cancel_frame(const std::shared_ptr<Link>& link, uint64_t call_id) {
+void Agent::on_cancel_frame(const std::shared_ptr<Link>& link, const v1::CancelHeader& header) {
   CancelToken cancel = CancelToken::none();
   {
     MutexLock lock(&mutex_);
-    auto it = serving_.find({link->peer().incarnation, call_id});
+    auto it = serving_.find({link->peer().incarnation, header.call_id()});
     if (it == serving_.end()) return;
     cancel = it->second.cancel;
   }
-  cancel.cancel();
+  cancel.cancel(header.deadline_over() ? CancelReason::kDeadline : CancelReason::kGivenUp);
 }
 
 }  // namespace weft::internal

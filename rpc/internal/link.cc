@@ -168,7 +168,7 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
     case FrameKind::kCancel: {
       v1::CancelHeader header;
       WEFT_RETURN_IF_ERROR(parse_header(frame, &header));
-      agent->on_cancel_frame(shared_from_this(), header.call_id());
+      agent->on_cancel_frame(shared_from_this(), header);
       return absl::OkStatus();
     }
     case FrameKind::kGoodbye: {

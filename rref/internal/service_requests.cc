@@ -417,12 +417,19 @@ void RRefService::give_up(const std::shared_ptr<Request>& state) {
       uses_.erase(it);
     }
   });
+  if (arrival == nullptr && use == nullptr) return;
+  // The request lives on: what we hold now is what ends it.
+  const CallContext& call = state->request.context();
+  const bool late = call.cancel_reason() == CancelReason::kDeadline;
   const Status why = make_error(
-      ErrorKind::kCancelled,
-      absl::StrCat("the call was given up while it waited for ",
-                   use != nullptr ? to_string(state->data.use->rref) : std::string("its RRefs")));
+      late ? ErrorKind::kDeadline : ErrorKind::kCancelled,
+      absl::StrCat(
+          late ? absl::StrCat("deadline of ", absl::FormatDuration(call.remaining_at_start()),
+                              " exceeded while the call waited for ")
+               : "the call was given up while it waited for ",
+          use != nullptr ? to_string(state->data.use->rref) : std::string("its RRefs")));
   if (arrival != nullptr) return arrival(why);
-  if (use != nullptr) use(why);
+  use(why);
 }
 
 void RRefService::receive(const WorkerKey& from, Carrier carrier, Payload* payload,

@@ -93,6 +93,18 @@ TEST(CancelToken, RunsEachCallbackOnce) {
   EXPECT_EQ(late, 1);
 }
 
+TEST(CancelToken, KeepsTheFirstReason) {
+  const CancelToken token;
+  EXPECT_EQ(token.reason(), CancelReason::kNotCancelled);
+  CancelReason seen = CancelReason::kNotCancelled;
+  token.on_cancel([&] { seen = token.reason(); });
+  EXPECT_TRUE(token.cancel(CancelReason::kDeadline));
+  EXPECT_FALSE(token.cancel());
+  EXPECT_EQ(token.reason(), CancelReason::kDeadline);
+  EXPECT_EQ(seen, CancelReason::kDeadline);
+  EXPECT_EQ(CancelToken::none().reason(), CancelReason::kNotCancelled);
+}
+
 TEST(CancelToken, CallbacksMayUseTheToken) {
   CancelToken token;
   int calls = 0;

