@@ -157,13 +157,13 @@ void Library::add_pointer(const internal::PointerKey& key, std::string name, std
   pointers_.emplace(key, PointerTarget{std::move(name), type});
 }
 
-void Library::add_class(std::string name, std::type_index type) {
+void Library::add_class(std::string name, std::type_index type, ClassOptions options) {
   for (const auto& [other, entry] : classes_) {
     if (other == name) taken("the class", name);
     if (entry.type == type) taken(cat("the type of class '", name, "', as"), other);
   }
   if (methods_.count(name) != 0) taken("the function", name);
-  classes_.emplace(name, ClassEntry{name, type});
+  classes_.emplace(name, ClassEntry{name, type, options});
 }
 
 void Library::add_instance(std::string_view name, std::shared_ptr<void> object,
@@ -184,14 +184,14 @@ void Library::add_instance(std::string_view name, std::shared_ptr<void> object,
                                ", which is not registered: call class_<T>(...) first")));
   }
   if (instances_.count(name) != 0) taken("the object", name);
-  instances_.emplace(std::string(name),
-                     Instance{*class_name, std::move(object), options.concurrent});
+  instances_.emplace(std::string(name), Instance{*class_name, std::move(object),
+                                                 options.concurrent || is_concurrent(type)});
 }
 
 Library& Library::merge(const Library& other) {
   Library both = *this;
   if (both.name_.empty()) both.name_ = other.name_;
-  for (const auto& [name, entry] : other.classes_) both.add_class(name, entry.type);
+  for (const auto& [name, entry] : other.classes_) both.add_class(name, entry.type, entry.options);
   for (const auto& [name, entries] : other.methods_) {
     auto [at, fresh] = both.methods_.try_emplace(name, entries);
     // Operators of LibTorch may be in both.
@@ -328,6 +328,13 @@ StatusOr<std::string> Library::class_name_of(std::type_index type) const {
   }
   return make_error(ErrorKind::kNotFound,
                     cat("the class ", type.name(), " is not registered in this worker's library"));
+}
+
+bool Library::is_concurrent(std::type_index type) const {
+  for (const auto& [name, entry] : classes_) {
+    if (entry.type == type) return entry.options.concurrent;
+  }
+  return false;
 }
 
 const internal::Invoker* Library::invoker_of(const Method& method) const {

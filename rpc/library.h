@@ -56,6 +56,11 @@ struct InstanceOptions {
   bool concurrent = false;
 };
 
+struct ClassOptions {
+  // The same of all its objects, named ones and those of remote().
+  bool concurrent = false;
+};
+
 // A named object.
 struct Instance {
   std::string class_name;
@@ -80,7 +85,8 @@ class WEFT_API Library {
   template <class F>
   Library& def(std::string_view name, F f, MethodOptions options = {});
   template <class T>
-  ClassDef<T> class_(std::string_view name);  // NOLINT(readability-identifier-naming)
+  ClassDef<T> class_(std::string_view name,  // NOLINT(readability-identifier-naming)
+                     ClassOptions options = {});
   // T must be registered with class_ before.
   template <class T>
   Library& instance(std::string_view name, std::shared_ptr<T> object, InstanceOptions options = {});
@@ -120,6 +126,8 @@ class WEFT_API Library {
                                 std::string_view signature) const;
   // "app.Table"; kind not_found when the class is not registered.
   StatusOr<std::string> class_name_of(std::type_index type) const;
+  // Whether its class says so; false for a type that is not registered.
+  bool is_concurrent(std::type_index type) const;
 
   // What a method does, with a choice of what happens to its result: encoded, or kept as an object.
   // Constructors only keep. Null when `method` is not of this library.
@@ -136,6 +144,7 @@ class WEFT_API Library {
   struct ClassEntry {
     std::string name;
     std::type_index type;
+    ClassOptions options;
   };
   using Entry = internal::MethodEntry;
   using EntryRef = std::shared_ptr<const Entry>;
@@ -143,7 +152,7 @@ class WEFT_API Library {
   std::string full_name(std::string_view name) const;
   void add(Entry entry, bool overloaded);
   void add_pointer(const internal::PointerKey& key, std::string name, std::type_index type);
-  void add_class(std::string name, std::type_index type);
+  void add_class(std::string name, std::type_index type, ClassOptions options);
   void add_instance(std::string_view name, std::shared_ptr<void> object, std::type_index type,
                     const char* type_name, InstanceOptions options);
   Status unknown(std::string_view name) const;
@@ -196,9 +205,9 @@ Library& Library::def(std::string_view name, F f, MethodOptions options) {
 }
 
 template <class T>
-ClassDef<T> Library::class_(std::string_view name) {
+ClassDef<T> Library::class_(std::string_view name, ClassOptions options) {
   std::string full = full_name(name);
-  add_class(full, typeid(T));
+  add_class(full, typeid(T), options);
   return ClassDef<T>(this, std::move(full));
 }
 

@@ -46,8 +46,9 @@ class WEFT_API Service {
   };
   virtual Load load() const { return {}; }
   // All workers have arrived and no call is under way anywhere. Called on every worker when `live`
-  // is not zero on one of them: the first time ask about what nobody has confirmed, the second time
-  // give back what is held at others.
+  // is not zero on one of them, and again once all have done it and are still: the first time ask
+  // about what nobody has confirmed, the second time note what is alive, the third time give back
+  // what is held at others.
   virtual void sweep() {}
   // The drain is over: an error of the shutdown, or OK.
   virtual Status drained() { return absl::OkStatus(); }

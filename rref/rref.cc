@@ -46,7 +46,7 @@ StatusOr<RRefHandleRef> start_remote(const Worker& worker, const Destination& to
     rider->signature = static_cast<const RRefRider&>(*call.rider).signature;
     call.signature = rider->signature;
   }
-  return service->remote(to, std::move(call), std::move(rider), at);
+  return service->remote(to, std::move(call), std::move(rider), CreationSite{at});
 }
 
 StatusOr<RRefHandleRef> start_remote(const RRefHandleRef& on, UntypedCall call) {
@@ -54,7 +54,10 @@ StatusOr<RRefHandleRef> start_remote(const RRefHandleRef& on, UntypedCall call) 
   if (Status usable = service->check(*on); !usable.ok()) return annotate(usable, on->text());
   auto rider = std::make_shared<RRefRider>();
   rider->target = on;
-  return service->remote(on->owner(), std::move(call), std::move(rider), CallSite());
+  // Default arguments cannot stand behind a pack, so the caller's line is not known.
+  CreationSite site{CallSite(),
+                    absl::StrCat(call.method, "() over ", to_string(on->handle().rref))};
+  return service->remote(on->owner(), std::move(call), std::move(rider), std::move(site));
 }
 
 StatusOr<RRefHandleRef> make_local_rref(const Worker& worker, KeptObject value,
@@ -63,7 +66,7 @@ StatusOr<RRefHandleRef> make_local_rref(const Worker& worker, KeptObject value,
     return make_error(ErrorKind::kInvalidArgument, "RRef::local() of a null pointer");
   }
   WEFT_ASSIGN_OR_RETURN(const auto service, service_of(worker));
-  return service->make_local(std::move(value), at);
+  return service->make_local(std::move(value), CreationSite{at});
 }
 
 StatusOr<UntypedCall> constructor_call(const Worker& worker, const std::type_info& type,

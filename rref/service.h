@@ -38,7 +38,9 @@ struct LiveRRef {
   std::string owner{};  // names; "worker 3 (...)" when it has none any more
   std::string holder{};
   absl::Duration age{};
-  std::string created_at{};  // "file.cc:12"; "" where this worker did not create the handle
+  // "file.cc:12", or "app.T.f() over RRef 1/00ab/3"; "" where this worker did not create the
+  // handle.
+  std::string created_at{};
 };
 // In order of ids. Throws weft::Error, kind state, without the service.
 WEFT_API std::vector<LiveRRef> live_rrefs(const Worker& worker);

@@ -163,8 +163,10 @@ PYTORCH = {
     138: "test_batch_updating_parameter_server",
     139: "test_rl_rpc",
 }
-# The same of distributed autograd and of tensors on devices (DA-n).
+# The same of remote modules and of tensors on devices (DA-n).
 DEVICES = {
+    57: "test_forward_sync test_forward_async test_forward_with_kwargs",
+    58: "test_bad_module",
     67: "test_device_maps_wrong_worker_name test_device_maps_invalid_max_local_device "
         "test_device_maps_invalid_max_remote_device test_device_maps_invalid_min_device "
         "test_device_maps_many_to_one test_device_maps_one_to_many test_devices_option_mismatch "
@@ -173,8 +175,11 @@ DEVICES = {
         "test_device_map_gpu_non_default_to_default test_device_map_gpu_mixed_1..8 test_device_map_gpu_mixed_self_1..8",
     69: "test_device_maps_missing_config test_device_maps_missing_config_response "
         "test_device_maps_missing_config_loop test_device_maps_missing_config_response_loop "
+        "test_device_maps_missing_config_remote test_device_maps_missing_config_remote_response "
         "test_device_maps_missing_config_not_timeout",
     70: "test_custom_stream test_custom_stream_multi test_custom_stream_nested test_custom_stream_nested_multi",
+    71: "test_rref_to_here_synchronization1..4 test_rref_as_arg_synchronization1..5 "
+        "test_rref_forward_synchronization1..4 test_owner_rref_forward_synchronization1..4",
     72: "test_cuda_future_device_as_int test_cuda_future_device_as_str test_cuda_future_device_as_device "
         "test_cuda_future_device_not_cuda test_cuda_future_can_extract_cuda_tensor "
         "test_cuda_future_can_extract_list_with_cuda_tensor "

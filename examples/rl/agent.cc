@@ -41,7 +41,7 @@ void Agent::check_plays(int64_t observer) const {
   }
 }
 
-weft::Future<int64_t> Agent::act(int64_t observer, const State& state) const {
+weft::Future<int64_t> Agent::act(int64_t observer, const State& state) {
   weft::Future<int64_t> action;
   Batch batch;
   {
@@ -60,7 +60,7 @@ weft::Future<int64_t> Agent::act(int64_t observer, const State& state) const {
   return action;
 }
 
-void Agent::report(int64_t observer, const std::vector<float>& rewards) const {
+void Agent::report(int64_t observer, const std::vector<float>& rewards) {
   Batch batch;
   {
     std::lock_guard lock(mutex_);
@@ -80,12 +80,12 @@ void Agent::report(int64_t observer, const std::vector<float>& rewards) const {
   answer(std::move(batch));
 }
 
-Agent::Batch Agent::take_batch() const {
+Agent::Batch Agent::take_batch() {
   const bool complete = !options_.batch || waiting_.size() == playing_.size();
   return complete ? std::exchange(waiting_, {}) : Batch();
 }
 
-void Agent::answer(Batch batch) const {
+void Agent::answer(Batch batch) {
   if (batch.empty()) return;
   const auto n = static_cast<int64_t>(batch.size());
   at::Tensor states = at::empty({n, 4}, at::kFloat);

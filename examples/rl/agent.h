@@ -10,9 +10,9 @@
 // returns a future, and whoever comes last completes those of all. An observer whose episode ends
 // leaves the batch by its report.
 //
-// What observers call is const, because calls on an object run one at a time otherwise, and the
-// second of a batch would wait for the first, which waits for the second. It locks for itself; any
-// thread.
+// Its class is registered `concurrent`: calls on an object run one at a time otherwise, and the
+// second of a batch would wait for the first, which waits for the second. So it locks for itself;
+// any thread.
 
 #include <cstdint>
 #include <map>
@@ -39,9 +39,9 @@ class Agent {
   // ---- called by observers; errors: std::invalid_argument for one that does not play, asks again
   // before it has the answer, or reports other than one reward for each action -------------------
   // 0: push to the left, 1: to the right; drawn as the policy says.
-  weft::Future<int64_t> act(int64_t observer, const State& state) const;
+  weft::Future<int64_t> act(int64_t observer, const State& state);
   // The end of the observer's episode, and the rewards of its steps.
-  void report(int64_t observer, const std::vector<float>& rewards) const;
+  void report(int64_t observer, const std::vector<float>& rewards);
 
   // ---- called where it lives, one thread -------------------------------------------------------
   // Every observer plays.
@@ -70,20 +70,20 @@ class Agent {
 
   void check_plays(int64_t observer) const;
   // The questions that are to be answered now; none as long as somebody has not asked.
-  Batch take_batch() const;
-  void answer(Batch batch) const;
+  Batch take_batch();
+  void answer(Batch batch);
 
   const AgentOptions options_;
   Policy policy_;
 
   mutable std::mutex mutex_;
-  mutable weft::Status failed_;
-  mutable std::set<int64_t> playing_;
-  mutable Batch waiting_;
-  mutable std::vector<Draws> draws_;  // by observer, as is the next
-  mutable std::vector<Episode> round_;
-  mutable int64_t answers_ = 0;
-  mutable int64_t evaluations_ = 0;
+  weft::Status failed_;
+  std::set<int64_t> playing_;
+  Batch waiting_;
+  std::vector<Draws> draws_;  // by observer, as is the next
+  std::vector<Episode> round_;
+  int64_t answers_ = 0;
+  int64_t evaluations_ = 0;
   std::vector<Episode> past_;  // rounds before this one, not learned from yet
 };
 

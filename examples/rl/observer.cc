@@ -23,7 +23,7 @@ weft::Library library() {
       .constructor<int64_t, uint64_t>()
       .def("run_episode", &Observer::run_episode);
   // Neither waits: act() returns a future. So they need no thread of the pool.
-  lib.class_<Agent>("Agent")
+  lib.class_<Agent>("Agent", {.concurrent = true})
       .def("act", &Agent::act, {.inline_ok = true})
       .def("report", &Agent::report, {.inline_ok = true});
   return lib;

@@ -22,15 +22,23 @@ namespace weft::internal {
 
 class RRefService;
 
+// Where a handle comes from, for the list of what is alive.
+struct CreationSite {
+  CallSite at{};
+  std::string through{};  // a method call over an RRef, whose place nobody told us
+
+  std::string text() const;  // "main.cc:40"; empty for one that arrived in a message
+};
+
 class RRefHandle final : public Reference {
  public:
   RRefHandle(std::weak_ptr<RRefService> service, const Handle& handle, WorkerInfo owner,
-             bool is_creator, CallSite site, absl::Time created)
+             bool is_creator, CreationSite site, absl::Time created)
       : service_(std::move(service)),
         handle_(handle),
         owner_(std::move(owner)),
         is_creator_(is_creator),
-        site_(site),
+        site_(std::move(site)),
         created_(created) {}
   ~RRefHandle() override;
 
@@ -40,7 +48,7 @@ class RRefHandle final : public Reference {
   bool is_owner() const { return handle_.fork.is_zero(); }
   // "RRef 0/000a/1 of 'ps0'"
   std::string text() const;
-  const CallSite& site() const { return site_; }
+  const CreationSite& site() const { return site_; }
   absl::Time created() const { return created_; }
 
   // Whether the value, or its error, is known to be there.
@@ -58,7 +66,7 @@ class RRefHandle final : public Reference {
   const Handle handle_;
   const WorkerInfo owner_;
   const bool is_creator_;
-  const CallSite site_;
+  const CreationSite site_;
   const absl::Time created_;
   mutable std::atomic<bool> ready_{false};
   mutable Mutex mutex_;

@@ -45,10 +45,14 @@ inline constexpr std::string_view kControlSignature = "(bytes)->bytes";
 inline constexpr std::string_view kFetchMethod = "@rref.fetch";
 inline constexpr std::string_view kFetchSignature = "()->value";
 
+inline WorkerKey key_of(const WorkerInfo& info) {
+  return WorkerKey{WorkerId(info.id), Incarnation(info.incarnation)};
+}
+
 // An object of this worker.
 struct RRefValue {
   KeptObject kept;
-  std::shared_ptr<ObjectTurns> turns;
+  std::shared_ptr<ObjectTurns> turns;  // null: its class locks for itself
 };
 using RRefValueRef = std::shared_ptr<const RRefValue>;
 
@@ -74,8 +78,8 @@ class RRefService final : public Service,
   // `rider` has what is used, if anything. Never fails late: what goes wrong with the call is the
   // handle's failure.
   StatusOr<RRefHandleRef> remote(const Destination& to, UntypedCall call,
-                                 std::shared_ptr<RRefRider> rider, CallSite site);
-  StatusOr<RRefHandleRef> make_local(KeptObject value, CallSite site);
+                                 std::shared_ptr<RRefRider> rider, CreationSite site);
+  StatusOr<RRefHandleRef> make_local(KeptObject value, CreationSite site);
   // A call over the handle, to its owner.
   CallHandle start_use(const RRefHandleRef& handle, UntypedCall call, CallDone done);
   // The object, of an RRef whose owner is this worker; `done` once, now or later.
@@ -113,7 +117,7 @@ class RRefService final : public Service,
   class RequestAttachment;
   class AnswerAttachment;
   struct LocalUse;
-  struct Request;  // one with metadata, until its handler starts (service_requests.cc)
+  struct Request;  // one with metadata, until its handler starts (service_arrivals.cc)
   using ArrivalKey = std::pair<WorkerKey, uint64_t>;
   using OnArrival = absl::AnyInvocable<void(Status)>;
   using OnUse = absl::AnyInvocable<void(Status)>;
@@ -156,18 +160,27 @@ class RRefService final : public Service,
   struct Todo;  // what effects ask for, to be done without the mutex
   void sort_out_locked(Effects effects, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void perform(Todo todo);
-  std::shared_ptr<RRefHandle> make_handle(const Handle& handle, bool is_creator, CallSite site);
+  std::shared_ptr<RRefHandle> make_handle(const Handle& handle, bool is_creator, CreationSite site);
   WorkerInfo info_of(const WorkerKey& key) const;
   std::string name_of(const WorkerKey& key) const;
+  RRefValueRef make_value(KeptObject kept) const;
   void destroy_later(std::vector<RRefValueRef> values);
+
+  // ---- service_report.cc ----
   std::vector<LiveRRef> live_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // ---- service_local.cc ----
   void end_local_use(const std::shared_ptr<LocalUse>& use, StatusOr<std::shared_ptr<void>> result);
   void cancel_local_use(const std::shared_ptr<LocalUse>& use, const Status& why);
 
   // ---- service_requests.cc ----
   // The error names the first that cannot be sent.
   StatusOr<Carrier> share(const WorkerInfo& to, const Payload& payload, bool is_answer);
+  // Of the answers to `peer`, those before this one may be asked about now.
+  uint64_t answers_to_ask_locked(const WorkerKey& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void local_creation_ended(const RRefId& rref, const Status& why);
+
+  // ---- service_arrivals.cc ----
   // `done` once: with OK the handles are in `payload`.
   void receive(const WorkerKey& from, Carrier carrier, Payload* payload, OnArrival done);
   void begin(const std::shared_ptr<Request>& request);
@@ -175,10 +188,7 @@ class RRefService final : public Service,
   void end(const std::shared_ptr<Request>& request, Status status);
   void give_up(const std::shared_ptr<Request>& request);
   void answer_ended(const WorkerKey& to, uint64_t carrier, Delivery delivery);
-  // Of the answers to `peer`, those before this one may be asked about now.
-  uint64_t answers_to_ask_locked(const WorkerKey& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void function_ended(const RRefId& rref, StatusOr<KeptObject> result);
-  void local_creation_ended(const RRefId& rref, const Status& why);
 
   // ---- service_control.cc ----
   void enqueue_locked(const WorkerKey& to, Message message, Todo* todo)
@@ -216,8 +226,8 @@ class RRefService final : public Service,
   int64_t batches_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t items_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t resent_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool swept_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<LiveRRef> leaks_ ABSL_GUARDED_BY(mutex_);  // what sweep() took back
+  int sweeps_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<LiveRRef> leaks_ ABSL_GUARDED_BY(mutex_);  // what the second sweep() found
 };
 
 // What effects ask for, in order: continuations and the like.

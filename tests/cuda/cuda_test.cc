@@ -1,8 +1,6 @@
 // Calls with tensors on GPUs: DA-68 to DA-70, DA-72, DA-73, and values under delayed kernels on
 // either side. A delay is a long row of kernels on the stream in question; no test measures time.
 
-#include <dlfcn.h>
-
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,16 +10,14 @@
 #include "ATen/ops/equal.h"
 #include "ATen/ops/eye.h"
 #include "ATen/ops/full.h"
-#include "ATen/ops/mm.h"
 #include "ATen/ops/ones.h"
 #include "ATen/ops/zeros.h"
-#include "c10/core/Event.h"
 #include "c10/core/StreamGuard.h"
-#include "c10/core/impl/VirtualGuardImpl.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/struct.h"
+#include "weft/tests/cuda/gpus.h"
 #include "weft/tests/testing/cluster.h"
 
 namespace weft::testing {
@@ -29,44 +25,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-c10::Device gpu(int64_t index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
-at::TensorOptions on(int64_t index) {
-  return at::TensorOptions().dtype(at::kFloat).device(gpu(index));
-}
-
-struct Gpus {
-  int count = 0;
-  std::string why;  // there are none
-};
-
-Gpus find_gpus() {
-  if (::dlopen("libweft_cuda.so", RTLD_NOW | RTLD_LOCAL) == nullptr) {
-    return {0, std::string("no GPU on this machine, or no weft::cuda: ") + ::dlerror()};
-  }
-  const int count = c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount();
-  return {count, count == 0 ? "no GPU on this machine" : ""};
-}
-
-c10::Stream current_stream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(device);
-}
-c10::Stream new_stream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(device);
-}
-// What comes later on `waiter` comes after what is on `stream` now.
-void join_streams(const c10::Stream& waiter, const c10::Stream& stream) {
-  c10::Event event(c10::kCUDA);
-  event.record(stream);
-  waiter.wait(event);
-}
-
-// Some hundred milliseconds of kernels on the current stream of `device`.
-void delay(int64_t device) {
-  const at::Tensor a = at::full({4096, 4096}, 1e-4, on(device));
-  at::Tensor b = a;
-  for (int i = 0; i < 100; ++i) b = at::mm(a, b);
-}
 
 // ---- what the workers offer --------------------------------------------------------------------
 

@@ -476,6 +476,15 @@ TEST(Library, NamedObjects) {
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_TRUE((*found)->concurrent);
   EXPECT_EQ((*found)->class_name, "app.Table");
+  EXPECT_FALSE(lib.is_concurrent(typeid(app::Table)));
+  Library locks("locks");
+  locks.class_<app::Table>("Table", {.concurrent = true}).def("rows", &app::Table::rows);
+  locks.instance("t", std::make_shared<app::Table>(1));
+  EXPECT_TRUE(locks.find_instance("t")->concurrent) << "as its class says";
+  Library merged;
+  merged.merge(locks);
+  EXPECT_TRUE(merged.is_concurrent(typeid(app::Table)));
+  EXPECT_FALSE(merged.is_concurrent(typeid(app::Other)));
   Direct direct(lib);
   EXPECT_EQ(*direct.call_on((*found)->object, Ref<int()>{"app.Table.rows"}), 9);
   EXPECT_EQ(error_kind(lib.find_instance("ps-1", rows).status()), ErrorKind::kNotFound);

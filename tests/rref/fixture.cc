@@ -63,9 +63,14 @@ RRefLibrary::RRefLibrary(std::shared_ptr<Runtime> runtime)
       .def("local_sum", &local_sum)
       .def("fetch_async", &fetch_async)
       .def("x_of", &x_of)
-      .def("wait_at_gate", [gate = hold] {
+      .def("wait_at_gate",
+           [gate = hold] {
+             gate->arrive_and_wait();
+             return int64_t{7};
+           })
+      .def("fetch_at_gate", [gate = hold](IntRef x) {
         gate->arrive_and_wait();
-        return int64_t{7};
+        return x.to_here();
       });
   library.merge(own);
 }

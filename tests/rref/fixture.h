@@ -69,7 +69,7 @@ int64_t x_of(const Point& p);
 
 struct RRefLibrary : TestLibrary {
   explicit RRefLibrary(std::shared_ptr<Runtime> runtime = make_system_runtime());
-  // "own.wait_at_gate" returns 7 when `hold` opens.
+  // "own.wait_at_gate" returns 7 when `hold` opens, "own.fetch_at_gate" fetches its argument.
   std::shared_ptr<Gate> hold;
 };
 

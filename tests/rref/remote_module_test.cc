@@ -53,6 +53,11 @@ Library module_library() {
   return lib;
 }
 
+void load_into(MlpImpl* module, const StateDict& state) {
+  const at::NoGradGuard no_grad;
+  for (auto& entry : module->named_parameters()) entry.value().copy_(state.at(entry.key()));
+}
+
 class RemoteModuleTest : public RRefTest {
  protected:
   std::unique_ptr<Cluster> make_modules() {
@@ -61,7 +66,7 @@ class RemoteModuleTest : public RRefTest {
   }
 };
 
-TEST_P(RemoteModuleTest, a_module_is_made_and_runs_at_its_worker) {
+TEST_P(RemoteModuleTest, DA_57_forward_sync_and_async) {
   auto c = make_modules();
   {
     RemoteModule<Mlp> net((*c)[0], "worker1/cpu", 3);
@@ -71,6 +76,10 @@ TEST_P(RemoteModuleTest, a_module_is_made_and_runs_at_its_worker) {
     const at::Tensor x = at::ones({5, 3});
     const at::Tensor y = net.forward(x, false);
     EXPECT_EQ(y.sizes(), (at::IntArrayRef{5, 2}));
+    // As the same module does here.
+    MlpImpl local(3);
+    load_into(&local, net.state_dict());
+    EXPECT_TRUE(at::allclose(local.forward(x, false), y));
     EXPECT_TRUE(at::allclose(net.forward_async(x, true).wait(), y.mul(2)));
     EXPECT_EQ(net.rpc_sync(&MlpImpl::count), 2);
     EXPECT_EQ(net.rpc_async(CallOptions(), &MlpImpl::count).wait(), 2);
@@ -189,6 +198,29 @@ TEST_P(RemoteModuleTest, RPC_136_create_remote_module_from_module_rref) {
     EXPECT_TRUE(at::equal(rpc_sync((*c)[0], 2, &apply, same, x), net.forward(x, true)));
   }
   expect_nothing_left(*c);
+}
+
+// A class that is no module does not compile (tests/rpc/compile_fail); one that its worker does not
+// know is an error there.
+TEST_P(RemoteModuleTest, DA_58_bad_module) {
+  lib_.library.merge(module_library());
+  const Library plain = RRefLibrary().library;
+  ClusterOptions o{.size = 2, .net = GetParam(), .library = lib_.library};
+  o.adjust = [&plain](int i, JoinOptions* j) {
+    if (i == 1) j->library = plain;
+    j->services.push_back(rref_service());
+  };
+  Cluster c(std::move(o));
+  {
+    const RemoteModule<Mlp> unknown(c[0], "worker1", 3);
+    expect_error(error_of([&] {
+                   unknown.forward(at::ones({1, 3}), true);
+                 }),
+                 ErrorKind::kNotFound, {"modules.Mlp"});
+    expect_error(error_of([&] { RemoteModule<Mlp>(c[1], "worker0", 3); }), ErrorKind::kNotFound,
+                 {"not registered"});
+  }
+  expect_nothing_left(c);
 }
 
 // What a module has and a remote one cannot have is not there; the compiler says so.

@@ -1,0 +1,47 @@
+// What must not compile of RRefs and remote modules, and in which words it is refused: read by
+// tests/rpc/compile_fail/compile_fail.py, as the cases there. DA-58.
+
+#include <torch/nn/modules/linear.h>
+
+#include "weft/rref/remote_module.h"
+#include "weft/rref/rref.h"
+
+namespace {
+
+using weft::Library;
+using weft::remote;
+using weft::RemoteModule;
+using weft::RRef;
+using weft::Worker;
+
+struct Table {
+  int rows() const { return 1; }
+};
+struct NoModule {
+  int forward(int x) { return x; }
+};
+struct Undescribed {
+  int x = 0;
+};
+int add(int a, int b) { return a + b; }
+
+}  // namespace
+
+void good(const Worker& worker, Library& lib) {
+  weft::module_<torch::nn::Linear>(lib, "Linear").constructor<int64_t, int64_t>();
+  const RemoteModule<torch::nn::Linear> linear(worker, "ps0", 2, 3);
+  const RRef<int> sum = remote(worker, "ps0", &add, 1, 2);
+  const RRef<Table> table = remote<Table>(worker, "ps0");
+  (void)table.rpc_sync(&Table::rows);
+  (void)sum.to_here();
+}
+
+#ifdef WEFT_BAD_CASES
+void bad(const Worker& worker, Library& lib, const RRef<Table>& table,
+         const RRef<Undescribed>& undescribed) {
+  weft::module_<NoModule>(lib, "NoModule");  // bad: a RemoteModule is of a torch::nn::Module
+  table.rpc_sync(&add, 1, 2);                // bad: an RRef calls methods of its object
+  (void)undescribed.to_here();               // bad: this class cannot be sent
+  remote(worker, "ps0", &add, 1);            // bad: wrong number of arguments
+}
+#endif
