@@ -21,6 +21,7 @@ PY_TRIO, PY_TCP_TRIO = "python/shm/trio", "python/tcp/trio"
 CALLS = 5000
 OBJECTS = 10000
 WINDOW = 64
+BLOCKS = 300  # of 20 calls of each kind
 
 
 def driver_specs(build, python, only_peer, with_ours):
@@ -106,13 +107,13 @@ def pair_of_calls(bench, id, metric, name, a, b, label, blocks, bar=None):
 
 
 def row_r4(bench, quick):
-    blocks = 100 if quick else 300
+    blocks = max(1, BLOCKS // 3) if quick else BLOCKS
 
     def ours(id, metric, a, b, label, bar):
         return pair_of_calls(bench, id, metric, OURS, a, b, label, blocks, bar)
 
     metric = "method through an RRef, p50"
-    quickly = "the same, inline_ok"
+    quickly = "the same, both inline_ok, p50"
     parts = [
         ours("R4.1", metric, "method", "add", "function by rpc_sync", 1 / 1.1),
         ours("R4.2", metric, "method", "named", "method of a named object", 1 / 1.1),

@@ -22,11 +22,12 @@ SETTLE_LIMIT_S = 10
 SYS_PIDFD_GETFD = 438
 TCP_INFO_BYTES_SENT = 200  # offset of tcpi_bytes_sent, since Linux 4.19
 WINDOW = 64
+OBJECTS = 5000
 
 LIVES = (
     ("fetched", "made, fetched, dropped"),
     ("passed", "made, passed to a third worker, dropped"),
-    ("kept", f"the same, {WINDOW} under way"),
+    ("kept", f"made, passed, dropped, {WINDOW} under way"),
 )
 # What the agent of torch logs for a message that it sends; "done sending" is not one.
 LOGGED = (" is sending request #", " is sending response to request #")
@@ -90,13 +91,13 @@ def settled_counters(group, name):
     return now
 
 
-def count(bench, name, lives):
+def count(bench, name, objects):
     """{command: what one object costs} of one driver."""
     costs = {}
     with bench.group(name, WORLD, "wire") as group:
         group.wait_ready(120)
         for command, _ in LIVES:
-            line = f"{command} tensor {lives} {WINDOW}"
+            line = f"{command} tensor {objects} {WINDOW}"
             group.ask(f"{command} tensor 1 {WINDOW}", 60, ranks=[0])  # connections, first uses
             before = settled_counters(group, name)
             answer = group.ask(line, 180, ranks=[0])[0]
@@ -111,14 +112,14 @@ def count(bench, name, lives):
 
 
 def row_r3(bench, quick):
-    lives = 500 if quick else 5000
-    bench.log(f"R3: what three workers send for one of {lives} objects, over TCP")
+    objects = OBJECTS // 5 if quick else OBJECTS
+    bench.log(f"R3: what three workers send for one of {objects} objects, over TCP")
     costs, errors = {}, []
     for name in (OURS, PY):
         if not bench.has(name):
             continue
         try:
-            costs[name] = count(bench, name, lives)
+            costs[name] = count(bench, name, objects)
         except (DriverError, OSError) as error:
             errors.append(f"{bench.label(name)}: {error}")
             bench.log(f"    {errors[-1]}")
@@ -127,7 +128,7 @@ def row_r3(bench, quick):
         for key, unit in (("bytes", "bytes"), ("control", "messages")):
             word = "bytes on TCP" if key == "bytes" else "control messages"
             id = f"R3.{len(figures) + 1}"
-            figure = Figure(id, f"{word} of an object {what}", unit, "lower")
+            figure = Figure(id, f"{word} per object, {what}", unit, "lower")
             if OURS in costs:
                 figure.ours = costs[OURS][command][key]
             if PY in costs:
