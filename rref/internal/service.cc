@@ -50,7 +50,7 @@ std::string RRefHandle::text() const {
 }
 
 uint64_t RRefHandle::on_failure(std::function<void(const Status&)> fn) const {
-  if (!is_creator_ || ready()) return 0;
+  if (!may_fail()) return 0;
   MutexLock lock(&mutex_);
   watchers_.emplace(++last_watcher_, std::move(fn));
   return last_watcher_;
@@ -103,6 +103,20 @@ WorkerInfo RRefService::info_of(const WorkerKey& key) const {
 
 std::string RRefService::name_of(const WorkerKey& key) const {
   return absl::StrCat("'", info_of(key).name, "'");
+}
+
+RRefValueRef RRefService::make_value(KeptObject kept) const {
+  // Looked up once: a library does not change.
+  const Library* const library = library_of(worker());
+  const auto name = library == nullptr ? StatusOr<std::string>(absl::UnknownError(""))
+                                       : library->class_name_of(*kept.type);
+  return std::make_shared<RRefValue>(
+      RRefValue{std::move(kept), make_object_turns(), name.ok() ? *name : std::string()});
+}
+
+RRefValueRef RRefService::find_value_locked(const RRefId& rref) const {
+  const auto it = values_.find(rref);
+  return it == values_.end() ? nullptr : it->second;
 }
 
 std::shared_ptr<RRefHandle> RRefService::make_handle(const Handle& handle, bool is_creator,
@@ -178,13 +192,13 @@ void RRefService::destroy_later(std::vector<RRefValueRef> values) {
 // ---- handles -----------------------------------------------------------------------------------
 
 StatusOr<RRefHandleRef> RRefService::make_local(KeptObject value, CallSite site) {
+  RRefValueRef made_value = make_value(std::move(value));
   Handle handle;
   {
     MutexLock lock(&mutex_);
     if (!closed_.ok()) return closed_error();
     handle = protocol().create_local(/*running=*/false);
-    values_[handle.rref] =
-        std::make_shared<RRefValue>(RRefValue{std::move(value), make_object_turns()});
+    values_[handle.rref] = std::move(made_value);
   }
   auto made = make_handle(handle, /*is_creator=*/false, site);
   made->set_ready();
@@ -239,8 +253,7 @@ CallHandle RRefService::start_local_use(const RRefHandleRef& handle, const std::
           RRefValueRef value;
           if (status.ok()) {
             MutexLock lock(&mutex_);
-            auto it = values_.find(rref);
-            if (it != values_.end()) value = it->second;
+            value = find_value_locked(rref);
           }
           if (status.ok() && value == nullptr) {
             status = make_error(ErrorKind::kState, "the object is gone");

@@ -49,6 +49,7 @@ inline constexpr std::string_view kFetchSignature = "()->value";
 struct RRefValue {
   KeptObject kept;
   std::shared_ptr<ObjectTurns> turns;
+  std::string class_name;  // "" when its class is not registered: no method fits
 };
 using RRefValueRef = std::shared_ptr<const RRefValue>;
 
@@ -153,9 +154,11 @@ class RRefService final : public Service,
   template <class Change>
   void with(Change change);
   void request_ended(const WorkerKey& from, uint64_t carrier);
+  RRefValueRef find_value_locked(const RRefId& rref) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   struct Todo;  // what effects ask for, to be done without the mutex
   void sort_out_locked(Effects effects, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void perform(Todo todo);
+  RRefValueRef make_value(KeptObject kept) const;
   std::shared_ptr<RRefHandle> make_handle(const Handle& handle, bool is_creator, CallSite site);
   WorkerInfo info_of(const WorkerKey& key) const;
   std::string name_of(const WorkerKey& key) const;
@@ -172,6 +175,8 @@ class RRefService final : public Service,
   void receive(const WorkerKey& from, Carrier carrier, Payload* payload, OnArrival done);
   void begin(const std::shared_ptr<Request>& request);
   void use_target(const std::shared_ptr<Request>& request);
+  void set_target(const std::shared_ptr<Request>& request, Status status,
+                  const RRefValueRef& value);
   void end(const std::shared_ptr<Request>& request, Status status);
   void give_up(const std::shared_ptr<Request>& request);
   void answer_ended(const WorkerKey& to, uint64_t carrier, Delivery delivery);

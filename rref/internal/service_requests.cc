@@ -237,23 +237,33 @@ CallHandle RRefService::start_use(const RRefHandleRef& handle, UntypedCall call,
     Mutex mutex_;
     CallHandle call_ ABSL_GUARDED_BY(mutex_);
   };
-  auto once = std::make_shared<Once>(std::move(done));
-  const uint64_t watch = handle->on_failure([once](const Status& why) { once->fail(why); });
   auto rider = std::make_shared<RRefRider>();
   rider->target = handle;
   call.rider = std::move(rider);
   const Destination to(handle->owner());
-  CallHandle started =
-      start_call(worker(), to, std::move(call), [once, handle, watch](StatusOr<Payload> result) {
-        if (watch != 0) handle->remove(watch);
-        if (result.ok()) {
-          handle->set_ready();
-        } else if (error_kind(result.status()) == ErrorKind::kPeerLost &&
-                   error_details(result.status()).origin.empty()) {
-          result = annotate(result.status(), absl::StrCat(handle->text(), ": its owner is lost"));
-        }
-        once->end(std::move(result));
-      });
+  const auto learn = [handle](StatusOr<Payload>* result) {
+    if (result->ok()) {
+      handle->set_ready();
+    } else if (error_kind(result->status()) == ErrorKind::kPeerLost &&
+               error_details(result->status()).origin.empty()) {
+      *result = annotate(result->status(), absl::StrCat(handle->text(), ": its owner is lost"));
+    }
+  };
+  if (!handle->may_fail()) {
+    return start_call(worker(), to, std::move(call),
+                      [learn, done = std::move(done)](StatusOr<Payload> result) mutable {
+                        learn(&result);
+                        done(std::move(result));
+                      });
+  }
+  auto once = std::make_shared<Once>(std::move(done));
+  const uint64_t watch = handle->on_failure([once](const Status& why) { once->fail(why); });
+  CallHandle started = start_call(worker(), to, std::move(call),
+                                  [once, learn, handle, watch](StatusOr<Payload> result) {
+                                    if (watch != 0) handle->remove(watch);
+                                    learn(&result);
+                                    once->end(std::move(result));
+                                  });
   if (watch != 0) {
     once->started(started);
     // It may have failed before it was watched.
@@ -293,6 +303,7 @@ void RRefService::arrive(IncomingRequest& request, std::string_view metadata, Pr
 void RRefService::begin(const std::shared_ptr<Request>& state) {
   Status refused;
   const RequestData& data = state->data;
+  if (!data.creation.has_value() && !data.carrier.has_value()) return use_target(state);
   const bool local = data.creation.has_value() && data.creation->fork.is_zero();
   bool arm = false;
   with([&](RRefProtocol& p, Effects&) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -352,40 +363,52 @@ void RRefService::use_target(const std::shared_ptr<Request>& state) {
   if (!state->data.use.has_value()) return end(state, absl::OkStatus());
   const Use use = *state->data.use;
   bool open = false;
+  std::optional<Status> at_once;
+  RRefValueRef value;
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     open = true;
     const uint64_t token = ++last_token_;
-    state->token.store(token);
-    uses_[token] = ParkedUse{
-        use.rref, /*local=*/false, [this, state, rref = use.rref](Status status) {
-          RRefValueRef value;
-          if (status.ok()) {
-            MutexLock lock(&mutex_);
-            auto it = values_.find(rref);
-            if (it != values_.end()) value = it->second;
-          }
-          if (status.ok() && value == nullptr) {
-            status = make_error(ErrorKind::kState, absl::StrCat(to_string(rref), " is gone"));
-          }
-          if (!status.ok()) return end(state, std::move(status));
-          TargetObject target;
-          target.turns = value->turns;
-          if (state->request.method().name == kFetchMethod) {
-            target.object = std::const_pointer_cast<RRefValue>(value);
-          } else {
-            target.object = value->kept.object;
-            const Library* const library = library_of(worker());
-            const auto name = library == nullptr ? StatusOr<std::string>(absl::UnknownError(""))
-                                                 : library->class_name_of(*value->kept.type);
-            // Without a class, no method fits.
-            if (name.ok()) target.class_name = *name;
-          }
-          state->request.set_target(std::move(target));
-          end(state, absl::OkStatus());
-        }};
     p.use(token, state->from, use, out);
+    // Nearly always the value is there, and nothing needs to be remembered.
+    auto* const done = out.empty() ? nullptr : std::get_if<UseDone>(&out.back());
+    if (done != nullptr && done->token == token) {
+      at_once = std::move(done->status);
+      value = find_value_locked(use.rref);
+      out.pop_back();
+      return;
+    }
+    state->token.store(token);
+    uses_[token] =
+        ParkedUse{use.rref, /*local=*/false, [this, state, rref = use.rref](Status status) {
+                    RRefValueRef later;
+                    if (status.ok()) {
+                      MutexLock lock(&mutex_);
+                      later = find_value_locked(rref);
+                    }
+                    set_target(state, std::move(status), later);
+                  }};
   });
   if (!open) end(state, make_error(ErrorKind::kState, "the worker has shut down"));
+  if (at_once.has_value()) set_target(state, *std::move(at_once), value);
+}
+
+void RRefService::set_target(const std::shared_ptr<Request>& state, Status status,
+                             const RRefValueRef& value) {
+  if (status.ok() && value == nullptr) {
+    status =
+        make_error(ErrorKind::kState, absl::StrCat(to_string(state->data.use->rref), " is gone"));
+  }
+  if (!status.ok()) return end(state, std::move(status));
+  TargetObject target;
+  target.turns = value->turns;
+  if (state->request.method().name == kFetchMethod) {
+    target.object = std::const_pointer_cast<RRefValue>(value);
+  } else {
+    target.object = value->kept.object;
+    target.class_name = value->class_name;
+  }
+  state->request.set_target(std::move(target));
+  end(state, absl::OkStatus());
 }
 
 void RRefService::end(const std::shared_ptr<Request>& state, Status status) {
@@ -492,12 +515,11 @@ void RRefService::answer_ended(const WorkerKey& to, uint64_t carrier, Delivery d
 }
 
 void RRefService::function_ended(const RRefId& rref, StatusOr<KeptObject> result) {
+  const Status status = result.status();
+  RRefValueRef value = result.ok() ? make_value(*std::move(result)) : nullptr;
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (result.ok()) {
-      values_[rref] =
-          std::make_shared<RRefValue>(RRefValue{*std::move(result), make_object_turns()});
-    }
-    p.function_ended(rref, result.status(), out);
+    if (value != nullptr) values_[rref] = std::move(value);
+    p.function_ended(rref, status, out);
   });
 }
 
