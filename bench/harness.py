@@ -1,7 +1,7 @@
 """What every suite needs: drivers as pairs of pinned processes, interleaving, and the report.
 
-A driver is two processes (rank 0 calls, rank 1 answers) that speak the line protocol of
-rpc/line_protocol.h. Both are started once, pinned to one core each, and stay up for the whole run,
+A driver is two processes or more (rank 0 calls, the others answer) that speak the line protocol of
+line_protocol.h. All are started once, a pair pinned to one core each, and stay up for the whole run,
 so that rounds of different drivers can alternate. Drivers that burn a core while idle are stopped
 (SIGSTOP) between their turns. Every wait has a limit; a driver that exceeds it is killed by pid and
 the rows that need it say so.
@@ -119,6 +119,7 @@ class DriverSpec:
     label: str  # what the report calls it
     command: list  # without --rank, --port and the rest
     freeze: bool = False  # stopped between its turns
+    world: int = 2  # more than a pair is not pinned
     environment: dict = dataclasses.field(default_factory=dict)
     missing: str = ""  # why it cannot be started here
 
@@ -202,13 +203,13 @@ class Process:
 
 
 class Driver:
-    """A pair of processes; started when first asked, and once more after it has died."""
+    """Processes of one world; started when first asked, and once more after one has died."""
 
     STARTS = 2
 
     def __init__(self, spec, cores, scratch, touch_mib):
         self.spec = spec
-        self.cores = cores
+        self.cores = cores if spec.world == len(cores) else (None,) * spec.world
         self.scratch = Path(scratch)
         self.touch_mib = touch_mib
         self.ranks = []  # rank 0 first
@@ -228,10 +229,11 @@ class Driver:
         self.starts += 1
         stem = f"{self.spec.name.replace('/', '-')}-{self.starts}"
         common = ["--port", str(free_port()), "--touch", str(self.touch_mib)]
+        common += ["--world", str(self.spec.world)]
         common += ["--path", str(self.scratch / f"{stem}.sock")]
         deadline = time.monotonic() + limit_s
         try:
-            for rank in (1, 0):
+            for rank in reversed(range(self.spec.world)):
                 command = [*self.spec.command, "--rank", str(rank), *common]
                 log = self.scratch / f"{stem}.{rank}.log"
                 process = Process(command, self.cores[rank], log, self.spec.environment)
@@ -301,9 +303,11 @@ class Group:
         self.spec = spec
         stem = Path(scratch) / f"{spec.name.replace('/', '-')}-{name}"
         self.ranks = []
+        if spec.missing:
+            raise DriverError(f"{spec.name}: {spec.missing}")
+        common = ["--world", str(size), "--port", str(free_port()), "--path", f"{stem}.sock"]
         for rank in range(size):
-            command = [*spec.command, "--world", str(size), "--rank", str(rank)]
-            command += ["--path", f"{stem}.sock"]
+            command = [*spec.command, "--rank", str(rank), *common]
             variables = {**spec.environment, **(environment or {})}
             self.ranks.append(Process(command, None, f"{stem}.{rank}.log", variables))
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a benchmark suite: ours and its peers, interleaved in one run (docs/benchmarks.md).
 
-    python3 bench/run.py rpc --build build [--peer P] [--json FILE] [--quick] [--rows T1,T4]
+    python3 bench/run.py rpc|rref --build build [--peer P] [--json FILE] [--quick] [--rows T1,T4]
 
 Exit code: 0 when every row asked for was measured, met or not; 1 when one could not be; 2 for a
 wrong command line.
@@ -21,8 +21,9 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 import harness  # noqa: E402
 from rpc import rows as rpc_rows  # noqa: E402
+from rref import rows as rref_rows  # noqa: E402
 
-SUITES = {"rpc": rpc_rows}
+SUITES = {"rpc": rpc_rows, "rref": rref_rows}
 BUILD_LIMIT_S = 1500
 
 
@@ -30,12 +31,12 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("suite", choices=sorted(SUITES))
     parser.add_argument("--build", default=os.environ.get("WEFT_BUILD_DIR", str(ROOT / "build")))
-    parser.add_argument("--peer", help="only this peer: tensorpipe, python or raw")
+    parser.add_argument("--peer", help="only this peer; rpc: tensorpipe, python or raw, rref: python")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     parser.add_argument("--quick", action="store_true", help="2 rounds instead of 5, less memory")
-    parser.add_argument("--rows", help="only these, for example T1,T4")
+    parser.add_argument("--rows", help="only these, for example T1,T4 or R1")
     parser.add_argument("--rounds", type=int, help="instead of 5, or of 2 with --quick")
-    parser.add_argument("--unpinned", action="store_true", help="let the ranks wander")
+    parser.add_argument("--unpinned", action="store_true", help="let the ranks of pairs wander")
     parser.add_argument("--no-build", action="store_true", help="take the drivers as they are")
     parser.add_argument("--no-ours", action="store_true", help="the peers alone")
     return parser.parse_args()

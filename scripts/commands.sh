@@ -105,7 +105,7 @@ command_test() {
 }
 
 command_bench() {
-  [ $# -gt 0 ] || { code=2 die "bench wants a suite: rpc"; }
+  [ $# -gt 0 ] || { code=2 die "bench wants a suite: rpc, rref"; }
   need_packages "${packages_build[@]}"
   need_venv full
   configure "$build"

@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+from figures import compare, detail, p50, p99, statistic
 from harness import DriverError, Figure, median, percentile, pooled, worst_of
 
 from rpc.rows import (
@@ -16,13 +17,8 @@ from rpc.rows import (
     OURS_SOCKET,
     OURS_TCP,
     RAW_TWO,
-    compare,
     describe_echo,
-    detail,
     echo_rate,
-    p50,
-    p99,
-    statistic,
 )
 
 FLOW_BYTES = 256 * MIB

@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "naive.grpc.pb.h"
-#include "weft/bench/rpc/line_protocol.h"
+#include "weft/bench/line_protocol.h"
 
 namespace weft::bench {
 namespace {

@@ -20,7 +20,7 @@
 
 #include <deque>
 
-#include "weft/bench/rpc/line_protocol.h"
+#include "weft/bench/line_protocol.h"
 
 namespace weft::bench {
 namespace {

@@ -1,4 +1,4 @@
-"""Python's torch.distributed.rpc as a driver of the `rpc` suite (see line_protocol.h).
+"""Python's torch.distributed.rpc as a driver of the `rpc` suite (see bench/line_protocol.h).
 
 --mode shm   the agent's own choice on one host
 --mode tcp   uv transport, basic channel
@@ -8,16 +8,17 @@
              the same, through pinned host memory (cuda_basic)
 """
 
-import argparse
 import collections
-import json
-import mmap
-import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed.rpc as rpc
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import torch_peer  # noqa: E402
+from torch_peer import timed  # noqa: E402
 
 WARM_UP_CALLS = 300
 CALLEE = "w1"
@@ -29,18 +30,6 @@ def noop():
 
 def echo(payload):
     return payload
-
-
-def say(answer):
-    print(json.dumps(answer), flush=True)
-
-
-def touch(mib):
-    """Writes to that much fresh memory: a first touch is slow in a virtual machine."""
-    if mib > 0:
-        with mmap.mmap(-1, mib << 20) as memory:
-            for offset in range(0, mib << 20, mmap.PAGESIZE):
-                memory[offset] = 1
 
 
 class Caller:
@@ -116,25 +105,14 @@ class Caller:
             samples.append(timed(call) * 1e6)
         return {"us": samples}
 
-    def answer(self, line):
-        command, *words = line.split()
-        handlers = {
+    def commands(self):
+        return {
             "lat": self.latency,
             "flight": lambda depth, count: self.flight(int(depth), int(count)),
             "slide": lambda depth, count: self.slide(int(depth), int(count)),
             "echo": self.echo,
             "silence": self.silence,
         }
-        try:
-            return handlers[command](*words)
-        except Exception as error:  # every failure is an answer; the runner decides
-            return {"error": f"{type(error).__name__}: {error}"}
-
-
-def timed(call):
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def rate(run, depth, count):
@@ -145,41 +123,23 @@ def rate(run, depth, count):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--port", type=int, default=29876)
-    parser.add_argument("--mode", default="shm", choices=["shm", "tcp", "mpt", "gpu", "gpu_staging"])
-    parser.add_argument("--gpu-to", type=int, default=0)
-    parser.add_argument("--touch", type=int, default=0)
-    parser.add_argument("--path", default="")
-    args = parser.parse_args()
-
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
-    os.environ["MASTER_PORT"] = str(args.port)
-    torch.set_num_threads(1)
-    touch(args.touch)
-    chosen = {
-        "shm": {},
-        "tcp": {"_transports": ["uv"], "_channels": ["basic"]},
-        "mpt": {"_transports": ["uv"], "_channels": ["mpt_uv"]},
+    modes = {
+        **torch_peer.MODES,
         "gpu": {},
         "gpu_staging": {"_channels": ["cma", "basic", "cuda_basic"]},
-    }[args.mode]
+    }
+    parser = torch_peer.parser(modes)
+    parser.add_argument("--gpu-to", type=int, default=0)
+    args = parser.parse_args()
+    chosen = dict(modes[args.mode])
     gpu = args.mode.startswith("gpu")
     if gpu and args.rank == 0:
         chosen["device_maps"] = {CALLEE: {0: args.gpu_to}}
-    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=8, **chosen)
-    rpc.init_rpc(f"w{args.rank}", rank=args.rank, world_size=2, rpc_backend_options=options)
+    torch_peer.join(args, chosen)
     caller = Caller(gpu)
     if args.rank == 0:
         caller.function("add")()
-    say({"ready": True})
-    for line in sys.stdin:
-        if line.strip() == "quit":
-            break
-        say(caller.answer(line) if args.rank == 0 else {"error": "the callee makes no calls"})
-    rpc.shutdown()
-    say({"bye": True})
+    torch_peer.serve(caller.commands() if args.rank == 0 else {})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <memory>
 
-#include "weft/bench/rpc/line_protocol.h"
+#include "weft/bench/line_protocol.h"
 #include "weft/bench/rpc/raw_grpc.h"
 
 namespace weft::bench {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
-#include "weft/bench/rpc/line_protocol.h"
+#include "weft/bench/line_protocol.h"
 
 namespace weft::bench {
 

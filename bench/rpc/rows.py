@@ -7,7 +7,8 @@ Bars are ratios, above 1 always in our favour: a latency of at most 0.3 times th
 import subprocess
 from pathlib import Path
 
-from harness import DriverError, DriverSpec, Figure, median, percentile, pooled, worst_of
+from figures import compare, describe_latency, describe_rate, detail, p50, p99, rate
+from harness import DriverError, DriverSpec, Figure, median, pooled, worst_of
 
 ROWS = (
     *("T1", "T2", "T3", "T4", "T5", "T6", "T7", "T8", "T9", "T10", "T11", "T12", "T13", "T14"),
@@ -99,61 +100,7 @@ def driver_specs(build, python, only_peer, with_ours):
 
 
 # ---------------------------------------------------------------------------------------------
-# From rounds to figures
-
-
-def statistic(results, name, take):
-    """take(rounds) for that driver, or None with a reason when it gave none."""
-    if name not in results:
-        return None, ""  # left out on the command line
-    if isinstance(results[name], DriverError):
-        return None, str(results[name])
-    if not results[name]:
-        return None, f"{name}: every round was disturbed by other load"
-    return take(results[name]), ""
-
-
-def compare(bench, results, id, metric, unit, better, ours, peers, take, bar=None):
-    """Ours against the best of `peers`; whoever failed is named."""
-    figure = Figure(id, metric, unit, better, bar=bar)
-    figure.ours, error = statistic(results, ours, take)
-    errors = [error] if error else []
-    best = min if better == "lower" else max
-    taken = {}
-    for peer in peers:
-        value, error = statistic(results, peer, take)
-        if value is not None:
-            taken[peer] = value
-        elif error:
-            errors.append(error)
-    if taken:
-        winner = best(taken, key=taken.get)
-        figure.peer_name, figure.peer = bench.label(winner), taken[winner]
-    if figure.ours is None or figure.peer is None:
-        figure.error = "; ".join(errors)
-    return figure
-
-
-def detail(bench, results, describe):
-    for name, rounds in results.items():
-        if isinstance(rounds, DriverError):
-            bench.log(f"    {bench.label(name):26} {rounds}")
-        elif rounds:
-            bench.log(f"    {bench.label(name):26} {describe(rounds)}")
-
-
-def describe_latency(rounds):
-    samples = pooled(rounds, "us")
-    worst = max(one.disturbance for one in rounds)
-    return (
-        f"p50 {percentile(samples, 0.5):8.1f}  p99 {percentile(samples, 0.99):8.1f}  "
-        f"best {min(samples):7.1f}  first {samples[0]:7.1f} us   others' CPU <= {worst:.0%}"
-    )
-
-
-def describe_rate(rounds):
-    rates = [one.answer["rate"] for one in rounds]
-    return f"median {median(rates):9.0f}  best {max(rates):9.0f}  first {rates[0]:9.0f} calls/s"
+# The rows
 
 
 def bandwidth(size, milliseconds):
@@ -173,24 +120,8 @@ def describe_echo(size):
     return describe
 
 
-def p50(rounds):
-    return percentile(pooled(rounds, "us"), 0.5)
-
-
-def p99(rounds):
-    return percentile(pooled(rounds, "us"), 0.99)
-
-
-def rate(rounds):
-    return median([one.answer["rate"] for one in rounds])
-
-
 def echo_rate(size):
     return lambda rounds: bandwidth(size, median(pooled(rounds, "ms")))
-
-
-# ---------------------------------------------------------------------------------------------
-# The rows
 
 
 def row_t1_t2(bench, wanted, quick):

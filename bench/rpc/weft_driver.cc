@@ -26,8 +26,8 @@
 #include <string>
 #include <thread>
 
+#include "weft/bench/line_protocol.h"
 #include "weft/bench/rpc/credentials.h"
-#include "weft/bench/rpc/line_protocol.h"
 #include "weft/rpc/arena.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/grpc_transport.h"

@@ -55,8 +55,9 @@ class RRefHandle final : public Reference {
   bool ready() const { return ready_.load(std::memory_order_acquire); }
   void set_ready() const { ready_.store(true, std::memory_order_release); }
 
-  // Of the creator, whose creation may fail while it is used: `fn` runs once when it does, unless
-  // removed before. 0: it cannot happen any more.
+  // Of the creator, whose creation may fail while it is used.
+  bool may_fail() const { return is_creator_ && !ready(); }
+  // `fn` runs once when it does, unless removed before. 0: it cannot happen any more.
   uint64_t on_failure(std::function<void(const Status&)> fn) const;
   void remove(uint64_t id) const;
   void fail(const Status& why) const;

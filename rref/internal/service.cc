@@ -20,7 +20,7 @@ std::string RRefHandle::text() const {
 }
 
 uint64_t RRefHandle::on_failure(std::function<void(const Status&)> fn) const {
-  if (!is_creator_ || ready()) return 0;
+  if (!may_fail()) return 0;
   MutexLock lock(&mutex_);
   watchers_.emplace(++last_watcher_, std::move(fn));
   return last_watcher_;
@@ -73,6 +73,24 @@ WorkerInfo RRefService::info_of(const WorkerKey& key) const {
 
 std::string RRefService::name_of(const WorkerKey& key) const {
   return absl::StrCat("'", info_of(key).name, "'");
+}
+
+RRefValueRef RRefService::make_value(KeptObject kept) const {
+  // Looked up once: a library does not change.
+  const Library* const library = library_of(worker());
+  std::string class_name;
+  bool concurrent = false;
+  if (library != nullptr && kept.type != nullptr) {
+    concurrent = library->is_concurrent(*kept.type);
+    if (auto name = library->class_name_of(*kept.type); name.ok()) class_name = *std::move(name);
+  }
+  return std::make_shared<RRefValue>(RRefValue{
+      std::move(kept), concurrent ? nullptr : make_object_turns(), std::move(class_name)});
+}
+
+RRefValueRef RRefService::find_value_locked(const RRefId& rref) const {
+  const auto it = values_.find(rref);
+  return it == values_.end() ? nullptr : it->second;
 }
 
 std::shared_ptr<RRefHandle> RRefService::make_handle(const Handle& handle, bool is_creator,
@@ -138,14 +156,6 @@ void RRefService::perform(Todo todo) {
   destroy_later(std::move(todo.released));
 }
 
-RRefValueRef RRefService::make_value(KeptObject kept) const {
-  const Library* const library = library_of(worker());
-  const bool concurrent =
-      library != nullptr && kept.type != nullptr && library->is_concurrent(*kept.type);
-  return std::make_shared<RRefValue>(
-      RRefValue{std::move(kept), concurrent ? nullptr : make_object_turns()});
-}
-
 // Destructors of users' objects run on the pool.
 void RRefService::destroy_later(std::vector<RRefValueRef> values) {
   if (values.empty()) return;
@@ -156,12 +166,13 @@ void RRefService::destroy_later(std::vector<RRefValueRef> values) {
 // ---- handles -----------------------------------------------------------------------------------
 
 StatusOr<RRefHandleRef> RRefService::make_local(KeptObject value, CreationSite site) {
+  RRefValueRef made_value = make_value(std::move(value));
   Handle handle;
   {
     MutexLock lock(&mutex_);
     if (!closed_.ok()) return closed_error();
     handle = protocol().create_local(/*running=*/false);
-    values_[handle.rref] = make_value(std::move(value));
+    values_[handle.rref] = std::move(made_value);
   }
   auto made = make_handle(handle, /*is_creator=*/false, std::move(site));
   made->set_ready();

@@ -53,6 +53,7 @@ inline WorkerKey key_of(const WorkerInfo& info) {
 struct RRefValue {
   KeptObject kept;
   std::shared_ptr<ObjectTurns> turns;  // null: its class locks for itself
+  std::string class_name;              // "" when its class is not registered: no method fits
 };
 using RRefValueRef = std::shared_ptr<const RRefValue>;
 
@@ -157,6 +158,7 @@ class RRefService final : public Service,
   template <class Change>
   void with(Change change);
   void request_ended(const WorkerKey& from, uint64_t carrier);
+  RRefValueRef find_value_locked(const RRefId& rref) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   struct Todo;  // what effects ask for, to be done without the mutex
   void sort_out_locked(Effects effects, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void perform(Todo todo);
@@ -185,6 +187,8 @@ class RRefService final : public Service,
   void receive(const WorkerKey& from, Carrier carrier, Payload* payload, OnArrival done);
   void begin(const std::shared_ptr<Request>& request);
   void use_target(const std::shared_ptr<Request>& request);
+  void set_target(const std::shared_ptr<Request>& request, Status status,
+                  const RRefValueRef& value);
   void end(const std::shared_ptr<Request>& request, Status status);
   void give_up(const std::shared_ptr<Request>& request);
   void answer_ended(const WorkerKey& to, uint64_t carrier, Delivery delivery);

@@ -64,6 +64,7 @@ void RRefService::arrive(IncomingRequest& request, std::string_view metadata, Pr
 void RRefService::begin(const std::shared_ptr<Request>& state) {
   Status refused;
   const RequestData& data = state->data;
+  if (!data.creation.has_value() && !data.carrier.has_value()) return use_target(state);
   const bool local = data.creation.has_value() && data.creation->fork.is_zero();
   bool arm = false;
   with([&](RRefProtocol& p, Effects&) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -123,40 +124,52 @@ void RRefService::use_target(const std::shared_ptr<Request>& state) {
   if (!state->data.use.has_value()) return end(state, absl::OkStatus());
   const Use use = *state->data.use;
   bool open = false;
+  std::optional<Status> at_once;
+  RRefValueRef value;
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     open = true;
     const uint64_t token = ++last_token_;
-    state->token.store(token);
-    uses_[token] = ParkedUse{
-        use.rref, /*local=*/false, [this, state, rref = use.rref](Status status) {
-          RRefValueRef value;
-          if (status.ok()) {
-            MutexLock lock(&mutex_);
-            auto it = values_.find(rref);
-            if (it != values_.end()) value = it->second;
-          }
-          if (status.ok() && value == nullptr) {
-            status = make_error(ErrorKind::kState, absl::StrCat(to_string(rref), " is gone"));
-          }
-          if (!status.ok()) return end(state, std::move(status));
-          TargetObject target;
-          target.turns = value->turns;
-          if (state->request.method().name == kFetchMethod) {
-            target.object = std::const_pointer_cast<RRefValue>(value);
-          } else {
-            target.object = value->kept.object;
-            const Library* const library = library_of(worker());
-            const auto name = library == nullptr ? StatusOr<std::string>(absl::UnknownError(""))
-                                                 : library->class_name_of(*value->kept.type);
-            // Without a class, no method fits.
-            if (name.ok()) target.class_name = *name;
-          }
-          state->request.set_target(std::move(target));
-          end(state, absl::OkStatus());
-        }};
     p.use(token, state->from, use, out);
+    // Nearly always the value is there, and nothing needs to be remembered.
+    auto* const done = out.empty() ? nullptr : std::get_if<UseDone>(&out.back());
+    if (done != nullptr && done->token == token) {
+      at_once = std::move(done->status);
+      value = find_value_locked(use.rref);
+      out.pop_back();
+      return;
+    }
+    state->token.store(token);
+    uses_[token] =
+        ParkedUse{use.rref, /*local=*/false, [this, state, rref = use.rref](Status status) {
+                    RRefValueRef later;
+                    if (status.ok()) {
+                      MutexLock lock(&mutex_);
+                      later = find_value_locked(rref);
+                    }
+                    set_target(state, std::move(status), later);
+                  }};
   });
   if (!open) end(state, make_error(ErrorKind::kState, "the worker has shut down"));
+  if (at_once.has_value()) set_target(state, *std::move(at_once), value);
+}
+
+void RRefService::set_target(const std::shared_ptr<Request>& state, Status status,
+                             const RRefValueRef& value) {
+  if (status.ok() && value == nullptr) {
+    status =
+        make_error(ErrorKind::kState, absl::StrCat(to_string(state->data.use->rref), " is gone"));
+  }
+  if (!status.ok()) return end(state, std::move(status));
+  TargetObject target;
+  target.turns = value->turns;
+  if (state->request.method().name == kFetchMethod) {
+    target.object = std::const_pointer_cast<RRefValue>(value);
+  } else {
+    target.object = value->kept.object;
+    target.class_name = value->class_name;
+  }
+  state->request.set_target(std::move(target));
+  end(state, absl::OkStatus());
 }
 
 void RRefService::end(const std::shared_ptr<Request>& state, Status status) {
@@ -263,11 +276,11 @@ void RRefService::answer_ended(const WorkerKey& to, uint64_t carrier, Delivery d
 }
 
 void RRefService::function_ended(const RRefId& rref, StatusOr<KeptObject> result) {
+  const Status status = result.status();
+  RRefValueRef value = result.ok() ? make_value(*std::move(result)) : nullptr;
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (result.ok()) {
-      values_[rref] = make_value(*std::move(result));
-    }
-    p.function_ended(rref, result.status(), out);
+    if (value != nullptr) values_[rref] = std::move(value);
+    p.function_ended(rref, status, out);
   });
 }
 

@@ -37,8 +37,7 @@ CallHandle RRefService::start_local_use(const RRefHandleRef& handle, const std::
           RRefValueRef value;
           if (status.ok()) {
             MutexLock lock(&mutex_);
-            auto it = values_.find(rref);
-            if (it != values_.end()) value = it->second;
+            value = find_value_locked(rref);
           }
           if (status.ok() && value == nullptr) {
             status = make_error(ErrorKind::kState, "the object is gone");

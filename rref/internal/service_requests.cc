@@ -209,23 +209,33 @@ CallHandle RRefService::start_use(const RRefHandleRef& handle, UntypedCall call,
     Mutex mutex_;
     CallHandle call_ ABSL_GUARDED_BY(mutex_);
   };
-  auto once = std::make_shared<Once>(std::move(done));
-  const uint64_t watch = handle->on_failure([once](const Status& why) { once->fail(why); });
   auto rider = std::make_shared<RRefRider>();
   rider->target = handle;
   call.rider = std::move(rider);
   const Destination to(handle->owner());
-  CallHandle started =
-      start_call(worker(), to, std::move(call), [once, handle, watch](StatusOr<Payload> result) {
-        if (watch != 0) handle->remove(watch);
-        if (result.ok()) {
-          handle->set_ready();
-        } else if (error_kind(result.status()) == ErrorKind::kPeerLost &&
-                   error_details(result.status()).origin.empty()) {
-          result = annotate(result.status(), absl::StrCat(handle->text(), ": its owner is lost"));
-        }
-        once->end(std::move(result));
-      });
+  const auto learn = [handle](StatusOr<Payload>* result) {
+    if (result->ok()) {
+      handle->set_ready();
+    } else if (error_kind(result->status()) == ErrorKind::kPeerLost &&
+               error_details(result->status()).origin.empty()) {
+      *result = annotate(result->status(), absl::StrCat(handle->text(), ": its owner is lost"));
+    }
+  };
+  if (!handle->may_fail()) {
+    return start_call(worker(), to, std::move(call),
+                      [learn, done = std::move(done)](StatusOr<Payload> result) mutable {
+                        learn(&result);
+                        done(std::move(result));
+                      });
+  }
+  auto once = std::make_shared<Once>(std::move(done));
+  const uint64_t watch = handle->on_failure([once](const Status& why) { once->fail(why); });
+  CallHandle started = start_call(worker(), to, std::move(call),
+                                  [once, learn, handle, watch](StatusOr<Payload> result) {
+                                    if (watch != 0) handle->remove(watch);
+                                    learn(&result);
+                                    once->end(std::move(result));
+                                  });
   if (watch != 0) {
     once->started(started);
     // It may have failed before it was watched.

@@ -1,8 +1,10 @@
 #include "weft/rref/internal/wire.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/arena.h"
 #include "weft/proto/rref.pb.h"
 
 namespace weft::internal {
@@ -16,11 +18,33 @@ Status violation(std::string_view what) {
 }
 
 template <class Record>
-StatusOr<Record> parse(std::string_view bytes) {
-  Record record;
-  if (record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return record;
+Status parse(std::string_view bytes, Record* record) {
+  if (record->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return absl::OkStatus();
   return violation(absl::StrCat(bytes.size(), " bytes that cannot be parsed"));
 }
+template <class Record>
+StatusOr<Record> parse(std::string_view bytes) {
+  Record record;
+  WEFT_RETURN_IF_ERROR(parse(bytes, &record));
+  return record;
+}
+
+// What rides on every method call has five records inside; here they are no allocations.
+class RequestRecord {
+ public:
+  RequestRecord()
+      : arena_(block_, sizeof block_),
+        record_(google::protobuf::Arena::CreateMessage<v1::RRefRequest>(&arena_)) {}
+  RequestRecord(const RequestRecord&) = delete;
+  RequestRecord& operator=(const RequestRecord&) = delete;
+
+  v1::RRefRequest& operator*() { return *record_; }
+
+ private:
+  alignas(std::max_align_t) char block_[960];
+  google::protobuf::Arena arena_;
+  v1::RRefRequest* const record_;
+};
 
 void put(const WorkerKey& key, v1::WorkerKeyRecord* out) {
   out->set_id(key.id.value());
@@ -155,7 +179,8 @@ StatusOr<Message> get_item(const Floors& floors, const v1::RRefControl& in) {
 }  // namespace
 
 std::string encode(const RequestData& request) {
-  v1::RRefRequest out;
+  RequestRecord record;
+  v1::RRefRequest& out = *record;
   if (request.creation.has_value()) {
     const Creation& c = *request.creation;
     put(c.rref, out.mutable_creation()->mutable_rref());
@@ -173,7 +198,9 @@ std::string encode(const RequestData& request) {
 }
 
 StatusOr<RequestData> decode_request(const WorkerKey& sender, std::string_view bytes) {
-  WEFT_ASSIGN_OR_RETURN(const v1::RRefRequest in, parse<v1::RRefRequest>(bytes));
+  RequestRecord record;
+  WEFT_RETURN_IF_ERROR(parse(bytes, &*record));
+  const v1::RRefRequest& in = *record;
   RequestData out;
   if (in.has_creation()) {
     Creation c;

@@ -36,9 +36,8 @@ class RRefForever : public RRefTest {
       scene(*c);
       // Others do not notice.
       EXPECT_EQ(remote((*c)[0], 0, &add, 1, 2).to_here(), 3);
-      eventually(
-          (*c)[sender], [&] { return counter((*c)[sender], "rref_unacknowledged") > 0; },
-          "the item is still to be sent");
+      eventually((*c)[sender], [&] { return counter((*c)[sender], "rref_unacknowledged") > 0; },
+                 "the item is still to be sent");
       if (heal) {
         plan_->clear();
         expect_nothing_left(*c);

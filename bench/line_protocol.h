@@ -1,8 +1,8 @@
-// The line protocol that bench/run.py speaks with every C++ driver of the `rpc` suite.
+// The line protocol that bench/run.py speaks with every C++ driver.
 //
-// A driver is started twice, with --rank 0 (the caller) and --rank 1 (the callee), and says
-// {"ready": true} once the two are connected. The caller then answers each command line on stdin
-// with one line of JSON on stdout:
+// A driver is started once per rank, with --rank 0 (the caller), --rank 1 (the callee) and so on,
+// and says {"ready": true} once all are connected. The caller then answers each command line on
+// stdin with one line of JSON on stdout:
 //
 //   lat NAME COUNT                  COUNT calls, each timed singly    {"us": [...]}
 //   flight DEPTH COUNT              issue DEPTH, wait for all, repeat {"rate": calls per second}
@@ -14,13 +14,14 @@
 //                                   back                              {"us": [...], "flow": GiB/s}
 //   quit                            leave                             {"bye": true}
 //
-// A driver may have commands of its own (Operations::more). What a driver cannot do is answered
-// {"error": "..."}. End of input means quit, so no driver outlives the program that started it. Raw
-// samples travel, never percentiles: rounds are pooled by the reader.
+// A driver has those whose operations it sets, and may have commands of its own (Operations::more).
+// What a driver cannot do is answered {"error": "..."}. End of input means quit, so no driver
+// outlives the program that started it. Raw samples travel, never percentiles: rounds are pooled by
+// the reader.
 //
 // Threading: everything here belongs to the thread that runs serve().
-#ifndef WEFT_BENCH_RPC_LINE_PROTOCOL_H_
-#define WEFT_BENCH_RPC_LINE_PROTOCOL_H_
+#ifndef WEFT_BENCH_LINE_PROTOCOL_H_
+#define WEFT_BENCH_LINE_PROTOCOL_H_
 
 #include <sys/mman.h>
 #include <time.h>
@@ -130,6 +131,7 @@ inline std::string run_flow(const Operations& operations, std::istream& in) {
 }
 
 inline std::string run_rate(const std::function<void(int, int64_t)>& run, std::istream& in) {
+  if (run == nullptr) throw std::invalid_argument("this driver has no calls in flight");
   int depth = 0;
   int64_t count = 0;
   if (!(in >> depth >> count) || depth < 1 || count < depth) {
@@ -144,6 +146,7 @@ inline std::string run_rate(const std::function<void(int, int64_t)>& run, std::i
 }
 
 inline std::string run_echo(const Operations& operations, std::istream& in) {
+  if (operations.echo == nullptr) throw std::invalid_argument("this driver has no echo");
   int64_t bytes = 0;
   int64_t count = 0;
   if (!(in >> bytes >> count) || bytes < 1 || count < 1) {
@@ -269,4 +272,4 @@ int run_pair(int argc, char** argv, const Caller& caller, const Callee& callee) 
 
 }  // namespace weft::bench
 
-#endif  // WEFT_BENCH_RPC_LINE_PROTOCOL_H_
+#endif  // WEFT_BENCH_LINE_PROTOCOL_H_
