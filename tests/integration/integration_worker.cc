@@ -25,10 +25,11 @@
 #include "ATen/ops/equal.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "weft/common/config.h"
 #include "weft/rpc/delegating_store.h"
+#include "weft/tests/integration/answer.h"
+#include "weft/tests/integration/shelf.h"
 #include "weft/tests/integration/stage.h"
 #include "weft/weft.h"
 
@@ -86,32 +87,10 @@ class RelayedTransport : public Transport {
   const std::unique_ptr<Transport> inner_;
 };
 
-std::string one_line(absl::string_view text) {
-  return absl::StrReplaceAll(text, {{"\\", "\\\\"}, {"\n", "\\n"}});
-}
-
-std::string answer(const Status& status) {
-  if (status.ok()) return "ok";
-  return absl::StrCat("error ", std::string(kind_name(error_kind(status))), " ",
-                      one_line(status.message()));
-}
-template <class T>
-std::string answer(const StatusOr<T>& result) {
-  return result.ok() ? absl::StrCat("ok ", *result) : answer(result.status());
-}
-
-// "name", "#id" or "name/id/incarnation".
-Destination destination(const std::string& text) {
-  if (text[0] == '#') return Destination(std::atoll(text.c_str() + 1));
-  const std::vector<std::string> parts = absl::StrSplit(text, '/');
-  if (parts.size() != 3) return Destination(text);
-  return Destination(WorkerInfo{parts[0], static_cast<uint32_t>(std::atoll(parts[1].c_str())),
-                                std::strtoull(parts[2].c_str(), nullptr, 10)});
-}
-
 class Player {
  public:
-  Player(Stage* stage, Worker worker) : stage_(*stage), worker_(std::move(worker)) {
+  Player(Stage* stage, Shelf* shelf, Worker worker)
+      : stage_(*stage), shelf_(*shelf), worker_(std::move(worker)) {
     subscription_ = worker_.subscribe([this](const MembershipChange& change) {
       static constexpr const char* kNames[] = {"joined", "left", "died"};
       MutexLock lock(&mutex_);
@@ -153,6 +132,16 @@ class Player {
     if (verb == "wait") {
       words >> a;
       return waiters_.at(a)(kInfinite);
+    }
+    if (verb == "rref") {
+      words >> a;
+      return shelf_.begin(worker_, a, words)(kInfinite);
+    }
+    if (verb == "rref_start") {
+      std::string name;
+      words >> name >> a;
+      waiters_[name] = shelf_.begin(worker_, a, words);
+      return "ok";
     }
     if (verb == "many") return many(words);
     if (verb == "ring") return ring(words);
@@ -326,6 +315,7 @@ class Player {
   }
 
   Stage& stage_;
+  Shelf& shelf_;
   Mutex mutex_;
   std::vector<std::string> events_ ABSL_GUARDED_BY(mutex_);
   Worker worker_;  // after what its subscriber uses
@@ -334,10 +324,11 @@ class Player {
   Worker::Subscription subscription_;
 };
 
-StatusOr<Worker> join_as(const Arguments& arguments, const Stage& stage,
+StatusOr<Worker> join_as(const Arguments& arguments, const Stage& stage, const Shelf& shelf,
                          const std::shared_ptr<Runtime>& runtime) {
   JoinOptions options;
   options.library = stage.library;
+  options.library.merge(shelf.library);
   options.runtime = runtime;
   options.dynamic = arguments.dynamic;
   if (arguments.ask_address) {
@@ -360,12 +351,13 @@ StatusOr<Worker> join_as(const Arguments& arguments, const Stage& stage,
 int play(const Arguments& arguments) {
   const auto runtime = make_system_runtime();
   Stage stage(runtime);
-  StatusOr<Worker> worker = join_as(arguments, stage, runtime);
+  Shelf shelf;
+  StatusOr<Worker> worker = join_as(arguments, stage, shelf, runtime);
   if (!worker.ok()) {
     std::cout << answer(worker.status()) << std::endl;
     return 3;
   }
-  return Player(&stage, *std::move(worker)).run();
+  return Player(&stage, &shelf, *std::move(worker)).run();
 }
 
 int meet() {

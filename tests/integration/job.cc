@@ -183,16 +183,38 @@ std::unique_ptr<RelayProcess> Job::start_group_with_relay(int size) {
     if (i == 1) options.arguments = {"--ask-address"};
     start(options);
   }
-  Player& other = *players_.at(1);
-  const std::string listening = other.process().read_line().value_or("");
+  auto relay = relay_for(players_.at(1).get());
+  expect_all_joined();
+  return relay;
+}
+
+std::vector<std::unique_ptr<RelayProcess>> Job::start_group_behind_relays(int size) {
+  for (int i = 0; i < size; ++i) {
+    start({.name = absl::StrCat("worker", i),
+           .rank = i,
+           .world_size = size,
+           .arguments = {"--ask-address"}});
+  }
+  std::vector<std::unique_ptr<RelayProcess>> relays;
+  for (const auto& player : players_) relays.push_back(relay_for(player.get()));
+  expect_all_joined();
+  return relays;
+}
+
+// Of a player that was started with --ask-address.
+std::unique_ptr<RelayProcess> Job::relay_for(Player* player) {
+  const std::string listening = player->process().read_line().value_or("");
   EXPECT_TRUE(absl::StartsWith(listening, "listening ")) << listening;
   auto relay = std::make_unique<RelayProcess>(listening.substr(listening.find(' ') + 1));
-  other.say(relay->address());
+  player->say(relay->address());
+  return relay;
+}
+
+void Job::expect_all_joined() {
   for (const auto& player : players_) {
     const Answer joined = player->joined();
     EXPECT_TRUE(joined.ok) << player->name() << ": " << joined;
   }
-  return relay;
 }
 
 std::vector<std::string> Job::keys(const std::string& prefix) {
@@ -232,6 +254,19 @@ void expect_told_of_death(Player* player, const std::string& who) {
   EXPECT_TRUE(player->eventually([player, &who](const Info&) {
     return player->ask("events").text.find("died:" + who) != std::string::npos;
   })) << player->name();
+}
+
+void expect_no_rrefs(Player* player) {
+  EXPECT_TRUE(player->eventually([](const Info& info) {
+    int64_t left = 0;
+    for (const char* name :
+         {"rref_owners", "rref_forks", "rref_users", "rref_pending_users", "rref_pending_children",
+          "rref_parked_uses", "rref_arrivals", "rref_unacknowledged", "rref_values"}) {
+      left += info.at(name);
+    }
+    return left == 0;
+  })) << player->name();
+  EXPECT_EQ(player->info().at("rref_faults"), 0) << player->name();
 }
 
 }  // namespace weft::integration

@@ -111,6 +111,8 @@ class Job {
   // The same; worker1 is reached through a relay in front of it.
   std::unique_ptr<RelayProcess> start_group_with_relay(int size);
   std::unique_ptr<RelayProcess> start_pair_with_relay() { return start_group_with_relay(2); }
+  // The same with a relay in front of each, in order: no connection is without one.
+  std::vector<std::unique_ptr<RelayProcess>> start_group_behind_relays(int size);
   Player& operator[](size_t i) { return *players_.at(i); }
   size_t size() const { return players_.size(); }
 
@@ -122,6 +124,9 @@ class Job {
   std::string store() const { return "file://" + dir_.path("store"); }
 
  private:
+  std::unique_ptr<RelayProcess> relay_for(Player* player);
+  void expect_all_joined();
+
   TempDir dir_;
   QuietPort store_port_;
   std::vector<std::unique_ptr<Player>> players_;
@@ -131,6 +136,10 @@ class Job {
 void expect_works(Job* job, size_t from, size_t to);
 // Asks again until the player knows that `who` is dead.
 void expect_told_of_death(Player* player, const std::string& who);
+
+// Nothing of RRefs is left at this worker, now or soon: neither objects nor shares, and nothing
+// about them under way.
+void expect_no_rrefs(Player* player);
 
 std::string read_file(const std::string& path);
 
