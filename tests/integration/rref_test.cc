@@ -4,6 +4,7 @@
 
 #include <signal.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -287,6 +288,33 @@ TEST(IntegrationRRef, X12_a_worker_that_is_killed_and_restarted) {
   expect_text(&job[1], "rref drop new", "1");
   expect_text(&again, "rref drop own", "1");
   leave_together({&job[0], &job[1], &again}, "");
+}
+
+// Created, shared with a third worker, fetched there, dropped: nothing stays, object or byte.
+TEST(IntegrationRRef, ManyLivesLeaveNoMemory) {
+  const char* const wanted = std::getenv("WEFT_RREF_CYCLES");
+  const int64_t cycles = wanted == nullptr ? 10'000 : std::atoll(wanted);
+  Job job;
+  job.environment = long_lease();
+  job.start_group(3);
+  const auto live = [&job](int64_t count) {
+    job[0].say(absl::StrCat("rref cycles worker1 worker2 ", count));
+    const Answer answer = job[0].answer(std::chrono::minutes(60));
+    ASSERT_EQ(answer.text, absl::StrCat(count)) << answer;
+    for (size_t i : {0, 1, 2}) expect_no_rrefs(&job[i]);
+  };
+  // What is there once and for all: connections, pool threads, arenas, windows.
+  live(5'000);
+  int64_t resident[3];
+  for (size_t i : {0, 1, 2}) resident[i] = job[i].process().resident_kib();
+  live(cycles);
+  for (size_t i : {0, 1, 2}) {
+    const int64_t grown = job[i].process().resident_kib() - resident[i];
+    RecordProperty(absl::StrCat("grown_kib_", i), absl::StrCat(grown));
+    EXPECT_LT(grown, 8 * 1024) << "KiB in worker" << i;
+    EXPECT_EQ(job[i].info().at("rref_faults"), 0);
+  }
+  leave_together({&job[0], &job[1], &job[2]}, "");
 }
 
 // Leaving while RRefs are alive everywhere, and one of those that hold and own them is dead.

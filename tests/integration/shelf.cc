@@ -1,6 +1,8 @@
 #include "weft/tests/integration/shelf.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "weft/rpc/call.h"
@@ -13,8 +15,27 @@ namespace {
 
 int64_t number(int64_t x) { return x; }
 int64_t fetch(const Shelf::Ref& x) { return x.to_here(); }
+Future<int64_t> fetch_later(const Shelf::Ref& x) { return x.to_here_async(); }
 
 const FunctionRef<int64_t(std::string, Shelf::Ref)> kKeep{"shelf.keep"};
+
+std::string cycles(const Worker& worker, const Destination& owner, const Destination& third,
+                   int64_t count) {
+  constexpr int64_t kWindow = 100;
+  for (int64_t begun = 0; begun < count; begun += kWindow) {
+    std::vector<Future<int64_t>> under_way;
+    for (int64_t i = begun; i < std::min(begun + kWindow, count); ++i) {
+      under_way.push_back(
+          rpc_async(worker, third, &fetch_later, remote(worker, owner, &number, i)));
+    }
+    for (size_t i = 0; i < under_way.size(); ++i) {
+      const StatusOr<int64_t> value = under_way[i].try_wait();
+      if (!value.ok()) return answer(value);
+      if (*value != begun + static_cast<int64_t>(i)) return "error internal another's value";
+    }
+  }
+  return absl::StrCat("ok ", count);
+}
 
 template <class T>
 Shelf::Waiter waiter(Future<T> future) {
@@ -26,6 +47,7 @@ Shelf::Waiter waiter(Future<T> future) {
 Shelf::Shelf() {
   library.def("number", &number)
       .def("fetch", &fetch)
+      .def("fetch_later", &fetch_later)
       .def("keep", [this](const std::string& name, Ref ref) {
         put(name, std::move(ref));
         return int64_t{1};
@@ -54,6 +76,11 @@ Shelf::Waiter Shelf::begin(const Worker& worker, const std::string& verb, std::i
   }
   if (verb == "keep" && words >> name >> to >> what >> deadline_ms) {
     return waiter(rpc_async(worker, destination(to), options(), kKeep, what, find(name)));
+  }
+  if (verb == "cycles" && words >> to >> what >> value) {
+    return [&worker, owner = destination(to), third = destination(what), value](Timeout) {
+      return cycles(worker, owner, third, value);
+    };
   }
   if (verb == "drop" && words >> name) {
     const std::string gone = drop(name) ? "ok 1" : "ok 0";

@@ -28,6 +28,8 @@ class Shelf {
   //   lend NAME TO DEADLINE_MS                     its value, fetched by TO
   //   keep NAME TO THEIRS DEADLINE_MS              TO puts it on its shelf
   //   drop NAME                                    "ok 1" when there was one
+  //   cycles TO THIRD COUNT                        so many objects at TO, each fetched by THIRD and
+  //                                                dropped; "ok COUNT"
   // Throws weft::Error for what the calls throw.
   Waiter begin(const Worker& worker, const std::string& verb, std::istream& words);
 
