@@ -12,9 +12,10 @@
 namespace weft::internal {
 namespace {
 
-std::shared_ptr<Interceptor> find(const Interceptors& all, std::string_view key) {
+// Lives as long as the agent.
+Interceptor* find(const Interceptors& all, std::string_view key) {
   for (const auto& one : all) {
-    if (one->key() == key) return one;
+    if (one->key() == key) return one.get();
   }
   return nullptr;
 }
@@ -234,14 +235,17 @@ Status Agent::attach_to_answer(Job* job, const Payload& result) const {
       (job->header->metadata_size() == 0 && result.references.empty())) {
     return check_carried(result);
   }
-  auto attachments = std::make_shared<Attachments>();
+  std::shared_ptr<Attachments> attachments;  // most answers have none
   for (const auto& one : options_.interceptors) {
-    const Status added = attachments->add(one, one->attach_answer(*job, result));
+    StatusOr<AttachmentPtr> given = one->attach_answer(*job, result);
+    if (given.ok() && *given == nullptr) continue;
+    if (attachments == nullptr) attachments = std::make_shared<Attachments>();
+    const Status added = attachments->add(one, std::move(given));
     if (added.ok()) continue;
     attachments->end(Delivery::kNotDelivered, added);
     return added;
   }
-  if (!attachments->empty()) job->attachments = std::move(attachments);
+  job->attachments = std::move(attachments);
   return absl::OkStatus();
 }
 
