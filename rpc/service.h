@@ -15,6 +15,7 @@
 
 #include "weft/common/api.h"
 #include "weft/common/runtime.h"
+#include "weft/rpc/inspection.h"
 #include "weft/rpc/interceptor.h"
 #include "weft/rpc/untyped_call.h"
 
@@ -38,6 +39,9 @@ class WEFT_API Service {
   virtual void on_shutdown(const Status& why) { (void)why; }
   // Adds its numbers to Worker::debug_info().
   virtual void put_debug_info(std::map<std::string, int64_t>* out) const { (void)out; }
+  // Adds tables of what it holds for whoever looks at the worker (weft-inspect). On a thread of the
+  // transport, so that a worker whose handlers are all stuck can be looked at; short.
+  virtual void put_inspection(Inspection* out) const { (void)out; }
 
   // ---- a graceful shutdown of a static group ----
   struct Load {

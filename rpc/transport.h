@@ -108,6 +108,7 @@ struct Hello {
   uint64_t connection_id = 0;    // random, by the dialler; ties lanes together
   uint32_t lanes = 2;            // of the connection, 1 to 8; 0: the dialling transport decides
   std::string ticket{};          // of the private socket, see LocalGate; a transport fills it in
+  bool observer = false;         // no worker: it asks this one about itself (rpc/inspect.h)
 };
 
 // Bytes in memory that both sides of a connection see.

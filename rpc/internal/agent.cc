@@ -126,6 +126,7 @@ void Agent::close(const Status& why) {
       for (const auto& link : peer->links) links.push_back(link);
       if (peer->redial != nullptr) peer->redial->disarm();
     }
+    links.insert(links.end(), observers_.begin(), observers_.end());
     for (const auto& [key, s] : serving_) handlers.push_back(s.cancel);
   }
   deadline_timer_->disarm();
@@ -166,6 +167,7 @@ std::map<std::string, int64_t> Agent::debug_info() const {
   out["handlers_running"] = static_cast<int64_t>(serving_.size());
   out["deadlines"] = static_cast<int64_t>(deadlines_.size());
   out["peers"] = static_cast<int64_t>(peers_.size());
+  out["observers"] = static_cast<int64_t>(observers_.size());
   int64_t links = 0;
   int64_t window = 0;
   int64_t waiting = 0;

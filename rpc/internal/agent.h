@@ -43,6 +43,7 @@
 #include "weft/common/metrics.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
+#include "weft/rpc/inspection.h"
 #include "weft/rpc/internal/access.h"
 #include "weft/rpc/internal/attachments.h"
 #include "weft/rpc/internal/call_trace.h"
@@ -70,6 +71,8 @@ struct AgentOptions {
   // A peer has a connection again. May be null.
   std::function<void(const WorkerInfo&)> on_reconnected;
   Access access;  // who may call which of the two
+  // What an observer is told (agent_inspect.cc). May be null: nothing.
+  std::function<void(Inspection* out, bool counters)> inspect;
   MessageLimits limits;
   uint64_t receive_budget = uint64_t{8} << 30;
   uint64_t peer_receive_budget = uint64_t{4} << 30;
@@ -145,6 +148,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   const AgentOptions& options() const { return options_; }
   const void* scope_key() const { return this; }
 
+  // Calls that run here, calls that we wait for, and peers.
+  void put_inspection(Inspection* out) const;
+
   // Acceptor.
   StatusOr<Hello> check_hello(const Hello& theirs) override;
   std::shared_ptr<ConnectionHandler> on_connection(std::shared_ptr<Connection> connection) override;
@@ -158,6 +164,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void on_cancel_frame(const std::shared_ptr<Link>& link, const v1::CancelHeader& header);
   void on_goodbye(const std::shared_ptr<Link>& link, const v1::GoodbyeHeader& header);
   void on_link_lost(const std::shared_ptr<Link>& link, Lost lost);
+  // Of an observer: answered on this thread, and counted as no call.
+  void on_observer_request(const std::shared_ptr<Link>& link, const v1::CallHeader& header,
+                           StatusOr<Payload> payload);
 
   absl::Time now() const { return options_.runtime->now(); }
   const WorkerInfo& self() const { return options_.self; }
@@ -246,6 +255,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     Deadlines::iterator in_deadlines;
     bool has_deadline = false;
     std::string method;
+    absl::Time begun;
+    absl::Time deadline = absl::InfiniteFuture();
   };
   using ServingKey = std::pair<uint64_t, uint64_t>;  // caller's incarnation, call id
 
@@ -304,6 +315,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void drop_impostor_locked(PeerRef impostor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status check_incarnation_locked(const Hello& theirs) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status check_observer_locked(const Hello& theirs) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // True when the caller must dial() after letting go of the mutex.
   bool want_dial_locked(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void dial(const PeerRef& peer);
@@ -323,6 +335,12 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   std::vector<PeerRef> forget_gone_peers_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Link> new_link(const PeerRef& peer);
   void tick();
+
+  // ---- observers (agent_inspect.cc) ----
+  std::shared_ptr<ConnectionHandler> admit_observer(std::shared_ptr<Connection> connection);
+  void on_observer_lost(const std::shared_ptr<Link>& link, const Lost& lost);
+  StatusOr<std::string> look(const std::string& observer, const v1::CallHeader& header,
+                             StatusOr<Payload> payload) const;
 
   // ---- what rides on calls (agent_intercept.cc) ----
   bool concerns_interceptors(const UntypedCall& call) const;
@@ -383,6 +401,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   std::set<uint64_t> outstanding_once_ ABSL_GUARDED_BY(mutex_);
   std::deque<uint64_t> room_queue_ ABSL_GUARDED_BY(mutex_);  // calls that wait for room, in order
   std::map<ServingKey, Serving> serving_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::shared_ptr<Link>> observers_ ABSL_GUARDED_BY(mutex_);
   Deadlines deadlines_ ABSL_GUARDED_BY(mutex_);
   absl::Time armed_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   uint64_t last_call_id_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -133,8 +133,10 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
       s.link = link;
       s.at_most_once = job->header->at_most_once();
       s.method = job->header->method();
+      s.begun = now();
       if (job->header->has_remaining_us()) {
-        job->deadline = now() + absl::Microseconds(job->header->remaining_us());
+        job->deadline = s.begun + absl::Microseconds(job->header->remaining_us());
+        s.deadline = job->deadline;
         s.in_deadlines =
             deadlines_.emplace(job->deadline, DeadlineKey{true, key.first, key.second});
         s.has_deadline = true;

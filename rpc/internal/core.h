@@ -52,6 +52,8 @@ class Core : public std::enable_shared_from_this<Core> {
   const std::vector<std::shared_ptr<Service>>& services() const { return services_; }
   bool is_shut_down() const { return down_.load(); }
   std::map<std::string, int64_t> debug_info() const;
+  // What an observer sees (core_inspect.cc).
+  void put_inspection(Inspection* out, bool counters) const;
   // See Transport; null also after shutdown.
   std::shared_ptr<char> allocate_shared(size_t bytes) const {
     return down_.load() || transport_ == nullptr ? nullptr : transport_->allocate_shared(bytes);
@@ -108,7 +110,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::unique_ptr<MetricsHttp> metrics_http_;
 
   std::atomic<bool> down_{false};
-  Mutex shutdown_mutex_;
+  mutable Mutex shutdown_mutex_;
   std::unique_ptr<Condition> shutdown_done_;
   bool shutdown_begun_ ABSL_GUARDED_BY(shutdown_mutex_) = false;
   std::optional<ShutdownResult> shutdown_result_ ABSL_GUARDED_BY(shutdown_mutex_);

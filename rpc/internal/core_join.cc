@@ -14,6 +14,7 @@
 #include "weft/rpc/internal/core.h"
 #include "weft/rpc/internal/cuda_library.h"
 #include "weft/rpc/internal/device_backend.h"
+#include "weft/rpc/internal/inspect_call.h"
 #include "weft/rpc/internal/rendezvous.h"
 
 namespace weft::internal {
@@ -288,7 +289,12 @@ Status Core::init(JoinOptions options) {
   }
   std::vector<std::string> callable = library_->method_names();
   for (const Method& method : a.services) callable.push_back(method.name);
+  callable.emplace_back(kInspectMethod);
   WEFT_ASSIGN_OR_RETURN(a.access, Access::make(options.access, callable));
+  a.inspect = [weak](Inspection* out, bool counters) {
+    auto core = weak.lock();
+    if (core != nullptr && core->agent_ready_.load()) core->put_inspection(out, counters);
+  };
   WEFT_ASSIGN_OR_RETURN(self_.id, membership_->claim(deadline));
   log_.set_identity(self_.name, static_cast<int>(self_.id));
   if (!options.trace_file.empty()) {

@@ -124,11 +124,26 @@ void Link::chunk_filled(std::string_view header, size_t bytes, int lane) {
 }
 
 Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
+  // An observer asks, and has no part in the calls of others.
+  const bool observer = peer().observer;
+  if (observer && frame.kind != FrameKind::kRequest && frame.kind != FrameKind::kHeartbeat) {
+    return make_error(
+        ErrorKind::kProtocol,
+        absl::StrCat("frame kind ", static_cast<int>(frame.kind), " from an observer"));
+  }
   switch (frame.kind) {
     case FrameKind::kRequest: {
       const auto memory = std::make_shared<ArenaMessage<v1::CallHeader>>();
       const std::shared_ptr<const v1::CallHeader> header(memory, memory->get());
       WEFT_RETURN_IF_ERROR(parse_header(frame, memory->get()));
+      if (observer) {
+        return assembler_.begin(header->layout(), frame, connection_.get(),
+                                [self = shared_from_this(), header](StatusOr<Payload> payload) {
+                                  if (auto a = self->agent_.lock()) {
+                                    a->on_observer_request(self, *header, std::move(payload));
+                                  }
+                                });
+      }
       return assembler_.begin(header->layout(), frame, connection_.get(),
                               [self = shared_from_this(), header](StatusOr<Payload> payload) {
                                 if (auto a = self->agent_.lock()) {
@@ -194,7 +209,7 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
 void Link::on_lost(Lost lost) {
   const std::shared_ptr<Agent> agent = agent_.lock();
   assembler_.abandon();
-  if (agent != nullptr) publish(agent->metrics());
+  if (agent != nullptr && connection_ != nullptr && !peer().observer) publish(agent->metrics());
   if (agent != nullptr) agent->on_link_lost(shared_from_this(), std::move(lost));
 }
 

@@ -71,6 +71,19 @@ bool is_text(const v1::MemberRecord& record) {
 
 }  // namespace
 
+std::optional<Member> read_member(const std::string& bytes) {
+  v1::MemberRecord record;
+  if (!record.ParseFromString(bytes) || !is_text(record)) return std::nullopt;
+  Member member;
+  member.info = WorkerInfo{record.name(), record.id(), record.incarnation()};
+  member.address = record.address();
+  member.methods.assign(record.methods().begin(), record.methods().end());
+  member.host = record.host();
+  member.pid = record.pid();
+  if (record.has_devices()) member.devices = take_devices(record.devices());
+  return member;
+}
+
 Membership::Membership(MembershipOptions options)
     : options_(std::move(options)),
       incarnation_(hex(options_.incarnation)),
@@ -499,23 +512,15 @@ Status Membership::refresh() {
       continue;
     }
     WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> bytes, store.try_get(k));
-    v1::MemberRecord record;
     if (!bytes.has_value()) continue;  // gone again; the version has moved on and we will see
-    if (!record.ParseFromString(*bytes) || record.id() != id ||
-        hex(record.incarnation()) != parts[1] || !is_text(record)) {
+    std::optional<Member> member = read_member(*bytes);
+    if (!member.has_value() || member->info.id != id || hex(member->info.incarnation) != parts[1]) {
       WEFT_LOG(options_.log, kError) << "the store holds an odd record under " << k << ", ignored";
       continue;
     }
-    Member member;
-    member.info = WorkerInfo{record.name(), record.id(), record.incarnation()};
-    member.address = record.address();
-    member.methods.assign(record.methods().begin(), record.methods().end());
-    member.host = record.host();
-    member.pid = record.pid();
-    if (record.has_devices()) member.devices = take_devices(record.devices());
     fresh->gone.erase(id);
-    events.push_back({MembershipEvent::Kind::kJoined, member.info, fresh->version, ""});
-    fresh->add(std::move(member));
+    events.push_back({MembershipEvent::Kind::kJoined, member->info, fresh->version, ""});
+    fresh->add(*std::move(member));
   }
   for (const auto& [id, member] : old->by_id) {
     const Member* now_there = fresh->find(id);

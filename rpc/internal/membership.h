@@ -74,6 +74,9 @@ struct MembershipOptions {
   std::function<void(Status)> on_evicted;  // we ourselves were declared dead
 };
 
+// A member as its record in the store has it; none when the record is odd.
+std::optional<Member> read_member(const std::string& record);
+
 class Membership {
  public:
   explicit Membership(MembershipOptions options);

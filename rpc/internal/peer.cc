@@ -169,7 +169,8 @@ Status Agent::check_incarnation_locked(const Hello& theirs) const {
 }
 
 StatusOr<Hello> Agent::check_hello(const Hello& theirs) {
-  if (theirs.job_id != options_.job_id) {
+  const bool any_job = theirs.observer && theirs.job_id.empty();
+  if (!any_job && theirs.job_id != options_.job_id) {
     return make_error(ErrorKind::kPermission,
                       absl::StrCat("worker '", options_.self.name, "' belongs to job ",
                                    options_.job_id, ", not to ", theirs.job_id.substr(0, 64),
@@ -195,6 +196,7 @@ StatusOr<Hello> Agent::check_hello(const Hello& theirs) {
                                    "' as gone: ", std::string(it->second->gone.message())));
   }
   WEFT_RETURN_IF_ERROR(check_incarnation_locked(theirs));
+  if (theirs.observer) WEFT_RETURN_IF_ERROR(check_observer_locked(theirs));
   Hello ours;
   ours.job_id = options_.job_id;
   ours.name = options_.self.name;
@@ -207,6 +209,7 @@ StatusOr<Hello> Agent::check_hello(const Hello& theirs) {
 
 std::shared_ptr<ConnectionHandler> Agent::on_connection(std::shared_ptr<Connection> connection) {
   const Hello& hello = connection->peer();
+  if (hello.observer) return admit_observer(std::move(connection));
   PeerRef peer;
   {
     MutexLock lock(&mutex_);
@@ -356,6 +359,7 @@ void Agent::on_goodbye(const std::shared_ptr<Link>& link, const v1::GoodbyeHeade
 }
 
 void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
+  if (link->connection() != nullptr && link->peer().observer) return on_observer_lost(link, lost);
   std::vector<uint64_t> resend;
   std::vector<std::pair<uint64_t, Status>> fail;
   std::vector<CancelToken> abandoned;
@@ -499,6 +503,7 @@ void Agent::tick() {
     MutexLock lock(&mutex_);
     if (closed_) return;
     transport = transport_;
+    links.assign(observers_.begin(), observers_.end());
     for (const auto& [incarnation, peer] : peers_) {
       links.insert(links.end(), peer->links.begin(), peer->links.end());
       // Membership decides about death; without its store, a lease of failed dials does.
@@ -537,6 +542,10 @@ void Agent::tick() {
     receive_memory_->sweep();
     transport->sweep();
   }
+  // Observers come under names of their own choice, each of which would be kept as a label.
+  links.erase(std::remove_if(links.begin(), links.end(),
+                             [](const auto& link) { return link->peer().observer; }),
+              links.end());
   publish_stats(links, *transport);
   tick_timer_->arm(at + options_.heartbeat);
 }

@@ -67,6 +67,23 @@ void RRefService::put_debug_info(std::map<std::string, int64_t>* out) const {
   (*out)["rref_control_resent"] = resent_;
 }
 
+void RRefService::put_inspection(Inspection* out) const {
+  Inspection::Table& table = out->table("rrefs", {"id", "owner", "holder", "age_s", "created_at"});
+  const std::vector<LiveRRef> all = live();
+  for (const LiveRRef& rref : all) {
+    if (table.full()) {
+      table.leave_out(all.size() - table.rows().size());
+      break;
+    }
+    // Of a share that another holds only its holder knows the age.
+    table.add({to_string(rref.id), rref.owner, rref.holder,
+               rref.created_at.empty() && rref.age == absl::ZeroDuration()
+                   ? Inspection::Cell(std::string())
+                   : Inspection::Cell(absl::ToDoubleSeconds(rref.age)),
+               rref.created_at});
+  }
+}
+
 RRefProtocol::Counts RRefService::counts() const {
   MutexLock lock(&mutex_);
   return protocol_.has_value() ? protocol_->counts() : RRefProtocol::Counts();

@@ -240,8 +240,10 @@ void Job::shut_down() {
       const auto it = info.find(zero);
       EXPECT_TRUE(it != info.end() && it->second == 0) << player->name() << ": " << zero;
     }
-    EXPECT_EQ(player->leave(), 0) << player->name();
   }
+  // Together: who hosts the store waits for the others to let go of it.
+  for (const auto& player : players_) player->say("exit");
+  for (const auto& player : players_) EXPECT_EQ(player->leave(), 0) << player->name();
 }
 
 void expect_works(Job* job, size_t from, size_t to) {

@@ -49,10 +49,10 @@ void leave_together(const std::vector<Player*>& players, const std::string& miss
       EXPECT_THAT(answer.text, HasSubstr(missing + "=missing")) << player->name();
     }
   }
-  for (Player* player : players) {
-    expect_no_rrefs(player);
-    EXPECT_EQ(player->leave(), 0) << player->name();
-  }
+  for (Player* player : players) expect_no_rrefs(player);
+  // Together: who hosts the store waits for the others to let go of it.
+  for (Player* player : players) player->say("exit");
+  for (Player* player : players) EXPECT_EQ(player->leave(), 0) << player->name();
 }
 
 // worker2's word to the owner, that it holds a share, gets through no more; and so do all others to
@@ -355,8 +355,9 @@ TEST_P(IntegrationRRefShutdown, X12_leaving_with_live_rrefs_and_a_dead_peer) {
   for (size_t i : {0, 1}) {
     expect_kind(&job[i], absl::StrCat("rref get of", 1 - i, " 60000"), "state", "shut down");
     expect_no_rrefs(&job[i]);
-    EXPECT_EQ(job[i].leave(), 0);
+    job[i].say("exit");
   }
+  for (size_t i : {0, 1}) EXPECT_EQ(job[i].leave(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, IntegrationRRefShutdown, ::testing::Values(SIGKILL, SIGSTOP),

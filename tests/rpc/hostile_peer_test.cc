@@ -92,13 +92,14 @@ class HostilePeer : public ::testing::TestWithParam<Net> {
   }
   ~HostilePeer() override { transport_->shutdown(); }
 
-  void dial() {
+  void dial(bool observer = false) {
     ear_ = std::make_shared<Ear>(runtime_.get());
     Hello hello;
     hello.job_id = (*cluster_)[0].job_id();
     hello.name = "stranger";
     hello.id = 99;
     hello.incarnation = ++incarnation_;
+    hello.observer = observer;
     Promise<std::shared_ptr<Connection>> promise;
     Future<std::shared_ptr<Connection>> dialled = promise.future();
     auto shared = std::make_shared<Promise<std::shared_ptr<Connection>>>(std::move(promise));
@@ -193,6 +194,79 @@ TEST_P(HostilePeer, ChunksInTheWrongPlaceCostTheConnection) {
   });
   expect_lost("one transfer announced twice", [&] { begun(), request(header(kFloats, kBytes)); });
   EXPECT_GE((*cluster_)[0].debug_info().at("protocol_errors"), 8);
+}
+
+TEST_P(HostilePeer, AnObserverMayAskAndNothingElse) {
+  const auto of_lane_0 = [this](FrameKind kind, const std::string& header) {
+    Frame frame;
+    frame.kind = kind;
+    frame.header = header;
+    (void)connection_->send(std::move(frame), kControlLane);
+  };
+  v1::CallHeader add_call;
+  add_call.set_call_id(7);
+  add_call.set_method("hostile.add");
+  add_call.set_signature_hash(signature_hash("(int,int)->int"));
+  add_call.mutable_layout()->add_segments()->set_length(0);
+  // A method of others, and metadata, which services would take for a worker's: refused in words.
+  dial(/*observer=*/true);
+  of_lane_0(FrameKind::kRequest, add_call.SerializeAsString());
+  EXPECT_TRUE(ear_->wait_for(FrameKind::kError));
+  add_call.set_method("@weft.inspect");
+  add_call.set_signature_hash(signature_hash("(string,int,bool)->string"));
+  v1::MetadataEntry* entry = add_call.add_metadata();
+  entry->set_key("@rref");
+  entry->set_value("x");
+  of_lane_0(FrameKind::kRequest, add_call.SerializeAsString());
+  EXPECT_TRUE(ear_->wait_for(FrameKind::kError, 2));
+  // No arguments.
+  add_call.clear_metadata();
+  of_lane_0(FrameKind::kRequest, add_call.SerializeAsString());
+  EXPECT_TRUE(ear_->wait_for(FrameKind::kError, 3));
+  EXPECT_EQ((*cluster_)[0].debug_info().at("observers"), 1);
+  EXPECT_EQ((*cluster_)[0].debug_info().at("requests_served"), 0);
+  connection_->close(absl::OkStatus());
+  // It has no part in the calls of others.
+  const int64_t violations = (*cluster_)[0].debug_info().at("protocol_errors");
+  v1::ResponseHeader answer;
+  answer.set_call_id(1);
+  v1::GoodbyeHeader goodbye;
+  goodbye.set_reason(v1::GoodbyeHeader::LEAVING);
+  const std::pair<FrameKind, std::string> others[] = {
+      {FrameKind::kResponse, answer.SerializeAsString()},
+      {FrameKind::kError, v1::ErrorHeader().SerializeAsString()},
+      {FrameKind::kCancel, v1::CancelHeader().SerializeAsString()},
+      {FrameKind::kGoodbye, goodbye.SerializeAsString()}};
+  for (const auto& [kind, header] : others) {
+    dial(/*observer=*/true);
+    of_lane_0(kind, header);
+    EXPECT_TRUE(ear_->wait_lost()) << static_cast<int>(kind);
+  }
+  expect_nobody_harmed();
+  EXPECT_EQ((*cluster_)[0].debug_info().at("protocol_errors"), violations + 4);
+}
+
+TEST_P(HostilePeer, ObserversAreBounded) {
+  std::vector<std::shared_ptr<Connection>> all;
+  for (int i = 0; i < 16; ++i) {
+    dial(/*observer=*/true);
+    all.push_back(connection_);
+  }
+  EXPECT_EQ((*cluster_)[0].debug_info().at("observers"), 16);
+  try {
+    dial(/*observer=*/true);
+    ADD_FAILURE() << "one too many was let in";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kResource) << e.what();
+  }
+  for (const auto& connection : all) connection->close(absl::OkStatus());
+  const absl::Time limit = runtime_->now() + absl::Seconds(30);
+  while ((*cluster_)[0].debug_info().at("observers") > 0) {
+    ASSERT_LT(runtime_->now(), limit) << "an observer that has gone";
+    rpc_sync((*cluster_)[1], 0, &add, 1, 2);
+  }
+  dial(/*observer=*/true);
+  expect_nobody_harmed();
 }
 
 TEST_P(HostilePeer, ChunksWithoutAHeaderAreKeptWithinABound) {

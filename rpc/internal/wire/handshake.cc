@@ -33,6 +33,7 @@ void to_proto(const Hello& hello, int lane, v1::Hello* out) {
   out->set_lanes(hello.lanes);
   out->set_lane(static_cast<uint32_t>(lane));
   out->set_ticket(hello.ticket);
+  out->set_observer(hello.observer);
 }
 
 StatusOr<Hello> from_proto(const v1::Hello& in, int lane) {
@@ -85,6 +86,7 @@ StatusOr<Hello> from_proto(const v1::Hello& in, int lane) {
   out.connection_id = in.connection_id();
   out.lanes = in.lanes();
   out.ticket = in.ticket();
+  out.observer = in.observer();
   return out;
 }
 
@@ -92,7 +94,8 @@ Status check_answer(const Hello& theirs, const Hello& sent) {
   if (theirs.connection_id != sent.connection_id || theirs.lanes != sent.lanes) {
     return protocol_error("the answer to the hello belongs to another connection");
   }
-  if (theirs.job_id != sent.job_id) {
+  const bool any_job = sent.observer && sent.job_id.empty();
+  if (!any_job && theirs.job_id != sent.job_id) {
     return make_error(ErrorKind::kPermission,
                       absl::StrCat("'", theirs.name, "' belongs to another job"));
   }

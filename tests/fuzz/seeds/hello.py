@@ -40,6 +40,8 @@ SEEDS = {
     "name_in_utf8": (hello(name=field(5, "Zürich-電-𝛑".encode())), "ok"),
     "token": (hello(token=field(14, b"t" * 16)), "ok"),
     "ticket": (hello(ticket=field(15, b"\0" * 16)), "ok"),
+    "observer": (hello(job_id=b"", observer=field(16, 1)), "ok"),
+    "observer_of_2": (hello(observer=field(16, 2)), "ok"),
     "unknown_field": (hello(unknown=field(126, b"x")), "ok"),
     "answer": (answer(), "ok"),
     # Truncated at each layer.
