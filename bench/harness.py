@@ -1,8 +1,8 @@
 """What every suite needs: drivers as pairs of pinned processes, interleaving, and the report.
 
 A driver is two processes or more (rank 0 calls, the others answer) that speak the line protocol of
-line_protocol.h. All are started once, a pair pinned to one core each, and stay up for the whole run,
-so that rounds of different drivers can alternate. Drivers that burn a core while idle are stopped
+line_protocol.h. All are started once, pinned to the two cores of the run, and stay up to its end, so
+that rounds of different drivers can alternate. Drivers that burn a core while idle are stopped
 (SIGSTOP) between their turns. Every wait has a limit; a driver that exceeds it is killed by pid and
 the rows that need it say so.
 """
@@ -119,7 +119,7 @@ class DriverSpec:
     label: str  # what the report calls it
     command: list  # without --rank, --port and the rest
     freeze: bool = False  # stopped between its turns
-    world: int = 2  # more than a pair is not pinned
+    world: int = 2  # ranks; a third one shares the core of the first, and so on
     environment: dict = dataclasses.field(default_factory=dict)
     missing: str = ""  # why it cannot be started here
 
@@ -209,7 +209,7 @@ class Driver:
 
     def __init__(self, spec, cores, scratch, touch_mib):
         self.spec = spec
-        self.cores = cores if spec.world == len(cores) else (None,) * spec.world
+        self.cores = [cores[rank % len(cores)] for rank in range(spec.world)]
         self.scratch = Path(scratch)
         self.touch_mib = touch_mib
         self.ranks = []  # rank 0 first

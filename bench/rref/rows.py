@@ -20,7 +20,7 @@ PY_TRIO, PY_TCP_TRIO = "python/shm/trio", "python/tcp/trio"
 
 CALLS = 5000
 OBJECTS = 10000
-WINDOW = 64
+WINDOW = 256  # what suits the peer best of 16, 64, 256, 1024
 BLOCKS = 300  # of 20 calls of each kind
 
 
