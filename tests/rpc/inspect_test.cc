@@ -2,7 +2,9 @@
 
 #include <future>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
@@ -115,8 +117,11 @@ TEST_P(RpcInspect, ShowsCallsOnBothSidesAndJoinsNothing) {
 TEST_P(RpcInspect, AnswersWhileEveryHandlerIsStuck) {
   std::promise<void> release;
   const std::shared_future<void> released = release.get_future().share();
+  std::promise<void> begun;
+  const auto first = std::make_shared<std::once_flag>();
   Library lib("app");
-  lib.def("stuck", [released] {
+  lib.def("stuck", [released, first, &begun] {
+    std::call_once(*first, [&begun] { begun.set_value(); });
     released.wait();
     return int64_t{1};
   });
@@ -126,6 +131,7 @@ TEST_P(RpcInspect, AnswersWhileEveryHandlerIsStuck) {
     all.push_back(rpc_async(c[0], 1, {.deadline = std::chrono::minutes(5)},
                             FunctionRef<int64_t()>{"app.stuck"}));
   }
+  begun.get_future().wait();  // the only thread is stuck from here on
   const absl::Time limit = c[1].now() + absl::Seconds(20);
   std::string seen;
   do {
