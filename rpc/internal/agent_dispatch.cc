@@ -269,8 +269,8 @@ void Agent::run(const std::shared_ptr<Job>& job) {
 
 Status Agent::told_by_handler(const Job& job, Status error) const {
   if (error_kind(error) == ErrorKind::kCancelled &&
-      job.call->cancel_reason() == CancelReason::kDeadline) {
-    // It gave up what the deadline had cancelled.
+      (job.call->cancel_reason() == CancelReason::kDeadline || now() >= job.deadline)) {
+    // It gave up what the deadline had cancelled, or is about to.
     error = make_error(
         ErrorKind::kDeadline,
         absl::StrCat("deadline of ", absl::FormatDuration(job.call->remaining_at_start()),
