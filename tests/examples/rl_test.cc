@@ -117,7 +117,7 @@ TEST_P(ExampleRl, WhatDoesNotFitIsAnErrorOfTheCaller) {
     const auto agent = RRef<Agent>::local((*c)[0], learner);
     const auto act = [&](int64_t i) { return agent.rpc_async(&Agent::act, i, rl::State{}); };
     const auto report = [&](int64_t i, std::vector<float> rewards) {
-      return error_of([&] { agent.rpc_sync(&Agent::report, i, rewards); });
+      return Status(agent.try_rpc_sync(&Agent::report, i, rewards));
     };
     expect_error(report(0, {}), ErrorKind::kUser, {"observer 0 has no episode"});
     learner->begin_round();
