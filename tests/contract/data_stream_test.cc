@@ -1,5 +1,6 @@
 // What data connections are made of, without a network: frames out of bytes in any pieces, sealed
 // records, and the two directions of a socket.
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "weft/rpc/internal/data/pipe.h"
 #include "weft/rpc/internal/data/sealed.h"
 #include "weft/rpc/internal/data/stream_reader.h"
+#include "weft/rpc/internal/data/turn.h"
 #include "weft/rpc/internal/wire/frame.h"
 #include "weft/tests/contract/transport_harness.h"
 
@@ -287,6 +289,29 @@ TEST(DataOffer, WhatAnAcceptorOffersIsChecked) {
             ErrorKind::kProtocol);
 }
 
+// ---- turns -------------------------------------------------------------------------------------
+
+TEST(DataTurns, TheyAreShortWhileSmallCallsComeAndGo) {
+  internal::DataTurn turn;
+  EXPECT_EQ(turn.bytes(), internal::DataTurn::kLong);
+  absl::Time now = absl::UnixEpoch();
+  turn.note_small();
+  turn.note_small();
+  turn.look(now);
+  EXPECT_EQ(turn.bytes(), internal::DataTurn::kShort);
+  now += internal::DataTurn::kSmallLasts - absl::Milliseconds(1);
+  turn.look(now);
+  EXPECT_EQ(turn.bytes(), internal::DataTurn::kShort);
+  turn.note_small();
+  turn.look(now);
+  now += internal::DataTurn::kSmallLasts - absl::Milliseconds(1);
+  turn.look(now);
+  EXPECT_EQ(turn.bytes(), internal::DataTurn::kShort) << "counted from the last one";
+  now += absl::Milliseconds(1);
+  turn.look(now);
+  EXPECT_EQ(turn.bytes(), internal::DataTurn::kLong);
+}
+
 // ---- through sockets ---------------------------------------------------------------------------
 
 class Pipes : public ::testing::TestWithParam<bool> {
@@ -352,6 +377,27 @@ TEST_P(Pipes, FramesThatWereWrittenAreLetGo) {
   EXPECT_EQ(owner.use_count(), 1);
   ASSERT_EQ(sink.got.size(), 1u);
   EXPECT_TRUE(sink.got[0].payload == *owner);
+}
+
+TEST_P(Pipes, ATurnMovesNoMoreThanItsBudget) {
+  constexpr size_t kBudget = 10'000;
+  const std::string payload = pattern(300'000, 1);
+  std::deque<OutFrame> frames;
+  frames.emplace_back(make_frame(FrameKind::kChunk, "place", payload));
+  // A record that was begun goes out whole.
+  const size_t most = kBudget + (GetParam() ? internal::kMaxRecordBytes : 0);
+  ASSERT_EQ(*writer_->write(&frames, kBudget), PipeState::kPaused);
+  EXPECT_LE(frames.front().sent, most);
+  (void)writer_->write(&frames, kLimit);
+  int there = 0;
+  ASSERT_EQ(ioctl(in_.get(), FIONREAD, &there), 0);
+  ASSERT_GT(static_cast<size_t>(there), most + 4096);
+  Sink sink;
+  StreamReader to(kLimit, &sink);
+  ASSERT_EQ(*reader_->read(&to, kBudget), PipeState::kPaused);
+  int left = 0;
+  ASSERT_EQ(ioctl(in_.get(), FIONREAD, &left), 0);
+  EXPECT_LE(static_cast<size_t>(there - left), most + 4096) << "and what is read ahead";
 }
 
 TEST_P(Pipes, AStreamThatIsCutIsNoOrderlyEnd) {

@@ -12,10 +12,8 @@
 namespace weft::internal {
 namespace {
 
-// A sender writes so much itself, then the loop goes on.
-constexpr size_t kInlineBudget = 256u << 10;
-// Then the other connections have their turn, and whoever waits for the core.
-constexpr size_t kTurn = 128u << 10;
+// A sender writes so many turns itself, then the loop goes on.
+constexpr size_t kTurnsAtOnce = 2;
 
 WEFT_COLD Status not_delivered(std::string_view message) {
   return make_error(ErrorKind::kNotDelivered, message);
@@ -101,7 +99,7 @@ bool DataLane::go_up() {
     if (!draining_ || writing_ || finished_) return true;
     writing_ = true;
   }
-  write_on(kInlineBudget);
+  write_on(kTurnsAtOnce);
   return true;
 }
 
@@ -122,11 +120,11 @@ Status DataLane::send(Frame frame) {
     if (writing_ || blocked_) return absl::OkStatus();
     writing_ = true;
   }
-  write_on(kInlineBudget);
+  write_on(kTurnsAtOnce);
   return absl::OkStatus();
 }
 
-void DataLane::write_on(size_t budget) {
+void DataLane::write_on(size_t turns) {
   while (true) {
     {
       MutexLock lock(&mutex_);
@@ -146,7 +144,7 @@ void DataLane::write_on(size_t budget) {
       }
     }
     add(&counters_.writes, 1);
-    const StatusOr<PipeState> state = out_->write(&leaving_, budget);
+    const StatusOr<PipeState> state = out_->write(&leaving_, turns * setup_.loop->turn().bytes());
     if (!state.ok()) {
       // on_called() ends it.
       MutexLock lock(&mutex_);
@@ -184,7 +182,7 @@ void DataLane::drain() {
     if (!up_ || writing_ || blocked_) return;
     writing_ = true;
   }
-  write_on(kInlineBudget);
+  write_on(kTurnsAtOnce);
 }
 
 void DataLane::abort(Status why) {
@@ -240,12 +238,12 @@ bool DataLane::on_ready(bool readable, bool writable) {
     }
     if (write) {
       setup_.loop->watch_writing(client_, fd_.get(), false);
-      write_on(kTurn);
+      write_on(1);
     }
   }
   if (readable) {
     const WakeScope batch;
-    const StatusOr<PipeState> state = in_->read(&reader_, kTurn);
+    const StatusOr<PipeState> state = in_->read(&reader_, setup_.loop->turn().bytes());
     bool ended = state.ok() && *state == PipeState::kEnded;
     if (!state.ok()) {
       // Whoever has read our data_end closes, and has nothing more to say.

@@ -102,7 +102,7 @@ class WEFT_API DataLane final : public DataLoop::Client,
   Status step_dial() ABSL_LOCKS_EXCLUDED(mutex_);
   bool go_up() ABSL_LOCKS_EXCLUDED(mutex_);
   // REQUIRES: writing_ was reserved by the caller; it is given back.
-  void write_on(size_t budget) ABSL_LOCKS_EXCLUDED(mutex_);
+  void write_on(size_t turns) ABSL_LOCKS_EXCLUDED(mutex_);
   void stop_writing_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The caller is the one who ends it, now: nothing is under way.
   bool may_end_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -113,6 +113,7 @@ void DataLoop::run() {
   bool due = false;
   while (true) {
     const int n = wait(due, events.data());
+    turn_.look(runtime_->now());
     bool woken = false;
     due = false;
     for (int i = 0; i < n; ++i) {

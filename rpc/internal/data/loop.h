@@ -19,6 +19,7 @@
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
 #include "weft/rpc/internal/crowd.h"
+#include "weft/rpc/internal/data/turn.h"
 
 struct epoll_event;
 
@@ -52,6 +53,8 @@ class WEFT_API DataLoop {
   void remove(uint64_t number, int fd) ABSL_LOCKS_EXCLUDED(mutex_);
   // on_called() follows, on the loop, unless the client was removed before.
   void call(uint64_t number) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Of all its connections: they share the cores.
+  DataTurn& turn() { return turn_; }
   // Joins, then tells the clients that are still there.
   void stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -66,6 +69,7 @@ class WEFT_API DataLoop {
   const std::shared_ptr<Runtime> runtime_;
   const absl::Duration max_spin_;
   CrowdWatch crowd_;  // the loop's
+  DataTurn turn_;
   // Opened once, before the thread begins.
   UniqueFd epoll_;
   UniqueFd wake_;

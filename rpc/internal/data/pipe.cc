@@ -20,8 +20,6 @@ namespace {
 // What is read where nobody knows yet where it belongs: mostly the head of the next frame.
 constexpr size_t kStageBytes = 4096;
 constexpr size_t kPiecesAtOnce = 64;
-// The kernel copies no more at a time: what else waits for the core waits for that.
-constexpr size_t kBytesAtOnce = 128u << 10;
 // A payload of this size begins a record of its own, so that it can be opened into its place.
 constexpr size_t kOwnRecord = 4096;
 
@@ -68,7 +66,7 @@ class PlainWriter final : public PipeWriter {
       if (written >= budget) return PipeState::kPaused;
       std::array<iovec, kPiecesAtOnce> pieces;
       size_t n = 0;
-      size_t room = kBytesAtOnce;
+      size_t room = budget - written;
       for (auto frame = frames->begin(); frame != frames->end() && n < pieces.size() && room > 0;
            ++frame) {
         each_piece(*frame, [&](std::string_view piece) {
@@ -105,7 +103,7 @@ class PlainReader final : public PipeReader {
   StatusOr<PipeState> read(StreamReader* to, size_t budget) override {
     for (size_t done = 0;;) {
       if (done >= budget) return PipeState::kPaused;
-      const absl::Span<char> direct = to->direct().subspan(0, kBytesAtOnce);
+      const absl::Span<char> direct = to->direct().subspan(0, budget - done);
       const bool all = direct.size() == to->direct().size();
       iovec places[] = {{direct.data(), direct.size()}, {stage_.data(), stage_.size()}};
       const bool staged_only = direct.empty();

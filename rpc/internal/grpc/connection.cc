@@ -79,6 +79,10 @@ Status GrpcConnection::send(Frame frame, int lane) {
     Status sent = data_[index]->send(std::move(frame));
     return sent.ok() ? sent : annotate(sent, describe());
   }
+  if (lane == kControlLane &&
+      (frame.kind == FrameKind::kRequest || frame.kind == FrameKind::kResponse)) {
+    core_->data_loop()->turn().note_small();
+  }
   Frame frees;
   Frame* rider = nullptr;
   if (arena_ != nullptr && arena_->frees_wait()) {
