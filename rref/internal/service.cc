@@ -54,8 +54,7 @@ RRefService::~RRefService() = default;
 
 RRefProtocol& RRefService::protocol() {
   if (!protocol_.has_value()) {
-    const WorkerInfo& self = worker().info();
-    protocol_.emplace(WorkerKey{WorkerId(self.id), Incarnation(self.incarnation)});
+    protocol_.emplace(key_of(worker().info()));
   }
   return *protocol_;
 }
@@ -234,7 +233,7 @@ std::vector<Method> RRefService::methods() {
 }
 
 void RRefService::on_reconnected(const WorkerInfo& info) {
-  const WorkerKey peer{WorkerId(info.id), Incarnation(info.incarnation)};
+  const WorkerKey peer = key_of(info);
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     p.audit_answers(peer, answers_to_ask_locked(peer), out);
     const auto box = outboxes_.find(peer);
@@ -242,9 +241,7 @@ void RRefService::on_reconnected(const WorkerInfo& info) {
   });
 }
 
-void RRefService::on_worker_gone(const WorkerInfo& info, const Status&) {
-  lose(WorkerKey{WorkerId(info.id), Incarnation(info.incarnation)});
-}
+void RRefService::on_worker_gone(const WorkerInfo& info, const Status&) { lose(key_of(info)); }
 
 void RRefService::on_shutdown(const Status& why) {
   std::map<ArrivalKey, OnArrival> arrivals;

@@ -24,6 +24,14 @@ using ::testing::Not;
 // for a while.
 std::map<std::string, std::string> long_lease() { return {{"WEFT_LEASE", "120s"}}; }
 
+// Three workers, one of which is to count as dead within the test.
+void start_mortal_group(Job* job) {
+  job->environment = short_lease();
+  job->environment["WEFT_SHUTDOWN_TIMEOUT"] = "8s";
+  job->host_store();
+  job->start_group(3);
+}
+
 void expect_text(Player* player, const std::string& line, const std::string& text) {
   const Answer answer = player->ask(line);
   EXPECT_EQ(answer.text, text) << player->name() << ": " << line << ": " << answer;
@@ -190,10 +198,7 @@ TEST(IntegrationRRef, X6_an_owner_that_is_stopped_for_long_and_goes_on) {
 // and finds that its RRefs, and those of others, are nobody's any more; no process is harmed.
 TEST(IntegrationRRef, X6_and_X12_an_owner_and_holder_that_is_stopped_beyond_its_lease) {
   Job job;
-  job.environment = short_lease();
-  job.environment["WEFT_SHUTDOWN_TIMEOUT"] = "8s";
-  job.host_store();
-  job.start_group(3);
+  start_mortal_group(&job);
   ASSERT_TRUE(job[0].ask("rref make theirs worker2 number 3 60000").ok);
   expect_text(&job[0], "rref get theirs 60000", "3");
   expect_text(&job[0], "rref keep theirs worker1 theirs 60000", "1");
@@ -324,10 +329,7 @@ class IntegrationRRefShutdown : public ::testing::TestWithParam<int> {};
 
 TEST_P(IntegrationRRefShutdown, X12_leaving_with_live_rrefs_and_a_dead_peer) {
   Job job;
-  job.environment = short_lease();
-  job.environment["WEFT_SHUTDOWN_TIMEOUT"] = "8s";
-  job.host_store();
-  job.start_group(3);
+  start_mortal_group(&job);
   for (int from = 0; from < 3; ++from) {
     for (int to = 0; to < 3; ++to) {
       if (to == from) continue;
