@@ -93,13 +93,16 @@ UntypedCall fetch_call(const CallOptions& options) {
   return call;
 }
 
-CallHandle start_use(const RRefHandleRef& handle, UntypedCall call, CallDone done) {
-  auto service = service_of(handle);
+CallHandle start_use(const RRefHandleRef& handle, UntypedCall&& call, FutureCore* future,
+                     CallDone done) {
+  const auto service = service_of(handle);
   if (!service.ok()) {
     done(service.status());
     return CallHandle();
   }
-  return (*service)->start_use(handle, std::move(call), std::move(done));
+  const Destination owner(handle->owner());
+  expect_answer((*service)->worker(), call.method, owner, future);
+  return (*service)->start_use(handle, owner, std::move(call), std::move(done));
 }
 
 CallHandle start_local_use(const RRefHandleRef& handle, const std::type_info& type,

@@ -73,7 +73,9 @@ WEFT_API StatusOr<RRefHandleRef> make_local_rref(const Worker& worker, KeptObjec
 WEFT_API StatusOr<UntypedCall> constructor_call(const Worker& worker, const std::type_info& type,
                                                 std::string_view arguments);
 WEFT_API UntypedCall fetch_call(const CallOptions& options);
-WEFT_API CallHandle start_use(const RRefHandleRef& handle, UntypedCall call, CallDone done);
+// A call over the handle. `future` is what `done` completes.
+WEFT_API CallHandle start_use(const RRefHandleRef& handle, UntypedCall&& call, FutureCore* future,
+                              CallDone done);
 // `done` gets the object, if it is of this type.
 WEFT_API CallHandle start_local_use(const RRefHandleRef& handle, const std::type_info& type,
                                     Timeout deadline,
@@ -262,16 +264,11 @@ class RRef {
   Future<R> start(UntypedCall call) const {
     Promise<R> promise;
     Future<R> future = promise.future();
-    const auto worker = internal::worker_of(handle_);
-    if (!worker.ok()) {
-      promise.try_set(worker.status());
-      return future;
-    }
-    internal::expect_answer(**worker, call.method, owner(), future.state().get());
-    CallHandle handle = internal::start_use(
-        handle_, std::move(call), [promise = std::move(promise)](StatusOr<Payload> result) mutable {
-          internal::settle(&promise, std::move(result));
-        });
+    CallHandle handle =
+        internal::start_use(handle_, std::move(call), future.state().get(),
+                            [promise = std::move(promise)](StatusOr<Payload> result) mutable {
+                              internal::settle(&promise, std::move(result));
+                            });
     future.state()->set_cancel_hook([handle = std::move(handle)] { handle.cancel(); });
     return future;
   }

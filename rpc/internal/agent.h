@@ -345,7 +345,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   // ---- what rides on calls (agent_intercept.cc) ----
   bool concerns_interceptors(const UntypedCall& call) const;
   StatusOr<AttachmentsRef> attach(const WorkerInfo& to, const UntypedCall& call) const;
-  CallHandle start_intercepted(const Destination& to, UntypedCall call, CallDone done);
+  CallHandle start_intercepted(const Destination& to, UntypedCall&& call, CallDone done);
   // References that nobody has attached anything for cannot be sent.
   Status check_carried(const Payload& payload) const;
   void receive_answer(uint64_t call_id, Payload payload, std::shared_ptr<Metadata> metadata);
@@ -353,7 +353,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
                         const std::shared_ptr<Payload>& payload,
                         const std::shared_ptr<Metadata>& metadata, size_t step);
   void intercept(const std::shared_ptr<Job>& job);
-  void next_step(const std::shared_ptr<Job>& job, int step);
+  class RequestStep;
+  void next_step(const std::shared_ptr<Job>& job);
   // The object of a method that interceptors have named, or find_instance().
   Status find_target(Job* job) const;
   Status attach_to_answer(Job* job, const Payload& result) const;

@@ -22,7 +22,12 @@ Interceptor* find(const Interceptors& all, std::string_view key) {
 
 std::string shown(std::string_view key) { return absl::CHexEscape(std::string(key.substr(0, 64))); }
 
-// One step that an interceptor has been asked for: goes on once, and with an error when it is
+Status no_answer_of(std::string_view key) {
+  return make_error(ErrorKind::kInternal,
+                    absl::StrCat("the interceptor '", std::string(key), "' gave no answer"));
+}
+
+// What an interceptor of an answer was asked for: goes on once, and with an error when it is
 // dropped.
 class Step {
  public:
@@ -31,10 +36,7 @@ class Step {
   Step(Step&&) = default;
   Step& operator=(Step&&) = delete;
   ~Step() {
-    if (next_ != nullptr) {
-      next_(make_error(ErrorKind::kInternal,
-                       absl::StrCat("the interceptor '", key_, "' gave no answer")));
-    }
+    if (next_ != nullptr) next_(no_answer_of(key_));
   }
   void operator()(Status status) {
     if (next_ != nullptr) std::exchange(next_, nullptr)(std::move(status));
@@ -86,7 +88,8 @@ bool Agent::concerns_interceptors(const UntypedCall& call) const {
 StatusOr<AttachmentsRef> Agent::attach(const WorkerInfo& to, const UntypedCall& call) const {
   auto attachments = std::make_shared<Attachments>();
   for (const auto& one : options_.interceptors) {
-    if (!one->concerns(call)) continue;
+    // Where there is one, it is why this was called.
+    if (options_.interceptors.size() > 1 && !one->concerns(call)) continue;
     const Status added = attachments->add(one, one->attach(to, call));
     if (added.ok()) continue;
     attachments->end(Delivery::kNotDelivered, added);
@@ -95,7 +98,7 @@ StatusOr<AttachmentsRef> Agent::attach(const WorkerInfo& to, const UntypedCall& 
   return attachments;
 }
 
-CallHandle Agent::start_intercepted(const Destination& to, UntypedCall call, CallDone done) {
+CallHandle Agent::start_intercepted(const Destination& to, UntypedCall&& call, CallDone done) {
   StatusOr<WorkerInfo> info = absl::UnknownError("");
   {
     MutexLock lock(&mutex_);
@@ -195,22 +198,44 @@ void Agent::intercept(const std::shared_ptr<Job>& job) {
     }
   }
   job->reach = v1::ErrorHeader::UNKNOWN;
-  next_step(job, 0);
+  job->asking = shared_from_this();
+  next_step(job);
 }
 
-void Agent::next_step(const std::shared_ptr<Job>& job, int step) {
-  if (step == job->header->metadata_size()) {
+// As Step, of a request. Every method call over a reference has one: it fits into a Proceed as it
+// is.
+class Agent::RequestStep {
+ public:
+  explicit RequestStep(std::shared_ptr<Job> job) : job_(std::move(job)) {}
+  RequestStep(RequestStep&&) = default;
+  RequestStep& operator=(RequestStep&&) = delete;
+  ~RequestStep() {
+    if (job_ != nullptr) (*this)(no_answer_of(job_->header->metadata(job_->step).key()));
+  }
+  void operator()(Status status) {
+    const std::shared_ptr<Job> job = std::move(job_);
+    if (job == nullptr) return;
+    if (status.ok()) {
+      ++job->step;
+      const std::shared_ptr<Agent> agent = job->asking;  // which the last step lets go of
+      return agent->next_step(job);
+    }
+    std::exchange(job->asking, nullptr)->reply(job, std::move(status));
+  }
+
+ private:
+  std::shared_ptr<Job> job_;
+};
+
+void Agent::next_step(const std::shared_ptr<Job>& job) {
+  if (job->step == job->header->metadata_size()) {
+    const std::shared_ptr<Agent> self = std::move(job->asking);
     job->reach = v1::ErrorHeader::PASSED;
     if (Status found = find_target(job.get()); !found.ok()) return reply(job, found);
     return serve(job);
   }
-  const v1::MetadataEntry& entry = job->header->metadata(step);
-  find(options_.interceptors, entry.key())
-      ->arrive(*job, entry.value(),
-               Step(entry.key(), [self = shared_from_this(), job, step](const Status& s) {
-                 if (!s.ok()) return self->reply(job, s);
-                 self->next_step(job, step + 1);
-               }));
+  const v1::MetadataEntry& entry = job->header->metadata(job->step);
+  find(options_.interceptors, entry.key())->arrive(*job, entry.value(), RequestStep(job));
 }
 
 Status Agent::find_target(Job* job) const {

@@ -43,6 +43,8 @@ struct Agent::Job final : public IncomingRequest {
   std::atomic<bool> replied{false};
 
   // For interceptors.
+  std::shared_ptr<Agent> asking;  // while they are asked: the agent, and whose turn it is
+  int step = 0;
   v1::ErrorHeader::Reach reach = v1::ErrorHeader::NOT_TAKEN;
   TargetObject target;
   KeepFn keep;  // null: the result is sent

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "weft/rpc/interceptor.h"
 
 namespace weft::internal {
@@ -44,7 +45,7 @@ class Attachments {
   void end(Delivery delivery, const Status& result);
 
  private:
-  std::vector<std::pair<std::shared_ptr<Interceptor>, AttachmentPtr>> entries_;
+  absl::InlinedVector<std::pair<std::shared_ptr<Interceptor>, AttachmentPtr>, 2> entries_;
   size_t bytes_ = 0;
   std::atomic<bool> ended_{false};
 };

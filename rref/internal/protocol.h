@@ -126,6 +126,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -195,6 +196,8 @@ class WEFT_API RRefProtocol {
   void function_ended(const RRefId& rref, const Status& status, Effects& out);
   // UseDone{token} follows, now or later, unless cancelled. `from` is this worker for its own uses.
   void use(uint64_t token, const WorkerKey& from, const Use& use, Effects& out);
+  // What use() would say at once of an object that is there; nothing: ask use(). Changes nothing.
+  std::optional<Status> use_if_ready(const WorkerKey& from, const Use& use) const;
   void cancel_use(uint64_t token, const RRefId& rref, Effects& out);
 
   // --- Control items ---

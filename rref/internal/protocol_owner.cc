@@ -127,6 +127,17 @@ void RRefProtocol::function_ended(const RRefId& rref, const Status& status, Effe
   release_if_unused(rref, out);
 }
 
+std::optional<Status> RRefProtocol::use_if_ready(const WorkerKey& from, const Use& use) const {
+  const auto object = objects_.find(use.rref);
+  if (object == objects_.end()) return std::nullopt;
+  const Object& o = object->second;
+  if (!o.created || o.running) return std::nullopt;
+  const auto fork = forks_.find(use.fork);
+  const bool may =
+      fork != forks_.end() && fork->second.rref == use.rref && fork->second.holder == from;
+  return may ? std::optional<Status>(o.result) : std::nullopt;
+}
+
 void RRefProtocol::use(uint64_t token, const WorkerKey& from, const Use& use, Effects& out) {
   Object* o = find_object(use.rref);
   bool may = false;

@@ -10,6 +10,7 @@
 //   SRV-2  of what waits here (arrivals, uses, fetches) each ends exactly once: when it is ready,
 //          fails, its call is given up, or the worker shuts down.
 //   SRV-3  no lock is held while anything is sent, continued, or destroyed.
+//   SRV-4  to one peer, items that nobody waits for go at most once in 1 ms, unless they are many.
 //
 // One mutex guards all. Control items go in batches, one batch to a peer at a time: what comes up
 // meanwhile goes with the next. A batch that fails is sent again, after 20 ms to 1 s, until it is
@@ -61,8 +62,9 @@ using RRefValueRef = std::shared_ptr<const RRefValue>;
 struct RRefRider : CallRider {
   RRefHandleRef created{};  // by this call
   std::optional<Creation> creation{};
-  RRefHandleRef target{};   // used by this call
-  std::string signature{};  // of a constructor: UntypedCall only refers to it
+  RRefHandleRef target{};    // used by this call
+  std::optional<Use> use{};  // what that says
+  std::string signature{};   // of a constructor: UntypedCall only refers to it
 };
 
 class RRefService final : public Service,
@@ -82,12 +84,15 @@ class RRefService final : public Service,
                                  std::shared_ptr<RRefRider> rider, CreationSite site);
   StatusOr<RRefHandleRef> make_local(KeptObject value, CreationSite site);
   // A call over the handle, to its owner.
-  CallHandle start_use(const RRefHandleRef& handle, UntypedCall call, CallDone done);
+  CallHandle start_use(const RRefHandleRef& handle, const Destination& owner, UntypedCall&& call,
+                       CallDone done);
   // The object, of an RRef whose owner is this worker; `done` once, now or later.
   using LocalDone = absl::AnyInvocable<void(StatusOr<std::shared_ptr<void>>)>;
   CallHandle start_local_use(const RRefHandleRef& handle, const std::type_info& type,
                              Timeout deadline, LocalDone done);
   Status check(const RRefHandle& handle);
+  // What a call over the handle carries; an error when it cannot be used.
+  StatusOr<Use> use_of(const RRefHandle& handle);
   bool confirmed(const RRefHandle& handle);
   void drop(const RRefHandle& handle);
 
@@ -137,11 +142,16 @@ class RRefService final : public Service,
     bool posted = false;  // a task will send
     absl::Duration backoff = absl::ZeroDuration();
     absl::Time not_before = absl::InfinitePast();
+    bool urgent = false;                                // somebody waits for an item of the queue
+    absl::Time paced_until = absl::InfinitePast();      // the next of those that nobody waits for
     absl::Time unknown_since = absl::InfiniteFuture();  // no member of this id
     // Carriers in answers that may be sent again, since when: asking about them would void them.
     std::map<uint64_t, absl::Time> answers;
     bool ask_again = false;      // a connection was lost while there were such answers
     uint64_t answers_below = 0;  // carriers below were there at the last look for old answers
+
+    // When the queue may leave.
+    absl::Time due() const;
   };
   // Something to be said when it has lasted for long: that a creation is known, or RRefs accepted.
   struct Flush {
@@ -188,8 +198,8 @@ class RRefService final : public Service,
   void receive(const WorkerKey& from, Carrier carrier, Payload* payload, OnArrival done);
   void begin(const std::shared_ptr<Request>& request);
   void use_target(const std::shared_ptr<Request>& request);
-  void set_target(const std::shared_ptr<Request>& request, Status status,
-                  const RRefValueRef& value);
+  // The target of a request whose object is there and may be used.
+  std::optional<Status> use_now(IncomingRequest& request, const WorkerKey& from, const Use& use);
   void end(const std::shared_ptr<Request>& request, Status status);
   void give_up(const std::shared_ptr<Request>& request);
   void answer_ended(const WorkerKey& to, uint64_t carrier, Delivery delivery);
@@ -231,6 +241,7 @@ class RRefService final : public Service,
   int64_t batches_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t items_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t resent_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t looks_ ABSL_GUARDED_BY(mutex_) = 0;  // for what is due by time
   int sweeps_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<LiveRRef> leaks_ ABSL_GUARDED_BY(mutex_);  // what the second sweep() found
 };

@@ -14,6 +14,22 @@ namespace {
 // told what their answers would have said.
 constexpr absl::Duration kFlushAfter = absl::Milliseconds(20);
 
+Status point_at(IncomingRequest& request, const RRefId& rref, const RRefValueRef& value) {
+  if (value == nullptr) {
+    return make_error(ErrorKind::kState, absl::StrCat(to_string(rref), " is gone"));
+  }
+  TargetObject target;
+  target.turns = value->turns;
+  if (request.method().name == kFetchMethod) {
+    target.object = std::const_pointer_cast<RRefValue>(value);
+  } else {
+    target.object = value->kept.object;
+    target.class_name = value->class_name;
+  }
+  request.set_target(std::move(target));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 // An answer's RRefs count until somebody proves the opposite: its receiver's accept, or an audit.
@@ -51,6 +67,12 @@ void RRefService::arrive(IncomingRequest& request, std::string_view metadata, Pr
   const WorkerKey from = key_of(request.context().caller());
   StatusOr<RequestData> data = decode_request(from, metadata);
   if (!data.ok()) return proceed(data.status());
+  if (data->use.has_value() && !data->creation.has_value() && !data->carrier.has_value()) {
+    // A method call: nearly always its object is there, and nothing needs to be remembered.
+    if (std::optional<Status> at_once = use_now(request, from, *data->use)) {
+      return proceed(*std::move(at_once));
+    }
+  }
   auto state = std::make_shared<Request>(request, from, *std::move(data), std::move(proceed));
   begin(state);
   // A request that was let pass at once needs no ear for its cancellation.
@@ -123,53 +145,42 @@ void RRefService::request_ended(const WorkerKey& from, uint64_t carrier) {
 void RRefService::use_target(const std::shared_ptr<Request>& state) {
   if (!state->data.use.has_value()) return end(state, absl::OkStatus());
   const Use use = *state->data.use;
+  if (std::optional<Status> at_once = use_now(state->request, state->from, use)) {
+    return end(state, *std::move(at_once));
+  }
   bool open = false;
-  std::optional<Status> at_once;
-  RRefValueRef value;
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     open = true;
     const uint64_t token = ++last_token_;
-    p.use(token, state->from, use, out);
-    // Nearly always the value is there, and nothing needs to be remembered.
-    auto* const done = out.empty() ? nullptr : std::get_if<UseDone>(&out.back());
-    if (done != nullptr && done->token == token) {
-      at_once = std::move(done->status);
-      value = find_value_locked(use.rref);
-      out.pop_back();
-      return;
-    }
     state->token.store(token);
-    uses_[token] =
-        ParkedUse{use.rref, /*local=*/false, [this, state, rref = use.rref](Status status) {
-                    RRefValueRef later;
-                    if (status.ok()) {
-                      MutexLock lock(&mutex_);
-                      later = find_value_locked(rref);
-                    }
-                    set_target(state, std::move(status), later);
-                  }};
+    uses_[token] = ParkedUse{use.rref, /*local=*/false, [this, state, use](Status status) {
+                               if (status.ok()) {
+                                 RRefValueRef value;
+                                 {
+                                   MutexLock lock(&mutex_);
+                                   value = find_value_locked(use.rref);
+                                 }
+                                 status = point_at(state->request, use.rref, value);
+                               }
+                               end(state, std::move(status));
+                             }};
+    p.use(token, state->from, use, out);
   });
   if (!open) end(state, make_error(ErrorKind::kState, "the worker has shut down"));
-  if (at_once.has_value()) set_target(state, *std::move(at_once), value);
 }
 
-void RRefService::set_target(const std::shared_ptr<Request>& state, Status status,
-                             const RRefValueRef& value) {
-  if (status.ok() && value == nullptr) {
-    status =
-        make_error(ErrorKind::kState, absl::StrCat(to_string(state->data.use->rref), " is gone"));
+std::optional<Status> RRefService::use_now(IncomingRequest& request, const WorkerKey& from,
+                                           const Use& use) {
+  std::optional<Status> result;
+  RRefValueRef value;
+  {
+    MutexLock lock(&mutex_);
+    if (!closed_.ok()) return std::nullopt;
+    result = protocol().use_if_ready(from, use);
+    if (!result.has_value() || !result->ok()) return result;
+    value = find_value_locked(use.rref);
   }
-  if (!status.ok()) return end(state, std::move(status));
-  TargetObject target;
-  target.turns = value->turns;
-  if (state->request.method().name == kFetchMethod) {
-    target.object = std::const_pointer_cast<RRefValue>(value);
-  } else {
-    target.object = value->kept.object;
-    target.class_name = value->class_name;
-  }
-  state->request.set_target(std::move(target));
-  end(state, absl::OkStatus());
+  return point_at(request, use.rref, value);
 }
 
 void RRefService::end(const std::shared_ptr<Request>& state, Status status) {

@@ -11,6 +11,11 @@ namespace weft::internal {
 namespace {
 
 constexpr size_t kMostItems = 512;  // in one batch
+// A batch costs both sides as much as a small call, and a worker that makes and drops objects has
+// more to do than to say so of each one (SRV-4).
+constexpr absl::Duration kPace = absl::Milliseconds(1);
+constexpr size_t kMany = 64;
+constexpr absl::Duration kFlushSpan = absl::Milliseconds(10);
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kMaxBackoff = absl::Seconds(1);
 constexpr absl::Duration kBatchDeadline = absl::Seconds(10);
@@ -21,16 +26,25 @@ constexpr absl::Duration kAnswersAgain = absl::Minutes(1);
 // So long an id without a member may be that of one that has just joined.
 constexpr absl::Duration kUnknownFor = absl::Seconds(15);
 
+// A handler or a future waits for a fork to be confirmed.
+bool is_urgent(const Message& message) { return message.kind == MessageKind::kFork; }
+
 }  // namespace
+
+absl::Time RRefService::Outbox::due() const {
+  return urgent || queue.size() >= kMany ? not_before : std::max(not_before, paced_until);
+}
 
 void RRefService::enqueue_locked(const WorkerKey& to, Message message, Todo* todo) {
   Outbox& box = outboxes_[to];
-  // A handler or a future waits for a fork to be confirmed: not by way of another thread.
-  const bool now = message.kind == MessageKind::kFork;
+  const bool urgent = is_urgent(message);
+  box.urgent |= urgent;
   box.queue.push_back(std::move(message));
-  if (!box.in_flight.empty() || box.posted || box.not_before > context_.runtime->now()) return;
+  if (!box.in_flight.empty() || box.posted) return;
+  if (const absl::Time due = box.due(); due > context_.runtime->now()) return arm_locked(due, todo);
   box.posted = true;
-  (now ? todo->send_now : todo->send_soon).push_back(to);
+  // What is urgent goes not by way of another thread.
+  (urgent ? todo->send_now : todo->send_soon).push_back(to);
 }
 
 void RRefService::send_batch(const WorkerKey& to) {
@@ -47,6 +61,8 @@ void RRefService::send_batch(const WorkerKey& to) {
       box.in_flight.push_back(std::move(box.queue.front()));
       box.queue.pop_front();
     }
+    box.urgent = std::any_of(box.queue.begin(), box.queue.end(), is_urgent);
+    box.paced_until = context_.runtime->now() + kPace;
     ++batches_;
     items_ += static_cast<int64_t>(box.in_flight.size());
     Encoder(&call.arguments).put_bytes(encode(box.in_flight));
@@ -109,6 +125,7 @@ void RRefService::batch_ended(const WorkerKey& to, StatusOr<Payload> result) {
     }
     if (!sent.empty()) {
       resent_ += static_cast<int64_t>(sent.size());
+      box.urgent |= std::any_of(sent.begin(), sent.end(), is_urgent);
       box.queue.insert(box.queue.begin(), std::make_move_iterator(sent.begin()),
                        std::make_move_iterator(sent.end()));
       box.backoff = std::min(kMaxBackoff, std::max(kFirstBackoff, 2 * box.backoff));
@@ -125,8 +142,8 @@ void RRefService::batch_ended(const WorkerKey& to, StatusOr<Payload> result) {
         !it->second.in_flight.empty() || !closed_.ok()) {
       return;
     }
-    if (it->second.not_before > context_.runtime->now()) {
-      arm_locked(it->second.not_before, &todo);
+    if (const absl::Time due = it->second.due(); due > context_.runtime->now()) {
+      arm_locked(due, &todo);
     } else {
       it->second.posted = true;
       todo.send_now.push_back(to);
@@ -213,6 +230,7 @@ void RRefService::tick() {
     MutexLock lock(&mutex_);
     if (!closed_.ok()) return;
     armed_ = absl::InfiniteFuture();
+    ++looks_;
     const absl::Time now = context_.runtime->now();
     Effects out;
     while (!flushes_.empty() && flushes_.front().due <= now) {
@@ -238,8 +256,8 @@ void RRefService::tick() {
     sort_out_locked(std::move(out), &todo);
     for (auto& [peer, box] : outboxes_) {
       if (box.queue.empty() || box.posted || !box.in_flight.empty()) continue;
-      if (box.not_before > now) {
-        arm_locked(box.not_before, &todo);
+      if (box.due() > now) {
+        arm_locked(box.due(), &todo);
       } else {
         box.posted = true;
         todo.send_now.push_back(peer);
@@ -251,7 +269,8 @@ void RRefService::tick() {
 }
 
 void RRefService::arm_for_waiting_locked(Todo* todo) {
-  if (!flushes_.empty()) arm_locked(flushes_.front().due, todo);
+  // One look serves all that fall due in the same span: creations may come by the thousand.
+  if (!flushes_.empty()) arm_locked(flushes_.front().due + kFlushSpan, todo);
   if (next_audit_ != absl::InfiniteFuture()) arm_locked(next_audit_, todo);
 }
 

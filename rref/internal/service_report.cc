@@ -63,6 +63,7 @@ void RRefService::put_debug_info(std::map<std::string, int64_t>* out) const {
   put("rref_values", values_.size());
   (*out)["rref_faults"] = protocol_.has_value() ? static_cast<int64_t>(protocol_->faults()) : 0;
   (*out)["rref_control_batches"] = batches_;
+  (*out)["rref_looks"] = looks_;
   (*out)["rref_control_items"] = items_;
   (*out)["rref_control_resent"] = resent_;
 }

@@ -25,20 +25,20 @@ CallEnd outcome_of(Delivery delivery) {
 
 class RRefService::RequestAttachment final : public Attachment {
  public:
-  RequestAttachment(std::weak_ptr<RRefService> service, const WorkerKey& to,
+  RequestAttachment(std::weak_ptr<RRefService> service, const WorkerKey& self, const WorkerKey& to,
                     const RequestData& data, RRefHandleRef created)
-      : Attachment(encode(data)),
+      : Attachment(encode(self, data)),
         service_(std::move(service)),
         to_(to),
         carrier_(data.carrier.has_value() ? data.carrier->number : 0),
         created_(std::move(created)) {}
 
   void ended(Delivery delivery, const Status& result) override {
+    if (carrier_ == 0 && created_ == nullptr) return;
     const auto self = service_.lock();
     if (self == nullptr) return;
     const CallEnd outcome = outcome_of(delivery);
     if (created_ != nullptr && outcome == CallEnd::kDelivered) created_->set_ready();
-    if (carrier_ == 0 && created_ == nullptr) return;
     self->with([&](RRefProtocol& p, Effects& out) {
       if (carrier_ != 0) p.carrier_ended(to_, carrier_, outcome, out);
       if (created_ == nullptr || created_->is_owner()) return;
@@ -107,14 +107,10 @@ StatusOr<AttachmentPtr> RRefService::attach(const WorkerInfo& to, const UntypedC
   }
   if (rider != nullptr) {
     data.creation = rider->creation;
-    if (rider->target != nullptr) {
-      MutexLock lock(&mutex_);
-      if (!closed_.ok()) return closed_error();
-      data.use = protocol().use_of(rider->target->handle());
-    }
+    data.use = rider->use;
   }
-  return AttachmentPtr(new RequestAttachment(weak_from_this(), key_of(to), data,
-                                             rider == nullptr ? nullptr : rider->created));
+  return AttachmentPtr(new RequestAttachment(weak_from_this(), key_of(worker().info()), key_of(to),
+                                             data, rider == nullptr ? nullptr : rider->created));
 }
 
 void RRefService::arrive_answer(const WorkerInfo& from, Payload& result, std::string_view metadata,
@@ -132,6 +128,7 @@ StatusOr<RRefHandleRef> RRefService::remote(const Destination& to, UntypedCall c
   {
     MutexLock lock(&mutex_);
     if (!closed_.ok()) return closed_error();
+    if (rider->target != nullptr) rider->use = protocol().use_of(rider->target->handle());
     if (local) {
       handle = protocol().create_local(/*running=*/true);
       local_creations_.insert(handle.rref);
@@ -169,9 +166,11 @@ StatusOr<RRefHandleRef> RRefService::remote(const Destination& to, UntypedCall c
   return created;
 }
 
-CallHandle RRefService::start_use(const RRefHandleRef& handle, UntypedCall call, CallDone done) {
-  if (Status usable = check(*handle); !usable.ok()) {
-    done(annotate(usable, handle->text()));
+CallHandle RRefService::start_use(const RRefHandleRef& handle, const Destination& owner,
+                                  UntypedCall&& call, CallDone done) {
+  StatusOr<Use> use = use_of(*handle);
+  if (!use.ok()) {
+    done(use.status());
     return CallHandle();
   }
   // Ends with the call, or with the failure of the handle's creation, which also cancels the call:
@@ -211,8 +210,8 @@ CallHandle RRefService::start_use(const RRefHandleRef& handle, UntypedCall call,
   };
   auto rider = std::make_shared<RRefRider>();
   rider->target = handle;
+  rider->use = *use;
   call.rider = std::move(rider);
-  const Destination to(handle->owner());
   const auto learn = [handle](StatusOr<Payload>* result) {
     if (result->ok()) {
       handle->set_ready();
@@ -222,7 +221,7 @@ CallHandle RRefService::start_use(const RRefHandleRef& handle, UntypedCall call,
     }
   };
   if (!handle->may_fail()) {
-    return start_call(worker(), to, std::move(call),
+    return start_call(worker(), owner, std::move(call),
                       [learn, done = std::move(done)](StatusOr<Payload> result) mutable {
                         learn(&result);
                         done(std::move(result));
@@ -230,7 +229,7 @@ CallHandle RRefService::start_use(const RRefHandleRef& handle, UntypedCall call,
   }
   auto once = std::make_shared<Once>(std::move(done));
   const uint64_t watch = handle->on_failure([once](const Status& why) { once->fail(why); });
-  CallHandle started = start_call(worker(), to, std::move(call),
+  CallHandle started = start_call(worker(), owner, std::move(call),
                                   [once, learn, handle, watch](StatusOr<Payload> result) {
                                     if (watch != 0) handle->remove(watch);
                                     learn(&result);

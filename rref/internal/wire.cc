@@ -29,7 +29,7 @@ StatusOr<Record> parse(std::string_view bytes) {
   return record;
 }
 
-// What rides on every method call has five records inside; here they are no allocations.
+// What rides on calls has records inside; here they are no allocations.
 class RequestRecord {
  public:
   RequestRecord()
@@ -178,7 +178,7 @@ StatusOr<Message> get_item(const Floors& floors, const v1::RRefControl& in) {
 
 }  // namespace
 
-std::string encode(const RequestData& request) {
+std::string encode(const WorkerKey& sender, const RequestData& request) {
   RequestRecord record;
   v1::RRefRequest& out = *record;
   if (request.creation.has_value()) {
@@ -189,9 +189,19 @@ std::string encode(const RequestData& request) {
     put(c.floors, out.mutable_creation()->mutable_floors());
   }
   if (request.use.has_value()) {
-    put(request.use->rref, out.mutable_use()->mutable_rref());
-    if (!request.use->fork.is_zero()) put(request.use->fork, out.mutable_use()->mutable_fork());
-    out.mutable_use()->set_introduced_by(request.use->introduced_by);
+    const Use& u = *request.use;
+    v1::RRefUse* const use = out.mutable_use();
+    if (u.rref.creator != sender) {
+      use->set_creator(u.rref.creator.id.value());
+      use->set_creator_incarnation(u.rref.creator.incarnation.value());
+    }
+    use->set_counter(u.rref.counter);
+    if (!u.fork.is_zero() && u.fork.creator != sender) {
+      use->set_fork_creator(u.fork.creator.id.value());
+      use->set_fork_creator_incarnation(u.fork.creator.incarnation.value());
+    }
+    use->set_fork_counter(u.fork.counter);
+    use->set_introduced_by(u.introduced_by);
   }
   if (request.carrier.has_value()) put(*request.carrier, out.mutable_carrier());
   return out.SerializeAsString();
@@ -214,9 +224,17 @@ StatusOr<RequestData> decode_request(const WorkerKey& sender, std::string_view b
     out.creation = c;
   }
   if (in.has_use()) {
-    out.use =
-        Use{get<RRefId>(in.use().rref()), get<ForkId>(in.use().fork()), in.use().introduced_by()};
-    if (out.use->rref.is_zero()) return violation("a use without an id");
+    const v1::RRefUse& u = in.use();
+    if (u.counter() == 0) return violation("a use without an id");
+    const auto worker = [&sender](uint32_t id, uint64_t incarnation) {
+      return incarnation == 0 ? sender : WorkerKey{WorkerId(id), Incarnation(incarnation)};
+    };
+    out.use = Use{RRefId{worker(u.creator(), u.creator_incarnation()), u.counter()}, ForkId(),
+                  u.introduced_by()};
+    if (u.fork_counter() != 0) {
+      out.use->fork =
+          ForkId{worker(u.fork_creator(), u.fork_creator_incarnation()), u.fork_counter()};
+    }
   }
   if (in.has_carrier()) {
     WEFT_ASSIGN_OR_RETURN(out.carrier, get(sender, in.carrier()));

@@ -23,7 +23,7 @@ struct RequestData {
 };
 
 // `sender`: whose forks they are.
-WEFT_API std::string encode(const RequestData& request);
+WEFT_API std::string encode(const WorkerKey& sender, const RequestData& request);
 WEFT_API StatusOr<RequestData> decode_request(const WorkerKey& sender, std::string_view bytes);
 WEFT_API std::string encode(const Carrier& carrier);
 WEFT_API StatusOr<Carrier> decode_carrier(const WorkerKey& sender, std::string_view bytes);

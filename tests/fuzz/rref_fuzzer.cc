@@ -20,6 +20,8 @@ using weft::WorkerKey;
 
 const WorkerKey kSender{WorkerId(3), Incarnation(0xabc)};
 
+std::string encode(const RequestData& request) { return weft::internal::encode(kSender, request); }
+
 template <class Decode>
 Status twice(std::string_view bytes, const Decode& decode) {
   const auto value = decoded(bytes.size(), [&] { return decode(bytes); });

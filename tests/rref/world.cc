@@ -65,8 +65,23 @@ void World::fetch(int from, int handle) {
   fetches_.push_back(Fetch{from, owner, handle, protocol(from).use_of(held.handle)});
   if (owner != from) return push(Packet{Packet::kFetch, from, owner, index});
   Effects effects;
-  protocol(from).use(static_cast<uint64_t>(index), key(from), fetches_[index].use, effects);
+  use(from, index, effects);
   perform(from, effects);
+}
+
+void World::use(int owner, int fetch, Effects& effects) {
+  const Fetch& f = fetches_[fetch];
+  const std::optional<Status> short_cut = protocol(owner).use_if_ready(key(f.from), f.use);
+  protocol(owner).use(static_cast<uint64_t>(fetch), key(f.from), f.use, effects);
+  const auto* done = effects.empty() ? nullptr : std::get_if<UseDone>(&effects.back());
+  // Of what is refused, and of the owner's own uses, it says nothing.
+  const bool right = short_cut.has_value()
+                         ? done != nullptr && done->status == *short_cut
+                         : done == nullptr || !done->status.ok() || f.from == owner;
+  if (!right) {
+    fail(absl::StrCat("use_if_ready: ", short_cut.has_value() ? "at once" : "nothing", " for ",
+                      to_string(f.use.rref), " over ", to_string(f.use.fork)));
+  }
 }
 
 void World::close_fetch(int fetch) {
@@ -158,10 +173,7 @@ void World::deliver(Packet packet) {
       break;
     case Packet::kCall: return deliver_call(packet.call);
     case Packet::kAnswer: return deliver_answer(packet);
-    case Packet::kFetch:
-      protocol(packet.to).use(static_cast<uint64_t>(packet.call), key(packet.from),
-                              fetches_[packet.call].use, effects);
-      break;
+    case Packet::kFetch: use(packet.to, packet.call, effects); break;
     case Packet::kFetched: return close_fetch(packet.call);
     case Packet::kGone: return learn(packet.to, packet.from);
   }

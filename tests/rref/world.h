@@ -163,6 +163,8 @@ class World {
   void local(int worker);
   void share(int from, int handle, int to);
   void fetch(int from, int handle);
+  // Also looks whether use_if_ready() says the same.
+  void use(int owner, int fetch, Effects& effects);
   void close_fetch(int fetch);
   void drop(int worker, int handle);
   void end_call(int call, const Status& status, int handle);

@@ -147,19 +147,29 @@ void work(const Worker& w, int i, uint64_t seed, Schedule* out) {
   }
 }
 
-Schedule run_schedule(uint64_t seed, size_t keep_events = 0) {
-  Schedule out;
+struct World {
+  SimRuntime* sim;
+  FaultPlan* plan;
+  std::vector<Worker> workers{3};
+  Schedule out{};
+
+  void each(const char* name, const std::function<void(int)>& body) {
+    std::vector<std::unique_ptr<Thread>> threads;
+    for (int i = 0; i < 3; ++i) threads.push_back(sim->spawn(name, [&body, i] { body(i); }));
+  }
+};
+
+// Three workers join, `body` has them, they leave, and nothing may be left.
+Schedule run_world(uint64_t seed, size_t keep_events, const std::function<void(World*)>& body) {
   auto sim = std::make_shared<SimRuntime>(SimOptions{.seed = seed, .keep_events = keep_events});
   auto network = std::make_shared<InprocNetwork>();
   auto plan = std::make_shared<FaultPlan>(seed);
+  World world{.sim = sim.get(), .plan = plan.get()};
+  Schedule& out = world.out;
   const Status ended = sim->run([&] {
     auto store = std::make_shared<HashStore>(sim);
-    std::vector<Worker> workers(3);
-    const auto each = [&](const char* name, const std::function<void(int)>& body) {
-      std::vector<std::unique_ptr<Thread>> threads;
-      for (int i = 0; i < 3; ++i) threads.push_back(sim->spawn(name, [&body, i] { body(i); }));
-    };
-    each("join", [&](int i) {
+    std::vector<Worker>& workers = world.workers;
+    world.each("join", [&](int i) {
       JoinOptions o;
       o.name = absl::StrCat("w", i);
       o.rank = i;
@@ -185,10 +195,8 @@ Schedule run_schedule(uint64_t seed, size_t keep_events = 0) {
       if (!w.ok()) out.fail(annotate(w.status(), "join"));
     });
     if (!out.status.ok()) return;
-    add_faults(seed, plan.get());
-    each("work", [&](int i) { work(workers[static_cast<size_t>(i)], i, seed, &out); });
-    plan->clear();
-    each("leave", [&](int i) {
+    body(&world);
+    world.each("leave", [&](int i) {
       const ShutdownResult r = workers[static_cast<size_t>(i)].shutdown();
       if (!r.status.ok()) out.fail(annotate(r.status, absl::StrCat("shutdown of w", i)));
     });
@@ -214,7 +222,16 @@ Schedule run_schedule(uint64_t seed, size_t keep_events = 0) {
   out.hash = sim->trace_hash();
   out.hits = plan->hits();
   out.events = sim->last_events();
-  return out;
+  return std::move(world.out);
+}
+
+Schedule run_schedule(uint64_t seed, size_t keep_events = 0) {
+  return run_world(seed, keep_events, [seed](World* world) {
+    add_faults(seed, world->plan);
+    world->each("work",
+                [&](int i) { work(world->workers[static_cast<size_t>(i)], i, seed, &world->out); });
+    world->plan->clear();
+  });
 }
 
 uint64_t environment_number(const char* name, uint64_t fallback) {
@@ -247,6 +264,30 @@ TEST(RRefSim, RandomSchedulesWithFaultsLeaveNothing) {
               static_cast<int>(sum.failed), static_cast<int>(sum.hits));
   EXPECT_GT(sum.hits, static_cast<int64_t>(schedules));
   EXPECT_GT(sum.right, static_cast<int64_t>(schedules) * 8);
+}
+
+// SRV-4, and at the owner one look serves all creations of its span.
+TEST(RRefSim, SRV_4_a_worker_that_makes_and_drops_objects_says_so_now_and_then) {
+  constexpr int kLives = 5'000;
+  constexpr absl::Duration kBetween = absl::Microseconds(20);
+  const Schedule out = run_world(1, 0, [&](World* world) {
+    const Worker& maker = world->workers[0];
+    const Worker& owner = world->workers[1];
+    const absl::Time begin = world->sim->now();
+    for (int i = 0; i < kLives; ++i) {
+      EXPECT_EQ(remote<Cell>(maker, "w1", i).rpc_sync(&Cell::get), i);
+      world->sim->sleep(kBetween);
+    }
+    const double ms = absl::ToDoubleMilliseconds(world->sim->now() - begin);
+    EXPECT_GE(ms, kLives * absl::ToDoubleMilliseconds(kBetween));
+    auto made = maker.debug_info();
+    EXPECT_LE(made["rref_control_batches"], ms + 1) << ms << " ms";
+    EXPECT_GT(made["rref_control_batches"], ms / 2);
+    EXPECT_GT(made["rref_control_items"], kLives * 9 / 10);
+    EXPECT_LE(owner.debug_info()["rref_looks"], ms / 10 + 1) << ms << " ms";
+    EXPECT_LT(Cell::alive(), 100);
+  });
+  EXPECT_TRUE(out.status.ok()) << out.status;
 }
 
 }  // namespace

@@ -22,7 +22,8 @@ RREF = created(1, 0xA, 7)
 FORK = created(1, 0xA, 8)
 FLOORS = field(1, 3) + field(2, 2)
 CREATION = field(1, RREF) + field(2, FORK) + field(3, 5) + field(4, FLOORS)
-USE = field(1, RREF) + field(2, FORK) + field(3, 5)
+USE = (field(1, 1) + fixed64(2, 0xA) + field(3, 7) + field(4, 1) + fixed64(5, 0xA) + field(6, 8)
+       + field(7, 5))
 
 
 def carrier(rrefs=(0, 1, 7), first=20, number=4, is_answer=False, workers=(worker(1, 0xA), worker(2, 0xB))):
@@ -50,7 +51,8 @@ SEEDS = {
     "creation": (request(CREATION), "ok"),
     "creation_for_itself": (request(field(1, RREF)), "ok"),
     "use": (request(use=USE), "ok"),
-    "use_of_the_owner": (request(use=field(1, RREF)), "ok"),
+    "use_of_the_owner": (request(use=field(1, 1) + fixed64(2, 0xA) + field(3, 7)), "ok"),
+    "use_of_what_the_sender_made": (request(use=field(3, 7) + field(6, 8) + field(7, 5)), "ok"),
     "carrier": (request(carried=carrier()), "ok"),
     "all_three": (request(CREATION, USE, carrier((0, 0, 1, 1, 0, 2, 1, 1, 3))), "ok"),
     "nothing": (request(), "ok"),
@@ -64,7 +66,7 @@ SEEDS = {
     "creation_without_an_id": (request(field(2, FORK) + field(3, 5)), "protocol: a creation without ids or number"),
     "creation_without_a_number": (request(field(1, RREF) + field(2, FORK)), "protocol: a creation without ids or number"),
     "creation_without_a_fork": (request(field(1, RREF) + field(3, 5)), "protocol: a creation without ids or number"),
-    "use_without_an_id": (request(use=field(2, FORK)), "protocol: a use without an id"),
+    "use_without_an_id": (request(use=field(6, 8) + field(7, 5)), "protocol: a use without an id"),
     "carrier_without_a_number": (request(carried=carrier(number=0)), "protocol: a carrier without a number"),
     "carrier_of_nothing": (request(carried=carrier(())), "protocol: a carrier of 0 numbers"),
     "carrier_of_two_numbers": (request(carried=carrier((0, 1))), "protocol: a carrier of 2 numbers"),
