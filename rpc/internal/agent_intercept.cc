@@ -100,7 +100,10 @@ StatusOr<AttachmentsRef> Agent::attach(const WorkerInfo& to, const UntypedCall& 
 
 CallHandle Agent::start_intercepted(const Destination& to, UntypedCall&& call, CallDone done) {
   StatusOr<WorkerInfo> info = absl::UnknownError("");
-  {
+  if (to.by_info() && call.arguments.references.empty()) {
+    // Whether it is there still, issue() will see.
+    info = WorkerInfo{to.name(), static_cast<uint32_t>(to.id()), to.incarnation()};
+  } else {
     MutexLock lock(&mutex_);
     StatusOr<const Member*> member = members_->resolve(to);
     info = member.ok() ? StatusOr<WorkerInfo>((*member)->info) : member.status();

@@ -55,6 +55,9 @@ class RRefHandle final : public Reference {
   bool ready() const { return ready_.load(std::memory_order_acquire); }
   void set_ready() const { ready_.store(true, std::memory_order_release); }
 
+  // What every use of it carries, encoded; empty before the first. Under the service's mutex.
+  std::string& use_bytes() const { return use_bytes_; }
+
   // Of the creator, whose creation may fail while it is used.
   bool may_fail() const { return is_creator_ && !ready(); }
   // `fn` runs once when it does, unless removed before. 0: it cannot happen any more.
@@ -70,6 +73,7 @@ class RRefHandle final : public Reference {
   const CreationSite site_;
   const absl::Time created_;
   mutable std::atomic<bool> ready_{false};
+  mutable std::string use_bytes_;
   mutable Mutex mutex_;
   mutable uint64_t last_watcher_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable std::map<uint64_t, std::function<void(const Status&)>> watchers_ ABSL_GUARDED_BY(mutex_);

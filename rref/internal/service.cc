@@ -184,13 +184,6 @@ Status RRefService::check(const RRefHandle& handle) {
   return protocol().check(handle.handle());
 }
 
-StatusOr<Use> RRefService::use_of(const RRefHandle& handle) {
-  MutexLock lock(&mutex_);
-  Status usable = closed_.ok() ? protocol().check(handle.handle()) : closed_error();
-  if (!usable.ok()) return annotate(usable, handle.text());
-  return protocol().use_of(handle.handle());
-}
-
 bool RRefService::confirmed(const RRefHandle& handle) {
   MutexLock lock(&mutex_);
   return closed_.ok() && protocol().confirmed(handle.handle());

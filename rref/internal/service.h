@@ -64,6 +64,7 @@ struct RRefRider : CallRider {
   std::optional<Creation> creation{};
   RRefHandleRef target{};    // used by this call
   std::optional<Use> use{};  // what that says
+  std::string use_bytes{};   // the same, encoded; empty where it has to be
   std::string signature{};   // of a constructor: UntypedCall only refers to it
 };
 
@@ -91,8 +92,6 @@ class RRefService final : public Service,
   CallHandle start_local_use(const RRefHandleRef& handle, const std::type_info& type,
                              Timeout deadline, LocalDone done);
   Status check(const RRefHandle& handle);
-  // What a call over the handle carries; an error when it cannot be used.
-  StatusOr<Use> use_of(const RRefHandle& handle);
   bool confirmed(const RRefHandle& handle);
   void drop(const RRefHandle& handle);
 
@@ -122,6 +121,7 @@ class RRefService final : public Service,
 
  private:
   class RequestAttachment;
+  class UseAttachment;
   class AnswerAttachment;
   struct LocalUse;
   struct Request;  // one with metadata, until its handler starts (service_arrivals.cc)
@@ -187,6 +187,9 @@ class RRefService final : public Service,
   void cancel_local_use(const std::shared_ptr<LocalUse>& use, const Status& why);
 
   // ---- service_requests.cc ----
+  // Whom a call over the handle is for, and what it says of it; an error when it cannot be used.
+  StatusOr<std::shared_ptr<RRefRider>> rider_for(const RRefHandleRef& handle)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // The error names the first that cannot be sent.
   StatusOr<Carrier> share(const WorkerInfo& to, const Payload& payload, bool is_answer);
   // Of the answers to `peer`, those before this one may be asked about now.

@@ -56,6 +56,13 @@ class RRefService::RequestAttachment final : public Attachment {
   const RRefHandleRef created_;  // by this call
 };
 
+// A use alone changes nothing, so nobody has to hear how it ended.
+class RRefService::UseAttachment final : public Attachment {
+ public:
+  using Attachment::Attachment;
+  void ended(Delivery, const Status&) override {}
+};
+
 bool RRefService::concerns(const UntypedCall& call) const {
   return !call.arguments.references.empty() ||
          (call.rider != nullptr && dynamic_cast<const RRefRider*>(call.rider.get()) != nullptr);
@@ -101,6 +108,9 @@ StatusOr<Carrier> RRefService::share(const WorkerInfo& to, const Payload& payloa
 
 StatusOr<AttachmentPtr> RRefService::attach(const WorkerInfo& to, const UntypedCall& call) {
   const auto* rider = dynamic_cast<const RRefRider*>(call.rider.get());
+  if (rider != nullptr && !rider->use_bytes.empty() && call.arguments.references.empty()) {
+    return AttachmentPtr(new UseAttachment(rider->use_bytes));
+  }
   RequestData data;
   if (!call.arguments.references.empty()) {
     WEFT_ASSIGN_OR_RETURN(data.carrier, share(to, call.arguments, /*is_answer=*/false));
@@ -166,11 +176,29 @@ StatusOr<RRefHandleRef> RRefService::remote(const Destination& to, UntypedCall c
   return created;
 }
 
+StatusOr<std::shared_ptr<RRefRider>> RRefService::rider_for(const RRefHandleRef& handle) {
+  auto rider = std::make_shared<RRefRider>();
+  rider->target = handle;
+  MutexLock lock(&mutex_);
+  Status usable = closed_.ok() ? protocol().check(handle->handle()) : closed_error();
+  if (!usable.ok()) return annotate(usable, handle->text());
+  rider->use = protocol().use_of(handle->handle());
+  // Nothing of it changes while the handle lives.
+  std::string& bytes = handle->use_bytes();
+  if (bytes.empty()) {
+    RequestData data;
+    data.use = rider->use;
+    bytes = encode(protocol().self(), data);
+  }
+  rider->use_bytes = bytes;
+  return rider;
+}
+
 CallHandle RRefService::start_use(const RRefHandleRef& handle, const Destination& owner,
                                   UntypedCall&& call, CallDone done) {
-  StatusOr<Use> use = use_of(*handle);
-  if (!use.ok()) {
-    done(use.status());
+  StatusOr<std::shared_ptr<RRefRider>> rider = rider_for(handle);
+  if (!rider.ok()) {
+    done(rider.status());
     return CallHandle();
   }
   // Ends with the call, or with the failure of the handle's creation, which also cancels the call:
@@ -208,10 +236,7 @@ CallHandle RRefService::start_use(const RRefHandleRef& handle, const Destination
     Mutex mutex_;
     CallHandle call_ ABSL_GUARDED_BY(mutex_);
   };
-  auto rider = std::make_shared<RRefRider>();
-  rider->target = handle;
-  rider->use = *use;
-  call.rider = std::move(rider);
+  call.rider = *std::move(rider);
   const auto learn = [handle](StatusOr<Payload>* result) {
     if (result->ok()) {
       handle->set_ready();

@@ -178,6 +178,32 @@ StatusOr<Message> get_item(const Floors& floors, const v1::RRefControl& in) {
 
 }  // namespace
 
+namespace {
+
+StatusOr<Use> get(const WorkerKey& sender, const v1::RRefUse& in) {
+  if (in.counter() == 0) return violation("a use without an id");
+  const auto worker = [&sender](uint32_t id, uint64_t incarnation) {
+    return incarnation == 0 ? sender : WorkerKey{WorkerId(id), Incarnation(incarnation)};
+  };
+  Use out{RRefId{worker(in.creator(), in.creator_incarnation()), in.counter()}, ForkId(),
+          in.introduced_by()};
+  if (in.fork_counter() != 0) {
+    out.fork = ForkId{worker(in.fork_creator(), in.fork_creator_incarnation()), in.fork_counter()};
+  }
+  return out;
+}
+
+// Of a request that has a use and nothing else, as every method call is: the bytes of the use. It
+// can be read without a record around it.
+std::string_view use_alone(std::string_view request) {
+  constexpr char kTag = (v1::RRefRequest::kUseFieldNumber << 3) | 2;
+  const bool alone = request.size() > 2 && request.size() < 130 && request[0] == kTag &&
+                     static_cast<uint8_t>(request[1]) == request.size() - 2;
+  return alone ? request.substr(2) : std::string_view();
+}
+
+}  // namespace
+
 std::string encode(const WorkerKey& sender, const RequestData& request) {
   RequestRecord record;
   v1::RRefRequest& out = *record;
@@ -208,6 +234,13 @@ std::string encode(const WorkerKey& sender, const RequestData& request) {
 }
 
 StatusOr<RequestData> decode_request(const WorkerKey& sender, std::string_view bytes) {
+  if (const std::string_view alone = use_alone(bytes); !alone.empty()) {
+    v1::RRefUse use;
+    WEFT_RETURN_IF_ERROR(parse(alone, &use));
+    RequestData out;
+    WEFT_ASSIGN_OR_RETURN(out.use, get(sender, use));
+    return out;
+  }
   RequestRecord record;
   WEFT_RETURN_IF_ERROR(parse(bytes, &*record));
   const v1::RRefRequest& in = *record;
@@ -224,17 +257,7 @@ StatusOr<RequestData> decode_request(const WorkerKey& sender, std::string_view b
     out.creation = c;
   }
   if (in.has_use()) {
-    const v1::RRefUse& u = in.use();
-    if (u.counter() == 0) return violation("a use without an id");
-    const auto worker = [&sender](uint32_t id, uint64_t incarnation) {
-      return incarnation == 0 ? sender : WorkerKey{WorkerId(id), Incarnation(incarnation)};
-    };
-    out.use = Use{RRefId{worker(u.creator(), u.creator_incarnation()), u.counter()}, ForkId(),
-                  u.introduced_by()};
-    if (u.fork_counter() != 0) {
-      out.use->fork =
-          ForkId{worker(u.fork_creator(), u.fork_creator_incarnation()), u.fork_counter()};
-    }
+    WEFT_ASSIGN_OR_RETURN(out.use, get(sender, in.use()));
   }
   if (in.has_carrier()) {
     WEFT_ASSIGN_OR_RETURN(out.carrier, get(sender, in.carrier()));
