@@ -71,7 +71,7 @@ TEST_P(RRefForever, X6_known) {
     wait_hit(c[1], rule);
     lib_.hold->open();
     EXPECT_EQ(x.to_here(), 7) << "its answer says the same";
-    EXPECT_TRUE(x.confirmed_by_owner());
+    eventually(c[0], [&] { return x.confirmed_by_owner(); }, "the answer of the creation");
   });
 }
 
