@@ -71,7 +71,8 @@ TEST_P(RRefForever, X6_known) {
     wait_hit(c[1], rule);
     lib_.hold->open();
     EXPECT_EQ(x.to_here(), 7) << "its answer says the same";
-    eventually(c[0], [&] { return x.confirmed_by_owner(); }, "the answer of the creation");
+    eventually(
+        c[0], [&] { return x.confirmed_by_owner(); }, "the answer of the creation");
   });
 }
 
