@@ -3,7 +3,9 @@
 Where a row has no peer, its bar is in the row's unit.
 """
 
+import json
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -152,17 +154,32 @@ def total_rate(bench, size, tag, seconds, limit_s):
         return sum(answer["rate"] for answer in group.ask(f"all {seconds}", seconds + limit_s))
 
 
+def bare_rate(bench, size, seconds):
+    """The same over sockets without any library: what switching between processes leaves."""
+    program = Path(bench.drivers[OURS].spec.command[0]).parent / "bench_bare_sockets"
+    command = [str(program), "--processes", str(size), "--seconds", str(seconds)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60 + seconds)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DriverError(str(error)) from error
+    if done.returncode != 0:
+        raise DriverError(f"{program.name} ended with {done.returncode}: {done.stderr.strip()}")
+    return json.loads(done.stdout)["rate"]
+
+
 def row_t15(bench, quick):
     seconds = 3 if quick else 10
     metric = f"calls of {T15_MANY} processes, all to all, against those of {T15_SMALL}"
     bench.log(f"T15: {metric}")
     rates = {T15_SMALL: [], T15_MANY: []}
+    bare = {T15_SMALL: [], T15_MANY: []}
     try:
         for number in range(2 if quick else 3):
             order = list(rates) if number % 2 == 0 else list(rates)[::-1]
             for size in order:
                 tag = f"t15-{size}-{number}"
                 rates[size].append(total_rate(bench, size, tag, seconds, 120))
+                bare[size].append(bare_rate(bench, size, seconds / 4))
         for size, values in rates.items():
             text = ", ".join(f"{value:.0f}" for value in values)
             bench.log(f"    {size} processes: {text} calls/s")
@@ -178,8 +195,11 @@ def row_t15(bench, quick):
         bench.log(f"    {T15_CROWD} processes: {second.ours:.0f} calls/s")
     except DriverError as error:
         second.error = str(error)
+    third = Figure("T15.3", "the same as T15.1 of bare sockets", "calls/s", "higher")
+    third.ours, third.peer = median(bare[T15_MANY]), median(bare[T15_SMALL])
+    third.peer_name = f"bare sockets, {T15_SMALL} processes"
     parts = [first, second]
-    return [worst_of("T15", "more processes than cores", parts), *parts]
+    return [worst_of("T15", "more processes than cores", parts), *parts, third]
 
 
 def memory_kib(pid, field):
