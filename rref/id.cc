@@ -4,10 +4,6 @@
 
 namespace weft {
 
-std::string to_string(const WorkerKey& key) {
-  return absl::StrCat("worker ", to_string(key.id), " (", to_string(key.incarnation), ")");
-}
-
 std::string to_string(const RRefId& id) {
   return absl::StrCat("RRef ", to_string(id.creator.id), "/", to_string(id.creator.incarnation),
                       "/", id.counter);

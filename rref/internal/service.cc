@@ -64,12 +64,6 @@ Status RRefService::closed_error() const {
                                                     std::string(closed_.message())));
 }
 
-WorkerInfo RRefService::info_of(const WorkerKey& key) const {
-  const StatusOr<WorkerInfo> info = worker().try_get_worker_info(key.id.value());
-  if (info.ok() && info->incarnation == key.incarnation.value()) return *info;
-  return WorkerInfo{to_string(key), key.id.value(), key.incarnation.value()};
-}
-
 std::string RRefService::name_of(const WorkerKey& key) const {
   return absl::StrCat("'", info_of(key).name, "'");
 }

@@ -46,10 +46,6 @@ inline constexpr std::string_view kControlSignature = "(bytes)->bytes";
 inline constexpr std::string_view kFetchMethod = "@rref.fetch";
 inline constexpr std::string_view kFetchSignature = "()->value";
 
-inline WorkerKey key_of(const WorkerInfo& info) {
-  return WorkerKey{WorkerId(info.id), Incarnation(info.incarnation)};
-}
-
 // An object of this worker.
 struct RRefValue {
   KeptObject kept;
@@ -174,7 +170,7 @@ class RRefService final : public Service,
   void sort_out_locked(Effects effects, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void perform(Todo todo);
   std::shared_ptr<RRefHandle> make_handle(const Handle& handle, bool is_creator, CreationSite site);
-  WorkerInfo info_of(const WorkerKey& key) const;
+  WorkerInfo info_of(const WorkerKey& key) const { return weft::info_of(worker(), key); }
   std::string name_of(const WorkerKey& key) const;
   RRefValueRef make_value(KeptObject kept) const;
   void destroy_later(std::vector<RRefValueRef> values);

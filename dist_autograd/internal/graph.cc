@@ -1,0 +1,130 @@
+// Finding the part of the graph that a pass needs.
+
+#include "weft/dist_autograd/internal/graph.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "torch/csrc/autograd/functions/accumulate_grad.h"
+
+namespace weft::internal {
+
+PassGraph::PassGraph(const AutogradContextId& context, const WorkerKey& self, FindSend find_send)
+    : context_(context), self_(self), find_send_(std::move(find_send)) {}
+
+uint32_t PassGraph::add(const NodePtr& node, bool* is_new) {
+  const auto [at, inserted] =
+      index_.try_emplace(node.get(), static_cast<uint32_t>(nodes_.size()));
+  *is_new = inserted;
+  if (!inserted) return at->second;
+  Entry& entry = nodes_.emplace_back();
+  entry.node = node;
+  if (dynamic_cast<const RecvRpcBackward*>(node.get()) != nullptr) {
+    entry.kind = Kind::kRecv;
+    entry.reached.resize(node->num_inputs());
+  } else if (dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get()) != nullptr) {
+    entry.kind = Kind::kLeaf;
+  }
+  ++left_;
+  return at->second;
+}
+
+Status PassGraph::touch(const torch::autograd::Edge& edge, std::vector<uint32_t>* to_walk,
+                        Reached* reached, uint32_t* target) {
+  *target = kDead;
+  if (!edge.is_valid()) return absl::OkStatus();
+  bool is_new = false;
+  const uint32_t index = add(edge.function, &is_new);
+  *target = index;
+  ++nodes_[index].waits_for;
+  if (nodes_[index].kind == Kind::kInterior && is_new) to_walk->push_back(index);
+  if (nodes_[index].kind != Kind::kRecv) return absl::OkStatus();
+  const auto& recv = static_cast<const RecvRpcBackward&>(*edge.function);
+  if (recv.context != context_) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("a loss of ", to_string(context_),
+                                   " depends on a tensor that was received from ",
+                                   to_string(recv.origin), " in ", to_string(recv.context),
+                                   ": detach it, or compute both in one context"));
+  }
+  if (nodes_[index].reached[edge.input_nr]) return absl::OkStatus();
+  nodes_[index].reached[edge.input_nr] = true;
+  if (recv.origin == self_) return open(recv.message, {edge.input_nr}, to_walk, reached);
+  (*reached)[recv.origin][recv.message].push_back(edge.input_nr);
+  return absl::OkStatus();
+}
+
+Status PassGraph::open(uint64_t message, const Outputs& outputs, std::vector<uint32_t>* to_walk,
+                       Reached* reached) {
+  auto at = sends_.find(message);
+  if (at == sends_.end()) {
+    const NodePtr send = find_send_(message);
+    if (send == nullptr) {
+      return make_error(ErrorKind::kNotFound,
+                        absl::StrCat("message ", message, " of ", to_string(self_), " in ",
+                                     to_string(context_), " is not recorded"));
+    }
+    bool is_new = false;
+    at = sends_.emplace(message, add(send, &is_new)).first;
+    Entry& entry = nodes_[at->second];
+    entry.kind = Kind::kSend;
+    entry.waits_for = 1;
+    entry.targets.assign(send->num_outputs(), kDead);
+  }
+  const uint32_t index = at->second;
+  const NodePtr send = nodes_[index].node;
+  for (const uint32_t output : outputs) {
+    if (output >= nodes_[index].targets.size() || nodes_[index].targets[output] != kDead) {
+      return make_error(
+          ErrorKind::kProtocol,
+          absl::StrCat("output ", output, " of message ", message, " of ", to_string(self_),
+                       output < send->num_outputs() ? " was named twice" : " does not exist, of ",
+                       output < send->num_outputs() ? "" : absl::StrCat(send->num_outputs())));
+    }
+    ++named_;
+    uint32_t target = kDead;
+    WEFT_RETURN_IF_ERROR(touch(send->next_edge(output), to_walk, reached, &target));
+    nodes_[index].targets[output] = target;
+  }
+  return absl::OkStatus();
+}
+
+Status PassGraph::walk(std::vector<uint32_t> to_walk, Reached* reached) {
+  while (!to_walk.empty()) {
+    const uint32_t index = to_walk.back();
+    to_walk.pop_back();
+    const NodePtr node = nodes_[index].node;
+    std::vector<uint32_t> targets;
+    targets.reserve(node->num_outputs());
+    for (const torch::autograd::Edge& edge : node->next_edges()) {
+      targets.emplace_back();
+      WEFT_RETURN_IF_ERROR(touch(edge, &to_walk, reached, &targets.back()));
+    }
+    nodes_[index].targets = std::move(targets);
+  }
+  return absl::OkStatus();
+}
+
+Status PassGraph::root(const torch::autograd::Edge& edge, at::Tensor gradient, Reached* reached) {
+  std::vector<uint32_t> to_walk;
+  uint32_t target = kDead;
+  WEFT_RETURN_IF_ERROR(touch(edge, &to_walk, reached, &target));
+  roots_.emplace_back(edge, std::move(gradient));
+  return walk(std::move(to_walk), reached);
+}
+
+Status PassGraph::name(uint64_t message, const Outputs& outputs, Reached* reached) {
+  std::vector<uint32_t> to_walk;
+  WEFT_RETURN_IF_ERROR(open(message, outputs, &to_walk, reached));
+  return walk(std::move(to_walk), reached);
+}
+
+std::vector<uint64_t> PassGraph::missing() const {
+  std::vector<uint64_t> out;
+  for (const auto& [message, index] : sends_) {
+    if (!nodes_[index].fed) out.push_back(message);
+  }
+  return out;
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,143 @@
+#ifndef WEFT_DIST_AUTOGRAD_INTERNAL_GRAPH_H_
+#define WEFT_DIST_AUTOGRAD_INTERNAL_GRAPH_H_
+
+// PassGraph: the part of a pass's graph that lies at one worker. First it is found (root, name:
+// walks from the roots and from the sends that others have reached, counting what each node waits
+// for), then it is run (feed, run). LibTorch's engine cannot do this: it wants all roots at once,
+// and here gradients come one by one, from others that wait for ours.
+//
+// The nodes are called one by one, in an order of our own, inside a single node that LibTorch's
+// engine runs: so hooks find its thread-locals as they expect them.
+//
+// Not thread-safe: first the pass's mutex guards it, then whoever runs it owns it.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <queue>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/container/flat_hash_map.h"
+#include "torch/csrc/autograd/input_buffer.h"
+#include "weft/common/error.h"
+#include "weft/dist_autograd/internal/functions.h"
+#include "weft/dist_autograd/internal/torch_compat.h"
+
+namespace weft::internal {
+
+// A leaf and what a pass has added up for it.
+struct LeafGradient {
+  at::Tensor leaf{};
+  at::Tensor gradient{};
+};
+
+// Adds `gradient` to `*sum`, which may be undefined yet, as LibTorch does for a leaf: its buffer is
+// taken over when only `references`, which are ours, hold it, and cloned otherwise.
+// REQUIRES: grad mode is off.
+void add_gradient(const at::Tensor& leaf, at::Tensor* sum, const at::Tensor& gradient,
+                  size_t references);
+
+class PassGraph {
+ public:
+  using Outputs = std::vector<uint32_t>;
+  // What the walks have reached at others: by origin, by message, outputs that were not reached
+  // before.
+  using Reached = std::map<WorkerKey, std::map<uint64_t, Outputs>>;
+  // For the origin of a message.
+  struct Outgoing {
+    WorkerKey origin;
+    uint64_t message = 0;
+    std::vector<at::Tensor> gradients{};  // undefined: none
+  };
+  // The send of a message of this worker; null when there is none.
+  using FindSend = std::function<NodePtr(uint64_t message)>;
+
+  PassGraph(const AutogradContextId& context, const WorkerKey& self, FindSend find_send);
+
+  // Before it runs. Default: no, a node frees what it has saved when it has run.
+  void set_retain_graph(bool retain) { retain_graph_ = retain; }
+
+  // ---- finding ----
+  // A loss, and the gradient to begin with.
+  Status root(const torch::autograd::Edge& edge, at::Tensor gradient, Reached* reached);
+  // Another worker has reached these outputs of a message that this worker has sent. An error when
+  // it has sent none, or one has been named before.
+  Status name(uint64_t message, const Outputs& outputs, Reached* reached);
+  // Outputs named so far, of all messages.
+  size_t named() const { return named_; }
+  bool has_live_sends() const { return !sends_.empty(); }
+
+  // ---- running ----
+  // The gradients of a message, each of the shape and type of its tensor. False: nobody has named
+  // that message, or it was fed before.
+  StatusOr<bool> feed(uint64_t message, std::vector<at::Tensor> gradients);
+  // Runs what can be run; appends what leaves. Throws what a node or hook throws, as an error that
+  // names the node: nothing can be done with the graph then.
+  void run(std::vector<Outgoing>* out);
+  // All that was found has run.
+  bool complete() const { return left_ == 0; }
+  // Messages that are waited for.
+  std::vector<uint64_t> missing() const;
+
+  // In the order in which they were found.
+  std::vector<LeafGradient> take_leaves();
+  size_t nodes() const { return nodes_.size(); }
+
+ private:
+  enum class Kind : uint8_t { kInterior, kLeaf, kSend, kRecv };
+  struct Entry {
+    NodePtr node{};
+    Kind kind = Kind::kInterior;
+    uint32_t waits_for = 0;              // edges and messages that will still bring something
+    std::vector<uint32_t> targets{};     // parallel to the node's edges; kDead: goes nowhere
+    std::vector<bool> reached{};         // recv: by input
+    std::optional<torch::autograd::InputBuffer> buffer{};
+    bool fed = false;                    // send
+    at::Tensor gradient{};               // leaf
+  };
+  struct Ready {
+    uint64_t sequence = 0;
+    uint64_t order = 0;
+    uint32_t index = 0;
+    bool operator<(const Ready& other) const {
+      return sequence != other.sequence ? sequence < other.sequence : order > other.order;
+    }
+  };
+  class Driver;
+
+  uint32_t add(const NodePtr& node, bool* is_new);
+  Status touch(const torch::autograd::Edge& edge, std::vector<uint32_t>* to_walk, Reached* reached,
+               uint32_t* target);
+  Status open(uint64_t message, const Outputs& outputs, std::vector<uint32_t>* to_walk,
+              Reached* reached);
+  Status walk(std::vector<uint32_t> to_walk, Reached* reached);
+  void arrived(uint32_t index);  // one of those that it waits for
+  void run_ready(std::vector<Outgoing>* out);
+  void run_node(uint32_t index, std::vector<Outgoing>* out);
+  torch::autograd::variable_list call(Entry* entry, torch::autograd::variable_list in,
+                                      std::vector<Outgoing>* out);
+  void accumulate(Entry* entry, at::Tensor gradient, bool has_post_hooks);
+
+  static constexpr uint32_t kDead = ~0U;
+
+  const AutogradContextId context_;
+  const WorkerKey self_;
+  bool retain_graph_ = false;
+  const FindSend find_send_;
+  std::vector<Entry> nodes_;
+  absl::flat_hash_map<const Node*, uint32_t> index_;
+  std::map<uint64_t, uint32_t> sends_;  // by message
+  std::vector<std::pair<torch::autograd::Edge, at::Tensor>> roots_;
+  std::priority_queue<Ready> ready_;
+  uint64_t order_ = 0;
+  size_t named_ = 0;
+  size_t left_ = 0;
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_DIST_AUTOGRAD_INTERNAL_GRAPH_H_
