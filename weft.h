@@ -15,6 +15,8 @@
 #include "weft/common/error.h"
 #include "weft/common/future.h"
 #include "weft/common/time.h"
+#include "weft/dist_autograd/context.h"
+#include "weft/dist_autograd/service.h"
 #include "weft/rpc/arena.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/call_context.h"
@@ -40,11 +42,13 @@ namespace weft {
 inline Worker join(JoinOptions options = {}) {
   options.services.push_back(group_service());
   options.services.push_back(rref_service());
+  options.services.push_back(dist_autograd_service());
   return Worker::join(std::move(options));
 }
 inline StatusOr<Worker> try_join(JoinOptions options = {}) {
   options.services.push_back(group_service());
   options.services.push_back(rref_service());
+  options.services.push_back(dist_autograd_service());
   return Worker::try_join(std::move(options));
 }
 

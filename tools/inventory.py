@@ -145,6 +145,8 @@ PYTORCH = {
          "test_remote_message_script_delay_timeout test_udf_remote_message_delay_timeout_to_self "
          "test_remote_message_builtin_delay_timeout_to_self test_remote_message_script_delay_timeout_to_self",
     120: "test_check_failed_messages",
+    121: "test_owner_rref_backward",
+    122: "test_user_rref_backward",
     123: "test_wait_all_workers_dense test_wait_all_workers_twice_dense",
     124: "test_graceful_shutdown_with_uneven_workload",
     125: "test_shutdown_followed_by_rpc",
@@ -155,6 +157,7 @@ PYTORCH = {
     130: "test_rpc_barrier_all test_rpc_barrier_subset test_rpc_barrier_partial_subset "
          "test_rpc_barrier_multithreaded",
     131: "test_remote_parameters",
+    132: "test_get_module_rref",
     133: "test_train_eval",
     134: "test_unsupported_methods",
     135: "test_send_remote_module_over_the_wire",
@@ -163,8 +166,66 @@ PYTORCH = {
     138: "test_batch_updating_parameter_server",
     139: "test_rl_rpc",
 }
-# The same of remote modules and of tensors on devices (DA-n).
-DEVICES = {
+# The same of distributed autograd, of remote modules and of tensors on devices (DA-n).
+AUTOGRAD = {
+    1: "test_autograd_context",
+    2: "test_nested_context",
+    3: "test_worker_ids_recorded",
+    4: "test_error_in_context",
+    5: "test_graph_for_builtin_call test_graph_for_python_call",
+    6: "test_graph_for_builtin_remote_call test_graph_for_python_remote_call",
+    7: "test_graph_for_py_nested_call",
+    8: "test_graph_for_py_nested_call_itself",
+    9: "test_no_graph_with_tensors_not_require_grad",
+    10: "test_rpc_complex_args",
+    11: "test_grad_only_on_return_value",
+    12: "test_context_cleanup_tensor_with_grad test_context_cleanup_tensor_no_grad "
+        "test_context_cleanup_no_tensors",
+    13: "test_context_cleanup_nested_rpc",
+    14: "test_context_cleanup_tensor_with_grad",
+    15: "test_thread_local_context_id",
+    16: "test_debug_info",
+    17: "test_backward_simple test_backward_simple_self",
+    18: "test_backward_multiple_round_trips",
+    19: "test_backward_different_tensor_dims",
+    20: "test_backward_different_dtypes",
+    21: "test_backward_multiple_roots",
+    22: "test_backward_multiple_output_tensors",
+    23: "test_backward_unused_tensors",
+    24: "test_mixed_requires_grad",
+    25: "test_backward_without_rpc",
+    26: "test_backward_simple_python_udf test_backward_simple_script_call "
+        "test_backward_complex_python_udf test_backwards_nested_python_udf",
+    27: "test_backward_rref test_backward_rref_multi test_backward_rref_nested",
+    28: "test_trainer_ps",
+    29: "test_backward_accumulate_grads",
+    30: "test_nested_backward_accumulate_grads",
+    31: "test_multiple_backward",
+    32: "test_async_dist_autograd",
+    33: "test_backward_verify_hooks",
+    34: "test_post_hooks",
+    35: "test_no_grad_copy test_no_grad_copy_sparse test_grad_copy_sparse_indices_extra_ref",
+    36: "test_embedding_bag_with_no_grad_tensors",
+    37: "test_backward_unused_send_function",
+    38: "test_backward_without_context",
+    39: "test_backward_invalid_args",
+    40: "test_backward_no_grad_on_tensor",
+    41: "test_backward_autograd_engine_error",
+    42: "test_backward_python_udf_error",
+    43: "test_backward_node_failure",
+    44: "test_backward_node_failure_python_udf",
+    45: "test_multiple_backward_with_errors",
+    46: "test_clean_context_during_backward",
+    47: "test_dist_autograd_profiling",
+    48: "test_gpu_simple",
+    49: "test_gpu_to_cpu_continuation test_gpu_to_cpu_continuation_gpu_root",
+    50: "test_device_maps_backward_pass",
+    51: "test_dist_autograd_sync_streams",
+    52: "test_gradients_synchronizations",
+    53: "test_dist_optim",
+    54: "test_dist_optim_none_grads",
+    55: "test_dist_optim_exception",
+    56: "test_dist_optim_exception_on_constructor",
     57: "test_forward_sync test_forward_async test_forward_with_kwargs",
     58: "test_bad_module",
     67: "test_device_maps_wrong_worker_name test_device_maps_invalid_max_local_device "
@@ -193,9 +254,14 @@ SCENARIOS = {
     3: "join again in one process",
     4: "legal names, prefixes, churn",
     6: "no abort, whatever message fails",
+    5: "unused calls",
     7: "error fidelity",
     8: "nested synchronous calls",
+    9: "release with calls in flight",
+    10: "a backward longer than the deadline of a call",
+    11: "a failure tells everyone",
     12: "shutdown with a dead peer",
+    13: "an optimizer's step, all or nothing",
     14: "timeouts, zero, infinite",
 }
 CASE = re.compile(r"\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+)\s*,\s*(\w+)\s*\)")
@@ -206,7 +272,7 @@ def entries():
     """(id, title) of every entry, in order."""
     for number, names in PYTORCH.items():
         yield f"RPC-{number}", ", ".join(f"`{name}`" for name in names.split())
-    for number, names in DEVICES.items():
+    for number, names in AUTOGRAD.items():
         yield f"DA-{number}", ", ".join(f"`{name}`" for name in names.split())
     for number, title in SCENARIOS.items():
         yield f"X{number}", title
@@ -286,7 +352,7 @@ def main():
             out.write(page)
     for problem in problems:
         print(f"inventory: {problem}")
-    print(f"inventory: {len(PYTORCH) + len(DEVICES) + len(SCENARIOS)} entries, {len(problems)} problems")
+    print(f"inventory: {len(PYTORCH) + len(AUTOGRAD) + len(SCENARIOS)} entries, {len(problems)} problems")
     return 1 if problems else 0
 
 

@@ -107,12 +107,16 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   // ---- from others ----
   void on_discover(const WorkerKey& from, bool retain, const Messages& messages,
                    OnDiscovered reply);
-  Status on_gradient(const WorkerKey& from, uint64_t message, std::vector<at::Tensor> gradients);
-  Status on_close();
+  // These two say `taken` before they run what can be run.
+  void on_gradient(const WorkerKey& from, uint64_t message, std::vector<at::Tensor> gradients,
+                   OnTold taken);
+  void on_close(OnTold taken);
   Status on_done(const WorkerKey& from);
   void on_abort(const Status& why, OnTold reply);
   // Ends the pass here and tells those below. The first error counts.
   void fail(Status why);
+  // Forgets its gradients when it is done here: it has failed elsewhere, as all others know.
+  void drop();
   // A worker died or left: ends the pass if it has to do with it.
   void on_gone(const WorkerKey& worker, const Status& why);
 
@@ -120,7 +124,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::string waits_for() const;
 
  private:
-  struct Send;  // what is to be sent without the mutex
+  // What is to be done without the mutex.
   using Todo = std::vector<absl::AnyInvocable<void()>>;
 
   // Sends discovers to those that were reached.

@@ -1,0 +1,146 @@
+#include "weft/dist_autograd/context.h"
+
+#include <utility>
+
+#include "ATen/ops/ones_like.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "torch/csrc/autograd/variable.h"
+#include "weft/dist_autograd/internal/service.h"
+
+namespace weft {
+namespace {
+
+using internal::ContextRef;
+using internal::DistAutogradService;
+
+constexpr absl::Duration kDeadline = absl::Seconds(60);
+
+std::shared_ptr<DistAutogradService> service_of(const Worker& worker) {
+  auto service = worker.service<DistAutogradService>();
+  if (service == nullptr) {
+    throw_error(make_error(
+        ErrorKind::kState, absl::StrCat("worker '", worker.name(),
+                                        "' has no distributed autograd: list "
+                                        "dist_autograd_service() at join")));
+  }
+  return service;
+}
+
+std::string shape_of(const at::Tensor& tensor) {
+  return absl::StrCat(tensor.toString(), " of [", absl::StrJoin(tensor.sizes(), ", "), "]");
+}
+
+Status wrong(size_t loss, std::string_view what) {
+  return make_error(ErrorKind::kInvalidArgument,
+                    absl::StrCat("backward: loss ", loss, " ", std::string(what)));
+}
+
+// The gradient to begin with.
+StatusOr<at::Tensor> first_gradient(size_t index, const at::Tensor& loss, const at::Tensor& given) {
+  if (!loss.defined()) return wrong(index, "is undefined");
+  if (!loss.requires_grad()) return wrong(index, "does not require grad");
+  if (!given.defined()) {
+    if (loss.numel() == 1) return at::ones_like(loss);
+    return wrong(index, absl::StrCat("is ", shape_of(loss),
+                                     ": only one of a single element can be without a gradient"));
+  }
+  if (given.sizes() != loss.sizes() || given.dtype() != loss.dtype() ||
+      given.device() != loss.device()) {
+    return wrong(index,
+                 absl::StrCat("is ", shape_of(loss), ", its gradient is ", shape_of(given)));
+  }
+  return given;
+}
+
+std::vector<AutogradGradient> gradients_of(const ContextRef& context) {
+  std::vector<AutogradGradient> out;
+  for (internal::LeafGradient& one : context->gradients()) {
+    out.push_back(AutogradGradient{std::move(one.leaf), std::move(one.gradient)});
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string to_string(const AutogradContextId& id) {
+  return absl::StrCat("autograd context ", to_string(id.creator.id), "/",
+                      to_string(id.creator.incarnation), "/", id.counter);
+}
+
+DistAutogradContext::DistAutogradContext(const Worker& worker)
+    : service_(service_of(worker)), state_(value_or_throw(service_->make_context())) {
+  scope_.emplace(service_->scope_of(state_));
+}
+
+DistAutogradContext::~DistAutogradContext() {
+  // Nobody waits for it; what goes wrong is tried again by the service.
+  if (scope_.has_value()) (void)release();
+}
+
+const AutogradContextId& DistAutogradContext::id() const { return state_->id(); }
+
+Status DistAutogradContext::try_backward(const std::vector<at::Tensor>& losses,
+                                         const BackwardOptions& options) {
+  if (losses.empty()) {
+    return make_error(ErrorKind::kInvalidArgument, "backward: no losses were given");
+  }
+  if (!options.gradients.empty() && options.gradients.size() != losses.size()) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("backward: ", losses.size(), " losses, but ",
+                                   options.gradients.size(), " gradients"));
+  }
+  torch::autograd::edge_list roots;
+  std::vector<at::Tensor> gradients;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const at::Tensor given = options.gradients.empty() ? at::Tensor() : options.gradients[i];
+    WEFT_ASSIGN_OR_RETURN(at::Tensor first, first_gradient(i, losses[i], given));
+    gradients.push_back(std::move(first));
+    roots.push_back(torch::autograd::impl::gradient_edge(losses[i]));
+  }
+  return service_->backward(state_, std::move(roots), std::move(gradients), options.retain_graph,
+                            options.deadline.value_or(kDeadline));
+}
+
+void DistAutogradContext::backward(const std::vector<at::Tensor>& losses,
+                                   const BackwardOptions& options) {
+  throw_if_error(try_backward(losses, options));
+}
+
+std::vector<AutogradGradient> DistAutogradContext::gradients() const {
+  return gradients_of(state_);
+}
+
+at::Tensor DistAutogradContext::gradient(const at::Tensor& leaf) const {
+  for (const AutogradGradient& one : gradients()) {
+    if (one.leaf.is_same(leaf)) return one.gradient;
+  }
+  return at::Tensor();
+}
+
+Future<void> DistAutogradContext::release() {
+  scope_.reset();
+  return service_->release(state_);
+}
+
+AutogradContextGuard::AutogradContextGuard(const DistAutogradContext& context)
+    : scope_(context.service_->scope_of(context.state_)) {}
+
+std::optional<AutogradContextId> current_autograd_context(const Worker& worker) {
+  const ContextRef context = service_of(worker)->current();
+  if (context == nullptr || context->closed()) return std::nullopt;
+  return context->id();
+}
+
+std::vector<AutogradGradient> autograd_gradients(const Worker& worker,
+                                                 const AutogradContextId& id) {
+  const ContextRef context = service_of(worker)->find(id);
+  if (context == nullptr) {
+    throw_error(make_error(ErrorKind::kNotFound,
+                           absl::StrCat("Could not find autograd context with id: ", to_string(id),
+                                        " on worker '", worker.name(), "'")));
+  }
+  return gradients_of(context);
+}
+
+}  // namespace weft

@@ -1,0 +1,119 @@
+#ifndef WEFT_DIST_AUTOGRAD_CONTEXT_H_
+#define WEFT_DIST_AUTOGRAD_CONTEXT_H_
+
+// DistAutogradContext: backward through calls to other workers.
+//
+//   weft::DistAutogradContext context(worker);
+//   at::Tensor loss = rpc_sync(worker, "ps0", &forward, x).sum();   // recorded at both ends
+//   context.backward({loss});
+//   for (const auto& [leaf, gradient] : context.gradients()) ...    // of this worker's leaves
+//
+// While the context lives, calls that this thread makes are part of it: tensors that require grad
+// keep their history across workers, and handlers, what they call, their continuations and
+// coroutines join in by themselves. Each worker keeps the gradients of its own leaves, per context;
+// `.grad` is not touched.
+//
+// backward() finds out by itself what the losses depend on: unused calls cost nothing and hang
+// nothing. Several losses, several passes (with retain_graph where they share nodes), and passes of
+// several threads at once are allowed. An error anywhere ends the pass on all workers and is thrown
+// here; the context can be used again, without retain_graph only for what has not run yet.
+// Higher-order gradients (create_graph) are not supported across workers.
+//
+// Threads: it is made and destroyed on one thread, whose calls it records; AutogradContextGuard
+// lets others join. backward() and gradients() from any.
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "weft/common/api.h"
+#include "weft/common/call_scope.h"
+#include "weft/common/future.h"
+#include "weft/common/time.h"
+#include "weft/dist_autograd/id.h"
+
+namespace weft {
+
+class Worker;
+namespace internal {
+class ContextState;
+class DistAutogradService;
+}  // namespace internal
+
+struct BackwardOptions {
+  // One for each loss, of its shape and type; an undefined one stands for ones. Empty: all ones,
+  // and every loss is to have a single element.
+  std::vector<at::Tensor> gradients{};
+  // Keep what the nodes have saved, so that they can run again.
+  bool retain_graph = false;
+  // Of the whole pass, on all workers. Default: 60 s. The deadlines of calls do not count here.
+  Timeout deadline{};
+};
+
+// What a context has for one leaf of this worker. It is to be read before the next pass.
+struct AutogradGradient {
+  at::Tensor leaf{};
+  at::Tensor gradient{};
+};
+
+class WEFT_API DistAutogradContext {
+ public:
+  // Throws weft::Error, kind state: the worker does not list dist_autograd_service(), has shut
+  // down, or this thread is in a context of it already.
+  explicit DistAutogradContext(const Worker& worker);
+  // Releases it, and does not wait.
+  ~DistAutogradContext();
+  DistAutogradContext(const DistAutogradContext&) = delete;
+  DistAutogradContext& operator=(const DistAutogradContext&) = delete;
+
+  const AutogradContextId& id() const;
+
+  // Blocks until every worker that takes part is done. Throws weft::Error:
+  //   invalid_argument  no losses; one that does not require grad, or has several elements and no
+  //                     gradient; a gradient of another shape or type
+  //   deadline          and what it was that the pass waited for
+  //   state             the context has been released
+  //   peer_lost         a worker that takes part died
+  //   of a node, a hook or a function of the user: its own, and origin() is where
+  void backward(const std::vector<at::Tensor>& losses, const BackwardOptions& options = {});
+  Status try_backward(const std::vector<at::Tensor>& losses, const BackwardOptions& options = {});
+
+  // Of this worker's leaves, those that have one; in the order in which they were first reached.
+  std::vector<AutogradGradient> gradients() const;
+  // Of one leaf; undefined when it has none.
+  at::Tensor gradient(const at::Tensor& leaf) const;
+
+  // The context ends on all workers; afterwards calls of this thread are ordinary ones, a running
+  // pass fails with `cancelled`, and tensors of calls that are under way arrive detached. Completes
+  // when every living worker has forgotten it. On the thread that made the context.
+  Future<void> release();
+
+ private:
+  friend class AutogradContextGuard;
+
+  const std::shared_ptr<internal::DistAutogradService> service_;
+  const std::shared_ptr<internal::ContextState> state_;
+  std::optional<ScopeGuard> scope_;
+};
+
+// Makes a context that of the calling thread, too, as long as the guard lives.
+class WEFT_API AutogradContextGuard {
+ public:
+  explicit AutogradContextGuard(const DistAutogradContext& context);
+
+ private:
+  ScopeGuard scope_;
+};
+
+// For handlers: the context of the call that is being served on this thread, if it is in one, and
+// what that has for leaves of this worker.
+WEFT_API std::optional<AutogradContextId> current_autograd_context(const Worker& worker);
+// Throws weft::Error, not_found: no such context here, or it has been released.
+WEFT_API std::vector<AutogradGradient> autograd_gradients(const Worker& worker,
+                                                          const AutogradContextId& id);
+
+}  // namespace weft
+
+#endif  // WEFT_DIST_AUTOGRAD_CONTEXT_H_

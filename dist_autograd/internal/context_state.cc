@@ -1,0 +1,223 @@
+#include "weft/dist_autograd/internal/context_state.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "c10/core/GradMode.h"
+
+namespace weft::internal {
+namespace {
+
+Status released(const AutogradContextId& id) {
+  return make_error(ErrorKind::kState, absl::StrCat(to_string(id), " has been released"));
+}
+
+void add_to(std::vector<LeafGradient>* sums, const LeafGradient& one, size_t references) {
+  const auto same = [&one](const LeafGradient& other) { return other.leaf.is_same(one.leaf); };
+  auto at = std::find_if(sums->begin(), sums->end(), same);
+  if (at == sums->end()) at = sums->insert(sums->end(), LeafGradient{one.leaf, {}});
+  add_gradient(one.leaf, &at->gradient, one.gradient, references);
+}
+
+}  // namespace
+
+// ---- recording ---------------------------------------------------------------------------------
+
+bool ContextState::record(const WorkerKey& to, const std::vector<at::Tensor>& tensors,
+                          bool grad_mode, uint64_t* number) {
+  std::vector<at::Tensor> wanted;
+  if (grad_mode) wanted = with_gradient(tensors);
+  NodePtr send;
+  if (!wanted.empty()) send = make_node<SendRpcBackward>(wanted);
+  MutexLock lock(&mutex_);
+  if (closed_) return false;
+  if (to != self_) known_.insert(to);
+  if (send == nullptr) {
+    *number = 0;
+    return true;
+  }
+  outputs_ += wanted.size();
+  sends_.emplace(*number, std::move(send));
+  return true;
+}
+
+void ContextState::forget(uint64_t number) {
+  NodePtr send;  // destroyed without the mutex
+  MutexLock lock(&mutex_);
+  const auto at = sends_.find(number);
+  if (at == sends_.end()) return;
+  outputs_ -= at->second->num_outputs();
+  send = std::move(at->second);
+  sends_.erase(at);
+  lock.unlock();
+}
+
+// ---- passes ------------------------------------------------------------------------------------
+
+PassGraph::FindSend ContextState::find_send() {
+  // Weak: a pass belongs to its context.
+  return [weak = weak_from_this()](uint64_t message) -> NodePtr {
+    const auto self = weak.lock();
+    if (self == nullptr) return nullptr;
+    MutexLock lock(&self->mutex_);
+    const auto at = self->sends_.find(message);
+    return at == self->sends_.end() ? nullptr : at->second;
+  };
+}
+
+std::shared_ptr<BackwardPass> ContextState::add_locked(const PassId& id, absl::Time deadline,
+                                                       const std::shared_ptr<PassLinks>& links) {
+  auto pass = std::make_shared<BackwardPass>(id, self_, outputs_, deadline, find_send(), links);
+  passes_.emplace(id, pass);
+  return pass;
+}
+
+StatusOr<std::shared_ptr<BackwardPass>> ContextState::begin(
+    absl::Time deadline, const std::shared_ptr<PassLinks>& links) {
+  MutexLock lock(&mutex_);
+  if (closed_) return released(id_);
+  const uint64_t counter = ++last_pass_;
+  running_own_.insert(counter);
+  return add_locked(PassId{id_, self_, counter}, deadline, links);
+}
+
+StatusOr<std::shared_ptr<BackwardPass>> ContextState::find(
+    const PassId& id, absl::Time deadline, bool make, const std::shared_ptr<PassLinks>& links) {
+  MutexLock lock(&mutex_);
+  if (closed_) return released(id_);
+  if (const auto at = passes_.find(id); at != passes_.end()) return at->second;
+  const auto ended = ended_below_.find(id.root);
+  if (id.root == self_ || !make || (ended != ended_below_.end() && id.counter < ended->second)) {
+    return make_error(ErrorKind::kState, absl::StrCat(to_string(id), " has ended"));
+  }
+  return add_locked(id, deadline, links);
+}
+
+void ContextState::settle(const WorkerKey& root, uint64_t below,
+                          const std::vector<uint64_t>& aborted) {
+  std::vector<std::shared_ptr<BackwardPass>> over;
+  {
+    MutexLock lock(&mutex_);
+    uint64_t& ended = ended_below_[root];
+    ended = std::max(ended, below);
+    for (auto at = passes_.lower_bound(PassId{id_, root, 0});
+         at != passes_.end() && at->first.root == root && at->first.counter < below;) {
+      over.push_back(std::move(at->second));
+      at = passes_.erase(at);
+    }
+  }
+  for (const auto& pass : over) {
+    const bool failed =
+        std::find(aborted.begin(), aborted.end(), pass->id().counter) != aborted.end();
+    if (!failed && pass->state() == BackwardPass::State::kDone) {
+      merge(pass->take_leaves());
+    } else if (pass->state() != BackwardPass::State::kAborted) {
+      pass->fail(make_error(ErrorKind::kCancelled, "it has failed elsewhere"));
+      pass->drop();
+    }
+  }
+}
+
+void ContextState::ended(const BackwardPass& pass, bool all_told) {
+  std::shared_ptr<BackwardPass> over;
+  {
+    MutexLock lock(&mutex_);
+    running_own_.erase(pass.id().counter);
+    if (!all_told) aborted_own_.insert(pass.id().counter);
+    const auto at = passes_.find(pass.id());
+    if (at == passes_.end()) return;
+    over = std::move(at->second);
+    passes_.erase(at);
+  }
+  merge(over->take_leaves());
+}
+
+void ContextState::ended_passes(uint64_t* below, std::vector<uint64_t>* aborted) const {
+  MutexLock lock(&mutex_);
+  *below = running_own_.empty() ? last_pass_ + 1 : *running_own_.begin();
+  aborted->assign(aborted_own_.begin(), aborted_own_.end());
+}
+
+std::vector<std::shared_ptr<BackwardPass>> ContextState::passes() const {
+  std::vector<std::shared_ptr<BackwardPass>> out;
+  MutexLock lock(&mutex_);
+  for (const auto& [id, pass] : passes_) out.push_back(pass);
+  return out;
+}
+
+// ---- gradients ---------------------------------------------------------------------------------
+
+void ContextState::merge(std::vector<LeafGradient> leaves) {
+  const c10::AutoGradMode no_grad(false);
+  MutexLock lock(&leaves_mutex_);
+  for (const LeafGradient& one : leaves) add_to(&leaves_, one, 1);
+}
+
+std::vector<LeafGradient> ContextState::gradients() const {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<LeafGradient> sums;
+  {
+    MutexLock lock(&leaves_mutex_);
+    sums = leaves_;
+  }
+  // What others may hold is not to change: from the second contribution on, a new tensor.
+  for (const auto& pass : passes()) {
+    pass->visit_leaves([&sums](const LeafGradient& one) {
+      const auto same = [&one](const LeafGradient& other) { return other.leaf.is_same(one.leaf); };
+      const auto at = std::find_if(sums.begin(), sums.end(), same);
+      if (at == sums.end()) {
+        sums.push_back(one);
+      } else {
+        at->gradient = at->gradient.clone();
+        add_gradient(one.leaf, &at->gradient, one.gradient, 0);
+      }
+    });
+  }
+  return sums;
+}
+
+// ---- the end -----------------------------------------------------------------------------------
+
+std::set<WorkerKey> ContextState::close() {
+  std::map<uint64_t, NodePtr> sends;  // destroyed without the mutex
+  std::vector<LeafGradient> leaves;
+  std::vector<std::shared_ptr<BackwardPass>> over;
+  std::set<WorkerKey> known;
+  {
+    MutexLock lock(&mutex_);
+    closed_ = true;
+    sends.swap(sends_);
+    outputs_ = 0;
+    known.swap(known_);
+    for (auto& [id, pass] : std::exchange(passes_, {})) over.push_back(std::move(pass));
+  }
+  {
+    MutexLock lock(&leaves_mutex_);
+    leaves.swap(leaves_);
+  }
+  for (const auto& pass : over) {
+    if (pass->state() != BackwardPass::State::kRunning) continue;
+    pass->fail(make_error(ErrorKind::kCancelled, absl::StrCat(to_string(id_), " was released")));
+  }
+  return known;
+}
+
+bool ContextState::closed() const {
+  MutexLock lock(&mutex_);
+  return closed_;
+}
+
+ContextState::Counts ContextState::counts() const {
+  Counts counts;
+  for (const auto& pass : passes()) {
+    if (pass->state() == BackwardPass::State::kRunning) ++counts.running;
+  }
+  MutexLock lock(&mutex_);
+  counts.sends = static_cast<int64_t>(sends_.size());
+  MutexLock leaves(&leaves_mutex_);
+  counts.leaves = static_cast<int64_t>(leaves_.size());
+  return counts;
+}
+
+}  // namespace weft::internal

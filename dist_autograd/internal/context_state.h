@@ -1,0 +1,92 @@
+#ifndef WEFT_DIST_AUTOGRAD_INTERNAL_CONTEXT_STATE_H_
+#define WEFT_DIST_AUTOGRAD_INTERNAL_CONTEXT_STATE_H_
+
+// ContextState: what one worker holds of a context: the sends that it has recorded, whom it has
+// told of the context, its passes, and the gradients of its leaves.
+//
+//   CTX-1  a context that has been released records nothing, and nothing brings it back.
+//   CTX-2  gradients of a pass count from when it is done here until it fails anywhere.
+//
+// Threads: all methods from anywhere. Its mutex is taken below a pass's, never the other way.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "weft/common/mutex.h"
+#include "weft/dist_autograd/internal/pass.h"
+
+namespace weft::internal {
+
+class ContextState : public std::enable_shared_from_this<ContextState> {
+ public:
+  ContextState(const AutogradContextId& id, const WorkerKey& self) : id_(id), self_(self) {}
+
+  const AutogradContextId& id() const { return id_; }
+
+  // ---- recording ----
+  // A message to `to` is about to leave with these tensors. False: released, and it is none of the
+  // context's. `number` is used when one of them requires grad; otherwise it is set to 0.
+  bool record(const WorkerKey& to, const std::vector<at::Tensor>& tensors, bool grad_mode,
+              uint64_t* number);
+  // The message has proven never to have arrived.
+  void forget(uint64_t number);
+
+  // ---- passes ----
+  // A new one, with this worker as its root.
+  StatusOr<std::shared_ptr<BackwardPass>> begin(absl::Time deadline,
+                                                const std::shared_ptr<PassLinks>& links);
+  // One of another root. `make`: if it is not there. Refused when it has ended.
+  StatusOr<std::shared_ptr<BackwardPass>> find(const PassId& pass, absl::Time deadline, bool make,
+                                               const std::shared_ptr<PassLinks>& links);
+  // What `root` says of its earlier passes. Its own: `aborted` are those that failed.
+  void settle(const WorkerKey& root, uint64_t ended_below, const std::vector<uint64_t>& aborted);
+  // Of this worker's own, for settle() elsewhere. `all_told`: everybody knows of its failure.
+  void ended(const BackwardPass& pass, bool all_told);
+  void ended_passes(uint64_t* below, std::vector<uint64_t>* aborted) const;
+  std::vector<std::shared_ptr<BackwardPass>> passes() const;
+
+  // ---- gradients ----
+  std::vector<LeafGradient> gradients() const;
+
+  // CTX-1. Whom it has told of the context.
+  std::set<WorkerKey> close();
+  bool closed() const;
+
+  struct Counts {
+    int64_t sends = 0;
+    int64_t running = 0;  // passes
+    int64_t leaves = 0;
+  };
+  Counts counts() const;
+
+ private:
+  PassGraph::FindSend find_send();
+  std::shared_ptr<BackwardPass> add_locked(const PassId& pass, absl::Time deadline,
+                                           const std::shared_ptr<PassLinks>& links)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void merge(std::vector<LeafGradient> leaves);
+
+  const AutogradContextId id_;
+  const WorkerKey self_;
+
+  mutable Mutex mutex_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<uint64_t, NodePtr> sends_ ABSL_GUARDED_BY(mutex_);
+  size_t outputs_ ABSL_GUARDED_BY(mutex_) = 0;  // of all sends
+  std::set<WorkerKey> known_ ABSL_GUARDED_BY(mutex_);
+  std::map<PassId, std::shared_ptr<BackwardPass>> passes_ ABSL_GUARDED_BY(mutex_);
+  std::map<WorkerKey, uint64_t> ended_below_ ABSL_GUARDED_BY(mutex_);  // by root
+  uint64_t last_pass_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::set<uint64_t> running_own_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint64_t> aborted_own_ ABSL_GUARDED_BY(mutex_);  // not known to all
+  // Of passes that have succeeded everywhere, in the order in which leaves came.
+  mutable Mutex leaves_mutex_;
+  std::vector<LeafGradient> leaves_ ABSL_GUARDED_BY(leaves_mutex_);
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_DIST_AUTOGRAD_INTERNAL_CONTEXT_STATE_H_

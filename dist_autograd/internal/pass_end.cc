@@ -1,0 +1,182 @@
+// How a pass ends: done everywhere, or with an error everywhere.
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/dist_autograd/internal/pass.h"
+
+namespace weft::internal {
+
+void BackwardPass::part_done_locked(Todo* todo) {
+  part_done_ = true;
+  leaves_ = graph_->take_leaves();
+  if (is_root()) return finish_if_done_locked(todo);
+  state_ = State::kDone;
+  todo->push_back([self = shared_from_this()] {
+    self->links_->done(self->id_.root, self->id_, self->deadline_,
+                       self->failing_with("saying that its part is done", self->id_.root));
+  });
+}
+
+Status BackwardPass::on_done(const WorkerKey& from) {
+  Todo todo;
+  {
+    MutexLock lock(&mutex_);
+    if (state_ == State::kAborted) return error_;
+    if (!is_root()) {
+      return make_error(ErrorKind::kProtocol,
+                        absl::StrCat(to_string(id_), " has another root than this worker"));
+    }
+    done_.insert(from);
+    finish_if_done_locked(&todo);
+  }
+  perform(std::move(todo));
+  return absl::OkStatus();
+}
+
+void BackwardPass::finish_if_done_locked(Todo* todo) {
+  if (state_ != State::kRunning || !part_done_ || !wave_over_) return;
+  for (const auto& [worker, is_final] : found_) {
+    if (worker != self_ && !done_.contains(worker)) return;
+  }
+  state_ = State::kDone;
+  todo->push_back([self = shared_from_this()] { self->ended_.try_set({}); });
+}
+
+void BackwardPass::visit_leaves(const std::function<void(const LeafGradient&)>& add) const {
+  MutexLock lock(&mutex_);
+  if (state_ != State::kDone) return;
+  for (const LeafGradient& leaf : leaves_) add(leaf);
+}
+
+std::vector<LeafGradient> BackwardPass::take_leaves() {
+  MutexLock lock(&mutex_);
+  return state_ == State::kDone ? std::exchange(leaves_, {}) : std::vector<LeafGradient>();
+}
+
+// ---- errors ------------------------------------------------------------------------------------
+
+// The first worker that an error meets is where it happened.
+Status BackwardPass::located(const Status& why) const {
+  ErrorDetails details = error_details(why);
+  if (!details.origin.empty()) return why;
+  details.origin = links_->name_of(self_);
+  if (details.kind == ErrorKind::kNone) details.kind = ErrorKind::kUser;
+  return with_details(annotate(why, absl::StrCat("on worker '", details.origin, "'")), details);
+}
+
+void BackwardPass::fail(Status why) {
+  Todo todo;
+  {
+    MutexLock lock(&mutex_);
+    // What is done here may have failed elsewhere; at the root it has succeeded.
+    if (state_ == State::kAborted || (state_ == State::kDone && is_root())) return;
+    fail_locked(std::move(why), &todo);
+  }
+  perform(std::move(todo));
+}
+
+void BackwardPass::drop() {
+  std::vector<LeafGradient> leaves;
+  MutexLock lock(&mutex_);
+  if (state_ != State::kDone) return;
+  state_ = State::kAborted;
+  leaves.swap(leaves_);
+  lock.unlock();
+}
+
+void BackwardPass::fail_locked(Status why, Todo* todo) {
+  state_ = State::kAborted;
+  error_ = located(why);
+  leaves_.clear();
+  fed_.clear();
+  std::set<WorkerKey> below = children_;
+  below.insert(id_.root);
+  if (is_root()) {
+    for (const auto& [worker, is_final] : found_) below.insert(worker);
+  }
+  below.erase(self_);
+  // Tensors and graphs are destroyed without the mutex, and so are callbacks.
+  todo->push_back([parked = std::exchange(parked_, {}),
+                   graph = running_ ? nullptr : std::move(graph_)] {});
+  if (owed_ != nullptr) {
+    todo->push_back(
+        [reply = std::exchange(owed_, nullptr), error = error_]() mutable { reply(error); });
+  }
+  todo->push_back([self = shared_from_this(), error = error_] { self->ended_.try_set(error); });
+  untold_ = static_cast<int64_t>(below.size()) + 1;
+  for (const WorkerKey& worker : below) {
+    todo->push_back([self = shared_from_this(), worker, error = error_] {
+      self->links_->abort(worker, self->id_, error, [self](const Status&) { self->one_told(); });
+    });
+  }
+  todo->push_back([self = shared_from_this()] { self->one_told(); });
+}
+
+void BackwardPass::one_told() {
+  std::vector<OnTold> waiting;
+  {
+    MutexLock lock(&mutex_);
+    if (--untold_ > 0) return;
+    waiting.swap(wait_for_told_);
+  }
+  told_.try_set({});
+  for (OnTold& one : waiting) one(absl::OkStatus());
+}
+
+void BackwardPass::on_abort(const Status& why, OnTold reply) {
+  Todo todo;
+  {
+    MutexLock lock(&mutex_);
+    if (state_ == State::kAborted || (state_ == State::kDone && is_root())) {
+      todo.push_back([reply = std::move(reply)]() mutable { reply(absl::OkStatus()); });
+    } else {
+      wait_for_told_.push_back(std::move(reply));
+      fail_locked(why, &todo);
+    }
+  }
+  perform(std::move(todo));
+}
+
+OnTold BackwardPass::failing_with(std::string what, const WorkerKey& who) {
+  return [self = shared_from_this(), what = std::move(what), who](const Status& status) {
+    if (status.ok()) return;
+    self->fail(annotate(status, absl::StrCat(what, " to '", self->links_->name_of(who), "'")));
+  };
+}
+
+void BackwardPass::on_gone(const WorkerKey& worker, const Status& why) {
+  Todo todo;
+  {
+    MutexLock lock(&mutex_);
+    const bool has_to_do = is_root() ? !done_.contains(worker) || !wave_over_ : true;
+    if (state_ != State::kRunning || !has_to_do || !peers_.contains(worker)) return;
+    fail_locked(annotate(why, absl::StrCat("'", links_->name_of(worker), "', which takes part")),
+                &todo);
+  }
+  perform(std::move(todo));
+}
+
+std::string BackwardPass::waits_for() const {
+  MutexLock lock(&mutex_);
+  if (state_ != State::kRunning) return "nothing";
+  if (running_) return "its own nodes";
+  std::vector<std::string> out;
+  if (deficit_ > 0) out.push_back(absl::StrCat(deficit_, " answers about what the losses need"));
+  if (!final_) out.emplace_back("all being known");
+  if (!part_done_ && final_) {
+    out.push_back(
+        absl::StrCat("gradients of its messages ", absl::StrJoin(graph_->missing(), ", ")));
+  }
+  if (is_root()) {
+    for (const auto& [worker, is_final] : found_) {
+      if (worker != self_ && !done_.contains(worker)) {
+        out.push_back(absl::StrCat("'", links_->name_of(worker), "'"));
+      }
+    }
+  }
+  return absl::StrJoin(out, ", ");
+}
+
+}  // namespace weft::internal

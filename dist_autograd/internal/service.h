@@ -1,0 +1,151 @@
+#ifndef WEFT_DIST_AUTOGRAD_INTERNAL_SERVICE_H_
+#define WEFT_DIST_AUTOGRAD_INTERNAL_SERVICE_H_
+
+// DistAutogradService: one worker's contexts. As an interceptor it lets contexts ride on calls and
+// records what crosses; as a service it carries the messages of passes and of releases.
+//
+//   CTX-3  a call's outcome does not depend on whether its context was released meanwhile: then
+//          its tensors arrive detached, and nothing is recorded.
+//   CTX-4  a release ends when every living worker that knew the context has forgotten it.
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/common/future.h"
+#include "weft/common/mutex.h"
+#include "weft/common/runtime.h"
+#include "weft/dist_autograd/internal/context_state.h"
+#include "weft/dist_autograd/internal/wire.h"
+#include "weft/rpc/interceptor.h"
+#include "weft/rpc/service.h"
+#include "weft/rpc/worker.h"
+
+namespace weft::internal {
+
+using ContextRef = std::shared_ptr<ContextState>;
+
+Status shut_down_error();
+
+class DistAutogradService final : public Service,
+                                  public Interceptor,
+                                  public PassLinks,
+                                  public std::enable_shared_from_this<DistAutogradService> {
+ public:
+  explicit DistAutogradService(ServiceContext context);
+
+  const Worker& worker() const { return *context_.worker; }
+
+  // ---- for DistAutogradContext ----
+  StatusOr<ContextRef> make_context();
+  // The thread's scope with the context in it.
+  ScopeRef scope_of(const ContextRef& context);
+  // Of this thread, or null.
+  ContextRef current() const;
+  ContextRef find(const AutogradContextId& id) const;
+  Status backward(const ContextRef& context, torch::autograd::edge_list roots,
+                  std::vector<at::Tensor> gradients, bool retain, absl::Duration deadline);
+  Future<void> release(const ContextRef& context);
+
+  // ---- Service ----
+  std::vector<Method> methods() override;
+  std::shared_ptr<Interceptor> interceptor() override { return shared_from_this(); }
+  void on_worker_gone(const WorkerInfo& worker, const Status& why) override;
+  void on_shutdown(const Status& why) override;
+  void put_debug_info(std::map<std::string, int64_t>* out) const override;
+  Load load() const override;
+
+  // ---- Interceptor ----
+  std::string_view key() const override { return "@dist_autograd"; }
+  bool concerns(const UntypedCall& call) const override;
+  StatusOr<AttachmentPtr> attach(const WorkerInfo& to, const UntypedCall& call) override;
+  void arrive(IncomingRequest& request, std::string_view metadata, Proceed proceed) override;
+  StatusOr<AttachmentPtr> attach_answer(IncomingRequest& request, const Payload& result) override;
+  void arrive_answer(const WorkerInfo& from, Payload& result, std::string_view metadata,
+                     Proceed proceed) override;
+
+  // ---- PassLinks ----
+  void discover(const WorkerKey& to, const PassId& pass, absl::Time deadline, bool retain,
+                Messages messages, OnDiscovered done) override;
+  void gradient(const PassId& pass, absl::Time deadline, PassGraph::Outgoing outgoing,
+                OnTold done) override;
+  void close(const WorkerKey& to, const PassId& pass, absl::Time deadline, OnTold done) override;
+  void done(const WorkerKey& to, const PassId& pass, absl::Time deadline, OnTold done) override;
+  void abort(const WorkerKey& to, const PassId& pass, const Status& why, OnTold done) override;
+  std::string name_of(const WorkerKey& worker) const override;
+  Runtime& runtime() const override { return *context_.runtime; }
+  Executor* executor() const override { return context_.executor.get(); }
+
+ private:
+  class SendAttachment;
+  struct Release {
+    ReleaseData data;
+    int64_t pending = 0;  // workers that have not answered
+    OnTold done;
+  };
+  using ReleaseRef = std::shared_ptr<Release>;
+  // What this worker remembers of the contexts of one creator.
+  struct Released {
+    uint64_t below = 0;
+    std::set<uint64_t> above{};
+    bool contains(uint64_t counter) const { return counter < below || above.contains(counter); }
+  };
+
+  WorkerKey self() const { return key_of(worker().info()); }
+  const void* scope_key() const;
+
+  // ---- service.cc: contexts and what rides on calls ----
+  // Null: it has been released.
+  ContextRef find_or_make(const AutogradContextId& id);
+  // Null: nothing rides on the message.
+  AttachmentPtr record(const ContextRef& context, const WorkerInfo& to, const Payload& payload,
+                       bool grad_mode);
+
+  // ---- service_release.cc ----
+  void release_here(const ReleaseData& data, OnTold done);
+  void tell_released(const ReleaseRef& release, const WorkerKey& to);
+  void one_released(const ReleaseRef& release);
+  void on_release(CallContext& call, Payload arguments, ReplyFn reply);
+
+  // ---- service_passes.cc ----
+  using OnBytes = absl::AnyInvocable<void(StatusOr<std::string>)>;
+  void send(const WorkerKey& to, std::string_view method, std::string_view signature,
+            Payload arguments, absl::Duration time, OnBytes done);
+  void notice(std::string_view method, const WorkerKey& to, NoticeData data, absl::Duration time,
+              OnTold done);
+  StatusOr<std::shared_ptr<BackwardPass>> find_pass(const PassId& id, absl::Time deadline,
+                                                    bool make);
+  void on_discover(CallContext& call, Payload arguments, ReplyFn reply);
+  void on_gradient(CallContext& call, Payload arguments, ReplyFn reply);
+  using OnNotice = void (*)(BackwardPass& pass, const WorkerKey& from, const Status& status,
+                            OnTold reply);
+  void on_notice(CallContext& call, Payload arguments, ReplyFn reply, OnNotice handle);
+  void watch(absl::Time deadline);
+  void tick();
+  std::vector<ContextRef> contexts() const;
+
+  const ServiceContext context_;
+  mutable std::atomic<const void*> scope_key_{nullptr};
+  std::atomic<uint64_t> last_message_{0};
+
+  mutable Mutex mutex_;
+  std::unique_ptr<Timer> timer_ ABSL_GUARDED_BY(mutex_);
+  Status closed_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_context_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<AutogradContextId, ContextRef> contexts_ ABSL_GUARDED_BY(mutex_);
+  std::map<WorkerKey, Released> released_ ABSL_GUARDED_BY(mutex_);
+  std::set<Incarnation> gone_ ABSL_GUARDED_BY(mutex_);
+  int64_t releases_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<std::pair<ReleaseRef, WorkerKey>> again_ ABSL_GUARDED_BY(mutex_);
+  absl::Time armed_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  std::map<std::string_view, int64_t> sent_ ABSL_GUARDED_BY(mutex_);  // by method
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_DIST_AUTOGRAD_INTERNAL_SERVICE_H_

@@ -1,0 +1,320 @@
+// The messages of passes, both ways.
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/dist_autograd/internal/service.h"
+#include "weft/rpc/containers.h"
+
+namespace weft::internal {
+namespace {
+
+constexpr std::string_view kBytes = "(bytes)->bytes";
+constexpr std::string_view kGradient = "(bytes,list[optional[tensor]])->bytes";
+constexpr std::string_view kDiscoverMethod = "@dist_autograd.discover";
+constexpr std::string_view kGradientMethod = "@dist_autograd.gradient";
+constexpr std::string_view kCloseMethod = "@dist_autograd.close";
+constexpr std::string_view kDoneMethod = "@dist_autograd.done";
+constexpr std::string_view kAbortMethod = "@dist_autograd.abort";
+constexpr std::string_view kReleaseMethod = "@dist_autograd.release";
+// A failure is told for so long; a root waits for it for so long before it throws.
+constexpr absl::Duration kTellFor = absl::Seconds(5);
+constexpr absl::Duration kGrace = absl::Seconds(1);
+// After the pass's deadline a participant that has heard nothing ends its part.
+constexpr absl::Duration kMargin = absl::Seconds(1);
+
+using Gradients = std::vector<std::optional<at::Tensor>>;
+
+StatusOr<std::string> take_bytes(Payload arguments) {
+  Decoder in(std::move(arguments));
+  return in.take_bytes();
+}
+
+Payload bytes_payload(const std::string& bytes) {
+  Payload payload;
+  Encoder(&payload).put_bytes(bytes);
+  return payload;
+}
+
+OnTold replying(ReplyFn reply) {
+  return [reply = std::move(reply)](const Status& status) mutable {
+    if (status.ok()) {
+      reply(bytes_payload(""));
+    } else {
+      reply(status);
+    }
+  };
+}
+
+}  // namespace
+
+// ---- out ---------------------------------------------------------------------------------------
+
+void DistAutogradService::send(const WorkerKey& to, std::string_view method,
+                               std::string_view signature, Payload arguments, absl::Duration time,
+                               OnBytes done) {
+  {
+    MutexLock lock(&mutex_);
+    ++sent_[method];
+  }
+  UntypedCall call;
+  call.method = std::string(method);
+  call.signature = signature;
+  call.arguments = std::move(arguments);
+  call.options.deadline = time;
+  call.options.retry = Retry::kAtMostOnce;
+  // It is no part of the call that happens to be served here, and of no context.
+  const ScopeGuard nothing_ambient(nullptr);
+  start_call(worker(), info_of(worker(), to), std::move(call),
+             [done = std::move(done)](StatusOr<Payload> result) mutable {
+               if (!result.ok()) return done(result.status());
+               done(take_bytes(*std::move(result)));
+             });
+}
+
+void DistAutogradService::discover(const WorkerKey& to, const PassId& pass, absl::Time deadline,
+                                   bool retain, Messages messages, OnDiscovered done) {
+  DiscoverData data{pass, deadline - runtime().now(), retain, std::move(messages), 0, {}};
+  if (pass.root == self()) {
+    if (const ContextRef context = find(pass.context)) {
+      context->ended_passes(&data.ended_below, &data.aborted);
+    }
+  }
+  send(to, kDiscoverMethod, kBytes, bytes_payload(encode(data)), data.remaining,
+       [done = std::move(done)](const StatusOr<std::string>& bytes) mutable {
+         done(bytes.ok() ? decode_participants(*bytes) : StatusOr<Participants>(bytes.status()));
+       });
+}
+
+void DistAutogradService::gradient(const PassId& pass, absl::Time deadline,
+                                   PassGraph::Outgoing outgoing, OnTold done) {
+  const GradientData data{pass, outgoing.message, deadline - runtime().now()};
+  Gradients gradients;
+  for (at::Tensor& one : outgoing.gradients) {
+    gradients.push_back(one.defined() ? std::optional<at::Tensor>(std::move(one)) : std::nullopt);
+  }
+  Payload arguments;
+  Encoder out(&arguments);
+  out.begin_tuple(2);
+  out.put_bytes(encode(data));
+  out.put(gradients);
+  out.end();
+  if (!out.status().ok()) return done(out.status());
+  send(outgoing.origin, kGradientMethod, kGradient, std::move(arguments), data.remaining,
+       [done = std::move(done)](const StatusOr<std::string>& answer) mutable {
+         done(answer.status());
+       });
+}
+
+void DistAutogradService::notice(std::string_view method, const WorkerKey& to, NoticeData data,
+                                 absl::Duration time, OnTold done) {
+  send(to, method, kBytes, bytes_payload(encode(data)), time,
+       [done = std::move(done)](const StatusOr<std::string>& answer) mutable {
+         done(answer.status());
+       });
+}
+
+void DistAutogradService::close(const WorkerKey& to, const PassId& pass, absl::Time deadline,
+                                OnTold done) {
+  notice(kCloseMethod, to, NoticeData{pass}, deadline - runtime().now(), std::move(done));
+}
+
+void DistAutogradService::done(const WorkerKey& to, const PassId& pass, absl::Time deadline,
+                               OnTold done) {
+  notice(kDoneMethod, to, NoticeData{pass}, deadline - runtime().now(), std::move(done));
+}
+
+void DistAutogradService::abort(const WorkerKey& to, const PassId& pass, const Status& why,
+                                OnTold done) {
+  notice(kAbortMethod, to, NoticeData{pass, why}, kTellFor, std::move(done));
+}
+
+std::string DistAutogradService::name_of(const WorkerKey& key) const {
+  return info_of(worker(), key).name;
+}
+
+// ---- in ----------------------------------------------------------------------------------------
+
+std::vector<Method> DistAutogradService::methods() {
+  const auto method = [this](std::string_view name, std::string_view signature, bool inline_ok,
+                             auto handle) {
+    Method m;
+    m.name = std::string(name);
+    m.signature = std::string(signature);
+    m.inline_ok = inline_ok;
+    m.invoke = [weak = weak_from_this(), handle](CallContext& call, const std::shared_ptr<void>&,
+                                                 Payload arguments, ReplyFn reply) {
+      const auto self = weak.lock();
+      if (self == nullptr) return reply(shut_down_error());
+      handle(*self, call, std::move(arguments), std::move(reply));
+    };
+    return m;
+  };
+  const auto notice = [&method](std::string_view name, bool inline_ok, OnNotice handle) {
+    return method(name, kBytes, inline_ok,
+                  [handle](DistAutogradService& self, CallContext& call, Payload arguments,
+                           ReplyFn reply) {
+                    self.on_notice(call, std::move(arguments), std::move(reply), handle);
+                  });
+  };
+  using Self = DistAutogradService;
+  return {
+      method(kDiscoverMethod, kBytes, false,
+             [](Self& self, CallContext& call, Payload arguments, ReplyFn reply) {
+               self.on_discover(call, std::move(arguments), std::move(reply));
+             }),
+      method(kGradientMethod, kGradient, false,
+             [](Self& self, CallContext& call, Payload arguments, ReplyFn reply) {
+               self.on_gradient(call, std::move(arguments), std::move(reply));
+             }),
+      method(kReleaseMethod, kBytes, false,
+             [](Self& self, CallContext& call, Payload arguments, ReplyFn reply) {
+               self.on_release(call, std::move(arguments), std::move(reply));
+             }),
+      notice(kCloseMethod, false,
+             [](BackwardPass& pass, const WorkerKey&, const Status&, OnTold reply) {
+               pass.on_close(std::move(reply));
+             }),
+      notice(kDoneMethod, true,
+             [](BackwardPass& pass, const WorkerKey& from, const Status&, OnTold reply) {
+               reply(pass.on_done(from));
+             }),
+      notice(kAbortMethod, false,
+             [](BackwardPass& pass, const WorkerKey&, const Status& why, OnTold reply) {
+               pass.on_abort(why, std::move(reply));
+             }),
+  };
+}
+
+StatusOr<std::shared_ptr<BackwardPass>> DistAutogradService::find_pass(const PassId& id,
+                                                                       absl::Time deadline,
+                                                                       bool make) {
+  const ContextRef context = find(id.context);
+  if (context == nullptr) {
+    return make_error(ErrorKind::kNotFound,
+                      absl::StrCat("Could not find autograd context with id: ",
+                                   weft::to_string(id.context), " on worker '", worker().name(),
+                                   "'"));
+  }
+  auto pass = context->find(id, deadline, make, shared_from_this());
+  if (pass.ok() && make && id.root != self()) watch(deadline + kMargin);
+  return pass;
+}
+
+void DistAutogradService::on_discover(CallContext& call, Payload arguments, ReplyFn reply) {
+  const StatusOr<std::string> bytes = take_bytes(std::move(arguments));
+  if (!bytes.ok()) return reply(bytes.status());
+  const StatusOr<DiscoverData> data = decode_discover(*bytes);
+  if (!data.ok()) return reply(data.status());
+  if (const ContextRef context = find(data->pass.context)) {
+    if (key_of(call.caller()) == data->pass.root) {
+      context->settle(data->pass.root, std::min(data->ended_below, data->pass.counter),
+                      data->aborted);
+    }
+  }
+  const auto pass = find_pass(data->pass, runtime().now() + data->remaining, true);
+  if (!pass.ok()) return reply(pass.status());
+  (*pass)->on_discover(key_of(call.caller()), data->retain, data->messages,
+                       [reply = std::move(reply)](const StatusOr<Participants>& found) mutable {
+                         if (!found.ok()) return reply(found.status());
+                         reply(bytes_payload(encode(*found)));
+                       });
+}
+
+void DistAutogradService::on_gradient(CallContext& call, Payload arguments, ReplyFn reply) {
+  Decoder in(std::move(arguments));
+  const auto taken = in.take<std::tuple<std::vector<std::byte>, Gradients>>();
+  if (!taken.ok()) return reply(taken.status());
+  const auto& [bytes, gradients] = *taken;
+  const StatusOr<GradientData> data = decode_gradient(
+      std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  if (!data.ok()) return reply(data.status());
+  const auto pass = find_pass(data->pass, runtime().now() + data->remaining, true);
+  if (!pass.ok()) return reply(pass.status());
+  std::vector<at::Tensor> tensors;
+  for (const auto& one : gradients) tensors.push_back(one.value_or(at::Tensor()));
+  (*pass)->on_gradient(key_of(call.caller()), data->message, std::move(tensors),
+                       replying(std::move(reply)));
+}
+
+void DistAutogradService::on_notice(CallContext& call, Payload arguments, ReplyFn reply,
+                                    OnNotice handle) {
+  const StatusOr<std::string> bytes = take_bytes(std::move(arguments));
+  if (!bytes.ok()) return reply(bytes.status());
+  const StatusOr<NoticeData> data = decode_notice(*bytes);
+  if (!data.ok()) return reply(data.status());
+  const auto pass = find_pass(data->pass, absl::InfiniteFuture(), false);
+  // Whoever does not know it any more has nothing left to do.
+  if (!pass.ok()) return replying(std::move(reply))(absl::OkStatus());
+  handle(**pass, key_of(call.caller()), data->status, replying(std::move(reply)));
+}
+
+// ---- the root, and time ------------------------------------------------------------------------
+
+Status DistAutogradService::backward(const ContextRef& context, torch::autograd::edge_list roots,
+                                     std::vector<at::Tensor> gradients, bool retain,
+                                     absl::Duration deadline) {
+  const absl::Time end = runtime().now() + deadline;
+  WEFT_ASSIGN_OR_RETURN(const auto pass, context->begin(end, shared_from_this()));
+  pass->start(std::move(roots), std::move(gradients), retain);
+  const Future<void> ended = pass->ended();
+  Status status = ended.try_wait(end - runtime().now());
+  if (!ended.done()) {
+    pass->fail(make_error(
+        ErrorKind::kDeadline,
+        absl::StrCat("deadline of ", absl::FormatDuration(deadline), " exceeded by ",
+                     to_string(pass->id()), ", which waits for ", pass->waits_for())));
+  }
+  if (pass->state() == BackwardPass::State::kDone) {
+    context->ended(*pass, true);
+    return absl::OkStatus();
+  }
+  status = pass->error();
+  context->ended(*pass, pass->told().try_wait(kGrace).ok());
+  return status;
+}
+
+void DistAutogradService::watch(absl::Time when) {
+  MutexLock lock(&mutex_);
+  if (!closed_.ok() || when >= armed_) return;
+  armed_ = when;
+  if (timer_ == nullptr) {
+    timer_ = context_.runtime->make_timer([weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (self == nullptr) return;
+      Task task = [self] { self->tick(); };
+      self->context_.executor->post(std::move(task));
+    });
+  }
+  timer_->arm(when);
+}
+
+void DistAutogradService::tick() {
+  const absl::Time now = runtime().now();
+  std::deque<std::pair<ReleaseRef, WorkerKey>> again;
+  {
+    MutexLock lock(&mutex_);
+    armed_ = absl::InfiniteFuture();
+    again.swap(again_);
+  }
+  for (auto& [release, to] : again) tell_released(release, to);
+  absl::Time next = absl::InfiniteFuture();
+  for (const ContextRef& context : contexts()) {
+    for (const auto& pass : context->passes()) {
+      if (pass->is_root() || pass->state() != BackwardPass::State::kRunning) continue;
+      const absl::Time due = pass->deadline() + kMargin;
+      if (due > now) {
+        next = std::min(next, due);
+      } else {
+        pass->fail(make_error(ErrorKind::kDeadline,
+                              absl::StrCat("the deadline of ", to_string(pass->id()),
+                                           " is over; it waits for ", pass->waits_for())));
+      }
+    }
+  }
+  if (next < absl::InfiniteFuture()) watch(next);
+}
+
+}  // namespace weft::internal

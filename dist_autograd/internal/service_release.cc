@@ -1,0 +1,111 @@
+// How a context ends on all workers.
+
+#include <algorithm>
+#include <utility>
+
+#include "weft/dist_autograd/internal/service.h"
+
+namespace weft::internal {
+namespace {
+
+constexpr absl::Duration kAnswersWithin = absl::Seconds(30);
+constexpr absl::Duration kAgainAfter = absl::Milliseconds(100);
+
+}  // namespace
+
+Future<void> DistAutogradService::release(const ContextRef& context) {
+  Promise<void> promise(context_.executor);
+  Future<void> future = promise.future();
+  ReleaseData data{context->id(), 0};
+  {
+    MutexLock lock(&mutex_);
+    if (!contexts_.contains(data.context)) return Future<void>::ready({});
+    data.released_below = last_context_ + 1;
+    for (const auto& [id, other] : contexts_) {
+      if (id.creator != data.context.creator || id == data.context) continue;
+      data.released_below = std::min(data.released_below, id.counter);
+      break;  // they are in order
+    }
+  }
+  release_here(data, [promise = std::move(promise)](const Status& status) mutable {
+    promise.try_set(status);
+  });
+  return future;
+}
+
+void DistAutogradService::release_here(const ReleaseData& data, OnTold done) {
+  ContextRef context;
+  {
+    MutexLock lock(&mutex_);
+    if (data.context.creator != self()) {
+      Released& released = released_[data.context.creator];
+      released.below = std::max(released.below, data.released_below);
+      if (data.context.counter >= released.below) released.above.insert(data.context.counter);
+      released.above.erase(released.above.begin(), released.above.lower_bound(released.below));
+    }
+    const auto at = contexts_.find(data.context);
+    if (at != contexts_.end()) {
+      context = std::move(at->second);
+      contexts_.erase(at);
+    }
+  }
+  if (context == nullptr) return done(absl::OkStatus());
+  std::set<WorkerKey> known = context->close();
+  known.erase(data.context.creator);  // it knows
+  auto release = std::make_shared<Release>();
+  release->data = data;
+  release->done = std::move(done);
+  release->pending = static_cast<int64_t>(known.size()) + 1;
+  {
+    MutexLock lock(&mutex_);
+    ++releases_;
+  }
+  for (const WorkerKey& worker : known) tell_released(release, worker);
+  one_released(release);
+}
+
+void DistAutogradService::tell_released(const ReleaseRef& release, const WorkerKey& to) {
+  Payload arguments;
+  Encoder(&arguments).put_bytes(encode(release->data));
+  send(to, "@dist_autograd.release", "(bytes)->bytes", std::move(arguments), kAnswersWithin,
+       [weak = weak_from_this(), release, to](const StatusOr<std::string>& answer) {
+         const auto self = weak.lock();
+         if (self == nullptr) return release->done(shut_down_error());
+         const ErrorKind kind = error_kind(answer.status());
+         bool again = !answer.ok() && kind != ErrorKind::kPeerLost && kind != ErrorKind::kNotFound &&
+                      kind != ErrorKind::kUnimplemented && kind != ErrorKind::kPermission &&
+                      kind != ErrorKind::kState;
+         if (again) {
+           MutexLock lock(&self->mutex_);
+           again = self->closed_.ok() && !self->gone_.contains(to.incarnation);
+           if (again) self->again_.emplace_back(release, to);
+         }
+         if (!again) return self->one_released(release);
+         self->watch(self->runtime().now() + kAgainAfter);
+       });
+}
+
+void DistAutogradService::one_released(const ReleaseRef& release) {
+  {
+    MutexLock lock(&mutex_);
+    if (--release->pending > 0) return;
+    --releases_;
+  }
+  release->done(absl::OkStatus());
+}
+
+void DistAutogradService::on_release(CallContext&, Payload arguments, ReplyFn reply) {
+  Decoder in(std::move(arguments));
+  const StatusOr<std::string> bytes = in.take_bytes();
+  if (!bytes.ok()) return reply(bytes.status());
+  const StatusOr<ReleaseData> data = decode_release(*bytes);
+  if (!data.ok()) return reply(data.status());
+  release_here(*data, [reply = std::move(reply)](const Status& status) mutable {
+    if (!status.ok()) return reply(status);
+    Payload answer;
+    Encoder(&answer).put_bytes("");
+    reply(std::move(answer));
+  });
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,183 @@
+#include "weft/dist_autograd/internal/wire.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "weft/proto/dist_autograd.pb.h"
+
+namespace weft::internal {
+namespace {
+
+// Of an error, which travels on to everybody.
+constexpr size_t kMaxText = 16 << 10;
+
+Status violation(std::string_view what) {
+  return make_error(ErrorKind::kProtocol,
+                    absl::StrCat("a message of distributed autograd: ", std::string(what)));
+}
+
+template <class Record>
+StatusOr<Record> parse(std::string_view bytes) {
+  Record record;
+  if (record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return record;
+  return violation(absl::StrCat(bytes.size(), " bytes that cannot be parsed"));
+}
+
+void put(const WorkerKey& key, v1::WorkerKeyRecord* out) {
+  out->set_id(key.id.value());
+  out->set_incarnation(key.incarnation.value());
+}
+WorkerKey get(const v1::WorkerKeyRecord& in) {
+  return WorkerKey{WorkerId(in.id()), Incarnation(in.incarnation())};
+}
+void put(const AutogradContextId& id, v1::CreatedIdRecord* out) {
+  put(id.creator, out->mutable_creator());
+  out->set_counter(id.counter);
+}
+StatusOr<AutogradContextId> get(const v1::CreatedIdRecord& in) {
+  if (in.counter() == 0) return violation("without a context");
+  return AutogradContextId{get(in.creator()), in.counter()};
+}
+void put(const PassId& id, v1::BackwardPassRecord* out) {
+  put(id.context, out->mutable_context());
+  put(id.root, out->mutable_root());
+  out->set_counter(id.counter);
+}
+StatusOr<PassId> get(const v1::BackwardPassRecord& in) {
+  WEFT_ASSIGN_OR_RETURN(const AutogradContextId context, get(in.context()));
+  if (in.counter() == 0) return violation("without a pass");
+  return PassId{context, get(in.root()), in.counter()};
+}
+int64_t put(absl::Duration remaining) {
+  return std::max<int64_t>(0, absl::ToInt64Microseconds(remaining));
+}
+absl::Duration get_remaining(int64_t us) {
+  return us <= 0                                    ? absl::ZeroDuration()
+         : us == std::numeric_limits<int64_t>::max() ? absl::InfiniteDuration()
+                                                    : absl::Microseconds(us);
+}
+
+}  // namespace
+
+std::string encode(const AutogradData& data) {
+  v1::AutogradRecord record;
+  put(data.context, record.mutable_context());
+  record.set_message(data.message);
+  return record.SerializeAsString();
+}
+
+StatusOr<AutogradData> decode_autograd(std::string_view bytes) {
+  WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::AutogradRecord>(bytes));
+  WEFT_ASSIGN_OR_RETURN(const AutogradContextId context, get(record.context()));
+  return AutogradData{context, record.message()};
+}
+
+std::string encode(const DiscoverData& data) {
+  v1::BackwardDiscover record;
+  put(data.pass, record.mutable_pass());
+  record.set_remaining_us(put(data.remaining));
+  record.set_retain_graph(data.retain);
+  for (const auto& [message, outputs] : data.messages) {
+    v1::LiveMessage* live = record.add_messages();
+    live->set_message(message);
+    live->mutable_outputs()->Add(outputs.begin(), outputs.end());
+  }
+  record.set_ended_below(data.ended_below);
+  record.mutable_aborted()->Add(data.aborted.begin(), data.aborted.end());
+  return record.SerializeAsString();
+}
+
+StatusOr<DiscoverData> decode_discover(std::string_view bytes) {
+  WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::BackwardDiscover>(bytes));
+  DiscoverData data;
+  WEFT_ASSIGN_OR_RETURN(data.pass, get(record.pass()));
+  data.remaining = get_remaining(record.remaining_us());
+  data.retain = record.retain_graph();
+  for (const v1::LiveMessage& live : record.messages()) {
+    auto& outputs = data.messages[live.message()];
+    if (!outputs.empty()) return violation(absl::StrCat("message ", live.message(), " twice"));
+    if (live.outputs().empty()) return violation("a message that is named without outputs");
+    outputs.assign(live.outputs().begin(), live.outputs().end());
+  }
+  data.ended_below = record.ended_below();
+  data.aborted.assign(record.aborted().begin(), record.aborted().end());
+  return data;
+}
+
+std::string encode(const Participants& participants) {
+  v1::BackwardDiscovered record;
+  for (const auto& [worker, is_final] : participants) {
+    v1::BackwardParticipant* one = record.add_participants();
+    put(worker, one->mutable_worker());
+    one->set_final(is_final);
+  }
+  return record.SerializeAsString();
+}
+
+StatusOr<Participants> decode_participants(std::string_view bytes) {
+  WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::BackwardDiscovered>(bytes));
+  Participants participants;
+  for (const v1::BackwardParticipant& one : record.participants()) {
+    participants[get(one.worker())] |= one.final();
+  }
+  return participants;
+}
+
+std::string encode(const GradientData& data) {
+  v1::BackwardGradient record;
+  put(data.pass, record.mutable_pass());
+  record.set_message(data.message);
+  record.set_remaining_us(put(data.remaining));
+  return record.SerializeAsString();
+}
+
+StatusOr<GradientData> decode_gradient(std::string_view bytes) {
+  WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::BackwardGradient>(bytes));
+  WEFT_ASSIGN_OR_RETURN(const PassId pass, get(record.pass()));
+  return GradientData{pass, record.message(), get_remaining(record.remaining_us())};
+}
+
+std::string encode(const NoticeData& data) {
+  v1::BackwardNotice record;
+  put(data.pass, record.mutable_pass());
+  if (!data.status.ok()) {
+    const ErrorDetails details = error_details(data.status);
+    record.set_code(static_cast<uint32_t>(data.status.code()));
+    record.set_kind(static_cast<uint32_t>(details.kind));
+    record.set_message(std::string(data.status.message().substr(0, kMaxText)));
+    record.set_origin(details.origin);
+  }
+  return record.SerializeAsString();
+}
+
+StatusOr<NoticeData> decode_notice(std::string_view bytes) {
+  WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::BackwardNotice>(bytes));
+  WEFT_ASSIGN_OR_RETURN(const PassId pass, get(record.pass()));
+  NoticeData data{pass, absl::OkStatus()};
+  if (record.code() == 0) return data;
+  const bool known_code = record.code() <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);
+  const bool known_kind = record.kind() <= static_cast<uint32_t>(ErrorKind::kPermission);
+  ErrorDetails details;
+  details.kind = known_kind ? static_cast<ErrorKind>(record.kind()) : ErrorKind::kInternal;
+  details.origin = record.origin();
+  data.status = with_details(
+      Status(known_code ? static_cast<absl::StatusCode>(record.code()) : absl::StatusCode::kUnknown,
+             record.message()),
+      details);
+  return data;
+}
+
+std::string encode(const ReleaseData& data) {
+  v1::AutogradRelease record;
+  put(data.context, record.mutable_context());
+  record.set_released_below(data.released_below);
+  return record.SerializeAsString();
+}
+
+StatusOr<ReleaseData> decode_release(std::string_view bytes) {
+  WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::AutogradRelease>(bytes));
+  WEFT_ASSIGN_OR_RETURN(const AutogradContextId context, get(record.context()));
+  return ReleaseData{context, record.released_below()};
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,140 @@
+#include "weft/tests/dist_autograd/fixture.h"
+
+#include <thread>
+
+#include "torch/torch.h"
+
+namespace weft::testing {
+namespace {
+
+class NoWayBack : public torch::autograd::Function<NoWayBack> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x * 2;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    throw std::out_of_range("there is no way back");
+  }
+};
+
+}  // namespace
+
+at::Tensor mul(const at::Tensor& x, const at::Tensor& y) { return x * y; }
+at::Tensor add(const at::Tensor& x, const at::Tensor& y) { return x + y; }
+std::vector<at::Tensor> split(const at::Tensor& x, int64_t pieces) { return x.chunk(pieces); }
+at::Tensor sum_all(const std::vector<at::Tensor>& list) {
+  at::Tensor sum = list.at(0) * 1;
+  for (size_t i = 1; i < list.size(); ++i) sum = sum + list[i] * static_cast<double>(i + 1);
+  return sum;
+}
+at::Tensor identity(const at::Tensor& x) { return x; }
+at::Tensor travel(CallContext& context, std::vector<std::string> path, const at::Tensor& x,
+                  const at::Tensor& y) {
+  at::Tensor z = x * y;
+  if (path.empty()) return z;
+  const std::string next = path.front();
+  path.erase(path.begin());
+  return rpc_sync(context.worker(), next, &travel, path, z, y) * y;
+}
+at::Tensor no_way_back(const at::Tensor& x) { return NoWayBack::apply(x); }
+at::Tensor via_no_way_back(CallContext& context, std::string at, const at::Tensor& x) {
+  return rpc_sync(context.worker(), at, &no_way_back, x * 3);
+}
+bool in_context(CallContext& context) {
+  return current_autograd_context(context.worker()).has_value();
+}
+
+Holder::Holder(const at::Tensor& value) : value_(value.detach().clone().set_requires_grad(true)) {}
+at::Tensor Holder::times(const at::Tensor& x) const { return value_ * x; }
+std::vector<at::Tensor> Holder::gradient(CallContext& context) const {
+  const auto id = current_autograd_context(context.worker());
+  if (!id.has_value()) return {};
+  for (const auto& one : autograd_gradients(context.worker(), *id)) {
+    if (one.leaf.is_same(value_)) return {one.gradient};
+  }
+  return {};
+}
+
+DistAutogradTest::DistAutogradTest() : library_("app") {
+  library_.def("mul", &mul)
+      .def("add", &add)
+      .def("split", &split)
+      .def("sum_all", &sum_all)
+      .def("identity", &identity)
+      .def("travel", &travel)
+      .def("no_way_back", &no_way_back)
+      .def("via_no_way_back", &via_no_way_back)
+      .def("in_context", &in_context);
+  library_.class_<Holder>("Holder")
+      .constructor<const at::Tensor&>()
+      .def("times", &Holder::times)
+      .def("value", &Holder::value)
+      .def("gradient", &Holder::gradient);
+}
+
+std::unique_ptr<Cluster> DistAutogradTest::make(AutogradOptions options) {
+  ClusterOptions o;
+  o.size = options.size;
+  o.net = GetParam();
+  o.library = library_;
+  o.rpc_timeout = options.rpc_timeout;
+  o.adjust = [](int, JoinOptions* join) {
+    join->services.push_back(rref_service());
+    join->services.push_back(dist_autograd_service());
+  };
+  return std::make_unique<Cluster>(o);
+}
+
+at::Tensor DistAutogradTest::leaf(std::vector<double> values) {
+  return torch::tensor(values, torch::dtype(torch::kFloat64)).set_requires_grad(true);
+}
+
+std::vector<at::Tensor> DistAutogradTest::local(const at::Tensor& loss,
+                                                std::vector<at::Tensor> leaves) {
+  return torch::autograd::grad({loss}, leaves);
+}
+
+void DistAutogradTest::expect_equal(const at::Tensor& got, const at::Tensor& want) {
+  ASSERT_TRUE(want.defined());
+  ASSERT_TRUE(got.defined());
+  EXPECT_TRUE(torch::equal(got, want)) << got << "\n" << want;
+}
+
+void DistAutogradTest::eventually(const std::function<bool()>& what, const std::string& text) {
+  const auto runtime = make_system_runtime();
+  const absl::Time end = runtime->now() + absl::Seconds(20);
+  while (!what()) {
+    ASSERT_LT(runtime->now(), end) << text;
+    std::this_thread::yield();
+  }
+}
+
+Status DistAutogradTest::error_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error.status();
+  }
+  return absl::OkStatus();
+}
+
+void DistAutogradTest::expect_error(const Status& s, ErrorKind kind,
+                                    const std::vector<std::string>& words) {
+  EXPECT_EQ(error_kind(s), kind) << s;
+  for (const std::string& word : words) {
+    EXPECT_NE(std::string(s.message()).find(word), std::string::npos) << s << "\nlacks " << word;
+  }
+}
+
+void DistAutogradTest::expect_nothing_left(Cluster& c) {
+  for (size_t i = 0; i < c.size(); ++i) {
+    for (const char* name : {"num_autograd_contexts", "num_current_backward_passes",
+                             "autograd_sends", "autograd_leaves", "autograd_releases"}) {
+      eventually([&] { return counter(c[i], name) == 0; },
+                 "worker" + std::to_string(i) + " has " + name);
+    }
+  }
+}
+
+}  // namespace weft::testing

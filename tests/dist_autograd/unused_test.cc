@@ -1,0 +1,96 @@
+// Calls that no loss needs: X5, DA-37.
+
+#include "torch/torch.h"
+#include "weft/tests/dist_autograd/fixture.h"
+
+namespace weft::testing {
+namespace {
+
+class DistUnused : public DistAutogradTest {};
+
+TEST_P(DistUnused, DA_37_backward_unused_send_function_and_X5_unused_calls) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor y = leaf({3, 4});
+  {
+    // The loss does not cross at all.
+    DistAutogradContext context((*c)[0]);
+    (void)rpc_sync((*c)[0], "worker1", &mul, x, y);
+    context.backward({(x * y).sum()});
+    expect_equal(context.gradient(x), y.detach());
+    // LIVE-8
+    EXPECT_EQ(counter((*c)[0], "autograd_discovers_sent"), 0);
+    EXPECT_EQ(counter((*c)[1], "autograd_gradients_sent"), 0);
+  }
+  {
+    // One of two calls, the other to another worker; then of two to the same.
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor used = rpc_sync((*c)[0], "worker1", &mul, x, y);
+    (void)rpc_sync((*c)[0], "worker2", &add, x, y);
+    (void)rpc_sync((*c)[0], "worker1", &add, x, y);
+    context.backward({used.sum()});
+    expect_equal(context.gradient(x), y.detach());
+    expect_equal(context.gradient(y), x.detach());
+    EXPECT_EQ(counter((*c)[2], "autograd_gradients_sent"), 0);
+    EXPECT_EQ(counter((*c)[1], "autograd_gradients_sent"), 1);
+  }
+  expect_nothing_left(*c);
+}
+
+// A message that no loss needs shares nodes with one that they do: what goes out there must wait
+// for the one and not for the other.
+TEST_P(DistUnused, X5_an_unused_call_that_shares_nodes_with_a_used_one) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor y = leaf({3, 4});
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor shared = x * y;
+    const at::Tensor used = rpc_sync((*c)[0], "worker1", &mul, shared, y);
+    (void)rpc_sync((*c)[0], "worker2", &mul, shared, x);
+    const auto want = local(((x * y) * y).sum(), {x, y});
+    context.backward({used.sum()});
+    expect_equal(context.gradient(x), want[0]);
+    expect_equal(context.gradient(y), want[1]);
+  }
+  expect_nothing_left(*c);
+}
+
+TEST_P(DistUnused, X5_two_losses_over_different_calls_one_after_the_other) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor y = leaf({3, 4});
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor first = rpc_sync((*c)[0], "worker1", &mul, x, y).sum();
+    const at::Tensor second = rpc_sync((*c)[0], "worker2", &add, x, y).sum();
+    context.backward({first});
+    expect_equal(context.gradient(x), y.detach());
+    context.backward({second});
+    expect_equal(context.gradient(x), (y + 1).detach());
+  }
+  expect_nothing_left(*c);
+}
+
+TEST_P(DistUnused, X5_a_hundred_calls_of_which_one_is_used) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor y = leaf({3, 4});
+  {
+    DistAutogradContext context((*c)[0]);
+    std::vector<at::Tensor> results;
+    for (int i = 0; i < 100; ++i) {
+      results.push_back(rpc_sync((*c)[0], 1 + i % 2, &mul, x, y * (i + 1)));
+    }
+    context.backward({results[41].sum()});
+    expect_equal(context.gradient(x), (y * 42).detach());
+    EXPECT_EQ(counter((*c)[1], "autograd_gradients_sent"), 0);
+    EXPECT_EQ(counter((*c)[2], "autograd_gradients_sent"), 1);
+  }
+  expect_nothing_left(*c);
+}
+
+INSTANTIATE_TEST_SUITE_P(Nets, DistUnused, ::testing::ValuesIn(nets()), net_name);
+
+}  // namespace
+}  // namespace weft::testing
