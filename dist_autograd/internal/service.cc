@@ -65,9 +65,11 @@ ContextRef DistAutogradService::find(const AutogradContextId& id) const {
   return at == contexts_.end() ? nullptr : at->second;
 }
 
-ContextRef DistAutogradService::find_or_make(const AutogradContextId& id) {
+ContextRef DistAutogradService::find_or_make(const AutogradContextId& id,
+                                             const WorkerInfo& with) {
   const WorkerKey me = self();
   MutexLock lock(&mutex_);
+  names_.try_emplace(key_of(with), with.name);
   if (const auto at = contexts_.find(id); at != contexts_.end()) return at->second;
   const auto released = released_.find(id.creator);
   if (!closed_.ok() || id.creator == me || gone_.contains(id.creator.incarnation) ||
@@ -106,6 +108,10 @@ class DistAutogradService::SendAttachment final : public Attachment {
 
 AttachmentPtr DistAutogradService::record(const ContextRef& context, const WorkerInfo& to,
                                           const Payload& payload, bool grad_mode) {
+  {
+    MutexLock lock(&mutex_);
+    names_.try_emplace(key_of(to), to.name);
+  }
   uint64_t message = last_message_.fetch_add(1) + 1;
   if (!context->record(key_of(to), payload.tensors, grad_mode, &message)) return nullptr;
   return AttachmentPtr(new SendAttachment(context, message));
@@ -125,7 +131,7 @@ void DistAutogradService::arrive(IncomingRequest& request, std::string_view meta
   const StatusOr<AutogradData> data = decode_autograd(metadata);
   if (!data.ok()) return proceed(data.status());
   std::vector<at::Tensor>* const tensors = &request.arguments().tensors;
-  const ContextRef context = find_or_make(data->context);
+  const ContextRef context = find_or_make(data->context, request.context().caller());
   if (context == nullptr) {
     detach(tensors);  // CTX-3
   } else {

@@ -100,8 +100,8 @@ class DistAutogradService final : public Service,
   const void* scope_key() const;
 
   // ---- service.cc: contexts and what rides on calls ----
-  // Null: it has been released.
-  ContextRef find_or_make(const AutogradContextId& id);
+  // Null: it has been released. `with`: whom the message is from.
+  ContextRef find_or_make(const AutogradContextId& id, const WorkerInfo& with);
   // Null: nothing rides on the message.
   AttachmentPtr record(const ContextRef& context, const WorkerInfo& to, const Payload& payload,
                        bool grad_mode);
@@ -140,6 +140,8 @@ class DistAutogradService final : public Service,
   std::map<AutogradContextId, ContextRef> contexts_ ABSL_GUARDED_BY(mutex_);
   std::map<WorkerKey, Released> released_ ABSL_GUARDED_BY(mutex_);
   std::set<Incarnation> gone_ ABSL_GUARDED_BY(mutex_);
+  // Of those that recorded something with this worker: errors name also who is gone.
+  std::map<WorkerKey, std::string> names_ ABSL_GUARDED_BY(mutex_);
   int64_t releases_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<std::pair<ReleaseRef, WorkerKey>> again_ ABSL_GUARDED_BY(mutex_);
   absl::Time armed_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();

@@ -132,6 +132,10 @@ void DistAutogradService::abort(const WorkerKey& to, const PassId& pass, const S
 }
 
 std::string DistAutogradService::name_of(const WorkerKey& key) const {
+  {
+    MutexLock lock(&mutex_);
+    if (const auto at = names_.find(key); at != names_.end()) return at->second;
+  }
   return info_of(worker(), key).name;
 }
 

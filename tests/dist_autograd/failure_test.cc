@@ -1,10 +1,14 @@
 // Errors reach the root and everybody else: DA-38 to DA-46, X10, X11.
 
+#include <thread>
+
 #include "torch/torch.h"
 #include "weft/tests/dist_autograd/fixture.h"
 
 namespace weft::testing {
 namespace {
+
+using namespace std::chrono_literals;  // NOLINT
 
 class DistFailure : public DistAutogradTest {
  protected:
@@ -90,6 +94,143 @@ TEST_P(DistFailure, ATensorOfAnotherContextIsRefused) {
     expect_error(error_of([&] { context.backward({(old * x).sum()}); }),
                  ErrorKind::kInvalidArgument, {"received from", "one context"});
     expect_no_pass(*c);
+  }
+  expect_nothing_left(*c);
+}
+
+// X10: calls have a second; the backward may take longer.
+TEST_P(DistFailure, X10_a_backward_that_takes_longer_than_a_call_may) {
+  auto c = make({.rpc_timeout = 1s});
+  const at::Tensor x = leaf({1, 2});
+  const SlowWayBack slow_back([] {
+    const auto runtime = make_system_runtime();
+    runtime->make_parker()->park_until(runtime->now() + absl::Milliseconds(1500));
+  });
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor slow = rpc_sync((*c)[0], "worker1", &slow_way_back, x);
+    const at::Tensor far = rpc_sync((*c)[0], "worker2", &mul, slow, slow);
+    context.backward({far.sum()});
+    expect_equal(context.gradient(x), (8 * x).detach());
+  }
+  expect_nothing_left(*c);
+}
+
+// X10, the other way: the pass's own deadline ends it, at the root and at whoever takes part.
+TEST_P(DistFailure, X10_the_deadline_of_a_pass_ends_it_everywhere) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  auto gate = std::make_shared<Promise<void>>();
+  const Future<void> open = gate->future();
+  const SlowWayBack slow_back([open] { open.wait(); });
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor slow = rpc_sync((*c)[0], "worker1", &slow_way_back, x);
+    const at::Tensor far = rpc_sync((*c)[0], "worker2", &mul, slow, slow);
+    const Status failed = error_of(
+        [&] { context.backward({far.sum()}, {.retain_graph = true, .deadline = 300ms}); });
+    expect_error(failed, ErrorKind::kDeadline, {"300ms", "backward 1 of", "waits for"});
+    expect_no_pass(*c);
+    gate->set_value();
+    // What the slow one sends late is of the pass that has failed.
+    context.backward({far.sum()}, {.retain_graph = true});
+    expect_equal(context.gradient(x), (8 * x).detach());
+  }
+  expect_nothing_left(*c);
+}
+
+TEST_P(DistFailure, DA_43_backward_node_failure_and_DA_44_backward_node_failure_python_udf) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor direct = rpc_sync((*c)[0], "worker1", &mul, x, x);
+    const std::vector<std::string> path{"worker2"};
+    const at::Tensor far = rpc_sync((*c)[0], "worker1", &travel, path, x, x);
+    (void)(*c)[2].shutdown({.graceful = false});
+    expect_error(error_of([&] { context.backward({far.sum()}, {.retain_graph = true}); }),
+                 ErrorKind::kPeerLost, {"worker2"});
+    EXPECT_EQ(counter((*c)[0], "num_current_backward_passes"), 0);
+    EXPECT_EQ(counter((*c)[1], "num_current_backward_passes"), 0);
+    // What does not go there still works, and the release does not wait for the dead.
+    context.backward({direct.sum()});
+    expect_equal(context.gradient(x), (2 * x).detach());
+    context.release().wait();
+  }
+  for (const size_t i : {0, 1}) EXPECT_EQ(counter((*c)[i], "num_autograd_contexts"), 0);
+  c->forget();
+}
+
+// A worker dies in the middle of a pass, and then the one whose pass it is.
+TEST_P(DistFailure, DA_43_a_worker_leaves_while_its_part_runs) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  auto gate = std::make_shared<Promise<void>>();
+  auto reached = std::make_shared<Promise<void>>();
+  const Future<void> open = gate->future();
+  const Future<void> inside = reached->future();
+  const SlowWayBack slow_back([open, reached] {
+    reached->try_set({});
+    open.wait();
+  });
+  std::thread leaver([&] {
+    inside.wait();
+    std::thread([&c] { (void)(*c)[0].shutdown({.graceful = false}); }).join();
+  });
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor slow = rpc_sync((*c)[0], "worker1", &slow_way_back, x);
+    const Status failed = error_of([&] { context.backward({slow.sum()}); });
+    EXPECT_FALSE(failed.ok());
+  }
+  leaver.join();
+  // The others have nothing of it left, although its root told them nothing.
+  for (const size_t i : {1, 2}) {
+    eventually([&] { return counter((*c)[i], "num_current_backward_passes") == 0; }, "a pass");
+    eventually([&] { return counter((*c)[i], "num_autograd_contexts") == 0; }, "a context");
+  }
+  gate->set_value();
+  c->forget();
+}
+
+TEST_P(DistFailure, DA_46_clean_context_during_backward) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  auto gate = std::make_shared<Promise<void>>();
+  auto reached = std::make_shared<Promise<void>>();
+  const Future<void> open = gate->future();
+  const Future<void> inside = reached->future();
+  const SlowWayBack slow_back([open, reached] {
+    reached->try_set({});
+    open.wait();
+  });
+  DistAutogradContext context((*c)[0]);
+  const at::Tensor loss = rpc_sync((*c)[0], "worker1", &slow_way_back, x).sum();
+  Status failed;
+  std::thread other([&] { failed = error_of([&] { context.backward({loss}); }); });
+  inside.wait();
+  const Future<void> released = context.release();
+  other.join();
+  released.wait();
+  expect_error(failed, ErrorKind::kCancelled, {"released"});
+  gate->set_value();
+  expect_nothing_left(*c);
+}
+
+// CTX-3.
+TEST_P(DistFailure, X9_release_with_calls_in_flight) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  for (int i = 0; i < 500; ++i) {
+    DistAutogradContext context((*c)[0]);
+    const std::vector<std::string> path{"worker2", "worker1"};
+    auto first = rpc_async((*c)[0], "worker1", &travel, path, x, x);
+    auto second = rpc_async((*c)[0], "worker2", &mul, x, x);
+    for (int k = 0; k < i % 50; ++k) std::this_thread::yield();
+    const Future<void> released = context.release();
+    EXPECT_EQ(first.wait().sizes(), x.sizes());
+    expect_equal(second.wait().detach(), (x * x).detach());
+    released.wait();
   }
   expect_nothing_left(*c);
 }

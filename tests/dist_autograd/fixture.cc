@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "torch/torch.h"
+#include "weft/common/mutex.h"
 
 namespace weft::testing {
 namespace {
@@ -15,6 +16,26 @@ class NoWayBack : public torch::autograd::Function<NoWayBack> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                  const torch::autograd::variable_list&) {
     throw std::out_of_range("there is no way back");
+  }
+};
+
+Mutex slow_mutex;
+std::shared_ptr<std::function<void()>> slow_before ABSL_GUARDED_BY(slow_mutex);
+
+class SlowFunction : public torch::autograd::Function<SlowFunction> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x * 2;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& g) {
+    std::shared_ptr<std::function<void()>> before;
+    {
+      MutexLock lock(&slow_mutex);
+      before = slow_before;
+    }
+    if (before != nullptr) (*before)();
+    return {g[0] * 2};
   }
 };
 
@@ -45,6 +66,16 @@ bool in_context(CallContext& context) {
   return current_autograd_context(context.worker()).has_value();
 }
 
+SlowWayBack::SlowWayBack(std::function<void()> before) {
+  MutexLock lock(&slow_mutex);
+  slow_before = std::make_shared<std::function<void()>>(std::move(before));
+}
+SlowWayBack::~SlowWayBack() {
+  MutexLock lock(&slow_mutex);
+  slow_before = nullptr;
+}
+at::Tensor slow_way_back(const at::Tensor& x) { return SlowFunction::apply(x); }
+
 Holder::Holder(const at::Tensor& value) : value_(value.detach().clone().set_requires_grad(true)) {}
 at::Tensor Holder::times(const at::Tensor& x) const { return value_ * x; }
 std::vector<at::Tensor> Holder::gradient(CallContext& context) const {
@@ -65,6 +96,7 @@ DistAutogradTest::DistAutogradTest() : library_("app") {
       .def("travel", &travel)
       .def("no_way_back", &no_way_back)
       .def("via_no_way_back", &via_no_way_back)
+      .def("slow_way_back", &slow_way_back)
       .def("in_context", &in_context);
   library_.class_<Holder>("Holder")
       .constructor<const at::Tensor&>()
@@ -79,9 +111,11 @@ std::unique_ptr<Cluster> DistAutogradTest::make(AutogradOptions options) {
   o.net = GetParam();
   o.library = library_;
   o.rpc_timeout = options.rpc_timeout;
-  o.adjust = [](int, JoinOptions* join) {
+  o.lease = options.lease;
+  o.adjust = [plan = options.plan](int, JoinOptions* join) {
     join->services.push_back(rref_service());
     join->services.push_back(dist_autograd_service());
+    if (plan != nullptr) join->transport = faulty_transport(join->transport, plan);
   };
   return std::make_unique<Cluster>(o);
 }

@@ -15,6 +15,7 @@
 #include "weft/dist_autograd/service.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/containers.h"
+#include "weft/rpc/faulty_transport.h"
 #include "weft/rref/rref.h"
 #include "weft/tests/testing/cluster.h"
 
@@ -32,6 +33,13 @@ at::Tensor travel(CallContext& context, std::vector<std::string> path, const at:
 at::Tensor no_way_back(const at::Tensor& x);
 at::Tensor via_no_way_back(CallContext& context, std::string at, const at::Tensor& x);
 bool in_context(CallContext& context);
+// Doubles; its backward first does what `before` says, until the guard ends.
+class SlowWayBack {
+ public:
+  explicit SlowWayBack(std::function<void()> before);
+  ~SlowWayBack();
+};
+at::Tensor slow_way_back(const at::Tensor& x);
 
 // A parameter at its owner.
 class Holder {
@@ -49,6 +57,8 @@ class Holder {
 struct AutogradOptions {
   int size = 3;
   Timeout rpc_timeout{};
+  std::shared_ptr<FaultPlan> plan{};
+  Timeout lease = std::chrono::seconds(5);
 };
 
 class DistAutogradTest : public ::testing::TestWithParam<Net> {
