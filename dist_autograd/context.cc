@@ -19,10 +19,9 @@ constexpr absl::Duration kDeadline = absl::Seconds(60);
 std::shared_ptr<DistAutogradService> service_of(const Worker& worker) {
   auto service = worker.service<DistAutogradService>();
   if (service == nullptr) {
-    throw_error(make_error(
-        ErrorKind::kState, absl::StrCat("worker '", worker.name(),
-                                        "' has no distributed autograd: list "
-                                        "dist_autograd_service() at join")));
+    throw_error(make_error(ErrorKind::kState, absl::StrCat("worker '", worker.name(),
+                                                           "' has no distributed autograd: list "
+                                                           "dist_autograd_service() at join")));
   }
   return service;
 }
@@ -47,8 +46,7 @@ StatusOr<at::Tensor> first_gradient(size_t index, const at::Tensor& loss, const 
   }
   if (given.sizes() != loss.sizes() || given.dtype() != loss.dtype() ||
       given.device() != loss.device()) {
-    return wrong(index,
-                 absl::StrCat("is ", shape_of(loss), ", its gradient is ", shape_of(given)));
+    return wrong(index, absl::StrCat("is ", shape_of(loss), ", its gradient is ", shape_of(given)));
   }
   return given;
 }

@@ -22,8 +22,8 @@ struct CallSite {
   uint32_t line = 0;
 };
 
-WEFT_API std::string to_string(const RRefId& id);      // "RRef 2/00000000000000ab/17"
-WEFT_API std::string to_string(const ForkId& id);      // "fork 2/00000000000000ab/18"
+WEFT_API std::string to_string(const RRefId& id);  // "RRef 2/00000000000000ab/17"
+WEFT_API std::string to_string(const ForkId& id);  // "fork 2/00000000000000ab/18"
 
 }  // namespace weft
 

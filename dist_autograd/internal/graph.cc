@@ -13,8 +13,7 @@ PassGraph::PassGraph(const AutogradContextId& context, const WorkerKey& self, Fi
     : context_(context), self_(self), find_send_(std::move(find_send)) {}
 
 uint32_t PassGraph::add(const NodePtr& node, bool* is_new) {
-  const auto [at, inserted] =
-      index_.try_emplace(node.get(), static_cast<uint32_t>(nodes_.size()));
+  const auto [at, inserted] = index_.try_emplace(node.get(), static_cast<uint32_t>(nodes_.size()));
   *is_new = inserted;
   if (!inserted) return at->second;
   Entry& entry = nodes_.emplace_back();
@@ -41,11 +40,11 @@ Status PassGraph::touch(const torch::autograd::Edge& edge, std::vector<uint32_t>
   if (nodes_[index].kind != Kind::kRecv) return absl::OkStatus();
   const auto& recv = static_cast<const RecvRpcBackward&>(*edge.function);
   if (recv.context != context_) {
-    return make_error(ErrorKind::kInvalidArgument,
-                      absl::StrCat("a loss of ", to_string(context_),
-                                   " depends on a tensor that was received from ",
-                                   to_string(recv.origin), " in ", to_string(recv.context),
-                                   ": detach it, or compute both in one context"));
+    return make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat("a loss of ", to_string(context_),
+                     " depends on a tensor that was received from ", to_string(recv.origin), " in ",
+                     to_string(recv.context), ": detach it, or compute both in one context"));
   }
   if (nodes_[index].reached[edge.input_nr]) return absl::OkStatus();
   nodes_[index].reached[edge.input_nr] = true;

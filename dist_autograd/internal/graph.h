@@ -92,12 +92,12 @@ class PassGraph {
   struct Entry {
     NodePtr node{};
     Kind kind = Kind::kInterior;
-    uint32_t waits_for = 0;              // edges and messages that will still bring something
-    std::vector<uint32_t> targets{};     // parallel to the node's edges; kDead: goes nowhere
-    std::vector<bool> reached{};         // recv: by input
+    uint32_t waits_for = 0;           // edges and messages that will still bring something
+    std::vector<uint32_t> targets{};  // parallel to the node's edges; kDead: goes nowhere
+    std::vector<bool> reached{};      // recv: by input
     std::optional<torch::autograd::InputBuffer> buffer{};
-    bool fed = false;                    // send
-    at::Tensor gradient{};               // leaf
+    bool fed = false;       // send
+    at::Tensor gradient{};  // leaf
   };
   struct Ready {
     uint64_t sequence = 0;

@@ -137,9 +137,7 @@ variable_list PassGraph::call(Entry* entry, variable_list in, std::vector<Outgoi
   variable_list results;
   const variable_list kept = has_post_hooks ? in : variable_list();
   switch (entry->kind) {
-    case Kind::kLeaf:
-      accumulate(entry, std::move(in[0]), has_post_hooks);
-      break;
+    case Kind::kLeaf: accumulate(entry, std::move(in[0]), has_post_hooks); break;
     case Kind::kRecv: {
       const auto& recv = static_cast<const RecvRpcBackward&>(node);
       if (recv.origin == self_) {

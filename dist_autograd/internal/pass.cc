@@ -74,10 +74,9 @@ void BackwardPass::spread_locked(PassGraph::Reached reached, Todo* todo) {
     peers_.insert(origin);
     todo->push_back([self = shared_from_this(), to = origin, retain = retain_,
                      named = std::move(messages)]() mutable {
-      self->links_->discover(to, self->id_, self->deadline_, retain, std::move(named),
-                             [self, to](StatusOr<Participants> found) {
-                               self->discovered(to, std::move(found));
-                             });
+      self->links_->discover(
+          to, self->id_, self->deadline_, retain, std::move(named),
+          [self, to](StatusOr<Participants> found) { self->discovered(to, std::move(found)); });
     });
   }
 }
@@ -235,9 +234,9 @@ void BackwardPass::run_all() {
     try {
       for (auto& [message, gradients] : fed) {
         if (value_or_throw(graph_->feed(message, std::move(gradients)))) continue;
-        throw_error(make_error(ErrorKind::kProtocol,
-                               absl::StrCat("a gradient for message ", message,
-                                            ", which nobody has named")));
+        throw_error(make_error(
+            ErrorKind::kProtocol,
+            absl::StrCat("a gradient for message ", message, ", which nobody has named")));
       }
       graph_->run(&out);
     } catch (...) {
@@ -246,9 +245,8 @@ void BackwardPass::run_all() {
     for (PassGraph::Outgoing& one : out) {
       const WorkerKey to = one.origin;
       const uint64_t message = one.message;
-      links_->gradient(
-          id_, deadline_, std::move(one),
-          failing_with(absl::StrCat("the gradient of message ", message), to));
+      links_->gradient(id_, deadline_, std::move(one),
+                       failing_with(absl::StrCat("the gradient of message ", message), to));
     }
     Todo todo;
     std::unique_ptr<PassGraph> dropped;  // without the mutex

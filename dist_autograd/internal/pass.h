@@ -163,11 +163,11 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   bool running_ ABSL_GUARDED_BY(mutex_) = false;
   bool started_ ABSL_GUARDED_BY(mutex_) = false;  // something has been run
   // The wave.
-  int64_t deficit_ ABSL_GUARDED_BY(mutex_) = 0;        // discovers that are not answered
-  OnDiscovered owed_ ABSL_GUARDED_BY(mutex_);          // to whoever engaged this worker
-  bool wave_over_ ABSL_GUARDED_BY(mutex_) = false;     // of the root
+  int64_t deficit_ ABSL_GUARDED_BY(mutex_) = 0;     // discovers that are not answered
+  OnDiscovered owed_ ABSL_GUARDED_BY(mutex_);       // to whoever engaged this worker
+  bool wave_over_ ABSL_GUARDED_BY(mutex_) = false;  // of the root
   std::optional<bool> reported_ ABSL_GUARDED_BY(mutex_);
-  Participants found_ ABSL_GUARDED_BY(mutex_);         // to be reported, of the root: all
+  Participants found_ ABSL_GUARDED_BY(mutex_);  // to be reported, of the root: all
   std::set<WorkerKey> children_ ABSL_GUARDED_BY(mutex_);
   std::set<WorkerKey> peers_ ABSL_GUARDED_BY(mutex_);  // whose death ends it
   // Gradients that wait for their turn.

@@ -98,8 +98,8 @@ void BackwardPass::fail_locked(Status why, Todo* todo) {
   }
   below.erase(self_);
   // Tensors and graphs are destroyed without the mutex, and so are callbacks.
-  todo->push_back([parked = std::exchange(parked_, {}),
-                   graph = running_ ? nullptr : std::move(graph_)] {});
+  todo->push_back(
+      [parked = std::exchange(parked_, {}), graph = running_ ? nullptr : std::move(graph_)] {});
   if (owed_ != nullptr) {
     todo->push_back(
         [reply = std::exchange(owed_, nullptr), error = error_]() mutable { reply(error); });

@@ -41,9 +41,8 @@ const void* DistAutogradService::scope_key() const {
 StatusOr<ContextRef> DistAutogradService::make_context() {
   const WorkerKey me = self();
   if (const ContextRef here = current()) {
-    return make_error(ErrorKind::kState,
-                      absl::StrCat("this thread is in ", to_string(here->id()),
-                                   " already: contexts do not nest"));
+    return make_error(ErrorKind::kState, absl::StrCat("this thread is in ", to_string(here->id()),
+                                                      " already: contexts do not nest"));
   }
   MutexLock lock(&mutex_);
   if (!closed_.ok()) return closed_;
@@ -65,8 +64,7 @@ ContextRef DistAutogradService::find(const AutogradContextId& id) const {
   return at == contexts_.end() ? nullptr : at->second;
 }
 
-ContextRef DistAutogradService::find_or_make(const AutogradContextId& id,
-                                             const WorkerInfo& with) {
+ContextRef DistAutogradService::find_or_make(const AutogradContextId& id, const WorkerInfo& with) {
   const WorkerKey me = self();
   MutexLock lock(&mutex_);
   names_.try_emplace(key_of(with), with.name);
@@ -119,8 +117,7 @@ AttachmentPtr DistAutogradService::record(const ContextRef& context, const Worke
 
 bool DistAutogradService::concerns(const UntypedCall&) const { return current() != nullptr; }
 
-StatusOr<AttachmentPtr> DistAutogradService::attach(const WorkerInfo& to,
-                                                    const UntypedCall& call) {
+StatusOr<AttachmentPtr> DistAutogradService::attach(const WorkerInfo& to, const UntypedCall& call) {
   const ContextRef context = current();
   if (context == nullptr) return AttachmentPtr();
   return record(context, to, call.arguments, c10::GradMode::is_enabled());

@@ -157,11 +157,11 @@ std::vector<Method> DistAutogradService::methods() {
     return m;
   };
   const auto notice = [&method](std::string_view name, bool inline_ok, OnNotice handle) {
-    return method(name, kBytes, inline_ok,
-                  [handle](DistAutogradService& self, CallContext& call, Payload arguments,
-                           ReplyFn reply) {
-                    self.on_notice(call, std::move(arguments), std::move(reply), handle);
-                  });
+    return method(
+        name, kBytes, inline_ok,
+        [handle](DistAutogradService& self, CallContext& call, Payload arguments, ReplyFn reply) {
+          self.on_notice(call, std::move(arguments), std::move(reply), handle);
+        });
   };
   using Self = DistAutogradService;
   return {
@@ -197,10 +197,10 @@ StatusOr<std::shared_ptr<BackwardPass>> DistAutogradService::find_pass(const Pas
                                                                        bool make) {
   const ContextRef context = find(id.context);
   if (context == nullptr) {
-    return make_error(ErrorKind::kNotFound,
-                      absl::StrCat("Could not find autograd context with id: ",
-                                   weft::to_string(id.context), " on worker '", worker().name(),
-                                   "'"));
+    return make_error(
+        ErrorKind::kNotFound,
+        absl::StrCat("Could not find autograd context with id: ", weft::to_string(id.context),
+                     " on worker '", worker().name(), "'"));
   }
   auto pass = context->find(id, deadline, make, shared_from_this());
   if (pass.ok() && make && id.root != self()) watch(deadline + kMargin);
@@ -232,8 +232,8 @@ void DistAutogradService::on_gradient(CallContext& call, Payload arguments, Repl
   const auto taken = in.take<std::tuple<std::vector<std::byte>, Gradients>>();
   if (!taken.ok()) return reply(taken.status());
   const auto& [bytes, gradients] = *taken;
-  const StatusOr<GradientData> data = decode_gradient(
-      std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  const StatusOr<GradientData> data =
+      decode_gradient(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   if (!data.ok()) return reply(data.status());
   const auto pass = find_pass(data->pass, runtime().now() + data->remaining, true);
   if (!pass.ok()) return reply(pass.status());
@@ -266,10 +266,10 @@ Status DistAutogradService::backward(const ContextRef& context, torch::autograd:
   const Future<void> ended = pass->ended();
   Status status = ended.try_wait(end - runtime().now());
   if (!ended.done()) {
-    pass->fail(make_error(
-        ErrorKind::kDeadline,
-        absl::StrCat("deadline of ", absl::FormatDuration(deadline), " exceeded by ",
-                     to_string(pass->id()), ", which waits for ", pass->waits_for())));
+    pass->fail(
+        make_error(ErrorKind::kDeadline,
+                   absl::StrCat("deadline of ", absl::FormatDuration(deadline), " exceeded by ",
+                                to_string(pass->id()), ", which waits for ", pass->waits_for())));
   }
   if (pass->state() == BackwardPass::State::kDone) {
     context->ended(*pass, true);

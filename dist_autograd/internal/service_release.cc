@@ -72,9 +72,9 @@ void DistAutogradService::tell_released(const ReleaseRef& release, const WorkerK
          const auto self = weak.lock();
          if (self == nullptr) return release->done(shut_down_error());
          const ErrorKind kind = error_kind(answer.status());
-         bool again = !answer.ok() && kind != ErrorKind::kPeerLost && kind != ErrorKind::kNotFound &&
-                      kind != ErrorKind::kUnimplemented && kind != ErrorKind::kPermission &&
-                      kind != ErrorKind::kState;
+         bool again = !answer.ok() && kind != ErrorKind::kPeerLost &&
+                      kind != ErrorKind::kNotFound && kind != ErrorKind::kUnimplemented &&
+                      kind != ErrorKind::kPermission && kind != ErrorKind::kState;
          if (again) {
            MutexLock lock(&self->mutex_);
            again = self->closed_.ok() && !self->gone_.contains(to.incarnation);

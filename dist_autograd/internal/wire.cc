@@ -52,9 +52,9 @@ int64_t put(absl::Duration remaining) {
   return std::max<int64_t>(0, absl::ToInt64Microseconds(remaining));
 }
 absl::Duration get_remaining(int64_t us) {
-  return us <= 0                                    ? absl::ZeroDuration()
+  return us <= 0                                     ? absl::ZeroDuration()
          : us == std::numeric_limits<int64_t>::max() ? absl::InfiniteDuration()
-                                                    : absl::Microseconds(us);
+                                                     : absl::Microseconds(us);
 }
 
 }  // namespace
@@ -155,7 +155,8 @@ StatusOr<NoticeData> decode_notice(std::string_view bytes) {
   WEFT_ASSIGN_OR_RETURN(const PassId pass, get(record.pass()));
   NoticeData data{pass, absl::OkStatus()};
   if (record.code() == 0) return data;
-  const bool known_code = record.code() <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);
+  const bool known_code =
+      record.code() <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);
   const bool known_kind = record.kind() <= static_cast<uint32_t>(ErrorKind::kPermission);
   ErrorDetails details;
   details.kind = known_kind ? static_cast<ErrorKind>(record.kind()) : ErrorKind::kInternal;

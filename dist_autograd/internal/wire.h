@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "weft/common/api.h"
 #include "weft/common/error.h"
 #include "weft/dist_autograd/internal/pass.h"
 
@@ -41,19 +42,19 @@ struct ReleaseData {
   uint64_t released_below = 0;
 };
 
-std::string encode(const AutogradData& data);
-std::string encode(const DiscoverData& data);
-std::string encode(const Participants& participants);
-std::string encode(const GradientData& data);
-std::string encode(const NoticeData& data);
-std::string encode(const ReleaseData& data);
+WEFT_API std::string encode(const AutogradData& data);
+WEFT_API std::string encode(const DiscoverData& data);
+WEFT_API std::string encode(const Participants& participants);
+WEFT_API std::string encode(const GradientData& data);
+WEFT_API std::string encode(const NoticeData& data);
+WEFT_API std::string encode(const ReleaseData& data);
 
-StatusOr<AutogradData> decode_autograd(std::string_view bytes);
-StatusOr<DiscoverData> decode_discover(std::string_view bytes);
-StatusOr<Participants> decode_participants(std::string_view bytes);
-StatusOr<GradientData> decode_gradient(std::string_view bytes);
-StatusOr<NoticeData> decode_notice(std::string_view bytes);
-StatusOr<ReleaseData> decode_release(std::string_view bytes);
+WEFT_API StatusOr<AutogradData> decode_autograd(std::string_view bytes);
+WEFT_API StatusOr<DiscoverData> decode_discover(std::string_view bytes);
+WEFT_API StatusOr<Participants> decode_participants(std::string_view bytes);
+WEFT_API StatusOr<GradientData> decode_gradient(std::string_view bytes);
+WEFT_API StatusOr<NoticeData> decode_notice(std::string_view bytes);
+WEFT_API StatusOr<ReleaseData> decode_release(std::string_view bytes);
 
 }  // namespace weft::internal
 

@@ -217,8 +217,7 @@ TEST_P(DistBackward, DA_29_backward_accumulate_grads_and_DA_31_multiple_backward
     }
     context.backward({loss});
     // Without it, what its nodes had saved is gone now.
-    expect_error(error_of([&] { context.backward({loss}); }), ErrorKind::kUser,
-                 {"second time"});
+    expect_error(error_of([&] { context.backward({loss}); }), ErrorKind::kUser, {"second time"});
     expect_equal(context.gradient(y), want[1] * 21);
   }
   expect_nothing_left(*c);

@@ -100,9 +100,8 @@ TEST_P(DistContext, DA_15_thread_local_context_id) {
   {
     DistAutogradContext context((*c)[0]);
     auto first = rpc_async((*c)[0], "worker1", &in_context);
-    auto second = first.then([&c](bool was) {
-      return was && rpc_sync((*c)[0], "worker2", &in_context);
-    });
+    auto second =
+        first.then([&c](bool was) { return was && rpc_sync((*c)[0], "worker2", &in_context); });
     EXPECT_TRUE(second.wait());
     bool joined = false;
     bool outside = true;

@@ -48,8 +48,7 @@ TEST_P(DistFailure, DA_41_backward_autograd_engine_error_and_X11_failure_tells_e
   {
     DistAutogradContext context((*c)[0]);
     const at::Tensor direct = rpc_sync((*c)[0], "worker2", &mul, x, x);
-    const at::Tensor bad =
-        rpc_sync((*c)[0], "worker1", &via_no_way_back, "worker2", x);
+    const at::Tensor bad = rpc_sync((*c)[0], "worker1", &via_no_way_back, "worker2", x);
     const Status failed =
         error_of([&] { context.backward({(direct + bad).sum()}, {.retain_graph = true}); });
     expect_error(failed, ErrorKind::kUser, {"there is no way back", "on worker 'worker2'"});
@@ -127,8 +126,8 @@ TEST_P(DistFailure, X10_the_deadline_of_a_pass_ends_it_everywhere) {
     DistAutogradContext context((*c)[0]);
     const at::Tensor slow = rpc_sync((*c)[0], "worker1", &slow_way_back, x);
     const at::Tensor far = rpc_sync((*c)[0], "worker2", &mul, slow, slow);
-    const Status failed = error_of(
-        [&] { context.backward({far.sum()}, {.retain_graph = true, .deadline = 300ms}); });
+    const Status failed =
+        error_of([&] { context.backward({far.sum()}, {.retain_graph = true, .deadline = 300ms}); });
     expect_error(failed, ErrorKind::kDeadline, {"300ms", "backward 1 of", "waits for"});
     expect_no_pass(*c);
     gate->set_value();

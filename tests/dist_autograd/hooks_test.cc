@@ -39,9 +39,8 @@ TEST_P(DistHooks, DA_33_backward_verify_hooks) {
   ASSERT_EQ(want.size(), 4U);
   {
     DistAutogradContext context((*c)[0]);
-    context.backward({run([&](const at::Tensor& t) {
-      return rpc_sync((*c)[0], "worker1", &mul, t, t);
-    })});
+    context.backward(
+        {run([&](const at::Tensor& t) { return rpc_sync((*c)[0], "worker1", &mul, t, t); })});
     EXPECT_EQ(calls, want);
     expect_equal(context.gradient(x), grad[0]);
   }

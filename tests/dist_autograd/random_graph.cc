@@ -20,14 +20,10 @@ const FunctionRef<std::vector<at::Tensor>(std::vector<int64_t>, int64_t, at::Ten
 std::vector<at::Tensor> operate(int64_t op, const at::Tensor& a, const at::Tensor& b,
                                 const std::vector<at::Tensor>& parameters) {
   switch (op) {
-    case 0:
-      return {a + b};
-    case 1:
-      return {a * parameters[0]};
-    case 2:
-      return {a - b, b * parameters[1]};
-    case 3:
-      return {a.relu() + b};
+    case 0: return {a + b};
+    case 1: return {a * parameters[0]};
+    case 2: return {a - b, b * parameters[1]};
+    case 3: return {a.relu() + b};
     case 4: {
       at::Tensor c = a * 1;
       c.add_(b);  // in place, on what it has made
@@ -42,7 +38,9 @@ std::vector<at::Tensor> operate(int64_t op, const at::Tensor& a, const at::Tenso
   }
 }
 
-at::Tensor whole(const at::Tensor& x) { return x.dim() == 2 && x.size(0) == 2 ? x : x.expand({2, 3}); }
+at::Tensor whole(const at::Tensor& x) {
+  return x.dim() == 2 && x.size(0) == 2 ? x : x.expand({2, 3});
+}
 
 }  // namespace
 
@@ -98,13 +96,13 @@ Library RandomGraph::library(const Parameters& parameters) {
 
 std::vector<at::Tensor> RandomGraph::run(
     const Parameters& parameters,
-    const std::function<std::vector<at::Tensor>(const Step&, const at::Tensor&,
-                                                const at::Tensor&)>& apply) const {
+    const std::function<std::vector<at::Tensor>(const Step&, const at::Tensor&, const at::Tensor&)>&
+        apply) const {
   std::vector<at::Tensor> values = parameters[0];
   std::vector<at::Tensor> extra;
   for (const Step& step : steps_) {
-    const auto results = apply(step, values[static_cast<size_t>(step.a)],
-                               values[static_cast<size_t>(step.b)]);
+    const auto results =
+        apply(step, values[static_cast<size_t>(step.a)], values[static_cast<size_t>(step.b)]);
     values.push_back(whole(results[0]));
     // A second result is used later, now and then, and sometimes never.
     if (results.size() > 1) extra.push_back(whole(results[1]));
@@ -135,14 +133,10 @@ std::vector<at::Tensor> RandomGraph::through(const Worker& worker,
   return run(parameters, [&](const Step& step, const at::Tensor& a, const at::Tensor& b) {
     const auto to = static_cast<int>(step.path.front());
     switch (step.how) {
-      case Step::How::kHere:
-        return operate(step.op, a, b, parameters[0]);
-      case Step::How::kCall:
-        return rpc_sync(worker, to, kApply, step.path, step.op, a, b);
-      case Step::How::kAsync:
-        return rpc_async(worker, to, kApply, step.path, step.op, a, b).wait();
-      case Step::How::kRemote:
-        break;
+      case Step::How::kHere: return operate(step.op, a, b, parameters[0]);
+      case Step::How::kCall: return rpc_sync(worker, to, kApply, step.path, step.op, a, b);
+      case Step::How::kAsync: return rpc_async(worker, to, kApply, step.path, step.op, a, b).wait();
+      case Step::How::kRemote: break;
     }
     return remote(worker, to, kApply, step.path, step.op, a, b).to_here();
   });

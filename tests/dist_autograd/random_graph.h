@@ -42,10 +42,9 @@ class RandomGraph {
     int64_t a = 0;
     int64_t b = 0;
   };
-  std::vector<at::Tensor> run(
-      const Parameters& parameters,
-      const std::function<std::vector<at::Tensor>(const Step&, const at::Tensor&,
-                                                  const at::Tensor&)>& apply) const;
+  std::vector<at::Tensor> run(const Parameters& parameters,
+                              const std::function<std::vector<at::Tensor>(
+                                  const Step&, const at::Tensor&, const at::Tensor&)>& apply) const;
 
   std::vector<Step> steps_;
   std::vector<int64_t> losses_;

@@ -1,5 +1,5 @@
-// LIVE-1 to LIVE-8 on computations drawn from seeds: through several workers the gradients are those
-// of one worker, whatever of them the losses use; with faults they are, or there is an error.
+// LIVE-1 to LIVE-8 on computations drawn from seeds: through several workers the gradients are
+// those of one worker, whatever of them the losses use; with faults they are, or there is an error.
 
 #include <cstdlib>
 #include <iostream>
@@ -59,7 +59,9 @@ class DistRandom : public DistAutogradTest {
         // A leaf that only zeros reach locally may get none here.
         if (!expected.defined() || !got.defined()) {
           EXPECT_FALSE(got.defined());
-          if (expected.defined()) EXPECT_EQ(expected.abs().sum().item<double>(), 0);
+          if (expected.defined()) {
+            EXPECT_EQ(expected.abs().sum().item<double>(), 0);
+          }
           continue;
         }
         EXPECT_TRUE(torch::equal(got, expected)) << "worker" << w << got << expected;
@@ -89,6 +91,43 @@ TEST_P(DistRandom, LIVE_1_gradients_equal_those_of_one_worker) {
     context.release().wait();  // so that what the next one finds is its own
     if (HasFailure()) break;
   }
+  expect_nothing_left(*c);
+}
+
+// Connections that break, frames that come late, twice, or in another order: right gradients, or an
+// error that says so; and nothing is left over either way.
+TEST_P(DistRandom, LIVE_4_and_LIVE_5_with_faults_they_are_right_or_there_is_an_error) {
+  auto plan = std::make_shared<FaultPlan>(11);
+  auto c = make({.size = kWorkers, .plan = plan});
+  const int64_t graphs = number_from("WEFT_AUTOGRAD_GRAPHS", 1000) / 10;
+  int64_t failed = 0;
+  for (int64_t seed = 0; seed < graphs; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const RandomGraph graph(static_cast<uint64_t>(seed), kWorkers);
+    const auto want = wanted(graph);
+    const absl::Duration late = absl::Milliseconds(1);
+    plan->add({.fault = Fault::kDelay, .probability = 0.1, .delay = late});
+    plan->add({.fault = Fault::kReorder, .probability = 0.1, .delay = late});
+    plan->add({.fault = Fault::kDuplicate, .probability = 0.05});
+    plan->add({.fault = Fault::kFailAfter, .probability = 0.01});
+    plan->add({.fault = Fault::kCut, .probability = 0.01});
+    DistAutogradContext context((*c)[0]);
+    try {
+      const auto losses = graph.through((*c)[0], parameters_);
+      if (!losses.empty()) context.backward(losses);
+      plan->clear();
+      compare(*c, context.id(), want);
+    } catch (const Error& error) {
+      // A call of the user that was cut off; a pass sends its messages again.
+      EXPECT_NE(error.kind(), ErrorKind::kInternal) << error.what();
+      ++failed;
+      plan->clear();
+    }
+    context.release().wait();
+    if (HasFailure()) break;
+  }
+  EXPECT_GT(plan->hits(), 0);
+  EXPECT_LT(failed, graphs);
   expect_nothing_left(*c);
 }
 
