@@ -1,4 +1,5 @@
 #include "weft/rpc/internal/agent.h"
+#include "weft/rpc/internal/agent_job.h"
 
 #include <utility>
 
@@ -116,10 +117,13 @@ std::string Agent::running_handlers() const {
 void Agent::close(const Status& why) {
   std::vector<std::shared_ptr<Link>> links;
   std::vector<CancelToken> handlers;
+  std::vector<std::shared_ptr<Job>> early;
   {
     MutexLock lock(&mutex_);
     if (closed_) return;
     closed_ = true;
+    open_.store(true);
+    early.swap(early_);
     accepting_ = false;
     closed_why_ = why;
     for (const auto& [incarnation, peer] : peers_) {
@@ -132,6 +136,10 @@ void Agent::close(const Status& why) {
   deadline_timer_->disarm();
   tick_timer_->disarm();
   fail_calls(why);
+  for (const auto& job : early) {
+    reply(job, make_error(ErrorKind::kPeerLost,
+                          absl::StrCat("worker '", options_.self.name, "' did not join")));
+  }
   for (const CancelToken& cancel : handlers) cancel.cancel();
   for (const auto& link : links) link->connection()->close(absl::OkStatus());
 }

@@ -98,6 +98,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   // Begins to use `transport` (which outlives the agent's close()).
   void start(Transport* transport);
   void set_members(MemberListRef members);
+  // The group is there: serves what has come before. Until then requests of those who saw it first
+  // wait, since their handlers may call any member.
+  void open();
   MemberListRef members() const;
   void set_store_healthy(bool healthy) { store_healthy_.store(healthy, std::memory_order_relaxed); }
 
@@ -406,6 +409,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Deadlines deadlines_ ABSL_GUARDED_BY(mutex_);
   absl::Time armed_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   uint64_t last_call_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::atomic<bool> open_{false};
+  std::vector<std::shared_ptr<Job>> early_ ABSL_GUARDED_BY(mutex_);  // until open()
   bool accepting_ ABSL_GUARDED_BY(mutex_) = true;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   Status closed_why_ ABSL_GUARDED_BY(mutex_);

@@ -223,7 +223,24 @@ void Agent::take_place(Job* job, ObjectTurns* turns) const {
   job->scope->holding.push_back(job->turn);
 }
 
+void Agent::open() {
+  std::vector<std::shared_ptr<Job>> early;
+  {
+    MutexLock lock(&mutex_);
+    open_.store(true);
+    early.swap(early_);
+  }
+  for (const auto& job : early) look_at(job);
+}
+
 void Agent::look_at(const std::shared_ptr<Job>& job) {
+  if (!open_.load(std::memory_order_acquire)) {
+    MutexLock lock(&mutex_);
+    if (!open_.load()) {
+      early_.push_back(job);
+      return;
+    }
+  }
   if (job->header->metadata_size() > 0) return intercept(job);
   job->reach = v1::ErrorHeader::PASSED;
   serve(job);

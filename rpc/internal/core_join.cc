@@ -318,6 +318,7 @@ Status Core::init(JoinOptions options) {
   WEFT_RETURN_IF_ERROR(membership_->publish(me, deadline));
   WEFT_RETURN_IF_ERROR(check_devices(deadline));
   agent_->set_members(membership_->list());
+  agent_->open();
   log_library_differences(*membership_->list());
   WEFT_LOG(log_, kInfo) << "joined job " << job_id_ << " as id " << self_.id << " at " << address_
                         << ", store " << store_->describe() << ", "

@@ -7,6 +7,7 @@
 #include "ATen/ops/ones.h"
 #include "absl/container/flat_hash_set.h"
 #include "gtest/gtest.h"
+#include "weft/rpc/delegating_store.h"
 #include "weft/rpc/group.h"
 #include "weft/rpc/grpc_transport.h"
 #include "weft/tests/rpc/library.h"
@@ -62,6 +63,63 @@ class RpcMembership : public ::testing::TestWithParam<Net> {
 
 // Where a worker of this process must die, or many fit.
 class RpcMembershipInproc : public RpcMembership {};
+
+int64_t call_back(CallContext& context, int64_t x) {
+  return rpc_sync(context.worker(), context.caller(), &add, x, 1);
+}
+
+// Once its own record is there, reading what others wrote waits.
+class SlowReader : public DelegatingStore {
+ public:
+  SlowReader(std::shared_ptr<Store> inner, std::shared_ptr<Gate> gate)
+      : DelegatingStore(std::move(inner)), gate_(std::move(gate)) {}
+  Status set(std::string_view key, std::string_view value, Timeout timeout) override {
+    if (key.find("/member/") != std::string_view::npos) published_ = true;
+    return DelegatingStore::set(key, value, timeout);
+  }
+  StatusOr<std::vector<std::string>> list_keys(std::string_view prefix, Timeout timeout) override {
+    if (published_) gate_->arrive_and_wait();
+    return DelegatingStore::list_keys(prefix, timeout);
+  }
+
+ private:
+  const std::shared_ptr<Gate> gate_;
+  std::atomic<bool> published_{false};
+};
+
+// Whoever sees the group complete first may call the others, and they call back: they know that it
+// is complete, too, before they serve.
+TEST_P(RpcMembership, AHandlerMayCallBackWhoeverJoinedFirst) {
+  Library more("more");
+  more.def("call_back", &call_back);
+  test_.library.merge(more);
+  auto runtime = make_system_runtime();
+  auto gate = std::make_shared<Gate>(runtime);
+  ClusterOptions o = options(2);
+  std::shared_ptr<HashStore> store = std::make_shared<HashStore>(runtime);
+  o.size = 0;
+  Cluster c(o);
+  const auto joining = [&](int rank) {
+    JoinOptions j = c.join_options(rank, "worker" + std::to_string(rank));
+    j.rank = rank;
+    j.world_size = 2;
+    j.store = store->new_client();
+    if (rank == 1) j.store = std::make_shared<SlowReader>(j.store, gate);
+    return j;
+  };
+  std::optional<Worker> second;
+  auto thread = runtime->spawn("join", [&] { second = Worker::join(joining(1)); });
+  Worker first = Worker::join(joining(0));
+  auto back = rpc_async(first, "worker1", &call_back, 41);
+  EXPECT_FALSE(back.try_wait(200ms).ok());
+  EXPECT_FALSE(back.done()) << back.try_wait().status();
+  gate->open();
+  EXPECT_EQ(back.wait(), 42);
+  thread->join();
+  auto other = runtime->spawn("leave", [&] { second->shutdown(); });
+  EXPECT_TRUE(first.shutdown().status.ok());
+  other->join();
+}
 
 TEST_P(RpcMembership, RPC_1_worker_id) {
   Cluster c(options(3));

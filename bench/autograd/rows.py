@@ -1,0 +1,78 @@
+"""The rows of the `autograd` suite: a backward through two workers, against torch.distributed.autograd.
+
+Bars are ratios, above 1 always in our favour. A figure without a bar stands beside the others for
+information.
+"""
+
+from pathlib import Path
+
+from figures import compare, describe_latency, detail, p50, p99
+from harness import DriverSpec, median
+
+ROWS = ("A1", "A4")
+PEERS = ("python",)
+
+OURS, OURS_TCP = "weft", "weft/tcp"
+PY, PY_TCP = "python/shm", "python/tcp"
+
+STEPS = 2000
+TRAINERS = 8
+
+
+def driver_specs(build, python, only_peer, with_ours):
+    specs = []
+    if with_ours:
+        command = [str(Path(build) / "bin" / "bench_weft_autograd")]
+        specs.append(DriverSpec(OURS, "weft", command))
+        specs.append(DriverSpec(OURS_TCP, "weft (tcp)", [*command, "--transport", "tcp"]))
+    missing = "" if python else "no interpreter that imports torch (WEFT_TEST_PYTHON)"
+    script = str(Path(__file__).resolve().parent / "peer_torch_autograd.py")
+    for name in (PY, PY_TCP):
+        mode = name.split("/")[1]
+        command = [python or "python3", "-W", "ignore", script, "--mode", mode]
+        label = f"torch distributed autograd ({mode})"
+        specs.append(DriverSpec(name, label, command, freeze=True, missing=missing))
+    return specs
+
+
+def row_a1(bench, quick):
+    metric = "a step of a small MLP on two workers"
+    bench.log(f"A1: {metric}")
+    count = STEPS // 5 if quick else STEPS
+    results = bench.interleave([OURS, OURS_TCP, PY, PY_TCP], f"lat step {count}", 120)
+    detail(bench, results, describe_latency)
+    peers = [PY, PY_TCP]
+
+    def row(id, what, ours, take, bar=None):
+        return compare(
+            bench, results, id, f"{metric}, {what}", "us", "lower", ours, peers, take, bar
+        )
+
+    return [
+        row("A1", "p50", OURS, p50, 2.5),
+        row("A1.1", "p99", OURS, p99),
+        row("A1.2", "TCP, p50", OURS_TCP, p50),
+    ]
+
+
+def rate(rounds):
+    return median([one.answer["rate"] for one in rounds])
+
+
+def row_a4(bench, quick):
+    metric = f"steps of {TRAINERS} trainers' threads against one server"
+    bench.log(f"A4: {metric}")
+    seconds = 1 if quick else 3
+    results = bench.interleave([OURS, PY, PY_TCP], f"threads {TRAINERS} {seconds}", 60)
+    detail(bench, results, lambda rounds: f"median {rate(rounds):9.0f} steps/s")
+    return [
+        compare(bench, results, "A4", metric, "steps/s", "higher", OURS, [PY, PY_TCP], rate, 2)
+    ]
+
+
+def measure(bench, wanted, quick, memory):
+    figures = []
+    for id, row in (("A1", row_a1), ("A4", row_a4)):
+        if id in wanted:
+            figures += row(bench, quick)
+    return figures
