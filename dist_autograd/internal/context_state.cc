@@ -13,9 +13,14 @@ Status released(const AutogradContextId& id) {
   return make_error(ErrorKind::kState, absl::StrCat(to_string(id), " has been released"));
 }
 
+std::vector<LeafGradient>::iterator find_leaf(std::vector<LeafGradient>* all,
+                                              const at::Tensor& leaf) {
+  return std::find_if(all->begin(), all->end(),
+                      [&leaf](const LeafGradient& one) { return one.leaf.is_same(leaf); });
+}
+
 void add_to(std::vector<LeafGradient>* sums, const LeafGradient& one, size_t references) {
-  const auto same = [&one](const LeafGradient& other) { return other.leaf.is_same(one.leaf); };
-  auto at = std::find_if(sums->begin(), sums->end(), same);
+  auto at = find_leaf(sums, one.leaf);
   if (at == sums->end()) at = sums->insert(sums->end(), LeafGradient{one.leaf, {}});
   add_gradient(one.leaf, &at->gradient, one.gradient, references);
 }
@@ -164,8 +169,7 @@ std::vector<LeafGradient> ContextState::gradients() const {
   // What others may hold is not to change: from the second contribution on, a new tensor.
   for (const auto& pass : passes()) {
     pass->visit_leaves([&sums](const LeafGradient& one) {
-      const auto same = [&one](const LeafGradient& other) { return other.leaf.is_same(one.leaf); };
-      const auto at = std::find_if(sums.begin(), sums.end(), same);
+      const auto at = find_leaf(&sums, one.leaf);
       if (at == sums.end()) {
         sums.push_back(one);
       } else {

@@ -85,7 +85,6 @@ class PassGraph {
 
   // In the order in which they were found.
   std::vector<LeafGradient> take_leaves();
-  size_t nodes() const { return nodes_.size(); }
 
  private:
   enum class Kind : uint8_t { kInterior, kLeaf, kSend, kRecv };

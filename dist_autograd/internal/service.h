@@ -32,6 +32,13 @@ using ContextRef = std::shared_ptr<ContextState>;
 
 Status shut_down_error();
 
+// Messages that are bytes, and their answers.
+inline constexpr std::string_view kBytesSignature = "(bytes)->bytes";
+inline constexpr std::string_view kReleaseMethod = "@dist_autograd.release";
+Payload bytes_payload(const std::string& bytes);
+StatusOr<std::string> take_bytes(Payload arguments);
+OnTold replying(ReplyFn reply);
+
 class DistAutogradService final : public Service,
                                   public Interceptor,
                                   public PassLinks,

@@ -11,14 +11,12 @@
 namespace weft::internal {
 namespace {
 
-constexpr std::string_view kBytes = "(bytes)->bytes";
 constexpr std::string_view kGradient = "(bytes,list[optional[tensor]])->bytes";
 constexpr std::string_view kDiscoverMethod = "@dist_autograd.discover";
 constexpr std::string_view kGradientMethod = "@dist_autograd.gradient";
 constexpr std::string_view kCloseMethod = "@dist_autograd.close";
 constexpr std::string_view kDoneMethod = "@dist_autograd.done";
 constexpr std::string_view kAbortMethod = "@dist_autograd.abort";
-constexpr std::string_view kReleaseMethod = "@dist_autograd.release";
 // A failure is told for so long; a root waits for it for so long before it throws.
 constexpr absl::Duration kTellFor = absl::Seconds(5);
 constexpr absl::Duration kGrace = absl::Seconds(1);
@@ -26,6 +24,8 @@ constexpr absl::Duration kGrace = absl::Seconds(1);
 constexpr absl::Duration kMargin = absl::Seconds(1);
 
 using Gradients = std::vector<std::optional<at::Tensor>>;
+
+}  // namespace
 
 StatusOr<std::string> take_bytes(Payload arguments) {
   Decoder in(std::move(arguments));
@@ -47,8 +47,6 @@ OnTold replying(ReplyFn reply) {
     }
   };
 }
-
-}  // namespace
 
 // ---- out ---------------------------------------------------------------------------------------
 
@@ -82,7 +80,7 @@ void DistAutogradService::discover(const WorkerKey& to, const PassId& pass, absl
       context->ended_passes(&data.ended_below, &data.aborted);
     }
   }
-  send(to, kDiscoverMethod, kBytes, bytes_payload(encode(data)), data.remaining,
+  send(to, kDiscoverMethod, kBytesSignature, bytes_payload(encode(data)), data.remaining,
        [done = std::move(done)](const StatusOr<std::string>& bytes) mutable {
          done(bytes.ok() ? decode_participants(*bytes) : StatusOr<Participants>(bytes.status()));
        });
@@ -110,7 +108,7 @@ void DistAutogradService::gradient(const PassId& pass, absl::Time deadline,
 
 void DistAutogradService::notice(std::string_view method, const WorkerKey& to, NoticeData data,
                                  absl::Duration time, OnTold done) {
-  send(to, method, kBytes, bytes_payload(encode(data)), time,
+  send(to, method, kBytesSignature, bytes_payload(encode(data)), time,
        [done = std::move(done)](const StatusOr<std::string>& answer) mutable {
          done(answer.status());
        });
@@ -158,14 +156,14 @@ std::vector<Method> DistAutogradService::methods() {
   };
   const auto notice = [&method](std::string_view name, bool inline_ok, OnNotice handle) {
     return method(
-        name, kBytes, inline_ok,
+        name, kBytesSignature, inline_ok,
         [handle](DistAutogradService& self, CallContext& call, Payload arguments, ReplyFn reply) {
           self.on_notice(call, std::move(arguments), std::move(reply), handle);
         });
   };
   using Self = DistAutogradService;
   return {
-      method(kDiscoverMethod, kBytes, false,
+      method(kDiscoverMethod, kBytesSignature, false,
              [](Self& self, CallContext& call, Payload arguments, ReplyFn reply) {
                self.on_discover(call, std::move(arguments), std::move(reply));
              }),
@@ -173,7 +171,7 @@ std::vector<Method> DistAutogradService::methods() {
              [](Self& self, CallContext& call, Payload arguments, ReplyFn reply) {
                self.on_gradient(call, std::move(arguments), std::move(reply));
              }),
-      method(kReleaseMethod, kBytes, false,
+      method(kReleaseMethod, kBytesSignature, false,
              [](Self& self, CallContext& call, Payload arguments, ReplyFn reply) {
                self.on_release(call, std::move(arguments), std::move(reply));
              }),

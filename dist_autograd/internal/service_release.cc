@@ -65,9 +65,7 @@ void DistAutogradService::release_here(const ReleaseData& data, OnTold done) {
 }
 
 void DistAutogradService::tell_released(const ReleaseRef& release, const WorkerKey& to) {
-  Payload arguments;
-  Encoder(&arguments).put_bytes(encode(release->data));
-  send(to, "@dist_autograd.release", "(bytes)->bytes", std::move(arguments), kAnswersWithin,
+  send(to, kReleaseMethod, kBytesSignature, bytes_payload(encode(release->data)), kAnswersWithin,
        [weak = weak_from_this(), release, to](const StatusOr<std::string>& answer) {
          const auto self = weak.lock();
          if (self == nullptr) return release->done(shut_down_error());
@@ -95,17 +93,11 @@ void DistAutogradService::one_released(const ReleaseRef& release) {
 }
 
 void DistAutogradService::on_release(CallContext&, Payload arguments, ReplyFn reply) {
-  Decoder in(std::move(arguments));
-  const StatusOr<std::string> bytes = in.take_bytes();
+  const StatusOr<std::string> bytes = take_bytes(std::move(arguments));
   if (!bytes.ok()) return reply(bytes.status());
   const StatusOr<ReleaseData> data = decode_release(*bytes);
   if (!data.ok()) return reply(data.status());
-  release_here(*data, [reply = std::move(reply)](const Status& status) mutable {
-    if (!status.ok()) return reply(status);
-    Payload answer;
-    Encoder(&answer).put_bytes("");
-    reply(std::move(answer));
-  });
+  release_here(*data, replying(std::move(reply)));
 }
 
 }  // namespace weft::internal

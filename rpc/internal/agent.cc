@@ -1,9 +1,9 @@
 #include "weft/rpc/internal/agent.h"
-#include "weft/rpc/internal/agent_job.h"
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/rpc/internal/agent_job.h"
 #include "weft/rpc/internal/counters.h"
 
 namespace weft::internal {
