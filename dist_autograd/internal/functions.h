@@ -19,6 +19,7 @@ namespace weft::internal {
 class SendRpcBackward final : public Node {
  public:
   explicit SendRpcBackward(const std::vector<at::Tensor>& tensors);
+  ~SendRpcBackward() override { end_of(this); }
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
   std::string name() const override { return "SendRpcBackward"; }
 };
@@ -28,6 +29,7 @@ class SendRpcBackward final : public Node {
 class RecvRpcBackward final : public Node {
  public:
   RecvRpcBackward(const AutogradContextId& context, const WorkerKey& origin, uint64_t message);
+  ~RecvRpcBackward() override { end_of(this); }
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
   std::string name() const override { return "RecvRpcBackward"; }
 

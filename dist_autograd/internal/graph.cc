@@ -12,6 +12,12 @@ namespace weft::internal {
 PassGraph::PassGraph(const AutogradContextId& context, const WorkerKey& self, FindSend find_send)
     : context_(context), self_(self), find_send_(std::move(find_send)) {}
 
+PassGraph::~PassGraph() {
+  for (const Entry& entry : nodes_) {
+    if (entry.kind == Kind::kSend || entry.kind == Kind::kRecv) last_use_of(entry.node.get());
+  }
+}
+
 uint32_t PassGraph::add(const NodePtr& node, bool* is_new) {
   const auto [at, inserted] = index_.try_emplace(node.get(), static_cast<uint32_t>(nodes_.size()));
   *is_new = inserted;

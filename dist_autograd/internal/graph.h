@@ -57,6 +57,9 @@ class PassGraph {
   using FindSend = std::function<NodePtr(uint64_t message)>;
 
   PassGraph(const AutogradContextId& context, const WorkerKey& self, FindSend find_send);
+  ~PassGraph();
+  PassGraph(const PassGraph&) = delete;
+  PassGraph& operator=(const PassGraph&) = delete;
 
   // Before it runs. Default: no, a node frees what it has saved when it has run.
   void set_retain_graph(bool retain) { retain_graph_ = retain; }
