@@ -17,6 +17,9 @@
 #include "weft/common/time.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/service.h"
+#include "weft/dist_optim/lr_scheduler.h"
+#include "weft/dist_optim/optimizer.h"
+#include "weft/dist_optim/service.h"
 #include "weft/rpc/arena.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/call_context.h"
@@ -37,19 +40,24 @@ using at::Tensor;
 
 namespace weft {
 
+namespace internal {
+inline JoinOptions with_all_services(JoinOptions options) {
+  options.library.merge(dist_optim_library());
+  options.services.push_back(group_service());
+  options.services.push_back(rref_service());
+  options.services.push_back(dist_autograd_service());
+  options.services.push_back(dist_optim_service());
+  return options;
+}
+}  // namespace internal
+
 // Worker::join with every service of the framework listed. See JoinOptions for what is read from
 // the launcher's environment, and Worker::join for errors.
 inline Worker join(JoinOptions options = {}) {
-  options.services.push_back(group_service());
-  options.services.push_back(rref_service());
-  options.services.push_back(dist_autograd_service());
-  return Worker::join(std::move(options));
+  return Worker::join(internal::with_all_services(std::move(options)));
 }
 inline StatusOr<Worker> try_join(JoinOptions options = {}) {
-  options.services.push_back(group_service());
-  options.services.push_back(rref_service());
-  options.services.push_back(dist_autograd_service());
-  return Worker::try_join(std::move(options));
+  return Worker::try_join(internal::with_all_services(std::move(options)));
 }
 
 }  // namespace weft

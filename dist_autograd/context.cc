@@ -121,6 +121,8 @@ Future<void> DistAutogradContext::release() {
   return service_->release(state_);
 }
 
+bool DistAutogradContext::released() const { return state_->closed(); }
+
 AutogradContextGuard::AutogradContextGuard(const DistAutogradContext& context)
     : scope_(context.service_->scope_of(context.state_)) {}
 
@@ -130,15 +132,22 @@ std::optional<AutogradContextId> current_autograd_context(const Worker& worker) 
   return context->id();
 }
 
+StatusOr<std::vector<AutogradGradient>> try_autograd_gradients(const Worker& worker,
+                                                               const AutogradContextId& id) {
+  const auto service = service_of(worker);
+  const ContextRef context = service->find(id);
+  if (context != nullptr) return gradients_of(context);
+  if (service->was_released(id)) {
+    return make_error(ErrorKind::kState, absl::StrCat(to_string(id), " has been released"));
+  }
+  return make_error(ErrorKind::kNotFound,
+                    absl::StrCat("Could not find autograd context with id: ", to_string(id),
+                                 " on worker '", worker.name(), "'"));
+}
+
 std::vector<AutogradGradient> autograd_gradients(const Worker& worker,
                                                  const AutogradContextId& id) {
-  const ContextRef context = service_of(worker)->find(id);
-  if (context == nullptr) {
-    throw_error(make_error(ErrorKind::kNotFound,
-                           absl::StrCat("Could not find autograd context with id: ", to_string(id),
-                                        " on worker '", worker.name(), "'")));
-  }
-  return gradients_of(context);
+  return value_or_throw(try_autograd_gradients(worker, id));
 }
 
 }  // namespace weft

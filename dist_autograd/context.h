@@ -89,6 +89,7 @@ class WEFT_API DistAutogradContext {
   // pass fails with `cancelled`, and tensors of calls that are under way arrive detached. Completes
   // when every living worker has forgotten it. On the thread that made the context.
   Future<void> release();
+  bool released() const;
 
  private:
   friend class AutogradContextGuard;
@@ -110,9 +111,11 @@ class WEFT_API AutogradContextGuard {
 // For handlers: the context of the call that is being served on this thread, if it is in one, and
 // what that has for leaves of this worker.
 WEFT_API std::optional<AutogradContextId> current_autograd_context(const Worker& worker);
-// Throws weft::Error, not_found: no such context here, or it has been released.
+// Throws weft::Error, not_found: no such context here (yet); state: it has been released.
 WEFT_API std::vector<AutogradGradient> autograd_gradients(const Worker& worker,
                                                           const AutogradContextId& id);
+WEFT_API StatusOr<std::vector<AutogradGradient>> try_autograd_gradients(
+    const Worker& worker, const AutogradContextId& id);
 
 }  // namespace weft
 

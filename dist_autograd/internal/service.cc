@@ -64,6 +64,16 @@ ContextRef DistAutogradService::find(const AutogradContextId& id) const {
   return at == contexts_.end() ? nullptr : at->second;
 }
 
+bool DistAutogradService::was_released(const AutogradContextId& id) const {
+  const bool ours = id.creator == self();
+  MutexLock lock(&mutex_);
+  if (contexts_.contains(id)) return false;
+  if (ours) return id.counter <= last_context_;
+  const auto released = released_.find(id.creator);
+  return gone_.contains(id.creator.incarnation) ||
+         (released != released_.end() && released->second.contains(id.counter));
+}
+
 ContextRef DistAutogradService::find_or_make(const AutogradContextId& id, const WorkerInfo& with) {
   const WorkerKey me = self();
   MutexLock lock(&mutex_);

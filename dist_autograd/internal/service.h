@@ -55,6 +55,7 @@ class DistAutogradService final : public Service,
   // Of this thread, or null.
   ContextRef current() const;
   ContextRef find(const AutogradContextId& id) const;
+  bool was_released(const AutogradContextId& id) const;
   Status backward(const ContextRef& context, torch::autograd::edge_list roots,
                   std::vector<at::Tensor> gradients, bool retain, absl::Duration deadline);
   Future<void> release(const ContextRef& context);

@@ -32,10 +32,10 @@ std::shared_ptr<T> make_node(Args&&... args) {
   return std::shared_ptr<T>(new T(std::forward<Args>(args)...), torch::autograd::deleteNode);
 }
 
-// The last reference to a node of ours is often a tensor's, and LibTorch, which is not instrumented,
-// lets go of it: its atomic counts order our last use before the destructor, but ThreadSanitizer
-// cannot see that. These two say it: the first when we are done with a node, the second in its
-// destructor.
+// The last reference to a node of ours is often a tensor's, and LibTorch, which is not
+// instrumented, lets go of it: its atomic counts order our last use before the destructor, but
+// ThreadSanitizer cannot see that. These two say it: the first when we are done with a node, the
+// second in its destructor.
 inline void last_use_of([[maybe_unused]] Node* node) {
 #ifdef WEFT_SEES_RACES
   __tsan_release(node);

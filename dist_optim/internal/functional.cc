@@ -1,0 +1,154 @@
+#include "weft/dist_optim/internal/functional.h"
+
+#include "ATen/Functions.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/dist_optim/internal/parameters.h"
+
+namespace weft::internal {
+namespace {
+
+const UpdateRule* rule_or_throw(const std::string& name) {
+  const UpdateRule* rule = find_update_rule(name);
+  if (rule == nullptr) {
+    throw_error(make_error(ErrorKind::kNotFound,
+                           absl::StrCat("there is no optimizer '", name, "'; there are ",
+                                        absl::StrJoin(update_rule_names(), ", "))));
+  }
+  return rule;
+}
+
+Status wrong_state(std::string_view key, std::string_view what) {
+  return make_error(ErrorKind::kInvalidArgument,
+                    absl::StrCat("load_state_dict: '", std::string(key), "' ", std::string(what)));
+}
+
+}  // namespace
+
+FunctionalOptimizer::FunctionalOptimizer(const std::string& rule) : rule_(rule_or_throw(rule)) {}
+
+ParameterState* FunctionalOptimizer::state_of(size_t slot) {
+  MutexLock lock(&states_mutex_);
+  return states_[slot].get();
+}
+
+void FunctionalOptimizer::added(const std::vector<Slot>& slots, size_t first,
+                                const PackedOptions& options) {
+  std::vector<std::unique_ptr<ParameterState>> fresh;
+  for (size_t i = first; i < slots.size(); ++i) {
+    fresh.push_back(std::make_unique<ParameterState>());
+    rule_->prepare(options, slots[i].parameter.detach(), fresh.back().get());
+  }
+  MutexLock lock(&states_mutex_);
+  for (auto& one : fresh) states_.push_back(std::move(one));
+}
+
+void FunctionalOptimizer::removed(size_t first) {
+  MutexLock lock(&states_mutex_);
+  states_.resize(first);
+}
+
+void FunctionalOptimizer::check_options(const PackedOptions& options) const {
+  throw_if_error(rule_->check_options(options));
+}
+
+Status FunctionalOptimizer::check_gradient(const Slot&, const at::Tensor& gradient,
+                                           const PackedOptions& options) const {
+  if (gradient.is_sparse()) return rule_->check_sparse(options);
+  if (gradient.layout() != at::kStrided) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("its gradient is ", gradient.toString(),
+                                   ": dense and sparse COO ones are supported"));
+  }
+  return absl::OkStatus();
+}
+
+Status FunctionalOptimizer::update(const std::vector<Slot>& slots,
+                                   const std::vector<Update>& updates, const Options& options,
+                                   Isolation isolation, int64_t* touched) {
+  for (const Update& one : updates) {
+    const Slot& slot = slots[one.slot];
+    const PackedOptions& now = options[static_cast<size_t>(slot.group)];
+    ParameterState* state = state_of(one.slot);
+    // OPT-6: shares memory, and has a version of its own.
+    const at::Tensor parameter = slot.parameter.variable_data();
+    if (isolation == Isolation::kHogwild && rule_->prepared(now, *state)) {
+      rule_->update(now, parameter, one.gradient, state);
+    } else {
+      const ParameterLock lock(slot.shared.get());
+      WEFT_RETURN_IF_ERROR(lock.status());
+      rule_->prepare(now, parameter, state);
+      rule_->update(now, parameter, one.gradient, state);
+    }
+    slot.shared->count_update();
+    ++*touched;
+  }
+  return absl::OkStatus();
+}
+
+OwnerStateDict FunctionalOptimizer::save(const std::vector<Slot>& slots) {
+  OwnerStateDict out;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    ParameterState* state = state_of(i);
+    const ParameterLock lock(slots[i].shared.get());
+    throw_if_error(lock.status());
+    out[absl::StrCat(i, ".step")] = at::scalar_tensor(state->steps.load(), at::kLong);
+    for (size_t b = 0; b < state->buffers.size(); ++b) {
+      if (!state->buffers[b].defined()) continue;
+      out[absl::StrCat(i, ".", rule_->buffer_names()[b])] = state->buffers[b].clone();
+    }
+  }
+  return out;
+}
+
+void FunctionalOptimizer::load(const std::vector<Slot>& slots, const OwnerStateDict& state,
+                               bool commit) {
+  // All is looked at before anything is changed.
+  std::vector<int64_t> steps(slots.size(), -1);
+  std::vector<std::vector<at::Tensor>> buffers(slots.size());
+  for (const auto& [key, value] : state) {
+    const size_t dot = key.find('.');
+    size_t slot = 0;
+    if (dot == std::string::npos || !absl::SimpleAtoi(key.substr(0, dot), &slot) ||
+        slot >= slots.size()) {
+      throw_error(
+          wrong_state(key, absl::StrCat("is of no parameter: this owner has ", slots.size())));
+    }
+    const std::string name = key.substr(dot + 1);
+    if (name == "step") {
+      if (value.numel() != 1) throw_error(wrong_state(key, "is not one number"));
+      steps[slot] = value.item<int64_t>();
+      continue;
+    }
+    const auto& names = rule_->buffer_names();
+    size_t b = 0;
+    while (b < names.size() && names[b] != name) ++b;
+    if (b == names.size()) {
+      throw_error(wrong_state(key, absl::StrCat("is nothing that ", rule_->name(),
+                                                " keeps: ", absl::StrJoin(names, ", "))));
+    }
+    const at::Tensor& parameter = slots[slot].parameter;
+    if (value.sizes() != parameter.sizes()) {
+      throw_error(wrong_state(
+          key, absl::StrCat("has the shape [", absl::StrJoin(value.sizes(), ", "),
+                            "], its parameter [", absl::StrJoin(parameter.sizes(), ", "), "]")));
+    }
+    buffers[slot].resize(names.size());
+    buffers[slot][b] = value.to(parameter.options()).detach().clone();
+  }
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (steps[i] < 0) throw_error(wrong_state(absl::StrCat(i, ".step"), "is missing"));
+  }
+  if (!commit) return;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    ParameterState* into = state_of(i);
+    const ParameterLock lock(slots[i].shared.get());
+    throw_if_error(lock.status());
+    into->buffers = std::move(buffers[i]);
+    into->buffers.resize(rule_->buffer_names().size());
+    into->steps.store(steps[i]);
+  }
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,67 @@
+#include "weft/dist_optim/internal/parameters.h"
+
+#include <utility>
+
+namespace weft::internal {
+
+Status Parameter::lock() {
+  MutexLock lock(&mutex_);
+  while (locked_) {
+    WEFT_RETURN_IF_ERROR(freed_.wait_until(&mutex_, absl::InfiniteFuture()));
+  }
+  locked_ = true;
+  return absl::OkStatus();
+}
+
+void Parameter::unlock() {
+  {
+    MutexLock lock(&mutex_);
+    locked_ = false;
+  }
+  freed_.notify_all();
+}
+
+int64_t Parameter::version() const {
+  MutexLock lock(&mutex_);
+  return version_;
+}
+
+void Parameter::count_update() {
+  MutexLock lock(&mutex_);
+  ++version_;
+}
+
+bool Parameter::reserve(const void* by, absl::Time until) {
+  MutexLock lock(&mutex_);
+  if (reserved_by_ != nullptr && reserved_by_ != by && runtime_->now() < reserved_until_) {
+    return false;
+  }
+  reserved_by_ = by;
+  reserved_until_ = until;
+  return true;
+}
+
+void Parameter::give_back(const void* by) {
+  MutexLock lock(&mutex_);
+  if (reserved_by_ == by) reserved_by_ = nullptr;
+}
+
+std::shared_ptr<Parameter> ParameterTable::find(const at::Tensor& tensor) {
+  MutexLock lock(&mutex_);
+  std::erase_if(parameters_, [](const auto& one) { return one.second.tensor.expired(); });
+  const auto at = parameters_.find(tensor.unsafeGetTensorImpl());
+  if (at != parameters_.end()) return at->second.parameter;
+  auto made = std::make_shared<Parameter>(runtime_.get());
+  parameters_.emplace(tensor.unsafeGetTensorImpl(),
+                      Entry{WeakTensor(tensor.getIntrusivePtr()), made});
+  return made;
+}
+
+size_t ParameterTable::in_use() const {
+  MutexLock lock(&mutex_);
+  size_t count = 0;
+  for (const auto& [key, entry] : parameters_) count += entry.parameter.use_count() > 1 ? 1 : 0;
+  return count;
+}
+
+}  // namespace weft::internal

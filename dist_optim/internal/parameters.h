@@ -1,0 +1,91 @@
+#ifndef WEFT_DIST_OPTIM_INTERNAL_PARAMETERS_H_
+#define WEFT_DIST_OPTIM_INTERNAL_PARAMETERS_H_
+
+// ParameterTable: what all optimizers of a worker share of a parameter: its lock, its version, and
+// which step has it for itself. Several trainers may each have an optimizer over the same one.
+//
+//   OPT-1  under per_parameter_lock and versioned, updates of one parameter run one at a time.
+//   OPT-2  a parameter's version counts its updates, by any optimizer of this worker.
+//   OPT-3  a versioned step that has reserved a parameter is the only one that may update it until
+//          it has, was cancelled, or its time is over. Nobody waits for a reservation: who meets
+//          one is refused, so steps over several owners cannot wait for each other.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "ATen/core/Tensor.h"
+#include "absl/time/time.h"
+#include "weft/common/condition.h"
+#include "weft/common/error.h"
+#include "weft/common/mutex.h"
+#include "weft/common/runtime.h"
+
+namespace weft::internal {
+
+class Parameter {
+ public:
+  explicit Parameter(Runtime* runtime) : runtime_(runtime), freed_(runtime) {}
+
+  // OPT-1; waits for whoever has the lock. resource_exhausted: too many threads wait.
+  Status lock();
+  void unlock();
+
+  int64_t version() const;
+  void count_update();
+
+  // OPT-3. `by` is compared, never followed. True: reserved, or it was already.
+  bool reserve(const void* by, absl::Time until);
+  void give_back(const void* by);
+
+ private:
+  Runtime* const runtime_;
+  mutable Mutex mutex_;
+  Condition freed_;
+  bool locked_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t version_ ABSL_GUARDED_BY(mutex_) = 0;
+  const void* reserved_by_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  absl::Time reserved_until_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+};
+
+// A lock that may fail.
+class ParameterLock {
+ public:
+  explicit ParameterLock(Parameter* parameter)
+      : parameter_(parameter), status_(parameter->lock()) {}
+  ~ParameterLock() {
+    if (status_.ok()) parameter_->unlock();
+  }
+  ParameterLock(const ParameterLock&) = delete;
+  ParameterLock& operator=(const ParameterLock&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  Parameter* const parameter_;
+  const Status status_;
+};
+
+class ParameterTable {
+ public:
+  explicit ParameterTable(std::shared_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {}
+
+  // The same record for the same tensor, as long as that lives.
+  std::shared_ptr<Parameter> find(const at::Tensor& tensor);
+  // Those that somebody holds.
+  size_t in_use() const;
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  struct Entry {
+    WeakTensor tensor;
+    std::shared_ptr<Parameter> parameter;
+  };
+
+  const std::shared_ptr<Runtime> runtime_;
+  mutable Mutex mutex_;
+  std::map<const c10::TensorImpl*, Entry> parameters_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_DIST_OPTIM_INTERNAL_PARAMETERS_H_

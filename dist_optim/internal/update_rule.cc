@@ -1,0 +1,326 @@
+#include "weft/dist_optim/internal/update_rule.h"
+
+#include <cmath>
+#include <type_traits>
+#include <utility>
+
+#include "ATen/Functions.h"
+#include "absl/strings/str_cat.h"
+#include "weft/dist_optim/optim.h"
+
+namespace weft::internal {
+namespace {
+
+Status out_of_range(const std::string& rule, const std::string& option, double value,
+                    const char* range) {
+  return make_error(
+      ErrorKind::kInvalidArgument,
+      absl::StrCat("optimizer ", rule, ": ", option, " is ", value, ", it must be ", range));
+}
+
+// What an option of this name may be, whatever the optimizer.
+Status check_range(const std::string& rule, const std::string& name, double value) {
+  const bool fraction = name == "beta1" || name == "beta2";
+  if (fraction && !(value >= 0 && value < 1)) return out_of_range(rule, name, value, "in [0, 1)");
+  if ((name == "rho" || name == "alpha") && !(value >= 0 && value <= 1)) {
+    return out_of_range(rule, name, value, "in [0, 1]");
+  }
+  if (name == "eta_minus" && !(value > 0 && value < 1)) {
+    return out_of_range(rule, name, value, "in (0, 1)");
+  }
+  if (name == "eta_plus" && !(value > 1 && std::isfinite(value))) {
+    return out_of_range(rule, name, value, "above 1");
+  }
+  const bool any_sign = name == "dampening";
+  if (!std::isfinite(value) || (!any_sign && value < 0)) {
+    return out_of_range(rule, name, value, any_sign ? "finite" : "finite and not negative");
+  }
+  return absl::OkStatus();
+}
+
+at::Tensor signed_gradient(const at::Tensor& gradient, bool maximize) {
+  return maximize ? gradient.neg() : gradient;
+}
+at::Tensor decayed(const at::Tensor& gradient, const at::Tensor& parameter, double weight_decay) {
+  return weight_decay == 0 ? gradient : gradient.add(parameter, weight_decay);
+}
+at::Tensor sparse_like(const at::Tensor& gradient, const at::Tensor& values) {
+  return at::_sparse_coo_tensor_unsafe(gradient._indices(), values, gradient.sizes());
+}
+
+// Each of these names its buffers, says which of them it needs, and applies one step. The number of
+// the step begins at 1.
+struct SGDRule : optim::SGD {
+  enum { kMomentum };
+  static constexpr std::string_view kBuffers[] = {"momentum_buffer"};
+  static bool needs(const Options& o, int) { return o.momentum != 0; }
+  static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t step) {
+    g = signed_gradient(g, o.maximize);
+    g = decayed(g, p, o.weight_decay);
+    if (o.momentum != 0) {
+      at::Tensor& buffer = s->buffers[kMomentum];
+      if (step == 1) {
+        buffer.copy_(g);
+      } else {
+        buffer.mul_(o.momentum).add_(g, 1 - o.dampening);
+      }
+      g = o.nesterov ? g.add(buffer, o.momentum) : buffer;
+    }
+    p.add_(g, -o.lr);
+  }
+};
+
+template <class Tag>
+struct AdamRule : Tag {
+  using Options = typename Tag::Options;
+  enum { kMean, kSquare, kMaximum };
+  static constexpr std::string_view kBuffers[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+  static bool needs(const Options& o, int buffer) { return buffer != kMaximum || o.amsgrad; }
+  static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t step) {
+    g = signed_gradient(g, o.maximize);
+    if constexpr (std::is_same_v<Tag, optim::AdamW>) {
+      p.mul_(1 - o.lr * o.weight_decay);
+    } else {
+      g = decayed(g, p, o.weight_decay);
+    }
+    const auto t = static_cast<double>(step);
+    const double correction1 = 1 - std::pow(o.beta1, t);
+    const double correction2 = 1 - std::pow(o.beta2, t);
+    s->buffers[kMean].lerp_(g, 1 - o.beta1);
+    s->buffers[kSquare].mul_(o.beta2).addcmul_(g, g, 1 - o.beta2);
+    if (o.amsgrad) {
+      at::maximum_out(s->buffers[kMaximum], s->buffers[kMaximum], s->buffers[kSquare]);
+    }
+    const at::Tensor& second = s->buffers[o.amsgrad ? kMaximum : kSquare];
+    at::Tensor denominator = second.sqrt().div_(std::sqrt(correction2)).add_(o.eps);
+    p.addcdiv_(s->buffers[kMean], denominator, -o.lr / correction1);
+  }
+};
+
+struct AdagradRule : optim::Adagrad {
+  enum { kSum };
+  static constexpr std::string_view kBuffers[] = {"sum"};
+  static bool needs(const Options&, int) { return true; }
+  static double first(const Options& o) { return o.initial_accumulator_value; }
+  static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t step) {
+    g = signed_gradient(g, o.maximize);
+    const double lr = o.lr / (1 + static_cast<double>(step - 1) * o.lr_decay);
+    at::Tensor& sum = s->buffers[kSum];
+    if (g.is_sparse()) {
+      g = g.coalesce();  // the update is not linear: each row once
+      const at::Tensor rows = g._indices()[0];
+      const at::Tensor values = g._values();
+      if (g.sparse_dim() == 1) {
+        const at::Tensor fresh = sum.index_select(0, rows).addcmul_(values, values);
+        sum.index_copy_(0, rows, fresh);
+        p.index_add_(0, rows, values.div(fresh.sqrt().add_(o.eps)), -lr);
+      } else {
+        sum.add_(sparse_like(g, values.pow(2)));
+        const at::Tensor deviation = sum.sparse_mask(g)._values().sqrt().add_(o.eps);
+        p.add_(sparse_like(g, values.div(deviation)), -lr);
+      }
+      return;
+    }
+    g = decayed(g, p, o.weight_decay);
+    sum.addcmul_(g, g);
+    p.addcdiv_(g, sum.sqrt().add_(o.eps), -lr);
+  }
+};
+
+struct AdadeltaRule : optim::Adadelta {
+  enum { kSquare, kDelta };
+  static constexpr std::string_view kBuffers[] = {"square_avg", "acc_delta"};
+  static bool needs(const Options&, int) { return true; }
+  static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t) {
+    g = decayed(signed_gradient(g, o.maximize), p, o.weight_decay);
+    s->buffers[kSquare].mul_(o.rho).addcmul_(g, g, 1 - o.rho);
+    const at::Tensor deviation = s->buffers[kSquare].add(o.eps).sqrt_();
+    const at::Tensor delta = s->buffers[kDelta].add(o.eps).sqrt_().div_(deviation).mul_(g);
+    s->buffers[kDelta].mul_(o.rho).addcmul_(delta, delta, 1 - o.rho);
+    p.add_(delta, -o.lr);
+  }
+};
+
+struct RMSpropRule : optim::RMSprop {
+  enum { kSquare, kMean, kMomentum };
+  static constexpr std::string_view kBuffers[] = {"square_avg", "grad_avg", "momentum_buffer"};
+  static bool needs(const Options& o, int buffer) {
+    return buffer == kSquare || (buffer == kMean && o.centered) ||
+           (buffer == kMomentum && o.momentum > 0);
+  }
+  static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t) {
+    g = decayed(signed_gradient(g, o.maximize), p, o.weight_decay);
+    at::Tensor& square = s->buffers[kSquare];
+    square.mul_(o.alpha).addcmul_(g, g, 1 - o.alpha);
+    at::Tensor deviation;
+    if (o.centered) {
+      at::Tensor& mean = s->buffers[kMean];
+      mean.lerp_(g, 1 - o.alpha);
+      deviation = square.addcmul(mean, mean, -1).sqrt_().add_(o.eps);
+    } else {
+      deviation = square.sqrt().add_(o.eps);
+    }
+    if (o.momentum > 0) {
+      at::Tensor& buffer = s->buffers[kMomentum];
+      buffer.mul_(o.momentum).addcdiv_(g, deviation);
+      p.add_(buffer, -o.lr);
+    } else {
+      p.addcdiv_(g, deviation, -o.lr);
+    }
+  }
+};
+
+struct AdamaxRule : optim::Adamax {
+  enum { kMean, kInfinity };
+  static constexpr std::string_view kBuffers[] = {"exp_avg", "exp_inf"};
+  static bool needs(const Options&, int) { return true; }
+  static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t step) {
+    g = decayed(signed_gradient(g, o.maximize), p, o.weight_decay);
+    s->buffers[kMean].lerp_(g, 1 - o.beta1);
+    at::Tensor& infinity = s->buffers[kInfinity];
+    at::maximum_out(infinity, infinity.mul_(o.beta2), g.abs().add_(o.eps));
+    const double correction = 1 - std::pow(o.beta1, static_cast<double>(step));
+    p.addcdiv_(s->buffers[kMean], infinity, -o.lr / correction);
+  }
+};
+
+struct RpropRule : optim::Rprop {
+  enum { kPrevious, kStepSize };
+  static constexpr std::string_view kBuffers[] = {"prev", "step_size"};
+  static bool needs(const Options&, int) { return true; }
+  static double first(const Options& o, int buffer) { return buffer == kStepSize ? o.lr : 0; }
+  static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t) {
+    g = signed_gradient(g, o.maximize).clone();
+    const at::Tensor agreement = g.mul(s->buffers[kPrevious]).sign_();
+    const at::Tensor turned = agreement.lt(0);
+    at::Tensor factor = at::ones_like(g);
+    factor.masked_fill_(agreement.gt(0), o.eta_plus).masked_fill_(turned, o.eta_minus);
+    s->buffers[kStepSize].mul_(factor).clamp_(o.step_min, o.step_max);
+    g.masked_fill_(turned, 0);
+    p.addcmul_(g.sign(), s->buffers[kStepSize], -1);
+    s->buffers[kPrevious].copy_(g);
+  }
+};
+
+template <class Rule>
+class RuleOf final : public UpdateRule {
+ public:
+  using Options = typename Rule::Options;
+
+  RuleOf() {
+    Options defaults;
+    Rule::visit(defaults, [this](const char* name, auto&) { options_.emplace_back(name); });
+    for (const std::string_view name : Rule::kBuffers) buffers_.emplace_back(name);
+  }
+
+  std::string name() const override { return std::string(Rule::kName); }
+  const std::vector<std::string>& option_names() const override { return options_; }
+  const std::vector<std::string>& buffer_names() const override { return buffers_; }
+
+  Status check_options(const PackedOptions& packed) const override {
+    if (packed.size() != options_.size()) {
+      return make_error(ErrorKind::kInvalidArgument,
+                        absl::StrCat("optimizer ", name(), ": ", packed.size(), " options, it has ",
+                                     options_.size()));
+    }
+    for (size_t i = 0; i < packed.size(); ++i) {
+      WEFT_RETURN_IF_ERROR(check_range(name(), options_[i], packed[i]));
+    }
+    if constexpr (std::is_same_v<Rule, SGDRule>) {
+      const Options o = unpack(packed);
+      if (o.nesterov && (o.momentum <= 0 || o.dampening != 0)) {
+        return make_error(ErrorKind::kInvalidArgument,
+                          "optimizer SGD: nesterov needs a momentum, and no dampening");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  Status check_sparse(const PackedOptions& packed) const override {
+    const Options o = unpack(packed);
+    if constexpr (std::is_same_v<Rule, SGDRule>) {
+      if (o.momentum == 0 && o.weight_decay == 0) return absl::OkStatus();
+    }
+    if constexpr (std::is_same_v<Rule, AdagradRule>) {
+      if (o.weight_decay == 0) return absl::OkStatus();
+    }
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("optimizer ", name(), " cannot take a sparse gradient with ",
+                                   "these options; SGD without momentum and weight decay, and "
+                                   "Adagrad without weight decay, can"));
+  }
+
+  bool prepared(const PackedOptions& packed, const ParameterState& state) const override {
+    const Options o = unpack(packed);
+    // The first step sets up what others read.
+    if (state.steps.load(std::memory_order_acquire) == 0) return false;
+    for (size_t i = 0; i < buffers_.size(); ++i) {
+      if (Rule::needs(o, static_cast<int>(i)) && !state.buffers[i].defined()) return false;
+    }
+    return true;
+  }
+
+  void prepare(const PackedOptions& packed, const at::Tensor& parameter,
+               ParameterState* state) const override {
+    const Options o = unpack(packed);
+    state->buffers.resize(buffers_.size());
+    for (size_t i = 0; i < buffers_.size(); ++i) {
+      if (!Rule::needs(o, static_cast<int>(i)) || state->buffers[i].defined()) continue;
+      double first = 0;
+      if constexpr (std::is_same_v<Rule, AdagradRule>) first = Rule::first(o);
+      if constexpr (std::is_same_v<Rule, RpropRule>) first = Rule::first(o, static_cast<int>(i));
+      state->buffers[i] = at::full_like(parameter, first, at::MemoryFormat::Preserve);
+    }
+  }
+
+  void update(const PackedOptions& packed, at::Tensor parameter, at::Tensor gradient,
+              ParameterState* state) const override {
+    const int64_t step = state->steps.load(std::memory_order_relaxed) + 1;
+    Rule::apply(unpack(packed), std::move(parameter), std::move(gradient), state, step);
+    state->steps.fetch_add(1, std::memory_order_release);
+  }
+
+ private:
+  static Options unpack(const PackedOptions& packed) {
+    Options out;
+    size_t i = 0;
+    Rule::visit(out, [&](const char*, auto& field) {
+      field = static_cast<std::decay_t<decltype(field)>>(packed[i++]);
+    });
+    return out;
+  }
+
+  std::vector<std::string> options_;
+  std::vector<std::string> buffers_;
+};
+
+const std::vector<const UpdateRule*>& rules() {
+  static const RuleOf<SGDRule> sgd;
+  static const RuleOf<AdamRule<optim::Adam>> adam;
+  static const RuleOf<AdamRule<optim::AdamW>> adamw;
+  static const RuleOf<AdagradRule> adagrad;
+  static const RuleOf<AdadeltaRule> adadelta;
+  static const RuleOf<RMSpropRule> rmsprop;
+  static const RuleOf<AdamaxRule> adamax;
+  static const RuleOf<RpropRule> rprop;
+  static const std::vector<const UpdateRule*> all = {&sgd,      &adam,    &adamw,  &adagrad,
+                                                     &adadelta, &rmsprop, &adamax, &rprop};
+  return all;
+}
+
+}  // namespace
+
+const UpdateRule* find_update_rule(std::string_view name) {
+  for (const UpdateRule* rule : rules()) {
+    if (rule->name() == name) return rule;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> update_rule_names() {
+  std::vector<std::string> out;
+  for (const UpdateRule* rule : rules()) out.push_back(rule->name());
+  return out;
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,72 @@
+#ifndef WEFT_DIST_OPTIM_MESSAGES_H_
+#define WEFT_DIST_OPTIM_MESSAGES_H_
+
+// What an optimizer says to its parts at the owners of parameters. Ordinary structs of ordinary
+// method calls (weft/rpc/struct.h); fields may be added at their ends.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "weft/dist_autograd/id.h"
+#include "weft/rpc/containers.h"
+#include "weft/rpc/struct.h"
+#include "weft/rref/rref.h"
+
+namespace weft::internal {
+
+// Options of a group as numbers: those of a tag of weft::optim in the order in which it visits
+// them, or nothing but the learning rate, or nothing.
+using PackedOptions = std::vector<double>;
+
+template <class Tag>
+PackedOptions pack_options(const typename Tag::Options& options) {
+  PackedOptions out;
+  Tag::visit(options,
+             [&out](const char*, auto value) { out.push_back(static_cast<double>(value)); });
+  return out;
+}
+
+struct ParameterPlan {
+  int64_t isolation = 0;
+  int64_t group = 0;
+  std::vector<RRef<at::Tensor>> parameters{};  // that the callee owns
+  PackedOptions options{};
+};
+WEFT_STRUCT(ParameterPlan, isolation, group, parameters, options);
+
+struct StepPlan {
+  // The context.
+  uint32_t creator = 0;
+  uint64_t incarnation = 0;
+  uint64_t context = 0;
+  // Of this optimizer; names the step in its second phase.
+  uint64_t step = 0;
+  std::vector<PackedOptions> options{};  // by group
+  bool require_finite = false;
+  // versioned: of this owner's parameters, in their order, and how far behind they may be.
+  std::vector<int64_t> versions{};
+  int64_t max_staleness = 0;
+
+  AutogradContextId context_id() const {
+    return AutogradContextId{WorkerKey{WorkerId(creator), Incarnation(incarnation)}, context};
+  }
+};
+WEFT_STRUCT(StepPlan, creator, incarnation, context, step, options, require_finite, versions,
+            max_staleness);
+
+struct StepAnswer {
+  int64_t updated = 0;              // parameters; before the second phase: that will be
+  int64_t stale = 0;                // of them, updated by others since their versions were read
+  std::vector<int64_t> versions{};  // of all, now
+};
+WEFT_STRUCT(StepAnswer, updated, stale, versions);
+
+// By "3.exp_avg": parameter of this owner, buffer.
+using OwnerStateDict = std::map<std::string, at::Tensor>;
+
+}  // namespace weft::internal
+
+#endif  // WEFT_DIST_OPTIM_MESSAGES_H_

@@ -1,0 +1,171 @@
+#ifndef WEFT_DIST_OPTIM_OPTIM_H_
+#define WEFT_DIST_OPTIM_OPTIM_H_
+
+// The optimizers that weft computes itself, for DistributedOptimizer: each takes gradients as a
+// list and never touches `.grad`. Names, defaults and results are those of torch.optim; `foreach`,
+// `fused` and the like are not options here, because they do not change results.
+//
+//   weft::DistributedOptimizer<weft::optim::Adam> optimizer(worker, parameters, {.lr = 1e-2});
+//
+// Options are checked when the optimizer is made (kind invalid_argument, naming the option). Sparse
+// gradients: SGD without momentum and weight decay, and Adagrad without weight decay.
+
+#include <string_view>
+
+namespace weft::optim {
+
+// Stochastic gradient descent; momentum as in Sutskever et al., "On the importance of
+// initialization and momentum in deep learning" (2013), in torch.optim's form: the first step takes
+// the gradient itself for the buffer, and lr multiplies the buffer.
+struct SGD {
+  static constexpr std::string_view kName = "SGD";
+  struct Options {
+    double lr = 1e-2;
+    double momentum = 0;
+    double dampening = 0;
+    double weight_decay = 0;
+    bool nesterov = false;  // needs momentum, and no dampening
+    bool maximize = false;
+  };
+  template <class O, class F>
+  static void visit(O& o, F f) {
+    f("lr", o.lr), f("momentum", o.momentum), f("dampening", o.dampening);
+    f("weight_decay", o.weight_decay), f("nesterov", o.nesterov), f("maximize", o.maximize);
+  }
+};
+
+namespace internal {
+struct AdamFields {
+  template <class O, class F>
+  static void visit(O& o, F f) {
+    f("lr", o.lr), f("beta1", o.beta1), f("beta2", o.beta2), f("eps", o.eps);
+    f("weight_decay", o.weight_decay), f("amsgrad", o.amsgrad), f("maximize", o.maximize);
+  }
+};
+}  // namespace internal
+
+// Kingma and Ba, "Adam: A method for stochastic optimization" (2014), algorithm 1; amsgrad: Reddi
+// et al., "On the convergence of Adam and beyond" (2018).
+struct Adam : internal::AdamFields {
+  static constexpr std::string_view kName = "Adam";
+  struct Options {
+    double lr = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double eps = 1e-8;
+    double weight_decay = 0;
+    bool amsgrad = false;
+    bool maximize = false;
+  };
+};
+
+// Loshchilov and Hutter, "Decoupled weight decay regularization" (2017), algorithm 2.
+struct AdamW : internal::AdamFields {
+  static constexpr std::string_view kName = "AdamW";
+  struct Options {
+    double lr = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double eps = 1e-8;
+    double weight_decay = 1e-2;
+    bool amsgrad = false;
+    bool maximize = false;
+  };
+};
+
+// Duchi, Hazan and Singer, "Adaptive subgradient methods" (2011).
+struct Adagrad {
+  static constexpr std::string_view kName = "Adagrad";
+  struct Options {
+    double lr = 1e-2;
+    double lr_decay = 0;
+    double weight_decay = 0;
+    double initial_accumulator_value = 0;
+    double eps = 1e-10;
+    bool maximize = false;
+  };
+  template <class O, class F>
+  static void visit(O& o, F f) {
+    f("lr", o.lr), f("lr_decay", o.lr_decay), f("weight_decay", o.weight_decay);
+    f("initial_accumulator_value", o.initial_accumulator_value), f("eps", o.eps);
+    f("maximize", o.maximize);
+  }
+};
+
+// Zeiler, "Adadelta: An adaptive learning rate method" (2012), algorithm 1, times lr.
+struct Adadelta {
+  static constexpr std::string_view kName = "Adadelta";
+  struct Options {
+    double lr = 1.0;
+    double rho = 0.9;
+    double eps = 1e-6;
+    double weight_decay = 0;
+    bool maximize = false;
+  };
+  template <class O, class F>
+  static void visit(O& o, F f) {
+    f("lr", o.lr), f("rho", o.rho), f("eps", o.eps), f("weight_decay", o.weight_decay);
+    f("maximize", o.maximize);
+  }
+};
+
+// Tieleman and Hinton, "Lecture 6.5: RMSprop" (2012); centered: Graves, "Generating sequences with
+// recurrent neural networks" (2013).
+struct RMSprop {
+  static constexpr std::string_view kName = "RMSprop";
+  struct Options {
+    double lr = 1e-2;
+    double alpha = 0.99;
+    double eps = 1e-8;
+    double weight_decay = 0;
+    double momentum = 0;
+    bool centered = false;
+    bool maximize = false;
+  };
+  template <class O, class F>
+  static void visit(O& o, F f) {
+    f("lr", o.lr), f("alpha", o.alpha), f("eps", o.eps), f("weight_decay", o.weight_decay);
+    f("momentum", o.momentum), f("centered", o.centered), f("maximize", o.maximize);
+  }
+};
+
+// Kingma and Ba (2014), algorithm 2.
+struct Adamax {
+  static constexpr std::string_view kName = "Adamax";
+  struct Options {
+    double lr = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double eps = 1e-8;
+    double weight_decay = 0;
+    bool maximize = false;
+  };
+  template <class O, class F>
+  static void visit(O& o, F f) {
+    f("lr", o.lr), f("beta1", o.beta1), f("beta2", o.beta2), f("eps", o.eps);
+    f("weight_decay", o.weight_decay), f("maximize", o.maximize);
+  }
+};
+
+// Riedmiller and Braun, "A direct adaptive method for faster backpropagation learning" (1993),
+// without weight backtracking.
+struct Rprop {
+  static constexpr std::string_view kName = "Rprop";
+  struct Options {
+    double lr = 1e-2;  // the first step size
+    double eta_minus = 0.5;
+    double eta_plus = 1.2;
+    double step_min = 1e-6;
+    double step_max = 50;
+    bool maximize = false;
+  };
+  template <class O, class F>
+  static void visit(O& o, F f) {
+    f("lr", o.lr), f("eta_minus", o.eta_minus), f("eta_plus", o.eta_plus);
+    f("step_min", o.step_min), f("step_max", o.step_max), f("maximize", o.maximize);
+  }
+};
+
+}  // namespace weft::optim
+
+#endif  // WEFT_DIST_OPTIM_OPTIM_H_

@@ -1,0 +1,131 @@
+#ifndef WEFT_DIST_OPTIM_OWNER_PART_H_
+#define WEFT_DIST_OPTIM_OWNER_PART_H_
+
+// OwnerOptimizer: the part of a DistributedOptimizer that lives with the parameters of one owner,
+// behind an RRef. What it can refuse it refuses in prepare(); apply() then has nothing left to ask.
+//
+//   OPT-4  prepare() changes no parameter and no state; after an error it holds nothing.
+//   OPT-5  apply() of a step is done once, with the gradients that prepare() found.
+//   OPT-6  `.grad` of a parameter is neither read nor written, and an update is none that autograd
+//          counts: a backward which another trainer has under way goes on with the new values, as
+//          asynchronous training wants it.
+//
+// Threads: all methods from anywhere. Updates run without the mutex.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/time/time.h"
+#include "weft/common/api.h"
+#include "weft/common/mutex.h"
+#include "weft/dist_optim/isolation.h"
+#include "weft/dist_optim/messages.h"
+#include "weft/rpc/call_context.h"
+#include "weft/rpc/library.h"
+
+namespace weft::internal {
+
+class DistOptimService;
+class Parameter;
+
+class WEFT_API OwnerOptimizer {
+ public:
+  OwnerOptimizer();
+  virtual ~OwnerOptimizer();
+  OwnerOptimizer(const OwnerOptimizer&) = delete;
+  OwnerOptimizer& operator=(const OwnerOptimizer&) = delete;
+
+  // ---- called by the optimizer, over the RRef ----
+  void add_parameters(CallContext& call, const ParameterPlan& plan);
+  // The last group, which could not be added everywhere.
+  void remove_group(CallContext& call, int64_t group);
+  StepAnswer prepare(CallContext& call, const StepPlan& plan);
+  // Throws, kind state, when the step is not prepared. An error while it updates has the payload
+  // kNothingApplied or kPartlyApplied.
+  StepAnswer apply(CallContext& call, uint64_t step);
+  void cancel(CallContext& call, uint64_t step);
+  // Both phases, for an optimizer that has one owner.
+  StepAnswer step(CallContext& call, const StepPlan& plan);
+  std::vector<int64_t> versions(CallContext& call);
+  OwnerStateDict state_dict(CallContext& call);
+  // `commit` false: only looks whether it could be loaded.
+  void load_state_dict(CallContext& call, const OwnerStateDict& state, bool commit);
+
+  static constexpr std::string_view kNothingApplied = "nothing applied";
+  static constexpr std::string_view kPartlyApplied = "partly applied";
+
+ protected:
+  struct Slot {
+    std::shared_ptr<at::Tensor> holder{};  // what the RRef refers to
+    at::Tensor parameter{};
+    std::shared_ptr<Parameter> shared{};
+    int64_t group = 0;
+  };
+  struct Update {
+    size_t slot = 0;
+    at::Tensor gradient{};
+  };
+  using Options = std::vector<PackedOptions>;
+
+  // The parameters from `first` on are new, and of one group. Throws what is wrong with them.
+  virtual void added(const std::vector<Slot>& slots, size_t first,
+                     const PackedOptions& options) = 0;
+  // Those from `first` on, the newest group, are gone.
+  virtual void removed(size_t first) = 0;
+  virtual void check_options(const PackedOptions& options) const = 0;
+  virtual Status check_gradient(const Slot& slot, const at::Tensor& gradient,
+                                const PackedOptions& options) const = 0;
+  // Updates; `touched` counts the parameters that are not as before. Grad mode is off.
+  virtual Status update(const std::vector<Slot>& slots, const std::vector<Update>& updates,
+                        const Options& options, Isolation isolation, int64_t* touched) = 0;
+  virtual OwnerStateDict save(const std::vector<Slot>& slots) = 0;
+  virtual void load(const std::vector<Slot>& slots, const OwnerStateDict& state, bool commit) = 0;
+
+ private:
+  struct Reservation {
+    std::vector<Update> updates{};
+    Options options{};
+    absl::Time until = absl::InfiniteFuture();
+    int64_t stale = 0;
+  };
+  using ReservationRef = std::shared_ptr<Reservation>;
+
+  ReservationRef reserve(CallContext& call, const StepPlan& plan);
+  StepAnswer apply_reserved(const ReservationRef& reservation);
+  void give_back(const Reservation& reservation);
+  void drop_expired();
+  std::vector<Slot> slots() const;
+  std::vector<int64_t> versions_of(const std::vector<Slot>& slots) const;
+  void check_versions(const StepPlan& plan, const std::vector<Slot>& slots,
+                      Reservation* reservation) const;
+
+  mutable Mutex mutex_;
+  std::shared_ptr<DistOptimService> service_ ABSL_GUARDED_BY(mutex_);
+  Isolation isolation_ ABSL_GUARDED_BY(mutex_) = Isolation::kPerParameterLock;
+  std::vector<Slot> slots_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, ReservationRef> reserved_ ABSL_GUARDED_BY(mutex_);
+};
+
+template <class T>
+void def_owner_methods(ClassDef<T>& def) {
+  def.def("add_parameters", &OwnerOptimizer::add_parameters)
+      .def("remove_group", &OwnerOptimizer::remove_group)
+      .def("prepare", &OwnerOptimizer::prepare)
+      .def("apply", &OwnerOptimizer::apply)
+      .def("cancel", &OwnerOptimizer::cancel)
+      .def("step", &OwnerOptimizer::step)
+      .def("versions", &OwnerOptimizer::versions)
+      .def("state_dict", &OwnerOptimizer::state_dict)
+      .def("load_state_dict", &OwnerOptimizer::load_state_dict);
+}
+
+}  // namespace weft::internal
+
+#endif  // WEFT_DIST_OPTIM_OWNER_PART_H_

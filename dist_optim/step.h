@@ -1,0 +1,61 @@
+#ifndef WEFT_DIST_OPTIM_STEP_H_
+#define WEFT_DIST_OPTIM_STEP_H_
+
+// What is asked of a step, and what it has done.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "weft/common/api.h"
+#include "weft/common/error.h"
+#include "weft/common/time.h"
+#include "weft/dist_optim/isolation.h"
+#include "weft/rpc/worker_info.h"
+
+namespace weft {
+
+struct OptimizerOptions {
+  Isolation isolation = Isolation::kPerParameterLock;
+  // Of making it, and of all but steps. Default: 60 s.
+  Timeout deadline{};
+};
+
+struct StepOptions {
+  // Of both phases together. Default: 60 s.
+  Timeout deadline{};
+  // Refuse the step when a gradient has an infinite or undefined entry.
+  bool require_finite = false;
+  // Isolation::kVersioned: what versions() gave before the forward, and how many updates of a
+  // parameter may have come between. Those within the bound are counted in StepReport::stale.
+  std::vector<int64_t> versions{};
+  int64_t max_staleness = 0;
+};
+
+// What became of a step at one owner.
+enum class StepOutcome : uint8_t {
+  kApplied,
+  kNotApplied,
+  kPartlyApplied,  // it failed between two parameters
+  kUnknown,        // it was told to, and has not answered
+};
+WEFT_API std::string to_string(StepOutcome outcome);
+
+struct OwnerReport {
+  WorkerInfo owner{};
+  StepOutcome outcome = StepOutcome::kNotApplied;
+  Status error{};  // of this owner
+  int64_t updated = 0;
+  std::vector<int64_t> versions{};  // of its parameters, after the step
+};
+
+struct StepReport {
+  Status status{};  // OK: applied everywhere
+  std::vector<OwnerReport> owners{};
+  int64_t updated = 0;  // parameters
+  int64_t stale = 0;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_DIST_OPTIM_STEP_H_

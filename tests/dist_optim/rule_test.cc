@@ -1,0 +1,164 @@
+// The update rules by themselves: against figures that PyTorch's own optimizers have given
+// (golden.py).
+
+#include <torch/types.h>
+
+#include <cmath>
+#include <map>
+
+#include "gtest/gtest.h"
+#include "weft/dist_optim/internal/update_rule.h"
+#include "weft/dist_optim/optim.h"
+
+namespace weft::internal {
+namespace {
+
+struct Golden {
+  std::string name;
+  std::map<std::string, double> options;
+  std::vector<double> result;
+};
+const Golden kGolden[] = {
+#include "golden.inc"
+};
+
+template <class Tag>
+PackedOptions defaults() {
+  return pack_options<Tag>(typename Tag::Options());
+}
+PackedOptions defaults_of(const std::string& name) {
+  if (name == "SGD") return defaults<optim::SGD>();
+  if (name == "Adam") return defaults<optim::Adam>();
+  if (name == "AdamW") return defaults<optim::AdamW>();
+  if (name == "Adagrad") return defaults<optim::Adagrad>();
+  if (name == "Adadelta") return defaults<optim::Adadelta>();
+  if (name == "RMSprop") return defaults<optim::RMSprop>();
+  if (name == "Adamax") return defaults<optim::Adamax>();
+  return defaults<optim::Rprop>();
+}
+PackedOptions options_of(const Golden& golden) {
+  const UpdateRule* rule = find_update_rule(golden.name);
+  PackedOptions out = defaults_of(golden.name);
+  size_t set = 0;
+  for (size_t i = 0; i < out.size(); ++i) {
+    auto at = golden.options.find(rule->option_names()[i]);
+    if (at == golden.options.end()) continue;
+    out[i] = at->second;
+    ++set;
+  }
+  EXPECT_EQ(set, golden.options.size()) << golden.name;
+  return out;
+}
+at::Tensor gradient(int step) {
+  std::vector<double> g;
+  for (int i = 0; i < 4; ++i) g.push_back(std::sin(1.3 * step + i));
+  return torch::tensor(g, torch::kFloat64);
+}
+
+TEST(UpdateRule, DA_53_equals_torch_optim) {
+  for (const Golden& golden : kGolden) {
+    SCOPED_TRACE(golden.name);
+    const UpdateRule* rule = find_update_rule(golden.name);
+    ASSERT_NE(rule, nullptr);
+    const PackedOptions options = options_of(golden);
+    ASSERT_TRUE(rule->check_options(options).ok());
+    at::Tensor p = torch::tensor({0.5, -1.0, 2.0, 0.25}, torch::kFloat64);
+    ParameterState state;
+    for (int step = 1; step <= 5; ++step) {
+      const at::Tensor g = gradient(step);
+      const at::Tensor before = g.clone();
+      rule->prepare(options, p, &state);
+      rule->update(options, p, g, &state);
+      EXPECT_TRUE(torch::equal(g, before)) << "the gradient was written to";
+    }
+    const at::Tensor want = torch::tensor(golden.result, torch::kFloat64);
+    EXPECT_LE((p - want).abs().max().item<double>(), 1e-12 * want.abs().max().item<double>())
+        << p << "\n"
+        << want;
+    EXPECT_EQ(state.steps.load(), 5);
+  }
+}
+
+TEST(UpdateRule, AllEightAreThere) {
+  EXPECT_EQ(update_rule_names().size(), 8U);
+  EXPECT_EQ(find_update_rule("LBFGS"), nullptr);
+}
+
+// A sparse gradient that names a row twice gives what the dense one gives.
+TEST(UpdateRule, SparseEqualsDense) {
+  const at::Tensor ids = torch::tensor({2, 0, 2}, torch::kLong).unsqueeze(0);
+  const at::Tensor values = torch::tensor({{1.0, 2.0}, {3.0, 4.0}, {5.0, 6.0}}, torch::kFloat64);
+  const at::Tensor sparse = torch::sparse_coo_tensor(ids, values, {4, 2});
+  for (const char* name : {"SGD", "Adagrad"}) {
+    SCOPED_TRACE(name);
+    const UpdateRule* rule = find_update_rule(name);
+    const PackedOptions options = defaults_of(name);
+    ASSERT_TRUE(rule->check_sparse(options).ok());
+    at::Tensor a = torch::ones({4, 2}, torch::kFloat64);
+    at::Tensor b = a.clone();
+    ParameterState of_a;
+    ParameterState of_b;
+    for (int step = 0; step < 3; ++step) {
+      rule->prepare(options, a, &of_a);
+      rule->update(options, a, sparse, &of_a);
+      rule->prepare(options, b, &of_b);
+      rule->update(options, b, sparse.to_dense(), &of_b);
+    }
+    EXPECT_TRUE(torch::allclose(a, b, 1e-14, 0)) << a << "\n" << b;
+    EXPECT_TRUE(torch::equal(a[1], torch::ones({2}, torch::kFloat64)));
+  }
+}
+
+TEST(UpdateRule, SparseOfTwoSparseDimensions) {
+  const at::Tensor ids = torch::tensor({{0, 1, 0}, {1, 0, 1}}, torch::kLong);
+  const at::Tensor sparse =
+      torch::sparse_coo_tensor(ids, torch::tensor({1.0, 2.0, 3.0}, torch::kFloat64), {2, 2});
+  const UpdateRule* rule = find_update_rule("Adagrad");
+  const PackedOptions options = defaults_of("Adagrad");
+  at::Tensor a = torch::ones({2, 2}, torch::kFloat64);
+  at::Tensor b = a.clone();
+  ParameterState of_a;
+  ParameterState of_b;
+  rule->prepare(options, a, &of_a);
+  rule->update(options, a, sparse, &of_a);
+  rule->prepare(options, b, &of_b);
+  rule->update(options, b, sparse.to_dense(), &of_b);
+  EXPECT_TRUE(torch::allclose(a, b, 1e-14, 0)) << a << "\n" << b;
+}
+
+TEST(UpdateRule, WhatCannotTakeSparseGradientsSaysSo) {
+  for (const std::string& name : update_rule_names()) {
+    PackedOptions options = defaults_of(name);
+    const UpdateRule* rule = find_update_rule(name);
+    const bool can = name == "SGD" || name == "Adagrad";
+    EXPECT_EQ(rule->check_sparse(options).ok(), can) << name;
+    for (size_t i = 0; i < options.size(); ++i) {
+      if (rule->option_names()[i] == "weight_decay") options[i] = 0.1;
+    }
+    EXPECT_FALSE(rule->check_sparse(options).ok()) << name;
+  }
+}
+
+// Each option out of its range is refused by name.
+TEST(UpdateRule, OptionsAreChecked) {
+  int refused = 0;
+  for (const std::string& name : update_rule_names()) {
+    const UpdateRule* rule = find_update_rule(name);
+    EXPECT_TRUE(rule->check_options(defaults_of(name)).ok()) << name;
+    for (size_t i = 0; i < rule->option_names().size(); ++i) {
+      PackedOptions options = defaults_of(name);
+      options[i] = std::nan("");
+      const Status s = rule->check_options(options);
+      EXPECT_EQ(error_kind(s), ErrorKind::kInvalidArgument) << name << " " << i;
+      EXPECT_NE(std::string(s.message()).find(rule->option_names()[i]), std::string::npos) << s;
+      ++refused;
+    }
+    EXPECT_FALSE(rule->check_options({0.1}).ok());
+  }
+  EXPECT_EQ(refused, 6 + 7 + 7 + 6 + 5 + 7 + 6 + 6);
+  PackedOptions nesterov = pack_options<optim::SGD>({.lr = 0.1, .nesterov = true});
+  EXPECT_FALSE(find_update_rule("SGD")->check_options(nesterov).ok());
+}
+
+}  // namespace
+}  // namespace weft::internal
