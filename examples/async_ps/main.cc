@@ -108,7 +108,7 @@ int serve(const Role& role, const weft::Environment& environment, const Options&
   const absl::Time ended = worker.now();
   line.end(server->progress(), ended);
 
-  const Parameters parameters = server->parameters();
+  const Parameters parameters = options.autograd ? server->take_layers() : server->parameters();
   save(parameters, options.checkpoint);
   const double test_accuracy = accuracy(parameters, split.test);
   absl::PrintF("%scheckpoint: %s (dict(torch.load(...)) in Python)\n",
@@ -121,9 +121,13 @@ int serve(const Role& role, const weft::Environment& environment, const Options&
   return in_order ? 0 : 1;
 }
 
-int train(const Role& role, const weft::Environment& environment) {
+int train(const Role& role, const weft::Environment& environment, const Options& options) {
   const weft::Worker worker = join(role, environment, nullptr);
-  run_trainer(worker);
+  if (options.autograd) {
+    run_split_trainer(worker);
+  } else {
+    run_trainer(worker);
+  }
   return leave(worker) ? 0 : 1;
 }
 
@@ -137,7 +141,7 @@ int run(int argc, char** argv) {
   const Role role = find_role(environment);
   // The model is so small that handing its operations to other threads costs more than it saves.
   at::set_num_threads(1);
-  return role.serves ? serve(role, environment, options) : train(role, environment);
+  return role.serves ? serve(role, environment, options) : train(role, environment, options);
 }
 
 }  // namespace

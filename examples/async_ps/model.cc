@@ -28,15 +28,11 @@ constexpr int64_t kInputs = 64;
 constexpr int64_t kHidden = 64;
 constexpr int64_t kClasses = 10;
 
-constexpr double kRate = 5e-3;
-constexpr double kWeightDecay = 0.01;
-constexpr double kBeta1 = 0.9;
-// Shorter memory than usual: a run has little more than a thousand steps.
-constexpr double kBeta2 = 0.99;
+constexpr AdamSettings kAdam;
 constexpr double kEpsilon = 1e-8;
 
 at::Tensor logits(const Parameters& p, const at::Tensor& pixels) {
-  const at::Tensor x = pixels.to(at::kFloat) / 16;
+  const at::Tensor x = inputs({pixels, {}});
   return at::linear(at::relu(at::linear(x, p[0], p[1])), p[2], p[3]);
 }
 
@@ -54,12 +50,18 @@ Parameters initial_parameters(uint64_t seed) {
           at::randn({kClasses, kHidden}, random) * std::sqrt(2.0 / kHidden), at::zeros({kClasses})};
 }
 
+at::Tensor inputs(const Images& batch) { return batch.pixels.to(at::kFloat) / 16; }
+
+at::Tensor loss_of(const at::Tensor& logits, const Images& batch) {
+  return at::cross_entropy_loss(logits, batch.labels);
+}
+
 LossAndGradients loss_and_gradients(const Parameters& parameters, const Images& batch) {
   at::AutoGradMode grad(true);
   Parameters leaves;
   leaves.reserve(parameters.size());
   for (const at::Tensor& p : parameters) leaves.push_back(p.detach().requires_grad_());
-  const at::Tensor loss = at::cross_entropy_loss(logits(leaves, batch.pixels), batch.labels);
+  const at::Tensor loss = loss_of(logits(leaves, batch.pixels), batch);
   return {loss.item<double>(), torch::autograd::grad({loss}, leaves)};
 }
 
@@ -101,19 +103,19 @@ Adam::Adam(const Parameters& like, int64_t steps) : steps_(steps) {
 Parameters Adam::step(const Parameters& parameters, const std::vector<at::Tensor>& gradients) {
   at::NoGradGuard no_grad;
   const double rate =
-      kRate * std::max(0.0, 1 - static_cast<double>(taken_) / static_cast<double>(steps_));
+      kAdam.rate * std::max(0.0, 1 - static_cast<double>(taken_) / static_cast<double>(steps_));
   ++taken_;
-  const double bias1 = 1 - std::pow(kBeta1, static_cast<double>(taken_));
-  const double bias2 = 1 - std::pow(kBeta2, static_cast<double>(taken_));
+  const double bias1 = 1 - std::pow(kAdam.beta1, static_cast<double>(taken_));
+  const double bias2 = 1 - std::pow(kAdam.beta2, static_cast<double>(taken_));
   Parameters next;
   next.reserve(parameters.size());
   for (size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& g = gradients[i];
-    mean_[i].mul_(kBeta1).add_(g, 1 - kBeta1);
-    square_[i].mul_(kBeta2).addcmul_(g, g, 1 - kBeta2);
+    mean_[i].mul_(kAdam.beta1).add_(g, 1 - kAdam.beta1);
+    square_[i].mul_(kAdam.beta2).addcmul_(g, g, 1 - kAdam.beta2);
     const at::Tensor scale = (square_[i] / bias2).sqrt_().add_(kEpsilon);
     next.push_back(
-        (parameters[i] * (1 - rate * kWeightDecay)).addcdiv_(mean_[i], scale, -rate / bias1));
+        (parameters[i] * (1 - rate * kAdam.weight_decay)).addcdiv_(mean_[i], scale, -rate / bias1));
   }
   return next;
 }

@@ -31,12 +31,25 @@ struct LossAndGradients {
 };
 LossAndGradients loss_and_gradients(const Parameters& parameters, const Images& batch);
 
+// What the first layer is given, and what the last one's results cost.
+at::Tensor inputs(const Images& batch);
+at::Tensor loss_of(const at::Tensor& logits, const Images& batch);
+
 // Part of the images whose digit is recognised, 0 to 1.
 double accuracy(const Parameters& parameters, const Images& images);
 
 // A file for torch.load of Python and torch::pickle_load of LibTorch: a tuple of (name, tensor)
 // pairs. Throws std::runtime_error. A reader sees the whole file or none.
 void save(const Parameters& parameters, const std::string& path);
+
+// Of Adam below; with --mode autograd, of weft's AdamW.
+struct AdamSettings {
+  double rate = 5e-3;
+  double weight_decay = 0.01;
+  double beta1 = 0.9;
+  // Shorter memory than usual: a run has little more than a thousand steps.
+  double beta2 = 0.99;
+};
 
 // Adam with decoupled weight decay; the rate falls linearly to zero over `steps`.
 class Adam {

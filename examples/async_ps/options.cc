@@ -43,6 +43,9 @@ std::string usage() {
          "  --seed N           of the split, the first parameters and the order of batches (" +
          std::to_string(defaults.seed) +
          ")\n"
+         "  --mode MODE        push: trainers pull the parameters and push gradients (default);\n"
+         "                     autograd: the hidden layer stays at the server, the output layer at\n"
+         "                     a trainer, and steps are distributed backward and optimizer\n"
          "  --data FILE        the images; read by the server only (digits.csv of the build)\n"
          "  --checkpoint FILE  where the server saves the parameters (" +
          defaults.checkpoint +
@@ -65,12 +68,19 @@ Options parse_options(int argc, char** argv) {
     } else if (i + 1 < argc) {
       value = argv[++i];
     }
-    if (name != "--epochs" && name != "--seed" && name != "--data" && name != "--checkpoint") {
+    if (name != "--epochs" && name != "--mode" && name != "--seed" && name != "--data" && name != "--checkpoint") {
       throw std::invalid_argument("there is no option " + std::string(name) + "; see --help");
     }
     if (value.empty()) throw std::invalid_argument(std::string(name) + " wants a value");
     if (name == "--epochs") options.epochs = number<int64_t>(name, value, 1, 100'000);
     if (name == "--seed") options.seed = number<uint64_t>(name, value, 0, 1'000'000'000);
+    if (name == "--mode") {
+      if (value != "push" && value != "autograd") {
+        throw std::invalid_argument("--mode wants push or autograd, not '" + std::string(value) +
+                                    "'");
+      }
+      options.autograd = value == "autograd";
+    }
     if (name == "--data") options.data = value;
     if (name == "--checkpoint") options.checkpoint = value;
   }

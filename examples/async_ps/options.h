@@ -13,6 +13,7 @@ struct Options {
   std::string checkpoint = "async_ps.pt";
   int64_t epochs = 30;
   uint64_t seed = 1;
+  bool autograd = false;  // --mode
   bool help = false;
 };
 

@@ -17,7 +17,8 @@ std::vector<Task> make_tasks(const Images& train, const ServerOptions& options) 
                      .labels = shard.labels,
                      .steps = options.epochs * std::max<int64_t>(1, shard.size() / batch),
                      .batch_size = batch,
-                     .seed = options.seed + tasks.size() + 1});
+                     .seed = options.seed + tasks.size() + 1,
+                     .index = static_cast<int64_t>(tasks.size())});
   }
   return tasks;
 }
@@ -35,7 +36,9 @@ ParameterServer::ParameterServer(const Images& train, const ServerOptions& optio
       tasks_(make_tasks(train, options)),
       total_(sum_of_steps(tasks_)),
       parameters_(initial_parameters(options.seed)),
-      optimizer_(parameters_, total_) {}
+      optimizer_(parameters_, total_) {
+  hidden_ = std::make_shared<Layer>(parameters_[0], parameters_[1], true);
+}
 
 Task ParameterServer::enlist(weft::CallContext& context) {
   std::lock_guard lock(mutex_);
@@ -69,12 +72,47 @@ void ParameterServer::push(weft::CallContext& context, const Push& push) {
   }
   const int64_t staleness = version_ - push.version;
   parameters_ = optimizer_.step(parameters_, push.gradients);
-  loss_ = version_ == 0 ? push.loss : 0.95 * loss_ + 0.05 * push.loss;
+  count(&trainer->second, push.loss, staleness);
+}
+
+void ParameterServer::count(TrainerRecord* record, double loss, int64_t staleness) {
+  loss_ = version_ == 0 ? loss : 0.95 * loss_ + 0.05 * loss;
   ++version_;
-  TrainerRecord& record = trainer->second;
-  ++record.updates;
-  record.sum_of_staleness += staleness;
-  record.greatest_staleness = std::max(record.greatest_staleness, staleness);
+  ++record->updates;
+  record->sum_of_staleness += staleness;
+  record->greatest_staleness = std::max(record->greatest_staleness, staleness);
+}
+
+weft::RRef<Layer> ParameterServer::hidden(weft::CallContext& context) const {
+  return weft::RRef<Layer>::local(context.worker(), hidden_);
+}
+
+std::vector<at::Tensor> ParameterServer::first_output() const {
+  std::lock_guard lock(mutex_);
+  return {parameters_[2], parameters_[3]};
+}
+
+void ParameterServer::offer_output(const weft::RRef<Layer>& output) {
+  // Outside the lock: completing a promise may run code of others.
+  output_.set_value(output);
+}
+
+void ParameterServer::report(weft::CallContext& context, const Report& report) {
+  std::lock_guard lock(mutex_);
+  auto trainer = trainers_.find(context.caller().name);
+  if (trainer == trainers_.end()) {
+    throw std::invalid_argument("trainer " + context.caller().name + " has not enlisted");
+  }
+  count(&trainer->second, report.loss, report.staleness);
+}
+
+Parameters ParameterServer::take_layers() {
+  Parameters out = hidden_->values();
+  for (at::Tensor& one : output_.future().wait().rpc_sync(&Layer::values)) {
+    out.push_back(std::move(one));
+  }
+  output_ = weft::Promise<weft::RRef<Layer>>();  // gives the reference back
+  return out;
 }
 
 void ParameterServer::finish(weft::CallContext& context) {
@@ -125,7 +163,16 @@ weft::Library library(std::shared_ptr<ParameterServer> server) {
       .def("enlist", &ParameterServer::enlist)
       .def("pull", &ParameterServer::pull)
       .def("push", &ParameterServer::push)
+      .def("hidden", &ParameterServer::hidden)
+      .def("first_output", &ParameterServer::first_output)
+      .def("offer_output", &ParameterServer::offer_output)
+      .def("output", &ParameterServer::output)
+      .def("report", &ParameterServer::report)
       .def("finish", &ParameterServer::finish);
+  lib.class_<Layer>("Layer", {.concurrent = true})
+      .def("forward", &Layer::forward)
+      .def("parameters", &Layer::parameters)
+      .def("values", &Layer::values);
   if (server != nullptr) lib.instance(kInstance, std::move(server), {.concurrent = true});
   return lib;
 }

@@ -10,12 +10,14 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "weft/examples/async_ps/digits.h"
+#include "weft/examples/async_ps/layer.h"
 #include "weft/examples/async_ps/model.h"
 #include "weft/weft.h"
 
@@ -28,8 +30,9 @@ struct Task {
   int64_t steps = 0;
   int64_t batch_size = 0;
   uint64_t seed = 0;
+  int64_t index = 0;  // of the trainer
 };
-WEFT_STRUCT(Task, pixels, labels, steps, batch_size, seed);
+WEFT_STRUCT(Task, pixels, labels, steps, batch_size, seed, index);
 
 struct Snapshot {
   int64_t version = 0;
@@ -43,6 +46,13 @@ struct Push {
   std::vector<at::Tensor> gradients;
 };
 WEFT_STRUCT(Push, version, loss, gradients);
+
+// --mode autograd: a step that has been applied.
+struct Report {
+  double loss = 0;
+  int64_t staleness = 0;
+};
+WEFT_STRUCT(Report, loss, staleness);
 
 struct TrainerRecord {
   int64_t updates = 0;
@@ -69,6 +79,15 @@ class ParameterServer {
  public:
   ParameterServer(const Images& train, const ServerOptions& options);
 
+  // ---- called by trainers, with --mode autograd -------------------------------------------------
+  weft::RRef<Layer> hidden(weft::CallContext& context) const;
+  // The output layer as it begins; the trainer of index 0 makes it, and says where it is.
+  std::vector<at::Tensor> first_output() const;
+  void offer_output(const weft::RRef<Layer>& output);
+  // Complete when that has been said.
+  weft::Future<weft::RRef<Layer>> output() const { return output_.future(); }
+  void report(weft::CallContext& context, const Report& report);
+
   // ---- called by trainers ----------------------------------------------------------------------
   // The caller's share of the training images. Every trainer calls it once.
   Task enlist(weft::CallContext& context);
@@ -78,19 +97,24 @@ class ParameterServer {
   // The caller has pushed all it will.
   void finish(weft::CallContext& context);
 
-  // ---- called where it lives
-  // --------------------------------------------------------------------- Complete when every
-  // trainer has finished, with an error when one never will.
+  // ---- called where it lives --------------------------------------------------------------------
+  // Complete when every trainer has finished, with an error when one never will.
   weft::Future<void> finished() const { return finished_.future(); }
   void trainer_lost(const std::string& name, const std::string& why);
   Progress progress() const;
   Parameters parameters() const;
+  // --mode autograd, when it is finished and before the trainers leave: fetched from where they are.
+  Parameters take_layers();
 
  private:
+  void count(TrainerRecord* record, double loss, int64_t staleness);
+
   const ServerOptions options_;
   std::vector<Task> tasks_;
   int64_t total_ = 0;
   weft::Promise<void> finished_;
+  weft::Promise<weft::RRef<Layer>> output_;
+  std::shared_ptr<Layer> hidden_;
 
   mutable std::mutex mutex_;
   // Every version is made of new tensors, so a pull hands out handles and copies nothing.

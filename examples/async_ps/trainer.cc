@@ -1,5 +1,6 @@
 #include "weft/examples/async_ps/trainer.h"
 
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -54,6 +55,48 @@ void run_trainer(const weft::Worker& worker) {
                                 Push{now.version, result.loss, std::move(result.gradients)});
   }
   if (last_push.valid()) last_push.wait();
+  weft::rpc_sync(worker, kServer, weft::on(kInstance, &ParameterServer::finish));
+}
+
+void run_split_trainer(const weft::Worker& worker) {
+  const Task task = weft::rpc_sync(worker, kServer, weft::on(kInstance, &ParameterServer::enlist));
+  if (task.index == 0) {
+    const auto first =
+        weft::rpc_sync(worker, kServer, weft::on(kInstance, &ParameterServer::first_output));
+    weft::rpc_sync(worker, kServer, weft::on(kInstance, &ParameterServer::offer_output),
+                   weft::RRef<Layer>::local(
+                       worker, std::make_shared<Layer>(first.at(0), first.at(1), false)));
+  }
+  const weft::RRef<Layer> hidden =
+      weft::rpc_sync(worker, kServer, weft::on(kInstance, &ParameterServer::hidden));
+  const weft::RRef<Layer> output =
+      weft::rpc_sync(worker, kServer, weft::on(kInstance, &ParameterServer::output));
+
+  std::vector<weft::RRef<at::Tensor>> parameters = hidden.rpc_sync(&Layer::parameters);
+  for (auto& one : output.rpc_sync(&Layer::parameters)) parameters.push_back(std::move(one));
+  constexpr AdamSettings kAdam;
+  weft::DistributedOptimizer<weft::optim::AdamW> optimizer(worker, parameters,
+                                                           {.lr = kAdam.rate,
+                                                            .beta1 = kAdam.beta1,
+                                                            .beta2 = kAdam.beta2,
+                                                            .weight_decay = kAdam.weight_decay});
+  weft::LambdaLR schedule(optimizer, [&task](int64_t step) {
+    return 1 - static_cast<double>(step) / static_cast<double>(task.steps);
+  });
+  Batches batches(task);
+  int64_t version = optimizer.versions().at(0);
+  for (int64_t step = 0; step < task.steps; ++step, schedule.step()) {
+    const Images batch = batches.next();
+    weft::DistAutogradContext context(worker);
+    const at::Tensor features = hidden.rpc_sync(&Layer::forward, inputs(batch));
+    const at::Tensor loss = loss_of(output.rpc_sync(&Layer::forward, features), batch);
+    context.backward({loss});
+    const weft::StepReport done = optimizer.step(context);
+    const int64_t now = done.owners.at(0).versions.at(0);
+    weft::rpc_sync(worker, kServer, weft::on(kInstance, &ParameterServer::report),
+                   Report{loss.item<double>(), now - version - 1});
+    version = now;
+  }
   weft::rpc_sync(worker, kServer, weft::on(kInstance, &ParameterServer::finish));
 }
 

@@ -9,6 +9,8 @@
 namespace async_ps {
 
 void run_trainer(const weft::Worker& worker);
+// The same with --mode autograd.
+void run_split_trainer(const weft::Worker& worker);
 
 }  // namespace async_ps
 
