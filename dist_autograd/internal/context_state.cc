@@ -58,6 +58,11 @@ void ContextState::forget(uint64_t number) {
   lock.unlock();
 }
 
+std::map<uint64_t, NodePtr> ContextState::sends() const {
+  MutexLock lock(&mutex_);
+  return sends_;
+}
+
 // ---- passes ------------------------------------------------------------------------------------
 
 PassGraph::FindSend ContextState::find_send() {
@@ -117,8 +122,9 @@ void ContextState::settle(const WorkerKey& root, uint64_t below,
         std::find(aborted.begin(), aborted.end(), pass->id().counter) != aborted.end();
     if (!failed && pass->state() == BackwardPass::State::kDone) {
       merge(pass->take_leaves());
-    } else if (pass->state() != BackwardPass::State::kAborted) {
+    } else if (pass->state() == BackwardPass::State::kRunning) {
       pass->fail(make_error(ErrorKind::kCancelled, "it has failed elsewhere"));
+    } else {
       pass->drop();
     }
   }

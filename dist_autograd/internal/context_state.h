@@ -15,12 +15,13 @@
 #include <set>
 #include <vector>
 
+#include "weft/common/api.h"
 #include "weft/common/mutex.h"
 #include "weft/dist_autograd/internal/pass.h"
 
 namespace weft::internal {
 
-class ContextState : public std::enable_shared_from_this<ContextState> {
+class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> {
  public:
   ContextState(const AutogradContextId& id, const WorkerKey& self) : id_(id), self_(self) {}
 
@@ -33,6 +34,8 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
               uint64_t* number);
   // The message has proven never to have arrived.
   void forget(uint64_t number);
+  // By number: what has been recorded here.
+  std::map<uint64_t, NodePtr> sends() const;
 
   // ---- passes ----
   // A new one, with this worker as its root.

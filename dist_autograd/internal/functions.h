@@ -10,13 +10,14 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "weft/common/api.h"
 #include "weft/dist_autograd/id.h"
 #include "weft/dist_autograd/internal/torch_compat.h"
 
 namespace weft::internal {
 
 // At the worker that sent the tensors: gradients come in here and go on to what made the tensors.
-class SendRpcBackward final : public Node {
+class WEFT_API SendRpcBackward final : public Node {
  public:
   explicit SendRpcBackward(const std::vector<at::Tensor>& tensors);
   ~SendRpcBackward() override { end_of(this); }
@@ -26,7 +27,7 @@ class SendRpcBackward final : public Node {
 
 // At the worker that received them: what reaches it leaves for the other end. Only a pass of its
 // context can do that; under a plain backward() it throws.
-class RecvRpcBackward final : public Node {
+class WEFT_API RecvRpcBackward final : public Node {
  public:
   RecvRpcBackward(const AutogradContextId& context, const WorkerKey& origin, uint64_t message);
   ~RecvRpcBackward() override { end_of(this); }

@@ -20,6 +20,8 @@ BackwardPass::BackwardPass(const PassId& id, const WorkerKey& self, size_t recor
       recorded_(recorded),
       deadline_(deadline),
       links_(std::move(links)),
+      ended_(links_->executor()),  // whoever waits, waits in the runtime's time
+      told_(links_->executor()),
       graph_(std::make_unique<PassGraph>(id.context, self, std::move(find_send))) {
   peers_.insert(id.root);
 }
@@ -219,7 +221,7 @@ bool BackwardPass::may_run_locked() {
 }
 
 void BackwardPass::run_elsewhere() {
-  post_or_run(links_->executor(), [self = shared_from_this()] { self->run_all(); });
+  post_or_run(links_->executor().get(), [self = shared_from_this()] { self->run_all(); });
 }
 
 void BackwardPass::run_all() {

@@ -73,7 +73,7 @@ class PassLinks {
   virtual void abort(const WorkerKey& to, const PassId& pass, const Status& why, OnTold done) = 0;
   virtual std::string name_of(const WorkerKey& worker) const = 0;
   virtual Runtime& runtime() const = 0;
-  virtual Executor* executor() const = 0;
+  virtual const std::shared_ptr<Executor>& executor() const = 0;
 };
 
 class BackwardPass : public std::enable_shared_from_this<BackwardPass> {

@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "weft/common/api.h"
 #include "weft/common/future.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
@@ -39,7 +40,7 @@ Payload bytes_payload(const std::string& bytes);
 StatusOr<std::string> take_bytes(Payload arguments);
 OnTold replying(ReplyFn reply);
 
-class DistAutogradService final : public Service,
+class WEFT_API DistAutogradService final : public Service,
                                   public Interceptor,
                                   public PassLinks,
                                   public std::enable_shared_from_this<DistAutogradService> {
@@ -87,7 +88,7 @@ class DistAutogradService final : public Service,
   void abort(const WorkerKey& to, const PassId& pass, const Status& why, OnTold done) override;
   std::string name_of(const WorkerKey& worker) const override;
   Runtime& runtime() const override { return *context_.runtime; }
-  Executor* executor() const override { return context_.executor.get(); }
+  const std::shared_ptr<Executor>& executor() const override { return context_.executor; }
 
  private:
   class SendAttachment;
