@@ -70,9 +70,16 @@ void BackwardPass::fail(Status why) {
   Todo todo;
   {
     MutexLock lock(&mutex_);
-    // What is done here may have failed elsewhere; at the root it has succeeded.
     if (state_ == State::kAborted || (state_ == State::kDone && is_root())) return;
-    fail_locked(std::move(why), &todo);
+    if (state_ == State::kRunning) {
+      fail_locked(std::move(why), &todo);
+    } else {
+      // Its part is done and it has said so: that it does not know whether something of its own has
+      // arrived is no failure yet. The root knows, and aborts what it has not finished.
+      todo.push_back([self = shared_from_this(), error = located(why)] {
+        self->links_->abort(self->id_.root, self->id_, error, [](const Status&) {});
+      });
+    }
   }
   perform(std::move(todo));
 }
