@@ -95,6 +95,7 @@ class WEFT_API DistAutogradService final : public Service,
   struct Release {
     ReleaseData data;
     int64_t pending = 0;  // workers that have not answered
+    std::set<WorkerKey> told{};
     OnTold done;
   };
   using ReleaseRef = std::shared_ptr<Release>;
@@ -118,6 +119,7 @@ class WEFT_API DistAutogradService final : public Service,
   // ---- service_release.cc ----
   void release_here(const ReleaseData& data, OnTold done);
   void tell_released(const ReleaseRef& release, const WorkerKey& to);
+  void tell_everybody_released(const ReleaseRef& release);
   void one_released(const ReleaseRef& release);
   void on_release(CallContext& call, Payload arguments, ReplyFn reply);
 

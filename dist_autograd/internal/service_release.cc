@@ -56,6 +56,7 @@ void DistAutogradService::release_here(const ReleaseData& data, OnTold done) {
   release->data = data;
   release->done = std::move(done);
   release->pending = static_cast<int64_t>(known.size()) + 1;
+  release->told = known;
   {
     MutexLock lock(&mutex_);
     ++releases_;
@@ -70,17 +71,37 @@ void DistAutogradService::tell_released(const ReleaseRef& release, const WorkerK
          const auto self = weak.lock();
          if (self == nullptr) return release->done(shut_down_error());
          const ErrorKind kind = error_kind(answer.status());
-         bool again = !answer.ok() && kind != ErrorKind::kPeerLost &&
-                      kind != ErrorKind::kNotFound && kind != ErrorKind::kUnimplemented &&
-                      kind != ErrorKind::kPermission && kind != ErrorKind::kState;
+         bool gone = kind == ErrorKind::kPeerLost || kind == ErrorKind::kNotFound ||
+                     kind == ErrorKind::kState;
+         bool again = !answer.ok() && !gone && kind != ErrorKind::kUnimplemented &&
+                      kind != ErrorKind::kPermission;
          if (again) {
            MutexLock lock(&self->mutex_);
-           again = self->closed_.ok() && !self->gone_.contains(to.incarnation);
+           gone = self->gone_.contains(to.incarnation);
+           again = self->closed_.ok() && !gone;
            if (again) self->again_.emplace_back(release, to);
          }
+         if (gone) self->tell_everybody_released(release);
          if (!again) return self->one_released(release);
          self->watch(self->runtime().now() + kAgainAfter);
        });
+}
+
+// Whom a worker that is gone had told of the context, nobody knows.
+void DistAutogradService::tell_everybody_released(const ReleaseRef& release) {
+  std::vector<WorkerKey> more;
+  const std::vector<WorkerInfo> members = worker().worker_infos();
+  {
+    MutexLock lock(&mutex_);
+    for (const WorkerInfo& member : members) {
+      const WorkerKey key = key_of(member);
+      if (key == key_of(worker().info()) || key == release->data.context.creator) continue;
+      if (gone_.contains(key.incarnation) || !release->told.insert(key).second) continue;
+      ++release->pending;
+      more.push_back(key);
+    }
+  }
+  for (const WorkerKey& member : more) tell_released(release, member);
 }
 
 void DistAutogradService::one_released(const ReleaseRef& release) {
