@@ -97,8 +97,9 @@ StatusOr<std::shared_ptr<BackwardPass>> ContextState::find(
   MutexLock lock(&mutex_);
   if (closed_) return released(id_);
   if (const auto at = passes_.find(id); at != passes_.end()) return at->second;
-  const auto ended = ended_below_.find(id.root);
-  if (id.root == self_ || !make || (ended != ended_below_.end() && id.counter < ended->second)) {
+  const auto settled = settled_.find(id.root);
+  if (id.root == self_ || !make ||
+      (settled != settled_.end() && id.counter < settled->second.below)) {
     return make_error(ErrorKind::kState, absl::StrCat(to_string(id), " has ended"));
   }
   return add_locked(id, deadline, links);
@@ -106,11 +107,12 @@ StatusOr<std::shared_ptr<BackwardPass>> ContextState::find(
 
 void ContextState::settle(const WorkerKey& root, uint64_t below,
                           const std::vector<uint64_t>& aborted) {
+  if (root == self_) return;
   std::vector<std::shared_ptr<BackwardPass>> over;
   {
     MutexLock lock(&mutex_);
-    uint64_t& ended = ended_below_[root];
-    ended = std::max(ended, below);
+    Settled& settled = settled_[root];
+    if (below > settled.below) settled = Settled{below, aborted};
     for (auto at = passes_.lower_bound(PassId{id_, root, 0});
          at != passes_.end() && at->first.root == root && at->first.counter < below;) {
       over.push_back(std::move(at->second));
@@ -144,8 +146,16 @@ void ContextState::ended(const BackwardPass& pass, bool all_told) {
   merge(over->take_leaves());
 }
 
-void ContextState::ended_passes(uint64_t* below, std::vector<uint64_t>* aborted) const {
+void ContextState::ended_passes(const WorkerKey& root, uint64_t* below,
+                                std::vector<uint64_t>* aborted) const {
   MutexLock lock(&mutex_);
+  if (root != self_) {
+    const auto settled = settled_.find(root);
+    if (settled == settled_.end()) return;
+    *below = settled->second.below;
+    *aborted = settled->second.aborted;
+    return;
+  }
   *below = running_own_.empty() ? last_pass_ + 1 : *running_own_.begin();
   aborted->assign(aborted_own_.begin(), aborted_own_.end());
 }

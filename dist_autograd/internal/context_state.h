@@ -44,11 +44,12 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   // One of another root. `make`: if it is not there. Refused when it has ended.
   StatusOr<std::shared_ptr<BackwardPass>> find(const PassId& pass, absl::Time deadline, bool make,
                                                const std::shared_ptr<PassLinks>& links);
-  // What `root` says of its earlier passes. Its own: `aborted` are those that failed.
+  // What `root` says of its earlier passes: `aborted` are those that failed.
   void settle(const WorkerKey& root, uint64_t ended_below, const std::vector<uint64_t>& aborted);
   // Of this worker's own, for settle() elsewhere. `all_told`: everybody knows of its failure.
   void ended(const BackwardPass& pass, bool all_told);
-  void ended_passes(uint64_t* below, std::vector<uint64_t>* aborted) const;
+  // What is to be told of the passes of `root`, by itself or by whom it has told.
+  void ended_passes(const WorkerKey& root, uint64_t* below, std::vector<uint64_t>* aborted) const;
   std::vector<std::shared_ptr<BackwardPass>> passes() const;
 
   // ---- gradients ----
@@ -81,7 +82,11 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   size_t outputs_ ABSL_GUARDED_BY(mutex_) = 0;  // of all sends
   std::set<WorkerKey> known_ ABSL_GUARDED_BY(mutex_);
   std::map<PassId, std::shared_ptr<BackwardPass>> passes_ ABSL_GUARDED_BY(mutex_);
-  std::map<WorkerKey, uint64_t> ended_below_ ABSL_GUARDED_BY(mutex_);  // by root
+  struct Settled {
+    uint64_t below = 0;
+    std::vector<uint64_t> aborted{};
+  };
+  std::map<WorkerKey, Settled> settled_ ABSL_GUARDED_BY(mutex_);  // by root, other than this worker
   uint64_t last_pass_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<uint64_t> running_own_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> aborted_own_ ABSL_GUARDED_BY(mutex_);  // not known to all

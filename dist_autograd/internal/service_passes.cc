@@ -75,10 +75,8 @@ void DistAutogradService::send(const WorkerKey& to, std::string_view method,
 void DistAutogradService::discover(const WorkerKey& to, const PassId& pass, absl::Time deadline,
                                    bool retain, Messages messages, OnDiscovered done) {
   DiscoverData data{pass, deadline - runtime().now(), retain, std::move(messages), 0, {}};
-  if (pass.root == self()) {
-    if (const ContextRef context = find(pass.context)) {
-      context->ended_passes(&data.ended_below, &data.aborted);
-    }
+  if (const ContextRef context = find(pass.context)) {
+    context->ended_passes(pass.root, &data.ended_below, &data.aborted);
   }
   send(to, kDiscoverMethod, kBytesSignature, bytes_payload(encode(data)), data.remaining,
        [done = std::move(done)](const StatusOr<std::string>& bytes) mutable {
@@ -211,10 +209,8 @@ void DistAutogradService::on_discover(CallContext& call, Payload arguments, Repl
   const StatusOr<DiscoverData> data = decode_discover(*bytes);
   if (!data.ok()) return reply(data.status());
   if (const ContextRef context = find(data->pass.context)) {
-    if (key_of(call.caller()) == data->pass.root) {
-      context->settle(data->pass.root, std::min(data->ended_below, data->pass.counter),
-                      data->aborted);
-    }
+    context->settle(data->pass.root, std::min(data->ended_below, data->pass.counter),
+                    data->aborted);
   }
   const auto pass = find_pass(data->pass, runtime().now() + data->remaining, true);
   if (!pass.ok()) return reply(pass.status());
