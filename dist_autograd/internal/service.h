@@ -40,10 +40,11 @@ Payload bytes_payload(const std::string& bytes);
 StatusOr<std::string> take_bytes(Payload arguments);
 OnTold replying(ReplyFn reply);
 
-class WEFT_API DistAutogradService final : public Service,
-                                  public Interceptor,
-                                  public PassLinks,
-                                  public std::enable_shared_from_this<DistAutogradService> {
+class WEFT_API DistAutogradService final
+    : public Service,
+      public Interceptor,
+      public PassLinks,
+      public std::enable_shared_from_this<DistAutogradService> {
  public:
   explicit DistAutogradService(ServiceContext context);
 

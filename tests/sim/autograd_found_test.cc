@@ -1,0 +1,136 @@
+// What autograd_sim_test.cc has found, each alone: two or three workers in simulation, and just the
+// one fault.
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "torch/torch.h"
+#include "weft/common/sim.h"
+#include "weft/dist_autograd/context.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/containers.h"
+#include "weft/tests/sim/autograd_world.h"
+
+namespace weft::testing {
+namespace {
+
+using namespace std::chrono_literals;  // NOLINT
+
+// x times the parameter of each worker of the path, one calling the next.
+const FunctionRef<at::Tensor(std::vector<int64_t>, at::Tensor)> kThrough{"found.through"};
+
+class AutogradFound : public ::testing::Test {
+ protected:
+  AutogradFound() : plan_(std::make_shared<FaultPlan>(1)) {
+    for (int i = 0; i < 3; ++i) {
+      parameters_.push_back(torch::full({2}, 2.0 + i, torch::kFloat64).set_requires_grad(true));
+    }
+  }
+
+  // `body` in a simulation, in which three workers have joined.
+  void simulate(const std::function<void()>& body) {
+    auto sim = std::make_shared<SimRuntime>(SimOptions{.seed = 1});
+    sim_ = sim.get();
+    const Status ended = sim->run([&] {
+      Library library("found");
+      library.def("through", [this](CallContext& context, std::vector<int64_t> path, at::Tensor x) {
+        const at::Tensor y = x * parameters_[static_cast<size_t>(context.worker().rank())];
+        path.erase(path.begin());
+        if (path.empty()) return y;
+        const int next = static_cast<int>(path.front());
+        return rpc_sync(context.worker(), next, kThrough, path, y);
+      });
+      auto joined = join_in_simulation(sim, 3, library, plan_, &audit_);
+      ASSERT_TRUE(joined.ok()) << joined.status();
+      workers_ = *std::move(joined);
+      body();
+      for (Worker& w : workers_) (void)w.shutdown({.graceful = false});
+    });
+    EXPECT_TRUE(ended.ok()) << ended;
+  }
+
+  // A call of w0.
+  at::Tensor through(const std::vector<int64_t>& path, const at::Tensor& x) const {
+    return rpc_sync(workers_[0], static_cast<int>(path[0]), kThrough, path, x);
+  }
+  at::Tensor gradient_at(size_t worker, const AutogradContextId& context) const {
+    for (const auto& one : autograd_gradients(workers_[worker], context)) {
+      if (one.leaf.is_same(parameters_[worker])) return one.gradient;
+    }
+    return {};
+  }
+  int64_t contexts_at(size_t worker) const {
+    return workers_[worker].debug_info().at("num_autograd_contexts");
+  }
+
+  const std::shared_ptr<FaultPlan> plan_;
+  std::vector<at::Tensor> parameters_;
+  Audit audit_;
+  SimRuntime* sim_ = nullptr;
+  std::vector<Worker> workers_;
+};
+
+// The answer to its `done` is lost. When its time was over, w1 took its gradients away, and the
+// backward had succeeded.
+TEST_F(AutogradFound, LIVE_1_gradients_stay_when_the_answer_to_a_done_is_lost) {
+  simulate([&] {
+    DistAutogradContext context(workers_[0]);
+    const at::Tensor x = torch::ones({2}, torch::kFloat64);
+    const at::Tensor loss = through({1}, x).sum();
+    // All that w0 answers to w1 in this pass.
+    plan_->add({.fault = Fault::kDrop, .kind = FrameKind::kResponse, .from = "w0", .to = "w1"});
+    context.backward({loss}, {.deadline = 2s});
+    sim_->sleep(absl::Seconds(10));
+    EXPECT_GT(plan_->hits(), 0);
+    plan_->clear();
+    const at::Tensor gradient = gradient_at(1, context.id());
+    ASSERT_TRUE(gradient.defined());
+    EXPECT_TRUE(torch::equal(gradient, x));
+  });
+}
+
+// w2 knows the context from w1 alone, which leaves: the release of w0 did not reach w2.
+TEST_F(AutogradFound, LIVE_5_a_release_reaches_whom_a_worker_that_left_had_told) {
+  simulate([&] {
+    DistAutogradContext context(workers_[0]);
+    (void)through({1, 2}, torch::ones({2}, torch::kFloat64));
+    EXPECT_EQ(contexts_at(2), 1);
+    (void)workers_[1].shutdown({.graceful = false});
+    sim_->sleep(absl::Seconds(40));
+    EXPECT_EQ(contexts_at(2), 1);
+    context.release().wait();
+    EXPECT_EQ(contexts_at(2), 0);
+  });
+}
+
+// w2, which w1 engages and the root never speaks to, is done when the root gives up, and what tells
+// it of that is lost: it learns of it with the next pass.
+TEST_F(AutogradFound, LIVE_1_what_an_abort_did_not_undo_the_next_pass_does) {
+  simulate([&] {
+    DistAutogradContext context(workers_[0]);
+    const at::Tensor x = torch::ones({2}, torch::kFloat64).set_requires_grad(true);
+    const at::Tensor loss = through({1, 2}, x).sum();
+    // Four discovers, and gradients to w1, to w2, and back to w1: there it ends.
+    audit_.on_arrival(7, [&] {
+      plan_->add({.fault = Fault::kDrop, .kind = FrameKind::kRequest, .from = "w1", .to = "w0"});
+      plan_->add({.fault = Fault::kDrop, .kind = FrameKind::kRequest, .to = "w2"});
+    });
+    const BackwardOptions again{.retain_graph = true, .deadline = 2s};
+    EXPECT_EQ(error_kind(context.try_backward({loss}, again)), ErrorKind::kDeadline);
+    sim_->sleep(absl::Seconds(10));
+    plan_->clear();
+    EXPECT_TRUE(gradient_at(2, context.id()).defined());  // it knows no better
+    context.backward({loss}, again);
+    const at::Tensor gradient = gradient_at(2, context.id());
+    ASSERT_TRUE(gradient.defined());
+    EXPECT_TRUE(torch::equal(gradient, parameters_[1])) << gradient;
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,608 @@
+#include "weft/tests/sim/autograd_world.h"
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <random>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "torch/torch.h"
+#include "weft/common/sim.h"
+#include "weft/dist_autograd/context.h"
+#include "weft/dist_autograd/service.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/faulty_transport.h"
+#include "weft/rpc/hash_store.h"
+#include "weft/rpc/inproc_transport.h"
+#include "weft/rpc/worker.h"
+#include "weft/rref/rref.h"
+#include "weft/tests/dist_autograd/random_graph.h"
+#include "weft/tests/sim/autograd_audit.h"
+
+namespace weft::testing {
+namespace {
+
+using namespace std::chrono_literals;  // NOLINT
+using internal::DistAutogradService;
+using torch::autograd::edge_list;
+
+constexpr absl::Duration kDeadline = absl::Seconds(4);
+// A root waits for so long until all have heard of an error; so long after the deadline others end.
+constexpr absl::Duration kGrace = absl::Seconds(1);
+
+edge_list edges_of(const std::vector<at::Tensor>& losses) {
+  edge_list out;
+  for (const at::Tensor& loss : losses) {
+    out.push_back(torch::autograd::impl::gradient_edge(loss));
+  }
+  return out;
+}
+
+struct Pass {
+  int root = 0;
+  std::vector<at::Tensor> losses{};
+  std::vector<at::Tensor> alone{};  // the same on one worker
+  bool retain = true;
+  absl::Duration deadline = kDeadline;
+  LiveSet live{};
+  Status status{};
+  absl::Time begun{};
+  absl::Time ended{};
+};
+
+class World {
+ public:
+  World(uint64_t seed, SimRuntime* sim)
+      : seed_(seed),
+        trouble_(trouble_of(seed)),
+        random_(seed * 0x9e3779b97f4a7c15u),
+        sim_(sim),
+        size_(2 + below(3)),
+        graph_(seed, size_),
+        parameters_(RandomGraph::make_parameters(size_)),
+        held_(static_cast<size_t>(size_)),
+        plan_(std::make_shared<FaultPlan>(seed)),
+        counter_([this](int worker) { before_run(worker); }) {}
+
+  void run(const std::shared_ptr<Runtime>& runtime) {
+    join(runtime);
+    if (!out_.status.ok()) return;
+    try {
+      live();
+    } catch (const Error& error) {
+      fail(annotate(error.status(), "unexpected"));
+    }
+    leave();
+  }
+  Outcome take() {
+    out_.hits = plan_->hits();
+    out_.runs = counter_.runs();
+    out_.messages = static_cast<int64_t>(audit_.sent().size());
+    for (const Audit::Sent& one : audit_.sent()) out_.closes += one.kind == "close" ? 1 : 0;
+    return std::move(out_);
+  }
+
+ private:
+  int below(int n) { return static_cast<int>(random_() % static_cast<uint64_t>(n)); }
+  void fail(const std::string& what) { fail(make_error(ErrorKind::kInternal, what)); }
+  void fail(const Status& why) {
+    if (out_.status.ok()) out_.status = why;
+  }
+  bool is_gone(int worker) const { return worker == gone_; }
+
+  void join(const std::shared_ptr<Runtime>& runtime);
+  void live();
+  void record();
+  bool plan_passes();
+  void run_passes();
+  void act();
+  void one_pass(Pass* pass);
+  void again();
+  void before_run(int worker);
+  void add_order_faults();
+  void add_network_faults();
+  void judge(const Pass& pass);
+  void check_messages();
+  void check_gradients(const std::vector<Pass>& passes);
+  void check_no_pass(const char* when);
+  void check_nothing_left();
+  void leave();
+
+  const uint64_t seed_;
+  const Trouble trouble_;
+  std::mt19937_64 random_;
+  SimRuntime* const sim_;
+  const int size_;
+  const RandomGraph graph_;
+  const RandomGraph::Parameters parameters_;
+  std::vector<at::Tensor> held_;  // losses at other workers
+  const std::shared_ptr<FaultPlan> plan_;
+  RunCounter counter_;
+  Audit audit_;
+  std::vector<Worker> workers_{};
+  std::optional<DistAutogradContext> context_{};
+  std::optional<Recorded> recorded_{};
+  std::vector<at::Tensor> losses_{};
+  std::vector<at::Tensor> alone_{};
+  std::vector<Pass> passes_{};
+  const Pass* only_ = nullptr;  // the pass that runs, when it is the only one
+  size_t started_ = 0;
+  std::set<int> final_{};  // workers known to be, in that pass
+  int64_t throw_at_ = 0;   // the run of a send or recv that does, counted down
+  int64_t sleep_at_ = 0;
+  int gone_ = -1;
+  bool released_ = false;
+  Outcome out_{};
+};
+
+// ---- the schedule ------------------------------------------------------------------------------
+
+void World::join(const std::shared_ptr<Runtime>& runtime) {
+  Library library = RandomGraph::library(parameters_);
+  Library sim("sim");
+  // A loss of another worker, in the same context.
+  sim.def("hold", [this](CallContext& context, const at::Tensor& x) {
+    const auto rank = static_cast<size_t>(context.worker().rank());
+    held_[rank] = (x * parameters_[rank][0]).sum();
+  });
+  library.merge(sim);
+  auto joined =
+      join_in_simulation(runtime, size_, library, plan_, &audit_, 1 + static_cast<int>(seed_ % 3));
+  if (!joined.ok()) return fail(joined.status());
+  workers_ = *std::move(joined);
+}
+
+void World::live() {
+  const bool early = below(4) == 0;  // faults also while it is recorded
+  context_.emplace(workers_[0]);
+  if (early && trouble_ == Trouble::kOrder) add_order_faults();
+  if (early && trouble_ == Trouble::kNetwork) add_network_faults();
+  try {
+    record();
+  } catch (const Error& error) {
+    plan_->clear();
+    ++out_.failed;
+    if (trouble_ != Trouble::kNetwork) fail(annotate(error.status(), "while it was recorded"));
+    losses_.clear();
+  }
+  if (!losses_.empty() && plan_passes()) {
+    if (trouble_ == Trouble::kOrder || trouble_ == Trouble::kTime) add_order_faults();
+    if (trouble_ == Trouble::kNetwork) add_network_faults();
+    run_passes();
+  }
+  plan_->clear();
+  if (!released_) {
+    const Status released = context_->release().try_wait();
+    if (!released.ok() && gone_ != 0) fail(annotate(released, "release"));
+  }
+  if (gone_ >= 0) sim_->sleep(absl::Seconds(40));
+  check_nothing_left();
+}
+
+void World::record() {
+  alone_ = graph_.alone(parameters_);
+  losses_ = graph_.through(workers_[0], parameters_);
+  if (losses_.empty() || below(3) > 0) return;
+  const int at = 1 + below(size_ - 1);
+  rpc_sync(workers_[0], at, FunctionRef<void(at::Tensor)>{"sim.hold"}, losses_[0]);
+}
+
+// Which passes there will be, and what each of them needs.
+bool World::plan_passes() {
+  recorded_.emplace(workers_, context_->id());
+  int other = 0;
+  while (other < size_ && !held_[static_cast<size_t>(other)].defined()) ++other;
+  if (other < size_) {
+    const auto index = static_cast<size_t>(other);
+    passes_.push_back({.root = 0, .losses = losses_, .alone = alone_});
+    passes_.push_back({.root = other,
+                       .losses = {held_[index]},
+                       .alone = {(alone_[0] * parameters_[index][0]).sum()}});
+  } else if (losses_.size() == 1 || below(2) == 0) {
+    passes_.push_back({.root = 0, .losses = losses_, .alone = alone_, .retain = below(2) == 0});
+  } else {
+    for (size_t i = 0; i < 2; ++i) {
+      passes_.push_back({.root = 0, .losses = {losses_[i]}, .alone = {alone_[i]}});
+    }
+  }
+  std::vector<std::pair<int, torch::autograd::Edge>> all;
+  for (Pass& pass : passes_) {
+    if (trouble_ == Trouble::kTime && below(2) == 0) {
+      pass.deadline = absl::Milliseconds(1 + below(60));
+    }
+    const edge_list edges = edges_of(pass.losses);
+    pass.live = LiveSet(*recorded_, pass.root, edges);
+    for (const auto& edge : edges) all.emplace_back(pass.root, edge);
+  }
+  counter_.watch(*recorded_, all);
+  return true;
+}
+
+void World::one_pass(Pass* pass) {
+  ++started_;
+  pass->begun = sim_->now();
+  if (pass->root == 0) {
+    pass->status = context_->try_backward(
+        pass->losses,
+        {.retain_graph = pass->retain, .deadline = absl::ToChronoMilliseconds(pass->deadline)});
+  } else {
+    const Worker& worker = workers_[static_cast<size_t>(pass->root)];
+    const auto service = worker.service<DistAutogradService>();
+    const auto context = service->find(context_->id());
+    pass->status =
+        context == nullptr
+            ? make_error(ErrorKind::kState, "the context has been released")
+            : service->backward(context, edges_of(pass->losses), {torch::ones({}, torch::kFloat64)},
+                                pass->retain, pass->deadline);
+  }
+  pass->ended = sim_->now();
+  sim_->trace("pass", static_cast<uint64_t>(pass->root),
+              static_cast<uint64_t>(error_kind(pass->status)));
+  if (pass->ended - pass->begun > pass->deadline + kGrace + absl::Milliseconds(1)) {
+    fail(absl::StrCat("LIVE-5: a pass ended after ",
+                      absl::FormatDuration(pass->ended - pass->begun)));
+  }
+}
+
+void World::run_passes() {
+  if (trouble_ == Trouble::kThrow) throw_at_ = 1 + below(12);
+  if (trouble_ == Trouble::kTime) sleep_at_ = 1 + below(12);
+  const bool acts = trouble_ == Trouble::kRelease || trouble_ == Trouble::kKill;
+  Promise<bool> promise(sim_->make_loop("actor"));
+  Future<bool> now = promise.future();
+  if (acts) audit_.on_arrival(1 + below(16), [&promise] { promise.try_set(true); });
+  const bool at_once = passes_.size() == 2 && (passes_[1].root != 0 || below(2) == 0);
+  {
+    std::vector<std::unique_ptr<Thread>> threads;
+    size_t left = passes_.size();
+    const auto run_one = [&](Pass* pass) {
+      if (!at_once) {
+        only_ = pass;
+        final_.clear();
+      }
+      one_pass(pass);
+      if (--left == 0) promise.try_set(false);
+    };
+    if (at_once) {
+      for (Pass& pass : passes_) {
+        threads.push_back(sim_->spawn("pass", [&run_one, &pass] { run_one(&pass); }));
+      }
+    } else {
+      threads.push_back(sim_->spawn("passes", [&] {
+        for (Pass& pass : passes_) run_one(&pass);
+      }));
+    }
+    const StatusOr<bool> reached = now.try_wait();
+    if (reached.ok() && *reached) act();
+  }
+  only_ = nullptr;
+  throw_at_ = 0;
+  sleep_at_ = 0;
+  bool failed = false;
+  for (const Pass& pass : passes_) {
+    judge(pass);
+    failed |= !pass.status.ok();
+  }
+  if (trouble_ == Trouble::kNone || trouble_ == Trouble::kThrow) check_no_pass("at once");
+  plan_->clear();
+  if (failed) {
+    sim_->sleep(kDeadline + kGrace + absl::Seconds(1));
+    check_no_pass("after the deadline");
+  } else {
+    check_no_pass("after success");
+  }
+  check_messages();
+  if (released_ || gone_ == 0) return;
+  check_gradients(passes_);
+  if (failed && gone_ < 0 && passes_[0].retain) again();
+}
+
+void World::act() {
+  out_.acted = true;
+  if (trouble_ == Trouble::kRelease) {
+    const Status released = context_->release().try_wait();
+    if (!released.ok()) fail(annotate(released, "a release while passes run"));
+    released_ = true;
+    check_nothing_left();
+    return;
+  }
+  gone_ = below(size_);
+  (void)workers_[static_cast<size_t>(gone_)].shutdown({.graceful = false});
+}
+
+// Nothing of what has failed is in the way of another pass.
+void World::again() {
+  std::vector<Pass> all;
+  for (const Pass& pass : passes_) {
+    if (pass.status.ok()) all.push_back(pass);
+  }
+  Pass more = passes_[0];
+  more.deadline = kDeadline;
+  one_pass(&more);
+  if (!more.status.ok()) return fail(annotate(more.status, "another pass after one that failed"));
+  all.push_back(more);
+  check_gradients(all);
+  ++out_.passes;
+}
+
+void World::before_run(int worker) {
+  if (only_ != nullptr && trouble_ != Trouble::kKill && final_.insert(worker).second) {
+    const uint64_t counter = static_cast<uint64_t>(started_);
+    const internal::PassId id{context_->id(), key_of(workers_[0].info()), counter};
+    if (!audit_.may_be_final(id, *recorded_, 0, edges_of(only_->losses), worker)) {
+      fail(absl::StrCat("LIVE-3: w", worker, " runs a node and does not know all yet"));
+    }
+  }
+  if (sleep_at_ > 0 && --sleep_at_ == 0) {
+    out_.acted = true;
+    sim_->sleep(absl::Milliseconds(30));
+  }
+  if (throw_at_ > 0 && --throw_at_ == 0) {
+    out_.acted = true;
+    if (seed_ % 2 == 0) throw std::out_of_range("a hook of the user");
+    throw 17;  // whatever it is
+  }
+}
+
+// ---- faults ------------------------------------------------------------------------------------
+
+void World::add_order_faults() {
+  const absl::Duration late = absl::Milliseconds(1 + below(40));
+  plan_->add({.fault = Fault::kDelay, .probability = 0.15, .delay = late});
+  plan_->add({.fault = Fault::kReorder, .probability = 0.15, .delay = late});
+  // Of a call that a repeated frame cut off nobody knows whether it ran: only passes call again.
+  if (recorded_.has_value()) plan_->add({.fault = Fault::kDuplicate, .probability = 0.1});
+}
+
+void World::add_network_faults() {
+  static constexpr std::pair<Fault, FrameKind> kChoices[] = {
+      {Fault::kFailAfter, FrameKind::kRequest},  {Fault::kFailBefore, FrameKind::kRequest},
+      {Fault::kCut, FrameKind::kRequest},        {Fault::kLoseUnsent, FrameKind::kRequest},
+      {Fault::kFailAfter, FrameKind::kResponse}, {Fault::kCut, FrameKind::kResponse},
+      {Fault::kDrop, FrameKind::kRequest},       {Fault::kDrop, FrameKind::kResponse},
+  };
+  const int rules = 1 + below(3);
+  for (int i = 0; i < rules; ++i) {
+    const auto& [fault, kind] = kChoices[below(static_cast<int>(std::size(kChoices)))];
+    FaultRule rule{.fault = fault, .kind = kind};
+    rule.skip = below(6);
+    rule.times = 1 + below(2);
+    if (below(2) == 0) rule.from = absl::StrCat("w", below(size_));
+    plan_->add(rule);
+  }
+  if (below(3) == 0) {
+    // A link that is down for a while: it breaks, and some attempts to open it again are refused.
+    FaultRule rule{.fault = Fault::kCut, .kind = FrameKind::kRequest};
+    rule.from = absl::StrCat("w", below(size_));
+    rule.skip = below(4);
+    rule.times = 1;
+    plan_->add(rule);
+    plan_->add({.fault = Fault::kFailBefore, .kind = FrameKind::kHello, .times = 1 + below(6)});
+  }
+  plan_->add({.fault = Fault::kDelay, .probability = 0.1, .delay = absl::Milliseconds(20)});
+}
+
+// ---- the invariants ----------------------------------------------------------------------------
+
+void World::judge(const Pass& pass) {
+  if (pass.status.ok()) {
+    ++out_.passes;
+    return;
+  }
+  ++out_.failed;
+  const ErrorKind kind = error_kind(pass.status);
+  bool expected = false;
+  switch (trouble_) {
+    case Trouble::kNone:
+    case Trouble::kOrder: break;
+    case Trouble::kNetwork:
+      expected = kind == ErrorKind::kDeadline || kind == ErrorKind::kPeerLost ||
+                 kind == ErrorKind::kUnavailable || kind == ErrorKind::kMaybeExecuted;
+      break;
+    case Trouble::kThrow: expected = kind == ErrorKind::kUser; break;
+    case Trouble::kTime: expected = kind == ErrorKind::kDeadline; break;
+    case Trouble::kRelease:
+      expected = kind == ErrorKind::kCancelled || kind == ErrorKind::kState ||
+                 kind == ErrorKind::kNotFound;
+      break;
+    case Trouble::kKill:
+      expected = kind == ErrorKind::kPeerLost || kind == ErrorKind::kState ||
+                 kind == ErrorKind::kCancelled;
+      break;
+  }
+  if (!expected) fail(annotate(pass.status, "LIVE-4: not what such a fault leads to"));
+}
+
+void World::check_messages() {
+  if (trouble_ == Trouble::kKill && gone_ >= 0) return;
+  std::vector<const LiveSet*> must;
+  std::vector<const LiveSet*> may;
+  std::vector<const Pass*> left;
+  for (const Pass& pass : passes_) {
+    may.push_back(&pass.live);
+    if (!pass.status.ok()) continue;
+    must.push_back(&pass.live);
+    left.push_back(&pass);
+  }
+  const Status runs = counter_.check(must, may);
+  if (!runs.ok()) fail(runs);
+  if (must.size() < may.size()) return;
+  // Which pass of two from one root got which number is nobody's business.
+  for (const internal::PassId& id : audit_.passes()) {
+    Status why = make_error(ErrorKind::kInternal, "LIVE-6: a pass too many");
+    for (size_t i = 0; i < left.size(); ++i) {
+      if (key_of(workers_[static_cast<size_t>(left[i]->root)].info()) != id.root) continue;
+      why = audit_.check(id, *recorded_, left[i]->live, left[i]->root,
+                         trouble_ == Trouble::kTime || trouble_ == Trouble::kNetwork);
+      if (!why.ok()) continue;
+      left.erase(left.begin() + static_cast<std::ptrdiff_t>(i));
+      break;
+    }
+    if (!why.ok()) fail(why);
+  }
+  for (const Pass* pass : left) {
+    if (pass->live.participants.size() > 1) fail("LIVE-6: a pass without messages");
+  }
+}
+
+void World::check_gradients(const std::vector<Pass>& passes) {
+  std::vector<at::Tensor> leaves;
+  for (const auto& list : parameters_) leaves.insert(leaves.end(), list.begin(), list.end());
+  // What may be there; of a pass whose root has left in the middle, nobody can say whether it is.
+  std::vector<std::vector<at::Tensor>> choices(1, std::vector<at::Tensor>(leaves.size()));
+  for (const Pass& pass : passes) {
+    if (!pass.status.ok() && !is_gone(pass.root)) continue;
+    const auto some = torch::autograd::grad(pass.alone, leaves, {}, true, false, true);
+    std::vector<at::Tensor> sum = choices.back();
+    for (size_t i = 0; i < sum.size(); ++i) {
+      if (some[i].defined()) sum[i] = sum[i].defined() ? sum[i] + some[i] : some[i];
+    }
+    if (pass.status.ok()) choices.pop_back();
+    choices.push_back(std::move(sum));
+  }
+  const size_t each = parameters_[0].size();
+  for (int w = 0; w < size_; ++w) {
+    if (is_gone(w)) continue;
+    std::vector<internal::LeafGradient> there;
+    const auto service = workers_[static_cast<size_t>(w)].service<DistAutogradService>();
+    if (const auto state = service->find(context_->id())) there = state->gradients();
+    for (size_t i = static_cast<size_t>(w) * each; i < static_cast<size_t>(w + 1) * each; ++i) {
+      at::Tensor got;
+      for (const auto& one : there) {
+        if (one.leaf.is_same(leaves[i])) got = one.gradient;
+      }
+      bool right = false;
+      for (const auto& want : choices) {
+        // A leaf that only zeros reach may have none.
+        right |= got.defined() ? want[i].defined() && torch::equal(got, want[i])
+                               : !want[i].defined() || torch::equal(want[i], want[i] * 0);
+      }
+      if (!right) {
+        const at::Tensor& want = choices.back()[i];
+        std::string outcomes;
+        for (const Pass& pass : passes) {
+          absl::StrAppend(&outcomes, "; pass from w", pass.root, ": ", pass.status.ToString());
+        }
+        fail(absl::StrCat("LIVE-1: the gradient of leaf ", i, " at w", w, " is ",
+                          got.defined() ? at::str(got) : "none", " instead of ",
+                          want.defined() ? at::str(want) : "none", outcomes));
+      }
+    }
+  }
+}
+
+void World::check_no_pass(const char* when) {
+  for (int w = 0; w < size_; ++w) {
+    if (is_gone(w)) continue;
+    const auto info = workers_[static_cast<size_t>(w)].debug_info();
+    if (info.at("num_current_backward_passes") != 0) {
+      fail(absl::StrCat("LIVE-5: a pass runs at w", w, " ", when));
+    }
+  }
+}
+
+void World::check_nothing_left() {
+  for (int w = 0; w < size_; ++w) {
+    if (is_gone(w)) continue;
+    const auto info = workers_[static_cast<size_t>(w)].debug_info();
+    for (const char* name : {"num_autograd_contexts", "num_current_backward_passes",
+                             "autograd_sends", "autograd_leaves", "autograd_releases"}) {
+      if (info.at(name) != 0) {
+        fail(absl::StrCat("LIVE-5: w", w, " has ", name, " = ", info.at(name)));
+      }
+    }
+  }
+}
+
+void World::leave() {
+  std::vector<std::unique_ptr<Thread>> threads;
+  for (int w = 0; w < size_; ++w) {
+    threads.push_back(sim_->spawn("leave", [this, w] {
+      const ShutdownResult r = workers_[static_cast<size_t>(w)].shutdown({.graceful = gone_ < 0});
+      if (!r.status.ok() && gone_ < 0) {
+        fail(annotate(r.status, absl::StrCat("shutdown of w", w)));
+      }
+    }));
+  }
+}
+
+}  // namespace
+
+StatusOr<std::vector<Worker>> join_in_simulation(const std::shared_ptr<Runtime>& runtime, int size,
+                                                 const Library& library,
+                                                 const std::shared_ptr<FaultPlan>& plan,
+                                                 Audit* audit, int worker_threads) {
+  const auto network = std::make_shared<InprocNetwork>();
+  const auto store = std::make_shared<HashStore>(runtime);
+  std::vector<Worker> workers(static_cast<size_t>(size));
+  Status failed;
+  {
+    std::vector<std::unique_ptr<Thread>> threads;
+    for (int i = 0; i < size; ++i) {
+      threads.push_back(runtime->spawn("join", [&, i] {
+        JoinOptions o;
+        o.name = absl::StrCat("w", i);
+        o.rank = i;
+        o.world_size = size;
+        o.library = library;
+        o.store = store->new_client();
+        o.transport = faulty_transport(inproc_transport(network), plan);
+        o.services = {rref_service(), dist_autograd_service(), audit->service(i)};
+        o.worker_threads = worker_threads;
+        o.rpc_timeout = 5s;
+        o.shutdown_timeout = 300s;
+        o.runtime = runtime;
+        o.log_level = Severity::kOff;
+        o.environment = Environment{};
+        StatusOr<Worker> w = Worker::try_join(std::move(o));
+        if (!w.ok()) {
+          failed = annotate(w.status(), "join");
+        } else {
+          workers[static_cast<size_t>(i)] = *std::move(w);
+        }
+      }));
+    }
+  }
+  if (!failed.ok()) return failed;
+  return workers;
+}
+
+const char* name_of(Trouble trouble) {
+  switch (trouble) {
+    case Trouble::kNone: return "none";
+    case Trouble::kOrder: return "order";
+    case Trouble::kNetwork: return "network";
+    case Trouble::kThrow: return "throw";
+    case Trouble::kTime: return "time";
+    case Trouble::kRelease: return "release";
+    case Trouble::kKill: return "kill";
+  }
+  return "";
+}
+
+Trouble trouble_of(uint64_t seed) {
+  if (seed % 3 == 0) return Trouble::kNone;
+  return static_cast<Trouble>(1 + seed / 3 % (kTroubles - 1));
+}
+
+Outcome run_autograd_schedule(uint64_t seed, size_t keep_events) {
+  Outcome out;
+  // On a thread of its own: LibTorch numbers the nodes of its graphs by thread, and the order in
+  // which they run follows these numbers.
+  std::thread([&] {
+    auto sim = std::make_shared<SimRuntime>(SimOptions{.seed = seed, .keep_events = keep_events});
+    auto world = std::make_unique<World>(seed, sim.get());
+    const Status ended = sim->run([&] { world->run(sim); });
+    out = world->take();
+    if (!ended.ok()) out.status = ended;
+    world.reset();
+    out.hash = sim->trace_hash();
+    out.events = sim->last_events();
+  }).join();
+  return out;
+}
+
+}  // namespace weft::testing
