@@ -223,6 +223,25 @@ TEST_P(DistBackward, DA_29_backward_accumulate_grads_and_DA_31_multiple_backward
   expect_nothing_left(*c);
 }
 
+// Through workers in the middle, whose own leaves add up as well.
+TEST_P(DistBackward, DA_30_nested_backward_accumulate_grads) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor y = leaf({3, 4});
+  {
+    DistAutogradContext context((*c)[0]);
+    const std::vector<std::string> path{"worker2"};
+    const at::Tensor loss = rpc_sync((*c)[0], "worker1", &travel, path, x, y).sum();
+    for (int pass = 1; pass <= 10; ++pass) {
+      context.backward({loss}, {.retain_graph = true});
+      expect_equal(context.gradient(x), local((x * y * y * y).sum(), {x})[0] * pass);
+    }
+    context.backward({loss});
+    expect_equal(context.gradient(y), local((x * y * y * y).sum(), {y})[0] * 11);
+  }
+  expect_nothing_left(*c);
+}
+
 TEST_P(DistBackward, AGradientOfALossThatIsNotAScalar) {
   auto c = make();
   const at::Tensor x = leaf({1, 2});

@@ -1,4 +1,6 @@
-// Contexts: DA-1 to DA-16.
+// Contexts and what they record: DA-1 to DA-16.
+
+#include <thread>
 
 #include "torch/torch.h"
 #include "weft/tests/dist_autograd/fixture.h"
@@ -38,6 +40,44 @@ TEST_P(DistContext, DA_2_nested_context) {
   expect_nothing_left(*c);
 }
 
+// Whoever was called is told of the release, by one message, whether or not a gradient could flow.
+TEST_P(DistContext, DA_3_worker_ids_recorded) {
+  for (const bool wanted : {false, true}) {
+    auto c = make();
+    const at::Tensor x = torch::ones({2}).set_requires_grad(wanted);
+    DistAutogradContext context((*c)[0]);
+    for (const int to : {1, 2, 1, 0}) (void)rpc_sync((*c)[0], to, &mul, x, x);
+    EXPECT_EQ(counter((*c)[0], "autograd_sends"), wanted ? 5 : 0);
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(counter((*c)[i], "num_autograd_contexts"), 1);
+    context.release().wait();
+    EXPECT_EQ(counter((*c)[0], "autograd_releases_sent"), 2);
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(counter((*c)[i], "num_autograd_contexts"), 0);
+    expect_nothing_left(*c);
+  }
+}
+
+TEST_P(DistContext, DA_4_error_in_context) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor before = rpc_sync((*c)[0], "worker1", &mul, x, x);
+    expect_error(error_of([&] { rpc_sync((*c)[0], "worker1", &fail, before); }), ErrorKind::kUser,
+                 {"on purpose"});
+    using TensorFunction = FunctionRef<at::Tensor(at::Tensor)>;
+    expect_error(
+        error_of([&] { rpc_sync((*c)[0], "worker2", TensorFunction{"app.nobody"}, before); }),
+        ErrorKind::kNotFound, {"app.nobody"});
+    expect_error(
+        error_of([&] { rpc_sync((*c)[0], "worker1", &mul, x, torch::ones({3}, x.options())); }),
+        ErrorKind::kUser, {"size"});
+    const at::Tensor after = rpc_sync((*c)[0], "worker2", &mul, before, x);
+    context.backward({after.sum()});
+    expect_equal(context.gradient(x), (3 * x * x).detach());
+  }
+  expect_nothing_left(*c);
+}
+
 TEST_P(DistContext, DA_9_no_graph_with_tensors_not_require_grad) {
   auto c = make();
   const at::Tensor x = torch::ones({2});
@@ -69,6 +109,73 @@ TEST_P(DistContext, DA_5_graph_for_builtin_call_and_DA_7_graph_for_py_nested_cal
   expect_nothing_left(*c);
 }
 
+// The creation carries the arguments, each fetch the value.
+TEST_P(DistContext, DA_6_graph_for_builtin_remote_call) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  {
+    DistAutogradContext context((*c)[0]);
+    const auto there = remote((*c)[0], "worker1", &mul, x, x);
+    const at::Tensor y = there.to_here();
+    EXPECT_TRUE(y.requires_grad());
+    EXPECT_EQ(y.grad_fn()->name(), "RecvRpcBackward");
+    EXPECT_EQ(y.grad_fn()->num_outputs(), 0U);
+    EXPECT_EQ(counter((*c)[0], "autograd_sends"), 1);
+    EXPECT_EQ(counter((*c)[1], "autograd_sends"), 1);
+    EXPECT_NE(there.to_here().grad_fn(), y.grad_fn());
+    EXPECT_EQ(counter((*c)[0], "autograd_sends"), 1);
+    EXPECT_EQ(counter((*c)[1], "autograd_sends"), 2);
+  }
+  expect_nothing_left(*c);
+}
+
+// There and back and there again, all in one context of each.
+TEST_P(DistContext, DA_8_graph_for_py_nested_call_itself) {
+  auto c = make({.size = 2});
+  const at::Tensor x = leaf({1, 2});
+  {
+    DistAutogradContext context((*c)[0]);
+    const std::vector<std::string> path{"worker0"};
+    const at::Tensor y = rpc_sync((*c)[0], "worker1", &travel, path, x, x);
+    for (size_t i : {0, 1}) {
+      EXPECT_EQ(counter((*c)[i], "num_autograd_contexts"), 1);
+      EXPECT_EQ(counter((*c)[i], "autograd_sends"), 2);  // a request and an answer
+    }
+    context.backward({y.sum()});
+    expect_equal(context.gradient(x), local((x * x * x * x).sum(), {x})[0]);
+  }
+  expect_nothing_left(*c);
+}
+
+// Of ten tensors those that require grad get an edge, in the order of the list.
+TEST_P(DistContext, DA_10_rpc_complex_args) {
+  auto c = make({.size = 2});
+  std::vector<at::Tensor> list;
+  for (int i = 0; i < 10; ++i) list.push_back(leaf({1.0 + i, 2}).set_requires_grad(i % 3 != 1));
+  {
+    DistAutogradContext context((*c)[0]);
+    const auto there = rpc_sync((*c)[0], "worker1", &same_list, list);
+    EXPECT_EQ(counter((*c)[0], "autograd_sends"), 1);
+    EXPECT_EQ(counter((*c)[1], "autograd_sends"), 1);
+    ASSERT_EQ(there.size(), list.size());
+    uint32_t edge = 0;
+    for (size_t i = 0; i < list.size(); ++i) {
+      EXPECT_TRUE(torch::equal(there[i], list[i])) << i;
+      ASSERT_EQ(there[i].requires_grad(), list[i].requires_grad()) << i;
+      if (!list[i].requires_grad()) continue;
+      EXPECT_EQ(there[i].grad_fn(), there[0].grad_fn()) << i;
+      EXPECT_EQ(there[i].output_nr(), edge++) << i;
+    }
+    context.backward({sum_all(there).sum()});
+    for (size_t i = 0; i < list.size(); ++i) {
+      const at::Tensor got = context.gradient(list[i]);
+      ASSERT_EQ(got.defined(), list[i].requires_grad()) << i;
+      if (got.defined()) expect_equal(got, torch::full({2}, 1.0 + i, torch::kFloat64));
+    }
+  }
+  expect_nothing_left(*c);
+}
+
 TEST_P(DistContext, ALocalBackwardOfAReceivedTensorSaysWhatToDo) {
   auto c = make();
   const at::Tensor x = leaf({1, 2});
@@ -93,6 +200,51 @@ TEST_P(DistContext, DA_13_context_cleanup_nested_rpc_and_DA_12_context_cleanup_n
   // Afterwards calls are ordinary ones.
   EXPECT_FALSE(rpc_sync((*c)[0], "worker1", &in_context));
   expect_error(error_of([&] { context.backward({x.sum()}); }), ErrorKind::kState, {"released"});
+}
+
+// A release is sent again until it has arrived, on every way that it takes.
+TEST_P(DistContext, DA_14_context_cleanup_tensor_with_grad) {
+  auto plan = std::make_shared<FaultPlan>(3);
+  auto c = make({.plan = plan});
+  const at::Tensor x = leaf({1, 2});
+  DistAutogradContext context((*c)[0]);
+  const std::vector<std::string> path{"worker2"};
+  (void)rpc_sync((*c)[0], "worker1", &travel, path, x, x);
+  std::vector<int> rules;
+  for (const char* from : {"worker0", "worker1"}) {
+    rules.push_back(plan->add(
+        {.fault = Fault::kFailBefore, .kind = FrameKind::kRequest, .from = from, .times = 3}));
+  }
+  context.release().wait();
+  for (const int rule : rules) EXPECT_GE(plan->hits(rule), 3);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(counter((*c)[i], "num_autograd_contexts"), 0);
+  expect_nothing_left(*c);
+}
+
+TEST_P(DistContext, DA_16_debug_info) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  StuckWayBack stuck;
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor slow = rpc_sync((*c)[0], "worker1", &slow_way_back, x);
+    const at::Tensor loss = rpc_sync((*c)[0], "worker2", &mul, slow, slow).sum();
+    const auto info = (*c)[0].debug_info();
+    EXPECT_EQ(info.at("num_autograd_contexts"), 1);
+    EXPECT_EQ(info.at("num_current_backward_passes"), 0);
+    std::thread other([&] { context.backward({loss}); });
+    stuck.wait_reached();
+    EXPECT_EQ(counter((*c)[0], "num_current_backward_passes"), 1);
+    EXPECT_EQ(counter((*c)[1], "num_current_backward_passes"), 1);
+    stuck.open();
+    other.join();
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(counter((*c)[i], "num_autograd_contexts"), 1);
+      EXPECT_EQ(counter((*c)[i], "num_current_backward_passes"), 0);
+    }
+    EXPECT_EQ(counter((*c)[0], "autograd_leaves"), 1);
+  }
+  expect_nothing_left(*c);
 }
 
 TEST_P(DistContext, DA_15_thread_local_context_id) {

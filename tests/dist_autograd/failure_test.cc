@@ -3,6 +3,8 @@
 #include <thread>
 
 #include "torch/torch.h"
+#include "weft/dist_autograd/internal/wire.h"
+#include "weft/rpc/untyped_call.h"
 #include "weft/tests/dist_autograd/fixture.h"
 
 namespace weft::testing {
@@ -48,7 +50,8 @@ TEST_P(DistFailure, DA_41_backward_autograd_engine_error_and_X11_failure_tells_e
   {
     DistAutogradContext context((*c)[0]);
     const at::Tensor direct = rpc_sync((*c)[0], "worker2", &mul, x, x);
-    const at::Tensor bad = rpc_sync((*c)[0], "worker1", &via_no_way_back, "worker2", x);
+    const std::vector<std::string> path{"worker2"};
+    const at::Tensor bad = rpc_sync((*c)[0], "worker1", &via_no_way_back, path, x);
     const Status failed =
         error_of([&] { context.backward({(direct + bad).sum()}, {.retain_graph = true}); });
     expect_error(failed, ErrorKind::kUser, {"there is no way back", "on worker 'worker2'"});
@@ -77,6 +80,49 @@ TEST_P(DistFailure, DA_45_multiple_backward_with_errors) {
     context.backward({good.sum()});
     expect_equal(context.gradient(x), (2 * x).detach());
   }
+  expect_nothing_left(*c);
+}
+
+// Through calls of the user that nest: the error names where it was, not whom it passed.
+TEST_P(DistFailure, DA_42_backward_python_udf_error) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  const std::vector<std::string> paths[] = {
+      {}, {"worker2"}, {"worker2", "worker0"}, {"worker2", "worker1", "worker2"}, {"worker1"}};
+  for (const std::vector<std::string>& path : paths) {
+    const std::string where = path.empty() ? "worker1" : path.back();
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor bad = rpc_sync((*c)[0], "worker1", &via_no_way_back, path, x);
+    const Status failed = error_of([&] { context.backward({(bad + x).sum()}); });
+    expect_error(failed, ErrorKind::kUser, {"there is no way back", "on worker '" + where + "'"});
+    EXPECT_EQ(error_details(failed).origin, where);
+    expect_no_pass(*c);
+    EXPECT_TRUE(context.gradients().empty());
+  }
+  expect_nothing_left(*c);
+}
+
+// No context, whoever asks: the program by an id, or another worker by a message of a pass.
+TEST_P(DistFailure, DA_38_backward_without_context) {
+  auto c = make({.size = 2});
+  const AutogradContextId unknown{key_of((*c)[0].info()), 100};
+  const std::string text = "Could not find autograd context with id: " + to_string(unknown);
+  for (size_t i : {0, 1}) {
+    expect_error(error_of([&] { autograd_gradients((*c)[i], unknown); }), ErrorKind::kNotFound,
+                 {text, (*c)[i].name()});
+  }
+  const internal::PassId pass{unknown, key_of((*c)[0].info()), 1};
+  UntypedCall call;
+  call.method = "@dist_autograd.discover";
+  call.signature = "(bytes)->bytes";
+  Encoder(&call.arguments)
+      .put_bytes(
+          internal::encode(internal::DiscoverData{pass, absl::Seconds(5), false, {{1, {0}}}}));
+  Promise<void> answered;
+  start_call((*c)[0], "worker1", std::move(call),
+             [&answered](StatusOr<Payload> answer) { answered.try_set(answer.status()); });
+  expect_error(answered.future().try_wait(), ErrorKind::kNotFound, {text, "worker1"});
+  // Nor does the message make one.
   expect_nothing_left(*c);
 }
 
@@ -119,9 +165,7 @@ TEST_P(DistFailure, X10_a_backward_that_takes_longer_than_a_call_may) {
 TEST_P(DistFailure, X10_the_deadline_of_a_pass_ends_it_everywhere) {
   auto c = make();
   const at::Tensor x = leaf({1, 2});
-  auto gate = std::make_shared<Promise<void>>();
-  const Future<void> open = gate->future();
-  const SlowWayBack slow_back([open] { open.wait(); });
+  StuckWayBack stuck;
   {
     DistAutogradContext context((*c)[0]);
     const at::Tensor slow = rpc_sync((*c)[0], "worker1", &slow_way_back, x);
@@ -130,7 +174,7 @@ TEST_P(DistFailure, X10_the_deadline_of_a_pass_ends_it_everywhere) {
         error_of([&] { context.backward({far.sum()}, {.retain_graph = true, .deadline = 300ms}); });
     expect_error(failed, ErrorKind::kDeadline, {"300ms", "backward 1 of", "waits for"});
     expect_no_pass(*c);
-    gate->set_value();
+    stuck.open();
     // What the slow one sends late is of the pass that has failed.
     context.backward({far.sum()}, {.retain_graph = true});
     expect_equal(context.gradient(x), (8 * x).detach());
@@ -164,16 +208,9 @@ TEST_P(DistFailure, DA_43_backward_node_failure_and_DA_44_backward_node_failure_
 TEST_P(DistFailure, DA_43_a_worker_leaves_while_its_part_runs) {
   auto c = make();
   const at::Tensor x = leaf({1, 2});
-  auto gate = std::make_shared<Promise<void>>();
-  auto reached = std::make_shared<Promise<void>>();
-  const Future<void> open = gate->future();
-  const Future<void> inside = reached->future();
-  const SlowWayBack slow_back([open, reached] {
-    reached->try_set({});
-    open.wait();
-  });
+  StuckWayBack stuck;
   std::thread leaver([&] {
-    inside.wait();
+    stuck.wait_reached();
     std::thread([&c] { (void)(*c)[0].shutdown({.graceful = false}); }).join();
   });
   {
@@ -188,31 +225,24 @@ TEST_P(DistFailure, DA_43_a_worker_leaves_while_its_part_runs) {
     eventually([&] { return counter((*c)[i], "num_current_backward_passes") == 0; }, "a pass");
     eventually([&] { return counter((*c)[i], "num_autograd_contexts") == 0; }, "a context");
   }
-  gate->set_value();
+  stuck.open();
   c->forget();
 }
 
 TEST_P(DistFailure, DA_46_clean_context_during_backward) {
   auto c = make();
   const at::Tensor x = leaf({1, 2});
-  auto gate = std::make_shared<Promise<void>>();
-  auto reached = std::make_shared<Promise<void>>();
-  const Future<void> open = gate->future();
-  const Future<void> inside = reached->future();
-  const SlowWayBack slow_back([open, reached] {
-    reached->try_set({});
-    open.wait();
-  });
+  StuckWayBack stuck;
   DistAutogradContext context((*c)[0]);
   const at::Tensor loss = rpc_sync((*c)[0], "worker1", &slow_way_back, x).sum();
   Status failed;
   std::thread other([&] { failed = error_of([&] { context.backward({loss}); }); });
-  inside.wait();
+  stuck.wait_reached();
   const Future<void> released = context.release();
   other.join();
   released.wait();
   expect_error(failed, ErrorKind::kCancelled, {"released"});
-  gate->set_value();
+  stuck.open();
   expect_nothing_left(*c);
 }
 

@@ -50,6 +50,8 @@ at::Tensor sum_all(const std::vector<at::Tensor>& list) {
   return sum;
 }
 at::Tensor identity(const at::Tensor& x) { return x; }
+std::vector<at::Tensor> same_list(const std::vector<at::Tensor>& list) { return list; }
+at::Tensor fail(const at::Tensor&) { throw std::domain_error("on purpose"); }
 at::Tensor travel(CallContext& context, std::vector<std::string> path, const at::Tensor& x,
                   const at::Tensor& y) {
   at::Tensor z = x * y;
@@ -59,8 +61,12 @@ at::Tensor travel(CallContext& context, std::vector<std::string> path, const at:
   return rpc_sync(context.worker(), next, &travel, path, z, y) * y;
 }
 at::Tensor no_way_back(const at::Tensor& x) { return NoWayBack::apply(x); }
-at::Tensor via_no_way_back(CallContext& context, std::string at, const at::Tensor& x) {
-  return rpc_sync(context.worker(), at, &no_way_back, x * 3);
+at::Tensor via_no_way_back(CallContext& context, std::vector<std::string> path,
+                           const at::Tensor& x) {
+  if (path.empty()) return no_way_back(x);
+  const std::string next = path.front();
+  path.erase(path.begin());
+  return rpc_sync(context.worker(), next, &via_no_way_back, path, x * 3);
 }
 bool in_context(CallContext& context) {
   return current_autograd_context(context.worker()).has_value();
@@ -93,6 +99,8 @@ DistAutogradTest::DistAutogradTest() : library_("app") {
       .def("split", &split)
       .def("sum_all", &sum_all)
       .def("identity", &identity)
+      .def("same_list", &same_list)
+      .def("fail", &fail)
       .def("travel", &travel)
       .def("no_way_back", &no_way_back)
       .def("via_no_way_back", &via_no_way_back)
@@ -133,32 +141,6 @@ void DistAutogradTest::expect_equal(const at::Tensor& got, const at::Tensor& wan
   ASSERT_TRUE(want.defined());
   ASSERT_TRUE(got.defined());
   EXPECT_TRUE(torch::equal(got, want)) << got << "\n" << want;
-}
-
-void DistAutogradTest::eventually(const std::function<bool()>& what, const std::string& text) {
-  const auto runtime = make_system_runtime();
-  const absl::Time end = runtime->now() + absl::Seconds(20);
-  while (!what()) {
-    ASSERT_LT(runtime->now(), end) << text;
-    std::this_thread::yield();
-  }
-}
-
-Status DistAutogradTest::error_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error.status();
-  }
-  return absl::OkStatus();
-}
-
-void DistAutogradTest::expect_error(const Status& s, ErrorKind kind,
-                                    const std::vector<std::string>& words) {
-  EXPECT_EQ(error_kind(s), kind) << s;
-  for (const std::string& word : words) {
-    EXPECT_NE(std::string(s.message()).find(word), std::string::npos) << s << "\nlacks " << word;
-  }
 }
 
 void DistAutogradTest::expect_nothing_left(Cluster& c) {

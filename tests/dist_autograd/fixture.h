@@ -17,7 +17,9 @@
 #include "weft/rpc/containers.h"
 #include "weft/rpc/faulty_transport.h"
 #include "weft/rref/rref.h"
+#include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/tests/testing/gate.h"
 
 namespace weft::testing {
 
@@ -26,12 +28,15 @@ at::Tensor add(const at::Tensor& x, const at::Tensor& y);
 std::vector<at::Tensor> split(const at::Tensor& x, int64_t pieces);
 at::Tensor sum_all(const std::vector<at::Tensor>& list);
 at::Tensor identity(const at::Tensor& x);
+std::vector<at::Tensor> same_list(const std::vector<at::Tensor>& list);
+at::Tensor fail(const at::Tensor& x);
 // x * y, passed on along `path` and back, once more multiplied by y at each worker.
 at::Tensor travel(CallContext& context, std::vector<std::string> path, const at::Tensor& x,
                   const at::Tensor& y);
 // As its result, but its gradient cannot be computed.
 at::Tensor no_way_back(const at::Tensor& x);
-at::Tensor via_no_way_back(CallContext& context, std::string at, const at::Tensor& x);
+at::Tensor via_no_way_back(CallContext& context, std::vector<std::string> path,
+                           const at::Tensor& x);
 bool in_context(CallContext& context);
 // Doubles; its backward first does what `before` says, until the guard ends.
 class SlowWayBack {
@@ -40,6 +45,17 @@ class SlowWayBack {
   ~SlowWayBack();
 };
 at::Tensor slow_way_back(const at::Tensor& x);
+// Its backward waits until open(), at the latest until the end of this.
+class StuckWayBack {
+ public:
+  ~StuckWayBack() { open(); }
+  void wait_reached() { gate_->wait_arrived(1); }
+  void open() { gate_->open(); }
+
+ private:
+  const std::shared_ptr<Gate> gate_ = std::make_shared<Gate>(make_system_runtime());
+  const SlowWayBack slow_{[gate = gate_] { gate->arrive_and_wait(); }};
+};
 
 // A parameter at its owner.
 class Holder {
@@ -70,9 +86,6 @@ class DistAutogradTest : public ::testing::TestWithParam<Net> {
   // Of plain backward() of the same sum.
   static std::vector<at::Tensor> local(const at::Tensor& loss, std::vector<at::Tensor> leaves);
   static void expect_equal(const at::Tensor& got, const at::Tensor& want);
-  static void eventually(const std::function<bool()>& what, const std::string& text);
-  static Status error_of(const std::function<void()>& fn);
-  static void expect_error(const Status& s, ErrorKind kind, const std::vector<std::string>& words);
   // No context and no pass at any worker, now or soon.
   static void expect_nothing_left(Cluster& c);
 

@@ -24,6 +24,7 @@
 #include "weft/rpc/library.h"
 #include "weft/rpc/struct.h"
 #include "weft/rpc/worker.h"
+#include "weft/tests/testing/gate.h"
 
 namespace weft::testing {
 
@@ -33,22 +34,6 @@ struct Point {
   std::string label{};
 };
 WEFT_STRUCT(Point, x, y, label);
-
-// A gate that handlers wait at until the test opens it: what tests use instead of sleeping.
-class Gate {
- public:
-  explicit Gate(std::shared_ptr<Runtime> runtime);
-  void open();
-  void arrive_and_wait();    // counts, then waits for open()
-  void wait_arrived(int n);  // the test's side
-
- private:
-  std::shared_ptr<Runtime> runtime_;
-  Mutex mutex_;
-  Condition changed_;
-  bool open_ ABSL_GUARDED_BY(mutex_) = false;
-  int arrived_ ABSL_GUARDED_BY(mutex_) = 0;
-};
 
 // An object that workers call methods on.
 class Counter {

@@ -94,16 +94,6 @@ std::unique_ptr<Cluster> RRefTest::make(RRefClusterOptions options) {
 
 void RRefTest::TearDown() { EXPECT_EQ(Table::alive(), 0) << "objects are left"; }
 
-void RRefTest::eventually(const Worker& worker, const std::function<bool()>& what,
-                          const std::string& text) {
-  const absl::Time deadline = worker.now() + absl::Seconds(20);
-  const auto parker = worker.runtime().make_pool({})->make_parker();
-  while (!what()) {
-    ASSERT_LT(worker.now(), deadline) << text;
-    parker->park_until(worker.now() + absl::Milliseconds(1));
-  }
-}
-
 void RRefTest::expect_nothing_left(Cluster& c) {
   for (size_t i = 0; i < c.size(); ++i) {
     expect_nothing_left_at(c[i]);
@@ -116,24 +106,6 @@ void RRefTest::expect_nothing_left_at(const Worker& worker) {
     eventually(
         worker, [&] { return counter(worker, name) == 0; },
         absl::StrCat(worker.name(), " has ", name));
-  }
-}
-
-Status RRefTest::error_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& e) {
-    return e.status();
-  }
-  ADD_FAILURE() << "it did not throw";
-  return absl::OkStatus();
-}
-
-void RRefTest::expect_error(const Status& s, ErrorKind kind,
-                            const std::vector<std::string>& words) {
-  EXPECT_EQ(error_kind(s), kind) << s;
-  for (const std::string& word : words) {
-    EXPECT_NE(std::string(s.message()).find(word), std::string::npos) << word << " in: " << s;
   }
 }
 

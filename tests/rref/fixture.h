@@ -15,6 +15,7 @@
 #include "weft/rpc/faulty_transport.h"
 #include "weft/rref/rref.h"
 #include "weft/tests/rpc/library.h"
+#include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
 
 namespace weft::testing {
@@ -90,15 +91,9 @@ class RRefTest : public ::testing::TestWithParam<Net> {
   std::unique_ptr<Cluster> make(RRefClusterOptions options = {});
   void TearDown() override;
 
-  // Waits until `what` is so; fails the test after 20 s.
-  static void eventually(const Worker& worker, const std::function<bool()>& what,
-                         const std::string& text);
   // Every count of RRefs is zero at these workers, now or soon; tombstones apart.
   static void expect_nothing_left(Cluster& c);
   static void expect_nothing_left_at(const Worker& worker);
-  static Status error_of(const std::function<void()>& fn);
-  // `s` is of this kind and names all of `words`.
-  static void expect_error(const Status& s, ErrorKind kind, const std::vector<std::string>& words);
 
   RRefLibrary lib_;
 };
