@@ -2,9 +2,11 @@
 
 #include <utility>
 
+#include "ATen/TensorOperators.h"
 #include "ATen/ops/ones_like.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "c10/core/GradMode.h"
 #include "torch/csrc/autograd/variable.h"
 #include "weft/dist_autograd/internal/service.h"
 
@@ -57,6 +59,21 @@ std::vector<AutogradGradient> gradients_of(const ContextRef& context) {
     out.push_back(AutogradGradient{std::move(one.leaf), std::move(one.gradient)});
   }
   return out;
+}
+
+// As LibTorch accumulates: what is there is added to in place.
+void write(const std::vector<AutogradGradient>& gradients) {
+  const c10::AutoGradMode no_grad(false);
+  for (const AutogradGradient& one : gradients) {
+    at::Tensor& grad = one.leaf.mutable_grad();
+    if (!grad.defined()) {
+      grad = one.gradient.clone();
+    } else if (grad.is_sparse() && !one.gradient.is_sparse()) {
+      grad = one.gradient + grad;
+    } else {
+      grad.add_(one.gradient);
+    }
+  }
 }
 
 }  // namespace
@@ -116,6 +133,20 @@ at::Tensor DistAutogradContext::gradient(const at::Tensor& leaf) const {
   return at::Tensor();
 }
 
+void DistAutogradContext::write_to_grad() const { write(gradients()); }
+
+double DistAutogradContext::clip_grad_norm(double max_norm, const ClipOptions& options) {
+  if (!(max_norm > 0) || !(options.norm_type > 0)) {
+    throw_error(make_error(ErrorKind::kInvalidArgument,
+                           absl::StrCat("clip_grad_norm: max_norm is ", max_norm,
+                                        ", norm_type is ", options.norm_type,
+                                        "; both must be positive")));
+  }
+  return value_or_throw(service_->clip(state_, max_norm, options.norm_type,
+                                       options.error_if_nonfinite,
+                                       options.deadline.value_or(kDeadline)));
+}
+
 Future<void> DistAutogradContext::release() {
   scope_.reset();
   return service_->release(state_);
@@ -143,6 +174,10 @@ StatusOr<std::vector<AutogradGradient>> try_autograd_gradients(const Worker& wor
   return make_error(ErrorKind::kNotFound,
                     absl::StrCat("Could not find autograd context with id: ", to_string(id),
                                  " on worker '", worker.name(), "'"));
+}
+
+void write_autograd_gradients(const Worker& worker, const AutogradContextId& id) {
+  write(autograd_gradients(worker, id));
 }
 
 std::vector<AutogradGradient> autograd_gradients(const Worker& worker,

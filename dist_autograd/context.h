@@ -52,6 +52,13 @@ struct BackwardOptions {
   Timeout deadline{};
 };
 
+struct ClipOptions {
+  double norm_type = 2;  // p of the p-norm; infinity: the largest magnitude
+  // Fail, and scale nothing, when the norm is infinite or not a number.
+  bool error_if_nonfinite = false;
+  Timeout deadline{};  // default: 60 s
+};
+
 // What a context has for one leaf of this worker. It is to be read before the next pass.
 struct AutogradGradient {
   at::Tensor leaf{};
@@ -85,6 +92,18 @@ class WEFT_API DistAutogradContext {
   // Of one leaf; undefined when it has none.
   at::Tensor gradient(const at::Tensor& leaf) const;
 
+  // Adds them to `.grad` of this worker's leaves, as a local backward() does.
+  void write_to_grad() const;
+  // The norm of all gradients of the context at all of its workers, as of one vector; when it is
+  // above `max_norm`, all are multiplied by max_norm / (norm + 1e-6), as by torch's function of
+  // that name. Gradients that were read before stay as they were. While no pass is running; one
+  // message to each worker, and a second one when it scales. Throws weft::Error:
+  //   invalid_argument  max_norm or norm_type that is not positive; a norm that is not finite (if
+  //                     that is to be an error)
+  //   state             the context has been released
+  //   deadline, peer_lost, ...  a worker did not answer; some may have been scaled then
+  double clip_grad_norm(double max_norm, const ClipOptions& options = {});
+
   // The context ends on all workers; afterwards calls of this thread are ordinary ones, a running
   // pass fails with `cancelled`, and tensors of calls that are under way arrive detached. Completes
   // when every living worker has forgotten it. On the thread that made the context.
@@ -114,6 +133,8 @@ WEFT_API std::optional<AutogradContextId> current_autograd_context(const Worker&
 // Throws weft::Error, not_found: no such context here (yet); state: it has been released.
 WEFT_API std::vector<AutogradGradient> autograd_gradients(const Worker& worker,
                                                           const AutogradContextId& id);
+// For handlers: as write_to_grad(), at this worker.
+WEFT_API void write_autograd_gradients(const Worker& worker, const AutogradContextId& id);
 WEFT_API StatusOr<std::vector<AutogradGradient>> try_autograd_gradients(
     const Worker& worker, const AutogradContextId& id);
 

@@ -197,6 +197,27 @@ std::vector<LeafGradient> ContextState::gradients() const {
   return sums;
 }
 
+void ContextState::scale(double factor) {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<LeafGradient> old;
+  {
+    MutexLock lock(&leaves_mutex_);
+    old = leaves_;
+  }
+  for (const LeafGradient& one : old) {
+    at::Tensor scaled = one.gradient.mul(factor);
+    MutexLock lock(&leaves_mutex_);
+    const auto at = find_leaf(&leaves_, one.leaf);
+    if (at != leaves_.end()) std::swap(at->gradient, scaled);
+  }
+  for (const auto& pass : passes()) pass->scale_leaves(factor);
+}
+
+std::set<WorkerKey> ContextState::known() const {
+  MutexLock lock(&mutex_);
+  return known_;
+}
+
 // ---- the end -----------------------------------------------------------------------------------
 
 std::set<WorkerKey> ContextState::close() {

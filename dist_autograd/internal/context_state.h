@@ -54,6 +54,10 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
 
   // ---- gradients ----
   std::vector<LeafGradient> gradients() const;
+  // Multiplies them; REQUIRES: no pass is running. What gradients() has given before stays.
+  void scale(double factor);
+  // Whom it has told of the context.
+  std::set<WorkerKey> known() const;
 
   // CTX-1. Whom it has told of the context.
   std::set<WorkerKey> close();

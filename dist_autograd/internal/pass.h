@@ -93,6 +93,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   Status error() const;
   // Adds what is there, of a pass that is done here, to `add`.
   void visit_leaves(const std::function<void(const LeafGradient&)>& add) const;
+  // Of a pass that is done here.
+  void scale_leaves(double factor);
   // The gradients, for good: the pass has succeeded everywhere.
   std::vector<LeafGradient> take_leaves();
 

@@ -50,6 +50,15 @@ void BackwardPass::visit_leaves(const std::function<void(const LeafGradient&)>& 
   for (const LeafGradient& leaf : leaves_) add(leaf);
 }
 
+void BackwardPass::scale_leaves(double factor) {
+  std::vector<LeafGradient> leaves;
+  visit_leaves([&leaves](const LeafGradient& one) { leaves.push_back(one); });
+  for (LeafGradient& one : leaves) one.gradient = one.gradient.mul(factor);
+  MutexLock lock(&mutex_);
+  if (state_ == State::kDone && leaves_.size() == leaves.size()) leaves_.swap(leaves);
+  lock.unlock();
+}
+
 std::vector<LeafGradient> BackwardPass::take_leaves() {
   MutexLock lock(&mutex_);
   return state_ == State::kDone ? std::exchange(leaves_, {}) : std::vector<LeafGradient>();

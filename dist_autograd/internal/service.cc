@@ -225,7 +225,7 @@ void DistAutogradService::put_debug_info(std::map<std::string, int64_t>* out) co
   (*out)["autograd_sends"] = sum.sends;
   (*out)["autograd_leaves"] = sum.leaves;
   (*out)["autograd_releases"] = releases_;
-  for (const char* kind : {"discover", "gradient", "close", "done", "abort", "release"}) {
+  for (const char* kind : {"discover", "gradient", "close", "done", "abort", "release", "norm", "scale"}) {
     const auto at = sent_.find(absl::StrCat("@dist_autograd.", kind));
     (*out)[absl::StrCat("autograd_", kind, "s_sent")] = at == sent_.end() ? 0 : at->second;
   }

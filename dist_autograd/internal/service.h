@@ -36,6 +36,8 @@ Status shut_down_error();
 // Messages that are bytes, and their answers.
 inline constexpr std::string_view kBytesSignature = "(bytes)->bytes";
 inline constexpr std::string_view kReleaseMethod = "@dist_autograd.release";
+inline constexpr std::string_view kNormMethod = "@dist_autograd.norm";
+inline constexpr std::string_view kScaleMethod = "@dist_autograd.scale";
 Payload bytes_payload(const std::string& bytes);
 StatusOr<std::string> take_bytes(Payload arguments);
 OnTold replying(ReplyFn reply);
@@ -61,6 +63,9 @@ class WEFT_API DistAutogradService final
   Status backward(const ContextRef& context, torch::autograd::edge_list roots,
                   std::vector<at::Tensor> gradients, bool retain, absl::Duration deadline);
   Future<void> release(const ContextRef& context);
+  // The norm over all workers; if it is above `most`, scales so that it is not.
+  StatusOr<double> clip(const ContextRef& context, double most, double norm_type,
+                        bool refuse_nonfinite, absl::Duration deadline);
 
   // ---- Service ----
   std::vector<Method> methods() override;
@@ -136,6 +141,9 @@ class WEFT_API DistAutogradService final
   void on_gradient(CallContext& call, Payload arguments, ReplyFn reply);
   using OnNotice = void (*)(BackwardPass& pass, const WorkerKey& from, const Status& status,
                             OnTold reply);
+  // ---- service_clip.cc ----
+  void on_norm(CallContext& call, Payload arguments, ReplyFn reply);
+  void on_scale(CallContext& call, Payload arguments, ReplyFn reply);
   void on_notice(CallContext& call, Payload arguments, ReplyFn reply, OnNotice handle);
   void watch(absl::Time deadline);
   void tick();

@@ -173,6 +173,14 @@ std::vector<Method> DistAutogradService::methods() {
              [](Self& self, CallContext& call, Payload arguments, ReplyFn reply) {
                self.on_release(call, std::move(arguments), std::move(reply));
              }),
+      method(kNormMethod, kBytesSignature, false,
+             [](Self& self, CallContext& call, Payload arguments, ReplyFn reply) {
+               self.on_norm(call, std::move(arguments), std::move(reply));
+             }),
+      method(kScaleMethod, kBytesSignature, false,
+             [](Self& self, CallContext& call, Payload arguments, ReplyFn reply) {
+               self.on_scale(call, std::move(arguments), std::move(reply));
+             }),
       notice(kCloseMethod, false,
              [](BackwardPass& pass, const WorkerKey&, const Status&, OnTold reply) {
                pass.on_close(std::move(reply));

@@ -181,4 +181,50 @@ StatusOr<ReleaseData> decode_release(std::string_view bytes) {
   return ReleaseData{context, record.released_below()};
 }
 
+std::string encode(const NormRequestData& data) {
+  v1::AutogradNormRequest record;
+  put(data.context, record.mutable_context());
+  record.set_norm_type(data.norm_type);
+  record.set_ended_below(data.ended_below);
+  for (const uint64_t counter : data.aborted) record.add_aborted(counter);
+  return record.SerializeAsString();
+}
+
+StatusOr<NormRequestData> decode_norm_request(std::string_view bytes) {
+  WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::AutogradNormRequest>(bytes));
+  WEFT_ASSIGN_OR_RETURN(const AutogradContextId context, get(record.context()));
+  if (!(record.norm_type() > 0)) return violation("a norm of no positive order");
+  return NormRequestData{context,
+                         record.norm_type(),
+                         record.ended_below(),
+                         {record.aborted().begin(), record.aborted().end()}};
+}
+
+std::string encode(const NormData& data) {
+  v1::AutogradNorm record;
+  record.set_sum(data.sum);
+  for (const WorkerKey& worker : data.known) put(worker, record.add_known());
+  return record.SerializeAsString();
+}
+
+StatusOr<NormData> decode_norm(std::string_view bytes) {
+  WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::AutogradNorm>(bytes));
+  NormData data{record.sum(), {}};
+  for (const auto& worker : record.known()) data.known.push_back(get(worker));
+  return data;
+}
+
+std::string encode(const ScaleData& data) {
+  v1::AutogradScale record;
+  put(data.context, record.mutable_context());
+  record.set_factor(data.factor);
+  return record.SerializeAsString();
+}
+
+StatusOr<ScaleData> decode_scale(std::string_view bytes) {
+  WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::AutogradScale>(bytes));
+  WEFT_ASSIGN_OR_RETURN(const AutogradContextId context, get(record.context()));
+  return ScaleData{context, record.factor()};
+}
+
 }  // namespace weft::internal

@@ -2,8 +2,9 @@
 
 from .wire import field, fixed64, varint
 
-RECORD, DISCOVER, DISCOVERED, GRADIENT, NOTICE, RELEASE = range(6)
+RECORD, DISCOVER, DISCOVERED, GRADIENT, NOTICE, RELEASE, NORM_REQUEST, NORM, SCALE = range(9)
 MAX = 2**64 - 1
+TWO = 0x4000000000000000  # 2.0
 
 
 def worker(id, incarnation):
@@ -41,7 +42,13 @@ SEEDS = {
     "notice": (message(NOTICE, PASS), "ok"),
     "notice_of_an_error": (message(NOTICE, PASS, field(2, 13), field(3, 1), field(4, b"no\xff"), field(5, b"worker2")), "ok"),
     "release": (message(RELEASE, field(1, context()), field(2, 7)), "ok"),
+    "norm_request": (message(NORM_REQUEST, field(1, context()), fixed64(2, TWO), field(3, 3), field(4, varint(1))), "ok"),
+    "norm": (message(NORM, fixed64(1, TWO), field(2, worker(1, 0xA)), field(2, worker(2, 0xB))), "ok"),
+    "scale": (message(SCALE, field(1, context()), fixed64(2, TWO)), "ok"),
     # Ids and numbers that are not there.
+    "norm_request_without_a_context": (message(NORM_REQUEST, fixed64(2, TWO)), "protocol: without a context"),
+    "norm_of_order_0": (message(NORM_REQUEST, field(1, context())), "protocol: no positive order"),
+    "scale_without_a_context": (message(SCALE, fixed64(2, TWO)), "protocol: without a context"),
     "record_without_a_context": (message(RECORD, field(2, 5)), "protocol: without a context"),
     "record_of_context_0": (message(RECORD, field(1, context(0))), "protocol: without a context"),
     "discover_without_a_pass": (message(DISCOVER, live(5, 0)), "protocol: without a context"),
