@@ -1,37 +1,22 @@
-#include "weft/tests/sim/autograd_world.h"
-
 #include <chrono>
-#include <memory>
-#include <optional>
-#include <random>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "torch/torch.h"
-#include "weft/common/sim.h"
-#include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/service.h"
 #include "weft/rpc/call.h"
-#include "weft/rpc/faulty_transport.h"
 #include "weft/rpc/hash_store.h"
 #include "weft/rpc/inproc_transport.h"
-#include "weft/rpc/worker.h"
 #include "weft/rref/rref.h"
-#include "weft/tests/dist_autograd/random_graph.h"
-#include "weft/tests/sim/autograd_audit.h"
+#include "weft/tests/sim/autograd_schedule.h"
 
 namespace weft::testing {
-namespace {
 
 using namespace std::chrono_literals;  // NOLINT
 using internal::DistAutogradService;
 using torch::autograd::edge_list;
-
-constexpr absl::Duration kDeadline = absl::Seconds(4);
-// A root waits for so long until all have heard of an error; so long after the deadline others end.
-constexpr absl::Duration kGrace = absl::Seconds(1);
 
 edge_list edges_of(const std::vector<at::Tensor>& losses) {
   edge_list out;
@@ -40,103 +25,6 @@ edge_list edges_of(const std::vector<at::Tensor>& losses) {
   }
   return out;
 }
-
-struct Pass {
-  int root = 0;
-  std::vector<at::Tensor> losses{};
-  std::vector<at::Tensor> alone{};  // the same on one worker
-  bool retain = true;
-  absl::Duration deadline = kDeadline;
-  LiveSet live{};
-  Status status{};
-  absl::Time begun{};
-  absl::Time ended{};
-};
-
-class World {
- public:
-  World(uint64_t seed, SimRuntime* sim)
-      : seed_(seed),
-        trouble_(trouble_of(seed)),
-        random_(seed * 0x9e3779b97f4a7c15u),
-        sim_(sim),
-        size_(2 + below(3)),
-        graph_(seed, size_),
-        parameters_(RandomGraph::make_parameters(size_)),
-        held_(static_cast<size_t>(size_)),
-        plan_(std::make_shared<FaultPlan>(seed)),
-        counter_([this](int worker) { before_run(worker); }) {}
-
-  void run(const std::shared_ptr<Runtime>& runtime) {
-    join(runtime);
-    if (!out_.status.ok()) return;
-    try {
-      live();
-    } catch (const Error& error) {
-      fail(annotate(error.status(), "unexpected"));
-    }
-    leave();
-  }
-  Outcome take() {
-    out_.hits = plan_->hits();
-    out_.runs = counter_.runs();
-    out_.messages = static_cast<int64_t>(audit_.sent().size());
-    for (const Audit::Sent& one : audit_.sent()) out_.closes += one.kind == "close" ? 1 : 0;
-    return std::move(out_);
-  }
-
- private:
-  int below(int n) { return static_cast<int>(random_() % static_cast<uint64_t>(n)); }
-  void fail(const std::string& what) { fail(make_error(ErrorKind::kInternal, what)); }
-  void fail(const Status& why) {
-    if (out_.status.ok()) out_.status = why;
-  }
-  bool is_gone(int worker) const { return worker == gone_; }
-
-  void join(const std::shared_ptr<Runtime>& runtime);
-  void live();
-  void record();
-  bool plan_passes();
-  void run_passes();
-  void act();
-  void one_pass(Pass* pass);
-  void again();
-  void before_run(int worker);
-  void add_order_faults();
-  void add_network_faults();
-  void judge(const Pass& pass);
-  void check_messages();
-  void check_gradients(const std::vector<Pass>& passes);
-  void check_no_pass(const char* when);
-  void check_nothing_left();
-  void leave();
-
-  const uint64_t seed_;
-  const Trouble trouble_;
-  std::mt19937_64 random_;
-  SimRuntime* const sim_;
-  const int size_;
-  const RandomGraph graph_;
-  const RandomGraph::Parameters parameters_;
-  std::vector<at::Tensor> held_;  // losses at other workers
-  const std::shared_ptr<FaultPlan> plan_;
-  RunCounter counter_;
-  Audit audit_;
-  std::vector<Worker> workers_{};
-  std::optional<DistAutogradContext> context_{};
-  std::optional<Recorded> recorded_{};
-  std::vector<at::Tensor> losses_{};
-  std::vector<at::Tensor> alone_{};
-  std::vector<Pass> passes_{};
-  const Pass* only_ = nullptr;  // the pass that runs, when it is the only one
-  size_t started_ = 0;
-  std::set<int> final_{};  // workers known to be, in that pass
-  int64_t throw_at_ = 0;   // the run of a send or recv that does, counted down
-  int64_t sleep_at_ = 0;
-  int gone_ = -1;
-  bool released_ = false;
-  Outcome out_{};
-};
 
 // ---- the schedule ------------------------------------------------------------------------------
 
@@ -168,7 +56,8 @@ void World::live() {
     if (trouble_ != Trouble::kNetwork) fail(annotate(error.status(), "while it was recorded"));
     losses_.clear();
   }
-  if (!losses_.empty() && plan_passes()) {
+  if (!losses_.empty()) {
+    plan_passes();
     if (trouble_ == Trouble::kOrder || trouble_ == Trouble::kTime) add_order_faults();
     if (trouble_ == Trouble::kNetwork) add_network_faults();
     run_passes();
@@ -191,7 +80,7 @@ void World::record() {
 }
 
 // Which passes there will be, and what each of them needs.
-bool World::plan_passes() {
+void World::plan_passes() {
   recorded_.emplace(workers_, context_->id());
   int other = 0;
   while (other < size_ && !held_[static_cast<size_t>(other)].defined()) ++other;
@@ -218,7 +107,6 @@ bool World::plan_passes() {
     for (const auto& edge : edges) all.emplace_back(pass.root, edge);
   }
   counter_.watch(*recorded_, all);
-  return true;
 }
 
 void World::one_pass(Pass* pass) {
@@ -385,138 +273,6 @@ void World::add_network_faults() {
   plan_->add({.fault = Fault::kDelay, .probability = 0.1, .delay = absl::Milliseconds(20)});
 }
 
-// ---- the invariants ----------------------------------------------------------------------------
-
-void World::judge(const Pass& pass) {
-  if (pass.status.ok()) {
-    ++out_.passes;
-    return;
-  }
-  ++out_.failed;
-  const ErrorKind kind = error_kind(pass.status);
-  bool expected = false;
-  switch (trouble_) {
-    case Trouble::kNone:
-    case Trouble::kOrder: break;
-    case Trouble::kNetwork:
-      expected = kind == ErrorKind::kDeadline || kind == ErrorKind::kPeerLost ||
-                 kind == ErrorKind::kUnavailable || kind == ErrorKind::kMaybeExecuted;
-      break;
-    case Trouble::kThrow: expected = kind == ErrorKind::kUser; break;
-    case Trouble::kTime: expected = kind == ErrorKind::kDeadline; break;
-    case Trouble::kRelease:
-      expected = kind == ErrorKind::kCancelled || kind == ErrorKind::kState ||
-                 kind == ErrorKind::kNotFound;
-      break;
-    case Trouble::kKill:
-      expected = kind == ErrorKind::kPeerLost || kind == ErrorKind::kState ||
-                 kind == ErrorKind::kCancelled;
-      break;
-  }
-  if (!expected) fail(annotate(pass.status, "LIVE-4: not what such a fault leads to"));
-}
-
-void World::check_messages() {
-  if (trouble_ == Trouble::kKill && gone_ >= 0) return;
-  std::vector<const LiveSet*> must;
-  std::vector<const LiveSet*> may;
-  std::vector<const Pass*> left;
-  for (const Pass& pass : passes_) {
-    may.push_back(&pass.live);
-    if (!pass.status.ok()) continue;
-    must.push_back(&pass.live);
-    left.push_back(&pass);
-  }
-  const Status runs = counter_.check(must, may);
-  if (!runs.ok()) fail(runs);
-  if (must.size() < may.size()) return;
-  // Which pass of two from one root got which number is nobody's business.
-  for (const internal::PassId& id : audit_.passes()) {
-    Status why = make_error(ErrorKind::kInternal, "LIVE-6: a pass too many");
-    for (size_t i = 0; i < left.size(); ++i) {
-      if (key_of(workers_[static_cast<size_t>(left[i]->root)].info()) != id.root) continue;
-      why = audit_.check(id, *recorded_, left[i]->live, left[i]->root,
-                         trouble_ == Trouble::kTime || trouble_ == Trouble::kNetwork);
-      if (!why.ok()) continue;
-      left.erase(left.begin() + static_cast<std::ptrdiff_t>(i));
-      break;
-    }
-    if (!why.ok()) fail(why);
-  }
-  for (const Pass* pass : left) {
-    if (pass->live.participants.size() > 1) fail("LIVE-6: a pass without messages");
-  }
-}
-
-void World::check_gradients(const std::vector<Pass>& passes) {
-  std::vector<at::Tensor> leaves;
-  for (const auto& list : parameters_) leaves.insert(leaves.end(), list.begin(), list.end());
-  // What may be there; of a pass whose root has left in the middle, nobody can say whether it is.
-  std::vector<std::vector<at::Tensor>> choices(1, std::vector<at::Tensor>(leaves.size()));
-  for (const Pass& pass : passes) {
-    if (!pass.status.ok() && !is_gone(pass.root)) continue;
-    const auto some = torch::autograd::grad(pass.alone, leaves, {}, true, false, true);
-    std::vector<at::Tensor> sum = choices.back();
-    for (size_t i = 0; i < sum.size(); ++i) {
-      if (some[i].defined()) sum[i] = sum[i].defined() ? sum[i] + some[i] : some[i];
-    }
-    if (pass.status.ok()) choices.pop_back();
-    choices.push_back(std::move(sum));
-  }
-  const size_t each = parameters_[0].size();
-  for (int w = 0; w < size_; ++w) {
-    if (is_gone(w)) continue;
-    std::vector<internal::LeafGradient> there;
-    const auto service = workers_[static_cast<size_t>(w)].service<DistAutogradService>();
-    if (const auto state = service->find(context_->id())) there = state->gradients();
-    for (size_t i = static_cast<size_t>(w) * each; i < static_cast<size_t>(w + 1) * each; ++i) {
-      at::Tensor got;
-      for (const auto& one : there) {
-        if (one.leaf.is_same(leaves[i])) got = one.gradient;
-      }
-      bool right = false;
-      for (const auto& want : choices) {
-        // A leaf that only zeros reach may have none.
-        right |= got.defined() ? want[i].defined() && torch::equal(got, want[i])
-                               : !want[i].defined() || torch::equal(want[i], want[i] * 0);
-      }
-      if (!right) {
-        const at::Tensor& want = choices.back()[i];
-        std::string outcomes;
-        for (const Pass& pass : passes) {
-          absl::StrAppend(&outcomes, "; pass from w", pass.root, ": ", pass.status.ToString());
-        }
-        fail(absl::StrCat("LIVE-1: the gradient of leaf ", i, " at w", w, " is ",
-                          got.defined() ? at::str(got) : "none", " instead of ",
-                          want.defined() ? at::str(want) : "none", outcomes));
-      }
-    }
-  }
-}
-
-void World::check_no_pass(const char* when) {
-  for (int w = 0; w < size_; ++w) {
-    if (is_gone(w)) continue;
-    const auto info = workers_[static_cast<size_t>(w)].debug_info();
-    if (info.at("num_current_backward_passes") != 0) {
-      fail(absl::StrCat("LIVE-5: a pass runs at w", w, " ", when));
-    }
-  }
-}
-
-void World::check_nothing_left() {
-  for (int w = 0; w < size_; ++w) {
-    if (is_gone(w)) continue;
-    const auto info = workers_[static_cast<size_t>(w)].debug_info();
-    for (const char* name : {"num_autograd_contexts", "num_current_backward_passes",
-                             "autograd_sends", "autograd_leaves", "autograd_releases"}) {
-      if (info.at(name) != 0) {
-        fail(absl::StrCat("LIVE-5: w", w, " has ", name, " = ", info.at(name)));
-      }
-    }
-  }
-}
-
 void World::leave() {
   std::vector<std::unique_ptr<Thread>> threads;
   for (int w = 0; w < size_; ++w) {
@@ -529,7 +285,7 @@ void World::leave() {
   }
 }
 
-}  // namespace
+// ---- from outside -------------------------------------------------------------------------------
 
 StatusOr<std::vector<Worker>> join_in_simulation(const std::shared_ptr<Runtime>& runtime, int size,
                                                  const Library& library,
