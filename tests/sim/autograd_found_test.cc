@@ -48,7 +48,11 @@ class AutogradFound : public ::testing::Test {
       auto joined = join_in_simulation(sim, 3, library, plan_, &audit_);
       ASSERT_TRUE(joined.ok()) << joined.status();
       workers_ = *std::move(joined);
-      body();
+      try {
+        body();
+      } catch (const Error& error) {
+        ADD_FAILURE() << error.status();
+      }
       for (Worker& w : workers_) (void)w.shutdown({.graceful = false});
     });
     EXPECT_TRUE(ended.ok()) << ended;
