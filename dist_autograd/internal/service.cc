@@ -138,15 +138,16 @@ void DistAutogradService::arrive(IncomingRequest& request, std::string_view meta
   const StatusOr<AutogradData> data = decode_autograd(metadata);
   if (!data.ok()) return proceed(data.status());
   std::vector<at::Tensor>* const tensors = &request.arguments().tensors;
-  const ContextRef context = find_or_make(data->context, request.context().caller());
+  ContextRef context = find_or_make(data->context, request.context().caller());
   if (context == nullptr) {
     detach(tensors);  // CTX-3
-  } else {
-    if (data->message > 0) {
-      claim(data->context, key_of(request.context().caller()), data->message, tensors);
-    }
-    request.set_slot(slot_name(), context);
+    // So that the answer, too, says that it has been released.
+    context = std::make_shared<ContextState>(data->context, self());
+    context->close();
+  } else if (data->message > 0) {
+    claim(data->context, key_of(request.context().caller()), data->message, tensors);
   }
+  request.set_slot(slot_name(), std::move(context));
   proceed(absl::OkStatus());
 }
 
@@ -155,17 +156,19 @@ StatusOr<AttachmentPtr> DistAutogradService::attach_answer(IncomingRequest& requ
   const auto& slots = request.context().scope()->slots;
   const auto slot = slots.find(slot_name());
   if (slot == slots.end() || with_gradient(result.tensors).empty()) return AttachmentPtr();
-  return record(std::static_pointer_cast<ContextState>(slot->second), request.context().caller(),
-                result, /*grad_mode=*/true);
+  const auto context = std::static_pointer_cast<ContextState>(slot->second);
+  AttachmentPtr recorded = record(context, request.context().caller(), result, /*grad_mode=*/true);
+  // Released: the caller may not know it yet, and is not to take the tensors for leaves.
+  return recorded != nullptr ? std::move(recorded) : AttachmentPtr(new SendAttachment(context, 0));
 }
 
 void DistAutogradService::arrive_answer(const WorkerInfo& from, Payload& result,
                                         std::string_view metadata, Proceed proceed) {
   const StatusOr<AutogradData> data = decode_autograd(metadata);
   if (!data.ok()) return proceed(data.status());
-  if (find(data->context) == nullptr) {
+  if (data->message == 0 || find(data->context) == nullptr) {
     detach(&result.tensors);  // CTX-3
-  } else if (data->message > 0) {
+  } else {
     claim(data->context, key_of(from), data->message, &result.tensors);
   }
   proceed(absl::OkStatus());
