@@ -9,14 +9,22 @@
 //
 // debug_info() of a worker then has "num_autograd_contexts", "num_current_backward_passes",
 // "autograd_sends" (recorded messages), "autograd_leaves" (with a gradient), "autograd_releases"
-// (under way), and how often each kind of message was sent: "autograd_discovers_sent" and so on.
+// (under way), "autograd_stall_reports" (lines of the log about passes that stood still), and how
+// often each kind of message was sent: "autograd_discovers_sent" and so on.
 
 #include "weft/common/api.h"
+#include "weft/common/time.h"
 #include "weft/rpc/service.h"
 
 namespace weft {
 
-WEFT_API ServiceFactory dist_autograd_service();
+struct DistAutogradServiceOptions {
+  // A pass in which nothing has happened at this worker for so long is a line of the log that says
+  // which worker and message it waits for; again after each such time. Default: 10 s.
+  Timeout report_stall_after{};
+};
+
+WEFT_API ServiceFactory dist_autograd_service(DistAutogradServiceOptions options = {});
 
 }  // namespace weft
 

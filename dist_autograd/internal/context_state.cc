@@ -34,7 +34,7 @@ bool ContextState::record(const WorkerKey& to, const std::vector<at::Tensor>& te
   std::vector<at::Tensor> wanted;
   if (grad_mode) wanted = with_gradient(tensors);
   NodePtr send;
-  if (!wanted.empty()) send = make_node<SendRpcBackward>(wanted);
+  if (!wanted.empty()) send = make_node<SendRpcBackward>(to, wanted);
   MutexLock lock(&mutex_);
   if (closed_) return false;
   if (to != self_) known_.insert(to);

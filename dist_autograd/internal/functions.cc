@@ -12,7 +12,8 @@ namespace weft::internal {
 
 using torch::autograd::variable_list;
 
-SendRpcBackward::SendRpcBackward(const std::vector<at::Tensor>& tensors) {
+SendRpcBackward::SendRpcBackward(const WorkerKey& receiver, const std::vector<at::Tensor>& tensors)
+    : to(receiver) {
   torch::autograd::edge_list edges;
   edges.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {

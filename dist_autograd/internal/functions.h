@@ -19,10 +19,12 @@ namespace weft::internal {
 // At the worker that sent the tensors: gradients come in here and go on to what made the tensors.
 class WEFT_API SendRpcBackward final : public Node {
  public:
-  explicit SendRpcBackward(const std::vector<at::Tensor>& tensors);
+  SendRpcBackward(const WorkerKey& to, const std::vector<at::Tensor>& tensors);
   ~SendRpcBackward() override { end_of(this); }
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
   std::string name() const override { return "SendRpcBackward"; }
+
+  const WorkerKey to;  // from where the gradients come
 };
 
 // At the worker that received them: what reaches it leaves for the other end. Only a pass of its

@@ -124,10 +124,11 @@ Status PassGraph::name(uint64_t message, const Outputs& outputs, Reached* reache
   return walk(std::move(to_walk), reached);
 }
 
-std::vector<uint64_t> PassGraph::missing() const {
-  std::vector<uint64_t> out;
+std::map<WorkerKey, std::vector<uint64_t>> PassGraph::missing() const {
+  std::map<WorkerKey, std::vector<uint64_t>> out;
   for (const auto& [message, index] : sends_) {
-    if (!nodes_[index].fed) out.push_back(message);
+    const Entry& send = nodes_[index];
+    if (!send.fed) out[static_cast<const SendRpcBackward*>(send.node.get())->to].push_back(message);
   }
   return out;
 }

@@ -83,8 +83,8 @@ class PassGraph {
   void run(std::vector<Outgoing>* out);
   // All that was found has run.
   bool complete() const { return left_ == 0; }
-  // Messages that are waited for.
-  std::vector<uint64_t> missing() const;
+  // Messages whose gradients are waited for, by the worker from which they are to come.
+  std::map<WorkerKey, std::vector<uint64_t>> missing() const;
 
   // In the order in which they were found.
   std::vector<LeafGradient> take_leaves();

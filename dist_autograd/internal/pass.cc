@@ -72,6 +72,7 @@ void BackwardPass::start(torch::autograd::edge_list roots, std::vector<at::Tenso
 void BackwardPass::spread_locked(PassGraph::Reached reached, Todo* todo) {
   for (auto& [origin, messages] : reached) {
     ++deficit_;
+    ++asked_[origin];
     children_.insert(origin);
     peers_.insert(origin);
     todo->push_back([self = shared_from_this(), to = origin, retain = retain_,
@@ -89,6 +90,7 @@ void BackwardPass::on_discover(const WorkerKey& from, bool retain, const Message
   bool run = false;
   {
     MutexLock lock(&mutex_);
+    ++events_;
     Status refused = error_;
     if (state_ == State::kDone || (refused.ok() && final_)) {
       refused = make_error(ErrorKind::kProtocol,
@@ -138,6 +140,8 @@ void BackwardPass::discovered(const WorkerKey& by, StatusOr<Participants> found)
   bool run = false;
   {
     MutexLock lock(&mutex_);
+    ++events_;
+    if (--asked_[by] == 0) asked_.erase(by);
     if (state_ == State::kAborted) return;
     if (!found.ok()) {
       fail_locked(annotate(found.status(), absl::StrCat("asking '", links_->name_of(by),
@@ -181,6 +185,7 @@ void BackwardPass::on_close(OnTold taken) {
   Status refused;
   {
     MutexLock lock(&mutex_);
+    ++events_;
     refused = error_;
     if (state_ == State::kRunning) {
       final_ = true;
@@ -199,6 +204,7 @@ void BackwardPass::on_gradient(const WorkerKey& from, uint64_t message,
   Status refused;
   {
     MutexLock lock(&mutex_);
+    ++events_;
     refused = error_;
     if (state_ == State::kRunning && fed_.insert(message).second) {  // LIVE-4
       peers_.insert(from);
@@ -255,6 +261,7 @@ void BackwardPass::run_all() {
     bool again = false;
     {
       MutexLock lock(&mutex_);
+      ++events_;
       if (state_ == State::kRunning && !failed.ok()) fail_locked(failed, &todo);
       if (state_ != State::kRunning) {
         dropped = std::move(graph_);

@@ -122,8 +122,10 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   // A worker died or left: ends the pass if it has to do with it.
   void on_gone(const WorkerKey& worker, const Status& why);
 
-  // "waits for message 3 of worker 1": what a pass that does not end waits for.
+  // "the gradients of messages 3, 5 from 'ps0'": what a pass that does not end waits for.
   std::string waits_for() const;
+  // Whether nothing has happened here since this was asked last.
+  bool stands_still();
 
  private:
   // What is to be done without the mutex.
@@ -164,10 +166,13 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   bool final_ ABSL_GUARDED_BY(mutex_) = false;
   bool running_ ABSL_GUARDED_BY(mutex_) = false;
   bool started_ ABSL_GUARDED_BY(mutex_) = false;  // something has been run
+  uint64_t events_ ABSL_GUARDED_BY(mutex_) = 1;
+  uint64_t seen_events_ ABSL_GUARDED_BY(mutex_) = 0;  // by stands_still()
   // The wave.
-  int64_t deficit_ ABSL_GUARDED_BY(mutex_) = 0;     // discovers that are not answered
-  OnDiscovered owed_ ABSL_GUARDED_BY(mutex_);       // to whoever engaged this worker
-  bool wave_over_ ABSL_GUARDED_BY(mutex_) = false;  // of the root
+  int64_t deficit_ ABSL_GUARDED_BY(mutex_) = 0;                 // discovers that are not answered
+  std::map<WorkerKey, int64_t> asked_ ABSL_GUARDED_BY(mutex_);  // the same, by worker
+  OnDiscovered owed_ ABSL_GUARDED_BY(mutex_);                   // to whoever engaged this worker
+  bool wave_over_ ABSL_GUARDED_BY(mutex_) = false;              // of the root
   std::optional<bool> reported_ ABSL_GUARDED_BY(mutex_);
   Participants found_ ABSL_GUARDED_BY(mutex_);  // to be reported, of the root: all
   std::set<WorkerKey> children_ ABSL_GUARDED_BY(mutex_);

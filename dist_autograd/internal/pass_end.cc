@@ -28,6 +28,7 @@ Status BackwardPass::on_done(const WorkerKey& from) {
       return make_error(ErrorKind::kProtocol,
                         absl::StrCat(to_string(id_), " has another root than this worker"));
     }
+    ++events_;
     done_.insert(from);
     finish_if_done_locked(&todo);
   }
@@ -174,21 +175,31 @@ void BackwardPass::on_gone(const WorkerKey& worker, const Status& why) {
   perform(std::move(todo));
 }
 
+bool BackwardPass::stands_still() {
+  MutexLock lock(&mutex_);
+  return state_ == State::kRunning && std::exchange(seen_events_, events_) == events_;
+}
+
 std::string BackwardPass::waits_for() const {
   MutexLock lock(&mutex_);
   if (state_ != State::kRunning) return "nothing";
   if (running_) return "its own nodes";
   std::vector<std::string> out;
-  if (deficit_ > 0) out.push_back(absl::StrCat(deficit_, " answers about what the losses need"));
+  for (const auto& [worker, count] : asked_) {
+    out.push_back(absl::StrCat(count, " answers about what the losses need from '",
+                               links_->name_of(worker), "'"));
+  }
   if (!final_) out.emplace_back("all being known");
   if (!part_done_ && final_) {
-    out.push_back(
-        absl::StrCat("gradients of its messages ", absl::StrJoin(graph_->missing(), ", ")));
+    for (const auto& [worker, messages] : graph_->missing()) {
+      out.push_back(absl::StrCat("the gradients of messages ", absl::StrJoin(messages, ", "),
+                                 " from '", links_->name_of(worker), "'"));
+    }
   }
   if (is_root()) {
     for (const auto& [worker, is_final] : found_) {
       if (worker != self_ && !done_.contains(worker)) {
-        out.push_back(absl::StrCat("'", links_->name_of(worker), "'"));
+        out.push_back(absl::StrCat("'", links_->name_of(worker), "' to be done"));
       }
     }
   }

@@ -11,9 +11,9 @@
 
 namespace weft {
 
-ServiceFactory dist_autograd_service() {
-  return [](const ServiceContext& context) {
-    return std::make_shared<internal::DistAutogradService>(context);
+ServiceFactory dist_autograd_service(DistAutogradServiceOptions options) {
+  return [options](const ServiceContext& context) {
+    return std::make_shared<internal::DistAutogradService>(context, options);
   };
 }
 
@@ -28,7 +28,10 @@ std::string slot_name() { return "@dist_autograd"; }
 
 Status shut_down_error() { return make_error(ErrorKind::kState, "the worker has shut down"); }
 
-DistAutogradService::DistAutogradService(ServiceContext context) : context_(std::move(context)) {}
+DistAutogradService::DistAutogradService(ServiceContext context,
+                                         const DistAutogradServiceOptions& options)
+    : context_(std::move(context)),
+      report_stall_after_(options.report_stall_after.value_or(absl::Seconds(10))) {}
 
 const void* DistAutogradService::scope_key() const {
   const void* key = scope_key_.load(std::memory_order_relaxed);
@@ -228,7 +231,9 @@ void DistAutogradService::put_debug_info(std::map<std::string, int64_t>* out) co
   (*out)["autograd_sends"] = sum.sends;
   (*out)["autograd_leaves"] = sum.leaves;
   (*out)["autograd_releases"] = releases_;
-  for (const char* kind : {"discover", "gradient", "close", "done", "abort", "release", "norm", "scale"}) {
+  (*out)["autograd_stall_reports"] = stall_reports_;
+  for (const char* kind :
+       {"discover", "gradient", "close", "done", "abort", "release", "norm", "scale"}) {
     const auto at = sent_.find(absl::StrCat("@dist_autograd.", kind));
     (*out)[absl::StrCat("autograd_", kind, "s_sent")] = at == sent_.end() ? 0 : at->second;
   }

@@ -23,6 +23,7 @@
 #include "weft/common/runtime.h"
 #include "weft/dist_autograd/internal/context_state.h"
 #include "weft/dist_autograd/internal/wire.h"
+#include "weft/dist_autograd/service.h"
 #include "weft/rpc/interceptor.h"
 #include "weft/rpc/service.h"
 #include "weft/rpc/worker.h"
@@ -48,7 +49,7 @@ class WEFT_API DistAutogradService final
       public PassLinks,
       public std::enable_shared_from_this<DistAutogradService> {
  public:
-  explicit DistAutogradService(ServiceContext context);
+  DistAutogradService(ServiceContext context, const DistAutogradServiceOptions& options);
 
   const Worker& worker() const { return *context_.worker; }
 
@@ -146,10 +147,15 @@ class WEFT_API DistAutogradService final
   void on_scale(CallContext& call, Payload arguments, ReplyFn reply);
   void on_notice(CallContext& call, Payload arguments, ReplyFn reply, OnNotice handle);
   void watch(absl::Time deadline);
+  void watch_locked(absl::Time when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A pass has begun here; it is to be looked at when this is over.
+  void watch_pass(absl::Time deadline);
+  void report_stalls(absl::Time now);
   void tick();
   std::vector<ContextRef> contexts() const;
 
   const ServiceContext context_;
+  const absl::Duration report_stall_after_;
   mutable std::atomic<const void*> scope_key_{nullptr};
   std::atomic<uint64_t> last_message_{0};
 
@@ -165,6 +171,8 @@ class WEFT_API DistAutogradService final
   int64_t releases_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<std::pair<ReleaseRef, WorkerKey>> again_ ABSL_GUARDED_BY(mutex_);
   absl::Time armed_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  absl::Time next_look_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // for stalls
+  int64_t stall_reports_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string_view, int64_t> sent_ ABSL_GUARDED_BY(mutex_);  // by method
 };
 

@@ -207,7 +207,7 @@ StatusOr<std::shared_ptr<BackwardPass>> DistAutogradService::find_pass(const Pas
                      " on worker '", worker().name(), "'"));
   }
   auto pass = context->find(id, deadline, make, shared_from_this());
-  if (pass.ok() && make && id.root != self()) watch(deadline + kMargin);
+  if (pass.ok() && make && id.root != self()) watch_pass(deadline + kMargin);
   return pass;
 }
 
@@ -264,6 +264,7 @@ Status DistAutogradService::backward(const ContextRef& context, torch::autograd:
                                      absl::Duration deadline) {
   const absl::Time end = runtime().now() + deadline;
   WEFT_ASSIGN_OR_RETURN(const auto pass, context->begin(end, shared_from_this()));
+  watch_pass(absl::InfiniteFuture());
   pass->start(std::move(roots), std::move(gradients), retain);
   const Future<void> ended = pass->ended();
   Status status = ended.try_wait(end - runtime().now());
@@ -284,6 +285,38 @@ Status DistAutogradService::backward(const ContextRef& context, torch::autograd:
 
 void DistAutogradService::watch(absl::Time when) {
   MutexLock lock(&mutex_);
+  watch_locked(when);
+}
+
+void DistAutogradService::watch_pass(absl::Time deadline) {
+  const absl::Time now = runtime().now();
+  MutexLock lock(&mutex_);
+  if (next_look_ == absl::InfiniteFuture()) next_look_ = now + report_stall_after_;
+  watch_locked(std::min(deadline, next_look_));
+}
+
+void DistAutogradService::report_stalls(absl::Time now) {
+  bool running = false;
+  for (const ContextRef& context : contexts()) {
+    for (const auto& pass : context->passes()) {
+      if (pass->state() != BackwardPass::State::kRunning) continue;
+      running = true;
+      if (!pass->stands_still()) continue;
+      {
+        MutexLock lock(&mutex_);
+        ++stall_reports_;
+      }
+      WEFT_LOG(worker().log(), kWarning)
+          << to_string(pass->id()) << ": nothing has happened here for "
+          << absl::FormatDuration(report_stall_after_) << "; it waits for " << pass->waits_for();
+    }
+  }
+  MutexLock lock(&mutex_);
+  next_look_ = running ? now + report_stall_after_ : absl::InfiniteFuture();
+  watch_locked(next_look_);
+}
+
+void DistAutogradService::watch_locked(absl::Time when) {
   if (!closed_.ok() || when >= armed_) return;
   armed_ = when;
   if (timer_ == nullptr) {
@@ -300,10 +333,12 @@ void DistAutogradService::watch(absl::Time when) {
 void DistAutogradService::tick() {
   const absl::Time now = runtime().now();
   std::deque<std::pair<ReleaseRef, WorkerKey>> again;
+  absl::Time look;
   {
     MutexLock lock(&mutex_);
     armed_ = absl::InfiniteFuture();
     again.swap(again_);
+    look = next_look_;
   }
   for (auto& [release, to] : again) tell_released(release, to);
   absl::Time next = absl::InfiniteFuture();
@@ -321,6 +356,11 @@ void DistAutogradService::tick() {
     }
   }
   if (next < absl::InfiniteFuture()) watch(next);
+  if (look <= now) {
+    report_stalls(now);
+  } else {
+    watch(look);
+  }
 }
 
 }  // namespace weft::internal
