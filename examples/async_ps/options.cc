@@ -44,7 +44,8 @@ std::string usage() {
          std::to_string(defaults.seed) +
          ")\n"
          "  --mode MODE        push: trainers pull the parameters and push gradients (default);\n"
-         "                     autograd: the hidden layer stays at the server, the output layer at\n"
+         "                     autograd: the hidden layer stays at the server, the output layer "
+         "at\n"
          "                     a trainer, and steps are distributed backward and optimizer\n"
          "  --data FILE        the images; read by the server only (digits.csv of the build)\n"
          "  --checkpoint FILE  where the server saves the parameters (" +
@@ -68,7 +69,8 @@ Options parse_options(int argc, char** argv) {
     } else if (i + 1 < argc) {
       value = argv[++i];
     }
-    if (name != "--epochs" && name != "--mode" && name != "--seed" && name != "--data" && name != "--checkpoint") {
+    if (name != "--epochs" && name != "--mode" && name != "--seed" && name != "--data" &&
+        name != "--checkpoint") {
       throw std::invalid_argument("there is no option " + std::string(name) + "; see --help");
     }
     if (value.empty()) throw std::invalid_argument(std::string(name) + " wants a value");

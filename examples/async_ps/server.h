@@ -103,7 +103,8 @@ class ParameterServer {
   void trainer_lost(const std::string& name, const std::string& why);
   Progress progress() const;
   Parameters parameters() const;
-  // --mode autograd, when it is finished and before the trainers leave: fetched from where they are.
+  // --mode autograd, when it is finished and before the trainers leave: fetched from where they
+  // are.
   Parameters take_layers();
 
  private:

@@ -63,9 +63,9 @@ void run_split_trainer(const weft::Worker& worker) {
   if (task.index == 0) {
     const auto first =
         weft::rpc_sync(worker, kServer, weft::on(kInstance, &ParameterServer::first_output));
-    weft::rpc_sync(worker, kServer, weft::on(kInstance, &ParameterServer::offer_output),
-                   weft::RRef<Layer>::local(
-                       worker, std::make_shared<Layer>(first.at(0), first.at(1), false)));
+    weft::rpc_sync(
+        worker, kServer, weft::on(kInstance, &ParameterServer::offer_output),
+        weft::RRef<Layer>::local(worker, std::make_shared<Layer>(first.at(0), first.at(1), false)));
   }
   const weft::RRef<Layer> hidden =
       weft::rpc_sync(worker, kServer, weft::on(kInstance, &ParameterServer::hidden));

@@ -144,7 +144,6 @@ void World::run_passes() {
   if (acts) audit_.on_arrival(1 + below(16), [&promise] { promise.try_set(true); });
   const bool at_once = passes_.size() == 2 && (passes_[1].root != 0 || below(2) == 0);
   {
-    std::vector<std::unique_ptr<Thread>> threads;
     size_t left = passes_.size();
     const auto run_one = [&](Pass* pass) {
       if (!at_once) {
@@ -154,6 +153,7 @@ void World::run_passes() {
       one_pass(pass);
       if (--left == 0) promise.try_set(false);
     };
+    std::vector<std::unique_ptr<Thread>> threads;  // joined before what they use is gone
     if (at_once) {
       for (Pass& pass : passes_) {
         threads.push_back(sim_->spawn("pass", [&run_one, &pass] { run_one(&pass); }));
@@ -166,6 +166,7 @@ void World::run_passes() {
     const StatusOr<bool> reached = now.try_wait();
     if (reached.ok() && *reached) act();
   }
+  audit_.on_arrival(0, nullptr);
   only_ = nullptr;
   throw_at_ = 0;
   sleep_at_ = 0;
