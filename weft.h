@@ -17,7 +17,6 @@
 #include "weft/common/time.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/rref_backward.h"
-#include "weft/dist_autograd/rref_backward.h"
 #include "weft/dist_autograd/service.h"
 #include "weft/dist_optim/lr_scheduler.h"
 #include "weft/dist_optim/optimizer.h"

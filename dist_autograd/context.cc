@@ -138,9 +138,8 @@ void DistAutogradContext::write_to_grad() const { write(gradients()); }
 double DistAutogradContext::clip_grad_norm(double max_norm, const ClipOptions& options) {
   if (!(max_norm > 0) || !(options.norm_type > 0)) {
     throw_error(make_error(ErrorKind::kInvalidArgument,
-                           absl::StrCat("clip_grad_norm: max_norm is ", max_norm,
-                                        ", norm_type is ", options.norm_type,
-                                        "; both must be positive")));
+                           absl::StrCat("clip_grad_norm: max_norm is ", max_norm, ", norm_type is ",
+                                        options.norm_type, "; both must be positive")));
   }
   return value_or_throw(service_->clip(state_, max_norm, options.norm_type,
                                        options.error_if_nonfinite,

@@ -42,8 +42,8 @@ StatusOr<double> DistAutogradService::clip(const ContextRef& context, double mos
                                            bool refuse_nonfinite, absl::Duration deadline) {
   const absl::Time end = runtime().now() + deadline;
   if (context->closed()) {
-    return make_error(ErrorKind::kState, absl::StrCat(weft::to_string(context->id()),
-                                                      " has been released"));
+    return make_error(ErrorKind::kState,
+                      absl::StrCat(weft::to_string(context->id()), " has been released"));
   }
   NormRequestData request{context->id(), norm_type, 0, {}};
   context->ended_passes(self(), &request.ended_below, &request.aborted);
@@ -123,8 +123,8 @@ void DistAutogradService::on_scale(CallContext&, Payload arguments, ReplyFn repl
   if (!scale.ok()) return reply(scale.status());
   const ContextRef context = find(scale->context);
   if (context == nullptr) {
-    return reply(make_error(ErrorKind::kState, absl::StrCat(weft::to_string(scale->context),
-                                                            " has been released")));
+    return reply(make_error(ErrorKind::kState,
+                            absl::StrCat(weft::to_string(scale->context), " has been released")));
   }
   context->scale(scale->factor);
   reply(bytes_payload(""));

@@ -92,8 +92,8 @@ TEST_P(DistClip, Errors) {
   auto c = make({.size = 2});
   const at::Tensor x = leaf({1, 2});
   DistAutogradContext context((*c)[0]);
-  context.backward({(rpc_sync((*c)[0], "worker1", &mul, x, x) *
-                     std::numeric_limits<double>::infinity()).sum()});
+  context.backward(
+      {(rpc_sync((*c)[0], "worker1", &mul, x, x) * std::numeric_limits<double>::infinity()).sum()});
   expect_error(error_of([&] { context.clip_grad_norm(1, {.error_if_nonfinite = true}); }),
                ErrorKind::kInvalidArgument, {"norm of order 2", "2 workers", "inf"});
   expect_error(error_of([&] { context.clip_grad_norm(0); }), ErrorKind::kInvalidArgument,
