@@ -58,7 +58,7 @@ OptimizerCore::OptimizerCore(const Worker& worker, std::string_view name, Optimi
       options_(options),
       make_(std::move(make)),
       service_(DistOptimService::of(worker)),
-      rule_(find_update_rule(name)) {}
+      rule_(make_update_rule(name)) {}
 
 const Worker& OptimizerCore::worker() const { return service_->worker(); }
 

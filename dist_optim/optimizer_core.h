@@ -150,7 +150,7 @@ class WEFT_API OptimizerCore {
   const OptimizerOptions options_;
   const MakeLink make_;
   const std::shared_ptr<DistOptimService> service_;
-  const UpdateRule* const rule_;  // null: of a user's class
+  const std::shared_ptr<const UpdateRule> rule_;  // null: of a user's class
 
   mutable Mutex mutex_;
   std::vector<OwnerRef> owners_ ABSL_GUARDED_BY(mutex_);

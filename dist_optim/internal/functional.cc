@@ -9,8 +9,8 @@
 namespace weft::internal {
 namespace {
 
-const UpdateRule* rule_or_throw(const std::string& name) {
-  const UpdateRule* rule = find_update_rule(name);
+std::shared_ptr<const UpdateRule> rule_or_throw(const std::string& name) {
+  std::shared_ptr<const UpdateRule> rule = make_update_rule(name);
   if (rule == nullptr) {
     throw_error(make_error(ErrorKind::kNotFound,
                            absl::StrCat("there is no optimizer '", name, "'; there are ",

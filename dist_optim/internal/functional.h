@@ -30,7 +30,7 @@ class WEFT_API FunctionalOptimizer final : public OwnerOptimizer {
 
   ParameterState* state_of(size_t slot);
 
-  const UpdateRule* const rule_;
+  const std::shared_ptr<const UpdateRule> rule_;
   Mutex states_mutex_;
   // By slot; a state stays where it is.
   std::vector<std::unique_ptr<ParameterState>> states_ ABSL_GUARDED_BY(states_mutex_);

@@ -1,6 +1,7 @@
 #include "weft/dist_optim/internal/update_rule.h"
 
 #include <cmath>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -294,32 +295,32 @@ class RuleOf final : public UpdateRule {
   std::vector<std::string> buffers_;
 };
 
-const std::vector<const UpdateRule*>& rules() {
-  static const RuleOf<SGDRule> sgd;
-  static const RuleOf<AdamRule<optim::Adam>> adam;
-  static const RuleOf<AdamRule<optim::AdamW>> adamw;
-  static const RuleOf<AdagradRule> adagrad;
-  static const RuleOf<AdadeltaRule> adadelta;
-  static const RuleOf<RMSpropRule> rmsprop;
-  static const RuleOf<AdamaxRule> adamax;
-  static const RuleOf<RpropRule> rprop;
-  static const std::vector<const UpdateRule*> all = {&sgd,      &adam,    &adamw,  &adagrad,
-                                                     &adadelta, &rmsprop, &adamax, &rprop};
-  return all;
+// Calls `f` with each, until it gives something.
+template <class F>
+auto first_of_all(const F& f) {
+  const auto or_else = [&f]<class... Rules>(std::tuple<Rules...>) {
+    decltype(f.template operator()<SGDRule>()) found{};
+    (void)((found = f.template operator()<Rules>()) || ...);
+    return found;
+  };
+  return or_else(std::tuple<SGDRule, AdamRule<optim::Adam>, AdamRule<optim::AdamW>, AdagradRule,
+                            AdadeltaRule, RMSpropRule, AdamaxRule, RpropRule>());
 }
 
 }  // namespace
 
-const UpdateRule* find_update_rule(std::string_view name) {
-  for (const UpdateRule* rule : rules()) {
-    if (rule->name() == name) return rule;
-  }
-  return nullptr;
+std::shared_ptr<const UpdateRule> make_update_rule(std::string_view name) {
+  return first_of_all([name]<class Rule>() -> std::shared_ptr<const UpdateRule> {
+    return Rule::kName == name ? std::make_shared<const RuleOf<Rule>>() : nullptr;
+  });
 }
 
 std::vector<std::string> update_rule_names() {
   std::vector<std::string> out;
-  for (const UpdateRule* rule : rules()) out.push_back(rule->name());
+  first_of_all([&out]<class Rule>() {
+    out.emplace_back(Rule::kName);
+    return false;
+  });
   return out;
 }
 

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,8 +48,8 @@ class UpdateRule {
                       ParameterState* state) const = 0;
 };
 
-// Null: there is none of that name. They live as long as the program.
-WEFT_API const UpdateRule* find_update_rule(std::string_view name);
+// Null: there is none of that name.
+WEFT_API std::shared_ptr<const UpdateRule> make_update_rule(std::string_view name);
 WEFT_API std::vector<std::string> update_rule_names();
 
 }  // namespace weft::internal

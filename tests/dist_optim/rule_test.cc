@@ -37,7 +37,7 @@ PackedOptions defaults_of(const std::string& name) {
   return defaults<optim::Rprop>();
 }
 PackedOptions options_of(const Golden& golden) {
-  const UpdateRule* rule = find_update_rule(golden.name);
+  const auto rule = make_update_rule(golden.name);
   PackedOptions out = defaults_of(golden.name);
   size_t set = 0;
   for (size_t i = 0; i < out.size(); ++i) {
@@ -58,7 +58,7 @@ at::Tensor gradient(int step) {
 TEST(UpdateRule, DA_53_equals_torch_optim) {
   for (const Golden& golden : kGolden) {
     SCOPED_TRACE(golden.name);
-    const UpdateRule* rule = find_update_rule(golden.name);
+    const auto rule = make_update_rule(golden.name);
     ASSERT_NE(rule, nullptr);
     const PackedOptions options = options_of(golden);
     ASSERT_TRUE(rule->check_options(options).ok());
@@ -81,7 +81,7 @@ TEST(UpdateRule, DA_53_equals_torch_optim) {
 
 TEST(UpdateRule, AllEightAreThere) {
   EXPECT_EQ(update_rule_names().size(), 8U);
-  EXPECT_EQ(find_update_rule("LBFGS"), nullptr);
+  EXPECT_EQ(make_update_rule("LBFGS"), nullptr);
 }
 
 // A sparse gradient that names a row twice gives what the dense one gives.
@@ -91,7 +91,7 @@ TEST(UpdateRule, SparseEqualsDense) {
   const at::Tensor sparse = torch::sparse_coo_tensor(ids, values, {4, 2});
   for (const char* name : {"SGD", "Adagrad"}) {
     SCOPED_TRACE(name);
-    const UpdateRule* rule = find_update_rule(name);
+    const auto rule = make_update_rule(name);
     const PackedOptions options = defaults_of(name);
     ASSERT_TRUE(rule->check_sparse(options).ok());
     at::Tensor a = torch::ones({4, 2}, torch::kFloat64);
@@ -113,7 +113,7 @@ TEST(UpdateRule, SparseOfTwoSparseDimensions) {
   const at::Tensor ids = torch::tensor({{0, 1, 0}, {1, 0, 1}}, torch::kLong);
   const at::Tensor sparse =
       torch::sparse_coo_tensor(ids, torch::tensor({1.0, 2.0, 3.0}, torch::kFloat64), {2, 2});
-  const UpdateRule* rule = find_update_rule("Adagrad");
+  const auto rule = make_update_rule("Adagrad");
   const PackedOptions options = defaults_of("Adagrad");
   at::Tensor a = torch::ones({2, 2}, torch::kFloat64);
   at::Tensor b = a.clone();
@@ -129,7 +129,7 @@ TEST(UpdateRule, SparseOfTwoSparseDimensions) {
 TEST(UpdateRule, WhatCannotTakeSparseGradientsSaysSo) {
   for (const std::string& name : update_rule_names()) {
     PackedOptions options = defaults_of(name);
-    const UpdateRule* rule = find_update_rule(name);
+    const auto rule = make_update_rule(name);
     const bool can = name == "SGD" || name == "Adagrad";
     EXPECT_EQ(rule->check_sparse(options).ok(), can) << name;
     for (size_t i = 0; i < options.size(); ++i) {
@@ -143,7 +143,7 @@ TEST(UpdateRule, WhatCannotTakeSparseGradientsSaysSo) {
 TEST(UpdateRule, OptionsAreChecked) {
   int refused = 0;
   for (const std::string& name : update_rule_names()) {
-    const UpdateRule* rule = find_update_rule(name);
+    const auto rule = make_update_rule(name);
     EXPECT_TRUE(rule->check_options(defaults_of(name)).ok()) << name;
     for (size_t i = 0; i < rule->option_names().size(); ++i) {
       PackedOptions options = defaults_of(name);
@@ -157,7 +157,7 @@ TEST(UpdateRule, OptionsAreChecked) {
   }
   EXPECT_EQ(refused, 6 + 7 + 7 + 6 + 5 + 7 + 6 + 6);
   PackedOptions nesterov = pack_options<optim::SGD>({.lr = 0.1, .nesterov = true});
-  EXPECT_FALSE(find_update_rule("SGD")->check_options(nesterov).ok());
+  EXPECT_FALSE(make_update_rule("SGD")->check_options(nesterov).ok());
 }
 
 }  // namespace

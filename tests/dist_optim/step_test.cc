@@ -73,7 +73,7 @@ TEST_P(DistOptimStep, DA_53_those_that_libtorch_lacks) {
     std::vector<at::Tensor> local = values(c);
     for (at::Tensor& p : local) p.set_requires_grad(true);
     DistributedOptimizer<Tag> optimizer(c[0], c.parameters, options);
-    const internal::UpdateRule* rule = internal::find_update_rule(std::string(Tag::kName));
+    const auto rule = internal::make_update_rule(std::string(Tag::kName));
     const auto packed = internal::pack_options<Tag>(options);
     std::vector<internal::ParameterState> states(2);
     for (int i = 0; i < 5; ++i) {
