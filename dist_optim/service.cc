@@ -20,6 +20,7 @@ std::shared_ptr<DistOptimService> DistOptimService::of(const Worker& worker) {
 void DistOptimService::put_debug_info(std::map<std::string, int64_t>* out) const {
   (*out)["optimizers"] = optimizers.load();
   (*out)["optimizer_parameters"] = static_cast<int64_t>(parameters_.in_use());
+  (*out)["optimizer_lock_waits"] = parameters_.waits();
   (*out)["optimizer_steps"] = steps.load();
   (*out)["optimizer_refusals"] = refusals.load();
   (*out)["optimizer_reservations"] = reservations.load();

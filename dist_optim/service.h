@@ -12,7 +12,8 @@
 //
 // weft::join (weft/weft.h) does all of that. debug_info() then has "optimizers" (living at this
 // worker), "optimizer_parameters", "optimizer_steps" (applied), "optimizer_refusals" (steps that
-// did not pass their first phase) and "optimizer_reservations" (steps between their phases).
+// did not pass their first phase), "optimizer_reservations" (steps between their phases) and
+// "optimizer_lock_waits" (how often a step has waited for a parameter that another one updates).
 
 #include "weft/common/api.h"
 #include "weft/rpc/library.h"

@@ -6,6 +6,7 @@ namespace weft::internal {
 
 Status Parameter::lock() {
   MutexLock lock(&mutex_);
+  if (locked_) waits_->fetch_add(1);
   while (locked_) {
     WEFT_RETURN_IF_ERROR(freed_.wait_until(&mutex_, absl::InfiniteFuture()));
   }
@@ -51,7 +52,7 @@ std::shared_ptr<Parameter> ParameterTable::find(const at::Tensor& tensor) {
   std::erase_if(parameters_, [](const auto& one) { return one.second.tensor.expired(); });
   const auto at = parameters_.find(tensor.unsafeGetTensorImpl());
   if (at != parameters_.end()) return at->second.parameter;
-  auto made = std::make_shared<Parameter>(runtime_.get());
+  auto made = std::make_shared<Parameter>(runtime_.get(), &waits_);
   parameters_.emplace(tensor.unsafeGetTensorImpl(),
                       Entry{WeakTensor(tensor.getIntrusivePtr()), made});
   return made;

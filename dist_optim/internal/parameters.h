@@ -10,6 +10,7 @@
 //          it has, was cancelled, or its time is over. Nobody waits for a reservation: who meets
 //          one is refused, so steps over several owners cannot wait for each other.
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -25,7 +26,8 @@ namespace weft::internal {
 
 class Parameter {
  public:
-  explicit Parameter(Runtime* runtime) : runtime_(runtime), freed_(runtime) {}
+  Parameter(Runtime* runtime, std::atomic<int64_t>* waits)
+      : runtime_(runtime), waits_(waits), freed_(runtime) {}
 
   // OPT-1; waits for whoever has the lock. resource_exhausted: too many threads wait.
   Status lock();
@@ -40,6 +42,7 @@ class Parameter {
 
  private:
   Runtime* const runtime_;
+  std::atomic<int64_t>* const waits_;
   mutable Mutex mutex_;
   Condition freed_;
   bool locked_ ABSL_GUARDED_BY(mutex_) = false;
@@ -73,6 +76,8 @@ class ParameterTable {
   std::shared_ptr<Parameter> find(const at::Tensor& tensor);
   // Those that somebody holds.
   size_t in_use() const;
+  // How often somebody has waited for a lock.
+  int64_t waits() const { return waits_.load(); }
 
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -82,6 +87,7 @@ class ParameterTable {
   };
 
   const std::shared_ptr<Runtime> runtime_;
+  std::atomic<int64_t> waits_{0};
   mutable Mutex mutex_;
   std::map<const c10::TensorImpl*, Entry> parameters_ ABSL_GUARDED_BY(mutex_);
 };

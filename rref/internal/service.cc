@@ -86,6 +86,21 @@ RRefValueRef RRefService::find_value_locked(const RRefId& rref) const {
   return it == values_.end() ? nullptr : it->second;
 }
 
+StatusOr<RRefValueRef> RRefService::value_for_use(const RRefId& rref) const {
+  MutexLock lock(&mutex_);
+  if (!closed_.ok()) return leaving_error();
+  RRefValueRef value = find_value_locked(rref);
+  if (value == nullptr) {
+    return make_error(ErrorKind::kState, absl::StrCat(to_string(rref), " is gone"));
+  }
+  return value;
+}
+
+Status RRefService::leaving_error() const {
+  return make_error(ErrorKind::kPeerLost,
+                    absl::StrCat("an owner of RRefs is leaving: ", std::string(closed_.message())));
+}
+
 std::shared_ptr<RRefHandle> RRefService::make_handle(const Handle& handle, bool is_creator,
                                                      CreationSite site) {
   auto made = std::make_shared<RRefHandle>(weak_from_this(), handle, info_of(handle.owner),
@@ -243,11 +258,13 @@ void RRefService::on_shutdown(const Status& why) {
   std::vector<RRefHandleRef> handles;
   absl::flat_hash_map<RRefId, RRefValueRef> values;
   Status closed;
+  Status lost;
   {
     MutexLock lock(&mutex_);
     if (!closed_.ok()) return;
     closed_ = why;
     closed = closed_error();
+    lost = leaving_error();
     arrivals.swap(arrivals_);
     uses.swap(uses_);
     values.swap(values_);
@@ -258,10 +275,6 @@ void RRefService::on_shutdown(const Status& why) {
     }
   }
   if (timer_ != nullptr) timer_->disarm();
-  // Others are told what their call would have been told a moment later.
-  const Status lost =
-      make_error(ErrorKind::kPeerLost,
-                 absl::StrCat("an owner of RRefs is leaving: ", std::string(why.message())));
   for (auto& [key, on] : arrivals) on(lost);
   for (auto& [token, use] : uses) use.done(use.local ? closed : lost);
   std::sort(handles.begin(), handles.end(),

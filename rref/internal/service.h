@@ -166,6 +166,11 @@ class RRefService final : public Service,
   void with(Change change);
   void request_ended(const WorkerKey& from, uint64_t carrier);
   RRefValueRef find_value_locked(const RRefId& rref) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same for a use by another worker. Errors: kind peer_lost, the service has ended; kind
+  // state, the object is gone.
+  StatusOr<RRefValueRef> value_for_use(const RRefId& rref) const;
+  // What others are told then: as their call would have been a moment later.
+  Status leaving_error() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   struct Todo;  // what effects ask for, to be done without the mutex
   void sort_out_locked(Effects effects, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void perform(Todo todo);

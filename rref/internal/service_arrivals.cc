@@ -14,10 +14,9 @@ namespace {
 // told what their answers would have said.
 constexpr absl::Duration kFlushAfter = absl::Milliseconds(20);
 
-Status point_at(IncomingRequest& request, const RRefId& rref, const RRefValueRef& value) {
-  if (value == nullptr) {
-    return make_error(ErrorKind::kState, absl::StrCat(to_string(rref), " is gone"));
-  }
+Status point_at(IncomingRequest& request, const StatusOr<RRefValueRef>& found) {
+  if (!found.ok()) return found.status();
+  const RRefValueRef& value = *found;
   TargetObject target;
   target.turns = value->turns;
   if (request.method().name == kFetchMethod) {
@@ -155,32 +154,31 @@ void RRefService::use_target(const std::shared_ptr<Request>& state) {
     state->token.store(token);
     uses_[token] = ParkedUse{use.rref, /*local=*/false, [this, state, use](Status status) {
                                if (status.ok()) {
-                                 RRefValueRef value;
-                                 {
-                                   MutexLock lock(&mutex_);
-                                   value = find_value_locked(use.rref);
-                                 }
-                                 status = point_at(state->request, use.rref, value);
+                                 status = point_at(state->request, value_for_use(use.rref));
                                }
                                end(state, std::move(status));
                              }};
     p.use(token, state->from, use, out);
   });
-  if (!open) end(state, make_error(ErrorKind::kState, "the worker has shut down"));
+  if (!open) {
+    Status leaving;
+    {
+      MutexLock lock(&mutex_);
+      leaving = leaving_error();
+    }
+    end(state, std::move(leaving));
+  }
 }
 
 std::optional<Status> RRefService::use_now(IncomingRequest& request, const WorkerKey& from,
                                            const Use& use) {
-  std::optional<Status> result;
-  RRefValueRef value;
   {
     MutexLock lock(&mutex_);
     if (!closed_.ok()) return std::nullopt;
-    result = protocol().use_if_ready(from, use);
+    const std::optional<Status> result = protocol().use_if_ready(from, use);
     if (!result.has_value() || !result->ok()) return result;
-    value = find_value_locked(use.rref);
   }
-  return point_at(request, use.rref, value);
+  return point_at(request, value_for_use(use.rref));
 }
 
 void RRefService::end(const std::shared_ptr<Request>& state, Status status) {

@@ -75,6 +75,8 @@ TEST_P(DistOptimIsolation, VersionedStepsAtOnceAreWholeOrRefused) {
         const StepReport report = optimizer.try_step(context, {.versions = read});
         if (report.status.ok()) {
           ++applied;
+          // Nobody came between.
+          for (size_t k = 0; k < 2; ++k) EXPECT_EQ(report.owners[k].versions[0], read[k] + 1);
         } else {
           ++refused;
           EXPECT_EQ(error_kind(report.status), ErrorKind::kState) << report.status;
@@ -88,6 +90,38 @@ TEST_P(DistOptimIsolation, VersionedStepsAtOnceAreWholeOrRefused) {
   DistributedOptimizer<optim::SGD> last(c[0], c.parameters);
   EXPECT_EQ(last.versions(), (std::vector<int64_t>{applied.load(), applied.load()}));
   expect_none(*c.cluster, "optimizer_reservations");
+}
+
+// A step is between its phases at worker1, where its word to apply is swallowed.
+TEST_P(DistOptimIsolation, OPT_3_a_reserved_parameter_is_nobody_elses) {
+  auto plan = std::make_shared<FaultPlan>(1);
+  OptimCluster c = make(2, plan);
+  const OptimizerOptions how{.isolation = Isolation::kVersioned};
+  DistributedOptimizer<optim::SGD> a(c[0], c.parameters, {.lr = 1}, how);
+  DistributedOptimizer<optim::SGD> b(c[0], {c.parameters[0]}, {.lr = 1}, how);
+  const std::vector<int64_t> read = a.versions();
+  const std::vector<at::Tensor> before = values(c);
+  DistAutogradContext context(c[0]);
+  context.backward({loss(c, input())});
+  plan->add({.fault = Fault::kDrop,
+             .kind = FrameKind::kRequest,
+             .from = "worker0",
+             .to = "worker1",
+             .skip = 1,
+             .times = 1});
+  StepReport of_a;
+  std::thread step(
+      [&] { of_a = a.try_step(context, {.deadline = absl::Seconds(2), .versions = read}); });
+  eventually([&] { return counter(c[2], "optimizer_steps") == 1; }, "applied at worker2");
+  expect_error(b.try_step(context, {.versions = {0}}).status, ErrorKind::kState,
+               {"between the two phases of another step", "'worker1' not applied"});
+  expect_equal(values(c)[0], before[0]);
+  step.join();
+  EXPECT_EQ(of_a.owners[0].outcome, StepOutcome::kUnknown);
+  EXPECT_EQ(of_a.owners[1].outcome, StepOutcome::kApplied);
+  // Its time is over, and nobody has heard of it: the parameter is free again.
+  eventually([&] { return b.try_step(context, {.versions = {0}}).status.ok(); }, "free");
+  EXPECT_EQ(a.versions(), (std::vector<int64_t>{1, 1}));
 }
 
 TEST_P(DistOptimIsolation, HogwildUpdates) {
