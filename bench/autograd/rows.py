@@ -9,7 +9,7 @@ from pathlib import Path
 from figures import compare, describe_latency, detail, p50, p99
 from harness import DriverSpec, median
 
-ROWS = ("A1", "A4")
+ROWS = ("A1", "A2", "A3", "A4")
 PEERS = ("python",)
 
 OURS, OURS_TCP = "weft", "weft/tcp"
@@ -35,24 +35,40 @@ def driver_specs(build, python, only_peer, with_ours):
     return specs
 
 
-def row_a1(bench, quick):
-    metric = "a step of a small MLP on two workers"
-    bench.log(f"A1: {metric}")
+def steps(bench, quick, metric, name, drivers, parts):
+    """Rows of latency: parts are (id, what, ours, take, bar)."""
+    bench.log(f"{parts[0][0]}: {metric}")
     count = STEPS // 5 if quick else STEPS
-    results = bench.interleave([OURS, OURS_TCP, PY, PY_TCP], f"lat step {count}", 120)
+    results = bench.interleave(drivers, f"lat {name} {count}", 120)
     detail(bench, results, describe_latency)
-    peers = [PY, PY_TCP]
-
-    def row(id, what, ours, take, bar=None):
-        return compare(
-            bench, results, id, f"{metric}, {what}", "us", "lower", ours, peers, take, bar
-        )
-
     return [
-        row("A1", "p50", OURS, p50, 2.5),
-        row("A1.1", "p99", OURS, p99),
-        row("A1.2", "TCP, p50", OURS_TCP, p50),
+        compare(bench, results, id, f"{metric}, {what}", "us", "lower", ours, [PY, PY_TCP], take, bar)
+        for id, what, ours, take, bar in parts
     ]
+
+
+def row_a1(bench, quick):
+    return steps(
+        bench, quick, "a training step of a small MLP on two workers", "step", [OURS, OURS_TCP, PY, PY_TCP],
+        [("A1", "p50", OURS, p50, 2.5), ("A1.1", "p99", OURS, p99, None), ("A1.2", "TCP, p50", OURS_TCP, p50, None)],
+    ) + steps(
+        bench, quick, "the same without an optimizer", "pass", [OURS, PY, PY_TCP],
+        [("A1.3", "p50", OURS, p50, 2.5)],
+    )
+
+
+def row_a2(bench, quick):
+    return steps(
+        bench, quick, "a training step of an LSTM between embedding and decoder", "rnn", [OURS, PY, PY_TCP],
+        [("A2", "p50", OURS, p50, 1.5)],
+    )
+
+
+def row_a3(bench, quick):
+    return steps(
+        bench, quick, "a training step with 1,024 rows of a remote table", "embed", [OURS, PY, PY_TCP],
+        [("A3", "p50", OURS, p50, 2.5)],
+    )
 
 
 def rate(rounds):
@@ -60,7 +76,7 @@ def rate(rounds):
 
 
 def row_a4(bench, quick):
-    metric = f"steps of {TRAINERS} trainers' threads against one server"
+    metric = f"passes of {TRAINERS} trainers' threads against one server"
     bench.log(f"A4: {metric}")
     seconds = 1 if quick else 3
     results = bench.interleave([OURS, PY, PY_TCP], f"threads {TRAINERS} {seconds}", 60)
@@ -72,7 +88,7 @@ def row_a4(bench, quick):
 
 def measure(bench, wanted, quick, memory):
     figures = []
-    for id, row in (("A1", row_a1), ("A4", row_a4)):
+    for id, row in (("A1", row_a1), ("A2", row_a2), ("A3", row_a3), ("A4", row_a4)):
         if id in wanted:
             figures += row(bench, quick)
     return figures

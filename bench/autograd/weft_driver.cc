@@ -1,77 +1,29 @@
 // Ours, as a driver of the `autograd` suite: what a user's program does, through the public API
-// alone. w1 has the first layers of a small model, w0 the last and the loss. Commands besides those
-// of the line protocol (`lat step`: one step, from the context to its end):
+// alone. Commands besides those of the line protocol (`lat NAME COUNT`, of the names in models.h):
 //
-//   threads COUNT SECONDS    so many trainers' threads at w0 make steps of their own against w1
-//                                     {"rate": steps per second}
+//   threads COUNT SECONDS    so many trainers' threads at w0 make passes of their own against w1
+//                                     {"rate": passes per second}
 //   counters                 at every rank, what this worker has sent so far
 //                                     {"messages": n, "discovers": n, "gradients": n, "dones": n}
 //
-// A step ends when both sides have the gradients of their leaves; nothing waits for the release.
+// A step ends when both sides have applied it; nothing waits for the release of the context.
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/mse_loss.h>
-#include <ATen/ops/rand.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/zeros.h>
 
 #include <atomic>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "weft/bench/autograd/models.h"
 #include "weft/bench/line_protocol.h"
-#include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/service.h"
-#include "weft/rpc/call.h"
+#include "weft/dist_optim/service.h"
 #include "weft/rpc/grpc_transport.h"
-#include "weft/rpc/library.h"
 #include "weft/rpc/worker.h"
 #include "weft/rref/service.h"
 
 namespace weft::bench {
 namespace {
-
-constexpr char kServer[] = "w1";
-constexpr int64_t kBatch = 8;
-constexpr int64_t kWidth = 16;
-
-at::Tensor parameter(at::IntArrayRef sizes) { return at::rand(sizes).set_requires_grad(true); }
-
-Library library() {
-  Library lib("bench");
-  lib.def("forward", [w = parameter({kWidth, kWidth}), b = parameter({kWidth}),
-                      v = parameter({kWidth, kWidth})](const at::Tensor& x) {
-    return at::relu(at::linear(at::relu(at::linear(x, w, b)), v));
-  });
-  return lib;
-}
-
-class Trainer {
- public:
-  explicit Trainer(const Worker& worker)
-      : worker_(worker),
-        x_(at::rand({kBatch, kWidth})),
-        target_(at::zeros({kBatch, 1})),
-        first_(parameter({kWidth, kWidth})),
-        last_(parameter({1, kWidth})) {}
-
-  void step() const {
-    DistAutogradContext context(worker_);
-    const at::Tensor there = rpc_sync(worker_, kServer, forward_, at::linear(x_, first_));
-    context.backward({at::mse_loss(at::linear(there, last_), target_)});
-    if (context.gradients().size() != 2) throw std::runtime_error("gradients are missing");
-  }
-
- private:
-  const Worker& worker_;
-  const FunctionRef<at::Tensor(at::Tensor)> forward_{"bench.forward"};
-  const at::Tensor x_;
-  const at::Tensor target_;
-  const at::Tensor first_;
-  const at::Tensor last_;
-};
 
 std::string threads(const Worker& worker, std::istream& in) {
   int count = 0;
@@ -84,8 +36,8 @@ std::string threads(const Worker& worker, std::istream& in) {
   for (int i = 0; i < count; ++i) {
     trainers.emplace_back([&] {
       try {
-        const Trainer trainer(worker);
-        for (; seconds_since(start) < seconds; ++steps) trainer.step();
+        const auto pass = make_model(worker, "pass");
+        for (; seconds_since(start) < seconds; ++steps) pass();
       } catch (const std::exception& error) {
         std::fprintf(stderr, "%s\n", error.what());
         failed = true;
@@ -119,22 +71,18 @@ int run(int argc, char** argv) {
       .name = "w" + std::to_string(rank),
       .rank = rank,
       .world_size = std::stoi(option(argc, argv, "--world", "2")),
-      .library = library(),
+      .library = models_library(),
       .rendezvous = "file://" + path + ".store?run_id=bench",
       .transport =
           grpc_transport({.local_sockets = option(argc, argv, "--transport", "default") != "tcp"}),
-      .services = {rref_service(), dist_autograd_service()},
+      .services = {rref_service(), dist_autograd_service(), dist_optim_service()},
   });
   {
-    const Trainer trainer(worker);
     Operations operations;
-    operations.call = [&trainer](std::string_view name) -> std::function<void()> {
-      if (name != "step") throw std::invalid_argument("unknown function: " + std::string(name));
-      return [&trainer] { trainer.step(); };
-    };
+    operations.call = [&worker](std::string_view name) { return make_model(worker, name); };
     operations.more["threads"] = [&worker](std::istream& in) { return threads(worker, in); };
     operations.more["counters"] = [&worker](std::istream&) { return counters(worker); };
-    if (rank == 0) trainer.step();
+    if (rank == 0) make_model(worker, "pass")();
     serve(&operations);
   }
   const ShutdownResult result = worker.shutdown({.deadline = std::chrono::seconds(5)});
