@@ -38,7 +38,7 @@ constexpr int64_t kHidden = 128;  // of the LSTM
 constexpr double kRate = 5e-3;
 constexpr double kMaxNorm = 1.0;
 
-constexpr int64_t kSteps = 300;
+constexpr int64_t kSteps = 240;
 constexpr double kTarget = 1.8;
 
 struct Options {
