@@ -168,14 +168,12 @@ Library models_library() {
     return at::relu(at::linear(at::relu(at::linear(x, w, b)), v));
   });
   const at::Tensor symbols = parameter({kSymbols, kInput});
-  def(&lib, "encode", {symbols}, [symbols](const at::Tensor& x) {
-    return at::embedding(symbols, x);
-  });
+  def(&lib, "encode", {symbols},
+      [symbols](const at::Tensor& x) { return at::embedding(symbols, x); });
   const at::Tensor weight = parameter({kSymbols, kHidden});
   const at::Tensor bias = parameter({kSymbols});
-  def(&lib, "decode", {weight, bias}, [weight, bias](const at::Tensor& x) {
-    return at::linear(x, weight, bias);
-  });
+  def(&lib, "decode", {weight, bias},
+      [weight, bias](const at::Tensor& x) { return at::linear(x, weight, bias); });
   const at::Tensor table = parameter({kRows, kColumns});
   def(&lib, "lookup", {table}, [table](const at::Tensor& ids) {
     return at::embedding(table, ids, -1, false, /*sparse=*/true);

@@ -263,6 +263,9 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
         // The same side dialled again: it has lost the older one, even if we have not noticed.
         peer->active = link;
         replaced = old;
+      } else if (peer->info.incarnation == options_.self.incarnation) {
+        // The other end of the same connection.
+        if (link->connection()->dialled()) peer->active = link;
       } else {
         // Both dialled: the connection of the lower one stays, on both sides.
         const WorkerInfo& me = options_.self;

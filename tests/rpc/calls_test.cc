@@ -346,6 +346,17 @@ TEST_P(RpcCalls, InlineHandlersTakeNoHopToThePool) {
   EXPECT_EQ(info.at("requests_inline"), 1000);
 }
 
+// Both ends of the connection of a worker to itself belong to one agent, which must not take them
+// for two connections of which one is too many.
+TEST_P(RpcCalls, CallsToOneselfTakeOneConnection) {
+  Cluster c = make(1);
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(rpc_sync(c[0], 0, &add, i, 1), i + 1);
+  const auto info = c[0].debug_info();
+  EXPECT_EQ(info.at("dials"), 1);
+  EXPECT_EQ(info.at("connections_lost"), 0);
+  EXPECT_EQ(info.at("reconnects"), 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Nets, RpcCalls, ::testing::ValuesIn(nets()), net_name);
 
 }  // namespace
