@@ -71,7 +71,7 @@ struct IsOptimTag : std::false_type {};
 template <class T>
 struct IsOptimTag<T, std::void_t<typename T::Options, decltype(T::kName)>> : std::true_type {};
 
-template <class T, bool kOurs = IsOptimTag<T>::value>
+template <class T, bool Ours = IsOptimTag<T>::value>
 struct OptimOptions {
   using type = UserOptimizerOptions;
 };
