@@ -57,7 +57,9 @@ TEST_P(RRefFaults, BadInput_a_peer_without_the_service) {
   Cluster c(std::move(o));
   {
     auto made = remote(c[0], 1, &add, 1, 2);
-    expect_error(made.try_to_here().status(), ErrorKind::kUnimplemented, {"'@rref'"});
+    // Creation and fetch are refused in any order, each under its own name.
+    expect_error(made.try_to_here().status(), ErrorKind::kUnimplemented,
+                 {"'worker1' does not run the service of '@rref"});
     const auto mine = IntRef::local(c[0], 4);
     expect_error(try_rpc_sync(c[0], 1, &fetch, mine).status(), ErrorKind::kUnimplemented,
                  {"'@rref'"});
