@@ -113,8 +113,7 @@ Status DistAutogradContext::try_backward(const std::vector<at::Tensor>& losses,
     gradients.push_back(std::move(first));
     roots.push_back(torch::autograd::impl::gradient_edge(losses[i]));
   }
-  return service_->backward(state_, std::move(roots), std::move(gradients), options.retain_graph,
-                            options.deadline.value_or(kDeadline));
+  return service_->backward(state_, std::move(roots), std::move(gradients), options);
 }
 
 void DistAutogradContext::backward(const std::vector<at::Tensor>& losses,

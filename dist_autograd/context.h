@@ -42,6 +42,17 @@ class ContextState;
 class DistAutogradService;
 }  // namespace internal
 
+// How the workers of a pass know which gradients will come.
+enum class BackwardMode : uint8_t {
+  // They find out: what the losses do not depend on is not waited for. As many hops as kFast when
+  // the losses depend on all that was recorded.
+  kExact,
+  // They take it that the losses depend on every message that the context has recorded, as
+  // torch.distributed.autograd does; otherwise the pass fails at its deadline, and says what it
+  // waited for. To compare with.
+  kFast,
+};
+
 struct BackwardOptions {
   // One for each loss, of its shape and type; an undefined one stands for ones. Empty: all ones,
   // and every loss is to have a single element.
@@ -50,6 +61,7 @@ struct BackwardOptions {
   bool retain_graph = false;
   // Of the whole pass, on all workers. Default: 60 s. The deadlines of calls do not count here.
   Timeout deadline{};
+  BackwardMode mode = BackwardMode::kExact;
 };
 
 struct ClipOptions {

@@ -35,6 +35,8 @@ namespace weft::internal {
 class OwnerLink {
  public:
   virtual ~OwnerLink() = default;
+  // The part itself, if it is at this worker; after add_parameters().
+  virtual std::shared_ptr<OwnerOptimizer> here() const = 0;
   virtual Future<void> add_parameters(const CallOptions& o, const ParameterPlan& plan) const = 0;
   virtual Future<void> remove_group(const CallOptions& o, int64_t group) const = 0;
   virtual Future<StepAnswer> prepare(const CallOptions& o, const StepPlan& plan) const = 0;
@@ -51,6 +53,9 @@ template <class Object>
 class OwnerLinkOf final : public OwnerLink {
  public:
   explicit OwnerLinkOf(RRef<Object> object) : object_(std::move(object)) {}
+  std::shared_ptr<OwnerOptimizer> here() const override {
+    return object_.is_owner() ? object_.local_value() : nullptr;
+  }
   Future<void> add_parameters(const CallOptions& o, const ParameterPlan& plan) const override {
     return call(o, &OwnerOptimizer::add_parameters, plan);
   }

@@ -78,7 +78,11 @@ PassGraph::FindSend ContextState::find_send() {
 
 std::shared_ptr<BackwardPass> ContextState::add_locked(const PassId& id, absl::Time deadline,
                                                        const std::shared_ptr<PassLinks>& links) {
-  auto pass = std::make_shared<BackwardPass>(id, self_, outputs_, deadline, find_send(), links);
+  RecordedSends recorded{outputs_, find_send(), [weak = weak_from_this()] {
+                           const auto self = weak.lock();
+                           return self == nullptr ? PassGraph::Sends() : self->sends();
+                         }};
+  auto pass = std::make_shared<BackwardPass>(id, self_, std::move(recorded), deadline, links);
   passes_.emplace(id, pass);
   return pass;
 }
@@ -158,6 +162,11 @@ void ContextState::ended_passes(const WorkerKey& root, uint64_t* below,
   }
   *below = running_own_.empty() ? last_pass_ + 1 : *running_own_.begin();
   aborted->assign(aborted_own_.begin(), aborted_own_.end());
+}
+
+bool ContextState::has_failed(const PassId& pass) const {
+  MutexLock lock(&mutex_);
+  return pass.root == self_ && aborted_own_.contains(pass.counter);
 }
 
 std::vector<std::shared_ptr<BackwardPass>> ContextState::passes() const {

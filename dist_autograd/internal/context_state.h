@@ -50,6 +50,8 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   void ended(const BackwardPass& pass, bool all_told);
   // What is to be told of the passes of `root`, by itself or by whom it has told.
   void ended_passes(const WorkerKey& root, uint64_t* below, std::vector<uint64_t>* aborted) const;
+  // A pass of this worker's own that somebody may not know to have failed.
+  bool has_failed(const PassId& pass) const;
   std::vector<std::shared_ptr<BackwardPass>> passes() const;
 
   // ---- gradients ----

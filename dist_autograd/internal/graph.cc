@@ -2,6 +2,7 @@
 
 #include "weft/dist_autograd/internal/graph.h"
 
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -54,6 +55,7 @@ Status PassGraph::touch(const torch::autograd::Edge& edge, std::vector<uint32_t>
   }
   if (nodes_[index].reached[edge.input_nr]) return absl::OkStatus();
   nodes_[index].reached[edge.input_nr] = true;
+  if (recv.origin == self_ && all_named_) return absl::OkStatus();
   if (recv.origin == self_) return open(recv.message, {edge.input_nr}, to_walk, reached);
   (*reached)[recv.origin][recv.message].push_back(edge.input_nr);
   return absl::OkStatus();
@@ -122,6 +124,52 @@ Status PassGraph::name(uint64_t message, const Outputs& outputs, Reached* reache
   std::vector<uint32_t> to_walk;
   WEFT_RETURN_IF_ERROR(open(message, outputs, &to_walk, reached));
   return walk(std::move(to_walk), reached);
+}
+
+Status PassGraph::name_all(const Sends& sends, Reached* reached) {
+  all_named_ = true;
+  for (const auto& [message, send] : sends) {
+    Outputs all(send->num_outputs());
+    std::iota(all.begin(), all.end(), 0U);
+    WEFT_RETURN_IF_ERROR(name(message, all, reached));
+  }
+  return absl::OkStatus();
+}
+
+void PassGraph::hold(const Sends& sends) {
+  std::vector<const Node*> to_walk;
+  const auto reach = [this, &to_walk](const torch::autograd::Edge& edge) {
+    if (edge.is_valid() && held_.insert(edge.function.get()).second) {
+      to_walk.push_back(edge.function.get());
+    }
+  };
+  for (const auto& [message, send] : sends) {
+    const auto at = sends_.find(message);
+    const Entry* entry = at == sends_.end() ? nullptr : &nodes_[at->second];
+    bool partly = false;
+    for (uint32_t i = 0; i < send->num_outputs(); ++i) {
+      if (entry != nullptr && entry->targets[i] != kDead) continue;
+      if (!send->next_edge(i).is_valid()) continue;
+      partly = true;
+      reach(send->next_edge(i));
+    }
+    if (partly) held_.insert(send.get());
+  }
+  // Beyond a recv there are only sends, which are among these.
+  while (!to_walk.empty()) {
+    const Node* node = to_walk.back();
+    to_walk.pop_back();
+    for (const torch::autograd::Edge& edge : node->next_edges()) reach(edge);
+  }
+}
+
+void PassGraph::release() {
+  held_.clear();
+  for (const uint32_t index : std::exchange(held_ready_, {})) {
+    const Entry& entry = nodes_[index];
+    if (entry.waits_for > 0) continue;
+    ready_.push(Ready{entry.node->sequence_nr(), order_++, index});
+  }
 }
 
 std::map<WorkerKey, std::vector<uint64_t>> PassGraph::missing() const {

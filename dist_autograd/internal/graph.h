@@ -3,8 +3,9 @@
 
 // PassGraph: the part of a pass's graph that lies at one worker. First it is found (root, name:
 // walks from the roots and from the sends that others have reached, counting what each node waits
-// for), then it is run (feed, run). LibTorch's engine cannot do this: it wants all roots at once,
-// and here gradients come one by one, from others that wait for ours.
+// for), then it is run (feed, run): a node as soon as nothing that may still be found can reach it
+// (hold). LibTorch's engine cannot do this: it wants all roots at once, and here gradients come one
+// by one, from others that wait for ours.
 //
 // The nodes are called one by one, in an order of our own, inside a single node that LibTorch's
 // engine runs: so hooks find its thread-locals as they expect them.
@@ -16,12 +17,14 @@
 #include <map>
 #include <optional>
 #include <queue>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "torch/csrc/autograd/input_buffer.h"
 #include "weft/common/error.h"
 #include "weft/dist_autograd/internal/functions.h"
@@ -41,6 +44,12 @@ struct LeafGradient {
 void add_gradient(const at::Tensor& leaf, at::Tensor* sum, const at::Tensor& gradient,
                   size_t references);
 
+// Of the tensors of a message that require grad; an undefined one: none.
+struct MessageGradients {
+  uint64_t message = 0;
+  std::vector<at::Tensor> tensors{};
+};
+
 class PassGraph {
  public:
   using Outputs = std::vector<uint32_t>;
@@ -50,9 +59,10 @@ class PassGraph {
   // For the origin of a message.
   struct Outgoing {
     WorkerKey origin;
-    uint64_t message = 0;
-    std::vector<at::Tensor> gradients{};  // undefined: none
+    MessageGradients gradients;
   };
+  // What this worker has sent, by message.
+  using Sends = std::map<uint64_t, NodePtr>;
   // The send of a message of this worker; null when there is none.
   using FindSend = std::function<NodePtr(uint64_t message)>;
 
@@ -72,7 +82,13 @@ class PassGraph {
   Status name(uint64_t message, const Outputs& outputs, Reached* reached);
   // Outputs named so far, of all messages.
   size_t named() const { return named_; }
-  bool has_live_sends() const { return !sends_.empty(); }
+  bool is_named(uint64_t message) const { return sends_.contains(message); }
+  // All outputs of all of these, whether a walk reaches them or not.
+  Status name_all(const Sends& sends, Reached* reached);
+  // From now on what an output of `sends` that is not named could still reach waits for release().
+  void hold(const Sends& sends);
+  // No more will be named.
+  void release();
 
   // ---- running ----
   // The gradients of a message, each of the shape and type of its tensor. False: nobody has named
@@ -81,6 +97,8 @@ class PassGraph {
   // Runs what can be run; appends what leaves. Throws what a node or hook throws, as an error that
   // names the node: nothing can be done with the graph then.
   void run(std::vector<Outgoing>* out);
+  // Something can be run.
+  bool ready() const { return !ready_.empty() || !roots_.empty(); }
   // All that was found has run.
   bool complete() const { return left_ == 0; }
   // Messages whose gradients are waited for, by the worker from which they are to come.
@@ -135,6 +153,9 @@ class PassGraph {
   std::map<uint64_t, uint32_t> sends_;  // by message
   std::vector<std::pair<torch::autograd::Edge, at::Tensor>> roots_;
   std::priority_queue<Ready> ready_;
+  absl::flat_hash_set<const Node*> held_;
+  std::set<uint32_t> held_ready_;
+  bool all_named_ = false;
   uint64_t order_ = 0;
   size_t named_ = 0;
   size_t left_ = 0;

@@ -75,13 +75,16 @@ StatusOr<bool> PassGraph::feed(uint64_t message, std::vector<at::Tensor> gradien
 
 void PassGraph::arrived(uint32_t index) {
   Entry& entry = nodes_[index];
-  if (--entry.waits_for == 0) {
+  if (--entry.waits_for > 0) return;
+  if (!held_.empty() && held_.contains(entry.node.get())) {
+    held_ready_.insert(index);  // unless more is found that it is to wait for
+  } else {
     ready_.push(Ready{entry.node->sequence_nr(), order_++, index});
   }
 }
 
 void PassGraph::run(std::vector<Outgoing>* out) {
-  if (ready_.empty() && roots_.empty()) return;
+  if (!ready()) return;
   const auto driver = make_node<Driver>(this, out);
   torch::autograd::Engine::get_default_engine().execute(
       {torch::autograd::Edge(driver, 0)}, {at::zeros({})}, /*keep_graph=*/true,
@@ -143,7 +146,7 @@ variable_list PassGraph::call(Entry* entry, variable_list in, std::vector<Outgoi
       if (recv.origin == self_) {
         value_or_throw(feed(recv.message, std::move(in)));
       } else {
-        out->push_back(Outgoing{recv.origin, recv.message, std::move(in)});
+        out->push_back(Outgoing{recv.origin, MessageGradients{recv.message, std::move(in)}});
       }
       break;
     }

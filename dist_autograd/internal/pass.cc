@@ -1,4 +1,4 @@
-// The wave, and the beginning of a pass.
+// The beginning of a pass, and its wave.
 
 #include "weft/dist_autograd/internal/pass.h"
 
@@ -12,17 +12,16 @@ std::string to_string(const PassId& id) {
   return absl::StrCat("backward ", id.counter, " of ", weft::to_string(id.context));
 }
 
-BackwardPass::BackwardPass(const PassId& id, const WorkerKey& self, size_t recorded,
-                           absl::Time deadline, PassGraph::FindSend find_send,
-                           std::shared_ptr<PassLinks> links)
+BackwardPass::BackwardPass(const PassId& id, const WorkerKey& self, RecordedSends recorded,
+                           absl::Time deadline, std::shared_ptr<PassLinks> links)
     : id_(id),
       self_(self),
-      recorded_(recorded),
+      recorded_(std::move(recorded)),
       deadline_(deadline),
       links_(std::move(links)),
       ended_(links_->executor()),  // whoever waits, waits in the runtime's time
       told_(links_->executor()),
-      graph_(std::make_unique<PassGraph>(id.context, self, std::move(find_send))) {
+      graph_(std::make_unique<PassGraph>(id.context, self, recorded_.find)) {
   peers_.insert(id.root);
 }
 
@@ -43,87 +42,173 @@ void BackwardPass::perform(Todo todo) {
 // ---- the wave ----------------------------------------------------------------------------------
 
 void BackwardPass::start(torch::autograd::edge_list roots, std::vector<at::Tensor> gradients,
-                         bool retain) {
+                         bool retain, bool fast) {
   Todo todo;
   bool run = false;
   {
     MutexLock lock(&mutex_);
     if (state_ != State::kRunning) return;
     retain_ = retain;
+    fast_ = fast;
     graph_->set_retain_graph(retain);
     PassGraph::Reached reached;
-    Status walked;
+    Status walked = fast ? graph_->name_all(recorded_.all(), &reached) : absl::OkStatus();
     for (size_t i = 0; i < roots.size() && walked.ok(); ++i) {
       walked = graph_->root(roots[i], std::move(gradients[i]), &reached);
     }
     if (!walked.ok()) {
       fail_locked(walked, &todo);
     } else {
-      spread_locked(std::move(reached), &todo);
-      final_ = graph_->named() == recorded_;
-      if (deficit_ == 0) wave_ended_locked(&todo);
-      run = may_run_locked();
+      spread_locked(std::move(reached));
+      final_ = fast || graph_->named() == recorded_.outputs;
+      if (deficit_ == 0) end_wave_locked(&todo);
+      run = go_on_locked(&todo);
     }
   }
   perform(std::move(todo));
   if (run) run_all();
 }
 
-void BackwardPass::spread_locked(PassGraph::Reached reached, Todo* todo) {
+void BackwardPass::spread_locked(PassGraph::Reached reached) {
   for (auto& [origin, messages] : reached) {
-    ++deficit_;
-    ++asked_[origin];
+    const auto [at, is_new] = unsent_.try_emplace(origin);
+    if (is_new) {
+      ++deficit_;
+      ++asked_[origin];
+    }
     children_.insert(origin);
     peers_.insert(origin);
-    todo->push_back([self = shared_from_this(), to = origin, retain = retain_,
-                     named = std::move(messages)]() mutable {
-      self->links_->discover(
-          to, self->id_, self->deadline_, retain, std::move(named),
-          [self, to](StatusOr<Participants> found) { self->discovered(to, std::move(found)); });
-    });
+    for (auto& [message, outputs] : messages) {
+      auto& all = at->second[message];
+      all.insert(all.end(), outputs.begin(), outputs.end());
+    }
   }
 }
 
-void BackwardPass::on_discover(const WorkerKey& from, bool retain, const Messages& messages,
-                               OnDiscovered reply) {
+void BackwardPass::on_advance(const WorkerKey& from, Advance advance, OnAdvanced reply) {
   Todo todo;
   bool run = false;
   {
     MutexLock lock(&mutex_);
     ++events_;
-    Status refused = error_;
-    if (state_ == State::kDone || (refused.ok() && final_)) {
-      refused = make_error(ErrorKind::kProtocol,
-                           absl::StrCat(to_string(id_), " has all that it needs of ",
-                                        weft::to_string(self_), ", but more is named"));
+    Arrived arrived{from, std::move(advance), std::move(reply)};
+    if (running_ && state_ == State::kRunning && !arrived.advance.named.empty()) {
+      inbox_.push_back(std::move(arrived));  // whoever runs the graph has it alone
+      return;
     }
-    PassGraph::Reached reached;
-    if (refused.ok()) {
-      peers_.insert(from);
-      retain_ = retain;
-      graph_->set_retain_graph(retain);
-      for (const auto& [message, outputs] : messages) {
-        if (refused.ok()) refused = graph_->name(message, outputs, &reached);
-      }
-    }
-    if (!refused.ok()) {
-      todo.push_back([refused, reply = std::move(reply)]() mutable { reply(refused); });
-      if (state_ == State::kRunning) fail_locked(refused, &todo);
-    } else {
-      spread_locked(std::move(reached), &todo);
-      final_ = graph_->named() == recorded_;
-      if (is_root() || owed_ != nullptr) {
-        // Engaged already: what is found below is reported to whoever did it.
-        todo.push_back([reply = std::move(reply)]() mutable { reply(Participants()); });
-      } else {
-        owed_ = std::move(reply);
-        if (deficit_ == 0) wave_ended_locked(&todo);
-      }
-      run = may_run_locked();
-    }
+    take_locked(std::move(arrived), &todo);
+    run = go_on_locked(&todo);
   }
   perform(std::move(todo));
   if (run) run_all();
+}
+
+Status BackwardPass::check_locked(const Advance& advance) const {
+  if (!error_.ok()) return error_;
+  if (!is_root() && (advance.done || advance.answer.has_value())) {
+    return make_error(ErrorKind::kProtocol,
+                      absl::StrCat(to_string(id_), " has another root than this worker"));
+  }
+  if (advance.named.empty() || advance.fast) return absl::OkStatus();
+  if (state_ == State::kRunning && !final_) return absl::OkStatus();
+  return make_error(ErrorKind::kProtocol,
+                    absl::StrCat(to_string(id_), " has all that it needs of ",
+                                 weft::to_string(self_), ", but more is named"));
+}
+
+Status BackwardPass::name_locked(const Advance& advance) {
+  retain_ = advance.retain;
+  graph_->set_retain_graph(retain_);
+  PassGraph::Reached reached;
+  if (advance.fast) {
+    if (std::exchange(fast_, true)) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(graph_->name_all(recorded_.all(), &reached));
+  } else {
+    for (const auto& [message, outputs] : advance.named) {
+      WEFT_RETURN_IF_ERROR(graph_->name(message, outputs, &reached));
+    }
+  }
+  spread_locked(std::move(reached));
+  final_ = fast_ || graph_->named() == recorded_.outputs;
+  return absl::OkStatus();
+}
+
+void BackwardPass::take_locked(Arrived arrived, Todo* todo) {
+  Advance& advance = arrived.advance;
+  const bool names = !advance.named.empty();
+  Status refused = check_locked(advance);
+  if (refused.ok() && names && state_ == State::kRunning) {
+    peers_.insert(arrived.from);
+    refused = name_locked(advance);
+  }
+  if (refused.ok() && state_ == State::kRunning) {
+    for (MessageGradients& one : advance.gradients) {
+      if (!fed_.insert(one.message).second) continue;  // LIVE-4
+      peers_.insert(arrived.from);
+      parked_.emplace(one.message, std::move(one.tensors));
+    }
+  }
+  if (refused.ok() && is_root()) {
+    if (advance.done) done_.insert(arrived.from);
+    if (advance.answer.has_value()) refused = answered_locked(arrived.from, *advance.answer, todo);
+    if (refused.ok()) finish_if_done_locked(todo);
+  }
+  if (!refused.ok()) {
+    todo->push_back(
+        [refused, reply = std::move(arrived.reply)]() mutable { reply(std::move(refused)); });
+    if (state_ == State::kRunning) fail_locked(refused, todo);
+  } else if (!names || is_root() || owed_ != nullptr || state_ != State::kRunning) {
+    // Engaged already: what is found below is reported to whoever did it.
+    todo->push_back([reply = std::move(arrived.reply)]() mutable { reply(Advanced()); });
+  } else {
+    owed_ = std::move(arrived.reply);
+    owed_to_ = arrived.from;
+  }
+}
+
+Status BackwardPass::answered_locked(const WorkerKey& by, const Advanced& answer, Todo* todo) {
+  if (answer.done && is_root()) done_.insert(by);
+  if (answer.carried) return absl::OkStatus();
+  const auto asked = asked_.find(by);
+  if (asked == asked_.end()) {
+    return make_error(ErrorKind::kProtocol, absl::StrCat(to_string(id_), ": an answer of ",
+                                                         weft::to_string(by),
+                                                         ", which was not asked"));
+  }
+  if (--asked->second == 0) asked_.erase(asked);
+  for (const auto& [worker, is_final] : answer.participants) {
+    found_[worker] |= is_final;
+    if (is_root()) peers_.insert(worker);
+  }
+  if (--deficit_ == 0) end_wave_locked(todo);
+  return absl::OkStatus();
+}
+
+void BackwardPass::advanced(const WorkerKey& by, StatusOr<Advanced> answer) {
+  Todo todo;
+  bool run = false;
+  {
+    MutexLock lock(&mutex_);
+    ++events_;
+    if (state_ == State::kAborted) return;
+    Status failed = answer.status();
+    if (failed.ok() && is_root() && state_ == State::kDone) return;
+    if (failed.ok()) failed = answered_locked(by, *answer, &todo);
+    if (!failed.ok()) {
+      failed = annotate(failed, absl::StrCat("asking '", links_->name_of(by),
+                                             "' what the losses depend on"));
+      if (owed_ != nullptr) {
+        fail_locked(failed, &todo);
+      } else {
+        fail_any_locked(failed, &todo);
+      }
+    } else {
+      if (is_root()) finish_if_done_locked(&todo);
+      run = go_on_locked(&todo);
+    }
+  }
+  perform(std::move(todo));
+  if (run) run_elsewhere();  // this is a thread of the transport
 }
 
 Participants BackwardPass::report_locked() {
@@ -135,40 +220,8 @@ Participants BackwardPass::report_locked() {
   return found;
 }
 
-void BackwardPass::discovered(const WorkerKey& by, StatusOr<Participants> found) {
-  Todo todo;
-  bool run = false;
-  {
-    MutexLock lock(&mutex_);
-    ++events_;
-    if (--asked_[by] == 0) asked_.erase(by);
-    if (state_ == State::kAborted) return;
-    if (!found.ok()) {
-      fail_locked(annotate(found.status(), absl::StrCat("asking '", links_->name_of(by),
-                                                        "' what the losses depend on")),
-                  &todo);
-    } else {
-      for (const auto& [worker, is_final] : *found) {
-        found_[worker] |= is_final;
-        if (is_root()) peers_.insert(worker);
-      }
-      if (--deficit_ == 0) wave_ended_locked(&todo);
-      run = may_run_locked();
-    }
-  }
-  perform(std::move(todo));
-  if (run) run_elsewhere();  // this is a thread of the transport
-}
-
-void BackwardPass::wave_ended_locked(Todo* todo) {
-  if (!is_root()) {
-    if (owed_ == nullptr) return;
-    todo->push_back([reply = std::exchange(owed_, nullptr), found = report_locked()]() mutable {
-      reply(std::move(found));
-    });
-    return;
-  }
-  wave_over_ = true;
+void BackwardPass::end_wave_locked(Todo* todo) {
+  if (!is_root() || std::exchange(wave_over_, true)) return;
   final_ = true;
   for (const auto& [worker, is_final] : found_) {
     if (is_final || worker == self_) continue;
@@ -177,10 +230,10 @@ void BackwardPass::wave_ended_locked(Todo* todo) {
                           self->failing_with("telling that all is known", to));
     });
   }
-  finish_if_done_locked(todo);
 }
 
 void BackwardPass::on_close(OnTold taken) {
+  Todo todo;
   bool run = false;
   Status refused;
   {
@@ -189,95 +242,12 @@ void BackwardPass::on_close(OnTold taken) {
     refused = error_;
     if (state_ == State::kRunning) {
       final_ = true;
-      run = may_run_locked();
+      if (!running_) run = go_on_locked(&todo);
     }
   }
   taken(refused);
+  perform(std::move(todo));
   if (run) run_all();
-}
-
-// ---- gradients ---------------------------------------------------------------------------------
-
-void BackwardPass::on_gradient(const WorkerKey& from, uint64_t message,
-                               std::vector<at::Tensor> gradients, OnTold taken) {
-  bool run = false;
-  Status refused;
-  {
-    MutexLock lock(&mutex_);
-    ++events_;
-    refused = error_;
-    if (state_ == State::kRunning && fed_.insert(message).second) {  // LIVE-4
-      peers_.insert(from);
-      parked_.emplace(message, std::move(gradients));
-      run = may_run_locked();
-    }
-  }
-  taken(refused);
-  if (run) run_all();
-}
-
-bool BackwardPass::may_run_locked() {
-  if (!final_ || running_ || part_done_ || state_ != State::kRunning) return false;  // LIVE-3
-  if (started_ && parked_.empty()) return false;
-  // Without a root's losses there is nothing to begin with.
-  if (!started_ && !is_root() && parked_.empty() && graph_->has_live_sends()) return false;
-  started_ = true;
-  running_ = true;
-  return true;
-}
-
-void BackwardPass::run_elsewhere() {
-  post_or_run(links_->executor().get(), [self = shared_from_this()] { self->run_all(); });
-}
-
-void BackwardPass::run_all() {
-  while (true) {
-    std::map<uint64_t, std::vector<at::Tensor>> fed;
-    {
-      MutexLock lock(&mutex_);
-      fed.swap(parked_);
-    }
-    std::vector<PassGraph::Outgoing> out;
-    Status failed;
-    try {
-      for (auto& [message, gradients] : fed) {
-        if (value_or_throw(graph_->feed(message, std::move(gradients)))) continue;
-        throw_error(make_error(
-            ErrorKind::kProtocol,
-            absl::StrCat("a gradient for message ", message, ", which nobody has named")));
-      }
-      graph_->run(&out);
-    } catch (...) {
-      failed = status_from_current_exception();
-    }
-    for (PassGraph::Outgoing& one : out) {
-      const WorkerKey to = one.origin;
-      const uint64_t message = one.message;
-      links_->gradient(id_, deadline_, std::move(one),
-                       failing_with(absl::StrCat("the gradient of message ", message), to));
-    }
-    Todo todo;
-    std::unique_ptr<PassGraph> dropped;  // without the mutex
-    bool again = false;
-    {
-      MutexLock lock(&mutex_);
-      ++events_;
-      if (state_ == State::kRunning && !failed.ok()) fail_locked(failed, &todo);
-      if (state_ != State::kRunning) {
-        dropped = std::move(graph_);
-      } else if (parked_.empty()) {
-        if (graph_->complete()) {
-          part_done_locked(&todo);
-          dropped = std::move(graph_);
-        }
-      } else {
-        again = true;
-      }
-      running_ = again;
-    }
-    perform(std::move(todo));
-    if (!again) return;
-  }
 }
 
 }  // namespace weft::internal

@@ -1,26 +1,30 @@
 #ifndef WEFT_DIST_AUTOGRAD_INTERNAL_PASS_H_
 #define WEFT_DIST_AUTOGRAD_INTERNAL_PASS_H_
 
-// BackwardPass: what one worker does in one backward through several workers. First a wave of
-// `discover` walks the graph that the gradients will walk, so that every worker knows exactly which
-// of its sends are live; then gradients flow, and each worker says when it is done. The wave's end
-// is found as Dijkstra and Scholten do it ("Termination detection for diffusing computations",
-// 1980): a worker owes one reply to whoever engaged it, until all that it has engaged have replied.
+// BackwardPass: what one worker does in one backward through several workers. A wave of names walks
+// the graph that the gradients will walk, so that every worker knows exactly which of its sends are
+// live; gradients flow behind it, and each worker says when it is done. The wave's end is found as
+// Dijkstra and Scholten do it ("Termination detection for diffusing computations", 1980): a worker
+// owes one reply to whoever engaged it, until all that it has engaged have replied.
+//
+// What goes to one worker at one time goes in one message: names, the gradients that are there
+// already, that one's part is done, and the reply that one owes. So a pass in which all that is
+// recorded is live takes as many hops as one that assumes so.
 //
 // Invariants (cited by tests):
 //   LIVE-1  gradients equal those of the same graph on one worker, for any subset of the recorded
 //           messages that the losses use.
 //   LIVE-2  each live send is fed exactly once, each live recv sends exactly once, and no other
 //           send or recv runs.
-//   LIVE-3  no node runs before the counts of its worker are final: when all outputs of all
-//           recorded sends are named, or the wave has ended.
+//   LIVE-3  no node runs before its counts are final: when no recorded output that nobody has named
+//           can reach it, or all are named, or the wave has ended.
 //   LIVE-4  any order, delay or repetition of any message gives the same gradients; a gradient that
 //           overtakes its discover is parked.
 //   LIVE-5  every pass ends, with success or one error, by its deadline; then every worker has no
 //           state of it but its end.
-//   LIVE-6  each live output is named in exactly one discover; one reply per discover; one gradient
-//           per live message, one done per participant but the root; no close when all that is
-//           recorded is live.
+//   LIVE-6  each live output is named exactly once; one reply to each message with names; one
+//           gradient per live message, one done per participant but the root; no close when all
+//           that is recorded is live.
 //   LIVE-7  two passes in one context at once, from one or two workers, both end correctly.
 //   LIVE-8  workers none of whose sends is live receive nothing.
 //
@@ -57,17 +61,39 @@ std::string to_string(const PassId& id);  // "backward 3 of autograd context 0/0
 using Messages = std::map<uint64_t, PassGraph::Outputs>;
 // Who takes part, and whether it knows all that it will have to do.
 using Participants = std::map<WorkerKey, bool>;
-using OnDiscovered = absl::AnyInvocable<void(StatusOr<Participants>)>;
+// What is found below a worker that was engaged.
+struct Advanced {
+  Participants participants{};
+  bool done = false;     // its part is done
+  bool carried = false;  // it has answered with a message of its own
+};
+// What one worker has for another.
+struct Advance {
+  bool retain = false;
+  bool fast = false;
+  Messages named{};
+  std::vector<MessageGradients> gradients{};
+  bool done = false;                 // to the root: the sender's part is done
+  std::optional<Advanced> answer{};  // to the root: what the sender owes it
+};
+using OnAdvanced = absl::AnyInvocable<void(StatusOr<Advanced>)>;
 using OnTold = absl::AnyInvocable<void(Status)>;
+
+// What a context has recorded at this worker.
+struct RecordedSends {
+  // Outputs, when the pass comes to this worker: what can be live was recorded before the loss
+  // existed.
+  size_t outputs = 0;
+  PassGraph::FindSend find{};
+  std::function<PassGraph::Sends()> all{};
+};
 
 // How a pass reaches the other workers. A message is handled once, or its `done` says why not.
 class PassLinks {
  public:
   virtual ~PassLinks() = default;
-  virtual void discover(const WorkerKey& to, const PassId& pass, absl::Time deadline, bool retain,
-                        Messages messages, OnDiscovered done) = 0;
-  virtual void gradient(const PassId& pass, absl::Time deadline, PassGraph::Outgoing outgoing,
-                        OnTold done) = 0;
+  virtual void advance(const WorkerKey& to, const PassId& pass, absl::Time deadline,
+                       Advance advance, OnAdvanced done) = 0;
   virtual void close(const WorkerKey& to, const PassId& pass, absl::Time deadline, OnTold done) = 0;
   virtual void done(const WorkerKey& to, const PassId& pass, absl::Time deadline, OnTold done) = 0;
   virtual void abort(const WorkerKey& to, const PassId& pass, const Status& why, OnTold done) = 0;
@@ -80,10 +106,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
  public:
   enum class State : uint8_t { kRunning, kDone, kAborted };
 
-  // `recorded`: how many outputs the context's sends here have now. Every message that can be live
-  // was recorded before the loss existed.
-  BackwardPass(const PassId& id, const WorkerKey& self, size_t recorded, absl::Time deadline,
-               PassGraph::FindSend find_send, std::shared_ptr<PassLinks> links);
+  BackwardPass(const PassId& id, const WorkerKey& self, RecordedSends recorded, absl::Time deadline,
+               std::shared_ptr<PassLinks> links);
 
   const PassId& id() const { return id_; }
   bool is_root() const { return id_.root == self_; }
@@ -99,28 +123,30 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::vector<LeafGradient> take_leaves();
 
   // ---- the root ----
-  // With the losses; runs what can be run on this thread.
-  void start(torch::autograd::edge_list roots, std::vector<at::Tensor> gradients, bool retain);
+  // With the losses; runs what can be run on this thread. `fast`: every recorded send is taken to be
+  // live, nobody asks.
+  void start(torch::autograd::edge_list roots, std::vector<at::Tensor> gradients, bool retain,
+             bool fast);
   // Completes when the pass has ended everywhere, or with its error as soon as that is known.
   Future<void> ended() const { return ended_.future(); }
   // Completes when everybody who takes part has been told of an error.
   Future<void> told() const { return told_.future(); }
 
   // ---- from others ----
-  void on_discover(const WorkerKey& from, bool retain, const Messages& messages,
-                   OnDiscovered reply);
-  // These two say `taken` before they run what can be run.
-  void on_gradient(const WorkerKey& from, uint64_t message, std::vector<at::Tensor> gradients,
-                   OnTold taken);
+  // Answers before it runs what can be run, unless the answer can then say more.
+  void on_advance(const WorkerKey& from, Advance advance, OnAdvanced reply);
   void on_close(OnTold taken);
   Status on_done(const WorkerKey& from);
-  void on_abort(const Status& why, OnTold reply);
+  void on_abort(const WorkerKey& from, const Status& why, OnTold reply);
   // Ends the pass here and tells those below. The first error counts.
   void fail(Status why);
   // Forgets its gradients when it is done here: it has failed elsewhere, as all others know.
   void drop();
   // A worker died or left: ends the pass if it has to do with it.
   void on_gone(const WorkerKey& worker, const Status& why);
+  // Asks the root once whether it has failed: what would have told this worker may be lost. Of a
+  // pass that is done here, when its time is over.
+  void ask_root();
 
   // "the gradients of messages 3, 5 from 'ps0'": what a pass that does not end waits for.
   std::string waits_for() const;
@@ -131,27 +157,57 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   // What is to be done without the mutex.
   using Todo = std::vector<absl::AnyInvocable<void()>>;
 
-  // Sends discovers to those that were reached.
-  void spread_locked(PassGraph::Reached reached, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void discovered(const WorkerKey& by, StatusOr<Participants> found);
-  // What follows when nothing below owes a reply any more.
-  void wave_ended_locked(Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  struct Arrived {
+    WorkerKey from;
+    Advance advance{};
+    OnAdvanced reply;
+  };
+
+  // ---- the wave ----
+  // Others are to be told of what was reached.
+  void spread_locked(PassGraph::Reached reached) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // REQUIRES: nobody else has the graph.
+  void take_locked(Arrived arrived, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status check_locked(const Advance& advance) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status name_locked(const Advance& advance) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status answered_locked(const WorkerKey& by, const Advanced& answer, Todo* todo)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void advanced(const WorkerKey& by, StatusOr<Advanced> answer);
+  // The root, when nobody owes a reply any more.
+  void end_wave_locked(Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Participants report_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // True: this thread is to call run_all().
-  bool may_run_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Sends what is to be said now, and these gradients.
+  void flush_locked(std::vector<PassGraph::Outgoing> gradients, Todo* todo)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void send_locked(const WorkerKey& to, Advance advance, Todo* todo)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void answer_locked(Advanced answer, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // ---- running ----
+  bool has_work_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // True: this thread is to call run_all(). Otherwise what is to be said is said.
+  bool go_on_locked(Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void run_all();
+  // What can be fed now.
+  std::map<uint64_t, std::vector<at::Tensor>> next_locked(Todo* todo)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status run_graph(std::map<uint64_t, std::vector<at::Tensor>> fed,
+                   std::vector<PassGraph::Outgoing>* out);
   void run_elsewhere();
   void part_done_locked(Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void fail_any_locked(Status why, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void finish_if_done_locked(Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void fail_locked(Status why, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void one_told();
+  // Says so; who hears that the pass has failed forgets its gradients.
+  void say_done(absl::Time until);
   OnTold failing_with(std::string what, const WorkerKey& who);
   Status located(const Status& why) const;
   static void perform(Todo todo);
 
   const PassId id_;
   const WorkerKey self_;
-  const size_t recorded_;
+  const RecordedSends recorded_;
   const absl::Time deadline_;
   const std::shared_ptr<PassLinks> links_;
   Promise<void> ended_;
@@ -163,15 +219,21 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   // While `running_`, the thread that runs it has it alone.
   std::unique_ptr<PassGraph> graph_;
   bool retain_ ABSL_GUARDED_BY(mutex_) = false;
+  bool fast_ ABSL_GUARDED_BY(mutex_) = false;
   bool final_ ABSL_GUARDED_BY(mutex_) = false;
+  bool held_ ABSL_GUARDED_BY(mutex_) = false;  // the graph holds what may still be reached...
+  bool released_ ABSL_GUARDED_BY(mutex_) = false;  // ...and no more, since it is final
   bool running_ ABSL_GUARDED_BY(mutex_) = false;
   bool started_ ABSL_GUARDED_BY(mutex_) = false;  // something has been run
   uint64_t events_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t seen_events_ ABSL_GUARDED_BY(mutex_) = 0;  // by stands_still()
   // The wave.
-  int64_t deficit_ ABSL_GUARDED_BY(mutex_) = 0;                 // discovers that are not answered
+  PassGraph::Reached unsent_ ABSL_GUARDED_BY(mutex_);           // to be named to others
+  std::vector<Arrived> inbox_ ABSL_GUARDED_BY(mutex_);          // names, while the graph is running
+  int64_t deficit_ ABSL_GUARDED_BY(mutex_) = 0;                 // replies that are waited for
   std::map<WorkerKey, int64_t> asked_ ABSL_GUARDED_BY(mutex_);  // the same, by worker
-  OnDiscovered owed_ ABSL_GUARDED_BY(mutex_);                   // to whoever engaged this worker
+  OnAdvanced owed_ ABSL_GUARDED_BY(mutex_);                     // to whoever engaged this worker:
+  WorkerKey owed_to_ ABSL_GUARDED_BY(mutex_);
   bool wave_over_ ABSL_GUARDED_BY(mutex_) = false;              // of the root
   std::optional<bool> reported_ ABSL_GUARDED_BY(mutex_);
   Participants found_ ABSL_GUARDED_BY(mutex_);  // to be reported, of the root: all
@@ -182,6 +244,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::set<uint64_t> fed_ ABSL_GUARDED_BY(mutex_);
   // The end.
   bool part_done_ ABSL_GUARDED_BY(mutex_) = false;
+  bool unsaid_ ABSL_GUARDED_BY(mutex_) = false;  // that its part is done
+  bool has_asked_ ABSL_GUARDED_BY(mutex_) = false;
   std::set<WorkerKey> done_ ABSL_GUARDED_BY(mutex_);
   std::vector<LeafGradient> leaves_ ABSL_GUARDED_BY(mutex_);
   int64_t untold_ ABSL_GUARDED_BY(mutex_) = 0;  // aborts that are not answered

@@ -7,23 +7,28 @@
 #include "weft/dist_autograd/internal/pass.h"
 
 namespace weft::internal {
+namespace {
+
+constexpr absl::Duration kAskFor = absl::Seconds(5);
+
+}  // namespace
 
 void BackwardPass::part_done_locked(Todo* todo) {
   part_done_ = true;
   leaves_ = graph_->take_leaves();
   if (is_root()) return finish_if_done_locked(todo);
   state_ = State::kDone;
-  todo->push_back([self = shared_from_this()] {
-    self->links_->done(self->id_.root, self->id_, self->deadline_,
-                       self->failing_with("saying that its part is done", self->id_.root));
-  });
+  unsaid_ = true;
 }
 
 Status BackwardPass::on_done(const WorkerKey& from) {
   Todo todo;
   {
     MutexLock lock(&mutex_);
-    if (state_ == State::kAborted) return error_;
+    if (state_ == State::kAborted) {
+      return make_error(ErrorKind::kCancelled, absl::StrCat(to_string(id_), " has failed: ",
+                                                            std::string(error_.message())));
+    }
     if (!is_root()) {
       return make_error(ErrorKind::kProtocol,
                         absl::StrCat(to_string(id_), " has another root than this worker"));
@@ -34,6 +39,23 @@ Status BackwardPass::on_done(const WorkerKey& from) {
   }
   perform(std::move(todo));
   return absl::OkStatus();
+}
+
+void BackwardPass::say_done(absl::Time until) {
+  links_->done(id_.root, id_, until, [self = shared_from_this()](const Status& heard) {
+    if (heard.ok()) return;
+    if (error_kind(heard) == ErrorKind::kCancelled) return self->drop();
+    self->fail(annotate(heard, absl::StrCat("saying that its part is done to '",
+                                            self->links_->name_of(self->id_.root), "'")));
+  });
+}
+
+void BackwardPass::ask_root() {
+  {
+    MutexLock lock(&mutex_);
+    if (state_ != State::kDone || is_root() || std::exchange(has_asked_, true)) return;
+  }
+  say_done(links_->runtime().now() + kAskFor);
 }
 
 void BackwardPass::finish_if_done_locked(Todo* todo) {
@@ -80,18 +102,19 @@ void BackwardPass::fail(Status why) {
   Todo todo;
   {
     MutexLock lock(&mutex_);
-    if (state_ == State::kAborted || (state_ == State::kDone && is_root())) return;
-    if (state_ == State::kRunning) {
-      fail_locked(std::move(why), &todo);
-    } else {
-      // Its part is done and it has said so: that it does not know whether something of its own has
-      // arrived is no failure yet. The root knows, and aborts what it has not finished.
-      todo.push_back([self = shared_from_this(), error = located(why)] {
-        self->links_->abort(self->id_.root, self->id_, error, [](const Status&) {});
-      });
-    }
+    fail_any_locked(std::move(why), &todo);
   }
   perform(std::move(todo));
+}
+
+void BackwardPass::fail_any_locked(Status why, Todo* todo) {
+  if (state_ == State::kAborted || (state_ == State::kDone && is_root())) return;
+  if (state_ == State::kRunning) return fail_locked(std::move(why), todo);
+  // Its part is done and it has said so: that it does not know whether something of its own has
+  // arrived is no failure yet. The root knows, and aborts what it has not finished.
+  todo->push_back([self = shared_from_this(), error = located(why)] {
+    self->links_->abort(self->id_.root, self->id_, error, [](const Status&) {});
+  });
 }
 
 void BackwardPass::drop() {
@@ -108,6 +131,11 @@ void BackwardPass::fail_locked(Status why, Todo* todo) {
   error_ = located(why);
   leaves_.clear();
   fed_.clear();
+  unsent_.clear();
+  unsaid_ = false;
+  for (Arrived& one : std::exchange(inbox_, {})) {
+    todo->push_back([reply = std::move(one.reply), error = error_]() mutable { reply(error); });
+  }
   std::set<WorkerKey> below = children_;
   below.insert(id_.root);
   if (is_root()) {
@@ -142,11 +170,13 @@ void BackwardPass::one_told() {
   for (OnTold& one : waiting) one(absl::OkStatus());
 }
 
-void BackwardPass::on_abort(const Status& why, OnTold reply) {
+void BackwardPass::on_abort(const WorkerKey& from, const Status& why, OnTold reply) {
   Todo todo;
   {
     MutexLock lock(&mutex_);
-    if (state_ == State::kAborted || (state_ == State::kDone && is_root())) {
+    if (state_ == State::kAborted && from == id_.root && untold_ > 0) {
+      wait_for_told_.push_back(std::move(reply));  // the root wants to know whether all know
+    } else if (state_ == State::kAborted || (state_ == State::kDone && is_root())) {
       todo.push_back([reply = std::move(reply)]() mutable { reply(absl::OkStatus()); });
     } else {
       wait_for_told_.push_back(std::move(reply));

@@ -234,7 +234,7 @@ void DistAutogradService::put_debug_info(std::map<std::string, int64_t>* out) co
   (*out)["autograd_stall_reports"] = stall_reports_;
   for (const char* kind :
        {"discover", "gradient", "close", "done", "abort", "release", "norm", "scale"}) {
-    const auto at = sent_.find(absl::StrCat("@dist_autograd.", kind));
+    const auto at = sent_.find(kind);
     (*out)[absl::StrCat("autograd_", kind, "s_sent")] = at == sent_.end() ? 0 : at->second;
   }
 }

@@ -21,6 +21,7 @@
 #include "weft/common/future.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
+#include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/internal/context_state.h"
 #include "weft/dist_autograd/internal/wire.h"
 #include "weft/dist_autograd/service.h"
@@ -35,6 +36,11 @@ using ContextRef = std::shared_ptr<ContextState>;
 Status shut_down_error();
 
 // Messages that are bytes, and their answers.
+inline constexpr std::string_view kAdvanceMethod = "@dist_autograd.advance";
+inline constexpr std::string_view kAdvanceSignature = "(bytes,list[optional[tensor]])->bytes";
+// What kAdvanceMethod carries.
+WEFT_API StatusOr<Payload> pack_advance(AdvanceData data);
+WEFT_API StatusOr<AdvanceData> unpack_advance(Payload arguments);
 inline constexpr std::string_view kBytesSignature = "(bytes)->bytes";
 inline constexpr std::string_view kReleaseMethod = "@dist_autograd.release";
 inline constexpr std::string_view kNormMethod = "@dist_autograd.norm";
@@ -62,7 +68,7 @@ class WEFT_API DistAutogradService final
   ContextRef find(const AutogradContextId& id) const;
   bool was_released(const AutogradContextId& id) const;
   Status backward(const ContextRef& context, torch::autograd::edge_list roots,
-                  std::vector<at::Tensor> gradients, bool retain, absl::Duration deadline);
+                  std::vector<at::Tensor> gradients, const BackwardOptions& options);
   Future<void> release(const ContextRef& context);
   // The norm over all workers; if it is above `most`, scales so that it is not.
   StatusOr<double> clip(const ContextRef& context, double most, double norm_type,
@@ -86,10 +92,8 @@ class WEFT_API DistAutogradService final
                      Proceed proceed) override;
 
   // ---- PassLinks ----
-  void discover(const WorkerKey& to, const PassId& pass, absl::Time deadline, bool retain,
-                Messages messages, OnDiscovered done) override;
-  void gradient(const PassId& pass, absl::Time deadline, PassGraph::Outgoing outgoing,
-                OnTold done) override;
+  void advance(const WorkerKey& to, const PassId& pass, absl::Time deadline, Advance advance,
+               OnAdvanced done) override;
   void close(const WorkerKey& to, const PassId& pass, absl::Time deadline, OnTold done) override;
   void done(const WorkerKey& to, const PassId& pass, absl::Time deadline, OnTold done) override;
   void abort(const WorkerKey& to, const PassId& pass, const Status& why, OnTold done) override;
@@ -138,8 +142,8 @@ class WEFT_API DistAutogradService final
               OnTold done);
   StatusOr<std::shared_ptr<BackwardPass>> find_pass(const PassId& id, absl::Time deadline,
                                                     bool make);
-  void on_discover(CallContext& call, Payload arguments, ReplyFn reply);
-  void on_gradient(CallContext& call, Payload arguments, ReplyFn reply);
+  void on_advance(CallContext& call, Payload arguments, ReplyFn reply);
+  void count(std::string_view kind, int64_t n = 1);
   using OnNotice = void (*)(BackwardPass& pass, const WorkerKey& from, const Status& status,
                             OnTold reply);
   // ---- service_clip.cc ----
@@ -173,7 +177,7 @@ class WEFT_API DistAutogradService final
   absl::Time armed_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   absl::Time next_look_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // for stalls
   int64_t stall_reports_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<std::string_view, int64_t> sent_ ABSL_GUARDED_BY(mutex_);  // by method
+  std::map<std::string_view, int64_t> sent_ ABSL_GUARDED_BY(mutex_);  // by what was said
 };
 
 }  // namespace weft::internal

@@ -1,6 +1,7 @@
 // The messages of passes, both ways.
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -11,9 +12,6 @@
 namespace weft::internal {
 namespace {
 
-constexpr std::string_view kGradient = "(bytes,list[optional[tensor]])->bytes";
-constexpr std::string_view kDiscoverMethod = "@dist_autograd.discover";
-constexpr std::string_view kGradientMethod = "@dist_autograd.gradient";
 constexpr std::string_view kCloseMethod = "@dist_autograd.close";
 constexpr std::string_view kDoneMethod = "@dist_autograd.done";
 constexpr std::string_view kAbortMethod = "@dist_autograd.abort";
@@ -22,6 +20,8 @@ constexpr absl::Duration kTellFor = absl::Seconds(5);
 constexpr absl::Duration kGrace = absl::Seconds(1);
 // After the pass's deadline a participant that has heard nothing ends its part.
 constexpr absl::Duration kMargin = absl::Seconds(1);
+// Of a pass that says nothing else.
+constexpr absl::Duration kDeadline = absl::Seconds(60);
 
 using Gradients = std::vector<std::optional<at::Tensor>>;
 
@@ -53,10 +53,7 @@ OnTold replying(ReplyFn reply) {
 void DistAutogradService::send(const WorkerKey& to, std::string_view method,
                                std::string_view signature, Payload arguments, absl::Duration time,
                                OnBytes done) {
-  {
-    MutexLock lock(&mutex_);
-    ++sent_[method];
-  }
+  if (method != kAdvanceMethod) count(method.substr(method.find('.') + 1));
   UntypedCall call;
   call.method = std::string(method);
   call.signature = signature;
@@ -72,24 +69,19 @@ void DistAutogradService::send(const WorkerKey& to, std::string_view method,
              });
 }
 
-void DistAutogradService::discover(const WorkerKey& to, const PassId& pass, absl::Time deadline,
-                                   bool retain, Messages messages, OnDiscovered done) {
-  DiscoverData data{pass, deadline - runtime().now(), retain, std::move(messages), 0, {}};
-  if (const ContextRef context = find(pass.context)) {
-    context->ended_passes(pass.root, &data.ended_below, &data.aborted);
-  }
-  send(to, kDiscoverMethod, kBytesSignature, bytes_payload(encode(data)), data.remaining,
-       [done = std::move(done)](const StatusOr<std::string>& bytes) mutable {
-         done(bytes.ok() ? decode_participants(*bytes) : StatusOr<Participants>(bytes.status()));
-       });
+void DistAutogradService::count(std::string_view kind, int64_t n) {
+  MutexLock lock(&mutex_);
+  sent_[kind] += n;
 }
 
-void DistAutogradService::gradient(const PassId& pass, absl::Time deadline,
-                                   PassGraph::Outgoing outgoing, OnTold done) {
-  const GradientData data{pass, outgoing.message, deadline - runtime().now()};
+StatusOr<Payload> pack_advance(AdvanceData data) {
   Gradients gradients;
-  for (at::Tensor& one : outgoing.gradients) {
-    gradients.push_back(one.defined() ? std::optional<at::Tensor>(std::move(one)) : std::nullopt);
+  for (MessageGradients& one : data.advance.gradients) {
+    data.tensors.push_back(static_cast<uint32_t>(one.tensors.size()));
+    for (at::Tensor& tensor : one.tensors) {
+      gradients.push_back(tensor.defined() ? std::optional<at::Tensor>(std::move(tensor))
+                                           : std::nullopt);
+    }
   }
   Payload arguments;
   Encoder out(&arguments);
@@ -97,10 +89,46 @@ void DistAutogradService::gradient(const PassId& pass, absl::Time deadline,
   out.put_bytes(encode(data));
   out.put(gradients);
   out.end();
-  if (!out.status().ok()) return done(out.status());
-  send(outgoing.origin, kGradientMethod, kGradient, std::move(arguments), data.remaining,
-       [done = std::move(done)](const StatusOr<std::string>& answer) mutable {
-         done(answer.status());
+  WEFT_RETURN_IF_ERROR(out.status());
+  return arguments;
+}
+
+StatusOr<AdvanceData> unpack_advance(Payload arguments) {
+  Decoder in(std::move(arguments));
+  WEFT_ASSIGN_OR_RETURN(const auto taken, (in.take<std::tuple<std::vector<std::byte>, Gradients>>()));
+  const auto& [bytes, gradients] = taken;
+  WEFT_ASSIGN_OR_RETURN(AdvanceData data,
+                        decode_advance(std::string_view(reinterpret_cast<const char*>(bytes.data()),
+                                                        bytes.size())));
+  size_t at = 0;
+  for (size_t i = 0; i < data.tensors.size(); ++i) {
+    if (data.tensors[i] > gradients.size() - at) break;
+    for (uint32_t k = 0; k < data.tensors[i]; ++k) {
+      data.advance.gradients[i].tensors.push_back(gradients[at++].value_or(at::Tensor()));
+    }
+  }
+  const size_t named = std::accumulate(data.tensors.begin(), data.tensors.end(), size_t{0});
+  if (named == gradients.size()) return data;
+  return make_error(ErrorKind::kProtocol, absl::StrCat("a message of distributed autograd: ",
+                                                       gradients.size(), " gradients, but ", named,
+                                                       " are spoken of"));
+}
+
+void DistAutogradService::advance(const WorkerKey& to, const PassId& pass, absl::Time deadline,
+                                  Advance advance, OnAdvanced done) {
+  if (!advance.named.empty()) count("discover");
+  if (advance.done) count("done");
+  count("gradient", static_cast<int64_t>(advance.gradients.size()));
+  AdvanceData data{pass, deadline - runtime().now(), std::move(advance), {}, 0, {}};
+  if (const ContextRef context = find(pass.context); context && !data.advance.named.empty()) {
+    context->ended_passes(pass.root, &data.ended_below, &data.aborted);
+  }
+  const absl::Duration remaining = data.remaining;
+  StatusOr<Payload> arguments = pack_advance(std::move(data));
+  if (!arguments.ok()) return done(arguments.status());
+  send(to, kAdvanceMethod, kAdvanceSignature, *std::move(arguments), remaining,
+       [done = std::move(done)](const StatusOr<std::string>& bytes) mutable {
+         done(bytes.ok() ? decode_advanced(*bytes) : StatusOr<Advanced>(bytes.status()));
        });
 }
 
@@ -161,13 +189,9 @@ std::vector<Method> DistAutogradService::methods() {
   };
   using Self = DistAutogradService;
   return {
-      method(kDiscoverMethod, kBytesSignature, false,
+      method(kAdvanceMethod, kAdvanceSignature, false,
              [](Self& self, CallContext& call, Payload arguments, ReplyFn reply) {
-               self.on_discover(call, std::move(arguments), std::move(reply));
-             }),
-      method(kGradientMethod, kGradient, false,
-             [](Self& self, CallContext& call, Payload arguments, ReplyFn reply) {
-               self.on_gradient(call, std::move(arguments), std::move(reply));
+               self.on_advance(call, std::move(arguments), std::move(reply));
              }),
       method(kReleaseMethod, kBytesSignature, false,
              [](Self& self, CallContext& call, Payload arguments, ReplyFn reply) {
@@ -190,8 +214,8 @@ std::vector<Method> DistAutogradService::methods() {
                reply(pass.on_done(from));
              }),
       notice(kAbortMethod, false,
-             [](BackwardPass& pass, const WorkerKey&, const Status& why, OnTold reply) {
-               pass.on_abort(why, std::move(reply));
+             [](BackwardPass& pass, const WorkerKey& from, const Status& why, OnTold reply) {
+               pass.on_abort(from, why, std::move(reply));
              }),
   };
 }
@@ -211,10 +235,8 @@ StatusOr<std::shared_ptr<BackwardPass>> DistAutogradService::find_pass(const Pas
   return pass;
 }
 
-void DistAutogradService::on_discover(CallContext& call, Payload arguments, ReplyFn reply) {
-  const StatusOr<std::string> bytes = take_bytes(std::move(arguments));
-  if (!bytes.ok()) return reply(bytes.status());
-  const StatusOr<DiscoverData> data = decode_discover(*bytes);
+void DistAutogradService::on_advance(CallContext& call, Payload arguments, ReplyFn reply) {
+  StatusOr<AdvanceData> data = unpack_advance(std::move(arguments));
   if (!data.ok()) return reply(data.status());
   if (const ContextRef context = find(data->pass.context)) {
     context->settle(data->pass.root, std::min(data->ended_below, data->pass.counter),
@@ -222,27 +244,13 @@ void DistAutogradService::on_discover(CallContext& call, Payload arguments, Repl
   }
   const auto pass = find_pass(data->pass, runtime().now() + data->remaining, true);
   if (!pass.ok()) return reply(pass.status());
-  (*pass)->on_discover(key_of(call.caller()), data->retain, data->messages,
-                       [reply = std::move(reply)](const StatusOr<Participants>& found) mutable {
-                         if (!found.ok()) return reply(found.status());
-                         reply(bytes_payload(encode(*found)));
-                       });
-}
-
-void DistAutogradService::on_gradient(CallContext& call, Payload arguments, ReplyFn reply) {
-  Decoder in(std::move(arguments));
-  const auto taken = in.take<std::tuple<std::vector<std::byte>, Gradients>>();
-  if (!taken.ok()) return reply(taken.status());
-  const auto& [bytes, gradients] = *taken;
-  const StatusOr<GradientData> data =
-      decode_gradient(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-  if (!data.ok()) return reply(data.status());
-  const auto pass = find_pass(data->pass, runtime().now() + data->remaining, true);
-  if (!pass.ok()) return reply(pass.status());
-  std::vector<at::Tensor> tensors;
-  for (const auto& one : gradients) tensors.push_back(one.value_or(at::Tensor()));
-  (*pass)->on_gradient(key_of(call.caller()), data->message, std::move(tensors),
-                       replying(std::move(reply)));
+  (*pass)->on_advance(
+      key_of(call.caller()), std::move(data->advance),
+      [weak = weak_from_this(), reply = std::move(reply)](const StatusOr<Advanced>& answer) mutable {
+        if (!answer.ok()) return reply(answer.status());
+        if (const auto self = weak.lock(); self && answer->done) self->count("done");
+        reply(bytes_payload(encode(*answer)));
+      });
 }
 
 void DistAutogradService::on_notice(CallContext& call, Payload arguments, ReplyFn reply,
@@ -252,20 +260,28 @@ void DistAutogradService::on_notice(CallContext& call, Payload arguments, ReplyF
   const StatusOr<NoticeData> data = decode_notice(*bytes);
   if (!data.ok()) return reply(data.status());
   const auto pass = find_pass(data->pass, absl::InfiniteFuture(), false);
-  // Whoever does not know it any more has nothing left to do.
-  if (!pass.ok()) return replying(std::move(reply))(absl::OkStatus());
+  if (!pass.ok()) {
+    // Whoever does not know it any more has nothing left to do; its root remembers failures.
+    const ContextRef context = find(data->pass.context);
+    const bool failed = context != nullptr && context->has_failed(data->pass);
+    return replying(std::move(reply))(
+        failed ? make_error(ErrorKind::kCancelled, absl::StrCat(to_string(data->pass), " has failed"))
+               : absl::OkStatus());
+  }
   handle(**pass, key_of(call.caller()), data->status, replying(std::move(reply)));
 }
 
 // ---- the root, and time ------------------------------------------------------------------------
 
 Status DistAutogradService::backward(const ContextRef& context, torch::autograd::edge_list roots,
-                                     std::vector<at::Tensor> gradients, bool retain,
-                                     absl::Duration deadline) {
+                                     std::vector<at::Tensor> gradients,
+                                     const BackwardOptions& options) {
+  const absl::Duration deadline = options.deadline.value_or(kDeadline);
   const absl::Time end = runtime().now() + deadline;
   WEFT_ASSIGN_OR_RETURN(const auto pass, context->begin(end, shared_from_this()));
   watch_pass(absl::InfiniteFuture());
-  pass->start(std::move(roots), std::move(gradients), retain);
+  pass->start(std::move(roots), std::move(gradients), options.retain_graph,
+              options.mode == BackwardMode::kFast);
   const Future<void> ended = pass->ended();
   Status status = ended.try_wait(end - runtime().now());
   if (!ended.done()) {
@@ -344,10 +360,12 @@ void DistAutogradService::tick() {
   absl::Time next = absl::InfiniteFuture();
   for (const ContextRef& context : contexts()) {
     for (const auto& pass : context->passes()) {
-      if (pass->is_root() || pass->state() != BackwardPass::State::kRunning) continue;
+      if (pass->is_root()) continue;
       const absl::Time due = pass->deadline() + kMargin;
       if (due > now) {
         next = std::min(next, due);
+      } else if (pass->state() != BackwardPass::State::kRunning) {
+        pass->ask_root();
       } else {
         pass->fail(make_error(ErrorKind::kDeadline,
                               absl::StrCat("the deadline of ", to_string(pass->id()),

@@ -48,6 +48,24 @@ StatusOr<PassId> get(const v1::BackwardPassRecord& in) {
   if (in.counter() == 0) return violation("without a pass");
   return PassId{context, get(in.root()), in.counter()};
 }
+void put(const Advanced& data, v1::BackwardAdvanced* out) {
+  for (const auto& [worker, is_final] : data.participants) {
+    v1::BackwardParticipant* one = out->add_participants();
+    put(worker, one->mutable_worker());
+    one->set_final(is_final);
+  }
+  out->set_done(data.done);
+  out->set_carried(data.carried);
+}
+Advanced get(const v1::BackwardAdvanced& in) {
+  Advanced data;
+  for (const v1::BackwardParticipant& one : in.participants()) {
+    data.participants[get(one.worker())] |= one.final();
+  }
+  data.done = in.done();
+  data.carried = in.carried();
+  return data;
+}
 int64_t put(absl::Duration remaining) {
   return std::max<int64_t>(0, absl::ToInt64Microseconds(remaining));
 }
@@ -72,69 +90,64 @@ StatusOr<AutogradData> decode_autograd(std::string_view bytes) {
   return AutogradData{context, record.message()};
 }
 
-std::string encode(const DiscoverData& data) {
-  v1::BackwardDiscover record;
+std::string encode(const AdvanceData& data) {
+  v1::BackwardAdvance record;
+  const Advance& advance = data.advance;
   put(data.pass, record.mutable_pass());
   record.set_remaining_us(put(data.remaining));
-  record.set_retain_graph(data.retain);
-  for (const auto& [message, outputs] : data.messages) {
+  record.set_retain_graph(advance.retain);
+  for (const auto& [message, outputs] : advance.named) {
     v1::LiveMessage* live = record.add_messages();
     live->set_message(message);
     live->mutable_outputs()->Add(outputs.begin(), outputs.end());
   }
   record.set_ended_below(data.ended_below);
   record.mutable_aborted()->Add(data.aborted.begin(), data.aborted.end());
+  for (size_t i = 0; i < advance.gradients.size(); ++i) {
+    v1::GradientRecord* one = record.add_gradients();
+    one->set_message(advance.gradients[i].message);
+    one->set_tensors(data.tensors[i]);
+  }
+  record.set_done(advance.done);
+  if (advance.answer.has_value()) put(*advance.answer, record.mutable_answer());
+  record.set_fast(advance.fast);
   return record.SerializeAsString();
 }
 
-StatusOr<DiscoverData> decode_discover(std::string_view bytes) {
-  WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::BackwardDiscover>(bytes));
-  DiscoverData data;
+StatusOr<AdvanceData> decode_advance(std::string_view bytes) {
+  WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::BackwardAdvance>(bytes));
+  AdvanceData data;
+  Advance& advance = data.advance;
   WEFT_ASSIGN_OR_RETURN(data.pass, get(record.pass()));
   data.remaining = get_remaining(record.remaining_us());
-  data.retain = record.retain_graph();
+  advance.retain = record.retain_graph();
   for (const v1::LiveMessage& live : record.messages()) {
-    auto& outputs = data.messages[live.message()];
+    auto& outputs = advance.named[live.message()];
     if (!outputs.empty()) return violation(absl::StrCat("message ", live.message(), " twice"));
     if (live.outputs().empty()) return violation("a message that is named without outputs");
     outputs.assign(live.outputs().begin(), live.outputs().end());
   }
   data.ended_below = record.ended_below();
   data.aborted.assign(record.aborted().begin(), record.aborted().end());
+  for (const v1::GradientRecord& one : record.gradients()) {
+    advance.gradients.push_back(MessageGradients{one.message(), {}});
+    data.tensors.push_back(one.tensors());
+  }
+  advance.done = record.done();
+  if (record.has_answer()) advance.answer = get(record.answer());
+  advance.fast = record.fast();
   return data;
 }
 
-std::string encode(const Participants& participants) {
-  v1::BackwardDiscovered record;
-  for (const auto& [worker, is_final] : participants) {
-    v1::BackwardParticipant* one = record.add_participants();
-    put(worker, one->mutable_worker());
-    one->set_final(is_final);
-  }
+std::string encode(const Advanced& data) {
+  v1::BackwardAdvanced record;
+  put(data, &record);
   return record.SerializeAsString();
 }
 
-StatusOr<Participants> decode_participants(std::string_view bytes) {
-  WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::BackwardDiscovered>(bytes));
-  Participants participants;
-  for (const v1::BackwardParticipant& one : record.participants()) {
-    participants[get(one.worker())] |= one.final();
-  }
-  return participants;
-}
-
-std::string encode(const GradientData& data) {
-  v1::BackwardGradient record;
-  put(data.pass, record.mutable_pass());
-  record.set_message(data.message);
-  record.set_remaining_us(put(data.remaining));
-  return record.SerializeAsString();
-}
-
-StatusOr<GradientData> decode_gradient(std::string_view bytes) {
-  WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::BackwardGradient>(bytes));
-  WEFT_ASSIGN_OR_RETURN(const PassId pass, get(record.pass()));
-  return GradientData{pass, record.message(), get_remaining(record.remaining_us())};
+StatusOr<Advanced> decode_advanced(std::string_view bytes) {
+  WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::BackwardAdvanced>(bytes));
+  return get(record);
 }
 
 std::string encode(const NoticeData& data) {

@@ -20,18 +20,13 @@ struct AutogradData {
   AutogradContextId context;
   uint64_t message = 0;
 };
-struct DiscoverData {
+struct AdvanceData {
   PassId pass;
   absl::Duration remaining;
-  bool retain = false;
-  Messages messages{};
+  Advance advance{};  // its gradients go beside it: here they have no tensors...
+  std::vector<uint32_t> tensors{};  // ...but each so many
   uint64_t ended_below = 0;
   std::vector<uint64_t> aborted{};
-};
-struct GradientData {
-  PassId pass;
-  uint64_t message = 0;
-  absl::Duration remaining;
 };
 struct NoticeData {
   PassId pass;
@@ -58,9 +53,8 @@ struct ScaleData {
 };
 
 WEFT_API std::string encode(const AutogradData& data);
-WEFT_API std::string encode(const DiscoverData& data);
-WEFT_API std::string encode(const Participants& participants);
-WEFT_API std::string encode(const GradientData& data);
+WEFT_API std::string encode(const AdvanceData& data);
+WEFT_API std::string encode(const Advanced& data);
 WEFT_API std::string encode(const NoticeData& data);
 WEFT_API std::string encode(const ReleaseData& data);
 WEFT_API std::string encode(const NormRequestData& data);
@@ -68,9 +62,8 @@ WEFT_API std::string encode(const NormData& data);
 WEFT_API std::string encode(const ScaleData& data);
 
 WEFT_API StatusOr<AutogradData> decode_autograd(std::string_view bytes);
-WEFT_API StatusOr<DiscoverData> decode_discover(std::string_view bytes);
-WEFT_API StatusOr<Participants> decode_participants(std::string_view bytes);
-WEFT_API StatusOr<GradientData> decode_gradient(std::string_view bytes);
+WEFT_API StatusOr<AdvanceData> decode_advance(std::string_view bytes);
+WEFT_API StatusOr<Advanced> decode_advanced(std::string_view bytes);
 WEFT_API StatusOr<NoticeData> decode_notice(std::string_view bytes);
 WEFT_API StatusOr<ReleaseData> decode_release(std::string_view bytes);
 WEFT_API StatusOr<NormRequestData> decode_norm_request(std::string_view bytes);

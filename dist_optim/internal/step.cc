@@ -1,4 +1,6 @@
-// A step: two phases over several owners, one message to a single one (OPT-7).
+// A step: two phases over several owners, one message when one alone is at another worker (OPT-7).
+
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -39,12 +41,13 @@ bool any_failed(const std::vector<Future<T>>& futures) {
 class OptimizerCore::Step {
  public:
   Step(std::string text, std::vector<OwnerRef> owners, StepPlan plan, const StepOptions& options,
-       std::shared_ptr<Runtime> runtime)
+       std::shared_ptr<DistOptimService> service)
       : text_(std::move(text)),
         owners_(std::move(owners)),
         plan_(std::move(plan)),
         versions_(options.versions),
-        runtime_(std::move(runtime)),
+        service_(std::move(service)),
+        runtime_(service_->runtime()),
         until_(runtime_->now() + options.deadline.value_or(kDeadline)) {}
 
   bool in_one() const { return owners_.size() == 1; }
@@ -53,12 +56,8 @@ class OptimizerCore::Step {
   std::vector<Future<StepAnswer>> start() {
     std::vector<Future<StepAnswer>> out;
     for (const OwnerRef& owner : owners_) {
-      plan_.versions.clear();
-      if (!versions_.empty()) {
-        for (const size_t at : owner->parameters) plan_.versions.push_back(versions_[at]);
-      }
-      out.push_back(in_one() ? owner->link->step(call_options(), plan_)
-                             : owner->link->prepare(call_options(), plan_));
+      out.push_back(in_one() ? owner->link->step(call_options(), plan_of(*owner))
+                             : owner->link->prepare(call_options(), plan_of(*owner)));
     }
     return out;
   }
@@ -70,6 +69,50 @@ class OptimizerCore::Step {
       out.push_back(owner->link->apply(call_options(), plan_.step));
     }
     return out;
+  }
+
+  // On the calling thread, with one message at most: when all parameters are here, or but for those
+  // of one other owner, which then decides, as the last one to be asked: what is here has been
+  // prepared, and is applied if and only if the other one has applied its part.
+  std::optional<StepReport> on_this_thread() {
+    if (owners_.size() > 2) return std::nullopt;
+    std::shared_ptr<OwnerOptimizer> here;
+    size_t mine = 0;
+    for (size_t i = 0; i < owners_.size() && here == nullptr; ++i) {
+      here = owners_[i]->link->here();
+      mine = i;
+    }
+    if (here == nullptr) return std::nullopt;
+    const StepPlan plan = plan_of(*owners_[mine]);
+    if (in_one()) {
+      return applied({Future<StepAnswer>::ready(
+          run_here([&](CallContext& call) { return here->step(call, plan); }))});
+    }
+    const OwnerRef& other = owners_[1 - mine];
+    using Answer = Future<StepAnswer>;
+    const auto in_order = [mine](const Answer& of_mine, const Answer& of_other) {
+      return mine == 0 ? std::vector<Answer>{of_mine, of_other}
+                       : std::vector<Answer>{of_other, of_mine};
+    };
+    const Answer prepared =
+        Answer::ready(run_here([&](CallContext& call) { return here->prepare(call, plan); }));
+    if (prepared.has_error()) return refused(in_order(prepared, Answer::ready(StepAnswer{})));
+    const Answer last = other->link->step(call_options(), plan_of(*other));
+    const Status decided = last.try_wait(absl::InfiniteDuration()).status();
+    if (decided.ok()) {
+      return applied(in_order(
+          Answer::ready(run_here([&](CallContext& call) { return here->apply(call, plan.step); })),
+          last));
+    }
+    run_here([&](CallContext& call) {
+      here->cancel(call, plan.step);
+      return StepAnswer();
+    }).IgnoreError();
+    StepReport report = refused(in_order(prepared, last));
+    report.owners[1 - mine].outcome = outcome_of(decided);
+    report.status = absl::OkStatus();
+    finish(&report);
+    return report;
   }
 
   // One that has failed may have prepared nevertheless, when its answer was lost.
@@ -116,6 +159,31 @@ class OptimizerCore::Step {
     return CallOptions{.deadline = std::max(until_ - runtime_->now(), absl::ZeroDuration())};
   }
 
+  StepPlan plan_of(const Owner& owner) const {
+    StepPlan plan = plan_;
+    plan.versions.clear();
+    if (versions_.empty()) return plan;
+    for (const size_t at : owner.parameters) plan.versions.push_back(versions_[at]);
+    return plan;
+  }
+
+  // As a call of this worker to itself, less the call.
+  template <class F>
+  StatusOr<StepAnswer> run_here(F fn) const {
+    const Worker& worker = service_->worker();
+    const auto scope = std::make_shared<CallScope>();
+    scope->deadline = until_;
+    CallContext call(worker, worker.info(), 0, scope, until_ - runtime_->now());
+    try {
+      if (until_ <= runtime_->now()) {
+        return make_error(ErrorKind::kDeadline, "the time of the step was over");
+      }
+      return fn(call);
+    } catch (...) {
+      return status_from_current_exception();
+    }
+  }
+
   void finish(StepReport* report) const {
     std::vector<std::string> outcomes;
     const Status* first = nullptr;
@@ -137,6 +205,7 @@ class OptimizerCore::Step {
   const std::vector<OwnerRef> owners_;
   StepPlan plan_;
   const std::vector<int64_t> versions_;
+  const std::shared_ptr<DistOptimService> service_;
   const std::shared_ptr<Runtime> runtime_;
   const absl::Time until_;
 };
@@ -165,13 +234,14 @@ StatusOr<std::shared_ptr<OptimizerCore::Step>> OptimizerCore::begin(
   }
   plan.step = ++last_step_;
   plan.options = groups_;
-  return std::make_shared<Step>(text(), owners_, std::move(plan), options, service_->runtime());
+  return std::make_shared<Step>(text(), owners_, std::move(plan), options, service_);
 }
 
 StepReport OptimizerCore::step(const DistAutogradContext& context, const StepOptions& options) {
   auto begun = begin(context, options);
   if (!begun.ok()) return StepReport{.status = begun.status()};
   const std::shared_ptr<Step>& step = *begun;
+  if (std::optional<StepReport> report = step->on_this_thread()) return *std::move(report);
   const auto wait = [](const auto& futures) {
     for (const auto& future : futures) future.try_wait(absl::InfiniteDuration()).ok();
   };

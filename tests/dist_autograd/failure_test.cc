@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "torch/torch.h"
-#include "weft/dist_autograd/internal/wire.h"
+#include "weft/dist_autograd/internal/service.h"
 #include "weft/rpc/untyped_call.h"
 #include "weft/tests/dist_autograd/fixture.h"
 
@@ -113,11 +113,10 @@ TEST_P(DistFailure, DA_38_backward_without_context) {
   }
   const internal::PassId pass{unknown, key_of((*c)[0].info()), 1};
   UntypedCall call;
-  call.method = "@dist_autograd.discover";
-  call.signature = "(bytes)->bytes";
-  Encoder(&call.arguments)
-      .put_bytes(
-          internal::encode(internal::DiscoverData{pass, absl::Seconds(5), false, {{1, {0}}}}));
+  call.method = std::string(internal::kAdvanceMethod);
+  call.signature = internal::kAdvanceSignature;
+  call.arguments = value_or_throw(
+      internal::pack_advance({pass, absl::Seconds(5), {.named = {{1, {0}}}}, {}, 0, {}}));
   Promise<void> answered;
   start_call((*c)[0], "worker1", std::move(call),
              [&answered](StatusOr<Payload> answer) { answered.try_set(answer.status()); });

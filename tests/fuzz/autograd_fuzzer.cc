@@ -1,7 +1,7 @@
 // Any bytes as a message of distributed autograd: an error of kind protocol, or something that
 // encodes to bytes that mean the same.
 //
-// Input: a byte that says which of the nine, then the message.
+// Input: a byte that says which of the eight, then the message.
 
 #include <string>
 #include <string_view>
@@ -36,15 +36,14 @@ const size_t kMostBytesPerByte = 144;
 Status fuzz_one(std::string_view input) {
   if (input.empty()) return absl::OkStatus();
   const std::string_view bytes = input.substr(1);
-  switch (static_cast<uint8_t>(input[0]) % 9) {
+  switch (static_cast<uint8_t>(input[0]) % 8) {
     case 0: return twice(bytes, [](std::string_view b) { return decode_autograd(b); });
-    case 1: return twice(bytes, [](std::string_view b) { return decode_discover(b); });
-    case 2: return twice(bytes, [](std::string_view b) { return decode_participants(b); });
-    case 3: return twice(bytes, [](std::string_view b) { return decode_gradient(b); });
-    case 4: return twice(bytes, [](std::string_view b) { return decode_notice(b); });
-    case 5: return twice(bytes, [](std::string_view b) { return decode_release(b); });
-    case 6: return twice(bytes, [](std::string_view b) { return decode_norm_request(b); });
-    case 7: return twice(bytes, [](std::string_view b) { return decode_norm(b); });
+    case 1: return twice(bytes, [](std::string_view b) { return decode_advance(b); });
+    case 2: return twice(bytes, [](std::string_view b) { return decode_advanced(b); });
+    case 3: return twice(bytes, [](std::string_view b) { return decode_notice(b); });
+    case 4: return twice(bytes, [](std::string_view b) { return decode_release(b); });
+    case 5: return twice(bytes, [](std::string_view b) { return decode_norm_request(b); });
+    case 6: return twice(bytes, [](std::string_view b) { return decode_norm(b); });
     default: return twice(bytes, [](std::string_view b) { return decode_scale(b); });
   }
 }

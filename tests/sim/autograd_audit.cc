@@ -90,18 +90,19 @@ bool LiveSet::all_live(const Recorded& recorded, int worker) const {
 
 class RunCounter::Hook final : public torch::autograd::FunctionPreHook {
  public:
-  Hook(std::shared_ptr<State> state, bool is_send, int worker, const MessageKey& key)
-      : state_(std::move(state)), is_send_(is_send), worker_(worker), key_(key) {}
+  Hook(std::shared_ptr<State> state, const internal::Node* node, int worker, const MessageKey& key)
+      : state_(std::move(state)), node_(node), worker_(worker), key_(key) {}
   variable_list operator()(const variable_list& gradients) override {
     ++state_->runs;
-    ++(is_send_ ? state_->sends : state_->recvs)[key_];
-    state_->before(worker_);
+    const bool is_send = dynamic_cast<const internal::SendRpcBackward*>(node_) != nullptr;
+    ++(is_send ? state_->sends : state_->recvs)[key_];
+    state_->before(worker_, node_);
     return gradients;
   }
 
  private:
   const std::shared_ptr<State> state_;
-  const bool is_send_;
+  const internal::Node* const node_;
   const int worker_;
   const MessageKey key_;
 };
@@ -111,7 +112,8 @@ void RunCounter::watch(const Recorded& recorded, const std::vector<std::pair<int
   for (size_t w = 0; w < recorded.sends.size(); ++w) {
     const int worker = static_cast<int>(w);
     for (const auto& [number, send] : recorded.sends[w]) {
-      send->add_pre_hook(std::make_unique<Hook>(state_, true, worker, MessageKey{worker, number}));
+      send->add_pre_hook(
+          std::make_unique<Hook>(state_, send.get(), worker, MessageKey{worker, number}));
       for (const Edge& edge : send->next_edges()) from.emplace_back(worker, edge);
     }
   }
@@ -121,7 +123,7 @@ void RunCounter::watch(const Recorded& recorded, const std::vector<std::pair<int
       if (!seen.insert(&recv).second) return;
       const MessageKey key{recorded.numbers.at(recv.origin), recv.message};
       const_cast<RecvRpcBackward&>(recv).add_pre_hook(
-          std::make_unique<Hook>(state_, false, at, key));
+          std::make_unique<Hook>(state_, &recv, at, key));
     });
   }
 }
@@ -173,36 +175,44 @@ class Audit::Tap final : public Service,
     sent.kind = call.method.substr(sizeof kPrefix - 1);
     sent.from = worker_;
     sent.to = number_of(to);
-    Decoder in(call.arguments);
-    if (sent.kind == "gradient") {
-      using Gradients = std::vector<std::optional<at::Tensor>>;
-      const auto all = value_or_throw(in.take<std::tuple<std::vector<std::byte>, Gradients>>());
-      const auto& bytes = std::get<0>(all);
-      const auto data = value_or_throw(internal::decode_gradient(
-          std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size())));
+    if (call.method == internal::kAdvanceMethod) {
+      internal::AdvanceData data = value_or_throw(internal::unpack_advance(call.arguments));
       sent.pass = data.pass;
-      sent.message = data.message;
+      sent.named = std::move(data.advance.named);
+      for (const auto& one : data.advance.gradients) sent.gradients.push_back(one.message);
+      sent.done = data.advance.done;
+      sent.answers = data.advance.answer.has_value();
     } else {
-      const std::string bytes = value_or_throw(in.take_bytes());
-      if (sent.kind == "discover") {
-        internal::DiscoverData data = value_or_throw(internal::decode_discover(bytes));
-        sent.pass = data.pass;
-        sent.named = std::move(data.messages);
-      } else {
-        sent.pass = value_or_throw(internal::decode_notice(bytes)).pass;
-      }
+      Decoder in(call.arguments);
+      sent.pass = value_or_throw(internal::decode_notice(value_or_throw(in.take_bytes()))).pass;
     }
     sent_->push_back(std::move(sent));
     return AttachmentPtr(new Attached(sent_, sent_->size() - 1));
   }
 
-  void arrive(IncomingRequest&, std::string_view metadata, Proceed proceed) override {
-    ++sent_->at(std::stoul(std::string(metadata))).arrivals;
+  void arrive(IncomingRequest& request, std::string_view metadata, Proceed proceed) override {
+    const size_t index = std::stoul(std::string(metadata));
+    calls_[call_of(request)] = index;
+    ++sent_->at(index).arrivals;
     if (trigger_->left > 0 && --trigger_->left == 0) trigger_->fn();
     proceed(absl::OkStatus());
   }
 
+  StatusOr<AttachmentPtr> attach_answer(IncomingRequest& request, const Payload& result) override {
+    const auto at = calls_.find(call_of(request));
+    if (at == calls_.end()) return AttachmentPtr();  // no message of a pass
+    Sent& one = sent_->at(at->second);
+    if (one.kind == "advance") {
+      one.said = value_or_throw(internal::decode_advanced(value_or_throw(Decoder(result).take_bytes())));
+    }
+    return AttachmentPtr();
+  }
+
  private:
+  using Call = std::pair<uint64_t, uint64_t>;
+  static Call call_of(IncomingRequest& request) {
+    return {request.context().caller().incarnation, request.context().call_id()};
+  }
   class Attached final : public Attachment {
    public:
     Attached(std::shared_ptr<std::vector<Sent>> sent, size_t index)
@@ -221,6 +231,7 @@ class Audit::Tap final : public Service,
   const int worker_;
   const std::shared_ptr<std::vector<Sent>> sent_;
   const std::shared_ptr<Trigger> trigger_;
+  std::map<Call, size_t> calls_{};
 };
 
 ServiceFactory Audit::service(int worker) {
@@ -246,14 +257,18 @@ Status Audit::check(const PassId& pass, const Recorded& recorded, const LiveSet&
   std::map<MessageKey, int64_t> gradients;
   std::map<int, int64_t> dones;
   std::map<int, int64_t> closes;
+  std::map<int, int64_t> answers;  // carried, less those that came
   for (const Sent& one : *sent_) {
     if (one.pass != pass) continue;
     const std::string what = absl::StrCat("a ", one.kind, " from w", one.from, " to w", one.to,
                                           " of pass ", pass.counter, " of w", root);
     if (!live.participants.contains(one.to)) return wrong(absl::StrCat("LIVE-8: ", what));
     if (one.from == one.to) return wrong(absl::StrCat("LIVE-6: ", what, ", to itself"));
-    if (one.kind == "discover") {
-      if (one.arrivals != 1 || one.ended != 1 || !one.answer.ok()) {
+    if (one.kind == "advance") {
+      // Replies of the root, and those that went with another message, may be under way still.
+      const bool later = one.to == root || (one.said.has_value() && one.said->carried);
+      if (!one.named.empty() && (one.arrivals != 1 || one.ended > 1 || !one.answer.ok() ||
+                                 (one.ended == 0 && !later))) {
         return wrong(absl::StrCat("LIVE-6: ", what, " came ", one.arrivals, " times, ", one.ended,
                                   " replies, ", one.answer.ToString()));
       }
@@ -264,11 +279,21 @@ Status Audit::check(const PassId& pass, const Recorded& recorded, const LiveSet&
         }
         for (const uint32_t output : outputs) ++named[at->first][output];
       }
-    } else if (one.kind == "gradient") {
-      const MessageKey key{one.to, one.message};
-      const auto at = live.messages.find(key);
-      if (at == live.messages.end() || at->second.receiver != one.from || ++gradients[key] > 1) {
-        return wrong(absl::StrCat("LIVE-6: ", what, " for ", text(key), ", dead or once more"));
+      for (const uint64_t message : one.gradients) {
+        const MessageKey key{one.to, message};
+        const auto at = live.messages.find(key);
+        if (at == live.messages.end() || at->second.receiver != one.from || ++gradients[key] > 1) {
+          return wrong(absl::StrCat("LIVE-6: ", what, " for ", text(key), ", dead or once more"));
+        }
+      }
+      if (one.done) ++dones[one.from];
+      if (one.answers) --answers[one.from];
+      if ((one.done || one.answers) && one.to != root) return wrong(absl::StrCat("LIVE-6: ", what));
+      if (!one.said.has_value()) continue;
+      if (one.said->done) ++dones[one.to];
+      if (one.said->carried) ++answers[one.to];
+      if ((one.said->done || one.said->carried) && one.from != root) {
+        return wrong(absl::StrCat("LIVE-6: ", what, ", answered as to the root"));
       }
     } else if (one.kind == "done") {
       if (one.to != root || ++dones[one.from] > 1) return wrong(absl::StrCat("LIVE-6: ", what));
@@ -295,6 +320,7 @@ Status Audit::check(const PassId& pass, const Recorded& recorded, const LiveSet&
   for (const int worker : live.participants) {
     if (worker == root) continue;
     if (dones[worker] != 1) return wrong(absl::StrCat("LIVE-6: no done from w", worker));
+    if (answers[worker] != 0) return wrong(absl::StrCat("LIVE-6: answers of w", worker));
     if (closes[worker] != (live.all_live(recorded, worker) ? 0 : 1)) {
       return wrong(absl::StrCat("LIVE-6: no close to w", worker));
     }
@@ -303,9 +329,10 @@ Status Audit::check(const PassId& pass, const Recorded& recorded, const LiveSet&
 }
 
 bool Audit::may_be_final(const PassId& pass, const Recorded& recorded, int root,
-                         const edge_list& losses, int worker) const {
+                         const edge_list& losses, int worker, const internal::Node* node) const {
   bool wave_over = true;
   bool closed = false;
+  std::map<int, int64_t> carried;  // answers that have not come yet
   std::map<uint64_t, std::set<uint32_t>> named;
   const auto& sends = recorded.sends[static_cast<size_t>(worker)];
   std::set<const internal::Node*> seen;
@@ -318,14 +345,19 @@ bool Audit::may_be_final(const PassId& pass, const Recorded& recorded, int root,
   if (worker == root) left.insert(left.end(), losses.begin(), losses.end());
   for (const Sent& one : *sent_) {
     if (one.pass != pass) continue;
-    wave_over &= one.kind != "discover" || one.ended > 0;
+    const bool elsewhere = one.said.has_value() && one.said->carried;
+    // The root answers at once, others when all below have, or by a message of their own.
+    wave_over &= one.named.empty() || elsewhere || (one.to == root ? one.arrivals : one.ended) > 0;
+    if (elsewhere) ++carried[one.to];
+    if (one.answers && one.arrivals > 0) --carried[one.from];
     closed |= one.kind == "close" && one.to == worker && one.arrivals > 0;
-    if (one.kind != "discover" || one.to != worker || one.arrivals == 0) continue;
+    if (one.to != worker || one.arrivals == 0) continue;
     for (const auto& [message, outputs] : one.named) {
       for (const uint32_t output : outputs) name(message, output);
     }
   }
-  if (worker == root ? wave_over : closed && wave_over) return true;
+  for (const auto& [from, n] : carried) wave_over &= n <= 0;
+  if ((worker == root || closed) && wave_over) return true;
   while (!left.empty()) {
     const Edge edge = std::move(left.back());
     left.pop_back();
@@ -333,10 +365,16 @@ bool Audit::may_be_final(const PassId& pass, const Recorded& recorded, int root,
       if (recorded.numbers.at(recv.origin) == worker) name(recv.message, input);
     });
   }
+  std::set<const internal::Node*> open;  // what may still be reached
   for (const auto& [number, send] : sends) {
-    if (named[number].size() != send->num_inputs()) return false;
+    for (uint32_t i = 0; i < send->num_inputs(); ++i) {
+      if (named[number].contains(i)) continue;
+      open.insert(send.get());
+      walk(send->next_edge(i), &open,
+           [&](const RecvRpcBackward& recv, uint32_t) { open.insert(&recv); });
+    }
   }
-  return true;
+  return !open.contains(node);
 }
 
 }  // namespace weft::testing

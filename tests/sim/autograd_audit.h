@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -54,7 +55,7 @@ struct LiveSet {
 // Counts runs. `before` is told of each first.
 class RunCounter {
  public:
-  using Before = std::function<void(int worker)>;
+  using Before = std::function<void(int worker, const internal::Node* node)>;
   explicit RunCounter(Before before) : state_(std::make_shared<State>()) {
     state_->before = std::move(before);
   }
@@ -83,12 +84,16 @@ class RunCounter {
 class Audit {
  public:
   struct Sent {
-    std::string kind{};  // "discover"
+    std::string kind{};  // "advance"
     int from = 0;
     int to = 0;
     internal::PassId pass{};
-    internal::Messages named{};  // of a discover
-    uint64_t message = 0;        // of a gradient
+    // Of an advance.
+    internal::Messages named{};
+    std::vector<uint64_t> gradients{};
+    bool done = false;
+    bool answers = false;
+    std::optional<internal::Advanced> said{};  // of the answer
     int64_t arrivals = 0;
     int64_t ended = 0;
     Status answer{};
@@ -105,9 +110,10 @@ class Audit {
   // asked the root about what it did not know to have arrived.
   Status check(const internal::PassId& pass, const Recorded& recorded, const LiveSet& live,
                int root, bool slow) const;
-  // LIVE-3: whether the counts of `worker` may be final by now.
+  // LIVE-3: whether the counts of `node`, a send or recv at `worker`, may be final by now.
   bool may_be_final(const internal::PassId& pass, const Recorded& recorded, int root,
-                    const torch::autograd::edge_list& losses, int worker) const;
+                    const torch::autograd::edge_list& losses, int worker,
+                    const internal::Node* node) const;
 
  private:
   class Tap;

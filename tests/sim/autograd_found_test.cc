@@ -68,6 +68,13 @@ class AutogradFound : public ::testing::Test {
     }
     return {};
   }
+  // The pass does not get on from w1, and w2 is not told.
+  void cut_off_w2(bool its_questions) {
+    plan_->add({.fault = Fault::kDrop, .kind = FrameKind::kRequest, .from = "w1", .to = "w0"});
+    plan_->add({.fault = Fault::kDrop, .kind = FrameKind::kRequest, .to = "w2"});
+    if (!its_questions) return;
+    plan_->add({.fault = Fault::kDrop, .kind = FrameKind::kRequest, .from = "w2", .to = "w0"});
+  }
   int64_t contexts_at(size_t worker) const {
     return workers_[worker].debug_info().at("num_autograd_contexts");
   }
@@ -79,12 +86,12 @@ class AutogradFound : public ::testing::Test {
   std::vector<Worker> workers_;
 };
 
-// The answer to its `done` is lost. When its time was over, w1 took its gradients away, and the
-// backward had succeeded.
+// The answer to what says that its part is done is lost. When its time was over, w1 took its
+// gradients away, and the backward had succeeded.
 TEST_F(AutogradFound, LIVE_1_gradients_stay_when_the_answer_to_a_done_is_lost) {
   simulate([&] {
     DistAutogradContext context(workers_[0]);
-    const at::Tensor x = torch::ones({2}, torch::kFloat64);
+    const at::Tensor x = torch::ones({2}, torch::kFloat64).set_requires_grad(true);
     const at::Tensor loss = through({1}, x).sum();
     // All that w0 answers to w1 in this pass.
     plan_->add({.fault = Fault::kDrop, .kind = FrameKind::kResponse, .from = "w0", .to = "w1"});
@@ -94,7 +101,7 @@ TEST_F(AutogradFound, LIVE_1_gradients_stay_when_the_answer_to_a_done_is_lost) {
     plan_->clear();
     const at::Tensor gradient = gradient_at(1, context.id());
     ASSERT_TRUE(gradient.defined());
-    EXPECT_TRUE(torch::equal(gradient, x));
+    EXPECT_TRUE(torch::equal(gradient, x.detach()));
   });
 }
 
@@ -113,17 +120,14 @@ TEST_F(AutogradFound, LIVE_5_a_release_reaches_whom_a_worker_that_left_had_told)
 }
 
 // w2, which w1 engages and the root never speaks to, is done when the root gives up, and what tells
-// it of that is lost: it learns of it with the next pass.
+// it of that is lost, and so is its own question: it learns of it with the next pass.
 TEST_F(AutogradFound, LIVE_1_what_an_abort_did_not_undo_the_next_pass_does) {
   simulate([&] {
     DistAutogradContext context(workers_[0]);
     const at::Tensor x = torch::ones({2}, torch::kFloat64).set_requires_grad(true);
     const at::Tensor loss = through({1, 2}, x).sum();
-    // Four discovers, and gradients to w1, to w2, and back to w1: there it ends.
-    audit_.on_arrival(7, [&] {
-      plan_->add({.fault = Fault::kDrop, .kind = FrameKind::kRequest, .from = "w1", .to = "w0"});
-      plan_->add({.fault = Fault::kDrop, .kind = FrameKind::kRequest, .to = "w2"});
-    });
+    // To w1, to w2, and back to w1: there it ends.
+    audit_.on_arrival(3, [&] { cut_off_w2(/*its_questions=*/true); });
     const BackwardOptions again{.retain_graph = true, .deadline = 2s};
     EXPECT_EQ(error_kind(context.try_backward({loss}, again)), ErrorKind::kDeadline);
     sim_->sleep(absl::Seconds(10));
@@ -133,6 +137,21 @@ TEST_F(AutogradFound, LIVE_1_what_an_abort_did_not_undo_the_next_pass_does) {
     const at::Tensor gradient = gradient_at(2, context.id());
     ASSERT_TRUE(gradient.defined());
     EXPECT_TRUE(torch::equal(gradient, parameters_[1])) << gradient;
+  });
+}
+
+// The same, but it can ask, and does when the time of the pass is over.
+TEST_F(AutogradFound, LIVE_5_who_was_not_told_of_a_failure_asks) {
+  simulate([&] {
+    DistAutogradContext context(workers_[0]);
+    const at::Tensor x = torch::ones({2}, torch::kFloat64).set_requires_grad(true);
+    const at::Tensor loss = through({1, 2}, x).sum();
+    audit_.on_arrival(3, [&] { cut_off_w2(/*its_questions=*/false); });
+    EXPECT_EQ(error_kind(context.try_backward({loss}, {.deadline = 2s})), ErrorKind::kDeadline);
+    EXPECT_TRUE(gradient_at(2, context.id()).defined());
+    sim_->sleep(absl::Seconds(3));
+    EXPECT_FALSE(gradient_at(2, context.id()).defined());
+    plan_->clear();
   });
 }
 

@@ -50,7 +50,7 @@ class World {
         parameters_(RandomGraph::make_parameters(size_)),
         held_(static_cast<size_t>(size_)),
         plan_(std::make_shared<FaultPlan>(seed)),
-        counter_([this](int worker) { before_run(worker); }) {}
+        counter_([this](int worker, const internal::Node* node) { before_run(worker, node); }) {}
 
   void run(const std::shared_ptr<Runtime>& runtime) {
     join(runtime);
@@ -86,7 +86,7 @@ class World {
   void act();
   void one_pass(Pass* pass);
   void again();
-  void before_run(int worker);
+  void before_run(int worker, const internal::Node* node);
   void add_order_faults();
   void add_network_faults();
   void judge(const Pass& pass);
@@ -115,7 +115,7 @@ class World {
   std::vector<Pass> passes_{};
   const Pass* only_ = nullptr;  // the pass that runs, when it is the only one
   size_t started_ = 0;
-  std::set<int> final_{};  // workers known to be, in that pass
+  std::set<const internal::Node*> final_{};  // checked, in that pass
   int64_t throw_at_ = 0;   // the run of a send or recv that does, counted down
   int64_t sleep_at_ = 0;
   int gone_ = -1;

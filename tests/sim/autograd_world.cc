@@ -124,7 +124,8 @@ void World::one_pass(Pass* pass) {
         context == nullptr
             ? make_error(ErrorKind::kState, "the context has been released")
             : service->backward(context, edges_of(pass->losses), {torch::ones({}, torch::kFloat64)},
-                                pass->retain, pass->deadline);
+                                {.retain_graph = pass->retain,
+                                 .deadline = absl::ToChronoMilliseconds(pass->deadline)});
   }
   pass->ended = sim_->now();
   sim_->trace("pass", static_cast<uint64_t>(pass->root),
@@ -217,11 +218,12 @@ void World::again() {
   ++out_.passes;
 }
 
-void World::before_run(int worker) {
-  if (only_ != nullptr && trouble_ != Trouble::kKill && final_.insert(worker).second) {
+void World::before_run(int worker, const internal::Node* node) {
+  if (only_ != nullptr && trouble_ != Trouble::kKill && final_.insert(node).second) {
     const uint64_t counter = static_cast<uint64_t>(started_);
     const internal::PassId id{context_->id(), key_of(workers_[0].info()), counter};
-    if (!audit_.may_be_final(id, *recorded_, 0, edges_of(only_->losses), worker)) {
+    if (!audit_.may_be_final(id, *recorded_, 0, edges_of(only_->losses), worker,
+                             node)) {
       fail(absl::StrCat("LIVE-3: w", worker, " runs a node and does not know all yet"));
     }
   }
