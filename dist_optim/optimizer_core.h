@@ -4,7 +4,8 @@
 // OptimizerCore: what a DistributedOptimizer does whatever its class: which owner has which
 // parameters, the two phases of a step, and one state from those of all owners.
 //
-//   OPT-7  no owner is told to apply before all have prepared; after an error every owner that may
+//   OPT-7  no owner is told to apply before all others have prepared; after an error every owner
+//   that may
 //          have prepared is told to cancel.
 
 #include <atomic>

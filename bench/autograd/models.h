@@ -14,6 +14,7 @@
 #include <functional>
 #include <string_view>
 
+#include "weft/dist_autograd/context.h"
 #include "weft/rpc/library.h"
 #include "weft/rpc/worker.h"
 
@@ -21,7 +22,8 @@ namespace weft::bench {
 
 Library models_library();
 // One of them, ready to be done again and again. Throws std::invalid_argument.
-std::function<void()> make_model(const Worker& worker, std::string_view name);
+std::function<void()> make_model(const Worker& worker, std::string_view name,
+                                 BackwardMode mode = BackwardMode::kExact);
 
 }  // namespace weft::bench
 

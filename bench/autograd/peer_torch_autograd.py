@@ -143,7 +143,11 @@ def threads(count, seconds):
 
 
 def main():
-    args = torch_peer.parser(torch_peer.MODES).parse_args()
+    parser = torch_peer.parser(torch_peer.MODES)
+    parser.add_argument("--log-messages", action="store_true")
+    args = parser.parse_args()
+    if args.log_messages:
+        torch_peer.log_messages()
     torch_peer.join(args, torch_peer.MODES[args.mode])
     if args.rank == 0:
         MODELS["pass"]().step()

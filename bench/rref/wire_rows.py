@@ -10,15 +10,13 @@ import ctypes
 import os
 import socket
 import struct
-import time
 from pathlib import Path
 
+import counted_messages
 from harness import DriverError, Figure
 
 OURS, PY = "weft/wire", "python/wire"
 WORLD = 3
-SETTLED_S = 0.2  # nothing was sent for so long
-SETTLE_LIMIT_S = 10
 SYS_PIDFD_GETFD = 438
 TCP_INFO_BYTES_SENT = 200  # offset of tcpi_bytes_sent, since Linux 4.19
 WINDOW = 64
@@ -29,8 +27,6 @@ LIVES = (
     ("passed", "made, passed to a third worker, dropped"),
     ("kept", f"made, passed, dropped, {WINDOW} under way"),
 )
-# What the agent of torch logs for a message that it sends; "done sending" is not one.
-LOGGED = (" is sending request #", " is sending response to request #")
 
 
 def tcp_bytes_sent(pid):
@@ -61,34 +57,11 @@ def tcp_bytes_sent(pid):
     return total
 
 
-def logged_messages(path):
-    text = Path(path).read_text(errors="replace")
-    return sum(text.count(line) for line in LOGGED)
-
-
 def read_counters(group, name):
     """What all workers have sent so far."""
-    total = {"bytes": sum(tcp_bytes_sent(rank.pid) for rank in group.ranks)}
-    if name == OURS:
-        for answer in group.ask("counters", 20):
-            for key, value in answer.items():
-                total[key] = total.get(key, 0) + value
-    else:
-        total["messages"] = sum(logged_messages(rank.log_path) for rank in group.ranks)
+    total = counted_messages.read_counters(group, name == OURS)
+    total["bytes"] = sum(tcp_bytes_sent(rank.pid) for rank in group.ranks)
     return total
-
-
-def settled_counters(group, name):
-    """Once nothing more is sent: the last acknowledgements come after the answer of a command."""
-    deadline = time.monotonic() + SETTLE_LIMIT_S
-    last = read_counters(group, name)
-    while time.monotonic() < deadline:
-        time.sleep(SETTLED_S)
-        now = read_counters(group, name)
-        if now["messages"] == last["messages"]:
-            break
-        last = now
-    return now
 
 
 def count(bench, name, objects):
@@ -99,9 +72,9 @@ def count(bench, name, objects):
         for command, _ in LIVES:
             line = f"{command} tensor {objects} {WINDOW}"
             group.ask(f"{command} tensor 1 {WINDOW}", 60, ranks=[0])  # connections, first uses
-            before = settled_counters(group, name)
+            before = counted_messages.settled(lambda: read_counters(group, name))
             answer = group.ask(line, 180, ranks=[0])[0]
-            after = settled_counters(group, name)
+            after = counted_messages.settled(lambda: read_counters(group, name))
             cost = {key: (after[key] - before[key]) / answer["objects"] for key in after}
             # A call of the program is a message and its answer.
             cost["control"] = cost["messages"] - 2 * answer["calls"] / answer["objects"]

@@ -171,9 +171,9 @@ Status BackwardPass::answered_locked(const WorkerKey& by, const Advanced& answer
   if (answer.carried) return absl::OkStatus();
   const auto asked = asked_.find(by);
   if (asked == asked_.end()) {
-    return make_error(ErrorKind::kProtocol, absl::StrCat(to_string(id_), ": an answer of ",
-                                                         weft::to_string(by),
-                                                         ", which was not asked"));
+    return make_error(ErrorKind::kProtocol,
+                      absl::StrCat(to_string(id_), ": an answer of ", weft::to_string(by),
+                                   ", which was not asked"));
   }
   if (--asked->second == 0) asked_.erase(asked);
   for (const auto& [worker, is_final] : answer.participants) {
@@ -195,8 +195,8 @@ void BackwardPass::advanced(const WorkerKey& by, StatusOr<Advanced> answer) {
     if (failed.ok() && is_root() && state_ == State::kDone) return;
     if (failed.ok()) failed = answered_locked(by, *answer, &todo);
     if (!failed.ok()) {
-      failed = annotate(failed, absl::StrCat("asking '", links_->name_of(by),
-                                             "' what the losses depend on"));
+      failed = annotate(
+          failed, absl::StrCat("asking '", links_->name_of(by), "' what the losses depend on"));
       if (owed_ != nullptr) {
         fail_locked(failed, &todo);
       } else {

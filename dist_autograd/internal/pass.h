@@ -123,8 +123,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::vector<LeafGradient> take_leaves();
 
   // ---- the root ----
-  // With the losses; runs what can be run on this thread. `fast`: every recorded send is taken to be
-  // live, nobody asks.
+  // With the losses; runs what can be run on this thread. `fast`: every recorded send is taken to
+  // be live, nobody asks.
   void start(torch::autograd::edge_list roots, std::vector<at::Tensor> gradients, bool retain,
              bool fast);
   // Completes when the pass has ended everywhere, or with its error as soon as that is known.
@@ -221,7 +221,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   bool retain_ ABSL_GUARDED_BY(mutex_) = false;
   bool fast_ ABSL_GUARDED_BY(mutex_) = false;
   bool final_ ABSL_GUARDED_BY(mutex_) = false;
-  bool held_ ABSL_GUARDED_BY(mutex_) = false;  // the graph holds what may still be reached...
+  bool held_ ABSL_GUARDED_BY(mutex_) = false;      // the graph holds what may still be reached...
   bool released_ ABSL_GUARDED_BY(mutex_) = false;  // ...and no more, since it is final
   bool running_ ABSL_GUARDED_BY(mutex_) = false;
   bool started_ ABSL_GUARDED_BY(mutex_) = false;  // something has been run
@@ -234,7 +234,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::map<WorkerKey, int64_t> asked_ ABSL_GUARDED_BY(mutex_);  // the same, by worker
   OnAdvanced owed_ ABSL_GUARDED_BY(mutex_);                     // to whoever engaged this worker:
   WorkerKey owed_to_ ABSL_GUARDED_BY(mutex_);
-  bool wave_over_ ABSL_GUARDED_BY(mutex_) = false;              // of the root
+  bool wave_over_ ABSL_GUARDED_BY(mutex_) = false;  // of the root
   std::optional<bool> reported_ ABSL_GUARDED_BY(mutex_);
   Participants found_ ABSL_GUARDED_BY(mutex_);  // to be reported, of the root: all
   std::set<WorkerKey> children_ ABSL_GUARDED_BY(mutex_);

@@ -26,8 +26,9 @@ Status BackwardPass::on_done(const WorkerKey& from) {
   {
     MutexLock lock(&mutex_);
     if (state_ == State::kAborted) {
-      return make_error(ErrorKind::kCancelled, absl::StrCat(to_string(id_), " has failed: ",
-                                                            std::string(error_.message())));
+      return make_error(
+          ErrorKind::kCancelled,
+          absl::StrCat(to_string(id_), " has failed: ", std::string(error_.message())));
     }
     if (!is_root()) {
       return make_error(ErrorKind::kProtocol,

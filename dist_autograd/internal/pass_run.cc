@@ -67,9 +67,8 @@ Status BackwardPass::run_graph(std::map<uint64_t, std::vector<at::Tensor>> fed,
   try {
     for (auto& [message, gradients] : fed) {
       if (value_or_throw(graph_->feed(message, std::move(gradients)))) continue;
-      return make_error(
-          ErrorKind::kProtocol,
-          absl::StrCat("a gradient for message ", message, ", which nobody has named"));
+      return make_error(ErrorKind::kProtocol, absl::StrCat("a gradient for message ", message,
+                                                           ", which nobody has named"));
     }
     graph_->run(out);
     return absl::OkStatus();
@@ -118,8 +117,8 @@ void BackwardPass::flush_locked(std::vector<PassGraph::Outgoing> gradients, Todo
   for (PassGraph::Outgoing& one : gradients) {
     const size_t size = bytes_of(one.gradients);
     if (bytes[one.origin] + size > kRideBytes) {
-      alone.emplace_back(one.origin, Advance{}).second.gradients.push_back(
-          std::move(one.gradients));
+      alone.emplace_back(one.origin, Advance{})
+          .second.gradients.push_back(std::move(one.gradients));
     } else {
       bytes[one.origin] += size;
       out[one.origin].gradients.push_back(std::move(one.gradients));

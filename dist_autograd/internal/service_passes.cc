@@ -95,11 +95,12 @@ StatusOr<Payload> pack_advance(AdvanceData data) {
 
 StatusOr<AdvanceData> unpack_advance(Payload arguments) {
   Decoder in(std::move(arguments));
-  WEFT_ASSIGN_OR_RETURN(const auto taken, (in.take<std::tuple<std::vector<std::byte>, Gradients>>()));
+  WEFT_ASSIGN_OR_RETURN(const auto taken,
+                        (in.take<std::tuple<std::vector<std::byte>, Gradients>>()));
   const auto& [bytes, gradients] = taken;
-  WEFT_ASSIGN_OR_RETURN(AdvanceData data,
-                        decode_advance(std::string_view(reinterpret_cast<const char*>(bytes.data()),
-                                                        bytes.size())));
+  WEFT_ASSIGN_OR_RETURN(
+      AdvanceData data,
+      decode_advance(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size())));
   size_t at = 0;
   for (size_t i = 0; i < data.tensors.size(); ++i) {
     if (data.tensors[i] > gradients.size() - at) break;
@@ -109,9 +110,9 @@ StatusOr<AdvanceData> unpack_advance(Payload arguments) {
   }
   const size_t named = std::accumulate(data.tensors.begin(), data.tensors.end(), size_t{0});
   if (named == gradients.size()) return data;
-  return make_error(ErrorKind::kProtocol, absl::StrCat("a message of distributed autograd: ",
-                                                       gradients.size(), " gradients, but ", named,
-                                                       " are spoken of"));
+  return make_error(ErrorKind::kProtocol,
+                    absl::StrCat("a message of distributed autograd: ", gradients.size(),
+                                 " gradients, but ", named, " are spoken of"));
 }
 
 void DistAutogradService::advance(const WorkerKey& to, const PassId& pass, absl::Time deadline,
@@ -244,13 +245,14 @@ void DistAutogradService::on_advance(CallContext& call, Payload arguments, Reply
   }
   const auto pass = find_pass(data->pass, runtime().now() + data->remaining, true);
   if (!pass.ok()) return reply(pass.status());
-  (*pass)->on_advance(
-      key_of(call.caller()), std::move(data->advance),
-      [weak = weak_from_this(), reply = std::move(reply)](const StatusOr<Advanced>& answer) mutable {
-        if (!answer.ok()) return reply(answer.status());
-        if (const auto self = weak.lock(); self && answer->done) self->count("done");
-        reply(bytes_payload(encode(*answer)));
-      });
+  (*pass)->on_advance(key_of(call.caller()), std::move(data->advance),
+                      [weak = weak_from_this(),
+                       reply = std::move(reply)](const StatusOr<Advanced>& answer) mutable {
+                        if (!answer.ok()) return reply(answer.status());
+                        if (const auto self = weak.lock(); self && answer->done)
+                          self->count("done");
+                        reply(bytes_payload(encode(*answer)));
+                      });
 }
 
 void DistAutogradService::on_notice(CallContext& call, Payload arguments, ReplyFn reply,
@@ -265,8 +267,9 @@ void DistAutogradService::on_notice(CallContext& call, Payload arguments, ReplyF
     const ContextRef context = find(data->pass.context);
     const bool failed = context != nullptr && context->has_failed(data->pass);
     return replying(std::move(reply))(
-        failed ? make_error(ErrorKind::kCancelled, absl::StrCat(to_string(data->pass), " has failed"))
-               : absl::OkStatus());
+        failed
+            ? make_error(ErrorKind::kCancelled, absl::StrCat(to_string(data->pass), " has failed"))
+            : absl::OkStatus());
   }
   handle(**pass, key_of(call.caller()), data->status, replying(std::move(reply)));
 }

@@ -23,7 +23,7 @@ struct AutogradData {
 struct AdvanceData {
   PassId pass;
   absl::Duration remaining;
-  Advance advance{};  // its gradients go beside it: here they have no tensors...
+  Advance advance{};                // its gradients go beside it: here they have no tensors...
   std::vector<uint32_t> tensors{};  // ...but each so many
   uint64_t ended_below = 0;
   std::vector<uint64_t> aborted{};

@@ -148,8 +148,7 @@ class DistForever : public DistLost {
     if (one.heal) {
       plan->clear();
       if (!one.failing) {
-        const at::Tensor before =
-            status.ok() ? context.gradient(x).clone() : torch::zeros_like(x);
+        const at::Tensor before = status.ok() ? context.gradient(x).clone() : torch::zeros_like(x);
         context.backward({loss}, {.retain_graph = true});
         expect_equal(context.gradient(x), (before + 2 * x).detach());
       }

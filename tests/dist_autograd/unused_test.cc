@@ -90,6 +90,67 @@ TEST_P(DistUnused, X5_a_hundred_calls_of_which_one_is_used) {
   expect_nothing_left(*c);
 }
 
+// What an unused call cannot reach runs at once, and its gradients go with the names: besides that
+// message worker1 gets `close` alone.
+TEST_P(DistUnused, LIVE_3_what_an_unused_call_cannot_reach_does_not_wait) {
+  auto c = make({.size = 2});
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor y = leaf({3, 4});
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor used = rpc_sync((*c)[0], "worker1", &mul, x, y);
+    (void)rpc_sync((*c)[0], "worker1", &add, x, y);
+    const int64_t before = counter((*c)[1], "requests_served");
+    context.backward({used.sum()});
+    expect_equal(context.gradient(x), y.detach());
+    EXPECT_EQ(counter((*c)[0], "autograd_gradients_sent"), 1);
+    EXPECT_EQ(counter((*c)[0], "autograd_closes_sent"), 1);
+    eventually([&] { return counter((*c)[1], "requests_served") == before + 2; }, "two messages");
+  }
+  expect_nothing_left(*c);
+}
+
+TEST_P(DistUnused, FastModeGivesTheSameGradientsWhenAllIsUsed) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor y = leaf({3, 4});
+  const auto want = local(((x * y) * (x + y) * y).sum(), {x, y});
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor p = rpc_sync((*c)[0], "worker1", &mul, x, y);
+    const at::Tensor q = rpc_sync((*c)[0], "worker2", &add, x, y);
+    const at::Tensor r = rpc_sync((*c)[0], "worker0", &mul, p, q);
+    const BackwardOptions fast{.retain_graph = true, .mode = BackwardMode::kFast};
+    context.backward({rpc_sync((*c)[0], "worker2", &mul, r, y).sum()}, fast);
+    expect_equal(context.gradient(x), want[0]);
+    expect_equal(context.gradient(y), want[1]);
+    EXPECT_EQ(counter((*c)[0], "autograd_closes_sent"), 0);
+  }
+  expect_nothing_left(*c);
+}
+
+// As the peer's only mode, but bounded, and it says what it waited for.
+TEST_P(DistUnused, FastModeWaitsForAnUnusedCallUntilItsDeadline) {
+  auto c = make({.size = 2});
+  const at::Tensor x = leaf({1, 2});
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor used = rpc_sync((*c)[0], "worker1", &mul, x, x);
+    (void)rpc_sync((*c)[0], "worker1", &add, x, x);
+    const Status status =
+        context.try_backward({used.sum()}, {.retain_graph = true,
+                                            .deadline = std::chrono::milliseconds(200),
+                                            .mode = BackwardMode::kFast});
+    expect_error(status, ErrorKind::kDeadline, {"worker1"});
+    for (size_t i : {0, 1}) {
+      eventually([&] { return counter((*c)[i], "num_current_backward_passes") == 0; }, "no pass");
+    }
+    context.backward({used.sum()});
+    expect_equal(context.gradient(x), (2 * x).detach());
+  }
+  expect_nothing_left(*c);
+}
+
 INSTANTIATE_TEST_SUITE_P(Nets, DistUnused, ::testing::ValuesIn(nets()), net_name);
 
 }  // namespace

@@ -173,6 +173,35 @@ TEST_P(DistOptimStep, ParametersOfOneOwnerTakeOneMessageSeveralTwoEach) {
   EXPECT_EQ(served(2), b + 2);
 }
 
+// OPT-7: what is here asks nobody, and one other owner decides in one message.
+TEST_P(DistOptimStep, ParametersOfThisWorkerTakeNoMessage) {
+  OptimCluster c = make(2);
+  const at::Tensor mine = torch::ones({2}, torch::kFloat64).set_requires_grad(true);
+  const auto here = RRef<at::Tensor>::local(c[0], mine);
+  DistributedOptimizer<optim::SGD> alone(c[0], {here}, {.lr = 0.5});
+  DistributedOptimizer<optim::SGD> both(c[0], {c.parameters[0], here}, {.lr = 0.5});
+  const int64_t self = counter(c[0], "requests_served");
+  const int64_t other = counter(c[1], "requests_served");
+  {
+    DistAutogradContext context(c[0]);
+    context.backward({mine.sum()});
+    EXPECT_EQ(alone.step(context).updated, 1);
+    EXPECT_TRUE(torch::equal(mine, torch::full({2}, 0.5, torch::kFloat64)));
+    EXPECT_EQ(both.step(context).updated, 1);
+    EXPECT_TRUE(torch::equal(mine, torch::zeros({2}, torch::kFloat64)));
+    EXPECT_EQ(counter(c[0], "requests_served"), self);
+    eventually([&] { return counter(c[1], "requests_served") == other + 1; }, "one message");
+    // Refused here: nobody else is asked. Refused there: what is here stays as it is.
+    const std::vector<int64_t> versions = both.versions();
+    const int64_t asked = counter(c[1], "requests_served");
+    const StepReport late = both.try_step(context, {.deadline = std::chrono::nanoseconds(1)});
+    EXPECT_EQ(error_kind(late.status), ErrorKind::kDeadline);
+    EXPECT_EQ(counter(c[1], "requests_served"), asked);
+    EXPECT_EQ(both.versions(), versions);
+    EXPECT_EQ(counter(c[0], "optimizer_reservations"), 0);
+  }
+}
+
 TEST_P(DistOptimStep, AsyncAndGroups) {
   OptimCluster c = make();
   const std::vector<at::Tensor> before = values(c);

@@ -203,7 +203,8 @@ class Audit::Tap final : public Service,
     if (at == calls_.end()) return AttachmentPtr();  // no message of a pass
     Sent& one = sent_->at(at->second);
     if (one.kind == "advance") {
-      one.said = value_or_throw(internal::decode_advanced(value_or_throw(Decoder(result).take_bytes())));
+      one.said =
+          value_or_throw(internal::decode_advanced(value_or_throw(Decoder(result).take_bytes())));
     }
     return AttachmentPtr();
   }
@@ -267,8 +268,8 @@ Status Audit::check(const PassId& pass, const Recorded& recorded, const LiveSet&
     if (one.kind == "advance") {
       // Replies of the root, and those that went with another message, may be under way still.
       const bool later = one.to == root || (one.said.has_value() && one.said->carried);
-      if (!one.named.empty() && (one.arrivals != 1 || one.ended > 1 || !one.answer.ok() ||
-                                 (one.ended == 0 && !later))) {
+      if (!one.named.empty() &&
+          (one.arrivals != 1 || one.ended > 1 || !one.answer.ok() || (one.ended == 0 && !later))) {
         return wrong(absl::StrCat("LIVE-6: ", what, " came ", one.arrivals, " times, ", one.ended,
                                   " replies, ", one.answer.ToString()));
       }

@@ -116,7 +116,7 @@ class World {
   const Pass* only_ = nullptr;  // the pass that runs, when it is the only one
   size_t started_ = 0;
   std::set<const internal::Node*> final_{};  // checked, in that pass
-  int64_t throw_at_ = 0;   // the run of a send or recv that does, counted down
+  int64_t throw_at_ = 0;                     // the run of a send or recv that does, counted down
   int64_t sleep_at_ = 0;
   int gone_ = -1;
   bool released_ = false;

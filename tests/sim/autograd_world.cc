@@ -222,8 +222,7 @@ void World::before_run(int worker, const internal::Node* node) {
   if (only_ != nullptr && trouble_ != Trouble::kKill && final_.insert(node).second) {
     const uint64_t counter = static_cast<uint64_t>(started_);
     const internal::PassId id{context_->id(), key_of(workers_[0].info()), counter};
-    if (!audit_.may_be_final(id, *recorded_, 0, edges_of(only_->losses), worker,
-                             node)) {
+    if (!audit_.may_be_final(id, *recorded_, 0, edges_of(only_->losses), worker, node)) {
       fail(absl::StrCat("LIVE-3: w", worker, " runs a node and does not know all yet"));
     }
   }
