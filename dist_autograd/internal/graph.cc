@@ -11,7 +11,10 @@
 namespace weft::internal {
 
 PassGraph::PassGraph(const AutogradContextId& context, const WorkerKey& self, FindSend find_send)
-    : context_(context), self_(self), find_send_(std::move(find_send)) {}
+    : context_(context),
+      self_(self),
+      find_send_(std::move(find_send)),
+      leaves_(std::make_shared<LeafSlots>(context)) {}
 
 PassGraph::~PassGraph() {
   for (const Entry& entry : nodes_) {
@@ -28,8 +31,10 @@ uint32_t PassGraph::add(const NodePtr& node, bool* is_new) {
   if (dynamic_cast<const RecvRpcBackward*>(node.get()) != nullptr) {
     entry.kind = Kind::kRecv;
     entry.reached.resize(node->num_inputs());
-  } else if (dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get()) != nullptr) {
+  } else if (const auto* leaf =
+                 dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get())) {
     entry.kind = Kind::kLeaf;
+    entry.gradient = leaves_->slot(leaf->variable);
   }
   ++left_;
   return at->second;

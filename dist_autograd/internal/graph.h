@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <queue>
 #include <set>
@@ -28,6 +29,7 @@
 #include "torch/csrc/autograd/input_buffer.h"
 #include "weft/common/error.h"
 #include "weft/dist_autograd/internal/functions.h"
+#include "weft/dist_autograd/internal/leaf_slots.h"
 #include "weft/dist_autograd/internal/torch_compat.h"
 
 namespace weft::internal {
@@ -99,6 +101,8 @@ class PassGraph {
   void run(std::vector<Outgoing>* out);
   // Something can be run.
   bool ready() const { return !ready_.empty() || !roots_.empty(); }
+  // What reducers have asked for, when it is complete. Throws what they throw.
+  void run_at_end();
   // All that was found has run.
   bool complete() const { return left_ == 0; }
   // Messages whose gradients are waited for, by the worker from which they are to come.
@@ -116,8 +120,8 @@ class PassGraph {
     std::vector<uint32_t> targets{};  // parallel to the node's edges; kDead: goes nowhere
     std::vector<bool> reached{};      // recv: by input
     std::optional<torch::autograd::InputBuffer> buffer{};
-    bool fed = false;       // send
-    at::Tensor gradient{};  // leaf
+    bool fed = false;                // send
+    at::Tensor* gradient = nullptr;  // leaf: its slot
   };
   struct Ready {
     uint64_t sequence = 0;
@@ -151,6 +155,7 @@ class PassGraph {
   std::vector<Entry> nodes_;
   absl::flat_hash_map<const Node*, uint32_t> index_;
   std::map<uint64_t, uint32_t> sends_;  // by message
+  const std::shared_ptr<LeafSlots> leaves_;
   std::vector<std::pair<torch::autograd::Edge, at::Tensor>> roots_;
   std::priority_queue<Ready> ready_;
   absl::flat_hash_set<const Node*> held_;

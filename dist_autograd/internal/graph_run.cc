@@ -159,7 +159,13 @@ variable_list PassGraph::call(Entry* entry, variable_list in, std::vector<Outgoi
           [&node](const std::string& text) { return absl::StrCat(node.name(), ": ", text); });
       break;
   }
-  for (const auto& hook : node.post_hooks()) results = (*hook)(results, kept);
+  for (const auto& hook : node.post_hooks()) {
+    if (auto* const ready = dynamic_cast<GradReadyHook*>(hook.get())) {
+      ready->on_grad_ready(leaves_);
+    } else {
+      results = (*hook)(results, kept);
+    }
+  }
   if (results.size() != entry->targets.size()) {
     throw_error(make_error(ErrorKind::kUser,
                            absl::StrCat("gave ", results.size(), " gradients for ",
@@ -175,16 +181,26 @@ void PassGraph::accumulate(Entry* entry, at::Tensor gradient, bool has_post_hook
   if (!leaf.defined() || !leaf.requires_grad()) return;
   // A view of memory that a gradient which leaves, or another leaf's, holds as well.
   const bool shared = gradient.has_storage() && gradient.storage().use_count() > 1;
-  add_gradient(leaf, &entry->gradient, gradient, shared ? 0 : (has_post_hooks ? 2 : 1));
+  add_gradient(leaf, entry->gradient, gradient, shared ? 0 : (has_post_hooks ? 2 : 1));
+}
+
+void PassGraph::run_at_end() {
+  const c10::AutoGradMode no_grad(false);
+  for (auto todo = leaves_->take_at_end(); !todo.empty(); todo = leaves_->take_at_end()) {
+    for (auto& one : todo) one();
+  }
 }
 
 std::vector<LeafGradient> PassGraph::take_leaves() {
   std::vector<LeafGradient> leaves;
   for (Entry& entry : nodes_) {
-    if (entry.kind != Kind::kLeaf || !entry.gradient.defined()) continue;
+    if (entry.kind != Kind::kLeaf || !entry.gradient->defined()) continue;
     leaves.push_back(LeafGradient{static_cast<const AccumulateGrad&>(*entry.node).variable,
-                                  std::move(entry.gradient)});
+                                  *std::exchange(entry.gradient, nullptr)});
   }
+  leaves_->visit_added([&leaves](const at::Tensor& leaf, const at::Tensor& gradient) {
+    leaves.push_back(LeafGradient{leaf, gradient});
+  });
   return leaves;
 }
 

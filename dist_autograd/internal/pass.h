@@ -191,6 +191,9 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   // What can be fed now.
   std::map<uint64_t, std::vector<at::Tensor>> next_locked(Todo* todo)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // All nodes have run, and no more will be found.
+  bool is_last_run() const;
+  Status end_graph();
   Status run_graph(std::map<uint64_t, std::vector<at::Tensor>> fed,
                    std::vector<PassGraph::Outgoing>* out);
   void run_elsewhere();

@@ -77,6 +77,20 @@ Status BackwardPass::run_graph(std::map<uint64_t, std::vector<at::Tensor>> fed,
   }
 }
 
+bool BackwardPass::is_last_run() const {
+  MutexLock lock(&mutex_);
+  return state_ == State::kRunning && final_ && graph_->complete() && !has_work_locked();
+}
+
+Status BackwardPass::end_graph() {
+  try {
+    graph_->run_at_end();
+    return absl::OkStatus();
+  } catch (...) {
+    return status_from_current_exception();
+  }
+}
+
 void BackwardPass::run_all() {
   for (bool again = true; again;) {
     Todo todo;
@@ -87,7 +101,8 @@ void BackwardPass::run_all() {
     }
     perform(std::exchange(todo, {}));
     std::vector<PassGraph::Outgoing> out;
-    const Status failed = run_graph(std::move(fed), &out);
+    Status failed = run_graph(std::move(fed), &out);
+    if (failed.ok() && is_last_run()) failed = end_graph();
     std::unique_ptr<PassGraph> dropped;  // without the mutex
     {
       MutexLock lock(&mutex_);

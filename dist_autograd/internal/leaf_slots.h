@@ -1,0 +1,76 @@
+#ifndef WEFT_DIST_AUTOGRAD_INTERNAL_LEAF_SLOTS_H_
+#define WEFT_DIST_AUTOGRAD_INTERNAL_LEAF_SLOTS_H_
+
+// LeafSlots: what a pass has added up for leaves of this worker, and how reducers get at it
+// (collectives/grad_accessor.h). Threads: see there. A slot stays where it is.
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "weft/collectives/grad_accessor.h"
+#include "weft/common/mutex.h"
+#include "weft/dist_autograd/id.h"
+
+namespace weft::internal {
+
+class LeafSlots final : public GradAccessor {
+ public:
+  explicit LeafSlots(const AutogradContextId& context) : context_(context) {}
+
+  std::optional<ContextId> context_id() const override { return context_; }
+  void with_grad(const at::Tensor& parameter, absl::FunctionRef<bool(at::Tensor&)> fn) override {
+    Slot* slot = nullptr;
+    {
+      MutexLock lock(&mutex_);
+      const auto at = slots_.find(parameter.unsafeGetTensorImpl());
+      if (at != slots_.end()) slot = &at->second;
+    }
+    at::Tensor grad = slot == nullptr ? at::Tensor() : slot->gradient;
+    if (!fn(grad)) return;
+    if (slot == nullptr) {
+      MutexLock lock(&mutex_);
+      slot = &slots_[parameter.unsafeGetTensorImpl()];
+      slot->added = parameter;
+    }
+    slot->gradient = std::move(grad);
+  }
+  void at_end(absl::AnyInvocable<void()> fn) override {
+    MutexLock lock(&mutex_);
+    at_end_.push_back(std::move(fn));
+  }
+
+  // Made when it is not there. The leaf lives as long as the pass's graph does.
+  at::Tensor* slot(const at::Tensor& leaf) {
+    MutexLock lock(&mutex_);
+    return &slots_[leaf.unsafeGetTensorImpl()].gradient;
+  }
+  // Calls `fn` with leaves that the pass did not reach, and what a reducer has given to them.
+  void visit_added(absl::FunctionRef<void(const at::Tensor&, const at::Tensor&)> fn) {
+    MutexLock lock(&mutex_);
+    for (const auto& [impl, slot] : slots_) {
+      if (slot.added.defined() && slot.gradient.defined()) fn(slot.added, slot.gradient);
+    }
+  }
+  // What is to be done at the end; again, if that asked for more.
+  std::vector<absl::AnyInvocable<void()>> take_at_end() {
+    MutexLock lock(&mutex_);
+    return std::exchange(at_end_, {});
+  }
+
+ private:
+  struct Slot {
+    at::Tensor gradient{};
+    at::Tensor added{};  // the leaf, when the pass did not reach it
+  };
+  const AutogradContextId context_;
+  Mutex mutex_;
+  std::map<const void*, Slot> slots_ ABSL_GUARDED_BY(mutex_);
+  std::vector<absl::AnyInvocable<void()>> at_end_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_DIST_AUTOGRAD_INTERNAL_LEAF_SLOTS_H_

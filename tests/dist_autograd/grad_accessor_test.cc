@@ -1,0 +1,178 @@
+// What a reducer does in the middle of a backward: collectives/grad_accessor.h.
+
+#include "weft/collectives/grad_accessor.h"
+
+#include <thread>
+
+#include "torch/csrc/autograd/variable.h"
+#include "torch/torch.h"
+#include "weft/tests/dist_autograd/fixture.h"
+
+namespace weft::testing {
+namespace {
+
+using Ready = std::function<void(const std::shared_ptr<GradAccessor>&)>;
+
+class Hook final : public GradReadyHook {
+ public:
+  explicit Hook(Ready ready) : ready_(std::move(ready)) {}
+  void on_grad_ready(const std::shared_ptr<GradAccessor>& accessor) override { ready_(accessor); }
+
+ private:
+  const Ready ready_;
+};
+
+class DistGradAccessor : public DistAutogradTest {
+ protected:
+  void on_ready(const at::Tensor& parameter, Ready ready) {
+    accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameter));
+    accumulators_.back()->add_post_hook(std::make_unique<Hook>(std::move(ready)));
+  }
+
+ private:
+  std::vector<decltype(torch::autograd::Edge::function)> accumulators_;
+};
+
+// One of several replicas, which exchange their gradients when all of theirs are there.
+class TestReducer {
+ public:
+  using Gradients = std::vector<at::Tensor>;
+  explicit TestReducer(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {}
+
+  void meet(const std::vector<TestReducer*>& all) { all_ = all; }
+  void ready(const std::shared_ptr<GradAccessor>& accessor) {
+    if (++seen_ < parameters_.size()) return;
+    accessor->at_end([this, accessor] { reduce(*accessor); });
+  }
+  std::optional<GradAccessor::ContextId> context() const { return context_; }
+
+ private:
+  void reduce(GradAccessor& accessor) {
+    context_ = accessor.context_id();
+    Gradients mine;
+    for (const at::Tensor& one : parameters_) {
+      accessor.with_grad(one, [&mine](at::Tensor& grad) {
+        mine.push_back(grad.clone());
+        return false;
+      });
+    }
+    published_.set_value(mine);
+    std::vector<Gradients> theirs;
+    for (TestReducer* one : all_) theirs.push_back(one->published_.future().wait());
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      accessor.with_grad(parameters_[i], [&](at::Tensor& grad) {
+        grad = torch::zeros_like(grad);
+        for (const Gradients& one : theirs) grad += one[i] / static_cast<double>(theirs.size());
+        return true;
+      });
+    }
+  }
+
+  const std::vector<at::Tensor> parameters_;
+  std::vector<TestReducer*> all_;
+  Promise<Gradients> published_;
+  size_t seen_ = 0;
+  std::optional<GradAccessor::ContextId> context_;
+};
+
+// The hybrid: two trainers, each in a context of its own, with a part of the model at a server.
+TEST_P(DistGradAccessor, AReducerAveragesOverTwoContexts) {
+  auto c = make();
+  std::vector<std::vector<at::Tensor>> parameters;
+  std::vector<std::unique_ptr<TestReducer>> reducers;
+  std::vector<TestReducer*> all;
+  for (size_t i = 0; i < 2; ++i) {
+    parameters.push_back({leaf({1, 2}), leaf({3, 4})});
+    reducers.push_back(std::make_unique<TestReducer>(parameters[i]));
+    all.push_back(reducers[i].get());
+    for (const at::Tensor& one : parameters[i]) {
+      on_ready(one, [to = all[i]](const auto& accessor) { to->ready(accessor); });
+    }
+  }
+  for (TestReducer* one : all) one->meet(all);
+  std::vector<std::thread> trainers;
+  for (size_t i = 0; i < 2; ++i) {
+    trainers.emplace_back([&, i] {
+      const double scale = 1 + 2 * static_cast<double>(i);  // 1 and 3: the mean is 2
+      DistAutogradContext context((*c)[i]);
+      const auto& [x, y] = std::tie(parameters[i][0], parameters[i][1]);
+      context.backward({(rpc_sync((*c)[i], "worker2", &mul, x, y) * scale).sum()});
+      EXPECT_EQ(reducers[i]->context(), context.id());
+      expect_equal(context.gradient(x), (y * 2).detach());
+      expect_equal(context.gradient(y), (x * 2).detach());
+      EXPECT_FALSE(x.grad().defined());
+    });
+  }
+  for (std::thread& one : trainers) one.join();
+  expect_nothing_left(*c);
+}
+
+TEST_P(DistGradAccessor, TheSameHookServesALocalBackward) {
+  const at::Tensor x = leaf({1, 2});
+  int ends = 0;
+  on_ready(x, [&](const std::shared_ptr<GradAccessor>& accessor) {
+    EXPECT_FALSE(accessor->context_id().has_value());
+    accessor->at_end([&, accessor] {
+      ++ends;
+      accessor->with_grad(x, [](at::Tensor& grad) {
+        grad = grad * 3;
+        return true;
+      });
+    });
+  });
+  (x * x).sum().backward();
+  EXPECT_EQ(ends, 1);
+  expect_equal(x.grad(), (x * 6).detach());
+}
+
+// In a pass: only what fn keeps is written, other leaves have nothing, one may be given something.
+TEST_P(DistGradAccessor, WithGrad) {
+  auto c = make({.size = 2});
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor unused = leaf({5, 6});
+  on_ready(x, [&](const std::shared_ptr<GradAccessor>& accessor) {
+    accessor->with_grad(x, [](at::Tensor& grad) {
+      grad = grad * 100;
+      return false;
+    });
+    accessor->with_grad(unused, [](at::Tensor& grad) {
+      EXPECT_FALSE(grad.defined());
+      grad = torch::ones({2}, torch::kFloat64);
+      return true;
+    });
+  });
+  {
+    DistAutogradContext context((*c)[0]);
+    context.backward({rpc_sync((*c)[0], "worker1", &mul, x, x).sum()});
+    expect_equal(context.gradient(x), (x * 2).detach());
+    expect_equal(context.gradient(unused), torch::ones({2}, torch::kFloat64));
+  }
+  expect_nothing_left(*c);
+}
+
+TEST_P(DistGradAccessor, WhatAReducerThrowsEndsThePass) {
+  auto c = make({.size = 2});
+  const at::Tensor x = leaf({1, 2});
+  bool fails = true;
+  on_ready(x, [&](const std::shared_ptr<GradAccessor>& accessor) {
+    accessor->at_end([&] {
+      if (fails) throw std::runtime_error("a replica is missing");
+    });
+  });
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor loss = rpc_sync((*c)[0], "worker1", &mul, x, x).sum();
+    const Status failed = context.try_backward({loss}, {.retain_graph = true});
+    expect_error(failed, ErrorKind::kUser, {"a replica is missing", "worker0"});
+    EXPECT_TRUE(context.gradients().empty());
+    fails = false;
+    context.backward({loss});
+    expect_equal(context.gradient(x), (x * 2).detach());
+  }
+  expect_nothing_left(*c);
+}
+
+INSTANTIATE_TEST_SUITE_P(Nets, DistGradAccessor, ::testing::ValuesIn(nets()), net_name);
+
+}  // namespace
+}  // namespace weft::testing
