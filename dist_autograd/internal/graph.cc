@@ -31,8 +31,7 @@ uint32_t PassGraph::add(const NodePtr& node, bool* is_new) {
   if (dynamic_cast<const RecvRpcBackward*>(node.get()) != nullptr) {
     entry.kind = Kind::kRecv;
     entry.reached.resize(node->num_inputs());
-  } else if (const auto* leaf =
-                 dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get())) {
+  } else if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get())) {
     entry.kind = Kind::kLeaf;
     entry.gradient = leaves_->slot(leaf->variable);
   }
