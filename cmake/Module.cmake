@@ -37,10 +37,12 @@ endfunction()
 # modules and, with ::, third-party targets that public headers mention; PRIVATE_DEPS are what only sources use.
 # A module without sources becomes an INTERFACE library. Every header outside internal/ is installed.
 #
+# PRECOMPILED tensor (or autograd): see cmake/Precompiled.cmake.
+#
 # weft_module(NAME store PART_OF rpc SRCS ... DEPS common proto): a library of its own out of a module's folder, for
 # programs that want only this piece. It stands where its module stands; the module may depend on it.
 function(weft_module)
-  cmake_parse_arguments(ARG "GENERATED" "NAME;PART_OF" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "GENERATED" "NAME;PART_OF;PRECOMPILED" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
   if(ARG_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "weft_module(${ARG_NAME}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
   endif()
@@ -107,6 +109,9 @@ function(weft_module)
     if(ARG_GENERATED)
       target_compile_options(${target} PRIVATE -w)
     endif()
+    if(ARG_PRECOMPILED)
+      weft_precompile(${target} ${ARG_PRECOMPILED})
+    endif()
   else()
     add_library(${target} INTERFACE)
     set(scope INTERFACE)
@@ -148,9 +153,9 @@ function(weft_umbrella)
   endif()
 endfunction()
 
-# weft_binary(NAME weftrun SRCS a.cc DEPS rpc absl::flags [INSTALL]): a program in <build>/bin.
+# weft_binary(NAME weftrun SRCS a.cc DEPS rpc absl::flags [INSTALL] [PRECOMPILED]): a program in <build>/bin.
 function(weft_binary)
-  cmake_parse_arguments(ARG "INSTALL" "NAME" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "INSTALL;PRECOMPILED" "NAME" "SRCS;DEPS" ${ARGN})
   if(ARG_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "weft_binary(${ARG_NAME}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
   endif()
@@ -160,6 +165,9 @@ function(weft_binary)
   endif()
   add_executable(${ARG_NAME} ${ARG_SRCS})
   weft_link_deps(${ARG_NAME} ${ARG_DEPS})
+  if(ARG_PRECOMPILED)
+    weft_precompile_program(${ARG_NAME} program)
+  endif()
   set_target_properties(${ARG_NAME} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/bin"
     INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")

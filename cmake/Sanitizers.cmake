@@ -4,6 +4,8 @@
 # analysis, sanitizers, path mapping. It is linked privately and never exported, so that no flag of ours
 # reaches a user's code.
 add_library(weft_options INTERFACE)
+# Everything starts threads, through what it links; said here, so that all have it and share precompiled headers.
+target_compile_options(weft_options INTERFACE -pthread)
 
 set(_weft_sanitizers ${WEFT_SANITIZE})
 string(REPLACE "," ";" _weft_sanitizers "${_weft_sanitizers}")

@@ -1,17 +1,20 @@
 # weft_test and weft_fuzzer.
 
 # weft_test(NAME common_test SRCS a_test.cc ... LABELS unit TIMEOUT 120 [DEPS rpc LibTorch::LibTorch]
-#           [SANITIZE asan tsan] [SERIAL] [LOCKS name...] [NO_MAIN] [ENV A=b ...] [GCC_ASAN])
+#           [SANITIZE asan tsan] [SERIAL] [LOCKS name...] [NO_MAIN] [ENV A=b ...] [GCC_ASAN]
+#           [PRECOMPILED plain] [OPTIMIZED])
 #
-# One GoogleTest program in <build>/tests; every test in it is known to ctest by its own name (in a sanitizer's build
-# there are four parts of each program instead). DEPS defaults to all
-# of weft. SANITIZE says in which sanitizer passes the program takes part (./dev asan, ./dev tsan); without it,
+# One GoogleTest program in <build>/tests; every test in it is known to ctest by its own name. In a sanitizer's build
+# there are four groups of each program instead, and so many as WEFT_TEST_GROUPS says (default: 0, none; CI: 6) of
+# those that have a SANITIZE in an ordinary one. DEPS defaults to all of weft. SANITIZE says in which sanitizer passes the program takes part (./dev asan, ./dev tsan); without it,
 # it is built only in ordinary builds. SERIAL: nothing else runs meanwhile. LOCKS: none of the same lock does.
 # GCC_ASAN: in an ordinary build with g++ the same sources are built once more as <NAME>_asan with g++'s
 # AddressSanitizer, tests named asan.*: g++ 12 destroys some temporaries of co_await expressions twice, and clang's
-# pass cannot see what g++ does.
+# pass cannot see what g++ does. PRECOMPILED plain (the default), tensor or torch: see cmake/Precompiled.cmake.
+# OPTIMIZED: the program itself computes much; it is compiled as what it tests is, and nothing is precompiled.
 function(weft_test)
-  cmake_parse_arguments(ARG "SERIAL;NO_MAIN;GCC_ASAN" "NAME;TIMEOUT" "SRCS;DEPS;LABELS;SANITIZE;LOCKS;ENV" ${ARGN})
+  cmake_parse_arguments(ARG "SERIAL;NO_MAIN;GCC_ASAN;OPTIMIZED" "NAME;TIMEOUT;PRECOMPILED" "SRCS;DEPS;LABELS;SANITIZE;LOCKS;ENV"
+    ${ARGN})
   if(ARG_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "weft_test(${ARG_NAME}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
   endif()
@@ -32,8 +35,14 @@ function(weft_test)
   if(NOT ARG_DEPS)
     set(ARG_DEPS weft::weft)
   endif()
+  if(ARG_OPTIMIZED)
+    set(ARG_PRECOMPILED "")
+  elseif(NOT ARG_PRECOMPILED)
+    set(ARG_PRECOMPILED plain)
+  endif()
   weft_make_test(${ARG_NAME} "" ${ARG_SRCS})
   if(ARG_GCC_ASAN AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT WEFT_SANITIZE)
+    set(ARG_PRECOMPILED "")  # they would have to be compiled once more
     weft_make_test(${ARG_NAME}_asan "asan." ${ARG_SRCS})
     target_compile_options(${ARG_NAME}_asan PRIVATE -fsanitize=address -fno-omit-frame-pointer -g1)
     target_link_options(${ARG_NAME}_asan PRIVATE -fsanitize=address)
@@ -52,23 +61,42 @@ macro(weft_make_test _target _prefix)
     target_link_libraries(${_target} PRIVATE GTest::gmock GTest::gtest GTest::gtest_main)
   endif()
   set_target_properties(${_target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/tests")
+  if(NOT ARG_OPTIMIZED)
+    weft_test_options(${_target})
+  endif()
+  if(ARG_PRECOMPILED)
+    weft_precompile_program(${_target} ${ARG_PRECOMPILED}_test)
+  endif()
   set(environment "WEFT_BUILD_DIR=${weft_BINARY_DIR}" "WEFT_SOURCE_DIR=${weft_SOURCE_DIR}" ${ARG_ENV})
   if(WEFT_SANITIZE)
-    # Loading LibTorch takes a second here, so a process runs many tests; the log of a failure names the one.
-    foreach(shard RANGE 3)
-      set(name "${_prefix}${_target}.${shard}")
-      add_test(NAME ${name} COMMAND ${_target} WORKING_DIRECTORY "${weft_BINARY_DIR}/tests")
-      set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 900
-        ENVIRONMENT "${environment};GTEST_TOTAL_SHARDS=4;GTEST_SHARD_INDEX=${shard}")
-      if(ARG_SERIAL)
-        set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
-      endif()
-      if(ARG_LOCKS)
-        set_tests_properties(${name} PROPERTIES RESOURCE_LOCK "${ARG_LOCKS}")
-      endif()
-    endforeach()
-    return()
+    weft_add_groups(${_target} "${_prefix}" 4)
+  elseif(WEFT_TEST_GROUPS AND ARG_SANITIZE)
+    weft_add_groups(${_target} "${_prefix}" ${WEFT_TEST_GROUPS})
+  else()
+    weft_add_each_test(${_target} "${_prefix}")
   endif()
+endmacro()
+
+# Part of weft_make_test: a process runs many tests, since loading LibTorch takes half a second, under a sanitizer more.
+# The log of a failure names the one. Each leaves a list of its tests for scripts/check_skips.py.
+macro(weft_add_groups _target _prefix _groups)
+  math(EXPR last "${_groups} - 1")
+  foreach(group RANGE ${last})
+    set(name "${_prefix}${_target}.${group}")
+    add_test(NAME ${name} COMMAND ${_target} WORKING_DIRECTORY "${weft_BINARY_DIR}/tests")
+    set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 900
+      ENVIRONMENT "${environment};GTEST_TOTAL_SHARDS=${_groups};GTEST_SHARD_INDEX=${group};GTEST_OUTPUT=xml:${weft_BINARY_DIR}/tests/groups/${name}.xml")
+    if(ARG_SERIAL)
+      set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
+    endif()
+    if(ARG_LOCKS)
+      set_tests_properties(${name} PROPERTIES RESOURCE_LOCK "${ARG_LOCKS}")
+    endif()
+  endforeach()
+endmacro()
+
+# Part of weft_make_test: each test by its own name.
+macro(weft_add_each_test _target _prefix)
   gtest_discover_tests(${_target} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES
     TEST_PREFIX "${_prefix}" TEST_LIST ${_target}_TESTS WORKING_DIRECTORY "${weft_BINARY_DIR}/tests")
   # gtest_discover_tests loses the semicolons of a list on its way, so properties are set in a file of our own,
@@ -85,6 +113,12 @@ macro(weft_make_test _target _prefix)
   file(WRITE "${file}" "if(${_target}_TESTS)\n  set_tests_properties(\${${_target}_TESTS} PROPERTIES ${properties})\nendif()\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${file}")
 endmacro()
+
+# weft_test_options(rpc_test): what only tests and what they share are compiled with. A test is run a few times and
+# compiled as often, and optimising it takes half of that (most of it with a sanitizer); what it tests is optimised.
+function(weft_test_options target)
+  target_compile_options(${target} PRIVATE -O0)
+endfunction()
 
 # Whether a program of these sanitizer passes belongs to the set that this build folder makes.
 function(weft_in_test_set result)
@@ -154,6 +188,7 @@ function(weft_write_fuzzers)
   file(GENERATE OUTPUT "${weft_BINARY_DIR}/tests/fuzzers.txt" CONTENT "${list}")
 endfunction()
 
+set(WEFT_TEST_GROUPS 0 CACHE STRING "Run programs of tests in so many groups, not each test alone")
 if(WEFT_BUILD_TESTS)
   find_package(GTest CONFIG REQUIRED)
   include(GoogleTest)

@@ -28,6 +28,9 @@ class WaitDriver {
   virtual void end_sleep() = 0;
   // What a thread may be driving for is done; told by whoever completed it.
   virtual void completed() = 0;
+  // What comes next is due when another worker has computed, and so later than the answer to a
+  // small call. Holds for a moment. Any thread.
+  virtual void expect_computation() {}
 };
 
 // Whether this thread is inside drive().

@@ -9,6 +9,7 @@
 #include "c10/core/GradMode.h"
 #include "torch/csrc/autograd/variable.h"
 #include "weft/dist_autograd/internal/service.h"
+#include "weft/dist_autograd/leaf_effect.h"
 
 namespace weft {
 namespace {
@@ -78,6 +79,54 @@ void write(const std::vector<AutogradGradient>& gradients) {
 
 }  // namespace
 
+namespace internal {
+
+// What the public classes let nobody else see.
+class BackwardCall {
+ public:
+  static Status run(const DistAutogradContext& context, const std::vector<at::Tensor>& losses,
+                    const BackwardOptions& options, std::string effect, LeafOutcomes* outcomes) {
+    if (options.create_graph) {
+      return make_error(ErrorKind::kUnimplemented,
+                        "backward: create_graph: gradients of gradients would have to be recorded "
+                        "on all workers, which is not supported; compute them at one worker, on "
+                        "tensors that were fetched there");
+    }
+    if (losses.empty()) {
+      return make_error(ErrorKind::kInvalidArgument, "backward: no losses were given");
+    }
+    if (!options.gradients.empty() && options.gradients.size() != losses.size()) {
+      return make_error(ErrorKind::kInvalidArgument,
+                        absl::StrCat("backward: ", losses.size(), " losses, but ",
+                                     options.gradients.size(), " gradients"));
+    }
+    torch::autograd::edge_list roots;
+    std::vector<at::Tensor> gradients;
+    for (size_t i = 0; i < losses.size(); ++i) {
+      const at::Tensor given = options.gradients.empty() ? at::Tensor() : options.gradients[i];
+      WEFT_ASSIGN_OR_RETURN(at::Tensor first, first_gradient(i, losses[i], given));
+      gradients.push_back(std::move(first));
+      roots.push_back(torch::autograd::impl::gradient_edge(losses[i]));
+    }
+    return context.service_->backward(context.state_, std::move(roots), std::move(gradients),
+                                      options, std::move(effect), outcomes);
+  }
+};
+
+LeafEffect::~LeafEffect() = default;
+
+void set_leaf_effects(const Worker& worker, MakeLeafEffect make) {
+  service_of(worker)->set_leaf_effects(std::move(make));
+}
+
+Status backward_with_effect(const DistAutogradContext& context,
+                            const std::vector<at::Tensor>& losses, const BackwardOptions& options,
+                            std::string data, LeafOutcomes* outcomes) {
+  return BackwardCall::run(context, losses, options, std::move(data), outcomes);
+}
+
+}  // namespace internal
+
 std::string to_string(const AutogradContextId& id) {
   return absl::StrCat("autograd context ", to_string(id.creator.id), "/",
                       to_string(id.creator.incarnation), "/", id.counter);
@@ -90,30 +139,16 @@ DistAutogradContext::DistAutogradContext(const Worker& worker)
 
 DistAutogradContext::~DistAutogradContext() {
   // Nobody waits for it; what goes wrong is tried again by the service.
-  if (scope_.has_value()) (void)release();
+  if (!scope_.has_value()) return;
+  scope_.reset();
+  service_->release_later(state_);
 }
 
 const AutogradContextId& DistAutogradContext::id() const { return state_->id(); }
 
 Status DistAutogradContext::try_backward(const std::vector<at::Tensor>& losses,
                                          const BackwardOptions& options) {
-  if (losses.empty()) {
-    return make_error(ErrorKind::kInvalidArgument, "backward: no losses were given");
-  }
-  if (!options.gradients.empty() && options.gradients.size() != losses.size()) {
-    return make_error(ErrorKind::kInvalidArgument,
-                      absl::StrCat("backward: ", losses.size(), " losses, but ",
-                                   options.gradients.size(), " gradients"));
-  }
-  torch::autograd::edge_list roots;
-  std::vector<at::Tensor> gradients;
-  for (size_t i = 0; i < losses.size(); ++i) {
-    const at::Tensor given = options.gradients.empty() ? at::Tensor() : options.gradients[i];
-    WEFT_ASSIGN_OR_RETURN(at::Tensor first, first_gradient(i, losses[i], given));
-    gradients.push_back(std::move(first));
-    roots.push_back(torch::autograd::impl::gradient_edge(losses[i]));
-  }
-  return service_->backward(state_, std::move(roots), std::move(gradients), options);
+  return internal::backward_with_effect(*this, losses, options, "", nullptr);
 }
 
 void DistAutogradContext::backward(const std::vector<at::Tensor>& losses,

@@ -17,7 +17,8 @@
 // nothing. Several losses, several passes (with retain_graph where they share nodes), and passes of
 // several threads at once are allowed. An error anywhere ends the pass on all workers and is thrown
 // here; the context can be used again, without retain_graph only for what has not run yet.
-// Higher-order gradients (create_graph) are not supported across workers.
+// In LibTorch's anomaly mode (torch::autograd::DetectAnomalyGuard, which is per process) the error
+// of a node carries the calls that made it, and NaN in a gradient is an error.
 //
 // Threads: it is made and destroyed on one thread, whose calls it records; AutogradContextGuard
 // lets others join. backward() and gradients() from any.
@@ -40,6 +41,7 @@ class Worker;
 namespace internal {
 class ContextState;
 class DistAutogradService;
+class BackwardCall;
 }  // namespace internal
 
 // How the workers of a pass know which gradients will come.
@@ -59,6 +61,8 @@ struct BackwardOptions {
   std::vector<at::Tensor> gradients{};
   // Keep what the nodes have saved, so that they can run again.
   bool retain_graph = false;
+  // Refused, kind unimplemented: higher-order gradients across workers are not supported.
+  bool create_graph = false;
   // Of the whole pass, on all workers. Default: 60 s. The deadlines of calls do not count here.
   Timeout deadline{};
   BackwardMode mode = BackwardMode::kExact;
@@ -92,6 +96,7 @@ class WEFT_API DistAutogradContext {
   // Blocks until every worker that takes part is done. Throws weft::Error:
   //   invalid_argument  no losses; one that does not require grad, or has several elements and no
   //                     gradient; a gradient of another shape or type
+  //   unimplemented     create_graph
   //   deadline          and what it was that the pass waited for
   //   state             the context has been released
   //   peer_lost         a worker that takes part died
@@ -124,6 +129,7 @@ class WEFT_API DistAutogradContext {
 
  private:
   friend class AutogradContextGuard;
+  friend class internal::BackwardCall;
 
   const std::shared_ptr<internal::DistAutogradService> service_;
   const std::shared_ptr<internal::ContextState> state_;

@@ -34,8 +34,9 @@ struct ParameterPlan {
   int64_t group = 0;
   std::vector<RRef<at::Tensor>> parameters{};  // that the callee owns
   PackedOptions options{};
+  uint64_t optimizer = 0;  // of the caller's
 };
-WEFT_STRUCT(ParameterPlan, isolation, group, parameters, options);
+WEFT_STRUCT(ParameterPlan, isolation, group, parameters, options, optimizer);
 
 struct StepPlan {
   // The context.
@@ -56,6 +57,15 @@ struct StepPlan {
 };
 WEFT_STRUCT(StepPlan, creator, incarnation, context, step, options, require_finite, versions,
             max_staleness);
+
+// A step within a backward, of whatever is there of this optimizer.
+struct FusedPlan {
+  uint32_t creator = 0;
+  uint64_t incarnation = 0;
+  uint64_t optimizer = 0;
+  StepPlan step{};
+};
+WEFT_STRUCT(FusedPlan, creator, incarnation, optimizer, step);
 
 struct StepAnswer {
   int64_t updated = 0;              // parameters; before the second phase: that will be

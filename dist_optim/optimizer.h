@@ -139,6 +139,30 @@ class DistributedOptimizer {
     return core_.step_async(context, options);
   }
 
+  // context.backward(losses) and a step in one, with no message of its own: each parameter is
+  // updated as soon as what this pass has for it is final, and that gradient is not kept. What
+  // earlier passes have left in the context stays there, and is not applied.
+  //
+  // There is no first phase: when the pass fails, some parameters have been updated. Its error
+  // lists what is known of each owner: applied, or unknown. A class of yours steps once per owner,
+  // at the end of that owner's part. A backward that another alias of a parameter's memory takes
+  // part in (x.detach()) may see its new value.
+  //
+  // Throws what backward() and step() throw; invalid_argument for retain_graph, versions, or
+  // Isolation::kVersioned. Deadline: that of `backward`, else that of `options`, else 60 s.
+  StepReport backward_and_step(const DistAutogradContext& context,
+                               const std::vector<at::Tensor>& losses,
+                               const BackwardOptions& backward = {},
+                               const StepOptions& options = {}) {
+    return core_.checked(core_.backward_and_step(context, losses, backward, options));
+  }
+  StepReport try_backward_and_step(const DistAutogradContext& context,
+                                   const std::vector<at::Tensor>& losses,
+                                   const BackwardOptions& backward = {},
+                                   const StepOptions& options = {}) {
+    return core_.backward_and_step(context, losses, backward, options);
+  }
+
   // A further group, with options of its own. Errors as the constructor's; then nothing is added.
   void add_param_group(const Parameters& parameters, const Options& options = {}) {
     if constexpr (kOurs) {

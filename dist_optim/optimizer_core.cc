@@ -58,6 +58,7 @@ OptimizerCore::OptimizerCore(const Worker& worker, std::string_view name, Optimi
       options_(options),
       make_(std::move(make)),
       service_(DistOptimService::of(worker)),
+      number_(++service_->last_optimizer),
       rule_(make_update_rule(name)) {}
 
 const Worker& OptimizerCore::worker() const { return service_->worker(); }
@@ -137,7 +138,7 @@ void OptimizerCore::add_at_owners(const std::vector<RRef<at::Tensor>>& parameter
       }
       (*owners)[at] = owner;
       plans.emplace_back(
-          at, ParameterPlan{static_cast<int64_t>(options_.isolation), group, {}, options});
+          at, ParameterPlan{static_cast<int64_t>(options_.isolation), group, {}, options, number_});
     }
     std::const_pointer_cast<Owner>((*owners)[at])->parameters.push_back(first + i);
     plans[plan].second.parameters.push_back(parameters[i]);

@@ -126,6 +126,9 @@ class WEFT_API OptimizerCore {
   void set_lr(double lr, size_t group);
 
   StepReport step(const DistAutogradContext& context, const StepOptions& options);
+  StepReport backward_and_step(const DistAutogradContext& context,
+                               const std::vector<at::Tensor>& losses,
+                               const BackwardOptions& backward, const StepOptions& options);
   Future<StepReport> step_async(const DistAutogradContext& context, const StepOptions& options);
   // Throws its error.
   static StepReport checked(StepReport report);
@@ -148,6 +151,8 @@ class WEFT_API OptimizerCore {
                      int64_t group, std::vector<OwnerRef>* owners);
   std::vector<OwnerRef> owners() const;
   CallOptions call_options() const;
+  Status may_fuse(const BackwardOptions& backward, const StepOptions& options) const;
+  StatusOr<StepPlan> plan_of(const DistAutogradContext& context, const StepOptions& options);
   StatusOr<std::shared_ptr<Step>> begin(const DistAutogradContext& context,
                                         const StepOptions& options);
   std::string text() const;  // "optimizer Adam"
@@ -156,6 +161,7 @@ class WEFT_API OptimizerCore {
   const OptimizerOptions options_;
   const MakeLink make_;
   const std::shared_ptr<DistOptimService> service_;
+  const uint64_t number_;                         // of this worker's
   const std::shared_ptr<const UpdateRule> rule_;  // null: of a user's class
 
   mutable Mutex mutex_;

@@ -33,9 +33,10 @@
 namespace weft::internal {
 
 class DistOptimService;
+class LeafEffect;
 class Parameter;
 
-class WEFT_API OwnerOptimizer {
+class WEFT_API OwnerOptimizer : public std::enable_shared_from_this<OwnerOptimizer> {
  public:
   OwnerOptimizer();
   virtual ~OwnerOptimizer();
@@ -57,6 +58,9 @@ class WEFT_API OwnerOptimizer {
   OwnerStateDict state_dict(CallContext& call);
   // `commit` false: only looks whether it could be loaded.
   void load_state_dict(CallContext& call, const OwnerStateDict& state, bool commit);
+
+  // What does this step within a backward.
+  std::unique_ptr<LeafEffect> fuse(const StepPlan& plan);
 
   static constexpr std::string_view kNothingApplied = "nothing applied";
   static constexpr std::string_view kPartlyApplied = "partly applied";
@@ -85,6 +89,8 @@ class WEFT_API OwnerOptimizer {
   // Updates; `touched` counts the parameters that are not as before. Grad mode is off.
   virtual Status update(const std::vector<Slot>& slots, const std::vector<Update>& updates,
                         const Options& options, Isolation isolation, int64_t* touched) = 0;
+  // Whether update() may be given the parameters of one step one by one.
+  virtual bool one_by_one() const = 0;
   virtual OwnerStateDict save(const std::vector<Slot>& slots) = 0;
   virtual void load(const std::vector<Slot>& slots, const OwnerStateDict& state, bool commit) = 0;
 
@@ -96,6 +102,10 @@ class WEFT_API OwnerOptimizer {
     int64_t stale = 0;
   };
   using ReservationRef = std::shared_ptr<Reservation>;
+  class FusedStep;
+
+  // Throws what is wrong with a gradient.
+  void check(size_t at, const Slot& slot, const at::Tensor& gradient, const StepPlan& plan) const;
 
   ReservationRef reserve(CallContext& call, const StepPlan& plan);
   StepAnswer apply_reserved(const ReservationRef& reservation);

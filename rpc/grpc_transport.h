@@ -33,6 +33,9 @@ struct GrpcTransportOptions {
   // The same while large tensors go through shared memory, where the next answer is due only after
   // the peer has copied its own: 2 MiB take a quarter of a millisecond.
   absl::Duration max_bulk_spin = absl::Microseconds(300);
+  // The same in the middle of a distributed backward and what it is made of, where the next message
+  // is due after the peer's part of the computation.
+  absl::Duration max_compute_spin = absl::Microseconds(300);
   // "Just now".
   absl::Duration spin_after_traffic = absl::Milliseconds(1);
   // Streams that may have begun and not yet completed their handshake; one more is turned away.

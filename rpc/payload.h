@@ -21,8 +21,8 @@ namespace weft {
 
 // What devices have to do with a payload that came.
 struct PayloadDevices {
-  // Of each tensor, where it belongs, as a number (internal/devices.h): while all are still on the
-  // CPU, which no handler sees.
+  // Of each tensor, where it belongs, as a number (device_code.h). Of one that came: while all are
+  // still on the CPU, which no handler sees. Of a call's arguments: instead of the device map.
   std::vector<uint32_t> targets{};
   // For whoever uses the tensors: their copies are queued.
   std::shared_ptr<ValueGuard> guard{};

@@ -15,6 +15,7 @@
 
 #include "weft/common/api.h"
 #include "weft/common/runtime.h"
+#include "weft/common/wait_driver.h"
 #include "weft/rpc/inspection.h"
 #include "weft/rpc/interceptor.h"
 #include "weft/rpc/untyped_call.h"
@@ -61,7 +62,8 @@ class WEFT_API Service {
 struct ServiceContext {
   std::shared_ptr<Runtime> runtime;
   std::shared_ptr<Executor> executor;
-  std::shared_ptr<const Worker> worker;  // owns nothing
+  std::shared_ptr<const Worker> worker;          // owns nothing
+  std::shared_ptr<WaitDriver> driver = nullptr;  // of the transport; it may have none
 };
 
 // Copyable, so that join options are; called once per join.

@@ -23,6 +23,8 @@
 
 namespace weft {
 
+class TraceWriter;
+
 // ---- callee ------------------------------------------------------------------------------------
 
 // One thing that others may call.
@@ -30,6 +32,9 @@ struct Method {
   std::string name;        // "app.forward", "app.Embedding.lookup"
   std::string signature;   // "(tensor,int)->tensor": wire kinds only
   bool inline_ok = false;  // short: may run on the poller, must not wait
+  // With inline_ok: also on a thread of the user's that waits for an answer, which may hold locks
+  // of the user's. For services: it runs nothing of the user's.
+  bool waiting_ok = false;
   // As inline_ok for calls whose tensors have at most so many elements together; 0: never.
   int64_t inline_elements = 0;
   // For methods of an object: the registered class ("app.Embedding"), "" for functions.
@@ -100,6 +105,8 @@ struct Continuation {
   std::shared_ptr<WaitDriver> driver;  // what a thread may do while it waits; may be null
 };
 WEFT_API Continuation continuation_of(const Worker& worker);
+// The timeline of the worker's calls, for services that add to it; null when nobody asked for one.
+WEFT_API std::shared_ptr<TraceWriter> trace_of(const Worker& worker);
 
 }  // namespace weft
 

@@ -161,4 +161,9 @@ Continuation continuation_of(const Worker& worker) {
   return {core->pool(), core->wait_driver()};
 }
 
+std::shared_ptr<TraceWriter> trace_of(const Worker& worker) {
+  const auto core = lock_core(worker);
+  return core == nullptr ? nullptr : core->trace_writer();
+}
+
 }  // namespace weft

@@ -1,12 +1,16 @@
 """Compares the skipped tests of a ctest run with tests/allowed_skips.
 
-usage: check_skips.py [--strict] JUNIT ALLOWED
+usage: check_skips.py [--strict] JUNIT ALLOWED [GROUPS]
+
+GROUPS is a folder with GoogleTest's own lists (*.xml) of the programs that ran many tests in one process.
 
 A line of ALLOWED is a regular expression for the whole name of a test, blanks, and the reason why it may be
 skipped. Every skip is printed with the reason that the test gave. With --strict a skip that no line allows is an
 error; without it (a laptop that lacks what ./dev test --full installs), it is only printed.
 """
 import argparse
+import glob
+import os
 import re
 import sys
 import xml.etree.ElementTree
@@ -34,24 +38,39 @@ def reason_of(case):
     return ""
 
 
+def skips_of_ctest(path):
+    """(name, reason) of each test that did not run."""
+    for case in xml.etree.ElementTree.parse(path).getroot().iter("testcase"):
+        if case.get("status") == "notrun" or case.find("skipped") is not None:
+            yield case.get("name"), reason_of(case)
+
+
+def skips_of_group(path):
+    for case in xml.etree.ElementTree.parse(path).getroot().iter("testcase"):
+        skipped = case.find("skipped")
+        if skipped is not None:
+            # "file:line", then what the test says.
+            reason = (skipped.get("message") or skipped.text or "").partition("\n")[2].strip()
+            yield f"{case.get('classname')}.{case.get('name')}", reason.replace("\n", " ")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("junit")
     parser.add_argument("allowed")
+    parser.add_argument("groups", nargs="?")
     args = parser.parse_args()
     rules = read_allowed(args.allowed)
+    bad = 0
     try:
-        cases = xml.etree.ElementTree.parse(args.junit).getroot().iter("testcase")
+        skips = list(skips_of_ctest(args.junit))
+        for path in sorted(glob.glob(os.path.join(args.groups, "*.xml")) if args.groups else []):
+            skips += skips_of_group(path)
     except (OSError, xml.etree.ElementTree.ParseError) as error:
         print(f"check_skips: no result of the tests to read: {error}", file=sys.stderr)
         return 1
-    bad = 0
-    for case in cases:
-        if case.get("status") != "notrun" and case.find("skipped") is None:
-            continue
-        name = case.get("name")
-        reason = reason_of(case)
+    for name, reason in skips:
         allowed = any(pattern.fullmatch(name) for pattern, _ in rules)
         # A skip that gives no reason is wrong whatever the list says.
         if not allowed or not reason:

@@ -15,7 +15,8 @@ configure() {
   local log="$folder/configure.log"
   # -O2 without -g: debug information of LibTorch's templates makes objects ten times as large.
   if ! cmake -S "$root" -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-    -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 "-DWEFT_LIBTORCH=$torch" "$@" >"$log" 2>&1; then
+    -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 "-DWEFT_LIBTORCH=$torch" \
+    "-DWEFT_TEST_GROUPS=$([ "${CI:-}" = true ] && echo 6 || echo 0)" "$@" >"$log" 2>&1; then
     cat "$log" >&2
     die "cmake could not configure $folder"
   fi
@@ -67,12 +68,13 @@ export_test_environment() {
 run_ctest() {
   local folder="$1" strict="$2" status=0
   shift 2
-  rm -f "$folder/junit.xml"
+  rm -rf "$folder/junit.xml" "$folder/tests/groups"
   ctest --test-dir "$folder" -j "$jobs" --output-on-failure --no-tests=error \
     --output-junit "$folder/junit.xml" "$@" || status=$?
   local options=()
   [ "$strict" = yes ] && options=(--strict)
   "$(find_python)" "$root/scripts/check_skips.py" "${options[@]}" "$folder/junit.xml" "$root/tests/allowed_skips" \
+    "$folder/tests/groups" \
     || status=1
   [ "$status" = 0 ] || die "there are failures"
 }

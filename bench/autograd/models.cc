@@ -64,11 +64,15 @@ class Model {
   explicit Model(const Worker& worker) : worker_(worker) {}
   virtual ~Model() = default;
 
-  BackwardMode mode = BackwardMode::kExact;
+  StepHow how{};
 
   void step() {
     DistAutogradContext context(worker_);
-    context.backward({loss()}, {.mode = mode});
+    if (optimizer_ != nullptr && !how.apart) {
+      optimizer_->backward_and_step(context, {loss()}, {.mode = how.mode});
+      return;
+    }
+    context.backward({loss()}, {.mode = how.mode});
     if (optimizer_ != nullptr) {
       optimizer_->step(context);
     } else if (context.gradients().empty()) {
@@ -184,13 +188,13 @@ Library models_library() {
   return lib;
 }
 
-std::function<void()> make_model(const Worker& worker, std::string_view name, BackwardMode mode) {
+std::function<void()> make_model(const Worker& worker, std::string_view name, const StepHow& how) {
   std::shared_ptr<Model> model;
   if (name == "pass" || name == "step") model = std::make_shared<Layers>(worker, name == "step");
   if (name == "rnn") model = std::make_shared<Rnn>(worker);
   if (name == "embed") model = std::make_shared<Embedding>(worker);
   if (model == nullptr) throw std::invalid_argument("unknown function: " + std::string(name));
-  model->mode = mode;
+  model->how = how;
   return [model] { model->step(); };
 }
 

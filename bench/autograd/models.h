@@ -20,10 +20,15 @@
 
 namespace weft::bench {
 
+struct StepHow {
+  BackwardMode mode = BackwardMode::kExact;
+  bool apart = false;  // backward() and step(), instead of backward_and_step()
+};
+
 Library models_library();
 // One of them, ready to be done again and again. Throws std::invalid_argument.
 std::function<void()> make_model(const Worker& worker, std::string_view name,
-                                 BackwardMode mode = BackwardMode::kExact);
+                                 const StepHow& how = {});
 
 }  // namespace weft::bench
 

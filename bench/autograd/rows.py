@@ -14,7 +14,7 @@ ROWS = ("A1", "A2", "A3", "A4", "A5")
 PEERS = ("python",)
 
 OURS, OURS_TCP = "weft", "weft/tcp"
-OURS_FAST, OURS_COUNTED = "weft/fast", "weft/counted"
+OURS_APART, OURS_FAST, OURS_COUNTED = "weft/apart", "weft/fast", "weft/counted"
 PY, PY_TCP, PY_COUNTED = "python/shm", "python/tcp", "python/counted"
 
 STEPS = 2000
@@ -27,6 +27,7 @@ def driver_specs(build, python, only_peer, with_ours):
         command = [str(Path(build) / "bin" / "bench_weft_autograd")]
         specs.append(DriverSpec(OURS, "weft", command))
         specs.append(DriverSpec(OURS_TCP, "weft (tcp)", [*command, "--transport", "tcp"]))
+        specs.append(DriverSpec(OURS_APART, "weft (backward, then step)", [*command, "--step", "apart"]))
         specs.append(DriverSpec(OURS_FAST, "weft (fast mode)", [*command, "--mode", "fast"]))
         specs.append(DriverSpec(OURS_COUNTED, "weft", command))
     missing = "" if python else "no interpreter that imports torch (WEFT_TEST_PYTHON)"
@@ -55,8 +56,12 @@ def steps(bench, quick, metric, name, drivers, parts, peers=(PY, PY_TCP)):
 
 def row_a1(bench, quick):
     return steps(
-        bench, quick, "a training step of a small MLP on two workers", "step", [OURS, OURS_TCP, PY, PY_TCP],
-        [("A1", "p50", OURS, p50, 2.5), ("A1.1", "p99", OURS, p99, None), ("A1.2", "TCP, p50", OURS_TCP, p50, None)],
+        bench, quick, "a training step of a small MLP on two workers", "step",
+        [OURS, OURS_APART, OURS_TCP, PY, PY_TCP],
+        [
+            ("A1", "p50", OURS, p50, 2.5), ("A1.1", "p99", OURS, p99, None),
+            ("A1.2", "TCP, p50", OURS_TCP, p50, None), ("A1.5", "backward(), then step()", OURS_APART, p50, None),
+        ],
     ) + steps(
         bench, quick, "the same without an optimizer", "pass", [OURS, PY, PY_TCP],
         [("A1.3", "p50", OURS, p50, 2.5)],
@@ -65,15 +70,17 @@ def row_a1(bench, quick):
 
 def row_a2(bench, quick):
     return steps(
-        bench, quick, "a training step of an LSTM between embedding and decoder", "rnn", [OURS, PY, PY_TCP],
-        [("A2", "p50", OURS, p50, 1.5)],
+        bench, quick, "a training step of an LSTM between embedding and decoder", "rnn",
+        [OURS, OURS_APART, PY, PY_TCP],
+        [("A2", "p50", OURS, p50, 1.5), ("A2.1", "backward(), then step()", OURS_APART, p50, None)],
     )
 
 
 def row_a3(bench, quick):
     return steps(
-        bench, quick, "a training step with 1,024 rows of a remote table", "embed", [OURS, PY, PY_TCP],
-        [("A3", "p50", OURS, p50, 2.5)],
+        bench, quick, "a training step with 1,024 rows of a remote table", "embed",
+        [OURS, OURS_APART, PY, PY_TCP],
+        [("A3", "p50", OURS, p50, 2.5), ("A3.1", "backward(), then step()", OURS_APART, p50, None)],
     )
 
 

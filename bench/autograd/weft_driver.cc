@@ -6,7 +6,8 @@
 //   counters                 at every rank, what this worker has sent so far
 //                                     {"messages": n, "discovers": n, "gradients": n, "dones": n}
 //
-// `--mode fast`: backward takes it that every message is needed.
+// `--mode fast`: backward takes it that every message is needed. `--step apart`: backward() and
+// step() instead of backward_and_step().
 //
 // A step ends when both sides have applied it; nothing waits for the release of the context.
 #include <ATen/Parallel.h>
@@ -81,10 +82,10 @@ int run(int argc, char** argv) {
   });
   {
     Operations operations;
-    const BackwardMode mode = option(argc, argv, "--mode", "exact") == "fast"
-                                  ? BackwardMode::kFast
-                                  : BackwardMode::kExact;
-    operations.call = [&](std::string_view name) { return make_model(worker, name, mode); };
+    StepHow how;
+    if (option(argc, argv, "--mode", "exact") == "fast") how.mode = BackwardMode::kFast;
+    how.apart = option(argc, argv, "--step", "within") == "apart";
+    operations.call = [&](std::string_view name) { return make_model(worker, name, how); };
     operations.more["threads"] = [&worker](std::istream& in) { return threads(worker, in); };
     operations.more["counters"] = [&worker](std::istream&) { return counters(worker); };
     if (rank == 0) make_model(worker, "pass")();

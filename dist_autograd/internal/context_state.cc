@@ -21,8 +21,11 @@ std::vector<LeafGradient>::iterator find_leaf(std::vector<LeafGradient>* all,
 
 void add_to(std::vector<LeafGradient>* sums, const LeafGradient& one, size_t references) {
   auto at = find_leaf(sums, one.leaf);
-  if (at == sums->end()) at = sums->insert(sums->end(), LeafGradient{one.leaf, {}});
+  if (at == sums->end()) at = sums->insert(sums->end(), LeafGradient{one.leaf, {}, {}});
+  use_here(one.after, one.gradient);
+  use_here(at->after, at->gradient);
   add_gradient(one.leaf, &at->gradient, one.gradient, references);
+  at->after = mark_here(at->gradient);
 }
 
 }  // namespace
@@ -30,9 +33,10 @@ void add_to(std::vector<LeafGradient>* sums, const LeafGradient& one, size_t ref
 // ---- recording ---------------------------------------------------------------------------------
 
 bool ContextState::record(const WorkerKey& to, const std::vector<at::Tensor>& tensors,
-                          bool grad_mode, uint64_t* number) {
+                          bool grad_mode, uint64_t* number, std::vector<DeviceCode>* devices) {
   std::vector<at::Tensor> wanted;
   if (grad_mode) wanted = with_gradient(tensors);
+  *devices = devices_of(wanted);
   NodePtr send;
   if (!wanted.empty()) send = make_node<SendRpcBackward>(to, wanted);
   MutexLock lock(&mutex_);
@@ -106,7 +110,16 @@ StatusOr<std::shared_ptr<BackwardPass>> ContextState::find(
       (settled != settled_.end() && id.counter < settled->second.below)) {
     return make_error(ErrorKind::kState, absl::StrCat(to_string(id), " has ended"));
   }
+  if (refused_.contains(id)) {
+    return make_error(ErrorKind::kCancelled, absl::StrCat(to_string(id), " has failed elsewhere"));
+  }
   return add_locked(id, deadline, links);
+}
+
+void ContextState::refuse(const PassId& pass) {
+  MutexLock lock(&mutex_);
+  const auto settled = settled_.find(pass.root);
+  if (settled == settled_.end() || pass.counter >= settled->second.below) refused_.insert(pass);
 }
 
 void ContextState::settle(const WorkerKey& root, uint64_t below,
@@ -117,6 +130,8 @@ void ContextState::settle(const WorkerKey& root, uint64_t below,
     MutexLock lock(&mutex_);
     Settled& settled = settled_[root];
     if (below > settled.below) settled = Settled{below, aborted};
+    refused_.erase(refused_.lower_bound(PassId{id_, root, 0}),
+                   refused_.lower_bound(PassId{id_, root, below}));
     for (auto at = passes_.lower_bound(PassId{id_, root, 0});
          at != passes_.end() && at->first.root == root && at->first.counter < below;) {
       over.push_back(std::move(at->second));
@@ -198,11 +213,15 @@ std::vector<LeafGradient> ContextState::gradients() const {
       if (at == sums.end()) {
         sums.push_back(one);
       } else {
+        use_here(one.after, one.gradient);
+        use_here(at->after, at->gradient);
         at->gradient = at->gradient.clone();
         add_gradient(one.leaf, &at->gradient, one.gradient, 0);
+        at->after = nullptr;
       }
     });
   }
+  for (LeafGradient& one : sums) use_here(std::exchange(one.after, nullptr), one.gradient);
   return sums;
 }
 
@@ -214,10 +233,13 @@ void ContextState::scale(double factor) {
     old = leaves_;
   }
   for (const LeafGradient& one : old) {
+    use_here(one.after, one.gradient);
     at::Tensor scaled = one.gradient.mul(factor);
     MutexLock lock(&leaves_mutex_);
     const auto at = find_leaf(&leaves_, one.leaf);
-    if (at != leaves_.end()) std::swap(at->gradient, scaled);
+    if (at == leaves_.end()) continue;
+    std::swap(at->gradient, scaled);
+    at->after = mark_here(at->gradient);
   }
   for (const auto& pass : passes()) pass->scale_leaves(factor);
 }

@@ -30,8 +30,9 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   // ---- recording ----
   // A message to `to` is about to leave with these tensors. False: released, and it is none of the
   // context's. `number` is used when one of them requires grad; otherwise it is set to 0.
+  // `devices`: of these (devices_of()).
   bool record(const WorkerKey& to, const std::vector<at::Tensor>& tensors, bool grad_mode,
-              uint64_t* number);
+              uint64_t* number, std::vector<DeviceCode>* devices);
   // The message has proven never to have arrived.
   void forget(uint64_t number);
   // By number: what has been recorded here.
@@ -44,6 +45,8 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   // One of another root. `make`: if it is not there. Refused when it has ended.
   StatusOr<std::shared_ptr<BackwardPass>> find(const PassId& pass, absl::Time deadline, bool make,
                                                const std::shared_ptr<PassLinks>& links);
+  // One that is not here has failed: what engages this worker in it comes too late.
+  void refuse(const PassId& pass);
   // What `root` says of its earlier passes: `aborted` are those that failed.
   void settle(const WorkerKey& root, uint64_t ended_below, const std::vector<uint64_t>& aborted);
   // Of this worker's own, for settle() elsewhere. `all_told`: everybody knows of its failure.
@@ -88,6 +91,7 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   size_t outputs_ ABSL_GUARDED_BY(mutex_) = 0;  // of all sends
   std::set<WorkerKey> known_ ABSL_GUARDED_BY(mutex_);
   std::map<PassId, std::shared_ptr<BackwardPass>> passes_ ABSL_GUARDED_BY(mutex_);
+  std::set<PassId> refused_ ABSL_GUARDED_BY(mutex_);  // their aborts have overtaken all else
   struct Settled {
     uint64_t below = 0;
     std::vector<uint64_t> aborted{};

@@ -7,6 +7,7 @@
 #include "torch/csrc/autograd/functions/utils.h"
 #include "torch/csrc/autograd/variable.h"
 #include "weft/common/error.h"
+#include "weft/dist_autograd/internal/device_order.h"
 
 namespace weft::internal {
 
@@ -27,11 +28,12 @@ variable_list SendRpcBackward::apply(variable_list&& gradients) { return std::mo
 
 // It runs as soon as it can: others wait for it.
 RecvRpcBackward::RecvRpcBackward(const AutogradContextId& context_id, const WorkerKey& from,
-                                 uint64_t number)
+                                 uint64_t number, std::vector<DeviceCode> where)
     : Node(std::numeric_limits<uint64_t>::max(), {}),
       context(context_id),
       origin(from),
-      message(number) {}
+      message(number),
+      devices(std::move(where)) {}
 
 variable_list RecvRpcBackward::apply(variable_list&&) {
   throw Error(make_error(ErrorKind::kState,
@@ -49,9 +51,16 @@ std::vector<at::Tensor> with_gradient(const std::vector<at::Tensor>& tensors) {
   return out;
 }
 
+std::vector<DeviceCode> devices_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<DeviceCode> devices;
+  if (!any_on_device(tensors)) return devices;
+  for (const at::Tensor& tensor : tensors) devices.push_back(device_code(tensor.device()));
+  return devices;
+}
+
 void claim(const AutogradContextId& context, const WorkerKey& origin, uint64_t message,
-           std::vector<at::Tensor>* tensors) {
-  const auto recv = make_node<RecvRpcBackward>(context, origin, message);
+           std::vector<DeviceCode> devices, std::vector<at::Tensor>* tensors) {
+  const auto recv = make_node<RecvRpcBackward>(context, origin, message, std::move(devices));
   for (at::Tensor& tensor : *tensors) {
     if (!tensor.defined() || !tensor.requires_grad()) continue;
     // With its own flag set it would silently stop to be a leaf and yet not get the history.

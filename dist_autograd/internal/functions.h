@@ -13,6 +13,7 @@
 #include "weft/common/api.h"
 #include "weft/dist_autograd/id.h"
 #include "weft/dist_autograd/internal/torch_compat.h"
+#include "weft/rpc/device_code.h"
 
 namespace weft::internal {
 
@@ -31,7 +32,8 @@ class WEFT_API SendRpcBackward final : public Node {
 // context can do that; under a plain backward() it throws.
 class WEFT_API RecvRpcBackward final : public Node {
  public:
-  RecvRpcBackward(const AutogradContextId& context, const WorkerKey& origin, uint64_t message);
+  RecvRpcBackward(const AutogradContextId& context, const WorkerKey& origin, uint64_t message,
+                  std::vector<DeviceCode> devices = {});
   ~RecvRpcBackward() override { end_of(this); }
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
   std::string name() const override { return "RecvRpcBackward"; }
@@ -39,14 +41,19 @@ class WEFT_API RecvRpcBackward final : public Node {
   const AutogradContextId context;
   const WorkerKey origin;
   const uint64_t message;
+  // Of the tensors, at the origin, where their gradients belong; empty: all on the CPU.
+  const std::vector<DeviceCode> devices;
 };
 
 // Those of `tensors` that require grad, and so have an entry in both nodes.
 std::vector<at::Tensor> with_gradient(const std::vector<at::Tensor>& tensors);
 
+// Of each of these; empty when all are on the CPU.
+std::vector<DeviceCode> devices_of(const std::vector<at::Tensor>& tensors);
+
 // Gives those of the received tensors that require grad a RecvRpcBackward as their history.
 void claim(const AutogradContextId& context, const WorkerKey& origin, uint64_t message,
-           std::vector<at::Tensor>* tensors);
+           std::vector<DeviceCode> devices, std::vector<at::Tensor>* tensors);
 // Instead: of a context that has been released.
 void detach(std::vector<at::Tensor>* tensors);
 

@@ -12,6 +12,7 @@
 //
 // Not thread-safe: first the pass's mutex guards it, then whoever runs it owns it.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -20,6 +21,7 @@
 #include <queue>
 #include <set>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -28,16 +30,21 @@
 #include "absl/container/flat_hash_set.h"
 #include "torch/csrc/autograd/input_buffer.h"
 #include "weft/common/error.h"
+#include "weft/dist_autograd/internal/device_order.h"
 #include "weft/dist_autograd/internal/functions.h"
 #include "weft/dist_autograd/internal/leaf_slots.h"
 #include "weft/dist_autograd/internal/torch_compat.h"
+#include "weft/dist_autograd/leaf_effect.h"
 
 namespace weft::internal {
+
+class PassTrace;
 
 // A leaf and what a pass has added up for it.
 struct LeafGradient {
   at::Tensor leaf{};
   at::Tensor gradient{};
+  GuardRef after{};
 };
 
 // Adds `gradient` to `*sum`, which may be undefined yet, as LibTorch does for a leaf: its buffer is
@@ -50,6 +57,8 @@ void add_gradient(const at::Tensor& leaf, at::Tensor* sum, const at::Tensor& gra
 struct MessageGradients {
   uint64_t message = 0;
   std::vector<at::Tensor> tensors{};
+  std::vector<DeviceCode> devices{};  // where each belongs; empty: all on the CPU
+  GuardRef after{};
 };
 
 class PassGraph {
@@ -93,16 +102,27 @@ class PassGraph {
   void release();
 
   // ---- running ----
-  // The gradients of a message, each of the shape and type of its tensor. False: nobody has named
-  // that message, or it was fed before.
-  StatusOr<bool> feed(uint64_t message, std::vector<at::Tensor> gradients);
+  // Before it runs; null: none.
+  void set_effect(std::unique_ptr<LeafEffect> effect) { effect_ = std::move(effect); }
+  // Null: none. Outlives it.
+  void set_trace(PassTrace* trace) { trace_ = trace; }
+  // Nodes that have run since this was asked last.
+  size_t take_ran() { return std::exchange(ran_, 0); }
+  // Each of the shape and type of its tensor. False: nobody has named that message, or it was fed
+  // before.
+  StatusOr<bool> feed(MessageGradients gradients);
   // Runs what can be run; appends what leaves. Throws what a node or hook throws, as an error that
   // names the node: nothing can be done with the graph then.
   void run(std::vector<Outgoing>* out);
   // Something can be run.
   bool ready() const { return !ready_.empty() || !roots_.empty(); }
-  // What reducers have asked for, when it is complete. Throws what they throw.
-  void run_at_end();
+  // What reducers have asked for, when it is complete, and the end of the effect, if there is one,
+  // with what that says. Throws what they throw.
+  std::string run_at_end();
+  // The type of the node that runs, or null. From any thread, while the graph lives.
+  const std::type_info* running_node() const {
+    return running_node_.load(std::memory_order_relaxed);
+  }
   // All that was found has run.
   bool complete() const { return left_ == 0; }
   // Messages whose gradients are waited for, by the worker from which they are to come.
@@ -142,9 +162,14 @@ class PassGraph {
   void arrived(uint32_t index);  // one of those that it waits for
   void run_ready(std::vector<Outgoing>* out);
   void run_node(uint32_t index, std::vector<Outgoing>* out);
+  void put(Entry* to, uint32_t input, at::Tensor gradient, std::optional<c10::Stream> from);
+  MessageGradients leaving(const RecvRpcBackward& recv,
+                           torch::autograd::variable_list gradients) const;
   torch::autograd::variable_list call(Entry* entry, torch::autograd::variable_list in,
                                       std::vector<Outgoing>* out);
   void accumulate(Entry* entry, at::Tensor gradient, bool has_post_hooks);
+  void take_effect(Entry* entry);
+  std::string finish_leaves();
 
   static constexpr uint32_t kDead = ~0U;
 
@@ -156,11 +181,18 @@ class PassGraph {
   absl::flat_hash_map<const Node*, uint32_t> index_;
   std::map<uint64_t, uint32_t> sends_;  // by message
   const std::shared_ptr<LeafSlots> leaves_;
+  std::unique_ptr<LeafEffect> effect_;
+  std::vector<uint32_t> reduced_;  // leaves whose gradients reducers may change until the end
   std::vector<std::pair<torch::autograd::Edge, at::Tensor>> roots_;
   std::priority_queue<Ready> ready_;
   absl::flat_hash_set<const Node*> held_;
   std::set<uint32_t> held_ready_;
   bool all_named_ = false;
+  PassTrace* trace_ = nullptr;
+  StreamsUsed streams_;
+  GuardRef after_;  // of what has been run
+  std::atomic<const std::type_info*> running_node_ = nullptr;
+  size_t ran_ = 0;
   uint64_t order_ = 0;
   size_t named_ = 0;
   size_t left_ = 0;

@@ -4,15 +4,32 @@
 
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
+#include "c10/core/Event.h"
+#include "c10/core/StreamGuard.h"
 #include "torch/csrc/autograd/engine.h"
 #include "torch/csrc/autograd/functions/accumulate_grad.h"
 #include "torch/csrc/autograd/input_metadata.h"
+#include "weft/dist_autograd/internal/anomaly.h"
 #include "weft/dist_autograd/internal/graph.h"
+#include "weft/dist_autograd/internal/pass_trace.h"
 
 namespace weft::internal {
 
 using torch::autograd::AccumulateGrad;
 using torch::autograd::variable_list;
+
+namespace {
+
+void wait_for_inputs(const torch::autograd::InputBuffer& inputs,
+                     const std::optional<c10::Stream>& stream) {
+  for (size_t i = 0; i < inputs.ready_events.size(); ++i) {
+    if (!inputs.ready_events[i].has_value()) continue;
+    const auto here = stream.has_value() ? stream : stream_here(inputs.buffer[i]);
+    if (here.has_value() && inputs.ready_streams[i] != here) inputs.ready_events[i]->block(*here);
+  }
+}
+
+}  // namespace
 
 void add_gradient(const at::Tensor& leaf, at::Tensor* sum, const at::Tensor& gradient,
                   size_t references) {
@@ -43,7 +60,9 @@ class PassGraph::Driver final : public Node {
   Status status_;
 };
 
-StatusOr<bool> PassGraph::feed(uint64_t message, std::vector<at::Tensor> gradients) {
+StatusOr<bool> PassGraph::feed(MessageGradients given) {
+  const uint64_t message = given.message;
+  std::vector<at::Tensor>& gradients = given.tensors;
   const auto at = sends_.find(message);
   if (at == sends_.end()) return false;
   Entry& entry = nodes_[at->second];
@@ -60,15 +79,23 @@ StatusOr<bool> PassGraph::feed(uint64_t message, std::vector<at::Tensor> gradien
     const auto& wanted = entry.node->input_metadata(i);
     if (!wanted.is_same_shape(gradient) || wanted.options().dtype() != gradient.dtype() ||
         wanted.device() != gradient.device()) {
-      return make_error(
-          ErrorKind::kProtocol,
-          absl::StrCat("gradient ", i, " for message ", message, " of ", to_string(self_), " is ",
-                       gradient.toString(), " of ", gradient.dim(),
-                       " dimensions, which is not its tensor's shape or type"));
+      return make_error(ErrorKind::kProtocol,
+                        absl::StrCat("gradient ", i, " for message ", message, " of ",
+                                     to_string(self_), " is ", gradient.toString(), " of ",
+                                     gradient.dim(), " dimensions on ", gradient.device().str(),
+                                     ", which is not its tensor's shape, type or device"));
     }
   }
   entry.fed = true;
-  entry.buffer.emplace(std::move(gradients));
+  if (any_on_device(gradients)) {
+    use_here(given.after, gradients);
+    for (uint32_t i = 0; i < gradients.size(); ++i) {
+      const auto from = stream_here(gradients[i]);
+      put(&entry, i, std::move(gradients[i]), from);
+    }
+  } else {
+    entry.buffer.emplace(std::move(gradients));
+  }
   arrived(at->second);
   return true;
 }
@@ -90,15 +117,26 @@ void PassGraph::run(std::vector<Outgoing>* out) {
       {torch::autograd::Edge(driver, 0)}, {at::zeros({})}, /*keep_graph=*/true,
       /*create_graph=*/false, /*accumulate_grad=*/true);
   throw_if_error(driver->status());
+  after_ = streams_.mark();
+  for (Outgoing& one : *out) one.gradients.after = after_;
+}
+
+void PassGraph::put(Entry* to, uint32_t input, at::Tensor gradient,
+                    std::optional<c10::Stream> from) {
+  if (!to->buffer.has_value()) to->buffer.emplace(to->node->num_inputs());
+  if (!gradient.defined()) return;
+  std::optional<c10::Stream> at;
+  if (on_device(gradient)) {
+    at = stream_of(*to->node);
+    if (!from.has_value()) streams_.add(from = stream_here(gradient));
+  }
+  to->buffer->add(input, std::move(gradient), from, at, to->node.get());
 }
 
 void PassGraph::run_ready(std::vector<Outgoing>* out) {
   for (auto& [edge, gradient] : std::exchange(roots_, {})) {
     const uint32_t index = index_.at(edge.function.get());
-    Entry& entry = nodes_[index];
-    if (!entry.buffer.has_value()) entry.buffer.emplace(entry.node->num_inputs());
-    entry.buffer->add(edge.input_nr, std::move(gradient), std::nullopt, std::nullopt,
-                      entry.node.get());
+    put(&nodes_[index], edge.input_nr, std::move(gradient), std::nullopt);
     arrived(index);
   }
   while (!ready_.empty()) {
@@ -111,22 +149,28 @@ void PassGraph::run_ready(std::vector<Outgoing>* out) {
 void PassGraph::run_node(uint32_t index, std::vector<Outgoing>* out) {
   Entry& entry = nodes_[index];
   variable_list results;
+  const absl::Time start = trace_ == nullptr ? absl::InfinitePast() : trace_->now();
+  const std::optional<c10::Stream> stream = stream_of(*entry.node);
+  const c10::OptionalStreamGuard on_its_stream(stream);
+  streams_.add(stream);
+  const Node& node = *entry.node;
+  running_node_.store(&typeid(node), std::memory_order_relaxed);
   try {
+    wait_for_inputs(*entry.buffer, stream);
     results = call(&entry, std::move(entry.buffer->buffer), out);
   } catch (...) {
-    throw Error(annotate(status_from_current_exception(), entry.node->name()));
+    throw Error(annotate(with_forward_calls(entry.node.get(), status_from_current_exception()),
+                         entry.node->name()));
   }
+  running_node_.store(nullptr, std::memory_order_relaxed);
+  if (trace_ != nullptr) trace_->node(node.name(), start);
+  ++ran_;
   entry.buffer.reset();
   --left_;
   for (size_t i = 0; i < entry.targets.size(); ++i) {
     const uint32_t target = entry.targets[i];
     if (target == kDead) continue;
-    Entry& next = nodes_[target];
-    if (!next.buffer.has_value()) next.buffer.emplace(next.node->num_inputs());
-    if (results[i].defined()) {
-      next.buffer->add(entry.node->next_edge(i).input_nr, std::move(results[i]), std::nullopt,
-                       std::nullopt, next.node.get());
-    }
+    put(&nodes_[target], entry.node->next_edge(i).input_nr, std::move(results[i]), stream);
     arrived(target);
   }
 }
@@ -143,10 +187,11 @@ variable_list PassGraph::call(Entry* entry, variable_list in, std::vector<Outgoi
     case Kind::kLeaf: accumulate(entry, std::move(in[0]), has_post_hooks); break;
     case Kind::kRecv: {
       const auto& recv = static_cast<const RecvRpcBackward&>(node);
+      MessageGradients gradients = leaving(recv, std::move(in));
       if (recv.origin == self_) {
-        value_or_throw(feed(recv.message, std::move(in)));
+        value_or_throw(feed(std::move(gradients)));
       } else {
-        out->push_back(Outgoing{recv.origin, MessageGradients{recv.message, std::move(in)}});
+        out->push_back(Outgoing{recv.origin, std::move(gradients)});
       }
       break;
     }
@@ -157,11 +202,14 @@ variable_list PassGraph::call(Entry* entry, variable_list in, std::vector<Outgoi
       torch::autograd::validate_outputs(
           node.next_edges(), results,
           [&node](const std::string& text) { return absl::StrCat(node.name(), ": ", text); });
+      check_nan(node, results);
       break;
   }
+  bool reduced = false;
   for (const auto& hook : node.post_hooks()) {
     if (auto* const ready = dynamic_cast<GradReadyHook*>(hook.get())) {
       ready->on_grad_ready(leaves_);
+      reduced = true;
     } else {
       results = (*hook)(results, kept);
     }
@@ -172,7 +220,27 @@ variable_list PassGraph::call(Entry* entry, variable_list in, std::vector<Outgoi
                                         entry->targets.size(), " inputs of its forward")));
   }
   if (!retain_graph_) node.release_variables();
+  if (entry->kind == Kind::kLeaf && reduced) {
+    reduced_.push_back(static_cast<uint32_t>(entry - nodes_.data()));
+  } else if (entry->kind == Kind::kLeaf) {
+    take_effect(entry);
+  }
   return results;
+}
+
+MessageGradients PassGraph::leaving(const RecvRpcBackward& recv, variable_list gradients) const {
+  if (recv.origin == self_ && !recv.devices.empty()) {
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (gradients[i].defined()) gradients[i] = gradients[i].to(*device_of_code(recv.devices[i]));
+    }
+  }
+  return MessageGradients{recv.message, std::move(gradients), recv.devices, {}};
+}
+
+void PassGraph::take_effect(Entry* entry) {
+  if (effect_ == nullptr || !entry->gradient->defined()) return;
+  const at::Tensor& leaf = static_cast<const AccumulateGrad&>(*entry->node).variable;
+  if (effect_->on_final(leaf, *entry->gradient)) *entry->gradient = at::Tensor();
 }
 
 void PassGraph::accumulate(Entry* entry, at::Tensor gradient, bool has_post_hooks) {
@@ -184,11 +252,24 @@ void PassGraph::accumulate(Entry* entry, at::Tensor gradient, bool has_post_hook
   add_gradient(leaf, entry->gradient, gradient, shared ? 0 : (has_post_hooks ? 2 : 1));
 }
 
-void PassGraph::run_at_end() {
+std::string PassGraph::run_at_end() {
   const c10::AutoGradMode no_grad(false);
+  use_here(after_, {});
+  std::string outcome = finish_leaves();
+  if (after_ != nullptr) after_ = after_->derive();
+  return outcome;
+}
+
+std::string PassGraph::finish_leaves() {
   for (auto todo = leaves_->take_at_end(); !todo.empty(); todo = leaves_->take_at_end()) {
     for (auto& one : todo) one();
   }
+  if (effect_ == nullptr) return "";
+  for (const uint32_t index : std::exchange(reduced_, {})) take_effect(&nodes_[index]);
+  leaves_->visit_added([this](const at::Tensor& leaf, at::Tensor& gradient) {
+    if (effect_->on_final(leaf, gradient)) gradient = at::Tensor();
+  });
+  return effect_->finish();
 }
 
 std::vector<LeafGradient> PassGraph::take_leaves() {
@@ -196,10 +277,10 @@ std::vector<LeafGradient> PassGraph::take_leaves() {
   for (Entry& entry : nodes_) {
     if (entry.kind != Kind::kLeaf || !entry.gradient->defined()) continue;
     leaves.push_back(LeafGradient{static_cast<const AccumulateGrad&>(*entry.node).variable,
-                                  *std::exchange(entry.gradient, nullptr)});
+                                  *std::exchange(entry.gradient, nullptr), after_});
   }
-  leaves_->visit_added([&leaves](const at::Tensor& leaf, const at::Tensor& gradient) {
-    leaves.push_back(LeafGradient{leaf, gradient});
+  leaves_->visit_added([this, &leaves](const at::Tensor& leaf, at::Tensor& gradient) {
+    leaves.push_back(LeafGradient{leaf, gradient, after_});
   });
   return leaves;
 }

@@ -48,11 +48,15 @@ class LeafSlots final : public GradAccessor {
     return &slots_[leaf.unsafeGetTensorImpl()].gradient;
   }
   // Calls `fn` with leaves that the pass did not reach, and what a reducer has given to them.
-  void visit_added(absl::FunctionRef<void(const at::Tensor&, const at::Tensor&)> fn) {
-    MutexLock lock(&mutex_);
-    for (const auto& [impl, slot] : slots_) {
-      if (slot.added.defined() && slot.gradient.defined()) fn(slot.added, slot.gradient);
+  void visit_added(absl::FunctionRef<void(const at::Tensor& leaf, at::Tensor& gradient)> fn) {
+    std::vector<Slot*> added;
+    {
+      MutexLock lock(&mutex_);
+      for (auto& [impl, slot] : slots_) {
+        if (slot.added.defined() && slot.gradient.defined()) added.push_back(&slot);
+      }
     }
+    for (Slot* slot : added) fn(slot->added, slot->gradient);
   }
   // What is to be done at the end; again, if that asked for more.
   std::vector<absl::AnyInvocable<void()>> take_at_end() {

@@ -19,8 +19,7 @@ BackwardPass::BackwardPass(const PassId& id, const WorkerKey& self, RecordedSend
       recorded_(std::move(recorded)),
       deadline_(deadline),
       links_(std::move(links)),
-      ended_(links_->executor()),  // whoever waits, waits in the runtime's time
-      told_(links_->executor()),
+      told_(links_->executor()),  // whoever waits, waits in the runtime's time
       graph_(std::make_unique<PassGraph>(id.context, self, recorded_.find)) {
   peers_.insert(id.root);
 }
@@ -42,17 +41,17 @@ void BackwardPass::perform(Todo todo) {
 // ---- the wave ----------------------------------------------------------------------------------
 
 void BackwardPass::start(torch::autograd::edge_list roots, std::vector<at::Tensor> gradients,
-                         bool retain, bool fast) {
+                         const PassOptions& options) {
   Todo todo;
   bool run = false;
   {
     MutexLock lock(&mutex_);
     if (state_ != State::kRunning) return;
-    retain_ = retain;
-    fast_ = fast;
-    graph_->set_retain_graph(retain);
+    options_ = options;
+    begin_trace_locked();
+    graph_->set_retain_graph(options.retain);
     PassGraph::Reached reached;
-    Status walked = fast ? graph_->name_all(recorded_.all(), &reached) : absl::OkStatus();
+    Status walked = options.fast ? graph_->name_all(recorded_.all(), &reached) : absl::OkStatus();
     for (size_t i = 0; i < roots.size() && walked.ok(); ++i) {
       walked = graph_->root(roots[i], std::move(gradients[i]), &reached);
     }
@@ -60,7 +59,7 @@ void BackwardPass::start(torch::autograd::edge_list roots, std::vector<at::Tenso
       fail_locked(walked, &todo);
     } else {
       spread_locked(std::move(reached));
-      final_ = fast || graph_->named() == recorded_.outputs;
+      final_ = options.fast || graph_->named() == recorded_.outputs;
       if (deficit_ == 0) end_wave_locked(&todo);
       run = go_on_locked(&todo);
     }
@@ -103,13 +102,49 @@ void BackwardPass::on_advance(const WorkerKey& from, Advance advance, OnAdvanced
   if (run) run_all();
 }
 
+void BackwardPass::leave_advance(const WorkerKey& from, Advance advance, OnAdvanced reply) {
+  Todo todo;
+  {
+    MutexLock lock(&mutex_);
+    const bool busy = running_ && state_ == State::kRunning;
+    const bool names = !advance.named.empty();
+    Arrived arrived{from, std::move(advance), std::move(reply)};
+    if (busy && !names) {
+      ++events_;
+      take_locked(std::move(arrived), &todo);
+      add_later_locked(&todo);
+    } else {
+      inbox_.push_back(std::move(arrived));
+    }
+    if (!busy && !call_waiter_locked(&todo)) {
+      todo.push_back([self = shared_from_this()] {
+        post_or_run(self->links_->executor().get(), [self] { self->serve(); });
+      });
+    }
+  }
+  perform(std::move(todo));
+}
+
+void BackwardPass::serve() {
+  Todo todo;
+  bool run = false;
+  {
+    MutexLock lock(&mutex_);
+    ++events_;
+    if (running_ && state_ == State::kRunning) return;
+    for (Arrived& one : std::exchange(inbox_, {})) take_locked(std::move(one), &todo);
+    run = go_on_locked(&todo);
+  }
+  perform(std::move(todo));
+  if (run) run_all();
+}
+
 Status BackwardPass::check_locked(const Advance& advance) const {
   if (!error_.ok()) return error_;
   if (!is_root() && (advance.done || advance.answer.has_value())) {
-    return make_error(ErrorKind::kProtocol,
-                      absl::StrCat(to_string(id_), " has another root than this worker"));
+    return not_root();
   }
-  if (advance.named.empty() || advance.fast) return absl::OkStatus();
+  if (advance.named.empty() || is_named_already(advance)) return absl::OkStatus();
   if (state_ == State::kRunning && !final_) return absl::OkStatus();
   return make_error(ErrorKind::kProtocol,
                     absl::StrCat(to_string(id_), " has all that it needs of ",
@@ -117,11 +152,15 @@ Status BackwardPass::check_locked(const Advance& advance) const {
 }
 
 Status BackwardPass::name_locked(const Advance& advance) {
-  retain_ = advance.retain;
-  graph_->set_retain_graph(retain_);
+  // The gradients may have been faster, and the graph has run and is gone.
+  if (is_named_already(advance)) return absl::OkStatus();
+  options_.retain = advance.retain;
+  options_.effect = advance.effect;
+  begin_trace_locked();
+  graph_->set_retain_graph(advance.retain);
   PassGraph::Reached reached;
   if (advance.fast) {
-    if (std::exchange(fast_, true)) return absl::OkStatus();
+    options_.fast = true;
     WEFT_RETURN_IF_ERROR(graph_->name_all(recorded_.all(), &reached));
   } else {
     for (const auto& [message, outputs] : advance.named) {
@@ -129,7 +168,7 @@ Status BackwardPass::name_locked(const Advance& advance) {
     }
   }
   spread_locked(std::move(reached));
-  final_ = fast_ || graph_->named() == recorded_.outputs;
+  final_ = options_.fast || graph_->named() == recorded_.outputs;
   return absl::OkStatus();
 }
 
@@ -145,11 +184,13 @@ void BackwardPass::take_locked(Arrived arrived, Todo* todo) {
     for (MessageGradients& one : advance.gradients) {
       if (!fed_.insert(one.message).second) continue;  // LIVE-4
       peers_.insert(arrived.from);
-      parked_.emplace(one.message, std::move(one.tensors));
+      if (traced_) work_.receive(one);
+      const uint64_t message = one.message;
+      parked_.emplace(message, std::move(one));
     }
   }
   if (refused.ok() && is_root()) {
-    if (advance.done) done_.insert(arrived.from);
+    if (advance.done) done_.emplace(arrived.from, std::move(advance.outcome));
     if (advance.answer.has_value()) refused = answered_locked(arrived.from, *advance.answer, todo);
     if (refused.ok()) finish_if_done_locked(todo);
   }
@@ -158,8 +199,12 @@ void BackwardPass::take_locked(Arrived arrived, Todo* todo) {
         [refused, reply = std::move(arrived.reply)]() mutable { reply(std::move(refused)); });
     if (state_ == State::kRunning) fail_locked(refused, todo);
   } else if (!names || is_root() || owed_ != nullptr || state_ != State::kRunning) {
-    // Engaged already: what is found below is reported to whoever did it.
-    todo->push_back([reply = std::move(arrived.reply)]() mutable { reply(Advanced()); });
+    // Engaged already: what is found below is reported to whoever did it. To the root's own part
+    // nothing but the end of the wave is more urgent, and there the answer is but a receipt.
+    const bool first = !is_root() || (names && !final_);
+    (first ? todo : &later_)->push_back([reply = std::move(arrived.reply)]() mutable {
+      reply(Advanced());
+    });
   } else {
     owed_ = std::move(arrived.reply);
     owed_to_ = arrived.from;
@@ -167,7 +212,7 @@ void BackwardPass::take_locked(Arrived arrived, Todo* todo) {
 }
 
 Status BackwardPass::answered_locked(const WorkerKey& by, const Advanced& answer, Todo* todo) {
-  if (answer.done && is_root()) done_.insert(by);
+  if (answer.done && is_root()) done_.emplace(by, answer.outcome);
   if (answer.carried) return absl::OkStatus();
   const auto asked = asked_.find(by);
   if (asked == asked_.end()) {
@@ -186,7 +231,6 @@ Status BackwardPass::answered_locked(const WorkerKey& by, const Advanced& answer
 
 void BackwardPass::advanced(const WorkerKey& by, StatusOr<Advanced> answer) {
   Todo todo;
-  bool run = false;
   {
     MutexLock lock(&mutex_);
     ++events_;
@@ -204,11 +248,14 @@ void BackwardPass::advanced(const WorkerKey& by, StatusOr<Advanced> answer) {
       }
     } else {
       if (is_root()) finish_if_done_locked(&todo);
-      run = go_on_locked(&todo);
+      if (state_ == State::kRunning && !running_ && has_work_locked()) {
+        todo.push_back([self = shared_from_this()] { self->run_elsewhere(); });
+      } else {
+        go_on_locked(&todo);
+      }
     }
   }
   perform(std::move(todo));
-  if (run) run_elsewhere();  // this is a thread of the transport
 }
 
 Participants BackwardPass::report_locked() {

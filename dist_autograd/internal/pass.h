@@ -37,6 +37,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -46,6 +47,8 @@
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
 #include "weft/dist_autograd/internal/graph.h"
+#include "weft/dist_autograd/internal/pass_trace.h"
+#include "weft/dist_autograd/leaf_effect.h"
 
 namespace weft::internal {
 
@@ -64,8 +67,9 @@ using Participants = std::map<WorkerKey, bool>;
 // What is found below a worker that was engaged.
 struct Advanced {
   Participants participants{};
-  bool done = false;     // its part is done
-  bool carried = false;  // it has answered with a message of its own
+  bool done = false;      // its part is done
+  bool carried = false;   // it has answered with a message of its own
+  std::string outcome{};  // beside `done`: of its effect
 };
 // What one worker has for another.
 struct Advance {
@@ -73,8 +77,15 @@ struct Advance {
   bool fast = false;
   Messages named{};
   std::vector<MessageGradients> gradients{};
-  bool done = false;                 // to the root: the sender's part is done
+  std::string effect{};              // beside names: what is to be done with gradients of leaves
+  bool done = false;                 // to the root: the sender's part is done...
+  std::string outcome{};             // ...and what became of its effect
   std::optional<Advanced> answer{};  // to the root: what the sender owes it
+};
+// How far a worker's part is.
+struct PassProgress {
+  uint64_t events = 0;      // so many until now
+  std::string waits_for{};  // "the gradients of messages 3, 5 from 'ps0'"
 };
 using OnAdvanced = absl::AnyInvocable<void(StatusOr<Advanced>)>;
 using OnTold = absl::AnyInvocable<void(Status)>;
@@ -95,11 +106,24 @@ class PassLinks {
   virtual void advance(const WorkerKey& to, const PassId& pass, absl::Time deadline,
                        Advance advance, OnAdvanced done) = 0;
   virtual void close(const WorkerKey& to, const PassId& pass, absl::Time deadline, OnTold done) = 0;
-  virtual void done(const WorkerKey& to, const PassId& pass, absl::Time deadline, OnTold done) = 0;
+  virtual void done(const WorkerKey& to, const PassId& pass, absl::Time deadline,
+                    const std::string& outcome, OnTold done) = 0;
   virtual void abort(const WorkerKey& to, const PassId& pass, const Status& why, OnTold done) = 0;
+  virtual void progress(const WorkerKey& to, const PassId& pass, absl::Time deadline,
+                        PassProgress progress, OnTold done) = 0;
+  virtual StatusOr<std::unique_ptr<LeafEffect>> make_effect(std::string_view data) = 0;
   virtual std::string name_of(const WorkerKey& worker) const = 0;
+  virtual PassTrace* trace() const = 0;  // null: there is none
   virtual Runtime& runtime() const = 0;
   virtual const std::shared_ptr<Executor>& executor() const = 0;
+  virtual const std::shared_ptr<WaitDriver>& driver() const = 0;  // may be null
+};
+
+// What a pass is asked for.
+struct PassOptions {
+  bool retain = false;
+  bool fast = false;  // every recorded send is taken to be live, nobody asks
+  std::string effect{};
 };
 
 class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
@@ -123,21 +147,27 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::vector<LeafGradient> take_leaves();
 
   // ---- the root ----
-  // With the losses; runs what can be run on this thread. `fast`: every recorded send is taken to
-  // be live, nobody asks.
-  void start(torch::autograd::edge_list roots, std::vector<at::Tensor> gradients, bool retain,
-             bool fast);
-  // Completes when the pass has ended everywhere, or with its error as soon as that is known.
-  Future<void> ended() const { return ended_.future(); }
+  // With the losses; runs what can be run on this thread.
+  void start(torch::autograd::edge_list roots, std::vector<at::Tensor> gradients,
+             const PassOptions& options);
+  // For the thread that waits for the pass: until it has ended everywhere, its error is known, or
+  // `end`. What there is to run at this worker meanwhile, it runs.
+  void wait_until(absl::Time end);
   // Completes when everybody who takes part has been told of an error.
   Future<void> told() const { return told_.future(); }
+  // Of the effect, by those that were heard of.
+  LeafOutcomes outcomes() const;
 
   // ---- from others ----
   // Answers before it runs what can be run, unless the answer can then say more.
   void on_advance(const WorkerKey& from, Advance advance, OnAdvanced reply);
+  // As on_advance(), on the thread that waits for this pass, or on another: at once and without
+  // running anything here.
+  void leave_advance(const WorkerKey& from, Advance advance, OnAdvanced reply);
   void on_close(OnTold taken);
-  Status on_done(const WorkerKey& from);
+  Status on_done(const WorkerKey& from, const std::string& outcome);
   void on_abort(const WorkerKey& from, const Status& why, OnTold reply);
+  Status on_progress(const WorkerKey& from, const PassProgress& progress);
   // Ends the pass here and tells those below. The first error counts.
   void fail(Status why);
   // Forgets its gradients when it is done here: it has failed elsewhere, as all others know.
@@ -148,10 +178,12 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   // pass that is done here, when its time is over.
   void ask_root();
 
-  // "the gradients of messages 3, 5 from 'ps0'": what a pass that does not end waits for.
+  // What a pass that does not end waits for; at the root, also what the others say of theirs.
   std::string waits_for() const;
-  // Whether nothing has happened here since this was asked last.
-  bool stands_still();
+  // To be called every half of a stall interval. A participant whose part takes longer tells the
+  // root how far it is. True, once in each interval: for so long nothing has happened here nor, as
+  // far as a root knows, anywhere.
+  bool look();
 
  private:
   // What is to be done without the mutex.
@@ -168,6 +200,10 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void spread_locked(PassGraph::Reached reached) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // REQUIRES: nobody else has the graph.
   void take_locked(Arrived arrived, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // In the fast mode each worker names all that it has received from another, once.
+  bool is_named_already(const Advance& advance) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return advance.fast && options_.fast;
+  }
   Status check_locked(const Advance& advance) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status name_locked(const Advance& advance) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status answered_locked(const WorkerKey& by, const Advanced& answer, Todo* todo)
@@ -182,6 +218,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void send_locked(const WorkerKey& to, Advance advance, Todo* todo)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void answer_locked(Advanced answer, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void add_later_locked(Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- running ----
   bool has_work_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -189,23 +226,31 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   bool go_on_locked(Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void run_all();
   // What can be fed now.
-  std::map<uint64_t, std::vector<at::Tensor>> next_locked(Todo* todo)
+  std::map<uint64_t, MessageGradients> next_locked(Todo* todo)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // All nodes have run, and no more will be found.
   bool is_last_run() const;
+  void trace_run(PassTrace* trace, absl::Time start, const std::vector<PassGraph::Outgoing>& out);
+  void begin_trace_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status begin_graph();
   Status end_graph();
-  Status run_graph(std::map<uint64_t, std::vector<at::Tensor>> fed,
-                   std::vector<PassGraph::Outgoing>* out);
+  Status run_graph(std::map<uint64_t, MessageGradients> fed, std::vector<PassGraph::Outgoing>* out);
+  // On the thread that waits, or one of the pool.
   void run_elsewhere();
+  bool call_waiter_locked(Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void serve();
   void part_done_locked(Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void fail_any_locked(Status why, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void finish_if_done_locked(Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void fail_locked(Status why, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void one_told();
+  std::string waits_for_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Says so; who hears that the pass has failed forgets its gradients.
   void say_done(absl::Time until);
   OnTold failing_with(std::string what, const WorkerKey& who);
   Status located(const Status& why) const;
+  Status failed_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status not_root() const;
   static void perform(Todo todo);
 
   const PassId id_;
@@ -213,7 +258,6 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   const RecordedSends recorded_;
   const absl::Time deadline_;
   const std::shared_ptr<PassLinks> links_;
-  Promise<void> ended_;
   Promise<void> told_;
 
   mutable Mutex mutex_;
@@ -221,18 +265,28 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   Status error_ ABSL_GUARDED_BY(mutex_);
   // While `running_`, the thread that runs it has it alone.
   std::unique_ptr<PassGraph> graph_;
-  bool retain_ ABSL_GUARDED_BY(mutex_) = false;
-  bool fast_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_effect_ = false;  // the same holds: the graph has been given its effect, if any
+  PassTrace::Messages
+      fed_untraced_{};  // the same holds: with a trace, what has set nothing off yet
+  PassOptions options_ ABSL_GUARDED_BY(mutex_);
   bool final_ ABSL_GUARDED_BY(mutex_) = false;
   bool held_ ABSL_GUARDED_BY(mutex_) = false;      // the graph holds what may still be reached...
   bool released_ ABSL_GUARDED_BY(mutex_) = false;  // ...and no more, since it is final
   bool running_ ABSL_GUARDED_BY(mutex_) = false;
+  // The thread that waits sleeps until this is set.
+  std::optional<Promise<void>> call_ ABSL_GUARDED_BY(mutex_);
   bool started_ ABSL_GUARDED_BY(mutex_) = false;  // something has been run
+  bool traced_ ABSL_GUARDED_BY(mutex_) = false;
+  PassWork work_ ABSL_GUARDED_BY(mutex_);  // with a trace only
   uint64_t events_ ABSL_GUARDED_BY(mutex_) = 1;
-  uint64_t seen_events_ ABSL_GUARDED_BY(mutex_) = 0;  // by stands_still()
+  uint64_t seen_events_ ABSL_GUARDED_BY(mutex_) = 0;  // by look()
+  int64_t still_looks_ ABSL_GUARDED_BY(mutex_) = 0;   // in a row
+  // Of the root: what the others have said last, and when.
+  std::map<WorkerKey, std::pair<absl::Time, PassProgress>> progress_ ABSL_GUARDED_BY(mutex_);
   // The wave.
   PassGraph::Reached unsent_ ABSL_GUARDED_BY(mutex_);           // to be named to others
-  std::vector<Arrived> inbox_ ABSL_GUARDED_BY(mutex_);          // names, while the graph is running
+  std::vector<Arrived> inbox_ ABSL_GUARDED_BY(mutex_);          // for whoever has the graph
+  Todo later_ ABSL_GUARDED_BY(mutex_);                          // answers that nobody waits for
   int64_t deficit_ ABSL_GUARDED_BY(mutex_) = 0;                 // replies that are waited for
   std::map<WorkerKey, int64_t> asked_ ABSL_GUARDED_BY(mutex_);  // the same, by worker
   OnAdvanced owed_ ABSL_GUARDED_BY(mutex_);                     // to whoever engaged this worker:
@@ -243,13 +297,14 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::set<WorkerKey> children_ ABSL_GUARDED_BY(mutex_);
   std::set<WorkerKey> peers_ ABSL_GUARDED_BY(mutex_);  // whose death ends it
   // Gradients that wait for their turn.
-  std::map<uint64_t, std::vector<at::Tensor>> parked_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, MessageGradients> parked_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> fed_ ABSL_GUARDED_BY(mutex_);
   // The end.
   bool part_done_ ABSL_GUARDED_BY(mutex_) = false;
   bool unsaid_ ABSL_GUARDED_BY(mutex_) = false;  // that its part is done
   bool has_asked_ ABSL_GUARDED_BY(mutex_) = false;
-  std::set<WorkerKey> done_ ABSL_GUARDED_BY(mutex_);
+  std::string outcome_ ABSL_GUARDED_BY(mutex_);  // of this worker's effect
+  LeafOutcomes done_ ABSL_GUARDED_BY(mutex_);    // of the others, by those that are done
   std::vector<LeafGradient> leaves_ ABSL_GUARDED_BY(mutex_);
   int64_t untold_ ABSL_GUARDED_BY(mutex_) = 0;  // aborts that are not answered
   std::vector<OnTold> wait_for_told_ ABSL_GUARDED_BY(mutex_);

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "c10/util/Type.h"
 #include "weft/dist_autograd/internal/pass.h"
 
 namespace weft::internal {
@@ -15,35 +16,51 @@ constexpr absl::Duration kAskFor = absl::Seconds(5);
 
 void BackwardPass::part_done_locked(Todo* todo) {
   part_done_ = true;
+  if (traced_) links_->trace()->ended(id_, self_, work_, absl::OkStatus());
   leaves_ = graph_->take_leaves();
   if (is_root()) return finish_if_done_locked(todo);
   state_ = State::kDone;
   unsaid_ = true;
 }
 
-Status BackwardPass::on_done(const WorkerKey& from) {
+Status BackwardPass::failed_locked() const {
+  return make_error(ErrorKind::kCancelled,
+                    absl::StrCat(to_string(id_), " has failed: ", std::string(error_.message())));
+}
+
+Status BackwardPass::not_root() const {
+  return make_error(ErrorKind::kProtocol,
+                    absl::StrCat(to_string(id_), " has another root than this worker"));
+}
+
+Status BackwardPass::on_done(const WorkerKey& from, const std::string& outcome) {
   Todo todo;
   {
     MutexLock lock(&mutex_);
-    if (state_ == State::kAborted) {
-      return make_error(
-          ErrorKind::kCancelled,
-          absl::StrCat(to_string(id_), " has failed: ", std::string(error_.message())));
-    }
-    if (!is_root()) {
-      return make_error(ErrorKind::kProtocol,
-                        absl::StrCat(to_string(id_), " has another root than this worker"));
-    }
+    if (state_ == State::kAborted) return failed_locked();
+    if (!is_root()) return not_root();
     ++events_;
-    done_.insert(from);
+    done_.emplace(from, outcome);
     finish_if_done_locked(&todo);
   }
   perform(std::move(todo));
   return absl::OkStatus();
 }
 
+LeafOutcomes BackwardPass::outcomes() const {
+  MutexLock lock(&mutex_);
+  LeafOutcomes all = done_;
+  all.emplace(self_, outcome_);
+  return all;
+}
+
 void BackwardPass::say_done(absl::Time until) {
-  links_->done(id_.root, id_, until, [self = shared_from_this()](const Status& heard) {
+  std::string outcome;
+  {
+    MutexLock lock(&mutex_);
+    outcome = outcome_;
+  }
+  links_->done(id_.root, id_, until, outcome, [self = shared_from_this()](const Status& heard) {
     if (heard.ok()) return;
     if (error_kind(heard) == ErrorKind::kCancelled) return self->drop();
     self->fail(annotate(heard, absl::StrCat("saying that its part is done to '",
@@ -65,7 +82,7 @@ void BackwardPass::finish_if_done_locked(Todo* todo) {
     if (worker != self_ && !done_.contains(worker)) return;
   }
   state_ = State::kDone;
-  todo->push_back([self = shared_from_this()] { self->ended_.try_set({}); });
+  call_waiter_locked(todo);
 }
 
 void BackwardPass::visit_leaves(const std::function<void(const LeafGradient&)>& add) const {
@@ -77,7 +94,11 @@ void BackwardPass::visit_leaves(const std::function<void(const LeafGradient&)>& 
 void BackwardPass::scale_leaves(double factor) {
   std::vector<LeafGradient> leaves;
   visit_leaves([&leaves](const LeafGradient& one) { leaves.push_back(one); });
-  for (LeafGradient& one : leaves) one.gradient = one.gradient.mul(factor);
+  for (LeafGradient& one : leaves) {
+    use_here(one.after, one.gradient);
+    one.gradient = one.gradient.mul(factor);
+    one.after = mark_here(one.gradient);
+  }
   MutexLock lock(&mutex_);
   if (state_ == State::kDone && leaves_.size() == leaves.size()) leaves_.swap(leaves);
   lock.unlock();
@@ -128,12 +149,15 @@ void BackwardPass::drop() {
 }
 
 void BackwardPass::fail_locked(Status why, Todo* todo) {
+  const bool was_done = part_done_;
   state_ = State::kAborted;
   error_ = located(why);
+  if (traced_ && !was_done) links_->trace()->ended(id_, self_, work_, error_);
   leaves_.clear();
   fed_.clear();
   unsent_.clear();
   unsaid_ = false;
+  add_later_locked(todo);
   for (Arrived& one : std::exchange(inbox_, {})) {
     todo->push_back([reply = std::move(one.reply), error = error_]() mutable { reply(error); });
   }
@@ -150,7 +174,7 @@ void BackwardPass::fail_locked(Status why, Todo* todo) {
     todo->push_back(
         [reply = std::exchange(owed_, nullptr), error = error_]() mutable { reply(error); });
   }
-  todo->push_back([self = shared_from_this(), error = error_] { self->ended_.try_set(error); });
+  call_waiter_locked(todo);
   untold_ = static_cast<int64_t>(below.size()) + 1;
   for (const WorkerKey& worker : below) {
     todo->push_back([self = shared_from_this(), worker, error = error_] {
@@ -180,8 +204,13 @@ void BackwardPass::on_abort(const WorkerKey& from, const Status& why, OnTold rep
     } else if (state_ == State::kAborted || (state_ == State::kDone && is_root())) {
       todo.push_back([reply = std::move(reply)]() mutable { reply(absl::OkStatus()); });
     } else {
-      wait_for_told_.push_back(std::move(reply));
       fail_locked(why, &todo);
+      if (is_root()) {
+        // It tells all, the sender among them, who does not wait for the root in turn.
+        todo.push_back([reply = std::move(reply)]() mutable { reply(absl::OkStatus()); });
+      } else {
+        wait_for_told_.push_back(std::move(reply));
+      }
     }
   }
   perform(std::move(todo));
@@ -206,35 +235,81 @@ void BackwardPass::on_gone(const WorkerKey& worker, const Status& why) {
   perform(std::move(todo));
 }
 
-bool BackwardPass::stands_still() {
+// ---- sight -------------------------------------------------------------------------------------
+
+bool BackwardPass::look() {
+  Todo todo;
+  bool stuck = false;
+  {
+    MutexLock lock(&mutex_);
+    if (state_ != State::kRunning) return false;
+    const bool first = seen_events_ == 0;
+    const bool still = std::exchange(seen_events_, events_) == events_;
+    still_looks_ = still ? still_looks_ + 1 : 0;
+    stuck = still && still_looks_ % 2 == 0;
+    if (!first && !is_root()) {
+      todo.push_back([self = shared_from_this(),
+                      progress = PassProgress{events_, waits_for_locked()}]() mutable {
+        self->links_->progress(self->id_.root, self->id_, self->deadline_, std::move(progress),
+                               self->failing_with("how far it is", self->id_.root));
+      });
+    }
+  }
+  perform(std::move(todo));
+  return stuck;
+}
+
+Status BackwardPass::on_progress(const WorkerKey& from, const PassProgress& progress) {
   MutexLock lock(&mutex_);
-  return state_ == State::kRunning && std::exchange(seen_events_, events_) == events_;
+  if (state_ == State::kAborted) return failed_locked();
+  if (!is_root()) return not_root();
+  auto& [at, last] = progress_[from];
+  if (last.events != progress.events) ++events_;
+  at = links_->runtime().now();
+  last = progress;
+  return absl::OkStatus();
 }
 
 std::string BackwardPass::waits_for() const {
   MutexLock lock(&mutex_);
+  return waits_for_locked();
+}
+
+std::string BackwardPass::waits_for_locked() const {
   if (state_ != State::kRunning) return "nothing";
-  if (running_) return "its own nodes";
   std::vector<std::string> out;
-  for (const auto& [worker, count] : asked_) {
-    out.push_back(absl::StrCat(count, " answers about what the losses need from '",
-                               links_->name_of(worker), "'"));
-  }
-  if (!final_) out.emplace_back("all being known");
-  if (!part_done_ && final_) {
-    for (const auto& [worker, messages] : graph_->missing()) {
-      out.push_back(absl::StrCat("the gradients of messages ", absl::StrJoin(messages, ", "),
-                                 " from '", links_->name_of(worker), "'"));
+  if (running_) {
+    const std::type_info* const node = graph_->running_node();
+    out.push_back(node == nullptr ? "its own nodes"
+                                  : absl::StrCat("its own node ", c10::demangle(node->name())));
+  } else {
+    for (const auto& [worker, count] : asked_) {
+      out.push_back(absl::StrCat(count, " answers about what the losses need from '",
+                                 links_->name_of(worker), "'"));
     }
-  }
-  if (is_root()) {
-    for (const auto& [worker, is_final] : found_) {
-      if (worker != self_ && !done_.contains(worker)) {
-        out.push_back(absl::StrCat("'", links_->name_of(worker), "' to be done"));
+    if (!final_) out.emplace_back("all being known");
+    if (!part_done_) {
+      for (const auto& [worker, messages] : graph_->missing()) {
+        out.push_back(absl::StrCat("the gradients of messages ", absl::StrJoin(messages, ", "),
+                                   " from '", links_->name_of(worker), "'"));
       }
     }
   }
-  return absl::StrJoin(out, ", ");
+  if (!is_root()) return absl::StrJoin(out, ", ");
+  for (const auto& [worker, is_final] : found_) {
+    if (worker != self_ && !done_.contains(worker)) {
+      out.push_back(absl::StrCat("'", links_->name_of(worker), "' to be done"));
+    }
+  }
+  std::string all = absl::StrJoin(out, ", ");
+  for (const auto& [worker, said] : progress_) {
+    if (done_.contains(worker)) continue;
+    const absl::Duration ago = links_->runtime().now() - said.first;
+    absl::StrAppend(&all, "; '", links_->name_of(worker), "' waits for ", said.second.waits_for,
+                    " (it said ", absl::FormatDuration(absl::Trunc(ago, absl::Milliseconds(1))),
+                    " ago)");
+  }
+  return all;
 }
 
 }  // namespace weft::internal

@@ -8,13 +8,16 @@
 namespace weft::internal {
 namespace {
 
-// Gradients above this go alone: what names something is kept until all below have answered.
-constexpr size_t kRideBytes = 64 << 10;
+// Gradients above this go alone: what names something is kept until all below have answered. Half
+// of it costs less to keep for that time than a message of its own, and its answer, cost.
+constexpr size_t kRideBytes = 512 << 10;
 
 size_t bytes_of(const MessageGradients& gradients) {
   size_t bytes = 0;
   for (const at::Tensor& one : gradients.tensors) {
-    if (one.defined()) bytes += one.is_sparse() ? kRideBytes + 1 : one.nbytes();
+    // One on a device goes when it has been computed: nothing else is to wait for that.
+    const bool alone = on_device(one) || (one.defined() && one.is_sparse());
+    bytes += alone ? kRideBytes + 1 : (one.defined() ? one.nbytes() : 0);
   }
   return bytes;
 }
@@ -32,23 +35,68 @@ bool BackwardPass::has_work_locked() const {
 }
 
 bool BackwardPass::go_on_locked(Todo* todo) {
-  if (running_ || state_ == State::kAborted) return false;
+  if (running_ || state_ == State::kAborted) {
+    add_later_locked(todo);
+    return false;
+  }
   if (state_ == State::kRunning && !part_done_ && has_work_locked()) {
     started_ = true;
     running_ = true;
     return true;
   }
   flush_locked({}, todo);
+  add_later_locked(todo);
   return false;
 }
 
-void BackwardPass::run_elsewhere() {
-  post_or_run(links_->executor().get(), [self = shared_from_this()] { self->run_all(); });
+void BackwardPass::add_later_locked(Todo* todo) {
+  for (auto& one : std::exchange(later_, {})) todo->push_back(std::move(one));
 }
 
-std::map<uint64_t, std::vector<at::Tensor>> BackwardPass::next_locked(Todo* todo) {
+void BackwardPass::run_elsewhere() {
+  Todo todo;
+  bool called = false;
+  {
+    MutexLock lock(&mutex_);
+    called = call_waiter_locked(&todo);
+  }
+  perform(std::move(todo));
+  if (called) return;
+  post_or_run(links_->executor().get(), [self = shared_from_this()] { self->serve(); });
+}
+
+bool BackwardPass::call_waiter_locked(Todo* todo) {
+  if (!call_.has_value()) return false;
+  todo->push_back([call = std::move(*call_)]() mutable { call.try_set({}); });
+  call_.reset();
+  return true;
+}
+
+void BackwardPass::wait_until(absl::Time end) {
+  while (true) {
+    serve();
+    Promise<void> call(links_->executor());
+    const Future<void> called = call.future();
+    call.state()->set_wait_driver(links_->driver());
+    {
+      MutexLock lock(&mutex_);
+      if (state_ != State::kRunning) return;
+      if (!inbox_.empty() && !running_) continue;
+      call_.emplace(std::move(call));
+    }
+    const absl::Duration left = end - links_->runtime().now();
+    if (left <= absl::ZeroDuration() || !called.try_wait(left).ok()) break;
+  }
+  Todo todo;
+  MutexLock lock(&mutex_);
+  call_waiter_locked(&todo);  // nobody waits
+  lock.unlock();
+  perform(std::move(todo));
+}
+
+std::map<uint64_t, MessageGradients> BackwardPass::next_locked(Todo* todo) {
   for (Arrived& one : std::exchange(inbox_, {})) take_locked(std::move(one), todo);
-  std::map<uint64_t, std::vector<at::Tensor>> fed;
+  std::map<uint64_t, MessageGradients> fed;
   if (state_ != State::kRunning) return fed;
   if (final_) {
     if (!std::exchange(released_, true)) graph_->release();
@@ -62,11 +110,11 @@ std::map<uint64_t, std::vector<at::Tensor>> BackwardPass::next_locked(Todo* todo
   return fed;
 }
 
-Status BackwardPass::run_graph(std::map<uint64_t, std::vector<at::Tensor>> fed,
+Status BackwardPass::run_graph(std::map<uint64_t, MessageGradients> fed,
                                std::vector<PassGraph::Outgoing>* out) {
   try {
     for (auto& [message, gradients] : fed) {
-      if (value_or_throw(graph_->feed(message, std::move(gradients)))) continue;
+      if (value_or_throw(graph_->feed(std::move(gradients)))) continue;
       return make_error(ErrorKind::kProtocol, absl::StrCat("a gradient for message ", message,
                                                            ", which nobody has named"));
     }
@@ -82,27 +130,67 @@ bool BackwardPass::is_last_run() const {
   return state_ == State::kRunning && final_ && graph_->complete() && !has_work_locked();
 }
 
+Status BackwardPass::begin_graph() {
+  if (std::exchange(has_effect_, true)) return absl::OkStatus();
+  std::string effect;
+  {
+    MutexLock lock(&mutex_);
+    effect = options_.effect;
+  }
+  if (effect.empty()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(auto made, links_->make_effect(effect));
+  graph_->set_effect(std::move(made));
+  return absl::OkStatus();
+}
+
 Status BackwardPass::end_graph() {
   try {
-    graph_->run_at_end();
+    std::string outcome = graph_->run_at_end();
+    MutexLock lock(&mutex_);
+    outcome_ = std::move(outcome);
     return absl::OkStatus();
   } catch (...) {
     return status_from_current_exception();
   }
 }
 
+void BackwardPass::begin_trace_locked() {
+  PassTrace* const trace = links_->trace();
+  if (trace == nullptr || std::exchange(traced_, true)) return;
+  trace->begun(id_, self_, links_->name_of(id_.root));
+  graph_->set_trace(trace);
+}
+
+void BackwardPass::trace_run(PassTrace* trace, absl::Time start,
+                             const std::vector<PassGraph::Outgoing>& out) {
+  const auto nodes = static_cast<int64_t>(graph_->take_ran());
+  PassTrace::Others sent;
+  for (const PassGraph::Outgoing& one : out) sent.emplace_back(one.origin, one.gradients.message);
+  if (nodes > 0) trace->ran(id_, self_, start, std::exchange(fed_untraced_, {}), sent, nodes);
+  MutexLock lock(&mutex_);
+  work_.nodes += nodes;
+  for (const PassGraph::Outgoing& one : out) work_.send(one.gradients);
+}
+
 void BackwardPass::run_all() {
+  PassTrace* const trace = links_->trace();
   for (bool again = true; again;) {
     Todo todo;
-    std::map<uint64_t, std::vector<at::Tensor>> fed;
+    std::map<uint64_t, MessageGradients> fed;
     {
       MutexLock lock(&mutex_);
       fed = next_locked(&todo);
     }
     perform(std::exchange(todo, {}));
+    const absl::Time start = trace == nullptr ? absl::InfinitePast() : trace->now();
+    if (trace != nullptr) {
+      for (const auto& [message, gradients] : fed) fed_untraced_.push_back(message);
+    }
     std::vector<PassGraph::Outgoing> out;
-    Status failed = run_graph(std::move(fed), &out);
+    Status failed = begin_graph();
+    if (failed.ok()) failed = run_graph(std::move(fed), &out);
     if (failed.ok() && is_last_run()) failed = end_graph();
+    if (trace != nullptr) trace_run(trace, start, out);
     std::unique_ptr<PassGraph> dropped;  // without the mutex
     {
       MutexLock lock(&mutex_);
@@ -119,6 +207,7 @@ void BackwardPass::run_all() {
         }
         flush_locked(std::move(out), &todo);
       }
+      add_later_locked(&todo);
     }
     perform(std::move(todo));
   }
@@ -128,6 +217,7 @@ void BackwardPass::flush_locked(std::vector<PassGraph::Outgoing> gradients, Todo
   std::map<WorkerKey, Advance> out;
   std::map<WorkerKey, size_t> bytes;
   std::vector<std::pair<WorkerKey, Advance>> alone;
+  Todo answers;  // others wait for the rest
   for (auto& [origin, named] : std::exchange(unsent_, {})) out[origin].named = std::move(named);
   for (PassGraph::Outgoing& one : gradients) {
     const size_t size = bytes_of(one.gradients);
@@ -141,18 +231,20 @@ void BackwardPass::flush_locked(std::vector<PassGraph::Outgoing> gradients, Todo
   }
   if (const auto to_root = out.find(id_.root); to_root != out.end() && !running_) {
     to_root->second.done = std::exchange(unsaid_, false);
+    if (to_root->second.done) to_root->second.outcome = outcome_;
     // The root answers at once, with nothing: so this worker's own answer can go along.
     if (owed_ != nullptr && owed_to_ == id_.root && deficit_ == 1 &&
         !to_root->second.named.empty()) {
       to_root->second.answer = Advanced{report_locked()};
-      answer_locked(Advanced{.carried = true}, todo);
+      answer_locked(Advanced{.carried = true}, &answers);
     }
   }
   for (auto& [to, advance] : out) send_locked(to, std::move(advance), todo);
   for (auto& [to, advance] : alone) send_locked(to, std::move(advance), todo);
+  for (auto& one : answers) todo->push_back(std::move(one));
   if (owed_ != nullptr && deficit_ == 0 && !(running_ && final_)) {
     const bool done = owed_to_ == id_.root && std::exchange(unsaid_, false);
-    answer_locked(Advanced{report_locked(), done}, todo);
+    answer_locked(Advanced{report_locked(), done, false, done ? outcome_ : ""}, todo);
   }
   if (!running_ && std::exchange(unsaid_, false)) {
     todo->push_back([self = shared_from_this()] { self->say_done(self->deadline_); });
@@ -160,8 +252,9 @@ void BackwardPass::flush_locked(std::vector<PassGraph::Outgoing> gradients, Todo
 }
 
 void BackwardPass::send_locked(const WorkerKey& to, Advance advance, Todo* todo) {
-  advance.retain = retain_;
-  advance.fast = fast_;
+  advance.retain = options_.retain;
+  advance.fast = options_.fast;
+  if (!advance.named.empty()) advance.effect = options_.effect;
   todo->push_back([self = shared_from_this(), to, advance = std::move(advance)]() mutable {
     OnAdvanced done;
     if (!advance.named.empty()) {

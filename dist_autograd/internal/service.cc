@@ -24,6 +24,16 @@ namespace {
 
 std::string slot_name() { return "@dist_autograd"; }
 
+Status check_devices(const AutogradData& data, const std::vector<at::Tensor>& tensors) {
+  if (data.devices.empty()) return absl::OkStatus();
+  const size_t wanted = with_gradient(tensors).size();
+  if (data.devices.size() == wanted) return absl::OkStatus();
+  return make_error(
+      ErrorKind::kProtocol,
+      absl::StrCat("message ", data.message, " of ", to_string(data.context), " has ", wanted,
+                   " tensors that require grad and the devices of ", data.devices.size()));
+}
+
 }  // namespace
 
 Status shut_down_error() { return make_error(ErrorKind::kState, "the worker has shut down"); }
@@ -97,35 +107,99 @@ std::vector<ContextRef> DistAutogradService::contexts() const {
   return out;
 }
 
+void DistAutogradService::set_leaf_effects(MakeLeafEffect make) {
+  MutexLock lock(&mutex_);
+  make_effect_ = std::move(make);
+}
+
+StatusOr<std::unique_ptr<LeafEffect>> DistAutogradService::make_effect(std::string_view data) {
+  MakeLeafEffect make;
+  {
+    MutexLock lock(&mutex_);
+    make = make_effect_;
+  }
+  if (make == nullptr) return std::unique_ptr<LeafEffect>();
+  return make(data);
+}
+
+PassTrace* DistAutogradService::trace() const {
+  if (trace_known_.load(std::memory_order_acquire)) return trace_.get();
+  std::shared_ptr<TraceWriter> writer = trace_of(worker());
+  MutexLock lock(&mutex_);
+  if (!trace_known_.load(std::memory_order_relaxed)) {
+    if (writer != nullptr)
+      trace_ = std::make_unique<PassTrace>(std::move(writer), context_.runtime);
+    trace_known_.store(true, std::memory_order_release);
+  }
+  return trace_.get();
+}
+
 // ---- what rides on calls -----------------------------------------------------------------------
+
+// Releases that ride on a request.
+struct DistAutogradService::Riders {
+  std::weak_ptr<DistAutogradService> service{};
+  WorkerKey to{};
+  std::vector<ReleaseRef> releases{};
+
+  void ended(Delivery delivery) {
+    const auto self = service.lock();
+    if (self == nullptr) return;
+    for (const ReleaseRef& one : std::exchange(releases, {})) {
+      if (delivery == Delivery::kDelivered) {
+        self->one_released(one);
+      } else {
+        self->tell_released(one, to);  // it does no harm twice
+      }
+    }
+  }
+};
 
 class DistAutogradService::SendAttachment final : public Attachment {
  public:
-  SendAttachment(const ContextRef& context, uint64_t message)
-      : Attachment(encode(AutogradData{context->id(), message})),
+  SendAttachment(const ContextRef& context, uint64_t message, Riders riders = {},
+                 std::vector<DeviceCode> devices = {})
+      : Attachment(encode(data_of(context->id(), message, riders, std::move(devices)))),
         context_(context),
-        message_(message) {}
+        message_(message),
+        riders_(std::move(riders)) {}
 
   // One whose outcome is unknown stays: a pass that does not reach it never asks.
   void ended(Delivery delivery, const Status&) override {
+    riders_.ended(delivery);
     if (delivery != Delivery::kNotDelivered || message_ == 0) return;
     if (const ContextRef context = context_.lock()) context->forget(message_);
   }
 
  private:
+  static AutogradData data_of(const AutogradContextId& id, uint64_t message, const Riders& riders,
+                              std::vector<DeviceCode> devices) {
+    AutogradData data{id, message, {}, 0, std::move(devices)};
+    for (const ReleaseRef& one : riders.releases) {
+      data.released.push_back(one->data.context.counter);
+      data.released_below = std::max(data.released_below, one->data.released_below);
+    }
+    return data;
+  }
+
   const std::weak_ptr<ContextState> context_;
   const uint64_t message_;
+  Riders riders_;
 };
 
 AttachmentPtr DistAutogradService::record(const ContextRef& context, const WorkerInfo& to,
-                                          const Payload& payload, bool grad_mode) {
+                                          const Payload& payload, bool grad_mode, bool is_request) {
   {
     MutexLock lock(&mutex_);
     names_.try_emplace(key_of(to), to.name);
   }
+  expect_more();
   uint64_t message = last_message_.fetch_add(1) + 1;
-  if (!context->record(key_of(to), payload.tensors, grad_mode, &message)) return nullptr;
-  return AttachmentPtr(new SendAttachment(context, message));
+  std::vector<DeviceCode> devices;
+  if (!context->record(key_of(to), payload.tensors, grad_mode, &message, &devices)) return nullptr;
+  Riders riders;
+  if (is_request) riders = {weak_from_this(), key_of(to), take_riding(key_of(to))};
+  return AttachmentPtr(new SendAttachment(context, message, std::move(riders), std::move(devices)));
 }
 
 bool DistAutogradService::concerns(const UntypedCall&) const { return current() != nullptr; }
@@ -133,13 +207,19 @@ bool DistAutogradService::concerns(const UntypedCall&) const { return current() 
 StatusOr<AttachmentPtr> DistAutogradService::attach(const WorkerInfo& to, const UntypedCall& call) {
   const ContextRef context = current();
   if (context == nullptr) return AttachmentPtr();
-  return record(context, to, call.arguments, c10::GradMode::is_enabled());
+  return record(context, to, call.arguments, c10::GradMode::is_enabled(), /*is_request=*/true);
 }
 
 void DistAutogradService::arrive(IncomingRequest& request, std::string_view metadata,
                                  Proceed proceed) {
+  expect_more();
   const StatusOr<AutogradData> data = decode_autograd(metadata);
   if (!data.ok()) return proceed(data.status());
+  for (const uint64_t counter : data->released) {
+    const AutogradContextId id{key_of(request.context().caller()), counter};
+    release_here(ReleaseData{.context = id, .released_below = data->released_below},
+                 /*rides=*/false, [](const Status&) {});
+  }
   std::vector<at::Tensor>* const tensors = &request.arguments().tensors;
   ContextRef context = find_or_make(data->context, request.context().caller());
   if (context == nullptr) {
@@ -148,7 +228,8 @@ void DistAutogradService::arrive(IncomingRequest& request, std::string_view meta
     context = std::make_shared<ContextState>(data->context, self());
     context->close();
   } else if (data->message > 0) {
-    claim(data->context, key_of(request.context().caller()), data->message, tensors);
+    if (Status wrong = check_devices(*data, *tensors); !wrong.ok()) return proceed(wrong);
+    claim(data->context, key_of(request.context().caller()), data->message, data->devices, tensors);
   }
   request.set_slot(slot_name(), std::move(context));
   proceed(absl::OkStatus());
@@ -160,7 +241,8 @@ StatusOr<AttachmentPtr> DistAutogradService::attach_answer(IncomingRequest& requ
   const auto slot = slots.find(slot_name());
   if (slot == slots.end() || with_gradient(result.tensors).empty()) return AttachmentPtr();
   const auto context = std::static_pointer_cast<ContextState>(slot->second);
-  AttachmentPtr recorded = record(context, request.context().caller(), result, /*grad_mode=*/true);
+  AttachmentPtr recorded = record(context, request.context().caller(), result, /*grad_mode=*/true,
+                                  /*is_request=*/false);
   // Released: the caller may not know it yet, and is not to take the tensors for leaves.
   return recorded != nullptr ? std::move(recorded) : AttachmentPtr(new SendAttachment(context, 0));
 }
@@ -172,7 +254,8 @@ void DistAutogradService::arrive_answer(const WorkerInfo& from, Payload& result,
   if (data->message == 0 || find(data->context) == nullptr) {
     detach(&result.tensors);  // CTX-3
   } else {
-    claim(data->context, key_of(from), data->message, &result.tensors);
+    if (Status wrong = check_devices(*data, result.tensors); !wrong.ok()) return proceed(wrong);
+    claim(data->context, key_of(from), data->message, data->devices, &result.tensors);
   }
   proceed(absl::OkStatus());
 }
@@ -181,10 +264,12 @@ void DistAutogradService::arrive_answer(const WorkerInfo& from, Payload& result,
 
 void DistAutogradService::on_worker_gone(const WorkerInfo& info, const Status& why) {
   const WorkerKey gone = key_of(info);
+  bool rode = false;
   std::vector<ContextRef> orphans;
   {
     MutexLock lock(&mutex_);
     gone_.insert(gone.incarnation);
+    rode = ridden_.erase(gone) > 0;
     released_.erase(gone);
     for (auto at = contexts_.begin(); at != contexts_.end();) {
       if (at->first.creator != gone) {
@@ -199,6 +284,7 @@ void DistAutogradService::on_worker_gone(const WorkerInfo& info, const Status& w
     for (const auto& pass : context->passes()) pass->on_gone(gone, why);
   }
   for (const ContextRef& orphan : orphans) orphan->close();
+  if (rode) tell_what_is_left();  // CTX-5
 }
 
 void DistAutogradService::on_shutdown(const Status& why) {
@@ -211,6 +297,7 @@ void DistAutogradService::on_shutdown(const Status& why) {
     closed_ = why.ok() ? shut_down_error() : why;
     for (auto& [id, context] : std::exchange(contexts_, {})) all.push_back(std::move(context));
     again_.clear();
+    riding_.clear();
   }
   // This service is held by passes that it holds: here the cycle ends.
   for (const ContextRef& context : all) context->close();
@@ -232,8 +319,8 @@ void DistAutogradService::put_debug_info(std::map<std::string, int64_t>* out) co
   (*out)["autograd_leaves"] = sum.leaves;
   (*out)["autograd_releases"] = releases_;
   (*out)["autograd_stall_reports"] = stall_reports_;
-  for (const char* kind :
-       {"discover", "gradient", "close", "done", "abort", "release", "norm", "scale"}) {
+  for (const char* kind : {"discover", "gradient", "close", "done", "abort", "progress_report",
+                           "release", "norm", "scale"}) {
     const auto at = sent_.find(kind);
     (*out)[absl::StrCat("autograd_", kind, "s_sent")] = at == sent_.end() ? 0 : at->second;
   }

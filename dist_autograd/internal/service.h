@@ -7,11 +7,14 @@
 //   CTX-3  a call's outcome does not depend on whether its context was released meanwhile: then
 //          its tensors arrive detached, and nothing is recorded.
 //   CTX-4  a release ends when every living worker that knew the context has forgotten it.
+//   CTX-5  a context that nobody waits for to be released is forgotten by every living worker, too,
+//          whoever died on the way.
 
 #include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -32,6 +35,10 @@
 namespace weft::internal {
 
 using ContextRef = std::shared_ptr<ContextState>;
+
+// After the pass's deadline a participant that has heard nothing ends its part, and no message of
+// the pass is waited for any more.
+inline constexpr absl::Duration kPassMargin = absl::Seconds(1);
 
 Status shut_down_error();
 
@@ -67,9 +74,14 @@ class WEFT_API DistAutogradService final
   ContextRef current() const;
   ContextRef find(const AutogradContextId& id) const;
   bool was_released(const AutogradContextId& id) const;
+  // `effect`: see leaf_effect.h; none when it is empty.
   Status backward(const ContextRef& context, torch::autograd::edge_list roots,
-                  std::vector<at::Tensor> gradients, const BackwardOptions& options);
+                  std::vector<at::Tensor> gradients, const BackwardOptions& options,
+                  std::string effect = "", LeafOutcomes* outcomes = nullptr);
+  void set_leaf_effects(MakeLeafEffect make);
   Future<void> release(const ContextRef& context);
+  // Nobody waits for it: it may ride on the next call to each worker.
+  void release_later(const ContextRef& context);
   // The norm over all workers; if it is above `most`, scales so that it is not.
   StatusOr<double> clip(const ContextRef& context, double most, double norm_type,
                         bool refuse_nonfinite, absl::Duration deadline);
@@ -95,14 +107,21 @@ class WEFT_API DistAutogradService final
   void advance(const WorkerKey& to, const PassId& pass, absl::Time deadline, Advance advance,
                OnAdvanced done) override;
   void close(const WorkerKey& to, const PassId& pass, absl::Time deadline, OnTold done) override;
-  void done(const WorkerKey& to, const PassId& pass, absl::Time deadline, OnTold done) override;
+  void done(const WorkerKey& to, const PassId& pass, absl::Time deadline,
+            const std::string& outcome, OnTold done) override;
   void abort(const WorkerKey& to, const PassId& pass, const Status& why, OnTold done) override;
+  void progress(const WorkerKey& to, const PassId& pass, absl::Time deadline, PassProgress progress,
+                OnTold done) override;
+  StatusOr<std::unique_ptr<LeafEffect>> make_effect(std::string_view data) override;
   std::string name_of(const WorkerKey& worker) const override;
+  PassTrace* trace() const override;
   Runtime& runtime() const override { return *context_.runtime; }
   const std::shared_ptr<Executor>& executor() const override { return context_.executor; }
+  const std::shared_ptr<WaitDriver>& driver() const override { return context_.driver; }
 
  private:
   class SendAttachment;
+  struct Riders;
   struct Release {
     ReleaseData data;
     int64_t pending = 0;  // workers that have not answered
@@ -118,6 +137,10 @@ class WEFT_API DistAutogradService final
   };
 
   WorkerKey self() const { return key_of(worker().info()); }
+  // The next message of a context is due when somebody has computed.
+  void expect_more() const {
+    if (context_.driver != nullptr) context_.driver->expect_computation();
+  }
   const void* scope_key() const;
 
   // ---- service.cc: contexts and what rides on calls ----
@@ -125,10 +148,19 @@ class WEFT_API DistAutogradService final
   ContextRef find_or_make(const AutogradContextId& id, const WorkerInfo& with);
   // Null: nothing rides on the message.
   AttachmentPtr record(const ContextRef& context, const WorkerInfo& to, const Payload& payload,
-                       bool grad_mode);
+                       bool grad_mode, bool is_request);
 
   // ---- service_release.cc ----
-  void release_here(const ReleaseData& data, OnTold done);
+  // Nothing: it has been released already.
+  std::optional<ReleaseData> begin_release(const ContextRef& context);
+  // `rides`: on the next calls, if there are any soon.
+  void release_here(const ReleaseData& data, bool rides, OnTold done);
+  // As ReleaseData::others says.
+  void release_others(const ReleaseData& data);
+  // One on whose calls releases rode is gone.
+  void tell_what_is_left();
+  std::vector<ReleaseRef> take_riding(const WorkerKey& to);
+  void flush_riding(absl::Time now);
   void tell_released(const ReleaseRef& release, const WorkerKey& to);
   void tell_everybody_released(const ReleaseRef& release);
   void one_released(const ReleaseRef& release);
@@ -143,29 +175,35 @@ class WEFT_API DistAutogradService final
   StatusOr<std::shared_ptr<BackwardPass>> find_pass(const PassId& id, absl::Time deadline,
                                                     bool make);
   void on_advance(CallContext& call, Payload arguments, ReplyFn reply);
+  void take_advance(const WorkerKey& from, AdvanceData data, ReplyFn reply);
   void count(std::string_view kind, int64_t n = 1);
-  using OnNotice = void (*)(BackwardPass& pass, const WorkerKey& from, const Status& status,
+  using OnNotice = void (*)(BackwardPass& pass, const WorkerKey& from, const NoticeData& data,
                             OnTold reply);
+  void on_notice(CallContext& call, Payload arguments, ReplyFn reply, OnNotice handle);
   // ---- service_clip.cc ----
   void on_norm(CallContext& call, Payload arguments, ReplyFn reply);
   void on_scale(CallContext& call, Payload arguments, ReplyFn reply);
-  void on_notice(CallContext& call, Payload arguments, ReplyFn reply, OnNotice handle);
+  // ---- service_watch.cc ----
   void watch(absl::Time deadline);
   void watch_locked(absl::Time when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A pass has begun here; it is to be looked at when this is over.
+  // A pass with this deadline has begun here: it is to be looked at after it.
   void watch_pass(absl::Time deadline);
-  void report_stalls(absl::Time now);
+  void look_at_passes(absl::Time now);
   void tick();
   std::vector<ContextRef> contexts() const;
 
   const ServiceContext context_;
   const absl::Duration report_stall_after_;
   mutable std::atomic<const void*> scope_key_{nullptr};
+  // Looked for once, when the worker has joined; null: nobody asked for a trace.
+  mutable std::atomic<bool> trace_known_{false};
+  mutable std::unique_ptr<PassTrace> trace_;
   std::atomic<uint64_t> last_message_{0};
 
   mutable Mutex mutex_;
   std::unique_ptr<Timer> timer_ ABSL_GUARDED_BY(mutex_);
   Status closed_ ABSL_GUARDED_BY(mutex_);
+  MakeLeafEffect make_effect_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_context_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<AutogradContextId, ContextRef> contexts_ ABSL_GUARDED_BY(mutex_);
   std::map<WorkerKey, Released> released_ ABSL_GUARDED_BY(mutex_);
@@ -174,6 +212,9 @@ class WEFT_API DistAutogradService final
   std::map<WorkerKey, std::string> names_ ABSL_GUARDED_BY(mutex_);
   int64_t releases_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<std::pair<ReleaseRef, WorkerKey>> again_ ABSL_GUARDED_BY(mutex_);
+  std::map<WorkerKey, std::vector<ReleaseRef>> riding_ ABSL_GUARDED_BY(mutex_);
+  std::set<WorkerKey> ridden_ ABSL_GUARDED_BY(mutex_);  // on whose requests some have left
+  absl::Time flush_riding_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   absl::Time armed_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   absl::Time next_look_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // for stalls
   int64_t stall_reports_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -15,15 +15,21 @@ namespace {
 constexpr std::string_view kCloseMethod = "@dist_autograd.close";
 constexpr std::string_view kDoneMethod = "@dist_autograd.done";
 constexpr std::string_view kAbortMethod = "@dist_autograd.abort";
-// A failure is told for so long; a root waits for it for so long before it throws.
+constexpr std::string_view kProgressMethod = "@dist_autograd.progress_report";
+// A failure is told for so long.
 constexpr absl::Duration kTellFor = absl::Seconds(5);
-constexpr absl::Duration kGrace = absl::Seconds(1);
-// After the pass's deadline a participant that has heard nothing ends its part.
-constexpr absl::Duration kMargin = absl::Seconds(1);
-// Of a pass that says nothing else.
-constexpr absl::Duration kDeadline = absl::Seconds(60);
 
 using Gradients = std::vector<std::optional<at::Tensor>>;
+
+// On the thread that sends: what the gradients are made of comes before what it queues from now on.
+Status order_here(const MessageGradients& gradients) {
+  try {
+    use_here(gradients.after, gradients.tensors);
+    return absl::OkStatus();
+  } catch (...) {
+    return status_from_current_exception();
+  }
+}
 
 }  // namespace
 
@@ -58,7 +64,8 @@ void DistAutogradService::send(const WorkerKey& to, std::string_view method,
   call.method = std::string(method);
   call.signature = signature;
   call.arguments = std::move(arguments);
-  call.options.deadline = time;
+  // The pass's own end, which says what is waited for, comes before that of its messages.
+  call.options.deadline = time + kPassMargin;
   call.options.retry = Retry::kAtMostOnce;
   // It is no part of the call that happens to be served here, and of no context.
   const ScopeGuard nothing_ambient(nullptr);
@@ -76,9 +83,15 @@ void DistAutogradService::count(std::string_view kind, int64_t n) {
 
 StatusOr<Payload> pack_advance(AdvanceData data) {
   Gradients gradients;
+  std::vector<DeviceCode> targets;
+  bool to_devices = false;
   for (MessageGradients& one : data.advance.gradients) {
     data.tensors.push_back(static_cast<uint32_t>(one.tensors.size()));
-    for (at::Tensor& tensor : one.tensors) {
+    to_devices |= !one.devices.empty() || any_on_device(one.tensors);
+    WEFT_RETURN_IF_ERROR(order_here(one));
+    for (size_t i = 0; i < one.tensors.size(); ++i) {
+      at::Tensor& tensor = one.tensors[i];
+      if (tensor.defined()) targets.push_back(i < one.devices.size() ? one.devices[i] : kCpuCode);
       gradients.push_back(tensor.defined() ? std::optional<at::Tensor>(std::move(tensor))
                                            : std::nullopt);
     }
@@ -90,10 +103,15 @@ StatusOr<Payload> pack_advance(AdvanceData data) {
   out.put(gradients);
   out.end();
   WEFT_RETURN_IF_ERROR(out.status());
+  if (to_devices) {
+    arguments.devices = std::make_shared<PayloadDevices>();
+    arguments.devices->targets = std::move(targets);
+  }
   return arguments;
 }
 
 StatusOr<AdvanceData> unpack_advance(Payload arguments) {
+  const GuardRef after = arguments.devices == nullptr ? nullptr : arguments.devices->guard;
   Decoder in(std::move(arguments));
   WEFT_ASSIGN_OR_RETURN(const auto taken,
                         (in.take<std::tuple<std::vector<std::byte>, Gradients>>()));
@@ -104,6 +122,7 @@ StatusOr<AdvanceData> unpack_advance(Payload arguments) {
   size_t at = 0;
   for (size_t i = 0; i < data.tensors.size(); ++i) {
     if (data.tensors[i] > gradients.size() - at) break;
+    data.advance.gradients[i].after = after;
     for (uint32_t k = 0; k < data.tensors[i]; ++k) {
       data.advance.gradients[i].tensors.push_back(gradients[at++].value_or(at::Tensor()));
     }
@@ -117,6 +136,7 @@ StatusOr<AdvanceData> unpack_advance(Payload arguments) {
 
 void DistAutogradService::advance(const WorkerKey& to, const PassId& pass, absl::Time deadline,
                                   Advance advance, OnAdvanced done) {
+  expect_more();
   if (!advance.named.empty()) count("discover");
   if (advance.done) count("done");
   count("gradient", static_cast<int64_t>(advance.gradients.size()));
@@ -147,13 +167,20 @@ void DistAutogradService::close(const WorkerKey& to, const PassId& pass, absl::T
 }
 
 void DistAutogradService::done(const WorkerKey& to, const PassId& pass, absl::Time deadline,
-                               OnTold done) {
-  notice(kDoneMethod, to, NoticeData{pass}, deadline - runtime().now(), std::move(done));
+                               const std::string& outcome, OnTold done) {
+  notice(kDoneMethod, to, NoticeData{pass, {}, outcome}, deadline - runtime().now(),
+         std::move(done));
 }
 
 void DistAutogradService::abort(const WorkerKey& to, const PassId& pass, const Status& why,
                                 OnTold done) {
   notice(kAbortMethod, to, NoticeData{pass, why}, kTellFor, std::move(done));
+}
+
+void DistAutogradService::progress(const WorkerKey& to, const PassId& pass, absl::Time deadline,
+                                   PassProgress progress, OnTold done) {
+  notice(kProgressMethod, to, NoticeData{pass, {}, {}, std::move(progress)},
+         deadline - runtime().now(), std::move(done));
 }
 
 std::string DistAutogradService::name_of(const WorkerKey& key) const {
@@ -167,12 +194,13 @@ std::string DistAutogradService::name_of(const WorkerKey& key) const {
 // ---- in ----------------------------------------------------------------------------------------
 
 std::vector<Method> DistAutogradService::methods() {
-  const auto method = [this](std::string_view name, std::string_view signature, bool inline_ok,
+  // `at_once`: it is short and runs nothing of the user's.
+  const auto method = [this](std::string_view name, std::string_view signature, bool at_once,
                              auto handle) {
     Method m;
     m.name = std::string(name);
     m.signature = std::string(signature);
-    m.inline_ok = inline_ok;
+    m.inline_ok = m.waiting_ok = at_once;
     m.invoke = [weak = weak_from_this(), handle](CallContext& call, const std::shared_ptr<void>&,
                                                  Payload arguments, ReplyFn reply) {
       const auto self = weak.lock();
@@ -181,16 +209,16 @@ std::vector<Method> DistAutogradService::methods() {
     };
     return m;
   };
-  const auto notice = [&method](std::string_view name, bool inline_ok, OnNotice handle) {
+  const auto notice = [&method](std::string_view name, bool at_once, OnNotice handle) {
     return method(
-        name, kBytesSignature, inline_ok,
+        name, kBytesSignature, at_once,
         [handle](DistAutogradService& self, CallContext& call, Payload arguments, ReplyFn reply) {
           self.on_notice(call, std::move(arguments), std::move(reply), handle);
         });
   };
   using Self = DistAutogradService;
   return {
-      method(kAdvanceMethod, kAdvanceSignature, false,
+      method(kAdvanceMethod, kAdvanceSignature, true,
              [](Self& self, CallContext& call, Payload arguments, ReplyFn reply) {
                self.on_advance(call, std::move(arguments), std::move(reply));
              }),
@@ -207,16 +235,20 @@ std::vector<Method> DistAutogradService::methods() {
                self.on_scale(call, std::move(arguments), std::move(reply));
              }),
       notice(kCloseMethod, false,
-             [](BackwardPass& pass, const WorkerKey&, const Status&, OnTold reply) {
+             [](BackwardPass& pass, const WorkerKey&, const NoticeData&, OnTold reply) {
                pass.on_close(std::move(reply));
              }),
       notice(kDoneMethod, true,
-             [](BackwardPass& pass, const WorkerKey& from, const Status&, OnTold reply) {
-               reply(pass.on_done(from));
+             [](BackwardPass& pass, const WorkerKey& from, const NoticeData& data, OnTold reply) {
+               reply(pass.on_done(from, data.outcome));
              }),
       notice(kAbortMethod, false,
-             [](BackwardPass& pass, const WorkerKey& from, const Status& why, OnTold reply) {
-               pass.on_abort(from, why, std::move(reply));
+             [](BackwardPass& pass, const WorkerKey& from, const NoticeData& data, OnTold reply) {
+               pass.on_abort(from, data.status, std::move(reply));
+             }),
+      notice(kProgressMethod, true,
+             [](BackwardPass& pass, const WorkerKey& from, const NoticeData& data, OnTold reply) {
+               reply(pass.on_progress(from, data.progress));
              }),
   };
 }
@@ -232,27 +264,45 @@ StatusOr<std::shared_ptr<BackwardPass>> DistAutogradService::find_pass(const Pas
                      " on worker '", worker().name(), "'"));
   }
   auto pass = context->find(id, deadline, make, shared_from_this());
-  if (pass.ok() && make && id.root != self()) watch_pass(deadline + kMargin);
+  if (pass.ok() && make && id.root != self()) watch_pass(deadline);
   return pass;
 }
 
+// On a thread of the transport, or a user's that waits: what the root's own thread waits for is
+// left to that, all else goes to the pool.
 void DistAutogradService::on_advance(CallContext& call, Payload arguments, ReplyFn reply) {
+  expect_more();
   StatusOr<AdvanceData> data = unpack_advance(std::move(arguments));
   if (!data.ok()) return reply(data.status());
-  if (const ContextRef context = find(data->pass.context)) {
-    context->settle(data->pass.root, std::min(data->ended_below, data->pass.counter),
-                    data->aborted);
+  const bool is_root = data->pass.root == self();
+  Task task = [self = shared_from_this(), from = key_of(call.caller()), data = *std::move(data),
+               reply = std::move(reply)]() mutable {
+    self->take_advance(from, std::move(data), std::move(reply));
+  };
+  if (is_root) {
+    task();
+  } else {
+    context_.executor->post(std::move(task));
   }
-  const auto pass = find_pass(data->pass, runtime().now() + data->remaining, true);
+}
+
+void DistAutogradService::take_advance(const WorkerKey& from, AdvanceData data, ReplyFn reply) {
+  if (const ContextRef context = find(data.pass.context)) {
+    context->settle(data.pass.root, std::min(data.ended_below, data.pass.counter), data.aborted);
+  }
+  const auto pass = find_pass(data.pass, runtime().now() + data.remaining, true);
   if (!pass.ok()) return reply(pass.status());
-  (*pass)->on_advance(key_of(call.caller()), std::move(data->advance),
-                      [weak = weak_from_this(),
-                       reply = std::move(reply)](const StatusOr<Advanced>& answer) mutable {
-                        if (!answer.ok()) return reply(answer.status());
-                        if (const auto self = weak.lock(); self && answer->done)
-                          self->count("done");
-                        reply(bytes_payload(encode(*answer)));
-                      });
+  OnAdvanced answer = [weak = weak_from_this(),
+                       reply = std::move(reply)](const StatusOr<Advanced>& found) mutable {
+    if (!found.ok()) return reply(found.status());
+    if (const auto self = weak.lock(); self && found->done) self->count("done");
+    reply(bytes_payload(encode(*found)));
+  };
+  if ((*pass)->is_root()) {
+    (*pass)->leave_advance(from, std::move(data.advance), std::move(answer));
+  } else {
+    (*pass)->on_advance(from, std::move(data.advance), std::move(answer));
+  }
 }
 
 void DistAutogradService::on_notice(CallContext& call, Payload arguments, ReplyFn reply,
@@ -265,123 +315,16 @@ void DistAutogradService::on_notice(CallContext& call, Payload arguments, ReplyF
   if (!pass.ok()) {
     // Whoever does not know it any more has nothing left to do; its root remembers failures.
     const ContextRef context = find(data->pass.context);
+    if (context != nullptr && !data->status.ok() && data->pass.root != self()) {
+      context->refuse(data->pass);
+    }
     const bool failed = context != nullptr && context->has_failed(data->pass);
     return replying(std::move(reply))(
         failed
             ? make_error(ErrorKind::kCancelled, absl::StrCat(to_string(data->pass), " has failed"))
             : absl::OkStatus());
   }
-  handle(**pass, key_of(call.caller()), data->status, replying(std::move(reply)));
-}
-
-// ---- the root, and time ------------------------------------------------------------------------
-
-Status DistAutogradService::backward(const ContextRef& context, torch::autograd::edge_list roots,
-                                     std::vector<at::Tensor> gradients,
-                                     const BackwardOptions& options) {
-  const absl::Duration deadline = options.deadline.value_or(kDeadline);
-  const absl::Time end = runtime().now() + deadline;
-  WEFT_ASSIGN_OR_RETURN(const auto pass, context->begin(end, shared_from_this()));
-  watch_pass(absl::InfiniteFuture());
-  pass->start(std::move(roots), std::move(gradients), options.retain_graph,
-              options.mode == BackwardMode::kFast);
-  const Future<void> ended = pass->ended();
-  Status status = ended.try_wait(end - runtime().now());
-  if (!ended.done()) {
-    pass->fail(
-        make_error(ErrorKind::kDeadline,
-                   absl::StrCat("deadline of ", absl::FormatDuration(deadline), " exceeded by ",
-                                to_string(pass->id()), ", which waits for ", pass->waits_for())));
-  }
-  if (pass->state() == BackwardPass::State::kDone) {
-    context->ended(*pass, true);
-    return absl::OkStatus();
-  }
-  status = pass->error();
-  context->ended(*pass, pass->told().try_wait(kGrace).ok());
-  return status;
-}
-
-void DistAutogradService::watch(absl::Time when) {
-  MutexLock lock(&mutex_);
-  watch_locked(when);
-}
-
-void DistAutogradService::watch_pass(absl::Time deadline) {
-  const absl::Time now = runtime().now();
-  MutexLock lock(&mutex_);
-  if (next_look_ == absl::InfiniteFuture()) next_look_ = now + report_stall_after_;
-  watch_locked(std::min(deadline, next_look_));
-}
-
-void DistAutogradService::report_stalls(absl::Time now) {
-  bool running = false;
-  for (const ContextRef& context : contexts()) {
-    for (const auto& pass : context->passes()) {
-      if (pass->state() != BackwardPass::State::kRunning) continue;
-      running = true;
-      if (!pass->stands_still()) continue;
-      {
-        MutexLock lock(&mutex_);
-        ++stall_reports_;
-      }
-      WEFT_LOG(worker().log(), kWarning)
-          << to_string(pass->id()) << ": nothing has happened here for "
-          << absl::FormatDuration(report_stall_after_) << "; it waits for " << pass->waits_for();
-    }
-  }
-  MutexLock lock(&mutex_);
-  next_look_ = running ? now + report_stall_after_ : absl::InfiniteFuture();
-  watch_locked(next_look_);
-}
-
-void DistAutogradService::watch_locked(absl::Time when) {
-  if (!closed_.ok() || when >= armed_) return;
-  armed_ = when;
-  if (timer_ == nullptr) {
-    timer_ = context_.runtime->make_timer([weak = weak_from_this()] {
-      const auto self = weak.lock();
-      if (self == nullptr) return;
-      Task task = [self] { self->tick(); };
-      self->context_.executor->post(std::move(task));
-    });
-  }
-  timer_->arm(when);
-}
-
-void DistAutogradService::tick() {
-  const absl::Time now = runtime().now();
-  std::deque<std::pair<ReleaseRef, WorkerKey>> again;
-  absl::Time look;
-  {
-    MutexLock lock(&mutex_);
-    armed_ = absl::InfiniteFuture();
-    again.swap(again_);
-    look = next_look_;
-  }
-  for (auto& [release, to] : again) tell_released(release, to);
-  absl::Time next = absl::InfiniteFuture();
-  for (const ContextRef& context : contexts()) {
-    for (const auto& pass : context->passes()) {
-      if (pass->is_root()) continue;
-      const absl::Time due = pass->deadline() + kMargin;
-      if (due > now) {
-        next = std::min(next, due);
-      } else if (pass->state() != BackwardPass::State::kRunning) {
-        pass->ask_root();
-      } else {
-        pass->fail(make_error(ErrorKind::kDeadline,
-                              absl::StrCat("the deadline of ", to_string(pass->id()),
-                                           " is over; it waits for ", pass->waits_for())));
-      }
-    }
-  }
-  if (next < absl::InfiniteFuture()) watch(next);
-  if (look <= now) {
-    report_stalls(now);
-  } else {
-    watch(look);
-  }
+  handle(**pass, key_of(call.caller()), *data, replying(std::move(reply)));
 }
 
 }  // namespace weft::internal

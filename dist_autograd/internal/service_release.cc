@@ -10,30 +10,70 @@ namespace {
 
 constexpr absl::Duration kAnswersWithin = absl::Seconds(30);
 constexpr absl::Duration kAgainAfter = absl::Milliseconds(100);
+// A release that no call takes along goes alone.
+constexpr absl::Duration kRidesWithin = absl::Milliseconds(10);
+constexpr size_t kMostOnOneCall = 64;
 
 }  // namespace
 
+std::optional<ReleaseData> DistAutogradService::begin_release(const ContextRef& context) {
+  ReleaseData data{.context = context->id()};
+  MutexLock lock(&mutex_);
+  if (!contexts_.contains(data.context)) return std::nullopt;
+  data.released_below = last_context_ + 1;
+  for (const auto& [id, other] : contexts_) {
+    if (id.creator != data.context.creator || id == data.context) continue;
+    data.released_below = std::min(data.released_below, id.counter);
+    break;  // they are in order
+  }
+  return data;
+}
+
 Future<void> DistAutogradService::release(const ContextRef& context) {
+  const std::optional<ReleaseData> data = begin_release(context);
+  if (!data.has_value()) return Future<void>::ready({});
   Promise<void> promise(context_.executor);
   Future<void> future = promise.future();
-  ReleaseData data{context->id(), 0};
-  {
-    MutexLock lock(&mutex_);
-    if (!contexts_.contains(data.context)) return Future<void>::ready({});
-    data.released_below = last_context_ + 1;
-    for (const auto& [id, other] : contexts_) {
-      if (id.creator != data.context.creator || id == data.context) continue;
-      data.released_below = std::min(data.released_below, id.counter);
-      break;  // they are in order
-    }
-  }
-  release_here(data, [promise = std::move(promise)](const Status& status) mutable {
-    promise.try_set(status);
-  });
+  release_here(
+      *data, /*rides=*/false,
+      [promise = std::move(promise)](const Status& status) mutable { promise.try_set(status); });
   return future;
 }
 
-void DistAutogradService::release_here(const ReleaseData& data, OnTold done) {
+void DistAutogradService::release_later(const ContextRef& context) {
+  const std::optional<ReleaseData> data = begin_release(context);
+  if (data.has_value()) release_here(*data, /*rides=*/true, [](const Status&) {});
+}
+
+std::vector<DistAutogradService::ReleaseRef> DistAutogradService::take_riding(const WorkerKey& to) {
+  MutexLock lock(&mutex_);
+  const auto at = riding_.find(to);
+  if (at == riding_.end()) return {};
+  ridden_.insert(to);
+  std::vector<ReleaseRef> taken = std::exchange(at->second, {});
+  if (taken.size() > kMostOnOneCall) {
+    at->second.assign(taken.begin() + kMostOnOneCall, taken.end());
+    taken.resize(kMostOnOneCall);
+  } else {
+    riding_.erase(at);
+  }
+  return taken;
+}
+
+void DistAutogradService::flush_riding(absl::Time now) {
+  std::map<WorkerKey, std::vector<ReleaseRef>> all;
+  {
+    MutexLock lock(&mutex_);
+    if (flush_riding_at_ > now) return watch_locked(flush_riding_at_);
+    flush_riding_at_ = absl::InfiniteFuture();
+    all.swap(riding_);
+  }
+  for (const auto& [to, releases] : all) {
+    for (const ReleaseRef& release : releases) tell_released(release, to);
+  }
+}
+
+void DistAutogradService::release_here(const ReleaseData& data, bool rides, OnTold done) {
   ContextRef context;
   {
     MutexLock lock(&mutex_);
@@ -60,6 +100,12 @@ void DistAutogradService::release_here(const ReleaseData& data, OnTold done) {
   {
     MutexLock lock(&mutex_);
     ++releases_;
+    if (rides && closed_.ok() && !known.empty()) {
+      for (const WorkerKey& worker : known) riding_[worker].push_back(release);
+      flush_riding_at_ = std::min(flush_riding_at_, runtime().now() + kRidesWithin);
+      watch_locked(flush_riding_at_);
+      known.clear();
+    }
   }
   for (const WorkerKey& worker : known) tell_released(release, worker);
   one_released(release);
@@ -104,6 +150,36 @@ void DistAutogradService::tell_everybody_released(const ReleaseRef& release) {
   for (const WorkerKey& member : more) tell_released(release, member);
 }
 
+void DistAutogradService::tell_what_is_left() {
+  const auto release = std::make_shared<Release>();
+  release->done = [](const Status&) {};
+  release->pending = 1;
+  {
+    MutexLock lock(&mutex_);
+    if (!closed_.ok()) return;
+    ++releases_;
+    ReleaseData& data = release->data;
+    data.context = AutogradContextId{self(), std::max<uint64_t>(last_context_, 1)};
+    data.others = true;
+    for (const auto& [id, context] : contexts_) {
+      if (id.creator == data.context.creator) data.alive.push_back(id.counter);
+    }
+    data.released_below = data.alive.empty() ? last_context_ + 1 : data.alive.front();
+  }
+  tell_everybody_released(release);
+  one_released(release);
+}
+
+void DistAutogradService::release_others(const ReleaseData& data) {
+  const std::set<uint64_t> alive(data.alive.begin(), data.alive.end());
+  for (const ContextRef& context : contexts()) {
+    const AutogradContextId& id = context->id();
+    if (id.creator != data.context.creator || id.counter > data.context.counter) continue;
+    if (alive.contains(id.counter)) continue;
+    release_here(ReleaseData{.context = id}, /*rides=*/false, [](const Status&) {});
+  }
+}
+
 void DistAutogradService::one_released(const ReleaseRef& release) {
   {
     MutexLock lock(&mutex_);
@@ -118,7 +194,11 @@ void DistAutogradService::on_release(CallContext&, Payload arguments, ReplyFn re
   if (!bytes.ok()) return reply(bytes.status());
   const StatusOr<ReleaseData> data = decode_release(*bytes);
   if (!data.ok()) return reply(data.status());
-  release_here(*data, replying(std::move(reply)));
+  if (data->others) {
+    release_others(*data);
+    return reply(bytes_payload(""));
+  }
+  release_here(*data, /*rides=*/false, replying(std::move(reply)));
 }
 
 }  // namespace weft::internal

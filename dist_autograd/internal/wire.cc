@@ -8,7 +8,7 @@
 namespace weft::internal {
 namespace {
 
-// Of an error, which travels on to everybody.
+// Of an error, which travels on to everybody, and of what people are told.
 constexpr size_t kMaxText = 16 << 10;
 
 Status violation(std::string_view what) {
@@ -56,6 +56,7 @@ void put(const Advanced& data, v1::BackwardAdvanced* out) {
   }
   out->set_done(data.done);
   out->set_carried(data.carried);
+  out->set_outcome(data.outcome);
 }
 Advanced get(const v1::BackwardAdvanced& in) {
   Advanced data;
@@ -64,6 +65,7 @@ Advanced get(const v1::BackwardAdvanced& in) {
   }
   data.done = in.done();
   data.carried = in.carried();
+  data.outcome = in.outcome();
   return data;
 }
 int64_t put(absl::Duration remaining) {
@@ -81,13 +83,23 @@ std::string encode(const AutogradData& data) {
   v1::AutogradRecord record;
   put(data.context, record.mutable_context());
   record.set_message(data.message);
+  record.mutable_released()->Add(data.released.begin(), data.released.end());
+  record.set_released_below(data.released_below);
+  record.mutable_devices()->Add(data.devices.begin(), data.devices.end());
   return record.SerializeAsString();
 }
 
 StatusOr<AutogradData> decode_autograd(std::string_view bytes) {
   WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::AutogradRecord>(bytes));
   WEFT_ASSIGN_OR_RETURN(const AutogradContextId context, get(record.context()));
-  return AutogradData{context, record.message()};
+  for (const DeviceCode code : record.devices()) {
+    if (!device_of_code(code).has_value()) return violation(device_text(code));
+  }
+  return AutogradData{context,
+                      record.message(),
+                      {record.released().begin(), record.released().end()},
+                      record.released_below(),
+                      {record.devices().begin(), record.devices().end()}};
 }
 
 std::string encode(const AdvanceData& data) {
@@ -111,6 +123,8 @@ std::string encode(const AdvanceData& data) {
   record.set_done(advance.done);
   if (advance.answer.has_value()) put(*advance.answer, record.mutable_answer());
   record.set_fast(advance.fast);
+  record.set_effect(advance.effect);
+  record.set_outcome(advance.outcome);
   return record.SerializeAsString();
 }
 
@@ -136,6 +150,8 @@ StatusOr<AdvanceData> decode_advance(std::string_view bytes) {
   advance.done = record.done();
   if (record.has_answer()) advance.answer = get(record.answer());
   advance.fast = record.fast();
+  advance.effect = record.effect();
+  advance.outcome = record.outcome();
   return data;
 }
 
@@ -160,13 +176,19 @@ std::string encode(const NoticeData& data) {
     record.set_message(std::string(data.status.message().substr(0, kMaxText)));
     record.set_origin(details.origin);
   }
+  record.set_outcome(data.outcome);
+  record.set_events(data.progress.events);
+  record.set_waits_for(data.progress.waits_for.substr(0, kMaxText));
   return record.SerializeAsString();
 }
 
 StatusOr<NoticeData> decode_notice(std::string_view bytes) {
   WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::BackwardNotice>(bytes));
   WEFT_ASSIGN_OR_RETURN(const PassId pass, get(record.pass()));
-  NoticeData data{pass, absl::OkStatus()};
+  NoticeData data{pass,
+                  absl::OkStatus(),
+                  record.outcome(),
+                  {record.events(), record.waits_for().substr(0, kMaxText)}};
   if (record.code() == 0) return data;
   const bool known_code =
       record.code() <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);
@@ -185,13 +207,18 @@ std::string encode(const ReleaseData& data) {
   v1::AutogradRelease record;
   put(data.context, record.mutable_context());
   record.set_released_below(data.released_below);
+  record.set_others(data.others);
+  record.mutable_alive()->Add(data.alive.begin(), data.alive.end());
   return record.SerializeAsString();
 }
 
 StatusOr<ReleaseData> decode_release(std::string_view bytes) {
   WEFT_ASSIGN_OR_RETURN(const auto record, parse<v1::AutogradRelease>(bytes));
   WEFT_ASSIGN_OR_RETURN(const AutogradContextId context, get(record.context()));
-  return ReleaseData{context, record.released_below()};
+  return ReleaseData{context,
+                     record.released_below(),
+                     record.others(),
+                     {record.alive().begin(), record.alive().end()}};
 }
 
 std::string encode(const NormRequestData& data) {

@@ -19,6 +19,9 @@ namespace weft::internal {
 struct AutogradData {
   AutogradContextId context;
   uint64_t message = 0;
+  std::vector<uint64_t> released{};  // of the sender's contexts
+  uint64_t released_below = 0;
+  std::vector<DeviceCode> devices{};  // of the message's tensors that require grad
 };
 struct AdvanceData {
   PassId pass;
@@ -30,11 +33,15 @@ struct AdvanceData {
 };
 struct NoticeData {
   PassId pass;
-  Status status{};  // of an abort
+  Status status{};        // of an abort
+  std::string outcome{};  // of a done
+  PassProgress progress{};
 };
 struct ReleaseData {
   AutogradContextId context;
   uint64_t released_below = 0;
+  bool others = false;            // and all of its creator before it...
+  std::vector<uint64_t> alive{};  // ...but for these
 };
 
 struct NormRequestData {

@@ -25,6 +25,7 @@ class WEFT_API FunctionalOptimizer final : public OwnerOptimizer {
                         const PackedOptions& options) const override;
   Status update(const std::vector<Slot>& slots, const std::vector<Update>& updates,
                 const Options& options, Isolation isolation, int64_t* touched) override;
+  bool one_by_one() const override { return true; }
   OwnerStateDict save(const std::vector<Slot>& slots) override;
   void load(const std::vector<Slot>& slots, const OwnerStateDict& state, bool commit) override;
 

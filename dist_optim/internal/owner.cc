@@ -109,6 +109,7 @@ void OwnerOptimizer::add_parameters(CallContext& call, const ParameterPlan& plan
     const at::AutoGradMode no_grad(false);
     added(now, first, plan.options);
   }
+  service->add_part({key_of(call.caller()), plan.optimizer}, shared_from_this());
   MutexLock lock(&mutex_);
   if (slots_.size() != first) {
     lock.unlock();
@@ -172,6 +173,20 @@ void OwnerOptimizer::cancel(CallContext&, uint64_t step) {
   give_back(*reservation);
 }
 
+void OwnerOptimizer::check(size_t at, const Slot& slot, const at::Tensor& gradient,
+                           const StepPlan& plan) const {
+  const auto group = static_cast<size_t>(slot.group);
+  if (group >= plan.options.size()) {
+    refuse(ErrorKind::kInvalidArgument,
+           absl::StrCat("a step with options of ", plan.options.size(), " groups; ",
+                        number(at, absl::StrCat("is in group ", group))));
+  }
+  throw_if_error(check_fits(at, slot.parameter, gradient, plan.require_finite));
+  if (Status s = check_gradient(slot, gradient, plan.options[group]); !s.ok()) {
+    throw_error(annotate(s, number(at, absl::StrCat("(", shape_of(slot.parameter), ")"))));
+  }
+}
+
 OwnerOptimizer::ReservationRef OwnerOptimizer::reserve(CallContext& call, const StepPlan& plan) {
   const std::vector<Slot> all = slots();
   const auto service = DistOptimService::of(call.worker());
@@ -186,16 +201,7 @@ OwnerOptimizer::ReservationRef OwnerOptimizer::reserve(CallContext& call, const 
     for (size_t i = 0; i < all.size(); ++i) {
       auto at = gradients.find(all[i].parameter.unsafeGetTensorImpl());
       if (at == gradients.end()) continue;
-      const auto group = static_cast<size_t>(all[i].group);
-      if (group >= plan.options.size()) {
-        refuse(ErrorKind::kInvalidArgument,
-               absl::StrCat("a step with options of ", plan.options.size(), " groups; ",
-                            number(i, absl::StrCat("is in group ", group))));
-      }
-      throw_if_error(check_fits(i, all[i].parameter, at->second, plan.require_finite));
-      if (Status s = check_gradient(all[i], at->second, plan.options[group]); !s.ok()) {
-        throw_error(annotate(s, number(i, absl::StrCat("(", shape_of(all[i].parameter), ")"))));
-      }
+      check(i, all[i], at->second, plan);
       out->updates.push_back(Update{i, at->second});
     }
     check_versions(plan, all, out.get());

@@ -210,8 +210,8 @@ class OptimizerCore::Step {
   const absl::Time until_;
 };
 
-StatusOr<std::shared_ptr<OptimizerCore::Step>> OptimizerCore::begin(
-    const DistAutogradContext& context, const StepOptions& options) {
+StatusOr<StepPlan> OptimizerCore::plan_of(const DistAutogradContext& context,
+                                          const StepOptions& options) {
   if (context.released()) {
     return make_error(
         ErrorKind::kState,
@@ -234,7 +234,13 @@ StatusOr<std::shared_ptr<OptimizerCore::Step>> OptimizerCore::begin(
   }
   plan.step = ++last_step_;
   plan.options = groups_;
-  return std::make_shared<Step>(text(), owners_, std::move(plan), options, service_);
+  return plan;
+}
+
+StatusOr<std::shared_ptr<OptimizerCore::Step>> OptimizerCore::begin(
+    const DistAutogradContext& context, const StepOptions& options) {
+  WEFT_ASSIGN_OR_RETURN(StepPlan plan, plan_of(context, options));
+  return std::make_shared<Step>(text(), owners(), std::move(plan), options, service_);
 }
 
 StepReport OptimizerCore::step(const DistAutogradContext& context, const StepOptions& options) {

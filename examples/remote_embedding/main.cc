@@ -125,8 +125,7 @@ Result run_trainer(weft::CallContext& call, const weft::RemoteModule<Table>& tab
       weft::DistAutogradContext context(worker);
       const at::Tensor logits = dense->forward(table.forward(tokens(batch.pixels)));
       const at::Tensor loss = at::cross_entropy_loss(logits, batch.labels);
-      context.backward({loss});
-      optimizer.step(context);
+      optimizer.backward_and_step(context, {loss});  // one message to the server, and one back
       log.add(loss.item<double>());
     }
   }

@@ -280,6 +280,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
 
   // ---- tensors on devices (agent_devices.cc) ----
   StatusOr<std::shared_ptr<const DeviceRoute>> route_to(const Destination& to) const;
+  // Of arguments that say themselves where they belong.
+  StatusOr<std::shared_ptr<const DeviceRoute>> explicit_route(const Destination& to,
+                                                              const Payload& payload) const;
   // Null when every buffer is on the host. The calling thread's current streams are marked.
   StatusOr<std::shared_ptr<const Unstaged>> unstaged(std::shared_ptr<OutMessage> message) const;
   // Brings the buffers to the host. `done` on the pool; until then nobody else reads the message.

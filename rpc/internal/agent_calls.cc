@@ -37,8 +37,11 @@ bool on_devices(const Payload& payload) {
 StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call,
                                                             const Destination* to) {
   auto spec = std::make_shared<CallSpec>();
-  if (options_.devices != nullptr && to != nullptr) {
-    StatusOr<std::shared_ptr<const DeviceRoute>> route = route_to(*to);
+  const bool has_targets =
+      call.arguments.devices != nullptr && !call.arguments.devices->targets.empty();
+  if ((has_targets || options_.devices != nullptr) && to != nullptr) {
+    StatusOr<std::shared_ptr<const DeviceRoute>> route =
+        has_targets ? explicit_route(*to, call.arguments) : route_to(*to);
     if (!route.ok()) return annotate(route.status(), absl::StrCat("rpc '", call.method, "'"));
     spec->route = *std::move(route);
   }

@@ -64,6 +64,7 @@ void put_back(std::vector<at::Tensor> copies, Payload* payload) {
     if (tensor.requires_grad()) landed.set_requires_grad(true);
     tensor = std::move(landed);
   }
+  payload->devices->targets.clear();  // where it is
 }
 
 }  // namespace
@@ -79,6 +80,31 @@ StatusOr<std::shared_ptr<const DeviceRoute>> Agent::route_to(const Destination& 
   // A member of a static group was checked at join; one that came later is looked at here.
   route->wrong =
       check_device_map(options_.self.name, route->to, route->pairs, member->devices.get());
+  return route;
+}
+
+StatusOr<std::shared_ptr<const DeviceRoute>> Agent::explicit_route(const Destination& to,
+                                                                   const Payload& payload) const {
+  auto route = std::make_shared<DeviceRoute>();
+  {
+    MutexLock lock(&mutex_);
+    WEFT_ASSIGN_OR_RETURN(const Member* member, members_->resolve(to));
+    route->to = member->info.name;
+  }
+  const std::vector<uint32_t>& targets = payload.devices->targets;
+  if (targets.size() != payload.tensors.size()) {
+    return make_error(ErrorKind::kInternal, absl::StrCat(targets.size(), " devices for ",
+                                                         payload.tensors.size(), " tensors"));
+  }
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const at::Tensor& tensor = payload.tensors[i];
+    if (!tensor.defined() || !(tensor.device().is_cpu() || tensor.device().is_cuda())) continue;
+    const std::pair<DeviceCode, DeviceCode> pair(device_code(tensor.device()), targets[i]);
+    if (pair.first == kCpuCode && pair.second == kCpuCode) continue;
+    if (std::find(route->pairs.begin(), route->pairs.end(), pair) == route->pairs.end()) {
+      route->pairs.push_back(pair);
+    }
+  }
   return route;
 }
 

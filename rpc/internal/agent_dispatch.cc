@@ -42,7 +42,7 @@ namespace {
 
 // On the thread that found the request: the poller's, or that of a user who waits (DRIVE-1).
 bool may_run_here(const Method& method, const Payload& arguments) {
-  if (method.inline_ok && driving()) {
+  if (method.inline_ok && !method.waiting_ok && driving()) {
     note_driving_is_dear();
     return false;
   }

@@ -17,11 +17,21 @@
 #include <string>
 #include <string_view>
 
+#include "absl/functional/function_ref.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "weft/common/api.h"
 #include "weft/common/error.h"
 #include "weft/common/runtime.h"
 #include "weft/common/trace.h"
 
 namespace weft::internal {
+
+// Calendar time minus steady time. Who reads two clocks may lose its processor between them, for
+// milliseconds, and timelines of several workers would not fit together: so of several readings the
+// one that took least counts.
+WEFT_API absl::Duration calendar_offset(const Clock& steady,
+                                        absl::FunctionRef<absl::Time()> calendar = absl::Now);
 
 class CallTrace {
  public:

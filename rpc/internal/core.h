@@ -46,6 +46,10 @@ class Core : public std::enable_shared_from_this<Core> {
   const Logger& log() const { return log_; }
   const std::shared_ptr<Executor>& pool() const { return pool_; }
   const std::shared_ptr<WaitDriver>& wait_driver() const { return wait_driver_; }
+  // Null: nobody asked for a trace.
+  std::shared_ptr<TraceWriter> trace_writer() const {
+    return trace_ == nullptr ? nullptr : std::shared_ptr<TraceWriter>(trace_, trace_->writer());
+  }
   const Library* library() const { return library_.get(); }
   int worker_threads() const { return worker_threads_; }
   int world_size() const { return world_size_; }

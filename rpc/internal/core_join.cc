@@ -278,7 +278,7 @@ Status Core::init(JoinOptions options) {
     if (core == nullptr) return;
     for (const auto& service : core->services_) service->on_reconnected(worker);
   };
-  const ServiceContext context{runtime_, pool_, a.handle};
+  const ServiceContext context{runtime_, pool_, a.handle, wait_driver_};
   for (const ServiceFactory& make : options.services) {
     std::shared_ptr<Service> service = make(context);
     for (Method& method : service->methods()) a.services.push_back(std::move(method));

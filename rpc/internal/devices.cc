@@ -47,17 +47,6 @@ std::string count_text(int count) {
 
 }  // namespace
 
-std::optional<c10::Device> device_of_code(DeviceCode code) {
-  if (code == kCpuCode) return c10::Device(c10::kCPU);
-  if (code < kCudaCode || code - kCudaCode >= kMostDevices) return std::nullopt;
-  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(code - kCudaCode));
-}
-
-std::string device_text(DeviceCode code) {
-  const std::optional<c10::Device> device = device_of_code(code);
-  return device.has_value() ? device->str() : absl::StrCat("device number ", code);
-}
-
 std::string pairs_text(const DevicePairs& pairs) {
   return absl::StrCat("{",
                       absl::StrJoin(pairs, ", ",

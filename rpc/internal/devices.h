@@ -22,25 +22,12 @@
 #include "c10/core/Device.h"
 #include "weft/common/api.h"
 #include "weft/common/error.h"
+#include "weft/rpc/device_code.h"
 #include "weft/rpc/device_map.h"
 
 namespace weft::internal {
 
 struct MemberList;
-
-using DeviceCode = uint32_t;
-inline constexpr DeviceCode kCpuCode = 0;
-inline constexpr DeviceCode kCudaCode = 0x100;
-inline constexpr DeviceCode kMostDevices = 0x80;  // what LibTorch's index of a device can count
-
-// REQUIRES: of a type and index that travel, as check_device_options() says.
-inline DeviceCode device_code(c10::Device device) {
-  return device.is_cpu() ? kCpuCode : kCudaCode + static_cast<DeviceCode>(device.index());
-}
-// Nothing for a number that stands for no device.
-WEFT_API std::optional<c10::Device> device_of_code(DeviceCode code);
-// "cuda:1".
-WEFT_API std::string device_text(DeviceCode code);
 
 // {the sender's device, the receiver's}.
 using DevicePairs = std::vector<std::pair<DeviceCode, DeviceCode>>;

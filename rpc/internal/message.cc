@@ -56,7 +56,11 @@ StatusOr<std::shared_ptr<OutMessage>> pack(Payload payload, bool copy, const Dev
   for (size_t i = 0; i < payload.tensors.size(); ++i) {
     const at::Tensor& tensor = payload.tensors[i];
     DeviceCode target = kCpuCode;
-    if (tensor.defined() && (route != nullptr || !tensor.device().is_cpu())) {
+    const bool travels =
+        tensor.defined() && (tensor.device().is_cpu() || tensor.device().is_cuda());
+    if (travels && payload.devices != nullptr && i < payload.devices->targets.size()) {
+      target = payload.devices->targets[i];
+    } else if (tensor.defined() && (route != nullptr || !tensor.device().is_cpu())) {
       const StatusOr<DeviceCode> found = target_device(route, tensor.device());
       if (!found.ok()) return annotate(found.status(), absl::StrCat("tensor ", i));
       target = *found;

@@ -103,8 +103,8 @@ void RRefProtocol::acknowledged(const WorkerKey& from, uint64_t seq, const Reply
   if (!reply.status.ok()) ++faults_;
 }
 
-void RRefProtocol::worker_gone(const WorkerKey& worker, Effects& out) {
-  if (worker == self_ || !gone_.insert(worker.incarnation).second) return;
+void RRefProtocol::worker_gone(const WorkerKey& worker, Effects& out, std::string_view why) {
+  if (worker == self_ || !gone_.try_emplace(worker.incarnation, why).second) return;
   objects_lose(worker, out);
   users_lose(worker, out);
   if (Peer* p = find_peer(worker)) {

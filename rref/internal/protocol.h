@@ -128,13 +128,13 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/types/span.h"
 #include "weft/common/api.h"
 #include "weft/rref/internal/message.h"
@@ -209,7 +209,8 @@ class WEFT_API RRefProtocol {
   // --- Peers ---
 
   // This incarnation is dead or has left. Final.
-  void worker_gone(const WorkerKey& worker, Effects& out);
+  // `why`: for errors.
+  void worker_gone(const WorkerKey& worker, Effects& out, std::string_view why = {});
   // Asks `peer` about RRefs in answers to it that nothing has proven to have arrived: after every
   // reconnect, and now and then, since nobody says so when an answer is lost or its caller has
   // given up. Each carrier below `below` is asked about once.
@@ -382,7 +383,7 @@ class WEFT_API RRefProtocol {
   absl::flat_hash_map<RRefId, Object> objects_;
   absl::flat_hash_map<ForkId, Fork> forks_;
   absl::flat_hash_map<ForkId, User> users_;
-  absl::flat_hash_set<Incarnation> gone_;
+  absl::flat_hash_map<Incarnation, std::string> gone_;  // and why
 };
 
 }  // namespace weft::internal

@@ -9,8 +9,11 @@
 namespace weft::internal {
 
 Status RRefProtocol::owner_gone(const RRefId& rref, const WorkerKey& owner) const {
-  return make_error(ErrorKind::kPeerLost,
-                    absl::StrCat(to_string(rref), ": its owner, ", to_string(owner), ", is lost"));
+  const auto known = gone_.find(owner.incarnation);
+  const std::string why =
+      known == gone_.end() || known->second.empty() ? "" : absl::StrCat(": ", known->second);
+  return make_error(ErrorKind::kPeerLost, absl::StrCat(to_string(rref), ": its owner, ",
+                                                       to_string(owner), ", is lost", why));
 }
 
 StatusOr<Creation> RRefProtocol::remote(const WorkerKey& owner) {

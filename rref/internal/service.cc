@@ -250,7 +250,9 @@ void RRefService::on_reconnected(const WorkerInfo& info) {
   });
 }
 
-void RRefService::on_worker_gone(const WorkerInfo& info, const Status&) { lose(key_of(info)); }
+void RRefService::on_worker_gone(const WorkerInfo& info, const Status& why) {
+  lose(key_of(info), absl::StrCat("'", info.name, "': ", std::string(why.message())));
+}
 
 void RRefService::on_shutdown(const Status& why) {
   std::map<ArrivalKey, OnArrival> arrivals;

@@ -215,7 +215,7 @@ class RRefService final : public Service,
   void send_batch(const WorkerKey& to);
   void batch_ended(const WorkerKey& to, StatusOr<Payload> result);
   void on_control(CallContext& context, Payload arguments, ReplyFn reply);
-  void lose(const WorkerKey& worker);
+  void lose(const WorkerKey& worker, std::string_view why);
   void arm_locked(absl::Time when, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void arm_for_waiting_locked(Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool unknown_for_long(const WorkerKey& to);

@@ -98,7 +98,10 @@ void RRefService::batch_ended(const WorkerKey& to, StatusOr<Payload> result) {
     const StatusOr<WorkerInfo> there = worker().try_get_worker_info(to.id.value());
     const bool replaced = there.ok() && there->incarnation != to.incarnation.value();
     const bool gone = !there.ok() && error_kind(there.status()) == ErrorKind::kPeerLost;
-    if (replaced || gone || (!there.ok() && unknown_for_long(to))) return lose(to);
+    if (replaced) return lose(to, absl::StrCat("'", there->name, "' is another one now"));
+    if (gone || (!there.ok() && unknown_for_long(to))) {
+      return lose(to, std::string(there.status().message()));
+    }
   }
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     auto it = outboxes_.find(to);
@@ -183,10 +186,10 @@ void RRefService::on_control(CallContext& call, Payload arguments, ReplyFn reply
   reply(std::move(answer));
 }
 
-void RRefService::lose(const WorkerKey& peer) {
+void RRefService::lose(const WorkerKey& peer, std::string_view why) {
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     outboxes_.erase(peer);
-    p.worker_gone(peer, out);
+    p.worker_gone(peer, out, why);
   });
 }
 

@@ -159,10 +159,10 @@ TEST(CrowdWatch, IsCrowdedWhenClearlyMoreThreadsRunThanThereAreCores) {
   say(14);
   EXPECT_FALSE(look(1)) << "one look is none";
   EXPECT_TRUE(look(50));
-  say(8);
+  say(9);
   EXPECT_TRUE(look(50)) << "those that stopped spinning are missing in the number";
-  say(5);
-  EXPECT_FALSE(look(50));
+  say(6);
+  EXPECT_FALSE(look(50)) << "what pairs show that compute, asleep or not";
   say(14);
   ASSERT_TRUE(look(50));
   // Nothing is asked within the interval.

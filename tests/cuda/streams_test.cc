@@ -3,7 +3,6 @@
 // shows.
 
 #include <atomic>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -12,7 +11,6 @@
 
 #include "ATen/core/Tensor.h"
 #include "ATen/ops/arange.h"
-#include "ATen/ops/empty_strided.h"
 #include "ATen/ops/equal.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
@@ -20,55 +18,11 @@
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "gtest/gtest.h"
 #include "weft/rpc/call.h"
-#include "weft/tests/cuda/fake_runtime.h"
+#include "weft/tests/cuda/fake_gpus.h"
 #include "weft/tests/testing/cluster.h"
 
 namespace weft::testing {
 namespace {
-
-c10::Device gpu(int index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
-
-at::Tensor alike(const at::Tensor& x, c10::Device device) {
-  return at::empty_strided(x.sizes(), x.strides(),
-                           at::TensorOptions().dtype(x.scalar_type()).device(device));
-}
-at::Tensor with_bytes(const at::Tensor& x, c10::Device device) {
-  at::Tensor out = alike(x, device);
-  if (x.nbytes() > 0) std::memcpy(out.mutable_data_ptr(), x.const_data_ptr(), x.nbytes());
-  return out;
-}
-// What the memory holds when all is done, and what it holds now.
-at::Tensor settled(const at::Tensor& x) {
-  fake_cuda::run_all();
-  return with_bytes(x, c10::kCPU);
-}
-
-c10::Stream current() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(gpu(0)); }
-c10::Stream fresh() {
-  return c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(gpu(0));
-}
-void* native(const c10::Stream& stream) { return stream.native_handle(); }
-
-// The place of a kernel: writes when its stream comes to it and the gate is open.
-using Gate = std::shared_ptr<std::atomic<bool>>;
-void queue_fill(const at::Tensor& x, float value, const Gate& gate) {
-  auto* const data = static_cast<float*>(x.mutable_data_ptr());
-  fake_cuda::queue(native(current()), [x, data, n = x.numel(), value, gate] {
-    if (gate != nullptr && !gate->load()) return false;
-    std::fill_n(data, n, value);
-    return true;
-  });
-}
-// A kernel of the consumer that reads.
-std::shared_ptr<std::vector<float>> queue_read(const at::Tensor& x) {
-  auto out = std::make_shared<std::vector<float>>();
-  fake_cuda::queue(native(current()), [x, out] {
-    const auto* const data = static_cast<const float*>(x.const_data_ptr());
-    out->assign(data, data + x.numel());
-    return true;
-  });
-  return out;
-}
 
 std::string where(const at::Tensor& x) { return x.device().str(); }
 at::Tensor same(at::Tensor x) { return x; }
@@ -111,7 +65,7 @@ class Streams : public ::testing::TestWithParam<Net> {
   // What the kernel of a handler read.
   const std::shared_ptr<std::shared_ptr<std::vector<float>>> kept_ =
       std::make_shared<std::shared_ptr<std::vector<float>>>();
-  const Gate gate_ = std::make_shared<std::atomic<bool>>(false);
+  const OpenFlag gate_ = std::make_shared<std::atomic<bool>>(false);
   std::unique_ptr<Cluster> cluster_;
 };
 

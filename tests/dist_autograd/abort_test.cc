@@ -3,7 +3,10 @@
 #include <thread>
 
 #include "c10/util/Exception.h"
-#include "torch/torch.h"
+#include "torch/autograd.h"
+#include "torch/types.h"
+#include "weft/dist_autograd/internal/service.h"
+#include "weft/rpc/untyped_call.h"
 #include "weft/tests/dist_autograd/fixture.h"
 
 namespace weft::testing {
@@ -176,6 +179,33 @@ TEST_P(DistAbort, X11_two_failures_at_once) {
     context.backward({loss}, {.retain_graph = true});
     expect_equal(context.gradient(x), torch::full({2}, 4.0, torch::kFloat64));
     context.release().wait();
+  }
+  expect_nothing_left(*c);
+}
+
+// The abort was served before the message that names something to that worker.
+TEST_P(DistAbort, LIVE_5_an_abort_that_overtakes_what_engages_a_worker) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor loss = rpc_sync((*c)[0], "worker2", &mul, x, x).sum();
+    UntypedCall call;
+    call.method = "@dist_autograd.abort";
+    call.signature = internal::kBytesSignature;
+    Encoder(&call.arguments)
+        .put_bytes(internal::encode(
+            internal::NoticeData{{context.id(), key_of((*c)[0].info()), 1},
+                                 make_error(ErrorKind::kUser, "there is no way back")}));
+    Promise<void> told;
+    start_call((*c)[1], "worker2", std::move(call),
+               [&told](StatusOr<Payload> answer) { told.try_set(answer.status()); });
+    EXPECT_TRUE(told.future().try_wait().ok());
+    const Status failed = error_of([&] { context.backward({loss}, {.retain_graph = true}); });
+    expect_error(failed, ErrorKind::kCancelled, {"backward 1", "has failed elsewhere", "worker2"});
+    expect_no_pass(*c);
+    context.backward({loss});
+    expect_equal(context.gradient(x), (2 * x).detach());
   }
   expect_nothing_left(*c);
 }

@@ -1,6 +1,6 @@
 // Backward is right: DA-17 to DA-30. Each case is compared with plain backward() of the same sum.
 
-#include "torch/torch.h"
+#include "torch/types.h"
 #include "weft/tests/dist_autograd/fixture.h"
 
 namespace weft::testing {
@@ -29,6 +29,26 @@ TEST_P(DistBackward, DA_17_backward_simple) {
     EXPECT_EQ(counter((*c)[0], "autograd_closes_sent"), 0);
   }
   expect_nothing_left(*c);
+}
+
+// Up to 512 KiB they go with the names; a larger one follows.
+TEST_P(DistBackward, AGradientGoesWithTheNamesUnlessItIsLarge) {
+  auto c = make({.size = 2});
+  for (const int64_t n : {60'000, 70'000}) {
+    const at::Tensor x = torch::rand({n}, torch::kFloat64).set_requires_grad(true);
+    {
+      DistAutogradContext context((*c)[0]);
+      const at::Tensor y = rpc_sync((*c)[0], "worker1", &mul, x, x);
+      const auto before = counter((*c)[1], "requests_served");
+      context.backward({y.sum()});
+      expect_equal(context.gradient(x), 2 * x.detach());
+      eventually(
+          [&] { return counter((*c)[1], "requests_served") >= before + (n > 65536 ? 2 : 1); },
+          "what was sent");
+      EXPECT_EQ(counter((*c)[1], "requests_served"), before + (n > 65536 ? 2 : 1)) << n;
+    }
+    expect_nothing_left(*c);
+  }
 }
 
 TEST_P(DistBackward, DA_17_backward_simple_self) {

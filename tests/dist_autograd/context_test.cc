@@ -2,7 +2,8 @@
 
 #include <thread>
 
-#include "torch/torch.h"
+#include "torch/autograd.h"
+#include "torch/types.h"
 #include "weft/tests/dist_autograd/fixture.h"
 
 namespace weft::testing {

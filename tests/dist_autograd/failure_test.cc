@@ -2,7 +2,8 @@
 
 #include <thread>
 
-#include "torch/torch.h"
+#include "torch/autograd.h"
+#include "torch/types.h"
 #include "weft/dist_autograd/internal/service.h"
 #include "weft/rpc/untyped_call.h"
 #include "weft/tests/dist_autograd/fixture.h"
@@ -32,6 +33,8 @@ TEST_P(DistFailure, DA_39_backward_invalid_args) {
     };
     const ErrorKind kind = ErrorKind::kInvalidArgument;
     expect_error(error({}), kind, {"no losses"});
+    expect_error(error({x.sum()}, {.create_graph = true}), ErrorKind::kUnimplemented,
+                 {"create_graph", "not supported"});
     expect_error(error({torch::ones({1})}), kind, {"loss 0", "does not require grad"});
     expect_error(error({x.sum(), x}), kind, {"loss 1", "[2]", "single element"});
     expect_error(error({at::Tensor()}), kind, {"loss 0", "undefined"});

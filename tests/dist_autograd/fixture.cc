@@ -2,7 +2,8 @@
 
 #include <thread>
 
-#include "torch/torch.h"
+#include "torch/autograd.h"
+#include "torch/types.h"
 #include "weft/common/mutex.h"
 
 namespace weft::testing {

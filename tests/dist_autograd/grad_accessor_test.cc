@@ -4,8 +4,9 @@
 
 #include <thread>
 
+#include "torch/autograd.h"
 #include "torch/csrc/autograd/variable.h"
-#include "torch/torch.h"
+#include "torch/types.h"
 #include "weft/tests/dist_autograd/fixture.h"
 
 namespace weft::testing {

@@ -2,7 +2,7 @@
 
 #include <random>
 
-#include "torch/torch.h"
+#include "torch/types.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/containers.h"
 #include "weft/rpc/worker.h"

@@ -4,7 +4,8 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "torch/torch.h"
+#include "torch/autograd.h"
+#include "torch/types.h"
 #include "weft/rpc/faulty_transport.h"
 #include "weft/tests/dist_autograd/fixture.h"
 #include "weft/tests/dist_autograd/random_graph.h"

@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "torch/torch.h"
+#include "torch/types.h"
 #include "weft/tests/dist_autograd/fixture.h"
 
 namespace weft::testing {

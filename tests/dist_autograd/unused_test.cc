@@ -1,6 +1,8 @@
 // Calls that no loss needs: X5, DA-37.
 
-#include "torch/torch.h"
+#include "torch/types.h"
+#include "weft/dist_autograd/internal/service.h"
+#include "weft/rpc/untyped_call.h"
 #include "weft/tests/dist_autograd/fixture.h"
 
 namespace weft::testing {
@@ -125,6 +127,45 @@ TEST_P(DistUnused, FastModeGivesTheSameGradientsWhenAllIsUsed) {
     expect_equal(context.gradient(x), want[0]);
     expect_equal(context.gradient(y), want[1]);
     EXPECT_EQ(counter((*c)[0], "autograd_closes_sent"), 0);
+  }
+  expect_nothing_left(*c);
+}
+
+// LIVE-4: names that were overtaken by the gradients which they announce come when the root's part
+// is done, but not the pass. To one in exact mode no correct peer says such a thing.
+TEST_P(DistUnused, NamesOfTheFastModeThatComeLate) {
+  library_.def("own", [](int64_t n) {
+    return slow_way_back(torch::ones({n}, torch::kFloat64).set_requires_grad(true));
+  });
+  auto c = make({.size = 2});
+  for (const BackwardMode mode : {BackwardMode::kFast, BackwardMode::kExact}) {
+    StuckWayBack stuck;
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor loss =
+        rpc_sync((*c)[0], "worker1", FunctionRef<at::Tensor(int64_t)>{"app.own"}, 2).sum();
+    Status ended;
+    const auto root = make_system_runtime()->spawn(
+        "root", [&] { ended = context.try_backward({loss}, {.mode = mode}); });
+    stuck.wait_reached();
+    const internal::PassId pass{context.id(), key_of((*c)[0].info()), 1};
+    UntypedCall call;
+    call.method = std::string(internal::kAdvanceMethod);
+    call.signature = internal::kAdvanceSignature;
+    call.arguments = value_or_throw(internal::pack_advance(
+        {pass, absl::Seconds(5), {.fast = true, .named = {{1, {0}}}}, {}, 0, {}}));
+    Promise<void> answered;
+    start_call((*c)[1], "worker0", std::move(call),
+               [&answered](StatusOr<Payload> answer) { answered.try_set(answer.status()); });
+    const Status answer = answered.future().try_wait();
+    stuck.open();
+    root->join();
+    if (mode == BackwardMode::kFast) {
+      EXPECT_TRUE(answer.ok()) << answer;
+      EXPECT_TRUE(ended.ok()) << ended;
+    } else {
+      expect_error(answer, ErrorKind::kProtocol, {"has all that it needs"});
+      expect_error(ended, ErrorKind::kProtocol, {"has all that it needs"});
+    }
   }
   expect_nothing_left(*c);
 }

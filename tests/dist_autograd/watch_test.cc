@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "gmock/gmock.h"
-#include "torch/torch.h"
+#include "torch/types.h"
 #include "weft/tests/dist_autograd/fixture.h"
 
 namespace weft::testing {
@@ -13,6 +13,7 @@ namespace {
 using namespace std::chrono_literals;  // NOLINT
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Lines : public LogSink {
  public:
@@ -34,8 +35,14 @@ class Lines : public LogSink {
   std::vector<std::string> lines_ ABSL_GUARDED_BY(mutex_);
 };
 
+at::Tensor slow_there(CallContext& context, const std::string& next, const at::Tensor& x) {
+  return rpc_sync(context.worker(), next, &slow_way_back, x) * 3;
+}
+
 class DistWatch : public DistAutogradTest {
  protected:
+  DistWatch() { library_.def("slow_there", &slow_there); }
+
   ClusterOptions options() {
     ClusterOptions o;
     o.size = 3;
@@ -67,11 +74,17 @@ TEST_P(DistWatch, APassThatStandsStillNamesTheWorkerAndTheMessage) {
       eventually([&] { return counter(c[i], "autograd_stall_reports") > 1; },
                  "a report, and again");
     }
+    eventually([&] { return lines[0]->about("it said").find("SlowFunction") != std::string::npos; },
+               "the root tells what the others wait for");
+    EXPECT_THAT(lines[0]->about("it said"), AllOf(HasSubstr("'worker1' waits for its own node"),
+                                                  Not(HasSubstr("'worker2' waits"))));
+    EXPECT_GT(counter(c[1], "autograd_progress_reports_sent"), 0);
+    EXPECT_EQ(counter(c[2], "autograd_progress_reports_sent"), 0);
     const std::string at_root = lines[0]->about("nothing has happened");
     EXPECT_THAT(at_root, AllOf(HasSubstr("backward 1 of autograd context 0/"), HasSubstr("50ms"),
                                HasSubstr("the gradients of messages 1 from 'worker1'"),
                                HasSubstr("'worker1' to be done")));
-    EXPECT_THAT(lines[1]->about("nothing has happened"), HasSubstr("its own nodes"));
+    EXPECT_THAT(lines[1]->about("nothing has happened"), HasSubstr("its own node "));
     // Its part is done, so it waits for nothing.
     EXPECT_EQ(lines[2]->about("nothing has happened"), "");
     EXPECT_EQ(counter(c[2], "autograd_stall_reports"), 0);
@@ -82,24 +95,61 @@ TEST_P(DistWatch, APassThatStandsStillNamesTheWorkerAndTheMessage) {
   expect_nothing_left(c);
 }
 
+// The root waits for worker1, which waits for worker2, whose node is slow: all of that is in the
+// error.
+TEST_P(DistWatch, TheErrorOfADeadlineTellsWhatTheOthersWaitFor) {
+  ClusterOptions o = options();
+  o.adjust = [](int, JoinOptions* join) {
+    join->services.push_back(dist_autograd_service({.report_stall_after = 20ms}));
+    join->log_level = Severity::kOff;
+  };
+  Cluster c(o);
+  StuckWayBack stuck;
+  {
+    DistAutogradContext context(c[0]);
+    const at::Tensor loss = rpc_sync(c[0], "worker1", &slow_there, "worker2", leaf({1, 2})).sum();
+    const Status failed = error_of([&] { context.backward({loss}, {.deadline = 1s}); });
+    EXPECT_EQ(error_kind(failed), ErrorKind::kDeadline);
+    EXPECT_THAT(
+        std::string(failed.message()),
+        AllOf(HasSubstr("'worker1' waits for 1 answers about what the losses need from 'worker2'"),
+              HasSubstr("'worker2' waits for its own node "), HasSubstr("SlowFunction"),
+              HasSubstr("(it said ")));
+    stuck.open();
+  }
+  expect_nothing_left(c);
+}
+
 INSTANTIATE_TEST_SUITE_P(Nets, DistWatch, ::testing::ValuesIn(nets()), net_name);
 
 // As if its process had died: nothing of it reaches network or store any more. The group's lease
 // says so to all, also to those that its context has only reached through others.
-class DistOrphans : public DistWatch {};
+class DistOrphans : public DistWatch {
+ protected:
+  ClusterOptions unheard() {
+    ClusterOptions o = options();
+    o.names = {"a", "b", "c"};
+    o.dynamic = true;
+    o.lease = 1s;
+    o.adjust = [this](int i, JoinOptions* join) {
+      join->services.push_back(dist_autograd_service());
+      join->log_level = Severity::kOff;
+      join->transport = faulty_transport(join->transport, plan_);
+      stores_[static_cast<size_t>(i)] = join->store;
+    };
+    return o;
+  }
+  void kill(Cluster& c, size_t i) {
+    stores_[i]->interrupt();
+    c.network()->kill(c[i].name());
+  }
+
+  const std::shared_ptr<FaultPlan> plan_ = std::make_shared<FaultPlan>(1);
+  std::vector<std::shared_ptr<Store>> stores_{3};
+};
 
 TEST_P(DistOrphans, ContextsEndWithACreatorThatDiedUnheard) {
-  ClusterOptions o = options();
-  o.names = {"a", "b", "c"};
-  o.dynamic = true;
-  o.lease = 1s;
-  std::vector<std::shared_ptr<Store>> stores(3);
-  o.adjust = [&stores](int i, JoinOptions* join) {
-    join->services.push_back(dist_autograd_service());
-    join->log_level = Severity::kOff;
-    stores[static_cast<size_t>(i)] = join->store;
-  };
-  Cluster c(o);
+  Cluster c(unheard());
   for (size_t i = 0; i < 3; ++i) {
     eventually([&] { return c[i].worker_infos().size() == 3; }, "all are known");
   }
@@ -107,13 +157,41 @@ TEST_P(DistOrphans, ContextsEndWithACreatorThatDiedUnheard) {
     DistAutogradContext context(c[0]);
     (void)rpc_sync(c[0], "b", &travel, std::vector<std::string>{"c"}, leaf({1, 2}), leaf({3, 4}));
     for (const size_t i : {1, 2}) EXPECT_EQ(counter(c[i], "num_autograd_contexts"), 1);
-    stores[0]->interrupt();
-    c.network()->kill("a");
+    kill(c, 0);
     for (const size_t i : {1, 2}) {
       eventually([&] { return counter(c[i], "num_autograd_contexts") == 0; }, "a context is left");
       EXPECT_EQ(counter(c[i], "autograd_sends"), 0);
     }
   }
+  (void)c.shutdown_all({.deadline = 2s});
+}
+
+// A release rode on a call to b, which answered that and died before it could pass the release on.
+TEST_P(DistOrphans, CTX_5_a_release_that_rode_outlives_who_was_to_pass_it_on) {
+  Cluster c(unheard());
+  for (size_t i = 0; i < 3; ++i) {
+    eventually([&] { return c[i].worker_infos().size() == 3; }, "all are known");
+  }
+  const at::Tensor x = leaf({1, 2});
+  {
+    auto first = std::make_unique<DistAutogradContext>(c[0]);
+    (void)rpc_sync(c[0], "b", &travel, std::vector<std::string>{"c"}, x, x);
+    EXPECT_EQ(counter(c[2], "num_autograd_contexts"), 1);
+    plan_->add({.fault = Fault::kFailBefore, .from = "b", .to = "c"});
+    plan_->add({.fault = Fault::kFailBefore, .kind = FrameKind::kHello, .from = "b"});
+    first.reset();
+    DistAutogradContext second(c[0]);
+    const at::Tensor y = rpc_sync(c[0], "c", &mul, x, x);
+    EXPECT_TRUE(rpc_sync(c[0], "b", &in_context));
+    eventually([&] { return counter(c[1], "num_autograd_contexts") == 1; }, "b has not heard");
+    EXPECT_EQ(counter(c[2], "num_autograd_contexts"), 2);
+    kill(c, 1);
+    eventually([&] { return counter(c[2], "num_autograd_contexts") == 1; }, "a context is left");
+    second.backward({y.sum()});
+    expect_equal(second.gradient(x), (2 * x).detach());
+  }
+  eventually([&] { return counter(c[0], "autograd_releases") == 0; }, "a release goes on");
+  EXPECT_EQ(counter(c[2], "num_autograd_contexts"), 0);
   (void)c.shutdown_all({.deadline = 2s});
 }
 

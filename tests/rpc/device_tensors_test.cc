@@ -24,7 +24,7 @@ using namespace std::chrono_literals;  // NOLINT
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-std::string where(const at::Tensor& x) { return x.device().str(); }
+std::string place_of(const at::Tensor& x) { return x.device().str(); }
 at::Tensor same(at::Tensor x) { return x; }
 std::vector<at::Tensor> swapped(at::Tensor x, at::Tensor y) { return {y, x}; }
 at::Tensor make_on(int64_t device) {
@@ -40,7 +40,10 @@ class DeviceTensors : public ::testing::TestWithParam<Net> {
  protected:
   DeviceTensors() {
     Library lib("devices");
-    lib.def("where", &where).def("same", &same).def("swapped", &swapped).def("make_on", &make_on);
+    lib.def("place_of", &place_of)
+        .def("same", &same)
+        .def("swapped", &swapped)
+        .def("make_on", &make_on);
     lib.def("nested", &nested).def("add", &add, {.inline_ok = true});
     library_ = lib;
   }
@@ -83,10 +86,10 @@ TEST_P(DeviceTensors, GoWhereTheMapSaysAndComeBackTheOtherWay) {
   for (const at::Tensor& values :
        {at::arange(6).reshape({2, 3}), at::arange(1 << 19), at::zeros({0, 4})}) {
     const at::Tensor x = on_device(values, cuda(0));
-    EXPECT_EQ(rpc_sync((*c)[0], 1, &where, x), "cuda:1");
+    EXPECT_EQ(rpc_sync((*c)[0], 1, &place_of, x), "cuda:1");
     expect_same(rpc_sync((*c)[0], "worker1", &same, x), values, cuda(0));
     const at::Tensor y = on_device(values, cuda(1));
-    EXPECT_EQ(rpc_sync((*c)[0], 1, &where, y), "cuda:0");
+    EXPECT_EQ(rpc_sync((*c)[0], 1, &place_of, y), "cuda:0");
     expect_same(rpc_sync((*c)[0], (*c)[1].info(), &same, y), values, cuda(1));
   }
   EXPECT_EQ(fake(0).counts().prepared, 2);
@@ -109,9 +112,9 @@ TEST_P(DeviceTensors, BesideTensorsOnTheCpu) {
 TEST_P(DeviceTensors, TheCpuCanBeMappedToo) {
   const auto c = pair({{kCpu, cuda(1)}, {cuda(0), kCpu}});
   const at::Tensor values = at::arange(7);
-  EXPECT_EQ(rpc_sync((*c)[0], 1, &where, values), "cuda:1");
+  EXPECT_EQ(rpc_sync((*c)[0], 1, &place_of, values), "cuda:1");
   expect_same(rpc_sync((*c)[0], 1, &same, values), values, kCpu);
-  EXPECT_EQ(rpc_sync((*c)[0], 1, &where, on_device(values, cuda(0))), "cpu");
+  EXPECT_EQ(rpc_sync((*c)[0], 1, &place_of, on_device(values, cuda(0))), "cpu");
   expect_same(rpc_sync((*c)[0], 1, &same, on_device(values, cuda(0))), values, cuda(0));
 }
 
@@ -120,7 +123,7 @@ TEST_P(DeviceTensors, ToOneself) {
     return std::map<std::string, DeviceMap>{{"worker0", {{cuda(0), cuda(1)}, {cuda(1), cuda(0)}}}};
   });
   const at::Tensor values = at::arange(4);
-  EXPECT_EQ(rpc_sync((*c)[0], 0, &where, on_device(values, cuda(0))), "cuda:1");
+  EXPECT_EQ(rpc_sync((*c)[0], 0, &place_of, on_device(values, cuda(0))), "cuda:1");
   expect_same(rpc_sync((*c)[0], 0, &same, on_device(values, cuda(0))), values, cuda(0));
 }
 
@@ -130,9 +133,9 @@ TEST_P(DeviceTensors, SeveralDestinationsEachByItsOwnMap) {
     return std::map<std::string, DeviceMap>{{"worker1", {{cuda(0), cuda(0)}}},
                                             {"worker2", {{cuda(0), cuda(1)}}}};
   });
-  EXPECT_EQ(
-      rpc_sync((*c)[0], std::vector<Destination>{1, 2}, &where, on_device(at::arange(4), cuda(0))),
-      (std::vector<std::string>{"cuda:0", "cuda:1"}));
+  EXPECT_EQ(rpc_sync((*c)[0], std::vector<Destination>{1, 2}, &place_of,
+                     on_device(at::arange(4), cuda(0))),
+            (std::vector<std::string>{"cuda:0", "cuda:1"}));
 }
 
 // ---- no map ------------------------------------------------------------------------------------
@@ -151,7 +154,7 @@ TEST_P(DeviceTensors, DA_69_device_maps_missing_config) {
                          HasSubstr("it is on cuda:1, and the device map for 'worker1' is "
                                    "{cuda:0 -> cuda:1}")));
     // The other one has no map for anybody.
-    expect_refused(try_rpc_sync((*c)[1], "worker0", &where, unmapped).status(),
+    expect_refused(try_rpc_sync((*c)[1], "worker0", &place_of, unmapped).status(),
                    AllOf(HasSubstr("on 'worker0': tensor 0: it is on cuda:1"),
                          HasSubstr("there is no device map for 'worker0'")));
     EXPECT_EQ(rpc_sync((*c)[0], 1, &add, 1, 2), 3);
@@ -309,7 +312,7 @@ TEST_P(DeviceTensors, FUTURE_4_WhoTakesAResultComesAfterItsCopies) {
   ASSERT_TRUE(future.try_wait().ok());
   EXPECT_EQ(fake(0).counts().used, 2);
   // A continuation does, and what it makes has a guard of its own.
-  auto child = future.then([](const at::Tensor& y) { return where(y); });
+  auto child = future.then([](const at::Tensor& y) { return place_of(y); });
   EXPECT_EQ(child.wait(), "cuda:0");
   EXPECT_EQ(fake(0).counts().derived, 1);
   EXPECT_EQ(fake(0).counts().used, 4);
@@ -319,7 +322,7 @@ TEST_P(DeviceTensors, FUTURE_4_WhoTakesAResultComesAfterItsCopies) {
   all.wait();
   EXPECT_EQ(fake(0).counts().used, 6);
   // A result without devices has none.
-  auto plain = rpc_async((*c)[0], 1, &where, x);
+  auto plain = rpc_async((*c)[0], 1, &place_of, x);
   plain.wait();
   EXPECT_EQ(plain.state()->guard(), nullptr);
 }

@@ -335,8 +335,8 @@ TEST_P(HostilePeer, TransfersThatNeverBeginAreBounded) {
 }
 
 TEST_P(HostilePeer, BadInput_a_tensor_for_a_device_that_is_not_there) {
-  constexpr uint32_t kFirstDevice = internal::kCudaCode;
-  constexpr uint32_t kNoSuch = internal::kCudaCode + 1;
+  constexpr uint32_t kFirstDevice = kCudaCode;
+  constexpr uint32_t kNoSuch = kCudaCode + 1;
   uint64_t call_id = 100;
   // A call with a tensor for `target`, and a map for the stranger's first device.
   const auto call = [&](uint32_t target, std::vector<uint32_t> map) {

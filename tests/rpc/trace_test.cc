@@ -1,23 +1,17 @@
 // The timelines of two workers: each call begins and ends in both, and an arrow leads from the one
 // to the other.
 
-#include <stdlib.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/ops/ones.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/rpc/internal/call_trace.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/tests/testing/timeline.h"
 
 namespace weft::testing {
 namespace {
@@ -27,39 +21,35 @@ using ::testing::HasSubstr;
 int64_t numel(const at::Tensor& x) { return x.numel(); }
 int64_t fails(int64_t) { throw std::runtime_error("on purpose"); }
 
-// The lines of a timeline that hold all of `words`; each event is one line.
-std::vector<std::string> events(const std::string& path, const std::vector<std::string>& words) {
-  std::ifstream in(path);
-  const std::string text((std::istreambuf_iterator<char>(in)), {});
-  EXPECT_FALSE(text.empty()) << path;
-  std::vector<std::string> out;
-  for (const auto& line : absl::StrSplit(text, '\n')) {
-    const std::string event(line);
-    if (std::all_of(words.begin(), words.end(),
-                    [&](const std::string& w) { return absl::StrContains(event, w); })) {
-      out.push_back(event);
-    }
+// A clock that advances by what is listed, at each reading, and then by a microsecond.
+class Readings : public Clock {
+ public:
+  explicit Readings(std::vector<absl::Duration> steps) : steps_(std::move(steps)) {}
+  absl::Time now() const override {
+    at_ += next_ < steps_.size() ? steps_[next_++] : absl::Microseconds(1);
+    return absl::FromUnixSeconds(1000) + at_;
   }
-  return out;
-}
+  absl::Duration at() const { return at_; }
 
-std::string id_of(const std::string& event) {
-  const size_t at = event.find("\"id\":");
-  return at == std::string::npos ? "" : event.substr(at, event.find_first_of(",}", at) - at);
+ private:
+  const std::vector<absl::Duration> steps_;
+  mutable size_t next_ = 0;
+  mutable absl::Duration at_;
+};
+
+TEST(CalendarOffset, AReadingThatWasInterruptedDoesNotCount) {
+  // The first two readings lose the processor: for 4 ms between the clocks, then for 7.
+  const Readings clock(
+      {absl::Microseconds(1), absl::Milliseconds(4), absl::Microseconds(1), absl::Milliseconds(7)});
+  const absl::Time date = absl::FromUnixSeconds(1'800'000'000);
+  const absl::Duration offset = internal::calendar_offset(clock, [&] { return date + clock.at(); });
+  const absl::Duration error = offset - (date - absl::FromUnixSeconds(1000));
+  EXPECT_LE(absl::AbsDuration(error), absl::Microseconds(1)) << error;
 }
 
 class CallTraceTest : public ::testing::TestWithParam<Net> {
  protected:
-  CallTraceTest() {
-    std::string name = ::testing::TempDir() + "/weft-trace-XXXXXX";
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    dir_ = name;
-  }
-  ~CallTraceTest() override { std::filesystem::remove_all(dir_); }
-  std::string path(const char* name) const { return dir_ / name; }
-
- private:
-  std::filesystem::path dir_;
+  const Timelines lines_;
 };
 
 TEST_P(CallTraceTest, EachCallBeginsAndEndsAndLeadsToItsHandler) {
@@ -71,9 +61,9 @@ TEST_P(CallTraceTest, EachCallBeginsAndEndsAndLeadsToItsHandler) {
   o.adjust = [this](int i, JoinOptions* j) {
     // One by its option, the other by its environment.
     if (i == 0) {
-      j->trace_file = path("trace.%r.json");
+      j->trace_file = lines_.path("trace.%r.json");
     } else {
-      j->environment = Environment{{"WEFT_TRACE_FILE", path("trace.%r.json")}};
+      j->environment = Environment{{"WEFT_TRACE_FILE", lines_.path("trace.%r.json")}};
     }
   };
   constexpr int kCalls = 5;
@@ -84,10 +74,10 @@ TEST_P(CallTraceTest, EachCallBeginsAndEndsAndLeadsToItsHandler) {
     EXPECT_FALSE(try_rpc_sync(c[0], 1, &fails, 1).ok());
     c.shutdown();
   }
-  const std::string caller = path("trace.0.json");
-  const std::string callee = path("trace.1.json");
-  const auto count = [](const std::string& path, const std::vector<std::string>& words) {
-    return events(path, words).size();
+  const std::string caller = "trace.0.json";
+  const std::string callee = "trace.1.json";
+  const auto count = [this](const std::string& name, const std::vector<std::string>& words) {
+    return lines_.events(name, words).size();
   };
   for (const char* phase : {"\"ph\":\"b\"", "\"ph\":\"e\""}) {
     EXPECT_EQ(count(caller, {phase, "\"cat\":\"rpc\"", "trace.add"}), kCalls) << phase;
@@ -97,11 +87,11 @@ TEST_P(CallTraceTest, EachCallBeginsAndEndsAndLeadsToItsHandler) {
   EXPECT_EQ(count(caller, {"\"ph\":\"b\"", "trace.add", "worker1"}), kCalls);
   EXPECT_EQ(count(callee, {"\"ph\":\"X\"", "\"cat\":\"run\"", "trace.add"}), kCalls);
   const std::vector<std::string> failed =
-      events(caller, {"\"ph\":\"e\"", "\"cat\":\"rpc\"", "trace.fails"});
+      lines_.events(caller, {"\"ph\":\"e\"", "\"cat\":\"rpc\"", "trace.fails"});
   ASSERT_EQ(failed.size(), 1u);
   EXPECT_THAT(failed[0], HasSubstr("on purpose"));
-  const std::vector<std::string> out = events(caller, {"\"ph\":\"s\"", "trace.add"});
-  const std::vector<std::string> in = events(callee, {"\"ph\":\"f\"", "trace.add"});
+  const std::vector<std::string> out = lines_.events(caller, {"\"ph\":\"s\"", "trace.add"});
+  const std::vector<std::string> in = lines_.events(callee, {"\"ph\":\"f\"", "trace.add"});
   ASSERT_EQ(out.size(), kCalls);
   ASSERT_EQ(in.size(), kCalls);
   for (int i = 0; i < kCalls; ++i) EXPECT_EQ(id_of(out[i]), id_of(in[i]));

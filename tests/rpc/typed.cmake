@@ -1,5 +1,5 @@
 # Values, tensors and the library; the allocations of a call are counted on the simulated wire.
-weft_test(NAME rpc_typed_test LABELS unit TIMEOUT 120 SANITIZE asan
+weft_test(NAME rpc_typed_test LABELS unit PRECOMPILED tensor TIMEOUT 120 SANITIZE asan
   SRCS
     allocation_test.cc
     chunk_place_test.cc
@@ -8,7 +8,7 @@ weft_test(NAME rpc_typed_test LABELS unit TIMEOUT 120 SANITIZE asan
     tensor_test.cc
     value_test.cc
   DEPS rpc testing weft_proto protobuf::libprotobuf)
-weft_test(NAME rpc_coroutine_test LABELS unit TIMEOUT 60 SANITIZE asan GCC_ASAN
+weft_test(NAME rpc_coroutine_test LABELS unit PRECOMPILED tensor TIMEOUT 60 SANITIZE asan GCC_ASAN
   SRCS
     coroutine_handler_test.cc
   DEPS rpc)

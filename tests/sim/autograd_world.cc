@@ -4,7 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "torch/torch.h"
+#include "torch/autograd.h"
+#include "torch/types.h"
 #include "weft/dist_autograd/service.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/hash_store.h"

@@ -9,7 +9,7 @@ namespace weft::internal {
 namespace {
 
 // So long after a large tensor the next one may be due.
-constexpr absl::Duration kBulkLasts = absl::Milliseconds(1);
+constexpr absl::Duration kNoteLasts = absl::Milliseconds(1);
 // Of the moving average over spins.
 constexpr double kWeight = 1.0 / 8;
 constexpr double kWorthwhile = 0.5;
@@ -25,6 +25,13 @@ constexpr absl::Duration kMostStandBack = absl::Milliseconds(4);
 constexpr absl::Duration kMostSleep = absl::Seconds(10);
 // The lead is left to nobody between two waits that follow each other as closely as this.
 constexpr absl::Duration kTight = absl::Microseconds(50);
+// The same in the middle of a computation, whose parts lie between: a poller that is woken there
+// takes its core from it.
+constexpr absl::Duration kTightComputation = absl::Milliseconds(1);
+bool is_new(const std::atomic<int64_t>& ns, absl::Time now) {
+  return now - absl::FromUnixNanos(ns.load(std::memory_order_relaxed)) < kNoteLasts;
+}
+
 // How long a thread tries to get the lead: a few handlers that run on the poller.
 constexpr absl::Duration kClaim = absl::Microseconds(20);
 // A thread that drives cannot run the handlers of users, so one that got requests for them leaves
@@ -159,7 +166,9 @@ void GrpcPoller::stand_back() {
   while (true) {
     const bool called = call_->park_until(runtime_->now() + length);
     // Between two drives that follow each other closely the lead is free by chance.
-    if (!called && since_drive(runtime_->now()) < kTight) {
+    const absl::Time now = runtime_->now();
+    const absl::Duration tight = is_new(computation_ns_, now) ? kTightComputation : kTight;
+    if (!called && since_drive(now) < tight) {
       length = std::min(2 * length, kMostStandBack);
       continue;
     }
@@ -239,7 +248,8 @@ bool GrpcPoller::drive(const std::atomic<bool>& done, absl::Time deadline) {
   bump(found ? &counters_.drives_paid : &counters_.drives_missed);
   left_ns_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
   driving_ = false;
-  leave_lead(!found || (!crowded && gap_ > kTight));
+  const absl::Duration tight = awaited_ == kComputation ? kTightComputation : kTight;
+  leave_lead(!found || (!crowded && gap_ > tight));
   return found;
 }
 
@@ -264,14 +274,18 @@ absl::Duration GrpcPoller::spin_length(absl::Time now, bool* crowded) {
     *crowded = true;
     return absl::ZeroDuration();
   }
-  bulk_ = now - absl::FromUnixNanos(bulk_ns_.load(std::memory_order_relaxed)) < kBulkLasts;
-  History& history = history_[bulk_ ? 1 : 0];
+  awaited_ = is_new(bulk_ns_, now) ? kBulk : is_new(computation_ns_, now) ? kComputation : kSmall;
+  History& history = history_[awaited_];
   if (history.paid < kWorthwhile && ++history.waits % kProbe != 0) return absl::ZeroDuration();
-  return bulk_ ? std::max(options_.max_spin, options_.max_bulk_spin) : options_.max_spin;
+  switch (awaited_) {
+    case kBulk: return std::max(options_.max_spin, options_.max_bulk_spin);
+    case kComputation: return std::max(options_.max_spin, options_.max_compute_spin);
+    default: return options_.max_spin;
+  }
 }
 
 void GrpcPoller::note_spin(bool paid) {
-  History& history = history_[bulk_ ? 1 : 0];
+  History& history = history_[awaited_];
   history.paid += ((paid ? 1.0 : 0.0) - history.paid) * kWeight;
   bump(paid ? &counters_.spins_paid : &counters_.spins_missed);
 }

@@ -20,7 +20,8 @@
 // sleeps in gRPC itself, so that a call costs one waking on each side, and not three.
 //
 //   LEAD-1  AsyncNext() is called, and events are completed, with the lead only.
-//   LEAD-2  nobody has the lead for kMostStandBack at most, and a thread's waking.
+//   LEAD-2  nobody has the lead for kMostStandBack at most, and a thread's waking; while a thread
+//           drives at short intervals, that serves what comes.
 //   LEAD-3  the poller that sleeps in gRPC keeps the lead: who waits then is woken.
 //   LEAD-4  a thread that sleeps in gRPC for an answer is told when somebody else completes it.
 //
@@ -119,6 +120,9 @@ class GrpcPoller final : public WaitDriver {
     held_.push_back(std::move(holder));
     return true;
   }
+  void expect_computation() override {
+    computation_ns_.store(absl::ToUnixNanos(runtime_->now()), std::memory_order_relaxed);
+  }
   bool drive(const std::atomic<bool>& done, absl::Time deadline) override;
   void begin_sleep() override;
   void end_sleep() override { sleepers_.fetch_sub(1); }
@@ -126,6 +130,8 @@ class GrpcPoller final : public WaitDriver {
 
  private:
   enum class Lead : uint8_t { kFree, kTaken, kAsleep };
+  // What a spin waits for.
+  enum Awaited : uint8_t { kSmall, kComputation, kBulk, kAwaited };
   using Status = grpc::CompletionQueue::NextStatus;
 
   void run();
@@ -172,6 +178,7 @@ class GrpcPoller final : public WaitDriver {
   // By the last that drove, in nanoseconds of the runtime's clock.
   std::atomic<int64_t> left_ns_{0};
   std::atomic<int64_t> bulk_ns_{0};
+  std::atomic<int64_t> computation_ns_{0};
   const std::unique_ptr<Parker> call_;  // the poller, while it stands back
 
   // With the lead.
@@ -179,20 +186,19 @@ class GrpcPoller final : public WaitDriver {
   absl::Time no_drive_before_ = absl::InfinitePast();
   absl::Duration gap_;  // from one drive to the next: moving average
   absl::Time last_traffic_ = absl::InfinitePast();
-  // Of the spins for small messages, and of those while large ones are on their way.
   struct History {
     double paid = 1.0;  // moving average
     unsigned waits = 0;
   };
-  History history_[2];
+  History history_[kAwaited];
   bool driving_ = false;
   double others_ = 0;  // moving average: whether take_others() found any
   unsigned others_waits_ = 0;
   uint64_t idle_ = 0;
   std::vector<std::shared_ptr<GrpcHolder>> held_;
   int held_events_ = 0;
-  bool woke_last_ = false;  // the last event ended the sleep of the last who slept
-  bool bulk_ = false;       // what the last spin_length() was for
+  bool woke_last_ = false;    // the last event ended the sleep of the last who slept
+  Awaited awaited_ = kSmall;  // of the last spin_length()
 };
 
 }  // namespace weft::internal

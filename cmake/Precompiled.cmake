@@ -1,0 +1,61 @@
+# Precompiled headers: what a source spends most of its time on is LibTorch's headers (torch/torch.h takes g++ 24 s,
+# ATen/core/Tensor.h with Abseil and the standard library 6 s), and a source of ours rarely needs more than a few
+# seconds beyond them. They hold nothing of weft's own, so that a change in the tree rebuilds none of them.
+#
+# A source still includes what it uses: with WEFT_PRECOMPILED_HEADERS=OFF nothing is precompiled, which is what a
+# project that adds weft with add_subdirectory gets.
+option(WEFT_PRECOMPILED_HEADERS "Precompile the headers of LibTorch, Abseil and GoogleTest" ${PROJECT_IS_TOP_LEVEL})
+
+set(_weft_pch_plain <algorithm> <atomic> <cstdint> <cstring> <deque> <functional> <map> <memory> <optional> <set>
+  <string> <string_view> <utility> <vector> <absl/container/flat_hash_map.h> <absl/container/flat_hash_set.h>
+  <absl/status/statusor.h> <absl/strings/str_cat.h> <absl/synchronization/mutex.h> <absl/time/time.h>)
+set(_weft_pch_tensor ${_weft_pch_plain} <ATen/core/Tensor.h>)
+set(_weft_pch_autograd ${_weft_pch_tensor} <ATen/Functions.h> <ATen/TensorOperators.h>
+  <torch/csrc/autograd/function.h> <torch/csrc/autograd/variable.h>)
+set(_weft_pch_program ${_weft_pch_tensor} <ATen/TensorOperators.h> <ATen/ops/empty.h>)
+set(_weft_pch_plain_test ${_weft_pch_plain} <gmock/gmock.h> <gtest/gtest.h>)
+set(_weft_pch_tensor_test ${_weft_pch_program} <gmock/gmock.h> <gtest/gtest.h>)
+# Not torch/torch.h: the templates that it uses itself take g++ 8 s in each source, precompiled or not.
+set(_weft_pch_torch_test ${_weft_pch_tensor_test} <torch/autograd.h> <torch/types.h>)
+
+# weft_precompile(weft_rpc tensor): headers for a library, of the kind tensor or autograd. The first library of a kind
+# compiles them, the later ones, whose flags are the same, take them from it.
+function(weft_precompile target kind)
+  if(NOT WEFT_PRECOMPILED_HEADERS)
+    return()
+  endif()
+  get_property(first GLOBAL PROPERTY WEFT_PRECOMPILED_${kind})
+  if(first)
+    target_precompile_headers(${target} REUSE_FROM ${first})
+  else()
+    set_property(GLOBAL PROPERTY WEFT_PRECOMPILED_${kind} ${target})
+    target_precompile_headers(${target} PRIVATE ${_weft_pch_${kind}})
+  endif()
+endfunction()
+
+# weft_precompile_program(rpc_test tensor_test): the same for programs, of the kind program, or of a test's: plain_test,
+# tensor_test, torch_test.
+# A target of its own compiles them, with the flags that every program has.
+function(weft_precompile_program target kind)
+  if(NOT WEFT_PRECOMPILED_HEADERS)
+    return()
+  endif()
+  set(shared weft_pch_${kind})
+  if(NOT TARGET ${shared})
+    set(source "${weft_BINARY_DIR}/pch/${kind}.cc")
+    if(NOT EXISTS "${source}")
+      file(WRITE "${source}" "// CMake wants a source.\n")
+    endif()
+    add_library(${shared} OBJECT EXCLUDE_FROM_ALL "${source}")
+    weft_link_deps(${shared} absl::flat_hash_map absl::statusor absl::strings absl::synchronization absl::time)
+    if(NOT kind STREQUAL "plain_test")
+      weft_link_deps(${shared} LibTorch::LibTorch)
+    endif()
+    if(kind MATCHES "_test$")
+      target_link_libraries(${shared} PRIVATE GTest::gmock GTest::gtest)
+      weft_test_options(${shared})
+    endif()
+    target_precompile_headers(${shared} PRIVATE ${_weft_pch_${kind}})
+  endif()
+  target_precompile_headers(${target} REUSE_FROM ${shared})
+endfunction()

@@ -1,0 +1,147 @@
+// Backward over tensors on GPUs: DA-48 to DA-52. What is compared with is the same computation in
+// one process; kernels are late on either side. Where gradients go and what waits for what is shown
+// without hardware, too: passes_test.cc.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/TensorOperators.h"
+#include "ATen/ops/allclose.h"
+#include "ATen/ops/rand.h"
+#include "c10/core/StreamGuard.h"
+#include "gtest/gtest.h"
+#include "torch/csrc/autograd/autograd.h"
+#include "weft/dist_autograd/context.h"
+#include "weft/dist_autograd/service.h"
+#include "weft/rpc/call.h"
+#include "weft/rref/rref.h"
+#include "weft/tests/cuda/gpus.h"
+#include "weft/tests/testing/cluster.h"
+
+namespace weft::testing {
+namespace {
+
+at::Tensor mul(const at::Tensor& x, const at::Tensor& y) { return x * y; }
+// Its forward and its backward are late.
+at::Tensor slow_mul(const at::Tensor& x, const at::Tensor& y) {
+  delay(x.device().index());
+  const at::Tensor z = x * y;
+  z.register_hook([device = x.device().index()](const at::Tensor& gradient) {
+    delay(device);
+    return gradient * 1;
+  });
+  return z;
+}
+
+class CudaAutograd : public ::testing::TestWithParam<Net> {
+ protected:
+  void SetUp() override {
+    gpus_ = find_gpus();
+    if (gpus_.count == 0) GTEST_SKIP() << gpus_.why;
+  }
+  std::unique_ptr<Cluster> cluster(const DeviceMap& map) {
+    Library lib("cuda");
+    lib.def("mul", &mul).def("slow_mul", &slow_mul);
+    ClusterOptions options{.size = 3, .net = GetParam(), .library = lib};
+    options.adjust = [map, n = gpus_.count](int, JoinOptions* o) {
+      if (!map.empty()) {
+        for (int to = 0; to < 3; ++to) o->device_maps["worker" + std::to_string(to)] = map;
+      }
+      for (int d = 0; d < std::min(n, 2); ++d) o->devices.push_back(gpu(d));
+      o->services = {rref_service(), dist_autograd_service()};
+    };
+    return std::make_unique<Cluster>(std::move(options));
+  }
+  // From GPU 0 to 0, and, with two GPUs, from each to the other.
+  std::vector<DeviceMap> maps() const {
+    std::vector<DeviceMap> out = {{{gpu(0), gpu(0)}}};
+    if (gpus_.count > 1) out.push_back({{gpu(0), gpu(1)}, {gpu(1), gpu(0)}});
+    return out;
+  }
+  static at::Tensor leaf(c10::Device device) {
+    return at::rand({200, 200}, at::TensorOptions().device(device)).set_requires_grad(true);
+  }
+  // On a stream that has waited for nothing: the context has to.
+  static void expect_gradients(const DistAutogradContext& context, const at::Tensor& local_loss,
+                               const std::vector<at::Tensor>& leaves) {
+    const auto want = torch::autograd::grad({local_loss}, leaves);
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      const c10::StreamGuard guard(new_stream(gpu(0)));
+      const at::Tensor got = context.gradient(leaves[i]);
+      ASSERT_TRUE(got.defined()) << i;
+      ASSERT_EQ(got.device(), leaves[i].device()) << i;
+      EXPECT_TRUE(at::allclose(got.cpu(), want[i].cpu())) << i;
+    }
+  }
+  Gpus gpus_;
+};
+
+TEST_P(CudaAutograd, DA_48_gpu_simple) {
+  const auto c = cluster({{gpu(0), gpu(0)}});
+  const at::Tensor x = leaf(gpu(0));
+  const at::Tensor y = leaf(gpu(0));
+  DistAutogradContext context((*c)[0]);
+  context.backward({rpc_sync((*c)[0], 1, &mul, x, y).sum()});
+  expect_gradients(context, (x * y).sum(), {x, y});
+}
+
+TEST_P(CudaAutograd, DA_49_gpu_to_cpu_continuation) {
+  const auto c = cluster({});
+  const at::Tensor x = leaf(gpu(0));
+  const at::Tensor y = leaf(c10::kCPU);
+  for (const bool root_on_gpu : {false, true}) {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor there = rpc_sync((*c)[0], 1, &mul, (x * x).cpu(), y);
+    const at::Tensor here = there.to(gpu(0)) * x;
+    const at::Tensor loss = root_on_gpu ? here.sum() : here.cpu().sum();
+    context.backward({loss});
+    expect_gradients(context, (((x * x).cpu() * y).to(gpu(0)) * x).sum(), {x, y});
+  }
+}
+
+TEST_P(CudaAutograd, DA_50_device_maps_backward_pass) {
+  for (const DeviceMap& map : maps()) {
+    const auto c = cluster(map);
+    const at::Tensor x = leaf(gpu(0));
+    const at::Tensor y = leaf(gpu(0));
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor there = rpc_sync((*c)[0], 1, &mul, x, y);
+    context.backward({rpc_sync((*c)[0], 2, &mul, there, x).sum()});
+    expect_gradients(context, (x * y * x).sum(), {x, y});
+  }
+}
+
+TEST_P(CudaAutograd, DA_51_dist_autograd_sync_streams) {
+  for (const DeviceMap& map : maps()) {
+    const auto c = cluster(map);
+    const at::Tensor x = leaf(gpu(0));
+    const at::Tensor y = leaf(gpu(0));
+    for (int round = 0; round < 3; ++round) {
+      DistAutogradContext context((*c)[0]);
+      const c10::StreamGuard guard(new_stream(gpu(0)));
+      const at::Tensor there = rpc_sync((*c)[0], 1, &slow_mul, x, y);
+      const at::Tensor loss = rpc_sync((*c)[0], 2, &slow_mul, there, x).sum();
+      context.backward({loss});
+      expect_gradients(context, (x * y * x).sum(), {x, y});
+    }
+  }
+}
+
+// Gradients of two passes are added, each made late.
+TEST_P(CudaAutograd, DA_52_gradients_synchronizations) {
+  const auto c = cluster({{gpu(0), gpu(0)}});
+  const at::Tensor x = leaf(gpu(0));
+  const at::Tensor y = leaf(gpu(0));
+  DistAutogradContext context((*c)[0]);
+  for (int pass = 0; pass < 2; ++pass) {
+    const c10::StreamGuard guard(new_stream(gpu(0)));
+    context.backward({rpc_sync((*c)[0], 1, &slow_mul, x, y).sum()});
+  }
+  expect_gradients(context, 2 * (x * y).sum(), {x, y});
+}
+
+INSTANTIATE_TEST_SUITE_P(Nets, CudaAutograd, ::testing::ValuesIn(nets()), net_name);
+
+}  // namespace
+}  // namespace weft::testing
