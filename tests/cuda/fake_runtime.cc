@@ -22,6 +22,7 @@ struct Event {
 struct World {
   std::recursive_mutex mutex;
   std::map<void*, std::deque<std::function<bool()>>> streams;
+  std::deque<std::function<bool()>> done;
   std::atomic<bool> held{false};
   std::atomic<size_t> copies{0};
   std::atomic<size_t> blocking{0};
@@ -32,17 +33,24 @@ World& world() {
   return *only;
 }
 
-// One operation of each stream, if it can be done. True when one was.
+// One operation of each stream, if it can be done. True when one was. What it holds is not let go
+// of here: a tensor would go to LibTorch's allocator, which calls this with its own lock held.
 bool step() {
   World& w = world();
   const std::lock_guard<std::recursive_mutex> lock(w.mutex);
   bool moved = false;
   for (auto& [stream, queue] : w.streams) {
     if (queue.empty() || !queue.front()()) continue;
+    w.done.push_back(std::move(queue.front()));
     queue.pop_front();
     moved = true;
   }
   return moved;
+}
+
+void drain() {
+  while (step()) {
+  }
 }
 
 void push(void* stream, std::function<bool()> operation) {
@@ -64,8 +72,10 @@ thread_local int current_device = 0;
 
 void queue(void* stream, std::function<bool()> operation) { push(stream, std::move(operation)); }
 void run_all() {
-  while (step()) {
-  }
+  drain();
+  std::deque<std::function<bool()>> done;
+  const std::lock_guard<std::recursive_mutex> lock(world().mutex);
+  done.swap(world().done);
 }
 void hold_copies_to_devices(bool held) { world().held.store(held); }
 size_t copies() { return world().copies.load(); }
@@ -139,7 +149,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   return new_stream(stream);
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  run_all();
+  drain();
   std::free(stream);
   return cudaSuccess;
 }
@@ -150,12 +160,12 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status)
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
   ++world().blocking;
-  run_all();
+  drain();
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
   ++world().blocking;
-  run_all();
+  drain();
   return cudaSuccess;
 }
 
@@ -185,7 +195,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t) {
   ++world().blocking;
-  run_all();
+  drain();
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {

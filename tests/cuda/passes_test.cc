@@ -151,6 +151,9 @@ TEST_P(Passes, DA_51_dist_autograd_sync_streams) {
   const at::Tensor x = gpu_leaf(1000, 0);
   DistAutogradContext context(caller());
   const at::Tensor y = rpc_sync(caller(), 1, Late{"passes.late"}, x);
+  // The call ends before y's own copy has: held with the others, it would hold the gradient of y
+  // where it is.
+  fake_cuda::run_all();
   fake_cuda::hold_copies_to_devices(true);
   std::atomic<bool> ended{false};
   Status status;
