@@ -114,6 +114,8 @@ class PassGraph {
   // Runs what can be run; appends what leaves. Throws what a node or hook throws, as an error that
   // names the node: nothing can be done with the graph then.
   void run(std::vector<Outgoing>* out);
+  // Nothing more is to be run: whoever runs it goes on to the end of one node. From any thread.
+  void stop() { stopped_.store(true, std::memory_order_relaxed); }
   // Something can be run.
   bool ready() const { return !ready_.empty() || !roots_.empty(); }
   // What reducers have asked for, when it is complete, and the end of the effect, if there is one,
@@ -192,6 +194,7 @@ class PassGraph {
   StreamsUsed streams_;
   GuardRef after_;  // of what has been run
   std::atomic<const std::type_info*> running_node_ = nullptr;
+  std::atomic<bool> stopped_ = false;
   size_t ran_ = 0;
   uint64_t order_ = 0;
   size_t named_ = 0;

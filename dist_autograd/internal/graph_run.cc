@@ -139,7 +139,7 @@ void PassGraph::run_ready(std::vector<Outgoing>* out) {
     put(&nodes_[index], edge.input_nr, std::move(gradient), std::nullopt);
     arrived(index);
   }
-  while (!ready_.empty()) {
+  while (!ready_.empty() && !stopped_.load(std::memory_order_relaxed)) {
     const uint32_t index = ready_.top().index;
     ready_.pop();
     run_node(index, out);

@@ -21,7 +21,7 @@
 //   LIVE-4  any order, delay or repetition of any message gives the same gradients; a gradient that
 //           overtakes its discover is parked.
 //   LIVE-5  every pass ends, with success or one error, by its deadline; then every worker has no
-//           state of it but its end.
+//           state of it but its end, and no node of it begins.
 //   LIVE-6  each live output is named exactly once; one reply to each message with names; one
 //           gradient per live message, one done per participant but the root; no close when all
 //           that is recorded is live.
@@ -124,6 +124,7 @@ struct PassOptions {
   bool retain = false;
   bool fast = false;  // every recorded send is taken to be live, nobody asks
   std::string effect{};
+  absl::Duration time{};  // until its deadline, as its error says it
 };
 
 class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
@@ -170,6 +171,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   Status on_progress(const WorkerKey& from, const PassProgress& progress);
   // Ends the pass here and tells those below. The first error counts.
   void fail(Status why);
+  // fail(), when it runs still: its deadline is over.
+  void time_is_over();
   // Forgets its gradients when it is done here: it has failed elsewhere, as all others know.
   void drop();
   // A worker died or left: ends the pass if it has to do with it.

@@ -120,6 +120,22 @@ Status BackwardPass::located(const Status& why) const {
   return with_details(annotate(why, absl::StrCat("on worker '", details.origin, "'")), details);
 }
 
+void BackwardPass::time_is_over() {
+  Todo todo;
+  {
+    MutexLock lock(&mutex_);
+    if (state_ != State::kRunning) return;
+    const std::string what = is_root()
+                                 ? absl::StrCat("deadline of ", absl::FormatDuration(options_.time),
+                                                " exceeded by ", to_string(id_), ", which")
+                                 : absl::StrCat("the deadline of ", to_string(id_), " is over; it");
+    fail_any_locked(
+        make_error(ErrorKind::kDeadline, absl::StrCat(what, " waits for ", waits_for_locked())),
+        &todo);
+  }
+  perform(std::move(todo));
+}
+
 void BackwardPass::fail(Status why) {
   Todo todo;
   {
@@ -157,6 +173,7 @@ void BackwardPass::fail_locked(Status why, Todo* todo) {
   fed_.clear();
   unsent_.clear();
   unsaid_ = false;
+  if (running_) graph_->stop();
   add_later_locked(todo);
   for (Arrived& one : std::exchange(inbox_, {})) {
     todo->push_back([reply = std::move(one.reply), error = error_]() mutable { reply(error); });

@@ -186,8 +186,8 @@ class WEFT_API DistAutogradService final
   // ---- service_watch.cc ----
   void watch(absl::Time deadline);
   void watch_locked(absl::Time when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A pass with this deadline has begun here: it is to be looked at after it.
-  void watch_pass(absl::Time deadline);
+  // A pass has begun here that is to be looked at then.
+  void watch_pass(absl::Time due);
   void look_at_passes(absl::Time now);
   void tick();
   std::vector<ContextRef> contexts() const;

@@ -264,7 +264,7 @@ StatusOr<std::shared_ptr<BackwardPass>> DistAutogradService::find_pass(const Pas
                      " on worker '", worker().name(), "'"));
   }
   auto pass = context->find(id, deadline, make, shared_from_this());
-  if (pass.ok() && make && id.root != self()) watch_pass(deadline);
+  if (pass.ok() && make && id.root != self()) watch_pass(deadline + kPassMargin);
   return pass;
 }
 

@@ -23,17 +23,12 @@ Status DistAutogradService::backward(const ContextRef& context, torch::autograd:
   const absl::Duration deadline = options.deadline.value_or(kDeadline);
   const absl::Time end = runtime().now() + deadline;
   WEFT_ASSIGN_OR_RETURN(const auto pass, context->begin(end, shared_from_this()));
-  watch_pass(absl::InfiniteFuture());
-  pass->start(
-      std::move(roots), std::move(gradients),
-      PassOptions{options.retain_graph, options.mode == BackwardMode::kFast, std::move(effect)});
+  watch_pass(end);  // this thread may be busy with a node then
+  pass->start(std::move(roots), std::move(gradients),
+              PassOptions{options.retain_graph, options.mode == BackwardMode::kFast,
+                          std::move(effect), deadline});
   pass->wait_until(end);
-  if (pass->state() == BackwardPass::State::kRunning) {
-    pass->fail(
-        make_error(ErrorKind::kDeadline,
-                   absl::StrCat("deadline of ", absl::FormatDuration(deadline), " exceeded by ",
-                                to_string(pass->id()), ", which waits for ", pass->waits_for())));
-  }
+  pass->time_is_over();
   if (outcomes != nullptr) *outcomes = pass->outcomes();
   if (pass->state() == BackwardPass::State::kDone) {
     context->ended(*pass, true);
@@ -49,11 +44,11 @@ void DistAutogradService::watch(absl::Time when) {
   watch_locked(when);
 }
 
-void DistAutogradService::watch_pass(absl::Time deadline) {
+void DistAutogradService::watch_pass(absl::Time due) {
   const absl::Time now = runtime().now();
   MutexLock lock(&mutex_);
   if (next_look_ == absl::InfiniteFuture()) next_look_ = now + report_stall_after_ / 2;
-  watch_locked(std::min(deadline + kPassMargin, next_look_));
+  watch_locked(std::min(due, next_look_));
 }
 
 void DistAutogradService::look_at_passes(absl::Time now) {
@@ -106,16 +101,16 @@ void DistAutogradService::tick() {
   absl::Time next = absl::InfiniteFuture();
   for (const ContextRef& context : contexts()) {
     for (const auto& pass : context->passes()) {
-      if (pass->is_root()) continue;
-      const absl::Time due = pass->deadline() + kPassMargin;
+      const bool runs = pass->state() == BackwardPass::State::kRunning;
+      if (pass->is_root() && !runs) continue;
+      const absl::Time due =
+          pass->deadline() + (pass->is_root() ? absl::ZeroDuration() : kPassMargin);
       if (due > now) {
         next = std::min(next, due);
-      } else if (pass->state() != BackwardPass::State::kRunning) {
-        pass->ask_root();
+      } else if (runs) {
+        pass->time_is_over();
       } else {
-        pass->fail(make_error(ErrorKind::kDeadline,
-                              absl::StrCat("the deadline of ", to_string(pass->id()),
-                                           " is over; it waits for ", pass->waits_for())));
+        pass->ask_root();
       }
     }
   }

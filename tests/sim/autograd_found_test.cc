@@ -156,5 +156,31 @@ TEST_F(AutogradFound, LIVE_5_who_was_not_told_of_a_failure_asks) {
   });
 }
 
+// The time of the pass is over while a node runs: those behind it are left alone, at the latest
+// then, or they would run beside those of the next pass, and parameters be stepped that late.
+TEST_F(AutogradFound, LIVE_5_a_pass_that_has_failed_runs_no_further_node) {
+  simulate([&] {
+    DistAutogradContext context(workers_[0]);
+    const at::Tensor x = torch::ones({2}, torch::kFloat64).set_requires_grad(true);
+    const at::Tensor y = x * 2;
+    const at::Tensor z = y * 3;
+    const at::Tensor loss = through({1}, z).sum();
+    bool slow = true;
+    int behind = 0;
+    z.register_hook([&](const at::Tensor&) {
+      if (slow) sim_->sleep(absl::Seconds(3));
+    });
+    y.register_hook([&](const at::Tensor&) { ++behind; });
+    const BackwardOptions again{.retain_graph = true, .deadline = 2s};
+    EXPECT_EQ(error_kind(context.try_backward({loss}, again)), ErrorKind::kDeadline);
+    sim_->sleep(absl::Seconds(10));
+    EXPECT_EQ(behind, 0);
+    slow = false;
+    context.backward({loss}, again);
+    EXPECT_EQ(behind, 1);
+    EXPECT_TRUE(torch::equal(context.gradient(x), torch::full({2}, 18.0, torch::kFloat64)));
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing
