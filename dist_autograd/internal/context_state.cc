@@ -110,16 +110,15 @@ StatusOr<std::shared_ptr<BackwardPass>> ContextState::find(
       (settled != settled_.end() && id.counter < settled->second.below)) {
     return make_error(ErrorKind::kState, absl::StrCat(to_string(id), " has ended"));
   }
-  if (refused_.contains(id)) {
-    return make_error(ErrorKind::kCancelled, absl::StrCat(to_string(id), " has failed elsewhere"));
-  }
+  if (const auto why = refused_.find(id); why != refused_.end()) return why->second;
   return add_locked(id, deadline, links);
 }
 
-void ContextState::refuse(const PassId& pass) {
+void ContextState::refuse(const PassId& pass, const Status& why) {
   MutexLock lock(&mutex_);
   const auto settled = settled_.find(pass.root);
-  if (settled == settled_.end() || pass.counter >= settled->second.below) refused_.insert(pass);
+  if (settled == settled_.end() || pass.counter >= settled->second.below)
+    refused_.emplace(pass, why);
 }
 
 void ContextState::settle(const WorkerKey& root, uint64_t below,

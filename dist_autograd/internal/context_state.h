@@ -46,7 +46,7 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   StatusOr<std::shared_ptr<BackwardPass>> find(const PassId& pass, absl::Time deadline, bool make,
                                                const std::shared_ptr<PassLinks>& links);
   // One that is not here has failed: what engages this worker in it comes too late.
-  void refuse(const PassId& pass);
+  void refuse(const PassId& pass, const Status& why);
   // What `root` says of its earlier passes: `aborted` are those that failed.
   void settle(const WorkerKey& root, uint64_t ended_below, const std::vector<uint64_t>& aborted);
   // Of this worker's own, for settle() elsewhere. `all_told`: everybody knows of its failure.
@@ -91,7 +91,8 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   size_t outputs_ ABSL_GUARDED_BY(mutex_) = 0;  // of all sends
   std::set<WorkerKey> known_ ABSL_GUARDED_BY(mutex_);
   std::map<PassId, std::shared_ptr<BackwardPass>> passes_ ABSL_GUARDED_BY(mutex_);
-  std::set<PassId> refused_ ABSL_GUARDED_BY(mutex_);  // their aborts have overtaken all else
+  std::map<PassId, Status> refused_
+      ABSL_GUARDED_BY(mutex_);  // their aborts have overtaken all else
   struct Settled {
     uint64_t below = 0;
     std::vector<uint64_t> aborted{};

@@ -154,7 +154,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   // For the thread that waits for the pass: until it has ended everywhere, its error is known, or
   // `end`. What there is to run at this worker meanwhile, it runs.
   void wait_until(absl::Time end);
-  // Completes when everybody who takes part has been told of an error.
+  // Completes when everybody who takes part has been told of an error; with one when somebody could
+  // not be, or perhaps not those that it has engaged.
   Future<void> told() const { return told_.future(); }
   // Of the effect, by those that were heard of.
   LeafOutcomes outcomes() const;
@@ -246,7 +247,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   void fail_any_locked(Status why, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void finish_if_done_locked(Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void fail_locked(Status why, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void one_told();
+  void one_told(const Status& heard);
   std::string waits_for_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Says so; who hears that the pass has failed forgets its gradients.
   void say_done(absl::Time until);
@@ -310,6 +311,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   LeafOutcomes done_ ABSL_GUARDED_BY(mutex_);    // of the others, by those that are done
   std::vector<LeafGradient> leaves_ ABSL_GUARDED_BY(mutex_);
   int64_t untold_ ABSL_GUARDED_BY(mutex_) = 0;  // aborts that are not answered
+  Status unheard_ ABSL_GUARDED_BY(mutex_);      // why one has not arrived
   std::vector<OnTold> wait_for_told_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -182,6 +182,7 @@ void BackwardPass::fail_locked(Status why, Todo* todo) {
   below.insert(id_.root);
   if (is_root()) {
     for (const auto& [worker, is_final] : found_) below.insert(worker);
+    for (const auto& [worker, outcome] : done_) below.insert(worker);
   }
   below.erase(self_);
   // Tensors and graphs are destroyed without the mutex, and so are callbacks.
@@ -195,21 +196,25 @@ void BackwardPass::fail_locked(Status why, Todo* todo) {
   untold_ = static_cast<int64_t>(below.size()) + 1;
   for (const WorkerKey& worker : below) {
     todo->push_back([self = shared_from_this(), worker, error = error_] {
-      self->links_->abort(worker, self->id_, error, [self](const Status&) { self->one_told(); });
+      self->links_->abort(worker, self->id_, error,
+                          [self](const Status& heard) { self->one_told(heard); });
     });
   }
-  todo->push_back([self = shared_from_this()] { self->one_told(); });
+  todo->push_back([self = shared_from_this()] { self->one_told(absl::OkStatus()); });
 }
 
-void BackwardPass::one_told() {
+void BackwardPass::one_told(const Status& heard) {
   std::vector<OnTold> waiting;
+  Status all;
   {
     MutexLock lock(&mutex_);
+    if (!heard.ok()) unheard_ = heard;
     if (--untold_ > 0) return;
     waiting.swap(wait_for_told_);
+    all = unheard_;
   }
-  told_.try_set({});
-  for (OnTold& one : waiting) one(absl::OkStatus());
+  told_.try_set(all);
+  for (OnTold& one : waiting) one(all);
 }
 
 void BackwardPass::on_abort(const WorkerKey& from, const Status& why, OnTold reply) {
@@ -219,7 +224,8 @@ void BackwardPass::on_abort(const WorkerKey& from, const Status& why, OnTold rep
     if (state_ == State::kAborted && from == id_.root && untold_ > 0) {
       wait_for_told_.push_back(std::move(reply));  // the root wants to know whether all know
     } else if (state_ == State::kAborted || (state_ == State::kDone && is_root())) {
-      todo.push_back([reply = std::move(reply)]() mutable { reply(absl::OkStatus()); });
+      todo.push_back(
+          [reply = std::move(reply), heard = unheard_]() mutable { reply(std::move(heard)); });
     } else {
       fail_locked(why, &todo);
       if (is_root()) {

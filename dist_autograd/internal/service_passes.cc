@@ -316,7 +316,7 @@ void DistAutogradService::on_notice(CallContext& call, Payload arguments, ReplyF
     // Whoever does not know it any more has nothing left to do; its root remembers failures.
     const ContextRef context = find(data->pass.context);
     if (context != nullptr && !data->status.ok() && data->pass.root != self()) {
-      context->refuse(data->pass);
+      context->refuse(data->pass, data->status);
     }
     const bool failed = context != nullptr && context->has_failed(data->pass);
     return replying(std::move(reply))(

@@ -156,6 +156,33 @@ TEST_F(AutogradFound, LIVE_5_who_was_not_told_of_a_failure_asks) {
   });
 }
 
+// w1 has had all of w2, which it has engaged and which is done; then it leaves, and nobody can ask
+// it to pass on that the pass has failed. Whether w2 says that it is done before the root gives up
+// or after, it hears that it was for nothing.
+TEST_F(AutogradFound, LIVE_1_whom_a_worker_that_has_left_had_engaged_is_told) {
+  for (const absl::Duration late : {absl::ZeroDuration(), absl::Milliseconds(200)}) {
+    SCOPED_TRACE(absl::FormatDuration(late));
+    simulate([&] {
+      DistAutogradContext context(workers_[0]);
+      const at::Tensor x = torch::ones({2}, torch::kFloat64).set_requires_grad(true);
+      const at::Tensor loss = through({1, 2}, x).sum();
+      const auto w2 = [&] { return gradient_at(2, context.id()); };
+      plan_->add({.fault = Fault::kDelay, .from = "w2", .to = "w0", .delay = late});
+      plan_->add({.fault = Fault::kDelay, .from = "w1", .to = "w0", .delay = absl::Seconds(1)});
+      Status status;
+      const auto backward =
+          sim_->spawn("backward", [&] { status = context.try_backward({loss}, {.deadline = 3s}); });
+      sim_->sleep(absl::Milliseconds(100));
+      EXPECT_TRUE(w2().defined());
+      (void)workers_[1].shutdown({.graceful = false});
+      sim_->sleep(absl::Seconds(10));
+      EXPECT_EQ(error_kind(status), ErrorKind::kPeerLost) << status;
+      EXPECT_FALSE(w2().defined());
+      plan_->clear();
+    });
+  }
+}
+
 // The time of the pass is over while a node runs: those behind it are left alone, at the latest
 // then, or they would run beside those of the next pass, and parameters be stepped that late.
 TEST_F(AutogradFound, LIVE_5_a_pass_that_has_failed_runs_no_further_node) {
