@@ -310,8 +310,9 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   std::string outcome_ ABSL_GUARDED_BY(mutex_);  // of this worker's effect
   LeafOutcomes done_ ABSL_GUARDED_BY(mutex_);    // of the others, by those that are done
   std::vector<LeafGradient> leaves_ ABSL_GUARDED_BY(mutex_);
-  int64_t untold_ ABSL_GUARDED_BY(mutex_) = 0;  // aborts that are not answered
-  Status unheard_ ABSL_GUARDED_BY(mutex_);      // why one has not arrived
+  int64_t untold_ ABSL_GUARDED_BY(mutex_) = 0;                // aborts that are not answered
+  Status unheard_ ABSL_GUARDED_BY(mutex_);                    // why one has not arrived
+  std::map<WorkerKey, Status> gone_ ABSL_GUARDED_BY(mutex_);  // before they were heard of
   std::vector<OnTold> wait_for_told_ ABSL_GUARDED_BY(mutex_);
 };
 

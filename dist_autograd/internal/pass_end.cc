@@ -78,9 +78,16 @@ void BackwardPass::ask_root() {
 
 void BackwardPass::finish_if_done_locked(Todo* todo) {
   if (state_ != State::kRunning || !part_done_ || !wave_over_) return;
+  bool all = true;
   for (const auto& [worker, is_final] : found_) {
-    if (worker != self_ && !done_.contains(worker)) return;
+    if (worker == self_ || done_.contains(worker)) continue;
+    all = false;
+    // It was not known to take part when it went.
+    if (const auto gone = gone_.find(worker); gone != gone_.end()) {
+      return fail_locked(gone->second, todo);
+    }
   }
+  if (!all) return;
   state_ = State::kDone;
   call_waiter_locked(todo);
 }
@@ -250,10 +257,15 @@ void BackwardPass::on_gone(const WorkerKey& worker, const Status& why) {
   Todo todo;
   {
     MutexLock lock(&mutex_);
+    if (state_ != State::kRunning) return;
     const bool has_to_do = is_root() ? !done_.contains(worker) || !wave_over_ : true;
-    if (state_ != State::kRunning || !has_to_do || !peers_.contains(worker)) return;
-    fail_locked(annotate(why, absl::StrCat("'", links_->name_of(worker), "', which takes part")),
-                &todo);
+    const Status error =
+        annotate(why, absl::StrCat("'", links_->name_of(worker), "', which takes part"));
+    if (!peers_.contains(worker)) {
+      gone_.emplace(worker, error);
+    } else if (has_to_do) {
+      fail_locked(error, &todo);
+    }
   }
   perform(std::move(todo));
 }

@@ -183,6 +183,26 @@ TEST_F(AutogradFound, LIVE_1_whom_a_worker_that_has_left_had_engaged_is_told) {
   }
 }
 
+// w2 leaves before the root has heard that it takes part: the pass waited for it until its
+// deadline.
+TEST_F(AutogradFound, LIVE_5_a_worker_that_left_before_it_was_known_to_take_part) {
+  simulate([&] {
+    DistAutogradContext context(workers_[0]);
+    const at::Tensor x = torch::ones({2}, torch::kFloat64).set_requires_grad(true);
+    const at::Tensor loss = through({1, 2}, x).sum();
+    plan_->add({.fault = Fault::kDelay, .from = "w1", .to = "w0", .delay = absl::Seconds(1)});
+    plan_->add({.fault = Fault::kDelay, .from = "w2", .to = "w0", .delay = absl::Seconds(5)});
+    Status status;
+    const auto backward =
+        sim_->spawn("backward", [&] { status = context.try_backward({loss}, {.deadline = 4s}); });
+    sim_->sleep(absl::Milliseconds(100));
+    (void)workers_[2].shutdown({.graceful = false});
+    sim_->sleep(absl::Seconds(10));
+    EXPECT_EQ(error_kind(status), ErrorKind::kPeerLost) << status;
+    plan_->clear();
+  });
+}
+
 // The time of the pass is over while a node runs: those behind it are left alone, at the latest
 // then, or they would run beside those of the next pass, and parameters be stepped that late.
 TEST_F(AutogradFound, LIVE_5_a_pass_that_has_failed_runs_no_further_node) {
