@@ -152,7 +152,13 @@ TEST_P(DistOptimFailure, X13_cut_in_the_first_phase) {
   {
     DistAutogradContext context(c[0]);
     context.backward({loss(c, input())});
-    plan->add({.fault = Fault::kDrop, .from = "worker2", .to = "worker0", .times = 1});
+    // The backward may have ended before the last answers to its messages are here.
+    eventually([&] { return counter(c[0], "calls_pending") == 0; }, "answers to the backward");
+    plan->add({.fault = Fault::kDrop,
+               .kind = FrameKind::kResponse,
+               .from = "worker2",
+               .to = "worker0",
+               .times = 1});
     const StepReport report = optimizer.try_step(context, {.deadline = absl::Milliseconds(500)});
     EXPECT_FALSE(report.status.ok());
     for (const OwnerReport& one : report.owners) EXPECT_EQ(one.outcome, StepOutcome::kNotApplied);
