@@ -117,8 +117,8 @@ StatusOr<std::shared_ptr<BackwardPass>> ContextState::find(
 void ContextState::refuse(const PassId& pass, const Status& why) {
   MutexLock lock(&mutex_);
   const auto settled = settled_.find(pass.root);
-  if (settled == settled_.end() || pass.counter >= settled->second.below)
-    refused_.emplace(pass, why);
+  if (settled != settled_.end() && pass.counter < settled->second.below) return;
+  refused_.emplace(pass, why);
 }
 
 void ContextState::settle(const WorkerKey& root, uint64_t below,

@@ -91,8 +91,8 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   size_t outputs_ ABSL_GUARDED_BY(mutex_) = 0;  // of all sends
   std::set<WorkerKey> known_ ABSL_GUARDED_BY(mutex_);
   std::map<PassId, std::shared_ptr<BackwardPass>> passes_ ABSL_GUARDED_BY(mutex_);
-  std::map<PassId, Status> refused_
-      ABSL_GUARDED_BY(mutex_);  // their aborts have overtaken all else
+  // Why they have failed: their aborts have overtaken all else.
+  std::map<PassId, Status> refused_ ABSL_GUARDED_BY(mutex_);
   struct Settled {
     uint64_t below = 0;
     std::vector<uint64_t> aborted{};

@@ -136,7 +136,7 @@ void BackwardPass::time_is_over() {
                                  ? absl::StrCat("deadline of ", absl::FormatDuration(options_.time),
                                                 " exceeded by ", to_string(id_), ", which")
                                  : absl::StrCat("the deadline of ", to_string(id_), " is over; it");
-    fail_any_locked(
+    fail_locked(
         make_error(ErrorKind::kDeadline, absl::StrCat(what, " waits for ", waits_for_locked())),
         &todo);
   }
