@@ -13,10 +13,10 @@
 //   weft::rpc_sync(worker, "trainer1", &train, layer);                 // train(RemoteModule<...>)
 //   std::vector<weft::RRef<at::Tensor>> parameters = layer.parameters();
 //
-// M is the class that a program writes: a holder made by TORCH_MODULE, whose Impl is meant, or a
-// Module itself. Where it lives is one string, "worker/device": a name, or "rank:1", and a device
-// of that worker ("cpu" when there is none). What must be known of Impl is registered by module_(),
-// which adds the methods below; others with def(), as for class_().
+// M is the class that a program writes: a holder (torch::nn::Linear, one made by TORCH_MODULE),
+// whose Impl is meant, or a Module itself. Where it lives is one string, "worker/device": a name,
+// or "rank:1", and a device of that worker ("cpu" when there is none). What must be known of Impl
+// is registered by module_(), which adds the methods below; others with def(), as for class_().
 //
 // A RemoteModule is a shared handle, as an RRef is: it copies, moves, travels and fails as one
 // (rref/rref.h). Calls on the module run one at a time. Tensors go where the device map of the
@@ -55,9 +55,10 @@ template <class M, class = void>
 struct ModuleImpl {
   using type = M;
 };
+// Every holder has this name; Embedding and EmbeddingBag, which TORCH_MODULE did not make, no Impl.
 template <class M>
-struct ModuleImpl<M, std::void_t<typename M::Impl>> {
-  using type = typename M::Impl;
+struct ModuleImpl<M, std::void_t<typename M::ContainedType>> {
+  using type = typename M::ContainedType;
 };
 
 struct RemotePlacement {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
 #include "ATen/Functions.h"
@@ -49,6 +50,9 @@ Library module_library() {
   module_<torch::nn::Linear>(lib, "Linear")
       .constructor<int64_t, int64_t>()
       .def("forward", &torch::nn::LinearImpl::forward);
+  module_<torch::nn::Embedding>(lib, "Embedding")
+      .constructor<int64_t, int64_t>()
+      .def("forward", &torch::nn::EmbeddingImpl::forward);
   lib.def("apply", &apply).def("pass_on", &pass_on).def("elements", &elements);
   return lib;
 }
@@ -88,6 +92,18 @@ TEST_P(RemoteModuleTest, DA_57_forward_sync_and_async) {
     RemoteModule<torch::nn::Linear> linear((*c)[0], "worker2", 3, 4);
     EXPECT_EQ(linear.forward(x).size(1), 4);
     EXPECT_EQ(linear.owner_name(), "worker2");
+  }
+  expect_nothing_left(*c);
+}
+
+// LibTorch writes this holder by hand: it is one that TORCH_MODULE did not make.
+TEST_P(RemoteModuleTest, holders_that_no_macro_made) {
+  auto c = make_modules();
+  {
+    RemoteModule<torch::nn::Embedding> table((*c)[0], "worker1", 4, 3);
+    const at::Tensor weight = table.state_dict().at("weight");
+    const at::Tensor rows = at::tensor({3, 1}, at::kLong);
+    EXPECT_TRUE(at::equal(table.forward(rows), weight.index_select(0, rows)));
   }
   expect_nothing_left(*c);
 }
