@@ -19,6 +19,7 @@ BackwardPass::BackwardPass(const PassId& id, const WorkerKey& self, RecordedSend
       recorded_(std::move(recorded)),
       deadline_(deadline),
       links_(std::move(links)),
+      begun_(links_->runtime().now()),
       told_(links_->executor()),  // whoever waits, waits in the runtime's time
       graph_(std::make_unique<PassGraph>(id.context, self, recorded_.find)) {
   peers_.insert(id.root);

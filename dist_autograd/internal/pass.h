@@ -184,6 +184,16 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
 
   // What a pass that does not end waits for; at the root, also what the others say of theirs.
   std::string waits_for() const;
+  // What whoever looks at this worker is shown.
+  struct Sight {
+    State state = State::kRunning;
+    absl::Duration age{};
+    int64_t peers = 0;         // others that it has to do with here
+    int64_t gradients = 0;     // messages whose gradients have come...
+    int64_t parked_bytes = 0;  // ...and those of them that wait for their turn
+    std::string waits_for{};
+  };
+  Sight sight() const;
   // To be called every half of a stall interval. A participant whose part takes longer tells the
   // root how far it is. True, once in each interval: for so long nothing has happened here nor, as
   // far as a root knows, anywhere.
@@ -262,6 +272,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   const RecordedSends recorded_;
   const absl::Time deadline_;
   const std::shared_ptr<PassLinks> links_;
+  const absl::Time begun_;
   Promise<void> told_;
 
   mutable Mutex mutex_;

@@ -310,6 +310,22 @@ std::string BackwardPass::waits_for() const {
   return waits_for_locked();
 }
 
+BackwardPass::Sight BackwardPass::sight() const {
+  Sight out;
+  MutexLock lock(&mutex_);
+  out.state = state_;
+  out.age = links_->runtime().now() - begun_;
+  out.peers = static_cast<int64_t>(peers_.size() - peers_.count(self_));
+  out.gradients = static_cast<int64_t>(fed_.size());
+  for (const auto& [message, gradients] : parked_) {
+    for (const at::Tensor& one : gradients.tensors) {
+      if (one.defined() && !one.is_sparse()) out.parked_bytes += static_cast<int64_t>(one.nbytes());
+    }
+  }
+  out.waits_for = waits_for_locked();
+  return out;
+}
+
 std::string BackwardPass::waits_for_locked() const {
   if (state_ != State::kRunning) return "nothing";
   std::vector<std::string> out;

@@ -303,29 +303,6 @@ void DistAutogradService::on_shutdown(const Status& why) {
   for (const ContextRef& context : all) context->close();
 }
 
-void DistAutogradService::put_debug_info(std::map<std::string, int64_t>* out) const {
-  ContextState::Counts sum;
-  const std::vector<ContextRef> all = contexts();
-  for (const ContextRef& context : all) {
-    const ContextState::Counts counts = context->counts();
-    sum.sends += counts.sends;
-    sum.running += counts.running;
-    sum.leaves += counts.leaves;
-  }
-  MutexLock lock(&mutex_);
-  (*out)["num_autograd_contexts"] = static_cast<int64_t>(all.size());
-  (*out)["num_current_backward_passes"] = sum.running;
-  (*out)["autograd_sends"] = sum.sends;
-  (*out)["autograd_leaves"] = sum.leaves;
-  (*out)["autograd_releases"] = releases_;
-  (*out)["autograd_stall_reports"] = stall_reports_;
-  for (const char* kind : {"discover", "gradient", "close", "done", "abort", "progress_report",
-                           "release", "norm", "scale"}) {
-    const auto at = sent_.find(kind);
-    (*out)[absl::StrCat("autograd_", kind, "s_sent")] = at == sent_.end() ? 0 : at->second;
-  }
-}
-
 Service::Load DistAutogradService::load() const {
   uint64_t pending = 0;
   for (const ContextRef& context : contexts()) {

@@ -92,6 +92,7 @@ class WEFT_API DistAutogradService final
   void on_worker_gone(const WorkerInfo& worker, const Status& why) override;
   void on_shutdown(const Status& why) override;
   void put_debug_info(std::map<std::string, int64_t>* out) const override;
+  void put_inspection(Inspection* out) const override;
   Load load() const override;
 
   // ---- Interceptor ----

@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "torch/types.h"
+#include "weft/rpc/inspect.h"
 #include "weft/tests/dist_autograd/fixture.h"
 
 namespace weft::testing {
@@ -12,6 +13,7 @@ namespace {
 
 using namespace std::chrono_literals;  // NOLINT
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -118,6 +120,43 @@ TEST_P(DistWatch, TheErrorOfADeadlineTellsWhatTheOthersWaitFor) {
     stuck.open();
   }
   expect_nothing_left(c);
+}
+
+// From outside of the job: who has which context, and what a pass waits for at each worker.
+TEST_P(DistWatch, WhoeverLooksSeesContextsAndPasses) {
+  ClusterOptions o = options();
+  o.adjust = [](int, JoinOptions* join) { join->services.push_back(dist_autograd_service()); };
+  Cluster c(o);
+  const auto look = [&](size_t worker) {
+    InspectOptions at{.address = c[worker].address(), .deadline = absl::Seconds(30)};
+    if (GetParam() == Net::kInproc) at.transport = inproc_transport(c.network());
+    return inspect(at);
+  };
+  EXPECT_THAT(look(1),
+              AllOf(HasSubstr("autograd_contexts: 0\n"), HasSubstr("backward_passes: 0\n")));
+  StuckWayBack stuck;
+  {
+    DistAutogradContext context(c[0]);
+    const at::Tensor x = leaf({1, 2});
+    const at::Tensor loss = rpc_sync(c[0], "worker1", &slow_way_back, x).sum();
+    std::thread other([&] { context.backward({loss}); });
+    stuck.wait_reached();
+    // One send each, and so far no leaf has a gradient; only the creator has told anybody.
+    const std::string id = "autograd context 0/[0-9a-f]+/1";
+    EXPECT_THAT(look(0), ContainsRegex("  " + id + " worker0 1 +0 +1 +1\n"));
+    EXPECT_THAT(look(0), ContainsRegex("  backward 1 of " + id + " worker0 running .*'worker1'"));
+    const std::string callee = look(1);
+    EXPECT_THAT(callee, ContainsRegex("  " + id + " worker0 1 +0 +1 +1\n"));
+    EXPECT_THAT(callee, ContainsRegex("  backward 1 of " + id +
+                                      " worker0 running +[0-9.]+ +[0-9.]+ +1 +1 +0 +"
+                                      "its own node .*SlowFunction"));
+    stuck.open();
+    other.join();
+    expect_equal(context.gradient(x), at::full({2}, 2.0, at::kDouble));
+  }
+  expect_nothing_left(c);
+  eventually([&] { return look(1).find("autograd_contexts: 0\n") != std::string::npos; },
+             "a context is shown");
 }
 
 INSTANTIATE_TEST_SUITE_P(Nets, DistWatch, ::testing::ValuesIn(nets()), net_name);
