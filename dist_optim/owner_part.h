@@ -28,6 +28,7 @@
 #include "weft/dist_optim/isolation.h"
 #include "weft/dist_optim/messages.h"
 #include "weft/rpc/call_context.h"
+#include "weft/rpc/device_order.h"
 #include "weft/rpc/library.h"
 
 namespace weft::internal {
@@ -75,6 +76,7 @@ class WEFT_API OwnerOptimizer : public std::enable_shared_from_this<OwnerOptimiz
   struct Update {
     size_t slot = 0;
     at::Tensor gradient{};
+    GuardRef after{};  // of the gradient, for another thread than the one that has read it
   };
   using Options = std::vector<PackedOptions>;
 
@@ -109,9 +111,13 @@ class WEFT_API OwnerOptimizer : public std::enable_shared_from_this<OwnerOptimiz
 
   ReservationRef reserve(CallContext& call, const StepPlan& plan);
   StepAnswer apply_reserved(const ReservationRef& reservation);
+  // update(); handlers that start later meet its parameters as it leaves them.
+  Status update_and_publish(const std::vector<Slot>& slots, const std::vector<Update>& updates,
+                            const Options& options, int64_t* touched);
   void give_back(const Reservation& reservation);
   void drop_expired();
   std::vector<Slot> slots() const;
+  std::shared_ptr<DistOptimService> service() const;
   std::vector<int64_t> versions_of(const std::vector<Slot>& slots) const;
   void check_versions(const StepPlan& plan, const std::vector<Slot>& slots,
                       Reservation* reservation) const;

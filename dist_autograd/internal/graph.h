@@ -30,11 +30,11 @@
 #include "absl/container/flat_hash_set.h"
 #include "torch/csrc/autograd/input_buffer.h"
 #include "weft/common/error.h"
-#include "weft/dist_autograd/internal/device_order.h"
 #include "weft/dist_autograd/internal/functions.h"
 #include "weft/dist_autograd/internal/leaf_slots.h"
 #include "weft/dist_autograd/internal/torch_compat.h"
 #include "weft/dist_autograd/leaf_effect.h"
+#include "weft/rpc/device_order.h"
 
 namespace weft::internal {
 

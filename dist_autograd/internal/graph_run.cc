@@ -20,6 +20,16 @@ using torch::autograd::variable_list;
 
 namespace {
 
+// Where a node's forward ran, and so its backward does, as in LibTorch's engine
+// (torch/csrc/autograd/engine.cpp, evaluate_function); nothing for one of the CPU.
+std::optional<c10::Stream> stream_of(const Node& node) {
+  for (uint32_t i = 0; i < node.num_inputs(); ++i) {
+    const auto& metadata = node.input_metadata(i);
+    if (!metadata.device().is_cpu()) return metadata.stream();
+  }
+  return std::nullopt;
+}
+
 void wait_for_inputs(const torch::autograd::InputBuffer& inputs,
                      const std::optional<c10::Stream>& stream) {
   for (size_t i = 0; i < inputs.ready_events.size(); ++i) {

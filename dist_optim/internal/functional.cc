@@ -19,6 +19,14 @@ std::shared_ptr<const UpdateRule> rule_or_throw(const std::string& name) {
   return rule;
 }
 
+// Of a device: a lock says who queues, and not what is done when.
+void order_here(Parameter* shared, const at::Tensor& parameter, const ParameterState& state) {
+  if (!on_device(parameter)) return;
+  std::vector<at::Tensor> all = state.buffers;
+  all.push_back(parameter);
+  shared->order_here(all);
+}
+
 Status wrong_state(std::string_view key, std::string_view what) {
   return make_error(ErrorKind::kInvalidArgument,
                     absl::StrCat("load_state_dict: '", std::string(key), "' ", std::string(what)));
@@ -39,6 +47,7 @@ void FunctionalOptimizer::added(const std::vector<Slot>& slots, size_t first,
   for (size_t i = first; i < slots.size(); ++i) {
     fresh.push_back(std::make_unique<ParameterState>());
     rule_->prepare(options, slots[i].parameter.detach(), fresh.back().get());
+    slots[i].shared->queued_here(slots[i].parameter);
   }
   MutexLock lock(&states_mutex_);
   for (auto& one : fresh) states_.push_back(std::move(one));
@@ -74,14 +83,17 @@ Status FunctionalOptimizer::update(const std::vector<Slot>& slots,
     // OPT-6: shares memory, and has a version of its own.
     const at::Tensor parameter = slot.parameter.variable_data();
     if (isolation == Isolation::kHogwild && rule_->prepared(now, *state)) {
+      order_here(slot.shared.get(), parameter, *state);
       rule_->update(now, parameter, one.gradient, state);
+      slot.shared->updated(parameter);
     } else {
       const ParameterLock lock(slot.shared.get());
       WEFT_RETURN_IF_ERROR(lock.status());
+      order_here(slot.shared.get(), parameter, *state);
       rule_->prepare(now, parameter, state);
       rule_->update(now, parameter, one.gradient, state);
+      slot.shared->updated(parameter);
     }
-    slot.shared->count_update();
     ++*touched;
   }
   return absl::OkStatus();
@@ -93,6 +105,7 @@ OwnerStateDict FunctionalOptimizer::save(const std::vector<Slot>& slots) {
     ParameterState* state = state_of(i);
     const ParameterLock lock(slots[i].shared.get());
     throw_if_error(lock.status());
+    order_here(slots[i].shared.get(), slots[i].parameter, *state);
     out[absl::StrCat(i, ".step")] = at::scalar_tensor(state->steps.load(), at::kLong);
     for (size_t b = 0; b < state->buffers.size(); ++b) {
       if (!state->buffers[b].defined()) continue;
@@ -145,9 +158,11 @@ void FunctionalOptimizer::load(const std::vector<Slot>& slots, const OwnerStateD
     ParameterState* into = state_of(i);
     const ParameterLock lock(slots[i].shared.get());
     throw_if_error(lock.status());
+    order_here(slots[i].shared.get(), slots[i].parameter, *into);
     into->buffers = std::move(buffers[i]);
     into->buffers.resize(rule_->buffer_names().size());
     into->steps.store(steps[i]);
+    slots[i].shared->queued_here(slots[i].parameter);
   }
 }
 

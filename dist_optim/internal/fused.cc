@@ -40,19 +40,14 @@ class OwnerOptimizer::FusedStep final : public LeafEffect {
     const auto at = by_tensor_.find(leaf.unsafeGetTensorImpl());
     if (at == by_tensor_.end()) return false;
     part_->check(at->second, slots_[at->second], gradient, plan_);
-    updates_.push_back(Update{at->second, gradient});
+    updates_.push_back(Update{at->second, gradient, nullptr});  // read where it is used
     if (part_->one_by_one()) apply();
     return true;
   }
 
   std::string finish() override {
     apply();
-    std::shared_ptr<DistOptimService> service;
-    {
-      MutexLock lock(&part_->mutex_);
-      service = part_->service_;
-    }
-    ++service->steps;
+    ++part_->service()->steps;
     return to_bytes(StepAnswer{updated_, 0, part_->versions_of(slots_)});
   }
 
@@ -60,13 +55,8 @@ class OwnerOptimizer::FusedStep final : public LeafEffect {
   void apply() {
     if (updates_.empty()) return;
     const std::vector<Update> now = std::exchange(updates_, {});
-    Isolation isolation;
-    {
-      MutexLock lock(&part_->mutex_);
-      isolation = part_->isolation_;
-    }
     int64_t touched = 0;
-    throw_if_error(part_->update(slots_, now, plan_.options, isolation, &touched));
+    throw_if_error(part_->update_and_publish(slots_, now, plan_.options, &touched));
     updated_ += static_cast<int64_t>(now.size());
   }
 

@@ -202,7 +202,7 @@ OwnerOptimizer::ReservationRef OwnerOptimizer::reserve(CallContext& call, const 
       auto at = gradients.find(all[i].parameter.unsafeGetTensorImpl());
       if (at == gradients.end()) continue;
       check(i, all[i], at->second, plan);
-      out->updates.push_back(Update{i, at->second});
+      out->updates.push_back(Update{i, at->second, mark_here(at->second)});
     }
     check_versions(plan, all, out.get());
   } catch (...) {
@@ -245,19 +245,13 @@ void OwnerOptimizer::check_versions(const StepPlan& plan, const std::vector<Slot
 
 StepAnswer OwnerOptimizer::apply_reserved(const ReservationRef& reservation) {
   const std::vector<Slot> all = slots();
-  Isolation isolation;
-  std::shared_ptr<DistOptimService> service;
-  {
-    MutexLock lock(&mutex_);
-    isolation = isolation_;
-    service = service_;
-  }
   int64_t touched = 0;
   Status failed;
   if (!reservation->updates.empty()) {
     const at::AutoGradMode no_grad(false);
     try {
-      failed = update(all, reservation->updates, reservation->options, isolation, &touched);
+      for (const Update& one : reservation->updates) use_here(one.after, one.gradient);
+      failed = update_and_publish(all, reservation->updates, reservation->options, &touched);
     } catch (...) {
       failed = status_from_current_exception();
     }
@@ -266,9 +260,31 @@ StepAnswer OwnerOptimizer::apply_reserved(const ReservationRef& reservation) {
   if (!failed.ok()) {
     throw Error(failed).with_payload(std::string(touched == 0 ? kNothingApplied : kPartlyApplied));
   }
-  ++service->steps;
+  ++service()->steps;
   return StepAnswer{static_cast<int64_t>(reservation->updates.size()), reservation->stale,
                     versions_of(all)};
+}
+
+Status OwnerOptimizer::update_and_publish(const std::vector<Slot>& slots,
+                                          const std::vector<Update>& updates,
+                                          const Options& options, int64_t* touched) {
+  Isolation isolation;
+  {
+    MutexLock lock(&mutex_);
+    isolation = isolation_;
+  }
+  const Status status = update(slots, updates, options, isolation, touched);
+  std::vector<at::Tensor> on_devices;
+  for (const Update& one : updates) {
+    if (on_device(one.gradient)) on_devices.push_back(one.gradient);
+  }
+  if (!on_devices.empty()) publish_here(service()->worker(), on_devices);
+  return status;
+}
+
+std::shared_ptr<DistOptimService> OwnerOptimizer::service() const {
+  MutexLock lock(&mutex_);
+  return service_;
 }
 
 void OwnerOptimizer::give_back(const Reservation& reservation) {

@@ -27,9 +27,26 @@ int64_t Parameter::version() const {
   return version_;
 }
 
-void Parameter::count_update() {
+void Parameter::updated(const at::Tensor& parameter) {
+  queued_here(parameter);
   MutexLock lock(&mutex_);
   ++version_;
+}
+
+void Parameter::order_here(c10::ArrayRef<at::Tensor> tensors) {
+  GuardRef after;
+  {
+    MutexLock lock(&mutex_);
+    after = after_;
+  }
+  use_here(after, tensors);
+}
+
+void Parameter::queued_here(const at::Tensor& parameter) {
+  GuardRef now = mark_here(parameter);
+  if (now == nullptr) return;
+  MutexLock lock(&mutex_);
+  after_ = std::move(now);
 }
 
 bool Parameter::reserve(const void* by, absl::Time until) {

@@ -4,7 +4,8 @@
 // ParameterTable: what all optimizers of a worker share of a parameter: its lock, its version, and
 // which step has it for itself. Several trainers may each have an optimizer over the same one.
 //
-//   OPT-1  under per_parameter_lock and versioned, updates of one parameter run one at a time.
+//   OPT-1  under per_parameter_lock and versioned, updates of one parameter run one at a time; on a
+//          device, each comes after the one before, whichever streams queue them.
 //   OPT-2  a parameter's version counts its updates, by any optimizer of this worker.
 //   OPT-3  a versioned step that has reserved a parameter is the only one that may update it until
 //          it has, was cancelled, or its time is over. Nobody waits for a reservation: who meets
@@ -21,6 +22,7 @@
 #include "weft/common/error.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
+#include "weft/rpc/device_order.h"
 
 namespace weft::internal {
 
@@ -34,7 +36,14 @@ class Parameter {
   void unlock();
 
   int64_t version() const;
-  void count_update();
+  // An update by the calling thread. `parameter`: the tensor itself.
+  void updated(const at::Tensor& parameter);
+
+  // OPT-1, on devices: what the calling thread queues from now on comes after what others have
+  // queued here, and the tensors' memory outlives it...
+  void order_here(c10::ArrayRef<at::Tensor> tensors);
+  // ...and what it has queued comes before that of others.
+  void queued_here(const at::Tensor& parameter);
 
   // OPT-3. `by` is compared, never followed. True: reserved, or it was already.
   bool reserve(const void* by, absl::Time until);
@@ -47,6 +56,7 @@ class Parameter {
   Condition freed_;
   bool locked_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t version_ ABSL_GUARDED_BY(mutex_) = 0;
+  GuardRef after_ ABSL_GUARDED_BY(mutex_);  // null: nothing has been queued
   const void* reserved_by_ ABSL_GUARDED_BY(mutex_) = nullptr;
   absl::Time reserved_until_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };

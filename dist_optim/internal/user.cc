@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kArchive = "archive";
 
-// Of all parameters, in one order for all optimizers.
+// Of all parameters, in one order for all optimizers; also in what their devices do.
 template <class Slots>
 Status lock_all(const Slots& slots, std::vector<std::unique_ptr<ParameterLock>>* locks) {
   std::vector<Parameter*> all;
@@ -26,6 +26,7 @@ Status lock_all(const Slots& slots, std::vector<std::unique_ptr<ParameterLock>>*
     locks->push_back(std::make_unique<ParameterLock>(one));
     WEFT_RETURN_IF_ERROR(locks->back()->status());
   }
+  for (const auto& slot : slots) slot.shared->order_here(slot.parameter);
   return absl::OkStatus();
 }
 
@@ -53,6 +54,7 @@ void UserOptimizer::added(const std::vector<Slot>& slots, size_t first,
   if (!options.empty()) optimizer_->param_groups().back().options().set_lr(options[0]);
   aliases_.insert(aliases_.end(), fresh.begin(), fresh.end());
   groups_.push_back(slots[first].group);
+  for (const Slot& slot : slots) slot.shared->queued_here(slot.parameter);
 }
 
 void UserOptimizer::removed(size_t first) {
@@ -100,9 +102,12 @@ Status UserOptimizer::update(const std::vector<Slot>& slots, const std::vector<U
   }
   for (size_t i = 0; i < aliases_.size(); ++i) {
     aliases_[i].mutable_grad() = at::Tensor();
-    if (aliases_[i]._version() == before[i]) continue;
+    if (aliases_[i]._version() == before[i]) {
+      slots[i].shared->queued_here(slots[i].parameter);  // what the class keeps of its own
+      continue;
+    }
     ++*touched;
-    slots[i].shared->count_update();
+    slots[i].shared->updated(slots[i].parameter);
   }
   return failed;
 }
@@ -136,6 +141,7 @@ void UserOptimizer::load(const std::vector<Slot>& slots, const OwnerStateDict& s
   std::vector<std::unique_ptr<ParameterLock>> locks;
   throw_if_error(lock_all(slots, &locks));
   if (optimizer_ != nullptr) optimizer_->load(archive);
+  for (const Slot& slot : slots) slot.shared->queued_here(slot.parameter);
 }
 
 }  // namespace weft::internal

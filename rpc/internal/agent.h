@@ -53,6 +53,7 @@
 #include "weft/rpc/internal/members.h"
 #include "weft/rpc/internal/message.h"
 #include "weft/rpc/internal/object_turns.h"
+#include "weft/rpc/internal/published_streams.h"
 #include "weft/rpc/library.h"
 #include "weft/rpc/transport.h"
 #include "weft/rpc/untyped_call.h"
@@ -149,6 +150,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   }
   void set_rpc_timeout(absl::Duration d) { rpc_timeout_ns_.store(absl::ToInt64Nanoseconds(d)); }
   const AgentOptions& options() const { return options_; }
+  PublishedStreams& streams() { return streams_; }
   const void* scope_key() const { return this; }
 
   // Calls that run here, calls that we wait for, and peers.
@@ -392,6 +394,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   const std::shared_ptr<SendRoom> send_room_;
   const std::shared_ptr<ReceiveMemory> receive_memory_;
   std::map<std::string, Method> services_;
+  PublishedStreams streams_;
   std::atomic<int64_t> rpc_timeout_ns_;
   std::atomic<bool> store_healthy_{true};
 

@@ -278,6 +278,11 @@ void Agent::run(const std::shared_ptr<Job>& job) {
   if (trace != nullptr) {
     trace->request_in(job->call->caller().incarnation, job->header->call_id(), job->callee->name);
   }
+  try {
+    streams_.follow();  // STREAM-5
+  } catch (...) {
+    return reply(job, annotate(status_from_current_exception(), "ordering a handler's streams"));
+  }
   if (job->keep != nullptr) return run_kept(job);
   // AnyInvocable wants to be movable only, which Replier is: a copy could not tell who replies.
   job->callee->invoke(*job->call, job->object, std::move(job->payload),

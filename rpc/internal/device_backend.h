@@ -11,6 +11,8 @@
 //   STREAM-3  a handler starts when the copies of its arguments are queued, on the streams that are
 //             current while it runs; a consumer's current streams wait for the copies of a result.
 //   STREAM-4  memory that a stream still uses is not given to another one.
+//   STREAM-5  what has been published (rpc/device_order.h) comes before what handlers queue that
+//             start later.
 //
 // Threads: any. Callbacks run once each, on a thread of the backend; short.
 

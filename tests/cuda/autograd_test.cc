@@ -1,6 +1,6 @@
-// Backward over tensors on GPUs: DA-48 to DA-52. What is compared with is the same computation in
-// one process; kernels are late on either side. Where gradients go and what waits for what is shown
-// without hardware, too: passes_test.cc.
+// Backward over tensors on GPUs: DA-48 to DA-52, and steps after it. What is compared with is the
+// same computation in one process; kernels are late on either side. Where gradients go and what
+// waits for what is shown without hardware, too: passes_test.cc, steps_test.cc.
 
 #include <memory>
 #include <string>
@@ -14,7 +14,10 @@
 #include "torch/csrc/autograd/autograd.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/service.h"
+#include "weft/dist_optim/optimizer.h"
+#include "weft/dist_optim/service.h"
 #include "weft/rpc/call.h"
+#include "weft/rpc/device_order.h"
 #include "weft/rref/rref.h"
 #include "weft/tests/cuda/gpus.h"
 #include "weft/tests/testing/cluster.h"
@@ -39,17 +42,21 @@ class CudaAutograd : public ::testing::TestWithParam<Net> {
   void SetUp() override {
     gpus_ = find_gpus();
     if (gpus_.count == 0) GTEST_SKIP() << gpus_.why;
+    parameter_ = leaf(gpu(0));
   }
   std::unique_ptr<Cluster> cluster(const DeviceMap& map) {
     Library lib("cuda");
     lib.def("mul", &mul).def("slow_mul", &slow_mul);
+    lib.def("parameter", [p = parameter_] { return p; });
+    lib.def("times_parameter", [p = parameter_](const at::Tensor& x) { return slow_mul(p, x); });
+    lib.merge(dist_optim_library());
     ClusterOptions options{.size = 3, .net = GetParam(), .library = lib};
     options.adjust = [map, n = gpus_.count](int, JoinOptions* o) {
       if (!map.empty()) {
         for (int to = 0; to < 3; ++to) o->device_maps["worker" + std::to_string(to)] = map;
       }
       for (int d = 0; d < std::min(n, 2); ++d) o->devices.push_back(gpu(d));
-      o->services = {rref_service(), dist_autograd_service()};
+      o->services = {rref_service(), dist_autograd_service(), dist_optim_service()};
     };
     return std::make_unique<Cluster>(std::move(options));
   }
@@ -75,6 +82,7 @@ class CudaAutograd : public ::testing::TestWithParam<Net> {
     }
   }
   Gpus gpus_;
+  at::Tensor parameter_;  // of worker1
 };
 
 TEST_P(CudaAutograd, DA_48_gpu_simple) {
@@ -139,6 +147,35 @@ TEST_P(CudaAutograd, DA_52_gradients_synchronizations) {
     context.backward({rpc_sync((*c)[0], 1, &slow_mul, x, y).sum()});
   }
   expect_gradients(context, 2 * (x * y).sum(), {x, y});
+}
+
+// Each forward reads what the step before it has made, each step what its backward has made.
+TEST_P(CudaAutograd, STREAM_5_steps_of_a_parameter_at_another_worker) {
+  const auto c = cluster({{gpu(0), gpu(0)}});
+  at::Tensor local = parameter_.detach().cpu().set_requires_grad(true);
+  at::Tensor momentum;
+  const at::Tensor x = at::rand({200, 200}, at::TensorOptions().device(gpu(0)));
+  DistributedOptimizer<optim::SGD> optimizer(
+      (*c)[0], {remote((*c)[0], 1, FunctionRef<at::Tensor()>{"cuda.parameter"})},
+      {.lr = 0.01, .momentum = 0.9});
+  for (int round = 0; round < 6; ++round) {
+    const c10::StreamGuard guard(new_stream(gpu(0)));
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor y =
+        rpc_sync((*c)[0], 1, FunctionRef<at::Tensor(const at::Tensor&)>{"cuda.times_parameter"}, x);
+    if (round % 2 == 0) {
+      context.backward({(y * y).sum()});
+      EXPECT_EQ(optimizer.step(context).updated, 1);
+    } else {
+      EXPECT_EQ(optimizer.backward_and_step(context, {(y * y).sum()}).updated, 1);
+    }
+    const at::Tensor z = local * x.cpu();
+    const at::Tensor gradient = torch::autograd::grad({(z * z).sum()}, {local})[0];
+    momentum = momentum.defined() ? momentum * 0.9 + gradient : gradient;
+    local = (local - momentum * 0.01).detach().set_requires_grad(true);
+  }
+  follow_published((*c)[1]);
+  EXPECT_TRUE(at::allclose(parameter_.detach().cpu(), local.detach(), 1e-4, 1e-6));
 }
 
 INSTANTIATE_TEST_SUITE_P(Nets, CudaAutograd, ::testing::ValuesIn(nets()), net_name);

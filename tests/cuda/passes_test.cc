@@ -9,19 +9,15 @@
 #include <utility>
 #include <vector>
 
-#include "ATen/ops/arange.h"
 #include "ATen/ops/equal.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
 #include "gtest/gtest.h"
-#include "torch/csrc/autograd/function.h"
-#include "torch/csrc/autograd/functions/utils.h"
-#include "torch/csrc/autograd/variable.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/service.h"
 #include "weft/rpc/call.h"
 #include "weft/rref/rref.h"
-#include "weft/tests/cuda/fake_gpus.h"
+#include "weft/tests/cuda/fake_backward.h"
 #include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/gate.h"
@@ -29,36 +25,8 @@
 namespace weft::testing {
 namespace {
 
-using torch::autograd::variable_list;
-using Backward = std::function<at::Tensor(const at::Tensor&)>;
-
-class BackwardNode : public torch::autograd::Node {
- public:
-  explicit BackwardNode(Backward fn) : fn_(std::move(fn)) {}
-  variable_list apply(variable_list&& in) override { return {fn_(in[0])}; }
-
- private:
-  const Backward fn_;
-};
-
-// What x holds, with this for its backward.
-at::Tensor with_backward(const at::Tensor& x, Backward fn) {
-  auto node =
-      std::shared_ptr<BackwardNode>(new BackwardNode(std::move(fn)), torch::autograd::deleteNode);
-  node->set_next_edges(torch::autograd::collect_next_edges(x));
-  at::Tensor y = x.detach();
-  torch::autograd::set_history(y, node);
-  return y;
-}
-
 at::Tensor same(const at::Tensor& x) { return x; }
 std::string where(const at::Tensor& x) { return x.device().str(); }
-at::Tensor gpu_leaf(int64_t n, int device) {
-  return with_bytes(at::arange(n).to(at::kFloat), gpu(device)).set_requires_grad(true);
-}
-at::Tensor gpu_full(int64_t n, float value, int device) {
-  return with_bytes(at::full({n}, value), gpu(device));
-}
 
 class Passes : public ::testing::TestWithParam<Net> {
  protected:

@@ -1,4 +1,4 @@
-#include "weft/dist_autograd/internal/device_order.h"
+#include "weft/rpc/device_order.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,9 +7,21 @@
 #include "ATen/ops/_values.h"
 #include "c10/core/Event.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
-#include "torch/csrc/autograd/input_metadata.h"
+#include "weft/rpc/internal/core.h"
+#include "weft/rpc/internal/published_streams.h"
 
-namespace weft::internal {
+namespace weft {
+
+void publish_here(const Worker& worker, c10::ArrayRef<at::Tensor> tensors) {
+  if (!internal::any_on_device(tensors)) return;
+  if (const auto core = lock_core(worker)) core->agent().streams().publish(tensors);
+}
+
+void follow_published(const Worker& worker) {
+  if (const auto core = lock_core(worker)) core->agent().streams().follow();
+}
+
+namespace internal {
 namespace {
 
 c10::Stream current_stream(c10::Device device) {
@@ -52,18 +64,8 @@ void keep_for(const at::Tensor& tensor, const c10::Stream& stream) {
 
 }  // namespace
 
-bool on_device(const at::Tensor& tensor) { return tensor.defined() && !tensor.device().is_cpu(); }
-
 bool any_on_device(c10::ArrayRef<at::Tensor> tensors) {
   return std::any_of(tensors.begin(), tensors.end(), on_device);
-}
-
-std::optional<c10::Stream> stream_of(const Node& node) {
-  for (uint32_t i = 0; i < node.num_inputs(); ++i) {
-    const auto& metadata = node.input_metadata(i);
-    if (!metadata.device().is_cpu()) return metadata.stream();
-  }
-  return std::nullopt;
 }
 
 std::optional<c10::Stream> stream_here(const at::Tensor& tensor) {
@@ -95,4 +97,26 @@ GuardRef StreamsUsed::mark() const {
   return streams_.empty() ? nullptr : std::make_shared<StreamGuards>(streams_);
 }
 
-}  // namespace weft::internal
+// ---- what is published -------------------------------------------------------------------------
+
+void PublishedStreams::publish(c10::ArrayRef<at::Tensor> tensors) {
+  MutexLock lock(&mutex_);
+  std::map<DeviceCode, const at::Tensor*> devices;
+  for (const at::Tensor& tensor : tensors) {
+    if (on_device(tensor)) devices.emplace(device_code(tensor.device()), &tensor);
+  }
+  for (const auto& [device, tensor] : devices) {
+    GuardRef& guard = by_device_[device];
+    use_here(guard, {});
+    guard = mark_here(*tensor);
+  }
+  any_.store(true, std::memory_order_release);
+}
+
+void PublishedStreams::follow_all() {
+  MutexLock lock(&mutex_);
+  for (const auto& [device, guard] : by_device_) use_here(guard, {});
+}
+
+}  // namespace internal
+}  // namespace weft
