@@ -99,7 +99,7 @@ class WEFT_API DistAutogradContext {
   //   unimplemented     create_graph
   //   deadline          and what it was that the pass waited for
   //   state             the context has been released
-  //   peer_lost         a worker that takes part died
+  //   peer_lost         a worker that takes part died or left, also this one
   //   of a node, a hook or a function of the user: its own, and origin() is where
   void backward(const std::vector<at::Tensor>& losses, const BackwardOptions& options = {});
   Status try_backward(const std::vector<at::Tensor>& losses, const BackwardOptions& options = {});

@@ -64,8 +64,9 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   // Whom it has told of the context.
   std::set<WorkerKey> known() const;
 
-  // CTX-1. Whom it has told of the context.
-  std::set<WorkerKey> close();
+  // CTX-1. Passes that run fail with `why`. Returns whom it has told of the context.
+  std::set<WorkerKey> close(const Status& why);
+  Status released() const;  // for close(): somebody has released it
   bool closed() const;
 
   struct Counts {

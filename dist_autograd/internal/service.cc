@@ -226,7 +226,7 @@ void DistAutogradService::arrive(IncomingRequest& request, std::string_view meta
     detach(tensors);  // CTX-3
     // So that the answer, too, says that it has been released.
     context = std::make_shared<ContextState>(data->context, self());
-    context->close();
+    context->close(context->released());
   } else if (data->message > 0) {
     if (Status wrong = check_devices(*data, *tensors); !wrong.ok()) return proceed(wrong);
     claim(data->context, key_of(request.context().caller()), data->message, data->devices, tensors);
@@ -269,6 +269,8 @@ void DistAutogradService::on_worker_gone(const WorkerInfo& info, const Status& w
   {
     MutexLock lock(&mutex_);
     gone_.insert(gone.incarnation);
+    // From now on nobody else knows its name, which errors of passes are to tell.
+    if (!contexts_.empty()) names_.try_emplace(gone, info.name);
     rode = ridden_.erase(gone) > 0;
     released_.erase(gone);
     for (auto at = contexts_.begin(); at != contexts_.end();) {
@@ -283,7 +285,7 @@ void DistAutogradService::on_worker_gone(const WorkerInfo& info, const Status& w
   for (const ContextRef& context : contexts()) {
     for (const auto& pass : context->passes()) pass->on_gone(gone, why);
   }
-  for (const ContextRef& orphan : orphans) orphan->close();
+  for (const ContextRef& orphan : orphans) orphan->close(why);
   if (rode) tell_what_is_left();  // CTX-5
 }
 
@@ -300,7 +302,9 @@ void DistAutogradService::on_shutdown(const Status& why) {
     riding_.clear();
   }
   // This service is held by passes that it holds: here the cycle ends.
-  for (const ContextRef& context : all) context->close();
+  const Status left = make_error(ErrorKind::kPeerLost,
+                                 absl::StrCat("worker '", worker().name(), "' has left the job"));
+  for (const ContextRef& context : all) context->close(left);
 }
 
 Service::Load DistAutogradService::load() const {

@@ -128,6 +128,31 @@ TEST_P(DistFailure, DA_38_backward_without_context) {
   expect_nothing_left(*c);
 }
 
+TEST_P(DistFailure, BadInput_workers_without_the_service) {
+  ClusterOptions o;
+  o.size = 2;
+  o.net = GetParam();
+  o.library = library_;
+  o.adjust = [](int i, JoinOptions* join) {
+    join->services = {rref_service()};
+    if (i == 0) join->services.push_back(dist_autograd_service());
+  };
+  Cluster c(o);
+  expect_error(error_of([&] { DistAutogradContext context(c[1]); }), ErrorKind::kState,
+               {"worker1", "dist_autograd_service()"});
+  const at::Tensor x = leaf({1, 2});
+  {
+    DistAutogradContext context(c[0]);
+    expect_error(error_of([&] { (void)rpc_sync(c[0], "worker1", &mul, x, x); }),
+                 ErrorKind::kUnimplemented, {"worker1", "@dist_autograd"});
+    EXPECT_EQ(counter(c[0], "autograd_sends"), 0);
+    context.release().wait();
+  }
+  EXPECT_EQ(counter(c[0], "num_autograd_contexts"), 0);
+  // Out of a context it is an ordinary call.
+  EXPECT_EQ(rpc_sync(c[0], "worker1", &mul, x, x).sizes(), x.sizes());
+}
+
 TEST_P(DistFailure, ATensorOfAnotherContextIsRefused) {
   auto c = make();
   const at::Tensor x = leaf({1, 2});

@@ -122,6 +122,32 @@ TEST_P(DistWatch, TheErrorOfADeadlineTellsWhatTheOthersWaitFor) {
   expect_nothing_left(c);
 }
 
+// The root has said nothing to worker2 itself, and yet knows who that was.
+TEST_P(DistWatch, AWorkerThatLeavesInTheMiddleIsNamed) {
+  ClusterOptions o = options();
+  o.adjust = [](int, JoinOptions* join) { join->services.push_back(dist_autograd_service()); };
+  Cluster c(o);
+  StuckWayBack stuck;
+  std::thread leaver;
+  {
+    DistAutogradContext context(c[0]);
+    const at::Tensor loss = rpc_sync(c[0], "worker1", &slow_there, "worker2", leaf({1, 2})).sum();
+    leaver = std::thread([&] {
+      stuck.wait_reached();
+      (void)c[2].shutdown({.graceful = false});
+    });
+    const Status failed = error_of([&] { context.backward({loss}); });
+    stuck.open();
+    expect_error(failed, ErrorKind::kPeerLost, {"worker 'worker2'", "has left"});
+    EXPECT_THAT(std::string(failed.message()), Not(HasSubstr("'worker 2 (")));
+  }
+  leaver.join();
+  for (const size_t i : {0, 1}) {
+    eventually([&] { return counter(c[i], "num_autograd_contexts") == 0; }, "a context is left");
+  }
+  c.forget();
+}
+
 // From outside of the job: who has which context, and what a pass waits for at each worker.
 TEST_P(DistWatch, WhoeverLooksSeesContextsAndPasses) {
   ClusterOptions o = options();
