@@ -32,6 +32,7 @@
 #include "weft/rpc/struct.h"
 #include "weft/rpc/worker.h"
 #include "weft/rref/rref.h"
+#include "weft/rref/service.h"
 
 // Handlers are written with torch::Tensor whether or not LibTorch's own (heavy) headers are
 // included.
@@ -41,12 +42,18 @@ using at::Tensor;
 
 namespace weft {
 
+// How the services that join() lists are set up.
+struct ServiceOptions {
+  RRefOptions rref{};
+  DistAutogradServiceOptions dist_autograd{};
+};
+
 namespace internal {
-inline JoinOptions with_all_services(JoinOptions options) {
+inline JoinOptions with_all_services(JoinOptions options, const ServiceOptions& services) {
   options.library.merge(dist_optim_library());
   options.services.push_back(group_service());
-  options.services.push_back(rref_service());
-  options.services.push_back(dist_autograd_service());
+  options.services.push_back(rref_service(services.rref));
+  options.services.push_back(dist_autograd_service(services.dist_autograd));
   options.services.push_back(dist_optim_service());
   return options;
 }
@@ -54,11 +61,11 @@ inline JoinOptions with_all_services(JoinOptions options) {
 
 // Worker::join with every service of the framework listed. See JoinOptions for what is read from
 // the launcher's environment, and Worker::join for errors.
-inline Worker join(JoinOptions options = {}) {
-  return Worker::join(internal::with_all_services(std::move(options)));
+inline Worker join(JoinOptions options = {}, const ServiceOptions& services = {}) {
+  return Worker::join(internal::with_all_services(std::move(options), services));
 }
-inline StatusOr<Worker> try_join(JoinOptions options = {}) {
-  return Worker::try_join(internal::with_all_services(std::move(options)));
+inline StatusOr<Worker> try_join(JoinOptions options = {}, const ServiceOptions& services = {}) {
+  return Worker::try_join(internal::with_all_services(std::move(options), services));
 }
 
 }  // namespace weft

@@ -9,7 +9,7 @@
 namespace weft::internal {
 namespace {
 
-Status is_released(const AutogradContextId& id) {
+Status released(const AutogradContextId& id) {
   return make_error(ErrorKind::kState, absl::StrCat(to_string(id), " has been released"));
 }
 
@@ -94,7 +94,7 @@ std::shared_ptr<BackwardPass> ContextState::add_locked(const PassId& id, absl::T
 StatusOr<std::shared_ptr<BackwardPass>> ContextState::begin(
     absl::Time deadline, const std::shared_ptr<PassLinks>& links) {
   MutexLock lock(&mutex_);
-  if (closed_) return is_released(id_);
+  if (closed_) return released(id_);
   const uint64_t counter = ++last_pass_;
   running_own_.insert(counter);
   return add_locked(PassId{id_, self_, counter}, deadline, links);
@@ -103,7 +103,7 @@ StatusOr<std::shared_ptr<BackwardPass>> ContextState::begin(
 StatusOr<std::shared_ptr<BackwardPass>> ContextState::find(
     const PassId& id, absl::Time deadline, bool make, const std::shared_ptr<PassLinks>& links) {
   MutexLock lock(&mutex_);
-  if (closed_) return is_released(id_);
+  if (closed_) return released(id_);
   if (const auto at = passes_.find(id); at != passes_.end()) return at->second;
   const auto settled = settled_.find(id.root);
   if (id.root == self_ || !make ||
@@ -250,7 +250,7 @@ std::set<WorkerKey> ContextState::known() const {
 
 // ---- the end -----------------------------------------------------------------------------------
 
-Status ContextState::released() const {
+Status ContextState::release_error() const {
   return make_error(ErrorKind::kCancelled, absl::StrCat(to_string(id_), " was released"));
 }
 

@@ -66,7 +66,7 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
 
   // CTX-1. Passes that run fail with `why`. Returns whom it has told of the context.
   std::set<WorkerKey> close(const Status& why);
-  Status released() const;  // for close(): somebody has released it
+  Status release_error() const;  // for close(): somebody has released it
   bool closed() const;
 
   struct Counts {

@@ -226,7 +226,7 @@ void DistAutogradService::arrive(IncomingRequest& request, std::string_view meta
     detach(tensors);  // CTX-3
     // So that the answer, too, says that it has been released.
     context = std::make_shared<ContextState>(data->context, self());
-    context->close(context->released());
+    context->close(context->release_error());
   } else if (data->message > 0) {
     if (Status wrong = check_devices(*data, *tensors); !wrong.ok()) return proceed(wrong);
     claim(data->context, key_of(request.context().caller()), data->message, data->devices, tensors);

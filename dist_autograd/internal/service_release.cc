@@ -90,7 +90,7 @@ void DistAutogradService::release_here(const ReleaseData& data, bool rides, OnTo
     }
   }
   if (context == nullptr) return done(absl::OkStatus());
-  std::set<WorkerKey> known = context->close(context->released());
+  std::set<WorkerKey> known = context->close(context->release_error());
   known.erase(data.context.creator);  // it knows
   auto release = std::make_shared<Release>();
   release->data = data;

@@ -43,10 +43,10 @@ void Parameter::order_here(c10::ArrayRef<at::Tensor> tensors) {
 }
 
 void Parameter::queued_here(const at::Tensor& parameter) {
-  GuardRef now = mark_here(parameter);
-  if (now == nullptr) return;
+  if (!on_device(parameter)) return;
   MutexLock lock(&mutex_);
-  after_ = std::move(now);
+  use_here(after_, {});  // of whoever has queued without a lock
+  after_ = mark_here(parameter);
 }
 
 bool Parameter::reserve(const void* by, absl::Time until) {

@@ -42,7 +42,7 @@ class Parameter {
   // OPT-1, on devices: what the calling thread queues from now on comes after what others have
   // queued here, and the tensors' memory outlives it...
   void order_here(c10::ArrayRef<at::Tensor> tensors);
-  // ...and what it has queued comes before that of others.
+  // ...and what it and others have queued comes before what is ordered from now on.
   void queued_here(const at::Tensor& parameter);
 
   // OPT-3. `by` is compared, never followed. True: reserved, or it was already.

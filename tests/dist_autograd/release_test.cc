@@ -149,15 +149,16 @@ TEST_P(DistRelease, X9_release_at_each_point_of_a_call) {
 // A large answer is on the wire for long; what comes of it is the tensor, and no context.
 TEST_P(DistRelease, X9_release_while_a_large_answer_is_on_its_way) {
   auto c = make();
-  const at::Tensor x = torch::ones({1 << 20}, torch::kFloat64).set_requires_grad(true);
-  for (int i = 0; i < 8; ++i) {
+  constexpr int64_t kNumbers = int64_t{8} << 20;  // 64 MiB
+  const at::Tensor x = torch::ones({kNumbers}, torch::kFloat64).set_requires_grad(true);
+  for (int i = 0; i < 6; ++i) {
     const auto gate = new_gate();
     DistAutogradContext context((*c)[0]);
     auto call = rpc_async((*c)[0], "worker1", kHeld, std::vector<std::string>(), x);
     gate->wait_arrived(1);
     gate->open();
     const Future<void> released = context.release();
-    EXPECT_EQ(call.wait().sum().item<double>(), 2 << 20);
+    EXPECT_EQ(call.wait().sum().item<double>(), 2.0 * kNumbers);
     released.wait();
   }
   expect_nothing_left(*c);
