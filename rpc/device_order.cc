@@ -21,6 +21,11 @@ void follow_published(const Worker& worker) {
   if (const auto core = lock_core(worker)) core->agent().streams().follow();
 }
 
+internal::GuardRef internal::mark_all_here(const Worker& worker) {
+  const auto core = lock_core(worker);
+  return core == nullptr ? nullptr : core->agent().mark_here();
+}
+
 namespace internal {
 namespace {
 
@@ -68,9 +73,9 @@ bool any_on_device(c10::ArrayRef<at::Tensor> tensors) {
   return std::any_of(tensors.begin(), tensors.end(), on_device);
 }
 
-std::optional<c10::Stream> stream_here(const at::Tensor& tensor) {
-  if (!on_device(tensor)) return std::nullopt;
-  return current_stream(tensor.device());
+std::optional<c10::Stream> stream_here(c10::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  return current_stream(device);
 }
 
 void use_here(const GuardRef& guard, c10::ArrayRef<at::Tensor> tensors) {
@@ -116,6 +121,19 @@ void PublishedStreams::publish(c10::ArrayRef<at::Tensor> tensors) {
 void PublishedStreams::follow_all() {
   MutexLock lock(&mutex_);
   for (const auto& [device, guard] : by_device_) use_here(guard, {});
+}
+
+void ObjectStreams::follow(bool is_const) {
+  MutexLock lock(&mutex_);
+  use_here(written_, {});
+  if (!is_const) use_here(read_, {});
+}
+
+void ObjectStreams::ended(bool is_const, const std::function<GuardRef()>& mark) {
+  MutexLock lock(&mutex_);
+  use_here(read_, {});  // others', which have nothing to wait for any more but this mark
+  (is_const ? read_ : written_) = mark();
+  if (!is_const) read_ = nullptr;
 }
 
 }  // namespace internal

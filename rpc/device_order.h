@@ -40,14 +40,20 @@ inline bool on_device(const at::Tensor& tensor) {
 }
 WEFT_API bool any_on_device(c10::ArrayRef<at::Tensor> tensors);
 
-// The calling thread's current stream of the tensor's device; nothing for the CPU.
-WEFT_API std::optional<c10::Stream> stream_here(const at::Tensor& tensor);
+// The calling thread's current stream of the device; nothing for the CPU.
+WEFT_API std::optional<c10::Stream> stream_here(c10::Device device);
+inline std::optional<c10::Stream> stream_here(const at::Tensor& tensor) {
+  return tensor.defined() ? stream_here(tensor.device()) : std::nullopt;
+}
 
 // What the calling thread queues from now on comes after `guard`, and the tensors' memory is not
 // given away before that is done.
 WEFT_API void use_here(const GuardRef& guard, c10::ArrayRef<at::Tensor> tensors);
 // Of what is queued now on the calling thread's current stream of the tensor's device.
 WEFT_API GuardRef mark_here(const at::Tensor& tensor);
+
+// The same for all devices that the worker uses.
+WEFT_API GuardRef mark_all_here(const Worker& worker);
 
 // Streams that something was queued on. Not thread-safe.
 class WEFT_API StreamsUsed {

@@ -70,6 +70,7 @@ struct TargetObject {
   std::shared_ptr<void> object{};
   std::string class_name{};                        // as it is registered
   std::shared_ptr<internal::ObjectTurns> turns{};  // null: calls may run beside each other
+  std::shared_ptr<ValueGuard> after{};             // of what makes it on devices; null: nothing
 };
 // For an object whose calls run one at a time, const methods together.
 WEFT_API std::shared_ptr<internal::ObjectTurns> make_object_turns();

@@ -51,6 +51,8 @@ struct KeptObject {
   const std::type_info* type = nullptr;
   // Appends it as one value; null for a class that cannot be sent.
   void (*encode)(Encoder& out, const void* object) = nullptr;
+  // Of what is queued on devices to make it; null: nothing.
+  std::shared_ptr<ValueGuard> after{};
 };
 using KeepFn = absl::AnyInvocable<void(StatusOr<KeptObject>)>;
 

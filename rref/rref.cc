@@ -1,6 +1,7 @@
 #include "weft/rref/rref.h"
 
 #include "absl/strings/str_cat.h"
+#include "weft/rpc/device_order.h"
 #include "weft/rref/internal/service.h"
 
 namespace weft::internal {
@@ -66,6 +67,11 @@ StatusOr<RRefHandleRef> make_local_rref(const Worker& worker, KeptObject value,
     return make_error(ErrorKind::kInvalidArgument, "RRef::local() of a null pointer");
   }
   WEFT_ASSIGN_OR_RETURN(const auto service, service_of(worker));
+  try {
+    value.after = mark_all_here(worker);
+  } catch (...) {
+    return annotate(status_from_current_exception(), "RRef::local()");
+  }
   return service->make_local(std::move(value), CreationSite{at});
 }
 
@@ -106,8 +112,7 @@ CallHandle start_use(const RRefHandleRef& handle, UntypedCall&& call, FutureCore
 }
 
 CallHandle start_local_use(const RRefHandleRef& handle, const std::type_info& type,
-                           Timeout deadline,
-                           absl::AnyInvocable<void(StatusOr<std::shared_ptr<void>>)> done) {
+                           Timeout deadline, absl::AnyInvocable<void(StatusOr<KeptObject>)> done) {
   auto service = service_of(handle);
   if (!service.ok()) {
     done(service.status());

@@ -79,7 +79,7 @@ WEFT_API CallHandle start_use(const RRefHandleRef& handle, UntypedCall&& call, F
 // `done` gets the object, if it is of this type.
 WEFT_API CallHandle start_local_use(const RRefHandleRef& handle, const std::type_info& type,
                                     Timeout deadline,
-                                    absl::AnyInvocable<void(StatusOr<std::shared_ptr<void>>)> done);
+                                    absl::AnyInvocable<void(StatusOr<KeptObject>)> done);
 // The worker that holds it; an error when there is none any more.
 WEFT_API StatusOr<std::shared_ptr<const Worker>> worker_of(const RRefHandleRef& handle);
 WEFT_API WorkerInfo owner_info(const RRefHandleRef& handle);
@@ -175,11 +175,12 @@ class RRef {
     }
     CallHandle handle = internal::start_local_use(
         handle_, typeid(internal::WireResult<T>), deadline,
-        [promise = std::move(promise)](StatusOr<std::shared_ptr<void>> value) mutable {
+        [promise = std::move(promise)](StatusOr<KeptObject> value) mutable {
           if (!value.ok()) {
             promise.try_set(value.status());
           } else {
-            promise.try_set(std::static_pointer_cast<T>(*std::move(value)));
+            promise.try_set(std::static_pointer_cast<T>(std::move(value->object)),
+                            std::move(value->after));
           }
         });
     future.state()->set_cancel_hook([handle = std::move(handle)] { handle.cancel(); });

@@ -151,6 +151,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void set_rpc_timeout(absl::Duration d) { rpc_timeout_ns_.store(absl::ToInt64Nanoseconds(d)); }
   const AgentOptions& options() const { return options_; }
   PublishedStreams& streams() { return streams_; }
+  // Of what is queued now on the calling thread's current streams of the devices that this worker
+  // uses; null: it uses none. Throws as rpc/device_order.h says.
+  GuardRef mark_here() const;
   const void* scope_key() const { return this; }
 
   // Calls that run here, calls that we wait for, and peers.
@@ -300,6 +303,11 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void land_request(const std::shared_ptr<Job>& job);
   Status read_device_map(const v1::CallHeader& header, DevicePairs* pairs) const;
   StatusOr<std::shared_ptr<DeviceWork>> make_work(const std::vector<DeviceCode>& devices) const;
+  // Of what the job's handler has queued on its streams.
+  StatusOr<GuardRef> mark_streams(const Job& job) const;
+  // STREAM-5, STREAM-6.
+  Status begin_streams(const Job& job);
+  Status end_streams(const Job& job) const;
 
   // ---- room for what is sent (agent_room.cc) ----
   // Takes the message's bytes of the worker's send budget, unless it has them.

@@ -238,6 +238,49 @@ void Agent::land_answer(uint64_t call_id, Payload payload, std::shared_ptr<Metad
        });
 }
 
+GuardRef Agent::mark_here() const {
+  if (options_.device_backend == nullptr) return nullptr;
+  StreamsUsed streams;
+  for (const DeviceCode code : devices_in_use(*options_.devices)) {
+    streams.add(stream_here(*device_of_code(code)));
+  }
+  return streams.mark();
+}
+
+StatusOr<GuardRef> Agent::mark_streams(const Job& job) const {
+  if (options_.device_backend == nullptr) return GuardRef();
+  try {
+    const ScopeGuard scope(job.call->scope());
+    return mark_here();
+  } catch (...) {
+    return annotate(status_from_current_exception(), "marking a handler's streams");
+  }
+}
+
+Status Agent::begin_streams(const Job& job) {
+  try {
+    streams_.follow();
+    use_here(job.object_after, {});
+    if (job.turns != nullptr && options_.device_backend != nullptr) {
+      job.turns->streams().follow(job.callee->is_const);
+    }
+    return absl::OkStatus();
+  } catch (...) {
+    return annotate(status_from_current_exception(), "ordering a handler's streams");
+  }
+}
+
+Status Agent::end_streams(const Job& job) const {
+  if (job.turns == nullptr || options_.device_backend == nullptr) return absl::OkStatus();
+  try {
+    const ScopeGuard scope(job.call->scope());
+    job.turns->streams().ended(job.callee->is_const, [this] { return mark_here(); });
+    return absl::OkStatus();
+  } catch (...) {
+    return annotate(status_from_current_exception(), "marking a handler's streams");
+  }
+}
+
 Status Agent::read_device_map(const v1::CallHeader& header, DevicePairs* pairs) const {
   const auto refuse = [this](const std::string& why) {
     return make_error(ErrorKind::kInvalidArgument, absl::StrCat("the device map of this call ", why,

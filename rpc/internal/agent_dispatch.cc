@@ -278,11 +278,7 @@ void Agent::run(const std::shared_ptr<Job>& job) {
   if (trace != nullptr) {
     trace->request_in(job->call->caller().incarnation, job->header->call_id(), job->callee->name);
   }
-  try {
-    streams_.follow();  // STREAM-5
-  } catch (...) {
-    return reply(job, annotate(status_from_current_exception(), "ordering a handler's streams"));
-  }
+  if (Status ordered = begin_streams(*job); !ordered.ok()) return reply(job, ordered);
   if (job->keep != nullptr) return run_kept(job);
   // AnyInvocable wants to be movable only, which Replier is: a copy could not tell who replies.
   job->callee->invoke(*job->call, job->object, std::move(job->payload),
@@ -326,6 +322,7 @@ void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
         result.ok() ? make_error(ErrorKind::kInternal, "it ended without an object")
                     : told_by_handler(*job, result.status()));
   }
+  if (Status ordered = end_streams(*job); !ordered.ok() && result.ok()) result = ordered;
   if (!result.ok()) return finish_reply(job, result.status());
   Status attached = attach_to_answer(job.get(), *result);
   StatusOr<std::shared_ptr<OutMessage>> message =

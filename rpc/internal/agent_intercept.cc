@@ -254,6 +254,7 @@ Status Agent::find_target(Job* job) const {
                          : absl::StrCat("a method of '", job->callee->class_name, "'")));
   }
   job->object = target.object;
+  job->object_after = target.after;
   if (target.turns != nullptr) take_place(job, target.turns.get());
   return absl::OkStatus();
 }
@@ -302,6 +303,14 @@ void Agent::run_kept(const std::shared_ptr<Job>& job) {
     void operator()(StatusOr<KeptObject> result) {
       const std::shared_ptr<Job> job = std::move(job_);
       if (job == nullptr) return;
+      if (result.ok()) {
+        StatusOr<GuardRef> after = agent_->mark_streams(*job);
+        if (after.ok()) {
+          result->after = *std::move(after);
+        } else {
+          result = after.status();
+        }
+      }
       // The error is the object's; the call has done what it should.
       if (job->keep != nullptr) {
         std::exchange(job->keep, nullptr)(

@@ -32,6 +32,7 @@ struct Agent::Job final : public IncomingRequest {
   Payload payload;
   const Method* callee = nullptr;
   std::shared_ptr<void> object;
+  GuardRef object_after;  // null: it is there
   ObjectTurns* turns = nullptr;
   uint64_t turn = 0;
   absl::Time deadline = absl::InfiniteFuture();

@@ -13,6 +13,8 @@
 //   STREAM-4  memory that a stream still uses is not given to another one.
 //   STREAM-5  what has been published (rpc/device_order.h) comes before what handlers queue that
 //             start later.
+//   STREAM-6  the kernels of a call on an object come after those that made the object, and after
+//             those of the calls before it: of a const method, of the others only.
 //
 // Threads: any. Callbacks run once each, on a thread of the backend; short.
 

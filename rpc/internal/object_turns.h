@@ -18,6 +18,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "weft/common/mutex.h"
+#include "weft/rpc/internal/published_streams.h"
 
 namespace weft::internal {
 
@@ -29,6 +30,8 @@ class ObjectTurns {
   // once, now or later; release(turn) must follow when the call has ended.
   void acquire(uint64_t turn, bool is_const, const std::vector<uint64_t>& holding, Run run);
   void release(uint64_t turn);
+  // What of their kernels comes before what; used between the two.
+  ObjectStreams& streams() { return streams_; }
 
  private:
   struct Waiter {
@@ -48,6 +51,7 @@ class ObjectTurns {
   Mutex mutex_;
   std::vector<Level> levels_ ABSL_GUARDED_BY(mutex_);
   std::deque<Waiter> waiting_ ABSL_GUARDED_BY(mutex_);
+  ObjectStreams streams_;
 };
 
 }  // namespace weft::internal

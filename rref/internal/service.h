@@ -84,7 +84,7 @@ class RRefService final : public Service,
   CallHandle start_use(const RRefHandleRef& handle, const Destination& owner, UntypedCall&& call,
                        CallDone done);
   // The object, of an RRef whose owner is this worker; `done` once, now or later.
-  using LocalDone = absl::AnyInvocable<void(StatusOr<std::shared_ptr<void>>)>;
+  using LocalDone = absl::AnyInvocable<void(StatusOr<KeptObject>)>;
   CallHandle start_local_use(const RRefHandleRef& handle, const std::type_info& type,
                              Timeout deadline, LocalDone done);
   Status check(const RRefHandle& handle);
@@ -184,7 +184,7 @@ class RRefService final : public Service,
   std::vector<LiveRRef> live_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- service_local.cc ----
-  void end_local_use(const std::shared_ptr<LocalUse>& use, StatusOr<std::shared_ptr<void>> result);
+  void end_local_use(const std::shared_ptr<LocalUse>& use, StatusOr<KeptObject> result);
   void cancel_local_use(const std::shared_ptr<LocalUse>& use, const Status& why);
 
   // ---- service_requests.cc ----

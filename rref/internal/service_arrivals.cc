@@ -19,6 +19,7 @@ Status point_at(IncomingRequest& request, const StatusOr<RRefValueRef>& found) {
   const RRefValueRef& value = *found;
   TargetObject target;
   target.turns = value->turns;
+  target.after = value->kept.after;
   if (request.method().name == kFetchMethod) {
     target.object = std::const_pointer_cast<RRefValue>(value);
   } else {

@@ -49,7 +49,7 @@ CallHandle RRefService::start_local_use(const RRefHandleRef& handle, const std::
           }
           if (!status.ok()) return end_local_use(use, annotate(status, use->handle->text()));
           use->handle->set_ready();
-          end_local_use(use, value->kept.object);
+          end_local_use(use, value->kept);
         }};
     p.use(use->token, p.self(), Use{rref, ForkId(), 0}, out);
   });
@@ -83,8 +83,7 @@ CallHandle RRefService::start_local_use(const RRefHandleRef& handle, const std::
   });
 }
 
-void RRefService::end_local_use(const std::shared_ptr<LocalUse>& use,
-                                StatusOr<std::shared_ptr<void>> result) {
+void RRefService::end_local_use(const std::shared_ptr<LocalUse>& use, StatusOr<KeptObject> result) {
   if (!use->ended.exchange(true)) std::exchange(use->done, nullptr)(std::move(result));
 }
 
