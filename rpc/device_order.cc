@@ -74,7 +74,8 @@ bool any_on_device(c10::ArrayRef<at::Tensor> tensors) {
 }
 
 std::optional<c10::Stream> stream_here(c10::Device device) {
-  if (device.is_cpu()) return std::nullopt;
+  // A backend may be of devices that LibTorch here knows nothing of: they have no streams.
+  if (device.is_cpu() || !c10::impl::hasDeviceGuardImpl(device.type())) return std::nullopt;
   return current_stream(device);
 }
 
