@@ -7,6 +7,7 @@
 #include "ATen/ops/ones.h"
 #include "gtest/gtest.h"
 #include "weft/rpc/hash_store.h"
+#include "weft/rpc/inproc_transport.h"
 #include "weft/weft.h"
 
 namespace weft::testing {
@@ -17,6 +18,7 @@ at::Tensor make_ones() { return at::ones({2}); }
 // "a" shuts down while it holds an RRef to an object of "b".
 ShutdownResult leak(const ServiceOptions& services) {
   const auto store = std::make_shared<HashStore>(make_system_runtime());
+  const auto network = std::make_shared<InprocNetwork>();
   const auto join_as = [&](const std::string& name) {
     Library library("app");
     library.def("make_ones", &make_ones);
@@ -25,6 +27,7 @@ ShutdownResult leak(const ServiceOptions& services) {
                  .world_size = 2,
                  .library = library,
                  .store = store->new_client(),
+                 .transport = inproc_transport(network),
                  .log_level = Severity::kOff},
                 services);
   };
