@@ -27,6 +27,27 @@ void order_here(Parameter* shared, const at::Tensor& parameter, const ParameterS
   shared->order_here(all);
 }
 
+// One that fails half way counts, too, when it has changed the parameter; what it has queued comes
+// before what is next.
+void update_one(const UpdateRule& rule, const PackedOptions& options, Parameter* shared,
+                const at::Tensor& parameter, const at::Tensor& gradient, ParameterState* state,
+                int64_t* touched) {
+  const uint32_t before = parameter._version();
+  try {
+    rule.update(options, parameter, gradient, state);
+  } catch (...) {
+    if (parameter._version() == before) {
+      shared->queued_here(parameter);
+    } else {
+      shared->updated(parameter);
+      ++*touched;
+    }
+    throw;
+  }
+  shared->updated(parameter);
+  ++*touched;
+}
+
 Status wrong_state(std::string_view key, std::string_view what) {
   return make_error(ErrorKind::kInvalidArgument,
                     absl::StrCat("load_state_dict: '", std::string(key), "' ", std::string(what)));
@@ -84,17 +105,14 @@ Status FunctionalOptimizer::update(const std::vector<Slot>& slots,
     const at::Tensor parameter = slot.parameter.variable_data();
     if (isolation == Isolation::kHogwild && rule_->prepared(now, *state)) {
       order_here(slot.shared.get(), parameter, *state);
-      rule_->update(now, parameter, one.gradient, state);
-      slot.shared->updated(parameter);
+      update_one(*rule_, now, slot.shared.get(), parameter, one.gradient, state, touched);
     } else {
       const ParameterLock lock(slot.shared.get());
       WEFT_RETURN_IF_ERROR(lock.status());
       order_here(slot.shared.get(), parameter, *state);
       rule_->prepare(now, parameter, state);
-      rule_->update(now, parameter, one.gradient, state);
-      slot.shared->updated(parameter);
+      update_one(*rule_, now, slot.shared.get(), parameter, one.gradient, state, touched);
     }
-    ++*touched;
   }
   return absl::OkStatus();
 }

@@ -273,7 +273,12 @@ Status OwnerOptimizer::update_and_publish(const std::vector<Slot>& slots,
     MutexLock lock(&mutex_);
     isolation = isolation_;
   }
-  const Status status = update(slots, updates, options, isolation, touched);
+  Status status;
+  try {
+    status = update(slots, updates, options, isolation, touched);
+  } catch (...) {
+    status = status_from_current_exception();  // what was queued before is published, too
+  }
   std::vector<at::Tensor> on_devices;
   for (const Update& one : updates) {
     if (on_device(one.gradient)) on_devices.push_back(one.gradient);

@@ -10,6 +10,8 @@ namespace weft::internal {
 
 Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
+      devices_in_use_(options_.devices == nullptr ? std::vector<c10::Device>()
+                                                  : devices_in_use(*options_.devices)),
       receive_budget_(options_.receive_budget, "messages being received (WEFT_RECEIVE_BUDGET)"),
       bell_(std::make_shared<RoomBell>()),
       send_room_(std::make_shared<SendRoom>(

@@ -396,6 +396,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   ObjectTurns* turns_of(const std::string& object) const;
 
   const AgentOptions options_;
+  const std::vector<c10::Device> devices_in_use_;  // empty without a device backend
   ByteBudget receive_budget_;
   // Shared with the messages under way, which may outlive the agent.
   const std::shared_ptr<RoomBell> bell_;

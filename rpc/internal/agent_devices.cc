@@ -239,11 +239,8 @@ void Agent::land_answer(uint64_t call_id, Payload payload, std::shared_ptr<Metad
 }
 
 GuardRef Agent::mark_here() const {
-  if (options_.device_backend == nullptr) return nullptr;
   StreamsUsed streams;
-  for (const DeviceCode code : devices_in_use(*options_.devices)) {
-    streams.add(stream_here(*device_of_code(code)));
-  }
+  for (const c10::Device device : devices_in_use_) streams.add(stream_here(device));
   return streams.mark();
 }
 

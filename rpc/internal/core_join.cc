@@ -335,11 +335,7 @@ Status Core::open_devices(const JoinOptions& options) {
   WEFT_ASSIGN_OR_RETURN(
       MemberDevices devices,
       make_member_devices(options.device_maps, options.devices, device_backend_->device_count()));
-  std::vector<c10::Device> first_used;
-  for (const DeviceCode code : devices_in_use(devices)) {
-    first_used.push_back(*device_of_code(code));
-  }
-  WEFT_RETURN_IF_ERROR(annotate(device_backend_->prepare(first_used), "join"));
+  WEFT_RETURN_IF_ERROR(annotate(device_backend_->prepare(devices_in_use(devices)), "join"));
   devices_ = std::make_shared<const MemberDevices>(std::move(devices));
   return absl::OkStatus();
 }

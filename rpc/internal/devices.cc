@@ -144,15 +144,17 @@ StatusOr<MemberDevices> make_member_devices(const std::map<std::string, DeviceMa
                     absl::StrCat("join: ", absl::StrJoin(wrong, "; ")));
 }
 
-std::vector<DeviceCode> devices_in_use(const MemberDevices& devices) {
-  std::set<DeviceCode> out(devices.used.begin(), devices.used.end());
+std::vector<c10::Device> devices_in_use(const MemberDevices& devices) {
+  std::set<DeviceCode> codes(devices.used.begin(), devices.used.end());
   if (devices.used.empty()) {
     for (const auto& [to, pairs] : devices.maps) {
-      for (const auto& [ours, theirs] : pairs) out.insert(ours);
+      for (const auto& [ours, theirs] : pairs) codes.insert(ours);
     }
   }
-  out.erase(kCpuCode);
-  return {out.begin(), out.end()};
+  codes.erase(kCpuCode);
+  std::vector<c10::Device> out;
+  for (const DeviceCode code : codes) out.push_back(*device_of_code(code));
+  return out;
 }
 
 std::string check_device_map(std::string_view owner, std::string_view to, const DevicePairs& pairs,

@@ -61,7 +61,7 @@ WEFT_API StatusOr<MemberDevices> make_member_devices(const std::map<std::string,
                                                      int count);
 
 // Besides the CPU: those it named, else those of its maps. Each once.
-std::vector<DeviceCode> devices_in_use(const MemberDevices& devices);
+std::vector<c10::Device> devices_in_use(const MemberDevices& devices);
 
 // What is wrong with the map of `owner` for `to`, given what `to` told (null: nothing); "" when it
 // is right.

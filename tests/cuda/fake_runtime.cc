@@ -26,6 +26,7 @@ struct World {
   std::atomic<bool> held{false};
   std::atomic<size_t> copies{0};
   std::atomic<size_t> blocking{0};
+  std::atomic<size_t> early{0};
 };
 
 World& world() {
@@ -80,6 +81,7 @@ void run_all() {
 void hold_copies_to_devices(bool held) { world().held.store(held); }
 size_t copies() { return world().copies.load(); }
 size_t blocking_calls() { return world().blocking.load(); }
+size_t early_queries() { return world().early.load(); }
 
 }  // namespace weft::testing::fake_cuda
 
@@ -191,7 +193,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   const std::lock_guard<std::recursive_mutex> lock(world().mutex);
   step();
   const Event* const e = event_of(event);
-  return e->done >= e->recorded ? cudaSuccess : cudaErrorNotReady;
+  if (e->done >= e->recorded) return cudaSuccess;
+  ++world().early;
+  return cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t) {
   ++world().blocking;

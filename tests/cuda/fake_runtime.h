@@ -24,6 +24,7 @@ void hold_copies_to_devices(bool held);
 // Since the start of the program.
 size_t copies();
 size_t blocking_calls();  // that waited for a device
+size_t early_queries();   // of events that were not reached
 
 }  // namespace weft::testing::fake_cuda
 

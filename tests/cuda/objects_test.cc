@@ -10,6 +10,7 @@
 #include "weft/rref/rref.h"
 #include "weft/rref/service.h"
 #include "weft/tests/cuda/fake_backward.h"
+#include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
 
 namespace weft::testing {
@@ -102,8 +103,14 @@ using Late = FunctionRef<at::Tensor(int64_t)>;
 TEST_P(Objects, STREAM_6_what_is_fetched_is_read_after_the_kernels_that_make_it) {
   const size_t blocking = fake_cuda::blocking_calls();
   const auto late = remote(caller(), 1, Late{"objects.late"}, kSize);
+  const size_t copies = fake_cuda::copies();
   auto fetched = late.to_here_async();
-  // Another call is not held up.
+  // Each query does an operation of each stream: a copy that waits for nothing would be queued by
+  // then. Another call is not held up.
+  const size_t queries = fake_cuda::early_queries() + 100;
+  eventually([&] { return fake_cuda::early_queries() > queries || fake_cuda::copies() > copies; },
+             "the fetch waits");
+  EXPECT_EQ(fake_cuda::copies(), copies) << "what is fetched was copied before it was made";
   EXPECT_EQ(rpc_sync(caller(), 1, &one), 1);
   EXPECT_FALSE(fetched.done());
   open(1);

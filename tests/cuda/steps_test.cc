@@ -17,6 +17,7 @@
 #include "weft/rpc/call.h"
 #include "weft/rref/rref.h"
 #include "weft/tests/cuda/fake_backward.h"
+#include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
 
 namespace weft::testing {
@@ -54,6 +55,26 @@ class Setter : public torch::optim::Optimizer {
 std::vector<OpenFlag> Setter::flags;
 std::shared_ptr<std::atomic<float>> Setter::seen_gradient;
 
+// Queues a fill of its parameters with 2, and fails.
+class Breaking : public internal::OwnerOptimizer {
+ protected:
+  void added(const std::vector<Slot>&, size_t, const internal::PackedOptions&) override {}
+  void removed(size_t) override {}
+  void check_options(const internal::PackedOptions&) const override {}
+  Status check_gradient(const Slot&, const at::Tensor&,
+                        const internal::PackedOptions&) const override {
+    return absl::OkStatus();
+  }
+  Status update(const std::vector<Slot>& slots, const std::vector<Update>&, const Options&,
+                Isolation, int64_t*) override {
+    for (const Slot& slot : slots) queue_fill(slot.parameter, 2, Setter::flags.at(2));
+    throw std::range_error("no more");
+  }
+  bool one_by_one() const override { return true; }
+  internal::OwnerStateDict save(const std::vector<Slot>&) override { return {}; }
+  void load(const std::vector<Slot>&, const internal::OwnerStateDict&, bool) override {}
+};
+
 class Steps : public ::testing::TestWithParam<Net> {
  protected:
   // A trainer, and an owner whose calls have streams of their own.
@@ -63,6 +84,9 @@ class Steps : public ::testing::TestWithParam<Net> {
     Library lib("steps");
     optimizer_<Setter, double>(lib, "Setter");
     lib.merge(dist_optim_library());
+    auto breaking = lib.class_<Breaking>("Breaking", {.concurrent = true});
+    breaking.constructor<>();
+    internal::def_owner_methods(breaking);
     lib.def("parameter", [this] { return parameter_; });
     // Whatever comes, as a function of the parameter, whose gradient is 5 and made late.
     lib.def("forward", [this](const at::Tensor&) {
@@ -91,6 +115,14 @@ class Steps : public ::testing::TestWithParam<Net> {
   }
   at::Tensor forward(const Worker& worker) {
     return rpc_sync(worker, 1, FunctionRef<at::Tensor(const at::Tensor&)>{"steps.forward"}, x_);
+  }
+  static internal::StepPlan plan_of(const DistAutogradContext& context) {
+    internal::StepPlan plan;
+    plan.creator = context.id().creator.id.value();
+    plan.incarnation = context.id().creator.incarnation.value();
+    plan.context = context.id().counter;
+    plan.options.emplace_back();
+    return plan;
   }
   static BackwardOptions ones() { return {.gradients = {gpu_full(kSize, 1, 0)}}; }
   // What a handler of the owner, on streams of its own, reads: nothing, as long as it waits. Both
@@ -165,6 +197,22 @@ TEST_P(Steps, OPT_1_updates_come_one_after_the_other) {
   EXPECT_EQ(*read_, all(2)) << "the first update came last";
 }
 
+TEST_P(Steps, STREAM_5_also_of_a_step_that_fails_half_way) {
+  gradient_made_->store(true);
+  auto part = remote<Breaking>(trainer(), 1);
+  internal::ParameterPlan parameters;
+  parameters.parameters.push_back(reference(trainer()));
+  part.rpc_sync(&internal::OwnerOptimizer::add_parameters, parameters);
+  DistAutogradContext context(trainer());
+  context.backward({forward(trainer())}, ones());
+  expect_error(error_of([&] { part.rpc_sync(&internal::OwnerOptimizer::step, plan_of(context)); }),
+               ErrorKind::kUser, {"no more"});
+  EXPECT_EQ(read(), std::vector<float>()) << "the handler's kernel did not wait for what it queued";
+  Setter::flags[2]->store(true);
+  fake_cuda::run_all();
+  EXPECT_EQ(*read_, all(2));
+}
+
 // Phase one reads the gradients on one handler's streams, phase two uses them on another's.
 TEST_P(Steps, OPT_5_the_second_phase_waits_for_the_gradients) {
   Setter::flags[1]->store(true);
@@ -175,11 +223,7 @@ TEST_P(Steps, OPT_5_the_second_phase_waits_for_the_gradients) {
   part.rpc_sync(&internal::OwnerOptimizer::add_parameters, parameters);
   DistAutogradContext context(trainer());
   context.backward({forward(trainer())}, ones());
-  internal::StepPlan plan;
-  plan.creator = context.id().creator.id.value();
-  plan.incarnation = context.id().creator.incarnation.value();
-  plan.context = context.id().counter;
-  plan.options.emplace_back();
+  internal::StepPlan plan = plan_of(context);
   plan.step = 77;
   EXPECT_EQ(part.rpc_sync(&internal::OwnerOptimizer::prepare, plan).updated, 1);
   EXPECT_EQ(part.rpc_sync(&internal::OwnerOptimizer::apply, uint64_t{77}).updated, 1);

@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/rpc/library.h"
+#include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/fake_devices.h"
 
@@ -284,17 +285,26 @@ TEST_P(DeviceTensors, ACopyThatFailsIsAnErrorOfItsCall) {
 // ---- streams, as the core sees them ------------------------------------------------------------
 
 TEST_P(DeviceTensors, AHandlerRunsOnTheStreamsOfItsRequest) {
-  const auto c = cluster(2, [](int i) {
-    return std::map<std::string, DeviceMap>{{i == 0 ? "worker1" : "worker0", {{cuda(0), cuda(0)}}}};
+  const auto c = cluster(3, [](int i) {
+    return std::map<std::string, DeviceMap>{{i == 0 ? "worker1" : "worker2", {{cuda(0), cuda(0)}}}};
   });
   EXPECT_EQ(rpc_sync((*c)[0], 1, &add, 1, 2), 3);
   EXPECT_EQ(fake(1).counts().entered, 1) << "the map may be needed for its result";
   const at::Tensor x = on_device(at::arange(3), cuda(0));
   rpc_sync((*c)[0], 1, &same, x);
   EXPECT_EQ(fake(1).counts().entered, 2);
-  // A coroutine takes them up again where it goes on.
+  // A coroutine that has left its thread takes them up again where it goes on.
   const int before = fake(1).counts().entered;
-  expect_same(rpc_sync((*c)[0], 1, &nested, "worker0", x), at::arange(3), cuda(0));
+  fake(2).hold();
+  auto result = rpc_async((*c)[0], 1, &nested, "worker2", x);
+  eventually(
+      [&] {
+        const FakeDevices::Counts now = fake(1).counts();
+        return now.entered == before + 1 && now.inside == 0;
+      },
+      "the coroutine waits for worker2");
+  fake(2).release();
+  expect_same(result.wait(), at::arange(3), cuda(0));
   EXPECT_EQ(fake(1).counts().entered, before + 2);
   c->shutdown();
   EXPECT_EQ(fake(1).counts().inside, 0);
