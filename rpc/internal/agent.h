@@ -260,6 +260,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     CancelToken cancel = CancelToken::none();
     std::shared_ptr<Link> link;
     bool at_most_once = false;
+    uint32_t attempt = 0;  // the latest one, which came over `link` (CALL-5)
     Deadlines::iterator in_deadlines;
     bool has_deadline = false;
     std::string method;

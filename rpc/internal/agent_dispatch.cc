@@ -117,9 +117,11 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
     if (refused.ok() && job->header->at_most_once() && peer != peers_.end()) {
       peer->second->window->ack_below(job->header->acked_below(), &acknowledged);
       seen = peer->second->window->begin(call_id, &answer);
-      // The answer of what runs now goes where the caller asks from now.
+      // CALL-5: the answer of what runs now goes where the caller asks from now.
       auto running = serving_.find(key);
-      if (seen == CallWindow::Seen::kRunning && running != serving_.end()) {
+      if (seen == CallWindow::Seen::kRunning && running != serving_.end() &&
+          job->header->attempt() > running->second.attempt) {
+        running->second.attempt = job->header->attempt();
         --running->second.link->serving;
         running->second.link = link;
         ++link->serving;
@@ -132,6 +134,7 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
       s.cancel = cancel;
       s.link = link;
       s.at_most_once = job->header->at_most_once();
+      s.attempt = job->header->attempt();
       s.method = job->header->method();
       s.begun = now();
       if (job->header->has_remaining_us()) {

@@ -118,7 +118,7 @@ class HostilePeer : public ::testing::TestWithParam<Net> {
     v1::CallHeader out;
     out.set_call_id(7);
     out.set_method("hostile.numel");
-    out.set_signature_hash(signature_hash("(tensor) -> int"));
+    out.set_signature_hash(signature_hash("(tensor)->int"));
     internal::append_meta(meta, out.mutable_layout()->mutable_tensor_metas());
     out.mutable_layout()->add_segments()->set_length(0);
     v1::Segment* segment = out.mutable_layout()->add_segments();

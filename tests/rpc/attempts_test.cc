@@ -1,0 +1,188 @@
+// CALL-5: the answer of a call that is sent again goes over the connection of its latest attempt,
+// in whatever order the attempts come. The caller is made by hand; its connections deliver what the
+// test says, also after they were closed, as a transport's poller may.
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "weft/proto/rpc.pb.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/signature.h"
+#include "weft/tests/testing/checks.h"
+#include "weft/tests/testing/cluster.h"
+#include "weft/tests/testing/gate.h"
+
+namespace weft::testing {
+namespace {
+
+constexpr uint64_t kCallId = 7;
+
+class ByHand final : public Connection {
+ public:
+  ByHand() {
+    peer_.name = "caller";
+    peer_.id = 99;
+    peer_.incarnation = 4711;
+    peer_.max_frame_bytes = 1 << 20;
+  }
+  const Hello& peer() const override { return peer_; }
+  bool dialled() const override { return false; }
+  Status send(Frame frame, int) override {
+    v1::ResponseHeader header;
+    const MutexLock lock(&mutex_);
+    if (frame.kind == FrameKind::kResponse && header.ParseFromString(frame.header)) {
+      answered_.push_back(header.call_id());
+    }
+    return absl::OkStatus();
+  }
+  void close(Status) override {}
+  std::string describe() const override { return "caller (by hand)"; }
+
+  std::vector<uint64_t> answered() const {
+    const MutexLock lock(&mutex_);
+    return answered_;
+  }
+
+ private:
+  Hello peer_;
+  mutable Mutex mutex_;
+  std::vector<uint64_t> answered_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Lets the test accept connections in the place of a transport.
+class Tapped final : public Transport {
+ public:
+  Tapped(std::unique_ptr<Transport> inner, std::shared_ptr<Acceptor>* acceptor)
+      : inner_(std::move(inner)), acceptor_(acceptor) {}
+  std::string name() const override { return inner_->name(); }
+  StatusOr<std::string> listen(const ListenOptions& options,
+                               std::shared_ptr<Acceptor> acceptor) override {
+    *acceptor_ = acceptor;
+    return inner_->listen(options, std::move(acceptor));
+  }
+  void connect(std::string_view address, const Hello& hello, absl::Time deadline,
+               std::shared_ptr<ConnectionHandler> handler, DialDone done) override {
+    inner_->connect(address, hello, deadline, std::move(handler), std::move(done));
+  }
+  void shutdown() override { inner_->shutdown(); }
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+  std::shared_ptr<Acceptor>* const acceptor_;
+};
+
+class Attempts : public ::testing::Test {
+ protected:
+  struct Way {
+    std::shared_ptr<ByHand> connection = std::make_shared<ByHand>();
+    std::shared_ptr<ConnectionHandler> handler{};
+  };
+
+  Attempts() {
+    Library lib("attempts");
+    lib.def("wait", [this] {
+      gate_.arrive_and_wait();
+      return int64_t{1};
+    });
+    ClusterOptions options{.size = 1, .library = std::move(lib)};
+    options.adjust = [this](int, JoinOptions* join) {
+      join->transport =
+          [this, inner = join->transport](
+              const TransportContext& context) -> StatusOr<std::unique_ptr<Transport>> {
+        auto made = inner(context);
+        if (!made.ok()) return made.status();
+        return std::make_unique<Tapped>(*std::move(made), &acceptor_);
+      };
+    };
+    cluster_ = std::make_unique<Cluster>(std::move(options));
+  }
+  // Loses its connections, as a transport would, before the worker leaves.
+  ~Attempts() override {
+    for (const Way& way : ways_) way.handler->on_lost({absl::CancelledError("the test ends"), {}});
+    acceptor_ = nullptr;
+  }
+
+  Way accept() {
+    Way way;
+    way.handler = acceptor_->on_connection(way.connection);
+    ways_.push_back(way);
+    return way;
+  }
+  void deliver(const Way& way, uint32_t attempt) {
+    const StatusOr<UntypedCall> call =
+        internal::make_call((*cluster_)[0], CallOptions(), FunctionRef<int64_t()>{"attempts.wait"});
+    ASSERT_TRUE(call.ok()) << call.status();
+    const std::string& body = call->arguments.body;
+    v1::CallHeader header;
+    header.set_call_id(kCallId);
+    header.set_attempt(attempt);
+    header.set_at_most_once(true);
+    header.set_acked_below(1);
+    header.set_method(call->method);
+    header.set_signature_hash(signature_hash(call->signature));
+    header.mutable_layout()->add_segments()->set_length(body.size());
+    const std::string bytes = header.SerializeAsString();
+    const std::vector<std::string_view> payload = {body};
+    way.handler->on_frame({FrameKind::kRequest, bytes, payload, body.size()}, kControlLane);
+  }
+  // Over that one alone.
+  void expect_answer_over(const Way& way) {
+    const std::vector<uint64_t> one = {kCallId};
+    EXPECT_EQ(counter((*cluster_)[0], "requests_served"), 0);
+    gate_.open();
+    eventually([&] { return counter((*cluster_)[0], "requests_served") == 1; }, "it has run");
+    eventually([&] { return counter((*cluster_)[0], "handlers_running") == 0; }, "it has ended");
+    eventually(
+        [&] {
+          return !ways_[0].connection->answered().empty() ||
+                 !ways_[1].connection->answered().empty();
+        },
+        "an answer");
+    for (const Way& each : ways_) {
+      EXPECT_EQ(each.connection->answered(),
+                each.connection == way.connection ? one : std::vector<uint64_t>());
+    }
+    EXPECT_EQ(counter((*cluster_)[0], "requests_repeated"), 1);
+  }
+
+  Gate gate_{make_system_runtime()};
+  std::shared_ptr<Acceptor> acceptor_;
+  std::unique_ptr<Cluster> cluster_;
+  std::vector<Way> ways_;
+};
+
+TEST_F(Attempts, CALL_5_an_earlier_attempt_that_comes_later_does_not_take_the_answer) {
+  const Way first = accept();
+  const Way second = accept();
+  deliver(second, 1);
+  gate_.wait_arrived(1);
+  deliver(first, 0);
+  expect_answer_over(second);
+}
+
+TEST_F(Attempts, CALL_5_a_later_attempt_takes_the_answer) {
+  const Way first = accept();
+  deliver(first, 0);
+  gate_.wait_arrived(1);
+  const Way second = accept();
+  deliver(second, 1);
+  expect_answer_over(second);
+}
+
+// What is there once is sent to whoever asks.
+TEST_F(Attempts, CALL_5_what_has_been_answered_is_answered_again) {
+  const Way first = accept();
+  deliver(first, 0);
+  gate_.open();
+  eventually([&] { return first.connection->answered().size() == 1; }, "the answer");
+  const Way second = accept();
+  deliver(second, 1);
+  EXPECT_EQ(second.connection->answered(), std::vector<uint64_t>{kCallId});
+  EXPECT_EQ(counter((*cluster_)[0], "requests_served"), 1);
+}
+
+}  // namespace
+}  // namespace weft::testing
