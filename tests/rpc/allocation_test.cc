@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <new>
@@ -130,7 +132,9 @@ TEST(Allocation, OfASmallCallIsTheSameWithAnInterceptorThatAttachesNothing) {
   library.def("add", &add, {.inline_ok = true});
   const at::Tensor x = at::ones({4});
   const auto count = [&](bool intercepted) {
-    testing::ClusterOptions o{.library = library};
+    testing::ClusterOptions o{.library = library,
+                              .heartbeat = std::chrono::minutes(1),
+                              .lease = std::chrono::minutes(10)};
     o.adjust = [intercepted](int, JoinOptions* j) {
       if (!intercepted) return;
       j->services = {[](const ServiceContext&) {
@@ -142,14 +146,18 @@ TEST(Allocation, OfASmallCallIsTheSameWithAnInterceptorThatAttachesNothing) {
       for (int i = 0; i < n; ++i) rpc_sync(c[0], "worker1", &add, x, x);
     };
     calls(50);
-    const int64_t before = allocations;
-    calls(kCalls);
-    return allocations - before;
+    // Threads that meet share some work, so that a round takes less now and then; never more.
+    int64_t most = 0;
+    for (int round = 0; round < 8; ++round) {
+      const int64_t before = allocations;
+      calls(kCalls);
+      most = std::max<int64_t>(most, allocations - before);
+    }
+    return most;
   };
-  const auto plain = static_cast<double>(count(false));
-  const auto intercepted = static_cast<double>(count(true));
-  // Heartbeats and the like come in between; one piece for each call would be 200 more.
-  EXPECT_LT(intercepted, plain + kCalls / 2) << plain;
+  const int64_t plain = count(false);
+  // One piece for each call would be 200 more.
+  EXPECT_LT(count(true), plain + kCalls / 2) << plain;
 }
 
 }  // namespace
