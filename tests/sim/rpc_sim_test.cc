@@ -60,8 +60,12 @@ int64_t plus_one(int64_t x) { return x + 1; }
 Library make_library(Ledger* ledger) {
   Library lib("sim");
   lib.def("plus_one", &plus_one, {.inline_ok = true});
-  lib.def("execute", [ledger](int64_t ticket) {
+  // Takes some time, in which a request may be repeated.
+  lib.def("execute", [ledger](CallContext& context, int64_t ticket) {
     ++ledger->executed[ticket];
+    Runtime& runtime = context.worker().runtime();
+    const auto microseconds = static_cast<int64_t>(runtime.random().next() % 2000);
+    runtime.make_parker()->park_until(runtime.now() + absl::Microseconds(microseconds));
     return ticket;
   });
   lib.def("hop", [](CallContext& context, std::string to, int64_t x) {
@@ -163,7 +167,8 @@ Outcome run_schedule(uint64_t seed, size_t keep_events = 0) {
             if (result.ok()) {
               ++out.succeeded;
               once[ticket] = true;
-            } else if (error_kind(result.status()) == ErrorKind::kMaybeExecuted &&
+            } else if ((error_kind(result.status()) == ErrorKind::kMaybeExecuted ||
+                        error_kind(result.status()) == ErrorKind::kDeadline) &&
                        out.status.ok()) {
               out.status = annotate(result.status(), "a call that is at_most_once was given up");
             }

@@ -380,14 +380,19 @@ void InprocCore::close(const LinkRef& link, int from, Status reason) {
   end.type = InprocPacket::Type::kEnd;
   transmit_locked(link, 1 - from, std::move(end));
   std::weak_ptr<InprocLink> weak = link;
-  schedule_locked(side.endpoint, side.endpoint->runtime->now() + kDrainTimeout,
-                  [self = shared_from_this(), weak, from] {
-                    const LinkRef link = weak.lock();
-                    if (link == nullptr) return;
-                    MutexLock lock(&self->mutex_);
-                    InprocSide& side = link->side[from];
-                    if (!side.endpoint->killed) self->finish_locked(link, from, side.reason);
-                  });
+  // Simulated, a side may learn of the end while what it sent is still under way, as behind real
+  // sockets; the other side's answer is then too late.
+  const bool early = side.endpoint->runtime->simulated() && draw_locked() % 2 == 0;
+  schedule_locked(
+      side.endpoint,
+      side.endpoint->runtime->now() + (early ? draw_delay_locked(*side.endpoint) : kDrainTimeout),
+      [self = shared_from_this(), weak, from] {
+        const LinkRef link = weak.lock();
+        if (link == nullptr) return;
+        MutexLock lock(&self->mutex_);
+        InprocSide& side = link->side[from];
+        if (!side.endpoint->killed) self->finish_locked(link, from, side.reason);
+      });
 }
 
 void InprocCore::on_end(const LinkRef& link, int to) {
