@@ -19,8 +19,7 @@
 #include "weft/rpc/call.h"
 #include "weft/rpc/device_order.h"
 #include "weft/rref/rref.h"
-#include "weft/tests/cuda/gpus.h"
-#include "weft/tests/testing/cluster.h"
+#include "weft/tests/cuda/gpu_test.h"
 
 namespace weft::testing {
 namespace {
@@ -37,11 +36,11 @@ at::Tensor slow_mul(const at::Tensor& x, const at::Tensor& y) {
   return z;
 }
 
-class CudaAutograd : public ::testing::TestWithParam<Net> {
+class CudaAutograd : public GpuTest {
  protected:
   void SetUp() override {
-    gpus_ = find_gpus();
-    if (gpus_.count == 0) GTEST_SKIP() << gpus_.why;
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
     parameter_ = leaf(gpu(0));
   }
   std::unique_ptr<Cluster> cluster(const DeviceMap& map) {
@@ -50,21 +49,8 @@ class CudaAutograd : public ::testing::TestWithParam<Net> {
     lib.def("parameter", [p = parameter_] { return p; });
     lib.def("times_parameter", [p = parameter_](const at::Tensor& x) { return slow_mul(p, x); });
     lib.merge(dist_optim_library());
-    ClusterOptions options{.size = 3, .net = GetParam(), .library = lib};
-    options.adjust = [map, n = gpus_.count](int, JoinOptions* o) {
-      if (!map.empty()) {
-        for (int to = 0; to < 3; ++to) o->device_maps["worker" + std::to_string(to)] = map;
-      }
-      for (int d = 0; d < std::min(n, 2); ++d) o->devices.push_back(gpu(d));
-      o->services = {rref_service(), dist_autograd_service(), dist_optim_service()};
-    };
-    return std::make_unique<Cluster>(std::move(options));
-  }
-  // From GPU 0 to 0, and, with two GPUs, from each to the other.
-  std::vector<DeviceMap> maps() const {
-    std::vector<DeviceMap> out = {{{gpu(0), gpu(0)}}};
-    if (gpus_.count > 1) out.push_back({{gpu(0), gpu(1)}, {gpu(1), gpu(0)}});
-    return out;
+    return start(3, std::move(lib), all_to_all(3, map),
+                 {rref_service(), dist_autograd_service(), dist_optim_service()});
   }
   static at::Tensor leaf(c10::Device device) {
     return at::rand({200, 200}, at::TensorOptions().device(device)).set_requires_grad(true);
@@ -81,7 +67,6 @@ class CudaAutograd : public ::testing::TestWithParam<Net> {
       EXPECT_TRUE(at::allclose(got.cpu(), want[i].cpu())) << i;
     }
   }
-  Gpus gpus_;
   at::Tensor parameter_;  // of worker1
 };
 

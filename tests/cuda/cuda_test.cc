@@ -17,8 +17,7 @@
 #include "gtest/gtest.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/struct.h"
-#include "weft/tests/cuda/gpus.h"
-#include "weft/tests/testing/cluster.h"
+#include "weft/tests/cuda/gpu_test.h"
 
 namespace weft::testing {
 namespace {
@@ -81,40 +80,19 @@ at::Tensor late_view(int64_t device) {
   return whole.t().narrow(0, 100, 50);
 }
 
-class CudaRpc : public ::testing::TestWithParam<Net> {
+class CudaRpc : public GpuTest {
  protected:
-  using Maps = std::function<std::map<std::string, DeviceMap>(int)>;
-
-  void SetUp() override {
-    gpus_ = find_gpus();
-    if (gpus_.count == 0) GTEST_SKIP() << gpus_.why;
-  }
   std::unique_ptr<Cluster> cluster(int size, const Maps& maps) {
     Library lib("cuda");
     lib.def("add_on", &add_on).def("same", &same).def("sum", &sum).def("make_on", &make_on);
     lib.def("twice", &twice).def("boxed", &boxed).def("slow_add", &slow_add);
     lib.def("own_stream", &slow_add_on_own_stream).def("nested", &nested_slow_add);
     lib.def("late_view", &late_view);
-    ClusterOptions options{.size = size, .net = GetParam(), .library = lib};
-    options.adjust = [maps, n = gpus_.count](int i, JoinOptions* o) {
-      o->device_maps = maps(i);
-      for (int d = 0; d < std::min(n, 2); ++d) o->devices.push_back(gpu(d));
-    };
-    return std::make_unique<Cluster>(std::move(options));
+    return start(size, std::move(lib), maps);
   }
-  // Everybody maps to everybody, itself included.
-  std::unique_ptr<Cluster> all_to_all(int size, const DeviceMap& map) {
-    return cluster(size, [size, map](int) {
-      std::map<std::string, DeviceMap> maps;
-      for (int to = 0; to < size; ++to) maps["worker" + std::to_string(to)] = map;
-      return maps;
-    });
+  std::unique_ptr<Cluster> mapped(int size, const DeviceMap& map) {
+    return cluster(size, all_to_all(size, map));
   }
-  static void expect_all(const at::Tensor& x, double value, c10::Device device) {
-    ASSERT_EQ(x.device(), device);
-    EXPECT_TRUE(at::equal(x.cpu(), at::full(x.sizes(), value, at::kFloat)));
-  }
-  Gpus gpus_;
 };
 
 // ---- DA-68: placements -------------------------------------------------------------------------
@@ -155,7 +133,7 @@ std::vector<Placement> mixed() {
 
 TEST_P(CudaRpc, DA_68_device_map_gpu_default) {
   const Placement p{0, 0, 0, 0, 0, {{gpu(0), gpu(0)}}};
-  const auto c = all_to_all(2, p.map);
+  const auto c = mapped(2, p.map);
   check_placement(*c, 1, p);
   check_placement(*c, 0, p);
 }
@@ -165,7 +143,7 @@ TEST_P(CudaRpc, DA_68_device_map_gpu_non_default_and_from_one_to_the_other) {
   for (const Placement& p :
        {Placement{1, 1, 1, 1, 1, {{gpu(1), gpu(1)}}}, Placement{0, 0, 1, 1, 1, {{gpu(0), gpu(1)}}},
         Placement{1, 1, 0, 0, 0, {{gpu(1), gpu(0)}}}}) {
-    const auto c = all_to_all(2, p.map);
+    const auto c = mapped(2, p.map);
     check_placement(*c, 1, p);
   }
 }
@@ -173,7 +151,7 @@ TEST_P(CudaRpc, DA_68_device_map_gpu_non_default_and_from_one_to_the_other) {
 TEST_P(CudaRpc, DA_68_device_map_gpu_mixed) {
   if (gpus_.count < 2) GTEST_SKIP() << "no GPU on this machine besides one";
   for (const Placement& p : mixed()) {
-    const auto c = all_to_all(2, p.map);
+    const auto c = mapped(2, p.map);
     check_placement(*c, 1, p);
   }
 }
@@ -181,13 +159,13 @@ TEST_P(CudaRpc, DA_68_device_map_gpu_mixed) {
 TEST_P(CudaRpc, DA_68_device_map_gpu_mixed_self) {
   if (gpus_.count < 2) GTEST_SKIP() << "no GPU on this machine besides one";
   for (const Placement& p : mixed()) {
-    const auto c = all_to_all(1, p.map);
+    const auto c = mapped(1, p.map);
     check_placement(*c, 0, p);
   }
 }
 
 TEST_P(CudaRpc, SizesLayoutsAndTypesSurvive) {
-  const auto c = all_to_all(2, {{gpu(0), gpu(0)}});
+  const auto c = mapped(2, {{gpu(0), gpu(0)}});
   std::vector<at::Tensor> tensors;
   // Of no bytes, one slot, a slot and a bit, many slots.
   for (const int64_t n : {0, 1, 1 << 18, (1 << 18) + 1, 20'000'000}) {
@@ -231,7 +209,7 @@ TEST_P(CudaRpc, DA_69_device_maps_missing_config_of_a_gpu) {
 // ---- DA-70: streams of the user's own ----------------------------------------------------------
 
 TEST_P(CudaRpc, DA_70_custom_stream) {
-  const auto c = all_to_all(2, {{gpu(0), gpu(0)}});
+  const auto c = mapped(2, {{gpu(0), gpu(0)}});
   const c10::StreamGuard guard(new_stream(gpu(0)));
   const at::Tensor x = at::zeros({1 << 20}, on(0));
   delay(0);
@@ -240,7 +218,7 @@ TEST_P(CudaRpc, DA_70_custom_stream) {
 }
 
 TEST_P(CudaRpc, DA_70_custom_stream_multi) {
-  const auto c = all_to_all(2, {{gpu(0), gpu(0)}});
+  const auto c = mapped(2, {{gpu(0), gpu(0)}});
   std::vector<Future<at::Tensor>> results;
   for (int i = 0; i < 5; ++i) {
     const c10::StreamGuard guard(new_stream(gpu(0)));
@@ -253,13 +231,13 @@ TEST_P(CudaRpc, DA_70_custom_stream_multi) {
 }
 
 TEST_P(CudaRpc, DA_70_custom_stream_nested) {
-  const auto c = all_to_all(3, {{gpu(0), gpu(0)}});
+  const auto c = mapped(3, {{gpu(0), gpu(0)}});
   const at::Tensor x = at::full({1 << 20}, 2, on(0));
   expect_all(rpc_sync((*c)[0], 1, &nested_slow_add, "worker2", x, x), 5, gpu(0));
 }
 
 TEST_P(CudaRpc, DA_70_custom_stream_nested_multi) {
-  const auto c = all_to_all(3, {{gpu(0), gpu(0)}});
+  const auto c = mapped(3, {{gpu(0), gpu(0)}});
   std::vector<Future<at::Tensor>> results;
   for (int i = 0; i < 5; ++i) {
     const c10::StreamGuard guard(new_stream(gpu(0)));
@@ -273,7 +251,7 @@ TEST_P(CudaRpc, DA_70_custom_stream_nested_multi) {
 
 // STREAM-1, STREAM-2: the caller's kernels are late, its threads are not.
 TEST_P(CudaRpc, ADelayedSenderBlocksNobody) {
-  const auto c = all_to_all(2, {{gpu(0), gpu(0)}});
+  const auto c = mapped(2, {{gpu(0), gpu(0)}});
   rpc_sync((*c)[0], 1, &sum, at::ones({1}, on(0)));  // everything has been used once
   const c10::StreamGuard guard(new_stream(gpu(0)));
   const at::Tensor x = at::zeros({1 << 20}, on(0));
@@ -288,7 +266,7 @@ TEST_P(CudaRpc, ADelayedSenderBlocksNobody) {
 }
 
 TEST_P(CudaRpc, ADelayedHandlerIsWaitedForByItsResultOnly) {
-  const auto c = all_to_all(2, {{gpu(0), gpu(0)}});
+  const auto c = mapped(2, {{gpu(0), gpu(0)}});
   const at::Tensor x = at::ones({1 << 20}, on(0));
   std::vector<Future<at::Tensor>> results;
   for (int i = 0; i < 8; ++i) results.push_back(rpc_async((*c)[0], 1, &slow_add, x, x));
@@ -298,7 +276,7 @@ TEST_P(CudaRpc, ADelayedHandlerIsWaitedForByItsResultOnly) {
 // ---- DA-72: futures ----------------------------------------------------------------------------
 
 TEST_P(CudaRpc, DA_72_cuda_future_can_extract_tensors_lists_and_structs) {
-  const auto c = all_to_all(2, {{gpu(0), gpu(0)}});
+  const auto c = mapped(2, {{gpu(0), gpu(0)}});
   const at::Tensor x = at::ones({1 << 22}, on(0));
   // The consumer's stream is one that knows nothing of the copies.
   const c10::StreamGuard guard(new_stream(gpu(0)));
@@ -311,7 +289,7 @@ TEST_P(CudaRpc, DA_72_cuda_future_can_extract_tensors_lists_and_structs) {
 
 TEST_P(CudaRpc, DA_72_cuda_future_callback_changes_devices) {
   if (gpus_.count < 2) GTEST_SKIP() << "no GPU on this machine besides one";
-  const auto c = all_to_all(2, {{gpu(0), gpu(0)}, {gpu(1), gpu(1)}});
+  const auto c = mapped(2, {{gpu(0), gpu(0)}, {gpu(1), gpu(1)}});
   const at::Tensor x = at::ones({1 << 22}, on(0));
   auto moved = rpc_async((*c)[0], 1, &same, x).then([](const at::Tensor& y) {
     delay(0);
@@ -322,7 +300,7 @@ TEST_P(CudaRpc, DA_72_cuda_future_callback_changes_devices) {
 }
 
 TEST_P(CudaRpc, DA_72_cuda_future_callback_on_one_device) {
-  const auto c = all_to_all(2, {{gpu(0), gpu(0)}});
+  const auto c = mapped(2, {{gpu(0), gpu(0)}});
   const at::Tensor x = at::ones({1 << 22}, on(0));
   auto child = rpc_async((*c)[0], 1, &same, x).then([](const at::Tensor& y) {
     delay(0);
@@ -334,7 +312,7 @@ TEST_P(CudaRpc, DA_72_cuda_future_callback_on_one_device) {
 
 TEST_P(CudaRpc, DA_72_cuda_future_value_on_bad_device) {
   if (gpus_.count < 2) GTEST_SKIP() << "no GPU on this machine besides one";
-  const auto c = all_to_all(2, {{gpu(0), gpu(0)}});
+  const auto c = mapped(2, {{gpu(0), gpu(0)}});
   auto bad = rpc_async((*c)[0], 1, &make_on, 1);
   EXPECT_THAT(std::string(bad.try_wait().status().message()), HasSubstr("it is on cuda:1"));
 }
@@ -342,7 +320,7 @@ TEST_P(CudaRpc, DA_72_cuda_future_value_on_bad_device) {
 TEST_P(CudaRpc, DA_72_cuda_future_device_in_every_spelling) {
   for (const c10::Device device :
        {c10::Device(c10::kCUDA, 0), c10::Device(std::string("cuda:0")), gpu(0)}) {
-    const auto c = all_to_all(1, {{device, device}});
+    const auto c = mapped(1, {{device, device}});
     expect_all(rpc_sync((*c)[0], 0, &make_on, 0), 3, gpu(0));
   }
 }
@@ -350,7 +328,7 @@ TEST_P(CudaRpc, DA_72_cuda_future_device_in_every_spelling) {
 // ---- DA-73 -------------------------------------------------------------------------------------
 
 TEST_P(CudaRpc, DA_73_tensor_view_as_return_value) {
-  const auto c = all_to_all(2, {{gpu(0), gpu(0)}});
+  const auto c = mapped(2, {{gpu(0), gpu(0)}});
   std::vector<Future<at::Tensor>> views;
   for (int i = 0; i < 4; ++i) views.push_back(rpc_async((*c)[0], 1, &late_view, 0));
   for (auto& view : views) {

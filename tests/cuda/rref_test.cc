@@ -10,13 +10,11 @@
 
 #include "ATen/TensorOperators.h"
 #include "ATen/ops/allclose.h"
-#include "ATen/ops/equal.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/ones.h"
 #include "gtest/gtest.h"
 #include "weft/rref/remote_module.h"
-#include "weft/tests/cuda/gpus.h"
-#include "weft/tests/testing/cluster.h"
+#include "weft/tests/cuda/gpu_test.h"
 
 namespace weft::testing {
 namespace {
@@ -41,13 +39,8 @@ struct SlowImpl : torch::nn::Module {
 };
 TORCH_MODULE(Slow);
 
-class CudaRRef : public ::testing::TestWithParam<Net> {
+class CudaRRef : public GpuTest {
  protected:
-  void SetUp() override {
-    gpus_ = find_gpus();
-    if (gpus_.count == 0) GTEST_SKIP() << gpus_.why;
-  }
-  // Everybody maps to everybody, itself included.
   std::unique_ptr<Cluster> cluster(const DeviceMap& map) {
     constexpr int kWorkers = 3;
     Library lib("cuda");
@@ -57,25 +50,7 @@ class CudaRRef : public ::testing::TestWithParam<Net> {
     module_<torch::nn::Linear>(lib, "Linear")
         .constructor<int64_t, int64_t>()
         .def("forward", &torch::nn::LinearImpl::forward);
-    ClusterOptions options{.size = kWorkers, .net = GetParam(), .library = lib};
-    options.adjust = [map, n = gpus_.count](int, JoinOptions* o) {
-      if (!map.empty()) {
-        for (int to = 0; to < kWorkers; ++to) o->device_maps["worker" + std::to_string(to)] = map;
-      }
-      for (int d = 0; d < std::min(n, 2); ++d) o->devices.push_back(gpu(d));
-      o->services.push_back(rref_service());
-    };
-    return std::make_unique<Cluster>(std::move(options));
-  }
-  // From GPU 0 to 0, and, with two GPUs, from each to the other.
-  std::vector<DeviceMap> maps() const {
-    std::vector<DeviceMap> out = {{{gpu(0), gpu(0)}}};
-    if (gpus_.count > 1) out.push_back({{gpu(0), gpu(1)}, {gpu(1), gpu(0)}});
-    return out;
-  }
-  static void expect_all(const at::Tensor& x, double value, c10::Device device) {
-    ASSERT_EQ(x.device(), device);
-    EXPECT_TRUE(at::equal(x.cpu(), at::full(x.sizes(), value, at::kFloat)));
+    return start(kWorkers, std::move(lib), all_to_all(kWorkers, map), {rref_service()});
   }
   static Status error_of_fetch(Cluster& c, const at::Tensor& x) {
     try {
@@ -84,7 +59,6 @@ class CudaRRef : public ::testing::TestWithParam<Net> {
       return e.status();
     }
   }
-  Gpus gpus_;
 };
 
 TEST_P(CudaRRef, DA_71_rref_to_here_synchronization) {
