@@ -55,25 +55,36 @@ class GroupDrain {
 
  private:
   Store& store() { return *membership_.store(); }
+  // DRAIN-5.
+  absl::Duration patience() const { return std::max(options_.heartbeat, absl::Seconds(5)); }
 
   // Waits until every living worker has its key; those that died meanwhile become missing. The
   // store wakes us when the keys are there; deaths are looked for once per heartbeat.
   Status wait_for_all(const std::string& what, absl::Time deadline, bool say_who) {
     absl::Time next_line = runtime_.now() + absl::Minutes(1);
+    absl::Time answered = runtime_.now();
+    const auto parker = runtime_.make_parker();
     while (true) {
       std::vector<std::string> keys;
       for (const auto& w : workers_) {
         if (w.outcome != End::kDrained) continue;
         keys.push_back(membership_.key(absl::StrCat(what, "/", hex(w.worker.incarnation))));
       }
-      const absl::Duration slice = std::min(options_.heartbeat, deadline - runtime_.now());
+      const absl::Time begin = runtime_.now();
+      const absl::Duration slice = std::min(options_.heartbeat, deadline - begin);
       if (slice <= absl::ZeroDuration()) return late(what, keys);
       const Status waited = store().wait(keys, slice);
       if (waited.ok()) return waited;
-      if (error_kind(waited) != ErrorKind::kDeadline) {
+      const ErrorKind kind = error_kind(waited);
+      if (kind == ErrorKind::kUnavailable && runtime_.now() - answered < patience()) {
+        parker->park_until(begin + slice);  // one that refuses does so at once
+        continue;
+      }
+      if (kind != ErrorKind::kDeadline) {
         return annotate(waited,
                         absl::StrCat("shutting down: waiting for '", what, "' of all workers"));
       }
+      answered = runtime_.now();
       notice_deaths(what);
       if (say_who && runtime_.now() >= next_line) {
         next_line += absl::Minutes(1);
@@ -141,7 +152,7 @@ class GroupDrain {
 
   Status put(const std::string& what, const std::string& value) {
     return store().set(membership_.key(absl::StrCat(what, "/", hex(self_.incarnation))), value,
-                       std::max(options_.heartbeat, absl::Seconds(5)));
+                       patience());
   }
 
   // One that was stopped for a lease may go on after the others have left without it: then their
@@ -150,7 +161,7 @@ class GroupDrain {
     WEFT_ASSIGN_OR_RETURN(
         const std::optional<std::string> dead,
         store().try_get(membership_.key(absl::StrCat("dead/", hex(self_.incarnation))),
-                        std::max(options_.heartbeat, absl::Seconds(5))));
+                        patience()));
     if (!dead.has_value()) return absl::OkStatus();
     return make_error(ErrorKind::kState,
                       absl::StrCat("shutdown of '", self_.name,

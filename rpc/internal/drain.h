@@ -3,9 +3,8 @@
 
 // The graceful part of shutdown, by way of the store. Keys, below "weft/<job>/":
 //   arrived/inc       the worker has called shutdown()
-//   drain/N/inc       round N: "pending serving issued served live", counted by that worker, what
-//   its
-//                     services have under way included
+//   drain/N/inc       round N: "pending serving issued served live", counted by that worker, with
+//                     what its services have under way
 //   done/inc          the worker's drain is over and its record is gone
 //
 //   DRAIN-1  nobody leaves while a call is under way anywhere: a round in which every worker counts
@@ -13,10 +12,13 @@
 //            with the same totals (two equal waves: nothing can have been in flight between them).
 //            When they count something live then (Service::Load), everybody sweeps first, and it
 //            goes on.
-//   DRAIN-2  a worker that dies, or whose lease lapses, is missing: it is named, and waited for no
-//   more. DRAIN-3  waiting for arrival has no bound but leases; everything after has the deadline.
+//   DRAIN-2  a worker that dies, or whose lease lapses, is missing: it is named, and no longer
+//            waited for.
+//   DRAIN-3  waiting for arrival has no bound but leases; everything after has the deadline.
 //   DRAIN-4  records are removed before the last wait, so a worker that joins again right after it
 //            cannot meet a record of the group that has just ended.
+//   DRAIN-5  a store that cannot be asked for a moment ends no wait; one that does not answer for
+//            5 s, or a heartbeat if that is longer, does.
 
 #include "weft/rpc/internal/agent.h"
 #include "weft/rpc/internal/membership.h"
