@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -91,26 +92,11 @@ class SystemFiles : public Files {
                                          const std::function<bool(std::string*)>& update) override {
     const std::string name(path);
     int fd = -1;
-    absl::Cleanup close = [&fd] {
+    const absl::Cleanup close = [&fd] {
       if (fd >= 0) ::close(fd);  // also drops the lock
     };
-    while (true) {
-      fd = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-      if (fd < 0) return errno_error("cannot open", name);
-      // Each open file description has its own flock, so threads exclude each other too.
-      while (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        if (errno == EWOULDBLOCK) return false;
-        if (errno != EINTR) return errno_error("cannot lock", name);
-      }
-      // Just before, the file may have been removed or replaced: then this lock guards nothing.
-      struct stat opened, named;
-      if (::fstat(fd, &opened) != 0) return errno_error("cannot examine", name);
-      if (::stat(name.c_str(), &named) == 0 && named.st_ino == opened.st_ino &&
-          named.st_dev == opened.st_dev) {
-        break;
-      }
-      ::close(std::exchange(fd, -1));
-    }
+    WEFT_ASSIGN_OR_RETURN(const bool locked, try_lock(name, O_RDWR | O_CREAT, LOCK_EX, &fd));
+    if (!locked) return false;
     WEFT_ASSIGN_OR_RETURN(std::string content, read_all(fd, name));
     if (!update(&content)) return true;
     if (::lseek(fd, 0, SEEK_SET) < 0) return errno_error("cannot seek in", name);
@@ -119,6 +105,42 @@ class SystemFiles : public Files {
       return errno_error("cannot truncate", name);
     }
     return true;
+  }
+
+  absl::StatusOr<std::optional<std::string>> try_read_locked(std::string_view path) override {
+    const std::string name(path);
+    int fd = -1;
+    const absl::Cleanup close = [&fd] {
+      if (fd >= 0) ::close(fd);
+    };
+    WEFT_ASSIGN_OR_RETURN(const bool locked, try_lock(name, O_RDONLY, LOCK_SH, &fd));
+    if (!locked) return std::nullopt;
+    if (fd < 0) return std::string();
+    return read_all(fd, name);
+  }
+
+ private:
+  // Opens the file and takes its lock; -1 for one that is not there and is not made. False: others
+  // have the lock. The caller closes `fd` in any case.
+  static absl::StatusOr<bool> try_lock(const std::string& name, int flags, int lock, int* fd) {
+    while (true) {
+      *fd = ::open(name.c_str(), flags | O_CLOEXEC, 0600);
+      if (*fd < 0 && errno == ENOENT && (flags & O_CREAT) == 0) return true;
+      if (*fd < 0) return errno_error("cannot open", name);
+      // Each open file description has its own flock, so threads exclude each other too.
+      while (::flock(*fd, lock | LOCK_NB) != 0) {
+        if (errno == EWOULDBLOCK) return false;
+        if (errno != EINTR) return errno_error("cannot lock", name);
+      }
+      // Just before, the file may have been removed or replaced: then this lock guards nothing.
+      struct stat opened, named;
+      if (::fstat(*fd, &opened) != 0) return errno_error("cannot examine", name);
+      if (::stat(name.c_str(), &named) == 0 && named.st_ino == opened.st_ino &&
+          named.st_dev == opened.st_dev) {
+        return true;
+      }
+      ::close(std::exchange(*fd, -1));
+    }
   }
 };
 
@@ -153,6 +175,11 @@ class MemoryFiles : public Files {
     std::string content = file.content;
     if (update(&content)) file = {std::move(content), ++changes_};
     return true;
+  }
+  absl::StatusOr<std::optional<std::string>> try_read_locked(std::string_view path) override {
+    MutexLock lock(&mutex_);
+    auto it = files_.find(std::string(path));
+    return it == files_.end() ? std::string() : it->second.content;
   }
 
  private:

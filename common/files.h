@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,9 @@ class Files {
   // FileStore.
   virtual absl::StatusOr<bool> try_update_locked(
       std::string_view path, const std::function<bool(std::string*)>& update) = 0;
+  // The content ("" when there is no file), as it is between two updates; any number may read at
+  // once. Nothing when an update is under way now.
+  virtual absl::StatusOr<std::optional<std::string>> try_read_locked(std::string_view path) = 0;
 };
 
 WEFT_API std::unique_ptr<Files> make_system_files();

@@ -22,6 +22,8 @@
 // FILE-2  a file shorter than `committed` was truncated by someone else: an error.
 // FILE-3  an old log is replaced by a shorter one under a new generation; a writer killed then
 //         leaves a mixture, which the checksums tell from both: an error, not wrong data.
+// FILE-4  who changes nothing takes the lock beside others who do not, and for as long as it takes
+//         to read the bytes: many workers that wait for one another would be in each other's way.
 // Pure functions; any thread.
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 #include "weft/rpc/file_store.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -168,30 +169,48 @@ class FileClient : public TableStore {
     return step;
   }
 
+  // FILE-4.
   StatusOr<Step> step_once(const Body& body, bool* held) {
-    StatusOr<Step> step = Step::kDone;
-    WEFT_ASSIGN_OR_RETURN(const bool locked, runtime().files().try_update_locked(
-                                                 data_->path, [&](std::string* content) {
-                                                   return apply(body, content, &step);
-                                                 }));
-    *held = !locked;
+    Files& files = runtime().files();
+    WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> seen,
+                          files.try_read_locked(data_->path));
+    *held = !seen.has_value();
     if (*held) return Step::kNotYet;
-    return step;
+    StatusOr<Step> step = look(body, *seen).step;
+    if (!step.ok() || *step != Step::kChanged) return step;
+    WEFT_ASSIGN_OR_RETURN(const bool locked,
+                          files.try_update_locked(data_->path, [&](std::string* content) {
+                            return apply(body, content, &step);
+                          }));
+    *held = !locked;
+    return *held ? Step::kNotYet : step;
+  }
+
+  struct Look {
+    StatusOr<StoreFile> file;
+    StatusOr<Step> step;
+  };
+  Look look(const Body& body, const std::string& content) const {
+    StatusOr<StoreFile> file = parse_store_file(content);
+    StatusOr<Step> step = Step::kDone;
+    if (!file.ok()) {
+      step = content.empty()
+                 ? make_error(ErrorKind::kState,
+                              absl::StrCat("file '", data_->path, "' was removed or emptied"))
+                 : file.status();
+    } else if (file->run_id != data_->run_id) {
+      step = foreign(data_->path, file->run_id, data_->run_id);
+    } else {
+      step = body(&file->table);
+    }
+    return {std::move(file), std::move(step)};
   }
 
   // Whether `content` was changed.
   bool apply(const Body& body, std::string* content, StatusOr<Step>* step) {
-    StatusOr<StoreFile> file = parse_store_file(*content);
-    if (!file.ok()) {
-      *step = content->empty()
-                  ? make_error(ErrorKind::kState,
-                               absl::StrCat("file '", data_->path, "' was removed or emptied"))
-                  : file.status();
-    } else if (file->run_id != data_->run_id) {
-      *step = foreign(data_->path, file->run_id, data_->run_id);
-    } else {
-      *step = body(&file->table);
-    }
+    Look now = look(body, *content);
+    StatusOr<StoreFile>& file = now.file;
+    *step = std::move(now.step);
     if (!step->ok() || **step != Step::kChanged) return false;
     if (file->table.bytes() > kMaxFileBytes) {
       *step = make_error(ErrorKind::kResource,
