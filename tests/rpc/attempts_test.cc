@@ -13,6 +13,7 @@
 #include "weft/rpc/signature.h"
 #include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/tests/testing/forwarding_transport.h"
 #include "weft/tests/testing/gate.h"
 
 namespace weft::testing {
@@ -53,24 +54,17 @@ class ByHand final : public Connection {
 };
 
 // Lets the test accept connections in the place of a transport.
-class Tapped final : public Transport {
+class Tapped final : public ForwardingTransport {
  public:
   Tapped(std::unique_ptr<Transport> inner, std::shared_ptr<Acceptor>* acceptor)
-      : inner_(std::move(inner)), acceptor_(acceptor) {}
-  std::string name() const override { return inner_->name(); }
+      : ForwardingTransport(std::move(inner)), acceptor_(acceptor) {}
   StatusOr<std::string> listen(const ListenOptions& options,
                                std::shared_ptr<Acceptor> acceptor) override {
     *acceptor_ = acceptor;
-    return inner_->listen(options, std::move(acceptor));
+    return ForwardingTransport::listen(options, std::move(acceptor));
   }
-  void connect(std::string_view address, const Hello& hello, absl::Time deadline,
-               std::shared_ptr<ConnectionHandler> handler, DialDone done) override {
-    inner_->connect(address, hello, deadline, std::move(handler), std::move(done));
-  }
-  void shutdown() override { inner_->shutdown(); }
 
  private:
-  const std::unique_ptr<Transport> inner_;
   std::shared_ptr<Acceptor>* const acceptor_;
 };
 

@@ -11,6 +11,7 @@
 #include "weft/rpc/grpc_transport.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/tests/testing/forwarding_transport.h"
 #include "weft/tests/testing/relay.h"
 
 namespace weft::testing {
@@ -159,27 +160,18 @@ TEST_P(Backpressured, AnAnswerWithoutRoomIsAnErrorOfItsCall) {
 INSTANTIATE_TEST_SUITE_P(Nets, Backpressured, ::testing::ValuesIn(nets()), net_name);
 
 // Dials through a relay, which may then stop to pass bytes on.
-class Relayed final : public Transport {
+class Relayed final : public ForwardingTransport {
  public:
   Relayed(std::unique_ptr<Transport> inner, std::shared_ptr<std::unique_ptr<Relay>> relay)
-      : inner_(std::move(inner)), relay_(std::move(relay)) {}
-  std::string name() const override { return inner_->name(); }
-  StatusOr<std::string> listen(const ListenOptions& options,
-                               std::shared_ptr<Acceptor> acceptor) override {
-    return inner_->listen(options, std::move(acceptor));
-  }
+      : ForwardingTransport(std::move(inner)), relay_(std::move(relay)) {}
   void connect(std::string_view address, const Hello& hello, absl::Time deadline,
                std::shared_ptr<ConnectionHandler> handler, DialDone done) override {
     *relay_ = Relay::start(address.substr(0, address.find('/')));
-    inner_->connect((*relay_)->address(), hello, deadline, std::move(handler), std::move(done));
-  }
-  void shutdown() override { inner_->shutdown(); }
-  std::vector<std::pair<std::string, int64_t>> counters() const override {
-    return inner_->counters();
+    ForwardingTransport::connect((*relay_)->address(), hello, deadline, std::move(handler),
+                                 std::move(done));
   }
 
  private:
-  const std::unique_ptr<Transport> inner_;
   const std::shared_ptr<std::unique_ptr<Relay>> relay_;
 };
 
