@@ -33,6 +33,10 @@ endif()
 
 if(PROJECT_IS_TOP_LEVEL)
   target_compile_options(weft_options INTERFACE -Wall -Wextra)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # What LibTorch's headers leave in memory is not garbage: a sixth of the time went into looking for some.
+    target_compile_options(weft_options INTERFACE --param=ggc-min-heapsize=1048576)
+  endif()
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     target_compile_options(weft_options INTERFACE -Wthread-safety -Werror=thread-safety)
   endif()

@@ -11,11 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "weft/common/error.h"
+#include "weft/common/internal/text.h"
 
 namespace weft {
 namespace {
 
-absl::string_view view(std::string_view s) { return absl::string_view(s.data(), s.size()); }
+using internal::view;
 
 // What a person typed, safe to print and not endless.
 std::string quoted(std::string_view text) {

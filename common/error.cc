@@ -8,9 +8,12 @@
 #include <utility>
 
 #include "absl/strings/cord.h"
+#include "weft/common/internal/text.h"
 
 namespace weft {
 namespace {
+
+using internal::view;
 
 constexpr char kPayloadUrl[] = "weft/error";
 
@@ -32,8 +35,6 @@ bool take_string(std::string_view* in, std::string* out) {
   in->remove_prefix(n);
   return true;
 }
-
-absl::string_view view(std::string_view s) { return absl::string_view(s.data(), s.size()); }
 
 // The table of exception types: the first match wins, so a derived type stands before its base.
 struct Row {

@@ -12,7 +12,7 @@ namespace {
 // of it costs less to keep for that time than a message of its own, and its answer, cost.
 constexpr size_t kRideBytes = 512 << 10;
 
-size_t bytes_of(const MessageGradients& gradients) {
+size_t bytes_to_ride(const MessageGradients& gradients) {
   size_t bytes = 0;
   for (const at::Tensor& one : gradients.tensors) {
     // One on a device goes when it has been computed: nothing else is to wait for that.
@@ -220,7 +220,7 @@ void BackwardPass::flush_locked(std::vector<PassGraph::Outgoing> gradients, Todo
   Todo answers;  // others wait for the rest
   for (auto& [origin, named] : std::exchange(unsent_, {})) out[origin].named = std::move(named);
   for (PassGraph::Outgoing& one : gradients) {
-    const size_t size = bytes_of(one.gradients);
+    const size_t size = bytes_to_ride(one.gradients);
     if (bytes[one.origin] + size > kRideBytes) {
       alone.emplace_back(one.origin, Advance{})
           .second.gradients.push_back(std::move(one.gradients));

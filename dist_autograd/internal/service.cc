@@ -90,7 +90,7 @@ bool DistAutogradService::was_released(const AutogradContextId& id) const {
 ContextRef DistAutogradService::find_or_make(const AutogradContextId& id, const WorkerInfo& with) {
   const WorkerKey me = self();
   MutexLock lock(&mutex_);
-  names_.try_emplace(key_of(with), with.name);
+  names_.add(with);
   if (const auto at = contexts_.find(id); at != contexts_.end()) return at->second;
   const auto released = released_.find(id.creator);
   if (!closed_.ok() || id.creator == me || gone_.contains(id.creator.incarnation) ||
@@ -191,7 +191,7 @@ AttachmentPtr DistAutogradService::record(const ContextRef& context, const Worke
                                           const Payload& payload, bool grad_mode, bool is_request) {
   {
     MutexLock lock(&mutex_);
-    names_.try_emplace(key_of(to), to.name);
+    names_.add(to);
   }
   expect_more();
   uint64_t message = last_message_.fetch_add(1) + 1;
@@ -270,7 +270,7 @@ void DistAutogradService::on_worker_gone(const WorkerInfo& info, const Status& w
     MutexLock lock(&mutex_);
     gone_.insert(gone.incarnation);
     // From now on nobody else knows its name, which errors of passes are to tell.
-    if (!contexts_.empty()) names_.try_emplace(gone, info.name);
+    names_.add_gone(info);
     rode = ridden_.erase(gone) > 0;
     released_.erase(gone);
     for (auto at = contexts_.begin(); at != contexts_.end();) {

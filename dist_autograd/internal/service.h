@@ -26,6 +26,7 @@
 #include "weft/common/runtime.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/internal/context_state.h"
+#include "weft/dist_autograd/internal/peer_names.h"
 #include "weft/dist_autograd/internal/wire.h"
 #include "weft/dist_autograd/service.h"
 #include "weft/rpc/interceptor.h"
@@ -209,8 +210,7 @@ class WEFT_API DistAutogradService final
   std::map<AutogradContextId, ContextRef> contexts_ ABSL_GUARDED_BY(mutex_);
   std::map<WorkerKey, Released> released_ ABSL_GUARDED_BY(mutex_);
   std::set<Incarnation> gone_ ABSL_GUARDED_BY(mutex_);
-  // Of those that recorded something with this worker: errors name also who is gone.
-  std::map<WorkerKey, std::string> names_ ABSL_GUARDED_BY(mutex_);
+  PeerNames names_ ABSL_GUARDED_BY(mutex_);
   int64_t releases_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<std::pair<ReleaseRef, WorkerKey>> again_ ABSL_GUARDED_BY(mutex_);
   std::map<WorkerKey, std::vector<ReleaseRef>> riding_ ABSL_GUARDED_BY(mutex_);

@@ -186,7 +186,7 @@ void DistAutogradService::progress(const WorkerKey& to, const PassId& pass, absl
 std::string DistAutogradService::name_of(const WorkerKey& key) const {
   {
     MutexLock lock(&mutex_);
-    if (const auto at = names_.find(key); at != names_.end()) return at->second;
+    if (const std::string* name = names_.find(key)) return *name;
   }
   return info_of(worker(), key).name;
 }

@@ -249,7 +249,9 @@ StepReport OptimizerCore::step(const DistAutogradContext& context, const StepOpt
   const std::shared_ptr<Step>& step = *begun;
   if (std::optional<StepReport> report = step->on_this_thread()) return *std::move(report);
   const auto wait = [](const auto& futures) {
-    for (const auto& future : futures) future.try_wait(absl::InfiniteDuration()).ok();
+    // What came of each is read by applied() and refused().
+    for (const auto& future : futures)
+      future.try_wait(absl::InfiniteDuration()).status().IgnoreError();
   };
   std::vector<Future<StepAnswer>> first = step->start();
   wait(first);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/rpc/internal/message.h"
 #include "weft/rpc/internal/stream_copy.h"
+#include "weft/rpc/internal/wire/protocol_error.h"
 
 namespace weft::internal {
 namespace {
@@ -14,8 +15,6 @@ namespace {
 constexpr size_t kMaxOpenTransfers = 1 << 16;
 // What keeping a chunk costs besides its bytes: chunks of one byte must be bounded, too.
 constexpr size_t kParkedBytes = 128;
-
-WEFT_COLD Status violation(std::string text) { return make_error(ErrorKind::kProtocol, text); }
 
 // Reads the payload of a frame front to back.
 class PayloadReader {
@@ -63,7 +62,7 @@ struct Assembler::Incoming {
 
 Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uint64_t* charge,
                            Metas* metas) {
-  if (layout.segments_size() == 0) return violation("a message without segments");
+  if (layout.segments_size() == 0) return protocol_error("a message without segments");
   std::string_view in(layout.tensor_metas());
   struct Expected {
     uint64_t bytes;
@@ -80,8 +79,8 @@ Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uin
     metas->push_back(std::move(meta));
   }
   if (expected.size() + 1 != static_cast<size_t>(layout.segments_size())) {
-    return violation(absl::StrCat("a message with ", layout.segments_size(),
-                                  " segments whose tensors need ", expected.size() + 1));
+    return protocol_error(absl::StrCat("a message with ", layout.segments_size(),
+                                       " segments whose tensors need ", expected.size() + 1));
   }
   uint64_t inlined = 0;
   uint64_t total = 0;
@@ -90,8 +89,8 @@ Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uin
   for (int i = 0; i < layout.segments_size(); ++i) {
     const v1::Segment& s = layout.segments(i);
     if (i > 0 && s.length() != expected[static_cast<size_t>(i) - 1].bytes) {
-      return violation(absl::StrCat("segment ", i, " has ", s.length(), " bytes, its tensor ",
-                                    expected[static_cast<size_t>(i) - 1].bytes));
+      return protocol_error(absl::StrCat("segment ", i, " has ", s.length(), " bytes, its tensor ",
+                                         expected[static_cast<size_t>(i) - 1].bytes));
     }
     if (s.length() > limits_.max_message_bytes - total) {
       return make_error(ErrorKind::kResource,
@@ -101,8 +100,9 @@ Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uin
     total += s.length();
     if (s.has_arena_offset()) {
       if (i == 0 || s.transfer_id() != 0 || s.length() == 0) {
-        return violation(absl::StrCat("segment ", i, " of ", s.length(), " bytes and transfer ",
-                                      s.transfer_id(), " cannot lie in an arena"));
+        return protocol_error(absl::StrCat("segment ", i, " of ", s.length(),
+                                           " bytes and transfer ", s.transfer_id(),
+                                           " cannot lie in an arena"));
       }
       if (expected[static_cast<size_t>(i) - 1].stays) continue;
       comes_later = true;
@@ -111,13 +111,13 @@ Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uin
     if (s.has_arena_offset()) continue;
     if (s.transfer_id() == 0) inlined += s.length();
     if (s.transfer_id() != 0) comes_later = true;
-    if (s.transfer_id() != 0 && s.length() == 0) return violation("a transfer of no bytes");
+    if (s.transfer_id() != 0 && s.length() == 0) return protocol_error("a transfer of no bytes");
   }
   // A small message is already here.
   if (!comes_later) *charge = 0;
   if (inlined != frame.payload_bytes) {
-    return violation(absl::StrCat("a frame with ", frame.payload_bytes,
-                                  " bytes of payload that announces ", inlined));
+    return protocol_error(absl::StrCat("a frame with ", frame.payload_bytes,
+                                       " bytes of payload that announces ", inlined));
   }
   return absl::OkStatus();
 }
@@ -134,9 +134,10 @@ Status Assembler::fill_buffers(const v1::Layout& layout, Places places, Incoming
       if (place.data != nullptr) {
         const size_t align = c10::elementSize(specs[i].dtype);
         if (reinterpret_cast<uintptr_t>(place.data) % align != 0) {
-          return violation(absl::StrCat("segment ", segment, " at ",
-                                        layout.segments(static_cast<int>(segment)).arena_offset(),
-                                        " of an arena, whose elements have ", align, " bytes"));
+          return protocol_error(
+              absl::StrCat("segment ", segment, " at ",
+                           layout.segments(static_cast<int>(segment)).arena_offset(),
+                           " of an arena, whose elements have ", align, " bytes"));
         }
         if (may_stay_shared(meta, i)) {
           buffers.push_back(buffer_around(specs[i], place.data, std::move(place.owner)));
@@ -175,7 +176,7 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
     // Refused messages leave entries, too, and no budget counts those.
     MutexLock lock(&mutex_);
     if (transfers_.size() + static_cast<size_t>(layout.segments_size()) > kMaxOpenTransfers) {
-      return violation(absl::StrCat("more than ", kMaxOpenTransfers, " transfers at once"));
+      return protocol_error(absl::StrCat("more than ", kMaxOpenTransfers, " transfers at once"));
     }
   }
   // The bytes are charged before anything is allocated for them.
@@ -194,7 +195,8 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
   }
   message->delivered = std::move(delivered);
   if (!valid.ok()) {
-    // Refused, not a violation: what still comes of it is discarded.
+    // Refused, not a violation: what came of it before and what still comes is discarded.
+    Status parked;
     {
       MutexLock lock(&mutex_);
       for (const v1::Segment& s : layout.segments()) {
@@ -204,11 +206,12 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
             transfers_.emplace(s.transfer_id(), Transfer{nullptr, nullptr, s.length()}).second;
         // Of a transfer that is under way nothing may be lost: its message holds bytes.
         if (!fresh)
-          return violation(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
+          return protocol_error(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
       }
+      parked = take_parked_locked(layout, nullptr);
     }
     message->delivered(valid);
-    return absl::OkStatus();
+    return parked;
   }
 
   absl::InlinedVector<char*, 5> targets = {message->payload.body.data()};
@@ -227,7 +230,8 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
     return absl::OkStatus();
   }
 
-  std::vector<std::shared_ptr<Incoming>> complete;
+  std::shared_ptr<Incoming> complete;
+  Status parked;
   {
     MutexLock lock(&mutex_);
     message->touched = sweeps_;
@@ -240,38 +244,48 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
         // abandon() gives back what the messages in the table have taken, and this one is not
         // there.
         if (message->open_transfers == 0) budget_->release(message->charged);
-        return violation(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
+        return protocol_error(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
       }
       ++message->open_transfers;
       max_announced_ = std::max(max_announced_, s.transfer_id());
     }
-    for (const v1::Segment& s : layout.segments()) {
-      auto parked = parked_.find(s.transfer_id());
-      if (s.transfer_id() == 0 || parked == parked_.end()) continue;
-      const std::vector<Parked> chunks = std::move(parked->second);
-      parked_.erase(parked);
-      for (const Parked& p : chunks) {
-        parked_bytes_ -= p.bytes.size() + kParkedBytes;
-        std::shared_ptr<Incoming> done;
-        WEFT_RETURN_IF_ERROR(take_locked(s.transfer_id(), p.offset, nullptr, p.bytes, &done));
-        if (done != nullptr) complete.push_back(std::move(done));
-      }
-    }
+    parked = take_parked_locked(layout, &complete);
   }
-  for (const auto& m : complete) finish(m);
-  return absl::OkStatus();
+  // Also before a violation: of what is complete nothing is in the table, and nobody else would.
+  if (complete != nullptr) finish(complete);
+  return parked;
+}
+
+Status Assembler::take_parked_locked(const v1::Layout& layout,
+                                     std::shared_ptr<Incoming>* complete) {
+  Status first;
+  for (const v1::Segment& s : layout.segments()) {
+    const auto at = parked_.find(s.transfer_id());
+    if (s.transfer_id() == 0 || at == parked_.end()) continue;
+    for (const Parked& chunk : at->second) {
+      parked_bytes_ -= chunk.bytes.size() + kParkedBytes;
+      if (first.ok())
+        first = take_locked(s.transfer_id(), chunk.offset, nullptr, chunk.bytes, complete);
+    }
+    parked_.erase(at);
+  }
+  return first;
 }
 
 Status Assembler::take_locked(uint64_t id, uint64_t offset, const FrameView* frame,
                               std::string_view bytes, std::shared_ptr<Incoming>* complete) {
-  auto it = transfers_.find(id);
+  const auto it = transfers_.find(id);
+  // The peer sent more than it announced, and before that it is announced nobody can tell.
+  if (it == transfers_.end()) {
+    return protocol_error(absl::StrCat("chunk of transfer ", id, ", which is over"));
+  }
   Transfer& t = it->second;
   const uint64_t n = frame != nullptr ? frame->payload_bytes : bytes.size();
   // In order, without gaps, within what was announced: by subtraction, so that nothing overflows.
   // And never beside a transport that reads into the same place.
   if (offset != t.received || n == 0 || n > t.length - t.received || t.filling > 0) {
-    return violation(absl::StrCat("chunk of transfer ", id, " at ", offset, "+", n, ", expected ",
-                                  t.received + t.filling, " of ", t.length));
+    return protocol_error(absl::StrCat("chunk of transfer ", id, " at ", offset, "+", n,
+                                       ", expected ", t.received + t.filling, " of ", t.length));
   }
   if (t.message != nullptr) {
     if (frame != nullptr) {
@@ -322,8 +336,8 @@ Status Assembler::chunk_filled(std::string_view header, size_t bytes) {
     // abandon() was here.
     if (it == transfers_.end()) return absl::OkStatus();
     if (it->second.filling != bytes || it->second.received != offset) {
-      return violation(absl::StrCat("chunk of transfer ", id, " at ", offset, "+", bytes,
-                                    " is there without having been begun"));
+      return protocol_error(absl::StrCat("chunk of transfer ", id, " at ", offset, "+", bytes,
+                                         " is there without having been begun"));
     }
     it->second.filling = 0;
     took_locked(id, bytes, &complete);
@@ -341,14 +355,14 @@ Status Assembler::on_chunk(const FrameView& frame) {
     MutexLock lock(&mutex_);
     if (transfers_.count(id) == 0) {
       if (id <= max_announced_) {
-        return violation(
+        return protocol_error(
             absl::StrCat("chunk of transfer ", id, ", which is over or was never announced"));
       }
-      if (frame.payload_bytes == 0) return violation("a chunk of no bytes");
+      if (frame.payload_bytes == 0) return protocol_error("a chunk of no bytes");
       // Its header may still come by another lane; it is kept within a bound until then.
       if (frame.payload_bytes + kParkedBytes > limits_.max_parked_bytes - parked_bytes_) {
-        return violation(absl::StrCat("more than ", limits_.max_parked_bytes,
-                                      " bytes of chunks without a header"));
+        return protocol_error(absl::StrCat("more than ", limits_.max_parked_bytes,
+                                           " bytes of chunks without a header"));
       }
       std::string bytes;
       for (std::string_view piece : frame.payload) bytes.append(piece);

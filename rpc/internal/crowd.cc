@@ -11,7 +11,7 @@ namespace weft::internal {
 namespace {
 
 constexpr absl::Duration kInterval = absl::Milliseconds(2);
-constexpr double kWeight = 1.0 / 8;
+constexpr double kRunningWeight = 1.0 / 8;
 // Threads per core, the asking one included. A pair of busy workers on two cores shows 1.2 while it
 // only calls and 1.5 while it computes, too, spinning or not; four workers 2.1 (where spinning
 // still pays), eight 3.6, and 4.5 when they sleep. The distance is for the noise; but whoever
@@ -55,7 +55,7 @@ bool CrowdWatch::crowded(absl::Time now) {
   next_ = now + kInterval;
   const int running = running_threads(file_);
   if (running < 0) return crowded_ = false;
-  running_ += (running - running_) * kWeight;
+  running_ += (running - running_) * kRunningWeight;
   crowded_ = running_ > (crowded_ ? kNoCrowd : kCrowd) * cores_;
   return crowded_;
 }

@@ -13,8 +13,6 @@ namespace {
 
 using End = ShutdownResult::Outcome;
 
-std::string hex(uint64_t v) { return absl::StrCat(absl::Hex(v, absl::kZeroPad16)); }
-
 // The first finds out what is held, the second takes it back.
 constexpr int kMostSweeps = 3;
 

@@ -21,8 +21,6 @@ constexpr uint64_t kSweepEvery = 512;  // changes; a worker that comes and goes 
 
 constexpr char kInvalid[] = "invalid ";
 
-std::string hex(uint64_t v) { return absl::StrCat(absl::Hex(v, absl::kZeroPad16)); }
-
 Status abort_error(std::string_view reason) {
   const bool invalid = reason.rfind(kInvalid, 0) == 0;
   if (invalid) reason.remove_prefix(sizeof kInvalid - 1);
@@ -70,6 +68,10 @@ bool is_text(const v1::MemberRecord& record) {
 }
 
 }  // namespace
+
+std::string hex(uint64_t incarnation) {
+  return absl::StrCat(absl::Hex(incarnation, absl::kZeroPad16));
+}
 
 std::optional<Member> read_member(const std::string& bytes) {
   v1::MemberRecord record;

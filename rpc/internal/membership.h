@@ -49,6 +49,9 @@
 
 namespace weft::internal {
 
+// An incarnation as keys have it.
+std::string hex(uint64_t incarnation);
+
 struct MembershipEvent {
   enum class Kind { kJoined, kLeft, kDied };
   Kind kind = Kind::kJoined;

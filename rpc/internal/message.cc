@@ -6,11 +6,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/rpc/internal/wire/frame.h"
+#include "weft/rpc/internal/wire/protocol_error.h"
 
 namespace weft::internal {
 namespace {
 
-constexpr size_t kMaxHeaderBytes = 64 << 10;
 // Segments of a large message up to this size still travel in its header frame.
 constexpr size_t kSmallSegmentBytes = 4 << 10;
 // The descriptor of a dense tensor of a few dimensions.
@@ -33,8 +34,6 @@ bool take_text(std::string_view* in, std::string* out) {
   in->remove_prefix(n);
   return true;
 }
-
-WEFT_COLD Status violation(std::string text) { return make_error(ErrorKind::kProtocol, text); }
 
 // What a chunk frame has besides its bytes, and room to spare.
 constexpr size_t kChunkFrameBytes = 1 << 10;
@@ -94,7 +93,7 @@ Status unpack_error(uint32_t code, uint32_t kind, std::string_view body, std::st
   ErrorDetails details;
   if (!take_text(&body, &message) || !take_text(&body, &details.origin) ||
       !take_text(&body, &details.remote_trace) || !take_text(&body, &details.payload)) {
-    return violation(
+    return protocol_error(
         absl::StrCat("an error answer from ", std::string(origin), " that cannot be read"));
   }
   if (details.origin.empty()) details.origin = std::string(origin);
@@ -119,7 +118,7 @@ std::string encode_chunk_header(uint64_t transfer_id, uint64_t offset) {
 
 Status decode_chunk_header(std::string_view header, uint64_t* transfer_id, uint64_t* offset) {
   if (header.size() != kChunkHeaderBytes) {
-    return violation(absl::StrCat("chunk header of ", header.size(), " bytes, must be 16"));
+    return protocol_error(absl::StrCat("chunk header of ", header.size(), " bytes, must be 16"));
   }
   *transfer_id = 0;
   *offset = 0;

@@ -132,6 +132,9 @@ class WEFT_API Assembler {
   Status fill_buffers(const v1::Layout& layout, Places places, Incoming* message);
   Status take_locked(uint64_t id, uint64_t offset, const FrameView* frame, std::string_view bytes,
                      std::shared_ptr<Incoming>* complete) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Chunks that came before the header of their message.
+  Status take_parked_locked(const v1::Layout& layout, std::shared_ptr<Incoming>* complete)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // So many bytes more of the transfer are in place.
   void took_locked(uint64_t id, uint64_t bytes, std::shared_ptr<Incoming>* complete)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -13,6 +13,7 @@
 #include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/internal/data/lane.h"
 #include "weft/tests/contract/grpc_transport_harness.h"
+#include "weft/tests/testing/loopback.h"
 #include "weft/tests/testing/tls_files.h"
 
 namespace weft::testing {
@@ -333,11 +334,8 @@ TEST_P(DataConnection, PayloadsAreReadToWhereTheyBelong) {
 
 internal::UniqueFd knock(const std::string& address) {
   internal::UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in at = {};
-  at.sin_family = AF_INET;
-  at.sin_port = htons(
-      static_cast<uint16_t>(std::stoi(tcp_part(address).substr(tcp_part(address).rfind(':') + 1))));
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const std::string tcp = tcp_part(address);
+  const sockaddr_in at = loopback(std::stoi(tcp.substr(tcp.rfind(':') + 1)));
   EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at), 0);
   return fd;
 }

@@ -20,6 +20,7 @@
 #include "weft/common/runtime.h"
 #include "weft/rpc/etcd_store.h"
 #include "weft/tests/contract/store_world.h"
+#include "weft/tests/testing/loopback.h"
 
 namespace weft::testing {
 namespace {
@@ -37,9 +38,7 @@ std::string find_etcd() {
 // Free a moment ago. etcd cannot take port 0, so a start may fail; it is tried again then.
 int free_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  sockaddr_in address = loopback(0);
   socklen_t size = sizeof address;
   int port = 0;
   if (::bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&

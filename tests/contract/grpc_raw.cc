@@ -11,19 +11,13 @@
 
 #include <grpcpp/security/tls_credentials_options.h>
 
+#include "weft/tests/testing/loopback.h"
+
 namespace weft::testing {
 namespace {
 
 std::chrono::system_clock::time_point bound() {
   return std::chrono::system_clock::now() + std::chrono::seconds(20);
-}
-
-sockaddr_in loopback(int port) {
-  sockaddr_in in = {};
-  in.sin_family = AF_INET;
-  in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  in.sin_port = htons(static_cast<uint16_t>(port));
-  return in;
 }
 
 std::shared_ptr<grpc::Channel> channel_to(const std::string& address,

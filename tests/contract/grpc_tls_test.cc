@@ -8,6 +8,7 @@
 #include "weft/rpc/internal/wire/frame.h"
 #include "weft/rpc/internal/wire/handshake.h"
 #include "weft/tests/contract/grpc_raw.h"
+#include "weft/tests/contract/grpc_transport_harness.h"
 #include "weft/tests/contract/transport_harness.h"
 #include "weft/tests/testing/tls_files.h"
 
@@ -15,12 +16,6 @@ namespace weft::testing {
 namespace {
 
 constexpr char kToken[] = "correct-horse-battery-staple";
-
-bool says(const Status& s, const std::string& text) {
-  return std::string(s.message()).find(text) != std::string::npos;
-}
-
-std::string tcp_part(const std::string& address) { return address.substr(0, address.find('/')); }
 
 // Peers with credentials of their own each, in one world.
 class GrpcTls : public ::testing::Test {

@@ -146,6 +146,29 @@ TEST(StoreSim, AFileThatDoesNotChangeIsHardlyRead) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(StoreSim, FILE_4_AChangeReadsTheFileOnce) {
+  SimRuntime sim({.seed = 12});
+  CountingFiles files(&sim.files());
+  WithFiles counting(&sim, &files);
+  const Status status = sim.run([&] {
+    const auto store = *FileStore::open("/sim/store", {.run_id = "r"}, borrowed(&counting));
+    const auto costs = [&](int reads, int updates, const std::function<void()>& operation) {
+      files.reads = files.updates = 0;
+      operation();
+      EXPECT_EQ(files.reads, reads);
+      EXPECT_EQ(files.updates, updates);
+    };
+    costs(0, 1, [&] { EXPECT_TRUE(store->set("key", "value").ok()); });
+    costs(0, 1, [&] { EXPECT_EQ(*store->add("count", 2), 2); });
+    // These may change nothing, and then exclude nobody.
+    costs(1, 0, [&] { EXPECT_EQ(*store->compare_set("key", "other", "new"), "value"); });
+    costs(1, 1, [&] { EXPECT_EQ(*store->compare_set("key", "value", "new"), "new"); });
+    costs(1, 0, [&] { EXPECT_FALSE(*store->delete_key("none")); });
+    costs(1, 1, [&] { EXPECT_TRUE(*store->delete_key("key")); });
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(StoreSim, InterruptWakesInVirtualTime) {
   SimRuntime sim({.seed = 7});
   const auto runtime = borrowed(&sim);

@@ -21,17 +21,10 @@
 #include "absl/strings/str_cat.h"
 #include "weft/common/runtime.h"
 #include "weft/rpc/tcp_store.h"
+#include "weft/tests/testing/loopback.h"
 
 namespace weft::testing {
 namespace {
-
-sockaddr_in loopback(int port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  return address;
-}
 
 int dial(int port) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -43,13 +43,8 @@ at::Tensor add_on(at::Tensor x, at::Tensor y, int64_t x_at, int64_t y_at, int64_
 }
 at::Tensor same(at::Tensor x) { return x; }
 double sum(at::Tensor x) { return x.sum().item<double>(); }
-at::Tensor make_on(int64_t device) { return at::full({2}, 3, on(device)); }
 std::vector<at::Tensor> twice(at::Tensor x) { return {x + x, x * 3}; }
 Boxed boxed(at::Tensor x) { return {"sum", x + x}; }
-at::Tensor slow_add(at::Tensor x, at::Tensor y) {
-  delay(x.device().index());
-  return x + y;
-}
 // On a stream of its own, joined with the current one as LibTorch asks of its users.
 at::Tensor slow_add_on_own_stream(at::Tensor x, at::Tensor y) {
   const c10::Stream request = current_stream(x.device());

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -62,6 +64,11 @@ inline std::shared_ptr<std::vector<float>> queue_read(const at::Tensor& x) {
   });
   return out;
 }
+
+// What workers register.
+inline int64_t one() { return 1; }
+inline at::Tensor same(const at::Tensor& x) { return x; }
+inline std::string where(const at::Tensor& x) { return x.device().str(); }
 
 }  // namespace weft::testing
 

@@ -20,6 +20,13 @@
 
 namespace weft::testing {
 
+// What workers register.
+inline at::Tensor make_on(int64_t device) { return at::full({2}, 3, on(device)); }
+inline at::Tensor slow_add(at::Tensor x, at::Tensor y) {
+  delay(x.device().index());
+  return x + y;
+}
+
 class GpuTest : public ::testing::TestWithParam<Net> {
  protected:
   using Maps = std::function<std::map<std::string, DeviceMap>(int)>;  // of worker i

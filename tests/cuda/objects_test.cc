@@ -16,7 +16,7 @@
 namespace weft::testing {
 namespace {
 
-constexpr int64_t kSize = 100;
+constexpr int64_t kObjectSize = 100;
 using Read = std::shared_ptr<std::vector<float>>;
 
 // What a kernel of its stream comes to when that is open.
@@ -30,7 +30,7 @@ class Board {
   static std::vector<OpenFlag> flags;
   static Board* last;  // that was made
 
-  explicit Board(int64_t value) : flags_(flags), x_(gpu_full(kSize, 9, 0)) {
+  explicit Board(int64_t value) : flags_(flags), x_(gpu_full(kObjectSize, 9, 0)) {
     write(value);
     last = this;
   }
@@ -57,8 +57,6 @@ class Board {
 
 std::vector<OpenFlag> Board::flags;
 Board* Board::last = nullptr;
-
-int64_t one() { return 1; }
 
 class Objects : public ::testing::TestWithParam<Net> {
  protected:
@@ -91,7 +89,7 @@ class Objects : public ::testing::TestWithParam<Net> {
     flags_[flag]->store(true);
     fake_cuda::run_all();
   }
-  static std::vector<float> all(float value) { return std::vector<float>(kSize, value); }
+  static std::vector<float> all(float value) { return std::vector<float>(kObjectSize, value); }
 
   std::vector<OpenFlag> flags_;
   Read read_;
@@ -102,7 +100,7 @@ using Late = FunctionRef<at::Tensor(int64_t)>;
 
 TEST_P(Objects, STREAM_6_what_is_fetched_is_read_after_the_kernels_that_make_it) {
   const size_t blocking = fake_cuda::blocking_calls();
-  const auto late = remote(caller(), 1, Late{"objects.late"}, kSize);
+  const auto late = remote(caller(), 1, Late{"objects.late"}, kObjectSize);
   const size_t copies = fake_cuda::copies();
   auto fetched = late.to_here_async();
   // Each query does an operation of each stream: a copy that waits for nothing would be queued by
@@ -121,7 +119,7 @@ TEST_P(Objects, STREAM_6_what_is_fetched_is_read_after_the_kernels_that_make_it)
 }
 
 TEST_P(Objects, STREAM_6_what_an_owner_uses_itself_too) {
-  const auto late = remote(caller(), 1, Late{"objects.late"}, kSize);
+  const auto late = remote(caller(), 1, Late{"objects.late"}, kObjectSize);
   rpc_sync(caller(), 1, FunctionRef<void(const RRef<at::Tensor>&)>{"objects.read_of"}, late);
   fake_cuda::run_all();
   EXPECT_TRUE(read_->empty()) << "the handler's kernel did not wait for those that make the object";
@@ -130,7 +128,7 @@ TEST_P(Objects, STREAM_6_what_an_owner_uses_itself_too) {
 }
 
 TEST_P(Objects, STREAM_6_an_object_of_a_thread_that_is_none_of_a_handler) {
-  const at::Tensor x = gpu_full(kSize, 0, 0);
+  const at::Tensor x = gpu_full(kObjectSize, 0, 0);
   RRef<at::Tensor> mine;
   {
     const c10::StreamGuard elsewhere(fresh());

@@ -25,9 +25,6 @@
 namespace weft::testing {
 namespace {
 
-at::Tensor same(const at::Tensor& x) { return x; }
-std::string where(const at::Tensor& x) { return x.device().str(); }
-
 class Passes : public ::testing::TestWithParam<Net> {
  protected:
   using Maps = std::vector<std::map<std::string, DeviceMap>>;
@@ -66,7 +63,7 @@ class Passes : public ::testing::TestWithParam<Net> {
   std::unique_ptr<Cluster> cluster_;
 };
 
-using Late = FunctionRef<at::Tensor(const at::Tensor&)>;
+using LateOf = FunctionRef<at::Tensor(const at::Tensor&)>;
 
 // Gradients of arguments go back against the caller's map, those of results against the way in
 // which they came; neither worker needs a map of its own for that.
@@ -118,7 +115,7 @@ TEST_P(Passes, DA_51_dist_autograd_sync_streams) {
   const size_t blocking = fake_cuda::blocking_calls();
   const at::Tensor x = gpu_leaf(1000, 0);
   DistAutogradContext context(caller());
-  const at::Tensor y = rpc_sync(caller(), 1, Late{"passes.late"}, x);
+  const at::Tensor y = rpc_sync(caller(), 1, LateOf{"passes.late"}, x);
   // The call ends before y's own copy has: held with the others, it would hold the gradient of y
   // where it is.
   fake_cuda::run_all();

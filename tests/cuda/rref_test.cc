@@ -19,16 +19,11 @@
 namespace weft::testing {
 namespace {
 
-at::Tensor slow_add(at::Tensor x, at::Tensor y) {
-  delay(x.device().index());
-  return x + y;
-}
 // Fetches there, and goes on with what it has.
 at::Tensor fetch_and_add(const RRef<at::Tensor>& x, at::Tensor y) { return x.to_here() + y; }
 at::Tensor fetch_both(const RRef<at::Tensor>& x, const RRef<at::Tensor>& y) {
   return x.to_here() + y.to_here();
 }
-at::Tensor make_on(int64_t device) { return at::full({2}, 3, on(device)); }
 
 // Doubles, late.
 struct SlowImpl : torch::nn::Module {

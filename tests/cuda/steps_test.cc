@@ -23,7 +23,7 @@
 namespace weft::testing {
 namespace {
 
-constexpr int64_t kSize = 100;
+constexpr int64_t kParameterSize = 100;
 OpenFlag new_flag() { return std::make_shared<std::atomic<bool>>(false); }
 
 // Sets its parameters to a number, once the flag of that number is open.
@@ -104,7 +104,7 @@ class Steps : public ::testing::TestWithParam<Net> {
       o->services = {rref_service(), dist_autograd_service(), dist_optim_service()};
     };
     cluster_ = std::make_unique<Cluster>(std::move(options));  // opens what knows of devices
-    parameter_ = gpu_full(kSize, 9, 0).set_requires_grad(true);
+    parameter_ = gpu_full(kParameterSize, 9, 0).set_requires_grad(true);
     x_ = gpu_full(4, 1, 0);
   }
   Worker& trainer() { return (*cluster_)[0]; }
@@ -124,7 +124,7 @@ class Steps : public ::testing::TestWithParam<Net> {
     plan.options.emplace_back();
     return plan;
   }
-  static BackwardOptions ones() { return {.gradients = {gpu_full(kSize, 1, 0)}}; }
+  static BackwardOptions ones() { return {.gradients = {gpu_full(kParameterSize, 1, 0)}}; }
   // What a handler of the owner, on streams of its own, reads: nothing, as long as it waits. Both
   // workers share their default streams here, and what is sent from one waits for what is there.
   std::vector<float> read() {
@@ -133,7 +133,7 @@ class Steps : public ::testing::TestWithParam<Net> {
     fake_cuda::run_all();
     return *read_;
   }
-  static std::vector<float> all(float value) { return std::vector<float>(kSize, value); }
+  static std::vector<float> all(float value) { return std::vector<float>(kParameterSize, value); }
 
   at::Tensor parameter_;
   at::Tensor x_;

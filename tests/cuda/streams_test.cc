@@ -24,9 +24,6 @@
 namespace weft::testing {
 namespace {
 
-std::string where(const at::Tensor& x) { return x.device().str(); }
-at::Tensor same(at::Tensor x) { return x; }
-int64_t one() { return 1; }
 float first(const at::Tensor& x) {
   const auto read = queue_read(x);
   fake_cuda::run_all();

@@ -151,7 +151,9 @@ TEST_P(DistOptimKilled, X13_in_a_backward_that_steps) {
     killer.join();
     expect_error(report.status, ErrorKind::kPeerLost, {"in its backward", "'c' unknown"});
     const bool applied = report.owners[0].outcome == StepOutcome::kApplied;
-    if (applied) EXPECT_EQ(version_of_b(), 1);
+    if (applied) {
+      EXPECT_EQ(version_of_b(), 1);
+    }
     EXPECT_EQ(report.owners[1].outcome, StepOutcome::kUnknown);
   }
   expect_none_at({0, 1}, "num_current_backward_passes");

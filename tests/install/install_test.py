@@ -31,7 +31,7 @@ def build_to_install(args):
          f"-DBUILD_SHARED_LIBS={'ON' if args.kind == 'shared' else 'OFF'}", f"-DCMAKE_CXX_COMPILER={args.compiler}",
          f"-DWEFT_LIBTORCH={args.libtorch}", f"-DCMAKE_BUILD_TYPE={args.build_type}",
          f"-DCMAKE_CXX_FLAGS_RELWITHDEBINFO={args.flags}", "-DWEFT_BUILD_TESTS=OFF", "-DWEFT_BUILD_EXAMPLES=OFF",
-         "-DWEFT_BUILD_TOOLS=OFF", "-DWEFT_BUILD_BENCH=OFF"])
+         "-DWEFT_BUILD_TOOLS=OFF", "-DWEFT_BUILD_BENCH=OFF", "-DWEFT_UNITY=16"])
     run([args.cmake, "--build", other, "--parallel", "2"])
     return other
 

@@ -31,6 +31,7 @@
 #include "weft/tests/integration/answer.h"
 #include "weft/tests/integration/shelf.h"
 #include "weft/tests/integration/stage.h"
+#include "weft/tests/testing/forwarding_transport.h"
 #include "weft/weft.h"
 
 namespace weft::integration {
@@ -60,13 +61,13 @@ class SignallingStore : public DelegatingStore {
 };
 
 // Tells the others another address than its own: that of a relay, or of somebody else altogether.
-class RelayedTransport : public Transport {
+class RelayedTransport : public testing::ForwardingTransport {
  public:
-  explicit RelayedTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
-  std::string name() const override { return inner_->name(); }
+  using ForwardingTransport::ForwardingTransport;
   StatusOr<std::string> listen(const ListenOptions& options,
                                std::shared_ptr<Acceptor> acceptor) override {
-    WEFT_ASSIGN_OR_RETURN(const std::string own, inner_->listen(options, std::move(acceptor)));
+    WEFT_ASSIGN_OR_RETURN(const std::string own,
+                          ForwardingTransport::listen(options, std::move(acceptor)));
     std::cout << "listening " << own << std::endl;
     std::string told;
     if (!std::getline(std::cin, told)) {
@@ -74,17 +75,6 @@ class RelayedTransport : public Transport {
     }
     return told;
   }
-  void connect(std::string_view address, const Hello& hello, absl::Time deadline,
-               std::shared_ptr<ConnectionHandler> handler, DialDone done) override {
-    inner_->connect(address, hello, deadline, std::move(handler), std::move(done));
-  }
-  void shutdown() override { inner_->shutdown(); }
-  std::vector<std::pair<std::string, int64_t>> counters() const override {
-    return inner_->counters();
-  }
-
- private:
-  const std::unique_ptr<Transport> inner_;
 };
 
 class Player {

@@ -24,6 +24,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
+#include "weft/tests/testing/loopback.h"
+
 extern char** environ;
 
 namespace weft::integration {
@@ -218,9 +220,7 @@ TempDir::~TempDir() {
 }
 
 QuietPort::QuietPort() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-  sockaddr_in in = {};
-  in.sin_family = AF_INET;
-  in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  sockaddr_in in = testing::loopback(0);
   socklen_t size = sizeof in;
   const int on = 1;  // a server that sets it too may take the port while we hold it
   setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);

@@ -190,6 +190,11 @@ TestDir::~TestDir() {
 
 std::string TestDir::path(const std::string& name) const { return path_ + "/" + name; }
 
+std::vector<std::string> sh(std::vector<std::string> options, const std::string& script) {
+  options.insert(options.end(), {"sh", "-c", script});
+  return options;
+}
+
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> result;
   std::istringstream stream(text);

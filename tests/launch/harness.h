@@ -97,6 +97,8 @@ class TestDir {
   std::string path_;
 };
 
+// The arguments that start `sh -c script` under these options.
+std::vector<std::string> sh(std::vector<std::string> options, const std::string& script);
 std::vector<std::string> lines_of(const std::string& text);
 // The numbers behind every `word` in `text`, in order: numbers_after("pid", "[a] pid 17\n") is
 // {17}.

@@ -53,12 +53,6 @@ std::map<std::string, std::string> variables_of(const std::string& name, const s
   return result;
 }
 
-std::vector<std::string> sh(std::vector<std::string> options, const std::string& script) {
-  for (const char* word : {"sh", "-c"}) options.push_back(word);
-  options.push_back(script);
-  return options;
-}
-
 TEST(Launch, HelpAndVersionExitZero) {
   Result help = run({"--help"});
   EXPECT_EQ(help.code, 0);

@@ -54,12 +54,6 @@ class Place {
 
 constexpr char kThere[] = "waits for the others";
 
-std::vector<std::string> sh(std::vector<std::string> options, const std::string& script) {
-  for (const char* word : {"sh", "-c"}) options.push_back(word);
-  options.push_back(script);
-  return options;
-}
-
 void expect_two_nodes_are_one_job(bool tcp) {
   Place place(tcp);
   const std::string script =

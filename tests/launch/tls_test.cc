@@ -13,11 +13,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::vector<std::string> sh(std::vector<std::string> args, const std::string& script) {
-  args.insert(args.end(), {"sh", "-c", script});
-  return args;
-}
-
 TEST(LaunchTls, AutoGivesEveryProcessACertificateOfItsOwn) {
   TestDir dir;
   TestDir kept;

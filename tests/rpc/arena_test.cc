@@ -19,10 +19,9 @@
 namespace weft::testing {
 namespace {
 
-constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kElements = kMiB / 4;  // floats in 1 MiB
 
-at::Tensor echo(const at::Tensor& x) { return x; }
+at::Tensor pass_on(const at::Tensor& x) { return x; }
 double total(const at::Tensor& x) { return x.sum().item<double>(); }
 // Writes to what it got, which an ordinary sender must not see.
 double overwrite(at::Tensor x) {
@@ -49,7 +48,7 @@ class Keeper {
 class Arena : public ::testing::Test {
  protected:
   Arena() : keeper(std::make_shared<Keeper>()) {
-    library.def("echo", &echo);
+    library.def("echo", &pass_on);
     library.def("total", &total);
     library.def("overwrite", &overwrite);
     library.class_<Keeper>("Keeper").def("keep", &Keeper::keep);
@@ -69,7 +68,7 @@ class Arena : public ::testing::Test {
   static void share(const Worker& from, const Worker& to) {
     const at::Tensor x = at::ones({kElements});
     while (counter(from, "arena_copies") == 0) rpc_sync(from, to.name(), &total, x);
-    while (counter(to, "arena_copies") == 0) rpc_sync(from, to.name(), &echo, x);
+    while (counter(to, "arena_copies") == 0) rpc_sync(from, to.name(), &pass_on, x);
   }
   // Everything lent was given back, in calls to `peer` or a little later.
   static void expect_nothing_lent(const Worker& worker, const Worker& peer) {
@@ -91,7 +90,7 @@ TEST_F(Arena, large_tensors_do_not_go_through_the_socket) {
   const int64_t socket = counter(c[0], "lane1_bytes_sent") + counter(c[0], "lane0_bytes_sent");
   const int64_t copies = counter(c[0], "arena_copies");
   const at::Tensor x = at::rand({64 * kElements});
-  EXPECT_TRUE(at::equal(rpc_sync(c[0], "worker1", &echo, x), x));
+  EXPECT_TRUE(at::equal(rpc_sync(c[0], "worker1", &pass_on, x), x));
   EXPECT_EQ(counter(c[0], "arena_copies"), copies + 1);
   EXPECT_LT(counter(c[0], "lane1_bytes_sent") + counter(c[0], "lane0_bytes_sent") - socket,
             64 << 10);
@@ -144,7 +143,7 @@ TEST_F(Arena, the_receiver_of_an_ordinary_tensor_has_a_copy_of_its_own) {
 TEST_F(Arena, what_was_received_can_be_written_and_resized) {
   Cluster c = make();
   share(c[0], c[1]);
-  at::Tensor y = rpc_sync(c[0], "worker1", &echo, at::ones({kElements}));
+  at::Tensor y = rpc_sync(c[0], "worker1", &pass_on, at::ones({kElements}));
   y.add_(1);
   EXPECT_EQ(total(y), 2.0 * kElements);
   y.resize_({2 * kElements});
@@ -157,7 +156,7 @@ TEST_F(Arena, what_was_received_outlives_connection_and_workers) {
   {
     Cluster c = make();
     share(c[0], c[1]);
-    received = rpc_sync(c[0], "worker1", &echo, at::full({kElements}, 5.0));
+    received = rpc_sync(c[0], "worker1", &pass_on, at::full({kElements}, 5.0));
     rpc_sync(c[0], "worker1", on("keeper", &Keeper::keep), at::full({kElements}, 6.0));
     c.shutdown();
   }
@@ -173,7 +172,7 @@ TEST_F(Arena, what_does_not_fit_goes_by_the_socket) {
   Cluster c = make({.arena_bytes = 4 << 20});
   share(c[0], c[1]);
   const at::Tensor big = at::rand({8 * kElements});
-  EXPECT_TRUE(at::equal(rpc_sync(c[0], "worker1", &echo, big), big));
+  EXPECT_TRUE(at::equal(rpc_sync(c[0], "worker1", &pass_on, big), big));
   EXPECT_GE(counter(c[0], "arena_full"), 1);
   EXPECT_GE(counter(c[0], "lane1_bytes_sent"), 8 * kMiB);
   // A message of which one tensor fits and the other does not.
@@ -189,7 +188,7 @@ TEST_F(Arena, switched_off_or_without_local_sockets_everything_goes_by_the_socke
        {GrpcTransportOptions{.arena_bytes = 0}, GrpcTransportOptions{.local_sockets = false}}) {
     Cluster c = make(options);
     const at::Tensor x = at::rand({8 * kElements});
-    for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(rpc_sync(c[0], "worker1", &echo, x), x));
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(rpc_sync(c[0], "worker1", &pass_on, x), x));
     EXPECT_EQ(counter(c[0], "arena_copies"), 0);
     EXPECT_EQ(counter(c[0], "arena_links_on"), 0);
     EXPECT_EQ(arena_tensor(c[0], {3}).numel(), 3);
@@ -206,7 +205,7 @@ TEST_F(Arena, indices_of_sparse_tensors_and_bools_are_copied_out) {
     const int64_t nnz = kElements;
     const at::Tensor sparse =
         at::sparse_coo_tensor(at::arange(nnz).unsqueeze(0), at::ones({nnz}), {2 * nnz});
-    const at::Tensor back = rpc_sync(c[0], "worker1", &echo, sparse);
+    const at::Tensor back = rpc_sync(c[0], "worker1", &pass_on, sparse);
     EXPECT_TRUE(at::equal(back._indices(), sparse._indices()));
     EXPECT_TRUE(at::equal(back._values(), sparse._values()));
     // The indices go back at once, the values with `back`.
@@ -214,7 +213,7 @@ TEST_F(Arena, indices_of_sparse_tensors_and_bools_are_copied_out) {
     EXPECT_EQ(counter(c[1], "arena_leases"), 1);
   }
   const at::Tensor bools = at::rand({kMiB}) > 0.5;
-  EXPECT_TRUE(at::equal(rpc_sync(c[0], "worker1", &echo, bools), bools));
+  EXPECT_TRUE(at::equal(rpc_sync(c[0], "worker1", &pass_on, bools), bools));
   expect_nothing_lent(c[1], c[0]);
 }
 

@@ -19,10 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;  // NOLINT
 
-constexpr int64_t kMiB = 1 << 20;
-
 at::Tensor megabytes(int64_t n) { return at::ones({n * kMiB / 4}); }
-int64_t numel(const at::Tensor& x) { return x.numel(); }
 at::Tensor make(int64_t n) { return megabytes(n); }
 
 class Backpressured : public ::testing::TestWithParam<Net> {

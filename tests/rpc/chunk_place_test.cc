@@ -24,9 +24,13 @@ class ChunkPlace : public ::testing::Test {
  protected:
   // A message with a body of 4 bytes, which comes with the header, and one tensor, which does not.
   void begin() {
+    const Status begun = try_begin();
+    ASSERT_TRUE(begun.ok()) << begun;
+  }
+  Status try_begin() {
     v1::Layout layout;
     const StatusOr<TensorParts> parts = split_for_wire(at::zeros({kElements}), false);
-    ASSERT_TRUE(parts.ok()) << parts.status();
+    EXPECT_TRUE(parts.ok()) << parts.status();
     std::string metas;
     append_meta(parts->meta, &metas);
     layout.set_tensor_metas(metas);
@@ -36,9 +40,10 @@ class ChunkPlace : public ::testing::Test {
     segment->set_transfer_id(kTransfer);
     const std::string_view body = "body";
     const FrameView frame{FrameKind::kRequest, {}, absl::MakeConstSpan(&body, 1), 4};
-    const Status begun = assembler_.begin(
-        layout, frame, nullptr, [this](StatusOr<Payload> payload) { got_ = std::move(payload); });
-    ASSERT_TRUE(begun.ok()) << begun;
+    return assembler_.begin(layout, frame, nullptr, [this](StatusOr<Payload> payload) {
+      ASSERT_FALSE(got_.has_value());
+      got_ = std::move(payload);
+    });
   }
   static std::string at(uint64_t offset) { return encode_chunk_header(kTransfer, offset); }
   Status chunk(uint64_t offset, size_t bytes) {
@@ -129,6 +134,32 @@ TEST_F(ChunkPlace, ThePlaceOutlivesItsConnection) {
   EXPECT_TRUE(assembler_.chunk_filled(at(0), 1000).ok());
   EXPECT_FALSE(got_.has_value());
   EXPECT_EQ(budget_.used(), 0u);
+}
+
+// Before their header come chunks over another lane; a peer may send more than it announces.
+TEST_F(ChunkPlace, BadInput_a_chunk_before_its_header_that_is_behind_the_end) {
+  ASSERT_TRUE(chunk(0, kBytes).ok());
+  ASSERT_TRUE(chunk(kBytes, 10).ok()) << "nobody has said yet where the end is";
+  const Status begun = try_begin();
+  EXPECT_EQ(error_kind(begun), ErrorKind::kProtocol) << begun;
+  EXPECT_NE(begun.message().find("transfer 7, which is over"), std::string::npos) << begun;
+  // As when they come after it: the message is there, and the connection goes.
+  ASSERT_TRUE(got_.has_value());
+  EXPECT_TRUE(got_->ok()) << got_->status();
+  assembler_.abandon();
+  EXPECT_EQ(budget_.used(), 0u);
+}
+
+TEST_F(ChunkPlace, ARefusedMessageDiscardsWhatCameBeforeItsHeader) {
+  ASSERT_TRUE(budget_.charge(budget_.limit()).ok());
+  ASSERT_TRUE(chunk(0, 1000).ok());
+  begin();
+  ASSERT_TRUE(got_.has_value());
+  EXPECT_EQ(error_kind(got_->status()), ErrorKind::kResource) << got_->status();
+  const Status rest = chunk(1000, kBytes - 1000);
+  EXPECT_TRUE(rest.ok()) << rest;
+  EXPECT_EQ(assembler_.incomplete_for_test(), 0u);
+  EXPECT_EQ(budget_.used(), budget_.limit());
 }
 
 }  // namespace

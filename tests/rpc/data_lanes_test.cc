@@ -13,14 +13,12 @@
 namespace weft::testing {
 namespace {
 
-constexpr int64_t kMiB = 1 << 20;
-
-at::Tensor twice(const at::Tensor& x) { return at::add(x, x); }
+at::Tensor doubled(const at::Tensor& x) { return at::add(x, x); }
 
 Library data_library() {
   Library lib("data");
   lib.def("add", &add, {.inline_ok = true});
-  lib.def("twice", &twice);
+  lib.def("doubled", &doubled);
   return lib;
 }
 
@@ -63,7 +61,7 @@ TEST_P(DataLanes, LargeTensorsTravelOnThemInChunksOfAMebibyte) {
   Cluster c(options());
   wait_up(c);
   const at::Tensor x = at::arange(8 * kMiB / 4, at::kFloat);
-  for (int i = 0; i < 4; ++i) EXPECT_TRUE(at::equal(rpc_sync(c[0], 1, &twice, x), at::add(x, x)));
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(at::equal(rpc_sync(c[0], 1, &doubled, x), at::add(x, x)));
   EXPECT_EQ(sum(c, 0, "chunks_sent", {3, 4}), 4 * 8);
   EXPECT_EQ(sum(c, 1, "chunks_sent", {3, 4}), 4 * 8);
   EXPECT_EQ(sum(c, 0, "chunks_sent", {0, 1, 2}), 0);
@@ -78,7 +76,7 @@ TEST_P(DataLanes, MessagesOfAllSizesSideBySideBothWays) {
   for (int i = 0; i < 60; ++i) {
     const int64_t bytes = int64_t{1} << (6 + i % 17);  // 64 B to 4 MiB
     sent.push_back(at::full({bytes / 4 + i}, i, at::kFloat));
-    calls.push_back(rpc_async(c[i % 2], 1 - i % 2, &twice, sent.back()));
+    calls.push_back(rpc_async(c[i % 2], 1 - i % 2, &doubled, sent.back()));
   }
   for (size_t i = 0; i < calls.size(); ++i) {
     EXPECT_TRUE(at::equal(calls[i].wait(), at::add(sent[i], sent[i]))) << i;
@@ -90,9 +88,9 @@ TEST_P(DataLanes, ASparseTensorAndAnEmptyOneAmongLargeOnes) {
   wait_up(c);
   const at::Tensor dense = at::ones({kMiB}, at::kFloat);
   const at::Tensor sparse = at::eye(3000, at::kFloat).to_sparse();
-  EXPECT_TRUE(at::equal(rpc_sync(c[0], 1, &twice, sparse).to_dense(), at::mul(at::eye(3000), 2)));
-  EXPECT_EQ(rpc_sync(c[0], 1, &twice, at::ones({0})).numel(), 0);
-  EXPECT_TRUE(at::equal(rpc_sync(c[0], 1, &twice, dense), at::mul(dense, 2)));
+  EXPECT_TRUE(at::equal(rpc_sync(c[0], 1, &doubled, sparse).to_dense(), at::mul(at::eye(3000), 2)));
+  EXPECT_EQ(rpc_sync(c[0], 1, &doubled, at::ones({0})).numel(), 0);
+  EXPECT_TRUE(at::equal(rpc_sync(c[0], 1, &doubled, dense), at::mul(dense, 2)));
 }
 
 // Both sides dial at once, so one connection is retired, by a goodbye on every lane.
@@ -101,7 +99,7 @@ TEST_P(DataLanes, AConnectionIsRetiredWhenBothSidesDialled) {
     Cluster c(options());
     const at::Tensor x = at::ones({kMiB / 4});
     std::vector<Future<at::Tensor>> calls;
-    for (int i = 0; i < 20; ++i) calls.push_back(rpc_async(c[i % 2], 1 - i % 2, &twice, x));
+    for (int i = 0; i < 20; ++i) calls.push_back(rpc_async(c[i % 2], 1 - i % 2, &doubled, x));
     for (auto& call : calls) EXPECT_EQ(call.wait().numel(), x.numel());
     const absl::Time limit = c[0].now() + absl::Seconds(20);
     while (counter(c[0], "connections") + counter(c[1], "connections") > 2) {

@@ -17,8 +17,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const c10::Device kCpu(c10::kCPU);
-
 class DeviceMaps : public ::testing::TestWithParam<Net> {
  protected:
   using Adjust = std::function<void(int index, JoinOptions*)>;

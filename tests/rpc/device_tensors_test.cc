@@ -79,8 +79,6 @@ class DeviceTensors : public ::testing::TestWithParam<Net> {
   std::vector<std::shared_ptr<FakeDevices>> backends_;
 };
 
-const c10::Device kCpu(c10::kCPU);
-
 TEST_P(DeviceTensors, GoWhereTheMapSaysAndComeBackTheOtherWay) {
   const auto c = pair({{cuda(0), cuda(1)}, {cuda(1), cuda(0)}});
   // In one frame, in chunks, and of no elements.

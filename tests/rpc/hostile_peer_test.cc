@@ -20,8 +20,6 @@
 namespace weft::testing {
 namespace {
 
-int64_t numel(const at::Tensor& x) { return x.numel(); }
-
 // What the stranger hears.
 class Ear final : public ConnectionHandler {
  public:

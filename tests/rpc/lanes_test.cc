@@ -18,10 +18,6 @@ namespace {
 using namespace std::chrono_literals;  // NOLINT
 using internal::LaneLoads;
 
-constexpr int64_t kMiB = 1 << 20;
-
-int64_t numel(const at::Tensor& x) { return x.numel(); }
-
 Library lanes_library() {
   Library lib("lanes");
   lib.def("add", &add, {.inline_ok = true});
@@ -29,7 +25,7 @@ Library lanes_library() {
   return lib;
 }
 
-ClusterOptions options(const GrpcTransportOptions& transport) {
+ClusterOptions lanes_options(const GrpcTransportOptions& transport) {
   ClusterOptions o{.net = Net::kGrpc, .library = lanes_library()};
   o.adjust = [transport](int, JoinOptions* j) { j->transport = grpc_transport(transport); };
   return o;
@@ -58,7 +54,7 @@ TEST(LaneLoads, LargeMessagesTakeTurnsAndAvoidTheLaneWithMoreToDo) {
 // it, at once and alone, however much is under way on the others.
 TEST(Lanes, OneChunkAhead) {
   constexpr int64_t kBytes = 64 * kMiB;
-  Cluster c(options({.local_sockets = false, .data_connections = false}));
+  Cluster c(lanes_options({.local_sockets = false, .data_connections = false}));
   const at::Tensor x = at::ones({kBytes / 4});
   ASSERT_EQ(rpc_sync(c[0], 1, &numel, x), x.numel());
   const int64_t chunk_bytes = 256 << 10;
@@ -90,7 +86,7 @@ TEST(Lanes, OneChunkAhead) {
 
 TEST(Lanes, ChunksAreSmallerWhereSmallMessagesWouldWaitForThem) {
   constexpr int64_t kBytes = 8 * kMiB;
-  Cluster c(options({.local_sockets = false, .bulk_lanes = 1, .data_connections = false}));
+  Cluster c(lanes_options({.local_sockets = false, .bulk_lanes = 1, .data_connections = false}));
   const at::Tensor x = at::ones({kBytes / 4});
   const auto chunks = [&] {
     const int64_t before = counter(c[0], "lane1_chunks_sent");
@@ -112,7 +108,7 @@ TEST(Lanes, ChunksAreSmallerWhereSmallMessagesWouldWaitForThem) {
 
 TEST(Lanes, TwoLargeMessagesTravelSideBySide) {
   constexpr int64_t kBytes = 16 * kMiB;
-  Cluster c(options({.local_sockets = false, .data_connections = false}));
+  Cluster c(lanes_options({.local_sockets = false, .data_connections = false}));
   const at::Tensor x = at::ones({kBytes / 4});
   std::vector<Future<int64_t>> calls;
   for (int i = 0; i < 8; ++i) calls.push_back(rpc_async(c[0], 1, &numel, x));
@@ -127,7 +123,7 @@ TEST(Lanes, TwoLargeMessagesTravelSideBySide) {
 TEST(Lanes, AConnectionOfManyLanesIsRetiredWhenBothSidesDialled) {
   for (const int lanes : {1, 3, 7}) {
     for (int round = 0; round < 5; ++round) {
-      Cluster c(options({.local_sockets = false, .bulk_lanes = lanes}));
+      Cluster c(lanes_options({.local_sockets = false, .bulk_lanes = lanes}));
       const at::Tensor x = at::ones({kMiB / 4});
       std::vector<Future<int64_t>> calls;
       for (int i = 0; i < 10; ++i) {

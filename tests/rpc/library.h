@@ -28,6 +28,8 @@
 
 namespace weft::testing {
 
+inline constexpr int64_t kMiB = int64_t{1} << 20;
+
 struct Point {
   int64_t x = 0;
   double y = 0;
@@ -57,6 +59,7 @@ int64_t add(int64_t a, int64_t b);
 double add_double(double a, double b);
 at::Tensor add_tensors(at::Tensor a, at::Tensor b);
 at::Tensor echo(at::Tensor x);
+inline int64_t numel(const at::Tensor& x) { return x.numel(); }
 std::vector<at::Tensor> echo_list(std::vector<at::Tensor> x);
 using Nested = std::map<std::string, std::vector<std::pair<int64_t, std::optional<std::string>>>>;
 Nested echo_nested(Nested x);
@@ -87,6 +90,9 @@ struct TestLibrary {
   std::shared_ptr<std::atomic<int>> cancelled;
   Library library{"test"};
 };
+
+// Registered as "test.wait_at_gate".
+inline const FunctionRef<int64_t(int64_t)> kWaitAtGate{"test.wait_at_gate"};
 
 }  // namespace weft::testing
 

@@ -17,8 +17,6 @@ namespace {
 
 using namespace std::chrono_literals;  // NOLINT
 
-const FunctionRef<int64_t(int64_t)> kWaitAtGate{"test.wait_at_gate"};
-
 class RpcShutdown : public ::testing::TestWithParam<Net> {
  protected:
   ClusterOptions options(int size) {

@@ -4,12 +4,12 @@
 #include "ATen/ops/ones.h"
 #include "gtest/gtest.h"
 #include "weft/rpc/call.h"
+#include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
 
 namespace weft::testing {
 namespace {
 
-int64_t add(int64_t a, int64_t b) { return a + b; }
 at::Tensor twice(at::Tensor x) { return x + x; }
 
 class RpcSmoke : public ::testing::TestWithParam<Net> {};

@@ -19,8 +19,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-int64_t numel(const at::Tensor& x) { return x.numel(); }
-
 Library stats_library() {
   Library lib("stats");
   lib.def("add", &add, {.inline_ok = true});
@@ -28,7 +26,7 @@ Library stats_library() {
   return lib;
 }
 
-ClusterOptions options(const GrpcTransportOptions& transport) {
+ClusterOptions stats_options(const GrpcTransportOptions& transport) {
   ClusterOptions o{.net = Net::kGrpc, .library = stats_library()};
   o.adjust = [transport](int, JoinOptions* j) { j->transport = grpc_transport(transport); };
   return o;
@@ -40,12 +38,12 @@ PeerStats only_peer(const Worker& worker) {
   return all.empty() ? PeerStats() : all.front();
 }
 
-constexpr int64_t kElements = int64_t{2} << 20;  // 8 MiB
+constexpr int64_t kFloats = int64_t{2} << 20;  // 8 MiB
 
 TEST(Stats, EachLaneOfEachPeerIsCounted) {
-  Cluster c(options({.local_sockets = false, .data_connections = false}));
+  Cluster c(stats_options({.local_sockets = false, .data_connections = false}));
   // Before the small calls, which would make its chunks smaller.
-  ASSERT_EQ(rpc_sync(c[0], 1, &numel, at::ones({kElements})), kElements);
+  ASSERT_EQ(rpc_sync(c[0], 1, &numel, at::ones({kFloats})), kFloats);
   for (int64_t i = 0; i < 20; ++i) ASSERT_EQ(rpc_sync(c[0], 1, &add, i, 1), i + 1);
   const PeerStats peer = only_peer(c[0]);
   EXPECT_EQ(peer.worker.name, "worker1");
@@ -60,13 +58,13 @@ TEST(Stats, EachLaneOfEachPeerIsCounted) {
   EXPECT_GE(connection.lanes[0].writes, 20);
   LaneStats bulk = connection.lanes[1];
   bulk += connection.lanes[2];
-  EXPECT_EQ(bulk.chunks_sent, (4 * kElements + (256 << 10) - 1) / (256 << 10));
-  EXPECT_GT(bulk.bytes_sent, 4 * kElements);
+  EXPECT_EQ(bulk.chunks_sent, (4 * kFloats + (256 << 10) - 1) / (256 << 10));
+  EXPECT_GT(bulk.bytes_sent, 4 * kFloats);
   // 32 chunks were queued at once behind one that was being written.
   EXPECT_GT(bulk.queued, 0);
   EXPECT_GE(bulk.queued_us, bulk.queued_most_us);
   EXPECT_EQ(connection.arena_fallbacks, 1) << "one tensor that went by the wire";
-  EXPECT_EQ(connection.arena_fallback_bytes, 4 * kElements);
+  EXPECT_EQ(connection.arena_fallback_bytes, 4 * kFloats);
   EXPECT_THAT(connection.arena, HasSubstr("not on this host"));
 
   // The answer leaves while the last chunk is still being handed over, and is counted after it.
@@ -91,28 +89,28 @@ TEST(Stats, EachLaneOfEachPeerIsCounted) {
 }
 
 TEST(Stats, TensorsThroughSharedMemoryAreCountedApart) {
-  Cluster c(options({}));
+  Cluster c(stats_options({}));
   // Who shares memory is settled beside the first calls.
   int64_t sent = 0;
   for (; sent < 10'000; ++sent) {
-    ASSERT_EQ(rpc_sync(c[0], 1, &numel, at::ones({kElements / 8})), kElements / 8);
+    ASSERT_EQ(rpc_sync(c[0], 1, &numel, at::ones({kFloats / 8})), kFloats / 8);
     if (only_peer(c[0]).connections.at(0).arena_hits >= 3) break;
   }
   const ConnectionStats connection = only_peer(c[0]).connections.at(0);
   EXPECT_EQ(connection.way, "Unix socket");
   EXPECT_THAT(connection.arena, HasSubstr("lends"));
   EXPECT_GE(connection.arena_hits, 3);
-  EXPECT_EQ(connection.arena_hit_bytes, connection.arena_hits * kElements / 2);
+  EXPECT_EQ(connection.arena_hit_bytes, connection.arena_hits * kFloats / 2);
   EXPECT_EQ(connection.arena_hits + connection.arena_fallbacks, sent + 1);
 }
 
 TEST(Stats, WhatALostConnectionDidStaysInTheMetrics) {
-  ClusterOptions o = options({.local_sockets = false});
+  ClusterOptions o = stats_options({.local_sockets = false});
   o.dynamic = true;
   o.names = {"a", "b"};
   Cluster c(o);
-  ASSERT_EQ(rpc_sync(c[0], "b", &numel, at::ones({kElements})), kElements);
-  const int64_t chunks = (4 * kElements + (256 << 10) - 1) / (256 << 10);
+  ASSERT_EQ(rpc_sync(c[0], "b", &numel, at::ones({kFloats})), kFloats);
+  const int64_t chunks = (4 * kFloats + (256 << 10) - 1) / (256 << 10);
   ASSERT_TRUE(c[1].shutdown().status.ok());
   const auto value = [&](const std::string& name) {
     const std::map<std::string, double> all = c[0].metrics().snapshot();
@@ -129,7 +127,7 @@ TEST(Stats, WhatALostConnectionDidStaysInTheMetrics) {
 }
 
 TEST(Stats, WhatTheListenerAcceptedIsAMetricAtTheNextHeartbeat) {
-  Cluster c(options({.local_sockets = false, .bulk_lanes = 2, .data_connections = false}));
+  Cluster c(stats_options({.local_sockets = false, .bulk_lanes = 2, .data_connections = false}));
   ASSERT_EQ(rpc_sync(c[0], 1, &add, 1, 1), 2);
   const auto accepted = [&c](size_t worker) {
     const std::map<std::string, double> all = c[worker].metrics().snapshot();

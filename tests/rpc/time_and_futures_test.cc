@@ -17,7 +17,6 @@ namespace {
 
 using namespace std::chrono_literals;  // NOLINT
 
-const FunctionRef<int64_t(int64_t)> kWaitAtGate{"test.wait_at_gate"};
 const FunctionRef<int64_t()> kWaitForCancel{"test.wait_for_cancel"};
 
 class RpcFutures : public ::testing::TestWithParam<Net> {

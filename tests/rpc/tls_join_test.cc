@@ -8,6 +8,7 @@
 #include "weft/common/mutex.h"
 #include "weft/rpc/tcp_store.h"
 #include "weft/tests/rpc/library.h"
+#include "weft/tests/testing/loopback.h"
 #include "weft/tests/testing/tls_files.h"
 
 namespace weft::testing {
@@ -18,7 +19,7 @@ using ::testing::Not;
 
 constexpr char kToken[] = "correct-horse-battery-staple";
 
-int64_t echo(int64_t x) { return x; }
+int64_t same_number(int64_t x) { return x; }
 
 class Lines : public LogSink {
  public:
@@ -42,9 +43,7 @@ class HeldPort {
   HeldPort() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     const int on = 1;
     setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    sockaddr_in in = {};
-    in.sin_family = AF_INET;
-    in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    sockaddr_in in = loopback(0);
     socklen_t size = sizeof in;
     EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&in), size), 0);
     EXPECT_EQ(getsockname(fd_, reinterpret_cast<sockaddr*>(&in), &size), 0);
@@ -72,7 +71,7 @@ class TlsJoin : public ::testing::Test {
     out.world_size = world_size;
     out.name = "worker" + std::to_string(rank);
     out.library = Library("app");
-    out.library.def("echo", &echo);
+    out.library.def("echo", &same_number);
     out.rendezvous = store_;
     out.runtime = runtime_;
     out.environment = std::move(environment);
@@ -123,8 +122,8 @@ TEST_F(TlsJoin, WorkersAndTheirStoreUseTheCredentialsOfTheEnvironment) {
   std::vector<StatusOr<Worker>> workers = join(std::move(all));
   for (const StatusOr<Worker>& worker : workers) ASSERT_TRUE(worker.ok()) << worker.status();
   EXPECT_THAT(workers[0]->address(), HasSubstr("/tls"));
-  EXPECT_EQ(rpc_sync(*workers[1], 0, &echo, 7), 7);
-  EXPECT_EQ(rpc_sync(*workers[0], 1, &echo, 8), 8);
+  EXPECT_EQ(rpc_sync(*workers[1], 0, &same_number, 7), 7);
+  EXPECT_EQ(rpc_sync(*workers[0], 1, &same_number, 8), 8);
   std::string said = lines_->text();
   for (const auto& [name, value] : workers[0]->debug_info()) said += name;
   shutdown(workers);

@@ -18,7 +18,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-int64_t numel(const at::Tensor& x) { return x.numel(); }
 int64_t fails(int64_t) { throw std::runtime_error("on purpose"); }
 
 // A clock that advances by what is listed, at each reading, and then by a microsecond.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "weft/common/error.h"
 #include "weft/rref/internal/protocol.h"
 
 namespace weft::test {
@@ -21,6 +22,8 @@ using namespace weft::internal;  // NOLINT: the tests' whole subject
 inline constexpr int kOwner = 0;
 inline constexpr int kCreator = 1;
 inline constexpr int kThird = 2;
+
+inline Status late() { return make_error(ErrorKind::kDeadline, "the creation timed out"); }
 
 class Desk {
  public:

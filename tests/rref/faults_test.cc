@@ -11,8 +11,6 @@ namespace {
 
 using namespace std::chrono_literals;  // NOLINT
 
-const FunctionRef<int64_t()> kWaitAtGate{"own.wait_at_gate"};
-
 class RRefFaults : public RRefTest {
  protected:
   std::shared_ptr<FaultPlan> plan_ = std::make_shared<FaultPlan>(3);
@@ -41,7 +39,7 @@ TEST_P(RRefFaults, BadInput_an_rref_that_refers_to_nothing) {
 TEST_P(RRefFaults, RPC_7_rref_without_a_worker_or_service) {
   expect_error(error_of([] { IntRef::local(Worker(), 1); }), ErrorKind::kState,
                {"an RRef needs a worker"});
-  expect_error(error_of([] { remote(Worker(), "worker1", kWaitAtGate); }), ErrorKind::kState,
+  expect_error(error_of([] { remote(Worker(), "worker1", kOwnWaitAtGate); }), ErrorKind::kState,
                {"an RRef needs a worker"});
   Cluster plain({.size = 2, .net = GetParam(), .library = lib_.library});
   expect_error(error_of([&] { remote(plain[0], 1, &add, 1, 2); }), ErrorKind::kState,
@@ -207,7 +205,7 @@ TEST_P(RRefFaults, BadInput_an_rref_of_another_incarnation) {
 TEST_P(RRefFaults, RPC_116_rref_timeout_and_X2_delete_before_create_has_ended) {
   auto c = make();
   {
-    auto late = remote((*c)[0], 1, {.deadline = 200ms}, kWaitAtGate);
+    auto late = remote((*c)[0], 1, {.deadline = 200ms}, kOwnWaitAtGate);
     lib_.hold->wait_arrived(1);
     // The original error, at once, for every use from then on.
     expect_error(late.try_to_here().status(), ErrorKind::kDeadline, {"deadline of 200ms"});
@@ -282,7 +280,7 @@ TEST_P(RRefFaults, RPC_119_remote_message_delayed_and_X2_delete_overtakes_creati
 TEST_P(RRefFaults, RPC_57_and_RPC_58_and_RPC_59_uses_have_deadlines_of_their_own) {
   auto c = make({.size = 2, .rpc_timeout = 30s});
   {
-    auto held = remote((*c)[0], 1, kWaitAtGate);
+    auto held = remote((*c)[0], 1, kOwnWaitAtGate);
     lib_.hold->wait_arrived(1);
     expect_error(held.try_to_here({.deadline = 50ms}).status(), ErrorKind::kDeadline,
                  {"deadline of"});
@@ -291,7 +289,7 @@ TEST_P(RRefFaults, RPC_57_and_RPC_58_and_RPC_59_uses_have_deadlines_of_their_own
                  ErrorKind::kDeadline, {"deadline of"});
     auto chained = as_table.remote({.deadline = 50ms}, &Table::rows);
     expect_error(chained.try_to_here().status(), ErrorKind::kDeadline, {"deadline of"});
-    auto here = remote((*c)[1], 1, kWaitAtGate);
+    auto here = remote((*c)[1], 1, kOwnWaitAtGate);
     lib_.hold->wait_arrived(2);
     expect_error(error_of([&] { here.local_value(50ms); }), ErrorKind::kDeadline,
                  {"deadline of 50ms", "'worker1'"});
@@ -403,7 +401,7 @@ TEST_P(RRefFaults, OwnerLostAtOnceWhenItLeaves) {
   auto c = make({.size = 3, .fail_on_leak = false});
   {
     auto x = remote((*c)[0], 1, &add, 1, 2);
-    auto held = remote((*c)[0], 1, kWaitAtGate);
+    auto held = remote((*c)[0], 1, kOwnWaitAtGate);
     EXPECT_EQ(x.to_here(), 3);
     lib_.hold->wait_arrived(1);
     const auto waiting = held.to_here_async();
@@ -470,7 +468,7 @@ TEST_P(RRefDeaths, X12_an_owner_and_a_holder_die_before_shutdown) {
     auto mine = IntRef::local((*c)[0], 5);
     EXPECT_EQ(rpc_sync((*c)[0], 2, &fetch, mine), 5);
     EXPECT_EQ(rpc_sync((*c)[0], 1, &fetch, theirs), 3);
-    const auto waiting = remote((*c)[0], 2, kWaitAtGate).to_here_async();
+    const auto waiting = remote((*c)[0], 2, kOwnWaitAtGate).to_here_async();
     lib_.hold->wait_arrived(1);
     kill(c.get(), 2);
     lib_.hold->open();

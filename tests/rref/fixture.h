@@ -54,6 +54,7 @@ WEFT_STRUCT(Parcel, list, by_name, table);
 
 using IntRef = RRef<int64_t>;
 
+inline const FunctionRef<int64_t()> kOwnWaitAtGate{"own.wait_at_gate"};
 int64_t fetch(IntRef x);
 int64_t fetch_both(const IntRef& x, const IntRef& y);
 int64_t fetch_parcel(const Parcel& parcel);

@@ -11,15 +11,18 @@ namespace {
 
 using namespace std::chrono_literals;  // NOLINT
 
-const FunctionRef<int64_t()> kWaitAtGate{"own.wait_at_gate"};
 const FunctionRef<int64_t(IntRef)> kHold{"own.fetch_at_gate"};
 
 class RRefForever : public RRefTest {
  protected:
   // Control items go as calls; calls of the worker that is cut off fail before they are sent.
-  int cut_off(const std::string& from, const std::string& to) {
-    return plan_->add(
-        {.fault = Fault::kFailBefore, .kind = FrameKind::kRequest, .from = from, .to = to});
+  // The first `skip` come through.
+  int cut_off(const std::string& from, const std::string& to, int64_t skip = 0) {
+    return plan_->add({.fault = Fault::kFailBefore,
+                       .kind = FrameKind::kRequest,
+                       .from = from,
+                       .to = to,
+                       .skip = skip});
   }
   void wait_hit(const Worker& worker, int rule) {
     eventually(
@@ -67,7 +70,7 @@ TEST_P(RRefForever, X6_delete) {
 TEST_P(RRefForever, X6_known) {
   both(1, [this](Cluster& c) {
     const int rule = cut_off("worker1", "worker0");
-    const auto x = remote(c[0], 1, kWaitAtGate);
+    const auto x = remote(c[0], 1, kOwnWaitAtGate);
     wait_hit(c[1], rule);
     lib_.hold->open();
     EXPECT_EQ(x.to_here(), 7) << "its answer says the same";
@@ -78,11 +81,15 @@ TEST_P(RRefForever, X6_known) {
 
 TEST_P(RRefForever, X6_abandon) {
   both(0, [this](Cluster& c) {
-    const auto x = remote(c[0], 1, {.deadline = 100ms}, kWaitAtGate);
+    // Only what neither `known` nor an answer has confirmed is abandoned.
+    const int unknown = cut_off("worker1", "worker0");
+    const int rule = cut_off("worker0", "worker1", 1);  // behind the creation
+    const auto x = remote(c[0], 1, {.deadline = 100ms}, kOwnWaitAtGate);
     lib_.hold->wait_arrived(1);
-    const int rule = cut_off("worker0", "worker1");
+    wait_hit(c[0], rule);  // nothing else is on its way there
+    EXPECT_GT(counter(c[0], "rref_unacknowledged"), 0);
     expect_error(x.try_to_here().status(), ErrorKind::kDeadline, {"100ms"});
-    wait_hit(c[0], rule);
+    plan_->remove(unknown);
     EXPECT_EQ(counter(c[1], "rref_owners"), 1);
     lib_.hold->open();
   });

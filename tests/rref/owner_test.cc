@@ -9,8 +9,6 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-Status late() { return make_error(ErrorKind::kDeadline, "the creation timed out"); }
-
 // --- Fork at its owner, unknown ---
 
 TEST(RRefOwnerFork, UnknownCreateStartsTheFunction) {

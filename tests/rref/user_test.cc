@@ -10,8 +10,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-Status late() { return make_error(ErrorKind::kDeadline, "the creation timed out"); }
-
 // A child of the creator's fork, arrived at the third worker and not confirmed yet.
 struct Pending {
   Desk desk;

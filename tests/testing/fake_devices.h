@@ -21,6 +21,7 @@
 
 namespace weft::testing {
 
+inline const c10::Device kCpu(c10::kCPU);
 c10::Device cuda(int index);
 // A tensor with these values on a fake device, or a copy on the CPU of what such a tensor holds.
 at::Tensor on_device(const at::Tensor& values, c10::Device device);

@@ -12,6 +12,8 @@
 #include <cerrno>
 #include <chrono>
 
+#include "weft/tests/testing/loopback.h"
+
 namespace weft::testing {
 namespace {
 
@@ -21,14 +23,6 @@ int64_t now_millis() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
-}
-
-sockaddr_in loopback(int port) {
-  sockaddr_in in = {};
-  in.sin_family = AF_INET;
-  in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  in.sin_port = htons(static_cast<uint16_t>(port));
-  return in;
 }
 
 }  // namespace

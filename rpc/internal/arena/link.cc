@@ -5,8 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/common/internal/text.h"
 #include "weft/proto/transport.pb.h"
-#include "weft/rpc/internal/wire/text.h"
+#include "weft/rpc/internal/wire/protocol_error.h"
 
 namespace weft::internal {
 namespace {
@@ -15,8 +16,6 @@ constexpr size_t kNonceBytes = 16;
 constexpr size_t kMaxReasonBytes = 512;
 // In one frame, so that it stays a small one.
 constexpr size_t kMaxFreesAtOnce = 1024;
-
-Status violation(std::string what) { return make_error(ErrorKind::kProtocol, what); }
 
 }  // namespace
 
@@ -190,11 +189,11 @@ StatusOr<Borrowed> ArenaLink::borrow(const Placement& placement, uint64_t length
     MutexLock lock(&mutex_);
     use = use_;
   }
-  if (use == nullptr) return violation("a message in an arena that was not offered");
+  if (use == nullptr) return protocol_error("a message in an arena that was not offered");
   const uint64_t size = use->file().size();
   if (placement.offset > size || length > size - placement.offset) {
-    return violation(absl::StrCat("a message at ", placement.offset, "+", length,
-                                  " of an arena of ", size, " bytes"));
+    return protocol_error(absl::StrCat("a message at ", placement.offset, "+", length,
+                                       " of an arena of ", size, " bytes"));
   }
   char* const data = use->file().data() + placement.offset;
   return Borrowed{data, std::make_shared<Loan>(std::move(use), placement.lease)};
@@ -204,7 +203,8 @@ Status ArenaLink::on_probe(std::string_view header) {
   v1::ArenaProbe probe;
   if (!probe.ParseFromArray(header.data(), static_cast<int>(header.size())) ||
       probe.outcome_case() == v1::ArenaProbe::OUTCOME_NOT_SET) {
-    return violation(absl::StrCat("an arena probe of ", header.size(), " bytes without an answer"));
+    return protocol_error(
+        absl::StrCat("an arena probe of ", header.size(), " bytes without an answer"));
   }
   if (probe.has_refused()) {
     no_lending(absl::StrCat("the peer does not use our memory: ",
@@ -230,7 +230,7 @@ Status ArenaLink::on_probe(std::string_view header) {
 Status ArenaLink::on_free(std::string_view header) {
   v1::ArenaFree frees;
   if (!frees.ParseFromArray(header.data(), static_cast<int>(header.size()))) {
-    return violation(
+    return protocol_error(
         absl::StrCat("an arena_free of ", header.size(), " bytes that cannot be parsed"));
   }
   if (arena_ == nullptr) return absl::OkStatus();
@@ -263,7 +263,7 @@ std::string ArenaLink::describe() const {
 StatusOr<std::string> ArenaLink::map_offer(LocalMessage message) {
   v1::ArenaOffer offer;
   if (!offer.ParseFromString(message.bytes)) {
-    return violation(absl::StrCat("an offer of ", message.bytes.size(), " bytes"));
+    return protocol_error(absl::StrCat("an offer of ", message.bytes.size(), " bytes"));
   }
   if (offer.size() == 0) {
     return make_error(
@@ -271,11 +271,11 @@ StatusOr<std::string> ArenaLink::map_offer(LocalMessage message) {
         absl::StrCat("it has nothing to share: ", offer.reason().substr(0, kMaxReasonBytes)));
   }
   if (message.files.size() != 1) {
-    return violation(absl::StrCat("an offer with ", message.files.size(), " files"));
+    return protocol_error(absl::StrCat("an offer with ", message.files.size(), " files"));
   }
   if (offer.size() < kNonceBytes || offer.probe_offset() > offer.size() - kNonceBytes) {
-    return violation(absl::StrCat("an offer of ", offer.size(), " bytes with a probe at ",
-                                  offer.probe_offset()));
+    return protocol_error(absl::StrCat("an offer of ", offer.size(), " bytes with a probe at ",
+                                       offer.probe_offset()));
   }
   WEFT_ASSIGN_OR_RETURN(std::shared_ptr<MemoryFile> file,
                         MemoryFile::adopt(std::move(message.files[0]), offer.size()));
@@ -294,7 +294,7 @@ Status ArenaLink::on_local_message(LocalMessage message) {
     MutexLock lock(&mutex_);
     if (offered_) {
       why_ended_ = "the peer said more than one thing on the private socket";
-      return violation(why_ended_);
+      return protocol_error(why_ended_);
     }
     offered_ = true;
   }

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/common/internal/text.h"
 #include "weft/common/wake_scope.h"
-#include "weft/rpc/internal/wire/text.h"
 
 namespace weft::internal {
 namespace {

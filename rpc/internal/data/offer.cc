@@ -1,11 +1,11 @@
 #include "weft/rpc/internal/data/offer.h"
 
 #include "absl/strings/str_cat.h"
+#include "weft/common/internal/text.h"
 #include "weft/proto/transport.pb.h"
 #include "weft/rpc/internal/data/lane.h"
 #include "weft/rpc/internal/data/sealed.h"
 #include "weft/rpc/internal/wire/handshake.h"
-#include "weft/rpc/internal/wire/text.h"
 
 namespace weft::internal {
 namespace {

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/internal/wire/text.h"
+#include "weft/common/internal/text.h"
 
 namespace weft::internal {
 namespace {

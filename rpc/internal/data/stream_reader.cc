@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/internal/wire/text.h"
+#include "weft/common/internal/text.h"
 
 namespace weft::internal {
 namespace {

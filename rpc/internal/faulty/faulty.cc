@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/common/internal/text.h"
 #include "weft/rpc/internal/wire/frame.h"
-#include "weft/rpc/internal/wire/text.h"
 
 namespace weft::internal {
 namespace {

@@ -1,7 +1,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "weft/common/internal/text.h"
 #include "weft/rpc/faulty_transport.h"
-#include "weft/rpc/internal/wire/text.h"
 
 namespace weft {
 namespace {

@@ -16,8 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "weft/common/internal/posix.h"
+#include "weft/common/internal/text.h"
 #include "weft/rpc/internal/local/socket.h"
-#include "weft/rpc/internal/wire/text.h"
 
 namespace weft::internal {
 namespace {

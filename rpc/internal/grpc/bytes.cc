@@ -7,8 +7,8 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "weft/common/internal/text.h"
 #include "weft/rpc/internal/wire/frame.h"
-#include "weft/rpc/internal/wire/text.h"
 
 namespace weft::internal {
 namespace {

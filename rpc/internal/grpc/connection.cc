@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/common/internal/text.h"
 #include "weft/rpc/internal/grpc/address.h"
 #include "weft/rpc/internal/grpc/core.h"
 #include "weft/rpc/internal/wire/handshake.h"
-#include "weft/rpc/internal/wire/text.h"
 
 namespace weft::internal {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "weft/common/internal/text.h"
 #include "weft/rpc/internal/grpc/address.h"
 #include "weft/rpc/internal/grpc/server.h"
-#include "weft/rpc/internal/wire/text.h"
 
 namespace weft::internal {
 namespace {

@@ -18,9 +18,9 @@ namespace {
 // way meanwhile; below, the reply should go out first.
 constexpr size_t kReadAheadAbove = 16u << 10;
 // So many frames behind a write are sent together, and are worth a look at the poller.
-constexpr size_t kCrowd = 16;
+constexpr size_t kQueueCrowd = 16;
 // Of the moving average over messages.
-constexpr double kWeight = 1.0 / 8;
+constexpr double kDenseWeight = 1.0 / 8;
 
 void add(std::atomic<int64_t>* counter, int64_t n) {
   counter->fetch_add(n, std::memory_order_relaxed);
@@ -63,7 +63,7 @@ Status GrpcLane::send(Frame frame, Frame* rider) {
     if (queue_.empty()) queued_since_ = poller_->now();
     if (rider != nullptr) queue_.push_back(std::move(*rider));
     queue_.push_back(std::move(frame));
-    crowded = queue_.size() % kCrowd == 0;
+    crowded = queue_.size() % kQueueCrowd == 0;
     if (crowded && held_) {
       held_ = writing_ = false;
       next = next_locked();
@@ -126,7 +126,7 @@ void GrpcLane::write_batch() {
 void GrpcLane::hold_answers_locked() {
   const bool dense = seen_idle_ == poller_->idle();
   seen_idle_ = poller_->idle();
-  dense_ += ((dense ? 1.0 : 0.0) - dense_) * kWeight;
+  dense_ += ((dense ? 1.0 : 0.0) - dense_) * kDenseWeight;
   if (dense_ < 0.5 || writing_ || !may_send_ || !poller_->hold(shared_from_this())) return;
   held_ = writing_ = true;
 }

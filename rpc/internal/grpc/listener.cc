@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/common/internal/text.h"
 #include "weft/rpc/internal/local/socket.h"
-#include "weft/rpc/internal/wire/text.h"
 
 namespace weft::internal {
 namespace {

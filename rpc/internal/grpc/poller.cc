@@ -11,7 +11,7 @@ namespace {
 // So long after a large tensor the next one may be due.
 constexpr absl::Duration kNoteLasts = absl::Milliseconds(1);
 // Of the moving average over spins.
-constexpr double kWeight = 1.0 / 8;
+constexpr double kSpinWeight = 1.0 / 8;
 constexpr double kWorthwhile = 0.5;
 // After a phase in which spinning did not pay, every so-manieth wait tries it again.
 constexpr unsigned kProbe = 16;
@@ -219,7 +219,7 @@ bool GrpcPoller::drive(const std::atomic<bool>& done, absl::Time deadline) {
     leave_lead(true);
     return done.load(std::memory_order_acquire);
   }
-  gap_ += (std::min(since_drive(now), kStandBack) - gap_) * kWeight;
+  gap_ += (std::min(since_drive(now), kStandBack) - gap_) * kSpinWeight;
   DrivingScope scope;
   driving_ = true;
   unsigned polls = 0;
@@ -263,7 +263,7 @@ void GrpcPoller::take_others() {
     bump(&counters_.events);
     static_cast<GrpcEvent*>(tag)->complete(ok);
   }
-  others_ += ((taken > 1 ? 1.0 : 0.0) - others_) * kWeight;
+  others_ += ((taken > 1 ? 1.0 : 0.0) - others_) * kSpinWeight;
 }
 
 absl::Duration GrpcPoller::spin_length(absl::Time now, bool* crowded) {
@@ -286,7 +286,7 @@ absl::Duration GrpcPoller::spin_length(absl::Time now, bool* crowded) {
 
 void GrpcPoller::note_spin(bool paid) {
   History& history = history_[awaited_];
-  history.paid += ((paid ? 1.0 : 0.0) - history.paid) * kWeight;
+  history.paid += ((paid ? 1.0 : 0.0) - history.paid) * kSpinWeight;
   bump(paid ? &counters_.spins_paid : &counters_.spins_missed);
 }
 

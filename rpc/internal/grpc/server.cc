@@ -6,8 +6,8 @@
 #include <grpcpp/impl/rpc_service_method.h>
 
 #include "absl/strings/str_cat.h"
+#include "weft/common/internal/text.h"
 #include "weft/proto/health.pb.h"
-#include "weft/rpc/internal/wire/text.h"
 
 namespace weft::internal {
 namespace {

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "weft/common/internal/text.h"
 #include "weft/rpc/internal/inproc/core.h"
-#include "weft/rpc/internal/wire/text.h"
 
 namespace weft::internal {
 

@@ -3,11 +3,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "weft/common/internal/text.h"
 #include "weft/common/time.h"
 #include "weft/rpc/internal/inproc/core.h"
 #include "weft/rpc/internal/wire/frame.h"
 #include "weft/rpc/internal/wire/handshake.h"
-#include "weft/rpc/internal/wire/text.h"
 
 namespace weft::internal {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/internal/wire/text.h"
+#include "weft/common/internal/text.h"
 
 namespace weft::internal {
 namespace {

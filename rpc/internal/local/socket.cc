@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/internal/wire/text.h"
+#include "weft/common/internal/text.h"
 
 namespace weft::internal {
 namespace {

@@ -12,13 +12,12 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "weft/common/internal/text.h"
 
 namespace weft::internal {
 namespace {
 
 using AddressList = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
-
-absl::string_view view(std::string_view s) { return absl::string_view(s.data(), s.size()); }
 
 StatusOr<AddressList> resolve(const std::string& host, int port) {
   addrinfo hints{};

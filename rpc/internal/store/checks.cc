@@ -4,14 +4,13 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "weft/common/internal/text.h"
 
 namespace weft::internal {
 namespace {
 
 constexpr size_t kShownKeyBytes = 96;
 constexpr size_t kShownKeys = 8;
-
-absl::string_view view(std::string_view s) { return absl::string_view(s.data(), s.size()); }
 
 }  // namespace
 

@@ -35,7 +35,7 @@ std::string prefix_end(std::string prefix) {
   return prefix;
 }
 
-std::optional<Status> final_error(const StoreOp& op, const grpc::Status& status) {
+std::optional<Status> error_if_final(const StoreOp& op, const grpc::Status& status) {
   switch (status.error_code()) {
     case grpc::StatusCode::UNIMPLEMENTED:
       return op.error(ErrorKind::kUnimplemented,
@@ -132,7 +132,7 @@ grpc::Status EtcdLink::attempt(const StoreOp& op, InterruptScope* scope, const c
 Status EtcdLink::before_next_attempt(const StoreOp& op, InterruptScope* scope,
                                      const grpc::Status& status, RetryBackoff* backoff) {
   if (scope->interrupted()) return op.interrupted();
-  if (std::optional<Status> error = final_error(op, status)) return *std::move(error);
+  if (std::optional<Status> error = error_if_final(op, status)) return *std::move(error);
   if (!scope->pause(backoff->next(), op.deadline, channel_.get())) return op.interrupted();
   if (runtime_->now() < op.deadline && status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
     return absl::OkStatus();
@@ -341,7 +341,7 @@ Status EtcdLink::watch(const StoreOp& op, InterruptScope* scope, const std::stri
   if (scope->interrupted()) return op.interrupted();
   if (changed || status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED)
     return absl::OkStatus();
-  if (std::optional<Status> error = final_error(op, status)) return *std::move(error);
+  if (std::optional<Status> error = error_if_final(op, status)) return *std::move(error);
   // Broken, or ended by etcd, which knows the deadline too and may be first. Looking again tells
   // whether etcd is there.
   if (!scope->pause(backoff->next(), op.deadline, channel_.get())) return op.interrupted();

@@ -13,7 +13,7 @@ constexpr std::string_view kMagic = "WEFTSTOR";
 constexpr uint32_t kVersion = 1;
 constexpr size_t kFixedBytes = 16;       // magic, version, length
 constexpr size_t kRecordHeadBytes = 12;  // length, checksum
-constexpr size_t kMaxHeaderBytes = 32 + (kMaxRetiredRuns + 1) * (4 + kMaxRunId) + 4;
+constexpr size_t kMaxFileHeaderBytes = 32 + (kMaxRetiredRuns + 1) * (4 + kMaxRunId) + 4;
 constexpr size_t kMaxPayload = 5 + kMaxStoreKey + kMaxStoreValue;
 
 enum : uint8_t { kSet = 1, kDelete = 2, kPadding = 3 };
@@ -100,7 +100,7 @@ Status parse_header(std::string_view content, StoreFile* file, uint64_t* committ
     return damaged(
         absl::StrCat("its format has version ", version, ", this program knows ", kVersion));
   }
-  if (length > kMaxHeaderBytes || length > in.size() || in.size() - length < sizeof(uint64_t)) {
+  if (length > kMaxFileHeaderBytes || length > in.size() || in.size() - length < sizeof(uint64_t)) {
     return damaged("its header is cut or too long");
   }
   std::string_view body = in.substr(0, length);

@@ -24,6 +24,7 @@
 //         leaves a mixture, which the checksums tell from both: an error, not wrong data.
 // FILE-4  who changes nothing takes the lock beside others who do not, and for as long as it takes
 //         to read the bytes: many workers that wait for one another would be in each other's way.
+//         Who is sure to change something does not look first.
 // Pure functions; any thread.
 
 #include <cstdint>

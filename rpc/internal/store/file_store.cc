@@ -122,7 +122,7 @@ class FileClient : public TableStore {
   }
 
  private:
-  Status perform(const StoreOp& op, const Body& body) override {
+  Status perform(const StoreOp& op, Access access, const Body& body) override {
     absl::Duration poll = kFirstPoll;
     bool looked = false;
     LastLook last;
@@ -131,7 +131,7 @@ class FileClient : public TableStore {
       // Not over the file: other processes may hold it.
       lock.unlock();
       bool held = false;
-      StatusOr<Step> step = step_unless_unchanged(body, &last, &held);
+      StatusOr<Step> step = step_unless_unchanged(access, body, &last, &held);
       lock.lock();
       if (!step.ok()) return step.status();
       if (*step == Step::kChanged) data_->changed.notify_all();
@@ -160,24 +160,28 @@ class FileClient : public TableStore {
     FileStamp stamp;
   };
 
-  StatusOr<Step> step_unless_unchanged(const Body& body, LastLook* last, bool* held) {
+  StatusOr<Step> step_unless_unchanged(Access access, const Body& body, LastLook* last,
+                                       bool* held) {
     const absl::Time now = runtime().now();
     const StatusOr<FileStamp> stamp = runtime().files().stamp(data_->path);
     if (stamp.ok() && *stamp == last->stamp && now - last->at < kReread) return Step::kNotYet;
-    StatusOr<Step> step = step_once(body, held);
+    StatusOr<Step> step = step_once(access, body, held);
     if (stamp.ok() && !*held) *last = {now, *stamp};
     return step;
   }
 
   // FILE-4.
-  StatusOr<Step> step_once(const Body& body, bool* held) {
+  StatusOr<Step> step_once(Access access, const Body& body, bool* held) {
     Files& files = runtime().files();
-    WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> seen,
-                          files.try_read_locked(data_->path));
-    *held = !seen.has_value();
-    if (*held) return Step::kNotYet;
-    StatusOr<Step> step = look(body, *seen).step;
-    if (!step.ok() || *step != Step::kChanged) return step;
+    StatusOr<Step> step = Step::kChanged;
+    if (access == Access::kLook) {
+      WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> seen,
+                            files.try_read_locked(data_->path));
+      *held = !seen.has_value();
+      if (*held) return Step::kNotYet;
+      step = look(body, *seen).step;
+      if (!step.ok() || *step != Step::kChanged) return step;
+    }
     WEFT_ASSIGN_OR_RETURN(const bool locked,
                           files.try_update_locked(data_->path, [&](std::string* content) {
                             return apply(body, content, &step);

@@ -36,7 +36,7 @@ class HashClient : public TableStore {
   }
 
  private:
-  Status perform(const StoreOp& op, const Body& body) override {
+  Status perform(const StoreOp& op, Access, const Body& body) override {
     MutexLock lock(&data_->mutex);
     while (true) {
       if (interrupted_) return op.interrupted();

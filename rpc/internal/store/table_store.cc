@@ -15,11 +15,11 @@ StoreOp TableStore::op(std::string what, Timeout timeout) const {
   return StoreOp::make(*runtime_, describe(), std::move(what), timeout, default_timeout_);
 }
 
-Status TableStore::run(const StoreOp& op, const Body& body,
+Status TableStore::run(const StoreOp& op, Access access, const Body& body,
                        const std::function<std::string()>& not_yet) {
   // A timeout of zero has expired already: nothing is done then, alike in all stores.
   if (op.deadline <= op.begin) return op.deadline_error("not begun: no time was given");
-  const Status status = perform(op, body);
+  const Status status = perform(op, access, body);
   if (error_kind(status) == ErrorKind::kDeadline) return op.deadline_error(not_yet());
   if (error_kind(status) == ErrorKind::kCancelled) return op.interrupted();
   return status.ok() ? status : op.wrap(status);
@@ -30,7 +30,7 @@ Status TableStore::set(std::string_view key, std::string_view value, Timeout tim
   WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
   WEFT_RETURN_IF_ERROR(op.wrap(check_value(value)));
   return run(
-      op,
+      op, Access::kChange,
       [&](StoreTable* table) -> StatusOr<Step> {
         table->set(key, value);
         return Step::kChanged;
@@ -43,7 +43,7 @@ StatusOr<std::optional<std::string>> TableStore::try_get(std::string_view key, T
   WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
   std::optional<std::string> value;
   WEFT_RETURN_IF_ERROR(run(
-      op,
+      op, Access::kLook,
       [&](StoreTable* table) -> StatusOr<Step> {
         value = table->get(key);
         return Step::kDone;
@@ -57,7 +57,7 @@ StatusOr<std::string> TableStore::get(std::string_view key, Timeout timeout) {
   WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
   std::string value;
   WEFT_RETURN_IF_ERROR(run(
-      op,
+      op, Access::kLook,
       [&](StoreTable* table) -> StatusOr<Step> {
         const std::string* found = table->find(key);
         if (found == nullptr) return Step::kNotYet;
@@ -73,7 +73,7 @@ StatusOr<int64_t> TableStore::add(std::string_view key, int64_t delta, Timeout t
   WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
   int64_t sum = 0;
   WEFT_RETURN_IF_ERROR(run(
-      op,
+      op, Access::kChange,
       [&](StoreTable* table) -> StatusOr<Step> {
         WEFT_ASSIGN_OR_RETURN(sum, table->add(key, delta));
         return Step::kChanged;
@@ -90,7 +90,7 @@ StatusOr<std::string> TableStore::compare_set(std::string_view key, std::string_
   WEFT_RETURN_IF_ERROR(op.wrap(check_value(desired)));
   std::string now;
   WEFT_RETURN_IF_ERROR(run(
-      op,
+      op, Access::kLook,
       [&](StoreTable* table) -> StatusOr<Step> {
         bool changed = false;
         now = table->compare_set(key, expected, desired, &changed);
@@ -105,7 +105,7 @@ StatusOr<bool> TableStore::delete_key(std::string_view key, Timeout timeout) {
   WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
   bool erased = false;
   WEFT_RETURN_IF_ERROR(run(
-      op,
+      op, Access::kLook,
       [&](StoreTable* table) -> StatusOr<Step> {
         erased = table->erase(key);
         return erased ? Step::kChanged : Step::kDone;
@@ -119,7 +119,7 @@ StatusOr<bool> TableStore::check(const std::vector<std::string>& keys, Timeout t
   WEFT_RETURN_IF_ERROR(op.wrap(check_keys(keys)));
   bool all = false;
   WEFT_RETURN_IF_ERROR(run(
-      op,
+      op, Access::kLook,
       [&](StoreTable* table) -> StatusOr<Step> {
         all = table->missing(keys).empty();
         return Step::kDone;
@@ -133,7 +133,7 @@ Status TableStore::wait(const std::vector<std::string>& keys, Timeout timeout) {
   WEFT_RETURN_IF_ERROR(op.wrap(check_keys(keys)));
   std::vector<std::string> missing;
   return run(
-      op,
+      op, Access::kLook,
       [&](StoreTable* table) -> StatusOr<Step> {
         missing = table->missing(keys);
         return missing.empty() ? Step::kDone : Step::kNotYet;
@@ -148,7 +148,7 @@ StatusOr<std::optional<std::string>> TableStore::wait_change(std::string_view ke
   WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
   std::optional<std::string> value;
   WEFT_RETURN_IF_ERROR(run(
-      op,
+      op, Access::kLook,
       [&](StoreTable* table) -> StatusOr<Step> {
         value = table->get(key);
         return value == seen ? Step::kNotYet : Step::kDone;
@@ -161,7 +161,7 @@ StatusOr<std::vector<std::string>> TableStore::list_keys(std::string_view prefix
   const StoreOp op = this->op(absl::StrCat("list_keys(", quote_key(prefix), ")"), timeout);
   std::vector<std::string> keys;
   WEFT_RETURN_IF_ERROR(run(
-      op,
+      op, Access::kLook,
       [&](StoreTable* table) -> StatusOr<Step> {
         keys = table->list(prefix);
         return Step::kDone;
@@ -173,7 +173,7 @@ StatusOr<std::vector<std::string>> TableStore::list_keys(std::string_view prefix
 StatusOr<int64_t> TableStore::num_keys(Timeout timeout) {
   int64_t n = 0;
   WEFT_RETURN_IF_ERROR(run(
-      op("num_keys()", timeout),
+      op("num_keys()", timeout), Access::kLook,
       [&](StoreTable* table) -> StatusOr<Step> {
         n = table->size();
         return Step::kDone;

@@ -41,10 +41,12 @@ class TableStore : public Store {
   enum class Step { kDone, kChanged, kNotYet };
   // Looks at the table once; must leave it as it was unless it returns kChanged.
   using Body = std::function<StatusOr<Step>(StoreTable* table)>;
+  // What a body is known to do before it has looked: kChange: it returns kChanged, or an error.
+  enum class Access { kLook, kChange };
 
   // Applies `body` atomically, and again after changes while it answers kNotYet. Kind deadline when
   // the time has come first (whatever its message), cancelled when this object was interrupted.
-  virtual Status perform(const StoreOp& op, const Body& body) = 0;
+  virtual Status perform(const StoreOp& op, Access access, const Body& body) = 0;
 
   Runtime& runtime() const { return *runtime_; }
   const std::shared_ptr<Runtime>& shared_runtime() const { return runtime_; }
@@ -53,7 +55,8 @@ class TableStore : public Store {
  private:
   StoreOp op(std::string what, Timeout timeout) const;
   // perform() with checks before and the message of a deadline after.
-  Status run(const StoreOp& op, const Body& body, const std::function<std::string()>& not_yet);
+  Status run(const StoreOp& op, Access access, const Body& body,
+             const std::function<std::string()>& not_yet);
 
   const std::shared_ptr<Runtime> runtime_;
   const Timeout default_timeout_;

@@ -20,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "weft/common/files.h"
 #include "weft/common/internal/posix.h"
+#include "weft/common/internal/text.h"
 
 namespace weft::internal {
 namespace {
@@ -37,8 +38,6 @@ using CertRef = std::unique_ptr<X509, Free<X509, X509_free>>;
 using StoreRef = std::unique_ptr<X509_STORE, Free<X509_STORE, X509_STORE_free>>;
 using StoreContextRef = std::unique_ptr<X509_STORE_CTX, Free<X509_STORE_CTX, X509_STORE_CTX_free>>;
 using NamesRef = std::unique_ptr<GENERAL_NAMES, Free<GENERAL_NAMES, GENERAL_NAMES_free>>;
-
-absl::string_view view(std::string_view s) { return absl::string_view(s.data(), s.size()); }
 
 Status wrong(std::string_view what) {
   return make_error(ErrorKind::kInvalidArgument, absl::StrCat("credentials: ", view(what)));

@@ -4,14 +4,11 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/internal/wire/text.h"
+#include "weft/common/internal/text.h"
+#include "weft/rpc/internal/wire/protocol_error.h"
 
 namespace weft::internal {
 namespace {
-
-WEFT_COLD Status protocol_error(std::string_view message) {
-  return make_error(ErrorKind::kProtocol, message);
-}
 
 void store16(char* p, uint16_t v) {
   p[0] = static_cast<char>(v & 0xff);

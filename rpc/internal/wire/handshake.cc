@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "weft/common/internal/text.h"
 #include "weft/common/internal/utf8.h"
 #include "weft/proto/transport.pb.h"
-#include "weft/rpc/internal/wire/text.h"
+#include "weft/rpc/internal/wire/protocol_error.h"
 
 namespace weft::internal {
 namespace {
@@ -13,10 +14,6 @@ namespace {
 constexpr uint32_t kByteOrder = 0x01020304;
 // A message of a refusal must fit into a header with room to spare.
 constexpr size_t kMaxRefusalBytes = 16u << 10;
-
-Status protocol_error(std::string_view message) {
-  return make_error(ErrorKind::kProtocol, message);
-}
 
 void to_proto(const Hello& hello, int lane, v1::Hello* out) {
   out->set_version_min(hello.version_min);

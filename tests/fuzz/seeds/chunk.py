@@ -75,6 +75,10 @@ SEEDS = {
     "chunk_of_no_bytes_without_header": (chunk(9, 0, 0), "protocol: a chunk of no bytes"),
     "chunk_before_header_out_of_order": (chunk(1, 64, 64) + BODY, "protocol: at 64+64, expected 0"),
     "chunk_before_header_beyond_the_end": (chunk(1, 0, 9000) + BODY, "protocol: at 0+9000, expected 0 of 8192"),
+    "chunk_before_header_behind_the_end": (
+        chunk(1, 0, 8192) + chunk(1, 8192, 64) + BODY,
+        "protocol: chunk of transfer 1, which is over",
+    ),
     "duplicate_chunk": (BODY + chunk(1, 0, 4096) * 2, "protocol: at 0+4096, expected 4096"),
     "chunk_out_of_order": (BODY + chunk(1, 4096, 4096), "protocol: at 4096+4096, expected 0"),
     "chunk_with_a_gap": (BODY + chunk(1, 0, 4096) + chunk(1, 4097, 64), "protocol: at 4097+64, expected 4096"),

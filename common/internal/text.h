@@ -1,5 +1,5 @@
-#ifndef WEFT_RPC_INTERNAL_WIRE_TEXT_H_
-#define WEFT_RPC_INTERNAL_WIRE_TEXT_H_
+#ifndef WEFT_COMMON_INTERNAL_TEXT_H_
+#define WEFT_COMMON_INTERNAL_TEXT_H_
 
 // Bridges between std::string_view and absl::string_view, which are two types in a packaged Abseil
 // that was built for C++14. Pure functions.
@@ -17,4 +17,4 @@ inline std::string_view std_view(absl::string_view s) {
 
 }  // namespace weft::internal
 
-#endif  // WEFT_RPC_INTERNAL_WIRE_TEXT_H_
+#endif  // WEFT_COMMON_INTERNAL_TEXT_H_
