@@ -264,11 +264,6 @@ StatusOr<AttachmentPtr> RRefService::attach_answer(IncomingRequest& request,
   if (result.references.empty()) return AttachmentPtr();
   const WorkerInfo& to = request.context().caller();
   WEFT_ASSIGN_OR_RETURN(const Carrier carrier, share(to, result, /*is_answer=*/true));
-  // The attachment's end takes it out again.
-  {
-    MutexLock lock(&mutex_);
-    outboxes_[key_of(to)].answers[carrier.number] = context_.runtime->now();
-  }
   return AttachmentPtr(new AnswerAttachment(weak_from_this(), key_of(to), carrier));
 }
 

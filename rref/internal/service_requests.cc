@@ -100,8 +100,11 @@ StatusOr<Carrier> RRefService::share(const WorkerInfo& to, const Payload& payloa
     }
     carrier = p.share(key_of(to), handles, is_answer);
     if (!carrier.ok()) return;
-    outboxes_[key_of(to)];  // for audits
-    if (is_answer) next_audit_ = std::min(next_audit_, context_.runtime->now() + kFirstLook);
+    Outbox& box = outboxes_[key_of(to)];  // for audits
+    if (!is_answer) return;
+    const absl::Time now = context_.runtime->now();
+    box.answers[carrier->number] = now;  // until its attachment ends
+    next_audit_ = std::min(next_audit_, now + kFirstLook);
   });
   return carrier;
 }

@@ -1,6 +1,8 @@
 // What goes wrong with RRefs: every line of docs/faults.md, lost and late messages (RPC-116 to
 // RPC-120, X2, X6), broken connections (X1), deaths (RREF-8, X12).
 
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -392,6 +394,35 @@ TEST_P(RRefFaults, RRefsInALostAnswerAreTakenBack) {
     EXPECT_EQ(plan_->hits(), 1);
     rpc_sync((*c)[0], 1, &add, 1, 1);
   }
+  expect_nothing_left(*c);
+}
+
+// Connections come back while answers with RRefs are being made: they will be sent, so nobody asks
+// whether they have arrived, which would void them.
+TEST_P(RRefFaults, AnswersInTheMakingAreNotAskedAbout) {
+  constexpr int kCalls = 3000;
+  constexpr int kCutEach = 4;
+  auto c = make({.size = 2, .plan = plan_});
+  const auto expect_an_answer = [](const Future<IntRef>& made) {
+    const auto answer = made.try_wait();
+    ASSERT_TRUE(answer.ok()) << answer.status();
+  };
+  std::optional<Future<IntRef>> last;
+  for (int i = 0; i < kCalls; ++i) {
+    if (i % kCutEach == 0) {
+      plan_->add(
+          {.fault = Fault::kCut, .kind = FrameKind::kResponse, .from = "worker1", .times = 1});
+    }
+    auto made = rpc_async((*c)[0], 1, {.retry = Retry::kAtMostOnce}, &make_here, i);
+    if (last.has_value()) {
+      ASSERT_NO_FATAL_FAILURE(expect_an_answer(*last));
+    }
+    last = std::move(made);
+  }
+  ASSERT_NO_FATAL_FAILURE(expect_an_answer(*last));
+  EXPECT_GE(plan_->hits(), kCalls / kCutEach - 1);
+  plan_->clear();
+  last.reset();
   expect_nothing_left(*c);
 }
 
