@@ -26,13 +26,13 @@
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/containers.h"
 #include "weft/rpc/group.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/library.h"
-#include "weft/rpc/store.h"
 #include "weft/rpc/struct.h"
 #include "weft/rpc/worker.h"
 #include "weft/rref/rref.h"
 #include "weft/rref/service.h"
+#include "weft/store/store.h"
+#include "weft/transport/grpc_transport.h"
 
 // Handlers are written with torch::Tensor whether or not LibTorch's own (heavy) headers are
 // included.

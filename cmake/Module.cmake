@@ -38,31 +38,21 @@ endfunction()
 # A module without sources becomes an INTERFACE library. Every header outside internal/ is installed.
 #
 # PRECOMPILED tensor (or autograd): see cmake/Precompiled.cmake.
-#
-# weft_module(NAME store PART_OF rpc SRCS ... DEPS common proto): a library of its own out of a module's folder, for
-# programs that want only this piece. It stands where its module stands; the module may depend on it.
 function(weft_module)
-  cmake_parse_arguments(ARG "GENERATED" "NAME;PART_OF;PRECOMPILED" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "GENERATED" "NAME;PRECOMPILED" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
   if(ARG_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "weft_module(${ARG_NAME}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
   endif()
   set(target weft_${ARG_NAME})
-  if(ARG_PART_OF)
-    set(module ${ARG_PART_OF})
-  else()
-    set(module ${ARG_NAME})
-  endif()
-  set_property(GLOBAL PROPERTY WEFT_MODULE_OF_${ARG_NAME} ${module})
-  list(FIND WEFT_MODULES ${module} own_at)
+  list(FIND WEFT_MODULES ${ARG_NAME} own_at)
   set(public_deps "")
   foreach(dep IN LISTS ARG_DEPS)
     if(dep MATCHES "::")
       list(APPEND public_deps ${dep})
     else()
       string(REGEX REPLACE "^weft_" "" dep "${dep}")
-      get_property(dep_module GLOBAL PROPERTY WEFT_MODULE_OF_${dep})
-      list(FIND WEFT_MODULES "${dep_module}" dep_at)
-      if(dep_at LESS 0 OR (NOT dep_at LESS own_at AND NOT dep_module STREQUAL module))
+      list(FIND WEFT_MODULES "${dep}" dep_at)
+      if(dep_at LESS 0 OR NOT dep_at LESS own_at)
         message(FATAL_ERROR "weft_module(${ARG_NAME}): ${dep} is not a module that stands before it")
       endif()
       list(APPEND public_deps weft_${dep})
@@ -132,10 +122,8 @@ function(weft_module)
       LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
       ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
       RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
-    if(NOT ARG_PART_OF)
-      install(DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/weft/${ARG_NAME}"
-        FILES_MATCHING PATTERN "*.h" PATTERN "internal" EXCLUDE)
-    endif()
+    install(DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/weft/${ARG_NAME}"
+      FILES_MATCHING PATTERN "*.h" PATTERN "internal" EXCLUDE)
   endif()
 endfunction()
 

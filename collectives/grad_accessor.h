@@ -23,7 +23,7 @@
 #include "absl/functional/function_ref.h"
 #include "torch/csrc/autograd/function_hook.h"
 #include "weft/common/api.h"
-#include "weft/rpc/worker_key.h"
+#include "weft/common/worker_key.h"
 
 namespace weft {
 

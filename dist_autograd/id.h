@@ -6,7 +6,7 @@
 #include <string>
 
 #include "weft/common/api.h"
-#include "weft/rpc/worker_key.h"
+#include "weft/common/worker_key.h"
 
 namespace weft {
 

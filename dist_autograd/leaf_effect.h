@@ -16,8 +16,8 @@
 #include "ATen/core/Tensor.h"
 #include "weft/common/api.h"
 #include "weft/common/error.h"
+#include "weft/common/worker_key.h"
 #include "weft/dist_autograd/context.h"
-#include "weft/rpc/worker_key.h"
 
 namespace weft::internal {
 

@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "weft/common/worker_key.h"
 #include "weft/dist_optim/internal/functional.h"
 #include "weft/dist_optim/internal/service.h"
-#include "weft/rpc/worker_key.h"
 
 namespace weft::internal {
 namespace {

@@ -10,8 +10,8 @@
 #include "weft/common/api.h"
 #include "weft/common/error.h"
 #include "weft/common/time.h"
+#include "weft/common/worker_info.h"
 #include "weft/dist_optim/isolation.h"
-#include "weft/rpc/worker_info.h"
 
 namespace weft {
 

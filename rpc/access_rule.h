@@ -11,8 +11,8 @@
 // may be called by those that one of its rules lists, and by its own worker. A call of anybody else
 // does not run; the caller gets an error of kind permission that names method, caller and callee.
 //
-// Callers are names of workers; they are proved by certificates (rpc/credentials.h) and mere words
-// without. Methods are named as in Library: "app.forward", "app.Table" (its constructors),
+// Callers are names of workers; they are proved by certificates (transport/credentials.h) and mere
+// words without. Methods are named as in Library: "app.forward", "app.Table" (its constructors),
 // "app.Table.lookup", "aten::add.Tensor", "@rref.fetch" of a service. In both a '*' stands for any
 // characters, but for a service's '@', which must be written. A rule that names no method that
 // there is, is an error of join.

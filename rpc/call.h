@@ -43,14 +43,15 @@
 
 #include "weft/common/api.h"
 #include "weft/common/future.h"
+#include "weft/common/worker_info.h"
 #include "weft/rpc/aten_operators.h"
 #include "weft/rpc/call_options.h"
+#include "weft/rpc/destination.h"
 #include "weft/rpc/function_ref.h"
 #include "weft/rpc/handler.h"
 #include "weft/rpc/signature.h"
 #include "weft/rpc/untyped_call.h"
 #include "weft/rpc/value.h"
-#include "weft/rpc/worker_info.h"
 
 namespace weft {
 namespace internal {

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "weft/common/api.h"
 #include "weft/common/call_scope.h"
-#include "weft/rpc/worker_info.h"
+#include "weft/common/worker_info.h"
 
 namespace weft {
 

@@ -9,14 +9,14 @@
 #include "weft/common/byte_budget.h"
 #include "weft/common/condition.h"
 #include "weft/common/mutex.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/internal/header.h"
 #include "weft/rpc/internal/inspect_call.h"
 #include "weft/rpc/internal/membership.h"
 #include "weft/rpc/internal/message.h"
-#include "weft/rpc/internal/tls/credentials.h"
 #include "weft/rpc/untyped_call.h"
 #include "weft/rpc/value.h"
+#include "weft/transport/checked_credentials.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft {
 namespace {

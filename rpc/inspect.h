@@ -20,10 +20,10 @@
 #include "weft/common/api.h"
 #include "weft/common/error.h"
 #include "weft/common/runtime.h"
-#include "weft/rpc/credentials.h"
-#include "weft/rpc/store.h"
-#include "weft/rpc/transport.h"
-#include "weft/rpc/worker_info.h"
+#include "weft/common/worker_info.h"
+#include "weft/store/store.h"
+#include "weft/transport/credentials.h"
+#include "weft/transport/transport.h"
 
 namespace weft {
 

@@ -28,10 +28,10 @@
 #include "absl/functional/any_invocable.h"
 #include "weft/common/api.h"
 #include "weft/common/error.h"
+#include "weft/common/worker_info.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/payload.h"
 #include "weft/rpc/untyped_call.h"
-#include "weft/rpc/worker_info.h"
 
 namespace weft {
 

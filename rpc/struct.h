@@ -18,8 +18,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "weft/common/worker_info.h"
 #include "weft/rpc/value.h"
-#include "weft/rpc/worker_info.h"
 
 namespace weft {
 namespace internal {

@@ -16,10 +16,11 @@
 #include "weft/common/api.h"
 #include "weft/common/executor.h"
 #include "weft/common/wait_driver.h"
+#include "weft/common/worker_info.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/call_options.h"
+#include "weft/rpc/destination.h"
 #include "weft/rpc/payload.h"
-#include "weft/rpc/worker_info.h"
 
 namespace weft {
 

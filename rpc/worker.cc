@@ -166,4 +166,10 @@ std::shared_ptr<TraceWriter> trace_of(const Worker& worker) {
   return core == nullptr ? nullptr : core->trace_writer();
 }
 
+WorkerInfo info_of(const Worker& worker, const WorkerKey& key) {
+  const StatusOr<WorkerInfo> info = worker.try_get_worker_info(key.id.value());
+  if (info.ok() && info->incarnation == key.incarnation.value()) return *info;
+  return WorkerInfo{to_string(key), key.id.value(), key.incarnation.value()};
+}
+
 }  // namespace weft

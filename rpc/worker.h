@@ -29,15 +29,17 @@
 #include "weft/common/metrics.h"
 #include "weft/common/runtime.h"
 #include "weft/common/time.h"
+#include "weft/common/worker_info.h"
+#include "weft/common/worker_key.h"
 #include "weft/rpc/access_rule.h"
-#include "weft/rpc/connection_stats.h"
-#include "weft/rpc/credentials.h"
+#include "weft/rpc/destination.h"
 #include "weft/rpc/device_map.h"
 #include "weft/rpc/library.h"
 #include "weft/rpc/service.h"
-#include "weft/rpc/store.h"
-#include "weft/rpc/transport.h"
-#include "weft/rpc/worker_info.h"
+#include "weft/store/store.h"
+#include "weft/transport/connection_stats.h"
+#include "weft/transport/credentials.h"
+#include "weft/transport/transport.h"
 
 namespace weft {
 
@@ -211,6 +213,9 @@ class WEFT_API Worker {
   std::shared_ptr<internal::Core> owned_;
   std::weak_ptr<internal::Core> core_;
 };
+
+// As a destination of calls. One that is no member any more has its key for a name.
+WEFT_API WorkerInfo info_of(const Worker& worker, const WorkerKey& key);
 
 }  // namespace weft
 

@@ -1,7 +1,7 @@
 """Rules that need only the text of a file. Used by lint.py; each rule is a function over (path, text)."""
 import re
 
-MODULES = ("common", "proto", "rpc", "rref", "collectives", "dist_autograd", "dist_optim", "ps", "pipeline")
+MODULES = ("common", "proto", "transport", "store", "rpc", "rref", "collectives", "dist_autograd", "dist_optim", "ps", "pipeline")
 CODE = (".h", ".cc", ".cu", ".cuh")
 # The one place that may own a thread_local: the ambient CallScope.
 THREAD_LOCAL_HOME = ("common/call_scope.cc",)

@@ -1,6 +1,6 @@
 """Layers: a module includes only modules to its left, and nobody looks into another module's cupboard.
 
-    common -> proto -> rpc -> { rref , collectives } -> dist_autograd -> dist_optim -> { ps , pipeline }
+    common -> proto -> transport -> store -> rpc -> { rref , collectives } -> dist_autograd -> dist_optim -> { ps , pipeline }
 
 usage: layering_test.py [ROOT]            checks the tree
        layering_test.py --self-test       plants one violation of each kind and checks that it is found
@@ -10,7 +10,7 @@ What is counted, and must be zero:
   internal  an internal/ header in a public header, or in another module (common/internal/ excepted, in sources)
   private   a generated protobuf header, gRPC or protobuf in a public header: they are not part of the interface
   heavy     torch/torch.h and its equals in a header
-  foreign   LibTorch, gRPC or protobuf in common; LibTorch or gRPC in proto
+  foreign   LibTorch, gRPC or protobuf in common; LibTorch or gRPC in proto; LibTorch in transport or store
   spelling  an include of our own that is not spelled "weft/<module>/<file>.h"
 """
 import os
@@ -18,7 +18,7 @@ import re
 import sys
 import tempfile
 
-ORDER = ["common", "proto", "rpc", ("rref", "collectives"), "dist_autograd", "dist_optim", ("ps", "pipeline")]
+ORDER = ["common", "proto", "transport", "store", "rpc", ("rref", "collectives"), "dist_autograd", "dist_optim", ("ps", "pipeline")]
 LEVEL = {name: level for level, group in enumerate(ORDER)
          for name in (group if isinstance(group, tuple) else (group,))}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
@@ -71,6 +71,8 @@ def check_include(module, path, quote, include):
         yield "private", "gRPC and protobuf stay behind internal/"
     if module == "common" and include.startswith(LIBTORCH + GRPC + PROTOBUF):
         yield "foreign", "common knows Abseil and the standard library only"
+    if module in ("transport", "store") and include.startswith(LIBTORCH):
+        yield "foreign", f"{module} knows no tensors"
     if module == "proto" and include.startswith(LIBTORCH + GRPC):
         yield "foreign", "proto knows protobuf only"
 
@@ -105,6 +107,10 @@ def self_test():
         "rpc/f.cc": ('#include "rpc/b.h"\n', "spelling"),
         "rref/internal/g.cc": ('#include "weft/rpc/internal/x.h"\n', "internal"),
         "proto/h.cc": ("#include <grpcpp/grpcpp.h>\n", "foreign"),
+        "transport/i.cc": ('#include "weft/store/store.h"\n', "up"),
+        "store/j.cc": ('#include "weft/rpc/worker.h"\n', "up"),
+        "store/k.cc": ("#include <ATen/core/Tensor.h>\n", "foreign"),
+        "store/l.cc": ('#include "weft/transport/internal/grpc/core.h"\n', "internal"),
     }
     clean = {
         "rpc/internal/ok.cc": '// #include "weft/ps/x.h"\n#include "weft/rpc/internal/x.h"\n'

@@ -19,7 +19,7 @@
 #include "weft/common/mutex.h"
 #include "weft/rpc/inspect.h"
 #include "weft/rpc/inspection.h"
-#include "weft/rpc/store.h"
+#include "weft/store/store.h"
 
 namespace weft {
 namespace {

@@ -21,9 +21,9 @@
 #include "weft/bench/line_protocol.h"
 #include "weft/dist_autograd/service.h"
 #include "weft/dist_optim/service.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/worker.h"
 #include "weft/rref/service.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::bench {
 namespace {

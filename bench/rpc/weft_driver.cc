@@ -30,9 +30,9 @@
 #include "weft/bench/rpc/credentials.h"
 #include "weft/rpc/arena.h"
 #include "weft/rpc/call.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/library.h"
 #include "weft/rpc/worker.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::bench {
 namespace {

@@ -29,11 +29,11 @@
 
 #include "weft/bench/line_protocol.h"
 #include "weft/common/mutex.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/library.h"
 #include "weft/rpc/struct.h"
 #include "weft/rpc/worker.h"
 #include "weft/rref/rref.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::bench {
 namespace {

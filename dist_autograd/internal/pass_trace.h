@@ -24,7 +24,7 @@
 #include "weft/common/error.h"
 #include "weft/common/runtime.h"
 #include "weft/common/trace.h"
-#include "weft/rpc/worker_key.h"
+#include "weft/common/worker_key.h"
 
 namespace weft::internal {
 

@@ -10,7 +10,7 @@
 #include <map>
 #include <string>
 
-#include "weft/rpc/worker_key.h"
+#include "weft/common/worker_key.h"
 
 namespace weft::internal {
 

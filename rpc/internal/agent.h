@@ -55,8 +55,8 @@
 #include "weft/rpc/internal/object_turns.h"
 #include "weft/rpc/internal/published_streams.h"
 #include "weft/rpc/library.h"
-#include "weft/rpc/transport.h"
 #include "weft/rpc/untyped_call.h"
+#include "weft/transport/transport.h"
 
 namespace weft::internal {
 

@@ -4,22 +4,21 @@
 // torchrun's agent listens on MASTER_PORT with c10d's own store, so rank 0 cannot listen there. One
 // value is exchanged through that store, by LibTorch's client for it: the address of ours.
 
-#include <string>
+#include <memory>
+#include <string_view>
 
-#include "absl/time/time.h"
 #include "weft/common/error.h"
+#include "weft/common/runtime.h"
+#include "weft/store/store.h"
 
 namespace weft::internal {
 
-struct AgentStoreAddress {
-  std::string host;
-  int port = 0;
-  std::string key;  // carries the restart count: a value of an earlier life is not met
-  absl::Duration timeout = absl::Seconds(60);
-};
-
-Status publish_through_agent_store(const AgentStoreAddress& at, const std::string& value);
-StatusOr<std::string> read_through_agent_store(const AgentStoreAddress& at);
+// The rendezvous scheme "c10d": c10d://host:port?key=K&listen=HOST[&allow_insecure=1]. The server
+// (options.is_server) hosts a tcp store on HOST and writes its URL under K, the others read it
+// there and connect. K carries the restart count, so that a value of an earlier life is not met.
+// Threads: any; waits up to options.timeout.
+StatusOr<std::shared_ptr<Store>> open_c10d_store(std::string_view url, const StoreOptions& options,
+                                                 std::shared_ptr<Runtime> runtime);
 
 }  // namespace weft::internal
 

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/rpc/internal/message.h"
-#include "weft/rpc/internal/stream_copy.h"
-#include "weft/rpc/internal/wire/protocol_error.h"
+#include "weft/transport/protocol_error.h"
+#include "weft/transport/stream_copy.h"
 
 namespace weft::internal {
 namespace {

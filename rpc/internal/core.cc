@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/rpc/internal/device_backend.h"
 #include "weft/rpc/internal/drain.h"
-#include "weft/rpc/internal/rendezvous.h"
+#include "weft/store/rendezvous.h"
 
 namespace weft::internal {
 

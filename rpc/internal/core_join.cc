@@ -9,13 +9,14 @@
 #include "absl/strings/str_join.h"
 #include "weft/common/id.h"
 #include "weft/common/launch_info.h"
-#include "weft/rpc/grpc_transport.h"
-#include "weft/rpc/hash_store.h"
+#include "weft/rpc/internal/agent_store.h"
 #include "weft/rpc/internal/core.h"
 #include "weft/rpc/internal/cuda_library.h"
 #include "weft/rpc/internal/device_backend.h"
 #include "weft/rpc/internal/inspect_call.h"
-#include "weft/rpc/internal/rendezvous.h"
+#include "weft/store/hash_store.h"
+#include "weft/store/rendezvous.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::internal {
 namespace {
@@ -381,6 +382,7 @@ Status Core::open_rendezvous(const JoinOptions& options, absl::Time deadline) {
   r.alone = !options.dynamic && world_size_ == 1;
   r.timeout = deadline - runtime_->now();
   r.credentials = options.credentials;
+  r.schemes.emplace("c10d", &open_c10d_store);
   WEFT_ASSIGN_OR_RETURN(store_, open_rendezvous_store(r, runtime_));
   return absl::OkStatus();
 }

@@ -7,7 +7,7 @@
 #include "weft/common/api.h"
 #include "weft/common/error.h"
 #include "weft/proto/rpc.pb.h"
-#include "weft/rpc/transport.h"
+#include "weft/transport/transport.h"
 
 namespace weft::internal {
 

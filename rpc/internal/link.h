@@ -13,7 +13,7 @@
 #include "weft/common/metrics.h"
 #include "weft/rpc/internal/call_trace.h"
 #include "weft/rpc/internal/message.h"
-#include "weft/rpc/transport.h"
+#include "weft/transport/transport.h"
 
 namespace weft::internal {
 

@@ -13,8 +13,9 @@
 #include <vector>
 
 #include "weft/common/error.h"
+#include "weft/common/worker_info.h"
+#include "weft/rpc/destination.h"
 #include "weft/rpc/internal/devices.h"
-#include "weft/rpc/worker_info.h"
 
 namespace weft::internal {
 

@@ -45,7 +45,7 @@
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
 #include "weft/rpc/internal/members.h"
-#include "weft/rpc/store.h"
+#include "weft/store/store.h"
 
 namespace weft::internal {
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/internal/wire/frame.h"
-#include "weft/rpc/internal/wire/protocol_error.h"
+#include "weft/transport/frame.h"
+#include "weft/transport/protocol_error.h"
 
 namespace weft::internal {
 namespace {

@@ -27,7 +27,7 @@
 #include "weft/rpc/internal/send_room.h"
 #include "weft/rpc/internal/tensor_meta.h"
 #include "weft/rpc/payload.h"
-#include "weft/rpc/transport.h"
+#include "weft/transport/transport.h"
 
 namespace weft::internal {
 

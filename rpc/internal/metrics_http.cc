@@ -15,7 +15,7 @@
 #include "prometheus/metric_family.h"
 #include "weft/common/condition.h"
 #include "weft/common/mutex.h"
-#include "weft/rpc/internal/grpc/address.h"
+#include "weft/transport/address.h"
 
 namespace weft::internal {
 namespace {

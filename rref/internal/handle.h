@@ -13,8 +13,8 @@
 
 #include "absl/time/time.h"
 #include "weft/common/mutex.h"
+#include "weft/common/worker_info.h"
 #include "weft/rpc/payload.h"
-#include "weft/rpc/worker_info.h"
 #include "weft/rref/id.h"
 #include "weft/rref/internal/message.h"
 

@@ -19,12 +19,12 @@
 #include "gtest/gtest.h"
 #include "weft/common/condition.h"
 #include "weft/proto/transport.pb.h"
-#include "weft/rpc/internal/arena/heap.h"
-#include "weft/rpc/internal/arena/link.h"
-#include "weft/rpc/internal/arena/memory_file.h"
-#include "weft/rpc/internal/arena/shared_arena.h"
-#include "weft/rpc/internal/local/gate.h"
-#include "weft/rpc/internal/stream_copy.h"
+#include "weft/transport/arena_heap.h"
+#include "weft/transport/internal/arena/link.h"
+#include "weft/transport/internal/arena/shared_arena.h"
+#include "weft/transport/internal/local/gate.h"
+#include "weft/transport/memory_file.h"
+#include "weft/transport/stream_copy.h"
 
 namespace weft::internal {
 namespace {

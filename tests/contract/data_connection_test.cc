@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "weft/common/internal/posix.h"
-#include "weft/rpc/grpc_transport.h"
-#include "weft/rpc/internal/data/lane.h"
+#include "weft/common/posix.h"
 #include "weft/tests/contract/grpc_transport_harness.h"
 #include "weft/tests/testing/loopback.h"
 #include "weft/tests/testing/tls_files.h"
+#include "weft/transport/grpc_transport.h"
+#include "weft/transport/internal/data/lane.h"
 
 namespace weft::testing {
 namespace {

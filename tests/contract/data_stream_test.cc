@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "weft/common/internal/posix.h"
-#include "weft/rpc/internal/data/offer.h"
-#include "weft/rpc/internal/data/pipe.h"
-#include "weft/rpc/internal/data/sealed.h"
-#include "weft/rpc/internal/data/stream_reader.h"
-#include "weft/rpc/internal/data/turn.h"
-#include "weft/rpc/internal/wire/frame.h"
+#include "weft/common/posix.h"
 #include "weft/tests/contract/transport_harness.h"
+#include "weft/transport/frame.h"
+#include "weft/transport/internal/data/offer.h"
+#include "weft/transport/internal/data/pipe.h"
+#include "weft/transport/internal/data/sealed.h"
+#include "weft/transport/internal/data/stream_reader.h"
+#include "weft/transport/internal/data/turn.h"
 
 namespace weft::testing {
 namespace {

@@ -18,7 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/common/runtime.h"
-#include "weft/rpc/etcd_store.h"
+#include "weft/store/etcd_store.h"
 #include "weft/tests/contract/store_world.h"
 #include "weft/tests/testing/loopback.h"
 

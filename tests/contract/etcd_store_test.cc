@@ -1,5 +1,5 @@
 // What EtcdStore alone promises: a change takes effect once, though answers are lost and etcd dies.
-#include "weft/rpc/etcd_store.h"
+#include "weft/store/etcd_store.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/tcp_store.h"
+#include "weft/store/tcp_store.h"
 #include "weft/tests/contract/etcd_process.h"
 #include "weft/tests/contract/tcp_tools.h"
 

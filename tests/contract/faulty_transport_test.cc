@@ -1,6 +1,6 @@
 // The faulty decorator: each fault does what it says, rules count as they say, a seed decides
 // alike.
-#include "weft/rpc/faulty_transport.h"
+#include "weft/transport/faulty_transport.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // What FileStore alone promises: whose file it is, and what it makes of damaged ones.
-#include "weft/rpc/file_store.h"
+#include "weft/store/file_store.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/common/files.h"
-#include "weft/rpc/internal/store/file_format.h"
+#include "weft/store/internal/file_format.h"
 #include "weft/tests/contract/store_world.h"
 
 namespace weft::testing {

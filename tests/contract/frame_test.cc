@@ -1,14 +1,14 @@
 // The bytes of frames and hellos (proto/transport.proto). Golden: these bytes are on other
 // machines.
-#include "weft/rpc/internal/wire/frame.h"
+#include "weft/transport/frame.h"
 
 #include <random>
 
 #include "absl/strings/escaping.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/rpc/internal/wire/handshake.h"
 #include "weft/tests/contract/transport_harness.h"
+#include "weft/transport/internal/wire/handshake.h"
 
 namespace weft::internal {
 namespace {

@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "gtest/gtest.h"
-#include "weft/rpc/internal/crowd.h"
 #include "weft/tests/contract/grpc_transport_harness.h"
+#include "weft/transport/internal/crowd.h"
 
 namespace weft::testing {
 namespace {

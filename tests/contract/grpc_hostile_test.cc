@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "weft/rpc/grpc_transport.h"
-#include "weft/rpc/internal/wire/frame.h"
-#include "weft/rpc/internal/wire/handshake.h"
 #include "weft/tests/contract/grpc_raw.h"
 #include "weft/tests/contract/transport_harness.h"
+#include "weft/transport/frame.h"
+#include "weft/transport/grpc_transport.h"
+#include "weft/transport/internal/wire/handshake.h"
 
 namespace weft::testing {
 namespace {

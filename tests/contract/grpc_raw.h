@@ -13,7 +13,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
-#include "weft/rpc/credentials.h"
+#include "weft/transport/credentials.h"
 
 namespace weft::testing {
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "weft/rpc/internal/wire/frame.h"
 #include "weft/tests/contract/grpc_transport_harness.h"
+#include "weft/transport/frame.h"
 
 namespace weft::testing {
 namespace {

@@ -3,14 +3,14 @@
 #include <grpcpp/generic/async_generic_service.h>
 
 #include "gtest/gtest.h"
-#include "weft/rpc/grpc_transport.h"
-#include "weft/rpc/internal/tls/credentials.h"
-#include "weft/rpc/internal/wire/frame.h"
-#include "weft/rpc/internal/wire/handshake.h"
 #include "weft/tests/contract/grpc_raw.h"
 #include "weft/tests/contract/grpc_transport_harness.h"
 #include "weft/tests/contract/transport_harness.h"
 #include "weft/tests/testing/tls_files.h"
+#include "weft/transport/checked_credentials.h"
+#include "weft/transport/frame.h"
+#include "weft/transport/grpc_transport.h"
+#include "weft/transport/internal/wire/handshake.h"
 
 namespace weft::testing {
 namespace {

@@ -8,9 +8,9 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/tests/contract/transport_harness.h"
 #include "weft/tests/testing/relay.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 

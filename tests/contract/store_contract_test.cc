@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/prefix_store.h"
-#include "weft/rpc/store.h"
+#include "weft/store/prefix_store.h"
+#include "weft/store/store.h"
 #include "weft/tests/contract/store_world.h"
 
 namespace weft::testing {

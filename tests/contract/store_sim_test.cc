@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "weft/common/files.h"
 #include "weft/common/sim.h"
-#include "weft/rpc/file_store.h"
-#include "weft/rpc/hash_store.h"
-#include "weft/rpc/prefix_store.h"
+#include "weft/store/file_store.h"
+#include "weft/store/hash_store.h"
+#include "weft/store/prefix_store.h"
 #include "weft/tests/testing/forwarding_runtime.h"
 
 namespace weft::testing {

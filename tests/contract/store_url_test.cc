@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/prefix_store.h"
-#include "weft/rpc/store.h"
+#include "weft/store/prefix_store.h"
+#include "weft/store/store.h"
 #include "weft/tests/contract/etcd_process.h"
 #include "weft/tests/contract/store_world.h"
 #include "weft/tests/contract/tcp_tools.h"

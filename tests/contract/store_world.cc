@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/file_store.h"
-#include "weft/rpc/hash_store.h"
-#include "weft/rpc/prefix_store.h"
+#include "weft/store/file_store.h"
+#include "weft/store/hash_store.h"
+#include "weft/store/prefix_store.h"
 
 // gRPC is not instrumented, so ThreadSanitizer gets only the kinds without it.
 #if defined(__SANITIZE_THREAD__)
@@ -23,8 +23,8 @@
 #endif
 
 #ifndef WEFT_TEST_WITHOUT_GRPC
-#include "weft/rpc/etcd_store.h"
-#include "weft/rpc/tcp_store.h"
+#include "weft/store/etcd_store.h"
+#include "weft/store/tcp_store.h"
 #include "weft/tests/contract/etcd_process.h"
 #endif
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "weft/common/runtime.h"
-#include "weft/rpc/store.h"
+#include "weft/store/store.h"
 
 namespace weft::testing {
 

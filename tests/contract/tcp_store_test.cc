@@ -1,5 +1,5 @@
 // What TcpStore alone promises: a server that can be missing, taken, killed, restarted or attacked.
-#include "weft/rpc/tcp_store.h"
+#include "weft/store/tcp_store.h"
 
 #include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -19,7 +19,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/internal/store/tcp_data.h"
+#include "weft/store/internal/tcp_data.h"
 #include "weft/tests/contract/tcp_tools.h"
 
 namespace weft::testing {

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "weft/rpc/tcp_store.h"
+#include "weft/store/tcp_store.h"
 #include "weft/tests/testing/tls_files.h"
 
 namespace weft::testing {

@@ -20,7 +20,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "weft/common/runtime.h"
-#include "weft/rpc/tcp_store.h"
+#include "weft/store/tcp_store.h"
 #include "weft/tests/testing/loopback.h"
 
 namespace weft::testing {

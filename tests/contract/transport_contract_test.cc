@@ -1,5 +1,6 @@
-// The contract of transports (rpc/transport.h), which every backend keeps: delivery, order, the end
-// of connections. Names cite its promises. Handshake and shutdown: transport_lifecycle_test.cc.
+// The contract of transports (transport/transport.h), which every backend keeps: delivery, order,
+// the end of connections. Names cite its promises. Handshake and shutdown:
+// transport_lifecycle_test.cc.
 #include <set>
 
 #include "gtest/gtest.h"

@@ -1,10 +1,10 @@
 #include "weft/tests/contract/transport_harness.h"
 
 #include "weft/common/error.h"
-#include "weft/rpc/faulty_transport.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/tests/testing/sanitizers.h"
 #include "weft/tests/testing/tls_files.h"
+#include "weft/transport/faulty_transport.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 

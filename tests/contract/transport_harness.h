@@ -16,8 +16,8 @@
 #include "weft/common/condition.h"
 #include "weft/common/runtime.h"
 #include "weft/common/sim.h"
-#include "weft/rpc/inproc_transport.h"
-#include "weft/rpc/transport.h"
+#include "weft/transport/inproc_transport.h"
+#include "weft/transport/transport.h"
 
 namespace weft::testing {
 

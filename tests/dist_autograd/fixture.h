@@ -15,11 +15,11 @@
 #include "weft/dist_autograd/service.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/containers.h"
-#include "weft/rpc/faulty_transport.h"
 #include "weft/rref/rref.h"
 #include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/gate.h"
+#include "weft/transport/faulty_transport.h"
 
 namespace weft::testing {
 

@@ -6,9 +6,9 @@
 
 #include "torch/autograd.h"
 #include "torch/types.h"
-#include "weft/rpc/faulty_transport.h"
 #include "weft/tests/dist_autograd/fixture.h"
 #include "weft/tests/dist_autograd/random_graph.h"
+#include "weft/transport/faulty_transport.h"
 
 namespace weft::testing {
 namespace {

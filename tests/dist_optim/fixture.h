@@ -17,9 +17,9 @@
 #include "weft/dist_optim/service.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/containers.h"
-#include "weft/rpc/faulty_transport.h"
 #include "weft/rref/rref.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/transport/faulty_transport.h"
 
 namespace weft::testing {
 

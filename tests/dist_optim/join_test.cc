@@ -6,8 +6,8 @@
 
 #include "ATen/ops/ones.h"
 #include "gtest/gtest.h"
-#include "weft/rpc/hash_store.h"
-#include "weft/rpc/inproc_transport.h"
+#include "weft/store/hash_store.h"
+#include "weft/transport/inproc_transport.h"
 #include "weft/weft.h"
 
 namespace weft::testing {

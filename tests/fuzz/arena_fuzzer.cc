@@ -14,10 +14,10 @@
 #include <string_view>
 #include <utility>
 
-#include "weft/rpc/internal/arena/link.h"
-#include "weft/rpc/internal/arena/shared_arena.h"
-#include "weft/rpc/internal/local/gate.h"
 #include "weft/tests/fuzz/target.h"
+#include "weft/transport/internal/arena/link.h"
+#include "weft/transport/internal/arena/shared_arena.h"
+#include "weft/transport/internal/local/gate.h"
 
 namespace {
 

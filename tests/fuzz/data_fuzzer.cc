@@ -12,12 +12,12 @@
 #include "weft/common/byte_budget.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/internal/arena_message.h"
-#include "weft/rpc/internal/data/offer.h"
-#include "weft/rpc/internal/data/sealed.h"
-#include "weft/rpc/internal/data/stream_reader.h"
 #include "weft/rpc/internal/header.h"
 #include "weft/rpc/internal/message.h"
 #include "weft/tests/fuzz/target.h"
+#include "weft/transport/internal/data/offer.h"
+#include "weft/transport/internal/data/sealed.h"
+#include "weft/transport/internal/data/stream_reader.h"
 
 namespace in = weft::internal;
 using weft::Status;

@@ -8,8 +8,8 @@
 #include "weft/rpc/internal/arena_message.h"
 #include "weft/rpc/internal/header.h"
 #include "weft/rpc/internal/message.h"
-#include "weft/rpc/internal/wire/frame.h"
 #include "weft/tests/fuzz/target.h"
+#include "weft/transport/frame.h"
 
 namespace {
 

@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "weft/common/internal/utf8.h"
-#include "weft/rpc/internal/wire/handshake.h"
 #include "weft/tests/fuzz/target.h"
+#include "weft/transport/internal/wire/handshake.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "weft/rpc/internal/store/file_format.h"
+#include "weft/store/internal/file_format.h"
 #include "weft/tests/fuzz/target.h"
 
 namespace {

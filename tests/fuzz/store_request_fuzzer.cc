@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "weft/rpc/internal/store/tcp_data.h"
+#include "weft/store/internal/tcp_data.h"
 #include "weft/tests/fuzz/target.h"
 
 namespace {

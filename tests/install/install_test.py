@@ -6,6 +6,7 @@ package, and the package still works after its prefix moved.
 """
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,17 @@ def check_installed(prefix, forbidden):
         sys.exit("install test: " + "; ".join(problems))
 
 
+def check_alone(program, environment):
+    """A program that links one module alone works, and loads neither the modules above nor LibTorch."""
+    libraries = run(["ldd", program], env=environment)
+    above = [line.strip() for line in libraries.splitlines() if re.search(r"libweft_rpc|libtorch|libc10", line)]
+    if above:
+        sys.exit(f"install test: {os.path.basename(program)} loads {above}")
+    output = run([program], env=environment, timeout=60)
+    if "only: ok" not in output:
+        sys.exit(f"install test: {os.path.basename(program)} printed {output!r}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", choices=("shared", "static"), required=True)
@@ -81,6 +93,8 @@ def main():
         print(output)
         if "stranger: ok" not in output:
             sys.exit("install test: the program did not say that it is ok")
+        for name in ("store_only", "transport_only"):
+            check_alone(os.path.join(folder, name), environment)
     return 0
 
 

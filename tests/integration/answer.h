@@ -9,7 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "weft/common/error.h"
-#include "weft/rpc/worker_info.h"
+#include "weft/common/worker_info.h"
+#include "weft/rpc/destination.h"
 
 namespace weft::integration {
 

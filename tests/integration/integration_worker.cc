@@ -27,7 +27,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "weft/common/config.h"
-#include "weft/rpc/delegating_store.h"
+#include "weft/store/delegating_store.h"
 #include "weft/tests/integration/answer.h"
 #include "weft/tests/integration/shelf.h"
 #include "weft/tests/integration/stage.h"

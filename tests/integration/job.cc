@@ -14,7 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
 #include "weft/common/runtime.h"
-#include "weft/rpc/file_store.h"
+#include "weft/store/file_store.h"
 
 namespace weft::integration {
 namespace {

@@ -5,8 +5,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/common/runtime.h"
-#include "weft/rpc/internal/tls/credentials.h"
 #include "weft/tests/launch/harness.h"
+#include "weft/transport/checked_credentials.h"
 
 namespace weft::launch {
 namespace {

@@ -1,4 +1,4 @@
-// Who may call what, and whose name counts (rpc/access_rule.h, rpc/credentials.h).
+// Who may call what, and whose name counts (rpc/access_rule.h, transport/credentials.h).
 #include <atomic>
 
 #include "ATen/ops/ones.h"

@@ -12,9 +12,9 @@
 #include "ATen/ops/sparse_coo_tensor.h"
 #include "gtest/gtest.h"
 #include "weft/rpc/arena.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 namespace {

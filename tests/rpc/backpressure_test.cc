@@ -8,11 +8,11 @@
 
 #include "ATen/ops/ones.h"
 #include "gtest/gtest.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/forwarding_transport.h"
 #include "weft/tests/testing/relay.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 namespace {

@@ -13,9 +13,9 @@
 #include "ATen/ops/ones.h"
 #include "c10/util/Exception.h"
 #include "gtest/gtest.h"
-#include "weft/rpc/faulty_transport.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/transport/faulty_transport.h"
 
 namespace weft::testing {
 namespace {

@@ -5,10 +5,10 @@
 
 #include "ATen/Functions.h"
 #include "gtest/gtest.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/tls_files.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 namespace {

@@ -10,12 +10,12 @@
 #include "ATen/ops/empty.h"
 #include "gtest/gtest.h"
 #include "weft/proto/rpc.pb.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/internal/tensor_meta.h"
 #include "weft/rpc/signature.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/fake_devices.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 namespace {

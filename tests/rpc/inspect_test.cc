@@ -9,11 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/inspect.h"
 #include "weft/rpc/inspection.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 namespace {

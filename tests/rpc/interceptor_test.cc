@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "weft/rpc/faulty_transport.h"
 #include "weft/rpc/group.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/rpc/probe.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/transport/faulty_transport.h"
 
 namespace weft::testing {
 

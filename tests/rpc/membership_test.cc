@@ -7,11 +7,11 @@
 #include "ATen/ops/ones.h"
 #include "absl/container/flat_hash_set.h"
 #include "gtest/gtest.h"
-#include "weft/rpc/delegating_store.h"
 #include "weft/rpc/group.h"
-#include "weft/rpc/grpc_transport.h"
+#include "weft/store/delegating_store.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 namespace {

@@ -1,6 +1,6 @@
 // The file that the ranks of mpirun or srun meet at: who clears it away, and when.
 
-#include "weft/rpc/internal/rendezvous.h"
+#include "weft/store/rendezvous.h"
 
 #include <stdlib.h>
 
@@ -12,8 +12,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "weft/rpc/inproc_transport.h"
 #include "weft/rpc/worker.h"
+#include "weft/transport/inproc_transport.h"
 
 namespace weft::testing {
 namespace {
@@ -38,13 +38,13 @@ class OwnFile : public ::testing::Test {
             {"PMIX_NAMESPACE", "job-1"}};
   }
   std::shared_ptr<Store> open(int rank, int size) {
-    internal::RendezvousOptions options;
+    RendezvousOptions options;
     options.environment = environment(rank, size);
     options.is_first = rank == 0;
-    return value_or_throw(internal::open_rendezvous_store(options, runtime_));
+    return value_or_throw(open_rendezvous_store(options, runtime_));
   }
   static void leave_with_the_others(const std::shared_ptr<Store>& store) {
-    dynamic_cast<internal::SharedPlace&>(*store).others_are_leaving();
+    dynamic_cast<SharedPlace&>(*store).others_are_leaving();
   }
   // But for the directory of this user.
   std::vector<std::string> files() const {

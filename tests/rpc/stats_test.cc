@@ -10,9 +10,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/common/metrics.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 namespace {

@@ -7,10 +7,10 @@
 #include "ATen/TensorOperators.h"
 #include "ATen/ops/ones.h"
 #include "gtest/gtest.h"
-#include "weft/rpc/faulty_transport.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/forwarding_runtime.h"
+#include "weft/transport/faulty_transport.h"
 
 namespace weft::testing {
 namespace {

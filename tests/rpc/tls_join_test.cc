@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/common/mutex.h"
-#include "weft/rpc/tcp_store.h"
+#include "weft/store/tcp_store.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/loopback.h"
 #include "weft/tests/testing/tls_files.h"

@@ -19,9 +19,9 @@
 #include <variant>
 #include <vector>
 
+#include "weft/common/worker_info.h"
 #include "weft/rpc/aten_operators.h"
 #include "weft/rpc/struct.h"
-#include "weft/rpc/worker_info.h"
 
 namespace values {
 

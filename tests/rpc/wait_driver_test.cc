@@ -1,5 +1,5 @@
 // Whoever waits for an answer looks for it itself (DRIVE of common/wait_driver.h, LEAD of
-// rpc/internal/grpc/poller.h).
+// transport/internal/grpc/poller.h).
 
 #include <algorithm>
 #include <atomic>
@@ -9,9 +9,9 @@
 
 #include "gtest/gtest.h"
 #include "weft/common/wait_driver.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 namespace {

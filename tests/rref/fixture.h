@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "weft/rpc/faulty_transport.h"
 #include "weft/rref/rref.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/transport/faulty_transport.h"
 
 namespace weft::testing {
 

@@ -8,10 +8,10 @@
 #include "torch/types.h"
 #include "weft/dist_autograd/service.h"
 #include "weft/rpc/call.h"
-#include "weft/rpc/hash_store.h"
-#include "weft/rpc/inproc_transport.h"
 #include "weft/rref/rref.h"
+#include "weft/store/hash_store.h"
 #include "weft/tests/sim/autograd_schedule.h"
+#include "weft/transport/inproc_transport.h"
 
 namespace weft::testing {
 

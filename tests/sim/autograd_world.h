@@ -11,10 +11,10 @@
 
 #include "weft/common/error.h"
 #include "weft/common/runtime.h"
-#include "weft/rpc/faulty_transport.h"
 #include "weft/rpc/library.h"
 #include "weft/rpc/worker.h"
 #include "weft/tests/sim/autograd_audit.h"
+#include "weft/transport/faulty_transport.h"
 
 namespace weft::testing {
 

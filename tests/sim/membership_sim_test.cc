@@ -9,10 +9,10 @@
 #include "weft/common/condition.h"
 #include "weft/common/mutex.h"
 #include "weft/common/sim.h"
-#include "weft/rpc/delegating_store.h"
-#include "weft/rpc/hash_store.h"
-#include "weft/rpc/inproc_transport.h"
 #include "weft/rpc/worker.h"
+#include "weft/store/delegating_store.h"
+#include "weft/store/hash_store.h"
+#include "weft/transport/inproc_transport.h"
 
 namespace weft::testing {
 namespace {

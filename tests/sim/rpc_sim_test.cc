@@ -23,12 +23,12 @@
 #include "gtest/gtest.h"
 #include "weft/common/sim.h"
 #include "weft/rpc/call.h"
-#include "weft/rpc/faulty_transport.h"
 #include "weft/rpc/group.h"
-#include "weft/rpc/hash_store.h"
-#include "weft/rpc/inproc_transport.h"
 #include "weft/rpc/worker.h"
+#include "weft/store/hash_store.h"
 #include "weft/tests/rpc/probe.h"
+#include "weft/transport/faulty_transport.h"
+#include "weft/transport/inproc_transport.h"
 
 namespace weft::testing {
 namespace {

@@ -19,11 +19,11 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "weft/common/sim.h"
-#include "weft/rpc/faulty_transport.h"
-#include "weft/rpc/hash_store.h"
-#include "weft/rpc/inproc_transport.h"
 #include "weft/rpc/worker.h"
 #include "weft/rref/rref.h"
+#include "weft/store/hash_store.h"
+#include "weft/transport/faulty_transport.h"
+#include "weft/transport/inproc_transport.h"
 
 namespace weft::testing {
 namespace {

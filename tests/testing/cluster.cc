@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "weft/rpc/group.h"
-#include "weft/rpc/grpc_transport.h"
 #include "weft/tests/testing/sanitizers.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "weft/rpc/hash_store.h"
-#include "weft/rpc/inproc_transport.h"
 #include "weft/rpc/worker.h"
+#include "weft/store/hash_store.h"
+#include "weft/transport/inproc_transport.h"
 
 namespace weft::testing {
 

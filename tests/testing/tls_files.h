@@ -9,8 +9,8 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "weft/rpc/credentials.h"
 #include "weft/tools/weftrun/certificates.h"
+#include "weft/transport/credentials.h"
 
 namespace weft::testing {
 

@@ -26,7 +26,7 @@
 #include "absl/time/time.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
-#include "weft/rpc/store.h"
+#include "weft/store/store.h"
 #include "weft/tools/weftrun/plan.h"
 #include "weft/tools/weftrun/supervisor.h"
 #include "weft/tools/weftrun/system.h"

@@ -16,7 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "weft/common/mutex.h"
-#include "weft/rpc/file_store.h"
+#include "weft/store/file_store.h"
 #include "weft/tools/weftrun/system.h"
 #include "weft/tools/weftrun/tls.h"
 

@@ -16,9 +16,9 @@
 
 #include "absl/status/statusor.h"
 #include "weft/common/runtime.h"
-#include "weft/rpc/prefix_store.h"
-#include "weft/rpc/store.h"
-#include "weft/rpc/tcp_store.h"
+#include "weft/store/prefix_store.h"
+#include "weft/store/store.h"
+#include "weft/store/tcp_store.h"
 #include "weft/tools/weftrun/options.h"
 #include "weft/tools/weftrun/plan.h"
 #include "weft/tools/weftrun/rendezvous.h"

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "weft/common/internal/posix.h"
+#include "weft/common/posix.h"
 
 namespace weft::launch {
 

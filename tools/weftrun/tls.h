@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "weft/rpc/credentials.h"
 #include "weft/tools/weftrun/plan.h"
+#include "weft/transport/credentials.h"
 
 namespace weft::launch {
 

@@ -1,0 +1,52 @@
+#ifndef WEFT_STORE_ETCD_STORE_H_
+#define WEFT_STORE_ETCD_STORE_H_
+
+// EtcdStore: a store in an etcd (3.4 or newer) that runs already, through its v3 gRPC API. The data
+// outlives every process of the job and is replicated as that etcd is.
+//
+//   auto store = weft::EtcdStore::connect("10.0.0.5", 2379, {.prefix = "jobs/7f3a"}, runtime);
+//
+// Keys lie below "<prefix>/k/". Nothing is removed when the job ends: use a prefix of its own for
+// every run, and `etcdctl del --prefix <prefix>/` to clean up.
+//
+// Every operation takes effect at most once, although an etcd client cannot know what became of a
+// write whose answer was lost: each change is a transaction on the revision that it saw, and leaves
+// a marker below "<prefix>/m/", which the next attempt looks for. Markers have a lease and vanish
+// 10 minutes after the client. An operation whose outcome could not be found out for 4 minutes
+// fails with kind maybe_executed.
+//
+// Plain text and no user: reach etcd over a network that you trust.
+// Threads: any. A client has no thread of its own.
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "weft/common/api.h"
+#include "weft/store/delegating_store.h"
+
+namespace weft {
+
+struct EtcdStoreOptions {
+  // Not empty; at most 256 bytes.
+  std::string prefix = {};
+  // Default for operations that give none, and for connecting: 60 s when unset.
+  Timeout timeout = {};
+};
+
+class WEFT_API EtcdStore : public DelegatingStore, public ForkableStore {
+ public:
+  // Returns when etcd has answered. Fails with unavailable (nobody answered in time), unimplemented
+  // (something else listens there), permission (etcd wants a user), or invalid_argument.
+  static StatusOr<std::shared_ptr<EtcdStore>> connect(std::string_view host, int port,
+                                                      const EtcdStoreOptions& options,
+                                                      std::shared_ptr<Runtime> runtime);
+  std::shared_ptr<Store> new_client() override;
+
+ private:
+  explicit EtcdStore(std::shared_ptr<Store> inner) : DelegatingStore(std::move(inner)) {}
+};
+
+}  // namespace weft
+
+#endif  // WEFT_STORE_ETCD_STORE_H_

@@ -1,0 +1,103 @@
+#ifndef WEFT_STORE_STORE_H_
+#define WEFT_STORE_STORE_H_
+
+// Store: the small key-value service where the workers of a job find each other. c10d's vocabulary.
+//
+//   HashStore    in this process                           (store/hash_store.h)
+//   FileStore    a file shared by processes of one host     (store/file_store.h)
+//   TcpStore     ours, over gRPC: one server, many clients  (store/tcp_store.h)
+//   EtcdStore    a real etcd, v3 API                        (store/etcd_store.h)
+//   PrefixStore  puts a prefix before every key             (store/prefix_store.h)
+//
+// Values are bytes; a missing key and an empty value are different things except where compare_set
+// says so. Keys: 1 to 1,024 bytes. Values: at most 1 MiB. Anything else is invalid_argument.
+// Every operation is atomic and has a deadline (`timeout`, 60 s by default; an error of kind
+// deadline names the operation, the key and the store). A store that cannot be reached is retried
+// with backoff until the deadline, then kind unavailable. Any thread; operations may block.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/common/api.h"
+#include "weft/common/error.h"
+#include "weft/common/runtime.h"
+#include "weft/common/time.h"
+#include "weft/transport/credentials.h"
+
+namespace weft {
+
+class WEFT_API Store {
+ public:
+  virtual ~Store() = default;
+
+  virtual Status set(std::string_view key, std::string_view value, Timeout timeout = {}) = 0;
+
+  // The value now; an empty optional when there is none. Does not wait for the key.
+  virtual StatusOr<std::optional<std::string>> try_get(std::string_view key,
+                                                       Timeout timeout = {}) = 0;
+
+  // Waits until the key exists.
+  virtual StatusOr<std::string> get(std::string_view key, Timeout timeout = {}) = 0;
+
+  // Adds to a decimal counter (0 when missing) and returns the new value.
+  virtual StatusOr<int64_t> add(std::string_view key, int64_t delta, Timeout timeout = {}) = 0;
+
+  // Replaces the value if it is `expected`; an empty `expected` stands for "no such key". Returns
+  // the value after the operation: equal to `desired` when it was replaced, "" when the key is
+  // missing and something else was expected.
+  virtual StatusOr<std::string> compare_set(std::string_view key, std::string_view expected,
+                                            std::string_view desired, Timeout timeout = {}) = 0;
+
+  // False when there was no such key.
+  virtual StatusOr<bool> delete_key(std::string_view key, Timeout timeout = {}) = 0;
+
+  // True when all exist now.
+  virtual StatusOr<bool> check(const std::vector<std::string>& keys, Timeout timeout = {}) = 0;
+
+  // Waits until all exist. A deadline error names those that are missing.
+  virtual Status wait(const std::vector<std::string>& keys, Timeout timeout = {}) = 0;
+
+  // Waits until the value of `key` is not `seen` (an empty optional: the key is missing), and
+  // returns what it is then. The building block of watching.
+  virtual StatusOr<std::optional<std::string>> wait_change(std::string_view key,
+                                                           const std::optional<std::string>& seen,
+                                                           Timeout timeout = {}) = 0;
+
+  // Keys that begin with `prefix`, sorted.
+  virtual StatusOr<std::vector<std::string>> list_keys(std::string_view prefix,
+                                                       Timeout timeout = {}) = 0;
+  virtual StatusOr<int64_t> num_keys(Timeout timeout = {}) = 0;
+
+  // Makes every blocked and every later operation of this object fail with kind cancelled: the
+  // owner is shutting down. Idempotent. Other clients of the same data are not touched.
+  virtual void interrupt() = 0;
+
+  // "tcp://127.0.0.1:29500": for messages.
+  virtual std::string describe() const = 0;
+};
+
+// Opens the store that a URL names:
+//   hash://                in this process: a new, empty one (tests)
+//   file:///path           FileStore
+//   tcp://host:port        TcpStore client; with is_server, also starts the server in this process
+//   etcd://host:port/path  EtcdStore below that prefix
+// (env:// is resolved by weft::join, which knows the launcher's variables.) Errors name the URL and
+// say what is wrong with it.
+struct StoreOptions {
+  bool is_server = false;     // tcp: host the data here (rank 0)
+  Timeout timeout{};          // default for every operation, and for connecting: 60 s
+  std::string run_id{};       // file: content of another run is refused
+  Credentials credentials{};  // tcp: TLS, at the server and at its clients; empty: plain text
+};
+WEFT_API StatusOr<std::shared_ptr<Store>> open_store(std::string_view url,
+                                                     const StoreOptions& options,
+                                                     std::shared_ptr<Runtime> runtime);
+
+}  // namespace weft
+
+#endif  // WEFT_STORE_STORE_H_

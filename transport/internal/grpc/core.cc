@@ -1,0 +1,475 @@
+#include "weft/transport/internal/grpc/core.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "weft/common/internal/text.h"
+#include "weft/transport/address.h"
+#include "weft/transport/internal/grpc/server.h"
+
+namespace weft::internal {
+namespace {
+
+// shutdown() lets peers take what was sent before it cancels.
+constexpr absl::Duration kShutdownGrace = absl::Seconds(1);
+constexpr absl::Duration kServerGrace = absl::Milliseconds(200);
+
+uint64_t quarter_of_memory() {
+  const long pages = sysconf(_SC_PHYS_PAGES);
+  const long page = sysconf(_SC_PAGESIZE);
+  if (pages <= 0 || page <= 0) return 0;
+  return static_cast<uint64_t>(pages) / 4 * static_cast<uint64_t>(page);
+}
+
+}  // namespace
+
+GrpcTransportCore::GrpcTransportCore(const TransportContext& context,
+                                     const GrpcTransportOptions& options,
+                                     std::shared_ptr<const GrpcTls> tls)
+    : context_(context),
+      options_(options),
+      tls_(std::move(tls)),
+      poller_(std::make_shared<GrpcPoller>(context.runtime, options)),
+      data_loop_(std::make_shared<DataLoop>(context.runtime, options.max_spin)),
+      gate_(std::make_shared<LocalGate>(context.runtime)),
+      changed_(context.runtime.get()) {
+  if (!options.abseil_lock_checks) {
+    absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  }
+  MutexLock lock(&mutex_);
+  timer_ = context_.runtime->make_timer([this] { fire(); });
+}
+
+GrpcTransportCore::~GrpcTransportCore() = default;
+
+void GrpcTransportCore::start_poller_locked(std::unique_ptr<grpc::CompletionQueue> queue) {
+  poller_->start(std::move(queue), "weft-poller");
+  poller_started_ = true;
+}
+
+StatusOr<std::string> GrpcTransportCore::listen(const ListenOptions& options,
+                                                std::shared_ptr<Acceptor> acceptor) {
+  WEFT_ASSIGN_OR_RETURN(const BindHost host, resolve_bind_host(options.host));
+  if (!host.loopback && tls_ == nullptr && !options.allow_insecure) {
+    return make_error(
+        ErrorKind::kPermission,
+        absl::StrCat("refusing to listen on ", host.host,
+                     ": it can be reached from other machines, "
+                     "and there are no credentials. Whoever reaches the port may call every "
+                     "registered function. Give the worker credentials (WEFT_TLS_CERT and so on, "
+                     "docs/security.md), or set allow_insecure if the network is trusted"));
+  }
+  if (host.wildcard && options.advertise.empty()) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("listening on ", host.host,
+                                   ", which is every interface: "
+                                   "`advertise` must say which host peers dial"));
+  }
+  const int first = options.port_first;
+  const int last = std::max(first, options.port_last);
+  if (first < 0 || last > 65535) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("ports ", first, " to ", last, " are not in 0 to 65535"));
+  }
+  MutexLock lock(&mutex_);
+  if (closing_ || poller_started_) {
+    return make_error(ErrorKind::kState, closing_ ? "listen after shutdown"
+                                                  : "listen must be called once, and before the "
+                                                    "first connect");
+  }
+  Status failure = absl::OkStatus();
+  for (int port = first; port <= last; ++port) {
+    auto server = std::make_shared<GrpcServer>(shared_from_this(), acceptor);
+    std::unique_ptr<grpc::CompletionQueue> queue;
+    const std::string local =
+        options_.local_sockets
+            ? absl::StrCat("local-", absl::Hex(runtime().random().next(), absl::kZeroPad16))
+            : std::string();
+    StatusOr<int> bound = server->bind(host, port, local, &queue);
+    if (!bound.ok()) {
+      failure = bound.status();
+      continue;
+    }
+    start_poller_locked(std::move(queue));
+    server_ = server;
+    lock.unlock();
+    // Before the first dialler can learn the address. Without it they come by TCP, sharing nothing.
+    if (!local.empty() && gate_->listen(gate_name(local)).ok()) {
+      same_user_only_.store(options_.same_user && tls_ == nullptr && host.loopback &&
+                            !options.allow_insecure);
+    }
+    server->start();
+    return join_address(
+        join_host_port(options.advertise.empty() ? host.host : options.advertise, *bound), local,
+        tls_ != nullptr);
+  }
+  if (first == last) return failure;
+  return annotate(failure,
+                  absl::StrCat("no port of ", first, " to ", last, " on ", host.host, " is free"));
+}
+
+// ---- shared memory ---------------------------------------------------------------------------
+
+std::shared_ptr<SharedArena> GrpcTransportCore::arena(std::string* why_none) {
+  MutexLock lock(&arena_mutex_);
+  if (!arena_tried_) {
+    arena_tried_ = true;
+    const uint64_t bytes = std::min(options_.arena_bytes, quarter_of_memory());
+    if (bytes == 0) {
+      why_no_arena_ = "it is switched off (arena_bytes is 0)";
+    } else {
+      StatusOr<std::shared_ptr<SharedArena>> made = SharedArena::make(bytes);
+      if (made.ok()) {
+        arena_ = *std::move(made);
+      } else {
+        why_no_arena_ = std::string(made.status().message());
+      }
+    }
+  }
+  if (why_none != nullptr) *why_none = why_no_arena_;
+  return arena_;
+}
+
+std::shared_ptr<ArenaLink> GrpcTransportCore::make_arena_link(
+    std::shared_ptr<LocalSession> session) {
+  std::string why_none;
+  std::shared_ptr<SharedArena> own = arena(&why_none);
+  return std::make_shared<ArenaLink>(std::move(own), std::move(why_none), std::move(session), gate_,
+                                     runtime().random());
+}
+
+Status GrpcTransportCore::check_user(const Hello& theirs) {
+  if (!same_user_only_.load() || gate_->knows(theirs.ticket)) return absl::OkStatus();
+  if (!theirs.ticket.empty()) {
+    return make_error(ErrorKind::kResource,
+                      "the ticket that was left at this worker's private socket is not there any "
+                      "more, as too many others wait: try again");
+  }
+  return make_error(
+      ErrorKind::kPermission,
+      absl::StrCat("'", theirs.name.substr(0, 128), "' did not prove that it runs under user ",
+                   geteuid(),
+                   ", as peers of this worker must while it listens on loopback without "
+                   "credentials. If it comes by a relay or a forwarded port, set WEFT_SAME_USER=0 "
+                   "here; between users, credentials (docs/security.md)"));
+}
+
+std::shared_ptr<ArenaLink> GrpcTransportCore::claim_arena(std::string_view ticket) {
+  std::shared_ptr<LocalSession> session = gate_->claim(ticket);
+  return session == nullptr ? nullptr : make_arena_link(std::move(session));
+}
+
+std::shared_ptr<char> GrpcTransportCore::allocate_shared(size_t bytes) {
+  const std::shared_ptr<SharedArena> own = arena(nullptr);
+  return own == nullptr ? nullptr : own->allocate(bytes);
+}
+
+void GrpcTransportCore::sweep() {
+  std::shared_ptr<SharedArena> own;
+  {
+    MutexLock lock(&arena_mutex_);
+    own = arena_;
+  }
+  if (own != nullptr) own->sweep();
+  gate_->sweep();
+}
+
+// ---- what is alive ---------------------------------------------------------------------------
+
+bool GrpcTransportCore::lane_born(std::shared_ptr<GrpcLane> lane) {
+  MutexLock lock(&mutex_);
+  GrpcLane* const key = lane.get();
+  lanes_.emplace(key, std::move(lane));
+  return !closing_;
+}
+
+void GrpcTransportCore::lane_gone(GrpcLane* lane) {
+  std::shared_ptr<GrpcLane> last;
+  MutexLock lock(&mutex_);
+  auto it = lanes_.find(lane);
+  if (it == lanes_.end()) return;
+  last = std::move(it->second);
+  lanes_.erase(it);
+  past_lanes_[static_cast<size_t>(lane->number())] += lane->stats();
+  if (closing_) changed_.notify_all();
+}
+
+bool GrpcTransportCore::begin_operation() {
+  MutexLock lock(&mutex_);
+  if (closing_) return false;
+  ++operations_;
+  return true;
+}
+
+void GrpcTransportCore::end_operation() {
+  MutexLock lock(&mutex_);
+  --operations_;
+  if (closing_) changed_.notify_all();
+}
+
+void GrpcTransportCore::remember(std::shared_ptr<GrpcConnection> connection) {
+  MutexLock lock(&mutex_);
+  GrpcConnection* const key = connection.get();
+  connections_.emplace(key, std::move(connection));
+}
+
+void GrpcTransportCore::forget(GrpcConnection* connection) {
+  std::shared_ptr<GrpcConnection> last;  // destroyed without the lock
+  MutexLock lock(&mutex_);
+  auto it = connections_.find(connection);
+  if (it == connections_.end()) return;
+  last = std::move(it->second);
+  connections_.erase(it);
+  size_t number = last->lanes();
+  for (const LaneStats& lane : last->data_stats()) past_lanes_[number++] += lane;
+  std::erase_if(expected_data_, [&](const auto& one) {
+    return one.second.connection.expired() || one.second.connection.lock() == last;
+  });
+  if (closing_) changed_.notify_all();
+  lock.unlock();
+}
+
+// ---- data connections --------------------------------------------------------------------------
+
+void GrpcTransportCore::expect_data(const std::string& ticket, ExpectedData data) {
+  MutexLock lock(&mutex_);
+  const absl::Time now = runtime().now();
+  std::erase_if(expected_data_, [now](const auto& one) { return one.second.until < now; });
+  data.until = now + options_.handshake_timeout;
+  if (!closing_) expected_data_.emplace(ticket, std::move(data));
+}
+
+void GrpcTransportCore::take_data(const std::string& ticket, UniqueFd fd) {
+  ExpectedData data;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = expected_data_.find(ticket);
+    if (it == expected_data_.end()) return;
+    data = std::move(it->second);
+    expected_data_.erase(it);
+  }
+  if (data.until < runtime().now()) return;
+  const std::shared_ptr<GrpcConnection> connection = data.connection.lock();
+  if (connection != nullptr) {
+    connection->take_data(data.index, std::move(data.keys), std::move(fd));
+  }
+}
+
+// ---- time limits -----------------------------------------------------------------------------
+
+void GrpcTransportCore::set_deadline(absl::Time when, std::weak_ptr<GrpcTimed> what) {
+  if (when == absl::InfiniteFuture()) return;
+  MutexLock lock(&mutex_);
+  const auto it = deadlines_.emplace(when, std::move(what));
+  if (it == deadlines_.begin() && timer_ != nullptr) timer_->arm(when);
+}
+
+void GrpcTransportCore::fire() {
+  std::vector<std::weak_ptr<GrpcTimed>> due;
+  {
+    MutexLock lock(&mutex_);
+    const absl::Time now = runtime().now();
+    while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+      due.push_back(std::move(deadlines_.begin()->second));
+      deadlines_.erase(deadlines_.begin());
+    }
+    if (!deadlines_.empty() && timer_ != nullptr) timer_->arm(deadlines_.begin()->first);
+  }
+  for (const auto& weak : due) {
+    if (const std::shared_ptr<GrpcTimed> what = weak.lock()) what->on_deadline();
+  }
+}
+
+// ---- shutdown --------------------------------------------------------------------------------
+
+bool GrpcTransportCore::wait_until_idle(absl::Time deadline, bool operations) {
+  MutexLock lock(&mutex_);
+  while (!lanes_.empty() || !connections_.empty() || (operations && operations_ > 0)) {
+    const Status status = changed_.wait_until(&mutex_, deadline);
+    if (!status.ok() && runtime().now() >= deadline) return false;
+  }
+  return true;
+}
+
+// transport.md, P3 and P4: streams first, then the server, then the queue, then the poller. What
+// the peers do cannot hold it up: after the cancel every operation completes by itself.
+void GrpcTransportCore::shutdown() {
+  std::vector<std::shared_ptr<GrpcConnection>> connections;
+  {
+    MutexLock lock(&mutex_);
+    if (closing_) {
+      while (!closed_) (void)changed_.wait_until(&mutex_, absl::InfiniteFuture());
+      return;
+    }
+    closing_ = true;
+    for (const auto& [raw, connection] : connections_) connections.push_back(connection);
+  }
+  const Status why = make_error(ErrorKind::kState, "the transport was shut down");
+  for (const auto& connection : connections) connection->leave(why);
+  connections.clear();
+  (void)wait_until_idle(runtime().now() + kShutdownGrace, false);
+  std::vector<std::shared_ptr<GrpcLane>> lanes;
+  std::shared_ptr<GrpcServer> server;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [raw, lane] : lanes_) lanes.push_back(lane);
+    for (const auto& [raw, connection] : connections_) connections.push_back(connection);
+    server = server_;
+  }
+  for (const auto& connection : connections) connection->fail(why);
+  connections.clear();
+  for (const auto& lane : lanes) lane->abort(why);
+  lanes.clear();
+  if (server != nullptr) server->shut_down(kServerGrace);
+  (void)wait_until_idle(absl::InfiniteFuture(), true);
+  std::unique_ptr<Timer> timer;
+  {
+    MutexLock lock(&mutex_);
+    timer = std::move(timer_);
+    deadlines_.clear();
+    server_ = nullptr;
+  }
+  timer = nullptr;
+  gate_->stop();
+  data_loop_->stop();
+  poller_->stop();
+  if (server != nullptr) server->release();
+  MutexLock lock(&mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const {
+  std::vector<std::pair<std::string, int64_t>> out;
+  using Counter = std::pair<const char*, const std::atomic<int64_t>*>;
+  const auto add = [&out](std::string_view prefix, std::initializer_list<Counter> all) {
+    for (const auto& [name, value] : all) {
+      out.emplace_back(absl::StrCat(view(prefix), name), value->load(std::memory_order_relaxed));
+    }
+  };
+  std::array<LaneStats, kMaxLanes> lanes;
+  {
+    MutexLock lock(&mutex_);
+    lanes = past_lanes_;
+    for (const auto& [raw, lane] : lanes_) {
+      lanes[static_cast<size_t>(lane->number())] += lane->stats();
+    }
+    for (const auto& [raw, connection] : connections_) {
+      size_t number = connection->lanes();
+      for (const LaneStats& lane : connection->data_stats()) lanes[number++] += lane;
+    }
+  }
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    const LaneStats& lane = lanes[i];
+    // Those that nobody has used, here or at a peer that dialled, would only be long to read.
+    if (i > kBulkLane && lane.frames_sent == 0 && lane.frames_received == 0) continue;
+    for (const auto& [name, value] : lane_numbers(lane)) {
+      out.emplace_back(absl::StrCat("lane", i, "_", name), value);
+    }
+  }
+  std::shared_ptr<SharedArena> own;
+  {
+    MutexLock lock(&arena_mutex_);
+    own = arena_;
+  }
+  const SharedArena::Counters arena = own == nullptr ? SharedArena::Counters() : own->counters();
+  for (const auto& [name, value] : std::initializer_list<std::pair<const char*, uint64_t>>{
+           {"arena_capacity", arena.capacity},
+           {"arena_bytes", arena.used_bytes},
+           {"arena_populated_bytes", arena.populated_bytes},
+           {"arena_blocks", arena.blocks},
+           {"arena_leases", arena.leases},
+           {"arena_copies", arena.copied},
+           {"arena_copied_bytes", arena.copied_bytes},
+           {"arena_zero_copies", arena.shared},
+           {"arena_full", arena.full},
+           {"arena_ignored_frees", arena.ignored_frees}}) {
+    out.emplace_back(name, static_cast<int64_t>(value));
+  }
+  out.emplace_back("arena_links_on", arena_links_on_.load());
+  out.emplace_back("arena_links_off", arena_links_off_.load());
+  add("listener_",
+      {{"accepted", &listener_counters_.accepted}, {"stalls", &listener_counters_.stalls}});
+  const PollerCounters& poller = poller_->counters();
+  add("poller_", {{"blocking_waits", &poller.blocking_waits},
+                  {"spins_paid", &poller.spins_paid},
+                  {"spins_missed", &poller.spins_missed},
+                  {"spins_crowded", &poller.spins_crowded},
+                  {"drives_paid", &poller.drives_paid},
+                  {"drives_missed", &poller.drives_missed},
+                  {"drives_slept", &poller.drives_slept},
+                  {"kicks", &poller.kicks},
+                  {"events", &poller.events}});
+  return out;
+}
+
+namespace {
+
+class GrpcTransport final : public Transport {
+ public:
+  explicit GrpcTransport(std::shared_ptr<GrpcTransportCore> core) : core_(std::move(core)) {}
+  ~GrpcTransport() override { shutdown(); }
+
+  std::string name() const override { return "grpc"; }
+  StatusOr<std::string> listen(const ListenOptions& options,
+                               std::shared_ptr<Acceptor> acceptor) override {
+    return core_->listen(options, std::move(acceptor));
+  }
+  void connect(std::string_view address, const Hello& hello, absl::Time deadline,
+               std::shared_ptr<ConnectionHandler> handler, DialDone done) override {
+    core_->connect(address, hello, deadline, std::move(handler), std::move(done));
+  }
+  void shutdown() override { core_->shutdown(); }
+  std::shared_ptr<char> allocate_shared(size_t bytes) override {
+    return core_->allocate_shared(bytes);
+  }
+  void sweep() override { core_->sweep(); }
+  std::shared_ptr<WaitDriver> wait_driver() override { return core_->wait_driver(); }
+  std::vector<std::pair<std::string, int64_t>> counters() const override {
+    return core_->counters();
+  }
+
+ private:
+  const std::shared_ptr<GrpcTransportCore> core_;
+};
+
+}  // namespace
+}  // namespace weft::internal
+
+namespace weft {
+
+TransportFactory grpc_transport(const GrpcTransportOptions& options) {
+  return [options](const TransportContext& context) -> StatusOr<std::unique_ptr<Transport>> {
+    if (context.runtime == nullptr || context.runtime->simulated()) {
+      return make_error(ErrorKind::kInvalidArgument,
+                        "grpc transport: needs the system's runtime; use inproc in simulation");
+    }
+    if (context.max_frame_bytes < internal::kMinMaxFrameBytes ||
+        context.max_frame_bytes > (1u << 30)) {
+      return make_error(ErrorKind::kInvalidArgument,
+                        absl::StrCat("grpc transport: max_frame_bytes is ", context.max_frame_bytes,
+                                     ", allowed are ", internal::kMinMaxFrameBytes, " to 2^30"));
+    }
+    for (const int lanes : {options.bulk_lanes, options.local_bulk_lanes}) {
+      if (lanes >= 1 && lanes < static_cast<int>(internal::kMaxLanes)) continue;
+      return make_error(ErrorKind::kInvalidArgument,
+                        absl::StrCat("grpc transport: ", lanes, " bulk lanes, allowed are 1 to ",
+                                     internal::kMaxLanes - 1));
+    }
+    const Credentials& credentials =
+        options.credentials.empty() ? context.credentials : options.credentials;
+    std::shared_ptr<const internal::GrpcTls> tls;
+    if (!credentials.empty()) {
+      WEFT_ASSIGN_OR_RETURN(tls, internal::GrpcTls::make(credentials, *context.runtime));
+      WEFT_RETURN_IF_ERROR(tls->check_own_name(context.worker_name));
+    }
+    return std::make_unique<internal::GrpcTransport>(
+        std::make_shared<internal::GrpcTransportCore>(context, options, std::move(tls)));
+  };
+}
+
+}  // namespace weft

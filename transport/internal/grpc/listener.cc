@@ -1,0 +1,204 @@
+#include "weft/transport/internal/grpc/listener.h"
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/common/internal/text.h"
+#include "weft/transport/local_socket.h"
+
+namespace weft::internal {
+namespace {
+
+// ACCEPT-1.
+constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
+constexpr absl::Duration kLongestPause = absl::Seconds(1);
+constexpr absl::Duration kBetweenWarnings = absl::Minutes(1);
+// Then the other listener has its turn, and the end is looked for.
+constexpr int kAcceptsAtOnce = 64;
+// Connections that have not said yet what they are; one more, and the oldest is gRPC's to judge.
+constexpr size_t kMaxUnsorted = 256;
+
+StatusOr<int> port_of(int fd) {
+  sockaddr_storage at = {};
+  socklen_t length = sizeof at;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&at), &length) != 0) {
+    return make_error(ErrorKind::kResource,
+                      absl::StrCat("cannot tell the port of a listener: ", system_error(errno)));
+  }
+  return ntohs(at.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(at).sin6_port
+                                        : reinterpret_cast<const sockaddr_in&>(at).sin_port);
+}
+
+// Errors of the connection that was to be accepted: the next one may be better.
+bool concerns_one_connection(int code) {
+  switch (code) {
+    case EINTR:
+    case ECONNABORTED:
+    case ENETDOWN:
+    case EPROTO:
+    case ENOPROTOOPT:
+    case EHOSTDOWN:
+    case ENONET:
+    case EHOSTUNREACH:
+    case EOPNOTSUPP:
+    case ENETUNREACH: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+StatusOr<int> GrpcListener::open(const BindHost& host, int port, std::string_view local,
+                                 absl::Duration user_timeout) {
+  wake_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_.valid()) {
+    return make_error(ErrorKind::kResource,
+                      absl::StrCat("cannot listen on ", host.host, ": ", system_error(errno)));
+  }
+  WEFT_ASSIGN_OR_RETURN(listeners_[0], listen_on_port(host, port));
+  if (!local.empty()) {
+    WEFT_ASSIGN_OR_RETURN(listeners_[1],
+                          listen_local(local_socket_name(local), SOCK_STREAM, SOMAXCONN));
+  }
+  // Inherited by what is accepted.
+  set_tcp_options(listeners_[0].get(), user_timeout);
+  return port_of(listeners_[0].get());
+}
+
+void GrpcListener::add_to(grpc::ServerBuilder* builder,
+                          std::shared_ptr<grpc::ServerCredentials> credentials) {
+  using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+  acceptor_ =
+      builder->experimental().AddExternalConnectionAcceptor(Type::FROM_FD, std::move(credentials));
+}
+
+void GrpcListener::start() {
+  thread_ = runtime_->spawn("weft-accept", [this] { run(); });
+}
+
+void GrpcListener::stop() {
+  if (thread_ != nullptr) {
+    const uint64_t one = 1;
+    // The counter cannot overflow with one writer.
+    (void)!write(wake_.get(), &one, sizeof one);
+    thread_->join();
+    thread_ = nullptr;
+  }
+  for (UniqueFd& listener : listeners_) listener.reset();
+}
+
+void GrpcListener::run() {
+  absl::Duration pause = absl::ZeroDuration();
+  std::vector<pollfd> all;
+  while (true) {
+    const bool pausing = pause > absl::ZeroDuration();
+    // poll() passes over descriptors below zero.
+    all.assign({{wake_.get(), POLLIN, 0},
+                {pausing ? -1 : listeners_[0].get(), POLLIN, 0},
+                {pausing ? -1 : listeners_[1].get(), POLLIN, 0}});
+    for (const Unsorted& one : unsorted_) {
+      all.push_back({one.fd.get(), static_cast<short>(POLLIN | POLLRDHUP), 0});
+    }
+    absl::Duration patience = pausing ? pause : absl::InfiniteDuration();
+    // The oldest is the first.
+    if (!unsorted_.empty()) {
+      patience = std::min(patience, unsorted_.front().until - runtime_->now());
+    }
+    (void)poll(all.data(), all.size(),
+               patience == absl::InfiniteDuration()
+                   ? -1
+                   : static_cast<int>(absl::ToInt64Milliseconds(std::max(
+                         absl::Ceil(patience, absl::Milliseconds(1)), absl::ZeroDuration()))));
+    if (all[0].revents != 0) break;
+    size_t at = 3;
+    const absl::Time now = runtime_->now();
+    std::erase_if(unsorted_, [&](Unsorted& one) {
+      const short events = all[at++].revents;
+      return (events != 0 && sort(&one, events)) || one.until <= now;
+    });
+    bool all_in = true;
+    for (size_t i = 0; i < listeners_.size(); ++i) {
+      if (listeners_[i].valid() && (pausing || all[i + 1].revents != 0)) {
+        all_in = accept_from(i) && all_in;
+      }
+    }
+    pause = all_in ? absl::ZeroDuration() : std::clamp(2 * pause, kFirstPause, kLongestPause);
+  }
+  unsorted_.clear();
+}
+
+void GrpcListener::hand_over(int listener, UniqueFd fd) {
+  grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+  connection.listener_fd = listener;
+  connection.fd = fd.release();  // the server's from now on
+  acceptor_->HandleNewConnection(&connection);
+}
+
+bool GrpcListener::sort(Unsorted* one, short events) {
+  const int fd = one->fd.get();
+  char greeting[kDataGreetingBytes];
+  const ssize_t n = recv(fd, greeting, sizeof greeting, MSG_PEEK | MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  if (n <= 0) return true;
+  if (greeting[0] != kDataMagic[0]) {
+    hand_over(listeners_[0].get(), std::move(one->fd));
+    return true;
+  }
+  if (static_cast<size_t>(n) < sizeof greeting) {
+    // It is looked at again when all is there.
+    const int all = sizeof greeting;
+    setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &all, sizeof all);
+    return (events & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+  }
+  (void)!recv(fd, greeting, sizeof greeting, MSG_DONTWAIT);
+  const int any = 1;
+  setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &any, sizeof any);
+  if (std::string_view(greeting, kDataMagic.size()) == kDataMagic) {
+    on_data_(std::string(greeting + kDataMagic.size(), kDataTicketBytes), std::move(one->fd));
+  }
+  return true;
+}
+
+bool GrpcListener::accept_from(size_t which) {
+  const int listener = listeners_[which].get();
+  for (int i = 0; i < kAcceptsAtOnce; ++i) {
+    const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0) {
+      counters_->accepted.fetch_add(1, std::memory_order_relaxed);
+      // Peers of the local socket have no data connections.
+      if (which != 0 || on_data_ == nullptr) {
+        hand_over(listener, UniqueFd(fd));
+        continue;
+      }
+      Unsorted one{UniqueFd(fd), runtime_->now() + patience_};
+      if (sort(&one, 0)) continue;
+      if (unsorted_.size() >= kMaxUnsorted) {
+        hand_over(listener, std::move(unsorted_.front().fd));
+        unsorted_.erase(unsorted_.begin());
+      }
+      unsorted_.push_back(std::move(one));
+      continue;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return true;
+    if (concerns_one_connection(errno)) continue;
+    const int code = errno;
+    counters_->stalls.fetch_add(1, std::memory_order_relaxed);
+    if (runtime_->now() >= next_warning_) {
+      next_warning_ = runtime_->now() + kBetweenWarnings;
+      WEFT_LOG(log_, kWarning) << "cannot accept connections: " << system_error(code)
+                               << "; whoever dials waits, and it is tried again";
+    }
+    return false;
+  }
+  return true;
+}
+
+}  // namespace weft::internal

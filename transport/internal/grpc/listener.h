@@ -1,0 +1,99 @@
+#ifndef WEFT_TRANSPORT_INTERNAL_GRPC_LISTENER_H_
+#define WEFT_TRANSPORT_INTERNAL_GRPC_LISTENER_H_
+
+// GrpcListener: the port and the local socket of a grpc transport, and the loop that accepts. Each
+// connection is handed to the gRPC server, which speaks TLS with it if it has credentials.
+//
+// gRPC's own loop ends for good at the first accept() that finds no descriptor. Here whoever knocks
+// then waits in the kernel's queue, nobody is turned away, and it is tried again (ACCEPT-1: after
+// 10 ms at first and 1 s at most) until there are descriptors. The dialler's deadline bounds its
+// patience.
+//
+// A connection over TCP that begins as a data connection does (transport/internal/data/lane.h) is
+// not gRPC's. Which it is shows its first byte, so nobody gets further before he has said
+// something: he has the time of a handshake for it.
+//
+// Threads: open(), add_to(), start() and stop() from one at a time; accepting has a thread of its
+// own ("weft-accept"), which sleeps while nobody comes.
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <grpcpp/server_builder.h>
+
+#include "absl/time/time.h"
+#include "weft/common/log.h"
+#include "weft/common/posix.h"
+#include "weft/common/runtime.h"
+#include "weft/transport/address.h"
+#include "weft/transport/internal/data/lane.h"
+
+namespace weft::internal {
+
+struct ListenerCounters {
+  std::atomic<int64_t> accepted{0};
+  // Times that a connection could not be accepted, mostly for want of descriptors; it waits.
+  std::atomic<int64_t> stalls{0};
+};
+
+class GrpcListener final {
+ public:
+  // `counters` outlive it.
+  GrpcListener(std::shared_ptr<Runtime> runtime, Logger log, ListenerCounters* counters)
+      : runtime_(std::move(runtime)), log_(std::move(log)), counters_(counters) {}
+  ~GrpcListener() { stop(); }
+
+  // Binds the port, and the Unix socket `local` if that is not empty; whoever comes waits. The
+  // kernel gives an accepted TCP connection up on which bytes stay unacknowledged for so long as
+  // `user_timeout`. Gives the port.
+  StatusOr<int> open(const BindHost& host, int port, std::string_view local,
+                     absl::Duration user_timeout);
+  // REQUIRES: open().
+  void add_to(grpc::ServerBuilder* builder, std::shared_ptr<grpc::ServerCredentials> credentials);
+  // Data connections, with the ticket that they showed, go to `on_data`, on the thread that
+  // accepts; `patience`: for their first bytes. REQUIRES: before start().
+  void take_data(absl::Duration patience,
+                 std::function<void(std::string ticket, UniqueFd fd)> on_data) {
+    patience_ = patience;
+    on_data_ = std::move(on_data);
+  }
+  // REQUIRES: the server that was built runs.
+  void start();
+  // REQUIRES: the server runs still. Nothing is accepted any more, the port is free.
+  void stop();
+
+ private:
+  void run();
+  struct Unsorted {
+    UniqueFd fd;
+    absl::Time until;
+  };
+
+  // False when a connection waits that cannot be accepted.
+  bool accept_from(size_t which);
+  void hand_over(int listener, UniqueFd fd);
+  // True when it has gone its way, or is closed.
+  bool sort(Unsorted* one, short events);
+
+  const std::shared_ptr<Runtime> runtime_;
+  const Logger log_;
+  ListenerCounters* const counters_;
+  UniqueFd wake_;                      // readable: the end
+  std::array<UniqueFd, 2> listeners_;  // the port; the local socket or nothing
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
+  absl::Duration patience_ = absl::ZeroDuration();
+  std::function<void(std::string, UniqueFd)> on_data_;
+  // The loop's.
+  std::vector<Unsorted> unsorted_;
+  absl::Time next_warning_ = absl::InfinitePast();
+  std::unique_ptr<Thread> thread_;
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_TRANSPORT_INTERNAL_GRPC_LISTENER_H_

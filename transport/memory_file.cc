@@ -1,0 +1,93 @@
+#include "weft/transport/memory_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::internal {
+namespace {
+
+// Shrink, so that the other side cannot make our accesses fault; seal, so that it cannot add a seal
+// that takes our next mapping's right to write (transport.md, 10.2).
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+Status no_memory_file(const char* what, int code) {
+  return make_error(ErrorKind::kResource,
+                    absl::StrCat("no memory to share: ", what, ": ", system_error(code)));
+}
+
+Status refused(std::string why) {
+  return make_error(ErrorKind::kProtocol,
+                    absl::StrCat("the file that the peer shares is refused: ", why));
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::map(UniqueFd fd, uint64_t bytes) {
+  void* const data =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
+  if (data == MAP_FAILED) return no_memory_file("mmap", errno);
+  return std::shared_ptr<MemoryFile>(
+      new MemoryFile(std::move(fd), static_cast<char*>(data), bytes));
+}
+
+StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::make(uint64_t bytes) {
+  rlimit limit = {};
+  // ftruncate() beyond it would end the process by a signal.
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      limit.rlim_cur < bytes) {
+    return make_error(ErrorKind::kResource,
+                      absl::StrCat("no memory to share: this process may make files of ",
+                                   limit.rlim_cur, " bytes (ulimit -f), wanted are ", bytes));
+  }
+  UniqueFd fd(memfd_create("weft-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.valid()) return no_memory_file("memfd_create", errno);
+  if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return no_memory_file("ftruncate", errno);
+  }
+  if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return no_memory_file("sealing", errno);
+  return map(std::move(fd), bytes);
+}
+
+StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::adopt(UniqueFd fd, uint64_t announced_bytes) {
+  if (announced_bytes == 0 || announced_bytes > kMaxBytes) {
+    return refused(absl::StrCat("its size is announced as ", announced_bytes));
+  }
+  struct stat is = {};
+  if (fstat(fd.get(), &is) != 0) return refused(system_error(errno));
+  if (!S_ISREG(is.st_mode)) return refused("it is no regular file");
+  if (is.st_size < 0 || static_cast<uint64_t>(is.st_size) != announced_bytes) {
+    return refused(absl::StrCat("it has ", is.st_size, " bytes, announced were ", announced_bytes));
+  }
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) {
+    return refused(absl::StrCat("its seals are ", seals, ", so it could still be truncated"));
+  }
+  return map(std::move(fd), announced_bytes);
+}
+
+MemoryFile::~MemoryFile() { munmap(data_, size_); }
+
+Status MemoryFile::populate(uint64_t offset, uint64_t bytes) {
+  int result;
+  do {
+    result = fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) return no_memory_file("fallocate", errno);
+  return absl::OkStatus();
+}
+
+void MemoryFile::discard(uint64_t offset, uint64_t bytes) {
+  // Nothing is lost when it fails: the memory stays with the file.
+  (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                  static_cast<off_t>(bytes));
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,266 @@
+#ifndef WEFT_TRANSPORT_TRANSPORT_H_
+#define WEFT_TRANSPORT_TRANSPORT_H_
+
+// Transport: moves frames between workers. A backend is one public header with a factory
+// (transport/inproc_transport.h, transport/grpc_transport.h, transport/faulty_transport.h) and a
+// folder behind it.
+//
+// What a transport promises:
+//   CONN-1  on_lost is called exactly once per connection, after its last on_frame, and not inside
+//   a
+//           call of send() or close() by the same thread.
+//   CONN-2  frames of one lane arrive in the order sent, each at most once, whole or not at all;
+//   lanes
+//           are independent: a frame of one lane may overtake one of another.
+//   CONN-3  send() never blocks and never calls back. It may be called from several threads.
+//   CONN-4  a frame whose send() returned an error was not and will not be delivered. on_lost tells
+//           the cookies of accepted frames that the transport never handed to the network.
+//   CONN-5  a connection exists only after the hello of each side was checked by the other.
+//   CONN-6  every lane always has a read posted: a receiver never stops reading because of what it
+//           has read.
+// A frame is bytes to a transport: it knows neither calls nor tensors.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "weft/common/api.h"
+#include "weft/common/error.h"
+#include "weft/common/log.h"
+#include "weft/common/runtime.h"
+#include "weft/common/time.h"
+#include "weft/common/wait_driver.h"
+#include "weft/transport/connection_stats.h"
+#include "weft/transport/credentials.h"
+
+namespace weft {
+
+// Values are on the wire: never reused.
+enum class FrameKind : uint8_t {
+  kHello = 1,     // first frame of every lane, dialler to acceptor
+  kHelloAck = 2,  // its answer
+  kRequest = 3,
+  kResponse = 4,
+  kError = 5,  // response with an error
+  kChunk = 6,  // part of a transfer that a request or response announced
+  kTransferAbort = 7,
+  kCancel = 8,
+  kHeartbeat = 9,
+  kGoodbye = 10,
+  kArenaProbe = 11,  // this and the next: between transports, never seen by a handler
+  kArenaFree = 12,
+  kDataOffer = 13,
+  kDataEnd = 14,
+};
+WEFT_API std::string_view frame_kind_name(FrameKind kind);
+
+// Lane 0 carries control and small messages, lane 1 and above carry bulk; there are as many as the
+// hello says. A message that needs chunks travels on one bulk lane as a whole.
+inline constexpr int kControlLane = 0;
+inline constexpr int kBulkLane = 1;
+
+// Bytes that stay where they are until sent; `owner` keeps them alive and is dropped, on any
+// thread, when the transport needs them no more.
+struct Slice {
+  const char* data = nullptr;
+  size_t size = 0;
+  std::shared_ptr<const void> owner;
+};
+
+struct Frame {
+  FrameKind kind = FrameKind::kHeartbeat;
+  std::string header;  // a protobuf message, or a fixed struct for kChunk
+  std::vector<Slice> payload;
+  uint64_t cookie = 0;  // CONN-4; not on the wire; 0 is not reported
+
+  size_t payload_bytes() const {
+    size_t n = 0;
+    for (const Slice& s : payload) n += s.size;
+    return n;
+  }
+};
+
+// A frame being delivered: valid during on_frame only.
+struct FrameView {
+  FrameKind kind;
+  std::string_view header;                     // contiguous, private memory
+  absl::Span<const std::string_view> payload;  // in pieces as they arrived
+  size_t payload_bytes;
+};
+
+// Who speaks, on every lane's first frame.
+struct Hello {
+  uint32_t version_min = 1;  // protocol versions that the speaker understands
+  uint32_t version_max = 1;
+  std::string job_id;  // 128 random bits; a peer of another job is refused
+  std::string name;
+  uint32_t id = 0;
+  uint64_t incarnation = 0;  // 64 random bits; changes each time the worker starts
+  // Whom the dialler wants (0: any): an address may have passed on to another worker.
+  uint32_t to_id = 0;
+  uint64_t to_incarnation = 0;
+  std::string to_name{};  // "": any; not on the wire, the dialler compares it with the answer
+  uint32_t max_frame_bytes = 0;  // largest frame that the speaker accepts
+  uint64_t connection_id = 0;    // random, by the dialler; ties lanes together
+  uint32_t lanes = 2;            // of the connection, 1 to 8; 0: the dialling transport decides
+  std::string ticket{};          // of the private socket, see LocalGate; a transport fills it in
+  bool observer = false;         // no worker: it asks this one about itself (rpc/inspect.h)
+};
+
+// Bytes in memory that both sides of a connection see.
+struct Placement {
+  uint64_t offset = 0;
+  uint64_t lease = 0;
+};
+// Somebody else's bytes at hand: valid while `owner` lives, on any thread, whatever becomes of the
+// connection.
+struct Borrowed {
+  char* data = nullptr;
+  std::shared_ptr<void> owner;
+};
+
+// Where a transport that reads by itself may put the payload of a chunk: valid while `owner` lives.
+struct ChunkTarget {
+  char* data = nullptr;
+  std::shared_ptr<void> owner;
+};
+
+struct LaneRange {
+  int first = 0;
+  int count = 0;
+};
+
+class WEFT_API Connection {
+ public:
+  virtual ~Connection() = default;
+  // The hello of the other side.
+  virtual const Hello& peer() const = 0;
+  // The lanes that large messages travel on from now on. It may change once, to others with higher
+  // numbers; those of before can be used still.
+  virtual LaneRange bulk_lanes() const { return {kBulkLane, static_cast<int>(peer().lanes) - 1}; }
+  virtual bool dialled() const = 0;  // true on the side that dialled
+  // CONN-3, CONN-4. Errors: not_delivered when the connection is lost or closed; resource when the
+  // frame exceeds what the peer accepts.
+  virtual Status send(Frame frame, int lane) = 0;
+  // Sends what is queued, then ends the connection; on_lost follows on both sides. Does not block.
+  // With `reason` not OK what is queued is dropped.
+  virtual void close(Status reason) = 0;
+  virtual std::string describe() const = 0;  // "ps0 (127.0.0.1:4711)"
+  virtual ConnectionStats stats() const {
+    ConnectionStats out;
+    out.dialled = dialled();
+    return out;
+  }
+
+  // Puts bytes where the peer sees them, so that a frame need only say where. Bytes that lie there
+  // already are not copied: whoever changes them afterwards changes what the peer sees. None: there
+  // is no such memory, or no room in it; never waits.
+  virtual std::optional<Placement> place(std::string_view bytes) {
+    (void)bytes;
+    return std::nullopt;
+  }
+  // The peer was not told of it after all.
+  virtual void unplace(const Placement& placement) { (void)placement; }
+  // What the peer placed. Error, kind protocol: there is no such place.
+  virtual StatusOr<Borrowed> borrow(const Placement& placement, uint64_t length);
+};
+
+struct Lost {
+  Status why;
+  std::vector<uint64_t> unsent;  // cookies of frames that never left this process (CONN-4)
+};
+
+// Implemented by the agent. Called on the transport's own thread (the poller): short, never blocks.
+class ConnectionHandler {
+ public:
+  virtual ~ConnectionHandler() = default;
+  virtual void on_frame(const FrameView& frame, int lane) = 0;
+  virtual void on_lost(Lost lost) = 0;
+  // A chunk comes whose payload the transport can read to where it belongs. Null: as a frame, and
+  // that is what becomes of one that nobody expects. Otherwise chunk_filled() with the same
+  // arguments follows when the bytes are there, unless the connection is lost before.
+  virtual ChunkTarget chunk_target(std::string_view header, size_t bytes, int lane) {
+    (void)header, (void)bytes, (void)lane;
+    return {};
+  }
+  virtual void chunk_filled(std::string_view header, size_t bytes, int lane) {
+    (void)header, (void)bytes, (void)lane;
+  }
+};
+
+// Accepting side: checks a hello. Returns our own hello for the acknowledgement, or the refusal
+// that the dialler will see. Called for every lane; must not block.
+class Acceptor {
+ public:
+  virtual ~Acceptor() = default;
+  virtual StatusOr<Hello> check_hello(const Hello& theirs) = 0;
+  // All lanes are there: the connection is open. Returns its handler (not null).
+  virtual std::shared_ptr<ConnectionHandler> on_connection(
+      std::shared_ptr<Connection> connection) = 0;
+};
+
+struct ListenOptions {
+  std::string host;    // address to bind; "" = loopback
+  int port_first = 0;  // 0: any free port; otherwise the first free one of [first, last]
+  int port_last = 0;
+  std::string advertise;        // host that peers dial; "" = the bound one
+  bool allow_insecure = false;  // binding beyond loopback without credentials must be asked for
+};
+
+class Transport {
+ public:
+  using DialDone = std::function<void(StatusOr<std::shared_ptr<Connection>>)>;
+
+  virtual ~Transport() = default;
+  virtual std::string name() const = 0;  // "inproc", "grpc"
+
+  // Starts accepting; returns the address that peers dial ("inproc:3", "127.0.0.1:40123"). Errors
+  // name the address: port taken, range exhausted, not loopback without credentials or
+  // allow_insecure.
+  virtual StatusOr<std::string> listen(const ListenOptions& options,
+                                       std::shared_ptr<Acceptor> acceptor) = 0;
+
+  // Dials; `done` runs exactly once, on a thread of the transport. The handler receives frames from
+  // then on (never before `done`). Errors: unavailable (nobody there), peer_lost (somebody was,
+  // and has ended for certain), permission/state/protocol
+  // (refused, with the other side's words), deadline.
+  virtual void connect(std::string_view address, const Hello& hello, absl::Time deadline,
+                       std::shared_ptr<ConnectionHandler> handler, DialDone done) = 0;
+
+  // Ends everything: closes connections (each gets its on_lost), stops the poller. Bounded by a
+  // few seconds whatever the peers do. No callback runs after it returned. Not from a callback.
+  virtual void shutdown() = 0;
+
+  // Counters for debug_info() and metrics: name -> value ("lane0_frames_sent", ...).
+  virtual std::vector<std::pair<std::string, int64_t>> counters() const { return {}; }
+
+  // Memory from which place() sends without a copy; null when this transport has none, or no room.
+  virtual std::shared_ptr<char> allocate_shared(size_t bytes) {
+    (void)bytes;
+    return nullptr;
+  }
+  // Lets a thread that waits for an answer look for it itself; null: this transport has no way.
+  virtual std::shared_ptr<WaitDriver> wait_driver() { return nullptr; }
+  // Called now and then: gives memory back that nobody used since the last call but one.
+  virtual void sweep() {}
+};
+
+// Made at join, when runtime and settings are known; copyable.
+struct TransportContext {
+  std::shared_ptr<Runtime> runtime;
+  std::string worker_name;
+  Logger log{};
+  size_t max_frame_bytes = (5u << 20);
+  Credentials credentials{};  // of the worker; a transport's own options rule
+};
+using TransportFactory =
+    std::function<StatusOr<std::unique_ptr<Transport>>(const TransportContext& context)>;
+
+}  // namespace weft
+
+#endif  // WEFT_TRANSPORT_TRANSPORT_H_
