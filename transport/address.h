@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "absl/time/time.h"
+#include "weft/common/api.h"
 #include "weft/common/error.h"
 #include "weft/common/posix.h"
 
@@ -21,21 +22,21 @@ struct HostPort {
 };
 
 // Port 0 only where it means any free one.
-StatusOr<HostPort> parse_host_port(std::string_view address, bool any_port = false);
+WEFT_API StatusOr<HostPort> parse_host_port(std::string_view address, bool any_port = false);
 // With brackets around an IPv6 address.
-std::string join_host_port(std::string_view host, int port);
+WEFT_API std::string join_host_port(std::string_view host, int port);
 // What gRPC dials: "ipv4:127.0.0.1:4711", "ipv6:[::1]:4711", "dns:///host:4711".
 // "localhost" is 127.0.0.1.
-StatusOr<std::string> dial_target(std::string_view address);
+WEFT_API StatusOr<std::string> dial_target(std::string_view address);
 // Whether the address can only mean this host: "127.0.0.1:4711", "[::1]:4711", "localhost:4711".
 // There gRPC's probe of the bandwidth-delay product is off. It would measure the time that bytes
 // wait for our own poller, and let 16 MiB and more gather before it: memory that nobody counts, and
 // milliseconds for whatever comes behind. Without it about 1 MiB is under way per lane.
-bool is_loopback(std::string_view address);
+WEFT_API bool is_loopback(std::string_view address);
 // gRPC's name of a peer ("ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711") as an address; "unix:" is
 // kLocalPeer.
 inline constexpr std::string_view kLocalPeer = "this host";
-std::string peer_address(std::string_view grpc_peer);
+WEFT_API std::string peer_address(std::string_view grpc_peer);
 
 struct BindHost {
   std::string host;  // numeric, without brackets
@@ -46,16 +47,16 @@ struct BindHost {
 
 // Listens there, without blocking. All interfaces means those of IPv6 and IPv4, where the system
 // has both. Errors name the address; a port that is taken is of kind resource.
-StatusOr<UniqueFd> listen_on_port(const BindHost& host, int port);
+WEFT_API StatusOr<UniqueFd> listen_on_port(const BindHost& host, int port);
 // A socket that does not block and is being connected to a numeric address. Errors name it.
-StatusOr<UniqueFd> begin_connect(std::string_view address);
+WEFT_API StatusOr<UniqueFd> begin_connect(std::string_view address);
 // For connections over TCP, whichever end: nothing waits for company, and the kernel gives up when
 // bytes stay unacknowledged for so long.
-void set_tcp_options(int fd, absl::Duration user_timeout);
+WEFT_API void set_tcp_options(int fd, absl::Duration user_timeout);
 // The host to listen on; "" is 127.0.0.1, a name is looked up.
-StatusOr<BindHost> resolve_bind_host(std::string_view host);
+WEFT_API StatusOr<BindHost> resolve_bind_host(std::string_view host);
 // OK when a listener could be bound now; else the system's reason, naming the address.
-Status port_is_free(const BindHost& host, int port);
+WEFT_API Status port_is_free(const BindHost& host, int port);
 // A listener may have an abstract Unix socket beside its port. Its name is random, so that nobody
 // can take it first, and is told in the address: "127.0.0.1:4711/local-5c1f2a0e93b4d768". Such
 // names belong to a network namespace, as ports do, and vanish with their sockets: where the name
@@ -69,18 +70,18 @@ struct SplitAddress {
   std::string_view local;  // "local-5c1f2a0e93b4d768", or empty
   bool tls = false;
 };
-SplitAddress split_address(std::string_view address);
-std::string join_address(std::string_view tcp, std::string_view local, bool tls = false);
+WEFT_API SplitAddress split_address(std::string_view address);
+WEFT_API std::string join_address(std::string_view tcp, std::string_view local, bool tls = false);
 // The socket's name, and what gRPC dials for it.
-std::string local_socket_name(std::string_view local);
-std::string local_target(std::string_view local);
-bool local_socket_exists(std::string_view local);
+WEFT_API std::string local_socket_name(std::string_view local);
+WEFT_API std::string local_target(std::string_view local);
+WEFT_API bool local_socket_exists(std::string_view local);
 // Of the private socket (LocalGate) beside it.
-std::string gate_name(std::string_view local);
+WEFT_API std::string gate_name(std::string_view local);
 // Nobody listens there any more, for certain: a listener with a local socket is on this host when
 // it listens on loopback, and now both its socket and its port are gone. A worker does not move, so
 // it has ended.
-bool listener_has_ended(const SplitAddress& address);
+WEFT_API bool listener_has_ended(const SplitAddress& address);
 
 }  // namespace weft::internal
 
