@@ -3,13 +3,15 @@
 #include <utility>
 
 #include "torch/csrc/autograd/engine.h"
+#include "torch/csrc/autograd/graph_task.h"
 
 namespace weft {
 namespace {
 
 class LocalGradAccessor final : public GradAccessor {
  public:
-  std::optional<ContextId> context_id() const override { return std::nullopt; }
+  BackwardId backward_id() const override { return {std::nullopt, task_}; }
+  absl::Duration time_left() const override { return absl::InfiniteDuration(); }
   void with_grad(const at::Tensor& parameter, absl::FunctionRef<bool(at::Tensor&)> fn) override {
     at::Tensor grad = parameter.grad();
     if (fn(grad)) parameter.mutable_grad() = std::move(grad);
@@ -19,6 +21,10 @@ class LocalGradAccessor final : public GradAccessor {
     torch::autograd::Engine::get_default_engine().queue_callback(
         [shared = std::make_shared<absl::AnyInvocable<void()>>(std::move(fn))] { (*shared)(); });
   }
+
+ private:
+  // LibTorch counts its graph tasks; hooks run inside of theirs.
+  const uint64_t task_ = static_cast<uint64_t>(torch::autograd::get_current_graph_task_id());
 };
 
 }  // namespace

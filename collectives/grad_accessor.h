@@ -21,6 +21,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
+#include "absl/time/time.h"
 #include "torch/csrc/autograd/function_hook.h"
 #include "weft/common/api.h"
 #include "weft/common/worker_key.h"
@@ -39,8 +40,20 @@ class WEFT_API GradAccessor {
   GradAccessor(const GradAccessor&) = delete;
   GradAccessor& operator=(const GradAccessor&) = delete;
 
+  // Which backward of this process. Two accessors that live at the same time have equal ids if and
+  // only if they are of the same backward: a local backward makes an accessor for every hook, a
+  // pass one for all.
+  struct BackwardId {
+    std::optional<ContextId> context{};
+    uint64_t number = 0;
+    friend constexpr auto operator<=>(const BackwardId&, const BackwardId&) = default;
+  };
+  virtual BackwardId backward_id() const = 0;
   // None: a local backward.
-  virtual std::optional<ContextId> context_id() const = 0;
+  std::optional<ContextId> context_id() const { return backward_id().context; }
+  // Until the deadline of this backward; infinite for a local one. What runs at_end() waits no
+  // longer than this: while it waits, the backward cannot end.
+  virtual absl::Duration time_left() const = 0;
   // Calls `fn` once with what this backward has for `parameter`, undefined if it has nothing; when
   // `fn` returns true, what it left there is written back. In a context: of this pass alone.
   // Throws what `fn` throws, and then writes nothing.
@@ -48,12 +61,16 @@ class WEFT_API GradAccessor {
                          absl::FunctionRef<bool(at::Tensor& grad)> fn) = 0;
   // Runs `fn` when all nodes of this backward that run at this worker have run, on the thread that
   // ran the last one, in the order of the calls; the backward is not over before it has returned,
-  // and fails with what it throws. To be called from on_grad_ready().
+  // and fails with what it throws. When the backward fails before, `fn` is destroyed without having
+  // been called, and so is what was asked for after an `fn` that throws. The gradients that other
+  // workers wait for have left by then. To be called from on_grad_ready().
   virtual void at_end(absl::AnyInvocable<void()> fn) = 0;
 };
 
-// A hook on the accumulator of a leaf that is told whose gradient it is. Once per backward, after
-// all contributions to the leaf have been added up.
+// A hook on a node that is told whose gradient it is. On the accumulator of a leaf: once per
+// backward, after all contributions to the leaf have been added up. On any other node: when that
+// has run, so that one on the node of a model's output sees backwards in which no parameter of the
+// model is used.
 class WEFT_API GradReadyHook : public torch::autograd::FunctionPostHook {
  public:
   virtual void on_grad_ready(const std::shared_ptr<GradAccessor>& accessor) = 0;

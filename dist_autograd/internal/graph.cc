@@ -10,13 +10,16 @@
 
 namespace weft::internal {
 
-PassGraph::PassGraph(const AutogradContextId& context, const WorkerKey& self, FindSend find_send)
+PassGraph::PassGraph(const AutogradContextId& context, const WorkerKey& self, FindSend find_send,
+                     LeafSlots::TimeLeft time_left)
     : context_(context),
       self_(self),
       find_send_(std::move(find_send)),
-      leaves_(std::make_shared<LeafSlots>(context)) {}
+      leaves_(std::make_shared<LeafSlots>(context, std::move(time_left))) {}
 
 PassGraph::~PassGraph() {
+  // What has not run now never will; it often holds the accessor, which would hold it.
+  leaves_->take_at_end();
   for (const Entry& entry : nodes_) {
     if (entry.kind == Kind::kSend || entry.kind == Kind::kRecv) last_use_of(entry.node.get());
   }

@@ -77,7 +77,9 @@ class PassGraph {
   // The send of a message of this worker; null when there is none.
   using FindSend = std::function<NodePtr(uint64_t message)>;
 
-  PassGraph(const AutogradContextId& context, const WorkerKey& self, FindSend find_send);
+  // `time_left`: until the pass's deadline.
+  PassGraph(const AutogradContextId& context, const WorkerKey& self, FindSend find_send,
+            LeafSlots::TimeLeft time_left);
   ~PassGraph();
   PassGraph(const PassGraph&) = delete;
   PassGraph& operator=(const PassGraph&) = delete;
@@ -118,6 +120,8 @@ class PassGraph {
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
   // Something can be run.
   bool ready() const { return !ready_.empty() || !roots_.empty(); }
+  // Reducers have asked for something to be done at the end.
+  bool has_at_end() const { return leaves_->has_at_end(); }
   // What reducers have asked for, when it is complete, and the end of the effect, if there is one,
   // with what that says. Throws what they throw.
   std::string run_at_end();

@@ -4,6 +4,7 @@
 // LeafSlots: what a pass has added up for leaves of this worker, and how reducers get at it
 // (collectives/grad_accessor.h). Threads: see there. A slot stays where it is.
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,9 +19,15 @@ namespace weft::internal {
 
 class LeafSlots final : public GradAccessor {
  public:
-  explicit LeafSlots(const AutogradContextId& context) : context_(context) {}
+  using TimeLeft = std::function<absl::Duration()>;
 
-  std::optional<ContextId> context_id() const override { return context_; }
+  LeafSlots(const AutogradContextId& context, TimeLeft time_left)
+      : context_(context), time_left_(std::move(time_left)) {}
+
+  BackwardId backward_id() const override {
+    return {context_, static_cast<uint64_t>(reinterpret_cast<uintptr_t>(this))};
+  }
+  absl::Duration time_left() const override { return time_left_(); }
   void with_grad(const at::Tensor& parameter, absl::FunctionRef<bool(at::Tensor&)> fn) override {
     Slot* slot = nullptr;
     {
@@ -58,6 +65,10 @@ class LeafSlots final : public GradAccessor {
     }
     for (Slot* slot : added) fn(slot->added, slot->gradient);
   }
+  bool has_at_end() {
+    MutexLock lock(&mutex_);
+    return !at_end_.empty();
+  }
   // What is to be done at the end; again, if that asked for more.
   std::vector<absl::AnyInvocable<void()>> take_at_end() {
     MutexLock lock(&mutex_);
@@ -70,6 +81,7 @@ class LeafSlots final : public GradAccessor {
     at::Tensor added{};  // the leaf, when the pass did not reach it
   };
   const AutogradContextId context_;
+  const TimeLeft time_left_;
   Mutex mutex_;
   std::map<const void*, Slot> slots_ ABSL_GUARDED_BY(mutex_);
   std::vector<absl::AnyInvocable<void()>> at_end_ ABSL_GUARDED_BY(mutex_);

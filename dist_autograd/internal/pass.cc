@@ -21,7 +21,12 @@ BackwardPass::BackwardPass(const PassId& id, const WorkerKey& self, RecordedSend
       links_(std::move(links)),
       begun_(links_->runtime().now()),
       told_(links_->executor()),  // whoever waits, waits in the runtime's time
-      graph_(std::make_unique<PassGraph>(id.context, self, recorded_.find)) {
+      graph_(std::make_unique<PassGraph>(
+          id.context, self, recorded_.find, [deadline, weak = std::weak_ptr<PassLinks>(links_)] {
+            // A reducer may keep its accessor for longer than the worker lives.
+            const auto links = weak.lock();
+            return links == nullptr ? absl::ZeroDuration() : deadline - links->runtime().now();
+          })) {
   peers_.insert(id.root);
 }
 

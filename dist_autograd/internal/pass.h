@@ -27,6 +27,8 @@
 //           that is recorded is live.
 //   LIVE-7  two passes in one context at once, from one or two workers, both end correctly.
 //   LIVE-8  workers none of whose sends is live receive nothing.
+//   LIVE-9  what others wait for leaves before a reducer's end of this worker's part is waited for:
+//           that may depend on it, over another replica.
 //
 // Threads: all methods from anywhere. No lock is held while a node runs, anything is sent, or a
 // callback of ours is called. One thread at a time runs the graph.
@@ -244,6 +246,8 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // All nodes have run, and no more will be found.
   bool is_last_run() const;
+  // LIVE-9: all but that this part is done.
+  void send_before_end(std::vector<PassGraph::Outgoing> gradients);
   void trace_run(PassTrace* trace, absl::Time start, const std::vector<PassGraph::Outgoing>& out);
   void begin_trace_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status begin_graph();
@@ -288,6 +292,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   bool held_ ABSL_GUARDED_BY(mutex_) = false;      // the graph holds what may still be reached...
   bool released_ ABSL_GUARDED_BY(mutex_) = false;  // ...and no more, since it is final
   bool running_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;  // all nodes have run, reducers have not
   // The thread that waits sleeps until this is set.
   std::optional<Promise<void>> call_ ABSL_GUARDED_BY(mutex_);
   bool started_ ABSL_GUARDED_BY(mutex_) = false;  // something has been run

@@ -36,6 +36,7 @@ bool BackwardPass::has_work_locked() const {
 
 bool BackwardPass::go_on_locked(Todo* todo) {
   if (running_ || state_ == State::kAborted) {
+    if (running_ && ending_ && state_ == State::kRunning) flush_locked({}, todo);
     add_later_locked(todo);
     return false;
   }
@@ -189,7 +190,12 @@ void BackwardPass::run_all() {
     std::vector<PassGraph::Outgoing> out;
     Status failed = begin_graph();
     if (failed.ok()) failed = run_graph(std::move(fed), &out);
-    if (failed.ok() && is_last_run()) failed = end_graph();
+    const bool ends = failed.ok() && is_last_run();
+    if (ends && graph_->has_at_end()) {
+      if (trace != nullptr) trace_run(trace, start, out);
+      send_before_end(std::exchange(out, {}));
+    }
+    if (ends) failed = end_graph();
     if (trace != nullptr) trace_run(trace, start, out);
     std::unique_ptr<PassGraph> dropped;  // without the mutex
     {
@@ -211,6 +217,18 @@ void BackwardPass::run_all() {
     }
     perform(std::move(todo));
   }
+}
+
+void BackwardPass::send_before_end(std::vector<PassGraph::Outgoing> gradients) {
+  Todo todo;
+  {
+    MutexLock lock(&mutex_);
+    if (state_ != State::kRunning) return;
+    ending_ = true;
+    flush_locked(std::move(gradients), &todo);
+    add_later_locked(&todo);
+  }
+  perform(std::move(todo));
 }
 
 void BackwardPass::flush_locked(std::vector<PassGraph::Outgoing> gradients, Todo* todo) {
@@ -242,7 +260,7 @@ void BackwardPass::flush_locked(std::vector<PassGraph::Outgoing> gradients, Todo
   for (auto& [to, advance] : out) send_locked(to, std::move(advance), todo);
   for (auto& [to, advance] : alone) send_locked(to, std::move(advance), todo);
   for (auto& one : answers) todo->push_back(std::move(one));
-  if (owed_ != nullptr && deficit_ == 0 && !(running_ && final_)) {
+  if (owed_ != nullptr && deficit_ == 0 && !(running_ && final_ && !ending_)) {
     const bool done = owed_to_ == id_.root && std::exchange(unsaid_, false);
     answer_locked(Advanced{report_locked(), done, false, done ? outcome_ : ""}, todo);
   }

@@ -2,6 +2,9 @@
 
 #include "weft/collectives/grad_accessor.h"
 
+#include <algorithm>
+#include <atomic>
+#include <set>
 #include <thread>
 
 #include "torch/autograd.h"
@@ -13,6 +16,7 @@ namespace weft::testing {
 namespace {
 
 using Ready = std::function<void(const std::shared_ptr<GradAccessor>&)>;
+using BackwardId = GradAccessor::BackwardId;
 
 class Hook final : public GradReadyHook {
  public:
@@ -170,6 +174,163 @@ TEST_P(DistGradAccessor, WhatAReducerThrowsEndsThePass) {
     context.backward({loss});
     expect_equal(context.gradient(x), (x * 2).detach());
   }
+  expect_nothing_left(*c);
+}
+
+// Ends of two replicas' parts, each of which is over when both have begun.
+class Meeting {
+ public:
+  void arrive_and_wait(absl::Duration time_left) {
+    if (arrived_.fetch_add(1) == 1) met_.set_value();
+    const Status met = met_.future().try_wait(std::min(time_left, absl::Seconds(20)));
+    if (!met.ok()) throw std::runtime_error("the other replica did not come");
+  }
+
+ private:
+  std::atomic<int> arrived_ = 0;
+  Promise<void> met_;
+};
+std::atomic<Meeting*> meeting = nullptr;
+
+// One of two replicas of a factor, each at a worker of its own.
+class Replica {
+ public:
+  Replica()
+      : factor_(torch::full({2}, 3.0, torch::kFloat64).set_requires_grad(true)),
+        accumulator_(torch::autograd::impl::grad_accumulator(factor_)) {
+    accumulator_->add_post_hook(std::make_unique<Hook>([](const auto& accessor) {
+      accessor->at_end([accessor] { meeting.load()->arrive_and_wait(accessor->time_left()); });
+    }));
+  }
+  at::Tensor forward(const at::Tensor& x) const { return x * factor_; }
+
+ private:
+  const at::Tensor factor_;
+  const decltype(torch::autograd::Edge::function) accumulator_;
+};
+
+// LIVE-9: one pass through both replicas. The end of the second one's part needs that of the
+// first, which needs the gradient that the second has for it.
+TEST_P(DistGradAccessor, LIVE_9_WhatOthersWaitForLeavesBeforeTheEnd) {
+  Meeting both;
+  meeting = &both;
+  library_.class_<Replica>("Replica").constructor<>().def("forward", &Replica::forward);
+  auto c = make();
+  {
+    const auto first = remote<Replica>((*c)[0], "worker1");
+    const auto second = remote<Replica>((*c)[0], "worker2");
+    const at::Tensor x = leaf({1, 2});
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor there = first.rpc_sync(&Replica::forward, x);
+    const at::Tensor loss = second.rpc_sync(&Replica::forward, there).sum();
+    context.backward({loss}, {.deadline = std::chrono::seconds(20)});
+    expect_equal(context.gradient(x), torch::full({2}, 9.0, torch::kFloat64));
+  }
+  expect_nothing_left(*c);
+}
+
+// A pass has one accessor for all its hooks, a local backward one for each; ids tell them apart.
+TEST_P(DistGradAccessor, OneIdForEachBackward) {
+  auto c = make({.size = 2});
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor y = leaf({3, 4});
+  std::vector<std::shared_ptr<GradAccessor>> kept;  // ids are of accessors that live
+  std::vector<BackwardId> seen;
+  for (const at::Tensor& one : {x, y}) {
+    on_ready(one, [&](const std::shared_ptr<GradAccessor>& accessor) {
+      kept.push_back(accessor);
+      seen.push_back(accessor->backward_id());
+    });
+  }
+  (x * y).sum().backward();
+  (x * y).sum().backward();
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor loss = rpc_sync((*c)[0], "worker1", &mul, x, y).sum();
+    context.backward({loss}, {.retain_graph = true});
+    context.backward({loss});
+    ASSERT_EQ(seen.size(), 8U);
+    EXPECT_EQ(seen[4].context, context.id());
+  }
+  for (size_t i = 0; i < 8; i += 2) EXPECT_EQ(seen[i], seen[i + 1]) << i;
+  EXPECT_EQ(std::set<BackwardId>(seen.begin(), seen.end()).size(), 4U);
+  expect_nothing_left(*c);
+}
+
+// The output's node sees a backward in which no parameter is used.
+TEST_P(DistGradAccessor, AHookOnAnyNode) {
+  auto c = make({.size = 2});
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor out = x * 2;
+  std::vector<std::optional<GradAccessor::ContextId>> began;
+  int ended = 0;
+  const auto hook = [&](const std::shared_ptr<GradAccessor>& accessor) {
+    began.push_back(accessor->context_id());
+    accessor->at_end([&] { ++ended; });
+  };
+  const auto on_output = [&hook](const at::Tensor& tensor) {
+    tensor.grad_fn()->add_post_hook(std::make_unique<Hook>(hook));
+  };
+  on_output(out);
+  out.sum().backward();
+  EXPECT_EQ(ended, 1);
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor mine = x * 3;
+    on_output(mine);
+    context.backward({rpc_sync((*c)[0], "worker1", &mul, mine, mine).sum()});
+    EXPECT_EQ(ended, 2);
+    ASSERT_EQ(began.size(), 2U);
+    EXPECT_FALSE(began[0].has_value());
+    EXPECT_EQ(began[1], context.id());
+  }
+  expect_nothing_left(*c);
+}
+
+// What waits at the end for somebody who does not come knows until when.
+TEST_P(DistGradAccessor, TheEndIsBoundedByTheDeadline) {
+  auto c = make({.size = 2});
+  const at::Tensor x = leaf({1, 2});
+  Promise<void> never;
+  absl::Duration left;
+  on_ready(x, [&](const std::shared_ptr<GradAccessor>& accessor) {
+    accessor->at_end([&, accessor] {
+      left = accessor->time_left();
+      throw_if_error(never.future().try_wait(left));
+    });
+  });
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor loss = rpc_sync((*c)[0], "worker1", &mul, x, x).sum();
+    const Status failed =
+        context.try_backward({loss}, {.deadline = std::chrono::milliseconds(300)});
+    EXPECT_EQ(error_kind(failed), ErrorKind::kDeadline) << failed;
+    EXPECT_GT(left, absl::ZeroDuration());
+    EXPECT_LE(left, absl::Milliseconds(300));
+  }
+  expect_nothing_left(*c);
+}
+
+// Of a backward that fails before its end: whoever holds something for the end is told by that.
+TEST_P(DistGradAccessor, AnEndThatIsNotReachedIsDestroyed) {
+  auto c = make({.size = 2});
+  const at::Tensor x = leaf({1, 2});
+  std::weak_ptr<int> held;
+  on_ready(x, [&](const std::shared_ptr<GradAccessor>& accessor) {
+    const auto token = std::make_shared<int>(0);
+    held = token;
+    accessor->at_end([accessor, token] { ADD_FAILURE() << "it has failed"; });
+    throw std::runtime_error("a hook fails");
+  });
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor loss = rpc_sync((*c)[0], "worker1", &mul, x, x).sum();
+    expect_error(context.try_backward({loss}), ErrorKind::kUser, {"a hook fails"});
+    eventually([&held] { return held.expired(); }, "the end is destroyed");
+  }
+  held.reset();
+  EXPECT_THROW((x * x).sum().backward(), std::runtime_error);
+  EXPECT_TRUE(held.expired());
   expect_nothing_left(*c);
 }
 
