@@ -1,0 +1,310 @@
+#include "weft/pipeline/simulator.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/common/event_sim.h"
+
+namespace weft::pipeline {
+namespace {
+
+[[noreturn]] void refuse(std::string_view what) {
+  throw_error(make_error(ErrorKind::kInvalidArgument, what));
+}
+
+bool gives_input_grad(ActionKind kind) {
+  return kind == ActionKind::kBackward || kind == ActionKind::kInputGrad;
+}
+
+class Run {
+ public:
+  Run(const Plan& plan, const Costs& costs, const SimulateOptions& options)
+      : plan_(plan),
+        costs_(costs),
+        options_(options),
+        from_(edges_from(plan)),
+        to_(edges_to(plan)),
+        slots_(plan.edges.size() * plan.micro_batches * options.steps * 2),
+        workers_(plan.workers.size()) {
+    out_.workers.resize(workers_.size());
+    out_.step_ends.resize(options.steps);
+    for (const auto& list : plan.workers) {
+      for (const Action& a : list) {
+        if (a.kind == ActionKind::kRecompute) recomputed_[{a.stage, a.micro_batch}] = true;
+      }
+    }
+  }
+
+  Simulation run() {
+    for (size_t w = 0; w < workers_.size(); ++w) advance(w);
+    sim_.run();
+    check_ended();
+    for (size_t w = 0; w < workers_.size(); ++w) {
+      out_.makespan = std::max(out_.makespan, out_.workers[w].last_end);
+    }
+    const Ticks most = out_.max_busy();
+    for (WorkerTimeline& w : out_.workers) {
+      w.idle.warm_up = w.first_start;
+      w.idle.drain = out_.makespan - w.last_end;
+      w.idle.imbalance = std::min(w.idle.dependency, most - w.busy);
+      w.idle.dependency -= w.idle.imbalance;
+    }
+    return std::move(out_);
+  }
+
+ private:
+  // What goes over an edge, one way, for one micro-batch of one step.
+  struct Slot {
+    Ticks produced = -1;
+    Ticks arrived = -1;
+  };
+  struct State {
+    int step = 0;
+    size_t at = 0;
+    bool running = false;
+    Ticks free_at = 0;
+    int64_t memory = 0;
+  };
+
+  Slot& slot(int step, int edge, int micro_batch, bool backward) {
+    const size_t i =
+        (static_cast<size_t>(step) * plan_.edges.size() + edge) * plan_.micro_batches + micro_batch;
+    return slots_[2 * i + (backward ? 1 : 0)];
+  }
+  SimLink& link(int edge, bool backward) {
+    const Edge& e = plan_.edges[edge];
+    const int a = plan_.placement[backward ? e.to : e.from];
+    const int b = plan_.placement[backward ? e.from : e.to];
+    const EdgeCost& cost = costs_.edges[edge];
+    // Edges between the same workers with the same costs share the wire.
+    const auto key = std::tuple(a, b, cost.latency, cost.bytes_per_kilotick);
+    return links_.try_emplace(key, &sim_, cost.latency, cost.bytes_per_kilotick).first->second;
+  }
+
+  // The inputs of an action: the latest of them, or nothing when one is not there.
+  std::optional<Slot> inputs(int step, const Action& a) {
+    Slot latest{0, 0};
+    const auto use = [&](int e, bool backward) {
+      const Slot& s = slot(step, e, a.micro_batch, backward);
+      if (s.arrived < 0) return false;
+      if (s.arrived > latest.arrived) latest = s;
+      return true;
+    };
+    if (a.kind == ActionKind::kReceiveForward || a.kind == ActionKind::kReceiveBackward) {
+      if (options_.blocking_receives && !use(a.edge, a.kind == ActionKind::kReceiveBackward)) {
+        return std::nullopt;
+      }
+    } else if (a.kind == ActionKind::kForward) {
+      for (int e : to_[a.stage]) {
+        if (!use(e, false)) return std::nullopt;
+      }
+    } else if (gives_input_grad(a.kind)) {
+      for (int e : from_[a.stage]) {
+        if (!use(e, true)) return std::nullopt;
+      }
+    }
+    return latest;
+  }
+  Ticks cost(const Action& a) const {
+    const StageCost& c = costs_.stages[a.stage];
+    switch (a.kind) {
+      case ActionKind::kForward:
+      case ActionKind::kRecompute: return c.forward;
+      case ActionKind::kBackward: return c.input_grad + c.weight_grad;
+      case ActionKind::kInputGrad: return c.input_grad;
+      case ActionKind::kWeightGrad: return c.weight_grad;
+      case ActionKind::kReduce: return c.reduce;
+      case ActionKind::kStep: return c.step;
+      default: return 0;
+    }
+  }
+
+  // Starts what may start; actions without cost end at once.
+  void advance(size_t w) {
+    State& s = workers_[w];
+    const auto& list = plan_.workers[w];
+    while (!s.running && s.step < options_.steps && !list.empty()) {
+      const Action& a = list[s.at];
+      const auto ready = inputs(s.step, a);
+      if (!ready.has_value()) return;
+      charge(w, *ready, cost(a) > 0);
+      const Ticks start = sim_.now();
+      const Ticks end = start + cost(a);
+      if (end == start) {
+        finish(w, a, start);
+        continue;
+      }
+      s.running = true;
+      sim_.at(end, [this, w, a, start] {
+        workers_[w].running = false;
+        finish(w, a, start);
+        advance(w);
+      });
+    }
+  }
+  // Time since the last action, to what it was spent on.
+  void charge(size_t w, const Slot& latest, bool costs) {
+    State& s = workers_[w];
+    WorkerTimeline& t = out_.workers[w];
+    const Ticks now = sim_.now();
+    if (t.busy == 0 && costs) t.first_start = now;
+    if (now == s.free_at) return;
+    if (t.busy > 0) {  // before that it is warm-up
+      const Ticks produced = std::clamp(latest.produced, s.free_at, now);
+      t.idle.dependency += produced - s.free_at;
+      t.idle.transport += now - produced;
+    }
+    s.free_at = now;
+  }
+  void finish(size_t w, const Action& a, Ticks start) {
+    State& s = workers_[w];
+    WorkerTimeline& t = out_.workers[w];
+    const Ticks now = sim_.now();
+    t.actions.push_back({a, s.step, start, now});
+    if (now > start) {
+      t.busy += now - start;
+      t.last_end = now;
+    }
+    s.free_at = now;
+    hold(w, a);
+    const int step = s.step;
+    if (++s.at == plan_.workers[w].size()) {
+      s.at = 0;
+      ++s.step;
+      out_.step_ends[step] = std::max(out_.step_ends[step], now);
+    }
+    produce(w, step, a);
+  }
+  void hold(size_t w, const Action& a) {
+    State& s = workers_[w];
+    const StageCost& c = costs_.stages[a.stage];
+    const bool again = recomputed_.count({a.stage, a.micro_batch}) > 0;
+    switch (a.kind) {
+      case ActionKind::kForward: s.memory += again ? 0 : c.activation; break;
+      case ActionKind::kRecompute: s.memory += c.activation; break;
+      case ActionKind::kInputGrad: s.memory -= c.activation - c.weight_activation; break;
+      case ActionKind::kWeightGrad: s.memory -= c.weight_activation; break;
+      case ActionKind::kBackward: s.memory -= c.activation; break;
+      default: break;
+    }
+    out_.workers[w].peak_memory = std::max(out_.workers[w].peak_memory, s.memory);
+  }
+  void produce(size_t w, int step, const Action& a) {
+    const bool back = gives_input_grad(a.kind);
+    if (a.kind == ActionKind::kForward || back) {
+      for (int e : back ? to_[a.stage] : from_[a.stage]) {
+        Slot& s = slot(step, e, a.micro_batch, back);
+        s.produced = sim_.now();
+        const int peer = back ? plan_.edges[e].from : plan_.edges[e].to;
+        if (plan_.placement[peer] == static_cast<int>(w)) s.arrived = sim_.now();
+      }
+    } else if (a.kind == ActionKind::kSendForward || a.kind == ActionKind::kSendBackward) {
+      const bool backward = a.kind == ActionKind::kSendBackward;
+      const Edge& e = plan_.edges[a.edge];
+      const size_t peer = plan_.placement[backward ? e.from : e.to];
+      link(a.edge, backward).send(costs_.edges[a.edge].bytes, [this, step, a, backward, peer] {
+        slot(step, a.edge, a.micro_batch, backward).arrived = sim_.now();
+        advance(peer);
+      });
+    }
+  }
+  void check_ended() const {
+    std::vector<std::string> stuck;
+    for (size_t w = 0; w < workers_.size(); ++w) {
+      const State& s = workers_[w];
+      if (s.step < options_.steps && !plan_.workers[w].empty()) {
+        stuck.push_back(
+            absl::StrCat("worker ", w, " waits at ", to_text(plan_, plan_.workers[w][s.at])));
+      }
+    }
+    if (!stuck.empty()) {
+      refuse(absl::StrCat("the plan does not run to its end: ", absl::StrJoin(stuck, ", ")));
+    }
+  }
+
+  const Plan& plan_;
+  const Costs& costs_;
+  const SimulateOptions options_;
+  const std::vector<std::vector<int>> from_;
+  const std::vector<std::vector<int>> to_;
+  EventSim sim_;
+  std::map<std::tuple<int, int, Ticks, int64_t>, SimLink> links_;
+  std::map<std::pair<int, int>, bool> recomputed_;
+  std::vector<Slot> slots_;
+  std::vector<State> workers_;
+  Simulation out_;
+};
+
+}  // namespace
+
+Costs Costs::uniform(const Plan& plan, Ticks forward, Ticks input_grad, Ticks weight_grad,
+                     Ticks latency, int64_t activation) {
+  std::vector<int> shares(plan.workers.size());
+  for (int w : plan.placement) ++shares[w];
+  Costs costs;
+  for (int w : plan.placement) {
+    const auto part = [&](int64_t whole) {
+      if (whole % shares[w] != 0) {
+        refuse(absl::StrCat("a share of ", whole, " does not divide into ", shares[w],
+                            " stages of worker ", w));
+      }
+      return whole / shares[w];
+    };
+    costs.stages.push_back({.forward = part(forward),
+                            .input_grad = part(input_grad),
+                            .weight_grad = part(weight_grad),
+                            .activation = part(activation),
+                            .weight_activation = part(activation)});
+  }
+  costs.edges.assign(plan.edges.size(), EdgeCost{.latency = latency});
+  return costs;
+}
+
+Ticks Simulation::max_busy() const {
+  Ticks most = 0;
+  for (const auto& w : workers) most = std::max(most, w.busy);
+  return most;
+}
+Ticks Simulation::max_span() const {
+  Ticks most = 0;
+  for (const auto& w : workers) most = std::max(most, w.last_end - w.first_start);
+  return most;
+}
+double Simulation::makespan_bubble() const {
+  return makespan == 0 ? 0 : 1 - static_cast<double>(max_busy()) / static_cast<double>(makespan);
+}
+double Simulation::span_bubble() const {
+  return max_span() == 0 ? 0
+                         : 1 - static_cast<double>(max_busy()) / static_cast<double>(max_span());
+}
+int64_t Simulation::peak_memory() const {
+  int64_t most = 0;
+  for (const auto& w : workers) most = std::max(most, w.peak_memory);
+  return most;
+}
+
+Simulation simulate(const Plan& plan, const Costs& costs, SimulateOptions options) {
+  throw_if_error(check_indices(plan));
+  if (costs.stages.size() != plan.placement.size() || costs.edges.size() != plan.edges.size()) {
+    refuse(absl::StrCat("costs of ", costs.stages.size(), " stages and ", costs.edges.size(),
+                        " edges for a plan of ", plan.placement.size(), " and ",
+                        plan.edges.size()));
+  }
+  for (const StageCost& c : costs.stages) {
+    if (c.forward < 0 || c.input_grad < 0 || c.weight_grad < 0 || c.reduce < 0 || c.step < 0) {
+      refuse("a stage with a negative cost");
+    }
+  }
+  if (options.steps < 1 || options.steps > 10000) {
+    refuse(absl::StrCat("a simulation of ", options.steps, " steps: 1 to 10000"));
+  }
+  return Run(plan, costs, options).run();
+}
+
+}  // namespace weft::pipeline

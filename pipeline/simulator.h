@@ -1,0 +1,103 @@
+#ifndef WEFT_PIPELINE_SIMULATOR_H_
+#define WEFT_PIPELINE_SIMULATOR_H_
+
+// simulate(): how long a plan takes, what it holds in memory, and why workers idle, from the costs
+// of its stages and edges. Times are whole ticks (nanoseconds, when they shall be compared with a
+// run), so results are exact.
+//
+//   Simulation s = simulate(plan, Costs::uniform(plan, /*forward=*/1000, 1000, 1000));
+//   s.makespan, s.span_bubble(), s.peak_memory()
+//
+// Rules. A worker runs its list in order. A forward starts when its inputs are there, a backward
+// when the gradients of its outputs are; a send leaves when it is reached and costs its worker
+// nothing; a message takes its bytes over the bandwidth and the latency. A receive waits only with
+// `blocking_receives`. A full backward costs input_grad + weight_grad. Memory: +activation when a
+// forward ends, down to `weight_activation` when an input gradient ends, to nothing when the
+// weights' gradient has ended. Pure; any thread.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "weft/common/api.h"
+#include "weft/pipeline/plan.h"
+
+namespace weft::pipeline {
+
+using Ticks = int64_t;
+
+struct StageCost {
+  Ticks forward = 0;
+  Ticks input_grad = 0;
+  Ticks weight_grad = 0;
+  Ticks reduce = 0;
+  Ticks step = 0;
+  int64_t activation = 1;         // held from the forward to the input gradient
+  int64_t weight_activation = 1;  // held from there to the weights' gradient
+};
+
+struct EdgeCost {
+  Ticks latency = 0;
+  int64_t bytes = 0;               // of one micro-batch, each way
+  int64_t bytes_per_kilotick = 0;  // 0: bytes cost no time
+};
+
+struct Costs {
+  std::vector<StageCost> stages;
+  std::vector<EdgeCost> edges;
+  // The same for every worker: what is given is one worker's whole share, which its stages divide.
+  // Throws kind invalid_argument when a share does not divide.
+  WEFT_API static Costs uniform(const Plan& plan, Ticks forward, Ticks input_grad,
+                                Ticks weight_grad, Ticks latency = 0, int64_t activation = 1);
+};
+
+struct SimulateOptions {
+  int steps = 1;  // that follow each other without a barrier
+  bool blocking_receives = false;
+};
+
+// Where a worker's idle time went. The sum is makespan - busy.
+struct IdleTime {
+  Ticks warm_up = 0;     // before its first action
+  Ticks drain = 0;       // after its last one
+  Ticks dependency = 0;  // waiting for an action of another worker
+  Ticks transport = 0;   // waiting for a message whose sender had done its work
+  Ticks imbalance = 0;   // the part of `dependency` that is due to it having less to do
+  Ticks total() const { return warm_up + drain + dependency + transport + imbalance; }
+};
+
+struct TimedAction {
+  Action action;
+  int step = 0;
+  Ticks start = 0;
+  Ticks end = 0;
+};
+
+struct WorkerTimeline {
+  std::vector<TimedAction> actions;
+  Ticks busy = 0;
+  Ticks first_start = 0;
+  Ticks last_end = 0;
+  int64_t peak_memory = 0;
+  IdleTime idle;
+};
+
+struct WEFT_API Simulation {
+  Ticks makespan = 0;
+  std::vector<Ticks> step_ends;
+  std::vector<WorkerTimeline> workers;
+
+  Ticks max_busy() const;
+  Ticks max_span() const;
+  double makespan_bubble() const;  // 1 - max busy / makespan
+  double span_bubble() const;      // 1 - max busy / max span
+  int64_t peak_memory() const;     // of the worker that holds most
+};
+
+// Throws kind invalid_argument for costs of other sizes, or a plan that cannot run to its end,
+// naming what each worker waits for.
+WEFT_API Simulation simulate(const Plan& plan, const Costs& costs, SimulateOptions options = {});
+
+}  // namespace weft::pipeline
+
+#endif  // WEFT_PIPELINE_SIMULATOR_H_
