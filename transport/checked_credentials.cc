@@ -1,12 +1,7 @@
 #include "weft/transport/checked_credentials.h"
 
-#include <openssl/bio.h>
 #include <openssl/crypto.h>
-#include <openssl/err.h>
-#include <openssl/evp.h>
-#include <openssl/pem.h>
 #include <openssl/sha.h>
-#include <openssl/x509.h>
 #include <openssl/x509_vfy.h>
 #include <openssl/x509v3.h>
 
@@ -21,23 +16,17 @@
 #include "weft/common/files.h"
 #include "weft/common/internal/text.h"
 #include "weft/common/posix.h"
+#include "weft/transport/internal/openssl.h"
 
 namespace weft::internal {
 namespace {
 
 constexpr std::string_view kUriPrefix = "weft://worker/";
 
-template <class T, void (*F)(T*)>
-struct Free {
-  void operator()(T* p) const { F(p); }
-};
-void free_bio(BIO* bio) { BIO_free(bio); }
-using BioRef = std::unique_ptr<BIO, Free<BIO, free_bio>>;
-using KeyRef = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY, EVP_PKEY_free>>;
-using CertRef = std::unique_ptr<X509, Free<X509, X509_free>>;
-using StoreRef = std::unique_ptr<X509_STORE, Free<X509_STORE, X509_STORE_free>>;
-using StoreContextRef = std::unique_ptr<X509_STORE_CTX, Free<X509_STORE_CTX, X509_STORE_CTX_free>>;
-using NamesRef = std::unique_ptr<GENERAL_NAMES, Free<GENERAL_NAMES, GENERAL_NAMES_free>>;
+using StoreRef = std::unique_ptr<X509_STORE, OpensslFree<X509_STORE, X509_STORE_free>>;
+using StoreContextRef =
+    std::unique_ptr<X509_STORE_CTX, OpensslFree<X509_STORE_CTX, X509_STORE_CTX_free>>;
+using NamesRef = std::unique_ptr<GENERAL_NAMES, OpensslFree<GENERAL_NAMES, GENERAL_NAMES_free>>;
 
 Status wrong(std::string_view what) {
   return make_error(ErrorKind::kInvalidArgument, absl::StrCat("credentials: ", view(what)));
@@ -74,16 +63,9 @@ StatusOr<std::string> read_file(const File& file, Runtime& runtime) {
                             " or ", file.variable));
 }
 
-BioRef memory(const std::string& text) {
-  return BioRef(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
-}
-
-// Never asks anybody for a passphrase.
-int no_passphrase(char*, int, int, void*) { return 0; }
-
 StatusOr<std::vector<CertRef>> parse_certificates(const File& file, const std::string& text) {
   std::vector<CertRef> out;
-  const BioRef bio = memory(text);
+  const BioRef bio = memory_bio(text);
   while (X509* const cert = PEM_read_bio_X509(bio.get(), nullptr, no_passphrase, nullptr)) {
     out.emplace_back(cert);
   }
@@ -96,7 +78,7 @@ StatusOr<std::vector<CertRef>> parse_certificates(const File& file, const std::s
 }
 
 StatusOr<KeyRef> parse_key(const File& file, const std::string& text) {
-  const BioRef bio = memory(text);
+  const BioRef bio = memory_bio(text);
   KeyRef key(PEM_read_bio_PrivateKey(bio.get(), nullptr, no_passphrase, nullptr));
   const std::string why = openssl_error();
   if (key != nullptr) return key;
@@ -219,6 +201,10 @@ std::vector<Identity> identities_of(const std::vector<std::string>& uris,
   return out;
 }
 
+std::vector<Identity> identities_of(x509_st* certificate) {
+  return identities_of(uris(certificate), common_name(certificate));
+}
+
 std::string describe(const std::vector<Identity>& identities) {
   if (identities.empty()) return "no worker";
   return absl::StrJoin(identities, " or ", [](std::string* out, const Identity& identity) {
@@ -278,7 +264,7 @@ StatusOr<CheckedCredentials> check_credentials(const Credentials& credentials, R
                               name_text(X509_get_subject_name(chain[0].get())), ")"));
   }
   WEFT_RETURN_IF_ERROR(check_chain(ca_file, ca, cert_file, chain));
-  out.identities = identities_of(uris(chain[0].get()), common_name(chain[0].get()));
+  out.identities = identities_of(chain[0].get());
   if (out.identities.empty() && !credentials.shared_certificate) {
     return wrong(absl::StrCat("the ", named(cert_file), " (",
                               name_text(X509_get_subject_name(chain[0].get())),

@@ -15,6 +15,8 @@
 #include "weft/common/runtime.h"
 #include "weft/transport/credentials.h"
 
+struct x509_st;
+
 namespace weft::internal {
 
 inline constexpr size_t kMaxTokenBytes = 1024;
@@ -32,6 +34,7 @@ struct Identity {
 // when it names no worker.
 WEFT_API std::vector<Identity> identities_of(const std::vector<std::string>& uris,
                                              std::string_view common_name);
+WEFT_API std::vector<Identity> identities_of(x509_st* certificate);
 // "'ps0' or 'ps1' (rank 4)"
 WEFT_API std::string describe(const std::vector<Identity>& identities);
 // `rank` not given: only the name counts.

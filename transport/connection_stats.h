@@ -48,7 +48,7 @@ struct ConnectionStats {
   int64_t arena_fallback_bytes = 0;
   // "lends, borrows", or what is in the way; "" where there is no such memory.
   std::string arena;
-  // "2 connections, sealed", or why large messages go by the bulk lanes; "" where there are none.
+  // "2 connections, TLS 1.3", or why large messages go by the bulk lanes; "" where there are none.
   std::string data;
 };
 

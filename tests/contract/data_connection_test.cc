@@ -19,7 +19,7 @@
 namespace weft::testing {
 namespace {
 
-// With `sealed`, over TLS.
+// With and without TLS.
 class DataConnection : public ::testing::TestWithParam<bool> {
  protected:
   static constexpr int kLanes = 2;  // control and bulk
@@ -36,12 +36,12 @@ class DataConnection : public ::testing::TestWithParam<bool> {
   void open(const GrpcTransportOptions& here, const GrpcTransportOptions& there = {}) {
     leave();
     GrpcTransportOptions next = there;
-    const bool sealed = GetParam();
-    Backend backend{"grpc", false, true, [&next, sealed, this](World&) -> TransportFactory {
-                      return [&next, sealed, this](const TransportContext& context) {
+    const bool tls = GetParam();
+    Backend backend{"grpc", false, true, [&next, tls, this](World&) -> TransportFactory {
+                      return [&next, tls, this](const TransportContext& context) {
                         GrpcTransportOptions options = next;
                         options.local_sockets = false;
-                        if (sealed) options.credentials = files_.make(context.worker_name, {});
+                        if (tls) options.credentials = files_.make(context.worker_name, {});
                         return grpc_transport(options)(context);
                       };
                     }};
@@ -103,7 +103,7 @@ TEST_P(DataConnection, LargeFramesTravelOnThemBothWays) {
   dial();
   ASSERT_NO_FATAL_FAILURE(wait_up());
   EXPECT_EQ(here_.connection->bulk_lanes().count, 1);
-  EXPECT_EQ(here_.connection->stats().data, GetParam() ? "1 connection, sealed" : "1 connection");
+  EXPECT_EQ(here_.connection->stats().data, GetParam() ? "1 connection, TLS 1.3" : "1 connection");
   const End ends[] = {here_, there_};
   for (int from = 0; from < 2; ++from) {
     const End& to = ends[1 - from];
@@ -218,6 +218,37 @@ TEST_P(DataConnection, ACutGreetingLeavesTheBulkLanes) {
   }
 }
 
+TEST_P(DataConnection, AHandshakeThatIsCutOrStallsLeavesTheBulkLanes) {
+  if (!GetParam()) GTEST_SKIP() << "there is no handshake without TLS";
+  open({.handshake_timeout = absl::Seconds(1)}, {.handshake_timeout = absl::Seconds(1)});
+  // Behind the greeting, within the dialler's first message.
+  for (const auto& [action, at] : std::vector<std::pair<RelayAction, uint64_t>>{
+           {RelayAction::kCut, 24}, {RelayAction::kCut, 90}, {RelayAction::kStall, 24}}) {
+    relay_ = Relay::start(tcp_part(b_->address));
+    relay_->add({.action = action, .connection = kLanes, .at_byte = at});
+    dial(/*by_relay=*/true);
+    const absl::Time limit = world_->runtime().now() + absl::Seconds(30);
+    for (const End& end : {here_, there_}) {
+      while (end.connection->stats().data == "not there yet") {
+        ASSERT_LT(world_->runtime().now(), limit);
+        ASSERT_NO_FATAL_FAILURE(ping());
+      }
+      EXPECT_FALSE(up(end)) << at;
+      if (action == RelayAction::kStall) {
+        EXPECT_EQ(end.connection->stats().data, "no end of the greetings in time");
+      }
+    }
+    const size_t before = there_.handler->frame_count();
+    ASSERT_TRUE(
+        here_.connection->send(make_frame(FrameKind::kChunk, "x", "bytes"), kBulkLane).ok());
+    EXPECT_TRUE(there_.handler->wait_frames(before + 1));
+    EXPECT_EQ(here_.handler->lost_calls(), 0);
+    here_.connection->close(absl::OkStatus());
+    ASSERT_TRUE(here_.handler->wait_lost());
+    ASSERT_TRUE(there_.handler->wait_lost());
+  }
+}
+
 TEST_P(DataConnection, CutInStepsThroughChunks) {
   constexpr uint64_t kChunk = 200 << 10;
   for (const RelayAction action :
@@ -255,7 +286,7 @@ TEST_P(DataConnection, CutInStepsThroughChunks) {
 TEST_P(DataConnection, ChangedBytesEndTheConnection) {
   dial(/*by_relay=*/true);
   ASSERT_NO_FATAL_FAILURE(wait_up());
-  // In plain text the first bytes are a frame's prefix; sealed, every byte counts.
+  // In plain text the first bytes are a frame's prefix; in TLS every byte counts.
   const uint64_t at = relay_->passed(kLanes, true) + (GetParam() ? 50'000 : 1);
   relay_->add({.action = RelayAction::kFlip, .connection = kLanes, .at_byte = at, .count = 1});
   ASSERT_TRUE(
@@ -393,7 +424,7 @@ TEST_P(DataConnection, ManyWhoSayNothingKeepNobodyOut) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, DataConnection, ::testing::Bool(),
-                         [](const auto& p) { return p.param ? "sealed" : "plain"; });
+                         [](const auto& p) { return p.param ? "tls" : "plain"; });
 
 }  // namespace
 }  // namespace weft::testing

@@ -1,5 +1,5 @@
-// What data connections are made of, without a network: frames out of bytes in any pieces, sealed
-// records, and the two directions of a socket.
+// What data connections are made of, without a network: frames out of bytes in any pieces, offers,
+// and the two directions of a socket.
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
@@ -10,12 +10,11 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "weft/common/posix.h"
+#include "weft/tests/contract/tls_pair.h"
 #include "weft/tests/contract/transport_harness.h"
 #include "weft/transport/frame.h"
 #include "weft/transport/internal/data/offer.h"
 #include "weft/transport/internal/data/pipe.h"
-#include "weft/transport/internal/data/sealed.h"
 #include "weft/transport/internal/data/stream_reader.h"
 #include "weft/transport/internal/data/turn.h"
 
@@ -23,12 +22,10 @@ namespace weft::testing {
 namespace {
 
 using internal::DataOffer;
-using internal::Opener;
 using internal::OutFrame;
 using internal::PipeReader;
 using internal::PipeState;
 using internal::PipeWriter;
-using internal::Sealer;
 using internal::StreamReader;
 
 constexpr size_t kLimit = 4u << 20;
@@ -166,111 +163,20 @@ TEST(StreamReader, ARefusedFrameEndsIt) {
   EXPECT_EQ(sink.got.size(), 1u);
 }
 
-// ---- records -----------------------------------------------------------------------------------
-
-std::string key() { return *internal::random_seal_key(); }
-
-std::string sealed(Sealer& sealer, std::string_view text) {
-  std::string out(internal::kMaxRecordBytes, '\0');
-  StatusOr<size_t> n = sealer.seal({text}, out.data());
-  EXPECT_TRUE(n.ok()) << n.status();
-  out.resize(*n);
-  return out;
-}
-
-StatusOr<std::string> opened(Opener& opener, std::string_view record, size_t direct = 0) {
-  StatusOr<size_t> text = Opener::text_bytes(record.substr(0, internal::kRecordHeadBytes));
-  if (!text.ok()) return text.status();
-  std::string first(direct, '\0');
-  std::string rest(*text, '\0');
-  WEFT_RETURN_IF_ERROR(opener.open(record, absl::MakeSpan(first), rest.data()));
-  const size_t k = std::min(direct, *text);
-  return first.substr(0, k) + rest.substr(0, *text - k);
-}
-
-TEST(Sealed, ARecordOpensIntoItsPlaceAndElsewhere) {
-  const std::string k = key();
-  auto sealer = *Sealer::make(k);
-  auto opener = *Opener::make(k);
-  for (const size_t size : {size_t{1}, size_t{5}, size_t{4096}, internal::kMaxRecordText}) {
-    for (const size_t direct : {size_t{0}, size_t{3}, size, size + 10}) {
-      const std::string text = pattern(size, size);
-      const std::string record = sealed(*sealer, text);
-      EXPECT_EQ(record.size(), size + internal::kRecordHeadBytes + internal::kRecordTagBytes);
-      EXPECT_EQ(size > 8 && record.find(text.substr(0, 8)) != std::string::npos, false);
-      const StatusOr<std::string> got = opened(*opener, record, direct);
-      ASSERT_TRUE(got.ok()) << got.status();
-      EXPECT_TRUE(*got == text);
-    }
-  }
-}
-
-TEST(Sealed, EqualTextsAreSealedDifferently) {
-  auto sealer = *Sealer::make(key());
-  EXPECT_NE(sealed(*sealer, "text"), sealed(*sealer, "text"));
-}
-
-TEST(Sealed, NoChangedByteOpens) {
-  const std::string k = key();
-  const std::string record = sealed(**Sealer::make(k), "twelve bytes");
-  for (size_t at = internal::kRecordHeadBytes; at < record.size(); ++at) {
-    for (const int bit : {0, 7}) {
-      std::string bad = record;
-      bad[at] = static_cast<char>(bad[at] ^ (1 << bit));
-      EXPECT_EQ(error_kind(opened(**Opener::make(k), bad).status()), ErrorKind::kProtocol) << at;
-    }
-  }
-  // The length is authenticated, too: a shorter record with its own tag at its end.
-  std::string shorter = record.substr(0, 4 + 6) + record.substr(record.size() - 16);
-  shorter[0] = 6;
-  EXPECT_EQ(error_kind(opened(**Opener::make(k), shorter).status()), ErrorKind::kProtocol);
-}
-
-TEST(Sealed, SEAL_1_RecordsOpenInTheirOrderAndOnce) {
-  const std::string k = key();
-  auto sealer = *Sealer::make(k);
-  const std::string records[] = {sealed(*sealer, "a"), sealed(*sealer, "b"), sealed(*sealer, "c")};
-  const auto fails = [&](std::vector<int> order) {
-    auto opener = *Opener::make(k);
-    for (size_t i = 0; i + 1 < order.size(); ++i) {
-      EXPECT_TRUE(opened(*opener, records[order[i]]).ok());
-    }
-    return error_kind(opened(*opener, records[order.back()]).status()) == ErrorKind::kProtocol;
-  };
-  EXPECT_TRUE(fails({1})) << "left out";
-  EXPECT_TRUE(fails({0, 0})) << "repeated";
-  EXPECT_TRUE(fails({0, 2})) << "moved";
-  EXPECT_FALSE(fails({0, 1, 2}));
-  EXPECT_EQ(error_kind(opened(**Opener::make(key()), records[0]).status()), ErrorKind::kProtocol)
-      << "of another connection";
-}
-
-TEST(Sealed, KeysAndLengthsAreChecked) {
-  for (const size_t bytes : {0, 15, 17, 32}) {
-    const std::string bad(bytes, 'k');
-    EXPECT_EQ(error_kind(Sealer::make(bad).status()), ErrorKind::kProtocol) << bytes;
-    EXPECT_EQ(error_kind(Opener::make(bad).status()), ErrorKind::kProtocol) << bytes;
-  }
-  EXPECT_EQ(error_kind(Opener::text_bytes({"\0\0\0\0", 4}).status()), ErrorKind::kProtocol);
-  EXPECT_EQ(error_kind(Opener::text_bytes({"\x01\x00\x02\x00", 4}).status()), ErrorKind::kProtocol);
-  EXPECT_EQ(error_kind(Opener::text_bytes({"\xff\xff\xff\xff", 4}).status()), ErrorKind::kProtocol);
-  EXPECT_EQ(*Opener::text_bytes({"\x00\x00\x02\x00", 4}), internal::kMaxRecordText);
-  EXPECT_NE(key(), key());
-}
+// ---- offers ------------------------------------------------------------------------------------
 
 TEST(DataOffer, WhatAnAcceptorOffersIsChecked) {
-  const DataOffer good{std::string(16, 't'), 1, 2, std::string(16, 'd'), std::string(16, 'a')};
+  const DataOffer good{std::string(16, 't'), 1, 2, std::string(32, 'k')};
   const StatusOr<DataOffer> same =
       internal::decode_data_offer(internal::encode_data_offer(good, 3), 3, true);
   ASSERT_TRUE(same.ok()) << same.status();
   EXPECT_EQ(same->ticket, good.ticket);
   EXPECT_EQ(same->index, 1u);
   EXPECT_EQ(same->count, 2u);
-  EXPECT_EQ(same->dialler_key, good.dialler_key);
-  EXPECT_EQ(same->acceptor_key, good.acceptor_key);
-  const auto bad = [](DataOffer offer, size_t first, size_t expected_first, bool sealed) {
+  EXPECT_EQ(same->key, good.key);
+  const auto bad = [](DataOffer offer, size_t first, size_t expected_first, bool tls) {
     return error_kind(internal::decode_data_offer(internal::encode_data_offer(offer, first),
-                                                  expected_first, sealed)
+                                                  expected_first, tls)
                           .status()) == ErrorKind::kProtocol;
   };
   const auto with = [&](auto change) {
@@ -278,10 +184,10 @@ TEST(DataOffer, WhatAnAcceptorOffersIsChecked) {
     change(offer);
     return offer;
   };
-  EXPECT_TRUE(bad(good, 3, 3, false)) << "keys for plain text";
+  EXPECT_TRUE(bad(good, 3, 3, false)) << "a key for plain text";
   EXPECT_TRUE(bad(with([](DataOffer& o) { o.ticket.pop_back(); }), 3, 3, true));
-  EXPECT_TRUE(bad(with([](DataOffer& o) { o.dialler_key.clear(); }), 3, 3, true));
-  EXPECT_TRUE(bad(with([](DataOffer& o) { o.acceptor_key += 'x'; }), 3, 3, true));
+  EXPECT_TRUE(bad(with([](DataOffer& o) { o.key.clear(); }), 3, 3, true));
+  EXPECT_TRUE(bad(with([](DataOffer& o) { o.key += 'x'; }), 3, 3, true));
   EXPECT_TRUE(bad(with([](DataOffer& o) { o.index = 2; }), 3, 3, true)) << "the third of two";
   EXPECT_TRUE(bad(good, 1, 3, true)) << "a lane that is there";
   EXPECT_TRUE(bad(with([](DataOffer& o) { o.count = 6; }), 3, 3, true)) << "too many";
@@ -317,13 +223,15 @@ TEST(DataTurns, TheyAreShortWhileSmallCallsComeAndGo) {
 class Pipes : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
-    int fds[2];
-    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
-    out_.reset(fds[0]);
-    in_.reset(fds[1]);
-    const std::string k = GetParam() ? key() : std::string();
-    writer_ = *internal::make_pipe_writer(out_.get(), k);
-    reader_ = *internal::make_pipe_reader(in_.get(), k);
+    sockets_ = SocketPair();
+    if (GetParam()) {
+      auto [client, server] = tls_pair(sockets_);
+      writer_ = internal::make_pipe_writer(client);
+      reader_ = internal::make_pipe_reader(server);
+    } else {
+      writer_ = internal::make_pipe_writer(sockets_.client.get());
+      reader_ = internal::make_pipe_reader(sockets_.server.get());
+    }
   }
   // Everything that can be written now is written, and read, until nothing moves.
   StatusOr<PipeState> pump(std::deque<OutFrame>* frames, StreamReader* to) {
@@ -334,7 +242,7 @@ class Pipes : public ::testing::TestWithParam<bool> {
     }
   }
 
-  internal::UniqueFd out_, in_;
+  SocketPair sockets_;
   std::unique_ptr<PipeWriter> writer_;
   std::unique_ptr<PipeReader> reader_;
 };
@@ -350,7 +258,7 @@ TEST_P(Pipes, FramesPassASocketThatTakesThemInParts) {
   // The end in good order.
   frames.emplace_back(make_frame(FrameKind::kDataEnd, "", ""));
   ASSERT_EQ(*writer_->write(&frames, 1000), PipeState::kDone);
-  out_.reset();
+  sockets_.client.reset();
   StatusOr<PipeState> end = PipeState::kBlocked;
   for (int i = 0; i < 2 && end.ok() && *end != PipeState::kEnded; ++i) {
     end = reader_->read(&to, 1000);
@@ -368,7 +276,7 @@ TEST_P(Pipes, FramesThatWereWrittenAreLetGo) {
   std::deque<OutFrame> frames;
   frames.emplace_back(std::move(frame));
   ASSERT_EQ(*writer_->write(&frames, kLimit), PipeState::kBlocked) << "more than a socket takes";
-  EXPECT_EQ(writer_->pending(), GetParam()) << "a record that was sealed";
+  EXPECT_EQ(writer_->pending(), GetParam()) << "records that were sealed";
   EXPECT_TRUE(frames.front().begun());
   EXPECT_EQ(owner.use_count(), 2);
   Sink sink;
@@ -385,18 +293,18 @@ TEST_P(Pipes, ATurnMovesNoMoreThanItsBudget) {
   std::deque<OutFrame> frames;
   frames.emplace_back(make_frame(FrameKind::kChunk, "place", payload));
   // A record that was begun goes out whole.
-  const size_t most = kBudget + (GetParam() ? internal::kMaxRecordBytes : 0);
+  const size_t most = kBudget + (GetParam() ? internal::kTlsRecordText : 0);
   ASSERT_EQ(*writer_->write(&frames, kBudget), PipeState::kPaused);
   EXPECT_LE(frames.front().sent, most);
   (void)writer_->write(&frames, kLimit);
   int there = 0;
-  ASSERT_EQ(ioctl(in_.get(), FIONREAD, &there), 0);
+  ASSERT_EQ(ioctl(sockets_.server.get(), FIONREAD, &there), 0);
   ASSERT_GT(static_cast<size_t>(there), most + 4096);
   Sink sink;
   StreamReader to(kLimit, &sink);
   ASSERT_EQ(*reader_->read(&to, kBudget), PipeState::kPaused);
   int left = 0;
-  ASSERT_EQ(ioctl(in_.get(), FIONREAD, &left), 0);
+  ASSERT_EQ(ioctl(sockets_.server.get(), FIONREAD, &left), 0);
   EXPECT_LE(static_cast<size_t>(there - left), most + 4096) << "and what is read ahead";
 }
 
@@ -413,7 +321,7 @@ TEST_P(Pipes, AStreamThatIsCutIsNoOrderlyEnd) {
       frames.emplace_back(make_frame(FrameKind::kChunk, "place", pattern(3'000'000, 1)));
       ASSERT_EQ(*writer_->write(&frames, kLimit), PipeState::kBlocked);
     }
-    out_.reset();
+    sockets_.client.reset();
     StatusOr<PipeState> state = PipeState::kPaused;
     while (state.ok() && *state == PipeState::kPaused) state = reader_->read(&to, 1u << 20);
     EXPECT_EQ(error_kind(state.status()), ErrorKind::kUnavailable) << state.status();
@@ -422,31 +330,56 @@ TEST_P(Pipes, AStreamThatIsCutIsNoOrderlyEnd) {
 }
 
 TEST_P(Pipes, APeerThatIsGoneIsAnErrorOfTheWriter) {
-  in_.reset();
+  sockets_.server.reset();
   std::deque<OutFrame> frames;
   frames.emplace_back(make_frame(FrameKind::kRequest, "h", "p"));
   EXPECT_EQ(error_kind(writer_->write(&frames, kLimit).status()), ErrorKind::kUnavailable);
 }
 
 INSTANTIATE_TEST_SUITE_P(, Pipes, ::testing::Bool(),
-                         [](const auto& p) { return p.param ? "sealed" : "plain"; });
+                         [](const auto& p) { return p.param ? "tls" : "plain"; });
 
-TEST(SealedPipe, SEAL_2_NothingOfARecordThatDoesNotOpenIsDelivered) {
-  const std::string k = key();
-  auto sealer = *Sealer::make(k);
+TEST(TlsPipe, TLS_1_NothingOfARecordThatWasChangedIsDelivered) {
+  SocketPair sockets;
+  auto [client, server] = tls_pair(sockets);
+  auto writer = internal::make_pipe_writer(client);
+  auto reader = internal::make_pipe_reader(server);
+  std::deque<OutFrame> frames;
+  frames.emplace_back(make_frame(FrameKind::kRequest, "h", "p"));
+  ASSERT_EQ(*writer->write(&frames, kLimit), PipeState::kDone);
   // A whole frame, with one byte of its payload changed on the way.
-  std::string record = sealed(*sealer, bytes_of({make_frame(FrameKind::kRequest, "h", "p")}));
-  record[record.size() - internal::kRecordTagBytes - 1] ^= 1;
-  int fds[2];
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
-  internal::UniqueFd out(fds[0]);
-  internal::UniqueFd in(fds[1]);
-  ASSERT_EQ(send(out.get(), record.data(), record.size(), 0), static_cast<ssize_t>(record.size()));
-  auto reader = *internal::make_pipe_reader(in.get(), k);
+  char record[256];
+  const ssize_t n = recv(sockets.server.get(), record, sizeof record, MSG_DONTWAIT);
+  ASSERT_GT(n, 20);
+  record[n - 18] ^= 1;
+  ASSERT_EQ(send(sockets.client.get(), record, static_cast<size_t>(n), 0), n);
   Sink sink;
   StreamReader to(kLimit, &sink);
   EXPECT_EQ(error_kind(reader->read(&to, kLimit).status()), ErrorKind::kProtocol);
   EXPECT_TRUE(sink.got.empty());
+}
+
+TEST(TlsPipe, TheLastFrameEndsItsDirectionOfTls) {
+  SocketPair sockets;
+  auto [client, server] = tls_pair(sockets);
+  auto writer = internal::make_pipe_writer(client);
+  auto reader = internal::make_pipe_reader(server);
+  std::deque<OutFrame> frames;
+  frames.emplace_back(make_frame(FrameKind::kDataEnd, "", ""));
+  ASSERT_EQ(*writer->write(&frames, kLimit), PipeState::kDone);
+  Sink sink;
+  StreamReader to(kLimit, &sink);
+  // The socket is open still: it is TLS that says so.
+  EXPECT_EQ(*reader->read(&to, kLimit), PipeState::kEnded);
+  // And the other direction goes on.
+  auto back = internal::make_pipe_writer(server);
+  frames.emplace_back(make_frame(FrameKind::kRequest, "h", "p"));
+  ASSERT_EQ(*back->write(&frames, kLimit), PipeState::kDone);
+  auto in = internal::make_pipe_reader(client);
+  Sink last;
+  StreamReader from(kLimit, &last);
+  EXPECT_EQ(*in->read(&from, kLimit), PipeState::kBlocked);
+  EXPECT_EQ(last.got.size(), 1u);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Arbitrary bytes on a data connection: the frames of a stream with an Assembler behind it, offers,
-// and sealed records. Whatever comes, every message is delivered or dropped once, no two write to
-// one place, the budget is kept, and what nobody sealed does not open.
+// and handshakes of TLS. Whatever comes, every message is delivered or dropped once, no two write
+// to one place, the budget is kept, and no handshake ends well without the key.
+
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,14 +12,15 @@
 #include <string_view>
 
 #include "weft/common/byte_budget.h"
+#include "weft/common/posix.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/internal/arena_message.h"
 #include "weft/rpc/internal/header.h"
 #include "weft/rpc/internal/message.h"
 #include "weft/tests/fuzz/target.h"
 #include "weft/transport/internal/data/offer.h"
-#include "weft/transport/internal/data/sealed.h"
 #include "weft/transport/internal/data/stream_reader.h"
+#include "weft/transport/tls_stream.h"
 
 namespace in = weft::internal;
 using weft::Status;
@@ -117,23 +120,23 @@ Status read_stream(std::string_view bytes, size_t step, bool direct) {
   return status;
 }
 
-Status open_records(std::string_view bytes) {
-  auto opener = in::Opener::make(std::string(in::kSealKeyBytes, 'k'));
-  require(opener.ok());
-  while (bytes.size() >= in::kRecordHeadBytes) {
-    WEFT_ASSIGN_OR_RETURN(const size_t text,
-                          in::Opener::text_bytes(bytes.substr(0, in::kRecordHeadBytes)));
-    const size_t record = in::kRecordHeadBytes + text + in::kRecordTagBytes;
-    if (bytes.size() < record) break;
-    std::string out(text, '\0');
-    const Status opened = (*opener)->open(bytes.substr(0, record), {}, out.data());
-    if (!opened.ok()) {
-      require(weft::error_kind(opened) == weft::ErrorKind::kProtocol);
-      return opened;
-    }
-    bytes.remove_prefix(record);
-  }
-  return weft::make_error(weft::ErrorKind::kUnavailable, "cut");
+// Who has no key says this to one who waits for TLS.
+Status shake_hands(std::string_view bytes, in::TlsRole role) {
+  int fds[2];
+  require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
+  const in::UniqueFd ours(fds[0]);
+  in::UniqueFd theirs(fds[1]);
+  auto tls = in::TlsStream::with_key(ours.get(), role, std::string(in::kTlsKeyBytes, 'k'));
+  require(tls.ok());
+  bytes = bytes.substr(0, 64 * 1024);
+  (void)!send(theirs.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  const auto first = (*tls)->handshake();
+  if (!first.ok()) return first.status();
+  require(*first != in::TlsState::kDone);  // nobody has the key
+  theirs.reset();
+  const auto cut = (*tls)->handshake();
+  require(!cut.ok());
+  return cut.status();
 }
 
 }  // namespace
@@ -142,16 +145,23 @@ Status open_records(std::string_view bytes) {
 const size_t kMostBytesPerByte = 128;
 
 // 'S', length of the pieces (1 byte, 0: one), whether they go into place (1): a stream. 'O', number
-// of the first (1), whether there are keys (1): an offer. 'R': records.
+// of the first (1), whether there are keys (1): an offer. 'T', any byte, whether we are the server
+// (1): a handshake of TLS.
 Status fuzz_one(std::string_view input) {
   if (input.empty()) return absl::OkStatus();
   const char what = input[0];
   input.remove_prefix(1);
-  if (what == 'R') return open_records(input);
   if (input.size() < 2) return absl::OkStatus();
   const size_t first = static_cast<unsigned char>(input[0]);
   const bool flag = (input[1] & 1) != 0;
   input.remove_prefix(2);
+  if (what == 'T') {
+    const Status status = shake_hands(input, flag ? in::TlsRole::kServer : in::TlsRole::kClient);
+    const weft::ErrorKind kind = weft::error_kind(status);
+    require(kind == weft::ErrorKind::kProtocol || kind == weft::ErrorKind::kPermission ||
+            kind == weft::ErrorKind::kUnavailable);
+    return status;
+  }
   if (what == 'S') return read_stream(input, first == 0 ? input.size() : first, flag);
   if (what != 'O') return absl::OkStatus();
   const size_t lanes = first % 8 + 1;
@@ -162,6 +172,6 @@ Status fuzz_one(std::string_view input) {
     return offer.status();
   }
   require(offer->index < offer->count && lanes + offer->count <= 8);
-  require(offer->dialler_key.size() == (flag ? in::kSealKeyBytes : 0));
+  require(offer->key.size() == (flag ? in::kTlsKeyBytes : 0));
   return absl::OkStatus();
 }

@@ -111,7 +111,7 @@ TEST_P(DataLanes, AConnectionIsRetiredWhenBothSidesDialled) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, DataLanes, ::testing::Bool(),
-                         [](const auto& p) { return p.param ? "sealed" : "plain"; });
+                         [](const auto& p) { return p.param ? "tls" : "plain"; });
 
 }  // namespace
 }  // namespace weft::testing

@@ -1,5 +1,5 @@
-"""Seeds of data_fuzzer.cc: streams of frames ('S'), offers of data connections ('O'), sealed records ('R'). The limit of a
-frame is 32 KiB, the budget 64 KiB, a message has at most 48 KiB."""
+"""Seeds of data_fuzzer.cc: streams of frames ('S'), offers of data connections ('O'), handshakes of TLS ('T'). The
+limit of a frame is 32 KiB, the budget 64 KiB, a message has at most 48 KiB."""
 
 import struct
 
@@ -26,20 +26,32 @@ def chunk(transfer, offset, length):
     return frame(CHUNK, struct.pack("<QQ", transfer, offset), b"c" * length)
 
 
-def offer(ticket=b"t" * 16, number=3, count=2, keys=b"k" * 16, first=3, sealed=True):
+def offer(ticket=b"t" * 16, number=3, count=2, key=b"k" * 32, first=3, tls=True):
     body = field(1, ticket) + field(2, number) + field(3, count)
-    if keys:
-        body += field(4, keys) + field(5, keys)
-    return b"O" + bytes([first - 1, sealed]) + body
+    if key:
+        body += field(6, key)
+    return b"O" + bytes([first - 1, tls]) + body
+
+
+def tls_record(kind, body, version=0x0303, length=None):
+    return struct.pack(">BHH", kind, version, len(body) if length is None else length) + body
+
+
+def shake(*records, server=True):
+    return b"T" + bytes([0, server]) + b"".join(records)
+
+
+def client_hello(suites=b"\x13\x01", extensions=b""):
+    """As a client of TLS 1.2 or 1.3 begins, without a key of ours."""
+    body = struct.pack(">H", 0x0303) + bytes(32) + b"\x00" + struct.pack(">H", len(suites)) + suites + b"\x01\x00"
+    body += struct.pack(">H", len(extensions)) + extensions
+    return tls_record(22, b"\x01" + struct.pack(">I", len(body))[1:] + body, version=0x0301)
 
 
 BODY = request([(8192, 1)])
 TENSOR = request([(4, 0), (4096, 2)], b"body", meta([1024], 4096))
+CUT = "unavailable: the stream was cut"
 WHOLE = [BODY, chunk(1, 0, 8000), chunk(1, 8000, 192)]
-# Sealed by another implementation of AES-128-GCM, under the key of sixteen k.
-FIRST = bytes.fromhex("05000000a4564ce8719a21028a219563ad8a7ef86890df0fda")
-SECOND = bytes.fromhex("060000005b864a53e8c37614f32bf9e899295aa229d5dc7e3e24")
-OPENS_NOT = "protocol: a sealed record does not open"
 SEEDS = {
     "message": (stream(*WHOLE, END), "ok"),
     "message_in_pieces": (stream(*WHOLE, END, step=7), "ok"),
@@ -74,25 +86,29 @@ SEEDS = {
     "layout_unreadable": (stream(frame(REQUEST, b"\x0a\xff")), "protocol: whose header of 2 bytes cannot be parsed"),
     # Offers.
     "offer": (offer(), "ok"),
-    "offer_plain": (offer(keys=b"", sealed=False), "ok"),
+    "offer_plain": (offer(key=b"", tls=False), "ok"),
     "offer_empty": (b"O\x02\x01", "protocol: with a ticket of 0 bytes"),
     "offer_unreadable": (b"O\x02\x01\x0a\xff", "protocol: that cannot be read"),
     "offer_ticket_long": (offer(ticket=b"t" * 17), "protocol: with a ticket of 17 bytes"),
-    "offer_without_keys": (offer(keys=b""), "protocol: with keys of 0 and 0 bytes, must be 16"),
-    "offer_keys_in_plain_text": (offer(sealed=False), "protocol: with keys of 16 and 16 bytes, must be 0"),
-    "offer_key_short": (offer(keys=b"k" * 15), "protocol: with keys of 15"),
+    "offer_without_a_key": (offer(key=b""), "protocol: with a key of 0 bytes, must be 32"),
+    "offer_with_a_key_in_plain_text": (offer(tls=False), "protocol: with a key of 32 bytes, must be 0"),
+    "offer_key_short": (offer(key=b"k" * 31), "protocol: with a key of 31"),
     "offer_of_a_lane_that_is_there": (offer(number=2), "protocol: of number 2 of 2"),
     "offer_beyond_its_count": (offer(number=5), "protocol: of number 5 of 2"),
     "offer_of_none": (offer(count=0), "protocol: of number 3 of 0"),
     "offer_of_too_many": (offer(count=6), "protocol: of number 3 of 6"),
     "offer_of_4_billion": (offer(number=2**32 - 1, count=2**32 - 1), "protocol: of number 4294967295"),
-    # Records.
-    "records": (b"R" + FIRST + SECOND, "unavailable: cut"),
-    "records_swapped": (b"R" + SECOND + FIRST, OPENS_NOT),
-    "record_repeated": (b"R" + FIRST + FIRST, OPENS_NOT),
-    "record_of_nobody": (b"R" + struct.pack("<I", 5) + bytes(21), OPENS_NOT),
-    "record_changed": (b"R" + FIRST[:6] + b"!" + FIRST[7:], OPENS_NOT),
-    "record_empty": (b"R" + bytes(20), "protocol: a record of 0 bytes"),
-    "record_too_long": (b"R" + struct.pack("<I", 131073), "protocol: a record of 131073 bytes"),
-    "record_of_4_billion": (b"R" + b"\xff" * 4, "protocol: a record of 4294967295 bytes"),
+    # Handshakes of TLS.
+    "tls_silence": (shake(), CUT),
+    "tls_silence_to_a_client": (shake(server=False), CUT),
+    "tls_plain_text": (shake(b"GET / HTTP/1.1\r\n\r\n"), "protocol: TLS: the handshake failed: http request"),
+    "tls_half_a_record": (shake(client_hello()[:-9]), CUT),
+    "tls_1_2": (shake(client_hello(b"\xc0\x2f")), "protocol: TLS: the handshake failed: unsupported protocol"),
+    "tls_record_of_64_kib": (shake(tls_record(22, b"x" * 100, length=65535)), "protocol: TLS: the handshake failed"),
+    "tls_record_empty": (shake(tls_record(22, b"")), "protocol: TLS: the handshake failed"),
+    "tls_data_before_the_handshake": (shake(tls_record(23, b"x" * 32)), "protocol: TLS: the handshake failed"),
+    "tls_alert": (shake(tls_record(21, b"\x02\x28")), "permission: TLS: the handshake failed"),
+    "tls_message_of_16_mib": (shake(tls_record(22, b"\x01\xff\xff\xff" + bytes(64))), "protocol: TLS: the handshake failed"),
+    "tls_server_hello_to_a_server": (shake(tls_record(22, b"\x02\x00\x00\x02\x03\x03")), "protocol: TLS: the handshake failed"),
+    "tls_client_hello_to_a_client": (shake(client_hello(), server=False), "protocol: TLS: the handshake failed"),
 }

@@ -29,8 +29,17 @@ StatusOr<std::shared_ptr<DataLane>> DataLane::make(Setup setup, UniqueFd fd, boo
                                                    std::shared_ptr<DataLaneHost> host) {
   std::shared_ptr<DataLane> lane(
       new DataLane(std::move(setup), std::move(fd), dials, std::move(host)));
-  WEFT_ASSIGN_OR_RETURN(lane->out_, make_pipe_writer(lane->fd_.get(), lane->setup_.keys.sending));
-  WEFT_ASSIGN_OR_RETURN(lane->in_, make_pipe_reader(lane->fd_.get(), lane->setup_.keys.receiving));
+  if (lane->setup_.key.empty()) {
+    lane->out_ = make_pipe_writer(lane->fd_.get());
+    lane->in_ = make_pipe_reader(lane->fd_.get());
+  } else {
+    WEFT_ASSIGN_OR_RETURN(
+        lane->tls_,
+        TlsStream::with_key(lane->fd_.get(), dials ? TlsRole::kClient : TlsRole::kServer,
+                            lane->setup_.key));
+    lane->out_ = make_pipe_writer(lane->tls_);
+    lane->in_ = make_pipe_reader(lane->tls_);
+  }
   return lane;
 }
 
@@ -44,23 +53,36 @@ Status DataLane::start() {
 
 // ---- the greeting ------------------------------------------------------------------------------
 
-Status DataLane::step_dial() {
-  if (phase_ == Phase::kConnecting) {
-    int code = 0;
-    socklen_t length = sizeof code;
-    if (getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &code, &length) != 0) code = errno;
-    if (code != 0) return make_error(ErrorKind::kUnavailable, system_error(code));
-    const std::string greeting = absl::StrCat(view(kDataMagic), setup_.ticket);
-    // It fits into the buffer of a socket that was just made.
-    const ssize_t n = ::send(fd_.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL);
-    if (n != static_cast<ssize_t>(greeting.size())) {
-      return make_error(ErrorKind::kUnavailable,
-                        n < 0 ? system_error(errno) : std::string("it takes no greeting"));
-    }
-    phase_ = Phase::kGreeting;
-    setup_.loop->watch_writing(client_, fd_.get(), false);
-    return absl::OkStatus();
+Status DataLane::step(bool readable, bool writable) {
+  switch (phase_) {
+    case Phase::kConnecting:
+      if (!writable) return absl::OkStatus();
+      setup_.loop->watch_writing(client_, fd_.get(), false);
+      return dials_ ? show_ticket() : answer();
+    case Phase::kGreeting: return readable ? read_answer() : absl::OkStatus();
+    case Phase::kSecuring: return secure();
+    case Phase::kUp: return absl::OkStatus();
   }
+  return absl::OkStatus();
+}
+
+Status DataLane::show_ticket() {
+  int code = 0;
+  socklen_t length = sizeof code;
+  if (getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &code, &length) != 0) code = errno;
+  if (code != 0) return make_error(ErrorKind::kUnavailable, system_error(code));
+  const std::string greeting = absl::StrCat(view(kDataMagic), setup_.ticket);
+  // It fits into the buffer of a socket that was just made.
+  const ssize_t n = ::send(fd_.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL);
+  if (n != static_cast<ssize_t>(greeting.size())) {
+    return make_error(ErrorKind::kUnavailable,
+                      n < 0 ? system_error(errno) : std::string("it takes no greeting"));
+  }
+  phase_ = Phase::kGreeting;
+  return absl::OkStatus();
+}
+
+Status DataLane::read_answer() {
   char answer[kDataMagic.size()];
   const ssize_t n = recv(fd_.get(), answer, kDataMagic.size() - greeting_.size(), MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return absl::OkStatus();
@@ -70,21 +92,31 @@ Status DataLane::step_dial() {
   if (greeting_ != kDataMagic.substr(0, greeting_.size())) {
     return make_error(ErrorKind::kProtocol, "the answer to a ticket is no answer of weft's");
   }
-  if (greeting_.size() == kDataMagic.size() && !go_up()) {
-    return make_error(ErrorKind::kUnavailable, "its connection has ended");
-  }
-  return absl::OkStatus();
+  return greeting_.size() == kDataMagic.size() ? secure() : absl::OkStatus();
 }
 
-bool DataLane::go_up() {
-  if (!dials_ && ::send(fd_.get(), kDataMagic.data(), kDataMagic.size(), MSG_NOSIGNAL) !=
-                     static_cast<ssize_t>(kDataMagic.size())) {
-    return false;
+Status DataLane::answer() {
+  if (::send(fd_.get(), kDataMagic.data(), kDataMagic.size(), MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(kDataMagic.size())) {
+    return make_error(ErrorKind::kUnavailable, "its dialler takes no answer");
   }
+  return secure();
+}
+
+Status DataLane::secure() {
+  if (tls_ == nullptr) return go_up();
+  phase_ = Phase::kSecuring;
+  WEFT_ASSIGN_OR_RETURN(const TlsState state, tls_->handshake());
+  setup_.loop->watch_writing(client_, fd_.get(), state == TlsState::kWantWrite);
+  return state == TlsState::kDone ? go_up() : absl::OkStatus();
+}
+
+Status DataLane::go_up() {
+  const auto gone = [] { return make_error(ErrorKind::kUnavailable, "its connection has ended"); };
   {
     // First: when the host has heard of it, it may drain or abort it.
     MutexLock lock(&mutex_);
-    if (aborted_) return false;
+    if (aborted_) return gone();
     up_ = true;
     may_send_ = !draining_;
   }
@@ -94,13 +126,13 @@ bool DataLane::go_up() {
     MutexLock lock(&mutex_);
     if (handler_ == nullptr) {
       up_ = may_send_ = false;
-      return false;
+      return gone();
     }
-    if (!draining_ || writing_ || finished_) return true;
+    if (!draining_ || writing_ || finished_) return absl::OkStatus();
     writing_ = true;
   }
   write_on(kTurnsAtOnce);
-  return true;
+  return absl::OkStatus();
 }
 
 // ---- sending -----------------------------------------------------------------------------------
@@ -214,17 +246,14 @@ void DataLane::on_stopped() {
 
 bool DataLane::on_ready(bool readable, bool writable) {
   if (phase_ != Phase::kUp) {
-    Status status;
-    if (dials_) {
-      if (phase_ == Phase::kConnecting ? writable : readable) status = step_dial();
-    } else if (writable) {
-      setup_.loop->watch_writing(client_, fd_.get(), false);
-      if (!go_up()) {
-        status = make_error(ErrorKind::kUnavailable, "its connection has ended");
-      }
+    if (const Status status = step(readable, writable); !status.ok()) {
+      break_off(status);
+      return false;
     }
-    if (!status.ok()) break_off(status);
-    return false;
+    // Frames may have come with the last bytes of the handshake.
+    if (phase_ != Phase::kUp || tls_ == nullptr) return false;
+    readable = true;
+    writable = false;
   }
   if (writable) {
     bool write = false;

@@ -7,6 +7,8 @@
 //
 //   dialler   "weftdata" ticket            acceptor   "weftdata"      then frames, both ways
 //
+// With a key there is a handshake of TLS between the greetings and the frames (tls_stream.h).
+//
 // Who sends writes to the socket itself as long as it takes more; the rest is the loop's. A lane
 // ends exactly once, on the loop, when nobody writes any more.
 //
@@ -44,11 +46,6 @@ class DataLaneHost {
   virtual void data_lane_ended(DataLane& lane, bool was_up, LaneEnd end) = 0;
 };
 
-struct DataKeys {  // both empty: plain text
-  std::string sending;
-  std::string receiving;
-};
-
 class WEFT_API DataLane final : public DataLoop::Client,
                                 public StreamSink,
                                 public std::enable_shared_from_this<DataLane> {
@@ -56,7 +53,7 @@ class WEFT_API DataLane final : public DataLoop::Client,
   struct Setup {
     int number = 0;
     std::string ticket;
-    DataKeys keys;
+    std::string key;             // of TLS; empty: plain text
     size_t max_frame_bytes = 0;  // that we take
     std::shared_ptr<Runtime> runtime;
     std::shared_ptr<DataLoop> loop;
@@ -90,7 +87,7 @@ class WEFT_API DataLane final : public DataLoop::Client,
   Status stream_frame(const FrameView& frame) override;
 
  private:
-  enum class Phase { kConnecting, kGreeting, kUp };
+  enum class Phase { kConnecting, kGreeting, kSecuring, kUp };
 
   DataLane(Setup setup, UniqueFd fd, bool dials, std::shared_ptr<DataLaneHost> host)
       : setup_(std::move(setup)),
@@ -99,8 +96,14 @@ class WEFT_API DataLane final : public DataLoop::Client,
         host_(std::move(host)),
         reader_(setup_.max_frame_bytes, this) {}
 
-  Status step_dial() ABSL_LOCKS_EXCLUDED(mutex_);
-  bool go_up() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The next step of the way up; it may be called too early.
+  Status step(bool readable, bool writable) ABSL_LOCKS_EXCLUDED(mutex_);
+  Status show_ticket();
+  Status read_answer();
+  Status answer();
+  // The greetings are over.
+  Status secure() ABSL_LOCKS_EXCLUDED(mutex_);
+  Status go_up() ABSL_LOCKS_EXCLUDED(mutex_);
   // REQUIRES: writing_ was reserved by the caller; it is given back.
   void write_on(size_t turns) ABSL_LOCKS_EXCLUDED(mutex_);
   void stop_writing_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -115,7 +118,8 @@ class WEFT_API DataLane final : public DataLoop::Client,
   const Setup setup_;
   const UniqueFd fd_;
   const bool dials_;
-  uint64_t client_ = 0;  // number at the loop
+  uint64_t client_ = 0;             // number at the loop
+  std::shared_ptr<TlsStream> tls_;  // null: plain text
   std::unique_ptr<PipeWriter> out_;
   std::unique_ptr<PipeReader> in_;
   std::deque<OutFrame> leaving_;  // whoever writes has it

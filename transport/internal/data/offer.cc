@@ -4,8 +4,8 @@
 #include "weft/common/internal/text.h"
 #include "weft/proto/transport.pb.h"
 #include "weft/transport/internal/data/lane.h"
-#include "weft/transport/internal/data/sealed.h"
 #include "weft/transport/internal/wire/handshake.h"
+#include "weft/transport/tls_stream.h"
 
 namespace weft::internal {
 namespace {
@@ -21,12 +21,11 @@ std::string encode_data_offer(const DataOffer& offer, size_t first) {
   out.set_ticket(offer.ticket);
   out.set_number(static_cast<uint32_t>(first + offer.index));
   out.set_count(static_cast<uint32_t>(offer.count));
-  out.set_dialler_key(offer.dialler_key);
-  out.set_acceptor_key(offer.acceptor_key);
+  out.set_key(offer.key);
   return out.SerializeAsString();
 }
 
-StatusOr<DataOffer> decode_data_offer(std::string_view header, size_t first, bool sealed) {
+StatusOr<DataOffer> decode_data_offer(std::string_view header, size_t first, bool tls) {
   v1::DataOffer in;
   if (!in.ParseFromArray(header.data(), static_cast<int>(header.size()))) {
     return bad_offer("that cannot be read");
@@ -35,17 +34,15 @@ StatusOr<DataOffer> decode_data_offer(std::string_view header, size_t first, boo
     return bad_offer(absl::StrCat("with a ticket of ", in.ticket().size(), " bytes, must be ",
                                   kDataTicketBytes));
   }
-  const size_t key = sealed ? kSealKeyBytes : 0;
-  if (in.dialler_key().size() != key || in.acceptor_key().size() != key) {
-    return bad_offer(absl::StrCat("with keys of ", in.dialler_key().size(), " and ",
-                                  in.acceptor_key().size(), " bytes, must be ", key));
+  const size_t key = tls ? kTlsKeyBytes : 0;
+  if (in.key().size() != key) {
+    return bad_offer(absl::StrCat("with a key of ", in.key().size(), " bytes, must be ", key));
   }
   if (in.count() > kMaxLanes - first || in.number() < first || in.number() - first >= in.count()) {
     return bad_offer(absl::StrCat("of number ", in.number(), " of ", in.count(),
                                   ", where the first is ", first, " and the last ", kMaxLanes - 1));
   }
-  return DataOffer{in.ticket(), in.number() - first, in.count(), in.dialler_key(),
-                   in.acceptor_key()};
+  return DataOffer{in.ticket(), in.number() - first, in.count(), in.key()};
 }
 
 }  // namespace weft::internal

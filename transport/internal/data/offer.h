@@ -16,14 +16,13 @@ struct DataOffer {
   std::string ticket;
   size_t index = 0;  // of `count`, in order of the lanes' numbers
   size_t count = 0;
-  std::string dialler_key;  // both empty: plain text
-  std::string acceptor_key;
+  std::string key;  // of TLS; empty: plain text
 };
 
 // `first`: the number of the first data connection.
 WEFT_API std::string encode_data_offer(const DataOffer& offer, size_t first);
-// Strict: errors are protocol errors. `sealed`: whether there must be keys, or none.
-WEFT_API StatusOr<DataOffer> decode_data_offer(std::string_view header, size_t first, bool sealed);
+// Strict: errors are protocol errors. `tls`: whether there must be a key, or none.
+WEFT_API StatusOr<DataOffer> decode_data_offer(std::string_view header, size_t first, bool tls);
 
 }  // namespace weft::internal
 

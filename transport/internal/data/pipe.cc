@@ -10,9 +10,8 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/container/inlined_vector.h"
 #include "weft/common/posix.h"
-#include "weft/transport/internal/data/sealed.h"
+#include "weft/transport/tls_stream.h"
 
 namespace weft::internal {
 namespace {
@@ -20,8 +19,6 @@ namespace {
 // What is read where nobody knows yet where it belongs: mostly the head of the next frame.
 constexpr size_t kStageBytes = 4096;
 constexpr size_t kPiecesAtOnce = 64;
-// A payload of this size begins a record of its own, so that it can be opened into its place.
-constexpr size_t kOwnRecord = 4096;
 
 WEFT_COLD Status broken(int code) {
   return make_error(ErrorKind::kUnavailable, system_error(code));
@@ -47,14 +44,37 @@ void each_piece(const OutFrame& out, Take take) {
   }
 }
 
-void note_sent(std::deque<OutFrame>* frames, size_t n) {
+// Calls `take` with each of the next pieces of the frames, `room` bytes together, and how many were
+// before it; how many they are.
+template <class Take>
+size_t gather(const std::deque<OutFrame>& frames, size_t room, Take take) {
+  size_t n = 0;
+  for (auto frame = frames.begin(); frame != frames.end() && n < kPiecesAtOnce && room > 0;
+       ++frame) {
+    each_piece(*frame, [&](std::string_view piece) {
+      if (n == kPiecesAtOnce || room == 0) return false;
+      piece = piece.substr(0, room);
+      take(n++, piece);
+      room -= piece.size();
+      return true;
+    });
+  }
+  return n;
+}
+
+// Whether the last frame of this direction is out.
+bool note_sent(std::deque<OutFrame>* frames, size_t n) {
+  bool last = false;
   while (n > 0) {
     OutFrame& front = frames->front();
     const size_t k = std::min(n, front.bytes - front.sent);
     front.sent += k;
     n -= k;
-    if (front.sent == front.bytes) frames->pop_front();
+    if (front.sent < front.bytes) break;
+    last = front.frame.kind == FrameKind::kDataEnd;
+    frames->pop_front();
   }
+  return last;
 }
 
 class PlainWriter final : public PipeWriter {
@@ -65,18 +85,9 @@ class PlainWriter final : public PipeWriter {
     for (size_t written = 0; !frames->empty();) {
       if (written >= budget) return PipeState::kPaused;
       std::array<iovec, kPiecesAtOnce> pieces;
-      size_t n = 0;
-      size_t room = budget - written;
-      for (auto frame = frames->begin(); frame != frames->end() && n < pieces.size() && room > 0;
-           ++frame) {
-        each_piece(*frame, [&](std::string_view piece) {
-          if (n == pieces.size() || room == 0) return false;
-          const size_t k = std::min(piece.size(), room);
-          pieces[n++] = {const_cast<char*>(piece.data()), k};
-          room -= k;
-          return true;
-        });
-      }
+      const size_t n = gather(*frames, budget - written, [&](size_t i, std::string_view piece) {
+        pieces[i] = {const_cast<char*>(piece.data()), piece.size()};
+      });
       msghdr message = {};
       message.msg_iov = pieces.data();
       message.msg_iovlen = n;
@@ -129,123 +140,61 @@ class PlainReader final : public PipeReader {
   std::array<char, kStageBytes> stage_;
 };
 
-class SealedWriter final : public PipeWriter {
+class TlsWriter final : public PipeWriter {
  public:
-  SealedWriter(int fd, std::unique_ptr<Sealer> sealer)
-      : fd_(fd), sealer_(std::move(sealer)), record_(new char[kMaxRecordBytes]) {}
+  explicit TlsWriter(std::shared_ptr<TlsStream> tls) : tls_(std::move(tls)) {}
 
   StatusOr<PipeState> write(std::deque<OutFrame>* frames, size_t budget) override {
     for (size_t written = 0;;) {
-      WEFT_ASSIGN_OR_RETURN(const PipeState state, flush());
-      if (state != PipeState::kDone || frames->empty()) return state;
+      std::array<std::string_view, kPiecesAtOnce> pieces;
+      const size_t n = gather(*frames, budget - std::min(budget, written),
+                              [&](size_t i, std::string_view piece) { pieces[i] = piece; });
+      // With none it still sends what was sealed before.
+      WEFT_ASSIGN_OR_RETURN(const TlsMoved moved, tls_->write({pieces.data(), n}));
+      const bool last = note_sent(frames, moved.bytes);
+      written += moved.bytes;
+      TlsState state = moved.state;
+      if (last) {
+        WEFT_ASSIGN_OR_RETURN(state, tls_->close());
+      }
+      if (state == TlsState::kWantWrite) return PipeState::kBlocked;
+      if (frames->empty()) return PipeState::kDone;
       if (written >= budget) return PipeState::kPaused;
-      WEFT_ASSIGN_OR_RETURN(const size_t text, make_record(*frames));
-      note_sent(frames, text);
-      written += text;
     }
   }
 
-  bool pending() const override { return begin_ < end_; }
+  bool pending() const override { return tls_->pending(); }
 
  private:
-  // Heads and small payloads together; of a large payload as much as fits, alone.
-  StatusOr<size_t> make_record(const std::deque<OutFrame>& frames) {
-    absl::InlinedVector<std::string_view, 16> pieces;
-    size_t text = 0;
-    bool full = false;
-    for (auto frame = frames.begin(); frame != frames.end() && !full; ++frame) {
-      each_piece(*frame, [&](std::string_view piece) {
-        const bool large = piece.size() >= kOwnRecord;
-        full = (large && text > 0) || text + std::min(piece.size(), kOwnRecord) > kMaxRecordText;
-        if (full) return false;
-        pieces.push_back(piece.substr(0, kMaxRecordText - text));
-        text += pieces.back().size();
-        full = large;
-        return !full;
-      });
-    }
-    WEFT_ASSIGN_OR_RETURN(end_, sealer_->seal(pieces, record_.get()));
-    begin_ = 0;
-    return text;
-  }
-  StatusOr<PipeState> flush() {
-    while (begin_ < end_) {
-      const ssize_t sent =
-          send(fd_, record_.get() + begin_, end_ - begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (sent < 0) {
-        if (errno == EINTR) continue;
-        if (not_now(errno)) return PipeState::kBlocked;
-        return broken(errno);
-      }
-      begin_ += static_cast<size_t>(sent);
-    }
-    return PipeState::kDone;
-  }
-
-  const int fd_;
-  const std::unique_ptr<Sealer> sealer_;
-  const std::unique_ptr<char[]> record_;  // from begin_ to end_ is to be written
-  size_t begin_ = 0;
-  size_t end_ = 0;
+  const std::shared_ptr<TlsStream> tls_;
 };
 
-class SealedReader final : public PipeReader {
+class TlsReader final : public PipeReader {
  public:
-  SealedReader(int fd, std::unique_ptr<Opener> opener)
-      : fd_(fd),
-        opener_(std::move(opener)),
-        buffer_(new char[kMaxRecordBytes + kRecordHeadBytes]),
-        text_(new char[kMaxRecordText]) {}
+  explicit TlsReader(std::shared_ptr<TlsStream> tls) : tls_(std::move(tls)) {}
 
   StatusOr<PipeState> read(StreamReader* to, size_t budget) override {
+    // What has come from the socket is used up, whatever the budget: the socket would not become
+    // ready for it.
     for (size_t done = 0;;) {
-      if (done >= budget) return PipeState::kPaused;
-      // The rest of this record and the head of the next: what would be read beyond had to be
-      // moved.
-      const size_t wanted = (record_ > 0 ? record_ : kMaxRecordBytes) + kRecordHeadBytes - have_;
-      const ssize_t n = recv(fd_, buffer_.get() + have_, wanted, MSG_DONTWAIT);
-      if (n < 0) {
-        if (errno == EINTR) continue;
-        if (not_now(errno)) return PipeState::kBlocked;
-        return broken(errno);
+      const size_t more = budget - std::min(budget, done);
+      const absl::Span<char> direct = to->direct();
+      const absl::Span<char> place = direct.empty() ? absl::MakeSpan(stage_) : direct;
+      WEFT_ASSIGN_OR_RETURN(const TlsMoved moved, tls_->read(place, more));
+      done += moved.socket_bytes;
+      if (moved.bytes > 0) {
+        WEFT_RETURN_IF_ERROR(direct.empty() ? to->feed({stage_.data(), moved.bytes})
+                                            : to->advance(moved.bytes));
       }
-      if (n == 0) return end_of(*to);
-      have_ += static_cast<size_t>(n);
-      done += static_cast<size_t>(n);
-      WEFT_RETURN_IF_ERROR(open_records(to));
+      if (moved.state == TlsState::kEnded) return end_of(*to);
+      if (moved.state == TlsState::kWantRead) return PipeState::kBlocked;
+      if (moved.bytes < place.size() && done >= budget) return PipeState::kPaused;
     }
   }
 
  private:
-  Status open_records(StreamReader* to) {
-    size_t begin = 0;
-    record_ = 0;
-    while (have_ - begin >= kRecordHeadBytes) {
-      WEFT_ASSIGN_OR_RETURN(const size_t text,
-                            Opener::text_bytes({buffer_.get() + begin, kRecordHeadBytes}));
-      const size_t bytes = kRecordHeadBytes + text + kRecordTagBytes;
-      if (have_ - begin < bytes) {
-        record_ = bytes;
-        break;
-      }
-      const absl::Span<char> direct = to->direct();
-      WEFT_RETURN_IF_ERROR(opener_->open({buffer_.get() + begin, bytes}, direct, text_.get()));
-      begin += bytes;
-      const size_t k = std::min(direct.size(), text);
-      if (k > 0) WEFT_RETURN_IF_ERROR(to->advance(k));
-      WEFT_RETURN_IF_ERROR(to->feed({text_.get(), text - k}));
-    }
-    have_ -= begin;
-    if (begin > 0) std::memmove(buffer_.get(), buffer_.get() + begin, have_);
-    return absl::OkStatus();
-  }
-
-  const int fd_;
-  const std::unique_ptr<Opener> opener_;
-  const std::unique_ptr<char[]> buffer_;
-  const std::unique_ptr<char[]> text_;
-  size_t have_ = 0;
-  size_t record_ = 0;  // length of the record under way; 0: not known yet
+  const std::shared_ptr<TlsStream> tls_;
+  std::array<char, kStageBytes> stage_;
 };
 
 }  // namespace
@@ -257,16 +206,13 @@ OutFrame::OutFrame(Frame f) : frame(std::move(f)), head(kPrefixBytes, '\0') {
   bytes = head.size() + payload;
 }
 
-StatusOr<std::unique_ptr<PipeWriter>> make_pipe_writer(int fd, std::string_view key) {
-  if (key.empty()) return std::make_unique<PlainWriter>(fd);
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Sealer> sealer, Sealer::make(key));
-  return std::make_unique<SealedWriter>(fd, std::move(sealer));
+std::unique_ptr<PipeWriter> make_pipe_writer(int fd) { return std::make_unique<PlainWriter>(fd); }
+std::unique_ptr<PipeReader> make_pipe_reader(int fd) { return std::make_unique<PlainReader>(fd); }
+std::unique_ptr<PipeWriter> make_pipe_writer(std::shared_ptr<TlsStream> tls) {
+  return std::make_unique<TlsWriter>(std::move(tls));
 }
-
-StatusOr<std::unique_ptr<PipeReader>> make_pipe_reader(int fd, std::string_view key) {
-  if (key.empty()) return std::make_unique<PlainReader>(fd);
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Opener> opener, Opener::make(key));
-  return std::make_unique<SealedReader>(fd, std::move(opener));
+std::unique_ptr<PipeReader> make_pipe_reader(std::shared_ptr<TlsStream> tls) {
+  return std::make_unique<TlsReader>(std::move(tls));
 }
 
 }  // namespace weft::internal

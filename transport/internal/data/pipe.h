@@ -2,7 +2,7 @@
 #define WEFT_TRANSPORT_INTERNAL_DATA_PIPE_H_
 
 // The two directions of a data connection: frames into a socket that does not block, and out of it.
-// As they are, or sealed (sealed.h). Each object belongs to one thread at a time; the two of one
+// As they are, or by TLS. Each object belongs to one thread at a time; the two of one
 // socket may be used side by side.
 
 #include <cstddef>
@@ -13,6 +13,7 @@
 #include "weft/common/api.h"
 #include "weft/common/error.h"
 #include "weft/transport/internal/data/stream_reader.h"
+#include "weft/transport/tls_stream.h"
 #include "weft/transport/transport.h"
 
 namespace weft::internal {
@@ -54,9 +55,12 @@ class WEFT_API PipeReader {
   virtual StatusOr<PipeState> read(StreamReader* to, size_t budget) = 0;
 };
 
-// `fd` outlives them. An empty key: as they are. Errors: see Sealer::make().
-WEFT_API StatusOr<std::unique_ptr<PipeWriter>> make_pipe_writer(int fd, std::string_view key);
-WEFT_API StatusOr<std::unique_ptr<PipeReader>> make_pipe_reader(int fd, std::string_view key);
+// `fd` outlives them. As they are.
+WEFT_API std::unique_ptr<PipeWriter> make_pipe_writer(int fd);
+WEFT_API std::unique_ptr<PipeReader> make_pipe_reader(int fd);
+// Through a stream whose handshake is done. The frame data_end closes its direction of TLS, too.
+WEFT_API std::unique_ptr<PipeWriter> make_pipe_writer(std::shared_ptr<TlsStream> tls);
+WEFT_API std::unique_ptr<PipeReader> make_pipe_reader(std::shared_ptr<TlsStream> tls);
 
 }  // namespace weft::internal
 

@@ -61,7 +61,7 @@ class GrpcConnection final : public Connection,
   void fail(Status why) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Acceptor: the socket that showed the ticket of this data connection.
-  void take_data(size_t index, DataKeys keys, UniqueFd fd) ABSL_LOCKS_EXCLUDED(mutex_);
+  void take_data(size_t index, std::string key, UniqueFd fd) ABSL_LOCKS_EXCLUDED(mutex_);
   size_t lanes() const { return lanes_.size(); }
   // Of the data connections that are up, in order: their numbers begin with lanes().
   std::vector<LaneStats> data_stats() const;
@@ -111,7 +111,7 @@ class GrpcConnection final : public Connection,
   void offer_data() ABSL_LOCKS_EXCLUDED(mutex_);
   // The dialler's.
   Status on_data_offer(std::string_view header) ABSL_LOCKS_EXCLUDED(mutex_);
-  void start_data(size_t index, const std::string& ticket, DataKeys keys, StatusOr<UniqueFd> fd)
+  void start_data(size_t index, const std::string& ticket, std::string key, StatusOr<UniqueFd> fd)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void no_data(const Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<std::shared_ptr<DataLane>> data_lanes() ABSL_LOCKS_EXCLUDED(mutex_);

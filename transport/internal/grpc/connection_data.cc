@@ -7,10 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "weft/transport/address.h"
 #include "weft/transport/internal/data/offer.h"
-#include "weft/transport/internal/data/sealed.h"
 #include "weft/transport/internal/grpc/connection.h"
 #include "weft/transport/internal/grpc/core.h"
 #include "weft/transport/local_socket.h"
+#include "weft/transport/tls_stream.h"
 
 namespace weft::internal {
 namespace {
@@ -27,7 +27,7 @@ class GrpcConnection::DataTimer final : public GrpcTimed {
     const std::shared_ptr<GrpcConnection> connection = connection_.lock();
     if (connection == nullptr) return;
     for (const auto& lane : connection->data_lanes()) {
-      lane->give_up(make_error(ErrorKind::kDeadline, "no answer to the greeting in time"));
+      lane->give_up(make_error(ErrorKind::kDeadline, "no end of the greetings in time"));
     }
   }
 
@@ -54,26 +54,23 @@ void GrpcConnection::offer_data() {
     data_count_ = count;
   }
   for (size_t i = 0; i < count; ++i) {
-    DataOffer offer{random_bytes(core_->runtime().random(), kDataTicketBytes), i, count, {}, {}};
+    DataOffer offer{random_bytes(core_->runtime().random(), kDataTicketBytes), i, count, {}};
     if (core_->tls() != nullptr) {
-      for (std::string* key : {&offer.dialler_key, &offer.acceptor_key}) {
-        StatusOr<std::string> made = random_seal_key();
-        if (!made.ok()) return no_data(made.status());
-        *key = *std::move(made);
-      }
+      StatusOr<std::string> key = random_tls_key();
+      if (!key.ok()) return no_data(key.status());
+      offer.key = *std::move(key);
     }
     Frame frame;
     frame.kind = FrameKind::kDataOffer;
     frame.header = encode_data_offer(offer, lanes_.size());
-    core_->expect_data(offer.ticket,
-                       {weak_from_this(), i, {offer.acceptor_key, offer.dialler_key}, {}});
+    core_->expect_data(offer.ticket, {weak_from_this(), i, offer.key, {}});
     // A connection that is lost needs none.
     lanes_[kControlLane]->send(std::move(frame)).IgnoreError();
   }
 }
 
-void GrpcConnection::take_data(size_t index, DataKeys keys, UniqueFd fd) {
-  start_data(index, std::string(), std::move(keys), std::move(fd));
+void GrpcConnection::take_data(size_t index, std::string key, UniqueFd fd) {
+  start_data(index, std::string(), std::move(key), std::move(fd));
 }
 
 // ---- the dialler -------------------------------------------------------------------------------
@@ -97,19 +94,18 @@ Status GrpcConnection::on_data_offer(std::string_view header) {
     }
     data_count_ = offer.count;
   }
-  start_data(offer.index, offer.ticket, {offer.dialler_key, offer.acceptor_key},
-             begin_connect(lanes_[kControlLane]->remote()));
+  start_data(offer.index, offer.ticket, offer.key, begin_connect(lanes_[kControlLane]->remote()));
   return absl::OkStatus();
 }
 
 // ---- both --------------------------------------------------------------------------------------
 
-void GrpcConnection::start_data(size_t index, const std::string& ticket, DataKeys keys,
+void GrpcConnection::start_data(size_t index, const std::string& ticket, std::string key,
                                 StatusOr<UniqueFd> fd) {
   if (!fd.ok()) return no_data(fd.status());
   set_tcp_options(fd->get(), core_->options().keepalive_timeout);
   StatusOr<std::shared_ptr<DataLane>> lane = DataLane::make(
-      {static_cast<int>(lanes_.size() + index), ticket, std::move(keys),
+      {static_cast<int>(lanes_.size() + index), ticket, std::move(key),
        core_->context().max_frame_bytes, core_->context().runtime, core_->data_loop()},
       *std::move(fd), dialled_, shared_from_this());
   if (!lane.ok()) return no_data(lane.status());
@@ -123,7 +119,8 @@ void GrpcConnection::start_data(size_t index, const std::string& ticket, DataKey
     no_data(started);
     return one_ended({}, /*was_up=*/false);
   }
-  if (!dialled_) return;
+  // An acceptor without TLS goes up at once.
+  if (!dialled_ && core_->tls() == nullptr) return;
   data_timer_->bind(weak_from_this());
   core_->set_deadline(core_->runtime().now() + core_->options().handshake_timeout, data_timer_);
 }
@@ -182,7 +179,7 @@ std::string GrpcConnection::describe_data() const {
   const size_t ready = data_ready_.load(std::memory_order_acquire);
   if (ready > 0) {
     return absl::StrCat(ready, ready == 1 ? " connection" : " connections",
-                        core_->tls() == nullptr ? "" : ", sealed");
+                        core_->tls() == nullptr ? "" : ", TLS 1.3");
   }
   if (local_) return "the peer is on this host's local socket";
   MutexLock lock(&mutex_);

@@ -255,7 +255,7 @@ void GrpcTransportCore::take_data(const std::string& ticket, UniqueFd fd) {
   if (data.until < runtime().now()) return;
   const std::shared_ptr<GrpcConnection> connection = data.connection.lock();
   if (connection != nullptr) {
-    connection->take_data(data.index, std::move(data.keys), std::move(fd));
+    connection->take_data(data.index, std::move(data.key), std::move(fd));
   }
 }
 

@@ -87,7 +87,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   struct ExpectedData {
     std::weak_ptr<GrpcConnection> connection;
     size_t index = 0;
-    DataKeys keys{};
+    std::string key{};  // of TLS
     absl::Time until;
   };
   void expect_data(const std::string& ticket, ExpectedData data) ABSL_LOCKS_EXCLUDED(mutex_);
