@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "torch/csrc/autograd/variable.h"
+#include "weft/dist_autograd/ended_passes.h"
 #include "weft/dist_autograd/internal/service.h"
 #include "weft/dist_autograd/leaf_effect.h"
 
@@ -54,12 +55,28 @@ StatusOr<at::Tensor> first_gradient(size_t index, const at::Tensor& loss, const 
   return given;
 }
 
-std::vector<AutogradGradient> gradients_of(const ContextRef& context) {
+std::vector<AutogradGradient> to_public(std::vector<internal::LeafGradient> leaves) {
   std::vector<AutogradGradient> out;
-  for (internal::LeafGradient& one : context->gradients()) {
+  out.reserve(leaves.size());
+  for (internal::LeafGradient& one : leaves) {
     out.push_back(AutogradGradient{std::move(one.leaf), std::move(one.gradient)});
   }
   return out;
+}
+
+std::vector<AutogradGradient> gradients_of(const ContextRef& context) {
+  return to_public(context->gradients());
+}
+
+StatusOr<ContextRef> find_context(const Worker& worker, const AutogradContextId& id) {
+  const auto service = service_of(worker);
+  if (ContextRef context = service->find(id)) return context;
+  if (service->was_released(id)) {
+    return make_error(ErrorKind::kState, absl::StrCat(to_string(id), " has been released"));
+  }
+  return make_error(ErrorKind::kNotFound,
+                    absl::StrCat("Could not find autograd context with id: ", to_string(id),
+                                 " on worker '", worker.name(), "'"));
 }
 
 // As LibTorch accumulates: what is there is added to in place.
@@ -111,7 +128,22 @@ class BackwardCall {
     return context.service_->backward(context.state_, std::move(roots), std::move(gradients),
                                       options, std::move(effect), outcomes);
   }
+  static EndedPasses ended(const DistAutogradContext& context) {
+    return context.state_->own_passes();
+  }
 };
+
+EndedPasses ended_passes(const DistAutogradContext& context) {
+  return BackwardCall::ended(context);
+}
+
+StatusOr<std::vector<AutogradGradient>> gradients_of_ended(const Worker& worker,
+                                                           const AutogradContextId& id,
+                                                           const EndedPasses& ended) {
+  WEFT_ASSIGN_OR_RETURN(const ContextRef context, find_context(worker, id));
+  WEFT_ASSIGN_OR_RETURN(std::vector<LeafGradient> found, context->gradients(ended));
+  return to_public(std::move(found));
+}
 
 LeafEffect::~LeafEffect() = default;
 
@@ -198,15 +230,8 @@ std::optional<AutogradContextId> current_autograd_context(const Worker& worker) 
 
 StatusOr<std::vector<AutogradGradient>> try_autograd_gradients(const Worker& worker,
                                                                const AutogradContextId& id) {
-  const auto service = service_of(worker);
-  const ContextRef context = service->find(id);
-  if (context != nullptr) return gradients_of(context);
-  if (service->was_released(id)) {
-    return make_error(ErrorKind::kState, absl::StrCat(to_string(id), " has been released"));
-  }
-  return make_error(ErrorKind::kNotFound,
-                    absl::StrCat("Could not find autograd context with id: ", to_string(id),
-                                 " on worker '", worker.name(), "'"));
+  WEFT_ASSIGN_OR_RETURN(const ContextRef context, find_context(worker, id));
+  return gradients_of(context);
 }
 
 void write_autograd_gradients(const Worker& worker, const AutogradContextId& id) {

@@ -24,6 +24,8 @@ void add_to(std::vector<LeafGradient>* sums, const LeafGradient& one, size_t ref
   if (at == sums->end()) at = sums->insert(sums->end(), LeafGradient{one.leaf, {}, {}});
   use_here(one.after, one.gradient);
   use_here(at->after, at->gradient);
+  // It is added to in place, and whoever has read it keeps what was read.
+  if (at->gradient.defined() && at->gradient.use_count() > 1) at->gradient = at->gradient.clone();
   add_gradient(one.leaf, &at->gradient, one.gradient, references);
   at->after = mark_here(at->gradient);
 }
@@ -125,24 +127,32 @@ void ContextState::settle(const WorkerKey& root, uint64_t below,
                           const std::vector<uint64_t>& aborted) {
   if (root == self_) return;
   std::vector<std::shared_ptr<BackwardPass>> over;
+  std::vector<std::shared_ptr<BackwardPass>> failed;
   {
-    MutexLock lock(&mutex_);
-    Settled& settled = settled_[root];
-    if (below > settled.below) settled = Settled{below, aborted};
-    refused_.erase(refused_.lower_bound(PassId{id_, root, 0}),
-                   refused_.lower_bound(PassId{id_, root, below}));
-    for (auto at = passes_.lower_bound(PassId{id_, root, 0});
-         at != passes_.end() && at->first.root == root && at->first.counter < below;) {
-      over.push_back(std::move(at->second));
-      at = passes_.erase(at);
+    MutexLock sums(&leaves_mutex_);  // CTX-2
+    {
+      MutexLock lock(&mutex_);
+      Settled& settled = settled_[root];
+      if (below > settled.below) settled = Settled{below, aborted};
+      refused_.erase(refused_.lower_bound(PassId{id_, root, 0}),
+                     refused_.lower_bound(PassId{id_, root, below}));
+      for (auto at = passes_.lower_bound(PassId{id_, root, 0});
+           at != passes_.end() && at->first.root == root && at->first.counter < below;) {
+        over.push_back(std::move(at->second));
+        at = passes_.erase(at);
+      }
+    }
+    for (const auto& pass : over) {
+      if (std::find(aborted.begin(), aborted.end(), pass->id().counter) == aborted.end() &&
+          pass->state() == BackwardPass::State::kDone) {
+        merge_locked(pass->take_leaves());
+      } else {
+        failed.push_back(pass);
+      }
     }
   }
-  for (const auto& pass : over) {
-    const bool failed =
-        std::find(aborted.begin(), aborted.end(), pass->id().counter) != aborted.end();
-    if (!failed && pass->state() == BackwardPass::State::kDone) {
-      merge(pass->take_leaves());
-    } else if (pass->state() == BackwardPass::State::kRunning) {
+  for (const auto& pass : failed) {
+    if (pass->state() == BackwardPass::State::kRunning) {
       pass->fail(make_error(ErrorKind::kCancelled, "it has failed elsewhere"));
     } else {
       pass->drop();
@@ -151,7 +161,9 @@ void ContextState::settle(const WorkerKey& root, uint64_t below,
 }
 
 void ContextState::ended(const BackwardPass& pass, bool all_told) {
-  std::shared_ptr<BackwardPass> over;
+  const bool done = pass.state() == BackwardPass::State::kDone;
+  std::shared_ptr<BackwardPass> over;  // destroyed without the mutexes
+  MutexLock sums(&leaves_mutex_);      // CTX-2
   {
     MutexLock lock(&mutex_);
     running_own_.erase(pass.id().counter);
@@ -160,8 +172,9 @@ void ContextState::ended(const BackwardPass& pass, bool all_told) {
     if (at == passes_.end()) return;
     over = std::move(at->second);
     passes_.erase(at);
+    if (done) last_added_own_ = std::max(last_added_own_, pass.id().counter);
   }
-  merge(over->take_leaves());
+  merge_locked(over->take_leaves());
 }
 
 void ContextState::ended_passes(const WorkerKey& root, uint64_t* below,
@@ -178,6 +191,17 @@ void ContextState::ended_passes(const WorkerKey& root, uint64_t* below,
   aborted->assign(aborted_own_.begin(), aborted_own_.end());
 }
 
+EndedPasses ContextState::own_passes() const {
+  EndedPasses out;
+  out.root = self_;
+  MutexLock lock(&mutex_);
+  out.below = running_own_.empty() ? last_pass_ + 1 : *running_own_.begin();
+  out.last = last_pass_;
+  out.running.assign(running_own_.begin(), running_own_.end());
+  out.aborted.assign(aborted_own_.begin(), aborted_own_.end());
+  return out;
+}
+
 bool ContextState::has_failed(const PassId& pass) const {
   MutexLock lock(&mutex_);
   return pass.root == self_ && aborted_own_.contains(pass.counter);
@@ -192,53 +216,99 @@ std::vector<std::shared_ptr<BackwardPass>> ContextState::passes() const {
 
 // ---- gradients ---------------------------------------------------------------------------------
 
-void ContextState::merge(std::vector<LeafGradient> leaves) {
+void ContextState::merge_locked(std::vector<LeafGradient> leaves) {
   const c10::AutoGradMode no_grad(false);
-  MutexLock lock(&leaves_mutex_);
   for (const LeafGradient& one : leaves) add_to(&leaves_, one, 1);
 }
 
-std::vector<LeafGradient> ContextState::gradients() const {
-  const c10::AutoGradMode no_grad(false);
-  std::vector<LeafGradient> sums;
-  {
-    MutexLock lock(&leaves_mutex_);
-    sums = leaves_;
-  }
-  // What others may hold is not to change: from the second contribution on, a new tensor.
+std::vector<LeafGradient> ContextState::sum_locked(
+    std::vector<LeafGradient>* apart, const std::function<bool(const PassId&)>& counts) const {
   for (const auto& pass : passes()) {
-    pass->visit_leaves([&sums](const LeafGradient& one) {
-      const auto at = find_leaf(&sums, one.leaf);
-      if (at == sums.end()) {
-        sums.push_back(one);
-      } else {
-        use_here(one.after, one.gradient);
-        use_here(at->after, at->gradient);
-        at->gradient = at->gradient.clone();
-        add_gradient(one.leaf, &at->gradient, one.gradient, 0);
-        at->after = nullptr;
-      }
-    });
+    if (!counts(pass->id())) continue;
+    pass->visit_leaves([apart](const LeafGradient& one) { apart->push_back(one); });
+  }
+  return leaves_;
+}
+
+namespace {
+
+// What others may hold is not to change: from the second contribution on, a new tensor.
+std::vector<LeafGradient> sum_up(std::vector<LeafGradient> sums,
+                                 const std::vector<LeafGradient>& apart) {
+  const c10::AutoGradMode no_grad(false);
+  for (const LeafGradient& one : apart) {
+    const auto at = find_leaf(&sums, one.leaf);
+    if (at == sums.end()) {
+      sums.push_back(one);
+    } else {
+      use_here(one.after, one.gradient);
+      use_here(at->after, at->gradient);
+      at->gradient = at->gradient.clone();
+      add_gradient(one.leaf, &at->gradient, one.gradient, 0);
+      at->after = nullptr;
+    }
   }
   for (LeafGradient& one : sums) use_here(std::exchange(one.after, nullptr), one.gradient);
   return sums;
 }
 
-void ContextState::scale(double factor) {
-  const c10::AutoGradMode no_grad(false);
-  std::vector<LeafGradient> old;
+}  // namespace
+
+std::vector<LeafGradient> ContextState::gradients() const {
+  std::vector<LeafGradient> sums;
+  std::vector<LeafGradient> apart;
   {
     MutexLock lock(&leaves_mutex_);
-    old = leaves_;
+    sums = sum_locked(&apart, [](const PassId&) { return true; });
   }
-  for (const LeafGradient& one : old) {
-    use_here(one.after, one.gradient);
-    at::Tensor scaled = one.gradient.mul(factor);
+  return sum_up(std::move(sums), apart);
+}
+
+Status ContextState::check_added_locked(const EndedPasses& ended) const {
+  MutexLock lock(&mutex_);
+  bool others = false;
+  if (ended.root == self_) {
+    others = last_added_own_ > ended.last;
+    for (const uint64_t one : ended.running) others = others || !running_own_.contains(one);
+  } else {
+    const auto settled = settled_.find(ended.root);
+    others = settled != settled_.end() && settled->second.below > ended.below;
+  }
+  if (!others) return absl::OkStatus();
+  return make_error(
+      ErrorKind::kState,
+      absl::StrCat("the gradients of passes ", ended.below, " to ", ended.last, " of ",
+                   weft::to_string(id_),
+                   " were asked for, but later ones have been added to them at worker ",
+                   weft::to_string(self_),
+                   ": a step is to be done before the second backward after it begins"));
+}
+
+StatusOr<std::vector<LeafGradient>> ContextState::gradients(const EndedPasses& ended) {
+  settle(ended.root, ended.below, ended.aborted);
+  std::vector<LeafGradient> sums;
+  std::vector<LeafGradient> apart;
+  {
     MutexLock lock(&leaves_mutex_);
-    const auto at = find_leaf(&leaves_, one.leaf);
-    if (at == leaves_.end()) continue;
-    std::swap(at->gradient, scaled);
-    at->after = mark_here(at->gradient);
+    WEFT_RETURN_IF_ERROR(check_added_locked(ended));
+    sums = sum_locked(&apart, [&ended](const PassId& pass) {
+      if (pass.root != ended.root) return true;
+      const auto among = [&pass](const std::vector<uint64_t>& all) {
+        return std::find(all.begin(), all.end(), pass.counter) != all.end();
+      };
+      return pass.counter <= ended.last && !among(ended.running) && !among(ended.aborted);
+    });
+  }
+  return sum_up(std::move(sums), apart);
+}
+
+void ContextState::scale(double factor) {
+  const c10::AutoGradMode no_grad(false);
+  MutexLock lock(&leaves_mutex_);
+  for (LeafGradient& one : leaves_) {
+    use_here(one.after, one.gradient);
+    one.gradient = one.gradient.mul(factor);
+    one.after = mark_here(one.gradient);
   }
   for (const auto& pass : passes()) pass->scale_leaves(factor);
 }
@@ -287,10 +357,12 @@ ContextState::Counts ContextState::counts() const {
   for (const auto& pass : passes()) {
     if (pass->state() == BackwardPass::State::kRunning) ++counts.running;
   }
+  {
+    MutexLock leaves(&leaves_mutex_);
+    counts.leaves = static_cast<int64_t>(leaves_.size());
+  }
   MutexLock lock(&mutex_);
   counts.sends = static_cast<int64_t>(sends_.size());
-  MutexLock leaves(&leaves_mutex_);
-  counts.leaves = static_cast<int64_t>(leaves_.size());
   return counts;
 }
 

@@ -5,11 +5,14 @@
 // told of the context, its passes, and the gradients of its leaves.
 //
 //   CTX-1  a context that has been released records nothing, and nothing brings it back.
-//   CTX-2  gradients of a pass count from when it is done here until it fails anywhere.
+//   CTX-2  gradients of a pass count from when it is done here until it fails anywhere; whoever
+//          reads them meets each such pass once, also while those that have succeeded are added up.
 //
-// Threads: all methods from anywhere. Its mutex is taken below a pass's, never the other way.
+// Threads: all methods from anywhere. Its mutex is taken below a pass's, never the other way; that
+// of the sums above both.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -17,6 +20,7 @@
 
 #include "weft/common/api.h"
 #include "weft/common/mutex.h"
+#include "weft/dist_autograd/ended_passes.h"
 #include "weft/dist_autograd/internal/pass.h"
 
 namespace weft::internal {
@@ -53,12 +57,17 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   void ended(const BackwardPass& pass, bool all_told);
   // What is to be told of the passes of `root`, by itself or by whom it has told.
   void ended_passes(const WorkerKey& root, uint64_t* below, std::vector<uint64_t>* aborted) const;
+  // Of this worker's own passes, for who is to use the gradients of just those.
+  EndedPasses own_passes() const;
   // A pass of this worker's own that somebody may not know to have failed.
   bool has_failed(const PassId& pass) const;
   std::vector<std::shared_ptr<BackwardPass>> passes() const;
 
   // ---- gradients ----
   std::vector<LeafGradient> gradients() const;
+  // Of the root's passes those that `ended` speaks of and no others; an error, kind state, when
+  // others have been added to them already. Settles what it tells.
+  StatusOr<std::vector<LeafGradient>> gradients(const EndedPasses& ended);
   // Multiplies them; REQUIRES: no pass is running. What gradients() has given before stays.
   void scale(double factor);
   // Whom it has told of the context.
@@ -81,12 +90,23 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   std::shared_ptr<BackwardPass> add_locked(const PassId& pass, absl::Time deadline,
                                            const std::shared_ptr<PassLinks>& links)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void merge(std::vector<LeafGradient> leaves);
+  void merge_locked(std::vector<LeafGradient> leaves) ABSL_EXCLUSIVE_LOCKS_REQUIRED(leaves_mutex_);
+  // What is added up, and of passes that are not: those that `counts` says.
+  std::vector<LeafGradient> sum_locked(std::vector<LeafGradient>* apart,
+                                       const std::function<bool(const PassId&)>& counts) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(leaves_mutex_);
+  Status check_added_locked(const EndedPasses& ended) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(leaves_mutex_);
 
   const AutogradContextId id_;
   const WorkerKey self_;
 
-  mutable Mutex mutex_;
+  // Of passes that have succeeded everywhere, in the order in which leaves came. A pass leaves
+  // passes_ and is added here under this mutex, in one.
+  mutable Mutex leaves_mutex_;
+  std::vector<LeafGradient> leaves_ ABSL_GUARDED_BY(leaves_mutex_);
+
+  mutable Mutex mutex_ ABSL_ACQUIRED_AFTER(leaves_mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<uint64_t, NodePtr> sends_ ABSL_GUARDED_BY(mutex_);
   size_t outputs_ ABSL_GUARDED_BY(mutex_) = 0;  // of all sends
@@ -100,11 +120,9 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   };
   std::map<WorkerKey, Settled> settled_ ABSL_GUARDED_BY(mutex_);  // by root, other than this worker
   uint64_t last_pass_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t last_added_own_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<uint64_t> running_own_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> aborted_own_ ABSL_GUARDED_BY(mutex_);  // not known to all
-  // Of passes that have succeeded everywhere, in the order in which leaves came.
-  mutable Mutex leaves_mutex_;
-  std::vector<LeafGradient> leaves_ ABSL_GUARDED_BY(leaves_mutex_);
 };
 
 }  // namespace weft::internal
