@@ -50,13 +50,18 @@ struct StepPlan {
   // versioned: of this owner's parameters, in their order, and how far behind they may be.
   std::vector<int64_t> versions{};
   int64_t max_staleness = 0;
+  // The trainer's passes whose gradients it is to use (weft/dist_autograd/ended_passes.h).
+  uint64_t ended_below = 0;
+  uint64_t last_pass = 0;
+  std::vector<uint64_t> running{};
+  std::vector<uint64_t> aborted{};
 
   AutogradContextId context_id() const {
     return AutogradContextId{WorkerKey{WorkerId(creator), Incarnation(incarnation)}, context};
   }
 };
 WEFT_STRUCT(StepPlan, creator, incarnation, context, step, options, require_finite, versions,
-            max_staleness);
+            max_staleness, ended_below, last_pass, running, aborted);
 
 // A step within a backward, of whatever is there of this optimizer.
 struct FusedPlan {
@@ -71,8 +76,9 @@ struct StepAnswer {
   int64_t updated = 0;              // parameters; before the second phase: that will be
   int64_t stale = 0;                // of them, updated by others since their versions were read
   std::vector<int64_t> versions{};  // of all, now
+  bool applied = false;
 };
-WEFT_STRUCT(StepAnswer, updated, stale, versions);
+WEFT_STRUCT(StepAnswer, updated, stale, versions, applied);
 
 // By "3.exp_avg": parameter of this owner, buffer.
 using OwnerStateDict = std::map<std::string, at::Tensor>;

@@ -121,11 +121,12 @@ class DistributedOptimizer {
     core_.add_group(parameters, {});
   }
 
-  // Applies what the context has. Throws weft::Error, the first owner's by cause, with the outcome
+  // Applies what the context has of backwards that have ended. Throws weft::Error, the first owner's by cause, with the outcome
   // at each owner in its text; try_step() gives them as values.
   //   invalid_argument  a gradient that does not fit, is sparse where it cannot be, or is not
   //                     finite (if asked)
-  //   state             the context was released; a versioned step that came too late
+  //   state             the context was released; a step whose gradients are in one sum with those
+  //                     of later backwards already; a versioned step that came too late
   //   peer_lost         an owner died
   StepReport step(const DistAutogradContext& context, const StepOptions& options = {}) {
     return core_.checked(core_.step(context, options));
@@ -133,7 +134,8 @@ class DistributedOptimizer {
   StepReport try_step(const DistAutogradContext& context, const StepOptions& options = {}) {
     return core_.step(context, options);
   }
-  // The context is to live until it is done. It succeeds always: see StepReport::status.
+  // The context is to live until it is done; the next backward may begin before. It succeeds
+  // always: see StepReport::status.
   Future<StepReport> step_async(const DistAutogradContext& context,
                                 const StepOptions& options = {}) {
     return core_.step_async(context, options);
@@ -181,8 +183,8 @@ class DistributedOptimizer {
     for (size_t i = 0; i < num_param_groups(); ++i) core_.set_lr(lr, i);
   }
 
-  // How often each parameter has been updated, by any optimizer of its owner; in the order in which
-  // they were given. To be read before the forward that a versioned step will speak of.
+  // How many steps each parameter has taken part in, of any optimizer of its owner; in the order in
+  // which they were given. To be read before the forward that a versioned step will speak of.
   std::vector<int64_t> versions() const { return core_.versions(); }
 
   // Of all owners as one, by "3.exp_avg": parameter, in the order in which they were given, and

@@ -68,7 +68,9 @@ std::string OptimizerCore::text() const {
 }
 
 CallOptions OptimizerCore::call_options() const {
-  return CallOptions{.deadline = options_.deadline.value_or(absl::Seconds(60))};
+  return CallOptions{.deadline = options_.deadline.value_or(absl::Seconds(60)),
+                     .retry = Retry::kAtMostOnce,
+                     .backpressure = Backpressure::kWait};
 }
 
 std::vector<OptimizerCore::OwnerRef> OptimizerCore::owners() const {

@@ -5,8 +5,9 @@
 // parameters, the two phases of a step, and one state from those of all owners.
 //
 //   OPT-7  no owner is told to apply before all others have prepared; after an error every owner
-//   that may
-//          have prepared is told to cancel.
+//          that may have prepared is told to cancel.
+//   OPT-10 an outcome that is reported is the one that has happened: of an owner whose answer did
+//          not come it is asked for again, until the deadline; what nobody has told is unknown.
 
 #include <atomic>
 #include <cstdint>
@@ -42,7 +43,7 @@ class OwnerLink {
   virtual Future<void> remove_group(const CallOptions& o, int64_t group) const = 0;
   virtual Future<StepAnswer> prepare(const CallOptions& o, const StepPlan& plan) const = 0;
   virtual Future<StepAnswer> apply(const CallOptions& o, uint64_t step) const = 0;
-  virtual Future<void> cancel(const CallOptions& o, uint64_t step) const = 0;
+  virtual Future<StepAnswer> cancel(const CallOptions& o, uint64_t step) const = 0;
   virtual Future<StepAnswer> step(const CallOptions& o, const StepPlan& plan) const = 0;
   virtual Future<std::vector<int64_t>> versions(const CallOptions& o) const = 0;
   virtual Future<OwnerStateDict> state_dict(const CallOptions& o) const = 0;
@@ -69,7 +70,7 @@ class OwnerLinkOf final : public OwnerLink {
   Future<StepAnswer> apply(const CallOptions& o, uint64_t step) const override {
     return call(o, &OwnerOptimizer::apply, step);
   }
-  Future<void> cancel(const CallOptions& o, uint64_t step) const override {
+  Future<StepAnswer> cancel(const CallOptions& o, uint64_t step) const override {
     return call(o, &OwnerOptimizer::cancel, step);
   }
   Future<StepAnswer> step(const CallOptions& o, const StepPlan& plan) const override {

@@ -4,8 +4,10 @@
 // OwnerOptimizer: the part of a DistributedOptimizer that lives with the parameters of one owner,
 // behind an RRef. What it can refuse it refuses in prepare(); apply() then has nothing left to ask.
 //
-//   OPT-4  prepare() changes no parameter and no state; after an error it holds nothing.
-//   OPT-5  apply() of a step is done once, with the gradients that prepare() found.
+//   OPT-4  prepare() changes no parameter and no state; after an error it holds nothing, and when
+//          the step's time is over it holds nothing either.
+//   OPT-5  apply() of a step is done once, with the gradients that prepare() found; who asks again
+//          is told what became of it (OPT-8, OPT-9: weft/dist_optim/step_log.h).
 //   OPT-6  `.grad` of a parameter is neither read nor written, and an update is none that autograd
 //          counts: a backward which another trainer has under way goes on with the new values, as
 //          asynchronous training wants it.
@@ -24,9 +26,11 @@
 #include "ATen/core/Tensor.h"
 #include "absl/time/time.h"
 #include "weft/common/api.h"
+#include "weft/common/condition.h"
 #include "weft/common/mutex.h"
 #include "weft/dist_optim/isolation.h"
 #include "weft/dist_optim/messages.h"
+#include "weft/dist_optim/step_log.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/device_order.h"
 #include "weft/rpc/library.h"
@@ -48,17 +52,23 @@ class WEFT_API OwnerOptimizer : public std::enable_shared_from_this<OwnerOptimiz
   void add_parameters(CallContext& call, const ParameterPlan& plan);
   // The last group, which could not be added everywhere.
   void remove_group(CallContext& call, int64_t group);
+  // Holds until the call's deadline.
   StepAnswer prepare(CallContext& call, const StepPlan& plan);
-  // Throws, kind state, when the step is not prepared. An error while it updates has the payload
-  // kNothingApplied or kPartlyApplied.
+  // Throws, kind state, when the step is not prepared, or its time is over. Whatever apply() and
+  // step() throw has the payload kNothingApplied or kPartlyApplied.
   StepAnswer apply(CallContext& call, uint64_t step);
-  void cancel(CallContext& call, uint64_t step);
+  // It is not to be applied any more; says what became of it. `applied`: it was. Throws what
+  // apply() threw when it was in part.
+  StepAnswer cancel(CallContext& call, uint64_t step);
   // Both phases, for an optimizer that has one owner.
   StepAnswer step(CallContext& call, const StepPlan& plan);
   std::vector<int64_t> versions(CallContext& call);
   OwnerStateDict state_dict(CallContext& call);
   // `commit` false: only looks whether it could be loaded.
   void load_state_dict(CallContext& call, const OwnerStateDict& state, bool commit);
+
+  // Lets go of what is held for steps whose time is over; when the next one's is.
+  absl::Time drop_expired();
 
   // What does this step within a backward.
   std::unique_ptr<LeafEffect> fuse(const StepPlan& plan);
@@ -104,18 +114,31 @@ class WEFT_API OwnerOptimizer : public std::enable_shared_from_this<OwnerOptimiz
     int64_t stale = 0;
   };
   using ReservationRef = std::shared_ptr<Reservation>;
+  // How applying has ended.
+  struct Applied {
+    Status failed{};
+    int64_t touched = 0;
+  };
   class FusedStep;
 
   // Throws what is wrong with a gradient.
   void check(size_t at, const Slot& slot, const at::Tensor& gradient, const StepPlan& plan) const;
 
   ReservationRef reserve(CallContext& call, const StepPlan& plan);
-  StepAnswer apply_reserved(const ReservationRef& reservation);
+  // Whether it still has its parameters for itself; if so until it is given back.
+  Status keep(const Reservation& reservation);
+  Applied apply_reserved(const ReservationRef& reservation);
+  // apply_reserved(), and what that is to the log and to who asked.
+  StepAnswer apply_and_decide(uint64_t step, const ReservationRef& reservation);
+  StepAnswer tell(const StepLog::Step& step) const;
+  void decide(uint64_t step, StepLog::State state, const Status& error, int64_t updated,
+              int64_t stale);
+  // Waits as long as somebody applies the step.
+  StepLog::Answer ask(CallContext& call, uint64_t step, StepLog::Event event);
   // update(); handlers that start later meet its parameters as it leaves them.
   Status update_and_publish(const std::vector<Slot>& slots, const std::vector<Update>& updates,
                             const Options& options, int64_t* touched);
   void give_back(const Reservation& reservation);
-  void drop_expired();
   std::vector<Slot> slots() const;
   std::shared_ptr<DistOptimService> service() const;
   std::vector<int64_t> versions_of(const std::vector<Slot>& slots) const;
@@ -126,7 +149,8 @@ class WEFT_API OwnerOptimizer : public std::enable_shared_from_this<OwnerOptimiz
   std::shared_ptr<DistOptimService> service_ ABSL_GUARDED_BY(mutex_);
   Isolation isolation_ ABSL_GUARDED_BY(mutex_) = Isolation::kPerParameterLock;
   std::vector<Slot> slots_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint64_t, ReservationRef> reserved_ ABSL_GUARDED_BY(mutex_);
+  StepLog log_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Condition> decided_ ABSL_GUARDED_BY(mutex_);  // as long as service_
 };
 
 template <class T>

@@ -22,7 +22,8 @@ struct OptimizerOptions {
 };
 
 struct StepOptions {
-  // Of both phases together. Default: 60 s.
+  // Of both phases together, and of asking those that have not answered. Default: 60 s; ten minutes
+  // at most, because what is prepared is held for so long.
   Timeout deadline{};
   // Refuse the step when a gradient has an infinite or undefined entry.
   bool require_finite = false;
@@ -37,7 +38,7 @@ enum class StepOutcome : uint8_t {
   kApplied,
   kNotApplied,
   kPartlyApplied,  // it failed between two parameters
-  kUnknown,        // it was told to, and has not answered
+  kUnknown,        // it was told to, and has not answered, also when it was asked again
 };
 WEFT_API std::string to_string(StepOutcome outcome);
 

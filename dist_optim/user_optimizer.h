@@ -15,6 +15,7 @@
 //
 // This header has LibTorch's for optimizers, which are large; weft.h does not include it.
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -59,6 +60,10 @@ class WEFT_API UserOptimizer : public OwnerOptimizer {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<at::Tensor> aliases_;  // by slot
   std::vector<int64_t> groups_;      // ours, of each of optimizer_'s
+  // Whether tensors count what the class does to them: `p.sub_()` they do, `p.data().sub_()` they do
+  // not. Its first step that succeeds shows it.
+  enum class Counted : uint8_t { kUnknown, kYes, kNo };
+  Counted counted_ = Counted::kUnknown;
 };
 
 template <class T>

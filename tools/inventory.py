@@ -3,7 +3,7 @@
 usage: inventory.py            writes docs/inventory.md
        inventory.py --check    fails when an entry has no test, or when docs/inventory.md is not what would be written
 
-Entries are the tests of PyTorch's RPC that we answer for (RPC-n, DA-n) and our acceptance scenarios (Xn). A GoogleTest
+Entries are the tests of PyTorch's RPC that we answer for (RPC-n, DA-n) and our acceptance scenarios (Xn), and the defects that were found by reading (DEF-n). A GoogleTest
 case stands for an entry by its name: RPC_24_..., X7_...; a case that stands for several says so:
 RPC_24_and_RPC_25_... . An entry without a test must be listed in tests/inventory_waiting.txt, one line each:
 
@@ -264,8 +264,15 @@ SCENARIOS = {
     13: "an optimizer's step, all or nothing",
     14: "timeouts, zero, infinite",
 }
+# Defects that were found by reading, by number, each with the tests that show it.
+DEFECTS = {
+    24: "a connection that breaks in a step over several owners",
+    25: "what a step reports is what has happened, and a reservation that expired refuses",
+    26: "versions count the steps of a user's optimizer",
+    29: "a step beside the next backward, and after one that failed",
+}
 CASE = re.compile(r"\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+)\s*,\s*(\w+)\s*\)")
-ENTRY = re.compile(r"(?:^|_and_)(?:(RPC|DA)_(\d+)|(X)_?(\d+))(?=_|$)")
+ENTRY = re.compile(r"(?:^|_and_)(?:(RPC|DA|DEF)_(\d+)|(X)_?(\d+))(?=_|$)")
 
 
 def entries():
@@ -276,6 +283,8 @@ def entries():
         yield f"DA-{number}", ", ".join(f"`{name}`" for name in names.split())
     for number, title in SCENARIOS.items():
         yield f"X{number}", title
+    for number, title in sorted(DEFECTS.items()):
+        yield f"DEF-{number}", title
 
 
 def find_tests():
@@ -352,7 +361,7 @@ def main():
             out.write(page)
     for problem in problems:
         print(f"inventory: {problem}")
-    print(f"inventory: {len(PYTORCH) + len(AUTOGRAD) + len(SCENARIOS)} entries, {len(problems)} problems")
+    print(f"inventory: {len(PYTORCH) + len(AUTOGRAD) + len(SCENARIOS) + len(DEFECTS)} entries, {len(problems)} problems")
     return 1 if problems else 0
 
 

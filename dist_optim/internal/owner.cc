@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "torch/csrc/autograd/function.h"
 #include "weft/dist_autograd/context.h"
+#include "weft/dist_autograd/ended_passes.h"
 #include "weft/dist_optim/internal/service.h"
 
 namespace weft::internal {
@@ -27,10 +28,13 @@ std::string number(size_t slot, const std::string& what) {
 }
 
 // Of the context, by tensor. One that has not reached this worker has none.
-absl::flat_hash_map<const void*, at::Tensor> gradients_of(const Worker& worker,
-                                                          const AutogradContextId& id) {
+absl::flat_hash_map<const void*, at::Tensor> gradients_of(const CallContext& call,
+                                                          const StepPlan& plan) {
   absl::flat_hash_map<const void*, at::Tensor> out;
-  StatusOr<std::vector<AutogradGradient>> found = try_autograd_gradients(worker, id);
+  StatusOr<std::vector<AutogradGradient>> found =
+      gradients_of_ended(call.worker(), plan.context_id(),
+                         EndedPasses{key_of(call.caller()), plan.ended_below, plan.last_pass,
+                                     plan.running, plan.aborted});
   if (!found.ok()) {
     if (error_kind(found.status()) == ErrorKind::kNotFound) return out;
     throw_error(found.status());
@@ -65,13 +69,16 @@ Status check_fits(size_t slot, const at::Tensor& parameter, const at::Tensor& gr
 OwnerOptimizer::OwnerOptimizer() = default;
 
 OwnerOptimizer::~OwnerOptimizer() {
-  std::map<uint64_t, ReservationRef> left;
+  std::vector<StepLog::Held> left;
   {
     MutexLock lock(&mutex_);
-    left.swap(reserved_);
-    if (service_ != nullptr) --service_->optimizers;
+    left = log_.drop_all();
+    if (service_ != nullptr) {
+      --service_->optimizers;
+      service_->reservations -= static_cast<int64_t>(left.size());
+    }
   }
-  for (const auto& [step, reservation] : left) give_back(*reservation);
+  for (const auto& held : left) give_back(*std::static_pointer_cast<Reservation>(held));
 }
 
 void OwnerOptimizer::add_parameters(CallContext& call, const ParameterPlan& plan) {
@@ -117,60 +124,137 @@ void OwnerOptimizer::add_parameters(CallContext& call, const ParameterPlan& plan
   }
   slots_ = std::move(now);
   isolation_ = static_cast<Isolation>(plan.isolation);
-  if (service_ == nullptr) ++service->optimizers;
+  if (service_ == nullptr) {
+    ++service->optimizers;
+    decided_ = std::make_shared<Condition>(service->runtime().get());
+  }
   service_ = service;
 }
 
+// ---- the phases --------------------------------------------------------------------------------
+
 StepAnswer OwnerOptimizer::prepare(CallContext& call, const StepPlan& plan) {
+  const std::shared_ptr<DistOptimService> service = this->service();
+  if (service == nullptr) refuse(ErrorKind::kState, "a step before there are any parameters");
   drop_expired();
   const ReservationRef reservation = reserve(call, plan);
+  bool refused = false;
   {
     MutexLock lock(&mutex_);
-    if (!reserved_.emplace(plan.step, reservation).second) {
-      lock.unlock();
-      give_back(*reservation);
-      refuse(ErrorKind::kState, absl::StrCat("step ", plan.step, " is prepared here already"));
-    }
-    ++service_->reservations;
+    refused = log_.prepare(plan.step, reservation, reservation->until) != StepLog::Next::kGo;
+    if (!refused) ++service_->reservations;
   }
+  if (refused) {
+    give_back(*reservation);
+    refuse(ErrorKind::kState, absl::StrCat("step ", plan.step,
+                                           " cannot be prepared here: it is already, or it was "
+                                           "cancelled, or another "
+                                           "one has been long after it"));
+  }
+  service->expire_at(reservation->until);
   return StepAnswer{static_cast<int64_t>(reservation->updates.size()), reservation->stale, {}};
 }
 
-StepAnswer OwnerOptimizer::apply(CallContext&, uint64_t step) {
-  ReservationRef reservation;
-  {
-    MutexLock lock(&mutex_);
-    auto at = reserved_.find(step);
-    if (at != reserved_.end()) {
-      reservation = std::move(at->second);
-      reserved_.erase(at);
-      --service_->reservations;
+StepLog::Answer OwnerOptimizer::ask(CallContext& call, uint64_t step, StepLog::Event event) {
+  MutexLock lock(&mutex_);
+  while (true) {
+    const absl::Time now = service_ == nullptr ? absl::InfinitePast() : service_->runtime()->now();
+    StepLog::Answer answer =
+        event == StepLog::Event::kApply ? log_.apply(step, now) : log_.cancel(step);
+    if (answer.next != StepLog::Next::kWait) {
+      if (answer.step.held != nullptr) --service_->reservations;
+      return answer;
+    }
+    const std::shared_ptr<Condition> decided = decided_;
+    const absl::Duration left = call.remaining();
+    if (Status waited = decided->wait_until(&mutex_, now + left); !waited.ok()) {
+      lock.unlock();
+      refuse(ErrorKind::kDeadline,
+             absl::StrCat("step ", step, " is being applied: ", std::string(waited.message())));
     }
   }
-  if (reservation == nullptr) {
-    throw Error(make_error(ErrorKind::kState,
-                           absl::StrCat("step ", step, " is not prepared here: it was cancelled, ",
-                                        "or applied, or its time was over")))
-        .with_payload(std::string(kNothingApplied));
-  }
-  return apply_reserved(reservation);
+}
+
+StepAnswer OwnerOptimizer::apply(CallContext& call, uint64_t step) {
+  const StepLog::Answer answer = ask(call, step, StepLog::Event::kApply);
+  const auto reservation = std::static_pointer_cast<Reservation>(answer.step.held);
+  if (answer.next == StepLog::Next::kGo) return apply_and_decide(step, reservation);
+  if (reservation != nullptr) give_back(*reservation);
+  StepLog::Step decided = answer.step;
+  if (answer.next == StepLog::Next::kDrop) decided.state = StepLog::State::kNotApplied;
+  return tell(decided);
 }
 
 StepAnswer OwnerOptimizer::step(CallContext& call, const StepPlan& plan) {
-  return apply_reserved(reserve(call, plan));
-}
-
-void OwnerOptimizer::cancel(CallContext&, uint64_t step) {
-  ReservationRef reservation;
+  bool refused = false;
   {
     MutexLock lock(&mutex_);
-    auto at = reserved_.find(step);
-    if (at == reserved_.end()) return;
-    reservation = std::move(at->second);
-    reserved_.erase(at);
-    --service_->reservations;
+    refused = service_ == nullptr || log_.begin(plan.step) != StepLog::Next::kGo;
   }
-  give_back(*reservation);
+  if (refused) {
+    throw Error(
+        make_error(ErrorKind::kState, absl::StrCat("step ", plan.step,
+                                                   " cannot begin here: it was cancelled, or "
+                                                   "there are no parameters")))
+        .with_payload(std::string(kNothingApplied));
+  }
+  ReservationRef reservation;
+  try {
+    reservation = reserve(call, plan);
+  } catch (...) {
+    const Status failed = status_from_current_exception();
+    decide(plan.step, StepLog::State::kNotApplied, failed, 0, 0);
+    throw Error(failed).with_payload(std::string(kNothingApplied));
+  }
+  return apply_and_decide(plan.step, reservation);
+}
+
+StepAnswer OwnerOptimizer::cancel(CallContext& call, uint64_t step) {
+  const StepLog::Answer answer = ask(call, step, StepLog::Event::kCancel);
+  if (answer.step.held != nullptr) {
+    give_back(*std::static_pointer_cast<Reservation>(answer.step.held));
+  }
+  const StepLog::State state = answer.step.state;
+  if (answer.next == StepLog::Next::kDrop || state == StepLog::State::kNotApplied) return {};
+  return tell(answer.step);
+}
+
+StepAnswer OwnerOptimizer::apply_and_decide(uint64_t step, const ReservationRef& reservation) {
+  const Applied applied = apply_reserved(reservation);
+  using State = StepLog::State;
+  StepLog::Step decided;
+  decided.state = applied.failed.ok()    ? State::kApplied
+                  : applied.touched == 0 ? State::kNotApplied
+                                         : State::kPartlyApplied;
+  decided.error = applied.failed;
+  decided.updated = static_cast<int64_t>(reservation->updates.size());
+  decided.stale = reservation->stale;
+  decide(step, decided.state, decided.error, decided.updated, decided.stale);
+  return tell(decided);
+}
+
+void OwnerOptimizer::decide(uint64_t step, StepLog::State state, const Status& error,
+                            int64_t updated, int64_t stale) {
+  std::shared_ptr<Condition> decided;
+  {
+    MutexLock lock(&mutex_);
+    log_.finish(step, state, error, updated, stale);
+    decided = decided_;
+  }
+  if (decided != nullptr) decided->notify_all();
+}
+
+StepAnswer OwnerOptimizer::tell(const StepLog::Step& step) const {
+  if (step.state == StepLog::State::kApplied) {
+    return StepAnswer{step.updated, step.stale, versions_of(slots()), true};
+  }
+  const bool partly = step.state == StepLog::State::kPartlyApplied;
+  const Status why = !step.error.ok()
+                         ? step.error
+                         : make_error(ErrorKind::kState,
+                                      "the step is not prepared here: it was cancelled, or its "
+                                      "time was over");
+  throw Error(why).with_payload(std::string(partly ? kPartlyApplied : kNothingApplied));
 }
 
 void OwnerOptimizer::check(size_t at, const Slot& slot, const at::Tensor& gradient,
@@ -196,7 +280,7 @@ OwnerOptimizer::ReservationRef OwnerOptimizer::reserve(CallContext& call, const 
   if (left != absl::InfiniteDuration()) out->until = service->runtime()->now() + left;
   try {
     const at::AutoGradMode no_grad(false);
-    const auto gradients = gradients_of(call.worker(), plan.context_id());
+    const auto gradients = gradients_of(call, plan);
     for (const PackedOptions& options : plan.options) check_options(options);
     for (size_t i = 0; i < all.size(); ++i) {
       auto at = gradients.find(all[i].parameter.unsafeGetTensorImpl());
@@ -243,26 +327,42 @@ void OwnerOptimizer::check_versions(const StepPlan& plan, const std::vector<Slot
   }
 }
 
-StepAnswer OwnerOptimizer::apply_reserved(const ReservationRef& reservation) {
+Status OwnerOptimizer::keep(const Reservation& reservation) {
+  std::vector<std::pair<size_t, std::shared_ptr<Parameter>>> held;
+  {
+    MutexLock lock(&mutex_);
+    if (isolation_ != Isolation::kVersioned) return absl::OkStatus();
+    for (const Update& update : reservation.updates) {
+      held.emplace_back(update.slot, slots_[update.slot].shared);
+    }
+  }
+  for (const auto& [slot, parameter] : held) {
+    if (parameter->keep(&reservation)) continue;
+    return make_error(ErrorKind::kState,
+                      number(slot, "is not reserved any more: the time of the step was over"));
+  }
+  return absl::OkStatus();
+}
+
+OwnerOptimizer::Applied OwnerOptimizer::apply_reserved(const ReservationRef& reservation) {
   const std::vector<Slot> all = slots();
-  int64_t touched = 0;
-  Status failed;
+  Applied applied;
   if (!reservation->updates.empty()) {
     const at::AutoGradMode no_grad(false);
     try {
-      for (const Update& one : reservation->updates) use_here(one.after, one.gradient);
-      failed = update_and_publish(all, reservation->updates, reservation->options, &touched);
+      applied.failed = keep(*reservation);
+      if (applied.failed.ok()) {
+        for (const Update& one : reservation->updates) use_here(one.after, one.gradient);
+        applied.failed =
+            update_and_publish(all, reservation->updates, reservation->options, &applied.touched);
+      }
     } catch (...) {
-      failed = status_from_current_exception();
+      applied.failed = status_from_current_exception();
     }
   }
   give_back(*reservation);
-  if (!failed.ok()) {
-    throw Error(failed).with_payload(std::string(touched == 0 ? kNothingApplied : kPartlyApplied));
-  }
-  ++service()->steps;
-  return StepAnswer{static_cast<int64_t>(reservation->updates.size()), reservation->stale,
-                    versions_of(all)};
+  if (applied.failed.ok()) ++service()->steps;
+  return applied;
 }
 
 Status OwnerOptimizer::update_and_publish(const std::vector<Slot>& slots,
@@ -302,23 +402,19 @@ void OwnerOptimizer::give_back(const Reservation& reservation) {
   for (const auto& parameter : held) parameter->give_back(&reservation);
 }
 
-// A step whose trainer was not heard of again. Its own parameters are free already (OPT-3).
-void OwnerOptimizer::drop_expired() {
-  std::vector<ReservationRef> dropped;
-  MutexLock lock(&mutex_);
-  if (service_ == nullptr) return;
-  const absl::Time now = service_->runtime()->now();
-  for (auto at = reserved_.begin(); at != reserved_.end();) {
-    if (at->second->until > now) {
-      ++at;
-      continue;
-    }
-    dropped.push_back(std::move(at->second));
-    at = reserved_.erase(at);
-    --service_->reservations;
+// Steps whose trainers were not heard of again.
+absl::Time OwnerOptimizer::drop_expired() {
+  std::vector<StepLog::Held> dropped;
+  absl::Time next = absl::InfiniteFuture();
+  {
+    MutexLock lock(&mutex_);
+    if (service_ == nullptr) return next;
+    dropped = log_.expire(service_->runtime()->now());
+    service_->reservations -= static_cast<int64_t>(dropped.size());
+    next = log_.next_expiry();
   }
-  lock.unlock();
-  for (const ReservationRef& one : dropped) give_back(*one);
+  for (const auto& one : dropped) give_back(*std::static_pointer_cast<Reservation>(one));
+  return next;
 }
 
 std::vector<OwnerOptimizer::Slot> OwnerOptimizer::slots() const {

@@ -59,6 +59,13 @@ bool Parameter::reserve(const void* by, absl::Time until) {
   return true;
 }
 
+bool Parameter::keep(const void* by) {
+  MutexLock lock(&mutex_);
+  if (reserved_by_ != by || reserved_until_ <= runtime_->now()) return false;
+  reserved_until_ = absl::InfiniteFuture();
+  return true;
+}
+
 void Parameter::give_back(const void* by) {
   MutexLock lock(&mutex_);
   if (reserved_by_ == by) reserved_by_ = nullptr;

@@ -6,7 +6,8 @@
 //
 //   OPT-1  under per_parameter_lock and versioned, updates of one parameter run one at a time; on a
 //          device, each comes after the one before, whichever streams queue them.
-//   OPT-2  a parameter's version counts its updates, by any optimizer of this worker.
+//   OPT-2  a parameter's version counts its updates, by any optimizer of this worker: the steps in
+//          which it had a gradient, and those that failed after they had changed it.
 //   OPT-3  a versioned step that has reserved a parameter is the only one that may update it until
 //          it has, was cancelled, or its time is over. Nobody waits for a reservation: who meets
 //          one is refused, so steps over several owners cannot wait for each other.
@@ -47,6 +48,8 @@ class Parameter {
 
   // OPT-3. `by` is compared, never followed. True: reserved, or it was already.
   bool reserve(const void* by, absl::Time until);
+  // False: not reserved by it any more. From now on until give_back(), however long that takes.
+  bool keep(const void* by);
   void give_back(const void* by);
 
  private:

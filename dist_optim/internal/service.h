@@ -11,7 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "weft/common/executor.h"
 #include "weft/common/mutex.h"
+#include "weft/common/runtime.h"
 #include "weft/dist_autograd/leaf_effect.h"
 #include "weft/dist_optim/internal/parameters.h"
 #include "weft/dist_optim/owner_part.h"
@@ -28,6 +30,7 @@ class DistOptimService final : public Service,
  public:
   explicit DistOptimService(ServiceContext context)
       : runtime_(std::move(context.runtime)),
+        executor_(std::move(context.executor)),
         worker_(std::move(context.worker)),
         parameters_(runtime_) {}
 
@@ -43,7 +46,14 @@ class DistOptimService final : public Service,
   // Null: there is none.
   std::shared_ptr<OwnerOptimizer> find_part(const OptimizerKey& key) const;
 
+  // drop_expired() of all parts is to be called then.
+  void expire_at(absl::Time when);
+  // Runs `fn` on the executor when the time has come, or when the worker shuts down.
+  void after(absl::Duration wait, Task fn);
+  const std::shared_ptr<Executor>& executor() const { return executor_; }
+
   std::vector<Method> methods() override { return {}; }
+  void on_shutdown(const Status& why) override;
   void put_debug_info(std::map<std::string, int64_t>* out) const override;
 
   std::atomic<uint64_t> last_optimizer{0};  // made by this worker
@@ -55,11 +65,20 @@ class DistOptimService final : public Service,
  private:
   StatusOr<std::unique_ptr<LeafEffect>> make_fused(std::string_view data);
 
+  void arm_locked(absl::Time when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void tick();
+
   const std::shared_ptr<Runtime> runtime_;
+  const std::shared_ptr<Executor> executor_;
   const std::shared_ptr<const Worker> worker_;
   ParameterTable parameters_;
   mutable Mutex mutex_;
   std::map<OptimizerKey, std::weak_ptr<OwnerOptimizer>> parts_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Timer> timer_ ABSL_GUARDED_BY(mutex_);
+  absl::Time armed_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  absl::Time expiry_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  std::multimap<absl::Time, Task> later_ ABSL_GUARDED_BY(mutex_);
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weft::internal

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ATen/ops/empty.h"
+#include "ATen/ops/equal.h"
 #include "absl/strings/str_cat.h"
 #include "torch/serialize/input-archive.h"
 #include "torch/serialize/output-archive.h"
@@ -91,18 +92,39 @@ Status UserOptimizer::update(const std::vector<Slot>& slots, const std::vector<U
     const PackedOptions& now = options.at(static_cast<size_t>(groups_[g]));
     if (!now.empty()) optimizer_->param_groups()[g].options().set_lr(now[0]);
   }
-  for (const Update& one : updates) aliases_[one.slot].mutable_grad() = one.gradient;
-  std::vector<int64_t> before;
+  std::vector<uint32_t> before;
   for (const at::Tensor& alias : aliases_) before.push_back(alias._version());
+  // Until it is known what the counters say: to be compared with, if the step fails.
+  std::vector<at::Tensor> values;
+  for (const Update& one : updates) {
+    aliases_[one.slot].mutable_grad() = one.gradient;
+    if (counted_ == Counted::kUnknown) values.push_back(aliases_[one.slot].detach().clone());
+  }
   Status failed;
   try {
     optimizer_->step();
   } catch (...) {
     failed = status_from_current_exception();
   }
+  // OPT-2: one with a gradient counts as updated once by a step that succeeds, whatever it does.
+  std::vector<bool> changed(aliases_.size(), false);
+  bool counts = false;
   for (size_t i = 0; i < aliases_.size(); ++i) {
     aliases_[i].mutable_grad() = at::Tensor();
-    if (aliases_[i]._version() == before[i]) {
+    changed[i] = aliases_[i]._version() != before[i];
+    counts = counts || changed[i];
+  }
+  for (size_t k = 0; k < updates.size(); ++k) {
+    const size_t i = updates[k].slot;
+    if (failed.ok() || (!changed[i] && counted_ == Counted::kNo)) {
+      changed[i] = true;
+    } else if (!changed[i] && counted_ == Counted::kUnknown) {
+      changed[i] = !at::equal(aliases_[i].detach(), values[k]);
+    }
+  }
+  if (failed.ok() && !updates.empty()) counted_ = counts ? Counted::kYes : Counted::kNo;
+  for (size_t i = 0; i < aliases_.size(); ++i) {
+    if (!changed[i]) {
       slots[i].shared->queued_here(slots[i].parameter);  // what the class keeps of its own
       continue;
     }

@@ -117,9 +117,10 @@ TEST_P(DistOptimIsolation, OPT_3_a_reserved_parameter_is_nobody_elses) {
                {"between the two phases of another step", "'worker1' not applied"});
   expect_equal(values(c)[0], before[0]);
   step.join();
-  EXPECT_EQ(of_a.owners[0].outcome, StepOutcome::kUnknown);
+  // It was asked what became of it: nothing, and nothing will.
+  EXPECT_EQ(of_a.owners[0].outcome, StepOutcome::kNotApplied);
   EXPECT_EQ(of_a.owners[1].outcome, StepOutcome::kApplied);
-  // Its time is over, and nobody has heard of it: the parameter is free again.
+  // Its time is over, and the parameter is free again.
   eventually([&] { return b.try_step(context, {.versions = {0}}).status.ok(); }, "free");
   EXPECT_EQ(a.versions(), (std::vector<int64_t>{1, 1}));
 }
