@@ -41,6 +41,23 @@ command_build() {
   build_targets "$build" "$@"
 }
 
+command_install() {
+  [ $# = 1 ] && [ "${1#-}" = "$1" ] || { code=2 die "install wants one argument, the folder to install to: ./dev install PREFIX"; }
+  local prefix="$1" folder="$build/release"
+  # Before the build, which takes minutes.
+  mkdir -p "$prefix" 2>/dev/null && [ -w "$prefix" ] \
+    || { code=2 die "cannot write to $prefix: choose a folder of your own, for instance ./dev install \$HOME/.local/weft"; }
+  prefix="$(cd "$prefix" && pwd)"
+  need_packages "${packages_build[@]}"
+  configure "$folder" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O3 -DWEFT_BUILD_TESTS=OFF -DWEFT_BUILD_EXAMPLES=OFF \
+    -DWEFT_BUILD_BENCH=OFF
+  build_targets "$folder"
+  cmake --install "$folder" --prefix "$prefix" >"$folder/install.log" 2>&1 \
+    || { cat "$folder/install.log" >&2; die "cmake could not install to $prefix"; }
+  printf 'install: ok prefix=%s\nIn your project: find_package(weft REQUIRED), configured with -DCMAKE_PREFIX_PATH=%s\n' \
+    "$prefix" "$prefix"
+}
+
 command_demo() {
   [ $# = 0 ] || { code=2 die "demo takes no arguments; build/bin/async_ps --help has the program's own"; }
   need_packages "${packages_build[@]}"
