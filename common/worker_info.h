@@ -34,6 +34,9 @@ struct WorkerInfo {
   }
 };
 
+WEFT_API std::string to_string(
+    const WorkerInfo& info);  // "'ps0' (id 2, incarnation 00000000000000ab)"
+
 }  // namespace weft
 
 #endif  // WEFT_COMMON_WORKER_INFO_H_

@@ -4,6 +4,11 @@
 
 namespace weft {
 
+std::string to_string(const WorkerInfo& info) {
+  return absl::StrCat("'", info.name, "' (id ", info.id, ", incarnation ",
+                      absl::Hex(info.incarnation, absl::kZeroPad16), ")");
+}
+
 std::string to_string(const WorkerKey& key) {
   return absl::StrCat("worker ", to_string(key.id), " (", to_string(key.incarnation), ")");
 }

@@ -10,7 +10,7 @@ namespace weft {
 namespace {
 
 // As that of a pass.
-constexpr absl::Duration kDeadline = absl::Seconds(60);
+constexpr absl::Duration kBackwardDeadline = absl::Seconds(60);
 
 }  // namespace
 
@@ -22,7 +22,7 @@ Status try_backward(DistAutogradContext& context, const RRef<at::Tensor>& loss,
                       absl::StrCat("backward: worker '", worker->name(), "' holds ",
                                    to_string(loss.id()), ", but not ", to_string(context.id())));
   }
-  const absl::Time end = worker->now() + options.deadline.value_or(kDeadline);
+  const absl::Time end = worker->now() + options.deadline.value_or(kBackwardDeadline);
   const AutogradContextGuard in_context(context);
   if (!current_autograd_context(*worker).has_value()) {
     return make_error(ErrorKind::kState,

@@ -23,7 +23,7 @@ Status no_memory_file(const char* what, int code) {
                     absl::StrCat("no memory to share: ", what, ": ", system_error(code)));
 }
 
-Status refused(std::string why) {
+Status bad_file(std::string why) {
   return make_error(ErrorKind::kProtocol,
                     absl::StrCat("the file that the peer shares is refused: ", why));
 }
@@ -58,17 +58,18 @@ StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::make(uint64_t bytes) {
 
 StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::adopt(UniqueFd fd, uint64_t announced_bytes) {
   if (announced_bytes == 0 || announced_bytes > kMaxBytes) {
-    return refused(absl::StrCat("its size is announced as ", announced_bytes));
+    return bad_file(absl::StrCat("its size is announced as ", announced_bytes));
   }
   struct stat is = {};
-  if (fstat(fd.get(), &is) != 0) return refused(system_error(errno));
-  if (!S_ISREG(is.st_mode)) return refused("it is no regular file");
+  if (fstat(fd.get(), &is) != 0) return bad_file(system_error(errno));
+  if (!S_ISREG(is.st_mode)) return bad_file("it is no regular file");
   if (is.st_size < 0 || static_cast<uint64_t>(is.st_size) != announced_bytes) {
-    return refused(absl::StrCat("it has ", is.st_size, " bytes, announced were ", announced_bytes));
+    return bad_file(
+        absl::StrCat("it has ", is.st_size, " bytes, announced were ", announced_bytes));
   }
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) {
-    return refused(absl::StrCat("its seals are ", seals, ", so it could still be truncated"));
+    return bad_file(absl::StrCat("its seals are ", seals, ", so it could still be truncated"));
   }
   return map(std::move(fd), announced_bytes);
 }

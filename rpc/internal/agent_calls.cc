@@ -18,11 +18,6 @@ Status cancelled_with(const CancelToken& caller) {
              : make_error(ErrorKind::kCancelled, "the calling handler was cancelled");
 }
 
-std::string text(const WorkerInfo& info) {
-  return absl::StrCat("'", info.name, "' (id ", info.id, ", incarnation ",
-                      absl::Hex(info.incarnation, absl::kZeroPad16), ")");
-}
-
 std::string to_text(const Destination& to) {
   return to.by_id() ? absl::StrCat(" on worker ", to.id()) : absl::StrCat(" on '", to.name(), "'");
 }
@@ -124,9 +119,10 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
     } else if (!member.ok()) {
       refused = member.status();
     } else if (deadline <= start) {
-      refused = make_error(ErrorKind::kDeadline,
-                           absl::StrCat("the deadline of the call of '", spec->call.method, "' on ",
-                                        text((*member)->info), " was over before it was sent"));
+      refused =
+          make_error(ErrorKind::kDeadline,
+                     absl::StrCat("the deadline of the call of '", spec->call.method, "' on ",
+                                  to_string((*member)->info), " was over before it was sent"));
     } else if (scope != nullptr && scope->cancel.cancelled()) {
       refused = make_error(ErrorKind::kCancelled,
                            "the call in whose handler this one was made is cancelled");
@@ -208,7 +204,7 @@ void Agent::transmit(uint64_t call_id) {
     const auto found = peers_.find(p.to.incarnation);
     const PeerRef peer = found == peers_.end() ? nullptr : found->second;
     if (peer == nullptr) {
-      gone = make_error(ErrorKind::kPeerLost, absl::StrCat("worker ", text(p.to), " is gone"));
+      gone = make_error(ErrorKind::kPeerLost, absl::StrCat("worker ", to_string(p.to), " is gone"));
     } else if (!peer->gone.ok()) {
       gone = peer->gone;
     } else if (p.to_stage) {
@@ -293,7 +289,7 @@ void Agent::transmit(uint64_t call_id) {
       again = true;
     } else if (p.lost_while_sending) {
       fail = make_error(ErrorKind::kMaybeExecuted,
-                        absl::StrCat("the connection to ", text(p.to), " broke after '",
+                        absl::StrCat("the connection to ", to_string(p.to), " broke after '",
                                      spec->call.method, "' was sent: it may have run"));
     } else {
       p.state = State::kSent;

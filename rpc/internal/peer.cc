@@ -18,11 +18,6 @@ constexpr absl::Duration kTrimEvery = absl::Minutes(1);
 constexpr size_t kWindowBytes = 64
                                 << 20;  // answers kept per caller for calls that are at_most_once
 
-std::string text(const WorkerInfo& info) {
-  return absl::StrCat("'", info.name, "' (id ", info.id, ", incarnation ",
-                      absl::Hex(info.incarnation, absl::kZeroPad16), ")");
-}
-
 }  // namespace
 
 Agent::PeerRef Agent::peer_locked(const WorkerInfo& info, std::string_view address) {
@@ -49,7 +44,7 @@ Agent::PeerRef Agent::peer_locked(const WorkerInfo& info, std::string_view addre
 void Agent::drop_impostor_locked(PeerRef impostor) {
   impostor->gone = make_error(
       ErrorKind::kPermission,
-      absl::StrCat("the incarnation of ", text(impostor->info), " is that of another worker"));
+      absl::StrCat("the incarnation of ", to_string(impostor->info), " is that of another worker"));
   // Without the mutex: close() may run the owners of what is queued. A pool that takes nothing more
   // is that of an agent that closes, which ends all connections.
   (void)options_.pool->post([links = impostor->links, why = impostor->gone] {
@@ -164,7 +159,7 @@ Status Agent::check_incarnation_locked(const Hello& theirs) const {
   }
   return make_error(ErrorKind::kPermission,
                     absl::StrCat("incarnation ", absl::Hex(theirs.incarnation, absl::kZeroPad16),
-                                 " is that of ", text(*owner), ", and not of '",
+                                 " is that of ", to_string(*owner), ", and not of '",
                                  theirs.name.substr(0, 128), "' (id ", theirs.id, ")"));
 }
 
@@ -407,7 +402,7 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
       } else {
         fail.emplace_back(
             id, make_error(ErrorKind::kMaybeExecuted,
-                           absl::StrCat("the connection to ", text(p.to), " broke after '",
+                           absl::StrCat("the connection to ", to_string(p.to), " broke after '",
                                         p.spec->call.method, "' was sent, so it may have run: ",
                                         std::string(lost.why.message()))));
       }
@@ -422,7 +417,8 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
       peer->broken = !reconnected;
     }
   }
-  WEFT_LOG(options_.log, kDebug) << "connection to " << text(peer->info) << " lost: " << lost.why;
+  WEFT_LOG(options_.log, kDebug) << "connection to " << to_string(peer->info)
+                                 << " lost: " << lost.why;
   for (const CancelToken& cancel : abandoned) cancel.cancel();
   for (auto& [id, why] : fail) complete(id, why, false);
   for (uint64_t id : resend) {
@@ -515,7 +511,7 @@ void Agent::tick() {
         unreachable.emplace_back(
             incarnation,
             make_error(ErrorKind::kPeerLost,
-                       absl::StrCat("worker ", text(peer->info), " could not be reached for ",
+                       absl::StrCat("worker ", to_string(peer->info), " could not be reached for ",
                                     absl::FormatDuration(options_.lease),
                                     " and the store cannot be asked about it: ",
                                     std::string(peer->last_dial_error.message()))));

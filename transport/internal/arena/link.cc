@@ -12,7 +12,7 @@
 namespace weft::internal {
 namespace {
 
-constexpr size_t kNonceBytes = 16;
+constexpr size_t kProbeNonceBytes = 16;
 constexpr size_t kMaxReasonBytes = 512;
 // In one frame, so that it stays a small one.
 constexpr size_t kMaxFreesAtOnce = 1024;
@@ -95,14 +95,14 @@ ArenaLink::ArenaLink(std::shared_ptr<SharedArena> arena, std::string why_none,
       link_(arena_ == nullptr ? 0 : arena_->new_link()),
       session_(std::move(session)),
       gate_(std::move(gate)),
-      nonce_(random_bytes(random, kNonceBytes)),
+      nonce_(random_bytes(random, kProbeNonceBytes)),
       frees_wait_(std::make_shared<std::atomic<bool>>(false)),
       why_not_lending_(std::move(why_none)) {}
 
 void ArenaLink::start(std::shared_ptr<Host> host) {
   v1::ArenaOffer offer;
   std::vector<int> files;
-  std::shared_ptr<char> probe = arena_ == nullptr ? nullptr : arena_->allocate(kNonceBytes);
+  std::shared_ptr<char> probe = arena_ == nullptr ? nullptr : arena_->allocate(kProbeNonceBytes);
   {
     MutexLock lock(&mutex_);
     host_ = std::move(host);
@@ -110,7 +110,7 @@ void ArenaLink::start(std::shared_ptr<Host> host) {
       why_not_lending_ = "no room for a probe (WEFT_ARENA_BYTES)";
     if (probe != nullptr) {
       why_not_lending_ = "the peer has not answered yet";
-      std::memcpy(probe.get(), nonce_.data(), kNonceBytes);
+      std::memcpy(probe.get(), nonce_.data(), kProbeNonceBytes);
       offer.set_size(arena_->file().size());
       offer.set_probe_offset(static_cast<uint64_t>(probe.get() - arena_->file().data()));
       files.push_back(arena_->file().fd());
@@ -273,13 +273,13 @@ StatusOr<std::string> ArenaLink::map_offer(LocalMessage message) {
   if (message.files.size() != 1) {
     return protocol_error(absl::StrCat("an offer with ", message.files.size(), " files"));
   }
-  if (offer.size() < kNonceBytes || offer.probe_offset() > offer.size() - kNonceBytes) {
+  if (offer.size() < kProbeNonceBytes || offer.probe_offset() > offer.size() - kProbeNonceBytes) {
     return protocol_error(absl::StrCat("an offer of ", offer.size(), " bytes with a probe at ",
                                        offer.probe_offset()));
   }
   WEFT_ASSIGN_OR_RETURN(std::shared_ptr<MemoryFile> file,
                         MemoryFile::adopt(std::move(message.files[0]), offer.size()));
-  std::string found(file->data() + offer.probe_offset(), kNonceBytes);
+  std::string found(file->data() + offer.probe_offset(), kProbeNonceBytes);
   std::shared_ptr<Use> made;  // destroyed without the lock
   MutexLock lock(&mutex_);
   if (closed_) return make_error(ErrorKind::kState, "the connection is lost");

@@ -15,14 +15,6 @@ namespace {
 // A sender writes so many turns itself, then the loop goes on.
 constexpr size_t kTurnsAtOnce = 2;
 
-WEFT_COLD Status not_delivered(std::string_view message) {
-  return make_error(ErrorKind::kNotDelivered, message);
-}
-
-void add(std::atomic<int64_t>* counter, int64_t n) {
-  counter->fetch_add(n, std::memory_order_relaxed);
-}
-
 }  // namespace
 
 StatusOr<std::shared_ptr<DataLane>> DataLane::make(Setup setup, UniqueFd fd, bool dials,

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kEventsAtOnce = 64;
 // A yield costs as much as a look or two.
-constexpr unsigned kPollsPerYield = 4;
+constexpr unsigned kLoopPollsPerYield = 4;
 constexpr uint64_t kWakeNumber = 0;  // clients begin with 1
 
 epoll_event event_for(uint64_t number, bool writing) {
@@ -101,7 +101,7 @@ int DataLoop::wait(bool due, epoll_event* events) {
     for (unsigned polls = 1; now < end; ++polls) {
       const int n = epoll_wait(epoll_.get(), events, kEventsAtOnce, 0);
       if (n != 0) return n;
-      if (polls % kPollsPerYield == 0) sched_yield();
+      if (polls % kLoopPollsPerYield == 0) sched_yield();
       now = runtime_->now();
     }
   }

@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kStageBytes = 4096;
 constexpr size_t kPiecesAtOnce = 64;
 
-WEFT_COLD Status broken(int code) {
+WEFT_COLD Status connection_broken(int code) {
   return make_error(ErrorKind::kUnavailable, system_error(code));
 }
 StatusOr<PipeState> end_of(const StreamReader& to) {
@@ -95,7 +95,7 @@ class PlainWriter final : public PipeWriter {
       if (sent < 0) {
         if (errno == EINTR) continue;
         if (not_now(errno)) return PipeState::kBlocked;
-        return broken(errno);
+        return connection_broken(errno);
       }
       note_sent(frames, static_cast<size_t>(sent));
       written += static_cast<size_t>(sent);
@@ -122,7 +122,7 @@ class PlainReader final : public PipeReader {
       if (n < 0) {
         if (errno == EINTR) continue;
         if (not_now(errno)) return PipeState::kBlocked;
-        return broken(errno);
+        return connection_broken(errno);
       }
       if (n == 0) return end_of(*to);
       const size_t got = static_cast<size_t>(n);

@@ -9,6 +9,7 @@
 #include "weft/common/internal/text.h"
 #include "weft/transport/address.h"
 #include "weft/transport/internal/grpc/core.h"
+#include "weft/transport/internal/grpc/server.h"
 
 namespace weft::internal {
 namespace {
@@ -16,8 +17,6 @@ namespace {
 // A listener that does not believe our certificate and one that dies look the same the first time.
 // One that has died is not reached the next time.
 constexpr int kTlsAttempts = 3;
-
-int millis(absl::Duration d) { return static_cast<int>(absl::ToInt64Milliseconds(d)); }
 
 grpc::ChannelArguments lane_arguments(int lane, size_t max_frame_bytes, bool same_host,
                                       const GrpcTransportOptions& options, bool tls) {

@@ -22,14 +22,6 @@ constexpr size_t kQueueCrowd = 16;
 // Of the moving average over messages.
 constexpr double kDenseWeight = 1.0 / 8;
 
-void add(std::atomic<int64_t>* counter, int64_t n) {
-  counter->fetch_add(n, std::memory_order_relaxed);
-}
-
-Status not_delivered(std::string_view message) {
-  return make_error(ErrorKind::kNotDelivered, message);
-}
-
 }  // namespace
 
 // ---- sending ---------------------------------------------------------------------------------

@@ -16,8 +16,6 @@ constexpr int kHealthMethod = static_cast<int>(kMaxLanes);
 // Streams per TCP connection: a lane, and room for health checks.
 constexpr int kMaxStreams = 16;
 
-int millis(absl::Duration d) { return static_cast<int>(absl::ToInt64Milliseconds(d)); }
-
 }  // namespace
 
 GrpcRawService::GrpcRawService() {

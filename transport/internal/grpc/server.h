@@ -16,6 +16,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/service_type.h>
 
+#include "absl/time/time.h"
 #include "weft/common/mutex.h"
 #include "weft/transport/address.h"
 #include "weft/transport/internal/grpc/core.h"
@@ -23,6 +24,9 @@
 #include "weft/transport/internal/wire/handshake.h"
 
 namespace weft::internal {
+
+// As gRPC's options take a time.
+inline int millis(absl::Duration d) { return static_cast<int>(absl::ToInt64Milliseconds(d)); }
 
 // The methods, without generated code: raw bytes in and out, each on the queue of its lane.
 class GrpcRawService final : public grpc::Service {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "weft/common/error.h"
@@ -50,6 +51,15 @@ struct LaneCounters {
     if (us > queued_most_us.load(kOrder)) queued_most_us.store(us, kOrder);
   }
 };
+
+inline void add(std::atomic<int64_t>* counter, int64_t n) {
+  counter->fetch_add(n, std::memory_order_relaxed);
+}
+
+// What send() says of a frame that the lane did not take (CONN-4).
+WEFT_COLD inline Status not_delivered(std::string_view message) {
+  return make_error(ErrorKind::kNotDelivered, message);
+}
 
 struct LaneEnd {
   bool orderly = false;      // the stream ended as streams do, nothing broke
