@@ -6,6 +6,7 @@ usage: lint.py --build DIR [--jobs N] [--only NAME]
   text      rules over the text of files (scripts/textrules.py)
   layering  tests/layering_test.py, after its self-test
   inventory docs/inventory.md is complete and not stale (tools/inventory.py --check)
+  unity     no two sources of a module have helpers of one name (scripts/unity.py)
   headers   every public header compiles alone
   naming    clang-tidy: the sources of common, and of the other modules one unit that holds all their headers,
             since each unit that parses LibTorch costs several seconds
@@ -92,6 +93,10 @@ def check_inventory(args):
     return report(run_all([("inventory", [sys.executable, script, "--check"])], 1))
 
 
+def check_unity(args):
+    return report(run_all([("unity", [sys.executable, os.path.join(ROOT, "scripts", "unity.py"), ROOT])], 1))
+
+
 def include_flags(args):
     torch = os.path.join(args.build, "weft_libtorch_include")
     return ["-std=c++20", "-I", os.path.join(args.build, "include"), "-isystem", os.path.join(args.build, "gen"),
@@ -152,7 +157,7 @@ def check_naming(args):
     os.makedirs(folder, exist_ok=True)
     units = []
     for module in textrules.MODULES:
-        headers = headers_of(module, module in ("common", "rpc"))
+        headers = headers_of(module, module in ("common", "transport", "store", "rpc"))
         # Headers of the socket back ends pull gRPC in; their names are overrides of gRPC's. Those of weft::cuda want
         # the CUDA toolkit, which need not be there.
         headers = [name for name in headers if "/internal/grpc/" not in name and "/internal/cuda/" not in name]
@@ -180,7 +185,7 @@ def check_naming(args):
 
 
 CHECKS = {"format": check_format, "text": check_text, "layering": check_layering, "inventory": check_inventory,
-          "headers": check_headers, "naming": check_naming}
+          "unity": check_unity, "headers": check_headers, "naming": check_naming}
 
 
 def main():
