@@ -12,6 +12,7 @@
 
 #include <utility>
 
+#include "weft/collectives/process_group.h"
 #include "weft/common/error.h"
 #include "weft/common/future.h"
 #include "weft/common/time.h"

@@ -3,7 +3,9 @@
 usage: inventory.py            writes docs/inventory.md
        inventory.py --check    fails when an entry has no test, or when docs/inventory.md is not what would be written
 
-Entries are the tests of PyTorch's RPC that we answer for (RPC-n, DA-n) and our acceptance scenarios (Xn), and the defects that were found by reading (DEF-n). A GoogleTest
+Entries are the tests of PyTorch's RPC that we answer for (RPC-n, DA-n), our acceptance scenarios (Xn), the defects that
+were found by reading (DEF-n), the acceptance items of process groups and data parallelism (CL-n, DB-n), and defects of
+c10d's Gloo that we must not have (Gn). A GoogleTest
 case stands for an entry by its name: RPC_24_..., X7_...; a case that stands for several says so:
 RPC_24_and_RPC_25_... . An entry without a test must be listed in tests/inventory_waiting.txt, one line each:
 
@@ -271,8 +273,39 @@ DEFECTS = {
     26: "versions count the steps of a user's optimizer",
     29: "a step beside the next backward, and after one that failed",
 }
+# Process groups: what they must show. Items of data parallelism (CL-4 to CL-6, CL-11, CL-12, CL-17) come with it, those
+# about speed are rows of the benchmarks.
+COLLECTIVES = {
+    1: "operations x types x reductions x ranks x sizes x layouts against a serial reference, bit-identical",
+    2: "messages and bytes of every schedule as the formulas say",
+    3: "random operations on random overlapping groups",
+    14: "a killed rank is named within a second, a stopped one at the deadline",
+    15: "what differs between ranks is an error on every rank",
+    16: "no segments are left after crashes",
+    18: "a job is started again, and shrinks and grows",
+    19: "64 clients of a store, a port that is taken, a stale file",
+    20: "two jobs at once on one machine",
+    21: "NCCL with one rank",
+    22: "two ranks on one GPU",
+    23: "survivors of a killed rank make a new group",
+    24: "groups by seed under the simulator",
+    25: "groups as a c10d backend",
+}
+# What c10d's Gloo gets wrong.
+GLOO = {
+    1: "the sum of a strided tensor is wrong",
+    2: "a broadcast into a strided tensor is wrong",
+    3: "a difference in size ends the process",
+    4: "after a timeout nothing names the cause",
+    5: "reduce_scatter moves twice the bytes",
+    6: "all_to_all of lists, uneven all_gather, short integers and integer averages are missing",
+    7: "a dead peer is an address, not a rank",
+    8: "an address of loopback is given to other hosts",
+    9: "a difference in type ends the process",
+}
+DATA_PARALLEL = {}
 CASE = re.compile(r"\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+)\s*,\s*(\w+)\s*\)")
-ENTRY = re.compile(r"(?:^|_and_)(?:(RPC|DA|DEF)_(\d+)|(X)_?(\d+))(?=_|$)")
+ENTRY = re.compile(r"(?:^|_and_)(?:(RPC|DA|DEF|CL|DB)_(\d+)|(X|G)_?(\d+))(?=_|$)")
 
 
 def entries():
@@ -285,6 +318,12 @@ def entries():
         yield f"X{number}", title
     for number, title in sorted(DEFECTS.items()):
         yield f"DEF-{number}", title
+    for number, title in COLLECTIVES.items():
+        yield f"CL-{number}", title
+    for number, title in GLOO.items():
+        yield f"G{number}", title
+    for number, title in DATA_PARALLEL.items():
+        yield f"DB-{number}", title
 
 
 def find_tests():
@@ -297,8 +336,8 @@ def find_tests():
             path = os.path.join(folder, name)
             text = open(path, errors="replace").read()
             for suite, case in CASE.findall(text):
-                for family, number, _, scenario in ENTRY.findall(case):
-                    key = f"{family}-{number}" if family else f"X{scenario}"
+                for family, number, letter, scenario in ENTRY.findall(case):
+                    key = f"{family}-{number}" if family else f"{letter}{scenario}"
                     found.setdefault(key, set()).add((f"{suite}.{case}", os.path.relpath(path, ROOT)))
     return {key: sorted(tests) for key, tests in found.items()}
 
@@ -361,7 +400,7 @@ def main():
             out.write(page)
     for problem in problems:
         print(f"inventory: {problem}")
-    print(f"inventory: {len(PYTORCH) + len(AUTOGRAD) + len(SCENARIOS) + len(DEFECTS)} entries, {len(problems)} problems")
+    print(f"inventory: {len(list(entries()))} entries, {len(problems)} problems")
     return 1 if problems else 0
 
 

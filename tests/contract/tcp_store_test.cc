@@ -98,7 +98,7 @@ TEST_F(TcpStoreTest, AClientThatIsEarlyWaitsForTheServer) {
   EXPECT_EQ(*connect(port)->get("k"), "v");
 }
 
-TEST_F(TcpStoreTest, SixtyFourClients) {
+TEST_F(TcpStoreTest, CL_19_SixtyFourClients) {
   const auto server = start();
   std::vector<std::thread> threads;
   for (int i = 0; i < 64; ++i) {

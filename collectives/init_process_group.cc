@@ -1,0 +1,177 @@
+#include <unistd.h>
+
+#include <utility>
+
+#include "weft/collectives/internal/group_handle.h"
+#include "weft/collectives/internal/inproc_link.h"
+#include "weft/collectives/internal/making.h"
+#include "weft/collectives/internal/tcp_link.h"
+#include "weft/collectives/internal/tcp_mesh.h"
+#include "weft/collectives/internal/text.h"
+#include "weft/collectives/process_group.h"
+#include "weft/common/id.h"
+#include "weft/common/launch_info.h"
+#include "weft/proto/collectives.pb.h"
+
+namespace weft {
+namespace {
+
+std::string_view backend_name(Backend backend) {
+  switch (backend) {
+    case Backend::kAuto: return "auto";
+    case Backend::kInproc: return "inproc";
+    case Backend::kShm: return "shm";
+    case Backend::kTcp: return "tcp";
+  }
+  return "unknown";
+}
+
+Status invalid(std::string_view why) {
+  return make_error(ErrorKind::kInvalidArgument, internal::cat("init_process_group: ", why));
+}
+
+// One group on its way.
+class Initializer {
+ public:
+  explicit Initializer(const ProcessGroupOptions& options) : options_(options) {}
+
+  StatusOr<std::shared_ptr<internal::GroupHandle>> run() {
+    runtime_ = options_.runtime != nullptr ? options_.runtime : make_system_runtime();
+    deadline_ = deadline_after(runtime_->now(), options_.init_timeout.value_or(absl::Minutes(10)));
+    WEFT_RETURN_IF_ERROR(find_place());
+    WEFT_RETURN_IF_ERROR(choose_backend());
+    WEFT_RETURN_IF_ERROR(find_store());
+    WEFT_RETURN_IF_ERROR(connect());
+    internal::GroupCoreOptions core;
+    core.name = options_.name;
+    core.timeout = options_.timeout.value_or(absl::Minutes(10));
+    core.runtime = runtime_;
+    core.executor = options_.executor;
+    core.log = options_.log;
+    return std::make_shared<internal::GroupHandle>(
+        std::make_unique<internal::GroupCore>(std::move(core), std::move(engine_)),
+        backend_name(backend_), store_, options_.fabric);
+  }
+
+ private:
+  Status find_place() {
+    environment_ = options_.environment.has_value() ? *options_.environment : process_environment();
+    WEFT_ASSIGN_OR_RETURN(config_, Config::from_environment(environment_));
+    if (options_.rank.has_value() != options_.size.has_value()) {
+      return invalid("one of rank and size is given without the other");
+    }
+    if (options_.rank.has_value()) {
+      member_.rank = *options_.rank;
+      member_.size = *options_.size;
+    } else {
+      WEFT_ASSIGN_OR_RETURN(const LaunchInfo launch, launch_info(config_, environment_));
+      member_.rank = launch.rank;
+      member_.size = launch.world_size;
+    }
+    if (options_.name.empty()) return invalid("the name is empty");
+    if (member_.size < 1 || member_.rank < 0 || member_.rank >= member_.size) {
+      return invalid(internal::cat("rank ", member_.rank, " of ", member_.size));
+    }
+    return absl::OkStatus();
+  }
+
+  Status choose_backend() {
+    backend_ = options_.backend;
+    if (backend_ == Backend::kAuto && options_.fabric != nullptr) backend_ = Backend::kInproc;
+    if (backend_ == Backend::kInproc && options_.fabric == nullptr) {
+      return invalid("backend inproc needs a fabric");
+    }
+    if (backend_ == Backend::kShm) {
+      return make_error(ErrorKind::kUnimplemented,
+                        internal::cat("init_process_group: backend ", backend_name(backend_)));
+    }
+    if (backend_ == Backend::kAuto) backend_ = Backend::kTcp;
+    if (backend_ == Backend::kTcp) {
+      auto made = internal::TcpListener::make(options_.listen_address,
+                                              options_.allow_insecure || config_.allow_insecure);
+      if (!made.ok()) return annotate(made.status(), "init_process_group");
+      listener_ = *std::move(made);
+    }
+    return absl::OkStatus();
+  }
+
+  Status find_store() {
+    store_ = options_.store;
+    if (store_ != nullptr) return absl::OkStatus();
+    RendezvousOptions meet;
+    meet.url = !options_.rendezvous.empty() ? options_.rendezvous : config_.store;
+    meet.config = config_;
+    meet.environment = environment_;
+    meet.is_first = member_.rank == 0;
+    meet.alone = member_.size == 1;
+    meet.timeout = deadline_ - runtime_->now();
+    meet.schemes = options_.schemes;
+    auto opened = open_rendezvous_store(meet, runtime_);
+    if (!opened.ok()) return annotate(opened.status(), "init_process_group");
+    store_ = *std::move(opened);
+    return absl::OkStatus();
+  }
+
+  Status connect() {
+    internal::Making making;
+    making.store = store_.get();
+    making.runtime = runtime_.get();
+    making.name = options_.name;
+    making.prefix = internal::cat("weft/", config_.job_id, "/collectives/", options_.name, "/");
+    making.deadline = deadline_;
+    wire::GroupMember mine;
+    mine.set_version(internal::kGroupVersion);
+    mine.set_rank(static_cast<uint32_t>(member_.rank));
+    mine.set_size(static_cast<uint32_t>(member_.size));
+    mine.set_old_rank(static_cast<uint32_t>(member_.rank));
+    mine.set_identity(random_incarnation(runtime_->random()).value());
+    mine.set_backend(std::string(backend_name(backend_)));
+    if (listener_.has_value()) mine.set_address(listener_->address());
+    const Status made = internal::make_group(
+        making, mine, [this](uint64_t id, const std::vector<wire::GroupMember>& members) {
+          member_.group = id;
+          return connect_to(members);
+        });
+    listener_.reset();
+    return made;
+  }
+
+  Status connect_to(const std::vector<wire::GroupMember>& members) {
+    if (backend_ == Backend::kInproc) {
+      engine_ = std::make_unique<internal::Engine>(member_, options_.fabric->core()->join(member_));
+      return absl::OkStatus();
+    }
+    std::vector<internal::TcpMember> all;
+    for (const wire::GroupMember& one : members) all.push_back({one.address(), one.identity()});
+    WEFT_ASSIGN_OR_RETURN(std::vector<internal::TcpPeer> peers,
+                          internal::connect_mesh(member_, *listener_, all, *runtime_, deadline_));
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<internal::Link> link,
+                          internal::make_tcp_link(member_, std::move(peers), runtime_));
+    engine_ = std::make_unique<internal::Engine>(member_, std::move(link));
+    return absl::OkStatus();
+  }
+
+  const ProcessGroupOptions& options_;
+  std::shared_ptr<Runtime> runtime_;
+  absl::Time deadline_;
+  Environment environment_;
+  Config config_;
+  internal::Membership member_;
+  Backend backend_ = Backend::kAuto;
+  std::shared_ptr<Store> store_;
+  std::optional<internal::TcpListener> listener_;
+  std::unique_ptr<internal::Engine> engine_;
+};
+
+}  // namespace
+
+StatusOr<ProcessGroup> try_init_process_group(const ProcessGroupOptions& options) {
+  WEFT_ASSIGN_OR_RETURN(auto handle, Initializer(options).run());
+  return ProcessGroup(std::move(handle));
+}
+
+ProcessGroup init_process_group(const ProcessGroupOptions& options) {
+  return value_or_throw(try_init_process_group(options));
+}
+
+}  // namespace weft

@@ -1,0 +1,244 @@
+#include "weft/collectives/internal/engine.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "weft/collectives/internal/reduce.h"
+
+namespace weft::internal {
+namespace {
+
+// Below it the number of messages decides, above it their bytes.
+constexpr uint64_t kSmall = 64 << 10;
+constexpr uint64_t kMiddle = 512 << 10;
+
+}  // namespace
+
+Algorithm choose_all_reduce(uint64_t bytes, int size) {
+  if (bytes <= kSmall) return Algorithm::kRecursiveDoubling;
+  if (bytes <= kMiddle || size == 2) return Algorithm::kHalvingDoubling;
+  return Algorithm::kRing;
+}
+
+uint64_t hash_of(const Blocks& blocks) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (int i = 0; i < blocks.count(); ++i) {
+    hash = (hash ^ blocks.length(i)) * 0x100000001b3u;
+    hash ^= hash >> 29;
+  }
+  return hash | 1;
+}
+
+Header Engine::header(const Turn& turn, OpKind op, ElementType type, uint64_t count) const {
+  Header out;
+  out.op = static_cast<uint8_t>(op);
+  out.type = static_cast<uint8_t>(type);
+  out.group = member_.group;
+  out.generation = member_.generation;
+  out.sequence = turn.sequence;
+  out.count = count;
+  return out;
+}
+
+char* Engine::scratch(uint64_t bytes) {
+  if (bytes > scratch_bytes_) {
+    scratch_.reset();
+    scratch_.reset(new char[bytes]);  // not cleared
+    scratch_bytes_ = bytes;
+  }
+  return scratch_.get();
+}
+
+void Engine::before_reduce(ElementType type, ReduceOp op, char* data, uint64_t elements) const {
+  if (op.kind() == ReduceOp::kPremulSum) multiply(type, data, elements, op.factor());
+  if (op.kind() == ReduceOp::kAvg && divides_first(type)) {
+    divide(type, data, elements, static_cast<uint64_t>(member_.size));
+  }
+}
+
+void Engine::after_reduce(ElementType type, ReduceOp op, char* data, uint64_t elements) const {
+  if (op.kind() == ReduceOp::kAvg && !divides_first(type)) {
+    divide(type, data, elements, static_cast<uint64_t>(member_.size));
+  }
+}
+
+Status Engine::run(const Turn& turn, const Header& mine, const Schedule& schedule, char* work,
+                   const char* input) {
+  for (const Round& round : schedule.rounds) {
+    WEFT_RETURN_IF_ERROR(run_round(turn, mine, round, work, input));
+  }
+  return absl::OkStatus();
+}
+
+Status Engine::run_round(const Turn& turn, const Header& mine, const Round& round, char* work,
+                         const char* input) {
+  const uint64_t size = element_size(static_cast<ElementType>(mine.type));
+  uint64_t reduced = 0;
+  for (const Step& step : round.steps) {
+    if (step.kind == Step::Kind::kReduce) reduced += step.count * size;
+  }
+  char* landing = reduced > 0 ? scratch(reduced) : nullptr;
+  sends_.clear();
+  receives_.clear();
+  for (const Step& step : round.steps) {
+    Header header = mine;
+    header.bytes = step.count * size;
+    switch (step.kind) {
+      case Step::Kind::kCopy:
+        if (header.bytes > 0) {
+          std::memmove(work + step.begin * size, input + step.input_begin * size, header.bytes);
+        }
+        break;
+      case Step::Kind::kSend: {
+        const char* from = step.from == Buffer::kWork ? work : input;
+        sends_.push_back(
+            {step.peer, header, header.bytes > 0 ? from + step.begin * size : nullptr});
+        break;
+      }
+      case Step::Kind::kStore:
+        receives_.push_back(
+            {step.peer, header, header.bytes > 0 ? work + step.begin * size : nullptr});
+        break;
+      case Step::Kind::kReduce:
+        receives_.push_back({step.peer, header, landing});
+        landing += header.bytes;
+        break;
+    }
+  }
+  if (!sends_.empty() || !receives_.empty()) {
+    WEFT_RETURN_IF_ERROR(link_->exchange(mine, sends_, receives_, turn.deadline));
+  }
+  if (reduced > 0) apply(mine, round, work);
+  return absl::OkStatus();
+}
+
+// What came for one place is reduced at once, in the order of the ranks (SCHED-3).
+void Engine::apply(const Header& mine, const Round& round, char* work) {
+  const auto type = static_cast<ElementType>(mine.type);
+  const auto kind = static_cast<ReduceOp::Kind>(mine.reduction);
+  const uint64_t size = element_size(type);
+  const char* landed = scratch_.get();
+  for (size_t i = 0; i < round.steps.size();) {
+    const Step& first = round.steps[i];
+    if (first.kind != Step::Kind::kReduce) {
+      ++i;
+      continue;
+    }
+    char* const at = work + first.begin * size;
+    inputs_.clear();
+    bool own = false;
+    for (; i < round.steps.size(); ++i) {
+      const Step& step = round.steps[i];
+      if (step.kind != Step::Kind::kReduce || step.begin != first.begin ||
+          step.count != first.count) {
+        break;
+      }
+      if (!own && step.peer > member_.rank) {
+        inputs_.push_back(at);
+        own = true;
+      }
+      inputs_.push_back(landed);
+      landed += step.count * size;
+    }
+    if (!own) inputs_.push_back(at);
+    if (first.count > 0) {
+      reduce_many(type, kind, at, inputs_.data(), inputs_.size(), first.count, 0);
+    }
+  }
+}
+
+Status Engine::agree(const Turn& turn, Header mine) {
+  return run(turn, mine, barrier_schedule(member_.rank, member_.size), nullptr, nullptr);
+}
+
+Status Engine::barrier(const Turn& turn) {
+  return agree(turn, header(turn, OpKind::kBarrier, ElementType::kNone, 0));
+}
+
+Status Engine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Algorithm algorithm,
+                          char* data, uint64_t elements) {
+  if (algorithm == Algorithm::kAuto) {
+    algorithm = choose_all_reduce(elements * element_size(type), member_.size);
+  }
+  Header mine = header(turn, OpKind::kAllReduce, type, elements);
+  mine.reduction = op.kind();
+  mine.algorithm = static_cast<uint8_t>(algorithm);
+  if (algorithm != last_algorithm_ || elements != last_elements_) {
+    last_ = all_reduce_schedule(algorithm, member_.rank, member_.size, elements);
+    last_algorithm_ = algorithm;
+    last_elements_ = elements;
+  }
+  before_reduce(type, op, data, elements);
+  WEFT_RETURN_IF_ERROR(run(turn, mine, last_, data, nullptr));
+  after_reduce(type, op, data, elements);
+  return absl::OkStatus();
+}
+
+Status Engine::broadcast(const Turn& turn, ElementType type, char* data, uint64_t elements,
+                         int root) {
+  Header mine = header(turn, OpKind::kBroadcast, type, elements);
+  mine.root = root;
+  WEFT_RETURN_IF_ERROR(agree(turn, mine));
+  return run(turn, mine, broadcast_schedule(member_.rank, member_.size, elements, root), data,
+             nullptr);
+}
+
+Status Engine::reduce(const Turn& turn, ElementType type, ReduceOp op, char* data,
+                      uint64_t elements, int root) {
+  Header mine = header(turn, OpKind::kReduce, type, elements);
+  mine.root = root;
+  mine.reduction = op.kind();
+  WEFT_RETURN_IF_ERROR(agree(turn, mine));
+  before_reduce(type, op, data, elements);
+  WEFT_RETURN_IF_ERROR(
+      run(turn, mine, reduce_schedule(member_.rank, member_.size, elements, root), data, nullptr));
+  if (member_.rank == root) after_reduce(type, op, data, elements);
+  return absl::OkStatus();
+}
+
+Status Engine::all_gather(const Turn& turn, ElementType type, char* data, const Blocks& blocks) {
+  Header mine = header(turn, OpKind::kAllGather, type, blocks.total());
+  mine.detail = hash_of(blocks);
+  return run(turn, mine, all_gather_schedule(member_.rank, member_.size, blocks), data, nullptr);
+}
+
+Status Engine::gather(const Turn& turn, ElementType type, const char* input, uint64_t elements,
+                      char* output, const Blocks& blocks, int root) {
+  Header mine = header(turn, OpKind::kGather, type, 0);
+  mine.root = root;
+  WEFT_RETURN_IF_ERROR(agree(turn, mine));
+  return run(turn, mine, gather_schedule(member_.rank, member_.size, blocks, elements, root),
+             output, input);
+}
+
+Status Engine::scatter(const Turn& turn, ElementType type, const char* input, const Blocks& blocks,
+                       char* output, uint64_t elements, int root) {
+  Header mine = header(turn, OpKind::kScatter, type, 0);
+  mine.root = root;
+  WEFT_RETURN_IF_ERROR(agree(turn, mine));
+  return run(turn, mine, scatter_schedule(member_.rank, member_.size, blocks, elements, root),
+             output, input);
+}
+
+Status Engine::reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, char* data,
+                              const Blocks& blocks) {
+  Header mine = header(turn, OpKind::kReduceScatter, type, blocks.total());
+  mine.reduction = op.kind();
+  mine.detail = hash_of(blocks);
+  before_reduce(type, op, data, blocks.total());
+  WEFT_RETURN_IF_ERROR(
+      run(turn, mine, reduce_scatter_schedule(member_.rank, member_.size, blocks), data, nullptr));
+  char* const own = data + blocks.begin(member_.rank) * element_size(type);
+  after_reduce(type, op, own, blocks.length(member_.rank));
+  return absl::OkStatus();
+}
+
+Status Engine::all_to_all(const Turn& turn, ElementType type, const char* input,
+                          const Blocks& input_blocks, char* output, const Blocks& output_blocks) {
+  const Header mine = header(turn, OpKind::kAllToAll, type, 0);
+  return run(turn, mine,
+             all_to_all_schedule(member_.rank, member_.size, input_blocks, output_blocks), output,
+             input);
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,100 @@
+#ifndef WEFT_COLLECTIVES_INTERNAL_ENGINE_H_
+#define WEFT_COLLECTIVES_INTERNAL_ENGINE_H_
+
+// Engine: runs operations on plain memory. This one runs schedules over a Link; a backend that has
+// something better for an operation overrides it. One operation at a time: GroupCore sees to that.
+//
+// Operations with a root begin with a barrier of empty messages, so that what differs between the
+// ranks is found before data moves, and by all of them.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "weft/collectives/algorithm.h"
+#include "weft/collectives/internal/element.h"
+#include "weft/collectives/internal/link.h"
+#include "weft/collectives/internal/schedule.h"
+#include "weft/collectives/reduce_op.h"
+#include "weft/common/error.h"
+
+namespace weft::internal {
+
+// One operation's place in the order of its group.
+struct Turn {
+  uint64_t sequence = 0;
+  absl::Time deadline;
+};
+
+class Engine {
+ public:
+  Engine(const Membership& member, std::unique_ptr<Link> link)
+      : member_(member), link_(std::move(link)) {}
+  virtual ~Engine() = default;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const Membership& member() const { return member_; }
+  Link& link() { return *link_; }
+
+  virtual Status barrier(const Turn& turn);
+  // In place.
+  virtual Status all_reduce(const Turn& turn, ElementType type, ReduceOp op, Algorithm algorithm,
+                            char* data, uint64_t elements);
+  virtual Status broadcast(const Turn& turn, ElementType type, char* data, uint64_t elements,
+                           int root);
+  // The result at the root; `data` of the others is used up.
+  virtual Status reduce(const Turn& turn, ElementType type, ReduceOp op, char* data,
+                        uint64_t elements, int root);
+  // Own block of `data` is in place.
+  virtual Status all_gather(const Turn& turn, ElementType type, char* data, const Blocks& blocks);
+  // `blocks` and `output` at the root only.
+  virtual Status gather(const Turn& turn, ElementType type, const char* input, uint64_t elements,
+                        char* output, const Blocks& blocks, int root);
+  // `blocks` and `input` at the root only.
+  virtual Status scatter(const Turn& turn, ElementType type, const char* input,
+                         const Blocks& blocks, char* output, uint64_t elements, int root);
+  // Block `rank` of `data` is the result; the others are used up.
+  virtual Status reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, char* data,
+                                const Blocks& blocks);
+  virtual Status all_to_all(const Turn& turn, ElementType type, const char* input,
+                            const Blocks& input_blocks, char* output, const Blocks& output_blocks);
+
+ protected:
+  Header header(const Turn& turn, OpKind op, ElementType type, uint64_t count) const;
+  // Every rank has begun this operation.
+  Status agree(const Turn& turn, Header mine);
+  Status run(const Turn& turn, const Header& mine, const Schedule& schedule, char* work,
+             const char* input);
+  Status run_round(const Turn& turn, const Header& mine, const Round& round, char* work,
+                   const char* input);
+  void apply(const Header& mine, const Round& round, char* work);
+  // What a reduction does to this rank's elements before they travel, and after.
+  void before_reduce(ElementType type, ReduceOp op, char* data, uint64_t elements) const;
+  void after_reduce(ElementType type, ReduceOp op, char* data, uint64_t elements) const;
+  char* scratch(uint64_t bytes);
+
+  const Membership member_;
+  const std::unique_ptr<Link> link_;
+
+ private:
+  std::vector<Outgoing> sends_;
+  std::vector<Incoming> receives_;
+  std::vector<const void*> inputs_;
+  std::unique_ptr<char[]> scratch_;
+  uint64_t scratch_bytes_ = 0;
+  // The last all_reduce's, which are often the next one's too.
+  Schedule last_;
+  Algorithm last_algorithm_ = Algorithm::kAuto;
+  uint64_t last_elements_ = 0;
+};
+
+// By size and number of ranks alone, so that all ranks choose alike.
+Algorithm choose_all_reduce(uint64_t bytes, int size);
+
+// Equal for equal lists of sizes.
+uint64_t hash_of(const Blocks& blocks);
+
+}  // namespace weft::internal
+
+#endif  // WEFT_COLLECTIVES_INTERNAL_ENGINE_H_

@@ -1,0 +1,101 @@
+#ifndef WEFT_COLLECTIVES_INTERNAL_GROUP_CORE_H_
+#define WEFT_COLLECTIVES_INTERNAL_GROUP_CORE_H_
+
+// GroupCore: the order of a group's operations, and its end.
+//
+// COLL-1: every operation ends exactly once.
+// COLL-3: the first failure of a group is that of every operation under way and to come.
+// COLL-5: after close() there is no thread.
+// ORDER-1: operations take numbers as they are issued and run in the order of the numbers, one at
+//          a time: synchronous ones on the thread of their caller, others on one of the group's.
+//
+// Threads: all methods from anywhere; close() not from the group's own thread, which runs no code
+// of the user.
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
+#include "weft/collectives/internal/engine.h"
+#include "weft/common/condition.h"
+#include "weft/common/future.h"
+#include "weft/common/log.h"
+#include "weft/common/mutex.h"
+#include "weft/common/runtime.h"
+
+namespace weft::internal {
+
+struct GroupCoreOptions {
+  std::string name;
+  absl::Duration timeout = absl::Minutes(10);
+  std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<Executor> executor;  // of continuations; null: one of the group's own
+  Logger log;
+};
+
+class GroupCore {
+ public:
+  GroupCore(GroupCoreOptions options, std::unique_ptr<Engine> engine);
+  ~GroupCore();
+
+  using Body = absl::FunctionRef<Status(const Turn&)>;
+  // An operation that does not count takes no number: only some of the ranks take part in it.
+  Status run(std::string_view op, Timeout timeout, bool counts, Body body);
+  Future<void> start(std::string_view op, Timeout timeout, bool counts,
+                     absl::AnyInvocable<Status(const Turn&)> body);
+
+  void fail(const Status& cause);
+  // OK while the group works.
+  Status failure();
+  void close();
+
+  Engine& engine() { return *engine_; }
+  const GroupCoreOptions& options() const { return options_; }
+  const Membership& member() const { return engine_->member(); }
+  Runtime& runtime() { return *options_.runtime; }
+  uint64_t sequence();
+
+ private:
+  struct Queued {
+    std::string_view op;
+    uint64_t ticket = 0;
+    Turn turn;
+    absl::AnyInvocable<Status(const Turn&)> body;
+    Promise<void> promise;
+  };
+
+  Status take_turn_locked(std::string_view op, Timeout timeout, bool counts, Turn* turn,
+                          uint64_t* ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns when it is this ticket's turn, or the group has failed.
+  Status await_turn_locked(std::string_view op, uint64_t ticket, const Turn& turn)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The operation is over: what its caller is told.
+  Status settle(std::string_view op, const Turn& turn, Status done);
+  // The next one may begin.
+  void end_turn();
+  Status failed_locked(std::string_view op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void work();
+
+  const GroupCoreOptions options_;
+  const std::unique_ptr<Engine> engine_;
+
+  Mutex mutex_;
+  Condition changed_;
+  Status failure_ ABSL_GUARDED_BY(mutex_);
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t serving_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t settled_ ABSL_GUARDED_BY(mutex_) = 0;  // of those that had their turn
+  int waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Thread> thread_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Executor> executor_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_COLLECTIVES_INTERNAL_GROUP_CORE_H_

@@ -1,0 +1,94 @@
+#ifndef WEFT_COLLECTIVES_INTERNAL_LINK_H_
+#define WEFT_COLLECTIVES_INTERNAL_LINK_H_
+
+// Link: how one member of a group reaches the others, in one generation. Messages of one sender
+// arrive in the order sent. Those of operations and those of send() and recv() do not see each
+// other.
+//
+// COLL-3: after fail(), here or at any other member, every exchange under way and to come ends
+// with an error, in bounded time.
+//
+// Threads: exchange(), send_point() and receive_point() by one thread at a time; fail(), leave()
+// and traffic() by any. Whoever destroys it has called leave() and waits for nothing.
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "weft/collectives/internal/header.h"
+#include "weft/common/error.h"
+
+namespace weft::internal {
+
+// Which group, and who in it.
+struct Membership {
+  uint64_t group = 0;
+  uint32_t generation = 1;
+  int rank = 0;
+  int size = 1;
+};
+
+struct Outgoing {
+  int peer = 0;
+  Header header;  // bytes: of the body
+  const char* data = nullptr;
+};
+
+struct Incoming {
+  int peer = 0;
+  Header expected;  // bytes: of the body
+  char* data = nullptr;
+};
+
+struct PointMessage {
+  int peer = 0;
+  Header header;
+  std::vector<char> body;
+};
+
+// Sent by this member so far.
+struct Traffic {
+  uint64_t messages = 0;
+  uint64_t bytes = 0;  // without headers
+};
+
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  // Sends and receives all of them, in any order; returns when all are done, or at the first error.
+  // `mine`: what this rank is in.
+  virtual Status exchange(const Header& mine, absl::Span<const Outgoing> sends,
+                          absl::Span<const Incoming> receives, absl::Time deadline) = 0;
+
+  // Returns when the memory of the messages may be used again.
+  virtual Status send_points(absl::Span<const Outgoing> sends, absl::Time deadline) = 0;
+  // The next of a sender (-1: of any) with that tag.
+  virtual StatusOr<PointMessage> receive_point(int peer, int32_t tag, absl::Time deadline) = 0;
+
+  // The first cause counts. Tells every other member.
+  virtual void fail(const Status& cause, uint64_t sequence) = 0;
+  // Says goodbye; a member that still waits for this one gets an error.
+  virtual void leave() = 0;
+
+  virtual Traffic traffic() const = 0;
+};
+
+// "waited for rank 2, whose last operation was all_reduce #11": for the errors of a deadline.
+struct Awaited {
+  int peer = 0;
+  Header last;  // op kNone: nothing came yet
+};
+Status deadline_error(const Header& mine, const std::vector<Awaited>& awaited);
+// What the other members are told, and what they make of it.
+Status fault_of(int peer, uint32_t kind, std::string_view text);
+Status peer_left(int peer);
+Status peer_lost(int peer, std::string_view how);
+
+}  // namespace weft::internal
+
+#endif  // WEFT_COLLECTIVES_INTERNAL_LINK_H_

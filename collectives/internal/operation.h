@@ -1,0 +1,49 @@
+#ifndef WEFT_COLLECTIVES_INTERNAL_OPERATION_H_
+#define WEFT_COLLECTIVES_INTERNAL_OPERATION_H_
+
+// Operation: what a caller asked for, with its tensors. Checked on the caller's thread, performed
+// in its turn: tensors become plain memory here, and nowhere else.
+//
+// Threads: one at a time.
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/container/inlined_vector.h"
+#include "weft/collectives/internal/engine.h"
+#include "weft/common/api.h"
+
+namespace weft::internal {
+
+using Tensors = absl::InlinedVector<at::Tensor, 1>;
+
+struct Operation {
+  OpKind kind = OpKind::kNone;
+  std::string_view name;  // a literal
+  Tensors outputs;        // written; all_reduce, broadcast and reduce also read them
+  Tensors inputs;
+  ReduceOp op{};
+  Algorithm algorithm = Algorithm::kAuto;
+  int root = -1;  // send, recv: the peer
+  int tag = 0;
+  bool receives = false;               // kind kSend
+  bool any_shape = false;              // receives
+  std::vector<int64_t> output_splits;  // all_to_all of one tensor each
+  std::vector<int64_t> input_splits;
+  std::shared_ptr<int> source;  // where recv writes from whom it was
+  at::Tensor received;          // any_shape
+
+  bool counts() const { return kind != OpKind::kSend; }
+};
+
+// Error, kind invalid_argument, before anything moves.
+Status check_operation(const Membership& member, const Operation& operation);
+Status perform_operation(Engine& engine, const Turn& turn, Operation& operation);
+
+WEFT_API StatusOr<ElementType> element_type_of(at::ScalarType type);
+
+}  // namespace weft::internal
+
+#endif  // WEFT_COLLECTIVES_INTERNAL_OPERATION_H_

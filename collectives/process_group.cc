@@ -1,0 +1,208 @@
+#include "weft/collectives/process_group.h"
+
+#include <utility>
+
+#include "ATen/ops/empty.h"
+#include "weft/collectives/internal/group_handle.h"
+#include "weft/collectives/internal/operation.h"
+
+namespace weft {
+
+using internal::Operation;
+using internal::OpKind;
+using internal::Tensors;
+
+namespace {
+
+Tensors list_of(const TensorList& tensors) { return Tensors(tensors.begin(), tensors.end()); }
+Tensors list_of(const at::Tensor& tensor) { return Tensors{tensor}; }
+
+Operation operation(OpKind kind, std::string_view name, Tensors outputs, Tensors inputs = {}) {
+  Operation out;
+  out.kind = kind;
+  out.name = name;
+  out.outputs = std::move(outputs);
+  out.inputs = std::move(inputs);
+  return out;
+}
+
+Operation reducing(Operation out, ReduceOp op) {
+  out.op = op;
+  return out;
+}
+
+Operation rooted(Operation out, int root) {
+  out.root = root;
+  return out;
+}
+
+Operation reduced_all(std::string_view name, Tensors tensors, const AllReduceOptions& options) {
+  Operation out = operation(OpKind::kAllReduce, name, std::move(tensors));
+  out.op = options.op;
+  out.algorithm = options.algorithm;
+  return out;
+}
+
+Operation with_splits(Operation out, const AllToAllOptions& options) {
+  out.output_splits = options.output_splits;
+  out.input_splits = options.input_splits;
+  return out;
+}
+
+Operation point(Operation out, int peer, const PointOptions& options, bool receives) {
+  out.root = peer;
+  out.tag = options.tag;
+  out.receives = receives;
+  return out;
+}
+
+}  // namespace
+
+int ProcessGroup::rank() const { return handle_->core().member().rank; }
+int ProcessGroup::size() const { return handle_->core().member().size; }
+const std::string& ProcessGroup::name() const { return handle_->core().options().name; }
+std::string_view ProcessGroup::backend() const { return handle_->backend(); }
+uint32_t ProcessGroup::generation() const { return handle_->core().member().generation; }
+uint64_t ProcessGroup::sequence() const { return handle_->core().sequence(); }
+const std::shared_ptr<Runtime>& ProcessGroup::runtime() const {
+  return handle_->core().options().runtime;
+}
+
+Status ProcessGroup::run(Operation operation, Timeout timeout) {
+  if (handle_ == nullptr) return make_error(ErrorKind::kState, "there is no process group");
+  internal::GroupCore& core = handle_->core();
+  WEFT_RETURN_IF_ERROR(internal::check_operation(core.member(), operation));
+  return core.run(operation.name, timeout, operation.counts(), [&](const internal::Turn& turn) {
+    return internal::perform_operation(core.engine(), turn, operation);
+  });
+}
+
+Work ProcessGroup::start(Operation operation, Timeout timeout) {
+  if (handle_ == nullptr) {
+    return Work(Future<void>::ready(make_error(ErrorKind::kState, "there is no process group")));
+  }
+  internal::GroupCore& core = handle_->core();
+  if (Status s = internal::check_operation(core.member(), operation); !s.ok()) {
+    return Work(Future<void>::ready(std::move(s)));
+  }
+  const std::string_view name = operation.name;
+  const bool counts = operation.counts();
+  std::shared_ptr<const int> source = operation.source;
+  return Work(
+      core.start(name, timeout, counts,
+                 [&core, operation = std::move(operation)](const internal::Turn& turn) mutable {
+                   return internal::perform_operation(core.engine(), turn, operation);
+                 }),
+      std::move(source));
+}
+
+// The two forms of an operation that are not in the header.
+#define WEFT_FORMS(name, parameters, timeout, operation)                         \
+  Status ProcessGroup::try_##name parameters { return run(operation, timeout); } \
+  Work ProcessGroup::name##_async parameters { return start(operation, timeout); }
+
+WEFT_FORMS(barrier, (const CollectiveOptions& options), options.timeout,
+           operation(OpKind::kBarrier, "barrier", {}))
+WEFT_FORMS(all_reduce, (const at::Tensor& tensor, const AllReduceOptions& options), options.timeout,
+           reduced_all("all_reduce", list_of(tensor), options))
+WEFT_FORMS(all_reduce_coalesced, (const TensorList& tensors, const AllReduceOptions& options),
+           options.timeout, reduced_all("all_reduce_coalesced", list_of(tensors), options))
+WEFT_FORMS(broadcast, (const at::Tensor& tensor, const RootedOptions& options), options.timeout,
+           rooted(operation(OpKind::kBroadcast, "broadcast", list_of(tensor)), options.root))
+WEFT_FORMS(broadcast_coalesced, (const TensorList& tensors, const RootedOptions& options),
+           options.timeout,
+           rooted(operation(OpKind::kBroadcast, "broadcast_coalesced", list_of(tensors)),
+                  options.root))
+WEFT_FORMS(reduce, (const at::Tensor& tensor, const ReduceOptions& options), options.timeout,
+           rooted(reducing(operation(OpKind::kReduce, "reduce", list_of(tensor)), options.op),
+                  options.root))
+WEFT_FORMS(all_gather,
+           (const TensorList& outputs, const at::Tensor& input, const CollectiveOptions& options),
+           options.timeout,
+           operation(OpKind::kAllGather, "all_gather", list_of(outputs), list_of(input)))
+WEFT_FORMS(all_gather_into_tensor,
+           (const at::Tensor& output, const at::Tensor& input, const CollectiveOptions& options),
+           options.timeout,
+           operation(OpKind::kAllGather, "all_gather_into_tensor", list_of(output), list_of(input)))
+WEFT_FORMS(gather,
+           (const TensorList& outputs, const at::Tensor& input, const RootedOptions& options),
+           options.timeout,
+           rooted(operation(OpKind::kGather, "gather", list_of(outputs), list_of(input)),
+                  options.root))
+WEFT_FORMS(scatter,
+           (const at::Tensor& output, const TensorList& inputs, const RootedOptions& options),
+           options.timeout,
+           rooted(operation(OpKind::kScatter, "scatter", list_of(output), list_of(inputs)),
+                  options.root))
+WEFT_FORMS(
+    reduce_scatter,
+    (const at::Tensor& output, const TensorList& inputs, const ReduceScatterOptions& options),
+    options.timeout,
+    reducing(operation(OpKind::kReduceScatter, "reduce_scatter", list_of(output), list_of(inputs)),
+             options.op))
+WEFT_FORMS(reduce_scatter_tensor,
+           (const at::Tensor& output, const at::Tensor& input, const ReduceScatterOptions& options),
+           options.timeout,
+           reducing(operation(OpKind::kReduceScatter, "reduce_scatter_tensor", list_of(output),
+                              list_of(input)),
+                    options.op))
+WEFT_FORMS(all_to_all,
+           (const TensorList& outputs, const TensorList& inputs, const CollectiveOptions& options),
+           options.timeout,
+           operation(OpKind::kAllToAll, "all_to_all", list_of(outputs), list_of(inputs)))
+WEFT_FORMS(all_to_all_single,
+           (const at::Tensor& output, const at::Tensor& input, const AllToAllOptions& options),
+           options.timeout,
+           with_splits(operation(OpKind::kAllToAll, "all_to_all_single", list_of(output),
+                                 list_of(input)),
+                       options))
+WEFT_FORMS(send, (const at::Tensor& tensor, int to, const PointOptions& options), options.timeout,
+           point(operation(OpKind::kSend, "send", {}, list_of(tensor)), to, options, false))
+
+#undef WEFT_FORMS
+
+StatusOr<int> ProcessGroup::try_recv(const at::Tensor& tensor, int from,
+                                     const PointOptions& options) {
+  Operation receiving =
+      point(operation(OpKind::kSend, "recv", list_of(tensor)), from, options, true);
+  const auto source = std::make_shared<int>(-1);
+  receiving.source = source;
+  WEFT_RETURN_IF_ERROR(run(std::move(receiving), options.timeout));
+  return *source;
+}
+
+Work ProcessGroup::recv_async(const at::Tensor& tensor, int from, const PointOptions& options) {
+  Operation receiving =
+      point(operation(OpKind::kSend, "recv", list_of(tensor)), from, options, true);
+  receiving.source = std::make_shared<int>(-1);
+  return start(std::move(receiving), options.timeout);
+}
+
+StatusOr<at::Tensor> ProcessGroup::try_recv_any_shape(int from, const PointOptions& options) {
+  if (handle_ == nullptr) return make_error(ErrorKind::kState, "there is no process group");
+  Operation receiving = point(operation(OpKind::kSend, "recv_any_shape", {}), from, options, true);
+  receiving.any_shape = true;
+  internal::GroupCore& core = handle_->core();
+  WEFT_RETURN_IF_ERROR(internal::check_operation(core.member(), receiving));
+  WEFT_RETURN_IF_ERROR(
+      core.run(receiving.name, options.timeout, false, [&](const internal::Turn& turn) {
+        return internal::perform_operation(core.engine(), turn, receiving);
+      }));
+  return receiving.received;
+}
+
+at::Tensor ProcessGroup::empty(at::IntArrayRef sizes, at::ScalarType type) const {
+  return at::empty(sizes, at::TensorOptions().dtype(type));
+}
+
+void ProcessGroup::abort(std::string_view why) {
+  if (handle_ == nullptr) return;
+  internal::GroupCore& core = handle_->core();
+  core.fail(make_error(
+      ErrorKind::kCancelled,
+      "the group was aborted at rank " + std::to_string(rank()) + ": " + std::string(why)));
+}
+
+Status ProcessGroup::failure() const { return handle_->core().failure(); }
+
+}  // namespace weft

@@ -1,0 +1,262 @@
+#ifndef WEFT_COLLECTIVES_PROCESS_GROUP_H_
+#define WEFT_COLLECTIVES_PROCESS_GROUP_H_
+
+// ProcessGroup: ranks that work on tensors together. Needs a store where they meet, a rank and a
+// size; no Worker.
+//
+//   auto group = weft::init_process_group();           // rank, size and store from the launcher
+//   group.broadcast(weights);
+//   group.all_reduce(grad, {.op = weft::ReduceOp::kAvg});
+//   weft::Work work = group.all_reduce_async(other);   // and go on
+//   work.wait();
+//
+// Every rank calls the same operations in the same order; what differs in operation, type, count,
+// root or reduction is an error on all of them that names both (COLL-2). Operations run in the
+// order of their calls: synchronous ones on the thread of the caller, the others on a thread of
+// the group. A failure of one rank, or a deadline (10 minutes unless given), ends the group for
+// all (COLL-3); what is wrong with the arguments is found at the caller, before anything moves,
+// and ends nothing.
+//
+// Tensors: any strides, any type of elements that a type in ReduceOp's table names, CPU memory
+// best; others are staged through it. What is written to must not overlap itself. Operations are
+// not recorded by autograd. All ranks get bit-identical results, and so do two runs.
+//
+// Each operation throws weft::Error; try_x() is x() without exceptions, x_async() begins it and
+// returns. A ProcessGroup is a cheap handle on shared state; when the last one is gone this rank
+// has left. Threads: all methods from anywhere; which order calls of several threads get is theirs
+// to agree upon.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "weft/collectives/algorithm.h"
+#include "weft/collectives/inproc_fabric.h"
+#include "weft/collectives/reduce_op.h"
+#include "weft/collectives/work.h"
+#include "weft/common/api.h"
+#include "weft/common/config.h"
+#include "weft/common/error.h"
+#include "weft/common/executor.h"
+#include "weft/common/log.h"
+#include "weft/common/runtime.h"
+#include "weft/common/time.h"
+#include "weft/store/rendezvous.h"
+#include "weft/store/store.h"
+
+namespace weft {
+
+namespace internal {
+class GroupHandle;
+struct Operation;
+}  // namespace internal
+
+enum class Backend {
+  kAuto,    // inproc with a fabric; otherwise shm among ranks of one user on one host, else tcp
+  kInproc,  // ranks in one process, over a fabric: simulation and tests
+  kShm,     // shared memory
+  kTcp,     // sockets
+};
+
+struct ProcessGroupOptions {
+  // Of the group, unique among those that meet at the store at the same time.
+  std::string name = "world";
+  Backend backend = Backend::kAuto;
+  // Where to meet: a store, or else a URL, or else (also "env://") what the launcher says.
+  std::shared_ptr<Store> store = nullptr;
+  std::string rendezvous = {};
+  // Unset: of the launcher.
+  std::optional<int> rank = std::nullopt;
+  std::optional<int> size = std::nullopt;
+  // Of every operation that gives none: 10 minutes.
+  Timeout timeout{};
+  // Until all members have come: 10 minutes.
+  Timeout init_timeout{};
+  // Unset: threads and the clock of the system.
+  std::shared_ptr<Runtime> runtime = nullptr;
+  // Where continuations of Work run. Unset: on a thread of the group's.
+  std::shared_ptr<Executor> executor = nullptr;
+  std::shared_ptr<InprocFabric> fabric = nullptr;
+  // tcp: where to listen, and whether that may be more than loopback without credentials.
+  std::string listen_address = "127.0.0.1";
+  bool allow_insecure = false;
+  Logger log{};
+  // Unset: the process's.
+  std::optional<Environment> environment = std::nullopt;
+  std::map<std::string, OpenStoreFunction> schemes{};
+};
+
+inline constexpr int kAnySource = -1;
+
+struct CollectiveOptions {
+  Timeout timeout{};
+};
+struct AllReduceOptions {
+  ReduceOp op{};
+  Timeout timeout{};
+  Algorithm algorithm = Algorithm::kAuto;
+};
+struct ReduceScatterOptions {
+  ReduceOp op{};
+  Timeout timeout{};
+};
+struct RootedOptions {
+  int root = 0;
+  Timeout timeout{};
+};
+struct ReduceOptions {
+  int root = 0;
+  ReduceOp op{};
+  Timeout timeout{};
+};
+struct AllToAllOptions {
+  // Rows of the input for each rank, and of the output from each. Empty: equal parts.
+  std::vector<int64_t> output_splits = {};
+  std::vector<int64_t> input_splits = {};
+  Timeout timeout{};
+};
+struct PointOptions {
+  int tag = 0;
+  Timeout timeout{};
+};
+
+using TensorList = std::vector<at::Tensor>;
+
+// X(name, parameters, arguments): every operation, in three forms.
+#define WEFT_COLLECTIVE(name, parameters, arguments) \
+  Status try_##name parameters;                      \
+  Work name##_async parameters;                      \
+  void name parameters { throw_if_error(try_##name arguments); }
+
+class WEFT_API ProcessGroup {
+ public:
+  // No group: only assignment and valid() are allowed.
+  ProcessGroup() = default;
+
+  bool valid() const { return handle_ != nullptr; }
+  int rank() const;
+  int size() const;
+  const std::string& name() const;
+  // "inproc", "shm" or "tcp".
+  std::string_view backend() const;
+  // Of the group's making: 1, and one more at each rebuild.
+  uint32_t generation() const;
+  // Operations of all ranks begun so far.
+  uint64_t sequence() const;
+  const std::shared_ptr<Runtime>& runtime() const;
+
+  // Returns when every rank has called it.
+  WEFT_COLLECTIVE(barrier, (const CollectiveOptions& options = {}), (options))
+
+  // In place. Of several tensors of one type: as if they were one.
+  WEFT_COLLECTIVE(all_reduce, (const at::Tensor& tensor, const AllReduceOptions& options = {}),
+                  (tensor, options))
+  WEFT_COLLECTIVE(all_reduce_coalesced,
+                  (const TensorList& tensors, const AllReduceOptions& options = {}),
+                  (tensors, options))
+
+  // Into the tensor of every rank, from that of the root.
+  WEFT_COLLECTIVE(broadcast, (const at::Tensor& tensor, const RootedOptions& options = {}),
+                  (tensor, options))
+  WEFT_COLLECTIVE(broadcast_coalesced,
+                  (const TensorList& tensors, const RootedOptions& options = {}),
+                  (tensors, options))
+
+  // In place at the root; the tensors of the others keep their values.
+  WEFT_COLLECTIVE(reduce, (const at::Tensor& tensor, const ReduceOptions& options = {}),
+                  (tensor, options))
+
+  // outputs[r] is the input of rank r. Sizes may differ; every rank knows all of them.
+  WEFT_COLLECTIVE(all_gather,
+                  (const TensorList& outputs, const at::Tensor& input,
+                   const CollectiveOptions& options = {}),
+                  (outputs, input, options))
+  // The inputs, of equal size, one behind the other. `input` may be this rank's part of `output`.
+  WEFT_COLLECTIVE(all_gather_into_tensor,
+                  (const at::Tensor& output, const at::Tensor& input,
+                   const CollectiveOptions& options = {}),
+                  (output, input, options))
+
+  // `outputs` at the root only, of any sizes.
+  WEFT_COLLECTIVE(gather,
+                  (const TensorList& outputs, const at::Tensor& input,
+                   const RootedOptions& options = {}),
+                  (outputs, input, options))
+  // `inputs` at the root only, of any sizes.
+  WEFT_COLLECTIVE(scatter,
+                  (const at::Tensor& output, const TensorList& inputs,
+                   const RootedOptions& options = {}),
+                  (output, inputs, options))
+
+  // `output` is inputs[rank], reduced over all ranks. Sizes may differ.
+  WEFT_COLLECTIVE(reduce_scatter,
+                  (const at::Tensor& output, const TensorList& inputs,
+                   const ReduceScatterOptions& options = {}),
+                  (output, inputs, options))
+  // `input` is cut into equal parts.
+  WEFT_COLLECTIVE(reduce_scatter_tensor,
+                  (const at::Tensor& output, const at::Tensor& input,
+                   const ReduceScatterOptions& options = {}),
+                  (output, input, options))
+
+  // outputs[r] is what rank r has as inputs[rank of this]. Any sizes.
+  WEFT_COLLECTIVE(all_to_all,
+                  (const TensorList& outputs, const TensorList& inputs,
+                   const CollectiveOptions& options = {}),
+                  (outputs, inputs, options))
+  // The same with rows of one tensor.
+  WEFT_COLLECTIVE(all_to_all_single,
+                  (const at::Tensor& output, const at::Tensor& input,
+                   const AllToAllOptions& options = {}),
+                  (output, input, options))
+
+  // Returns when the tensor may be changed again, which may be before it is received. Messages of
+  // one rank with one tag are received in the order sent.
+  WEFT_COLLECTIVE(send, (const at::Tensor& tensor, int to, const PointOptions& options = {}),
+                  (tensor, to, options))
+  // A tensor of that type and number of elements. `from`: a rank, or kAnySource. Returns the rank.
+  StatusOr<int> try_recv(const at::Tensor& tensor, int from = kAnySource,
+                         const PointOptions& options = {});
+  Work recv_async(const at::Tensor& tensor, int from = kAnySource,
+                  const PointOptions& options = {});
+  int recv(const at::Tensor& tensor, int from = kAnySource, const PointOptions& options = {}) {
+    return value_or_throw(try_recv(tensor, from, options));
+  }
+  // Whatever tensor comes.
+  StatusOr<at::Tensor> try_recv_any_shape(int from = kAnySource, const PointOptions& options = {});
+  at::Tensor recv_any_shape(int from = kAnySource, const PointOptions& options = {}) {
+    return value_or_throw(try_recv_any_shape(from, options));
+  }
+
+  // Memory for tensors that this group works on with fewer copies, where its backend has such.
+  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) const;
+
+  // Fails the group at every rank, for the reason given.
+  void abort(std::string_view why);
+  // OK while the group works; the first cause afterwards.
+  Status failure() const;
+
+ private:
+  friend WEFT_API StatusOr<ProcessGroup> try_init_process_group(const ProcessGroupOptions&);
+  explicit ProcessGroup(std::shared_ptr<internal::GroupHandle> handle)
+      : handle_(std::move(handle)) {}
+  Status run(internal::Operation operation, Timeout timeout);
+  Work start(internal::Operation operation, Timeout timeout);
+
+  std::shared_ptr<internal::GroupHandle> handle_;
+};
+
+#undef WEFT_COLLECTIVE
+
+// Returns when all members have come and are connected. Errors: deadline, names the ranks that are
+// missing; invalid_argument, on every member, when they do not fit.
+WEFT_API StatusOr<ProcessGroup> try_init_process_group(const ProcessGroupOptions& options = {});
+WEFT_API ProcessGroup init_process_group(const ProcessGroupOptions& options = {});
+
+}  // namespace weft
+
+#endif  // WEFT_COLLECTIVES_PROCESS_GROUP_H_

@@ -1,0 +1,211 @@
+// What every backend does when ranks differ, come late, leave or give up.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <vector>
+
+#include "ATen/ops/full.h"
+#include "ATen/ops/zeros.h"
+#include "weft/tests/collectives/world.h"
+
+namespace weft::testing {
+namespace {
+
+class CollectiveFailures : public ::testing::TestWithParam<Backend> {};
+
+using Call = std::function<Status(ProcessGroup&)>;
+
+// Rank 1 does another thing than the others: an error on all ranks that names both.
+void expect_mismatch(Backend backend, int size, const Call& others, const Call& rank_1,
+                     const std::vector<std::string>& words) {
+  World(backend, size).run([&](ProcessGroup& group) {
+    const Status s = group.rank() == 1 ? rank_1(group) : others(group);
+    expect_error(s, ErrorKind::kInvalidArgument, words);
+    // The group has failed for good, with the first cause.
+    const Status later = group.try_barrier();
+    expect_error(later, ErrorKind::kInvalidArgument, words);
+    EXPECT_FALSE(group.failure().ok());
+  });
+}
+
+TEST_P(CollectiveFailures, CL_15_and_G3_and_G9_what_differs_is_an_error_on_every_rank) {
+  const auto reduce = [](int64_t n, at::ScalarType type = at::kFloat, ReduceOp op = {}) -> Call {
+    return
+        [=](ProcessGroup& group) { return group.try_all_reduce(at::zeros({n}, type), {.op = op}); };
+  };
+  for (const int size : {2, 3, 4}) {
+    // G3: counts, and counts between which the algorithm changes.
+    expect_mismatch(GetParam(), size, reduce(4), reduce(5), {"float32 x 4", "float32 x 5"});
+    expect_mismatch(GetParam(), size, reduce(4), reduce(1'000'000), {"x 4", "x 1000000"});
+    // G9: as many bytes.
+    expect_mismatch(GetParam(), size, reduce(4), reduce(2, at::kDouble),
+                    {"float32 x 4", "float64 x 2"});
+    expect_mismatch(GetParam(), size, reduce(4), reduce(4, at::kFloat, ReduceOp::kMax),
+                    {"sum", "max"});
+    expect_mismatch(GetParam(), size, reduce(4),
+                    [](ProcessGroup& group) { return group.try_barrier(); },
+                    {"all_reduce #1", "barrier #1"});
+    expect_mismatch(
+        GetParam(), size,
+        [](ProcessGroup& group) { return group.try_broadcast(at::zeros({4}), {.root = 0}); },
+        [](ProcessGroup& group) { return group.try_broadcast(at::zeros({4}), {.root = 1}); },
+        {"root 0", "root 1"});
+    expect_mismatch(
+        GetParam(), size,
+        [](ProcessGroup& group) { return group.try_reduce(at::zeros({4}), {.root = 0}); },
+        [](ProcessGroup& group) { return group.try_reduce(at::zeros({5}), {.root = 0}); },
+        {"float32 x 4", "float32 x 5"});
+    // Order.
+    expect_mismatch(
+        GetParam(), size,
+        [&](ProcessGroup& group) {
+          const Status first = reduce(4)(group);
+          return first.ok() ? reduce(8)(group) : first;
+        },
+        [&](ProcessGroup& group) {
+          const Status first = reduce(8)(group);
+          return first.ok() ? reduce(4)(group) : first;
+        },
+        {"x 4", "x 8"});
+  }
+}
+
+TEST_P(CollectiveFailures, AMessageOfAnotherSizeThanExpected) {
+  World(GetParam(), 2).run([](ProcessGroup& group) {
+    Status s;
+    if (group.rank() == 0) {
+      at::Tensor t = at::zeros({4});
+      s = group.try_recv(t, 1).status();
+      expect_error(s, ErrorKind::kInvalidArgument, {"float32 x 5", "Float x 4"});
+    } else {
+      group.send(at::zeros({5}), 0);
+    }
+    expect_error(group.try_barrier(), ErrorKind::kInvalidArgument, {"float32 x 5"});
+  });
+}
+
+TEST_P(CollectiveFailures, G4_at_a_deadline_the_error_says_who_is_behind) {
+  World(GetParam(), 3).run([](ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 2) {
+      // Does something else, until the others have given up.
+      expect_error(group.try_recv(at::zeros({1}), 0).status(), ErrorKind::kDeadline, {"rank "});
+    } else {
+      const Status s = group.try_all_reduce(at::zeros({4}), {.timeout = absl::Milliseconds(200)});
+      expect_error(s, ErrorKind::kDeadline, {"all_reduce #2", "rank "});
+    }
+    expect_error(group.try_barrier(), ErrorKind::kDeadline, {"all_reduce #2"});
+  });
+}
+
+TEST_P(CollectiveFailures, AbortEndsEveryOperationOfEveryRank) {
+  World(GetParam(), 3).run([](ProcessGroup& group) {
+    Status s;
+    if (group.rank() == 0) {
+      group.abort("enough");
+      s = group.try_barrier();
+    } else {
+      const Work pending = group.all_reduce_async(at::zeros({4}));
+      const Work behind = group.barrier_async();
+      s = behind.try_wait();
+      expect_error(pending.try_wait(), ErrorKind::kCancelled, {"aborted at rank 0: enough"});
+    }
+    expect_error(s, ErrorKind::kCancelled, {"aborted at rank 0: enough"});
+  });
+}
+
+TEST_P(CollectiveFailures, G7_whoever_leaves_is_named) {
+  World(GetParam(), 3).run([](ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 1) {
+      group = ProcessGroup();
+      return;
+    }
+    expect_error(group.try_all_reduce(at::zeros({1000})), ErrorKind::kPeerLost, {"rank 1"});
+  });
+}
+
+TEST_P(CollectiveFailures, WorkOfAGroupThatIsLeftEnds) {
+  World(GetParam(), 2).run([](ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 0) {
+      const Work work = group.all_reduce_async(at::zeros({4}));
+      group = ProcessGroup();
+      expect_error(work.try_wait(), ErrorKind::kState, {"left", "under way"});
+      expect_error(group.try_barrier(), ErrorKind::kState, {"no process group"});
+    } else {
+      expect_error(group.try_recv(at::zeros({1}), 0).status(), ErrorKind::kState, {"rank 0"});
+    }
+  });
+}
+
+TEST_P(CollectiveFailures, BadInput_members_that_do_not_come) {
+  const World world(GetParam(), 3);
+  world.run_ranks([&](int rank) {
+    if (rank == 1) return;
+    ProcessGroupOptions o = world.options(rank);
+    o.init_timeout = absl::Milliseconds(300);
+    const Status s = try_init_process_group(o).status();
+    expect_error(s, ErrorKind::kDeadline, {"'world' of 3 lacks rank 1"});
+  });
+  // What is left over does not disturb the next try.
+  world.run([](ProcessGroup& group) { group.barrier(); });
+}
+
+TEST_P(CollectiveFailures, BadInput_a_rank_twice) {
+  const World world(GetParam(), 2);
+  world.run_ranks([&](int rank) {
+    if (rank != 0) return;
+    ProcessGroupOptions o = world.options(0);
+    o.init_timeout = absl::Seconds(1);
+    Status other;
+    const auto twin = world.runtime->spawn("twin", [&] {
+      // Waits until the first has written.
+      ASSERT_TRUE(world.store->get("weft//collectives/world/m/0").ok());
+      other = try_init_process_group(o).status();
+    });
+    const Status s = try_init_process_group(o).status();
+    twin->join();
+    expect_error(s, ErrorKind::kDeadline, {"lacks rank 1"});
+    expect_error(other, ErrorKind::kState, {"a member of rank 0 already"});
+  });
+}
+
+TEST_P(CollectiveFailures, BadInput_options) {
+  const World world(GetParam(), 2);
+  ProcessGroupOptions o = world.options(0);
+  o.rank = 2;
+  expect_error(try_init_process_group(o).status(), ErrorKind::kInvalidArgument, {"rank 2 of 2"});
+  o = world.options(0);
+  o.size = std::nullopt;
+  expect_error(try_init_process_group(o).status(), ErrorKind::kInvalidArgument, {"rank and size"});
+  o = world.options(0);
+  o.name = "";
+  expect_error(try_init_process_group(o).status(), ErrorKind::kInvalidArgument, {"name"});
+}
+
+TEST_P(CollectiveFailures, BadInput_and_G8_another_interface_without_credentials) {
+  World world(GetParam(), 2);
+  if (GetParam() != Backend::kTcp) return;
+  ProcessGroupOptions o = world.options(0);
+  o.listen_address = "0.0.0.0";
+  expect_error(try_init_process_group(o).status(), ErrorKind::kPermission,
+               {"0.0.0.0", "allow_insecure"});
+  o.allow_insecure = true;
+  expect_error(try_init_process_group(o).status(), ErrorKind::kInvalidArgument, {"interface"});
+}
+
+TEST_P(CollectiveFailures, NothingIsLeftAtTheStore) {
+  const World world(GetParam(), 3);
+  for (int i = 0; i < 3; ++i) {
+    world.run([](ProcessGroup& group) { group.barrier(); });
+  }
+  EXPECT_EQ(*world.store->num_keys(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, CollectiveFailures,
+                         ::testing::Values(Backend::kInproc, Backend::kTcp),
+                         [](const auto& info) { return backend_text(info.param); });
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,251 @@
+// CL-1: operations, types, reductions, ranks, sizes, layouts and algorithms against a serial
+// reference; all ranks and two runs bit-identical.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <complex>
+#include <cstring>
+#include <vector>
+
+#include "ATen/TensorOperators.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/equal.h"
+#include "ATen/ops/full.h"
+#include "ATen/ops/tensor.h"
+#include "ATen/ops/zeros.h"
+#include "weft/collectives/internal/operation.h"
+#include "weft/collectives/internal/reduce.h"
+#include "weft/common/mutex.h"
+#include "weft/tests/collectives/world.h"
+
+namespace weft::testing {
+namespace {
+
+struct Case {
+  at::ScalarType type;
+  ReduceOp op;
+  int64_t n;
+  int layout;  // 0: contiguous, 1: every second element, 2: transposed
+  Algorithm algorithm;
+};
+
+constexpr at::ScalarType kScalars[] = {at::kBool,
+                                       at::kByte,
+                                       at::kChar,
+                                       at::kShort,
+                                       at::ScalarType::UInt16,
+                                       at::kInt,
+                                       at::ScalarType::UInt32,
+                                       at::kLong,
+                                       at::ScalarType::UInt64,
+                                       at::kHalf,
+                                       at::kBFloat16,
+                                       at::kFloat,
+                                       at::kDouble,
+                                       at::ScalarType::ComplexHalf,
+                                       at::kComplexFloat,
+                                       at::kComplexDouble,
+                                       at::ScalarType::Float8_e4m3fn,
+                                       at::ScalarType::Float8_e5m2};
+
+// Small whole numbers: exact in every type, sums of five of them too.
+double value(int rank, int64_t i) { return static_cast<double>((i * 3 + rank * 5) % 3 + rank % 2); }
+
+at::Tensor shaped(const Case& c) {
+  const auto options = at::TensorOptions().dtype(c.type);
+  if (c.layout == 1) return at::zeros({c.n * 2}, options).slice(0, 0, c.n * 2, 2);
+  if (c.layout == 2) return at::zeros({c.n / 3, 3}, options).t();
+  return at::zeros({c.n}, options);
+}
+
+at::Tensor input(const Case& c, int rank) {
+  std::vector<double> numbers;
+  at::Tensor out = shaped(c);
+  for (int64_t i = 0; i < out.numel(); ++i) numbers.push_back(value(rank, i));
+  out.copy_(at::tensor(numbers).view(out.sizes()).to(c.type));
+  return out;
+}
+
+// In memory of their own: a tensor of one element may have any stride.
+at::Tensor bytes_of(const at::Tensor& t) {
+  return t.clone(at::MemoryFormat::Contiguous).view({-1}).view(at::kByte);
+}
+
+double combined(ReduceOp op, double a, double b) {
+  const auto x = static_cast<uint64_t>(a);
+  const auto y = static_cast<uint64_t>(b);
+  switch (op.kind()) {
+    case ReduceOp::kProd: return a * b;
+    case ReduceOp::kMin: return std::min(a, b);
+    case ReduceOp::kMax: return std::max(a, b);
+    case ReduceOp::kBand: return static_cast<double>(x & y);
+    case ReduceOp::kBor: return static_cast<double>(x | y);
+    case ReduceOp::kBxor: return static_cast<double>(x ^ y);
+    default: return a + b;
+  }
+}
+
+double expected(const Case& c, int size, int64_t i) {
+  const double factor = c.op.kind() == ReduceOp::kPremulSum ? c.op.factor() : 1;
+  const auto at = [&](int rank) {
+    const double v = value(rank, i);
+    return c.type == at::kBool ? static_cast<double>(v != 0) : v * factor;
+  };
+  double out = at(0);
+  for (int rank = 1; rank < size; ++rank) out = combined(c.op, out, at(rank));
+  if (c.type == at::kBool) return out != 0;
+  if (c.op.kind() != ReduceOp::kAvg) return out;
+  return at::isIntegralType(c.type, true) ? std::trunc(out / size) : out / size;
+}
+
+bool has(const Case& c) {
+  const auto type = internal::element_type_of(c.type);
+  return type.ok() && internal::check_reduction(*type, c.op).ok();
+}
+
+// Every type with every reduction; sizes, layouts and algorithms take turns, so that each pair of
+// two of them comes up.
+std::vector<Case> cases() {
+  constexpr int64_t kSizes[] = {0, 1, 2, 3, 7, 1023, 1024, 1025};
+  constexpr Algorithm kAll[] = {Algorithm::kAuto,
+                                Algorithm::kNaive,
+                                Algorithm::kStar,
+                                Algorithm::kReduceBroadcast,
+                                Algorithm::kRecursiveDoubling,
+                                Algorithm::kHalvingDoubling,
+                                Algorithm::kRing,
+                                Algorithm::kSegmentedRing,
+                                Algorithm::kTorus};
+  std::vector<Case> out;
+  size_t turn = 0;
+  for (const at::ScalarType type : kScalars) {
+    for (uint8_t kind = 0; kind <= ReduceOp::kBxor; ++kind) {
+      ReduceOp op(static_cast<ReduceOp::Kind>(kind));
+      if (op.kind() == ReduceOp::kPremulSum) op = ReduceOp::premul_sum(2);
+      for (int repeat = 0; repeat < 3; ++repeat, ++turn) {
+        const Case c{type, op, kSizes[(turn * 5) % std::size(kSizes)], static_cast<int>(turn % 3),
+                     kAll[turn % std::size(kAll)]};
+        if (has(c)) out.push_back(c);
+      }
+    }
+  }
+  return out;
+}
+
+class CollectiveMatrix : public ::testing::TestWithParam<std::tuple<Backend, int>> {};
+
+TEST_P(CollectiveMatrix, CL_1_all_reduce) {
+  const auto [backend, size] = GetParam();
+  const std::vector<Case> all = cases();
+  EXPECT_GT(all.size(), 250u);
+  std::vector<std::vector<at::Tensor>> results(static_cast<size_t>(size));
+  World(backend, size).run([&, size = size](ProcessGroup& group) {
+    for (const Case& c : all) {
+      at::Tensor t = input(c, group.rank());
+      group.all_reduce(t, {.op = c.op, .algorithm = c.algorithm});
+      at::Tensor again = input(c, group.rank());
+      group.all_reduce(again, {.op = c.op, .algorithm = c.algorithm});
+      const at::Tensor bytes = bytes_of(t);
+      ASSERT_TRUE(at::equal(bytes, bytes_of(again)));
+      results[static_cast<size_t>(group.rank())].push_back(t.contiguous().view({-1}));
+      (void)size;
+    }
+  });
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Case& c = all[i];
+    SCOPED_TRACE(std::string(c10::toString(c.type)) + " " +
+                 std::string(reduction_name(c.op.kind())) + " x " + std::to_string(c.n) + " " +
+                 std::string(algorithm_name(static_cast<uint8_t>(c.algorithm))) + " layout " +
+                 std::to_string(c.layout));
+    ASSERT_GT(results[0].size(), i);
+    const at::Tensor first = results[0][i];
+    for (const auto& of_rank : results) {
+      ASSERT_GT(of_rank.size(), i);
+      ASSERT_TRUE(at::equal(bytes_of(of_rank[i]), bytes_of(first)));
+    }
+    const at::Tensor wide = first.to(at::kComplexDouble);
+    const auto* const got = static_cast<const c10::complex<double>*>(wide.const_data_ptr());
+    // Whole numbers are exact; what an average divides is not, nor are products of ten in 3 bits.
+    const bool exact = c.op.kind() != ReduceOp::kAvg || at::isIntegralType(c.type, true);
+    const double unit = c.type == at::ScalarType::Float8_e5m2                          ? 0.25
+                        : c.type == at::ScalarType::Float8_e4m3fn                      ? 0.125
+                        : c.type == at::kBFloat16                                      ? 0.01
+                        : c.type == at::kHalf || c.type == at::ScalarType::ComplexHalf ? 0.002
+                        : c.type == at::kDouble || c.type == at::kComplexDouble        ? 1e-14
+                                                                                       : 1e-6;
+    const bool tiny =
+        c.type == at::ScalarType::Float8_e5m2 || c.type == at::ScalarType::Float8_e4m3fn;
+    for (int64_t k = 0; k < first.numel(); ++k) {
+      const double want = expected(c, size, k);
+      const double bound = exact && !tiny ? 0 : size * unit * (want + size);
+      ASSERT_LE(std::abs(got[k].real() - want), bound) << "element " << k << " of rank 0";
+      ASSERT_EQ(got[k].imag(), 0);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, CollectiveMatrix,
+                         ::testing::Combine(::testing::Values(Backend::kInproc, Backend::kTcp),
+                                            ::testing::Values(1, 2, 3, 4, 5)),
+                         [](const auto& info) {
+                           return backend_text(std::get<0>(info.param)) +
+                                  std::to_string(std::get<1>(info.param));
+                         });
+
+// The definitions of 1.2 that whole numbers do not show.
+TEST(Reductions, AnAverageOfHalvesDoesNotOverflow) {
+  World(Backend::kInproc, 2).run([](ProcessGroup& group) {
+    for (const Algorithm algorithm : {Algorithm::kStar, Algorithm::kRing}) {
+      at::Tensor t = at::full({3}, 60000, at::TensorOptions().dtype(at::kHalf));
+      group.all_reduce(t, {.op = ReduceOp::kAvg, .algorithm = algorithm});
+      EXPECT_EQ(t[1].item<double>(), 60000);
+    }
+  });
+}
+
+TEST(Reductions, IntegersWrapAndAveragesTruncateTowardZero) {
+  World(Backend::kInproc, 2).run([](ProcessGroup& group) {
+    at::Tensor t = at::full({1}, 200, at::TensorOptions().dtype(at::kByte));
+    group.all_reduce(t);
+    EXPECT_EQ(t.item<int>(), 144);
+    t = at::full({1}, group.rank() == 0 ? -4 : -3, at::TensorOptions().dtype(at::kInt));
+    group.all_reduce(t, {.op = ReduceOp::kAvg});
+    EXPECT_EQ(t.item<int>(), -3);
+    t = at::full({1}, group.rank() == 0 ? 70000 : 3, at::TensorOptions().dtype(at::kInt));
+    group.all_reduce(t, {.op = ReduceOp::kProd});
+    EXPECT_EQ(t.item<int>(), 210000);
+    t = at::full({1}, 65535, at::TensorOptions().dtype(at::ScalarType::UInt16));
+    group.all_reduce(t, {.op = ReduceOp::kProd});
+    EXPECT_EQ(t.to(at::kInt).item<int>(), 1);
+  });
+}
+
+TEST(Reductions, AComplexProductIsOne) {
+  World(Backend::kInproc, 2).run([](ProcessGroup& group) {
+    at::Tensor t =
+        at::full({1}, c10::complex<double>(1, 2), at::TensorOptions().dtype(at::kComplexDouble));
+    group.all_reduce(t, {.op = ReduceOp::kProd});
+    EXPECT_EQ(t.item<c10::complex<double>>(), c10::complex<double>(-3, 4));
+  });
+}
+
+TEST(Reductions, NaNIsKept) {
+  World(Backend::kInproc, 3).run([](ProcessGroup& group) {
+    for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum}) {
+      at::Tensor t = at::full({2}, group.rank() == 1 ? std::nan("") : 1.0);
+      group.all_reduce(t, {.op = op});
+      EXPECT_TRUE(std::isnan(t[0].item<double>()));
+    }
+  });
+}
+
+TEST(Reductions, EveryRankGivesAFactorOfItsOwn) {
+  World(Backend::kInproc, 3).run([](ProcessGroup& group) {
+    at::Tensor t = at::full({4}, 2.0);
+    group.all_reduce(t, {.op = ReduceOp::premul_sum(group.rank() + 1)});
+    EXPECT_EQ(t[0].item<double>(), 12);
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

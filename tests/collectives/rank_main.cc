@@ -1,0 +1,80 @@
+// One rank of a group as a process, for tests: collectives_rank STORE RANK SIZE BACKEND. It does
+// what it is told on its standard input, a line each, and answers in lines.
+//
+//   loop ELEMENTS MILLISECONDS   all_reduce again and again; "going" after the first, then what
+//                                ends it: "error KIND MESSAGE"
+//   sum ELEMENTS                 one all_reduce of ones; "sum VALUE" or "error KIND MESSAGE"
+//   quit
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <sstream>
+#include <string>
+
+#include "ATen/Parallel.h"
+#include "ATen/ops/ones.h"
+#include "weft/collectives/process_group.h"
+
+namespace {
+
+void say(const std::string& line) { std::cout << line << std::endl; }
+
+void say_error(const weft::Status& s) {
+  say("error " + std::string(weft::kind_name(weft::error_kind(s))) + " " +
+      std::string(s.message().data(), s.message().size()));
+}
+
+int run(char** argv) {
+  weft::ProcessGroupOptions options;
+  options.rendezvous = argv[1];
+  options.rank = std::stoi(argv[2]);
+  options.size = std::stoi(argv[3]);
+  const std::string backend = argv[4];
+  options.backend = backend == "tcp"   ? weft::Backend::kTcp
+                    : backend == "shm" ? weft::Backend::kShm
+                                       : weft::Backend::kAuto;
+  options.init_timeout = absl::Seconds(60);
+  weft::ProcessGroup group = weft::init_process_group(options);
+  say("made " + std::string(group.backend()));
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream in(line);
+    std::string what;
+    int64_t elements = 0;
+    in >> what >> elements;
+    const at::Tensor t = at::ones({elements});
+    if (what == "quit") return 0;
+    if (what == "sum") {
+      const weft::Status s = group.try_all_reduce(t);
+      if (s.ok()) {
+        say("sum " + std::to_string(t[elements - 1].item<double>()));
+      } else {
+        say_error(s);
+      }
+    }
+    if (what == "loop") {
+      int64_t milliseconds = 0;
+      in >> milliseconds;
+      weft::Status s = group.try_all_reduce(t, {.op = weft::ReduceOp::kMax});
+      say("going");
+      while (s.ok()) {
+        s = group.try_all_reduce(
+            t, {.op = weft::ReduceOp::kMax, .timeout = absl::Milliseconds(milliseconds)});
+      }
+      say_error(s);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5) return 2;
+  at::set_num_threads(1);
+  try {
+    return run(argv);
+  } catch (const std::exception& e) {
+    say(std::string("error thrown ") + e.what());
+    return 1;
+  }
+}

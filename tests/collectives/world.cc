@@ -1,0 +1,81 @@
+#include "weft/tests/collectives/world.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+namespace weft::testing {
+
+std::shared_ptr<Runtime> borrowed(Runtime* runtime) {
+  return std::shared_ptr<Runtime>(std::shared_ptr<Runtime>(), runtime);
+}
+
+World::World(Backend backend_in, int size_in, std::shared_ptr<Runtime> runtime_in)
+    : backend(backend_in),
+      size(size_in),
+      runtime(runtime_in != nullptr ? std::move(runtime_in) : make_system_runtime()),
+      store(std::make_shared<HashStore>(runtime)),
+      fabric(backend == Backend::kInproc ? std::make_shared<InprocFabric>(runtime) : nullptr) {}
+
+ProcessGroupOptions World::options(int rank) const {
+  ProcessGroupOptions out;
+  out.backend = backend;
+  out.store = store->new_client();
+  out.rank = rank;
+  out.size = size;
+  out.timeout = absl::Seconds(60);
+  out.init_timeout = absl::Seconds(60);
+  out.runtime = runtime;
+  out.fabric = fabric;
+  out.environment = Environment();
+  return out;
+}
+
+void World::run_ranks(const std::function<void(int rank)>& body) const {
+  std::vector<std::unique_ptr<Thread>> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.push_back(runtime->spawn("rank" + std::to_string(rank), [&body, rank] { body(rank); }));
+  }
+  for (auto& thread : threads) thread->join();
+}
+
+void World::run(const std::function<void(ProcessGroupOptions&)>& change,
+                const std::function<void(ProcessGroup&)>& body) const {
+  run_ranks([&](int rank) {
+    ProcessGroupOptions o = options(rank);
+    change(o);
+    StatusOr<ProcessGroup> group = try_init_process_group(o);
+    ASSERT_TRUE(group.ok()) << group.status();
+    try {
+      body(*group);
+    } catch (const std::exception& e) {
+      ADD_FAILURE() << "rank " << rank << ": " << e.what();
+      group->abort("the test has failed here");
+    }
+  });
+}
+
+void World::run(const std::function<void(ProcessGroup&)>& body) const {
+  run([](ProcessGroupOptions&) {}, body);
+}
+
+std::string backend_text(Backend backend) {
+  switch (backend) {
+    case Backend::kInproc: return "inproc";
+    case Backend::kShm: return "shm";
+    case Backend::kTcp: return "tcp";
+    default: return "auto";
+  }
+}
+
+void expect_error(const Status& s, ErrorKind kind, const std::vector<std::string>& words) {
+  EXPECT_FALSE(s.ok());
+  EXPECT_EQ(kind_name(error_kind(s)), kind_name(kind)) << s;
+  for (const std::string& word : words) {
+    EXPECT_NE(std::string(s.message()).find(word), std::string::npos)
+        << "'" << word << "' is not in: " << s;
+  }
+}
+
+}  // namespace weft::testing
