@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -39,6 +41,11 @@ absl::StatusOr<std::string> read_all(int fd, const std::string& path) {
   }
 }
 
+FileStamp stamp_of(const struct stat& info) {
+  return FileStamp{static_cast<uint64_t>(info.st_ino), static_cast<uint64_t>(info.st_size),
+                   int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec};
+}
+
 absl::Status write_all(int fd, std::string_view content, const std::string& path) {
   while (!content.empty()) {
     const ssize_t n = ::write(fd, content.data(), content.size());
@@ -48,6 +55,55 @@ absl::Status write_all(int fd, std::string_view content, const std::string& path
   }
   return absl::OkStatus();
 }
+
+// Descriptor -1: there is no file.
+class SystemLockedFile : public LockedFile {
+ public:
+  SystemLockedFile(int fd, const std::string& name) : fd_(fd), name_(name) {}
+
+  absl::StatusOr<FileStamp> stamp() override {
+    struct stat info;
+    if (fd_ < 0) return FileStamp{};
+    if (::fstat(fd_, &info) != 0) return errno_error("cannot examine", name_);
+    return stamp_of(info);
+  }
+  absl::StatusOr<std::string> read(uint64_t offset, uint64_t length) override {
+    std::string out;
+    if (fd_ < 0) return out;
+    WEFT_ASSIGN_OR_RETURN(const FileStamp now, stamp());
+    if (offset >= now.size) return out;
+    out.resize(std::min<uint64_t>(length, now.size - offset));
+    size_t done = 0;
+    while (done < out.size()) {
+      const ssize_t n =
+          ::pread(fd_, out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
+      if (n == 0) break;
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return errno_error("cannot read", name_);
+      done += static_cast<size_t>(n);
+    }
+    out.resize(done);
+    return out;
+  }
+  absl::Status write(uint64_t offset, std::string_view bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return errno_error("cannot write", name_);
+      offset += static_cast<uint64_t>(n);
+      bytes.remove_prefix(static_cast<size_t>(n));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status truncate(uint64_t size) override {
+    if (::ftruncate(fd_, static_cast<off_t>(size)) == 0) return absl::OkStatus();
+    return errno_error("cannot truncate", name_);
+  }
+
+ private:
+  const int fd_;
+  const std::string& name_;
+};
 
 class SystemFiles : public Files {
  public:
@@ -84,39 +140,23 @@ class SystemFiles : public Files {
     const std::string name(path);
     struct stat info;
     if (::stat(name.c_str(), &info) != 0) return errno_error("cannot examine", name);
-    return FileStamp{static_cast<uint64_t>(info.st_ino), static_cast<uint64_t>(info.st_size),
-                     int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec};
+    return stamp_of(info);
   }
 
-  absl::StatusOr<bool> try_update_locked(std::string_view path,
-                                         const std::function<bool(std::string*)>& update) override {
+  absl::StatusOr<bool> try_locked(std::string_view path, Lock lock,
+                                  const std::function<absl::Status(LockedFile*)>& use) override {
     const std::string name(path);
     int fd = -1;
     const absl::Cleanup close = [&fd] {
       if (fd >= 0) ::close(fd);  // also drops the lock
     };
-    WEFT_ASSIGN_OR_RETURN(const bool locked, try_lock(name, O_RDWR | O_CREAT, LOCK_EX, &fd));
+    const bool alone = lock == Lock::kExclusive;
+    WEFT_ASSIGN_OR_RETURN(const bool locked, try_lock(name, alone ? O_RDWR | O_CREAT : O_RDONLY,
+                                                      alone ? LOCK_EX : LOCK_SH, &fd));
     if (!locked) return false;
-    WEFT_ASSIGN_OR_RETURN(std::string content, read_all(fd, name));
-    if (!update(&content)) return true;
-    if (::lseek(fd, 0, SEEK_SET) < 0) return errno_error("cannot seek in", name);
-    WEFT_RETURN_IF_ERROR(write_all(fd, content, name));
-    if (::ftruncate(fd, static_cast<off_t>(content.size())) != 0) {
-      return errno_error("cannot truncate", name);
-    }
+    SystemLockedFile file(fd, name);
+    WEFT_RETURN_IF_ERROR(use(&file));
     return true;
-  }
-
-  absl::StatusOr<std::optional<std::string>> try_read_locked(std::string_view path) override {
-    const std::string name(path);
-    int fd = -1;
-    const absl::Cleanup close = [&fd] {
-      if (fd >= 0) ::close(fd);
-    };
-    WEFT_ASSIGN_OR_RETURN(const bool locked, try_lock(name, O_RDONLY, LOCK_SH, &fd));
-    if (!locked) return std::nullopt;
-    if (fd < 0) return std::string();
-    return read_all(fd, name);
   }
 
  private:
@@ -168,24 +208,56 @@ class MemoryFiles : public Files {
     if (it == files_.end()) return missing(path);
     return FileStamp{0, it->second.content.size(), it->second.changed};
   }
-  absl::StatusOr<bool> try_update_locked(std::string_view path,
-                                         const std::function<bool(std::string*)>& update) override {
-    MutexLock lock(&mutex_);
-    File& file = files_[std::string(path)];
-    std::string content = file.content;
-    if (update(&content)) file = {std::move(content), ++changes_};
-    return true;
-  }
-  absl::StatusOr<std::optional<std::string>> try_read_locked(std::string_view path) override {
-    MutexLock lock(&mutex_);
+  absl::StatusOr<bool> try_locked(std::string_view path, Lock lock,
+                                  const std::function<absl::Status(LockedFile*)>& use) override {
+    MutexLock guard(&mutex_);
     auto it = files_.find(std::string(path));
-    return it == files_.end() ? std::string() : it->second.content;
+    if (it == files_.end() && lock == Lock::kExclusive) {
+      it = files_.emplace(std::string(path), File{}).first;
+    }
+    File none;
+    File* const file = it == files_.end() ? &none : &it->second;
+    MemoryLockedFile locked(file);
+    const absl::Status used = use(&locked);
+    if (locked.changed()) file->changed = ++changes_;
+    WEFT_RETURN_IF_ERROR(used);
+    return true;
   }
 
  private:
   struct File {
     std::string content;
     int64_t changed = 0;  // the number of the change that it is of
+  };
+
+  class MemoryLockedFile : public LockedFile {
+   public:
+    explicit MemoryLockedFile(File* file) : file_(file) {}
+    bool changed() const { return changed_; }
+
+    absl::StatusOr<FileStamp> stamp() override {
+      return FileStamp{0, file_->content.size(), file_->changed};
+    }
+    absl::StatusOr<std::string> read(uint64_t offset, uint64_t length) override {
+      if (offset >= file_->content.size()) return std::string();
+      return file_->content.substr(offset, length);
+    }
+    absl::Status write(uint64_t offset, std::string_view bytes) override {
+      changed_ = true;
+      const size_t end = offset + bytes.size();
+      if (file_->content.size() < end) file_->content.resize(end);
+      file_->content.replace(offset, bytes.size(), bytes);
+      return absl::OkStatus();
+    }
+    absl::Status truncate(uint64_t size) override {
+      changed_ = true;
+      file_->content.resize(size);
+      return absl::OkStatus();
+    }
+
+   private:
+    File* const file_;
+    bool changed_ = false;
   };
 
   static absl::Status missing(std::string_view path) {
@@ -198,6 +270,26 @@ class MemoryFiles : public Files {
 };
 
 }  // namespace
+
+absl::StatusOr<bool> Files::try_update_locked(std::string_view path,
+                                              const std::function<bool(std::string*)>& update) {
+  return try_locked(path, Lock::kExclusive, [&update](LockedFile* file) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(std::string content, file->read(0, UINT64_MAX));
+    if (!update(&content)) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(file->write(0, content));
+    return file->truncate(content.size());
+  });
+}
+
+absl::StatusOr<std::optional<std::string>> Files::try_read_locked(std::string_view path) {
+  std::optional<std::string> content;
+  WEFT_RETURN_IF_ERROR(
+      try_locked(path, Lock::kShared, [&content](LockedFile* file) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(content, file->read(0, UINT64_MAX));
+        return absl::OkStatus();
+      }).status());
+  return content;
+}
 
 std::unique_ptr<Files> make_system_files() { return std::make_unique<SystemFiles>(); }
 std::unique_ptr<Files> make_memory_files() { return std::make_unique<MemoryFiles>(); }

@@ -28,7 +28,20 @@ struct FileStamp {
   friend bool operator==(const FileStamp&, const FileStamp&) = default;
 };
 
-class Files {
+// A file while it is locked: parts of it. Valid inside of the call that gave it.
+class LockedFile {
+ public:
+  virtual ~LockedFile() = default;
+  // Which file has the name, and how long it is.
+  virtual absl::StatusOr<FileStamp> stamp() = 0;
+  // Fewer bytes than `length` when the file ends before.
+  virtual absl::StatusOr<std::string> read(uint64_t offset, uint64_t length) = 0;
+  // REQUIRES for both: the lock is exclusive.
+  virtual absl::Status write(uint64_t offset, std::string_view bytes) = 0;
+  virtual absl::Status truncate(uint64_t size) = 0;
+};
+
+class WEFT_API Files {
  public:
   virtual ~Files() = default;
   // The whole file. not_found when there is none.
@@ -40,16 +53,23 @@ class Files {
   // Reads nothing of the file. not_found when there is none.
   virtual absl::StatusOr<FileStamp> stamp(std::string_view path) = 0;
 
+  // Shared: beside others who have it shared, to look; the file may be missing, and is empty then.
+  // Exclusive: alone, to change it; a missing file is made.
+  enum class Lock { kShared, kExclusive };
+  // Calls `use` with the locked file. False, and nothing was called, when others have a lock that
+  // forbids it now: the caller decides how long to try, because a process that is stopped there
+  // stays there. An error of `use` is returned. The building block of FileStore.
+  virtual absl::StatusOr<bool> try_locked(std::string_view path, Lock lock,
+                                          const std::function<absl::Status(LockedFile*)>& use) = 0;
+
   // Calls `update` with the content ("" when there is no file) while no other process or thread
   // does the same for this path, and replaces the content with what it leaves there, unless it
-  // returns false. False, and nothing was called, when another one is at it now: the caller decides
-  // how long to try, because a process that is stopped there stays there. The building block of
-  // FileStore.
-  virtual absl::StatusOr<bool> try_update_locked(
-      std::string_view path, const std::function<bool(std::string*)>& update) = 0;
+  // returns false. False as try_locked().
+  absl::StatusOr<bool> try_update_locked(std::string_view path,
+                                         const std::function<bool(std::string*)>& update);
   // The content ("" when there is no file), as it is between two updates; any number may read at
   // once. Nothing when an update is under way now.
-  virtual absl::StatusOr<std::optional<std::string>> try_read_locked(std::string_view path) = 0;
+  absl::StatusOr<std::optional<std::string>> try_read_locked(std::string_view path);
 };
 
 WEFT_API std::unique_ptr<Files> make_system_files();

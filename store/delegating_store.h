@@ -68,6 +68,14 @@ class WEFT_API DelegatingStore : public Store {
     return inner_->list_keys(prefix, timeout);
   }
   StatusOr<int64_t> num_keys(Timeout timeout = {}) override { return inner_->num_keys(timeout); }
+  StatusOr<std::vector<std::optional<std::string>>> multi_get(const std::vector<std::string>& keys,
+                                                              Timeout timeout = {}) override {
+    return inner_->multi_get(keys, timeout);
+  }
+  StatusOr<std::vector<StoreEntry>> list_entries(std::string_view prefix,
+                                                 Timeout timeout = {}) override {
+    return inner_->list_entries(prefix, timeout);
+  }
   void interrupt() override { inner_->interrupt(); }
   std::string describe() const override { return inner_->describe(); }
 
@@ -79,6 +87,8 @@ class WEFT_API DelegatingStore : public Store {
 };
 
 // A store that can give out further clients of the same data, each with an interrupt() of its own.
+// A worker takes one for itself, so that leaving can end what it waits for there; at a store that
+// is none, an operation that hangs delays it by up to a second.
 class WEFT_API ForkableStore {
  public:
   virtual ~ForkableStore() = default;

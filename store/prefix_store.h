@@ -44,6 +44,10 @@ class WEFT_API PrefixStore : public DelegatingStore, public ForkableStore {
                                                    Timeout timeout = {}) override;
   StatusOr<std::vector<std::string>> list_keys(std::string_view prefix,
                                                Timeout timeout = {}) override;
+  StatusOr<std::vector<std::optional<std::string>>> multi_get(const std::vector<std::string>& keys,
+                                                              Timeout timeout = {}) override;
+  StatusOr<std::vector<StoreEntry>> list_entries(std::string_view prefix,
+                                                 Timeout timeout = {}) override;
   // Counts by listing.
   StatusOr<int64_t> num_keys(Timeout timeout = {}) override;
 

@@ -26,7 +26,7 @@ constexpr char kLetGo[] = "weft/let_go";
 // read them all. One that died says nothing, so rank 0 waits for a few seconds only. A rank 0 that
 // ends otherwise waits for nobody, and the last of the others removes the file: until then they
 // need it to find out about rank 0.
-class OwnFileStore : public DelegatingStore, public SharedPlace {
+class OwnFileStore : public DelegatingStore, public ForkableStore, public SharedPlace {
  public:
   OwnFileStore(std::shared_ptr<FileStore> inner, std::shared_ptr<Runtime> runtime, std::string path,
                bool is_first, int world_size)
@@ -47,6 +47,10 @@ class OwnFileStore : public DelegatingStore, public SharedPlace {
     runtime_->files().remove(path_).IgnoreError();
   }
 
+  // Removes nothing: that is for the last reference to this one.
+  std::shared_ptr<Store> new_client() override {
+    return static_cast<FileStore&>(*inner()).new_client();
+  }
   void others_are_leaving() override { others_are_leaving_.store(true); }
 
  private:

@@ -31,6 +31,13 @@
 
 namespace weft {
 
+struct StoreEntry {
+  std::string key;
+  std::string value;
+
+  friend bool operator==(const StoreEntry&, const StoreEntry&) = default;
+};
+
 class WEFT_API Store {
  public:
   virtual ~Store() = default;
@@ -72,6 +79,16 @@ class WEFT_API Store {
   virtual StatusOr<std::vector<std::string>> list_keys(std::string_view prefix,
                                                        Timeout timeout = {}) = 0;
   virtual StatusOr<int64_t> num_keys(Timeout timeout = {}) = 0;
+
+  // Many at once, each value as it is at some moment of the operation. The stores of weft need one
+  // request, or one per MiB of values; the defaults here, for a Store that does not say better, ask
+  // key by key, each with the whole of `timeout`.
+  // The values of `keys`, in their order; an empty optional for each that is missing.
+  virtual StatusOr<std::vector<std::optional<std::string>>> multi_get(
+      const std::vector<std::string>& keys, Timeout timeout = {});
+  // Keys that begin with `prefix`, sorted, with their values.
+  virtual StatusOr<std::vector<StoreEntry>> list_entries(std::string_view prefix,
+                                                         Timeout timeout = {});
 
   // Makes every blocked and every later operation of this object fail with kind cancelled: the
   // owner is shutting down. Idempotent. Other clients of the same data are not touched.

@@ -26,6 +26,8 @@ constexpr absl::Duration kUnknownBound = absl::Minutes(4);
 // etcd takes 128 operations in a transaction by default.
 constexpr size_t kKeysPerTxn = 100;
 constexpr int64_t kKeysPerPage = 4000;
+// Most values are small; a page that is too large is asked for again in parts.
+constexpr int64_t kValuesPerPage = 512;
 
 // The end of the range of all keys that begin with `prefix`.
 std::string prefix_end(std::string prefix) {
@@ -148,8 +150,8 @@ Status EtcdLink::before_next_attempt(const StoreOp& op, InterruptScope* scope,
 }
 
 template <class Request, class Reply>
-Status EtcdLink::ask(const StoreOp& op, InterruptScope* scope, const char* method,
-                     const Request& request, Reply* reply) {
+StatusOr<bool> EtcdLink::ask_if_it_fits(const StoreOp& op, InterruptScope* scope,
+                                        const char* method, const Request& request, Reply* reply) {
   RetryBackoff backoff(&runtime_->random());
   while (true) {
     if (scope->interrupted()) return op.interrupted();
@@ -159,9 +161,22 @@ Status EtcdLink::ask(const StoreOp& op, InterruptScope* scope, const char* metho
       WEFT_RETURN_IF_ERROR(region.status());
       status = attempt(op, scope, method, request, reply);
     }
-    if (status.ok()) return absl::OkStatus();
+    if (status.ok()) return true;
+    // gRPC's own words: nothing else tells this from a limit of etcd.
+    if (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+        status.error_message().find("larger than max") != std::string::npos) {
+      return false;
+    }
     WEFT_RETURN_IF_ERROR(before_next_attempt(op, scope, status, &backoff));
   }
+}
+
+template <class Request, class Reply>
+Status EtcdLink::ask(const StoreOp& op, InterruptScope* scope, const char* method,
+                     const Request& request, Reply* reply) {
+  WEFT_ASSIGN_OR_RETURN(const bool fits, ask_if_it_fits(op, scope, method, request, reply));
+  if (fits) return absl::OkStatus();
+  return op.error(ErrorKind::kResource, "the answer of etcd is larger than a message can be");
 }
 
 StatusOr<int64_t> EtcdLink::lease(const StoreOp& op, InterruptScope* scope) {
@@ -348,25 +363,67 @@ Status EtcdLink::watch(const StoreOp& op, InterruptScope* scope, const std::stri
   return absl::OkStatus();
 }
 
-StatusOr<std::vector<std::string>> EtcdLink::list(const StoreOp& op, InterruptScope* scope,
-                                                  std::string_view prefix) {
+StatusOr<std::vector<StoreEntry>> EtcdLink::list(const StoreOp& op, InterruptScope* scope,
+                                                 std::string_view prefix, bool want_values) {
   const size_t head = data_key("").size();
   etcdserverpb::RangeRequest request;
   request.set_key(data_key(prefix));
   request.set_range_end(prefix_end(request.key()));
-  request.set_limit(kKeysPerPage);
-  request.set_keys_only(true);
-  std::vector<std::string> keys;
+  request.set_limit(want_values ? kValuesPerPage : kKeysPerPage);
+  request.set_keys_only(!want_values);
+  std::vector<StoreEntry> entries;
   while (true) {
     etcdserverpb::RangeResponse page;
-    WEFT_RETURN_IF_ERROR(ask(op, scope, kRange, request, &page));
-    for (const auto& kv : page.kvs()) {
-      if (kv.key().size() > head) keys.push_back(kv.key().substr(head));
+    WEFT_ASSIGN_OR_RETURN(const bool fits, ask_if_it_fits(op, scope, kRange, request, &page));
+    if (!fits) {
+      if (request.limit() == 1) {
+        return op.error(ErrorKind::kResource, "a value is larger than a message can be");
+      }
+      request.set_limit(std::max<int64_t>(request.limit() / 4, 1));
+      continue;
     }
-    if (!page.more() || page.kvs().empty()) return keys;
+    for (auto& kv : *page.mutable_kvs()) {
+      if (kv.key().size() <= head) continue;
+      entries.push_back({kv.key().substr(head), std::move(*kv.mutable_value())});
+    }
+    if (!page.more() || page.kvs().empty()) return entries;
     request.set_revision(page.header().revision());
     request.set_key(page.kvs().rbegin()->key() + std::string(1, '\0'));
   }
+}
+
+StatusOr<std::vector<std::optional<std::string>>> EtcdLink::get_many(
+    const StoreOp& op, InterruptScope* scope, const std::vector<std::string>& keys) {
+  std::vector<std::optional<std::string>> values;
+  values.reserve(keys.size());
+  size_t at_once = kKeysPerTxn;
+  while (values.size() < keys.size()) {
+    const size_t begin = values.size();
+    const size_t end = std::min(keys.size(), begin + at_once);
+    etcdserverpb::TxnRequest read;
+    for (size_t i = begin; i < end; ++i) {
+      read.add_success()->mutable_request_range()->set_key(data_key(keys[i]));
+    }
+    etcdserverpb::TxnResponse seen;
+    WEFT_ASSIGN_OR_RETURN(const bool fits, ask_if_it_fits(op, scope, kTxn, read, &seen));
+    if (!fits) {
+      if (at_once == 1) {
+        return op.error(ErrorKind::kResource, "a value is larger than a message can be");
+      }
+      at_once = std::max<size_t>(at_once / 4, 1);
+      continue;
+    }
+    if (seen.responses_size() != static_cast<int>(end - begin)) {
+      return op.error(ErrorKind::kProtocol, "a wrong answer of etcd");
+    }
+    for (auto& response : *seen.mutable_responses()) {
+      auto* kvs = response.mutable_response_range()->mutable_kvs();
+      values.emplace_back(
+          kvs->empty() ? std::nullopt
+                       : std::optional<std::string>(std::move(*kvs->Mutable(0)->mutable_value())));
+    }
+  }
+  return values;
 }
 
 StatusOr<int64_t> EtcdLink::count(const StoreOp& op, InterruptScope* scope) {

@@ -29,6 +29,7 @@
 #include "weft/proto/etcd.pb.h"
 #include "weft/store/internal/checks.h"
 #include "weft/store/internal/interrupt_scope.h"
+#include "weft/store/store.h"
 
 namespace weft::internal {
 
@@ -61,8 +62,12 @@ class EtcdLink {
   Status watch(const StoreOp& op, InterruptScope* scope, const std::string& key, int64_t revision,
                absl::Duration length, RetryBackoff* backoff);
 
-  StatusOr<std::vector<std::string>> list(const StoreOp& op, InterruptScope* scope,
-                                          std::string_view prefix);
+  // Without `want_values`, values are empty.
+  StatusOr<std::vector<StoreEntry>> list(const StoreOp& op, InterruptScope* scope,
+                                         std::string_view prefix, bool want_values);
+  StatusOr<std::vector<std::optional<std::string>>> get_many(const StoreOp& op,
+                                                             InterruptScope* scope,
+                                                             const std::vector<std::string>& keys);
   StatusOr<int64_t> count(const StoreOp& op, InterruptScope* scope);
 
   const std::string& url() const { return url_; }
@@ -79,6 +84,10 @@ class EtcdLink {
   template <class Request, class Reply>
   Status ask(const StoreOp& op, InterruptScope* scope, const char* method, const Request& request,
              Reply* reply);
+  // The same for an answer that may be larger than a message can be; false: it was.
+  template <class Request, class Reply>
+  StatusOr<bool> ask_if_it_fits(const StoreOp& op, InterruptScope* scope, const char* method,
+                                const Request& request, Reply* reply);
   // After a failed attempt: an error when it was final or the time is over, otherwise pauses.
   Status before_next_attempt(const StoreOp& op, InterruptScope* scope, const grpc::Status& status,
                              RetryBackoff* backoff);

@@ -148,7 +148,27 @@ class EtcdClient : public Store {
     const StoreOp op = this->op(absl::StrCat("list_keys(", quote_key(prefix), ")"), timeout);
     WEFT_RETURN_IF_ERROR(begin(op));
     if (prefix.size() > kMaxStoreKey) return std::vector<std::string>();
-    return link_->list(op, &scope_, prefix);
+    WEFT_ASSIGN_OR_RETURN(std::vector<StoreEntry> entries, link_->list(op, &scope_, prefix, false));
+    std::vector<std::string> keys;
+    keys.reserve(entries.size());
+    for (StoreEntry& entry : entries) keys.push_back(std::move(entry.key));
+    return keys;
+  }
+
+  StatusOr<std::vector<StoreEntry>> list_entries(std::string_view prefix,
+                                                 Timeout timeout) override {
+    const StoreOp op = this->op(absl::StrCat("list_entries(", quote_key(prefix), ")"), timeout);
+    WEFT_RETURN_IF_ERROR(begin(op));
+    if (prefix.size() > kMaxStoreKey) return std::vector<StoreEntry>();
+    return link_->list(op, &scope_, prefix, true);
+  }
+
+  StatusOr<std::vector<std::optional<std::string>>> multi_get(const std::vector<std::string>& keys,
+                                                              Timeout timeout) override {
+    const StoreOp op = this->op(absl::StrCat("multi_get(", quote_keys(keys), ")"), timeout);
+    WEFT_RETURN_IF_ERROR(op.wrap(check_keys(keys)));
+    WEFT_RETURN_IF_ERROR(begin(op));
+    return link_->get_many(op, &scope_, keys);
   }
 
   StatusOr<int64_t> num_keys(Timeout timeout) override {

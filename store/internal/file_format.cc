@@ -14,6 +14,7 @@ constexpr uint32_t kVersion = 1;
 constexpr size_t kFixedBytes = 16;       // magic, version, length
 constexpr size_t kRecordHeadBytes = 12;  // length, checksum
 constexpr size_t kMaxFileHeaderBytes = 32 + (kMaxRetiredRuns + 1) * (4 + kMaxRunId) + 4;
+static_assert(kFixedBytes + kMaxFileHeaderBytes + sizeof(uint64_t) <= kMaxStoreHeader);
 constexpr size_t kMaxPayload = 5 + kMaxStoreKey + kMaxStoreValue;
 
 enum : uint8_t { kSet = 1, kDelete = 2, kPadding = 3 };
@@ -89,8 +90,7 @@ void put_entry(uint64_t generation, std::string_view key, const std::string* val
   put_record(generation, payload, out);
 }
 
-Status parse_header(std::string_view content, StoreFile* file, uint64_t* committed,
-                    size_t* header_size) {
+Status parse_header(std::string_view content, StoreFile* file) {
   std::string_view in = content;
   uint32_t version = 0, length = 0;
   if (in.substr(0, kMagic.size()) != kMagic) return damaged("it does not begin as one");
@@ -111,7 +111,7 @@ Status parse_header(std::string_view content, StoreFile* file, uint64_t* committ
     return damaged("the checksum of its header is wrong");
   }
   uint32_t retired = 0;
-  if (!take(&body, &file->generation) || !take(&body, committed) ||
+  if (!take(&body, &file->generation) || !take(&body, &file->committed) ||
       !take_string(&body, kMaxRunId, &file->run_id) || !take(&body, &retired) ||
       retired > kMaxRetiredRuns) {
     return damaged("its header makes no sense");
@@ -122,7 +122,7 @@ Status parse_header(std::string_view content, StoreFile* file, uint64_t* committ
   }
   // A header that is written anew in its place has the same length only without more.
   if (!body.empty()) return damaged("its header makes no sense");
-  *header_size = kFixedBytes + length + sizeof sum;
+  file->header = kFixedBytes + length + sizeof sum;
   return absl::OkStatus();
 }
 
@@ -149,33 +149,46 @@ Status apply(std::string_view payload, StoreTable* table) {
 
 StatusOr<StoreFile> parse_store_file(std::string_view content) {
   StoreFile file;
-  uint64_t committed = 0;
-  WEFT_RETURN_IF_ERROR(parse_header(content, &file, &committed, &file.end));
-  file.size = content.size();
-  if (file.size < committed) {
+  WEFT_RETURN_IF_ERROR(parse_store_header(content, content.size(), &file));
+  WEFT_RETURN_IF_ERROR(parse_store_records(content.substr(file.end), &file));
+  return file;
+}
+
+Status parse_store_header(std::string_view begin, size_t size, StoreFile* file) {
+  WEFT_RETURN_IF_ERROR(parse_header(begin, file));
+  file->end = file->header;
+  file->size = size;
+  if (size < file->committed) {
     return damaged(
-        absl::StrCat("it was cut from at least ", committed, " to ", file.size, " bytes"));
+        absl::StrCat("it was cut from at least ", file->committed, " to ", size, " bytes"));
   }
-  while (file.end < content.size()) {
-    std::string_view in = content.substr(file.end);
+  return absl::OkStatus();
+}
+
+Status parse_store_records(std::string_view rest, StoreFile* file) {
+  while (!rest.empty()) {
+    std::string_view in = rest;
     uint32_t length = 0;
     uint64_t sum = 0;
     const bool whole_head = take(&in, &length) && take(&in, &sum);
     if (whole_head && length > kMaxPayload) {
-      return damaged(absl::StrCat("a record of ", length, " bytes at ", file.end));
+      return damaged(absl::StrCat("a record of ", length, " bytes at ", file->end));
     }
     if (!whole_head || length > in.size()) {
-      if (file.end < committed) return damaged(absl::StrCat("a record is cut at ", file.end));
+      if (file->end < file->committed) {
+        return damaged(absl::StrCat("a record is cut at ", file->end));
+      }
       break;  // FILE-1
     }
     const std::string_view payload = in.substr(0, length);
-    if (sum != checksum(file.generation, payload)) {
-      return damaged(absl::StrCat("the checksum of the record at ", file.end, " is wrong"));
+    if (sum != checksum(file->generation, payload)) {
+      return damaged(absl::StrCat("the checksum of the record at ", file->end, " is wrong"));
     }
-    WEFT_RETURN_IF_ERROR(apply(payload, &file.table));
-    file.end += kRecordHeadBytes + length;
+    WEFT_RETURN_IF_ERROR(apply(payload, &file->table));
+    file->end += kRecordHeadBytes + length;
+    rest.remove_prefix(kRecordHeadBytes + length);
   }
-  return file;
+  return absl::OkStatus();
 }
 
 std::string begin_store_file(const StoreFile& file) {
@@ -187,20 +200,26 @@ std::string begin_store_file(const StoreFile& file) {
   return header(file, size) + records;
 }
 
-void append_store_record(const StoreFile& file, std::string_view key, std::string* content) {
-  content->resize(file.end);
+StoreAppend make_store_append(const StoreFile& file, std::string_view key) {
   // The header keeps its length: only `committed` and the checksum change.
-  const std::string head = header(file, file.end);
-  content->replace(0, head.size(), head);
-  put_entry(file.generation, key, file.table.find(key), content);
-  if (content->size() < file.size) {
+  StoreAppend out{header(file, file.end), ""};
+  put_entry(file.generation, key, file.table.find(key), &out.tail);
+  if (file.end + out.tail.size() < file.size) {
     // Covers the rest of a cut record, which could otherwise be left behind ours by a killed
     // writer.
-    const size_t rest = file.size - content->size();
+    const size_t rest = file.size - file.end - out.tail.size();
     std::string padding(rest > kRecordHeadBytes ? rest - kRecordHeadBytes : 1, '\0');
     padding[0] = kPadding;
-    put_record(file.generation, padding, content);
+    put_record(file.generation, padding, &out.tail);
   }
+  return out;
+}
+
+void append_store_record(const StoreFile& file, std::string_view key, std::string* content) {
+  const StoreAppend append = make_store_append(file, key);
+  content->resize(file.end);
+  content->replace(0, append.header.size(), append.header);
+  *content += append.tail;
 }
 
 }  // namespace weft::internal

@@ -25,6 +25,8 @@
 // FILE-4  who changes nothing takes the lock beside others who do not, and for as long as it takes
 //         to read the bytes: many workers that wait for one another would be in each other's way.
 //         Who is sure to change something does not look first.
+// FILE-5  who has read the file reads on where it stopped, while file (inode) and generation are
+//         the same: what one writes does not make all others read everything again.
 // Pure functions; any thread.
 
 #include <cstdint>
@@ -46,18 +48,36 @@ struct StoreFile {
   std::string run_id;
   std::vector<std::string> retired;
   StoreTable table;
-  size_t end = 0;   // behind the last complete record
-  size_t size = 0;  // of the whole file
+  uint64_t committed = 0;  // as the header has it
+  size_t header = 0;       // bytes of the header
+  size_t end = 0;          // behind the last complete record
+  size_t size = 0;         // of the whole file
 };
+
+// More bytes than any header has.
+inline constexpr size_t kMaxStoreHeader = 64 + (kMaxRetiredRuns + 1) * (4 + kMaxRunId);
 
 // Kind protocol when `content` is no such file. Allocates no more than a few times its size.
 WEFT_API StatusOr<StoreFile> parse_store_file(std::string_view content);
 
+// The same in two steps, for who has read the file before: FILE-1 says that of one generation only
+// what comes behind `end` is new. The first takes the beginning of a file of `size` bytes and sets
+// all but the table; `end` is then behind the header. The second takes what the file holds from
+// `end` to its last byte.
+WEFT_API Status parse_store_header(std::string_view begin, size_t size, StoreFile* file);
+WEFT_API Status parse_store_records(std::string_view rest, StoreFile* file);
+
 // A whole file: header and one record per entry of file.table.
 WEFT_API std::string begin_store_file(const StoreFile& file);
 
-// Changes `content`, which parsed as `file`: adds a record that says what the table now holds at
-// `key`.
+// What is written to add a record that says what the table now holds at `key`: a header in the
+// place of the one that is there, then `tail` at file.end, which covers all that comes behind it.
+struct StoreAppend {
+  std::string header;
+  std::string tail;
+};
+WEFT_API StoreAppend make_store_append(const StoreFile& file, std::string_view key);
+// Changes `content`, which parsed as `file`, as a writer of these two would.
 WEFT_API void append_store_record(const StoreFile& file, std::string_view key,
                                   std::string* content);
 

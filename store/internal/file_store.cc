@@ -1,6 +1,7 @@
 #include "weft/store/file_store.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -25,8 +26,73 @@ constexpr absl::Duration kReread = absl::Seconds(1);
 constexpr absl::Duration kLongHeld = absl::Milliseconds(500);
 // A log this long, and mostly of values that were overwritten, is begun anew.
 constexpr size_t kLogBytes = 256 << 10;
-// Every operation reads the file, so a large one is a mistake that is better told early.
+// Every process holds all of it, so a large one is a mistake that is better told early.
 constexpr size_t kMaxFileBytes = 256 << 20;
+
+// What was read of the file so far (FILE-5).
+class FileCache {
+ public:
+  // Makes file() what the file holds.
+  Status refresh(LockedFile* from) {
+    const bool was_valid = std::exchange(valid_, false);
+    WEFT_ASSIGN_OR_RETURN(const FileStamp stamp, from->stamp());
+    if (was_valid && stamp.inode == inode_ && stamp.size >= file_.end) {
+      WEFT_ASSIGN_OR_RETURN(const bool read_on, this->read_on(from, stamp.size));
+      if (read_on) {
+        valid_ = true;
+        return absl::OkStatus();
+      }
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::string content, from->read(0, UINT64_MAX));
+    if (content.empty()) return make_error(ErrorKind::kState, "was removed or emptied");
+    WEFT_ASSIGN_OR_RETURN(file_, parse_store_file(content));
+    inode_ = stamp.inode;
+    valid_ = true;
+    return absl::OkStatus();
+  }
+  // Writes what has become of the table: its last change, or all of it under a new generation (0:
+  // none). REQUIRES: the lock is the one under which refresh() succeeded.
+  Status write(LockedFile* to, uint64_t new_generation) {
+    valid_ = false;
+    if (new_generation != 0) {
+      file_.generation = new_generation;
+      const std::string content = begin_store_file(file_);
+      WEFT_RETURN_IF_ERROR(to->write(0, content));
+      WEFT_RETURN_IF_ERROR(to->truncate(content.size()));
+      file_.committed = file_.end = file_.size = content.size();
+    } else {
+      const StoreAppend append = make_store_append(file_, file_.table.last_changed());
+      WEFT_RETURN_IF_ERROR(to->write(0, append.header));
+      WEFT_RETURN_IF_ERROR(to->write(file_.end, append.tail));
+      file_.committed = file_.end;
+      file_.end = file_.size = file_.end + append.tail.size();
+    }
+    valid_ = true;
+    return absl::OkStatus();
+  }
+  // REQUIRES: refresh() succeeded.
+  StoreFile& file() { return file_; }
+
+ private:
+  // False: it is another file by now, or begun anew.
+  StatusOr<bool> read_on(LockedFile* from, size_t size) {
+    StoreFile now;
+    WEFT_ASSIGN_OR_RETURN(const std::string header, from->read(0, file_.header));
+    if (!parse_store_header(header, size, &now).ok() || now.generation != file_.generation ||
+        now.run_id != file_.run_id || now.retired != file_.retired) {
+      return false;
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::string rest, from->read(file_.end, UINT64_MAX));
+    file_.committed = now.committed;
+    file_.size = size;
+    WEFT_RETURN_IF_ERROR(parse_store_records(rest, &file_));
+    return true;
+  }
+
+  bool valid_ = false;
+  uint64_t inode_ = 0;
+  StoreFile file_;
+};
 
 // What the clients of one FileStore share.
 struct FileData {
@@ -40,6 +106,9 @@ struct FileData {
   const std::string run_id;
   Mutex mutex;
   Condition changed;  // by someone in this process; others are seen by polling
+  // Held while the file is: it is never waited for.
+  Mutex cache_mutex;
+  FileCache cache ABSL_GUARDED_BY(cache_mutex);
 };
 
 std::string quote(std::string_view s) {
@@ -122,7 +191,8 @@ class FileClient : public TableStore {
   }
 
  private:
-  Status perform(const StoreOp& op, Access access, const Body& body) override {
+  Status perform(const StoreOp& op, Access access, const std::vector<std::string>&,
+                 const Body& body) override {
     absl::Duration poll = kFirstPoll;
     bool looked = false;
     LastLook last;
@@ -174,60 +244,54 @@ class FileClient : public TableStore {
   StatusOr<Step> step_once(Access access, const Body& body, bool* held) {
     Files& files = runtime().files();
     StatusOr<Step> step = Step::kChanged;
+    MutexLock lock(&data_->cache_mutex);
+    FileCache* const cache = &data_->cache;
     if (access == Access::kLook) {
-      WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> seen,
-                            files.try_read_locked(data_->path));
-      *held = !seen.has_value();
+      WEFT_ASSIGN_OR_RETURN(const bool locked,
+                            files.try_locked(data_->path, Files::Lock::kShared,
+                                             [&](LockedFile* file) { return read(file, cache); }));
+      *held = !locked;
       if (*held) return Step::kNotYet;
-      step = look(body, *seen).step;
+      StoreTable& table = cache->file().table;
+      step = body(&table);
       if (!step.ok() || *step != Step::kChanged) return step;
+      table.undo();
     }
-    WEFT_ASSIGN_OR_RETURN(const bool locked,
-                          files.try_update_locked(data_->path, [&](std::string* content) {
-                            return apply(body, content, &step);
-                          }));
+    WEFT_ASSIGN_OR_RETURN(
+        const bool locked,
+        files.try_locked(data_->path, Files::Lock::kExclusive,
+                         [&](LockedFile* file) { return apply(body, file, cache, &step); }));
     *held = !locked;
     return *held ? Step::kNotYet : step;
   }
 
-  struct Look {
-    StatusOr<StoreFile> file;
-    StatusOr<Step> step;
-  };
-  Look look(const Body& body, const std::string& content) const {
-    StatusOr<StoreFile> file = parse_store_file(content);
-    StatusOr<Step> step = Step::kDone;
-    if (!file.ok()) {
-      step = content.empty()
-                 ? make_error(ErrorKind::kState,
-                              absl::StrCat("file '", data_->path, "' was removed or emptied"))
-                 : file.status();
-    } else if (file->run_id != data_->run_id) {
-      step = foreign(data_->path, file->run_id, data_->run_id);
-    } else {
-      step = body(&file->table);
+  // REQUIRES for both: cache_mutex is held.
+  Status read(LockedFile* file, FileCache* cache) const {
+    const Status status = cache->refresh(file);
+    if (error_kind(status) == ErrorKind::kState) {
+      return make_error(ErrorKind::kState, absl::StrCat("file '", data_->path, "' ",
+                                                        absl::string_view(status.message())));
     }
-    return {std::move(file), std::move(step)};
+    WEFT_RETURN_IF_ERROR(status);
+    const std::string& run = cache->file().run_id;
+    return run == data_->run_id ? status : foreign(data_->path, run, data_->run_id);
   }
 
-  // Whether `content` was changed.
-  bool apply(const Body& body, std::string* content, StatusOr<Step>* step) {
-    Look now = look(body, *content);
-    StatusOr<StoreFile>& file = now.file;
-    *step = std::move(now.step);
-    if (!step->ok() || **step != Step::kChanged) return false;
-    if (file->table.bytes() > kMaxFileBytes) {
-      *step = make_error(ErrorKind::kResource,
-                         absl::StrCat("a file store holds at most ", kMaxFileBytes, " bytes"));
-      return false;
+  Status apply(const Body& body, LockedFile* to, FileCache* cache, StatusOr<Step>* step) const {
+    WEFT_RETURN_IF_ERROR(read(to, cache));
+    StoreFile& file = cache->file();
+    *step = body(&file.table);
+    if (!step->ok() || **step != Step::kChanged) return absl::OkStatus();
+    if (file.table.bytes() > kMaxFileBytes) {
+      file.table.undo();
+      return make_error(ErrorKind::kResource,
+                        absl::StrCat("a file store holds at most ", kMaxFileBytes, " bytes"));
     }
-    if (file->end > kLogBytes + 4 * file->table.bytes()) {
-      file->generation = runtime().random().next();
-      *content = begin_store_file(*file);
-    } else {
-      append_store_record(*file, file->table.last_changed(), content);
+    uint64_t new_generation = 0;
+    if (file.end > kLogBytes + 4 * file.table.bytes()) {
+      new_generation = std::max<uint64_t>(runtime().random().next(), 1);
     }
-    return true;
+    return cache->write(to, new_generation);
   }
 
   const std::shared_ptr<FileData> data_;

@@ -1,6 +1,9 @@
 #include "weft/store/hash_store.h"
 
+#include <map>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "weft/common/condition.h"
 #include "weft/common/mutex.h"
@@ -10,14 +13,25 @@ namespace weft {
 namespace internal {
 namespace {
 
+// An operation that waits.
+struct HashWaiter {
+  explicit HashWaiter(Runtime* runtime) : changed(runtime) {}
+  Condition changed;
+};
+
 // What all clients of one HashStore share.
 struct HashData {
-  explicit HashData(std::shared_ptr<Runtime> runtime_in)
-      : runtime(std::move(runtime_in)), changed(runtime.get()) {}
+  explicit HashData(std::shared_ptr<Runtime> runtime_in) : runtime(std::move(runtime_in)) {}
   const std::shared_ptr<Runtime> runtime;
   Mutex mutex;
-  Condition changed;
   StoreTable table ABSL_GUARDED_BY(mutex);
+  // By the keys that they wait for: a change wakes those whom it may concern, not a thousand others.
+  std::multimap<std::string, HashWaiter*> waiters ABSL_GUARDED_BY(mutex);
+
+  void wake(const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    const auto [first, last] = waiters.equal_range(key);
+    for (auto it = first; it != last; ++it) it->second->changed.notify_all();
+  }
 };
 
 class HashClient : public TableStore {
@@ -28,7 +42,7 @@ class HashClient : public TableStore {
   void interrupt() override {
     MutexLock lock(&data_->mutex);
     interrupted_ = true;
-    data_->changed.notify_all();
+    for (const auto& [key, waiter] : data_->waiters) waiter->changed.notify_all();
   }
   std::string describe() const override { return "hash://"; }
   std::shared_ptr<HashClient> fork() const {
@@ -36,16 +50,33 @@ class HashClient : public TableStore {
   }
 
  private:
-  Status perform(const StoreOp& op, Access, const Body& body) override {
+  using Places = std::vector<std::multimap<std::string, HashWaiter*>::iterator>;
+
+  Status perform(const StoreOp& op, Access, const std::vector<std::string>& keys,
+                 const Body& body) override {
+    HashWaiter waiter(data_->runtime.get());
+    Places places;
     MutexLock lock(&data_->mutex);
+    const Status status = try_until(op, keys, body, &waiter, &places);
+    for (const auto& place : places) data_->waiters.erase(place);
+    return status;
+  }
+
+  Status try_until(const StoreOp& op, const std::vector<std::string>& keys, const Body& body,
+                   HashWaiter* waiter, Places* places) ABSL_EXCLUSIVE_LOCKS_REQUIRED(data_->mutex) {
     while (true) {
       if (interrupted_) return op.interrupted();
       WEFT_ASSIGN_OR_RETURN(const Step step, body(&data_->table));
-      if (step == Step::kChanged) data_->changed.notify_all();
+      if (step == Step::kChanged) data_->wake(data_->table.last_changed());
       if (step != Step::kNotYet) return absl::OkStatus();
       if (runtime().now() >= op.deadline) return make_error(ErrorKind::kDeadline, "");
+      if (places->empty()) {
+        for (const std::string& key : keys) {
+          places->push_back(data_->waiters.emplace(key, waiter));
+        }
+      }
       // A deadline that comes here gets one more look at the table.
-      const Status waited = data_->changed.wait_until(&data_->mutex, op.deadline);
+      const Status waited = waiter->changed.wait_until(&data_->mutex, op.deadline);
       if (!waited.ok() && error_kind(waited) != ErrorKind::kDeadline) return waited;
     }
   }

@@ -107,6 +107,20 @@ StatusOr<std::vector<std::string>> PrefixStore::list_keys(std::string_view prefi
   return keys;
 }
 
+StatusOr<std::vector<std::optional<std::string>>> PrefixStore::multi_get(
+    const std::vector<std::string>& keys, Timeout timeout) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> full, below(keys));
+  return inner()->multi_get(full, timeout);
+}
+
+StatusOr<std::vector<StoreEntry>> PrefixStore::list_entries(std::string_view prefix,
+                                                            Timeout timeout) {
+  WEFT_ASSIGN_OR_RETURN(std::vector<StoreEntry> entries,
+                        inner()->list_entries(join(prefix_, prefix), timeout));
+  for (StoreEntry& entry : entries) entry.key.erase(0, prefix_.size());
+  return entries;
+}
+
 StatusOr<int64_t> PrefixStore::num_keys(Timeout timeout) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, inner()->list_keys(prefix_, timeout));
   return static_cast<int64_t>(keys.size());

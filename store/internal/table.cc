@@ -1,5 +1,7 @@
 #include "weft/store/internal/table.h"
 
+#include <utility>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "weft/store/internal/checks.h"
@@ -26,14 +28,27 @@ bool compare_matches(const std::optional<std::string>& current, std::string_view
 
 void StoreTable::set(std::string_view key, std::string_view value) {
   auto it = entries_.find(key);
+  before_.reset();
   if (it == entries_.end()) {
     it = entries_.emplace(std::string(key), std::string()).first;
     bytes_ += key.size();
+  } else {
+    bytes_ -= it->second.size();
+    before_ = std::move(it->second);
   }
   bytes_ += value.size();
-  bytes_ -= it->second.size();
   it->second.assign(value.data(), value.size());
   last_changed_.assign(key.data(), key.size());
+}
+
+void StoreTable::undo() {
+  const std::string key = std::move(last_changed_);
+  if (before_.has_value()) {
+    const std::string value = *std::move(before_);
+    set(key, value);
+  } else {
+    erase(key);
+  }
 }
 
 const std::string* StoreTable::find(std::string_view key) const {
@@ -66,6 +81,7 @@ bool StoreTable::erase(std::string_view key) {
   if (it == entries_.end()) return false;
   bytes_ -= it->first.size() + it->second.size();
   last_changed_ = it->first;
+  before_ = std::move(it->second);
   entries_.erase(it);
   return true;
 }
@@ -83,6 +99,15 @@ std::vector<std::string> StoreTable::list(std::string_view prefix) const {
   for (auto it = entries_.lower_bound(prefix); it != entries_.end(); ++it) {
     if (std::string_view(it->first).substr(0, prefix.size()) != prefix) break;
     out.push_back(it->first);
+  }
+  return out;
+}
+
+std::vector<StoreEntry> StoreTable::list_entries(std::string_view prefix) const {
+  std::vector<StoreEntry> out;
+  for (auto it = entries_.lower_bound(prefix); it != entries_.end(); ++it) {
+    if (std::string_view(it->first).substr(0, prefix.size()) != prefix) break;
+    out.push_back({it->first, it->second});
   }
   return out;
 }

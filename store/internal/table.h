@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "weft/common/error.h"
+#include "weft/store/store.h"
 
 namespace weft::internal {
 
@@ -35,16 +36,20 @@ class WEFT_API StoreTable {
   bool erase(std::string_view key);
   std::vector<std::string> missing(const std::vector<std::string>& keys) const;
   std::vector<std::string> list(std::string_view prefix) const;
+  std::vector<StoreEntry> list_entries(std::string_view prefix) const;
   int64_t size() const { return static_cast<int64_t>(entries_.size()); }
   // Keys and values together.
   size_t bytes() const { return bytes_; }
   const Entries& entries() const { return entries_; }
   // The key of the last set() or erase() that did something.
   const std::string& last_changed() const { return last_changed_; }
+  // Takes that back. REQUIRES: there was one since the last undo().
+  void undo();
 
  private:
   Entries entries_;
   std::string last_changed_;
+  std::optional<std::string> before_;  // its value before
   size_t bytes_ = 0;
 };
 

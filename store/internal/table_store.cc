@@ -16,10 +16,11 @@ StoreOp TableStore::op(std::string what, Timeout timeout) const {
 }
 
 Status TableStore::run(const StoreOp& op, Access access, const Body& body,
-                       const std::function<std::string()>& not_yet) {
+                       const std::function<std::string()>& not_yet,
+                       const std::vector<std::string>& keys) {
   // A timeout of zero has expired already: nothing is done then, alike in all stores.
   if (op.deadline <= op.begin) return op.deadline_error("not begun: no time was given");
-  const Status status = perform(op, access, body);
+  const Status status = perform(op, access, keys, body);
   if (error_kind(status) == ErrorKind::kDeadline) return op.deadline_error(not_yet());
   if (error_kind(status) == ErrorKind::kCancelled) return op.interrupted();
   return status.ok() ? status : op.wrap(status);
@@ -64,7 +65,7 @@ StatusOr<std::string> TableStore::get(std::string_view key, Timeout timeout) {
         value = *found;
         return Step::kDone;
       },
-      [] { return std::string("the key did not appear"); }));
+      [] { return std::string("the key did not appear"); }, {std::string(key)}));
   return value;
 }
 
@@ -138,7 +139,7 @@ Status TableStore::wait(const std::vector<std::string>& keys, Timeout timeout) {
         missing = table->missing(keys);
         return missing.empty() ? Step::kDone : Step::kNotYet;
       },
-      [&] { return absl::StrCat("still missing: ", quote_keys(missing), ";"); });
+      [&] { return absl::StrCat("still missing: ", quote_keys(missing), ";"); }, keys);
 }
 
 StatusOr<std::optional<std::string>> TableStore::wait_change(std::string_view key,
@@ -153,7 +154,7 @@ StatusOr<std::optional<std::string>> TableStore::wait_change(std::string_view ke
         value = table->get(key);
         return value == seen ? Step::kNotYet : Step::kDone;
       },
-      [] { return std::string("the value did not change"); }));
+      [] { return std::string("the value did not change"); }, {std::string(key)}));
   return value;
 }
 
@@ -168,6 +169,36 @@ StatusOr<std::vector<std::string>> TableStore::list_keys(std::string_view prefix
       },
       nothing));
   return keys;
+}
+
+StatusOr<std::vector<std::optional<std::string>>> TableStore::multi_get(
+    const std::vector<std::string>& keys, Timeout timeout) {
+  const StoreOp op = this->op(absl::StrCat("multi_get(", quote_keys(keys), ")"), timeout);
+  WEFT_RETURN_IF_ERROR(op.wrap(check_keys(keys)));
+  std::vector<std::optional<std::string>> values;
+  WEFT_RETURN_IF_ERROR(run(
+      op, Access::kLook,
+      [&](StoreTable* table) -> StatusOr<Step> {
+        values.clear();
+        for (const std::string& key : keys) values.push_back(table->get(key));
+        return Step::kDone;
+      },
+      nothing));
+  return values;
+}
+
+StatusOr<std::vector<StoreEntry>> TableStore::list_entries(std::string_view prefix,
+                                                           Timeout timeout) {
+  const StoreOp op = this->op(absl::StrCat("list_entries(", quote_key(prefix), ")"), timeout);
+  std::vector<StoreEntry> entries;
+  WEFT_RETURN_IF_ERROR(run(
+      op, Access::kLook,
+      [&](StoreTable* table) -> StatusOr<Step> {
+        entries = table->list_entries(prefix);
+        return Step::kDone;
+      },
+      nothing));
+  return entries;
 }
 
 StatusOr<int64_t> TableStore::num_keys(Timeout timeout) {

@@ -36,6 +36,9 @@ class TableStore : public Store {
                                                    Timeout timeout) override;
   StatusOr<std::vector<std::string>> list_keys(std::string_view prefix, Timeout timeout) override;
   StatusOr<int64_t> num_keys(Timeout timeout) override;
+  StatusOr<std::vector<std::optional<std::string>>> multi_get(const std::vector<std::string>& keys,
+                                                              Timeout timeout) override;
+  StatusOr<std::vector<StoreEntry>> list_entries(std::string_view prefix, Timeout timeout) override;
 
  protected:
   enum class Step { kDone, kChanged, kNotYet };
@@ -44,9 +47,11 @@ class TableStore : public Store {
   // What a body is known to do before it has looked: kChange: it returns kChanged, or an error.
   enum class Access { kLook, kChange };
 
-  // Applies `body` atomically, and again after changes while it answers kNotYet. Kind deadline when
-  // the time has come first (whatever its message), cancelled when this object was interrupted.
-  virtual Status perform(const StoreOp& op, Access access, const Body& body) = 0;
+  // Applies `body` atomically, and again after changes while it answers kNotYet, which only a change
+  // of one of `keys` ends. Kind deadline when the time has come first (whatever its message),
+  // cancelled when this object was interrupted.
+  virtual Status perform(const StoreOp& op, Access access, const std::vector<std::string>& keys,
+                         const Body& body) = 0;
 
   Runtime& runtime() const { return *runtime_; }
   const std::shared_ptr<Runtime>& shared_runtime() const { return runtime_; }
@@ -56,7 +61,8 @@ class TableStore : public Store {
   StoreOp op(std::string what, Timeout timeout) const;
   // perform() with checks before and the message of a deadline after.
   Status run(const StoreOp& op, Access access, const Body& body,
-             const std::function<std::string()>& not_yet);
+             const std::function<std::string()>& not_yet,
+             const std::vector<std::string>& keys = {});
 
   const std::shared_ptr<Runtime> runtime_;
   const Timeout default_timeout_;

@@ -203,6 +203,7 @@ Status TcpData::apply(const v1::StoreRequest& request, Result* result) {
       return absl::OkStatus();
     }
     case v1::StoreRequest::kList: handle_list(request.list(), &reply); return absl::OkStatus();
+    case v1::StoreRequest::kMultiGet: return handle_multi_get(request.multi_get(), &reply);
     case v1::StoreRequest::kCount: reply.set_number(table_.size()); return absl::OkStatus();
     case v1::StoreRequest::OP_NOT_SET: break;
   }
@@ -236,13 +237,31 @@ void TcpData::handle_list(const v1::StoreRequest::List& list, v1::StoreReply* re
   for (; it != entries.end(); ++it) {
     const std::string& key = it->first;
     if (key.compare(0, list.prefix().size(), list.prefix()) != 0) return;
-    bytes += key.size();
-    if (bytes > kListBytes) {
+    bytes += key.size() + (list.want_values() ? it->second.size() : 0);
+    if (bytes > kListBytes && reply->keys_size() > 0) {
       reply->set_more(true);
       return;
     }
     reply->add_keys(key);
+    if (list.want_values()) reply->add_values()->set_value(it->second);
   }
+}
+
+Status TcpData::handle_multi_get(const v1::StoreRequest::MultiGet& get,
+                                 v1::StoreReply* reply) const {
+  WEFT_RETURN_IF_ERROR(check_keys({get.keys().begin(), get.keys().end()}));
+  size_t bytes = 0;
+  for (const std::string& key : get.keys()) {
+    const std::string* value = table_.find(key);
+    bytes += value == nullptr ? 0 : value->size();
+    if (bytes > kListBytes && reply->values_size() > 0) {
+      reply->set_more(true);
+      return absl::OkStatus();
+    }
+    v1::StoreReply::Value* out = reply->add_values();
+    if (value != nullptr) out->set_value(*value);
+  }
+  return absl::OkStatus();
 }
 
 v1::StoreReply TcpData::not_yet(const v1::StoreRequest& request) const {

@@ -59,6 +59,7 @@ class WEFT_API TcpData {
   Status check_room(size_t key, size_t value) const;
   void handle_wait_keys(const v1::StoreRequest::WaitKeys& wait, Result* result) const;
   void handle_list(const v1::StoreRequest::List& list, v1::StoreReply* reply) const;
+  Status handle_multi_get(const v1::StoreRequest::MultiGet& get, v1::StoreReply* reply) const;
 
   const uint64_t server_id_;
   const size_t max_bytes_;

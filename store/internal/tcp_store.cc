@@ -146,6 +146,51 @@ class TcpClient : public Store {
     }
   }
 
+  StatusOr<std::vector<StoreEntry>> list_entries(std::string_view prefix,
+                                                 Timeout timeout) override {
+    const StoreOp op = this->op(absl::StrCat("list_entries(", quote_key(prefix), ")"), timeout);
+    if (prefix.size() > kMaxStoreKey) return std::vector<StoreEntry>();
+    v1::StoreRequest request;
+    request.mutable_list()->set_prefix(std::string(prefix));
+    request.mutable_list()->set_want_values(true);
+    std::vector<StoreEntry> entries;
+    while (true) {
+      WEFT_ASSIGN_OR_RETURN(v1::StoreReply reply, run(op, kReads, request));
+      if (reply.values_size() != reply.keys_size()) return wrong_number(op, reply);
+      for (int i = 0; i < reply.keys_size(); ++i) {
+        entries.push_back({std::move(*reply.mutable_keys(i)),
+                           std::move(*reply.mutable_values(i)->mutable_value())});
+      }
+      if (!reply.more() || entries.empty()) return entries;
+      request.mutable_list()->set_after(entries.back().key);
+    }
+  }
+
+  StatusOr<std::vector<std::optional<std::string>>> multi_get(const std::vector<std::string>& keys,
+                                                              Timeout timeout) override {
+    const StoreOp op = this->op(absl::StrCat("multi_get(", quote_keys(keys), ")"), timeout);
+    WEFT_RETURN_IF_ERROR(op.wrap(check_keys(keys)));
+    std::vector<std::optional<std::string>> values;
+    values.reserve(keys.size());
+    do {
+      v1::StoreRequest request;
+      const auto rest = keys.begin() + static_cast<std::ptrdiff_t>(values.size());
+      request.mutable_multi_get()->mutable_keys()->Assign(rest, keys.end());
+      WEFT_ASSIGN_OR_RETURN(v1::StoreReply reply, run(op, kReads, std::move(request)));
+      const size_t left = keys.size() - values.size();
+      const auto got = static_cast<size_t>(reply.values_size());
+      if (got > left || (got < left && (got == 0 || !reply.more()))) {
+        return wrong_number(op, reply);
+      }
+      for (v1::StoreReply::Value& value : *reply.mutable_values()) {
+        values.emplace_back(value.has_value()
+                                ? std::optional<std::string>(std::move(*value.mutable_value()))
+                                : std::nullopt);
+      }
+    } while (values.size() < keys.size());
+    return values;
+  }
+
   StatusOr<int64_t> num_keys(Timeout timeout) override {
     v1::StoreRequest request;
     request.mutable_count();
@@ -169,6 +214,12 @@ class TcpClient : public Store {
                          default_timeout_);
   }
 
+  static Status wrong_number(const StoreOp& op, const v1::StoreReply& reply) {
+    return op.error(ErrorKind::kProtocol,
+                    absl::StrCat("the server answers with ", reply.values_size(), " values and ",
+                                 reply.keys_size(), " keys; it may be older than this client"));
+  }
+
   static std::optional<std::string> value_of(v1::StoreReply* reply) {
     if (!reply->has_value()) return std::nullopt;
     return std::move(*reply->mutable_value());
@@ -179,16 +230,19 @@ class TcpClient : public Store {
     return link_->call(op, &scope_, changes, std::move(request));
   }
 
-  // Asks the server to wait for half of the time, so that its answer, which names what is missing,
-  // is here within the time even when it is slow; then for half of the rest, and so on. NOT_YET:
-  // the time is over.
+  // Asks the server to wait for most of the time, so that its answer, which names what is missing,
+  // is here within the time even when it is slow; then for the rest. NOT_YET: the time is over.
   StatusOr<v1::StoreReply> run_waiting(const StoreOp& op, v1::StoreRequest request) {
     std::optional<v1::StoreReply> last;
     while (true) {
       const absl::Duration left = op.deadline - link_->runtime()->now();
       if (left <= absl::ZeroDuration() && last.has_value()) return *last;
       absl::Duration slice = std::min(left, absl::Minutes(10));
-      if (slice > absl::Milliseconds(20)) slice /= 2;
+      if (!last.has_value() || left > absl::Seconds(1)) {
+        slice -= std::min(slice / 2, std::max(slice / 8, absl::Milliseconds(250)));
+      } else {
+        slice += absl::Milliseconds(1);  // to the end: an answer that comes later is not needed
+      }
       const auto ms = static_cast<uint32_t>(std::max<int64_t>(absl::ToInt64Milliseconds(slice), 1));
       if (request.has_wait_keys()) {
         request.mutable_wait_keys()->set_max_wait_ms(ms);

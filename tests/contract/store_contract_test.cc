@@ -170,6 +170,49 @@ TEST_P(StoreContract, ManyKeysAreListedWhole) {
   EXPECT_FALSE(*store_->check(keys));
 }
 
+TEST_P(StoreContract, DEF_11_ManyValuesAreReadAtOnce) {
+  for (const char* key : {"b/2", "b/10", "a", "b/1"}) ASSERT_TRUE(store_->set(key, key).ok());
+  ASSERT_TRUE(store_->set("b/empty", "").ok());
+  const auto values = store_->multi_get({"b/2", "none", "a", "b/2", "b/empty"});
+  ASSERT_TRUE(values.ok()) << values.status();
+  EXPECT_THAT(*values, ElementsAre("b/2", std::nullopt, "a", "b/2", ""));
+  EXPECT_THAT(*store_->multi_get({}), IsEmpty());
+  const auto entries = store_->list_entries("b/");
+  ASSERT_TRUE(entries.ok()) << entries.status();
+  EXPECT_THAT(*entries, ElementsAre(StoreEntry{"b/1", "b/1"}, StoreEntry{"b/10", "b/10"},
+                                    StoreEntry{"b/2", "b/2"}, StoreEntry{"b/empty", ""}));
+  EXPECT_THAT(*store_->list_entries("zz"), IsEmpty());
+  EXPECT_EQ(store_->list_entries("")->size(), 5u);
+  EXPECT_EQ(error_kind(store_->multi_get({"a", ""}).status()), ErrorKind::kInvalidArgument);
+  EXPECT_EQ(error_kind(store_->multi_get({"a"}, 0ms).status()), ErrorKind::kDeadline);
+  EXPECT_EQ(error_kind(store_->list_entries("a", 0ms).status()), ErrorKind::kDeadline);
+}
+
+// More than any message holds.
+TEST_P(StoreContract, DEF_11_LargeValuesAreReadWhole) {
+  std::vector<StoreEntry> entries;
+  std::vector<std::string> keys;
+  for (int i = 0; i < 10; ++i) {
+    entries.push_back({absl::StrCat("large/", i), std::string(kMaxValue, static_cast<char>(i))});
+    keys.push_back(entries.back().key);
+  }
+  for (const StoreEntry& e : entries) ASSERT_TRUE(store_->set(e.key, e.value).ok());
+  const auto listed = store_->list_entries("large/");
+  ASSERT_TRUE(listed.ok()) << listed.status();
+  EXPECT_TRUE(*listed == entries);
+  keys.insert(keys.begin() + 5, "none");
+  const auto values = store_->multi_get(keys);
+  ASSERT_TRUE(values.ok()) << values.status();
+  ASSERT_EQ(values->size(), keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const size_t entry = i < 5 ? i : i - 1;
+    EXPECT_EQ(i == 5, !(*values)[i].has_value()) << i;
+    if (i != 5) {
+      EXPECT_TRUE((*values)[i] == entries[entry].value) << i;
+    }
+  }
+}
+
 TEST_P(StoreContract, CheckWantsAll) {
   ASSERT_TRUE(store_->set("a", "1").ok());
   ASSERT_TRUE(store_->set("b", "1").ok());
@@ -193,7 +236,8 @@ TEST_P(StoreContract, KeysHaveOneTo1024Bytes) {
                                      store_->delete_key(bad).status(),
                                      store_->check({"1", bad}).status(),
                                      store_->wait({"1", bad}),
-                                     store_->wait_change(bad, std::nullopt).status()};
+                                     store_->wait_change(bad, std::nullopt).status(),
+                                     store_->multi_get({"1", bad}).status()};
     for (const Status& status : all) {
       EXPECT_EQ(error_kind(status), ErrorKind::kInvalidArgument) << status;
     }
@@ -392,8 +436,12 @@ TEST_P(StoreContract, InterruptEndsWaitsOfThisClientOnly) {
     EXPECT_THAT(std::string(status.message()), HasSubstr(store_->describe()));
   }
   store_->interrupt();
-  const std::vector<Status> later = {store_->set("k", "v"), store_->num_keys().status(),
-                                     store_->try_get("k").status(), store_->add("k", 1).status()};
+  const std::vector<Status> later = {store_->set("k", "v"),
+                                     store_->num_keys().status(),
+                                     store_->try_get("k").status(),
+                                     store_->add("k", 1).status(),
+                                     store_->multi_get({"k"}).status(),
+                                     store_->list_entries("k").status()};
   for (const Status& status : later) EXPECT_EQ(error_kind(status), ErrorKind::kCancelled) << status;
   EXPECT_TRUE(other->set("later", "v").ok());
   bystander.join();

@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -85,7 +86,26 @@ TEST(StoreSim, PrefixOfFileStoreSameSeedSameTrace) {
   });
 }
 
-// Counts how often a file is read, or locked for a change, through it.
+class CountingFile : public LockedFile {
+ public:
+  CountingFile(LockedFile* inner, uint64_t* bytes) : inner_(inner), bytes_(bytes) {}
+  absl::StatusOr<FileStamp> stamp() override { return inner_->stamp(); }
+  absl::StatusOr<std::string> read(uint64_t offset, uint64_t length) override {
+    absl::StatusOr<std::string> out = inner_->read(offset, length);
+    if (out.ok()) *bytes_ += out->size();
+    return out;
+  }
+  absl::Status write(uint64_t offset, std::string_view content) override {
+    return inner_->write(offset, content);
+  }
+  absl::Status truncate(uint64_t size) override { return inner_->truncate(size); }
+
+ private:
+  LockedFile* const inner_;
+  uint64_t* const bytes_;
+};
+
+// Counts how often a file is read, or locked for a change, through it, and how many bytes are read.
 class CountingFiles : public Files {
  public:
   explicit CountingFiles(Files* inner) : inner_(inner) {}
@@ -95,16 +115,16 @@ class CountingFiles : public Files {
   }
   absl::Status remove(std::string_view path) override { return inner_->remove(path); }
   absl::StatusOr<FileStamp> stamp(std::string_view path) override { return inner_->stamp(path); }
-  absl::StatusOr<bool> try_update_locked(std::string_view path,
-                                         const std::function<bool(std::string*)>& update) override {
-    ++updates;
-    return inner_->try_update_locked(path, update);
-  }
-  absl::StatusOr<std::optional<std::string>> try_read_locked(std::string_view path) override {
-    ++reads;
-    return inner_->try_read_locked(path);
+  absl::StatusOr<bool> try_locked(std::string_view path, Lock lock,
+                                  const std::function<absl::Status(LockedFile*)>& use) override {
+    ++(lock == Lock::kExclusive ? updates : reads);
+    return inner_->try_locked(path, lock, [&](LockedFile* file) {
+      CountingFile counting(file, &bytes);
+      return use(&counting);
+    });
   }
 
+  uint64_t bytes = 0;  // read under a lock
   int updates = 0;
   int reads = 0;
 
@@ -165,6 +185,52 @@ TEST(StoreSim, FILE_4_AChangeReadsTheFileOnce) {
     costs(1, 1, [&] { EXPECT_EQ(*store->compare_set("key", "value", "new"), "new"); });
     costs(1, 0, [&] { EXPECT_FALSE(*store->delete_key("none")); });
     costs(1, 1, [&] { EXPECT_TRUE(*store->delete_key("key")); });
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(StoreSim, DEF_11_and_FILE_5_WhatOneWritesIsAllThatOthersRead) {
+  SimRuntime sim({.seed = 13});
+  CountingFiles files(&sim.files());
+  WithFiles counting(&sim, &files);
+  const Status status = sim.run([&] {
+    const auto store = *FileStore::open("/sim/store", {.run_id = "r"}, borrowed(&counting));
+    const auto other = *FileStore::open("/sim/store", {.run_id = "r"}, borrowed(&sim));
+    for (int i = 0; i < 100; ++i) {
+      ASSERT_TRUE(other->set(absl::StrCat("large", i), std::string(1000, 'x')).ok());
+    }
+    EXPECT_EQ(*store->num_keys(), 100);
+    EXPECT_GE(files.bytes, 100'000u);
+    files.bytes = 0;
+    constexpr int kBeats = 100;
+    for (int i = 0; i < kBeats; ++i) {
+      ASSERT_TRUE(other->set("beat", absl::StrCat(i)).ok());
+      EXPECT_EQ(*store->get("beat"), absl::StrCat(i));
+      ASSERT_TRUE(store->set("mine", absl::StrCat(i)).ok());
+    }
+    EXPECT_LE(files.bytes, 3 * kBeats * 100u) << "the file is not read again";
+    EXPECT_EQ(other->list_entries("")->size(), 102u);
+    EXPECT_EQ(*store->list_entries(""), *other->list_entries(""));
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// The log is begun anew now and then; who has read the old one sees the same.
+TEST(StoreSim, FILE_5_ALogThatIsBegunAnewIsReadAnew) {
+  SimRuntime sim({.seed = 14});
+  const Status status = sim.run([&] {
+    const auto a = *FileStore::open("/sim/store", {.run_id = "r"}, borrowed(&sim));
+    const auto b = *FileStore::open("/sim/store", {.run_id = "r"}, borrowed(&sim));
+    for (int i = 0; i < 2000; ++i) {
+      const auto& [writer, reader] = i % 2 == 0 ? std::tie(a, b) : std::tie(b, a);
+      ASSERT_TRUE(writer->set("k", absl::StrCat(i, std::string(400, 'v'))).ok());
+      ASSERT_EQ(*writer->add("n", 1), i + 1);
+      if (i % 7 == 0) {
+        EXPECT_EQ(*reader->get("n"), absl::StrCat(i + 1));
+      }
+    }
+    EXPECT_LT(sim.files().stamp("/sim/store")->size, 300u << 10);
+    EXPECT_EQ(*a->list_entries(""), *b->list_entries(""));
   });
   EXPECT_TRUE(status.ok()) << status;
 }

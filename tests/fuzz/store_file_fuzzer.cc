@@ -63,6 +63,15 @@ weft::Status fuzz_one(std::string_view input) {
     return file.status();
   }
   require(file->end <= file->size && file->size == size);
+  // FILE-5: record by record it is the same.
+  StoreFile steps;
+  require(weft::internal::parse_store_header(content, size, &steps).ok());
+  while (steps.end < file->end) {
+    const size_t record = 12 + load<uint32_t>(content, steps.end);
+    const std::string_view one = std::string_view(content).substr(steps.end, record);
+    require(weft::internal::parse_store_records(one, &steps).ok());
+  }
+  require(steps.end == file->end && steps.table.entries() == file->table.entries());
   file->table.set("key", "value");
   weft::internal::append_store_record(*file, "key", &content);
   const weft::StatusOr<StoreFile> again = weft::internal::parse_store_file(content);

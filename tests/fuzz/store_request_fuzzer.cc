@@ -42,7 +42,18 @@ Status operate(std::string_view bytes, TcpData* store) {
       })) {
     return weft::make_error(ErrorKind::kProtocol, "an operation that cannot be read");
   }
-  const TcpData::Result result = decoded(0, [&] { return store->handle(request); });
+  const TcpData::Result result = decoded(0, [&] {
+    TcpData::Result out = store->handle(request);
+    // One key may be asked for many times. Its values are copied once into lists that grow by
+    // doubling.
+    require(out.reply.values_size() <= request.multi_get().keys_size() + out.reply.keys_size());
+    if (out.reply.values_size() > 0) {
+      require(out.reply.ByteSizeLong() <= size_t{2} << 20);
+      Decoding::charged(out.reply.ByteSizeLong() +
+                        64 * static_cast<size_t>(out.reply.values_size()));
+    }
+    return out;
+  });
   const Status status = read_reply(result.reply);
   require(result.parked_on.empty() || result.reply.outcome() == StoreReply::NOT_YET);
   // STORE-1: once more, and nothing more happens.

@@ -5,7 +5,7 @@ import struct
 
 from .wire import field, fixed64, groups
 
-SET, GET, ADD, COMPARE_SET, DELETE, WAIT_KEYS, WAIT_CHANGE, LIST, COUNT = range(10, 19)
+SET, GET, ADD, COMPARE_SET, DELETE, WAIT_KEYS, WAIT_CHANGE, LIST, COUNT, MULTI_GET = range(10, 20)
 MAX = 2**64 - 1
 
 
@@ -45,6 +45,13 @@ SEEDS = {
     "waits": (do(WAIT_KEYS, key(b"k", field(1, b"x"), field(2, 5))) + do(WAIT_CHANGE, key(b"k", field(2, b"v"), field(3, 9)))
               + do(WAIT_KEYS, key(b"k", field(3, 1))), "ok"),
     "session": (session(more=fixed64(4, 7)) + do(COUNT, b"", client=2), "ok"),
+    "values": (
+        put(b"k", b"v") + put(b"k2", b"", 2) + do(MULTI_GET, key(b"k2", field(1, b"none"), field(1, b"k")))
+        + do(LIST, key(b"k", field(3, 1))) + do(LIST, key(b"k", field(2, b"k"), field(3, 1))) + do(MULTI_GET, b""),
+        "ok",
+    ),
+    "values_20000_of_one_key": (put(b"k", b"v" * 2000) + do(MULTI_GET, field(1, b"k") * 20_000), "ok"),
+    "values_of_an_empty_key": (do(MULTI_GET, key(b"k", field(1, b""))), "invalid_argument: this one has 0"),
     "key_no_utf8": (put(b"\xff\0", b"\xfe"), "ok"),
     "key_of_1024_bytes": (put(b"k" * 1024, b"v"), "ok"),
     "unknown_field": (row(b"D", fixed64(1, 1) + field(18, b"") + field(500, b"x")), "ok"),
