@@ -268,6 +268,11 @@ SCENARIOS = {
 }
 # Defects that were found by reading, by number, each with the tests that show it.
 DEFECTS = {
+    5: "a store that is away for a moment parts nobody",
+    6: "gatherings match after a restart, and after a failure",
+    11: "a large group costs its store little",
+    13: "a store behind a slow line is reached",
+    16: "shutdown keeps its deadline without the store",
     24: "a connection that breaks in a step over several owners",
     25: "what a step reports is what has happened, and a reservation that expired refuses",
     26: "versions count the steps of a user's optimizer",

@@ -6,6 +6,9 @@
 //   drain/N/inc       round N: "pending serving issued served live", counted by that worker, with
 //                     what its services have under way
 //   done/inc          the worker's drain is over and its record is gone
+//   count/G/WHAT      how many have written WHAT/inc, for WHAT = arrived, drain/N, done; G is the
+//                     incarnation of the lowest rank, by which a group differs from later ones
+//   gate/G/WHAT       "1": all have; written by the last of them
 //
 //   DRAIN-1  nobody leaves while a call is under way anywhere: a round in which every worker counts
 //            zero calls and zero handlers ends the drain only when the round before said the same
@@ -19,6 +22,11 @@
 //            cannot meet a record of the group that has just ended.
 //   DRAIN-5  a store that cannot be asked for a moment ends no wait; one that does not answer for
 //            5 s, or a heartbeat if that is longer, does.
+//   DRAIN-6  what a phase costs the store does not grow with the number of workers: each waits for
+//            the gate and reads what all have written once. The gate is a hint: who is there is
+//            what counts, and it is looked at once per heartbeat when somebody has gone, and every
+//            five in any case. What nobody reads any more is deleted.
+//   DRAIN-7  whoever has written "done" has drained: the store may leave with the others then.
 
 #include "weft/rpc/internal/agent.h"
 #include "weft/rpc/internal/membership.h"

@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "weft/common/internal/utf8.h"
 #include "weft/proto/rpc.pb.h"
+#include "weft/store/delegating_store.h"
 
 namespace weft::internal {
 namespace {
@@ -18,6 +19,12 @@ namespace {
 constexpr char kFree[] = "free";
 constexpr char kSwept[] = "swept ";    // then the incarnation that is about to delete the name
 constexpr uint64_t kSweepEvery = 512;  // changes; a worker that comes and goes makes two
+
+// Of an operation that nothing can interrupt (MEM-7).
+constexpr absl::Duration kUninterrupted = absl::Seconds(1);
+
+// In a group of so many, changes are looked at once per heartbeat when they keep coming (MEM-6).
+constexpr int64_t kPaced = 128;
 
 constexpr char kInvalid[] = "invalid ";
 
@@ -67,6 +74,11 @@ bool is_text(const v1::MemberRecord& record) {
                      [](const v1::DeviceMapRecord& map) { return is_line_of_text(map.to()); });
 }
 
+std::shared_ptr<Store> client_of(const std::shared_ptr<Store>& store) {
+  auto* forkable = dynamic_cast<ForkableStore*>(store.get());
+  return forkable == nullptr ? store : forkable->new_client();
+}
+
 }  // namespace
 
 std::string hex(uint64_t incarnation) {
@@ -88,6 +100,8 @@ std::optional<Member> read_member(const std::string& bytes) {
 
 Membership::Membership(MembershipOptions options)
     : options_(std::move(options)),
+      store_(client_of(options_.store)),
+      interruptible_(store_ != options_.store),
       incarnation_(hex(options_.incarnation)),
       changed_(options_.runtime.get()),
       list_(std::make_shared<MemberList>()) {}
@@ -112,11 +126,20 @@ bool Membership::wait_list_change(const MemberListRef& seen, absl::Time deadline
 }
 
 Status Membership::bump_version(absl::Duration timeout) {
-  return options_.store->add(key("version"), 1, timeout).status();
+  return store_->add(key("version"), 1, timeout).status();
+}
+
+absl::Duration Membership::patience() const {
+  return interruptible_ ? options_.lease : std::min(options_.lease, kUninterrupted);
+}
+
+bool Membership::stopping() const {
+  MutexLock lock(&mutex_);
+  return stopping_;
 }
 
 StatusOr<uint32_t> Membership::claim(absl::Time deadline) {
-  Store& store = *options_.store;
+  Store& store = *store_;
   const auto left = [&] { return deadline - options_.runtime->now(); };
   const std::string mode = dynamic() ? "dynamic" : absl::StrCat("static ", options_.world_size);
   WEFT_ASSIGN_OR_RETURN(const std::string actual, store.compare_set(key("mode"), "", mode, left()));
@@ -155,7 +178,7 @@ Status Membership::claim_key(const std::string& claimed, const std::string& valu
   std::string expected;
   while (true) {
     WEFT_ASSIGN_OR_RETURN(const std::string actual,
-                          options_.store->compare_set(claimed, expected, value, left()));
+                          store_->compare_set(claimed, expected, value, left()));
     if (actual == value) return absl::OkStatus();
     if (actual.empty() || actual == kFree) {
       expected = actual;
@@ -164,8 +187,8 @@ Status Membership::claim_key(const std::string& claimed, const std::string& valu
     if (actual.rfind(kSwept, 0) == 0) {
       // Its sweeper deletes it at once; one that stands still for a lease does not any more.
       const absl::Time end = options_.runtime->now() + options_.lease;
-      const auto change = options_.store->wait_change(
-          claimed, actual, std::min(end, deadline) - options_.runtime->now());
+      const auto change =
+          store_->wait_change(claimed, actual, std::min(end, deadline) - options_.runtime->now());
       if (change.ok()) {
         expected = change->value_or("");
       } else if (error_kind(change.status()) == ErrorKind::kDeadline && end <= deadline) {
@@ -195,7 +218,7 @@ Status Membership::claim_key(const std::string& claimed, const std::string& valu
     // All that a watcher would do (declare_dead): there may be none, and a record that stays would
     // stand for a member that nobody can reach.
     const std::string id = is_name ? parts[0] : absl::StrCat(*options_.rank);
-    Store& store = *options_.store;
+    Store& store = *store_;
     WEFT_RETURN_IF_ERROR(
         store.set(key(absl::StrCat("dead/", owner)), "its successor took its name", left()));
     WEFT_RETURN_IF_ERROR(store.delete_key(key(absl::StrCat("beat/", owner)), left()).status());
@@ -207,11 +230,12 @@ Status Membership::claim_key(const std::string& claimed, const std::string& valu
 
 StatusOr<bool> Membership::is_alive(const std::string& incarnation, absl::Time deadline) {
   const std::string beat = key(absl::StrCat("beat/", incarnation));
-  WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> before, options_.store->try_get(beat));
+  WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> before,
+                        store_->try_get(beat, deadline - options_.runtime->now()));
   if (!before.has_value()) return false;  // it left, or was declared dead
   const absl::Time end = options_.runtime->now() + options_.lease;
   const auto change =
-      options_.store->wait_change(beat, before, std::min(end, deadline) - options_.runtime->now());
+      store_->wait_change(beat, before, std::min(end, deadline) - options_.runtime->now());
   if (change.ok()) return change->has_value();
   if (error_kind(change.status()) != ErrorKind::kDeadline) return change.status();
   if (end > deadline) {
@@ -225,28 +249,30 @@ StatusOr<bool> Membership::is_alive(const std::string& incarnation, absl::Time d
 Status Membership::abort_if_incomplete(const std::string& reason, absl::Time deadline) {
   if (dynamic()) return absl::OkStatus();
   const auto left = [&] { return deadline - options_.runtime->now(); };
-  Store& store = *options_.store;
+  Store& store = *store_;
   WEFT_ASSIGN_OR_RETURN(const auto here, store.list_keys(key("member/"), left()));
   WEFT_ASSIGN_OR_RETURN(const auto dead, store.list_keys(key("dead/"), left()));
   if (here.size() + dead.size() >= static_cast<size_t>(options_.world_size)) {
     return absl::OkStatus();
   }
   WEFT_RETURN_IF_ERROR(store.set(key("abort"), reason, left()));
+  WEFT_RETURN_IF_ERROR(store.set(key("full"), "1", left()));
   return bump_version(left());
 }
 
 Status Membership::abort(const std::string& reason, absl::Time deadline) {
   if (dynamic()) return absl::OkStatus();
   const auto left = [&] { return deadline - options_.runtime->now(); };
-  WEFT_ASSIGN_OR_RETURN(const auto dead, options_.store->list_keys(key("dead/"), left()));
+  WEFT_ASSIGN_OR_RETURN(const auto dead, store_->list_keys(key("dead/"), left()));
   if (!dead.empty()) return absl::OkStatus();
-  WEFT_RETURN_IF_ERROR(options_.store->set(key("abort"), kInvalid + reason, left()));
+  WEFT_RETURN_IF_ERROR(store_->set(key("abort"), kInvalid + reason, left()));
+  WEFT_RETURN_IF_ERROR(store_->set(key("full"), "1", left()));
   return bump_version(left());
 }
 
 Status Membership::aborted(absl::Time deadline) {
   WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> reason,
-                        options_.store->try_get(key("abort"), deadline - options_.runtime->now()));
+                        store_->try_get(key("abort"), deadline - options_.runtime->now()));
   return reason.has_value() ? abort_error(*reason) : absl::OkStatus();
 }
 
@@ -264,10 +290,19 @@ Status Membership::publish(const Member& self, absl::Time deadline) {
   {
     MutexLock lock(&mutex_);
     record_key_ = record_key;
+    hurry_ = true;
   }
-  WEFT_RETURN_IF_ERROR(options_.store->set(record_key, record.SerializeAsString(),
-                                           deadline - options_.runtime->now()));
-  WEFT_RETURN_IF_ERROR(bump_version(deadline - options_.runtime->now()));
+  const auto left = [&] { return deadline - options_.runtime->now(); };
+  WEFT_RETURN_IF_ERROR(store_->set(record_key, record.SerializeAsString(), left()));
+  WEFT_RETURN_IF_ERROR(bump_version(left()));
+  if (!dynamic()) {
+    // Only a hint: some may have left again.
+    WEFT_ASSIGN_OR_RETURN(const int64_t came, store_->add(key("came"), 1, left()));
+    if (came >= options_.world_size) {
+      WEFT_RETURN_IF_ERROR(store_->set(key("full"), "1", left()));
+    }
+  }
+  changed_.notify_all();
 
   MutexLock lock(&mutex_);
   while (true) {
@@ -275,6 +310,7 @@ Status Membership::publish(const Member& self, absl::Time deadline) {
     const MemberListRef list = list_;
     const bool here = list->find(self.info.id) != nullptr &&
                       list->find(self.info.id)->info.incarnation == self.info.incarnation;
+    if (here) hurry_ = false;
     size_t ever = list->by_id.size();
     for (const auto& [id, gone] : list->gone) ever += list->find(id) == nullptr ? 1 : 0;
     if (here && (dynamic() || ever >= static_cast<size_t>(options_.world_size)))
@@ -282,21 +318,46 @@ Status Membership::publish(const Member& self, absl::Time deadline) {
     const Status waited = changed_.wait_until(&mutex_, deadline);
     if (waited.ok()) continue;
     if (error_kind(waited) != ErrorKind::kDeadline) return waited;
-    std::vector<std::string> missing;
-    std::vector<std::string> gone;  // they came, and gave up before us
-    for (int r = 0; r < options_.world_size; ++r) {
-      const uint32_t id = static_cast<uint32_t>(r);
-      if (list_->find(id) != nullptr) continue;
-      (list_->gone.count(id) > 0 ? gone : missing).push_back(absl::StrCat(r));
-    }
-    return make_error(
-        ErrorKind::kDeadline,
-        absl::StrCat("worker '", self.info.name, "' waited for ", options_.world_size,
-                     " workers at ", options_.store->describe(), ", ",
-                     list_->by_id.size() + gone.size(),
-                     " came; missing ranks: ", absl::StrJoin(missing, ", "),
-                     gone.empty() ? "" : "; came and left again: ", absl::StrJoin(gone, ", ")));
+    lock.unlock();
+    return missing_ranks(self.info.name);
   }
+}
+
+// The list may be a heartbeat old, and whoever came and left between two looks is in none.
+Status Membership::missing_ranks(const std::string& name) const {
+  const MemberListRef list = this->list();
+  std::set<uint32_t> here;
+  for (const auto& [id, member] : list->by_id) here.insert(id);
+  const std::string prefix = key("member/");
+  const absl::Duration timeout = std::min(options_.heartbeat, kUninterrupted);
+  const auto keys = store_->list_keys(prefix, timeout);
+  if (keys.ok()) {
+    here.clear();
+    for (const std::string& k : *keys) {
+      uint32_t id = 0;
+      const size_t dot = k.find('.', prefix.size());
+      if (absl::SimpleAtoi(k.substr(prefix.size(), dot - prefix.size()), &id)) here.insert(id);
+    }
+  }
+  std::vector<std::string> ranks;
+  for (int r = 0; r < options_.world_size; ++r) ranks.push_back(key(absl::StrCat("rank/", r)));
+  StatusOr<std::vector<std::optional<std::string>>> claims =
+      std::vector<std::optional<std::string>>();
+  if (keys.ok() && !ranks.empty()) claims = store_->multi_get(ranks, timeout);
+  std::vector<std::string> missing;
+  std::vector<std::string> gone;  // they came, and gave up before us
+  for (int r = 0; r < options_.world_size; ++r) {
+    const uint32_t id = static_cast<uint32_t>(r);
+    if (here.count(id) > 0) continue;
+    const bool freed = claims.ok() && !claims->empty() && (*claims)[id] == kFree;
+    (freed || list->gone.count(id) > 0 ? gone : missing).push_back(absl::StrCat(r));
+  }
+  return make_error(
+      ErrorKind::kDeadline,
+      absl::StrCat("worker '", name, "' waited for ", options_.world_size, " workers at ",
+                   store_->describe(), ", ", here.size() + gone.size(),
+                   " came; missing ranks: ", absl::StrJoin(missing, ", "),
+                   gone.empty() ? "" : "; came and left again: ", absl::StrJoin(gone, ", ")));
 }
 
 void Membership::leave(absl::Time deadline) {
@@ -312,7 +373,7 @@ void Membership::leave(absl::Time deadline) {
   const auto left = [&] {
     return std::max(absl::Milliseconds(1), deadline - options_.runtime->now());
   };
-  Store& store = *options_.store;
+  Store& store = *store_;
   Status status;
   const auto keep = [&status](const Status& s) {
     if (status.ok()) status = s;
@@ -332,6 +393,12 @@ void Membership::leave(absl::Time deadline) {
   }
   if (status.ok())
     keep(store.delete_key(key(absl::StrCat("beat/", incarnation_)), left()).status());
+  if (status.ok() && !dynamic() && options_.rank == 0u) {
+    // Whoever meets here again gathers anew.
+    for (const char* hint : {"came", "full"}) {
+      if (status.ok()) keep(store.delete_key(key(hint), left()).status());
+    }
+  }
   if (status.ok()) keep(bump_version(left()));
   if (!status.ok()) {
     WEFT_LOG(options_.log, kWarning) << "leaving without the store: " << status;
@@ -344,6 +411,7 @@ void Membership::stop() {
     stopping_ = true;
   }
   changed_.notify_all();
+  if (interruptible_) store_->interrupt();  // MEM-7
   if (thread_ != nullptr) thread_->join();
 }
 
@@ -354,34 +422,23 @@ void Membership::nap(absl::Duration d) {
   }
 }
 
+void Membership::rest(absl::Time until) {
+  MutexLock lock(&mutex_);
+  while (!stopping_ && !hurry_ && changed_.wait_until(&mutex_, until).ok()) {
+  }
+}
+
 void Membership::run() {
   absl::Time next_beat = options_.runtime->now();
-  while (true) {
-    {
-      MutexLock lock(&mutex_);
-      if (stopping_) return;
-    }
+  while (!stopping()) {
     Status status;
     if (options_.runtime->now() >= next_beat) {
       next_beat = options_.runtime->now() + options_.heartbeat;
       status = beat();
       if (status.ok()) status = watch_successors();
     }
-    if (status.ok()) {
-      absl::Duration wait = std::max(absl::Milliseconds(1), next_beat - options_.runtime->now());
-      {
-        // Leaving raised the version, which wakes this thread; stop() follows at once.
-        MutexLock lock(&mutex_);
-        if (left_) wait = std::min(wait, absl::Milliseconds(5));
-      }
-      auto version = options_.store->wait_change(key("version"), seen_version_, wait);
-      if (version.ok()) {
-        seen_version_ = *version;
-        status = refresh();
-      } else if (error_kind(version.status()) != ErrorKind::kDeadline) {
-        status = version.status();
-      }
-    }
+    if (status.ok()) status = watch(next_beat);
+    if (stopping()) return;
     if (status.ok() != healthy_) {
       healthy_ = status.ok();
       if (!healthy_) WEFT_LOG(options_.log, kWarning) << "the store cannot be used: " << status;
@@ -391,14 +448,51 @@ void Membership::run() {
   }
 }
 
+Status Membership::watch(absl::Time until) {
+  Runtime& runtime = *options_.runtime;
+  const auto left = [&] {
+    const absl::Duration time = std::max(absl::Milliseconds(1), until - runtime.now());
+    return interruptible_ ? time : std::min(time, kUninterrupted);
+  };
+  if (!dynamic() && !full_) {
+    // MEM-6: nobody needs to know who has come before all have.
+    const Status full = store_->wait({key("full")}, left());
+    if (!full.ok() && error_kind(full) != ErrorKind::kDeadline) return full;
+    full_ = full.ok();
+    WEFT_ASSIGN_OR_RETURN(const auto version, store_->try_get(key("version"), patience()));
+    if (version == seen_version_) return absl::OkStatus();
+    return refresh(version);
+  }
+  if (runtime.now() < looked_ + pace_) {
+    rest(std::min(looked_ + pace_, until));
+    if (runtime.now() >= until || stopping()) return absl::OkStatus();
+  }
+  absl::Duration wait = left();
+  {
+    // Leaving raised the version, which wakes this thread; stop() follows soon.
+    MutexLock lock(&mutex_);
+    if (left_ && !interruptible_) wait = std::min(wait, absl::Milliseconds(5));
+  }
+  auto version = store_->wait_change(key("version"), seen_version_, wait);
+  if (error_kind(version.status()) == ErrorKind::kDeadline) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(version.status());
+  // A list of few costs little, and those few may wait for one another.
+  const int64_t members = std::min<int64_t>(static_cast<int64_t>(list()->by_id.size()), kPaced);
+  const absl::Duration most = options_.heartbeat * members / kPaced;
+  const bool often = runtime.now() - looked_ < std::max(4 * pace_, options_.heartbeat / 2);
+  pace_ = often ? std::min(std::max(2 * pace_, most / 16), most) : absl::ZeroDuration();
+  const Status status = refresh(*version);
+  looked_ = runtime.now();
+  return status;
+}
+
 Status Membership::beat() {
   {
     MutexLock lock(&mutex_);
     // One that was declared dead claims nothing any more, or its successor could not come.
     if (left_ || evicted_) return absl::OkStatus();
   }
-  return options_.store->set(key(absl::StrCat("beat/", incarnation_)), absl::StrCat(++beats_),
-                             options_.lease);
+  return store_->set(key(absl::StrCat("beat/", incarnation_)), absl::StrCat(++beats_), patience());
 }
 
 Status Membership::watch_successors() {
@@ -420,13 +514,17 @@ Status Membership::watch_successors() {
 
   const absl::Duration tick = 2 * options_.heartbeat;
   const size_t width = std::min(watch_width_, ring.size());
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < width; ++i) {
+    keys.push_back(key(absl::StrCat("beat/", hex(ring[i]->info.incarnation))));
+  }
+  WEFT_ASSIGN_OR_RETURN(const auto beats, store_->multi_get(keys, patience()));
+  const absl::Time at = options_.runtime->now();
   std::map<uint64_t, Watched> watched;
   size_t standing = 0;
   for (size_t i = 0; i < width; ++i) {
     const uint64_t incarnation = ring[i]->info.incarnation;
-    WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> beat,
-                          options_.store->try_get(key(absl::StrCat("beat/", hex(incarnation)))));
-    const absl::Time at = options_.runtime->now();
+    const std::optional<std::string>& beat = beats[i];
     const auto before = watched_.find(incarnation);
     if (before == watched_.end()) {
       watched[incarnation] = {beat, absl::ZeroDuration(), at};
@@ -455,80 +553,135 @@ Status Membership::watch_successors() {
 }
 
 void Membership::declare_dead(const Member& member, const std::string& reason) {
-  Store& store = *options_.store;
+  Store& store = *store_;
   const std::string incarnation = hex(member.info.incarnation);
   WEFT_LOG(options_.log, kWarning) << "worker '" << member.info.name << "' (incarnation "
                                    << incarnation << ") is dead: " << reason;
   // In this order: whoever sees the record gone finds out why. A step that fails is done again by
   // the next watcher, because the record is then still there.
-  Status status = store.set(key(absl::StrCat("dead/", incarnation)), reason, options_.lease);
+  Status status = store.set(key(absl::StrCat("dead/", incarnation)), reason, patience());
   if (status.ok()) {
     status = store
                  .compare_set(key(absl::StrCat("name/", member.info.name)),
-                              absl::StrCat(member.info.id, " ", incarnation), kFree, options_.lease)
+                              absl::StrCat(member.info.id, " ", incarnation), kFree, patience())
                  .status();
   }
   if (status.ok()) {
-    status = store.delete_key(key(absl::StrCat("beat/", incarnation)), options_.lease).status();
+    status = store.delete_key(key(absl::StrCat("beat/", incarnation)), patience()).status();
   }
   if (status.ok()) {
-    status = store
-                 .delete_key(key(absl::StrCat("member/", member.info.id, ".", incarnation)),
-                             options_.lease)
-                 .status();
+    status =
+        store.delete_key(key(absl::StrCat("member/", member.info.id, ".", incarnation)), patience())
+            .status();
   }
-  if (status.ok()) status = bump_version(options_.lease);
+  if (status.ok()) status = bump_version(patience());
   if (!status.ok()) WEFT_LOG(options_.log, kWarning) << "declaring it dead: " << status;
 }
 
-Status Membership::refresh() {
-  Store& store = *options_.store;
-  if (!dynamic()) {
-    WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> abort, store.try_get(key("abort")));
-    if (abort.has_value()) {
-      MutexLock lock(&mutex_);
-      aborted_ = abort_error(*abort);
-      changed_.notify_all();
-    }
-  }
+// Who is there, in order of keys; their records where we have not read them before; why others are
+// not there any more.
+struct Membership::Listing {
+  struct Record {
+    uint32_t id = 0;
+    std::string incarnation;
+    std::string key;
+    std::optional<std::string> bytes;  // none: known already, or gone again
+  };
+  std::vector<Record> records;
+  std::optional<std::string> abort;
+  std::map<std::string, std::string> dead;  // by incarnation
+};
+
+Status Membership::read_listing(const MemberList& old, Listing* out) {
   const std::string prefix = key("member/");
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store.list_keys(prefix));
+  const auto add = [&](std::string record_key, std::optional<std::string> bytes) {
+    // "ID.inc": a record we know already need not be read again.
+    const std::vector<std::string> parts = absl::StrSplit(record_key.substr(prefix.size()), '.');
+    uint32_t id = 0;
+    if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &id)) return;
+    out->records.push_back({id, parts[1], std::move(record_key), std::move(bytes)});
+  };
+  if (old.by_id.empty()) {
+    WEFT_ASSIGN_OR_RETURN(auto entries, store_->list_entries(prefix, patience()));
+    for (StoreEntry& entry : entries) add(std::move(entry.key), std::move(entry.value));
+  } else {
+    WEFT_ASSIGN_OR_RETURN(auto keys, store_->list_keys(prefix, patience()));
+    for (std::string& k : keys) add(std::move(k), std::nullopt);
+  }
+  std::set<std::string> there;
+  std::vector<std::string> wanted;
+  std::vector<std::function<void(const std::optional<std::string>&)>> take;
+  if (!dynamic()) {
+    wanted.push_back(key("abort"));
+    take.emplace_back([out](const auto& value) { out->abort = value; });
+  }
+  for (size_t i = 0; i < out->records.size(); ++i) {
+    const Listing::Record& record = out->records[i];
+    there.insert(record.incarnation);
+    const Member* known = old.find(record.id);
+    if (record.bytes.has_value()) continue;
+    if (known != nullptr && hex(known->info.incarnation) == record.incarnation) continue;
+    wanted.push_back(record.key);
+    take.emplace_back([out, i](const auto& value) { out->records[i].bytes = value; });
+  }
+  for (const auto& [id, member] : old.by_id) {
+    const std::string incarnation = hex(member.info.incarnation);
+    if (there.count(incarnation) > 0) continue;
+    wanted.push_back(key(absl::StrCat("dead/", incarnation)));
+    take.emplace_back([out, incarnation](const auto& value) {
+      if (value.has_value()) out->dead[incarnation] = *value;
+    });
+  }
+  if (wanted.empty()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const auto values, store_->multi_get(wanted, patience()));
+  for (size_t i = 0; i < values.size(); ++i) take[i](values[i]);
+  return absl::OkStatus();
+}
+
+Status Membership::refresh(const std::optional<std::string>& version) {
   const MemberListRef old = list();
+  Listing listing;
+  WEFT_RETURN_IF_ERROR(read_listing(*old, &listing));
+  seen_version_ = version;  // what could not be read is looked at again
+  if (listing.abort.has_value()) {
+    MutexLock lock(&mutex_);
+    aborted_ = abort_error(*listing.abort);
+    changed_.notify_all();
+  }
   auto fresh = std::make_shared<MemberList>();
   fresh->generation = old->generation + 1;
   fresh->gone = old->gone;
   fresh->gone_names = old->gone_names;
   fresh->departures = old->departures;
-  if (seen_version_.has_value()) {
-    if (!absl::SimpleAtoi(*seen_version_, &fresh->version)) fresh->version = old->version;
+  if (version.has_value() && !absl::SimpleAtoi(*version, &fresh->version)) {
+    fresh->version = old->version;
   }
   std::vector<MembershipEvent> events;
-  for (const std::string& k : keys) {
-    // "ID.inc": a record we know already need not be read again.
-    const std::vector<std::string> parts = absl::StrSplit(k.substr(prefix.size()), '.');
-    uint32_t id = 0;
-    if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &id)) continue;
-    const Member* known = old->find(id);
-    if (known != nullptr && hex(known->info.incarnation) == parts[1]) {
+  for (const Listing::Record& record : listing.records) {
+    const Member* known = old->find(record.id);
+    if (known != nullptr && hex(known->info.incarnation) == record.incarnation) {
       fresh->add(*known);
       continue;
     }
-    WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> bytes, store.try_get(k));
-    if (!bytes.has_value()) continue;  // gone again; the version has moved on and we will see
-    std::optional<Member> member = read_member(*bytes);
-    if (!member.has_value() || member->info.id != id || hex(member->info.incarnation) != parts[1]) {
-      WEFT_LOG(options_.log, kError) << "the store holds an odd record under " << k << ", ignored";
+    // Gone again: the version has moved on and we will see.
+    if (!record.bytes.has_value()) continue;
+    std::optional<Member> member = read_member(*record.bytes);
+    if (!member.has_value() || member->info.id != record.id ||
+        hex(member->info.incarnation) != record.incarnation) {
+      WEFT_LOG(options_.log, kError)
+          << "the store holds an odd record under " << record.key << ", ignored";
       continue;
     }
-    fresh->gone.erase(id);
+    fresh->gone.erase(record.id);
     events.push_back({MembershipEvent::Kind::kJoined, member->info, fresh->version, ""});
     fresh->add(*std::move(member));
   }
   for (const auto& [id, member] : old->by_id) {
     const Member* now_there = fresh->find(id);
     if (now_there != nullptr && now_there->info.incarnation == member.info.incarnation) continue;
-    WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> dead,
-                          store.try_get(key(absl::StrCat("dead/", hex(member.info.incarnation)))));
+    const auto found = listing.dead.find(hex(member.info.incarnation));
+    std::optional<std::string> dead;
+    if (found != listing.dead.end()) dead = found->second;
     const std::string reason = dead.value_or("");
     events.push_back(
         {dead.has_value() ? MembershipEvent::Kind::kDied : MembershipEvent::Kind::kLeft,
@@ -541,19 +694,7 @@ Status Membership::refresh() {
                                               dead.has_value() ? absl::StrCat("is dead: ", reason)
                                                                : std::string("has left"))));
     }
-    // Who stood still for long may find that not even the reason is there any more.
-    if (member.info.incarnation == options_.incarnation && (dead.has_value() || !has_left()) &&
-        !evicted_) {
-      evicted_ = true;
-      if (options_.on_evicted) {
-        options_.on_evicted(make_error(
-            ErrorKind::kState,
-            absl::StrCat("this worker, '", options_.name, "', was declared dead by the others: ",
-                         dead.has_value() ? reason : "its record is gone")));
-      }
-      // It may have been renewed once more since, before we knew.
-      WEFT_RETURN_IF_ERROR(store.delete_key(key(absl::StrCat("beat/", incarnation_))).status());
-    }
+    if (member.info.incarnation == options_.incarnation) tell_if_evicted(dead);
   }
   if (dynamic()) fresh->forget_oldest_gone();
   if (options_.on_list) options_.on_list(fresh);
@@ -574,14 +715,31 @@ Status Membership::refresh() {
   return absl::OkStatus();
 }
 
+void Membership::tell_if_evicted(const std::optional<std::string>& dead) {
+  // Who stood still for long may find that not even the reason is there any more.
+  if (evicted_ || (!dead.has_value() && has_left())) return;
+  evicted_ = true;
+  if (options_.on_evicted) {
+    options_.on_evicted(make_error(
+        ErrorKind::kState,
+        absl::StrCat("this worker, '", options_.name, "', was declared dead by the others: ",
+                     dead.has_value() ? *dead : std::string("its record is gone"))));
+  }
+  // It may have been renewed once more since, before we knew. What fails here is done by whoever
+  // claims the name.
+  const auto deleted =
+      store_->delete_key(key(absl::StrCat("beat/", incarnation_)), patience()).status();
+  if (!deleted.ok()) WEFT_LOG(options_.log, kWarning) << "leaving a beat behind: " << deleted;
+}
+
 bool Membership::has_left() const {
   MutexLock lock(&mutex_);
   return left_;
 }
 
 Status Membership::sweep(const MemberList& list) {
-  Store& store = *options_.store;
-  const absl::Duration timeout = options_.lease / 2;
+  Store& store = *store_;
+  const absl::Duration timeout = std::min(options_.lease / 2, patience());
   std::set<std::string> kept;
   for (const auto& [id, member] : list.by_id) kept.insert(hex(member.info.incarnation));
   for (const auto& [id, member] : list.gone) kept.insert(hex(member.info.incarnation));

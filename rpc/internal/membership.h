@@ -12,6 +12,9 @@
 //   member/ID.inc [MemberRecord]        it can be called; the key tells all that ever changes
 //   dead/inc      [reason]              its lease lapsed; set by whoever saw it
 //   version       counter               raised after every change of the others: what is watched
+//   came          counter               static: of those who have published, until rank 0 leaves
+//   full          "1"                   static: wakes who waits for the others, when as many have
+//                                       come as the group has, or it was aborted; until rank 0 leaves
 //   abort         [reason]              static: the group can never be complete; "invalid " before
 //                                       it: by a mistake in somebody's options
 //
@@ -30,6 +33,13 @@
 //   MEM-5  a dynamic group may last: of those that are gone a list keeps the last kMostGone, and
 //          every few hundred changes the living worker with the lowest id deletes what they left
 //          in the store.
+//
+//   MEM-6  what a change costs the store does not grow with the number of workers: one list of keys
+//          and one request for what is new there. In a large group changes that follow each other
+//          closely are looked at together, at the latest after a heartbeat; and while a static
+//          group gathers, a worker looks once per heartbeat, and when the group is full.
+//   MEM-7  stop() waits for no store: the operations of the thread are interrupted, at a client of
+//          our own (ForkableStore). At a store that gives out none they last a second at most.
 //
 // One thread of its own talks to the store; callbacks run on it.
 
@@ -105,7 +115,7 @@ class Membership {
 
   bool dynamic() const { return options_.world_size == 0; }
   // For the phases of shutdown (internal/drain.cc).
-  Store* store() const { return options_.store.get(); }
+  Store* store() const { return store_.get(); }
   std::string key(std::string_view name) const;
   Status bump_version(absl::Duration timeout);
 
@@ -115,7 +125,18 @@ class Membership {
   StatusOr<bool> is_alive(const std::string& incarnation, absl::Time deadline);
   void declare_dead(const Member& member, const std::string& reason);
   void run();
-  Status refresh();
+  // Waits for a change, at most until then, and takes it in.
+  Status watch(absl::Time until);
+  // `version`: as it was before the members are read.
+  Status refresh(const std::optional<std::string>& version);
+  // What the store has of the members.
+  struct Listing;
+  Status read_listing(const MemberList& old, Listing* out);
+  void tell_if_evicted(const std::optional<std::string>& dead);
+  Status missing_ranks(const std::string& name) const;
+  // For one operation of the thread.
+  absl::Duration patience() const;
+  bool stopping() const;
   // MEM-5.
   Status sweep(const MemberList& list);
   bool has_left() const;
@@ -123,8 +144,13 @@ class Membership {
   Status watch_successors();
   Status abort_if_incomplete(const std::string& reason, absl::Time deadline);
   void nap(absl::Duration d);
+  // Until then, or until somebody waits for a change of ours, or stop().
+  void rest(absl::Time until);
 
   const MembershipOptions options_;
+  // One of our own where the store gives them out.
+  const std::shared_ptr<Store> store_;
+  const bool interruptible_;
   const std::string incarnation_;  // in hexadecimal
 
   mutable Mutex mutex_;
@@ -133,11 +159,15 @@ class Membership {
   Status aborted_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
+  bool hurry_ ABSL_GUARDED_BY(mutex_) = false;  // publish() waits for our own record
   std::string record_key_ ABSL_GUARDED_BY(mutex_);
   std::string name_value_ ABSL_GUARDED_BY(mutex_);
 
   // The thread's own.
   std::optional<std::string> seen_version_;
+  bool full_ = false;
+  absl::Duration pace_;  // between looks; MEM-6
+  absl::Time looked_ = absl::InfinitePast();
   uint64_t beats_ = 0;
   struct Watched {
     std::optional<std::string> beat;

@@ -7,6 +7,7 @@
 #include "torch/types.h"
 #include "weft/rpc/inspect.h"
 #include "weft/tests/dist_autograd/fixture.h"
+#include "weft/tests/testing/mortal_store.h"
 
 namespace weft::testing {
 namespace {
@@ -200,7 +201,7 @@ class DistOrphans : public DistWatch {
       join->services.push_back(dist_autograd_service());
       join->log_level = Severity::kOff;
       join->transport = faulty_transport(join->transport, plan_);
-      stores_[static_cast<size_t>(i)] = join->store;
+      stores_[static_cast<size_t>(i)] = hear_interrupts(join);
     };
     return o;
   }

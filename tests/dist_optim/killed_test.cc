@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "weft/tests/dist_optim/fixture.h"
+#include "weft/tests/testing/mortal_store.h"
 
 namespace weft::testing {
 namespace {
@@ -27,7 +28,7 @@ class DistOptimKilled : public DistOptimTest {
       join->services = {rref_service(), dist_autograd_service(), dist_optim_service()};
       join->log_level = Severity::kOff;
       join->transport = faulty_transport(join->transport, plan_);
-      stores_[static_cast<size_t>(i)] = join->store;
+      stores_[static_cast<size_t>(i)] = hear_interrupts(join);
     };
     c_.cluster = std::make_unique<Cluster>(o);
     for (size_t i = 0; i < 3; ++i) {

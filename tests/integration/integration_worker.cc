@@ -5,8 +5,9 @@
 //     of standard input, each answered by one line ("ok ..." or "error KIND ..."), until that ends.
 //     --ask-address: prints "listening ADDRESS" first and reads the address to tell the others.
 //     --signal-at: sends itself the signal when it is about to write a key with KEY in it.
-//   integration_worker meet
-//     joins, calls its successor, passes a barrier, leaves: what the start-up tests run in numbers.
+//   integration_worker meet [REST_S]
+//     joins, calls its successor, passes a barrier, rests for so many seconds, leaves: what the
+//     start-up tests run in numbers.
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -23,6 +24,7 @@
 
 #include "ATen/ops/arange.h"
 #include "ATen/ops/equal.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -43,6 +45,7 @@ struct Arguments {
   bool ask_address = false;
   std::string signal_at;
   int signal = 0;
+  int rest_s = 0;
 };
 
 // Ends or stops this process at one exact step of a protocol.
@@ -350,7 +353,14 @@ int play(const Arguments& arguments) {
   return Player(&stage, &shelf, *std::move(worker)).run();
 }
 
-int meet() {
+int64_t cpu_ms() {
+  rusage used;
+  ::getrusage(RUSAGE_SELF, &used);
+  const auto ms = [](const timeval& t) { return int64_t{t.tv_sec} * 1000 + t.tv_usec / 1000; };
+  return ms(used.ru_utime) + ms(used.ru_stime);
+}
+
+int meet(int rest_s) {
   const auto runtime = make_system_runtime();
   Stage stage(runtime);
   const Worker worker = join({.library = stage.library, .runtime = runtime});
@@ -359,8 +369,18 @@ int meet() {
   barrier(worker);
   // Behind the barrier everybody has called: exactly one other has called us.
   const int64_t served = stage.counts().at("runs");
+  int64_t rest_ms = 0;
+  if (rest_s > 0) {
+    // What joining leaves to do is done by then.
+    ::sleep(2);
+    rest_ms = cpu_ms();
+    ::sleep(static_cast<unsigned>(rest_s));
+    rest_ms = cpu_ms() - rest_ms;
+    barrier(worker);
+  }
   const ShutdownResult result = worker.shutdown();
   std::cout << "met " << worker.rank() << " runs=" << runs << " served=" << served << " "
+            << (rest_s > 0 ? absl::StrCat("rest_ms=", rest_ms, " ") : std::string())
             << answer(result.status) << std::endl;
   return result.status.ok() ? 0 : 1;
 }
@@ -377,11 +397,11 @@ bool read_arguments(int argc, char** argv, Arguments* out) {
     } else if (words[i] == "--signal-at" && i + 2 < words.size()) {
       out->signal_at = words[++i];
       out->signal = std::atoi(words[++i].c_str());
-    } else {
+    } else if (out->mode != "meet" || i > 1 || !absl::SimpleAtoi(words[i], &out->rest_s)) {
       return false;
     }
   }
-  return out->mode == "play" || (out->mode == "meet" && words.size() == 1);
+  return out->mode == "play" || out->mode == "meet";
 }
 
 }  // namespace
@@ -391,12 +411,12 @@ int main(int argc, char** argv) {
   weft::integration::Arguments arguments;
   if (!weft::integration::read_arguments(argc, argv, &arguments)) {
     std::cerr << "usage: integration_worker play [--dynamic] [--ask-address] [--signal-at KEY "
-                 "SIGNAL] | meet\n";
+                 "SIGNAL] | meet [REST_S]\n";
     return 2;
   }
   try {
     return arguments.mode == "play" ? weft::integration::play(arguments)
-                                    : weft::integration::meet();
+                                    : weft::integration::meet(arguments.rest_s);
   } catch (const weft::Error& e) {
     std::cerr << "integration_worker: " << e.what() << "\n";
     return 1;

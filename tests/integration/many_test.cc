@@ -1,10 +1,15 @@
 // Many: processes that start at once under weftrun, and calls that must leave nothing behind.
 
 #include <cstdlib>
+#include <iostream>
+#include <map>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
@@ -40,6 +45,58 @@ TEST(IntegrationMany, twenty_four_processes_start_meet_and_leave) {
     ASSERT_EQ(code.value_or(-1), 0) << "start " << start << "\n"
                                     << out << read_file(dir.path("log"));
     ASSERT_EQ(met.size(), static_cast<size_t>(kProcesses)) << "start " << start << "\n" << out;
+  }
+}
+
+// A job of `processes` ranks that rests for `rest_s` seconds between two barriers; how much of
+// a core its ranks needed together meanwhile.
+double rest_of(int processes, int rest_s, const std::string& store) {
+  TempDir dir;
+  std::map<std::string, std::string> environment = {
+      {"WEFT_JOIN_TIMEOUT", "300s"}, {"WEFT_RPC_TIMEOUT", "300s"}, {"WEFT_LOG_LEVEL", "warning"}};
+  // weftrun's own choice is a file.
+  const QuietPort port;
+
+  std::vector<std::string> command = {WEFT_TEST_WEFTRUN};
+  if (store == "tcp") {
+    command.insert(command.end(), {"--rdzv", absl::StrCat("tcp://127.0.0.1:", port.port())});
+  }
+  command.insert(command.end(),
+                 {"-n", absl::StrCat(processes), WEFT_TEST_WORKER, "meet", absl::StrCat(rest_s)});
+  Process run(
+      {.command = std::move(command), .environment = environment, .error_file = dir.path("log")});
+  const std::string out = run.read_all(std::chrono::seconds(600));
+  const std::optional<int> code = run.wait_exit();
+  int met = 0;
+  int64_t sum_ms = 0;
+  for (absl::string_view line : absl::StrSplit(out, '\n', absl::SkipEmpty())) {
+    const size_t at = line.find(" rest_ms=");
+    int64_t ms = 0;
+    if (at == absl::string_view::npos || !absl::EndsWith(line, " ok")) continue;
+    const absl::string_view text = line.substr(at + 9);
+    if (absl::SimpleAtoi(text.substr(0, text.find(' ')), &ms)) ++met;
+    sum_ms += ms;
+  }
+  EXPECT_EQ(code.value_or(-1), 0) << store << "\n" << out << read_file(dir.path("log"));
+  EXPECT_EQ(met, processes) << store << "\n" << out;
+  return static_cast<double>(sum_ms) / (1000.0 * rest_s);
+}
+
+// By both stores they all come, rest and leave; 64 at rest need less than 30 % of a core.
+TEST(IntegrationMany, DEF_11_many_processes_join_rest_and_drain) {
+  const int processes = number_of("WEFT_INTEGRATION_PROCESSES", 12);
+  const int rest_s = number_of("WEFT_INTEGRATION_REST", 1);
+  const int rounds = number_of("WEFT_INTEGRATION_ROUNDS", 1);
+  ASSERT_GT(processes, 1);
+  for (int round = 0; round < rounds; ++round) {
+    for (const char* store : {"file", "tcp"}) {
+      const double cores = rest_of(processes, rest_s, store);
+      std::cout << processes << " processes, " << store << ": " << 100 * cores
+                << " % of a core at rest\n";
+      if (processes == 64 && rest_s >= 10) {
+        EXPECT_LT(cores, 0.3) << store;
+      }
+    }
   }
 }
 

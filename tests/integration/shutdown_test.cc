@@ -3,6 +3,7 @@
 
 #include <signal.h>
 
+#include <chrono>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -118,6 +119,22 @@ TEST_F(IntegrationShutdown, X12_the_host_of_the_store_dies) {
     EXPECT_FALSE(answer.ok) << answer;
     EXPECT_THAT(answer.text, HasSubstr(job_.environment["WEFT_STORE"]));
   }
+  for (size_t i : {1, 2}) expect_ends(&job_[i]);
+}
+
+TEST_F(IntegrationShutdown, DEF_16_a_deadline_holds_when_the_host_of_the_store_has_died) {
+  job_.environment.erase("WEFT_SHUTDOWN_TIMEOUT");
+  job_.host_store();
+  job_.start_group(3);
+  job_[0].process().send_signal(SIGKILL);
+  EXPECT_EQ(job_[0].process().wait_exit(), 128 + SIGKILL);
+  // By then the membership of both is in the middle of an operation that can only fail.
+  ASSERT_TRUE(job_[1].eventually([](const Info& info) { return info.at("connections") == 0; }));
+  const auto begin = std::chrono::steady_clock::now();
+  for (size_t i : {1, 2}) job_[i].say("shutdown 1000");
+  for (size_t i : {1, 2}) EXPECT_FALSE(job_[i].answer().ok);
+  // Against hanging: what it waited for before lasted 60 s.
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
   for (size_t i : {1, 2}) expect_ends(&job_[i]);
 }
 

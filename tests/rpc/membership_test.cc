@@ -11,6 +11,7 @@
 #include "weft/store/delegating_store.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/tests/testing/mortal_store.h"
 #include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
@@ -80,6 +81,11 @@ class SlowReader : public DelegatingStore {
   StatusOr<std::vector<std::string>> list_keys(std::string_view prefix, Timeout timeout) override {
     if (published_) gate_->arrive_and_wait();
     return DelegatingStore::list_keys(prefix, timeout);
+  }
+  StatusOr<std::vector<StoreEntry>> list_entries(std::string_view prefix,
+                                                 Timeout timeout) override {
+    if (published_) gate_->arrive_and_wait();
+    return DelegatingStore::list_entries(prefix, timeout);
   }
 
  private:
@@ -385,7 +391,9 @@ TEST_P(RpcMembershipInproc, X4_a_killed_member_disappears_from_every_list_and_ra
   o.lease = 1s;
   o.heartbeat = 100ms;
   std::vector<std::shared_ptr<Store>> stores(3);
-  o.adjust = [&stores](int i, JoinOptions* j) { stores[static_cast<size_t>(i)] = j->store; };
+  o.adjust = [&stores](int i, JoinOptions* j) {
+    stores[static_cast<size_t>(i)] = hear_interrupts(j);
+  };
   Cluster c(o);
   for (size_t i = 0; i < 3; ++i) wait_for_members(c[i], 3);
   std::atomic<int> died{0};

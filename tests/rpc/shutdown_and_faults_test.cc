@@ -10,6 +10,7 @@
 #include "weft/rpc/group.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/tests/testing/mortal_store.h"
 #include "weft/transport/faulty_transport.h"
 
 namespace weft::testing {
@@ -288,7 +289,9 @@ TEST_P(RpcShutdownInproc, RPC_49_handle_send_exceptions_and_X12_a_dead_peer) {
   ClusterOptions o = options(3);
   o.lease = 1s;
   std::vector<std::shared_ptr<Store>> stores(3);
-  o.adjust = [&stores](int i, JoinOptions* j) { stores[static_cast<size_t>(i)] = j->store; };
+  o.adjust = [&stores](int i, JoinOptions* j) {
+    stores[static_cast<size_t>(i)] = hear_interrupts(j);
+  };
   Cluster c(o);
   EXPECT_EQ(rpc_sync(c[0], 2, &add, 1, 2), 3);
   stores[2]->interrupt();

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/tests/rref/fixture.h"
+#include "weft/tests/testing/mortal_store.h"
 
 namespace weft::testing {
 namespace {
@@ -460,7 +461,7 @@ class RRefDeaths : public RRefFaults {
   std::unique_ptr<Cluster> make_mortal() {
     ClusterOptions o{.size = 3, .net = GetParam(), .library = lib_.library, .lease = 1s};
     o.adjust = [this](int i, JoinOptions* j) {
-      stores_[static_cast<size_t>(i)] = j->store;
+      stores_[static_cast<size_t>(i)] = hear_interrupts(j);
       j->services.push_back(rref_service());
       j->log_level = Severity::kOff;
     };

@@ -28,10 +28,13 @@ class ControlledStore : public DelegatingStore {
  public:
   ControlledStore(std::shared_ptr<Store> inner, StoreControl* control)
       : DelegatingStore(std::move(inner)), control_(control) {}
-  StatusOr<std::optional<std::string>> try_get(std::string_view key, Timeout timeout) override {
-    if (key.find("/beat/") != std::string_view::npos) ++control_->looks;
+  StatusOr<std::vector<std::optional<std::string>>> multi_get(const std::vector<std::string>& keys,
+                                                              Timeout timeout) override {
+    for (const std::string& key : keys) {
+      if (key.find("/beat/") != std::string::npos) ++control_->looks;
+    }
     if (control_->away) return away();
-    return DelegatingStore::try_get(key, timeout);
+    return DelegatingStore::multi_get(keys, timeout);
   }
   Status set(std::string_view key, std::string_view value, Timeout timeout) override {
     return control_->away ? away() : DelegatingStore::set(key, value, timeout);
