@@ -84,6 +84,16 @@ TEST_F(TcpStoreTest, AListenerThatNeverSpeaksIsUnavailableWithinTheDeadline) {
   EXPECT_EQ(error_kind(status), ErrorKind::kUnavailable) << status;
 }
 
+// Its first words are here later than any pause between two attempts.
+TEST_F(TcpStoreTest, DEF_13_aServerBehindASlowLineIsReached) {
+  const auto server = start();
+  Relay relay(server->port());
+  relay.delay_answers(1500);
+  const Status status = connect_status(relay.port(), 15s);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(relay.connections(), 1) << "no attempt was given up";
+}
+
 TEST_F(TcpStoreTest, AnotherGrpcServerIsFoundOutAtOnce) {
   ForeignGrpcServer foreign;
   const Status status = connect_status(foreign.port(), 30s);

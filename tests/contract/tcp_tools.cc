@@ -126,6 +126,7 @@ void Relay::accept_loop() {
   while (!closing_) {
     const int fd = ::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC);
     if (fd < 0) return;
+    ++accepted_;
     connections_.emplace_back([this, fd] { pass(fd); });
   }
 }
@@ -141,6 +142,7 @@ void Relay::pass(int client) {
       if (ends[i].revents == 0) continue;
       const ssize_t n = ::recv(ends[i].fd, buffer, sizeof buffer, 0);
       over = n <= 0 || (i == 1 && cut_in_.fetch_sub(1) == 1);
+      if (i == 1 && delay_ > 0) ::poll(nullptr, 0, delay_);
       if (!over) over = !send_all(ends[1 - i].fd, buffer, static_cast<size_t>(n));
     }
     if (over) break;

@@ -61,6 +61,9 @@ class Relay {
   void cut_answer(int nth = 1) { cut_in_ = nth; }
   // Whether that has happened since.
   bool was_cut() const { return cut_in_ <= 0; }
+  // A slow line: so long is every piece of bytes under way that comes back from there.
+  void delay_answers(int millis) { delay_ = millis; }
+  int connections() const { return accepted_; }
 
  private:
   void accept_loop();
@@ -69,6 +72,8 @@ class Relay {
   const int to_port_;
   RawListener listener_;
   std::atomic<int> cut_in_{0};
+  std::atomic<int> delay_{0};
+  std::atomic<int> accepted_{0};
   std::atomic<bool> closing_{false};
   std::list<std::thread> connections_;
   std::thread acceptor_;
