@@ -117,7 +117,7 @@ void TcpServer::poll() {
   bool queue_open = true;
   void* tag = nullptr;
   bool ok = false;
-  QuietWait wait(runtime_.get());
+  QuietWait wait(runtime_.get(), absl::Milliseconds(10));
   while (true) {
     if (down && queue_open && accepting_ == 0 && calls_.empty()) {
       queue_->Shutdown();

@@ -208,6 +208,8 @@ class TcpClient : public Store {
  private:
   static constexpr bool kChanges = true;
   static constexpr bool kReads = false;
+  // From the end of a wait at the server until its answer is here.
+  static constexpr absl::Duration kAnswerTime = absl::Milliseconds(200);
 
   StoreOp op(std::string what, Timeout timeout) const {
     return StoreOp::make(*link_->runtime(), link_->url(), std::move(what), timeout,
@@ -230,33 +232,24 @@ class TcpClient : public Store {
     return link_->call(op, &scope_, changes, std::move(request));
   }
 
-  // Asks the server to wait for most of the time, so that its answer, which names what is missing,
-  // is here within the time even when it is slow; then for the rest. NOT_YET: the time is over.
+  // Asks the server to wait for all of the time: its answer, which names what is missing, may come
+  // a moment after that. NOT_YET: the time is over.
   StatusOr<v1::StoreReply> run_waiting(const StoreOp& op, v1::StoreRequest request) {
-    std::optional<v1::StoreReply> last;
+    if (op.deadline <= op.begin) return op.deadline_error("not begun: no time was given");
+    StoreOp patient = op;
+    patient.deadline += kAnswerTime;
     while (true) {
       const absl::Duration left = op.deadline - link_->runtime()->now();
-      if (left <= absl::ZeroDuration() && last.has_value()) return *last;
-      absl::Duration slice = std::min(left, absl::Minutes(10));
-      if (!last.has_value() || left > absl::Seconds(1)) {
-        slice -= std::min(slice / 2, std::max(slice / 8, absl::Milliseconds(250)));
-      } else {
-        slice += absl::Milliseconds(1);  // to the end: an answer that comes later is not needed
-      }
+      const absl::Duration slice = std::min(left, absl::Minutes(10));
       const auto ms = static_cast<uint32_t>(std::max<int64_t>(absl::ToInt64Milliseconds(slice), 1));
       if (request.has_wait_keys()) {
         request.mutable_wait_keys()->set_max_wait_ms(ms);
       } else {
         request.mutable_wait_change()->set_max_wait_ms(ms);
       }
-      StatusOr<v1::StoreReply> reply = run(op, kReads, request);
-      if (!reply.ok()) {
-        // The server was there a moment ago, and what it said then is the better message.
-        if (error_kind(reply.status()) == ErrorKind::kDeadline && last.has_value()) return *last;
-        return reply;
-      }
-      if (reply->outcome() == v1::StoreReply::DONE) return reply;
-      last = *std::move(reply);
+      WEFT_ASSIGN_OR_RETURN(v1::StoreReply reply, run(patient, kReads, request));
+      const bool over = op.deadline - link_->runtime()->now() < absl::Milliseconds(1);
+      if (reply.outcome() == v1::StoreReply::DONE || over) return reply;
     }
   }
 
