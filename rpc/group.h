@@ -9,6 +9,9 @@
 //
 // Every member of `names` (all living workers when empty) must make the same call; calls of the
 // same set are matched in order, so different sets and several threads may be under way at once.
+// A set is of living workers: one that comes back under its name is another member. A gathering
+// that failed is over for all its members, also for one that calls late: it gets the same error at
+// once, and who then tries again meets the others who do.
 // The smallest name leads: the others report to it, it answers them all. Always bounded (`timeout`,
 // the worker's rpc_timeout by default): then kind deadline names those who did not report. When a
 // member dies or leaves, everyone else fails at once with kind peer_lost. Needs group_service() at
