@@ -103,7 +103,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   // wait, since their handlers may call any member.
   void open();
   MemberListRef members() const;
-  void set_store_healthy(bool healthy) { store_healthy_.store(healthy, std::memory_order_relaxed); }
+  void set_store_healthy(bool healthy) ABSL_LOCKS_EXCLUDED(mutex_);
 
   CallHandle start_call(const Destination& to, UntypedCall call, CallDone done);
   std::vector<CallHandle> start_calls(const std::vector<Destination>& to, UntypedCall call,
@@ -406,7 +406,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   std::map<std::string, Method> services_;
   PublishedStreams streams_;
   std::atomic<int64_t> rpc_timeout_ns_;
-  std::atomic<bool> store_healthy_{true};
+  absl::Time store_lost_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // since when; or never
 
   struct Counters;
   const std::unique_ptr<Counters> counters_;

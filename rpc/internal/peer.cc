@@ -494,9 +494,18 @@ void Agent::say_goodbye() {
   }
 }
 
+void Agent::set_store_healthy(bool healthy) {
+  MutexLock lock(&mutex_);
+  if (healthy) {
+    store_lost_ = absl::InfiniteFuture();
+  } else {
+    store_lost_ = std::min(store_lost_, now());
+  }
+}
+
 void Agent::tick() {
   std::vector<std::shared_ptr<Link>> links;
-  std::vector<std::pair<uint64_t, Status>> unreachable;
+  std::vector<std::pair<uint64_t, Status>> unreachable;  // calls, and why they fail
   Transport* transport = nullptr;
   {
     MutexLock lock(&mutex_);
@@ -505,20 +514,25 @@ void Agent::tick() {
     links.assign(observers_.begin(), observers_.end());
     for (const auto& [incarnation, peer] : peers_) {
       links.insert(links.end(), peer->links.begin(), peer->links.end());
-      // Membership decides about death; without its store, a lease of failed dials does.
-      if (!store_healthy_.load(std::memory_order_relaxed) && peer->gone.ok() &&
-          peer->active == nullptr && now() - peer->unreachable_since > options_.lease) {
-        unreachable.emplace_back(
-            incarnation,
+      // Who is not dialled is not out of reach.
+      if (peer->waiting.empty() && !peer->dialling) {
+        peer->unreachable_since = absl::InfiniteFuture();
+      }
+      // Membership alone decides about death (MEM-4). Without its store nobody knows; whoever waits
+      // is told so after a lease of failed dials, and the next call dials again.
+      const absl::Time since = std::max(peer->unreachable_since, store_lost_);
+      if (peer->gone.ok() && peer->active == nullptr && now() - since > options_.lease) {
+        const Status why =
             make_error(ErrorKind::kPeerLost,
                        absl::StrCat("worker ", to_string(peer->info), " could not be reached for ",
                                     absl::FormatDuration(options_.lease),
                                     " and the store cannot be asked about it: ",
-                                    std::string(peer->last_dial_error.message()))));
+                                    std::string(peer->last_dial_error.message())));
+        for (const uint64_t id : peer->waiting) unreachable.emplace_back(id, why);
       }
     }
   }
-  for (auto& [incarnation, why] : unreachable) peer_gone(incarnation, why);
+  for (const auto& [id, why] : unreachable) complete(id, why, false);
   const absl::Time at = now();
   for (const auto& link : links) {
     if (at - link->last_received() > options_.lease) {
