@@ -230,6 +230,13 @@ AUTOGRAD = {
     56: "test_dist_optim_exception_on_constructor",
     57: "test_forward_sync test_forward_async test_forward_with_kwargs",
     58: "test_bad_module",
+    59: "test_backward_no_ddp",
+    60: "test_backward_ddp_inside",
+    61: "test_backward_ddp_outside",
+    62: "test_backward_ddp_outside_uneven_inputs",
+    63: "test_ddp_comparison test_ddp_comparison_uneven_inputs",
+    64: "test_ddp_dist_autograd_local_vs_remote test_ddp_dist_autograd_local_vs_remote_gpu",
+    65: "test_ddp_dist_autograd_sparse_grads",
     67: "test_device_maps_wrong_worker_name test_device_maps_invalid_max_local_device "
         "test_device_maps_invalid_max_remote_device test_device_maps_invalid_min_device "
         "test_device_maps_many_to_one test_device_maps_one_to_many test_devices_option_mismatch "
@@ -278,15 +285,18 @@ DEFECTS = {
     26: "versions count the steps of a user's optimizer",
     29: "a step beside the next backward, and after one that failed",
 }
-# Process groups: what they must show. Items of data parallelism (CL-4 to CL-6, CL-11, CL-12, CL-17) come with it, those
-# about speed are rows of the benchmarks.
+# Process groups and data parallelism: what they must show. Items about speed are rows of the benchmarks.
 COLLECTIVES = {
     1: "operations x types x reductions x ranks x sizes x layouts against a serial reference, bit-identical",
     2: "messages and bytes of every schedule as the formulas say",
     3: "random operations on random overlapping groups",
+    4: "data parallelism equals Python's, and one process with the joined batch, in every mode",
+    5: "buckets are assigned as c10d assigns them",
+    6: "a dense part in DDP and an embedding at a server equal one model; contexts do not mix",
     14: "a killed rank is named within a second, a stopped one at the deadline",
     15: "what differs between ranks is an error on every rank",
     16: "no segments are left after crashes",
+    17: "models that differ, parameters without gradient",
     18: "a job is started again, and shrinks and grows",
     19: "64 clients of a store, a port that is taken, a stale file",
     20: "two jobs at once on one machine",
@@ -308,7 +318,26 @@ GLOO = {
     8: "an address of loopback is given to other hosts",
     9: "a difference in type ends the process",
 }
-DATA_PARALLEL = {}
+# What LibTorch's data parallelism gets wrong.
+DATA_PARALLEL = {
+    1: "a missing gradient is found one iteration late, without names",
+    2: "parameters used only under no_sync are not reduced",
+    3: "static graphs and no_sync",
+    4: "static graphs and two forwards before one backward",
+    5: "zero_grad throws on gradients in buckets",
+    6: "a changing graph with unused parameters",
+    7: "the check of models ignores types, names and requires_grad",
+    8: "'marked twice' with two forwards",
+    9: "passes of several calls at once",
+    10: "a parameter without gradient in a context",
+    11: "the order of leftover buckets comes from a hash map",
+    12: "a sampler loses its epoch",
+    13: "uneven inputs hang",
+    14: "no SyncBatchNorm on CPUs",
+    15: "data_parallel of the C++ frontend",
+    16: "strided gradients and channels-last parameters",
+    17: "hooks outlive their reducer",
+}
 CASE = re.compile(r"\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+)\s*,\s*(\w+)\s*\)")
 ENTRY = re.compile(r"(?:^|_and_)(?:(RPC|DA|DEF|CL|DB)_(\d+)|(X|G)_?(\d+))(?=_|$)")
 

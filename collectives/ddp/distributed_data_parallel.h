@@ -1,0 +1,242 @@
+#ifndef WEFT_COLLECTIVES_DDP_DISTRIBUTED_DATA_PARALLEL_H_
+#define WEFT_COLLECTIVES_DDP_DISTRIBUTED_DATA_PARALLEL_H_
+
+// DistributedDataParallel<M>: each rank of a group has a replica of a module and a part of every
+// batch; gradients are averaged over the ranks while the backward runs.
+//
+//   torch::nn::Sequential net(torch::nn::Linear(64, 32), torch::nn::ReLU(),
+//                             torch::nn::Linear(32, 10));
+//   weft::DistributedDataParallel ddp(net, group);       // all ranks get rank 0's parameters
+//   torch::optim::SGD optimizer(net->parameters(), 0.1);
+//   auto loss = torch::nn::functional::cross_entropy(ddp.forward(x), y);
+//   loss.backward();                                     // .grad is the mean over the ranks
+//   optimizer.step();                                    // replicas stay equal, bit for bit
+//
+// In a DistAutogradContext the same forward is followed by context.backward({loss}): what is
+// reduced is then the context's, and `.grad` is not touched.
+//
+// M is the class that a program writes: a holder (one made by TORCH_MODULE), or a Module itself,
+// then held by a shared_ptr. Every forward with grad mode on, outside of no_sync(), belongs to a
+// reduction in which all ranks take part; errors are those of the backward, on every rank, and name
+// ranks and parameters. A forward whose backward never runs is allowed. docs/ddp.md has the rest.
+//
+// Threads: one forward at a time. Forwards of several DistAutogradContexts may run one after
+// another before their backwards, which may run at once: they are reduced in the order in which
+// they begin, or in that of the numbers given to iteration().
+//
+// A program that uses this header has LibTorch's own for its modules; they are large, so neither
+// this header nor weft.h includes them.
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "weft/collectives/process_group.h"
+#include "weft/common/api.h"
+#include "weft/common/time.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace weft {
+
+struct DistributedDataParallelOptions {
+  // A bucket is reduced when it has so many MiB; the first one, which is to leave early, with less.
+  double bucket_cap_mb = 25;
+  double first_bucket_mb = 1;
+  // Parameters may have no part in a loss. Those that no rank uses keep their gradients as they are.
+  bool find_unused_parameters = false;
+  // `.grad` lies in the buckets: no copy, and no memory of its own. Not in contexts.
+  bool gradient_as_bucket_view = false;
+  // Before each forward that is reduced, buffers become those of rank 0.
+  bool broadcast_buffers = true;
+  // Compare the modules of all ranks, and give them rank 0's parameters and buffers.
+  bool init_sync = true;
+  // Names of parameters and buffers that are left alone.
+  std::vector<std::string> ignored_parameters{};
+  // Of each operation of the group; default: the group's. Its end ends the group.
+  Timeout timeout{};
+};
+
+// What became of the last reductions.
+struct DdpSight {
+  std::vector<std::vector<std::string>> buckets{};  // the names of the parameters in each
+  int64_t reductions = 0;                           // that have succeeded
+  int64_t launched_early = 0;                       // buckets that left before the last was full
+  bool rebuilt = false;                             // buckets are in the order of arrival
+};
+
+namespace internal {
+
+class DdpCore;
+
+// The part of DistributedDataParallel that does not depend on the module's type.
+class WEFT_API DdpHandle {
+ public:
+  DdpHandle(torch::nn::Module& module, const ProcessGroup& group,
+            const DistributedDataParallelOptions& options);
+  DdpHandle(DdpHandle&&) noexcept;
+  DdpHandle& operator=(DdpHandle&&) noexcept;
+  ~DdpHandle();
+
+  // True: the forward that follows is to be reduced, and its outputs are to be watched.
+  bool before_forward();
+  void after_forward(const std::vector<at::Tensor*>& outputs);
+
+  DdpCore& core() const { return *core_; }
+
+ private:
+  std::unique_ptr<DdpCore> core_;
+};
+
+WEFT_API void ddp_no_sync(DdpCore& core, int change);
+WEFT_API void ddp_next_iteration(DdpCore& core, int64_t number);
+WEFT_API void ddp_zero_grad(DdpCore& core, bool set_to_none);
+WEFT_API void ddp_sync_buffers(DdpCore& core);
+WEFT_API DdpSight ddp_sight(const DdpCore& core);
+
+// The tensors in what a forward returns.
+inline void find_tensors(at::Tensor& value, std::vector<at::Tensor*>* out) {
+  out->push_back(&value);
+}
+template <class T>
+void find_tensors(std::optional<T>& value, std::vector<at::Tensor*>* out);
+template <class T>
+void find_tensors(std::vector<T>& value, std::vector<at::Tensor*>* out);
+template <class T, size_t N>
+void find_tensors(std::array<T, N>& value, std::vector<at::Tensor*>* out);
+template <class K, class T>
+void find_tensors(std::map<K, T>& value, std::vector<at::Tensor*>* out);
+template <class A, class B>
+void find_tensors(std::pair<A, B>& value, std::vector<at::Tensor*>* out);
+template <class... T>
+void find_tensors(std::tuple<T...>& value, std::vector<at::Tensor*>* out);
+
+template <class T>
+void find_tensors(std::optional<T>& value, std::vector<at::Tensor*>* out) {
+  if (value.has_value()) find_tensors(*value, out);
+}
+template <class T>
+void find_tensors(std::vector<T>& value, std::vector<at::Tensor*>* out) {
+  for (T& one : value) find_tensors(one, out);
+}
+template <class T, size_t N>
+void find_tensors(std::array<T, N>& value, std::vector<at::Tensor*>* out) {
+  for (T& one : value) find_tensors(one, out);
+}
+template <class K, class T>
+void find_tensors(std::map<K, T>& value, std::vector<at::Tensor*>* out) {
+  for (auto& [key, one] : value) find_tensors(one, out);
+}
+template <class A, class B>
+void find_tensors(std::pair<A, B>& value, std::vector<at::Tensor*>* out) {
+  find_tensors(value.first, out);
+  find_tensors(value.second, out);
+}
+template <class... T>
+void find_tensors(std::tuple<T...>& value, std::vector<at::Tensor*>* out) {
+  std::apply([out](T&... one) { (find_tensors(one, out), ...); }, value);
+}
+
+// A holder's Impl, or a module itself.
+template <class M, class = void>
+struct DdpModule {
+  using Held = std::shared_ptr<M>;
+};
+template <class M>
+struct DdpModule<M, std::void_t<decltype(std::declval<M&>().ptr())>> {
+  using Held = M;
+};
+
+}  // namespace internal
+
+template <class M>
+class DistributedDataParallel {
+ public:
+  // A holder, or a shared_ptr to a module.
+  using Held = typename internal::DdpModule<M>::Held;
+
+  // All ranks of the group make one, of equal modules, at the same time. Throws weft::Error:
+  //   invalid_argument  modules or options differ, with names and ranks; no parameter that requires
+  //                     grad; a name that the module does not have
+  //   state             a parameter is in another DistributedDataParallel that lives
+  //   and what operations of the group throw
+  DistributedDataParallel(Held module, const ProcessGroup& group,
+                          const DistributedDataParallelOptions& options = {})
+      : module_(std::move(module)), handle_(*module_, group, options) {}
+
+  // As the module's. Tensors among the results may be in optional, vector, array, map, pair, tuple.
+  template <class... Args>
+  auto forward(Args&&... args) {
+    const bool reduced = handle_.before_forward();
+    auto out = module_->forward(std::forward<Args>(args)...);
+    if (reduced) {
+      std::vector<at::Tensor*> tensors;
+      internal::find_tensors(out, &tensors);
+      handle_.after_forward(tensors);
+    }
+    return out;
+  }
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  // The module itself, for its state, and to evaluate it.
+  const Held& module() const { return module_; }
+
+  // While it lives, forwards are not reduced: their gradients stay here and add up.
+  class [[nodiscard]] NoSync {
+   public:
+    explicit NoSync(internal::DdpCore& core) : core_(core) { internal::ddp_no_sync(core_, 1); }
+    ~NoSync() { internal::ddp_no_sync(core_, -1); }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    internal::DdpCore& core_;
+  };
+  NoSync no_sync() { return NoSync(handle_.core()); }
+
+  // The number of the next forward: 1, 2, 3, ..., each once, the same at all ranks for the same
+  // step. Where several contexts are under way, whoever drives the ranks gives them: they are
+  // reduced in this order on every rank. Without numbers, forwards are counted here, and ranks
+  // whose backwards begin in different orders get an error that says so.
+  void iteration(int64_t number) { internal::ddp_next_iteration(handle_.core(), number); }
+
+  // To be used instead of the optimizer's with gradient_as_bucket_view: LibTorch's cannot detach a
+  // gradient that lies in a bucket.
+  void zero_grad(bool set_to_none = true) { internal::ddp_zero_grad(handle_.core(), set_to_none); }
+  // Gives all ranks the buffers of rank 0, at once: before each evaluates its own part.
+  void sync_buffers() { internal::ddp_sync_buffers(handle_.core()); }
+
+  DdpSight sight() const { return internal::ddp_sight(handle_.core()); }
+
+ private:
+  Held module_;
+  internal::DdpHandle handle_;
+};
+
+template <class Impl>
+DistributedDataParallel(std::shared_ptr<Impl>, ProcessGroup, DistributedDataParallelOptions)
+    -> DistributedDataParallel<Impl>;
+template <class Impl>
+DistributedDataParallel(std::shared_ptr<Impl>, ProcessGroup) -> DistributedDataParallel<Impl>;
+template <class Holder>
+DistributedDataParallel(Holder, ProcessGroup, DistributedDataParallelOptions)
+    -> DistributedDataParallel<Holder>;
+template <class Holder>
+DistributedDataParallel(Holder, ProcessGroup) -> DistributedDataParallel<Holder>;
+
+}  // namespace weft
+
+#endif  // WEFT_COLLECTIVES_DDP_DISTRIBUTED_DATA_PARALLEL_H_

@@ -1,0 +1,65 @@
+#ifndef WEFT_COLLECTIVES_DDP_SYNC_BATCH_NORM_H_
+#define WEFT_COLLECTIVES_DDP_SYNC_BATCH_NORM_H_
+
+// SyncBatchNorm: BatchNorm over the batches of all ranks together. On any device; in LibTorch's C++
+// there is none.
+//
+//   norm = register_module("norm", weft::SyncBatchNorm(group, 32));
+//
+// Ranks may have batches of different sizes, also empty ones: every rank takes part in each forward
+// in training mode, and in each backward, with two small operations in all. It works with parameters
+// and statistics of the same names as BatchNorm1d, 2d and 3d, so that their checkpoints load. Its
+// statistics are equal on all ranks.
+//
+// Its operations must have the same order on all ranks as the others of their group. Give it a group
+// of its own beside DistributedDataParallel in contexts, where gradients come in any order.
+//
+// Threads: as a module. Includes LibTorch's header for modules.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+
+#include "ATen/core/Tensor.h"
+#include "weft/collectives/process_group.h"
+#include "weft/common/api.h"
+
+namespace weft {
+
+struct SyncBatchNormOptions {
+  double eps = 1e-5;
+  // Of the running statistics; none: their mean over all batches.
+  std::optional<double> momentum = 0.1;
+  bool affine = true;
+  bool track_running_stats = true;
+};
+
+class WEFT_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
+ public:
+  SyncBatchNormImpl(const ProcessGroup& group, int64_t features,
+                    const SyncBatchNormOptions& options = {});
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  // (batch, features, ...). Throws weft::Error, invalid_argument: another shape, or one value per
+  // feature over all ranks, which has no variance.
+  at::Tensor forward(const at::Tensor& input);
+
+  at::Tensor weight;
+  at::Tensor bias;
+  at::Tensor running_mean;
+  at::Tensor running_var;
+  at::Tensor num_batches_tracked;
+
+ private:
+  ProcessGroup group_;
+  int64_t features_;
+  SyncBatchNormOptions options_;
+};
+TORCH_MODULE(SyncBatchNorm);
+
+}  // namespace weft
+
+#endif  // WEFT_COLLECTIVES_DDP_SYNC_BATCH_NORM_H_

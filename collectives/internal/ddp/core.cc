@@ -1,0 +1,133 @@
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include <torch/nn/module.h>
+
+#include "ATen/core/grad_mode.h"
+#include "absl/strings/str_cat.h"
+#include "weft/collectives/ddp/distributed_data_parallel.h"
+#include "weft/collectives/internal/ddp/group_io.h"
+#include "weft/collectives/internal/ddp/model.h"
+#include "weft/collectives/internal/ddp/reducer.h"
+
+namespace weft::internal {
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+// Of one operation that gives all ranks what rank 0 has.
+constexpr int64_t kBroadcastBytes = 250 * kMiB;
+
+int64_t bytes(double mib, std::string_view name) {
+  if (!(mib > 0) || mib > 1e6) {
+    throw_error(make_error(ErrorKind::kInvalidArgument,
+                           absl::StrCat("DistributedDataParallel: ", std::string(name), " = ", mib,
+                                        "; it is above 0, in MiB")));
+  }
+  return std::max<int64_t>(1, static_cast<int64_t>(std::llround(mib * kMiB)));
+}
+
+std::vector<at::Tensor> tensors_of(std::initializer_list<const std::vector<ModelTensor>*> lists) {
+  std::vector<at::Tensor> out;
+  for (const auto* list : lists) {
+    for (const ModelTensor& one : *list) out.push_back(one.tensor.detach());
+  }
+  return out;
+}
+
+}  // namespace
+
+class DdpCore {
+ public:
+  DdpCore(torch::nn::Module& module, const ProcessGroup& group,
+          const DistributedDataParallelOptions& options)
+      : group_(group), options_(options) {
+    if (!group_.valid()) {
+      throw_error(make_error(ErrorKind::kInvalidArgument,
+                             "DistributedDataParallel: there is no process group"));
+    }
+    ReducerOptions reduce;
+    reduce.bucket_bytes = bytes(options.bucket_cap_mb, "bucket_cap_mb");
+    reduce.first_bucket_bytes =
+        std::min(bytes(options.first_bucket_mb, "first_bucket_mb"), reduce.bucket_bytes);
+    reduce.find_unused = options.find_unused_parameters;
+    reduce.bucket_view = options.gradient_as_bucket_view;
+    reduce.timeout = options.timeout;
+    Model model = model_of(module, options.ignored_parameters);
+    if (options.init_sync) {
+      std::vector<std::string> mine = describe_model(model);
+      mine.push_back(absl::StrCat("options find_unused_parameters=", options.find_unused_parameters,
+                                  " broadcast_buffers=", options.broadcast_buffers,
+                                  " bucket_bytes=", reduce.first_bucket_bytes, ",",
+                                  reduce.bucket_bytes));
+      throw_if_error(compare_models(all_gather_lines(group_, mine, options.timeout)));
+      const c10::AutoGradMode no_grad(false);
+      broadcast_all(group_, tensors_of({&model.parameters, &model.frozen, &model.buffers}), 0,
+                    kBroadcastBytes, options.timeout);
+    }
+    if (options.broadcast_buffers) buffers_ = tensors_of({&model.buffers});
+    reducer_ = std::make_shared<Reducer>(std::move(model.parameters), group_, reduce);
+    reducer_->attach();
+  }
+
+  bool before_forward() {
+    if (no_sync_ > 0 || !c10::GradMode::is_enabled()) {
+      if (no_sync_ > 0) synced_ = false;
+      return false;
+    }
+    reducer_->check_parameters();
+    // After forwards without reduction buffers are those of this rank's own batches until the next.
+    if (std::exchange(synced_, true)) sync_buffers();
+    ticket_ = reducer_->next_ticket(std::exchange(number_, 0));
+    return true;
+  }
+  void after_forward(const std::vector<at::Tensor*>& outputs) { reducer_->watch(ticket_, outputs); }
+  void sync_buffers() {
+    if (buffers_.empty()) return;
+    const c10::AutoGradMode no_grad(false);
+    broadcast_all(group_, buffers_, 0, kBroadcastBytes, options_.timeout);
+  }
+  void no_sync(int change) { no_sync_ += change; }
+  void iteration(int64_t number) {
+    if (number < 1) {
+      throw_error(make_error(ErrorKind::kInvalidArgument,
+                             absl::StrCat("DistributedDataParallel: iteration(", number,
+                                          "); the first one has number 1")));
+    }
+    number_ = number;
+  }
+  Reducer& reducer() const { return *reducer_; }
+
+ private:
+  ProcessGroup group_;
+  const DistributedDataParallelOptions options_;
+  std::vector<at::Tensor> buffers_;
+  std::shared_ptr<Reducer> reducer_;
+  int no_sync_ = 0;
+  bool synced_ = true;
+  int64_t number_ = 0;
+  ForwardTicket ticket_{};
+};
+
+DdpHandle::DdpHandle(torch::nn::Module& module, const ProcessGroup& group,
+                     const DistributedDataParallelOptions& options)
+    : core_(std::make_unique<DdpCore>(module, group, options)) {}
+DdpHandle::DdpHandle(DdpHandle&&) noexcept = default;
+DdpHandle& DdpHandle::operator=(DdpHandle&&) noexcept = default;
+DdpHandle::~DdpHandle() = default;
+
+bool DdpHandle::before_forward() { return core_->before_forward(); }
+void DdpHandle::after_forward(const std::vector<at::Tensor*>& outputs) {
+  core_->after_forward(outputs);
+}
+
+void ddp_no_sync(DdpCore& core, int change) { core.no_sync(change); }
+void ddp_next_iteration(DdpCore& core, int64_t number) { core.iteration(number); }
+void ddp_zero_grad(DdpCore& core, bool set_to_none) { core.reducer().zero_grad(set_to_none); }
+void ddp_sync_buffers(DdpCore& core) { core.sync_buffers(); }
+DdpSight ddp_sight(const DdpCore& core) {
+  Reducer::Sight from = core.reducer().sight();
+  return {std::move(from.buckets), from.reductions, from.launched_early, from.rebuilt};
+}
+
+}  // namespace weft::internal

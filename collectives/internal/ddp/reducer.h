@@ -1,0 +1,183 @@
+#ifndef WEFT_COLLECTIVES_INTERNAL_DDP_REDUCER_H_
+#define WEFT_COLLECTIVES_INTERNAL_DDP_REDUCER_H_
+
+// Reducer: averages gradients over the ranks of a group while a backward runs. It stands on
+// GradAccessor alone: of a local backward the gradients are in `.grad`, in a DistAutogradContext
+// they are the pass's.
+//
+// A Reduction begins when a backward comes through the outputs of a forward (sink.h), takes in the
+// parameters as they get ready, reduces a bucket as soon as it is full, in the order of the
+// buckets, and ends at the backward's end, where all ranks agree on what became of it in one small
+// operation. One is in flight at a time; one of another backward waits for its turn, its parameters
+// being noted meanwhile.
+//
+// Invariants (cited by tests):
+//   DDP-1  all ranks issue the same operations in the same order: each reduction is one operation
+//          per bucket, and one to agree; what fails on one rank before its end takes part with
+//          zeros.
+//   DDP-2  a reduction succeeds on all ranks, with the same gradients, or fails on all with an
+//          error that names ranks and parameters.
+//   DDP-3  gradients of two backwards are never in one bucket: a hook of another backward only
+//          notes that its parameter is ready.
+//   DDP-4  a reduction that fails leaves nothing behind: the next one of the same group works.
+//   DDP-5  hooks are gone with their owner.
+//
+// Threads: all methods from anywhere. The mutex is held while a gradient is copied into its bucket,
+// not while anybody waits.
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "weft/collectives/grad_accessor.h"
+#include "weft/collectives/internal/ddp/model.h"
+#include "weft/collectives/internal/ddp/sink.h"
+#include "weft/collectives/process_group.h"
+#include "weft/collectives/work.h"
+#include "weft/common/condition.h"
+#include "weft/common/mutex.h"
+#include "weft/common/time.h"
+
+namespace weft::internal {
+
+struct ReducerOptions {
+  int64_t first_bucket_bytes = 0;
+  int64_t bucket_bytes = 0;
+  bool find_unused = false;
+  bool bucket_view = false;
+  Timeout timeout{};  // of each operation, and of waiting for one's turn
+};
+
+// What a forward is that takes part.
+struct ForwardTicket {
+  int64_t number = 0;
+  bool given = false;  // by whoever drives the ranks; otherwise counted here
+};
+
+class Reducer : public std::enable_shared_from_this<Reducer> {
+ public:
+  // Of parameters that are the same on all ranks.
+  Reducer(std::vector<ModelTensor> parameters, const ProcessGroup& group,
+          const ReducerOptions& options);
+  // DDP-5.
+  ~Reducer();
+
+  // Puts the hooks on.
+  void attach();
+  // Throws, state: a parameter is not what it was when this was made.
+  void check_parameters() const;
+  // For a forward; 0: counted here.
+  ForwardTicket next_ticket(int64_t number);
+  void watch(const ForwardTicket& ticket, const std::vector<at::Tensor*>& outputs);
+  // In place where gradients lie in buckets.
+  void zero_grad(bool set_to_none);
+
+  struct Sight {
+    std::vector<std::vector<std::string>> buckets{};  // the names in each
+    int64_t reductions = 0;                           // that have succeeded
+    int64_t launched_early = 0;                       // buckets, before the last gradient was ready
+    bool rebuilt = false;
+  };
+  Sight sight() const;
+
+ private:
+  struct Parameter {
+    ModelTensor model{};
+    at::TensorOptions options{};
+    std::vector<int64_t> sizes{};
+    std::vector<int64_t> strides{};
+    size_t bucket = 0;
+    at::Tensor view{};  // of its part of the bucket; undefined: sparse
+  };
+  struct Bucket {
+    std::vector<size_t> parameters{};
+    at::Tensor buffer{};  // undefined: sparse, which is reduced at the end
+    size_t pending = 0;
+    Work work{};
+  };
+  // One backward; see above.
+  struct Reduction {
+    GradAccessor::BackwardId id{};
+    std::shared_ptr<GradAccessor> accessor{};  // until it ends
+    ForwardTicket ticket{};
+    std::vector<size_t> arrived{};  // in this order...
+    size_t taken = 0;               // ...and so many of them are in their buckets
+    std::vector<bool> ready{};
+    bool abandoned = false;
+    Status failed{};
+    at::Tensor agreed{};  // what the ranks agree on
+    Work agreeing{};
+  };
+  using ReductionRef = std::shared_ptr<Reduction>;
+  // Parameters that were ready before that: they are used outside of the forward alone.
+  struct Early {
+    GradAccessor::BackwardId id{};
+    std::weak_ptr<GradAccessor> accessor{};  // so that its id stays its own
+    std::vector<size_t> arrived{};
+  };
+  class End;
+
+  // ---- reducer.cc: while a backward runs ----
+  // By `order_`. `keep`: gradients that lie in the old ones move along; otherwise they become zero.
+  void build_buckets_locked(bool keep) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void on_begin(const ForwardTicket& ticket, const std::shared_ptr<GradAccessor>& accessor);
+  void on_ready(size_t parameter, const std::shared_ptr<GradAccessor>& accessor);
+  bool is_next_locked(const Reduction& reduction) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whoever is next and can begin does.
+  void activate_next_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void take_arrived_locked(Reduction* reduction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void mark_ready_locked(Reduction* reduction, size_t parameter, bool zeros)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void copy_in_locked(Reduction* reduction, const Parameter& parameter, bool zeros)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void launch_ready_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void forget_locked(const ReductionRef& reduction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // ---- reducer_end.cc: at its end ----
+  void finalize(const ReductionRef& reduction);
+  // Of a backward that failed before its end. Does not throw.
+  void abandon(const ReductionRef& reduction);
+  void wait_turn(const ReductionRef& reduction);
+  // All buckets and what the ranks are to agree on are under way when it returns.
+  void complete_locked(Reduction* reduction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void give_up_locked(const ReductionRef& reduction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void wait_buckets(Reduction* reduction);
+  // Throws what any rank has to say. DDP-2.
+  void agree(Reduction* reduction);
+  std::vector<int64_t> agree_on_order(Reduction* reduction);
+  void write_back(Reduction* reduction);
+  void reduce_sparse(Reduction* reduction, Parameter* parameter);
+  bool is_used(const Reduction& reduction, size_t parameter) const;
+  absl::Duration time_for(const Reduction& reduction) const;
+  Status missing_locked(const Reduction& reduction) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  ProcessGroup group_;
+  const ReducerOptions options_;
+  const int64_t world_;
+  std::vector<Parameter> parameters_;  // buckets and views: while nothing is reduced
+  std::vector<LeafHook> hooks_;
+
+  mutable Mutex mutex_;
+  Condition changed_;
+  std::vector<Bucket> buckets_ ABSL_GUARDED_BY(mutex_);
+  size_t next_bucket_ ABSL_GUARDED_BY(mutex_) = 0;
+  ReductionRef active_ ABSL_GUARDED_BY(mutex_);
+  std::deque<ReductionRef> waiting_ ABSL_GUARDED_BY(mutex_);  // `active_` among them
+  // The last few backwards that have not come through an output yet, or do not.
+  std::deque<Early> early_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> used_ ABSL_GUARDED_BY(mutex_);  // since the last reduction, also without one
+  int64_t forwards_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;     // of those that are given
+  std::vector<int64_t> order_ ABSL_GUARDED_BY(mutex_);  // empty: the module's, backwards
+  bool rebuilt_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t reductions_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t launched_early_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_COLLECTIVES_INTERNAL_DDP_REDUCER_H_

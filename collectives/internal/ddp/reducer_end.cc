@@ -1,0 +1,277 @@
+// How a reduction ends: on all ranks alike.
+
+#include <algorithm>
+#include <utility>
+
+#include "ATen/core/grad_mode.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/collectives/internal/ddp/group_io.h"
+#include "weft/collectives/internal/ddp/reducer.h"
+
+namespace weft::internal {
+namespace {
+
+// What the ranks agree on, the largest of each: whether one has failed, the number of the forward
+// and its negative, and (with find_unused) which parameters are used.
+constexpr int64_t kFailed = 0;
+constexpr int64_t kNumber = 1;
+constexpr int64_t kNegated = 2;
+constexpr int64_t kUsed = 3;
+
+// For another reduction to end, and for operations, which end by their own deadline before.
+constexpr absl::Duration kTurn = absl::Minutes(11);
+
+std::string of_backward(const GradAccessor::BackwardId& id) {
+  return id.context.has_value()
+             ? absl::StrCat("a backward of autograd context ", id.context->counter, " of ",
+                            to_string(id.context->creator))
+             : absl::StrCat("local backward ", id.number);
+}
+
+}  // namespace
+
+absl::Duration Reducer::time_for(const Reduction& reduction) const {
+  return std::min(reduction.accessor->time_left(), options_.timeout.value_or(kTurn));
+}
+
+Status Reducer::missing_locked(const Reduction& reduction) const {
+  if (options_.find_unused) return absl::OkStatus();
+  std::vector<std::string> names;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!reduction.ready[i]) names.push_back(absl::StrCat("'", parameters_[i].model.name, "'"));
+  }
+  if (names.empty()) return absl::OkStatus();
+  const size_t all = names.size();
+  constexpr size_t kShown = 8;
+  if (all > kShown) names.resize(kShown);
+  return make_error(
+      ErrorKind::kState,
+      absl::StrCat("no gradient for ", all, " of ", parameters_.size(),
+                   " parameters: ", absl::StrJoin(names, ", "), all > kShown ? ", ..." : "",
+                   "; all are to take part in each forward and its loss, or "
+                   "find_unused_parameters is to be set"));
+}
+
+void Reducer::finalize(const ReductionRef& reduction) {
+  const c10::AutoGradMode no_grad(false);
+  try {
+    wait_turn(reduction);
+    {
+      MutexLock lock(&mutex_);
+      complete_locked(reduction.get());
+    }
+    wait_buckets(reduction.get());
+    agree(reduction.get());
+    const std::vector<int64_t> order = agree_on_order(reduction.get());
+    write_back(reduction.get());
+    MutexLock lock(&mutex_);
+    ++reductions_;
+    std::fill(used_.begin(), used_.end(), false);
+    if (!order.empty()) {
+      rebuilt_ = true;
+      order_ = order;
+      build_buckets_locked(true);
+    }
+    forget_locked(reduction);
+  } catch (...) {
+    const Status failed = annotate(status_from_current_exception(), "DistributedDataParallel");
+    bool under_way = false;
+    {
+      MutexLock lock(&mutex_);
+      if (active_ == reduction) {
+        for (const Bucket& one : buckets_) {
+          under_way |= one.work.valid() && !one.work.is_completed();
+        }
+        under_way |= reduction->agreeing.valid() && !reduction->agreeing.is_completed();
+      }
+      forget_locked(reduction);
+    }
+    // This rank has stopped to wait. What it would issue next would meet the others' answers to
+    // this: no order of operations is left that all share.
+    if (under_way && group_.failure().ok()) group_.abort(std::string(failed.message()));
+    throw_error(failed);
+  }
+}
+
+void Reducer::wait_turn(const ReductionRef& reduction) {
+  const Runtime& runtime = *group_.runtime();
+  const absl::Time end = runtime.now() + time_for(*reduction);
+  MutexLock lock(&mutex_);
+  while (true) {
+    activate_next_locked();
+    if (active_ == reduction) return;
+    const Status waited = changed_.wait_until(&mutex_, end);
+    if (waited.ok()) continue;
+    const std::string other =
+        active_ != nullptr
+            ? absl::StrCat("the reduction of ", of_backward(active_->id), ", which is under way")
+            : absl::StrCat("forward ", next_number_, " to be reduced before forward ",
+                           reduction->ticket.number);
+    throw_error(annotate(waited, absl::StrCat("the gradients of ", of_backward(reduction->id),
+                                              " wait for ", other)));
+  }
+}
+
+void Reducer::complete_locked(Reduction* reduction) {
+  const Status missing = missing_locked(*reduction);
+  if (reduction->failed.ok()) reduction->failed = missing;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!reduction->ready[i]) mark_ready_locked(reduction, i, reduction->abandoned);
+  }
+  launch_ready_locked();
+  const auto used = options_.find_unused ? static_cast<int64_t>(parameters_.size()) : 0;
+  reduction->agreed = at::zeros({kUsed + used}, at::kLong);
+  auto* const mine = reduction->agreed.mutable_data_ptr<int64_t>();
+  mine[kFailed] = reduction->failed.ok() ? 0 : 1;
+  mine[kNumber] = reduction->ticket.number;
+  mine[kNegated] = -reduction->ticket.number;
+  for (int64_t i = 0; i < used; ++i) mine[kUsed + i] = used_[static_cast<size_t>(i)] ? 1 : 0;
+  reduction->agreeing = group_.all_reduce_async(
+      reduction->agreed, {.op = ReduceOp::kMax, .timeout = options_.timeout});
+}
+
+void Reducer::wait_buckets(Reduction* reduction) {
+  std::vector<std::pair<std::string, Work>> works;
+  {
+    MutexLock lock(&mutex_);
+    for (size_t i = 0; i < buckets_.size(); ++i) {
+      if (!buckets_[i].work.valid()) continue;
+      const std::vector<size_t>& members = buckets_[i].parameters;
+      works.emplace_back(
+          absl::StrCat(
+              "bucket ", i, " of ", buckets_.size(), " (", parameters_[members.front()].model.name,
+              members.size() > 1 ? absl::StrCat(" and ", members.size() - 1, " more") : "", ")"),
+          buckets_[i].work);
+    }
+  }
+  works.emplace_back("agreeing on the result", reduction->agreeing);
+  for (const auto& [what, work] : works) {
+    const Status done = work.try_wait(time_for(*reduction));
+    if (!done.ok()) throw_error(annotate(done, what));
+  }
+}
+
+void Reducer::agree(Reduction* reduction) {
+  const auto* const all = reduction->agreed.const_data_ptr<int64_t>();
+  const bool same = all[kNumber] == -all[kNegated];
+  if (all[kFailed] == 0 && same) return;
+  {
+    // Also what comes next would differ: a rank has gone on after a backward that failed before it
+    // came here.
+    MutexLock lock(&mutex_);
+    if (!same && !reduction->ticket.given) forwards_ = std::max(forwards_, all[kNumber]);
+  }
+  std::string mine = reduction->failed.ok() ? "" : std::string(reduction->failed.message());
+  if (!same && mine.empty()) {
+    mine = absl::StrCat("its gradients are of forward ", reduction->ticket.number, ", in ",
+                        of_backward(reduction->id));
+  }
+  const Notes notes = begin_all_gather_notes(group_, mine, options_.timeout);
+  throw_if_error(notes.work.try_wait(time_for(*reduction)));
+  const std::vector<std::string> texts = read_notes(notes);
+  std::vector<std::string> said;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank].empty()) said.push_back(absl::StrCat("rank ", rank, ": ", texts[rank]));
+  }
+  throw_error(make_error(reduction->failed.ok() ? ErrorKind::kState : error_kind(reduction->failed),
+                         absl::StrCat(same ? "" : "ranks reduce gradients of different forwards; ",
+                                      absl::StrJoin(said, "; "))));
+}
+
+std::vector<int64_t> Reducer::agree_on_order(Reduction* reduction) {
+  std::vector<int64_t> order;
+  {
+    MutexLock lock(&mutex_);
+    if (rebuilt_ || options_.find_unused || parameters_.size() < 2) return {};
+  }
+  std::vector<bool> there(parameters_.size());
+  for (const size_t i : reduction->arrived) {
+    if (!there[i]) order.push_back(static_cast<int64_t>(i));
+    there[i] = true;
+  }
+  // Rank 0's counts: gradients may get ready in another order elsewhere.
+  const at::Tensor all = at::empty({static_cast<int64_t>(parameters_.size())}, at::kLong);
+  std::copy(order.begin(), order.end(), all.mutable_data_ptr<int64_t>());
+  const Work work = group_.broadcast_async(all, {.root = 0, .timeout = options_.timeout});
+  throw_if_error(work.try_wait(time_for(*reduction)));
+  const auto* const data = all.const_data_ptr<int64_t>();
+  return {data, data + all.numel()};
+}
+
+bool Reducer::is_used(const Reduction& reduction, size_t parameter) const {
+  if (!options_.find_unused) return true;
+  return reduction.agreed.const_data_ptr<int64_t>()[kUsed + static_cast<int64_t>(parameter)] != 0;
+}
+
+// Buckets are nobody else's meanwhile: this reduction is the active one.
+void Reducer::write_back(Reduction* reduction) {
+  const bool alias = options_.bucket_view && !reduction->id.context.has_value();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    if (parameter.model.sparse) {
+      reduce_sparse(reduction, &parameter);
+      continue;
+    }
+    if (!is_used(*reduction, i)) continue;  // by nobody: its gradient stays as it is
+    const at::Tensor& view = parameter.view;
+    reduction->accessor->with_grad(parameter.model.tensor, [&](at::Tensor& grad) {
+      if (alias) {
+        grad = view;
+      } else if (grad.defined()) {
+        grad.copy_(view);
+      } else {
+        grad = view.clone();
+      }
+      return true;
+    });
+  }
+}
+
+void Reducer::reduce_sparse(Reduction* reduction, Parameter* parameter) {
+  at::Tensor mine;
+  reduction->accessor->with_grad(parameter->model.tensor, [&mine](at::Tensor& grad) {
+    mine = grad;
+    return false;
+  });
+  at::Tensor sum = all_reduce_sparse(group_, mine, parameter->model.tensor, options_.timeout);
+  sum.mul_(1.0 / static_cast<double>(world_));
+  const size_t index = static_cast<size_t>(parameter - parameters_.data());
+  if (!is_used(*reduction, index)) return;
+  reduction->accessor->with_grad(parameter->model.tensor, [&sum](at::Tensor& grad) {
+    grad = std::move(sum);
+    return true;
+  });
+}
+
+void Reducer::abandon(const ReductionRef& reduction) {
+  MutexLock lock(&mutex_);
+  if (std::find(waiting_.begin(), waiting_.end(), reduction) == waiting_.end()) return;
+  reduction->abandoned = true;
+  if (reduction->failed.ok()) {
+    reduction->failed = make_error(
+        ErrorKind::kUser, absl::StrCat(of_backward(reduction->id), " failed before its end"));
+  }
+  if (active_ == reduction) {
+    give_up_locked(reduction);
+  } else {
+    activate_next_locked();  // which does it, when it is its turn
+  }
+}
+
+void Reducer::give_up_locked(const ReductionRef& reduction) {
+  const c10::AutoGradMode no_grad(false);
+  try {
+    complete_locked(reduction.get());
+    // The others will want to know why; nobody here waits for them.
+    (void)begin_all_gather_notes(group_, std::string(reduction->failed.message()),
+                                 options_.timeout);
+  } catch (...) {
+    // The group takes no more operations: then it tells the others itself.
+  }
+  forget_locked(reduction);
+}
+
+}  // namespace weft::internal
