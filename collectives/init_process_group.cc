@@ -5,6 +5,8 @@
 #include "weft/collectives/internal/group_handle.h"
 #include "weft/collectives/internal/inproc_link.h"
 #include "weft/collectives/internal/making.h"
+#include "weft/collectives/internal/shm_engine.h"
+#include "weft/collectives/internal/shm_mesh.h"
 #include "weft/collectives/internal/tcp_link.h"
 #include "weft/collectives/internal/tcp_mesh.h"
 #include "weft/collectives/internal/text.h"
@@ -33,7 +35,10 @@ Status invalid(std::string_view why) {
 // One group on its way.
 class Initializer {
  public:
-  explicit Initializer(const ProcessGroupOptions& options) : options_(options) {}
+  Initializer(const ProcessGroupOptions& options, uint32_t generation, std::vector<int> previous)
+      : options_(options), previous_(std::move(previous)) {
+    member_.generation = generation;
+  }
 
   StatusOr<std::shared_ptr<internal::GroupHandle>> run() {
     runtime_ = options_.runtime != nullptr ? options_.runtime : make_system_runtime();
@@ -48,9 +53,12 @@ class Initializer {
     core.runtime = runtime_;
     core.executor = options_.executor;
     core.log = options_.log;
+    ProcessGroupOptions complete = options_;
+    complete.store = store_;
+    complete.runtime = runtime_;
     return std::make_shared<internal::GroupHandle>(
         std::make_unique<internal::GroupCore>(std::move(core), std::move(engine_)),
-        backend_name(backend_), store_, options_.fabric);
+        backend_name(backend_), std::move(complete), std::move(previous_));
   }
 
  private:
@@ -81,17 +89,30 @@ class Initializer {
     if (backend_ == Backend::kInproc && options_.fabric == nullptr) {
       return invalid("backend inproc needs a fabric");
     }
-    if (backend_ == Backend::kShm) {
-      return make_error(ErrorKind::kUnimplemented,
-                        internal::cat("init_process_group: backend ", backend_name(backend_)));
+    if (backend_ == Backend::kInproc) return absl::OkStatus();
+    if (backend_ != Backend::kTcp) WEFT_RETURN_IF_ERROR(offer_memory());
+    if (backend_ != Backend::kShm) WEFT_RETURN_IF_ERROR(offer_port());
+    return absl::OkStatus();
+  }
+
+  // What cannot be is an error only where the user asked for it.
+  Status offer_memory() {
+    auto made = internal::ShmListener::make(member_.size, *runtime_);
+    if (made.ok()) {
+      shm_ = *std::move(made);
+      return absl::OkStatus();
     }
-    if (backend_ == Backend::kAuto) backend_ = Backend::kTcp;
-    if (backend_ == Backend::kTcp) {
-      auto made = internal::TcpListener::make(options_.listen_address,
-                                              options_.allow_insecure || config_.allow_insecure);
-      if (!made.ok()) return annotate(made.status(), "init_process_group");
-      listener_ = *std::move(made);
-    }
+    if (backend_ == Backend::kShm) return annotate(made.status(), "init_process_group");
+    WEFT_LOG(options_.log, kInfo) << "process group '" << options_.name
+                                  << "' goes without shared memory: " << made.status();
+    return absl::OkStatus();
+  }
+
+  Status offer_port() {
+    auto made = internal::TcpListener::make(options_.listen_address,
+                                            options_.allow_insecure || config_.allow_insecure);
+    if (!made.ok()) return annotate(made.status(), "init_process_group");
+    listener_ = *std::move(made);
     return absl::OkStatus();
   }
 
@@ -117,7 +138,7 @@ class Initializer {
     making.store = store_.get();
     making.runtime = runtime_.get();
     making.name = options_.name;
-    making.prefix = internal::cat("weft/", config_.job_id, "/collectives/", options_.name, "/");
+    making.prefix = internal::generation_prefix(options_, member_.generation);
     making.deadline = deadline_;
     wire::GroupMember mine;
     mine.set_version(internal::kGroupVersion);
@@ -127,18 +148,38 @@ class Initializer {
     mine.set_identity(random_incarnation(runtime_->random()).value());
     mine.set_backend(std::string(backend_name(backend_)));
     if (listener_.has_value()) mine.set_address(listener_->address());
+    if (shm_.has_value()) {
+      mine.set_local_name(shm_->name);
+      mine.set_host(internal::shm_host());
+    }
     const Status made = internal::make_group(
         making, mine, [this](uint64_t id, const std::vector<wire::GroupMember>& members) {
           member_.group = id;
           return connect_to(members);
         });
     listener_.reset();
+    shm_.reset();
     return made;
   }
 
   Status connect_to(const std::vector<wire::GroupMember>& members) {
     if (backend_ == Backend::kInproc) {
       engine_ = std::make_unique<internal::Engine>(member_, options_.fabric->core()->join(member_));
+      return absl::OkStatus();
+    }
+    if (backend_ == Backend::kAuto) backend_ = may_share(members) ? Backend::kShm : Backend::kTcp;
+    if (backend_ == Backend::kShm) {
+      if (!may_share(members)) {
+        return make_error(ErrorKind::kInvalidArgument,
+                          "backend shm among processes of several hosts or users");
+      }
+      std::vector<internal::ShmMember> all;
+      for (const wire::GroupMember& one : members) {
+        all.push_back({one.local_name(), one.identity()});
+      }
+      WEFT_ASSIGN_OR_RETURN(internal::ShmMesh mesh,
+                            internal::connect_shm(member_, *shm_, all, *runtime_, deadline_));
+      WEFT_ASSIGN_OR_RETURN(engine_, internal::ShmEngine::make(member_, std::move(mesh), runtime_));
       return absl::OkStatus();
     }
     std::vector<internal::TcpMember> all;
@@ -151,7 +192,18 @@ class Initializer {
     return absl::OkStatus();
   }
 
+  // All see the same members, so all choose alike.
+  static bool may_share(const std::vector<wire::GroupMember>& members) {
+    for (const wire::GroupMember& one : members) {
+      const bool here =
+          !one.local_name().empty() && !one.host().empty() && one.host() == members[0].host();
+      if (!here) return false;
+    }
+    return true;
+  }
+
   const ProcessGroupOptions& options_;
+  std::vector<int> previous_;
   std::shared_ptr<Runtime> runtime_;
   absl::Time deadline_;
   Environment environment_;
@@ -160,13 +212,33 @@ class Initializer {
   Backend backend_ = Backend::kAuto;
   std::shared_ptr<Store> store_;
   std::optional<internal::TcpListener> listener_;
+  std::optional<internal::ShmListener> shm_;
   std::unique_ptr<internal::Engine> engine_;
 };
 
 }  // namespace
 
+namespace internal {
+
+StatusOr<std::shared_ptr<GroupHandle>> make_generation(const ProcessGroupOptions& options,
+                                                       uint32_t generation,
+                                                       std::vector<int> previous) {
+  return Initializer(options, generation, std::move(previous)).run();
+}
+
+std::string generation_prefix(const ProcessGroupOptions& options, uint32_t generation) {
+  const Environment environment =
+      options.environment.has_value() ? *options.environment : process_environment();
+  const auto job = environment.find("WEFT_JOB_ID");
+  const std::string id = job == environment.end() ? std::string() : job->second;
+  const std::string group = cat("weft/", id, "/collectives/", options.name, "/");
+  return generation == 1 ? group : cat(group, "g", generation, "/");
+}
+
+}  // namespace internal
+
 StatusOr<ProcessGroup> try_init_process_group(const ProcessGroupOptions& options) {
-  WEFT_ASSIGN_OR_RETURN(auto handle, Initializer(options).run());
+  WEFT_ASSIGN_OR_RETURN(auto handle, internal::make_generation(options, 1, {}));
   return ProcessGroup(std::move(handle));
 }
 

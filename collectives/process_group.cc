@@ -1,10 +1,13 @@
 #include "weft/collectives/process_group.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ATen/ops/empty.h"
+#include "ATen/ops/from_blob.h"
 #include "weft/collectives/internal/group_handle.h"
 #include "weft/collectives/internal/operation.h"
+#include "weft/collectives/internal/text.h"
 
 namespace weft {
 
@@ -103,6 +106,8 @@ Work ProcessGroup::start(Operation operation, Timeout timeout) {
 
 WEFT_FORMS(barrier, (const CollectiveOptions& options), options.timeout,
            operation(OpKind::kBarrier, "barrier", {}))
+WEFT_FORMS(monitored_barrier, (const CollectiveOptions& options), options.timeout,
+           operation(OpKind::kMonitoredBarrier, "monitored_barrier", {}))
 WEFT_FORMS(all_reduce, (const at::Tensor& tensor, const AllReduceOptions& options), options.timeout,
            reduced_all("all_reduce", list_of(tensor), options))
 WEFT_FORMS(all_reduce_coalesced, (const TensorList& tensors, const AllReduceOptions& options),
@@ -191,8 +196,70 @@ StatusOr<at::Tensor> ProcessGroup::try_recv_any_shape(int from, const PointOptio
   return receiving.received;
 }
 
-at::Tensor ProcessGroup::empty(at::IntArrayRef sizes, at::ScalarType type) const {
-  return at::empty(sizes, at::TensorOptions().dtype(type));
+StatusOr<at::Tensor> ProcessGroup::try_empty(at::IntArrayRef sizes, at::ScalarType type) const {
+  if (handle_ == nullptr) return make_error(ErrorKind::kState, "there is no process group");
+  WEFT_RETURN_IF_ERROR(internal::element_type_of(type).status());
+  uint64_t bytes = c10::elementSize(type);
+  for (const int64_t n : sizes) {
+    if (n < 0 || __builtin_mul_overflow(bytes, static_cast<uint64_t>(n), &bytes)) {
+      return make_error(ErrorKind::kInvalidArgument, "empty: no tensor has such sizes");
+    }
+  }
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<char> memory, handle_->core().engine().allocate(bytes));
+  const auto options = at::TensorOptions().dtype(type);
+  if (memory == nullptr) return at::empty(sizes, options);
+  char* const data = memory.get();
+  return at::from_blob(
+      data, sizes, [memory = std::move(memory)](void*) {}, options);
+}
+
+StatusOr<ProcessGroup> ProcessGroup::try_new_group(const std::vector<int>& ranks,
+                                                   const NewGroupOptions& options) const {
+  if (handle_ == nullptr) return make_error(ErrorKind::kState, "there is no process group");
+  ProcessGroupOptions child = handle_->options();
+  child.size = static_cast<int>(ranks.size());
+  child.rank = -1;
+  std::string label = options.name;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const bool twice = std::count(ranks.begin(), ranks.end(), ranks[i]) > 1;
+    if (ranks[i] < 0 || ranks[i] >= size() || twice) {
+      return make_error(ErrorKind::kInvalidArgument,
+                        internal::cat("new_group: rank ", ranks[i],
+                                      twice ? " twice in the list" : " in a group of ",
+                                      twice ? std::string() : std::to_string(size())));
+    }
+    if (ranks[i] == rank()) child.rank = static_cast<int>(i);
+    if (options.name.empty()) internal::cat_to(&label, i == 0 ? "" : "-", ranks[i]);
+  }
+  if (child.rank < 0) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      internal::cat("new_group: rank ", rank(), " is not in its list"));
+  }
+  child.name = internal::cat(name(), "/", label);
+  if (options.timeout.is_set()) child.timeout = options.timeout;
+  child.init_timeout = options.init_timeout;
+  return try_init_process_group(child);
+}
+
+StatusOr<ProcessGroup> ProcessGroup::try_split(int color, int key, const NewGroupOptions& options) {
+  if (handle_ == nullptr) return make_error(ErrorKind::kState, "there is no process group");
+  const at::Tensor all = at::empty({size(), 2}, at::TensorOptions().dtype(at::kInt));
+  int* const rows = all.mutable_data_ptr<int>();
+  rows[2 * rank()] = color;
+  rows[2 * rank() + 1] = key;
+  const CollectiveOptions gather{.timeout = options.init_timeout};
+  WEFT_RETURN_IF_ERROR(try_all_gather_into_tensor(all, all[rank()], gather));
+  if (color < 0) return ProcessGroup();
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); ++r) {
+    if (rows[2 * r] == color) ranks.push_back(r);
+  }
+  std::stable_sort(ranks.begin(), ranks.end(),
+                   [rows](int a, int b) { return rows[2 * a + 1] < rows[2 * b + 1]; });
+  NewGroupOptions named = options;
+  named.name =
+      internal::cat(options.name.empty() ? "split" : options.name, "-", sequence(), "-", color);
+  return try_new_group(ranks, named);
 }
 
 void ProcessGroup::abort(std::string_view why) {

@@ -56,7 +56,7 @@ struct Operation;
 }  // namespace internal
 
 enum class Backend {
-  kAuto,    // inproc with a fabric; otherwise shm among ranks of one user on one host, else tcp
+  kAuto,  // inproc with a fabric; otherwise shm where all ranks are one user's on one host, else tcp
   kInproc,  // ranks in one process, over a fabric: simulation and tests
   kShm,     // shared memory
   kTcp,     // sockets
@@ -121,6 +121,19 @@ struct AllToAllOptions {
 };
 struct PointOptions {
   int tag = 0;
+  Timeout timeout{};
+};
+
+struct NewGroupOptions {
+  std::string name = {};
+  // Of operations that give none: that of this group.
+  Timeout timeout{};
+  // Until all members have come: 10 minutes.
+  Timeout init_timeout{};
+};
+
+struct RebuildOptions {
+  // For members that neither come nor are known to be gone: 30 s.
   Timeout timeout{};
 };
 
@@ -233,7 +246,41 @@ class WEFT_API ProcessGroup {
   }
 
   // Memory for tensors that this group works on with fewer copies, where its backend has such.
-  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) const;
+  // It may outlive the group, whose shared memory then stays as long.
+  StatusOr<at::Tensor> try_empty(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) const;
+  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) const {
+    return value_or_throw(try_empty(sizes, type));
+  }
+
+  // A group of some of the ranks, which come to have new ranks in the order of the list. Only they
+  // call it; `name` tells apart what would otherwise be two groups of the same ranks at one time.
+  // It is of its own: it lives on when this one fails or is gone.
+  StatusOr<ProcessGroup> try_new_group(const std::vector<int>& ranks,
+                                       const NewGroupOptions& options = {}) const;
+  ProcessGroup new_group(const std::vector<int>& ranks, const NewGroupOptions& options = {}) const {
+    return value_or_throw(try_new_group(ranks, options));
+  }
+  // All ranks call it: those that give one color make a group, ordered by key and then by rank. A
+  // negative color makes none: the result is not valid().
+  StatusOr<ProcessGroup> try_split(int color, int key = 0, const NewGroupOptions& options = {});
+  ProcessGroup split(int color, int key = 0, const NewGroupOptions& options = {}) {
+    return value_or_throw(try_split(color, key, options));
+  }
+
+  // A barrier that says who does not come: rank 0 names all that are missing, the others hear it
+  // from there.
+  WEFT_COLLECTIVE(monitored_barrier, (const CollectiveOptions& options = {}), (options))
+
+  // After a failure: the survivors of this group as a group of the next generation. Every rank that
+  // lives calls it; those that do not come within the timeout, and are not known to be gone, are
+  // left out, and get an error of kind state when they come. Ranks are dense, in the old order.
+  // This group has failed afterwards, whether it had before or not.
+  StatusOr<ProcessGroup> try_rebuild(const RebuildOptions& options = {});
+  ProcessGroup rebuild(const RebuildOptions& options = {}) {
+    return value_or_throw(try_rebuild(options));
+  }
+  // Of a rebuilt group, by rank: the rank in the generation before. Empty otherwise.
+  const std::vector<int>& previous_ranks() const;
 
   // Fails the group at every rank, for the reason given.
   void abort(std::string_view why);

@@ -30,15 +30,15 @@ Status bad_file(std::string why) {
 
 }  // namespace
 
-StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::map(UniqueFd fd, uint64_t bytes) {
-  void* const data =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
+StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::map(UniqueFd fd, uint64_t bytes, bool to_write) {
+  const int access = to_write ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* const data = mmap(nullptr, bytes, access, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
   if (data == MAP_FAILED) return no_memory_file("mmap", errno);
   return std::shared_ptr<MemoryFile>(
       new MemoryFile(std::move(fd), static_cast<char*>(data), bytes));
 }
 
-StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::make(uint64_t bytes) {
+StatusOr<UniqueFd> MemoryFile::make_unsealed(uint64_t bytes) {
   rlimit limit = {};
   // ftruncate() beyond it would end the process by a signal.
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
@@ -52,11 +52,28 @@ StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::make(uint64_t bytes) {
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return no_memory_file("ftruncate", errno);
   }
-  if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return no_memory_file("sealing", errno);
-  return map(std::move(fd), bytes);
+  return fd;
 }
 
-StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::adopt(UniqueFd fd, uint64_t announced_bytes) {
+StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::make(uint64_t bytes) {
+  WEFT_ASSIGN_OR_RETURN(UniqueFd fd, make_unsealed(bytes));
+  if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return no_memory_file("sealing", errno);
+  return map(std::move(fd), bytes, true);
+}
+
+StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::make_for_one_writer(uint64_t bytes) {
+  WEFT_ASSIGN_OR_RETURN(UniqueFd fd, make_unsealed(bytes));
+  const int descriptor = fd.get();
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<MemoryFile> file, map(std::move(fd), bytes, true));
+  // Our own mapping is from before; an older kernel refuses the seal that it does not know.
+  if (fcntl(descriptor, F_ADD_SEALS, kSeals | F_SEAL_FUTURE_WRITE) != 0 &&
+      fcntl(descriptor, F_ADD_SEALS, kSeals) != 0) {
+    return no_memory_file("sealing", errno);
+  }
+  return file;
+}
+
+Status MemoryFile::check(const UniqueFd& fd, uint64_t announced_bytes) {
   if (announced_bytes == 0 || announced_bytes > kMaxBytes) {
     return bad_file(absl::StrCat("its size is announced as ", announced_bytes));
   }
@@ -71,7 +88,18 @@ StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::adopt(UniqueFd fd, uint64_t an
   if (seals < 0 || (seals & kSeals) != kSeals) {
     return bad_file(absl::StrCat("its seals are ", seals, ", so it could still be truncated"));
   }
-  return map(std::move(fd), announced_bytes);
+  return absl::OkStatus();
+}
+
+StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::adopt(UniqueFd fd, uint64_t announced_bytes) {
+  WEFT_RETURN_IF_ERROR(check(fd, announced_bytes));
+  return map(std::move(fd), announced_bytes, true);
+}
+
+StatusOr<std::shared_ptr<MemoryFile>> MemoryFile::adopt_to_read(UniqueFd fd,
+                                                                uint64_t announced_bytes) {
+  WEFT_RETURN_IF_ERROR(check(fd, announced_bytes));
+  return map(std::move(fd), announced_bytes, false);
 }
 
 MemoryFile::~MemoryFile() { munmap(data_, size_); }

@@ -29,6 +29,11 @@ class WEFT_API MemoryFile {
   // protocol: not of the announced size, not sealed, not a file in memory.
   static StatusOr<std::shared_ptr<MemoryFile>> adopt(UniqueFd fd, uint64_t announced_bytes);
 
+  // A file that only we ever write to: sealed against that where the kernel can (5.1).
+  static StatusOr<std::shared_ptr<MemoryFile>> make_for_one_writer(uint64_t bytes);
+  // A peer's file of that kind, mapped to read. Errors as those of adopt().
+  static StatusOr<std::shared_ptr<MemoryFile>> adopt_to_read(UniqueFd fd, uint64_t announced_bytes);
+
   ~MemoryFile();
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
@@ -46,7 +51,9 @@ class WEFT_API MemoryFile {
  private:
   MemoryFile(UniqueFd fd, char* data, uint64_t size)
       : fd_(std::move(fd)), data_(data), size_(size) {}
-  static StatusOr<std::shared_ptr<MemoryFile>> map(UniqueFd fd, uint64_t bytes);
+  static StatusOr<UniqueFd> make_unsealed(uint64_t bytes);
+  static Status check(const UniqueFd& fd, uint64_t announced_bytes);
+  static StatusOr<std::shared_ptr<MemoryFile>> map(UniqueFd fd, uint64_t bytes, bool to_write);
 
   const UniqueFd fd_;
   char* const data_;

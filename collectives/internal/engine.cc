@@ -151,6 +151,16 @@ Status Engine::agree(const Turn& turn, Header mine) {
   return run(turn, mine, barrier_schedule(member_.rank, member_.size), nullptr, nullptr);
 }
 
+Status Engine::monitored_barrier(const Turn& turn) {
+  // Rank 0 alone watches the time, so that it can say who is missing.
+  constexpr absl::Duration kLonger = absl::Minutes(1);
+  Turn own = turn;
+  if (member_.rank != 0) own.deadline += kLonger;
+  const Header mine = header(turn, OpKind::kMonitoredBarrier, ElementType::kNone, 0);
+  return run(own, mine, all_reduce_schedule(Algorithm::kStar, member_.rank, member_.size, 0),
+             nullptr, nullptr);
+}
+
 Status Engine::barrier(const Turn& turn) {
   return agree(turn, header(turn, OpKind::kBarrier, ElementType::kNone, 0));
 }

@@ -38,6 +38,8 @@ class Engine {
   Link& link() { return *link_; }
 
   virtual Status barrier(const Turn& turn);
+  // Rank 0 waits for all and names who is missing; the others wait for it, and longer.
+  virtual Status monitored_barrier(const Turn& turn);
   // In place.
   virtual Status all_reduce(const Turn& turn, ElementType type, ReduceOp op, Algorithm algorithm,
                             char* data, uint64_t elements);
@@ -60,10 +62,16 @@ class Engine {
   virtual Status all_to_all(const Turn& turn, ElementType type, const char* input,
                             const Blocks& input_blocks, char* output, const Blocks& output_blocks);
 
+  // Memory on which operations copy less; null where there is none.
+  virtual StatusOr<std::shared_ptr<char>> allocate(uint64_t bytes) {
+    (void)bytes;
+    return std::shared_ptr<char>();
+  }
+
  protected:
   Header header(const Turn& turn, OpKind op, ElementType type, uint64_t count) const;
   // Every rank has begun this operation.
-  Status agree(const Turn& turn, Header mine);
+  virtual Status agree(const Turn& turn, Header mine);
   Status run(const Turn& turn, const Header& mine, const Schedule& schedule, char* work,
              const char* input);
   Status run_round(const Turn& turn, const Header& mine, const Round& round, char* work,

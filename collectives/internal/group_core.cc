@@ -43,6 +43,7 @@ Status GroupCore::await_turn_locked(std::string_view op, uint64_t ticket, const 
                                 "', behind operations that are not over"));
   }
   if (!failure_.ok()) return failed_locked(op);
+  busy_ = true;
   return absl::OkStatus();
 }
 
@@ -55,6 +56,8 @@ Status GroupCore::settle(std::string_view op, const Turn& turn, Status done) {
   }
   MutexLock lock(&mutex_);
   ++settled_;
+  busy_ = false;
+  if (waiting_ > 0) changed_.notify_all();
   // The first cause counts.
   return done.ok() ? done : failure_;
 }
@@ -151,6 +154,20 @@ void GroupCore::fail(const Status& cause) {
   WEFT_LOG(options_.log, kWarning)
       << "process group '" << options_.name << "' has failed: " << cause;
   engine_->link().fail(cause, sequence);
+}
+
+std::vector<bool> GroupCore::gone() {
+  {
+    MutexLock lock(&mutex_);
+    // Whoever runs an operation now ends it soon, with the group's failure.
+    while (busy_) {
+      ++waiting_;
+      const Status waited = changed_.wait_until(&mutex_, absl::InfiniteFuture());
+      --waiting_;
+      if (!waited.ok()) break;
+    }
+  }
+  return engine_->link().gone();
 }
 
 Status GroupCore::failure() {

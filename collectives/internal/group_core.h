@@ -48,6 +48,8 @@ class GroupCore {
                      absl::AnyInvocable<Status(const Turn&)> body);
 
   void fail(const Status& cause);
+  // Runs when no operation does. REQUIRES: the group has failed.
+  std::vector<bool> gone();
   // OK while the group works.
   Status failure();
   void close();
@@ -91,6 +93,7 @@ class GroupCore {
   uint64_t serving_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t settled_ ABSL_GUARDED_BY(mutex_) = 0;  // of those that had their turn
   int waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool busy_ ABSL_GUARDED_BY(mutex_) = false;  // an operation runs
   std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Thread> thread_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Executor> executor_ ABSL_GUARDED_BY(mutex_);

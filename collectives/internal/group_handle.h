@@ -6,20 +6,21 @@
 #include <memory>
 #include <string_view>
 #include <utility>
+#include <vector>
 
-#include "weft/collectives/inproc_fabric.h"
 #include "weft/collectives/internal/group_core.h"
-#include "weft/store/store.h"
+#include "weft/collectives/process_group.h"
 
 namespace weft::internal {
 
 class GroupHandle {
  public:
+  // `options` are complete: with store and runtime.
   GroupHandle(std::unique_ptr<GroupCore> core, std::string_view backend,
-              std::shared_ptr<Store> store, std::shared_ptr<InprocFabric> fabric)
+              ProcessGroupOptions options, std::vector<int> previous)
       : backend_(backend),
-        store_(std::move(store)),
-        fabric_(std::move(fabric)),
+        options_(std::move(options)),
+        previous_(std::move(previous)),
         core_(std::move(core)) {}
   ~GroupHandle() { core_->close(); }
   GroupHandle(const GroupHandle&) = delete;
@@ -27,13 +28,24 @@ class GroupHandle {
 
   GroupCore& core() { return *core_; }
   std::string_view backend() const { return backend_; }
+  const ProcessGroupOptions& options() const { return options_; }
+  // By rank: the rank in the generation before. Empty: there was none.
+  const std::vector<int>& previous() const { return previous_; }
 
  private:
   const std::string_view backend_;  // a literal
-  const std::shared_ptr<Store> store_;
-  const std::shared_ptr<InprocFabric> fabric_;
+  const ProcessGroupOptions options_;
+  const std::vector<int> previous_;
   const std::unique_ptr<GroupCore> core_;
 };
+
+// Makes one generation of a group; `previous` as above. REQUIRES: not a member of it yet.
+StatusOr<std::shared_ptr<GroupHandle>> make_generation(const ProcessGroupOptions& options,
+                                                       uint32_t generation,
+                                                       std::vector<int> previous);
+
+// The prefix of the keys of a generation of that group.
+std::string generation_prefix(const ProcessGroupOptions& options, uint32_t generation);
 
 }  // namespace weft::internal
 

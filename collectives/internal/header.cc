@@ -26,7 +26,7 @@ bool reduces(uint8_t op) {
 std::string_view op_name(uint8_t op) {
   constexpr std::string_view kNames[kOpKinds] = {
       "nothing", "barrier", "all_reduce",     "broadcast",  "reduce", "all_gather",
-      "gather",  "scatter", "reduce_scatter", "all_to_all", "send"};
+      "gather",  "scatter", "reduce_scatter", "all_to_all", "send",   "monitored_barrier"};
   return op < kOpKinds ? kNames[op] : "unknown operation";
 }
 

@@ -34,8 +34,9 @@ enum class OpKind : uint8_t {
   kReduceScatter = 8,
   kAllToAll = 9,
   kSend = 10,
+  kMonitoredBarrier = 11,
 };
-inline constexpr uint8_t kOpKinds = 11;
+inline constexpr uint8_t kOpKinds = 12;
 WEFT_API std::string_view op_name(uint8_t op);
 
 struct Header {

@@ -162,6 +162,16 @@ class InprocLink : public Link {
     room_->wake_all_locked();
   }
 
+  std::vector<bool> gone() override {
+    std::vector<bool> out;
+    MutexLock lock(room_->mutex());
+    for (int peer = 0; peer < member_.size; ++peer) {
+      const InprocRoom::Seat& seat = room_->seat(peer);
+      out.push_back(seat.killed || !seat.here);
+    }
+    return out;
+  }
+
   Traffic traffic() const override {
     return {messages_.load(std::memory_order_relaxed), bytes_.load(std::memory_order_relaxed)};
   }

@@ -75,6 +75,9 @@ class Link {
   // Says goodbye; a member that still waits for this one gets an error.
   virtual void leave() = 0;
 
+  // By rank: whose process is known to have ended, or which has left.
+  virtual std::vector<bool> gone() = 0;
+
   virtual Traffic traffic() const = 0;
 };
 

@@ -415,6 +415,7 @@ Status perform_lists(Engine& engine, const Turn& turn, Operation& o, ElementType
 
 Status perform_checked(Engine& engine, const Turn& turn, Operation& o) {
   if (o.kind == OpKind::kBarrier) return engine.barrier(turn);
+  if (o.kind == OpKind::kMonitoredBarrier) return engine.monitored_barrier(turn);
   if (o.kind == OpKind::kSend && o.receives) return receive(engine, turn, o);
   WEFT_ASSIGN_OR_RETURN(
       const ElementType type,
@@ -463,7 +464,7 @@ StatusOr<ElementType> element_type_of(at::ScalarType type) {
 }
 
 Status check_operation(const Membership& m, const Operation& o) {
-  if (o.kind == OpKind::kBarrier) return absl::OkStatus();
+  if (o.kind == OpKind::kBarrier || o.kind == OpKind::kMonitoredBarrier) return absl::OkStatus();
   if (o.outputs.empty() && o.inputs.empty() && !o.any_shape) {
     return invalid(o.name, "there is no tensor");
   }

@@ -1,20 +1,20 @@
 #ifndef WEFT_COLLECTIVES_INTERNAL_TCP_LINK_H_
 #define WEFT_COLLECTIVES_INTERNAL_TCP_LINK_H_
 
-// The link over sockets. Whoever waits in an operation moves the bytes itself: there is no thread.
-// Tensors are read straight to where they belong. See tcp_mesh.h for the connections.
+// The link over sockets of TCP. See tcp_mesh.h for the connections.
 
 #include <memory>
 #include <vector>
 
-#include "weft/collectives/internal/link.h"
+#include "weft/collectives/internal/stream_link.h"
 #include "weft/collectives/internal/tcp_mesh.h"
 #include "weft/common/runtime.h"
 
 namespace weft::internal {
 
-StatusOr<std::unique_ptr<Link>> make_tcp_link(const Membership& member, std::vector<TcpPeer> peers,
-                                              std::shared_ptr<Runtime> runtime);
+StatusOr<std::unique_ptr<StreamLink>> make_tcp_link(const Membership& member,
+                                                    std::vector<TcpPeer> peers,
+                                                    std::shared_ptr<Runtime> runtime);
 
 }  // namespace weft::internal
 

@@ -228,12 +228,6 @@ class Mesh {
 
 }  // namespace
 
-int milliseconds_until(absl::Time now, absl::Time deadline) {
-  const absl::Duration left = deadline - now;
-  if (left >= absl::Milliseconds(100)) return 100;
-  return static_cast<int>(std::max<int64_t>(1, absl::ToInt64Milliseconds(left)));
-}
-
 StatusOr<TcpListener> TcpListener::make(const std::string& host, bool allow_insecure) {
   WEFT_ASSIGN_OR_RETURN(const BindHost at, resolve_bind_host(host));
   if (!at.loopback && !allow_insecure) {

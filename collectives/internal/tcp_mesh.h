@@ -11,17 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "weft/collectives/internal/link.h"
+#include "weft/collectives/internal/stream_link.h"
 #include "weft/common/error.h"
 #include "weft/common/posix.h"
 #include "weft/common/runtime.h"
 
 namespace weft::internal {
-
-inline constexpr int kLanes = 3;
-inline constexpr int kDataLane = 0;
-inline constexpr int kPointLane = 1;
-inline constexpr int kControlLane = 2;
 
 struct TcpPeer {
   UniqueFd lanes[kLanes];
@@ -51,10 +46,6 @@ class TcpListener {
 StatusOr<std::vector<TcpPeer>> connect_mesh(const Membership& member, const TcpListener& listener,
                                             const std::vector<TcpMember>& members, Runtime& runtime,
                                             absl::Time deadline);
-
-// For poll(): at most so long that the caller
-// looks around again every 100 ms.
-int milliseconds_until(absl::Time now, absl::Time deadline);
 
 }  // namespace weft::internal
 

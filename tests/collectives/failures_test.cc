@@ -204,7 +204,7 @@ TEST_P(CollectiveFailures, NothingIsLeftAtTheStore) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, CollectiveFailures,
-                         ::testing::Values(Backend::kInproc, Backend::kTcp),
+                         ::testing::Values(Backend::kInproc, Backend::kShm, Backend::kTcp),
                          [](const auto& info) { return backend_text(info.param); });
 
 }  // namespace

@@ -185,7 +185,8 @@ TEST_P(CollectiveMatrix, CL_1_all_reduce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, CollectiveMatrix,
-                         ::testing::Combine(::testing::Values(Backend::kInproc, Backend::kTcp),
+                         ::testing::Combine(::testing::Values(Backend::kInproc, Backend::kShm,
+                                                              Backend::kTcp),
                                             ::testing::Values(1, 2, 3, 4, 5)),
                          [](const auto& info) {
                            return backend_text(std::get<0>(info.param)) +

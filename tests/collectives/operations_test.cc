@@ -315,7 +315,8 @@ TEST_P(Collectives, GradientsAreNotRecorded) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Collectives, ::testing::Values(Backend::kInproc, Backend::kTcp),
+INSTANTIATE_TEST_SUITE_P(Backends, Collectives,
+                         ::testing::Values(Backend::kInproc, Backend::kShm, Backend::kTcp),
                          [](const auto& info) { return backend_text(info.param); });
 
 }  // namespace

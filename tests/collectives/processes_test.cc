@@ -87,7 +87,7 @@ TEST_P(CollectiveProcesses, CL_20_two_jobs_at_once) {
   for (Process& one : second) EXPECT_EQ(one.wait_exit(), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CollectiveProcesses, ::testing::Values("tcp"),
+INSTANTIATE_TEST_SUITE_P(Backends, CollectiveProcesses, ::testing::Values("shm", "tcp"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

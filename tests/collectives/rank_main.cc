@@ -4,12 +4,16 @@
 //   loop ELEMENTS MILLISECONDS   all_reduce again and again; "going" after the first, then what
 //                                ends it: "error KIND MESSAGE"
 //   sum ELEMENTS                 one all_reduce of ones; "sum VALUE" or "error KIND MESSAGE"
+//   time ELEMENTS TIMES KIND     the median of so many all_reduces of plain memory, or with KIND
+//                                "empty" of the group's: "took MICROSECONDS"
 //   quit
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <iostream>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "ATen/Parallel.h"
 #include "ATen/ops/ones.h"
@@ -50,6 +54,21 @@ int run(char** argv) {
       } else {
         say_error(s);
       }
+    }
+    if (what == "time") {
+      int64_t times = 0;
+      std::string kind;
+      in >> times >> kind;
+      at::Tensor tensor = kind == "empty" ? group.empty({elements}) : t.clone();
+      tensor.fill_(1);
+      std::vector<double> took;
+      for (int64_t i = 0; i < times + 3; ++i) {
+        const absl::Time begin = group.runtime()->now();
+        weft::throw_if_error(group.try_all_reduce(tensor, {.op = weft::ReduceOp::kMax}));
+        if (i >= 3) took.push_back(absl::ToDoubleMicroseconds(group.runtime()->now() - begin));
+      }
+      std::sort(took.begin(), took.end());
+      say("took " + std::to_string(took[took.size() / 2]));
     }
     if (what == "loop") {
       int64_t milliseconds = 0;

@@ -1,0 +1,345 @@
+#include "weft/collectives/internal/shm_engine.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "weft/collectives/internal/reduce.h"
+#include "weft/collectives/internal/text.h"
+
+namespace weft::internal {
+namespace {
+
+// Up to it everyone reduces everything: one barrier instead of two.
+constexpr uint64_t kSmallBytes = 16 << 10;
+constexpr size_t kWords = sizeof(Header) / sizeof(uint64_t);
+using Words = std::array<uint64_t, kWords>;
+
+void copy(char* to, const char* from, uint64_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Engine>> ShmEngine::make(const Membership& member, ShmMesh mesh,
+                                                  std::shared_ptr<Runtime> runtime) {
+  auto streams = std::make_unique<ShmStreams>(member, std::move(mesh));
+  ShmStreams* const kept = streams.get();
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<StreamLink> link,
+                        make_stream_link(member, std::move(streams), std::move(runtime)));
+  return std::unique_ptr<Engine>(new ShmEngine(member, std::move(link), kept));
+}
+
+// The link, which owns the streams, lives as long as the engine.
+ShmEngine::ShmEngine(const Membership& member, std::unique_ptr<StreamLink> link,
+                     ShmStreams* streams)
+    : Engine(member, std::move(link)),
+      stream_(static_cast<StreamLink*>(link_.get())),
+      streams_(streams),
+      files_(streams->files()),
+      places_(static_cast<size_t>(member.size), 0) {}
+
+void ShmEngine::publish(const Header& mine, uint64_t place) {
+  ShmHeader& slot = own().page().headers[mine.sequence & 1];
+  Words words;
+  std::memcpy(words.data(), &mine, sizeof mine);
+  // A reader that sees the number sees the rest; nobody looks for this number before.
+  for (size_t i = 0; i < kWords; ++i) slot.words[i].store(words[i], std::memory_order_relaxed);
+  slot.place.store(place, std::memory_order_relaxed);
+  slot.sequence.store(mine.sequence, std::memory_order_release);
+}
+
+Status ShmEngine::check_header(const Header& mine, int peer, bool arrived) {
+  const ShmHeader& slot = of(peer).page().headers[mine.sequence & 1];
+  const uint64_t sequence = slot.sequence.load(std::memory_order_acquire);
+  if (sequence != mine.sequence && !arrived) return absl::OkStatus();
+  Words words;
+  for (size_t i = 0; i < kWords; ++i) words[i] = slot.words[i].load(std::memory_order_relaxed);
+  const Header theirs = std::bit_cast<Header>(words);
+  WEFT_RETURN_IF_ERROR(check_origin(theirs, member_.group, member_.generation, peer));
+  Header expected = mine;
+  expected.bytes = theirs.bytes;
+  if (arrived) places_[static_cast<size_t>(peer)] = slot.place.load(std::memory_order_relaxed);
+  return check_expected(theirs, expected, peer);
+}
+
+Status ShmEngine::meet(const Turn& turn, const Header& mine, bool first) {
+  ++count_;
+  own().page().counter.store(count_, std::memory_order_seq_cst);
+  for (int peer = 0; peer < member_.size; ++peer) {
+    if (peer != member_.rank) streams_->ring(peer);
+  }
+  int next = 0;  // the first peer that has not come
+  WEFT_RETURN_IF_ERROR(stream_->until(
+      turn.deadline,
+      [&](bool* moved) -> StatusOr<bool> {
+        (void)moved;
+        for (; next < member_.size; ++next) {
+          if (next == member_.rank) continue;
+          if (of(next).page().counter.load(std::memory_order_acquire) >= count_) continue;
+          if (!stream_->still_there(next).ok() &&
+              of(next).page().counter.load(std::memory_order_acquire) < count_) {
+            return stream_->still_there(next);
+          }
+          if (first) {
+            for (int peer = next; peer < member_.size; ++peer) {
+              if (peer != member_.rank) WEFT_RETURN_IF_ERROR(check_header(mine, peer, false));
+            }
+          }
+          return false;
+        }
+        return true;
+      },
+      [](std::vector<pollfd>*) {},
+      [&] {
+        std::vector<Awaited> awaited;
+        for (int peer = 0; peer < member_.size; ++peer) {
+          if (peer == member_.rank ||
+              of(peer).page().counter.load(std::memory_order_acquire) >= count_) {
+            continue;
+          }
+          awaited.push_back({peer, last_header(peer)});
+        }
+        return deadline_error(mine, awaited);
+      }));
+  if (!first) return absl::OkStatus();
+  for (int peer = 0; peer < member_.size; ++peer) {
+    if (peer != member_.rank) WEFT_RETURN_IF_ERROR(check_header(mine, peer, true));
+  }
+  return absl::OkStatus();
+}
+
+Header ShmEngine::last_header(int peer) const {
+  Header out;
+  for (const ShmHeader& slot : of(peer).page().headers) {
+    const uint64_t sequence = slot.sequence.load(std::memory_order_acquire);
+    if (sequence == 0 || sequence < out.sequence) continue;
+    Words words;
+    for (size_t i = 0; i < kWords; ++i) words[i] = slot.words[i].load(std::memory_order_relaxed);
+    out = std::bit_cast<Header>(words);
+  }
+  return out;
+}
+
+bool ShmEngine::all_registered(const Header& mine, uint64_t bytes, uint64_t alignment) {
+  (void)mine;
+  const ShmLayout& layout = files_.layout;
+  for (const uint64_t place : places_) {
+    const bool inside = place >= layout.heap_begin && place % alignment == 0 &&
+                        bytes <= layout.total && place <= layout.total - bytes;
+    if (!inside) return false;
+  }
+  return true;
+}
+
+Status ShmEngine::agree(const Turn& turn, Header mine) {
+  publish(mine, 0);
+  return meet(turn, mine, true);
+}
+
+Status ShmEngine::barrier(const Turn& turn) {
+  return agree(turn, header(turn, OpKind::kBarrier, ElementType::kNone, 0));
+}
+
+Status ShmEngine::monitored_barrier(const Turn& turn) {
+  publish(header(turn, OpKind::kMonitoredBarrier, ElementType::kNone, 0), 0);
+  return Engine::monitored_barrier(turn);
+}
+
+// Of `inputs_`, in the order of the ranks.
+void ShmEngine::reduce_into(const Header& mine, char* out, uint64_t elements) {
+  if (elements == 0) return;
+  reduce_many(static_cast<ElementType>(mine.type), static_cast<ReduceOp::Kind>(mine.reduction), out,
+              inputs_.data(), inputs_.size(), elements, static_cast<uint64_t>(member_.size));
+}
+
+Status ShmEngine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Algorithm algorithm,
+                             char* data, uint64_t elements) {
+  const uint64_t size = element_size(type);
+  const uint64_t bytes = elements * size;
+  if (algorithm != Algorithm::kAuto && algorithm != Algorithm::kDirect) {
+    Header mine = header(turn, OpKind::kAllReduce, type, elements);
+    mine.reduction = op.kind();
+    mine.algorithm = static_cast<uint8_t>(algorithm);
+    WEFT_RETURN_IF_ERROR(agree(turn, mine));
+    return Engine::all_reduce(turn, type, op, algorithm, data, elements);
+  }
+  Header mine = header(turn, OpKind::kAllReduce, type, elements);
+  mine.reduction = op.kind();
+  mine.algorithm = static_cast<uint8_t>(Algorithm::kDirect);
+  if (op.kind() == ReduceOp::kPremulSum) multiply(type, data, elements, op.factor());
+  const uint64_t place = files_.heap->place_of(data, bytes);
+  places_[static_cast<size_t>(member_.rank)] = place;
+  publish(mine, place);
+  if (bytes <= kSmallBytes) return small(turn, mine, data, elements);
+  // The first chunk is put in beside the header; whoever turns out to be registered wasted that.
+  if (place != 0) {
+    WEFT_RETURN_IF_ERROR(meet(turn, mine, true));
+    if (all_registered(mine, bytes, size)) return registered(turn, mine, data, elements);
+    return staged(turn, mine, data, elements);
+  }
+  WEFT_RETURN_IF_ERROR(meet(turn, mine, true));
+  return staged(turn, mine, data, elements);
+}
+
+Status ShmEngine::small(const Turn& turn, const Header& mine, char* data, uint64_t elements) {
+  const uint64_t bytes = elements * element_size(static_cast<ElementType>(mine.type));
+  const uint64_t use = ++turn_;
+  copy(own().slot(use), data, bytes);
+  WEFT_RETURN_IF_ERROR(meet(turn, mine, true));
+  inputs_.clear();
+  for (int peer = 0; peer < member_.size; ++peer) inputs_.push_back(of(peer).slot(use));
+  reduce_into(mine, data, elements);
+  return absl::OkStatus();
+}
+
+Status ShmEngine::staged(const Turn& turn, const Header& mine, char* data, uint64_t elements) {
+  const uint64_t size = element_size(static_cast<ElementType>(mine.type));
+  const uint64_t chunk = ShmLayout::kSlot / size;
+  for (uint64_t begin = 0; begin < elements; begin += chunk) {
+    const uint64_t n = std::min(chunk, elements - begin);
+    const uint64_t use = ++turn_;
+    char* const at = data + begin * size;
+    copy(own().slot(use), at, n * size);
+    WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
+    const Blocks slices = Blocks::even(n, member_.size);
+    const uint64_t mine_begin = slices.begin(member_.rank) * size;
+    inputs_.clear();
+    for (int peer = 0; peer < member_.size; ++peer) {
+      inputs_.push_back(of(peer).slot(use) + mine_begin);
+    }
+    reduce_into(mine, own().result(use), slices.length(member_.rank));
+    WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
+    for (int peer = 0; peer < member_.size; ++peer) {
+      copy(at + slices.begin(peer) * size, of(peer).result(use), slices.length(peer) * size);
+    }
+  }
+  return absl::OkStatus();
+}
+
+Status ShmEngine::registered(const Turn& turn, const Header& mine, char* data, uint64_t elements) {
+  const uint64_t size = element_size(static_cast<ElementType>(mine.type));
+  const Blocks slices = Blocks::even(elements, member_.size);
+  const uint64_t mine_begin = slices.begin(member_.rank) * size;
+  inputs_.clear();
+  for (int peer = 0; peer < member_.size; ++peer) {
+    inputs_.push_back(of(peer).at(places_[static_cast<size_t>(peer)]) + mine_begin);
+  }
+  inputs_[static_cast<size_t>(member_.rank)] = data + mine_begin;
+  reduce_into(mine, data + mine_begin, slices.length(member_.rank));
+  WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
+  for (int peer = 0; peer < member_.size; ++peer) {
+    if (peer == member_.rank) continue;
+    const uint64_t begin = slices.begin(peer) * size;
+    copy(data + begin, of(peer).at(places_[static_cast<size_t>(peer)]) + begin,
+         slices.length(peer) * size);
+  }
+  // Whoever writes to its tensor next must not meet a peer that still reads it.
+  return meet(turn, mine, false);
+}
+
+Status ShmEngine::broadcast(const Turn& turn, ElementType type, char* data, uint64_t elements,
+                            int root) {
+  Header mine = header(turn, OpKind::kBroadcast, type, elements);
+  mine.root = root;
+  WEFT_RETURN_IF_ERROR(agree(turn, mine));
+  const uint64_t bytes = elements * element_size(type);
+  for (uint64_t begin = 0; begin < bytes; begin += ShmLayout::kSlot) {
+    const uint64_t n = std::min(ShmLayout::kSlot, bytes - begin);
+    const uint64_t use = ++turn_;
+    if (member_.rank == root) copy(own().slot(use), data + begin, n);
+    WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
+    if (member_.rank != root) copy(data + begin, of(root).slot(use), n);
+  }
+  return absl::OkStatus();
+}
+
+Status ShmEngine::reduce(const Turn& turn, ElementType type, ReduceOp op, char* data,
+                         uint64_t elements, int root) {
+  Header mine = header(turn, OpKind::kReduce, type, elements);
+  mine.root = root;
+  mine.reduction = op.kind();
+  WEFT_RETURN_IF_ERROR(agree(turn, mine));
+  if (op.kind() == ReduceOp::kPremulSum) multiply(type, data, elements, op.factor());
+  const uint64_t size = element_size(type);
+  const uint64_t chunk = ShmLayout::kSlot / size;
+  for (uint64_t begin = 0; begin < elements; begin += chunk) {
+    const uint64_t n = std::min(chunk, elements - begin);
+    const uint64_t use = ++turn_;
+    char* const at = data + begin * size;
+    copy(own().slot(use), at, n * size);
+    WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
+    if (member_.rank != root) continue;
+    inputs_.clear();
+    for (int peer = 0; peer < member_.size; ++peer) inputs_.push_back(of(peer).slot(use));
+    reduce_into(mine, at, n);
+  }
+  return absl::OkStatus();
+}
+
+Status ShmEngine::all_gather(const Turn& turn, ElementType type, char* data, const Blocks& blocks) {
+  Header mine = header(turn, OpKind::kAllGather, type, blocks.total());
+  mine.detail = hash_of(blocks);
+  WEFT_RETURN_IF_ERROR(agree(turn, mine));
+  const uint64_t size = element_size(type);
+  uint64_t longest = 0;
+  for (int r = 0; r < blocks.count(); ++r) longest = std::max(longest, blocks.length(r) * size);
+  for (uint64_t begin = 0; begin < longest; begin += ShmLayout::kSlot) {
+    const auto part = [&](int r) {
+      const uint64_t bytes = blocks.length(r) * size;
+      return begin >= bytes ? 0 : std::min(ShmLayout::kSlot, bytes - begin);
+    };
+    const uint64_t use = ++turn_;
+    copy(own().slot(use), data + blocks.begin(member_.rank) * size + begin, part(member_.rank));
+    WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
+    for (int peer = 0; peer < member_.size; ++peer) {
+      if (peer == member_.rank) continue;
+      copy(data + blocks.begin(peer) * size + begin, of(peer).slot(use), part(peer));
+    }
+  }
+  return absl::OkStatus();
+}
+
+Status ShmEngine::reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, char* data,
+                                 const Blocks& blocks) {
+  Header mine = header(turn, OpKind::kReduceScatter, type, blocks.total());
+  mine.reduction = op.kind();
+  mine.detail = hash_of(blocks);
+  WEFT_RETURN_IF_ERROR(agree(turn, mine));
+  const uint64_t elements = blocks.total();
+  if (op.kind() == ReduceOp::kPremulSum) multiply(type, data, elements, op.factor());
+  const uint64_t size = element_size(type);
+  const uint64_t chunk = ShmLayout::kSlot / size;
+  const uint64_t own_begin = blocks.begin(member_.rank);
+  const uint64_t own_end = own_begin + blocks.length(member_.rank);
+  for (uint64_t begin = 0; begin < elements; begin += chunk) {
+    const uint64_t end = std::min(begin + chunk, elements);
+    const uint64_t use = ++turn_;
+    copy(own().slot(use), data + begin * size, (end - begin) * size);
+    WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
+    const uint64_t from = std::max(begin, own_begin);
+    const uint64_t to = std::min(end, own_end);
+    if (from >= to) continue;
+    inputs_.clear();
+    for (int peer = 0; peer < member_.size; ++peer) {
+      inputs_.push_back(of(peer).slot(use) + (from - begin) * size);
+    }
+    reduce_into(mine, data + from * size, to - from);
+  }
+  return absl::OkStatus();
+}
+
+Status ShmEngine::all_to_all(const Turn& turn, ElementType type, const char* input,
+                             const Blocks& input_blocks, char* output,
+                             const Blocks& output_blocks) {
+  WEFT_RETURN_IF_ERROR(agree(turn, header(turn, OpKind::kAllToAll, type, 0)));
+  return Engine::all_to_all(turn, type, input, input_blocks, output, output_blocks);
+}
+
+StatusOr<std::shared_ptr<char>> ShmEngine::allocate(uint64_t bytes) {
+  return files_.heap->allocate(bytes);
+}
+
+}  // namespace weft::internal

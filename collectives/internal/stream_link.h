@@ -1,0 +1,72 @@
+#ifndef WEFT_COLLECTIVES_INTERNAL_STREAM_LINK_H_
+#define WEFT_COLLECTIVES_INTERNAL_STREAM_LINK_H_
+
+// The link over streams of bytes, sockets or rings in shared memory. Whoever waits in an operation
+// moves the bytes itself: there is no thread. Tensors are read straight to where they belong.
+//
+// Threads: see link.h.
+
+#include <poll.h>
+#include <sys/uio.h>
+
+#include <memory>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "weft/collectives/internal/link.h"
+#include "weft/common/runtime.h"
+
+namespace weft::internal {
+
+inline constexpr int kLanes = 3;
+inline constexpr int kDataLane = 0;
+inline constexpr int kPointLane = 1;
+inline constexpr int kControlLane = 2;
+
+enum class Moved { kBytes, kNothing, kEnd };
+
+// A stream per peer and lane (data and points), and a socket per peer for faults, goodbyes and the
+// end of its process. One thread at a time.
+class Streams {
+ public:
+  virtual ~Streams() = default;
+
+  virtual Moved read(int peer, int lane, char* to, size_t bytes, size_t* got) = 0;
+  virtual Moved write(int peer, int lane, const iovec* parts, size_t count, size_t* sent) = 0;
+  // -1: no such peer.
+  virtual int control(int peer) const = 0;
+
+  // How often to look before sleeping, and what to do between two looks.
+  virtual int looks() const = 0;
+  virtual void relax(int look) = 0;
+  // This thread is about to sleep, unless one more look finds something; then it did, or does not.
+  virtual void begin_sleep() {}
+  virtual void end_sleep() {}
+  // Whether all that a peer ever wrote is there when its goodbye is.
+  virtual bool goodbye_comes_last() const { return false; }
+  // What to wait for besides the control sockets.
+  virtual void poll_for(int peer, int lane, bool to_read, bool to_write,
+                        std::vector<pollfd>* fds) = 0;
+};
+
+class StreamLink : public Link {
+ public:
+  // REQUIRES for done: says whether what is waited for has come; sets *moved when it got nearer.
+  // Ends with an error when this member or another one fails, or is gone.
+  virtual Status until(absl::Time deadline, absl::FunctionRef<StatusOr<bool>(bool* moved)> done,
+                       absl::FunctionRef<void(std::vector<pollfd>*)> fill,
+                       absl::FunctionRef<Status()> late) = 0;
+  // Error: that peer has left.
+  virtual Status still_there(int peer) = 0;
+};
+
+// For poll(): at most so long that the caller looks around again every 100 ms.
+int milliseconds_until(absl::Time now, absl::Time deadline);
+
+StatusOr<std::unique_ptr<StreamLink>> make_stream_link(const Membership& member,
+                                                       std::unique_ptr<Streams> streams,
+                                                       std::shared_ptr<Runtime> runtime);
+
+}  // namespace weft::internal
+
+#endif  // WEFT_COLLECTIVES_INTERNAL_STREAM_LINK_H_

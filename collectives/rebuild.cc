@@ -1,0 +1,126 @@
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "weft/collectives/internal/group_handle.h"
+#include "weft/collectives/internal/text.h"
+#include "weft/collectives/process_group.h"
+
+namespace weft {
+namespace {
+
+// Looks at the store so often while somebody is awaited.
+constexpr absl::Duration kLook = absl::Milliseconds(20);
+
+// COLL-4: one compare_set decides the members of a generation.
+//
+//   <prefix>alive/<rank>    that rank, of the generation before, is here
+//   <prefix>members         the ranks that go on, as "0,2,3": whoever writes it first decides
+//
+// `members` stays as long as the store, so that whoever comes late finds out.
+class Rebuild {
+ public:
+  Rebuild(Store* store, Runtime* runtime, std::string prefix, const internal::Membership& old)
+      : store_(store), runtime_(runtime), prefix_(std::move(prefix)), old_(old) {}
+
+  // The members of the next generation, by their old ranks.
+  StatusOr<std::vector<int>> members(internal::GroupCore& core, absl::Time deadline) {
+    WEFT_RETURN_IF_ERROR(store_->set(internal::cat(prefix_, "alive/", old_.rank), "1"));
+    const std::string key = prefix_ + "members";
+    while (true) {
+      WEFT_ASSIGN_OR_RETURN(std::optional<std::string> decided, store_->try_get(key));
+      if (!decided.has_value()) {
+        WEFT_ASSIGN_OR_RETURN(const std::vector<int> here, alive());
+        if (complete(here, core.gone()) || runtime_->now() >= deadline) {
+          WEFT_ASSIGN_OR_RETURN(decided, store_->compare_set(key, "", absl::StrJoin(here, ",")));
+        }
+      }
+      if (decided.has_value()) return parse(*decided);
+      const auto changed = store_->wait_change(key, std::nullopt, kLook);
+      if (!changed.ok() && error_kind(changed.status()) != ErrorKind::kDeadline) {
+        return changed.status();
+      }
+    }
+  }
+
+  void clear() {
+    for (int rank = 0; rank < old_.size; ++rank) {
+      (void)store_->delete_key(internal::cat(prefix_, "alive/", rank), absl::Seconds(1));
+    }
+  }
+
+ private:
+  StatusOr<std::vector<int>> alive() {
+    std::vector<int> out;
+    for (int rank = 0; rank < old_.size; ++rank) {
+      WEFT_ASSIGN_OR_RETURN(const bool here,
+                            store_->check({internal::cat(prefix_, "alive/", rank)}));
+      if (here) out.push_back(rank);
+    }
+    return out;
+  }
+
+  bool complete(const std::vector<int>& here, const std::vector<bool>& gone) const {
+    for (int rank = 0; rank < old_.size; ++rank) {
+      const bool came = std::find(here.begin(), here.end(), rank) != here.end();
+      if (!came && !gone[static_cast<size_t>(rank)]) return false;
+    }
+    return true;
+  }
+
+  StatusOr<std::vector<int>> parse(const std::string& text) const {
+    std::vector<int> out;
+    for (const absl::string_view part : absl::StrSplit(text, ',')) {
+      int rank = -1;
+      if (!absl::SimpleAtoi(part, &rank) || rank < 0 || rank >= old_.size) {
+        return make_error(ErrorKind::kProtocol,
+                          internal::cat("the store has '", text, "' for a list of ranks"));
+      }
+      out.push_back(rank);
+    }
+    return out;
+  }
+
+  Store* const store_;
+  Runtime* const runtime_;
+  const std::string prefix_;
+  const internal::Membership old_;
+};
+
+}  // namespace
+
+StatusOr<ProcessGroup> ProcessGroup::try_rebuild(const RebuildOptions& options) {
+  if (handle_ == nullptr) return make_error(ErrorKind::kState, "there is no process group");
+  internal::GroupCore& core = handle_->core();
+  core.fail(make_error(ErrorKind::kState, internal::cat("rank ", rank(), " rebuilds the group")));
+  const std::string what =
+      internal::cat("rebuild of group '", name(), "', generation ", generation() + 1);
+  ProcessGroupOptions next = handle_->options();
+  Rebuild rebuild(next.store.get(), &core.runtime(),
+                  internal::generation_prefix(next, generation() + 1), core.member());
+  const absl::Duration patience = options.timeout.value_or(absl::Seconds(30));
+  const absl::Time deadline = deadline_after(core.runtime().now(), patience);
+  auto decided = rebuild.members(core, deadline);
+  if (!decided.ok()) return annotate(decided.status(), what);
+  const std::vector<int>& members = *decided;
+  const auto own = std::find(members.begin(), members.end(), rank());
+  if (own == members.end()) {
+    return make_error(ErrorKind::kState,
+                      internal::cat(what, ": rank ", rank(), " came too late; the others, ",
+                                    absl::StrJoin(members, ", "), ", go on without it"));
+  }
+  next.rank = static_cast<int>(own - members.begin());
+  next.size = static_cast<int>(members.size());
+  next.init_timeout = patience;
+  auto made = internal::make_generation(next, generation() + 1, members);
+  if (!made.ok()) return annotate(made.status(), what);
+  if (*next.rank == 0) rebuild.clear();
+  return ProcessGroup(*std::move(made));
+}
+
+const std::vector<int>& ProcessGroup::previous_ranks() const { return handle_->previous(); }
+
+}  // namespace weft
