@@ -235,6 +235,33 @@ TEST(StoreSim, FILE_5_ALogThatIsBegunAnewIsReadAnew) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// What a killed writer leaves is overwritten by the next; who has read as far as there reads on.
+TEST(StoreSim, FILE_5_ARecordThatWasCutIsOverwrittenUnderAReader) {
+  SimRuntime sim({.seed = 15});
+  const Status status = sim.run([&] {
+    const std::string path = "/sim/store";
+    const auto reader = *FileStore::open(path, {.run_id = "r"}, borrowed(&sim));
+    const auto writer = *FileStore::open(path, {.run_id = "r"}, borrowed(&sim));
+    for (int round = 0; round < 40; ++round) {
+      ASSERT_TRUE(writer->set("a", absl::StrCat(round)).ok());
+      ASSERT_EQ(*reader->get("a"), absl::StrCat(round));
+      const size_t whole = sim.files().stamp(path)->size;
+      ASSERT_TRUE(writer->set("cut", std::string(300, 'x')).ok());
+      const size_t cut = whole + 1 + static_cast<size_t>(round) * 7;
+      ASSERT_TRUE(*sim.files().try_update_locked(path, [cut](std::string* content) {
+        content->resize(cut);
+        return true;
+      }));
+      EXPECT_EQ(*reader->get("a"), absl::StrCat(round)) << "nothing was acknowledged";
+      // Shorter and longer than what is there.
+      ASSERT_TRUE(writer->set("b", std::string(round % 2 == 0 ? 1 : 500, 'b')).ok());
+      EXPECT_FALSE(*reader->check({"cut"}));
+      EXPECT_EQ(*reader->list_entries(""), *writer->list_entries(""));
+    }
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(StoreSim, InterruptWakesInVirtualTime) {
   SimRuntime sim({.seed = 7});
   const auto runtime = borrowed(&sim);

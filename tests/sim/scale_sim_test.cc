@@ -107,7 +107,7 @@ class CountingStore : public DelegatingStore, public ForkableStore {
 
 size_t number_of_workers() {
   const char* text = std::getenv("WEFT_SIM_WORKERS");
-  int n = 64;
+  int n = 128;
   if (text != nullptr && !absl::SimpleAtoi(text, &n)) ADD_FAILURE() << text;
   return static_cast<size_t>(n);
 }
