@@ -45,6 +45,12 @@ void CancelToken::remove(uint64_t id) const {
   }
 }
 
+bool CancelToken::watched() const {
+  if (state_ == nullptr) return false;
+  MutexLock lock(&state_->mutex);
+  return !state_->callbacks.empty();
+}
+
 bool CancelToken::cancel(CancelReason why) const {
   if (state_ == nullptr) return false;
   std::map<uint64_t, absl::AnyInvocable<void()>> callbacks;
@@ -76,6 +82,8 @@ ScopeGuard::~ScopeGuard() {
   entry_ = nullptr;
   ambient().scope = std::move(previous_);
 }
+
+bool on_pool_thread() { return ambient().blocking_hook != nullptr; }
 
 BlockingHookGuard::BlockingHookGuard(BlockingHook* hook)
     : previous_(std::exchange(ambient().blocking_hook, hook)) {}

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -48,6 +49,8 @@ class WEFT_API CancelToken {
   // only. Returns an id for remove(); 0 when there is nothing to remove.
   uint64_t on_cancel(absl::AnyInvocable<void()> fn) const;
   void remove(uint64_t id) const;
+  // Whether somebody waits for it.
+  bool watched() const;
   // False when it was cancelled before.
   bool cancel(CancelReason why = CancelReason::kGivenUp) const;
 
@@ -83,6 +86,8 @@ struct CallScope {
   uint64_t trace_id = 0;  // 0: not traced
   uint64_t span_id = 0;
   std::vector<uint64_t> holding;  // calls of this chain that hold an object's turn
+  // Incarnations of the workers that wait for this call: of its caller, of whoever called that one.
+  absl::InlinedVector<uint64_t, 4> chain;
   std::map<std::string, std::shared_ptr<void>> slots;  // opaque to us: one entry per service
   std::shared_ptr<const ScopeAttachment> attachment;   // null: nothing
   std::shared_ptr<const CallScope> outer;              // scopes of other workers on this thread
@@ -116,6 +121,10 @@ class BlockingHook {
   virtual absl::Status begin_blocking() = 0;
   virtual void end_blocking() = 0;
 };
+
+// Whether a pool lent this thread: code of users may run, and wait, here. Not on one that carries
+// frames, on the timer, or on a user's that waits for an answer.
+WEFT_API bool on_pool_thread();
 
 class WEFT_API BlockingHookGuard {
  public:

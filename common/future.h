@@ -118,6 +118,9 @@ class WEFT_API FutureCore {
   std::shared_ptr<ValueGuard> derived_guard() const {
     return guard_ == nullptr ? nullptr : guard_->derive();
   }
+  // Of a coroutine: it completes when the body has ended, its locals included.
+  void set_coroutine() { coroutine_ = true; }
+  bool of_coroutine() const { return coroutine_; }
   // Names the awaited thing in errors.
   void set_label(std::string label) { label_ = std::move(label); }
 
@@ -133,6 +136,7 @@ class WEFT_API FutureCore {
   std::shared_ptr<Executor> executor_;
   absl::Duration default_wait_ = absl::Seconds(60);
   std::string label_;
+  bool coroutine_ = false;
   std::shared_ptr<WaitDriver> driver_;
   std::atomic<bool> claimed_{false};
   std::atomic<bool> done_{false};
@@ -414,31 +418,37 @@ struct Awaiter {
 template <class T, class Derived>
 struct CoroutinePromise {
   Promise<T> promise;
+  std::optional<StatusOr<Stored<T>>> result;  // when the body has ended
 
   Future<T> get_return_object() {
     promise.state()->set_default_wait(absl::InfiniteDuration());
+    promise.state()->set_coroutine();
     return promise.future();
   }
   // Starts at once on the caller's thread; ends by destroying itself.
   std::suspend_never initial_suspend() noexcept { return {}; }
-  std::suspend_never final_suspend() noexcept { return {}; }
+  // The locals of the body are gone by now: whoever sees the result meets none of them.
+  std::suspend_never final_suspend() noexcept {
+    promise.try_set(*std::move(result));
+    return {};
+  }
   // The coroutine's own future gets its executor from the first future that it awaits. Nobody else
   // has seen it by then: the caller receives it when the coroutine first suspends.
   void adopt_executor(const std::shared_ptr<Executor>& executor) {
     promise.state()->adopt_executor(executor);
   }
-  void unhandled_exception() { promise.try_set(status_from_current_exception()); }
+  void unhandled_exception() { result.emplace(status_from_current_exception()); }
 };
 
 }  // namespace internal
 
 template <class T>
 struct Future<T>::promise_type : internal::CoroutinePromise<T, promise_type> {
-  void return_value(StatusOr<T> value) { this->promise.try_set(std::move(value)); }
+  void return_value(StatusOr<T> value) { this->result.emplace(std::move(value)); }
 };
 template <>
 struct Future<void>::promise_type : internal::CoroutinePromise<void, promise_type> {
-  void return_void() { this->promise.try_set(internal::Unit{}); }
+  void return_void() { this->result.emplace(internal::Unit{}); }
 };
 
 template <class T>

@@ -5,11 +5,14 @@
 // its first parameter. It lives until the handler's result (or its Future) is complete. Any thread.
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/time/time.h"
 #include "weft/common/api.h"
 #include "weft/common/call_scope.h"
+#include "weft/common/executor.h"
 #include "weft/common/worker_info.h"
 
 namespace weft {
@@ -19,12 +22,13 @@ class Worker;
 class WEFT_API CallContext {
  public:
   CallContext(const Worker& worker, WorkerInfo caller, uint64_t call_id, ScopeRef scope,
-              absl::Duration remaining_at_start)
+              absl::Duration remaining_at_start, std::shared_ptr<Executor> executor = nullptr)
       : worker_(worker),
         caller_(std::move(caller)),
         call_id_(call_id),
         scope_(std::move(scope)),
-        remaining_at_start_(remaining_at_start) {}
+        remaining_at_start_(remaining_at_start),
+        executor_(std::move(executor)) {}
   CallContext(const CallContext&) = delete;
   CallContext& operator=(const CallContext&) = delete;
 
@@ -39,9 +43,16 @@ class WEFT_API CallContext {
   // True once the caller has given up: cancelled, its deadline over, or its incarnation gone.
   bool cancelled() const { return scope_->cancel.cancelled(); }
   CancelReason cancel_reason() const { return scope_->cancel.reason(); }
-  // Runs `fn` once when that happens, at once if it has. Short functions only.
-  void on_cancel(absl::AnyInvocable<void()> fn) const { scope_->cancel.on_cancel(std::move(fn)); }
+  // Runs `fn` once when that happens, also when it has happened already: on the worker's pool,
+  // whichever thread hears of it.
+  void on_cancel(absl::AnyInvocable<void()> fn) const;
   const ScopeRef& scope() const { return scope_; }
+
+  // ---- for the framework
+  // The handler is a coroutine that has returned with its body under way.
+  void set_body_goes_on() { body_goes_on_ = true; }
+  bool body_goes_on() const { return body_goes_on_; }
+  const std::shared_ptr<Executor>& executor() const { return executor_; }
 
  private:
   const Worker& worker_;
@@ -49,6 +60,8 @@ class WEFT_API CallContext {
   const uint64_t call_id_;
   const ScopeRef scope_;
   const absl::Duration remaining_at_start_;
+  const std::shared_ptr<Executor> executor_;  // null: whichever thread hears of a cancellation
+  bool body_goes_on_ = false;
 };
 
 }  // namespace weft

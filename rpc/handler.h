@@ -87,6 +87,11 @@ class WEFT_API Outcome {
     Payload result;
     Encoder out(&result);
     out.put<Value>(value);
+    if constexpr (!std::is_lvalue_reference_v<T> && !std::is_const_v<std::remove_reference_t<T>> &&
+                  !std::is_trivially_destructible_v<Value>) {
+      // The payload alone holds its tensors now, unless somebody else does.
+      [[maybe_unused]] const Value gone(std::move(value));
+    }
     done(std::move(result), out.status());
   }
 
@@ -146,14 +151,15 @@ struct HandlerFrame {
   std::shared_ptr<void> object;
 };
 
-template <class T>
-void give_result(Outcome& outcome, StatusOr<T>& result) {
+// `Result`: StatusOr<T>, moved from when it is nobody else's.
+template <class T, class Result>
+void give_result(Outcome& outcome, Result&& result) {
   if (!result.ok()) {
     outcome.fail(as_handler_error(result.status()));
   } else if constexpr (std::is_same_v<T, Unit>) {
     outcome.give(std::monostate());
   } else {
-    outcome.give(*result);
+    outcome.give(*std::forward<Result>(result));
   }
 }
 
@@ -191,12 +197,18 @@ void run_handler(const std::shared_ptr<const Call>& call, CallContext& context,
         return;
       }
       const auto state = future.state();
-      // The frame is let go only after the outcome was given.
-      state->on_complete_inline(
-          [state, frame = std::move(frame), outcome = std::move(outcome)]() mutable {
-            state->before_use();
-            give_result(outcome, state->result());
-          });
+      using Value = std::remove_cvref_t<decltype(*state->result())>;
+      if (state->of_coroutine() && !state->done()) context.set_body_goes_on();
+      // The frame is let go only after the outcome was given, and an object that nobody else holds
+      // not on a thread that serves others.
+      state->on_complete_inline([state, frame = std::move(frame), outcome = std::move(outcome),
+                                 executor = context.executor()]() mutable {
+        state->before_use();
+        give_result<Value>(outcome, state->result());
+        if (executor != nullptr && !on_pool_thread() && frame->object.use_count() == 1) {
+          (void)executor->post([frame = std::move(frame)] {});
+        }
+      });
     } else if constexpr (std::is_void_v<Raw>) {
       apply(*taken);
       let_go(taken);
@@ -210,7 +222,7 @@ void run_handler(const std::shared_ptr<const Call>& call, CallContext& context,
     } else if constexpr (!std::is_void_v<typename ResultOf<Raw>::Type> &&
                          std::is_same_v<Raw, StatusOr<typename ResultOf<Raw>::Type>>) {
       Raw result = apply(*taken);
-      give_result(outcome, result);
+      give_result<typename ResultOf<Raw>::Type>(outcome, std::move(result));
     } else {
       std::remove_cvref_t<Raw> result = apply(*taken);
       let_go(taken);

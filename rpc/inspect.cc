@@ -46,7 +46,7 @@ class Observer final : public ConnectionHandler, public std::enable_shared_from_
       connection_ = *connection;
     }
     StatusOr<std::shared_ptr<internal::OutMessage>> message =
-        internal::pack(internal::encode(request), false);
+        internal::pack(internal::encode(request), internal::TensorMemory::kBorrowed);
     if (!message.ok()) return finish(message.status());
     v1::CallHeader header;
     header.set_call_id(kCallId);

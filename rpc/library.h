@@ -13,7 +13,11 @@
 //
 // Handlers return a value, void, Status, StatusOr<T> or Future<T> (coroutines too) and may take a
 // CallContext& first. Arguments, object and context live until the result, or its future, is
-// complete. What a handler throws becomes the caller's error: see weft/common/error.h for the table
+// complete. The turn of an object that is not concurrent ends when its method returns, also when it
+// returns a future that is not complete: what completes that may be another call on the object. A
+// coroutine keeps its turn until its body ends. A result is what it was when the handler returned it
+// (a future, when it completed): tensors that something else holds, too, are copied
+// (MethodOptions::results). What a handler throws becomes the caller's error: see weft/common/error.h for the table
 // of types; LibTorch's errors keep their text, c10::IndexError is out_of_range,
 // c10::OutOfMemoryError resource_exhausted, and so on (internal/codec/exceptions.cc).
 //
@@ -48,6 +52,8 @@ namespace weft {
 struct MethodOptions {
   // Short, never waits: runs on the thread that read the request, without a hop to the pool.
   bool inline_ok = false;
+  // Of tensors in the result whose memory something else holds, too (the object, a view's base).
+  TensorResults results = TensorResults::kValue;
 };
 
 struct InstanceOptions {
@@ -197,7 +203,9 @@ Library& Library::def(std::string_view name, F f, MethodOptions options) {
   static_assert(Callee::kForm != internal::Form::kMethod,
                 "weft: a method is registered with class_<T>(...).def(...)");
   const std::string full = full_name(name);
-  add(internal::make_function_entry(full, f, options.inline_ok), false);
+  internal::MethodEntry entry = internal::make_function_entry(full, f, options.inline_ok);
+  entry.method.results = options.results;
+  add(std::move(entry), false);
   if constexpr (Callee::kForm == internal::Form::kFunction) {
     add_pointer(internal::PointerKey::of(f), full, typeid(void));
   }
@@ -241,6 +249,7 @@ ClassDef<T>& ClassDef<T>::def(std::string_view name, F method, MethodOptions opt
   const std::string full = name_ + "." + std::string(name);
   internal::MethodEntry entry = internal::make_method_entry<T>(full, method, options.inline_ok);
   entry.method.class_name = name_;
+  entry.method.results = options.results;
   library_->add(std::move(entry), false);
   library_->add_pointer(internal::PointerKey::of(method), full, typeid(T));
   return *this;
@@ -255,7 +264,9 @@ ClassDef<T>& ClassDef<T>::def_static(std::string_view name, F f, MethodOptions o
       "weft: def_static() takes a function");
   internal::check_name(name, "function");
   const std::string full = name_ + "." + std::string(name);
-  library_->add(internal::make_function_entry(full, f, options.inline_ok), false);
+  internal::MethodEntry entry = internal::make_function_entry(full, f, options.inline_ok);
+  entry.method.results = options.results;
+  library_->add(std::move(entry), false);
   if constexpr (Callee::kForm == internal::Form::kFunction) {
     library_->add_pointer(internal::PointerKey::of(f), full, typeid(void));
   }

@@ -41,6 +41,9 @@ struct Payload {
   std::vector<at::Tensor> tensors;
   std::shared_ptr<PayloadDevices> devices{};  // null: the CPU only
   std::vector<std::shared_ptr<const Reference>> references{};
+  // Of a message that came in chunks: its bytes of the receive budget, given back with the last
+  // copy of this.
+  std::shared_ptr<const void> charge{};
 };
 
 class Encoder;

@@ -28,6 +28,14 @@ class TraceWriter;
 
 // ---- callee ------------------------------------------------------------------------------------
 
+// What becomes of a result's tensors whose memory something else holds, too, and may write to before
+// the result has left.
+enum class TensorResults : unsigned char {
+  kValue,   // copied when the handler has returned: the caller gets what it was then (default)
+  kBorrow,  // no copy: nobody writes to it until the caller has it; of a call that is at most once,
+            // until the caller has acknowledged it
+};
+
 // One thing that others may call.
 struct Method {
   std::string name;        // "app.forward", "app.Embedding.lookup"
@@ -41,6 +49,7 @@ struct Method {
   // For methods of an object: the registered class ("app.Embedding"), "" for functions.
   std::string class_name;
   bool is_const = false;  // methods: may run beside other const ones
+  TensorResults results = TensorResults::kValue;
   // Decodes, runs, replies exactly once. `object` is null for functions. Does not throw. `context`
   // lives until reply was called.
   std::function<void(CallContext& context, const std::shared_ptr<void>& object, Payload arguments,

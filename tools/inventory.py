@@ -275,8 +275,13 @@ SCENARIOS = {
 }
 # Defects that were found by reading, by number, each with the tests that show it.
 DEFECTS = {
+    1: "a graceful leave of a dynamic group",
+    2: "a result is a value",
+    3: "calls whose time is over never start",
     5: "a store that is away for a moment parts nobody",
     6: "gatherings match after a restart, and after a failure",
+    8: "code of users on threads that serve others",
+    10: "the turn of an object, futures and coroutines",
     11: "a large group costs its store little",
     13: "a store behind a slow line is reached",
     16: "shutdown keeps its deadline without the store",

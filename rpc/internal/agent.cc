@@ -12,7 +12,9 @@ Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
       devices_in_use_(options_.devices == nullptr ? std::vector<c10::Device>()
                                                   : devices_in_use(*options_.devices)),
-      receive_budget_(options_.receive_budget, "messages being received (WEFT_RECEIVE_BUDGET)"),
+      receive_budget_(std::make_shared<ByteBudget>(
+          options_.receive_budget,
+          "messages that arrive or wait for their handlers (WEFT_RECEIVE_BUDGET)")),
       bell_(std::make_shared<RoomBell>()),
       send_room_(std::make_shared<SendRoom>(
           options_.send_budget, "arguments and results on their way (WEFT_SEND_BUDGET)", bell_)),
@@ -22,6 +24,7 @@ Agent::Agent(AgentOptions options)
       idle_changed_(options_.runtime.get()),
       members_(std::make_shared<MemberList>()) {
   for (const Method& m : options_.services) services_.emplace(m.name, m);
+  services_.emplace(kLeavingMethod, leaving_method());
 }
 
 Agent::~Agent() = default;
@@ -118,7 +121,7 @@ std::string Agent::running_handlers() const {
 
 void Agent::close(const Status& why) {
   std::vector<std::shared_ptr<Link>> links;
-  std::vector<CancelToken> handlers;
+  std::vector<std::shared_ptr<Job>> handlers;
   std::vector<std::shared_ptr<Job>> early;
   {
     MutexLock lock(&mutex_);
@@ -133,7 +136,7 @@ void Agent::close(const Status& why) {
       if (peer->redial != nullptr) peer->redial->disarm();
     }
     links.insert(links.end(), observers_.begin(), observers_.end());
-    for (const auto& [key, s] : serving_) handlers.push_back(s.cancel);
+    for (const auto& [key, s] : serving_) handlers.push_back(s.job);
   }
   deadline_timer_->disarm();
   tick_timer_->disarm();
@@ -142,7 +145,7 @@ void Agent::close(const Status& why) {
     reply(job, make_error(ErrorKind::kPeerLost,
                           absl::StrCat("worker '", options_.self.name, "' did not join")));
   }
-  for (const CancelToken& cancel : handlers) cancel.cancel();
+  for (const auto& job : handlers) cancel_job(job, CancelReason::kGivenUp);
   for (const auto& link : links) link->connection()->close(absl::OkStatus());
 }
 
@@ -167,6 +170,7 @@ std::map<std::string, int64_t> Agent::debug_info() const {
   put("answers_unsent", counters_->unsent_answers);
   put("calls_resent", counters_->retried);
   put("requests_repeated", counters_->duplicates);
+  put("requests_given_up", counters_->given_up);
   put("dials", counters_->dials);
   put("connections_opened", counters_->connects);
   put("reconnects", counters_->reconnects);
@@ -189,8 +193,8 @@ std::map<std::string, int64_t> Agent::debug_info() const {
   out["connections"] = links;
   out["calls_waiting_for_connection"] = waiting;
   out["answers_kept"] = window;
-  out["receive_bytes"] = static_cast<int64_t>(receive_budget_.used());
-  out["receive_bytes_peak"] = static_cast<int64_t>(receive_budget_.peak());
+  out["receive_bytes"] = static_cast<int64_t>(receive_budget_->used());
+  out["receive_bytes_peak"] = static_cast<int64_t>(receive_budget_->peak());
   out["send_bytes"] = static_cast<int64_t>(send_room_->budget().used());
   out["send_bytes_peak"] = static_cast<int64_t>(send_room_->budget().peak());
   out["calls_waiting_for_room"] = static_cast<int64_t>(room_queue_.size());

@@ -37,6 +37,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "weft/common/byte_budget.h"
 #include "weft/common/condition.h"
 #include "weft/common/log.h"
@@ -59,6 +60,9 @@
 #include "weft/transport/transport.h"
 
 namespace weft::internal {
+
+// Of one that is about to leave.
+inline constexpr std::string_view kLeavingMethod = "@worker.leaving";
 
 struct AgentOptions {
   WorkerInfo self;
@@ -115,6 +119,11 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
 
   // Refuses new requests of others and new calls of ours; what runs goes on.
   void stop_accepting();
+  // This worker is about to leave: as stop_accepting(), with kind state, but what a call under way
+  // needs goes on: calls that its handlers make, and those that come back to us for it. Services'
+  // messages pass. Every peer with a connection is asked to call us no more, and its answer, which
+  // wait_drained() waits for, comes when it has the answers to all that it had called.
+  void begin_leaving(absl::Time deadline);
   // Waits until no handler runs. False when `deadline` came first.
   bool wait_idle(absl::Time deadline);
   // Waits until our calls and the handlers here have all ended.
@@ -164,8 +173,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   std::shared_ptr<ConnectionHandler> on_connection(std::shared_ptr<Connection> connection) override;
 
   // From Link, on a transport's thread.
+  // `arrived`: its first frame.
   void on_request(const std::shared_ptr<Link>& link, std::shared_ptr<const v1::CallHeader> header,
-                  StatusOr<Payload> payload);
+                  StatusOr<Payload> payload, absl::Time arrived);
   // `delivery`: what it says of the request. `metadata` may be null.
   void on_answer(uint64_t call_id, StatusOr<Payload> result, Delivery delivery,
                  std::shared_ptr<Metadata> metadata);
@@ -195,6 +205,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     uint64_t trace_id = 0;
     uint64_t span_id = 0;
     std::vector<uint64_t> holding;
+    absl::InlinedVector<uint64_t, 4> chain;
     OutMessageRef message;
     std::shared_ptr<const DeviceRoute> route;  // null: this worker has no device maps
     std::shared_ptr<const Unstaged> unstaged;  // null: all is on the host
@@ -232,6 +243,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     bool answered = false;                     // and interceptors look at the answer
     CancelToken parent = CancelToken::none();  // of the call in whose handler this one was issued
     uint64_t parent_hook = 0;
+    bool notice = false;  // asks a peer to let its calls end
   };
 
   void publish_stats(const std::vector<std::shared_ptr<Link>>& links, const Transport& transport);
@@ -251,13 +263,19 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     int64_t connections = 0;
     bool broken = false;  // a connection was lost, and on_reconnected has not been told
     std::unique_ptr<CallWindow> window;
+    // Calls whose cancellation came before their last chunk, and those that had been answered: the
+    // latest of them.
+    std::set<uint64_t> cancelled;
+    bool leaving = false;                // it takes no new calls
+    std::vector<ReplyFn> when_ended;     // and is to be told when ours have ended
     std::shared_ptr<ByteBudget> budget;  // of what we receive
     std::shared_ptr<SendRoom> send_room;
   };
   using PeerRef = std::shared_ptr<Peer>;
 
+  struct Job;  // a request on its way through the callee's side (agent_job.h)
   struct Serving {
-    CancelToken cancel = CancelToken::none();
+    std::shared_ptr<Job> job;
     std::shared_ptr<Link> link;
     bool at_most_once = false;
     uint32_t attempt = 0;  // the latest one, which came over `link` (CALL-5)
@@ -269,7 +287,6 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   };
   using ServingKey = std::pair<uint64_t, uint64_t>;  // caller's incarnation, call id
 
-  struct Job;  // a request on its way through the callee's side (agent_job.h)
   class Replier;
 
   // ---- caller's side (agent_calls.cc) ----
@@ -351,6 +368,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   // which the timer of a peer may wait.
   std::vector<PeerRef> forget_gone_peers_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Link> new_link(const PeerRef& peer);
+  std::shared_ptr<ByteBudget> part_of_budget(uint64_t limit, std::string name) const;
   void tick();
 
   // ---- observers (agent_inspect.cc) ----
@@ -377,12 +395,31 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Status attach_to_answer(Job* job, const Payload& result) const;
   void run_kept(const std::shared_ptr<Job>& job);
 
+  // ---- leaving (agent_leave.cc) ----
+  Method leaving_method();
+  void on_leaving(const WorkerInfo& peer, ReplyFn reply);
+  // Those to tell that no call of ours to the peer is under way any more, if that is so.
+  std::vector<ReplyFn> ended_with_locked(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status check_leaving_locked(const Pending& call, const CallScope* scope, const Peer& peer) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status check_leaving_locked(const v1::CallHeader& header, uint64_t caller) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   // ---- callee's side (agent_dispatch.cc) ----
   Status find_instance(Job* job) const;
   void take_place(Job* job, ObjectTurns* turns) const;
   void look_at(const std::shared_ptr<Job>& job);
+  // Of what waits: its bytes of the receive budget, unless they are charged.
+  Status charge_waiting(Job* job) const;
   void serve(std::shared_ptr<Job> job);
   void run(const std::shared_ptr<Job>& job);
+  // Tells the handler, or sees to it that it never starts.
+  void cancel_job(const std::shared_ptr<Job>& job, CancelReason why);
+  // Of a job that waits: it is not to run any more.
+  void give_up(const std::shared_ptr<Job>& job);
+  Status never_started(const Job& job) const;
+  // The method has returned, or its coroutine has ended. Once; later calls do nothing.
+  Status end_turn(const std::shared_ptr<Job>& job);
   void reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result);
   // `message`: on the host.
   void finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef> message);
@@ -398,7 +435,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
 
   const AgentOptions options_;
   const std::vector<c10::Device> devices_in_use_;  // empty without a device backend
-  ByteBudget receive_budget_;
+  // Shared with what was received and waits.
+  const std::shared_ptr<ByteBudget> receive_budget_;
   // Shared with the messages under way, which may outlive the agent.
   const std::shared_ptr<RoomBell> bell_;
   const std::shared_ptr<SendRoom> send_room_;
@@ -428,6 +466,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   std::atomic<bool> open_{false};
   std::vector<std::shared_ptr<Job>> early_ ABSL_GUARDED_BY(mutex_);  // until open()
   bool accepting_ ABSL_GUARDED_BY(mutex_) = true;
+  bool leaving_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   Status closed_why_ ABSL_GUARDED_BY(mutex_);
   int waiters_ ABSL_GUARDED_BY(mutex_) = 0;  // threads in wait_idle or wait_drained

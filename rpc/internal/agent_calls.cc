@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
-#include "weft/rpc/internal/agent.h"
+#include "weft/rpc/internal/agent_job.h"
 #include "weft/rpc/internal/arena_message.h"
 #include "weft/rpc/internal/counters.h"
 
@@ -44,14 +44,18 @@ StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call,
   spec->grad_mode = c10::GradMode::is_enabled();
   if (const CallScope* scope = find_scope(scope_key())) {
     spec->holding = scope->holding;
+    spec->chain = scope->chain;
     spec->trace_id = scope->trace_id;
     spec->span_id = scope->span_id;
   }
   Status carried = check_carried(call.arguments);
   StatusOr<std::shared_ptr<OutMessage>> message =
       !carried.ok() ? StatusOr<std::shared_ptr<OutMessage>>(std::move(carried))
-                    : pack(std::move(call.arguments), call.options.tensors == TensorArgs::kCopy,
+                    : pack(std::move(call.arguments),
+                           call.options.tensors == TensorArgs::kCopy ? TensorMemory::kCopied
+                                                                     : TensorMemory::kBorrowed,
                            spec->route.get());
+  if (message.ok()) (*message)->pool = options_.pool;
   if (message.ok() && !(*message)->on_device.empty()) {
     StatusOr<std::shared_ptr<const Unstaged>> marked = unstaged(*message);
     if (!marked.ok()) message = marked.status();
@@ -135,8 +139,10 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
       p.issued = start;
       p.deadline = deadline;
       p.to_stage = spec->unstaged != nullptr;
+      p.notice = spec->call.method == kLeavingMethod;
       const PeerRef peer = peer_locked((*member)->info, (*member)->address);
-      refused = claim_room_locked(&p, *peer, id);
+      if (leaving_ || peer->leaving) refused = check_leaving_locked(p, scope, *peer);
+      if (refused.ok()) refused = claim_room_locked(&p, *peer, id);
       wants_room = p.wants_room;
       if (refused.ok()) p.done = std::move(done);
       if (refused.ok() && deadline != absl::InfiniteFuture()) {
@@ -248,6 +254,7 @@ void Agent::transmit(uint64_t call_id) {
   if (spec->trace_id != 0) header->set_trace_id(spec->trace_id);
   if (spec->span_id != 0) header->set_span_id(spec->span_id);
   for (uint64_t turn : spec->holding) header->add_holding(turn);
+  for (uint64_t incarnation : spec->chain) header->add_chain(incarnation);
   if (spec->attachments != nullptr) spec->attachments->put(header.get());
   if (spec->route != nullptr && spec->route->wrong.empty()) {
     for (const auto& [ours, theirs] : spec->route->pairs) {
@@ -312,6 +319,7 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
   Pending p;
   bool wake = false;
   std::shared_ptr<Link> link;
+  std::vector<ReplyFn> ended;
   {
     MutexLock lock(&mutex_);
     auto it = pending_.find(call_id);
@@ -325,7 +333,10 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
     if (p.has_deadline) deadlines_.erase(p.in_deadlines);
     if (p.spec->call.options.retry == Retry::kAtMostOnce) outstanding_once_.erase(call_id);
     auto peer = peers_.find(p.to.incarnation);
-    if (peer != peers_.end()) peer->second->waiting.erase(call_id);
+    if (peer != peers_.end()) {
+      peer->second->waiting.erase(call_id);
+      if (peer->second->leaving) ended = ended_with_locked(peer->second.get());
+    }
     if (p.link != nullptr) {
       --p.link->pending;
       link = p.link;
@@ -374,6 +385,7 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
   p.small_charge.reset();
   p.large_charge = nullptr;
   p.done(std::move(result));
+  for (ReplyFn& tell : ended) tell(Payload());
   if (wake) idle_changed_.notify_all();
   if (link != nullptr) close_if_drained(link);
 }
@@ -388,7 +400,8 @@ void Agent::arm_locked(absl::Time deadline) {
 
 void Agent::on_deadline_timer() {
   std::vector<DeadlineKey> due;
-  std::vector<CancelToken> late_handlers;
+  std::vector<std::shared_ptr<Job>> late_handlers;
+  std::vector<std::shared_ptr<Job>> unstarted;
   std::vector<std::pair<uint64_t, Status>> late_calls;
   {
     MutexLock lock(&mutex_);
@@ -399,8 +412,15 @@ void Agent::on_deadline_timer() {
       if (key.serving) {
         auto it = serving_.find({key.incarnation, key.call_id});
         if (it == serving_.end()) continue;
-        it->second.has_deadline = false;
-        late_handlers.push_back(it->second.cancel);
+        Serving& s = it->second;
+        s.has_deadline = false;
+        if (at >= s.job->deadline) {
+          late_handlers.push_back(s.job);
+          continue;
+        }
+        unstarted.push_back(s.job);  // if so it is
+        s.in_deadlines = deadlines_.emplace(s.job->deadline, key);
+        s.has_deadline = true;
       } else {
         auto it = pending_.find(key.call_id);
         if (it == pending_.end()) continue;
@@ -423,7 +443,8 @@ void Agent::on_deadline_timer() {
     armed_ = absl::InfiniteFuture();
     if (!deadlines_.empty()) arm_locked(deadlines_.begin()->first);
   }
-  for (const CancelToken& cancel : late_handlers) cancel.cancel(CancelReason::kDeadline);
+  for (const auto& job : unstarted) give_up(job);
+  for (const auto& job : late_handlers) cancel_job(job, CancelReason::kDeadline);
   for (auto& [id, why] : late_calls) complete(id, why, true);
 }
 

@@ -1,5 +1,6 @@
 // The agent's callee side: from a request that has arrived to the answer that leaves.
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -13,6 +14,15 @@
 #include "weft/rpc/internal/counters.h"
 
 namespace weft::internal {
+
+// What is the user's is not destroyed on a thread that serves others: an object that nobody else
+// holds any more, and what was to run at a cancellation that never came.
+Agent::Job::~Job() {
+  const bool holds = (object != nullptr && object.use_count() <= 2) || cancel.watched();
+  if (pool == nullptr || !holds || on_pool_thread()) return;
+  (void)pool->post([o = std::move(object), t = std::move(target), c = std::move(call),
+                    s = std::move(scope), token = std::move(cancel)] {});
+}
 
 // Given to the handler as its ReplyFn. Replies once; when it is dropped unused, with an error, so
 // that no caller waits for a handler that forgot it.
@@ -39,6 +49,16 @@ class Agent::Replier {
 };
 
 namespace {
+
+// What a call that waits takes besides the bytes of its arguments.
+constexpr uint64_t kWaitingBytes = 512;
+// Before its deadline, so that the answer of a call that never started can reach its caller.
+constexpr absl::Duration kToldBefore = absl::Milliseconds(20);
+// Per peer.
+constexpr size_t kMostCancelled = 4096;
+
+// Services judge their own messages: what comes late may be what gives something back.
+bool is_service(const Method& method) { return method.name[0] == '@'; }
 
 // On the thread that found the request: the poller's, or that of a user who waits (DRIVE-1).
 bool may_run_here(const Method& method, const Payload& arguments) {
@@ -94,18 +114,22 @@ ObjectTurns* Agent::turns_of(const std::string& object) const {
 }
 
 void Agent::on_request(const std::shared_ptr<Link>& link,
-                       std::shared_ptr<const v1::CallHeader> header, StatusOr<Payload> payload) {
+                       std::shared_ptr<const v1::CallHeader> header, StatusOr<Payload> payload,
+                       absl::Time arrived) {
   const uint64_t call_id = header->call_id();
   auto job = std::make_shared<Job>();
   job->link = link;
   job->header = std::move(header);
+  job->arrived = arrived;
+  job->pool = options_.pool;
+  if (payload.ok()) job->charge = std::move(payload->charge);
   const ServingKey key{link->peer().incarnation, call_id};
 
-  CancelToken cancel;
   Answer answer;
   std::vector<AttachmentsRef> acknowledged;  // told so without the mutex
   CallWindow::Seen seen = CallWindow::Seen::kNew;
   Status refused = payload.ok() ? absl::OkStatus() : payload.status();
+  Status declined;  // a call that would be new
   {
     MutexLock lock(&mutex_);
     if (refused.ok() && !accepting_) {
@@ -114,6 +138,12 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
                                         "' is shutting down and takes no new calls"));
     }
     auto peer = peers_.find(key.first);
+    if (peer != peers_.end()) {
+      if (peer->second->cancelled.count(call_id) > 0) {
+        counters_->given_up->add();  // its caller has an answer already
+        return;
+      }
+    }
     if (refused.ok() && job->header->at_most_once() && peer != peers_.end()) {
       peer->second->window->ack_below(job->header->acked_below(), &acknowledged);
       seen = peer->second->window->begin(call_id, &answer);
@@ -130,20 +160,23 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
       seen = CallWindow::Seen::kRunning;
     }
     if (refused.ok() && seen == CallWindow::Seen::kNew) {
+      if (leaving_) declined = check_leaving_locked(*job->header, key.first);
       Serving s;
-      s.cancel = cancel;
+      s.job = job;
       s.link = link;
       s.at_most_once = job->header->at_most_once();
       s.attempt = job->header->attempt();
       s.method = job->header->method();
       s.begun = now();
       if (job->header->has_remaining_us()) {
-        job->deadline = s.begun + absl::Microseconds(job->header->remaining_us());
+        const absl::Duration remaining = absl::Microseconds(job->header->remaining_us());
+        job->deadline = arrived + remaining;
+        job->start_by = job->deadline - std::min(remaining / 50, kToldBefore);
         s.deadline = job->deadline;
         s.in_deadlines =
-            deadlines_.emplace(job->deadline, DeadlineKey{true, key.first, key.second});
+            deadlines_.emplace(job->start_by, DeadlineKey{true, key.first, key.second});
         s.has_deadline = true;
-        arm_locked(job->deadline);
+        arm_locked(job->start_by);
       }
       ++link->serving;
       serving_.emplace(key, std::move(s));
@@ -177,19 +210,25 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
   auto scope = std::make_shared<CallScope>();
   scope->worker = scope_key();
   scope->deadline = job->deadline;
-  scope->cancel = cancel;
+  scope->cancel = job->cancel;
   scope->trace_id = job->header->trace_id();
   scope->span_id = job->header->span_id();
   scope->holding.assign(job->header->holding().begin(), job->header->holding().end());
+  scope->chain.assign(job->header->chain().begin(), job->header->chain().end());
+  if (std::find(scope->chain.begin(), scope->chain.end(), key.first) == scope->chain.end()) {
+    scope->chain.push_back(key.first);
+  }
 
-  Status error;
+  Status error = declined;
   job->reach = reach_of_refusal(*job->header);
   job->payload = *std::move(payload);
   StatusOr<const Method*> method = find_method(*job->header);
-  if (!method.ok()) {
+  if (!error.ok()) {
+  } else if (!method.ok()) {
     error = method.status();
   } else if (const std::string& caller = link->peer().name;
-             caller != options_.self.name && !options_.access.allows((*method)->name, caller)) {
+             caller != options_.self.name && (*method)->name != kLeavingMethod &&
+             !options_.access.allows((*method)->name, caller)) {
     error = make_error(ErrorKind::kPermission,
                        absl::StrCat("worker '", options_.self.name, "' does not let '", caller,
                                     "' call ", (*method)->name, " (JoinOptions::access)"));
@@ -203,7 +242,11 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
       *options_.handle, WorkerInfo{link->peer().name, link->peer().id, link->peer().incarnation},
       call_id, scope,
       job->header->has_remaining_us() ? absl::Microseconds(job->header->remaining_us())
-                                      : absl::InfiniteDuration());
+                                      : absl::InfiniteDuration(),
+      options_.pool);
+  if (error.ok() && now() >= job->deadline && !is_service(*job->callee)) {
+    error = never_started(*job);
+  }
   if (!error.ok()) return reply(job, error);
   if (job->header->device_map_size() > 0 || job->payload.devices != nullptr) {
     return land_request(job);
@@ -236,7 +279,31 @@ void Agent::open() {
   for (const auto& job : early) look_at(job);
 }
 
+Status Agent::charge_waiting(Job* job) const {
+  if (job->charge != nullptr) return absl::OkStatus();
+  uint64_t bytes = job->payload.body.size() + kWaitingBytes;
+  for (const at::Tensor& t : job->payload.tensors) {
+    if (t.defined() && t.layout() == at::kStrided) bytes += t.nbytes();
+  }
+  struct Charge {
+    std::shared_ptr<ByteBudget> budget;
+    uint64_t bytes;
+    ~Charge() { budget->release(bytes); }
+  };
+  WEFT_RETURN_IF_ERROR(job->link->budget()->charge(bytes));
+  job->charge = std::make_shared<Charge>(job->link->budget(), bytes);
+  return absl::OkStatus();
+}
+
 void Agent::look_at(const std::shared_ptr<Job>& job) {
+  const bool at_once = open_.load(std::memory_order_acquire) && job->turns == nullptr &&
+                       job->header->metadata_size() == 0 &&
+                       may_run_here(*job->callee, job->payload);
+  if (!at_once && !is_service(*job->callee)) {
+    if (Status charged = charge_waiting(job.get()); !charged.ok()) {
+      return reply(job, annotate(charged, "there is no room for calls that wait for a handler"));
+    }
+  }
   if (!open_.load(std::memory_order_acquire)) {
     MutexLock lock(&mutex_);
     if (!open_.load()) {
@@ -249,8 +316,57 @@ void Agent::look_at(const std::shared_ptr<Job>& job) {
   serve(job);
 }
 
+Status Agent::never_started(const Job& job) const {
+  const std::string waited =
+      absl::StrCat("it never started, ", absl::FormatDuration(now() - job.arrived),
+                   " after its first frame came: it waited for ",
+                   job.has_turn.load()                         ? "the turn of its object"
+                   : job.phase.load() == Job::Phase::kArriving ? "the rest of its arguments"
+                                                               : "a thread");
+  if (job.cancel.reason() == CancelReason::kGivenUp) {
+    return make_error(ErrorKind::kCancelled, absl::StrCat("given up by its caller; ", waited));
+  }
+  return make_error(ErrorKind::kDeadline,
+                    absl::StrCat("deadline of ", absl::FormatDuration(job.deadline - job.arrived),
+                                 " exceeded on worker '", options_.self.name, "': ", waited));
+}
+
+void Agent::cancel_job(const std::shared_ptr<Job>& job, CancelReason why) {
+  job->cancel.cancel(why);
+  give_up(job);
+}
+
+void Agent::give_up(const std::shared_ptr<Job>& job) {
+  if (job->phase.load() != Job::Phase::kWaiting || is_service(*job->callee)) return;
+  Job::Phase waiting = Job::Phase::kWaiting;
+  if (!job->phase.compare_exchange_strong(waiting, Job::Phase::kOver)) return;
+  counters_->given_up->add();
+  // Its arguments go with it, which is no work for the timer or a poller.
+  post_or_run(options_.pool.get(), [self = shared_from_this(), job] {
+    job->payload = Payload();
+    self->reply(job, self->never_started(*job));
+  });
+}
+
+Status Agent::end_turn(const std::shared_ptr<Job>& job) {
+  if (job->turns == nullptr || job->turn_over.exchange(true)) return absl::OkStatus();
+  Status ordered;
+  if (job->phase.load() == Job::Phase::kRunning) ordered = end_streams(*job);
+  job->turns->release(job->turn);
+  return ordered;
+}
+
 void Agent::serve(std::shared_ptr<Job> job) {
+  job->has_turn.store(job->turns != nullptr);
+  job->phase.store(Job::Phase::kWaiting);
+  // One that was cancelled before could not be given up yet.
+  if (job->cancel.cancelled()) give_up(job);
   const auto start = [self = shared_from_this(), job] {
+    job->has_turn.store(false);
+    if (job->phase.load() == Job::Phase::kOver) {
+      if (job->turns != nullptr) job->turns->release(job->turn);
+      return;
+    }
     if (may_run_here(*job->callee, job->payload)) {
       WakeScope::flush();  // WAKE-1
       self->counters_->inline_runs->add();
@@ -273,6 +389,16 @@ void Agent::serve(std::shared_ptr<Job> job) {
 }
 
 void Agent::run(const std::shared_ptr<Job>& job) {
+  Job::Phase waiting = Job::Phase::kWaiting;
+  if (!job->phase.compare_exchange_strong(waiting, Job::Phase::kRunning)) {
+    if (job->turns != nullptr) job->turns->release(job->turn);
+    return;
+  }
+  if ((job->cancel.cancelled() || now() >= job->deadline) && !is_service(*job->callee)) {
+    counters_->given_up->add();
+    return reply(job, never_started(*job));
+  }
+  job->charge = nullptr;
   ScopeGuard scope(job->call->scope());
   c10::AutoGradMode grad(job->header->grad_mode());
   CallTrace* const trace = options_.trace.get();
@@ -282,10 +408,16 @@ void Agent::run(const std::shared_ptr<Job>& job) {
     trace->request_in(job->call->caller().incarnation, job->header->call_id(), job->callee->name);
   }
   if (Status ordered = begin_streams(*job); !ordered.ok()) return reply(job, ordered);
-  if (job->keep != nullptr) return run_kept(job);
-  // AnyInvocable wants to be movable only, which Replier is: a copy could not tell who replies.
-  job->callee->invoke(*job->call, job->object, std::move(job->payload),
-                      Replier(shared_from_this(), job));
+  if (job->keep != nullptr) {
+    run_kept(job);
+  } else {
+    // AnyInvocable wants to be movable only, which Replier is: a copy could not tell who replies.
+    job->callee->invoke(*job->call, job->object, std::move(job->payload),
+                        Replier(shared_from_this(), job));
+  }
+  // OBJ-4. Of one that has replied the reply sees to it.
+  if (job->turns == nullptr || job->replied.load() || job->call->body_goes_on()) return;
+  if (Status ordered = end_turn(job); !ordered.ok()) reply(job, ordered);
 }
 
 Status Agent::told_by_handler(const Job& job, Status error) const {
@@ -325,12 +457,19 @@ void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
         result.ok() ? make_error(ErrorKind::kInternal, "it ended without an object")
                     : told_by_handler(*job, result.status()));
   }
-  if (Status ordered = end_streams(*job); !ordered.ok() && result.ok()) result = ordered;
   if (!result.ok()) return finish_reply(job, result.status());
   Status attached = attach_to_answer(job.get(), *result);
+  // RES-1: what leaves is what there was when the method returned; the next one may write. What is on
+  // devices keeps the object's turn until its bytes are here, unless that is over: then the device
+  // copies it. Functions and concurrent objects order their kernels themselves (device_order.h).
+  const TensorMemory memory = job->callee->results == TensorResults::kBorrow
+                                  ? TensorMemory::kBorrowed
+                              : job->turn_over.load() ? TensorMemory::kOwned
+                                                      : TensorMemory::kOwnedOnHost;
   StatusOr<std::shared_ptr<OutMessage>> message =
       !attached.ok() ? StatusOr<std::shared_ptr<OutMessage>>(std::move(attached))
-                     : pack(*std::move(result), false, job->back.get());
+                     : pack(*std::move(result), memory, job->back.get(), receive_memory_.get());
+  if (message.ok()) (*message)->pool = options_.pool;
   if (message.ok() && !(*message)->on_device.empty()) {
     StatusOr<std::shared_ptr<const Unstaged>> marked = unstaged(*message);
     if (marked.ok()) {
@@ -351,6 +490,7 @@ void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
 void Agent::finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef> message) {
   const uint64_t call_id = job->header->call_id();
   const ServingKey key{job->call->caller().incarnation, call_id};
+  if (Status ordered = end_turn(job); !ordered.ok() && message.ok()) message = ordered;
   Answer answer;
   Status error = message.ok() ? absl::OkStatus() : message.status();
   if (error.ok()) {
@@ -394,8 +534,7 @@ void Agent::finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef
     }
     wake = waiters_ > 0;
   }
-  counters_->served->add();
-  if (job->turns != nullptr) job->turns->release(job->turn);
+  if (job->header->method() != kLeavingMethod) counters_->served->add();
   if (link != nullptr) {
     send_answer(link, call_id, answer, std::move(held));
     {
@@ -438,6 +577,7 @@ void Agent::send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, con
 
 void Agent::on_answer(uint64_t call_id, StatusOr<Payload> result, Delivery delivery,
                       std::shared_ptr<Metadata> metadata) {
+  if (result.ok()) result->charge = nullptr;
   if (result.ok() && result->devices != nullptr) {
     return land_answer(call_id, *std::move(result), std::move(metadata));
   }
@@ -448,14 +588,23 @@ void Agent::on_answer(uint64_t call_id, StatusOr<Payload> result, Delivery deliv
 }
 
 void Agent::on_cancel_frame(const std::shared_ptr<Link>& link, const v1::CancelHeader& header) {
-  CancelToken cancel = CancelToken::none();
+  std::shared_ptr<Job> job;
   {
     MutexLock lock(&mutex_);
     auto it = serving_.find({link->peer().incarnation, header.call_id()});
-    if (it == serving_.end()) return;
-    cancel = it->second.cancel;
+    if (it == serving_.end()) {
+      // Answered already, or it has overtaken the end of its request.
+      const auto peer = peers_.find(link->peer().incarnation);
+      if (peer == peers_.end()) return;
+      std::set<uint64_t>& cancelled = peer->second->cancelled;
+      cancelled.insert(header.call_id());
+      // A caller's numbers grow.
+      if (cancelled.size() > kMostCancelled) cancelled.erase(cancelled.begin());
+      return;
+    }
+    job = it->second.job;
   }
-  cancel.cancel(header.deadline_over() ? CancelReason::kDeadline : CancelReason::kGivenUp);
+  cancel_job(job, header.deadline_over() ? CancelReason::kDeadline : CancelReason::kGivenUp);
 }
 
 }  // namespace weft::internal

@@ -39,9 +39,8 @@ Status Agent::check_observer_locked(const Hello& theirs) const {
 }
 
 std::shared_ptr<ConnectionHandler> Agent::admit_observer(std::shared_ptr<Connection> connection) {
-  const auto budget =
-      std::make_shared<ByteBudget>(kObserverBytes, "messages of an observer", &receive_budget_);
-  const auto link = std::make_shared<Link>(weak_from_this(), options_.limits, budget.get(), budget,
+  const auto budget = part_of_budget(kObserverBytes, "messages of an observer");
+  const auto link = std::make_shared<Link>(weak_from_this(), options_.limits, budget,
                                            receive_memory_, options_.trace, now());
   link->open(std::move(connection));
   Status refuse;
@@ -94,7 +93,7 @@ void Agent::on_observer_request(const std::shared_ptr<Link>& link, const v1::Cal
   Payload result;
   if (seen.ok()) Encoder(&result).put_string(*seen);
   StatusOr<std::shared_ptr<OutMessage>> message =
-      seen.ok() ? pack(std::move(result), false)
+      seen.ok() ? pack(std::move(result), TensorMemory::kBorrowed)
                 : StatusOr<std::shared_ptr<OutMessage>>(seen.status());
   Answer answer;
   if (message.ok()) {

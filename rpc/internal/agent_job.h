@@ -13,7 +13,10 @@ namespace weft::internal {
 
 // NOLINTNEXTLINE(readability-identifier-naming): declared in agent.h
 struct Agent::Job final : public IncomingRequest {
-  virtual ~Job() = default;
+  // Until it runs it may be given up by whoever moves it from kWaiting to kOver.
+  enum class Phase : uint8_t { kArriving, kWaiting, kRunning, kOver };
+
+  virtual ~Job();
 
   CallContext& context() override { return *call; }
   const Method& method() const override { return *callee; }
@@ -35,7 +38,17 @@ struct Agent::Job final : public IncomingRequest {
   GuardRef object_after;  // null: it is there
   ObjectTurns* turns = nullptr;
   uint64_t turn = 0;
+  std::atomic<bool> turn_over{false};
+  std::atomic<Phase> phase{Phase::kArriving};
+  std::atomic<bool> has_turn{false};  // or waits for it
+  CancelToken cancel;
+  absl::Time arrived;
   absl::Time deadline = absl::InfiniteFuture();
+  // When it waits still it is given up a little before, so that its caller hears of it.
+  absl::Time start_by = absl::InfiniteFuture();
+  // Of the receive budget, until the handler takes the arguments.
+  std::shared_ptr<const void> charge;
+  std::shared_ptr<Executor> pool;
   // Lives until the reply, as handlers were promised.
   std::unique_ptr<CallContext> call;
   // Before the handler runs it may still be added to.

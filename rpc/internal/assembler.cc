@@ -376,8 +376,22 @@ Status Assembler::on_chunk(const FrameView& frame) {
   return absl::OkStatus();
 }
 
+namespace {
+
+struct HeldCharge {
+  std::shared_ptr<ByteBudget> budget;
+  uint64_t bytes;
+  ~HeldCharge() { budget->release(bytes); }
+};
+
+}  // namespace
+
 void Assembler::finish(const std::shared_ptr<Incoming>& message) {
-  if (message->charged > 0) budget_->release(message->charged);
+  if (message->charged > 0 && shared_budget_ != nullptr) {
+    message->payload.charge = std::make_shared<HeldCharge>(shared_budget_, message->charged);
+  } else if (message->charged > 0) {
+    budget_->release(message->charged);
+  }
   message->payload.tensors.reserve(message->metas.size());
   for (size_t i = 0; i < message->metas.size(); ++i) {
     StatusOr<at::Tensor> tensor = join_from_wire(message->metas[i], std::move(message->buffers[i]));

@@ -26,6 +26,8 @@ struct Agent::Counters {
         retried(m->counter("weft_rpc_calls_resent_total", "Requests sent again")),
         duplicates(m->counter("weft_rpc_requests_repeated_total",
                               "Requests that had arrived before and were not run again")),
+        given_up(m->counter("weft_rpc_requests_given_up_total",
+                            "Requests whose deadline or cancellation came before their handler")),
         dials(m->counter("weft_rpc_dials_total", "Connections asked for")),
         connects(m->counter("weft_rpc_connections_total", "Connections opened, by either side")),
         reconnects(m->counter("weft_rpc_reconnects_total",
@@ -45,6 +47,7 @@ struct Agent::Counters {
   Counter* const unsent_answers;
   Counter* const retried;
   Counter* const duplicates;
+  Counter* const given_up;
   Counter* const dials;
   Counter* const connects;
   Counter* const reconnects;

@@ -411,14 +411,16 @@ ShutdownResult drain_one(Agent* agent, Membership* membership, const WorkerInfo&
   const absl::Time deadline =
       std::min(options.hard_deadline, agent->runtime()->now() + options.later_timeout);
   ShutdownResult out;
-  // Out of the lists first, so that nobody begins something new with us; what is under way ends.
-  membership->leave(deadline);
+  // DRAIN-8: still in the lists, so that nobody gives up what is under way with us.
+  agent->begin_leaving(deadline);
   if (!agent->wait_drained(deadline)) {
     const Agent::Load load = agent->load();
     out.status = make_error(ErrorKind::kDeadline,
                             absl::StrCat("worker '", self.name, "' leaves with ", load.pending,
                                          " calls and ", load.serving, " handlers not complete"));
   }
+  membership->leave(std::min(options.hard_deadline,
+                             std::max(deadline, agent->runtime()->now() + absl::Seconds(2))));
   out.workers.push_back(
       {self, out.status.ok() ? End::kDrained : End::kAborted, std::string(out.status.message())});
   return out;

@@ -27,6 +27,8 @@
 //            what counts, and it is looked at once per heartbeat when somebody has gone, and every
 //            five in any case. What nobody reads any more is deleted.
 //   DRAIN-7  whoever has written "done" has drained: the store may leave with the others then.
+//   DRAIN-8  a dynamic worker leaves the lists when its calls, its handlers and its peers' calls to
+//            it have ended; meanwhile new ones, in both directions, are refused (kind state).
 
 #include "weft/rpc/internal/agent.h"
 #include "weft/rpc/internal/membership.h"
@@ -46,7 +48,7 @@ struct DrainOptions {
 // A static group: all of DRAIN-1..4.
 ShutdownResult drain_group(Agent* agent, Membership* membership, const WorkerInfo& self,
                            const DrainOptions& options);
-// A dynamic one: leaves the lists, then waits for what is under way here.
+// A dynamic one: waits for what is under way here and at its peers, then leaves the lists.
 ShutdownResult drain_one(Agent* agent, Membership* membership, const WorkerInfo& self,
                          const DrainOptions& options);
 

@@ -144,12 +144,13 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
                                   }
                                 });
       }
-      return assembler_.begin(header->layout(), frame, connection_.get(),
-                              [self = shared_from_this(), header](StatusOr<Payload> payload) {
-                                if (auto a = self->agent_.lock()) {
-                                  a->on_request(self, header, std::move(payload));
-                                }
-                              });
+      return assembler_.begin(
+          header->layout(), frame, connection_.get(),
+          [self = shared_from_this(), header, arrived = agent->now()](StatusOr<Payload> payload) {
+            if (auto a = self->agent_.lock()) {
+              a->on_request(self, header, std::move(payload), arrived);
+            }
+          });
     }
     case FrameKind::kResponse: {
       ArenaMessage<v1::ResponseHeader> header;

@@ -43,14 +43,13 @@ class WEFT_API LaneLoads {
 
 class Link : public ConnectionHandler, public std::enable_shared_from_this<Link> {
  public:
-  // The budgets that an assembler charges live as long as what is in flight: `keep` holds them.
-  // `trace` may be null.
-  Link(std::weak_ptr<Agent> agent, const MessageLimits& limits, ByteBudget* budget,
-       std::shared_ptr<const void> keep, std::shared_ptr<ReceiveMemory> memory,
+  // `budget`: of what it receives. `trace` may be null.
+  Link(std::weak_ptr<Agent> agent, const MessageLimits& limits,
+       const std::shared_ptr<ByteBudget>& budget, std::shared_ptr<ReceiveMemory> memory,
        std::shared_ptr<CallTrace> trace, absl::Time now)
       : agent_(std::move(agent)),
         trace_(std::move(trace)),
-        keep_(std::move(keep)),
+        budget_(budget),
         limits_(limits),
         assembler_(limits, budget, std::move(memory)),
         last_received_(absl::ToUnixNanos(now)),
@@ -66,6 +65,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   Connection* connection() const { return connection_.get(); }
   const Hello& peer() const { return connection_->peer(); }
   Assembler& assembler() { return assembler_; }
+  const std::shared_ptr<ByteBudget>& budget() const { return budget_; }
   // Adds what happened since the last time.
   void publish(Metrics* metrics) ABSL_LOCKS_EXCLUDED(published_mutex_);
 
@@ -117,7 +117,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
 
   const std::weak_ptr<Agent> agent_;  // weak: the agent holds links, links must not hold it
   const std::shared_ptr<CallTrace> trace_;
-  const std::shared_ptr<const void> keep_;
+  const std::shared_ptr<ByteBudget> budget_;
   const MessageLimits limits_;
   std::shared_ptr<Connection> connection_;
   Assembler assembler_;

@@ -5,9 +5,14 @@
 #include <optional>
 #include <utility>
 
+#include "ATen/ops/clone.h"
 #include "absl/strings/str_cat.h"
+#include "c10/core/GradMode.h"
+#include "c10/core/InferenceMode.h"
+#include "weft/common/call_scope.h"
 #include "weft/transport/frame.h"
 #include "weft/transport/protocol_error.h"
+#include "weft/transport/stream_copy.h"
 
 namespace weft::internal {
 namespace {
@@ -47,13 +52,61 @@ size_t fitting_chunk(const MessageLimits& limits, const Hello& peer) {
 
 }  // namespace
 
-StatusOr<std::shared_ptr<OutMessage>> pack(Payload payload, bool copy, const DeviceRoute* route) {
+namespace {
+
+// Memory of at::from_blob(): somebody else's, whatever its counts say.
+bool is_foreign(const at::Tensor& buffer) {
+  return buffer.device().is_cpu() && buffer.storage().allocator() == nullptr;
+}
+
+bool held_elsewhere(const at::Tensor& buffer) {
+  return buffer.use_count() > 1 || buffer.storage().use_count() > 1 || is_foreign(buffer);
+}
+
+StatusOr<at::Tensor> own_copy(const at::Tensor& buffer, ReceiveMemory* memory) {
+  if (!buffer.device().is_cpu()) {
+    try {
+      // On the current stream: after the kernels of the handler, before those of the next.
+      const c10::InferenceMode not_inference(false);
+      const c10::NoGradGuard no_grad;
+      return buffer.clone(at::MemoryFormat::Contiguous);
+    } catch (...) {
+      return status_from_current_exception();
+    }
+  }
+  BufferSpec spec{buffer.scalar_type(), c10::DimVector(buffer.sizes()), buffer.nbytes()};
+  WEFT_ASSIGN_OR_RETURN(at::Tensor copy, allocate_buffer(spec, memory));
+  copy_part(static_cast<char*>(copy.mutable_data_ptr()),
+            static_cast<const char*>(buffer.const_data_ptr()), spec.nbytes, spec.nbytes);
+  return copy;
+}
+
+// Of a result: what something else may write to before the message has left.
+Status own(at::Tensor* buffer, ReceiveMemory* memory) {
+  // A view knows its base and would hold it.
+  if (buffer->is_view()) *buffer = buffer->variable_data();
+  if (buffer->nbytes() == 0 || !held_elsewhere(*buffer)) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(*buffer, own_copy(*buffer, memory));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+OutMessage::~OutMessage() {
+  if (!foreign || on_pool_thread()) return;
+  const std::shared_ptr<Executor> to = pool.lock();
+  // Refused by a pool that is no more: then here.
+  if (to != nullptr) (void)to->post([freed = std::move(buffers)] {});
+}
+
+StatusOr<std::shared_ptr<OutMessage>> pack(Payload payload, TensorMemory memory,
+                                           const DeviceRoute* route, ReceiveMemory* copies) {
   auto out = std::make_shared<OutMessage>();
   out->body = std::move(payload.body);
   out->bytes = out->body.size();
   out->tensor_metas.reserve(kUsualMetaBytes * payload.tensors.size());
   for (size_t i = 0; i < payload.tensors.size(); ++i) {
-    const at::Tensor& tensor = payload.tensors[i];
+    at::Tensor tensor = std::move(payload.tensors[i]);
     DeviceCode target = kCpuCode;
     const bool travels =
         tensor.defined() && (tensor.device().is_cpu() || tensor.device().is_cuda());
@@ -64,11 +117,19 @@ StatusOr<std::shared_ptr<OutMessage>> pack(Payload payload, bool copy, const Dev
       if (!found.ok()) return annotate(found.status(), absl::StrCat("tensor ", i));
       target = *found;
     }
-    StatusOr<TensorParts> parts = split_for_wire(tensor, copy);
+    StatusOr<TensorParts> parts = split_for_wire(tensor, memory == TensorMemory::kCopied);
     if (!parts.ok()) return annotate(parts.status(), absl::StrCat("tensor ", i));
     parts->meta.device = target;
+    tensor = at::Tensor();  // so that whoever holds the memory still is somebody else
     append_meta(parts->meta, &out->tensor_metas);
     for (at::Tensor& buffer : parts->buffers) {
+      if (memory == TensorMemory::kOwned ||
+          (memory == TensorMemory::kOwnedOnHost && buffer.device().is_cpu())) {
+        if (Status s = own(&buffer, copies); !s.ok()) {
+          return annotate(s, absl::StrCat("copying tensor ", i));
+        }
+      }
+      out->foreign = out->foreign || is_foreign(buffer);
       out->bytes += buffer.nbytes();
       if (!buffer.device().is_cpu()) out->on_device.push_back(out->buffers.size());
       out->buffers.push_back(std::move(buffer));

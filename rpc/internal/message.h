@@ -22,6 +22,7 @@
 
 #include "weft/common/api.h"
 #include "weft/common/byte_budget.h"
+#include "weft/common/executor.h"
 #include "weft/common/mutex.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/internal/send_room.h"
@@ -43,6 +44,11 @@ struct MessageLimits {
 
 // Held as a whole by each frame that carries a part of it.
 struct OutMessage {
+  OutMessage() = default;
+  OutMessage(const OutMessage&) = delete;
+  OutMessage& operator=(const OutMessage&) = delete;
+  ~OutMessage();
+
   std::string body;  // segment 0: the value tree (or the error text)
   Buffers buffers;   // the segments after it
   std::string tensor_metas;
@@ -52,6 +58,10 @@ struct OutMessage {
   std::vector<size_t> on_device;
   // What it takes of the worker's send budget, as long as it exists. Set by the agent, once.
   mutable SendCharge charge;
+  // A buffer's memory is freed by code of the user's (at::from_blob), which is not to run on a
+  // thread that serves others: it goes to this pool, set by the agent.
+  bool foreign = false;
+  std::weak_ptr<Executor> pool{};
 
   size_t segments() const { return 1 + buffers.size(); }
   std::string_view segment(size_t i) const {
@@ -62,10 +72,18 @@ struct OutMessage {
 };
 using OutMessageRef = std::shared_ptr<const OutMessage>;
 
-// `copy`: the tensors' bytes are copied now, so the caller may change them at once. `route`: where
-// tensors belong that are not on the CPU; null for workers without device maps.
-StatusOr<std::shared_ptr<OutMessage>> pack(Payload payload, bool copy,
-                                           const DeviceRoute* route = nullptr);
+// Whose the memory of a message's tensors is until they have left.
+enum class TensorMemory : uint8_t {
+  kBorrowed,     // the sender's, who writes nothing to it
+  kCopied,       // the message's: copied now, whoever holds the tensors may change them at once
+  kOwned,        // the message's: copied now unless the payload alone holds it
+  kOwnedOnHost,  // the same, but what is on a device is borrowed until it is staged
+};
+// `route`: where tensors belong that are not on the CPU; null for workers without device maps.
+// `copies`: memory for large copies; may be null.
+StatusOr<std::shared_ptr<OutMessage>> pack(Payload payload, TensorMemory memory,
+                                           const DeviceRoute* route = nullptr,
+                                           ReceiveMemory* copies = nullptr);
 // Message, origin, trace and payload of an error, as the first segment.
 OutMessageRef pack_error(const Status& error, std::string_view self);
 // The error that came; `origin` is used when the sender did not name one.
@@ -89,6 +107,12 @@ class WEFT_API Assembler {
   Assembler(const MessageLimits& limits, ByteBudget* budget,
             std::shared_ptr<ReceiveMemory> memory = nullptr)
       : limits_(limits), budget_(budget), memory_(std::move(memory)) {}
+  // What is delivered keeps its bytes charged (Payload::charge), and the budget alive.
+  Assembler(const MessageLimits& limits, std::shared_ptr<ByteBudget> budget,
+            std::shared_ptr<ReceiveMemory> memory)
+      : Assembler(limits, budget.get(), std::move(memory)) {
+    shared_budget_ = std::move(budget);
+  }
 
   // A header frame with `layout`. Calls `delivered` once: now, or when the last chunk is there, or
   // with kind resource when the message is refused (its chunks are then discarded). An error return
@@ -142,6 +166,7 @@ class WEFT_API Assembler {
 
   const MessageLimits limits_;
   ByteBudget* const budget_;
+  std::shared_ptr<ByteBudget> shared_budget_;  // null: what is delivered is charged no more
   const std::shared_ptr<ReceiveMemory> memory_;
   Mutex mutex_;
   std::map<uint64_t, Transfer> transfers_ ABSL_GUARDED_BY(mutex_);

@@ -41,14 +41,24 @@ void ObjectTurns::acquire(uint64_t turn, bool is_const, const std::vector<uint64
 
 void ObjectTurns::release(uint64_t turn) {
   std::vector<Waiter> admitted;
+  Run given_up;  // destroyed without the lock
   {
     MutexLock lock(&mutex_);
+    bool held = false;
     for (size_t i = levels_.size(); i-- > 0;) {
       auto& turns = levels_[i].turns;
       auto it = std::find(turns.begin(), turns.end(), turn);
       if (it == turns.end()) continue;
       turns.erase(it);
+      held = true;
       break;
+    }
+    const auto waits = held ? waiting_.end()
+                            : std::find_if(waiting_.begin(), waiting_.end(),
+                                           [turn](const Waiter& w) { return w.turn == turn; });
+    if (waits != waiting_.end()) {
+      given_up = std::move(waits->run);
+      waiting_.erase(waits);
     }
     // A holder may end before what it nested (it did not wait for it): empty levels below stay
     // until everything above them is gone.

@@ -9,6 +9,8 @@
 //   OBJ-2  a call that holds nothing waits in order of arrival; const calls join a running group of
 //          const calls only when nobody waits before them.
 //   OBJ-3  a call that names the innermost holder among its `holding` runs at once, on top of it.
+//   OBJ-4  a call holds its turn until its method returns, be it a future; a coroutine until its body
+//          ends. Not until the answer: what a future waits for may be another call on the object.
 //
 // Any thread; `run` is called without the lock, on the thread that makes room for it.
 
@@ -27,7 +29,8 @@ class ObjectTurns {
   using Run = absl::AnyInvocable<void()>;
 
   // `turn` is the call's own random id; `holding` the turns that its chain holds. `run` is called
-  // once, now or later; release(turn) must follow when the call has ended.
+  // once, now or later; release(turn) must follow when the call has ended. Before `run` was called
+  // it gives the place in the line up.
   void acquire(uint64_t turn, bool is_const, const std::vector<uint64_t>& holding, Run run);
   void release(uint64_t turn);
   // What of their kernels comes before what; used between the two.

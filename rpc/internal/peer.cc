@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/internal/agent.h"
+#include "weft/rpc/internal/agent_job.h"
 #include "weft/rpc/internal/counters.h"
 
 namespace weft::internal {
@@ -32,9 +32,9 @@ Agent::PeerRef Agent::peer_locked(const WorkerInfo& info, std::string_view addre
     peer->send_room = std::make_shared<SendRoom>(
         options_.peer_send_budget,
         absl::StrCat("bytes on their way to ", info.name, " (WEFT_PEER_SEND_BUDGET)"), bell_);
-    peer->budget = std::make_shared<ByteBudget>(
-        options_.peer_receive_budget,
-        absl::StrCat("messages from ", info.name, " (WEFT_PEER_RECEIVE_BUDGET)"), &receive_budget_);
+    peer->budget =
+        part_of_budget(options_.peer_receive_budget,
+                       absl::StrCat("messages from ", info.name, " (WEFT_PEER_RECEIVE_BUDGET)"));
   }
   if (!address.empty() && peer->address != address) peer->address = std::string(address);
   return peer;
@@ -58,11 +58,21 @@ bool Agent::want_dial_locked(Peer* peer) {
   return true;
 }
 
+std::shared_ptr<ByteBudget> Agent::part_of_budget(uint64_t limit, std::string name) const {
+  // What is charged to it may outlive the agent, so it holds what it is a part of.
+  struct Part {
+    Part(uint64_t l, std::string n, std::shared_ptr<ByteBudget> w)
+        : whole(std::move(w)), part(l, std::move(n), whole.get()) {}
+    const std::shared_ptr<ByteBudget> whole;
+    ByteBudget part;
+  };
+  auto made = std::make_shared<Part>(limit, std::move(name), receive_budget_);
+  return std::shared_ptr<ByteBudget>(made, &made->part);
+}
+
 std::shared_ptr<Link> Agent::new_link(const PeerRef& peer) {
-  // The peer's budget lives as long as the link; its parent is the agent's, which the handler keeps
-  // alive while a frame is being delivered.
-  return std::make_shared<Link>(weak_from_this(), options_.limits, peer->budget.get(), peer->budget,
-                                receive_memory_, options_.trace, now());
+  return std::make_shared<Link>(weak_from_this(), options_.limits, peer->budget, receive_memory_,
+                                options_.trace, now());
 }
 
 void Agent::dial(const PeerRef& peer) {
@@ -218,7 +228,7 @@ std::shared_ptr<ConnectionHandler> Agent::on_connection(std::shared_ptr<Connecti
     } else {
       // Known to nobody, and adopt() turns it away.
       peer = std::make_shared<Peer>();
-      peer->budget = std::make_shared<ByteBudget>(0, "messages of nobody", &receive_budget_);
+      peer->budget = part_of_budget(0, "messages of nobody");
       peer->gone = owner;
     }
   }
@@ -360,7 +370,7 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
   if (link->connection() != nullptr && link->peer().observer) return on_observer_lost(link, lost);
   std::vector<uint64_t> resend;
   std::vector<std::pair<uint64_t, Status>> fail;
-  std::vector<CancelToken> abandoned;
+  std::vector<std::shared_ptr<Job>> abandoned;
   PeerRef peer;
   bool redial = false;
   bool reconnected = false;  // by a connection that was there before this one's loss was known
@@ -409,7 +419,7 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
     }
     for (auto& [key, s] : serving_) {
       // Its answer has nowhere to go. A call that is at_most_once finds it in the window.
-      if (s.link == link && !s.at_most_once) abandoned.push_back(s.cancel);
+      if (s.link == link && !s.at_most_once) abandoned.push_back(s.job);
     }
     redial = !peer->waiting.empty() && want_dial_locked(peer.get());
     if (!link->closing) {
@@ -419,7 +429,7 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
   }
   WEFT_LOG(options_.log, kDebug) << "connection to " << to_string(peer->info)
                                  << " lost: " << lost.why;
-  for (const CancelToken& cancel : abandoned) cancel.cancel();
+  for (const auto& job : abandoned) cancel_job(job, CancelReason::kGivenUp);
   for (auto& [id, why] : fail) complete(id, why, false);
   for (uint64_t id : resend) {
     counters_->retried->add();
@@ -432,8 +442,9 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
 void Agent::peer_gone(uint64_t incarnation, const Status& why) {
   std::vector<uint64_t> calls;
   std::vector<std::shared_ptr<Link>> links;
-  std::vector<CancelToken> handlers;
+  std::vector<std::shared_ptr<Job>> handlers;
   std::vector<PeerRef> forgotten;
+  std::vector<ReplyFn> unheard;
   std::unique_ptr<CallWindow> window;  // what is attached to its answers learns without the mutex
   {
     MutexLock lock(&mutex_);
@@ -445,18 +456,20 @@ void Agent::peer_gone(uint64_t incarnation, const Status& why) {
     peer.active = nullptr;
     window = std::exchange(peer.window, std::make_unique<CallWindow>(kWindowBytes));
     if (peer.redial != nullptr) peer.redial->disarm();
+    unheard = std::move(peer.when_ended);
+    peer.cancelled.clear();
     links = peer.links;
     for (const auto& [id, p] : pending_) {
       if (p.to.incarnation == incarnation) calls.push_back(id);
     }
     for (const auto& [key, s] : serving_) {
-      if (key.first == incarnation) handlers.push_back(s.cancel);
+      if (key.first == incarnation) handlers.push_back(s.job);
     }
     gone_peers_.push_back(incarnation);
     forgotten = forget_gone_peers_locked();
   }
   for (uint64_t id : calls) complete(id, why, false);
-  for (const CancelToken& cancel : handlers) cancel.cancel();
+  for (const auto& job : handlers) cancel_job(job, CancelReason::kGivenUp);
   for (const auto& link : links) link->connection()->close(why);
 }
 

@@ -40,6 +40,38 @@ TEST_P(RRefApi, RPC_85_builtin_remote_ret_and_RPC_87_py_udf_remote) {
   expect_nothing_left(*c);
 }
 
+TEST_P(RRefApi, DEF_2_a_fetch_is_what_the_object_was) {
+  const auto plan = std::make_shared<FaultPlan>(7);
+  auto c = make({.plan = plan});
+  {
+    auto held = remote((*c)[0], "worker1", &echo, at::ones({kMiB}));
+    held.to_here();
+    plan->add({.fault = Fault::kDelay,
+               .kind = FrameKind::kChunk,
+               .from = "worker1",
+               .times = 1,
+               .delay = absl::Milliseconds(300)});
+    const Future<at::Tensor> fetched = held.to_here_async();
+    rpc_sync((*c)[0], "worker1", FunctionRef<void(RRef<at::Tensor>)>{"own.add_one"}, held);
+    EXPECT_EQ(fetched.wait().max().item<double>(), 1) << "the fetched value changed on its way";
+    EXPECT_EQ(held.to_here().max().item<double>(), 2);
+    plan->clear();
+  }
+  expect_nothing_left(*c);
+}
+
+TEST_P(RRefApi, DEF_10_methods_of_an_object_may_wait_for_each_others_calls) {
+  auto c = make();
+  {
+    auto pairs = remote<Batch>((*c)[0], "worker1");
+    const Future<int64_t> one = pairs.rpc_async(&Batch::add, 20);
+    const Future<int64_t> two = pairs.rpc_async(&Batch::add, 22);
+    EXPECT_EQ(one.try_wait(20s).value_or(0), 42);
+    EXPECT_EQ(two.try_wait(20s).value_or(0), 42);
+  }
+  expect_nothing_left(*c);
+}
+
 TEST_P(RRefApi, RPC_86_builtin_remote_self) {
   auto c = make({.size = 1});
   {

@@ -41,6 +41,8 @@ int64_t x_of(const Point& p) { return p.x; }
 RRefLibrary::RRefLibrary(std::shared_ptr<Runtime> runtime)
     : TestLibrary(runtime), hold(std::make_shared<Gate>(runtime)) {
   Library own("own");
+  own.def("add_one", [](const RRef<at::Tensor>& x) { x.local_value()->add_(1); });
+  own.class_<Batch>("Batch").constructor<>().def("add", &Batch::add);
   own.class_<Table>("Table")
       .constructor<int64_t>()
       .constructor<int64_t, std::string>()

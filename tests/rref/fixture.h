@@ -45,6 +45,25 @@ class Table {
   std::string label_;
 };
 
+// Answers its calls in pairs: none before the second has come.
+class Batch {
+ public:
+  Future<int64_t> add(int64_t n) {
+    waiting_.emplace_back();
+    Future<int64_t> future = waiting_.back().future();
+    sum_ += n;
+    if (waiting_.size() == 2) {
+      for (Promise<int64_t>& p : waiting_) p.set_value(sum_);
+      waiting_.clear();
+    }
+    return future;
+  }
+
+ private:
+  std::vector<Promise<int64_t>> waiting_;
+  int64_t sum_ = 0;
+};
+
 struct Parcel {
   std::vector<RRef<int64_t>> list{};
   std::map<std::string, RRef<int64_t>> by_name{};
