@@ -13,8 +13,8 @@
 #include "weft/tests/contract/grpc_transport_harness.h"
 #include "weft/tests/testing/loopback.h"
 #include "weft/tests/testing/tls_files.h"
+#include "weft/transport/channel.h"
 #include "weft/transport/grpc_transport.h"
-#include "weft/transport/internal/data/lane.h"
 
 namespace weft::testing {
 namespace {
@@ -386,7 +386,7 @@ bool cut_off(const internal::UniqueFd& fd) {
 TEST_P(DataConnection, AStrangersTicketIsCutOffWithoutAWord) {
   dial();
   ASSERT_NO_FATAL_FAILURE(wait_up());
-  const std::string magic(internal::kDataMagic);
+  const std::string magic(internal::kSocketMagic);
   for (const std::string& greeting :
        {magic + std::string(16, '\0'), magic + std::string(16, 'x') + "and more",
         std::string("weftdatx") + std::string(16, 'x')}) {

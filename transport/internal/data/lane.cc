@@ -63,7 +63,7 @@ Status DataLane::show_ticket() {
   socklen_t length = sizeof code;
   if (getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &code, &length) != 0) code = errno;
   if (code != 0) return make_error(ErrorKind::kUnavailable, system_error(code));
-  const std::string greeting = absl::StrCat(view(kDataMagic), setup_.ticket);
+  const std::string greeting = absl::StrCat(view(kSocketMagic), setup_.ticket);
   // It fits into the buffer of a socket that was just made.
   const ssize_t n = ::send(fd_.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL);
   if (n != static_cast<ssize_t>(greeting.size())) {
@@ -75,21 +75,21 @@ Status DataLane::show_ticket() {
 }
 
 Status DataLane::read_answer() {
-  char answer[kDataMagic.size()];
-  const ssize_t n = recv(fd_.get(), answer, kDataMagic.size() - greeting_.size(), MSG_DONTWAIT);
+  char answer[kSocketMagic.size()];
+  const ssize_t n = recv(fd_.get(), answer, kSocketMagic.size() - greeting_.size(), MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return absl::OkStatus();
   if (n < 0) return make_error(ErrorKind::kUnavailable, system_error(errno));
   if (n == 0) return make_error(ErrorKind::kUnavailable, "the peer took no ticket");
   greeting_.append(answer, static_cast<size_t>(n));
-  if (greeting_ != kDataMagic.substr(0, greeting_.size())) {
+  if (greeting_ != kSocketMagic.substr(0, greeting_.size())) {
     return make_error(ErrorKind::kProtocol, "the answer to a ticket is no answer of weft's");
   }
-  return greeting_.size() == kDataMagic.size() ? secure() : absl::OkStatus();
+  return greeting_.size() == kSocketMagic.size() ? secure() : absl::OkStatus();
 }
 
 Status DataLane::answer() {
-  if (::send(fd_.get(), kDataMagic.data(), kDataMagic.size(), MSG_NOSIGNAL) !=
-      static_cast<ssize_t>(kDataMagic.size())) {
+  if (::send(fd_.get(), kSocketMagic.data(), kSocketMagic.size(), MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(kSocketMagic.size())) {
     return make_error(ErrorKind::kUnavailable, "its dialler takes no answer");
   }
   return secure();

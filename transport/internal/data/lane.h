@@ -23,6 +23,7 @@
 #include "weft/common/mutex.h"
 #include "weft/common/posix.h"
 #include "weft/common/runtime.h"
+#include "weft/transport/channel.h"
 #include "weft/transport/internal/data/loop.h"
 #include "weft/transport/internal/data/pipe.h"
 #include "weft/transport/internal/data/stream_reader.h"
@@ -30,10 +31,6 @@
 #include "weft/transport/transport.h"
 
 namespace weft::internal {
-
-inline constexpr std::string_view kDataMagic = "weftdata";
-inline constexpr size_t kDataTicketBytes = 16;
-inline constexpr size_t kDataGreetingBytes = 8 + kDataTicketBytes;
 
 class DataLane;
 

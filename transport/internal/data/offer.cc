@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/common/internal/text.h"
 #include "weft/proto/transport.pb.h"
-#include "weft/transport/internal/data/lane.h"
+#include "weft/transport/channel.h"
 #include "weft/transport/internal/wire/handshake.h"
 #include "weft/transport/tls_stream.h"
 
@@ -30,9 +30,9 @@ StatusOr<DataOffer> decode_data_offer(std::string_view header, size_t first, boo
   if (!in.ParseFromArray(header.data(), static_cast<int>(header.size()))) {
     return bad_offer("that cannot be read");
   }
-  if (in.ticket().size() != kDataTicketBytes) {
+  if (in.ticket().size() != kSocketTicketBytes) {
     return bad_offer(absl::StrCat("with a ticket of ", in.ticket().size(), " bytes, must be ",
-                                  kDataTicketBytes));
+                                  kSocketTicketBytes));
   }
   const size_t key = tls ? kTlsKeyBytes : 0;
   if (in.key().size() != key) {

@@ -1,6 +1,5 @@
 #include "weft/transport/internal/grpc/connection.h"
 
-#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,89 +9,58 @@
 #include "weft/transport/internal/wire/handshake.h"
 
 namespace weft::internal {
-namespace {
-
-// What is free waits so long for a frame with which it can travel.
-constexpr absl::Duration kFreeDelay = absl::Milliseconds(10);
-
-}  // namespace
-
-// Armed once while something waits, not at every free.
-class GrpcConnection::FreeTimer final : public GrpcTimed {
- public:
-  void bind(std::weak_ptr<GrpcConnection> connection) { connection_ = std::move(connection); }
-  bool arm() { return !armed_.exchange(true, std::memory_order_relaxed); }
-  void on_deadline() override {
-    armed_.store(false, std::memory_order_relaxed);
-    const std::shared_ptr<GrpcConnection> connection = connection_.lock();
-    if (connection == nullptr || !connection->arena_->frees_wait()) return;
-    connection->send_arena_frame(FrameKind::kArenaFree, connection->arena_->take_frees());
-    // More than fits into one frame, or freed meanwhile.
-    if (connection->arena_->frees_wait()) connection->frees_waiting();
-  }
-
- private:
-  std::weak_ptr<GrpcConnection> connection_;  // set before the first use
-  std::atomic<bool> armed_{false};
-};
-
 GrpcConnection::GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const Hello& own,
-                               std::string address, std::shared_ptr<ArenaLink> arena,
+                               std::string address, GrpcChannels::List channels,
                                std::shared_ptr<ConnectionHandler> handler, GrpcDialDone done)
     : core_(std::move(core)),
       dialled_(true),
       own_(own),
       address_(std::move(address)),
-      arena_(std::move(arena)),
-      free_timer_(std::make_shared<FreeTimer>()),
-      data_timer_(make_data_timer()),
+      channels_(this, std::move(channels)),
       state_(State::kDialling),
       handler_(std::move(handler)),
       done_(std::move(done)) {}
 
 GrpcConnection::GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const Hello& own,
-                               const Hello& peer, std::string address,
-                               std::shared_ptr<ArenaLink> arena, Lanes lanes)
+                               const Hello& peer, std::string address, GrpcChannels::List channels,
+                               Lanes lanes)
     : core_(std::move(core)),
       dialled_(false),
       own_(own),
       address_(std::move(address)),
-      arena_(std::move(arena)),
-      free_timer_(std::make_shared<FreeTimer>()),
+      channels_(this, std::move(channels)),
       local_(address_ == kLocalPeer),
       lanes_(std::move(lanes)),
       peer_(peer),
-      data_timer_(make_data_timer()),
       state_(State::kOpen) {}
 
 std::string GrpcConnection::describe() const { return describe_peer(peer_, address_); }
 
 Status GrpcConnection::send(Frame frame, int lane) {
   const size_t index = static_cast<size_t>(lane) - lanes_.size();
-  if (lane < 0 || (static_cast<size_t>(lane) >= lanes_.size() &&
-                   index >= data_ready_.load(std::memory_order_acquire))) {
+  if (lane < 0 || (static_cast<size_t>(lane) >= lanes_.size() && index >= channels_.lanes())) {
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat("lane ", lane, " of a connection with ", lanes_.size()));
   }
   WEFT_RETURN_IF_ERROR(check_sendable(frame, peer_.max_frame_bytes));
   if (static_cast<size_t>(lane) >= lanes_.size()) {
-    Status sent = data_[index]->send(std::move(frame));
+    Status sent = channels_.send(std::move(frame), index);
     return sent.ok() ? sent : annotate(sent, describe());
   }
   if (lane == kControlLane &&
       (frame.kind == FrameKind::kRequest || frame.kind == FrameKind::kResponse)) {
-    core_->data_loop()->turn().note_small();
+    channels_.note_small();
   }
-  Frame frees;
-  Frame* rider = nullptr;
-  if (arena_ != nullptr && arena_->frees_wait()) {
-    frees.kind = FrameKind::kArenaFree;
-    frees.header = arena_->take_frees();
-    if (!frees.header.empty()) rider = &frees;
-  }
-  Status sent = lanes_[static_cast<size_t>(lane)]->send(std::move(frame), rider);
-  if (!sent.ok()) return annotate(sent, describe());
-  return sent;
+  std::optional<Frame> rider = channels_.take_rider();
+  Status sent = lanes_[static_cast<size_t>(lane)]->send(std::move(frame),
+                                                        rider.has_value() ? &*rider : nullptr);
+  return sent.ok() ? sent : annotate(sent, describe());
+}
+
+LaneRange GrpcConnection::bulk_lanes() const {
+  const size_t ready = channels_.lanes();
+  if (ready == 0) return Connection::bulk_lanes();
+  return {static_cast<int>(lanes_.size()), static_cast<int>(ready)};
 }
 
 ConnectionStats GrpcConnection::stats() const {
@@ -100,68 +68,46 @@ ConnectionStats GrpcConnection::stats() const {
   out.way = local_ ? "Unix socket" : core_->tls() != nullptr ? "TCP with TLS" : "TCP";
   out.dialled = dialled_;
   for (const auto& lane : lanes_) out.lanes.push_back(lane->stats());
-  for (const LaneStats& lane : data_stats()) out.lanes.push_back(lane);
-  out.data = describe_data();
-  out.arena_hits = arena_hits_.load();
-  out.arena_hit_bytes = arena_hit_bytes_.load();
-  out.arena_fallbacks = arena_fallbacks_.load();
-  out.arena_fallback_bytes = arena_fallback_bytes_.load();
-  out.arena =
-      arena_ != nullptr ? arena_->describe() : "the peer is not on this host's local socket";
+  for (const LaneStats& lane : channels_.lane_stats()) out.lanes.push_back(lane);
+  channels_.add_to(&out);
   return out;
 }
 
-// ---- shared memory ---------------------------------------------------------------------------
-
 std::optional<Placement> GrpcConnection::place(std::string_view bytes) {
-  std::optional<Placement> placed;
-  if (arena_ != nullptr) placed = arena_->lend(bytes);
-  ++(placed.has_value() ? arena_hits_ : arena_fallbacks_);
-  (placed.has_value() ? arena_hit_bytes_ : arena_fallback_bytes_) +=
-      static_cast<int64_t>(bytes.size());
-  if (placed.has_value()) core_->poller()->note_bulk();
-  return placed;
+  return channels_.place(bytes);
 }
 
-void GrpcConnection::unplace(const Placement& placement) {
-  if (arena_ != nullptr) arena_->take_back(placement);
-}
+void GrpcConnection::unplace(const Placement& placement) { channels_.unplace(placement); }
 
 StatusOr<Borrowed> GrpcConnection::borrow(const Placement& placement, uint64_t length) {
-  if (arena_ == nullptr) return Connection::borrow(placement, length);
-  core_->poller()->note_bulk();
-  return arena_->borrow(placement, length);
+  return channels_.borrow(placement, length);
 }
 
 Status GrpcConnection::lane_own_frame(GrpcLane& lane, const FrameView& frame) {
-  if (frame.kind == FrameKind::kDataOffer) return on_data_offer(frame.header);
-  if (arena_ == nullptr || frame.kind == FrameKind::kDataEnd) {
-    return make_error(ErrorKind::kProtocol,
-                      absl::StrCat("a frame of kind ", view(frame_kind_name(frame.kind)),
-                                   " on lane ", lane.number(), " of this connection"));
-  }
-  if (frame.kind == FrameKind::kArenaFree) return arena_->on_free(frame.header);
-  return arena_->on_probe(frame.header);
+  return channels_.on_own_frame(frame, lane.number());
 }
 
-void GrpcConnection::send_arena_frame(FrameKind kind, std::string header) {
-  if (header.empty()) return;
-  Frame frame;
-  frame.kind = kind;
-  frame.header = std::move(header);
-  // A connection that is lost needs neither.
+// ---- for channels ------------------------------------------------------------------------------
+
+void GrpcConnection::send_own(Frame frame) {
   lanes_[kControlLane]->send(std::move(frame)).IgnoreError();
 }
 
-void GrpcConnection::frees_waiting() {
-  if (free_timer_->arm()) core_->set_deadline(core_->runtime().now() + kFreeDelay, free_timer_);
+bool GrpcConnection::is_open() const {
+  MutexLock lock(&mutex_);
+  return state_ == State::kOpen && !closing_ && !ending_;
 }
 
-void GrpcConnection::lending_settled(bool lends, std::string_view why_not) {
-  core_->count_lending(lends);
-  if (lends) return;
-  WEFT_LOG(core_->context().log, kInfo) << "no memory is shared with " << describe()
-                                        << ", large tensors to it go by the socket: " << why_not;
+bool GrpcConnection::channel_lane_begun() {
+  MutexLock lock(&mutex_);
+  if (state_ != State::kOpen || closing_ || ending_) return false;
+  ++channel_lanes_begun_;
+  return true;
+}
+
+ConnectionHandler* GrpcConnection::channel_lane_up() {
+  MutexLock lock(&mutex_);
+  return state_ == State::kOpen ? handler_.get() : nullptr;
 }
 
 // ---- closing -----------------------------------------------------------------------------------
@@ -206,12 +152,12 @@ void GrpcConnection::leave(const Status& why) {
 }
 
 void GrpcConnection::drain_lanes() {
-  for (const auto& lane : data_lanes()) lane->drain();
+  channels_.drain();
   for (const auto& lane : lanes_) lane->drain();
 }
 
 void GrpcConnection::abort_lanes(const Status& why) {
-  for (const auto& lane : data_lanes()) lane->abort(why);
+  channels_.abort(why);
   for (const auto& lane : lanes_) lane->abort(why);
 }
 
@@ -291,7 +237,7 @@ void GrpcConnection::open_dialled() {
   }
   const std::shared_ptr<GrpcConnection> self = shared_from_this();
   for (const auto& lane : lanes_) lane->allow_sends();
-  share_memory();
+  channels_.start();
   done(self, false);
   // Reads begin only now, so that no frame comes before `done`.
   for (const auto& lane : lanes_) {
@@ -299,6 +245,7 @@ void GrpcConnection::open_dialled() {
     // A lane that has ended before said so to this object, its host from the start.
     (void)lane->open(self, handler, &end);
   }
+  channels_.opened();
 }
 
 void GrpcConnection::open_accepted(std::shared_ptr<ConnectionHandler> handler) {
@@ -307,19 +254,13 @@ void GrpcConnection::open_accepted(std::shared_ptr<ConnectionHandler> handler) {
     MutexLock lock(&mutex_);
     handler_ = std::move(handler);
   }
-  share_memory();
+  channels_.start();
   const std::shared_ptr<GrpcConnection> self = shared_from_this();
   for (const auto& lane : lanes_) {
     LaneEnd end;
     if (!lane->open(self, raw, &end)) lane_ended(*lane, std::move(end));
   }
-  offer_data();
-}
-
-void GrpcConnection::share_memory() {
-  if (arena_ == nullptr) return;
-  free_timer_->bind(weak_from_this());
-  arena_->start(shared_from_this());
+  channels_.opened();
 }
 
 // ---- the end ---------------------------------------------------------------------------------
@@ -357,7 +298,7 @@ void GrpcConnection::one_ended(LaneEnd end, bool was_up) {
     }
     lost_.unsent.insert(lost_.unsent.end(), end.unsent.begin(), end.unsent.end());
     broken = was_up && (!end.orderly || state_ == State::kDialling);
-    last = ++lanes_ended_ == lanes_.size() + data_begun_;
+    last = ++lanes_ended_ == lanes_.size() + channel_lanes_begun_;
     if (state_ == State::kDialling && done_ != nullptr) {
       done = std::exchange(done_, nullptr);
       lost.why = lost_.why;
@@ -374,7 +315,7 @@ void GrpcConnection::one_ended(LaneEnd end, bool was_up) {
   }
   if (done != nullptr) done(lost.why, turned_away);
   if (handler != nullptr) handler->on_lost(std::move(lost));
-  if (last && arena_ != nullptr) arena_->close();
+  if (last) channels_.close();
   if (last) {
     core_->forget(this);
   } else if (broken) {

@@ -9,6 +9,7 @@
 #include "absl/synchronization/mutex.h"
 #include "weft/common/internal/text.h"
 #include "weft/transport/address.h"
+#include "weft/transport/internal/grpc/backends.h"
 #include "weft/transport/internal/grpc/server.h"
 
 namespace weft::internal {
@@ -17,13 +18,6 @@ namespace {
 // shutdown() lets peers take what was sent before it cancels.
 constexpr absl::Duration kShutdownGrace = absl::Seconds(1);
 constexpr absl::Duration kServerGrace = absl::Milliseconds(200);
-
-uint64_t quarter_of_memory() {
-  const long pages = sysconf(_SC_PHYS_PAGES);
-  const long page = sysconf(_SC_PAGESIZE);
-  if (pages <= 0 || page <= 0) return 0;
-  return static_cast<uint64_t>(pages) / 4 * static_cast<uint64_t>(page);
-}
 
 }  // namespace
 
@@ -34,8 +28,8 @@ GrpcTransportCore::GrpcTransportCore(const TransportContext& context,
       options_(options),
       tls_(std::move(tls)),
       poller_(std::make_shared<GrpcPoller>(context.runtime, options)),
-      data_loop_(std::make_shared<DataLoop>(context.runtime, options.max_spin)),
       gate_(std::make_shared<LocalGate>(context.runtime)),
+      backends_(make_channel_backends(context, options, tls_ != nullptr, gate_)),
       changed_(context.runtime.get()) {
   if (!options.abseil_lock_checks) {
     absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
@@ -112,35 +106,7 @@ StatusOr<std::string> GrpcTransportCore::listen(const ListenOptions& options,
                   absl::StrCat("no port of ", first, " to ", last, " on ", host.host, " is free"));
 }
 
-// ---- shared memory ---------------------------------------------------------------------------
-
-std::shared_ptr<SharedArena> GrpcTransportCore::arena(std::string* why_none) {
-  MutexLock lock(&arena_mutex_);
-  if (!arena_tried_) {
-    arena_tried_ = true;
-    const uint64_t bytes = std::min(options_.arena_bytes, quarter_of_memory());
-    if (bytes == 0) {
-      why_no_arena_ = "it is switched off (arena_bytes is 0)";
-    } else {
-      StatusOr<std::shared_ptr<SharedArena>> made = SharedArena::make(bytes);
-      if (made.ok()) {
-        arena_ = *std::move(made);
-      } else {
-        why_no_arena_ = std::string(made.status().message());
-      }
-    }
-  }
-  if (why_none != nullptr) *why_none = why_no_arena_;
-  return arena_;
-}
-
-std::shared_ptr<ArenaLink> GrpcTransportCore::make_arena_link(
-    std::shared_ptr<LocalSession> session) {
-  std::string why_none;
-  std::shared_ptr<SharedArena> own = arena(&why_none);
-  return std::make_shared<ArenaLink>(std::move(own), std::move(why_none), std::move(session), gate_,
-                                     runtime().random());
-}
+// ---- channels ----------------------------------------------------------------------------------
 
 Status GrpcTransportCore::check_user(const Hello& theirs) {
   if (!same_user_only_.load() || gate_->knows(theirs.ticket)) return absl::OkStatus();
@@ -158,23 +124,33 @@ Status GrpcTransportCore::check_user(const Hello& theirs) {
                    "here; between users, credentials (docs/security.md)"));
 }
 
-std::shared_ptr<ArenaLink> GrpcTransportCore::claim_arena(std::string_view ticket) {
-  std::shared_ptr<LocalSession> session = gate_->claim(ticket);
-  return session == nullptr ? nullptr : make_arena_link(std::move(session));
+GrpcChannels::List GrpcTransportCore::make_channels(const ChannelSite& site) {
+  GrpcChannels::List out;
+  for (const auto& backend : backends_) out.push_back(backend->make(site));
+  return out;
+}
+
+bool GrpcTransportCore::takes_sockets() const {
+  return std::any_of(backends_.begin(), backends_.end(),
+                     [](const auto& backend) { return backend->capabilities().lanes; });
+}
+
+void GrpcTransportCore::take_socket(const std::string& ticket, UniqueFd fd) {
+  // A stranger's closes here.
+  for (const auto& backend : backends_) {
+    if (backend->take_socket(ticket, &fd)) return;
+  }
 }
 
 std::shared_ptr<char> GrpcTransportCore::allocate_shared(size_t bytes) {
-  const std::shared_ptr<SharedArena> own = arena(nullptr);
-  return own == nullptr ? nullptr : own->allocate(bytes);
+  for (const auto& backend : backends_) {
+    if (std::shared_ptr<char> out = backend->allocate_shared(bytes)) return out;
+  }
+  return nullptr;
 }
 
 void GrpcTransportCore::sweep() {
-  std::shared_ptr<SharedArena> own;
-  {
-    MutexLock lock(&arena_mutex_);
-    own = arena_;
-  }
-  if (own != nullptr) own->sweep();
+  for (const auto& backend : backends_) backend->sweep();
   gate_->sweep();
 }
 
@@ -225,43 +201,14 @@ void GrpcTransportCore::forget(GrpcConnection* connection) {
   last = std::move(it->second);
   connections_.erase(it);
   size_t number = last->lanes();
-  for (const LaneStats& lane : last->data_stats()) past_lanes_[number++] += lane;
-  std::erase_if(expected_data_, [&](const auto& one) {
-    return one.second.connection.expired() || one.second.connection.lock() == last;
-  });
+  for (const LaneStats& lane : last->channel_stats()) past_lanes_[number++] += lane;
   if (closing_) changed_.notify_all();
   lock.unlock();
 }
 
-// ---- data connections --------------------------------------------------------------------------
-
-void GrpcTransportCore::expect_data(const std::string& ticket, ExpectedData data) {
-  MutexLock lock(&mutex_);
-  const absl::Time now = runtime().now();
-  std::erase_if(expected_data_, [now](const auto& one) { return one.second.until < now; });
-  data.until = now + options_.handshake_timeout;
-  if (!closing_) expected_data_.emplace(ticket, std::move(data));
-}
-
-void GrpcTransportCore::take_data(const std::string& ticket, UniqueFd fd) {
-  ExpectedData data;
-  {
-    MutexLock lock(&mutex_);
-    const auto it = expected_data_.find(ticket);
-    if (it == expected_data_.end()) return;
-    data = std::move(it->second);
-    expected_data_.erase(it);
-  }
-  if (data.until < runtime().now()) return;
-  const std::shared_ptr<GrpcConnection> connection = data.connection.lock();
-  if (connection != nullptr) {
-    connection->take_data(data.index, std::move(data.key), std::move(fd));
-  }
-}
-
 // ---- time limits -----------------------------------------------------------------------------
 
-void GrpcTransportCore::set_deadline(absl::Time when, std::weak_ptr<GrpcTimed> what) {
+void GrpcTransportCore::set_deadline(absl::Time when, std::weak_ptr<Timed> what) {
   if (when == absl::InfiniteFuture()) return;
   MutexLock lock(&mutex_);
   const auto it = deadlines_.emplace(when, std::move(what));
@@ -269,7 +216,7 @@ void GrpcTransportCore::set_deadline(absl::Time when, std::weak_ptr<GrpcTimed> w
 }
 
 void GrpcTransportCore::fire() {
-  std::vector<std::weak_ptr<GrpcTimed>> due;
+  std::vector<std::weak_ptr<Timed>> due;
   {
     MutexLock lock(&mutex_);
     const absl::Time now = runtime().now();
@@ -280,7 +227,7 @@ void GrpcTransportCore::fire() {
     if (!deadlines_.empty() && timer_ != nullptr) timer_->arm(deadlines_.begin()->first);
   }
   for (const auto& weak : due) {
-    if (const std::shared_ptr<GrpcTimed> what = weak.lock()) what->on_deadline();
+    if (const std::shared_ptr<Timed> what = weak.lock()) what->on_deadline();
   }
 }
 
@@ -335,7 +282,7 @@ void GrpcTransportCore::shutdown() {
   }
   timer = nullptr;
   gate_->stop();
-  data_loop_->stop();
+  for (const auto& backend : backends_) backend->stop();
   poller_->stop();
   if (server != nullptr) server->release();
   MutexLock lock(&mutex_);
@@ -360,7 +307,7 @@ std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const
     }
     for (const auto& [raw, connection] : connections_) {
       size_t number = connection->lanes();
-      for (const LaneStats& lane : connection->data_stats()) lanes[number++] += lane;
+      for (const LaneStats& lane : connection->channel_stats()) lanes[number++] += lane;
     }
   }
   for (size_t i = 0; i < lanes.size(); ++i) {
@@ -371,27 +318,7 @@ std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const
       out.emplace_back(absl::StrCat("lane", i, "_", name), value);
     }
   }
-  std::shared_ptr<SharedArena> own;
-  {
-    MutexLock lock(&arena_mutex_);
-    own = arena_;
-  }
-  const SharedArena::Counters arena = own == nullptr ? SharedArena::Counters() : own->counters();
-  for (const auto& [name, value] : std::initializer_list<std::pair<const char*, uint64_t>>{
-           {"arena_capacity", arena.capacity},
-           {"arena_bytes", arena.used_bytes},
-           {"arena_populated_bytes", arena.populated_bytes},
-           {"arena_blocks", arena.blocks},
-           {"arena_leases", arena.leases},
-           {"arena_copies", arena.copied},
-           {"arena_copied_bytes", arena.copied_bytes},
-           {"arena_zero_copies", arena.shared},
-           {"arena_full", arena.full},
-           {"arena_ignored_frees", arena.ignored_frees}}) {
-    out.emplace_back(name, static_cast<int64_t>(value));
-  }
-  out.emplace_back("arena_links_on", arena_links_on_.load());
-  out.emplace_back("arena_links_off", arena_links_off_.load());
+  for (const auto& backend : backends_) backend->add_counters(&out);
   add("listener_",
       {{"accepted", &listener_counters_.accepted}, {"stalls", &listener_counters_.stalls}});
   const PollerCounters& poller = poller_->counters();

@@ -21,11 +21,9 @@
 #include "weft/common/condition.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
+#include "weft/transport/channel.h"
 #include "weft/transport/grpc_tls.h"
 #include "weft/transport/grpc_transport.h"
-#include "weft/transport/internal/arena/link.h"
-#include "weft/transport/internal/arena/shared_arena.h"
-#include "weft/transport/internal/data/loop.h"
 #include "weft/transport/internal/grpc/connection.h"
 #include "weft/transport/internal/grpc/lane.h"
 #include "weft/transport/internal/grpc/listener.h"
@@ -71,28 +69,21 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
 
   void remember(std::shared_ptr<GrpcConnection> connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void forget(GrpcConnection* connection) ABSL_LOCKS_EXCLUDED(mutex_);
-  void set_deadline(absl::Time when, std::weak_ptr<GrpcTimed> what) ABSL_LOCKS_EXCLUDED(mutex_);
+  void set_deadline(absl::Time when, std::weak_ptr<Timed> what) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether a hello without TLS may be listened to: its ticket lay at our private socket, or nobody
   // needs one.
   Status check_user(const Hello& theirs);
-  void count_lending(bool lends) { ++(lends ? arena_links_on_ : arena_links_off_); }
-  // For the peer that left the ticket at our private socket; null: no memory is shared with it.
-  std::shared_ptr<ArenaLink> claim_arena(std::string_view ticket) ABSL_LOCKS_EXCLUDED(arena_mutex_);
+  // One end of each channel, for a connection there.
+  GrpcChannels::List make_channels(const ChannelSite& site);
+  // Of the peer that left the ticket at our private socket; null: there is none.
+  std::shared_ptr<LocalSession> claim(std::string_view ticket) { return gate_->claim(ticket); }
+  // Whether diallers may show sockets of channels, and such a socket.
+  bool takes_sockets() const;
+  void take_socket(const std::string& ticket, UniqueFd fd);
   // Null: there is none, or no room.
-  std::shared_ptr<char> allocate_shared(size_t bytes) ABSL_LOCKS_EXCLUDED(arena_mutex_);
-  void sweep() ABSL_LOCKS_EXCLUDED(arena_mutex_);
+  std::shared_ptr<char> allocate_shared(size_t bytes);
+  void sweep();
   std::shared_ptr<WaitDriver> wait_driver() const { return poller_; }
-  // Data connections that diallers were asked to make. A ticket is good once, and for the time of a
-  // handshake.
-  struct ExpectedData {
-    std::weak_ptr<GrpcConnection> connection;
-    size_t index = 0;
-    std::string key{};  // of TLS
-    absl::Time until;
-  };
-  void expect_data(const std::string& ticket, ExpectedData data) ABSL_LOCKS_EXCLUDED(mutex_);
-  void take_data(const std::string& ticket, UniqueFd fd) ABSL_LOCKS_EXCLUDED(mutex_);
-  const std::shared_ptr<DataLoop>& data_loop() const { return data_loop_; }
   absl::Time drain_deadline() { return runtime().now() + options_.drain_timeout; }
 
  private:
@@ -109,26 +100,15 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   // Dials, and again while a TLS listener ends the connections.
   void dial_tls(std::string address, Hello hello, absl::Time deadline,
                 std::shared_ptr<ConnectionHandler> handler, Transport::DialDone done, int attempt);
-  std::shared_ptr<ArenaLink> make_arena_link(std::shared_ptr<LocalSession> session)
-      ABSL_LOCKS_EXCLUDED(arena_mutex_);
-  std::shared_ptr<SharedArena> arena(std::string* why_none) ABSL_LOCKS_EXCLUDED(arena_mutex_);
 
   const TransportContext context_;
   const GrpcTransportOptions options_;
   const std::shared_ptr<const GrpcTls> tls_;
   const std::shared_ptr<GrpcPoller> poller_;
-  const std::shared_ptr<DataLoop> data_loop_;
   const std::shared_ptr<LocalGate> gate_;
+  const std::vector<std::shared_ptr<ChannelBackend>> backends_;
   std::atomic<bool> same_user_only_{false};  // set by listen()
-  // Connections to whose peers large tensors went through shared memory, and those to which not.
-  std::atomic<int64_t> arena_links_on_{0};
-  std::atomic<int64_t> arena_links_off_{0};
   ListenerCounters listener_counters_;
-
-  mutable Mutex arena_mutex_;
-  bool arena_tried_ ABSL_GUARDED_BY(arena_mutex_) = false;
-  std::shared_ptr<SharedArena> arena_ ABSL_GUARDED_BY(arena_mutex_);  // at the first need
-  std::string why_no_arena_ ABSL_GUARDED_BY(arena_mutex_);
 
   mutable Mutex mutex_;
   Condition changed_;
@@ -139,9 +119,8 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   // Of the lanes that are gone, by number.
   std::array<LaneStats, kMaxLanes> past_lanes_ ABSL_GUARDED_BY(mutex_);
   std::map<GrpcConnection*, std::shared_ptr<GrpcConnection>> connections_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, ExpectedData> expected_data_ ABSL_GUARDED_BY(mutex_);  // by ticket
   int operations_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::multimap<absl::Time, std::weak_ptr<GrpcTimed>> deadlines_ ABSL_GUARDED_BY(mutex_);
+  std::multimap<absl::Time, std::weak_ptr<Timed>> deadlines_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Timer> timer_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<GrpcServer> server_ ABSL_GUARDED_BY(mutex_);
 };

@@ -139,12 +139,16 @@ void GrpcTransportCore::dial(std::string_view address, const Hello& hello, absl:
                                              ": it wants TLS, and this worker has no credentials; "
                                              "set WEFT_TLS_CA, WEFT_TLS_CERT and WEFT_TLS_KEY")));
   }
-  std::shared_ptr<ArenaLink> arena;
+  ChannelSite site;
+  site.dialled = true;
+  site.local = local;
+  site.first_lane = own->lanes;
+  site.max_lanes = own->lanes - 1;
   if (local) {
     StatusOr<std::shared_ptr<LocalSession>> session = gate_->visit(gate_name(at.local));
     if (session.ok()) {
       own->ticket = (*session)->ticket();
-      arena = make_arena_link(*std::move(session));
+      site.session = *std::move(session);
     } else if (error_kind(session.status()) == ErrorKind::kResource) {
       // There is no room now; without a ticket the listener might turn us away for good.
       return fail_dial(std::move(done),
@@ -155,7 +159,7 @@ void GrpcTransportCore::dial(std::string_view address, const Hello& hello, absl:
 
   auto connection =
       std::make_shared<GrpcConnection>(shared_from_this(), *own, std::string(address),
-                                       std::move(arena), std::move(handler), std::move(done));
+                                       make_channels(site), std::move(handler), std::move(done));
   connection->set_local(local);
   std::vector<std::shared_ptr<GrpcClientLane>> lanes;
   GrpcConnection::Lanes base;

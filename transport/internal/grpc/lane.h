@@ -30,6 +30,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include "weft/common/mutex.h"
+#include "weft/transport/channel.h"
 #include "weft/transport/frame.h"
 #include "weft/transport/grpc_tls.h"
 #include "weft/transport/internal/grpc/poller.h"
@@ -56,17 +57,7 @@ class GrpcLaneHost {
   ~GrpcLaneHost() = default;
 };
 
-// Something with a time limit (see GrpcTransportCore::set_deadline).
-class GrpcTimed {
- public:
-  virtual ~GrpcTimed() = default;
-  // On the runtime's timer thread: short, no callbacks of users.
-  virtual void on_deadline() = 0;
-};
-
-class GrpcLane : public GrpcTimed,
-                 public GrpcHolder,
-                 public std::enable_shared_from_this<GrpcLane> {
+class GrpcLane : public Timed, public GrpcHolder, public std::enable_shared_from_this<GrpcLane> {
  public:
   ~GrpcLane() override = default;
 

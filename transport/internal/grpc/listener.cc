@@ -144,11 +144,11 @@ void GrpcListener::hand_over(int listener, UniqueFd fd) {
 
 bool GrpcListener::sort(Unsorted* one, short events) {
   const int fd = one->fd.get();
-  char greeting[kDataGreetingBytes];
+  char greeting[kSocketGreetingBytes];
   const ssize_t n = recv(fd, greeting, sizeof greeting, MSG_PEEK | MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   if (n <= 0) return true;
-  if (greeting[0] != kDataMagic[0]) {
+  if (greeting[0] != kSocketMagic[0]) {
     hand_over(listeners_[0].get(), std::move(one->fd));
     return true;
   }
@@ -161,8 +161,8 @@ bool GrpcListener::sort(Unsorted* one, short events) {
   (void)!recv(fd, greeting, sizeof greeting, MSG_DONTWAIT);
   const int any = 1;
   setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &any, sizeof any);
-  if (std::string_view(greeting, kDataMagic.size()) == kDataMagic) {
-    on_data_(std::string(greeting + kDataMagic.size(), kDataTicketBytes), std::move(one->fd));
+  if (std::string_view(greeting, kSocketMagic.size()) == kSocketMagic) {
+    on_socket_(std::string(greeting + kSocketMagic.size(), kSocketTicketBytes), std::move(one->fd));
   }
   return true;
 }
@@ -174,7 +174,7 @@ bool GrpcListener::accept_from(size_t which) {
     if (fd >= 0) {
       counters_->accepted.fetch_add(1, std::memory_order_relaxed);
       // Peers of the local socket have no data connections.
-      if (which != 0 || on_data_ == nullptr) {
+      if (which != 0 || on_socket_ == nullptr) {
         hand_over(listener, UniqueFd(fd));
         continue;
       }

@@ -9,8 +9,8 @@
 // 10 ms at first and 1 s at most) until there are descriptors. The dialler's deadline bounds its
 // patience.
 //
-// A connection over TCP that begins as a data connection does (transport/internal/data/lane.h) is
-// not gRPC's. Which it is shows its first byte, so nobody gets further before he has said
+// A connection over TCP that begins with kSocketMagic is a channel's (transport/channel.h), not
+// gRPC's. Which it is shows its first byte, so nobody gets further before he has said
 // something: he has the time of a handshake for it.
 //
 // Threads: open(), add_to(), start() and stop() from one at a time; accepting has a thread of its
@@ -31,7 +31,7 @@
 #include "weft/common/posix.h"
 #include "weft/common/runtime.h"
 #include "weft/transport/address.h"
-#include "weft/transport/internal/data/lane.h"
+#include "weft/transport/channel.h"
 
 namespace weft::internal {
 
@@ -55,12 +55,12 @@ class GrpcListener final {
                      absl::Duration user_timeout);
   // REQUIRES: open().
   void add_to(grpc::ServerBuilder* builder, std::shared_ptr<grpc::ServerCredentials> credentials);
-  // Data connections, with the ticket that they showed, go to `on_data`, on the thread that
+  // Channels' sockets, with the ticket that they showed, go to `on_socket`, on the thread that
   // accepts; `patience`: for their first bytes. REQUIRES: before start().
-  void take_data(absl::Duration patience,
-                 std::function<void(std::string ticket, UniqueFd fd)> on_data) {
+  void take_sockets(absl::Duration patience,
+                    std::function<void(std::string ticket, UniqueFd fd)> on_socket) {
     patience_ = patience;
-    on_data_ = std::move(on_data);
+    on_socket_ = std::move(on_socket);
   }
   // REQUIRES: the server that was built runs.
   void start();
@@ -87,7 +87,7 @@ class GrpcListener final {
   std::array<UniqueFd, 2> listeners_;  // the port; the local socket or nothing
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   absl::Duration patience_ = absl::ZeroDuration();
-  std::function<void(std::string, UniqueFd)> on_data_;
+  std::function<void(std::string, UniqueFd)> on_socket_;
   // The loop's.
   std::vector<Unsorted> unsorted_;
   absl::Time next_warning_ = absl::InfinitePast();

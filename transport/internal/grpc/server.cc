@@ -96,11 +96,11 @@ StatusOr<int> GrpcServer::bind(const BindHost& host, int port, std::string_view 
 void GrpcServer::start() {
   for (int lane = 0; lane < static_cast<int>(kMaxLanes); ++lane) post_accept(lane);
   post_health();
-  if (core_->options().data_connections) {
-    listener_.take_data(core_->options().handshake_timeout,
-                        [core = core_](std::string ticket, UniqueFd fd) {
-                          core->take_data(ticket, std::move(fd));
-                        });
+  if (core_->takes_sockets()) {
+    listener_.take_sockets(core_->options().handshake_timeout,
+                           [core = core_](std::string ticket, UniqueFd fd) {
+                             core->take_socket(ticket, std::move(fd));
+                           });
   }
   listener_.start();
 }
@@ -211,8 +211,14 @@ void GrpcServer::open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, cons
     }
     return;
   }
-  auto connection = std::make_shared<GrpcConnection>(
-      core_, own, entry->hello, last.remote(), core_->claim_arena(entry->hello.ticket), lanes);
+  const std::string address = last.remote();
+  ChannelSite site;
+  site.local = address == kLocalPeer;
+  site.session = core_->claim(entry->hello.ticket);
+  site.first_lane = lanes.size();
+  site.max_lanes = lanes.size() - 1;
+  auto connection = std::make_shared<GrpcConnection>(core_, own, entry->hello, address,
+                                                     core_->make_channels(site), lanes);
   core_->remember(connection);
   for (const auto& lane : lanes) lane->allow_sends();
   connection->open_accepted(acceptor_->on_connection(connection));

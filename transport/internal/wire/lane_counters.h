@@ -1,12 +1,11 @@
 #ifndef WEFT_TRANSPORT_INTERNAL_WIRE_LANE_COUNTERS_H_
 #define WEFT_TRANSPORT_INTERNAL_WIRE_LANE_COUNTERS_H_
 
-// What every kind of lane counts, and how it ends. Counters: any thread.
+// What every kind of lane counts. Any thread.
 
 #include <atomic>
 #include <cstdint>
 #include <string_view>
-#include <vector>
 
 #include "weft/common/error.h"
 #include "weft/transport/connection_stats.h"
@@ -60,13 +59,6 @@ inline void add(std::atomic<int64_t>* counter, int64_t n) {
 WEFT_COLD inline Status not_delivered(std::string_view message) {
   return make_error(ErrorKind::kNotDelivered, message);
 }
-
-struct LaneEnd {
-  bool orderly = false;      // the stream ended as streams do, nothing broke
-  bool turned_away = false;  // a dialler's: GrpcTls::Fault::kTurnedAway
-  Status why;
-  std::vector<uint64_t> unsent;
-};
 
 }  // namespace weft::internal
 
