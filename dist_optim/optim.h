@@ -2,13 +2,15 @@
 #define WEFT_DIST_OPTIM_OPTIM_H_
 
 // The optimizers that weft computes itself, for DistributedOptimizer: each takes gradients as a
-// list and never touches `.grad`. Names, defaults and results are those of torch.optim; `foreach`,
+// list and never touches `.grad`. Names, defaults and results are those of torch.optim
+// where it has one of the name; `foreach`,
 // `fused` and the like are not options here, because they do not change results.
 //
 //   weft::DistributedOptimizer<weft::optim::Adam> optimizer(worker, parameters, {.lr = 1e-2});
 //
 // Options are checked when the optimizer is made (kind invalid_argument, naming the option). Sparse
-// gradients: SGD without momentum and weight decay, and Adagrad without weight decay.
+// gradients: SGD without momentum and weight decay, and Adagrad and RowWiseAdagrad without weight
+// decay.
 
 #include <string_view>
 
@@ -87,6 +89,26 @@ struct Adagrad {
   template <class O, class F>
   static void visit(O& o, F f) {
     f("lr", o.lr), f("lr_decay", o.lr_decay), f("weight_decay", o.weight_decay);
+    f("initial_accumulator_value", o.initial_accumulator_value), f("eps", o.eps);
+    f("maximize", o.maximize);
+  }
+};
+
+// Adagrad with one number for each row of the parameter (its first dimension): the sum, over the
+// steps, of the mean square of the row's gradient. For embeddings: the state is a row's dimension
+// times smaller than the values. torch.optim has none of this name.
+struct RowWiseAdagrad {
+  static constexpr std::string_view kName = "RowWiseAdagrad";
+  struct Options {
+    double lr = 1e-2;
+    double weight_decay = 0;
+    double initial_accumulator_value = 0;
+    double eps = 1e-10;
+    bool maximize = false;
+  };
+  template <class O, class F>
+  static void visit(O& o, F f) {
+    f("lr", o.lr), f("weight_decay", o.weight_decay);
     f("initial_accumulator_value", o.initial_accumulator_value), f("eps", o.eps);
     f("maximize", o.maximize);
   }

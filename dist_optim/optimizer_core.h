@@ -31,6 +31,10 @@
 #include "weft/rpc/worker.h"
 #include "weft/rref/rref.h"
 
+namespace weft {
+class UpdateRule;
+}
+
 namespace weft::internal {
 
 // An owner's part, whatever its class.
@@ -113,7 +117,6 @@ MakeLink make_link_factory(const Args&... args) {
 WEFT_API MakeLink functional_link_factory(std::string_view rule);
 
 class DistOptimService;
-class UpdateRule;
 
 class WEFT_API OptimizerCore {
  public:

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "weft/dist_optim/internal/update_rule.h"
 #include "weft/dist_optim/owner_part.h"
+#include "weft/dist_optim/update_rule.h"
 
 namespace weft::internal {
 

@@ -1,4 +1,4 @@
-#include "weft/dist_optim/internal/update_rule.h"
+#include "weft/dist_optim/update_rule.h"
 
 #include <cmath>
 #include <tuple>
@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/dist_optim/optim.h"
 
-namespace weft::internal {
+namespace weft {
 namespace {
 
 Status out_of_range(const std::string& rule, const std::string& option, double value,
@@ -128,6 +128,42 @@ struct AdagradRule : optim::Adagrad {
   }
 };
 
+// One number for each row: the mean of the squares of its gradients. A parameter of one dimension
+// has rows of one element.
+struct RowWiseAdagradRule : optim::RowWiseAdagrad {
+  enum { kSum };
+  static constexpr std::string_view kBuffers[] = {"sum"};
+  static bool needs(const Options&, int) { return true; }
+  static double first(const Options& o) { return o.initial_accumulator_value; }
+  // Of rows x anything, in the shape in which it divides the rows.
+  static at::Tensor mean_square(const at::Tensor& rows) {
+    const at::Tensor square = rows.mul(rows);
+    if (rows.dim() <= 1) return square;
+    return square.reshape({rows.size(0), -1}).mean(1);
+  }
+  static at::Tensor beside(const at::Tensor& by_row, const at::Tensor& rows) {
+    std::vector<int64_t> shape(static_cast<size_t>(rows.dim()), 1);
+    if (!shape.empty()) shape[0] = rows.size(0);
+    return by_row.reshape(shape);
+  }
+  static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t) {
+    g = signed_gradient(g, o.maximize);
+    at::Tensor& sum = s->buffers[kSum];
+    if (g.is_sparse()) {
+      g = g.coalesce();
+      const at::Tensor rows = g._indices()[0];
+      const at::Tensor values = g._values();
+      const at::Tensor fresh = sum.index_select(0, rows).add_(mean_square(values));
+      sum.index_copy_(0, rows, fresh);
+      p.index_add_(0, rows, values.div(beside(fresh, values).sqrt().add_(o.eps)), -o.lr);
+      return;
+    }
+    g = decayed(g, p, o.weight_decay);
+    sum.add_(mean_square(g));
+    p.addcdiv_(g, beside(sum, g).sqrt().add_(o.eps).expand_as(g), -o.lr);
+  }
+};
+
 struct AdadeltaRule : optim::Adadelta {
   enum { kSquare, kDelta };
   static constexpr std::string_view kBuffers[] = {"square_avg", "acc_delta"};
@@ -207,6 +243,7 @@ template <class Rule>
 class RuleOf final : public UpdateRule {
  public:
   using Options = typename Rule::Options;
+  static constexpr bool kByRow = std::is_same_v<Rule, RowWiseAdagradRule>;
 
   RuleOf() {
     Options defaults;
@@ -245,10 +282,13 @@ class RuleOf final : public UpdateRule {
     if constexpr (std::is_same_v<Rule, AdagradRule>) {
       if (o.weight_decay == 0) return absl::OkStatus();
     }
+    if constexpr (kByRow) {
+      if (o.weight_decay == 0) return absl::OkStatus();
+    }
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat("optimizer ", name(), " cannot take a sparse gradient with ",
                                    "these options; SGD without momentum and weight decay, and "
-                                   "Adagrad without weight decay, can"));
+                                   "Adagrad and RowWiseAdagrad without weight decay, can"));
   }
 
   bool prepared(const PackedOptions& packed, const ParameterState& state) const override {
@@ -267,11 +307,24 @@ class RuleOf final : public UpdateRule {
     state->buffers.resize(buffers_.size());
     for (size_t i = 0; i < buffers_.size(); ++i) {
       if (!Rule::needs(o, static_cast<int>(i)) || state->buffers[i].defined()) continue;
-      double first = 0;
-      if constexpr (std::is_same_v<Rule, AdagradRule>) first = Rule::first(o);
-      if constexpr (std::is_same_v<Rule, RpropRule>) first = Rule::first(o, static_cast<int>(i));
-      state->buffers[i] = at::full_like(parameter, first, at::MemoryFormat::Preserve);
+      const double first = *first_value(packed, i);
+      if (kByRow) {
+        const int64_t rows = parameter.dim() == 0 ? 1 : parameter.size(0);
+        state->buffers[i] = at::full({rows}, first, parameter.options());
+      } else {
+        state->buffers[i] = at::full_like(parameter, first, at::MemoryFormat::Preserve);
+      }
     }
+  }
+
+  bool by_row(size_t) const override { return kByRow; }
+  std::optional<double> first_value(const PackedOptions& packed, size_t buffer) const override {
+    const Options o = unpack(packed);
+    const int i = static_cast<int>(buffer);
+    if (!Rule::needs(o, i)) return std::nullopt;
+    if constexpr (std::is_same_v<Rule, AdagradRule> || kByRow) return Rule::first(o);
+    if constexpr (std::is_same_v<Rule, RpropRule>) return Rule::first(o, i);
+    return 0;
   }
 
   void update(const PackedOptions& packed, at::Tensor parameter, at::Tensor gradient,
@@ -303,8 +356,9 @@ auto first_of_all(const F& f) {
     (void)((found = f.template operator()<Rules>()) || ...);
     return found;
   };
-  return or_else(std::tuple<SGDRule, AdamRule<optim::Adam>, AdamRule<optim::AdamW>, AdagradRule,
-                            AdadeltaRule, RMSpropRule, AdamaxRule, RpropRule>());
+  return or_else(
+      std::tuple<SGDRule, AdamRule<optim::Adam>, AdamRule<optim::AdamW>, AdagradRule,
+                 RowWiseAdagradRule, AdadeltaRule, RMSpropRule, AdamaxRule, RpropRule>());
 }
 
 }  // namespace
@@ -324,4 +378,4 @@ std::vector<std::string> update_rule_names() {
   return out;
 }
 
-}  // namespace weft::internal
+}  // namespace weft

@@ -10,7 +10,7 @@
 
 #include "torch/csrc/autograd/variable.h"
 #include "weft/collectives/grad_accessor.h"
-#include "weft/dist_optim/internal/update_rule.h"
+#include "weft/dist_optim/update_rule.h"
 #include "weft/dist_optim/user_optimizer.h"
 #include "weft/tests/dist_optim/fixture.h"
 
@@ -55,9 +55,9 @@ TEST_P(DistOptimFused, EqualsABackwardAndAStep) {
     local.push_back(own.detach().clone());
     for (at::Tensor& p : local) p.set_requires_grad(true);
     DistributedOptimizer<Tag> optimizer(c[0], c.parameters, options);
-    const auto rule = internal::make_update_rule(std::string(Tag::kName));
+    const auto rule = make_update_rule(std::string(Tag::kName));
     const auto packed = internal::pack_options<Tag>(options);
-    std::vector<internal::ParameterState> states(local.size());
+    std::vector<ParameterState> states(local.size());
     for (int i = 0; i < 5; ++i) {
       {
         DistAutogradContext context(c[0]);

@@ -7,8 +7,8 @@
 #include <map>
 
 #include "gtest/gtest.h"
-#include "weft/dist_optim/internal/update_rule.h"
 #include "weft/dist_optim/optim.h"
+#include "weft/dist_optim/update_rule.h"
 
 namespace weft::internal {
 namespace {
@@ -34,6 +34,7 @@ PackedOptions defaults_of(const std::string& name) {
   if (name == "Adadelta") return defaults<optim::Adadelta>();
   if (name == "RMSprop") return defaults<optim::RMSprop>();
   if (name == "Adamax") return defaults<optim::Adamax>();
+  if (name == "RowWiseAdagrad") return defaults<optim::RowWiseAdagrad>();
   return defaults<optim::Rprop>();
 }
 PackedOptions options_of(const Golden& golden) {
@@ -79,8 +80,8 @@ TEST(UpdateRule, DA_53_equals_torch_optim) {
   }
 }
 
-TEST(UpdateRule, AllEightAreThere) {
-  EXPECT_EQ(update_rule_names().size(), 8U);
+TEST(UpdateRule, AllNineAreThere) {
+  EXPECT_EQ(update_rule_names().size(), 9U);
   EXPECT_EQ(make_update_rule("LBFGS"), nullptr);
 }
 
@@ -89,7 +90,7 @@ TEST(UpdateRule, SparseEqualsDense) {
   const at::Tensor ids = torch::tensor({2, 0, 2}, torch::kLong).unsqueeze(0);
   const at::Tensor values = torch::tensor({{1.0, 2.0}, {3.0, 4.0}, {5.0, 6.0}}, torch::kFloat64);
   const at::Tensor sparse = torch::sparse_coo_tensor(ids, values, {4, 2});
-  for (const char* name : {"SGD", "Adagrad"}) {
+  for (const char* name : {"SGD", "Adagrad", "RowWiseAdagrad"}) {
     SCOPED_TRACE(name);
     const auto rule = make_update_rule(name);
     const PackedOptions options = defaults_of(name);
@@ -107,6 +108,35 @@ TEST(UpdateRule, SparseEqualsDense) {
     EXPECT_TRUE(torch::allclose(a, b, 1e-14, 0)) << a << "\n" << b;
     EXPECT_TRUE(torch::equal(a[1], torch::ones({2}, torch::kFloat64)));
   }
+}
+
+// One number for each row: with rows of one element, Adagrad; else by its formula.
+TEST(UpdateRule, RowWiseAdagradCountsByRows) {
+  const auto by_row = make_update_rule("RowWiseAdagrad");
+  const auto plain = make_update_rule("Adagrad");
+  at::Tensor a = torch::ones({4}, torch::kFloat64);
+  at::Tensor b = a.clone();
+  at::Tensor rows = torch::ones({2, 2}, torch::kFloat64);
+  ParameterState of_a;
+  ParameterState of_b;
+  ParameterState of_rows;
+  const PackedOptions options = defaults_of("RowWiseAdagrad");
+  at::Tensor sums = torch::zeros({2, 1}, torch::kFloat64);
+  at::Tensor want = rows.clone();
+  for (int step = 1; step <= 3; ++step) {
+    by_row->prepare(options, a, &of_a);
+    by_row->update(options, a, gradient(step), &of_a);
+    plain->prepare(defaults_of("Adagrad"), b, &of_b);
+    plain->update(defaults_of("Adagrad"), b, gradient(step), &of_b);
+    const at::Tensor g = gradient(step).reshape({2, 2});
+    by_row->prepare(options, rows, &of_rows);
+    by_row->update(options, rows, g, &of_rows);
+    sums += (g * g).mean(1, true);
+    want -= 1e-2 * g / (sums.sqrt() + 1e-10);
+  }
+  EXPECT_TRUE(torch::allclose(a, b, 1e-14, 0));
+  EXPECT_TRUE(torch::allclose(rows, want, 1e-14, 0));
+  EXPECT_EQ(of_rows.buffers[0].sizes(), (std::vector<int64_t>{2}));
 }
 
 TEST(UpdateRule, SparseOfTwoSparseDimensions) {
@@ -130,7 +160,7 @@ TEST(UpdateRule, WhatCannotTakeSparseGradientsSaysSo) {
   for (const std::string& name : update_rule_names()) {
     PackedOptions options = defaults_of(name);
     const auto rule = make_update_rule(name);
-    const bool can = name == "SGD" || name == "Adagrad";
+    const bool can = name == "SGD" || name == "Adagrad" || name == "RowWiseAdagrad";
     EXPECT_EQ(rule->check_sparse(options).ok(), can) << name;
     for (size_t i = 0; i < options.size(); ++i) {
       if (rule->option_names()[i] == "weight_decay") options[i] = 0.1;
@@ -155,7 +185,7 @@ TEST(UpdateRule, OptionsAreChecked) {
     }
     EXPECT_FALSE(rule->check_options({0.1}).ok());
   }
-  EXPECT_EQ(refused, 6 + 7 + 7 + 6 + 5 + 7 + 6 + 6);
+  EXPECT_EQ(refused, 6 + 7 + 7 + 6 + 5 + 5 + 7 + 6 + 6);
   PackedOptions nesterov = pack_options<optim::SGD>({.lr = 0.1, .nesterov = true});
   EXPECT_FALSE(make_update_rule("SGD")->check_options(nesterov).ok());
 }

@@ -6,7 +6,7 @@
 #include <torch/optim.h>
 #include <torch/types.h>
 
-#include "weft/dist_optim/internal/update_rule.h"
+#include "weft/dist_optim/update_rule.h"
 #include "weft/rref/remote_module.h"
 #include "weft/tests/dist_optim/fixture.h"
 
@@ -73,9 +73,9 @@ TEST_P(DistOptimStep, DA_53_those_that_libtorch_lacks) {
     std::vector<at::Tensor> local = values(c);
     for (at::Tensor& p : local) p.set_requires_grad(true);
     DistributedOptimizer<Tag> optimizer(c[0], c.parameters, options);
-    const auto rule = internal::make_update_rule(std::string(Tag::kName));
+    const auto rule = make_update_rule(std::string(Tag::kName));
     const auto packed = internal::pack_options<Tag>(options);
-    std::vector<internal::ParameterState> states(2);
+    std::vector<ParameterState> states(2);
     for (int i = 0; i < 5; ++i) {
       {
         DistAutogradContext context(c[0]);

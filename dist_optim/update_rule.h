@@ -1,8 +1,18 @@
-#ifndef WEFT_DIST_OPTIM_INTERNAL_UPDATE_RULE_H_
-#define WEFT_DIST_OPTIM_INTERNAL_UPDATE_RULE_H_
+#ifndef WEFT_DIST_OPTIM_UPDATE_RULE_H_
+#define WEFT_DIST_OPTIM_UPDATE_RULE_H_
 
 // UpdateRule: what one of weft::optim does to one parameter. Options travel as numbers in the order
 // in which the tag visits them.
+//
+//   auto rule = make_update_rule("Adam");
+//   PackedOptions options = pack_options<optim::Adam>({.lr = 1e-2});
+//   if (!rule->prepared(options, state)) rule->prepare(options, parameter, &state);
+//   rule->update(options, parameter, gradient, &state);
+//
+// For rows of a table (weft/ps): a matrix of the rows that a push touches, with the matching rows of
+// the buffers, is updated as one parameter, when its rows have seen equally many steps. So rows that
+// a push does not touch do not change: neither their values nor their buffers nor their step counts
+// (the lazy rule), also under momentum, weight decay and Adam, where a dense parameter would.
 //
 // A rule has no state of its own. Calls for different parameters: any thread at once; for one
 // parameter one at a time, but update() alone may be called by several when prepared() is true
@@ -11,6 +21,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,7 +31,10 @@
 #include "weft/common/error.h"
 #include "weft/dist_optim/messages.h"
 
-namespace weft::internal {
+namespace weft {
+
+using internal::pack_options;
+using internal::PackedOptions;
 
 // Of one parameter. `buffers` are parallel to the rule's names, undefined until they are needed.
 struct ParameterState {
@@ -42,6 +56,11 @@ class UpdateRule {
   virtual bool prepared(const PackedOptions& options, const ParameterState& state) const = 0;
   virtual void prepare(const PackedOptions& options, const at::Tensor& parameter,
                        ParameterState* state) const = 0;
+  // Of a buffer: one number for each row of the parameter (its first dimension) and not one for each
+  // element. REQUIRES: 0 <= buffer < buffer_names().size().
+  virtual bool by_row(size_t buffer) const = 0;
+  // What an element of a buffer is before the first step; no value: these options need no such buffer.
+  virtual std::optional<double> first_value(const PackedOptions& options, size_t buffer) const = 0;
   // REQUIRES: grad mode is off, prepared(); `gradient` has the parameter's shape and type. It is
   // not written to.
   virtual void update(const PackedOptions& options, at::Tensor parameter, at::Tensor gradient,
@@ -52,6 +71,6 @@ class UpdateRule {
 WEFT_API std::shared_ptr<const UpdateRule> make_update_rule(std::string_view name);
 WEFT_API std::vector<std::string> update_rule_names();
 
-}  // namespace weft::internal
+}  // namespace weft
 
-#endif  // WEFT_DIST_OPTIM_INTERNAL_UPDATE_RULE_H_
+#endif  // WEFT_DIST_OPTIM_UPDATE_RULE_H_

@@ -1,0 +1,200 @@
+#include "weft/ps/client.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/common/call_scope.h"
+#include "weft/ps/internal/definition.h"
+#include "weft/ps/internal/table_core.h"
+#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/worker.h"
+
+namespace weft::ps {
+namespace {
+
+using internal::OpenAnswer;
+using internal::OpenRequest;
+using internal::PsService;
+using internal::TableCore;
+
+constexpr absl::Duration kDefaultOpen = absl::Seconds(60);
+constexpr absl::Duration kDefaultAttempt = absl::Seconds(10);
+constexpr absl::Duration kAskAgain = absl::Milliseconds(50);
+
+// One request to one server, awaited.
+StatusOr<OpenAnswer> ask_open(const Worker& worker, const WorkerInfo& server,
+                              const OpenRequest& request, absl::Duration deadline) {
+  UntypedCall call;
+  call.method = std::string(internal::kOpenMethod);
+  call.signature = internal::kOpenSignature;
+  call.arguments = internal::pack_bytes(encode(request));
+  call.options.deadline = deadline;
+  call.options.retry = Retry::kAtMostOnce;
+  const Continuation with = continuation_of(worker);
+  Promise<std::string> promise(with.executor);
+  promise.state()->set_default_wait(absl::InfiniteDuration());
+  promise.state()->set_wait_driver(with.driver);
+  const Future<std::string> answer = promise.future();
+  {
+    const ScopeGuard nothing_ambient(nullptr);
+    start_call(worker, server, std::move(call),
+               [promise = std::move(promise)](StatusOr<Payload> result) mutable {
+                 if (!result.ok()) {
+                   promise.try_set(result.status());
+                 } else {
+                   promise.try_set(internal::unpack_bytes(*std::move(result)));
+                 }
+               });
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::string bytes, answer.try_wait());
+  return internal::decode_opened(bytes);
+}
+
+// What may be otherwise in a moment: a worker that has not come, or serves no tables yet; a table that
+// nobody has made.
+bool worth_waiting(const Status& why) {
+  switch (error_kind(why)) {
+    case ErrorKind::kDeadline:
+    case ErrorKind::kNotDelivered:
+    case ErrorKind::kMaybeExecuted:
+    case ErrorKind::kUnavailable:
+    case ErrorKind::kPeerLost:
+    case ErrorKind::kNotFound: return true;
+    case ErrorKind::kState: return why.code() == absl::StatusCode::kUnavailable;
+    default: return false;
+  }
+}
+
+class Opener {
+ public:
+  Opener(const Worker& worker, std::string name, absl::Duration deadline, absl::Duration attempt)
+      : worker_(worker),
+        name_(std::move(name)),
+        deadline_(deadline_after(worker.now(), deadline)),
+        attempt_(attempt) {}
+
+  // Asks until there is an answer, an error that stays, or no time.
+  StatusOr<std::pair<WorkerInfo, OpenAnswer>> ask(const std::string& server,
+                                                  const OpenRequest& request) {
+    Status last = make_error(ErrorKind::kDeadline, "there was no time to ask");
+    for (;;) {
+      StatusOr<OpenAnswer> answer = last;
+      const StatusOr<WorkerInfo> info = worker_.try_get_worker_info(server);
+      const absl::Duration left = deadline_ - worker_.now();
+      if (!info.ok()) {
+        answer = info.status();
+      } else if (left > absl::ZeroDuration()) {
+        answer = ask_open(worker_, *info, request, std::min(left, attempt_));
+      }
+      if (answer.ok()) return std::pair(*info, *std::move(answer));
+      last = answer.status();
+      const std::string what = absl::StrCat("open table '", name_, "' at '", server, "'");
+      if (!worth_waiting(answer.status())) return annotate(answer.status(), what);
+      const absl::Duration rest = deadline_ - worker_.now();
+      if (rest <= absl::ZeroDuration()) {
+        const bool unknown = error_kind(last) == ErrorKind::kNotFound && info.ok();
+        return make_error(
+            unknown ? ErrorKind::kNotFound : ErrorKind::kDeadline,
+            absl::StrCat(what, ": not in its time; the last: ", answer.status().message()));
+      }
+      worker_.runtime().make_parker()->park_until(worker_.now() + std::min(rest, kAskAgain));
+    }
+  }
+
+  absl::Duration left() const { return std::max(absl::ZeroDuration(), deadline_ - worker_.now()); }
+
+ private:
+  const Worker& worker_;
+  const std::string name_;
+  const absl::Time deadline_;
+  const absl::Duration attempt_;
+};
+
+// The client takes part with the same clock everywhere: at least that of the part which is furthest.
+// Once it has entered a part with a clock, that part's steps do not pass it, so the second round is
+// the last.
+Status enter(TableCore& core, const Opener& opener) {
+  uint64_t clock = 0;
+  for (int round = 0; round < 2; ++round) {
+    const Continuation with = continuation_of(core.service()->worker());
+    Promise<uint64_t> promise(with.executor);
+    promise.state()->set_default_wait(absl::InfiniteDuration());
+    promise.state()->set_wait_driver(with.driver);
+    const Future<uint64_t> entered = promise.future();
+    core.submit(internal::Ask{.what = "enter", .enter = clock, .deadline = opener.left()},
+                [promise = std::move(promise)](StatusOr<internal::OpResult> result) mutable {
+                  if (!result.ok()) {
+                    promise.try_set(result.status());
+                  } else {
+                    promise.try_set(result->clock);
+                  }
+                });
+    WEFT_ASSIGN_OR_RETURN(clock, entered.try_wait());
+    if (clock == 0) break;  // every part is at the beginning
+  }
+  core.set_clock(clock);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+struct Client::State {
+  std::shared_ptr<PsService> service;
+  ClientOptions options;
+};
+
+Client::Client(const Worker& worker, ClientOptions options)
+    : state_(std::make_shared<State>(State{PsService::of(worker), std::move(options)})) {
+  std::vector<std::string> names = state_->options.servers;
+  std::sort(names.begin(), names.end());
+  if (names.empty() || std::adjacent_find(names.begin(), names.end()) != names.end()) {
+    throw_error(make_error(ErrorKind::kInvalidArgument,
+                           "ps::Client: servers must be one name or more, each once"));
+  }
+}
+
+Table Client::open_table(std::string_view name, const TableDefinition& definition,
+                         const OpenOptions& options) const {
+  return value_or_throw(try_open_table(name, definition, options));
+}
+Table Client::open_table(std::string_view name, const OpenOptions& options) const {
+  return value_or_throw(try_open_table(name, std::nullopt, options));
+}
+
+StatusOr<Table> Client::try_open_table(std::string_view name,
+                                       const std::optional<TableDefinition>& definition,
+                                       const OpenOptions& options) const {
+  const Worker& worker = state_->service->worker();
+  WEFT_RETURN_IF_ERROR(internal::check_name(name));
+  if (definition.has_value()) {
+    if (Status s = internal::check_definition(*definition); !s.ok()) {
+      return annotate(s, absl::StrCat("table '", std::string(name), "'"));
+    }
+  }
+  TableCore::Setup setup;
+  setup.name = std::string(name);
+  setup.observer = options.observer;
+  setup.attempt = state_->options.attempt_timeout.value_or(kDefaultAttempt);
+  Opener opener(worker, setup.name, options.deadline.value_or(kDefaultOpen), setup.attempt);
+  OpenRequest request{setup.name, definition, state_->options.servers, 0};
+  if (!definition.has_value()) {
+    WEFT_ASSIGN_OR_RETURN(const auto found, opener.ask(state_->options.servers[0], request));
+    request.definition = found.second.definition;
+    request.servers = found.second.servers;
+  }
+  setup.definition = *request.definition;
+  for (size_t i = 0; i < request.servers.size(); ++i) {
+    request.index = static_cast<uint32_t>(i);
+    WEFT_ASSIGN_OR_RETURN(const auto opened, opener.ask(request.servers[i], request));
+    setup.parts.push_back({opened.first, opened.second.part});
+  }
+  auto core = TableCore::make(state_->service, std::move(setup));
+  auto handle = std::make_shared<internal::TableHandle>(core);
+  if (!options.observer) {
+    if (Status s = enter(*core, opener); !s.ok()) return s;
+  }
+  return Table(std::move(handle));
+}
+
+}  // namespace weft::ps

@@ -1,0 +1,207 @@
+#include "weft/ps/internal/definition.h"
+
+#include <cmath>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/ps/placement.h"
+
+namespace weft::ps {
+namespace {
+
+constexpr int64_t kMostElements = int64_t{1} << 40;
+constexpr int64_t kMostRowLength = int64_t{1} << 20;
+constexpr size_t kMostDimensions = 16;
+constexpr uint32_t kMostClients = 1 << 16;
+
+Status wrong(std::string_view what) {
+  return make_error(ErrorKind::kInvalidArgument,
+                    absl::StrCat("definition of a table: ", std::string(what)));
+}
+std::string shape_text(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+std::string mode_text(const Consistency& c) {
+  switch (c.mode) {
+    case Mode::kAsp: return "asp";
+    case Mode::kBsp: return absl::StrCat("bsp of ", c.clients);
+    case Mode::kSsp: return absl::StrCat("ssp ", c.bound, " of ", c.clients);
+    case Mode::kBatch: return absl::StrCat("batch ", c.bound, " of ", c.clients);
+  }
+  return "?";
+}
+std::string init_text(const Init& init) {
+  switch (init.kind) {
+    case Init::Kind::kZeros: return "zeros";
+    case Init::Kind::kConstant: return absl::StrCat("constant ", init.low);
+    case Init::Kind::kUniform:
+      return absl::StrCat("uniform ", init.low, " to ", init.high, " seed ", init.seed);
+  }
+  return "?";
+}
+std::string kind_text(TableKind kind) { return kind == TableKind::kDense ? "dense" : "sparse"; }
+std::string dtype_text(c10::ScalarType dtype) {
+  return dtype == c10::ScalarType::Double ? "Double" : "Float";
+}
+std::string rule_text(const RuleChoice& rule) {
+  return absl::StrCat(rule.name, "(", absl::StrJoin(rule.options, ", "), ")");
+}
+
+}  // namespace
+
+TableDefinition dense(std::vector<int64_t> shape, RuleChoice rule) {
+  TableDefinition out;
+  out.shape = std::move(shape);
+  out.rule = std::move(rule);
+  return out;
+}
+
+TableDefinition sparse(int64_t row_length, RuleChoice rule) {
+  TableDefinition out;
+  out.kind = TableKind::kSparse;
+  out.shape = {row_length};
+  out.rule = std::move(rule);
+  return out;
+}
+
+std::string to_string(const TableDefinition& d) {
+  return absl::StrCat(kind_text(d.kind), " ", shape_text(d.shape), " ", dtype_text(d.dtype), ", ",
+                      rule_text(d.rule), ", ", init_text(d.init), ", ", mode_text(d.consistency));
+}
+
+namespace internal {
+
+Status check_name(std::string_view name) {
+  bool good = !name.empty() && name.size() <= 128;
+  for (const char c : name) {
+    good &= absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+            std::string_view("-_:./").find(c) != std::string_view::npos;
+  }
+  if (good) return absl::OkStatus();
+  return make_error(ErrorKind::kInvalidArgument,
+                    absl::StrCat("a table's name is 1 to 128 characters of [A-Za-z0-9-_:./], not '",
+                                 std::string(name.substr(0, 128)), "'"));
+}
+
+int64_t element_count(const TableDefinition& definition) {
+  int64_t count = 1;
+  for (const int64_t n : definition.shape) count *= n;
+  return count;
+}
+
+namespace {
+Status check_shape(const TableDefinition& d) {
+  const bool is_dense = d.kind == TableKind::kDense;
+  if (!is_dense && (d.shape.size() != 1 || d.shape[0] < 1 || d.shape[0] > kMostRowLength)) {
+    return wrong(absl::StrCat("shape is ", shape_text(d.shape),
+                              ", of a sparse table it is one number from 1 to ", kMostRowLength,
+                              ", the length of a row"));
+  }
+  if (d.shape.size() > kMostDimensions) {
+    return wrong(absl::StrCat("shape has ", d.shape.size(), " dimensions, ", kMostDimensions,
+                              " are the most"));
+  }
+  int64_t count = 1;
+  for (const int64_t n : d.shape) {
+    if (n < 1 || n > kMostElements / count) {
+      return wrong(absl::StrCat("shape is ", shape_text(d.shape), ", it must have 1 to ",
+                                kMostElements, " elements"));
+    }
+    count *= n;
+  }
+  return absl::OkStatus();
+}
+
+Status check_consistency(const Consistency& c) {
+  if (c.clients > kMostClients) {
+    return wrong(absl::StrCat("clients is ", c.clients, ", the most are ", kMostClients));
+  }
+  switch (c.mode) {
+    case Mode::kAsp: return absl::OkStatus();
+    case Mode::kBsp:
+    case Mode::kSsp:
+      if (c.clients == 0)
+        return wrong("clients is 0: BSP and SSP count steps of at least 1 client");
+      return absl::OkStatus();
+    case Mode::kBatch:
+      if (c.bound == 0 || c.bound > c.clients) {
+        return wrong(absl::StrCat("batch of ", c.bound, " of ", c.clients,
+                                  " clients: it must be from 1 to their number"));
+      }
+      return absl::OkStatus();
+  }
+  return wrong("unknown consistency");
+}
+}  // namespace
+
+Status check_definition(const TableDefinition& d) {
+  if (d.kind != TableKind::kDense && d.kind != TableKind::kSparse) return wrong("unknown kind");
+  WEFT_RETURN_IF_ERROR(check_shape(d));
+  if (d.dtype != c10::ScalarType::Float && d.dtype != c10::ScalarType::Double) {
+    return wrong("dtype must be Float or Double");
+  }
+  const auto rule = make_update_rule(d.rule.name);
+  if (rule == nullptr) {
+    return wrong(absl::StrCat("there is no update rule '", d.rule.name.substr(0, 64),
+                              "'; there are ", absl::StrJoin(update_rule_names(), ", ")));
+  }
+  WEFT_RETURN_IF_ERROR(rule->check_options(d.rule.options));
+  if (d.kind == TableKind::kDense && rule->by_row(0)) {
+    return wrong(absl::StrCat("rule ", d.rule.name,
+                              " counts by rows, which a dense table does not have, because its "
+                              "servers cut it between any two elements"));
+  }
+  const bool finite = std::isfinite(d.init.low) && std::isfinite(d.init.high);
+  if (!finite || d.init.low > d.init.high) {
+    return wrong(absl::StrCat("init is from ", d.init.low, " to ", d.init.high));
+  }
+  if (d.kind == TableKind::kDense && d.max_bytes != 0) {
+    return wrong("max_bytes is of sparse tables only");
+  }
+  return check_consistency(d.consistency);
+}
+
+std::string difference(const TableDefinition& there, const TableDefinition& given) {
+  const auto differ = [](std::string_view field, const std::string& a, const std::string& b) {
+    return absl::StrCat(std::string(field), " is ", a, " there and ", b, " here");
+  };
+  if (there.kind != given.kind) {
+    return differ("kind", kind_text(there.kind), kind_text(given.kind));
+  }
+  if (there.shape != given.shape) {
+    return differ("shape", shape_text(there.shape), shape_text(given.shape));
+  }
+  if (there.dtype != given.dtype) {
+    return differ("dtype", dtype_text(there.dtype), dtype_text(given.dtype));
+  }
+  if (there.rule != given.rule) {
+    return differ("rule", rule_text(there.rule), rule_text(given.rule));
+  }
+  if (there.init != given.init) {
+    return differ("init", init_text(there.init), init_text(given.init));
+  }
+  if (there.consistency != given.consistency) {
+    return differ("consistency", mode_text(there.consistency), mode_text(given.consistency));
+  }
+  if (there.max_bytes != given.max_bytes) {
+    return differ("max_bytes", absl::StrCat(there.max_bytes), absl::StrCat(given.max_bytes));
+  }
+  return "";
+}
+
+FirstValues::FirstValues(const Init& init, const std::string& table)
+    : init_(init), seed_(mix_bits(init.seed) ^ hash_text(table)) {}
+
+double FirstValues::at(uint64_t row, uint64_t column) const {
+  switch (init_.kind) {
+    case Init::Kind::kZeros: return 0;
+    case Init::Kind::kConstant: return init_.low;
+    case Init::Kind::kUniform: break;
+  }
+  const uint64_t bits = mix_bits(mix_bits(seed_ ^ mix_bits(row)) + column);
+  return init_.low + (init_.high - init_.low) * (static_cast<double>(bits >> 11) * 0x1.0p-53);
+}
+
+}  // namespace internal
+}  // namespace weft::ps

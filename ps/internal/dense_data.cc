@@ -1,0 +1,155 @@
+#include <cmath>
+#include <utility>
+
+#include "ATen/core/grad_mode.h"
+#include "ATen/ops/empty.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/ps/internal/part_data.h"
+
+namespace weft::ps::internal {
+
+PackedOptions options_with_rate(const UpdateRule& rule, PackedOptions options,
+                                const std::optional<double>& rate) {
+  if (!rate.has_value()) return options;
+  const std::vector<std::string>& names = rule.option_names();
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (names[i] == "lr") options[i] = *rate;
+  }
+  return options;
+}
+
+Status check_tensor(const at::Tensor& tensor, c10::ScalarType dtype,
+                    const std::vector<int64_t>& shape, std::string_view what) {
+  const auto wrong = [&](const std::string& is) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat(std::string(what), " ", is, ", and the table's part wants ",
+                                   c10::toString(dtype), " [", absl::StrJoin(shape, ", "), "]"));
+  };
+  if (!tensor.defined()) return wrong("is undefined");
+  if (!tensor.device().is_cpu()) return wrong(absl::StrCat("is on ", tensor.device().str()));
+  if (tensor.layout() != at::kStrided) return wrong("is not strided");
+  if (tensor.scalar_type() != dtype || tensor.sizes() != at::IntArrayRef(shape)) {
+    return wrong(absl::StrCat("is ", c10::toString(tensor.scalar_type()), " [",
+                              absl::StrJoin(tensor.sizes(), ", "), "]"));
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+template <class T>
+Status finite_of(const at::Tensor& values, int64_t row_length) {
+  const T* const data = values.const_data_ptr<T>();
+  const int64_t n = values.numel();
+  T all = 0;
+  for (int64_t i = 0; i < n; ++i) all += data[i] * 0;  // 0, or NaN
+  if (all == 0) return absl::OkStatus();
+  int64_t bad = 0;
+  int64_t first = -1;
+  for (int64_t i = 0; i < n; ++i) {
+    if (std::isfinite(data[i])) continue;
+    if (first < 0) first = i;
+    ++bad;
+  }
+  return make_error(
+      ErrorKind::kInvalidArgument,
+      absl::StrCat("push with ", bad, " of ", n, " values that are not finite, the first in row ",
+                   first / row_length, ", column ", first % row_length,
+                   "; nothing of the push was applied"));
+}
+}  // namespace
+
+Status check_finite(const at::Tensor& contiguous, int64_t row_length) {
+  return contiguous.scalar_type() == c10::ScalarType::Double
+             ? finite_of<double>(contiguous, row_length)
+             : finite_of<float>(contiguous, row_length);
+}
+
+namespace {
+
+class DenseData final : public PartData {
+ public:
+  DenseData(const TableDefinition& definition, ElementRange range)
+      : definition_(definition), rule_(make_update_rule(definition.rule.name)), range_(range) {
+    values_ = at::empty({range.size()}, at::TensorOptions().dtype(definition.dtype));
+  }
+
+  void fill(const std::string& table) {
+    const FirstValues first(definition_.init, table);
+    const auto fill = [&](auto* out) {
+      for (int64_t i = 0; i < range_.size(); ++i) {
+        out[i] = static_cast<std::remove_pointer_t<decltype(out)>>(
+            first.at(static_cast<uint64_t>(range_.begin + i), 0));
+      }
+    };
+    if (definition_.dtype == c10::ScalarType::Double) {
+      fill(values_.mutable_data_ptr<double>());
+    } else {
+      fill(values_.mutable_data_ptr<float>());
+    }
+    // What the rule keeps is asked for now, so that a push does not fail for want of memory.
+    rule_->prepare(definition_.rule.options, values_, &state_);
+  }
+
+  size_t push_tensors() const override { return 1; }
+  size_t pull_tensors() const override { return 0; }
+
+  StatusOr<Push> accept(const PushHeader& header, std::vector<at::Tensor> tensors) override {
+    WEFT_RETURN_IF_ERROR(
+        check_tensor(tensors[0], definition_.dtype, {range_.size()}, "a push of values that"));
+    Push push{header.kind, header.rate, {}, tensors[0].contiguous()};
+    WEFT_RETURN_IF_ERROR(check_finite(push.values, 1));
+    return push;
+  }
+
+  void apply(std::vector<Push> pushes, uint64_t divisor) override {
+    if (pushes.empty() || range_.size() == 0) return;
+    if (pushes[0].kind == PushKind::kAssign) {
+      values_.copy_(pushes[0].values);
+      return;
+    }
+    at::Tensor gradient = pushes[0].values;
+    if (pushes.size() > 1 || divisor > 1) gradient = gradient.clone();
+    for (size_t i = 1; i < pushes.size(); ++i) gradient.add_(pushes[i].values);
+    if (divisor > 1) gradient.div_(static_cast<double>(divisor));
+    rule_->update(options_with_rate(*rule_, definition_.rule.options, pushes.back().rate), values_,
+                  gradient, &state_);
+  }
+
+  StatusOr<at::Tensor> read(const std::vector<at::Tensor>&) const override {
+    return values_.clone();
+  }
+  int64_t rows() const override { return range_.size(); }
+  int64_t bytes() const override {
+    auto sum = static_cast<int64_t>(values_.nbytes());
+    for (const at::Tensor& buffer : state_.buffers) {
+      if (buffer.defined()) sum += static_cast<int64_t>(buffer.nbytes());
+    }
+    return sum;
+  }
+
+ private:
+  const TableDefinition definition_;
+  const std::shared_ptr<const UpdateRule> rule_;
+  const ElementRange range_;
+  at::Tensor values_;
+  ParameterState state_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<PartData>> make_dense_data(const TableDefinition& definition,
+                                                    const std::string& table, ElementRange range) {
+  const at::AutoGradMode no_grad(false);
+  try {
+    auto data = std::make_unique<DenseData>(definition, range);
+    data->fill(table);
+    return data;
+  } catch (const std::exception&) {
+    return make_error(ErrorKind::kResource,
+                      absl::StrCat("no memory for elements ", range.begin, " to ", range.end,
+                                   " of table '", table, "'"));
+  }
+}
+
+}  // namespace weft::ps::internal

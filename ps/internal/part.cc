@@ -1,0 +1,287 @@
+#include "weft/ps/internal/part.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ATen/core/grad_mode.h"
+#include "absl/strings/str_cat.h"
+
+namespace weft::ps::internal {
+namespace {
+const HistogramOptions kSteps{.first = 1, .factor = 2, .buckets = 12};
+}
+
+PartMetrics::PartMetrics(Metrics& m, const std::string& table) {
+  const MetricLabels labels = {{"table", table}};
+  pushes = m.counter("weft_ps_pushes_total", "Pushes that were accepted", labels);
+  copies =
+      m.counter("weft_ps_copies_total", "Pushes that came again, and were not done again", labels);
+  dropped =
+      m.counter("weft_ps_dropped_total", "Pushes that came after their step had ended", labels);
+  refused = m.counter("weft_ps_refused_total", "Pushes that were refused with an error", labels);
+  pulls = m.counter("weft_ps_pulls_total", "Pulls that were answered", labels);
+  waiting = m.gauge("weft_ps_waiting_pulls", "Pulls that wait for clients that are behind", labels);
+  held_bytes = m.gauge("weft_ps_held_bytes", "Pushes that wait for their step to end", labels);
+  rows = m.gauge("weft_ps_rows", "Rows, or elements of a dense table", labels);
+  bytes = m.gauge("weft_ps_table_bytes", "Values and the rule's state", labels);
+  clients = m.gauge("weft_ps_clients", "Clients that take part", labels);
+  lag = m.histogram("weft_ps_lag_steps", "Steps by which the slowest client is behind a pull",
+                    kSteps, labels);
+  behind = m.histogram("weft_ps_behind_updates",
+                       "Updates between the values of a push and the push", kSteps, labels);
+}
+
+Part::Part(PartIdentity identity, std::unique_ptr<PartData> data,
+           std::shared_ptr<ServerLimits> limits, Metrics& metrics, Runtime* runtime)
+    : identity_(std::move(identity)),
+      limits_(std::move(limits)),
+      metrics_(metrics, identity_.table),
+      runtime_(runtime),
+      protocol_(identity_.definition.consistency),
+      data_(std::move(data)) {
+  publish();
+}
+
+Part::~Part() {
+  for (auto& [token, waiting] : waiting_) {
+    waiting.reply(make_error(ErrorKind::kState, absl::StrCat(label(), " is gone")));
+  }
+}
+
+std::string Part::label() const {
+  return absl::StrCat("table '", identity_.table, "', part ", identity_.index, " at '",
+                      identity_.servers[identity_.index], "'");
+}
+
+void Part::take_turn(Task task) {
+  const auto keep = shared_from_this();
+  {
+    MutexLock lock(&mutex_);
+    turns_.push_back(std::move(task));
+    if (busy_) return;
+    busy_ = true;
+  }
+  const at::AutoGradMode no_grad(false);
+  for (;;) {
+    Task next;
+    {
+      MutexLock lock(&mutex_);
+      if (turns_.empty()) {
+        busy_ = false;
+        return;
+      }
+      next = std::move(turns_.front());
+      turns_.pop_front();
+    }
+    try {
+      next();
+    } catch (...) {
+      // Of LibTorch, for want of memory: an update may have been done in part, so nothing is said of
+      // these values any more. Whoever waits is told; a request that was under way is, too, because
+      // its reply is dropped.
+      fail_all(annotate(status_from_current_exception(), "the part has failed"));
+      publish();
+    }
+  }
+}
+
+void Part::fail_all(const Status& why) {
+  if (closed_.ok()) closed_ = why;
+  for (auto& [token, waiting] : waiting_) {
+    protocol_.cancel_pull(token);
+    answer(std::move(waiting.reply), annotate(closed_, label()));
+  }
+  waiting_.clear();
+  for (auto& [token, push] : pushes_) limits_->queued.fetch_sub(push.bytes());
+  pushes_.clear();
+}
+
+void Part::call(const WorkerKey& caller, Request request, std::vector<at::Tensor> tensors,
+                ScopeRef scope, ReplyFn reply) {
+  take_turn([this, caller, request, tensors = std::move(tensors), scope = std::move(scope),
+             reply = std::move(reply)]() mutable {
+    handle(caller, request, std::move(tensors), scope, std::move(reply));
+    publish();
+  });
+}
+
+void Part::worker_gone(const WorkerKey& worker) {
+  take_turn([this, worker] {
+    PartEffects effects;
+    protocol_.worker_gone(worker, &effects);
+    perform(std::move(effects));
+    publish();
+  });
+}
+
+void Part::close(const Status& why) {
+  take_turn([this, why] {
+    fail_all(why);
+    publish();
+  });
+}
+
+PartReport Part::report() const {
+  MutexLock lock(&mutex_);
+  return report_;
+}
+
+void Part::publish() {
+  PartReport now{protocol_.version(),    protocol_.clients(), protocol_.held(), protocol_.parked(),
+                 protocol_.remembered(), data_->rows(),       data_->bytes()};
+  metrics_.waiting->set(static_cast<int64_t>(now.parked));
+  metrics_.rows->set(now.rows);
+  metrics_.bytes->set(now.bytes);
+  metrics_.clients->set(static_cast<int64_t>(now.clients));
+  {
+    MutexLock lock(&mutex_);
+    report_ = now;
+  }
+  for (auto& [to, what] : std::exchange(answers_, {})) to(std::move(what));
+}
+
+void Part::answer(ReplyFn reply, StatusOr<Payload> what) {
+  answers_.emplace_back(std::move(reply), std::move(what));
+}
+
+void Part::handle(const WorkerKey& caller, const Request& request, std::vector<at::Tensor> tensors,
+                  const ScopeRef& scope, ReplyFn reply) {
+  if (!closed_.ok()) return answer(std::move(reply), annotate(closed_, label()));
+  const ClientKey client{caller, request.client};
+  const size_t pushed = request.push.has_value() ? data_->push_tensors() : 0;
+  const size_t asked = request.pull.has_value() ? data_->pull_tensors() : 0;
+  if (tensors.size() != pushed + asked) {
+    return answer(std::move(reply),
+                  make_error(ErrorKind::kProtocol,
+                             absl::StrCat(label(), ": ", tensors.size(),
+                                          " tensors, and the request wants ", pushed + asked)));
+  }
+  std::vector<at::Tensor> keys(tensors.begin() + static_cast<int64_t>(pushed), tensors.end());
+  tensors.resize(pushed);
+  PartEffects effects;
+  Answer said;
+  uint64_t token = 0;
+  const auto in_order = [&]() -> Status {
+    if (request.enter.has_value()) {
+      WEFT_RETURN_IF_ERROR(protocol_.enter(client, *request.enter, &effects).status());
+    }
+    if (request.push.has_value()) {
+      WEFT_RETURN_IF_ERROR(handle_push(client, *request.push, std::move(tensors), &said, &effects));
+    }
+    if (request.advance.has_value()) {
+      WEFT_RETURN_IF_ERROR(protocol_.advance(client, *request.advance, &effects));
+    }
+    if (request.pull.has_value()) {
+      token = ++last_token_;
+      WEFT_RETURN_IF_ERROR(protocol_.pull(client, *request.pull, token, &effects));
+    }
+    if (request.leave) protocol_.leave(client, &effects);
+    return absl::OkStatus();
+  };
+  const Status done = in_order();
+  said.clock = protocol_.clock_of(client);
+  const bool pulls = done.ok() && request.pull.has_value();
+  if (pulls) {
+    waiting_.emplace(token, Waiting{std::move(keys), said, std::move(reply)});
+  }
+  perform(std::move(effects));
+  if (!done.ok()) return answer(std::move(reply), annotate(done, label()));
+  if (!pulls) {
+    said.version = protocol_.version();
+    return answer(std::move(reply), pack({encode(said), {}}));
+  }
+  if (!waiting_.contains(token)) return;
+  scope->cancel.on_cancel([weak = weak_from_this(), token] {
+    if (const auto self = weak.lock()) {
+      self->take_turn([part = self.get(), token] {
+        part->cancel(token);
+        part->publish();
+      });
+    }
+  });
+}
+
+Status Part::handle_push(const ClientKey& client, const PushHeader& header,
+                         std::vector<at::Tensor> tensors, Answer* answer, PartEffects* effects) {
+  using Verdict = PartProtocol::Verdict;
+  const PartProtocol::Judgement judged = protocol_.judge(client, header);
+  answer->dropped = judged.dropped;
+  switch (judged.verdict) {
+    case Verdict::kRefused: return judged.told;
+    case Verdict::kSame: metrics_.copies->add(); return judged.told;
+    case Verdict::kDrop: metrics_.dropped->add(); return absl::OkStatus();
+    case Verdict::kApply:
+    case Verdict::kHold: break;
+  }
+  StatusOr<Push> push = data_->accept(header, std::move(tensors));
+  if (push.ok() && judged.verdict == Verdict::kHold &&
+      limits_->queued.load() + push->bytes() > limits_->queue_bytes) {
+    push = make_error(ErrorKind::kResource,
+                      absl::StrCat("push of ", push->bytes(),
+                                   " bytes to wait for its step, beside ", limits_->queued.load(),
+                                   " that do, and queue_bytes is ", limits_->queue_bytes));
+  }
+  const uint64_t behind = protocol_.version() - std::min(protocol_.version(), header.version);
+  const uint64_t token = ++last_token_;
+  if (push.ok()) {
+    metrics_.pushes->add();
+    metrics_.behind->observe(static_cast<double>(behind));
+    limits_->queued.fetch_add(push->bytes());
+    metrics_.held_bytes->add(push->bytes());
+    answer->behind = behind;
+    runtime_->trace("ps.accept", identity_.id, token);
+    pushes_.emplace(token, *std::move(push));
+  } else {
+    metrics_.refused->add();
+  }
+  protocol_.commit(client, header, judged, push.status(), token, effects);
+  return push.status();
+}
+
+void Part::perform(PartEffects effects) {
+  for (const PartEffect& effect : effects) {
+    if (const auto* step = std::get_if<ApplyStep>(&effect)) {
+      apply(*step);
+    } else {
+      const PullReady& ready = std::get<PullReady>(effect);
+      answer_pull(ready.token, ready.lag);
+    }
+  }
+}
+
+void Part::apply(const ApplyStep& step) {
+  std::vector<Push> pushes;
+  for (const uint64_t token : step.tokens) {
+    auto at = pushes_.extract(token);
+    limits_->queued.fetch_sub(at.mapped().bytes());
+    metrics_.held_bytes->add(-at.mapped().bytes());
+    pushes.push_back(std::move(at.mapped()));
+  }
+  data_->apply(std::move(pushes), step.divisor);
+}
+
+void Part::answer_pull(uint64_t token, uint64_t lag) {
+  auto at = waiting_.extract(token);
+  if (at.empty()) return;  // its request failed after all
+  Waiting& waiting = at.mapped();
+  metrics_.pulls->add();
+  metrics_.lag->observe(static_cast<double>(lag));
+  waiting.answer.version = protocol_.version();
+  waiting.answer.lag = lag;
+  StatusOr<at::Tensor> values = data_->read(waiting.keys);
+  if (!values.ok()) {
+    return answer(std::move(waiting.reply), annotate(values.status(), label()));
+  }
+  answer(std::move(waiting.reply), pack({encode(waiting.answer), {*std::move(values)}}));
+}
+
+void Part::cancel(uint64_t token) {
+  auto at = waiting_.extract(token);
+  if (at.empty()) return;
+  protocol_.cancel_pull(token);
+  answer(std::move(at.mapped().reply),
+         make_error(ErrorKind::kCancelled,
+                    absl::StrCat(label(), ": the pull was given up while it waited")));
+}
+
+}  // namespace weft::ps::internal

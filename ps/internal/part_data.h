@@ -1,0 +1,73 @@
+#ifndef WEFT_PS_INTERNAL_PART_DATA_H_
+#define WEFT_PS_INTERNAL_PART_DATA_H_
+
+// PartData: the values of one part, with the rule's state. Dense: a range of a tensor's elements.
+// Sparse: rows by key. One thread at a time; grad mode is off.
+//
+//   DATA-1  a push is accepted whole or refused whole; what was accepted can be applied.
+//   DATA-2  values do not depend on the number of servers, nor on the order or repetition of the keys
+//           in a push beyond the sum of a key's rows in their order.
+//   DATA-3  no value that is not finite is accepted.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "weft/common/error.h"
+#include "weft/dist_optim/update_rule.h"
+#include "weft/ps/internal/definition.h"
+#include "weft/ps/internal/wire.h"
+#include "weft/ps/placement.h"
+
+namespace weft::ps::internal {
+
+struct Push {
+  PushKind kind = PushKind::kGradient;
+  std::optional<double> rate{};
+  std::vector<uint64_t> keys{};  // sparse: each once
+  at::Tensor values{};           // dense: flat. Sparse: one row for each key
+  int64_t bytes() const {
+    return static_cast<int64_t>(keys.size() * sizeof(uint64_t) + values.nbytes());
+  }
+};
+
+class PartData {
+ public:
+  virtual ~PartData() = default;
+  // How many tensors a push and a pull have.
+  virtual size_t push_tensors() const = 0;
+  virtual size_t pull_tensors() const = 0;
+  virtual StatusOr<Push> accept(const PushHeader& header, std::vector<at::Tensor> tensors) = 0;
+  // In this order, as one update of their sum over `divisor`; assignments alone. REQUIRES: accepted.
+  virtual void apply(std::vector<Push> pushes, uint64_t divisor) = 0;
+  // A copy. `tensors`: as many as pull_tensors().
+  virtual StatusOr<at::Tensor> read(const std::vector<at::Tensor>& tensors) const = 0;
+  virtual int64_t rows() const = 0;
+  virtual int64_t bytes() const = 0;
+};
+
+// Kind resource when there is no memory for it.
+WEFT_API StatusOr<std::unique_ptr<PartData>> make_dense_data(const TableDefinition& definition,
+                                                             const std::string& table,
+                                                             ElementRange range);
+WEFT_API StatusOr<std::unique_ptr<PartData>> make_sparse_data(const TableDefinition& definition,
+                                                              const std::string& table,
+                                                              int64_t table_bytes);
+
+// ---- shared by the two -------------------------------------------------------------------------
+
+// The rule's options, with the push's own rate.
+PackedOptions options_with_rate(const UpdateRule& rule, PackedOptions options,
+                                const std::optional<double>& rate);
+// Defined, on the CPU, of the table's type and this shape; `what` is for the message.
+Status check_tensor(const at::Tensor& tensor, c10::ScalarType dtype,
+                    const std::vector<int64_t>& shape, std::string_view what);
+// Error of kind invalid_argument with how many are not finite, and the first's place.
+Status check_finite(const at::Tensor& contiguous, int64_t row_length);
+
+}  // namespace weft::ps::internal
+
+#endif  // WEFT_PS_INTERNAL_PART_DATA_H_

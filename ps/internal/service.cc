@@ -1,0 +1,305 @@
+#include "weft/ps/internal/service.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/ps/internal/definition.h"
+
+namespace weft::ps::internal {
+namespace {
+
+constexpr size_t kMostTables = 1 << 16;
+
+int64_t bytes_of_dense(const TableDefinition& definition, const ElementRange& range) {
+  const auto rule = make_update_rule(definition.rule.name);
+  int64_t copies = 1;
+  for (size_t b = 0; b < rule->buffer_names().size(); ++b) {
+    copies += rule->first_value(definition.rule.options, b).has_value() ? 1 : 0;
+  }
+  return range.size() * copies * static_cast<int64_t>(c10::elementSize(definition.dtype));
+}
+
+}  // namespace
+
+std::shared_ptr<PsService> PsService::of(const Worker& worker) {
+  auto service = worker.service<PsService>();
+  if (service == nullptr) {
+    throw_error(make_error(ErrorKind::kState,
+                           absl::StrCat("worker '", worker.name(), "' has no parameter servers: ",
+                                        "list ps_service() at join")));
+  }
+  return service;
+}
+
+Status PsService::serve(const ServerOptions& options) {
+  if (options.table_bytes <= 0 || options.queue_bytes <= 0) {
+    return make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat("ps::Server: table_bytes is ", options.table_bytes, " and queue_bytes ",
+                     options.queue_bytes, "; both must be above 0"));
+  }
+  MutexLock lock(&mutex_);
+  if (!closed_.ok()) return closed_;
+  if (limits_ != nullptr) {
+    return make_error(ErrorKind::kState,
+                      absl::StrCat("worker '", worker().name(), "' has a ps::Server already"));
+  }
+  limits_ = std::make_shared<ServerLimits>();
+  limits_->table_bytes = options.table_bytes;
+  limits_->queue_bytes = options.queue_bytes;
+  return absl::OkStatus();
+}
+
+void PsService::stop_serving() {
+  std::map<uint64_t, PartRef> parts;
+  {
+    MutexLock lock(&mutex_);
+    limits_ = nullptr;
+    by_name_.clear();
+    parts = std::exchange(by_id_, {});
+  }
+  for (const auto& [id, part] : parts) {
+    part->close(make_error(ErrorKind::kState, "the server of the table has ended"));
+  }
+}
+
+std::vector<PsService::PartRef> PsService::parts() const {
+  std::vector<PartRef> out;
+  MutexLock lock(&mutex_);
+  for (const auto& [id, part] : by_id_) out.push_back(part);
+  return out;
+}
+
+std::map<std::string, PartReport> PsService::reports() const {
+  std::map<std::string, PartReport> out;
+  for (const PartRef& part : parts()) out[part->identity().table] = part->report();
+  return out;
+}
+
+// ---- requests ----------------------------------------------------------------------------------
+
+std::vector<Method> PsService::methods() {
+  Method open;
+  open.name = std::string(kOpenMethod);
+  open.signature = std::string(kOpenSignature);
+  open.invoke = [this](CallContext&, const std::shared_ptr<void>&, Payload arguments,
+                       ReplyFn reply) { on_open(std::move(arguments), std::move(reply)); };
+  Method call;
+  call.name = std::string(kCallMethod);
+  call.signature = std::string(kCallSignature);
+  call.invoke = [this](CallContext& context, const std::shared_ptr<void>&, Payload arguments,
+                       ReplyFn reply) { on_call(context, std::move(arguments), std::move(reply)); };
+  return {std::move(open), std::move(call)};
+}
+
+void PsService::on_open(Payload arguments, ReplyFn reply) {
+  const auto answer = [&]() -> StatusOr<OpenAnswer> {
+    WEFT_ASSIGN_OR_RETURN(const std::string bytes, unpack_bytes(std::move(arguments)));
+    WEFT_ASSIGN_OR_RETURN(const OpenRequest request, decode_open(bytes));
+    return open(request);
+  };
+  const StatusOr<OpenAnswer> opened = answer();
+  if (!opened.ok()) return reply(opened.status());
+  reply(pack_bytes(encode(*opened)));
+}
+
+StatusOr<PsService::PartRef> PsService::find(const std::string& table) const {
+  if (!closed_.ok()) return closed_;
+  if (limits_ == nullptr) {
+    return make_error(absl::StatusCode::kUnavailable, ErrorKind::kState,
+                      absl::StrCat("worker '", worker().name(), "' serves no tables, such as '",
+                                   table, "': make a ps::Server there"));
+  }
+  const auto at = by_name_.find(table);
+  return at == by_name_.end() ? nullptr : at->second;
+}
+
+StatusOr<OpenAnswer> PsService::open(const OpenRequest& request) {
+  PartIdentity identity{0, request.name, {}, request.servers, request.index};
+  std::shared_ptr<ServerLimits> limits;
+  const auto answer = [](const Part& part) {
+    return OpenAnswer{part.identity().id, part.identity().definition, part.identity().servers};
+  };
+  const auto check_same = [&](const Part& part) -> StatusOr<OpenAnswer> {
+    if (!request.definition.has_value()) return answer(part);
+    const PartIdentity& there = part.identity();
+    std::string why = difference(there.definition, *request.definition);
+    if (why.empty() && (there.servers != request.servers || there.index != request.index)) {
+      why = absl::StrCat("servers are ", absl::StrJoin(there.servers, ", "), " there and ",
+                         absl::StrJoin(request.servers, ", "), " here");
+    }
+    if (why.empty()) return answer(part);
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("table '", request.name, "' at '", worker().name(),
+                                   "' has another definition: ", why));
+  };
+  {
+    MutexLock lock(&mutex_);
+    WEFT_ASSIGN_OR_RETURN(const PartRef part, find(request.name));
+    if (part != nullptr) return check_same(*part);
+    if (!request.definition.has_value()) {
+      std::vector<std::string> names;
+      for (const auto& [name, other] : by_name_) {
+        if (names.size() < 8) names.push_back(name);
+      }
+      return make_error(
+          ErrorKind::kNotFound,
+          absl::StrCat("there is no table '", request.name, "' at '", worker().name(),
+                       "', there are ", by_name_.size(), ": ", absl::StrJoin(names, ", ")));
+    }
+    if (by_name_.size() >= kMostTables) {
+      return make_error(ErrorKind::kResource,
+                        absl::StrCat("table '", request.name, "' at '", worker().name(),
+                                     "': there are ", kMostTables, " already"));
+    }
+    limits = limits_;
+    identity.id = ++last_part_;
+  }
+  if (request.servers[request.index] != worker().name()) {
+    return make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat("table '", request.name, "' wants part ", request.index, " at '",
+                     request.servers[request.index], "', and this is '", worker().name(), "'"));
+  }
+  identity.definition = *request.definition;
+  const bool dense = identity.definition.kind == TableKind::kDense;
+  const ElementRange range = !dense ? ElementRange{}
+                                    : element_range(element_count(identity.definition),
+                                                    request.servers.size(), request.index);
+  if (dense) {
+    int64_t used = bytes_of_dense(identity.definition, range);
+    for (const PartRef& other : parts()) used += other->report().bytes;
+    if (used > limits->table_bytes) {
+      return make_error(
+          ErrorKind::kResource,
+          absl::StrCat("table '", request.name, "' at '", worker().name(), "' would make ", used,
+                       " bytes of tables, and table_bytes is ", limits->table_bytes));
+    }
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<PartData> data,
+      dense ? make_dense_data(identity.definition, request.name, range)
+            : make_sparse_data(identity.definition, request.name, limits->table_bytes));
+  auto made = std::make_shared<Part>(std::move(identity), std::move(data), limits,
+                                     worker().metrics(), context_.runtime.get());
+  std::vector<WorkerKey> gone;
+  PartRef there;
+  {
+    MutexLock lock(&mutex_);
+    WEFT_ASSIGN_OR_RETURN(there, find(request.name));
+    if (there == nullptr && limits_ == limits) {
+      there = made;
+      by_name_.emplace(request.name, made);
+      by_id_.emplace(made->identity().id, made);
+      gone.assign(gone_.begin(), gone_.end());
+    }
+  }
+  if (there == nullptr) return make_error(ErrorKind::kState, "the server of the table has ended");
+  for (const WorkerKey& worker : gone) there->worker_gone(worker);
+  return check_same(*there);
+}
+
+void PsService::on_call(CallContext& call, Payload arguments, ReplyFn reply) {
+  const auto read = [&]() -> StatusOr<std::pair<Request, std::vector<at::Tensor>>> {
+    WEFT_ASSIGN_OR_RETURN(Parcel parcel, unpack(std::move(arguments)));
+    WEFT_ASSIGN_OR_RETURN(Request request, decode_request(parcel.bytes));
+    return std::pair(request, std::move(parcel.tensors));
+  };
+  auto taken = read();
+  if (!taken.ok()) return reply(taken.status());
+  PartRef part;
+  {
+    MutexLock lock(&mutex_);
+    const auto at = by_id_.find(taken->first.part);
+    if (at != by_id_.end()) part = at->second;
+  }
+  if (part == nullptr) {
+    return reply(make_error(ErrorKind::kNotFound,
+                            absl::StrCat("there is no part ", taken->first.part, " at '",
+                                         worker().name(), "': its server has ended")));
+  }
+  part->call(key_of(call.caller()), taken->first, std::move(taken->second), call.scope(),
+             std::move(reply));
+}
+
+// ---- the worker --------------------------------------------------------------------------------
+
+void PsService::on_worker_gone(const WorkerInfo& gone, const Status&) {
+  const WorkerKey key = key_of(gone);
+  {
+    MutexLock lock(&mutex_);
+    gone_.insert(key);
+  }
+  // Not here: applying a step that this ends may take long.
+  for (const PartRef& part : parts()) {
+    post_or_run(context_.executor.get(), [part, key] { part->worker_gone(key); });
+  }
+}
+
+void PsService::on_shutdown(const Status& why) {
+  std::map<uint64_t, std::weak_ptr<ClientPart>> clients;
+  Status closed;
+  {
+    MutexLock lock(&mutex_);
+    closed_ = why.ok() ? make_error(ErrorKind::kState, "the worker has shut down") : why;
+    closed = closed_;
+    clients = std::exchange(clients_, {});
+  }
+  stop_serving();
+  for (const auto& [id, weak] : clients) {
+    if (const auto part = weak.lock()) part->close(closed);
+  }
+}
+
+void PsService::add_client(uint64_t client, const std::shared_ptr<ClientPart>& part) {
+  Status closed;
+  {
+    MutexLock lock(&mutex_);
+    closed = closed_;
+    if (closed.ok()) clients_.emplace(client, part);
+  }
+  if (!closed.ok()) part->close(closed);
+}
+void PsService::remove_client(uint64_t client) {
+  MutexLock lock(&mutex_);
+  clients_.erase(client);
+}
+
+void PsService::put_debug_info(std::map<std::string, int64_t>* out) const {
+  PartReport sum;
+  const std::vector<PartRef> all = parts();
+  for (const PartRef& part : all) {
+    const PartReport one = part->report();
+    sum.clients += one.clients;
+    sum.held += one.held;
+    sum.parked += one.parked;
+    sum.rows += one.rows;
+    sum.bytes += one.bytes;
+  }
+  (*out)["ps_tables"] = static_cast<int64_t>(all.size());
+  (*out)["ps_clients"] = static_cast<int64_t>(sum.clients);
+  (*out)["ps_rows"] = sum.rows;
+  (*out)["ps_bytes"] = sum.bytes;
+  (*out)["ps_waiting_pulls"] = static_cast<int64_t>(sum.parked);
+  (*out)["ps_held_pushes"] = static_cast<int64_t>(sum.held);
+}
+
+void PsService::put_inspection(Inspection* out) const {
+  const std::vector<PartRef> all = parts();
+  if (all.empty()) return;
+  Inspection::Table& table = out->table(
+      "ps_tables",
+      {"table", "part", "definition", "version", "clients", "rows", "bytes", "waiting", "held"});
+  for (const PartRef& part : all) {
+    const PartReport r = part->report();
+    const bool room =
+        table.add({part->identity().table, static_cast<int64_t>(part->identity().index),
+                   to_string(part->identity().definition), static_cast<int64_t>(r.version),
+                   static_cast<int64_t>(r.clients), r.rows, r.bytes, static_cast<int64_t>(r.parked),
+                   static_cast<int64_t>(r.held)});
+    if (!room) break;
+  }
+}
+
+}  // namespace weft::ps::internal

@@ -1,0 +1,285 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "ATen/core/grad_mode.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/full.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "weft/ps/internal/part_data.h"
+
+namespace weft::ps::internal {
+namespace {
+
+constexpr size_t kChunkRows = 1024;
+// Of a row besides its values and the rule's: key and place in the index at its usual load, steps.
+constexpr int64_t kRowOverhead = 40;
+
+// Rows by key. They lie in chunks in the order in which they were made; the index is never walked.
+class SparseData final : public PartData {
+ public:
+  SparseData(const TableDefinition& definition, const std::string& table, uint64_t most_bytes)
+      : definition_(definition),
+        most_bytes_(most_bytes),
+        rule_(make_update_rule(definition.rule.name)),
+        first_(definition.init, table),
+        length_(definition.shape[0]),
+        tensor_(at::TensorOptions().dtype(definition.dtype)),
+        item_(static_cast<int64_t>(c10::elementSize(definition.dtype))) {
+    row_bytes_ = length_ * item_ + kRowOverhead;
+    for (size_t b = 0; b < rule_->buffer_names().size(); ++b) {
+      const auto first = rule_->first_value(definition.rule.options, b);
+      lengths_.push_back(!first.has_value() ? 0 : rule_->by_row(b) ? 1 : length_);
+      firsts_.push_back(first.value_or(0));
+      row_bytes_ += lengths_.back() * item_;
+    }
+  }
+
+  size_t push_tensors() const override { return 2; }
+  size_t pull_tensors() const override { return 1; }
+
+  StatusOr<Push> accept(const PushHeader& header, std::vector<at::Tensor> tensors) override {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> keys, keys_of(tensors[0]));
+    const auto count = static_cast<int64_t>(keys.size());
+    WEFT_RETURN_IF_ERROR(
+        check_tensor(tensors[1], definition_.dtype, {count, length_}, "a push of rows that"));
+    const at::Tensor values = tensors[1].contiguous();
+    WEFT_RETURN_IF_ERROR(check_finite(values, length_));
+    Push push{header.kind, header.rate, {}, {}};
+    gather({{&keys, &values}}, header.kind == PushKind::kAssign, &push);
+    WEFT_RETURN_IF_ERROR(make_rows(push.keys));
+    return push;
+  }
+
+  void apply(std::vector<Push> pushes, uint64_t divisor) override {
+    if (pushes.empty()) return;
+    Push all{pushes.back().kind, pushes.back().rate, {}, {}};
+    if (pushes.size() == 1) {
+      all = std::move(pushes[0]);
+    } else {
+      std::vector<Part> parts;
+      for (const Push& push : pushes) parts.push_back({&push.keys, &push.values});
+      gather(parts, false, &all);
+    }
+    if (all.keys.empty()) return;
+    if (all.kind == PushKind::kAssign) {
+      const char* const from = static_cast<const char*>(all.values.const_data_ptr());
+      for (size_t i = 0; i < all.keys.size(); ++i) {
+        std::memcpy(value_of(index_.at(all.keys[i])), from + i * bytes_of(length_),
+                    bytes_of(length_));
+      }
+      return;
+    }
+    if (divisor > 1) all.values.div_(static_cast<double>(divisor));
+    // Rows that have seen equally many steps are one parameter of the rule.
+    std::map<uint32_t, std::vector<size_t>> by_steps;
+    for (size_t i = 0; i < all.keys.size(); ++i) {
+      by_steps[steps_of(index_.at(all.keys[i]))].push_back(i);
+    }
+    const PackedOptions options = options_with_rate(*rule_, definition_.rule.options, all.rate);
+    for (const auto& [steps, places] : by_steps) update(all, steps, places, options);
+  }
+
+  StatusOr<at::Tensor> read(const std::vector<at::Tensor>& tensors) const override {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> keys, keys_of(tensors[0]));
+    at::Tensor out = at::empty({static_cast<int64_t>(keys.size()), length_}, tensor_);
+    char* const data = static_cast<char*>(out.mutable_data_ptr());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      char* const to = data + i * bytes_of(length_);
+      const auto at = index_.find(keys[i]);
+      if (at == index_.end()) {
+        fill_first(keys[i], to);  // a row that nobody has pushed to is not made
+      } else {
+        std::memcpy(to, value_of(at->second), bytes_of(length_));
+      }
+    }
+    return out;
+  }
+
+  int64_t rows() const override { return static_cast<int64_t>(rows_); }
+  int64_t bytes() const override { return static_cast<int64_t>(rows_) * row_bytes_; }
+
+ private:
+  struct Chunk {
+    at::Tensor values;
+    std::vector<at::Tensor> buffers;  // undefined: the rule has no need of it
+    std::array<uint32_t, kChunkRows> steps{};
+  };
+  struct Part {
+    const std::vector<uint64_t>* keys;
+    const at::Tensor* values;
+  };
+
+  size_t bytes_of(int64_t elements) const { return static_cast<size_t>(elements * item_); }
+  char* value_of(uint32_t row) const {
+    return static_cast<char*>(chunks_[row / kChunkRows].values.data_ptr()) +
+           row % kChunkRows * bytes_of(length_);
+  }
+  char* buffer_of(size_t buffer, uint32_t row) const {
+    return static_cast<char*>(chunks_[row / kChunkRows].buffers[buffer].data_ptr()) +
+           row % kChunkRows * bytes_of(lengths_[buffer]);
+  }
+  uint32_t& steps_of(uint32_t row) { return chunks_[row / kChunkRows].steps[row % kChunkRows]; }
+
+  static StatusOr<std::vector<uint64_t>> keys_of(const at::Tensor& keys) {
+    if (!keys.defined() || keys.dim() != 1) {
+      return make_error(ErrorKind::kInvalidArgument, "keys that are not a tensor of one dimension");
+    }
+    WEFT_RETURN_IF_ERROR(check_tensor(keys, c10::ScalarType::Long, {keys.size(0)}, "keys that"));
+    const at::Tensor flat = keys.contiguous();
+    const auto* const data = reinterpret_cast<const uint64_t*>(flat.const_data_ptr<int64_t>());
+    return std::vector<uint64_t>(data, data + flat.numel());
+  }
+
+  // Each key once, in the order in which they first come, with the sum of its rows in their order;
+  // `last`: with its last row.
+  void gather(const std::vector<Part>& parts, bool last, Push* out) const {
+    absl::flat_hash_map<uint64_t, size_t> place;
+    for (const Part& part : parts) {
+      for (const uint64_t key : *part.keys) {
+        if (place.emplace(key, out->keys.size()).second) out->keys.push_back(key);
+      }
+    }
+    out->values = at::full({static_cast<int64_t>(out->keys.size()), length_}, 0, tensor_);
+    for (const Part& part : parts) {
+      const auto add = [&]<class T>(const T* from, T* to) {
+        for (size_t i = 0; i < part.keys->size(); ++i) {
+          T* const row = to + static_cast<int64_t>(place.at((*part.keys)[i])) * length_;
+          const T* const given = from + static_cast<int64_t>(i) * length_;
+          for (int64_t c = 0; c < length_; ++c) row[c] = last ? given[c] : row[c] + given[c];
+        }
+      };
+      if (definition_.dtype == c10::ScalarType::Double) {
+        add(part.values->const_data_ptr<double>(), out->values.mutable_data_ptr<double>());
+      } else {
+        add(part.values->const_data_ptr<float>(), out->values.mutable_data_ptr<float>());
+      }
+    }
+  }
+
+  template <class T>
+  void fill_row(uint64_t key, T* to) const {
+    for (int64_t c = 0; c < length_; ++c) {
+      to[c] = static_cast<T>(first_.at(key, static_cast<uint64_t>(c)));
+    }
+  }
+  void fill_first(uint64_t key, char* to) const {
+    if (definition_.dtype == c10::ScalarType::Double) {
+      fill_row(key, reinterpret_cast<double*>(to));
+    } else {
+      fill_row(key, reinterpret_cast<float*>(to));
+    }
+  }
+
+  Status make_rows(const std::vector<uint64_t>& keys) {
+    size_t fresh = 0;
+    for (const uint64_t key : keys) fresh += index_.contains(key) ? 0 : 1;
+    const auto after = static_cast<uint64_t>(rows_ + fresh) * static_cast<uint64_t>(row_bytes_);
+    if (after > most_bytes_) {
+      return make_error(
+          ErrorKind::kResource,
+          absl::StrCat("push with ", fresh, " new rows of ", row_bytes_, " bytes would make ",
+                       after, " bytes of ", rows_ + fresh, " rows, and the most are ", most_bytes_,
+                       " (max_bytes of the table, table_bytes of its server); nothing of the push "
+                       "was applied"));
+    }
+    if (rows_ + fresh > UINT32_MAX) {
+      return make_error(ErrorKind::kResource, "a part holds at most 2^32 rows");
+    }
+    try {
+      while (chunks_.size() * kChunkRows < rows_ + fresh) add_chunk();
+      index_.reserve(rows_ + fresh);
+    } catch (const std::exception&) {
+      return make_error(ErrorKind::kResource, absl::StrCat("no memory for ", fresh, " new rows"));
+    }
+    for (const uint64_t key : keys) {
+      if (!index_.emplace(key, static_cast<uint32_t>(rows_)).second) continue;
+      fill_first(key, value_of(static_cast<uint32_t>(rows_)));
+      ++rows_;
+    }
+    return absl::OkStatus();
+  }
+
+  void add_chunk() {
+    Chunk chunk;
+    const auto rows = static_cast<int64_t>(kChunkRows);
+    chunk.values = at::empty({rows, length_}, tensor_);
+    for (size_t b = 0; b < lengths_.size(); ++b) {
+      chunk.buffers.push_back(
+          lengths_[b] == 0 ? at::Tensor() : at::full({rows, lengths_[b]}, firsts_[b], tensor_));
+    }
+    chunks_.push_back(std::move(chunk));
+  }
+
+  void update(const Push& push, uint32_t steps, const std::vector<size_t>& places,
+              const PackedOptions& options) {
+    const auto count = static_cast<int64_t>(places.size());
+    std::vector<uint32_t> rows;
+    for (const size_t place : places) rows.push_back(index_.at(push.keys[place]));
+    const auto collect = [&](int64_t length, const auto& from) {
+      at::Tensor out = at::empty({count, length}, tensor_);
+      char* const data = static_cast<char*>(out.mutable_data_ptr());
+      for (size_t i = 0; i < places.size(); ++i) {
+        std::memcpy(data + i * bytes_of(length), from(i), bytes_of(length));
+      }
+      return out;
+    };
+    const char* const given = static_cast<const char*>(push.values.const_data_ptr());
+    at::Tensor values = collect(length_, [&](size_t i) { return value_of(rows[i]); });
+    const at::Tensor gradient =
+        collect(length_, [&](size_t i) { return given + places[i] * bytes_of(length_); });
+    ParameterState state;
+    state.steps.store(steps);
+    for (size_t b = 0; b < lengths_.size(); ++b) {
+      at::Tensor buffer;
+      if (lengths_[b] != 0) {
+        buffer = collect(lengths_[b], [&](size_t i) { return buffer_of(b, rows[i]); });
+        if (rule_->by_row(b)) buffer = buffer.view({count});
+      }
+      state.buffers.push_back(std::move(buffer));
+    }
+    rule_->update(options, values, gradient, &state);
+    const auto scatter = [&](const at::Tensor& from, int64_t length, const auto& to) {
+      const at::Tensor flat = from.contiguous();
+      const char* const data = static_cast<const char*>(flat.const_data_ptr());
+      for (size_t i = 0; i < rows.size(); ++i) {
+        std::memcpy(to(i), data + i * bytes_of(length), bytes_of(length));
+      }
+    };
+    scatter(values, length_, [&](size_t i) { return value_of(rows[i]); });
+    for (size_t b = 0; b < lengths_.size(); ++b) {
+      if (lengths_[b] == 0) continue;
+      scatter(state.buffers[b], lengths_[b], [&](size_t i) { return buffer_of(b, rows[i]); });
+    }
+    for (const uint32_t row : rows) ++steps_of(row);
+  }
+
+  const TableDefinition definition_;
+  const uint64_t most_bytes_;
+  const std::shared_ptr<const UpdateRule> rule_;
+  const FirstValues first_;
+  const int64_t length_;
+  const at::TensorOptions tensor_;
+  const int64_t item_;
+  int64_t row_bytes_ = 0;
+  std::vector<int64_t> lengths_;  // of a row in each buffer; 0: none
+  std::vector<double> firsts_;
+  absl::flat_hash_map<uint64_t, uint32_t> index_;
+  std::vector<Chunk> chunks_;
+  size_t rows_ = 0;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<PartData>> make_sparse_data(const TableDefinition& definition,
+                                                     const std::string& table,
+                                                     int64_t table_bytes) {
+  auto most = static_cast<uint64_t>(table_bytes);
+  if (definition.max_bytes != 0) most = std::min(most, definition.max_bytes);
+  return std::make_unique<SparseData>(definition, table, most);
+}
+
+}  // namespace weft::ps::internal

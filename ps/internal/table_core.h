@@ -1,0 +1,164 @@
+#ifndef WEFT_PS_INTERNAL_TABLE_CORE_H_
+#define WEFT_PS_INTERNAL_TABLE_CORE_H_
+
+// TableCore: a client's side of one table. Any thread.
+//
+//   CLIENT-1  an operation ends exactly once: when every part has answered, one has refused, or its
+//             time is over.
+//   CLIENT-2  a request that may have been done is sent again with the numbers that it had.
+//   CLIENT-3  an operation that ends a step leaves when all pushes before it have ended; those after it
+//             leave when it has ended. Others overtake each other as they like.
+//   CLIENT-4  the floor of a push is not above the number of any push that has not ended.
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "weft/common/mutex.h"
+#include "weft/common/runtime.h"
+#include "weft/ps/client.h"
+#include "weft/ps/internal/service.h"
+#include "weft/ps/internal/wire.h"
+#include "weft/ps/placement.h"
+
+namespace weft::ps::internal {
+
+// A part, where it is.
+struct PartTarget {
+  WorkerInfo server{};
+  uint64_t part = 0;
+};
+
+struct OpResult {
+  at::Tensor values{};  // of a pull
+  PushResult push{};
+  uint64_t clock = 0;  // of an enter: the greatest
+};
+using OpDone = absl::AnyInvocable<void(StatusOr<OpResult>)>;
+
+// What a user asks of a table.
+struct Ask {
+  std::string_view what{};  // for messages: a literal
+  PushKind kind = PushKind::kGradient;
+  std::optional<at::Tensor> push{};  // sparse: the rows
+  at::Tensor push_keys{};
+  bool pull = false;
+  at::Tensor pull_keys{};
+  std::optional<double> rate{};
+  bool advance = false;
+  std::optional<uint64_t> enter{};
+  bool leave = false;
+  absl::Duration deadline{};
+};
+
+class TableCore : public ClientPart, public std::enable_shared_from_this<TableCore> {
+ public:
+  struct Setup {
+    std::string name{};
+    TableDefinition definition{};
+    std::vector<PartTarget> parts{};
+    bool observer = false;
+    absl::Duration attempt{};
+  };
+  static std::shared_ptr<TableCore> make(std::shared_ptr<PsService> service, Setup setup);
+  TableCore(std::shared_ptr<PsService> service, Setup setup);
+  ~TableCore() override { service_->remove_client(client_); }
+
+  const Setup& setup() const { return setup_; }
+  const std::shared_ptr<PsService>& service() const { return service_; }
+  void submit(Ask ask, OpDone done);
+  // The worker leaves: nothing is asked again, nothing waits.
+  void close(const Status& why) override;
+  void set_clock(uint64_t clock);
+  uint64_t clock() const;
+  TableStats stats() const;
+
+ private:
+  // What one server is asked, and what it said.
+  struct Piece {
+    size_t part = 0;
+    Request request{};
+    std::vector<at::Tensor> push{};  // tensors of the push
+    at::Tensor pull_keys{};
+    std::vector<int64_t> places{};  // sparse pull: of its rows
+    int attempts = 0;
+    bool ended = false;
+    Answer answer{};
+    at::Tensor values{};
+  };
+  struct Op {
+    Ask ask;
+    OpDone done;
+    absl::Time deadline;
+    std::vector<Piece> pieces{};
+    size_t left = 0;
+    uint64_t number = 0;  // of a push
+    bool barrier = false;
+    bool counted = false;  // among pushes_running_
+    bool ended = false;
+    bool begun = false;
+  };
+  using OpRef = std::shared_ptr<Op>;
+
+  Status check(const Ask& ask) const;
+  Status cut(Op* op) const;
+  void cut_dense(Op* op) const;
+  void cut_sparse(Op* op) const;
+  void pump();
+  // Numbers, clocks and versions, as they are now.
+  void begin_locked(const OpRef& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void send(const OpRef& op, size_t piece);
+  void answered(const OpRef& op, size_t piece, StatusOr<Payload> result);
+  StatusOr<Answer> read(Piece* piece, StatusOr<Payload> result) const;
+  // Whether it is worth to ask again.
+  bool may_retry(const PartTarget& part, const Status& why) const;
+  void end(const OpRef& op, Status why);
+  OpResult result_of(Op* op) const;
+  std::string label(const Op& op, size_t piece) const;
+  void later(absl::Time when, Task task);
+  void run_due();
+
+  const std::shared_ptr<PsService> service_;
+  const Setup setup_;
+  const uint64_t client_;
+  const std::optional<HashRing> ring_;  // sparse
+  const int64_t elements_;              // dense
+  std::unique_ptr<Timer> timer_;        // made by the first that needs it, then constant
+
+  mutable Mutex mutex_;
+  std::deque<OpRef> queue_ ABSL_GUARDED_BY(mutex_);
+  bool barrier_running_ ABSL_GUARDED_BY(mutex_) = false;
+  size_t pushes_running_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::set<uint64_t> open_numbers_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool left_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<uint64_t> versions_ ABSL_GUARDED_BY(mutex_);  // pulled last, by part
+  std::vector<uint64_t> at_least_ ABSL_GUARDED_BY(mutex_);  // batch: to be pulled, by part
+  TableStats stats_ ABSL_GUARDED_BY(mutex_);
+  // Each holds this object: a cycle until its time has come, or close().
+  std::multimap<absl::Time, Task> due_ ABSL_GUARDED_BY(mutex_);
+  Status closed_ ABSL_GUARDED_BY(mutex_);
+};
+
+// What copies of a Table share. The last one leaves.
+class TableHandle {
+ public:
+  explicit TableHandle(std::shared_ptr<TableCore> core) : core_(std::move(core)) {}
+  TableHandle(const TableHandle&) = delete;
+  TableHandle& operator=(const TableHandle&) = delete;
+  ~TableHandle();
+  TableCore& core() const { return *core_; }
+
+ private:
+  const std::shared_ptr<TableCore> core_;
+};
+
+}  // namespace weft::ps::internal
+
+#endif  // WEFT_PS_INTERNAL_TABLE_CORE_H_

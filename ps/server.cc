@@ -1,0 +1,34 @@
+#include "weft/ps/server.h"
+
+#include <utility>
+
+#include "weft/ps/internal/service.h"
+
+namespace weft {
+namespace ps {
+
+Server::Server(const Worker& worker, const ServerOptions& options)
+    : service_(internal::PsService::of(worker)) {
+  if (const Status s = service_->serve(options); !s.ok()) {
+    service_ = nullptr;
+    throw_error(s);
+  }
+}
+Server& Server::operator=(Server&& other) noexcept {
+  if (service_ != nullptr && service_ != other.service_) service_->stop_serving();
+  service_ = std::move(other.service_);
+  return *this;
+}
+Server::~Server() {
+  if (service_ != nullptr) service_->stop_serving();
+}
+
+}  // namespace ps
+
+ServiceFactory ps_service() {
+  return [](const ServiceContext& context) -> std::shared_ptr<Service> {
+    return std::make_shared<ps::internal::PsService>(context);
+  };
+}
+
+}  // namespace weft

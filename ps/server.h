@@ -1,0 +1,56 @@
+#ifndef WEFT_PS_SERVER_H_
+#define WEFT_PS_SERVER_H_
+
+// ps::Server: makes a worker a server of tables, for as long as it lives.
+//
+//   weft::Worker worker = weft::join({.name = "ps0"});   // lists ps_service()
+//   weft::ps::Server server(worker);
+//   worker.shutdown();                                   // until all others have finished
+//
+// Clients make the tables (ps/client.h). Any thread. debug_info() of the worker then has
+// "ps_tables", "ps_clients", "ps_rows", "ps_bytes", "ps_waiting_pulls" and "ps_held_pushes".
+
+#include <cstdint>
+#include <memory>
+
+#include "weft/common/api.h"
+#include "weft/rpc/service.h"
+
+namespace weft {
+
+class Worker;
+
+namespace ps {
+
+namespace internal {
+class PsService;
+}
+
+struct ServerOptions {
+  // Values with the rules' state, over all tables; a table or row beyond is refused, kind resource.
+  int64_t table_bytes = int64_t{16} << 30;
+  // Pushes that wait for their step to end (BSP, batch); one beyond is refused, kind resource.
+  int64_t queue_bytes = int64_t{1} << 30;
+};
+
+class WEFT_API Server {
+ public:
+  // Throws weft::Error, kind state: the worker does not list ps_service(), or has a server.
+  explicit Server(const Worker& worker, const ServerOptions& options = {});
+  Server(Server&& other) noexcept = default;
+  Server& operator=(Server&& other) noexcept;
+  // Its tables are gone; whoever waits for them gets an error.
+  ~Server();
+
+ private:
+  std::shared_ptr<internal::PsService> service_;
+};
+
+}  // namespace ps
+
+// To be listed at join by servers and clients; weft::join does.
+WEFT_API ServiceFactory ps_service();
+
+}  // namespace weft
+
+#endif  // WEFT_PS_SERVER_H_

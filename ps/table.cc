@@ -1,0 +1,110 @@
+#include <utility>
+
+#include "weft/ps/client.h"
+#include "weft/ps/internal/table_core.h"
+#include "weft/rpc/untyped_call.h"
+
+namespace weft::ps {
+namespace {
+
+using internal::Ask;
+using internal::OpResult;
+using internal::TableCore;
+
+// The future of what `pick` takes from the result.
+template <class T, class Pick>
+Future<T> start(TableCore& core, Ask ask, const Timeout& deadline, Pick pick) {
+  const Worker& worker = core.service()->worker();
+  const Continuation with = continuation_of(worker);
+  Promise<T> promise(with.executor);
+  promise.state()->set_default_wait(absl::InfiniteDuration());  // it ends by its own deadline
+  promise.state()->set_wait_driver(with.driver);
+  promise.state()->set_label(std::string(ask.what));
+  Future<T> future = promise.future();
+  ask.deadline =
+      deadline.value_or(with.executor == nullptr ? absl::ZeroDuration() : worker.rpc_timeout());
+  core.submit(std::move(ask),
+              [promise = std::move(promise), pick](StatusOr<OpResult> result) mutable {
+                if (!result.ok()) {
+                  promise.try_set(result.status());
+                } else {
+                  promise.try_set(pick(*std::move(result)));
+                }
+              });
+  return future;
+}
+
+at::Tensor values_of(OpResult result) { return std::move(result.values); }
+PushResult push_of(const OpResult& result) { return result.push; }
+Status nothing_of(const OpResult&) { return absl::OkStatus(); }
+
+Ask ask_push(std::string_view what, const at::Tensor& values, const PushOptions& options) {
+  Ask ask{.what = what};
+  ask.push = values;
+  ask.rate = options.rate;
+  ask.advance = options.advance;
+  return ask;
+}
+
+}  // namespace
+
+const std::string& Table::name() const { return handle_->core().setup().name; }
+const TableDefinition& Table::definition() const { return handle_->core().setup().definition; }
+uint64_t Table::clock() const { return handle_->core().clock(); }
+TableStats Table::stats() const { return handle_->core().stats(); }
+
+Future<at::Tensor> Table::pull(Timeout deadline) const {
+  return start<at::Tensor>(handle_->core(), Ask{.what = "pull", .pull = true}, deadline, values_of);
+}
+
+Future<PushResult> Table::push(const at::Tensor& gradient, const PushOptions& options) const {
+  return start<PushResult>(handle_->core(), ask_push("push", gradient, options), options.deadline,
+                           push_of);
+}
+
+Future<at::Tensor> Table::push_pull(const at::Tensor& gradient, const PushOptions& options) const {
+  Ask ask = ask_push("push_pull", gradient, options);
+  ask.pull = true;
+  return start<at::Tensor>(handle_->core(), std::move(ask), options.deadline, values_of);
+}
+
+Future<void> Table::assign(const at::Tensor& values, const PushOptions& options) const {
+  Ask ask = ask_push("assign", values, options);
+  ask.kind = internal::PushKind::kAssign;
+  return start<void>(handle_->core(), std::move(ask), options.deadline, nothing_of);
+}
+
+Future<at::Tensor> Table::pull_rows(const at::Tensor& keys, Timeout deadline) const {
+  Ask ask{.what = "pull_rows"};
+  ask.pull = true;
+  ask.pull_keys = keys;
+  return start<at::Tensor>(handle_->core(), std::move(ask), deadline, values_of);
+}
+
+Future<PushResult> Table::push_rows(const at::Tensor& keys, const at::Tensor& gradients,
+                                    const PushOptions& options) const {
+  Ask ask = ask_push("push_rows", gradients, options);
+  ask.push_keys = keys;
+  return start<PushResult>(handle_->core(), std::move(ask), options.deadline, push_of);
+}
+
+Future<at::Tensor> Table::push_pull_rows(const at::Tensor& keys, const at::Tensor& gradients,
+                                         const at::Tensor& pull_keys,
+                                         const PushOptions& options) const {
+  Ask ask = ask_push("push_pull_rows", gradients, options);
+  ask.push_keys = keys;
+  ask.pull = true;
+  ask.pull_keys = pull_keys;
+  return start<at::Tensor>(handle_->core(), std::move(ask), options.deadline, values_of);
+}
+
+Future<void> Table::advance(Timeout deadline) const {
+  return start<void>(handle_->core(), Ask{.what = "advance", .advance = true}, deadline,
+                     nothing_of);
+}
+
+Future<void> Table::leave(Timeout deadline) const {
+  return start<void>(handle_->core(), Ask{.what = "leave", .leave = true}, deadline, nothing_of);
+}
+
+}  // namespace weft::ps

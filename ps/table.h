@@ -1,0 +1,99 @@
+#ifndef WEFT_PS_TABLE_H_
+#define WEFT_PS_TABLE_H_
+
+// What a table of a parameter server is: kind, shape, update rule, first values, consistency. Value
+// types; any thread.
+//
+//   ps::TableDefinition weights = ps::dense({64, 10}, ps::rule<optim::Adam>({.lr = 1e-2}));
+//   weights.init = ps::Init::uniform(-0.1, 0.1, /*seed=*/1);
+//   weights.consistency = ps::Consistency::ssp(/*bound=*/3, /*clients=*/4);
+//   ps::TableDefinition words = ps::sparse(64, ps::rule<optim::RowWiseAdagrad>({.lr = 0.05}));
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "c10/core/ScalarType.h"
+#include "weft/common/api.h"
+#include "weft/dist_optim/optim.h"
+#include "weft/dist_optim/update_rule.h"
+
+namespace weft::ps {
+
+enum class TableKind : uint8_t {
+  kDense = 1,   // one tensor
+  kSparse = 2,  // rows by keys of 64 bits, made when they are first pushed to
+};
+
+enum class Mode : uint8_t {
+  kAsp = 1,    // pushes are applied as they come, pulls never wait
+  kBsp = 2,    // what all clients push in a step is applied at once, when the last has finished it
+  kSsp = 3,    // as ASP, but a pull waits for clients that are more than `bound` steps behind
+  kBatch = 4,  // a step ends with the first `bound` clients' pushes; later ones are dropped
+};
+
+struct Consistency {
+  Mode mode = Mode::kAsp;
+  uint64_t bound = 0;
+  // BSP, SSP: no step ends before so many clients are there. Later each that is there counts.
+  uint32_t clients = 0;
+
+  static Consistency asp() { return {}; }
+  static Consistency bsp(uint32_t clients) { return {Mode::kBsp, 0, clients}; }
+  static Consistency ssp(uint64_t bound, uint32_t clients) { return {Mode::kSsp, bound, clients}; }
+  static Consistency batch(uint64_t most, uint32_t clients) {
+    return {Mode::kBatch, most, clients};
+  }
+  friend bool operator==(const Consistency&, const Consistency&) = default;
+};
+
+// What an element is before the first push. A pure function of these fields, the table's name, the
+// element (or key) and the column, so that results do not depend on how many servers there are.
+struct Init {
+  enum class Kind : uint8_t { kZeros = 1, kConstant = 2, kUniform = 3 };
+  Kind kind = Kind::kZeros;
+  double low = 0;
+  double high = 0;
+  uint64_t seed = 0;
+
+  static Init zeros() { return {}; }
+  static Init constant(double value) { return {Kind::kConstant, value, value, 0}; }
+  static Init uniform(double low, double high, uint64_t seed) {
+    return {Kind::kUniform, low, high, seed};
+  }
+  friend bool operator==(const Init&, const Init&) = default;
+};
+
+// One of weft::optim with its options.
+struct RuleChoice {
+  std::string name{};
+  PackedOptions options{};
+  friend bool operator==(const RuleChoice&, const RuleChoice&) = default;
+};
+template <class Tag>
+RuleChoice rule(const typename Tag::Options& options = {}) {
+  return {std::string(Tag::kName), pack_options<Tag>(options)};
+}
+
+struct TableDefinition {
+  TableKind kind = TableKind::kDense;
+  std::vector<int64_t> shape{};                    // sparse: {length of a row}
+  c10::ScalarType dtype = c10::ScalarType::Float;  // or Double
+  RuleChoice rule{};
+  Init init{};
+  Consistency consistency{};
+  // Sparse: what the rows may take at each server, with their state and keys; 0: no cap. A push that
+  // would go over it is refused, kind resource, and nothing of it is done.
+  uint64_t max_bytes = 0;
+
+  friend bool operator==(const TableDefinition&, const TableDefinition&) = default;
+};
+
+WEFT_API TableDefinition dense(std::vector<int64_t> shape, RuleChoice rule);
+WEFT_API TableDefinition sparse(int64_t row_length, RuleChoice rule);
+// "dense [64, 10] Float, SGD(lr=0.1), asp, ...": for messages.
+WEFT_API std::string to_string(const TableDefinition& definition);
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_TABLE_H_

@@ -1,0 +1,115 @@
+// Tables as users see them: dense and sparse, one server and several, on each transport.
+
+#include "torch/types.h"
+#include "weft/tests/ps/fixture.h"
+
+namespace weft::testing {
+namespace {
+
+using ps::Table;
+
+INSTANTIATE_TEST_SUITE_P(Nets, PsTest, ::testing::Values(Net::kInproc, Net::kGrpc));
+
+TEST_P(PsTest, ADenseTableIsPulledAndPushedTo) {
+  PsJob job(3, 2, GetParam());
+  auto definition = ps::dense({2, 5}, ps::rule<optim::SGD>({.lr = 0.5}));
+  definition.init = ps::Init::constant(1);
+  const Table a = job.clients[0].open_table("w", definition);
+  const Table b = job.clients[1].open_table("w");
+  EXPECT_EQ(b.definition(), definition);
+  EXPECT_TRUE(torch::equal(a.pull().wait(), torch::ones({2, 5})));
+  const at::Tensor gradient = torch::arange(10, torch::kFloat32).reshape({2, 5});
+  EXPECT_FALSE(a.push(gradient).wait().dropped);
+  EXPECT_TRUE(torch::equal(b.pull().wait(), torch::ones({2, 5}) - 0.5 * gradient));
+  const at::Tensor next = b.push_pull(gradient, {.rate = 1.0}).wait();
+  EXPECT_TRUE(torch::equal(next, torch::ones({2, 5}) - 1.5 * gradient));
+  a.assign(torch::full({2, 5}, 7.0)).wait();
+  EXPECT_TRUE(torch::equal(b.pull().wait(), torch::full({2, 5}, 7.0)));
+  EXPECT_EQ(a.stats().pushes, 2U);
+  EXPECT_EQ(b.stats().pulls, 3U);
+}
+
+TEST_P(PsTest, ASparseTableHasRowsByKey) {
+  PsJob job(2, 2, GetParam());
+  const auto definition = ps::sparse(3, ps::rule<optim::SGD>({.lr = 1.0}));
+  const Table a = job.clients[0].open_table("e", definition);
+  const Table b = job.clients[1].open_table("e", definition);
+  const at::Tensor keys = keys_of({900, -1, 5, 900});
+  const at::Tensor rows =
+      torch::tensor({{1., 1., 1.}, {2., 2., 2.}, {3., 3., 3.}, {4., 4., 4.}}, torch::kFloat32);
+  a.push_rows(keys, rows).wait();
+  const at::Tensor got = b.pull_rows(keys_of({5, 6, 900, -1, 5})).wait();
+  const at::Tensor want = torch::tensor(
+      {{-3., -3., -3.}, {0., 0., 0.}, {-5., -5., -5.}, {-2., -2., -2.}, {-3., -3., -3.}},
+      torch::kFloat32);
+  EXPECT_TRUE(torch::equal(got, want)) << got;
+  EXPECT_EQ(job.report(0, "e").rows + job.report(1, "e").rows, 3);  // a pull makes none
+  const at::Tensor none = b.pull_rows(keys_of({})).wait();
+  EXPECT_EQ(none.sizes(), (std::vector<int64_t>{0, 3}));
+  const at::Tensor after = b.push_pull_rows(keys_of({6}), torch::ones({1, 3}), keys_of({6})).wait();
+  EXPECT_TRUE(torch::equal(after, -torch::ones({1, 3})));
+}
+
+TEST_P(PsTest, ManyAtOnceFromManyClients) {
+  PsJob job(2, 3, GetParam());
+  const auto definition = ps::dense({1001}, ps::rule<optim::SGD>({.lr = 1.0}));
+  std::vector<Table> tables;
+  for (ps::Client& client : job.clients) tables.push_back(client.open_table("w", definition));
+  std::vector<Future<ps::PushResult>> pushes;
+  const at::Tensor one = -torch::ones({1001});
+  for (int i = 0; i < 100; ++i) {
+    for (const Table& table : tables) pushes.push_back(table.push(one));
+  }
+  for (auto& push : pushes) push.wait();
+  EXPECT_TRUE(torch::equal(tables[0].pull().wait(), torch::full({1001}, 300.0)));
+  // What is settled is forgotten: a client's next push says so.
+  for (const Table& table : tables) table.push(one).wait();
+  EXPECT_LE(job.report(0, "w").remembered, 3U);
+}
+
+TEST_F(PsTest, PartsMayBeEmpty) {
+  PsJob job(4, 1);
+  const Table t = job.clients[0].open_table("b", ps::dense({2}, ps::rule<optim::SGD>({.lr = 1.0})));
+  t.push(torch::ones({2}), {.advance = true}).wait();
+  EXPECT_TRUE(torch::equal(t.pull().wait(), -torch::ones({2})));
+  const Table s = job.clients[0].open_table("s", ps::dense({}, ps::rule<optim::Adam>()));
+  EXPECT_EQ(s.push_pull(torch::ones({})).wait().dim(), 0);
+}
+
+// A table that another client makes later is waited for.
+TEST_F(PsTest, OpeningWaitsForServersAndForWhoeverMakesTheTable) {
+  in_simulation(7, [](const std::shared_ptr<SimRuntime>& sim) {
+    PsJob job(2, 2, Net::kInproc, sim);
+    job.servers[1].reset();
+    side_by_side(*sim, {[&] {
+                          const Table t = job.clients[0].open_table("w");
+                          EXPECT_EQ(t.definition().shape, (std::vector<int64_t>{3}));
+                        },
+                        [&] {
+                          sim->sleep(absl::Seconds(2));
+                          job.clients[1].open_table("w", ps::dense({3}, ps::rule<optim::SGD>()));
+                        },
+                        [&] {
+                          sim->sleep(absl::Seconds(5));
+                          job.servers[1] = std::make_unique<ps::Server>(job.server(1));
+                        }});
+  });
+}
+
+TEST_F(PsTest, TheLastCopyOfATableLeavesIt) {
+  PsJob job(1, 1);
+  const auto definition = ps::dense({3}, ps::rule<optim::SGD>());
+  {
+    const Table t = job.clients[0].open_table("w", definition);
+    const Table same = t;  // NOLINT(performance-unnecessary-copy-initialization): what is tested
+    EXPECT_EQ(job.report(0, "w").clients, 1U);
+  }
+  const Table again = job.clients[0].open_table("w", definition);
+  again.leave().wait();
+  EXPECT_EQ(job.report(0, "w").clients, 0U);
+  expect_ps_error(ps_error_of([&] { again.pull().wait(); }), ErrorKind::kState,
+                  {"table 'w'", "pull", "has left"});
+}
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,158 @@
+// What tables compute: rules against torch.optim's C++ classes and a plain reference, sparse rows
+// against dense ones, and results that do not depend on the number of servers.
+
+#include <cmath>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "torch/optim.h"
+#include "torch/types.h"
+#include "weft/ps/internal/part_data.h"
+#include "weft/tests/ps/fixture.h"
+
+namespace weft::testing {
+namespace {
+
+using ps::Table;
+
+at::Tensor wave(int64_t n, int step) {
+  return (torch::arange(n, torch::kFloat64) * 1.7 + 0.3 * step).sin();
+}
+
+// 100 steps of a dense table over three servers against torch::optim.
+TEST_F(PsTest, DenseRulesEqualTorchOptim) {
+  PsJob job(3, 1);
+  const auto compare = [&](const std::string& name, const ps::RuleChoice& rule, auto make) {
+    SCOPED_TRACE(name);
+    auto definition = ps::dense({7, 3}, rule);
+    definition.init = ps::Init::uniform(-1, 1, 5);
+    const Table t = job.clients[0].open_table(name, definition);
+    at::Tensor w = t.pull().wait().clone().set_requires_grad(true);
+    auto optimizer = make(std::vector<at::Tensor>{w});
+    for (int step = 0; step < 100; ++step) {
+      const at::Tensor g = wave(21, step).to(torch::kFloat32).reshape({7, 3});
+      w.mutable_grad() = g;
+      optimizer.step();
+      t.push(g).wait();
+    }
+    const at::Tensor want = w.detach();
+    const at::Tensor error = (t.pull().wait() - want).abs() / want.abs().clamp_min(1);
+    EXPECT_LE(error.max().item<double>(), 1e-6);
+  };
+  using namespace torch::optim;  // NOLINT: the other side of the comparison
+  compare("sgd", ps::rule<weft::optim::SGD>({.lr = 0.05}),
+          [](const auto& p) { return torch::optim::SGD(p, SGDOptions(0.05)); });
+  compare("nesterov", ps::rule<weft::optim::SGD>({.lr = 0.05, .momentum = 0.9, .nesterov = true}),
+          [](const auto& p) {
+            return torch::optim::SGD(p, SGDOptions(0.05).momentum(0.9).nesterov(true));
+          });
+  compare("adagrad", ps::rule<weft::optim::Adagrad>({.lr = 0.05}),
+          [](const auto& p) { return torch::optim::Adagrad(p, AdagradOptions(0.05)); });
+  compare("adam", ps::rule<weft::optim::Adam>({.lr = 0.05}),
+          [](const auto& p) { return torch::optim::Adam(p, AdamOptions(0.05)); });
+  compare("adamw", ps::rule<weft::optim::AdamW>({.lr = 0.05}),
+          [](const auto& p) { return torch::optim::AdamW(p, AdamWOptions(0.05)); });
+  compare("rmsprop", ps::rule<weft::optim::RMSprop>({.lr = 0.05}),
+          [](const auto& p) { return torch::optim::RMSprop(p, RMSpropOptions(0.05)); });
+}
+
+// Against sums in double precision.
+TEST_F(PsTest, RowWiseAdagradEqualsItsFormula) {
+  PsJob job(2, 1);
+  auto definition = ps::sparse(5, ps::rule<optim::RowWiseAdagrad>({.lr = 0.1}));
+  definition.dtype = torch::kFloat64;
+  definition.init = ps::Init::uniform(-1, 1, 9);
+  const Table t = job.clients[0].open_table("e", definition);
+  const at::Tensor keys = keys_of({3, 1000, 77});
+  at::Tensor want = t.pull_rows(keys).wait().clone();
+  at::Tensor sums = torch::zeros({3}, torch::kFloat64);
+  for (int step = 0; step < 50; ++step) {
+    const at::Tensor g = wave(15, step).reshape({3, 5});
+    for (int64_t row = 0; row < 3; ++row) {
+      double squares = 0;
+      for (int64_t c = 0; c < 5; ++c) squares += std::pow(g[row][c].item<double>(), 2);
+      sums[row] += squares / 5;
+      want[row] -= 0.1 * g[row] / (sums[row].sqrt() + 1e-10);
+    }
+    t.push_rows(keys, g).wait();
+  }
+  const at::Tensor got = t.pull_rows(keys).wait();
+  EXPECT_LE((got - want).abs().max().item<double>(), 1e-10) << got << want;
+}
+
+// Rows that are touched in every step see what the rows of a dense table see, bit by bit; rows that are
+// touched now and then see only their own steps (the lazy rule).
+TEST_F(PsTest, SparseRowsEqualDenseOnesWhereTheyAreTouched) {
+  const auto compare = [](const ps::RuleChoice& rule) {
+    SCOPED_TRACE(rule.name);
+    PsJob job(3, 1);
+    constexpr int64_t kLength = 16;
+    auto rows = ps::sparse(kLength, rule);
+    rows.init = ps::Init::constant(0.5);
+    const Table sparse = job.clients[0].open_table("s", rows);
+    std::vector<Table> dense;
+    for (int key = 0; key < 4; ++key) {
+      auto definition = ps::dense({kLength}, rule);
+      definition.init = ps::Init::constant(0.5);
+      dense.push_back(job.clients[0].open_table(absl::StrCat("d", key), definition));
+    }
+    for (int step = 0; step < 20; ++step) {
+      std::vector<int64_t> keys;
+      std::vector<at::Tensor> gradients;
+      for (int key = 0; key < 4; ++key) {
+        if (key > 0 && step % (key + 1) != 0) continue;
+        keys.push_back(key);
+        gradients.push_back(wave(kLength, step * 4 + key).to(torch::kFloat32));
+        dense[static_cast<size_t>(key)].push(gradients.back()).wait();
+      }
+      sparse.push_rows(keys_of(keys), torch::stack(gradients)).wait();
+    }
+    const at::Tensor got = sparse.pull_rows(keys_of({0, 1, 2, 3})).wait();
+    for (int64_t key = 0; key < 4; ++key) {
+      const at::Tensor want = dense[static_cast<size_t>(key)].pull().wait();
+      EXPECT_TRUE(torch::equal(got[key], want)) << "key " << key << "\n" << got[key] << want;
+    }
+  };
+  compare(ps::rule<optim::SGD>({.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01}));
+  compare(ps::rule<optim::Adagrad>({.lr = 0.1}));
+  compare(ps::rule<optim::Adam>({.lr = 0.1}));
+}
+
+// First values, duplicates, order of keys and number of servers: bit by bit the same.
+TEST_F(PsTest, SparseResultsDoNotDependOnTheNumberOfServers) {
+  std::vector<at::Tensor> results;
+  for (const int servers : {1, 3}) {
+    PsJob job(servers, 1);
+    auto definition = ps::sparse(7, ps::rule<optim::Adam>({.lr = 0.1}));
+    definition.init = ps::Init::uniform(-0.1, 0.1, 42);
+    const Table t = job.clients[0].open_table("e", definition);
+    std::mt19937_64 random(1);
+    for (int step = 0; step < 30; ++step) {
+      std::vector<int64_t> keys;
+      for (int i = 0; i < 50; ++i) keys.push_back(static_cast<int64_t>(random() % 200));
+      t.push_rows(keys_of(keys), wave(350, step).to(torch::kFloat32).reshape({50, 7})).wait();
+    }
+    std::vector<int64_t> all;
+    for (int64_t key = 0; key < 250; ++key) all.push_back(key);
+    results.push_back(t.pull_rows(keys_of(all)).wait());
+  }
+  EXPECT_TRUE(torch::equal(results[0], results[1]));
+  EXPECT_GT(results[0].abs().max().item<double>(), 0.1);
+}
+
+TEST_F(PsTest, ARowTakesLittleMoreThanItsPayload) {
+  // Values and the rule's sum are 260 bytes; what the part counts is what it may hold.
+  auto definition = ps::sparse(64, ps::rule<optim::RowWiseAdagrad>());
+  auto data = ps::internal::make_sparse_data(definition, "e", int64_t{1} << 40);
+  ASSERT_TRUE(data.ok());
+  std::vector<int64_t> keys;
+  for (int64_t key = 0; key < 1000; ++key) keys.push_back(key * 7919);
+  ASSERT_TRUE(
+      (*data)->accept({.number = 1, .floor = 1}, {keys_of(keys), torch::ones({1000, 64})}).ok());
+  EXPECT_EQ((*data)->rows(), 1000);
+  EXPECT_LE((*data)->bytes(), 325 * 1000);
+  EXPECT_GE((*data)->bytes(), 260 * 1000);
+}
+
+}  // namespace
+}  // namespace weft::testing

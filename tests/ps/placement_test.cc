@@ -1,0 +1,92 @@
+// Where what lies: PLACE-1 to PLACE-3 against plain models.
+
+#include <algorithm>
+#include <random>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "weft/ps/placement.h"
+
+namespace weft::ps {
+namespace {
+
+TEST(PsPlacement, PLACE_1_RangesCoverATableOnceWithoutDivisibility) {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 2000; ++round) {
+    const int64_t elements =
+        round < 50 ? round : static_cast<int64_t>(random() >> (random() % 60 + 4));
+    const size_t servers = 1 + random() % 40;
+    int64_t at = 0;
+    for (size_t s = 0; s < servers; ++s) {
+      const ElementRange range = element_range(elements, servers, s);
+      ASSERT_EQ(range.begin, at) << elements << " over " << servers;
+      ASSERT_GE(range.size(), elements / static_cast<int64_t>(servers));
+      ASSERT_LE(range.size(), elements / static_cast<int64_t>(servers) + 1);
+      at = range.end;
+    }
+    ASSERT_EQ(at, elements) << servers;
+  }
+}
+
+std::vector<std::string> random_names(std::mt19937_64& random, size_t count) {
+  std::set<std::string> names;
+  while (names.size() < count) names.insert(absl::StrCat("ps-", random() % 100'000));
+  return {names.begin(), names.end()};
+}
+
+// 100 sets of names, because a fixed one shows nothing.
+TEST(PsPlacement, TheFullestServerIsNearTheMean) {
+  std::mt19937_64 random(2);
+  for (int round = 0; round < 100; ++round) {
+    const HashRing ring(random_names(random, 3));
+    std::vector<int> load(3, 0);
+    constexpr int kKeys = 30'000;
+    for (int k = 0; k < kKeys; ++k) ++load[ring.owner(static_cast<uint64_t>(k))];
+    EXPECT_LE(*std::max_element(load.begin(), load.end()), 1.13 * kKeys / 3) << round;
+  }
+}
+
+TEST(PsPlacement, PLACE_2_AnotherServerTakesKeysFromTheOthersAndMovesNoneBetweenThem) {
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::string> names = random_names(random, 4);
+    const HashRing before({names.begin(), names.begin() + 3});
+    const HashRing after(names);
+    int moved = 0;
+    constexpr int kKeys = 20'000;
+    for (int k = 0; k < kKeys; ++k) {
+      const uint64_t key = random();
+      const size_t was = before.owner(key);
+      const size_t is = after.owner(key);
+      if (was == is) continue;
+      ASSERT_EQ(is, 3U);
+      ++moved;
+    }
+    EXPECT_NEAR(moved, kKeys / 4, kKeys / 25);
+  }
+}
+
+TEST(PsPlacement, PLACE_3_SlicesLoseNothingAndRepeatNothing) {
+  std::mt19937_64 random(4);
+  for (int round = 0; round < 200; ++round) {
+    const size_t servers = 1 + random() % 7;
+    const HashRing ring(random_names(random, servers));
+    std::vector<uint64_t> keys(random() % 500);
+    for (uint64_t& key : keys) key = random() % 3 == 0 ? random() % 10 : random();
+    const auto slices = slice_keys(ring, keys.data(), keys.size());
+    ASSERT_EQ(slices.size(), servers);
+    std::vector<int> seen(keys.size(), 0);
+    for (size_t s = 0; s < servers; ++s) {
+      ASSERT_TRUE(std::is_sorted(slices[s].begin(), slices[s].end()));
+      for (const int64_t place : slices[s]) {
+        ++seen[static_cast<size_t>(place)];
+        ASSERT_EQ(ring.owner(keys[static_cast<size_t>(place)]), s);
+      }
+    }
+    ASSERT_EQ(std::count(seen.begin(), seen.end(), 1), static_cast<int64_t>(keys.size()));
+  }
+}
+
+}  // namespace
+}  // namespace weft::ps
