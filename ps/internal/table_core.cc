@@ -116,7 +116,7 @@ void TableCore::submit(Ask ask, OpDone done) {
   if (ask.push.has_value()) ask.push = plain(*ask.push);
   if (Status s = check(ask); !s.ok()) return done(std::move(s));
   auto op = std::make_shared<Op>();
-  op->deadline = deadline_after(service_->worker().now(), ask.deadline);
+  op->deadline = deadline_after(service_->context().runtime->now(), ask.deadline);
   op->barrier = ask.advance || ask.leave;
   op->ask = std::move(ask);
   op->done = std::move(done);
@@ -317,7 +317,7 @@ std::string TableCore::label(const Op& op, size_t piece) const {
 void TableCore::send(const OpRef& op, size_t i) {
   Piece& piece = op->pieces[i];
   const PartTarget& part = setup_.parts[piece.part];
-  const absl::Duration remaining = op->deadline - service_->worker().now();
+  const absl::Duration remaining = op->deadline - service_->context().runtime->now();
   if (remaining <= absl::ZeroDuration()) {
     return end(op, make_error(ErrorKind::kDeadline,
                               absl::StrCat(label(*op, i), ": no answer to ", piece.attempts,
@@ -387,7 +387,7 @@ void TableCore::answered(const OpRef& op, size_t i, StatusOr<Payload> result) {
   const PartTarget& part = setup_.parts[piece.part];
   const StatusOr<Answer> answer = read(&piece, std::move(result));
   if (!answer.ok()) {
-    const absl::Time now = service_->worker().now();
+    const absl::Time now = service_->context().runtime->now();
     if (!may_retry(part, answer.status())) {
       return end(op, annotate(answer.status(), label(*op, i)));
     }
@@ -481,7 +481,7 @@ void TableCore::run_due() {
   {
     MutexLock lock(&mutex_);
     if (!closed_.ok()) return;
-    const absl::Time now = service_->worker().now();
+    const absl::Time now = service_->context().runtime->now();
     while (!due_.empty() && due_.begin()->first <= now) {
       now_due.push_back(std::move(due_.begin()->second));
       due_.erase(due_.begin());

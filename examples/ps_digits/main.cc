@@ -1,0 +1,134 @@
+// ps_digits: the handwritten digits of async_ps on tables of weft::ps, over several servers and in
+// whatever consistency. --help says how to start it; examples/README.md explains it.
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ATen/Parallel.h"
+#include "absl/strings/str_format.h"
+#include "weft/common/launch_info.h"
+#include "weft/examples/async_ps/digits.h"
+#include "weft/examples/command_line.h"
+#include "weft/examples/ps_digits/training.h"
+#include "weft/weft.h"
+
+namespace ps_digits {
+namespace {
+
+constexpr int64_t kHeldOut = 360;
+constexpr double kWanted = 0.95;
+
+const char kUsage[] =
+    "usage: ps_digits [options], on 2 or more processes\n"
+    "\n"
+    "Trains a classifier of handwritten digits with parameter servers: the first processes serve "
+    "a\n"
+    "table, the others train. For example\n"
+    "\n"
+    "  weftrun -n 4 ps_digits --servers 2 --compare 1\n"
+    "  weftrun -n 3 ps_digits --consistency ssp:3\n"
+    "\n"
+    "  --servers N        how many of the processes serve (1)\n"
+    "  --consistency C    asp, bsp, ssp:S or batch:K (asp)\n"
+    "  --compare 1        asp, bsp, ssp:3 and batch:K in turn, and a table at the end\n"
+    "  --epochs N         times through the training images (30)\n"
+    "  --seed N           of the split, the first values and the order of batches (1)\n"
+    "  --data FILE        the images (digits.csv of the build)\n"
+    "  --help\n";
+
+std::string default_data() {
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
+  return (program.parent_path().parent_path() / "share" / "weft" / "digits.csv").string();
+}
+
+bool leave(const weft::Worker& worker) {
+  const weft::ShutdownResult result = worker.shutdown();
+  if (!result.status.ok()) {
+    absl::FPrintF(stderr, "ps_digits: shutdown: %s\n", result.status.message());
+  }
+  return result.status.ok();
+}
+
+std::vector<std::string> modes_of(const examples::CommandLine& line, int trainers) {
+  if (line.number("--compare", 0, 0, 1) == 0) return {line.text("--consistency", "asp")};
+  return {"asp", "bsp", "ssp:3", "batch:" + std::to_string(std::max(1, trainers - 1))};
+}
+
+int run_trainer(const weft::Worker& worker, const examples::CommandLine& line,
+                const std::vector<std::string>& servers, const Plan& plan) {
+  const std::string data = line.text("--data", "");
+  const async_ps::Split split = async_ps::split_by_class(
+      async_ps::read_digits(data.empty() ? default_data() : data), kHeldOut, plan.seed);
+  const weft::ps::Client client(worker, {.servers = servers});
+  std::vector<Result> results;
+  bool learned = true;
+  for (const std::string& text : modes_of(line, plan.trainers)) {
+    results.push_back(train(worker, client, parse_mode(text, plan.trainers), plan, split));
+    learned &= results.back().accuracy >= kWanted;
+    if (plan.trainer != 0) continue;
+    absl::PrintF("%s over %d servers: %d trainers, accuracy=%.4f\n", text, servers.size(),
+                 plan.trainers, results.back().accuracy);
+    std::fflush(stdout);
+  }
+  if (plan.trainer == 0) {
+    absl::PrintF("%s", table_of(results));
+    absl::PrintF("ps_digits: %s, accuracy %s %.2f in each\n", learned ? "ok" : "not learned",
+                 learned ? "at least" : "below", kWanted);
+    std::fflush(stdout);
+  }
+  return leave(worker) && learned ? 0 : 1;
+}
+
+int run(int argc, char** argv) {
+  const examples::CommandLine line(
+      argc, argv, {"--servers", "--consistency", "--compare", "--epochs", "--seed", "--data"});
+  if (line.help()) {
+    std::fputs(kUsage, stdout);
+    return 0;
+  }
+  const weft::Environment environment = weft::process_environment();
+  const weft::Config config = weft::value_or_throw(weft::Config::from_environment(environment));
+  const weft::LaunchInfo launch = weft::value_or_throw(weft::launch_info(config, environment));
+  if (launch.world_size < 2) {
+    throw std::invalid_argument(
+        "this program needs at least 2 processes, a server and a trainer, and was started as one; "
+        "try: weftrun -n 4 ps_digits --servers 2 --compare 1");
+  }
+  const auto servers = static_cast<int>(line.number("--servers", 1, 1, launch.world_size - 1));
+  Plan plan;
+  plan.trainers = launch.world_size - servers;
+  plan.trainer = launch.rank - servers;
+  plan.epochs = line.number("--epochs", 30, 1, 100'000);
+  plan.seed = static_cast<uint64_t>(line.number("--seed", 1, 0, 1'000'000'000));
+  for (const std::string& text : modes_of(line, plan.trainers)) parse_mode(text, plan.trainers);
+  std::vector<std::string> names;
+  for (int i = 0; i < servers; ++i) names.push_back("ps" + std::to_string(i));
+
+  const bool serves = plan.trainer < 0;
+  weft::JoinOptions options;
+  options.name =
+      serves ? names[static_cast<size_t>(launch.rank)] : "trainer" + std::to_string(plan.trainer);
+  if (environment.count("WEFT_LOG_LEVEL") == 0) options.log_level = weft::Severity::kWarning;
+  const weft::Worker worker = weft::join(std::move(options));
+  if (!serves) return run_trainer(worker, line, names, plan);
+  const weft::ps::Server server(worker);
+  return leave(worker) ? 0 : 1;  // when all trainers have finished
+}
+
+}  // namespace
+}  // namespace ps_digits
+
+int main(int argc, char** argv) {
+  at::set_num_threads(1);
+  try {
+    return ps_digits::run(argc, argv);
+  } catch (const std::exception& e) {
+    absl::FPrintF(stderr, "ps_digits: %s\n", e.what());
+    return 1;
+  }
+}

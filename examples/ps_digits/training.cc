@@ -1,0 +1,178 @@
+#include "weft/examples/ps_digits/training.h"
+
+#include <algorithm>
+#include <charconv>
+#include <stdexcept>
+#include <utility>
+
+#include "ATen/ops/cat.h"
+#include "ATen/ops/zeros.h"
+#include "absl/strings/str_format.h"
+#include "weft/examples/async_ps/model.h"
+
+namespace ps_digits {
+namespace {
+
+using async_ps::Images;
+using async_ps::Parameters;
+namespace ps = weft::ps;
+
+constexpr int64_t kBatch = 32;
+constexpr double kRate = 5e-3;
+// The model of async_ps: 64 pixels, 64 hidden units, 10 digits.
+const std::vector<std::vector<int64_t>> kShapes = {{64, 64}, {64}, {10, 64}, {10}};
+
+int64_t parameter_count() {
+  int64_t sum = 0;
+  for (const auto& shape : kShapes) {
+    int64_t n = 1;
+    for (const int64_t d : shape) n *= d;
+    sum += n;
+  }
+  return sum;
+}
+
+// The table's values as the model's tensors, which share its memory.
+Parameters as_parameters(const at::Tensor& values) {
+  Parameters out;
+  int64_t at = 0;
+  for (const auto& shape : kShapes) {
+    int64_t n = 1;
+    for (const int64_t d : shape) n *= d;
+    out.push_back(values.narrow(0, at, n).view(shape));
+    at += n;
+  }
+  return out;
+}
+
+at::Tensor as_gradient(const std::vector<at::Tensor>& gradients) {
+  std::vector<at::Tensor> flat;
+  for (const at::Tensor& g : gradients) flat.push_back(g.reshape({-1}));
+  return at::cat(flat);
+}
+
+ps::TableDefinition model_table(const Mode& mode, uint64_t seed) {
+  auto out =
+      ps::dense({parameter_count()}, ps::rule<weft::optim::AdamW>({.lr = kRate, .beta2 = 0.99}));
+  out.init = ps::Init::uniform(-0.25, 0.25, seed);
+  out.consistency = mode.consistency;
+  return out;
+}
+
+// What trainers tell each other at the end, a row each. It is a table, too: a step of BSP ends when all
+// have pushed.
+enum Column { kMeanBehind, kMostBehind, kMostLag, kDropped, kPushes, kColumns };
+
+at::Tensor tell_all(const ps::Client& client, const Mode& mode, const Plan& plan,
+                    const ps::TableStats& stats) {
+  auto definition =
+      ps::dense({plan.trainers, kColumns},
+                ps::rule<weft::optim::SGD>({.lr = static_cast<double>(plan.trainers)}));
+  definition.consistency = ps::Consistency::bsp(static_cast<uint32_t>(plan.trainers));
+  const ps::Table all = client.open_table("results/" + mode.text, definition);
+  at::Tensor mine = at::zeros({plan.trainers, kColumns});
+  const double pushes = static_cast<double>(std::max<uint64_t>(stats.pushes, 1));
+  const double row[kColumns] = {
+      static_cast<double>(stats.sum_behind) / pushes / static_cast<double>(plan.trainers),
+      static_cast<double>(stats.most_behind), static_cast<double>(stats.most_lag),
+      static_cast<double>(stats.dropped), static_cast<double>(stats.pushes)};
+  for (int64_t c = 0; c < kColumns; ++c) mine[plan.trainer][c] = -row[c];  // a rule subtracts
+  return all.push_pull(mine, {.advance = true}).wait();
+}
+
+// Batches without end, in a new order each time round.
+class Batches {
+ public:
+  Batches(Images images, uint64_t seed) : images_(std::move(images)), seed_(seed << 20) {}
+  Images next() {
+    if (at_ + kBatch > static_cast<int64_t>(order_.size())) {
+      order_ = async_ps::shuffled(images_.size(), seed_++);
+      at_ = 0;
+    }
+    const std::vector<int64_t> places(order_.begin() + at_, order_.begin() + at_ + kBatch);
+    at_ += kBatch;
+    return async_ps::select(images_, places);
+  }
+
+ private:
+  const Images images_;
+  uint64_t seed_;
+  std::vector<int64_t> order_;
+  int64_t at_ = 0;
+};
+
+int64_t number_after(const std::string& text, const std::string& head, int64_t low, int64_t high) {
+  int64_t value = 0;
+  const char* const begin = text.data() + head.size();
+  const char* const end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(begin, end, value);
+  if (error != std::errc() || stopped != end || value < low || value > high) {
+    throw std::invalid_argument("--consistency " + head + "N wants a number from " +
+                                std::to_string(low) + " to " + std::to_string(high) + ", not '" +
+                                text + "'");
+  }
+  return value;
+}
+
+}  // namespace
+
+Mode parse_mode(const std::string& text, int trainers) {
+  const auto n = static_cast<uint32_t>(trainers);
+  if (text == "asp") return {text, ps::Consistency::asp()};
+  if (text == "bsp") return {text, ps::Consistency::bsp(n)};
+  if (text.rfind("ssp:", 0) == 0) {
+    const auto bound = static_cast<uint64_t>(number_after(text, "ssp:", 0, 1000));
+    return {text, ps::Consistency::ssp(bound, n)};
+  }
+  if (text.rfind("batch:", 0) == 0) {
+    const auto most = static_cast<uint64_t>(number_after(text, "batch:", 1, trainers));
+    return {text, ps::Consistency::batch(most, n)};
+  }
+  throw std::invalid_argument("--consistency wants asp, bsp, ssp:S or batch:K, not '" + text + "'");
+}
+
+Result train(const weft::Worker& worker, const ps::Client& client, const Mode& mode,
+             const Plan& plan, const async_ps::Split& split) {
+  const Images mine = async_ps::deal(split.train, plan.trainers)[static_cast<size_t>(plan.trainer)];
+  Batches batches(mine, plan.seed + static_cast<uint64_t>(plan.trainer));
+  const int64_t steps = plan.epochs * (split.train.size() / plan.trainers / kBatch);
+  const ps::Table table = client.open_table("digits/" + mode.text, model_table(mode, plan.seed));
+  const absl::Time begun = worker.now();
+  at::Tensor values = table.pull().wait();
+  for (int64_t step = 0; step < steps; ++step) {
+    const auto [loss, gradients] =
+        async_ps::loss_and_gradients(as_parameters(values), batches.next());
+    const double left = 1 - static_cast<double>(step) / static_cast<double>(steps);
+    values =
+        table.push_pull(as_gradient(gradients), {.advance = true, .rate = kRate * left}).wait();
+  }
+  // Who has no more to push leaves: a batch or a step would wait for it. After tell_all() every trainer has
+  // pushed all that it will.
+  table.leave().wait();
+  const at::Tensor all = tell_all(client, mode, plan, table.stats());
+  Result result;
+  result.mode = mode.text;
+  result.seconds = absl::ToDoubleSeconds(worker.now() - begun);
+  values = client.open_table(table.name(), {.observer = true}).pull().wait();
+  result.accuracy = async_ps::accuracy(as_parameters(values), split.test);
+  const auto greatest = [&all](Column c) { return all.select(1, c).max().item<double>(); };
+  result.mean_behind = greatest(kMeanBehind);
+  result.most_behind = greatest(kMostBehind);
+  result.most_lag = greatest(kMostLag);
+  result.dropped = all.select(1, kDropped).sum().item<double>();
+  result.pushes = all.select(1, kPushes).sum().item<double>();
+  return result;
+}
+
+std::string table_of(const std::vector<Result>& results) {
+  std::string text =
+      "mode       seconds  accuracy  pushes  dropped  mean behind  most behind  most lag\n";
+  for (const Result& r : results) {
+    absl::StrAppendFormat(&text, "%-9s  %7.2f  %8.4f  %6.0f  %7.0f  %11.2f  %11.0f  %8.0f\n",
+                          r.mode, r.seconds, r.accuracy, r.pushes, r.dropped, r.mean_behind,
+                          r.most_behind, r.most_lag);
+  }
+  return text;
+}
+
+}  // namespace ps_digits

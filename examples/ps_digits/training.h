@@ -1,0 +1,50 @@
+#ifndef WEFT_EXAMPLES_PS_DIGITS_TRAINING_H_
+#define WEFT_EXAMPLES_PS_DIGITS_TRAINING_H_
+
+// One training of the digits' classifier on a table: what each trainer does, and what comes of it.
+// One thread.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "weft/examples/async_ps/digits.h"
+#include "weft/weft.h"
+
+namespace ps_digits {
+
+struct Mode {
+  std::string text{};  // as on the command line
+  weft::ps::Consistency consistency{};
+};
+// "asp", "bsp", "ssp:S", "batch:K". Throws std::invalid_argument.
+Mode parse_mode(const std::string& text, int trainers);
+
+struct Plan {
+  int trainers = 1;
+  int trainer = 0;  // this one
+  int64_t epochs = 30;
+  uint64_t seed = 1;
+};
+
+struct Result {
+  std::string mode{};
+  double seconds = 0;
+  double accuracy = 0;  // on the held-out images
+  double mean_behind = 0;
+  double most_behind = 0;
+  double most_lag = 0;
+  double dropped = 0;
+  double pushes = 0;
+};
+
+// Trains with all other trainers, and gives the same result to each.
+Result train(const weft::Worker& worker, const weft::ps::Client& client, const Mode& mode,
+             const Plan& plan, const async_ps::Split& split);
+
+// Head and lines of the comparison.
+std::string table_of(const std::vector<Result>& results);
+
+}  // namespace ps_digits
+
+#endif  // WEFT_EXAMPLES_PS_DIGITS_TRAINING_H_

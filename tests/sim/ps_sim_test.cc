@@ -1,0 +1,467 @@
+// Parameter servers under the seeded scheduler, with faults: one to four servers, one to three clients,
+// tables of every consistency. Each push adds a mark of its own (a digit in a counter of its client), so a
+// value tells exactly which pushes are in it. For every schedule the history of calls says:
+//   every acknowledged push is in, exactly once; every other at most once; nothing else is in
+//   a pull sees what was acknowledged before it began (ASP, SSP); what its clock promises (BSP: the
+//   steps below it and nothing else; SSP: no client more than the bound behind; batch: its own last step)
+//   every call ends by its deadline; afterwards nothing waits anywhere
+//   SIM-3  no deadlock
+// A seed that fails is printed; WEFT_SIM_SEED=<seed> runs it alone, with the last events.
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ATen/Parallel.h"
+#include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "weft/common/sim.h"
+#include "weft/ps/client.h"
+#include "weft/ps/internal/service.h"
+#include "weft/ps/server.h"
+#include "weft/rpc/worker.h"
+#include "weft/store/hash_store.h"
+#include "weft/transport/faulty_transport.h"
+#include "weft/transport/inproc_transport.h"
+
+namespace weft::testing {
+namespace {
+
+using namespace std::chrono_literals;  // NOLINT
+using ps::Consistency;
+using ps::Mode;
+
+enum class Trouble { kNone, kOrder, kLoss, kConnections, kDeath };
+constexpr int kTroubles = 5;
+const char* const kNames[] = {"none", "order", "loss", "connections", "death"};
+Trouble trouble_of(uint64_t seed) { return static_cast<Trouble>(seed % kTroubles); }
+
+constexpr int kMostSteps = 12;  // digits of a client's counter
+constexpr absl::Duration kDeadline = absl::Seconds(60);
+
+struct Outcome {
+  Status status;
+  uint64_t hash = 0;
+  int64_t hits = 0;
+  int64_t acknowledged = 0;
+  int64_t failed = 0;
+  int64_t pulls = 0;
+  int64_t repeats = 0;
+  int64_t dropped = 0;
+  std::vector<std::string> events;
+};
+
+// What one client did, in its order.
+struct History {
+  uint64_t acknowledged = 0;  // marks
+  uint64_t attempted = 0;
+  uint64_t dropped = 0;             // marks that some part was told to drop
+  std::map<int, uint64_t> of_step;  // BSP: marks that were acknowledged, by step
+  int steps = 0;                    // that it has finished
+  bool dead = false;
+};
+
+class World {
+ public:
+  World(uint64_t seed, SimRuntime* sim)
+      : seed_(seed),
+        sim_(sim),
+        plan_(std::make_shared<FaultPlan>(seed)),
+        trouble_(trouble_of(seed)) {
+    servers_ = 1 + below(4);
+    clients_ = 1 + below(3);
+    sparse_ = below(2) == 0;
+    const auto n = static_cast<uint32_t>(clients_);
+    switch (seed / kTroubles % 4) {
+      case 0: consistency_ = Consistency::asp(); break;
+      case 1: consistency_ = Consistency::bsp(n); break;
+      case 2: consistency_ = Consistency::ssp(static_cast<uint64_t>(below(4)), n); break;
+      default: consistency_ = Consistency::batch(1 + static_cast<uint64_t>(below(clients_)), n);
+    }
+    steps_ = 3 + below(kMostSteps - 3);
+    histories_.resize(static_cast<size_t>(clients_));
+  }
+
+  void run(const std::shared_ptr<Runtime>& runtime) {
+    join(runtime);
+    if (!out_.status.ok()) return;
+    std::vector<std::unique_ptr<ps::Server>> serving;
+    for (int s = 0; s < servers_; ++s) serving.push_back(std::make_unique<ps::Server>(worker(s)));
+    {
+      std::vector<std::unique_ptr<Thread>> threads;
+      for (int c = 0; c < clients_; ++c) {
+        threads.push_back(sim_->spawn("client", [this, c] { live(c); }));
+      }
+    }
+    plan_->clear();
+    check_end();
+    leave();
+    out_.hits = plan_->hits();
+  }
+
+  Outcome take() { return std::move(out_); }
+
+ private:
+  int below(int n) { return static_cast<int>(sim_->random().below(static_cast<uint64_t>(n))); }
+  Worker& worker(int i) { return workers_[static_cast<size_t>(i)]; }
+  Worker& client_worker(int c) { return worker(servers_ + c); }
+  void fail(const std::string& what) {
+    if (out_.status.ok()) {
+      out_.status =
+          make_error(ErrorKind::kInternal,
+                     absl::StrCat(what, " (", kNames[static_cast<int>(trouble_)], ", mode ",
+                                  static_cast<int>(consistency_.mode), ", ", servers_, " servers, ",
+                                  clients_, " clients, ", sparse_ ? "sparse" : "dense", ")"));
+    }
+  }
+
+  void join(const std::shared_ptr<Runtime>& runtime) {
+    const auto network = std::make_shared<InprocNetwork>();
+    const auto store = std::make_shared<HashStore>(runtime);
+    const int size = servers_ + clients_;
+    workers_.resize(static_cast<size_t>(size));
+    std::vector<std::unique_ptr<Thread>> threads;
+    for (int i = 0; i < size; ++i) {
+      threads.push_back(runtime->spawn("join", [&, i] {
+        JoinOptions o;
+        o.name = i < servers_ ? absl::StrCat("ps", i) : absl::StrCat("c", i - servers_);
+        o.rank = i;
+        o.world_size = size;
+        o.store = store->new_client();
+        o.transport = faulty_transport(inproc_transport(network), plan_);
+        o.services = {ps_service()};
+        o.worker_threads = 2;
+        o.shutdown_timeout = 300s;
+        o.runtime = runtime;
+        o.log_level = Severity::kOff;
+        o.environment = Environment{};
+        StatusOr<Worker> w = Worker::try_join(std::move(o));
+        if (!w.ok()) {
+          fail(absl::StrCat("join: ", w.status().message()));
+        } else {
+          worker(i) = *std::move(w);
+        }
+      }));
+    }
+  }
+
+  // Each client counts in a column of its own, in every row, so every part of the table has its marks.
+  static constexpr int64_t kKeys = 9;
+  ps::TableDefinition definition() const {
+    const auto rule = ps::rule<optim::SGD>({.lr = 1});
+    auto out = sparse_ ? ps::sparse(clients_, rule) : ps::dense({kKeys, clients_}, rule);
+    out.dtype = c10::ScalarType::Double;
+    out.consistency = consistency_;
+    return out;
+  }
+
+  // A step of BSP and of a batch is divided by the clients in it, one to three: a mark is 6, 3 or 2 in a
+  // digit to the base 16. Otherwise it is a bit.
+  bool divides() const {
+    return consistency_.mode == Mode::kBsp || consistency_.mode == Mode::kBatch;
+  }
+
+  at::Tensor marks(int c, int step) const {
+    at::Tensor out =
+        at::zeros({kKeys, clients_}, at::TensorOptions().dtype(c10::ScalarType::Double));
+    out.select(1, c).fill_(divides() ? -6 * std::ldexp(1.0, 4 * step) : -std::ldexp(1.0, step));
+    return out;
+  }
+  static at::Tensor all_keys() {
+    at::Tensor out = at::zeros({kKeys}, at::TensorOptions().dtype(c10::ScalarType::Long));
+    for (int64_t k = 0; k < kKeys; ++k) out[k] = k * 1'000'003;
+    return out;
+  }
+
+  void add_faults() {
+    const absl::Duration late = absl::Milliseconds(1 + below(40));
+    switch (trouble_) {
+      case Trouble::kNone:
+      case Trouble::kDeath: break;
+      case Trouble::kOrder:
+        plan_->add({.fault = Fault::kDelay, .probability = 0.2, .delay = late});
+        plan_->add({.fault = Fault::kReorder, .probability = 0.2, .delay = late});
+        plan_->add({.fault = Fault::kDuplicate, .probability = 0.15});
+        break;
+      case Trouble::kLoss:
+        plan_->add(
+            {.fault = Fault::kDrop, .kind = FrameKind::kRequest, .times = 4, .probability = 0.1});
+        plan_->add(
+            {.fault = Fault::kDrop, .kind = FrameKind::kResponse, .times = 4, .probability = 0.1});
+        plan_->add({.fault = Fault::kDelay, .probability = 0.1, .delay = late});
+        break;
+      case Trouble::kConnections:
+        plan_->add({.fault = Fault::kFailAfter,
+                    .kind = FrameKind::kRequest,
+                    .times = 2,
+                    .probability = 0.1});
+        plan_->add(
+            {.fault = Fault::kCut, .kind = FrameKind::kResponse, .times = 2, .probability = 0.1});
+        plan_->add({.fault = Fault::kLoseUnsent,
+                    .kind = FrameKind::kRequest,
+                    .times = 1,
+                    .probability = 0.1});
+        break;
+    }
+  }
+
+  void live(int c) {
+    std::vector<std::string> names;
+    for (int s = 0; s < servers_; ++s) names.push_back(absl::StrCat("ps", s));
+    const ps::Client client(client_worker(c), {.servers = names, .attempt_timeout = 3s});
+    const auto opened = client.try_open_table("t", definition());
+    if (!opened.ok()) return fail(absl::StrCat("open: ", opened.status().message()));
+    if (c == 0) add_faults();
+    History& mine = histories_[static_cast<size_t>(c)];
+    const int dies_at = trouble_ == Trouble::kDeath && c == clients_ - 1 && clients_ > 1
+                            ? below(steps_)
+                            : kMostSteps;
+    for (int step = 0; step < steps_ && out_.status.ok(); ++step) {
+      sim_->sleep(absl::Milliseconds(below(30)));
+      if (step == dies_at) {
+        mine.dead = true;
+        (void)client_worker(c).shutdown({.graceful = false});
+        return;
+      }
+      one_step(c, step, *opened, &mine);
+    }
+    const ps::TableStats stats = opened->stats();
+    out_.repeats += static_cast<int64_t>(stats.repeats);
+    out_.dropped += static_cast<int64_t>(stats.dropped);
+    if (consistency_.mode == Mode::kSsp && stats.most_lag > consistency_.bound) {
+      fail(absl::StrCat("PSR-6: a pull saw a client ", stats.most_lag, " steps behind"));
+    }
+  }
+
+  void one_step(int c, int step, const ps::Table& table, History* mine) {
+    const uint64_t mark = uint64_t{1} << step;
+    mine->attempted |= mark;
+    const std::vector<uint64_t> before = acknowledged();
+    const absl::Time begun = sim_->now();
+    const ps::PushOptions options{.advance = true, .deadline = kDeadline};
+    StatusOr<at::Tensor> values = absl::UnknownError("");
+    Status pushed;
+    const bool apart = below(3) == 0;
+    if (apart) {
+      // A push that is acknowledged by itself, and the end of the step after it.
+      const ps::PushOptions plain{.deadline = kDeadline};
+      const auto one = sparse_ ? table.push_rows(all_keys(), marks(c, step), plain)
+                               : table.push(marks(c, step), plain);
+      const auto said = one.try_wait();
+      pushed = said.status();
+      if (said.ok()) acknowledge(mine, mark, step, said->dropped);
+      const Status ended = table.advance(kDeadline).try_wait();
+      if (pushed.ok()) pushed = ended;
+      values =
+          (sparse_ ? table.pull_rows(all_keys(), kDeadline) : table.pull(kDeadline)).try_wait();
+    } else {
+      const uint64_t dropped = table.stats().dropped;
+      values = (sparse_ ? table.push_pull_rows(all_keys(), marks(c, step), all_keys(), options)
+                        : table.push_pull(marks(c, step), options))
+                   .try_wait();
+      pushed = values.status();
+      if (pushed.ok()) acknowledge(mine, mark, step, table.stats().dropped != dropped);
+    }
+    mine->steps = step + 1;
+    const absl::Duration took = sim_->now() - begun;
+    if (took > 3 * kDeadline + absl::Seconds(1)) {
+      fail(absl::StrCat("a step took ", absl::FormatDuration(took)));
+    }
+    if (!pushed.ok() || !values.ok()) {
+      ++out_.failed;
+      const Status why = pushed.ok() ? values.status() : pushed;
+      return fail(
+          absl::StrCat("a step failed: ", why.message()));  // each trouble is bridged in time
+    }
+    ++out_.acknowledged;
+    ++out_.pulls;
+    check_values(*values, before, c, step);
+  }
+
+  void acknowledge(History* mine, uint64_t mark, int step, bool dropped) {
+    if (dropped) {
+      mine->dropped |= mark;
+    } else {
+      mine->acknowledged |= mark;
+      mine->of_step[step] = mark;
+    }
+  }
+  std::vector<uint64_t> acknowledged() const {
+    std::vector<uint64_t> out;
+    for (const History& h : histories_) out.push_back(h.acknowledged);
+    return out;
+  }
+  static uint64_t marks_below(int step) { return (uint64_t{1} << step) - 1; }
+
+  // Row by row, since each lies at some server. Marks that were applied twice are no set of marks.
+  void check_values(const at::Tensor& values, const std::vector<uint64_t>& before, int c,
+                    int step) {
+    for (int64_t row = 0; row < kKeys; ++row) {
+      for (int other = 0; other < clients_; ++other) {
+        const History& theirs = histories_[static_cast<size_t>(other)];
+        const double value = values[row][other].item<double>();
+        uint64_t in = 0;
+        if (!as_marks(value, &in))
+          return fail(absl::StrCat("a value that is no sum of marks: ", value));
+        if ((in & ~theirs.attempted) != 0) return fail("marks that nobody has pushed");
+        const bool mine = other == c;
+        switch (consistency_.mode) {
+          case Mode::kAsp:
+          case Mode::kSsp:
+            if ((before[static_cast<size_t>(other)] & ~in) != 0) {
+              return fail("an acknowledged push is not in a later pull");
+            }
+            if (mine && in != marks_below(step + 1)) return fail("a pull without its own pushes");
+            if (consistency_.mode == Mode::kSsp && !theirs.dead && trouble_ != Trouble::kDeath) {
+              const int seen = step + 1 - static_cast<int>(consistency_.bound);
+              if (seen > 0 && (marks_below(seen) & ~in) != 0) return fail("PSR-6: too stale");
+            }
+            break;
+          case Mode::kBsp:
+            if (trouble_ != Trouble::kDeath && in != marks_below(step + 1)) {
+              return fail(absl::StrCat("PSR-5: marks ", in, " after step ", step));
+            }
+            break;
+          case Mode::kBatch:
+            if (mine && (theirs.acknowledged & ~in) != 0)
+              return fail("PSR-7: its own step is not in");
+            break;
+        }
+      }
+    }
+  }
+
+  // False: it is no sum of marks, each once.
+  bool as_marks(double value, uint64_t* in) const {
+    *in = 0;
+    if (value < 0 || value >= std::ldexp(1.0, 52) || value != std::floor(value)) return false;
+    const auto whole = static_cast<uint64_t>(value);
+    for (int step = 0; step < kMostSteps; ++step) {
+      const uint64_t digit = divides() ? whole >> (4 * step) & 15 : whole >> step & 1;
+      if (digit == 0) continue;
+      if (divides() && digit != 6 && digit != 3 && digit != 2) return false;
+      *in |= uint64_t{1} << step;
+    }
+    return whole >> (divides() ? 4 * kMostSteps : kMostSteps) == 0;
+  }
+
+  // When all have ended: what is in, and that nothing waits.
+  void check_end() {
+    if (!out_.status.ok()) return;
+    sim_->sleep(absl::Seconds(40));  // leases, late copies, clients that leave
+    int living = 0;
+    while (histories_[static_cast<size_t>(living)].dead) ++living;
+    std::vector<std::string> names;
+    for (int s = 0; s < servers_; ++s) names.push_back(absl::StrCat("ps", s));
+    const ps::Client client(client_worker(living), {.servers = names});
+    const auto eye = client.try_open_table("t", std::nullopt, {.observer = true});
+    if (!eye.ok()) return fail(absl::StrCat("the last look: ", eye.status().message()));
+    const auto values = (sparse_ ? eye->pull_rows(all_keys()) : eye->pull()).try_wait();
+    if (!values.ok()) return fail(absl::StrCat("the last look: ", values.status().message()));
+    for (int64_t row = 0; row < kKeys; ++row) {
+      for (int c = 0; c < clients_; ++c) {
+        const History& h = histories_[static_cast<size_t>(c)];
+        uint64_t in = 0;
+        if (!as_marks((*values)[row][c].item<double>(), &in))
+          return fail("the end is no sum of marks");
+        if ((h.acknowledged & ~in) != 0) return fail("an acknowledged push is lost");
+        if ((in & ~(h.acknowledged | h.dropped)) != 0 && !h.dead) return fail("a push too many");
+      }
+    }
+    for (int s = 0; s < servers_; ++s) {
+      const auto report = ps::internal::PsService::of(worker(s))->reports()["t"];
+      if (report.clients != 0 || report.parked != 0) {
+        fail(absl::StrCat("PSR-8, PSR-9: ", report.clients, " clients and ", report.parked,
+                          " pulls are left at ps", s));
+      }
+      if (report.held != 0 && consistency_.mode != Mode::kBatch) fail("a push waits for no step");
+    }
+  }
+
+  void leave() {
+    std::vector<std::unique_ptr<Thread>> threads;
+    for (size_t w = 0; w < workers_.size(); ++w) {
+      threads.push_back(sim_->spawn("leave", [this, w] {
+        const bool all = trouble_ != Trouble::kDeath && out_.status.ok();
+        const ShutdownResult r = workers_[w].shutdown({.graceful = all});
+        if (!r.status.ok() && all) fail(absl::StrCat("shutdown: ", r.status.message()));
+      }));
+    }
+  }
+
+  const uint64_t seed_;
+  SimRuntime* const sim_;
+  const std::shared_ptr<FaultPlan> plan_;
+  const Trouble trouble_;
+  int servers_ = 1;
+  int clients_ = 1;
+  bool sparse_ = false;
+  Consistency consistency_;
+  int steps_ = 0;
+  std::vector<Worker> workers_;
+  std::vector<History> histories_;
+  Outcome out_;
+};
+
+Outcome run_schedule(uint64_t seed, size_t keep_events = 0) {
+  auto sim = std::make_shared<SimRuntime>(SimOptions{.seed = seed, .keep_events = keep_events});
+  auto world = std::make_unique<World>(seed, sim.get());
+  const Status ended = sim->run([&] { world->run(sim); });
+  Outcome out = world->take();
+  if (!ended.ok()) out.status = ended;
+  world.reset();
+  out.hash = sim->trace_hash();
+  out.events = sim->last_events();
+  return out;
+}
+
+uint64_t environment_number(const char* name, uint64_t fallback) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
+}
+
+TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
+  at::set_num_threads(1);
+  if (const uint64_t only = environment_number("WEFT_SIM_SEED", 0); only != 0) {
+    const Outcome out = run_schedule(only, 3000);
+    for (const std::string& event : out.events) std::printf("%s\n", event.c_str());
+    ASSERT_TRUE(out.status.ok()) << "seed " << only << ": " << out.status;
+    return;
+  }
+  const uint64_t schedules = environment_number("WEFT_PS_SIM_SCHEDULES", 400);
+  std::map<Trouble, Outcome> sums;
+  std::map<Trouble, int64_t> counts;
+  for (uint64_t seed = 1; seed <= schedules; ++seed) {
+    const Outcome out = run_schedule(seed);
+    ASSERT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
+    if (seed % 50 == 0) ASSERT_EQ(run_schedule(seed).hash, out.hash) << "seed " << seed;
+    Outcome& sum = sums[trouble_of(seed)];
+    ++counts[trouble_of(seed)];
+    sum.hits += out.hits;
+    sum.acknowledged += out.acknowledged;
+    sum.pulls += out.pulls;
+    sum.repeats += out.repeats;
+    sum.dropped += out.dropped;
+  }
+  for (const auto& [trouble, sum] : sums) {
+    const int64_t n = counts[trouble];
+    std::printf("%-12s %4d schedules, %5d faults hit, %6d steps, %4d requests again, %5d dropped\n",
+                kNames[static_cast<int>(trouble)], static_cast<int>(n), static_cast<int>(sum.hits),
+                static_cast<int>(sum.acknowledged), static_cast<int>(sum.repeats),
+                static_cast<int>(sum.dropped));
+    if (n < 20) continue;
+    EXPECT_GT(sum.acknowledged, 5 * n);
+    if (trouble == Trouble::kOrder || trouble == Trouble::kLoss) EXPECT_GT(sum.hits, n);
+    if (trouble == Trouble::kLoss) EXPECT_GT(sum.repeats, n);
+    EXPECT_GT(sum.dropped, 0) << "no batch ever dropped anything";
+  }
+}
+
+}  // namespace
+}  // namespace weft::testing
