@@ -22,6 +22,7 @@
 #include "weft/dist_optim/lr_scheduler.h"
 #include "weft/dist_optim/optimizer.h"
 #include "weft/dist_optim/service.h"
+#include "weft/pipeline/service.h"
 #include "weft/ps/client.h"
 #include "weft/ps/server.h"
 #include "weft/rpc/arena.h"
@@ -59,6 +60,7 @@ inline JoinOptions with_all_services(JoinOptions options, const ServiceOptions& 
   options.services.push_back(dist_autograd_service(services.dist_autograd));
   options.services.push_back(dist_optim_service());
   options.services.push_back(ps_service());
+  options.services.push_back(pipeline_service());
   return options;
 }
 }  // namespace internal

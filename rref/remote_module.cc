@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "weft/rpc/worker.h"
 
 namespace weft::internal {
 namespace {
@@ -95,6 +96,17 @@ void load_state_dict_into(torch::nn::Module& module, const StateDict& state, boo
 
 void move_module(torch::nn::Module& module, const std::string& device) {
   module.to(c10::Device(device));
+}
+
+void hand_to_host(const CallContext& context, int64_t key, LocalModule module) {
+  const auto host = context.worker().service<ModuleHost>();
+  if (host == nullptr) {
+    throw_error(make_error(ErrorKind::kUnimplemented,
+                           absl::StrCat("worker '", context.worker().name(),
+                                        "' lists no service that takes modules, such as "
+                                        "pipeline_service()")));
+  }
+  host->host(key, std::move(module));
 }
 
 }  // namespace weft::internal

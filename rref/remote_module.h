@@ -31,6 +31,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -76,6 +77,20 @@ WEFT_API StateDict state_dict_of(const torch::nn::Module& module);
 WEFT_API void load_state_dict_into(torch::nn::Module& module, const StateDict& state, bool strict);
 WEFT_API void move_module(torch::nn::Module& module, const std::string& device);
 
+// A module, for code of its own process.
+struct LocalModule {
+  std::shared_ptr<torch::nn::Module> module;
+  void* object = nullptr;                // as methods of its registered class take it
+  const std::type_info* type = nullptr;  // that class
+};
+// A service to which others hand modules of its worker: whoever holds one says which it is for.
+class WEFT_API ModuleHost {
+ public:
+  virtual ~ModuleHost() = default;
+  virtual void host(int64_t key, LocalModule module) = 0;
+};
+WEFT_API void hand_to_host(const CallContext& context, int64_t key, LocalModule module);
+
 // Impl, with what everybody may ask of a module. The names of these methods do not clash with those
 // of Module, which has several of each.
 template <class Impl>
@@ -101,6 +116,9 @@ class Served final : public Impl {
   bool remote_is_training() const { return this->is_training(); }
   void remote_to(const std::string& device) { move_module(*this, device); }
   void remote_zero_grad(bool set_to_none) { this->zero_grad(set_to_none); }
+  void remote_host(const CallContext& context, int64_t key) {
+    hand_to_host(context, key, {this->shared_from_this(), this, &typeid(Served)});
+  }
 };
 
 }  // namespace internal
@@ -119,7 +137,8 @@ class ModuleDef {
         .def("train", &Served::remote_train)
         .def("is_training", &Served::remote_is_training)
         .def("to", &Served::remote_to)
-        .def("zero_grad", &Served::remote_zero_grad);
+        .def("zero_grad", &Served::remote_zero_grad)
+        .def("hand_to_host", &Served::remote_host);
   }
 
   template <class... Args>

@@ -165,10 +165,12 @@ TEST(Simulator, PP_2_LatencyAndUnevenStages) {
       // The table has one digit behind the point.
       EXPECT_NEAR(static_cast<double>(s.makespan) / 1000, c.makespans[i], 0.0501)
           << names[i] << " " << c.first << " " << c.last << " " << c.latency;
-      if (c.first == 1) EXPECT_EQ(s.makespan, std::lround(c.makespans[i] * 1000)) << names[i];
+      if (c.first == 1) {
+        EXPECT_EQ(s.makespan, std::lround(c.makespans[i] * 1000)) << names[i];
+      }
     }
+    const Plan plus = one_f_one_b(4, 8, 1);
   }
-  const Plan plus = one_f_one_b(4, 8, 1);
   const Simulation s = simulate(plus, costs(plus, 1, 1, 0.2));
   EXPECT_EQ(s.makespan, 34200);
   EXPECT_EQ(s.peak_memory(), 5 * 2);
@@ -202,8 +204,12 @@ TEST(Simulator, PP_2_ClosedForms) {
       }
       for (int v : {2, 4}) {
         if (p > 8) continue;
-        if (m % p == 0) EXPECT_EQ(run(interleaved(p, m, v), w).makespan, work + drain / v);
-        if (m >= p) EXPECT_EQ(run(looped_bfs(p, m, v), w).makespan, work + drain / v);
+        if (m % p == 0) {
+          EXPECT_EQ(run(interleaved(p, m, v), w).makespan, work + drain / v);
+        }
+        if (m >= p) {
+          EXPECT_EQ(run(looped_bfs(p, m, v), w).makespan, work + drain / v);
+        }
       }
       w = std::min({w, f, b});
       const Ticks less = m * (f + b + w);

@@ -1,0 +1,64 @@
+#ifndef WEFT_DIST_OPTIM_LOCAL_OPTIMIZER_H_
+#define WEFT_DIST_OPTIM_LOCAL_OPTIMIZER_H_
+
+// LocalOptimizer: one of weft::optim on parameters of this process and gradients that the caller
+// has, without a context or another worker: for pipelines, whose stages sum their own gradients.
+//
+//   auto optimizer = LocalOptimizer::make("SGD", pack(options), module.parameters());
+//   (*optimizer)->step(gradients);
+//
+// The same results as DistributedOptimizer's, bit for bit. One thread at a time.
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "weft/common/api.h"
+#include "weft/common/error.h"
+
+namespace weft {
+
+namespace internal {
+class UpdateRule;
+struct ParameterState;
+}  // namespace internal
+
+// A rule by its name, with the numbers of its options in the order in which it visits them.
+struct OptimizerChoice {
+  std::string_view name{};  // "": none
+  std::vector<double> options{};
+};
+// optimizer_choice<weft::optim::SGD>({.lr = 0.1})
+template <class Tag>
+OptimizerChoice optimizer_choice(const typename Tag::Options& options = {}) {
+  OptimizerChoice choice{Tag::kName};
+  Tag::visit(options, [&choice](const char*, auto value) {
+    choice.options.push_back(static_cast<double>(value));
+  });
+  return choice;
+}
+
+class WEFT_API LocalOptimizer {
+ public:
+  // Kind invalid_argument for an unknown rule or a bad option, named.
+  static StatusOr<std::unique_ptr<LocalOptimizer>> make(std::string_view name,
+                                                        std::vector<double> options,
+                                                        std::vector<at::Tensor> parameters);
+  ~LocalOptimizer();
+  // One gradient for each parameter; an undefined one leaves its parameter. Kind invalid_argument
+  // for another number of them.
+  Status step(const std::vector<at::Tensor>& gradients);
+
+ private:
+  LocalOptimizer();
+
+  std::shared_ptr<const internal::UpdateRule> rule_;
+  std::vector<double> options_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<std::unique_ptr<internal::ParameterState>> states_;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_DIST_OPTIM_LOCAL_OPTIMIZER_H_

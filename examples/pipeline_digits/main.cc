@@ -1,0 +1,208 @@
+// pipeline_digits: a network of eight layers in a pipeline over four workers. The schedule is a
+// choice: it changes who computes what when, and not one bit of what is learned. --help says how to
+// start it.
+
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/Context.h"
+#include "ATen/Parallel.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "weft/common/launch_info.h"
+#include "weft/examples/async_ps/digits.h"
+#include "weft/examples/command_line.h"
+#include "weft/examples/loss_log.h"
+#include "weft/examples/pipeline_digits/model.h"
+#include "weft/pipeline/pipeline.h"
+#include "weft/pipeline/schedule.h"
+#include "weft/pipeline/simulator.h"
+#include "weft/pipeline/verifier.h"
+#include "weft/rref/remote_module.h"
+#include "weft/weft.h"
+
+namespace digits {
+namespace {
+
+constexpr int kWorkers = 4;
+constexpr int64_t kHeldOut = 360;
+constexpr double kTarget = 0.15;
+
+struct Options {
+  std::string schedule = "1f1b";
+  std::string data;
+  int64_t micro_batches = 8;
+  int64_t batch = 128;
+  int64_t steps = 110;
+  int64_t seed = 1;
+};
+
+weft::Library library() {
+  weft::Library lib("digits");
+  weft::module_<PartImpl>(lib, "Part")
+      .constructor<int64_t, int64_t, int64_t>()
+      .def("forward", &PartImpl::forward);
+  lib.def("loss", &loss);
+  return lib;
+}
+
+at::Tensor pixels_of(const async_ps::Images& images) { return images.pixels.to(at::kFloat) / 16; }
+
+// Every worker's part of the network, as the plan places it: `stages` equal parts.
+std::vector<weft::RemoteModule<PartImpl>> place(const weft::Worker& worker,
+                                                const weft::pipeline::Plan& plan, int64_t seed) {
+  if (kLayers % plan.stages() != 0) {
+    throw std::invalid_argument(
+        absl::StrFormat("%d layers do not divide into %d stages", kLayers, plan.stages()));
+  }
+  const int64_t each = kLayers / plan.stages();
+  std::vector<weft::RemoteModule<PartImpl>> parts;
+  for (int s = 0; s < plan.stages(); ++s) {
+    parts.emplace_back(worker, absl::StrFormat("rank:%d", plan.placement[s]), s * each,
+                       (s + 1) * each, seed);
+  }
+  return parts;
+}
+
+double accuracy(const std::vector<weft::RemoteModule<PartImpl>>& parts,
+                const async_ps::Images& test) {
+  at::Tensor x = pixels_of(test);
+  for (const auto& part : parts) x = part.forward(x);
+  return x.argmax(1).eq(test.labels).to(at::kDouble).mean().item<double>();
+}
+
+// Whether the network has learned.
+bool train(const weft::Worker& worker, const weft::pipeline::Plan& plan, const Options& options,
+           const async_ps::Split& data) {
+  const auto parts = place(worker, plan, options.seed);
+  weft::pipeline::Pipeline pipeline(
+      worker, {parts.begin(), parts.end()}, plan,
+      {.loss = "digits.loss",
+       .optimizer = weft::optimizer_choice<weft::optim::SGD>({.lr = 0.1, .momentum = 0.9})});
+  examples::LossLog log(worker, options.steps, /*every=*/20);
+  const int64_t n = data.train.size();
+  std::vector<int64_t> order;
+  for (int64_t step = 0, at = 0; step < options.steps; ++step, at += options.batch) {
+    if (order.empty() || at + options.batch > n) {
+      order = async_ps::shuffled(n, static_cast<uint64_t>(options.seed + step));
+      at = 0;
+    }
+    const async_ps::Images batch =
+        async_ps::select(data.train, {order.begin() + at, order.begin() + at + options.batch});
+    log.add(pipeline.step({pixels_of(batch)}, batch.labels).loss);
+  }
+  pipeline.close();
+  const bool learned = log.last() < kTarget;
+  absl::PrintF("pipeline_digits: %s schedule=%s first_loss=%.9f last_loss=%.9f accuracy=%.4f\n",
+               learned ? "ok" : "not learned", plan.schedule, log.first(), log.last(),
+               accuracy(parts, data.test));
+  std::fflush(stdout);
+  return learned;
+}
+
+void print_plan(const weft::pipeline::Plan& plan) {
+  const auto predicted = weft::pipeline::simulate(
+      plan, weft::pipeline::Costs::uniform(plan, 1200, 1200, 1200, 0, 1200));
+  absl::PrintF(
+      "%sa step of %d micro-batches takes %.2f units where %d are work; "
+      "bubble %.1f %%\n",
+      weft::pipeline::verify(plan).certificate(), plan.micro_batches,
+      static_cast<double>(predicted.makespan) / 1200, 3 * plan.micro_batches,
+      100 * predicted.makespan_bubble());
+}
+
+void print_help() {
+  const Options o;
+  absl::PrintF(
+      "usage: pipeline_digits [options], on %d processes\n"
+      "\n"
+      "Learns the handwritten digits with a network of %d layers that is divided among the\n"
+      "processes. For example\n"
+      "\n"
+      "  weftrun -n %d pipeline_digits --schedule zb-v\n"
+      "\n"
+      "It prints what was proved about the schedule, the first loss and the last one (the mean of\n"
+      "the last ten steps), which are the same for every schedule, and exits with 1 unless the\n"
+      "last is below %.2f.\n"
+      "\n"
+      "  --schedule NAME      %s (%s)\n"
+      "  --micro-batches N    parts of a batch (%d)\n"
+      "  --batch N            images of a step (%d)\n"
+      "  --steps N            (%d)\n"
+      "  --seed N             of the first parameters and the order of the images (%d)\n"
+      "  --data FILE          instead of ../share/weft/digits.csv, beside the program\n"
+      "  --help\n",
+      kWorkers, kLayers, kWorkers, kTarget, absl::StrJoin(weft::pipeline::schedule_names(), ", "),
+      o.schedule, o.micro_batches, o.batch, o.steps, o.seed);
+}
+
+int run(int argc, char** argv) {
+  const examples::CommandLine line(
+      argc, argv, {"--schedule", "--micro-batches", "--batch", "--steps", "--seed", "--data"});
+  if (line.help()) {
+    print_help();
+    return 0;
+  }
+  Options options;
+  options.schedule = line.text("--schedule", options.schedule);
+  options.micro_batches = line.number("--micro-batches", options.micro_batches, 1, 1000);
+  options.batch = line.number("--batch", options.batch, options.micro_batches, 1000);
+  options.steps = line.number("--steps", options.steps, 1, 1'000'000);
+  options.seed = line.number("--seed", options.seed, 0, 1'000'000'000);
+  options.data = line.text("--data", "");
+  if (options.data.empty()) {
+    const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
+    options.data = (program.parent_path().parent_path() / "share/weft/digits.csv").string();
+  }
+
+  const auto plan = weft::pipeline::make_schedule(options.schedule, kWorkers,
+                                                  static_cast<int>(options.micro_batches));
+  if (!plan.ok()) throw std::invalid_argument(std::string(plan.status().message()));
+  const weft::Environment environment = weft::process_environment();
+  const weft::Config config = weft::value_or_throw(weft::Config::from_environment(environment));
+  const weft::LaunchInfo launch = weft::value_or_throw(weft::launch_info(config, environment));
+  if (launch.world_size != kWorkers) {
+    throw std::invalid_argument(absl::StrFormat(
+        "this program needs %d processes, a stage or two at each, and was started as %d; try: "
+        "weftrun -n %d pipeline_digits",
+        kWorkers, launch.world_size, kWorkers));
+  }
+  async_ps::Split data;
+  if (launch.rank == 0) {
+    data = async_ps::split_by_class(async_ps::read_digits(options.data), kHeldOut,
+                                    static_cast<uint64_t>(options.seed));
+    print_plan(*plan);
+  }
+  at::set_num_threads(1);  // the layers are too small to be worth more
+
+  weft::JoinOptions join{.library = library()};
+  if (environment.count("WEFT_LOG_LEVEL") == 0) join.log_level = weft::Severity::kWarning;
+  const weft::Worker worker = weft::join(std::move(join));
+  // The others have nothing to do but their stages: their shutdown waits until rank 0 leaves, too.
+  const bool learned = launch.rank != 0 || train(worker, *plan, options, data);
+  const weft::ShutdownResult result = worker.shutdown();
+  if (!result.status.ok()) {
+    absl::FPrintF(stderr, "pipeline_digits: shutdown: %s\n", result.status.message());
+  }
+  return learned && result.status.ok() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace digits
+
+int main(int argc, char** argv) {
+  try {
+    return digits::run(argc, argv);
+  } catch (const std::invalid_argument& e) {
+    absl::FPrintF(stderr, "pipeline_digits: %s\n", e.what());
+    return 2;
+  } catch (const std::exception& e) {
+    absl::FPrintF(stderr, "pipeline_digits: %s\n", e.what());
+    return 1;
+  }
+}

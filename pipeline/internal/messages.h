@@ -1,0 +1,127 @@
+#ifndef WEFT_PIPELINE_INTERNAL_MESSAGES_H_
+#define WEFT_PIPELINE_INTERNAL_MESSAGES_H_
+
+// What the workers of a pipeline say to each other: calls of the untyped core, each with one value.
+//
+//   method             who to whom                      when
+//   @pipeline.open     maker to every worker            once, when the pipeline is made
+//   @pipeline.touch    worker to those it sends to      while it opens: the connection is there
+//   @pipeline.begin    maker to every worker            once per step; answered when it has ended
+//   @pipeline.put      worker to worker                 for every send of the plan
+//   @pipeline.fail     whoever fails to all others      at most once per pair: the error
+//   @pipeline.fetch    maker to a worker                gradients of a stage
+//   @pipeline.close    maker to every worker            once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "weft/rpc/containers.h"
+#include "weft/rpc/struct.h"
+#include "weft/rpc/untyped_call.h"
+
+namespace weft::pipeline::internal {
+
+inline constexpr std::string_view kSignature = "(message)->message";
+
+struct OpenMessage {
+  uint64_t pipeline = 0;
+  std::string plan{};
+  int64_t self = 0;  // which worker of the plan the callee is
+  std::vector<WorkerInfo> workers{};
+  std::string loss{};
+  std::string optimizer{};
+  std::vector<double> optimizer_options{};
+  bool has_seed = false;
+  uint64_t seed = 0;
+  int64_t deadline_ns = 0;  // of a step; 0: none
+  bool record = false;
+};
+WEFT_STRUCT(OpenMessage, pipeline, plan, self, workers, loss, optimizer, optimizer_options,
+            has_seed, seed, deadline_ns, record);
+
+struct BeginMessage {
+  uint64_t pipeline = 0;
+  int64_t step = 0;
+  std::vector<std::vector<at::Tensor>> inputs{};  // by micro-batch, for the first stage
+  std::vector<at::Tensor> targets{};              // for the last one
+  std::vector<double> scales{};
+};
+WEFT_STRUCT(BeginMessage, pipeline, step, inputs, targets, scales);
+
+struct EndMessage {
+  std::vector<double> losses{};  // of the last stage, by micro-batch, before their scales
+  int64_t peak_activations = 0;
+  std::vector<int64_t> times{};  // start and end of each action, on the worker's clock, if recorded
+};
+WEFT_STRUCT(EndMessage, losses, peak_activations, times);
+
+struct PutMessage {
+  uint64_t pipeline = 0;
+  int64_t step = 0;
+  int64_t edge = 0;
+  int64_t micro_batch = 0;
+  bool backward = false;
+  std::vector<at::Tensor> tensors{};
+};
+WEFT_STRUCT(PutMessage, pipeline, step, edge, micro_batch, backward, tensors);
+
+struct FailMessage {
+  uint64_t pipeline = 0;
+  int64_t code = 0;
+  int64_t kind = 0;
+  std::string message{};
+  std::string origin{};
+};
+WEFT_STRUCT(FailMessage, pipeline, code, kind, message, origin);
+
+struct FetchMessage {
+  uint64_t pipeline = 0;
+  int64_t stage = 0;
+  bool zero = false;  // forget them
+};
+WEFT_STRUCT(FetchMessage, pipeline, stage, zero);
+
+struct PipelineMessage {  // close, touch, and answers that say nothing
+  uint64_t pipeline = 0;
+};
+WEFT_STRUCT(PipelineMessage, pipeline);
+
+template <class T>
+StatusOr<T> decode(Payload payload) {
+  Decoder in(std::move(payload));
+  WEFT_ASSIGN_OR_RETURN(T message, in.take<T>());
+  WEFT_RETURN_IF_ERROR(in.finish());
+  return message;
+}
+template <class T>
+StatusOr<Payload> encode(const T& message) {
+  Payload payload;
+  Encoder out(&payload);
+  out.put(message);
+  WEFT_RETURN_IF_ERROR(out.status());
+  return payload;
+}
+
+// `done` once.
+template <class T>
+void call(const Worker& worker, const WorkerInfo& to, std::string_view method, const T& message,
+          const CallOptions& options, CallDone done) {
+  StatusOr<Payload> payload = encode(message);
+  if (!payload.ok()) return done(payload.status());
+  start_call(worker, Destination(to),
+             UntypedCall{.method = std::string(method),
+                         .signature = kSignature,
+                         .object = "",
+                         .arguments = *std::move(payload),
+                         .options = options},
+             std::move(done));
+}
+
+}  // namespace weft::pipeline::internal
+
+#endif  // WEFT_PIPELINE_INTERNAL_MESSAGES_H_

@@ -1,0 +1,120 @@
+#ifndef WEFT_PIPELINE_INTERNAL_RUNNER_H_
+#define WEFT_PIPELINE_INTERNAL_RUNNER_H_
+
+// Runner: one worker's part in one pipeline. A thread of its own runs the worker's list of actions
+// for one step after the other; what other workers send waits in slots until an action takes it.
+//
+//   RUN-1  a slot is named (step, edge, micro-batch, direction), filled once and emptied once.
+//   RUN-2  every begun step is answered exactly once: with its result, or with the error that ended
+//          the pipeline.
+//   RUN-3  the first error wins. It is told to all other workers, ends every wait and empties every
+//          slot; what comes later is dropped.
+//   RUN-4  nothing waits in a receive: an action waits for what it takes.
+//   RUN-5  no lock is held while an action runs, or anything is sent or answered.
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "weft/common/condition.h"
+#include "weft/common/mutex.h"
+#include "weft/common/runtime.h"
+#include "weft/pipeline/internal/messages.h"
+#include "weft/pipeline/plan.h"
+#include "weft/pipeline/stage_compute.h"
+#include "weft/rpc/worker.h"
+
+namespace weft::pipeline::internal {
+
+struct RunnerSetup {
+  uint64_t pipeline = 0;
+  Plan plan{};
+  size_t self = 0;
+  std::vector<WorkerInfo> workers{};
+  std::map<int, std::shared_ptr<StageCompute>> stages{};  // of this worker
+  absl::Duration deadline = absl::InfiniteDuration();
+  bool record = false;
+};
+
+class Runner : public std::enable_shared_from_this<Runner> {
+ public:
+  Runner(std::shared_ptr<const Worker> worker, std::shared_ptr<Runtime> runtime, RunnerSetup setup);
+  ~Runner();
+
+  const RunnerSetup& setup() const { return setup_; }
+  void start();
+  void begin(BeginMessage message, ReplyFn reply);
+  Status put(PutMessage message);
+  // From another worker (`tell_others` false), or found here.
+  void fail(const Status& why, bool tell_others);
+  // Ends the thread, after the action that it runs now.
+  void close(const Status& why);
+  // After close(), once, not by its own thread. Whoever drops the last reference may be that thread
+  // (an answer that comes at once), so the owner joins before it drops its own.
+  void join();
+  bool concerns(const WorkerInfo& worker) const;
+  // OK, or the error that ended the pipeline.
+  Status status() const;
+
+  struct Counts {
+    int64_t slots = 0;
+    int64_t begun = 0;
+    int64_t steps = 0;
+    int64_t sends = 0;
+  };
+  Counts counts() const;
+  // What it does: "F0.3 of step 12", "waits for ...".
+  std::string doing() const;
+
+ private:
+  // Step, edge, micro-batch, backward.
+  using SlotName = std::tuple<int64_t, int, int, bool>;
+  struct Begun {
+    BeginMessage message;
+    ReplyFn reply;
+  };
+  struct Current;  // what a step that runs keeps (runner.cc)
+
+  void run();
+  std::optional<Begun> next();
+  StatusOr<EndMessage> run_step(BeginMessage* message);
+  Status run_action(const Action& action, Current* now);
+  Status forward(const Action& action, Current* now);
+  Status backward(const Action& action, Current* now);
+  Status send(const Action& action, Current* now);
+  StatusOr<Tensors> take(SlotName name, absl::Time deadline);
+  Status fill(SlotName name, Tensors tensors);
+  std::string slot_text(const SlotName& name) const;
+  std::string where(const Action& action, int64_t step) const;
+  bool local(int edge) const;
+
+  const std::shared_ptr<const Worker> worker_;
+  const std::shared_ptr<Runtime> runtime_;
+  const RunnerSetup setup_;
+  const std::vector<std::vector<int>> from_;
+  const std::vector<std::vector<int>> to_;
+  std::set<std::pair<int, int>> recomputed_;  // stage, micro-batch
+  std::unique_ptr<Thread> thread_;
+  Condition changed_;
+
+  mutable Mutex mutex_;
+  std::map<SlotName, Tensors> slots_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Begun> begun_ ABSL_GUARDED_BY(mutex_);
+  Status error_ ABSL_GUARDED_BY(mutex_);
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t last_begun_ ABSL_GUARDED_BY(mutex_) = -1;
+  int64_t done_steps_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t sends_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string doing_ ABSL_GUARDED_BY(mutex_) = "waits for a step";
+};
+
+}  // namespace weft::pipeline::internal
+
+#endif  // WEFT_PIPELINE_INTERNAL_RUNNER_H_

@@ -1,0 +1,338 @@
+#include "weft/pipeline/internal/service.h"
+
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "weft/pipeline/verifier.h"
+
+namespace weft::pipeline::internal {
+namespace {
+
+constexpr absl::Duration kConnectTime = absl::Seconds(60);
+
+void answer(ReplyFn reply) { reply(encode(PipelineMessage{})); }
+
+}  // namespace
+
+PipelineService::~PipelineService() {
+  for (const auto& [id, part] : parts_) ended_.push_back(part.runner);
+  for (const auto& runner : ended_) {
+    runner->close(make_error(ErrorKind::kState, "the worker has shut down"));
+    runner->join();
+  }
+}
+
+template <class Message>
+Method PipelineService::method(std::string_view name, bool inline_ok,
+                               void (PipelineService::*handle)(CallContext&, Message, ReplyFn)) {
+  Method m;
+  m.name = std::string(name);
+  m.signature = std::string(kSignature);
+  m.inline_ok = inline_ok;
+  m.invoke = [weak = weak_from_this(), handle](CallContext& call, const std::shared_ptr<void>&,
+                                               Payload arguments, ReplyFn reply) {
+    const auto self = weak.lock();
+    if (self == nullptr) return reply(make_error(ErrorKind::kState, "the worker has shut down"));
+    StatusOr<Message> message = decode<Message>(std::move(arguments));
+    if (!message.ok()) return reply(message.status());
+    (self.get()->*handle)(call, *std::move(message), std::move(reply));
+  };
+  return m;
+}
+
+std::vector<Method> PipelineService::methods() {
+  std::vector<Method> all;
+  all.push_back(method("@pipeline.open", false, &PipelineService::on_open));
+  all.push_back(method("@pipeline.touch", true, &PipelineService::on_touch));
+  all.push_back(method("@pipeline.begin", true, &PipelineService::on_begin));
+  all.push_back(method("@pipeline.put", true, &PipelineService::on_put));
+  all.push_back(method("@pipeline.fail", true, &PipelineService::on_fail));
+  all.push_back(method("@pipeline.fetch", false, &PipelineService::on_fetch));
+  all.push_back(method("@pipeline.close", false, &PipelineService::on_close));
+  return all;
+}
+
+StatusOr<PipelineService::Part> PipelineService::find(uint64_t pipeline) const {
+  MutexLock lock(&mutex_);
+  const auto it = parts_.find(pipeline);
+  if (it == parts_.end()) {
+    return make_error(ErrorKind::kNotFound,
+                      absl::StrCat("pipeline ", pipeline, " has no part at worker '",
+                                   context_.worker->name(), "': it is closed, or was never made"));
+  }
+  return it->second;
+}
+
+std::vector<PipelineService::Part> PipelineService::parts() const {
+  MutexLock lock(&mutex_);
+  std::vector<Part> all;
+  for (const auto& [id, part] : parts_) all.push_back(part);
+  return all;
+}
+
+void PipelineService::host(int64_t key, weft::internal::LocalModule module) {
+  MutexLock lock(&mutex_);
+  if (!closed_) modules_[key] = std::move(module);
+}
+
+StatusOr<PipelineService::Part> PipelineService::make_part(const WorkerInfo& maker,
+                                                           const OpenMessage& message) {
+  RunnerSetup setup;
+  WEFT_ASSIGN_OR_RETURN(setup.plan, plan_from_text(message.plan));
+  WEFT_RETURN_IF_ERROR(verify(setup.plan).status());
+  if (message.self < 0 || message.self >= static_cast<int64_t>(setup.plan.workers.size()) ||
+      message.workers.size() != setup.plan.workers.size()) {
+    return make_error(ErrorKind::kProtocol,
+                      absl::StrCat("worker ", message.self, " of ", message.workers.size(),
+                                   " for a plan of ", setup.plan.workers.size()));
+  }
+  setup.pipeline = message.pipeline;
+  setup.self = static_cast<size_t>(message.self);
+  setup.workers = message.workers;
+  if (message.deadline_ns > 0) setup.deadline = absl::Nanoseconds(message.deadline_ns);
+  setup.record = message.record;
+  Part part;
+  part.maker = maker;
+  for (int s = 0; s < setup.plan.stages(); ++s) {
+    if (setup.plan.placement[s] != message.self) continue;
+    weft::internal::LocalModule module;
+    {
+      MutexLock lock(&mutex_);
+      auto node = modules_.extract(host_key(message.pipeline, s));
+      if (!node.empty()) module = std::move(node.mapped());
+    }
+    std::shared_ptr<StageCompute> compute;
+    if (options_.make_compute != nullptr) {
+      compute = options_.make_compute(context_, setup.plan, s);
+    }
+    if (compute == nullptr) {
+      if (module.module == nullptr) {
+        return make_error(ErrorKind::kState, absl::StrCat("no module was given for stage ", s));
+      }
+      ModuleComputeOptions o;
+      o.stage = s;
+      if (s == setup.plan.stages() - 1) o.loss = message.loss;
+      o.optimizer = message.optimizer;
+      o.optimizer_options = message.optimizer_options;
+      if (message.has_seed) o.seed = message.seed;
+      auto made = ModuleCompute::make(context_.worker, std::move(module), std::move(o));
+      if (!made.ok()) return annotate(made.status(), absl::StrCat("stage ", s));
+      part.modules[s] = *made;
+      compute = *std::move(made);
+    }
+    setup.stages[s] = std::move(compute);
+  }
+  part.runner = std::make_shared<Runner>(context_.worker, context_.runtime, std::move(setup));
+  return part;
+}
+
+void PipelineService::on_open(CallContext& call, OpenMessage message, ReplyFn reply) {
+  StatusOr<Part> part = make_part(call.caller(), message);
+  if (!part.ok()) return reply(part.status());
+  {
+    MutexLock lock(&mutex_);
+    if (closed_ || parts_.count(message.pipeline) > 0) {
+      lock.unlock();
+      return reply(make_error(ErrorKind::kState,
+                              closed_ ? "the worker is leaving" : "the pipeline has a part here"));
+    }
+    parts_[message.pipeline] = *part;
+  }
+  part->runner->start();
+  connect(part->runner, std::move(reply));
+}
+
+// Nothing of a step shall wait until its workers have met.
+void PipelineService::connect(const std::shared_ptr<Runner>& runner, ReplyFn reply) {
+  const RunnerSetup& setup = runner->setup();
+  std::set<int> peers;
+  for (const Edge& e : setup.plan.edges) {
+    const int from = setup.plan.placement[e.from];
+    const int to = setup.plan.placement[e.to];
+    if (from == to) continue;
+    if (from == static_cast<int>(setup.self)) peers.insert(to);
+    if (to == static_cast<int>(setup.self)) peers.insert(from);
+  }
+  if (peers.empty()) return answer(std::move(reply));
+  struct Waiting {
+    Mutex mutex;
+    size_t left ABSL_GUARDED_BY(mutex) = 0;
+    Status first ABSL_GUARDED_BY(mutex);
+    ReplyFn reply;
+  };
+  const auto waiting = std::make_shared<Waiting>();
+  waiting->reply = std::move(reply);
+  {
+    MutexLock lock(&waiting->mutex);
+    waiting->left = peers.size();
+  }
+  for (int peer : peers) {
+    call(*context_.worker, setup.workers[peer], "@pipeline.touch", PipelineMessage{setup.pipeline},
+         {.deadline = kConnectTime}, [waiting](const StatusOr<Payload>& result) {
+           Status first;
+           {
+             MutexLock lock(&waiting->mutex);
+             if (!result.ok() && waiting->first.ok()) waiting->first = result.status();
+             if (--waiting->left > 0) return;
+             first = waiting->first;
+           }
+           if (!first.ok()) return waiting->reply(annotate(first, "connecting the pipeline"));
+           answer(std::move(waiting->reply));
+         });
+  }
+}
+
+void PipelineService::on_touch(CallContext& call, PipelineMessage message, ReplyFn reply) {
+  (void)call, (void)message;
+  answer(std::move(reply));
+}
+
+void PipelineService::on_begin(CallContext& call, BeginMessage message, ReplyFn reply) {
+  (void)call;
+  const auto part = find(message.pipeline);
+  if (!part.ok()) return reply(part.status());
+  part->runner->begin(std::move(message), std::move(reply));
+}
+
+void PipelineService::on_put(CallContext& call, PutMessage message, ReplyFn reply) {
+  (void)call;
+  const auto part = find(message.pipeline);
+  if (!part.ok()) return reply(part.status());
+  if (Status s = part->runner->put(std::move(message)); !s.ok()) return reply(s);
+  answer(std::move(reply));
+}
+
+void PipelineService::on_fail(CallContext& call, FailMessage message, ReplyFn reply) {
+  const auto part = find(message.pipeline);
+  if (part.ok()) {
+    ErrorDetails details;
+    details.kind = message.kind > 0 && message.kind <= static_cast<int64_t>(ErrorKind::kPermission)
+                       ? static_cast<ErrorKind>(message.kind)
+                       : ErrorKind::kInternal;
+    details.origin = message.origin.empty() ? call.caller().name : message.origin;
+    const bool known = message.code > 0 && message.code <= 16;
+    const Status why(
+        known ? static_cast<absl::StatusCode>(message.code) : absl::StatusCode::kUnknown,
+        message.message);
+    part->runner->fail(with_details(why, details), /*tell_others=*/false);
+  }
+  answer(std::move(reply));
+}
+
+void PipelineService::on_fetch(CallContext& call, FetchMessage message, ReplyFn reply) {
+  (void)call;
+  const auto part = find(message.pipeline);
+  if (!part.ok()) return reply(part.status());
+  const auto module = part->modules.find(static_cast<int>(message.stage));
+  if (module == part->modules.end()) {
+    return reply(make_error(ErrorKind::kInvalidArgument,
+                            absl::StrCat("stage ", message.stage, " is not at worker '",
+                                         context_.worker->name(), "'")));
+  }
+  auto gradients = module->second->gradients();
+  if (message.zero) {
+    module->second->zero_grad();
+    gradients.clear();
+  }
+  reply(encode(gradients));
+}
+
+void PipelineService::on_close(CallContext& call, PipelineMessage message, ReplyFn reply) {
+  (void)call;
+  Part part;
+  {
+    MutexLock lock(&mutex_);
+    auto node = parts_.extract(message.pipeline);
+    if (!node.empty()) part = std::move(node.mapped());
+    const auto low = modules_.lower_bound(host_key(message.pipeline, 0));
+    modules_.erase(low, modules_.lower_bound(host_key(message.pipeline + 1, 0)));
+  }
+  if (part.runner != nullptr) {
+    part.runner->close(make_error(ErrorKind::kState, "the pipeline is closed"));
+    part.runner->join();  // its thread ends with the action that it runs
+  }
+  answer(std::move(reply));
+}
+
+void PipelineService::on_worker_gone(const WorkerInfo& worker, const Status& why) {
+  for (const Part& part : parts()) {
+    const bool maker = part.maker.id == worker.id && part.maker.incarnation == worker.incarnation;
+    if (!maker && !part.runner->concerns(worker)) continue;
+    const RunnerSetup& setup = part.runner->setup();
+    std::string stages;
+    for (int s = 0; s < setup.plan.stages(); ++s) {
+      if (setup.workers[setup.plan.placement[s]] == worker) {
+        absl::StrAppend(&stages, stages.empty() ? " with stage " : ", ", s);
+      }
+    }
+    part.runner->fail(
+        make_error(ErrorKind::kPeerLost,
+                   absl::StrCat("pipeline: worker '", worker.name, "'", stages,
+                                " is gone: ", std::string(why.message()), "; worker '",
+                                context_.worker->name(), "': ", part.runner->doing())),
+        /*tell_others=*/true);
+  }
+}
+
+void PipelineService::on_shutdown(const Status& why) {
+  std::map<uint64_t, Part> parts;
+  {
+    MutexLock lock(&mutex_);
+    closed_ = true;
+    parts.swap(parts_);
+    modules_.clear();
+  }
+  for (auto& [id, part] : parts) {
+    part.runner->close(
+        make_error(ErrorKind::kPeerLost, absl::StrCat("pipeline: worker '", context_.worker->name(),
+                                                      "' leaves: ", std::string(why.message()))));
+  }
+  MutexLock lock(&mutex_);
+  for (auto& [id, part] : parts) ended_.push_back(std::move(part.runner));
+}
+
+void PipelineService::put_debug_info(std::map<std::string, int64_t>* out) const {
+  Runner::Counts sum;
+  const auto all = parts();
+  for (const Part& part : all) {
+    const Runner::Counts c = part.runner->counts();
+    sum.slots += c.slots;
+    sum.steps += c.steps;
+    sum.sends += c.sends;
+  }
+  (*out)["pipelines"] = static_cast<int64_t>(all.size());
+  (*out)["pipeline_slots"] = sum.slots;
+  (*out)["pipeline_steps"] = sum.steps;
+  (*out)["pipeline_sends"] = sum.sends;
+  MutexLock lock(&mutex_);
+  (*out)["pipeline_modules"] = static_cast<int64_t>(modules_.size());
+}
+
+void PipelineService::put_inspection(Inspection* out) const {
+  Inspection::Table& table =
+      out->table("pipelines", {"id", "maker", "schedule", "stages", "steps", "slots", "doing"});
+  for (const Part& part : parts()) {
+    const RunnerSetup& setup = part.runner->setup();
+    const Runner::Counts c = part.runner->counts();
+    std::string stages;
+    for (const auto& [s, compute] : setup.stages) {
+      absl::StrAppend(&stages, stages.empty() ? "" : " ", s);
+    }
+    table.add({absl::StrCat(setup.pipeline), part.maker.name, setup.plan.schedule, stages, c.steps,
+               c.slots, part.runner->doing()});
+  }
+}
+
+}  // namespace weft::pipeline::internal
+
+namespace weft {
+
+ServiceFactory pipeline_service(PipelineServiceOptions options) {
+  return [options](const ServiceContext& context) {
+    return std::make_shared<pipeline::internal::PipelineService>(context, options);
+  };
+}
+
+}  // namespace weft

@@ -1,0 +1,80 @@
+#ifndef WEFT_PIPELINE_INTERNAL_SERVICE_H_
+#define WEFT_PIPELINE_INTERNAL_SERVICE_H_
+
+// PipelineService: the parts of pipelines at one worker, and the methods by which workers speak
+// about them. Any thread; its mutex guards tables alone.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "weft/common/mutex.h"
+#include "weft/pipeline/internal/module_compute.h"
+#include "weft/pipeline/internal/runner.h"
+#include "weft/pipeline/service.h"
+#include "weft/rpc/service.h"
+#include "weft/rref/remote_module.h"
+
+namespace weft::pipeline::internal {
+
+// Stage `stage` of pipeline `pipeline`, as the key under which its module is handed over.
+inline int64_t host_key(uint64_t pipeline, int stage) {
+  return static_cast<int64_t>(pipeline * kMaxStages + static_cast<uint64_t>(stage));
+}
+
+class PipelineService final : public Service,
+                              public weft::internal::ModuleHost,
+                              public std::enable_shared_from_this<PipelineService> {
+ public:
+  PipelineService(ServiceContext context, PipelineServiceOptions options)
+      : context_(std::move(context)), options_(std::move(options)) {}
+  ~PipelineService() override;
+
+  const ServiceContext& context() const { return context_; }
+
+  std::vector<Method> methods() override;
+  void on_worker_gone(const WorkerInfo& worker, const Status& why) override;
+  void on_shutdown(const Status& why) override;
+  void put_debug_info(std::map<std::string, int64_t>* out) const override;
+  void put_inspection(Inspection* out) const override;
+
+  void host(int64_t key, weft::internal::LocalModule module) override;
+
+ private:
+  struct Part {
+    std::shared_ptr<Runner> runner;
+    std::map<int, std::shared_ptr<ModuleCompute>> modules;
+    WorkerInfo maker;
+  };
+
+  template <class Message>
+  Method method(std::string_view name, bool inline_ok,
+                void (PipelineService::*handle)(CallContext&, Message, ReplyFn));
+  void on_open(CallContext& call, OpenMessage message, ReplyFn reply);
+  void on_touch(CallContext& call, PipelineMessage message, ReplyFn reply);
+  void on_begin(CallContext& call, BeginMessage message, ReplyFn reply);
+  void on_put(CallContext& call, PutMessage message, ReplyFn reply);
+  void on_fail(CallContext& call, FailMessage message, ReplyFn reply);
+  void on_fetch(CallContext& call, FetchMessage message, ReplyFn reply);
+  void on_close(CallContext& call, PipelineMessage message, ReplyFn reply);
+
+  StatusOr<Part> make_part(const WorkerInfo& maker, const OpenMessage& message);
+  void connect(const std::shared_ptr<Runner>& runner, ReplyFn reply);
+  StatusOr<Part> find(uint64_t pipeline) const;
+  std::vector<Part> parts() const;
+
+  const ServiceContext context_;
+  const PipelineServiceOptions options_;
+
+  mutable Mutex mutex_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<uint64_t, Part> parts_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, weft::internal::LocalModule> modules_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Runner>> ended_ ABSL_GUARDED_BY(mutex_);  // at the shutdown
+};
+
+}  // namespace weft::pipeline::internal
+
+#endif  // WEFT_PIPELINE_INTERNAL_SERVICE_H_

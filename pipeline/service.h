@@ -1,0 +1,35 @@
+#ifndef WEFT_PIPELINE_SERVICE_H_
+#define WEFT_PIPELINE_SERVICE_H_
+
+// What a worker lists at join to run stages of pipelines, and to make pipelines; weft::join does.
+//
+//   weft::Worker::join({.library = library(),
+//                       .services = {weft::rref_service(), weft::pipeline_service()}});
+//
+// debug_info() then has "pipelines" (that have a part here), "pipeline_steps" (done),
+// "pipeline_sends", "pipeline_slots" (what waits for an action) and "pipeline_modules" (given, and
+// not yet part of one). weft-inspect shows a table `pipelines`: what each part does.
+
+#include <functional>
+#include <memory>
+
+#include "weft/common/api.h"
+#include "weft/pipeline/plan.h"
+#include "weft/pipeline/stage_compute.h"
+#include "weft/rpc/service.h"
+
+namespace weft {
+
+struct PipelineServiceOptions {
+  // Instead of calling the module: for tests, which let a stage wait. Null, or giving null: the
+  // module.
+  std::function<std::shared_ptr<pipeline::StageCompute>(const ServiceContext& context,
+                                                        const pipeline::Plan& plan, int stage)>
+      make_compute{};
+};
+
+WEFT_API ServiceFactory pipeline_service(PipelineServiceOptions options = {});
+
+}  // namespace weft
+
+#endif  // WEFT_PIPELINE_SERVICE_H_

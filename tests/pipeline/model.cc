@@ -1,0 +1,114 @@
+#include "weft/tests/pipeline/model.h"
+
+#include <stdexcept>
+#include <utility>
+
+#include <torch/csrc/autograd/generated/variable_factories.h>
+
+#include "weft/dist_autograd/service.h"
+#include "weft/rref/service.h"
+
+namespace weft::testing {
+
+BlockImpl::BlockImpl(int64_t index, bool shared) : shared(shared) {
+  const auto values = [&](double factor, at::IntArrayRef size) {
+    int64_t n = 1;
+    for (int64_t s : size) n *= s;
+    return at::sin(at::arange(n, at::kFloat) * factor + static_cast<double>(index)).reshape(size) /
+           2;
+  };
+  weight = register_parameter("weight", values(0.7, {kWidth, kWidth}));
+  bias = register_parameter("bias", values(1.3, {kWidth}));
+  scale = register_parameter("scale", values(2.1, {kWidth}) + 1);
+}
+
+at::Tensor BlockImpl::forward(const at::Tensor& x) {
+  if (throws_in > 0 && --throws_in == 0) throw std::runtime_error("this block is broken");
+  at::Tensor h = at::linear(x, weight, bias);
+  if (shared) h = at::relu(at::linear(h, weight, bias));
+  h = (h - h.mean(1, /*keepdim=*/true)) * scale;
+  return x + at::tanh(h);
+}
+
+at::Tensor squares(const at::Tensor& output, const at::Tensor& target) {
+  return (output - target).pow(2).mean();
+}
+
+Library model_library() {
+  Library lib("app");
+  module_<BlockImpl>(lib, "Block")
+      .constructor<int64_t, bool>()
+      .def("forward", &BlockImpl::forward)
+      .def("throw_in", &BlockImpl::throw_in);
+  lib.def("squares", &squares);
+  lib.merge(dist_optim_library());
+  return lib;
+}
+
+World::World(pipeline::Plan p, pipeline::PipelineOptions options, bool shared,
+             std::function<void(int, JoinOptions*)> adjust)
+    : plan(std::move(p)) {
+  ClusterOptions o;
+  o.size = static_cast<int>(plan.workers.size());
+  o.library = model_library();
+  o.adjust = [adjust](int index, JoinOptions* join) {
+    join->services.push_back(rref_service());
+    join->services.push_back(dist_autograd_service());
+    join->services.push_back(dist_optim_service());
+    join->services.push_back(pipeline_service());
+    if (adjust != nullptr) adjust(index, join);
+  };
+  cluster = std::make_unique<Cluster>(o);
+  for (int s = 0; s < plan.stages(); ++s) {
+    blocks.emplace_back((*cluster)[0], "worker" + std::to_string(plan.placement[s]), int64_t{s},
+                        shared);
+  }
+  if (options.loss.empty()) options.loss = "app.squares";
+  pipe = std::make_unique<pipeline::Pipeline>(make(std::move(options)));
+}
+
+pipeline::Pipeline World::make(pipeline::PipelineOptions options) {
+  return pipeline::Pipeline((*cluster)[0],
+                            std::vector<pipeline::Stage>(blocks.begin(), blocks.end()), plan,
+                            std::move(options));
+}
+
+void World::expect_nothing_left() {
+  for (size_t w = 0; w < cluster->size(); ++w) {
+    EXPECT_EQ(counter((*cluster)[w], "pipeline_slots"), 0);
+    EXPECT_EQ(counter((*cluster)[w], "pipeline_modules"), 0);
+  }
+}
+
+World::~World() {
+  if (pipe != nullptr) pipe->close();
+  for (size_t w = 0; w < cluster->size(); ++w) {
+    EXPECT_EQ(counter((*cluster)[w], "pipelines"), 0);
+    EXPECT_EQ(counter((*cluster)[w], "pipeline_slots"), 0);
+    EXPECT_EQ(counter((*cluster)[w], "pipeline_modules"), 0);
+  }
+  pipe = nullptr;
+  blocks.clear();
+  cluster->shutdown();
+}
+
+Local::Local(int stages, bool shared) {
+  for (int s = 0; s < stages; ++s) blocks.push_back(std::make_shared<BlockImpl>(s, shared));
+}
+
+double Local::step(const at::Tensor& x, const at::Tensor& y, int micro_batches) {
+  const auto xs = at::tensor_split(x, micro_batches);
+  const auto ys = at::tensor_split(y, micro_batches);
+  double sum = 0;
+  for (int i = 0; i < micro_batches; ++i) {
+    at::Tensor h = xs[i];
+    for (const auto& b : blocks) h = b->forward(h);
+    const at::Tensor loss = squares(h, ys[i]);
+    const double weight = static_cast<double>(xs[i].size(0)) / static_cast<double>(x.size(0));
+    sum += loss.item<double>() * weight;
+    (loss * weight).backward();
+  }
+  return sum;
+}
+
+}  // namespace weft::testing

@@ -1,0 +1,72 @@
+#ifndef WEFT_TESTS_PIPELINE_MODEL_H_
+#define WEFT_TESTS_PIPELINE_MODEL_H_
+
+// What the tests of the runtime share: a model in layers, in one process and as stages, and workers
+// that list the services.
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "weft/dist_optim/optim.h"
+#include "weft/dist_optim/service.h"
+#include "weft/pipeline/pipeline.h"
+#include "weft/pipeline/schedule.h"
+#include "weft/pipeline/service.h"
+#include "weft/rref/remote_module.h"
+#include "weft/tests/testing/cluster.h"
+
+namespace weft::testing {
+
+constexpr int64_t kWidth = 6;
+
+// Linear, LayerNorm by hand, tanh; `shared` uses the weights a second time on the way. The values
+// are a function of `index`.
+struct BlockImpl : torch::nn::Module {
+  BlockImpl(int64_t index, bool shared);
+  at::Tensor forward(const at::Tensor& x);
+
+  at::Tensor weight;
+  at::Tensor bias;
+  at::Tensor scale;
+  bool shared;
+  // Throws at the n-th forward from now; 0: never.
+  int64_t throws_in = 0;
+  void throw_in(int64_t n) { throws_in = n; }
+};
+
+at::Tensor squares(const at::Tensor& output, const at::Tensor& target);
+Library model_library();
+
+// `stages` blocks, placed as the plan says, and a pipeline over them; worker 0 makes it.
+struct World {
+  explicit World(pipeline::Plan plan, pipeline::PipelineOptions options = {}, bool shared = false,
+                 std::function<void(int, JoinOptions*)> adjust = {});
+  ~World();
+  pipeline::Pipeline make(pipeline::PipelineOptions options);
+  void expect_nothing_left();
+
+  pipeline::Plan plan;
+  std::unique_ptr<Cluster> cluster;
+  std::vector<RemoteModule<BlockImpl>> blocks;
+  std::unique_ptr<pipeline::Pipeline> pipe;
+};
+
+// The same model in this process.
+struct Local {
+  explicit Local(int stages, bool shared = false);
+  // Sums the gradients of the micro-batches in their order; the loss of the batch.
+  double step(const at::Tensor& x, const at::Tensor& y, int micro_batches);
+  std::vector<std::shared_ptr<BlockImpl>> blocks;
+};
+
+}  // namespace weft::testing
+
+#endif  // WEFT_TESTS_PIPELINE_MODEL_H_

@@ -1,0 +1,316 @@
+// The runtime: gradients and training equal one process bit for bit for every schedule, messages
+// are counted, and an error anywhere is an error everywhere.
+#include <torch/csrc/autograd/generated/variable_factories.h>
+
+#include <algorithm>
+#include <cctype>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "weft/pipeline/internal/split.h"
+#include "weft/tests/pipeline/model.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::vector<std::string> synchronous() {
+  std::vector<std::string> out;
+  for (const std::string& name : pipeline::schedule_names()) {
+    if (name != "pipedream") out.push_back(name);
+  }
+  return out;
+}
+
+at::Tensor batch(int64_t n, double factor) {
+  return at::cos(at::arange(n * kWidth, at::kFloat) * factor).reshape({n, kWidth});
+}
+
+void expect_same_gradients(const pipeline::Pipeline& p, const Local& local) {
+  for (size_t s = 0; s < local.blocks.size(); ++s) {
+    const auto got = p.gradients(static_cast<int>(s));
+    for (const auto& item : local.blocks[s]->named_parameters()) {
+      const auto it = got.find(item.key());
+      ASSERT_NE(it, got.end()) << item.key();
+      EXPECT_TRUE(torch::equal(it->second, item.value().grad()))
+          << "stage " << s << " " << item.key() << "\n"
+          << it->second << "\n"
+          << item.value().grad();
+    }
+  }
+}
+
+Status error_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error.status();
+  }
+  return absl::OkStatus();
+}
+
+class PipelineRun : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PipelineRun, PP_4_GradientsEqualOneProcess) {
+  for (int p : {1, 2, 4}) {
+    for (const bool shared : {false, true}) {
+      if (shared && p == 1) continue;
+      SCOPED_TRACE(GetParam() + " p=" + std::to_string(p) + (shared ? " shared" : ""));
+      const int m = p == 2 ? 3 : 5;
+      World world(*pipeline::make_schedule(GetParam(), p, m), {}, shared);
+      Local local(world.plan.stages(), shared);
+      const at::Tensor x = batch(2 * m + 1, 0.37);  // uneven
+      const at::Tensor y = batch(2 * m + 1, 0.91);
+      const auto result = world.pipe->step({x}, y);
+      EXPECT_EQ(result.loss, local.step(x, y, m));
+      expect_same_gradients(*world.pipe, local);
+      // A second step adds to them, as without a pipeline.
+      world.pipe->step({x * 2}, y);
+      local.step(x * 2, y, m);
+      expect_same_gradients(*world.pipe, local);
+      world.pipe->zero_grad();
+      EXPECT_TRUE(world.pipe->gradients(0).empty());
+      // What is live at once is what the simulator and the verifier count.
+      std::vector<int64_t> peaks;
+      for (const auto& list : world.plan.workers) {
+        int64_t live = 0;
+        int64_t most = 0;
+        for (const auto& a : list) {
+          if (a.kind == pipeline::ActionKind::kForward) most = std::max(most, ++live);
+          if (a.kind == pipeline::ActionKind::kBackward ||
+              a.kind == pipeline::ActionKind::kWeightGrad) {
+            --live;
+          }
+        }
+        peaks.push_back(most);
+      }
+      EXPECT_EQ(result.peak_activations, peaks);
+      world.expect_nothing_left();
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Schedules, PipelineRun, ::testing::ValuesIn(synchronous()),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name) {
+                             if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+                           }
+                           return name;
+                         });
+
+// Steps follow each other without a barrier, and train as one process does.
+TEST(Pipeline, PP_4_TrainingEqualsOneProcess) {
+  const OptimizerChoice sgd = optimizer_choice<optim::SGD>({.lr = 0.05, .momentum = 0.9});
+  for (const std::string& name : {std::string("1f1b"), std::string("zb-v")}) {
+    World world(*pipeline::make_schedule(name, 2, 4), {.optimizer = sgd});
+    Local local(world.plan.stages());
+    std::vector<std::unique_ptr<LocalOptimizer>> optimizers;
+    for (const auto& block : local.blocks) {
+      optimizers.push_back(*LocalOptimizer::make(sgd.name, sgd.options, block->parameters()));
+    }
+    std::vector<Future<pipeline::StepResult>> steps;
+    std::vector<double> want;
+    for (int k = 0; k < 6; ++k) {
+      const at::Tensor x = batch(8, 0.3 + 0.1 * k);
+      const at::Tensor y = batch(8, 0.8);
+      steps.push_back(world.pipe->step_async({x}, y));
+      want.push_back(local.step(x, y, 4));
+      for (size_t s = 0; s < local.blocks.size(); ++s) {
+        std::vector<at::Tensor> gradients;
+        for (const auto& p : local.blocks[s]->parameters()) gradients.push_back(p.grad());
+        ASSERT_TRUE(optimizers[s]->step(gradients).ok());
+        for (const auto& p : local.blocks[s]->parameters()) p.mutable_grad() = at::Tensor();
+      }
+    }
+    for (size_t k = 0; k < steps.size(); ++k) EXPECT_EQ(steps[k].wait().loss, want[k]) << name;
+    for (size_t s = 0; s < local.blocks.size(); ++s) {
+      const StateDict got = world.blocks[s].state_dict();
+      for (const auto& item : local.blocks[s]->named_parameters()) {
+        EXPECT_TRUE(torch::equal(got.at(item.key()), item.value())) << name << " " << item.key();
+      }
+    }
+  }
+}
+
+TEST(Pipeline, MessagesAreThoseOfThePlan) {
+  World world(pipeline::one_f_one_b(3, 4));
+  const auto sent = [&] {
+    int64_t sum = 0;
+    for (size_t w = 0; w < 3; ++w) sum += counter((*world.cluster)[w], "pipeline_sends");
+    return sum;
+  };
+  world.pipe->step({batch(4, 0.1)}, batch(4, 0.2));
+  EXPECT_EQ(sent(), pipeline::count_sends(world.plan));
+  world.pipe->step({batch(4, 0.1)}, batch(4, 0.2));
+  EXPECT_EQ(sent(), 2 * pipeline::count_sends(world.plan));
+}
+
+TEST(Pipeline, MicroBatchesMayDifferInShape) {
+  World world(pipeline::zb_h1(2, 3));
+  Local local(2);
+  std::vector<pipeline::Tensors> inputs;
+  std::vector<at::Tensor> targets;
+  double want = 0;
+  for (int i = 0; i < 3; ++i) {
+    const at::Tensor x = batch(1 + 2 * i, 0.4);
+    inputs.push_back({x});
+    targets.push_back(batch(1 + 2 * i, 0.6));
+    at::Tensor h = x;
+    for (const auto& b : local.blocks) h = b->forward(h);
+    const at::Tensor loss = squares(h, targets.back());
+    want += loss.item<double>();
+    loss.backward();
+  }
+  const auto result =
+      world.pipe->step_async(std::move(inputs), std::move(targets), {1, 1, 1}).wait();
+  EXPECT_EQ(result.loss, want);
+  expect_same_gradients(*world.pipe, local);
+}
+
+TEST(Pipeline, AStageThatThrowsIsAnErrorEverywhere) {
+  World world(pipeline::one_f_one_b(3, 4));
+  world.pipe->step({batch(4, 0.1)}, batch(4, 0.2));
+  world.blocks[1].rpc_sync(&BlockImpl::throw_in, int64_t{3});
+  auto first = world.pipe->step_async({batch(4, 0.1)}, batch(4, 0.2));
+  const Status status = first.try_wait().status();
+  EXPECT_EQ(error_kind(status), ErrorKind::kUser) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("pipeline step 1, worker 'worker1', stage 1, micro-batch 2, action "
+                              "F1.2"),
+                    HasSubstr("this block is broken")));
+  EXPECT_EQ(error_of([&] { world.pipe->step({batch(4, 0.1)}, batch(4, 0.2)); }).message(),
+            world.pipe->status().message());
+  world.expect_nothing_left();
+  // The modules are there, and another pipeline takes them.
+  world.pipe->close();
+  *world.pipe = world.make({.loss = "app.squares"});
+  world.pipe->step({batch(4, 0.1)}, batch(4, 0.2));
+}
+
+TEST(Pipeline, BadInput_ABatchThatDoesNotFit) {
+  World world(pipeline::gpipe(2, 4));
+  const auto refused = [&](const std::function<void()>& fn) {
+    const Status s = error_of(fn);
+    EXPECT_EQ(error_kind(s), ErrorKind::kInvalidArgument) << s;
+    return std::string(s.message());
+  };
+  EXPECT_THAT(refused([&] { world.pipe->step({batch(3, 1)}, batch(3, 1)); }),
+              HasSubstr("a batch of 3 for 4 micro-batches"));
+  EXPECT_THAT(refused([&] { world.pipe->step({batch(8, 1)}, batch(7, 1)); }),
+              HasSubstr("a batch of 8 with an input or target of 7"));
+  EXPECT_THAT(refused([&] { world.pipe->step({}, batch(8, 1)); }),
+              HasSubstr("a step without inputs"));
+  EXPECT_THAT(refused([&] { (void)world.pipe->step_async({{}}, {}, {1}); }),
+              HasSubstr("1 inputs, 0 targets and 1 weights for 4 micro-batches"));
+  EXPECT_THAT(refused([&] { (void)world.pipe->gradients(2); }), HasSubstr("stage 2 of 2"));
+  // None of these was a step.
+  EXPECT_GT(world.pipe->step({batch(8, 1)}, batch(8, 0.5)).loss, 0);
+  // What only a stage can tell ends the pipeline.
+  EXPECT_THAT(refused([&] {
+                world.pipe->step({batch(8, 1), batch(8, 1)}, batch(8, 1));
+              }),
+              AllOf(HasSubstr("stage 0, micro-batch 0"), HasSubstr("is given 2 tensors")));
+}
+
+TEST(Pipeline, BadInput_PipelinesThatCannotBeMade) {
+  World world(pipeline::gpipe(2, 2));
+  const auto refused = [&](const std::function<void()>& fn) {
+    return std::string(error_of(fn).message());
+  };
+  EXPECT_THAT(refused([&] { world.make({.loss = "app.nothing"}); }),
+              AllOf(HasSubstr("worker 'worker1': "), HasSubstr("stage 1"),
+                    HasSubstr("no loss is registered as 'app.nothing'")));
+  OptimizerChoice bad = optimizer_choice<optim::SGD>({.lr = -1});
+  EXPECT_THAT(refused([&] { world.make({.loss = "app.squares", .optimizer = bad}); }),
+              HasSubstr("lr"));
+  EXPECT_THAT(refused([&] { world.make({.memory_cap = 1}); }), HasSubstr("VERIFY-4"));
+  world.plan = pipeline::gpipe(3, 2);
+  EXPECT_THAT(refused([&] { world.make({}); }),
+              HasSubstr("a pipeline of 2 stages for a plan of 3"));
+  world.plan = pipeline::gpipe(2, 2);
+  world.plan.placement = {1, 0};
+  std::swap(world.plan.workers[0], world.plan.workers[1]);
+  std::swap(world.blocks[0], world.blocks[1]);
+  world.plan.workers[0].pop_back();
+  EXPECT_THAT(refused([&] { world.make({}); }), HasSubstr("VERIFY-3"));
+  world.plan = pipeline::zb_v(1, 2);
+  EXPECT_THAT(refused([&] { world.make({}); }),
+              HasSubstr("stages 0 and 1 are at one worker of the plan, and at"));
+  world.plan = pipeline::pipedream(2, 2);
+  EXPECT_THAT(refused([&] { world.make({}); }), HasSubstr("not run yet"));
+  // Nothing of these is left at the workers.
+  world.plan = pipeline::gpipe(2, 2);
+  std::swap(world.blocks[0], world.blocks[1]);
+  world.pipe->step({batch(2, 1)}, batch(2, 0.5));
+}
+
+TEST(Pipeline, AWorkerThatLeavesEndsTheStep) {
+  auto world = std::make_unique<World>(pipeline::one_f_one_b(2, 2));
+  world->pipe->step({batch(2, 1)}, batch(2, 0.5));
+  (*world->cluster)[1].shutdown({.graceful = false});
+  const Status status = error_of([&] { world->pipe->step({batch(2, 1)}, batch(2, 0.5)); });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("worker1"));
+  EXPECT_EQ(counter((*world->cluster)[0], "pipeline_slots"), 0);
+  world->pipe->close();
+  world->blocks.clear();
+  (*world->cluster)[0].shutdown({.graceful = false});
+  world->cluster->forget();
+}
+
+// The split alone, with skips, a weight used twice on a path, and outputs of which some are unused.
+TEST(Split, PP_4_EqualsTheWholeBackward) {
+  for (const bool with_input : {true, false}) {
+    const at::Tensor w = at::sin(at::arange(9, at::kFloat)).reshape({3, 3});
+    const auto run = [&](bool split) {
+      at::Tensor a = w.clone().set_requires_grad(true);
+      at::Tensor b = (w + 1).clone().set_requires_grad(true);
+      at::Tensor c = (w - 1).clone().set_requires_grad(true);
+      at::Tensor x = at::cos(w);
+      at::Tensor z = at::cos(w * 2);
+      if (with_input) {
+        x.set_requires_grad(true);
+        z.set_requires_grad(true);
+      }
+      at::Tensor h = at::tanh(at::matmul(x, a));
+      h = at::matmul(h, a) + x + at::matmul(z, b.exp());
+      const at::Tensor y0 = at::matmul(h, b);
+      const at::Tensor y1 = c * c;  // no input reaches it
+      const at::Tensor y2 = h.sum();
+      const at::Tensor g = at::cos(w * 3);
+      std::vector<at::Tensor> out;
+      if (split) {
+        pipeline::internal::SplitBackward s({y0, y1, y2}, {x, z});
+        out = s.input_grads({g, g * 2, at::Tensor()});
+        if (with_input) {
+          EXPECT_TRUE(out[0].defined());
+        }
+        s.weight_grads();
+        out.resize(2);
+      } else {
+        torch::autograd::backward({y0, y1}, {g, g * 2});
+        out = {x.grad(), z.grad()};
+      }
+      for (const at::Tensor& p : {a, b, c}) out.push_back(p.grad());
+      return out;
+    };
+    const auto whole = run(false);
+    const auto parts = run(true);
+    ASSERT_EQ(whole.size(), parts.size());
+    for (size_t i = 0; i < whole.size(); ++i) {
+      ASSERT_EQ(whole[i].defined(), parts[i].defined()) << i;
+      if (whole[i].defined()) {
+        EXPECT_TRUE(torch::equal(whole[i], parts[i])) << i;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,89 @@
+#ifndef WEFT_TESTS_TESTING_VCOMPUTE_H_
+#define WEFT_TESTS_TESTING_VCOMPUTE_H_
+
+// VCompute: a stage that waits on the Runtime instead of computing, for as long as its costs say.
+// Under SimRuntime a pipeline of such stages takes exactly the time that the simulator predicts. It
+// also refuses what no correct run does: an action twice, or without what it needs.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
+#include "weft/common/runtime.h"
+#include "weft/pipeline/simulator.h"
+#include "weft/pipeline/stage_compute.h"
+
+namespace weft::testing {
+
+class VCompute final : public pipeline::StageCompute {
+ public:
+  // `throws_at`: that forward (step, micro-batch) fails.
+  VCompute(std::shared_ptr<Runtime> runtime, pipeline::StageCost cost,
+           std::pair<int64_t, int> throws_at = {-1, -1})
+      : runtime_(std::move(runtime)), cost_(cost), throws_at_(throws_at) {}
+
+  StatusOr<pipeline::Tensors> forward(pipeline::ForwardCall call) override {
+    const Key key{call.step, call.micro_batch};
+    if (!live_.emplace(key, call.inputs.size()).second) return wrong(key, "a second forward");
+    wait(cost_.forward);
+    if (key == throws_at_) return make_error(ErrorKind::kUser, "vcompute was told to fail");
+    return pipeline::Tensors{at::zeros({1})};
+  }
+  Status recompute(int64_t step, int micro_batch) override {
+    if (live_.count({step, micro_batch}) == 0) return wrong({step, micro_batch}, "no forward");
+    wait(cost_.forward);
+    return absl::OkStatus();
+  }
+  StatusOr<pipeline::Tensors> backward(int64_t step, int micro_batch,
+                                       pipeline::Tensors gradients) override {
+    const auto out = input_grad(step, micro_batch, std::move(gradients));
+    if (!out.ok()) return out;
+    WEFT_RETURN_IF_ERROR(weight_grad(step, micro_batch));
+    return out;
+  }
+  StatusOr<pipeline::Tensors> input_grad(int64_t step, int micro_batch,
+                                         pipeline::Tensors) override {
+    const auto it = live_.find({step, micro_batch});
+    if (it == live_.end()) return wrong({step, micro_batch}, "no forward");
+    wait(cost_.input_grad);
+    return pipeline::Tensors(it->second, at::zeros({1}));
+  }
+  Status weight_grad(int64_t step, int micro_batch) override {
+    if (live_.erase({step, micro_batch}) == 0) return wrong({step, micro_batch}, "no forward");
+    wait(cost_.weight_grad);
+    return absl::OkStatus();
+  }
+  Status step(int64_t step) override {
+    for (const auto& [key, inputs] : live_) {
+      if (key.first == step) return wrong(key, "a step before its gradient");
+    }
+    wait(cost_.step);
+    return absl::OkStatus();
+  }
+  void drop() override { live_.clear(); }
+
+ private:
+  using Key = std::pair<int64_t, int>;
+
+  static Status wrong(const Key& key, const std::string& what) {
+    return make_error(ErrorKind::kInternal,
+                      absl::StrCat(what, ": step ", key.first, ", micro-batch ", key.second));
+  }
+  void wait(pipeline::Ticks ns) {
+    const absl::Time until = runtime_->now() + absl::Nanoseconds(ns);
+    const auto parker = runtime_->make_parker();
+    while (runtime_->now() < until) (void)parker->park_until(until);
+  }
+
+  const std::shared_ptr<Runtime> runtime_;
+  const pipeline::StageCost cost_;
+  const Key throws_at_;
+  std::map<Key, size_t> live_;  // with how many inputs
+};
+
+}  // namespace weft::testing
+
+#endif  // WEFT_TESTS_TESTING_VCOMPUTE_H_
