@@ -12,7 +12,10 @@
 
 #include <utility>
 
+#include "weft/collectives/broadcast_object.h"
+#include "weft/collectives/point_operations.h"
 #include "weft/collectives/process_group.h"
+#include "weft/collectives/sparse.h"
 #include "weft/common/error.h"
 #include "weft/common/future.h"
 #include "weft/common/time.h"

@@ -270,6 +270,8 @@ void ProcessGroup::abort(std::string_view why) {
       "the group was aborted at rank " + std::to_string(rank()) + ": " + std::string(why)));
 }
 
+std::string ProcessGroup::flight_record() const { return handle_->core().flight_record(); }
+
 Status ProcessGroup::failure() const { return handle_->core().failure(); }
 
 }  // namespace weft

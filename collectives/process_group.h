@@ -286,6 +286,8 @@ class WEFT_API ProcessGroup {
   void abort(std::string_view why);
   // OK while the group works; the first cause afterwards.
   Status failure() const;
+  // The last 256 operations of this rank with their numbers, states and times, as JSON.
+  std::string flight_record() const;
 
  private:
   friend WEFT_API StatusOr<ProcessGroup> try_init_process_group(const ProcessGroupOptions&);

@@ -1,5 +1,6 @@
 #include "weft/collectives/internal/group_core.h"
 #include "weft/collectives/internal/text.h"
+#include "weft/common/trace.h"
 
 #include <utility>
 
@@ -44,6 +45,7 @@ Status GroupCore::await_turn_locked(std::string_view op, uint64_t ticket, const 
   }
   if (!failure_.ok()) return failed_locked(op);
   busy_ = true;
+  recorded_ = record_.begin(op, turn.sequence, options_.runtime->now());
   return absl::OkStatus();
 }
 
@@ -57,6 +59,7 @@ Status GroupCore::settle(std::string_view op, const Turn& turn, Status done) {
   MutexLock lock(&mutex_);
   ++settled_;
   busy_ = false;
+  record_.end(recorded_, done.ok(), options_.runtime->now());
   if (waiting_ > 0) changed_.notify_all();
   // The first cause counts.
   return done.ok() ? done : failure_;
@@ -173,6 +176,14 @@ std::vector<bool> GroupCore::gone() {
 Status GroupCore::failure() {
   MutexLock lock(&mutex_);
   return failure_;
+}
+
+std::string GroupCore::flight_record() {
+  MutexLock lock(&mutex_);
+  return cat("{\"group\":", json_quoted(options_.name), ",\"generation\":", member().generation,
+             ",\"rank\":", member().rank, ",\"size\":", member().size,
+             ",\"failure\":", json_quoted(std_view(failure_.message())),
+             ",\"operations\":", record_.json(options_.runtime->now()), "}");
 }
 
 uint64_t GroupCore::sequence() {

@@ -20,6 +20,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
 #include "weft/collectives/internal/engine.h"
+#include "weft/collectives/internal/flight_record.h"
 #include "weft/common/condition.h"
 #include "weft/common/future.h"
 #include "weft/common/log.h"
@@ -52,6 +53,8 @@ class GroupCore {
   std::vector<bool> gone();
   // OK while the group works.
   Status failure();
+  // The last operations, as a JSON object.
+  std::string flight_record();
   void close();
 
   Engine& engine() { return *engine_; }
@@ -94,6 +97,8 @@ class GroupCore {
   uint64_t settled_ ABSL_GUARDED_BY(mutex_) = 0;  // of those that had their turn
   int waiting_ ABSL_GUARDED_BY(mutex_) = 0;
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;  // an operation runs
+  FlightRecord record_ ABSL_GUARDED_BY(mutex_);
+  uint64_t recorded_ ABSL_GUARDED_BY(mutex_) = 0;  // the entry of the one that runs
   std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Thread> thread_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Executor> executor_ ABSL_GUARDED_BY(mutex_);

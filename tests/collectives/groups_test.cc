@@ -1,12 +1,17 @@
 // Groups of groups: new_group, split, several at once, memory of a group, who is missing.
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "ATen/TensorOperators.h"
 #include "ATen/ops/equal.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
+#include "weft/collectives/broadcast_object.h"
+#include "weft/collectives/point_operations.h"
+#include "weft/collectives/sparse.h"
 #include "weft/tests/collectives/world.h"
 
 namespace weft::testing {
@@ -162,6 +167,86 @@ TEST_P(CollectiveGroups, WhoeverComesTooLateIsLeftOut) {
       ASSERT_TRUE(world.store->set("test/done", "1").ok());
     }
     EXPECT_EQ(sum(next, 2), 4);
+  });
+}
+
+TEST_P(CollectiveGroups, BatchesOfSendsAndReceives) {
+  World(GetParam(), 3).run([](ProcessGroup& group) {
+    const int rank = group.rank();
+    const int next = (rank + 1) % 3;
+    const int previous = (rank + 2) % 3;
+    at::Tensor one = at::zeros({500'000});
+    at::Tensor two = at::zeros({2});
+    // Receives stand first, and all send more than any buffer holds.
+    const std::vector<Work> works = batch_isend_irecv(
+        group, {irecv(one, previous, {.tag = 1}), irecv(two, previous, {.tag = 2}),
+                isend(at::full({2}, rank + 10.0), next, {.tag = 2}),
+                isend(at::full({500'000}, rank + 1.0), next, {.tag = 1})});
+    ASSERT_EQ(works.size(), 4u);
+    for (const Work& work : works) work.wait();
+    EXPECT_TRUE(at::equal(one, at::full({500'000}, previous + 1.0)));
+    EXPECT_TRUE(at::equal(two, at::full({2}, previous + 10.0)));
+    EXPECT_EQ(works[0].source_rank(), previous);
+    EXPECT_EQ(works[3].source_rank(), -1);
+  });
+}
+
+TEST_P(CollectiveGroups, SparseTensors) {
+  World(GetParam(), 3).run([](ProcessGroup& group) {
+    const int rank = group.rank();
+    // Row `rank`, and row 4 of all; rank 2 has nothing of its own.
+    const int64_t entries = rank == 2 ? 1 : 2;
+    at::Tensor dense = at::zeros({5, 2});
+    dense[4].fill_(1);
+    if (rank != 2) dense[rank].fill_(rank + 1);
+    const at::Tensor mine = dense.to_sparse(1);
+    EXPECT_EQ(mine._nnz(), entries);
+    const at::Tensor sum = all_reduce_sparse(group, mine);
+    EXPECT_TRUE(sum.is_coalesced());
+    EXPECT_EQ(sum._nnz(), 3);
+    at::Tensor want = at::zeros({5, 2});
+    want[0].fill_(1);
+    want[1].fill_(2);
+    want[4].fill_(3);
+    EXPECT_TRUE(at::equal(sum.to_dense(), want));
+    expect_error(try_all_reduce_sparse(group, dense).status(), ErrorKind::kInvalidArgument,
+                 {"not sparse"});
+    expect_error(try_all_reduce_sparse(group, mine, {.op = ReduceOp::kMax}).status(),
+                 ErrorKind::kInvalidArgument, {"only sum and avg"});
+    const at::Tensor other = at::zeros({rank == 0 ? 5 : 6, 2}).to_sparse(1);
+    expect_error(try_all_reduce_sparse(group, other).status(), ErrorKind::kInvalidArgument,
+                 {"other sizes"});
+  });
+}
+
+TEST_P(CollectiveGroups, Objects) {
+  using Value = std::map<std::string, std::vector<at::Tensor>>;
+  World(GetParam(), 3).run([](ProcessGroup& group) {
+    const bool root = group.rank() == 1;
+    Value value;
+    if (root) value = {{"a", {at::full({3}, 2.0), at::zeros({0, 4}, at::kLong)}}, {"none", {}}};
+    const Value got = broadcast_object(group, value, {.root = 1});
+    ASSERT_EQ(got.size(), 2u);
+    EXPECT_TRUE(at::equal(got.at("a")[0], at::full({3}, 2.0)));
+    EXPECT_EQ(got.at("a")[1].sizes(), at::IntArrayRef({0, 4}));
+    EXPECT_EQ(broadcast_object(group, std::string(root ? "x" : ""), {.root = 1}), "x");
+    // What cannot travel is an error on all ranks, and the group goes on.
+    at::Tensor sparse = at::zeros({2, 2}).to_sparse(1);
+    const Status bad = try_broadcast_object(group, sparse, {.root = 1}).status();
+    expect_error(bad, ErrorKind::kInvalidArgument, {"do not carry"});
+    EXPECT_EQ(sum(group, 1), 3);
+  });
+}
+
+TEST_P(CollectiveGroups, TheFlightRecordHasTheLastOperations) {
+  World(GetParam(), 2).run([](ProcessGroup& group) {
+    for (int i = 0; i < 300; ++i) group.barrier();
+    group.abort("for the record");
+    EXPECT_FALSE(group.try_barrier().ok());
+    const std::string json = group.flight_record();
+    EXPECT_NE(json.find("\"sequence\":300,\"state\":\"done\""), std::string::npos) << json;
+    EXPECT_EQ(json.find("\"sequence\":44,"), std::string::npos) << json;
+    EXPECT_NE(json.find("for the record"), std::string::npos) << json;
   });
 }
 
