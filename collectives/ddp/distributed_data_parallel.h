@@ -39,6 +39,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "weft/collectives/ddp/comm_hooks.h"
 #include "weft/collectives/process_group.h"
 #include "weft/common/api.h"
 #include "weft/common/time.h"
@@ -100,6 +101,7 @@ class WEFT_API DdpHandle {
 
 WEFT_API void ddp_no_sync(DdpCore& core, int change);
 WEFT_API void ddp_next_iteration(DdpCore& core, int64_t number);
+WEFT_API void ddp_comm_hook(DdpCore& core, CommHook hook);
 WEFT_API void ddp_zero_grad(DdpCore& core, bool set_to_none);
 WEFT_API void ddp_sync_buffers(DdpCore& core);
 WEFT_API DdpSight ddp_sight(const DdpCore& core);
@@ -212,6 +214,12 @@ class DistributedDataParallel {
   // reduced in this order on every rank. Without numbers, forwards are counted here, and ranks
   // whose backwards begin in different orders get an error that says so.
   void iteration(int64_t number) { internal::ddp_next_iteration(handle_.core(), number); }
+
+  // How buckets are reduced from now on (comm_hooks.h): the same on all ranks, once, before the
+  // first backward. Throws weft::Error, state, later.
+  void register_comm_hook(CommHook hook) {
+    internal::ddp_comm_hook(handle_.core(), std::move(hook));
+  }
 
   // To be used instead of the optimizer's with gradient_as_bucket_view: LibTorch's cannot detach a
   // gradient that lies in a bucket.

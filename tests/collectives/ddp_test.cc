@@ -2,6 +2,8 @@
 
 #include "weft/collectives/ddp/distributed_data_parallel.h"
 
+#include <atomic>
+
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
@@ -347,6 +349,47 @@ TEST(Ddp, DB_5_GradientsInBucketsAreZeroed) {
       EXPECT_EQ(net->weight.grad().data_ptr(), at);
     }
   });
+}
+
+TEST(Ddp, HooksReduceBuckets) {
+  const auto with = [](const CommHook& hook, double bound) {
+    run_ranks(3, [&](ProcessGroup& group) {
+      Net net;
+      DistributedDataParallel ddp(net, group, small());
+      Net plain = clone_of(net);
+      DistributedDataParallel want(plain, group, small());
+      if (hook != nullptr) ddp.register_comm_hook(hook);
+      const at::Tensor x = torch::ones({2, 6}, torch::kFloat64) * (1 + group.rank());
+      for (int i = 0; i < 3; ++i) {
+        ddp.zero_grad();
+        want.zero_grad();
+        ddp.forward(x).pow(2).sum().backward();
+        want.forward(x).pow(2).sum().backward();
+        for (size_t p = 0; p < net->parameters().size(); ++p) {
+          const at::Tensor expected = plain->parameters()[p].grad();
+          if (!expected.defined()) continue;
+          const double largest = expected.abs().max().item<double>();
+          expect_close({net->parameters()[p].grad()}, {expected}, bound * (1e-3 + largest));
+        }
+      }
+      EXPECT_THROW(ddp.register_comm_hook(&allreduce_hook), Error);
+    });
+  };
+  with(&allreduce_hook, 1e-12);
+  with(&fp16_compress_hook, 5e-3);
+  with(&bf16_compress_hook, 4e-2);
+  // One of the user's, which gives a tensor of its own.
+  std::atomic<int> last = 0;
+  with(
+      [&last](ProcessGroup& group, const GradBucket& bucket) {
+        if (bucket.is_last()) ++last;
+        EXPECT_EQ(bucket.gradients.size(), bucket.parameters.size());
+        const at::Tensor copy = bucket.buffer.clone();
+        return group.all_reduce_async(copy).then(
+            [copy, ranks = group.size()] { return copy / ranks; });
+      },
+      1e-12);
+  EXPECT_EQ(last.load(), 9);
 }
 
 }  // namespace

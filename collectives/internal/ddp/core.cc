@@ -123,6 +123,7 @@ void DdpHandle::after_forward(const std::vector<at::Tensor*>& outputs) {
 
 void ddp_no_sync(DdpCore& core, int change) { core.no_sync(change); }
 void ddp_next_iteration(DdpCore& core, int64_t number) { core.iteration(number); }
+void ddp_comm_hook(DdpCore& core, CommHook hook) { core.reducer().set_hook(std::move(hook)); }
 void ddp_zero_grad(DdpCore& core, bool set_to_none) { core.reducer().zero_grad(set_to_none); }
 void ddp_sync_buffers(DdpCore& core) { core.sync_buffers(); }
 DdpSight ddp_sight(const DdpCore& core) {

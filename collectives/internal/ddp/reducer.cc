@@ -153,6 +153,21 @@ void Reducer::build_buckets_locked(bool keep) {
   buckets_ = std::move(made);
 }
 
+void Reducer::set_hook(CommHook hook) {
+  MutexLock lock(&mutex_);
+  if (hook != nullptr && hook_ == nullptr && reductions_ == 0 && waiting_.empty()) {
+    hook_ = std::move(hook);
+    return;
+  }
+  throw_error(make_error(
+      ErrorKind::kState,
+      absl::StrCat(
+          "DistributedDataParallel: a hook is registered once, before the first backward; ",
+          hook == nullptr
+              ? "this is none"
+              : (hook_ != nullptr ? "there is one already" : "there was a backward already"))));
+}
+
 ForwardTicket Reducer::next_ticket(int64_t number) {
   MutexLock lock(&mutex_);
   if (number > 0) return {number, true};
@@ -233,6 +248,7 @@ void Reducer::activate_next_locked() {
     for (Bucket& bucket : buckets_) {
       bucket.pending = bucket.parameters.size();
       bucket.work = {};
+      bucket.hooked.reset();
     }
     take_arrived_locked(reduction.get());
     if (!reduction->abandoned) break;
@@ -282,7 +298,7 @@ void Reducer::copy_in_locked(Reduction* reduction, const Parameter& parameter, b
     view.zero_();
     return;
   }
-  const double share = 1.0 / static_cast<double>(world_);
+  const double share = hook_ != nullptr ? 1 : 1.0 / static_cast<double>(world_);
   const bool alias = options_.bucket_view && !reduction->id.context.has_value();
   reduction->accessor->with_grad(parameter.model.tensor, [&](at::Tensor& grad) {
     if (!grad.defined()) {
@@ -309,12 +325,31 @@ void Reducer::copy_in_locked(Reduction* reduction, const Parameter& parameter, b
   });
 }
 
+void Reducer::launch_locked(size_t index) {
+  Bucket& bucket = buckets_[index];
+  if (hook_ == nullptr) {
+    bucket.work = group_.all_reduce_async(bucket.buffer, {.timeout = options_.timeout});
+    return;
+  }
+  GradBucket given{index, buckets_.size(), bucket.buffer, {}, {}};
+  for (const size_t i : bucket.parameters) {
+    given.gradients.push_back(parameters_[i].view);
+    given.parameters.push_back(parameters_[i].model.tensor);
+  }
+  try {
+    bucket.hooked = hook_(group_, given);
+  } catch (...) {
+    const Status failed =
+        annotate(status_from_current_exception(), absl::StrCat("the hook of bucket ", index));
+    if (group_.failure().ok()) group_.abort(std::string(failed.message()));
+    bucket.hooked = Future<at::Tensor>::ready(failed);
+  }
+}
+
 void Reducer::launch_ready_locked() {
   while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) {
     Bucket& bucket = buckets_[next_bucket_++];
-    if (bucket.buffer.defined()) {
-      bucket.work = group_.all_reduce_async(bucket.buffer, {.timeout = options_.timeout});
-    }
+    if (bucket.buffer.defined()) launch_locked(next_bucket_ - 1);
     for (const Bucket& later : buckets_) {
       if (later.pending == 0) continue;
       ++launched_early_;
@@ -332,8 +367,9 @@ void Reducer::forget_locked(const ReductionRef& reduction) {
   if (active_ == reduction) {
     bool under_way = false;
     for (Bucket& bucket : buckets_) {
-      under_way |= bucket.work.valid() && !bucket.work.is_completed();
+      under_way |= bucket.is_under_way();
       bucket.work = {};
+      bucket.hooked.reset();
     }
     // Nobody here has waited for them: they keep their memory, and what comes next has its own.
     if (under_way) build_buckets_locked(false);

@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "weft/collectives/ddp/comm_hooks.h"
 #include "weft/collectives/grad_accessor.h"
 #include "weft/collectives/internal/ddp/model.h"
 #include "weft/collectives/internal/ddp/sink.h"
@@ -70,6 +71,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void attach();
   // Throws, state: a parameter is not what it was when this was made.
   void check_parameters() const;
+  // Once, before the first reduction. Throws, state, later.
+  void set_hook(CommHook hook);
   // For a forward; 0: counted here.
   ForwardTicket next_ticket(int64_t number);
   void watch(const ForwardTicket& ticket, const std::vector<at::Tensor*>& outputs);
@@ -98,6 +101,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     at::Tensor buffer{};  // undefined: sparse, which is reduced at the end
     size_t pending = 0;
     Work work{};
+    std::optional<Future<at::Tensor>> hooked{};  // instead, with a hook
+
+    bool is_under_way() const {
+      return (work.valid() && !work.is_completed()) || (hooked.has_value() && !hooked->done());
+    }
   };
   // One backward; see above.
   struct Reduction {
@@ -134,6 +142,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void copy_in_locked(Reduction* reduction, const Parameter& parameter, bool zeros)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void launch_locked(size_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void launch_ready_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void forget_locked(const ReductionRef& reduction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -163,6 +172,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   mutable Mutex mutex_;
   Condition changed_;
+  CommHook hook_ ABSL_GUARDED_BY(mutex_);
   std::vector<Bucket> buckets_ ABSL_GUARDED_BY(mutex_);
   size_t next_bucket_ ABSL_GUARDED_BY(mutex_) = 0;
   ReductionRef active_ ABSL_GUARDED_BY(mutex_);

@@ -83,7 +83,7 @@ void Reducer::finalize(const ReductionRef& reduction) {
       MutexLock lock(&mutex_);
       if (active_ == reduction) {
         for (const Bucket& one : buckets_) {
-          under_way |= one.work.valid() && !one.work.is_completed();
+          under_way |= one.is_under_way();
         }
         under_way |= reduction->agreeing.valid() && !reduction->agreeing.is_completed();
       }
@@ -134,22 +134,36 @@ void Reducer::complete_locked(Reduction* reduction) {
 }
 
 void Reducer::wait_buckets(Reduction* reduction) {
-  std::vector<std::pair<std::string, Work>> works;
+  std::vector<std::pair<std::string, std::function<Status(absl::Duration)>>> works;
   {
     MutexLock lock(&mutex_);
     for (size_t i = 0; i < buckets_.size(); ++i) {
-      if (!buckets_[i].work.valid()) continue;
+      if (!buckets_[i].work.valid() && !buckets_[i].hooked.has_value()) continue;
       const std::vector<size_t>& members = buckets_[i].parameters;
       works.emplace_back(
           absl::StrCat(
               "bucket ", i, " of ", buckets_.size(), " (", parameters_[members.front()].model.name,
               members.size() > 1 ? absl::StrCat(" and ", members.size() - 1, " more") : "", ")"),
-          buckets_[i].work);
+          [bucket = buckets_[i]](absl::Duration time) {
+            if (!bucket.hooked.has_value()) return bucket.work.try_wait(time);
+            const StatusOr<at::Tensor> mean = bucket.hooked->try_wait(time);
+            if (!mean.ok()) return mean.status();
+            if (mean->is_same(bucket.buffer)) return absl::OkStatus();
+            if (mean->defined() && mean->numel() == bucket.buffer.numel()) {
+              bucket.buffer.copy_(mean->reshape({-1}));
+              return absl::OkStatus();
+            }
+            return make_error(ErrorKind::kInvalidArgument,
+                              absl::StrCat("the hook gave ", mean->defined() ? mean->numel() : 0,
+                                           " elements for ", bucket.buffer.numel()));
+          });
     }
   }
-  works.emplace_back("agreeing on the result", reduction->agreeing);
-  for (const auto& [what, work] : works) {
-    const Status done = work.try_wait(time_for(*reduction));
+  works.emplace_back("agreeing on the result", [work = reduction->agreeing](absl::Duration time) {
+    return work.try_wait(time);
+  });
+  for (const auto& [what, wait] : works) {
+    const Status done = wait(time_for(*reduction));
     if (!done.ok()) throw_error(annotate(done, what));
   }
 }
