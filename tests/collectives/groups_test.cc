@@ -29,11 +29,16 @@ class CollectiveGroups : public ::testing::TestWithParam<Backend> {
 TEST_P(CollectiveGroups, NewGroupOfSomeRanksInTheOrderOfTheList) {
   World(GetParam(), 4).run([](ProcessGroup& group) {
     const int rank = group.rank();
+    ProcessGroup some;
     if (rank != 1) {
-      ProcessGroup some = group.new_group({3, 0, 2});
+      some = group.new_group({3, 0, 2});
       EXPECT_EQ(some.size(), 3);
       EXPECT_EQ(some.rank(), rank == 3 ? 0 : rank == 0 ? 1 : 2);
       EXPECT_EQ(sum(some, rank), 5);
+    }
+    // Whoever is through here knows that all are through there.
+    EXPECT_EQ(sum(group, rank), 6);
+    if (rank != 1) {
       // Both are independent.
       some.abort("no more");
       EXPECT_FALSE(some.try_barrier().ok());
