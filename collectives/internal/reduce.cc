@@ -14,6 +14,8 @@
 
 // Output and input may be the same memory, element by element, and never overlap otherwise.
 #if defined(__clang__)
+// Loops of some types have no vectors, which is no news.
+#pragma clang diagnostic ignored "-Wpass-failed"
 #define WEFT_EACH_ALONE _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define WEFT_EACH_ALONE _Pragma("GCC ivdep")

@@ -1,6 +1,10 @@
 // Groups of groups: new_group, split, several at once, memory of a group, who is missing.
 #include <gtest/gtest.h>
+#include <sched.h>
 
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -253,6 +257,45 @@ TEST_P(CollectiveGroups, TheFlightRecordHasTheLastOperations) {
     EXPECT_EQ(json.find("\"sequence\":44,"), std::string::npos) << json;
     EXPECT_NE(json.find("for the record"), std::string::npos) << json;
   });
+}
+
+size_t entries_of(const char* folder) {
+  const std::filesystem::directory_iterator all(folder);
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+size_t shared_mappings() {
+  std::ifstream maps("/proc/self/maps");
+  size_t out = 0;
+  for (std::string line; std::getline(maps, line);) {
+    out += line.find("memfd:weft") != std::string::npos ? 1 : 0;
+  }
+  return out;
+}
+
+// COLL-5: descriptors, threads, mappings and keys are back where they were.
+TEST_P(CollectiveGroups, NothingIsLeftOfGroupsThatAreGone) {
+  const World world(GetParam(), 3);
+  const auto once = [&world](bool fails) {
+    world.run([fails](ProcessGroup& group) {
+      const at::Tensor t = group.empty({1000});
+      Work work = group.all_reduce_async(t);
+      ProcessGroup part = group.split(group.rank() % 2);
+      work.wait();
+      group.barrier();
+      if (fails && group.rank() == 1) group.abort("on purpose");
+    });
+  };
+  once(false);  // what a process makes once
+  const size_t descriptors = entries_of("/proc/self/fd");
+  const size_t threads = entries_of("/proc/self/task");
+  for (int i = 0; i < 10; ++i) once(i % 2 == 1);
+  EXPECT_EQ(entries_of("/proc/self/fd"), descriptors);
+  EXPECT_EQ(shared_mappings(), 0u);
+  EXPECT_EQ(*world.store->num_keys(), 0);
+  // A thread that has been joined may be listed a moment longer.
+  for (int i = 0; i < 10'000 && entries_of("/proc/self/task") > threads; ++i) sched_yield();
+  EXPECT_LE(entries_of("/proc/self/task"), threads);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, CollectiveGroups,
