@@ -39,6 +39,10 @@ class WEFT_API ByteBudget {
   // REQUIRES: `bytes` were charged before.
   void release(uint64_t bytes);
 
+  // Whether so many would fit here and in every ancestor if nothing else was there.
+  bool may_fit(uint64_t bytes) const {
+    return bytes <= limit_ && (parent_ == nullptr || parent_->may_fit(bytes));
+  }
   uint64_t limit() const { return limit_; }
   const std::string& name() const { return name_; }
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }

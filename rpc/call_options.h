@@ -27,7 +27,8 @@ enum class TensorArgs : unsigned char {
 enum class Backpressure : unsigned char {
   kFail,  // it fails at once, with kind resource (default)
   kWait,  // it waits for room, in order of issue per peer, until its deadline; of more than 4,096
-          // that wait on one worker the next fails
+          // that wait on one worker the next fails. When its receiver has no room, that one is
+          // asked again
 };
 
 struct CallOptions {

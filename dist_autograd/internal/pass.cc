@@ -226,7 +226,10 @@ Status BackwardPass::answered_locked(const WorkerKey& by, const Advanced& answer
                       absl::StrCat(to_string(id_), ": an answer of ", weft::to_string(by),
                                    ", which was not asked"));
   }
-  if (--asked->second == 0) asked_.erase(asked);
+  if (--asked->second == 0) {
+    asked_.erase(asked);
+    riding_.erase(by);
+  }
   for (const auto& [worker, is_final] : answer.participants) {
     found_[worker] |= is_final;
     if (is_root()) peers_.insert(worker);

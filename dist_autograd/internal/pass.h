@@ -309,7 +309,9 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   Todo later_ ABSL_GUARDED_BY(mutex_);                          // answers that nobody waits for
   int64_t deficit_ ABSL_GUARDED_BY(mutex_) = 0;                 // replies that are waited for
   std::map<WorkerKey, int64_t> asked_ ABSL_GUARDED_BY(mutex_);  // the same, by worker
-  OnAdvanced owed_ ABSL_GUARDED_BY(mutex_);                     // to whoever engaged this worker:
+  // Bytes of gradients that have gone along with names which are not answered.
+  std::map<WorkerKey, size_t> riding_ ABSL_GUARDED_BY(mutex_);
+  OnAdvanced owed_ ABSL_GUARDED_BY(mutex_);  // to whoever engaged this worker:
   WorkerKey owed_to_ ABSL_GUARDED_BY(mutex_);
   bool wave_over_ ABSL_GUARDED_BY(mutex_) = false;  // of the root
   std::optional<bool> reported_ ABSL_GUARDED_BY(mutex_);

@@ -8,8 +8,9 @@
 namespace weft::internal {
 namespace {
 
-// Gradients above this go alone: what names something is kept until all below have answered. Half
-// of it costs less to keep for that time than a message of its own, and its answer, cost.
+// No more than this goes along with what names something, which is kept until all below have
+// answered; nor in one message. Half of it costs less to keep for that time than a message of its
+// own, and its answer, cost.
 constexpr size_t kRideBytes = 512 << 10;
 
 size_t bytes_to_ride(const MessageGradients& gradients) {
@@ -234,19 +235,30 @@ void BackwardPass::send_before_end(std::vector<PassGraph::Outgoing> gradients) {
 void BackwardPass::flush_locked(std::vector<PassGraph::Outgoing> gradients, Todo* todo) {
   std::map<WorkerKey, Advance> out;
   std::map<WorkerKey, size_t> bytes;
-  std::vector<std::pair<WorkerKey, Advance>> alone;
-  Todo answers;  // others wait for the rest
+  std::vector<std::pair<WorkerKey, Advance>> apart;
+  std::map<WorkerKey, std::pair<size_t, size_t>> open;  // the last of those, and its bytes
+  Todo answers;                                         // others wait for the rest
   for (auto& [origin, named] : std::exchange(unsent_, {})) out[origin].named = std::move(named);
   for (PassGraph::Outgoing& one : gradients) {
     const size_t size = bytes_to_ride(one.gradients);
-    if (bytes[one.origin] + size > kRideBytes) {
-      alone.emplace_back(one.origin, Advance{})
-          .second.gradients.push_back(std::move(one.gradients));
-    } else {
-      bytes[one.origin] += size;
-      out[one.origin].gradients.push_back(std::move(one.gradients));
+    Advance& first = out[one.origin];
+    size_t& riding = first.named.empty() ? bytes[one.origin] : riding_[one.origin];
+    if (riding + size <= kRideBytes) {
+      riding += size;
+      first.gradients.push_back(std::move(one.gradients));
+      continue;
     }
+    auto at = open.find(one.origin);
+    if (at == open.end() || at->second.second + size > kRideBytes) {
+      apart.emplace_back(one.origin, Advance{});
+      at = open.insert_or_assign(one.origin, std::pair(apart.size() - 1, size_t{0})).first;
+    }
+    at->second.second += size;
+    apart[at->second.first].second.gradients.push_back(std::move(one.gradients));
   }
+  std::erase_if(out, [](const auto& one) {
+    return one.second.named.empty() && one.second.gradients.empty();
+  });
   if (const auto to_root = out.find(id_.root); to_root != out.end() && !running_) {
     to_root->second.done = std::exchange(unsaid_, false);
     if (to_root->second.done) to_root->second.outcome = outcome_;
@@ -258,7 +270,7 @@ void BackwardPass::flush_locked(std::vector<PassGraph::Outgoing> gradients, Todo
     }
   }
   for (auto& [to, advance] : out) send_locked(to, std::move(advance), todo);
-  for (auto& [to, advance] : alone) send_locked(to, std::move(advance), todo);
+  for (auto& [to, advance] : apart) send_locked(to, std::move(advance), todo);
   for (auto& one : answers) todo->push_back(std::move(one));
   if (owed_ != nullptr && deficit_ == 0 && !(running_ && final_ && !ending_)) {
     const bool done = owed_to_ == id_.root && std::exchange(unsaid_, false);

@@ -292,9 +292,11 @@ void DistAutogradService::on_worker_gone(const WorkerInfo& info, const Status& w
 void DistAutogradService::on_shutdown(const Status& why) {
   std::vector<ContextRef> all;
   std::unique_ptr<Timer> timer;  // its end waits for its callback
+  std::map<WorkerKey, OutQueue> out;
   {
     MutexLock lock(&mutex_);
     if (!closed_.ok()) return;
+    for (auto& [to, queue] : out_) out[to].waiting.swap(queue.waiting);
     timer = std::move(timer_);
     closed_ = why.ok() ? shut_down_error() : why;
     for (auto& [id, context] : std::exchange(contexts_, {})) all.push_back(std::move(context));

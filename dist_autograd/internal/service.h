@@ -168,6 +168,28 @@ class WEFT_API DistAutogradService final
   void one_released(const ReleaseRef& release);
   void on_release(CallContext& call, Payload arguments, ReplyFn reply);
 
+  // ---- service_out.cc: gradients wait for their turn and for room ----
+  // One of them, or several, that nobody names anything with.
+  struct Outgoing {
+    PassId pass;
+    absl::Time deadline;
+    Advance advance;
+    OnAdvanced done;
+    uint64_t bytes = 0;
+  };
+  struct OutQueue {
+    std::deque<Outgoing> waiting{};
+    int64_t calls = 0;  // that are under way, with so many...
+    uint64_t bytes = 0;
+    bool serving = false;  // by one thread at a time
+  };
+  void queue_out(const WorkerKey& to, Outgoing one);
+  void serve_out(const WorkerKey& to);
+  // Those of a pass that has failed.
+  void drop_out(const PassId& pass);
+  void send_advance(const WorkerKey& to, const PassId& pass, absl::Time deadline, Advance advance,
+                    OnAdvanced done);
+
   // ---- service_passes.cc ----
   using OnBytes = absl::AnyInvocable<void(StatusOr<std::string>)>;
   void send(const WorkerKey& to, std::string_view method, std::string_view signature,
@@ -219,6 +241,7 @@ class WEFT_API DistAutogradService final
   absl::Time armed_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   absl::Time next_look_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // for stalls
   int64_t stall_reports_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<WorkerKey, OutQueue> out_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string_view, int64_t> sent_ ABSL_GUARDED_BY(mutex_);  // by what was said
 };
 

@@ -67,6 +67,7 @@ void DistAutogradService::send(const WorkerKey& to, std::string_view method,
   // The pass's own end, which says what is waited for, comes before that of its messages.
   call.options.deadline = time + kPassMargin;
   call.options.retry = Retry::kAtMostOnce;
+  call.options.backpressure = Backpressure::kWait;
   // It is no part of the call that happens to be served here, and of no context.
   const ScopeGuard nothing_ambient(nullptr);
   start_call(worker(), info_of(worker(), to), std::move(call),
@@ -140,6 +141,15 @@ void DistAutogradService::advance(const WorkerKey& to, const PassId& pass, absl:
   if (!advance.named.empty()) count("discover");
   if (advance.done) count("done");
   count("gradient", static_cast<int64_t>(advance.gradients.size()));
+  // What names something is small, and others wait for all below it.
+  if (!advance.named.empty()) {
+    return send_advance(to, pass, deadline, std::move(advance), std::move(done));
+  }
+  queue_out(to, Outgoing{pass, deadline, std::move(advance), std::move(done)});
+}
+
+void DistAutogradService::send_advance(const WorkerKey& to, const PassId& pass, absl::Time deadline,
+                                       Advance advance, OnAdvanced done) {
   AdvanceData data{pass, deadline - runtime().now(), std::move(advance), {}, 0, {}};
   if (const ContextRef context = find(pass.context); context && !data.advance.named.empty()) {
     context->ended_passes(pass.root, &data.ended_below, &data.aborted);
@@ -174,6 +184,7 @@ void DistAutogradService::done(const WorkerKey& to, const PassId& pass, absl::Ti
 
 void DistAutogradService::abort(const WorkerKey& to, const PassId& pass, const Status& why,
                                 OnTold done) {
+  drop_out(pass);
   notice(kAbortMethod, to, NoticeData{pass, why}, kTellFor, std::move(done));
 }
 

@@ -217,6 +217,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     bool serving = false;
     uint64_t incarnation = 0;
     uint64_t call_id = 0;
+    bool again = false;  // one of our calls, which its receiver had no room for
   };
   using Deadlines = std::multimap<absl::Time, DeadlineKey>;
 
@@ -233,6 +234,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     // Of the peer's send budget. For a large message it is shared with the frames under way.
     SendCharge small_charge;
     std::shared_ptr<SendCharge> large_charge;
+    Status refused;           // for lack of room at its receiver, the last time...
+    int refusals = 0;         // ...of so many
     bool wants_room = false;  // in room_queue_, and not sent before it has some
     bool to_stage = false;    // buffers are on devices, and nobody has begun to copy them
     bool staging = false;     // they are being copied, and nothing is sent before
@@ -339,6 +342,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void leave_room_queue_locked(Pending* p, uint64_t call_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void serve_room_queue();
+  // Of a call that waits for room (Backpressure::kWait) when its receiver has had none: it is sent
+  // again in a moment. False: it is not such a call.
+  bool ask_again_later(uint64_t call_id, const Status& refused, Delivery delivery);
   // For an answer; the result is to be held until it has left.
   StatusOr<std::shared_ptr<SendCharge>> charge_answer_locked(const OutMessage& message,
                                                              const Peer* peer)

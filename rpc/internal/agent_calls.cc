@@ -402,6 +402,7 @@ void Agent::on_deadline_timer() {
   std::vector<DeadlineKey> due;
   std::vector<std::shared_ptr<Job>> late_handlers;
   std::vector<std::shared_ptr<Job>> unstarted;
+  std::vector<uint64_t> again;
   std::vector<std::pair<uint64_t, Status>> late_calls;
   {
     MutexLock lock(&mutex_);
@@ -409,7 +410,9 @@ void Agent::on_deadline_timer() {
     while (!deadlines_.empty() && deadlines_.begin()->first <= at) {
       const DeadlineKey key = deadlines_.begin()->second;
       deadlines_.erase(deadlines_.begin());
-      if (key.serving) {
+      if (key.again) {
+        again.push_back(key.call_id);
+      } else if (key.serving) {
         auto it = serving_.find({key.incarnation, key.call_id});
         if (it == serving_.end()) continue;
         Serving& s = it->second;
@@ -427,6 +430,10 @@ void Agent::on_deadline_timer() {
         Pending& p = it->second;
         p.has_deadline = false;
         std::string where = p.state == State::kSent ? "no answer came" : "it could not be sent";
+        if (p.state != State::kSent && !p.refused.ok()) {
+          absl::StrAppend(&where,
+                          ", for its receiver had no room: ", std::string(p.refused.message()));
+        }
         auto peer = peers_.find(p.to.incarnation);
         if (p.state != State::kSent && peer != peers_.end() &&
             !peer->second->last_dial_error.ok()) {
@@ -446,6 +453,7 @@ void Agent::on_deadline_timer() {
   for (const auto& job : unstarted) give_up(job);
   for (const auto& job : late_handlers) cancel_job(job, CancelReason::kDeadline);
   for (auto& [id, why] : late_calls) complete(id, why, true);
+  for (const uint64_t id : again) transmit(id);
 }
 
 }  // namespace weft::internal

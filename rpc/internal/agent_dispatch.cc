@@ -584,6 +584,10 @@ void Agent::on_answer(uint64_t call_id, StatusOr<Payload> result, Delivery deliv
   if (result.ok() && metadata != nullptr) {
     return receive_answer(call_id, *std::move(result), std::move(metadata));
   }
+  if (!result.ok() && is_no_room_now(result.status()) &&
+      ask_again_later(call_id, result.status(), delivery)) {
+    return;
+  }
   complete(call_id, std::move(result), false, delivery);
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/rpc/internal/agent.h"
+#include "weft/rpc/internal/counters.h"
 
 namespace weft::internal {
 namespace {
@@ -14,6 +15,9 @@ namespace {
 // without arguments are bounded, too.
 constexpr uint64_t kCallBytes = 512;
 constexpr size_t kMaxWaiting = 4096;
+// Until a receiver without room is asked again; doubled each time.
+constexpr absl::Duration kFirstPause = absl::Milliseconds(2);
+constexpr absl::Duration kLongestPause = absl::Milliseconds(200);
 
 uint64_t room_of(const OutMessage& message) { return message.bytes + kCallBytes; }
 
@@ -104,6 +108,36 @@ void Agent::serve_room_queue() {
     }
   }
   for (const uint64_t id : go) transmit(id);
+}
+
+bool Agent::ask_again_later(uint64_t call_id, const Status& refused, Delivery delivery) {
+  std::shared_ptr<Link> link;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = pending_.find(call_id);
+    if (it == pending_.end() || it->second.state == State::kWaiting) return false;
+    Pending& p = it->second;
+    const CallOptions& options = p.spec->call.options;
+    // It keeps its number, so that one which goes at most once runs once also when an earlier
+    // attempt of it was taken.
+    if (options.backpressure != Backpressure::kWait ||
+        (delivery != Delivery::kNotDelivered && options.retry != Retry::kAtMostOnce)) {
+      return false;
+    }
+    link = std::exchange(p.link, nullptr);
+    if (link != nullptr) --link->pending;
+    p.state = State::kWaiting;
+    p.refused = refused;
+    const absl::Duration pause =
+        std::min(kFirstPause * (1 << std::min(p.refusals, 10)), kLongestPause);
+    ++p.refusals;
+    const absl::Time when = now() + pause;
+    deadlines_.emplace(when, DeadlineKey{false, 0, call_id, true});
+    arm_locked(when);
+  }
+  counters_->retried->add();
+  if (link != nullptr) close_if_drained(link);
+  return true;
 }
 
 StatusOr<std::shared_ptr<SendCharge>> Agent::charge_answer_locked(const OutMessage& message,

@@ -183,6 +183,7 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
   if (valid.ok() && charge > 0) {
     valid = budget_->charge(charge);
     if (valid.ok()) message->charged = charge;
+    if (!valid.ok() && budget_->may_fit(charge)) valid = no_room_now(valid);
   }
   if (valid.ok()) {
     message->payload.body.resize(layout.segments(0).length());

@@ -22,6 +22,9 @@ constexpr size_t kSmallSegmentBytes = 4 << 10;
 // The descriptor of a dense tensor of a few dimensions.
 constexpr size_t kUsualMetaBytes = 16;
 
+// The payload of such an error (proto/rpc.proto).
+constexpr std::string_view kNoRoomNow = "no room now";
+
 void put_u32(std::string* out, uint32_t v) {
   for (int i = 0; i < 4; ++i) out->push_back(static_cast<char>(v >> (8 * i)));
 }
@@ -166,6 +169,17 @@ Status unpack_error(uint32_t code, uint32_t kind, std::string_view body, std::st
           ? static_cast<absl::StatusCode>(code)
           : absl::StatusCode::kUnknown;
   return with_details(Status(status_code, message), details);
+}
+
+Status no_room_now(const Status& refused) {
+  ErrorDetails details = error_details(refused);
+  details.payload = kNoRoomNow;
+  return with_details(refused, details);
+}
+
+bool is_no_room_now(const Status& error) {
+  const ErrorDetails details = error_details(error);
+  return details.kind == ErrorKind::kResource && details.payload == kNoRoomNow;
 }
 
 std::string encode_chunk_header(uint64_t transfer_id, uint64_t offset) {

@@ -90,6 +90,10 @@ OutMessageRef pack_error(const Status& error, std::string_view self);
 WEFT_API Status unpack_error(uint32_t code, uint32_t kind, std::string_view body,
                              std::string_view origin);
 
+// A refusal for lack of room that may have passed in a moment, marked so; and whether it is one.
+Status no_room_now(const Status& refused);
+bool is_no_room_now(const Status& error);
+
 // Sends `message` under `header`, whose layout it fills in (Header: CallHeader, ResponseHeader or
 // ErrorHeader). `transfers` gives transfer ids. A message that needs chunks goes over `bulk_lane`,
 // as a whole and in order. An error means: not delivered, not as a whole.
