@@ -282,7 +282,7 @@ TEST_P(CollectiveGroups, NothingIsLeftOfGroupsThatAreGone) {
       Work work = group.all_reduce_async(t);
       ProcessGroup part = group.split(group.rank() % 2);
       work.wait();
-      group.barrier();
+      (void)group.try_barrier();  // one that another rank has left may abort already
       if (fails && group.rank() == 1) group.abort("on purpose");
     });
   };
