@@ -7,6 +7,7 @@ usage: lint.py --build DIR [--jobs N] [--only NAME]
   layering  tests/layering_test.py, after its self-test
   inventory docs/inventory.md is complete and not stale (tools/inventory.py --check)
   unity     no two sources of a module have helpers of one name (scripts/unity.py)
+  picture   docs/architecture.svg shows the modules and includes as they are (tools/architecture.py)
   headers   every public header compiles alone
   naming    clang-tidy: the sources of common, and of the other modules one unit that holds all their headers,
             since each unit that parses LibTorch costs several seconds
@@ -97,6 +98,11 @@ def check_unity(args):
     return report(run_all([("unity", [sys.executable, os.path.join(ROOT, "scripts", "unity.py"), ROOT])], 1))
 
 
+def check_picture(args):
+    script = os.path.join(ROOT, "tools", "architecture.py")
+    return report(run_all([("picture", [sys.executable, script, "--check"])], 1))
+
+
 def include_flags(args):
     torch = os.path.join(args.build, "weft_libtorch_include")
     return ["-std=c++20", "-I", os.path.join(args.build, "include"), "-isystem", os.path.join(args.build, "gen"),
@@ -185,7 +191,7 @@ def check_naming(args):
 
 
 CHECKS = {"format": check_format, "text": check_text, "layering": check_layering, "inventory": check_inventory,
-          "unity": check_unity, "headers": check_headers, "naming": check_naming}
+          "unity": check_unity, "picture": check_picture, "headers": check_headers, "naming": check_naming}
 
 
 def main():
