@@ -80,8 +80,11 @@ class Host final : public ChannelHost, public std::enable_shared_from_this<Host>
     auto timer = wires_->runtime->make_timer([what] {
       if (const std::shared_ptr<Timed> timed = what.lock()) timed->on_deadline();
     });
-    timer->arm(when);
-    wires_->signal.with([&] { timers_.push_back(std::move(timer)); });
+    wires_->signal.with([&] {
+      if (no_timers_) return;
+      timer->arm(when);
+      timers_.push_back(std::move(timer));
+    });
   }
   StatusOr<UniqueFd> dial_socket() override;
   void channel_settled(Channel& channel, bool serves, std::string_view why_not) override {
@@ -122,6 +125,15 @@ class Host final : public ChannelHost, public std::enable_shared_from_this<Host>
     wires_->signal.with([] {});  // what it has changed may be waited for
   }
   void link(const std::shared_ptr<Host>& peer) { peer_ = peer; }
+  // Waits for those that fire now, so that nothing is let go of on the timer thread: it may be the
+  // last that holds the runtime.
+  void stop_timers() {
+    std::vector<std::unique_ptr<Timer>> timers;
+    wires_->signal.with([&] {
+      no_timers_ = true;
+      timers.swap(timers_);
+    });
+  }
 
   const HandlerRef handler;
   std::shared_ptr<Channel> channel;
@@ -136,6 +148,7 @@ class Host final : public ChannelHost, public std::enable_shared_from_this<Host>
   const std::shared_ptr<Wires> wires_;
   const bool dialled_;
   std::weak_ptr<Host> peer_;
+  bool no_timers_ = false;
   std::vector<std::unique_ptr<Timer>> timers_;
 };
 
@@ -260,6 +273,7 @@ class ChannelContract : public ::testing::TestWithParam<Kind> {
     for (const auto& gate : gates_) gate->stop();
     for (const auto& end : ends_) end->backend->stop();
     wires_->loop->shutdown();
+    for (const auto& end : ends_) end->stop_timers();
     for (auto& end : ends_) end = nullptr;
     wires_ = nullptr;
   }
@@ -487,13 +501,18 @@ TEST_P(ChannelContract, ThreadsUseItWhileItBreaks) {
       ends_[0]->channel->abort(make_error(ErrorKind::kUnavailable, "the connection broke"));
     }
     for (const auto& thread : threads) thread->join();
+    if (!abort) {
+      // One side closes; what the other one has queued then is told as unsent (CONN-4).
+      ends_[0]->channel->drain();
+      ASSERT_TRUE(wait([&] {
+        return ends_[0]->begun == ends_[0]->ended && ends_[1]->begun == ends_[1]->ended;
+      }));
+    }
     const auto ends = ends_;
     leave(abort);
-    std::vector<uint64_t> unsent = ends[0]->unsent;
-    unsent.insert(unsent.end(), ends[1]->unsent.begin(), ends[1]->unsent.end());
     if (!abort && !is_arena()) {
-      EXPECT_TRUE(unsent.empty()) << "a drain sends what is queued";
-      EXPECT_EQ(handlers[0]->frame_count() + handlers[1]->frame_count(), 160u);
+      EXPECT_TRUE(ends[0]->unsent.empty()) << "a drain sends what is queued";
+      EXPECT_EQ(handlers[1]->frame_count(), 80u);
     }
     for (const HandlerRef& handler : handlers) {
       for (const Received& got : handler->frames()) EXPECT_EQ(got.payload.size(), 300'000u);
