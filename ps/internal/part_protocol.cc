@@ -28,9 +28,11 @@ StatusOr<uint64_t> PartProtocol::enter(const ClientKey& client, uint64_t clock, 
     return make_error(ErrorKind::kProtocol, absl::StrCat(to_string(client), " enters with clock ",
                                                          clock, ", and the others are at ", most));
   }
+  // Whoever has been there counts, also if it has left or died since: nobody waits for it.
+  if (!clients_.contains(client)) ++entered_;
   Client& entered = clients_[client];
   entered.clock = std::max({entered.clock, clock, least});
-  if (clients_.size() >= consistency_.clients) started_ = true;
+  if (entered_ >= consistency_.clients) started_ = true;
   const uint64_t now = entered.clock;
   settle(out);
   return now;

@@ -144,6 +144,7 @@ class WEFT_API PartProtocol {
   std::map<ClientKey, Client> clients_;
   std::set<ClientKey> left_;
   std::set<WorkerKey> gone_;
+  uint64_t entered_ = 0;
   bool started_ = false;  // as many clients have been there as the definition asks for
   uint64_t version_ = 0;
   // BSP, batch: the first step that is not applied.

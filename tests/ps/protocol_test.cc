@@ -176,6 +176,25 @@ TEST(PsProtocol, PSR_8_Who_dies_or_leaves_holds_nobody_up_and_its_pushes_stay) {
   EXPECT_EQ(batch.steps().size(), 1U);
 }
 
+// One that has come and gone before the others came is not waited for either.
+TEST(PsProtocol, PSR_8_Who_dies_before_the_others_have_come_holds_nobody_up) {
+  Desk bsp(Consistency::bsp(2));
+  ASSERT_TRUE(bsp.protocol.enter(client(1), 0, &bsp.effects).ok());
+  bsp.protocol.worker_gone(client(1).worker, &bsp.effects);
+  ASSERT_TRUE(bsp.protocol.enter(client(2), 0, &bsp.effects).ok());
+  EXPECT_EQ(bsp.push_of(client(2), push(1)), Verdict::kHold);
+  ASSERT_TRUE(bsp.protocol.advance(client(2), 1, &bsp.effects).ok());
+  EXPECT_EQ(bsp.steps().size(), 1U);
+  Desk batch(Consistency::batch(2, 3));
+  for (uint32_t w = 1; w <= 2; ++w) {
+    ASSERT_TRUE(batch.protocol.enter(client(w), 0, &batch.effects).ok());
+    batch.protocol.leave(client(w), &batch.effects);
+  }
+  ASSERT_TRUE(batch.protocol.enter(client(3), 0, &batch.effects).ok());
+  EXPECT_EQ(batch.push_of(client(3), push(1)), Verdict::kHold);
+  EXPECT_EQ(batch.steps().size(), 1U);
+}
+
 TEST(PsProtocol, PSR_9_A_pull_that_waits_ends_once) {
   Desk desk(Consistency::bsp(1));
   ASSERT_TRUE(desk.protocol.enter(client(1), 0, &desk.effects).ok());
