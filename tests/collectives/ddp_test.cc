@@ -392,5 +392,30 @@ TEST(Ddp, HooksReduceBuckets) {
   EXPECT_EQ(last.load(), 9);
 }
 
+TEST(BadInputDdp, BadInput_hooks_that_fail) {
+  run_ranks(2, [](ProcessGroup& group) {
+    torch::nn::Linear net(2, 1);
+    DistributedDataParallel ddp(net, group);
+    EXPECT_THROW(ddp.register_comm_hook(nullptr), Error);
+    ddp.register_comm_hook([](ProcessGroup&, const GradBucket&) {
+      return Future<at::Tensor>::ready(torch::ones({7}));
+    });
+    const Status failed = error_of([&] { ddp.forward(torch::ones({1, 2})).sum().backward(); });
+    EXPECT_NE(std::string(failed.message()).find("7 elements for 3"), std::string::npos) << failed;
+    EXPECT_FALSE(group.failure().ok());
+  });
+  run_ranks(2, [](ProcessGroup& group) {
+    torch::nn::Linear net(2, 1);
+    DistributedDataParallel ddp(net, group);
+    ddp.register_comm_hook([](ProcessGroup& of, const GradBucket& bucket) {
+      if (of.rank() == 1) throw std::runtime_error("a hook on purpose");
+      return allreduce_hook(of, bucket);
+    });
+    const Status failed = error_of([&] { ddp.forward(torch::ones({1, 2})).sum().backward(); });
+    EXPECT_NE(std::string(failed.message()).find("a hook on purpose"), std::string::npos) << failed;
+    EXPECT_FALSE(group.failure().ok());
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing
