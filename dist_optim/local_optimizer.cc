@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
-#include "weft/dist_optim/internal/update_rule.h"
+#include "weft/dist_optim/update_rule.h"
 
 namespace weft {
 
@@ -15,7 +15,7 @@ LocalOptimizer::~LocalOptimizer() = default;
 StatusOr<std::unique_ptr<LocalOptimizer>> LocalOptimizer::make(std::string_view name,
                                                                std::vector<double> options,
                                                                std::vector<at::Tensor> parameters) {
-  auto rule = internal::make_update_rule(name);
+  auto rule = make_update_rule(name);
   if (rule == nullptr) {
     return make_error(
         ErrorKind::kInvalidArgument,
@@ -27,7 +27,7 @@ StatusOr<std::unique_ptr<LocalOptimizer>> LocalOptimizer::make(std::string_view 
   made->options_ = std::move(options);
   made->parameters_ = std::move(parameters);
   for (size_t i = 0; i < made->parameters_.size(); ++i) {
-    made->states_.push_back(std::make_unique<internal::ParameterState>());
+    made->states_.push_back(std::make_unique<ParameterState>());
   }
   return made;
 }
@@ -41,7 +41,7 @@ Status LocalOptimizer::step(const std::vector<at::Tensor>& gradients) {
   try {
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].defined()) continue;
-      internal::ParameterState* const state = states_[i].get();
+      ParameterState* const state = states_[i].get();
       if (!rule_->prepared(options_, *state)) rule_->prepare(options_, parameters_[i], state);
       rule_->update(options_, parameters_[i], gradients[i], state);
     }

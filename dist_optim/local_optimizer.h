@@ -19,10 +19,8 @@
 
 namespace weft {
 
-namespace internal {
 class UpdateRule;
 struct ParameterState;
-}  // namespace internal
 
 // A rule by its name, with the numbers of its options in the order in which it visits them.
 struct OptimizerChoice {
@@ -53,10 +51,10 @@ class WEFT_API LocalOptimizer {
  private:
   LocalOptimizer();
 
-  std::shared_ptr<const internal::UpdateRule> rule_;
+  std::shared_ptr<const UpdateRule> rule_;
   std::vector<double> options_;
   std::vector<at::Tensor> parameters_;
-  std::vector<std::unique_ptr<internal::ParameterState>> states_;
+  std::vector<std::unique_ptr<ParameterState>> states_;
 };
 
 }  // namespace weft
