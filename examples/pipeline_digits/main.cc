@@ -83,7 +83,7 @@ bool train(const weft::Worker& worker, const weft::pipeline::Plan& plan, const O
   weft::pipeline::Pipeline pipeline(
       worker, {parts.begin(), parts.end()}, plan,
       {.loss = "digits.loss",
-       .optimizer = weft::optimizer_choice<weft::optim::SGD>({.lr = 0.1, .momentum = 0.9})});
+       .optimizer = weft::optimizer_choice<weft::optim::SGD>({.lr = 0.02, .momentum = 0.9})});
   examples::LossLog log(worker, options.steps, /*every=*/20);
   const int64_t n = data.train.size();
   std::vector<int64_t> order;

@@ -193,7 +193,7 @@ TEST(PipelineSim, PP_3_OverlappedSteps) {
     SCOPED_TRACE(name);
     Scenario s;
     s.plan = *pipeline::make_schedule(name, 4, 8);
-    s.costs = pipeline::Costs::uniform(s.plan, 1'000'000, 1'000'000, 1'000'000);
+    s.costs = pipeline::Costs::uniform(s.plan, 1'000'000, 1'000'000, 1'000'000, 0, 2);
     s.steps = 6;
     s.latency = absl::ZeroDuration();
     expect_as_simulated(s);
