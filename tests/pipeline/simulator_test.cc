@@ -169,8 +169,8 @@ TEST(Simulator, PP_2_LatencyAndUnevenStages) {
         EXPECT_EQ(s.makespan, std::lround(c.makespans[i] * 1000)) << names[i];
       }
     }
-    const Plan plus = one_f_one_b(4, 8, 1);
   }
+  const Plan plus = one_f_one_b(4, 8, 1);
   const Simulation s = simulate(plus, costs(plus, 1, 1, 0.2));
   EXPECT_EQ(s.makespan, 34200);
   EXPECT_EQ(s.peak_memory(), 5 * 2);

@@ -100,14 +100,17 @@ class Found : public ::testing::TestWithParam<Net> {
         .def("count", &Pairs::count);
     test_.library.instance("pairs", pairs_);
     // Each on whatever thread tells a handler that its call is given up.
-    test_.library.def("block_when_cancelled", [gate = test_.gate](CallContext& context) {
-      auto promise = std::make_shared<Promise<int64_t>>(executor_of(context.worker()));
-      context.on_cancel([gate, promise] {
-        gate->arrive_and_wait();
-        promise->try_set(make_error(ErrorKind::kCancelled, "given up"));
-      });
-      return promise->future();
-    });
+    started_->open();
+    test_.library.def(
+        "block_when_cancelled", [gate = test_.gate, started = started_](CallContext& context) {
+          started->arrive_and_wait();
+          auto promise = std::make_shared<Promise<int64_t>>(executor_of(context.worker()));
+          context.on_cancel([gate, promise] {
+            gate->arrive_and_wait();
+            promise->try_set(make_error(ErrorKind::kCancelled, "given up"));
+          });
+          return promise->future();
+        });
     test_.library.def("free_of", [](const at::Tensor& x) { return x.numel(); });
   }
   ClusterOptions options(int size) {
@@ -140,6 +143,7 @@ class Found : public ::testing::TestWithParam<Net> {
   }
 
   const std::shared_ptr<Runtime> runtime_ = make_system_runtime();
+  const std::shared_ptr<Gate> started_ = std::make_shared<Gate>(runtime_);  // open: it counts
   TestLibrary test_;
   std::shared_ptr<FaultPlan> plan_ = std::make_shared<FaultPlan>(5);
   std::shared_ptr<Pairs> pairs_ = std::make_shared<Pairs>(test_.gate);
@@ -400,12 +404,13 @@ TEST_P(Found, DEF_8_on_cancel_may_block_without_holding_up_calls_or_deadlines) {
   const FunctionRef<int64_t()> blocks{"test.block_when_cancelled"};
   // By a cancel, which a poller or a thread that waits reads; and by the deadline, from the timer.
   Future<int64_t> cancelled = rpc_async(c[0], 1, blocks);
-  EXPECT_EQ(rpc_sync(c[0], 1, &add, 1, 2), 3);
+  started_->wait_arrived(1);  // a call that was cancelled before never starts
   cancelled.cancel();
   test_.gate->wait_arrived(1);
   EXPECT_EQ(try_rpc_sync(c[0], 1, {.deadline = 5s}, &add, 1, 2).value_or(0), 3)
       << "the poller runs the callback";
-  const Future<int64_t> late = rpc_async(c[0], 1, {.deadline = 50ms}, blocks);
+  const Future<int64_t> late = rpc_async(c[0], 1, {.deadline = 1s}, blocks);
+  started_->wait_arrived(2);
   EXPECT_EQ(error_kind(late.try_wait(20s).status()), ErrorKind::kDeadline);
   test_.gate->wait_arrived(2);
   const Status after = try_rpc_sync(c[0], 1, {.deadline = 50ms}, kWaitAtGate, 1).status();

@@ -193,7 +193,9 @@ TEST(PipelineSim, PP_3_OverlappedSteps) {
     SCOPED_TRACE(name);
     Scenario s;
     s.plan = *pipeline::make_schedule(name, 4, 8);
-    s.costs = pipeline::Costs::uniform(s.plan, 1'000'000, 1'000'000, 1'000'000, 0, 2);
+    // One activation for each stage, as the runtime counts them.
+    const int64_t share = s.plan.stages() / static_cast<int64_t>(s.plan.workers.size());
+    s.costs = pipeline::Costs::uniform(s.plan, 1'000'000, 1'000'000, 1'000'000, 0, share);
     s.steps = 6;
     s.latency = absl::ZeroDuration();
     expect_as_simulated(s);
