@@ -134,9 +134,9 @@ void PipelineService::on_open(CallContext& call, OpenMessage message, ReplyFn re
   {
     MutexLock lock(&mutex_);
     if (closed_ || parts_.count(message.pipeline) > 0) {
+      const char* const why = closed_ ? "the worker is leaving" : "the pipeline has a part here";
       lock.unlock();
-      return reply(make_error(ErrorKind::kState,
-                              closed_ ? "the worker is leaving" : "the pipeline has a part here"));
+      return reply(make_error(ErrorKind::kState, why));
     }
     parts_[message.pipeline] = *part;
   }

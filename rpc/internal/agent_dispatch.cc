@@ -286,9 +286,10 @@ Status Agent::charge_waiting(Job* job) const {
     if (t.defined() && t.layout() == at::kStrided) bytes += t.nbytes();
   }
   struct Charge {
-    std::shared_ptr<ByteBudget> budget;
-    uint64_t bytes;
+    Charge(std::shared_ptr<ByteBudget> from, uint64_t n) : budget(std::move(from)), bytes(n) {}
     ~Charge() { budget->release(bytes); }
+    const std::shared_ptr<ByteBudget> budget;
+    const uint64_t bytes;
   };
   WEFT_RETURN_IF_ERROR(job->link->budget()->charge(bytes));
   job->charge = std::make_shared<Charge>(job->link->budget(), bytes);

@@ -380,9 +380,10 @@ Status Assembler::on_chunk(const FrameView& frame) {
 namespace {
 
 struct HeldCharge {
-  std::shared_ptr<ByteBudget> budget;
-  uint64_t bytes;
+  HeldCharge(std::shared_ptr<ByteBudget> from, uint64_t n) : budget(std::move(from)), bytes(n) {}
   ~HeldCharge() { budget->release(bytes); }
+  const std::shared_ptr<ByteBudget> budget;
+  const uint64_t bytes;
 };
 
 }  // namespace

@@ -130,8 +130,8 @@ void DistributedSampler::reset(std::optional<size_t> new_size) {
 }
 
 std::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
-  MutexLock lock(&state_->mutex);
   State& state = *state_;
+  MutexLock lock(&state.mutex);
   if (state.mine.empty()) state.draw();
   state.resumed = false;
   const size_t left = state.mine.size() - std::min(state.position, state.mine.size());
