@@ -114,6 +114,12 @@ void GrpcTransportCore::dial(std::string_view address, const Hello& hello, absl:
         make_error(ErrorKind::kState, absl::StrCat(context, ": the transport is shut down")),
         false);
   }
+  if (deadline <= runtime().now()) {
+    // The timer alone would race with a listener that is quick.
+    return fail_dial(std::move(done),
+                     make_error(ErrorKind::kDeadline,
+                                absl::StrCat(context, ": the deadline was over before it began")));
+  }
   const SplitAddress at = split_address(address);
   const bool local = options_.local_sockets && !at.local.empty() && local_socket_exists(at.local);
   if (!local && options_.local_sockets && listener_has_ended(at)) {
