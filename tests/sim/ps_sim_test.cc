@@ -70,10 +70,7 @@ struct History {
 class World {
  public:
   World(uint64_t seed, SimRuntime* sim)
-      : seed_(seed),
-        sim_(sim),
-        plan_(std::make_shared<FaultPlan>(seed)),
-        trouble_(trouble_of(seed)) {
+      : sim_(sim), plan_(std::make_shared<FaultPlan>(seed)), trouble_(trouble_of(seed)) {
     servers_ = 1 + below(4);
     clients_ = 1 + below(3);
     sparse_ = below(2) == 0;
@@ -395,7 +392,6 @@ class World {
     }
   }
 
-  const uint64_t seed_;
   SimRuntime* const sim_;
   const std::shared_ptr<FaultPlan> plan_;
   const Trouble trouble_;

@@ -11,6 +11,7 @@
 #include "weft/common/condition.h"
 #include "weft/common/mutex.h"
 #include "weft/common/sim.h"
+#include "weft/rpc/call.h"
 #include "weft/rpc/worker.h"
 #include "weft/store/delegating_store.h"
 #include "weft/store/hash_store.h"
