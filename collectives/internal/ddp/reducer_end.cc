@@ -164,7 +164,11 @@ void Reducer::wait_buckets(Reduction* reduction) {
   });
   for (const auto& [what, wait] : works) {
     const Status done = wait(time_for(*reduction));
-    if (!done.ok()) throw_error(annotate(done, what));
+    if (done.ok()) continue;
+    const Status failed = annotate(done, what);
+    // What a hook gives is known to this rank alone, and the others may have agreed already.
+    if (hook_ != nullptr && group_.failure().ok()) group_.abort(std::string(failed.message()));
+    throw_error(failed);
   }
 }
 
