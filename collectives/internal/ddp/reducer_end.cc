@@ -135,8 +135,10 @@ void Reducer::complete_locked(Reduction* reduction) {
 
 void Reducer::wait_buckets(Reduction* reduction) {
   std::vector<std::pair<std::string, std::function<Status(absl::Duration)>>> works;
+  bool hooked = false;
   {
     MutexLock lock(&mutex_);
+    hooked = hook_ != nullptr;
     for (size_t i = 0; i < buckets_.size(); ++i) {
       if (!buckets_[i].work.valid() && !buckets_[i].hooked.has_value()) continue;
       const std::vector<size_t>& members = buckets_[i].parameters;
@@ -167,7 +169,7 @@ void Reducer::wait_buckets(Reduction* reduction) {
     if (done.ok()) continue;
     const Status failed = annotate(done, what);
     // What a hook gives is known to this rank alone, and the others may have agreed already.
-    if (hook_ != nullptr && group_.failure().ok()) group_.abort(std::string(failed.message()));
+    if (hooked && group_.failure().ok()) group_.abort(std::string(failed.message()));
     throw_error(failed);
   }
 }
