@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "torch/optim/sgd.h"
 #include "weft/dist_autograd/context.h"
+#include "weft/dist_autograd/ended_passes.h"
 #include "weft/dist_autograd/service.h"
 #include "weft/dist_optim/service.h"
 #include "weft/dist_optim/user_optimizer.h"
@@ -121,6 +122,10 @@ class Steps : public ::testing::TestWithParam<Net> {
     plan.creator = context.id().creator.id.value();
     plan.incarnation = context.id().creator.incarnation.value();
     plan.context = context.id().counter;
+    const internal::EndedPasses ended = internal::ended_passes(context);
+    plan.ended_below = ended.below;
+    plan.last_pass = ended.last;
+    plan.step = 77;
     plan.options.emplace_back();
     return plan;
   }
@@ -223,9 +228,7 @@ TEST_P(Steps, OPT_5_the_second_phase_waits_for_the_gradients) {
   part.rpc_sync(&internal::OwnerOptimizer::add_parameters, parameters);
   DistAutogradContext context(trainer());
   context.backward({forward(trainer())}, ones());
-  internal::StepPlan plan = plan_of(context);
-  plan.step = 77;
-  EXPECT_EQ(part.rpc_sync(&internal::OwnerOptimizer::prepare, plan).updated, 1);
+  EXPECT_EQ(part.rpc_sync(&internal::OwnerOptimizer::prepare, plan_of(context)).updated, 1);
   EXPECT_EQ(part.rpc_sync(&internal::OwnerOptimizer::apply, uint64_t{77}).updated, 1);
   fake_cuda::run_all();
   EXPECT_EQ(Setter::seen_gradient->load(), 0.0F) << "the update did not wait for its gradient";
