@@ -124,7 +124,8 @@ TEST_P(RpcTime, RPC_53_what_a_handler_gives_up_at_its_deadline_is_a_deadline) {
     if (index == 0) j->runtime = std::make_shared<LateTimers>(j->runtime, absl::Seconds(2));
   };
   Cluster c(std::move(o));
-  const Status s = try_rpc_sync(c[0], 1, {.deadline = 20ms},
+  // Long enough for the handler to start, and well before the late timer of the caller.
+  const Status s = try_rpc_sync(c[0], 1, {.deadline = 500ms},
                                 FunctionRef<int64_t()>{"test.cancelled_at_its_deadline"})
                        .status();
   EXPECT_EQ(error_kind(s), ErrorKind::kDeadline) << s;

@@ -22,9 +22,9 @@ constexpr uint64_t kWake = 0;
 constexpr uint64_t kListener = ~uint64_t{0};
 constexpr int kBacklog = 512;
 
-bool watch(int epoll, int fd, uint64_t id) {
+bool watch(int epoll, int fd, uint64_t id, uint32_t events = EPOLLIN | EPOLLRDHUP) {
   epoll_event event = {};
-  event.events = EPOLLIN | EPOLLRDHUP;
+  event.events = events;
   event.data.u64 = id;
   return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
 }
@@ -88,7 +88,10 @@ void LocalGate::welcome_locked() {
     const StatusOr<uid_t> user = peer_user(fd.get());
     if (!user.ok() || *user != geteuid()) continue;
     if (visitors_.size() >= kMaxVisitors) visitors_.erase(visitors_.begin());
-    visitors_.emplace(++last_id_, Visitor{std::move(fd), {}});
+    const uint64_t id = ++last_id_;
+    // Only for its end: what it leaves is read when a hello asks for it.
+    (void)watch(epoll_.get(), fd.get(), id, EPOLLRDHUP);
+    visitors_.emplace(id, Visitor{std::move(fd), {}});
   }
   for (auto it = visitors_.begin(); it != visitors_.end();) {
     Visitor& visitor = it->second;
@@ -119,6 +122,7 @@ std::shared_ptr<LocalSession> LocalGate::claim(std::string_view ticket) {
   welcome_locked();
   for (auto it = visitors_.begin(); it != visitors_.end(); ++it) {
     if (!same_bytes_in_constant_time(it->second.ticket, ticket)) continue;
+    (void)epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->second.fd.get(), nullptr);
     auto session =
         std::make_shared<LocalSession>(std::move(it->second.fd), std::move(it->second.ticket));
     visitors_.erase(it);
@@ -194,7 +198,7 @@ void LocalGate::read(uint64_t id) {
   {
     MutexLock lock(&mutex_);
     const auto it = attached_.find(id);
-    if (it == attached_.end()) return;
+    if (it == attached_.end()) return welcome_locked();  // a visitor that went away
     from = it->second;
   }
   bool end = false;
