@@ -271,9 +271,8 @@ TEST_P(DistOptimPhases, DEF_25_applied_is_reported_when_the_answer_found_no_room
   // Whoever applies last fills the budget of the second owner before its answer is made.
   const auto fill_up = [&] {
     calls = fill(c[2], 1, kMiB / 2);
-    release = std::thread([&, served = counter(c[2], "requests_served")] {
-      // Its own answer, and that of the first question.
-      eventually([&] { return counter(c[2], "requests_served") >= served + 2; }, "asked again");
+    release = std::thread([&] {
+      // The answer is made before or after: what is reported is the same.
       eventually([&] { return held() == calls.size(); }, "calls that are held");
       answer_all();
     });

@@ -8,7 +8,7 @@ namespace {
 
 using ps::Table;
 
-INSTANTIATE_TEST_SUITE_P(Nets, PsTest, ::testing::Values(Net::kInproc, Net::kGrpc));
+INSTANTIATE_TEST_SUITE_P(Nets, PsTest, ::testing::ValuesIn(nets()));
 
 TEST_P(PsTest, ADenseTableIsPulledAndPushedTo) {
   PsJob job(3, 2, GetParam());
