@@ -31,8 +31,8 @@ inline PointOperation irecv(const at::Tensor& tensor, int from = kAnySource,
   return {false, tensor, from, options};
 }
 
-// In the order of the list. Sends begin first, whatever the order: whoever waits for room takes in
-// what others send meanwhile, so ranks that all send first do not wait for each other.
+// In the order of the list. Sends begin first, whatever the order: a rank that waits for room
+// receives what others send, so ranks that all send first do not wait for each other.
 WEFT_API std::vector<Work> batch_isend_irecv(ProcessGroup& group,
                                              const std::vector<PointOperation>& operations);
 

@@ -63,29 +63,29 @@ enum class Backend {
 };
 
 struct ProcessGroupOptions {
-  // Of the group, unique among those that meet at the store at the same time.
+  // Name of the group, unique among the groups that meet at the store at the same time.
   std::string name = "world";
   Backend backend = Backend::kAuto;
-  // Where to meet: a store, or else a URL, or else (also "env://") what the launcher says.
+  // Where to meet: a store, or else a URL, or else (also "env://") the launcher's variables.
   std::shared_ptr<Store> store = nullptr;
   std::string rendezvous = {};
-  // Unset: of the launcher.
+  // Default: those of the launcher.
   std::optional<int> rank = std::nullopt;
   std::optional<int> size = std::nullopt;
-  // Of every operation that gives none: 10 minutes.
+  // Deadline of operations without one of their own. Default: 10 minutes.
   Timeout timeout{};
-  // Until all members have come: 10 minutes.
+  // Deadline for all members to join. Default: 10 minutes.
   Timeout init_timeout{};
-  // Unset: threads and the clock of the system.
+  // Default: threads and the clock of the system.
   std::shared_ptr<Runtime> runtime = nullptr;
-  // Where continuations of Work run. Unset: on a thread of the group's.
+  // Where continuations of Work run. Default: on a thread of the group.
   std::shared_ptr<Executor> executor = nullptr;
   std::shared_ptr<InprocFabric> fabric = nullptr;
   // tcp: where to listen, and whether that may be more than loopback without credentials.
   std::string listen_address = "127.0.0.1";
   bool allow_insecure = false;
   Logger log{};
-  // Unset: the process's.
+  // Default: that of the process.
   std::optional<Environment> environment = std::nullopt;
   std::map<std::string, OpenStoreFunction> schemes{};
 };
@@ -126,14 +126,14 @@ struct PointOptions {
 
 struct NewGroupOptions {
   std::string name = {};
-  // Of operations that give none: that of this group.
+  // Deadline of operations without one of their own. Default: that of this group.
   Timeout timeout{};
-  // Until all members have come: 10 minutes.
+  // Deadline for all members to join. Default: 10 minutes.
   Timeout init_timeout{};
 };
 
 struct RebuildOptions {
-  // For members that neither come nor are known to be gone: 30 s.
+  // How long to wait for members that neither come nor are known to be gone. Default: 30 s.
   Timeout timeout{};
 };
 
@@ -156,9 +156,9 @@ class WEFT_API ProcessGroup {
   const std::string& name() const;
   // "inproc", "shm" or "tcp".
   std::string_view backend() const;
-  // Of the group's making: 1, and one more at each rebuild.
+  // Generation of the group: 1, and one more at each rebuild.
   uint32_t generation() const;
-  // Operations of all ranks begun so far.
+  // Number of collective operations begun so far.
   uint64_t sequence() const;
   const std::shared_ptr<Runtime>& runtime() const;
 
@@ -239,22 +239,22 @@ class WEFT_API ProcessGroup {
   int recv(const at::Tensor& tensor, int from = kAnySource, const PointOptions& options = {}) {
     return value_or_throw(try_recv(tensor, from, options));
   }
-  // Whatever tensor comes.
+  // Receives a tensor of any type and shape.
   StatusOr<at::Tensor> try_recv_any_shape(int from = kAnySource, const PointOptions& options = {});
   at::Tensor recv_any_shape(int from = kAnySource, const PointOptions& options = {}) {
     return value_or_throw(try_recv_any_shape(from, options));
   }
 
-  // Memory for tensors that this group works on with fewer copies, where its backend has such.
+  // A tensor in memory on which this group works with fewer copies, if its backend has such memory.
   // It may outlive the group, whose shared memory then stays as long.
   StatusOr<at::Tensor> try_empty(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) const;
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) const {
     return value_or_throw(try_empty(sizes, type));
   }
 
-  // A group of some of the ranks, which come to have new ranks in the order of the list. Only they
-  // call it; `name` tells apart what would otherwise be two groups of the same ranks at one time.
-  // It is of its own: it lives on when this one fails or is gone.
+  // A group of some of the ranks, numbered anew in the order of the list. Only they call it.
+  // `name` distinguishes two groups of the same ranks at one time. It is independent: it lives on
+  // when this group fails or is gone.
   StatusOr<ProcessGroup> try_new_group(const std::vector<int>& ranks,
                                        const NewGroupOptions& options = {}) const;
   ProcessGroup new_group(const std::vector<int>& ranks, const NewGroupOptions& options = {}) const {
@@ -267,8 +267,7 @@ class WEFT_API ProcessGroup {
     return value_or_throw(try_split(color, key, options));
   }
 
-  // A barrier that says who does not come: rank 0 names all that are missing, the others hear it
-  // from there.
+  // A barrier that names missing ranks: rank 0 names all of them, and tells the other ranks.
   WEFT_COLLECTIVE(monitored_barrier, (const CollectiveOptions& options = {}), (options))
 
   // After a failure: the survivors of this group as a group of the next generation. Every rank that

@@ -12,15 +12,15 @@
 namespace weft {
 namespace {
 
-// Looks at the store so often while somebody is awaited.
+// Interval between two reads of the store while a member is missing.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
 
 // COLL-4: one compare_set decides the members of a generation.
 //
 //   <prefix>alive/<rank>    that rank, of the generation before, is here
-//   <prefix>members         the ranks that go on, as "0,2,3": whoever writes it first decides
+//   <prefix>members         the ranks that go on, as "0,2,3": the first writer decides
 //
-// `members` stays as long as the store, so that whoever comes late finds out.
+// `members` stays as long as the store, so that a late member finds out.
 class Rebuild {
  public:
   Rebuild(Store* store, Runtime* runtime, std::string prefix, const internal::Membership& old)

@@ -49,7 +49,7 @@ class WEFT_API CancelToken {
   // only. Returns an id for remove(); 0 when there is nothing to remove.
   uint64_t on_cancel(absl::AnyInvocable<void()> fn) const;
   void remove(uint64_t id) const;
-  // Whether somebody waits for it.
+  // Whether a callback is registered.
   bool watched() const;
   // False when it was cancelled before.
   bool cancel(CancelReason why = CancelReason::kGivenUp) const;
@@ -86,7 +86,8 @@ struct CallScope {
   uint64_t trace_id = 0;  // 0: not traced
   uint64_t span_id = 0;
   std::vector<uint64_t> holding;  // calls of this chain that hold an object's turn
-  // Incarnations of the workers that wait for this call: of its caller, of whoever called that one.
+  // Incarnations of the workers that wait for this call: of its caller, of the caller's caller, and
+  // so on.
   absl::InlinedVector<uint64_t, 4> chain;
   std::map<std::string, std::shared_ptr<void>> slots;  // opaque to us: one entry per service
   std::shared_ptr<const ScopeAttachment> attachment;   // null: nothing
@@ -122,8 +123,8 @@ class BlockingHook {
   virtual void end_blocking() = 0;
 };
 
-// Whether a pool lent this thread: code of users may run, and wait, here. Not on one that carries
-// frames, on the timer, or on a user's that waits for an answer.
+// Whether this is a thread of a pool: user code may run, and wait, here. False on a poller, on the
+// timer, and on an application thread that waits for an answer.
 WEFT_API bool on_pool_thread();
 
 class WEFT_API BlockingHookGuard {

@@ -427,7 +427,7 @@ struct CoroutinePromise {
   }
   // Starts at once on the caller's thread; ends by destroying itself.
   std::suspend_never initial_suspend() noexcept { return {}; }
-  // The locals of the body are gone by now: whoever sees the result meets none of them.
+  // The locals of the body are destroyed by now: a reader of the result meets none of them.
   std::suspend_never final_suspend() noexcept {
     promise.try_set(*std::move(result));
     return {};

@@ -20,7 +20,7 @@ struct EndedPasses {
   uint64_t below = 0;               // all below this counter have ended...
   uint64_t last = 0;                // ...and up to this one all...
   std::vector<uint64_t> running{};  // ...but for these
-  std::vector<uint64_t> aborted{};  // with an error, which somebody may not know yet
+  std::vector<uint64_t> aborted{};  // with an error, which some worker may not know yet
 };
 
 // Of this worker as their root, now.

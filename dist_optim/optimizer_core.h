@@ -7,7 +7,7 @@
 //   OPT-7  no owner is told to apply before all others have prepared; after an error every owner
 //          that may have prepared is told to cancel.
 //   OPT-10 an outcome that is reported is the one that has happened: of an owner whose answer did
-//          not come it is asked for again, until the deadline; what nobody has told is unknown.
+//          not come it is asked for again, until the deadline; without an answer it is unknown.
 
 #include <atomic>
 #include <cstdint>

@@ -6,8 +6,8 @@
 //
 //   OPT-4  prepare() changes no parameter and no state; after an error it holds nothing, and when
 //          the step's time is over it holds nothing either.
-//   OPT-5  apply() of a step is done once, with the gradients that prepare() found; who asks again
-//          is told what became of it (OPT-8, OPT-9: weft/dist_optim/step_log.h).
+//   OPT-5  apply() of a step is done once, with the gradients that prepare() found; a repeated
+//          question is told what became of it (OPT-8, OPT-9: weft/dist_optim/step_log.h).
 //   OPT-6  `.grad` of a parameter is neither read nor written, and an update is none that autograd
 //          counts: a backward which another trainer has under way goes on with the new values, as
 //          asynchronous training wants it.
@@ -133,7 +133,7 @@ class WEFT_API OwnerOptimizer : public std::enable_shared_from_this<OwnerOptimiz
   StepAnswer tell(const StepLog::Step& step) const;
   void decide(uint64_t step, StepLog::State state, const Status& error, int64_t updated,
               int64_t stale);
-  // Waits as long as somebody applies the step.
+  // Waits while another call applies the step.
   StepLog::Answer ask(CallContext& call, uint64_t step, StepLog::Event event);
   // update(); handlers that start later meet its parameters as it leaves them.
   Status update_and_publish(const std::vector<Slot>& slots, const std::vector<Update>& updates,

@@ -4,7 +4,7 @@
 // StepLog: what the owner of parameters knows of the steps of one optimizer: which are prepared,
 // and what became of the others. A pure table: no lock, no clock, no message.
 //
-//   OPT-8  a step is decided once; who asks again, at any time and in any order, is told the same.
+//   OPT-8  a step is decided once; questions, at any time and in any order, get the same answer.
 //   OPT-9  a step that was cancelled, or whose time was over before it was told to apply, is never
 //          applied, whatever arrives later, its own beginning included.
 //
@@ -33,11 +33,11 @@ class WEFT_API StepLog {
     kNotApplied,
   };
   enum class Event : uint8_t { kPrepare, kBegin, kApply, kCancel, kExpire };
-  // What whoever brought the event is to do.
+  // What the caller of the event does.
   enum class Next : uint8_t {
     kGo,      // it is the one that does it
     kDrop,    // let go of what was held
-    kWait,    // somebody applies it now: ask again then
+    kWait,    // another call applies it now: ask again then
     kTell,    // it is decided; say how
     kRefuse,  // it cannot begin any more
   };

@@ -232,7 +232,7 @@ void Pipeline::State::ended(size_t w, StatusOr<Payload> answer, const std::share
       first = error_.ok();
       if (first) error_ = end.status();
     }
-    // One that is gone tells nobody: the others hear it from here, too.
+    // A worker that is gone cannot tell the others, so the maker does.
     if (first) {
       const Status why = annotate(end.status(), absl::StrCat("worker '", workers_[w].name, "'"));
       const internal::FailMessage message{id_, static_cast<int64_t>(why.code()),

@@ -2,8 +2,8 @@
 #define WEFT_PIPELINE_PIPELINE_H_
 
 // Pipeline: a model whose stages live at several workers, trained by a plan. Every worker runs its
-// own list of actions; results and gradients go from worker to worker; who makes the pipeline says
-// when a step begins and hears how it ended.
+// own list of actions; results and gradients go from worker to worker; the maker of the
+// pipeline says when a step begins and hears how it ended.
 //
 //   weft::Library lib("app");                       // at every worker
 //   weft::module_<Half>(lib, "Half").constructor<int64_t>().def("forward", &HalfImpl::forward);

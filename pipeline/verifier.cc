@@ -96,7 +96,7 @@ class Transfers {
            ((is_send(a.kind) && is_receive(other->kind)) ||
             (is_receive(a.kind) && is_send(other->kind)));
   }
-  // Runs `first` as far as it goes, and whoever that sets free.
+  // Runs `first` as far as it goes, and then the workers that this unblocks.
   void advance(size_t first) {
     std::vector<size_t> todo{first};
     while (!todo.empty()) {

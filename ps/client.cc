@@ -51,8 +51,8 @@ StatusOr<OpenAnswer> ask_open(const Worker& worker, const WorkerInfo& server,
   return internal::decode_opened(bytes);
 }
 
-// What may be otherwise in a moment: a worker that has not come, or serves no tables yet; a table that
-// nobody has made.
+// What may be otherwise in a moment: a worker that has not come, or serves no tables yet; a table
+// that does not exist yet.
 bool worth_waiting(const Status& why) {
   switch (error_kind(why)) {
     case ErrorKind::kDeadline:
@@ -111,9 +111,9 @@ class Opener {
   const absl::Duration attempt_;
 };
 
-// The client takes part with the same clock everywhere: at least that of the part which is furthest.
-// Once it has entered a part with a clock, that part's steps do not pass it, so the second round is
-// the last.
+// The client takes part with the same clock everywhere: at least that of the part which is
+// furthest. Once it has entered a part with a clock, that part's steps do not pass it, so the
+// second round is the last.
 Status enter(TableCore& core, const Opener& opener) {
   uint64_t clock = 0;
   for (int round = 0; round < 2; ++round) {

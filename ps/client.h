@@ -4,20 +4,20 @@
 // ps::Client: opens tables at servers; ps::Table: pushes to one and pulls from it.
 //
 //   weft::ps::Client client(worker, {.servers = {"ps0", "ps1"}});
-//   weft::ps::Table w = client.open_table("w", weft::ps::dense({64, 10}, weft::ps::rule<weft::optim::SGD>()));
-//   torch::Tensor now = w.pull().wait();
+//   weft::ps::Table w = client.open_table("w", weft::ps::dense({64, 10},
+//   weft::ps::rule<weft::optim::SGD>())); torch::Tensor now = w.pull().wait();
 //   w.push(gradient).wait();                                        // acknowledged: it is in, once
 //   torch::Tensor next = w.push_pull(gradient, {.advance = true}).wait();   // the end of a step
 //
-//   weft::ps::Table e = client.open_table("e", weft::ps::sparse(64, weft::ps::rule<weft::optim::Adagrad>()));
-//   torch::Tensor rows = e.pull_rows(keys).wait();                  // keys: int64, the bits of u64
-//   e.push_rows(keys, gradients).wait();
+//   weft::ps::Table e = client.open_table("e", weft::ps::sparse(64,
+//   weft::ps::rule<weft::optim::Adagrad>())); torch::Tensor rows = e.pull_rows(keys).wait();
+//             // keys: int64, the bits of u64 e.push_rows(keys, gradients).wait();
 //
-// What is asked of a table goes to all servers that have a part in it, at once. A push that fails may be
-// in some parts and not in others, and is in none of them twice; the error names the part. Steps: an
-// operation with `advance` leaves when every push before it is acknowledged, and what is asked after
-// it leaves when it has ended. A tensor that is given is borrowed until the future is complete.
-// Threads: all methods from anywhere.
+// What is asked of a table goes to all servers that have a part in it, at once. A push that fails
+// may be in some parts and not in others, and is in none of them twice; the error names the part.
+// Steps: an operation with `advance` leaves when every push before it is acknowledged, and what is
+// asked after it leaves when it has ended. A tensor that is given is borrowed until the future is
+// complete. Threads: all methods from anywhere.
 
 #include <cstdint>
 #include <memory>
@@ -54,7 +54,7 @@ struct OpenOptions {
   // For the servers to come, and for a table without a definition to be made by another client.
   // Default: 60 s.
   Timeout deadline{};
-  // Only pulls, never waits for others, and nobody waits for it.
+  // Only pulls; it waits for no other client, and none waits for it.
   bool observer = false;
 };
 
@@ -129,7 +129,7 @@ class WEFT_API Client {
 
   // Opens the table, and makes it if it is not there. Waits for the servers. Errors: kind
   // invalid_argument, a wrong definition, or not the one that the table has (naming what differs);
-  // deadline, naming who is not there, or that nobody made the table.
+  // deadline, naming the missing worker, or that the table was not made.
   Table open_table(std::string_view name, const TableDefinition& definition,
                    const OpenOptions& options = {}) const;
   // One that another client makes. Only the first of `servers` need be known.

@@ -39,7 +39,7 @@ class WEFT_API Server {
   explicit Server(const Worker& worker, const ServerOptions& options = {});
   Server(Server&& other) noexcept = default;
   Server& operator=(Server&& other) noexcept;
-  // Its tables are gone; whoever waits for them gets an error.
+  // Removes its tables; requests that wait for them get an error.
   ~Server();
 
  private:

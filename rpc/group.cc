@@ -17,9 +17,9 @@
 //
 //   GROUP-1  a set is its names with their incarnations: a member that comes back under its name
 //            makes another set, in which everybody begins to count anew.
-//   GROUP-2  a gathering that failed is over for all its members: who reports to it later is told
-//            so at once, and goes on with the next one that is not over. So whoever tries again
-//            after a failure meets the others who do.
+//   GROUP-2  a gathering that failed is over for all its members: a later report is told so
+//            immediately, with the next one that is not over. So members that try again after a
+//            failure meet each other.
 //   GROUP-3  what is remembered ends with the members: a set in which one is gone is forgotten, and
 //            a report to it fails.
 
@@ -168,8 +168,8 @@ class GroupService : public Service, public std::enable_shared_from_this<GroupSe
     uint64_t used = 0;
   };
 
-  // The one of that name; makes it when there is none, in the place of the one that nobody has used
-  // for longest when there are very many.
+  // The one of that name; makes it when there is none, in the place of the least recently used one
+  // when there are kMostSets.
   Set& use_set(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (sets_.size() >= kMostSets && sets_.count(name) == 0) {
       sets_.erase(std::min_element(sets_.begin(), sets_.end(), [](const auto& a, const auto& b) {
@@ -232,7 +232,7 @@ class GroupService : public Service, public std::enable_shared_from_this<GroupSe
         lock.unlock();
         return refused.ok() ? reply(encode_over(next, over)) : reply(refused);
       }
-      // As a leader we know the set from the first report on, of whoever it is.
+      // The leader knows the set from the first report on, whichever member sends it.
       Set& set = use_set(report.set);
       set.incarnations.insert(report.incarnations.begin(), report.incarnations.end());
       std::shared_ptr<Gathering>& g = open_[key];

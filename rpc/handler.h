@@ -89,7 +89,7 @@ class WEFT_API Outcome {
     out.put<Value>(value);
     if constexpr (!std::is_lvalue_reference_v<T> && !std::is_const_v<std::remove_reference_t<T>> &&
                   !std::is_trivially_destructible_v<Value>) {
-      // The payload alone holds its tensors now, unless somebody else does.
+      // Only the payload holds its tensors now, unless the object does.
       [[maybe_unused]] const Value gone(std::move(value));
     }
     done(std::move(result), out.status());
@@ -129,8 +129,8 @@ StatusOr<std::tuple<Ts...>> take_arguments(Payload arguments) {
   return taken;
 }
 
-// A stored argument as the parameter wants it. By value and && it is moved from: nobody else has
-// it.
+// A stored argument as the parameter wants it. By value and && it is moved from: it has no other
+// user.
 template <class P, class S>
 decltype(auto) pass(S& stored) {
   if constexpr (std::is_lvalue_reference_v<P> && std::is_same_v<std::remove_cvref_t<P>, S>) {
@@ -151,7 +151,7 @@ struct HandlerFrame {
   std::shared_ptr<void> object;
 };
 
-// `Result`: StatusOr<T>, moved from when it is nobody else's.
+// `Result`: StatusOr<T>, moved from when there is no other owner.
 template <class T, class Result>
 void give_result(Outcome& outcome, Result&& result) {
   if (!result.ok()) {
@@ -199,8 +199,8 @@ void run_handler(const std::shared_ptr<const Call>& call, CallContext& context,
       const auto state = future.state();
       using Value = std::remove_cvref_t<decltype(*state->result())>;
       if (state->of_coroutine() && !state->done()) context.set_body_goes_on();
-      // The frame is let go only after the outcome was given, and an object that nobody else holds
-      // not on a thread that serves others.
+      // The frame is let go only after the outcome was given, and an object of which it holds the
+      // last reference not on a thread that serves others.
       state->on_complete_inline([state, frame = std::move(frame), outcome = std::move(outcome),
                                  executor = context.executor()]() mutable {
         state->before_use();

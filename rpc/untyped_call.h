@@ -28,11 +28,11 @@ class TraceWriter;
 
 // ---- callee ------------------------------------------------------------------------------------
 
-// What becomes of a result's tensors whose memory something else holds, too, and may write to before
-// the result has left.
+// What becomes of a result's tensors whose memory something else holds, too, and may write to
+// before the result has left.
 enum class TensorResults : unsigned char {
-  kValue,   // copied when the handler has returned: the caller gets what it was then (default)
-  kBorrow,  // no copy: nobody writes to it until the caller has it; of a call that is at most once,
+  kValue,  // copied when the handler has returned: the caller gets what it was then (default)
+  kBorrow,  // no copy: the handler writes nothing to it until the caller has it; of an at-most-once call,
             // until the caller has acknowledged it
 };
 

@@ -83,7 +83,7 @@ struct LocalModule {
   void* object = nullptr;                // as methods of its registered class take it
   const std::type_info* type = nullptr;  // that class
 };
-// A service to which others hand modules of its worker: whoever holds one says which it is for.
+// A service that gets modules of its worker from other services; each module says for which it is.
 class WEFT_API ModuleHost {
  public:
   virtual ~ModuleHost() = default;

@@ -36,13 +36,13 @@ struct RendezvousOptions {
   std::map<std::string, OpenStoreFunction> schemes{};
 };
 
-// A store of the job's own that its workers must clear away (found by dynamic_cast). Whoever lets
-// go of it last does.
+// A store of the job's own that its workers must clear away (found by dynamic_cast). The last
+// process that lets go of it does.
 class SharedPlace {
  public:
   virtual ~SharedPlace() = default;
   // This worker has shut down together with the others: the first one may wait for them, because
-  // they are about to let go too. Without this nobody is waited for.
+  // they are about to let go too. Without this it waits for none.
   virtual void others_are_leaving() = 0;
 };
 

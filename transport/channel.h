@@ -18,9 +18,10 @@
 //           end places nothing and has no lanes.
 //   CHAN-2  a lane_begun() that returned true is followed by exactly one lane_ended(), whatever
 //           happens to sockets, frames and the peer.
-//   CHAN-3  loss of any negotiation frame leaves both ends without service, and nobody waiting: a
+//   CHAN-3  loss of any negotiation frame leaves both ends without service, and neither waits: a
 //           drain ends all lanes.
-//   CHAN-4  an error of on_own_frame() is of kind protocol and means that no correct peer sends that.
+//   CHAN-4  an error of on_own_frame() is of kind protocol and means that no correct peer sends
+//           that.
 //
 // Threads: any, unless said otherwise. A host is called without locks of the channel.
 
@@ -82,13 +83,14 @@ class ChannelHost {
   // To the other end of this channel, by the control lane. A lost connection drops it.
   virtual void send_own(Frame frame) = 0;
   virtual void set_deadline(absl::Time when, std::weak_ptr<Timed> what) = 0;
-  // The dialler's: another socket to where the connection was dialled, which may be connecting still.
+  // The dialler's: another socket to where the connection was dialled, which may be connecting
+  // still.
   virtual StatusOr<UniqueFd> dial_socket() = 0;
   // Known for good: it serves, or what is in the way. CHAN-1.
   virtual void channel_settled(Channel& channel, bool serves, std::string_view why_not) = 0;
 
-  // A lane counts from here on: the connection is lost only when it has ended. False: the connection
-  // ends already, there must be none.
+  // A lane counts from here on: the connection is lost only when it has ended. False: the
+  // connection ends already, there must be none.
   virtual bool lane_begun() = 0;
   // Frames may flow, to the handler that is given back; null: the lane is not wanted, and ends.
   virtual ConnectionHandler* lane_up() = 0;

@@ -65,7 +65,7 @@ ContextRef make_context(const char* suites) {
   SSL_CTX_set_options(context.get(), SSL_OP_NO_TICKET);
   SSL_CTX_set_mode(context.get(),
                    SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-  // With a key there are no authorities: whoever shows a certificate instead of the key is refused.
+  // With a key there are no authorities: a peer with a certificate instead of the key is refused.
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   return context;
 }

@@ -13,7 +13,7 @@
 // A state says what to wait for. An error is final: the stream is not used again. Its kinds:
 //   permission   handshake: the other side does not prove that it is who it must be, or does not
 //                believe us
-//   protocol     bytes that are no TLS, or that somebody changed, left out, repeated or moved
+//   protocol     bytes that are not TLS, or were changed, left out, repeated or moved
 //   unavailable  the socket is broken, or ended without TLS's own end (TLS-2)
 //
 // Invariants:
@@ -111,7 +111,7 @@ class WEFT_API TlsStream {
 
   // Reads until `to` is full, the socket is empty, or `socket_bytes` were read from it. What was
   // read from the socket and not asked for is kept: the socket does not become ready for it, so
-  // whoever stops before kWantRead must come again.
+  // a caller that stops before kWantRead must call again.
   StatusOr<TlsMoved> read(absl::Span<char> to, size_t socket_bytes = SIZE_MAX)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Takes bytes from the pieces, in order, until all are taken or the socket takes no more. Small
@@ -165,8 +165,8 @@ class WEFT_API TlsStream {
   bool up_ ABSL_GUARDED_BY(mutex_) = false;
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  // Sealed bytes from out_begin_ to out_end_. Whoever sends them lets go of the lock meanwhile:
-  // bytes may be added behind, and only he moves out_begin_.
+  // Sealed bytes from out_begin_ to out_end_. The thread that sends them releases the lock for it:
+  // bytes may be added behind, and only that thread moves out_begin_.
   const std::unique_ptr<char[]> out_;
   size_t out_begin_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t out_end_ ABSL_GUARDED_BY(mutex_) = 0;

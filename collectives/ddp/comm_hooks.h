@@ -13,7 +13,8 @@
 // gradients are there, and begins what it takes; gradients have not been divided. What its future
 // gives is the mean: the buffer, or a tensor of as many elements, which is copied to it. It issues
 // the same operations on all ranks and does not call the DistributedDataParallel. One that throws,
-// or gives something else, ends the group: the others are in operations that nobody will meet.
+// or gives something else, ends the group: the other ranks are in operations that this one never
+// joins.
 //
 // Threads: hooks are called by whatever thread runs the backward, one at a time.
 

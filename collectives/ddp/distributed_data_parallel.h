@@ -54,7 +54,8 @@ struct DistributedDataParallelOptions {
   // A bucket is reduced when it has so many MiB; the first one, which is to leave early, with less.
   double bucket_cap_mb = 25;
   double first_bucket_mb = 1;
-  // Parameters may have no part in a loss. Those that no rank uses keep their gradients as they are.
+  // Parameters may have no part in a loss. Those that no rank uses keep their gradients as they
+  // are.
   bool find_unused_parameters = false;
   // `.grad` lies in the buckets: no copy, and no memory of its own. Not in contexts.
   bool gradient_as_bucket_view = false;
@@ -210,7 +211,7 @@ class DistributedDataParallel {
   NoSync no_sync() { return NoSync(handle_.core()); }
 
   // The number of the next forward: 1, 2, 3, ..., each once, the same at all ranks for the same
-  // step. Where several contexts are under way, whoever drives the ranks gives them: they are
+  // step. Where several contexts are under way, the driver of the ranks gives them: they are
   // reduced in this order on every rank. Without numbers, forwards are counted here, and ranks
   // whose backwards begin in different orders get an error that says so.
   void iteration(int64_t number) { internal::ddp_next_iteration(handle_.core(), number); }

@@ -1,8 +1,8 @@
 #ifndef WEFT_COLLECTIVES_INTERNAL_FLIGHT_RECORD_H_
 #define WEFT_COLLECTIVES_INTERNAL_FLIGHT_RECORD_H_
 
-// FlightRecord: the last operations of a group, for whoever looks at a failure afterwards. Takes
-// no memory after it is made. Its owner locks.
+// FlightRecord: the last operations of a group, to be read after a failure. Allocates
+// nothing after it is made. Its owner locks.
 
 #include <array>
 #include <cstdint>

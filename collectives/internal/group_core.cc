@@ -137,9 +137,9 @@ void GroupCore::work() {
     } else {
       fail(done);
     }
-    next.body = nullptr;  // what it holds is given back before anybody hears of the end
+    next.body = nullptr;  // releases what it holds before the promise completes
     next.promise.try_set(std::move(done));
-    // Whoever sees a later operation done sees this one done, too.
+    // A thread that sees a later operation done sees this one done, too.
     if (had_turn) end_turn();
     lock.lock();
   }
@@ -162,7 +162,7 @@ void GroupCore::fail(const Status& cause) {
 std::vector<bool> GroupCore::gone() {
   {
     MutexLock lock(&mutex_);
-    // Whoever runs an operation now ends it soon, with the group's failure.
+    // A thread that runs an operation now ends it soon, with the group's failure.
     while (busy_) {
       ++waiting_;
       const Status waited = changed_.wait_until(&mutex_, absl::InfiniteFuture());

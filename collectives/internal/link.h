@@ -9,7 +9,7 @@
 // with an error, in bounded time.
 //
 // Threads: exchange(), send_point() and receive_point() by one thread at a time; fail(), leave()
-// and traffic() by any. Whoever destroys it has called leave() and waits for nothing.
+// and traffic() by any. The owner calls leave() before it destroys the link.
 
 #include <atomic>
 #include <cstdint>

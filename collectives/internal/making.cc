@@ -19,7 +19,7 @@ class Maker {
   Status run(absl::FunctionRef<Status(uint64_t, const std::vector<wire::GroupMember>&)> connect) {
     WEFT_RETURN_IF_ERROR(write());
     if (Status s = read(); !s.ok()) {
-      // Nobody may take it for that of a later try; that this rank was here can still be seen.
+      // A later try must not take it for its own; the empty value shows that this rank was here.
       (void)making_.store->set(own_key(), "", absl::Seconds(1));
       return s;
     }
@@ -121,7 +121,7 @@ class Maker {
       for (uint32_t rank = 0; rank < mine_.size(); ++rank) {
         WEFT_RETURN_IF_ERROR(making_.store->delete_key(key(rank), left()).status());
       }
-      // Whoever failed has written why; then this changes nothing.
+      // A member that failed has written why; then this changes nothing.
       WEFT_RETURN_IF_ERROR(making_.store
                                ->compare_set(below + "go", "",
                                              made.ok() ? "all" : std::string(made.message()),

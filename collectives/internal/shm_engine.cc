@@ -45,7 +45,7 @@ void ShmEngine::publish(const Header& mine, uint64_t place) {
   ShmHeader& slot = own().page().headers[mine.sequence & 1];
   Words words;
   std::memcpy(words.data(), &mine, sizeof mine);
-  // A reader that sees the number sees the rest; nobody looks for this number before.
+  // A reader that sees the number sees the rest; no reader looks for this number earlier.
   for (size_t i = 0; i < kWords; ++i) slot.words[i].store(words[i], std::memory_order_relaxed);
   slot.place.store(place, std::memory_order_relaxed);
   slot.sequence.store(mine.sequence, std::memory_order_release);
@@ -174,7 +174,7 @@ Status ShmEngine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Al
   places_[static_cast<size_t>(member_.rank)] = place;
   publish(mine, place);
   if (bytes <= kSmallBytes) return small(turn, mine, data, elements);
-  // The first chunk is put in beside the header; whoever turns out to be registered wasted that.
+  // The first chunk is put in beside the header; that is wasted if all turn out to be registered.
   if (place != 0) {
     WEFT_RETURN_IF_ERROR(meet(turn, mine, true));
     if (all_registered(mine, bytes, size)) return registered(turn, mine, data, elements);
@@ -236,7 +236,7 @@ Status ShmEngine::registered(const Turn& turn, const Header& mine, char* data, u
     copy(data + begin, of(peer).at(places_[static_cast<size_t>(peer)]) + begin,
          slices.length(peer) * size);
   }
-  // Whoever writes to its tensor next must not meet a peer that still reads it.
+  // No peer may still read the tensor when the caller writes to it next.
   return meet(turn, mine, false);
 }
 

@@ -2,9 +2,9 @@
 #define WEFT_COLLECTIVES_INTERNAL_SHM_ENGINE_H_
 
 // ShmEngine: operations in shared memory. Each rank puts its elements into its own file, all meet
-// at a barrier, and each reads what it needs of the others' files; nobody writes to another's. A
-// barrier is a counter in each file, and carries the header of the operation: whoever meets another
-// one there fails before data is looked at.
+// at a barrier, and each reads what it needs of the others' files; no rank writes to another's. A
+// barrier is a counter in each file, and carries the header of the operation: a rank that meets
+// another header fails before it reads data.
 //
 //   small          put in, barrier, everyone reduces everything
 //   staged         per chunk: put in, barrier, reduce one slice each, barrier, copy the slices out

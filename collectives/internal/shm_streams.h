@@ -4,8 +4,8 @@
 // Streams through rings in the members' files, and the naps of the threads that wait.
 //
 // A thread that waits looks for a while, then gives its core to others between looks, then says in
-// its own page that it sleeps, looks once more, and sleeps on the private sockets. Whoever writes
-// something that a peer may wait for looks at that peer's page afterwards, and rings by the socket
+// its own page that it sleeps, looks once more, and sleeps on the private sockets. A thread that
+// writes what a peer may wait for looks at that peer's page afterwards, and rings by the socket
 // when it sleeps. Both sides write first and look then, in one order for all threads, so that one
 // of them sees the other.
 

@@ -21,7 +21,7 @@
 namespace weft::internal {
 namespace {
 
-// Messages of send() that nobody has asked for yet: beyond it they stay in the kernel.
+// Bytes of send() messages without a matching recv(); beyond it they stay in the kernel.
 constexpr uint64_t kMaxParked = uint64_t{1} << 30;
 constexpr uint32_t kMaxFault = 64 << 10;
 constexpr size_t kMaxFaultText = 2048;
@@ -107,7 +107,7 @@ class StreamLinkImpl : public StreamLink {
             WEFT_RETURN_IF_ERROR(
                 write(*peer, kPointLane, &peer->points, &peer->points_sent, &left, moved));
           }
-          // Whoever sends to us meanwhile must not wait for us.
+          // A peer that sends to this rank at the same time must not wait for it.
           WEFT_RETURN_IF_ERROR(read_points(moved));
           return left == 0;
         },
@@ -344,7 +344,7 @@ class StreamLinkImpl : public StreamLink {
       uint32_t length = 0;
       if (peer.control.size() < sizeof length) return absl::OkStatus();
       std::memcpy(&length, peer.control.data(), sizeof length);
-      if (length == 0) {  // somebody rang, because this thread slept
+      if (length == 0) {  // a ring of a peer that saw this thread sleep
         peer.control.erase(0, sizeof length);
         continue;
       }

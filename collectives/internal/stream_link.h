@@ -1,8 +1,9 @@
 #ifndef WEFT_COLLECTIVES_INTERNAL_STREAM_LINK_H_
 #define WEFT_COLLECTIVES_INTERNAL_STREAM_LINK_H_
 
-// The link over streams of bytes, sockets or rings in shared memory. Whoever waits in an operation
-// moves the bytes itself: there is no thread. Tensors are read straight to where they belong.
+// The link over streams of bytes, sockets or rings in shared memory. A thread that waits in an
+// operation moves the bytes itself: the link has none. Tensors are read straight to where they
+// belong.
 //
 // Threads: see link.h.
 

@@ -2,8 +2,8 @@
 #define WEFT_COLLECTIVES_INTERNAL_TCP_MESH_H_
 
 // TcpMesh: connections between all members of a group, three per pair: one for operations, one for
-// send() and recv(), one for faults and goodbyes. Whoever has the higher rank dials. What connects
-// and does not say the right hello is closed, and disturbs nobody.
+// send() and recv(), one for faults and goodbyes. The higher rank dials. A connection
+// without the right hello is closed, and no other one is affected.
 //
 // Threads: one; the sockets then belong to the link.
 

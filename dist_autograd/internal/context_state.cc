@@ -24,7 +24,7 @@ void add_to(std::vector<LeafGradient>* sums, const LeafGradient& one, size_t ref
   if (at == sums->end()) at = sums->insert(sums->end(), LeafGradient{one.leaf, {}, {}});
   use_here(one.after, one.gradient);
   use_here(at->after, at->gradient);
-  // It is added to in place, and whoever has read it keeps what was read.
+  // It is added to in place, and a reader keeps the value that it has read.
   if (at->gradient.defined() && at->gradient.use_count() > 1) at->gradient = at->gradient.clone();
   add_gradient(one.leaf, &at->gradient, one.gradient, references);
   at->after = mark_here(at->gradient);

@@ -1,12 +1,12 @@
 #ifndef WEFT_DIST_AUTOGRAD_INTERNAL_CONTEXT_STATE_H_
 #define WEFT_DIST_AUTOGRAD_INTERNAL_CONTEXT_STATE_H_
 
-// ContextState: what one worker holds of a context: the sends that it has recorded, whom it has
-// told of the context, its passes, and the gradients of its leaves.
+// ContextState: what one worker holds of a context: the sends that it has recorded, the workers
+// that it has told of the context, its passes, and the gradients of its leaves.
 //
 //   CTX-1  a context that has been released records nothing, and nothing brings it back.
-//   CTX-2  gradients of a pass count from when it is done here until it fails anywhere; whoever
-//          reads them meets each such pass once, also while those that have succeeded are added up.
+//   CTX-2  gradients of a pass count from when it is done here until it fails anywhere; a
+//          reader meets each such pass once, also while those that have succeeded are added up.
 //
 // Threads: all methods from anywhere. Its mutex is taken below a pass's, never the other way; that
 // of the sums above both.
@@ -53,13 +53,13 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   void refuse(const PassId& pass, const Status& why);
   // What `root` says of its earlier passes: `aborted` are those that failed.
   void settle(const WorkerKey& root, uint64_t ended_below, const std::vector<uint64_t>& aborted);
-  // Of this worker's own, for settle() elsewhere. `all_told`: everybody knows of its failure.
+  // Of this worker's own, for settle() elsewhere. `all_told`: every worker knows of its failure.
   void ended(const BackwardPass& pass, bool all_told);
-  // What is to be told of the passes of `root`, by itself or by whom it has told.
+  // What to tell of the passes of `root`, by the root or by a worker that it has told.
   void ended_passes(const WorkerKey& root, uint64_t* below, std::vector<uint64_t>* aborted) const;
-  // Of this worker's own passes, for who is to use the gradients of just those.
+  // This worker's own passes, for a reader that uses the gradients of just those.
   EndedPasses own_passes() const;
-  // A pass of this worker's own that somebody may not know to have failed.
+  // Whether the pass, of this worker's own, has failed and some worker may not know it.
   bool has_failed(const PassId& pass) const;
   std::vector<std::shared_ptr<BackwardPass>> passes() const;
 
@@ -70,12 +70,12 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   StatusOr<std::vector<LeafGradient>> gradients(const EndedPasses& ended);
   // Multiplies them; REQUIRES: no pass is running. What gradients() has given before stays.
   void scale(double factor);
-  // Whom it has told of the context.
+  // The workers that it has told of the context.
   std::set<WorkerKey> known() const;
 
-  // CTX-1. Passes that run fail with `why`. Returns whom it has told of the context.
+  // CTX-1. Passes that run fail with `why`. Returns the workers that it has told of the context.
   std::set<WorkerKey> close(const Status& why);
-  Status release_error() const;  // for close(): somebody has released it
+  Status release_error() const;  // for close(): the context was released
   bool closed() const;
 
   struct Counts {

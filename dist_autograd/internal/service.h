@@ -169,7 +169,7 @@ class WEFT_API DistAutogradService final
   void on_release(CallContext& call, Payload arguments, ReplyFn reply);
 
   // ---- service_out.cc: gradients wait for their turn and for room ----
-  // One of them, or several, that nobody names anything with.
+  // One gradient, or several, that travel without names.
   struct Outgoing {
     PassId pass;
     absl::Time deadline;

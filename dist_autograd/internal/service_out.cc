@@ -1,6 +1,6 @@
-// Gradients on their way out. To each worker some are under way, the others wait here, in order, and
-// nothing of a pass that has failed is sent any more. So a pass may have more for a worker than may
-// be on its way to it; what is under way waits for room as any call that wants to.
+// Gradients on their way out. To each worker some are under way, the others wait here, in order,
+// and nothing of a pass that has failed is sent any more. So a pass may have more for a worker than
+// may be on its way to it; what is under way waits for room as any call that wants to.
 //
 // Two workers that wait for each other do not wait for ever: a gradient is answered when it is
 // parked, which takes nothing of the one who parks it; what names something, and is kept until all
@@ -92,7 +92,7 @@ void DistAutogradService::drop_out(const PassId& pass) {
       queue.waiting.swap(left);
     }
   }
-  // Nobody is to do anything about it: the pass has failed.
+  // There is nothing to advance: the pass has failed.
   for (Outgoing& one : dropped) one.done(Advanced());
 }
 

@@ -14,7 +14,7 @@ namespace weft::internal {
 namespace {
 
 constexpr absl::Duration kDeadline = absl::Seconds(60);
-// Of a step: nobody holds parameters and gradients for another one longer than that.
+// Longest deadline of a step: no owner holds parameters and gradients for longer.
 constexpr absl::Duration kLongestStep = absl::Minutes(10);
 // The end of a step's time is kept to ask those that have not answered: a fifth of it, so much at
 // most.
@@ -136,7 +136,7 @@ class OptimizerCore::Step : public std::enable_shared_from_this<Step> {
   // After that: what became of each, as far as it has told.
   void decide(const Answers& last) {
     if (!one()) {
-      // Nobody was told to apply, and the errors are those of the first phase.
+      // No owner was told to apply, and the errors are those of the first phase.
       if (failed_) return end_here(false);
       take(last);
     }

@@ -18,7 +18,7 @@ struct Row {
 };
 
 // What is not here does not happen: a step that is known does not begin again (kRefuse), and one
-// that is decided stays so, whoever asks (kTell).
+// that is decided stays so and is told on every question (kTell).
 constexpr Row kTable[] = {
     {State::kUnknown, Event::kPrepare, State::kPrepared, Next::kGo},
     {State::kUnknown, Event::kBegin, State::kApplying, Next::kGo},

@@ -1,7 +1,8 @@
 // ddp_rpc_hybrid: a table of embeddings lies at a server and is trained by RPC; the dense layers
 // above it are replicated over the trainers by DistributedDataParallel. One backward runs through
 // both: gradients of the table go to the server, those of the dense layers are averaged, and one
-// optimizer steps all. A master makes the table and drives the trainers. --help says how to start it.
+// optimizer steps all. A master makes the table and drives the trainers. --help says how to start
+// it.
 
 #include <algorithm>
 #include <cstdio>
@@ -259,7 +260,7 @@ int run(int argc, char** argv) {
                         kProcesses, kTrainers, launch.world_size, kProcesses));
   }
   const bool leads = launch.rank == 0;
-  // Read before the join: without data nobody needs to wait.
+  // Read before the join: without data no worker needs to wait.
   async_ps::Split split;
   if (leads) {
     const std::string data = options.data.empty() ? default_data() : options.data;
@@ -277,7 +278,7 @@ int run(int argc, char** argv) {
                            : launch.rank == 1 ? kServer
                                               : trainer_name(launch.rank - 2);
   weft::JoinOptions join{.name = name, .library = library()};
-  // A line per worker and phase would drown the progress; whoever sets a level gets it.
+  // A line per worker and phase would hide the progress; WEFT_LOG_LEVEL asks for them.
   if (environment.count("WEFT_LOG_LEVEL") == 0) join.log_level = weft::Severity::kWarning;
   const weft::Worker worker = weft::join(std::move(join));
   // The others do what they are told: their shutdown waits until the master leaves, too.

@@ -8,7 +8,7 @@
 //   @pipeline.touch    worker to those it sends to      while it opens: the connection is there
 //   @pipeline.begin    maker to every worker            once per step; answered when it has ended
 //   @pipeline.put      worker to worker                 for every send of the plan
-//   @pipeline.fail     whoever fails to all others      at most once per pair: the error
+//   @pipeline.fail     a worker that fails to all others at most once per pair: the error
 //   @pipeline.fetch    maker to a worker                gradients of a stage
 //   @pipeline.close    maker to every worker            once
 

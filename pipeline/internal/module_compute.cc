@@ -47,7 +47,7 @@ StatusOr<Tensors> take_tensors(Payload result) {
   if (in.next() == ValueKind::kList) {
     WEFT_ASSIGN_OR_RETURN(out, in.take<Tensors>());
   } else if (in.next() == ValueKind::kTuple) {
-    // Its size is told by trying: a tuple says it only to whoever expects it.
+    // Its size is found by trying: a tuple converts only to a tuple of the same size.
     return cannot("it gives a tuple with something else than 2 to 4 tensors");
   } else {
     WEFT_ASSIGN_OR_RETURN(out.emplace_back(), in.take<at::Tensor>());

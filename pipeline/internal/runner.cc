@@ -15,8 +15,8 @@ struct Runner::Current {
   absl::Time deadline = absl::InfiniteFuture();
   absl::Time began = absl::InfinitePast();  // the action that runs: with all that it takes
   int64_t live = 0;
-  // What a stage made and nobody has sent yet, by (stage, micro-batch): outputs, and gradients of
-  // inputs with how many come from each edge.
+  // What a stage made and this worker has not sent yet, by (stage, micro-batch): outputs, and
+  // gradients of inputs with how many come from each edge.
   std::map<std::pair<int, int>, Tensors> outputs{};
   std::map<std::pair<int, int>, Tensors> gradients{};
   std::map<std::pair<int, int>, int> outputs_left{};
@@ -222,7 +222,7 @@ StatusOr<EndMessage> Runner::run_step(BeginMessage* message) {
     const Status status = run_action(a, &now);
     {
       MutexLock lock(&mutex_);
-      if (!error_.ok()) return error_;  // somebody else's, which is the cause of ours
+      if (!error_.ok()) return error_;  // another worker's, the cause of this one
     }
     if (!status.ok()) return annotate(status, where(a, message->step));
     if (setup_.record) {
@@ -407,7 +407,7 @@ Status Runner::send(const Action& a, Current* now) {
     message.tensors = {it->second[edge.output]};
   }
   if (--(back ? now->gradients_left : now->outputs_left)[key] == 0) made.erase(it);
-  // The tensors are lent until the answer: nobody may write to them meanwhile.
+  // The tensors are borrowed until the answer: no stage may write to them before.
   std::vector<std::pair<at::Tensor, uint32_t>> lent;
   for (const at::Tensor& t : message.tensors) {
     if (t.defined() && !t.is_inference()) lent.emplace_back(t, t._version());

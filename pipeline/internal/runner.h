@@ -56,8 +56,8 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void fail(const Status& why, bool tell_others);
   // Ends the thread, after the action that it runs now.
   void close(const Status& why);
-  // After close(), once, not by its own thread. Whoever drops the last reference may be that thread
-  // (an answer that comes at once), so the owner joins before it drops its own.
+  // After close(), once, not by its own thread. The last reference may be dropped by that thread
+  // (an answer that comes immediately), so the owner joins before it drops its own.
   void join();
   bool concerns(const WorkerInfo& worker) const;
   // OK, or the error that ended the pipeline.

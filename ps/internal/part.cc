@@ -76,9 +76,9 @@ void Part::take_turn(Task task) {
     try {
       next();
     } catch (...) {
-      // Of LibTorch, for want of memory: an update may have been done in part, so nothing is said of
-      // these values any more. Whoever waits is told; a request that was under way is, too, because
-      // its reply is dropped.
+      // Of LibTorch, for want of memory: an update may have been done in part, so nothing is said
+      // of these values any more. Requests that wait are told; a request that was under way is,
+      // too, because its reply is dropped.
       fail_all(annotate(status_from_current_exception(), "the part has failed"));
       publish();
     }

@@ -4,9 +4,9 @@
 // Part: one server's part of one table: a PartProtocol, its data, and the calls that wait. Any
 // thread.
 //
-// What comes is done one after the other, in turns: whoever brings something while nobody works does
-// it, and what others bring meanwhile. So no lock is held over an operation of LibTorch, and no
-// thread waits for another.
+// What comes is done one after the other, in turns: a thread that brings something while no other
+// works does it, and then what other threads have brought. So no lock is held over an operation of
+// LibTorch, and no thread waits for another.
 
 #include <atomic>
 #include <deque>
@@ -118,7 +118,7 @@ class Part : public std::enable_shared_from_this<Part> {
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   PartReport report_ ABSL_GUARDED_BY(mutex_);
 
-  // Of whoever has the turn.
+  // Used by the thread that has the turn.
   PartProtocol protocol_;
   const std::unique_ptr<PartData> data_;
   std::map<uint64_t, Push> pushes_;  // accepted and not applied, by token

@@ -17,7 +17,7 @@ StatusOr<uint64_t> PartProtocol::enter(const ClientKey& client, uint64_t clock, 
     return make_error(ErrorKind::kState, absl::StrCat(to_string(client), " has left the table"));
   }
   const bool stepped = consistency_.mode == Mode::kBsp;
-  // SSP: whoever comes later does not hold up those that are far ahead.
+  // SSP: a client that comes later does not hold up those that are far ahead.
   uint64_t least = stepped ? step_ : 0;
   if (consistency_.mode == Mode::kSsp && started_ && !clients_.contains(client)) {
     least = slowest().value_or(0);
@@ -28,7 +28,7 @@ StatusOr<uint64_t> PartProtocol::enter(const ClientKey& client, uint64_t clock, 
     return make_error(ErrorKind::kProtocol, absl::StrCat(to_string(client), " enters with clock ",
                                                          clock, ", and the others are at ", most));
   }
-  // Whoever has been there counts, also if it has left or died since: nobody waits for it.
+  // A client that has entered counts, also if it has left or died since: none waits for it.
   if (!clients_.contains(client)) ++entered_;
   Client& entered = clients_[client];
   entered.clock = std::max({entered.clock, clock, least});

@@ -2,20 +2,20 @@
 #define WEFT_PS_INTERNAL_PART_PROTOCOL_H_
 
 // PartProtocol: what one part of a table owes its clients: which pushes count, when they become
-// values, who may read. Pure: no threads, no clock, no I/O, no tensors; whoever owns it performs the
+// values, who may read. Pure: no threads, no clock, no I/O, no tensors; the owner performs the
 // effects. One thread at a time.
 //
 //   PSR-1  a push is accepted at most once, however often and late its copies come.
-//   PSR-2  whoever sends a copy of a push that was accepted, refused or dropped is told the same.
+//   PSR-2  every copy of a push that was accepted, refused or dropped gets the same answer.
 //   PSR-3  a push that its client has given up (its number is below a floor) is never accepted.
 //   PSR-4  only clients that have entered, and have neither left nor died, are accepted from.
-//   PSR-5  BSP: step r is applied once, when every client has finished it; it has every push that was
-//          accepted for it, in order of (client, number); a pull of clock c sees the steps below c and
-//          nothing else.
+//   PSR-5  BSP: step r is applied once, when every client has finished it; it has every push that
+//          was accepted for it, in order of (client, number); a pull of clock c sees the steps
+//          below c and nothing else.
 //   PSR-6  SSP: a pull of clock c is answered only while no client's clock is below c - bound.
-//   PSR-7  batch: a step has the pushes of the first K clients, and of no other; a push for a step that
-//          has ended is dropped.
-//   PSR-8  a client that leaves or dies holds nobody up; what was accepted from it stays.
+//   PSR-7  batch: a step has the pushes of the first K clients, and of no other; a push for a step
+//          that has ended is dropped.
+//   PSR-8  a client that leaves or dies holds up no other; what was accepted from it stays.
 //   PSR-9  a pull that waits ends exactly once: ready, cancelled, or closed.
 //
 // A client is: unknown -> entered -> left, or dead with its worker. A push of an entered client:

@@ -42,7 +42,7 @@ class WEFT_API PsService final : public Service, public std::enable_shared_from_
 
   Status serve(const ServerOptions& options);
   void stop_serving();
-  // By table, for tests and for whoever looks at the worker.
+  // By table, for tests and for inspection of the worker.
   std::map<std::string, PartReport> reports() const;
 
   // ---- Service ----

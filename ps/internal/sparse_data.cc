@@ -91,7 +91,7 @@ class SparseData final : public PartData {
       char* const to = data + i * bytes_of(length_);
       const auto at = index_.find(keys[i]);
       if (at == index_.end()) {
-        fill_first(keys[i], to);  // a row that nobody has pushed to is not made
+        fill_first(keys[i], to);  // a pull makes no row
       } else {
         std::memcpy(to, value_of(at->second), bytes_of(length_));
       }

@@ -510,8 +510,8 @@ TableHandle::~TableHandle() {
   if (core_->setup().observer) return;
   core_->submit(Ask{.what = "leave", .leave = true, .deadline = kLeaveTime},
                 [](const StatusOr<OpResult>&) {
-                  // There is nobody to tell: a server that did not hear of it learns it when the worker
-                  // leaves.
+                  // No caller is left to tell: a server that did not hear of it learns it when the
+                  // worker leaves.
                 });
 }
 

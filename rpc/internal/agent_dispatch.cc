@@ -15,8 +15,8 @@
 
 namespace weft::internal {
 
-// What is the user's is not destroyed on a thread that serves others: an object that nobody else
-// holds any more, and what was to run at a cancellation that never came.
+// User objects are not destroyed on a thread that serves other calls: an object of which this is
+// the last reference, and callbacks for a cancellation that never came.
 Agent::Job::~Job() {
   const bool holds = (object != nullptr && object.use_count() <= 2) || cancel.watched();
   if (pool == nullptr || !holds || on_pool_thread()) return;
@@ -460,9 +460,10 @@ void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
   }
   if (!result.ok()) return finish_reply(job, result.status());
   Status attached = attach_to_answer(job.get(), *result);
-  // RES-1: what leaves is what there was when the method returned; the next one may write. What is on
-  // devices keeps the object's turn until its bytes are here, unless that is over: then the device
-  // copies it. Functions and concurrent objects order their kernels themselves (device_order.h).
+  // RES-1: what leaves is what there was when the method returned; the next one may write. What is
+  // on devices keeps the object's turn until its bytes are here, unless that is over: then the
+  // device copies it. Functions and concurrent objects order their kernels themselves
+  // (device_order.h).
   const TensorMemory memory = job->callee->results == TensorResults::kBorrow
                                   ? TensorMemory::kBorrowed
                               : job->turn_over.load() ? TensorMemory::kOwned

@@ -13,7 +13,7 @@ namespace weft::internal {
 
 // NOLINTNEXTLINE(readability-identifier-naming): declared in agent.h
 struct Agent::Job final : public IncomingRequest {
-  // Until it runs it may be given up by whoever moves it from kWaiting to kOver.
+  // A job that waits is given up by the thread that moves it from kWaiting to kOver.
   enum class Phase : uint8_t { kArriving, kWaiting, kRunning, kOver };
 
   virtual ~Job();

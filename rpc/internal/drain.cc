@@ -19,7 +19,7 @@ using End = ShutdownResult::Outcome;
 constexpr int kMostSweeps = 3;
 // Heartbeats after which a wait looks at who is there although nothing speaks for it.
 constexpr int kLookAnyway = 5;
-// At who is missing, when the time is over.
+// Time for the last look at the missing workers, when the deadline is over.
 constexpr absl::Duration kLastLook = absl::Milliseconds(100);
 
 class GroupDrain {
@@ -411,7 +411,7 @@ ShutdownResult drain_one(Agent* agent, Membership* membership, const WorkerInfo&
   const absl::Time deadline =
       std::min(options.hard_deadline, agent->runtime()->now() + options.later_timeout);
   ShutdownResult out;
-  // DRAIN-8: still in the lists, so that nobody gives up what is under way with us.
+  // DRAIN-8: still in the lists, so that no peer gives up calls that are under way.
   agent->begin_leaving(deadline);
   if (!agent->wait_drained(deadline)) {
     const Agent::Load load = agent->load();

@@ -23,12 +23,13 @@
 //   DRAIN-5  a store that cannot be asked for a moment ends no wait; one that does not answer for
 //            5 s, or a heartbeat if that is longer, does.
 //   DRAIN-6  what a phase costs the store does not grow with the number of workers: each waits for
-//            the gate and reads what all have written once. The gate is a hint: who is there is
-//            what counts, and it is looked at once per heartbeat when somebody has gone, and every
-//            five in any case. What nobody reads any more is deleted.
-//   DRAIN-7  whoever has written "done" has drained: the store may leave with the others then.
+//            the gate and reads what all have written once. The gate is a hint: the list of members
+//            decides, and it is read once per heartbeat after a worker has gone, and every five in
+//            any case. Keys without readers are deleted.
+//   DRAIN-7  a worker that has written "done" has drained: the store may leave with the others
+//            then.
 //   DRAIN-8  a dynamic worker leaves the lists when its calls, its handlers and its peers' calls to
-//            it have ended; meanwhile new ones, in both directions, are refused (kind state).
+//            it have ended; new ones, in both directions, are refused until then (kind state).
 
 #include "weft/rpc/internal/agent.h"
 #include "weft/rpc/internal/membership.h"

@@ -312,7 +312,7 @@ Status Membership::publish(const Member& self, absl::Time deadline) {
   }
 }
 
-// The list may be a heartbeat old, and whoever came and left between two looks is in none.
+// The list may be a heartbeat old, and a worker that came and left between two reads is in none.
 Status Membership::missing_ranks(const std::string& name) const {
   const MemberListRef list = this->list();
   std::set<uint32_t> here;
@@ -384,7 +384,7 @@ void Membership::leave(absl::Time deadline) {
   if (status.ok())
     keep(store.delete_key(key(absl::StrCat("beat/", incarnation_)), left()).status());
   if (status.ok() && !dynamic() && options_.rank == 0u) {
-    // Whoever meets here again gathers anew.
+    // The next group at this store gathers anew.
     for (const char* hint : {"came", "full"}) {
       if (status.ok()) keep(store.delete_key(key(hint), left()).status());
     }

@@ -13,8 +13,9 @@
 //   dead/inc      [reason]              its lease lapsed; set by whoever saw it
 //   version       counter               raised after every change of the others: what is watched
 //   came          counter               static: of those who have published, until rank 0 leaves
-//   full          "1"                   static: wakes who waits for the others, when as many have
-//                                       come as the group has, or it was aborted; until rank 0 leaves
+//   full          "1"                   static: wakes the workers that wait, when as many have
+//                                       come as the group has, or it was aborted; until rank 0
+//                                       leaves
 //   abort         [reason]              static: the group can never be complete; "invalid " before
 //                                       it: by a mistake in somebody's options
 //
@@ -144,7 +145,7 @@ class Membership {
   Status watch_successors();
   Status abort_if_incomplete(const std::string& reason, absl::Time deadline);
   void nap(absl::Duration d);
-  // Until then, or until somebody waits for a change of ours, or stop().
+  // Until then, until a caller waits for a change of this worker, or stop().
   void rest(absl::Time until);
 
   const MembershipOptions options_;

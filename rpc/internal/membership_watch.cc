@@ -62,7 +62,7 @@ Status Membership::watch(absl::Time until) {
     return interruptible_ ? time : std::min(time, kUninterrupted);
   };
   if (!dynamic() && !full_) {
-    // MEM-6: nobody needs to know who has come before all have.
+    // MEM-6: no worker needs the list before all have come.
     const Status full = store_->wait({key("full")}, left());
     if (!full.ok() && error_kind(full) != ErrorKind::kDeadline) return full;
     full_ = full.ok();
@@ -164,8 +164,8 @@ void Membership::declare_dead(const Member& member, const std::string& reason) {
   const std::string incarnation = hex(member.info.incarnation);
   WEFT_LOG(options_.log, kWarning) << "worker '" << member.info.name << "' (incarnation "
                                    << incarnation << ") is dead: " << reason;
-  // In this order: whoever sees the record gone finds out why. A step that fails is done again by
-  // the next watcher, because the record is then still there.
+  // In this order: a worker that sees the record gone finds the reason. A step that fails is done
+  // again by the next watcher, because the record is then still there.
   Status status = store.set(key(absl::StrCat("dead/", incarnation)), reason, patience());
   if (status.ok()) {
     status =
@@ -186,8 +186,8 @@ void Membership::declare_dead(const Member& member, const std::string& reason) {
   if (!status.ok()) WEFT_LOG(options_.log, kWarning) << "declaring it dead: " << status;
 }
 
-// Who is there, in order of keys; their records where we have not read them before; why others are
-// not there any more.
+// The members in order of keys, with the records that were not read before, and why others are no
+// members any more.
 struct Membership::Listing {
   struct Record {
     uint32_t id = 0;
@@ -324,7 +324,7 @@ Status Membership::refresh(const std::optional<std::string>& version) {
 }
 
 void Membership::tell_if_evicted(const std::optional<std::string>& dead) {
-  // Who stood still for long may find that not even the reason is there any more.
+  // A worker that stood still for long may find that even the reason has been deleted.
   if (evicted_ || (!dead.has_value() && has_left())) return;
   evicted_ = true;
   if (options_.on_evicted) {
@@ -333,8 +333,8 @@ void Membership::tell_if_evicted(const std::optional<std::string>& dead) {
         absl::StrCat("this worker, '", options_.name, "', was declared dead by the others: ",
                      dead.has_value() ? *dead : std::string("its record is gone"))));
   }
-  // It may have been renewed once more since, before we knew. What fails here is done by whoever
-  // claims the name.
+  // It may have been renewed once more since, before we knew. What fails here is done by the
+  // next worker that claims the name.
   const auto deleted =
       store_->delete_key(key(absl::StrCat("beat/", incarnation_)), patience()).status();
   if (!deleted.ok()) WEFT_LOG(options_.log, kWarning) << "leaving a beat behind: " << deleted;
@@ -362,12 +362,13 @@ Status Membership::sweep(const MemberList& list) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> claims, store.list_keys(names, timeout));
   for (const std::string& k : claims) {
     if (list.find(std::string_view(k).substr(names.size())) != nullptr) continue;
-    // Taken first, so that nobody claims it between the look and the deletion.
+    // Taken first, so that no worker claims it between the read and the deletion.
     const absl::Time begin = options_.runtime->now();
     WEFT_ASSIGN_OR_RETURN(const std::string now, store.compare_set(k, kFreeClaim, mine, timeout));
     if (now != mine) continue;
     const absl::Duration left = timeout - (options_.runtime->now() - begin);
-    if (left <= absl::ZeroDuration()) continue;  // it may be somebody's already; see claim_key
+    if (left <= absl::ZeroDuration())
+      continue;  // another worker may have it already; see claim_key
     WEFT_RETURN_IF_ERROR(store.delete_key(k, left).status());
   }
   return absl::OkStatus();

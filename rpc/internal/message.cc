@@ -57,7 +57,7 @@ size_t fitting_chunk(const MessageLimits& limits, const Hello& peer) {
 
 namespace {
 
-// Memory of at::from_blob(): somebody else's, whatever its counts say.
+// Memory of at::from_blob(): of an owner outside LibTorch, whatever its counts say.
 bool is_foreign(const at::Tensor& buffer) {
   return buffer.device().is_cpu() && buffer.storage().allocator() == nullptr;
 }
@@ -123,7 +123,7 @@ StatusOr<std::shared_ptr<OutMessage>> pack(Payload payload, TensorMemory memory,
     StatusOr<TensorParts> parts = split_for_wire(tensor, memory == TensorMemory::kCopied);
     if (!parts.ok()) return annotate(parts.status(), absl::StrCat("tensor ", i));
     parts->meta.device = target;
-    tensor = at::Tensor();  // so that whoever holds the memory still is somebody else
+    tensor = at::Tensor();  // so that any other holder of the memory is not this message
     append_meta(parts->meta, &out->tensor_metas);
     for (at::Tensor& buffer : parts->buffers) {
       if (memory == TensorMemory::kOwned ||

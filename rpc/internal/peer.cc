@@ -531,8 +531,8 @@ void Agent::tick() {
       if (peer->waiting.empty() && !peer->dialling) {
         peer->unreachable_since = absl::InfiniteFuture();
       }
-      // Membership alone decides about death (MEM-4). Without its store nobody knows; whoever waits
-      // is told so after a lease of failed dials, and the next call dials again.
+      // Membership alone decides about death (MEM-4). Without its store it is unknown: calls that
+      // wait are told so after a lease of failed dials, and the next call dials again.
       const absl::Time since = std::max(peer->unreachable_since, store_lost_);
       if (peer->gone.ok() && peer->active == nullptr && now() - since > options_.lease) {
         const Status why =

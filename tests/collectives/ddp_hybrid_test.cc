@@ -150,7 +150,7 @@ TEST_P(DdpHybrid, CL_6_EqualsTheModelInOneProcess) {
           DistAutogradContext context(worker);
           const at::Tensor rows = weights.rpc_sync(&Weights::rows, ids(s, rank), sparse);
           const at::Tensor loss = mse(ddp.forward(rows), target(s, rank));
-          group.barrier();  // nobody steps what another still looks up
+          group.barrier();  // no rank steps what another still looks up
           if (fused) {
             optimizer.backward_and_step(context, {loss});
           } else {
@@ -190,7 +190,7 @@ TEST_P(DdpHybrid, TheContextHasWhatGradWouldHave) {
       local.zero_grad();
       local.forward(x).sum().backward();
       DistAutogradContext context(worker);
-      // A sum of two, one through the server: its own gradient is there, and not averaged.
+      // A sum of two, one through the server: its own gradient is kept and not averaged.
       const at::Tensor there = weights.rpc_sync(&Weights::rows, ids(0, group.rank()), false);
       context.backward({ddp.forward(x).sum() + there.sum() * (1 + group.rank())});
       for (size_t p = 0; p < plain->parameters().size(); ++p) {
@@ -285,10 +285,10 @@ TEST_P(DdpHybrid, DB_10_unused_parameters) {
     const auto net = std::make_shared<DenseImpl>();
     DistributedDataParallel ddp(net, group, {.find_unused_parameters = true});
     const at::Tensor x = torch::ones({1, 3}, torch::kFloat64);
-    for (const bool somebody : {true, false, true}) {
+    for (const bool used : {true, false, true}) {
       DistAutogradContext context(worker);
-      context.backward({ddp.forward(x, somebody && group.rank() == 1).sum()});
-      EXPECT_EQ(context.gradient(net->sometimes->weight).defined(), somebody);
+      context.backward({ddp.forward(x, used && group.rank() == 1).sum()});
+      EXPECT_EQ(context.gradient(net->sometimes->weight).defined(), used);
       EXPECT_TRUE(context.gradient(net->last->weight).defined());
     }
     // Without it: the error of that pass, on both, by name.

@@ -27,7 +27,7 @@ using CertRef = std::unique_ptr<X509, OpensslFree<X509, X509_free>>;
 inline BioRef memory_bio(const std::string& text) {
   return BioRef(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
-// Never asks anybody for a passphrase.
+// Never asks for a passphrase.
 inline int no_passphrase(char*, int, int, void*) { return 0; }
 
 }  // namespace weft::internal

@@ -371,7 +371,7 @@ void Reducer::forget_locked(const ReductionRef& reduction) {
       bucket.work = {};
       bucket.hooked.reset();
     }
-    // Nobody here has waited for them: they keep their memory, and what comes next has its own.
+    // This rank does not wait for them: they keep their memory, and the next ones get their own.
     if (under_way) build_buckets_locked(false);
     active_.reset();
   }

@@ -8,8 +8,8 @@
 // A Reduction begins when a backward comes through the outputs of a forward (sink.h), takes in the
 // parameters as they get ready, reduces a bucket as soon as it is full, in the order of the
 // buckets, and ends at the backward's end, where all ranks agree on what became of it in one small
-// operation. One is in flight at a time; one of another backward waits for its turn, its parameters
-// being noted meanwhile.
+// operation. One is in flight at a time; one of another backward waits for its turn, and its
+// ready parameters are recorded until then.
 //
 // Invariants (cited by tests):
 //   DDP-1  all ranks issue the same operations in the same order: each reduction is one operation
@@ -23,7 +23,7 @@
 //   DDP-5  hooks are gone with their owner.
 //
 // Threads: all methods from anywhere. The mutex is held while a gradient is copied into its bucket,
-// not while anybody waits.
+// not during a wait.
 
 #include <cstdint>
 #include <deque>
@@ -56,7 +56,7 @@ struct ReducerOptions {
 // What a forward is that takes part.
 struct ForwardTicket {
   int64_t number = 0;
-  bool given = false;  // by whoever drives the ranks; otherwise counted here
+  bool given = false;  // by the driver of the ranks; otherwise counted here
 };
 
 class Reducer : public std::enable_shared_from_this<Reducer> {
@@ -135,7 +135,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void on_begin(const ForwardTicket& ticket, const std::shared_ptr<GradAccessor>& accessor);
   void on_ready(size_t parameter, const std::shared_ptr<GradAccessor>& accessor);
   bool is_next_locked(const Reduction& reduction) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whoever is next and can begin does.
+  // Makes the next reduction active if it can begin.
   void activate_next_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void take_arrived_locked(Reduction* reduction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void mark_ready_locked(Reduction* reduction, size_t parameter, bool zeros)

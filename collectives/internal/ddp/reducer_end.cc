@@ -226,7 +226,7 @@ bool Reducer::is_used(const Reduction& reduction, size_t parameter) const {
   return reduction.agreed.const_data_ptr<int64_t>()[kUsed + static_cast<int64_t>(parameter)] != 0;
 }
 
-// Buckets are nobody else's meanwhile: this reduction is the active one.
+// No other reduction uses the buckets: this one is active.
 void Reducer::write_back(Reduction* reduction) {
   const bool alias = options_.bucket_view && !reduction->id.context.has_value();
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -235,7 +235,7 @@ void Reducer::write_back(Reduction* reduction) {
       reduce_sparse(reduction, &parameter);
       continue;
     }
-    if (!is_used(*reduction, i)) continue;  // by nobody: its gradient stays as it is
+    if (!is_used(*reduction, i)) continue;  // by no rank: its gradient stays as it is
     const at::Tensor& view = parameter.view;
     reduction->accessor->with_grad(parameter.model.tensor, [&](at::Tensor& grad) {
       if (alias) {
@@ -285,7 +285,7 @@ void Reducer::give_up_locked(const ReductionRef& reduction) {
   const c10::AutoGradMode no_grad(false);
   try {
     complete_locked(reduction.get());
-    // The others will want to know why; nobody here waits for them.
+    // Tells the other ranks why; this one does not wait for them.
     (void)begin_all_gather_notes(group_, std::string(reduction->failed.message()),
                                  options_.timeout);
   } catch (...) {

@@ -192,7 +192,7 @@ void DataChannel::start_lane(size_t index, const std::string& ticket, const std:
     lanes_[index] = *lane;
     host = host_;
   }
-  // Behind the table, so that whoever ends the connection finds it there.
+  // After the table has it, so that the thread that ends the connection finds it.
   if (host == nullptr || !host->lane_begun()) {
     MutexLock lock(&mutex_);
     lanes_[index] = nullptr;

@@ -16,7 +16,7 @@
 namespace weft::internal {
 namespace {
 
-// What is read where nobody knows yet where it belongs: mostly the head of the next frame.
+// Staging for bytes whose place is not known yet: mostly the head of the next frame.
 constexpr size_t kStageBytes = 4096;
 constexpr size_t kPiecesAtOnce = 64;
 

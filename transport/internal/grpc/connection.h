@@ -4,7 +4,8 @@
 // GrpcConnection: the lanes to one peer, from the dial (or from the moment that an acceptor has all
 // lanes) to on_lost. It ends when its last lane has ended; the first lane that breaks takes the
 // others along, one that ends in an orderly way gives them time to drain. Lanes of a channel that
-// are up are lanes as the others, with the numbers behind theirs; one that does not come up is none.
+// are up are lanes as the others, with the numbers behind theirs; one that does not come up is
+// none.
 //
 // Threads: as transport/transport.h says; lane events come from the poller, deadlines from the
 // timer.
@@ -68,7 +69,7 @@ class GrpcConnection final : public Connection,
   bool is_open() const ABSL_LOCKS_EXCLUDED(mutex_);
   bool channel_lane_begun() ABSL_LOCKS_EXCLUDED(mutex_);
   ConnectionHandler* channel_lane_up() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Any lane. `was_up`: frames may have gone over it; else its end is nobody's concern.
+  // Any lane. `was_up`: frames may have gone over it; else its end concerns no call.
   void one_ended(LaneEnd end, bool was_up) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Hello& peer() const override { return peer_; }
@@ -112,8 +113,8 @@ class GrpcConnection final : public Connection,
   GrpcDialDone done_ ABSL_GUARDED_BY(mutex_);
   size_t lanes_acked_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t lanes_ended_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of channels, ever. The connection is lost when all that were begun have ended: the peer may have
-  // sent over one that is not up here yet.
+  // Of channels, ever. The connection is lost when all that were begun have ended: the peer may
+  // have sent over one that is not up here yet.
   size_t channel_lanes_begun_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closing_ ABSL_GUARDED_BY(mutex_) =
       false;                                     // close() or fail() was called; `lost_.why` is set
