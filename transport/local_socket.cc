@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "weft/common/internal/text.h"
@@ -139,9 +140,11 @@ StatusOr<LocalMessage> receive_local(int fd) {
   message.msg_control = control;
   message.msg_controllen = sizeof control;
   ssize_t got;
+  bool reset = false;
   do {
     got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-  } while (got < 0 && errno == EINTR);
+    // A peer that closes with something unread is told once as a reset, before what it has sent.
+  } while (got < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
     out.bytes.clear();
     return out;

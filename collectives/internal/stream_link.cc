@@ -286,6 +286,7 @@ class StreamLinkImpl : public StreamLink {
     bool points_ended = false;
 
     std::string control;
+    bool control_reset = false;
     bool control_ended = false;
     bool left = false;  // it said goodbye
   };
@@ -331,6 +332,8 @@ class StreamLinkImpl : public StreamLink {
       const ssize_t n = recv(fd, buffer, sizeof buffer, MSG_DONTWAIT);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
+      // Of a peer that closed a Unix socket with rings unread: told once, before what it wrote.
+      if (n < 0 && errno == ECONNRESET && !std::exchange(peer.control_reset, true)) continue;
       if (n > 0) peer.control.append(buffer, static_cast<size_t>(n));
       WEFT_RETURN_IF_ERROR(decode_control(peer));
       if (n > 0) continue;

@@ -15,6 +15,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "weft/collectives/internal/link.h"
+#include "weft/common/api.h"
 #include "weft/common/runtime.h"
 
 namespace weft::internal {
@@ -64,9 +65,9 @@ class StreamLink : public Link {
 // For poll(): at most so long that the caller looks around again every 100 ms.
 int milliseconds_until(absl::Time now, absl::Time deadline);
 
-StatusOr<std::unique_ptr<StreamLink>> make_stream_link(const Membership& member,
-                                                       std::unique_ptr<Streams> streams,
-                                                       std::shared_ptr<Runtime> runtime);
+WEFT_API StatusOr<std::unique_ptr<StreamLink>> make_stream_link(const Membership& member,
+                                                                std::unique_ptr<Streams> streams,
+                                                                std::shared_ptr<Runtime> runtime);
 
 }  // namespace weft::internal
 

@@ -281,6 +281,24 @@ TEST_F(Sockets, a_ticket_is_known_at_once_and_claimed_once) {
   EXPECT_EQ(gate->claim((*session)->ticket()), nullptr) << "somebody has it";
 }
 
+TEST(LocalSocket, what_a_peer_sent_before_it_closed_arrives_though_it_left_something_unread) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+  const UniqueFd here(ends[0]);
+  {
+    const UniqueFd there(ends[1]);
+    ASSERT_TRUE(send_local(here.get(), "never read", {}).ok());
+    ASSERT_TRUE(send_local(there.get(), "last words", {}).ok());
+  }
+  const StatusOr<LocalMessage> words = receive_local(here.get());
+  ASSERT_TRUE(words.ok()) << words.status();
+  ASSERT_EQ(words->what, LocalMessage::What::kMessage) << "the reset of the socket came first";
+  EXPECT_EQ(words->bytes, "last words");
+  const StatusOr<LocalMessage> end = receive_local(here.get());
+  ASSERT_TRUE(end.ok()) << end.status();
+  EXPECT_EQ(end->what, LocalMessage::What::kEnd);
+}
+
 TEST_F(Sockets, who_says_no_ticket_or_too_much_is_sent_away) {
   const UniqueFd silent = *connect_local(name);
   const UniqueFd garbage = *connect_local(name);
