@@ -97,6 +97,8 @@ absl::StatusOr<LaunchInfo> from_rank(const Config& config, const Environment& en
   if (!config.job_id.empty()) {
     info.launcher = Launcher::kWeftrun;
     info.job_key = config.job_id;
+    WEFT_ASSIGN_OR_RETURN(const OptionalInt restarts, number_of(environment, "WEFT_RESTART_COUNT"));
+    info.restart_count = restarts.value_or(0);
   } else if (!run_id.empty()) {
     info.launcher = Launcher::kTorchrun;
     WEFT_ASSIGN_OR_RETURN(const OptionalInt restarts,

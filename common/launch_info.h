@@ -51,7 +51,8 @@ struct LaunchInfo {
   int master_port = 0;
   // torchrun's agent already listens on master_port with its own store: rank 0 cannot.
   bool agent_store = false;
-  // How often torchrun has restarted the group.
+  // How often weftrun (--max-restarts) or torchrun has started all processes again. Each life has a
+  // job_key of its own.
   int restart_count = 0;
 
   // All processes are on this machine, and we know it.

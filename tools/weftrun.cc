@@ -64,6 +64,7 @@ std::vector<std::string> common_environment(const Options& options, const std::s
                                "MASTER_ADDR",
                                "MASTER_PORT",
                                "WEFT_JOB_ID",
+                               "WEFT_RESTART_COUNT",
                                "WEFT_STORE",
                                "WEFT_ROLE",
                                "WEFT_NAME",
@@ -123,6 +124,128 @@ class TemporaryDir {
   std::string path_;
 };
 
+// The lives of a job on this node: each begins with a meeting (with several nodes) and ends with the
+// end of all processes.
+class Launch {
+ public:
+  struct Setup {
+    Options options;
+    std::string host;
+    absl::StatusOr<std::string> program;
+    int program_code = 0;  // when there is no such program
+    std::string tag;
+    std::string directory;  // of this user alone
+    int master_port = 0;
+    int store_port = 0;
+    const SignalSetup* signals = nullptr;
+  };
+
+  explicit Launch(Setup setup) : setup_(std::move(setup)) {
+    if (setup_.options.nnodes > 1) {
+      session_ = std::make_unique<Session>(setup_.options, lease_of(setup_.options),
+                                           setup_.signals->fd.get());
+    }
+  }
+
+  // The exit code.
+  int run() {
+    const int most = setup_.options.max_restarts;
+    int restarts = 0;
+    SessionEnd end = live(restarts);
+    while (end.code != 0 && end.restart && restarts < most) {
+      ++restarts;
+      fail(0, absl::StrCat("restart ", restarts, " of ", most));
+      end = live(restarts);
+    }
+    return end.code;
+  }
+
+ private:
+  SessionEnd live(int restarts) {
+    absl::StatusOr<Job> job = meet(restarts);
+    if (!job.ok()) {
+      const int stopped_by = session_->stopped_by();
+      const int code = stopped_by != 0 ? 128 + stopped_by : kExitFailed;
+      return {.code = fail(code, absl::StrCat(setup_.options.nnodes,
+                                              " nodes did not meet: ", job.status().message()))};
+    }
+    bool may_restart = false;
+    const int code = start(*job, &may_restart);
+    if (code != 0 && may_restart && restarts > 0 && restarts == setup_.options.max_restarts) {
+      fail(code, absl::StrCat("no restart is left of ", restarts));
+    }
+    if (session_ != nullptr) return session_->finish(code, may_restart);
+    return {.code = code, .restart = may_restart};
+  }
+
+  absl::StatusOr<Job> meet(int restarts) {
+    if (session_ != nullptr) {
+      return session_->meet(setup_.host, setup_.master_port, setup_.store_port, restarts);
+    }
+    // A life finds nothing of the one before it.
+    const std::string own_store = absl::StrCat("file://", setup_.directory, "/store", restarts);
+    return Job{.id = random_hex(16),
+               .store_url = setup_.options.rdzv.empty() ? own_store : setup_.options.rdzv,
+               .master_addr = "127.0.0.1",
+               .master_port = setup_.master_port,
+               .nodes = {{.host = setup_.host, .roles = setup_.options.roles}},
+               .restart_count = restarts};
+  }
+
+  // To the end of all processes of this node.
+  int start(const Job& job, bool* may_restart) {
+    const Options& options = setup_.options;
+    absl::StatusOr<std::vector<ProcessPlan>> plan = make_plan(job, options.node_rank);
+    if (!plan.ok()) return fail(kExitUsage, plan.status().message());
+    absl::Status tls;
+    if (options.tls == "auto") {
+      tls = make_credentials(absl::StrCat(setup_.directory, "/tls", job.restart_count), job.id,
+                             *plan);
+    } else if (!options.tls.empty()) {
+      tls = use_credentials(options.tls, *plan);
+    }
+    if (!tls.ok()) {
+      tell_nodes(kExitFailed, absl::StrCat(": ", tls.message()));
+      return fail(kExitFailed, tls.message());
+    }
+    if (!setup_.program.ok()) {
+      tell_nodes(setup_.program_code, absl::StrCat(" cannot start ", options.program[0], ": ",
+                                                   setup_.program.status().message()));
+      return setup_.program_code;
+    }
+    std::vector<std::string> notes;
+    if (session_ != nullptr) {
+      notes.push_back(absl::StrCat("node ", options.node_rank, " of ", options.nnodes, ", job ",
+                                   job.id, ", store ", job.store_url));
+    }
+    std::vector<std::string> environment =
+        common_environment(options, setup_.tag, static_cast<int>(allowed_cores().size()), notes);
+    Supervisor supervisor({.options = options,
+                           .host = setup_.host,
+                           .program_path = *setup_.program,
+                           .environment = std::move(environment),
+                           .tag = setup_.tag,
+                           .plan = *std::move(plan),
+                           .signals = setup_.signals,
+                           .peers = session_ != nullptr ? session_->peers() : nullptr,
+                           .restart_count = job.restart_count,
+                           .notes = std::move(notes)});
+    const int code = supervisor.run();
+    *may_restart = supervisor.may_restart();
+    return code;
+  }
+
+  void tell_nodes(int code, const std::string& what) {
+    if (session_ == nullptr) return;
+    session_->peers()->report({.exit_code = code,
+                               .text = absl::StrCat("node ", setup_.options.node_rank, " (host ",
+                                                    setup_.host, ")", what)});
+  }
+
+  const Setup setup_;
+  std::unique_ptr<Session> session_;  // with several nodes
+};
+
 int run(const std::vector<std::string>& args) {
   absl::StatusOr<Options> options = parse_options(args, get_env);
   if (!options.ok()) return fail(kExitUsage, options.status().message());
@@ -168,71 +291,16 @@ int run(const std::vector<std::string>& args) {
   absl::StatusOr<HeldPort> store_port = hold_port();
   if (!store_port.ok()) return fail(kExitFailed, store_port.status().message());
 
-  const std::string host = host_name();
-  std::unique_ptr<Session> session;
-  absl::StatusOr<Job> job;
-  if (options->nnodes == 1) {
-    job = Job{.id = random_hex(16),
-              .store_url = options->rdzv.empty() ? absl::StrCat("file://", *private_dir, "/store")
-                                                 : options->rdzv,
-              .master_addr = "127.0.0.1",
-              .master_port = master_port->port,
-              .nodes = {{.host = host, .roles = options->roles}}};
-  } else {
-    session = std::make_unique<Session>(*options, lease_of(*options), signals->fd.get());
-    job = session->meet(host, master_port->port, store_port->port);
-  }
-  int code = 0;
-  if (!job.ok()) {
-    code = session->stopped_by() != 0 ? 128 + session->stopped_by() : kExitFailed;
-    fail(code, absl::StrCat(options->nnodes, " nodes did not meet: ", job.status().message()));
-    session.reset();
-    guard->dismiss();
-    return code;
-  }
-
-  absl::StatusOr<std::vector<ProcessPlan>> plan = make_plan(*job, options->node_rank);
-  absl::Status tls;
-  if (plan.ok() && options->tls == "auto") {
-    tls = make_credentials(absl::StrCat(temporary.path(), "/tls"), job->id, *plan);
-  } else if (plan.ok() && !options->tls.empty()) {
-    tls = use_credentials(options->tls, *plan);
-  }
-  if (!plan.ok()) {
-    code = fail(kExitUsage, plan.status().message());
-  } else if (!tls.ok()) {
-    code = fail(kExitFailed, tls.message());
-    if (session != nullptr) {
-      session->peers()->report({.exit_code = code,
-                                .text = absl::StrCat("node ", options->node_rank, " (host ", host,
-                                                     "): ", tls.message())});
-    }
-  } else if (!program.ok()) {
-    code = program_code;
-    session->peers()->report(
-        {.exit_code = code,
-         .text = absl::StrCat("node ", options->node_rank, " (host ", host, ") cannot start ",
-                              options->program[0], ": ", program.status().message())});
-  } else {
-    std::vector<std::string> notes;
-    if (session != nullptr) {
-      notes.push_back(absl::StrCat("node ", options->node_rank, " of ", options->nnodes, ", job ",
-                                   job->id, ", store ", job->store_url));
-    }
-    std::vector<std::string> environment =
-        common_environment(*options, tag, static_cast<int>(allowed_cores().size()), notes);
-    Supervisor supervisor({.options = *options,
-                           .host = host,
-                           .program_path = *program,
-                           .environment = std::move(environment),
-                           .tag = tag,
-                           .plan = *std::move(plan),
-                           .signals = &*signals,
-                           .peers = session != nullptr ? session->peers() : nullptr,
-                           .notes = std::move(notes)});
-    code = supervisor.run();
-  }
-  if (session != nullptr) code = session->finish(code);
+  Launch launch({.options = *options,
+                 .host = host_name(),
+                 .program = std::move(program),
+                 .program_code = program_code,
+                 .tag = tag,
+                 .directory = temporary.path(),
+                 .master_port = master_port->port,
+                 .store_port = store_port->port,
+                 .signals = &*signals});
+  const int code = launch.run();
   guard->dismiss();
   return code;
 }

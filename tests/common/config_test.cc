@@ -196,6 +196,17 @@ TEST(LaunchInfo, Weftrun) {
   EXPECT_EQ(info->master_port, 2345);
   EXPECT_TRUE(info->single_node());
   EXPECT_FALSE(info->agent_store);
+  EXPECT_EQ(info->restart_count, 0);
+}
+
+TEST(LaunchInfo, ALifeAfterARestart) {
+  Environment environment = {
+      {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"WEFT_JOB_ID", "abc"}, {"WEFT_RESTART_COUNT", "3"}};
+  EXPECT_EQ(launched(environment).value().restart_count, 3);
+  environment["WEFT_RESTART_COUNT"] = "-1";
+  const auto bad = launched(environment);
+  ASSERT_FALSE(bad.ok());
+  EXPECT_THAT(bad.status().message(), HasSubstr("WEFT_RESTART_COUNT is '-1'"));
 }
 
 TEST(LaunchInfo, Torchrun) {

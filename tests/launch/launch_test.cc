@@ -397,7 +397,7 @@ TEST(Launch, NoOrphansWhenRanksLeaveProcessesBehind) {
   Running running = Running::start(
       sh({"-n", "2"},
          "setsid sh -c 'echo pid $$; exec sleep 1000' & "
-         "while ! ps -o args= --ppid $$ | grep -q 'sleep 1000'; do :; done; exit 0"));
+         "while ! ps -o args= --ppid $$ | grep -q '^sleep 1000'; do :; done; exit 0"));
   Result result = running.finish();
   EXPECT_EQ(result.code, 0);
   EXPECT_THAT(result.err, HasSubstr("that the ranks left behind"));

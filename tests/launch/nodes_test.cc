@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/launch/harness.h"
+#include "weft/tests/launch/place.h"
 #include "weft/tools/weftrun/system.h"
 
 namespace weft::launch {
@@ -19,40 +20,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-// A meeting place of each kind. Node 0 is started first and says when it is there.
-class Place {
- public:
-  explicit Place(bool tcp) {
-    if (tcp) {
-      absl::StatusOr<HeldPort> held = hold_port();
-      if (!held.ok()) abort();
-      port_ = *std::move(held);
-      url_ = absl::StrCat("tcp://127.0.0.1:", port_.port);
-    } else {
-      url_ = absl::StrCat("file://", dir_.path("meet"));
-    }
-  }
-
-  const std::string& url() const { return url_; }
-  std::string path() const { return dir_.path("meet"); }
-  bool empty() const { return std::filesystem::is_empty(dir_.path("")); }
-
-  Running start(int node, int nnodes, std::vector<std::string> more,
-                const RunOptions& options = {}) const {
-    std::vector<std::string> args = {
-        "--nnodes", absl::StrCat(nnodes), "--node-rank", absl::StrCat(node), "--rdzv", url_};
-    args.insert(args.end(), more.begin(), more.end());
-    return Running::start(args, options);
-  }
-
- private:
-  TestDir dir_;
-  HeldPort port_;
-  std::string url_;
-};
-
-constexpr char kThere[] = "waits for the others";
 
 void expect_two_nodes_are_one_job(bool tcp) {
   Place place(tcp);

@@ -137,7 +137,8 @@ TEST(Launch, PlanCountsOverNodesAndRoles) {
           .master_addr = "h",
           .master_port = 7,
           .nodes = {{.host = "a", .roles = {{"ps", 1}, {"trainer", 2}}},
-                    {.host = "b", .roles = {{"trainer", 3}}}}};
+                    {.host = "b", .roles = {{"trainer", 3}}}},
+          .restart_count = 2};
   absl::StatusOr<std::vector<ProcessPlan>> second = make_plan(job, 1);
   ASSERT_TRUE(second.ok()) << second.status();
   ASSERT_EQ(second->size(), 3u);
@@ -155,6 +156,7 @@ TEST(Launch, PlanCountsOverNodesAndRoles) {
                                                        {"MASTER_PORT", "7"},
                                                        {"ROLE_WORLD_SIZE", "5"},
                                                        {"WEFT_JOB_ID", "0123"},
+                                                       {"WEFT_RESTART_COUNT", "2"},
                                                        {"WEFT_ROLE", "trainer"},
                                                        {"WEFT_NAME", "trainer3"},
                                                        {"WEFT_STORE", "tcp://h:1"}};

@@ -43,6 +43,8 @@ Output
   -q, --quiet            weftrun itself speaks only when something is wrong
 Behaviour
   --grace T              time between SIGTERM and SIGKILL when processes are stopped (default 10 s)
+  --max-restarts K       after a failure all processes on all nodes start again, at most K times (default 0); programs
+                         go on from their last checkpoint and find the count in WEFT_RESTART_COUNT
   --pin                  bind each process to its share of the cores
   --debug-attach         long leases, so that a process held in a debugger is not taken for dead
   --help, --version
@@ -50,7 +52,7 @@ Behaviour
 Times are seconds (10, 0.5) or have a unit (500ms, 2m). Without --nnodes and --node-rank, and when weftrun itself
 was started by torchrun, Slurm (srun) or Open MPI with one weftrun per node, their variables say which node this is.
 
-Exit code: 0 when every process ended with 0, else that of the first process that failed (128 + signal when a signal
+Exit code: 0 when every process ended with 0 (in the last life, with --max-restarts), else that of the first process that failed (128 + signal when a signal
 ended it); 2 for a wrong command line, 127 when the program is not found, 126 when it cannot be executed, 1 when
 weftrun itself fails (for example when a node does not come).
 )";
@@ -304,6 +306,10 @@ absl::StatusOr<Options> parse_options(const std::vector<std::string>& args, cons
       status = set_text(options.tls);
     } else if (flag == "--grace") {
       status = set_time(options.grace);
+    } else if (flag == "--max-restarts") {
+      std::optional<int> restarts;
+      status = set_int(restarts, 0, kMaxRestarts);
+      options.max_restarts = restarts.value_or(0);
     } else if (flag == "--pin") {
       status = set_switch(options.pin);
     } else if (flag == "--debug-attach") {

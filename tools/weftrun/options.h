@@ -48,6 +48,7 @@ struct Options {
   bool quiet = false;
   bool debug_attach = false;
   absl::Duration grace = absl::Seconds(10);
+  int max_restarts = 0;  // how often all processes are started again after a failure
   bool help = false;
   bool version = false;
   std::vector<std::string> program;  // name and arguments; empty only with help or version
@@ -57,6 +58,7 @@ struct Options {
 
 // How many processes one node may start; a larger number is a mistyped one.
 inline constexpr int kMaxLocalSize = 4096;
+inline constexpr int kMaxRestarts = 1'000'000;
 
 using GetEnv = std::function<std::optional<std::string>(absl::string_view)>;
 

@@ -63,6 +63,7 @@ absl::StatusOr<std::vector<ProcessPlan>> make_plan(const Job& job, int node) {
           {"MASTER_ADDR", job.master_addr},
           {"MASTER_PORT", absl::StrCat(job.master_port)},
           {"WEFT_JOB_ID", job.id},
+          {"WEFT_RESTART_COUNT", absl::StrCat(job.restart_count)},
           {"WEFT_STORE", job.store_url},
           {"WEFT_ROLE", role.name},
           {"WEFT_NAME", process.name},

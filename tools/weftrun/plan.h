@@ -33,6 +33,7 @@ struct Job {
   std::string master_addr;
   int master_port = 0;
   std::vector<Node> nodes;
+  int restart_count = 0;  // lives of the job before this one
 };
 
 struct ProcessPlan {

@@ -1,9 +1,5 @@
 #include "weft/tools/weftrun/rendezvous.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -14,12 +10,12 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "weft/tools/weftrun/system.h"
 
 namespace weft::launch {
 namespace {
 
-// How often a node gives a sign of life; also how soon node 0 sees that a hello was replaced.
-constexpr absl::Duration kBeat = absl::Seconds(1);
+// How soon node 0 sees that a hello was replaced.
 constexpr absl::Duration kLook = absl::Milliseconds(250);
 
 // Bounds of what is read from a store that others write to.
@@ -29,15 +25,18 @@ std::string hello_key(int node) { return absl::StrCat("hello/", node); }
 std::string ack_key(int node) { return absl::StrCat("ack/", node); }
 constexpr char kPlanKey[] = "plan";
 
-// What one node says about itself: "<nonce> <nnodes> <host> <role> <count> <role> <count> ...".
+// What one node says about itself:
+// "<nonce> <nnodes> <max restarts> <host> <role> <count> <role> <count> ...".
 struct Hello {
   std::string nonce;
   int nnodes = 0;
+  int max_restarts = 0;
   Node node;
 };
 
 std::string write_hello(const Hello& hello) {
-  std::string text = absl::StrCat(hello.nonce, " ", hello.nnodes, " ", hello.node.host);
+  std::string text =
+      absl::StrCat(hello.nonce, " ", hello.nnodes, " ", hello.max_restarts, " ", hello.node.host);
   for (const RoleSpec& role : hello.node.roles)
     absl::StrAppend(&text, " ", role.name, " ", role.count);
   return text;
@@ -46,10 +45,11 @@ std::string write_hello(const Hello& hello) {
 absl::StatusOr<Hello> read_hello(absl::string_view text) {
   std::vector<std::string> words = absl::StrSplit(text, ' ');
   Hello hello;
-  bool good = words.size() >= 5 && words.size() % 2 == 1 && words.size() < 10'000 &&
-              absl::SimpleAtoi(words[1], &hello.nnodes);
+  bool good = words.size() >= 6 && words.size() % 2 == 0 && words.size() < 10'000 &&
+              absl::SimpleAtoi(words[1], &hello.nnodes) &&
+              absl::SimpleAtoi(words[2], &hello.max_restarts);
   int sum = 0;
-  for (size_t i = 3; good && i < words.size(); i += 2) {
+  for (size_t i = 4; good && i < words.size(); i += 2) {
     RoleSpec role{.name = words[i]};
     good = absl::SimpleAtoi(words[i + 1], &role.count) && role.count >= 1 && !role.name.empty() &&
            role.count <= kMaxLocalSize && (sum += role.count) <= kMaxLocalSize;
@@ -60,7 +60,7 @@ absl::StatusOr<Hello> read_hello(absl::string_view text) {
         absl::StrCat("not written by a weftrun of this version: '", text.substr(0, 200), "'"));
   }
   hello.nonce = words[0];
-  hello.node.host = words[2];
+  hello.node.host = words[3];
   return hello;
 }
 
@@ -131,6 +131,12 @@ class Meeting {
   absl::Duration left() const {
     return std::max(deadline_ - monotonic_now(), absl::ZeroDuration());
   }
+  Hello own_hello() const {
+    return {.nonce = random_hex(8),
+            .nnodes = options_.nnodes,
+            .max_restarts = options_.max_restarts,
+            .node = options_.self};
+  }
   absl::Status collect(std::vector<Hello>& hellos);
   // True when all have agreed, false when a node has said hello anew.
   absl::StatusOr<bool> agree(const Plan& plan);
@@ -178,9 +184,13 @@ absl::StatusOr<bool> Meeting::agree(const Plan& plan) {
       if (!ack.ok() && !is_deadline(ack.status())) return ack.status();
       if (ack.ok() && *ack == wanted) break;
       if (ack.ok() && absl::StartsWith(ack->value_or(""), absl::StrCat(wanted, " "))) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            "node ", node, " (host ", plan.hellos[node].node.host, ") was started with --nnodes ",
-            plan.hellos[node].nnodes, ", node 0 with --nnodes ", options_.nnodes));
+        const Hello& theirs = plan.hellos[node];
+        const bool size = theirs.nnodes != options_.nnodes;
+        const absl::string_view flag = size ? " --nnodes " : " --max-restarts ";
+        return absl::FailedPreconditionError(
+            absl::StrCat("node ", node, " (host ", theirs.node.host, ") was started with", flag,
+                         size ? theirs.nnodes : theirs.max_restarts, ", node 0 with", flag,
+                         size ? options_.nnodes : options_.max_restarts));
       }
       absl::StatusOr<std::optional<std::string>> hello = store_.try_get(hello_key(node));
       if (!hello.ok()) return hello.status();
@@ -198,7 +208,7 @@ absl::StatusOr<bool> Meeting::agree(const Plan& plan) {
 absl::StatusOr<Job> Meeting::lead() {
   Plan plan;
   plan.hellos.resize(options_.nnodes);
-  plan.hellos[0] = {.nonce = random_hex(8), .nnodes = options_.nnodes, .node = options_.self};
+  plan.hellos[0] = own_hello();
   plan.job.master_port = options_.master_port;
   absl::Status status;
   while (status.ok()) {
@@ -235,14 +245,14 @@ absl::StatusOr<Job> Meeting::lead() {
   if (plan.job.master_addr.empty()) plan.job.master_addr = "none";
   for (Hello& hello : plan.hellos) {
     if (hello.nonce.empty())
-      hello = {.nonce = "none", .nnodes = 0, .node = {.host = "none", .roles = {{"none", 1}}}};
+      hello = {.nonce = "none", .node = {.host = "none", .roles = {{"none", 1}}}};
   }
   store_.set(kPlanKey, write_plan(plan), absl::Seconds(1)).IgnoreError();  // the first error counts
   return status;
 }
 
 absl::StatusOr<Job> Meeting::follow() {
-  const Hello own{.nonce = random_hex(8), .nnodes = options_.nnodes, .node = options_.self};
+  const Hello own = own_hello();
   if (absl::Status status = store_.set(hello_key(options_.node), write_hello(own), left());
       !status.ok()) {
     return status;
@@ -288,7 +298,8 @@ absl::StatusOr<Job> Meeting::follow() {
       return plan->job;
     } else {
       // Only the answer shows that this hello is alive, so only here a difference counts.
-      bool agreed = size == options_.nnodes;
+      bool agreed =
+          size == options_.nnodes && plan->hellos[0].max_restarts == options_.max_restarts;
       std::string answer = absl::StrCat(plan->job.id, " ", own.nonce, agreed ? "" : " refused");
       status = store_.set(ack_key(options_.node), answer, left());
     }
@@ -298,200 +309,11 @@ absl::StatusOr<Job> Meeting::follow() {
   return status;
 }
 
-std::string run_key(const std::string& job_id, absl::string_view what) {
-  return absl::StrCat("run/", job_id, "/", what);
-}
-
 }  // namespace
 
 absl::StatusOr<Job> meet(Store& store, const MeetingOptions& options) {
   Meeting meeting(store, options);
   return options.node == 0 ? meeting.lead() : meeting.follow();
-}
-
-Peers::Peers(std::shared_ptr<Store> store, std::shared_ptr<Store> watch_store,
-             std::shared_ptr<Runtime> runtime, Options options)
-    : store_(std::move(store)),
-      watch_store_(std::move(watch_store)),
-      runtime_(std::move(runtime)),
-      options_(std::move(options)) {
-  absl::StatusOr<Pipe> pipe = make_pipe();
-  if (pipe.ok()) wake_ = *std::move(pipe);
-  for (int node = 0; node < static_cast<int>(options_.nodes.size()); ++node) {
-    // A star: node 0 watches all, all watch node 0.
-    if (node != options_.node && (options_.node == 0 || node == 0)) {
-      signs_[node] = {.value = std::nullopt, .at = monotonic_now()};
-    }
-  }
-  sender_ = runtime_->make_loop("weftrun-report");
-  watcher_ = runtime_->spawn("weftrun-peers", [this] { watch(); });
-}
-
-Peers::~Peers() {
-  stop_watching();
-  store_->interrupt();
-  sender_->shutdown();
-}
-
-void Peers::stop_watching() {
-  {
-    MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  watch_store_->interrupt();
-  watcher_->join();
-}
-
-std::optional<Failure> Peers::failure() {
-  MutexLock lock(&mutex_);
-  return failure_;
-}
-
-void Peers::deliver(Failure failure) {
-  MutexLock lock(&mutex_);
-  if (failure_ || own_) return;
-  failure_ = std::move(failure);
-  char byte = 'f';
-  while (write(wake_.write.get(), &byte, 1) < 0 && errno == EINTR) {
-  }
-}
-
-absl::Status Peers::publish(Store& store, const Failure& failure) {
-  // The first failure of the job stays.
-  return store
-      .compare_set(run_key(options_.job_id, "failed"), "",
-                   absl::StrCat(options_.node, " ", failure.exit_code, " ", failure.text),
-                   absl::Seconds(10))
-      .status();
-}
-
-void Peers::report(const Failure& failure) {
-  {
-    MutexLock lock(&mutex_);
-    if (own_ || failure_) return;
-    own_ = failure;
-  }
-  sender_->post([this, failure] {
-    // When the store is gone, the others notice that by themselves.
-    publish(*store_, failure).IgnoreError();
-  });
-}
-
-void Peers::deliver_published(const std::string& text) {
-  std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits(' ', 2));
-  int node = 0;
-  Failure failure{.exit_code = 1, .text = text};
-  if (parts.size() == 3 && absl::SimpleAtoi(parts[0], &node) &&
-      absl::SimpleAtoi(parts[1], &failure.exit_code)) {
-    failure.text = parts[2];
-    // An exit code is a byte, and not 0 here.
-    if (failure.exit_code < 1 || failure.exit_code > 255) failure.exit_code = 1;
-  }
-  if (node != options_.node) deliver(std::move(failure));
-}
-
-void Peers::watch() {
-  const std::string failed = run_key(options_.job_id, "failed");
-  const std::string own_beat = run_key(options_.job_id, absl::StrCat("beat/", options_.node));
-  absl::Duration reached = monotonic_now();
-  for (int64_t beat = 1;; ++beat) {
-    // Waiting for a failure is also what spaces the signs of life.
-    absl::Status status = watch_store_->set(own_beat, absl::StrCat(beat), kBeat);
-    if (status.ok()) {
-      absl::StatusOr<std::optional<std::string>> text =
-          watch_store_->wait_change(failed, std::nullopt, kBeat);
-      if (text.ok() && text->has_value()) {
-        deliver_published(**text);
-        return;
-      }
-      if (!text.ok() && !is_deadline(text.status())) status = text.status();
-    }
-    {
-      MutexLock lock(&mutex_);
-      if (stopping_) return;
-    }
-    if (status.ok()) {
-      reached = monotonic_now();
-      check_leases();
-    } else if (monotonic_now() - reached > options_.lease) {
-      deliver({.exit_code = 1,
-               .text = absl::StrCat("the store ", watch_store_->describe(),
-                                    " of node 0 does not answer for ",
-                                    absl::FormatDuration(options_.lease), ": ", status.message())});
-      return;
-    }
-  }
-}
-
-void Peers::check_leases() {
-  for (auto& [node, sign] : signs_) {
-    if (sign.left) continue;
-    absl::StatusOr<bool> left =
-        watch_store_->check({run_key(options_.job_id, absl::StrCat("bye/", node))}, kBeat);
-    absl::StatusOr<std::optional<std::string>> beat =
-        watch_store_->try_get(run_key(options_.job_id, absl::StrCat("beat/", node)), kBeat);
-    if (!left.ok() || !beat.ok()) return;  // about the store, not about the node
-    if (*left) {
-      sign.left = true;
-    } else if (*beat != sign.value) {
-      sign.value = *beat;
-      sign.at = monotonic_now();
-    } else if (monotonic_now() - sign.at > options_.lease) {
-      sign.left = true;
-      Failure failure{.exit_code = 1,
-                      .text = absl::StrCat("node ", node, " (host ", options_.nodes[node].host,
-                                           ") has given no sign of life for ",
-                                           absl::FormatDuration(options_.lease))};
-      {
-        MutexLock lock(&mutex_);
-        lost_.insert(node);
-      }
-      publish(*watch_store_, failure)
-          .IgnoreError();  // delivered here whether the others hear of it or not
-      deliver(std::move(failure));
-    }
-  }
-}
-
-std::optional<Failure> Peers::finish(absl::Duration bound) {
-  std::optional<Failure> own;
-  {
-    MutexLock lock(&mutex_);
-    own = own_;
-  }
-  // The failure comes before the goodbye, so that nobody takes this for a good end; it may be told
-  // already. The goodbye is the last that this node writes: node 0 may take the store away after
-  // it. Node 0 itself goes on watching the others.
-  if (options_.node != 0) stop_watching();
-  if (own) publish(*store_, *own).IgnoreError();
-  absl::Status told = store_->set(run_key(options_.job_id, absl::StrCat("bye/", options_.node)),
-                                  "1", absl::Seconds(5));
-  if (options_.node != 0 || !told.ok()) return failure();
-  std::optional<absl::Duration> deadline;
-  for (int node = 1; node < static_cast<int>(options_.nodes.size()); ++node) {
-    while (true) {
-      {
-        MutexLock lock(&mutex_);
-        if (lost_.count(node) > 0) break;
-        if ((failure_ || own_) && !deadline) deadline = monotonic_now() + bound;
-      }
-      if (deadline && monotonic_now() >= *deadline) {
-        stop_watching();
-        return failure();
-      }
-      absl::StatusOr<std::optional<std::string>> bye = store_->wait_change(
-          run_key(options_.job_id, absl::StrCat("bye/", node)), std::nullopt, kBeat);
-      if (bye.ok() && bye->has_value()) break;
-      if (!bye.ok() && !is_deadline(bye.status())) return failure();
-    }
-  }
-  stop_watching();
-  // Who failed said so before the goodbye, but the watch may not have brought it yet.
-  const auto failed = store_->try_get(run_key(options_.job_id, "failed"), absl::Seconds(5));
-  if (failed.ok() && failed->has_value()) deliver_published(**failed);
-  MutexLock lock(&mutex_);
-  all_left_ = lost_.empty();
-  return failure_;
 }
 
 }  // namespace weft::launch

@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "weft/common/mutex.h"
 #include "weft/store/file_store.h"
+#include "weft/tools/weftrun/rendezvous.h"
 #include "weft/tools/weftrun/system.h"
 #include "weft/tools/weftrun/tls.h"
 
@@ -63,6 +64,7 @@ Session::Session(const Options& options, absl::Duration lease, int signal_fd)
 Session::~Session() {
   peers_.reset();
   store_.reset();
+  base_.reset();
   if (server_) server_->stop(absl::Seconds(1));
 }
 
@@ -102,13 +104,16 @@ absl::Status Session::open_store() {
     if (!client.ok()) return client.status();
     store = *std::move(client);
   }
-  store_ = std::make_shared<PrefixStore>(absl::StrCat("weftrun/", id), std::move(store));
+  base_ = std::make_shared<PrefixStore>(absl::StrCat("weftrun/", id), std::move(store));
   return absl::OkStatus();
 }
 
-absl::StatusOr<Job> Session::meet(const std::string& host, int master_port, int store_port) {
+absl::StatusOr<Job> Session::meet(const std::string& host, int master_port, int store_port,
+                                  int restart_count) {
+  peers_.reset();
   MeetingOptions meeting{.node = options_.node_rank,
                          .nnodes = options_.nnodes,
+                         .max_restarts = options_.max_restarts,
                          .self = {.host = host, .roles = options_.roles},
                          .master_addr = options_.address,
                          .master_port = master_port,
@@ -124,9 +129,10 @@ absl::StatusOr<Job> Session::meet(const std::string& host, int master_port, int 
   std::shared_ptr<Store> opened;
   bool ended = run_interruptibly(
       [&] {
-        absl::Status status = open_store();
-        {
+        absl::Status status = base_ == nullptr ? open_store() : absl::OkStatus();
+        if (status.ok()) {
           MutexLock lock(&mutex);
+          store_ = std::make_shared<PrefixStore>(absl::StrCat("life", restart_count), base_);
           opened = store_;
         }
         if (status.ok() && !options_.quiet) {
@@ -150,18 +156,22 @@ absl::StatusOr<Job> Session::meet(const std::string& host, int master_port, int 
                                              " while looking for the other nodes"));
   }
   if (!job.ok()) return job;
-  peers_ = std::make_unique<Peers>(
-      store_, store_->new_client(), runtime_,
-      Peers::Options{
-          .job_id = job->id, .node = options_.node_rank, .nodes = job->nodes, .lease = lease_});
+  peers_ =
+      std::make_unique<Peers>(store_, store_->new_client(), runtime_,
+                              Peers::Options{.job_id = job->id,
+                                             .node = options_.node_rank,
+                                             .nodes = job->nodes,
+                                             .lease = lease_,
+                                             .may_restart = restart_count < options_.max_restarts});
   job_store_url_ = job->store_url;
+  job->restart_count = restart_count;
   return job;
 }
 
-int Session::finish(int code) {
-  std::optional<Failure> late;
+SessionEnd Session::finish(int code, bool may_restart) {
+  Ending ending;
   bool ended = run_interruptibly(
-      [&] { late = peers_->finish(options_.grace + absl::Seconds(5)); },
+      [&] { ending = peers_->finish(options_.grace + absl::Seconds(5), may_restart); },
       [&](int signal) {
         peers_->report({.exit_code = 128 + signal,
                         .text = absl::StrCat("weftrun of node ", options_.node_rank,
@@ -169,23 +179,25 @@ int Session::finish(int code) {
         store_->interrupt();
       });
   if (!ended) std::_Exit(code != 0 ? code : 128 + stopped_by_);
+  const bool restart = ending.restart && stopped_by_ == 0;
   if (peers_->all_left() && absl::StartsWith(options_.rdzv, "file://")) {
     // The last to use them, and a job leaves nothing behind.
-    std::remove(options_.rdzv.substr(7).c_str());
+    if (!restart) std::remove(options_.rdzv.substr(7).c_str());
     std::remove(job_store_url_.substr(7).c_str());
   }
-  if (peers_->all_left() && absl::StartsWith(options_.rdzv, "etcd://")) {
-    absl::StatusOr<std::vector<std::string>> keys = store_->list_keys("", absl::Seconds(5));
+  if (peers_->all_left() && !restart && absl::StartsWith(options_.rdzv, "etcd://")) {
+    absl::StatusOr<std::vector<std::string>> keys = base_->list_keys("", absl::Seconds(5));
     for (const std::string& key : keys.ok() ? *keys : std::vector<std::string>()) {
-      store_->delete_key(key, absl::Seconds(5)).status().IgnoreError();  // they harm nobody
+      base_->delete_key(key, absl::Seconds(5)).status().IgnoreError();  // they harm no later job
     }
   }
-  if (code == 0 && late) {
+  if (code == 0 && ending.other) {
     std::fprintf(stderr, "weftrun: another node, after the processes here had ended: %s\n",
-                 late->text.c_str());
-    return late->exit_code;
+                 ending.other->text.c_str());
+    code = ending.other->exit_code;
   }
-  return code == 0 && stopped_by_ != 0 ? 128 + stopped_by_ : code;
+  if (code == 0 && stopped_by_ != 0) code = 128 + stopped_by_;
+  return {.code = code, .restart = restart};
 }
 
 bool Session::run_interruptibly(std::function<void()> body,

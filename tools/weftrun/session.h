@@ -3,10 +3,11 @@
 // What blocks runs on a thread of its own while the main thread stays with the signals, so that
 // Ctrl-C works at every moment. Used from the main thread alone.
 //
-//   Session session(options, signals_fd);
-//   absl::StatusOr<Job> job = session.meet(host, master_port, store_port);
-//   ... supervisor with session.peers() ...
-//   code = session.finish(code);
+//   Session session(options, lease, signals_fd);
+//   for each life of the job:
+//     absl::StatusOr<Job> job = session.meet(host, master_port, store_port, restart_count);
+//     ... supervisor with session.peers() ...
+//     SessionEnd end = session.finish(code, supervisor.may_restart());
 #ifndef WEFT_TOOLS_WEFTRUN_SESSION_H_
 #define WEFT_TOOLS_WEFTRUN_SESSION_H_
 
@@ -20,10 +21,15 @@
 #include "weft/store/store.h"
 #include "weft/store/tcp_store.h"
 #include "weft/tools/weftrun/options.h"
+#include "weft/tools/weftrun/peers.h"
 #include "weft/tools/weftrun/plan.h"
-#include "weft/tools/weftrun/rendezvous.h"
 
 namespace weft::launch {
+
+struct SessionEnd {
+  int code = 0;  // of the first failure, wherever it was
+  bool restart = false;
+};
 
 class Session {
  public:
@@ -35,15 +41,17 @@ class Session {
   // Blocks until all nodes have come. The ports are node 0's, held; programs find them as
   // MASTER_PORT and in WEFT_STORE. Errors: see launch::meet(); cancelled after a stop signal, whose
   // number stopped_by() then gives.
-  absl::StatusOr<Job> meet(const std::string& host, int master_port, int store_port);
+  // What an earlier life left there does not count.
+  absl::StatusOr<Job> meet(const std::string& host, int master_port, int store_port,
+                           int restart_count);
   int stopped_by() const { return stopped_by_; }
 
   // Valid after meet().
   PeerLink* peers() { return peers_.get(); }
 
-  // Tells the others that this node is done and, on node 0, waits for them. Gives the exit code:
-  // the one of the first failure, wherever it was.
-  int finish(int code);
+  // Tells the others that this node is done and whether it `may_restart`; waits for them on node 0,
+  // and for node 0 elsewhere where a restart may follow.
+  SessionEnd finish(int code, bool may_restart);
 
  private:
   absl::Status open_store();
@@ -57,7 +65,8 @@ class Session {
   int stopped_by_ = 0;
   std::shared_ptr<Runtime> runtime_;
   std::unique_ptr<TcpStoreServer> server_;
-  std::shared_ptr<PrefixStore> store_;
+  std::shared_ptr<Store> base_;
+  std::shared_ptr<PrefixStore> store_;  // of this life
   std::unique_ptr<Peers> peers_;
   std::string job_store_url_;
 };

@@ -115,7 +115,8 @@ absl::Status Supervisor::open_streams(Rank& rank) {
     if (!options.log_dir.empty()) {
       std::string path =
           absl::StrCat(options.log_dir, "/", rank.plan.name, is_out ? ".out" : ".err");
-      stream->log.reset(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+      const int how = setup_.restart_count == 0 ? O_TRUNC : O_APPEND;
+      stream->log.reset(open(path.c_str(), O_WRONLY | O_CREAT | how | O_CLOEXEC, 0644));
       if (!stream->log.valid()) return os_error(errno, absl::StrCat("cannot open ", path));
     }
   }
@@ -170,6 +171,7 @@ int Supervisor::run() {
   // What a rank leaves behind becomes a child of weftrun instead of vanishing to init.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   int start_code = start_all();
+  started_all_ = start_code == 0;
   if (start_code != 0) {
     if (setup_.peers != nullptr) {
       setup_.peers->report(
@@ -420,9 +422,10 @@ void Supervisor::kill_all() {
 bool Supervisor::sweep() {
   std::vector<int> left = tagged_processes(setup_.tag);
   if (left.empty()) {
-    sweeping_ = false;
+    // One that is on its way out would still be seen by the caller, or the next life.
+    sweeping_ = has_child_in_transit();
     reap();
-    return false;
+    return sweeping_;
   }
   if (phase_ == Phase::kKilling) {
     for (int pid : left) kill(pid, SIGKILL);

@@ -70,6 +70,7 @@ class Supervisor {
     std::vector<ProcessPlan> plan;
     const SignalSetup* signals = nullptr;
     PeerLink* peers = nullptr;       // null with one node
+    int restart_count = 0;           // lives before this one, whose logs are continued
     std::vector<std::string> notes;  // lines to say before the start
   };
 
@@ -77,6 +78,9 @@ class Supervisor {
 
   // The exit code for weftrun.
   int run();
+  // After run(): the processes were started and no user has ended them, so that all may start again
+  // after a failure.
+  bool may_restart() const { return started_all_ && user_signal_ == 0 && !reader_gone_; }
 
  private:
   struct Stream {
@@ -136,6 +140,7 @@ class Supervisor {
   std::optional<Failure> remote_;
   bool heard_peers_ = false;
   std::vector<const Rank*> also_failed_;
+  bool started_all_ = false;
   bool reader_gone_ = false;
   bool sweeping_ = false;
   bool give_up_output_ = false;

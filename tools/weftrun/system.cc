@@ -15,8 +15,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
@@ -163,18 +161,44 @@ std::string shell_quote(absl::string_view text) {
   return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "'\\''"}}), "'");
 }
 
-std::vector<int> tagged_processes(absl::string_view tag) {
-  const std::string start = absl::StrCat(kTagVariable, "=");
+namespace {
+
+// Every process there is now.
+std::vector<int> all_processes() {
   std::vector<int> found;
   DIR* proc = opendir("/proc");
   if (proc == nullptr) return found;
   while (dirent* entry = readdir(proc)) {
     int pid = 0;
-    if (!absl::SimpleAtoi(entry->d_name, &pid) || pid == getpid()) continue;
+    if (absl::SimpleAtoi(entry->d_name, &pid)) found.push_back(pid);
+  }
+  closedir(proc);
+  return found;
+}
+
+// Empty when it cannot be read, also when the process ends meanwhile.
+std::string read_proc(int pid, const char* what) {
+  const UniqueFd file(open(absl::StrCat("/proc/", pid, "/", what).c_str(), O_RDONLY | O_CLOEXEC));
+  std::string text;
+  char buffer[16384];
+  while (file.valid()) {
+    const ssize_t n = read(file.get(), buffer, sizeof buffer);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    text.append(buffer, static_cast<size_t>(n));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<int> tagged_processes(absl::string_view tag) {
+  const std::string start = absl::StrCat(kTagVariable, "=");
+  std::vector<int> found;
+  for (const int pid : all_processes()) {
+    if (pid == getpid()) continue;
     // Empty for kernel threads and zombies, unreadable for processes of others.
-    std::ifstream file(absl::StrCat("/proc/", pid, "/environ"), std::ios::binary);
-    std::string environment((std::istreambuf_iterator<char>(file)),
-                            std::istreambuf_iterator<char>());
+    const std::string environment = read_proc(pid, "environ");
     for (absl::string_view variable : absl::StrSplit(environment, '\0')) {
       if (!absl::ConsumePrefix(&variable, start)) continue;
       std::vector<absl::string_view> tags = absl::StrSplit(variable, ':');
@@ -182,8 +206,22 @@ std::vector<int> tagged_processes(absl::string_view tag) {
       break;
     }
   }
-  closedir(proc);
   return found;
+}
+
+bool has_child_in_transit() {
+  const std::vector<int> all = all_processes();
+  return std::any_of(all.begin(), all.end(), [](int pid) {
+    // proc(5): "pid (name) state ppid ...".
+    const std::string text = read_proc(pid, "stat");
+    const size_t name_end = text.rfind(')');
+    if (name_end == std::string::npos) return false;
+    const std::vector<absl::string_view> fields =
+        absl::StrSplit(absl::string_view(text).substr(name_end + 1), ' ', absl::SkipEmpty());
+    int parent = 0;
+    return fields.size() > 1 && fields[0] != "Z" && absl::SimpleAtoi(fields[1], &parent) &&
+           parent == getpid() && read_proc(pid, "cmdline").empty();
+  });
 }
 
 }  // namespace weft::launch

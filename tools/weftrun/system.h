@@ -67,6 +67,9 @@ inline constexpr absl::string_view kTagVariable = "WEFTRUN_TAG";
 
 // Every process but this one that carries `tag`, zombies excepted.
 std::vector<int> tagged_processes(absl::string_view tag);
+// A child that is in execve(), or on its way to be a zombie: at this moment it has no environment, so
+// that its tag cannot be seen.
+bool has_child_in_transit();
 
 }  // namespace weft::launch
 
