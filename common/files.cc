@@ -56,6 +56,29 @@ absl::Status write_all(int fd, std::string_view content, const std::string& path
   return absl::OkStatus();
 }
 
+// A file in the directory of `name` that goes with its last descriptor, so that a writer that is
+// killed leaves nothing behind. -1: the file system has none of the kind, or there is no directory.
+int open_unnamed(const std::string& name) {
+  const size_t slash = name.rfind('/');
+  const std::string directory = slash == std::string::npos ? "." : name.substr(0, slash + 1);
+  return ::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+}
+
+// One that is not taken, for a moment: a link does not replace a file, a rename does.
+absl::Status give_name(int fd, const std::string& name, std::string* given) {
+  const std::string self = absl::StrCat("/proc/self/fd/", fd);
+  constexpr int kTries = 1000;  // taken names are those of writers that were killed just here
+  for (int i = 0; i < kTries; ++i) {
+    const std::string next = absl::StrCat(name, ".", ::getpid(), "-", fd, "-", i);
+    if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, next.c_str(), AT_SYMLINK_FOLLOW) == 0) {
+      *given = next;
+      return absl::OkStatus();
+    }
+    if (errno != EEXIST) break;
+  }
+  return errno_error("cannot name a temporary file for", name);
+}
+
 // Descriptor -1: there is no file.
 class SystemLockedFile : public LockedFile {
  public:
@@ -117,16 +140,23 @@ class SystemFiles : public Files {
 
   absl::Status write_atomic(std::string_view path, std::string_view content) override {
     const std::string name(path);
-    std::string temporary = absl::StrCat(name, ".XXXXXX");
-    const int fd = ::mkostemp(temporary.data(), O_CLOEXEC);
-    if (fd < 0) return errno_error("cannot create a temporary file for", name);
-    absl::Status status = write_all(fd, content, temporary);
-    if (status.ok() && ::fsync(fd) != 0) status = errno_error("cannot flush", temporary);
-    ::close(fd);
+    std::string temporary;  // empty while the file has no name
+    int fd = open_unnamed(name);
+    const absl::Cleanup close = [&fd] {
+      if (fd >= 0) ::close(fd);
+    };
+    if (fd < 0) {
+      temporary = absl::StrCat(name, ".XXXXXX");
+      fd = ::mkostemp(temporary.data(), O_CLOEXEC);
+      if (fd < 0) return errno_error("cannot create a temporary file for", name);
+    }
+    absl::Status status = write_all(fd, content, name);
+    if (status.ok() && ::fsync(fd) != 0) status = errno_error("cannot flush", name);
+    if (status.ok() && temporary.empty()) status = give_name(fd, name, &temporary);
     if (status.ok() && ::rename(temporary.c_str(), name.c_str()) != 0) {
       status = errno_error("cannot rename to", name);
     }
-    if (!status.ok()) ::unlink(temporary.c_str());
+    if (!status.ok() && !temporary.empty()) ::unlink(temporary.c_str());
     return status;
   }
 

@@ -47,7 +47,7 @@ class WEFT_API Files {
   // The whole file. not_found when there is none.
   virtual absl::StatusOr<std::string> read(std::string_view path) = 0;
   // Replaces the file in one step: readers see the old or the new content, never a part. On the
-  // system: written beside it with mode 0600, flushed, renamed.
+  // system: written beside it with mode 0600 and, if possible, no name yet; flushed, renamed.
   virtual absl::Status write_atomic(std::string_view path, std::string_view content) = 0;
   virtual absl::Status remove(std::string_view path) = 0;
   // Reads nothing of the file. not_found when there is none.

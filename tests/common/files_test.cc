@@ -1,7 +1,10 @@
 // One contract for the system's files and those in memory, then what only the system's can show.
 #include "weft/common/files.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -191,6 +194,31 @@ TEST(SystemFiles, WritesArePrivateAndLeaveNothingBehind) {
   EXPECT_FALSE(files->write_atomic(folder / "sub", "x").ok());
   EXPECT_FALSE(files->read(folder / "sub").ok());
   EXPECT_EQ(folder.count(), 2u);
+}
+
+TEST(SystemFiles, AWriterThatIsKilledLeavesTheOldFileAlone) {
+  TemporaryFolder folder;
+  const auto files = make_system_files();
+  ASSERT_TRUE(files->write_atomic(folder / "a", "old").ok());
+  const std::string large(2 << 20, 'x');
+  const pid_t child = ::fork();
+  if (child == 0) {
+    // The system kills it (SIGXFSZ) in the middle of the file.
+    const rlimit limit = {1 << 20, 1 << 20};
+    const rlimit no_core = {0, 0};
+    (void)::setrlimit(RLIMIT_CORE, &no_core);
+    if (::setrlimit(RLIMIT_FSIZE, &limit) == 0) (void)files->write_atomic(folder / "a", large);
+    ::_exit(0);
+  }
+  ASSERT_GT(child, 0);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status)) << status;
+  EXPECT_EQ(files->read(folder / "a").value(), "old");
+  const int unnamed = ::open((folder / "").c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+  if (unnamed < 0) return;  // this file system has no files without a name
+  ::close(unnamed);
+  EXPECT_EQ(folder.count(), 1u);
 }
 
 }  // namespace
