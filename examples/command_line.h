@@ -7,11 +7,16 @@
 //   if (line.help()) ...
 //   options.steps = line.number("--steps", 400, 1, 100'000);
 //
-// All throw std::invalid_argument with a text for the user.
+// All throw std::invalid_argument with a text for the user. main() of a program is
+//
+//   int main(int argc, char** argv) { return examples::run_main("digits", &run, argc, argv); }
 
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <map>
 #include <set>
+#include <stdexcept>
 #include <string>
 
 namespace examples {
@@ -30,6 +35,24 @@ class CommandLine {
   std::map<std::string, std::string> given_;
   bool help_ = false;
 };
+
+// Returns the exit code of `run`: its result, 2 after std::invalid_argument (the command line is
+// wrong), 1 after any other exception. The exception's text goes to stderr, after the program's
+// name. Inline, so that a program with options of another kind needs no source of this one.
+inline int run_main(const char* program, int (*run)(int argc, char** argv), int argc, char** argv) {
+  int code = 1;
+  std::string why;
+  try {
+    return run(argc, argv);
+  } catch (const std::invalid_argument& e) {
+    code = 2;
+    why = e.what();
+  } catch (const std::exception& e) {
+    why = e.what();
+  }
+  std::fprintf(stderr, "%s: %s\n", program, why.c_str());
+  return code;
+}
 
 }  // namespace examples
 

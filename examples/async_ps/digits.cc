@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <random>
@@ -34,6 +35,20 @@ bool parse_row(const std::string& line, std::array<int, kPixels + 1>* row) {
 }
 
 }  // namespace
+
+std::string default_digits() {
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
+  return (program.parent_path().parent_path() / "share" / "weft" / "digits.csv").string();
+}
+
+std::string find_digits(const std::string& given) {
+  std::string path = given.empty() ? default_digits() : given;
+  if (!std::filesystem::is_regular_file(path)) {
+    throw std::invalid_argument("there is no file " + path +
+                                "; name the images with --data (examples/data/digits.csv)");
+  }
+  return path;
+}
 
 Images read_digits(const std::string& path) {
   std::ifstream file(path);

@@ -1,13 +1,13 @@
 #ifndef WEFT_EXAMPLES_ASYNC_PS_DIGITS_H_
 #define WEFT_EXAMPLES_ASYNC_PS_DIGITS_H_
 
-// The handwritten digits: reading the file, and a seeded split by class.
+// The handwritten digits: finding and reading the file, and a seeded split by class.
 //
-//   Images all = read_digits("digits.csv");          // throws std::runtime_error, with file and
-//   line Split split = split_by_class(all, 360, /*seed=*/1); std::vector<Images> shards =
-//   deal(split.train, 2);
+//   Images all = read_digits(find_digits(given));    // throws with the file's name and the line
+//   Split split = split_by_class(all, 360, /*seed=*/1);
+//   std::vector<Images> shards = deal(split.train, 2);
 //
-// Pure functions; any thread.
+// Any thread may call them; they keep nothing.
 
 #include <cstdint>
 #include <string>
@@ -29,6 +29,13 @@ struct Split {
   Images test;
 };
 
+// Returns where the build puts the images: share/weft/digits.csv beside the program's folder.
+std::string default_digits();
+// Returns `given`, or default_digits() where it is empty. Throws std::invalid_argument, naming
+// --data, if there is no such file.
+std::string find_digits(const std::string& given);
+
+// Throws std::runtime_error, with the file and the line.
 Images read_digits(const std::string& path);
 
 // `held_out` images for the test, of each digit as large a part as of all of them; the rest to

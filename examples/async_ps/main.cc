@@ -2,8 +2,6 @@
 // says how to start it; examples/README.md explains it.
 
 #include <cstdio>
-#include <exception>
-#include <filesystem>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -16,6 +14,7 @@
 #include "weft/examples/async_ps/report.h"
 #include "weft/examples/async_ps/server.h"
 #include "weft/examples/async_ps/trainer.h"
+#include "weft/examples/command_line.h"
 #include "weft/weft.h"
 
 namespace async_ps {
@@ -56,11 +55,6 @@ Role find_role(const weft::Environment& environment) {
   return role;
 }
 
-std::string default_data() {
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
-  return (program.parent_path().parent_path() / "share" / "weft" / "digits.csv").string();
-}
-
 weft::Worker join(const Role& role, const weft::Environment& environment,
                   std::shared_ptr<ParameterServer> server) {
   weft::JoinOptions options{.name = role.name, .library = library(std::move(server))};
@@ -79,7 +73,7 @@ bool leave(const weft::Worker& worker) {
 }
 
 int serve(const Role& role, const weft::Environment& environment, const Options& options) {
-  const Images all = read_digits(options.data.empty() ? default_data() : options.data);
+  const Images all = read_digits(options.data.empty() ? default_digits() : options.data);
   const Split split = split_by_class(all, kHeldOut, options.seed);
   auto server = std::make_shared<ParameterServer>(
       split.train,
@@ -148,13 +142,5 @@ int run(int argc, char** argv) {
 }  // namespace async_ps
 
 int main(int argc, char** argv) {
-  try {
-    return async_ps::run(argc, argv);
-  } catch (const std::invalid_argument& e) {
-    absl::FPrintF(stderr, "async_ps: %s\n", e.what());
-    return 2;
-  } catch (const std::exception& e) {
-    absl::FPrintF(stderr, "async_ps: %s\n", e.what());
-    return 1;
-  }
+  return examples::run_main("async_ps", &async_ps::run, argc, argv);
 }

@@ -4,10 +4,7 @@
 // again. No Worker: a process group is all it needs. --help says how to start it.
 
 #include <cstdio>
-#include <exception>
-#include <filesystem>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -218,11 +215,6 @@ void print_help() {
       kTarget, Options().epochs, Options().batch, Options().seed);
 }
 
-std::string default_data() {
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
-  return (program.parent_path().parent_path() / "share" / "weft" / "digits.csv").string();
-}
-
 int run(int argc, char** argv) {
   const examples::CommandLine line(argc, argv,
                                    {"--data", "--checkpoint", "--epochs", "--batch", "--seed"});
@@ -231,18 +223,15 @@ int run(int argc, char** argv) {
     return 0;
   }
   Options options;
-  options.data = line.text("--data", default_data());
+  options.data = line.text("--data", options.data);
   options.checkpoint = line.text("--checkpoint", "");
   options.epochs = line.number("--epochs", options.epochs, 1, 100'000);
   options.batch = line.number("--batch", options.batch, 2, 100'000);
   options.seed = line.number("--seed", options.seed, 0, 1'000'000'000);
-  if (!std::filesystem::is_regular_file(options.data)) {
-    throw std::invalid_argument("there is no file " + options.data +
-                                "; name the images with --data (examples/data/digits.csv)");
-  }
+  const std::string data = async_ps::find_digits(options.data);
   at::set_num_threads(1);  // the model is too small to be worth more
   const async_ps::Split split =
-      async_ps::split_by_class(async_ps::read_digits(options.data), kHeldOut, options.seed);
+      async_ps::split_by_class(async_ps::read_digits(data), kHeldOut, options.seed);
 
   weft::ProcessGroup group = weft::init_process_group();
   // Replicas begin apart, and equal once they are wrapped.
@@ -267,13 +256,5 @@ int run(int argc, char** argv) {
 }  // namespace ddp_digits
 
 int main(int argc, char** argv) {
-  try {
-    return ddp_digits::run(argc, argv);
-  } catch (const std::invalid_argument& e) {
-    absl::FPrintF(stderr, "ddp_digits: %s\n", e.what());
-    return 2;
-  } catch (const std::exception& e) {
-    absl::FPrintF(stderr, "ddp_digits: %s\n", e.what());
-    return 1;
-  }
+  return examples::run_main("ddp_digits", &ddp_digits::run, argc, argv);
 }

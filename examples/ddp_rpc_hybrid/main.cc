@@ -6,24 +6,16 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <exception>
-#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <torch/nn/init.h>
-#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 
 #include "ATen/Context.h"
 #include "ATen/Parallel.h"
-#include "ATen/TensorOperators.h"
 #include "ATen/core/grad_mode.h"
-#include "ATen/ops/arange.h"
 #include "ATen/ops/cat.h"
 #include "ATen/ops/cross_entropy_loss.h"
 #include "absl/strings/str_format.h"
@@ -33,6 +25,7 @@
 #include "weft/common/launch_info.h"
 #include "weft/examples/async_ps/digits.h"
 #include "weft/examples/command_line.h"
+#include "weft/examples/embedded_digits.h"
 #include "weft/examples/loss_log.h"
 #include "weft/rref/remote_module.h"
 #include "weft/weft.h"
@@ -40,43 +33,26 @@
 namespace ddp_rpc_hybrid {
 
 using async_ps::Images;
+using embedded_digits::dense_layers;
+using embedded_digits::kBatchSize;
+using embedded_digits::kHeldOut;
+using embedded_digits::kRate;
+using embedded_digits::kRows;
+using embedded_digits::kTarget;
+using embedded_digits::kWidth;
+using embedded_digits::Table;
+using embedded_digits::TableImpl;
+using embedded_digits::tokens;
 
 constexpr char kMaster[] = "master";
 constexpr char kServer[] = "ps0";
 constexpr int kTrainers = 2;
-
-constexpr int64_t kPixels = 64;
-constexpr int64_t kLevels = 17;  // of intensity: 0 to 16
-constexpr int64_t kWidth = 32;   // of a row of the table
-constexpr int64_t kHidden = 32;
-constexpr int64_t kClasses = 10;
-
-constexpr int64_t kHeldOut = 360;
-constexpr int64_t kBatchSize = 32;
-constexpr double kRate = 0.05;
-constexpr double kTarget = 0.1;
 
 struct Options {
   std::string data;  // "": beside the program, ../share/weft/digits.csv
   int64_t epochs = 6;
   int64_t seed = 1;
 };
-
-// At the server: one row for each intensity that each pixel may have. An image is a bag of 64 of
-// these tokens.
-struct TableImpl : torch::nn::Module {
-  TableImpl(int64_t rows, int64_t width) {
-    auto options = torch::nn::EmbeddingBagOptions(rows, width).mode(torch::kSum).sparse(true);
-    bag = register_module("bag", torch::nn::EmbeddingBag(options));
-    // Small, because rows that no image of the training asks for stay as they are.
-    torch::nn::init::normal_(bag->weight, /*mean=*/0, /*std=*/0.01);
-  }
-  // Tokens (image x pixel) to the sum of their rows (image x width).
-  at::Tensor forward(const at::Tensor& tokens) { return bag(tokens); }
-
-  torch::nn::EmbeddingBag bag = nullptr;
-};
-TORCH_MODULE(Table);
 
 // What a trainer is given, and what it answers.
 struct Task {
@@ -100,11 +76,6 @@ WEFT_STRUCT(Result, first_loss, last_loss, accuracy, dense);
 
 namespace {
 
-// The number of the row for each pixel: image x pixel.
-at::Tensor tokens(const at::Tensor& pixels) {
-  return pixels.to(at::kLong) + at::arange(0, kPixels * kLevels, kLevels);
-}
-
 // Runs at each trainer, called by the master.
 Result run_trainer(weft::CallContext& call, const weft::RemoteModule<Table>& table,
                    const Task& task) {
@@ -113,8 +84,7 @@ Result run_trainer(weft::CallContext& call, const weft::RemoteModule<Table>& tab
   weft::ProcessGroup group =
       weft::init_process_group({.name = "trainers", .rank = task.index, .size = kTrainers});
   // Replicas begin apart, and equal once they are wrapped.
-  torch::nn::Sequential dense(torch::nn::Linear(kWidth, kHidden), torch::nn::ReLU(),
-                              torch::nn::Linear(kHidden, kClasses));
+  torch::nn::Sequential dense = dense_layers();
   weft::DistributedDataParallel ddp(dense, group);
 
   std::vector<weft::RRef<at::Tensor>> parameters = table.parameters();
@@ -164,7 +134,7 @@ std::string trainer_name(int index) { return "trainer" + std::to_string(index); 
 
 std::vector<Result> run_trainers(const weft::Worker& worker, const async_ps::Split& split,
                                  const Options& options) {
-  const weft::RemoteModule<Table> table(worker, kServer, kPixels * kLevels, kWidth);
+  const weft::RemoteModule<Table> table(worker, kServer, kRows, kWidth);
   std::vector<weft::Future<Result>> results;
   const std::vector<Images> shares = async_ps::deal(split.train, kTrainers);
   // Trainers take their steps together: all have equally many.
@@ -190,7 +160,7 @@ std::vector<Result> run_trainers(const weft::Worker& worker, const async_ps::Spl
 // Whether the trainers have learned, and ended equal.
 bool lead(const weft::Worker& worker, const async_ps::Split& split, const Options& options) {
   absl::PrintF("%d images to train on, %d held out; a table of %d x %d for %d trainers\n",
-               split.train.size(), split.test.size(), kPixels * kLevels, kWidth, kTrainers);
+               split.train.size(), split.test.size(), kRows, kWidth, kTrainers);
   std::fflush(stdout);
   const std::vector<Result> results = run_trainers(worker, split, options);
   const Result& first = results.front();
@@ -233,11 +203,6 @@ void print_help() {
       kTarget, Options().epochs, Options().seed);
 }
 
-std::string default_data() {
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
-  return (program.parent_path().parent_path() / "share" / "weft" / "digits.csv").string();
-}
-
 int run(int argc, char** argv) {
   const examples::CommandLine line(argc, argv, {"--data", "--epochs", "--seed"});
   if (line.help()) {
@@ -263,11 +228,7 @@ int run(int argc, char** argv) {
   // Read before the join: without data no worker needs to wait.
   async_ps::Split split;
   if (leads) {
-    const std::string data = options.data.empty() ? default_data() : options.data;
-    if (!std::filesystem::is_regular_file(data)) {
-      throw std::invalid_argument("there is no file " + data +
-                                  "; name the images with --data (examples/data/digits.csv)");
-    }
+    const std::string data = async_ps::find_digits(options.data);
     split = async_ps::split_by_class(async_ps::read_digits(data), kHeldOut, options.seed);
   }
   at::set_num_threads(1);  // the model is too small to be worth more
@@ -294,13 +255,5 @@ int run(int argc, char** argv) {
 }  // namespace ddp_rpc_hybrid
 
 int main(int argc, char** argv) {
-  try {
-    return ddp_rpc_hybrid::run(argc, argv);
-  } catch (const std::invalid_argument& e) {
-    absl::FPrintF(stderr, "ddp_rpc_hybrid: %s\n", e.what());
-    return 2;
-  } catch (const std::exception& e) {
-    absl::FPrintF(stderr, "ddp_rpc_hybrid: %s\n", e.what());
-    return 1;
-  }
+  return examples::run_main("ddp_rpc_hybrid", &ddp_rpc_hybrid::run, argc, argv);
 }

@@ -3,9 +3,6 @@
 // --help says how to start it.
 
 #include <cstdio>
-#include <exception>
-#include <filesystem>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -49,11 +46,6 @@ struct Options {
 
 at::Tensor input(const at::Tensor& pixels) { return pixels.to(at::kFloat) / 16; }
 
-std::string data_beside(const char* program) {
-  const std::filesystem::path own = std::filesystem::canonical(program);
-  return (own.parent_path().parent_path() / "share" / "weft" / "digits.csv").string();
-}
-
 // One step of plain gradient descent; returns the loss.
 double step(torch::nn::Sequential& model, const Images& batch) {
   model->zero_grad();
@@ -78,7 +70,7 @@ bool all_equal(weft::ProcessGroup& group, torch::nn::Sequential& model) {
   return equal;
 }
 
-int run(const Options& options) {
+int train(const Options& options) {
   weft::ProcessGroup group = weft::init_process_group();
 
   // All draw the same split, and take their own hand of it.
@@ -152,29 +144,24 @@ It exits with 1 unless the accuracy on images held out is at least 0.95, and the
 ranks are equal bit by bit.
 )";
 
+int run(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  const examples::CommandLine line(argc, argv, {"--data", "--epochs", "--every", "--seed"});
+  if (line.help()) {
+    std::fputs(kHelp, stdout);
+    return 0;
+  }
+  Options options;
+  options.epochs = line.number("--epochs", 80, 1, 100'000);
+  options.every = line.number("--every", 5, 1, 1'000'000);
+  options.seed = line.number("--seed", 1, 0, 1'000'000);
+  options.data = line.text("--data", async_ps::default_digits());
+  at::set_num_threads(1);  // ranks share the machine
+  return train(options);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  try {
-    const examples::CommandLine line(argc, argv, {"--data", "--epochs", "--every", "--seed"});
-    if (line.help()) {
-      std::fputs(kHelp, stdout);
-      return 0;
-    }
-    Options options;
-    options.epochs = line.number("--epochs", 80, 1, 100'000);
-    options.every = line.number("--every", 5, 1, 1'000'000);
-    options.seed = line.number("--seed", 1, 0, 1'000'000);
-    options.data = line.text("--data", "");
-    if (options.data.empty()) options.data = data_beside("/proc/self/exe");
-    at::set_num_threads(1);  // ranks share the machine
-    return run(options);
-  } catch (const std::invalid_argument& e) {
-    std::fprintf(stderr, "parameter_averaging: %s\n", e.what());
-    return 2;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "parameter_averaging: %s\n", e.what());
-    return 1;
-  }
+  return examples::run_main("parameter_averaging", &run, argc, argv);
 }

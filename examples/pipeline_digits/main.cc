@@ -3,8 +3,6 @@
 // start it.
 
 #include <cstdio>
-#include <exception>
-#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -154,11 +152,7 @@ int run(int argc, char** argv) {
   options.batch = line.number("--batch", options.batch, options.micro_batches, 1000);
   options.steps = line.number("--steps", options.steps, 1, 1'000'000);
   options.seed = line.number("--seed", options.seed, 0, 1'000'000'000);
-  options.data = line.text("--data", "");
-  if (options.data.empty()) {
-    const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
-    options.data = (program.parent_path().parent_path() / "share/weft/digits.csv").string();
-  }
+  options.data = line.text("--data", async_ps::default_digits());
 
   const auto plan = weft::pipeline::make_schedule(options.schedule, kWorkers,
                                                   static_cast<int>(options.micro_batches));
@@ -196,13 +190,5 @@ int run(int argc, char** argv) {
 }  // namespace digits
 
 int main(int argc, char** argv) {
-  try {
-    return digits::run(argc, argv);
-  } catch (const std::invalid_argument& e) {
-    absl::FPrintF(stderr, "pipeline_digits: %s\n", e.what());
-    return 2;
-  } catch (const std::exception& e) {
-    absl::FPrintF(stderr, "pipeline_digits: %s\n", e.what());
-    return 1;
-  }
+  return examples::run_main("pipeline_digits", &digits::run, argc, argv);
 }

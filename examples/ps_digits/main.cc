@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <exception>
-#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -41,11 +39,6 @@ const char kUsage[] =
     "  --data FILE        the images (digits.csv of the build)\n"
     "  --help\n";
 
-std::string default_data() {
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
-  return (program.parent_path().parent_path() / "share" / "weft" / "digits.csv").string();
-}
-
 bool leave(const weft::Worker& worker) {
   const weft::ShutdownResult result = worker.shutdown();
   if (!result.status.ok()) {
@@ -61,9 +54,9 @@ std::vector<std::string> modes_of(const examples::CommandLine& line, int trainer
 
 int run_trainer(const weft::Worker& worker, const examples::CommandLine& line,
                 const std::vector<std::string>& servers, const Plan& plan) {
-  const std::string data = line.text("--data", "");
-  const async_ps::Split split = async_ps::split_by_class(
-      async_ps::read_digits(data.empty() ? default_data() : data), kHeldOut, plan.seed);
+  const std::string data = line.text("--data", async_ps::default_digits());
+  const async_ps::Split split =
+      async_ps::split_by_class(async_ps::read_digits(data), kHeldOut, plan.seed);
   const weft::ps::Client client(worker, {.servers = servers});
   std::vector<Result> results;
   bool learned = true;
@@ -91,6 +84,7 @@ int run(int argc, char** argv) {
     std::fputs(kUsage, stdout);
     return 0;
   }
+  at::set_num_threads(1);
   const weft::Environment environment = weft::process_environment();
   const weft::Config config = weft::value_or_throw(weft::Config::from_environment(environment));
   const weft::LaunchInfo launch = weft::value_or_throw(weft::launch_info(config, environment));
@@ -124,11 +118,5 @@ int run(int argc, char** argv) {
 }  // namespace ps_digits
 
 int main(int argc, char** argv) {
-  at::set_num_threads(1);
-  try {
-    return ps_digits::run(argc, argv);
-  } catch (const std::exception& e) {
-    absl::FPrintF(stderr, "ps_digits: %s\n", e.what());
-    return 1;
-  }
+  return examples::run_main("ps_digits", &ps_digits::run, argc, argv);
 }

@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <filesystem>
 #include <memory>
 #include <stdexcept>
@@ -18,6 +17,7 @@
 #include "ATen/Parallel.h"
 #include "absl/strings/str_format.h"
 #include "weft/common/launch_info.h"
+#include "weft/examples/command_line.h"
 #include "weft/examples/rl/agent.h"
 #include "weft/examples/rl/observer.h"
 #include "weft/examples/rl/options.h"
@@ -186,14 +186,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace rl
 
-int main(int argc, char** argv) {
-  try {
-    return rl::run(argc, argv);
-  } catch (const std::invalid_argument& e) {
-    absl::FPrintF(stderr, "rl: %s\n", e.what());
-    return 2;
-  } catch (const std::exception& e) {
-    absl::FPrintF(stderr, "rl: %s\n", e.what());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return examples::run_main("rl", &rl::run, argc, argv); }

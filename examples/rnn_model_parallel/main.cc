@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -206,13 +205,5 @@ int run(int argc, char** argv) {
 }  // namespace rnn
 
 int main(int argc, char** argv) {
-  try {
-    return rnn::run(argc, argv);
-  } catch (const std::invalid_argument& e) {
-    absl::FPrintF(stderr, "rnn_model_parallel: %s\n", e.what());
-    return 2;
-  } catch (const std::exception& e) {
-    absl::FPrintF(stderr, "rnn_model_parallel: %s\n", e.what());
-    return 1;
-  }
+  return examples::run_main("rnn_model_parallel", &rnn::run, argc, argv);
 }
