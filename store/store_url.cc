@@ -49,7 +49,7 @@ StatusOr<std::shared_ptr<Store>> open_tcp(StoreUrl url, const StoreOptions& opti
                                           std::shared_ptr<Runtime> runtime) {
   const std::string allow = url.take("allow_insecure", "0");
   WEFT_RETURN_IF_ERROR(url.nothing_left());
-  StatusOr<internal::HostPort> at = internal::parse_host_port(url.rest, -1);
+  StatusOr<internal::HostPort> at = internal::parse_store_address(url.rest, -1);
   if (!at.ok()) return url.error(std::string(at.status().message()));
   const TcpStoreOptions client_options{.timeout = options.timeout,
                                        .credentials = options.credentials};
@@ -135,7 +135,8 @@ StatusOr<std::shared_ptr<Store>> open_store(std::string_view text, const StoreOp
   if (url.scheme == "etcd") {
     WEFT_RETURN_IF_ERROR(url.nothing_left());
     const size_t slash = url.rest.find('/');
-    StatusOr<internal::HostPort> at = internal::parse_host_port(url.rest.substr(0, slash), 2379);
+    StatusOr<internal::HostPort> at =
+        internal::parse_store_address(url.rest.substr(0, slash), 2379);
     if (!at.ok()) return url.error(std::string(at.status().message()));
     const std::string prefix = slash == std::string::npos ? "" : url.rest.substr(slash + 1);
     if (prefix.empty()) return url.error("it needs a prefix for the job: etcd://host:port/job");

@@ -45,12 +45,7 @@ bool is_loopback(const sockaddr* address) {
 
 }  // namespace
 
-std::string host_port(std::string_view host, int port) {
-  const bool v6 = host.find(':') != std::string_view::npos;
-  return absl::StrCat(v6 ? "[" : "", view(host), v6 ? "]:" : ":", port);
-}
-
-StatusOr<HostPort> parse_host_port(std::string_view text, int default_port) {
+StatusOr<HostPort> parse_store_address(std::string_view text, int default_port) {
   const auto bad = [&](std::string_view why) {
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat("'", view(text), "' is not host:port: ", view(why)));
@@ -78,6 +73,13 @@ StatusOr<HostPort> parse_host_port(std::string_view text, int default_port) {
     return bad("the port is no number from 0 to 65535");
   }
   return out;
+}
+
+Status check_dial_address(std::string_view what, std::string_view host, int port) {
+  if (!host.empty() && port > 0 && port <= 65535) return absl::OkStatus();
+  return make_error(ErrorKind::kInvalidArgument,
+                    absl::StrCat("cannot connect to ", view(what), " at '", view(host), "', port ",
+                                 port, ": a host and a port from 1 to 65535 are needed"));
 }
 
 Status check_listen_address(const std::string& host, int port, bool allow) {
@@ -114,7 +116,7 @@ Status check_can_bind(const std::string& host, int port) {
   if (error == 0) return absl::OkStatus();
   return make_error(
       ErrorKind::kUnavailable,
-      absl::StrCat("cannot listen to ", host_port(host, port), ": ", std::strerror(error)));
+      absl::StrCat("cannot listen to ", join_host_port(host, port), ": ", std::strerror(error)));
 }
 
 }  // namespace weft::internal

@@ -1,26 +1,24 @@
 #ifndef WEFT_STORE_INTERNAL_ADDRESS_H_
 #define WEFT_STORE_INTERNAL_ADDRESS_H_
 
-// Hosts and ports of stores: writing them, reading them, and what may be listened to. Any thread;
-// resolving a name may take as long as the system's resolver does.
+// Hosts and ports of stores: reading them, what may be dialled, and what may be listened to. Any
+// thread; resolving a name may take as long as the system's resolver does.
 
 #include <string>
 #include <string_view>
 
 #include "weft/common/error.h"
+#include "weft/transport/address.h"
 
 namespace weft::internal {
 
-// "127.0.0.1:29500", "[::1]:29500"
-std::string host_port(std::string_view host, int port);
+// Reads the address in a store URL, as join_host_port() writes it. The port may be 0;
+// `default_port` is taken when there is none, -1 means that there must be one.
+StatusOr<HostPort> parse_store_address(std::string_view text, int default_port);
 
-struct HostPort {
-  std::string host;
-  int port = 0;
-};
-// Reads what host_port() writes. The port may be 0; `default_port` is taken when there is none, -1
-// means that there must be one.
-StatusOr<HostPort> parse_host_port(std::string_view text, int default_port);
+// Returns invalid_argument unless a client can dial there: a host, and a port from 1 to 65535.
+// `what` names the server in the error: "a store", "an etcd".
+Status check_dial_address(std::string_view what, std::string_view host, int port);
 
 // Whether a server may bind there: permission when some address of `host` is not loopback and
 // `allow_insecure` is false; invalid_argument for an unknown host or a port out of range.

@@ -8,9 +8,9 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "weft/common/call_scope.h"
-#include "weft/store/internal/address.h"
 #include "weft/store/internal/grpc_util.h"
 #include "weft/store/internal/quiet_wait.h"
+#include "weft/transport/address.h"
 
 namespace weft::internal {
 namespace {
@@ -106,9 +106,10 @@ EtcdLink::EtcdLink(std::shared_ptr<Runtime> runtime, const std::string& host, in
                    std::string prefix)
     : runtime_(std::move(runtime)),
       prefix_(std::move(prefix)),
-      url_(absl::StrCat("etcd://", host_port(host, port), "/", prefix_)),
+      url_(absl::StrCat("etcd://", join_host_port(host, port), "/", prefix_)),
       client_(absl::StrCat(absl::Hex(runtime_->random().next(), absl::kZeroPad16))),
-      channel_(grpc::CreateCustomChannel(host_port(host, port), grpc::InsecureChannelCredentials(),
+      channel_(grpc::CreateCustomChannel(join_host_port(host, port),
+                                         grpc::InsecureChannelCredentials(),
                                          store_channel_arguments())) {}
 
 std::string EtcdLink::data_key(std::string_view key) const {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "weft/store/internal/address.h"
 #include "weft/store/internal/checks.h"
 #include "weft/store/internal/etcd_link.h"
 #include "weft/store/internal/table.h"
@@ -230,11 +231,7 @@ class EtcdClient : public Store {
 StatusOr<std::shared_ptr<EtcdStore>> EtcdStore::connect(std::string_view host, int port,
                                                         const EtcdStoreOptions& options,
                                                         std::shared_ptr<Runtime> runtime) {
-  if (host.empty() || port <= 0 || port > 65535) {
-    return make_error(ErrorKind::kInvalidArgument,
-                      absl::StrCat("cannot connect to an etcd at '", std::string(host), "', port ",
-                                   port, ": a host and a port from 1 to 65535 are needed"));
-  }
+  WEFT_RETURN_IF_ERROR(internal::check_dial_address("an etcd", host, port));
   if (options.prefix.empty() || options.prefix.size() > internal::kMaxPrefix) {
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat("an etcd store needs a prefix of 1 to ", internal::kMaxPrefix,

@@ -39,18 +39,24 @@ Status TableStore::set(std::string_view key, std::string_view value, Timeout tim
       nothing);
 }
 
-StatusOr<std::optional<std::string>> TableStore::try_get(std::string_view key, Timeout timeout) {
-  const StoreOp op = this->op(absl::StrCat("try_get(", quote_key(key), ")"), timeout);
-  WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
-  std::optional<std::string> value;
+template <class Read>
+StatusOr<std::invoke_result_t<const Read&, const StoreTable&>> TableStore::look(const StoreOp& op,
+                                                                                const Read& read) {
+  std::invoke_result_t<const Read&, const StoreTable&> found{};
   WEFT_RETURN_IF_ERROR(run(
       op, Access::kLook,
       [&](StoreTable* table) -> StatusOr<Step> {
-        value = table->get(key);
+        found = read(*table);
         return Step::kDone;
       },
       nothing));
-  return value;
+  return found;
+}
+
+StatusOr<std::optional<std::string>> TableStore::try_get(std::string_view key, Timeout timeout) {
+  const StoreOp op = this->op(absl::StrCat("try_get(", quote_key(key), ")"), timeout);
+  WEFT_RETURN_IF_ERROR(op.wrap(check_key(key)));
+  return look(op, [&](const StoreTable& table) { return table.get(key); });
 }
 
 StatusOr<std::string> TableStore::get(std::string_view key, Timeout timeout) {
@@ -118,15 +124,7 @@ StatusOr<bool> TableStore::delete_key(std::string_view key, Timeout timeout) {
 StatusOr<bool> TableStore::check(const std::vector<std::string>& keys, Timeout timeout) {
   const StoreOp op = this->op(absl::StrCat("check(", quote_keys(keys), ")"), timeout);
   WEFT_RETURN_IF_ERROR(op.wrap(check_keys(keys)));
-  bool all = false;
-  WEFT_RETURN_IF_ERROR(run(
-      op, Access::kLook,
-      [&](StoreTable* table) -> StatusOr<Step> {
-        all = table->missing(keys).empty();
-        return Step::kDone;
-      },
-      nothing));
-  return all;
+  return look(op, [&](const StoreTable& table) { return table.missing(keys).empty(); });
 }
 
 Status TableStore::wait(const std::vector<std::string>& keys, Timeout timeout) {
@@ -160,57 +158,28 @@ StatusOr<std::optional<std::string>> TableStore::wait_change(std::string_view ke
 
 StatusOr<std::vector<std::string>> TableStore::list_keys(std::string_view prefix, Timeout timeout) {
   const StoreOp op = this->op(absl::StrCat("list_keys(", quote_key(prefix), ")"), timeout);
-  std::vector<std::string> keys;
-  WEFT_RETURN_IF_ERROR(run(
-      op, Access::kLook,
-      [&](StoreTable* table) -> StatusOr<Step> {
-        keys = table->list(prefix);
-        return Step::kDone;
-      },
-      nothing));
-  return keys;
+  return look(op, [&](const StoreTable& table) { return table.list(prefix); });
 }
 
 StatusOr<std::vector<std::optional<std::string>>> TableStore::multi_get(
     const std::vector<std::string>& keys, Timeout timeout) {
   const StoreOp op = this->op(absl::StrCat("multi_get(", quote_keys(keys), ")"), timeout);
   WEFT_RETURN_IF_ERROR(op.wrap(check_keys(keys)));
-  std::vector<std::optional<std::string>> values;
-  WEFT_RETURN_IF_ERROR(run(
-      op, Access::kLook,
-      [&](StoreTable* table) -> StatusOr<Step> {
-        values.clear();
-        for (const std::string& key : keys) values.push_back(table->get(key));
-        return Step::kDone;
-      },
-      nothing));
-  return values;
+  return look(op, [&](const StoreTable& table) {
+    std::vector<std::optional<std::string>> values;
+    for (const std::string& key : keys) values.push_back(table.get(key));
+    return values;
+  });
 }
 
 StatusOr<std::vector<StoreEntry>> TableStore::list_entries(std::string_view prefix,
                                                            Timeout timeout) {
   const StoreOp op = this->op(absl::StrCat("list_entries(", quote_key(prefix), ")"), timeout);
-  std::vector<StoreEntry> entries;
-  WEFT_RETURN_IF_ERROR(run(
-      op, Access::kLook,
-      [&](StoreTable* table) -> StatusOr<Step> {
-        entries = table->list_entries(prefix);
-        return Step::kDone;
-      },
-      nothing));
-  return entries;
+  return look(op, [&](const StoreTable& table) { return table.list_entries(prefix); });
 }
 
 StatusOr<int64_t> TableStore::num_keys(Timeout timeout) {
-  int64_t n = 0;
-  WEFT_RETURN_IF_ERROR(run(
-      op("num_keys()", timeout), Access::kLook,
-      [&](StoreTable* table) -> StatusOr<Step> {
-        n = table->size();
-        return Step::kDone;
-      },
-      nothing));
-  return n;
+  return look(op("num_keys()", timeout), [](const StoreTable& table) { return table.size(); });
 }
 
 }  // namespace weft::internal

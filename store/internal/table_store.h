@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "weft/store/internal/checks.h"
@@ -63,6 +64,11 @@ class TableStore : public Store {
   Status run(const StoreOp& op, Access access, const Body& body,
              const std::function<std::string()>& not_yet,
              const std::vector<std::string>& keys = {});
+  // Returns what `read` finds in the table. `read` may be called again, and then replaces what it
+  // found.
+  template <class Read>
+  StatusOr<std::invoke_result_t<const Read&, const StoreTable&>> look(const StoreOp& op,
+                                                                      const Read& read);
 
   const std::shared_ptr<Runtime> runtime_;
   const Timeout default_timeout_;

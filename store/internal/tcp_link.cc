@@ -5,10 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/common/call_scope.h"
-#include "weft/store/internal/address.h"
 #include "weft/store/internal/grpc_util.h"
 #include "weft/store/internal/quiet_wait.h"
 #include "weft/store/internal/tcp_data.h"
+#include "weft/transport/address.h"
 
 namespace weft::internal {
 namespace {
@@ -119,10 +119,10 @@ class TcpLink::RequestId {
 TcpLink::TcpLink(std::shared_ptr<Runtime> runtime, std::string host, int port,
                  std::shared_ptr<const GrpcTls> tls)
     : runtime_(std::move(runtime)),
-      url_(absl::StrCat("tcp://", host_port(host, port))),
+      url_(absl::StrCat("tcp://", join_host_port(host, port))),
       client_id_(std::max<uint64_t>(runtime_->random().next(), 1)),
       tls_(std::move(tls)),
-      channel_(make_channel(host_port(host, port), tls_.get())),
+      channel_(make_channel(join_host_port(host, port), tls_.get())),
       changed_(runtime_.get()) {}
 
 TcpLink::~TcpLink() = default;

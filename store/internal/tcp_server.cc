@@ -56,7 +56,7 @@ StatusOr<std::unique_ptr<TcpServer>> TcpServer::start(const TcpStoreServerOption
   }
   std::unique_ptr<TcpServer> self(new TcpServer(options, std::move(runtime)));
   self->tls_ = tls;
-  const std::string address = host_port(options.host, options.port);
+  const std::string address = join_host_port(options.host, options.port);
   grpc::ServerBuilder builder;
   // Without this a second server would share the port and take half of the connections.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
@@ -353,15 +353,16 @@ StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::start(
     const TcpStoreServerOptions& options, std::shared_ptr<Runtime> runtime) {
   auto server = internal::TcpServer::start(options, std::move(runtime));
   if (!server.ok()) {
-    return annotate(server.status(), absl::StrCat("cannot start a store server at tcp://",
-                                                  internal::host_port(options.host, options.port)));
+    return annotate(server.status(),
+                    absl::StrCat("cannot start a store server at tcp://",
+                                 internal::join_host_port(options.host, options.port)));
   }
   return std::unique_ptr<TcpStoreServer>(new TcpStoreServer(*std::move(server)));
 }
 
 int TcpStoreServer::port() const { return server_->port(); }
 std::string TcpStoreServer::url() const {
-  return absl::StrCat("tcp://", internal::host_port(server_->host(), server_->port()));
+  return absl::StrCat("tcp://", internal::join_host_port(server_->host(), server_->port()));
 }
 int TcpStoreServer::num_clients() const { return server_->num_clients(); }
 void TcpStoreServer::stop(Timeout linger) { server_->stop(linger.value_or(absl::Seconds(10))); }

@@ -264,11 +264,7 @@ class TcpClient : public Store {
 StatusOr<std::shared_ptr<TcpStore>> TcpStore::connect(std::string_view host, int port,
                                                       const TcpStoreOptions& options,
                                                       std::shared_ptr<Runtime> runtime) {
-  if (host.empty() || port <= 0 || port > 65535) {
-    return make_error(ErrorKind::kInvalidArgument,
-                      absl::StrCat("cannot connect to a store at '", std::string(host), "', port ",
-                                   port, ": a host and a port from 1 to 65535 are needed"));
-  }
+  WEFT_RETURN_IF_ERROR(internal::check_dial_address("a store", host, port));
   std::shared_ptr<const internal::GrpcTls> tls;
   if (!options.credentials.empty()) {
     WEFT_ASSIGN_OR_RETURN(tls, internal::GrpcTls::make(options.credentials, *runtime));
