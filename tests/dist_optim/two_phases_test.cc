@@ -5,7 +5,6 @@
 #include <torch/types.h>
 
 #include <atomic>
-#include <thread>
 
 #include "weft/dist_optim/user_optimizer.h"
 #include "weft/tests/dist_optim/fixture.h"
@@ -256,37 +255,6 @@ TEST_P(DistOptimPhases, DEF_25_a_reservation_ends_with_its_time) {
   EXPECT_FALSE(optimizer.try_step(context, {.deadline = 300ms}).status.ok());
   plan->clear();
   expect_none(*c.cluster, "optimizer_reservations");
-}
-
-// The owner has applied, and has no room for its answer.
-TEST_P(DistOptimPhases, DEF_25_applied_is_reported_when_the_answer_found_no_room) {
-  OptimCluster c = make_with(2, [](int i, JoinOptions* join) {
-    if (i == 2) join->environment = Environment{{"WEFT_SEND_BUDGET", "1MiB"}};
-  });
-  DistributedOptimizer<Descent> optimizer(c[0], c.parameters, {}, 1.0);
-  DistAutogradContext context(c[0]);
-  context.backward({loss(c, input())});
-  std::vector<Future<int64_t>> calls;
-  std::thread release;
-  // Whoever applies last fills the budget of the second owner before its answer is made.
-  const auto fill_up = [&] {
-    calls = fill(c[2], 1, kMiB / 2);
-    release = std::thread([&] {
-      // The answer is made before or after: what is reported is the same.
-      eventually([&] { return held() == calls.size(); }, "calls that are held");
-      answer_all();
-    });
-  };
-  then_do([&] {
-    if (counter(c[2], "optimizer_reservations") == 0) return fill_up();
-    then_do(fill_up);
-  });
-  const StepReport report = optimizer.try_step(context, {.deadline = 10s});
-  if (release.joinable()) release.join();
-  ASSERT_GE(calls.size(), 1U);
-  EXPECT_TRUE(report.status.ok()) << report.status;
-  EXPECT_EQ(report.owners[1].outcome, StepOutcome::kApplied);
-  EXPECT_EQ(optimizer.versions(), (std::vector<int64_t>{1, 1}));
 }
 
 // The trainer's process stands still after the other owner has applied.
