@@ -42,15 +42,15 @@ uint32_t PassGraph::add(const NodePtr& node, bool* is_new) {
   return at->second;
 }
 
-Status PassGraph::touch(const torch::autograd::Edge& edge, std::vector<uint32_t>* to_walk,
-                        Reached* reached, uint32_t* target) {
+Status PassGraph::touch(const torch::autograd::Edge& edge, ToWalk* to_walk, Reached* reached,
+                        uint32_t* target) {
   *target = kDead;
   if (!edge.is_valid()) return absl::OkStatus();
   bool is_new = false;
   const uint32_t index = add(edge.function, &is_new);
   *target = index;
   ++nodes_[index].waits_for;
-  if (nodes_[index].kind == Kind::kInterior && is_new) to_walk->push_back(index);
+  if (nodes_[index].kind == Kind::kInterior && is_new) to_walk->nodes.push_back(index);
   if (nodes_[index].kind != Kind::kRecv) return absl::OkStatus();
   const auto& recv = static_cast<const RecvRpcBackward&>(*edge.function);
   if (recv.context != context_) {
@@ -62,13 +62,15 @@ Status PassGraph::touch(const torch::autograd::Edge& edge, std::vector<uint32_t>
   }
   if (nodes_[index].reached[edge.input_nr]) return absl::OkStatus();
   nodes_[index].reached[edge.input_nr] = true;
-  if (recv.origin == self_ && all_named_) return absl::OkStatus();
-  if (recv.origin == self_) return open(recv.message, {edge.input_nr}, to_walk, reached);
-  (*reached)[recv.origin][recv.message].push_back(edge.input_nr);
+  if (recv.origin != self_) {
+    (*reached)[recv.origin][recv.message].push_back(edge.input_nr);
+  } else if (!all_named_) {
+    to_walk->outputs.emplace_back(recv.message, edge.input_nr);
+  }
   return absl::OkStatus();
 }
 
-Status PassGraph::open(uint64_t message, const Outputs& outputs, std::vector<uint32_t>* to_walk,
+Status PassGraph::open(uint64_t message, const Outputs& outputs, ToWalk* to_walk,
                        Reached* reached) {
   auto at = sends_.find(message);
   if (at == sends_.end()) {
@@ -103,10 +105,16 @@ Status PassGraph::open(uint64_t message, const Outputs& outputs, std::vector<uin
   return absl::OkStatus();
 }
 
-Status PassGraph::walk(std::vector<uint32_t> to_walk, Reached* reached) {
-  while (!to_walk.empty()) {
-    const uint32_t index = to_walk.back();
-    to_walk.pop_back();
+Status PassGraph::walk(ToWalk to_walk, Reached* reached) {
+  while (!to_walk.nodes.empty() || !to_walk.outputs.empty()) {
+    if (to_walk.nodes.empty()) {
+      const auto [message, output] = to_walk.outputs.back();
+      to_walk.outputs.pop_back();
+      WEFT_RETURN_IF_ERROR(open(message, {output}, &to_walk, reached));
+      continue;
+    }
+    const uint32_t index = to_walk.nodes.back();
+    to_walk.nodes.pop_back();
     const NodePtr node = nodes_[index].node;
     std::vector<uint32_t> targets;
     targets.reserve(node->num_outputs());
@@ -120,7 +128,7 @@ Status PassGraph::walk(std::vector<uint32_t> to_walk, Reached* reached) {
 }
 
 Status PassGraph::root(const torch::autograd::Edge& edge, at::Tensor gradient, Reached* reached) {
-  std::vector<uint32_t> to_walk;
+  ToWalk to_walk;
   uint32_t target = kDead;
   WEFT_RETURN_IF_ERROR(touch(edge, &to_walk, reached, &target));
   roots_.emplace_back(edge, std::move(gradient));
@@ -128,7 +136,7 @@ Status PassGraph::root(const torch::autograd::Edge& edge, at::Tensor gradient, R
 }
 
 Status PassGraph::name(uint64_t message, const Outputs& outputs, Reached* reached) {
-  std::vector<uint32_t> to_walk;
+  ToWalk to_walk;
   WEFT_RETURN_IF_ERROR(open(message, outputs, &to_walk, reached));
   return walk(std::move(to_walk), reached);
 }

@@ -159,12 +159,18 @@ class PassGraph {
   };
   class Driver;
 
+  // What a walk has reached and not looked at yet. Calls of a worker to itself may follow each other
+  // without end, so their messages wait here, too, and no walk recurses.
+  struct ToWalk {
+    std::vector<uint32_t> nodes{};
+    std::vector<std::pair<uint64_t, uint32_t>> outputs{};  // of messages of this worker to itself
+  };
+
   uint32_t add(const NodePtr& node, bool* is_new);
-  Status touch(const torch::autograd::Edge& edge, std::vector<uint32_t>* to_walk, Reached* reached,
+  Status touch(const torch::autograd::Edge& edge, ToWalk* to_walk, Reached* reached,
                uint32_t* target);
-  Status open(uint64_t message, const Outputs& outputs, std::vector<uint32_t>* to_walk,
-              Reached* reached);
-  Status walk(std::vector<uint32_t> to_walk, Reached* reached);
+  Status open(uint64_t message, const Outputs& outputs, ToWalk* to_walk, Reached* reached);
+  Status walk(ToWalk to_walk, Reached* reached);
   void arrived(uint32_t index);  // one of those that it waits for
   void run_ready(std::vector<Outgoing>* out);
   void run_node(uint32_t index, std::vector<Outgoing>* out);
