@@ -63,8 +63,11 @@ class Pipeline::State : public std::enable_shared_from_this<State> {
  private:
   struct Step;
   void ended(size_t w, StatusOr<Payload> answer, const std::shared_ptr<Step>& step);
+  void tell_of(size_t w, const Status& why) const;
+  std::string stages_of(size_t w) const;
   CallOptions call_options() const {
-    CallOptions o{.backpressure = Backpressure::kWait};
+    // A connection that breaks ends no step; a process that has ended is known when it is dialled.
+    CallOptions o{.retry = Retry::kAtMostOnce, .backpressure = Backpressure::kWait};
     // Workers end a step by their own clocks; this is for one that does not answer at all.
     if (options_.deadline.is_set() && !options_.deadline.is_infinite()) {
       o.deadline = options_.deadline.value_or(absl::ZeroDuration()) * 2 + absl::Seconds(5);
@@ -83,15 +86,19 @@ class Pipeline::State : public std::enable_shared_from_this<State> {
   mutable Mutex mutex_;
   int64_t next_step_ ABSL_GUARDED_BY(mutex_) = 0;
   Status error_ ABSL_GUARDED_BY(mutex_);
+  // `error_` is about a worker that did not answer; what its peers say says more.
+  bool unanswered_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 struct Pipeline::State::Step {
+  int64_t number = 0;
   std::vector<double> weights;
   Promise<StepResult> promise;
   Mutex mutex;
   size_t left ABSL_GUARDED_BY(mutex) = 0;
-  Status first ABSL_GUARDED_BY(mutex);
+  Status first ABSL_GUARDED_BY(mutex);   // that a worker has answered
+  Status silent ABSL_GUARDED_BY(mutex);  // of a worker that has not
   StepResult result ABSL_GUARDED_BY(mutex);
 };
 
@@ -205,7 +212,8 @@ Future<StepResult> Pipeline::State::begin(std::vector<Tensors> inputs,
     lock.unlock();
     throw_error(error);
   }
-  BeginMessage message{id_, next_step_++, {}, {}, {}};
+  step->number = next_step_++;
+  BeginMessage message{id_, step->number, {}, {}, {}};
   std::vector<BeginMessage> all(workers_.size(), message);
   BeginMessage& head = all[plan_.placement[0]];
   head.inputs = std::move(inputs);
@@ -222,35 +230,55 @@ Future<StepResult> Pipeline::State::begin(std::vector<Tensors> inputs,
   return future;
 }
 
+std::string Pipeline::State::stages_of(size_t w) const {
+  std::string out;
+  for (int s = 0; s < plan_.stages(); ++s) {
+    if (plan_.placement[s] == static_cast<int>(w)) {
+      absl::StrAppend(&out, out.empty() ? " with stage " : ", ", s);
+    }
+  }
+  return out;
+}
+
+// A worker that is gone cannot tell the others, so the maker does.
+void Pipeline::State::tell_of(size_t w, const Status& why) const {
+  const internal::FailMessage message{id_, static_cast<int64_t>(why.code()),
+                                      static_cast<int64_t>(error_kind(why)),
+                                      std::string(why.message()), error_details(why).origin};
+  for (size_t other = 0; other < workers_.size(); ++other) {
+    if (other == w) continue;
+    internal::call(*worker_, workers_[other], "@pipeline.fail", message,
+                   {.deadline = absl::Seconds(10),
+                    .retry = Retry::kAtMostOnce,
+                    .backpressure = Backpressure::kWait},
+                   [](const StatusOr<Payload>&) {});
+  }
+}
+
 void Pipeline::State::ended(size_t w, StatusOr<Payload> answer, const std::shared_ptr<Step>& step) {
+  const bool answered = answer.ok() || !error_details(answer.status()).origin.empty();
   StatusOr<EndMessage> end = answer.ok() ? internal::decode<EndMessage>(*std::move(answer))
                                          : StatusOr<EndMessage>(answer.status());
+  if (!end.ok() && !answered) {
+    end = annotate(end.status(), absl::StrCat("pipeline step ", step->number, ", worker '",
+                                              workers_[w].name, "'", stages_of(w)));
+  }
   if (!end.ok()) {
     bool first = false;
     {
       MutexLock lock(&mutex_);
       first = error_.ok();
-      if (first) error_ = end.status();
-    }
-    // A worker that is gone cannot tell the others, so the maker does.
-    if (first) {
-      const Status why = annotate(end.status(), absl::StrCat("worker '", workers_[w].name, "'"));
-      const internal::FailMessage message{id_, static_cast<int64_t>(why.code()),
-                                          static_cast<int64_t>(error_kind(why)),
-                                          std::string(why.message()), error_details(why).origin};
-      for (size_t other = 0; other < workers_.size(); ++other) {
-        if (other == w) continue;
-        internal::call(*worker_, workers_[other], "@pipeline.fail", message,
-                       {.deadline = absl::Seconds(10),
-                        .retry = Retry::kAtMostOnce,
-                        .backpressure = Backpressure::kWait},
-                       [](const StatusOr<Payload>&) {});
+      if (first || (unanswered_ && answered)) {
+        error_ = end.status();
+        unanswered_ = !answered;
       }
     }
+    if (first) tell_of(w, end.status());
   }
   MutexLock lock(&step->mutex);
   if (!end.ok()) {
-    if (step->first.ok()) step->first = end.status();
+    Status& to = answered ? step->first : step->silent;
+    if (to.ok()) to = end.status();
   } else {
     step->result.peak_activations[w] = end->peak_activations;
     step->result.times[w] = std::move(end->times);
@@ -259,7 +287,7 @@ void Pipeline::State::ended(size_t w, StatusOr<Payload> answer, const std::share
     }
   }
   if (--step->left > 0) return;
-  const Status first = step->first;
+  const Status first = step->first.ok() ? step->silent : step->first;
   StepResult result = std::move(step->result);
   lock.unlock();
   if (!first.ok()) {

@@ -52,6 +52,15 @@ class Run {
     for (WorkerTimeline& w : out_.workers) {
       w.idle.warm_up = w.first_start;
       w.idle.drain = out_.makespan - w.last_end;
+      if (w.busy > 0) {
+        w.waits.insert(w.waits.begin(), {WaitReason::kWarmUp, 0, w.first_start});
+        w.waits.push_back({WaitReason::kDrain, w.last_end, out_.makespan});
+      } else {  // it never begins
+        w.waits = {{WaitReason::kDrain, 0, out_.makespan}};
+      }
+      w.waits.erase(std::remove_if(w.waits.begin(), w.waits.end(),
+                                   [](const TimedWait& wait) { return wait.start == wait.end; }),
+                    w.waits.end());
       w.idle.imbalance = std::min(w.idle.dependency, most - w.busy);
       w.idle.dependency -= w.idle.imbalance;
     }
@@ -159,6 +168,8 @@ class Run {
       const Ticks produced = std::clamp(latest.produced, s.free_at, now);
       t.idle.dependency += produced - s.free_at;
       t.idle.transport += now - produced;
+      t.waits.push_back({WaitReason::kDependency, s.free_at, produced});
+      t.waits.push_back({WaitReason::kTransport, produced, now});
     }
     s.free_at = now;
   }
@@ -263,6 +274,26 @@ Costs Costs::uniform(const Plan& plan, Ticks forward, Ticks input_grad, Ticks we
                             .weight_activation = part(activation)});
   }
   costs.edges.assign(plan.edges.size(), EdgeCost{.latency = latency});
+  return costs;
+}
+
+Costs Costs::divided(const Plan& plan, const std::vector<StageCost>& shares, const EdgeCost& edge) {
+  if (shares.size() != 1 && shares.size() != plan.workers.size()) {
+    refuse(
+        absl::StrCat("costs of ", shares.size(), " workers for a plan of ", plan.workers.size()));
+  }
+  std::vector<int> parts(plan.workers.size());
+  for (int w : plan.placement) ++parts[w];
+  Costs costs;
+  for (int w : plan.placement) {
+    StageCost c = shares[shares.size() == 1 ? 0 : static_cast<size_t>(w)];
+    for (Ticks* t : {&c.forward, &c.input_grad, &c.weight_grad, &c.reduce, &c.step, &c.activation,
+                     &c.weight_activation}) {
+      *t /= parts[w];
+    }
+    costs.stages.push_back(c);
+  }
+  costs.edges.assign(plan.edges.size(), edge);
   return costs;
 }
 

@@ -49,6 +49,10 @@ struct Costs {
   // Throws kind invalid_argument when a share does not divide.
   WEFT_API static Costs uniform(const Plan& plan, Ticks forward, Ticks input_grad,
                                 Ticks weight_grad, Ticks latency = 0, int64_t activation = 1);
+  // From the whole share of each worker, which its stages divide (rounded down), and the same edge
+  // everywhere. One share stands for all. Throws kind invalid_argument for another number of them.
+  WEFT_API static Costs divided(const Plan& plan, const std::vector<StageCost>& shares,
+                                const EdgeCost& edge);
 };
 
 struct SimulateOptions {
@@ -66,6 +70,15 @@ struct IdleTime {
   Ticks total() const { return warm_up + drain + dependency + transport + imbalance; }
 };
 
+enum class WaitReason : uint8_t { kWarmUp, kDependency, kTransport, kDrain };
+
+// A time in which a worker had nothing to do.
+struct TimedWait {
+  WaitReason reason = WaitReason::kWarmUp;
+  Ticks start = 0;
+  Ticks end = 0;
+};
+
 struct TimedAction {
   Action action;
   int step = 0;
@@ -75,6 +88,7 @@ struct TimedAction {
 
 struct WorkerTimeline {
   std::vector<TimedAction> actions;
+  std::vector<TimedWait> waits;  // in order; with the actions they fill the makespan
   Ticks busy = 0;
   Ticks first_start = 0;
   Ticks last_end = 0;

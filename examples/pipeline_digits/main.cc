@@ -3,6 +3,7 @@
 // start it.
 
 #include <cstdio>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -17,7 +18,9 @@
 #include "weft/examples/command_line.h"
 #include "weft/examples/loss_log.h"
 #include "weft/examples/pipeline_digits/model.h"
+#include "weft/pipeline/partition.h"
 #include "weft/pipeline/pipeline.h"
+#include "weft/pipeline/profile.h"
 #include "weft/pipeline/schedule.h"
 #include "weft/pipeline/simulator.h"
 #include "weft/pipeline/verifier.h"
@@ -33,6 +36,7 @@ constexpr double kTarget = 0.15;
 
 struct Options {
   std::string schedule = "1f1b";
+  std::string partition = "uniform";
   std::string data;
   int64_t micro_batches = 8;
   int64_t batch = 128;
@@ -51,18 +55,40 @@ weft::Library library() {
 
 at::Tensor pixels_of(const async_ps::Images& images) { return images.pixels.to(at::kFloat) / 16; }
 
-// Every worker's part of the network, as the plan places it: `stages` equal parts.
-std::vector<weft::RemoteModule<PartImpl>> place(const weft::Worker& worker,
-                                                const weft::pipeline::Plan& plan, int64_t seed) {
-  if (kLayers % plan.stages() != 0) {
-    throw std::invalid_argument(
-        absl::StrFormat("%d layers do not divide into %d stages", kLayers, plan.stages()));
+// Which layers make up which stage: by a list, or by what each costs here for one micro-batch.
+weft::pipeline::Partition divide(const weft::pipeline::Plan& plan, const Options& options,
+                                 const async_ps::Images& images) {
+  weft::pipeline::PartitionRequest request;
+  request.stages = plan.stages();
+  if (options.partition == "auto") {
+    std::vector<weft::pipeline::ProfiledLayer> layers;
+    for (int64_t i = 0; i < kLayers; ++i) {
+      const auto part = std::make_shared<PartImpl>(i, i + 1, options.seed);
+      layers.push_back({absl::StrFormat("layer%d", i),
+                        [part](const at::Tensor& x) { return part->forward(x); },
+                        part->parameters()});
+    }
+    const at::Tensor sample = pixels_of(images).narrow(0, 0, options.batch / options.micro_batches);
+    request.layers = weft::value_or_throw(weft::pipeline::profile_layers(layers, sample));
+  } else {
+    for (int64_t i = 0; i < kLayers; ++i) {
+      request.layers.push_back({.name = absl::StrFormat("layer%d", i)});
+    }
   }
-  const int64_t each = kLayers / plan.stages();
+  const auto made = weft::pipeline::partition_by(options.partition, request);
+  if (!made.ok()) throw std::invalid_argument(std::string(made.status().message()));
+  return *made;
+}
+
+// Every worker's part of the network, as the plan places it.
+std::vector<weft::RemoteModule<PartImpl>> place(const weft::Worker& worker,
+                                                const weft::pipeline::Plan& plan,
+                                                const weft::pipeline::Partition& partition,
+                                                int64_t seed) {
   std::vector<weft::RemoteModule<PartImpl>> parts;
   for (int s = 0; s < plan.stages(); ++s) {
-    parts.emplace_back(worker, absl::StrFormat("rank:%d", plan.placement[s]), s * each,
-                       (s + 1) * each, seed);
+    parts.emplace_back(worker, absl::StrFormat("rank:%d", plan.placement[s]),
+                       int64_t{partition.begins[s]}, int64_t{partition.begins[s + 1]}, seed);
   }
   return parts;
 }
@@ -77,7 +103,10 @@ double accuracy(const std::vector<weft::RemoteModule<PartImpl>>& parts,
 // Whether the network has learned.
 bool train(const weft::Worker& worker, const weft::pipeline::Plan& plan, const Options& options,
            const async_ps::Split& data) {
-  const auto parts = place(worker, plan, options.seed);
+  const auto partition = divide(plan, options, data.train);
+  absl::PrintF("pipeline_digits: stages begin at layers %s\n",
+               absl::StrJoin(partition.begins.begin(), partition.begins.end() - 1, ", "));
+  const auto parts = place(worker, plan, partition, options.seed);
   weft::pipeline::Pipeline pipeline(
       worker, {parts.begin(), parts.end()}, plan,
       {.loss = "digits.loss",
@@ -129,6 +158,8 @@ void print_help() {
       "last is below %.2f.\n"
       "\n"
       "  --schedule NAME      %s (%s)\n"
+      "  --partition HOW      layers of each stage: uniform, auto (the slowest stage as fast as\n"
+      "                       possible, by what each layer takes here), or a list: 3,2,2,1 (%s)\n"
       "  --micro-batches N    parts of a batch (%d)\n"
       "  --batch N            images of a step (%d)\n"
       "  --steps N            (%d)\n"
@@ -136,18 +167,20 @@ void print_help() {
       "  --data FILE          instead of ../share/weft/digits.csv, beside the program\n"
       "  --help\n",
       kWorkers, kLayers, kWorkers, kTarget, absl::StrJoin(weft::pipeline::schedule_names(), ", "),
-      o.schedule, o.micro_batches, o.batch, o.steps, o.seed);
+      o.schedule, o.partition, o.micro_batches, o.batch, o.steps, o.seed);
 }
 
 int run(int argc, char** argv) {
   const examples::CommandLine line(
-      argc, argv, {"--schedule", "--micro-batches", "--batch", "--steps", "--seed", "--data"});
+      argc, argv,
+      {"--schedule", "--partition", "--micro-batches", "--batch", "--steps", "--seed", "--data"});
   if (line.help()) {
     print_help();
     return 0;
   }
   Options options;
   options.schedule = line.text("--schedule", options.schedule);
+  options.partition = line.text("--partition", options.partition);
   options.micro_batches = line.number("--micro-batches", options.micro_batches, 1, 1000);
   options.batch = line.number("--batch", options.batch, options.micro_batches, 1000);
   options.steps = line.number("--steps", options.steps, 1, 1'000'000);

@@ -5,10 +5,13 @@
 //
 //   method             who to whom                      when
 //   @pipeline.open     maker to every worker            once, when the pipeline is made
-//   @pipeline.touch    worker to those it sends to      while it opens: the connection is there
+//   @pipeline.touch    worker to those it sends to      while it opens: the connection is there; and
+//                      the maker                       while no step comes
 //   @pipeline.begin    maker to every worker            once per step; answered when it has ended
 //   @pipeline.put      worker to worker                 for every send of the plan
 //   @pipeline.fail     a worker that fails to all others at most once per pair: the error
+//   @pipeline.probe    a worker that waits for a       again and again: whether the other one's part goes
+//                      tensor to who gives it          on; answered with its error, if any
 //   @pipeline.fetch    maker to a worker                gradients of a stage
 //   @pipeline.close    maker to every worker            once
 

@@ -2,29 +2,19 @@
 
 #include <algorithm>
 
-#include "ATen/ops/add.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "c10/core/GradMode.h"
+#include "weft/pipeline/internal/runner_step.h"
 
 namespace weft::pipeline::internal {
+namespace {
 
-struct Runner::Current {
-  BeginMessage* message = nullptr;
-  EndMessage end{};
-  absl::Time deadline = absl::InfiniteFuture();
-  absl::Time began = absl::InfinitePast();  // the action that runs: with all that it takes
-  int64_t live = 0;
-  // What a stage made and this worker has not sent yet, by (stage, micro-batch): outputs, and
-  // gradients of inputs with how many come from each edge.
-  std::map<std::pair<int, int>, Tensors> outputs{};
-  std::map<std::pair<int, int>, Tensors> gradients{};
-  std::map<std::pair<int, int>, int> outputs_left{};
-  std::map<std::pair<int, int>, int> gradients_left{};
-  // How many tensors each edge brought to a forward, and how many outputs one gave.
-  std::map<std::pair<int, int>, size_t> brought{};
-  std::map<std::pair<int, int>, size_t> given{};
-};
+// Between steps nothing else tells that the maker has ended.
+constexpr absl::Duration kProbeMakerAfter = absl::Seconds(1);
+constexpr absl::Duration kProbeDeadline = absl::Seconds(5);
+
+}  // namespace
 
 Runner::Runner(std::shared_ptr<const Worker> worker, std::shared_ptr<Runtime> runtime,
                RunnerSetup setup)
@@ -61,19 +51,29 @@ bool Runner::concerns(const WorkerInfo& worker) const {
   });
 }
 
+const WorkerInfo& Runner::giver(const SlotName& name) const {
+  const auto [step, edge, micro_batch, backward] = name;
+  const Edge& e = setup_.plan.edges[edge];
+  return setup_.workers[setup_.plan.placement[backward ? e.to : e.from]];
+}
+
 std::string Runner::slot_text(const SlotName& name) const {
   const auto [step, edge, micro_batch, backward] = name;
   const Edge& e = setup_.plan.edges[edge];
-  const int from = backward ? e.to : e.from;
-  return absl::StrCat(backward ? "gradient" : "result", " of stage ", from, ", micro-batch ",
-                      micro_batch, ", step ", step, ", from worker '",
-                      setup_.workers[setup_.plan.placement[from]].name, "'");
+  return absl::StrCat(backward ? "gradient" : "result", " of stage ", backward ? e.to : e.from,
+                      ", micro-batch ", micro_batch, ", step ", step, ", from worker '",
+                      giver(name).name, "'");
 }
 
 std::string Runner::where(const Action& a, int64_t step) const {
   return absl::StrCat("pipeline step ", step, ", worker '", setup_.workers[setup_.self].name,
                       "', stage ", a.stage, ", micro-batch ", a.micro_batch, ", action ",
                       to_text(setup_.plan, a));
+}
+
+std::string Runner::at_text(const Place& place) const {
+  if (place.step >= 0) return where(place.action, place.step);
+  return absl::StrCat("worker '", setup_.workers[setup_.self].name, "' waits for a step");
 }
 
 // ---- from other threads ------------------------------------------------------------------------
@@ -158,6 +158,21 @@ void Runner::fail(const Status& why, bool tell_others) {
   for (Begun& b : begun) b.reply(why);
 }
 
+void Runner::lost(const Status& why, bool tell_others) {
+  Place place;
+  {
+    MutexLock lock(&mutex_);
+    if (!error_.ok()) return;
+    place = place_;
+  }
+  ErrorDetails details = error_details(why);
+  details.kind = ErrorKind::kPeerLost;
+  fail(with_details(
+           Status(why.code(), absl::StrCat(std::string(why.message()), "; ", at_text(place))),
+           details),
+       tell_others);
+}
+
 void Runner::close(const Status& why) {
   {
     MutexLock lock(&mutex_);
@@ -165,6 +180,11 @@ void Runner::close(const Status& why) {
   }
   fail(why, /*tell_others=*/false);
   changed_.notify_all();
+}
+
+bool Runner::thread_has_ended() const {
+  MutexLock lock(&mutex_);
+  return thread_ended_;
 }
 
 Status Runner::status() const {
@@ -180,23 +200,64 @@ Runner::Counts Runner::counts() const {
 
 std::string Runner::doing() const {
   MutexLock lock(&mutex_);
-  return error_.ok() ? doing_ : std::string(error_.message());
+  if (!error_.ok()) return std::string(error_.message());
+  if (place_.step < 0) return "waits for a step";
+  return absl::StrCat(to_text(setup_.plan, place_.action), " of step ", place_.step);
 }
 
 // ---- the thread --------------------------------------------------------------------------------
 
 std::optional<Runner::Begun> Runner::next() {
-  MutexLock lock(&mutex_);
+  absl::Time probe_at = runtime_->now() + kProbeMakerAfter;
   while (true) {
-    if (!error_.ok() || closed_) return std::nullopt;
-    if (!begun_.empty()) {
-      Begun first = std::move(begun_.front());
-      begun_.pop_front();
-      return first;
+    {
+      MutexLock lock(&mutex_);
+      while (true) {
+        if (!error_.ok() || closed_) return std::nullopt;
+        if (!begun_.empty()) {
+          Begun first = std::move(begun_.front());
+          begun_.pop_front();
+          return first;
+        }
+        place_ = {};
+        if (runtime_->now() >= probe_at) break;
+        (void)changed_.wait_until(&mutex_, probe_at);
+      }
     }
-    doing_ = "waits for a step";
-    (void)changed_.wait_until(&mutex_, absl::InfiniteFuture());
+    probe(setup_.maker, "@pipeline.touch",
+          absl::StrCat(at_text({}), " of worker '", setup_.maker.name, "'"));
+    probe_at = runtime_->now() + kProbeMakerAfter;
   }
+}
+
+// RUN-6.
+void Runner::probe(const WorkerInfo& peer, std::string_view method, const std::string& context) {
+  if (peer == setup_.workers[setup_.self]) return;
+  {
+    MutexLock lock(&mutex_);
+    if (probing_ || !error_.ok()) return;
+    probing_ = true;
+  }
+  call(*worker_, peer, method, PipelineMessage{setup_.pipeline},
+       {.deadline = kProbeDeadline,
+        .retry = Retry::kAtMostOnce,
+        .backpressure = Backpressure::kWait},
+       [weak = weak_from_this(), context](const StatusOr<Payload>& answer) {
+         if (const auto self = weak.lock()) self->on_probed(context, answer);
+       });
+}
+
+void Runner::on_probed(const std::string& context, const StatusOr<Payload>& answer) {
+  {
+    MutexLock lock(&mutex_);
+    probing_ = false;
+  }
+  if (answer.ok()) return;
+  // What the peer says has ended its part; or that there is no peer any more. That it was not
+  // reached in time says nothing.
+  const bool said = !error_details(answer.status()).origin.empty();
+  if (!said && error_kind(answer.status()) != ErrorKind::kPeerLost) return;
+  fail(annotate(answer.status(), context), /*tell_others=*/true);
 }
 
 void Runner::run() {
@@ -211,6 +272,8 @@ void Runner::run() {
     for (const auto& [stage, compute] : setup_.stages) compute->drop();
     begun->reply(status());  // the first one
   }
+  MutexLock lock(&mutex_);
+  thread_ended_ = true;
 }
 
 StatusOr<EndMessage> Runner::run_step(BeginMessage* message) {
@@ -233,213 +296,6 @@ StatusOr<EndMessage> Runner::run_step(BeginMessage* message) {
   MutexLock lock(&mutex_);
   done_steps_ = message->step + 1;
   return now.end;
-}
-
-Status Runner::run_action(const Action& a, Current* now) {
-  const int64_t step = now->message->step;
-  {
-    MutexLock lock(&mutex_);
-    doing_ = absl::StrCat(to_text(setup_.plan, a), " of step ", step);
-  }
-  const auto compute = setup_.stages.find(a.stage);
-  if (compute == setup_.stages.end()) return make_error(ErrorKind::kInternal, "no such stage here");
-  StageCompute& stage = *compute->second;
-  switch (a.kind) {
-    case ActionKind::kForward: return forward(a, now);
-    case ActionKind::kBackward:
-    case ActionKind::kInputGrad: return backward(a, now);
-    case ActionKind::kWeightGrad: --now->live; return stage.weight_grad(step, a.micro_batch);
-    case ActionKind::kRecompute: return stage.recompute(step, a.micro_batch);
-    case ActionKind::kSendForward:
-    case ActionKind::kSendBackward: return send(a, now);
-    case ActionKind::kReceiveForward:
-    case ActionKind::kReceiveBackward: return absl::OkStatus();  // RUN-4
-    case ActionKind::kReduce:
-      return make_error(ErrorKind::kUnimplemented, "this pipeline has no reducer");
-    case ActionKind::kStep: return stage.step(step);
-  }
-  return absl::OkStatus();
-}
-
-StatusOr<Tensors> Runner::take(SlotName name, absl::Time deadline) {
-  MutexLock lock(&mutex_);
-  while (true) {
-    if (!error_.ok()) return error_;
-    const auto it = slots_.find(name);
-    if (it != slots_.end()) {
-      Tensors tensors = std::move(it->second);
-      slots_.erase(it);
-      return tensors;
-    }
-    if (runtime_->now() >= deadline) {
-      return make_error(ErrorKind::kDeadline,
-                        absl::StrCat("the step's time of ", absl::FormatDuration(setup_.deadline),
-                                     " is over, waiting for the ", slot_text(name)));
-    }
-    (void)changed_.wait_until(&mutex_, deadline);
-  }
-}
-
-Status Runner::forward(const Action& a, Current* now) {
-  const int64_t step = now->message->step;
-  const int i = a.micro_batch;
-  const std::pair<int, int> key{a.stage, i};
-  ForwardCall call;
-  call.step = step;
-  call.micro_batch = i;
-  if (to_[a.stage].empty()) {
-    if (i >= static_cast<int>(now->message->inputs.size())) {
-      return make_error(ErrorKind::kProtocol, "the step has no inputs for this micro-batch");
-    }
-    call.inputs = std::move(now->message->inputs[i]);
-  }
-  for (int e : to_[a.stage]) {
-    WEFT_ASSIGN_OR_RETURN(Tensors in, take({step, e, i, false}, now->deadline));
-    now->brought[{e, i}] = in.size();
-    for (at::Tensor& t : in) call.inputs.push_back(std::move(t));
-  }
-  call.is_last = from_[a.stage].empty();
-  call.recompute = recomputed_.count(key) > 0;
-  if (call.is_last) {
-    if (i < static_cast<int>(now->message->targets.size())) {
-      call.target = std::move(now->message->targets[i]);
-    }
-    if (i < static_cast<int>(now->message->scales.size())) call.scale = now->message->scales[i];
-  }
-  const bool is_last = call.is_last;
-  now->began = runtime_->now();
-  WEFT_ASSIGN_OR_RETURN(Tensors out, setup_.stages.at(a.stage)->forward(std::move(call)));
-  now->end.peak_activations = std::max(now->end.peak_activations, ++now->live);
-  if (is_last) {
-    now->end.losses.push_back(out.empty() ? 0 : out[0].item<double>());
-    return absl::OkStatus();
-  }
-  now->given[key] = out.size();
-  int remote = 0;
-  for (int e : from_[a.stage]) {
-    const int which = setup_.plan.edges[e].output;
-    if (which >= static_cast<int>(out.size())) {
-      return make_error(ErrorKind::kInvalidArgument,
-                        absl::StrCat("an edge to stage ", setup_.plan.edges[e].to, " takes output ",
-                                     which, " of ", out.size()));
-    }
-    if (!local(e)) {
-      ++remote;
-      continue;
-    }
-    WEFT_RETURN_IF_ERROR(fill({step, e, i, false}, which < 0 ? out : Tensors{out[which]}));
-  }
-  if (remote > 0) {
-    now->outputs_left[key] = remote;
-    now->outputs[key] = std::move(out);
-  }
-  return absl::OkStatus();
-}
-
-Status Runner::backward(const Action& a, Current* now) {
-  const int64_t step = now->message->step;
-  const int i = a.micro_batch;
-  const std::pair<int, int> key{a.stage, i};
-  // Gradients of one output that several edges carry are summed in the edges' order.
-  Tensors gradients(from_[a.stage].empty() ? 0 : now->given[key]);
-  for (int e : from_[a.stage]) {
-    WEFT_ASSIGN_OR_RETURN(Tensors in, take({step, e, i, true}, now->deadline));
-    const int which = setup_.plan.edges[e].output;
-    if (in.size() != (which < 0 ? gradients.size() : 1) ||
-        which >= static_cast<int>(gradients.size())) {
-      return make_error(ErrorKind::kProtocol,
-                        absl::StrCat("stage ", setup_.plan.edges[e].to, " gives ", in.size(),
-                                     " gradients for ", gradients.size(), " outputs"));
-    }
-    for (size_t k = 0; k < in.size(); ++k) {
-      at::Tensor& sum = gradients[which < 0 ? k : static_cast<size_t>(which)];
-      if (!in[k].defined()) continue;
-      sum = sum.defined() ? at::add(sum, in[k]) : in[k];
-    }
-  }
-  StageCompute& stage = *setup_.stages.at(a.stage);
-  const bool whole = a.kind == ActionKind::kBackward;
-  now->began = runtime_->now();
-  WEFT_ASSIGN_OR_RETURN(Tensors out, whole ? stage.backward(step, i, std::move(gradients))
-                                           : stage.input_grad(step, i, std::move(gradients)));
-  if (whole) --now->live;
-  int remote = 0;
-  size_t at = 0;
-  for (int e : to_[a.stage]) {
-    const size_t n = now->brought[{e, i}];
-    if (!local(e)) {
-      ++remote;
-    } else {
-      const auto begin = out.begin() + static_cast<int64_t>(at);
-      WEFT_RETURN_IF_ERROR(
-          fill({step, e, i, true}, Tensors(begin, begin + static_cast<int64_t>(n))));
-    }
-    at += n;
-  }
-  if (remote > 0) {
-    now->gradients_left[key] = remote;
-    now->gradients[key] = std::move(out);
-  }
-  return absl::OkStatus();
-}
-
-Status Runner::send(const Action& a, Current* now) {
-  const bool back = a.kind == ActionKind::kSendBackward;
-  const Edge& edge = setup_.plan.edges[a.edge];
-  const std::pair<int, int> key{a.stage, a.micro_batch};
-  auto& made = back ? now->gradients : now->outputs;
-  const auto it = made.find(key);
-  if (it == made.end()) return make_error(ErrorKind::kInternal, "what it sends is not there");
-  PutMessage message{setup_.pipeline, now->message->step, a.edge, a.micro_batch, back, {}};
-  if (back) {
-    size_t at = 0;
-    for (int e : to_[a.stage]) {
-      const size_t n = now->brought[{e, a.micro_batch}];
-      if (e == a.edge) {
-        const auto begin = it->second.begin() + static_cast<int64_t>(at);
-        message.tensors.assign(begin, begin + static_cast<int64_t>(n));
-      }
-      at += n;
-    }
-  } else if (edge.output < 0) {
-    message.tensors = it->second;
-  } else {
-    message.tensors = {it->second[edge.output]};
-  }
-  if (--(back ? now->gradients_left : now->outputs_left)[key] == 0) made.erase(it);
-  // The tensors are borrowed until the answer: no stage may write to them before.
-  std::vector<std::pair<at::Tensor, uint32_t>> lent;
-  for (const at::Tensor& t : message.tensors) {
-    if (t.defined() && !t.is_inference()) lent.emplace_back(t, t._version());
-  }
-  const int to = back ? edge.from : edge.to;
-  const WorkerInfo& peer = setup_.workers[setup_.plan.placement[to]];
-  {
-    MutexLock lock(&mutex_);
-    ++sends_;
-  }
-  CallOptions options{.retry = Retry::kAtMostOnce, .backpressure = Backpressure::kWait};
-  options.deadline = setup_.deadline;
-  call(*worker_, peer, "@pipeline.put", message, options,
-       [weak = weak_from_this(), a, step = message.step, lent = std::move(lent),
-        name = peer.name](const StatusOr<Payload>& answer) {
-         const auto self = weak.lock();
-         if (self == nullptr) return;
-         if (!answer.ok()) {
-           return self->fail(annotate(answer.status(), absl::StrCat(self->where(a, step),
-                                                                    ", to worker '", name, "'")),
-                             /*tell_others=*/true);
-         }
-         for (const auto& [tensor, version] : lent) {
-           if (tensor._version() == version) continue;
-           self->fail(make_error(ErrorKind::kInvalidArgument,
-                                 absl::StrCat(self->where(a, step),
-                                              ": a tensor was written to in place while it was "
-                                              "being sent")),
-                      /*tell_others=*/true);
-         }
-       });
-  return absl::OkStatus();
 }
 
 }  // namespace weft::pipeline::internal

@@ -11,6 +11,9 @@
 //          slot; what comes later is dropped.
 //   RUN-4  nothing waits in a receive: an action waits for what it takes.
 //   RUN-5  no lock is held while an action runs, or anything is sent or answered.
+//   RUN-6  who waits for long asks whom it waits for one question at a time: a process that
+//          has ended, or a part that has failed without being heard, ends the wait; silence does not
+//          (the lease and the step's deadline do).
 
 #include <cstdint>
 #include <deque>
@@ -19,6 +22,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -38,6 +42,7 @@ struct RunnerSetup {
   Plan plan{};
   size_t self = 0;
   std::vector<WorkerInfo> workers{};
+  WorkerInfo maker{};
   std::map<int, std::shared_ptr<StageCompute>> stages{};  // of this worker
   absl::Duration deadline = absl::InfiniteDuration();
   bool record = false;
@@ -54,11 +59,14 @@ class Runner : public std::enable_shared_from_this<Runner> {
   Status put(PutMessage message);
   // From another worker (`tell_others` false), or found here.
   void fail(const Status& why, bool tell_others);
+  // The same for the loss of a worker: what was being done here is added to it.
+  void lost(const Status& why, bool tell_others);
   // Ends the thread, after the action that it runs now.
   void close(const Status& why);
   // After close(), once, not by its own thread. The last reference may be dropped by that thread
   // (an answer that comes immediately), so the owner joins before it drops its own.
   void join();
+  bool thread_has_ended() const;
   bool concerns(const WorkerInfo& worker) const;
   // OK, or the error that ended the pipeline.
   Status status() const;
@@ -70,17 +78,22 @@ class Runner : public std::enable_shared_from_this<Runner> {
     int64_t sends = 0;
   };
   Counts counts() const;
-  // What it does: "F0.3 of step 12", "waits for ...".
+  // What it does: "F0.3 of step 12", "waits for ..."; or what ended it.
   std::string doing() const;
 
  private:
+  // Where the worker's list is.
+  struct Place {
+    Action action{};
+    int64_t step = -1;  // -1: between steps
+  };
   // Step, edge, micro-batch, backward.
   using SlotName = std::tuple<int64_t, int, int, bool>;
   struct Begun {
     BeginMessage message;
     ReplyFn reply;
   };
-  struct Current;  // what a step that runs keeps (runner.cc)
+  struct Current;  // what a step that runs keeps (runner_step.h)
 
   void run();
   std::optional<Begun> next();
@@ -89,7 +102,11 @@ class Runner : public std::enable_shared_from_this<Runner> {
   Status forward(const Action& action, Current* now);
   Status backward(const Action& action, Current* now);
   Status send(const Action& action, Current* now);
-  StatusOr<Tensors> take(SlotName name, absl::Time deadline);
+  StatusOr<Tensors> take(const Action& action, SlotName name, absl::Time deadline);
+  void probe(const WorkerInfo& peer, std::string_view method, const std::string& context);
+  void on_probed(const std::string& context, const StatusOr<Payload>& answer);
+  const WorkerInfo& giver(const SlotName& name) const;
+  std::string at_text(const Place& place) const;
   Status fill(SlotName name, Tensors tensors);
   std::string slot_text(const SlotName& name) const;
   std::string where(const Action& action, int64_t step) const;
@@ -109,10 +126,12 @@ class Runner : public std::enable_shared_from_this<Runner> {
   std::deque<Begun> begun_ ABSL_GUARDED_BY(mutex_);
   Status error_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool thread_ended_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t last_begun_ ABSL_GUARDED_BY(mutex_) = -1;
   int64_t done_steps_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t sends_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::string doing_ ABSL_GUARDED_BY(mutex_) = "waits for a step";
+  Place place_ ABSL_GUARDED_BY(mutex_);
+  bool probing_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace weft::pipeline::internal

@@ -1,5 +1,7 @@
 #include "weft/pipeline/internal/service.h"
 
+#include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -49,6 +51,7 @@ std::vector<Method> PipelineService::methods() {
   all.push_back(method("@pipeline.begin", true, &PipelineService::on_begin));
   all.push_back(method("@pipeline.put", true, &PipelineService::on_put));
   all.push_back(method("@pipeline.fail", true, &PipelineService::on_fail));
+  all.push_back(method("@pipeline.probe", true, &PipelineService::on_probe));
   all.push_back(method("@pipeline.fetch", false, &PipelineService::on_fetch));
   all.push_back(method("@pipeline.close", false, &PipelineService::on_close));
   return all;
@@ -91,6 +94,7 @@ StatusOr<PipelineService::Part> PipelineService::make_part(const WorkerInfo& mak
   setup.pipeline = message.pipeline;
   setup.self = static_cast<size_t>(message.self);
   setup.workers = message.workers;
+  setup.maker = maker;
   if (message.deadline_ns > 0) setup.deadline = absl::Nanoseconds(message.deadline_ns);
   setup.record = message.record;
   Part part;
@@ -129,6 +133,7 @@ StatusOr<PipelineService::Part> PipelineService::make_part(const WorkerInfo& mak
 }
 
 void PipelineService::on_open(CallContext& call, OpenMessage message, ReplyFn reply) {
+  reap();
   StatusOr<Part> part = make_part(call.caller(), message);
   if (!part.ok()) return reply(part.status());
   {
@@ -216,8 +221,21 @@ void PipelineService::on_fail(CallContext& call, FailMessage message, ReplyFn re
     const Status why(
         known ? static_cast<absl::StatusCode>(message.code) : absl::StatusCode::kUnknown,
         message.message);
-    part->runner->fail(with_details(why, details), /*tell_others=*/false);
+    const Status told = with_details(why, details);
+    if (details.kind == ErrorKind::kPeerLost) {
+      part->runner->lost(told, /*tell_others=*/false);
+    } else {
+      part->runner->fail(told, /*tell_others=*/false);
+    }
   }
+  answer(std::move(reply));
+}
+
+void PipelineService::on_probe(CallContext& call, PipelineMessage message, ReplyFn reply) {
+  (void)call;
+  const auto part = find(message.pipeline);
+  if (!part.ok()) return reply(part.status());
+  if (const Status status = part->runner->status(); !status.ok()) return reply(status);
   answer(std::move(reply));
 }
 
@@ -267,13 +285,34 @@ void PipelineService::on_worker_gone(const WorkerInfo& worker, const Status& why
         absl::StrAppend(&stages, stages.empty() ? " with stage " : ", ", s);
       }
     }
-    part.runner->fail(
-        make_error(ErrorKind::kPeerLost,
-                   absl::StrCat("pipeline: worker '", worker.name, "'", stages,
-                                " is gone: ", std::string(why.message()), "; worker '",
-                                context_.worker->name(), "': ", part.runner->doing())),
-        /*tell_others=*/true);
+    part.runner->lost(make_error(ErrorKind::kPeerLost,
+                                 absl::StrCat("pipeline: worker '", worker.name, "'", stages,
+                                              " is gone: ", std::string(why.message()))),
+                      /*tell_others=*/true);
+    if (maker) abandon(part);
   }
+}
+
+// Nobody will close it: its maker is gone.
+void PipelineService::abandon(const Part& part) {
+  const uint64_t id = part.runner->setup().pipeline;
+  part.runner->close(make_error(ErrorKind::kPeerLost, "the maker of the pipeline is gone"));
+  MutexLock lock(&mutex_);
+  if (parts_.erase(id) > 0) ended_.push_back(part.runner);
+}
+
+// Threads of pipelines that were abandoned are joined once they have ended, here or at the shutdown.
+void PipelineService::reap() {
+  std::vector<std::shared_ptr<Runner>> done;
+  {
+    MutexLock lock(&mutex_);
+    const auto middle = std::stable_partition(ended_.begin(), ended_.end(), [](const auto& runner) {
+      return !runner->thread_has_ended();
+    });
+    done.assign(std::make_move_iterator(middle), std::make_move_iterator(ended_.end()));
+    ended_.erase(middle, ended_.end());
+  }
+  for (const auto& runner : done) runner->join();
 }
 
 void PipelineService::on_shutdown(const Status& why) {

@@ -24,9 +24,9 @@ inline int64_t host_key(uint64_t pipeline, int stage) {
   return static_cast<int64_t>(pipeline * kMaxStages + static_cast<uint64_t>(stage));
 }
 
-class PipelineService final : public Service,
-                              public weft::internal::ModuleHost,
-                              public std::enable_shared_from_this<PipelineService> {
+class WEFT_API PipelineService final : public Service,
+                                       public weft::internal::ModuleHost,
+                                       public std::enable_shared_from_this<PipelineService> {
  public:
   PipelineService(ServiceContext context, PipelineServiceOptions options)
       : context_(std::move(context)), options_(std::move(options)) {}
@@ -57,11 +57,14 @@ class PipelineService final : public Service,
   void on_begin(CallContext& call, BeginMessage message, ReplyFn reply);
   void on_put(CallContext& call, PutMessage message, ReplyFn reply);
   void on_fail(CallContext& call, FailMessage message, ReplyFn reply);
+  void on_probe(CallContext& call, PipelineMessage message, ReplyFn reply);
   void on_fetch(CallContext& call, FetchMessage message, ReplyFn reply);
   void on_close(CallContext& call, PipelineMessage message, ReplyFn reply);
 
   StatusOr<Part> make_part(const WorkerInfo& maker, const OpenMessage& message);
   void connect(const std::shared_ptr<Runner>& runner, ReplyFn reply);
+  void abandon(const Part& part);
+  void reap();
   StatusOr<Part> find(uint64_t pipeline) const;
   std::vector<Part> parts() const;
 
@@ -72,7 +75,7 @@ class PipelineService final : public Service,
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<uint64_t, Part> parts_ ABSL_GUARDED_BY(mutex_);
   std::map<int64_t, weft::internal::LocalModule> modules_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::shared_ptr<Runner>> ended_ ABSL_GUARDED_BY(mutex_);  // at the shutdown
+  std::vector<std::shared_ptr<Runner>> ended_ ABSL_GUARDED_BY(mutex_);  // to be joined
 };
 
 }  // namespace weft::pipeline::internal

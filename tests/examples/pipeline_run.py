@@ -1,6 +1,6 @@
 """Runs pipeline_digits with one schedule after the other: each learns, and all with the same losses, digit for digit.
 
-usage: pipeline_run.py WEFTRUN PROGRAM SCHEDULE...
+usage: pipeline_run.py WEFTRUN PROGRAM SCHEDULE[@PARTITION]...
 """
 import re
 import subprocess
@@ -13,7 +13,8 @@ def main():
     weftrun, program, *schedules = sys.argv[1:]
     losses = {}
     for schedule in schedules:
-        command = [weftrun, "-n", "4", program, "--schedule", schedule]
+        name, _, partition = schedule.partition("@")
+        command = [weftrun, "-n", "4", program, "--schedule", name, "--partition", partition or "uniform"]
         run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200)
         print(run.stdout, flush=True)
         found = LINE.search(run.stdout)

@@ -13,12 +13,15 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/common/sim.h"
+#include "weft/pipeline/internal/service.h"
 #include "weft/pipeline/pipeline.h"
 #include "weft/pipeline/schedule.h"
 #include "weft/pipeline/service.h"
 #include "weft/pipeline/simulator.h"
+#include "weft/rpc/inspection.h"
 #include "weft/rpc/worker.h"
 #include "weft/rref/service.h"
+#include "weft/store/delegating_store.h"
 #include "weft/store/hash_store.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/vcompute.h"
@@ -29,6 +32,7 @@ namespace weft::testing {
 namespace {
 
 using namespace std::chrono_literals;  // NOLINT
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 struct Scenario {
@@ -42,14 +46,38 @@ struct Scenario {
   int throw_stage = -1;
   int64_t throw_step = 0;
   int throw_micro_batch = 0;
+  // A worker (not the maker, which is the first) whose process ends, or stops, so long after the
+  // first step has begun; -1: none.
+  int lost_worker = -1;
+  absl::Duration lost_after{};
+  bool stops = false;  // it neither ends nor is heard of
+  // All connections break so often, evenly over the first step.
+  int cuts = 0;
 };
+
+constexpr absl::Duration kLease = absl::Seconds(3);
 
 struct Outcome {
   std::vector<StatusOr<pipeline::StepResult>> steps;
   Status later;
-  int64_t left = 0;  // slots and parts, at all workers
+  int64_t left = 0;                // slots and parts, at all workers that are there
+  std::vector<std::string> parts;  // what ended the part of each worker, or what it does
+  int cut = 0;                     // connections
+  absl::Duration until_known{};    // from the loss to the end of the last step
   uint64_t hash = 0;
 };
+
+std::string part_of(const Worker& w) {
+  Inspection seen(100);
+  w.service<pipeline::internal::PipelineService>()->put_inspection(&seen);
+  return seen.text();
+}
+
+void pass(SimRuntime& sim, absl::Duration time) {
+  const auto parker = sim.make_parker();
+  const absl::Time until = sim.now() + time;
+  while (sim.now() < until) (void)parker->park_until(until);
+}
 
 Outcome run(const Scenario& s) {
   Outcome out;
@@ -60,6 +88,10 @@ Outcome run(const Scenario& s) {
   const Status ended = sim->run([&] {
     auto store = std::make_shared<HashStore>(sim);
     std::vector<Worker> workers(n);
+    std::vector<std::shared_ptr<Store>> clients(n);
+    // One that does not give out others, so that interrupting it ends all that a worker does there.
+    for (auto& client : clients) client = std::make_shared<DelegatingStore>(store->new_client());
+    const bool loses = s.lost_worker >= 0;
     const auto make_compute = [&](const ServiceContext&, const pipeline::Plan&, int stage) {
       std::pair<int64_t, int> throws_at{-1, -1};
       if (stage == s.throw_stage) throws_at = {s.throw_step, s.throw_micro_batch};
@@ -73,12 +105,12 @@ Outcome run(const Scenario& s) {
               {.name = absl::StrCat("w", i),
                .rank = static_cast<int>(i),
                .world_size = static_cast<int>(n),
-               .store = store->new_client(),
+               .store = clients[i],
                .transport = inproc_transport(network),
                .services = {rref_service(), pipeline_service({.make_compute = make_compute})},
                .worker_threads = 2,
-               .heartbeat_interval = 60s,
-               .lease = 600s,
+               .heartbeat_interval = loses ? 500ms : 60'000ms,
+               .lease = loses ? std::chrono::milliseconds(absl::ToInt64Milliseconds(kLease)) : 600s,
                .runtime = sim,
                .log_level = Severity::kOff,
                .environment = Environment{}});
@@ -93,16 +125,46 @@ Outcome run(const Scenario& s) {
       const std::vector<pipeline::Tensors> inputs(s.plan.micro_batches, {at::zeros({1})});
       const std::vector<double> weights(s.plan.micro_batches, 1.0);
       for (int k = 0; k < s.steps; ++k) begun.push_back(pipe.step_async(inputs, {}, weights));
+      for (int k = 0; k < s.cuts; ++k) {
+        pass(*sim, s.lost_after);
+        for (size_t i = 0; i < n; ++i) {
+          for (size_t j = 0; j < i; ++j) {
+            out.cut += network->cut(absl::StrCat("w", i), absl::StrCat("w", j));
+          }
+        }
+      }
+      const absl::Time lost_at = sim->now() + s.lost_after;
+      if (loses) {
+        pass(*sim, s.lost_after);
+        if (s.stops) {
+          for (size_t i = 0; i < n; ++i) {
+            if (static_cast<int>(i) == s.lost_worker) continue;
+            network->partition(absl::StrCat("w", i), absl::StrCat("w", s.lost_worker));
+          }
+        } else {
+          network->kill(absl::StrCat("w", s.lost_worker));
+        }
+        clients[s.lost_worker]->interrupt();
+      }
       for (auto& f : begun) out.steps.push_back(f.try_wait());
+      out.until_known = sim->now() - lost_at;
+      if (loses) pass(*sim, absl::Seconds(1));  // what is told has arrived
       out.later = pipe.status();
-      for (const Worker& w : workers) out.left += counter(w, "pipeline_slots");
+      const auto there = [&](size_t i) { return static_cast<int>(i) != s.lost_worker; };
+      for (size_t i = 0; i < n; ++i) {
+        out.parts.push_back(part_of(workers[i]));
+        if (there(i)) out.left += counter(workers[i], "pipeline_slots");
+      }
       pipe.close();
-      for (const Worker& w : workers) {
-        out.left += counter(w, "pipelines") + counter(w, "pipeline_slots");
+      for (size_t i = 0; i < n; ++i) {
+        if (!there(i)) continue;
+        out.left += counter(workers[i], "pipelines") + counter(workers[i], "pipeline_slots");
       }
     }
     std::vector<std::unique_ptr<Thread>> leaves;
-    for (Worker& w : workers) leaves.push_back(sim->spawn("leave", [&w] { w.shutdown(); }));
+    for (Worker& w : workers) {
+      leaves.push_back(sim->spawn("leave", [&w, loses] { w.shutdown({.graceful = !loses}); }));
+    }
   });
   EXPECT_TRUE(ended.ok()) << ended;
   out.hash = sim->trace_hash();
@@ -199,6 +261,68 @@ TEST(PipelineSim, PP_3_OverlappedSteps) {
     s.steps = 6;
     s.latency = absl::ZeroDuration();
     expect_as_simulated(s);
+  }
+}
+
+// A worker whose process ends, or that stops, at any time of a step: every other worker has an error
+// that names it and what was done here, within the lease and two seconds.
+TEST(PipelineSim, PP_9_ALostWorkerIsAnErrorEverywhere) {
+  const int wanted = env("WEFT_PIPELINE_SIM_LOSSES", 60);
+  const std::vector<std::string> names = {"gpipe", "1f1b", "interleaved:2", "zb-h1", "zb-v"};
+  int ended = 0;
+  for (int k = 0; k < wanted; ++k) {
+    std::mt19937_64 random(static_cast<uint64_t>(k) + 1);
+    const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint64_t>(n)); };
+    Scenario s;
+    const std::string name = names[random() % names.size()];
+    const int p = 2 + below(3);
+    s.plan = *pipeline::make_schedule(name, p, 1 + below(6));
+    s.costs = costs_of(s.plan, true, 0, random());
+    s.steps = 1 + below(2);
+    s.seed = random();
+    s.lost_worker = 1 + below(p - 1);
+    s.stops = below(2) == 0;
+    const pipeline::Ticks whole = pipeline::simulate(s.plan, s.costs, {.steps = s.steps}).makespan;
+    s.lost_after = absl::Nanoseconds(random() % static_cast<uint64_t>(whole));
+    SCOPED_TRACE(absl::StrCat("loss ", k, ": ", name, " of ", p, ", ", s.plan.micro_batches,
+                              " micro-batches, w", s.lost_worker, s.stops ? " stops" : " ends",
+                              " after ", absl::FormatDuration(s.lost_after), ", seed ", s.seed));
+    const Outcome got = run(s);
+    EXPECT_EQ(got.left, 0);
+    const std::string lost = absl::StrCat("'w", s.lost_worker, "'");
+    for (const auto& step : got.steps) {
+      if (step.ok()) continue;
+      EXPECT_EQ(error_kind(step.status()), ErrorKind::kPeerLost) << step.status();
+      EXPECT_THAT(std::string(step.status().message()), HasSubstr(lost));
+    }
+    EXPECT_LE(got.until_known, kLease + absl::Seconds(2));
+    if (got.steps.back().ok()) continue;  // all was done before
+    ++ended;
+    for (int w = 0; w < p; ++w) {
+      if (w == s.lost_worker) continue;
+      EXPECT_THAT(got.parts[w],
+                  AllOf(HasSubstr(lost), HasSubstr(absl::StrCat("worker 'w", w, "'"))));
+    }
+    if (::testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(ended, wanted / 2);
+}
+
+// What was under way is sent again, and runs once.
+TEST(PipelineSim, AConnectionThatBreaksEndsNothing) {
+  for (const std::string name : {"1f1b", "zb-v"}) {
+    SCOPED_TRACE(name);
+    Scenario s;
+    s.plan = *pipeline::make_schedule(name, 3, 6);
+    s.costs = costs_of(s.plan, true, 0, 3);
+    s.steps = 3;
+    s.cuts = 10;
+    s.lost_after = absl::Nanoseconds(
+        pipeline::simulate(s.plan, s.costs, {.steps = s.steps}).makespan / s.cuts);
+    const Outcome got = run(s);
+    for (const auto& step : got.steps) EXPECT_TRUE(step.ok()) << step.status();
+    EXPECT_GT(got.cut, 10);
+    EXPECT_EQ(got.left, 0);
   }
 }
 

@@ -1,0 +1,237 @@
+// The actions of a runner, on its own thread.
+
+#include <algorithm>
+
+#include "ATen/ops/add.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "weft/pipeline/internal/runner.h"
+#include "weft/pipeline/internal/runner_step.h"
+
+namespace weft::pipeline::internal {
+namespace {
+
+// A wait of this length is worth a question.
+constexpr absl::Duration kProbeAfter = absl::Milliseconds(500);
+
+}  // namespace
+
+Status Runner::run_action(const Action& a, Current* now) {
+  const int64_t step = now->message->step;
+  {
+    MutexLock lock(&mutex_);
+    place_ = {a, step};
+  }
+  const auto compute = setup_.stages.find(a.stage);
+  if (compute == setup_.stages.end()) return make_error(ErrorKind::kInternal, "no such stage here");
+  StageCompute& stage = *compute->second;
+  switch (a.kind) {
+    case ActionKind::kForward: return forward(a, now);
+    case ActionKind::kBackward:
+    case ActionKind::kInputGrad: return backward(a, now);
+    case ActionKind::kWeightGrad: --now->live; return stage.weight_grad(step, a.micro_batch);
+    case ActionKind::kRecompute: return stage.recompute(step, a.micro_batch);
+    case ActionKind::kSendForward:
+    case ActionKind::kSendBackward: return send(a, now);
+    case ActionKind::kReceiveForward:
+    case ActionKind::kReceiveBackward: return absl::OkStatus();  // RUN-4
+    case ActionKind::kReduce:
+      return make_error(ErrorKind::kUnimplemented, "this pipeline has no reducer");
+    case ActionKind::kStep: return stage.step(step);
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<Tensors> Runner::take(const Action& action, SlotName name, absl::Time deadline) {
+  absl::Time probe_at = runtime_->now() + kProbeAfter;
+  while (true) {
+    {
+      MutexLock lock(&mutex_);
+      while (true) {
+        if (!error_.ok()) return error_;
+        const auto it = slots_.find(name);
+        if (it != slots_.end()) {
+          Tensors tensors = std::move(it->second);
+          slots_.erase(it);
+          return tensors;
+        }
+        const absl::Time now = runtime_->now();
+        if (now >= deadline) {
+          return make_error(
+              ErrorKind::kDeadline,
+              absl::StrCat("the step's time of ", absl::FormatDuration(setup_.deadline),
+                           " is over, waiting for the ", slot_text(name)));
+        }
+        if (now >= probe_at) break;
+        (void)changed_.wait_until(&mutex_, std::min(deadline, probe_at));
+      }
+    }
+    probe(giver(name), "@pipeline.probe",
+          absl::StrCat(where(action, std::get<0>(name)), ", waiting for the ", slot_text(name)));
+    probe_at = runtime_->now() + kProbeAfter;
+  }
+}
+
+Status Runner::forward(const Action& a, Current* now) {
+  const int64_t step = now->message->step;
+  const int i = a.micro_batch;
+  const std::pair<int, int> key{a.stage, i};
+  ForwardCall call;
+  call.step = step;
+  call.micro_batch = i;
+  if (to_[a.stage].empty()) {
+    if (i >= static_cast<int>(now->message->inputs.size())) {
+      return make_error(ErrorKind::kProtocol, "the step has no inputs for this micro-batch");
+    }
+    call.inputs = std::move(now->message->inputs[i]);
+  }
+  for (int e : to_[a.stage]) {
+    WEFT_ASSIGN_OR_RETURN(Tensors in, take(a, {step, e, i, false}, now->deadline));
+    now->brought[{e, i}] = in.size();
+    for (at::Tensor& t : in) call.inputs.push_back(std::move(t));
+  }
+  call.is_last = from_[a.stage].empty();
+  call.recompute = recomputed_.count(key) > 0;
+  if (call.is_last) {
+    if (i < static_cast<int>(now->message->targets.size())) {
+      call.target = std::move(now->message->targets[i]);
+    }
+    if (i < static_cast<int>(now->message->scales.size())) call.scale = now->message->scales[i];
+  }
+  const bool is_last = call.is_last;
+  now->began = runtime_->now();
+  WEFT_ASSIGN_OR_RETURN(Tensors out, setup_.stages.at(a.stage)->forward(std::move(call)));
+  now->end.peak_activations = std::max(now->end.peak_activations, ++now->live);
+  if (is_last) {
+    now->end.losses.push_back(out.empty() ? 0 : out[0].item<double>());
+    return absl::OkStatus();
+  }
+  now->given[key] = out.size();
+  int remote = 0;
+  for (int e : from_[a.stage]) {
+    const int which = setup_.plan.edges[e].output;
+    if (which >= static_cast<int>(out.size())) {
+      return make_error(ErrorKind::kInvalidArgument,
+                        absl::StrCat("an edge to stage ", setup_.plan.edges[e].to, " takes output ",
+                                     which, " of ", out.size()));
+    }
+    if (!local(e)) {
+      ++remote;
+      continue;
+    }
+    WEFT_RETURN_IF_ERROR(fill({step, e, i, false}, which < 0 ? out : Tensors{out[which]}));
+  }
+  if (remote > 0) {
+    now->outputs_left[key] = remote;
+    now->outputs[key] = std::move(out);
+  }
+  return absl::OkStatus();
+}
+
+Status Runner::backward(const Action& a, Current* now) {
+  const int64_t step = now->message->step;
+  const int i = a.micro_batch;
+  const std::pair<int, int> key{a.stage, i};
+  // Gradients of one output that several edges carry are summed in the edges' order.
+  Tensors gradients(from_[a.stage].empty() ? 0 : now->given[key]);
+  for (int e : from_[a.stage]) {
+    WEFT_ASSIGN_OR_RETURN(Tensors in, take(a, {step, e, i, true}, now->deadline));
+    const int which = setup_.plan.edges[e].output;
+    if (in.size() != (which < 0 ? gradients.size() : 1) ||
+        which >= static_cast<int>(gradients.size())) {
+      return make_error(ErrorKind::kProtocol,
+                        absl::StrCat("stage ", setup_.plan.edges[e].to, " gives ", in.size(),
+                                     " gradients for ", gradients.size(), " outputs"));
+    }
+    for (size_t k = 0; k < in.size(); ++k) {
+      at::Tensor& sum = gradients[which < 0 ? k : static_cast<size_t>(which)];
+      if (!in[k].defined()) continue;
+      sum = sum.defined() ? at::add(sum, in[k]) : in[k];
+    }
+  }
+  StageCompute& stage = *setup_.stages.at(a.stage);
+  const bool whole = a.kind == ActionKind::kBackward;
+  now->began = runtime_->now();
+  WEFT_ASSIGN_OR_RETURN(Tensors out, whole ? stage.backward(step, i, std::move(gradients))
+                                           : stage.input_grad(step, i, std::move(gradients)));
+  if (whole) --now->live;
+  int remote = 0;
+  size_t at = 0;
+  for (int e : to_[a.stage]) {
+    const size_t n = now->brought[{e, i}];
+    if (!local(e)) {
+      ++remote;
+    } else {
+      const auto begin = out.begin() + static_cast<int64_t>(at);
+      WEFT_RETURN_IF_ERROR(
+          fill({step, e, i, true}, Tensors(begin, begin + static_cast<int64_t>(n))));
+    }
+    at += n;
+  }
+  if (remote > 0) {
+    now->gradients_left[key] = remote;
+    now->gradients[key] = std::move(out);
+  }
+  return absl::OkStatus();
+}
+
+Status Runner::send(const Action& a, Current* now) {
+  const bool back = a.kind == ActionKind::kSendBackward;
+  const Edge& edge = setup_.plan.edges[a.edge];
+  const std::pair<int, int> key{a.stage, a.micro_batch};
+  auto& made = back ? now->gradients : now->outputs;
+  const auto it = made.find(key);
+  if (it == made.end()) return make_error(ErrorKind::kInternal, "what it sends is not there");
+  PutMessage message{setup_.pipeline, now->message->step, a.edge, a.micro_batch, back, {}};
+  if (back) {
+    size_t at = 0;
+    for (int e : to_[a.stage]) {
+      const size_t n = now->brought[{e, a.micro_batch}];
+      if (e == a.edge) {
+        const auto begin = it->second.begin() + static_cast<int64_t>(at);
+        message.tensors.assign(begin, begin + static_cast<int64_t>(n));
+      }
+      at += n;
+    }
+  } else if (edge.output < 0) {
+    message.tensors = it->second;
+  } else {
+    message.tensors = {it->second[edge.output]};
+  }
+  if (--(back ? now->gradients_left : now->outputs_left)[key] == 0) made.erase(it);
+  // The tensors are borrowed until the answer: no stage may write to them before.
+  std::vector<std::pair<at::Tensor, uint32_t>> lent;
+  for (const at::Tensor& t : message.tensors) {
+    if (t.defined() && !t.is_inference()) lent.emplace_back(t, t._version());
+  }
+  const int to = back ? edge.from : edge.to;
+  const WorkerInfo& peer = setup_.workers[setup_.plan.placement[to]];
+  {
+    MutexLock lock(&mutex_);
+    ++sends_;
+  }
+  CallOptions options{.retry = Retry::kAtMostOnce, .backpressure = Backpressure::kWait};
+  options.deadline = setup_.deadline;
+  call(*worker_, peer, "@pipeline.put", message, options,
+       [weak = weak_from_this(), a, step = message.step, lent = std::move(lent),
+        name = peer.name](const StatusOr<Payload>& answer) {
+         const auto self = weak.lock();
+         if (self == nullptr) return;
+         if (!answer.ok()) {
+           return self->fail(annotate(answer.status(), absl::StrCat(self->where(a, step),
+                                                                    ", to worker '", name, "'")),
+                             /*tell_others=*/true);
+         }
+         for (const auto& [tensor, version] : lent) {
+           if (tensor._version() == version) continue;
+           self->fail(make_error(ErrorKind::kInvalidArgument,
+                                 absl::StrCat(self->where(a, step),
+                                              ": a tensor was written to in place while it was "
+                                              "being sent")),
+                      /*tell_others=*/true);
+         }
+       });
+  return absl::OkStatus();
+}
+
+}  // namespace weft::pipeline::internal

@@ -1,0 +1,158 @@
+// Pipelines among processes: one is killed, stopped, or fails, and every other one has an error that
+// says which.
+#include <poll.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/integration/process.h"
+
+namespace weft::testing {
+namespace {
+
+using integration::Process;
+using integration::TempDir;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// So long that no lease ends within the test's time: what is known then, a transport has said.
+constexpr int kEndlessMs = 600'000;
+// Steps: whoever starts them ends them long before.
+constexpr int kEndless = 1'000'000;
+
+int env(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
+class PipelineProcesses : public ::testing::Test {
+ protected:
+  void start(int size, int lease_ms, int us = 200, int throws = -1) {
+    members_.clear();
+    ++round_;
+    for (int rank = 0; rank < size; ++rank) {
+      members_.push_back(
+          Process({.command = {WEFT_TEST_PIPELINE_MEMBER, dir_.path(absl::StrCat("store", round_)),
+                               std::to_string(rank), std::to_string(size), std::to_string(lease_ms),
+                               std::to_string(us), std::to_string(throws)},
+                   .environment = {{"OMP_NUM_THREADS", "1"}},
+                   .error_file = dir_.path(absl::StrCat("log", round_, ".", rank))}));
+    }
+    for (Process& one : members_) ASSERT_EQ(one.read_line(), "joined");
+  }
+  std::string ask(int rank, const std::string& line) {
+    if (!members_[rank].write_line(line)) return "nobody reads";
+    return members_[rank].read_line().value_or("no answer");
+  }
+  // A part's error reaches it by a message, so it is asked again until it has one.
+  std::string error_of(int rank) {
+    const auto end = std::chrono::steady_clock::now() + integration::kLimit;
+    std::string last;
+    do {
+      last = ask(rank, "part");
+      if (last.find("is gone") != std::string::npos || last.find("rpc '") != std::string::npos ||
+          last.find("told to fail") != std::string::npos) {
+        break;
+      }
+      poll(nullptr, 0, 5);  // between two questions, so that the asked one gets the core
+    } while (std::chrono::steady_clock::now() < end);
+    return last;
+  }
+  void expect_all_end(int but) {
+    for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
+      if (rank == but) continue;
+      EXPECT_EQ(ask(rank, "slots"), "0") << rank;
+      EXPECT_TRUE(members_[rank].write_line("quit"));
+    }
+    for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
+      if (rank != but) EXPECT_EQ(members_[rank].wait_exit(), 0) << rank;
+    }
+  }
+
+  TempDir dir_;
+  std::vector<Process> members_;
+  int round_ = 0;
+};
+
+// The transports know that a process has ended, long before its lease has.
+TEST_F(PipelineProcesses, PP_9_AKilledWorkerIsNamedByAllOthers) {
+  const std::vector<std::string> schedules = {"1f1b", "zb-v", "gpipe", "interleaved:2"};
+  const int rounds = env("WEFT_PIPELINE_KILLS", 3);
+  std::mt19937 random(7);
+  for (int k = 0; k < rounds; ++k) {
+    const int victim = 1 + static_cast<int>(random() % 3);
+    const std::string schedule = schedules[k % schedules.size()];
+    SCOPED_TRACE(absl::StrCat("round ", k, ": ", schedule, ", w", victim, " is killed"));
+    start(4, kEndlessMs, /*us=*/100 + static_cast<int>(random() % 2000));
+    ASSERT_TRUE(members_[0].write_line(absl::StrCat("run ", schedule, " 6 ", kEndless, " -1")));
+    ASSERT_EQ(members_[0].read_line(), "going");
+    // Somewhere in a step: after a number of questions that its neighbour has answered.
+    for (unsigned i = random() % 50; i > 0; --i) ask(victim % 3 + 1, "slots");
+    members_[victim].send_signal(SIGKILL);
+    const std::string name = absl::StrCat("'w", victim, "'");
+    const std::string ended = members_[0].read_line().value_or("nothing");
+    EXPECT_THAT(ended, AllOf(HasSubstr("ended peer_lost"), HasSubstr(name)));
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == victim) continue;
+      EXPECT_THAT(error_of(rank),
+                  AllOf(HasSubstr(name), HasSubstr(absl::StrCat("worker 'w", rank, "'"))));
+    }
+    // The others go on without it, as they are.
+    ASSERT_TRUE(members_[0].write_line(absl::StrCat("run ", schedule, " 6 10 ", victim)));
+    EXPECT_EQ(members_[0].read_line(), "going");
+    EXPECT_EQ(members_[0].read_line(), "ended by itself");
+    expect_all_end(victim);
+    if (HasFailure()) return;
+  }
+}
+
+// The maker, who has the first stage: nobody is told by it.
+TEST_F(PipelineProcesses, PP_9_AKilledMakerIsNamedByAllOthers) {
+  start(3, kEndlessMs, /*us=*/500);
+  ASSERT_TRUE(members_[0].write_line(absl::StrCat("run 1f1b 6 ", kEndless, " -1")));
+  ASSERT_EQ(members_[0].read_line(), "going");
+  members_[0].send_signal(SIGKILL);
+  for (int rank : {1, 2}) {
+    EXPECT_THAT(error_of(rank), AllOf(HasSubstr("'w0'"), HasSubstr("ended")));
+  }
+  expect_all_end(0);
+}
+
+TEST_F(PipelineProcesses, PP_9_AStoppedWorkerIsNamedWithItsLease) {
+  start(3, /*lease_ms=*/2000);
+  ASSERT_TRUE(members_[0].write_line(absl::StrCat("run zb-h1 6 ", kEndless, " -1")));
+  ASSERT_EQ(members_[0].read_line(), "going");
+  ASSERT_TRUE(members_[1].stop());
+  EXPECT_THAT(members_[0].read_line().value_or("nothing"),
+              AllOf(HasSubstr("ended peer_lost"), HasSubstr("'w1'")));
+  for (int rank : {0, 2}) {
+    EXPECT_THAT(error_of(rank), AllOf(HasSubstr("'w1'"), HasSubstr("is dead")));
+  }
+  members_[1].send_signal(SIGKILL);
+  expect_all_end(1);
+}
+
+TEST_F(PipelineProcesses, PP_9_AStageThatFailsIsNamedByAll) {
+  start(3, kEndlessMs, /*us=*/200, /*throws=*/1);
+  ASSERT_TRUE(members_[0].write_line(absl::StrCat("run 1f1b 4 ", kEndless, " -1")));
+  ASSERT_EQ(members_[0].read_line(), "going");
+  const std::string what =
+      "pipeline step 2, worker 'w1', stage 1, micro-batch 1, action F1.1: vcompute was told to "
+      "fail";
+  EXPECT_EQ(members_[0].read_line().value_or("nothing"), "ended user " + what);
+  for (int rank : {0, 1, 2}) EXPECT_THAT(error_of(rank), HasSubstr(what));
+  EXPECT_EQ(ask(0, "close"), "closed");
+  for (int rank : {0, 1, 2}) EXPECT_THAT(ask(rank, "part"), Not(HasSubstr("told to fail")));
+  expect_all_end(-1);
+}
+
+}  // namespace
+}  // namespace weft::testing
