@@ -193,10 +193,7 @@ std::vector<AutogradGradient> DistAutogradContext::gradients() const {
 }
 
 at::Tensor DistAutogradContext::gradient(const at::Tensor& leaf) const {
-  for (const AutogradGradient& one : gradients()) {
-    if (one.leaf.is_same(leaf)) return one.gradient;
-  }
-  return at::Tensor();
+  return state_->gradient(leaf);
 }
 
 void DistAutogradContext::write_to_grad() const { write(gradients()); }

@@ -248,6 +248,13 @@ void OptimizerCore::load_state_dict(const std::map<std::string, at::Tensor>& sta
     MutexLock lock(&mutex_);
     groups = groups_;
   }
+  // Which owner has a parameter, as which of its own.
+  std::map<size_t, std::pair<size_t, size_t>> places;
+  for (size_t i = 0; i < owners.size(); ++i) {
+    for (size_t k = 0; k < owners[i]->parameters.size(); ++k) {
+      places[owners[i]->parameters[k]] = {i, k};
+    }
+  }
   for (const auto& [key, value] : state) {
     const std::vector<std::string> words = absl::StrSplit(key, absl::MaxSplits('.', 2));
     size_t index = 0;
@@ -272,12 +279,9 @@ void OptimizerCore::load_state_dict(const std::map<std::string, at::Tensor>& sta
     bool found = false;
     const size_t dot = key.find('.');
     if (dot != std::string::npos && absl::SimpleAtoi(key.substr(0, dot), &index)) {
-      for (size_t i = 0; i < owners.size() && !found; ++i) {
-        for (size_t k = 0; k < owners[i]->parameters.size() && !found; ++k) {
-          if (owners[i]->parameters[k] != index) continue;
-          parts[i][absl::StrCat(k, key.substr(dot))] = value;
-          found = true;
-        }
+      if (const auto at = places.find(index); at != places.end()) {
+        parts[at->second.first][absl::StrCat(at->second.second, key.substr(dot))] = value;
+        found = true;
       }
     }
     if (!found) throw_error(wrong_key(key, "is of no parameter, group or owner of this optimizer"));

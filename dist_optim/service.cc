@@ -95,6 +95,7 @@ void DistOptimService::on_shutdown(const Status&) {
 void DistOptimService::put_debug_info(std::map<std::string, int64_t>* out) const {
   (*out)["optimizers"] = optimizers.load();
   (*out)["optimizer_parameters"] = static_cast<int64_t>(parameters_.in_use());
+  (*out)["optimizer_parameters_looked_at"] = parameters_.looked_at();
   (*out)["optimizer_lock_waits"] = parameters_.waits();
   (*out)["optimizer_steps"] = steps.load();
   (*out)["optimizer_refusals"] = refusals.load();

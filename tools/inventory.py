@@ -290,6 +290,7 @@ DEFECTS = {
     25: "what a step reports is what has happened, and a reservation that expired refuses",
     26: "versions count the steps of a user's optimizer",
     27: "calls to oneself one after another, as deep as they come",
+    28: "look-ups by identity: making an optimizer and reading gradients are linear",
     29: "a step beside the next backward, and after one that failed",
 }
 # Process groups and data parallelism: what they must show. Items about speed are rows of the benchmarks.

@@ -13,15 +13,9 @@ Status released(const AutogradContextId& id) {
   return make_error(ErrorKind::kState, absl::StrCat(to_string(id), " has been released"));
 }
 
-std::vector<LeafGradient>::iterator find_leaf(std::vector<LeafGradient>* all,
-                                              const at::Tensor& leaf) {
-  return std::find_if(all->begin(), all->end(),
-                      [&leaf](const LeafGradient& one) { return one.leaf.is_same(leaf); });
-}
-
-void add_to(std::vector<LeafGradient>* sums, const LeafGradient& one, size_t references) {
-  auto at = find_leaf(sums, one.leaf);
-  if (at == sums->end()) at = sums->insert(sums->end(), LeafGradient{one.leaf, {}, {}});
+void add_to(LeafSums* sums, const LeafGradient& one, size_t references) {
+  LeafGradient* at = sums->find(one.leaf);
+  if (at == nullptr) at = &sums->add(LeafGradient{one.leaf, {}, {}});
   use_here(one.after, one.gradient);
   use_here(at->after, at->gradient);
   // It is added to in place, and a reader keeps the value that it has read.
@@ -31,6 +25,21 @@ void add_to(std::vector<LeafGradient>* sums, const LeafGradient& one, size_t ref
 }
 
 }  // namespace
+
+const LeafGradient* LeafSums::find(const at::Tensor& leaf) const {
+  const auto at = places_.find(leaf.unsafeGetTensorImpl());
+  return at == places_.end() ? nullptr : &all_[at->second];
+}
+
+LeafGradient* LeafSums::find(const at::Tensor& leaf) {
+  const auto at = places_.find(leaf.unsafeGetTensorImpl());
+  return at == places_.end() ? nullptr : &all_[at->second];
+}
+
+LeafGradient& LeafSums::add(LeafGradient one) {
+  places_.emplace(one.leaf.unsafeGetTensorImpl(), all_.size());
+  return all_.emplace_back(std::move(one));
+}
 
 // ---- recording ---------------------------------------------------------------------------------
 
@@ -221,8 +230,8 @@ void ContextState::merge_locked(std::vector<LeafGradient> leaves) {
   for (const LeafGradient& one : leaves) add_to(&leaves_, one, 1);
 }
 
-std::vector<LeafGradient> ContextState::sum_locked(
-    std::vector<LeafGradient>* apart, const std::function<bool(const PassId&)>& counts) const {
+LeafSums ContextState::sum_locked(std::vector<LeafGradient>* apart,
+                                  const std::function<bool(const PassId&)>& counts) const {
   for (const auto& pass : passes()) {
     if (!counts(pass->id())) continue;
     pass->visit_leaves([apart](const LeafGradient& one) { apart->push_back(one); });
@@ -233,13 +242,12 @@ std::vector<LeafGradient> ContextState::sum_locked(
 namespace {
 
 // What others may hold is not to change: from the second contribution on, a new tensor.
-std::vector<LeafGradient> sum_up(std::vector<LeafGradient> sums,
-                                 const std::vector<LeafGradient>& apart) {
+std::vector<LeafGradient> sum_up(LeafSums sums, const std::vector<LeafGradient>& apart) {
   const c10::AutoGradMode no_grad(false);
   for (const LeafGradient& one : apart) {
-    const auto at = find_leaf(&sums, one.leaf);
-    if (at == sums.end()) {
-      sums.push_back(one);
+    LeafGradient* at = sums.find(one.leaf);
+    if (at == nullptr) {
+      sums.add(one);
     } else {
       use_here(one.after, one.gradient);
       use_here(at->after, at->gradient);
@@ -248,20 +256,36 @@ std::vector<LeafGradient> sum_up(std::vector<LeafGradient> sums,
       at->after = nullptr;
     }
   }
-  for (LeafGradient& one : sums) use_here(std::exchange(one.after, nullptr), one.gradient);
-  return sums;
+  for (LeafGradient& one : sums.all()) use_here(std::exchange(one.after, nullptr), one.gradient);
+  return std::move(sums.all());
 }
 
 }  // namespace
 
 std::vector<LeafGradient> ContextState::gradients() const {
-  std::vector<LeafGradient> sums;
+  LeafSums sums;
   std::vector<LeafGradient> apart;
   {
     MutexLock lock(&leaves_mutex_);
     sums = sum_locked(&apart, [](const PassId&) { return true; });
   }
   return sum_up(std::move(sums), apart);
+}
+
+at::Tensor ContextState::gradient(const at::Tensor& leaf) const {
+  LeafSums sums;
+  std::vector<LeafGradient> apart;
+  {
+    MutexLock lock(&leaves_mutex_);
+    if (const LeafGradient* sum = leaves_.find(leaf)) sums.add(*sum);
+    for (const auto& pass : passes()) {
+      pass->visit_leaves([&](const LeafGradient& one) {
+        if (one.leaf.is_same(leaf)) apart.push_back(one);
+      });
+    }
+  }
+  const std::vector<LeafGradient> found = sum_up(std::move(sums), apart);
+  return found.empty() ? at::Tensor() : found[0].gradient;
 }
 
 Status ContextState::check_added_locked(const EndedPasses& ended) const {
@@ -286,7 +310,7 @@ Status ContextState::check_added_locked(const EndedPasses& ended) const {
 
 StatusOr<std::vector<LeafGradient>> ContextState::gradients(const EndedPasses& ended) {
   settle(ended.root, ended.below, ended.aborted);
-  std::vector<LeafGradient> sums;
+  LeafSums sums;
   std::vector<LeafGradient> apart;
   {
     MutexLock lock(&leaves_mutex_);
@@ -305,7 +329,7 @@ StatusOr<std::vector<LeafGradient>> ContextState::gradients(const EndedPasses& e
 void ContextState::scale(double factor) {
   const c10::AutoGradMode no_grad(false);
   MutexLock lock(&leaves_mutex_);
-  for (LeafGradient& one : leaves_) {
+  for (LeafGradient& one : leaves_.all()) {
     use_here(one.after, one.gradient);
     one.gradient = one.gradient.mul(factor);
     one.after = mark_here(one.gradient);
@@ -326,7 +350,7 @@ Status ContextState::release_error() const {
 
 std::set<WorkerKey> ContextState::close(const Status& why) {
   std::map<uint64_t, NodePtr> sends;  // destroyed without the mutex
-  std::vector<LeafGradient> leaves;
+  LeafSums leaves;
   std::vector<std::shared_ptr<BackwardPass>> over;
   std::set<WorkerKey> known;
   {
@@ -339,7 +363,7 @@ std::set<WorkerKey> ContextState::close(const Status& why) {
   }
   {
     MutexLock lock(&leaves_mutex_);
-    leaves.swap(leaves_);
+    std::swap(leaves, leaves_);
   }
   for (const auto& pass : over) {
     if (pass->state() == BackwardPass::State::kRunning) pass->fail(why);

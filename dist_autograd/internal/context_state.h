@@ -18,12 +18,29 @@
 #include <set>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "weft/common/api.h"
 #include "weft/common/mutex.h"
 #include "weft/dist_autograd/ended_passes.h"
 #include "weft/dist_autograd/internal/pass.h"
 
 namespace weft::internal {
+
+// Gradients by leaf, in the order in which leaves came.
+class LeafSums {
+ public:
+  // Null: there is none.
+  const LeafGradient* find(const at::Tensor& leaf) const;
+  LeafGradient* find(const at::Tensor& leaf);
+  LeafGradient& add(LeafGradient one);  // REQUIRES: its leaf is not there
+  const std::vector<LeafGradient>& all() const { return all_; }
+  std::vector<LeafGradient>& all() { return all_; }
+  size_t size() const { return all_.size(); }
+
+ private:
+  std::vector<LeafGradient> all_;
+  absl::flat_hash_map<const void*, size_t> places_;  // by identity
+};
 
 class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> {
  public:
@@ -65,6 +82,8 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
 
   // ---- gradients ----
   std::vector<LeafGradient> gradients() const;
+  // Of one leaf; undefined when it has none.
+  at::Tensor gradient(const at::Tensor& leaf) const;
   // Of the root's passes those that `ended` speaks of and no others; an error, kind state, when
   // others have been added to them already. Settles what it tells.
   StatusOr<std::vector<LeafGradient>> gradients(const EndedPasses& ended);
@@ -92,8 +111,8 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void merge_locked(std::vector<LeafGradient> leaves) ABSL_EXCLUSIVE_LOCKS_REQUIRED(leaves_mutex_);
   // What is added up, and of passes that are not: those that `counts` says.
-  std::vector<LeafGradient> sum_locked(std::vector<LeafGradient>* apart,
-                                       const std::function<bool(const PassId&)>& counts) const
+  LeafSums sum_locked(std::vector<LeafGradient>* apart,
+                      const std::function<bool(const PassId&)>& counts) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(leaves_mutex_);
   Status check_added_locked(const EndedPasses& ended) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(leaves_mutex_);
@@ -104,7 +123,7 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   // Of passes that have succeeded everywhere, in the order in which leaves came. A pass leaves
   // passes_ and is added here under this mutex, in one.
   mutable Mutex leaves_mutex_;
-  std::vector<LeafGradient> leaves_ ABSL_GUARDED_BY(leaves_mutex_);
+  LeafSums leaves_ ABSL_GUARDED_BY(leaves_mutex_);
 
   mutable Mutex mutex_ ABSL_ACQUIRED_AFTER(leaves_mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

@@ -5,6 +5,7 @@
 #include "ATen/core/grad_mode.h"
 #include "ATen/ops/isfinite.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "torch/csrc/autograd/function.h"
@@ -86,6 +87,9 @@ void OwnerOptimizer::add_parameters(CallContext& call, const ParameterPlan& plan
   check_options(plan.options);
   std::vector<Slot> now = slots();
   const size_t first = now.size();
+  absl::flat_hash_set<const void*> known;
+  for (const Slot& one : now) known.insert(one.parameter.unsafeGetTensorImpl());
+  now.reserve(first + plan.parameters.size());
   for (size_t i = 0; i < plan.parameters.size(); ++i) {
     Slot slot;
     slot.holder = plan.parameters[i].local_value(call.remaining());
@@ -103,11 +107,9 @@ void OwnerOptimizer::add_parameters(CallContext& call, const ParameterPlan& plan
       refuse(ErrorKind::kInvalidArgument,
              absl::StrCat(who, " is ", shape_of(p), ": it must be of a real floating type"));
     }
-    for (const Slot& other : now) {
-      if (other.parameter.is_same(p)) {
-        refuse(ErrorKind::kInvalidArgument,
-               absl::StrCat(who, " (", shape_of(p), ") is in the optimizer already"));
-      }
+    if (!known.insert(p.unsafeGetTensorImpl()).second) {
+      refuse(ErrorKind::kInvalidArgument,
+             absl::StrCat(who, " (", shape_of(p), ") is in the optimizer already"));
     }
     slot.shared = service->parameters().find(p);
     now.push_back(std::move(slot));

@@ -1,5 +1,6 @@
 #include "weft/dist_optim/internal/parameters.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace weft::internal {
@@ -73,13 +74,24 @@ void Parameter::give_back(const void* by) {
 
 std::shared_ptr<Parameter> ParameterTable::find(const at::Tensor& tensor) {
   MutexLock lock(&mutex_);
-  std::erase_if(parameters_, [](const auto& one) { return one.second.tensor.expired(); });
+  // A sweep looks at all, so it waits until there are twice as many as the last one left. An entry
+  // keeps its tensor's address from being used again.
+  if (parameters_.size() >= sweep_at_) {
+    looked_at_ += static_cast<int64_t>(parameters_.size());
+    std::erase_if(parameters_, [](const auto& one) { return one.second.tensor.expired(); });
+    sweep_at_ = std::max(kFewParameters, 2 * parameters_.size());
+  }
   const auto at = parameters_.find(tensor.unsafeGetTensorImpl());
   if (at != parameters_.end()) return at->second.parameter;
   auto made = std::make_shared<Parameter>(runtime_.get(), &waits_);
   parameters_.emplace(tensor.unsafeGetTensorImpl(),
                       Entry{WeakTensor(tensor.getIntrusivePtr()), made});
   return made;
+}
+
+int64_t ParameterTable::looked_at() const {
+  MutexLock lock(&mutex_);
+  return looked_at_;
 }
 
 size_t ParameterTable::in_use() const {

@@ -91,6 +91,8 @@ class ParameterTable {
   size_t in_use() const;
   // How often somebody has waited for a lock.
   int64_t waits() const { return waits_.load(); }
+  // Entries that sweeps have gone through.
+  int64_t looked_at() const;
 
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -101,8 +103,12 @@ class ParameterTable {
 
   const std::shared_ptr<Runtime> runtime_;
   std::atomic<int64_t> waits_{0};
+  static constexpr size_t kFewParameters = 64;
+
   mutable Mutex mutex_;
   std::map<const c10::TensorImpl*, Entry> parameters_ ABSL_GUARDED_BY(mutex_);
+  size_t sweep_at_ ABSL_GUARDED_BY(mutex_) = kFewParameters;
+  int64_t looked_at_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace weft::internal

@@ -107,6 +107,28 @@ TEST_P(DistOptimDefect, DEF_29_what_came_too_late_is_refused) {
   expect_error(read(), ErrorKind::kState, {"passes 2 to 1", "later ones have been added"});
 }
 
+// Whoever makes an optimizer over many parameters does not look at all of them for each.
+TEST_P(DistOptimDefect, DEF_28_making_an_optimizer_is_linear) {
+  constexpr int64_t kParameters = 3000;
+  OptimCluster c = make(1);
+  std::vector<at::Tensor> leaves;
+  std::vector<RRef<at::Tensor>> parameters;
+  for (int64_t i = 0; i < kParameters; ++i) {
+    leaves.push_back(torch::zeros({1}).set_requires_grad(true));
+    parameters.push_back(RRef<at::Tensor>::local(c[0], leaves.back()));
+  }
+  DistributedOptimizer<optim::SGD> optimizer(c[0], parameters, {.lr = 1});
+  const int64_t looked_at = counter(c[0], "optimizer_parameters_looked_at");
+  EXPECT_GE(looked_at, kParameters) << "it is not counted";
+  EXPECT_LE(looked_at, 3 * kParameters);
+  DistAutogradContext context(c[0]);
+  context.backward({torch::cat(leaves).sum()});
+  double sum = 0;
+  for (const at::Tensor& leaf : leaves) sum += context.gradient(leaf).item<double>();
+  EXPECT_EQ(sum, kParameters);
+  EXPECT_EQ(optimizer.step(context).updated, kParameters);
+}
+
 INSTANTIATE_TEST_SUITE_P(Nets, DistOptimDefect, ::testing::ValuesIn(nets()), net_name);
 
 }  // namespace
