@@ -7,9 +7,11 @@
 //   weft::StepLR schedule(optimizer, {.step_size = 30});
 //   for (int epoch = 0; epoch < 90; ++epoch) { train(optimizer); schedule.step(); }
 //
-// The rates that the groups have when a schedule is made are those it starts from. It must not
-// outlive its optimizer. One thread at a time. To go on later: construct it with the same rates,
-// then set_epoch().
+// The rates that the groups have when a schedule is made are those it starts from. step() changes
+// the rates that there are by what the new epoch is to the one before, so several schedules of one
+// optimizer chain, and a rate set by hand is gone on from; LambdaLR alone sets them, as PyTorch's.
+// A schedule must not outlive its optimizer. One thread at a time. To go on later: construct it with
+// the same rates, then set_epoch().
 
 #include <cstdint>
 #include <functional>
@@ -29,8 +31,8 @@ class WEFT_API LRScheduler {
   LRScheduler& operator=(const LRScheduler&) = delete;
 
   // The next epoch.
-  void step() { set_epoch(epoch_ + 1); }
-  // REQUIRES: not negative.
+  void step();
+  // The rates that this schedule alone gives for the epoch. REQUIRES: not negative.
   void set_epoch(int64_t epoch);
   int64_t epoch() const { return epoch_; }
   // By group.
@@ -39,6 +41,8 @@ class WEFT_API LRScheduler {
  protected:
   explicit LRScheduler(internal::OptimizerCore& optimizer);
   virtual double lr(double base, int64_t epoch) const = 0;
+  // From a group's rate in the epoch before.
+  virtual double next_lr(double before, double base, int64_t epoch) const = 0;
 
  private:
   internal::OptimizerCore& optimizer_;
@@ -60,6 +64,7 @@ class WEFT_API StepLR final : public LRScheduler {
  private:
   StepLR(internal::OptimizerCore& optimizer, StepLROptions options);
   double lr(double base, int64_t epoch) const override;
+  double next_lr(double before, double base, int64_t epoch) const override;
   const StepLROptions options_;
 };
 
@@ -77,6 +82,7 @@ class WEFT_API MultiStepLR final : public LRScheduler {
  private:
   MultiStepLR(internal::OptimizerCore& optimizer, MultiStepLROptions options);
   double lr(double base, int64_t epoch) const override;
+  double next_lr(double before, double base, int64_t epoch) const override;
   const MultiStepLROptions options_;
 };
 
@@ -90,6 +96,7 @@ class WEFT_API ExponentialLR final : public LRScheduler {
  private:
   ExponentialLR(internal::OptimizerCore& optimizer, double gamma);
   double lr(double base, int64_t epoch) const override;
+  double next_lr(double before, double base, int64_t epoch) const override;
   const double gamma_;
 };
 
@@ -106,7 +113,9 @@ class WEFT_API CosineAnnealingLR final : public LRScheduler {
 
  private:
   CosineAnnealingLR(internal::OptimizerCore& optimizer, CosineAnnealingLROptions options);
+  double height(int64_t epoch) const;  // from 2 down to 0 and back
   double lr(double base, int64_t epoch) const override;
+  double next_lr(double before, double base, int64_t epoch) const override;
   const CosineAnnealingLROptions options_;
 };
 
@@ -120,6 +129,7 @@ class WEFT_API LambdaLR final : public LRScheduler {
  private:
   LambdaLR(internal::OptimizerCore& optimizer, std::function<double(int64_t epoch)> factor);
   double lr(double base, int64_t epoch) const override;
+  double next_lr(double before, double base, int64_t epoch) const override;
   const std::function<double(int64_t)> factor_;
 };
 
@@ -129,7 +139,7 @@ struct ReduceLROnPlateauOptions {
   int64_t patience = 10;    // steps without an improvement that are borne
   double threshold = 1e-4;  // relative, of an improvement
   int64_t cooldown = 0;     // steps after a reduction that are not counted
-  double min_lr = 0;
+  double min_lr = 0;        // no rate is lowered further; one that is below stays
 };
 // The rates go down when a metric has stopped to improve.
 class WEFT_API ReduceLROnPlateau final {

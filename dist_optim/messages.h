@@ -80,8 +80,10 @@ struct StepAnswer {
 };
 WEFT_STRUCT(StepAnswer, updated, stale, versions, applied);
 
-// By "3.exp_avg": parameter of this owner, buffer.
+// By "3.exp_avg": parameter of this owner, buffer. To be loaded into one of weft::optim, also by
+// "group.0" the options of each group.
 using OwnerStateDict = std::map<std::string, at::Tensor>;
+inline constexpr char kGroupKey[] = "group.";
 
 }  // namespace weft::internal
 

@@ -1,6 +1,7 @@
 #include "weft/dist_optim/optimizer_core.h"
 
 #include <cmath>
+#include <set>
 
 #include "ATen/Functions.h"
 #include "absl/strings/numbers.h"
@@ -248,6 +249,10 @@ void OptimizerCore::load_state_dict(const std::map<std::string, at::Tensor>& sta
     MutexLock lock(&mutex_);
     groups = groups_;
   }
+  std::set<std::pair<size_t, size_t>> missing;  // options of groups
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (size_t o = 0; o < groups[g].size(); ++o) missing.emplace(g, o);
+  }
   // Which owner has a parameter, as which of its own.
   std::map<size_t, std::pair<size_t, size_t>> places;
   for (size_t i = 0; i < owners.size(); ++i) {
@@ -263,15 +268,19 @@ void OptimizerCore::load_state_dict(const std::map<std::string, at::Tensor>& sta
         parts[index][words[2]] = value;
         continue;
       }
-      if (words[0] == "group" && index < groups.size() && value.numel() == 1) {
+      if (words[0] == "group" && index < groups.size()) {
         size_t o = 0;
         if (rule_ != nullptr) {
           const auto& names = rule_->option_names();
           while (o < names.size() && names[o] != words[2]) ++o;
         }
         if (rule_ == nullptr ? words[2] == "lr" : o < groups[index].size()) {
+          if (!value.defined() || value.numel() != 1 || value.is_complex()) {
+            throw_error(wrong_key(key, "is not one number"));
+          }
           if (groups[index].empty()) groups[index].resize(1);
           groups[index][o] = value.item<double>();
+          missing.erase({index, o});
           continue;
         }
       }
@@ -286,8 +295,21 @@ void OptimizerCore::load_state_dict(const std::map<std::string, at::Tensor>& sta
     }
     if (!found) throw_error(wrong_key(key, "is of no parameter, group or owner of this optimizer"));
   }
-  if (rule_ != nullptr) {
-    for (const PackedOptions& options : groups) throw_if_error(rule_->check_options(options));
+  for (const auto& [g, o] : missing) {
+    const std::string name = rule_ == nullptr ? "lr" : rule_->option_names()[o];
+    throw_error(wrong_key(absl::StrCat(kGroupKey, g, ".", name), "is missing"));
+  }
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (rule_ == nullptr) {
+      if (groups[g].empty() || (std::isfinite(groups[g][0]) && groups[g][0] >= 0)) continue;
+      throw_error(
+          wrong_key(absl::StrCat(kGroupKey, g, ".lr"),
+                    absl::StrCat("is ", groups[g][0], ": a rate is finite and not negative")));
+    }
+    throw_if_error(rule_->check_options(groups[g]));
+    for (OwnerStateDict& part : parts) {
+      part[absl::StrCat(kGroupKey, g)] = at::tensor(groups[g], at::kDouble);
+    }
   }
   for (const bool commit : {false, true}) {
     std::vector<Future<void>> futures;

@@ -1,5 +1,7 @@
 #include "weft/dist_optim/internal/functional.h"
 
+#include <cmath>
+
 #include "ATen/Functions.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -8,6 +10,9 @@
 
 namespace weft::internal {
 namespace {
+
+// Beyond it a double does not count one by one.
+constexpr double kMostSteps = 1LL << 53;
 
 std::shared_ptr<const UpdateRule> rule_or_throw(const std::string& name) {
   std::shared_ptr<const UpdateRule> rule = make_update_rule(name);
@@ -51,6 +56,27 @@ void update_one(const UpdateRule& rule, const PackedOptions& options, Parameter*
 Status wrong_state(std::string_view key, std::string_view what) {
   return make_error(ErrorKind::kInvalidArgument,
                     absl::StrCat("load_state_dict: '", std::string(key), "' ", std::string(what)));
+}
+
+int64_t step_of(std::string_view key, const at::Tensor& value) {
+  if (value.numel() != 1 || value.is_complex()) throw_error(wrong_state(key, "is not one number"));
+  const auto number = value.item<double>();
+  if (number < 0 || number != std::floor(number) || number > kMostSteps) {
+    throw_error(wrong_state(key, absl::StrCat("is ", number, ", and no number of steps")));
+  }
+  return static_cast<int64_t>(number);
+}
+
+// What the optimizer tells its owners of the options of a group: buffers depend on them.
+PackedOptions options_of(const OwnerStateDict& state, int64_t group) {
+  const std::string key = absl::StrCat(kGroupKey, group);
+  const auto at = state.find(key);
+  if (at == state.end() || !at->second.defined() || at->second.scalar_type() != at::kDouble ||
+      at->second.dim() != 1) {
+    throw_error(wrong_state(key, "is missing"));
+  }
+  const at::Tensor values = at->second.contiguous();
+  return PackedOptions(values.data_ptr<double>(), values.data_ptr<double>() + values.numel());
 }
 
 }  // namespace
@@ -133,53 +159,74 @@ OwnerStateDict FunctionalOptimizer::save(const std::vector<Slot>& slots) {
   return out;
 }
 
-void FunctionalOptimizer::load(const std::vector<Slot>& slots, const OwnerStateDict& state,
-                               bool commit) {
-  // All is looked at before anything is changed.
-  std::vector<int64_t> steps(slots.size(), -1);
-  std::vector<std::vector<at::Tensor>> buffers(slots.size());
+FunctionalOptimizer::Loaded FunctionalOptimizer::look_at(const std::vector<Slot>& slots,
+                                                         const OwnerStateDict& state) const {
+  Loaded out;
+  out.steps.resize(slots.size(), -1);
+  out.buffers.resize(slots.size());
+  const auto& names = rule_->buffer_names();
+  for (auto& buffers : out.buffers) buffers.resize(names.size());
   for (const auto& [key, value] : state) {
     const size_t dot = key.find('.');
     size_t slot = 0;
+    if (key.starts_with(kGroupKey)) continue;
     if (dot == std::string::npos || !absl::SimpleAtoi(key.substr(0, dot), &slot) ||
         slot >= slots.size()) {
       throw_error(
           wrong_state(key, absl::StrCat("is of no parameter: this owner has ", slots.size())));
     }
     const std::string name = key.substr(dot + 1);
+    if (!value.defined()) throw_error(wrong_state(key, "is undefined"));
     if (name == "step") {
-      if (value.numel() != 1) throw_error(wrong_state(key, "is not one number"));
-      steps[slot] = value.item<int64_t>();
+      out.steps[slot] = step_of(key, value);
       continue;
     }
-    const auto& names = rule_->buffer_names();
     size_t b = 0;
     while (b < names.size() && names[b] != name) ++b;
     if (b == names.size()) {
       throw_error(wrong_state(key, absl::StrCat("is nothing that ", rule_->name(),
                                                 " keeps: ", absl::StrJoin(names, ", "))));
     }
-    const at::Tensor& parameter = slots[slot].parameter;
-    if (value.sizes() != parameter.sizes()) {
+    if (!value.is_floating_point()) {
       throw_error(wrong_state(
-          key, absl::StrCat("has the shape [", absl::StrJoin(value.sizes(), ", "),
-                            "], its parameter [", absl::StrJoin(parameter.sizes(), ", "), "]")));
+          key, absl::StrCat("is ", value.toString(), ", and not of a real floating type")));
     }
-    buffers[slot].resize(names.size());
-    buffers[slot][b] = value.to(parameter.options()).detach().clone();
+    const at::Tensor& parameter = slots[slot].parameter;
+    const std::vector<int64_t> shape =
+        !rule_->by_row(b) ? parameter.sizes().vec()
+                          : std::vector<int64_t>{parameter.dim() == 0 ? 1 : parameter.size(0)};
+    if (value.sizes() != shape) {
+      throw_error(wrong_state(
+          key, absl::StrCat("has the shape [", absl::StrJoin(value.sizes(), ", "), "] and not [",
+                            absl::StrJoin(shape, ", "), "]: its parameter is [",
+                            absl::StrJoin(parameter.sizes(), ", "), "]")));
+    }
+    out.buffers[slot][b] = value.to(parameter.options()).detach().clone();
   }
   for (size_t i = 0; i < slots.size(); ++i) {
-    if (steps[i] < 0) throw_error(wrong_state(absl::StrCat(i, ".step"), "is missing"));
+    if (out.steps[i] < 0) throw_error(wrong_state(absl::StrCat(i, ".step"), "is missing"));
+    const PackedOptions options = options_of(state, slots[i].group);
+    throw_if_error(rule_->check_options(options));
+    for (size_t b = 0; b < names.size(); ++b) {
+      if (out.buffers[i][b].defined() || !rule_->first_value(options, b).has_value()) continue;
+      throw_error(wrong_state(absl::StrCat(i, ".", names[b]), "is missing"));
+    }
   }
+  return out;
+}
+
+void FunctionalOptimizer::load(const std::vector<Slot>& slots, const OwnerStateDict& state,
+                               bool commit) {
+  // All is looked at before anything is changed.
+  Loaded loaded = look_at(slots, state);
   if (!commit) return;
   for (size_t i = 0; i < slots.size(); ++i) {
     ParameterState* into = state_of(i);
     const ParameterLock lock(slots[i].shared.get());
     throw_if_error(lock.status());
     order_here(slots[i].shared.get(), slots[i].parameter, *into);
-    into->buffers = std::move(buffers[i]);
-    into->buffers.resize(rule_->buffer_names().size());
-    into->steps.store(steps[i]);
+    into->buffers = std::move(loaded.buffers[i]);
+    into->steps.store(loaded.steps[i]);
     slots[i].shared->queued_here(slots[i].parameter);
   }
 }

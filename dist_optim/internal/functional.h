@@ -30,6 +30,13 @@ class WEFT_API FunctionalOptimizer final : public OwnerOptimizer {
   void load(const std::vector<Slot>& slots, const OwnerStateDict& state, bool commit) override;
 
   ParameterState* state_of(size_t slot);
+  // By slot.
+  struct Loaded {
+    std::vector<int64_t> steps{};
+    std::vector<std::vector<at::Tensor>> buffers{};
+  };
+  // Throws what is missing, unknown or wrong.
+  Loaded look_at(const std::vector<Slot>& slots, const OwnerStateDict& state) const;
 
   const std::shared_ptr<const UpdateRule> rule_;
   Mutex states_mutex_;

@@ -226,12 +226,14 @@ struct RpropRule : optim::Rprop {
   static constexpr std::string_view kBuffers[] = {"prev", "step_size"};
   static bool needs(const Options&, int) { return true; }
   static double first(const Options& o, int buffer) { return buffer == kStepSize ? o.lr : 0; }
-  static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t) {
+  static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t step) {
     g = signed_gradient(g, o.maximize).clone();
     const at::Tensor agreement = g.mul(s->buffers[kPrevious]).sign_();
     const at::Tensor turned = agreement.lt(0);
     at::Tensor factor = at::ones_like(g);
     factor.masked_fill_(agreement.gt(0), o.eta_plus).masked_fill_(turned, o.eta_minus);
+    // The rate is that of the first step, and not of the moment at which its buffers were made.
+    if (step == 1) s->buffers[kStepSize].fill_(o.lr);
     s->buffers[kStepSize].mul_(factor).clamp_(o.step_min, o.step_max);
     g.masked_fill_(turned, 0);
     p.addcmul_(g.sign(), s->buffers[kStepSize], -1);
