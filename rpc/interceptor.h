@@ -59,6 +59,11 @@ class WEFT_API Attachment {
   // INT-1. `result`: how the call ended. Of an answer: kNotDelivered, or kUnknown once it is on its
   // way, since nobody says that an answer has arrived.
   virtual void ended(Delivery delivery, const Status& result) = 0;
+  // Of a large answer, each time it is sent: what goes with its frames and is destroyed when the
+  // transport has let go of all of them, because they have left or their connection is lost, or
+  // none was sent. On any thread, under locks of the transport: a destructor may post, no more.
+  // ended() may come before. Null: nothing.
+  virtual std::shared_ptr<const void> on_its_way() { return nullptr; }
 
  private:
   const std::string bytes_;

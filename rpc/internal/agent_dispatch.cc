@@ -554,7 +554,12 @@ void Agent::send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, con
   if (answer.kind == FrameKind::kResponse) {
     ArenaMessage<v1::ResponseHeader> header;
     header->set_call_id(call_id);
-    if (answer.attachments != nullptr) answer.attachments->put(header.get());
+    if (answer.attachments != nullptr) {
+      answer.attachments->put(header.get());
+      // Nothing that is said about a small one overtakes it.
+      const bool large = answer.message->bytes > options_.limits.inline_bytes;
+      if (large) held = answer.attachments->on_its_way(std::move(held));
+    }
     sent =
         link->send(FrameKind::kResponse, header.get(), answer.message, 0, now(), std::move(held));
     if (!sent.ok() && error_kind(sent) != ErrorKind::kNotDelivered) {

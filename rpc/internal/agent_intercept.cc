@@ -73,6 +73,19 @@ Status Attachments::add(const std::shared_ptr<Interceptor>& from, StatusOr<Attac
                    " go with a message: send fewer RRefs at once"));
 }
 
+std::shared_ptr<const void> Attachments::on_its_way(std::shared_ptr<const void> held) const {
+  for (const auto& [from, attachment] : entries_) {
+    auto one = attachment->on_its_way();
+    if (one == nullptr) continue;
+    held =
+        held == nullptr
+            ? std::move(one)
+            : std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(
+                  std::move(held), std::move(one));
+  }
+  return held;
+}
+
 void Attachments::end(Delivery delivery, const Status& result) {
   if (ended_.exchange(true)) return;
   for (const auto& [from, attachment] : entries_) attachment->ended(delivery, result);

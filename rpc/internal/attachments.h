@@ -41,6 +41,8 @@ class Attachments {
       entry->set_value(attachment->bytes());
     }
   }
+  // What is to go with the frames of a large answer beside `held`.
+  std::shared_ptr<const void> on_its_way(std::shared_ptr<const void> held) const;
   // INT-1: only the first time counts.
   void end(Delivery delivery, const Status& result);
 

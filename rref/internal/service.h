@@ -119,6 +119,7 @@ class RRefService final : public Service,
   class RequestAttachment;
   class UseAttachment;
   class AnswerAttachment;
+  class OnItsWay;
   struct LocalUse;
   struct Request;  // one with metadata, until its handler starts (service_arrivals.cc)
   using ArrivalKey = std::pair<WorkerKey, uint64_t>;
@@ -131,6 +132,11 @@ class RRefService final : public Service,
     OnUse done;
   };
 
+  struct SentAnswer {
+    absl::Time since;    // made, or the transport has let go of it
+    int on_its_way = 0;  // so often
+    bool ended = false;  // it is not sent again
+  };
   // Control items for one peer.
   struct Outbox {
     std::deque<Message> queue;
@@ -141,8 +147,9 @@ class RRefService final : public Service,
     bool urgent = false;                                // somebody waits for an item of the queue
     absl::Time paced_until = absl::InfinitePast();      // the next of those that nobody waits for
     absl::Time unknown_since = absl::InfiniteFuture();  // no member of this id
-    // Carriers in answers that may be sent again, since when: asking about them would void them.
-    std::map<uint64_t, absl::Time> answers;
+    // Carriers in answers that are on their way or may be sent again: asking about them would void
+    // them.
+    std::map<uint64_t, SentAnswer> answers;
     bool ask_again = false;      // a connection was lost while there were such answers
     uint64_t answers_below = 0;  // carriers below were there at the last look for old answers
 
@@ -207,6 +214,11 @@ class RRefService final : public Service,
   void end(const std::shared_ptr<Request>& request, Status status);
   void give_up(const std::shared_ptr<Request>& request);
   void answer_ended(const WorkerKey& to, uint64_t carrier, Delivery delivery);
+  void answer_leaves(const WorkerKey& to, uint64_t carrier);
+  void answer_left(const WorkerKey& to, uint64_t carrier);
+  // Nothing of it is on its way, and it is not sent again.
+  void forget_answer_locked(RRefProtocol& p, const WorkerKey& to, uint64_t carrier, Effects& out)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void function_ended(const RRefId& rref, StatusOr<KeptObject> result);
 
   // ---- service_control.cc ----

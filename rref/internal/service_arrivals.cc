@@ -32,6 +32,28 @@ Status point_at(IncomingRequest& request, const StatusOr<RRefValueRef>& found) {
 
 }  // namespace
 
+// Goes with the frames of an answer, and says when they are gone.
+class RRefService::OnItsWay {
+ public:
+  OnItsWay(std::weak_ptr<RRefService> service, std::shared_ptr<Executor> executor,
+           const WorkerKey& to, uint64_t carrier)
+      : service_(std::move(service)), executor_(std::move(executor)), to_(to), carrier_(carrier) {}
+  ~OnItsWay() {
+    // An executor that takes nothing more is that of a worker that has shut down.
+    (void)executor_->post([service = service_, to = to_, carrier = carrier_] {
+      if (const auto self = service.lock()) self->answer_left(to, carrier);
+    });
+  }
+  OnItsWay(const OnItsWay&) = delete;
+  OnItsWay& operator=(const OnItsWay&) = delete;
+
+ private:
+  const std::weak_ptr<RRefService> service_;
+  const std::shared_ptr<Executor> executor_;
+  const WorkerKey to_;
+  const uint64_t carrier_;
+};
+
 // An answer's RRefs count until somebody proves the opposite: its receiver's accept, or an audit.
 class RRefService::AnswerAttachment final : public Attachment {
  public:
@@ -43,6 +65,12 @@ class RRefService::AnswerAttachment final : public Attachment {
 
   void ended(Delivery delivery, const Status&) override {
     if (const auto self = service_.lock()) self->answer_ended(to_, carrier_, delivery);
+  }
+  std::shared_ptr<const void> on_its_way() override {
+    const auto self = service_.lock();
+    if (self == nullptr) return nullptr;
+    self->answer_leaves(to_, carrier_);
+    return std::make_shared<OnItsWay>(service_, self->context_.executor, to_, carrier_);
   }
 
  private:
@@ -270,14 +298,45 @@ StatusOr<AttachmentPtr> RRefService::attach_answer(IncomingRequest& request,
 void RRefService::answer_ended(const WorkerKey& to, uint64_t carrier, Delivery delivery) {
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto box = outboxes_.find(to);
-    if (box != outboxes_.end()) box->second.answers.erase(carrier);
     if (delivery == Delivery::kNotDelivered) {
-      p.carrier_ended(to, carrier, CallEnd::kNotDelivered, out);
-    } else if (box != outboxes_.end() && box->second.ask_again) {
-      p.audit_answers(to, answers_to_ask_locked(to), out);
-      box->second.ask_again = !box->second.answers.empty();
+      if (box != outboxes_.end()) box->second.answers.erase(carrier);
+      return p.carrier_ended(to, carrier, CallEnd::kNotDelivered, out);
     }
+    if (box == outboxes_.end()) return;
+    const auto answer = box->second.answers.find(carrier);
+    if (answer == box->second.answers.end()) return;
+    answer->second.ended = true;
+    if (answer->second.on_its_way == 0) forget_answer_locked(p, to, carrier, out);
   });
+}
+
+void RRefService::answer_leaves(const WorkerKey& to, uint64_t carrier) {
+  MutexLock lock(&mutex_);
+  const auto box = outboxes_.find(to);
+  if (box == outboxes_.end()) return;
+  const auto answer = box->second.answers.find(carrier);
+  if (answer != box->second.answers.end()) ++answer->second.on_its_way;
+}
+
+void RRefService::answer_left(const WorkerKey& to, uint64_t carrier) {
+  with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto box = outboxes_.find(to);
+    if (box == outboxes_.end()) return;
+    const auto answer = box->second.answers.find(carrier);
+    if (answer == box->second.answers.end()) return;
+    answer->second.since = context_.runtime->now();
+    if (--answer->second.on_its_way > 0 || !answer->second.ended) return;
+    forget_answer_locked(p, to, carrier, out);
+  });
+}
+
+void RRefService::forget_answer_locked(RRefProtocol& p, const WorkerKey& to, uint64_t carrier,
+                                       Effects& out) {
+  Outbox& box = outboxes_[to];
+  box.answers.erase(carrier);
+  if (!box.ask_again) return;
+  p.audit_answers(to, answers_to_ask_locked(to), out);
+  box.ask_again = !box.answers.empty();
 }
 
 void RRefService::function_ended(const RRefId& rref, StatusOr<KeptObject> result) {

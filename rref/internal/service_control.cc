@@ -198,8 +198,8 @@ uint64_t RRefService::answers_to_ask_locked(const WorkerKey& peer) {
   const auto box = outboxes_.find(peer);
   if (box == outboxes_.end()) return next;
   const absl::Time now = context_.runtime->now();
-  for (const auto& [carrier, since] : box->second.answers) {
-    if (now - since < kAnswersAgain) return carrier;
+  for (const auto& [carrier, sent] : box->second.answers) {
+    if (sent.on_its_way > 0 || now - sent.since < kAnswersAgain) return carrier;
   }
   return next;
 }

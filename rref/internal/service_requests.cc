@@ -103,7 +103,7 @@ StatusOr<Carrier> RRefService::share(const WorkerInfo& to, const Payload& payloa
     Outbox& box = outboxes_[key_of(to)];  // for audits
     if (!is_answer) return;
     const absl::Time now = context_.runtime->now();
-    box.answers[carrier->number] = now;  // until its attachment ends
+    box.answers[carrier->number].since = now;
     next_audit_ = std::min(next_audit_, now + kFirstLook);
   });
   return carrier;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,7 @@
 #include "weft/dist_autograd/context.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/containers.h"
+#include "weft/rref/rref.h"
 #include "weft/tests/sim/autograd_world.h"
 
 namespace weft::testing {
@@ -24,6 +26,9 @@ using namespace std::chrono_literals;  // NOLINT
 
 // x times the parameter of each worker of the path, one calling the next.
 const FunctionRef<at::Tensor(std::vector<int64_t>, at::Tensor)> kThrough{"found.through"};
+
+// An object of the callee's beside so many zeros.
+const FunctionRef<std::tuple<RRef<at::Tensor>, at::Tensor>(int64_t)> kLarge{"found.large"};
 
 class AutogradFound : public ::testing::Test {
  protected:
@@ -45,6 +50,10 @@ class AutogradFound : public ::testing::Test {
         if (path.empty()) return y;
         const int next = static_cast<int>(path.front());
         return rpc_sync(context.worker(), next, kThrough, path, y);
+      });
+      library.def("large", [](CallContext& context, int64_t n) {
+        return std::tuple(RRef<at::Tensor>::local(context.worker(), torch::ones({7})),
+                          torch::zeros({n}, torch::kFloat64));
       });
       auto joined = join_in_simulation(sim, 3, library, plan_, &audit_);
       ASSERT_TRUE(joined.ok()) << joined.status();
@@ -86,6 +95,29 @@ class AutogradFound : public ::testing::Test {
   SimRuntime* sim_ = nullptr;
   std::vector<Worker> workers_;
 };
+
+// An answer with an RRef is longer on its way than RRefs in answers are left alone: by then their
+// owner asked about it, and took what the answer brought back.
+TEST_F(AutogradFound, DEF_23_an_answer_with_an_rref_that_travels_for_long) {
+  simulate([&] {
+    // 16 chunks, 5 s each.
+    for (int i = 1; i <= 16; ++i) {
+      plan_->add({.fault = Fault::kDelay,
+                  .kind = FrameKind::kChunk,
+                  .from = "w1",
+                  .to = "w0",
+                  .times = 1,
+                  .delay = absl::Seconds(5 * i)});
+    }
+    const absl::Time begun = sim_->now();
+    const std::tuple<RRef<at::Tensor>, at::Tensor> answer =
+        rpc_sync(workers_[0], 1, CallOptions{.deadline = 5min}, kLarge, int64_t{500'000});
+    EXPECT_GE(sim_->now() - begun, absl::Seconds(70)) << "the answer was faster than planned";
+    const at::Tensor here = std::get<0>(answer).to_here();
+    EXPECT_EQ(here.numel(), 7);
+    EXPECT_EQ(std::get<1>(answer).numel(), 500'000);
+  });
+}
 
 // The answer to what says that its part is done is lost. When its time was over, w1 took its
 // gradients away, and the backward had succeeded.
