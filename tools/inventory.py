@@ -293,6 +293,7 @@ DEFECTS = {
     27: "calls to oneself one after another, as deep as they come",
     28: "look-ups by identity: making an optimizer and reading gradients are linear",
     29: "a step beside the next backward, and after one that failed",
+    30: "what is remembered of released contexts and of workers that are gone is bounded",
     31: "rates and state as PyTorch's: the first step of Rprop, plateaus, schedules that chain, state that is missing",
 }
 # Process groups and data parallelism: what they must show. Items about speed are rows of the benchmarks.

@@ -174,11 +174,14 @@ class DistAutogradService::SendAttachment final : public Attachment {
  private:
   static AutogradData data_of(const AutogradContextId& id, uint64_t message, const Riders& riders,
                               std::vector<DeviceCode> devices) {
-    AutogradData data{id, message, {}, 0, std::move(devices)};
+    AutogradData data{.context = id, .message = message, .devices = std::move(devices)};
+    Released all;
     for (const ReleaseRef& one : riders.releases) {
       data.released.push_back(one->data.context.counter);
-      data.released_below = std::max(data.released_below, one->data.released_below);
+      all.add_below(one->data.released_below, one->data.alive);
     }
+    data.released_below = all.below();
+    data.alive = all.alive();
     return data;
   }
 
@@ -217,8 +220,9 @@ void DistAutogradService::arrive(IncomingRequest& request, std::string_view meta
   if (!data.ok()) return proceed(data.status());
   for (const uint64_t counter : data->released) {
     const AutogradContextId id{key_of(request.context().caller()), counter};
-    release_here(ReleaseData{.context = id, .released_below = data->released_below},
-                 /*rides=*/false, [](const Status&) {});
+    release_here(
+        ReleaseData{.context = id, .released_below = data->released_below, .alive = data->alive},
+        /*rides=*/false, [](const Status&) {});
   }
   std::vector<at::Tensor>* const tensors = &request.arguments().tensors;
   ContextRef context = find_or_make(data->context, request.context().caller());
@@ -268,7 +272,7 @@ void DistAutogradService::on_worker_gone(const WorkerInfo& info, const Status& w
   std::vector<ContextRef> orphans;
   {
     MutexLock lock(&mutex_);
-    gone_.insert(gone.incarnation);
+    gone_.add(gone.incarnation);
     // From now on nobody else knows its name, which errors of passes are to tell.
     names_.add_gone(info);
     rode = ridden_.erase(gone) > 0;

@@ -22,11 +22,13 @@
 
 #include "weft/common/api.h"
 #include "weft/common/future.h"
+#include "weft/common/gone_workers.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/internal/context_state.h"
 #include "weft/dist_autograd/internal/peer_names.h"
+#include "weft/dist_autograd/internal/released.h"
 #include "weft/dist_autograd/internal/wire.h"
 #include "weft/dist_autograd/service.h"
 #include "weft/rpc/interceptor.h"
@@ -131,12 +133,6 @@ class WEFT_API DistAutogradService final
     OnTold done;
   };
   using ReleaseRef = std::shared_ptr<Release>;
-  // What this worker remembers of the contexts of one creator.
-  struct Released {
-    uint64_t below = 0;
-    std::set<uint64_t> above{};
-    bool contains(uint64_t counter) const { return counter < below || above.contains(counter); }
-  };
 
   WorkerKey self() const { return key_of(worker().info()); }
   // The next message of a context is due when somebody has computed.
@@ -231,7 +227,7 @@ class WEFT_API DistAutogradService final
   uint64_t last_context_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<AutogradContextId, ContextRef> contexts_ ABSL_GUARDED_BY(mutex_);
   std::map<WorkerKey, Released> released_ ABSL_GUARDED_BY(mutex_);
-  std::set<Incarnation> gone_ ABSL_GUARDED_BY(mutex_);
+  GoneWorkers gone_ ABSL_GUARDED_BY(mutex_);
   PeerNames names_ ABSL_GUARDED_BY(mutex_);
   int64_t releases_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<std::pair<ReleaseRef, WorkerKey>> again_ ABSL_GUARDED_BY(mutex_);

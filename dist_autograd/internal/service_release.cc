@@ -13,6 +13,8 @@ constexpr absl::Duration kAgainAfter = absl::Milliseconds(100);
 // A release that no call takes along goes alone.
 constexpr absl::Duration kRidesWithin = absl::Milliseconds(10);
 constexpr size_t kMostOnOneCall = 64;
+// Contexts that live and that a release names, at most; of those beyond it says nothing.
+constexpr size_t kMostAlive = 256;
 
 }  // namespace
 
@@ -21,10 +23,15 @@ std::optional<ReleaseData> DistAutogradService::begin_release(const ContextRef& 
   MutexLock lock(&mutex_);
   if (!contexts_.contains(data.context)) return std::nullopt;
   data.released_below = last_context_ + 1;
-  for (const auto& [id, other] : contexts_) {
-    if (id.creator != data.context.creator || id == data.context) continue;
-    data.released_below = std::min(data.released_below, id.counter);
-    break;  // they are in order
+  const AutogradContextId first{data.context.creator, 0};
+  for (auto at = contexts_.lower_bound(first);
+       at != contexts_.end() && at->first.creator == data.context.creator; ++at) {
+    if (at->first == data.context) continue;
+    if (data.alive.size() == kMostAlive) {
+      data.released_below = at->first.counter;  // they are in order
+      break;
+    }
+    data.alive.push_back(at->first.counter);
   }
   return data;
 }
@@ -79,9 +86,8 @@ void DistAutogradService::release_here(const ReleaseData& data, bool rides, OnTo
     MutexLock lock(&mutex_);
     if (data.context.creator != self()) {
       Released& released = released_[data.context.creator];
-      released.below = std::max(released.below, data.released_below);
-      if (data.context.counter >= released.below) released.above.insert(data.context.counter);
-      released.above.erase(released.above.begin(), released.above.lower_bound(released.below));
+      released.add_below(data.released_below, data.alive);
+      released.add(data.context.counter);
     }
     const auto at = contexts_.find(data.context);
     if (at != contexts_.end()) {
@@ -164,7 +170,7 @@ void DistAutogradService::tell_what_is_left() {
     for (const auto& [id, context] : contexts_) {
       if (id.creator == data.context.creator) data.alive.push_back(id.counter);
     }
-    data.released_below = data.alive.empty() ? last_context_ + 1 : data.alive.front();
+    data.released_below = last_context_ + 1;
   }
   tell_everybody_released(release);
   one_released(release);

@@ -32,6 +32,12 @@ void DistAutogradService::put_debug_info(std::map<std::string, int64_t>* out) co
   (*out)["autograd_sends"] = sum.sends;
   (*out)["autograd_leaves"] = sum.leaves;
   (*out)["autograd_releases"] = releases_;
+  int64_t tombstones = 0;
+  for (const auto& [creator, released] : released_) {
+    tombstones += static_cast<int64_t>(released.size());
+  }
+  (*out)["autograd_tombstones"] = tombstones;
+  (*out)["autograd_workers_gone"] = static_cast<int64_t>(gone_.size());
   (*out)["autograd_stall_reports"] = stall_reports_;
   for (const char* kind : {"discover", "gradient", "close", "done", "abort", "progress_report",
                            "release", "norm", "scale"}) {

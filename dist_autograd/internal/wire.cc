@@ -85,6 +85,7 @@ std::string encode(const AutogradData& data) {
   record.set_message(data.message);
   record.mutable_released()->Add(data.released.begin(), data.released.end());
   record.set_released_below(data.released_below);
+  record.mutable_alive()->Add(data.alive.begin(), data.alive.end());
   record.mutable_devices()->Add(data.devices.begin(), data.devices.end());
   return record.SerializeAsString();
 }
@@ -99,6 +100,7 @@ StatusOr<AutogradData> decode_autograd(std::string_view bytes) {
                       record.message(),
                       {record.released().begin(), record.released().end()},
                       record.released_below(),
+                      {record.alive().begin(), record.alive().end()},
                       {record.devices().begin(), record.devices().end()}};
 }
 

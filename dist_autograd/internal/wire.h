@@ -19,8 +19,9 @@ namespace weft::internal {
 struct AutogradData {
   AutogradContextId context;
   uint64_t message = 0;
-  std::vector<uint64_t> released{};  // of the sender's contexts
-  uint64_t released_below = 0;
+  std::vector<uint64_t> released{};   // of the sender's contexts
+  uint64_t released_below = 0;        // and all of these...
+  std::vector<uint64_t> alive{};      // ...but for these
   std::vector<DeviceCode> devices{};  // of the message's tensors that require grad
 };
 struct AdvanceData {
@@ -39,8 +40,8 @@ struct NoticeData {
 };
 struct ReleaseData {
   AutogradContextId context;
-  uint64_t released_below = 0;
-  bool others = false;            // and all of its creator before it...
+  uint64_t released_below = 0;    // and all of its creator below that...
+  bool others = false;            // (it says no more of its own, and those up to it...)
   std::vector<uint64_t> alive{};  // ...but for these
 };
 

@@ -104,7 +104,7 @@ void RRefProtocol::acknowledged(const WorkerKey& from, uint64_t seq, const Reply
 }
 
 void RRefProtocol::worker_gone(const WorkerKey& worker, Effects& out, std::string_view why) {
-  if (worker == self_ || !gone_.try_emplace(worker.incarnation, why).second) return;
+  if (worker == self_ || !gone_.add(worker.incarnation, why)) return;
   objects_lose(worker, out);
   users_lose(worker, out);
   if (Peer* p = find_peer(worker)) {

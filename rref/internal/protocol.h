@@ -137,6 +137,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/types/span.h"
 #include "weft/common/api.h"
+#include "weft/common/gone_workers.h"
 #include "weft/rref/internal/message.h"
 
 namespace weft::internal {
@@ -234,6 +235,7 @@ class WEFT_API RRefProtocol {
     friend bool operator==(const Counts&, const Counts&) = default;
   };
   Counts counts() const;
+  size_t workers_gone() const { return gone_.size(); }
   // Forks that this worker counts, with who holds them. In order.
   std::vector<std::pair<RRefId, WorkerKey>> holders() const;
   // Whether this worker, its owner, counts the fork.
@@ -383,7 +385,7 @@ class WEFT_API RRefProtocol {
   absl::flat_hash_map<RRefId, Object> objects_;
   absl::flat_hash_map<ForkId, Fork> forks_;
   absl::flat_hash_map<ForkId, User> users_;
-  absl::flat_hash_map<Incarnation, std::string> gone_;  // and why
+  GoneWorkers gone_;
 };
 
 }  // namespace weft::internal

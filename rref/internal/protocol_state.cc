@@ -105,10 +105,8 @@ std::string RRefProtocol::state() const {
     text += '\n';
   }
   text += "gone";
-  std::vector<Incarnation> gone;
-  for (const auto& [incarnation, why] : gone_) gone.push_back(incarnation);
-  std::sort(gone.begin(), gone.end());
-  for (Incarnation incarnation : gone) absl::StrAppend(&text, " ", absl::Hex(incarnation.value()));
+  for (Incarnation incarnation : gone_.all())
+    absl::StrAppend(&text, " ", absl::Hex(incarnation.value()));
   return text += '\n';
 }
 

@@ -9,9 +9,8 @@
 namespace weft::internal {
 
 Status RRefProtocol::owner_gone(const RRefId& rref, const WorkerKey& owner) const {
-  const auto known = gone_.find(owner.incarnation);
-  const std::string why =
-      known == gone_.end() || known->second.empty() ? "" : absl::StrCat(": ", known->second);
+  const std::string_view known = gone_.why(owner.incarnation);
+  const std::string why = known.empty() ? "" : absl::StrCat(": ", std::string(known));
   return make_error(ErrorKind::kPeerLost, absl::StrCat(to_string(rref), ": its owner, ",
                                                        to_string(owner), ", is lost", why));
 }

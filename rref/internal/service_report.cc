@@ -60,6 +60,7 @@ void RRefService::put_debug_info(std::map<std::string, int64_t>* out) const {
   put("rref_arrivals", c.arrivals);
   put("rref_unacknowledged", c.unacknowledged);
   put("rref_tombstones", c.tombstones);
+  put("rref_workers_gone", protocol_.has_value() ? protocol_->workers_gone() : 0);
   put("rref_values", values_.size());
   (*out)["rref_faults"] = protocol_.has_value() ? static_cast<int64_t>(protocol_->faults()) : 0;
   (*out)["rref_control_batches"] = batches_;

@@ -284,5 +284,18 @@ TEST(RRefCarrier, ACallThatWaitsForTheValueIsParkedAtTheOwner) {
   EXPECT_EQ(desk.use_status(1), Status());
 }
 
+// Workers come and go for ever.
+TEST(RRefCarrier, DEF_30_the_last_workers_that_are_gone_are_remembered) {
+  Desk desk;
+  const auto nth = [](uint64_t i) {
+    return WorkerKey{WorkerId(static_cast<uint32_t>(i)), Incarnation(0x1000 + i)};
+  };
+  for (uint64_t i = 0; i < 5000; ++i) {
+    desk.on(kOwner, [&](auto& p, Effects& out) { p.worker_gone(nth(i), out); });
+    EXPECT_FALSE(desk[kOwner].remote(nth(i)).ok());
+  }
+  EXPECT_EQ(desk[kOwner].workers_gone(), GoneWorkers::kMost);
+}
+
 }  // namespace
 }  // namespace weft::test
