@@ -27,19 +27,16 @@
 // A program that uses this header has LibTorch's own for its modules; they are large, so neither
 // this header nor weft.h includes them.
 
-#include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "weft/collectives/ddp/comm_hooks.h"
+#include "weft/collectives/ddp/tensors_in.h"
 #include "weft/collectives/process_group.h"
 #include "weft/common/api.h"
 #include "weft/common/time.h"
@@ -107,66 +104,13 @@ WEFT_API void ddp_zero_grad(DdpCore& core, bool set_to_none);
 WEFT_API void ddp_sync_buffers(DdpCore& core);
 WEFT_API DdpSight ddp_sight(const DdpCore& core);
 
-// The tensors in what a forward returns.
-inline void find_tensors(at::Tensor& value, std::vector<at::Tensor*>* out) {
-  out->push_back(&value);
-}
-template <class T>
-void find_tensors(std::optional<T>& value, std::vector<at::Tensor*>* out);
-template <class T>
-void find_tensors(std::vector<T>& value, std::vector<at::Tensor*>* out);
-template <class T, size_t N>
-void find_tensors(std::array<T, N>& value, std::vector<at::Tensor*>* out);
-template <class K, class T>
-void find_tensors(std::map<K, T>& value, std::vector<at::Tensor*>* out);
-template <class A, class B>
-void find_tensors(std::pair<A, B>& value, std::vector<at::Tensor*>* out);
-template <class... T>
-void find_tensors(std::tuple<T...>& value, std::vector<at::Tensor*>* out);
-
-template <class T>
-void find_tensors(std::optional<T>& value, std::vector<at::Tensor*>* out) {
-  if (value.has_value()) find_tensors(*value, out);
-}
-template <class T>
-void find_tensors(std::vector<T>& value, std::vector<at::Tensor*>* out) {
-  for (T& one : value) find_tensors(one, out);
-}
-template <class T, size_t N>
-void find_tensors(std::array<T, N>& value, std::vector<at::Tensor*>* out) {
-  for (T& one : value) find_tensors(one, out);
-}
-template <class K, class T>
-void find_tensors(std::map<K, T>& value, std::vector<at::Tensor*>* out) {
-  for (auto& [key, one] : value) find_tensors(one, out);
-}
-template <class A, class B>
-void find_tensors(std::pair<A, B>& value, std::vector<at::Tensor*>* out) {
-  find_tensors(value.first, out);
-  find_tensors(value.second, out);
-}
-template <class... T>
-void find_tensors(std::tuple<T...>& value, std::vector<at::Tensor*>* out) {
-  std::apply([out](T&... one) { (find_tensors(one, out), ...); }, value);
-}
-
-// A holder's Impl, or a module itself.
-template <class M, class = void>
-struct DdpModule {
-  using Held = std::shared_ptr<M>;
-};
-template <class M>
-struct DdpModule<M, std::void_t<decltype(std::declval<M&>().ptr())>> {
-  using Held = M;
-};
-
 }  // namespace internal
 
 template <class M>
 class DistributedDataParallel {
  public:
   // A holder, or a shared_ptr to a module.
-  using Held = typename internal::DdpModule<M>::Held;
+  using Held = typename internal::HeldModule<M>::Held;
 
   // All ranks of the group make one, of equal modules, at the same time. Throws weft::Error:
   //   invalid_argument  modules or options differ, with names and ranks; no parameter that requires
