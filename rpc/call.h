@@ -49,6 +49,7 @@
 #include "weft/rpc/destination.h"
 #include "weft/rpc/function_ref.h"
 #include "weft/rpc/handler.h"
+#include "weft/rpc/misuse.h"
 #include "weft/rpc/signature.h"
 #include "weft/rpc/untyped_call.h"
 #include "weft/rpc/value.h"
@@ -74,12 +75,6 @@ struct CallTarget : Callee<F> {
     return name_in_library(worker, PointerKey::of(f), typeid(void), signature);
   }
   static std::string object(const F&) { return ""; }
-};
-template <class F>
-requires(Callee<F>::kForm == Form::kMethod) struct CallTarget<F> : Callee<F> {
-  static constexpr bool kIs = true;
-  static_assert(Callee<F>::kForm != Form::kMethod,
-                "weft: a method needs an object: weft::on(\"object\", &T::method)");
 };
 template <class R, class... Params>
 struct CallTarget<FunctionRef<R(Params...)>> : FunctionRef<R(Params...)>::Callee {
@@ -112,6 +107,18 @@ template <class F>
 concept Target = CallTarget<std::decay_t<F>>::kIs;
 template <class F>
 using TargetResult = typename CallTarget<std::decay_t<F>>::Result;
+
+// A call that no overload makes, because of its callee or of its function.
+template <class To, class F>
+concept Misused = !std::is_same_v<F, CallOptions> && (!kIsDestination<To> || !Target<F>);
+template <class To, class F>
+constexpr Refused refuse_call() {
+  if constexpr (!kIsDestination<To>) {
+    return refuse_destination<To>();
+  } else {
+    return refuse_function<F>();
+  }
+}
 
 // One argument, as parameter P wants it.
 template <class P, class A>
@@ -359,6 +366,93 @@ template <internal::Target F, class... Args>
 auto rpc_sync(const Worker& worker, const std::vector<Destination>& to, const F& f,
               const Args&... args) {
   return rpc_sync(worker, to, CallOptions(), f, args...);
+}
+
+// ---- calls that do not compile: what is wrong with them ----------------------------------------
+
+template <class To, class F, class... Args>
+requires internal::Misused<To, F>
+auto rpc_async(const Worker&, const To&, const F&, const Args&...) {
+  return internal::refuse_call<To, F>();
+}
+template <class To, class F, class... Args>
+requires internal::Misused<To, F>
+auto rpc_async(const Worker&, const To&, const CallOptions&, const F&, const Args&...) {
+  return internal::refuse_call<To, F>();
+}
+template <internal::Target F>
+auto rpc_async(const Worker&, const Destination&, const F&, internal::Braced, internal::Braced = {},
+               internal::Braced = {}, internal::Braced = {}) {
+  return internal::refuse_braces<F>();
+}
+template <internal::Target F>
+auto rpc_async(const Worker&, const Destination&, const CallOptions&, const F&, internal::Braced,
+               internal::Braced = {}, internal::Braced = {}, internal::Braced = {}) {
+  return internal::refuse_braces<F>();
+}
+
+template <class To, class F, class... Args>
+requires internal::Misused<To, F>
+auto try_rpc_async(const Worker&, const To&, const F&, const Args&...) {
+  return internal::refuse_call<To, F>();
+}
+template <class To, class F, class... Args>
+requires internal::Misused<To, F>
+auto try_rpc_async(const Worker&, const To&, const CallOptions&, const F&, const Args&...) {
+  return internal::refuse_call<To, F>();
+}
+template <internal::Target F>
+auto try_rpc_async(const Worker&, const Destination&, const F&, internal::Braced,
+                   internal::Braced = {}, internal::Braced = {}, internal::Braced = {}) {
+  return internal::refuse_braces<F>();
+}
+template <internal::Target F>
+auto try_rpc_async(const Worker&, const Destination&, const CallOptions&, const F&,
+                   internal::Braced, internal::Braced = {}, internal::Braced = {},
+                   internal::Braced = {}) {
+  return internal::refuse_braces<F>();
+}
+
+template <class To, class F, class... Args>
+requires internal::Misused<To, F>
+auto rpc_sync(const Worker&, const To&, const F&, const Args&...) {
+  return internal::refuse_call<To, F>();
+}
+template <class To, class F, class... Args>
+requires internal::Misused<To, F>
+auto rpc_sync(const Worker&, const To&, const CallOptions&, const F&, const Args&...) {
+  return internal::refuse_call<To, F>();
+}
+template <internal::Target F>
+auto rpc_sync(const Worker&, const Destination&, const F&, internal::Braced, internal::Braced = {},
+              internal::Braced = {}, internal::Braced = {}) {
+  return internal::refuse_braces<F>();
+}
+template <internal::Target F>
+auto rpc_sync(const Worker&, const Destination&, const CallOptions&, const F&, internal::Braced,
+              internal::Braced = {}, internal::Braced = {}, internal::Braced = {}) {
+  return internal::refuse_braces<F>();
+}
+
+template <class To, class F, class... Args>
+requires internal::Misused<To, F>
+auto try_rpc_sync(const Worker&, const To&, const F&, const Args&...) {
+  return internal::refuse_call<To, F>();
+}
+template <class To, class F, class... Args>
+requires internal::Misused<To, F>
+auto try_rpc_sync(const Worker&, const To&, const CallOptions&, const F&, const Args&...) {
+  return internal::refuse_call<To, F>();
+}
+template <internal::Target F>
+auto try_rpc_sync(const Worker&, const Destination&, const F&, internal::Braced,
+                  internal::Braced = {}, internal::Braced = {}, internal::Braced = {}) {
+  return internal::refuse_braces<F>();
+}
+template <internal::Target F>
+auto try_rpc_sync(const Worker&, const Destination&, const CallOptions&, const F&, internal::Braced,
+                  internal::Braced = {}, internal::Braced = {}, internal::Braced = {}) {
+  return internal::refuse_braces<F>();
 }
 
 }  // namespace weft

@@ -62,6 +62,17 @@ struct ModuleImpl<M, std::void_t<typename M::ContainedType>> {
   using type = typename M::ContainedType;
 };
 
+// Whether forward() knows which method is meant; says why not.
+template <class Impl>
+constexpr bool check_forward() {
+  constexpr bool kIsOne = requires { &Impl::forward; };
+  static_assert(
+      kIsOne,
+      "weft: the module's forward is overloaded, a template or not there: register one "
+      "with weft::overload<Args...>(&M::forward) and call it by rpc_sync() with the same");
+  return kIsOne;
+}
+
 struct RemotePlacement {
   std::string worker;  // a name; "" when `rank` says it
   int rank = -1;
@@ -188,11 +199,19 @@ class RemoteModule {
 
   template <class... Args>
   auto forward(const Args&... args) const {
-    return module_.rpc_sync(&Impl::forward, args...);
+    if constexpr (internal::check_forward<Impl>()) {
+      return module_.rpc_sync(&Impl::forward, args...);
+    } else {
+      return internal::Refused();
+    }
   }
   template <class... Args>
   auto forward_async(const Args&... args) const {
-    return module_.rpc_async(&Impl::forward, args...);
+    if constexpr (internal::check_forward<Impl>()) {
+      return module_.rpc_async(&Impl::forward, args...);
+    } else {
+      return internal::Refused();
+    }
   }
   // Any method that is registered, as of an RRef: (&Impl::m, args...), or with CallOptions first.
   template <class... Args>

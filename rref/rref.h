@@ -202,7 +202,11 @@ class RRef {
   template <class F, class... Args>
   requires(!std::is_same_v<F, CallOptions>) auto rpc_async(const F& method,
                                                            const Args&... args) const {
-    return value_or_throw(try_rpc_async(CallOptions(), method, args...));
+    if constexpr (internal::check_method<F>()) {
+      return value_or_throw(try_rpc_async(CallOptions(), method, args...));
+    } else {
+      return internal::Refused();
+    }
   }
   template <class F, class... Args>
   auto rpc_sync(const CallOptions& options, const F& method, const Args&... args) const {
@@ -213,7 +217,11 @@ class RRef {
   template <class F, class... Args>
   requires(!std::is_same_v<F, CallOptions>) auto rpc_sync(const F& method,
                                                           const Args&... args) const {
-    return rpc_sync(CallOptions(), method, args...);
+    if constexpr (internal::check_method<F>()) {
+      return rpc_sync(CallOptions(), method, args...);
+    } else {
+      return internal::Refused();
+    }
   }
   template <class F, class... Args>
   internal::TryResult<internal::TargetResult<internal::BoundMethod<T, F>>> try_rpc_sync(
@@ -226,7 +234,11 @@ class RRef {
   template <class F, class... Args>
   requires(!std::is_same_v<F, CallOptions>) auto try_rpc_sync(const F& method,
                                                               const Args&... args) const {
-    return try_rpc_sync(CallOptions(), method, args...);
+    if constexpr (internal::check_method<F>()) {
+      return try_rpc_sync(CallOptions(), method, args...);
+    } else {
+      return internal::Refused();
+    }
   }
   // The result stays at the owner.
   template <class F, class... Args>
@@ -239,7 +251,25 @@ class RRef {
   template <class F, class... Args>
   requires(!std::is_same_v<F, CallOptions>) auto remote(const F& method,
                                                         const Args&... args) const {
-    return remote(CallOptions(), method, args...);
+    if constexpr (internal::check_method<F>()) {
+      return remote(CallOptions(), method, args...);
+    } else {
+      return internal::Refused();
+    }
+  }
+
+  // Arguments in braces: says why this does not compile.
+  template <class F>
+  requires(!std::is_same_v<F, CallOptions>) auto rpc_async(const F&, internal::Braced,
+                                                           internal::Braced = {},
+                                                           internal::Braced = {}) const {
+    return internal::refuse_braces<F>();
+  }
+  template <class F>
+  requires(!std::is_same_v<F, CallOptions>) auto rpc_sync(const F&, internal::Braced,
+                                                          internal::Braced = {},
+                                                          internal::Braced = {}) const {
+    return internal::refuse_braces<F>();
   }
 
   friend bool operator==(const RRef& a, const RRef& b) {
@@ -255,9 +285,7 @@ class RRef {
   StatusOr<UntypedCall> call_of(const CallOptions& options, const F& method,
                                 const Args&... args) const {
     using Bound = internal::BoundMethod<T, F>;
-    static_assert(
-        internal::Callee<F>::kForm == internal::Form::kMethod || internal::kIsFunctionRef<F>,
-        "weft: an RRef calls methods of its object: &T::method, or a FunctionRef");
+    static_assert(internal::check_method<F>());
     WEFT_ASSIGN_OR_RETURN(const auto worker, internal::worker_of(handle_));
     return internal::make_call<Bound>(*worker, options, Bound("", method), args...);
   }
@@ -317,6 +345,29 @@ template <internal::Target F, class... Args>
 RRef<internal::TargetResult<F>> remote(const Worker& worker, const RemoteTo& to, const F& f,
                                        const Args&... args) {
   return remote(worker, to, CallOptions(), f, args...);
+}
+
+// Calls that do not compile: what is wrong with them. The first parameter keeps these out of
+// remote<T>().
+template <internal::Misuse = internal::Misuse(), class To, class F, class... Args>
+requires internal::Misused<To, F>
+auto remote(const Worker&, const To&, const F&, const Args&...) {
+  return internal::refuse_call<To, F>();
+}
+template <internal::Misuse = internal::Misuse(), class To, class F, class... Args>
+requires internal::Misused<To, F>
+auto remote(const Worker&, const To&, const CallOptions&, const F&, const Args&...) {
+  return internal::refuse_call<To, F>();
+}
+template <internal::Misuse = internal::Misuse(), internal::Target F>
+auto remote(const Worker&, const RemoteTo&, const F&, internal::Braced, internal::Braced = {},
+            internal::Braced = {}, internal::Braced = {}) {
+  return internal::refuse_braces<F>();
+}
+template <internal::Misuse = internal::Misuse(), internal::Target F>
+auto remote(const Worker&, const RemoteTo&, const CallOptions&, const F&, internal::Braced,
+            internal::Braced = {}, internal::Braced = {}, internal::Braced = {}) {
+  return internal::refuse_braces<F>();
 }
 
 // An object of class T, made by the constructor that the owner registered for these kinds of

@@ -1,11 +1,11 @@
 // What must not compile, and in which words it is refused. Read by compile_fail.py: without
-// WEFT_BAD_CASES the file is good; with it, every marked line must be named by an error that has
-// the words of its mark. A type is refused in words where it is first met, so every case has its
-// own.
+// WEFT_BAD_CASES the file is good; with it, the first error of every marked line must have the
+// words of its mark. A type is refused in words where it is first met, so every case has its own.
 
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "weft/rpc/call.h"
@@ -31,6 +31,9 @@ struct Undescribed {
 struct UndescribedToo {
   int x = 0;
 };
+struct OtherUndescribed {
+  int x = 0;
+};
 struct HoldsPointer {
   double* p = nullptr;
 };
@@ -44,12 +47,14 @@ WEFT_STRUCT(NoDefault, x);
 struct Table {
   explicit Table(int) {}
   int get(int i) const { return i; }
+  int rows(int i) { return i; }
 };
 struct Other {
   int get(int i) { return i; }
 };
 
 int add(int a, int b) { return a + b; }
+double half(int a) { return a / 2.0; }
 std::string text(CallContext&, const std::string& s, Described) { return s; }
 void out_parameter(int& result) { result = 1; }
 void out_tensor(at::Tensor& result) { result = at::Tensor(); }
@@ -61,6 +66,7 @@ int takes_undescribed(Undescribed u) { return u.x; }
 int takes_nested(std::map<std::string, std::vector<Undescribed>> m) {
   return static_cast<int>(m.size());
 }
+int takes_other(OtherUndescribed u) { return u.x; }
 int* returns_pointer() { return nullptr; }
 Future<UndescribedToo> returns_undescribed() { return {}; }
 std::vector<Future<int>> returns_futures() { return {}; }
@@ -78,6 +84,9 @@ void good(const Worker& worker, Library& lib) {
 }
 
 #ifdef WEFT_BAD_CASES
+using Names = std::vector<std::string>;
+using Views = std::vector<std::string_view>;
+constexpr absl::Duration kSoon = absl::Seconds(1);
 void bad(const Worker& worker, Library& lib) {
   lib.def("f", &out_parameter);            // bad: is an out-parameter
   lib.def("f", &out_tensor);               // bad: is an out-parameter
@@ -105,5 +114,22 @@ void bad(const Worker& worker, Library& lib) {
   rpc_sync(worker, "a", &Table::get, 1);                // bad: a method needs an object
   rpc_sync(worker, "a", &out_double, 1.0);              // bad: is an out-parameter
   on("t", &add);                                        // bad: on() takes a method pointer
+  rpc_sync(worker, "a", "add", 1, 2);                   // bad: a string is no function
+  rpc_sync(worker, "a", std::string("add"), 1);         // bad: a string is no function
+  rpc_async(worker, "a", {.deadline = kSoon}, "app.add", 1);  // bad: a string is no function
+  int sum = try_rpc_sync(worker, "a", "add1", 1, 2);          // bad: a string is no function
+  rpc_sync(worker, "a", [] { return 1; });                    // bad: a lambda or function object
+  rpc_async(worker, "a", [](auto v) { return v; });           // bad: a lambda or function object
+  rpc_sync(worker, "a", std::function<int()>());              // bad: a lambda or function object
+  rpc_sync(worker, "a", 7, 1);                                // bad: expected a function
+  (void)rpc_async(worker, Names{"a"}, &add, 1, 2);            // bad: several callees are
+  (void)try_rpc_async(worker, Views{"a"}, &add, 1, 2);        // bad: several callees are
+  rpc_sync(worker, 1.5, &add, 1, 2);                          // bad: a callee is a worker's name
+  rpc_sync(worker, "a", &add, {1, 2});                      // bad: arguments in braces have no type
+  rpc_async(worker, "a", &text, "x", {});                   // bad: arguments in braces have no type
+  rpc_sync(worker, "a", {.deadline = kSoon}, &half, {1});   // bad: arguments in braces have no type
+  rpc_sync(worker, "a", on("t", &Table::get), {1});         // bad: arguments in braces have no type
+  rpc_async(worker, "a", &Table::rows, 1);                  // bad: a method needs an object
+  rpc_sync(worker, "a", &takes_other, OtherUndescribed{});  // bad: describe the struct with
 }
 #endif

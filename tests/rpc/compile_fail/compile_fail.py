@@ -3,7 +3,7 @@
 usage: compile_fail.py COMPILER SOURCE [FLAG...]
 
 A bad case is a line marked "// bad: words". The compiler's output is a list of errors, each with the
-lines that led to it; a case is refused when an error that says its words leads back to its line.
+lines that led to it; a case is refused when the first error that leads back to its line says its words.
 """
 import os
 import re
@@ -60,10 +60,11 @@ def main():
     failed = 0
     for number, words in cases:
         here = re.compile(rf"{name}:{number}:")
-        if not any(here.search(error) and words in error for error in errors):
+        # The first error that a user sees has the words, in its own line.
+        found = [line for error in errors if here.search(error) for line in error.splitlines()
+                 if "error: " in line]
+        if not found or words not in found[0]:
             failed += 1
-            found = [line for error in errors if here.search(error) for line in error.splitlines()
-                     if "error: " in line]
             print(f"{source}:{number}: expected an error with \"{words}\", found {found or 'none'}")
     print(f"{len(cases) - failed} of {len(cases)} bad cases are refused with the right words")
     return 1 if failed else 0
