@@ -12,6 +12,8 @@
 //           here; backward, and a step of SGD
 
 #include <functional>
+#include <istream>
+#include <string>
 #include <string_view>
 
 #include "weft/dist_autograd/context.h"
@@ -29,6 +31,9 @@ Library models_library();
 // One of them, ready to be done again and again. Throws std::invalid_argument.
 std::function<void()> make_model(const Worker& worker, std::string_view name,
                                  const StepHow& how = {});
+
+// As the command `many COUNT`.
+std::string many_parameters(const Worker& worker, std::istream& in);
 
 }  // namespace weft::bench
 

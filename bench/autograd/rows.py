@@ -10,7 +10,7 @@ from counted_messages import read_counters, settled
 from figures import compare, describe_latency, detail, p50, p99
 from harness import DriverError, DriverSpec, Figure, median
 
-ROWS = ("A1", "A2", "A3", "A4", "A5")
+ROWS = ("A1", "A2", "A3", "A4", "A5", "A6")
 PEERS = ("python",)
 
 OURS, OURS_TCP = "weft", "weft/tcp"
@@ -142,9 +142,38 @@ def row_a4(bench, quick):
     ]
 
 
+def row_a6(bench, quick):
+    count = 16000
+    bench.log(f"A6: an optimizer over {count} parameters of one owner")
+    taken, errors = {}, []
+    for size in (count // 8, count):
+        rounds = bench.interleave([OURS], f"many {size}", 60)[OURS]
+        if isinstance(rounds, DriverError):
+            errors.append(str(rounds))
+            continue
+        taken[size] = {key: median([one.answer[key] for one in rounds]) for key in rounds[0].answer}
+        said = ", ".join(f"{key} {value:.1f} ms" for key, value in taken[size].items())
+        bench.log(f"    {size:6} {said}")
+    figures = [
+        Figure("A6", f"{count} parameters, an optimizer made", "ms", "lower", bar=500, alone=True),
+        Figure("A6.1", f"{count} parameters, each asked for its gradient", "ms", "lower", bar=500, alone=True),
+        Figure("A6.2", f"{count} parameters, a step", "ms", "lower", bar=0.5),
+        Figure("A6.3", f"{count} parameters, a step", "ms", "lower", bar=0.5),
+    ]
+    for figure in figures:
+        figure.error = "; ".join(errors)
+    if not errors:
+        many, few = taken[count], taken[count // 8]
+        for figure, key in zip(figures, ("made", "gradients", "step", "step")):
+            figure.ours = many[key]
+        figures[2].peer, figures[2].peer_name = 8 * few["step"], f"8 steps of {count // 8}"
+        figures[3].peer, figures[3].peer_name = many["torch_step"], "LibTorch's SGD"
+    return figures
+
+
 def measure(bench, wanted, quick, memory):
     figures = []
-    for id, row in (("A1", row_a1), ("A2", row_a2), ("A3", row_a3), ("A4", row_a4), ("A5", row_a5)):
+    for id, row in (("A1", row_a1), ("A2", row_a2), ("A3", row_a3), ("A4", row_a4), ("A5", row_a5), ("A6", row_a6)):
         if id in wanted:
             figures += row(bench, quick)
     return figures

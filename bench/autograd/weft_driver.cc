@@ -3,6 +3,8 @@
 //
 //   threads COUNT SECONDS    so many trainers' threads at w0 make passes of their own against w1
 //                                     {"rate": passes per second}
+//   many COUNT               an optimizer over so many small parameters of w0, groups of 2,000; in ms
+//                                     {"made": , "gradients": , "step": , "torch_step": LibTorch's}
 //   counters                 at every rank, what this worker has sent so far
 //                                     {"messages": n, "discovers": n, "gradients": n, "dones": n}
 //
@@ -87,6 +89,7 @@ int run(int argc, char** argv) {
     how.apart = option(argc, argv, "--step", "within") == "apart";
     operations.call = [&](std::string_view name) { return make_model(worker, name, how); };
     operations.more["threads"] = [&worker](std::istream& in) { return threads(worker, in); };
+    operations.more["many"] = [&worker](std::istream& in) { return many_parameters(worker, in); };
     operations.more["counters"] = [&worker](std::istream&) { return counters(worker); };
     if (rank == 0) make_model(worker, "pass")();
     serve(&operations);
