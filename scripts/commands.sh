@@ -129,7 +129,7 @@ command_test() {
 }
 
 command_bench() {
-  [ $# -gt 0 ] || { code=2 die "bench wants a suite: rpc, rref"; }
+  [ $# -gt 0 ] || { code=2 die "bench wants a suite: rpc, rref, autograd, collectives"; }
   need_packages "${packages_build[@]}"
   need_venv full
   configure "$build"
