@@ -20,7 +20,8 @@ constexpr absl::Duration kLook = absl::Milliseconds(20);
 //   <prefix>alive/<rank>    that rank, of the generation before, is here
 //   <prefix>members         the ranks that go on, as "0,2,3": the first writer decides
 //
-// `members` stays as long as the store, so that a late member finds out.
+// `members` stays as long as the store, so that a late member finds out; where no rank was left out
+// none can come, and it goes when all have read it.
 class Rebuild {
  public:
   Rebuild(Store* store, Runtime* runtime, std::string prefix, const internal::Membership& old)
@@ -46,7 +47,11 @@ class Rebuild {
     }
   }
 
-  void clear() {
+  // REQUIRES: all of `members` have read the list.
+  void clear(const std::vector<int>& members) {
+    if (static_cast<int>(members.size()) == old_.size) {
+      (void)store_->delete_key(prefix_ + "members", absl::Seconds(1));
+    }
     for (int rank = 0; rank < old_.size; ++rank) {
       (void)store_->delete_key(internal::cat(prefix_, "alive/", rank), absl::Seconds(1));
     }
@@ -117,7 +122,7 @@ StatusOr<ProcessGroup> ProcessGroup::try_rebuild(const RebuildOptions& options) 
   next.init_timeout = patience;
   auto made = internal::make_generation(next, generation() + 1, members);
   if (!made.ok()) return annotate(made.status(), what);
-  if (*next.rank == 0) rebuild.clear();
+  if (*next.rank == 0) rebuild.clear(members);
   return ProcessGroup(*std::move(made));
 }
 

@@ -304,6 +304,7 @@ COLLECTIVES = {
     4: "data parallelism equals Python's, and one process with the joined batch, in every mode",
     5: "buckets are assigned as c10d assigns them",
     6: "a dense part in DDP and an embedding at a server equal one model; contexts do not mix",
+    13: "a small operation allocates nothing",
     14: "a killed rank is named within a second, a stopped one at the deadline",
     15: "what differs between ranks is an error on every rank",
     16: "no segments are left after crashes",

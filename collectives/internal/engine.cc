@@ -40,6 +40,13 @@ Header Engine::header(const Turn& turn, OpKind op, ElementType type, uint64_t co
   return out;
 }
 
+Header Engine::reducing(const Turn& turn, OpKind op, ElementType type, uint64_t count,
+                        ReduceOp reduction) const {
+  Header out = header(turn, op, type, count);
+  out.reduction = reduction.kind();
+  return out;
+}
+
 char* Engine::scratch(uint64_t bytes) {
   if (bytes > scratch_bytes_) {
     scratch_.reset();
@@ -70,38 +77,66 @@ Status Engine::run(const Turn& turn, const Header& mine, const Schedule& schedul
   return absl::OkStatus();
 }
 
+namespace {
+
+// Whether step `i` alone is reduced into its place, so that its pieces need not wait for others'.
+bool alone(const Round& round, size_t i) {
+  const Step& step = round.steps[i];
+  const auto same = [&step](const Step& other) {
+    return other.kind == Step::Kind::kReduce && other.begin == step.begin &&
+           other.count == step.count;
+  };
+  return (i == 0 || !same(round.steps[i - 1])) &&
+         (i + 1 == round.steps.size() || !same(round.steps[i + 1]));
+}
+
+}  // namespace
+
+bool Engine::in_pieces(const Round& round, size_t i, uint64_t size) {
+  const Step& step = round.steps[i];
+  return step.kind == Step::Kind::kReduce && step.count * size > kPieceBytes && alone(round, i);
+}
+
 Status Engine::run_round(const Turn& turn, const Header& mine, const Round& round, char* work,
                          const char* input) {
   const uint64_t size = element_size(static_cast<ElementType>(mine.type));
-  uint64_t reduced = 0;
-  for (const Step& step : round.steps) {
-    if (step.kind == Step::Kind::kReduce) reduced += step.count * size;
+  uint64_t landed = 0;
+  uint64_t reduced = 0;  // not in pieces
+  for (size_t i = 0; i < round.steps.size(); ++i) {
+    if (round.steps[i].kind != Step::Kind::kReduce) continue;
+    const bool pieces = in_pieces(round, i, size);
+    landed += pieces ? kPieceBytes : round.steps[i].count * size;
+    if (!pieces) reduced += round.steps[i].count * size;
   }
-  char* landing = reduced > 0 ? scratch(reduced) : nullptr;
+  char* landing = landed > 0 ? scratch(landed) : nullptr;
   sends_.clear();
   receives_.clear();
-  for (const Step& step : round.steps) {
+  reducers_.clear();
+  reducers_.reserve(round.steps.size());
+  for (size_t i = 0; i < round.steps.size(); ++i) {
+    const Step& step = round.steps[i];
     Header header = mine;
     header.bytes = step.count * size;
+    char* const at = header.bytes > 0 && work != nullptr ? work + step.begin * size : nullptr;
     switch (step.kind) {
       case Step::Kind::kCopy:
-        if (header.bytes > 0) {
-          std::memmove(work + step.begin * size, input + step.input_begin * size, header.bytes);
-        }
+        if (header.bytes > 0) std::memmove(at, input + step.input_begin * size, header.bytes);
         break;
       case Step::Kind::kSend: {
-        const char* from = step.from == Buffer::kWork ? work : input;
+        const char* const from = step.from == Buffer::kWork ? work : input;
         sends_.push_back(
             {step.peer, header, header.bytes > 0 ? from + step.begin * size : nullptr});
         break;
       }
-      case Step::Kind::kStore:
-        receives_.push_back(
-            {step.peer, header, header.bytes > 0 ? work + step.begin * size : nullptr});
-        break;
+      case Step::Kind::kStore: receives_.push_back({step.peer, header, at}); break;
       case Step::Kind::kReduce:
         receives_.push_back({step.peer, header, landing});
-        landing += header.bytes;
+        if (in_pieces(round, i, size)) {
+          receives_.back().taker = &reducers_.emplace_back(this, mine, step.peer, at);
+          landing += kPieceBytes;
+        } else {
+          landing += header.bytes;
+        }
         break;
     }
   }
@@ -110,6 +145,19 @@ Status Engine::run_round(const Turn& turn, const Header& mine, const Round& roun
   }
   if (reduced > 0) apply(mine, round, work);
   return absl::OkStatus();
+}
+
+void PieceReducer::take(uint64_t begin, const char* piece, uint64_t bytes) {
+  const uint64_t size = element_size(static_cast<ElementType>(mine_->type));
+  engine_->reduce_one(*mine_, peer_, at_ + begin, piece, bytes / size);
+}
+
+void Engine::reduce_one(const Header& mine, int peer, char* at, const char* theirs,
+                        uint64_t elements) {
+  const void* inputs[] = {at, theirs};
+  if (peer < member_.rank) std::swap(inputs[0], inputs[1]);
+  reduce_many(static_cast<ElementType>(mine.type), static_cast<ReduceOp::Kind>(mine.reduction), at,
+              inputs, 2, elements, 0);
 }
 
 // What came for one place is reduced at once, in the order of the ranks (SCHED-3).
@@ -121,6 +169,11 @@ void Engine::apply(const Header& mine, const Round& round, char* work) {
   for (size_t i = 0; i < round.steps.size();) {
     const Step& first = round.steps[i];
     if (first.kind != Step::Kind::kReduce) {
+      ++i;
+      continue;
+    }
+    if (in_pieces(round, i, size)) {
+      landed += kPieceBytes;
       ++i;
       continue;
     }
@@ -170,8 +223,7 @@ Status Engine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Algor
   if (algorithm == Algorithm::kAuto) {
     algorithm = choose_all_reduce(elements * element_size(type), member_.size);
   }
-  Header mine = header(turn, OpKind::kAllReduce, type, elements);
-  mine.reduction = op.kind();
+  Header mine = reducing(turn, OpKind::kAllReduce, type, elements, op);
   mine.algorithm = static_cast<uint8_t>(algorithm);
   if (algorithm != last_algorithm_ || elements != last_elements_) {
     last_ = all_reduce_schedule(algorithm, member_.rank, member_.size, elements);
@@ -195,9 +247,8 @@ Status Engine::broadcast(const Turn& turn, ElementType type, char* data, uint64_
 
 Status Engine::reduce(const Turn& turn, ElementType type, ReduceOp op, char* data,
                       uint64_t elements, int root) {
-  Header mine = header(turn, OpKind::kReduce, type, elements);
+  Header mine = reducing(turn, OpKind::kReduce, type, elements, op);
   mine.root = root;
-  mine.reduction = op.kind();
   WEFT_RETURN_IF_ERROR(agree(turn, mine));
   before_reduce(type, op, data, elements);
   WEFT_RETURN_IF_ERROR(
@@ -230,16 +281,23 @@ Status Engine::scatter(const Turn& turn, ElementType type, const char* input, co
              output, input);
 }
 
-Status Engine::reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, char* data,
-                              const Blocks& blocks) {
-  Header mine = header(turn, OpKind::kReduceScatter, type, blocks.total());
-  mine.reduction = op.kind();
+Status Engine::reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, const char* input,
+                              const Blocks& blocks, char* output) {
+  Header mine = reducing(turn, OpKind::kReduceScatter, type, blocks.total(), op);
   mine.detail = hash_of(blocks);
-  before_reduce(type, op, data, blocks.total());
-  WEFT_RETURN_IF_ERROR(
-      run(turn, mine, reduce_scatter_schedule(member_.rank, member_.size, blocks), data, nullptr));
-  char* const own = data + blocks.begin(member_.rank) * element_size(type);
-  after_reduce(type, op, own, blocks.length(member_.rank));
+  const uint64_t size = element_size(type);
+  const uint64_t bytes = blocks.total() * size;
+  // The schedule uses up what it works on.
+  const std::unique_ptr<char[]> work(new char[bytes]);
+  if (bytes > 0) std::memcpy(work.get(), input, bytes);
+  before_reduce(type, op, work.get(), blocks.total());
+  WEFT_RETURN_IF_ERROR(run(turn, mine, reduce_scatter_schedule(member_.rank, member_.size, blocks),
+                           work.get(), nullptr));
+  const uint64_t length = blocks.length(member_.rank);
+  if (length > 0) {
+    std::memcpy(output, work.get() + blocks.begin(member_.rank) * size, length * size);
+  }
+  after_reduce(type, op, output, length);
   return absl::OkStatus();
 }
 

@@ -26,6 +26,22 @@ struct Turn {
   absl::Time deadline;
 };
 
+class Engine;
+
+// Reduces a body into its place while it comes in, as long as each piece is in the caches.
+class PieceReducer final : public PieceTaker {
+ public:
+  PieceReducer(Engine* engine, const Header& mine, int peer, char* at)
+      : engine_(engine), mine_(&mine), peer_(peer), at_(at) {}
+  void take(uint64_t begin, const char* piece, uint64_t bytes) override;
+
+ private:
+  Engine* const engine_;
+  const Header* const mine_;
+  const int peer_;
+  char* const at_;
+};
+
 class Engine {
  public:
   Engine(const Membership& member, std::unique_ptr<Link> link)
@@ -56,9 +72,10 @@ class Engine {
   // `blocks` and `input` at the root only.
   virtual Status scatter(const Turn& turn, ElementType type, const char* input,
                          const Blocks& blocks, char* output, uint64_t elements, int root);
-  // Block `rank` of `data` is the result; the others are used up.
-  virtual Status reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, char* data,
-                                const Blocks& blocks);
+  // The result is block `rank` of the reduced inputs. REQUIRES: `output` shares no memory with
+  // `input`.
+  virtual Status reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, const char* input,
+                                const Blocks& blocks, char* output);
   virtual Status all_to_all(const Turn& turn, ElementType type, const char* input,
                             const Blocks& input_blocks, char* output, const Blocks& output_blocks);
 
@@ -70,13 +87,20 @@ class Engine {
 
  protected:
   Header header(const Turn& turn, OpKind op, ElementType type, uint64_t count) const;
+  Header reducing(const Turn& turn, OpKind op, ElementType type, uint64_t count,
+                  ReduceOp reduction) const;
   // Every rank has begun this operation.
   virtual Status agree(const Turn& turn, Header mine);
   Status run(const Turn& turn, const Header& mine, const Schedule& schedule, char* work,
              const char* input);
   Status run_round(const Turn& turn, const Header& mine, const Round& round, char* work,
                    const char* input);
+  // Whether step `i`, of elements of `size` bytes, is reduced while it comes in.
+  static bool in_pieces(const Round& round, size_t i, uint64_t size);
   void apply(const Header& mine, const Round& round, char* work);
+  // One input beside what is at `at`, in the order of the ranks.
+  friend class PieceReducer;
+  void reduce_one(const Header& mine, int peer, char* at, const char* theirs, uint64_t elements);
   // What a reduction does to this rank's elements before they travel, and after.
   void before_reduce(ElementType type, ReduceOp op, char* data, uint64_t elements) const;
   void after_reduce(ElementType type, ReduceOp op, char* data, uint64_t elements) const;
@@ -88,6 +112,7 @@ class Engine {
  private:
   std::vector<Outgoing> sends_;
   std::vector<Incoming> receives_;
+  std::vector<PieceReducer> reducers_;  // of receives_, as long as these
   std::vector<const void*> inputs_;
   std::unique_ptr<char[]> scratch_;
   uint64_t scratch_bytes_ = 0;

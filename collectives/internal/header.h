@@ -19,7 +19,7 @@
 namespace weft::internal {
 
 inline constexpr uint32_t kHeaderMagic = 0x43544657;  // "WFTC"
-inline constexpr uint8_t kGroupVersion = 1;
+inline constexpr uint8_t kGroupVersion = 2;
 
 // Sent as numbers: values are never reused.
 enum class OpKind : uint8_t {

@@ -38,11 +38,24 @@ struct Outgoing {
   const char* data = nullptr;
 };
 
+// Takes a body piece by piece, in order.
+class PieceTaker {
+ public:
+  virtual void take(uint64_t begin, const char* piece, uint64_t bytes) = 0;
+
+ protected:
+  ~PieceTaker() = default;
+};
+
 struct Incoming {
   int peer = 0;
-  Header expected;  // bytes: of the body
-  char* data = nullptr;
+  Header expected;       // bytes: of the body
+  char* data = nullptr;  // room for the body; with a taker, for one piece
+  PieceTaker* taker = nullptr;
 };
+// Pieces of a body for a taker, but the last: small enough for the caches, a multiple of every
+// type's size.
+inline constexpr uint64_t kPieceBytes = 256 << 10;
 
 struct PointMessage {
   int peer = 0;

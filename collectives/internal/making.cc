@@ -19,7 +19,8 @@ class Maker {
   Status run(absl::FunctionRef<Status(uint64_t, const std::vector<wire::GroupMember>&)> connect) {
     WEFT_RETURN_IF_ERROR(write());
     if (Status s = read(); !s.ok()) {
-      // A later try must not take it for its own; the empty value shows that this rank was here.
+      // A later try must not take it for its own; the empty value shows the others, which may be
+      // naming who is missing, that this rank was here.
       (void)making_.store->set(own_key(), "", absl::Seconds(1));
       return s;
     }

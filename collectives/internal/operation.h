@@ -42,6 +42,14 @@ struct Operation {
 Status check_operation(const Membership& member, const Operation& operation);
 Status perform_operation(Engine& engine, const Turn& turn, Operation& operation);
 
+Status perform_send(Engine& engine, const Turn& turn, const Operation& o, ElementType type);
+Status perform_receive(Engine& engine, const Turn& turn, Operation& o);
+
+// Whether a write to one may change the other. Tensors that interleave do not share; those without
+// gaps that have bytes in common do.
+bool share_memory(const at::Tensor& a, const at::Tensor& b);
+
+StatusOr<at::ScalarType> scalar_type_of(uint8_t type);
 WEFT_API StatusOr<ElementType> element_type_of(at::ScalarType type);
 
 }  // namespace weft::internal

@@ -123,8 +123,7 @@ Header ShmEngine::last_header(int peer) const {
   return out;
 }
 
-bool ShmEngine::all_registered(const Header& mine, uint64_t bytes, uint64_t alignment) {
-  (void)mine;
+bool ShmEngine::all_registered(uint64_t bytes, uint64_t alignment) {
   const ShmLayout& layout = files_.layout;
   for (const uint64_t place : places_) {
     const bool inside = place >= layout.heap_begin && place % alignment == 0 &&
@@ -148,6 +147,22 @@ Status ShmEngine::monitored_barrier(const Turn& turn) {
   return Engine::monitored_barrier(turn);
 }
 
+void ShmEngine::collect_inputs(uint64_t use, uint64_t offset, const char* own_input) {
+  inputs_.clear();
+  for (int peer = 0; peer < member_.size; ++peer) {
+    inputs_.push_back(of(peer).slot(use) + offset);
+  }
+  if (own_input != nullptr) inputs_[static_cast<size_t>(member_.rank)] = own_input;
+}
+
+void ShmEngine::collect_tensors(uint64_t offset, const char* own_tensor) {
+  inputs_.clear();
+  for (int peer = 0; peer < member_.size; ++peer) {
+    inputs_.push_back(of(peer).at(places_[static_cast<size_t>(peer)]) + offset);
+  }
+  inputs_[static_cast<size_t>(member_.rank)] = own_tensor + offset;
+}
+
 // Of `inputs_`, in the order of the ranks.
 void ShmEngine::reduce_into(const Header& mine, char* out, uint64_t elements) {
   if (elements == 0) return;
@@ -159,28 +174,21 @@ Status ShmEngine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Al
                              char* data, uint64_t elements) {
   const uint64_t size = element_size(type);
   const uint64_t bytes = elements * size;
+  Header mine = reducing(turn, OpKind::kAllReduce, type, elements, op);
   if (algorithm != Algorithm::kAuto && algorithm != Algorithm::kDirect) {
-    Header mine = header(turn, OpKind::kAllReduce, type, elements);
-    mine.reduction = op.kind();
     mine.algorithm = static_cast<uint8_t>(algorithm);
     WEFT_RETURN_IF_ERROR(agree(turn, mine));
     return Engine::all_reduce(turn, type, op, algorithm, data, elements);
   }
-  Header mine = header(turn, OpKind::kAllReduce, type, elements);
-  mine.reduction = op.kind();
   mine.algorithm = static_cast<uint8_t>(Algorithm::kDirect);
   if (op.kind() == ReduceOp::kPremulSum) multiply(type, data, elements, op.factor());
   const uint64_t place = files_.heap->place_of(data, bytes);
   places_[static_cast<size_t>(member_.rank)] = place;
   publish(mine, place);
   if (bytes <= kSmallBytes) return small(turn, mine, data, elements);
-  // The first chunk is put in beside the header; that is wasted if all turn out to be registered.
-  if (place != 0) {
-    WEFT_RETURN_IF_ERROR(meet(turn, mine, true));
-    if (all_registered(mine, bytes, size)) return registered(turn, mine, data, elements);
-    return staged(turn, mine, data, elements);
-  }
   WEFT_RETURN_IF_ERROR(meet(turn, mine, true));
+  if (all_registered(bytes, size)) return registered(turn, mine, data, elements);
+  if (member_.size == 2) return pair(turn, mine, data, elements);
   return staged(turn, mine, data, elements);
 }
 
@@ -189,9 +197,24 @@ Status ShmEngine::small(const Turn& turn, const Header& mine, char* data, uint64
   const uint64_t use = ++turn_;
   copy(own().slot(use), data, bytes);
   WEFT_RETURN_IF_ERROR(meet(turn, mine, true));
-  inputs_.clear();
-  for (int peer = 0; peer < member_.size; ++peer) inputs_.push_back(of(peer).slot(use));
+  collect_inputs(use, 0, data);
   reduce_into(mine, data, elements);
+  return absl::OkStatus();
+}
+
+// What a rank of two would get of the other's results it may as well reduce itself.
+Status ShmEngine::pair(const Turn& turn, const Header& mine, char* data, uint64_t elements) {
+  const uint64_t size = element_size(static_cast<ElementType>(mine.type));
+  const uint64_t chunk = ShmLayout::kSlot / size;
+  for (uint64_t begin = 0; begin < elements; begin += chunk) {
+    const uint64_t n = std::min(chunk, elements - begin);
+    const uint64_t use = ++turn_;
+    char* const at = data + begin * size;
+    copy(own().slot(use), at, n * size);
+    WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
+    collect_inputs(use, 0, at);
+    reduce_into(mine, at, n);
+  }
   return absl::OkStatus();
 }
 
@@ -205,11 +228,7 @@ Status ShmEngine::staged(const Turn& turn, const Header& mine, char* data, uint6
     copy(own().slot(use), at, n * size);
     WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
     const Blocks slices = Blocks::even(n, member_.size);
-    const uint64_t mine_begin = slices.begin(member_.rank) * size;
-    inputs_.clear();
-    for (int peer = 0; peer < member_.size; ++peer) {
-      inputs_.push_back(of(peer).slot(use) + mine_begin);
-    }
+    collect_inputs(use, slices.begin(member_.rank) * size, nullptr);
     reduce_into(mine, own().result(use), slices.length(member_.rank));
     WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
     for (int peer = 0; peer < member_.size; ++peer) {
@@ -223,11 +242,7 @@ Status ShmEngine::registered(const Turn& turn, const Header& mine, char* data, u
   const uint64_t size = element_size(static_cast<ElementType>(mine.type));
   const Blocks slices = Blocks::even(elements, member_.size);
   const uint64_t mine_begin = slices.begin(member_.rank) * size;
-  inputs_.clear();
-  for (int peer = 0; peer < member_.size; ++peer) {
-    inputs_.push_back(of(peer).at(places_[static_cast<size_t>(peer)]) + mine_begin);
-  }
-  inputs_[static_cast<size_t>(member_.rank)] = data + mine_begin;
+  collect_tensors(mine_begin, data);
   reduce_into(mine, data + mine_begin, slices.length(member_.rank));
   WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
   for (int peer = 0; peer < member_.size; ++peer) {
@@ -258,9 +273,8 @@ Status ShmEngine::broadcast(const Turn& turn, ElementType type, char* data, uint
 
 Status ShmEngine::reduce(const Turn& turn, ElementType type, ReduceOp op, char* data,
                          uint64_t elements, int root) {
-  Header mine = header(turn, OpKind::kReduce, type, elements);
+  Header mine = reducing(turn, OpKind::kReduce, type, elements, op);
   mine.root = root;
-  mine.reduction = op.kind();
   WEFT_RETURN_IF_ERROR(agree(turn, mine));
   if (op.kind() == ReduceOp::kPremulSum) multiply(type, data, elements, op.factor());
   const uint64_t size = element_size(type);
@@ -272,8 +286,7 @@ Status ShmEngine::reduce(const Turn& turn, ElementType type, ReduceOp op, char* 
     copy(own().slot(use), at, n * size);
     WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
     if (member_.rank != root) continue;
-    inputs_.clear();
-    for (int peer = 0; peer < member_.size; ++peer) inputs_.push_back(of(peer).slot(use));
+    collect_inputs(use, 0, at);
     reduce_into(mine, at, n);
   }
   return absl::OkStatus();
@@ -302,31 +315,54 @@ Status ShmEngine::all_gather(const Turn& turn, ElementType type, char* data, con
   return absl::OkStatus();
 }
 
-Status ShmEngine::reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, char* data,
-                                 const Blocks& blocks) {
-  Header mine = header(turn, OpKind::kReduceScatter, type, blocks.total());
-  mine.reduction = op.kind();
+Status ShmEngine::reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, const char* input,
+                                 const Blocks& blocks, char* output) {
+  Header mine = reducing(turn, OpKind::kReduceScatter, type, blocks.total(), op);
   mine.detail = hash_of(blocks);
-  WEFT_RETURN_IF_ERROR(agree(turn, mine));
-  const uint64_t elements = blocks.total();
-  if (op.kind() == ReduceOp::kPremulSum) multiply(type, data, elements, op.factor());
   const uint64_t size = element_size(type);
-  const uint64_t chunk = ShmLayout::kSlot / size;
-  const uint64_t own_begin = blocks.begin(member_.rank);
-  const uint64_t own_end = own_begin + blocks.length(member_.rank);
-  for (uint64_t begin = 0; begin < elements; begin += chunk) {
-    const uint64_t end = std::min(begin + chunk, elements);
+  const uint64_t bytes = blocks.total() * size;
+  // Elements that are multiplied first cannot be read where they are.
+  const bool as_it_is = op.kind() != ReduceOp::kPremulSum;
+  const uint64_t place = as_it_is ? files_.heap->place_of(input, bytes) : 0;
+  places_[static_cast<size_t>(member_.rank)] = place;
+  publish(mine, place);
+  WEFT_RETURN_IF_ERROR(meet(turn, mine, true));
+  if (!all_registered(bytes, size)) {
+    return scatter_staged(turn, mine, op, input, blocks, output);
+  }
+  collect_tensors(blocks.begin(member_.rank) * size, input);
+  reduce_into(mine, output, blocks.length(member_.rank));
+  // No peer may still read the input when the caller writes to it next.
+  return meet(turn, mine, false);
+}
+
+// In a slot lies a piece for each rank.
+Status ShmEngine::scatter_staged(const Turn& turn, const Header& mine, ReduceOp op,
+                                 const char* input, const Blocks& blocks, char* output) {
+  const auto type = static_cast<ElementType>(mine.type);
+  const uint64_t size = element_size(type);
+  const bool multiplies = op.kind() == ReduceOp::kPremulSum;
+  const uint64_t piece = ShmLayout::kSlot / size / static_cast<uint64_t>(member_.size);
+  uint64_t longest = 0;
+  for (int r = 0; r < blocks.count(); ++r) longest = std::max(longest, blocks.length(r));
+  for (uint64_t done = 0; done < longest; done += piece) {
     const uint64_t use = ++turn_;
-    copy(own().slot(use), data + begin * size, (end - begin) * size);
-    WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
-    const uint64_t from = std::max(begin, own_begin);
-    const uint64_t to = std::min(end, own_end);
-    if (from >= to) continue;
-    inputs_.clear();
-    for (int peer = 0; peer < member_.size; ++peer) {
-      inputs_.push_back(of(peer).slot(use) + (from - begin) * size);
+    const auto length_of = [&](int rank) {
+      const uint64_t length = blocks.length(rank);
+      return done >= length ? 0 : std::min(piece, length - done);
+    };
+    for (int r = 0; r < member_.size; ++r) {
+      if (r == member_.rank && !multiplies) continue;
+      char* const at = own().slot(use) + static_cast<uint64_t>(r) * piece * size;
+      copy(at, input + (blocks.begin(r) + done) * size, length_of(r) * size);
+      if (multiplies) multiply(type, at, length_of(r), op.factor());
     }
-    reduce_into(mine, data + from * size, to - from);
+    WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
+    const uint64_t length = length_of(member_.rank);
+    if (length == 0) continue;
+    collect_inputs(use, static_cast<uint64_t>(member_.rank) * piece * size,
+                   multiplies ? nullptr : input + (blocks.begin(member_.rank) + done) * size);
+    reduce_into(mine, output + done * size, length);
   }
   return absl::OkStatus();
 }

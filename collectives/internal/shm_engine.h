@@ -7,6 +7,7 @@
 // another header fails before it reads data.
 //
 //   small          put in, barrier, everyone reduces everything
+//   pair           two ranks, per chunk: put in, barrier, each reduces the whole chunk
 //   staged         per chunk: put in, barrier, reduce one slice each, barrier, copy the slices out
 //   registered     tensors that lie in the files (group.empty()): barrier, reduce one slice each,
 //                  barrier, copy the slices out, barrier
@@ -38,8 +39,8 @@ class ShmEngine : public Engine {
   Status reduce(const Turn& turn, ElementType type, ReduceOp op, char* data, uint64_t elements,
                 int root) override;
   Status all_gather(const Turn& turn, ElementType type, char* data, const Blocks& blocks) override;
-  Status reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, char* data,
-                        const Blocks& blocks) override;
+  Status reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, const char* input,
+                        const Blocks& blocks, char* output) override;
   Status all_to_all(const Turn& turn, ElementType type, const char* input,
                     const Blocks& input_blocks, char* output, const Blocks& output_blocks) override;
   StatusOr<std::shared_ptr<char>> allocate(uint64_t bytes) override;
@@ -57,11 +58,18 @@ class ShmEngine : public Engine {
   Status check_header(const Header& mine, int peer, bool arrived);
   Header last_header(int peer) const;
   // Where all tensors lie, when all lie in files.
-  bool all_registered(const Header& mine, uint64_t bytes, uint64_t alignment);
+  bool all_registered(uint64_t bytes, uint64_t alignment);
 
   Status small(const Turn& turn, const Header& mine, char* data, uint64_t elements);
+  Status pair(const Turn& turn, const Header& mine, char* data, uint64_t elements);
   Status staged(const Turn& turn, const Header& mine, char* data, uint64_t elements);
   Status registered(const Turn& turn, const Header& mine, char* data, uint64_t elements);
+  Status scatter_staged(const Turn& turn, const Header& mine, ReduceOp op, const char* input,
+                        const Blocks& blocks, char* output);
+  // Puts what lies at `offset` of every slot into inputs_; of this rank's: `own`, if it is not null.
+  void collect_inputs(uint64_t use, uint64_t offset, const char* own);
+  // The same of the tensors themselves. REQUIRES: all of them are registered.
+  void collect_tensors(uint64_t offset, const char* own_tensor);
   void reduce_into(const Header& mine, char* out, uint64_t elements);
 
   ShmFile& of(int rank) const { return *files_.by_rank[static_cast<size_t>(rank)]; }

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
-#include "weft/collectives/internal/stream_link.h"
+#include "weft/collectives/internal/mesh.h"
 #include "weft/collectives/internal/text.h"
 #include "weft/common/call_scope.h"
 #include "weft/proto/collectives.pb.h"
@@ -24,15 +24,13 @@ std::string link_text(const char* path) {
   return n > 0 ? std::string(text, static_cast<size_t>(n)) : std::string();
 }
 
-class Connector {
+class ShmConnector : Mesh {
  public:
-  Connector(const Membership& member, const ShmListener& listener,
-            const std::vector<ShmMember>& members, Runtime& runtime, absl::Time deadline)
-      : member_(member),
+  ShmConnector(const Membership& member, const ShmListener& listener,
+               const std::vector<ShmMember>& members, Runtime& runtime, absl::Time deadline)
+      : Mesh(member, identities_of(members), runtime, deadline),
         listener_(listener),
-        members_(members),
-        runtime_(runtime),
-        deadline_(deadline) {
+        members_(members) {
     mesh_.files = std::make_shared<ShmFiles>(member.size);
     mesh_.files->by_rank.resize(static_cast<size_t>(member.size));
     mesh_.sockets.resize(static_cast<size_t>(member.size));
@@ -49,28 +47,9 @@ class Connector {
   }
 
  private:
-  Status wait(int fd, int peer, std::string_view what) {
-    BlockingRegion region;
-    WEFT_RETURN_IF_ERROR(region.status());
-    while (true) {
-      const absl::Time now = runtime_.now();
-      if (now >= deadline_) {
-        return make_error(ErrorKind::kDeadline, cat("waited for rank ", peer, " ", what));
-      }
-      pollfd one = {fd, POLLIN, 0};
-      if (poll(&one, 1, milliseconds_until(now, deadline_)) > 0) return absl::OkStatus();
-    }
-  }
-
   Status greet(int fd) {
-    wire::GroupHello hello;
-    hello.set_version(kGroupVersion);
-    hello.set_group(member_.group);
-    hello.set_generation(member_.generation);
-    hello.set_rank(static_cast<uint32_t>(member_.rank));
-    hello.set_identity(members_[static_cast<size_t>(member_.rank)].identity);
     const int file = listener_.file->fd();
-    return send_local(fd, hello.SerializeAsString(), {&file, 1});
+    return send_local(fd, own_hello().SerializeAsString(), {&file, 1});
   }
 
   Status dial(int peer) {
@@ -89,11 +68,8 @@ class Connector {
   // Whether the message is the right hello of that peer; its file is then mapped.
   Status take_in(LocalMessage* message, int peer) {
     wire::GroupHello hello;
-    const bool right = hello.ParseFromString(message->bytes) && hello.version() == kGroupVersion &&
-                       hello.group() == member_.group && hello.generation() == member_.generation &&
-                       hello.rank() == static_cast<uint32_t>(peer) &&
-                       hello.identity() == members_[static_cast<size_t>(peer)].identity &&
-                       message->files.size() == 1;
+    const bool right =
+        hello.ParseFromString(message->bytes) && fits(hello, peer) && message->files.size() == 1;
     if (!right) {
       return make_error(ErrorKind::kProtocol,
                         cat("rank ", peer, " does not greet as a member of this group"));
@@ -112,11 +88,13 @@ class Connector {
     BlockingRegion region;
     WEFT_RETURN_IF_ERROR(region.status());
     while (missing > 0) {
-      const absl::Time now = runtime_.now();
-      if (now >= deadline_) return late();
+      if (over()) {
+        return late("the private socket",
+                    [this](int peer) { return !mesh_.sockets[static_cast<size_t>(peer)].valid(); });
+      }
       std::vector<pollfd> fds{{listener_.fd.get(), POLLIN, 0}};
       for (const UniqueFd& one : waiting) fds.push_back({one.get(), POLLIN, 0});
-      (void)poll(fds.data(), fds.size(), milliseconds_until(now, deadline_));
+      (void)poll(fds.data(), fds.size(), milliseconds_left());
       for (size_t i = 0; i < waiting.size();) {
         auto message = receive_local(waiting[i].get());
         if (message.ok() && message->what == LocalMessage::What::kNothingYet) {
@@ -141,12 +119,9 @@ class Connector {
   // Of a stranger: nothing.
   Status welcome(UniqueFd* fd, LocalMessage* message, int* missing) {
     wire::GroupHello hello;
-    if (!hello.ParseFromString(message->bytes) ||
-        hello.rank() <= static_cast<uint32_t>(member_.rank) ||
-        hello.rank() >= static_cast<uint32_t>(member_.size)) {
-      return absl::OkStatus();
-    }
-    const auto peer = static_cast<int>(hello.rank());
+    if (!hello.ParseFromString(message->bytes)) return absl::OkStatus();
+    const int peer = dialling_rank(hello);
+    if (peer < 0) return absl::OkStatus();
     UniqueFd& place = mesh_.sockets[static_cast<size_t>(peer)];
     if (place.valid() || !take_in(message, peer).ok()) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(annotate(greet(fd->get()), cat("cannot answer rank ", peer)));
@@ -164,23 +139,18 @@ class Connector {
         return make_error(ErrorKind::kUnavailable,
                           cat("rank ", peer, " has closed its private socket"));
       }
-      WEFT_RETURN_IF_ERROR(wait(fd, peer, "to answer a hello"));
+      WEFT_RETURN_IF_ERROR(wait(fd, POLLIN, peer, "to answer a hello"));
     }
   }
 
-  Status late() const {
-    std::string text = "waited for the private socket of rank";
-    for (int peer = member_.rank + 1; peer < member_.size; ++peer) {
-      if (!mesh_.sockets[static_cast<size_t>(peer)].valid()) cat_to(&text, " ", peer);
-    }
-    return make_error(ErrorKind::kDeadline, text);
+  static std::vector<uint64_t> identities_of(const std::vector<ShmMember>& members) {
+    std::vector<uint64_t> out;
+    for (const ShmMember& one : members) out.push_back(one.identity);
+    return out;
   }
 
-  const Membership member_;
   const ShmListener& listener_;
   const std::vector<ShmMember>& members_;
-  Runtime& runtime_;
-  const absl::Time deadline_;
   ShmMesh mesh_;
 };
 
@@ -206,7 +176,7 @@ StatusOr<ShmListener> ShmListener::make(int size, Runtime& runtime) {
 StatusOr<ShmMesh> connect_shm(const Membership& member, const ShmListener& listener,
                               const std::vector<ShmMember>& members, Runtime& runtime,
                               absl::Time deadline) {
-  return Connector(member, listener, members, runtime, deadline).run();
+  return ShmConnector(member, listener, members, runtime, deadline).run();
 }
 
 }  // namespace weft::internal

@@ -3,8 +3,8 @@
 
 // Streams through rings in the members' files, and the naps of the threads that wait.
 //
-// A thread that waits looks for a while, then gives its core to others between looks, then says in
-// its own page that it sleeps, looks once more, and sleeps on the private sockets. A thread that
+// A thread that waits looks for a while, then gives its core to others between looks, as long as it
+// gets it back soon, then says in its own page that it sleeps, looks once more, and sleeps on the private sockets. A thread that
 // writes what a peer may wait for looks at that peer's page afterwards, and rings by the socket
 // when it sleeps. Both sides write first and look then, in one order for all threads, so that one
 // of them sees the other.
@@ -30,6 +30,7 @@ class ShmStreams : public Streams {
   Moved write(int peer, int lane, const iovec* parts, size_t count, size_t* sent) override;
   int control(int peer) const override { return sockets_[static_cast<size_t>(peer)].get(); }
   int looks() const override { return kLooks; }
+  int yields() const override { return kSpins; }
   void relax(int look) override;
   bool goodbye_comes_last() const override { return true; }
   void begin_sleep() override;

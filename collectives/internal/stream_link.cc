@@ -3,15 +3,14 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <deque>
+#include <optional>
 #include <utility>
 
-#include "weft/collectives/internal/point_reader.h"
+#include "weft/collectives/internal/stream_peer.h"
 #include "weft/collectives/internal/text.h"
 #include "weft/common/call_scope.h"
 #include "weft/common/mutex.h"
@@ -23,18 +22,13 @@ namespace {
 
 // Bytes of send() messages without a matching recv(); beyond it they stay in the kernel.
 constexpr uint64_t kMaxParked = uint64_t{1} << 30;
-constexpr uint32_t kMaxFault = 64 << 10;
 constexpr size_t kMaxFaultText = 2048;
 // Control sockets are asked every so many looks.
 constexpr int kLooksPerControl = 64;
-
-std::string fault_bytes(const wire::GroupFault& fault) {
-  const std::string body = fault.SerializeAsString();
-  const auto length = static_cast<uint32_t>(body.size());
-  std::string out(sizeof length, '\0');
-  std::memcpy(out.data(), &length, sizeof length);
-  return out + body;
-}
+// How long a rank whose time is over waits to hear in which operation the others are.
+constexpr absl::Duration kAnswers = absl::Milliseconds(100);
+// How long the end of a link discards what peers go on to send.
+constexpr absl::Duration kLinger = absl::Seconds(1);
 
 class StreamLinkImpl : public StreamLink {
  public:
@@ -45,20 +39,24 @@ class StreamLinkImpl : public StreamLink {
         streams_(std::move(streams)),
         wake_(std::move(wake)) {
     for (int peer = 0; peer < member.size; ++peer) {
-      peers_.push_back(std::make_unique<Peer>(member, peer));
+      peers_.push_back(std::make_unique<StreamPeer>(member, peer));
     }
+    polled_.reserve(1 + 3 * peers_.size());
+  }
+
+  ~StreamLinkImpl() override {
+    if (!own_failure().ok()) return;
+    const absl::Time until = runtime_->now() + kLinger;
+    while (!streams_->drained() && runtime_->now() < until) (void)poll(nullptr, 0, 1);
   }
 
   Status exchange(const Header& mine, absl::Span<const Outgoing> sends,
                   absl::Span<const Incoming> receives, absl::Time deadline) override {
-    for (auto& peer : peers_) {
-      peer->sends.clear();
-      peer->receives.clear();
-      peer->sent = 0;
-    }
+    current_ = mine;
+    for (auto& peer : peers_) peer->begin_exchange();
     size_t left = sends.size() + receives.size();
     for (const Outgoing& out : sends) {
-      at(out.peer).sends.push_back(&out);
+      at(out.peer).sends.messages.push_back(&out);
       messages_.fetch_add(1, std::memory_order_relaxed);
       bytes_.fetch_add(out.header.bytes, std::memory_order_relaxed);
     }
@@ -75,28 +73,17 @@ class StreamLinkImpl : public StreamLink {
             // One whose next header is known has nothing more to say for now.
             streams_->poll_for(peer->rank, kDataLane,
                                !peer->receives.empty() || peer->header_got < sizeof(Header),
-                               !peer->sends.empty(), fds);
+                               !peer->sends.messages.empty(), fds);
           }
         },
-        [&] {
-          std::vector<Awaited> awaited;
-          for (const auto& peer : peers_) {
-            if (!peer->receives.empty() || !peer->sends.empty()) {
-              awaited.push_back({peer->rank, peer->last});
-            }
-          }
-          return deadline_error(mine, awaited);
-        });
+        [&] { return late(mine); });
   }
 
   Status send_points(absl::Span<const Outgoing> sends, absl::Time deadline) override {
-    for (auto& peer : peers_) {
-      peer->points.clear();
-      peer->points_sent = 0;
-    }
+    for (auto& peer : peers_) peer->points.clear();
     size_t left = sends.size();
     for (const Outgoing& out : sends) {
-      at(out.peer).points.push_back(&out);
+      at(out.peer).points.messages.push_back(&out);
       messages_.fetch_add(1, std::memory_order_relaxed);
       bytes_.fetch_add(out.header.bytes, std::memory_order_relaxed);
     }
@@ -104,8 +91,9 @@ class StreamLinkImpl : public StreamLink {
         deadline,
         [&](bool* moved) -> StatusOr<bool> {
           for (auto& peer : peers_) {
-            WEFT_RETURN_IF_ERROR(
-                write(*peer, kPointLane, &peer->points, &peer->points_sent, &left, moved));
+            if (!peer->write(*streams_, kPointLane, &peer->points, &left, moved)) {
+              return ended(*peer);
+            }
           }
           // A peer that sends to this rank at the same time must not wait for it.
           WEFT_RETURN_IF_ERROR(read_points(moved));
@@ -115,7 +103,7 @@ class StreamLinkImpl : public StreamLink {
         [&] {
           std::string text = "the time given is over; waited for room for a message to rank";
           for (const auto& peer : peers_) {
-            if (!peer->points.empty()) cat_to(&text, " ", peer->rank);
+            if (!peer->points.messages.empty()) cat_to(&text, " ", peer->rank);
           }
           return make_error(ErrorKind::kDeadline, text);
         });
@@ -155,7 +143,7 @@ class StreamLinkImpl : public StreamLink {
   }
 
   Status still_there(int peer) override {
-    return at(peer).left ? peer_left(peer) : absl::OkStatus();
+    return at(peer).control.left() ? peer_left(peer) : absl::OkStatus();
   }
 
   void fail(const Status& cause, uint64_t sequence) override {
@@ -167,7 +155,7 @@ class StreamLinkImpl : public StreamLink {
       MutexLock lock(&mutex_);
       if (!failure_.ok()) return;
       failure_ = cause;
-      tell_locked(fault_bytes(fault));
+      tell_locked(control_message(fault));
     }
     wake();
   }
@@ -176,7 +164,7 @@ class StreamLinkImpl : public StreamLink {
     wire::GroupFault goodbye;
     goodbye.set_goodbye(true);
     MutexLock lock(&mutex_);
-    tell_locked(fault_bytes(goodbye));
+    tell_locked(control_message(goodbye));
   }
 
   // REQUIRES: no operation is under way.
@@ -188,7 +176,7 @@ class StreamLinkImpl : public StreamLink {
       constexpr int kMessages = 16;
       for (int i = 0; i < kMessages && !read_control_of(*peer).ok(); ++i) {
       }
-      out.push_back(peer->left || peer->control_ended);
+      out.push_back(peer->control.left() || peer->control.ended());
     }
     return out;
   }
@@ -218,6 +206,10 @@ class StreamLinkImpl : public StreamLink {
           WEFT_RETURN_IF_ERROR(read_control());
           if (runtime_->now() >= deadline) return late();
         }
+        if (looks > streams_->yields() && !may_yield(looks == streams_->yields() + 1)) {
+          looks = streams_->looks();
+          continue;
+        }
         streams_->relax(looks);
         continue;
       }
@@ -230,7 +222,7 @@ class StreamLinkImpl : public StreamLink {
       polled_.push_back({wake_.get(), POLLIN, 0});
       for (const auto& peer : peers_) {
         const int fd = streams_->control(peer->rank);
-        if (fd >= 0 && !peer->control_ended) polled_.push_back({fd, POLLIN, 0});
+        if (fd >= 0 && !peer->control.ended()) polled_.push_back({fd, POLLIN, 0});
       }
       fill(&polled_);
       {
@@ -266,32 +258,26 @@ class StreamLinkImpl : public StreamLink {
     bool begun_ = false;
   };
 
-  struct Peer {
-    Peer(const Membership& member, int rank_in)
-        : rank(rank_in), reader(member.group, member.generation, rank_in) {}
-    const int rank;
-    std::deque<const Outgoing*> sends;
-    uint64_t sent = 0;  // of the first, header included
-    std::deque<const Incoming*> receives;
-    Header header;  // the next one that this peer has sent, as far as it has come
-    size_t header_got = 0;
-    bool header_checked = false;
-    uint64_t body_got = 0;
-    Header last;
-    bool data_ended = false;
+  // Note [Yields]. Where a rank has a core to itself, or shares it with other ranks of the group, a
+  // yield costs less than a microsecond, and what is awaited comes sooner than by a wake-up. Where
+  // another program wants the core, a yield gives away a time slice, several milliseconds; a thread
+  // that sleeps gets its core back as soon as it is woken. So a thread that waits for longer than
+  // kPatience sleeps, and after a yield of more than kSlice it yields no more for a while.
+  bool may_yield(bool first) {
+    constexpr absl::Duration kPatience = absl::Microseconds(200);
+    constexpr absl::Duration kSlice = absl::Microseconds(100);
+    constexpr absl::Duration kBackOff = absl::Milliseconds(100);
+    const absl::Time now = runtime_->now();
+    if (first) {
+      yielding_ = yielded_ = now;
+      return now >= yields_again_;
+    }
+    if (now - yielded_ > kSlice) yields_again_ = now + kBackOff;
+    yielded_ = now;
+    return now - yielding_ <= kPatience && now >= yields_again_;
+  }
 
-    std::deque<const Outgoing*> points;
-    uint64_t points_sent = 0;
-    PointReader reader;
-    bool points_ended = false;
-
-    std::string control;
-    bool control_reset = false;
-    bool control_ended = false;
-    bool left = false;  // it said goodbye
-  };
-
-  Peer& at(int peer) { return *peers_[static_cast<size_t>(peer)]; }
+  StreamPeer& at(int peer) { return *peers_[static_cast<size_t>(peer)]; }
 
   Status own_failure() {
     MutexLock lock(&mutex_);
@@ -310,12 +296,12 @@ class StreamLinkImpl : public StreamLink {
   }
 
   // A connection of that peer is over: it left, or is gone.
-  Status ended(Peer& peer) {
+  Status ended(StreamPeer& peer) {
     // Its last words may be on their way on another connection.
     pollfd one = {streams_->control(peer.rank), POLLIN, 0};
-    if (!peer.control_ended && !peer.left) (void)poll(&one, 1, 100);
+    if (!peer.control.ended() && !peer.control.left()) (void)poll(&one, 1, 100);
     WEFT_RETURN_IF_ERROR(read_control());
-    if (peer.left) return peer_left(peer.rank);
+    if (peer.control.left()) return peer_left(peer.rank);
     return peer_lost(peer.rank, "its connection ended");
   }
 
@@ -323,167 +309,79 @@ class StreamLinkImpl : public StreamLink {
     for (const auto& peer : peers_) WEFT_RETURN_IF_ERROR(read_control_of(*peer));
     return absl::OkStatus();
   }
-
-  Status read_control_of(Peer& peer) {
-    const int fd = streams_->control(peer.rank);
-    if (fd < 0 || peer.control_ended) return absl::OkStatus();
-    char buffer[4096];
-    while (true) {
-      const ssize_t n = recv(fd, buffer, sizeof buffer, MSG_DONTWAIT);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
-      // Of a peer that closed a Unix socket with rings unread: told once, before what it wrote.
-      if (n < 0 && errno == ECONNRESET && !std::exchange(peer.control_reset, true)) continue;
-      if (n > 0) peer.control.append(buffer, static_cast<size_t>(n));
-      WEFT_RETURN_IF_ERROR(decode_control(peer));
-      if (n > 0) continue;
-      peer.control_ended = true;
-      return peer.left ? absl::OkStatus() : peer_lost(peer.rank, "its connection ended");
-    }
-  }
-
-  Status decode_control(Peer& peer) {
-    while (true) {
-      uint32_t length = 0;
-      if (peer.control.size() < sizeof length) return absl::OkStatus();
-      std::memcpy(&length, peer.control.data(), sizeof length);
-      if (length == 0) {  // a ring of a peer that saw this thread sleep
-        peer.control.erase(0, sizeof length);
-        continue;
-      }
-      if (length > kMaxFault) return peer_lost(peer.rank, "it sent no fault of a member");
-      if (peer.control.size() < sizeof length + length) return absl::OkStatus();
-      wire::GroupFault fault;
-      if (!fault.ParseFromArray(peer.control.data() + sizeof length, static_cast<int>(length))) {
-        return peer_lost(peer.rank, "it sent no fault of a member");
-      }
-      peer.control.erase(0, sizeof length + length);
-      if (!fault.goodbye()) return fault_of(peer.rank, fault.kind(), fault.text());
-      peer.left = true;
-    }
-  }
-
-  // As much as goes out now.
-  Status write(Peer& peer, int lane, std::deque<const Outgoing*>* queue, uint64_t* sent,
-               size_t* left, bool* moved) {
-    while (!queue->empty()) {
-      const Outgoing& out = *queue->front();
-      iovec parts[2];
-      size_t count = 0;
-      if (*sent < sizeof(Header)) {
-        parts[count++] = {const_cast<char*>(reinterpret_cast<const char*>(&out.header)) + *sent,
-                          sizeof(Header) - *sent};
-      }
-      const uint64_t body = *sent > sizeof(Header) ? *sent - sizeof(Header) : 0;
-      if (body < out.header.bytes) {
-        parts[count++] = {const_cast<char*>(out.data) + body, out.header.bytes - body};
-      }
-      size_t n = 0;
-      const Moved what = streams_->write(peer.rank, lane, parts, count, &n);
-      if (what == Moved::kNothing && !over(peer)) return absl::OkStatus();
-      if (what != Moved::kBytes) return ended(peer);
-      *moved = true;
-      *sent += n;
-      if (*sent < sizeof(Header) + out.header.bytes) continue;
-      queue->pop_front();
-      *sent = 0;
-      --*left;
-    }
-    return absl::OkStatus();
+  Status read_control_of(StreamPeer& peer) {
+    return peer.control.read(streams_->control(peer.rank), current_);
   }
 
   Status move_data(const Header& mine, size_t* left, bool* moved) {
     for (const auto& peer : peers_) {
       if (peer->rank == member_.rank) continue;
-      WEFT_RETURN_IF_ERROR(write(*peer, kDataLane, &peer->sends, &peer->sent, left, moved));
-      WEFT_RETURN_IF_ERROR(read_data(*peer, mine, left, moved));
+      if (!peer->write(*streams_, kDataLane, &peer->sends, left, moved)) return ended(*peer);
+      WEFT_RETURN_IF_ERROR(peer->read_data(*streams_, member_, mine, left, moved));
+      if (peer->data_ended && !peer->receives.empty()) return ended(*peer);
     }
     return absl::OkStatus();
   }
 
-  // Asked when nothing was there: nothing more will come.
-  bool over(const Peer& peer) const { return peer.left && streams_->goodbye_comes_last(); }
-
-  Status read_data(Peer& peer, const Header& mine, size_t* left, bool* moved) {
-    while (!peer.data_ended) {
-      size_t got = 0;
-      if (peer.header_got < sizeof(Header)) {
-        char* const place = reinterpret_cast<char*>(&peer.header) + peer.header_got;
-        const Moved what =
-            streams_->read(peer.rank, kDataLane, place, sizeof(Header) - peer.header_got, &got);
-        if (what == Moved::kNothing && !over(peer)) break;
-        if (what != Moved::kBytes) {
-          peer.data_ended = true;
-          break;
-        }
-        *moved = true;
-        peer.header_got += got;
-        if (peer.header_got < sizeof(Header)) continue;
-        WEFT_RETURN_IF_ERROR(
-            check_origin(peer.header, member_.group, member_.generation, peer.rank));
-      }
-      if (peer.receives.empty()) {
-        return check_ahead(peer.header, mine, peer.rank);
-      }
-      const Incoming& in = *peer.receives.front();
-      if (!peer.header_checked) {
-        WEFT_RETURN_IF_ERROR(check_expected(peer.header, in.expected, peer.rank));
-        peer.header_checked = true;
-      }
-      if (peer.body_got < in.expected.bytes) {
-        const Moved what = streams_->read(peer.rank, kDataLane, in.data + peer.body_got,
-                                          in.expected.bytes - peer.body_got, &got);
-        if (what == Moved::kNothing && !over(peer)) break;
-        if (what != Moved::kBytes) {
-          peer.data_ended = true;
-          break;
-        }
-        *moved = true;
-        peer.body_got += got;
-        if (peer.body_got < in.expected.bytes) continue;
-      }
-      peer.last = peer.header;
-      peer.header_got = 0;
-      peer.header_checked = false;
-      peer.body_got = 0;
-      peer.receives.pop_front();
-      --*left;
-      *moved = true;
+  // The error of a deadline. A neighbour that this rank waits for may itself wait for another one,
+  // so all are asked where they are: a thread in an operation answers. Who does not answer, or is in
+  // an earlier operation, is behind.
+  Status late(const Header& mine) {
+    wire::GroupFault question;
+    question.set_asks(true);
+    for (const auto& peer : peers_) peer->control.forget_answer();
+    {
+      MutexLock lock(&mutex_);
+      tell_locked(control_message(question));
     }
-    if (peer.data_ended && !peer.receives.empty()) return ended(peer);
-    return absl::OkStatus();
+    const auto behind = [&](const StreamPeer& peer) {
+      const std::optional<Header>& answer = peer.control.answer();
+      return peer.rank != member_.rank && (!answer.has_value() || answer->sequence < mine.sequence);
+    };
+    const auto answered = [&](const std::unique_ptr<StreamPeer>& peer) {
+      return peer->rank == member_.rank || peer->control.ended() || peer->control.answer();
+    };
+    const absl::Time until = runtime_->now() + kAnswers;
+    while (!std::all_of(peers_.begin(), peers_.end(), answered)) {
+      const absl::Time now = runtime_->now();
+      if (now >= until) break;
+      polled_.clear();
+      for (const auto& peer : peers_) {
+        const int fd = streams_->control(peer->rank);
+        if (fd >= 0 && !peer->control.ended()) polled_.push_back({fd, POLLIN, 0});
+      }
+      (void)poll(polled_.data(), polled_.size(), milliseconds_until(now, until));
+      WEFT_RETURN_IF_ERROR(own_failure());
+      WEFT_RETURN_IF_ERROR(read_control());
+    }
+    std::vector<Awaited> awaited;
+    for (const auto& peer : peers_) {
+      if (behind(*peer))
+        awaited.push_back({peer->rank, peer->control.answer().value_or(peer->last)});
+    }
+    if (awaited.empty()) {
+      for (const auto& peer : peers_) {
+        if (!peer->receives.empty() || !peer->sends.messages.empty()) {
+          awaited.push_back({peer->rank, peer->last});
+        }
+      }
+    }
+    return deadline_error(mine, awaited);
   }
 
   void poll_points(std::vector<pollfd>* fds) {
     for (const auto& peer : peers_) {
       if (peer->rank == member_.rank || peer->points_ended) continue;
-      streams_->poll_for(peer->rank, kPointLane, parked_bytes_ < kMaxParked, !peer->points.empty(),
-                         fds);
+      streams_->poll_for(peer->rank, kPointLane, parked_bytes_ < kMaxParked,
+                         !peer->points.messages.empty(), fds);
     }
   }
 
   Status read_points(bool* moved) {
     for (const auto& peer : peers_) {
       if (peer->rank == member_.rank) continue;
-      while (!peer->points_ended && parked_bytes_ < kMaxParked) {
-        size_t room = 0;
-        char* const place = peer->reader.place(&room);
-        size_t got = 0;
-        const Moved what = streams_->read(peer->rank, kPointLane, place, room, &got);
-        if (what == Moved::kNothing && !over(*peer)) break;
-        if (what != Moved::kBytes) {
-          peer->points_ended = true;
-          break;
-        }
-        *moved = true;
-        WEFT_RETURN_IF_ERROR(peer->reader.took(got));
-        if (!peer->reader.whole()) continue;
-        PointMessage message;
-        message.peer = peer->rank;
-        message.header = peer->reader.take(&message.body);
-        parked_bytes_ += message.header.bytes;
-        parked_.push_back(std::move(message));
-      }
+      WEFT_RETURN_IF_ERROR(
+          peer->read_points(*streams_, kMaxParked, &parked_, &parked_bytes_, moved));
     }
     return absl::OkStatus();
   }
@@ -492,8 +390,12 @@ class StreamLinkImpl : public StreamLink {
   const std::shared_ptr<Runtime> runtime_;
   const std::unique_ptr<Streams> streams_;
   const UniqueFd wake_;
-  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<std::unique_ptr<StreamPeer>> peers_;
+  Header current_;  // the operation that this rank is in, or was last
   std::vector<pollfd> polled_;
+  absl::Time yielding_;  // since when; of this wait
+  absl::Time yielded_;   // when last
+  absl::Time yields_again_ = absl::InfinitePast();
   std::deque<PointMessage> parked_;
   uint64_t parked_bytes_ = 0;
   std::atomic<uint64_t> messages_{0};

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "absl/time/time.h"
 #include "weft/collectives/internal/link.h"
 #include "weft/common/api.h"
 #include "weft/common/runtime.h"
@@ -38,14 +39,18 @@ class Streams {
   // -1: no such peer.
   virtual int control(int peer) const = 0;
 
-  // How often to look before sleeping, and what to do between two looks.
+  // How often to look before sleeping, and what to do between two looks. From look `yields()` on
+  // relax() gives the core to others; see Note [Yields].
   virtual int looks() const = 0;
+  virtual int yields() const { return 0; }
   virtual void relax(int look) = 0;
   // This thread is about to sleep, unless one more look finds something; then it did, or does not.
   virtual void begin_sleep() {}
   virtual void end_sleep() {}
   // Whether all that a peer ever wrote is there when its goodbye is.
   virtual bool goodbye_comes_last() const { return false; }
+  // Discards what has come. True: what this rank has written is not lost if the streams end now.
+  virtual bool drained() { return true; }
   // What to wait for besides the control sockets.
   virtual void poll_for(int peer, int lane, bool to_read, bool to_write,
                         std::vector<pollfd>* fds) = 0;

@@ -1,7 +1,9 @@
 #include "weft/collectives/internal/tcp_link.h"
 
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -12,6 +14,8 @@ namespace {
 
 // Looks at the sockets so often before it sleeps.
 constexpr int kLooks = 20;
+// Pieces of unread bytes that are discarded at a time at the end of the link.
+constexpr int kDiscards = 256;
 
 class TcpStreams : public Streams {
  public:
@@ -51,6 +55,27 @@ class TcpStreams : public Streams {
   void relax(int look) override {
     (void)look;
     sched_yield();
+  }
+  // A socket that is closed with bytes unread resets its connection, and what this rank has written
+  // and the peer has not received yet is lost. So what has come is read, until no more comes; the
+  // kernel delivers the rest after the close.
+  bool drained() override {
+    bool quiet = true;
+    for (const TcpPeer& peer : peers_) {
+      for (const UniqueFd& lane : peer.lanes) {
+        if (!lane.valid()) continue;
+        char buffer[16 << 10];
+        int unsent = 0;
+        bool some = false;
+        for (int i = 0; i < kDiscards; ++i) {
+          const ssize_t n = recv(lane.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+          if (n <= 0 && (n == 0 || errno != EINTR)) break;
+          some = true;
+        }
+        if (some && ioctl(lane.get(), SIOCOUTQ, &unsent) == 0 && unsent > 0) quiet = false;
+      }
+    }
+    return quiet;
   }
   void poll_for(int peer, int lane, bool to_read, bool to_write,
                 std::vector<pollfd>* fds) override {

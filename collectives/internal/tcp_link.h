@@ -8,13 +8,14 @@
 
 #include "weft/collectives/internal/stream_link.h"
 #include "weft/collectives/internal/tcp_mesh.h"
+#include "weft/common/api.h"
 #include "weft/common/runtime.h"
 
 namespace weft::internal {
 
-StatusOr<std::unique_ptr<StreamLink>> make_tcp_link(const Membership& member,
-                                                    std::vector<TcpPeer> peers,
-                                                    std::shared_ptr<Runtime> runtime);
+WEFT_API StatusOr<std::unique_ptr<StreamLink>> make_tcp_link(const Membership& member,
+                                                             std::vector<TcpPeer> peers,
+                                                             std::shared_ptr<Runtime> runtime);
 
 }  // namespace weft::internal
 

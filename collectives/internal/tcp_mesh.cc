@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "weft/collectives/internal/mesh.h"
 #include "weft/collectives/internal/text.h"
 #include "weft/common/call_scope.h"
 #include "weft/proto/collectives.pb.h"
@@ -23,21 +24,6 @@ constexpr uint32_t kMaxHello = 256;
 constexpr size_t kMaxWaiting = 1024;
 // Bytes without an acknowledgement for so long end a connection.
 constexpr absl::Duration kUserTimeout = absl::Minutes(10);
-
-std::string hello_bytes(const Membership& member, uint64_t identity, int lane) {
-  wire::GroupHello hello;
-  hello.set_version(kGroupVersion);
-  hello.set_group(member.group);
-  hello.set_generation(member.generation);
-  hello.set_rank(static_cast<uint32_t>(member.rank));
-  hello.set_identity(identity);
-  hello.set_lane(static_cast<uint32_t>(lane));
-  const std::string body = hello.SerializeAsString();
-  const auto length = static_cast<uint32_t>(body.size());
-  std::string out(sizeof length, '\0');
-  std::memcpy(out.data(), &length, sizeof length);
-  return out + body;
-}
 
 // A connection on which a hello is awaited.
 struct Greeting {
@@ -70,15 +56,13 @@ Heard hear(Greeting* from, wire::GroupHello* hello) {
   }
 }
 
-class Mesh {
+class TcpConnector : Mesh {
  public:
-  Mesh(const Membership& member, const TcpListener& listener, const std::vector<TcpMember>& members,
-       Runtime& runtime, absl::Time deadline)
-      : member_(member),
+  TcpConnector(const Membership& member, const TcpListener& listener,
+               const std::vector<TcpMember>& members, Runtime& runtime, absl::Time deadline)
+      : Mesh(member, identities_of(members), runtime, deadline),
         listener_(listener),
         members_(members),
-        runtime_(runtime),
-        deadline_(deadline),
         peers_(static_cast<size_t>(member.size)) {}
 
   StatusOr<std::vector<TcpPeer>> run() {
@@ -93,19 +77,6 @@ class Mesh {
   }
 
  private:
-  Status wait(int fd, short events, int peer, std::string_view what) {
-    BlockingRegion region;
-    WEFT_RETURN_IF_ERROR(region.status());
-    while (true) {
-      const absl::Time now = runtime_.now();
-      if (now >= deadline_) {
-        return make_error(ErrorKind::kDeadline, cat("waited for rank ", peer, " ", what));
-      }
-      pollfd one = {fd, events, 0};
-      if (poll(&one, 1, milliseconds_until(now, deadline_)) > 0) return absl::OkStatus();
-    }
-  }
-
   Status dial(int peer, int lane) {
     const TcpMember& to = members_[static_cast<size_t>(peer)];
     const auto failed = [&](std::string_view why) {
@@ -121,26 +92,25 @@ class Mesh {
     if (getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
     if (error != 0) return failed(system_error(error));
     set_tcp_options(fd.get(), kUserTimeout);
-    const uint64_t identity = members_[static_cast<size_t>(member_.rank)].identity;
-    WEFT_RETURN_IF_ERROR(say(fd.get(), hello_bytes(member_, identity, lane), peer));
+    WEFT_RETURN_IF_ERROR(greet(fd.get(), peer, lane));
     peers_[static_cast<size_t>(peer)].lanes[lane] = std::move(fd);
     return absl::OkStatus();
   }
 
-  // A hello fits into the buffer of a new socket.
-  Status say(int fd, const std::string& bytes, int peer) {
+  Status greet(int fd, int peer, int lane) {
+    wire::GroupHello hello = own_hello();
+    hello.set_lane(static_cast<uint32_t>(lane));
+    const std::string body = hello.SerializeAsString();
+    const auto length = static_cast<uint32_t>(body.size());
+    std::string bytes(sizeof length, '\0');
+    std::memcpy(bytes.data(), &length, sizeof length);
+    bytes += body;
+    // It fits into the buffer of a new socket.
     const ssize_t n = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (n == static_cast<ssize_t>(bytes.size())) return absl::OkStatus();
     return make_error(ErrorKind::kUnavailable,
                       cat("cannot greet rank ", peer, ": ",
                           n < 0 ? system_error(errno) : std::string("cut short")));
-  }
-
-  bool fits(const wire::GroupHello& hello, int peer) const {
-    return hello.version() == kGroupVersion && hello.group() == member_.group &&
-           hello.generation() == member_.generation && hello.lane() < kLanes &&
-           hello.rank() == static_cast<uint32_t>(peer) &&
-           hello.identity() == members_[static_cast<size_t>(peer)].identity;
   }
 
   // From the ranks above this one.
@@ -150,11 +120,10 @@ class Mesh {
     BlockingRegion region;
     WEFT_RETURN_IF_ERROR(region.status());
     while (missing > 0) {
-      const absl::Time now = runtime_.now();
-      if (now >= deadline_) return late();
+      if (over()) return late("connections", [this](int peer) { return !whole(peer); });
       std::vector<pollfd> fds{{listener_.fd(), POLLIN, 0}};
       for (const Greeting& one : waiting) fds.push_back({one.fd.get(), POLLIN, 0});
-      (void)poll(fds.data(), fds.size(), milliseconds_until(now, deadline_));
+      (void)poll(fds.data(), fds.size(), milliseconds_left());
       for (size_t i = 0; i < waiting.size();) {
         wire::GroupHello hello;
         const Heard heard = hear(&waiting[i], &hello);
@@ -176,14 +145,12 @@ class Mesh {
   }
 
   Status welcome(UniqueFd* fd, const wire::GroupHello& hello, int* missing) {
-    const auto rank = static_cast<int>(std::min<uint32_t>(hello.rank(), INT32_MAX));
-    if (rank <= member_.rank || rank >= member_.size || !fits(hello, rank)) return absl::OkStatus();
+    const int rank = dialling_rank(hello);
+    if (rank < 0 || hello.lane() >= kLanes || !fits(hello, rank)) return absl::OkStatus();
     UniqueFd& place = peers_[static_cast<size_t>(rank)].lanes[hello.lane()];
     if (place.valid()) return absl::OkStatus();
     set_tcp_options(fd->get(), kUserTimeout);
-    const uint64_t identity = members_[static_cast<size_t>(member_.rank)].identity;
-    WEFT_RETURN_IF_ERROR(
-        say(fd->get(), hello_bytes(member_, identity, static_cast<int>(hello.lane())), rank));
+    WEFT_RETURN_IF_ERROR(greet(fd->get(), rank, static_cast<int>(hello.lane())));
     place = std::move(*fd);
     --*missing;
     return absl::OkStatus();
@@ -207,22 +174,20 @@ class Mesh {
     return absl::OkStatus();
   }
 
-  Status late() const {
-    std::string text = "waited for connections of rank";
-    for (int peer = member_.rank + 1; peer < member_.size; ++peer) {
-      const TcpPeer& one = peers_[static_cast<size_t>(peer)];
-      const bool whole = std::all_of(std::begin(one.lanes), std::end(one.lanes),
-                                     [](const UniqueFd& fd) { return fd.valid(); });
-      if (!whole) cat_to(&text, " ", peer);
-    }
-    return make_error(ErrorKind::kDeadline, text);
+  bool whole(int peer) const {
+    const TcpPeer& one = peers_[static_cast<size_t>(peer)];
+    return std::all_of(std::begin(one.lanes), std::end(one.lanes),
+                       [](const UniqueFd& fd) { return fd.valid(); });
   }
 
-  const Membership member_;
+  static std::vector<uint64_t> identities_of(const std::vector<TcpMember>& members) {
+    std::vector<uint64_t> out;
+    for (const TcpMember& one : members) out.push_back(one.identity);
+    return out;
+  }
+
   const TcpListener& listener_;
   const std::vector<TcpMember>& members_;
-  Runtime& runtime_;
-  const absl::Time deadline_;
   std::vector<TcpPeer> peers_;
 };
 
@@ -257,7 +222,7 @@ StatusOr<TcpListener> TcpListener::make(const std::string& host, bool allow_inse
 StatusOr<std::vector<TcpPeer>> connect_mesh(const Membership& member, const TcpListener& listener,
                                             const std::vector<TcpMember>& members, Runtime& runtime,
                                             absl::Time deadline) {
-  return Mesh(member, listener, members, runtime, deadline).run();
+  return TcpConnector(member, listener, members, runtime, deadline).run();
 }
 
 }  // namespace weft::internal

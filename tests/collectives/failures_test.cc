@@ -98,6 +98,25 @@ TEST_P(CollectiveFailures, G4_at_a_deadline_the_error_says_who_is_behind) {
   });
 }
 
+// In a ring a rank waits for its neighbour, which itself waits for another one: every rank names
+// the one that has not come.
+TEST_P(CollectiveFailures, CL_14_at_a_deadline_a_waiting_neighbour_is_not_blamed) {
+  World(GetParam(), 4).run([](ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 2) {
+      expect_error(group.try_recv(at::zeros({1}), 0).status(), ErrorKind::kDeadline, {"rank "});
+      return;
+    }
+    const Status s = group.try_all_reduce(
+        at::zeros({400}), {.timeout = absl::Milliseconds(200), .algorithm = Algorithm::kRing});
+    expect_error(s, ErrorKind::kDeadline,
+                 {"all_reduce #2", "waited for rank 2, whose last operation was barrier #1"});
+    for (const char* other : {"rank 0, whose", "rank 1, whose", "rank 3, whose"}) {
+      EXPECT_EQ(std::string(s.message()).find(other), std::string::npos) << s;
+    }
+  });
+}
+
 TEST_P(CollectiveFailures, AbortEndsEveryOperationOfEveryRank) {
   World(GetParam(), 3).run([](ProcessGroup& group) {
     Status s;

@@ -12,6 +12,7 @@
 #include "ATen/TensorOperators.h"
 #include "ATen/ops/equal.h"
 #include "ATen/ops/full.h"
+#include "ATen/ops/ones.h"
 #include "ATen/ops/zeros.h"
 #include "weft/collectives/broadcast_object.h"
 #include "weft/collectives/point_operations.h"
@@ -158,6 +159,20 @@ TEST_P(CollectiveGroups, CL_23_survivors_make_a_new_group) {
     EXPECT_EQ(third.size(), 2);
     EXPECT_EQ(sum(third, 1), 2);
   });
+}
+
+TEST_P(CollectiveGroups, ARebuildOfAllLeavesNoKey) {
+  const World world(GetParam(), 3);
+  world.run([](ProcessGroup& group) {
+    for (uint32_t generation = 2; generation < 5; ++generation) {
+      group = group.rebuild();
+      EXPECT_EQ(group.generation(), generation);
+    }
+    const at::Tensor t = at::ones({3});
+    group.all_reduce(t);
+    EXPECT_EQ(t[0].item<double>(), 3);
+  });
+  EXPECT_EQ(*world.store->num_keys(), 0);
 }
 
 TEST_P(CollectiveGroups, WhoeverComesTooLateIsLeftOut) {

@@ -44,6 +44,7 @@ uint64_t life(uint64_t seed, int* failed) {
         }
         broken = broken || !s.ok();
         if (!s.ok()) {
+          EXPECT_LT(fault, 4u) << "seed " << seed << ", nothing went wrong: " << s;
           bad[static_cast<size_t>(rank)] = true;
           return;
         }

@@ -2,13 +2,16 @@
 #include "weft/collectives/internal/stream_link.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "weft/collectives/internal/tcp_link.h"
 #include "weft/common/posix.h"
 #include "weft/tests/collectives/world.h"
 
@@ -79,6 +82,103 @@ TEST_P(PrivateSocket, AnEndWithoutAGoodbyeIsALoss) {
     ends.links[1].reset();
     testing::expect_error(ends.receive(0), ErrorKind::kPeerLost, {"rank 1 is gone"});
   }
+}
+
+// Streams on which nothing comes and a yield takes longer than a time slice of another program.
+class SlowYields : public Streams {
+ public:
+  SlowYields(std::shared_ptr<Runtime> runtime, UniqueFd control, int* yields_before_sleep)
+      : runtime_(std::move(runtime)),
+        control_(std::move(control)),
+        yields_before_sleep_(yields_before_sleep) {}
+
+  Moved read(int, int, char*, size_t, size_t*) override { return Moved::kNothing; }
+  Moved write(int, int, const iovec*, size_t, size_t*) override { return Moved::kNothing; }
+  int control(int peer) const override { return peer == 1 ? control_.get() : -1; }
+  int looks() const override { return 1'000'000; }
+  void relax(int) override {
+    ++yields_;
+    const absl::Time until = runtime_->now() + absl::Milliseconds(1);
+    while (runtime_->now() < until) {
+    }
+  }
+  void begin_sleep() override {
+    if (*yields_before_sleep_ < 0) *yields_before_sleep_ = yields_;
+  }
+  void poll_for(int, int, bool, bool, std::vector<pollfd>*) override {}
+
+ private:
+  const std::shared_ptr<Runtime> runtime_;
+  const UniqueFd control_;
+  int* const yields_before_sleep_;
+  int yields_ = 0;
+};
+
+TEST(StreamLink, AThreadWhoseYieldsAreSlowSleeps) {
+  const std::shared_ptr<Runtime> runtime = make_system_runtime();
+  int sockets[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets), 0);
+  const UniqueFd other(sockets[1]);
+  int yields = -1;
+  auto link = make_stream_link({.group = 7, .rank = 0, .size = 2},
+                               std::make_unique<SlowYields>(runtime, UniqueFd(sockets[0]), &yields),
+                               runtime);
+  ASSERT_TRUE(link.ok()) << link.status();
+  const Status s = (*link)->receive_point(1, 0, runtime->now() + absl::Milliseconds(50)).status();
+  testing::expect_error(s, ErrorKind::kDeadline, {"rank 1"});
+  EXPECT_GE(yields, 0);
+  EXPECT_LE(yields, 2);
+}
+
+// Two ends of a connection of TCP. The receiving one takes few bytes at a time.
+void connect_pair(UniqueFd* first, UniqueFd* second) {
+  const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  const int little = 16 << 10;
+  const int much = 1 << 20;
+  ASSERT_EQ(setsockopt(listener.get(), SOL_SOCKET, SO_RCVBUF, &little, sizeof little), 0);
+  auto* const name = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(bind(listener.get(), name, length), 0);
+  ASSERT_EQ(listen(listener.get(), 1), 0);
+  ASSERT_EQ(getsockname(listener.get(), name, &length), 0);
+  *second = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(setsockopt(second->get(), SOL_SOCKET, SO_SNDBUF, &much, sizeof much), 0);
+  ASSERT_EQ(connect(second->get(), name, length), 0);
+  *first = UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  ASSERT_TRUE(first->valid());
+}
+
+// A close with bytes unread resets the connection: what the kernel still had of the last message
+// was lost, although send() had returned.
+TEST(TcpLink, TheLastMessageOfARankThatLeavesWithBytesUnreadArrives) {
+  const std::shared_ptr<Runtime> runtime = make_system_runtime();
+  std::vector<TcpPeer> peers(2);
+  UniqueFd other[kLanes];  // the sockets of rank 0
+  for (int lane = 0; lane < kLanes; ++lane) connect_pair(&other[lane], &peers[0].lanes[lane]);
+  auto link = make_tcp_link({.group = 7, .rank = 1, .size = 2}, std::move(peers), runtime);
+  ASSERT_TRUE(link.ok()) << link.status();
+  // More than the receiver's buffer, and less than the sender's.
+  const std::string body(100'000, 'x');
+  Header header;
+  header.op = static_cast<uint8_t>(OpKind::kSend);
+  header.group = 7;
+  header.bytes = body.size();
+  const Outgoing last{0, header, body.data()};
+  ASSERT_TRUE((*link)->send_points({&last, 1}, runtime->now() + absl::Seconds(30)).ok());
+  const int point = other[kPointLane].get();
+  ASSERT_EQ(send(point, "unread", 6, MSG_NOSIGNAL), 6);
+  (*link)->leave();
+  link->reset();
+  std::string got;
+  char buffer[4096];
+  ssize_t n = 0;
+  while ((n = recv(point, buffer, sizeof buffer, 0)) > 0) got.append(buffer, n);
+  EXPECT_EQ(n, 0) << "the connection was reset";
+  ASSERT_EQ(got.size(), sizeof header + body.size());
+  EXPECT_EQ(got.substr(sizeof header), body);
 }
 
 INSTANTIATE_TEST_SUITE_P(Sockets, PrivateSocket, ::testing::Values(SOCK_STREAM, SOCK_SEQPACKET),
