@@ -14,6 +14,8 @@ namespace {
 
 // Interval between two reads of the store while a member is missing.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
+// For members that neither come nor are known to be gone, unless the caller says otherwise.
+constexpr absl::Duration kPatience = absl::Seconds(30);
 
 // COLL-4: one compare_set decides the members of a generation.
 //
@@ -106,7 +108,7 @@ StatusOr<ProcessGroup> ProcessGroup::try_rebuild(const RebuildOptions& options) 
   ProcessGroupOptions next = handle_->options();
   Rebuild rebuild(next.store.get(), &core.runtime(),
                   internal::generation_prefix(next, generation() + 1), core.member());
-  const absl::Duration patience = options.timeout.value_or(absl::Seconds(30));
+  const absl::Duration patience = options.timeout.value_or(kPatience);
   const absl::Time deadline = deadline_after(core.runtime().now(), patience);
   auto decided = rebuild.members(core, deadline);
   if (!decided.ok()) return annotate(decided.status(), what);
@@ -119,7 +121,8 @@ StatusOr<ProcessGroup> ProcessGroup::try_rebuild(const RebuildOptions& options) 
   }
   next.rank = static_cast<int>(own - members.begin());
   next.size = static_cast<int>(members.size());
-  next.init_timeout = patience;
+  // All of them have come: what they wait for now is no longer a rank that may never do so.
+  next.init_timeout = std::max(patience, kPatience);
   auto made = internal::make_generation(next, generation() + 1, members);
   if (!made.ok()) return annotate(made.status(), what);
   if (*next.rank == 0) rebuild.clear(members);
