@@ -23,12 +23,13 @@ constexpr absl::Duration kDefaultAttempt = absl::Seconds(10);
 constexpr absl::Duration kAskAgain = absl::Milliseconds(50);
 
 // One request to one server, awaited.
-StatusOr<OpenAnswer> ask_open(const Worker& worker, const WorkerInfo& server,
-                              const OpenRequest& request, absl::Duration deadline) {
+StatusOr<std::string> ask_bytes(const Worker& worker, const WorkerInfo& server,
+                                std::string_view method, std::string_view signature,
+                                const std::string& request, absl::Duration deadline) {
   UntypedCall call;
-  call.method = std::string(internal::kOpenMethod);
-  call.signature = internal::kOpenSignature;
-  call.arguments = internal::pack_bytes(encode(request));
+  call.method = std::string(method);
+  call.signature = signature;
+  call.arguments = internal::pack_bytes(request);
   call.options.deadline = deadline;
   call.options.retry = Retry::kAtMostOnce;
   const Continuation with = continuation_of(worker);
@@ -47,7 +48,14 @@ StatusOr<OpenAnswer> ask_open(const Worker& worker, const WorkerInfo& server,
                  }
                });
   }
-  WEFT_ASSIGN_OR_RETURN(const std::string bytes, answer.try_wait());
+  return answer.try_wait();
+}
+
+StatusOr<OpenAnswer> ask_open(const Worker& worker, const WorkerInfo& server,
+                              const OpenRequest& request, absl::Duration deadline) {
+  WEFT_ASSIGN_OR_RETURN(const std::string bytes,
+                        ask_bytes(worker, server, internal::kOpenMethod, internal::kOpenSignature,
+                                  encode(request), deadline));
   return internal::decode_opened(bytes);
 }
 
@@ -97,6 +105,55 @@ class Opener {
         return make_error(
             unknown ? ErrorKind::kNotFound : ErrorKind::kDeadline,
             absl::StrCat(what, ": not in its time; the last: ", answer.status().message()));
+      }
+      worker_.runtime().make_parker()->park_until(worker_.now() + std::min(rest, kAskAgain));
+    }
+  }
+
+  // The first that is there: of a table that another client makes.
+  StatusOr<std::pair<WorkerInfo, OpenAnswer>> ask_any(const std::vector<std::string>& servers,
+                                                      const OpenRequest& request) {
+    for (const std::string& server : servers) {
+      const StatusOr<WorkerInfo> info = worker_.try_get_worker_info(server);
+      if (!info.ok()) continue;
+      const StatusOr<OpenAnswer> answer =
+          ask_open(worker_, *info, request, std::min(left(), attempt_));
+      if (answer.ok()) return std::pair(*info, *answer);
+    }
+    return ask(servers[0], request);
+  }
+
+  // With two copies: whoever owns the part now.
+  StatusOr<internal::PartTarget> find_owner(const OpenRequest& request) {
+    const size_t count = request.servers.size();
+    Status last = make_error(ErrorKind::kDeadline, "there was no time to ask");
+    for (;;) {
+      for (size_t i = 0; i < 2 * count; ++i) {
+        const std::string& server = request.servers[(request.index + i) % count];
+        const StatusOr<WorkerInfo> info = worker_.try_get_worker_info(server);
+        const absl::Duration left = std::min(deadline_ - worker_.now(), attempt_);
+        if (!info.ok() || left <= absl::ZeroDuration()) {
+          if (!info.ok()) last = info.status();
+          continue;
+        }
+        if (i < count) {
+          const StatusOr<OpenAnswer> answer = ask_open(worker_, *info, request, left);
+          if (answer.ok() && answer->part != 0) {
+            return internal::PartTarget{*info, answer->part, answer->map};
+          }
+          if (!answer.ok() && !worth_waiting(answer.status())) return answer.status();
+          if (!answer.ok()) last = answer.status();
+        } else {  // nobody says that it is the owner: a backup is to look for it
+          const internal::FindRequest find{name_, request.index, true};
+          (void)ask_bytes(worker_, *info, internal::kFindMethod, internal::kFindSignature,
+                          encode(find), left);
+        }
+      }
+      const absl::Duration rest = deadline_ - worker_.now();
+      if (rest <= absl::ZeroDuration()) {
+        return make_error(ErrorKind::kDeadline,
+                          absl::StrCat("open table '", name_, "', part ", request.index,
+                                       ": not in its time; the last: ", last.message()));
       }
       worker_.runtime().make_parker()->park_until(worker_.now() + std::min(rest, kAskAgain));
     }
@@ -179,15 +236,26 @@ StatusOr<Table> Client::try_open_table(std::string_view name,
   Opener opener(worker, setup.name, options.deadline.value_or(kDefaultOpen), setup.attempt);
   OpenRequest request{setup.name, definition, state_->options.servers, 0};
   if (!definition.has_value()) {
-    WEFT_ASSIGN_OR_RETURN(const auto found, opener.ask(state_->options.servers[0], request));
+    WEFT_ASSIGN_OR_RETURN(const auto found, opener.ask_any(state_->options.servers, request));
     request.definition = found.second.definition;
     request.servers = found.second.servers;
   }
   setup.definition = *request.definition;
+  setup.servers = request.servers;
+  if (setup.definition.copies > 1 && request.servers.size() < 2) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("table '", setup.name, "' of two copies wants two servers or more, not ",
+                                   request.servers.size()));
+  }
   for (size_t i = 0; i < request.servers.size(); ++i) {
     request.index = static_cast<uint32_t>(i);
+    if (setup.definition.copies > 1) {
+      WEFT_ASSIGN_OR_RETURN(internal::PartTarget owner, opener.find_owner(request));
+      setup.parts.push_back(std::move(owner));
+      continue;
+    }
     WEFT_ASSIGN_OR_RETURN(const auto opened, opener.ask(request.servers[i], request));
-    setup.parts.push_back({opened.first, opened.second.part});
+    setup.parts.push_back({opened.first, opened.second.part, {}});
   }
   auto core = TableCore::make(state_->service, std::move(setup));
   auto handle = std::make_shared<internal::TableHandle>(core);

@@ -80,6 +80,7 @@ struct TableStats {
   uint64_t dropped = 0;
   uint64_t pulls = 0;
   uint64_t repeats = 0;      // requests that were sent again
+  uint64_t moves = 0;        // owners that were found anew, with two copies
   uint64_t most_behind = 0;  // of a push, in updates
   uint64_t sum_behind = 0;
   uint64_t most_lag = 0;  // of a pull, in steps of the slowest client

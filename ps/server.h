@@ -31,6 +31,9 @@ struct ServerOptions {
   int64_t table_bytes = int64_t{16} << 30;
   // Pushes that wait for their step to end (BSP, batch); one beyond is refused, kind resource.
   int64_t queue_bytes = int64_t{1} << 30;
+  // Of each part of a table of two copies: what its backup has not confirmed; a push beyond is
+  // refused, kind resource.
+  int64_t log_bytes = int64_t{256} << 20;
 };
 
 class WEFT_API Server {

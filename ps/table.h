@@ -85,6 +85,9 @@ struct TableDefinition {
   // Sparse: what the rows may take at each server, with their state and keys; 0: no cap. A push that
   // would go over it is refused, kind resource, and nothing of it is done.
   uint64_t max_bytes = 0;
+  // 1, or 2: each part lies at two servers. A push is acknowledged when both have it; when one server
+  // dies the other goes on, and a third becomes the second copy, if there is one.
+  uint32_t copies = 1;
 
   friend bool operator==(const TableDefinition&, const TableDefinition&) = default;
 };

@@ -67,7 +67,8 @@ TableDefinition sparse(int64_t row_length, RuleChoice rule) {
 
 std::string to_string(const TableDefinition& d) {
   return absl::StrCat(kind_text(d.kind), " ", shape_text(d.shape), " ", dtype_text(d.dtype), ", ",
-                      rule_text(d.rule), ", ", init_text(d.init), ", ", mode_text(d.consistency));
+                      rule_text(d.rule), ", ", init_text(d.init), ", ", mode_text(d.consistency),
+                      d.copies == 2 ? ", two copies" : "");
 }
 
 namespace internal {
@@ -159,6 +160,9 @@ Status check_definition(const TableDefinition& d) {
   if (d.kind == TableKind::kDense && d.max_bytes != 0) {
     return wrong("max_bytes is of sparse tables only");
   }
+  if (d.copies < 1 || d.copies > 2) {
+    return wrong(absl::StrCat("copies is ", d.copies, ", it must be 1 or 2"));
+  }
   return check_consistency(d.consistency);
 }
 
@@ -186,6 +190,9 @@ std::string difference(const TableDefinition& there, const TableDefinition& give
   }
   if (there.max_bytes != given.max_bytes) {
     return differ("max_bytes", absl::StrCat(there.max_bytes), absl::StrCat(given.max_bytes));
+  }
+  if (there.copies != given.copies) {
+    return differ("copies", absl::StrCat(there.copies), absl::StrCat(given.copies));
   }
   return "";
 }

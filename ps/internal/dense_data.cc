@@ -3,6 +3,7 @@
 
 #include "ATen/core/grad_mode.h"
 #include "ATen/ops/empty.h"
+#include "ATen/ops/full.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/ps/internal/part_data.h"
@@ -116,6 +117,8 @@ class DenseData final : public PartData {
                   gradient, &state_);
   }
 
+  std::vector<at::Tensor> pack(const Push& push) const override { return {push.values}; }
+
   StatusOr<at::Tensor> read(const std::vector<at::Tensor>&) const override {
     return values_.clone();
   }
@@ -126,6 +129,40 @@ class DenseData final : public PartData {
       if (buffer.defined()) sum += static_cast<int64_t>(buffer.nbytes());
     }
     return sum;
+  }
+
+  std::vector<at::Tensor> image() const override {
+    std::vector<at::Tensor> out = {values_.clone(), at::full({1}, state_.steps.load(), at::kLong)};
+    for (const at::Tensor& buffer : state_.buffers) {
+      out.push_back(buffer.defined() ? buffer.clone() : buffer);
+    }
+    return out;
+  }
+
+  Status load(const std::vector<at::Tensor>& image) override {
+    if (image.size() != 2 + state_.buffers.size()) {
+      return make_error(ErrorKind::kProtocol,
+                        absl::StrCat("image of ", image.size(), " tensors, and a part has ",
+                                     2 + state_.buffers.size()));
+    }
+    const auto check = [](const at::Tensor& from, const at::Tensor& to) -> Status {
+      if (from.defined() != to.defined()) {
+        return make_error(ErrorKind::kProtocol, "image without a buffer of the rule, or with another");
+      }
+      if (!to.defined()) return absl::OkStatus();
+      return check_tensor(from, to.scalar_type(), to.sizes().vec(), "image that");
+    };
+    WEFT_RETURN_IF_ERROR(check(image[0], values_));
+    WEFT_RETURN_IF_ERROR(check_tensor(image[1], c10::ScalarType::Long, {1}, "steps that"));
+    for (size_t b = 0; b < state_.buffers.size(); ++b) {
+      WEFT_RETURN_IF_ERROR(check(image[b + 2], state_.buffers[b]));
+    }
+    values_.copy_(image[0]);
+    state_.steps.store(image[1].item<int64_t>());
+    for (size_t b = 0; b < state_.buffers.size(); ++b) {
+      if (state_.buffers[b].defined()) state_.buffers[b].copy_(image[b + 2]);
+    }
+    return absl::OkStatus();
   }
 
  private:

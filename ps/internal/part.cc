@@ -11,7 +11,9 @@ namespace {
 const HistogramOptions kSteps{.first = 1, .factor = 2, .buckets = 12};
 }
 
-PartMetrics::PartMetrics(Metrics& m, const std::string& table) {
+PartMetrics::PartMetrics(std::shared_ptr<Metrics> metrics, const std::string& table)
+    : keep(std::move(metrics)) {
+  Metrics& m = *keep;
   const MetricLabels labels = {{"table", table}};
   pushes = m.counter("weft_ps_pushes_total", "Pushes that were accepted", labels);
   copies =
@@ -29,14 +31,18 @@ PartMetrics::PartMetrics(Metrics& m, const std::string& table) {
                     kSteps, labels);
   behind = m.histogram("weft_ps_behind_updates",
                        "Updates between the values of a push and the push", kSteps, labels);
+  takeovers = m.counter("weft_ps_takeovers_total", "Backups that became owners here", labels);
+  images = m.counter("weft_ps_images_total", "Copies of a part that were begun anew", labels);
+  log_bytes = m.gauge("weft_ps_log_bytes", "What backups have not confirmed", labels);
 }
 
 Part::Part(PartIdentity identity, std::unique_ptr<PartData> data,
-           std::shared_ptr<ServerLimits> limits, Metrics& metrics, Runtime* runtime)
+           std::shared_ptr<ServerLimits> limits, std::shared_ptr<Metrics> metrics,
+           std::shared_ptr<Runtime> runtime)
     : identity_(std::move(identity)),
       limits_(std::move(limits)),
-      metrics_(metrics, identity_.table),
-      runtime_(runtime),
+      metrics_(std::move(metrics), identity_.table),
+      runtime_(std::move(runtime)),
       protocol_(identity_.definition.consistency),
       data_(std::move(data)) {
   publish();
@@ -46,11 +52,16 @@ Part::~Part() {
   for (auto& [token, waiting] : waiting_) {
     waiting.reply(make_error(ErrorKind::kState, absl::StrCat(label(), " is gone")));
   }
+  for (Gated& gated : gated_) {
+    gated.reply(make_error(ErrorKind::kState, absl::StrCat(label(), " is gone")));
+  }
+  metrics_.log_bytes->add(-seen_log_bytes_);
+  show({});
 }
 
 std::string Part::label() const {
   return absl::StrCat("table '", identity_.table, "', part ", identity_.index, " at '",
-                      identity_.servers[identity_.index], "'");
+                      identity_.self.name, "'");
 }
 
 void Part::take_turn(Task task) {
@@ -94,6 +105,7 @@ void Part::fail_all(const Status& why) {
   waiting_.clear();
   for (auto& [token, push] : pushes_) limits_->queued.fetch_sub(push.bytes());
   pushes_.clear();
+  if (replica_.has_value()) let_go();
 }
 
 void Part::call(const WorkerKey& caller, Request request, std::vector<at::Tensor> tensors,
@@ -107,9 +119,11 @@ void Part::call(const WorkerKey& caller, Request request, std::vector<at::Tensor
 
 void Part::worker_gone(const WorkerKey& worker) {
   take_turn([this, worker] {
+    if (!owns()) return;  // a backup hears of it from its owner, and of the rest when it serves
     PartEffects effects;
     protocol_.worker_gone(worker, &effects);
     perform(std::move(effects));
+    if (replica_.has_value()) append({.gone = worker});
     publish();
   });
 }
@@ -129,23 +143,66 @@ PartReport Part::report() const {
 void Part::publish() {
   PartReport now{protocol_.version(),    protocol_.clients(), protocol_.held(), protocol_.parked(),
                  protocol_.remembered(), data_->rows(),       data_->bytes()};
-  metrics_.waiting->set(static_cast<int64_t>(now.parked));
-  metrics_.rows->set(now.rows);
-  metrics_.bytes->set(now.bytes);
-  metrics_.clients->set(static_cast<int64_t>(now.clients));
-  {
-    MutexLock lock(&mutex_);
-    report_ = now;
+  if (replica_.has_value()) {
+    now.role = replica_->role();
+    now.map = replica_->map();
+    now.position = replica_->last();
+    now.confirmed = replica_->confirmed();
+    now.formed = formed_;
+    metrics_.log_bytes->add(stream_.bytes - std::exchange(seen_log_bytes_, stream_.bytes));
   }
-  for (auto& [to, what] : std::exchange(answers_, {})) to(std::move(what));
+  show(now);
+  const bool gate = replica_.has_value() && owns() && closed_.ok();
+  for (auto& [to, what] : std::exchange(answers_, {})) {
+    if (gate && replica_->last() > replica_->released()) {
+      gated_.push_back({replica_->last(), std::move(to), std::move(what)});
+    } else {
+      to(std::move(what));
+    }
+  }
+  if (!gate) return;
+  while (!gated_.empty() && gated_.front().position <= replica_->released()) {
+    Gated leaves = std::move(gated_.front());
+    gated_.pop_front();
+    leaves.reply(std::move(leaves.what));
+  }
+  pump();
+}
+
+// A worker may have several parts of one table: each adds what is its own.
+void Part::show(const PartReport& now) {
+  MutexLock lock(&mutex_);
+  metrics_.waiting->add(static_cast<int64_t>(now.parked - report_.parked));
+  metrics_.rows->add(now.rows - report_.rows);
+  metrics_.bytes->add(now.bytes - report_.bytes);
+  metrics_.clients->add(static_cast<int64_t>(now.clients - report_.clients));
+  report_ = now;
 }
 
 void Part::answer(ReplyFn reply, StatusOr<Payload> what) {
   answers_.emplace_back(std::move(reply), std::move(what));
 }
 
+Status Part::execute(const ClientKey& client, const Request& request,
+                     std::vector<at::Tensor> tensors, const Status* said, Answer* answer,
+                     Status* accepted, PartEffects* effects) {
+  if (request.enter.has_value()) {
+    WEFT_RETURN_IF_ERROR(protocol_.enter(client, *request.enter, effects).status());
+  }
+  if (request.push.has_value()) {
+    WEFT_RETURN_IF_ERROR(handle_push(client, *request.push, std::move(tensors), said, answer,
+                                     accepted, effects));
+  }
+  if (request.advance.has_value()) {
+    WEFT_RETURN_IF_ERROR(protocol_.advance(client, *request.advance, effects));
+  }
+  if (request.leave) protocol_.leave(client, effects);
+  return absl::OkStatus();
+}
+
 void Part::handle(const WorkerKey& caller, const Request& request, std::vector<at::Tensor> tensors,
                   const ScopeRef& scope, ReplyFn reply) {
+  if (replica_.has_value() && (!owns() || !closed_.ok())) return reply(moved());
   if (!closed_.ok()) return answer(std::move(reply), annotate(closed_, label()));
   const ClientKey client{caller, request.client};
   const size_t pushed = request.push.has_value() ? data_->push_tensors() : 0;
@@ -160,31 +217,30 @@ void Part::handle(const WorkerKey& caller, const Request& request, std::vector<a
   tensors.resize(pushed);
   PartEffects effects;
   Answer said;
+  LogEntry entry{caller, request};
+  entry.accepted = make_error(ErrorKind::kState, "not judged");
+  if (replica_.has_value()) {
+    entry.request->pull.reset();
+    entry.tensors = tensors;
+  }
+  Status done =
+      execute(client, request, std::move(tensors), nullptr, &said, &entry.accepted, &effects);
   uint64_t token = 0;
-  const auto in_order = [&]() -> Status {
-    if (request.enter.has_value()) {
-      WEFT_RETURN_IF_ERROR(protocol_.enter(client, *request.enter, &effects).status());
-    }
-    if (request.push.has_value()) {
-      WEFT_RETURN_IF_ERROR(handle_push(client, *request.push, std::move(tensors), &said, &effects));
-    }
-    if (request.advance.has_value()) {
-      WEFT_RETURN_IF_ERROR(protocol_.advance(client, *request.advance, &effects));
-    }
-    if (request.pull.has_value()) {
-      token = ++last_token_;
-      WEFT_RETURN_IF_ERROR(protocol_.pull(client, *request.pull, token, &effects));
-    }
-    if (request.leave) protocol_.leave(client, &effects);
-    return absl::OkStatus();
-  };
-  const Status done = in_order();
+  if (done.ok() && request.pull.has_value()) {
+    token = ++last_token_;
+    done = protocol_.pull(client, *request.pull, token, &effects);
+  }
   said.clock = protocol_.clock_of(client);
+  if (replica_.has_value() && replica_->map().epoch > request.epoch) said.map = replica_->map();
   const bool pulls = done.ok() && request.pull.has_value();
   if (pulls) {
     waiting_.emplace(token, Waiting{std::move(keys), said, std::move(reply)});
   }
   perform(std::move(effects));
+  if (replica_.has_value()) {
+    if (!entry.accepted.ok()) entry.tensors.clear();
+    append(std::move(entry));
+  }
   if (!done.ok()) return answer(std::move(reply), annotate(done, label()));
   if (!pulls) {
     said.version = protocol_.version();
@@ -202,38 +258,53 @@ void Part::handle(const WorkerKey& caller, const Request& request, std::vector<a
 }
 
 Status Part::handle_push(const ClientKey& client, const PushHeader& header,
-                         std::vector<at::Tensor> tensors, Answer* answer, PartEffects* effects) {
+                         std::vector<at::Tensor> tensors, const Status* said, Answer* answer,
+                         Status* accepted, PartEffects* effects) {
   using Verdict = PartProtocol::Verdict;
   const PartProtocol::Judgement judged = protocol_.judge(client, header);
   answer->dropped = judged.dropped;
+  const bool owner = said == nullptr;
   switch (judged.verdict) {
     case Verdict::kRefused: return judged.told;
-    case Verdict::kSame: metrics_.copies->add(); return judged.told;
-    case Verdict::kDrop: metrics_.dropped->add(); return absl::OkStatus();
+    case Verdict::kSame: metrics_.copies->add(owner ? 1 : 0); return judged.told;
+    case Verdict::kDrop: metrics_.dropped->add(owner ? 1 : 0); return absl::OkStatus();
     case Verdict::kApply:
     case Verdict::kHold: break;
   }
-  StatusOr<Push> push = data_->accept(header, std::move(tensors));
-  if (push.ok() && judged.verdict == Verdict::kHold &&
+  StatusOr<Push> push = absl::UnknownError("");
+  if (!owner && !said->ok()) {
+    push = *said;
+  } else {
+    push = data_->accept(header, std::move(tensors));
+  }
+  if (owner && push.ok() && judged.verdict == Verdict::kHold &&
       limits_->queued.load() + push->bytes() > limits_->queue_bytes) {
     push = make_error(ErrorKind::kResource,
                       absl::StrCat("push of ", push->bytes(),
                                    " bytes to wait for its step, beside ", limits_->queued.load(),
                                    " that do, and queue_bytes is ", limits_->queue_bytes));
   }
+  if (owner && push.ok() && !stream_.log.empty() && replica_->map().ready &&
+      stream_.bytes + push->bytes() > limits_->log_bytes) {
+    push = make_error(ErrorKind::kResource,
+                      absl::StrCat("push of ", push->bytes(), " bytes beside ", stream_.bytes,
+                                   " that its backup '", replica_->map().backup.name,
+                                   "' has not confirmed, and log_bytes is ", limits_->log_bytes));
+  }
   const uint64_t behind = protocol_.version() - std::min(protocol_.version(), header.version);
   const uint64_t token = ++last_token_;
   if (push.ok()) {
-    metrics_.pushes->add();
-    metrics_.behind->observe(static_cast<double>(behind));
+    metrics_.pushes->add(owner ? 1 : 0);
+    if (owner) metrics_.behind->observe(static_cast<double>(behind));
     limits_->queued.fetch_add(push->bytes());
     metrics_.held_bytes->add(push->bytes());
     answer->behind = behind;
     runtime_->trace("ps.accept", identity_.id, token);
     pushes_.emplace(token, *std::move(push));
   } else {
-    metrics_.refused->add();
+    metrics_.refused->add(owner ? 1 : 0);
   }
+  *accepted = push.status();
   protocol_.commit(client, header, judged, push.status(), token, effects);
   return push.status();
 }

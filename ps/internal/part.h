@@ -7,11 +7,18 @@
 // What comes is done one after the other, in turns: a thread that brings something while no other
 // works does it, and then what other threads have brought. So no lock is held over an operation of
 // LibTorch, and no thread waits for another.
+//
+// Of a table with two copies a Part is one of them: a ReplicaProtocol says what it may do. What an owner
+// does goes into its log in the order of the turns, and from there to the backup, one message at a time;
+// the backup does the same in the same order, and nothing else (part_copies.cc). An answer leaves when
+// its position is released.
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,8 +27,10 @@
 #include "weft/common/metrics.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
+#include "weft/ps/internal/copy_wire.h"
 #include "weft/ps/internal/part_data.h"
 #include "weft/ps/internal/part_protocol.h"
+#include "weft/ps/internal/replica_protocol.h"
 #include "weft/ps/internal/wire.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/payload.h"
@@ -32,11 +41,13 @@ namespace weft::ps::internal {
 struct ServerLimits {
   int64_t queue_bytes = 0;  // pushes that wait for their step to end
   int64_t table_bytes = 0;
+  int64_t log_bytes = 0;  // of each part: what its backup has not confirmed
   std::atomic<int64_t> queued{0};
 };
 
 struct PartMetrics {
-  PartMetrics(Metrics& metrics, const std::string& table);
+  PartMetrics(std::shared_ptr<Metrics> metrics, const std::string& table);
+  std::shared_ptr<Metrics> keep;  // a part may outlive its worker
   Counter* pushes;
   Counter* copies;
   Counter* dropped;
@@ -49,6 +60,9 @@ struct PartMetrics {
   Gauge* clients;
   Histogram* lag;
   Histogram* behind;
+  Counter* takeovers;
+  Counter* images;
+  Gauge* log_bytes;
 };
 
 // A snapshot for debug_info, inspection and tests.
@@ -60,20 +74,46 @@ struct PartReport {
   uint64_t remembered = 0;
   int64_t rows = 0;
   int64_t bytes = 0;
+  // Two copies.
+  ReplicaProtocol::Role role = ReplicaProtocol::Role::kOwner;
+  RangeMap map{};
+  uint64_t position = 0;
+  uint64_t confirmed = 0;
+  bool formed = true;  // it has had a backup
 };
 
 struct PartIdentity {
   uint64_t id = 0;
+  CopyPlace self{};
   std::string table{};
   TableDefinition definition{};
   std::vector<std::string> servers{};
   uint32_t index = 0;
 };
 
-class Part : public std::enable_shared_from_this<Part> {
+class Part;
+
+// What a part with two copies needs of its server. Any thread; nothing is called back from within.
+class CopyHost {
+ public:
+  virtual ~CopyHost() = default;
+  // compare_set until the store answers; then Part::map_written().
+  virtual void write_map(const std::shared_ptr<Part>& part, const WriteMap& write) = 0;
+  // Once; then Part::map_read().
+  virtual void read_map(const std::shared_ptr<Part>& part) = 0;
+  virtual void send_copy(const CopyPlace& to, CopyRequest request, std::vector<at::Tensor> tensors,
+                         absl::Duration deadline,
+                         std::function<void(StatusOr<CopyAnswer>)> done) = 0;
+  virtual void later(absl::Time when, Task task) = 0;
+  virtual std::vector<WorkerKey> gone_workers() const = 0;
+  // Those of the table's servers that are there, beginning after this one.
+  virtual std::vector<CopyPlace> others(const PartIdentity& identity) const = 0;
+};
+
+class WEFT_API Part : public std::enable_shared_from_this<Part> {
  public:
   Part(PartIdentity identity, std::unique_ptr<PartData> data, std::shared_ptr<ServerLimits> limits,
-       Metrics& metrics, Runtime* runtime);
+       std::shared_ptr<Metrics> metrics, std::shared_ptr<Runtime> runtime);
   ~Part();
 
   const PartIdentity& identity() const { return identity_; }
@@ -84,6 +124,24 @@ class Part : public std::enable_shared_from_this<Part> {
   void close(const Status& why);
   PartReport report() const;
 
+  // ---- two copies (part_copies.cc) ----
+  // Before anything else.
+  void own(const RangeMap& map, std::weak_ptr<CopyHost> host);
+  // A backup, from an image. On an error it is nothing.
+  Status follow(const CopyRequest& image, std::vector<at::Tensor> tensors,
+                std::weak_ptr<CopyHost> host);
+  using CopyReply = std::function<void(CopyAnswer)>;
+  void copy(CopyRequest request, CopyReply reply);
+  void map_written(const RangeMap& now);
+  void map_read(const RangeMap& then);
+  // A client gets no answer from the owner.
+  void suspected();
+  void server_gone(const CopyPlace& server);
+  void tick();
+  // Of protocol, values and the rule's state, bit by bit, with the log's position; at once when no turn
+  // is under way.
+  void digest(std::function<void(uint64_t position, uint64_t hash)> done);
+
  private:
   // A pull until it may be answered.
   struct Waiting {
@@ -92,12 +150,32 @@ class Part : public std::enable_shared_from_this<Part> {
     ReplyFn reply;
   };
 
+  // An answer that leaves when its position is released.
+  struct Gated {
+    uint64_t position = 0;
+    ReplyFn reply;
+    StatusOr<Payload> what;
+  };
+  // Of an owner: its backup, as far as it has come.
+  struct Stream {
+    std::deque<LogEntry> log{};  // not confirmed
+    uint64_t first = 0;          // position of its first
+    int64_t bytes = 0;
+    std::optional<std::pair<CopyRequest, std::vector<at::Tensor>>> image{};
+    bool sending = false;
+    std::optional<absl::Time> failing_since{};
+  };
+
   void take_turn(Task task);
   // ---- in a turn ----
   void handle(const WorkerKey& caller, const Request& request, std::vector<at::Tensor> tensors,
               const ScopeRef& scope, ReplyFn reply);
+  // `said`: what the owner said of it; null: this is the owner. `accepted`: what is said.
   Status handle_push(const ClientKey& client, const PushHeader& header,
-                     std::vector<at::Tensor> tensors, Answer* answer, PartEffects* effects);
+                     std::vector<at::Tensor> tensors, const Status* said, Answer* answer,
+                     Status* accepted, PartEffects* effects);
+  Status execute(const ClientKey& client, const Request& request, std::vector<at::Tensor> tensors,
+                 const Status* said, Answer* answer, Status* accepted, PartEffects* effects);
   void perform(PartEffects effects);
   void apply(const ApplyStep& step);
   void answer_pull(uint64_t token, uint64_t lag);
@@ -105,13 +183,29 @@ class Part : public std::enable_shared_from_this<Part> {
   // To be said at the end of the turn, when report() has what it did.
   void answer(ReplyFn reply, StatusOr<Payload> what);
   void publish();
+  void show(const PartReport& now);
   void fail_all(const Status& why);
   std::string label() const;
+  // ---- in a turn, two copies ----
+  bool owns() const {
+    return !replica_.has_value() || replica_->role() == ReplicaProtocol::Role::kOwner;
+  }
+  StatusOr<Payload> moved() const;
+  void append(LogEntry entry);
+  void perform(const ReplicaEffects& effects);
+  void take_image();
+  void serve();
+  void retire();
+  void pump();
+  void sent(uint64_t epoch, bool image, const StatusOr<CopyAnswer>& answer);
+  void replay(LogEntry entry);
+  CopyAnswer said(bool refused) const;
+  void let_go();
 
   const PartIdentity identity_;
   const std::shared_ptr<ServerLimits> limits_;
   PartMetrics metrics_;
-  Runtime* const runtime_;
+  const std::shared_ptr<Runtime> runtime_;
 
   mutable Mutex mutex_;
   std::deque<Task> turns_ ABSL_GUARDED_BY(mutex_);
@@ -120,12 +214,23 @@ class Part : public std::enable_shared_from_this<Part> {
 
   // Used by the thread that has the turn.
   PartProtocol protocol_;
-  const std::unique_ptr<PartData> data_;
+  std::unique_ptr<PartData> data_;
   std::map<uint64_t, Push> pushes_;  // accepted and not applied, by token
   std::map<uint64_t, Waiting> waiting_;
   uint64_t last_token_ = 0;
   std::vector<std::pair<ReplyFn, StatusOr<Payload>>> answers_;
   Status closed_;
+  int64_t seen_log_bytes_ = 0;
+
+  // Two copies.
+  std::optional<ReplicaProtocol> replica_;
+  std::weak_ptr<CopyHost> host_;
+  Stream stream_;
+  std::deque<Gated> gated_;
+  bool formed_ = true;
+  bool asking_owner_ = false;
+  uint64_t offers_ = 0;
+  absl::Time heard_;
 };
 
 }  // namespace weft::ps::internal

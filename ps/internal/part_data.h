@@ -41,12 +41,20 @@ class PartData {
   virtual size_t push_tensors() const = 0;
   virtual size_t pull_tensors() const = 0;
   virtual StatusOr<Push> accept(const PushHeader& header, std::vector<at::Tensor> tensors) = 0;
+  // A copy's, of what its owner has accepted: no cap applies.
+  virtual void follow(bool follows) { (void)follows; }
   // In this order, as one update of their sum over `divisor`; assignments alone. REQUIRES: accepted.
   virtual void apply(std::vector<Push> pushes, uint64_t divisor) = 0;
+  // Of a push that was accepted, as accept() takes them.
+  virtual std::vector<at::Tensor> pack(const Push& push) const = 0;
   // A copy. `tensors`: as many as pull_tensors().
   virtual StatusOr<at::Tensor> read(const std::vector<at::Tensor>& tensors) const = 0;
   virtual int64_t rows() const = 0;
   virtual int64_t bytes() const = 0;
+  // Values and the rule's state; later changes are not seen in it. Some may be undefined.
+  virtual std::vector<at::Tensor> image() const = 0;
+  // Replaces everything. Kind protocol: it is no image of such a table. Kind resource: no memory.
+  virtual Status load(const std::vector<at::Tensor>& image) = 0;
 };
 
 // Kind resource when there is no memory for it.

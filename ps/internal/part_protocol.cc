@@ -245,4 +245,45 @@ Status PartProtocol::pull(const ClientKey& client, const PullHeader& header, uin
   return absl::OkStatus();
 }
 
+// ---- copies ------------------------------------------------------------------------------------
+
+ProtocolImage PartProtocol::image() const {
+  ProtocolImage out;
+  for (const auto& [key, client] : clients_) {
+    ProtocolImage::Client one{key, client.clock, client.floor, {}};
+    for (const auto& [number, outcome] : client.outcomes) {
+      one.outcomes.push_back({number, outcome.told, outcome.dropped});
+    }
+    out.clients.push_back(std::move(one));
+  }
+  out.left.assign(left_.begin(), left_.end());
+  out.gone.assign(gone_.begin(), gone_.end());
+  out.entered = entered_;
+  out.started = started_;
+  out.version = version_;
+  out.step = step_;
+  for (const auto& [step, pushes] : held_) {
+    for (const auto& [key, token] : pushes) out.held.push_back({key.first, key.second, step, token});
+  }
+  return out;
+}
+
+void PartProtocol::load(const ProtocolImage& image) {
+  for (const ProtocolImage::Client& one : image.clients) {
+    Client& client = clients_[one.key];
+    client.clock = one.clock;
+    client.floor = one.floor;
+    for (const auto& o : one.outcomes) client.outcomes[o.number] = Outcome{o.told, o.dropped};
+  }
+  left_.insert(image.left.begin(), image.left.end());
+  gone_.insert(image.gone.begin(), image.gone.end());
+  entered_ = image.entered;
+  started_ = image.started;
+  version_ = image.version;
+  step_ = image.step;
+  for (const ProtocolImage::Held& held : image.held) {
+    held_count_ += held_[held.step].emplace(HeldKey{held.client, held.number}, held.token).second;
+  }
+}
+
 }  // namespace weft::ps::internal

@@ -67,6 +67,35 @@ struct PullReady {
 using PartEffect = std::variant<ApplyStep, PullReady>;
 using PartEffects = std::vector<PartEffect>;
 
+// All that a PartProtocol knows besides the pulls that wait: for a copy of it.
+struct ProtocolImage {
+  struct Outcome {
+    uint64_t number = 0;
+    Status told{};
+    bool dropped = false;
+  };
+  struct Client {
+    ClientKey key{};
+    uint64_t clock = 0;
+    uint64_t floor = 1;
+    std::vector<Outcome> outcomes{};
+  };
+  struct Held {
+    ClientKey client{};
+    uint64_t number = 0;
+    uint64_t step = 0;
+    uint64_t token = 0;  // of this copy alone
+  };
+  std::vector<Client> clients{};
+  std::vector<ClientKey> left{};
+  std::vector<WorkerKey> gone{};
+  uint64_t entered = 0;
+  bool started = false;
+  uint64_t version = 0;
+  uint64_t step = 0;
+  std::vector<Held> held{};
+};
+
 class WEFT_API PartProtocol {
  public:
   // The most numbers that a client may have between its floor and its newest push.
@@ -116,6 +145,10 @@ class WEFT_API PartProtocol {
   // Numbers that are remembered, over all clients.
   uint64_t remembered() const;
   uint64_t clock_of(const ClientKey& client) const;
+
+  ProtocolImage image() const;
+  // REQUIRES: nothing has been done yet.
+  void load(const ProtocolImage& image);
 
  private:
   struct Outcome {

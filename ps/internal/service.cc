@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/ps/internal/definition.h"
+#include "weft/rpc/service_worker.h"
 
 namespace weft::ps::internal {
 namespace {
@@ -33,11 +34,11 @@ std::shared_ptr<PsService> PsService::of(const Worker& worker) {
 }
 
 Status PsService::serve(const ServerOptions& options) {
-  if (options.table_bytes <= 0 || options.queue_bytes <= 0) {
-    return make_error(
-        ErrorKind::kInvalidArgument,
-        absl::StrCat("ps::Server: table_bytes is ", options.table_bytes, " and queue_bytes ",
-                     options.queue_bytes, "; both must be above 0"));
+  if (options.table_bytes <= 0 || options.queue_bytes <= 0 || options.log_bytes <= 0) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("ps::Server: table_bytes is ", options.table_bytes,
+                                   ", queue_bytes ", options.queue_bytes, ", log_bytes ",
+                                   options.log_bytes, "; each must be above 0"));
   }
   MutexLock lock(&mutex_);
   if (!closed_.ok()) return closed_;
@@ -48,6 +49,7 @@ Status PsService::serve(const ServerOptions& options) {
   limits_ = std::make_shared<ServerLimits>();
   limits_->table_bytes = options.table_bytes;
   limits_->queue_bytes = options.queue_bytes;
+  limits_->log_bytes = options.log_bytes;
   return absl::OkStatus();
 }
 
@@ -71,9 +73,18 @@ std::vector<PsService::PartRef> PsService::parts() const {
   return out;
 }
 
+std::map<PsService::PartName, std::shared_ptr<Part>> PsService::parts_by_name() const {
+  MutexLock lock(&mutex_);
+  return by_name_;
+}
+
 std::map<std::string, PartReport> PsService::reports() const {
   std::map<std::string, PartReport> out;
-  for (const PartRef& part : parts()) out[part->identity().table] = part->report();
+  for (const auto& [name, part] : parts_by_name()) {
+    const PartIdentity& identity = part->identity();
+    const bool made_here = identity.servers[identity.index] == identity.self.name;
+    if (made_here || !out.contains(name.first)) out[name.first] = part->report();
+  }
   return out;
 }
 
@@ -90,7 +101,17 @@ std::vector<Method> PsService::methods() {
   call.signature = std::string(kCallSignature);
   call.invoke = [this](CallContext& context, const std::shared_ptr<void>&, Payload arguments,
                        ReplyFn reply) { on_call(context, std::move(arguments), std::move(reply)); };
-  return {std::move(open), std::move(call)};
+  Method find;
+  find.name = std::string(kFindMethod);
+  find.signature = std::string(kFindSignature);
+  find.invoke = [this](CallContext&, const std::shared_ptr<void>&, Payload arguments,
+                       ReplyFn reply) { on_find(std::move(arguments), std::move(reply)); };
+  Method copy;
+  copy.name = std::string(kCopyMethod);
+  copy.signature = std::string(kCopySignature);
+  copy.invoke = [this](CallContext&, const std::shared_ptr<void>&, Payload arguments,
+                       ReplyFn reply) { on_copy(std::move(arguments), std::move(reply)); };
+  return {std::move(open), std::move(call), std::move(find), std::move(copy)};
 }
 
 void PsService::on_open(Payload arguments, ReplyFn reply) {
@@ -104,44 +125,60 @@ void PsService::on_open(Payload arguments, ReplyFn reply) {
   reply(pack_bytes(encode(*opened)));
 }
 
-StatusOr<PsService::PartRef> PsService::find(const std::string& table) const {
+StatusOr<PsService::PartRef> PsService::find(const OpenRequest& request) const {
   if (!closed_.ok()) return closed_;
   if (limits_ == nullptr) {
     return make_error(absl::StatusCode::kUnavailable, ErrorKind::kState,
                       absl::StrCat("worker '", worker().name(), "' serves no tables, such as '",
-                                   table, "': make a ps::Server there"));
+                                   request.name, "': make a ps::Server there"));
   }
-  const auto at = by_name_.find(table);
+  if (!request.definition.has_value()) {  // any part of it knows what it is
+    const auto at = by_name_.lower_bound({request.name, 0});
+    return at == by_name_.end() || at->first.first != request.name ? nullptr : at->second;
+  }
+  const auto at = by_name_.find({request.name, request.index});
   return at == by_name_.end() ? nullptr : at->second;
 }
 
-StatusOr<OpenAnswer> PsService::open(const OpenRequest& request) {
-  PartIdentity identity{0, request.name, {}, request.servers, request.index};
-  std::shared_ptr<ServerLimits> limits;
-  const auto answer = [](const Part& part) {
-    return OpenAnswer{part.identity().id, part.identity().definition, part.identity().servers};
-  };
-  const auto check_same = [&](const Part& part) -> StatusOr<OpenAnswer> {
-    if (!request.definition.has_value()) return answer(part);
-    const PartIdentity& there = part.identity();
+StatusOr<OpenAnswer> PsService::answer_open(const OpenRequest& request, const Part& part) const {
+  const PartIdentity& there = part.identity();
+  OpenAnswer answer{there.id, there.definition, there.servers, {}};
+  if (request.definition.has_value()) {
     std::string why = difference(there.definition, *request.definition);
     if (why.empty() && (there.servers != request.servers || there.index != request.index)) {
       why = absl::StrCat("servers are ", absl::StrJoin(there.servers, ", "), " there and ",
                          absl::StrJoin(request.servers, ", "), " here");
     }
-    if (why.empty()) return answer(part);
-    return make_error(ErrorKind::kInvalidArgument,
-                      absl::StrCat("table '", request.name, "' at '", worker().name(),
-                                   "' has another definition: ", why));
-  };
+    if (!why.empty()) {
+      return make_error(ErrorKind::kInvalidArgument,
+                        absl::StrCat("table '", request.name, "' at '", worker().name(),
+                                     "' has another definition: ", why));
+    }
+  }
+  if (there.definition.copies < 2) return answer;
+  const PartReport report = part.report();
+  answer.map = report.map;
+  if (report.role != ReplicaProtocol::Role::kOwner) {
+    answer.part = 0;
+  } else if (!report.formed) {
+    return make_error(absl::StatusCode::kUnavailable, ErrorKind::kState,
+                      absl::StrCat("table '", request.name, "', part ", there.index, " at '",
+                                   worker().name(), "' waits for another server to be its backup"));
+  }
+  return answer;
+}
+
+StatusOr<OpenAnswer> PsService::open(const OpenRequest& request) {
+  std::shared_ptr<ServerLimits> limits;
+  uint64_t id = 0;
   {
     MutexLock lock(&mutex_);
-    WEFT_ASSIGN_OR_RETURN(const PartRef part, find(request.name));
-    if (part != nullptr) return check_same(*part);
+    WEFT_ASSIGN_OR_RETURN(const PartRef part, find(request));
+    if (part != nullptr) return answer_open(request, *part);
     if (!request.definition.has_value()) {
       std::vector<std::string> names;
       for (const auto& [name, other] : by_name_) {
-        if (names.size() < 8) names.push_back(name);
+        if (names.size() < 8) names.push_back(name.first);
       }
       return make_error(
           ErrorKind::kNotFound,
@@ -154,15 +191,58 @@ StatusOr<OpenAnswer> PsService::open(const OpenRequest& request) {
                                      "': there are ", kMostTables, " already"));
     }
     limits = limits_;
-    identity.id = ++last_part_;
+    id = ++last_part_;
   }
+  const bool copied = request.definition->copies > 1;
   if (request.servers[request.index] != worker().name()) {
+    // With two copies any server may be asked.
+    if (copied) return OpenAnswer{0, *request.definition, request.servers, {}};
     return make_error(
         ErrorKind::kInvalidArgument,
         absl::StrCat("table '", request.name, "' wants part ", request.index, " at '",
                      request.servers[request.index], "', and this is '", worker().name(), "'"));
   }
-  identity.definition = *request.definition;
+  std::optional<RangeMap> map;
+  if (copied) {
+    WEFT_ASSIGN_OR_RETURN(map, claim(request));
+    if (map->owner != self()) return OpenAnswer{0, *request.definition, request.servers, *map};
+  }
+  WEFT_ASSIGN_OR_RETURN(const PartRef made, make_part(request, limits, id, map));
+  if (map.has_value()) made->own(*map, weak_from_this());
+  std::vector<WorkerKey> gone;
+  PartRef there;
+  {
+    MutexLock lock(&mutex_);
+    WEFT_ASSIGN_OR_RETURN(there, find(request));
+    uint64_t& epoch = epochs_[{request.name, request.index}];
+    if (there == nullptr && map.has_value() && map->epoch <= epoch) {
+      return make_error(ErrorKind::kPeerLost,
+                        absl::StrCat("table '", request.name, "', part ", request.index,
+                                     ": its server '", worker().name(),
+                                     "' has ended since, and no copy is left"));
+    }
+    if (there == nullptr && limits_ == limits) {
+      there = made;
+      if (map.has_value()) epoch = map->epoch;
+      by_name_.emplace(PartName(request.name, request.index), made);
+      by_id_.emplace(made->identity().id, made);
+      gone.assign(gone_.begin(), gone_.end());
+    }
+  }
+  if (there == nullptr) return make_error(ErrorKind::kState, "the server of the table has ended");
+  for (const WorkerKey& worker : gone) there->worker_gone(worker);
+  if (copied) {
+    WEFT_ASSIGN_OR_RETURN(Keeper * keeper, this->keeper());
+    keeper->tick_soon();
+  }
+  return answer_open(request, *there);
+}
+
+StatusOr<PsService::PartRef> PsService::make_part(const OpenRequest& request,
+                                                  std::shared_ptr<ServerLimits> limits, uint64_t id,
+                                                  const std::optional<RangeMap>& map) {
+  PartIdentity identity{id, self(), request.name, *request.definition, request.servers,
+                        request.index};
   const bool dense = identity.definition.kind == TableKind::kDense;
   const ElementRange range = !dense ? ElementRange{}
                                     : element_range(element_count(identity.definition),
@@ -181,23 +261,13 @@ StatusOr<OpenAnswer> PsService::open(const OpenRequest& request) {
       std::unique_ptr<PartData> data,
       dense ? make_dense_data(identity.definition, request.name, range)
             : make_sparse_data(identity.definition, request.name, limits->table_bytes));
-  auto made = std::make_shared<Part>(std::move(identity), std::move(data), limits,
-                                     worker().metrics(), context_.runtime.get());
-  std::vector<WorkerKey> gone;
-  PartRef there;
-  {
-    MutexLock lock(&mutex_);
-    WEFT_ASSIGN_OR_RETURN(there, find(request.name));
-    if (there == nullptr && limits_ == limits) {
-      there = made;
-      by_name_.emplace(request.name, made);
-      by_id_.emplace(made->identity().id, made);
-      gone.assign(gone_.begin(), gone_.end());
-    }
+  std::shared_ptr<Metrics> metrics = metrics_of(worker());
+  if (metrics == nullptr) return make_error(ErrorKind::kState, "the worker is gone");
+  if (map.has_value()) {
+    WEFT_RETURN_IF_ERROR(keeper().status());
   }
-  if (there == nullptr) return make_error(ErrorKind::kState, "the server of the table has ended");
-  for (const WorkerKey& worker : gone) there->worker_gone(worker);
-  return check_same(*there);
+  return std::make_shared<Part>(std::move(identity), std::move(data), std::move(limits),
+                                std::move(metrics), context_.runtime);
 }
 
 void PsService::on_call(CallContext& call, Payload arguments, ReplyFn reply) {
@@ -232,8 +302,12 @@ void PsService::on_worker_gone(const WorkerInfo& gone, const Status&) {
     gone_.insert(key);
   }
   // Not here: applying a step that this ends may take long.
+  const CopyPlace place{gone.name, gone.incarnation};
   for (const PartRef& part : parts()) {
-    post_or_run(context_.executor.get(), [part, key] { part->worker_gone(key); });
+    post_or_run(context_.executor.get(), [part, key, place] {
+      part->worker_gone(key);
+      part->server_gone(place);
+    });
   }
 }
 
@@ -246,6 +320,12 @@ void PsService::on_shutdown(const Status& why) {
     closed = closed_;
     clients = std::exchange(clients_, {});
   }
+  Keeper* keeper = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    keeper = keeper_.get();
+  }
+  if (keeper != nullptr) keeper->stop();
   stop_serving();
   for (const auto& [id, weak] : clients) {
     if (const auto part = weak.lock()) part->close(closed);

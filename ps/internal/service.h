@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "weft/common/mutex.h"
+#include "weft/ps/internal/keeper.h"
 #include "weft/ps/internal/part.h"
 #include "weft/ps/server.h"
 #include "weft/rpc/service.h"
@@ -26,7 +27,9 @@ class ClientPart {
   virtual void close(const Status& why) = 0;
 };
 
-class WEFT_API PsService final : public Service, public std::enable_shared_from_this<PsService> {
+class WEFT_API PsService final : public Service,
+                                 public CopyHost,
+                                 public std::enable_shared_from_this<PsService> {
  public:
   explicit PsService(ServiceContext context) : context_(std::move(context)) {}
 
@@ -42,8 +45,20 @@ class WEFT_API PsService final : public Service, public std::enable_shared_from_
 
   Status serve(const ServerOptions& options);
   void stop_serving();
-  // By table, for tests and for inspection of the worker.
+  // By table, of the part that it made; for tests and for inspection of the worker.
   std::map<std::string, PartReport> reports() const;
+  // By table and index.
+  using PartName = std::pair<std::string, uint32_t>;
+  std::map<PartName, std::shared_ptr<Part>> parts_by_name() const;
+
+  // ---- CopyHost ----
+  void write_map(const std::shared_ptr<Part>& part, const WriteMap& write) override;
+  void read_map(const std::shared_ptr<Part>& part) override;
+  void send_copy(const CopyPlace& to, CopyRequest request, std::vector<at::Tensor> tensors,
+                 absl::Duration deadline, std::function<void(StatusOr<CopyAnswer>)> done) override;
+  void later(absl::Time when, Task task) override;
+  std::vector<WorkerKey> gone_workers() const override;
+  std::vector<CopyPlace> others(const PartIdentity& identity) const override;
 
   // ---- Service ----
   std::vector<Method> methods() override;
@@ -57,16 +72,31 @@ class WEFT_API PsService final : public Service, public std::enable_shared_from_
 
   void on_open(Payload arguments, ReplyFn reply);
   StatusOr<OpenAnswer> open(const OpenRequest& request);
+  StatusOr<OpenAnswer> answer_open(const OpenRequest& request, const Part& part) const;
+  StatusOr<PartRef> make_part(const OpenRequest& request, std::shared_ptr<ServerLimits> limits,
+                              uint64_t id, const std::optional<RangeMap>& map);
+  void on_find(Payload arguments, ReplyFn reply);
+  void on_copy(Payload arguments, ReplyFn reply);
+  StatusOr<PartRef> follow(const CopyRequest& request, std::vector<at::Tensor> tensors);
+  // Who owns a part that nobody has made here: this server, if there is no map yet.
+  StatusOr<RangeMap> claim(const OpenRequest& request);
+  CopyPlace self() const { return {worker().name(), worker().info().incarnation}; }
+  StatusOr<Keeper*> keeper();
+  void tick();
   void on_call(CallContext& call, Payload arguments, ReplyFn reply);
   std::vector<PartRef> parts() const;
-  StatusOr<PartRef> find(const std::string& table) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  StatusOr<PartRef> find(const OpenRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ServiceContext context_;
   std::atomic<uint64_t> last_client_{0};
 
   mutable Mutex mutex_;
   std::shared_ptr<ServerLimits> limits_ ABSL_GUARDED_BY(mutex_);  // null: it serves no tables
-  std::map<std::string, PartRef> by_name_ ABSL_GUARDED_BY(mutex_);
+  std::map<PartName, PartRef> by_name_ ABSL_GUARDED_BY(mutex_);
+  // The greatest epoch of a part that this worker has had, also when it has it no more: it never
+  // takes up an older image again, nor makes the part anew.
+  std::map<PartName, uint64_t> epochs_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Keeper> keeper_ ABSL_GUARDED_BY(mutex_);  // made by the first that needs it
   std::map<uint64_t, PartRef> by_id_ ABSL_GUARDED_BY(mutex_);
   std::set<WorkerKey> gone_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_part_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -83,6 +83,12 @@ class SparseData final : public PartData {
     for (const auto& [steps, places] : by_steps) update(all, steps, places, options);
   }
 
+  std::vector<at::Tensor> pack(const Push& push) const override {
+    at::Tensor keys = at::empty({static_cast<int64_t>(push.keys.size())}, at::kLong);
+    std::memcpy(keys.mutable_data_ptr(), push.keys.data(), push.keys.size() * sizeof(uint64_t));
+    return {keys, push.values};
+  }
+
   StatusOr<at::Tensor> read(const std::vector<at::Tensor>& tensors) const override {
     WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> keys, keys_of(tensors[0]));
     at::Tensor out = at::empty({static_cast<int64_t>(keys.size()), length_}, tensor_);
@@ -101,6 +107,65 @@ class SparseData final : public PartData {
 
   int64_t rows() const override { return static_cast<int64_t>(rows_); }
   int64_t bytes() const override { return static_cast<int64_t>(rows_) * row_bytes_; }
+  void follow(bool follows) override { follows_ = follows; }
+
+  // Keys and steps, values and buffers, row by row in the order in which they were made.
+  std::vector<at::Tensor> image() const override {
+    const auto count = static_cast<int64_t>(rows_);
+    at::Tensor keys = at::empty({count}, at::kLong);
+    at::Tensor steps = at::empty({count}, at::kLong);
+    std::vector<at::Tensor> out = {keys, steps, at::empty({count, length_}, tensor_)};
+    for (const int64_t length : lengths_) {
+      out.push_back(length == 0 ? at::Tensor() : at::empty({count, length}, tensor_));
+    }
+    int64_t* const key_data = keys.mutable_data_ptr<int64_t>();
+    for (const auto& [key, row] : index_) key_data[row] = static_cast<int64_t>(key);
+    each_row([&](uint32_t row, const Chunk& chunk, size_t at) {
+      steps.mutable_data_ptr<int64_t>()[row] = chunk.steps[at];
+      copy_row(chunk.values, at, length_, out[2], row);
+      for (size_t b = 0; b < lengths_.size(); ++b) {
+        if (lengths_[b] != 0) copy_row(chunk.buffers[b], at, lengths_[b], out[b + 3], row);
+      }
+    });
+    return out;
+  }
+
+  Status load(const std::vector<at::Tensor>& image) override {
+    if (image.size() != 3 + lengths_.size()) {
+      return make_error(ErrorKind::kProtocol,
+                        absl::StrCat("image of ", image.size(), " tensors, and a part has ",
+                                     3 + lengths_.size()));
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> keys, keys_of(image[0]));
+    const auto count = static_cast<int64_t>(keys.size());
+    WEFT_RETURN_IF_ERROR(check_tensor(image[1], c10::ScalarType::Long, {count}, "steps that"));
+    WEFT_RETURN_IF_ERROR(check_tensor(image[2], definition_.dtype, {count, length_}, "rows that"));
+    for (size_t b = 0; b < lengths_.size(); ++b) {
+      if (lengths_[b] == 0) continue;
+      WEFT_RETURN_IF_ERROR(
+          check_tensor(image[b + 3], definition_.dtype, {count, lengths_[b]}, "state that"));
+    }
+    std::vector<at::Tensor> from;
+    for (const at::Tensor& t : image) from.push_back(t.defined() ? t.contiguous() : t);
+    index_.clear();
+    chunks_.clear();
+    rows_ = 0;
+    follows_ = true;
+    WEFT_RETURN_IF_ERROR(make_rows(keys));
+    if (static_cast<int64_t>(rows_) != count) {
+      return make_error(ErrorKind::kProtocol, "image with a key that comes twice");
+    }
+    for (uint32_t row = 0; row < rows_; ++row) {
+      Chunk& chunk = chunks_[row / kChunkRows];
+      const size_t at = row % kChunkRows;
+      chunk.steps[at] = static_cast<uint32_t>(from[1].const_data_ptr<int64_t>()[row]);
+      copy_row(from[2], row, length_, chunk.values, at);
+      for (size_t b = 0; b < lengths_.size(); ++b) {
+        if (lengths_[b] != 0) copy_row(from[b + 3], row, lengths_[b], chunk.buffers[b], at);
+      }
+    }
+    return absl::OkStatus();
+  }
 
  private:
   struct Chunk {
@@ -121,6 +186,16 @@ class SparseData final : public PartData {
   char* buffer_of(size_t buffer, uint32_t row) const {
     return static_cast<char*>(chunks_[row / kChunkRows].buffers[buffer].data_ptr()) +
            row % kChunkRows * bytes_of(lengths_[buffer]);
+  }
+  void copy_row(const at::Tensor& from, size_t row, int64_t length, const at::Tensor& to,
+                size_t to_row) const {
+    std::memcpy(static_cast<char*>(to.data_ptr()) + to_row * bytes_of(length),
+                static_cast<const char*>(from.const_data_ptr()) + row * bytes_of(length),
+                bytes_of(length));
+  }
+  template <class Fn>
+  void each_row(const Fn& fn) const {
+    for (uint32_t row = 0; row < rows_; ++row) fn(row, chunks_[row / kChunkRows], row % kChunkRows);
   }
   uint32_t& steps_of(uint32_t row) { return chunks_[row / kChunkRows].steps[row % kChunkRows]; }
 
@@ -178,7 +253,7 @@ class SparseData final : public PartData {
     size_t fresh = 0;
     for (const uint64_t key : keys) fresh += index_.contains(key) ? 0 : 1;
     const auto after = static_cast<uint64_t>(rows_ + fresh) * static_cast<uint64_t>(row_bytes_);
-    if (after > most_bytes_) {
+    if (after > most_bytes_ && !follows_) {
       return make_error(
           ErrorKind::kResource,
           absl::StrCat("push with ", fresh, " new rows of ", row_bytes_, " bytes would make ",
@@ -270,6 +345,7 @@ class SparseData final : public PartData {
   absl::flat_hash_map<uint64_t, uint32_t> index_;
   std::vector<Chunk> chunks_;
   size_t rows_ = 0;
+  bool follows_ = false;
 };
 
 }  // namespace

@@ -8,6 +8,8 @@
 //   CLIENT-2  a request that may have been done is sent again with the numbers that it had.
 //   CLIENT-3  an operation that ends a step leaves when all pushes before it have ended; those after it
 //             leave when it has ended. Others overtake each other as they like.
+//   CLIENT-5  with two copies: a request whose owner has moved, or does not answer, is sent to the
+//             owner that is found, with the numbers that it had.
 //   CLIENT-4  the floor of a push is not above the number of any push that has not ended.
 
 #include <deque>
@@ -22,6 +24,7 @@
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
 #include "weft/ps/client.h"
+#include "weft/ps/internal/copy_wire.h"
 #include "weft/ps/internal/service.h"
 #include "weft/ps/internal/wire.h"
 #include "weft/ps/placement.h"
@@ -32,6 +35,7 @@ namespace weft::ps::internal {
 struct PartTarget {
   WorkerInfo server{};
   uint64_t part = 0;
+  RangeMap map{};  // two copies
 };
 
 struct OpResult {
@@ -61,6 +65,7 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   struct Setup {
     std::string name{};
     TableDefinition definition{};
+    std::vector<std::string> servers{};
     std::vector<PartTarget> parts{};
     bool observer = false;
     absl::Duration attempt{};
@@ -105,8 +110,28 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   };
   using OpRef = std::shared_ptr<Op>;
 
+  using TargetRef = std::shared_ptr<const PartTarget>;
+  // Of a part whose owner is looked for.
+  struct Search {
+    bool running = false;
+    std::vector<std::pair<OpRef, size_t>> waiting{};
+    size_t next = 0;      // server to be asked
+    size_t asked = 0;     // in this round
+    bool copies = false;  // one was found in this round, or may be there
+    int empty_rounds = 0;
+  };
+
+  bool copied() const { return setup_.definition.copies > 1; }
+  TargetRef target(size_t part) const;
+  // ---- table_locate.cc ----
+  bool may_have_moved(const Status& why) const;
+  void learn(size_t part, const RangeMap& map);
+  void locate(const OpRef& op, size_t piece, const RangeMap& map);
+  void ask_next(size_t part);
+  void found(size_t part, const WorkerInfo& server, const StatusOr<FindAnswer>& answer);
+  void search_again(size_t part);
+
   Status check(const Ask& ask) const;
-  Status cut(Op* op) const;
   void cut_dense(Op* op) const;
   void cut_sparse(Op* op) const;
   void pump();
@@ -140,6 +165,8 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<uint64_t> versions_ ABSL_GUARDED_BY(mutex_);  // pulled last, by part
   std::vector<uint64_t> at_least_ ABSL_GUARDED_BY(mutex_);  // batch: to be pulled, by part
+  std::vector<TargetRef> targets_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Search> searches_ ABSL_GUARDED_BY(mutex_);
   TableStats stats_ ABSL_GUARDED_BY(mutex_);
   // Each holds this object: a cycle until its time has come, or close().
   std::multimap<absl::Time, Task> due_ ABSL_GUARDED_BY(mutex_);

@@ -1,11 +1,13 @@
 #include "weft/ps/internal/wire.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "weft/proto/ps.pb.h"
+#include "weft/ps/internal/copy_wire.h"
 #include "weft/ps/internal/definition.h"
 #include "weft/rpc/containers.h"
 #include "weft/rpc/value.h"
@@ -26,6 +28,8 @@ Status parse(std::string_view bytes, Record* record) {
   return violation(absl::StrCat(bytes.size(), " bytes that cannot be parsed"));
 }
 
+}  // namespace
+
 void put(const TableDefinition& d, v1::PsDefinition* out) {
   out->set_kind(static_cast<uint32_t>(d.kind));
   for (const int64_t n : d.shape) out->add_shape(n);
@@ -40,6 +44,7 @@ void put(const TableDefinition& d, v1::PsDefinition* out) {
   out->set_bound(d.consistency.bound);
   out->set_clients(d.consistency.clients);
   out->set_max_bytes(d.max_bytes);
+  if (d.copies > 1) out->set_copies(d.copies);
 }
 
 StatusOr<TableDefinition> get(const v1::PsDefinition& in) {
@@ -56,9 +61,12 @@ StatusOr<TableDefinition> get(const v1::PsDefinition& in) {
   d.init = Init{static_cast<Init::Kind>(in.init()), in.init_low(), in.init_high(), in.init_seed()};
   d.consistency = Consistency{static_cast<Mode>(in.mode()), in.bound(), in.clients()};
   d.max_bytes = in.max_bytes();
+  d.copies = std::max<uint32_t>(1, in.copies());
   if (const Status s = check_definition(d); !s.ok()) return violation(std::string(s.message()));
   return d;
 }
+
+namespace {
 
 template <class Names>
 StatusOr<std::vector<std::string>> get_servers(const Names& names) {
@@ -98,6 +106,7 @@ std::string encode(const OpenAnswer& answer) {
   out.set_part(answer.part);
   put(answer.definition, out.mutable_definition());
   for (const std::string& server : answer.servers) out.add_servers(server);
+  if (answer.map.epoch != 0) put(answer.map, out.mutable_map());
   return out.SerializeAsString();
 }
 
@@ -106,15 +115,18 @@ StatusOr<OpenAnswer> decode_opened(std::string_view bytes) {
   WEFT_RETURN_IF_ERROR(parse(bytes, &in));
   OpenAnswer out;
   out.part = in.part();
-  if (out.part == 0) return violation("a part without a number");
   WEFT_ASSIGN_OR_RETURN(out.definition, get(in.definition()));
+  if (out.part == 0 && out.definition.copies < 2) return violation("a part without a number");
+  if (in.has_map()) {
+    WEFT_ASSIGN_OR_RETURN(out.map, get(in.map()));
+  }
   WEFT_ASSIGN_OR_RETURN(out.servers, get_servers(in.servers()));
   if (out.servers.empty()) return violation("a table without servers");
   return out;
 }
 
-std::string encode(const Request& request) {
-  v1::PsRequest out;
+void put(const Request& request, v1::PsRequest* to) {
+  v1::PsRequest& out = *to;
   out.set_part(request.part);
   out.set_client(request.client);
   if (request.enter.has_value()) out.set_enter(*request.enter);
@@ -134,15 +146,26 @@ std::string encode(const Request& request) {
     pull->set_at_least(request.pull->at_least);
   }
   out.set_leave(request.leave);
+  if (request.epoch != 0) out.set_epoch(request.epoch);
+}
+
+std::string encode(const Request& request) {
+  v1::PsRequest out;
+  put(request, &out);
   return out.SerializeAsString();
 }
 
 StatusOr<Request> decode_request(std::string_view bytes) {
   v1::PsRequest in;
   WEFT_RETURN_IF_ERROR(parse(bytes, &in));
+  return get(in);
+}
+
+StatusOr<Request> get(const v1::PsRequest& in) {
   Request out;
   out.part = in.part();
   out.client = in.client();
+  out.epoch = in.epoch();
   if (out.part == 0 || out.client == 0) return violation("a request without part or client");
   if (in.has_enter()) out.enter = in.enter();
   if (in.has_push()) {
@@ -179,13 +202,20 @@ std::string encode(const Answer& answer) {
   out.set_dropped(answer.dropped);
   out.set_behind(answer.behind);
   out.set_lag(answer.lag);
+  if (answer.map.epoch != 0) put(answer.map, out.mutable_map());
+  if (answer.moved) out.set_moved(true);
   return out.SerializeAsString();
 }
 
 StatusOr<Answer> decode_answer(std::string_view bytes) {
   v1::PsAnswer in;
   WEFT_RETURN_IF_ERROR(parse(bytes, &in));
-  return Answer{in.version(), in.clock(), in.dropped(), in.behind(), in.lag()};
+  Answer out{in.version(), in.clock(), in.dropped(), in.behind(), in.lag()};
+  out.moved = in.moved();
+  if (in.has_map()) {
+    WEFT_ASSIGN_OR_RETURN(out.map, get(in.map()));
+  }
+  return out;
 }
 
 namespace {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "weft/common/error.h"
+#include "weft/ps/internal/replica_protocol.h"
 #include "weft/ps/table.h"
 #include "weft/rpc/payload.h"
 
@@ -33,6 +34,7 @@ struct OpenAnswer {
   uint64_t part = 0;
   TableDefinition definition{};
   std::vector<std::string> servers{};
+  RangeMap map{};  // two copies; `part` is 0 when another server has it
 };
 
 enum class PushKind : uint8_t { kGradient = 1, kAssign = 2 };
@@ -57,6 +59,7 @@ struct Request {
   std::optional<uint64_t> advance{};
   std::optional<PullHeader> pull{};
   bool leave = false;
+  uint64_t epoch = 0;  // two copies
 };
 struct Answer {
   uint64_t version = 0;
@@ -64,6 +67,8 @@ struct Answer {
   bool dropped = false;
   uint64_t behind = 0;
   uint64_t lag = 0;
+  RangeMap map{};
+  bool moved = false;
 };
 
 WEFT_API std::string encode(const OpenRequest& request);

@@ -43,6 +43,8 @@ class Core : public std::enable_shared_from_this<Core> {
   const std::string& metrics_address() const { return metrics_address_; }
   Runtime& runtime() const { return *runtime_; }
   Metrics& metrics() const { return *metrics_; }
+  const std::shared_ptr<Metrics>& shared_metrics() const { return metrics_; }
+  const std::shared_ptr<Store>& store() const { return store_; }
   const Logger& log() const { return log_; }
   const std::shared_ptr<Executor>& pool() const { return pool_; }
   const std::shared_ptr<WaitDriver>& wait_driver() const { return wait_driver_; }

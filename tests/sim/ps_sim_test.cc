@@ -6,6 +6,9 @@
 //   steps below it and nothing else; SSP: no client more than the bound behind; batch: its own last step)
 //   every call ends by its deadline; afterwards nothing waits anywhere
 //   SIM-3  no deadlock
+// With two copies of each part a server dies, or is cut off from all others or from the other servers for
+// a while, too: every push is acknowledged all the same, and afterwards the two copies of each part are
+// equal bit by bit.
 // A seed that fails is printed; WEFT_SIM_SEED=<seed> runs it alone, with the last events.
 
 #include <cmath>
@@ -37,10 +40,14 @@ using namespace std::chrono_literals;  // NOLINT
 using ps::Consistency;
 using ps::Mode;
 
-enum class Trouble { kNone, kOrder, kLoss, kConnections, kDeath };
+enum class Trouble { kNone, kOrder, kLoss, kConnections, kDeath, kServer, kCut, kServersCut };
 constexpr int kTroubles = 5;
-const char* const kNames[] = {"none", "order", "loss", "connections", "death"};
-Trouble trouble_of(uint64_t seed) { return static_cast<Trouble>(seed % kTroubles); }
+const char* const kNames[] = {"none",  "order",       "loss", "connections",
+                              "death", "server dies", "cut",  "cut between servers"};
+Trouble trouble_of(uint64_t seed, uint32_t copies) {
+  if (copies == 1) return static_cast<Trouble>(seed % kTroubles);
+  return static_cast<Trouble>(seed / 3 % 3 == 0 ? seed % kTroubles : kTroubles + seed % 3);
+}
 
 constexpr int kMostSteps = 12;  // digits of a client's counter
 constexpr absl::Duration kDeadline = absl::Seconds(60);
@@ -54,6 +61,7 @@ struct Outcome {
   int64_t pulls = 0;
   int64_t repeats = 0;
   int64_t dropped = 0;
+  int64_t moves = 0;
   std::vector<std::string> events;
 };
 
@@ -69,9 +77,12 @@ struct History {
 
 class World {
  public:
-  World(uint64_t seed, SimRuntime* sim)
-      : sim_(sim), plan_(std::make_shared<FaultPlan>(seed)), trouble_(trouble_of(seed)) {
-    servers_ = 1 + below(4);
+  World(uint64_t seed, SimRuntime* sim, uint32_t copies)
+      : sim_(sim),
+        plan_(std::make_shared<FaultPlan>(seed)),
+        trouble_(trouble_of(seed, copies)),
+        copies_(copies) {
+    servers_ = copies == 1 ? 1 + below(4) : 2 + below(3);
     clients_ = 1 + below(3);
     sparse_ = below(2) == 0;
     const auto n = static_cast<uint32_t>(clients_);
@@ -94,6 +105,9 @@ class World {
       std::vector<std::unique_ptr<Thread>> threads;
       for (int c = 0; c < clients_; ++c) {
         threads.push_back(sim_->spawn("client", [this, c] { live(c); }));
+      }
+      if (trouble_ >= Trouble::kServer) {
+        threads.push_back(sim_->spawn("trouble", [this] { trouble_servers(); }));
       }
     }
     plan_->clear();
@@ -155,7 +169,31 @@ class World {
     auto out = sparse_ ? ps::sparse(clients_, rule) : ps::dense({kKeys, clients_}, rule);
     out.dtype = c10::ScalarType::Double;
     out.consistency = consistency_;
+    out.copies = copies_;
     return out;
+  }
+
+  // Some time after the table is there: a server dies, or nothing passes between it and others.
+  void trouble_servers() {
+    while (!opened_ && out_.status.ok()) sim_->sleep(absl::Milliseconds(5));
+    sim_->sleep(absl::Milliseconds(below(200)));
+    victim_ = below(servers_);
+    if (trouble_ == Trouble::kServer) {
+      (void)worker(victim_).shutdown({.graceful = false});
+      return;
+    }
+    const std::string name = absl::StrCat("ps", victim_);
+    for (int other = 0; other < servers_ + clients_; ++other) {
+      if (other == victim_ || (trouble_ == Trouble::kServersCut && other >= servers_)) continue;
+      const std::string theirs =
+          other < servers_ ? absl::StrCat("ps", other) : absl::StrCat("c", other - servers_);
+      for (const FrameKind kind : {FrameKind::kRequest, FrameKind::kResponse}) {
+        plan_->add({.fault = Fault::kDrop, .kind = kind, .from = name, .to = theirs});
+        plan_->add({.fault = Fault::kDrop, .kind = kind, .from = theirs, .to = name});
+      }
+    }
+    sim_->sleep(absl::Milliseconds(100 + below(12000)));
+    plan_->clear();
   }
 
   // A step of BSP and of a batch is divided by the clients in it, one to three: a mark is 6, 3 or 2 in a
@@ -180,7 +218,10 @@ class World {
     const absl::Duration late = absl::Milliseconds(1 + below(40));
     switch (trouble_) {
       case Trouble::kNone:
-      case Trouble::kDeath: break;
+      case Trouble::kDeath:
+      case Trouble::kServer:
+      case Trouble::kCut:
+      case Trouble::kServersCut: break;
       case Trouble::kOrder:
         plan_->add({.fault = Fault::kDelay, .probability = 0.2, .delay = late});
         plan_->add({.fault = Fault::kReorder, .probability = 0.2, .delay = late});
@@ -215,6 +256,7 @@ class World {
     const auto opened = client.try_open_table("t", definition());
     if (!opened.ok()) return fail(absl::StrCat("open: ", opened.status().message()));
     if (c == 0) add_faults();
+    if (c == clients_ - 1) opened_ = true;
     History& mine = histories_[static_cast<size_t>(c)];
     const int dies_at = trouble_ == Trouble::kDeath && c == clients_ - 1 && clients_ > 1
                             ? below(steps_)
@@ -231,6 +273,7 @@ class World {
     const ps::TableStats stats = opened->stats();
     out_.repeats += static_cast<int64_t>(stats.repeats);
     out_.dropped += static_cast<int64_t>(stats.dropped);
+    out_.moves += static_cast<int64_t>(stats.moves);
     if (consistency_.mode == Mode::kSsp && stats.most_lag > consistency_.bound) {
       fail(absl::StrCat("PSR-6: a pull saw a client ", stats.most_lag, " steps behind"));
     }
@@ -371,6 +414,7 @@ class World {
         if ((in & ~(h.acknowledged | h.dropped)) != 0 && !h.dead) return fail("a push too many");
       }
     }
+    if (copies_ > 1) return check_copies();
     for (int s = 0; s < servers_; ++s) {
       const auto report = ps::internal::PsService::of(worker(s))->reports()["t"];
       if (report.clients != 0 || report.parked != 0) {
@@ -381,11 +425,46 @@ class World {
     }
   }
 
+  // Each part has one owner and, while two servers live, one backup, which is equal bit by bit.
+  void check_copies() {
+    using Role = ps::internal::ReplicaProtocol::Role;
+    const int living = servers_ - (trouble_ == Trouble::kServer ? 1 : 0);
+    std::map<uint32_t, std::vector<std::pair<uint64_t, uint64_t>>> copies;
+    std::map<uint32_t, int> owners;
+    for (int s = 0; s < servers_; ++s) {
+      if (trouble_ == Trouble::kServer && s == victim_) continue;
+      for (const auto& [name, part] : ps::internal::PsService::of(worker(s))->parts_by_name()) {
+        const auto report = part->report();
+        if (report.role == Role::kGone) continue;
+        const bool owns = report.role == Role::kOwner;
+        owners[name.second] += owns ? 1 : 0;
+        if (owns && (report.clients != 0 || report.parked != 0)) {
+          fail(absl::StrCat("PSR-8, PSR-9: ", report.clients, " clients and ", report.parked,
+                            " pulls are left at ps", s, ", part ", name.second));
+        }
+        part->digest([&, index = name.second](uint64_t position, uint64_t hash) {
+          copies[index].emplace_back(position, hash);
+        });
+      }
+    }
+    for (int part = 0; part < servers_; ++part) {
+      const auto& both = copies[static_cast<uint32_t>(part)];
+      const int owning = owners[static_cast<uint32_t>(part)];
+      if (owning != 1) fail(absl::StrCat("part ", part, " has ", owning, " owners"));
+      if (both.size() != static_cast<size_t>(std::min(living, 2))) {
+        fail(absl::StrCat("part ", part, " has ", both.size(), " copies"));
+      } else if (both.size() == 2 && both[0] != both[1]) {
+        fail(absl::StrCat("PSR-12: the copies of part ", part, " differ"));
+      }
+    }
+  }
+
   void leave() {
     std::vector<std::unique_ptr<Thread>> threads;
     for (size_t w = 0; w < workers_.size(); ++w) {
       threads.push_back(sim_->spawn("leave", [this, w] {
-        const bool all = trouble_ != Trouble::kDeath && out_.status.ok();
+        const bool all =
+            trouble_ != Trouble::kDeath && trouble_ != Trouble::kServer && out_.status.ok();
         const ShutdownResult r = workers_[w].shutdown({.graceful = all});
         if (!r.status.ok() && all) fail(absl::StrCat("shutdown: ", r.status.message()));
       }));
@@ -395,6 +474,9 @@ class World {
   SimRuntime* const sim_;
   const std::shared_ptr<FaultPlan> plan_;
   const Trouble trouble_;
+  const uint32_t copies_;
+  bool opened_ = false;
+  int victim_ = 0;
   int servers_ = 1;
   int clients_ = 1;
   bool sparse_ = false;
@@ -405,9 +487,9 @@ class World {
   Outcome out_;
 };
 
-Outcome run_schedule(uint64_t seed, size_t keep_events = 0) {
+Outcome run_schedule(uint64_t seed, uint32_t copies = 1, size_t keep_events = 0) {
   auto sim = std::make_shared<SimRuntime>(SimOptions{.seed = seed, .keep_events = keep_events});
-  auto world = std::make_unique<World>(seed, sim.get());
+  auto world = std::make_unique<World>(seed, sim.get(), copies);
   const Status ended = sim->run([&] { world->run(sim); });
   Outcome out = world->take();
   if (!ended.ok()) out.status = ended;
@@ -425,7 +507,7 @@ uint64_t environment_number(const char* name, uint64_t fallback) {
 TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
   at::set_num_threads(1);
   if (const uint64_t only = environment_number("WEFT_SIM_SEED", 0); only != 0) {
-    const Outcome out = run_schedule(only, 3000);
+    const Outcome out = run_schedule(only, 1, 3000);
     for (const std::string& event : out.events) std::printf("%s\n", event.c_str());
     ASSERT_TRUE(out.status.ok()) << "seed " << only << ": " << out.status;
     return;
@@ -437,8 +519,8 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
     const Outcome out = run_schedule(seed);
     ASSERT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
     if (seed % 50 == 0) ASSERT_EQ(run_schedule(seed).hash, out.hash) << "seed " << seed;
-    Outcome& sum = sums[trouble_of(seed)];
-    ++counts[trouble_of(seed)];
+    Outcome& sum = sums[trouble_of(seed, 1)];
+    ++counts[trouble_of(seed, 1)];
     sum.hits += out.hits;
     sum.acknowledged += out.acknowledged;
     sum.pulls += out.pulls;
@@ -456,6 +538,36 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
     if (trouble == Trouble::kOrder || trouble == Trouble::kLoss) EXPECT_GT(sum.hits, n);
     if (trouble == Trouble::kLoss) EXPECT_GT(sum.repeats, n);
     EXPECT_GT(sum.dropped, 0) << "no batch ever dropped anything";
+  }
+}
+
+TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
+  at::set_num_threads(1);
+  if (const uint64_t only = environment_number("WEFT_SIM_SEED", 0); only != 0) {
+    const Outcome out = run_schedule(only, 2, 3000);
+    for (const std::string& event : out.events) std::printf("%s\n", event.c_str());
+    ASSERT_TRUE(out.status.ok()) << "seed " << only << ": " << out.status;
+    return;
+  }
+  const uint64_t schedules = environment_number("WEFT_PS_SIM_SCHEDULES", 400) / 2;
+  std::map<Trouble, Outcome> sums;
+  std::map<Trouble, int64_t> counts;
+  for (uint64_t seed = 1; seed <= schedules; ++seed) {
+    const Outcome out = run_schedule(seed, 2);
+    ASSERT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
+    if (seed % 50 == 0) ASSERT_EQ(run_schedule(seed, 2).hash, out.hash) << "seed " << seed;
+    const Trouble trouble = trouble_of(seed, 2);
+    Outcome& sum = sums[trouble];
+    ++counts[trouble];
+    sum.acknowledged += out.acknowledged;
+    sum.moves += out.moves;
+  }
+  for (const auto& [trouble, sum] : sums) {
+    std::printf("%-20s %4d schedules, %6d steps, %4d owners found anew\n",
+                kNames[static_cast<int>(trouble)], static_cast<int>(counts[trouble]),
+                static_cast<int>(sum.acknowledged), static_cast<int>(sum.moves));
+    EXPECT_GT(sum.acknowledged, 2 * counts[trouble]);
+    if (trouble == Trouble::kServer && counts[trouble] >= 10) EXPECT_GT(sum.moves, 0);
   }
 }
 

@@ -1,0 +1,414 @@
+// A Part that is one of two copies: the log, images, and what a ReplicaProtocol says.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/ps/internal/part.h"
+#include "weft/ps/placement.h"
+
+namespace weft::ps::internal {
+namespace {
+
+constexpr int64_t kBatchBytes = int64_t{8} << 20;
+constexpr size_t kBatchEntries = 4096;
+constexpr absl::Duration kAttempt = absl::Seconds(2);
+// A backup that does not answer for so long is given up.
+constexpr absl::Duration kPatience = absl::Seconds(4);
+constexpr absl::Duration kAgain = absl::Milliseconds(50);
+constexpr absl::Duration kProbe = absl::Seconds(1);
+// A backup that hears nothing for so long asks the store whether it is still one.
+constexpr absl::Duration kSilence = absl::Seconds(10);
+constexpr int64_t kSlowestBytes = 20 << 20;  // in a second
+
+// The peer is not there, or says that it will not be a backup: to ask again is no use.
+bool is_final(const Status& why) {
+  switch (error_kind(why)) {
+    case ErrorKind::kDeadline:
+    case ErrorKind::kCancelled:
+    case ErrorKind::kNotDelivered:
+    case ErrorKind::kMaybeExecuted:
+    case ErrorKind::kUnavailable: return false;
+    default: return true;
+  }
+}
+
+int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  int64_t sum = 0;
+  for (const at::Tensor& t : tensors) sum += t.defined() ? static_cast<int64_t>(t.nbytes()) : 0;
+  return sum;
+}
+
+}  // namespace
+
+void Part::own(const RangeMap& map, std::weak_ptr<CopyHost> host) {
+  take_turn([this, map, host = std::move(host)] {
+    replica_ = ReplicaProtocol::owner(identity_.self, map);
+    host_ = host;
+    formed_ = false;
+    publish();
+  });
+}
+
+Status Part::follow(const CopyRequest& image, std::vector<at::Tensor> tensors,
+                    std::weak_ptr<CopyHost> host) {
+  Status done;
+  take_turn([&, this] {
+    const PartImage& from = *image.image;
+    size_t used = 0;
+    data_->follow(true);
+    for (size_t i = 0; i < from.pushes.size() && done.ok(); ++i) {
+      const PartImage::HeldPush& held = from.pushes[i];
+      const size_t wanted = data_->push_tensors();
+      if (held.tensors != wanted || tensors.size() - used < wanted) {
+        done = make_error(ErrorKind::kProtocol, "image whose held pushes lack tensors");
+        break;
+      }
+      PushHeader header;
+      header.kind = held.kind;
+      header.rate = held.rate;
+      std::vector<at::Tensor> own(tensors.begin() + static_cast<long>(used),
+                                  tensors.begin() + static_cast<long>(used + wanted));
+      used += wanted;
+      StatusOr<Push> push = data_->accept(header, std::move(own));
+      done = push.status();
+      if (!done.ok()) break;
+      last_token_ = std::max(last_token_, from.protocol.held[i].token);
+      limits_->queued.fetch_add(push->bytes());
+      metrics_.held_bytes->add(push->bytes());
+      pushes_.emplace(from.protocol.held[i].token, *std::move(push));
+    }
+    if (done.ok()) {
+      done = data_->load({tensors.begin() + static_cast<long>(used), tensors.end()});
+    }
+    if (!done.ok()) return fail_all(done);
+    protocol_.load(from.protocol);
+    replica_ = ReplicaProtocol::backup(identity_.self, image.map, image.position);
+    host_ = host;
+    heard_ = runtime_->now();
+    publish();
+  });
+  return done;
+}
+
+// ---- owner: the log ----------------------------------------------------------------------------
+
+StatusOr<Payload> Part::moved() const {
+  Answer answer;
+  answer.moved = true;
+  answer.map = replica_->map();
+  return pack({encode(answer), {}});
+}
+
+void Part::append(LogEntry entry) {
+  ReplicaEffects effects;
+  const uint64_t position = replica_->append(false, &effects);
+  if (replica_->streams()) {
+    if (stream_.log.empty()) stream_.first = position;
+    stream_.bytes += entry.bytes();
+    stream_.log.push_back(std::move(entry));
+    if (!replica_->map().ready && stream_.bytes > limits_->log_bytes) {
+      replica_->lost_backup(replica_->map().epoch, &effects);  // it cannot follow
+    }
+  }
+  perform(effects);
+}
+
+void Part::perform(const ReplicaEffects& effects) {
+  const auto host = host_.lock();
+  for (const ReplicaEffect& effect : effects) {
+    if (const auto* write = std::get_if<WriteMap>(&effect)) {
+      if (host != nullptr) host->write_map(shared_from_this(), *write);
+    } else if (std::holds_alternative<SendImage>(effect)) {
+      take_image();
+    } else if (std::holds_alternative<Serve>(effect)) {
+      serve();
+    } else if (!std::holds_alternative<Release>(effect)) {
+      retire();
+    }
+  }
+  if (!replica_->streams()) {
+    stream_.log.clear();
+    stream_.bytes = 0;
+    stream_.image.reset();
+    stream_.failing_since.reset();
+  }
+  formed_ |= replica_->map().ready;
+}
+
+void Part::take_image() {
+  CopyRequest request{identity_.table, identity_.index, replica_->map(), replica_->last()};
+  PartImage image{identity_.definition, identity_.servers, protocol_.image(), {}};
+  std::vector<at::Tensor> tensors;
+  for (const ProtocolImage::Held& held : image.protocol.held) {
+    const Push& push = pushes_.at(held.token);
+    const std::vector<at::Tensor> of_push = data_->pack(push);
+    image.pushes.push_back({push.kind, push.rate, static_cast<uint32_t>(of_push.size())});
+    tensors.insert(tensors.end(), of_push.begin(), of_push.end());
+  }
+  for (at::Tensor& t : data_->image()) tensors.push_back(std::move(t));
+  request.image = std::move(image);
+  stream_.log.clear();
+  stream_.bytes = 0;
+  stream_.failing_since.reset();
+  stream_.image.emplace(std::move(request), std::move(tensors));
+  metrics_.images->add();
+}
+
+void Part::pump() {
+  const auto host = host_.lock();
+  if (stream_.sending || !replica_->streams() || host == nullptr) return;
+  CopyRequest request;
+  std::vector<at::Tensor> tensors;
+  const bool image = stream_.image.has_value();
+  if (image) {
+    request = stream_.image->first;
+    tensors = stream_.image->second;
+  } else if (!stream_.log.empty()) {
+    request = CopyRequest{identity_.table, identity_.index, replica_->map(), stream_.first};
+    int64_t bytes = 0;
+    for (const LogEntry& entry : stream_.log) {
+      if (request.entries.size() == kBatchEntries) break;
+      if (!request.entries.empty() && bytes + entry.bytes() > kBatchBytes) break;
+      bytes += entry.bytes();
+      request.entries.push_back(entry);
+      tensors.insert(tensors.end(), entry.tensors.begin(), entry.tensors.end());
+    }
+  } else {
+    return;
+  }
+  stream_.sending = true;
+  const int64_t bytes = bytes_of(tensors);
+  const absl::Duration deadline = kAttempt + absl::Seconds(bytes / kSlowestBytes);
+  const uint64_t epoch = replica_->map().epoch;
+  host->send_copy(replica_->map().backup, std::move(request), std::move(tensors), deadline,
+                  [weak = weak_from_this(), epoch, image](StatusOr<CopyAnswer> answer) {
+                    const auto self = weak.lock();
+                    if (self == nullptr) return;
+                    self->take_turn([part = self.get(), epoch, image, answer] {
+                      part->sent(epoch, image, answer);
+                      part->publish();
+                    });
+                  });
+}
+
+void Part::sent(uint64_t epoch, bool image, const StatusOr<CopyAnswer>& answer) {
+  stream_.sending = false;
+  if (!owns() || !closed_.ok()) return;
+  ReplicaEffects effects;
+  if (answer.ok() && answer->refused && answer->map.epoch > replica_->map().epoch) {
+    replica_->read(answer->map, &effects);
+    return perform(effects);
+  }
+  if (epoch != replica_->map().epoch || !replica_->streams()) return;
+  if (answer.ok() && !answer->refused) {
+    stream_.failing_since.reset();
+    if (image) stream_.image.reset();
+    while (!stream_.log.empty() && stream_.first <= answer->position) {
+      stream_.bytes -= stream_.log.front().bytes();
+      stream_.log.pop_front();
+      ++stream_.first;
+    }
+    replica_->confirm(epoch, answer->position, &effects);
+    return perform(effects);
+  }
+  const absl::Time now = runtime_->now();
+  if (!stream_.failing_since.has_value()) stream_.failing_since = now;
+  const bool final = !answer.ok() && is_final(answer.status());
+  if (final || now - *stream_.failing_since > kPatience) {
+    replica_->lost_backup(epoch, &effects);
+    return perform(effects);
+  }
+  const auto host = host_.lock();
+  if (host == nullptr) return;
+  stream_.sending = true;  // until then
+  host->later(now + kAgain, [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    self->take_turn([part = self.get()] {
+      part->stream_.sending = false;
+      part->publish();
+    });
+  });
+}
+
+// ---- who owns ----------------------------------------------------------------------------------
+
+void Part::serve() {
+  formed_ = true;
+  metrics_.takeovers->add();
+  data_->follow(false);
+  runtime_->trace("ps.serve", identity_.id, replica_->last());
+  const auto host = host_.lock();
+  if (host == nullptr) return;
+  for (const WorkerKey& worker : host->gone_workers()) {
+    PartEffects effects;
+    protocol_.worker_gone(worker, &effects);
+    perform(std::move(effects));
+    append({.gone = worker});
+  }
+}
+
+// Nothing that was not released leaves: its client asks the new owner.
+void Part::let_go() {
+  for (auto& [reply, what] : std::exchange(answers_, {})) reply(moved());
+  for (Gated& gated : std::exchange(gated_, {})) gated.reply(moved());
+  stream_.log.clear();
+  stream_.bytes = 0;
+  stream_.image.reset();
+}
+
+void Part::retire() {
+  runtime_->trace("ps.retire", identity_.id, replica_->map().epoch);
+  fail_all(make_error(ErrorKind::kState,
+                      absl::StrCat("the part has moved: ", to_string(replica_->map()))));
+}
+
+void Part::map_written(const RangeMap& now) {
+  take_turn([this, now] {
+    ReplicaEffects effects;
+    replica_->wrote(now, &effects);
+    perform(effects);
+    publish();
+  });
+}
+
+void Part::map_read(const RangeMap& then) {
+  take_turn([this, then] {
+    heard_ = runtime_->now();
+    ReplicaEffects effects;
+    replica_->read(then, &effects);
+    perform(effects);
+    publish();
+  });
+}
+
+void Part::server_gone(const CopyPlace& server) {
+  take_turn([this, server] {
+    if (!replica_.has_value() || !closed_.ok()) return;
+    ReplicaEffects effects;
+    if (owns() && replica_->map().backup == server) {
+      replica_->lost_backup(replica_->map().epoch, &effects);
+    } else if (!owns() && replica_->map().owner == server) {
+      replica_->suspect_owner(&effects);
+    }
+    perform(effects);
+    publish();
+  });
+}
+
+void Part::suspected() {
+  take_turn([this] {
+    const auto host = host_.lock();
+    if (!replica_.has_value() || owns() || !closed_.ok() || asking_owner_ || host == nullptr) return;
+    asking_owner_ = true;
+    const CopyRequest question{identity_.table, identity_.index, replica_->map()};
+    host->send_copy(replica_->map().owner, question, {}, kProbe,
+                    [weak = weak_from_this()](StatusOr<CopyAnswer> answer) {
+                      const auto self = weak.lock();
+                      if (self == nullptr) return;
+                      self->take_turn([part = self.get(), answer] {
+                        part->asking_owner_ = false;
+                        if (part->owns() || !part->closed_.ok()) return;
+                        if (answer.ok() && answer->owns) return;  // it is there
+                        ReplicaEffects effects;
+                        if (answer.ok() && answer->map.epoch > part->replica_->map().epoch) {
+                          part->replica_->read(answer->map, &effects);
+                        } else {
+                          part->replica_->suspect_owner(&effects);
+                        }
+                        part->perform(effects);
+                        part->publish();
+                      });
+                    });
+  });
+}
+
+void Part::tick() {
+  take_turn([this] {
+    const auto host = host_.lock();
+    if (!replica_.has_value() || !closed_.ok() || host == nullptr) return;
+    if (!owns()) {
+      if (runtime_->now() - heard_ > kSilence) host->read_map(shared_from_this());
+      return;
+    }
+    if (!replica_->map().backup.empty() || replica_->writing()) return;
+    const std::vector<CopyPlace> others = host->others(identity_);
+    if (others.empty()) return;
+    ReplicaEffects effects;
+    replica_->offer(others[offers_++ % others.size()], &effects);
+    perform(effects);
+    publish();
+  });
+}
+
+// ---- backup ------------------------------------------------------------------------------------
+
+CopyAnswer Part::said(bool refused) const {
+  return {refused, replica_->map(), replica_->last(), owns() && closed_.ok()};
+}
+
+void Part::copy(CopyRequest request, CopyReply reply) {
+  take_turn([this, request = std::move(request), reply = std::move(reply)]() mutable {
+    if (!replica_.has_value() || !closed_.ok()) {
+      return reply({true, replica_.has_value() ? replica_->map() : RangeMap{}, 0, false});
+    }
+    heard_ = runtime_->now();
+    if (request.image.has_value()) {  // it came before
+      return reply(said(owns() || request.map.epoch != replica_->map().epoch));
+    }
+    if (request.entries.empty()) return reply(said(false));
+    const auto taken =
+        replica_->entries(request.map.epoch, request.position, request.entries.size());
+    for (uint64_t i = taken.skip; !taken.refused && i < taken.skip + taken.apply; ++i) {
+      replay(std::move(request.entries[i]));
+    }
+    publish();
+    reply(said(taken.refused || !closed_.ok()));
+  });
+}
+
+void Part::replay(LogEntry entry) {
+  if (!closed_.ok()) return;
+  PartEffects effects;
+  if (entry.gone.has_value()) {
+    protocol_.worker_gone(*entry.gone, &effects);
+  } else if (entry.request.has_value()) {
+    const ClientKey client{entry.caller, entry.request->client};
+    const Request& request = *entry.request;
+    Answer answer;
+    Status accepted = entry.accepted;
+    if (request.push.has_value() && accepted.ok() &&
+        entry.tensors.size() != data_->push_tensors()) {
+      return fail_all(make_error(ErrorKind::kProtocol, "a push of the log without its tensors"));
+    }
+    // An error is the owner's, too, and was told to the client.
+    const Status done = execute(client, request, std::move(entry.tensors), &entry.accepted, &answer,
+                                &accepted, &effects);
+    if (!done.ok() && accepted != entry.accepted) {
+      return fail_all(annotate(done, "the log of the owner cannot be followed"));
+    }
+  }
+  perform(std::move(effects));
+}
+
+void Part::digest(std::function<void(uint64_t position, uint64_t hash)> done) {
+  take_turn([this, done = std::move(done)] {
+    PartImage image{{}, {}, protocol_.image(), {}};
+    uint64_t hash = 0;
+    const auto add = [&hash](const at::Tensor& t) {
+      if (!t.defined()) return;
+      const at::Tensor flat = t.contiguous();
+      hash = mix_bits(hash ^ hash_text(std::string(static_cast<const char*>(flat.const_data_ptr()),
+                                                   static_cast<size_t>(flat.nbytes()))));
+    };
+    for (const ProtocolImage::Held& held : image.protocol.held) {
+      for (const at::Tensor& t : data_->pack(pushes_.at(held.token))) add(t);
+    }
+    hash = mix_bits(hash ^ hash_text(encode(image)));
+    for (const at::Tensor& t : data_->image()) add(t);
+    done(replica_.has_value() ? replica_->last() : 0, hash);
+  });
+}
+
+}  // namespace weft::ps::internal

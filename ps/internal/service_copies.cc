@@ -1,0 +1,225 @@
+// What a server does for tables of two copies.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/common/call_scope.h"
+#include "weft/ps/internal/service.h"
+#include "weft/rpc/service_worker.h"
+#include "weft/rpc/untyped_call.h"
+
+namespace weft::ps::internal {
+namespace {
+
+constexpr absl::Duration kStoreTime = absl::Seconds(5);
+constexpr absl::Duration kStoreAgain = absl::Milliseconds(200);
+
+std::string key_of_map(const PartIdentity& identity) {
+  return absl::StrCat(identity.table, "/", identity.index);
+}
+
+}  // namespace
+
+StatusOr<Keeper*> PsService::keeper() {
+  MutexLock lock(&mutex_);
+  if (!closed_.ok()) return closed_;
+  if (keeper_ == nullptr) {
+    std::shared_ptr<Store> store = service_store(worker(), "ps");
+    if (store == nullptr) return make_error(ErrorKind::kState, "the worker is gone");
+    keeper_ = std::make_unique<Keeper>(context_.runtime, std::move(store), [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->tick();
+    });
+  }
+  return keeper_.get();
+}
+
+void PsService::tick() {
+  for (const PartRef& part : parts()) part->tick();
+}
+
+StatusOr<RangeMap> PsService::claim(const OpenRequest& request) {
+  WEFT_ASSIGN_OR_RETURN(Keeper * keeper, this->keeper());
+  const RangeMap mine{1, self(), {}, false};
+  const std::string key = absl::StrCat(request.name, "/", request.index);
+  const StatusOr<std::string> now =
+      keeper->store().compare_set(key, "", encode(mine), kStoreTime);
+  if (!now.ok()) return annotate(now.status(), absl::StrCat("map of table '", request.name, "'"));
+  return decode_map(*now);
+}
+
+// ---- CopyHost ----------------------------------------------------------------------------------
+
+void PsService::write_map(const std::shared_ptr<Part>& part, const WriteMap& write) {
+  const StatusOr<Keeper*> keeper = this->keeper();
+  if (!keeper.ok()) return;  // the worker leaves
+  Keeper* const k = *keeper;
+  k->post([k, part = std::weak_ptr<Part>(part), write, runtime = context_.runtime,
+           self = weak_from_this()] {
+    const auto at = part.lock();
+    if (at == nullptr) return;
+    const StatusOr<std::string> now =
+        k->store().compare_set(key_of_map(at->identity()), encode(write.expected),
+                               encode(write.desired), kStoreTime);
+    const StatusOr<RangeMap> map = now.ok() ? decode_map(*now) : now.status();
+    if (map.ok()) return at->map_written(*map);
+    // The store is away: what was asked may have been done. It is asked again, and says so then.
+    k->at(runtime->now() + kStoreAgain, [self, part, write] {
+      const auto service = self.lock();
+      const auto at = part.lock();
+      if (service != nullptr && at != nullptr) service->write_map(at, write);
+    });
+  });
+}
+
+void PsService::read_map(const std::shared_ptr<Part>& part) {
+  const StatusOr<Keeper*> keeper = this->keeper();
+  if (!keeper.ok()) return;
+  Keeper* const k = *keeper;
+  k->post([k, part = std::weak_ptr<Part>(part)] {
+    const auto at = part.lock();
+    if (at == nullptr) return;
+    const auto now = k->store().try_get(key_of_map(at->identity()), kStoreTime);
+    if (!now.ok() || !now->has_value()) return;  // asked again with the next tick
+    if (const StatusOr<RangeMap> map = decode_map(**now); map.ok()) at->map_read(*map);
+  });
+}
+
+void PsService::send_copy(const CopyPlace& to, CopyRequest request, std::vector<at::Tensor> tensors,
+                          absl::Duration deadline,
+                          std::function<void(StatusOr<CopyAnswer>)> done) {
+  const StatusOr<WorkerInfo> info = worker().try_get_worker_info(to.name);
+  if (!info.ok() || info->incarnation != to.incarnation) {
+    return done(make_error(ErrorKind::kPeerLost,
+                           absl::StrCat("server '", to.name, "' is not there any more")));
+  }
+  StatusOr<Payload> arguments = pack({encode(request), std::move(tensors)});
+  if (!arguments.ok()) return done(arguments.status());
+  UntypedCall call;
+  call.method = std::string(kCopyMethod);
+  call.signature = kCopySignature;
+  call.arguments = *std::move(arguments);
+  call.options.deadline = deadline;
+  call.options.retry = Retry::kAtMostOnce;
+  call.options.backpressure = Backpressure::kWait;
+  const ScopeGuard nothing_ambient(nullptr);
+  start_call(worker(), *info, std::move(call),
+             [done = std::move(done)](StatusOr<Payload> result) {
+               if (!result.ok()) return done(result.status());
+               const StatusOr<std::string> bytes = unpack_bytes(*std::move(result));
+               done(bytes.ok() ? decode_copied(*bytes) : bytes.status());
+             });
+}
+
+void PsService::later(absl::Time when, Task task) {
+  const StatusOr<Keeper*> keeper = this->keeper();
+  if (keeper.ok()) (*keeper)->at(when, std::move(task));
+}
+
+std::vector<WorkerKey> PsService::gone_workers() const {
+  MutexLock lock(&mutex_);
+  return {gone_.begin(), gone_.end()};
+}
+
+std::vector<CopyPlace> PsService::others(const PartIdentity& identity) const {
+  std::vector<CopyPlace> out;
+  const std::vector<std::string>& names = identity.servers;
+  const auto me = std::find(names.begin(), names.end(), identity.self.name);
+  const auto from = static_cast<size_t>(me - names.begin());
+  for (size_t i = 1; i < names.size(); ++i) {
+    const StatusOr<WorkerInfo> info = worker().try_get_worker_info(names[(from + i) % names.size()]);
+    if (info.ok()) out.push_back({info->name, info->incarnation});
+  }
+  return out;
+}
+
+// ---- requests ----------------------------------------------------------------------------------
+
+void PsService::on_find(Payload arguments, ReplyFn reply) {
+  const StatusOr<std::string> bytes = unpack_bytes(std::move(arguments));
+  const StatusOr<FindRequest> request = bytes.ok() ? decode_find(*bytes) : bytes.status();
+  if (!request.ok()) return reply(request.status());
+  PartRef part;
+  {
+    MutexLock lock(&mutex_);
+    const auto at = by_name_.find({request->name, request->index});
+    if (at != by_name_.end()) part = at->second;
+  }
+  FindAnswer answer;
+  if (part != nullptr) {
+    const PartReport report = part->report();
+    answer.map = report.map;
+    answer.copy = report.role != ReplicaProtocol::Role::kGone;
+    if (report.role == ReplicaProtocol::Role::kOwner) answer.part = part->identity().id;
+    if (report.role == ReplicaProtocol::Role::kBackup && request->suspect) part->suspected();
+  }
+  reply(pack_bytes(encode(answer)));
+}
+
+StatusOr<PsService::PartRef> PsService::follow(const CopyRequest& request,
+                                               std::vector<at::Tensor> tensors) {
+  const OpenRequest open{request.name, request.image->definition, request.image->servers,
+                         request.index};
+  std::shared_ptr<ServerLimits> limits;
+  uint64_t id = 0;
+  {
+    MutexLock lock(&mutex_);
+    WEFT_ASSIGN_OR_RETURN(const PartRef there, find(open));
+    const auto seen = epochs_.find({request.name, request.index});
+    const bool old = seen != epochs_.end() && request.map.epoch <= seen->second;
+    if (old && there != nullptr) return there;
+    if (old || request.map.backup != self()) {
+      return make_error(ErrorKind::kState,
+                        absl::StrCat("image of table '", request.name, "', part ", request.index,
+                                     " with ", to_string(request.map),
+                                     ", which '", worker().name(), "' has no use for"));
+    }
+    limits = limits_;
+    id = ++last_part_;
+  }
+  WEFT_ASSIGN_OR_RETURN(const PartRef made, make_part(open, limits, id, request.map));
+  WEFT_RETURN_IF_ERROR(made->follow(request, std::move(tensors), weak_from_this()));
+  PartRef before;
+  {
+    MutexLock lock(&mutex_);
+    WEFT_ASSIGN_OR_RETURN(before, find(open));
+    uint64_t& epoch = epochs_[{request.name, request.index}];
+    if (limits_ != limits) return make_error(ErrorKind::kState, "the server has ended");
+    if (request.map.epoch <= epoch && before != nullptr) return before;
+    epoch = request.map.epoch;
+    by_name_[{request.name, request.index}] = made;
+    by_id_.emplace(id, made);
+    if (before != nullptr) by_id_.erase(before->identity().id);
+  }
+  // What it was before, an owner that was cut off or a copy that was given up, learns of it.
+  if (before != nullptr) before->map_read(request.map);
+  return made;
+}
+
+void PsService::on_copy(Payload arguments, ReplyFn reply) {
+  auto shared = std::make_shared<ReplyFn>(std::move(reply));
+  const auto respond = [shared](const CopyAnswer& answer) {
+    (*shared)(pack_bytes(encode(answer)));
+  };
+  const auto taken = [&]() -> Status {
+    WEFT_ASSIGN_OR_RETURN(Parcel parcel, unpack(std::move(arguments)));
+    WEFT_ASSIGN_OR_RETURN(CopyRequest request, decode_copy(parcel.bytes, &parcel.tensors));
+    PartRef part;
+    if (request.image.has_value()) {
+      WEFT_ASSIGN_OR_RETURN(part, follow(request, std::move(parcel.tensors)));
+    } else {
+      MutexLock lock(&mutex_);
+      WEFT_ASSIGN_OR_RETURN(part, find({request.name, TableDefinition{}, {}, request.index}));
+    }
+    if (part == nullptr) {
+      return make_error(ErrorKind::kNotFound,
+                        absl::StrCat("'", worker().name(), "' has no copy of table '", request.name,
+                                     "', part ", request.index));
+    }
+    part->copy(std::move(request), respond);
+    return absl::OkStatus();
+  };
+  if (const Status s = taken(); !s.ok()) (*shared)(s);
+}
+
+}  // namespace weft::ps::internal

@@ -1,0 +1,158 @@
+// Requests to the servers of a table, and their answers.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/common/call_scope.h"
+#include "weft/ps/internal/definition.h"
+#include "weft/ps/internal/part_data.h"
+#include "weft/ps/internal/table_core.h"
+#include "weft/rpc/untyped_call.h"
+
+namespace weft::ps::internal {
+namespace {
+
+constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
+constexpr absl::Duration kMostBackoff = absl::Seconds(1);
+
+absl::Duration backoff_after(int attempts) {
+  return std::min(kMostBackoff, kFirstBackoff * (1 << std::min(attempts, 8)));
+}
+
+}  // namespace
+
+std::string TableCore::label(const Op& op, size_t piece) const {
+  const TargetRef part = target(op.pieces[piece].part);
+  std::string where;
+  if (setup_.definition.kind == TableKind::kDense) {
+    const ElementRange range = element_range(elements_, setup_.parts.size(), op.pieces[piece].part);
+    where = absl::StrCat("elements ", range.begin, " to ", range.end);
+  } else {
+    where = absl::StrCat("part ", op.pieces[piece].part, " of ", setup_.parts.size());
+  }
+  std::string text = absl::StrCat("table '", setup_.name, "', ", where, " at '", part->server.name,
+                                  "': ", std::string(op.ask.what));
+  if (op.number != 0) absl::StrAppend(&text, " ", op.number);
+  return text;
+}
+
+void TableCore::send(const OpRef& op, size_t i) {
+  Piece& piece = op->pieces[i];
+  const TargetRef part = target(piece.part);
+  piece.request.part = part->part;
+  piece.request.epoch = part->map.epoch;
+  const absl::Duration remaining = op->deadline - service_->context().runtime->now();
+  if (remaining <= absl::ZeroDuration()) {
+    return end(op, make_error(ErrorKind::kDeadline,
+                              absl::StrCat(label(*op, i), ": no answer to ", piece.attempts,
+                                           " requests in its time")));
+  }
+  ++piece.attempts;
+  std::vector<at::Tensor> tensors = piece.push;
+  if (piece.pull_keys.defined()) tensors.push_back(piece.pull_keys);
+  StatusOr<Payload> arguments = pack({encode(piece.request), std::move(tensors)});
+  if (!arguments.ok()) return end(op, annotate(arguments.status(), label(*op, i)));
+  UntypedCall call;
+  call.method = std::string(kCallMethod);
+  call.signature = kCallSignature;
+  call.arguments = *std::move(arguments);
+  call.options.deadline = std::min(remaining, setup_.attempt);
+  call.options.retry = Retry::kAtMostOnce;
+  call.options.backpressure = Backpressure::kWait;
+  // It is no part of the call that happens to be served here.
+  const ScopeGuard nothing_ambient(nullptr);
+  start_call(service_->worker(), part->server, std::move(call),
+             [self = shared_from_this(), op, i](StatusOr<Payload> result) {
+               self->answered(op, i, std::move(result));
+             });
+}
+
+bool TableCore::may_retry(const PartTarget& part, const Status& why) const {
+  switch (error_kind(why)) {
+    case ErrorKind::kDeadline:
+    case ErrorKind::kNotDelivered:
+    case ErrorKind::kMaybeExecuted:
+    case ErrorKind::kUnavailable: return true;
+    case ErrorKind::kCancelled:
+    case ErrorKind::kPeerLost: break;
+    default: return false;
+  }
+  // What membership says of it counts: a connection may be lost without its worker.
+  const StatusOr<WorkerInfo> there = service_->worker().try_get_worker_info(part.server.id);
+  return there.ok() && there->incarnation == part.server.incarnation;
+}
+
+StatusOr<Answer> TableCore::read(Piece* piece, StatusOr<Payload> result) const {
+  WEFT_RETURN_IF_ERROR(result.status());
+  WEFT_ASSIGN_OR_RETURN(Parcel parcel, unpack(*std::move(result)));
+  WEFT_ASSIGN_OR_RETURN(const Answer answer, decode_answer(parcel.bytes));
+  if (answer.moved) return answer;
+  if (parcel.tensors.size() != (piece->request.pull.has_value() ? 1 : 0)) {
+    return make_error(ErrorKind::kProtocol,
+                      absl::StrCat("an answer with ", parcel.tensors.size(), " tensors"));
+  }
+  if (piece->request.pull.has_value()) {
+    const TableDefinition& d = setup_.definition;
+    std::vector<int64_t> shape;
+    if (d.kind == TableKind::kDense) {
+      shape = {element_range(elements_, setup_.parts.size(), piece->part).size()};
+    } else {
+      shape = {static_cast<int64_t>(piece->places.size()), d.shape[0]};
+    }
+    if (Status s = check_tensor(parcel.tensors[0], d.dtype, shape, "an answer that"); !s.ok()) {
+      return make_error(ErrorKind::kProtocol, std::string(s.message()));
+    }
+    piece->values = parcel.tensors[0].contiguous();
+  }
+  return answer;
+}
+
+void TableCore::answered(const OpRef& op, size_t i, StatusOr<Payload> result) {
+  Piece& piece = op->pieces[i];
+  const StatusOr<Answer> answer = read(&piece, std::move(result));
+  if (copied()) {
+    if (answer.ok() && answer->moved) return locate(op, i, answer->map);
+    if (!answer.ok() && may_have_moved(answer.status())) return locate(op, i, {});
+    if (answer.ok() && answer->map.epoch != 0) learn(piece.part, answer->map);
+  }
+  if (!answer.ok()) {
+    const absl::Time now = service_->context().runtime->now();
+    if (!may_retry(*target(piece.part), answer.status())) {
+      return end(op, annotate(answer.status(), label(*op, i)));
+    }
+    if (now >= op->deadline) {
+      return end(op, make_error(ErrorKind::kDeadline,
+                                absl::StrCat(label(*op, i), ": no answer to ", piece.attempts,
+                                             " requests; the last: ", answer.status().message())));
+    }
+    {
+      MutexLock lock(&mutex_);
+      if (op->ended) return;
+      ++stats_.repeats;
+    }
+    later(std::min(op->deadline, now + backoff_after(piece.attempts)),
+          [self = shared_from_this(), op, i] { self->send(op, i); });
+    return;
+  }
+  bool last = false;
+  {
+    MutexLock lock(&mutex_);
+    if (piece.ended) return;
+    piece.ended = true;
+    piece.answer = *answer;
+    last = --op->left == 0;
+    if (piece.request.pull.has_value()) {
+      versions_[piece.part] = std::max(versions_[piece.part], answer->version);
+      stats_.most_lag = std::max(stats_.most_lag, answer->lag);
+    }
+    if (piece.request.push.has_value()) {
+      stats_.dropped += answer->dropped ? 1 : 0;
+      stats_.most_behind = std::max(stats_.most_behind, answer->behind);
+      stats_.sum_behind += answer->behind;
+    }
+  }
+  if (last) end(op, absl::OkStatus());
+}
+
+}  // namespace weft::ps::internal

@@ -1,0 +1,24 @@
+#include "weft/rpc/service_worker.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "weft/rpc/internal/core.h"
+#include "weft/store/prefix_store.h"
+
+namespace weft {
+
+std::shared_ptr<Store> service_store(const Worker& worker, std::string_view service) {
+  const auto core = lock_core(worker);
+  if (core == nullptr) return nullptr;
+  const std::string prefix = absl::StrCat("weft/", core->agent().options().job_id, "/services/",
+                                          std::string(service));
+  return std::make_shared<PrefixStore>(prefix, core->store());
+}
+
+std::shared_ptr<Metrics> metrics_of(const Worker& worker) {
+  const auto core = lock_core(worker);
+  return core == nullptr ? nullptr : core->shared_metrics();
+}
+
+}  // namespace weft

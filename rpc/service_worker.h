@@ -1,0 +1,25 @@
+#ifndef WEFT_RPC_SERVICE_WORKER_H_
+#define WEFT_RPC_SERVICE_WORKER_H_
+
+// What a Service may have of its worker besides the ServiceContext. Any thread.
+
+#include <memory>
+#include <string_view>
+
+#include "weft/common/api.h"
+#include "weft/common/metrics.h"
+#include "weft/store/store.h"
+
+namespace weft {
+
+class Worker;
+
+// The job's store below "weft/<job>/services/<service>/", as a client of its own: interrupt() ends
+// its operations alone. Null: the worker is gone.
+WEFT_API std::shared_ptr<Store> service_store(const Worker& worker, std::string_view service);
+// For what may outlive the worker. Null: the worker is gone.
+WEFT_API std::shared_ptr<Metrics> metrics_of(const Worker& worker);
+
+}  // namespace weft
+
+#endif  // WEFT_RPC_SERVICE_WORKER_H_

@@ -1,0 +1,197 @@
+// Tables of two copies: a server that dies, one that is cut off, and what has no copy left.
+
+#include "torch/types.h"
+#include "weft/ps/internal/copy_wire.h"
+#include "weft/rpc/untyped_call.h"
+#include "weft/tests/ps/fixture.h"
+#include "weft/transport/faulty_transport.h"
+
+namespace weft::testing {
+namespace {
+
+using ps::Table;
+using Role = ps::internal::ReplicaProtocol::Role;
+using namespace std::chrono_literals;  // NOLINT
+
+ps::TableDefinition two_copies(std::vector<int64_t> shape = {4}) {
+  auto out = ps::dense(std::move(shape), ps::rule<optim::SGD>({.lr = 1}));
+  out.copies = 2;
+  return out;
+}
+
+// Role, epoch and digest of a part at a server; no role: it has none.
+struct Seen {
+  std::optional<Role> role{};
+  ps::internal::RangeMap map{};
+  uint64_t position = 0;
+  uint64_t hash = 0;
+};
+Seen look(PsJob& job, int server, uint32_t index) {
+  Seen out;
+  const auto parts = ps::internal::PsService::of(job.server(server))->parts_by_name();
+  const auto at = parts.find({"w", index});
+  if (at == parts.end()) return out;
+  const auto report = at->second->report();
+  out.role = report.role;
+  out.map = report.map;
+  at->second->digest([&](uint64_t position, uint64_t hash) {
+    out.position = position;
+    out.hash = hash;
+  });
+  return out;
+}
+
+TEST_F(PsTest, PSR_12_ABackupHasWhatIsAcknowledgedBitByBit) {
+  in_simulation(21, [](const std::shared_ptr<SimRuntime>& sim) {
+    PsJob job(2, 1, Net::kInproc, sim);
+    auto definition = two_copies({3, 5});
+    definition.rule = ps::rule<optim::Adam>({.lr = 0.01});
+    definition.init = ps::Init::uniform(-1, 1, 7);
+    const Table t = job.clients[0].open_table("w", definition);
+    for (int i = 0; i < 5; ++i) t.push(torch::full({3, 5}, i + 0.25)).wait();
+    for (uint32_t part = 0; part < 2; ++part) {
+      const Seen owner = look(job, static_cast<int>(part), part);
+      const Seen backup = look(job, 1 - static_cast<int>(part), part);
+      EXPECT_EQ(owner.role, Role::kOwner);
+      EXPECT_EQ(backup.role, Role::kBackup);
+      EXPECT_TRUE(owner.map.ready);
+      EXPECT_EQ(owner.position, backup.position);
+      EXPECT_EQ(owner.hash, backup.hash);
+    }
+  });
+}
+
+TEST_F(PsTest, PSR_10_ABackupTakesOverAndAnotherServerBecomesTheCopy) {
+  in_simulation(22, [](const std::shared_ptr<SimRuntime>& sim) {
+    PsJob job(3, 1, Net::kInproc, sim);
+    const Table t = job.clients[0].open_table("w", two_copies());
+    t.push(torch::ones({4})).wait();
+    (void)job.server(0).shutdown({.graceful = false});
+    const absl::Time then = sim->now();
+    t.push(torch::ones({4})).wait();
+    EXPECT_LE(sim->now() - then, absl::Seconds(4));
+    EXPECT_EQ(t.pull().wait().sum().item<double>(), -8);
+    EXPECT_GE(t.stats().moves, 1U);
+    sim->sleep(absl::Seconds(20));
+    EXPECT_EQ(look(job, 1, 0).role, Role::kOwner);
+    EXPECT_TRUE(look(job, 1, 0).map.ready);
+    EXPECT_EQ(look(job, 2, 0).role, Role::kBackup) << "another server is the copy";
+    EXPECT_EQ(look(job, 1, 0).hash, look(job, 2, 0).hash);
+    // The copy of the copy.
+    (void)job.server(1).shutdown({.graceful = false});
+    t.push(torch::ones({4})).wait();
+    EXPECT_EQ(t.pull().wait().sum().item<double>(), -12);
+    // A client that comes later finds the owners, too.
+    const Table late = ps::Client(job.worker(0), {.servers = job.server_names})
+                           .open_table("w", two_copies(), {.deadline = 20s});
+    EXPECT_EQ(late.pull().wait().sum().item<double>(), -12);
+    job.cluster->shutdown_all({.graceful = false});
+    job.cluster->forget();
+  });
+}
+
+// PSR-1 over a fail-over: the answer is lost with its server, and the push comes again at the other.
+TEST_F(PsTest, PSR_1_APushThatIsRepeatedAfterAFailOverIsAppliedOnce) {
+  in_simulation(23, [](const std::shared_ptr<SimRuntime>& sim) {
+    const auto plan = std::make_shared<FaultPlan>(23);
+    PsJob job(2, 1, Net::kInproc, sim,
+              [&](int, JoinOptions* o) { o->transport = faulty_transport(o->transport, plan); });
+    const ps::Client client(job.worker(0), {.servers = job.server_names, .attempt_timeout = 2s});
+    const Table t = client.open_table("w", two_copies());
+    plan->add({.fault = Fault::kDrop, .kind = FrameKind::kResponse, .from = "ps0", .to = "c0"});
+    const auto pushed = t.push(torch::ones({4}));
+    sim->sleep(absl::Seconds(1));
+    (void)job.server(0).shutdown({.graceful = false});
+    pushed.wait();
+    EXPECT_EQ(t.pull().wait().sum().item<double>(), -4);
+    EXPECT_EQ(job.server(1).metrics().snapshot().at("weft_ps_copies_total{table=\"w\"}"), 1);
+    EXPECT_EQ(job.server(1).metrics().snapshot().at("weft_ps_takeovers_total{table=\"w\"}"), 1);
+    job.cluster->shutdown_all({.graceful = false});
+    job.cluster->forget();
+  });
+}
+
+// PSR-11: an owner that nobody reaches does not know that it is none any more. When it is reached again
+// it has answered nothing, and learns of its successor.
+TEST_F(PsTest, PSR_11_AnOwnerThatWasCutOffAnswersNothing) {
+  in_simulation(24, [](const std::shared_ptr<SimRuntime>& sim) {
+    const auto plan = std::make_shared<FaultPlan>(24);
+    PsJob job(2, 2, Net::kInproc, sim,
+              [&](int, JoinOptions* o) { o->transport = faulty_transport(o->transport, plan); });
+    const ps::Client near(job.worker(1), {.servers = job.server_names, .attempt_timeout = 100s});
+    const ps::Client far(job.worker(0), {.servers = job.server_names, .attempt_timeout = 1s});
+    const Table here = near.open_table("w", two_copies());
+    const Table there = far.open_table("w", two_copies());
+    here.push(torch::ones({4})).wait();
+    // Cut off from all but c1.
+    for (const FrameKind kind : {FrameKind::kRequest, FrameKind::kResponse}) {
+      for (const char* other : {"ps1", "c0"}) {
+        plan->add({.fault = Fault::kDrop, .kind = kind, .from = "ps0", .to = other});
+        plan->add({.fault = Fault::kDrop, .kind = kind, .from = other, .to = "ps0"});
+      }
+    }
+    const Future<at::Tensor> old = here.pull(90s);
+    const auto pushed = there.push(torch::ones({4}), {.deadline = 60s});
+    pushed.wait();
+    EXPECT_EQ(look(job, 1, 0).role, Role::kOwner) << "it has taken over";
+    plan->clear();
+    const at::Tensor seen = old.wait();
+    EXPECT_TRUE(seen.sum().item<double>() == -8 || seen.sum().item<double>() == -4);
+    EXPECT_EQ(here.pull().wait().sum().item<double>(), -8);
+    sim->sleep(absl::Seconds(20));
+    EXPECT_EQ(look(job, 0, 0).role, Role::kBackup) << "it is the copy of its successor";
+    EXPECT_EQ(look(job, 0, 0).hash, look(job, 1, 0).hash);
+  });
+}
+
+TEST_F(PsTest, BadInput_a_part_without_any_copy_left) {
+  in_simulation(25, [](const std::shared_ptr<SimRuntime>& sim) {
+    PsJob job(3, 1, Net::kInproc, sim);
+    const Table t = job.clients[0].open_table("w", two_copies({6}));
+    t.push(torch::ones({6})).wait();
+    // Both copies of part 0 at once: ps0 and the next of the list.
+    EXPECT_EQ(look(job, 1, 0).role, Role::kBackup);
+    side_by_side(*sim, {[&] { (void)job.server(0).shutdown({.graceful = false}); },
+                        [&] { (void)job.server(1).shutdown({.graceful = false}); }});
+    const absl::Time then = sim->now();
+    expect_ps_error(ps_error_of([&] { t.push(torch::ones({6})).wait(); }), ErrorKind::kPeerLost,
+                    {"table 'w'", "elements 0 to 2", "no copy"});
+    EXPECT_LE(sim->now() - then, absl::Seconds(40));
+    job.cluster->shutdown_all({.graceful = false});
+    job.cluster->forget();
+  });
+}
+
+TEST_F(PsTest, BadInput_copies_that_cannot_be) {
+  PsJob job(1, 1);
+  expect_ps_error(ps_error_of([&] { job.clients[0].open_table("w", two_copies()); }),
+                  ErrorKind::kInvalidArgument, {"'w'", "two copies", "two servers", "1"});
+  auto three = two_copies();
+  three.copies = 3;
+  expect_ps_error(ps_error_of([&] { job.clients[0].open_table("w", three); }),
+                  ErrorKind::kInvalidArgument, {"copies is 3"});
+}
+
+TEST_F(PsTest, BadInput_messages_about_copies_that_make_no_sense) {
+  using namespace ps::internal;  // NOLINT
+  std::vector<at::Tensor> tensors;
+  EXPECT_EQ(error_kind(decode_copy("\xff", &tensors).status()), ErrorKind::kProtocol);
+  EXPECT_EQ(error_kind(decode_copy("", &tensors).status()), ErrorKind::kProtocol);
+  EXPECT_EQ(error_kind(decode_find("").status()), ErrorKind::kProtocol);
+  EXPECT_EQ(error_kind(decode_map("").status()), ErrorKind::kProtocol);
+  CopyRequest request{"w", 0, RangeMap{2, {"a", 1}, {"b", 2}, false}, 1};
+  request.entries.push_back({.tensors = {torch::ones({1})}});
+  EXPECT_EQ(error_kind(decode_copy(encode(request), &tensors).status()), ErrorKind::kProtocol)
+      << "the tensor is missing";
+  tensors = {torch::ones({1}), torch::ones({1})};
+  EXPECT_EQ(error_kind(decode_copy(encode(request), &tensors).status()), ErrorKind::kProtocol)
+      << "one too many";
+  tensors.pop_back();
+  const auto good = decode_copy(encode(request), &tensors);
+  ASSERT_TRUE(good.ok()) << good.status();
+  EXPECT_EQ(good->map, request.map);
+  EXPECT_EQ(good->entries.size(), 1U);
+}
+
+}  // namespace
+}  // namespace weft::testing
