@@ -243,9 +243,10 @@ StatusOr<Table> Client::try_open_table(std::string_view name,
   setup.definition = *request.definition;
   setup.servers = request.servers;
   if (setup.definition.copies > 1 && request.servers.size() < 2) {
-    return make_error(ErrorKind::kInvalidArgument,
-                      absl::StrCat("table '", setup.name, "' of two copies wants two servers or more, not ",
-                                   request.servers.size()));
+    return make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat("table '", setup.name, "' of two copies wants two servers or more, not ",
+                     request.servers.size()));
   }
   for (size_t i = 0; i < request.servers.size(); ++i) {
     request.index = static_cast<uint32_t>(i);

@@ -11,8 +11,8 @@ namespace weft {
 std::shared_ptr<Store> service_store(const Worker& worker, std::string_view service) {
   const auto core = lock_core(worker);
   if (core == nullptr) return nullptr;
-  const std::string prefix = absl::StrCat("weft/", core->agent().options().job_id, "/services/",
-                                          std::string(service));
+  const std::string prefix =
+      absl::StrCat("weft/", core->agent().options().job_id, "/services/", std::string(service));
   return std::make_shared<PrefixStore>(prefix, core->store());
 }
 

@@ -13,14 +13,14 @@ namespace {
 
 constexpr size_t kMostIndex = 4096;
 
-Status violation(std::string_view what) {
+Status wrong_copy(std::string_view what) {
   return make_error(ErrorKind::kProtocol,
                     absl::StrCat("message about a copy: ", std::string(what)));
 }
 template <class Record>
-Status parse(std::string_view bytes, Record* record) {
+Status parse_copy(std::string_view bytes, Record* record) {
   if (record->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return absl::OkStatus();
-  return violation(absl::StrCat(bytes.size(), " bytes that cannot be parsed"));
+  return wrong_copy(absl::StrCat(bytes.size(), " bytes that cannot be parsed"));
 }
 
 void put(const WorkerKey& key, v1::PsWorker* out) {
@@ -37,7 +37,8 @@ void put(const Status& status, v1::PsStatus* out) {
 }
 Status get(const v1::PsStatus& in) {
   if (in.code() == 0) return absl::OkStatus();
-  const uint32_t kind = std::min<uint32_t>(in.kind(), static_cast<uint32_t>(ErrorKind::kPermission));
+  const uint32_t kind =
+      std::min<uint32_t>(in.kind(), static_cast<uint32_t>(ErrorKind::kPermission));
   return make_error(static_cast<absl::StatusCode>(std::min<uint32_t>(in.code(), 16)),
                     static_cast<ErrorKind>(kind), in.text());
 }
@@ -47,8 +48,8 @@ void put(const CopyPlace& place, v1::PsPlace* out) {
 }
 
 Status check_index(const std::string& name, uint32_t index) {
-  if (const Status s = check_name(name); !s.ok()) return violation(std::string(s.message()));
-  if (index >= kMostIndex) return violation(absl::StrCat("part ", index));
+  if (const Status s = check_name(name); !s.ok()) return wrong_copy(std::string(s.message()));
+  if (index >= kMostIndex) return wrong_copy(absl::StrCat("part ", index));
   return absl::OkStatus();
 }
 
@@ -115,8 +116,8 @@ StatusOr<PartImage> get(const v1::PsImage& in) {
   p.step = in.step();
   uint64_t token = 0;
   for (const v1::PsImage::Held& held : in.held()) {
-    if (held.kind() < 1 || held.kind() > 2) return violation("kind of a held push");
-    if (held.tensors() > 2) return violation("tensors of a held push");
+    if (held.kind() < 1 || held.kind() > 2) return wrong_copy("kind of a held push");
+    if (held.tensors() > 2) return wrong_copy("tensors of a held push");
     p.held.push_back({{get(held.worker()), held.client()}, held.number(), held.step(), ++token});
     PartImage::HeldPush push{static_cast<PushKind>(held.kind()), {}, held.tensors()};
     if (held.has_rate()) push.rate = held.rate();
@@ -146,7 +147,7 @@ StatusOr<RangeMap> get(const v1::PsMap& in) {
   if (in.has_backup()) out.backup = {in.backup().name(), in.backup().incarnation()};
   out.ready = in.ready();
   if (out.epoch == 0 || out.owner.empty() || (out.ready && out.backup.empty())) {
-    return violation("a map without epoch, owner or backup");
+    return wrong_copy("a map without epoch, owner or backup");
   }
   return out;
 }
@@ -159,7 +160,7 @@ std::string encode(const RangeMap& map) {
 }
 StatusOr<RangeMap> decode_map(std::string_view bytes) {
   v1::PsMap in;
-  WEFT_RETURN_IF_ERROR(parse(bytes, &in));
+  WEFT_RETURN_IF_ERROR(parse_copy(bytes, &in));
   return get(in);
 }
 
@@ -172,7 +173,7 @@ std::string encode(const FindRequest& request) {
 }
 StatusOr<FindRequest> decode_find(std::string_view bytes) {
   v1::PsFind in;
-  WEFT_RETURN_IF_ERROR(parse(bytes, &in));
+  WEFT_RETURN_IF_ERROR(parse_copy(bytes, &in));
   WEFT_RETURN_IF_ERROR(check_index(in.name(), in.index()));
   return FindRequest{in.name(), in.index(), in.suspect()};
 }
@@ -185,7 +186,7 @@ std::string encode(const FindAnswer& answer) {
 }
 StatusOr<FindAnswer> decode_found(std::string_view bytes) {
   v1::PsFound in;
-  WEFT_RETURN_IF_ERROR(parse(bytes, &in));
+  WEFT_RETURN_IF_ERROR(parse_copy(bytes, &in));
   FindAnswer out{in.part(), {}, in.copy()};
   if (in.has_map()) {
     WEFT_ASSIGN_OR_RETURN(out.map, get(in.map()));
@@ -221,20 +222,20 @@ std::string encode(const CopyRequest& request) {
 
 StatusOr<CopyRequest> decode_copy(std::string_view bytes, std::vector<at::Tensor>* tensors) {
   v1::PsCopy in;
-  WEFT_RETURN_IF_ERROR(parse(bytes, &in));
+  WEFT_RETURN_IF_ERROR(parse_copy(bytes, &in));
   WEFT_RETURN_IF_ERROR(check_index(in.name(), in.index()));
   CopyRequest out{in.name(), in.index()};
   WEFT_ASSIGN_OR_RETURN(out.map, get(in.map()));
   out.position = in.position();
-  if (in.has_image() && in.entries_size() > 0) return violation("an image with entries");
+  if (in.has_image() && in.entries_size() > 0) return wrong_copy("an image with entries");
   if (in.has_image()) {
     WEFT_ASSIGN_OR_RETURN(out.image, get(in.image()));
     if (out.index >= out.image->servers.size()) {
-      return violation(absl::StrCat("part ", out.index, " of ", out.image->servers.size()));
+      return wrong_copy(absl::StrCat("part ", out.index, " of ", out.image->servers.size()));
     }
     return out;
   }
-  if (in.entries_size() > 0 && in.position() == 0) return violation("entries without position");
+  if (in.entries_size() > 0 && in.position() == 0) return wrong_copy("entries without position");
   size_t used = 0;
   for (const v1::PsEntry& one : in.entries()) {
     LogEntry entry;
@@ -245,13 +246,13 @@ StatusOr<CopyRequest> decode_copy(std::string_view bytes, std::vector<at::Tensor
       if (one.has_refused()) entry.accepted = get(one.refused());
     }
     if (one.tensors() > tensors->size() - used) {
-      return violation(absl::StrCat("entries with more tensors than the ", tensors->size(),
-                                    " that came"));
+      return wrong_copy(
+          absl::StrCat("entries with more tensors than the ", tensors->size(), " that came"));
     }
     for (uint32_t i = 0; i < one.tensors(); ++i) entry.tensors.push_back((*tensors)[used++]);
     out.entries.push_back(std::move(entry));
   }
-  if (used != tensors->size()) return violation("tensors that belong to no entry");
+  if (used != tensors->size()) return wrong_copy("tensors that belong to no entry");
   tensors->clear();
   return out;
 }
@@ -266,7 +267,7 @@ std::string encode(const CopyAnswer& answer) {
 }
 StatusOr<CopyAnswer> decode_copied(std::string_view bytes) {
   v1::PsCopied in;
-  WEFT_RETURN_IF_ERROR(parse(bytes, &in));
+  WEFT_RETURN_IF_ERROR(parse_copy(bytes, &in));
   CopyAnswer out{in.refused(), {}, in.position(), in.owns()};
   if (in.has_map()) {
     WEFT_ASSIGN_OR_RETURN(out.map, get(in.map()));

@@ -147,7 +147,8 @@ class DenseData final : public PartData {
     }
     const auto check = [](const at::Tensor& from, const at::Tensor& to) -> Status {
       if (from.defined() != to.defined()) {
-        return make_error(ErrorKind::kProtocol, "image without a buffer of the rule, or with another");
+        return make_error(ErrorKind::kProtocol,
+                          "image without a buffer of the rule, or with another");
       }
       if (!to.defined()) return absl::OkStatus();
       return check_tensor(from, to.scalar_type(), to.sizes().vec(), "image that");

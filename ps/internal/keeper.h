@@ -19,7 +19,8 @@ namespace weft::ps::internal {
 class Keeper {
  public:
   // `tick` runs every half second.
-  Keeper(std::shared_ptr<Runtime> runtime, std::shared_ptr<Store> store, std::function<void()> tick);
+  Keeper(std::shared_ptr<Runtime> runtime, std::shared_ptr<Store> store,
+         std::function<void()> tick);
   ~Keeper();
 
   Store& store() const { return *store_; }

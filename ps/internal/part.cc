@@ -190,8 +190,8 @@ Status Part::execute(const ClientKey& client, const Request& request,
     WEFT_RETURN_IF_ERROR(protocol_.enter(client, *request.enter, effects).status());
   }
   if (request.push.has_value()) {
-    WEFT_RETURN_IF_ERROR(handle_push(client, *request.push, std::move(tensors), said, answer,
-                                     accepted, effects));
+    WEFT_RETURN_IF_ERROR(
+        handle_push(client, *request.push, std::move(tensors), said, answer, accepted, effects));
   }
   if (request.advance.has_value()) {
     WEFT_RETURN_IF_ERROR(protocol_.advance(client, *request.advance, effects));

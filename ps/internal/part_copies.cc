@@ -300,7 +300,8 @@ void Part::server_gone(const CopyPlace& server) {
 void Part::suspected() {
   take_turn([this] {
     const auto host = host_.lock();
-    if (!replica_.has_value() || owns() || !closed_.ok() || asking_owner_ || host == nullptr) return;
+    if (!replica_.has_value() || owns() || !closed_.ok() || asking_owner_ || host == nullptr)
+      return;
     asking_owner_ = true;
     const CopyRequest question{identity_.table, identity_.index, replica_->map()};
     host->send_copy(replica_->map().owner, question, {}, kProbe,

@@ -263,7 +263,8 @@ ProtocolImage PartProtocol::image() const {
   out.version = version_;
   out.step = step_;
   for (const auto& [step, pushes] : held_) {
-    for (const auto& [key, token] : pushes) out.held.push_back({key.first, key.second, step, token});
+    for (const auto& [key, token] : pushes)
+      out.held.push_back({key.first, key.second, step, token});
   }
   return out;
 }

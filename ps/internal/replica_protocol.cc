@@ -99,8 +99,7 @@ void ReplicaProtocol::lost_backup(uint64_t epoch, ReplicaEffects* out) {
 
 // ---- backup ------------------------------------------------------------------------------------
 
-ReplicaProtocol::Accepted ReplicaProtocol::entries(uint64_t epoch, uint64_t first,
-                                                   uint64_t count) {
+ReplicaProtocol::Accepted ReplicaProtocol::entries(uint64_t epoch, uint64_t first, uint64_t count) {
   const bool old = epoch != map_.epoch || role_ != Role::kBackup || want_.has_value();
   if (old && bug_ != ReplicaBug::kOldEpoch) return {true};
   const bool gap = first > last_ + 1;

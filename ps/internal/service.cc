@@ -216,10 +216,10 @@ StatusOr<OpenAnswer> PsService::open(const OpenRequest& request) {
     WEFT_ASSIGN_OR_RETURN(there, find(request));
     uint64_t& epoch = epochs_[{request.name, request.index}];
     if (there == nullptr && map.has_value() && map->epoch <= epoch) {
-      return make_error(ErrorKind::kPeerLost,
-                        absl::StrCat("table '", request.name, "', part ", request.index,
-                                     ": its server '", worker().name(),
-                                     "' has ended since, and no copy is left"));
+      return make_error(
+          ErrorKind::kPeerLost,
+          absl::StrCat("table '", request.name, "', part ", request.index, ": its server '",
+                       worker().name(), "' has ended since, and no copy is left"));
     }
     if (there == nullptr && limits_ == limits) {
       there = made;
@@ -241,7 +241,7 @@ StatusOr<OpenAnswer> PsService::open(const OpenRequest& request) {
 StatusOr<PsService::PartRef> PsService::make_part(const OpenRequest& request,
                                                   std::shared_ptr<ServerLimits> limits, uint64_t id,
                                                   const std::optional<RangeMap>& map) {
-  PartIdentity identity{id, self(), request.name, *request.definition, request.servers,
+  PartIdentity identity{id,           self(), request.name, *request.definition, request.servers,
                         request.index};
   const bool dense = identity.definition.kind == TableKind::kDense;
   const ElementRange range = !dense ? ElementRange{}

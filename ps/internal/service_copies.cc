@@ -27,9 +27,10 @@ StatusOr<Keeper*> PsService::keeper() {
   if (keeper_ == nullptr) {
     std::shared_ptr<Store> store = service_store(worker(), "ps");
     if (store == nullptr) return make_error(ErrorKind::kState, "the worker is gone");
-    keeper_ = std::make_unique<Keeper>(context_.runtime, std::move(store), [weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->tick();
-    });
+    keeper_ =
+        std::make_unique<Keeper>(context_.runtime, std::move(store), [weak = weak_from_this()] {
+          if (const auto self = weak.lock()) self->tick();
+        });
   }
   return keeper_.get();
 }
@@ -42,8 +43,7 @@ StatusOr<RangeMap> PsService::claim(const OpenRequest& request) {
   WEFT_ASSIGN_OR_RETURN(Keeper * keeper, this->keeper());
   const RangeMap mine{1, self(), {}, false};
   const std::string key = absl::StrCat(request.name, "/", request.index);
-  const StatusOr<std::string> now =
-      keeper->store().compare_set(key, "", encode(mine), kStoreTime);
+  const StatusOr<std::string> now = keeper->store().compare_set(key, "", encode(mine), kStoreTime);
   if (!now.ok()) return annotate(now.status(), absl::StrCat("map of table '", request.name, "'"));
   return decode_map(*now);
 }
@@ -58,9 +58,8 @@ void PsService::write_map(const std::shared_ptr<Part>& part, const WriteMap& wri
            self = weak_from_this()] {
     const auto at = part.lock();
     if (at == nullptr) return;
-    const StatusOr<std::string> now =
-        k->store().compare_set(key_of_map(at->identity()), encode(write.expected),
-                               encode(write.desired), kStoreTime);
+    const StatusOr<std::string> now = k->store().compare_set(
+        key_of_map(at->identity()), encode(write.expected), encode(write.desired), kStoreTime);
     const StatusOr<RangeMap> map = now.ok() ? decode_map(*now) : now.status();
     if (map.ok()) return at->map_written(*map);
     // The store is away: what was asked may have been done. It is asked again, and says so then.
@@ -86,8 +85,7 @@ void PsService::read_map(const std::shared_ptr<Part>& part) {
 }
 
 void PsService::send_copy(const CopyPlace& to, CopyRequest request, std::vector<at::Tensor> tensors,
-                          absl::Duration deadline,
-                          std::function<void(StatusOr<CopyAnswer>)> done) {
+                          absl::Duration deadline, std::function<void(StatusOr<CopyAnswer>)> done) {
   const StatusOr<WorkerInfo> info = worker().try_get_worker_info(to.name);
   if (!info.ok() || info->incarnation != to.incarnation) {
     return done(make_error(ErrorKind::kPeerLost,
@@ -103,12 +101,11 @@ void PsService::send_copy(const CopyPlace& to, CopyRequest request, std::vector<
   call.options.retry = Retry::kAtMostOnce;
   call.options.backpressure = Backpressure::kWait;
   const ScopeGuard nothing_ambient(nullptr);
-  start_call(worker(), *info, std::move(call),
-             [done = std::move(done)](StatusOr<Payload> result) {
-               if (!result.ok()) return done(result.status());
-               const StatusOr<std::string> bytes = unpack_bytes(*std::move(result));
-               done(bytes.ok() ? decode_copied(*bytes) : bytes.status());
-             });
+  start_call(worker(), *info, std::move(call), [done = std::move(done)](StatusOr<Payload> result) {
+    if (!result.ok()) return done(result.status());
+    const StatusOr<std::string> bytes = unpack_bytes(*std::move(result));
+    done(bytes.ok() ? decode_copied(*bytes) : bytes.status());
+  });
 }
 
 void PsService::later(absl::Time when, Task task) {
@@ -127,7 +124,8 @@ std::vector<CopyPlace> PsService::others(const PartIdentity& identity) const {
   const auto me = std::find(names.begin(), names.end(), identity.self.name);
   const auto from = static_cast<size_t>(me - names.begin());
   for (size_t i = 1; i < names.size(); ++i) {
-    const StatusOr<WorkerInfo> info = worker().try_get_worker_info(names[(from + i) % names.size()]);
+    const StatusOr<WorkerInfo> info =
+        worker().try_get_worker_info(names[(from + i) % names.size()]);
     if (info.ok()) out.push_back({info->name, info->incarnation});
   }
   return out;
@@ -169,10 +167,10 @@ StatusOr<PsService::PartRef> PsService::follow(const CopyRequest& request,
     const bool old = seen != epochs_.end() && request.map.epoch <= seen->second;
     if (old && there != nullptr) return there;
     if (old || request.map.backup != self()) {
-      return make_error(ErrorKind::kState,
-                        absl::StrCat("image of table '", request.name, "', part ", request.index,
-                                     " with ", to_string(request.map),
-                                     ", which '", worker().name(), "' has no use for"));
+      return make_error(
+          ErrorKind::kState,
+          absl::StrCat("image of table '", request.name, "', part ", request.index, " with ",
+                       to_string(request.map), ", which '", worker().name(), "' has no use for"));
     }
     limits = limits_;
     id = ++last_part_;

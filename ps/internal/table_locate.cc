@@ -13,7 +13,7 @@ namespace weft::ps::internal {
 namespace {
 
 constexpr absl::Duration kAsk = absl::Seconds(2);
-constexpr absl::Duration kAgain = absl::Milliseconds(30);
+constexpr absl::Duration kLookAgain = absl::Milliseconds(30);
 // So often nobody has a copy, and no server may have one: there is none.
 constexpr int kEmptyRounds = 3;
 
@@ -64,8 +64,8 @@ void TableCore::locate(const OpRef& op, size_t piece, const RangeMap& map) {
     search.empty_rounds = 0;
     // First who is said to have it, or the backup of who does not answer.
     const RangeMap& known = map.epoch != 0 ? map : targets_[part]->map;
-    const std::string& first = map.epoch != 0 || known.backup.empty() ? known.owner.name
-                                                                      : known.backup.name;
+    const std::string& first =
+        map.epoch != 0 || known.backup.empty() ? known.owner.name : known.backup.name;
     const auto at = std::find(setup_.servers.begin(), setup_.servers.end(), first);
     if (at != setup_.servers.end()) search.next = static_cast<size_t>(at - setup_.servers.begin());
   }
@@ -113,14 +113,15 @@ void TableCore::found(size_t part, const WorkerInfo& server, const StatusOr<Find
       waiting = std::exchange(search.waiting, {});
       search.running = false;
     } else {
-      search.copies |= answer.ok() ? answer->copy : error_kind(answer.status()) != ErrorKind::kPeerLost;
+      search.copies |=
+          answer.ok() ? answer->copy : error_kind(answer.status()) != ErrorKind::kPeerLost;
       round_ends = search.asked >= setup_.servers.size();
     }
   }
   if (waiting.empty()) return round_ends ? search_again(part) : ask_next(part);
   // A little later: who answers so may have lost what it answered a moment ago.
   for (const auto& [op, i] : waiting) {
-    later(std::min(op->deadline, service_->context().runtime->now() + kAgain),
+    later(std::min(op->deadline, service_->context().runtime->now() + kLookAgain),
           [self = shared_from_this(), op = op, i = i] { self->send(op, i); });
   }
 }
@@ -155,7 +156,7 @@ void TableCore::search_again(size_t part) {
                               absl::StrCat(what, ": no owner of the part was found in its time")));
   }
   if (!goes_on) return;
-  later(now + kAgain, [self = shared_from_this(), part] { self->ask_next(part); });
+  later(now + kLookAgain, [self = shared_from_this(), part] { self->ask_next(part); });
 }
 
 }  // namespace weft::ps::internal

@@ -37,7 +37,8 @@ struct Limits {
 
 class World {
  public:
-  World(const Limits& limits, ReplicaBug bug) : left_(limits), bug_(bug), ops_(limits.pushes + limits.reads) {
+  World(const Limits& limits, ReplicaBug bug)
+      : left_(limits), bug_(bug), ops_(limits.pushes + limits.reads) {
     map_ = {1, place(0), {}, false};
     servers_[0].copy = ReplicaProtocol::owner(place(0), map_, bug);
     for (int i = 0; i < limits.pushes; ++i) ops_[static_cast<size_t>(i)].push = i + 1;
@@ -48,7 +49,8 @@ class World {
     std::vector<int> out;
     for (int s = 0; s < kServers; ++s) {
       const Server& server = servers_[s];
-      if (server.write.has_value()) out.push_back(code(server.answer.has_value() ? kAnswer : kExecute, s));
+      if (server.write.has_value())
+        out.push_back(code(server.answer.has_value() ? kAnswer : kExecute, s));
       if (server.dead || !server.copy.has_value()) continue;
       const Role role = server.copy->role();
       if (left_.kills > 0) out.push_back(code(kKill, s));
@@ -155,15 +157,18 @@ class World {
         return absl::StrCat("PSR-10: ", s, " may take over, and has no copy");
       }
       if (!server.copy.has_value() || server.copy->role() == Role::kGone) continue;
-      if (server.log.size() != server.copy->last()) return "PSR-12: the log and its position differ";
+      if (server.log.size() != server.copy->last())
+        return "PSR-12: the log and its position differ";
       for (size_t op = 0; op < ops_.size(); ++op) {
         const int push = ops_[op].push;
-        if (push != 0 && std::count(server.log.begin(), server.log.end(), push) > 1) return "a push is in twice";
+        if (push != 0 && std::count(server.log.begin(), server.log.end(), push) > 1)
+          return "a push is in twice";
       }
       if (!counts(s)) continue;
       for (const int push : seen_) {
         if (std::count(server.log.begin(), server.log.end(), push) != 1) {
-          return absl::StrCat("PSR-10: push ", push, " was acknowledged or read, and is not at ", s);
+          return absl::StrCat("PSR-10: push ", push, " was acknowledged or read, and is not at ",
+                              s);
         }
       }
     }
@@ -171,14 +176,22 @@ class World {
   }
 
   std::string key() const {
-    std::string out = absl::StrCat(text(map_), left_.kills, left_.suspicions, left_.copies, left_.offers, "|");
+    std::string out =
+        absl::StrCat(text(map_), left_.kills, left_.suspicions, left_.copies, left_.offers, "|");
     for (const Op& op : ops_) absl::StrAppend(&out, op.done, op.sends, ",");
     for (const Server& s : servers_) {
-      absl::StrAppend(&out, "|", s.dead, s.copy.has_value() ? absl::StrCat(static_cast<int>(s.copy->role()), text(s.copy->map()), s.copy->confirmed(), ".", s.copy->released(), s.copy->state_text()) : "",
-                      ";", absl::StrJoin(s.log, ","), ";", s.write.has_value() ? text(s.write->desired) + text(s.write->expected) : "",
-                      s.answer.has_value() ? text(*s.answer) : "");
+      absl::StrAppend(
+          &out, "|", s.dead,
+          s.copy.has_value()
+              ? absl::StrCat(static_cast<int>(s.copy->role()), text(s.copy->map()),
+                             s.copy->confirmed(), ".", s.copy->released(), s.copy->state_text())
+              : "",
+          ";", absl::StrJoin(s.log, ","), ";",
+          s.write.has_value() ? text(s.write->desired) + text(s.write->expected) : "",
+          s.answer.has_value() ? text(*s.answer) : "");
       for (const Pending& p : s.pending) {
-        absl::StrAppend(&out, "p", p.op, ".", p.position, ".", absl::StrJoin(p.must, ","), ".", absl::StrJoin(p.saw, ","));
+        absl::StrAppend(&out, "p", p.op, ".", p.position, ".", absl::StrJoin(p.must, ","), ".",
+                        absl::StrJoin(p.saw, ","));
       }
     }
     absl::StrAppend(&out, "|", absl::StrJoin(seen_, ","));
@@ -231,10 +244,12 @@ class World {
   static CopyPlace place(int s) { return {std::string(1, static_cast<char>('a' + s)), 1}; }
   static int index_of(const CopyPlace& p) { return p.name[0] - 'a'; }
   static std::string text(const RangeMap& m) {
-    return absl::StrCat(m.epoch, m.owner.name, m.backup.empty() ? "-" : m.backup.name, m.ready, " ");
+    return absl::StrCat(m.epoch, m.owner.name, m.backup.empty() ? "-" : m.backup.name, m.ready,
+                        " ");
   }
   static std::string text(const Message& m) {
-    return absl::StrCat(m.from, ">", m.to, "e", m.epoch, m.image ? "i" : "l", m.first, ":", absl::StrJoin(m.log, ","), "@", m.position);
+    return absl::StrCat(m.from, ">", m.to, "e", m.epoch, m.image ? "i" : "l", m.first, ":",
+                        absl::StrJoin(m.log, ","), "@", m.position);
   }
   // Two that are alike are one: `copies` says how many come again.
   void put(const Message& m) {
@@ -242,7 +257,8 @@ class World {
       if (text(other) == text(m)) return;
     }
     wire_.push_back(m);
-    std::sort(wire_.begin(), wire_.end(), [](const Message& a, const Message& b) { return text(a) < text(b); });
+    std::sort(wire_.begin(), wire_.end(),
+              [](const Message& a, const Message& b) { return text(a) < text(b); });
   }
   bool pending(int s, int op) const {
     const auto& all = servers_[s].pending;
@@ -402,10 +418,13 @@ struct Walked {
   std::string wrong;
 };
 
-constexpr Limits kSmall{.pushes = 1, .reads = 1, .sends = 1, .kills = 0, .suspicions = 1, .copies = 0, .offers = 1};
+constexpr Limits kSmall{
+    .pushes = 1, .reads = 1, .sends = 1, .kills = 0, .suspicions = 1, .copies = 0, .offers = 1};
 // Many of everything, or few pushes and many reads.
-constexpr Limits kLarge{.pushes = 5, .reads = 4, .sends = 3, .kills = 1, .suspicions = 3, .copies = 3, .offers = 4};
-constexpr Limits kReads{.pushes = 2, .reads = 8, .sends = 3, .kills = 0, .suspicions = 2, .copies = 0, .offers = 1};
+constexpr Limits kLarge{
+    .pushes = 5, .reads = 4, .sends = 3, .kills = 1, .suspicions = 3, .copies = 3, .offers = 4};
+constexpr Limits kReads{
+    .pushes = 2, .reads = 8, .sends = 3, .kills = 0, .suspicions = 2, .copies = 0, .offers = 1};
 
 Walked walk(ReplicaBug bug, int schedules) {
   Walked out;
@@ -445,13 +464,15 @@ TEST(PsReplica, PSR_10_to_14_Random_schedules) {
   EXPECT_EQ(walked.wrong, "") << "schedule " << walked.schedules;
   EXPECT_GT(walked.acknowledged, 3 * schedules);
   EXPECT_GT(walked.takeovers, schedules / 20);
-  std::printf("%d schedules, %d operations ended, %d takeovers\n", walked.schedules, walked.acknowledged, walked.takeovers);
+  std::printf("%d schedules, %d operations ended, %d takeovers\n", walked.schedules,
+              walked.acknowledged, walked.takeovers);
 }
 
 TEST(PsReplica, PlantedBugsAreFound) {
   for (int bug = 1; bug <= kReplicaBugs; ++bug) {
     const Walked walked = walk(static_cast<ReplicaBug>(bug), 5'000);
-    std::printf("bug %2d: %s after %d schedules\n", bug, walked.wrong.empty() ? "not found" : walked.wrong.c_str(), walked.schedules);
+    std::printf("bug %2d: %s after %d schedules\n", bug,
+                walked.wrong.empty() ? "not found" : walked.wrong.c_str(), walked.schedules);
     if (!walked.wrong.empty()) continue;
     const Explored all = explore(kSmall, static_cast<ReplicaBug>(bug), 60'000);
     std::printf("bug %2d: %s after %zu worlds\n", bug, all.wrong.c_str(), all.worlds);
