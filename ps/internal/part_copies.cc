@@ -17,7 +17,7 @@ constexpr absl::Duration kAttempt = absl::Seconds(2);
 constexpr absl::Duration kPatience = absl::Seconds(4);
 constexpr absl::Duration kAgain = absl::Milliseconds(50);
 constexpr absl::Duration kProbe = absl::Seconds(1);
-// A backup that hears nothing for so long asks the store whether it is still one.
+// Who hears nothing of the other copy for so long asks the store whether the map is still the same.
 constexpr absl::Duration kSilence = absl::Seconds(10);
 constexpr int64_t kSlowestBytes = 20 << 20;  // in a second
 
@@ -203,6 +203,7 @@ void Part::sent(uint64_t epoch, bool image, const StatusOr<CopyAnswer>& answer) 
   if (epoch != replica_->map().epoch || !replica_->streams()) return;
   if (answer.ok() && !answer->refused) {
     stream_.failing_since.reset();
+    heard_ = runtime_->now();
     if (image) stream_.image.reset();
     while (!stream_.log.empty() && stream_.first <= answer->position) {
       stream_.bytes -= stream_.log.front().bytes();
@@ -329,11 +330,12 @@ void Part::tick() {
   take_turn([this] {
     const auto host = host_.lock();
     if (!replica_.has_value() || !closed_.ok() || host == nullptr) return;
-    if (!owns()) {
+    // An owner may have a successor that it has not heard of, while nothing is asked of it.
+    if (!replica_->map().backup.empty()) {
       if (runtime_->now() - heard_ > kSilence) host->read_map(shared_from_this());
       return;
     }
-    if (!replica_->map().backup.empty() || replica_->writing()) return;
+    if (!owns() || replica_->writing()) return;
     const std::vector<CopyPlace> others = host->others(identity_);
     if (others.empty()) return;
     ReplicaEffects effects;

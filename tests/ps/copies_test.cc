@@ -136,7 +136,8 @@ TEST_F(PsTest, PSR_11_AnOwnerThatWasCutOffAnswersNothing) {
     EXPECT_EQ(look(job, 1, 0).role, Role::kOwner) << "it has taken over";
     plan->clear();
     const at::Tensor seen = old.wait();
-    EXPECT_TRUE(seen.sum().item<double>() == -8 || seen.sum().item<double>() == -4);
+    // Part by part: the second push came while it waited.
+    EXPECT_TRUE(((seen == -2) | (seen == -1)).all().item<bool>()) << seen;
     EXPECT_EQ(here.pull().wait().sum().item<double>(), -8);
     sim->sleep(absl::Seconds(20));
     EXPECT_EQ(look(job, 0, 0).role, Role::kBackup) << "it is the copy of its successor";
