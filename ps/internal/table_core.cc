@@ -10,6 +10,8 @@ namespace weft::ps::internal {
 namespace {
 
 constexpr absl::Duration kLeaveTime = absl::Seconds(10);
+// Its owner may have to be found first.
+constexpr absl::Duration kLeaveTimeCopied = absl::Seconds(30);
 
 at::Tensor plain(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided) return tensor;  // check() refuses it
@@ -238,11 +240,14 @@ void TableCore::close(const Status& why) {
 
 TableHandle::~TableHandle() {
   if (core_->setup().observer) return;
-  core_->submit(Ask{.what = "leave", .leave = true, .deadline = kLeaveTime},
-                [](const StatusOr<OpResult>&) {
-                  // No caller is left to tell: a server that did not hear of it learns it when the
-                  // worker leaves.
-                });
+  core_->submit(
+      Ask{.what = "leave",
+          .leave = true,
+          .deadline = core_->setup().definition.copies > 1 ? kLeaveTimeCopied : kLeaveTime},
+      [](const StatusOr<OpResult>&) {
+        // No caller is left to tell: a server that did not hear of it learns it when the
+        // worker leaves.
+      });
 }
 
 }  // namespace weft::ps::internal
