@@ -11,9 +11,9 @@
 #include <torch/optim/adam.h>
 
 #include "ATen/Context.h"
+#include "ATen/core/grad_mode.h"
 #include "ATen/ops/log_softmax.h"
 #include "ATen/ops/relu.h"
-#include "ATen/ops/stack.h"
 #include "ATen/ops/tensor.h"
 #include "weft/examples/rl/cartpole.h"
 #include "weft/weft.h"
@@ -26,33 +26,44 @@ class Agent {
  public:
   // 0 pushes the cart to the left, 1 to the right.
   int64_t select_action(int64_t observer, const rl::State& state) {
+    const at::NoGradGuard no_grad;
     const at::Tensor x = at::tensor(std::vector<float>(state.begin(), state.end()));
-    const at::Tensor log_p = at::log_softmax(output_(at::relu(hidden_(x))), 0);
-    const double right = log_p[1].exp().item<double>();
-    const int64_t action = draws_[static_cast<size_t>(observer)].next() < right ? 1 : 0;
-    taken_[static_cast<size_t>(observer)].push_back(log_p[action]);
+    const double right = log_p(x)[1].exp().item<double>();
+    const auto i = static_cast<size_t>(observer);
+    const int64_t action = draws_[i].next() < right ? 1 : 0;
+    states_[i].insert(states_[i].end(), state.begin(), state.end());
+    actions_[i].push_back(action);
     return action;
   }
 
   // One step of REINFORCE, from an episode of each observer.
   void learn(const std::vector<std::vector<float>>& rewards) {
-    std::vector<at::Tensor> log_p;
+    std::vector<float> states;
+    std::vector<int64_t> actions;
     std::vector<float> returns;
     for (size_t i = 0; i < rewards.size(); ++i) {
       std::vector<float> sums = rewards[i];
       for (size_t t = sums.size() - 1; t-- > 0;) sums[t] += 0.99F * sums[t + 1];
       returns.insert(returns.end(), sums.begin(), sums.end());
-      log_p.insert(log_p.end(), taken_[i].begin(), taken_[i].end());
-      taken_[i].clear();
+      states.insert(states.end(), states_[i].begin(), states_[i].end());
+      actions.insert(actions.end(), actions_[i].begin(), actions_[i].end());
+      states_[i].clear();
+      actions_[i].clear();
     }
+    const at::Tensor all = log_p(at::tensor(states).view({-1, 4}));
+    const at::Tensor taken = all.gather(1, at::tensor(actions).unsqueeze(1)).squeeze(1);
     at::Tensor advantage = at::tensor(returns);
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6);
     optimizer_.zero_grad();
-    (-at::stack(log_p) * advantage).mean().backward();
+    (-taken * advantage).mean().backward();
     optimizer_.step();
   }
 
  private:
+  // Logarithms of the probabilities of both actions.
+  at::Tensor log_p(const at::Tensor& states) {
+    return at::log_softmax(output_(at::relu(hidden_(states))), -1);
+  }
   static std::vector<at::Tensor> together(std::vector<at::Tensor> a, std::vector<at::Tensor> b) {
     a.insert(a.end(), b.begin(), b.end());
     return a;
@@ -63,8 +74,8 @@ class Agent {
   torch::optim::Adam optimizer_{together(hidden_->parameters(), output_->parameters()),
                                 torch::optim::AdamOptions(0.02)};
   std::vector<rl::Draws> draws_ = {rl::Draws(1, 0), rl::Draws(1, 1)};  // by observer
-  std::vector<std::vector<at::Tensor>> taken_ =
-      std::vector<std::vector<at::Tensor>>(kObservers);  // log-probabilities
+  std::vector<std::vector<float>> states_ = std::vector<std::vector<float>>(kObservers);
+  std::vector<std::vector<int64_t>> actions_ = std::vector<std::vector<int64_t>>(kObservers);
 };
 
 // Has a game of its own.
