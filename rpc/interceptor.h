@@ -13,8 +13,8 @@
 //   INT-4  a call that no interceptor attaches to costs one question, concerns(), and nothing else:
 //          no allocation, no message that is longer.
 //
-// One message carries at most 16 entries of metadata and 16 KiB of them (proto/rpc.proto); a call
-// that would need more fails before it is sent.
+// One message carries at most 16 entries of metadata (proto/rpc.proto), of any size below
+// WEFT_MAX_MESSAGE_BYTES; a call that would need more fails before it is sent.
 //
 // Threads: all methods are called from anywhere, without locks; they are short and wait for
 // nothing.

@@ -286,6 +286,7 @@ DEFECTS = {
     13: "a store behind a slow line is reached",
     16: "shutdown keeps its deadline without the store",
     21: "a backward whose gradients exceed the send budget, or find no room at their receiver",
+    22: "no bound on the tensors, gradients, parameters and RRefs of one message",
     23: "an answer with a reference that is long on its way",
     24: "a connection that breaks in a step over several owners",
     25: "what a step reports is what has happened, and a reservation that expired refuses",

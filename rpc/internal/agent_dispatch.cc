@@ -498,6 +498,7 @@ void Agent::finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef
   if (error.ok()) {
     answer.message = *std::move(message);
     answer.attachments = job->attachments;
+    if (answer.attachments != nullptr) answer.message->riding = answer.attachments->bytes();
   }
   std::shared_ptr<Link> link;
   std::shared_ptr<SendCharge> held;
@@ -557,7 +558,7 @@ void Agent::send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, con
     if (answer.attachments != nullptr) {
       answer.attachments->put(header.get());
       // Nothing that is said about a small one overtakes it.
-      const bool large = answer.message->bytes > options_.limits.inline_bytes;
+      const bool large = answer.message->large(options_.limits);
       if (large) held = answer.attachments->on_its_way(std::move(held));
     }
     sent =

@@ -62,15 +62,12 @@ Status Attachments::add(const std::shared_ptr<Interceptor>& from, StatusOr<Attac
   const size_t size = from->key().size() + (*given)->bytes().size();
   bytes_ += size;
   entries_.emplace_back(from, *std::move(given));
-  if (entries_.size() <= kMaxMetadataEntries && bytes_ <= kMaxMetadataBytes) {
-    return absl::OkStatus();
-  }
+  if (entries_.size() <= kMaxMetadataEntries) return absl::OkStatus();
   return make_error(
       ErrorKind::kResource,
       absl::StrCat("'", std::string(from->key()), "' attaches ", size, " bytes, which makes ",
-                   entries_.size(), " entries of metadata of ", bytes_, " bytes; at most ",
-                   kMaxMetadataEntries, " of ", kMaxMetadataBytes,
-                   " go with a message: send fewer RRefs at once"));
+                   entries_.size(), " entries of metadata; at most ", kMaxMetadataEntries,
+                   " go with a message"));
 }
 
 std::shared_ptr<const void> Attachments::on_its_way(std::shared_ptr<const void> held) const {
@@ -136,7 +133,10 @@ CallHandle Agent::start_intercepted(const Destination& to, UntypedCall&& call, C
     done(spec.status());
     return CallHandle();
   }
-  if (!(*attachments)->empty()) (*spec)->attachments = *std::move(attachments);
+  if (!(*attachments)->empty()) {
+    (*spec)->message->riding = (*attachments)->bytes();
+    (*spec)->attachments = *std::move(attachments);
+  }
   return issue(there, *spec, std::move(done));
 }
 

@@ -19,7 +19,9 @@ constexpr size_t kMaxWaiting = 4096;
 constexpr absl::Duration kFirstPause = absl::Milliseconds(2);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(200);
 
-uint64_t room_of(const OutMessage& message) { return message.bytes + kCallBytes; }
+uint64_t room_of(const OutMessage& message) {
+  return message.bytes + kCallBytes + (message.maybe_wide() ? message.header_bound() : 0);
+}
 
 }  // namespace
 
@@ -40,7 +42,7 @@ Status Agent::take_room_locked(Pending* p, const Peer& peer, bool* worker_full) 
     return worker;
   }
   SendCharge charge(peer.send_room, room_of(message));
-  if (message.bytes > options_.limits.inline_bytes) {
+  if (message.large(options_.limits)) {
     p->large_charge = std::make_shared<SendCharge>(std::move(charge));
   } else {
     p->small_charge = std::move(charge);
@@ -143,7 +145,7 @@ bool Agent::ask_again_later(uint64_t call_id, const Status& refused, Delivery de
 StatusOr<std::shared_ptr<SendCharge>> Agent::charge_answer_locked(const OutMessage& message,
                                                                   const Peer* peer) {
   WEFT_RETURN_IF_ERROR(charge_worker_locked(message));
-  if (peer == nullptr || message.bytes <= options_.limits.inline_bytes) return nullptr;
+  if (peer == nullptr || !message.large(options_.limits)) return nullptr;
   WEFT_RETURN_IF_ERROR(peer->send_room->take(room_of(message)));
   return std::make_shared<SendCharge>(peer->send_room, room_of(message));
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/rpc/internal/incoming.h"
 #include "weft/rpc/internal/message.h"
 #include "weft/transport/protocol_error.h"
 #include "weft/transport/stream_copy.h"
@@ -12,35 +13,7 @@
 namespace weft::internal {
 namespace {
 
-constexpr size_t kMaxOpenTransfers = 1 << 16;
-// What keeping a chunk costs besides its bytes: chunks of one byte must be bounded, too.
-constexpr size_t kParkedBytes = 128;
-
-// Reads the payload of a frame front to back.
-class PayloadReader {
- public:
-  explicit PayloadReader(const FrameView& frame) : pieces_(frame.payload) {}
-  // Into a part of a buffer of `whole` bytes.
-  void read(char* to, size_t n, size_t whole) {
-    while (n > 0) {
-      const std::string_view piece = pieces_[at_].substr(offset_);
-      const size_t k = std::min(n, piece.size());
-      copy_part(to, piece.data(), k, whole);
-      to += k;
-      n -= k;
-      offset_ += k;
-      if (offset_ == pieces_[at_].size()) {
-        ++at_;
-        offset_ = 0;
-      }
-    }
-  }
-
- private:
-  absl::Span<const std::string_view> pieces_;
-  size_t at_ = 0;
-  size_t offset_ = 0;
-};
+constexpr int kMostInFrame = 1 << 14;  // tensors, as a descriptor has at least four bytes
 
 // Messages have few transfers, and the order must not depend on addresses.
 template <class T>
@@ -50,17 +23,7 @@ void add_once(std::vector<std::shared_ptr<T>>* list, const std::shared_ptr<T>& i
 
 }  // namespace
 
-struct Assembler::Incoming {
-  Payload payload;
-  Metas metas;
-  absl::InlinedVector<Buffers, 2> buffers;  // per meta
-  size_t open_transfers = 0;
-  uint64_t charged = 0;
-  uint64_t touched = 0;  // sweep in which something last happened
-  Delivered delivered;
-};
-
-Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uint64_t* charge,
+Status Assembler::validate(const v1::Layout& layout, uint64_t payload_bytes, uint64_t* charge,
                            Metas* metas) {
   if (layout.segments_size() == 0) return protocol_error("a message without segments");
   std::string_view in(layout.tensor_metas());
@@ -77,6 +40,11 @@ Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uin
       expected.push_back({spec.nbytes, may_stay_shared(meta, expected.size() - before)});
     }
     metas->push_back(std::move(meta));
+    // No more than were announced, each takes a hundred times its bytes. As many as fit into a frame
+    // are counted, for the words.
+    if (expected.size() >= static_cast<size_t>(std::max(layout.segments_size(), kMostInFrame))) {
+      break;
+    }
   }
   if (expected.size() + 1 != static_cast<size_t>(layout.segments_size())) {
     return protocol_error(absl::StrCat("a message with ", layout.segments_size(),
@@ -115,9 +83,9 @@ Status Assembler::validate(const v1::Layout& layout, const FrameView& frame, uin
   }
   // A small message is already here.
   if (!comes_later) *charge = 0;
-  if (inlined != frame.payload_bytes) {
-    return protocol_error(absl::StrCat("a frame with ", frame.payload_bytes,
-                                       " bytes of payload that announces ", inlined));
+  if (inlined != payload_bytes) {
+    return protocol_error(
+        absl::StrCat("a frame with ", payload_bytes, " bytes of payload that announces ", inlined));
   }
   return absl::OkStatus();
 }
@@ -155,15 +123,8 @@ Status Assembler::fill_buffers(const v1::Layout& layout, Places places, Incoming
   return absl::OkStatus();
 }
 
-Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connection* connection,
-                        Delivered delivered) {
-  uint64_t charge = 0;
-  auto message = std::make_shared<Incoming>();
-  Status valid = validate(layout, frame, &charge, &message->metas);
-  const bool chunked = std::any_of(layout.segments().begin(), layout.segments().end(),
-                                   [](const v1::Segment& s) { return s.transfer_id() != 0; });
-  if (!valid.ok() && error_kind(valid) != ErrorKind::kResource) return valid;
-  // What is refused below is given back by this going out of scope.
+StatusOr<Assembler::Places> Assembler::borrow_places(const v1::Layout& layout,
+                                                     Connection* connection) {
   Places places;
   for (int i = 0; i < layout.segments_size(); ++i) {
     const v1::Segment& s = layout.segments(i);
@@ -172,6 +133,20 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
     WEFT_ASSIGN_OR_RETURN(places[static_cast<size_t>(i)],
                           connection->borrow({s.arena_offset(), s.arena_lease()}, s.length()));
   }
+  return places;
+}
+
+Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connection* connection,
+                        Delivered delivered) {
+  if (is_wide(layout)) return protocol_error("a wide message where none may be");
+  uint64_t charge = 0;
+  auto message = std::make_shared<Incoming>();
+  Status valid = validate(layout, frame.payload_bytes, &charge, &message->metas);
+  const bool chunked = std::any_of(layout.segments().begin(), layout.segments().end(),
+                                   [](const v1::Segment& s) { return s.transfer_id() != 0; });
+  if (!valid.ok() && error_kind(valid) != ErrorKind::kResource) return valid;
+  // What is refused below is given back by this going out of scope.
+  WEFT_ASSIGN_OR_RETURN(Places places, borrow_places(layout, connection));
   if (chunked) {
     // Refused messages leave entries, too, and no budget counts those.
     MutexLock lock(&mutex_);
@@ -317,13 +292,15 @@ ChunkTarget Assembler::chunk_target(std::string_view header, size_t bytes) {
   const auto it = transfers_.find(id);
   if (it == transfers_.end()) return {};
   Transfer& t = it->second;
-  if (t.message == nullptr || t.filling > 0 || offset != t.received || bytes == 0 ||
+  if (t.message == nullptr || t.filling > 0 || t.busy || offset != t.received || bytes == 0 ||
       bytes > t.length - t.received) {
     return {};
   }
+  char* const target = t.wide ? t.message->wide->target(offset, bytes) : t.target + offset;
+  if (target == nullptr) return {};
   t.filling = bytes;
   // The memory stays even when the message is dropped meanwhile.
-  return {t.target + offset, t.message};
+  return {target, t.message};
 }
 
 Status Assembler::chunk_filled(std::string_view header, size_t bytes) {
@@ -331,6 +308,7 @@ Status Assembler::chunk_filled(std::string_view header, size_t bytes) {
   uint64_t offset = 0;
   WEFT_RETURN_IF_ERROR(decode_chunk_header(header, &id, &offset));
   std::shared_ptr<Incoming> complete;
+  bool wide = false;
   {
     MutexLock lock(&mutex_);
     const auto it = transfers_.find(id);
@@ -341,8 +319,10 @@ Status Assembler::chunk_filled(std::string_view header, size_t bytes) {
                                          " is there without having been begun"));
     }
     it->second.filling = 0;
-    took_locked(id, bytes, &complete);
+    if (!it->second.wide) took_locked(id, bytes, &complete);
+    wide = it->second.wide;
   }
+  if (wide) return take_wide(id, offset, bytes, nullptr);
   if (complete != nullptr) finish(complete);
   return absl::OkStatus();
 }
@@ -352,9 +332,11 @@ Status Assembler::on_chunk(const FrameView& frame) {
   uint64_t offset = 0;
   WEFT_RETURN_IF_ERROR(decode_chunk_header(frame.header, &id, &offset));
   std::shared_ptr<Incoming> complete;
+  bool wide = false;
   {
     MutexLock lock(&mutex_);
-    if (transfers_.count(id) == 0) {
+    const auto announced = transfers_.find(id);
+    if (announced == transfers_.end()) {
       if (id <= max_announced_) {
         return protocol_error(
             absl::StrCat("chunk of transfer ", id, ", which is over or was never announced"));
@@ -371,8 +353,10 @@ Status Assembler::on_chunk(const FrameView& frame) {
       parked_[id].push_back(Parked{std::move(bytes), offset});
       return absl::OkStatus();
     }
-    WEFT_RETURN_IF_ERROR(take_locked(id, offset, &frame, {}, &complete));
+    wide = announced->second.wide;
+    if (!wide) WEFT_RETURN_IF_ERROR(take_locked(id, offset, &frame, {}, &complete));
   }
+  if (wide) return take_wide(id, offset, frame.payload_bytes, &frame);
   if (complete != nullptr) finish(complete);
   return absl::OkStatus();
 }
@@ -421,7 +405,8 @@ void Assembler::sweep() {
     MutexLock lock(&mutex_);
     ++sweeps_;
     for (auto& [id, t] : transfers_) {
-      if (t.message == nullptr || t.message->touched + 2 > sweeps_) continue;
+      // Of what is busy something happens.
+      if (t.message == nullptr || t.busy || t.message->touched + 2 > sweeps_) continue;
       add_once(&stalled, t.message);
       t.message = nullptr;  // from here on draining
     }
@@ -438,7 +423,7 @@ void Assembler::abandon() {
   {
     MutexLock lock(&mutex_);
     for (auto& [id, t] : transfers_) {
-      if (t.message != nullptr) add_once(&open, t.message);
+      if (t.message != nullptr && !t.busy) add_once(&open, t.message);
     }
     transfers_.clear();
     parked_.clear();

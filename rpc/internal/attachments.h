@@ -32,6 +32,8 @@ class Attachments {
   // What `from` gave; null is nothing. An error when it refused, or there is more than fits.
   Status add(const std::shared_ptr<Interceptor>& from, StatusOr<AttachmentPtr> given);
   bool empty() const { return entries_.empty(); }
+  // Keys and values together.
+  size_t bytes() const { return bytes_; }
   template <class Header>
   void put(Header* header) const {
     for (const auto& [from, attachment] : entries_) {

@@ -23,6 +23,15 @@ std::shared_ptr<Metadata> take_metadata(const v1::ResponseHeader& header) {
   return out;
 }
 
+// Not to be held as long as the call.
+template <class Header>
+std::unique_ptr<v1::Layout> take_layout(Header* header) {
+  auto out = std::make_unique<v1::Layout>();
+  out->Swap(header->mutable_layout());
+  header->clear_layout();
+  return out;
+}
+
 Delivery delivery_of(v1::ErrorHeader::Reach reach) {
   switch (reach) {
     case v1::ErrorHeader::NOT_TAKEN: return Delivery::kNotDelivered;
@@ -144,6 +153,7 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
                                   }
                                 });
       }
+      if (is_wide(header->layout())) return begin_wide(frame, header, agent->now());
       return assembler_.begin(
           header->layout(), frame, connection_.get(),
           [self = shared_from_this(), header, arrived = agent->now()](StatusOr<Payload> payload) {
@@ -155,6 +165,7 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
     case FrameKind::kResponse: {
       ArenaMessage<v1::ResponseHeader> header;
       WEFT_RETURN_IF_ERROR(parse_header(frame, header.get()));
+      if (is_wide(header->layout())) return begin_wide(frame, *header);
       return assembler_.begin(
           header->layout(), frame, connection_.get(),
           [self = shared_from_this(), id = header->call_id(),
@@ -205,6 +216,47 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
   return make_error(ErrorKind::kProtocol,
                     absl::StrCat("frame kind ", static_cast<int>(frame.kind), " on lane ", lane,
                                  " of an open connection"));
+}
+
+Status Link::begin_wide(const FrameView& frame, std::shared_ptr<const v1::CallHeader> brief,
+                        absl::Time arrived) {
+  const auto tell = [self = shared_from_this(), arrived](
+                        const std::shared_ptr<const v1::CallHeader>& header,
+                        StatusOr<Payload> payload) {
+    if (auto a = self->agent_.lock()) a->on_request(self, header, std::move(payload), arrived);
+  };
+  return assembler_.begin_wide(
+      brief->layout(), frame, connection_.get(),
+      [tell, brief](std::string_view bytes) -> StatusOr<Assembler::Opened> {
+        const auto header = std::make_shared<v1::CallHeader>();
+        WEFT_RETURN_IF_ERROR(parse_wide(bytes, *brief, header.get()));
+        return Assembler::Opened{
+            take_layout(header.get()),
+            [tell, header](StatusOr<Payload> payload) { tell(header, std::move(payload)); }};
+      },
+      [tell, brief](StatusOr<Payload> payload) { tell(brief, std::move(payload)); });
+}
+
+Status Link::begin_wide(const FrameView& frame, const v1::ResponseHeader& brief) {
+  const auto tell = [self = shared_from_this(), id = brief.call_id()](
+                        StatusOr<Payload> payload, std::shared_ptr<Metadata> metadata) {
+    auto a = self->agent_.lock();
+    if (a == nullptr) return;
+    a->on_answer(id, std::move(payload), Delivery::kDelivered, std::move(metadata));
+  };
+  v1::ResponseHeader same;
+  same.set_call_id(brief.call_id());
+  return assembler_.begin_wide(
+      brief.layout(), frame, connection_.get(),
+      [tell, same](std::string_view bytes) -> StatusOr<Assembler::Opened> {
+        v1::ResponseHeader header;
+        WEFT_RETURN_IF_ERROR(parse_wide(bytes, same, &header));
+        return Assembler::Opened{take_layout(&header), [tell, metadata = take_metadata(header)](
+                                                           StatusOr<Payload> payload) mutable {
+                                   tell(std::move(payload), std::move(metadata));
+                                 }};
+      },
+      [tell](StatusOr<Payload> payload) { tell(std::move(payload), nullptr); });
 }
 
 void Link::on_lost(Lost lost) {

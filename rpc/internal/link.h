@@ -74,7 +74,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   Status send(FrameKind kind, Header* header, const OutMessageRef& message, uint64_t cookie,
               absl::Time now, std::shared_ptr<const void> held = nullptr) {
     last_sent_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
-    if (message->bytes <= limits_.inline_bytes) {
+    if (!message->large(limits_)) {
       last_small_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
       return send_message(connection_.get(), kind, header, message, limits_, cookie, &transfers_);
     }
@@ -112,6 +112,9 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   OutMessageRef on_lane(const OutMessageRef& message, int lane,
                         std::shared_ptr<const void> held) const;
   Status handle(const FrameView& frame, int lane, Agent* agent);
+  Status begin_wide(const FrameView& frame, std::shared_ptr<const v1::CallHeader> brief,
+                    absl::Time arrived);
+  Status begin_wide(const FrameView& frame, const v1::ResponseHeader& brief);
   // Of a message that is sent now: larger while nothing small would have to wait for a chunk.
   size_t chunk_bytes(absl::Time now, LaneRange bulk) const;
 

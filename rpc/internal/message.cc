@@ -43,20 +43,6 @@ bool take_text(std::string_view* in, std::string* out) {
   return true;
 }
 
-// What a chunk frame has besides its bytes, and room to spare.
-constexpr size_t kChunkFrameBytes = 1 << 10;
-
-// A peer with smaller chunks than ours accepts smaller frames only.
-size_t fitting_chunk(const MessageLimits& limits, const Hello& peer) {
-  const size_t accepted = peer.max_frame_bytes;
-  return accepted > 2 * kChunkFrameBytes ? std::min(limits.chunk_bytes, accepted - kChunkFrameBytes)
-                                         : limits.chunk_bytes;
-}
-
-}  // namespace
-
-namespace {
-
 // Memory of at::from_blob(): of an owner outside LibTorch, whatever its counts say.
 bool is_foreign(const at::Tensor& buffer) {
   return buffer.device().is_cpu() && buffer.storage().allocator() == nullptr;
@@ -204,10 +190,25 @@ Status decode_chunk_header(std::string_view header, uint64_t* transfer_id, uint6
   return absl::OkStatus();
 }
 
+namespace {
+
+// What a chunk frame has besides its bytes, and room to spare.
+constexpr size_t kChunkFrameBytes = 1 << 10;
+
+}  // namespace
+
+// A peer with smaller chunks than ours accepts smaller frames only.
+size_t fitting_chunk(const MessageLimits& limits, const Hello& peer) {
+  const size_t accepted = peer.max_frame_bytes;
+  return accepted > 2 * kChunkFrameBytes ? std::min(limits.chunk_bytes, accepted - kChunkFrameBytes)
+                                         : limits.chunk_bytes;
+}
+
 void plan_layout(Connection* connection, const OutMessage& message, const MessageLimits& limits,
                  v1::Layout* layout, std::atomic<uint64_t>* transfers) {
   layout->Clear();
   layout->set_tensor_metas(message.tensor_metas);
+  const bool wide = transfers == nullptr;
   const bool whole = message.bytes <= limits.inline_bytes;
   size_t inlined = 0;
   layout->mutable_segments()->Reserve(static_cast<int>(message.segments()));
@@ -216,7 +217,7 @@ void plan_layout(Connection* connection, const OutMessage& message, const Messag
     v1::Segment* segment = layout->add_segments();
     segment->set_length(size);
     if (whole) continue;
-    if (size <= kSmallSegmentBytes && inlined + size <= limits.inline_bytes) {
+    if (size <= kSmallSegmentBytes && (wide || inlined + size <= limits.inline_bytes)) {
       inlined += size;
       continue;
     }
@@ -228,31 +229,15 @@ void plan_layout(Connection* connection, const OutMessage& message, const Messag
       segment->set_arena_lease(placed->lease);
       continue;
     }
-    segment->set_transfer_id(transfers->fetch_add(1, std::memory_order_relaxed) + 1);
+    if (!wide) segment->set_transfer_id(transfers->fetch_add(1, std::memory_order_relaxed) + 1);
   }
 }
 
-namespace {
-
-// Of a message whose header frame was not taken.
 void unplace_all(Connection* connection, const v1::Layout& layout) {
   for (const v1::Segment& s : layout.segments()) {
     if (s.has_arena_offset()) connection->unplace({s.arena_offset(), s.arena_lease()});
   }
 }
-
-Status check_header_size(const std::string& header, const OutMessage& message) {
-  if (header.size() > kMaxHeaderBytes) {
-    return make_error(
-        ErrorKind::kInvalidArgument,
-        absl::StrCat("the header of this message needs ", header.size(), " bytes, more than the ",
-                     kMaxHeaderBytes, " that fit: ", message.buffers.size(),
-                     " tensor buffers are too many for one call; stack them or split it"));
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 Status check_size(const OutMessage& message, const MessageLimits& limits) {
   if (message.bytes <= limits.max_message_bytes) return absl::OkStatus();
@@ -264,10 +249,6 @@ Status check_size(const OutMessage& message, const MessageLimits& limits) {
 Status send_frames(Connection* connection, FrameKind kind, std::string header,
                    const v1::Layout& layout, const OutMessageRef& message,
                    const MessageLimits& limits, uint64_t cookie, int bulk_lane) {
-  if (Status fits = check_header_size(header, *message); !fits.ok()) {
-    unplace_all(connection, layout);
-    return fits;
-  }
   weft::Frame first;
   first.kind = kind;
   first.header = std::move(header);

@@ -7,7 +7,7 @@
 // Sending:   pack() once -> OutMessage -> send_message() on a connection, again on the next one if
 //            the first breaks. No tensor byte is copied here.
 // Receiving: Assembler, one per connection: header frame -> budget -> allocation -> chunks straight
-//            into place -> Payload.
+//            into place -> Payload. Of a wide message (CALL-6) the header comes in chunks, too.
 //
 // An OutMessage is immutable once packed. An Assembler belongs to its connection's handler: lanes
 // may call it at the same time.
@@ -28,12 +28,23 @@
 #include "weft/rpc/internal/send_room.h"
 #include "weft/rpc/internal/tensor_meta.h"
 #include "weft/rpc/payload.h"
+#include "weft/transport/frame.h"
 #include "weft/transport/transport.h"
 
 namespace weft::internal {
 
 // Of chunks on a data connection, where nothing small waits behind one.
 inline constexpr size_t kDataChunkBytes = size_t{1} << 20;
+
+// Protocol versions of a worker (Hello); 2 has wide messages.
+inline constexpr uint32_t kVersion = 2;
+inline constexpr uint32_t kWideVersion = 2;
+// All together, to a peer of version 1.
+inline constexpr size_t kMaxMetadataBytesOfVersion1 = 16 << 10;
+// Of a wide message.
+inline constexpr uint64_t kMaxWideHeaderBytes = uint64_t{1} << 30;
+
+inline bool is_wide(const v1::Layout& layout) { return layout.wide_length() > 0; }
 
 struct MessageLimits {
   size_t inline_bytes = 64 << 10;  // a message up to this size is one frame
@@ -47,7 +58,7 @@ struct OutMessage {
   OutMessage() = default;
   OutMessage(const OutMessage&) = delete;
   OutMessage& operator=(const OutMessage&) = delete;
-  ~OutMessage();
+  WEFT_API ~OutMessage();
 
   std::string body;  // segment 0: the value tree (or the error text)
   Buffers buffers;   // the segments after it
@@ -62,7 +73,24 @@ struct OutMessage {
   // thread that serves others: it goes to this pool, set by the agent.
   bool foreign = false;
   std::weak_ptr<Executor> pool{};
+  // Bytes of the metadata that goes with it. Set by the agent, once, before it is sent.
+  mutable size_t riding = 0;
 
+  // The header has at most so many bytes, what any header has aside.
+  size_t header_bound() const {
+    constexpr size_t kSegment = 40;  // with all of its fields
+    return kSegment * segments() + tensor_metas.size() + riding;
+  }
+  // Whether its header may be larger than a frame's, and whether it is. Most are far from it.
+  bool maybe_wide() const {
+    constexpr size_t kRest = 8 << 10;
+    return header_bound() > kMaxHeaderBytes - kRest;
+  }
+  bool is_wide() const { return 2 * segments() + tensor_metas.size() + riding > kMaxHeaderBytes; }
+  // Goes by a bulk lane, as a rule.
+  bool large(const MessageLimits& limits) const {
+    return bytes > limits.inline_bytes || maybe_wide();
+  }
   size_t segments() const { return 1 + buffers.size(); }
   std::string_view segment(size_t i) const {
     if (i == 0) return body;
@@ -81,9 +109,9 @@ enum class TensorMemory : uint8_t {
 };
 // `route`: where tensors belong that are not on the CPU; null for workers without device maps.
 // `copies`: memory for large copies; may be null.
-StatusOr<std::shared_ptr<OutMessage>> pack(Payload payload, TensorMemory memory,
-                                           const DeviceRoute* route = nullptr,
-                                           ReceiveMemory* copies = nullptr);
+WEFT_API StatusOr<std::shared_ptr<OutMessage>> pack(Payload payload, TensorMemory memory,
+                                                    const DeviceRoute* route = nullptr,
+                                                    ReceiveMemory* copies = nullptr);
 // Message, origin, trace and payload of an error, as the first segment.
 OutMessageRef pack_error(const Status& error, std::string_view self);
 // The error that came; `origin` is used when the sender did not name one.
@@ -92,7 +120,7 @@ WEFT_API Status unpack_error(uint32_t code, uint32_t kind, std::string_view body
 
 // A refusal for lack of room that may have passed in a moment, marked so; and whether it is one.
 Status no_room_now(const Status& refused);
-bool is_no_room_now(const Status& error);
+WEFT_API bool is_no_room_now(const Status& error);
 
 // Sends `message` under `header`, whose layout it fills in (Header: CallHeader, ResponseHeader or
 // ErrorHeader). `transfers` gives transfer ids. A message that needs chunks goes over `bulk_lane`,
@@ -106,6 +134,12 @@ class WEFT_API Assembler {
  public:
   // What the message is for, so that a refusal can be told to the right call.
   using Delivered = std::function<void(StatusOr<Payload>)>;
+  // What the header of a wide message says. An error is a violation of the protocol.
+  struct Opened {
+    std::unique_ptr<v1::Layout> layout;
+    Delivered delivered;
+  };
+  using Open = std::function<StatusOr<Opened>(std::string_view header)>;
 
   // `memory` may be null: then every tensor is from LibTorch's allocator.
   Assembler(const MessageLimits& limits, ByteBudget* budget,
@@ -124,7 +158,12 @@ class WEFT_API Assembler {
   // `connection`: where it came from, and what its sender placed can be borrowed.
   Status begin(const v1::Layout& layout, const FrameView& frame, Connection* connection,
                Delivered delivered);
-  Status on_chunk(const FrameView& frame);
+  // A header frame that stands for a header which comes as a transfer. When that is there, `open`
+  // reads it, once, and what it gives is told what becomes of the message; `delivered` is told of
+  // what becomes of it before that. Errors as of begin().
+  Status begin_wide(const v1::Layout& layout, const FrameView& frame, Connection* connection,
+                    Open open, Delivered delivered) ABSL_LOCKS_EXCLUDED(mutex_);
+  Status on_chunk(const FrameView& frame) ABSL_LOCKS_EXCLUDED(mutex_);
   // Where a chunk of `bytes` belongs, for a transport that reads it to there by itself; then
   // chunk_filled() must follow, and until then no other chunk of its transfer is taken. Null: it is
   // not the one that is expected next, and on_chunk() is to judge it.
@@ -142,21 +181,34 @@ class WEFT_API Assembler {
  private:
   struct Incoming;
   using Metas = absl::InlinedVector<TensorMeta, 2>;
+  using Places = std::vector<Borrowed>;  // by segment; null where it lies elsewhere
   struct Transfer {
     std::shared_ptr<Incoming> message;  // null: draining, chunks are discarded
     char* target = nullptr;
     uint64_t length = 0;
     uint64_t received = 0;
     uint64_t filling = 0;  // bytes that a transport is reading into place
+    bool wide = false;
+    // Of a wide one: a chunk of it is being worked on, without the mutex.
+    bool busy = false;
   };
   struct Parked {
     std::string bytes;
     uint64_t offset = 0;
   };
 
-  // `charge`: bytes for which memory will be allocated before they are here.
-  Status validate(const v1::Layout& layout, const FrameView& frame, uint64_t* charge, Metas* metas);
-  using Places = std::vector<Borrowed>;  // by segment; null where it lies elsewhere
+  // `charge`: bytes for which memory will be allocated before they are here. `payload_bytes`: those
+  // that lie beside the header.
+  Status validate(const v1::Layout& layout, uint64_t payload_bytes, uint64_t* charge, Metas* metas);
+  // The places of its segments, in the sender's arena.
+  static StatusOr<Places> borrow_places(const v1::Layout& layout, Connection* connection);
+  // A chunk of a wide message: `in` holds its bytes, or null: they are in place.
+  Status take_wide(uint64_t id, uint64_t offset, uint64_t bytes, const FrameView* in)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Without the mutex, by whoever has set `busy`. `refused`: the message, not the connection.
+  Status place_wide(Incoming* message, uint64_t offset, uint64_t bytes, const FrameView* in,
+                    Status* refused);
+  Status open_wide(Incoming* message, Status* refused);
   Status fill_buffers(const v1::Layout& layout, Places places, Incoming* message);
   Status take_locked(uint64_t id, uint64_t offset, const FrameView* frame, std::string_view bytes,
                      std::shared_ptr<Incoming>* complete) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -188,12 +240,64 @@ WEFT_API Status decode_chunk_header(std::string_view header, uint64_t* transfer_
 
 // ---- implementation of the template ------------------------------------------------------------
 
-Status check_size(const OutMessage& message, const MessageLimits& limits);
-void plan_layout(Connection* connection, const OutMessage& message, const MessageLimits& limits,
-                 v1::Layout* layout, std::atomic<uint64_t>* transfers);
-Status send_frames(Connection* connection, FrameKind kind, std::string header,
-                   const v1::Layout& layout, const OutMessageRef& message,
-                   const MessageLimits& limits, uint64_t cookie, int bulk_lane);
+// Of its chunks on this connection.
+size_t fitting_chunk(const MessageLimits& limits, const Hello& peer);
+WEFT_API Status check_size(const OutMessage& message, const MessageLimits& limits);
+// `transfers`: null for a wide message, whose segments need none.
+WEFT_API void plan_layout(Connection* connection, const OutMessage& message,
+                          const MessageLimits& limits, v1::Layout* layout,
+                          std::atomic<uint64_t>* transfers);
+// Of a message that is not sent after all.
+WEFT_API void unplace_all(Connection* connection, const v1::Layout& layout);
+WEFT_API Status send_frames(Connection* connection, FrameKind kind, std::string header,
+                            const v1::Layout& layout, const OutMessageRef& message,
+                            const MessageLimits& limits, uint64_t cookie, int bulk_lane);
+
+// Whether a header of so many bytes, and what rides in it, may go as a frame's.
+WEFT_API bool fits_frame(const Connection& connection, size_t header_bytes,
+                         const OutMessage& message);
+WEFT_API Status check_takes_wide(const Connection& connection, const OutMessage& message);
+WEFT_API Status check_wide_size(size_t header_bytes, const OutMessage& message,
+                                const MessageLimits& limits);
+// What stands for a header in the frame of a wide message.
+WEFT_API void put_brief(const v1::CallHeader& header, v1::CallHeader* out);
+void put_brief(const v1::ResponseHeader& header, v1::ResponseHeader* out);
+void put_brief(const v1::ErrorHeader& header, v1::ErrorHeader* out);
+// The transfer of a wide message: slices of `message`, small ones gathered.
+struct WideStream {
+  std::vector<Slice> pieces;
+  uint64_t length = 0;
+};
+WEFT_API WideStream make_stream(std::string header, const v1::Layout& layout,
+                                const OutMessageRef& message);
+// `begun`: the peer may have been told something.
+WEFT_API Status send_stream(Connection* connection, FrameKind kind, std::string brief,
+                            uint64_t transfer, WideStream stream, const MessageLimits& limits,
+                            uint64_t cookie, int bulk_lane, bool* begun);
+
+template <class Header>
+Status send_wide(Connection* connection, FrameKind kind, Header* header,
+                 const OutMessageRef& message, const MessageLimits& limits, uint64_t cookie,
+                 std::atomic<uint64_t>* transfers, int bulk_lane) {
+  WEFT_RETURN_IF_ERROR(check_takes_wide(*connection, *message));
+  plan_layout(connection, *message, limits, header->mutable_layout(), nullptr);
+  const size_t bytes = header->ByteSizeLong();
+  Status sent = check_wide_size(bytes, *message, limits);
+  bool begun = false;
+  if (sent.ok()) {
+    Header brief;
+    put_brief(*header, &brief);
+    v1::Layout* const wide = brief.mutable_layout();
+    wide->set_wide_header_length(bytes);
+    WideStream stream = make_stream(header->SerializeAsString(), header->layout(), message);
+    wide->set_wide_length(stream.length);
+    wide->set_wide_transfer(transfers->fetch_add(1, std::memory_order_relaxed) + 1);
+    sent = send_stream(connection, kind, brief.SerializeAsString(), wide->wide_transfer(),
+                       std::move(stream), limits, cookie, bulk_lane, &begun);
+  }
+  if (!sent.ok() && !begun) unplace_all(connection, header->layout());
+  return sent;
+}
 
 template <class Header>
 Status send_message(Connection* connection, FrameKind kind, Header* header,
@@ -201,9 +305,16 @@ Status send_message(Connection* connection, FrameKind kind, Header* header,
                     std::atomic<uint64_t>* transfers, int bulk_lane) {
   // First: planning copies what goes through an arena.
   WEFT_RETURN_IF_ERROR(check_size(*message, limits));
-  plan_layout(connection, *message, limits, header->mutable_layout(), transfers);
-  return send_frames(connection, kind, header->SerializeAsString(), header->layout(), message,
-                     limits, cookie, bulk_lane);
+  if (!message->is_wide()) {
+    plan_layout(connection, *message, limits, header->mutable_layout(), transfers);
+    std::string bytes = header->SerializeAsString();
+    if (fits_frame(*connection, bytes.size(), *message)) {
+      return send_frames(connection, kind, std::move(bytes), header->layout(), message, limits,
+                         cookie, bulk_lane);
+    }
+    unplace_all(connection, header->layout());
+  }
+  return send_wide(connection, kind, header, message, limits, cookie, transfers, bulk_lane);
 }
 
 }  // namespace weft::internal

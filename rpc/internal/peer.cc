@@ -77,6 +77,7 @@ std::shared_ptr<Link> Agent::new_link(const PeerRef& peer) {
 
 void Agent::dial(const PeerRef& peer) {
   Hello hello;
+  hello.version_max = kVersion;
   hello.job_id = options_.job_id;
   hello.name = options_.self.name;
   hello.id = options_.self.id;
@@ -203,6 +204,7 @@ StatusOr<Hello> Agent::check_hello(const Hello& theirs) {
   WEFT_RETURN_IF_ERROR(check_incarnation_locked(theirs));
   if (theirs.observer) WEFT_RETURN_IF_ERROR(check_observer_locked(theirs));
   Hello ours;
+  ours.version_max = kVersion;
   ours.job_id = options_.job_id;
   ours.name = options_.self.name;
   ours.id = options_.self.id;

@@ -110,7 +110,7 @@ void RRefProtocol::worker_gone(const WorkerKey& worker, Effects& out, std::strin
   if (Peer* p = find_peer(worker)) {
     // Parents of what it had not confirmed may go.
     for (auto& [number, sent] : p->carriers) {
-      for (Made& made : sent.forks) not_arrived(made, out);
+      for (Made& made : sent.forks) not_arrived(sent, made, out);
     }
     peers_.erase(worker.incarnation);
   }
@@ -153,9 +153,7 @@ RRefProtocol::Counts RRefProtocol::counts() const {
   for (const auto& [incarnation, p] : peers_) {
     for (const Slot& slot : p.outbox) c.unacknowledged += !slot.settled;
     c.tombstones += p.tombstones.size() + p.void_carriers.size();
-    for (const auto& [number, sent] : p.carriers) {
-      for (const Made& made : sent.forks) c.pending_children += made.open;
-    }
+    for (const auto& [number, sent] : p.carriers) c.pending_children += sent.open;
   }
   return c;
 }

@@ -263,7 +263,15 @@ class WEFT_API RRefProtocol {
   struct Sent {
     bool is_answer;
     bool audited;
-    std::vector<Made> forks;
+    std::vector<Made> forks;  // their numbers follow each other
+    size_t open = 0;          // of forks
+
+    // Its arrival is proven or disproven; false: it was before.
+    bool close(Made* made) {
+      const bool was = std::exchange(made->open, false);
+      if (was) --open;
+      return was;
+    }
   };
   struct Peer {
     WorkerKey key;
@@ -363,8 +371,8 @@ class WEFT_API RRefProtocol {
 
   // protocol_carrier.cc: messages with RRefs inside.
   void release_parent(const Made& made, Effects& out);
-  void arrived(Made& made, Effects& out);
-  void not_arrived(Made& made, Effects& out);
+  void arrived(Sent& sent, Made& made, Effects& out);
+  void not_arrived(Sent& sent, Made& made, Effects& out);
   void close_if_settled(Peer& p, uint64_t carrier);
   void audit(Peer& p, uint64_t carrier, Sent& sent, Effects& out);
   void handle_accept(Peer& from, const Message& m, Effects& out);

@@ -24,6 +24,7 @@ StatusOr<Carrier> RRefProtocol::share(const WorkerKey& to, absl::Span<const Hand
   Sent& sent = p.carriers[carrier.number];
   sent.is_answer = is_answer;
   sent.audited = false;
+  sent.open = handles.size();
   for (const Handle& handle : handles) {
     const ForkId fork{self_, ++last_id_};
     if (handle.fork.is_zero()) {
@@ -46,8 +47,8 @@ void RRefProtocol::release_parent(const Made& made, Effects& out) {
 }
 
 // The receiver has it, or has had it and will say so, or has said so, to the owner.
-void RRefProtocol::arrived(Made& made, Effects& out) {
-  if (!std::exchange(made.open, false)) return;
+void RRefProtocol::arrived(Sent& sent, Made& made, Effects& out) {
+  if (!sent.close(&made)) return;
   if (!made.parent.is_zero()) {
     release_parent(made, out);
   } else if (auto it = forks_.find(made.fork); it != forks_.end()) {
@@ -55,8 +56,8 @@ void RRefProtocol::arrived(Made& made, Effects& out) {
   }
 }
 
-void RRefProtocol::not_arrived(Made& made, Effects& out) {
-  if (!std::exchange(made.open, false)) return;
+void RRefProtocol::not_arrived(Sent& sent, Made& made, Effects& out) {
+  if (!sent.close(&made)) return;
   if (!made.parent.is_zero()) {
     release_parent(made, out);
   } else if (auto it = forks_.find(made.fork); it != forks_.end()) {
@@ -68,9 +69,7 @@ void RRefProtocol::not_arrived(Made& made, Effects& out) {
 void RRefProtocol::close_if_settled(Peer& p, uint64_t carrier) {
   auto it = p.carriers.find(carrier);
   if (it == p.carriers.end()) return;
-  for (const Made& made : it->second.forks) {
-    if (made.open) return;
-  }
+  if (it->second.open > 0) return;
   p.carriers.erase(it);
 }
 
@@ -86,9 +85,9 @@ void RRefProtocol::carrier_ended(const WorkerKey& to, uint64_t carrier, CallEnd 
   }
   for (Made& made : it->second.forks) {
     if (outcome == CallEnd::kDelivered) {
-      arrived(made, out);
+      arrived(it->second, made, out);
     } else {
-      not_arrived(made, out);
+      not_arrived(it->second, made, out);
     }
   }
   close_if_settled(*p, carrier);
@@ -111,9 +110,9 @@ void RRefProtocol::audit_answered(Peer& from, uint64_t carrier, const Reply& rep
   for (size_t i = 0; i < forks.size(); ++i) {
     const Holds holds = i < reply.holds.size() ? reply.holds[i] : Holds::kNotHeld;
     if (holds == Holds::kNotHeld) {
-      not_arrived(forks[i], out);
+      not_arrived(it->second, forks[i], out);
     } else if (holds == Holds::kHeld || forks[i].parent.is_zero()) {
-      arrived(forks[i], out);
+      arrived(it->second, forks[i], out);
     }
   }
   close_if_settled(from, carrier);
@@ -122,7 +121,7 @@ void RRefProtocol::audit_answered(Peer& from, uint64_t carrier, const Reply& rep
 void RRefProtocol::handle_accept(Peer& from, const Message& m, Effects& out) {
   auto it = from.carriers.find(m.carrier);
   if (it == from.carriers.end()) return;
-  for (Made& made : it->second.forks) arrived(made, out);
+  for (Made& made : it->second.forks) arrived(it->second, made, out);
   close_if_settled(from, m.carrier);
 }
 

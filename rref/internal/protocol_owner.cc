@@ -36,9 +36,9 @@ void RRefProtocol::remove_fork(const ForkId& fork, Effects& out) {
   if (gone.carrier != 0) {
     // The carrier need not be asked about any more.
     Peer& holder = peer(gone.holder);
-    for (Made& made : holder.carriers[gone.carrier].forks) {
-      if (made.fork == fork) made.open = false;
-    }
+    Sent& sent = holder.carriers[gone.carrier];
+    const uint64_t at = sent.forks.empty() ? 0 : fork.counter - sent.forks[0].fork.counter;
+    if (at < sent.forks.size()) sent.close(&sent.forks[at]);
     close_if_settled(holder, gone.carrier);
   }
   --object(gone.rref).forks;

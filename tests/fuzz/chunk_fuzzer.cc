@@ -4,9 +4,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "weft/common/byte_budget.h"
@@ -69,7 +71,7 @@ class Sharing final : public weft::Connection {
 uint64_t announced(const weft::v1::Layout& layout) {
   uint64_t bytes = 0;
   for (const weft::v1::Segment& segment : layout.segments()) bytes += segment.length();
-  return bytes;
+  return bytes + layout.wide_length();
 }
 
 }  // namespace
@@ -79,8 +81,10 @@ uint64_t announced(const weft::v1::Layout& layout) {
 const size_t kMostBytesPerByte = 128;
 
 // A row of events. 'H', length of a Layout (2 bytes), the Layout, length of the payload (1), the
-// payload: a header. 'C', transfer id (1), offset (8), length (2): a chunk; its bytes are zero.
-// 'S': a sweep. Anything else ends the row, as does an error.
+// payload: a header. 'C', transfer id (1), offset (8), length (2): a chunk; its bytes are zero. 'D',
+// the same and its bytes: one of a wide message, whose header is a Layout here. 'P', as 'C': one
+// that the transport reads into place, if there is one. 'S': a sweep. Anything else ends the row, as
+// does an error.
 weft::Status fuzz_one(std::string_view bytes_of_all) {
   namespace in = weft::internal;
   constexpr uint64_t kBudget = 64 * 1024;
@@ -124,25 +128,42 @@ weft::Status fuzz_one(std::string_view bytes_of_all) {
           refused = !payload.ok();
           note(payload.status(), &verdict);
         };
-        const weft::Status begin = decoded(
-            frame.payload_bytes, [&] { return assembler.begin(layout, frame, &connection, tell); });
+        const auto open = [&,
+                           tell](std::string_view header) -> weft::StatusOr<in::Assembler::Opened> {
+          auto inner = std::make_unique<weft::v1::Layout>();
+          if (!inner->ParseFromArray(header.data(), static_cast<int>(header.size()))) {
+            return weft::make_error(weft::ErrorKind::kProtocol, "a layout that cannot be read");
+          }
+          return in::Assembler::Opened{std::move(inner), tell};
+        };
+        const weft::Status begin = decoded(frame.payload_bytes, [&] {
+          return in::is_wide(layout) ? assembler.begin_wide(layout, frame, &connection, open, tell)
+                                     : assembler.begin(layout, frame, &connection, tell);
+        });
         // Only what was accepted may take the bytes that it announces.
         if (begin.ok() && !refused) Decoding::charged(announced(layout));
         note(begin, &verdict);
         alive = begin.ok();
         if (alive) ++begun;
-      } else if (event == 'C') {
+      } else if (event == 'C' || event == 'D' || event == 'P') {
         std::string header(in::kChunkHeaderBytes, '\0');
         header[0] = static_cast<char>(input.number(1));
         const std::string_view offset = input.text(8);
         header.replace(8, offset.size(), offset);
-        pieces[0] = std::string_view(zeros).substr(0, input.number(2));
+        const uint64_t length = input.number(2);
+        pieces[0] = event == 'D' ? input.text(length) : std::string_view(zeros).substr(0, length);
         frame.kind = weft::FrameKind::kChunk;
         frame.header = header;
         frame.payload = pieces;
         frame.payload_bytes = pieces[0].size();
         const weft::Status taken =
-            decoded(kFrameBytes + frame.payload_bytes, [&] { return assembler.on_chunk(frame); });
+            decoded(kFrameBytes + frame.payload_bytes, [&]() -> weft::Status {
+              const weft::ChunkTarget target =
+                  event == 'P' ? assembler.chunk_target(header, length) : weft::ChunkTarget{};
+              if (target.data == nullptr) return assembler.on_chunk(frame);
+              std::memset(target.data, 0, length);
+              return assembler.chunk_filled(header, length);
+            });
         note(taken, &verdict);
         alive = taken.ok();
       } else if (event == 'S') {

@@ -8,10 +8,13 @@
 #include <vector>
 
 #include "ATen/ops/empty.h"
+#include "ATen/ops/zeros.h"
 #include "gtest/gtest.h"
 #include "weft/proto/rpc.pb.h"
+#include "weft/rpc/internal/message.h"
 #include "weft/rpc/internal/tensor_meta.h"
 #include "weft/rpc/signature.h"
+#include "weft/rpc/value.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/fake_devices.h"
@@ -197,6 +200,134 @@ TEST_P(HostilePeer, ChunksInTheWrongPlaceCostTheConnection) {
   });
   expect_lost("one transfer announced twice", [&] { begun(), request(header(kFloats, kBytes)); });
   EXPECT_GE((*cluster_)[0].debug_info().at("protocol_errors"), 8);
+}
+
+TEST_P(HostilePeer, BadInput_wide_messages_that_contradict_themselves_cost_the_connection) {
+  const auto brief = [](uint64_t header_length, uint64_t length, uint64_t transfer = kFirst) {
+    v1::CallHeader out;
+    out.set_call_id(7);
+    v1::Layout* wide = out.mutable_layout();
+    wide->set_wide_transfer(transfer);
+    wide->set_wide_header_length(header_length);
+    wide->set_wide_length(length);
+    return out;
+  };
+  const auto stream = [&](const std::string& bytes) {
+    Frame frame;
+    frame.kind = FrameKind::kChunk;
+    frame.header = internal::encode_chunk_header(kFirst, 0);
+    const auto owner = std::make_shared<std::string>(bytes);
+    frame.payload.push_back({owner->data(), owner->size(), owner});
+    (void)connection_->send(std::move(frame), kBulkLane);
+  };
+  const auto wide = [&](const v1::CallHeader& whole, const std::string& rest) {
+    const std::string bytes = whole.SerializeAsString();
+    request(brief(bytes.size(), bytes.size() + rest.size()));
+    stream(bytes + rest);
+  };
+  Payload arguments;
+  Encoder(&arguments).put(std::make_tuple(at::zeros({1024})));
+  const std::string floats = arguments.body + std::string(4096, '\0');
+  v1::CallHeader good = header(1024, 4096);
+  good.mutable_layout()->mutable_segments(0)->set_length(arguments.body.size());
+  good.mutable_layout()->mutable_segments(1)->clear_transfer_id();
+  // As it should be: the call is executed.
+  dial();
+  wide(good, floats);
+  EXPECT_TRUE(ear_->wait_for(FrameKind::kResponse));
+  connection_->close(absl::OkStatus());
+  const int64_t violations = (*cluster_)[0].debug_info().at("protocol_errors");
+  expect_lost("no transfer", [&] { request(brief(10, 20, 0)); });
+  expect_lost("no header", [&] { request(brief(0, 20)); });
+  expect_lost("less than the header", [&] { request(brief(20, 19)); });
+  expect_lost("a header of 2 GiB", [&] { request(brief(uint64_t{1} << 31, uint64_t{1} << 32)); });
+  expect_lost("lengths whose sum wraps",
+              [&] { request(brief(20, ~uint64_t{0})), chunk(kFirst, 20, 9); });
+  expect_lost("segments besides", [&] {
+    v1::CallHeader both = brief(20, 40);
+    both.mutable_layout()->add_segments();
+    request(both);
+  });
+  expect_lost("announced twice", [&] { request(brief(20, 40)), request(brief(20, 40)); });
+  expect_lost("a gap", [&] { request(brief(20, 40)), chunk(kFirst, 1, 4); });
+  expect_lost("beyond the end", [&] { request(brief(20, 40)), chunk(kFirst, 0, 41); });
+  expect_lost("bytes that are no header", [&] { request(brief(20, 40)), chunk(kFirst, 0, 20); });
+  expect_lost("of another call", [&] {
+    v1::CallHeader other = good;
+    other.set_call_id(8);
+    wide(other, floats);
+  });
+  expect_lost("of another attempt", [&] {
+    v1::CallHeader other = good;
+    other.set_attempt(1);
+    wide(other, floats);
+  });
+  expect_lost("a transfer inside", [&] {
+    v1::CallHeader other = good;
+    other.mutable_layout()->mutable_segments(1)->set_transfer_id(kFirst + 1);
+    wide(other, floats);
+  });
+  expect_lost("the same transfer inside", [&] {
+    v1::CallHeader other = good;
+    other.mutable_layout()->mutable_segments(1)->set_transfer_id(kFirst);
+    wide(other, floats);
+  });
+  expect_lost("a wide one inside", [&] { wide(brief(20, 40), floats); });
+  expect_lost("no layout", [&] {
+    v1::CallHeader none = good;
+    none.clear_layout();
+    wide(none, floats);
+  });
+  expect_lost("bytes that are missing", [&] { wide(good, floats.substr(1)); });
+  expect_lost("bytes left over", [&] { wide(good, floats + "x"); });
+  expect_lost("100,000 tensors without segments", [&] {
+    v1::CallHeader many = good;
+    std::string metas;
+    for (int i = 0; i < 100'000; ++i) metas += good.layout().tensor_metas();
+    many.mutable_layout()->set_tensor_metas(metas);
+    wide(many, floats);
+  });
+  expect_lost("17 entries of metadata", [&] {
+    v1::CallHeader many = good;
+    for (int i = 0; i < 17; ++i) many.add_metadata();
+    wide(many, floats);
+  });
+  expect_lost("an error that is wide", [&] {
+    Frame frame;
+    frame.kind = FrameKind::kError;
+    v1::ErrorHeader error;
+    *error.mutable_layout() = brief(20, 40).layout();
+    frame.header = error.SerializeAsString();
+    (void)connection_->send(std::move(frame), kBulkLane);
+  });
+  wait_until("protocol_errors", violations + 21);
+  // An observer has none.
+  dial(/*observer=*/true);
+  request(brief(20, 40));
+  EXPECT_TRUE(ear_->wait_lost());
+  expect_nobody_harmed();
+}
+
+TEST_P(HostilePeer, BadInput_a_wide_message_that_promises_too_much_fails_its_call) {
+  // A terabyte, and a header whose meaning would take more than its peer may have.
+  for (const auto& [header_length, length] : {std::pair{uint64_t{1} << 20, uint64_t{1} << 40},
+                                              std::pair{uint64_t{1} << 30, uint64_t{1} << 30}}) {
+    dial();
+    v1::CallHeader brief;
+    brief.set_call_id(7);
+    v1::Layout* wide = brief.mutable_layout();
+    wide->set_wide_transfer(kFirst);
+    wide->set_wide_header_length(header_length);
+    wide->set_wide_length(length);
+    const int64_t peak = (*cluster_)[0].debug_info().at("receive_bytes_peak");
+    request(brief);
+    chunk(kFirst, 0, 128 << 10);
+    EXPECT_TRUE(ear_->wait_for(FrameKind::kError));
+    EXPECT_EQ((*cluster_)[0].debug_info().at("receive_bytes_peak"), peak);
+    expect_nobody_harmed();
+    EXPECT_FALSE(ear_->lost());
+    connection_->close(absl::OkStatus());
+  }
 }
 
 TEST_P(HostilePeer, AnObserverMayAskAndNothingElse) {

@@ -60,6 +60,7 @@ class RpcInterceptor : public ::testing::TestWithParam<Net> {
     o.adjust = [this, without](int index, JoinOptions* j) {
       j->transport = faulty_transport(j->transport, plan_);
       j->services = {group_service()};
+      if (!most_.empty()) j->environment = Environment{{"WEFT_MAX_MESSAGE_BYTES", most_}};
       if (index == without) return;
       j->services.push_back(
           [probe = probes_[static_cast<size_t>(index)]](const ServiceContext&) { return probe; });
@@ -89,6 +90,7 @@ class RpcInterceptor : public ::testing::TestWithParam<Net> {
   std::shared_ptr<Gate> gate_ = std::make_shared<Gate>(make_system_runtime());
   std::shared_ptr<FaultPlan> plan_ = std::make_shared<FaultPlan>(7);
   Library library_;
+  std::string most_;  // bytes of a message
   std::vector<std::shared_ptr<Probe>> probes_;
 };
 
@@ -278,14 +280,30 @@ TEST_P(RpcInterceptor, SlotsReachTheHandlersScope) {
   EXPECT_EQ(rpc_sync(c[0], 1, FunctionRef<std::string()>{"scope.slot"}), "seven");
 }
 
-TEST_P(RpcInterceptor, BoundsWhatIsAttached) {
+// Around 16 KiB, which version 1 allows, around what a frame's header may have, and a lot.
+TEST_P(RpcInterceptor, DEF_22_metadata_of_any_size) {
   Cluster c = make(2);
-  EXPECT_TRUE(call(c[0], 1, std::string((16 << 10) - 6, 'x'), &add, 1, 2).ok());
-  const Status more = call(c[0], 1, std::string((16 << 10) - 5, 'x'), &add, 1, 2).status();
+  int calls = 0;
+  for (const int size : {(16 << 10) - 6, (16 << 10) - 5, (64 << 10) - 100, 64 << 10, 3 << 20}) {
+    const auto sum = internal::take_result<int64_t>(
+        call(c[0], 1, std::string(static_cast<size_t>(size), 'x'), &add, 1, 2));
+    ASSERT_TRUE(sum.ok()) << size << ": " << sum.status();
+    EXPECT_EQ(*sum, 3);
+    EXPECT_EQ(probe(1).count("arrived"), ++calls);
+    EXPECT_EQ(probe(0).ends().back(), "waits.add>worker1 delivered");
+  }
+}
+
+TEST_P(RpcInterceptor, BadInput_metadata_beyond_the_messages_bound) {
+  most_ = "1MiB";
+  Cluster c = make(2);
+  const Status more = call(c[0], 1, std::string(1 << 20, 'x'), &add, 1, 2).status();
   EXPECT_EQ(error_kind(more), ErrorKind::kResource) << more;
-  EXPECT_NE(more.message().find("16385 bytes"), absl::string_view::npos) << more;
+  for (const char* part : {"with a header of 10486", "1048576", "WEFT_MAX_MESSAGE_BYTES"}) {
+    EXPECT_NE(more.message().find(part), absl::string_view::npos) << part << ": " << more;
+  }
   EXPECT_EQ(probe(0).ends().back(), "waits.add>worker1 not_delivered");
-  EXPECT_EQ(probe(1).count("arrived"), 1);
+  EXPECT_EQ(probe(1).count("arrived"), 0);
 }
 
 // Two of one key: what a correct worker never sends.

@@ -7,6 +7,7 @@ weft_test(NAME rpc_typed_test LABELS unit PRECOMPILED tensor TIMEOUT 120 SANITIZ
     receive_memory_test.cc
     tensor_test.cc
     value_test.cc
+    wide_assembler_test.cc
   DEPS rpc testing weft_proto protobuf::libprotobuf)
 weft_test(NAME rpc_coroutine_test LABELS unit PRECOMPILED tensor TIMEOUT 60 SANITIZE asan GCC_ASAN
   SRCS

@@ -42,11 +42,32 @@ def chunk(transfer, offset, length):
     return b"C" + struct.pack("<BQH", transfer, offset, length)
 
 
+def data(transfer, offset, bytes_):
+    return b"D" + struct.pack("<BQH", transfer, offset, len(bytes_)) + bytes_
+
+
+def in_place(transfer, offset, length):
+    return b"P" + struct.pack("<BQH", transfer, offset, length)
+
+
+def wide(header_length, length, transfer=1, more=b"", payload=b""):
+    return raw_header(more + field(3, transfer) + field(4, header_length) + field(5, length), payload)
+
+
+def stream(body, rest=0, transfer=1, claim=0):
+    """A wide message whose header is `body`, with `rest` bytes after it."""
+    n = len(body)
+    return wide(n, n + rest + claim, transfer) + data(transfer, 0, body) + (chunk(transfer, n, rest) if rest else b"")
+
+
 def placed(place, nbytes=4096, metas=None):
     return header([(0, 0), (nbytes, place)], metas=meta([1024], 4096) if metas is None else metas)
 
 
 BODY = header([(8192, 1)])
+# A value tree of 8 bytes, a tensor of 4096 and one of none.
+INNER = layout([(8, 0), (4096, 0), (0, 0)], meta([1024], 4096) + meta([0], 0))
+N = len(INNER)
 WHOLE = BODY + chunk(1, 0, 8192)
 SEEDS = {
     "whole_in_one_frame": (header([(5, 0)], b"hello"), "ok"),
@@ -130,6 +151,65 @@ SEEDS = {
     "not_a_layout": (raw_header(b"\xff\xff\xff\xff"), "protocol: a layout that cannot be read"),
     "layout_cut": (raw_header(layout([(5, 0)])[:-1], b"hello"), "protocol: a layout that cannot be read"),
     "groups_120_deep": (raw_header(groups(10, 120)), "protocol: a layout that cannot be read"),
+    # Wide messages.
+    "wide": (stream(INNER, 4104), "ok"),
+    "wide_of_a_header_alone": (stream(layout([(0, 0)])), "ok"),
+    "wide_in_bytes": (
+        wide(N, N + 4104) + b"".join(data(1, i, INNER[i : i + 1]) for i in range(N)) + chunk(1, N, 9) + chunk(1, N + 9, 4095),
+        "ok",
+    ),
+    "wide_header_and_rest_in_one_chunk": (wide(N, N + 4104) + data(1, 0, INNER + b"\0" * 4104), "ok"),
+    "wide_in_place": (wide(N, N + 4104) + data(1, 0, INNER) + in_place(1, N, 8) + in_place(1, N + 8, 4096), "ok"),
+    "wide_across_two_places": (wide(N, N + 4104) + data(1, 0, INNER) + in_place(1, N, 4104), "ok"),
+    "wide_header_in_place_of_zeros": (wide(20, 20) + in_place(1, 0, 20), "protocol: a layout that cannot be read"),
+    "wide_chunk_before_header": (data(1, 0, INNER) + wide(N, N + 4104) + chunk(1, N, 4104), "ok"),
+    "wide_header_alone": (wide(20, 40), "unavailable: not complete"),
+    "wide_rest_missing": (wide(N, N + 4104) + data(1, 0, INNER) + chunk(1, N, 64), "unavailable: not complete"),
+    "wide_stalled_in_its_header": (wide(N, N + 4104) + data(1, 0, INNER[:5]) + b"SSS" + data(1, 5, INNER[5:]) + chunk(1, N, 64),
+                                   "deadline: stalled in the middle"),
+    "wide_stalled_after_its_header": (wide(N, N + 4104) + data(1, 0, INNER) + b"SSS" + chunk(1, N, 4104),
+                                      "deadline: stalled in the middle"),
+    "wide_two_in_turns": (
+        wide(N, N + 4104) + wide(N, N + 4104, 2) + data(2, 0, INNER) + data(1, 0, INNER) + chunk(1, N, 4104) + chunk(2, N, 4104),
+        "ok",
+    ),
+    "wide_with_a_place_in_an_arena": (stream(layout([(8, 0), (4096, Place(0))], meta([1024], 4096)), 8), "ok"),
+    "wide_with_a_copy_from_an_arena": (stream(layout([(8, 0), (1024, Place(0))], meta([1024], 1024, BOOL)), 8), "ok"),
+    "wide_place_beyond_the_end": (stream(layout([(8, 0), (4096, Place(32000))], meta([1024], 4096)), 8), "protocol: outside"),
+    "wide_transfer_0": (wide(20, 40, 0), "protocol: a wide message whose transfer 0"),
+    "wide_without_a_header": (wide(0, 40), "protocol: with a header of 0"),
+    "wide_header_beyond_the_end": (wide(41, 40), "protocol: has 40 bytes with a header of 41"),
+    "wide_header_of_2_gib": (wide(2**31, 2**32), "protocol: with a header of 2147483648"),
+    "wide_with_segments": (wide(20, 40, more=field(1, b"")), "protocol: a wide message with 1 segments"),
+    "wide_with_payload": (wide(20, 40, payload=b"x"), "protocol: 1 bytes of payload in its frame"),
+    "wide_of_a_terabyte": (wide(20, 2**40) + chunk(1, 0, 4096), "resource: a message of 1099511627776 bytes"),
+    "wide_length_of_2_to_the_64": (wide(20, MAX), "resource: WEFT_MAX_MESSAGE_BYTES"),
+    "wide_header_beyond_the_budget": (wide(4000, 4000) + chunk(1, 0, 4000), "resource: fuzzed"),
+    "wide_tensors_beyond_the_budget": (
+        stream(layout([(0, 0)] * 101, meta([0], 0) * 100)) + header([(5, 0)], b"hello"),
+        "resource: fuzzed",
+    ),
+    "wide_announced_twice": (wide(20, 40) * 2, "protocol: transfer 1 announced twice"),
+    "wide_and_not_announced_twice": (wide(20, 40) + BODY, "protocol: transfer 1 announced twice"),
+    "wide_chunk_twice": (wide(N, N + 64) + data(1, 0, INNER[:4]) * 2, "protocol: at 0+4, expected 4"),
+    "wide_chunk_beyond_the_end": (wide(N, N + 64) + data(1, 0, INNER) + chunk(1, N, 65), "protocol: 4104"),
+    "wide_chunk_of_no_bytes": (wide(N, N + 4104) + data(1, 0, b""), "protocol: at 0+0, expected 0"),
+    "wide_not_a_layout": (stream(b"\xff\xff\xff\xff"), "protocol: a layout that cannot be read"),
+    "wide_in_a_wide_one": (stream(field(3, 2) + field(4, 4) + field(5, 4)), "protocol: a wide message in a wide message"),
+    "wide_with_a_transfer": (stream(layout([(8, 2)]), 8), "protocol: a segment of transfer 2 in a wide message"),
+    "wide_without_segments": (stream(field(2, meta([0], 0))), "protocol: a message without segments"),
+    "wide_rest_too_long": (stream(INNER, 4105), "protocol: 4105 bytes of payload that announces 4104"),
+    "wide_rest_too_short": (stream(INNER, 4103), "protocol: 4103 bytes of payload that announces 4104"),
+    "wide_segment_without_a_tensor": (stream(layout([(0, 0)] * 100)), "protocol: 100 segments whose tensors need 1"),
+    "wide_tensors_without_segments": (stream(layout([(0, 0)], meta([], 4) * 100)), "protocol: 1 segments whose tensors need 101"),
+    "wide_of_a_tensor_of_a_terabyte": (
+        stream(layout([(0, 0), (2**40, 0)], meta([2**38], 2**40))),
+        "resource: a message of more than 49152 bytes",
+    ),
+    "wide_sparse_index_outside": (
+        stream(layout([(0, 0), (8, 0), (4, 0)], meta([0], 12, flags=SPARSE, sparse=coo(1, 1))), 12),
+        "protocol: entry 0 has index 0",
+    ),
     # Places.
     "place_in_an_arena": (placed(Place(8192)), "ok"),
     "place_of_bools_is_copied": (placed(Place(0), 1024, meta([1024], 1024, BOOL)), "ok"),
