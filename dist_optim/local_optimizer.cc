@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "ATen/ops/scalar_tensor.h"
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "weft/dist_optim/update_rule.h"
@@ -48,6 +49,67 @@ Status LocalOptimizer::step(const std::vector<at::Tensor>& gradients) {
   } catch (...) {
     return status_from_current_exception();
   }
+  return absl::OkStatus();
+}
+
+std::map<std::string, at::Tensor> LocalOptimizer::state() const {
+  std::map<std::string, at::Tensor> out;
+  const c10::AutoGradMode off(false);
+  for (size_t i = 0; i < states_.size(); ++i) {
+    const ParameterState& state = *states_[i];
+    if (!rule_->prepared(options_, state)) continue;
+    out.emplace(absl::StrCat(i, "/steps"), at::scalar_tensor(state.steps.load(), at::kLong));
+    for (size_t k = 0; k < state.buffers.size(); ++k) {
+      if (!state.buffers[k].defined()) continue;
+      out.emplace(absl::StrCat(i, "/", rule_->buffer_names()[k]), state.buffers[k].clone());
+    }
+  }
+  return out;
+}
+
+Status LocalOptimizer::load_state(const std::map<std::string, at::Tensor>& state) {
+  const auto wrong = [](const std::string& name, std::string_view what) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("the optimizer's '", name, "' ", std::string(what)));
+  };
+  const c10::AutoGradMode off(false);
+  std::vector<std::unique_ptr<ParameterState>> fresh;
+  size_t used = 0;
+  try {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      ParameterState* const made = fresh.emplace_back(std::make_unique<ParameterState>()).get();
+      const std::string steps = absl::StrCat(i, "/steps");
+      const auto has_stepped = state.find(steps);
+      if (has_stepped == state.end()) continue;
+      if (!has_stepped->second.defined() || has_stepped->second.numel() != 1) {
+        return wrong(steps, "is no number");
+      }
+      rule_->prepare(options_, parameters_[i], made);
+      made->steps = has_stepped->second.item<int64_t>();
+      ++used;
+      for (size_t k = 0; k < made->buffers.size(); ++k) {
+        at::Tensor& buffer = made->buffers[k];
+        if (!buffer.defined()) continue;
+        const std::string name = absl::StrCat(i, "/", rule_->buffer_names()[k]);
+        const auto it = state.find(name);
+        if (it == state.end()) return wrong(name, "is missing");
+        if (!it->second.defined() || it->second.sizes() != buffer.sizes() ||
+            it->second.scalar_type() != buffer.scalar_type()) {
+          return wrong(name, "has another shape or type than its parameter");
+        }
+        buffer = it->second.to(buffer.device(), buffer.scalar_type(), false, /*copy=*/true);
+        ++used;
+      }
+    }
+  } catch (...) {
+    return status_from_current_exception();
+  }
+  if (used != state.size()) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("the state of an optimizer has ", state.size(),
+                                   " tensors, and this one knows ", used, " of them"));
+  }
+  states_.swap(fresh);
   return absl::OkStatus();
 }
 

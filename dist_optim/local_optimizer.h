@@ -9,7 +9,9 @@
 //
 // The same results as DistributedOptimizer's, bit for bit. One thread at a time.
 
+#include <map>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -47,6 +49,11 @@ class WEFT_API LocalOptimizer {
   // One gradient for each parameter; an undefined one leaves its parameter. Kind invalid_argument
   // for another number of them.
   Status step(const std::vector<at::Tensor>& gradients);
+  // Copies of what it keeps: "0/steps", "0/momentum_buffer", of each parameter that has stepped.
+  std::map<std::string, at::Tensor> state() const;
+  // Back to what state() gave. Kind invalid_argument, naming the first tensor that is missing,
+  // unknown, or of another shape or type; nothing is changed then.
+  Status load_state(const std::map<std::string, at::Tensor>& state);
 
  private:
   LocalOptimizer();

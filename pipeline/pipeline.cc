@@ -54,11 +54,17 @@ class Pipeline::State : public std::enable_shared_from_this<State> {
     MutexLock lock(&mutex_);
     return error_;
   }
-  const Worker& worker() const { return *worker_; }
+  Future<std::map<std::string, at::Tensor>> fetch(int stage, internal::Fetch what,
+                                                  std::map<std::string, at::Tensor> state) const {
+    if (stage < 0 || stage >= plan_.stages()) {
+      throw_error(refused(absl::StrCat("there is no stage ", stage, " of ", plan_.stages())));
+    }
+    return ask<std::map<std::string, at::Tensor>>(
+        *worker_, workers_[plan_.placement[stage]], "@pipeline.fetch",
+        internal::FetchMessage{id_, stage, static_cast<int64_t>(what), std::move(state)}, {});
+  }
   const Plan& plan() const { return plan_; }
   const PipelineOptions& options() const { return options_; }
-  const WorkerInfo& worker_of(int stage) const { return workers_[plan_.placement[stage]]; }
-  uint64_t id() const { return id_; }
 
  private:
   struct Step;
@@ -380,23 +386,23 @@ StepResult Pipeline::step(const Tensors& inputs, const at::Tensor& target) {
 }
 
 std::map<std::string, at::Tensor> Pipeline::gradients(int stage) const {
-  if (stage < 0 || stage >= plan().stages()) {
-    throw_error(refused(absl::StrCat("gradients of stage ", stage, " of ", plan().stages())));
-  }
-  return ask<std::map<std::string, at::Tensor>>(
-             state_->worker(), state_->worker_of(stage), "@pipeline.fetch",
-             internal::FetchMessage{state_->id(), stage, false}, {})
-      .wait();
+  return state_->fetch(stage, internal::Fetch::kGradients, {}).wait();
 }
 
 void Pipeline::zero_grad() const {
   std::vector<Future<std::map<std::string, at::Tensor>>> all;
   for (int s = 0; s < plan().stages(); ++s) {
-    all.push_back(ask<std::map<std::string, at::Tensor>>(
-        state_->worker(), state_->worker_of(s), "@pipeline.fetch",
-        internal::FetchMessage{state_->id(), s, true}, {}));
+    all.push_back(state_->fetch(s, internal::Fetch::kZeroGrad, {}));
   }
   for (auto& f : all) f.wait();
+}
+
+std::map<std::string, at::Tensor> Pipeline::state_dict(int stage) const {
+  return state_->fetch(stage, internal::Fetch::kState, {}).wait();
+}
+
+void Pipeline::load_state_dict(int stage, const std::map<std::string, at::Tensor>& state) const {
+  state_->fetch(stage, internal::Fetch::kLoadState, state).wait();
 }
 
 const Plan& Pipeline::plan() const { return state_->plan(); }

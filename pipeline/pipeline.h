@@ -123,6 +123,12 @@ class WEFT_API Pipeline {
   // The gradients of a stage by name, as summed since its last step. Between steps.
   std::map<std::string, at::Tensor> gradients(int stage) const;
   void zero_grad() const;
+  // A stage as it is between steps: its parameters and buffers by name, and under "optimizer/" what
+  // its optimizer keeps. Loaded into the same stage of another pipeline, at whatever worker, training
+  // goes on as if nothing had happened. Throws weft::Error, kind invalid_argument, naming what is
+  // missing, unknown or of another shape; nothing of the stage is changed then.
+  std::map<std::string, at::Tensor> state_dict(int stage) const;
+  void load_state_dict(int stage, const std::map<std::string, at::Tensor>& state) const;
 
   const Plan& plan() const;
   // OK, or what ended the pipeline, as far as it is known here.

@@ -4,7 +4,7 @@ usage: inventory.py            writes docs/inventory.md
        inventory.py --check    fails when an entry has no test, or when docs/inventory.md is not what would be written
 
 Entries are the tests of PyTorch's RPC that we answer for (RPC-n, DA-n), our acceptance scenarios (Xn), the defects that
-were found by reading (DEF-n), the acceptance items of process groups and data parallelism (CL-n, DB-n), and defects of
+were found by reading (DEF-n), the acceptance items of process groups and data parallelism (CL-n, DB-n) and of pipelines (PP-n), and defects of
 c10d's Gloo that we must not have (Gn). A GoogleTest
 case stands for an entry by its name: RPC_24_..., X7_...; a case that stands for several says so:
 RPC_24_and_RPC_25_... . An entry without a test must be listed in tests/inventory_waiting.txt, one line each:
@@ -351,8 +351,27 @@ DATA_PARALLEL = {
     16: "strided gradients and channels-last parameters",
     17: "hooks outlive their reducer",
 }
+# Pipelines: what they must show. Items about speed on real clocks are rows of the benchmarks.
+PIPELINES = {
+    1: "plans and their verifier: round trips, every schedule accepted, mutations judged as by an exhaustive executor, known deadlocks refused",
+    2: "simulator and schedules: closed forms and golden tables, exactly",
+    3: "the run takes exactly the simulated time, for every schedule, also when steps overlap",
+    4: "gradients and training equal one process: skips, tied weights, random numbers, several inputs and outputs, every kind of loss",
+    5: "live activations and bytes are the predicted ones",
+    6: "recompute: none, stage, selective, except-last",
+    7: "the partitioner equals every partition tried; no layer is lost or repeated",
+    8: "shapes that change without a handshake; skips go straight to their consumer",
+    9: "a stage that throws, ends or stops is an error everywhere that names it; training goes on from the last step, bit for bit",
+    10: "checkpoints by layer, loaded onto another number of stages",
+    11: "data parallelism beside pipelines",
+    12: "slow networks: the automatic schedule, codecs of activations",
+    13: "optimizer post-validation",
+    14: "asynchronous plans keep their versions of weights",
+    15: "timelines of prediction and measurement, idle time by its reason, schedules compared and one recommended",
+    16: "forward-only streaming",
+}
 CASE = re.compile(r"\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+)\s*,\s*(\w+)\s*\)")
-ENTRY = re.compile(r"(?:^|_and_)(?:(RPC|DA|DEF|CL|DB)_(\d+)|(X|G)_?(\d+))(?=_|$)")
+ENTRY = re.compile(r"(?:^|_and_)(?:(RPC|DA|DEF|CL|DB|PP)_(\d+)|(X|G)_?(\d+))(?=_|$)")
 
 
 def entries():
@@ -371,6 +390,8 @@ def entries():
         yield f"G{number}", title
     for number, title in DATA_PARALLEL.items():
         yield f"DB-{number}", title
+    for number, title in PIPELINES.items():
+        yield f"PP-{number}", title
 
 
 def find_tests():

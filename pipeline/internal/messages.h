@@ -12,7 +12,7 @@
 //   @pipeline.fail     a worker that fails to all others at most once per pair: the error
 //   @pipeline.probe    a worker that waits for a       again and again: whether the other one's part goes
 //                      tensor to who gives it          on; answered with its error, if any
-//   @pipeline.fetch    maker to a worker                gradients of a stage
+//   @pipeline.fetch    maker to a worker                gradients or state of a stage
 //   @pipeline.close    maker to every worker            once
 
 #include <cstdint>
@@ -82,12 +82,15 @@ struct FailMessage {
 };
 WEFT_STRUCT(FailMessage, pipeline, code, kind, message, origin);
 
+enum class Fetch : int64_t { kGradients, kZeroGrad, kState, kLoadState };
+
 struct FetchMessage {
   uint64_t pipeline = 0;
   int64_t stage = 0;
-  bool zero = false;  // forget them
+  int64_t what = 0;  // Fetch
+  std::map<std::string, at::Tensor> state{};
 };
-WEFT_STRUCT(FetchMessage, pipeline, stage, zero);
+WEFT_STRUCT(FetchMessage, pipeline, stage, what, state);
 
 struct PipelineMessage {  // close, touch, and answers that say nothing
   uint64_t pipeline = 0;

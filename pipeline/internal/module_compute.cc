@@ -18,6 +18,8 @@
 namespace weft::pipeline::internal {
 namespace {
 
+constexpr std::string_view kKept = "optimizer/";
+
 Status cannot(std::string_view what) { return make_error(ErrorKind::kInvalidArgument, what); }
 
 std::string shape(const at::Tensor& t) {
@@ -331,6 +333,44 @@ std::map<std::string, at::Tensor> ModuleCompute::gradients() const {
 
 void ModuleCompute::zero_grad() {
   for (const at::Tensor& p : parameters_) p.mutable_grad() = at::Tensor();
+}
+
+std::map<std::string, at::Tensor> ModuleCompute::state() const {
+  std::map<std::string, at::Tensor> out;
+  for (const auto& [name, tensor] : weft::internal::state_dict_of(*module_.module)) {
+    out.emplace(name, tensor.detach().clone());
+  }
+  if (optimizer_ == nullptr) return out;
+  for (auto& [name, tensor] : optimizer_->state()) out.emplace(std::string(kKept) + name, tensor);
+  return out;
+}
+
+Status ModuleCompute::load_state(const std::map<std::string, at::Tensor>& state) {
+  StateDict of_module;
+  std::map<std::string, at::Tensor> of_optimizer;
+  for (const auto& [name, tensor] : state) {
+    if (name.compare(0, kKept.size(), kKept) == 0) {
+      of_optimizer.emplace(name.substr(kKept.size()), tensor);
+    } else {
+      of_module.emplace(name, tensor);
+    }
+  }
+  if (optimizer_ == nullptr && !of_optimizer.empty()) {
+    return cannot("a state with an optimizer's part for a stage without an optimizer");
+  }
+  try {
+    // The optimizer's part last: it changes nothing when it fails, and the module's is put back.
+    const StateDict before = weft::internal::state_dict_of(*module_.module);
+    StateDict kept;
+    for (const auto& [name, tensor] : before) kept.emplace(name, tensor.detach().clone());
+    weft::internal::load_state_dict_into(*module_.module, of_module, /*strict=*/true);
+    if (optimizer_ == nullptr) return absl::OkStatus();
+    const Status status = optimizer_->load_state(of_optimizer);
+    if (!status.ok()) weft::internal::load_state_dict_into(*module_.module, kept, /*strict=*/true);
+    return status;
+  } catch (...) {
+    return status_from_current_exception();
+  }
 }
 
 }  // namespace weft::pipeline::internal

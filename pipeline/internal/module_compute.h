@@ -46,6 +46,10 @@ class ModuleCompute final : public StageCompute {
   weft::internal::LocalModule module() const { return module_; }
   std::map<std::string, at::Tensor> gradients() const;
   void zero_grad();
+  // Copies of parameters and buffers by name, and under "optimizer/" what the optimizer keeps.
+  std::map<std::string, at::Tensor> state() const;
+  // Nothing is changed when an error is returned.
+  Status load_state(const std::map<std::string, at::Tensor>& state);
 
  private:
   using Key = std::pair<int64_t, int>;

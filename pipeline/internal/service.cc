@@ -249,12 +249,17 @@ void PipelineService::on_fetch(CallContext& call, FetchMessage message, ReplyFn 
                             absl::StrCat("stage ", message.stage, " is not at worker '",
                                          context_.worker->name(), "'")));
   }
-  auto gradients = module->second->gradients();
-  if (message.zero) {
-    module->second->zero_grad();
-    gradients.clear();
+  ModuleCompute& compute = *module->second;
+  Status status;
+  switch (static_cast<Fetch>(message.what)) {
+    case Fetch::kGradients: return reply(encode(compute.gradients()));
+    case Fetch::kState: return reply(encode(compute.state()));
+    case Fetch::kZeroGrad: compute.zero_grad(); break;
+    case Fetch::kLoadState: status = compute.load_state(message.state); break;
+    default: status = make_error(ErrorKind::kProtocol, absl::StrCat("fetch ", message.what));
   }
-  reply(encode(gradients));
+  if (!status.ok()) return reply(annotate(status, absl::StrCat("stage ", message.stage)));
+  reply(encode(std::map<std::string, at::Tensor>{}));
 }
 
 void PipelineService::on_close(CallContext& call, PipelineMessage message, ReplyFn reply) {

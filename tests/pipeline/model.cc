@@ -45,6 +45,13 @@ Library model_library() {
   return lib;
 }
 
+void add_pipeline_services(JoinOptions* join) {
+  join->services.push_back(rref_service());
+  join->services.push_back(dist_autograd_service());
+  join->services.push_back(dist_optim_service());
+  join->services.push_back(pipeline_service());
+}
+
 World::World(pipeline::Plan p, pipeline::PipelineOptions options, bool shared,
              std::function<void(int, JoinOptions*)> adjust)
     : plan(std::move(p)) {
@@ -52,10 +59,7 @@ World::World(pipeline::Plan p, pipeline::PipelineOptions options, bool shared,
   o.size = static_cast<int>(plan.workers.size());
   o.library = model_library();
   o.adjust = [adjust](int index, JoinOptions* join) {
-    join->services.push_back(rref_service());
-    join->services.push_back(dist_autograd_service());
-    join->services.push_back(dist_optim_service());
-    join->services.push_back(pipeline_service());
+    add_pipeline_services(join);
     if (adjust != nullptr) adjust(index, join);
   };
   cluster = std::make_unique<Cluster>(o);

@@ -44,6 +44,7 @@ struct BlockImpl : torch::nn::Module {
 
 at::Tensor squares(const at::Tensor& output, const at::Tensor& target);
 Library model_library();
+void add_pipeline_services(JoinOptions* join);
 
 // `stages` blocks, placed as the plan says, and a pipeline over them; worker 0 makes it.
 struct World {

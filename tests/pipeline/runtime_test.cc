@@ -58,7 +58,7 @@ Status error_of(const std::function<void()>& fn) {
 
 class PipelineRun : public ::testing::TestWithParam<std::string> {};
 
-TEST_P(PipelineRun, PP_4_GradientsEqualOneProcess) {
+TEST_P(PipelineRun, GradientsEqualOneProcess) {
   for (int p : {1, 2, 4}) {
     for (const bool shared : {false, true}) {
       if (shared && p == 1) continue;
@@ -106,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(Schedules, PipelineRun, ::testing::ValuesIn(synchronous
                          });
 
 // Steps follow each other without a barrier, and train as one process does.
-TEST(Pipeline, PP_4_TrainingEqualsOneProcess) {
+TEST(Pipeline, TrainingEqualsOneProcess) {
   const OptimizerChoice sgd = optimizer_choice<optim::SGD>({.lr = 0.05, .momentum = 0.9});
   for (const std::string& name : {std::string("1f1b"), std::string("zb-v")}) {
     World world(*pipeline::make_schedule(name, 2, 4), {.optimizer = sgd});
@@ -265,7 +265,7 @@ TEST(Pipeline, AWorkerThatLeavesEndsTheStep) {
 }
 
 // The split alone, with skips, a weight used twice on a path, and outputs of which some are unused.
-TEST(Split, PP_4_EqualsTheWholeBackward) {
+TEST(Split, EqualsTheWholeBackward) {
   for (const bool with_input : {true, false}) {
     const at::Tensor w = at::sin(at::arange(9, at::kFloat)).reshape({3, 3});
     const auto run = [&](bool split) {

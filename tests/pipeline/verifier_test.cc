@@ -265,7 +265,7 @@ class Executor {
           const auto& list = plan_.workers[peer];
           if (st->at[peer] == list.size() || !matches(a, list[st->at[peer]])) return 0;
           ++st->at[peer];
-          deliver(a, peer, st);
+          if (!deliver(a, peer, st)) return -1;
           break;
         }
         auto& box = st->boxes[{w, peer}];
@@ -283,7 +283,7 @@ class Executor {
         const auto it = box.find(key(a));
         if (it == box.end()) return 0;
         box.erase(it);
-        deliver(a, w, st);
+        if (!deliver(a, w, st)) return -1;
         break;
       }
       default: return -1;
@@ -301,12 +301,14 @@ class Executor {
             other.kind == ActionKind::kReceiveBackward) &&
            key(send) == key(other);
   }
-  void deliver(const Action& a, int to, State* st) {
+  // False: a second time, which no slot takes.
+  bool deliver(const Action& a, int to, State* st) {
     const bool backward =
         a.kind == ActionKind::kSendBackward || a.kind == ActionKind::kReceiveBackward;
     const Edge& e = plan_.edges[a.edge];
-    st->values.insert(
-        absl::StrCat(name(backward ? "d" : "y", backward ? e.to : e.from, a.micro_batch), "@", to));
+    const int from = backward ? e.to : e.from;
+    return st->values.insert(absl::StrCat(name(backward ? "d" : "y", from, a.micro_batch), "@", to))
+        .second;
   }
 
   const Plan& plan_;
@@ -351,7 +353,7 @@ void mutate(Plan* plan, std::mt19937_64* random) {
 
 TEST(Verifier, PP_1_MutationsAreJudgedAsByEveryOrder) {
   const char* count = std::getenv("WEFT_PIPELINE_MUTATIONS");
-  const int wanted = count == nullptr ? 1000 : std::atoi(count);
+  const int wanted = count == nullptr ? 10'000 : std::atoi(count);
   int accepted = 0;
   for (int n = 0; n < wanted; ++n) {
     std::mt19937_64 random(static_cast<uint64_t>(n) + 1);
