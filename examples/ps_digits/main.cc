@@ -32,6 +32,7 @@ const char kUsage[] =
     "  weftrun -n 3 ps_digits --consistency ssp:3\n"
     "\n"
     "  --servers N        how many of the processes serve (1)\n"
+    "  --replicas N       copies of each part of the table, 1 or 2 (1); 2 want 2 servers\n"
     "  --consistency C    asp, bsp, ssp:S or batch:K (asp)\n"
     "  --compare 1        asp, bsp, ssp:3 and batch:K in turn, and a table at the end\n"
     "  --epochs N         times through the training images (30)\n"
@@ -79,7 +80,8 @@ int run_trainer(const weft::Worker& worker, const examples::CommandLine& line,
 
 int run(int argc, char** argv) {
   const examples::CommandLine line(
-      argc, argv, {"--servers", "--consistency", "--compare", "--epochs", "--seed", "--data"});
+      argc, argv,
+      {"--servers", "--replicas", "--consistency", "--compare", "--epochs", "--seed", "--data"});
   if (line.help()) {
     std::fputs(kUsage, stdout);
     return 0;
@@ -98,6 +100,7 @@ int run(int argc, char** argv) {
   plan.trainers = launch.world_size - servers;
   plan.trainer = launch.rank - servers;
   plan.epochs = line.number("--epochs", 30, 1, 100'000);
+  plan.replicas = static_cast<uint32_t>(line.number("--replicas", 1, 1, std::min(servers, 2)));
   plan.seed = static_cast<uint64_t>(line.number("--seed", 1, 0, 1'000'000'000));
   for (const std::string& text : modes_of(line, plan.trainers)) parse_mode(text, plan.trainers);
   std::vector<std::string> names;

@@ -51,11 +51,12 @@ at::Tensor as_gradient(const std::vector<at::Tensor>& gradients) {
   return at::cat(flat);
 }
 
-ps::TableDefinition model_table(const Mode& mode, uint64_t seed) {
+ps::TableDefinition model_table(const Mode& mode, const Plan& plan) {
   auto out =
       ps::dense({parameter_count()}, ps::rule<weft::optim::AdamW>({.lr = kRate, .beta2 = 0.99}));
-  out.init = ps::Init::uniform(-0.25, 0.25, seed);
+  out.init = ps::Init::uniform(-0.25, 0.25, plan.seed);
   out.consistency = mode.consistency;
+  out.copies = plan.replicas;
   return out;
 }
 
@@ -69,6 +70,7 @@ at::Tensor tell_all(const ps::Client& client, const Mode& mode, const Plan& plan
       ps::dense({plan.trainers, kColumns},
                 ps::rule<weft::optim::SGD>({.lr = static_cast<double>(plan.trainers)}));
   definition.consistency = ps::Consistency::bsp(static_cast<uint32_t>(plan.trainers));
+  definition.copies = plan.replicas;
   const ps::Table all = client.open_table("results/" + mode.text, definition);
   at::Tensor mine = at::zeros({plan.trainers, kColumns});
   const double pushes = static_cast<double>(std::max<uint64_t>(stats.pushes, 1));
@@ -136,7 +138,7 @@ Result train(const weft::Worker& worker, const ps::Client& client, const Mode& m
   const Images mine = async_ps::deal(split.train, plan.trainers)[static_cast<size_t>(plan.trainer)];
   Batches batches(mine, plan.seed + static_cast<uint64_t>(plan.trainer));
   const int64_t steps = plan.epochs * (split.train.size() / plan.trainers / kBatch);
-  const ps::Table table = client.open_table("digits/" + mode.text, model_table(mode, plan.seed));
+  const ps::Table table = client.open_table("digits/" + mode.text, model_table(mode, plan));
   const absl::Time begun = worker.now();
   at::Tensor values = table.pull().wait();
   for (int64_t step = 0; step < steps; ++step) {

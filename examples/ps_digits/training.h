@@ -25,6 +25,7 @@ struct Plan {
   int trainer = 0;  // this one
   int64_t epochs = 30;
   uint64_t seed = 1;
+  uint32_t replicas = 1;
 };
 
 struct Result {
