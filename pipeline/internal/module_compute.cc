@@ -364,9 +364,11 @@ Status ModuleCompute::load_state(const std::map<std::string, at::Tensor>& state)
     StateDict kept;
     for (const auto& [name, tensor] : before) kept.emplace(name, tensor.detach().clone());
     weft::internal::load_state_dict_into(*module_.module, of_module, /*strict=*/true);
-    if (optimizer_ == nullptr) return absl::OkStatus();
-    const Status status = optimizer_->load_state(of_optimizer);
+    const Status status =
+        optimizer_ == nullptr ? absl::OkStatus() : optimizer_->load_state(of_optimizer);
     if (!status.ok()) weft::internal::load_state_dict_into(*module_.module, kept, /*strict=*/true);
+    // A step that was broken off has left gradients of some of its micro-batches.
+    if (status.ok()) zero_grad();
     return status;
   } catch (...) {
     return status_from_current_exception();
