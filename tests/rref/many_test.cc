@@ -9,11 +9,12 @@
 #include "ATen/Functions.h"
 #include "weft/rref/remote_module.h"
 #include "weft/tests/rref/fixture.h"
+#include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
 namespace {
 
-constexpr int64_t kMany = 50'000;
+constexpr int64_t kMany = kSanitizer ? 9000 : 50'000;
 
 // `n` parameters of one element, parameter i is i.
 struct ManyImpl : torch::nn::Module {
@@ -64,7 +65,7 @@ TEST_P(RRefMany, DEF_22_a_modules_state_of_50000_parameters) {
     const RemoteModule<Many> net((*c)[0], "worker1", kMany);
     StateDict state = net.state_dict();
     ASSERT_EQ(state.size(), static_cast<size_t>(kMany));
-    EXPECT_EQ(state.at("p49999").item<double>(), 49'999);
+    EXPECT_EQ(state.at("p" + std::to_string(kMany - 1)).item<double>(), kMany - 1);
     state.at("p7").fill_(-1);
     net.load_state_dict(state);
     EXPECT_EQ(net.state_dict().at("p7").item<double>(), -1);
