@@ -8,8 +8,8 @@
 #include <torch/nn/module.h>
 
 #include "ATen/CPUGeneratorImpl.h"
-#include "ATen/detail/CUDAHooksInterface.h"
 #include "ATen/core/grad_mode.h"
+#include "ATen/detail/CUDAHooksInterface.h"
 #include "ATen/ops/cat.h"
 #include "ATen/ops/tensor.h"
 #include "absl/strings/str_cat.h"
