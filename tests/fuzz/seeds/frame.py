@@ -102,7 +102,7 @@ SEEDS = {
     "metadata_17_entries": (lane(frame(REQUEST, CALL + ENTRY * 17)), "protocol: 17 entries of metadata"),
     "metadata_of_20000_bytes": (
         lane(frame(RESPONSE, ANSWER + field(2, field(1, bytes(20_000))))),
-        "protocol: 1 entries of metadata of 20000 bytes",
+        "ok",
     ),
     "metadata_count_bomb": (lane(frame(REQUEST, field(13, b"") * 30_000)), "protocol: 30000 entries"),
     "chunk_header_of_15_bytes": (lane(frame(CHUNK, bytes(15), b"abc")), "protocol: chunk header of 15 bytes"),

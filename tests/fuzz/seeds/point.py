@@ -6,7 +6,7 @@ SEND = 10
 FLOAT = 12
 
 
-def header(count, dimensions, bytes_, op=SEND, type_=FLOAT, group=1, generation=1, version=1, magic=0x43544657):
+def header(count, dimensions, bytes_, op=SEND, type_=FLOAT, group=1, generation=1, version=2, magic=0x43544657):
     return struct.pack("<IBBBBB3xiQIiQQQQ", magic, version, op, type_, 0, 0, -1, group, generation, 7, 0, count,
                        dimensions, bytes_)
 
@@ -35,5 +35,6 @@ SEEDS = {
     "another_group": (header(4, 1, 24, group=3), ORIGIN),
     "stale_generation": (header(4, 1, 24, generation=0), ORIGIN),
     "another_version": (header(4, 1, 24, version=9), ORIGIN),
+    "the_version_before": (header(4, 1, 24, version=1), ORIGIN),
     "no_magic": (b"GET / HTTP/1.1\r\nHost: localhost\r\n" * 3, ORIGIN),
 }
