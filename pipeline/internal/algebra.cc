@@ -32,7 +32,7 @@ enum What : uint64_t { kWeight, kBias, kInput, kFactor, kLoss };
 // The stages and their weights.
 class Model {
  public:
-  Model(const Plan& plan, uint64_t seed) : plan_(plan), seed_(seed), weight_of_(plan.stages()) {
+  Model(const Plan& plan, uint64_t seed) : seed_(seed), weight_of_(plan.stages()) {
     for (int s = 0; s < plan.stages(); ++s) weight_of_[s] = s;
     for (const auto& group : plan.tied) {
       for (int s : group) weight_of_[s] = weight_of_[group[0]];
@@ -46,7 +46,6 @@ class Model {
   uint64_t loss(int s, int i) const { return draw(seed_, kLoss, s, i); }
 
  private:
-  const Plan& plan_;
   const uint64_t seed_;
   std::vector<int> weight_of_;
 };
