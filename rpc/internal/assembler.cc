@@ -319,8 +319,8 @@ Status Assembler::chunk_filled(std::string_view header, size_t bytes) {
                                          " is there without having been begun"));
     }
     it->second.filling = 0;
-    if (!it->second.wide) took_locked(id, bytes, &complete);
     wide = it->second.wide;
+    if (!wide) took_locked(id, bytes, &complete);  // which may end the transfer
   }
   if (wide) return take_wide(id, offset, bytes, nullptr);
   if (complete != nullptr) finish(complete);
