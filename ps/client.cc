@@ -62,16 +62,8 @@ StatusOr<OpenAnswer> ask_open(const Worker& worker, const WorkerInfo& server,
 // What may be otherwise in a moment: a worker that has not come, or serves no tables yet; a table
 // that does not exist yet.
 bool worth_waiting(const Status& why) {
-  switch (error_kind(why)) {
-    case ErrorKind::kDeadline:
-    case ErrorKind::kNotDelivered:
-    case ErrorKind::kMaybeExecuted:
-    case ErrorKind::kUnavailable:
-    case ErrorKind::kPeerLost:
-    case ErrorKind::kNotFound: return true;
-    case ErrorKind::kState: return why.code() == absl::StatusCode::kUnavailable;
-    default: return false;
-  }
+  return internal::gave_no_answer(error_kind(why)) ||
+         (error_kind(why) == ErrorKind::kState && why.code() == absl::StatusCode::kUnavailable);
 }
 
 class Opener {

@@ -188,7 +188,8 @@ Status ShmEngine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Al
   if (bytes <= kSmallBytes) return small(turn, mine, data, elements);
   WEFT_RETURN_IF_ERROR(meet(turn, mine, true));
   if (all_registered(bytes, size)) return registered(turn, mine, data, elements);
-  if (member_.size == 2) return pair(turn, mine, data, elements);
+  // A rank of two would fetch the other's half: it reduces that itself instead.
+  if (member_.size == 2) return reduce_chunks(turn, mine, data, elements, true);
   return staged(turn, mine, data, elements);
 }
 
@@ -202,8 +203,8 @@ Status ShmEngine::small(const Turn& turn, const Header& mine, char* data, uint64
   return absl::OkStatus();
 }
 
-// What a rank of two would get of the other's results it may as well reduce itself.
-Status ShmEngine::pair(const Turn& turn, const Header& mine, char* data, uint64_t elements) {
+Status ShmEngine::reduce_chunks(const Turn& turn, const Header& mine, char* data, uint64_t elements,
+                                bool here) {
   const uint64_t size = element_size(static_cast<ElementType>(mine.type));
   const uint64_t chunk = ShmLayout::kSlot / size;
   for (uint64_t begin = 0; begin < elements; begin += chunk) {
@@ -212,6 +213,7 @@ Status ShmEngine::pair(const Turn& turn, const Header& mine, char* data, uint64_
     char* const at = data + begin * size;
     copy(own().slot(use), at, n * size);
     WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
+    if (!here) continue;
     collect_inputs(use, 0, at);
     reduce_into(mine, at, n);
   }
@@ -277,19 +279,7 @@ Status ShmEngine::reduce(const Turn& turn, ElementType type, ReduceOp op, char* 
   mine.root = root;
   WEFT_RETURN_IF_ERROR(agree(turn, mine));
   if (op.kind() == ReduceOp::kPremulSum) multiply(type, data, elements, op.factor());
-  const uint64_t size = element_size(type);
-  const uint64_t chunk = ShmLayout::kSlot / size;
-  for (uint64_t begin = 0; begin < elements; begin += chunk) {
-    const uint64_t n = std::min(chunk, elements - begin);
-    const uint64_t use = ++turn_;
-    char* const at = data + begin * size;
-    copy(own().slot(use), at, n * size);
-    WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
-    if (member_.rank != root) continue;
-    collect_inputs(use, 0, at);
-    reduce_into(mine, at, n);
-  }
-  return absl::OkStatus();
+  return reduce_chunks(turn, mine, data, elements, member_.rank == root);
 }
 
 Status ShmEngine::all_gather(const Turn& turn, ElementType type, char* data, const Blocks& blocks) {

@@ -61,7 +61,9 @@ class ShmEngine : public Engine {
   bool all_registered(uint64_t bytes, uint64_t alignment);
 
   Status small(const Turn& turn, const Header& mine, char* data, uint64_t elements);
-  Status pair(const Turn& turn, const Header& mine, char* data, uint64_t elements);
+  // One barrier per chunk; the result where `here` is true.
+  Status reduce_chunks(const Turn& turn, const Header& mine, char* data, uint64_t elements,
+                       bool here);
   Status staged(const Turn& turn, const Header& mine, char* data, uint64_t elements);
   Status registered(const Turn& turn, const Header& mine, char* data, uint64_t elements);
   Status scatter_staged(const Turn& turn, const Header& mine, ReduceOp op, const char* input,

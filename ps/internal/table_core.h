@@ -31,6 +31,9 @@
 
 namespace weft::ps::internal {
 
+// How a call ends whose server has not answered: it is gone, not reached, late, or has no tables.
+bool gave_no_answer(ErrorKind kind);
+
 // A part, where it is.
 struct PartTarget {
   WorkerInfo server{};

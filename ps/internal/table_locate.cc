@@ -19,25 +19,27 @@ constexpr int kEmptyRounds = 3;
 
 }  // namespace
 
-TableCore::TargetRef TableCore::target(size_t part) const {
-  MutexLock lock(&mutex_);
-  return targets_[part];
-}
-
-bool TableCore::may_have_moved(const Status& why) const {
-  switch (error_kind(why)) {
+bool gave_no_answer(ErrorKind kind) {
+  switch (kind) {
     case ErrorKind::kDeadline:
     case ErrorKind::kNotDelivered:
     case ErrorKind::kMaybeExecuted:
     case ErrorKind::kUnavailable:
     case ErrorKind::kPeerLost:
     case ErrorKind::kNotFound: return true;
-    case ErrorKind::kCancelled: {
-      MutexLock lock(&mutex_);
-      return closed_.ok();
-    }
     default: return false;
   }
+}
+
+TableCore::TargetRef TableCore::target(size_t part) const {
+  MutexLock lock(&mutex_);
+  return targets_[part];
+}
+
+bool TableCore::may_have_moved(const Status& why) const {
+  if (error_kind(why) != ErrorKind::kCancelled) return gave_no_answer(error_kind(why));
+  MutexLock lock(&mutex_);
+  return closed_.ok();
 }
 
 void TableCore::learn(size_t part, const RangeMap& map) {

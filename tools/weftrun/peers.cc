@@ -17,10 +17,6 @@ namespace {
 // How often a node gives a sign of life.
 constexpr absl::Duration kBeat = absl::Seconds(1);
 
-bool is_deadline(const absl::Status& status) {
-  return error_kind(status) == ErrorKind::kDeadline || absl::IsDeadlineExceeded(status);
-}
-
 std::string run_key(const std::string& job_id, absl::string_view what) {
   return absl::StrCat("run/", job_id, "/", what);
 }

@@ -111,10 +111,6 @@ absl::StatusOr<Plan> read_plan(absl::string_view text) {
   return plan;
 }
 
-bool is_deadline(const absl::Status& status) {
-  return error_kind(status) == ErrorKind::kDeadline || absl::IsDeadlineExceeded(status);
-}
-
 std::string node_list(const std::vector<int>& nodes) {
   return absl::StrCat(nodes.size() == 1 ? "node " : "nodes ", absl::StrJoin(nodes, ", "));
 }

@@ -22,11 +22,16 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "weft/common/error.h"
 
 namespace weft::launch {
 
 absl::Status os_error(int error_number, absl::string_view what) {
   return absl::ErrnoToStatus(error_number, what);
+}
+
+bool is_deadline(const absl::Status& status) {
+  return error_kind(status) == ErrorKind::kDeadline || absl::IsDeadlineExceeded(status);
 }
 
 absl::StatusOr<Pipe> make_pipe() {

@@ -65,6 +65,9 @@ std::string shell_quote(absl::string_view text);
 // above it, outermost first, between colons.
 inline constexpr absl::string_view kTagVariable = "WEFTRUN_TAG";
 
+// Whether a wait ended by its deadline, in a store or in weftrun.
+bool is_deadline(const absl::Status& status);
+
 // Every process but this one that carries `tag`, zombies excepted.
 std::vector<int> tagged_processes(absl::string_view tag);
 // A child that is in execve(), or on its way to be a zombie: at this moment it has no environment, so
