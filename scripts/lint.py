@@ -11,6 +11,9 @@ usage: lint.py --build DIR [--jobs N] [--only NAME]
   headers   every public header compiles alone
   naming    clang-tidy: the sources of common, and of the other modules one unit that holds all their headers,
             since each unit that parses LibTorch costs several seconds
+
+Only with --only (the test sources.alone, label soak), since it takes as long as a build:
+  sources   every source of a module compiles alone, in no group and with nothing precompiled
 """
 import argparse
 import concurrent.futures
@@ -190,19 +193,29 @@ def check_naming(args):
     return not bad
 
 
+def check_sources(args):
+    compiler = os.environ.get("CXX", "g++")
+    # weft::cuda needs the CUDA toolkit.
+    names = [name for module in textrules.MODULES for name in tracked(f"{module}/*.cc") if "/internal/cuda/" not in name]
+    return report(run_all([(f"{name} does not compile alone",
+                            [compiler, *include_flags(args), "-fsyntax-only", os.path.join(ROOT, name)])
+                           for name in names], args.jobs))
+
+
 CHECKS = {"format": check_format, "text": check_text, "layering": check_layering, "inventory": check_inventory,
           "unity": check_unity, "picture": check_picture, "headers": check_headers, "naming": check_naming}
+LONG_CHECKS = {"sources": check_sources}
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", choices=list(CHECKS))
+    parser.add_argument("--only", choices=[*CHECKS, *LONG_CHECKS])
     args = parser.parse_args()
     failed = []
-    for name, check in CHECKS.items():
-        if args.only and name != args.only:
+    for name, check in {**CHECKS, **LONG_CHECKS}.items():
+        if name != args.only if args.only else name in LONG_CHECKS:
             continue
         start = time.monotonic()
         ok = check(args)
