@@ -65,6 +65,7 @@ std::vector<std::string> common_environment(const Options& options, const std::s
                                "MASTER_PORT",
                                "WEFT_JOB_ID",
                                "WEFT_RESTART_COUNT",
+                               "WEFT_PROCESS_RESTARTS",
                                "WEFT_STORE",
                                "WEFT_ROLE",
                                "WEFT_NAME",

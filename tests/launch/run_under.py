@@ -93,7 +93,7 @@ def stop(process, grace=10):
 
 def under_weftrun(args, env, _private):
     weftrun = os.path.abspath(args.weftrun) if args.weftrun else need("weftrun")[0]
-    return run_launcher([weftrun, "-n", str(args.ranks), "--"] + args.program, env)
+    return run_launcher([weftrun, "-n", str(args.ranks)] + args.option + ["--"] + args.program, env)
 
 
 def under_tls(args, env, _private):
@@ -354,6 +354,7 @@ def main():
     parser.add_argument("launcher", choices=sorted(UNDER))
     parser.add_argument("-n", dest="ranks", type=int, default=3)
     parser.add_argument("--weftrun", help="path of weftrun")
+    parser.add_argument("--option", action="append", default=[], help="for weftrun, before the program")
     parser.add_argument("--match", action="append", default=[], metavar="REGEX")
     parser.add_argument("--at-least", action="append", default=[], nargs=2, metavar=("REGEX", "VALUE"))
     # By hand: argparse cannot tell options of ours from those of a program that follows a positional argument.

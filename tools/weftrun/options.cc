@@ -45,6 +45,10 @@ Behaviour
   --grace T              time between SIGTERM and SIGKILL when processes are stopped (default 10 s)
   --max-restarts K       after a failure all processes on all nodes start again, at most K times (default 0); programs
                          go on from their last checkpoint and find the count in WEFT_RESTART_COUNT
+  --restart ROLE:N       a process of this role that fails is started again under its name, N times in all on this
+                         node; it finds its count in WEFT_PROCESS_RESTARTS (repeat for more roles)
+  --may-die ROLE:N       the job goes on after the failure of N processes of this role on this node (repeat for more
+                         roles); with --restart, of those that no restart is left for
   --pin                  bind each process to its share of the cores
   --debug-attach         long leases, so that a process held in a debugger is not taken for dead
   --help, --version
@@ -52,7 +56,8 @@ Behaviour
 Times are seconds (10, 0.5) or have a unit (500ms, 2m). Without --nnodes and --node-rank, and when weftrun itself
 was started by torchrun, Slurm (srun) or Open MPI with one weftrun per node, their variables say which node this is.
 
-Exit code: 0 when every process ended with 0 (in the last life, with --max-restarts), else that of the first process that failed (128 + signal when a signal
+Exit code: 0 when every process ended with 0 (in the last life, with --max-restarts; but for those that --may-die and
+--restart name), else that of the first process that failed (128 + signal when a signal
 ended it); 2 for a wrong command line, 127 when the program is not found, 126 when it cannot be executed, 1 when
 weftrun itself fails (for example when a node does not come).
 )";
@@ -87,22 +92,22 @@ absl::StatusOr<absl::Duration> parse_time(absl::string_view flag, absl::string_v
   return value;
 }
 
-absl::StatusOr<RoleSpec> parse_role(absl::string_view text) {
+absl::StatusOr<RoleSpec> parse_role(absl::string_view flag, absl::string_view text, int most) {
   // The last colon, because a colon is legal inside the name of a worker.
   size_t colon = text.rfind(':');
   if (colon == absl::string_view::npos) {
-    return usage_error(absl::StrCat("--role wants NAME:COUNT, got '", text, "'"));
+    return usage_error(absl::StrCat(flag, " wants NAME:COUNT, got '", text, "'"));
   }
   RoleSpec role{.name = std::string(text.substr(0, colon))};
   absl::StatusOr<int> count =
-      parse_int("--role NAME:COUNT", text.substr(colon + 1), 1, kMaxLocalSize);
+      parse_int(absl::StrCat(flag, " NAME:COUNT"), text.substr(colon + 1), 1, most);
   if (!count.ok()) return count.status();
   role.count = *count;
   auto legal = [](unsigned char c) { return std::isalnum(c) || c == '-' || c == '_' || c == ':'; };
   if (role.name.empty() || role.name.size() > 100 ||
       !std::all_of(role.name.begin(), role.name.end(), legal)) {
     return usage_error(absl::StrCat(
-        "--role: a name has 1 to 100 letters, digits, '-', '_' or ':', got '", role.name, "'"));
+        flag, ": a name has 1 to 100 letters, digits, '-', '_' or ':', got '", role.name, "'"));
   }
   return role;
 }
@@ -183,6 +188,17 @@ absl::Status check(const Options& options, bool standalone) {
         absl::StrCat("--tls auto is for one node, and there are ", options.nnodes,
                      ": give every node a directory with certificates of one authority"));
   }
+  for (const auto& [flag, list] :
+       {std::pair("--may-die", &options.may_die), std::pair("--restart", &options.restarts)}) {
+    for (const RoleSpec& role : *list) {
+      std::vector<std::string> names;
+      for (const RoleSpec& known : options.roles) names.push_back(known.name);
+      if (std::find(names.begin(), names.end(), role.name) != names.end()) continue;
+      return usage_error(absl::StrCat(flag, " ", role.name,
+                                      ": this node starts no such role; it has ",
+                                      absl::StrJoin(names, ", ")));
+    }
+  }
   if (options.tee && options.log_dir.empty()) return usage_error("--tee wants --log-dir");
   if (options.program.empty())
     return usage_error("which program? weftrun [options] program [arguments]");
@@ -255,6 +271,19 @@ absl::StatusOr<Options> parse_options(const std::vector<std::string>& args, cons
       target = *time;
       return absl::OkStatus();
     };
+    auto add_role = [&](std::vector<RoleSpec>& target, int most) -> absl::Status {
+      absl::StatusOr<std::string> text = value();
+      if (!text.ok()) return text.status();
+      absl::StatusOr<RoleSpec> role = parse_role(flag, *text, most);
+      if (!role.ok()) return role.status();
+      for (const RoleSpec& known : target) {
+        if (known.name == role->name) {
+          return usage_error(absl::StrCat(flag, " ", role->name, " is given twice"));
+        }
+      }
+      target.push_back(*std::move(role));
+      return absl::OkStatus();
+    };
     auto set_text = [&](std::string& target) -> absl::Status {
       absl::StatusOr<std::string> text = value();
       if (!text.ok()) return text.status();
@@ -271,15 +300,11 @@ absl::StatusOr<Options> parse_options(const std::vector<std::string>& args, cons
     } else if (flag == "-n" || flag == "--nproc" || flag == "--nproc-per-node") {
       status = set_int(nproc, 1, kMaxLocalSize);
     } else if (flag == "--role") {
-      absl::StatusOr<std::string> text = value();
-      if (!text.ok()) return text.status();
-      absl::StatusOr<RoleSpec> role = parse_role(*text);
-      if (!role.ok()) return role.status();
-      for (const RoleSpec& known : options.roles) {
-        if (known.name == role->name)
-          return usage_error(absl::StrCat("--role ", role->name, " is given twice"));
-      }
-      options.roles.push_back(*std::move(role));
+      status = add_role(options.roles, kMaxLocalSize);
+    } else if (flag == "--may-die") {
+      status = add_role(options.may_die, kMaxLocalSize);
+    } else if (flag == "--restart") {
+      status = add_role(options.restarts, kMaxRestarts);
     } else if (flag == "--nnodes") {
       status = set_int(nnodes, 1, 65536);
     } else if (flag == "--node-rank") {

@@ -50,6 +50,7 @@ absl::StatusOr<std::vector<ProcessPlan>> make_plan(const Job& job, int node) {
       process.rank = first_rank + process.local_rank;
       int role_rank = role_first[role.name] + i;
       process.name = absl::StrCat(role.name, role_rank);
+      process.role = role.name;
       process.environment = {
           {"RANK", absl::StrCat(process.rank)},
           {"LOCAL_RANK", absl::StrCat(process.local_rank)},

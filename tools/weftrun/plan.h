@@ -40,6 +40,7 @@ struct ProcessPlan {
   int rank = 0;
   int local_rank = 0;
   std::string name;
+  std::string role;
   std::vector<std::pair<std::string, std::string>> environment;
 };
 

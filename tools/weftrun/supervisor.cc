@@ -32,13 +32,6 @@ int exit_code_of(int wait_status) {
   return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
 }
 
-std::string end_of(int wait_status) {
-  if (!WIFSIGNALED(wait_status)) return absl::StrCat("exit code ", WEXITSTATUS(wait_status));
-  int signal = WTERMSIG(wait_status);
-  return absl::StrCat("killed by signal ", signal, " (", signal_name(signal), ")",
-                      WCOREDUMP(wait_status) ? ", core dumped" : "");
-}
-
 std::string processes(size_t count) {
   return count == 1 ? "1 process" : absl::StrCat(count, " processes");
 }
@@ -80,7 +73,8 @@ Supervisor::Supervisor(Setup setup)
       out_(STDOUT_FILENO),
       err_(STDERR_FILENO),
       color_out_(wants_color(STDOUT_FILENO)),
-      color_err_(wants_color(STDERR_FILENO)) {}
+      color_err_(wants_color(STDERR_FILENO)),
+      policy_(setup_.options.restarts, setup_.options.may_die) {}
 
 void Supervisor::say(absl::string_view text) { err_.add(absl::StrCat("weftrun: ", text, "\n")); }
 
@@ -141,29 +135,38 @@ int Supervisor::start_all() {
                       ") of ", setup_.program_path));
   }
   started_ = monotonic_now();
-  std::vector<int> cores = allowed_cores();
-  int local_size = static_cast<int>(ranks_.size());
   for (auto& rank : ranks_) {
-    ProcessSpec spec{.path = setup_.program_path,
-                     .argv = options.program,
-                     .environment = setup_.environment,
-                     .signal_mask = setup_.signals->original_mask,
-                     .ignore_sigpipe = setup_.signals->ignored_sigpipe};
-    for (const auto& [name, value] : rank->plan.environment) {
-      spec.environment.push_back(absl::StrCat(name, "=", value));
+    if (absl::Status status = start_rank(*rank); !status.ok()) {
+      say(absl::StrCat("cannot start ", rank->plan.name, ": ", status.message()));
+      return absl::IsNotFound(status) ? 127 : 126;
     }
-    if (options.pin) spec.cores = share_of_cores(cores, rank->plan.local_rank, local_size);
-    absl::StatusOr<StartedProcess> started = start_process(spec);
-    if (!started.ok()) {
-      say(absl::StrCat("cannot start ", rank->plan.name, ": ", started.status().message()));
-      return absl::IsNotFound(started.status()) ? 127 : 126;
-    }
-    rank->pid = started->pid;
-    rank->running = true;
-    rank->out.fd = std::move(started->out);
-    rank->err.fd = std::move(started->err);
   }
   return 0;
+}
+
+absl::Status Supervisor::start_rank(Rank& rank) {
+  const Options& options = setup_.options;
+  ProcessSpec spec{.path = setup_.program_path,
+                   .argv = options.program,
+                   .environment = setup_.environment,
+                   .signal_mask = setup_.signals->original_mask,
+                   .ignore_sigpipe = setup_.signals->ignored_sigpipe};
+  for (const auto& [name, value] : rank.plan.environment) {
+    spec.environment.push_back(absl::StrCat(name, "=", value));
+  }
+  spec.environment.push_back(absl::StrCat("WEFT_PROCESS_RESTARTS=", rank.restarts));
+  if (options.pin) {
+    spec.cores =
+        share_of_cores(allowed_cores(), rank.plan.local_rank, static_cast<int>(ranks_.size()));
+  }
+  absl::StatusOr<StartedProcess> started = start_process(spec);
+  if (!started.ok()) return started.status();
+  rank.pid = started->pid;
+  rank.running = true;
+  rank.wait_status = 0;
+  rank.out.fd = std::move(started->out);
+  rank.err.fd = std::move(started->err);
+  return absl::OkStatus();
 }
 
 int Supervisor::run() {
@@ -185,6 +188,7 @@ int Supervisor::run() {
   }
   drain_output();
   if (start_code != 0) return start_code;
+  first_ = last_resort();
   report();
   drain_output();
   if (first_ != nullptr) return exit_code_of(first_->wait_status);
@@ -348,10 +352,11 @@ void Supervisor::reap() {
 }
 
 void Supervisor::on_deaths(const std::vector<Rank*>& dead) {
-  std::vector<const Rank*> failed;
-  for (const Rank* rank : dead) {
+  std::vector<Rank*> failed;
+  for (Rank* rank : dead) {
     if (rank->wait_status != 0) failed.push_back(rank);
   }
+  forgive(&failed);
   if (failed.empty()) return;
   // Deaths seen in one wake-up have no order. One by a signal is more likely the cause, and an exit
   // code the consequence, than the other way round.

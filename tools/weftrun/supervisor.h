@@ -24,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "weft/tools/weftrun/death_policy.h"
 #include "weft/tools/weftrun/options.h"
 #include "weft/tools/weftrun/output.h"
 #include "weft/tools/weftrun/plan.h"
@@ -94,6 +95,7 @@ class Supervisor {
     pid_t pid = -1;
     bool running = false;
     int wait_status = 0;
+    int restarts = 0;  // of this process alone
     Stream out;
     Stream err;
     LastLines last;
@@ -103,6 +105,7 @@ class Supervisor {
   absl::Status open_streams(Rank& rank);
   // 0, or the exit code for a program that cannot be started.
   int start_all();
+  absl::Status start_rank(Rank& rank);
   void wait_for_events();
   void read_stream(Stream& stream);
   void on_signals();
@@ -110,6 +113,11 @@ class Supervisor {
   void suspend();
   void reap();
   void on_deaths(const std::vector<Rank*>& dead);
+  // ---- supervisor_deaths.cc ----
+  // Takes out those that the job outlives, and starts again those that it may.
+  void forgive(std::vector<Rank*>* failed);
+  void close_stream(Stream& stream);
+  const Rank* last_resort() const;
   void on_peer_failure();
   void on_deadline();
   // Whether processes are left that no rank answers for; asks them to leave, later kills them.
@@ -136,7 +144,9 @@ class Supervisor {
   std::optional<absl::Duration> deadline_;  // of the grace, on the monotonic clock
   int user_signal_ = 0;                     // the first stop signal that weftrun got
   absl::Duration user_signal_at_;
-  const Rank* first_ = nullptr;  // the rank that failed first
+  const Rank* first_ = nullptr;  // the rank whose failure ends the job
+  DeathPolicy policy_;
+  const Rank* first_forgiven_ = nullptr;  // the first that the job goes on without
   std::optional<Failure> remote_;
   bool heard_peers_ = false;
   std::vector<const Rank*> also_failed_;

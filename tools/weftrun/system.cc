@@ -10,6 +10,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -126,6 +127,13 @@ absl::Duration monotonic_now() {
 std::string signal_name(int signal) {
   const char* name = sigabbrev_np(signal);
   return name != nullptr ? absl::StrCat("SIG", name) : absl::StrCat("signal ", signal);
+}
+
+std::string end_of(int wait_status) {
+  if (!WIFSIGNALED(wait_status)) return absl::StrCat("exit code ", WEXITSTATUS(wait_status));
+  const int signal = WTERMSIG(wait_status);
+  return absl::StrCat("killed by signal ", signal, " (", signal_name(signal), ")",
+                      WCOREDUMP(wait_status) ? ", core dumped" : "");
 }
 
 absl::StatusOr<HeldPort> hold_port() {

@@ -46,6 +46,8 @@ absl::Duration monotonic_now();
 
 // "SIGSEGV" for 11; "signal 35" where there is no name.
 std::string signal_name(int signal);
+// "exit code 3", "killed by signal 9 (SIGKILL)": of a status as waitpid() gives it.
+std::string end_of(int wait_status);
 
 // A TCP port that nobody else on this machine is given while `fd` is open, and that a program which
 // binds with SO_REUSEADDR (as servers do) can still bind and listen on: bound, not listening.
