@@ -65,6 +65,34 @@ absl::Status read_local(const Environment& environment, const std::string& rank_
   return absl::OkStatus();
 }
 
+// A pod of an Indexed Job whose manifest says WORLD_SIZE. Without it the pods are independent programs.
+bool is_indexed_pod(const Config& config, const Environment& environment) {
+  return !config.rank.has_value() && config.world_size.has_value() &&
+         !text_of(environment, "JOB_COMPLETION_INDEX").empty();
+}
+
+absl::StatusOr<LaunchInfo> from_completion_index(const Config& config,
+                                                 const Environment& environment) {
+  LaunchInfo info;
+  info.launcher = Launcher::kKubernetes;
+  WEFT_ASSIGN_OR_RETURN(const OptionalInt index, number_of(environment, "JOB_COMPLETION_INDEX"));
+  info.rank = *index;
+  info.world_size = *config.world_size;
+  WEFT_RETURN_IF_ERROR(
+      check_pair("JOB_COMPLETION_INDEX", info.rank, "WORLD_SIZE", info.world_size));
+  info.local_known = true;
+  info.node_rank = info.rank;
+  info.node_count = info.world_size;
+  info.nodes_known = true;
+  info.master_addr = config.master_addr;
+  info.master_port = config.master_port.value_or(0);
+  info.job_key = config.job_id;
+  if (info.job_key.empty() && !info.master_addr.empty() && info.master_port != 0) {
+    info.job_key = absl::StrCat("kubernetes-", info.master_addr, "-", info.master_port);
+  }
+  return info;
+}
+
 // RANK and its companions, which are keys of the configuration.
 absl::StatusOr<LaunchInfo> from_rank(const Config& config, const Environment& environment) {
   LaunchInfo info;
@@ -192,11 +220,13 @@ std::string_view launcher_name(Launcher launcher) {
     case Launcher::kOpenMpi: return "Open MPI";
     case Launcher::kPmi: return "PMI";
     case Launcher::kSlurm: return "Slurm";
+    case Launcher::kKubernetes: return "Kubernetes";
   }
   return "unknown";
 }
 
 absl::StatusOr<LaunchInfo> launch_info(const Config& config, const Environment& environment) {
+  if (is_indexed_pod(config, environment)) return from_completion_index(config, environment);
   if (config.rank.has_value() || config.world_size.has_value()) {
     return from_rank(config, environment);
   }

@@ -9,6 +9,7 @@
 //
 // Looked for in this order, the first that is there decides:
 //   RANK and WORLD_SIZE (the config's rank and world_size)    weftrun, torchrun, or by hand
+//   JOB_COMPLETION_INDEX and WORLD_SIZE, without RANK         an Indexed Job of Kubernetes
 //   OMPI_COMM_WORLD_RANK and _SIZE                            Open MPI
 //   PMI_RANK and PMI_SIZE                                     MPICH and others
 //   SLURM_PROCID and SLURM_STEP_NUM_TASKS                     srun
@@ -27,7 +28,7 @@
 
 namespace weft {
 
-enum class Launcher { kNone, kWeftrun, kTorchrun, kByHand, kOpenMpi, kPmi, kSlurm };
+enum class Launcher { kNone, kWeftrun, kTorchrun, kByHand, kOpenMpi, kPmi, kSlurm, kKubernetes };
 
 // "weftrun", "torchrun", "Open MPI", ...
 WEFT_API std::string_view launcher_name(Launcher launcher);

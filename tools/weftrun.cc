@@ -19,6 +19,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "weft/tools/weftrun/ca.h"
 #include "weft/tools/weftrun/options.h"
 #include "weft/tools/weftrun/plan.h"
 #include "weft/tools/weftrun/process.h"
@@ -306,9 +308,27 @@ int run(const std::vector<std::string>& args) {
   return code;
 }
 
+// weftrun ca: the exit code.
+int certify(const std::vector<std::string>& args) {
+  const absl::StatusOr<CaOptions> options = parse_ca_options(args);
+  if (!options.ok()) return fail(kExitUsage, options.status().message());
+  if (options->help) {
+    std::fputs(ca_usage().c_str(), stdout);
+    return 0;
+  }
+  const absl::StatusOr<std::vector<std::string>> lines = run_ca(*options, absl::Now());
+  if (!lines.ok()) return fail(kExitFailed, lines.status().message());
+  for (const std::string& line : *lines) std::printf("%s\n", line.c_str());
+  return 0;
+}
+
 }  // namespace
 }  // namespace weft::launch
 
 int main(int argc, char** argv) {
-  return weft::launch::run(std::vector<std::string>(argv + 1, argv + argc));
+  std::vector<std::string> args(argv + 1, argv + argc);
+  if (!args.empty() && args[0] == "ca") {
+    return weft::launch::certify({args.begin() + 1, args.end()});
+  }
+  return weft::launch::run(std::move(args));
 }

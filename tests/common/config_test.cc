@@ -239,6 +239,36 @@ TEST(LaunchInfo, ByHand) {
   EXPECT_FALSE(info->single_node());
 }
 
+TEST(LaunchInfo, APodOfAnIndexedJobOfKubernetes) {
+  const auto info = launched({{"JOB_COMPLETION_INDEX", "2"},
+                              {"WORLD_SIZE", "3"},
+                              {"MASTER_ADDR", "train-0.train"},
+                              {"MASTER_PORT", "29500"},
+                              {"WEFT_JOB_ID", "5f1c8a52-7f0e-4b8e-9d59-0c6a7b1f2e33"}});
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ(info->launcher, Launcher::kKubernetes);
+  EXPECT_EQ(info->rank, 2);
+  EXPECT_EQ(info->world_size, 3);
+  EXPECT_EQ(info->local_rank, 0);
+  EXPECT_EQ(info->local_world_size, 1);
+  EXPECT_EQ(info->node_rank, 2);
+  EXPECT_EQ(info->node_count, 3);
+  EXPECT_FALSE(info->single_node());
+  EXPECT_EQ(info->job_key, "5f1c8a52-7f0e-4b8e-9d59-0c6a7b1f2e33");
+  EXPECT_EQ(info->master_addr, "train-0.train");
+}
+
+TEST(LaunchInfo, AnIndexWithoutASizeIsAProgramOfItsOwn) {
+  const auto info = launched({{"JOB_COMPLETION_INDEX", "2"}});
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_EQ(info->launcher, Launcher::kNone);
+  EXPECT_EQ(info->world_size, 1);
+  // A launcher inside the pod has the last word.
+  const auto inner = launched({{"JOB_COMPLETION_INDEX", "2"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  ASSERT_TRUE(inner.ok()) << inner.status();
+  EXPECT_EQ(inner->launcher, Launcher::kByHand);
+}
+
 TEST(LaunchInfo, OpenMpiEvenInsideAnAllocationOfSlurm) {
   const auto info = launched({{"OMPI_COMM_WORLD_RANK", "1"},
                               {"OMPI_COMM_WORLD_SIZE", "3"},
@@ -315,6 +345,9 @@ TEST(LaunchInfo, ErrorsNameTheVariables) {
         Case{{{"RANK", "x"}, {"WORLD_SIZE", "2"}}, "RANK"},
         Case{{{"OMPI_COMM_WORLD_RANK", "0"}}, "OMPI_COMM_WORLD_SIZE is not"},
         Case{{{"OMPI_COMM_WORLD_RANK", "0\x01"}, {"OMPI_COMM_WORLD_SIZE", "1"}}, "0\\x01"},
+        Case{{{"JOB_COMPLETION_INDEX", "2"}, {"WORLD_SIZE", "2"}},
+             "JOB_COMPLETION_INDEX=2 is not below WORLD_SIZE=2"},
+        Case{{{"JOB_COMPLETION_INDEX", "x"}, {"WORLD_SIZE", "2"}}, "JOB_COMPLETION_INDEX is 'x'"},
         Case{{{"PMI_SIZE", "2"}}, "PMI_RANK is not"},
         Case{{{"SLURM_PROCID", "9"}, {"SLURM_STEP_NUM_TASKS", "2"}}, "SLURM_PROCID=9"},
         Case{{{"SLURM_STEP_NUM_TASKS", "2"}}, "SLURM_PROCID is not"}}) {

@@ -102,6 +102,8 @@ TEST(Launch, NodeComesFromTheLauncherAround) {
       {{{"OMPI_COMM_WORLD_SIZE", "3"}, {"OMPI_COMM_WORLD_RANK", "2"}}, 3, 2},
       {{{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_NNODES", "9"}}, 2, 1},
       {{{"TORCHELASTIC_RUN_ID", "x"}, {"RANK", "1"}, {"WORLD_SIZE", "4"}}, 4, 1},
+      {{{"JOB_COMPLETION_INDEX", "1"}, {"WORLD_SIZE", "2"}}, 2, 1},
+      {{{"JOB_COMPLETION_INDEX", "1"}}, 1, 0},
       // RANK alone is no launcher: a shell may carry it.
       {{{"RANK", "1"}, {"WORLD_SIZE", "4"}}, 1, 0},
       // A batch script of Slurm: no step, so one weftrun.
@@ -122,6 +124,8 @@ TEST(Launch, NodeComesFromTheLauncherAround) {
   EXPECT_THAT(parse_error({"p"}, cases[0].variables),
               HasSubstr("3 nodes (from Open MPI) need a meeting place"));
   EXPECT_THAT(parse_error(args, {{"OMPI_COMM_WORLD_SIZE", "3"}}), HasSubstr("do not name a node"));
+  EXPECT_THAT(parse_error(args, {{"JOB_COMPLETION_INDEX", "2"}, {"WORLD_SIZE", "2"}}),
+              HasSubstr("started by Kubernetes, but JOB_COMPLETION_INDEX='2' and WORLD_SIZE='2'"));
 }
 
 std::string value_of(const ProcessPlan& process, const std::string& name) {

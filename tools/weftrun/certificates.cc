@@ -10,6 +10,7 @@
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
 
+#include <ctime>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -95,6 +96,20 @@ absl::StatusOr<std::string> pem_of(EVP_PKEY* key) {
   return std::string(data, static_cast<size_t>(size));
 }
 
+BioRef reader(const std::string& text) {
+  return BioRef(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+}
+
+absl::StatusOr<CertRef> read_certificate(const std::string& pem) {
+  const BioRef bio = reader(pem);
+  CertRef cert(bio == nullptr ? nullptr : PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr));
+  if (cert == nullptr) {
+    ERR_clear_error();
+    return absl::InvalidArgumentError("there is no certificate in PEM form");
+  }
+  return cert;
+}
+
 }  // namespace
 
 struct CertificateAuthority::Keys {
@@ -128,6 +143,46 @@ absl::StatusOr<CertificateAuthority> CertificateAuthority::make(const std::strin
   out.certificate_ = *std::move(pem);
   out.keys_->certificate = *std::move(cert);
   return out;
+}
+
+absl::StatusOr<CertificateAuthority> CertificateAuthority::load(const std::string& certificate,
+                                                                const std::string& key) {
+  CertificateAuthority out;
+  absl::StatusOr<CertRef> cert = read_certificate(certificate);
+  if (!cert.ok()) return cert.status();
+  const BioRef bio = reader(key);
+  // Without a callback OpenSSL would ask a terminal for the passphrase of an encrypted key.
+  const auto no_passphrase = [](char*, int, int, void*) { return -1; };
+  out.keys_->key =
+      KeyRef(bio == nullptr ? nullptr
+                            : PEM_read_bio_PrivateKey(bio.get(), nullptr, no_passphrase, nullptr));
+  if (out.keys_->key == nullptr) {
+    ERR_clear_error();
+    return absl::InvalidArgumentError("there is no key in PEM form without a passphrase");
+  }
+  if (X509_check_private_key(cert->get(), out.keys_->key.get()) != 1) {
+    ERR_clear_error();
+    return absl::InvalidArgumentError("the key does not belong to the certificate");
+  }
+  absl::StatusOr<std::string> pem = pem_of(cert->get());
+  if (!pem.ok()) return pem.status();
+  out.certificate_ = *std::move(pem);
+  out.keys_->certificate = *std::move(cert);
+  return out;
+}
+
+absl::StatusOr<std::string> CertificateAuthority::private_key() const {
+  return pem_of(keys_->key.get());
+}
+
+absl::StatusOr<absl::Time> valid_until(const std::string& certificate) {
+  const absl::StatusOr<CertRef> cert = read_certificate(certificate);
+  if (!cert.ok()) return cert.status();
+  std::tm end = {};
+  if (ASN1_TIME_to_tm(X509_get0_notAfter(cert->get()), &end) != 1) {
+    return openssl_failed("read the end of a certificate");
+  }
+  return absl::FromTM(end, absl::UTCTimeZone());
 }
 
 absl::StatusOr<CertifiedKey> CertificateAuthority::issue(const CertificateRequest& request) {

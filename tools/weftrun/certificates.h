@@ -1,7 +1,7 @@
-// A certificate authority for a single job, in memory: what `weftrun --tls auto` gives its workers.
+// A certificate authority in memory: for a single job (`weftrun --tls auto`), or read from files and
+// written to them (`weftrun ca`).
 //
-// Keys are EC P-256 and made with OpenSSL's generator; the authority's key never leaves the object.
-// Any thread, one at a time.
+// Keys are EC P-256 and made with OpenSSL's generator. Any thread, one at a time.
 //
 //   auto authority = CertificateAuthority::make("job 4711", now, now + absl::Hours(24));
 //   auto ps0 = authority->issue({.name = "ps0", .uris = {"weft://worker/ps0/0"}, ...});
@@ -35,11 +35,17 @@ class CertificateAuthority {
  public:
   static absl::StatusOr<CertificateAuthority> make(const std::string& name, absl::Time from,
                                                    absl::Time to);
+  // From the files of an earlier one. Of several certificates in `certificate` the first is the
+  // authority's. Errors: invalid_argument when it is no PEM, or the two do not belong together.
+  static absl::StatusOr<CertificateAuthority> load(const std::string& certificate,
+                                                   const std::string& key);
   CertificateAuthority(CertificateAuthority&&) noexcept;
   ~CertificateAuthority();
 
   absl::StatusOr<CertifiedKey> issue(const CertificateRequest& request);
   const std::string& certificate() const { return certificate_; }  // PEM
+  // PEM, without a passphrase.
+  absl::StatusOr<std::string> private_key() const;
 
  private:
   struct Keys;
@@ -48,6 +54,9 @@ class CertificateAuthority {
   std::unique_ptr<Keys> keys_;
   std::string certificate_;
 };
+
+// When the first certificate in a PEM text ends. Errors: invalid_argument.
+absl::StatusOr<absl::Time> valid_until(const std::string& certificate);
 
 }  // namespace weft::launch
 

@@ -19,9 +19,11 @@ constexpr absl::string_view kUsage =
 
   weftrun [options] [--] program [arguments of the program]
 
+  weftrun ca DIR [NAME]...       certificates for several nodes; weftrun ca --help
+
   weftrun -n 4 ./train --rate 0.1
   weftrun --role ps:1 --role trainer:2 ./async_ps
-  weftrun --nnodes 2 --node-rank 0 --rdzv tcp://10.0.0.1:29400 -n 8 ./train      (and --node-rank 1 on the other)
+  weftrun --nnodes 2 --node-rank 0 --rdzv tcp://10.0.0.1:29400 --tls tls -n 8 ./train      (--node-rank 1 on the other)
 
 What to start
   -n, --nproc N          processes on this node (default 1)
@@ -54,7 +56,8 @@ Behaviour
   --help, --version
 
 Times are seconds (10, 0.5) or have a unit (500ms, 2m). Without --nnodes and --node-rank, and when weftrun itself
-was started by torchrun, Slurm (srun) or Open MPI with one weftrun per node, their variables say which node this is.
+was started by torchrun, Slurm (srun), Open MPI or an Indexed Job of Kubernetes (with WORLD_SIZE) with one weftrun per
+node, their variables say which node this is.
 
 Exit code: 0 when every process ended with 0 (in the last life, with --max-restarts; but for those that --may-die and
 --restart name), else that of the first process that failed (128 + signal when a signal
@@ -120,12 +123,13 @@ struct OuterLauncher {
   absl::string_view rank;
   absl::string_view size;
 };
-constexpr std::array<OuterLauncher, 3> kOuterLaunchers = {{
+constexpr std::array<OuterLauncher, 4> kOuterLaunchers = {{
     {"Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
     // In a batch script (no step of its own) the job's variables are set too, but one weftrun runs
     // there.
     {"Slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},
     {"torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"},
+    {"Kubernetes", "JOB_COMPLETION_INDEX", "JOB_COMPLETION_INDEX", "WORLD_SIZE"},
 }};
 
 absl::Status read_outer_launcher(const GetEnv& env, Options& options) {
@@ -133,6 +137,8 @@ absl::Status read_outer_launcher(const GetEnv& env, Options& options) {
   if (env("WEFT_JOB_ID").has_value()) return absl::OkStatus();
   for (const OuterLauncher& outer : kOuterLaunchers) {
     if (!env(outer.marker).has_value()) continue;
+    // Pods of an Indexed Job without WORLD_SIZE are independent of each other.
+    if (outer.name == "Kubernetes" && !env(outer.size).has_value()) continue;
     std::optional<std::string> rank = env(outer.rank);
     std::optional<std::string> size = env(outer.size);
     int rank_value = 0;
