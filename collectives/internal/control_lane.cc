@@ -23,8 +23,13 @@ std::string control_message(const wire::GroupFault& fault) {
   return out + body;
 }
 
-Status ControlLane::read(int fd, const Header& current) {
-  if (fd < 0 || ended_) return absl::OkStatus();
+Status ControlLane::read(int fd, const Header& current, uint64_t position) {
+  if (fd < 0) return absl::OkStatus();
+  if (!ended_) WEFT_RETURN_IF_ERROR(receive(fd, current));
+  return position >= since_of(later_) ? later_ : absl::OkStatus();
+}
+
+Status ControlLane::receive(int fd, const Header& current) {
   char buffer[4096];
   while (true) {
     const ssize_t n = recv(fd, buffer, sizeof buffer, MSG_DONTWAIT);
@@ -63,6 +68,7 @@ Status ControlLane::decode(int fd, const Header& current) {
 Status ControlLane::take(int fd, const wire::GroupFault& message, const Header& current) {
   if (message.goodbye()) {
     left_ = true;
+    finished_ = message.sequence();
     return absl::OkStatus();
   }
   if (message.asks()) {
@@ -73,7 +79,12 @@ Status ControlLane::take(int fd, const wire::GroupFault& message, const Header& 
     (void)!::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     return absl::OkStatus();
   }
-  if (message.header().empty()) return fault_of(rank_, message.kind(), message.text());
+  if (message.header().empty()) {
+    Status fault = fault_of(rank_, message.kind(), message.text(), message.since());
+    if (message.since() == 0) return fault;
+    later_ = std::move(fault);
+    return absl::OkStatus();
+  }
   if (message.header().size() != sizeof(Header)) {
     return peer_lost(rank_, "it sent no fault of a member");
   }

@@ -26,19 +26,22 @@ class ControlLane {
  public:
   explicit ControlLane(int rank) : rank_(rank) {}
 
-  // Reads what has come on `fd` (-1: no such peer). Error: the peer's fault, or it is gone without a
+  // Reads what has come on `fd` (-1: no such peer). Error: the peer's fault, when it concerns what
+  // this rank is in (`position`, see link.h), now or at a later call; or the peer is gone without a
   // goodbye. `current` answers a peer that asks where this rank is.
-  Status read(int fd, const Header& current);
+  Status read(int fd, const Header& current, uint64_t position);
 
   // Nothing more will come.
   bool ended() const { return ended_; }
-  // It said goodbye.
+  // It said goodbye, and had finished this operation then.
   bool left() const { return left_; }
+  uint64_t finished() const { return finished_; }
   // The operation that the peer is in, as it said since forget_answer().
   const std::optional<Header>& answer() const { return answer_; }
   void forget_answer() { answer_.reset(); }
 
  private:
+  Status receive(int fd, const Header& current);
   Status decode(int fd, const Header& current);
   Status take(int fd, const wire::GroupFault& message, const Header& current);
 
@@ -47,6 +50,8 @@ class ControlLane {
   bool reset_ = false;  // the end of a Unix socket with rings unread was told
   bool ended_ = false;
   bool left_ = false;
+  uint64_t finished_ = 0;
+  Status later_;  // a fault of operations to come
   std::optional<Header> answer_;
 };
 

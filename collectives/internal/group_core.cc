@@ -59,6 +59,7 @@ Status GroupCore::settle(std::string_view op, const Turn& turn, Status done) {
   MutexLock lock(&mutex_);
   ++settled_;
   busy_ = false;
+  if (done.ok() && turn.sequence > 0) finished_ = turn.sequence;
   record_.end(recorded_, done.ok(), options_.runtime->now());
   if (waiting_ > 0) changed_.notify_all();
   // The first cause counts.
@@ -193,17 +194,19 @@ uint64_t GroupCore::sequence() {
 
 void GroupCore::close() {
   bool pending = false;
+  uint64_t finished = 0;
   {
     MutexLock lock(&mutex_);
     if (closed_) return;
     closed_ = true;
     pending = settled_ != next_ticket_;
+    finished = finished_;
   }
   if (pending) {
     fail(make_error(ErrorKind::kState, cat("rank ", member().rank, " left group '", options_.name,
                                            "' while operations were under way")));
   }
-  engine_->link().leave();
+  engine_->link().leave(finished);
   std::unique_ptr<Thread> thread;
   std::shared_ptr<Executor> executor;
   {

@@ -94,7 +94,8 @@ class GroupCore {
   uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t serving_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t settled_ ABSL_GUARDED_BY(mutex_) = 0;  // of those that had their turn
+  uint64_t finished_ ABSL_GUARDED_BY(mutex_) = 0;  // the last operation without an error
+  uint64_t settled_ ABSL_GUARDED_BY(mutex_) = 0;   // of those that had their turn
   int waiting_ ABSL_GUARDED_BY(mutex_) = 0;
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;  // an operation runs
   FlightRecord record_ ABSL_GUARDED_BY(mutex_);

@@ -31,7 +31,17 @@ class InprocRoom {
     Header current;  // what this rank is in, or was last
     Status fault;
     bool here = true;
+    uint64_t finished = 0;  // when it left
     bool killed = false;
+
+    // The first one counts, unless the next one concerns operations before it.
+    void take_fault(const Status& cause) {
+      if (fault.ok() || since_of(cause) < since_of(fault)) fault = cause;
+    }
+    // The failure that concerns what has this position.
+    Status fault_at(uint64_t position) const {
+      return position >= since_of(fault) ? fault : absl::OkStatus();
+    }
   };
 
   Mutex* mutex() ABSL_LOCK_RETURNED(mutex_) { return &mutex_; }
@@ -60,7 +70,7 @@ class InprocLink : public Link {
 
   Status exchange(const Header& mine, absl::Span<const Outgoing> sends,
                   absl::Span<const Incoming> receives, absl::Time deadline) override {
-    WEFT_RETURN_IF_ERROR(post(sends, false));
+    WEFT_RETURN_IF_ERROR(post(sends, mine.sequence));
     size_t done = 0;
     taken_.assign(receives.size(), false);
     MutexLock lock(room_->mutex());
@@ -74,8 +84,8 @@ class InprocLink : public Link {
         const int peer = receives[i].peer;
         std::deque<InprocRoom::Message>& queue = seat.from[static_cast<size_t>(peer)];
         if (queue.empty()) {
-          WEFT_RETURN_IF_ERROR(seat.fault);
-          WEFT_RETURN_IF_ERROR(still_there_locked(peer));
+          WEFT_RETURN_IF_ERROR(seat.fault_at(mine.sequence));
+          WEFT_RETURN_IF_ERROR(still_there_locked(peer, mine.sequence));
           continue;
         }
         InprocRoom::Message& message = queue.front();
@@ -89,7 +99,7 @@ class InprocLink : public Link {
       }
       // What has come in time is good, whatever went wrong behind it.
       if (done == receives.size()) return absl::OkStatus();
-      WEFT_RETURN_IF_ERROR(seat.fault);
+      WEFT_RETURN_IF_ERROR(seat.fault_at(mine.sequence));
       for (int peer = 0; peer < member_.size; ++peer) {
         const auto& queue = seat.from[static_cast<size_t>(peer)];
         if (queue.empty() || !arrived(queue.front(), now, &next)) continue;
@@ -103,7 +113,7 @@ class InprocLink : public Link {
 
   Status send_points(absl::Span<const Outgoing> sends, absl::Time deadline) override {
     (void)deadline;
-    return post(sends, true);
+    return post(sends, kNoOperation);
   }
 
   StatusOr<PointMessage> receive_point(int peer, int32_t tag, absl::Time deadline) override {
@@ -124,7 +134,7 @@ class InprocLink : public Link {
         WEFT_RETURN_IF_ERROR(check_origin(out.header, member_.group, member_.generation, out.peer));
         return out;
       }
-      if (peer >= 0) WEFT_RETURN_IF_ERROR(still_there_locked(peer));
+      if (peer >= 0) WEFT_RETURN_IF_ERROR(still_there_locked(peer, kNoOperation));
       if (now >= deadline) {
         return make_error(ErrorKind::kDeadline,
                           peer >= 0 ? "the time given is over; waited for a message of rank " +
@@ -141,22 +151,24 @@ class InprocLink : public Link {
   void fail(const Status& cause, uint64_t sequence) override {
     (void)sequence;
     MutexLock lock(room_->mutex());
+    const uint64_t since = since_of(cause);
     InprocRoom::Seat& own = room_->seat(member_.rank);
-    if (own.fault.ok()) own.fault = cause;
+    own.take_fault(cause);
     if (!own.killed) {
+      const Status fault = fault_of(member_.rank, static_cast<uint32_t>(error_kind(cause)),
+                                    std_view(cause.message()), since);
       for (int peer = 0; peer < member_.size; ++peer) {
         InprocRoom::Seat& seat = room_->seat(peer);
-        if (peer == member_.rank || !seat.fault.ok() || seat.killed) continue;
-        seat.fault = fault_of(member_.rank, static_cast<uint32_t>(error_kind(cause)),
-                              std_view(cause.message()));
+        if (peer != member_.rank && !seat.killed) seat.take_fault(fault);
       }
     }
     room_->wake_all_locked();
   }
 
-  void leave() override {
+  void leave(uint64_t finished) override {
     MutexLock lock(room_->mutex());
     room_->seat(member_.rank).here = false;
+    room_->seat(member_.rank).finished = finished;
     room_->wake_all_locked();
   }
 
@@ -193,10 +205,11 @@ class InprocLink : public Link {
     return false;
   }
 
-  Status still_there_locked(int peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(room_->mutex()) {
+  Status still_there_locked(int peer, uint64_t position)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(room_->mutex()) {
     const InprocRoom::Seat& seat = room_->seat(peer);
     if (seat.killed) return peer_lost(peer, "it was killed");
-    if (!seat.here) return peer_left(peer);
+    if (!seat.here) return peer_left(peer, seat.finished, position);
     return absl::OkStatus();
   }
 
@@ -216,7 +229,8 @@ class InprocLink : public Link {
     return deadline_error(mine, awaited);
   }
 
-  Status post(absl::Span<const Outgoing> sends, bool points) {
+  Status post(absl::Span<const Outgoing> sends, uint64_t position) {
+    const bool points = position == kNoOperation;
     for (const Outgoing& out : sends) {
       InprocRoom::Message message;
       message.from = member_.rank;
@@ -227,12 +241,11 @@ class InprocLink : public Link {
       message.arrives = fabric_->arrival();
       MutexLock lock(room_->mutex());
       InprocRoom::Seat& seat = room_->seat(out.peer);
-      if (points || room_->seat(member_.rank).killed) {
-        WEFT_RETURN_IF_ERROR(room_->seat(member_.rank).fault);
-      }
+      const InprocRoom::Seat& own = room_->seat(member_.rank);
+      if (points || own.killed) WEFT_RETURN_IF_ERROR(own.fault);
       if (!seat.here || seat.killed) {
-        WEFT_RETURN_IF_ERROR(room_->seat(member_.rank).fault);
-        WEFT_RETURN_IF_ERROR(still_there_locked(out.peer));
+        WEFT_RETURN_IF_ERROR(own.fault_at(position));
+        WEFT_RETURN_IF_ERROR(still_there_locked(out.peer, position));
       }
       auto& queue = points ? seat.points : seat.from[static_cast<size_t>(member_.rank)];
       // Of one sender nothing overtakes what was sent before.

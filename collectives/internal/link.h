@@ -7,6 +7,9 @@
 //
 // COLL-3: after fail(), here or at any other member, every exchange under way and to come ends
 // with an error, in bounded time.
+// COLL-6: a member that leaves fails no operation that it has finished. A failure caused by its
+// leaving has the number of the first operation that it fails (since_of()), wherever it is told;
+// exchanges of operations below that number go on.
 //
 // Threads: exchange(), send_point() and receive_point() by one thread at a time; fail(), leave()
 // and traffic() by any. The owner calls leave() before it destroys the link.
@@ -85,8 +88,9 @@ class Link {
 
   // The first cause counts. Tells every other member.
   virtual void fail(const Status& cause, uint64_t sequence) = 0;
-  // Says goodbye; a member that still waits for this one gets an error.
-  virtual void leave() = 0;
+  // Says goodbye. `finished`: number of the last operation that this member has finished. A member
+  // that waits for this one in a later operation gets an error.
+  virtual void leave(uint64_t finished) = 0;
 
   // By rank: whose process is known to have ended, or which has left.
   virtual std::vector<bool> gone() = 0;
@@ -100,10 +104,17 @@ struct Awaited {
   Header last;  // op kNone: nothing came yet
 };
 Status deadline_error(const Header& mine, const std::vector<Awaited>& awaited);
-// What the other members are told, and what they make of it.
-Status fault_of(int peer, uint32_t kind, std::string_view text);
-Status peer_left(int peer);
+// What the other members are told, and what they make of it. `since`: see since_of().
+Status fault_of(int peer, uint32_t kind, std::string_view text, uint64_t since);
+// The error of an operation with the number `position` for which a peer is missing that has left
+// after the operation `finished`. A send or a receive has the position kNoOperation.
+Status peer_left(int peer, uint64_t finished, uint64_t position);
 Status peer_lost(int peer, std::string_view how);
+
+// The position of what has no place in the order of operations: every failure concerns it.
+inline constexpr uint64_t kNoOperation = UINT64_MAX;
+// Number of the first operation that a failure concerns. 0: all of them, the one under way included.
+uint64_t since_of(const Status& cause);
 
 }  // namespace weft::internal
 

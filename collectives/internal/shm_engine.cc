@@ -73,15 +73,15 @@ Status ShmEngine::meet(const Turn& turn, const Header& mine, bool first) {
   }
   int next = 0;  // the first peer that has not come
   WEFT_RETURN_IF_ERROR(stream_->until(
-      turn.deadline,
+      mine.sequence, turn.deadline,
       [&](bool* moved) -> StatusOr<bool> {
         (void)moved;
         for (; next < member_.size; ++next) {
           if (next == member_.rank) continue;
           if (of(next).page().counter.load(std::memory_order_acquire) >= count_) continue;
-          if (!stream_->still_there(next).ok() &&
-              of(next).page().counter.load(std::memory_order_acquire) < count_) {
-            return stream_->still_there(next);
+          const Status there = stream_->still_there(next, mine.sequence);
+          if (!there.ok() && of(next).page().counter.load(std::memory_order_acquire) < count_) {
+            return there;
           }
           if (first) {
             for (int peer = next; peer < member_.size; ++peer) {

@@ -45,7 +45,9 @@ class StreamLinkImpl : public StreamLink {
   }
 
   ~StreamLinkImpl() override {
-    if (!own_failure().ok()) return;
+    // COLL-6: others may still read what this rank has sent of operations before its failure.
+    const Status failure = own_failure();
+    if (!failure.ok() && since_of(failure) == 0) return;
     const absl::Time until = runtime_->now() + kLinger;
     while (!streams_->drained() && runtime_->now() < until) (void)poll(nullptr, 0, 1);
   }
@@ -62,7 +64,7 @@ class StreamLinkImpl : public StreamLink {
     }
     for (const Incoming& in : receives) at(in.peer).receives.push_back(&in);
     return until(
-        deadline,
+        mine.sequence, deadline,
         [&](bool* moved) -> StatusOr<bool> {
           WEFT_RETURN_IF_ERROR(move_data(mine, &left, moved));
           return left == 0;
@@ -88,11 +90,11 @@ class StreamLinkImpl : public StreamLink {
       bytes_.fetch_add(out.header.bytes, std::memory_order_relaxed);
     }
     return until(
-        deadline,
+        kNoOperation, deadline,
         [&](bool* moved) -> StatusOr<bool> {
           for (auto& peer : peers_) {
             if (!peer->write(*streams_, kPointLane, &peer->points, &left, moved)) {
-              return ended(*peer);
+              return ended(*peer, kNoOperation);
             }
           }
           // A peer that sends to this rank at the same time must not wait for it.
@@ -125,11 +127,11 @@ class StreamLinkImpl : public StreamLink {
     };
     look();
     WEFT_RETURN_IF_ERROR(until(
-        deadline,
+        kNoOperation, deadline,
         [&](bool* moved) -> StatusOr<bool> {
           WEFT_RETURN_IF_ERROR(read_points(moved));
           look();
-          if (!found && peer >= 0 && at(peer).points_ended) return ended(at(peer));
+          if (!found && peer >= 0 && at(peer).points_ended) return ended(at(peer), kNoOperation);
           return found;
         },
         [&](std::vector<pollfd>* fds) { poll_points(fds); },
@@ -142,8 +144,9 @@ class StreamLinkImpl : public StreamLink {
     return out;
   }
 
-  Status still_there(int peer) override {
-    return at(peer).control.left() ? peer_left(peer) : absl::OkStatus();
+  Status still_there(int peer, uint64_t position) override {
+    const ControlLane& control = at(peer).control;
+    return control.left() ? peer_left(peer, control.finished(), position) : absl::OkStatus();
   }
 
   void fail(const Status& cause, uint64_t sequence) override {
@@ -151,6 +154,7 @@ class StreamLinkImpl : public StreamLink {
     fault.set_kind(static_cast<uint32_t>(error_kind(cause)));
     fault.set_text(std::string(cause.message().substr(0, kMaxFaultText)));
     fault.set_sequence(sequence);
+    fault.set_since(since_of(cause));
     {
       MutexLock lock(&mutex_);
       if (!failure_.ok()) return;
@@ -160,9 +164,10 @@ class StreamLinkImpl : public StreamLink {
     wake();
   }
 
-  void leave() override {
+  void leave(uint64_t finished) override {
     wire::GroupFault goodbye;
     goodbye.set_goodbye(true);
+    goodbye.set_sequence(finished);
     MutexLock lock(&mutex_);
     tell_locked(control_message(goodbye));
   }
@@ -174,7 +179,7 @@ class StreamLinkImpl : public StreamLink {
     for (const auto& peer : peers_) {
       // Each error is one message less, or the end.
       constexpr int kMessages = 16;
-      for (int i = 0; i < kMessages && !read_control_of(*peer).ok(); ++i) {
+      for (int i = 0; i < kMessages && !read_control_of(*peer, 0).ok(); ++i) {
       }
       out.push_back(peer->control.left() || peer->control.ended());
     }
@@ -185,7 +190,8 @@ class StreamLinkImpl : public StreamLink {
     return {messages_.load(std::memory_order_relaxed), bytes_.load(std::memory_order_relaxed)};
   }
 
-  Status until(absl::Time deadline, absl::FunctionRef<StatusOr<bool>(bool* moved)> done,
+  Status until(uint64_t position, absl::Time deadline,
+               absl::FunctionRef<StatusOr<bool>(bool* moved)> done,
                absl::FunctionRef<void(std::vector<pollfd>*)> fill,
                absl::FunctionRef<Status()> late) override {
     int looks = 0;
@@ -203,7 +209,7 @@ class StreamLinkImpl : public StreamLink {
       ++looks;
       if (looks < streams_->looks()) {
         if (looks % kLooksPerControl == 0) {
-          WEFT_RETURN_IF_ERROR(read_control());
+          WEFT_RETURN_IF_ERROR(read_control(position));
           if (runtime_->now() >= deadline) return late();
         }
         if (looks > streams_->yields() && !may_yield(looks == streams_->yields() + 1)) {
@@ -214,7 +220,7 @@ class StreamLinkImpl : public StreamLink {
         continue;
       }
       WEFT_RETURN_IF_ERROR(own_failure());
-      WEFT_RETURN_IF_ERROR(read_control());
+      WEFT_RETURN_IF_ERROR(read_control(position));
       const absl::Time now = runtime_->now();
       if (now >= deadline) return late();
       if (nap.begin()) continue;
@@ -296,29 +302,31 @@ class StreamLinkImpl : public StreamLink {
   }
 
   // A connection of that peer is over: it left, or is gone.
-  Status ended(StreamPeer& peer) {
+  Status ended(StreamPeer& peer, uint64_t position) {
     // Its last words may be on their way on another connection.
     pollfd one = {streams_->control(peer.rank), POLLIN, 0};
     if (!peer.control.ended() && !peer.control.left()) (void)poll(&one, 1, 100);
-    WEFT_RETURN_IF_ERROR(read_control());
-    if (peer.control.left()) return peer_left(peer.rank);
+    WEFT_RETURN_IF_ERROR(read_control(position));
+    WEFT_RETURN_IF_ERROR(still_there(peer.rank, position));
     return peer_lost(peer.rank, "its connection ended");
   }
 
-  Status read_control() {
-    for (const auto& peer : peers_) WEFT_RETURN_IF_ERROR(read_control_of(*peer));
+  Status read_control(uint64_t position) {
+    for (const auto& peer : peers_) WEFT_RETURN_IF_ERROR(read_control_of(*peer, position));
     return absl::OkStatus();
   }
-  Status read_control_of(StreamPeer& peer) {
-    return peer.control.read(streams_->control(peer.rank), current_);
+  Status read_control_of(StreamPeer& peer, uint64_t position) {
+    return peer.control.read(streams_->control(peer.rank), current_, position);
   }
 
   Status move_data(const Header& mine, size_t* left, bool* moved) {
     for (const auto& peer : peers_) {
       if (peer->rank == member_.rank) continue;
-      if (!peer->write(*streams_, kDataLane, &peer->sends, left, moved)) return ended(*peer);
+      if (!peer->write(*streams_, kDataLane, &peer->sends, left, moved)) {
+        return ended(*peer, mine.sequence);
+      }
       WEFT_RETURN_IF_ERROR(peer->read_data(*streams_, member_, mine, left, moved));
-      if (peer->data_ended && !peer->receives.empty()) return ended(*peer);
+      if (peer->data_ended && !peer->receives.empty()) return ended(*peer, mine.sequence);
     }
     return absl::OkStatus();
   }
@@ -352,7 +360,7 @@ class StreamLinkImpl : public StreamLink {
       }
       (void)poll(polled_.data(), polled_.size(), milliseconds_until(now, until));
       WEFT_RETURN_IF_ERROR(own_failure());
-      WEFT_RETURN_IF_ERROR(read_control());
+      WEFT_RETURN_IF_ERROR(read_control(mine.sequence));
     }
     std::vector<Awaited> awaited;
     for (const auto& peer : peers_) {

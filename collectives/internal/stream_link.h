@@ -59,12 +59,13 @@ class Streams {
 class StreamLink : public Link {
  public:
   // REQUIRES for done: says whether what is waited for has come; sets *moved when it got nearer.
-  // Ends with an error when this member or another one fails, or is gone.
-  virtual Status until(absl::Time deadline, absl::FunctionRef<StatusOr<bool>(bool* moved)> done,
+  // Ends with an error when this member or another one fails, or is gone; `position`: see link.h.
+  virtual Status until(uint64_t position, absl::Time deadline,
+                       absl::FunctionRef<StatusOr<bool>(bool* moved)> done,
                        absl::FunctionRef<void(std::vector<pollfd>*)> fill,
                        absl::FunctionRef<Status()> late) = 0;
-  // Error: that peer has left.
-  virtual Status still_there(int peer) = 0;
+  // Error of an operation of that number: the peer has left.
+  virtual Status still_there(int peer, uint64_t position) = 0;
 };
 
 // For poll(): at most so long that the caller looks around again every 100 ms.

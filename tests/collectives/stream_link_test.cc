@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,6 +16,7 @@
 
 #include "weft/collectives/internal/tcp_link.h"
 #include "weft/common/posix.h"
+#include "weft/proto/collectives.pb.h"
 #include "weft/tests/collectives/world.h"
 
 namespace weft::internal {
@@ -66,7 +70,7 @@ TEST_P(PrivateSocket, AGoodbyeIsHeardFromAPeerThatLeftARingUnread) {
   const uint32_t ring = 0;
   ASSERT_EQ(send(ends.sockets[0], &ring, sizeof ring, MSG_NOSIGNAL),
             static_cast<ssize_t>(sizeof ring));
-  ends.links[1]->leave();
+  ends.links[1]->leave(0);
   ends.links[1].reset();
   testing::expect_error(ends.receive(0), ErrorKind::kPeerLost, {"rank 1 has left the group"});
 }
@@ -130,6 +134,89 @@ TEST(StreamLink, AThreadWhoseYieldsAreSlowSleeps) {
   EXPECT_LE(yields, 2);
 }
 
+// Data of rank 1 that comes only after all that the control sockets have was read.
+class LateData : public Streams {
+ public:
+  LateData(UniqueFd of_1, UniqueFd of_2, std::string data)
+      : controls_{UniqueFd(), std::move(of_1), std::move(of_2)}, data_(std::move(data)) {}
+
+  Moved read(int peer, int lane, char* to, size_t bytes, size_t* got) override {
+    if (peer != 1 || lane != kDataLane || data_.empty()) return Moved::kNothing;
+    for (const UniqueFd& one : controls_) {
+      int unread = 0;
+      if (one.valid() && ioctl(one.get(), FIONREAD, &unread) == 0 && unread > 0) {
+        return Moved::kNothing;
+      }
+    }
+    *got = std::min(bytes, data_.size());
+    std::memcpy(to, data_.data(), *got);
+    data_.erase(0, *got);
+    return Moved::kBytes;
+  }
+  Moved write(int, int, const iovec*, size_t, size_t*) override { return Moved::kNothing; }
+  int control(int peer) const override { return controls_[peer].get(); }
+  int looks() const override { return 1; }
+  void relax(int) override {}
+  void poll_for(int, int, bool, bool, std::vector<pollfd>*) override {}
+
+ private:
+  const UniqueFd controls_[3];
+  std::string data_;
+};
+
+void write_control(int fd, const wire::GroupFault& message) {
+  const std::string body = message.SerializeAsString();
+  const auto length = static_cast<uint32_t>(body.size());
+  std::string bytes(reinterpret_cast<const char*>(&length), sizeof length);
+  bytes += body;
+  ASSERT_EQ(send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+}
+
+// Rank 2 has finished operation 5 and left; rank 1 has, too, and misses it in operation 6. What it
+// says of that is read here, in operation 5, before its message of operation 5 comes.
+TEST(StreamLink, COLL_6_an_operation_that_the_leaver_has_finished_goes_on) {
+  const std::shared_ptr<Runtime> runtime = make_system_runtime();
+  UniqueFd here[3];
+  UniqueFd there[3];
+  for (int peer : {1, 2}) {
+    int sockets[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets), 0);
+    here[peer] = UniqueFd(sockets[0]);
+    there[peer] = UniqueFd(sockets[1]);
+  }
+  wire::GroupFault goodbye;
+  goodbye.set_goodbye(true);
+  goodbye.set_sequence(5);
+  write_control(there[2].get(), goodbye);
+  wire::GroupFault fault;
+  fault.set_kind(static_cast<uint32_t>(ErrorKind::kPeerLost));
+  fault.set_text("rank 2 has left the group");
+  fault.set_sequence(6);
+  fault.set_since(6);
+  write_control(there[1].get(), fault);
+
+  Header mine;
+  mine.op = static_cast<uint8_t>(OpKind::kBarrier);
+  mine.group = 7;
+  mine.generation = 1;
+  mine.sequence = 5;
+  const Incoming from_1{1, mine, nullptr, nullptr};
+  auto link = make_stream_link(
+      {.group = 7, .rank = 0, .size = 3},
+      std::make_unique<LateData>(std::move(here[1]), std::move(here[2]),
+                                 std::string(reinterpret_cast<const char*>(&mine), sizeof mine)),
+      runtime);
+  ASSERT_TRUE(link.ok()) << link.status();
+  const absl::Time deadline = runtime->now() + absl::Seconds(30);
+  const Status fifth = (*link)->exchange(mine, {}, {&from_1, 1}, deadline);
+  EXPECT_TRUE(fifth.ok()) << fifth;
+
+  mine.sequence = 6;
+  const Incoming next{1, mine, nullptr, nullptr};
+  testing::expect_error((*link)->exchange(mine, {}, {&next, 1}, deadline), ErrorKind::kPeerLost,
+                        {"rank 1 says: rank 2 has left the group"});
+}
+
 // Two ends of a connection of TCP. The receiving one takes few bytes at a time.
 void connect_pair(UniqueFd* first, UniqueFd* second) {
   const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -170,7 +257,7 @@ TEST(TcpLink, TheLastMessageOfARankThatLeavesWithBytesUnreadArrives) {
   ASSERT_TRUE((*link)->send_points({&last, 1}, runtime->now() + absl::Seconds(30)).ok());
   const int point = other[kPointLane].get();
   ASSERT_EQ(send(point, "unread", 6, MSG_NOSIGNAL), 6);
-  (*link)->leave();
+  (*link)->leave(0);
   link->reset();
   std::string got;
   char buffer[4096];
