@@ -223,10 +223,11 @@ Status Engine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Algor
   if (algorithm == Algorithm::kAuto) {
     algorithm = choose_all_reduce(elements * element_size(type), member_.size);
   }
+  algorithm = effective_all_reduce(algorithm, member_.size, topology_);
   Header mine = reducing(turn, OpKind::kAllReduce, type, elements, op);
   mine.algorithm = static_cast<uint8_t>(algorithm);
   if (algorithm != last_algorithm_ || elements != last_elements_) {
-    last_ = all_reduce_schedule(algorithm, member_.rank, member_.size, elements);
+    last_ = all_reduce_schedule(algorithm, member_.rank, member_.size, elements, topology_);
     last_algorithm_ = algorithm;
     last_elements_ = elements;
   }

@@ -44,8 +44,8 @@ class PieceReducer final : public PieceTaker {
 
 class Engine {
  public:
-  Engine(const Membership& member, std::unique_ptr<Link> link)
-      : member_(member), link_(std::move(link)) {}
+  Engine(const Membership& member, std::unique_ptr<Link> link, Topology topology = {})
+      : member_(member), link_(std::move(link)), topology_(std::move(topology)) {}
   virtual ~Engine() = default;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -108,6 +108,7 @@ class Engine {
 
   const Membership member_;
   const std::unique_ptr<Link> link_;
+  const Topology topology_;
 
  private:
   std::vector<Outgoing> sends_;

@@ -14,6 +14,7 @@
 // on the size. Any thread.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "weft/collectives/algorithm.h"
@@ -66,8 +67,24 @@ struct Schedule {
   std::vector<Round> rounds;
 };
 
+// Which ranks share a host, as all members of a group have agreed.
+struct WEFT_API Topology {
+  // By rank, numbered from 0 in the order of the ranks. Empty: all are on one host.
+  std::vector<int> host;
+
+  // Of what the ranks say where they are; those with equal texts share a host. An empty text is that of
+  // a rank that shares its host with no other one.
+  static Topology of(const std::vector<std::string>& hosts);
+  int host_of(int rank) const { return host.empty() ? 0 : host[static_cast<size_t>(rank)]; }
+  int hosts() const;
+};
+
+// The algorithm by which an all_reduce runs where `algorithm` is asked for: a torus or mesh of a
+// prime number of ranks is a ring, a hierarchical ring on one host reduction and broadcast.
+WEFT_API Algorithm effective_all_reduce(Algorithm algorithm, int size, const Topology& topology);
 // all_reduce in kWork.
-WEFT_API Schedule all_reduce_schedule(Algorithm algorithm, int rank, int size, uint64_t elements);
+WEFT_API Schedule all_reduce_schedule(Algorithm algorithm, int rank, int size, uint64_t elements,
+                                      const Topology& topology = {});
 WEFT_API Schedule broadcast_schedule(int rank, int size, uint64_t elements, int root);
 // The result in kWork of the root; kWork of the others is used up.
 WEFT_API Schedule reduce_schedule(int rank, int size, uint64_t elements, int root);

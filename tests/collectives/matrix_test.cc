@@ -115,7 +115,11 @@ std::vector<Case> cases() {
                                 Algorithm::kHalvingDoubling,
                                 Algorithm::kRing,
                                 Algorithm::kSegmentedRing,
-                                Algorithm::kTorus};
+                                Algorithm::kTorus,
+                                Algorithm::kHierarchicalRing,
+                                Algorithm::kTorus3D,
+                                Algorithm::kMesh,
+                                Algorithm::kDoubleTree};
   std::vector<Case> out;
   size_t turn = 0;
   for (const at::ScalarType type : kScalars) {

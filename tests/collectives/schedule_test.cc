@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <deque>
 #include <map>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -93,16 +95,34 @@ uint64_t log2_ceil(uint64_t n) {
   return steps;
 }
 
+// Factors of p with the fewest steps, by trying all.
+std::vector<uint64_t> factors_of(uint64_t p, int count) {
+  if (count == 1) return {p};
+  std::vector<uint64_t> best;
+  for (uint64_t d = 1; d <= p; ++d) {
+    if (p % d != 0) continue;
+    std::vector<uint64_t> next = factors_of(p / d, count - 1);
+    next.push_back(d);
+    const auto sum = [](const std::vector<uint64_t>& all) {
+      return std::accumulate(all.begin(), all.end(), uint64_t{0});
+    };
+    if (best.empty() || sum(next) < sum(best)) best = next;
+  }
+  return best;
+}
+
 // The formulas of docs/collectives.md.
-Counts all_reduce_formula(Algorithm algorithm, uint64_t p, uint64_t n) {
+Counts all_reduce_formula(Algorithm algorithm, uint64_t p, uint64_t n, uint64_t hosts) {
   uint64_t q = 1;
   while (q * 2 <= p) q *= 2;
   const uint64_t r = p - q;
   const uint64_t lg = log2_ceil(q);
-  uint64_t x = 1;
-  for (uint64_t d = 2; d * d <= p; ++d) {
-    if (p % d == 0) x = d;
-  }
+  const auto steps = [p](int dimensions) {
+    uint64_t out = 0;
+    for (const uint64_t x : factors_of(p, dimensions)) out += x - 1;
+    return out;
+  };
+  const bool prime = steps(2) == p - 1;
   const uint64_t least = 2 * (p - 1) * n;
   switch (algorithm) {
     case Algorithm::kNaive: return {p * (p - 1), p * (p - 1) * n};
@@ -111,9 +131,11 @@ Counts all_reduce_formula(Algorithm algorithm, uint64_t p, uint64_t n) {
     case Algorithm::kRecursiveDoubling: return {q * lg + 2 * r, n * (q * lg + 2 * r)};
     case Algorithm::kHalvingDoubling: return {2 * q * lg + 2 * r, least};
     case Algorithm::kSegmentedRing: return {2 * p * (p - 1) * 4, least};
-    case Algorithm::kTorus:
-      if (x > 1) return {2 * p * (x - 1) + 2 * p * (p / x - 1), least};
-      return {2 * p * (p - 1), least};
+    case Algorithm::kTorus: return {2 * p * steps(2), least};
+    case Algorithm::kTorus3D: return {2 * p * steps(3), least};
+    case Algorithm::kMesh: return {(prime ? 2 : 4) * p * steps(2), least};
+    case Algorithm::kHierarchicalRing: return {2 * (p - hosts) + 2 * hosts * (hosts - 1), least};
+    case Algorithm::kDoubleTree: return {4 * (p - 1) * 4, least};
     default: return {2 * p * (p - 1), least};
   }
 }
@@ -121,33 +143,100 @@ Counts all_reduce_formula(Algorithm algorithm, uint64_t p, uint64_t n) {
 constexpr Algorithm kReducing[] = {Algorithm::kNaive,           Algorithm::kStar,
                                    Algorithm::kReduceBroadcast, Algorithm::kRecursiveDoubling,
                                    Algorithm::kHalvingDoubling, Algorithm::kRing,
-                                   Algorithm::kSegmentedRing,   Algorithm::kTorus};
+                                   Algorithm::kSegmentedRing,   Algorithm::kTorus,
+                                   Algorithm::kTorus3D,         Algorithm::kMesh,
+                                   Algorithm::kDoubleTree,      Algorithm::kHierarchicalRing};
+
+// Every rank has the sum; messages and elements are those of the formula.
+void expect_counts(Algorithm algorithm, int p, uint64_t n, const Topology& topology = {}) {
+  SCOPED_TRACE(std::string(algorithm_name(static_cast<uint8_t>(algorithm))) + ", " +
+               std::to_string(p) + " ranks on " + std::to_string(topology.hosts()) + " hosts, " +
+               std::to_string(n) + " elements");
+  std::vector<Schedule> schedules;
+  std::vector<Memory> work;
+  Memory sum(n, 0);
+  for (int r = 0; r < p; ++r) {
+    schedules.push_back(all_reduce_schedule(algorithm, r, p, n, topology));
+    work.emplace_back(n);
+    for (uint64_t i = 0; i < n; ++i) {
+      work.back()[i] = static_cast<int64_t>(i * 7 + 1) << (r % 40);
+      sum[i] += work.back()[i];
+    }
+  }
+  const Counts counts = run(schedules, &work);
+  for (const Memory& one : work) EXPECT_EQ(one, sum);
+  const Counts wanted = all_reduce_formula(algorithm, static_cast<uint64_t>(p), n,
+                                           static_cast<uint64_t>(topology.hosts()));
+  EXPECT_EQ(counts.messages, p == 1 ? 0 : wanted.messages);
+  EXPECT_EQ(counts.elements, p == 1 ? 0 : wanted.elements);
+}
 
 TEST(Schedules, CL_2_messages_and_bytes) {
   for (const Algorithm algorithm : kReducing) {
     for (int p = 1; p <= 13; ++p) {
-      for (const uint64_t n : {0u, 1u, 7u, 64u, 101u}) {
-        SCOPED_TRACE(std::string(algorithm_name(static_cast<uint8_t>(algorithm))) + ", " +
-                     std::to_string(p) + " ranks, " + std::to_string(n) + " elements");
-        std::vector<Schedule> schedules;
-        std::vector<Memory> work;
-        Memory sum(n, 0);
-        for (int r = 0; r < p; ++r) {
-          schedules.push_back(all_reduce_schedule(algorithm, r, p, n));
-          work.emplace_back(n);
-          for (uint64_t i = 0; i < n; ++i) {
-            work.back()[i] = static_cast<int64_t>(i * 7 + 1) << r;
-            sum[i] += work.back()[i];
-          }
-        }
-        const Counts counts = run(schedules, &work);
-        for (const Memory& one : work) EXPECT_EQ(one, sum);
-        const Counts wanted = all_reduce_formula(algorithm, static_cast<uint64_t>(p), n);
-        EXPECT_EQ(counts.messages, p == 1 ? 0 : wanted.messages);
-        EXPECT_EQ(counts.elements, p == 1 ? 0 : wanted.elements);
+      for (const uint64_t n : {0u, 1u, 7u, 64u, 101u}) expect_counts(algorithm, p, n);
+    }
+  }
+  for (const int p : {16, 18, 24, 27, 30, 32, 48, 49, 64}) {
+    for (const Algorithm algorithm :
+         {Algorithm::kTorus, Algorithm::kTorus3D, Algorithm::kMesh, Algorithm::kDoubleTree}) {
+      for (const uint64_t n : {5u, 101u}) expect_counts(algorithm, p, n);
+    }
+  }
+}
+
+TEST(Schedules, CL_2_a_hierarchical_ring_over_hosts_of_any_sizes) {
+  for (int p = 1; p <= 10; ++p) {
+    for (int hosts = 1; hosts <= p; ++hosts) {
+      std::vector<std::string> in_turn;  // neighbouring ranks on different hosts
+      std::vector<std::string> uneven;   // the last host has all that are left
+      for (int r = 0; r < p; ++r) {
+        in_turn.push_back("host " + std::to_string(r % hosts));
+        uneven.push_back("host " + std::to_string(std::min(r, hosts - 1)));
+      }
+      for (const uint64_t n : {0u, 3u, 101u}) {
+        expect_counts(Algorithm::kHierarchicalRing, p, n, Topology::of(in_turn));
+        expect_counts(Algorithm::kHierarchicalRing, p, n, Topology::of(uneven));
       }
     }
   }
+  EXPECT_EQ(Topology::of({"a", "", "a", ""}).host, (std::vector<int>{0, 1, 0, 2}));
+}
+
+// Ranks that have children in one of the two trees have none in the other one: no rank sends and
+// receives more than the elements of a buffer in each direction, and one message.
+TEST(Schedules, TheTwoTreesShareTheWork) {
+  for (int p = 2; p <= 40; ++p) {
+    const uint64_t n = 800;
+    for (int r = 0; r < p; ++r) {
+      uint64_t sent = 0;
+      size_t last = 0;
+      for (const Round& round : all_reduce_schedule(Algorithm::kDoubleTree, r, p, n).rounds) {
+        for (const Step& s : round.steps) sent += s.kind == Step::Kind::kSend ? s.count : 0;
+        ++last;
+      }
+      EXPECT_LE(sent, 2 * n) << "rank " << r << " of " << p;
+      EXPECT_LE(last, 2 * (log2_ceil(static_cast<uint64_t>(p)) + 1) + 2 * 4)
+          << "rank " << r << " of " << p;
+    }
+  }
+}
+
+TEST(Schedules, EveryAlgorithmSaysByWhichScheduleItRuns) {
+  const Topology one;
+  const Topology two{{0, 0, 1, 1}};
+  EXPECT_EQ(effective_all_reduce(Algorithm::kTorus, 7, one), Algorithm::kRing);
+  EXPECT_EQ(effective_all_reduce(Algorithm::kMesh, 7, one), Algorithm::kRing);
+  EXPECT_EQ(effective_all_reduce(Algorithm::kMesh, 6, one), Algorithm::kMesh);
+  EXPECT_EQ(effective_all_reduce(Algorithm::kTorus3D, 6, one), Algorithm::kTorus);
+  EXPECT_EQ(effective_all_reduce(Algorithm::kTorus3D, 5, one), Algorithm::kRing);
+  EXPECT_EQ(effective_all_reduce(Algorithm::kTorus3D, 12, one), Algorithm::kTorus3D);
+  EXPECT_EQ(effective_all_reduce(Algorithm::kHierarchicalRing, 4, one),
+            Algorithm::kReduceBroadcast);
+  EXPECT_EQ(effective_all_reduce(Algorithm::kHierarchicalRing, 4, two),
+            Algorithm::kHierarchicalRing);
+  EXPECT_EQ(effective_all_reduce(Algorithm::kHierarchicalRing, 4, Topology{{0, 1, 2, 3}}),
+            Algorithm::kRing);
 }
 
 TEST(Schedules, CL_2_and_G5_of_the_other_operations) {
