@@ -1,6 +1,7 @@
 """Checks that a tutorial is its program: every block of code, the command, and what the command prints.
 
 usage: tutorial.py PAGE.md --source FILE... [--bin DIR | --cpp-only]
+       tutorial.py PAGE.md --howto --bin DIR
 
 - A block ```cpp is in one of the sources, line for line. A line "// ..." in it stands for lines that are left out.
 - A block ```python parses.
@@ -9,6 +10,8 @@ usage: tutorial.py PAGE.md --source FILE... [--bin DIR | --cpp-only]
 - A block ```text follows a block ```sh, and each of its lines is a line of what was printed, in this order for each
   process. "..." in a line stands for anything. The last such block ends with a line "NAME: ok ...".
 - Each source has at most 150 lines.
+
+With --howto, for pages that have no program of their own: only the blocks ```sh and ```text are looked at.
 
 With --cpp-only, for pages that are no tutorials, only the blocks ```cpp are looked at, and there must be one.
 """
@@ -113,6 +116,11 @@ def only_cpp(text):
     return "\n".join("\n".join(["```cpp", *lines, "```"]) for lines in blocks)
 
 
+def only_runs(text):
+    blocks = [(language, lines) for language, _, lines in blocks_of(text) if language in ("sh", "text")]
+    return "\n".join("\n".join([f"```{language}", *lines, "```"]) for language, lines in blocks)
+
+
 def check_result(runs):
     if not runs or not runs[-1][1] or not re.search(r"\w+: ok\b", runs[-1][1][-1]):
         raise Wrong("the page does not end with a command and its result, '...: ok ...'")
@@ -152,10 +160,13 @@ def run(commands, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page")
-    parser.add_argument("--source", action="append", required=True)
+    parser.add_argument("--source", action="append", default=[])
+    parser.add_argument("--howto", action="store_true")
     parser.add_argument("--cpp-only", action="store_true")
     parser.add_argument("--bin", help="folder of the programs; without it nothing is run")
     args = parser.parse_args()
+    if args.howto == bool(args.source):
+        parser.error("either --howto or --source")
     sources = {}
     for path in args.source:
         with open(path, encoding="utf-8") as file:
@@ -165,15 +176,18 @@ def main():
     try:
         if args.cpp_only:
             text = only_cpp(text)
+        if args.howto:
+            text = only_runs(text)
         runs = check_text(text, sources)
-        if not args.cpp_only:
+        if not args.cpp_only and not args.howto:
             check_result(runs)
         for commands, wanted in runs if args.bin else []:
             check_output(wanted, run(commands, args.bin))
     except Wrong as wrong:
         print(f"{args.page}: {wrong}")
         return 1
-    print(f"{args.page}: every block of C++ is of {', '.join(sources)}" + ("; its commands print what it says" if args.bin else ""))
+    said = f"every block of C++ is of {', '.join(sources)}" if sources else f"{len(runs)} blocks of commands"
+    print(f"{args.page}: {said}" + ("; its commands print what it says" if args.bin else ""))
     return 0
 
 
