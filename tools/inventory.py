@@ -284,6 +284,7 @@ DEFECTS = {
     10: "the turn of an object, futures and coroutines",
     11: "a large group costs its store little",
     13: "a store behind a slow line is reached",
+    15: "weftrun waits for no reader of its output",
     16: "shutdown keeps its deadline without the store",
     21: "a backward whose gradients exceed the send budget, or find no room at their receiver",
     22: "no bound on the tensors, gradients, parameters and RRefs of one message",

@@ -22,6 +22,7 @@
 #include "absl/time/clock.h"
 #include "weft/tools/weftrun/ca.h"
 #include "weft/tools/weftrun/options.h"
+#include "weft/tools/weftrun/output_queue.h"
 #include "weft/tools/weftrun/plan.h"
 #include "weft/tools/weftrun/process.h"
 #include "weft/tools/weftrun/session.h"
@@ -141,12 +142,13 @@ class Launch {
     int master_port = 0;
     int store_port = 0;
     const SignalSetup* signals = nullptr;
+    Outputs* outputs = nullptr;
   };
 
   explicit Launch(Setup setup) : setup_(std::move(setup)) {
     if (setup_.options.nnodes > 1) {
       session_ = std::make_unique<Session>(setup_.options, lease_of(setup_.options),
-                                           setup_.signals->fd.get());
+                                           setup_.signals->fd.get(), setup_.outputs);
     }
   }
 
@@ -157,7 +159,7 @@ class Launch {
     SessionEnd end = live(restarts);
     while (end.code != 0 && end.restart && restarts < most) {
       ++restarts;
-      fail(0, absl::StrCat("restart ", restarts, " of ", most));
+      setup_.outputs->say(absl::StrCat("restart ", restarts, " of ", most));
       end = live(restarts);
     }
     return end.code;
@@ -169,13 +171,13 @@ class Launch {
     if (!job.ok()) {
       const int stopped_by = session_->stopped_by();
       const int code = stopped_by != 0 ? 128 + stopped_by : kExitFailed;
-      return {.code = fail(code, absl::StrCat(setup_.options.nnodes,
-                                              " nodes did not meet: ", job.status().message()))};
+      return {.code = say(code, absl::StrCat(setup_.options.nnodes,
+                                             " nodes did not meet: ", job.status().message()))};
     }
     bool may_restart = false;
     const int code = start(*job, &may_restart);
     if (code != 0 && may_restart && restarts > 0 && restarts == setup_.options.max_restarts) {
-      fail(code, absl::StrCat("no restart is left of ", restarts));
+      say(code, absl::StrCat("no restart is left of ", restarts));
     }
     if (session_ != nullptr) return session_->finish(code, may_restart);
     return {.code = code, .restart = may_restart};
@@ -199,7 +201,7 @@ class Launch {
   int start(const Job& job, bool* may_restart) {
     const Options& options = setup_.options;
     absl::StatusOr<std::vector<ProcessPlan>> plan = make_plan(job, options.node_rank);
-    if (!plan.ok()) return fail(kExitUsage, plan.status().message());
+    if (!plan.ok()) return say(kExitUsage, plan.status().message());
     absl::Status tls;
     if (options.tls == "auto") {
       tls = make_credentials(absl::StrCat(setup_.directory, "/tls", job.restart_count), job.id,
@@ -209,7 +211,7 @@ class Launch {
     }
     if (!tls.ok()) {
       tell_nodes(kExitFailed, absl::StrCat(": ", tls.message()));
-      return fail(kExitFailed, tls.message());
+      return say(kExitFailed, tls.message());
     }
     if (!setup_.program.ok()) {
       tell_nodes(setup_.program_code, absl::StrCat(" cannot start ", options.program[0], ": ",
@@ -230,11 +232,18 @@ class Launch {
                            .tag = setup_.tag,
                            .plan = *std::move(plan),
                            .signals = setup_.signals,
+                           .outputs = setup_.outputs,
                            .peers = session_ != nullptr ? session_->peers() : nullptr,
                            .restart_count = job.restart_count,
                            .notes = std::move(notes)});
     const int code = supervisor.run();
     *may_restart = supervisor.may_restart();
+    return code;
+  }
+
+  // Returns `code`.
+  int say(int code, absl::string_view what) {
+    setup_.outputs->say(what);
     return code;
   }
 
@@ -289,10 +298,18 @@ int run(const std::vector<std::string>& args) {
   if (!signals.ok()) return fail(kExitFailed, signals.status().message());
   absl::StatusOr<Guard> guard = Guard::start(tag, temporary.path());
   if (!guard.ok()) return fail(kExitFailed, guard.status().message());
+  // After the guard has forked: the queues have threads.
+  absl::StatusOr<std::unique_ptr<Outputs>> outputs = Outputs::open();
+  if (!outputs.ok()) return fail(kExitFailed, outputs.status().message());
+  int code = kExitFailed;
   absl::StatusOr<HeldPort> master_port = hold_port();
-  if (!master_port.ok()) return fail(kExitFailed, master_port.status().message());
   absl::StatusOr<HeldPort> store_port = hold_port();
-  if (!store_port.ok()) return fail(kExitFailed, store_port.status().message());
+  if (!master_port.ok() || !store_port.ok()) {
+    (*outputs)->say((master_port.ok() ? store_port : master_port).status().message());
+    (*outputs)->flush(signals->fd.get());
+    guard->dismiss();
+    return code;
+  }
 
   Launch launch({.options = *options,
                  .host = host_name(),
@@ -302,8 +319,10 @@ int run(const std::vector<std::string>& args) {
                  .directory = temporary.path(),
                  .master_port = master_port->port,
                  .store_port = store_port->port,
-                 .signals = &*signals});
-  const int code = launch.run();
+                 .signals = &*signals,
+                 .outputs = outputs->get()});
+  code = launch.run();
+  (*outputs)->flush(signals->fd.get());
   guard->dismiss();
   return code;
 }

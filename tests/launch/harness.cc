@@ -83,8 +83,8 @@ Running Running::start(const std::vector<std::string>& args, const RunOptions& o
   Running running;
   running.pid_ = fork();
   if (running.pid_ == 0) {
-    dup2(out[1], 1);
-    dup2(err[1], 2);
+    dup2(options.both_outputs >= 0 ? options.both_outputs : out[1], 1);
+    dup2(options.both_outputs >= 0 ? options.both_outputs : err[1], 2);
     close_range(3, ~0U, 0);
     sigset_t none;
     sigemptyset(&none);

@@ -29,6 +29,7 @@ struct RunOptions {
   std::map<std::string, std::string> set = {};
   std::vector<std::string> unset = {};
   bool terminal = false;      // standard output is a terminal
+  int both_outputs = -1;      // a descriptor for standard output and error, instead of pipes
   bool close_output = false;  // nobody reads standard output
   std::vector<int> ignored_signals = {};
   std::string program = {};  // default: weftrun

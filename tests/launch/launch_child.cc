@@ -1,12 +1,14 @@
 // The program that the launch tests run where a shell is not exact enough.
 //
-//   launch_child stamp-on-term FIFO FILE   says it is ready (opens FIFO), waits for SIGTERM, writes
-//   the time to FILE launch_child die FIFO FILE SIGNAL      waits for the one above, writes the
-//   time to FILE, dies by SIGNAL launch_child long-line BYTES           one line of that many
-//   bytes, in odd pieces launch_child bytes                     every byte value but the line ends
-//   launch_child fork-tree                 prints "pid N" for itself, a child in its group and one
-//   in its own session launch_child listen                    binds and listens on MASTER_PORT,
-//   connects to itself
+//   launch_child stamp-on-term FIFO FILE   opens FIFO when it is ready, waits for SIGTERM, writes the time to FILE
+//   launch_child die FIFO FILE SIGNAL      waits for the one above, writes the time to FILE, dies by SIGNAL
+//   launch_child long-line BYTES           one line of that many bytes, in odd pieces
+//   launch_child bytes                     every byte value but the line ends
+//   launch_child fork-tree                 prints "pid N" for itself, a child in its group and one in its own session
+//   launch_child listen                    binds and listens on MASTER_PORT, connects to itself
+//   launch_child ranks                     prints its rank and the launcher that gave it
+//   launch_child chatter FIFO              writes to standard output and error without end; a byte to FIFO after
+//                                          256 KiB each, and at each SIGUSR1
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -123,6 +125,26 @@ int listen_on_master_port() {
   return 0;
 }
 
+int g_fifo = -1;
+
+int chatter(const char* fifo) {
+  g_fifo = open(fifo, O_WRONLY);
+  if (g_fifo < 0) return 1;
+  signal(SIGUSR1, [](int) {
+    ssize_t n = write(g_fifo, "u", 1);
+    (void)n;  // the test sees that nothing comes
+  });
+  const std::string line = std::string(200, 'y') + "\n";
+  ssize_t n = 1;
+  for (size_t bytes = 0; n > 0; bytes += line.size()) {
+    for (int fd : {1, 2}) n = write(fd, line.data(), line.size());
+    // More than the pipes before and behind weftrun hold.
+    const size_t enough = 256 * 1024;
+    if (bytes < enough && bytes + line.size() >= enough) n = write(g_fifo, "r", 1);
+  }
+  return 1;
+}
+
 int print_rank() {
   struct Names {
     const char* rank;
@@ -152,6 +174,7 @@ int main(int argc, char** argv) {
   if (mode == "bytes") return all_bytes();
   if (mode == "fork-tree") return fork_tree();
   if (mode == "ranks") return print_rank();
+  if (mode == "chatter" && argc == 3) return chatter(argv[2]);
   if (mode == "listen") return listen_on_master_port();
   std::fprintf(stderr, "launch_child: unknown mode '%s'\n", mode.c_str());
   return 2;

@@ -1,8 +1,5 @@
 #include "weft/tools/weftrun/output.h"
 
-#include <errno.h>
-#include <limits.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -76,39 +73,6 @@ void LastLines::add(absl::string_view line) {
 }
 
 std::vector<std::string> LastLines::lines() const { return {lines_.begin(), lines_.end()}; }
-
-OutputQueue::OutputQueue(int fd) : fd_(fd), chunk_(PIPE_BUF) {
-  struct stat info;
-  // A regular file never makes a writer wait; a pipe that polls writable has room for PIPE_BUF
-  // bytes.
-  if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) chunk_ = 1 << 20;
-}
-
-void OutputQueue::add(absl::string_view text) {
-  if (broken_) return;
-  pending_.append(text.data(), text.size());
-}
-
-bool OutputQueue::write_some() {
-  if (broken_ || empty()) return !broken_;
-  ssize_t n = write(fd_, pending_.data() + done_, std::min(chunk_, pending_.size() - done_));
-  if (n < 0) {
-    if (errno == EINTR || errno == EAGAIN) return true;
-    broken_ = true;
-    pending_.clear();
-    done_ = 0;
-    return false;
-  }
-  done_ += static_cast<size_t>(n);
-  if (empty()) {
-    pending_.clear();
-    done_ = 0;
-  } else if (done_ > kHighWater) {
-    pending_.erase(0, done_);
-    done_ = 0;
-  }
-  return true;
-}
 
 std::string line_prefix(absl::string_view name, int index, bool color, bool continued) {
   static constexpr std::array<absl::string_view, 6> kColors = {"36", "33", "32", "35", "34", "31"};

@@ -1,9 +1,8 @@
 // What the processes write and how it reaches the terminal: whole lines, each behind the name of
 // its process.
 //
-// A LineSplitter cuts one stream into lines, an OutputQueue takes whole lines and hands them to a
-// file descriptor without ever blocking, a LastLines keeps the end for the report of a failure.
-// weftrun is one loop on one thread: nothing here is thread-safe.
+// A LineSplitter cuts one stream into lines, an OutputQueue (output_queue.h) writes them, a LastLines
+// keeps the end for the report of a failure. Not thread-safe: all of it belongs to the main thread.
 //
 //   LineSplitter out([&](absl::string_view line, bool) { queue.add(absl::StrCat("[worker0] ", line,
 //   "\n")); }); out.feed(bytes); out.finish();  // the partial last line
@@ -55,34 +54,6 @@ class LastLines {
  private:
   const size_t capacity_;
   std::deque<std::string> lines_;
-};
-
-// Text on its way to a file descriptor that may be slow. The descriptor stays in blocking mode,
-// because it is shared with the shell that started weftrun; each write is instead small enough that
-// poll() vouches for it.
-class OutputQueue {
- public:
-  explicit OutputQueue(int fd);
-
-  void add(absl::string_view text);
-  // Writes once. Call it when poll() reports POLLOUT. False when the reader is gone; what is queued
-  // is dropped then.
-  bool write_some();
-
-  int fd() const { return fd_; }
-  bool empty() const { return pending_.size() == done_; }
-  // Too much is waiting: read no more from the processes until the reader has caught up.
-  bool full() const { return pending_.size() - done_ > kHighWater; }
-  bool broken() const { return broken_; }
-
- private:
-  static constexpr size_t kHighWater = 1 << 20;
-
-  const int fd_;
-  size_t chunk_;
-  std::string pending_;
-  size_t done_ = 0;  // how much of pending_ is written
-  bool broken_ = false;
 };
 
 // "[trainer1] ", or with `color` in one of six colours chosen by `index`. `continued` marks a

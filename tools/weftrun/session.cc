@@ -58,8 +58,12 @@ std::string tcp_url(const std::string& host, int port) {
 
 }  // namespace
 
-Session::Session(const Options& options, absl::Duration lease, int signal_fd)
-    : options_(options), lease_(lease), signal_fd_(signal_fd), runtime_(make_system_runtime()) {}
+Session::Session(const Options& options, absl::Duration lease, int signal_fd, Outputs* outputs)
+    : options_(options),
+      lease_(lease),
+      signal_fd_(signal_fd),
+      outputs_(outputs),
+      runtime_(make_system_runtime()) {}
 
 Session::~Session() {
   peers_.reset();
@@ -136,8 +140,8 @@ absl::StatusOr<Job> Session::meet(const std::string& host, int master_port, int 
           opened = store_;
         }
         if (status.ok() && !options_.quiet) {
-          std::fprintf(stderr, "weftrun: node %d of %d waits for the others at %s\n",
-                       options_.node_rank, options_.nnodes, options_.rdzv.c_str());
+          outputs_->say(absl::StrCat("node ", options_.node_rank, " of ", options_.nnodes,
+                                     " waits for the others at ", options_.rdzv));
         }
         job = status.ok() ? launch::meet(*store_, meeting) : absl::StatusOr<Job>(status);
       },
@@ -147,9 +151,9 @@ absl::StatusOr<Job> Session::meet(const std::string& host, int master_port, int 
       });
   if (!ended) {
     // Still dialling. Nothing was started, and the guard cleans up.
-    std::fprintf(stderr, "weftrun: stopped by %s while looking for the other nodes\n",
-                 signal_name(stopped_by_).c_str());
-    std::_Exit(128 + stopped_by_);
+    outputs_->say(absl::StrCat("stopped by ", signal_name(stopped_by_),
+                               " while looking for the other nodes"));
+    leave(128 + stopped_by_);
   }
   if (stopped_by_ != 0) {
     return absl::CancelledError(absl::StrCat("stopped by ", signal_name(stopped_by_),
@@ -178,7 +182,7 @@ SessionEnd Session::finish(int code, bool may_restart) {
                                              " was stopped by ", signal_name(signal))});
         store_->interrupt();
       });
-  if (!ended) std::_Exit(code != 0 ? code : 128 + stopped_by_);
+  if (!ended) leave(code != 0 ? code : 128 + stopped_by_);
   const bool restart = ending.restart && stopped_by_ == 0;
   if (peers_->all_left() && absl::StartsWith(options_.rdzv, "file://")) {
     // The last to use them, and a job leaves nothing behind.
@@ -192,12 +196,17 @@ SessionEnd Session::finish(int code, bool may_restart) {
     }
   }
   if (code == 0 && ending.other) {
-    std::fprintf(stderr, "weftrun: another node, after the processes here had ended: %s\n",
-                 ending.other->text.c_str());
+    outputs_->say(
+        absl::StrCat("another node, after the processes here had ended: ", ending.other->text));
     code = ending.other->exit_code;
   }
   if (code == 0 && stopped_by_ != 0) code = 128 + stopped_by_;
   return {.code = code, .restart = restart};
+}
+
+void Session::leave(int code) {
+  outputs_->flush(signal_fd_, absl::Seconds(1));
+  std::_Exit(code);
 }
 
 bool Session::run_interruptibly(std::function<void()> body,
@@ -229,7 +238,7 @@ bool Session::run_interruptibly(std::function<void()> body,
     while (fds[1].revents != 0 &&
            read(signal_fd_, &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
       int signal = static_cast<int>(info.ssi_signo);
-      if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP && signal != SIGQUIT) continue;
+      if (!is_stop_signal(signal)) continue;
       if (stopped_by_ == 0) {
         stopped_by_ = signal;
         deadline = monotonic_now() + absl::Seconds(1);

@@ -21,6 +21,7 @@
 #include "weft/store/store.h"
 #include "weft/store/tcp_store.h"
 #include "weft/tools/weftrun/options.h"
+#include "weft/tools/weftrun/output_queue.h"
 #include "weft/tools/weftrun/peers.h"
 #include "weft/tools/weftrun/plan.h"
 
@@ -34,8 +35,8 @@ struct SessionEnd {
 class Session {
  public:
   // `signal_fd` reads the stop signals (SignalSetup::fd). A node that is silent for `lease` is
-  // dead.
-  Session(const Options& options, absl::Duration lease, int signal_fd);
+  // dead. `outputs` outlives the session.
+  Session(const Options& options, absl::Duration lease, int signal_fd, Outputs* outputs);
   ~Session();
 
   // Blocks until all nodes have come. The ports are node 0's, held; programs find them as
@@ -55,6 +56,8 @@ class Session {
 
  private:
   absl::Status open_store();
+  // Ends the process while a thread of run_interruptibly() still runs.
+  [[noreturn]] void leave(int code);
   // Runs `body` elsewhere; at a stop signal calls `interrupt` and waits on, at most for a second.
   // False when `body` is still running: the process must leave without waiting for it.
   bool run_interruptibly(std::function<void()> body, std::function<void(int signal)> interrupt);
@@ -62,6 +65,7 @@ class Session {
   const Options options_;
   const absl::Duration lease_;
   const int signal_fd_;
+  Outputs* const outputs_;
   int stopped_by_ = 0;
   std::shared_ptr<Runtime> runtime_;
   std::unique_ptr<TcpStoreServer> server_;

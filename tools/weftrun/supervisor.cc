@@ -20,13 +20,8 @@
 namespace weft::launch {
 namespace {
 
-// Signals that end the job, that are only passed on, and those of job control.
-constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+// Signals that are only passed on.
 constexpr std::array kPassedSignals = {SIGUSR1, SIGUSR2, SIGCONT};
-
-bool is_stop_signal(int signal) {
-  return std::find(kStopSignals.begin(), kStopSignals.end(), signal) != kStopSignals.end();
-}
 
 int exit_code_of(int wait_status) {
   return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
@@ -70,13 +65,13 @@ absl::StatusOr<SignalSetup> take_signals() {
 
 Supervisor::Supervisor(Setup setup)
     : setup_(std::move(setup)),
-      out_(STDOUT_FILENO),
-      err_(STDERR_FILENO),
+      out_(setup_.outputs->out()),
+      err_(setup_.outputs->err()),
       color_out_(wants_color(STDOUT_FILENO)),
       color_err_(wants_color(STDERR_FILENO)),
       policy_(setup_.options.restarts, setup_.options.may_die) {}
 
-void Supervisor::say(absl::string_view text) { err_.add(absl::StrCat("weftrun: ", text, "\n")); }
+void Supervisor::say(absl::string_view text) { setup_.outputs->say(text); }
 
 void Supervisor::note(absl::string_view text) {
   if (!setup_.options.quiet) say(text);
@@ -219,9 +214,8 @@ void Supervisor::wait_for_events() {
       }
     }
   }
-  for (OutputQueue* queue : {&out_, &err_}) {
-    if (!queue->empty()) watch(queue->fd(), POLLOUT, {Kind::kQueue, nullptr, queue});
-  }
+  watch(out_.progress_fd(), POLLIN, {Kind::kQueue, nullptr, &out_});
+  if (&err_ != &out_) watch(err_.progress_fd(), POLLIN, {Kind::kQueue, nullptr, &err_});
 
   int timeout = -1;
   if (deadline_) {
@@ -241,7 +235,8 @@ void Supervisor::wait_for_events() {
       case Kind::kPeers: on_peer_failure(); break;
       case Kind::kStream: read_stream(*targets[i].stream); break;
       case Kind::kQueue:
-        if (!targets[i].queue->write_some() && targets[i].queue == &out_ && !reader_gone_) {
+        targets[i].queue->clear_progress();
+        if (out_.broken() && !reader_gone_) {
           reader_gone_ = true;
           say("nobody reads the output any more (the pipe is closed)");
           if (phase_ == Phase::kRunning) begin_stopping(SIGTERM);
@@ -460,11 +455,14 @@ void Supervisor::drain_output() {
     }
   }
   deadline_.reset();
-  while (!give_up_output_ && (!out_.empty() || !err_.empty())) {
+  // After a stop signal the reader has the grace, as the processes had.
+  if (user_signal_ != 0) deadline_ = monotonic_now() + setup_.options.grace;
+  while (!give_up_output_ && !setup_.outputs->written()) {
     wait_for_events();
     // A stop signal while a slow reader is waited for: it gets the grace, too.
     if (deadline_ && monotonic_now() >= *deadline_) give_up_output_ = true;
   }
+  if (give_up_output_) setup_.outputs->give_up();
 }
 
 void Supervisor::report() {

@@ -27,6 +27,7 @@
 #include "weft/tools/weftrun/death_policy.h"
 #include "weft/tools/weftrun/options.h"
 #include "weft/tools/weftrun/output.h"
+#include "weft/tools/weftrun/output_queue.h"
 #include "weft/tools/weftrun/plan.h"
 #include "weft/tools/weftrun/process.h"
 #include "weft/tools/weftrun/system.h"
@@ -70,6 +71,7 @@ class Supervisor {
     std::string tag;                       // in kTagVariable of every process
     std::vector<ProcessPlan> plan;
     const SignalSetup* signals = nullptr;
+    Outputs* outputs = nullptr;
     PeerLink* peers = nullptr;       // null with one node
     int restart_count = 0;           // lives before this one, whose logs are continued
     std::vector<std::string> notes;  // lines to say before the start
@@ -134,8 +136,8 @@ class Supervisor {
   void note(absl::string_view text);  // not with --quiet
 
   Setup setup_;
-  OutputQueue out_;
-  OutputQueue err_;
+  OutputQueue& out_;
+  OutputQueue& err_;  // out_ where both are one file
   bool color_out_;
   bool color_err_;
   std::vector<std::unique_ptr<Rank>> ranks_;

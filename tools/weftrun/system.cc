@@ -136,6 +136,10 @@ std::string end_of(int wait_status) {
                       WCOREDUMP(wait_status) ? ", core dumped" : "");
 }
 
+bool is_stop_signal(int signal) {
+  return std::find(kStopSignals.begin(), kStopSignals.end(), signal) != kStopSignals.end();
+}
+
 absl::StatusOr<HeldPort> hold_port() {
   for (int family : {AF_INET6, AF_INET}) {
     UniqueFd fd(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));

@@ -4,6 +4,9 @@
 #ifndef WEFT_TOOLS_WEFTRUN_SYSTEM_H_
 #define WEFT_TOOLS_WEFTRUN_SYSTEM_H_
 
+#include <signal.h>
+
+#include <array>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -48,6 +51,10 @@ absl::Duration monotonic_now();
 std::string signal_name(int signal);
 // "exit code 3", "killed by signal 9 (SIGKILL)": of a status as waitpid() gives it.
 std::string end_of(int wait_status);
+
+// SIGINT, SIGTERM, SIGHUP and SIGQUIT: they end the job.
+inline constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+bool is_stop_signal(int signal);
 
 // A TCP port that nobody else on this machine is given while `fd` is open, and that a program which
 // binds with SO_REUSEADDR (as servers do) can still bind and listen on: bound, not listening.
