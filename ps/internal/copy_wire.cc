@@ -1,7 +1,8 @@
 #include "weft/ps/internal/copy_wire.h"
 
 #include <algorithm>
-#include <cmath>
+#include <functional>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -93,19 +94,40 @@ void put(const PartImage& image, v1::PsImage* out) {
   }
 }
 
+// An image lists everything in ascending order, each once, so loading it gives back the same image.
+template <class List, class Less>
+Status check_order(const List& list, const Less& less, std::string_view what) {
+  const bool rises =
+      std::adjacent_find(list.begin(), list.end(),
+                         [&](const auto& a, const auto& b) { return !less(a, b); }) == list.end();
+  return rises ? absl::OkStatus() : wrong_copy(absl::StrCat(std::string(what), " out of order"));
+}
+
+StatusOr<ProtocolImage::Client> get(const v1::PsImage::Client& in) {
+  ProtocolImage::Client out{
+      {get(in.worker()), in.number()}, in.clock(), std::max<uint64_t>(1, in.floor()), {}};
+  out.outcomes.reserve(static_cast<size_t>(in.outcomes_size()));
+  uint64_t below = out.floor - 1;
+  for (const v1::PsImage::Outcome& outcome : in.outcomes()) {
+    if (outcome.number() <= below) return wrong_copy("outcomes out of order");
+    below = outcome.number();
+    out.outcomes.push_back({outcome.number(), get(outcome.told()), outcome.dropped()});
+  }
+  return out;
+}
+
 StatusOr<PartImage> get(const v1::PsImage& in) {
   PartImage out;
   WEFT_ASSIGN_OR_RETURN(out.definition, internal::get(in.definition()));
   out.servers.assign(in.servers().begin(), in.servers().end());
   ProtocolImage& p = out.protocol;
+  p.clients.reserve(static_cast<size_t>(in.clients_size()));
+  p.left.reserve(static_cast<size_t>(in.left_size()));
+  p.gone.reserve(static_cast<size_t>(in.gone_size()));
+  p.held.reserve(static_cast<size_t>(in.held_size()));
+  out.pushes.reserve(static_cast<size_t>(in.held_size()));
   for (const v1::PsImage::Client& client : in.clients()) {
-    ProtocolImage::Client one{{get(client.worker()), client.number()},
-                              client.clock(),
-                              std::max<uint64_t>(1, client.floor()),
-                              {}};
-    for (const v1::PsImage::Outcome& outcome : client.outcomes()) {
-      one.outcomes.push_back({outcome.number(), get(outcome.told()), outcome.dropped()});
-    }
+    WEFT_ASSIGN_OR_RETURN(ProtocolImage::Client one, get(client));
     p.clients.push_back(std::move(one));
   }
   for (const v1::PsImage::Client& c : in.left()) p.left.push_back({get(c.worker()), c.number()});
@@ -123,6 +145,14 @@ StatusOr<PartImage> get(const v1::PsImage& in) {
     if (held.has_rate()) push.rate = held.rate();
     out.pushes.push_back(push);
   }
+  const auto by_key = [](const auto& a, const auto& b) { return a.key < b.key; };
+  const auto by_step = [](const ProtocolImage::Held& a, const ProtocolImage::Held& b) {
+    return std::tie(a.step, a.client, a.number) < std::tie(b.step, b.client, b.number);
+  };
+  WEFT_RETURN_IF_ERROR(check_order(p.clients, by_key, "clients"));
+  WEFT_RETURN_IF_ERROR(check_order(p.left, std::less<>(), "clients that left"));
+  WEFT_RETURN_IF_ERROR(check_order(p.gone, std::less<>(), "workers that are gone"));
+  WEFT_RETURN_IF_ERROR(check_order(p.held, by_step, "held pushes"));
   return out;
 }
 
@@ -237,6 +267,7 @@ StatusOr<CopyRequest> decode_copy(std::string_view bytes, std::vector<at::Tensor
   }
   if (in.entries_size() > 0 && in.position() == 0) return wrong_copy("entries without position");
   size_t used = 0;
+  out.entries.reserve(static_cast<size_t>(in.entries_size()));
   for (const v1::PsEntry& one : in.entries()) {
     LogEntry entry;
     if (one.has_gone()) entry.gone = get(one.gone());

@@ -52,8 +52,11 @@ void Part::own(const RangeMap& map, std::weak_ptr<CopyHost> host) {
 
 Status Part::follow(const CopyRequest& image, std::vector<at::Tensor> tensors,
                     std::weak_ptr<CopyHost> host) {
-  Status done;
+  // LibTorch may throw, for want of memory.
+  Status result =
+      make_error(ErrorKind::kResource, absl::StrCat(label(), ": the image could not be taken up"));
   take_turn([&, this] {
+    Status done;
     const PartImage& from = *image.image;
     size_t used = 0;
     data_->follow(true);
@@ -81,6 +84,7 @@ Status Part::follow(const CopyRequest& image, std::vector<at::Tensor> tensors,
     if (done.ok()) {
       done = data_->load({tensors.begin() + static_cast<long>(used), tensors.end()});
     }
+    result = done;
     if (!done.ok()) return fail_all(done);
     protocol_.load(from.protocol);
     replica_ = ReplicaProtocol::backup(identity_.self, image.map, image.position);
@@ -88,7 +92,7 @@ Status Part::follow(const CopyRequest& image, std::vector<at::Tensor> tensors,
     heard_ = runtime_->now();
     publish();
   });
-  return done;
+  return result;
 }
 
 // ---- owner: the log ----------------------------------------------------------------------------

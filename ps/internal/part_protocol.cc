@@ -161,6 +161,20 @@ std::optional<uint64_t> PartProtocol::slowest() const {
   return least;
 }
 
+// BSP: steps that have ended and have no push change no value. They pass in one go, since a client may
+// be any number of them ahead; but not past a pull that waits for one of them, nor past a held push.
+void PartProtocol::skip_empty_steps(uint64_t end, PartEffects* out) {
+  if (const auto next = held_.lower_bound(step_); next != held_.end()) {
+    end = std::min(end, next->first);
+  }
+  for (const auto& [token, pull] : parked_) {
+    if (pull.clock.has_value()) end = std::min(end, *pull.clock);
+  }
+  out->push_back(ApplyStep{.steps = end - step_});
+  version_ += end - step_;
+  step_ = end;
+}
+
 bool PartProtocol::close_step(PartEffects* out) {
   const auto held = held_.find(step_);
   std::set<ClientKey> contributors;
@@ -171,6 +185,10 @@ bool PartProtocol::close_step(PartEffects* out) {
   if (consistency_.mode == Mode::kBsp) {
     const std::optional<uint64_t> least = slowest();
     if (!least.has_value() || *least <= step_) return false;
+    if (held == held_.end()) {
+      skip_empty_steps(*least, out);
+      return true;
+    }
     for (const auto& [key, client] : clients_) contributors.insert(key);
     divisor = contributors.size();
   } else {
@@ -181,11 +199,9 @@ bool PartProtocol::close_step(PartEffects* out) {
     divisor = contributors.size();
   }
   ApplyStep step{{}, divisor};
-  if (held != held_.end()) {
-    for (const auto& [key, token] : held->second) step.tokens.push_back(token);
-    held_count_ -= held->second.size();
-    held_.erase(held);
-  }
+  for (const auto& [key, token] : held->second) step.tokens.push_back(token);
+  held_count_ -= held->second.size();
+  held_.erase(held);
   ++step_;
   ++version_;
   out->push_back(std::move(step));

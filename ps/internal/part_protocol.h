@@ -55,10 +55,12 @@ struct ClientKey {
 };
 WEFT_API std::string to_string(const ClientKey& client);
 
-// These pushes, by token and in this order, become one update: divided by `divisor`.
+// These pushes, by token and in this order, become one update: divided by `divisor`. Without any: that
+// many steps in a row have ended, and no push is in them.
 struct ApplyStep {
-  std::vector<uint64_t> tokens;
+  std::vector<uint64_t> tokens{};
   uint64_t divisor = 1;
+  uint64_t steps = 1;
 };
 struct PullReady {
   uint64_t token = 0;
@@ -172,6 +174,7 @@ class WEFT_API PartProtocol {
   void ready(uint64_t token, const Parked& pull, PartEffects* out) const;
   void settle(PartEffects* out);
   bool close_step(PartEffects* out);
+  void skip_empty_steps(uint64_t end, PartEffects* out);
 
   const Consistency consistency_;
   std::map<ClientKey, Client> clients_;

@@ -48,7 +48,9 @@ Status fuzz_one(std::string_view input) {
       });
     case 1:
       return twice(bytes, decode_opened, [](const OpenAnswer& opened) {
-        require(opened.part != 0 && !opened.servers.empty());
+        // With two copies 0: another server has the part.
+        require((opened.part != 0 || opened.definition.copies > 1) && !opened.servers.empty());
+        require(opened.map.epoch == 0 || !opened.map.owner.empty());
         require(check_definition(opened.definition).ok());
       });
     case 2:

@@ -321,7 +321,8 @@ class RandomWorld {
           if (consistency_.mode == Mode::kBsp) EXPECT_LE(by_token_.at(token).second, steps_);
         }
         EXPECT_TRUE(std::is_sorted(order.begin(), order.end())) << "PSR-5";
-        ++steps_;
+        EXPECT_TRUE(step->steps == 1 || step->tokens.empty());
+        steps_ += step->steps;
         if (consistency_.mode != Mode::kBsp) continue;
         for (const auto& [worker, clock] : clocks_) EXPECT_GE(clock, steps_) << "PSR-5";
       } else {
@@ -351,6 +352,31 @@ class RandomWorld {
   uint64_t pulls_ = 0;
   uint64_t steps_ = 0;
 };
+
+// A client may be any number of steps ahead of one that leaves. What has no push ends in one effect; a held
+// push and a pull in between see exactly the steps below them.
+TEST(PsProtocol, PSR_5_StepsWithoutPushesEndInOneGo) {
+  Desk bsp(Consistency::bsp(2));
+  EXPECT_TRUE(bsp.protocol.enter(client(1), 0, &bsp.effects).ok());
+  EXPECT_TRUE(bsp.protocol.enter(client(2), 0, &bsp.effects).ok());
+  constexpr uint64_t kAhead = PartProtocol::kMostOpen - 1;
+  for (uint64_t clock = kAhead; clock <= 1000 * kAhead; clock += kAhead) {
+    ASSERT_TRUE(bsp.protocol.advance(client(1), clock, &bsp.effects).ok());
+    if (clock == kAhead) {
+      EXPECT_TRUE(bsp.protocol.pull(client(1), {.clock = 1000}, 77, &bsp.effects).ok());
+      EXPECT_EQ(bsp.push_of(client(1), push(1, 1, kAhead, 0)), Verdict::kHold);
+    }
+  }
+  bsp.effects.clear();
+  bsp.protocol.leave(client(2), &bsp.effects);
+  ASSERT_EQ(bsp.effects.size(), 5U);
+  EXPECT_EQ(std::get<ApplyStep>(bsp.effects[0]).steps, 1000U);
+  EXPECT_EQ(std::get<PullReady>(bsp.effects[1]).token, 77U);
+  EXPECT_EQ(std::get<ApplyStep>(bsp.effects[2]).steps, kAhead - 1000);
+  EXPECT_EQ(std::get<ApplyStep>(bsp.effects[3]).tokens.size(), 1U);
+  EXPECT_EQ(std::get<ApplyStep>(bsp.effects[4]).steps, 999 * kAhead - 1);
+  EXPECT_EQ(bsp.protocol.version(), 1000 * kAhead);
+}
 
 TEST(PsProtocol, RandomSchedulesKeepTheInvariants) {
   for (uint64_t seed = 1; seed <= 2000; ++seed) {

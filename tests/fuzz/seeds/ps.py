@@ -13,11 +13,12 @@ def double(number, value):
 
 
 def definition(kind=1, shape=(3, 4), dtype=1, rule=b"SGD", options=(0.1, 0, 0, 0, 0, 0), init=1, low=0.0, high=0.0,
-               mode=1, bound=0, clients=0, max_bytes=0):
+               mode=1, bound=0, clients=0, max_bytes=0, copies=0):
     packed_options = b"".join(struct.pack("<d", o) for o in options)
     return (field(1, kind) + field(2, b"".join(varint(n & MAX) for n in shape)) + field(3, dtype) + field(4, rule)
             + field(5, packed_options) + field(6, init) + double(7, low) + double(8, high) + field(10, mode)
-            + field(11, bound) + field(12, clients) + field(13, max_bytes))
+            + field(11, bound) + field(12, clients) + field(13, max_bytes)
+            + (field(32, copies) if copies else b""))
 
 
 def opening(name=b"w", what=None, servers=(b"ps0", b"ps1"), index=0):
@@ -60,6 +61,9 @@ SEEDS = {
     "very_many_servers": (opening(what=definition(), servers=(b"",) * 5000), "protocol: 5000 servers"),
     "an_answer_to_an_open": (opened(), "ok"),
     "no_part": (opened(part=0), "protocol: a part without a number"),
+    "no_part_of_two_copies": (opened(part=0, what=definition(copies=2)), "ok"),
+    "an_open_of_two_copies": (opening(what=definition(copies=2)), "ok"),
+    "three_copies": (opening(what=definition(copies=3)), "protocol: copies is 3"),
     "no_servers": (opened(servers=()), "protocol: a table without servers"),
     "a_push": (request(field(4, push(rate=0.5)), field(5, 10), field(6, field(1, 10) + field(2, 4))), "ok"),
     "an_enter_and_a_leave": (request(field(3, 0), field(7, 1)), "ok"),

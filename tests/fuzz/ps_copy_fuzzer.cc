@@ -1,0 +1,100 @@
+// Any bytes as what servers and clients say to each other about the copies of a part, or as a part's map
+// in the store: an error of kind protocol, or something that encodes to bytes that mean the same. An
+// image that is accepted can be taken up, and its clients may leave: nothing of it makes that endless.
+//
+// Input: a byte that says which of the five, a byte with how many tensors came beside the message, then
+// the message.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/ps/internal/copy_wire.h"
+#include "weft/ps/internal/definition.h"
+#include "weft/ps/internal/part_protocol.h"
+#include "weft/tests/fuzz/target.h"
+
+namespace {
+
+using namespace weft::ps::internal;  // NOLINT: the target's whole subject
+using weft::Status;
+using weft::StatusOr;
+
+template <class Decode, class Check>
+Status twice(std::string_view bytes, const Decode& decode, const Check& check) {
+  const auto value = decoded(bytes.size(), [&] { return decode(bytes); });
+  if (!value.ok()) {
+    require(weft::error_kind(value.status()) == weft::ErrorKind::kProtocol);
+    return value.status();
+  }
+  check(*value);
+  const std::string again = encode(*value);
+  const auto same = decode(again);
+  require(same.ok() && encode(*same) == again);
+  return absl::OkStatus();
+}
+
+void check_map(const RangeMap& map) {
+  require(map.epoch != 0 && !map.owner.empty());
+  require(!map.ready || !map.backup.empty());
+}
+
+// As a server that becomes the backup does, and then its clients leave it.
+void check_image(const CopyRequest& request) {
+  const PartImage& image = *request.image;
+  require(weft::ps::internal::check_definition(image.definition).ok());
+  require(request.index < image.servers.size());
+  require(image.pushes.size() == image.protocol.held.size());
+  PartProtocol protocol(image.definition.consistency);
+  protocol.load(image.protocol);
+  PartImage after = image;
+  after.protocol = protocol.image();
+  require(encode(after) == encode(image));
+  PartEffects effects;
+  protocol.worker_gone({weft::WorkerId(UINT32_MAX), weft::Incarnation(1)}, &effects);
+  for (const ProtocolImage::Client& client : image.protocol.clients) {
+    protocol.leave(client.key, &effects);
+  }
+  // A step with pushes each, and between them some without.
+  require(effects.size() <= 1 + image.protocol.clients.size() + 2 * image.protocol.held.size());
+}
+
+void check_copy(const CopyRequest& request) {
+  check_map(request.map);
+  require(check_name(request.name).ok());
+  require(!request.image.has_value() || request.entries.empty());
+  require(request.entries.empty() || request.position != 0);
+  if (request.image.has_value()) check_image(request);
+}
+
+}  // namespace
+
+// An entry or client of no bytes takes two on the wire. It becomes some 280 bytes in memory (an
+// entry has room for a whole request), beside 80 of protobuf's and a pointer to those.
+const size_t kMostBytesPerByte = 224;
+
+Status fuzz_one(std::string_view input) {
+  if (input.size() < 2) return absl::OkStatus();
+  const std::string_view bytes = input.substr(2);
+  const size_t tensors = static_cast<uint8_t>(input[1]) % 8;
+  const auto nothing = [](const auto&) {};
+  switch (static_cast<uint8_t>(input[0]) % 5) {
+    case 0:
+      return twice(bytes, decode_find,
+                   [](const FindRequest& find) { require(check_name(find.name).ok()); });
+    case 1:
+      return twice(bytes, decode_found, [](const FindAnswer& found) {
+        if (found.map.epoch != 0) check_map(found.map);
+      });
+    case 2:
+      return twice(
+          bytes,
+          [&](std::string_view b) {
+            std::vector<at::Tensor> beside(tensors);
+            return decode_copy(b, &beside);
+          },
+          check_copy);
+    case 3: return twice(bytes, decode_copied, nothing);
+    default: return twice(bytes, decode_map, check_map);
+  }
+}

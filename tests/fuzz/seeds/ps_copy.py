@@ -1,0 +1,122 @@
+"""Seeds of ps_copy_fuzzer.cc: a byte that says what it is, one with the number of tensors, then the message."""
+
+from .ps import MAX, definition, push
+from .wire import field, fixed64, groups
+
+FIND, FOUND, COPY, COPIED, MAP = range(5)
+
+
+def message(what, *parts, tensors=0):
+    return bytes([what, tensors]) + b"".join(parts)
+
+
+def place(name, incarnation=7):
+    return field(1, name) + fixed64(2, incarnation)
+
+
+def the_map(epoch=3, owner=b"ps0", backup=b"ps1", ready=1):
+    return (field(1, epoch) + (field(2, place(owner)) if owner is not None else b"")
+            + (field(3, place(backup, 8)) if backup is not None else b"") + field(4, ready))
+
+
+def worker(number=1, incarnation=9):
+    return field(1, number) + fixed64(2, incarnation)
+
+
+def client(number=1, clock=0, floor=1, outcomes=(), of=None):
+    return (field(1, worker() if of is None else of) + field(2, number) + field(3, clock) + field(4, floor)
+            + b"".join(field(5, o) for o in outcomes))
+
+
+def outcome(number, told=b"", dropped=0):
+    return field(1, number) + (field(2, told) if told else b"") + field(3, dropped)
+
+
+def status(code=9, kind=4, text=b"no"):
+    return field(1, code) + field(2, kind) + field(3, text)
+
+
+def held(step=0, number=3, kind=1, tensors=1, of=1):
+    return (field(1, worker()) + field(2, of) + field(3, number) + field(4, step) + field(5, kind)
+            + field(7, tensors))
+
+
+def image(what=None, servers=(b"ps0", b"ps1"), clients=(), left=(), gone=(), started=1, step=0, pushes=()):
+    return (field(1, definition() if what is None else what) + b"".join(field(2, s) for s in servers)
+            + b"".join(field(3, c) for c in clients) + b"".join(field(4, c) for c in left)
+            + b"".join(field(5, g) for g in gone) + field(6, len(clients)) + field(7, started) + field(8, 4)
+            + field(9, step) + b"".join(field(10, h) for h in pushes))
+
+
+def copy(*parts, name=b"w", index=1, where=None, position=5, tensors=0):
+    return message(COPY, field(1, name), field(2, index), field(3, the_map() if where is None else where),
+                   field(4, position), *parts, tensors=tensors)
+
+
+def with_image(*args, index=1, **kwargs):
+    return copy(field(5, image(*args, **kwargs)), index=index)
+
+
+def entry(request=None, refused=None, gone=None, tensors=0):
+    return field(6, (field(1, worker()) + field(2, request) if request is not None else b"")
+                 + (field(3, refused) if refused is not None else b"")
+                 + (field(4, gone) if gone is not None else b"") + field(5, tensors))
+
+
+BSP = dict(mode=2, clients=2)
+A_PUSH = field(1, 7) + field(2, 2) + field(4, push())
+
+SEEDS = {
+    "a_find": (message(FIND, field(1, b"w"), field(2, 1), field(3, 1)), "ok"),
+    "a_find_of_no_table": (message(FIND, field(2, 1)), "protocol: a table's name"),
+    "a_find_of_a_part_that_cannot_be": (message(FIND, field(1, b"w"), field(2, 4096)), "protocol: part 4096"),
+    "found_here": (message(FOUND, field(1, 7), field(2, the_map()), field(3, 1)), "ok"),
+    "found_nowhere": (message(FOUND), "ok"),
+    "found_with_an_odd_map": (message(FOUND, field(2, the_map(epoch=0))), "protocol: a map without epoch"),
+    "a_map": (message(MAP, the_map()), "ok"),
+    "a_map_of_one_copy": (message(MAP, the_map(backup=None, ready=0)), "ok"),
+    "a_map_of_epoch_0": (message(MAP, the_map(epoch=0)), "protocol: a map without epoch"),
+    "a_map_without_owner": (message(MAP, the_map(owner=None)), "protocol: a map without epoch"),
+    "a_map_ready_without_backup": (message(MAP, the_map(backup=None)), "protocol: a map without epoch"),
+    "a_map_whose_backup_has_no_name": (message(MAP, the_map(backup=b"")), "protocol: a map without epoch"),
+    "no_map": (message(MAP), "protocol: a map without epoch"),
+    "a_map_cut_off": (message(MAP, the_map()[:-3]), "protocol: cannot be parsed"),
+    "a_map_of_groups": (message(MAP, the_map(), groups(9, 200)), "protocol: cannot be parsed"),
+    "a_question": (copy(position=0), "ok"),
+    "a_question_without_a_map": (message(COPY, field(1, b"w")), "protocol: a map without epoch"),
+    "entries": (copy(entry(A_PUSH, tensors=1), entry(), entry(gone=worker()),
+                     entry(A_PUSH, refused=status()), tensors=1), "ok"),
+    "entries_without_a_position": (copy(entry(), position=0), "protocol: entries without position"),
+    "an_entry_with_tensors_that_did_not_come": (copy(entry(A_PUSH, tensors=2), tensors=1),
+                                                "protocol: more tensors than the 1"),
+    "an_entry_with_very_many_tensors": (copy(entry(A_PUSH, tensors=2**32 - 1), tensors=1),
+                                        "protocol: more tensors than the 1"),
+    "tensors_of_no_entry": (copy(entry(), tensors=1), "protocol: tensors that belong to no entry"),
+    "an_entry_whose_request_has_no_client": (copy(entry(field(1, 7))), "protocol: without part or client"),
+    "an_entry_refused_with_a_code_of_another_version": (copy(entry(A_PUSH, refused=status(code=999, kind=999))), "ok"),
+    "very_many_entries": (copy(entry() * 2000), "ok"),
+    "an_image": (with_image(), "ok"),
+    "an_image_with_entries": (copy(field(5, image()), entry()), "protocol: an image with entries"),
+    "an_image_of_a_part_that_it_lacks": (with_image(index=2), "protocol: part 2 of 2"),
+    "an_image_of_a_table_that_cannot_be": (with_image(definition(kind=9)), "protocol: kind of table 9"),
+    "an_image_of_all": (with_image(definition(**BSP), clients=(
+        client(1, clock=3, floor=2, outcomes=(outcome(2), outcome(4, status(), 1))), client(2, clock=1)),
+        left=(client(5),), gone=(worker(6),), step=1, pushes=(held(1), held(2, number=4))), "ok"),
+    "a_held_push_of_another_version": (with_image(pushes=(held(kind=3),)), "protocol: kind of a held push"),
+    "a_held_push_with_many_tensors": (with_image(pushes=(held(tensors=3),)), "protocol: tensors of a held push"),
+    "a_client_twice": (with_image(clients=(client(1), client(1))), "protocol: clients out of order"),
+    "an_outcome_twice": (with_image(clients=(client(1, outcomes=(outcome(2), outcome(2))),)),
+                         "protocol: outcomes out of order"),
+    "an_outcome_below_the_floor": (with_image(clients=(client(1, floor=3, outcomes=(outcome(2),)),)),
+                                   "protocol: outcomes out of order"),
+    "one_that_left_twice": (with_image(left=(client(2), client(1))), "protocol: clients that left out of order"),
+    "a_worker_gone_twice": (with_image(gone=(worker(2), worker(2))), "protocol: workers that are gone out of order"),
+    "a_held_push_twice": (with_image(pushes=(held(1), held(1))), "protocol: held pushes out of order"),
+    "a_clock_far_beyond_the_open_step": (with_image(definition(**BSP), clients=(client(1, clock=1),
+                                                                             client(2, clock=MAX)), step=1), "ok"),
+    "all_clocks_far_beyond_the_open_step": (with_image(definition(**BSP), clients=(client(1, clock=MAX),), step=1),
+                                            "ok"),
+    "copied": (message(COPIED, field(2, the_map()), field(3, MAX), field(4, 1)), "ok"),
+    "copied_refused": (message(COPIED, field(1, 1)), "ok"),
+    "copied_with_an_odd_map": (message(COPIED, field(2, the_map(owner=None))), "protocol: a map without epoch"),
+}
