@@ -74,45 +74,32 @@ class Opener {
         deadline_(deadline_after(worker.now(), deadline)),
         attempt_(attempt) {}
 
-  // Asks until there is an answer, an error that stays, or no time.
-  StatusOr<std::pair<WorkerInfo, OpenAnswer>> ask(const std::string& server,
+  // Asks the servers in turn until one has an answer, one has an error that stays, or no time is
+  // left. One server: that of a part; several: any that knows a table which another client makes.
+  StatusOr<std::pair<WorkerInfo, OpenAnswer>> ask(const std::vector<std::string>& servers,
                                                   const OpenRequest& request) {
     Status last = make_error(ErrorKind::kDeadline, "there was no time to ask");
-    for (;;) {
-      StatusOr<OpenAnswer> answer = last;
-      const StatusOr<WorkerInfo> info = worker_.try_get_worker_info(server);
-      const absl::Duration left = deadline_ - worker_.now();
-      if (!info.ok()) {
-        answer = info.status();
-      } else if (left > absl::ZeroDuration()) {
-        answer = ask_open(worker_, *info, request, std::min(left, attempt_));
+    bool unknown = false;  // a server was there, and has no such table
+    while (left() > absl::ZeroDuration()) {
+      unknown = false;
+      for (const std::string& server : servers) {
+        if (left() == absl::ZeroDuration()) break;
+        const StatusOr<WorkerInfo> info = worker_.try_get_worker_info(server);
+        const StatusOr<OpenAnswer> answer =
+            info.ok() ? ask_open(worker_, *info, request, std::min(left(), attempt_))
+                      : StatusOr<OpenAnswer>(info.status());
+        if (answer.ok()) return std::pair(*info, *answer);
+        const std::string what = absl::StrCat("open table '", name_, "' at '", server, "'");
+        if (!worth_waiting(answer.status())) return annotate(answer.status(), what);
+        const bool says_unknown = info.ok() && error_kind(answer.status()) == ErrorKind::kNotFound;
+        if (unknown && !says_unknown) continue;  // that another does not answer says less
+        unknown = says_unknown;
+        last = annotate(answer.status(), what);
       }
-      if (answer.ok()) return std::pair(*info, *std::move(answer));
-      last = answer.status();
-      const std::string what = absl::StrCat("open table '", name_, "' at '", server, "'");
-      if (!worth_waiting(answer.status())) return annotate(answer.status(), what);
-      const absl::Duration rest = deadline_ - worker_.now();
-      if (rest <= absl::ZeroDuration()) {
-        const bool unknown = error_kind(last) == ErrorKind::kNotFound && info.ok();
-        return make_error(
-            unknown ? ErrorKind::kNotFound : ErrorKind::kDeadline,
-            absl::StrCat(what, ": not in its time; the last: ", answer.status().message()));
-      }
-      worker_.runtime().make_parker()->park_until(worker_.now() + std::min(rest, kAskAgain));
+      worker_.runtime().make_parker()->park_until(worker_.now() + std::min(left(), kAskAgain));
     }
-  }
-
-  // The first that is there: of a table that another client makes.
-  StatusOr<std::pair<WorkerInfo, OpenAnswer>> ask_any(const std::vector<std::string>& servers,
-                                                      const OpenRequest& request) {
-    for (const std::string& server : servers) {
-      const StatusOr<WorkerInfo> info = worker_.try_get_worker_info(server);
-      if (!info.ok()) continue;
-      const StatusOr<OpenAnswer> answer =
-          ask_open(worker_, *info, request, std::min(left(), attempt_));
-      if (answer.ok()) return std::pair(*info, *answer);
-    }
-    return ask(servers[0], request);
+    return make_error(unknown ? ErrorKind::kNotFound : ErrorKind::kDeadline,
+                      absl::StrCat("not in its time; the last: ", last.message()));
   }
 
   // With two copies: whoever owns the part now.
@@ -228,7 +215,7 @@ StatusOr<Table> Client::try_open_table(std::string_view name,
   Opener opener(worker, setup.name, options.deadline.value_or(kDefaultOpen), setup.attempt);
   OpenRequest request{setup.name, definition, state_->options.servers, 0};
   if (!definition.has_value()) {
-    WEFT_ASSIGN_OR_RETURN(const auto found, opener.ask_any(state_->options.servers, request));
+    WEFT_ASSIGN_OR_RETURN(const auto found, opener.ask(state_->options.servers, request));
     request.definition = found.second.definition;
     request.servers = found.second.servers;
   }
@@ -247,7 +234,7 @@ StatusOr<Table> Client::try_open_table(std::string_view name,
       setup.parts.push_back(std::move(owner));
       continue;
     }
-    WEFT_ASSIGN_OR_RETURN(const auto opened, opener.ask(request.servers[i], request));
+    WEFT_ASSIGN_OR_RETURN(const auto opened, opener.ask({request.servers[i]}, request));
     setup.parts.push_back({opened.first, opened.second.part, {}});
   }
   auto core = TableCore::make(state_->service, std::move(setup));

@@ -2,7 +2,9 @@
 // whatever consistency. --help says how to start it; examples/README.md explains it.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
+#include <future>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -33,6 +35,9 @@ const char kUsage[] =
     "\n"
     "  --servers N        how many of the processes serve (1)\n"
     "  --replicas N       copies of each part of the table, 1 or 2 (1); 2 want 2 servers\n"
+    "  --kill 1           the last server is killed in mid-training, and training goes on; wants\n"
+    "                     --replicas 2, and a launcher that lets it: weftrun -n 5 --may-die "
+    "worker:1\n"
     "  --consistency C    asp, bsp, ssp:S or batch:K (asp)\n"
     "  --compare 1        asp, bsp, ssp:3 and batch:K in turn, and a table at the end\n"
     "  --epochs N         times through the training images (30)\n"
@@ -48,6 +53,24 @@ bool leave(const weft::Worker& worker) {
   return result.status.ok();
 }
 
+std::string trainer_name(int trainer) { return "trainer" + std::to_string(trainer); }
+
+// Until each of them has been a member, and has left or died.
+void wait_for_trainers(const weft::Worker& worker, int trainers) {
+  std::promise<void> over;
+  std::atomic_flag told = ATOMIC_FLAG_INIT;
+  const auto look = [&] {
+    for (int t = 0; t < trainers; ++t) {
+      const auto info = worker.try_get_worker_info(trainer_name(t));
+      if (weft::error_kind(info.status()) != weft::ErrorKind::kPeerLost) return;
+    }
+    if (!told.test_and_set()) over.set_value();
+  };
+  const auto subscription = worker.subscribe([&](const weft::MembershipChange&) { look(); });
+  look();
+  over.get_future().wait();
+}
+
 std::vector<std::string> modes_of(const examples::CommandLine& line, int trainers) {
   if (line.number("--compare", 0, 0, 1) == 0) return {line.text("--consistency", "asp")};
   return {"asp", "bsp", "ssp:3", "batch:" + std::to_string(std::max(1, trainers - 1))};
@@ -61,10 +84,16 @@ int run_trainer(const weft::Worker& worker, const examples::CommandLine& line,
   const weft::ps::Client client(worker, {.servers = servers});
   std::vector<Result> results;
   bool learned = true;
+  Plan next = plan;
   for (const std::string& text : modes_of(line, plan.trainers)) {
-    results.push_back(train(worker, client, parse_mode(text, plan.trainers), plan, split));
+    results.push_back(train(worker, client, parse_mode(text, plan.trainers), next, split));
     learned &= results.back().accuracy >= kWanted;
     if (plan.trainer != 0) continue;
+    if (!next.victim.empty()) {
+      absl::PrintF("server %s was killed in mid-training: %d parts found at another\n", next.victim,
+                   results.back().moves);
+      next.victim.clear();
+    }
     absl::PrintF("%s over %d servers: %d trainers, accuracy=%.4f\n", text, servers.size(),
                  plan.trainers, results.back().accuracy);
     std::fflush(stdout);
@@ -79,9 +108,9 @@ int run_trainer(const weft::Worker& worker, const examples::CommandLine& line,
 }
 
 int run(int argc, char** argv) {
-  const examples::CommandLine line(
-      argc, argv,
-      {"--servers", "--replicas", "--consistency", "--compare", "--epochs", "--seed", "--data"});
+  const examples::CommandLine line(argc, argv,
+                                   {"--servers", "--replicas", "--kill", "--consistency",
+                                    "--compare", "--epochs", "--seed", "--data"});
   if (line.help()) {
     std::fputs(kUsage, stdout);
     return 0;
@@ -102,18 +131,27 @@ int run(int argc, char** argv) {
   plan.epochs = line.number("--epochs", 30, 1, 100'000);
   plan.replicas = static_cast<uint32_t>(line.number("--replicas", 1, 1, std::min(servers, 2)));
   plan.seed = static_cast<uint64_t>(line.number("--seed", 1, 0, 1'000'000'000));
+  const bool kill = line.number("--kill", 0, 0, 1) == 1;
+  if (kill && plan.replicas != 2) {
+    throw std::invalid_argument(
+        "--kill 1 wants --replicas 2: with one copy the killed server's part of the table is gone");
+  }
   for (const std::string& text : modes_of(line, plan.trainers)) parse_mode(text, plan.trainers);
   std::vector<std::string> names;
   for (int i = 0; i < servers; ++i) names.push_back("ps" + std::to_string(i));
 
+  if (kill) plan.victim = names.back();
   const bool serves = plan.trainer < 0;
   weft::JoinOptions options;
-  options.name =
-      serves ? names[static_cast<size_t>(launch.rank)] : "trainer" + std::to_string(plan.trainer);
+  options.name = serves ? names[static_cast<size_t>(launch.rank)] : trainer_name(plan.trainer);
+  options.library = library();
+  // A job that outlives one of its processes is a dynamic group: shutdown() waits for no other there.
+  options.dynamic = kill;
   if (environment.count("WEFT_LOG_LEVEL") == 0) options.log_level = weft::Severity::kWarning;
   const weft::Worker worker = weft::join(std::move(options));
   if (!serves) return run_trainer(worker, line, names, plan);
   const weft::ps::Server server(worker);
+  if (kill) wait_for_trainers(worker, plan.trainers);
   return leave(worker) ? 0 : 1;  // when all trainers have finished
 }
 

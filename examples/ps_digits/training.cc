@@ -1,5 +1,7 @@
 #include "weft/examples/ps_digits/training.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <charconv>
 #include <stdexcept>
@@ -116,7 +118,15 @@ int64_t number_after(const std::string& text, const std::string& head, int64_t l
   return value;
 }
 
+void die() { raise(SIGKILL); }
+
 }  // namespace
+
+weft::Library library() {
+  weft::Library out("ps_digits");
+  out.def("die", &die);
+  return out;
+}
 
 Mode parse_mode(const std::string& text, int trainers) {
   const auto n = static_cast<uint32_t>(trainers);
@@ -142,6 +152,11 @@ Result train(const weft::Worker& worker, const ps::Client& client, const Mode& m
   const absl::Time begun = worker.now();
   at::Tensor values = table.pull().wait();
   for (int64_t step = 0; step < steps; ++step) {
+    if (step == steps / 3 && plan.trainer == 0 && !plan.victim.empty()) {
+      const weft::Status ended = weft::rpc_async(worker, plan.victim, &die).try_wait();
+      if (ended.ok())
+        throw std::logic_error(plan.victim + " answered, and should have been killed");
+    }
     const auto [loss, gradients] =
         async_ps::loss_and_gradients(as_parameters(values), batches.next());
     const double left = 1 - static_cast<double>(step) / static_cast<double>(steps);
@@ -151,8 +166,10 @@ Result train(const weft::Worker& worker, const ps::Client& client, const Mode& m
   // Who has no more to push leaves: a batch or a step would wait for it. After tell_all() every trainer has
   // pushed all that it will.
   table.leave().wait();
+  const uint64_t moves = table.stats().moves;
   const at::Tensor all = tell_all(client, mode, plan, table.stats());
   Result result;
+  result.moves = moves;
   result.mode = mode.text;
   result.seconds = absl::ToDoubleSeconds(worker.now() - begun);
   values = client.open_table(table.name(), {.observer = true}).pull().wait();

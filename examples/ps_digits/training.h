@@ -26,6 +26,8 @@ struct Plan {
   int64_t epochs = 30;
   uint64_t seed = 1;
   uint32_t replicas = 1;
+  // In mid-training trainer 0 has this server's process killed, once; "": none.
+  std::string victim{};
 };
 
 struct Result {
@@ -37,7 +39,11 @@ struct Result {
   double most_lag = 0;
   double dropped = 0;
   double pushes = 0;
+  uint64_t moves = 0;  // owners that this trainer has found anew
 };
+
+// What servers offer: to end like one whose machine has lost its power.
+weft::Library library();
 
 // Trains with all other trainers, and gives the same result to each.
 Result train(const weft::Worker& worker, const weft::ps::Client& client, const Mode& mode,

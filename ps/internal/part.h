@@ -79,7 +79,7 @@ struct PartReport {
   RangeMap map{};
   uint64_t position = 0;
   uint64_t confirmed = 0;
-  bool formed = true;  // it has had a backup
+  bool formed = true;  // it has had a backup, or no other server is left to be one
 };
 
 struct PartIdentity {
@@ -108,6 +108,8 @@ class CopyHost {
   virtual std::vector<WorkerKey> gone_workers() const = 0;
   // Those of the table's servers that are there, beginning after this one.
   virtual std::vector<CopyPlace> others(const PartIdentity& identity) const = 0;
+  // All other servers of the table were members, and have died or left.
+  virtual bool others_are_gone(const PartIdentity& identity) const = 0;
 };
 
 class WEFT_API Part : public std::enable_shared_from_this<Part> {

@@ -341,7 +341,12 @@ void Part::tick() {
     }
     if (!owns() || replica_->writing()) return;
     const std::vector<CopyPlace> others = host->others(identity_);
-    if (others.empty()) return;
+    if (others.empty()) {
+      // A table that is made after the death of the last other server: it waits for no backup.
+      if (formed_ || !host->others_are_gone(identity_)) return;
+      formed_ = true;
+      return publish();
+    }
     ReplicaEffects effects;
     replica_->offer(others[offers_++ % others.size()], &effects);
     perform(effects);

@@ -194,7 +194,7 @@ StatusOr<OpenAnswer> PsService::open(const OpenRequest& request) {
     id = ++last_part_;
   }
   const bool copied = request.definition->copies > 1;
-  if (request.servers[request.index] != worker().name()) {
+  if (!makes(request)) {
     // With two copies any server may be asked.
     if (copied) return OpenAnswer{0, *request.definition, request.servers, {}};
     return make_error(

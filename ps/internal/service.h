@@ -59,6 +59,7 @@ class WEFT_API PsService final : public Service,
   void later(absl::Time when, Task task) override;
   std::vector<WorkerKey> gone_workers() const override;
   std::vector<CopyPlace> others(const PartIdentity& identity) const override;
+  bool others_are_gone(const PartIdentity& identity) const override;
 
   // ---- Service ----
   std::vector<Method> methods() override;
@@ -78,7 +79,11 @@ class WEFT_API PsService final : public Service,
   void on_find(Payload arguments, ReplyFn reply);
   void on_copy(Payload arguments, ReplyFn reply);
   StatusOr<PartRef> follow(const CopyRequest& request, std::vector<at::Tensor> tensors);
-  // Who owns a part that nobody has made here: this server, if there is no map yet.
+  // Whether this server makes the part: it is the part's own server, or the next in the list after
+  // servers that have all died or left.
+  bool makes(const OpenRequest& request) const;
+  bool is_gone(const std::string& server) const;
+  // The owner of a part that this server may make: itself, if there is no map yet.
   StatusOr<RangeMap> claim(const OpenRequest& request);
   CopyPlace self() const { return {worker().name(), worker().info().incarnation}; }
   StatusOr<Keeper*> keeper();

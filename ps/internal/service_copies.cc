@@ -39,6 +39,22 @@ void PsService::tick() {
   for (const PartRef& part : parts()) part->tick();
 }
 
+bool PsService::is_gone(const std::string& server) const {
+  return error_kind(worker().try_get_worker_info(server).status()) == ErrorKind::kPeerLost;
+}
+
+bool PsService::makes(const OpenRequest& request) const {
+  const size_t count = request.servers.size();
+  for (size_t i = 0; i < count; ++i) {
+    const std::string& server = request.servers[(request.index + i) % count];
+    if (server == worker().name()) return true;
+    // One that has not joined yet may come; a wrong verdict costs the place, since the map is claimed by
+    // compare_set.
+    if (request.definition->copies < 2 || !is_gone(server)) return false;
+  }
+  return false;
+}
+
 StatusOr<RangeMap> PsService::claim(const OpenRequest& request) {
   WEFT_ASSIGN_OR_RETURN(Keeper * keeper, this->keeper());
   const RangeMap mine{1, self(), {}, false};
@@ -129,6 +145,12 @@ std::vector<CopyPlace> PsService::others(const PartIdentity& identity) const {
     if (info.ok()) out.push_back({info->name, info->incarnation});
   }
   return out;
+}
+
+bool PsService::others_are_gone(const PartIdentity& identity) const {
+  return std::all_of(
+      identity.servers.begin(), identity.servers.end(),
+      [&](const std::string& server) { return server == identity.self.name || is_gone(server); });
 }
 
 // ---- requests ----------------------------------------------------------------------------------

@@ -31,6 +31,7 @@
 #include "weft/common/config.h"
 #include "weft/store/delegating_store.h"
 #include "weft/tests/integration/answer.h"
+#include "weft/tests/integration/counters.h"
 #include "weft/tests/integration/shelf.h"
 #include "weft/tests/integration/stage.h"
 #include "weft/tests/testing/forwarding_transport.h"
@@ -82,8 +83,8 @@ class RelayedTransport : public testing::ForwardingTransport {
 
 class Player {
  public:
-  Player(Stage* stage, Shelf* shelf, Worker worker)
-      : stage_(*stage), shelf_(*shelf), worker_(std::move(worker)) {
+  Player(Stage* stage, Shelf* shelf, const std::shared_ptr<Runtime>& runtime, Worker worker)
+      : stage_(*stage), shelf_(*shelf), worker_(std::move(worker)), counters_(runtime) {
     subscription_ = worker_.subscribe([this](const MembershipChange& change) {
       static constexpr const char* kNames[] = {"joined", "left", "died"};
       MutexLock lock(&mutex_);
@@ -126,6 +127,7 @@ class Player {
       words >> a;
       return waiters_.at(a)(kInfinite);
     }
+    if (verb == "ps") return counters_.obey(worker_, words);
     if (verb == "rref") {
       words >> a;
       return shelf_.begin(worker_, a, words)(kInfinite);
@@ -311,7 +313,8 @@ class Player {
   Shelf& shelf_;
   Mutex mutex_;
   std::vector<std::string> events_ ABSL_GUARDED_BY(mutex_);
-  Worker worker_;  // after what its subscriber uses
+  Worker worker_;      // after what its subscriber uses
+  Counters counters_;  // before the worker ends
   std::map<std::string, Waiter> waiters_;
   rlim_t usual_files_ = 0;
   Worker::Subscription subscription_;
@@ -350,7 +353,7 @@ int play(const Arguments& arguments) {
     std::cout << answer(worker.status()) << std::endl;
     return 3;
   }
-  return Player(&stage, &shelf, *std::move(worker)).run();
+  return Player(&stage, &shelf, runtime, *std::move(worker)).run();
 }
 
 int64_t cpu_ms() {

@@ -201,7 +201,6 @@ std::vector<std::unique_ptr<RelayProcess>> Job::start_group_behind_relays(int si
   return relays;
 }
 
-// Of a player that was started with --ask-address.
 std::unique_ptr<RelayProcess> Job::relay_for(Player* player) {
   const std::string listening = player->process().read_line().value_or("");
   EXPECT_TRUE(absl::StartsWith(listening, "listening ")) << listening;

@@ -113,6 +113,8 @@ class Job {
   std::unique_ptr<RelayProcess> start_pair_with_relay() { return start_group_with_relay(2); }
   // The same with a relay in front of each, in order: no connection is without one.
   std::vector<std::unique_ptr<RelayProcess>> start_group_behind_relays(int size);
+  // Of a player that was started with --ask-address, before joined().
+  std::unique_ptr<RelayProcess> relay_for(Player* player);
   Player& operator[](size_t i) { return *players_.at(i); }
   size_t size() const { return players_.size(); }
 
@@ -124,7 +126,6 @@ class Job {
   std::string store() const { return "file://" + dir_.path("store"); }
 
  private:
-  std::unique_ptr<RelayProcess> relay_for(Player* player);
   void expect_all_joined();
 
   TempDir dir_;

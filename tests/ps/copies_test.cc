@@ -145,6 +145,37 @@ TEST_F(PsTest, PSR_11_AnOwnerThatWasCutOffAnswersNothing) {
   });
 }
 
+// Its parts are at the servers that live, and with one server left at that one.
+TEST_F(PsTest, PSR_10_ATableIsMadeAfterTheDeathOfAServer) {
+  in_simulation(26, [](const std::shared_ptr<SimRuntime>& sim) {
+    PsJob job(3, 2, Net::kInproc, sim);
+    (void)job.server(0).shutdown({.graceful = false});
+    const ps::Client& client = job.clients[0];
+    // A client that only knows the name waits for the table, whichever server dies.
+    side_by_side(*sim, {[&] {
+                          const Table late = job.clients[1].open_table("v", {.observer = true});
+                          EXPECT_EQ(late.pull().wait().numel(), 6);
+                        },
+                        [&] {
+                          sim->sleep(absl::Seconds(2));
+                          client.open_table("v", two_copies({6}));
+                        }});
+    const Table w = client.open_table("w", two_copies({6}));
+    w.push(torch::ones({6})).wait();
+    EXPECT_EQ(w.pull().wait().sum().item<double>(), -6);
+    EXPECT_EQ(look(job, 1, 0).role, Role::kOwner) << "the next in the list has the part of ps0";
+    EXPECT_EQ(look(job, 1, 0).hash, look(job, 2, 0).hash);
+    (void)job.server(2).shutdown({.graceful = false});
+    const Table alone = client.open_table("x", two_copies({6}));
+    alone.push(torch::ones({6})).wait();
+    w.push(torch::ones({6})).wait();
+    EXPECT_EQ(alone.pull().wait().sum().item<double>(), -6);
+    EXPECT_EQ(w.pull().wait().sum().item<double>(), -12);
+    job.cluster->shutdown_all({.graceful = false});
+    job.cluster->forget();
+  });
+}
+
 TEST_F(PsTest, BadInput_a_part_without_any_copy_left) {
   in_simulation(25, [](const std::shared_ptr<SimRuntime>& sim) {
     PsJob job(3, 1, Net::kInproc, sim);

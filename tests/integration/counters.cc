@@ -1,0 +1,109 @@
+#include "weft/tests/integration/counters.h"
+
+#include <utility>
+#include <vector>
+
+#include "ATen/ops/arange.h"
+#include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
+#include "weft/ps/internal/service.h"
+#include "weft/rpc/worker.h"
+#include "weft/tests/integration/answer.h"
+
+namespace weft::integration {
+namespace {
+
+constexpr int64_t kKeys = 24;  // rows of each table: every part of it has some
+
+at::Tensor keys() {
+  return at::arange(kKeys, at::TensorOptions().dtype(c10::ScalarType::Long)) * 1'000'003;
+}
+
+ps::TableDefinition two_copies(ps::TableDefinition table) {
+  table.dtype = c10::ScalarType::Double;
+  table.copies = 2;
+  return table;
+}
+
+}  // namespace
+
+std::string Counters::obey(const Worker& worker, std::istream& words) {
+  std::string verb;
+  words >> verb;
+  if (verb == "serve") {
+    server_ = std::make_unique<ps::Server>(worker);
+    return "ok";
+  }
+  if (verb == "open") return open(worker, words);
+  if (verb == "run") {
+    stop_ = false;
+    thread_ = runtime_->spawn("counters", [this] {
+      const at::Tensor one =
+          at::zeros({kKeys, clients_}, at::TensorOptions().dtype(c10::ScalarType::Double));
+      one.select(1, mine_).fill_(-1);  // a rule subtracts
+      while (!stop_) {
+        const auto to_dense = dense_->push(one);
+        const auto to_sparse = sparse_->push_rows(keys(), one);
+        for (const auto* future : {&to_dense, &to_sparse}) {
+          const Status said = future->try_wait().status();
+          if (failed_.ok()) failed_ = said;
+        }
+        if (!failed_.ok()) return;
+        ++count_;
+      }
+    });
+    return "ok";
+  }
+  if (verb == "count") return absl::StrCat("ok ", count_.load());
+  if (verb == "halt") {
+    halt();
+    return failed_.ok() ? absl::StrCat("ok ", count_.load()) : answer(failed_);
+  }
+  if (verb == "check") return check(words);
+  if (verb == "paired") {
+    int64_t paired = 0;
+    for (const auto& [name, part] : ps::internal::PsService::of(worker)->parts_by_name()) {
+      const auto report = part->report();
+      const bool owns = report.role == ps::internal::ReplicaProtocol::Role::kOwner;
+      paired += owns && report.map.ready ? 1 : 0;
+    }
+    return absl::StrCat("ok ", paired);
+  }
+  return "error odd " + verb;
+}
+
+std::string Counters::open(const Worker& worker, std::istream& words) {
+  std::vector<std::string> servers;
+  words >> clients_ >> mine_;
+  for (std::string name; words >> name;) servers.push_back(name);
+  const ps::Client client(worker,
+                          {.servers = servers, .attempt_timeout = std::chrono::milliseconds(1500)});
+  const auto rule = ps::rule<optim::SGD>({.lr = 1});
+  dense_ = client.open_table("dense", two_copies(ps::dense({kKeys, clients_}, rule)));
+  sparse_ = client.open_table("sparse", two_copies(ps::sparse(clients_, rule)));
+  return "ok";
+}
+
+std::string Counters::check(std::istream& words) const {
+  std::vector<int64_t> wanted;
+  for (int64_t n = 0; words >> n;) wanted.push_back(n);
+  for (const auto& [name, values] : {std::pair("dense", dense_->pull().wait()),
+                                     std::pair("sparse", sparse_->pull_rows(keys()).wait())}) {
+    for (int64_t row = 0; row < kKeys; ++row) {
+      for (int64_t c = 0; c < clients_; ++c) {
+        const double value = values[row][c].item<double>();
+        if (value == static_cast<double>(wanted.at(static_cast<size_t>(c)))) continue;
+        return absl::StrCat("error differs ", name, ", row ", row, ", client ", c, ": ", value,
+                            " instead of ", wanted[static_cast<size_t>(c)]);
+      }
+    }
+  }
+  return "ok";
+}
+
+void Counters::halt() {
+  stop_ = true;
+  if (thread_ != nullptr) thread_->join();
+}
+
+}  // namespace weft::integration

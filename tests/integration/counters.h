@@ -1,0 +1,57 @@
+#ifndef WEFT_TESTS_INTEGRATION_COUNTERS_H_
+#define WEFT_TESTS_INTEGRATION_COUNTERS_H_
+
+// Counters: tables of two copies in which each client counts its acknowledged pushes, and the verbs by
+// which a test plays servers and clients of them. Threads: one, beside the one that it starts.
+
+#include <atomic>
+#include <istream>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "weft/common/runtime.h"
+#include "weft/ps/client.h"
+#include "weft/ps/server.h"
+
+namespace weft {
+class Worker;
+}
+
+namespace weft::integration {
+
+class Counters {
+ public:
+  explicit Counters(std::shared_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {}
+  ~Counters() { halt(); }
+
+  //   serve                          a ps::Server here
+  //   open CLIENTS MINE SERVER...    a dense and a sparse table; this client counts in column MINE
+  //   run                            pushes without end, each acknowledged by both tables
+  //   count                          "ok N", rounds of pushes so far
+  //   halt                           ends that: "ok N", or the error that has ended it
+  //   check N...                     compares every counter with what its client has counted
+  //   paired                         "ok N", parts that are owned here and have a second copy
+  // Throws weft::Error.
+  std::string obey(const Worker& worker, std::istream& words);
+
+ private:
+  std::string open(const Worker& worker, std::istream& words);
+  std::string check(std::istream& words) const;
+  void halt();
+
+  const std::shared_ptr<Runtime> runtime_;
+  std::unique_ptr<ps::Server> server_;
+  std::optional<ps::Table> dense_;
+  std::optional<ps::Table> sparse_;
+  int64_t clients_ = 0;
+  int64_t mine_ = 0;
+  std::atomic<bool> stop_{false};
+  std::atomic<int64_t> count_{0};
+  Status failed_;
+  std::unique_ptr<Thread> thread_;
+};
+
+}  // namespace weft::integration
+
+#endif  // WEFT_TESTS_INTEGRATION_COUNTERS_H_

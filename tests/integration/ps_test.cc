@@ -1,0 +1,173 @@
+// Tables of two copies between real processes, of which servers are killed, stopped beyond their lease,
+// or cut off, one after the other at random moments, while clients push: every counter is exactly what
+// its client was acknowledged.
+
+#include <signal.h>
+
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/integration/job.h"
+
+namespace weft::integration {
+namespace {
+
+constexpr int kClients = 2;
+constexpr int kServers = 3;
+constexpr int kTables = 2;
+
+int rounds() {
+  const char* text = std::getenv("WEFT_PS_ROUNDS");
+  int value = 0;
+  return text != nullptr && absl::SimpleAtoi(text, &value) ? value : 5;
+}
+
+class PsProcesses {
+ public:
+  PsProcesses() {
+    job_.environment = short_lease();
+    // The store is in worker0, a client: one that is stopped in the lock of a file holds up the others.
+    job_.host_store();
+    relays_ = job_.start_group_behind_relays(kClients + kServers);
+    for (int i = 0; i < kClients + kServers; ++i) players_.push_back(&job_[static_cast<size_t>(i)]);
+    for (int s = 0; s < kServers; ++s) expect_ok(server(s), "ps serve");
+  }
+
+  Player& client(int c) { return *players_[static_cast<size_t>(c)]; }
+  Player& server(int s) { return *players_[static_cast<size_t>(kClients + s)]; }
+  RelayProcess& relay(int s) { return *relays_[static_cast<size_t>(kClients + s)]; }
+
+  static void expect_ok(Player& player, const std::string& line) {
+    const Answer answer = player.ask(line);
+    EXPECT_TRUE(answer.ok) << player.name() << ": " << line << ": " << answer;
+  }
+  static int64_t number(Player& player, const std::string& line) {
+    const Answer answer = player.ask(line);
+    int64_t value = -1;
+    EXPECT_TRUE(answer.ok && absl::SimpleAtoi(answer.text, &value))
+        << player.name() << ": " << line << ": " << answer;
+    return value;
+  }
+
+  void open_all() {
+    std::vector<std::string> names;
+    for (int s = 0; s < kServers; ++s) names.push_back(server(s).name());
+    for (int c = 0; c < kClients; ++c) {
+      client(c).say(absl::StrCat("ps open ", kClients, " ", c, " ", absl::StrJoin(names, " ")));
+    }
+    for (int c = 0; c < kClients; ++c) {
+      const Answer answer = client(c).answer();
+      ASSERT_TRUE(answer.ok) << answer;
+    }
+  }
+  // Each client's pushes are acknowledged so often from now on.
+  void expect_progress(int64_t by) {
+    for (int c = 0; c < kClients; ++c) {
+      const int64_t from = number(client(c), "ps count");
+      EXPECT_TRUE(eventually([&] { return number(client(c), "ps count") >= from + by; }))
+          << client(c).name() << " stands at " << from << ": " << client(c).ask("ps halt");
+    }
+  }
+  // Every part has its second copy again.
+  void expect_pairs() {
+    int64_t paired = 0;
+    EXPECT_TRUE(eventually([&] {
+      paired = 0;
+      for (int s = 0; s < kServers; ++s) paired += number(server(s), "ps paired");
+      return paired == kTables * kServers;
+    })) << paired
+        << " parts have two copies";
+  }
+
+  void kill(int s) {
+    server(s).process().send_signal(SIGKILL);
+    ASSERT_EQ(server(s).process().wait_exit(), 128 + SIGKILL);
+    expect_progress(5);
+    replace(s);
+  }
+  // Beyond its lease; when it goes on it is out, and its name is another's.
+  void stop(int s) {
+    ASSERT_TRUE(server(s).process().stop());
+    // By its name of now: the one before it may have died, too.
+    EXPECT_TRUE(
+        eventually([&] { return client(0).ask("who " + server(s).name()).kind == "peer_lost"; }));
+    expect_progress(5);
+    server(s).process().send_signal(SIGCONT);
+    ASSERT_TRUE(server(s).eventually(
+        [&](const Info&) { return server(s).ask("call worker0 bump 1 60000 0").kind == "state"; }));
+    expect_progress(5);
+    EXPECT_EQ(number(server(s), "ps paired"), 0) << "it was evicted, and says that it owns a part";
+    server(s).leave();
+    replace(s);
+  }
+  void cut(int s) {
+    relay(s).tell("refuse");
+    for (const auto& relay : relays_) relay->tell("reset_all");
+    expect_progress(2);
+    relay(s).tell("accept");
+  }
+
+  void finish() {
+    std::vector<int64_t> counts;
+    for (int c = 0; c < kClients; ++c) counts.push_back(number(client(c), "ps halt"));
+    for (int c = 0; c < kClients; ++c) {
+      expect_ok(client(c), absl::StrCat("ps check ", absl::StrJoin(counts, " ")));
+    }
+    std::cout << "acknowledged: " << absl::StrJoin(counts, ", ") << std::endl;
+    for (Player* player : players_) player->say("shutdown");
+    for (Player* player : players_) (void)player->answer();  // what became of the dead is in it
+    for (Player* player : players_) player->say("exit");
+    for (Player* player : players_) EXPECT_EQ(player->leave(), 0) << player->name();
+  }
+
+ private:
+  // Another process with the name and rank of one that has ended. It waits for the old one's lease.
+  void replace(int s) {
+    const int rank = kClients + s;
+    Player& next = job_.start({.name = server(s).name(),
+                               .rank = rank,
+                               .world_size = kClients + kServers,
+                               .arguments = {"--ask-address"}});
+    relays_[static_cast<size_t>(rank)] = job_.relay_for(&next);
+    const Answer joined = next.joined();
+    ASSERT_TRUE(joined.ok) << joined;
+    players_[static_cast<size_t>(rank)] = &next;
+    expect_ok(next, "ps serve");
+  }
+
+  Job job_;
+  std::vector<std::unique_ptr<RelayProcess>> relays_;  // by rank
+  std::vector<Player*> players_;                       // by rank: who has it now
+};
+
+TEST(IntegrationPs, PS_8_ServersThatAreKilledStoppedAndCutLoseNoAcknowledgedPush) {
+  const auto seed = static_cast<uint32_t>(std::random_device()());
+  std::cout << "seed " << seed << std::endl;
+  std::mt19937 random(seed);
+  PsProcesses job;
+  ASSERT_NO_FATAL_FAILURE(job.open_all());
+  for (int c = 0; c < kClients; ++c) PsProcesses::expect_ok(job.client(c), "ps run");
+  for (int round = 0; round < rounds() && !::testing::Test::HasFailure(); ++round) {
+    job.expect_progress(1 + random() % 40);
+    const int victim = static_cast<int>(random() % kServers);
+    const char* const kinds[] = {"kill", "stop", "cut"};
+    std::cout << "round " << round << ": " << kinds[round % 3] << " " << victim << std::endl;
+    switch (round % 3) {
+      case 0: ASSERT_NO_FATAL_FAILURE(job.kill(victim)); break;
+      case 1: ASSERT_NO_FATAL_FAILURE(job.stop(victim)); break;
+      default: job.cut(victim);
+    }
+    job.expect_pairs();
+  }
+  job.finish();
+}
+
+}  // namespace
+}  // namespace weft::integration
