@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 namespace weft::testing::fake_cuda {
 namespace {
@@ -24,9 +27,16 @@ struct World {
   std::map<void*, std::deque<std::function<bool()>>> streams;
   std::deque<std::function<bool()>> done;
   std::atomic<bool> held{false};
+  std::atomic<bool> held_to_host{false};
+  std::atomic<size_t> fail_record{0};
+  std::atomic<size_t> fail_query{0};
+  std::atomic<bool> capturing{false};
+  std::atomic<size_t> forbidden{0};
+  std::condition_variable_any queued;
   std::atomic<size_t> copies{0};
   std::atomic<size_t> blocking{0};
   std::atomic<size_t> early{0};
+  std::atomic<size_t> made{0};
 };
 
 World& world() {
@@ -64,10 +74,32 @@ Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
 
 cudaError_t new_stream(cudaStream_t* stream) {
   *stream = static_cast<cudaStream_t>(std::malloc(64));
+  ++world().made;
   return cudaSuccess;
 }
 
 thread_local int current_device = 0;
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+
+std::atomic<size_t>& failures(Call call) {
+  return call == Call::kEventRecord ? world().fail_record : world().fail_query;
+}
+
+bool takes_failure(Call call) {
+  std::atomic<size_t>& left = failures(call);
+  size_t n = left.load();
+  while (n > 0 && !left.compare_exchange_weak(n, n - 1)) {
+  }
+  return n > 0;
+}
+
+// What CUDA's documentation calls potentially unsafe.
+bool is_forbidden() {
+  World& w = world();
+  if (!w.capturing.load() || capture_mode != cudaStreamCaptureModeGlobal) return false;
+  ++w.forbidden;
+  return true;
+}
 
 }  // namespace
 
@@ -79,9 +111,20 @@ void run_all() {
   done.swap(world().done);
 }
 void hold_copies_to_devices(bool held) { world().held.store(held); }
+void hold_copies_to_host(bool held) { world().held_to_host.store(held); }
+bool wait_for_copies(size_t count) {
+  World& w = world();
+  std::unique_lock<std::recursive_mutex> lock(w.mutex);
+  return w.queued.wait_for(lock, std::chrono::seconds(30), [&] { return w.copies >= count; });
+}
+void fail(Call call, size_t times) { failures(call).store(times); }
+size_t failures_left(Call call) { return failures(call).load(); }
+void capture_elsewhere(bool on) { world().capturing.store(on); }
+size_t forbidden_calls() { return world().forbidden.load(); }
 size_t copies() { return world().copies.load(); }
 size_t blocking_calls() { return world().blocking.load(); }
 size_t early_queries() { return world().early.load(); }
+size_t streams_made() { return world().made.load(); }
 
 }  // namespace weft::testing::fake_cuda
 
@@ -130,6 +173,7 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  if (is_forbidden()) return cudaErrorStreamCaptureUnsupported;
   *memory = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
   return cudaSuccess;
 }
@@ -138,6 +182,7 @@ cudaError_t cudaFree(void* memory) {
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+  if (is_forbidden()) return cudaErrorStreamCaptureUnsupported;
   *memory = std::malloc(bytes);
   return cudaSuccess;
 }
@@ -159,7 +204,16 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status)
   *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, capture_mode);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (is_forbidden()) return cudaErrorStreamCaptureUnsupported;
+  const std::lock_guard<std::recursive_mutex> lock(world().mutex);
+  step();
+  return world().streams[stream].empty() ? cudaSuccess : cudaErrorNotReady;
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
   ++world().blocking;
   drain();
@@ -178,6 +232,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
 // What is queued may still refer to it, as it may to a real one.
 cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (takes_failure(Call::kEventRecord)) return cudaErrorUnknown;
   const std::lock_guard<std::recursive_mutex> lock(world().mutex);
   Event* const e = event_of(event);
   push(stream, [e, n = ++e->recorded] {
@@ -190,6 +245,8 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   return cudaEventRecord(event, stream);
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (is_forbidden()) return cudaErrorStreamCaptureUnsupported;
+  if (takes_failure(Call::kEventQuery)) return cudaErrorUnknown;
   const std::lock_guard<std::recursive_mutex> lock(world().mutex);
   step();
   const Event* const e = event_of(event);
@@ -210,9 +267,12 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
+  const std::lock_guard<std::recursive_mutex> lock(world().mutex);
   ++world().copies;
+  world().queued.notify_all();
   push(stream, [=] {
     if (kind == cudaMemcpyHostToDevice && world().held.load()) return false;
+    if (kind == cudaMemcpyDeviceToHost && world().held_to_host.load()) return false;
     std::memcpy(to, from, bytes);
     return true;
   });

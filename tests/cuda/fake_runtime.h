@@ -18,13 +18,28 @@ namespace weft::testing::fake_cuda {
 void queue(void* stream, std::function<bool()> operation);
 // Does all that can be done.
 void run_all();
-// While it is held, no copy to a device gets done.
+// While it is held, no copy to a device, or to the host, gets done.
 void hold_copies_to_devices(bool held);
+void hold_copies_to_host(bool held);
+// Waits until so many copies have been queued since the start of the program, half a minute at most.
+bool wait_for_copies(size_t count);
+
+// The next so many calls of a function fail, on whatever thread.
+enum class Call { kEventRecord, kEventQuery };
+void fail(Call call, size_t times);
+// How many of those are still to come.
+size_t failures_left(Call call);
+
+// As if a thread that has nothing to do with these had begun to capture a graph in the global mode:
+// calls that CUDA forbids then fail on threads in that mode, and are counted.
+void capture_elsewhere(bool on);
+size_t forbidden_calls();
 
 // Since the start of the program.
 size_t copies();
 size_t blocking_calls();  // that waited for a device
 size_t early_queries();   // of events that were not reached
+size_t streams_made();
 
 }  // namespace weft::testing::fake_cuda
 

@@ -50,6 +50,11 @@ class Streams : public ::testing::TestWithParam<Net> {
       queue_fill(x, 5, gate);
       return x;
     });
+    lib.def("now", [](int64_t n) {
+      const at::Tensor x = with_bytes(at::zeros({n}), gpu(0));
+      queue_fill(x, 4, nullptr);
+      return x;
+    });
     ClusterOptions options{.net = GetParam(), .library = std::move(lib)};
     options.adjust = [](int i, JoinOptions* o) {
       o->devices = {gpu(0), gpu(1)};
@@ -132,6 +137,33 @@ TEST_P(Streams, AResultWaitsForTheHandlersKernels) {
   EXPECT_FALSE(late.done());
   gate_->store(true);
   EXPECT_TRUE(at::equal(settled(late.wait()), at::full({300'000}, 5.0F)));
+}
+
+// More handlers than LibTorch's pool has streams, each with a kernel that does not end.
+TEST_P(Streams, DEF_19_no_handler_comes_behind_the_kernels_of_another) {
+  std::vector<Future<at::Tensor>> late;
+  for (int i = 0; i < 40; ++i) late.push_back(rpc_async(caller(), 1, Late{"streams.late"}, 10));
+  for (int i = 0; i < 40; ++i) {
+    const at::Tensor y =
+        rpc_sync(caller(), 1, {.deadline = absl::Seconds(20)}, Late{"streams.now"}, 10);
+    ASSERT_TRUE(at::equal(settled(y), at::full({10}, 4.0F))) << i;
+  }
+  gate_->store(true);
+  for (const Future<at::Tensor>& one : late) {
+    EXPECT_TRUE(at::equal(settled(one.wait()), at::full({10}, 5.0F)));
+  }
+}
+
+TEST_P(Streams, DEF_19_streams_are_used_again) {
+  const at::Tensor x = with_bytes(at::zeros({10}), gpu(0));
+  for (int i = 0; i < 20; ++i) rpc_sync(caller(), 1, &where, x);
+  fake_cuda::run_all();
+  const size_t before = fake_cuda::streams_made();
+  for (int i = 0; i < 200; ++i) {
+    rpc_sync(caller(), 1, &where, x);
+    fake_cuda::run_all();
+  }
+  EXPECT_LE(fake_cuda::streams_made() - before, 8u);
 }
 
 // STREAM-3, the callee's other half: a handler starts before its arguments are there, and what it

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 #include "ATen/ops/empty_strided.h"
 #include "c10/core/GradMode.h"
@@ -46,6 +47,9 @@ struct Copier::Piece {
   char* slot = nullptr;
   char* target = nullptr;  // to the host
   size_t bytes = 0;
+  bool queued = false;  // the device may use the slot
+  bool recorded =
+      false;  // else the event says nothing about the copy, and would say that it is done
 };
 
 Copier::Copier(std::shared_ptr<Runtime> runtime)
@@ -76,12 +80,9 @@ Copier::Lanes Copier::lanes(c10::Device device) {
 }
 
 Status Copier::prepare(const std::vector<c10::Device>& devices) {
+  const CaptureElsewhere allowed;
   for (const c10::Device device : devices) {
-    WEFT_RETURN_IF_ERROR(guarded("preparing " + device.str(), [&] {
-      lanes(device);
-      // The first use makes all streams of the device's pool.
-      c10::cuda::getStreamFromPool(false, device.index());
-    }));
+    WEFT_RETURN_IF_ERROR(guarded("preparing " + device.str(), [&] { lanes(device); }));
   }
   MutexLock lock(&start_mutex_);
   if (started_.load(std::memory_order_acquire) || devices.empty()) return absl::OkStatus();
@@ -151,6 +152,9 @@ void Copier::shutdown(const Status& why) {
 }
 
 void Copier::run() {
+  // To the end of the thread. Without it, asking for an event would fail while an application thread
+  // captures a graph in CUDA's global mode, and break the capture.
+  const CaptureElsewhere allowed;
   absl::Duration nap = kShortestNap;
   absl::Time end = absl::InfiniteFuture();
   while (true) {
@@ -229,8 +233,11 @@ bool Copier::start_some() {
         ++transfer->tensor;
       }
       char* slot = nullptr;
-      // Half of the slots for each direction, or one could wait for the other for ever.
-      if (!transfer->all_started() && taken_[transfer->to_host] < SlotPool::kSlots / 2) {
+      if (!transfer->all_started() && slots_->usable() == 0) {
+        throw std::runtime_error(
+            "no pinned memory is left, each part was in use by a copy that failed");
+      }
+      if (!transfer->all_started() && taken_[transfer->to_host] < slots_of_one_direction()) {
         slot = slots_->take();
       }
       if (slot != nullptr) {
@@ -256,7 +263,7 @@ void Copier::start_piece(const TransferRef& transfer, char* slot) {
   const at::Tensor& from = transfer->from[transfer->tensor];
   const at::Tensor& to = transfer->to[transfer->tensor];
   const size_t offset = transfer->offset;
-  // In the list first: whatever throws below, the slot is given back when its event says so.
+  // In the list first: whatever throws below, end_some() finds the slot.
   Piece& piece = under_way_.emplace_back();
   piece.transfer = transfer;
   ++transfer->pieces;
@@ -270,14 +277,17 @@ void Copier::start_piece(const TransferRef& transfer, char* slot) {
   const c10::cuda::CUDAGuard guard(device);
   if (transfer->to_host) {
     piece.target = target;
+    piece.queued = true;
     C10_CUDA_CHECK(
         cudaMemcpyAsync(slot, source, piece.bytes, cudaMemcpyDeviceToHost, stream.stream()));
   } else {
     std::memcpy(slot, source, piece.bytes);
+    piece.queued = true;
     C10_CUDA_CHECK(
         cudaMemcpyAsync(target, slot, piece.bytes, cudaMemcpyHostToDevice, stream.stream()));
   }
   piece.event.record(stream);
+  piece.recorded = true;
   transfer->offset += piece.bytes;
   if (transfer->offset == from.nbytes()) {
     transfer->offset = 0;
@@ -289,7 +299,9 @@ bool Copier::end_some() {
   bool moved = false;
   for (auto it = under_way_.begin(); it != under_way_.end();) {
     bool reached = false;
-    Status status = guarded("copying", [&] { reached = it->event.query(); });
+    // One that was not recorded belongs to a transfer that has failed.
+    Status status = it->recorded ? guarded("copying", [&] { reached = it->event.query(); })
+                                 : make_error(ErrorKind::kInternal, "CUDA, copying: not recorded");
     if (status.ok() && !reached) {
       ++it;
       continue;
@@ -306,7 +318,11 @@ void Copier::end_piece(Piece* piece, Status status) {
   if (transfer->to_host && status.ok() && !transfer->ended) {
     std::memcpy(piece->target, piece->slot, piece->bytes);
   }
-  slots_->give_back(piece->slot);
+  if (status.ok() || !piece->queued) {
+    slots_->give_back(piece->slot);
+  } else {
+    slots_->retire();
+  }
   --taken_[transfer->to_host];
   --transfer->pieces;
   if (!status.ok()) {

@@ -13,9 +13,13 @@
 //
 // Copies have streams of their own, two for each device, with nothing else on them, and a copy
 // takes a slot only when it can run at once: a kernel that waits for another message, or for a
-// collective, can hold up its own message and nobody else's. The thread asks for events and never
+// collective, can hold up its own message and no other. The thread asks for events and never
 // waits for one; while there is nothing to ask for it sleeps.
+//
+// An error of CUDA about a copy does not say that the copy has ended. Its transfer fails, and its slot
+// is retired; when none is left every transfer fails.
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <list>
@@ -58,6 +62,8 @@ class Copier {
 
   void submit(TransferRef transfer);
   void run();
+  // Half of the slots: otherwise one direction could wait for the other for ever.
+  size_t slots_of_one_direction() const { return std::max<size_t>(1, slots_->usable() / 2); }
   // Each returns whether something went on.
   bool take_new();
   bool start_some();

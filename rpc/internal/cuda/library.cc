@@ -20,6 +20,9 @@ class CudaBackend : public DeviceBackend {
 
   int device_count() const override { return c10::cuda::device_count(); }
   Status prepare(const std::vector<c10::Device>& devices) override {
+    for (const c10::Device device : devices) {
+      WEFT_RETURN_IF_ERROR(guarded("making streams", [&] { streams_->prepare(device.index()); }));
+    }
     return copier_.prepare(devices);
   }
 
@@ -44,8 +47,9 @@ class CudaBackend : public DeviceBackend {
   StatusOr<std::shared_ptr<DeviceWork>> make_work(
       const std::vector<c10::Device>& devices) override {
     std::shared_ptr<DeviceWork> made;
-    WEFT_RETURN_IF_ERROR(guarded("taking streams for a message",
-                                 [&] { made = std::make_shared<CudaWork>(devices, log_); }));
+    WEFT_RETURN_IF_ERROR(guarded("taking streams for a message", [&] {
+      made = std::make_shared<CudaWork>(devices, streams_, log_);
+    }));
     return made;
   }
   void to_devices(std::vector<at::Tensor> hosts, std::vector<c10::Device> targets,
@@ -57,6 +61,7 @@ class CudaBackend : public DeviceBackend {
 
  private:
   const Logger log_;
+  const std::shared_ptr<StreamPool> streams_ = std::make_shared<StreamPool>();
   Copier copier_;
 };
 

@@ -4,7 +4,7 @@
 // SlotPool: pinned host memory in slots of one size, through which bytes go to and from devices. It
 // is allocated once: making and freeing pinned memory stops the device. A slot is taken for as long
 // as one copy needs it, and only copies that can run at once may take one, so there is always one
-// soon.
+// soon. A slot whose copy has failed is retired: the device may still use it.
 //
 // Threads: the copier's only, but for make().
 
@@ -30,7 +30,10 @@ class SlotPool {
   // Null when none is free.
   char* take();
   void give_back(char* slot) { free_.push_back(slot); }
-  size_t free() const { return free_.size(); }
+  // Instead of give_back(): it is never taken again.
+  void retire() { --usable_; }
+  // Those that are not retired.
+  size_t usable() const { return usable_; }
 
  private:
   SlotPool(int device, char* memory);
@@ -38,6 +41,7 @@ class SlotPool {
   const int device_;
   char* const memory_;
   std::vector<char*> free_;
+  size_t usable_ = kSlots;
 };
 
 }  // namespace weft::internal

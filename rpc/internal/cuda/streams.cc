@@ -2,8 +2,12 @@
 
 #include <algorithm>
 
+#include <cuda_runtime_api.h>
+
 #include "absl/strings/str_cat.h"
 #include "c10/cuda/CUDACachingAllocator.h"
+#include "c10/cuda/CUDAException.h"
+#include "c10/cuda/CUDAGuard.h"
 
 namespace weft::internal {
 namespace {
@@ -25,6 +29,15 @@ class StreamsEntry : public ScopeEntry {
  private:
   std::vector<CUDAStream> previous_;
 };
+
+// Whether all that was queued there has ended. After an error of the device nothing is known.
+bool is_idle(const CUDAStream& stream) {
+  const CaptureElsewhere allowed;
+  const c10::cuda::CUDAGuard guard(stream.device());
+  const cudaError_t state = cudaStreamQuery(stream.stream());
+  if (state != cudaSuccess && state != cudaErrorNotReady) (void)cudaGetLastError();
+  return state == cudaSuccess;
+}
 
 // Of a value that a continuation made from another one: of whatever that thread queued.
 class DerivedGuard : public ValueGuard {
@@ -81,10 +94,81 @@ void StreamMark::block_current_streams() {
   }
 }
 
-CudaWork::CudaWork(const std::vector<c10::Device>& devices, Logger log) : log_(std::move(log)) {
-  for (const c10::Device device : devices) {
-    streams_.push_back(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index()));
+CaptureElsewhere::CaptureElsewhere() : mode_(cudaStreamCaptureModeRelaxed) { exchange(); }
+
+void CaptureElsewhere::exchange() {
+  auto mode = static_cast<cudaStreamCaptureMode>(mode_);
+  C10_CUDA_CHECK_WARN(cudaThreadExchangeStreamCaptureMode(&mode));
+  mode_ = mode;
+}
+
+CUDAStream StreamPool::make(c10::DeviceIndex device) {
+  const CaptureElsewhere allowed;
+  const c10::cuda::CUDAGuard guard(device);
+  cudaStream_t made = nullptr;
+  C10_CUDA_CHECK(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+  return c10::cuda::getStreamFromExternal(made, device);
+}
+
+CUDAStream StreamPool::take(c10::DeviceIndex device) {
+  // Those that were given back long ago are idle, if any is.
+  constexpr size_t kMostAsked = 4;
+  {
+    MutexLock lock(&mutex_);
+    OfDevice& of = devices_[device];
+    for (size_t i = 0; i < std::min(kMostAsked, of.free.size()); ++i) {
+      const CUDAStream stream = of.free[i];
+      if (!is_idle(stream)) continue;
+      of.free.erase(of.free.begin() + static_cast<std::ptrdiff_t>(i));
+      return stream;
+    }
+    if (of.made >= kMost && !of.free.empty()) {
+      const CUDAStream stream = of.free.front();
+      of.free.pop_front();
+      return stream;
+    }
+    ++of.made;
   }
+  try {
+    return make(device);
+  } catch (...) {
+    MutexLock lock(&mutex_);
+    --devices_[device].made;
+    throw;
+  }
+}
+
+void StreamPool::give_back(const CUDAStream& stream) {
+  MutexLock lock(&mutex_);
+  devices_[stream.device_index()].free.push_back(stream);
+}
+
+void StreamPool::prepare(c10::DeviceIndex device) {
+  constexpr size_t kFirst = 4;
+  while (true) {
+    {
+      MutexLock lock(&mutex_);
+      if (devices_[device].made >= kFirst) return;
+      ++devices_[device].made;
+    }
+    give_back(make(device));
+  }
+}
+
+CudaWork::CudaWork(const std::vector<c10::Device>& devices, std::shared_ptr<StreamPool> pool,
+                   Logger log)
+    : pool_(std::move(pool)), log_(std::move(log)) {
+  streams_.reserve(devices.size());
+  try {
+    for (const c10::Device device : devices) streams_.push_back(pool_->take(device.index()));
+  } catch (...) {
+    for (const CUDAStream& stream : streams_) pool_->give_back(stream);
+    throw;
+  }
+}
+
+CudaWork::~CudaWork() {
+  for (const CUDAStream& stream : streams_) pool_->give_back(stream);
 }
 
 std::unique_ptr<ScopeEntry> CudaWork::enter() const {
@@ -95,11 +179,13 @@ void CudaWork::arrived(const std::vector<at::Tensor>& tensors,
                        const std::vector<CUDAStream>& copies) {
   MutexLock lock(&mutex_);
   for (const CUDAStream& copy : copies) {
-    events_.emplace_back();
-    events_.back().record(copy);
+    // One that could not be recorded would say that the copy is done.
+    c10::cuda::CUDAEvent event;
+    event.record(copy);
     for (const CUDAStream& stream : streams_) {
-      if (stream.device_index() == copy.device_index()) events_.back().block(stream);
+      if (stream.device_index() == copy.device_index()) event.block(stream);
     }
+    events_.push_back(std::move(event));
   }
   for (const at::Tensor& tensor : tensors) {
     memory_.push_back(tensor.storage().getWeakStorageImpl());
