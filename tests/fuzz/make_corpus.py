@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-TARGETS = ["arena", "autograd", "chunk", "data", "frame", "hello", "plan", "point", "ps", "ps_copy", "rref", "store_file", "store_request", "tensor", "value"]
+TARGETS = ["arena", "autograd", "chunk", "data", "frame", "hello", "plan", "point", "ps", "ps_copy", "rref", "safetensors", "store_file", "store_request", "tensor", "value"]
 
 
 def files():
