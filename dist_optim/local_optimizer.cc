@@ -15,7 +15,8 @@ LocalOptimizer::~LocalOptimizer() = default;
 
 StatusOr<std::unique_ptr<LocalOptimizer>> LocalOptimizer::make(std::string_view name,
                                                                std::vector<double> options,
-                                                               std::vector<at::Tensor> parameters) {
+                                                               std::vector<at::Tensor> parameters,
+                                                               std::vector<std::string> names) {
   auto rule = make_update_rule(name);
   if (rule == nullptr) {
     return make_error(
@@ -23,11 +24,17 @@ StatusOr<std::unique_ptr<LocalOptimizer>> LocalOptimizer::make(std::string_view 
         absl::StrCat("no optimizer is called '", std::string(name.substr(0, 40)), "'"));
   }
   WEFT_RETURN_IF_ERROR(rule->check_options(options));
+  if (!names.empty() && names.size() != parameters.size()) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat(names.size(), " names for ", parameters.size(), " parameters"));
+  }
   std::unique_ptr<LocalOptimizer> made(new LocalOptimizer());
   made->rule_ = std::move(rule);
   made->options_ = std::move(options);
   made->parameters_ = std::move(parameters);
+  made->names_ = std::move(names);
   for (size_t i = 0; i < made->parameters_.size(); ++i) {
+    if (made->names_.size() == i) made->names_.push_back(absl::StrCat(i));
     made->states_.push_back(std::make_unique<ParameterState>());
   }
   return made;
@@ -58,10 +65,11 @@ std::map<std::string, at::Tensor> LocalOptimizer::state() const {
   for (size_t i = 0; i < states_.size(); ++i) {
     const ParameterState& state = *states_[i];
     if (!rule_->prepared(options_, state)) continue;
-    out.emplace(absl::StrCat(i, "/steps"), at::scalar_tensor(state.steps.load(), at::kLong));
+    out.emplace(absl::StrCat(names_[i], "/steps"),
+                at::scalar_tensor(state.steps.load(), at::kLong));
     for (size_t k = 0; k < state.buffers.size(); ++k) {
       if (!state.buffers[k].defined()) continue;
-      out.emplace(absl::StrCat(i, "/", rule_->buffer_names()[k]), state.buffers[k].clone());
+      out.emplace(absl::StrCat(names_[i], "/", rule_->buffer_names()[k]), state.buffers[k].clone());
     }
   }
   return out;
@@ -78,7 +86,7 @@ Status LocalOptimizer::load_state(const std::map<std::string, at::Tensor>& state
   try {
     for (size_t i = 0; i < parameters_.size(); ++i) {
       ParameterState* const made = fresh.emplace_back(std::make_unique<ParameterState>()).get();
-      const std::string steps = absl::StrCat(i, "/steps");
+      const std::string steps = absl::StrCat(names_[i], "/steps");
       const auto has_stepped = state.find(steps);
       if (has_stepped == state.end()) continue;
       if (!has_stepped->second.defined() || has_stepped->second.numel() != 1) {
@@ -90,7 +98,7 @@ Status LocalOptimizer::load_state(const std::map<std::string, at::Tensor>& state
       for (size_t k = 0; k < made->buffers.size(); ++k) {
         at::Tensor& buffer = made->buffers[k];
         if (!buffer.defined()) continue;
-        const std::string name = absl::StrCat(i, "/", rule_->buffer_names()[k]);
+        const std::string name = absl::StrCat(names_[i], "/", rule_->buffer_names()[k]);
         const auto it = state.find(name);
         if (it == state.end()) return wrong(name, "is missing");
         if (!it->second.defined() || it->second.sizes() != buffer.sizes() ||

@@ -41,15 +41,18 @@ OptimizerChoice optimizer_choice(const typename Tag::Options& options = {}) {
 
 class WEFT_API LocalOptimizer {
  public:
-  // Kind invalid_argument for an unknown rule or a bad option, named.
+  // `names`: what state() calls the parameters; their numbers, if there are none. Kind
+  // invalid_argument for an unknown rule, a bad option (named), or another number of names.
   static StatusOr<std::unique_ptr<LocalOptimizer>> make(std::string_view name,
                                                         std::vector<double> options,
-                                                        std::vector<at::Tensor> parameters);
+                                                        std::vector<at::Tensor> parameters,
+                                                        std::vector<std::string> names = {});
   ~LocalOptimizer();
   // One gradient for each parameter; an undefined one leaves its parameter. Kind invalid_argument
   // for another number of them.
   Status step(const std::vector<at::Tensor>& gradients);
-  // Copies of what it keeps: "0/steps", "0/momentum_buffer", of each parameter that has stepped.
+  // Copies of what it keeps: "0/steps", "0/momentum_buffer", or with names "layer1.weight/steps", of
+  // each parameter that has stepped.
   std::map<std::string, at::Tensor> state() const;
   // Back to what state() gave. Kind invalid_argument, naming the first tensor that is missing,
   // unknown, or of another shape or type; nothing is changed then.
@@ -61,6 +64,7 @@ class WEFT_API LocalOptimizer {
   std::shared_ptr<const UpdateRule> rule_;
   std::vector<double> options_;
   std::vector<at::Tensor> parameters_;
+  std::vector<std::string> names_;
   std::vector<std::unique_ptr<ParameterState>> states_;
 };
 

@@ -89,6 +89,32 @@ struct PipelineOptions {
   int64_t memory_cap = 0;
   // Start and end of every action, in StepResult::times.
   bool record = false;
+  // After each step every worker keeps its stages' state, and a neighbour a copy of it (of the last
+  // two steps): what rebuild() goes on from. A step has ended when its copies are there. Costs three
+  // more times the memory of parameters and optimizer, and a message of their size per step.
+  bool keep_copies = false;
+  // Number of the first step, of which random numbers are a function: of a pipeline that goes on.
+  int64_t first_step = 0;
+};
+
+struct CheckpointOptions {
+  // What a tensor of a stage is called in the checkpoint, whichever stage has its layer: a function
+  // of the stage and the name in its state_dict(). Null: that name, for modules that give a layer
+  // the same name in every partition. layer_names() makes one for stages that number their layers
+  // from 0.
+  std::function<std::string(int stage, const std::string& name)> layer_name{};
+};
+
+struct RebuildOptions {
+  // Another plan over the same stages and edges: with fewer workers, for example.
+  std::optional<Plan> plan{};
+  // The state of each stage as state_dict() gave it after `steps` steps; without it the copies of
+  // keep_copies are taken.
+  std::function<std::map<std::string, at::Tensor>(int stage)> state{};
+  int64_t steps = 0;
+  // A checkpoint to go back to when the copies are lost, or none are kept; "": none.
+  std::string checkpoint{};
+  CheckpointOptions checkpoint_options{};
 };
 
 struct StepResult {
@@ -123,12 +149,38 @@ class WEFT_API Pipeline {
   // The gradients of a stage by name, as summed since its last step. Between steps.
   std::map<std::string, at::Tensor> gradients(int stage) const;
   void zero_grad() const;
-  // A stage as it is between steps: its parameters and buffers by name, and under "optimizer/" what
-  // its optimizer keeps. Loaded into the same stage of another pipeline, at whatever worker, training
+  // A stage as it is between steps: its parameters and buffers by name, and under "optimizer/NAME/"
+  // what its optimizer keeps of parameter NAME. Loaded into the same stage of another pipeline, at whatever worker, training
   // goes on as if nothing had happened. Throws weft::Error, kind invalid_argument, naming what is
   // missing, unknown or of another shape; nothing of the stage is changed then.
   std::map<std::string, at::Tensor> state_dict(int stage) const;
   void load_state_dict(int stage, const std::map<std::string, at::Tensor>& state) const;
+
+  // All stages between two steps, by layer, as files that the maker's process writes: `path` itself,
+  // replaced in one step and last, and a file in the safetensors format per stage beside it,
+  // "PATH-step120-0-stage3.safetensors". Those of the checkpoint before are removed then. Throws weft::Error: kind
+  // state while a step is under way; invalid_argument for two layers of one name; otherwise what
+  // the file system or a worker says.
+  void save_checkpoint(std::string_view path, const CheckpointOptions& options = {}) const;
+  // From a checkpoint of any pipeline over the same layers, divided in whatever way: the next step
+  // then has the number that it had there. Returns it. Throws weft::Error, kind invalid_argument,
+  // for a checkpoint that is cut, that misses a layer or has one that no stage takes, or with a layer
+  // of another shape, named; nothing is loaded then.
+  int64_t load_checkpoint(std::string_view path, const CheckpointOptions& options = {});
+
+  // After the loss of workers: goes on without a restart of the others. `replace` gives what takes
+  // the place of a stage whose worker is gone: a module made anew at another worker, at one that was
+  // restarted, or at one that has a stage already. Every stage gets the state of the last step whose result was
+  // given (or of a later one, if several were under way and that state is no longer kept), and the
+  // step after it comes next, as if nothing had happened. Returns its number: what was begun from
+  // it on is to be begun again. Also without a loss: it ends what runs then.
+  // Throws weft::Error: kind state when the state of a stage is lost with all of its copies, or none
+  // was kept, and no checkpoint is given; deadline for a worker that neither answers nor is known to be gone; what making a
+  // pipeline throws. The pipeline stays as it was then, ended, and may be rebuilt again.
+  int64_t rebuild(const std::function<Stage(int stage)>& replace,
+                  const RebuildOptions& options = {});
+  // Number of the step that comes next.
+  int64_t next_step() const;
 
   const Plan& plan() const;
   // OK, or what ended the pipeline, as far as it is known here.
@@ -140,6 +192,11 @@ class WEFT_API Pipeline {
   class State;
   std::shared_ptr<State> state_;
 };
+
+// For stages whose modules number their layers from 0 ("0.weight", as torch::nn::Sequential does):
+// stage s begins with layer begins[s] of the whole model (Partition::begins), and "1.weight" of it is
+// called "layer4.weight" if that is 3.
+WEFT_API CheckpointOptions layer_names(std::vector<int> begins, std::string prefix = "layer");
 
 }  // namespace weft::pipeline
 

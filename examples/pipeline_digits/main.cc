@@ -2,8 +2,11 @@
 // choice: it changes who computes what when, and not one bit of what is learned. --help says how to
 // start it.
 
+#include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <memory>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -42,7 +45,12 @@ struct Options {
   int64_t batch = 128;
   int64_t steps = 110;
   int64_t seed = 1;
+  bool keep_copies = false;
+  int64_t kill = -1;
 };
+
+// Ends the process as a crash does.
+void crash() { std::raise(SIGKILL); }
 
 weft::Library library() {
   weft::Library lib("digits");
@@ -50,6 +58,7 @@ weft::Library library() {
       .constructor<int64_t, int64_t, int64_t>()
       .def("forward", &PartImpl::forward);
   lib.def("loss", &loss);
+  lib.def("crash", &crash);
   return lib;
 }
 
@@ -80,18 +89,50 @@ weft::pipeline::Partition divide(const weft::pipeline::Plan& plan, const Options
   return *made;
 }
 
-// Every worker's part of the network, as the plan places it.
-std::vector<weft::RemoteModule<PartImpl>> place(const weft::Worker& worker,
-                                                const weft::pipeline::Plan& plan,
-                                                const weft::pipeline::Partition& partition,
-                                                int64_t seed) {
-  std::vector<weft::RemoteModule<PartImpl>> parts;
-  for (int s = 0; s < plan.stages(); ++s) {
-    parts.emplace_back(worker, absl::StrFormat("rank:%d", plan.placement[s]),
-                       int64_t{partition.begins[s]}, int64_t{partition.begins[s + 1]}, seed);
+// The parts of the network, and where they are. A plan's worker whose process has ended moves to the
+// next rank that is left.
+class Parts {
+ public:
+  Parts(const weft::Worker& worker, const weft::pipeline::Plan& plan,
+        const weft::pipeline::Partition& partition, int64_t seed)
+      : worker_(worker), plan_(plan), partition_(partition), seed_(seed) {
+    for (int w = 0; w < kWorkers; ++w) ranks_.push_back(w);
+    for (int s = 0; s < plan.stages(); ++s) {
+      at_.push_back(ranks_[plan.placement[s]]);
+      parts_.push_back(make(s));
+    }
   }
-  return parts;
-}
+  const std::vector<weft::RemoteModule<PartImpl>>& all() const { return parts_; }
+
+  // A stage that was at a process that has ended, anew.
+  weft::pipeline::Stage replace(int stage) {
+    int& rank = ranks_[plan_.placement[stage]];
+    if (at_[stage] == rank) {  // the first stage of this worker
+      gone_.insert(rank);
+      while (gone_.count(rank) > 0) rank = (rank + 1) % kWorkers;
+    }
+    absl::PrintF("pipeline_digits: stage %d was at rank %d, and is at rank %d now\n", stage,
+                 at_[stage], rank);
+    at_[stage] = rank;
+    parts_[stage] = make(stage);
+    return parts_[stage];
+  }
+
+ private:
+  weft::RemoteModule<PartImpl> make(int stage) const {
+    return {worker_, absl::StrFormat("rank:%d", ranks_[plan_.placement[stage]]),
+            int64_t{partition_.begins[stage]}, int64_t{partition_.begins[stage + 1]}, seed_};
+  }
+
+  const weft::Worker& worker_;
+  const weft::pipeline::Plan& plan_;
+  const weft::pipeline::Partition partition_;
+  const int64_t seed_;
+  std::vector<int> ranks_;  // by worker of the plan
+  std::vector<int> at_;     // by stage
+  std::set<int> gone_;
+  std::vector<weft::RemoteModule<PartImpl>> parts_;
+};
 
 double accuracy(const std::vector<weft::RemoteModule<PartImpl>>& parts,
                 const async_ps::Images& test) {
@@ -106,28 +147,44 @@ bool train(const weft::Worker& worker, const weft::pipeline::Plan& plan, const O
   const auto partition = divide(plan, options, data.train);
   absl::PrintF("pipeline_digits: stages begin at layers %s\n",
                absl::StrJoin(partition.begins.begin(), partition.begins.end() - 1, ", "));
-  const auto parts = place(worker, plan, partition, options.seed);
+  Parts parts(worker, plan, partition, options.seed);
   weft::pipeline::Pipeline pipeline(
-      worker, {parts.begin(), parts.end()}, plan,
+      worker, {parts.all().begin(), parts.all().end()}, plan,
       {.loss = "digits.loss",
-       .optimizer = weft::optimizer_choice<weft::optim::SGD>({.lr = 0.02, .momentum = 0.9})});
+       .optimizer = weft::optimizer_choice<weft::optim::SGD>({.lr = 0.02, .momentum = 0.9}),
+       .keep_copies = options.keep_copies || options.kill >= 0});
   examples::LossLog log(worker, options.steps, /*every=*/20);
   const int64_t n = data.train.size();
-  std::vector<int64_t> order;
-  for (int64_t step = 0, at = 0; step < options.steps; ++step, at += options.batch) {
-    if (order.empty() || at + options.batch > n) {
-      order = async_ps::shuffled(n, static_cast<uint64_t>(options.seed + step));
-      at = 0;
+  const int64_t per_epoch = std::max<int64_t>(1, n / options.batch);
+  bool killed = false;
+  for (int64_t step = 0; step < options.steps;) {
+    // A function of the step alone, which may be repeated.
+    const int64_t begin = step - step % per_epoch;
+    const auto order = async_ps::shuffled(n, static_cast<uint64_t>(options.seed + begin));
+    const auto at = order.begin() + (step - begin) * options.batch;
+    const async_ps::Images batch = async_ps::select(data.train, {at, at + options.batch});
+    auto result = pipeline.step_async({pixels_of(batch)}, batch.labels);
+    if (step == options.kill && !killed) {
+      killed = true;
+      (void)weft::rpc_async(worker, 2, &crash);  // without an answer
     }
-    const async_ps::Images batch =
-        async_ps::select(data.train, {order.begin() + at, order.begin() + at + options.batch});
-    log.add(pipeline.step({pixels_of(batch)}, batch.labels).loss);
+    const auto ended = result.try_wait();
+    if (ended.ok()) {
+      log.add(ended->loss);
+      ++step;
+      continue;
+    }
+    if (!options.keep_copies && options.kill < 0) weft::throw_if_error(ended.status());
+    absl::PrintF("pipeline_digits: %s\n", ended.status().message());
+    step = pipeline.rebuild([&](int stage) { return parts.replace(stage); });
+    absl::PrintF("pipeline_digits: goes on with step %d\n", step);
+    std::fflush(stdout);
   }
   pipeline.close();
   const bool learned = log.last() < kTarget;
   absl::PrintF("pipeline_digits: %s schedule=%s first_loss=%.9f last_loss=%.9f accuracy=%.4f\n",
                learned ? "ok" : "not learned", plan.schedule, log.first(), log.last(),
-               accuracy(parts, data.test));
+               accuracy(parts.all(), data.test));
   std::fflush(stdout);
   return learned;
 }
@@ -164,6 +221,10 @@ void print_help() {
       "  --batch N            images of a step (%d)\n"
       "  --steps N            (%d)\n"
       "  --seed N             of the first parameters and the order of the images (%d)\n"
+      "  --keep-copies 1      a neighbour keeps a copy of each stage: training goes on when a "
+      "process\n"
+      "                       ends, with its stages at another one (weftrun --may-die)\n"
+      "  --kill STEP          the same, and rank 2 ends in that step, as by a crash\n"
       "  --data FILE          instead of ../share/weft/digits.csv, beside the program\n"
       "  --help\n",
       kWorkers, kLayers, kWorkers, kTarget, absl::StrJoin(weft::pipeline::schedule_names(), ", "),
@@ -171,9 +232,9 @@ void print_help() {
 }
 
 int run(int argc, char** argv) {
-  const examples::CommandLine line(
-      argc, argv,
-      {"--schedule", "--partition", "--micro-batches", "--batch", "--steps", "--seed", "--data"});
+  const examples::CommandLine line(argc, argv,
+                                   {"--schedule", "--partition", "--micro-batches", "--batch",
+                                    "--steps", "--seed", "--data", "--keep-copies", "--kill"});
   if (line.help()) {
     print_help();
     return 0;
@@ -185,6 +246,8 @@ int run(int argc, char** argv) {
   options.batch = line.number("--batch", options.batch, options.micro_batches, 1000);
   options.steps = line.number("--steps", options.steps, 1, 1'000'000);
   options.seed = line.number("--seed", options.seed, 0, 1'000'000'000);
+  options.kill = line.number("--kill", options.kill, 0, options.steps - 1);
+  options.keep_copies = line.number("--keep-copies", 0, 0, 1) != 0;
   options.data = line.text("--data", async_ps::default_digits());
 
   const auto plan = weft::pipeline::make_schedule(options.schedule, kWorkers,
@@ -216,7 +279,9 @@ int run(int argc, char** argv) {
   if (!result.status.ok()) {
     absl::FPrintF(stderr, "pipeline_digits: shutdown: %s\n", result.status.message());
   }
-  return learned && result.status.ok() ? 0 : 1;
+  // That a process is missing is no failure where one may be lost.
+  const bool may_lose = options.keep_copies || options.kill >= 0;
+  return learned && (result.status.ok() || may_lose) ? 0 : 1;
 }
 
 }  // namespace

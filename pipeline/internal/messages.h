@@ -13,7 +13,11 @@
 //   @pipeline.probe    a worker that waits for a       again and again: whether the other one's part goes
 //                      tensor to who gives it          on; answered with its error, if any
 //   @pipeline.fetch    maker to a worker                gradients or state of a stage
+//   @pipeline.keep     worker to its neighbour          with copies: after each step, its stages' state
+//   @pipeline.survey   maker to every worker            to rebuild: ends the parts there, and lists copies
 //   @pipeline.close    maker to every worker            once
+//
+// A process may run several workers of one plan (after a loss), so what is for one of them says which.
 
 #include <cstdint>
 #include <map>
@@ -43,18 +47,21 @@ struct OpenMessage {
   uint64_t seed = 0;
   int64_t deadline_ns = 0;  // of a step; 0: none
   bool record = false;
+  int64_t first_step = 0;
+  bool keep_copies = false;
 };
 WEFT_STRUCT(OpenMessage, pipeline, plan, self, workers, loss, optimizer, optimizer_options,
-            has_seed, seed, deadline_ns, record);
+            has_seed, seed, deadline_ns, record, first_step, keep_copies);
 
 struct BeginMessage {
   uint64_t pipeline = 0;
+  int64_t worker = 0;  // of the plan
   int64_t step = 0;
   std::vector<std::vector<at::Tensor>> inputs{};  // by micro-batch, for the first stage
   std::vector<at::Tensor> targets{};              // for the last one
   std::vector<double> scales{};
 };
-WEFT_STRUCT(BeginMessage, pipeline, step, inputs, targets, scales);
+WEFT_STRUCT(BeginMessage, pipeline, worker, step, inputs, targets, scales);
 
 struct EndMessage {
   std::vector<double> losses{};  // of the last stage, by micro-batch, before their scales
@@ -65,13 +72,14 @@ WEFT_STRUCT(EndMessage, losses, peak_activations, times);
 
 struct PutMessage {
   uint64_t pipeline = 0;
+  int64_t worker = 0;  // of the plan
   int64_t step = 0;
   int64_t edge = 0;
   int64_t micro_batch = 0;
   bool backward = false;
   std::vector<at::Tensor> tensors{};
 };
-WEFT_STRUCT(PutMessage, pipeline, step, edge, micro_batch, backward, tensors);
+WEFT_STRUCT(PutMessage, pipeline, worker, step, edge, micro_batch, backward, tensors);
 
 struct FailMessage {
   uint64_t pipeline = 0;
@@ -82,15 +90,54 @@ struct FailMessage {
 };
 WEFT_STRUCT(FailMessage, pipeline, code, kind, message, origin);
 
-enum class Fetch : int64_t { kGradients, kZeroGrad, kState, kLoadState };
+enum class Fetch : int64_t {
+  kGradients,
+  kZeroGrad,
+  kState,
+  kLoadState,
+  kCopy,      // the copy of `owner` after `steps` steps
+  kLoadCopy,  // that copy, of pipeline `from`, is at the callee
+  kKeep,      // the part's stages as they are now become its copy
+  kShapes,    // of parameters and buffers, by name
+  kSetSteps,  // `steps` are done: the next one has that number
+};
 
 struct FetchMessage {
   uint64_t pipeline = 0;
   int64_t stage = 0;
   int64_t what = 0;  // Fetch
   std::map<std::string, at::Tensor> state{};
+  uint64_t from = 0;
+  int64_t owner = 0;  // a worker of the plan
+  int64_t steps = 0;
 };
-WEFT_STRUCT(FetchMessage, pipeline, stage, what, state);
+WEFT_STRUCT(FetchMessage, pipeline, stage, what, state, from, owner, steps);
+
+// A stage with its state.
+struct StageState {
+  int64_t stage = 0;
+  std::map<std::string, at::Tensor> state{};
+};
+WEFT_STRUCT(StageState, stage, state);
+
+struct KeepMessage {
+  uint64_t pipeline = 0;
+  int64_t owner = 0;  // the worker of the plan whose stages they are
+  int64_t steps = 0;  // how many it has done
+  std::vector<StageState> states{};
+};
+WEFT_STRUCT(KeepMessage, pipeline, owner, steps, states);
+
+struct KeptCopy {
+  int64_t owner = 0;
+  int64_t steps = 0;
+};
+WEFT_STRUCT(KeptCopy, owner, steps);
+
+struct SurveyAnswer {
+  std::vector<KeptCopy> copies{};
+};
+WEFT_STRUCT(SurveyAnswer, copies);
 
 struct PipelineMessage {  // close, touch, and answers that say nothing
   uint64_t pipeline = 0;

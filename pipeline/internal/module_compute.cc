@@ -1,11 +1,13 @@
 #include "weft/pipeline/internal/module_compute.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <torch/nn/module.h>
 
 #include "ATen/CPUGeneratorImpl.h"
 #include "ATen/Context.h"
+#include "ATen/ops/empty.h"
 #include "ATen/ops/mul.h"
 #include "ATen/ops/ones_like.h"
 #include "absl/strings/str_cat.h"
@@ -91,6 +93,12 @@ uint64_t seed_of(uint64_t seed, int64_t step, int stage, int micro_batch) {
 
 }  // namespace
 
+void seed_generator(uint64_t seed, int64_t step, int stage, int micro_batch) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_current_seed(seed_of(seed, step, stage, micro_batch));
+}
+
 ModuleCompute::ModuleCompute(std::shared_ptr<const Worker> worker,
                              weft::internal::LocalModule module, ModuleComputeOptions options)
     : worker_(std::move(worker)),
@@ -124,8 +132,11 @@ StatusOr<std::shared_ptr<ModuleCompute>> ModuleCompute::make(std::shared_ptr<con
     }
   }
   if (!o.optimizer.empty()) {
-    WEFT_ASSIGN_OR_RETURN(made->optimizer_, LocalOptimizer::make(o.optimizer, o.optimizer_options,
-                                                                 made->parameters_));
+    std::vector<std::string> names;
+    for (const auto& item : made->module_.module->named_parameters()) names.push_back(item.key());
+    WEFT_ASSIGN_OR_RETURN(made->optimizer_,
+                          LocalOptimizer::make(o.optimizer, o.optimizer_options, made->parameters_,
+                                               std::move(names)));
   }
   return made;
 }
@@ -165,10 +176,7 @@ StatusOr<Tensors> ModuleCompute::invoke(const Method& method, const std::shared_
 Status ModuleCompute::run(Live* live) {
   const ForwardCall& call = live->call;
   if (options_.seed.has_value()) {
-    const uint64_t seed = seed_of(*options_.seed, call.step, options_.stage, call.micro_batch);
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_current_seed(seed);
+    seed_generator(*options_.seed, call.step, options_.stage, call.micro_batch);
   }
   WEFT_ASSIGN_OR_RETURN(live->outputs, invoke(*forward_, object_, live->inputs));
   if (!call.is_last) return absl::OkStatus();
@@ -342,6 +350,16 @@ std::map<std::string, at::Tensor> ModuleCompute::state() const {
   }
   if (optimizer_ == nullptr) return out;
   for (auto& [name, tensor] : optimizer_->state()) out.emplace(std::string(kKept) + name, tensor);
+  return out;
+}
+
+std::map<std::string, at::Tensor> ModuleCompute::shapes() const {
+  std::map<std::string, at::Tensor> out;
+  for (const auto& [name, tensor] : weft::internal::state_dict_of(*module_.module)) {
+    at::Tensor sizes = at::empty({tensor.dim()}, at::kLong);
+    std::copy(tensor.sizes().begin(), tensor.sizes().end(), sizes.mutable_data_ptr<int64_t>());
+    out.emplace(name, std::move(sizes));
+  }
   return out;
 }
 

@@ -19,6 +19,9 @@
 
 namespace weft::pipeline::internal {
 
+// What a stage's forward draws begins with this: LibTorch's default generator of the CPU.
+WEFT_API void seed_generator(uint64_t seed, int64_t step, int stage, int micro_batch);
+
 struct ModuleComputeOptions {
   int stage = 0;
   std::string loss{};       // of the last stage: a registered function; "": its output is the loss
@@ -46,8 +49,11 @@ class ModuleCompute final : public StageCompute {
   weft::internal::LocalModule module() const { return module_; }
   std::map<std::string, at::Tensor> gradients() const;
   void zero_grad();
-  // Copies of parameters and buffers by name, and under "optimizer/" what the optimizer keeps.
+  // Copies of parameters and buffers by name, and under "optimizer/NAME/" what the optimizer keeps
+  // of parameter NAME.
   std::map<std::string, at::Tensor> state() const;
+  // Of each parameter and buffer its shape, as a tensor of sizes.
+  std::map<std::string, at::Tensor> shapes() const;
   // Nothing is changed when an error is returned.
   Status load_state(const std::map<std::string, at::Tensor>& state);
 

@@ -27,17 +27,25 @@ Runner::Runner(std::shared_ptr<const Worker> worker, std::shared_ptr<Runtime> ru
   for (const Action& a : setup_.plan.workers[setup_.self]) {
     if (a.kind == ActionKind::kRecompute) recomputed_.insert({a.stage, a.micro_batch});
   }
+  last_begun_ = setup_.first_step - 1;
+  done_steps_ = setup_.first_step;
 }
 
 Runner::~Runner() = default;
 
 void Runner::join() {
-  if (thread_ != nullptr) thread_->join();
-  thread_ = nullptr;
+  std::unique_ptr<Thread> thread;
+  {
+    MutexLock lock(&mutex_);
+    thread.swap(thread_);
+  }
+  if (thread != nullptr) thread->join();
 }
 
 void Runner::start() {
-  thread_ = runtime_->spawn("pipeline", [this] { run(); });
+  std::unique_ptr<Thread> thread = runtime_->spawn("pipeline", [this] { run(); });
+  MutexLock lock(&mutex_);
+  thread_ = std::move(thread);
 }
 
 bool Runner::local(int edge) const {
@@ -147,7 +155,7 @@ void Runner::fail(const Status& why, bool tell_others) {
         details.origin.empty() ? setup_.workers[setup_.self].name : details.origin};
     for (size_t w = 0; w < setup_.workers.size(); ++w) {
       if (w == setup_.self) continue;
-      // Who does not hear of it is gone, or waits until its step's deadline.
+      // A worker that does not hear of it is gone, or waits until its step's deadline.
       call(*worker_, setup_.workers[w], "@pipeline.fail", message,
            {.deadline = absl::Seconds(10),
             .retry = Retry::kAtMostOnce,
@@ -264,6 +272,9 @@ void Runner::run() {
   const c10::AutoGradMode grad(true);
   while (auto begun = next()) {
     StatusOr<EndMessage> end = run_step(&begun->message);
+    if (end.ok() && setup_.copies != nullptr) {
+      if (const Status kept = keep_and_wait(); !kept.ok()) end = kept;
+    }
     if (end.ok()) {
       begun->reply(encode(*end));
       continue;

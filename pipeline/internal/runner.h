@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,9 +28,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "weft/common/condition.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
+#include "weft/pipeline/internal/copies.h"
 #include "weft/pipeline/internal/messages.h"
 #include "weft/pipeline/plan.h"
 #include "weft/pipeline/stage_compute.h"
@@ -46,6 +49,10 @@ struct RunnerSetup {
   std::map<int, std::shared_ptr<StageCompute>> stages{};  // of this worker
   absl::Duration deadline = absl::InfiniteDuration();
   bool record = false;
+  int64_t first_step = 0;
+  // Copies of states, and what its stages are now; null: none are kept.
+  std::shared_ptr<StateCopies> copies{};
+  std::function<std::vector<StageState>()> snapshot{};
 };
 
 class Runner : public std::enable_shared_from_this<Runner> {
@@ -68,6 +75,11 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void join();
   bool thread_has_ended() const;
   bool concerns(const WorkerInfo& worker) const;
+  // So many steps are done: for a state that was loaded. Kind state while a step is under way.
+  Status set_steps(int64_t steps);
+  // Its stages' state becomes a copy, here and at a neighbour; between steps. `done` once; without
+  // copies at once.
+  void keep(absl::AnyInvocable<void(Status)> done);
   // OK, or the error that ended the pipeline.
   Status status() const;
 
@@ -98,6 +110,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void run();
   std::optional<Begun> next();
   StatusOr<EndMessage> run_step(BeginMessage* message);
+  Status keep_and_wait();
   Status run_action(const Action& action, Current* now);
   Status forward(const Action& action, Current* now);
   Status backward(const Action& action, Current* now);
@@ -118,10 +131,10 @@ class Runner : public std::enable_shared_from_this<Runner> {
   const std::vector<std::vector<int>> from_;
   const std::vector<std::vector<int>> to_;
   std::set<std::pair<int, int>> recomputed_;  // stage, micro-batch
-  std::unique_ptr<Thread> thread_;
   Condition changed_;
 
   mutable Mutex mutex_;
+  std::unique_ptr<Thread> thread_ ABSL_GUARDED_BY(mutex_);
   std::map<SlotName, Tensors> slots_ ABSL_GUARDED_BY(mutex_);
   std::deque<Begun> begun_ ABSL_GUARDED_BY(mutex_);
   Status error_ ABSL_GUARDED_BY(mutex_);
@@ -132,6 +145,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   int64_t sends_ ABSL_GUARDED_BY(mutex_) = 0;
   Place place_ ABSL_GUARDED_BY(mutex_);
   bool probing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<Status> kept_ ABSL_GUARDED_BY(mutex_);  // how keep_and_wait() ended
 };
 
 }  // namespace weft::pipeline::internal

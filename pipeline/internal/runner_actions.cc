@@ -182,7 +182,14 @@ Status Runner::send(const Action& a, Current* now) {
   auto& made = back ? now->gradients : now->outputs;
   const auto it = made.find(key);
   if (it == made.end()) return make_error(ErrorKind::kInternal, "what it sends is not there");
-  PutMessage message{setup_.pipeline, now->message->step, a.edge, a.micro_batch, back, {}};
+  const int to = back ? edge.from : edge.to;
+  PutMessage message{setup_.pipeline,
+                     setup_.plan.placement[to],
+                     now->message->step,
+                     a.edge,
+                     a.micro_batch,
+                     back,
+                     {}};
   if (back) {
     size_t at = 0;
     for (int e : to_[a.stage]) {
@@ -204,7 +211,6 @@ Status Runner::send(const Action& a, Current* now) {
   for (const at::Tensor& t : message.tensors) {
     if (t.defined() && !t.is_inference()) lent.emplace_back(t, t._version());
   }
-  const int to = back ? edge.from : edge.to;
   const WorkerInfo& peer = setup_.workers[setup_.plan.placement[to]];
   {
     MutexLock lock(&mutex_);

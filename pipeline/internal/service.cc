@@ -53,19 +53,34 @@ std::vector<Method> PipelineService::methods() {
   all.push_back(method("@pipeline.fail", true, &PipelineService::on_fail));
   all.push_back(method("@pipeline.probe", true, &PipelineService::on_probe));
   all.push_back(method("@pipeline.fetch", false, &PipelineService::on_fetch));
+  all.push_back(method("@pipeline.keep", false, &PipelineService::on_keep));
+  all.push_back(method("@pipeline.survey", false, &PipelineService::on_survey));
   all.push_back(method("@pipeline.close", false, &PipelineService::on_close));
   return all;
 }
 
-StatusOr<PipelineService::Part> PipelineService::find(uint64_t pipeline) const {
+Status PipelineService::missing(uint64_t pipeline) const {
+  return make_error(ErrorKind::kNotFound,
+                    absl::StrCat("pipeline ", pipeline, " has no part at worker '",
+                                 context_.worker->name(), "': it is closed, or was never made"));
+}
+
+StatusOr<PipelineService::Part> PipelineService::find(uint64_t pipeline, int64_t worker) const {
   MutexLock lock(&mutex_);
-  const auto it = parts_.find(pipeline);
-  if (it == parts_.end()) {
-    return make_error(ErrorKind::kNotFound,
-                      absl::StrCat("pipeline ", pipeline, " has no part at worker '",
-                                   context_.worker->name(), "': it is closed, or was never made"));
-  }
+  const auto it = parts_.find({pipeline, worker});
+  if (it == parts_.end()) return missing(pipeline);
   return it->second;
+}
+
+StatusOr<std::vector<PipelineService::Part>> PipelineService::find_all(uint64_t pipeline) const {
+  MutexLock lock(&mutex_);
+  std::vector<Part> found;
+  for (auto it = parts_.lower_bound({pipeline, 0});
+       it != parts_.end() && it->first.first == pipeline; ++it) {
+    found.push_back(it->second);
+  }
+  if (found.empty()) return missing(pipeline);
+  return found;
 }
 
 std::vector<PipelineService::Part> PipelineService::parts() const {
@@ -97,6 +112,7 @@ StatusOr<PipelineService::Part> PipelineService::make_part(const WorkerInfo& mak
   setup.maker = maker;
   if (message.deadline_ns > 0) setup.deadline = absl::Nanoseconds(message.deadline_ns);
   setup.record = message.record;
+  setup.first_step = message.first_step;
   Part part;
   part.maker = maker;
   for (int s = 0; s < setup.plan.stages(); ++s) {
@@ -128,6 +144,16 @@ StatusOr<PipelineService::Part> PipelineService::make_part(const WorkerInfo& mak
     }
     setup.stages[s] = std::move(compute);
   }
+  if (message.keep_copies) {
+    const auto others = find_all(message.pipeline);
+    part.copies = others.ok() ? others->front().copies : std::make_shared<StateCopies>();
+    setup.copies = part.copies;
+    setup.snapshot = [modules = part.modules] {
+      std::vector<StageState> states;
+      for (const auto& [stage, module] : modules) states.push_back({stage, module->state()});
+      return states;
+    };
+  }
   part.runner = std::make_shared<Runner>(context_.worker, context_.runtime, std::move(setup));
   return part;
 }
@@ -138,12 +164,13 @@ void PipelineService::on_open(CallContext& call, OpenMessage message, ReplyFn re
   if (!part.ok()) return reply(part.status());
   {
     MutexLock lock(&mutex_);
-    if (closed_ || parts_.count(message.pipeline) > 0) {
-      const char* const why = closed_ ? "the worker is leaving" : "the pipeline has a part here";
+    const PartName name{message.pipeline, message.self};
+    if (closed_ || parts_.count(name) > 0) {
+      const char* const why = closed_ ? "the worker is leaving" : "the pipeline has that part here";
       lock.unlock();
       return reply(make_error(ErrorKind::kState, why));
     }
-    parts_[message.pipeline] = *part;
+    parts_[name] = *part;
   }
   part->runner->start();
   connect(part->runner, std::move(reply));
@@ -196,22 +223,22 @@ void PipelineService::on_touch(CallContext& call, PipelineMessage message, Reply
 
 void PipelineService::on_begin(CallContext& call, BeginMessage message, ReplyFn reply) {
   (void)call;
-  const auto part = find(message.pipeline);
+  const auto part = find(message.pipeline, message.worker);
   if (!part.ok()) return reply(part.status());
   part->runner->begin(std::move(message), std::move(reply));
 }
 
 void PipelineService::on_put(CallContext& call, PutMessage message, ReplyFn reply) {
   (void)call;
-  const auto part = find(message.pipeline);
+  const auto part = find(message.pipeline, message.worker);
   if (!part.ok()) return reply(part.status());
   if (Status s = part->runner->put(std::move(message)); !s.ok()) return reply(s);
   answer(std::move(reply));
 }
 
 void PipelineService::on_fail(CallContext& call, FailMessage message, ReplyFn reply) {
-  const auto part = find(message.pipeline);
-  if (part.ok()) {
+  const auto all = find_all(message.pipeline);
+  if (all.ok()) {
     ErrorDetails details;
     details.kind = message.kind > 0 && message.kind <= static_cast<int64_t>(ErrorKind::kPermission)
                        ? static_cast<ErrorKind>(message.kind)
@@ -222,10 +249,12 @@ void PipelineService::on_fail(CallContext& call, FailMessage message, ReplyFn re
         known ? static_cast<absl::StatusCode>(message.code) : absl::StatusCode::kUnknown,
         message.message);
     const Status told = with_details(why, details);
-    if (details.kind == ErrorKind::kPeerLost) {
-      part->runner->lost(told, /*tell_others=*/false);
-    } else {
-      part->runner->fail(told, /*tell_others=*/false);
+    for (const Part& part : *all) {
+      if (details.kind == ErrorKind::kPeerLost) {
+        part.runner->lost(told, /*tell_others=*/false);
+      } else {
+        part.runner->fail(told, /*tell_others=*/false);
+      }
     }
   }
   answer(std::move(reply));
@@ -233,46 +262,27 @@ void PipelineService::on_fail(CallContext& call, FailMessage message, ReplyFn re
 
 void PipelineService::on_probe(CallContext& call, PipelineMessage message, ReplyFn reply) {
   (void)call;
-  const auto part = find(message.pipeline);
-  if (!part.ok()) return reply(part.status());
-  if (const Status status = part->runner->status(); !status.ok()) return reply(status);
+  const auto all = find_all(message.pipeline);
+  if (!all.ok()) return reply(all.status());
+  for (const Part& part : *all) {
+    if (const Status status = part.runner->status(); !status.ok()) return reply(status);
+  }
   answer(std::move(reply));
-}
-
-void PipelineService::on_fetch(CallContext& call, FetchMessage message, ReplyFn reply) {
-  (void)call;
-  const auto part = find(message.pipeline);
-  if (!part.ok()) return reply(part.status());
-  const auto module = part->modules.find(static_cast<int>(message.stage));
-  if (module == part->modules.end()) {
-    return reply(make_error(ErrorKind::kInvalidArgument,
-                            absl::StrCat("stage ", message.stage, " is not at worker '",
-                                         context_.worker->name(), "'")));
-  }
-  ModuleCompute& compute = *module->second;
-  Status status;
-  switch (static_cast<Fetch>(message.what)) {
-    case Fetch::kGradients: return reply(encode(compute.gradients()));
-    case Fetch::kState: return reply(encode(compute.state()));
-    case Fetch::kZeroGrad: compute.zero_grad(); break;
-    case Fetch::kLoadState: status = compute.load_state(message.state); break;
-    default: status = make_error(ErrorKind::kProtocol, absl::StrCat("fetch ", message.what));
-  }
-  if (!status.ok()) return reply(annotate(status, absl::StrCat("stage ", message.stage)));
-  reply(encode(std::map<std::string, at::Tensor>{}));
 }
 
 void PipelineService::on_close(CallContext& call, PipelineMessage message, ReplyFn reply) {
   (void)call;
-  Part part;
+  std::vector<Part> closed;
   {
     MutexLock lock(&mutex_);
-    auto node = parts_.extract(message.pipeline);
-    if (!node.empty()) part = std::move(node.mapped());
+    for (auto it = parts_.lower_bound({message.pipeline, 0});
+         it != parts_.end() && it->first.first == message.pipeline; it = parts_.erase(it)) {
+      closed.push_back(std::move(it->second));
+    }
     const auto low = modules_.lower_bound(host_key(message.pipeline, 0));
     modules_.erase(low, modules_.lower_bound(host_key(message.pipeline + 1, 0)));
   }
-  if (part.runner != nullptr) {
+  for (const Part& part : closed) {
     part.runner->close(make_error(ErrorKind::kState, "the pipeline is closed"));
     part.runner->join();  // its thread ends with the action that it runs
   }
@@ -300,10 +310,11 @@ void PipelineService::on_worker_gone(const WorkerInfo& worker, const Status& why
 
 // Nobody will close it: its maker is gone.
 void PipelineService::abandon(const Part& part) {
-  const uint64_t id = part.runner->setup().pipeline;
+  const RunnerSetup& setup = part.runner->setup();
   part.runner->close(make_error(ErrorKind::kPeerLost, "the maker of the pipeline is gone"));
   MutexLock lock(&mutex_);
-  if (parts_.erase(id) > 0) ended_.push_back(part.runner);
+  if (parts_.erase({setup.pipeline, static_cast<int64_t>(setup.self)}) > 0)
+    ended_.push_back(part.runner);
 }
 
 // Threads of pipelines that were abandoned are joined once they have ended, here or at the shutdown.
@@ -321,7 +332,7 @@ void PipelineService::reap() {
 }
 
 void PipelineService::on_shutdown(const Status& why) {
-  std::map<uint64_t, Part> parts;
+  std::map<PartName, Part> parts;
   {
     MutexLock lock(&mutex_);
     closed_ = true;

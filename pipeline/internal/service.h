@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "weft/common/mutex.h"
@@ -46,8 +47,11 @@ class WEFT_API PipelineService final : public Service,
   struct Part {
     std::shared_ptr<Runner> runner;
     std::map<int, std::shared_ptr<ModuleCompute>> modules;
+    std::shared_ptr<StateCopies> copies;  // of all parts of the pipeline at this process
     WorkerInfo maker;
   };
+  // Pipeline, worker of its plan.
+  using PartName = std::pair<uint64_t, int64_t>;
 
   template <class Message>
   Method method(std::string_view name, bool inline_ok,
@@ -59,21 +63,28 @@ class WEFT_API PipelineService final : public Service,
   void on_fail(CallContext& call, FailMessage message, ReplyFn reply);
   void on_probe(CallContext& call, PipelineMessage message, ReplyFn reply);
   void on_fetch(CallContext& call, FetchMessage message, ReplyFn reply);
+  void on_keep(CallContext& call, KeepMessage message, ReplyFn reply);
+  void on_survey(CallContext& call, PipelineMessage message, ReplyFn reply);
   void on_close(CallContext& call, PipelineMessage message, ReplyFn reply);
 
   StatusOr<Part> make_part(const WorkerInfo& maker, const OpenMessage& message);
   void connect(const std::shared_ptr<Runner>& runner, ReplyFn reply);
   void abandon(const Part& part);
   void reap();
-  StatusOr<Part> find(uint64_t pipeline) const;
+  StatusOr<Part> find(uint64_t pipeline, int64_t worker) const;
+  // Never empty; kind not_found when the pipeline has no part here.
+  StatusOr<std::vector<Part>> find_all(uint64_t pipeline) const;
   std::vector<Part> parts() const;
+  Status missing(uint64_t pipeline) const;
+  StatusOr<std::map<std::string, at::Tensor>> copy_of(uint64_t pipeline,
+                                                      const FetchMessage& message) const;
 
   const ServiceContext context_;
   const PipelineServiceOptions options_;
 
   mutable Mutex mutex_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  std::map<uint64_t, Part> parts_ ABSL_GUARDED_BY(mutex_);
+  std::map<PartName, Part> parts_ ABSL_GUARDED_BY(mutex_);
   std::map<int64_t, weft::internal::LocalModule> modules_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Runner>> ended_ ABSL_GUARDED_BY(mutex_);  // to be joined
 };

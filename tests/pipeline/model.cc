@@ -30,6 +30,21 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
   return x + at::tanh(h);
 }
 
+at::Tensor numbers(int64_t n, double factor) {
+  return at::cos(at::arange(n * kWidth, at::kFloat) * factor).reshape({n, kWidth});
+}
+
+void expect_equal(const std::vector<State>& a, const std::vector<State>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t s = 0; s < a.size(); ++s) {
+    ASSERT_EQ(a[s].size(), b[s].size());
+    for (const auto& [name, tensor] : a[s]) {
+      ASSERT_EQ(b[s].count(name), 1u) << name;
+      EXPECT_TRUE(at::equal(tensor, b[s].at(name))) << "stage " << s << " " << name;
+    }
+  }
+}
+
 at::Tensor squares(const at::Tensor& output, const at::Tensor& target) {
   return (output - target).pow(2).mean();
 }

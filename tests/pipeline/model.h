@@ -42,6 +42,12 @@ struct BlockImpl : torch::nn::Module {
   void throw_in(int64_t n) { throws_in = n; }
 };
 
+// cos(0), cos(factor), ... as n rows of kWidth.
+at::Tensor numbers(int64_t n, double factor);
+// A stage's state_dict().
+using State = std::map<std::string, at::Tensor>;
+void expect_equal(const std::vector<State>& a, const std::vector<State>& b);
+
 at::Tensor squares(const at::Tensor& output, const at::Tensor& target);
 Library model_library();
 void add_pipeline_services(JoinOptions* join);
