@@ -286,6 +286,7 @@ DEFECTS = {
     13: "a store behind a slow line is reached",
     15: "weftrun waits for no reader of its output",
     16: "shutdown keeps its deadline without the store",
+    17: "answers to a worker without devices, the memory limit of a control group, a private socket that cannot be had",
     18: "errors of CUDA, and the capture of a graph, beside transfers to and from devices",
     19: "handlers that run at a time have streams of their own",
     21: "a backward whose gradients exceed the send budget, or find no room at their receiver",

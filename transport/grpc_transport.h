@@ -57,7 +57,8 @@ struct GrpcTransportOptions {
   bool same_user = true;
   // With such a peer, of the same user, large tensors travel through memory that both see instead
   // of a socket: at most so much of it is in use at a time, and never more than a quarter of the
-  // machine's memory; what does not fit goes by the socket. 0: none. See docs/arena.md.
+  // machine's memory, or of its control group's; what does not fit goes by the socket. 0: none. See
+  // docs/arena.md.
   uint64_t arena_bytes = uint64_t{4} << 30;
   // Lanes for large messages, each with a connection of its own, besides the one for control and
   // small messages: to peers over TCP, and to peers over a local socket. A large message travels on

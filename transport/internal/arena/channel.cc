@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/common/internal/text.h"
+#include "weft/transport/internal/memory_limit.h"
 
 namespace weft::internal {
 namespace {
@@ -13,11 +14,11 @@ namespace {
 // What is free waits so long for a frame with which it can travel.
 constexpr absl::Duration kFreeDelay = absl::Milliseconds(10);
 
-uint64_t quarter_of_memory() {
+uint64_t quarter_of_memory(Files& files) {
   const long pages = sysconf(_SC_PHYS_PAGES);
   const long page = sysconf(_SC_PAGESIZE);
   if (pages <= 0 || page <= 0) return 0;
-  return static_cast<uint64_t>(pages) / 4 * static_cast<uint64_t>(page);
+  return memory_limit(files, static_cast<uint64_t>(pages) * static_cast<uint64_t>(page)) / 4;
 }
 
 class ArenaChannel final : public Channel,
@@ -136,7 +137,7 @@ std::shared_ptr<SharedArena> ArenaBackend::arena(std::string* why_none) {
   MutexLock lock(&mutex_);
   if (!tried_) {
     tried_ = true;
-    const uint64_t bytes = std::min(bytes_, quarter_of_memory());
+    const uint64_t bytes = std::min(bytes_, quarter_of_memory(runtime_->files()));
     if (bytes == 0) {
       why_none_ = "it is switched off (arena_bytes is 0)";
     } else {

@@ -75,14 +75,29 @@ StatusOr<std::string> GrpcTransportCore::listen(const ListenOptions& options,
                                                   : "listen must be called once, and before the "
                                                     "first connect");
   }
+  // Before the first dialler can learn the address. Without it peers of this user cannot prove it,
+  // and share no memory.
+  const std::string local =
+      options_.local_sockets
+          ? absl::StrCat("local-", absl::Hex(runtime().random().next(), absl::kZeroPad16))
+          : std::string();
+  const bool same_user_only = !local.empty() && options_.same_user && tls_ == nullptr &&
+                              host.loopback && !options.allow_insecure;
+  const Status gate = local.empty() ? absl::OkStatus() : gate_->listen(gate_name(local));
+  if (!gate.ok() && same_user_only) {
+    return annotate(gate,
+                    "cannot open the private socket at which peers prove that they are of this "
+                    "user (set WEFT_SAME_USER=0 to take processes of any user, or credentials)");
+  }
+  if (!gate.ok()) {
+    WEFT_LOG(context_.log, kWarning)
+        << "peers on this host share no memory with this worker: " << gate.message();
+  }
+  same_user_only_.store(same_user_only);
   Status failure = absl::OkStatus();
   for (int port = first; port <= last; ++port) {
     auto server = std::make_shared<GrpcServer>(shared_from_this(), acceptor);
     std::unique_ptr<grpc::CompletionQueue> queue;
-    const std::string local =
-        options_.local_sockets
-            ? absl::StrCat("local-", absl::Hex(runtime().random().next(), absl::kZeroPad16))
-            : std::string();
     StatusOr<int> bound = server->bind(host, port, local, &queue);
     if (!bound.ok()) {
       failure = bound.status();
@@ -91,11 +106,6 @@ StatusOr<std::string> GrpcTransportCore::listen(const ListenOptions& options,
     start_poller_locked(std::move(queue));
     server_ = server;
     lock.unlock();
-    // Before the first dialler can learn the address. Without it they come by TCP, sharing nothing.
-    if (!local.empty() && gate_->listen(gate_name(local)).ok()) {
-      same_user_only_.store(options_.same_user && tls_ == nullptr && host.loopback &&
-                            !options.allow_insecure);
-    }
     server->start();
     return join_address(
         join_host_port(options.advertise.empty() ? host.host : options.advertise, *bound), local,
