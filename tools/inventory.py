@@ -283,6 +283,7 @@ DEFECTS = {
     8: "code of users on threads that serve others",
     10: "the turn of an object, futures and coroutines",
     11: "a large group costs its store little",
+    12: "few descriptors: the limit is raised, counted and named, optional sockets are given up first",
     13: "a store behind a slow line is reached",
     15: "weftrun waits for no reader of its output",
     16: "shutdown keeps its deadline without the store",

@@ -68,7 +68,14 @@ struct GrpcTransportOptions {
   // Over TCP large messages travel on connections without HTTP/2, as many as there are bulk lanes,
   // to the same port and as secure as the others (docs/transport.md). False: on the bulk lanes
   // themselves, as when such a connection cannot be had. Either side may say so.
+  // They also stay away when more than a quarter of the process's descriptors is in use: the rest is
+  // for sockets that every peer needs.
   bool data_connections = true;
+  // A process may have few descriptors open at first (RLIMIT_NOFILE, often 1,024), and a peer over
+  // TCP takes five. So a transport raises the limit to the hard one, to 65,536 at most, for the
+  // whole process and the programs that it starts. False: it is left as it is, as a program with
+  // select() needs, which bears no descriptor above 1,023.
+  bool raise_descriptor_limit = true;
   // An Abseil that was built without NDEBUG, Debian's for one, checks at each lock of gRPC the
   // order in which mutexes were ever locked, and aborts the process at a cycle; that is an eighth
   // of a small call. So the first transport switches the check off, for the whole process, as

@@ -114,6 +114,10 @@ void Agent::publish_stats(const std::vector<std::shared_ptr<Link>>& links,
   Metrics* const metrics = options_.metrics.get();
   for (const auto& link : links) link->publish(metrics);
   for (const auto& [name, value] : transport.counters()) {
+    if (name == "descriptors_open" || name == "descriptors_limit") {
+      metrics->gauge(absl::StrCat("weft_rpc_", name), "Of the process, see docs/transport.md")
+          ->set(value);
+    }
     const bool of_the_poller = name.rfind("poller_", 0) == 0;
     if (!of_the_poller && name.rfind("listener_", 0) != 0) continue;
     int64_t& before = published_[name];

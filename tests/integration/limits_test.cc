@@ -14,6 +14,7 @@
 namespace weft::integration {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
@@ -123,6 +124,23 @@ TEST(Integration, BadInput_no_descriptors_left) {
   ASSERT_TRUE(job[0].ask("files -1").ok);
   expect_works(&job, 0, 1);
   expect_works(&job, 1, 0);
+  job.shut_down();
+}
+
+TEST(Integration, DEF_12_a_caller_hears_of_the_limit_of_its_callee) {
+  Job job;
+  job.start_group(3);
+  expect_works(&job, 2, 1);
+  ASSERT_TRUE(job[1].ask("files 0").ok);
+  const Answer dial = job[0].ask("call worker1 bump 1 3000 0");
+  EXPECT_EQ(dial.kind, "deadline") << dial;
+  EXPECT_THAT(dial.text,
+              AllOf(HasSubstr("the worker that was dialled"), HasSubstr("RLIMIT_NOFILE")))
+      << dial;
+  EXPECT_GT(job[1].info().at("listener_refused"), 0);
+  expect_works(&job, 2, 1);
+  ASSERT_TRUE(job[1].ask("files -1").ok);
+  expect_works(&job, 0, 1);
   job.shut_down();
 }
 

@@ -116,6 +116,7 @@ class DataChannel final : public Channel,
   // By index; none is replaced. Changed under mutex_; those below ready_ are constant.
   std::array<std::shared_ptr<DataLane>, kMaxLanes> lanes_;
   std::atomic<size_t> ready_{0};  // 0, or all of them when all are up
+  Status admitted_;               // of the dialler's poller: offers come one by one
 
   mutable Mutex mutex_;
   std::shared_ptr<ChannelHost> host_ ABSL_GUARDED_BY(mutex_);
@@ -129,6 +130,7 @@ class DataChannel final : public Channel,
 
 void DataChannel::offer() {
   const size_t count = std::min(max_lanes_, kMaxLanes - first_lane_);
+  if (const Status room = backend_->admit(count); !room.ok()) return refuse(room);
   {
     MutexLock lock(&mutex_);
     count_ = count;
@@ -159,6 +161,7 @@ Status DataChannel::on_own_frame(FrameKind kind, std::string_view header) {
                         decode_data_offer(header, first_lane_, backend_->options().tls));
   if (!backend_->options().enabled) return absl::OkStatus();
   std::shared_ptr<ChannelHost> host;
+  bool first = false;
   {
     MutexLock lock(&mutex_);
     if (lanes_[offer.index] != nullptr || (count_ != 0 && count_ != offer.count)) {
@@ -166,8 +169,14 @@ Status DataChannel::on_own_frame(FrameKind kind, std::string_view header) {
                         absl::StrCat("a data offer of number ", first_lane_ + offer.index, " of ",
                                      offer.count, ", after one of ", count_));
     }
+    first = count_ == 0;
     count_ = offer.count;
     host = host_;
+  }
+  if (first) admitted_ = backend_->admit(offer.count);  // all of them or none
+  if (!admitted_.ok()) {
+    refuse(admitted_);
+    return absl::OkStatus();
   }
   if (host != nullptr) start_lane(offer.index, offer.ticket, offer.key, host->dial_socket());
   return absl::OkStatus();

@@ -8,12 +8,14 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "weft/common/api.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
 #include "weft/transport/channel.h"
 #include "weft/transport/internal/data/loop.h"
+#include "weft/transport/internal/descriptors.h"
 
 namespace weft::internal {
 
@@ -29,6 +31,7 @@ class WEFT_API DataBackend final : public ChannelBackend,
     absl::Duration handshake_timeout = absl::Seconds(10);
     absl::Duration keepalive_timeout = absl::Seconds(120);
     absl::Duration max_spin = absl::ZeroDuration();
+    std::shared_ptr<OptionalSockets> sockets{};  // null: no bound
   };
   DataBackend(std::shared_ptr<Runtime> runtime, const Options& options)
       : runtime_(std::move(runtime)),
@@ -39,12 +42,20 @@ class WEFT_API DataBackend final : public ChannelBackend,
   ChannelCapabilities capabilities() const override { return {.lanes = options_.enabled}; }
   std::shared_ptr<Channel> make(const ChannelSite& site) override;
   bool take_socket(const std::string& ticket, UniqueFd* fd) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void add_counters(std::vector<std::pair<std::string, int64_t>>* out) const override {
+    if (options_.sockets == nullptr) return;
+    out->emplace_back("data_sockets_refused", options_.sockets->refused());
+  }
   void stop() override { loop_->stop(); }
 
   // ---- for its channels ------------------------------------------------------------------------
   // The dialler was asked to show this ticket: good once, and for the time of a handshake.
   void expect(const std::string& ticket, std::weak_ptr<DataChannel> channel, size_t index,
               std::string key) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether a connection may have so many sockets.
+  Status admit(size_t count) const {
+    return options_.sockets == nullptr ? absl::OkStatus() : options_.sockets->admit(count);
+  }
   const Options& options() const { return options_; }
   const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
   const std::shared_ptr<DataLoop>& loop() const { return loop_; }

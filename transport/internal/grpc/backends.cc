@@ -15,6 +15,7 @@ std::vector<std::shared_ptr<ChannelBackend>> make_channel_backends(
   data.handshake_timeout = options.handshake_timeout;
   data.keepalive_timeout = options.keepalive_timeout;
   data.max_spin = options.max_spin;
+  data.sockets = std::make_shared<OptionalSockets>(context.runtime);
   return {std::make_shared<ArenaBackend>(context.runtime, gate, options.arena_bytes),
           std::make_shared<DataBackend>(context.runtime, data)};
 }

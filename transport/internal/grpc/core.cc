@@ -9,6 +9,7 @@
 #include "absl/synchronization/mutex.h"
 #include "weft/common/internal/text.h"
 #include "weft/transport/address.h"
+#include "weft/transport/internal/descriptors.h"
 #include "weft/transport/internal/grpc/backends.h"
 #include "weft/transport/internal/grpc/server.h"
 
@@ -31,6 +32,7 @@ GrpcTransportCore::GrpcTransportCore(const TransportContext& context,
       gate_(std::make_shared<LocalGate>(context.runtime)),
       backends_(make_channel_backends(context, options, tls_ != nullptr, gate_)),
       changed_(context.runtime.get()) {
+  if (options.raise_descriptor_limit) raise_descriptor_limit();
   if (!options.abseil_lock_checks) {
     absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   }
@@ -329,8 +331,12 @@ std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const
     }
   }
   for (const auto& backend : backends_) backend->add_counters(&out);
-  add("listener_",
-      {{"accepted", &listener_counters_.accepted}, {"stalls", &listener_counters_.stalls}});
+  add("listener_", {{"accepted", &listener_counters_.accepted},
+                    {"stalls", &listener_counters_.stalls},
+                    {"refused", &listener_counters_.refused}});
+  const DescriptorUse use = descriptor_use();
+  out.emplace_back("descriptors_open", static_cast<int64_t>(use.open));
+  out.emplace_back("descriptors_limit", static_cast<int64_t>(use.limit));
   const PollerCounters& poller = poller_->counters();
   add("poller_", {{"blocking_waits", &poller.blocking_waits},
                   {"spins_paid", &poller.spins_paid},

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/common/internal/text.h"
 #include "weft/transport/address.h"
+#include "weft/transport/internal/descriptors.h"
 #include "weft/transport/internal/grpc/core.h"
 #include "weft/transport/internal/grpc/server.h"
 
@@ -144,6 +145,11 @@ void GrpcTransportCore::dial(std::string_view address, const Hello& hello, absl:
                                 absl::StrCat(context,
                                              ": it wants TLS, and this worker has no credentials; "
                                              "set WEFT_TLS_CA, WEFT_TLS_CERT and WEFT_TLS_KEY")));
+  }
+  // gRPC's error for the same would not name the limit. One more for the private socket.
+  if (const Status room = check_descriptors(own->lanes + (local ? 1 : 0)); !room.ok()) {
+    return fail_dial(std::move(done), make_error(ErrorKind::kUnavailable,
+                                                 absl::StrCat(context, ": ", room.message())));
   }
   ChannelSite site;
   site.dialled = true;

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/common/internal/text.h"
+#include "weft/transport/internal/descriptors.h"
 #include "weft/transport/local_socket.h"
 
 namespace weft::internal {
@@ -20,6 +21,9 @@ namespace {
 // ACCEPT-1.
 constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
 constexpr absl::Duration kLongestPause = absl::Seconds(1);
+// ACCEPT-2. A shortage that is over by then goes unnoticed.
+constexpr absl::Duration kTellAfter = absl::Milliseconds(300);
+constexpr absl::Duration kBetweenTold = absl::Milliseconds(50);
 constexpr absl::Duration kBetweenWarnings = absl::Minutes(1);
 // Then the other listener has its turn, and the end is looked for.
 constexpr int kAcceptsAtOnce = 64;
@@ -63,6 +67,7 @@ StatusOr<int> GrpcListener::open(const BindHost& host, int port, std::string_vie
     return make_error(ErrorKind::kResource,
                       absl::StrCat("cannot listen on ", host.host, ": ", system_error(errno)));
   }
+  keep_spare();
   WEFT_ASSIGN_OR_RETURN(listeners_[0], listen_on_port(host, port));
   if (!local.empty()) {
     WEFT_ASSIGN_OR_RETURN(listeners_[1],
@@ -124,13 +129,19 @@ void GrpcListener::run() {
       const short events = all[at++].revents;
       return (events != 0 && sort(&one, events)) || one.until <= now;
     });
+    if (!spare_.valid()) keep_spare();
     bool all_in = true;
     for (size_t i = 0; i < listeners_.size(); ++i) {
       if (listeners_[i].valid() && (pausing || all[i + 1].revents != 0)) {
         all_in = accept_from(i) && all_in;
       }
     }
-    pause = all_in ? absl::ZeroDuration() : std::clamp(2 * pause, kFirstPause, kLongestPause);
+    if (all_in) {
+      pause = absl::ZeroDuration();
+      stalled_since_ = absl::InfiniteFuture();
+    } else {
+      pause = is_short() ? kBetweenTold : std::clamp(2 * pause, kFirstPause, kLongestPause);
+    }
   }
   unsorted_.clear();
 }
@@ -172,19 +183,7 @@ bool GrpcListener::accept_from(size_t which) {
   for (int i = 0; i < kAcceptsAtOnce; ++i) {
     const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
-      counters_->accepted.fetch_add(1, std::memory_order_relaxed);
-      // Peers of the local socket have no data connections.
-      if (which != 0 || on_socket_ == nullptr) {
-        hand_over(listener, UniqueFd(fd));
-        continue;
-      }
-      Unsorted one{UniqueFd(fd), runtime_->now() + patience_};
-      if (sort(&one, 0)) continue;
-      if (unsorted_.size() >= kMaxUnsorted) {
-        hand_over(listener, std::move(unsorted_.front().fd));
-        unsorted_.erase(unsorted_.begin());
-      }
-      unsorted_.push_back(std::move(one));
+      take_in(which, UniqueFd(fd));
       continue;
     }
     if (errno == EAGAIN || errno == EWOULDBLOCK) return true;
@@ -194,11 +193,47 @@ bool GrpcListener::accept_from(size_t which) {
     if (runtime_->now() >= next_warning_) {
       next_warning_ = runtime_->now() + kBetweenWarnings;
       WEFT_LOG(log_, kWarning) << "cannot accept connections: " << system_error(code)
-                               << "; whoever dials waits, and it is tried again";
+                               << "; whoever dials waits, and it is tried again. "
+                               << no_descriptors_left().message();
     }
+    stalled_since_ = std::min(stalled_since_, runtime_->now());
+    if (runtime_->now() - stalled_since_ >= kTellAfter) accept_to_tell(which);
     return false;
   }
   return true;
+}
+
+void GrpcListener::take_in(size_t which, UniqueFd fd) {
+  counters_->accepted.fetch_add(1, std::memory_order_relaxed);
+  // Peers of the local socket have no data connections.
+  if (which != 0 || on_socket_ == nullptr) {
+    return hand_over(listeners_[which].get(), std::move(fd));
+  }
+  Unsorted one{std::move(fd), runtime_->now() + patience_};
+  if (sort(&one, 0)) return;
+  if (unsorted_.size() >= kMaxUnsorted) {
+    hand_over(listeners_[which].get(), std::move(unsorted_.front().fd));
+    unsorted_.erase(unsorted_.begin());
+  }
+  unsorted_.push_back(std::move(one));
+}
+
+void GrpcListener::keep_spare() {
+  spare_.reset(eventfd(0, EFD_CLOEXEC));
+  short_.store(!spare_.valid());
+}
+
+void GrpcListener::accept_to_tell(size_t which) {
+  if (!spare_.valid()) return;
+  // Before the hello can come.
+  short_.store(true);
+  spare_.reset();
+  const int fd = accept4(listeners_[which].get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd >= 0) {
+    take_in(which, UniqueFd(fd));
+  } else {
+    keep_spare();
+  }
 }
 
 }  // namespace weft::internal

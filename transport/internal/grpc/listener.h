@@ -7,7 +7,9 @@
 // gRPC's own loop ends for good at the first accept() that finds no descriptor. Here whoever knocks
 // then waits in the kernel's queue, nobody is turned away, and it is tried again (ACCEPT-1: after
 // 10 ms at first and 1 s at most) until there are descriptors. The dialler's deadline bounds its
-// patience.
+// patience. When that has lasted for kTellAfter, one descriptor that was kept for it lets them in
+// one by one, to be told why: is_short() is true while it is in use, and whoever says hello then is
+// refused and may try again (ACCEPT-2).
 //
 // A connection over TCP that begins with kSocketMagic is a channel's (transport/channel.h), not
 // gRPC's. Which it is shows its first byte, so nobody gets further before he has said
@@ -39,6 +41,8 @@ struct ListenerCounters {
   std::atomic<int64_t> accepted{0};
   // Times that a connection could not be accepted, mostly for want of descriptors; it waits.
   std::atomic<int64_t> stalls{0};
+  // Hellos that were refused for want of descriptors.
+  std::atomic<int64_t> refused{0};
 };
 
 class GrpcListener final {
@@ -62,6 +66,8 @@ class GrpcListener final {
     patience_ = patience;
     on_socket_ = std::move(on_socket);
   }
+  // No descriptor is left but the one by which a dialler was let in to be told. Any thread.
+  bool is_short() const { return short_.load(); }
   // REQUIRES: the server that was built runs.
   void start();
   // REQUIRES: the server runs still. Nothing is accepted any more, the port is free.
@@ -76,6 +82,10 @@ class GrpcListener final {
 
   // False when a connection waits that cannot be accepted.
   bool accept_from(size_t which);
+  void take_in(size_t which, UniqueFd fd);
+  // By the descriptor that was kept.
+  void accept_to_tell(size_t which);
+  void keep_spare();
   void hand_over(int listener, UniqueFd fd);
   // True when it has gone its way, or is closed.
   bool sort(Unsorted* one, short events);
@@ -91,6 +101,9 @@ class GrpcListener final {
   // The loop's.
   std::vector<Unsorted> unsorted_;
   absl::Time next_warning_ = absl::InfinitePast();
+  absl::Time stalled_since_ = absl::InfiniteFuture();
+  UniqueFd spare_;
+  std::atomic<bool> short_{false};  // spare_ is in use for another purpose
   std::unique_ptr<Thread> thread_;
 };
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/common/internal/text.h"
 #include "weft/proto/health.pb.h"
+#include "weft/transport/internal/descriptors.h"
 
 namespace weft::internal {
 namespace {
@@ -169,6 +170,12 @@ void GrpcServer::lane_handshake(GrpcLane& lane, std::string_view header) {
   if (!theirs.ok()) return refuse(lane, theirs.status());
   // First of all: a stranger is told nothing about this worker.
   const Status known = check_credentials(lane, *theirs, token);
+  // A ticket at the private socket, too, could not be taken in for want of a descriptor.
+  const bool is_short = listener_.is_short();
+  if (is_short && (known.ok() || error_kind(known) == ErrorKind::kResource)) {
+    core_->listener_counters()->refused.fetch_add(1, std::memory_order_relaxed);
+    return refuse(lane, annotate(no_descriptors_left(), "the worker that was dialled"));
+  }
   if (!known.ok()) return refuse(lane, known);
   StatusOr<Hello> ours = answer_hello(*acceptor_, *theirs, core_->context().max_frame_bytes);
   if (!ours.ok()) return refuse(lane, ours.status());
