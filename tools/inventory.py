@@ -300,7 +300,7 @@ DEFECTS = {
     28: "look-ups by identity: making an optimizer and reading gradients are linear",
     29: "a step beside the next backward, and after one that failed",
     30: "what is remembered of released contexts and of workers that are gone is bounded",
-    31: "rates and state as PyTorch's: the first step of Rprop, plateaus, schedules that chain, state that is missing",
+    31: "rates and state as PyTorch's: the first step of Rprop, plateaus, schedules that chain, state that is missing; gradients added by call",
 }
 # Process groups and data parallelism: what they must show. Items about speed are rows of the benchmarks.
 COLLECTIVES = {

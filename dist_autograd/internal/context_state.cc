@@ -44,12 +44,16 @@ LeafGradient& LeafSums::add(LeafGradient one) {
 // ---- recording ---------------------------------------------------------------------------------
 
 bool ContextState::record(const WorkerKey& to, const std::vector<at::Tensor>& tensors,
-                          bool grad_mode, uint64_t* number, std::vector<DeviceCode>* devices) {
+                          bool grad_mode, bool is_request, const CallOrder& served,
+                          uint64_t* number, std::vector<DeviceCode>* devices) {
   std::vector<at::Tensor> wanted;
   if (grad_mode) wanted = with_gradient(tensors);
   *devices = devices_of(wanted);
   NodePtr send;
-  if (!wanted.empty()) send = make_node<SendRpcBackward>(to, wanted);
+  if (!wanted.empty()) {
+    send = make_node<SendRpcBackward>(
+        to, wanted, is_request ? order_within(served, *number) : order_of_answer(served));
+  }
   MutexLock lock(&mutex_);
   if (closed_) return false;
   if (to != self_) known_.insert(to);

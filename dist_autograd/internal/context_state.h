@@ -51,9 +51,10 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   // ---- recording ----
   // A message to `to` is about to leave with these tensors. False: released, and it is none of the
   // context's. `number` is used when one of them requires grad; otherwise it is set to 0.
-  // `devices`: of these (devices_of()).
+  // `devices`: of these (devices_of()). `served`: the call whose handler sends it.
   bool record(const WorkerKey& to, const std::vector<at::Tensor>& tensors, bool grad_mode,
-              uint64_t* number, std::vector<DeviceCode>* devices);
+              bool is_request, const CallOrder& served, uint64_t* number,
+              std::vector<DeviceCode>* devices);
   // The message has proven never to have arrived.
   void forget(uint64_t number);
   // By number: what has been recorded here.

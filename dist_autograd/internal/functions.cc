@@ -13,8 +13,9 @@ namespace weft::internal {
 
 using torch::autograd::variable_list;
 
-SendRpcBackward::SendRpcBackward(const WorkerKey& receiver, const std::vector<at::Tensor>& tensors)
-    : to(receiver) {
+SendRpcBackward::SendRpcBackward(const WorkerKey& receiver, const std::vector<at::Tensor>& tensors,
+                                 CallOrder place)
+    : to(receiver), order(std::make_shared<const CallOrder>(std::move(place))) {
   torch::autograd::edge_list edges;
   edges.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {

@@ -6,12 +6,14 @@
 // that require grad.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "weft/common/api.h"
 #include "weft/dist_autograd/id.h"
+#include "weft/dist_autograd/internal/call_order.h"
 #include "weft/dist_autograd/internal/torch_compat.h"
 #include "weft/rpc/device_code.h"
 
@@ -20,12 +22,13 @@ namespace weft::internal {
 // At the worker that sent the tensors: gradients come in here and go on to what made the tensors.
 class WEFT_API SendRpcBackward final : public Node {
  public:
-  SendRpcBackward(const WorkerKey& to, const std::vector<at::Tensor>& tensors);
+  SendRpcBackward(const WorkerKey& to, const std::vector<at::Tensor>& tensors, CallOrder order);
   ~SendRpcBackward() override { end_of(this); }
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
   std::string name() const override { return "SendRpcBackward"; }
 
   const WorkerKey to;  // from where the gradients come
+  const std::shared_ptr<const CallOrder> order;
 };
 
 // At the worker that received them: what reaches it leaves for the other end. Only a pass of its

@@ -50,6 +50,7 @@ Status PassGraph::touch(const torch::autograd::Edge& edge, ToWalk* to_walk, Reac
   const uint32_t index = add(edge.function, &is_new);
   *target = index;
   ++nodes_[index].waits_for;
+  ++nodes_[index].edges;
   if (nodes_[index].kind == Kind::kInterior && is_new) to_walk->nodes.push_back(index);
   if (nodes_[index].kind != Kind::kRecv) return absl::OkStatus();
   const auto& recv = static_cast<const RecvRpcBackward&>(*edge.function);
@@ -85,6 +86,8 @@ Status PassGraph::open(uint64_t message, const Outputs& outputs, ToWalk* to_walk
     Entry& entry = nodes_[at->second];
     entry.kind = Kind::kSend;
     entry.waits_for = 1;
+    const CallOrder* const order = static_cast<const SendRpcBackward&>(*send).order.get();
+    entry.place.first = entry.place.last = order;
     entry.targets.assign(send->num_outputs(), kDead);
   }
   const uint32_t index = at->second;
@@ -158,7 +161,9 @@ void PassGraph::hold(const Sends& sends) {
       to_walk.push_back(edge.function.get());
     }
   };
+  awaited_.emplace();
   for (const auto& [message, send] : sends) {
+    awaited_->add(message, send);
     const auto at = sends_.find(message);
     const Entry* entry = at == sends_.end() ? nullptr : &nodes_[at->second];
     bool partly = false;
@@ -170,6 +175,7 @@ void PassGraph::hold(const Sends& sends) {
     }
     if (partly) held_.insert(send.get());
   }
+  awaited_->sort();
   // Beyond a recv there are only sends, which are among these.
   while (!to_walk.empty()) {
     const Node* node = to_walk.back();
@@ -179,11 +185,11 @@ void PassGraph::hold(const Sends& sends) {
 }
 
 void PassGraph::release() {
+  no_more_named_ = true;
   held_.clear();
+  held_interior_.clear();
   for (const uint32_t index : std::exchange(held_ready_, {})) {
-    const Entry& entry = nodes_[index];
-    if (entry.waits_for > 0) continue;
-    ready_.push(Ready{entry.node->sequence_nr(), order_++, index});
+    if (nodes_[index].waits_for == 0) push_ready(index);
   }
 }
 

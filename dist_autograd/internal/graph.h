@@ -7,8 +7,10 @@
 // (hold). LibTorch's engine cannot do this: it wants all roots at once, and here gradients come one
 // by one, from others that wait for ours.
 //
-// The nodes are called one by one, in an order of our own, inside a single node that LibTorch's
-// engine runs: so hooks find its thread-locals as they expect them.
+// The nodes are called one by one, in an order of our own (sum_order.h), inside a single node that
+// LibTorch's engine runs: so hooks find its thread-locals as they expect them. What several nodes
+// give to one is added up in the same order; what is there too early is kept apart until all that
+// comes before it is there, and no longer.
 //
 // Not thread-safe: first the pass's mutex guards it, then whoever runs it owns it.
 
@@ -32,6 +34,7 @@
 #include "weft/common/error.h"
 #include "weft/dist_autograd/internal/functions.h"
 #include "weft/dist_autograd/internal/leaf_slots.h"
+#include "weft/dist_autograd/internal/sum_order.h"
 #include "weft/dist_autograd/internal/torch_compat.h"
 #include "weft/dist_autograd/leaf_effect.h"
 #include "weft/rpc/device_order.h"
@@ -143,6 +146,9 @@ class PassGraph {
     NodePtr node{};
     Kind kind = Kind::kInterior;
     uint32_t waits_for = 0;           // edges and messages that will still bring something
+    uint32_t edges = 0;               // that lead to it
+    bool placed = false;              // something has come
+    Place place{};                    // of what has come
     std::vector<uint32_t> targets{};  // parallel to the node's edges; kDead: goes nowhere
     std::vector<bool> reached{};      // recv: by input
     std::optional<torch::autograd::InputBuffer> buffer{};
@@ -150,11 +156,12 @@ class PassGraph {
     at::Tensor* gradient = nullptr;  // leaf: its slot
   };
   struct Ready {
-    uint64_t sequence = 0;
+    Place place{};
     uint64_t order = 0;
     uint32_t index = 0;
     bool operator<(const Ready& other) const {
-      return sequence != other.sequence ? sequence < other.sequence : order > other.order;
+      if (comes_before(place, other.place)) return false;
+      return comes_before(other.place, place) || order > other.order;
     }
   };
   class Driver;
@@ -175,6 +182,16 @@ class PassGraph {
   void run_ready(std::vector<Outgoing>* out);
   void run_node(uint32_t index, std::vector<Outgoing>* out);
   void put(Entry* to, uint32_t input, at::Tensor gradient, std::optional<c10::Stream> from);
+  // Of a node that has all that it waits for, or will have.
+  Place place_of(const Entry& entry) const;
+  void push_ready(uint32_t index);
+  // A gradient of a node at `place`, now or in its turn.
+  void bring(uint32_t index, uint32_t input, at::Tensor gradient, std::optional<c10::Stream> from,
+             const Place& place);
+  void keep_apart(uint32_t index, const Place& place, ApartGradient one);
+  void put_apart(uint32_t index);
+  // Nothing that is still to come comes before it; nothing: nothing is still to come.
+  std::optional<Place> first_to_come();
   MessageGradients leaving(const RecvRpcBackward& recv,
                            torch::autograd::variable_list gradients) const;
   torch::autograd::variable_list call(Entry* entry, torch::autograd::variable_list in,
@@ -199,6 +216,10 @@ class PassGraph {
   std::priority_queue<Ready> ready_;
   absl::flat_hash_set<const Node*> held_;
   std::set<uint32_t> held_ready_;
+  std::vector<uint32_t> held_interior_;  // of held_ready_, in this state or an earlier one
+  bool no_more_named_ = false;
+  std::optional<AwaitedSends> awaited_;                  // from the first time that it matters
+  absl::flat_hash_map<uint32_t, ApartGradients> apart_;  // by node
   bool all_named_ = false;
   PassTrace* trace_ = nullptr;
   StreamsUsed streams_;

@@ -115,8 +115,9 @@ void PassGraph::arrived(uint32_t index) {
   if (--entry.waits_for > 0) return;
   if (!held_.empty() && held_.contains(entry.node.get())) {
     held_ready_.insert(index);  // unless more is found that it is to wait for
+    if (entry.kind == Kind::kInterior) held_interior_.push_back(index);
   } else {
-    ready_.push(Ready{entry.node->sequence_nr(), order_++, index});
+    push_ready(index);
   }
 }
 
@@ -145,9 +146,8 @@ void PassGraph::put(Entry* to, uint32_t input, at::Tensor gradient,
 
 void PassGraph::run_ready(std::vector<Outgoing>* out) {
   for (auto& [edge, gradient] : std::exchange(roots_, {})) {
-    const uint32_t index = index_.at(edge.function.get());
-    put(&nodes_[index], edge.input_nr, std::move(gradient), std::nullopt);
-    arrived(index);
+    bring(index_.at(edge.function.get()), edge.input_nr, std::move(gradient), std::nullopt,
+          Place{});
   }
   while (!ready_.empty() && !stopped_.load(std::memory_order_relaxed)) {
     const uint32_t index = ready_.top().index;
@@ -157,7 +157,9 @@ void PassGraph::run_ready(std::vector<Outgoing>* out) {
 }
 
 void PassGraph::run_node(uint32_t index, std::vector<Outgoing>* out) {
+  if (!apart_.empty()) put_apart(index);
   Entry& entry = nodes_[index];
+  const Place place = place_of(entry);
   variable_list results;
   const absl::Time start = trace_ == nullptr ? absl::InfinitePast() : trace_->now();
   const std::optional<c10::Stream> stream = stream_of(*entry.node);
@@ -180,8 +182,7 @@ void PassGraph::run_node(uint32_t index, std::vector<Outgoing>* out) {
   for (size_t i = 0; i < entry.targets.size(); ++i) {
     const uint32_t target = entry.targets[i];
     if (target == kDead) continue;
-    put(&nodes_[target], entry.node->next_edge(i).input_nr, std::move(results[i]), stream);
-    arrived(target);
+    bring(target, entry.node->next_edge(i).input_nr, std::move(results[i]), stream, place);
   }
 }
 

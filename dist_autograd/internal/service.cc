@@ -64,11 +64,16 @@ StatusOr<ContextRef> DistAutogradService::make_context() {
 }
 
 ScopeRef DistAutogradService::scope_of(const ContextRef& context) {
-  return scope_with_slot(scope_key(), slot_name(), context);
+  return scope_with_slot(scope_key(), slot_name(), std::make_shared<Ambient>(Ambient{context}));
+}
+
+DistAutogradService::AmbientRef DistAutogradService::ambient() const {
+  return std::static_pointer_cast<const Ambient>(find_slot(scope_key(), slot_name()));
 }
 
 ContextRef DistAutogradService::current() const {
-  return std::static_pointer_cast<ContextState>(find_slot(scope_key(), slot_name()));
+  const AmbientRef here = ambient();
+  return here == nullptr ? nullptr : here->context;
 }
 
 ContextRef DistAutogradService::find(const AutogradContextId& id) const {
@@ -157,11 +162,10 @@ struct DistAutogradService::Riders {
 
 class DistAutogradService::SendAttachment final : public Attachment {
  public:
-  SendAttachment(const ContextRef& context, uint64_t message, Riders riders = {},
-                 std::vector<DeviceCode> devices = {})
-      : Attachment(encode(data_of(context->id(), message, riders, std::move(devices)))),
+  SendAttachment(const ContextRef& context, const AutogradData& data, Riders riders)
+      : Attachment(encode(with_releases(data, riders))),
         context_(context),
-        message_(message),
+        message_(data.message),
         riders_(std::move(riders)) {}
 
   // One whose outcome is unknown stays: a pass that does not reach it never asks.
@@ -172,9 +176,7 @@ class DistAutogradService::SendAttachment final : public Attachment {
   }
 
  private:
-  static AutogradData data_of(const AutogradContextId& id, uint64_t message, const Riders& riders,
-                              std::vector<DeviceCode> devices) {
-    AutogradData data{.context = id, .message = message, .devices = std::move(devices)};
+  static AutogradData with_releases(AutogradData data, const Riders& riders) {
     Released all;
     for (const ReleaseRef& one : riders.releases) {
       data.released.push_back(one->data.context.counter);
@@ -190,27 +192,34 @@ class DistAutogradService::SendAttachment final : public Attachment {
   Riders riders_;
 };
 
-AttachmentPtr DistAutogradService::record(const ContextRef& context, const WorkerInfo& to,
+AttachmentPtr DistAutogradService::record(const Ambient& where, const WorkerInfo& to,
                                           const Payload& payload, bool grad_mode, bool is_request) {
   {
     MutexLock lock(&mutex_);
     names_.add(to);
   }
   expect_more();
-  uint64_t message = last_message_.fetch_add(1) + 1;
-  std::vector<DeviceCode> devices;
-  if (!context->record(key_of(to), payload.tensors, grad_mode, &message, &devices)) return nullptr;
+  const uint64_t number = last_message_.fetch_add(1) + 1;
+  AutogradData data{.context = where.context->id(), .message = number};
+  if (!where.context->record(key_of(to), payload.tensors, grad_mode, is_request, where.served,
+                             &data.message, &data.devices)) {
+    return nullptr;
+  }
   Riders riders;
-  if (is_request) riders = {weak_from_this(), key_of(to), take_riding(key_of(to))};
-  return AttachmentPtr(new SendAttachment(context, message, std::move(riders), std::move(devices)));
+  if (is_request) {
+    riders = {weak_from_this(), key_of(to), take_riding(key_of(to))};
+    data.within = where.served;
+    if (data.message == 0) data.call = number;
+  }
+  return AttachmentPtr(new SendAttachment(where.context, data, std::move(riders)));
 }
 
 bool DistAutogradService::concerns(const UntypedCall&) const { return current() != nullptr; }
 
 StatusOr<AttachmentPtr> DistAutogradService::attach(const WorkerInfo& to, const UntypedCall& call) {
-  const ContextRef context = current();
-  if (context == nullptr) return AttachmentPtr();
-  return record(context, to, call.arguments, c10::GradMode::is_enabled(), /*is_request=*/true);
+  const AmbientRef here = ambient();
+  if (here == nullptr) return AttachmentPtr();
+  return record(*here, to, call.arguments, c10::GradMode::is_enabled(), /*is_request=*/true);
 }
 
 void DistAutogradService::arrive(IncomingRequest& request, std::string_view metadata,
@@ -235,7 +244,9 @@ void DistAutogradService::arrive(IncomingRequest& request, std::string_view meta
     if (Status wrong = check_devices(*data, *tensors); !wrong.ok()) return proceed(wrong);
     claim(data->context, key_of(request.context().caller()), data->message, data->devices, tensors);
   }
-  request.set_slot(slot_name(), std::move(context));
+  const uint64_t number = data->message > 0 ? data->message : data->call;
+  request.set_slot(slot_name(), std::make_shared<Ambient>(Ambient{
+                                    std::move(context), order_within(data->within, number)}));
   proceed(absl::OkStatus());
 }
 
@@ -244,11 +255,13 @@ StatusOr<AttachmentPtr> DistAutogradService::attach_answer(IncomingRequest& requ
   const auto& slots = request.context().scope()->slots;
   const auto slot = slots.find(slot_name());
   if (slot == slots.end() || with_gradient(result.tensors).empty()) return AttachmentPtr();
-  const auto context = std::static_pointer_cast<ContextState>(slot->second);
-  AttachmentPtr recorded = record(context, request.context().caller(), result, /*grad_mode=*/true,
+  const auto where = std::static_pointer_cast<const Ambient>(slot->second);
+  AttachmentPtr recorded = record(*where, request.context().caller(), result, /*grad_mode=*/true,
                                   /*is_request=*/false);
+  if (recorded != nullptr) return recorded;
   // Released: the caller may not know it yet, and is not to take the tensors for leaves.
-  return recorded != nullptr ? std::move(recorded) : AttachmentPtr(new SendAttachment(context, 0));
+  return AttachmentPtr(
+      new SendAttachment(where->context, AutogradData{.context = where->context->id()}, {}));
 }
 
 void DistAutogradService::arrive_answer(const WorkerInfo& from, Payload& result,

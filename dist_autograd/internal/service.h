@@ -144,8 +144,15 @@ class WEFT_API DistAutogradService final
   // ---- service.cc: contexts and what rides on calls ----
   // Null: it has been released. `with`: whom the message is from.
   ContextRef find_or_make(const AutogradContextId& id, const WorkerInfo& with);
+  // What a thread that records is in, as its scope's slot has it.
+  struct Ambient {
+    ContextRef context;
+    CallOrder served{};  // the call whose handler it runs
+  };
+  using AmbientRef = std::shared_ptr<const Ambient>;
+  AmbientRef ambient() const;
   // Null: nothing rides on the message.
-  AttachmentPtr record(const ContextRef& context, const WorkerInfo& to, const Payload& payload,
+  AttachmentPtr record(const Ambient& where, const WorkerInfo& to, const Payload& payload,
                        bool grad_mode, bool is_request);
 
   // ---- service_release.cc ----

@@ -87,6 +87,8 @@ std::string encode(const AutogradData& data) {
   record.set_released_below(data.released_below);
   record.mutable_alive()->Add(data.alive.begin(), data.alive.end());
   record.mutable_devices()->Add(data.devices.begin(), data.devices.end());
+  record.mutable_within()->Add(data.within.begin(), data.within.end());
+  record.set_call(data.call);
   return record.SerializeAsString();
 }
 
@@ -96,12 +98,18 @@ StatusOr<AutogradData> decode_autograd(std::string_view bytes) {
   for (const DeviceCode code : record.devices()) {
     if (!device_of_code(code).has_value()) return violation(device_text(code));
   }
+  if (static_cast<size_t>(record.within_size()) > kOrderedDepth) {
+    return violation(absl::StrCat("a call within ", record.within_size(), " others; ",
+                                  kOrderedDepth, " are told apart"));
+  }
   return AutogradData{context,
                       record.message(),
                       {record.released().begin(), record.released().end()},
                       record.released_below(),
                       {record.alive().begin(), record.alive().end()},
-                      {record.devices().begin(), record.devices().end()}};
+                      {record.devices().begin(), record.devices().end()},
+                      {record.within().begin(), record.within().end()},
+                      record.call()};
 }
 
 std::string encode(const AdvanceData& data) {
