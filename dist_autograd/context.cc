@@ -103,6 +103,11 @@ class BackwardCall {
  public:
   static Status run(const DistAutogradContext& context, const std::vector<at::Tensor>& losses,
                     const BackwardOptions& options, std::string effect, LeafOutcomes* outcomes) {
+    return run(context.service_, context.state_, losses, options, std::move(effect), outcomes);
+  }
+  static Status run(const std::shared_ptr<DistAutogradService>& service, const ContextRef& context,
+                    const std::vector<at::Tensor>& losses, const BackwardOptions& options,
+                    std::string effect, LeafOutcomes* outcomes) {
     if (options.create_graph) {
       return make_error(ErrorKind::kUnimplemented,
                         "backward: create_graph: gradients of gradients would have to be recorded "
@@ -125,8 +130,8 @@ class BackwardCall {
       gradients.push_back(std::move(first));
       roots.push_back(torch::autograd::impl::gradient_edge(losses[i]));
     }
-    return context.service_->backward(context.state_, std::move(roots), std::move(gradients),
-                                      options, std::move(effect), outcomes);
+    return service->backward(context, std::move(roots), std::move(gradients), options,
+                             std::move(effect), outcomes);
   }
   static EndedPasses ended(const DistAutogradContext& context) {
     return context.state_->own_passes();
@@ -194,6 +199,17 @@ std::vector<AutogradGradient> DistAutogradContext::gradients() const {
 
 at::Tensor DistAutogradContext::gradient(const at::Tensor& leaf) const {
   return state_->gradient(leaf);
+}
+
+Status try_backward(const Worker& worker, const AutogradContextId& id,
+                    const std::vector<at::Tensor>& losses, const BackwardOptions& options) {
+  WEFT_ASSIGN_OR_RETURN(const ContextRef context, find_context(worker, id));
+  return internal::BackwardCall::run(service_of(worker), context, losses, options, "", nullptr);
+}
+
+void backward(const Worker& worker, const AutogradContextId& id,
+              const std::vector<at::Tensor>& losses, const BackwardOptions& options) {
+  throw_if_error(try_backward(worker, id, losses, options));
 }
 
 void DistAutogradContext::write_to_grad() const { write(gradients()); }

@@ -151,6 +151,16 @@ WEFT_API std::optional<AutogradContextId> current_autograd_context(const Worker&
 // Throws weft::Error, not_found: no such context here (yet); state: it has been released.
 WEFT_API std::vector<AutogradGradient> autograd_gradients(const Worker& worker,
                                                           const AutogradContextId& id);
+// For handlers, and threads with an AutogradContextGuard: backward() of a context that another worker
+// may have made, from losses of this one. The same errors, and not_found when the context is not
+// known here. Blocks as that does, so not in a coroutine.
+//   context.backward(...) at its creator, or, in what it calls:
+//   weft::backward(call.worker(), *weft::current_autograd_context(call.worker()), {loss});
+WEFT_API void backward(const Worker& worker, const AutogradContextId& id,
+                       const std::vector<at::Tensor>& losses, const BackwardOptions& options = {});
+WEFT_API Status try_backward(const Worker& worker, const AutogradContextId& id,
+                             const std::vector<at::Tensor>& losses,
+                             const BackwardOptions& options = {});
 // For handlers: as write_to_grad(), at this worker.
 WEFT_API void write_autograd_gradients(const Worker& worker, const AutogradContextId& id);
 WEFT_API StatusOr<std::vector<AutogradGradient>> try_autograd_gradients(

@@ -197,7 +197,9 @@ class PassGraph {
   torch::autograd::variable_list call(Entry* entry, torch::autograd::variable_list in,
                                       std::vector<Outgoing>* out);
   void accumulate(Entry* entry, at::Tensor gradient, bool has_post_hooks);
-  void take_effect(Entry* entry);
+  // What is done with a leaf's gradient when that is final: a hook of the leaf, then the effect.
+  void on_final(Entry* entry);
+  void take_effect(const at::Tensor& leaf, at::Tensor* gradient);
   std::string finish_leaves();
 
   static constexpr uint32_t kDead = ~0U;

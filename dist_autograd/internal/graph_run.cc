@@ -9,6 +9,7 @@
 #include "torch/csrc/autograd/engine.h"
 #include "torch/csrc/autograd/functions/accumulate_grad.h"
 #include "torch/csrc/autograd/input_metadata.h"
+#include "torch/csrc/autograd/variable.h"
 #include "weft/dist_autograd/internal/anomaly.h"
 #include "weft/dist_autograd/internal/graph.h"
 #include "weft/dist_autograd/internal/pass_trace.h"
@@ -37,6 +38,18 @@ void wait_for_inputs(const torch::autograd::InputBuffer& inputs,
     const auto here = stream.has_value() ? stream : stream_here(inputs.buffer[i]);
     if (here.has_value() && inputs.ready_streams[i] != here) inputs.ready_events[i]->block(*here);
   }
+}
+
+// The hook is given the leaf's memory under a `.grad` of its own: several passes do not meet in the
+// leaf's, and what it leaves there is this pass's gradient, also nothing.
+void run_post_accumulate_hook(const at::Tensor& leaf, at::Tensor* gradient) {
+  if (!gradient->defined() || !leaf.requires_grad()) return;
+  const auto& hook = torch::autograd::impl::post_acc_grad_hooks(leaf);
+  if (hook == nullptr) return;
+  const at::Tensor alias = leaf.variable_data().set_requires_grad(true);
+  alias.mutable_grad() = std::exchange(*gradient, at::Tensor());
+  (*hook)(alias);
+  *gradient = std::exchange(alias.mutable_grad(), at::Tensor());
 }
 
 }  // namespace
@@ -234,7 +247,7 @@ variable_list PassGraph::call(Entry* entry, variable_list in, std::vector<Outgoi
   if (entry->kind == Kind::kLeaf && reduced) {
     reduced_.push_back(static_cast<uint32_t>(entry - nodes_.data()));
   } else if (entry->kind == Kind::kLeaf) {
-    take_effect(entry);
+    on_final(entry);
   }
   return results;
 }
@@ -248,10 +261,15 @@ MessageGradients PassGraph::leaving(const RecvRpcBackward& recv, variable_list g
   return MessageGradients{recv.message, std::move(gradients), recv.devices, {}};
 }
 
-void PassGraph::take_effect(Entry* entry) {
-  if (effect_ == nullptr || !entry->gradient->defined()) return;
-  const at::Tensor& leaf = static_cast<const AccumulateGrad&>(*entry->node).variable;
-  if (effect_->on_final(leaf, *entry->gradient)) *entry->gradient = at::Tensor();
+void PassGraph::on_final(Entry* entry) {
+  take_effect(static_cast<const AccumulateGrad&>(*entry->node).variable, entry->gradient);
+}
+
+void PassGraph::take_effect(const at::Tensor& leaf, at::Tensor* gradient) {
+  if (!leaf.defined()) return;
+  run_post_accumulate_hook(leaf, gradient);
+  if (effect_ == nullptr || !gradient->defined()) return;
+  if (effect_->on_final(leaf, *gradient)) *gradient = at::Tensor();
 }
 
 void PassGraph::accumulate(Entry* entry, at::Tensor gradient, bool has_post_hooks) {
@@ -275,12 +293,10 @@ std::string PassGraph::finish_leaves() {
   for (auto todo = leaves_->take_at_end(); !todo.empty(); todo = leaves_->take_at_end()) {
     for (auto& one : todo) one();
   }
-  if (effect_ == nullptr) return "";
-  for (const uint32_t index : std::exchange(reduced_, {})) take_effect(&nodes_[index]);
-  leaves_->visit_added([this](const at::Tensor& leaf, at::Tensor& gradient) {
-    if (effect_->on_final(leaf, gradient)) gradient = at::Tensor();
-  });
-  return effect_->finish();
+  for (const uint32_t index : std::exchange(reduced_, {})) on_final(&nodes_[index]);
+  leaves_->visit_added(
+      [this](const at::Tensor& leaf, at::Tensor& gradient) { take_effect(leaf, &gradient); });
+  return effect_ == nullptr ? "" : effect_->finish();
 }
 
 std::vector<LeafGradient> PassGraph::take_leaves() {

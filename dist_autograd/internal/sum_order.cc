@@ -8,7 +8,7 @@ namespace weft::internal {
 namespace {
 
 // Negative: `a` is earlier in the program.
-int compare(const CallOrder* a, const CallOrder* b) {
+int compare_calls(const CallOrder* a, const CallOrder* b) {
   if (a == b) return 0;
   if (a == nullptr || b == nullptr) return a == nullptr ? 1 : -1;
   const auto order = *a <=> *b;
@@ -18,15 +18,15 @@ int compare(const CallOrder* a, const CallOrder* b) {
 }  // namespace
 
 void Place::merge(const Place& other) {
-  if (compare(other.first, first) < 0) first = other.first;
-  if (compare(other.last, last) > 0) last = other.last;
+  if (compare_calls(other.first, first) < 0) first = other.first;
+  if (compare_calls(other.last, last) > 0) last = other.last;
   sequence = std::min(sequence, other.sequence);
 }
 
 bool comes_before(const Place& a, const Place& b) {
-  if (const int order = compare(a.first, b.first); order != 0) return order > 0;
+  if (const int order = compare_calls(a.first, b.first); order != 0) return order > 0;
   // A node that later calls share with this one was made before what is this one's alone.
-  if (const int order = compare(a.last, b.last); order != 0) return order < 0;
+  if (const int order = compare_calls(a.last, b.last); order != 0) return order < 0;
   return a.sequence > b.sequence;
 }
 
@@ -35,8 +35,9 @@ void AwaitedSends::add(uint64_t message, const NodePtr& send) {
 }
 
 void AwaitedSends::sort() {
-  std::sort(all_.begin(), all_.end(),
-            [](const One& a, const One& b) { return compare(a.order.get(), b.order.get()) > 0; });
+  std::sort(all_.begin(), all_.end(), [](const One& a, const One& b) {
+    return compare_calls(a.order.get(), b.order.get()) > 0;
+  });
 }
 
 }  // namespace weft::internal

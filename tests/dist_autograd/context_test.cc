@@ -270,6 +270,34 @@ TEST_P(DistContext, DA_15_thread_local_context_id) {
   expect_nothing_left(*c);
 }
 
+// The root is the worker that serves a call of the context's creator; the gradients are the same.
+TEST_P(DistContext, DEF_32_backward_from_a_handler_on_its_callers_context) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor y = leaf({3, 4});
+  {
+    DistAutogradContext context((*c)[0]);
+    rpc_sync((*c)[0], "worker1", &backward_here, x, y * 2);
+    expect_equal(context.gradient(x), y.detach() * 2);
+    expect_equal(context.gradient(y), x.detach() * 2);
+    // Two more, of this worker and of the handler again: all are added up.
+    context.backward({rpc_sync((*c)[0], "worker1", &mul, x, x).sum()});
+    rpc_sync((*c)[0], "worker1", &backward_here, x, y);
+    expect_equal(context.gradient(x), y.detach() * 3 + x.detach() * 2);
+    const Status wrong = try_backward((*c)[0], context.id(), {});
+    EXPECT_EQ(error_kind(wrong), ErrorKind::kInvalidArgument) << wrong;
+    AutogradContextId unknown = context.id();
+    unknown.counter += 100;
+    const Status nowhere = try_backward((*c)[1], unknown, {x.sum()});
+    EXPECT_EQ(error_kind(nowhere), ErrorKind::kNotFound) << nowhere;
+    // Of an error in what it calls, the caller hears as of any other.
+    const Status failed = try_rpc_sync((*c)[0], "worker1", &backward_here, x.detach(), y.detach());
+    EXPECT_NE(std::string(failed.message()).find("does not require grad"), std::string::npos)
+        << failed;
+  }
+  expect_nothing_left(*c);
+}
+
 TEST_P(DistContext, NothingIsRecordedWithoutGradMode) {
   auto c = make();
   const at::Tensor x = leaf({1, 2});

@@ -73,6 +73,11 @@ bool in_context(CallContext& context) {
   return current_autograd_context(context.worker()).has_value();
 }
 
+void backward_here(CallContext& context, const at::Tensor& x, const at::Tensor& y) {
+  const at::Tensor there = rpc_sync(context.worker(), "worker2", &mul, x, y);
+  backward(context.worker(), *current_autograd_context(context.worker()), {there.sum()});
+}
+
 SlowWayBack::SlowWayBack(std::function<void()> before) {
   MutexLock lock(&slow_mutex);
   slow_before = std::make_shared<std::function<void()>>(std::move(before));
@@ -106,7 +111,8 @@ DistAutogradTest::DistAutogradTest() : library_("app") {
       .def("no_way_back", &no_way_back)
       .def("via_no_way_back", &via_no_way_back)
       .def("slow_way_back", &slow_way_back)
-      .def("in_context", &in_context);
+      .def("in_context", &in_context)
+      .def("backward_here", &backward_here);
   library_.class_<Holder>("Holder")
       .constructor<const at::Tensor&>()
       .def("times", &Holder::times)

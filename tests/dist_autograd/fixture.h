@@ -38,6 +38,8 @@ at::Tensor no_way_back(const at::Tensor& x);
 at::Tensor via_no_way_back(CallContext& context, std::vector<std::string> path,
                            const at::Tensor& x);
 bool in_context(CallContext& context);
+// A backward of the caller's context, from x * y as worker 2 computes it.
+void backward_here(CallContext& context, const at::Tensor& x, const at::Tensor& y);
 // Doubles; its backward first does what `before` says, until the guard ends.
 class SlowWayBack {
  public:

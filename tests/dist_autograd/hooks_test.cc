@@ -1,8 +1,17 @@
 // Hooks, buffers, and many at once: DA-32 to DA-36, DA-40.
 
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "torch/autograd.h"
+#include "torch/csrc/autograd/function_hook.h"
+#include "torch/csrc/autograd/variable.h"
 #include "torch/types.h"
 #include "weft/tests/dist_autograd/fixture.h"
 
@@ -44,6 +53,75 @@ TEST_P(DistHooks, DA_33_backward_verify_hooks) {
         {run([&](const at::Tensor& t) { return rpc_sync((*c)[0], "worker1", &mul, t, t); })});
     EXPECT_EQ(calls, want);
     expect_equal(context.gradient(x), grad[0]);
+  }
+  expect_nothing_left(*c);
+}
+
+// Notes what `.grad` of the tensor that it is given is, and puts `leaves` in its place.
+class PostAccumulate : public torch::autograd::PostAccumulateGradHook {
+ public:
+  PostAccumulate(std::vector<double>* seen, std::function<at::Tensor(const at::Tensor&)> leaves)
+      : seen_(seen), leaves_(std::move(leaves)) {}
+  void operator()(const at::Tensor& tensor) override {
+    seen_->push_back(tensor.grad().sum().item<double>());
+    tensor.mutable_grad() = leaves_(tensor);
+  }
+
+ private:
+  std::vector<double>* const seen_;
+  const std::function<at::Tensor(const at::Tensor&)> leaves_;
+};
+
+// As torch's, once for each backward, when all that the pass has for the leaf is added up; `.grad` of
+// the leaf itself is not touched. What the hook leaves is the gradient, as in a local backward.
+TEST_P(DistHooks, DEF_32_post_accumulate_hooks_run) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor y = leaf({3, 4});
+  std::vector<double> seen;
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      x,
+      std::make_unique<PostAccumulate>(&seen, [](const at::Tensor& t) { return t.grad() * 10; }));
+  // A step in the hook, after which the gradient is let go.
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      y, std::make_unique<PostAccumulate>(&seen, [](const at::Tensor& t) {
+        t.detach().sub_(t.grad());
+        return at::Tensor();
+      }));
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor there =
+        rpc_sync((*c)[0], "worker1", &mul, x, x) + rpc_sync((*c)[0], "worker2", &add, x, y);
+    context.backward({there.sum()}, {.retain_graph = true});
+    std::sort(seen.begin(), seen.end());
+    EXPECT_EQ(seen, (std::vector<double>{2, 8}));  // of y; of x: 2x + 1, as one sum
+    expect_equal(context.gradient(x), (x.detach() * 2 + 1) * 10);
+    EXPECT_FALSE(context.gradient(y).defined());
+    expect_equal(y.detach(), torch::tensor({2.0, 3.0}, y.options()));
+    EXPECT_FALSE(x.grad().defined());
+    EXPECT_FALSE(y.grad().defined());
+    context.backward({there.sum()});
+    EXPECT_EQ(seen.size(), 4U);
+    expect_equal(context.gradient(x), (x.detach() * 2 + 1) * 20);
+  }
+  expect_nothing_left(*c);
+}
+
+// What it throws is the pass's error.
+TEST_P(DistHooks, DEF_32_a_post_accumulate_hook_that_throws_fails_the_pass) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  std::vector<double> seen;
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      x, std::make_unique<PostAccumulate>(&seen, [](const at::Tensor&) -> at::Tensor {
+        throw std::runtime_error("the hook does not want it");
+      }));
+  {
+    DistAutogradContext context((*c)[0]);
+    const Status failed = context.try_backward({rpc_sync((*c)[0], "worker1", &mul, x, x).sum()});
+    EXPECT_NE(std::string(failed.message()).find("the hook does not want it"), std::string::npos)
+        << failed;
+    EXPECT_FALSE(context.gradient(x).defined());
   }
   expect_nothing_left(*c);
 }
