@@ -22,6 +22,7 @@
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/rref_backward.h"
 #include "weft/dist_autograd/service.h"
+#include "weft/dist_optim/lr_cycles.h"
 #include "weft/dist_optim/lr_scheduler.h"
 #include "weft/dist_optim/optimizer.h"
 #include "weft/dist_optim/service.h"

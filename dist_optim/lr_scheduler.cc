@@ -6,13 +6,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/dist_optim/internal/lr_check.h"
 
 namespace weft {
 namespace {
 
-void require(bool good, std::string_view what) {
-  if (!good) throw_error(make_error(ErrorKind::kInvalidArgument, std::string(what)));
-}
+using internal::require;
 
 double power(double base, int64_t exponent) {
   return std::pow(base, static_cast<double>(exponent));
@@ -21,20 +20,39 @@ double power(double base, int64_t exponent) {
 }  // namespace
 
 LRScheduler::LRScheduler(internal::OptimizerCore& optimizer) : optimizer_(optimizer) {
-  for (size_t g = 0; g < optimizer.num_groups(); ++g) base_.push_back(optimizer.lr(g));
+  for (size_t g = 0; g < optimizer.num_groups(); ++g) base_.push_back(optimizer.initial_lr(g));
+}
+
+void LRScheduler::set_base(double lr, size_t group) {
+  optimizer_.set_initial_lr(lr, group);
+  base_[group] = lr;
+}
+
+void LRScheduler::begin_at(double factor) {
+  for (size_t g = 0; g < base_.size(); ++g) optimizer_.set_lr(optimizer_.lr(g) * factor, g);
+}
+
+double LRScheduler::next_lr(size_t group, double, int64_t epoch) const { return lr(group, epoch); }
+
+void LRScheduler::set_rates(const std::vector<double>& rates, int64_t epoch) {
+  epoch_ = epoch;
+  for (size_t g = 0; g < rates.size(); ++g) optimizer_.set_lr(rates[g], g);
+  on_epoch(epoch);
 }
 
 void LRScheduler::step() {
-  ++epoch_;
+  std::vector<double> rates;
   for (size_t g = 0; g < base_.size(); ++g) {
-    optimizer_.set_lr(next_lr(optimizer_.lr(g), base_[g], epoch_), g);
+    rates.push_back(next_lr(g, optimizer_.lr(g), epoch_ + 1));
   }
+  set_rates(rates, epoch_ + 1);
 }
 
 void LRScheduler::set_epoch(int64_t epoch) {
   require(epoch >= 0, absl::StrCat("a schedule has no epoch ", epoch));
-  epoch_ = epoch;
-  for (size_t g = 0; g < base_.size(); ++g) optimizer_.set_lr(lr(base_[g], epoch), g);
+  std::vector<double> rates;
+  for (size_t g = 0; g < base_.size(); ++g) rates.push_back(lr(g, epoch));
+  set_rates(rates, epoch);
 }
 
 std::vector<double> LRScheduler::last_lr() const {
@@ -47,10 +65,10 @@ StepLR::StepLR(internal::OptimizerCore& optimizer, StepLROptions options)
     : LRScheduler(optimizer), options_(options) {
   require(options.step_size > 0, absl::StrCat("StepLR: step_size is ", options.step_size));
 }
-double StepLR::lr(double base, int64_t epoch) const {
-  return base * power(options_.gamma, epoch / options_.step_size);
+double StepLR::lr(size_t group, int64_t epoch) const {
+  return base(group) * power(options_.gamma, epoch / options_.step_size);
 }
-double StepLR::next_lr(double before, double, int64_t epoch) const {
+double StepLR::next_lr(size_t, double before, int64_t epoch) const {
   return epoch % options_.step_size == 0 ? before * options_.gamma : before;
 }
 
@@ -59,20 +77,22 @@ MultiStepLR::MultiStepLR(internal::OptimizerCore& optimizer, MultiStepLROptions 
   require(std::is_sorted(options_.milestones.begin(), options_.milestones.end()),
           "MultiStepLR: the milestones are not ascending");
 }
-double MultiStepLR::lr(double base, int64_t epoch) const {
+double MultiStepLR::lr(size_t group, int64_t epoch) const {
   const auto& all = options_.milestones;
-  return base *
+  return base(group) *
          power(options_.gamma, std::upper_bound(all.begin(), all.end(), epoch) - all.begin());
 }
-double MultiStepLR::next_lr(double before, double, int64_t epoch) const {
+double MultiStepLR::next_lr(size_t, double before, int64_t epoch) const {
   const auto& all = options_.milestones;
   return before * power(options_.gamma, std::count(all.begin(), all.end(), epoch));
 }
 
 ExponentialLR::ExponentialLR(internal::OptimizerCore& optimizer, double gamma)
     : LRScheduler(optimizer), gamma_(gamma) {}
-double ExponentialLR::lr(double base, int64_t epoch) const { return base * power(gamma_, epoch); }
-double ExponentialLR::next_lr(double before, double, int64_t) const { return before * gamma_; }
+double ExponentialLR::lr(size_t group, int64_t epoch) const {
+  return base(group) * power(gamma_, epoch);
+}
+double ExponentialLR::next_lr(size_t, double before, int64_t) const { return before * gamma_; }
 
 CosineAnnealingLR::CosineAnnealingLR(internal::OptimizerCore& optimizer,
                                      CosineAnnealingLROptions options)
@@ -84,13 +104,13 @@ double CosineAnnealingLR::height(int64_t epoch) const {
       std::numbers::pi * static_cast<double>(epoch) / static_cast<double>(options_.t_max);
   return 1 + std::cos(angle);
 }
-double CosineAnnealingLR::lr(double base, int64_t epoch) const {
-  return options_.eta_min + (base - options_.eta_min) * height(epoch) / 2;
+double CosineAnnealingLR::lr(size_t group, int64_t epoch) const {
+  return options_.eta_min + (base(group) - options_.eta_min) * height(epoch) / 2;
 }
-double CosineAnnealingLR::next_lr(double before, double base, int64_t epoch) const {
+double CosineAnnealingLR::next_lr(size_t group, double before, int64_t epoch) const {
   // Where it has come down to the ground a ratio says nothing.
   if ((epoch - 1) % (2 * options_.t_max) == options_.t_max) {
-    return before + (base - options_.eta_min) * height(options_.t_max + 1) / 2;
+    return before + (base(group) - options_.eta_min) * height(options_.t_max + 1) / 2;
   }
   return options_.eta_min + (before - options_.eta_min) * height(epoch) / height(epoch - 1);
 }
@@ -99,8 +119,67 @@ LambdaLR::LambdaLR(internal::OptimizerCore& optimizer, std::function<double(int6
     : LRScheduler(optimizer), factor_(std::move(factor)) {
   set_epoch(0);
 }
-double LambdaLR::lr(double base, int64_t epoch) const { return base * factor_(epoch); }
-double LambdaLR::next_lr(double, double base, int64_t epoch) const { return lr(base, epoch); }
+double LambdaLR::lr(size_t group, int64_t epoch) const { return base(group) * factor_(epoch); }
+
+ConstantLR::ConstantLR(internal::OptimizerCore& optimizer, ConstantLROptions options)
+    : LRScheduler(optimizer), options_(options) {
+  require(options.factor >= 0 && options.factor <= 1,
+          absl::StrCat("ConstantLR: factor is ", options.factor, ", it must be in [0, 1]"));
+  require(options.total_iters > 0, absl::StrCat("ConstantLR: total_iters is ", options.total_iters,
+                                                ", it must be positive"));
+  begin_at(options.factor);
+}
+double ConstantLR::lr(size_t group, int64_t epoch) const {
+  return base(group) * (epoch >= options_.total_iters ? 1 : options_.factor);
+}
+double ConstantLR::next_lr(size_t group, double before, int64_t epoch) const {
+  if (epoch != options_.total_iters) return before;
+  return options_.factor == 0 ? base(group) : before * (1 / options_.factor);
+}
+
+LinearLR::LinearLR(internal::OptimizerCore& optimizer, LinearLROptions options)
+    : LRScheduler(optimizer), options_(options) {
+  require(
+      options.start_factor > 0 && options.start_factor <= 1,
+      absl::StrCat("LinearLR: start_factor is ", options.start_factor, ", it must be in (0, 1]"));
+  require(options.end_factor >= 0 && options.end_factor <= 1,
+          absl::StrCat("LinearLR: end_factor is ", options.end_factor, ", it must be in [0, 1]"));
+  require(options.total_iters > 0,
+          absl::StrCat("LinearLR: total_iters is ", options.total_iters, ", it must be positive"));
+  begin_at(options.start_factor);
+}
+double LinearLR::lr(size_t group, int64_t epoch) const {
+  const double part = static_cast<double>(std::min(options_.total_iters, epoch)) /
+                      static_cast<double>(options_.total_iters);
+  return base(group) *
+         (options_.start_factor + (options_.end_factor - options_.start_factor) * part);
+}
+double LinearLR::next_lr(size_t, double before, int64_t epoch) const {
+  if (epoch > options_.total_iters) return before;
+  const double change = options_.end_factor - options_.start_factor;
+  return before * (1 + change / (static_cast<double>(options_.total_iters) * options_.start_factor +
+                                 static_cast<double>(epoch - 1) * change));
+}
+
+PolynomialLR::PolynomialLR(internal::OptimizerCore& optimizer, PolynomialLROptions options)
+    : LRScheduler(optimizer), options_(options) {
+  require(options.total_iters > 0, absl::StrCat("PolynomialLR: total_iters is ",
+                                                options.total_iters, ", it must be positive"));
+  require(options.power > 0,
+          absl::StrCat("PolynomialLR: power is ", options.power, ", it must be positive"));
+}
+double PolynomialLR::lr(size_t group, int64_t epoch) const {
+  const double part = static_cast<double>(std::min(options_.total_iters, epoch)) /
+                      static_cast<double>(options_.total_iters);
+  return base(group) * std::pow(1 - part, options_.power);
+}
+double PolynomialLR::next_lr(size_t, double before, int64_t epoch) const {
+  if (epoch > options_.total_iters) return before;
+  const auto total = static_cast<double>(options_.total_iters);
+  const double left = 1 - static_cast<double>(epoch) / total;
+  const double left_before = 1 - static_cast<double>(epoch - 1) / total;
+  return before * std::pow(left / left_before, options_.power);
+}
 
 ReduceLROnPlateau::ReduceLROnPlateau(internal::OptimizerCore& optimizer,
                                      ReduceLROnPlateauOptions options)

@@ -7,11 +7,12 @@
 //   weft::StepLR schedule(optimizer, {.step_size = 30});
 //   for (int epoch = 0; epoch < 90; ++epoch) { train(optimizer); schedule.step(); }
 //
-// The rates that the groups have when a schedule is made are those it starts from. step() changes
-// the rates that there are by what the new epoch is to the one before, so several schedules of one
-// optimizer chain, and a rate set by hand is gone on from; LambdaLR alone sets them, as PyTorch's.
-// A schedule must not outlive its optimizer. One thread at a time. To go on later: construct it with
-// the same rates, then set_epoch().
+// The rates that the groups have when the first schedule of an optimizer is made are those that all
+// its schedules start from (PyTorch's initial_lr). step() changes the rates that there are by what the
+// new epoch is to the one before, so several schedules of one optimizer chain, and a rate set by hand
+// is gone on from; LambdaLR and those of lr_cycles.h set them, as PyTorch's. Making one gives the rates
+// of its epoch 0. A schedule must not outlive its optimizer. One thread at a time. To go on later:
+// construct it with the same rates, then set_epoch().
 
 #include <cstdint>
 #include <functional>
@@ -30,21 +31,36 @@ class WEFT_API LRScheduler {
   LRScheduler(const LRScheduler&) = delete;
   LRScheduler& operator=(const LRScheduler&) = delete;
 
-  // The next epoch.
-  void step();
-  // The rates that this schedule alone gives for the epoch. REQUIRES: not negative.
-  void set_epoch(int64_t epoch);
+  // The next epoch. Throws, kind invalid_argument, where OneCycleLR has no more; nothing is changed.
+  virtual void step();
+  // The rates that this schedule alone gives for the epoch. Throws, kind invalid_argument, for a
+  // negative one, or as step().
+  virtual void set_epoch(int64_t epoch);
   int64_t epoch() const { return epoch_; }
   // By group.
   std::vector<double> last_lr() const;
+  bool is_of(const internal::OptimizerCore& optimizer) const { return &optimizer == &optimizer_; }
 
  protected:
   explicit LRScheduler(internal::OptimizerCore& optimizer);
-  virtual double lr(double base, int64_t epoch) const = 0;
-  // From a group's rate in the epoch before.
-  virtual double next_lr(double before, double base, int64_t epoch) const = 0;
+  internal::OptimizerCore& optimizer() const { return optimizer_; }
+  size_t num_groups() const { return base_.size(); }
+  // The rate that a schedule starts from.
+  double base(size_t group) const { return base_[group]; }
+  void set_base(double lr, size_t group);
+  void set_epoch_alone(int64_t epoch) { epoch_ = epoch; }
+  // Multiplies the rates that there are: of an epoch 0 that is not the rate to start from.
+  void begin_at(double factor);
+
+  virtual double lr(size_t group, int64_t epoch) const = 0;
+  // From the group's rate in the epoch before. Default: lr() alone.
+  virtual double next_lr(size_t group, double before, int64_t epoch) const;
+  // What else an epoch brings, after the rates. Default: nothing.
+  virtual void on_epoch(int64_t) {}
 
  private:
+  void set_rates(const std::vector<double>& rates, int64_t epoch);
+
   internal::OptimizerCore& optimizer_;
   std::vector<double> base_;
   int64_t epoch_ = 0;
@@ -63,8 +79,8 @@ class WEFT_API StepLR final : public LRScheduler {
 
  private:
   StepLR(internal::OptimizerCore& optimizer, StepLROptions options);
-  double lr(double base, int64_t epoch) const override;
-  double next_lr(double before, double base, int64_t epoch) const override;
+  double lr(size_t group, int64_t epoch) const override;
+  double next_lr(size_t group, double before, int64_t epoch) const override;
   const StepLROptions options_;
 };
 
@@ -81,8 +97,8 @@ class WEFT_API MultiStepLR final : public LRScheduler {
 
  private:
   MultiStepLR(internal::OptimizerCore& optimizer, MultiStepLROptions options);
-  double lr(double base, int64_t epoch) const override;
-  double next_lr(double before, double base, int64_t epoch) const override;
+  double lr(size_t group, int64_t epoch) const override;
+  double next_lr(size_t group, double before, int64_t epoch) const override;
   const MultiStepLROptions options_;
 };
 
@@ -95,8 +111,8 @@ class WEFT_API ExponentialLR final : public LRScheduler {
 
  private:
   ExponentialLR(internal::OptimizerCore& optimizer, double gamma);
-  double lr(double base, int64_t epoch) const override;
-  double next_lr(double before, double base, int64_t epoch) const override;
+  double lr(size_t group, int64_t epoch) const override;
+  double next_lr(size_t group, double before, int64_t epoch) const override;
   const double gamma_;
 };
 
@@ -114,8 +130,8 @@ class WEFT_API CosineAnnealingLR final : public LRScheduler {
  private:
   CosineAnnealingLR(internal::OptimizerCore& optimizer, CosineAnnealingLROptions options);
   double height(int64_t epoch) const;  // from 2 down to 0 and back
-  double lr(double base, int64_t epoch) const override;
-  double next_lr(double before, double base, int64_t epoch) const override;
+  double lr(size_t group, int64_t epoch) const override;
+  double next_lr(size_t group, double before, int64_t epoch) const override;
   const CosineAnnealingLROptions options_;
 };
 
@@ -128,9 +144,63 @@ class WEFT_API LambdaLR final : public LRScheduler {
 
  private:
   LambdaLR(internal::OptimizerCore& optimizer, std::function<double(int64_t epoch)> factor);
-  double lr(double base, int64_t epoch) const override;
-  double next_lr(double before, double base, int64_t epoch) const override;
+  double lr(size_t group, int64_t epoch) const override;
   const std::function<double(int64_t)> factor_;
+};
+
+struct ConstantLROptions {
+  double factor = 1.0 / 3;  // in [0, 1]
+  int64_t total_iters = 5;  // epochs with it
+};
+// base * factor, and from epoch total_iters on base
+class WEFT_API ConstantLR final : public LRScheduler {
+ public:
+  template <class T>
+  explicit ConstantLR(DistributedOptimizer<T>& optimizer, ConstantLROptions options = {})
+      : ConstantLR(optimizer.core(), options) {}
+
+ private:
+  ConstantLR(internal::OptimizerCore& optimizer, ConstantLROptions options);
+  double lr(size_t group, int64_t epoch) const override;
+  double next_lr(size_t group, double before, int64_t epoch) const override;
+  const ConstantLROptions options_;
+};
+
+struct LinearLROptions {
+  double start_factor = 1.0 / 3;  // in (0, 1]
+  double end_factor = 1;          // in [0, 1]
+  int64_t total_iters = 5;        // epochs until end_factor
+};
+// base * (start_factor + (end_factor - start_factor) min(epoch, total_iters) / total_iters)
+class WEFT_API LinearLR final : public LRScheduler {
+ public:
+  template <class T>
+  explicit LinearLR(DistributedOptimizer<T>& optimizer, LinearLROptions options = {})
+      : LinearLR(optimizer.core(), options) {}
+
+ private:
+  LinearLR(internal::OptimizerCore& optimizer, LinearLROptions options);
+  double lr(size_t group, int64_t epoch) const override;
+  double next_lr(size_t group, double before, int64_t epoch) const override;
+  const LinearLROptions options_;
+};
+
+struct PolynomialLROptions {
+  int64_t total_iters = 5;  // epochs until 0
+  double power = 1;
+};
+// base * (1 - min(epoch, total_iters) / total_iters)^power
+class WEFT_API PolynomialLR final : public LRScheduler {
+ public:
+  template <class T>
+  explicit PolynomialLR(DistributedOptimizer<T>& optimizer, PolynomialLROptions options = {})
+      : PolynomialLR(optimizer.core(), options) {}
+
+ private:
+  PolynomialLR(internal::OptimizerCore& optimizer, PolynomialLROptions options);
+  double lr(size_t group, int64_t epoch) const override;
+  double next_lr(size_t group, double before, int64_t epoch) const override;
+  const PolynomialLROptions options_;
 };
 
 struct ReduceLROnPlateauOptions {

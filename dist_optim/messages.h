@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -26,6 +27,17 @@ PackedOptions pack_options(const typename Tag::Options& options) {
   PackedOptions out;
   Tag::visit(options,
              [&out](const char*, auto value) { out.push_back(static_cast<double>(value)); });
+  return out;
+}
+
+// REQUIRES: they are pack_options()'s.
+template <class Tag>
+typename Tag::Options unpack_options(const PackedOptions& packed) {
+  typename Tag::Options out;
+  size_t i = 0;
+  Tag::visit(out, [&](const char*, auto& field) {
+    field = static_cast<std::decay_t<decltype(field)>>(packed[i++]);
+  });
   return out;
 }
 

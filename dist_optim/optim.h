@@ -9,8 +9,9 @@
 //   weft::DistributedOptimizer<weft::optim::Adam> optimizer(worker, parameters, {.lr = 1e-2});
 //
 // Options are checked when the optimizer is made (kind invalid_argument, naming the option). Sparse
-// gradients: SGD without momentum and weight decay, and Adagrad and RowWiseAdagrad without weight
-// decay.
+// gradients: SparseAdam, which takes no others, and SGD, Adagrad and RowWiseAdagrad without weight
+// decay. Momentum moves every row of a parameter at every step, also those that the gradient does not
+// name, as PyTorch's does: such a step costs what a dense one costs.
 
 #include <string_view>
 
@@ -73,6 +74,84 @@ struct AdamW : internal::AdamFields {
     bool amsgrad = false;
     bool maximize = false;
   };
+};
+
+// Adam for sparse gradients: a row that the gradient does not name keeps its value and its moments. A
+// dense gradient is refused.
+struct SparseAdam {
+  static constexpr std::string_view kName = "SparseAdam";
+  struct Options {
+    double lr = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double eps = 1e-8;
+    bool maximize = false;
+  };
+  template <class O, class F>
+  static void visit(O& o, F f) {
+    f("lr", o.lr), f("beta1", o.beta1), f("beta2", o.beta2), f("eps", o.eps);
+    f("maximize", o.maximize);
+  }
+};
+
+// Dozat, "Incorporating Nesterov momentum into Adam" (2016).
+struct NAdam {
+  static constexpr std::string_view kName = "NAdam";
+  struct Options {
+    double lr = 2e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double eps = 1e-8;
+    double weight_decay = 0;
+    double momentum_decay = 4e-3;
+    bool decoupled_weight_decay = false;  // as AdamW's
+    bool maximize = false;
+  };
+  template <class O, class F>
+  static void visit(O& o, F f) {
+    f("lr", o.lr), f("beta1", o.beta1), f("beta2", o.beta2), f("eps", o.eps);
+    f("weight_decay", o.weight_decay), f("momentum_decay", o.momentum_decay);
+    f("decoupled_weight_decay", o.decoupled_weight_decay), f("maximize", o.maximize);
+  }
+};
+
+// Liu et al., "On the variance of the adaptive learning rate and beyond" (2019).
+struct RAdam {
+  static constexpr std::string_view kName = "RAdam";
+  struct Options {
+    double lr = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double eps = 1e-8;
+    double weight_decay = 0;
+    bool decoupled_weight_decay = false;  // as AdamW's
+    bool maximize = false;
+  };
+  template <class O, class F>
+  static void visit(O& o, F f) {
+    f("lr", o.lr), f("beta1", o.beta1), f("beta2", o.beta2), f("eps", o.eps);
+    f("weight_decay", o.weight_decay), f("decoupled_weight_decay", o.decoupled_weight_decay);
+    f("maximize", o.maximize);
+  }
+};
+
+// Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992). The averages
+// are the buffer "ax" of state_dict().
+struct ASGD {
+  static constexpr std::string_view kName = "ASGD";
+  struct Options {
+    double lr = 1e-2;
+    double lambd = 1e-4;  // decay
+    double alpha = 0.75;  // power by which the rate falls
+    double t0 = 1e6;      // steps before averaging begins
+    double weight_decay = 0;
+    bool maximize = false;
+  };
+  template <class O, class F>
+  static void visit(O& o, F f) {
+    f("lr", o.lr), f("lambd", o.lambd), f("alpha", o.alpha), f("t0", o.t0);
+    f("weight_decay", o.weight_decay), f("maximize", o.maximize);
+  }
 };
 
 // Duchi, Hazan and Singer, "Adaptive subgradient methods" (2011).

@@ -183,6 +183,19 @@ class DistributedOptimizer {
     for (size_t i = 0; i < num_param_groups(); ++i) core_.set_lr(lr, i);
   }
 
+  // All options of a group, and others from the next step on; what is kept for its parameters stays.
+  //   auto o = optimizer.options(1);
+  //   o.weight_decay = 0;
+  //   optimizer.set_options(o, 1);
+  // Throws, kind invalid_argument, for an option out of its range, named, or a group that is not
+  // there; then nothing is changed.
+  Options options(size_t group = 0) const requires(kOurs) {
+    return internal::unpack_options<T>(core_.options(group));
+  }
+  void set_options(const Options& options, size_t group) requires(kOurs) {
+    core_.set_options(internal::pack_options<T>(options), group);
+  }
+
   // How many steps each parameter has taken part in, of any optimizer of its owner; in the order in
   // which they were given. To be read before the forward that a versioned step will speak of.
   std::vector<int64_t> versions() const { return core_.versions(); }

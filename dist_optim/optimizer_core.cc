@@ -1,5 +1,6 @@
 #include "weft/dist_optim/optimizer_core.h"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -178,6 +179,53 @@ double OptimizerCore::lr(size_t group) const {
                                               : " is not there")));
   }
   return groups_[group][0];
+}
+
+void OptimizerCore::check_group(std::string_view what, size_t group) const {
+  const size_t count = num_groups();
+  if (group < count) return;
+  throw_error(make_error(ErrorKind::kInvalidArgument,
+                         absl::StrCat(std::string(what), ": group ", group, " of ", count,
+                                      " is not there; add it by add_param_group()")));
+}
+
+PackedOptions OptimizerCore::options(size_t group) const {
+  check_group("options", group);
+  MutexLock lock(&mutex_);
+  return groups_[group];
+}
+
+void OptimizerCore::set_options(PackedOptions options, size_t group) {
+  check_group("set_options", group);
+  if (rule_ != nullptr) throw_if_error(rule_->check_options(options));
+  MutexLock lock(&mutex_);
+  groups_[group] = std::move(options);
+}
+
+std::optional<double> OptimizerCore::option(std::string_view name, size_t group) const {
+  if (rule_ == nullptr) return std::nullopt;
+  const auto& names = rule_->option_names();
+  const auto at = std::find(names.begin(), names.end(), name);
+  if (at == names.end()) return std::nullopt;
+  return options(group)[static_cast<size_t>(at - names.begin())];
+}
+
+void OptimizerCore::set_option(std::string_view name, double value, size_t group) {
+  PackedOptions now = options(group);
+  const auto& names = rule_->option_names();
+  now[static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin())] = value;
+  set_options(std::move(now), group);
+}
+
+double OptimizerCore::initial_lr(size_t group) {
+  const double now = lr(group);
+  MutexLock lock(&mutex_);
+  return initial_lr_.try_emplace(group, now).first->second;
+}
+
+void OptimizerCore::set_initial_lr(double lr, size_t group) {
+  MutexLock lock(&mutex_);
+  initial_lr_[group] = lr;
 }
 
 void OptimizerCore::set_lr(double lr, size_t group) {

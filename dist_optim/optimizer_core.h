@@ -128,6 +128,15 @@ class WEFT_API OptimizerCore {
   size_t num_groups() const;
   double lr(size_t group) const;
   void set_lr(double lr, size_t group);
+  // The rate that a group had when this was asked first, or what was set: schedules start from it.
+  double initial_lr(size_t group);
+  void set_initial_lr(double lr, size_t group);
+  PackedOptions options(size_t group) const;
+  void set_options(PackedOptions options, size_t group);
+  // By name; nothing: it has none of this name.
+  std::optional<double> option(std::string_view name, size_t group) const;
+  // REQUIRES: it has one of this name.
+  void set_option(std::string_view name, double value, size_t group);
 
   StepReport step(const DistAutogradContext& context, const StepOptions& options);
   StepReport backward_and_step(const DistAutogradContext& context,
@@ -160,6 +169,8 @@ class WEFT_API OptimizerCore {
   StatusOr<std::shared_ptr<Step>> begin(const DistAutogradContext& context,
                                         const StepOptions& options);
   std::string text() const;  // "optimizer Adam"
+  // Throws, kind invalid_argument, when there is no such group.
+  void check_group(std::string_view what, size_t group) const;
 
   const std::string name_;
   const OptimizerOptions options_;
@@ -171,6 +182,7 @@ class WEFT_API OptimizerCore {
   mutable Mutex mutex_;
   std::vector<OwnerRef> owners_ ABSL_GUARDED_BY(mutex_);
   std::vector<PackedOptions> groups_ ABSL_GUARDED_BY(mutex_);
+  std::map<size_t, double> initial_lr_ ABSL_GUARDED_BY(mutex_);  // by group
   size_t parameters_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t last_step_ ABSL_GUARDED_BY(mutex_) = 0;
 };

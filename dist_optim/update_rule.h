@@ -40,6 +40,8 @@ using internal::PackedOptions;
 struct ParameterState {
   std::atomic<int64_t> steps{0};
   std::vector<at::Tensor> buffers{};
+  // How many steps there had been when each buffer was made; 0 where there is no entry.
+  std::vector<int64_t> made_after{};
 };
 
 class UpdateRule {
@@ -50,8 +52,9 @@ class UpdateRule {
   virtual const std::vector<std::string>& buffer_names() const = 0;
   // Kind invalid_argument, naming the option.
   virtual Status check_options(const PackedOptions& options) const = 0;
-  // Whether it can deal with a sparse gradient.
+  // Whether it takes a sparse gradient, and a dense one.
   virtual Status check_sparse(const PackedOptions& options) const = 0;
+  virtual Status check_dense(const PackedOptions& options) const = 0;
   // All that update() needs is there.
   virtual bool prepared(const PackedOptions& options, const ParameterState& state) const = 0;
   virtual void prepare(const PackedOptions& options, const at::Tensor& parameter,

@@ -117,7 +117,7 @@ Status FunctionalOptimizer::check_gradient(const Slot&, const at::Tensor& gradie
                       absl::StrCat("its gradient is ", gradient.toString(),
                                    ": dense and sparse COO ones are supported"));
   }
-  return absl::OkStatus();
+  return rule_->check_dense(options);
 }
 
 Status FunctionalOptimizer::update(const std::vector<Slot>& slots,
@@ -226,6 +226,7 @@ void FunctionalOptimizer::load(const std::vector<Slot>& slots, const OwnerStateD
     throw_if_error(lock.status());
     order_here(slots[i].shared.get(), slots[i].parameter, *into);
     into->buffers = std::move(loaded.buffers[i]);
+    into->made_after.clear();
     into->steps.store(loaded.steps[i]);
     slots[i].shared->queued_here(slots[i].parameter);
   }

@@ -1,5 +1,6 @@
 #include "weft/dist_optim/update_rule.h"
 
+#include <algorithm>
 #include <cmath>
 #include <tuple>
 #include <type_traits>
@@ -23,7 +24,8 @@ Status out_of_range(const std::string& rule, const std::string& option, double v
 Status check_range(const std::string& rule, const std::string& name, double value) {
   const bool fraction = name == "beta1" || name == "beta2";
   if (fraction && !(value >= 0 && value < 1)) return out_of_range(rule, name, value, "in [0, 1)");
-  if ((name == "rho" || name == "alpha") && !(value >= 0 && value <= 1)) {
+  if ((name == "rho" || (name == "alpha" && rule != optim::ASGD::kName)) &&
+      !(value >= 0 && value <= 1)) {
     return out_of_range(rule, name, value, "in [0, 1]");
   }
   if (name == "eta_minus" && !(value > 0 && value < 1)) {
@@ -49,23 +51,37 @@ at::Tensor sparse_like(const at::Tensor& gradient, const at::Tensor& values) {
   return at::_sparse_coo_tensor_unsafe(gradient._indices(), values, gradient.sizes());
 }
 
+// A number for each row, in the shape in which it goes beside the rows.
+at::Tensor beside(const at::Tensor& by_row, const at::Tensor& rows) {
+  std::vector<int64_t> shape(static_cast<size_t>(rows.dim()), 1);
+  if (!shape.empty()) shape[0] = rows.size(0);
+  return by_row.reshape(shape);
+}
+
 // Each of these names its buffers, says which of them it needs, and applies one step. The number of
 // the step begins at 1.
 struct SGDRule : optim::SGD {
   enum { kMomentum };
   static constexpr std::string_view kBuffers[] = {"momentum_buffer"};
   static bool needs(const Options& o, int) { return o.momentum != 0; }
+  static bool takes_sparse(const Options& o) { return o.weight_decay == 0; }
   static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t step) {
     g = signed_gradient(g, o.maximize);
     g = decayed(g, p, o.weight_decay);
     if (o.momentum != 0) {
       at::Tensor& buffer = s->buffers[kMomentum];
-      if (step == 1) {
-        buffer.copy_(g);
+      // The first gradient that it takes, it takes as it is, whatever the dampening.
+      const int64_t made_after = s->made_after.empty() ? 0 : s->made_after[kMomentum];
+      if (step == made_after + 1) {
+        buffer.zero_().add_(g);
       } else {
         buffer.mul_(o.momentum).add_(g, 1 - o.dampening);
       }
-      g = o.nesterov ? g.add(buffer, o.momentum) : buffer;
+      if (!o.nesterov) {
+        g = buffer;
+      } else {  // a dense tensor takes a sparse one, and not the other way round
+        g = g.is_sparse() ? buffer.mul(o.momentum).add_(g) : g.add(buffer, o.momentum);
+      }
     }
     p.add_(g, -o.lr);
   }
@@ -102,7 +118,8 @@ struct AdagradRule : optim::Adagrad {
   enum { kSum };
   static constexpr std::string_view kBuffers[] = {"sum"};
   static bool needs(const Options&, int) { return true; }
-  static double first(const Options& o) { return o.initial_accumulator_value; }
+  static bool takes_sparse(const Options& o) { return o.weight_decay == 0; }
+  static double first(const Options& o, int) { return o.initial_accumulator_value; }
   static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t step) {
     g = signed_gradient(g, o.maximize);
     const double lr = o.lr / (1 + static_cast<double>(step - 1) * o.lr_decay);
@@ -134,17 +151,14 @@ struct RowWiseAdagradRule : optim::RowWiseAdagrad {
   enum { kSum };
   static constexpr std::string_view kBuffers[] = {"sum"};
   static bool needs(const Options&, int) { return true; }
-  static double first(const Options& o) { return o.initial_accumulator_value; }
+  static bool takes_sparse(const Options& o) { return o.weight_decay == 0; }
+  static bool by_row(int) { return true; }
+  static double first(const Options& o, int) { return o.initial_accumulator_value; }
   // Of rows x anything, in the shape in which it divides the rows.
   static at::Tensor mean_square(const at::Tensor& rows) {
     const at::Tensor square = rows.mul(rows);
     if (rows.dim() <= 1) return square;
     return square.reshape({rows.size(0), -1}).mean(1);
-  }
-  static at::Tensor beside(const at::Tensor& by_row, const at::Tensor& rows) {
-    std::vector<int64_t> shape(static_cast<size_t>(rows.dim()), 1);
-    if (!shape.empty()) shape[0] = rows.size(0);
-    return by_row.reshape(shape);
   }
   static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t) {
     g = signed_gradient(g, o.maximize);
@@ -241,12 +255,132 @@ struct RpropRule : optim::Rprop {
   }
 };
 
+// The gradient of a row that a sparse one does not name is none, and not zero.
+struct SparseAdamRule : optim::SparseAdam {
+  enum { kMean, kSquare };
+  static constexpr std::string_view kBuffers[] = {"exp_avg", "exp_avg_sq"};
+  static constexpr bool kSparseOnly = true;
+  static bool needs(const Options&, int) { return true; }
+  static bool takes_sparse(const Options&) { return true; }
+  static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t step) {
+    g = signed_gradient(g, o.maximize);
+    const auto t = static_cast<double>(step);
+    const double size = o.lr * std::sqrt(1 - std::pow(o.beta2, t)) / (1 - std::pow(o.beta1, t));
+    at::Tensor& mean = s->buffers[kMean];
+    at::Tensor& square = s->buffers[kSquare];
+    if (!g.is_sparse()) {  // rows of a table: all are named
+      mean.lerp_(g, 1 - o.beta1);
+      square.lerp_(g.mul(g), 1 - o.beta2);
+      p.addcdiv_(mean, square.sqrt().add_(o.eps), -size);
+      return;
+    }
+    g = g.coalesce();  // the update is not linear: each row once
+    const at::Tensor values = g._values();
+    if (values.numel() == 0) return;
+    const auto moved = [&g](at::Tensor& average, const at::Tensor& towards, double weight) {
+      const at::Tensor before = average.sparse_mask(g)._values();
+      const at::Tensor by = towards.sub(before).mul_(weight);
+      average.add_(sparse_like(g, by));
+      return before.add(by);
+    };
+    const at::Tensor mean_now = moved(mean, values, 1 - o.beta1);
+    const at::Tensor square_now = moved(square, values.mul(values), 1 - o.beta2);
+    p.add_(sparse_like(g, mean_now.div(square_now.sqrt().add_(o.eps)).mul_(-size)));
+  }
+};
+
+// Weight decay of either kind; gives the gradient to go on with.
+template <class Options>
+at::Tensor decayed_either_way(const Options& o, at::Tensor p, const at::Tensor& g) {
+  if (!o.decoupled_weight_decay) return decayed(g, p, o.weight_decay);
+  if (o.weight_decay != 0) p.mul_(1 - o.lr * o.weight_decay);
+  return g;
+}
+
+struct NAdamRule : optim::NAdam {
+  enum { kMean, kSquare, kProduct };
+  static constexpr std::string_view kBuffers[] = {"exp_avg", "exp_avg_sq", "mu_product"};
+  static bool needs(const Options&, int) { return true; }
+  // A single number in PyTorch: rows of a table may have taken different numbers of steps.
+  static bool by_row(int buffer) { return buffer == kProduct; }
+  static double first(const Options&, int buffer) { return buffer == kProduct ? 1 : 0; }
+  static double mu(const Options& o, double step) {
+    return o.beta1 * (1 - 0.5 * std::pow(0.96, step * o.momentum_decay));
+  }
+  static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t step) {
+    g = decayed_either_way(o, p, signed_gradient(g, o.maximize));
+    const auto t = static_cast<double>(step);
+    const double now = mu(o, t);
+    const double next = mu(o, t + 1);
+    const at::Tensor product = beside(s->buffers[kProduct].mul_(now), p);
+    at::Tensor& mean = s->buffers[kMean];
+    mean.lerp_(g, 1 - o.beta1);
+    s->buffers[kSquare].mul_(o.beta2).addcmul_(g, g, 1 - o.beta2);
+    const at::Tensor denominator =
+        s->buffers[kSquare].div(1 - std::pow(o.beta2, t)).sqrt_().add_(o.eps);
+    const auto over_rest = [](double rate, const at::Tensor& of) {
+      return of.neg().add_(1).reciprocal_().mul_(rate);  // rate / (1 - of), by row
+    };
+    p.addcmul_(g.div(denominator), over_rest(-o.lr * (1 - now), product));
+    p.addcmul_(mean.div(denominator), over_rest(-o.lr * next, product.mul(next)));
+  }
+};
+
+struct RAdamRule : optim::RAdam {
+  enum { kMean, kSquare };
+  static constexpr std::string_view kBuffers[] = {"exp_avg", "exp_avg_sq"};
+  static bool needs(const Options&, int) { return true; }
+  static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t step) {
+    g = decayed_either_way(o, p, signed_gradient(g, o.maximize));
+    const auto t = static_cast<double>(step);
+    s->buffers[kMean].lerp_(g, 1 - o.beta1);
+    s->buffers[kSquare].mul_(o.beta2).addcmul_(g, g, 1 - o.beta2);
+    const double correction1 = 1 - std::pow(o.beta1, t);
+    const double correction2 = 1 - std::pow(o.beta2, t);
+    const double most = 2 / (1 - o.beta2) - 1;
+    const double length = most - 2 * t * std::pow(o.beta2, t) / correction2;
+    if (length <= 5) {  // the variance is not known well enough
+      p.add_(s->buffers[kMean], -o.lr / correction1);
+      return;
+    }
+    const double rectified =
+        std::sqrt((length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length));
+    p.addcdiv_(s->buffers[kMean], s->buffers[kSquare].sqrt().add_(o.eps),
+               -o.lr * rectified * std::sqrt(correction2) / correction1);
+  }
+};
+
+struct ASGDRule : optim::ASGD {
+  enum { kAverage, kEta };
+  static constexpr std::string_view kBuffers[] = {"ax", "eta"};
+  static bool needs(const Options&, int) { return true; }
+  // A single number in PyTorch: rows of a table may have taken different numbers of steps.
+  static bool by_row(int buffer) { return buffer == kEta; }
+  static double first(const Options& o, int buffer) { return buffer == kEta ? o.lr : 0; }
+  static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t step) {
+    g = decayed(signed_gradient(g, o.maximize), p, o.weight_decay);
+    const auto t = static_cast<double>(step);
+    at::Tensor& eta = s->buffers[kEta];
+    // The rate is that of the first step, and not of the moment at which its buffers were made.
+    if (step == 1) eta.fill_(o.lr);
+    const at::Tensor rate = beside(eta, p);
+    p.mul_(rate.mul(-o.lambd).add_(1));
+    p.addcmul_(g, rate, -1);
+    const double mu = step == 1 ? 1 : 1 / std::max(1.0, t - 1 - o.t0);
+    at::Tensor& average = s->buffers[kAverage];
+    if (mu == 1) {
+      average.copy_(p);
+    } else {
+      average.lerp_(p, mu);
+    }
+    eta.fill_(o.lr / std::pow(1 + o.lambd * o.lr * t, o.alpha));
+  }
+};
+
 template <class Rule>
 class RuleOf final : public UpdateRule {
  public:
   using Options = typename Rule::Options;
-  static constexpr bool kByRow = std::is_same_v<Rule, RowWiseAdagradRule>;
-
   RuleOf() {
     Options defaults;
     Rule::visit(defaults, [this](const char* name, auto&) { options_.emplace_back(name); });
@@ -278,19 +412,23 @@ class RuleOf final : public UpdateRule {
 
   Status check_sparse(const PackedOptions& packed) const override {
     const Options o = unpack(packed);
-    if constexpr (std::is_same_v<Rule, SGDRule>) {
-      if (o.momentum == 0 && o.weight_decay == 0) return absl::OkStatus();
-    }
-    if constexpr (std::is_same_v<Rule, AdagradRule>) {
-      if (o.weight_decay == 0) return absl::OkStatus();
-    }
-    if constexpr (kByRow) {
-      if (o.weight_decay == 0) return absl::OkStatus();
+    if constexpr (requires { Rule::takes_sparse(o); }) {
+      if (Rule::takes_sparse(o)) return absl::OkStatus();
     }
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat("optimizer ", name(), " cannot take a sparse gradient with ",
-                                   "these options; SGD without momentum and weight decay, and "
-                                   "Adagrad and RowWiseAdagrad without weight decay, can"));
+                                   "these options; SparseAdam can, and SGD, Adagrad and "
+                                   "RowWiseAdagrad without weight decay"));
+  }
+
+  Status check_dense(const PackedOptions&) const override {
+    if constexpr (requires { Rule::kSparseOnly; }) {
+      return make_error(ErrorKind::kInvalidArgument,
+                        absl::StrCat("optimizer ", name(),
+                                     " takes sparse gradients alone, and this "
+                                     "one is dense; use Adam"));
+    }
+    return absl::OkStatus();
   }
 
   bool prepared(const PackedOptions& packed, const ParameterState& state) const override {
@@ -307,10 +445,12 @@ class RuleOf final : public UpdateRule {
                ParameterState* state) const override {
     const Options o = unpack(packed);
     state->buffers.resize(buffers_.size());
+    state->made_after.resize(buffers_.size());
     for (size_t i = 0; i < buffers_.size(); ++i) {
       if (!Rule::needs(o, static_cast<int>(i)) || state->buffers[i].defined()) continue;
       const double first = *first_value(packed, i);
-      if (kByRow) {
+      state->made_after[i] = state->steps.load(std::memory_order_relaxed);
+      if (by_row(i)) {
         const int64_t rows = parameter.dim() == 0 ? 1 : parameter.size(0);
         state->buffers[i] = at::full({rows}, first, parameter.options());
       } else {
@@ -319,13 +459,15 @@ class RuleOf final : public UpdateRule {
     }
   }
 
-  bool by_row(size_t) const override { return kByRow; }
+  bool by_row(size_t buffer) const override {
+    if constexpr (requires { Rule::by_row(0); }) return Rule::by_row(static_cast<int>(buffer));
+    return false;
+  }
   std::optional<double> first_value(const PackedOptions& packed, size_t buffer) const override {
     const Options o = unpack(packed);
     const int i = static_cast<int>(buffer);
     if (!Rule::needs(o, i)) return std::nullopt;
-    if constexpr (std::is_same_v<Rule, AdagradRule> || kByRow) return Rule::first(o);
-    if constexpr (std::is_same_v<Rule, RpropRule>) return Rule::first(o, i);
+    if constexpr (requires { Rule::first(o, i); }) return Rule::first(o, i);
     return 0;
   }
 
@@ -338,12 +480,7 @@ class RuleOf final : public UpdateRule {
 
  private:
   static Options unpack(const PackedOptions& packed) {
-    Options out;
-    size_t i = 0;
-    Rule::visit(out, [&](const char*, auto& field) {
-      field = static_cast<std::decay_t<decltype(field)>>(packed[i++]);
-    });
-    return out;
+    return internal::unpack_options<Rule>(packed);
   }
 
   std::vector<std::string> options_;
@@ -358,9 +495,9 @@ auto first_of_all(const F& f) {
     (void)((found = f.template operator()<Rules>()) || ...);
     return found;
   };
-  return or_else(
-      std::tuple<SGDRule, AdamRule<optim::Adam>, AdamRule<optim::AdamW>, AdagradRule,
-                 RowWiseAdagradRule, AdadeltaRule, RMSpropRule, AdamaxRule, RpropRule>());
+  return or_else(std::tuple<SGDRule, AdamRule<optim::Adam>, AdamRule<optim::AdamW>, AdagradRule,
+                            RowWiseAdagradRule, AdadeltaRule, RMSpropRule, AdamaxRule, RpropRule,
+                            SparseAdamRule, NAdamRule, RAdamRule, ASGDRule>());
 }
 
 }  // namespace

@@ -148,7 +148,9 @@ Status check_definition(const TableDefinition& d) {
                               "'; there are ", absl::StrJoin(update_rule_names(), ", ")));
   }
   WEFT_RETURN_IF_ERROR(rule->check_options(d.rule.options));
-  if (d.kind == TableKind::kDense && rule->by_row(0)) {
+  bool by_row = false;
+  for (size_t b = 0; b < rule->buffer_names().size(); ++b) by_row = by_row || rule->by_row(b);
+  if (d.kind == TableKind::kDense && by_row) {
     return wrong(absl::StrCat("rule ", d.rule.name,
                               " counts by rows, which a dense table does not have, because its "
                               "servers cut it between any two elements"));

@@ -145,6 +145,88 @@ TEST_P(DistOptimNumerics, DEF_31_state_of_row_wise_adagrad_can_be_loaded) {
                {"0.sum", "[3, 3]"});
 }
 
+// Any option of a group, from the next step on; the figures are those of UpdateRule's golden test.
+TEST_P(DistOptimNumerics, DEF_32_any_option_of_a_group_can_be_changed) {
+  OptimCluster c = make(2);
+  DistributedOptimizer<optim::SGD> optimizer(c[0], {c.parameters[0]}, {.lr = 0.5});
+  optimizer.add_param_group({c.parameters[1]}, {.lr = 0.25});
+  const at::Tensor ones = torch::ones({3}, torch::kFloat64);
+  const auto step_both = [&] {
+    DistAutogradContext context(c[0]);
+    context.backward({c.weights[0].rpc_sync(&Weights::forward, ones).sum() +
+                      c.weights[1].rpc_sync(&Weights::forward, ones).sum()});
+    optimizer.step(context);
+  };
+  const std::vector<at::Tensor> before = values(c);
+  auto options = optimizer.options(1);
+  options.maximize = true;
+  options.momentum = 0.5;
+  optimizer.set_options(options, 1);
+  step_both();
+  step_both();
+  expect_close(values(c)[0], before[0] - 1);
+  expect_close(values(c)[1], before[1] + 0.25 * (1 + 1.5));
+  EXPECT_EQ(optimizer.options(0).momentum, 0);
+  EXPECT_EQ(optimizer.options(1).momentum, 0.5);
+  options.momentum = -1;
+  expect_error(error_of([&] { optimizer.set_options(options, 1); }), ErrorKind::kInvalidArgument,
+               {"SGD", "momentum is -1"});
+  expect_error(error_of([&] { optimizer.set_options({}, 2); }), ErrorKind::kInvalidArgument,
+               {"group 2 of 2", "add_param_group()"});
+  expect_error(error_of([&] { (void)optimizer.options(2); }), ErrorKind::kInvalidArgument,
+               {"group 2 of 2"});
+  EXPECT_EQ(optimizer.options(1).momentum, 0.5);
+}
+
+// Over parameters of others, with gradients that name rows, and its state.
+TEST_P(DistOptimNumerics, DEF_32_sparse_adam_over_workers) {
+  OptimCluster c = make(1);
+  DistributedOptimizer<optim::SparseAdam> optimizer(c[0], c.parameters, {.lr = 0.5});
+  const at::Tensor before = values(c)[0];
+  const at::Tensor ids = torch::tensor({2, 0, 2}, torch::kLong);
+  for (int i = 0; i < 2; ++i) {
+    DistAutogradContext context(c[0]);
+    context.backward({c.weights[0].rpc_sync(&Weights::rows, ids, true).sum()});
+    optimizer.step(context);
+  }
+  // A gradient that stays the same moves by the rate.
+  const at::Tensor after = values(c)[0];
+  expect_equal(after[1], before[1]);
+  EXPECT_TRUE(torch::allclose(after[0], before[0] - 1, 1e-6, 1e-6)) << after;
+  EXPECT_TRUE(torch::allclose(after[2], before[2] - 1, 1e-6, 1e-6)) << after;
+  const auto state = optimizer.state_dict();
+  DistributedOptimizer<optim::SparseAdam> other(c[0], c.parameters, {.lr = 1});
+  other.load_state_dict(state);
+  EXPECT_EQ(other.options().lr, 0.5);
+  DistAutogradContext context(c[0]);
+  context.backward({c.weights[0].rpc_sync(&Weights::forward, input()).sum()});
+  expect_error(error_of([&] { other.step(context); }), ErrorKind::kInvalidArgument,
+               {"SparseAdam", "dense", "use Adam"});
+  expect_equal(values(c)[0], after);
+}
+
+// What is one number in PyTorch is one for each row here: its state can be saved and loaded.
+TEST_P(DistOptimNumerics, DEF_32_state_of_nadam_and_asgd_can_be_loaded) {
+  OptimCluster c = make(1);
+  const auto goes_on = [&]<class Tag>(Tag) {
+    DistributedOptimizer<Tag> optimizer(c[0], c.parameters);
+    step(c, optimizer, input());
+    const auto state = optimizer.state_dict();
+    const at::Tensor from = values(c)[0].clone();
+    step(c, optimizer, input());
+    const at::Tensor by = values(c)[0] - from;
+    DistributedOptimizer<Tag> other(c[0], c.parameters);
+    other.load_state_dict(state);
+    const auto now = other.state_dict();
+    for (const auto& [key, value] : state) expect_equal(now.at(key), value);
+    const at::Tensor again = values(c)[0].clone();
+    step(c, other, input());
+    EXPECT_TRUE(torch::allclose(values(c)[0] - again, by, 1e-3, 1e-9)) << by;
+  };
+  goes_on(optim::NAdam());
+  goes_on(optim::ASGD());
+}
+
 INSTANTIATE_TEST_SUITE_P(Nets, DistOptimNumerics, ::testing::ValuesIn(nets()), net_name);
 
 }  // namespace

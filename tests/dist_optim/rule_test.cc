@@ -3,8 +3,11 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "weft/dist_optim/optim.h"
@@ -16,7 +19,9 @@ namespace {
 struct Golden {
   std::string name;
   std::map<std::string, double> options;
+  bool sparse = false;
   std::vector<double> result;
+  std::map<std::string, std::vector<double>> buffers;  // one number: the same everywhere
 };
 const Golden kGolden[] = {
 #include "golden.inc"
@@ -35,6 +40,10 @@ PackedOptions defaults_of(const std::string& name) {
   if (name == "RMSprop") return defaults<optim::RMSprop>();
   if (name == "Adamax") return defaults<optim::Adamax>();
   if (name == "RowWiseAdagrad") return defaults<optim::RowWiseAdagrad>();
+  if (name == "SparseAdam") return defaults<optim::SparseAdam>();
+  if (name == "NAdam") return defaults<optim::NAdam>();
+  if (name == "RAdam") return defaults<optim::RAdam>();
+  if (name == "ASGD") return defaults<optim::ASGD>();
   return defaults<optim::Rprop>();
 }
 PackedOptions options_of(const Golden& golden) {
@@ -55,45 +64,108 @@ at::Tensor gradient(int step) {
   for (int i = 0; i < 4; ++i) g.push_back(std::sin(1.3 * step + i));
   return torch::tensor(g, torch::kFloat64);
 }
+// Names some of the numbers, one of them twice.
+at::Tensor sparse_gradient(int step) {
+  const at::Tensor ids = torch::tensor({step % 4, (3 * step + 1) % 4, step % 4}, torch::kLong);
+  return torch::sparse_coo_tensor(ids.unsqueeze(0), gradient(step).slice(0, 0, 3), {4});
+}
+at::Tensor start() { return torch::tensor({0.5, -1.0, 2.0, 0.25}, torch::kFloat64); }
+
+void expect_golden(const at::Tensor& got, const std::vector<double>& numbers) {
+  const at::Tensor want = torch::tensor(numbers, torch::kFloat64);
+  const double most = std::max(want.abs().max().item<double>(), 1e-3);
+  EXPECT_LE((got - want).abs().max().item<double>(), 1e-12 * most) << got << "\n" << want;
+}
+
+void expect_as_in_python(const Golden& golden) {
+  SCOPED_TRACE(golden.name + (golden.sparse ? ", sparse" : ""));
+  const auto rule = make_update_rule(golden.name);
+  ASSERT_NE(rule, nullptr);
+  const PackedOptions options = options_of(golden);
+  ASSERT_TRUE(rule->check_options(options).ok());
+  ASSERT_TRUE((golden.sparse ? rule->check_sparse(options) : rule->check_dense(options)).ok());
+  at::Tensor p = start();
+  ParameterState state;
+  for (int step = 1; step <= 5; ++step) {
+    const at::Tensor g = golden.sparse ? sparse_gradient(step) : gradient(step);
+    const at::Tensor before = g.to_dense().clone();
+    rule->prepare(options, p, &state);
+    rule->update(options, p, g, &state);
+    EXPECT_TRUE(torch::equal(g.to_dense(), before)) << "the gradient was written to";
+  }
+  expect_golden(p, golden.result);
+  EXPECT_EQ(state.steps.load(), 5);
+  size_t compared = 0;
+  for (size_t b = 0; b < rule->buffer_names().size(); ++b) {
+    SCOPED_TRACE(rule->buffer_names()[b]);
+    const auto want = golden.buffers.find(rule->buffer_names()[b]);
+    ASSERT_EQ(want != golden.buffers.end(), state.buffers[b].defined());
+    if (!state.buffers[b].defined()) continue;
+    expect_golden(state.buffers[b], want->second);
+    ++compared;
+  }
+  // What else it has: ASGD's mu, which follows from the steps.
+  EXPECT_EQ(compared + golden.buffers.count("mu"), golden.buffers.size());
+}
 
 TEST(UpdateRule, DA_53_equals_torch_optim) {
   for (const Golden& golden : kGolden) {
-    SCOPED_TRACE(golden.name);
-    const auto rule = make_update_rule(golden.name);
-    ASSERT_NE(rule, nullptr);
-    const PackedOptions options = options_of(golden);
-    ASSERT_TRUE(rule->check_options(options).ok());
-    at::Tensor p = torch::tensor({0.5, -1.0, 2.0, 0.25}, torch::kFloat64);
-    ParameterState state;
-    for (int step = 1; step <= 5; ++step) {
-      const at::Tensor g = gradient(step);
-      const at::Tensor before = g.clone();
-      rule->prepare(options, p, &state);
-      rule->update(options, p, g, &state);
-      EXPECT_TRUE(torch::equal(g, before)) << "the gradient was written to";
-    }
-    const at::Tensor want = torch::tensor(golden.result, torch::kFloat64);
-    EXPECT_LE((p - want).abs().max().item<double>(), 1e-12 * want.abs().max().item<double>())
-        << p << "\n"
-        << want;
-    EXPECT_EQ(state.steps.load(), 5);
+    if (!golden.options.empty() && !golden.sparse) expect_as_in_python(golden);
   }
 }
 
-TEST(UpdateRule, AllNineAreThere) {
-  EXPECT_EQ(update_rule_names().size(), 9U);
-  EXPECT_EQ(make_update_rule("LBFGS"), nullptr);
+// NAdam, RAdam, ASGD and SparseAdam are among those above; here with gradients that name some rows.
+TEST(UpdateRule, DEF_32_sparse_gradients_as_in_python) {
+  int seen = 0;
+  for (const Golden& golden : kGolden) {
+    if (!golden.sparse) continue;
+    expect_as_in_python(golden);
+    ++seen;
+  }
+  EXPECT_EQ(seen, 6);
 }
+
+// A group's options after two steps: the first gradient that its momentum takes is not dampened.
+TEST(UpdateRule, DEF_32_momentum_that_begins_later_is_as_in_python) {
+  const auto rule = make_update_rule("SGD");
+  at::Tensor p = start();
+  ParameterState state;
+  for (int step = 1; step <= 5; ++step) {
+    const PackedOptions options =
+        step < 3 ? pack_options<optim::SGD>({.lr = 0.05})
+                 : pack_options<optim::SGD>(
+                       {.lr = 0.05, .momentum = 0.9, .dampening = 0.5, .weight_decay = 0.1});
+    rule->prepare(options, p, &state);
+    rule->update(options, p, gradient(step), &state);
+  }
+  for (const Golden& golden : kGolden) {
+    if (golden.name == "momentum_turned_on") return expect_golden(p, golden.result);
+  }
+  FAIL() << "not in golden.inc";
+}
+
+TEST(UpdateRule, DEF_32_sparse_adam_takes_no_dense_gradient) {
+  for (const std::string& name : update_rule_names()) {
+    const Status s = make_update_rule(name)->check_dense(defaults_of(name));
+    EXPECT_EQ(s.ok(), name != "SparseAdam") << name << s;
+  }
+  EXPECT_EQ(update_rule_names().size(), 13U);
+}
+
+TEST(UpdateRule, AnUnknownOneIsNone) { EXPECT_EQ(make_update_rule("LBFGS"), nullptr); }
 
 // A sparse gradient that names a row twice gives what the dense one gives.
 TEST(UpdateRule, SparseEqualsDense) {
   const at::Tensor ids = torch::tensor({2, 0, 2}, torch::kLong).unsqueeze(0);
   const at::Tensor values = torch::tensor({{1.0, 2.0}, {3.0, 4.0}, {5.0, 6.0}}, torch::kFloat64);
   const at::Tensor sparse = torch::sparse_coo_tensor(ids, values, {4, 2});
-  for (const char* name : {"SGD", "Adagrad", "RowWiseAdagrad"}) {
+  for (const char* name : {"SGD", "Adagrad", "RowWiseAdagrad", "momentum"}) {
     SCOPED_TRACE(name);
-    const auto rule = make_update_rule(name);
-    const PackedOptions options = defaults_of(name);
+    const bool momentum = std::string(name) == "momentum";
+    const auto rule = make_update_rule(momentum ? "SGD" : name);
+    const PackedOptions options =
+        momentum ? pack_options<optim::SGD>({.momentum = 0.9, .nesterov = true})
+                 : defaults_of(name);
     ASSERT_TRUE(rule->check_sparse(options).ok());
     at::Tensor a = torch::ones({4, 2}, torch::kFloat64);
     at::Tensor b = a.clone();
@@ -161,7 +233,8 @@ TEST(UpdateRule, WhatCannotTakeSparseGradientsSaysSo) {
     PackedOptions options = defaults_of(name);
     const auto rule = make_update_rule(name);
     const bool can = name == "SGD" || name == "Adagrad" || name == "RowWiseAdagrad";
-    EXPECT_EQ(rule->check_sparse(options).ok(), can) << name;
+    EXPECT_EQ(rule->check_sparse(options).ok(), can || name == "SparseAdam") << name;
+    if (name == "SparseAdam") continue;
     for (size_t i = 0; i < options.size(); ++i) {
       if (rule->option_names()[i] == "weight_decay") options[i] = 0.1;
     }
@@ -185,7 +258,7 @@ TEST(UpdateRule, OptionsAreChecked) {
     }
     EXPECT_FALSE(rule->check_options({0.1}).ok());
   }
-  EXPECT_EQ(refused, 6 + 7 + 7 + 6 + 5 + 5 + 7 + 6 + 6);
+  EXPECT_EQ(refused, 6 + 7 + 7 + 6 + 5 + 5 + 7 + 6 + 6 + 5 + 8 + 7 + 6);
   PackedOptions nesterov = pack_options<optim::SGD>({.lr = 0.1, .nesterov = true});
   EXPECT_FALSE(make_update_rule("SGD")->check_options(nesterov).ok());
 }
