@@ -129,6 +129,8 @@ class StreamLinkImpl : public StreamLink {
     WEFT_RETURN_IF_ERROR(until(
         kNoOperation, deadline,
         [&](bool* moved) -> StatusOr<bool> {
+          // A second look would take the next message, and lose this one.
+          if (found) return true;
           WEFT_RETURN_IF_ERROR(read_points(moved));
           look();
           if (!found && peer >= 0 && at(peer).points_ended) return ended(at(peer), kNoOperation);

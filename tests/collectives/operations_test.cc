@@ -315,6 +315,25 @@ TEST_P(Collectives, GradientsAreNotRecorded) {
   });
 }
 
+// Two messages that wait at the receiver were taken by one recv(), and the first was lost.
+TEST_P(Collectives, MessagesThatWaitAreReceivedOneByOne) {
+  World(GetParam(), 2).run([](ProcessGroup& group) {
+    constexpr int kMessages = 5;
+    if (group.rank() == 1) {
+      for (int i = 0; i < kMessages; ++i) group.send(at::full({2}, i), 0);
+      group.send(at::full({2}, -1), 0, {.tag = 7});
+      return;
+    }
+    at::Tensor t = at::full({2}, 99);
+    // When it has come, all those before it wait.
+    group.recv(t, 1, {.tag = 7});
+    for (int i = 0; i < kMessages; ++i) {
+      ASSERT_EQ(group.recv(t, i % 2 == 0 ? 1 : kAnySource, {.timeout = absl::Seconds(30)}), 1);
+      EXPECT_EQ(t[1].item<double>(), i);
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, Collectives,
                          ::testing::Values(Backend::kInproc, Backend::kShm, Backend::kTcp),
                          [](const auto& info) { return backend_text(info.param); });
