@@ -9,10 +9,6 @@
 namespace weft::ps::internal {
 namespace {
 
-constexpr absl::Duration kLeaveTime = absl::Seconds(10);
-// Its owner may have to be found first.
-constexpr absl::Duration kLeaveTimeCopied = absl::Seconds(30);
-
 at::Tensor plain(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided) return tensor;  // check() refuses it
   const at::Tensor detached = tensor.detach();
@@ -82,7 +78,7 @@ void TableCore::submit(Ask ask, OpDone done) {
     waits = queue_.size() > 1 || barrier_running_;
   }
   pump();
-  if (waits) {
+  if (waits && op->deadline != absl::InfiniteFuture()) {
     // CLIENT-1, also of one that never leaves.
     later(op->deadline, [self = shared_from_this(), op] {
       bool queued = false;
@@ -240,14 +236,12 @@ void TableCore::close(const Status& why) {
 
 TableHandle::~TableHandle() {
   if (core_->setup().observer) return;
-  core_->submit(
-      Ask{.what = "leave",
-          .leave = true,
-          .deadline = core_->setup().definition.copies > 1 ? kLeaveTimeCopied : kLeaveTime},
-      [](const StatusOr<OpResult>&) {
-        // No caller is left to tell: a server that did not hear of it learns it when the
-        // worker leaves.
-      });
+  // Until every part has heard of it, or its server or this worker has ended: a part that has not waits
+  // for this client with every step (PSR-8).
+  core_->submit(Ask{.what = "leave", .leave = true, .deadline = absl::InfiniteDuration()},
+                [](const StatusOr<OpResult>&) {
+                  // No caller is left to tell.
+                });
 }
 
 }  // namespace weft::ps::internal

@@ -7,12 +7,14 @@
 #include "absl/strings/str_cat.h"
 #include "torch/types.h"
 #include "weft/tests/ps/fixture.h"
+#include "weft/transport/faulty_transport.h"
 
 namespace weft::testing {
 namespace {
 
 using ps::Consistency;
 using ps::Table;
+using namespace std::chrono_literals;  // NOLINT
 
 ps::TableDefinition counters(int64_t clients, const Consistency& consistency) {
   // SGD with rate `clients`: BSP divides by their number.
@@ -182,6 +184,27 @@ TEST_F(PsConsistency, PSR_8_ADeadClientHoldsNobodyUpBeyondItsLease) {
 }
 
 // One that comes later begins where the others are.
+// A client that leaves while a server cannot be reached: its worker goes on, so no death tells the server.
+TEST_F(PsConsistency, PSR_8_AServerThatIsOutOfReachHearsLaterThatAClientHasLeft) {
+  in_simulation(8, [](const std::shared_ptr<SimRuntime>& sim) {
+    const auto plan = std::make_shared<FaultPlan>(8);
+    PsJob job(1, 2, Net::kInproc, sim,
+              [&](int, JoinOptions* o) { o->transport = faulty_transport(o->transport, plan); });
+    auto definition = ps::dense({3}, ps::rule<optim::SGD>({.lr = 1.0}));
+    definition.consistency = Consistency::bsp(2);
+    std::vector<Table> leaves;
+    leaves.push_back(job.clients[0].open_table("w", definition));
+    const Table stays = job.clients[1].open_table("w", definition);
+    plan->add({.fault = Fault::kDrop, .kind = FrameKind::kRequest, .from = "c0", .to = "ps0"});
+    leaves.clear();
+    sim->sleep(absl::Seconds(40));
+    plan->clear();
+    const at::Tensor values =
+        stays.push_pull(torch::ones({3}), {.advance = true, .deadline = 30s}).wait();
+    EXPECT_TRUE(torch::equal(values, -torch::ones({3}))) << values;
+  });
+}
+
 TEST_F(PsConsistency, WhoComesLaterTakesPartFromTheStepThatIsOpen) {
   in_simulation(11, [](const std::shared_ptr<SimRuntime>& sim) {
     PsJob job(2, 2, Net::kInproc, sim);

@@ -507,7 +507,7 @@ uint64_t environment_number(const char* name, uint64_t fallback) {
 TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
   at::set_num_threads(1);
   if (const uint64_t only = environment_number("WEFT_SIM_SEED", 0); only != 0) {
-    const Outcome out = run_schedule(only, 1, 3000);
+    const Outcome out = run_schedule(only, 1, environment_number("WEFT_SIM_EVENTS", 3000));
     for (const std::string& event : out.events) std::printf("%s\n", event.c_str());
     ASSERT_TRUE(out.status.ok()) << "seed " << only << ": " << out.status;
     return;
@@ -544,7 +544,7 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
 TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
   at::set_num_threads(1);
   if (const uint64_t only = environment_number("WEFT_SIM_SEED", 0); only != 0) {
-    const Outcome out = run_schedule(only, 2, 3000);
+    const Outcome out = run_schedule(only, 2, environment_number("WEFT_SIM_EVENTS", 3000));
     for (const std::string& event : out.events) std::printf("%s\n", event.c_str());
     ASSERT_TRUE(out.status.ok()) << "seed " << only << ": " << out.status;
     return;
