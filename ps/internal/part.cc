@@ -267,7 +267,10 @@ Status Part::handle_push(const ClientKey& client, const PushHeader& header,
   switch (judged.verdict) {
     case Verdict::kRefused: return judged.told;
     case Verdict::kSame: metrics_.copies->add(owner ? 1 : 0); return judged.told;
-    case Verdict::kDrop: metrics_.dropped->add(owner ? 1 : 0); return absl::OkStatus();
+    case Verdict::kDrop:
+      metrics_.dropped->add(owner ? 1 : 0);
+      protocol_.after_drop(effects);
+      return absl::OkStatus();
     case Verdict::kApply:
     case Verdict::kHold: break;
   }

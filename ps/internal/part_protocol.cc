@@ -161,6 +161,17 @@ std::optional<uint64_t> PartProtocol::slowest() const {
   return least;
 }
 
+// While all clients of the definition take part this is K, since at most the others can be dropped. A job
+// that has lost clients, or let them go, does with those that are left.
+uint64_t PartProtocol::wanted() const {
+  if (!started_) return consistency_.bound;
+  uint64_t able = 0;
+  for (const auto& [key, client] : clients_) {
+    able += client.outcomes.empty() || !client.outcomes.rbegin()->second.dropped ? 1 : 0;
+  }
+  return std::min(consistency_.bound, std::max<uint64_t>(1, able));
+}
+
 // BSP: steps that have ended and have no push change no value. They pass in one go, since a client may
 // be any number of them ahead; but not past a pull that waits for one of them, nor past a held push.
 void PartProtocol::skip_empty_steps(uint64_t end, PartEffects* out) {
@@ -192,10 +203,7 @@ bool PartProtocol::close_step(PartEffects* out) {
     for (const auto& [key, client] : clients_) contributors.insert(key);
     divisor = contributors.size();
   } else {
-    // A job that has lost clients, or let them go, does with those that are left.
-    uint64_t wanted = consistency_.bound;
-    if (started_) wanted = std::min<uint64_t>(wanted, std::max<size_t>(1, clients_.size()));
-    if (contributors.size() < wanted) return false;
+    if (contributors.size() < wanted()) return false;
     divisor = contributors.size();
   }
   ApplyStep step{{}, divisor};

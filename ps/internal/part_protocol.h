@@ -14,7 +14,8 @@
 //          below c and nothing else.
 //   PSR-6  SSP: a pull of clock c is answered only while no client's clock is below c - bound.
 //   PSR-7  batch: a step has the pushes of the first K clients, and of no other; a push for a step
-//          that has ended is dropped.
+//          that has ended is dropped. A step waits for no more clients than may push to it: one whose
+//          last push was dropped here may wait at another part for one that waits here.
 //   PSR-8  a client that leaves or dies holds up no other; what was accepted from it stays.
 //   PSR-9  a pull that waits ends exactly once: ready, cancelled, or closed.
 //
@@ -129,6 +130,8 @@ class WEFT_API PartProtocol {
   };
   // Notes the floor and, of a push that is to be dropped, that. Nothing else changes.
   Judgement judge(const ClientKey& client, const PushHeader& push);
+  // After kDrop, at once: a step may wait for this client no more.
+  void after_drop(PartEffects* out) { settle(out); }
   // After kApply or kHold, at once: the push is accepted, or refused with this error.
   void commit(const ClientKey& client, const PushHeader& push, const Judgement& judgement,
               const Status& accepted, uint64_t token, PartEffects* out);
@@ -172,6 +175,8 @@ class WEFT_API PartProtocol {
   std::optional<uint64_t> slowest() const;
   bool may_read(const Parked& pull) const;
   void ready(uint64_t token, const Parked& pull, PartEffects* out) const;
+  // batch: the clients that a step waits for.
+  uint64_t wanted() const;
   void settle(PartEffects* out);
   bool close_step(PartEffects* out);
   void skip_empty_steps(uint64_t end, PartEffects* out);

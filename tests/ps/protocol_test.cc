@@ -30,6 +30,8 @@ struct Desk {
     dropped = judged.dropped;
     if (judged.verdict == Verdict::kApply || judged.verdict == Verdict::kHold) {
       protocol.commit(who, header, judged, accepted, ++token, &effects);
+    } else if (judged.verdict == Verdict::kDrop) {
+      protocol.after_drop(&effects);
     }
     return judged.verdict;
   }
@@ -352,6 +354,33 @@ class RandomWorld {
   uint64_t pulls_ = 0;
   uint64_t steps_ = 0;
 };
+
+// Two parts of a table, and a batch of 2 of 3. Client 2 is too late at the first part and client 1 at the
+// second, so each of them waits for a step at the part where it was in time. When client 3 leaves, neither
+// can push before the other's step ends (seed 2297 of ps_sim_test).
+TEST(PsProtocol, PSR_7_AStepDoesNotWaitForAClientThatWaitsForIt) {
+  for (const bool leaves_last : {true, false}) {
+    Desk part(Consistency::batch(2, 3));
+    for (uint32_t c : {1, 2, 3}) {
+      ASSERT_TRUE(part.protocol.enter(client(c), 0, &part.effects).ok());
+    }
+    EXPECT_EQ(part.push_of(client(1), push(1)), Verdict::kHold);
+    EXPECT_EQ(part.push_of(client(3), push(1)), Verdict::kHold);
+    ASSERT_EQ(part.steps().size(), 1U);
+    EXPECT_EQ(part.push_of(client(1), push(2, 1, 1, 1)), Verdict::kHold);
+    if (!leaves_last) part.protocol.leave(client(3), &part.effects);
+    EXPECT_EQ(part.push_of(client(2), push(1)), Verdict::kDrop) << "it also is at another part";
+    if (leaves_last) {
+      EXPECT_EQ(part.steps().size(), 1U) << "client 3 may push";
+      part.protocol.leave(client(3), &part.effects);
+    }
+    EXPECT_EQ(part.steps().size(), 2U) << "client 2 waits elsewhere for client 1, which waits here";
+    EXPECT_EQ(part.push_of(client(2), push(2, 1, 1, 2)), Verdict::kHold);
+    EXPECT_EQ(part.push_of(client(1), push(3, 1, 2, 2)), Verdict::kHold);
+    EXPECT_EQ(part.steps().size(), 3U) << "both of them again";
+    EXPECT_EQ(part.steps().back().size(), 2U);
+  }
+}
 
 // A client may be any number of steps ahead of one that leaves. What has no push ends in one effect; a held
 // push and a pull in between see exactly the steps below them.

@@ -23,6 +23,7 @@
 #include "ATen/Parallel.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "weft/common/sim.h"
 #include "weft/ps/client.h"
@@ -504,6 +505,34 @@ uint64_t environment_number(const char* name, uint64_t fallback) {
   return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
 }
 
+// How many schedules a test runs: as many as the environment says, or a least number and more while there
+// is time.
+class Share {
+ public:
+  explicit Share(uint64_t least)
+      : given_(environment_number("WEFT_PS_SIM_SCHEDULES", 0)),
+        least_(least),
+        end_(absl::Now() + absl::Seconds(4)) {}
+  bool goes_on(uint64_t done) const {
+    if (given_ != 0) return done < given_;
+    return done < least_ || absl::Now() < end_;
+  }
+
+ private:
+  const uint64_t given_;
+  const uint64_t least_;
+  const absl::Time end_;
+};
+
+// Each was found by a run of more schedules, and is a defect that was fixed since.
+TEST(PsSim, PSR_7_and_PSR_10_SeedsThatHaveFailed) {
+  at::set_num_threads(1);
+  for (const uint64_t seed : {127, 722, 2297}) {
+    const Outcome out = run_schedule(seed, 2);
+    EXPECT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
+  }
+}
+
 TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
   at::set_num_threads(1);
   if (const uint64_t only = environment_number("WEFT_SIM_SEED", 0); only != 0) {
@@ -512,10 +541,10 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
     ASSERT_TRUE(out.status.ok()) << "seed " << only << ": " << out.status;
     return;
   }
-  const uint64_t schedules = environment_number("WEFT_PS_SIM_SCHEDULES", 400);
+  const Share share(150);
   std::map<Trouble, Outcome> sums;
   std::map<Trouble, int64_t> counts;
-  for (uint64_t seed = 1; seed <= schedules; ++seed) {
+  for (uint64_t seed = 1; share.goes_on(seed - 1); ++seed) {
     const Outcome out = run_schedule(seed);
     ASSERT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
     if (seed % 50 == 0) ASSERT_EQ(run_schedule(seed).hash, out.hash) << "seed " << seed;
@@ -549,10 +578,10 @@ TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
     ASSERT_TRUE(out.status.ok()) << "seed " << only << ": " << out.status;
     return;
   }
-  const uint64_t schedules = environment_number("WEFT_PS_SIM_SCHEDULES", 400) / 2;
+  const Share share(100);
   std::map<Trouble, Outcome> sums;
   std::map<Trouble, int64_t> counts;
-  for (uint64_t seed = 1; seed <= schedules; ++seed) {
+  for (uint64_t seed = 1; share.goes_on(seed - 1); ++seed) {
     const Outcome out = run_schedule(seed, 2);
     ASSERT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
     if (seed % 50 == 0) ASSERT_EQ(run_schedule(seed, 2).hash, out.hash) << "seed " << seed;
