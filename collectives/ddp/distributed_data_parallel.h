@@ -54,6 +54,10 @@ struct DistributedDataParallelOptions {
   // Parameters may have no part in a loss. Those that no rank uses keep their gradients as they
   // are.
   bool find_unused_parameters = false;
+  // Every backward that is reduced uses the same parameters equally often. The first one shows which,
+  // and its buckets leave at its end; find_unused_parameters is not needed then, and a local
+  // backward inside of a node (a checkpoint) may add to gradients. A change is an error.
+  bool static_graph = false;
   // `.grad` lies in the buckets: no copy, and no memory of its own. Not in contexts.
   bool gradient_as_bucket_view = false;
   // Before each forward that is reduced, buffers become those of rank 0.
@@ -77,6 +81,7 @@ struct DdpSight {
 namespace internal {
 
 class DdpCore;
+class Joinable;
 
 // The part of DistributedDataParallel that does not depend on the module's type.
 class WEFT_API DdpHandle {
@@ -102,6 +107,7 @@ WEFT_API void ddp_next_iteration(DdpCore& core, int64_t number);
 WEFT_API void ddp_comm_hook(DdpCore& core, CommHook hook);
 WEFT_API void ddp_zero_grad(DdpCore& core, bool set_to_none);
 WEFT_API void ddp_sync_buffers(DdpCore& core);
+WEFT_API Joinable& ddp_joinable(DdpCore& core);
 WEFT_API DdpSight ddp_sight(const DdpCore& core);
 
 }  // namespace internal
@@ -171,6 +177,9 @@ class DistributedDataParallel {
   void zero_grad(bool set_to_none = true) { internal::ddp_zero_grad(handle_.core(), set_to_none); }
   // Gives all ranks the buffers of rank 0, at once: before each evaluates its own part.
   void sync_buffers() { internal::ddp_sync_buffers(handle_.core()); }
+
+  // For Join (join.h).
+  internal::Joinable& joinable() { return internal::ddp_joinable(handle_.core()); }
 
   DdpSight sight() const { return internal::ddp_sight(handle_.core()); }
 

@@ -18,6 +18,8 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -37,6 +39,15 @@ WEFT_API std::vector<std::vector<size_t>> zero_partition(const std::vector<at::T
 WEFT_API void zero_exchange(ProcessGroup& group, const std::vector<at::Tensor>& parameters,
                             const std::vector<std::vector<size_t>>& shards);
 WEFT_API void zero_clear(const std::vector<at::Tensor>& parameters, bool set_to_none);
+
+class Joinable;
+// What takes part in a Join (join.h): `step` is done by every rank.
+WEFT_API std::shared_ptr<Joinable> make_zero_joinable(const ProcessGroup& group,
+                                                      std::vector<at::Tensor> parameters,
+                                                      std::function<void()> step);
+// Under a Join: says to the ranks without batches that a step comes.
+WEFT_API void zero_announce(Joinable* joinable);
+WEFT_API bool zero_is_joined(const Joinable* joinable);
 }  // namespace internal
 
 template <class Optimizer>
@@ -61,13 +72,8 @@ class ZeroRedundancyOptimizer {
   // what operations of the group throw, and what the optimizer does, which ends the group: the
   // others would wait.
   void step() {
-    try {
-      if (local_.has_value()) local_->step();
-    } catch (const std::exception& e) {
-      group_.abort(e.what());
-      throw;
-    }
-    internal::zero_exchange(group_, parameters_, shards_);
+    internal::zero_announce(joinable_.get());
+    step_and_exchange();
   }
   // Of all parameters. Where gradients lie in buckets, use that of DistributedDataParallel.
   void zero_grad(bool set_to_none = true) { internal::zero_clear(parameters_, set_to_none); }
@@ -76,12 +82,31 @@ class ZeroRedundancyOptimizer {
   std::optional<Optimizer>& local() { return local_; }
   // By rank, positions of parameters.
   const std::vector<std::vector<size_t>>& shards() const { return shards_; }
+  // For Join (join.h); this must not be moved while one is around it.
+  internal::Joinable& joinable() {
+    if (!internal::zero_is_joined(joinable_.get())) {
+      joinable_ =
+          internal::make_zero_joinable(group_, parameters_, [this] { step_and_exchange(); });
+    }
+    return *joinable_;
+  }
 
  private:
+  void step_and_exchange() {
+    try {
+      if (local_.has_value()) local_->step();
+    } catch (const std::exception& e) {
+      group_.abort(e.what());
+      throw;
+    }
+    internal::zero_exchange(group_, parameters_, shards_);
+  }
+
   std::vector<at::Tensor> parameters_;
   ProcessGroup group_;
   std::vector<std::vector<size_t>> shards_;
   std::optional<Optimizer> local_;
+  std::shared_ptr<internal::Joinable> joinable_;
 };
 
 }  // namespace weft

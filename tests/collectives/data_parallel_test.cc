@@ -99,7 +99,7 @@ TEST(DataParallel, ChunksOfABatch) {
   }
 }
 
-TEST(DataParallel, EqualsTheModuleAlone) {
+TEST(DataParallel, DB_15_EqualsTheModuleAlone) {
   torch::manual_seed(1);
   SplitNet net;
   for (const int64_t n : {1, 2, 5, 12}) {
@@ -160,7 +160,7 @@ TEST(DataParallel, AParameterThatSomeReplicasDoNotUse) {
   EXPECT_FALSE(net->sometimes->weight.grad().defined());
 }
 
-TEST(DataParallel, StepsOfAnOptimizerReachAllReplicas) {
+TEST(DataParallel, DB_15_StepsOfAnOptimizerReachAllReplicas) {
   torch::manual_seed(3);
   SplitNet alone;
   SplitNet net(std::dynamic_pointer_cast<SplitNetImpl>(alone->clone()));
@@ -212,7 +212,7 @@ TEST(DataParallel, HooksOfAParameterRunOnceWithTheSum) {
   EXPECT_TRUE(seen.equal(net->in->weight.grad()));
 }
 
-TEST(DataParallel, RunningStatisticsAreThoseOfTheFirstReplica) {
+TEST(DataParallel, DB_15_RunningStatisticsAreThoseOfTheFirstReplica) {
   torch::nn::BatchNorm1d norm(3);
   torch::nn::BatchNorm1d first(3);
   const at::Tensor x = torch::randn({8, 3});

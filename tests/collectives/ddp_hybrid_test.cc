@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "weft/collectives/ddp/distributed_data_parallel.h"
+#include "weft/collectives/ddp/join.h"
 #include "weft/common/mutex.h"
 #include "weft/store/hash_store.h"
 #include "weft/tests/dist_optim/fixture.h"
@@ -250,6 +251,34 @@ TEST_P(DdpHybrid, DA_59_and_DA_60_and_DA_61_and_DA_64_inside_outside_local_remot
       });
     }
   }
+}
+
+// The trainer with fewer batches waits for the other, whose passes go on.
+TEST_P(DdpHybrid, DA_62_ddp_outside_uneven_inputs) {
+  run([](const Worker& worker, ProcessGroup& group, const RRef<Weights>& weights) {
+    const auto dense = std::make_shared<DenseImpl>();
+    for (at::Tensor& one : dense->parameters()) one.detach().fill_(0.25);
+    const auto model = std::make_shared<HybridImpl>(weights, dense);
+    DistributedDataParallel ddp(model, group, {.bucket_cap_mb = 0.0001, .first_bucket_mb = 0.0001});
+    const at::Tensor x = torch::ones({3, 2}, torch::kFloat64);
+    const auto whole = torch::autograd::grad(
+        {dense->forward(torch::matmul(weights.rpc_sync(&Weights::value), x).t()).sum()},
+        dense->parameters());
+    const std::vector<int> batches = {2, 4};
+    Join join({ddp});
+    for (int s = 0; s < batches[static_cast<size_t>(group.rank())]; ++s) {
+      DistAutogradContext context(worker);
+      context.backward({ddp.forward(x).sum() * (1 + group.rank())});
+      // The mean of 1 and 2, then of none and 2.
+      const double factor = s < 2 ? 1.5 : 1;
+      for (size_t i = 0; i < whole.size(); ++i) {
+        expect_close(context.gradient(dense->parameters()[i]), whole[i] * factor);
+      }
+    }
+    join.wait();
+    for (const at::Tensor& one : dense->parameters()) EXPECT_FALSE(one.grad().defined());
+    EXPECT_EQ(ddp.sight().reductions, 4);
+  });
 }
 
 struct TableImpl : torch::nn::Module {

@@ -2,6 +2,7 @@
 
 #include "weft/collectives/ddp/distributed_data_parallel.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include <torch/nn/module.h>
@@ -270,6 +271,27 @@ TEST(Ddp, TheFirstBucketLeavesBeforeTheLastGradientIsReady) {
     ddp.forward(x).sum().backward();
     // DDP-1: one operation for each bucket, and one to agree.
     EXPECT_EQ(group.sequence() - before, first.buckets.size() + 1);
+  });
+}
+
+// The same by events: what leaves, and the gradient of the first layer, which comes last.
+TEST(Ddp, TheFirstBucketLeavesBeforeTheLastGradientIsReadyByEvents) {
+  run_ranks(2, [](ProcessGroup& group) {
+    Net net;
+    DistributedDataParallel ddp(net, group, small());
+    std::vector<std::string> events;  // all of one thread: the backward's
+    ddp.register_comm_hook([&events](ProcessGroup& of, const GradBucket& bucket) {
+      events.push_back("bucket " + std::to_string(bucket.index));
+      return allreduce_hook(of, bucket);
+    });
+    net->in->weight.register_hook([&events](const at::Tensor&) { events.push_back("gradient"); });
+    for (int i = 0; i < 2; ++i) {
+      events.clear();
+      ddp.forward(torch::randn({4, 6}, torch::kFloat64)).sum().backward();
+      EXPECT_EQ(events.front(), "bucket 0");
+      EXPECT_NE(std::find(events.begin() + 1, events.end(), "gradient"), events.end());
+      EXPECT_EQ(events.size(), ddp.sight().buckets.size() + 1);
+    }
   });
 }
 

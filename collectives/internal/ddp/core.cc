@@ -6,8 +6,10 @@
 
 #include "ATen/core/grad_mode.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "weft/collectives/ddp/distributed_data_parallel.h"
 #include "weft/collectives/internal/ddp/group_io.h"
+#include "weft/collectives/internal/ddp/join_session.h"
 #include "weft/collectives/internal/ddp/model.h"
 #include "weft/collectives/internal/ddp/reducer.h"
 
@@ -37,11 +39,11 @@ std::vector<at::Tensor> tensors_of(std::initializer_list<const std::vector<Model
 
 }  // namespace
 
-class DdpCore {
+class DdpCore final : public Joinable {
  public:
   DdpCore(torch::nn::Module& module, const ProcessGroup& group,
           const DistributedDataParallelOptions& options)
-      : group_(group), options_(options) {
+      : group_(group), options_(options), module_name_(module.name()) {
     if (!group_.valid()) {
       throw_error(make_error(ErrorKind::kInvalidArgument,
                              "DistributedDataParallel: there is no process group"));
@@ -50,22 +52,25 @@ class DdpCore {
     reduce.bucket_bytes = bytes(options.bucket_cap_mb, "bucket_cap_mb");
     reduce.first_bucket_bytes =
         std::min(bytes(options.first_bucket_mb, "first_bucket_mb"), reduce.bucket_bytes);
-    reduce.find_unused = options.find_unused_parameters;
+    reduce.static_graph = options.static_graph;
+    reduce.find_unused = options.find_unused_parameters && !options.static_graph;
     reduce.bucket_view = options.gradient_as_bucket_view;
     reduce.timeout = options.timeout;
     Model model = model_of(module, options.ignored_parameters);
     if (options.init_sync) {
       std::vector<std::string> mine = describe_model(model);
-      mine.push_back(absl::StrCat("options find_unused_parameters=", options.find_unused_parameters,
-                                  " broadcast_buffers=", options.broadcast_buffers,
-                                  " bucket_bytes=", reduce.first_bucket_bytes, ",",
-                                  reduce.bucket_bytes));
+      mine.push_back(absl::StrCat(
+          "options find_unused_parameters=", options.find_unused_parameters,
+          " static_graph=", options.static_graph, " broadcast_buffers=", options.broadcast_buffers,
+          " bucket_bytes=", reduce.first_bucket_bytes, ",", reduce.bucket_bytes));
       throw_if_error(compare_models(all_gather_lines(group_, mine, options.timeout)));
       const c10::AutoGradMode no_grad(false);
       broadcast_all(group_, tensors_of({&model.parameters, &model.frozen, &model.buffers}), 0,
                     kBroadcastBytes, options.timeout);
     }
     if (options.broadcast_buffers) buffers_ = tensors_of({&model.buffers});
+    state_ = tensors_of({&model.parameters, &model.frozen, &model.buffers});
+    synced_norms_ = names_of_synced_norms(module);
     reducer_ = std::make_shared<Reducer>(std::move(model.parameters), group_, reduce);
     reducer_->attach();
   }
@@ -77,16 +82,26 @@ class DdpCore {
     }
     reducer_->check_parameters();
     // After forwards without reduction buffers are those of this rank's own batches until the next.
-    if (std::exchange(synced_, true)) sync_buffers();
+    if (std::exchange(synced_, true) && !buffers_.empty()) {
+      sync_buffers_from(join_ == nullptr ? 0 : announce(JoinStep::kSyncBuffers).highest);
+    }
     ticket_ = reducer_->next_ticket(std::exchange(number_, 0));
+    alone_at_.reset();
+    if (join_ != nullptr && reducer_->is_idle()) alone_at_ = group_.sequence();
     return true;
   }
-  void after_forward(const std::vector<at::Tensor*>& outputs) { reducer_->watch(ticket_, outputs); }
-  void sync_buffers() {
-    if (buffers_.empty()) return;
-    const c10::AutoGradMode no_grad(false);
-    broadcast_all(group_, buffers_, 0, kBroadcastBytes, options_.timeout);
+  void after_forward(const std::vector<at::Tensor*>& outputs) {
+    if (alone_at_.has_value() && reducer_->is_idle() && group_.sequence() != *alone_at_) {
+      throw_error(make_error(
+          ErrorKind::kState,
+          absl::StrCat("Join: the forward of module ", module_name_, " ran ",
+                       group_.sequence() - *alone_at_, " operations of group '", group_.name(),
+                       "': a rank that has no batches left does not answer them; give the module a "
+                       "group of its own, or all ranks equally many batches")));
+    }
+    reducer_->watch(ticket_, outputs);
   }
+  void sync_buffers() { sync_buffers_from(0); }
   void no_sync(int change) { no_sync_ += change; }
   void iteration(int64_t number) {
     if (number < 1) {
@@ -98,11 +113,51 @@ class DdpCore {
   }
   Reducer& reducer() const { return *reducer_; }
 
+  // ---- Joinable ----
+  const ProcessGroup& join_group() const override { return group_; }
+  std::shared_ptr<JoinSession> join() const override { return join_; }
+  void set_join(std::shared_ptr<JoinSession> session, size_t index) override {
+    if (session != nullptr && join_ != nullptr) {
+      throw_error(make_error(ErrorKind::kState,
+                             "Join: the DistributedDataParallel is in another Join, which lives"));
+    }
+    if (session != nullptr && !synced_norms_.empty()) {
+      throw_error(make_error(
+          ErrorKind::kInvalidArgument,
+          absl::StrCat("Join: module '", absl::StrJoin(synced_norms_, "', '"),
+                       "' is a SyncBatchNorm, whose forward all ranks are to take part in; a rank "
+                       "that has no batches left does not: give all ranks equally many batches, or "
+                       "use a BatchNorm")));
+    }
+    reducer_->set_join(session, index);
+    join_ = std::move(session);
+    join_part_ = index;
+  }
+  void shadow(JoinStep step, const JoinActive& active) override {
+    if (step == JoinStep::kSyncBuffers) return sync_buffers_from(active.highest);
+    reducer_->shadow(active);
+  }
+  std::vector<at::Tensor> join_state() const override { return state_; }
+
  private:
+  JoinActive announce(JoinStep step) { return join_->settle(join_->announce(join_part_, step)); }
+  void sync_buffers_from(int rank) {
+    if (buffers_.empty()) return;
+    const c10::AutoGradMode no_grad(false);
+    broadcast_all(group_, buffers_, rank, kBroadcastBytes, options_.timeout);
+  }
+
   ProcessGroup group_;
   const DistributedDataParallelOptions options_;
+  const std::string module_name_;
+  std::vector<std::string> synced_norms_;  // names of modules with operations of their own
   std::vector<at::Tensor> buffers_;
+  std::vector<at::Tensor> state_;  // all that is the same on all ranks
   std::shared_ptr<Reducer> reducer_;
+  std::shared_ptr<JoinSession> join_;
+  size_t join_part_ = 0;
+  // Of the group's operations, where a forward under a Join began with none of its own under way.
+  std::optional<uint64_t> alone_at_;
   int no_sync_ = 0;
   bool synced_ = true;
   int64_t number_ = 0;
@@ -126,6 +181,7 @@ void ddp_next_iteration(DdpCore& core, int64_t number) { core.iteration(number);
 void ddp_comm_hook(DdpCore& core, CommHook hook) { core.reducer().set_hook(std::move(hook)); }
 void ddp_zero_grad(DdpCore& core, bool set_to_none) { core.reducer().zero_grad(set_to_none); }
 void ddp_sync_buffers(DdpCore& core) { core.sync_buffers(); }
+Joinable& ddp_joinable(DdpCore& core) { return core; }
 DdpSight ddp_sight(const DdpCore& core) {
   Reducer::Sight from = core.reducer().sight();
   return {std::move(from.buckets), from.reductions, from.launched_early, from.rebuilt};

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "weft/collectives/ddp/sync_batch_norm.h"
 
 namespace weft::internal {
 namespace {
@@ -72,6 +73,15 @@ Model model_of(torch::nn::Module& module, const std::vector<std::string>& ignore
     throw_error(make_error(ErrorKind::kInvalidArgument,
                            "DistributedDataParallel: the module has no parameter that requires "
                            "grad: there is nothing to reduce"));
+  }
+  return out;
+}
+
+std::vector<std::string> names_of_synced_norms(const torch::nn::Module& module) {
+  std::vector<std::string> out;
+  if (module.as<SyncBatchNormImpl>() != nullptr) out.push_back(module.name());
+  for (const auto& item : module.named_modules(/*name_prefix=*/"", /*include_self=*/false)) {
+    if (item.value()->as<SyncBatchNormImpl>() != nullptr) out.push_back(item.key());
   }
   return out;
 }

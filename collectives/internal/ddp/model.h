@@ -35,6 +35,9 @@ struct Model {
 // name of `ignored` that the module does not have, or no parameter that requires grad.
 Model model_of(torch::nn::Module& module, const std::vector<std::string>& ignored);
 
+// The names of the modules whose forward has operations of a group.
+std::vector<std::string> names_of_synced_norms(const torch::nn::Module& module);
+
 // One line for each tensor: what has to be the same on all ranks.
 std::vector<std::string> describe_model(const Model& model);
 // Compares what all ranks have described; the error names the first difference and both ranks, and

@@ -192,11 +192,8 @@ void Reducer::on_begin(const ForwardTicket& ticket, const std::shared_ptr<GradAc
       one->ticket.number = std::max(one->ticket.number, ticket.number);
       return;
     }
-    made = std::make_shared<Reduction>();
-    made->id = id;
-    made->accessor = accessor;
+    made = make_reduction(accessor);
     made->ticket = ticket;
-    made->ready.resize(parameters_.size());
     const auto early = std::find_if(early_.begin(), early_.end(),
                                     [&id](const Early& one) { return one.id == id; });
     if (early != early_.end()) {
@@ -215,8 +212,7 @@ void Reducer::on_ready(size_t parameter, const std::shared_ptr<GradAccessor>& ac
   const GradAccessor::BackwardId id = accessor->backward_id();
   MutexLock lock(&mutex_);
   used_[parameter] = true;
-  for (const ReductionRef& one : waiting_) {
-    if (one->id != id) continue;
+  if (const ReductionRef one = reduction_of_locked(id); one != nullptr) {
     one->arrived.push_back(parameter);
     if (one == active_) take_arrived_locked(one.get());
     return;
@@ -228,7 +224,22 @@ void Reducer::on_ready(size_t parameter, const std::shared_ptr<GradAccessor>& ac
   if (early_.size() > kEarly) early_.pop_front();
 }
 
+Reducer::ReductionRef Reducer::reduction_of_locked(const GradAccessor::BackwardId& id) const {
+  ReductionRef local;
+  int locals = 0;
+  for (const ReductionRef& one : waiting_) {
+    if (one->id == id) return one;
+    if (one->id.context.has_value()) continue;
+    local = one;
+    ++locals;
+  }
+  // A node of that backward runs one of its own (a checkpoint), which adds to the same gradients.
+  const bool nested = options_.static_graph && !id.context.has_value() && locals == 1;
+  return nested ? local : nullptr;
+}
+
 bool Reducer::is_next_locked(const Reduction& reduction) const {
+  if (reduction.shadow) return true;
   if (reduction.ticket.given) return reduction.ticket.number == next_number_;
   for (const ReductionRef& one : waiting_) {
     if (!one->ticket.given) return one.get() == &reduction;
@@ -245,6 +256,9 @@ void Reducer::activate_next_locked() {
     if (reduction == nullptr) return;
     active_ = reduction;
     next_bucket_ = 0;
+    if (join_ != nullptr && !reduction->shadow) {
+      reduction->announced = join_->announce(join_part_, JoinStep::kReduce);
+    }
     for (Bucket& bucket : buckets_) {
       bucket.pending = bucket.parameters.size();
       bucket.work = {};
@@ -259,10 +273,30 @@ void Reducer::activate_next_locked() {
 
 void Reducer::take_arrived_locked(Reduction* reduction) {
   const c10::AutoGradMode no_grad(false);
+  for (size_t i = 0; i < arrivals_.size(); ++i) {
+    const bool unused = arrivals_[i] == 0 && !reduction->ready[i];
+    if (unused) mark_ready_locked(reduction, i, reduction->gives_zeros());
+  }
   while (reduction->taken < reduction->arrived.size()) {
-    mark_ready_locked(reduction, reduction->arrived[reduction->taken++], reduction->abandoned);
+    const size_t parameter = reduction->arrived[reduction->taken++];
+    if (options_.static_graph && !is_complete_locked(reduction, parameter)) continue;
+    mark_ready_locked(reduction, parameter, reduction->gives_zeros());
   }
   launch_ready_locked();
+}
+
+bool Reducer::is_complete_locked(Reduction* reduction, size_t parameter) const {
+  const int64_t times = ++reduction->fired[parameter];
+  if (arrivals_.empty()) return false;  // the first time all buckets leave at the end
+  if (times > arrivals_[parameter] && reduction->failed.ok()) {
+    reduction->failed = make_error(
+        ErrorKind::kState,
+        absl::StrCat("the graph is not static: parameter '", parameters_[parameter].model.name,
+                     "' was ready ", times, " times, ", arrivals_[parameter],
+                     " in the first backward that was reduced; unset static_graph, and set "
+                     "find_unused_parameters where parameters may be unused"));
+  }
+  return times == arrivals_[parameter];
 }
 
 void Reducer::mark_ready_locked(Reduction* reduction, size_t index, bool zeros) {
@@ -274,7 +308,7 @@ void Reducer::mark_ready_locked(Reduction* reduction, size_t index, bool zeros) 
           absl::StrCat("parameter '", parameter.model.name,
                        "' was ready twice in one backward: "
                        "it is used in a backward inside of this one (a checkpoint), whose gradient "
-                       "came after its bucket had left"));
+                       "came after its bucket had left; static_graph is for that"));
     }
     return;
   }

@@ -35,6 +35,7 @@
 #include "ATen/core/Tensor.h"
 #include "weft/collectives/ddp/comm_hooks.h"
 #include "weft/collectives/grad_accessor.h"
+#include "weft/collectives/internal/ddp/join_session.h"
 #include "weft/collectives/internal/ddp/model.h"
 #include "weft/collectives/internal/ddp/sink.h"
 #include "weft/collectives/process_group.h"
@@ -49,6 +50,7 @@ struct ReducerOptions {
   int64_t first_bucket_bytes = 0;
   int64_t bucket_bytes = 0;
   bool find_unused = false;
+  bool static_graph = false;  // instead: the first reduction shows which parameters are used
   bool bucket_view = false;
   Timeout timeout{};  // of each operation, and of waiting for one's turn
 };
@@ -76,6 +78,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // For a forward; 0: counted here.
   ForwardTicket next_ticket(int64_t number);
   void watch(const ForwardTicket& ticket, const std::vector<at::Tensor*>& outputs);
+  // Of a Join from now on; null: of none. Throws, state: a backward is under way.
+  void set_join(std::shared_ptr<JoinSession> join, size_t part);
+  // Takes part in a reduction of the others, with zeros. Throws what failed on all ranks.
+  void shadow(const JoinActive& active);
+  // No backward is under way.
+  bool is_idle() const;
   // In place where gradients lie in buckets.
   void zero_grad(bool set_to_none);
 
@@ -115,10 +123,17 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::vector<size_t> arrived{};  // in this order...
     size_t taken = 0;               // ...and so many of them are in their buckets
     std::vector<bool> ready{};
+    std::vector<int64_t> fired{};  // how often each parameter has arrived
+    bool asks_used = false;        // `agreed` says which parameters are used
     bool abandoned = false;
+    bool shadow = false;                       // of the others: this rank has no batches left
+    JoinSession::AnnouncementRef announced{};  // under a Join
+    JoinActive active{};                       // the ranks that have batches
     Status failed{};
     at::Tensor agreed{};  // what the ranks agree on
     Work agreeing{};
+
+    bool gives_zeros() const { return abandoned || shadow; }
   };
   using ReductionRef = std::shared_ptr<Reduction>;
   // Parameters that were ready before that: they are used outside of the forward alone.
@@ -137,7 +152,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_next_locked(const Reduction& reduction) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Makes the next reduction active if it can begin.
   void activate_next_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The backward that a parameter is ready in; null: it has not come through an output.
+  ReductionRef reduction_of_locked(const GradAccessor::BackwardId& id) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void take_arrived_locked(Reduction* reduction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // One arrival of a parameter of a static graph. True: it was the last one.
+  bool is_complete_locked(Reduction* reduction, size_t parameter) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void mark_ready_locked(Reduction* reduction, size_t parameter, bool zeros)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void copy_in_locked(Reduction* reduction, const Parameter& parameter, bool zeros)
@@ -145,6 +166,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch_locked(size_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void launch_ready_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void forget_locked(const ReductionRef& reduction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // ---- reducer_join.cc: under a Join ----
+  class OwnGrads;
+  ReductionRef make_reduction(const std::shared_ptr<GradAccessor>& accessor) const;
+  void settle_join(Reduction* reduction);
+  // The ranks that are not there count as zeros, or do not count.
+  double share_of_absent(const Reduction& reduction) const;
 
   // ---- reducer_end.cc: at its end ----
   void finalize(const ReductionRef& reduction);
@@ -161,6 +189,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void write_back(Reduction* reduction);
   void reduce_sparse(Reduction* reduction, Parameter* parameter);
   bool is_used(const Reduction& reduction, size_t parameter) const;
+  Status missing_arrivals_locked(const Reduction& reduction) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // After a reduction that has succeeded everywhere.
+  void learn_graph_locked(const Reduction& reduction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Duration time_for(const Reduction& reduction) const;
   Status missing_locked(const Reduction& reduction) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -184,6 +216,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   int64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;     // of those that are given
   std::vector<int64_t> order_ ABSL_GUARDED_BY(mutex_);  // empty: the module's, backwards
   bool rebuilt_ ABSL_GUARDED_BY(mutex_) = false;
+  // Of a static graph, since its first reduction: which parameters some rank uses...
+  std::vector<bool> static_used_{};  // while nothing is reduced
+  // ...and how often each arrives in a backward of this rank.
+  std::vector<int64_t> arrivals_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<JoinSession> join_ ABSL_GUARDED_BY(mutex_);
+  size_t join_part_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t reductions_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t launched_early_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -1,6 +1,7 @@
 // How a reduction ends: on all ranks alike.
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "ATen/core/grad_mode.h"
@@ -15,7 +16,7 @@ namespace weft::internal {
 namespace {
 
 // What the ranks agree on, the largest of each: whether one has failed, the number of the forward
-// and its negative, and (with find_unused) which parameters are used.
+// and its negative, and (with find_unused, and first of a static graph) which parameters are used.
 constexpr int64_t kFailed = 0;
 constexpr int64_t kNumber = 1;
 constexpr int64_t kNegated = 2;
@@ -23,6 +24,9 @@ constexpr int64_t kUsed = 3;
 
 // For another reduction to end, and for operations, which end by their own deadline before.
 constexpr absl::Duration kTurn = absl::Minutes(11);
+
+// What the ranks compare: the number, and whether it was given.
+int64_t code_of(const ForwardTicket& ticket) { return ticket.number * 2 + (ticket.given ? 1 : 0); }
 
 std::string of_backward(const GradAccessor::BackwardId& id) {
   return id.context.has_value()
@@ -37,8 +41,23 @@ absl::Duration Reducer::time_for(const Reduction& reduction) const {
   return std::min(reduction.accessor->time_left(), options_.timeout.value_or(kTurn));
 }
 
+Status Reducer::missing_arrivals_locked(const Reduction& reduction) const {
+  for (size_t i = 0; i < arrivals_.size(); ++i) {
+    if (reduction.fired[i] >= arrivals_[i]) continue;
+    return make_error(
+        ErrorKind::kState,
+        absl::StrCat("the graph is not static: parameter '", parameters_[i].model.name,
+                     "' was ready ", reduction.fired[i], " times, ", arrivals_[i],
+                     " in the first backward that was reduced; unset static_graph, and set "
+                     "find_unused_parameters where parameters may be unused"));
+  }
+  return absl::OkStatus();
+}
+
 Status Reducer::missing_locked(const Reduction& reduction) const {
+  if (reduction.shadow) return absl::OkStatus();
   if (options_.find_unused) return absl::OkStatus();
+  if (options_.static_graph) return missing_arrivals_locked(reduction);
   std::vector<std::string> names;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!reduction.ready[i]) names.push_back(absl::StrCat("'", parameters_[i].model.name, "'"));
@@ -63,12 +82,14 @@ void Reducer::finalize(const ReductionRef& reduction) {
       MutexLock lock(&mutex_);
       complete_locked(reduction.get());
     }
+    settle_join(reduction.get());
     wait_buckets(reduction.get());
     agree(reduction.get());
     const std::vector<int64_t> order = agree_on_order(reduction.get());
     write_back(reduction.get());
     MutexLock lock(&mutex_);
     ++reductions_;
+    learn_graph_locked(*reduction);
     std::fill(used_.begin(), used_.end(), false);
     if (!order.empty()) {
       rebuilt_ = true;
@@ -119,16 +140,21 @@ void Reducer::complete_locked(Reduction* reduction) {
   const Status missing = missing_locked(*reduction);
   if (reduction->failed.ok()) reduction->failed = missing;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!reduction->ready[i]) mark_ready_locked(reduction, i, reduction->abandoned);
+    if (!reduction->ready[i]) mark_ready_locked(reduction, i, reduction->gives_zeros());
   }
   launch_ready_locked();
-  const auto used = options_.find_unused ? static_cast<int64_t>(parameters_.size()) : 0;
+  reduction->asks_used = options_.find_unused || (options_.static_graph && static_used_.empty());
+  const auto used = reduction->asks_used ? static_cast<int64_t>(parameters_.size()) : 0;
   reduction->agreed = at::zeros({kUsed + used}, at::kLong);
   auto* const mine = reduction->agreed.mutable_data_ptr<int64_t>();
   mine[kFailed] = reduction->failed.ok() ? 0 : 1;
-  mine[kNumber] = reduction->ticket.number;
-  mine[kNegated] = -reduction->ticket.number;
-  for (int64_t i = 0; i < used; ++i) mine[kUsed + i] = used_[static_cast<size_t>(i)] ? 1 : 0;
+  // That of a rank without batches is none, and so never the largest.
+  const int64_t number = code_of(reduction->ticket);
+  mine[kNumber] = reduction->shadow ? std::numeric_limits<int64_t>::min() : number;
+  mine[kNegated] = reduction->shadow ? std::numeric_limits<int64_t>::min() : -number;
+  for (int64_t i = 0; i < used; ++i) {
+    mine[kUsed + i] = !reduction->shadow && used_[static_cast<size_t>(i)] ? 1 : 0;
+  }
   reduction->agreeing = group_.all_reduce_async(
       reduction->agreed, {.op = ReduceOp::kMax, .timeout = options_.timeout});
 }
@@ -177,15 +203,23 @@ void Reducer::wait_buckets(Reduction* reduction) {
 void Reducer::agree(Reduction* reduction) {
   const auto* const all = reduction->agreed.const_data_ptr<int64_t>();
   const bool same = all[kNumber] == -all[kNegated];
+  const int64_t number = all[kNumber] / 2;
+  const bool given = all[kNumber] % 2 != 0;
+  if (reduction->shadow) {
+    // As if this rank had made the forward of the others.
+    MutexLock lock(&mutex_);
+    if (given) next_number_ = std::max(next_number_, number + 1);
+    if (!given) forwards_ = std::max(forwards_, number);
+  }
   if (all[kFailed] == 0 && same) return;
   {
     // Also what comes next would differ: a rank has gone on after a backward that failed before it
     // came here.
     MutexLock lock(&mutex_);
-    if (!same && !reduction->ticket.given) forwards_ = std::max(forwards_, all[kNumber]);
+    if (!same && !reduction->ticket.given) forwards_ = std::max(forwards_, number);
   }
   std::string mine = reduction->failed.ok() ? "" : std::string(reduction->failed.message());
-  if (!same && mine.empty()) {
+  if (!same && mine.empty() && !reduction->shadow) {
     mine = absl::StrCat("its gradients are of forward ", reduction->ticket.number, ", in ",
                         of_backward(reduction->id));
   }
@@ -207,28 +241,46 @@ std::vector<int64_t> Reducer::agree_on_order(Reduction* reduction) {
     MutexLock lock(&mutex_);
     if (rebuilt_ || options_.find_unused || parameters_.size() < 2) return {};
   }
+  // Each where it arrived last; what did not arrive (it is unused in a static graph), at the end.
   std::vector<bool> there(parameters_.size());
-  for (const size_t i : reduction->arrived) {
-    if (!there[i]) order.push_back(static_cast<int64_t>(i));
-    there[i] = true;
+  for (auto i = reduction->arrived.rbegin(); i != reduction->arrived.rend(); ++i) {
+    if (!there[*i]) order.push_back(static_cast<int64_t>(*i));
+    there[*i] = true;
   }
-  // Rank 0's counts: gradients may get ready in another order elsewhere.
+  std::reverse(order.begin(), order.end());
+  for (size_t i = 0; i < there.size(); ++i) {
+    if (!there[i]) order.push_back(static_cast<int64_t>(i));
+  }
+  // Rank 0's counts, or under a Join that of the highest rank with batches: gradients may get ready
+  // in another order elsewhere.
+  const int root =
+      reduction->announced != nullptr || reduction->shadow ? reduction->active.highest : 0;
   const at::Tensor all = at::empty({static_cast<int64_t>(parameters_.size())}, at::kLong);
   std::copy(order.begin(), order.end(), all.mutable_data_ptr<int64_t>());
-  const Work work = group_.broadcast_async(all, {.root = 0, .timeout = options_.timeout});
+  const Work work = group_.broadcast_async(all, {.root = root, .timeout = options_.timeout});
   throw_if_error(work.try_wait(time_for(*reduction)));
   const auto* const data = all.const_data_ptr<int64_t>();
   return {data, data + all.numel()};
 }
 
 bool Reducer::is_used(const Reduction& reduction, size_t parameter) const {
-  if (!options_.find_unused) return true;
+  if (!reduction.asks_used) return static_used_.empty() || static_used_[parameter];
   return reduction.agreed.const_data_ptr<int64_t>()[kUsed + static_cast<int64_t>(parameter)] != 0;
+}
+
+void Reducer::learn_graph_locked(const Reduction& reduction) {
+  if (!options_.static_graph) return;
+  if (arrivals_.empty() && !reduction.shadow) arrivals_ = reduction.fired;
+  if (!static_used_.empty()) return;
+  std::vector<bool> used;
+  for (size_t i = 0; i < parameters_.size(); ++i) used.push_back(is_used(reduction, i));
+  static_used_ = std::move(used);
 }
 
 // No other reduction uses the buckets: this one is active.
 void Reducer::write_back(Reduction* reduction) {
   const bool alias = options_.bucket_view && !reduction->id.context.has_value();
+  const double share = share_of_absent(*reduction);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     if (parameter.model.sparse) {
@@ -237,6 +289,7 @@ void Reducer::write_back(Reduction* reduction) {
     }
     if (!is_used(*reduction, i)) continue;  // by no rank: its gradient stays as it is
     const at::Tensor& view = parameter.view;
+    if (share != 1) view.mul_(share);
     reduction->accessor->with_grad(parameter.model.tensor, [&](at::Tensor& grad) {
       if (alias) {
         grad = view;
@@ -252,12 +305,14 @@ void Reducer::write_back(Reduction* reduction) {
 
 void Reducer::reduce_sparse(Reduction* reduction, Parameter* parameter) {
   at::Tensor mine;
-  reduction->accessor->with_grad(parameter->model.tensor, [&mine](at::Tensor& grad) {
-    mine = grad;
-    return false;
-  });
+  if (!reduction->gives_zeros()) {
+    reduction->accessor->with_grad(parameter->model.tensor, [&mine](at::Tensor& grad) {
+      mine = grad;
+      return false;
+    });
+  }
   at::Tensor sum = all_reduce_sparse(group_, mine, parameter->model.tensor, options_.timeout);
-  sum.mul_(1.0 / static_cast<double>(world_));
+  sum.mul_(share_of_absent(*reduction) / static_cast<double>(world_));
   const size_t index = static_cast<size_t>(parameter - parameters_.data());
   if (!is_used(*reduction, index)) return;
   reduction->accessor->with_grad(parameter->model.tensor, [&sum](at::Tensor& grad) {

@@ -1,12 +1,60 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "ATen/core/grad_mode.h"
 #include "absl/strings/str_cat.h"
 #include "weft/collectives/ddp/zero_redundancy_optimizer.h"
+#include "weft/collectives/internal/ddp/join_session.h"
 
 namespace weft::internal {
+namespace {
+
+class ZeroJoinable final : public Joinable {
+ public:
+  ZeroJoinable(const ProcessGroup& group, std::vector<at::Tensor> parameters,
+               std::function<void()> step)
+      : group_(group), parameters_(std::move(parameters)), step_(std::move(step)) {}
+  const ProcessGroup& join_group() const override { return group_; }
+  std::shared_ptr<JoinSession> join() const override { return join_; }
+  void set_join(std::shared_ptr<JoinSession> session, size_t index) override {
+    if (session != nullptr && join_ != nullptr) {
+      throw_error(make_error(ErrorKind::kState,
+                             "Join: the ZeroRedundancyOptimizer is in another Join, which lives"));
+    }
+    join_ = std::move(session);
+    part_ = index;
+  }
+  void shadow(JoinStep, const JoinActive&) override { step_(); }
+  std::vector<at::Tensor> join_state() const override { return parameters_; }
+  void announce() {
+    if (join_ != nullptr) join_->settle(join_->announce(part_, JoinStep::kOptimize));
+  }
+
+ private:
+  const ProcessGroup group_;
+  const std::vector<at::Tensor> parameters_;
+  const std::function<void()> step_;
+  std::shared_ptr<JoinSession> join_;
+  size_t part_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<Joinable> make_zero_joinable(const ProcessGroup& group,
+                                             std::vector<at::Tensor> parameters,
+                                             std::function<void()> step) {
+  return std::make_shared<ZeroJoinable>(group, std::move(parameters), std::move(step));
+}
+
+bool zero_is_joined(const Joinable* joinable) {
+  return joinable != nullptr && joinable->join() != nullptr;
+}
+
+void zero_announce(Joinable* joinable) {
+  if (joinable != nullptr) static_cast<ZeroJoinable*>(joinable)->announce();
+}
 
 std::vector<std::vector<size_t>> zero_partition(const std::vector<at::Tensor>& parameters,
                                                 int ranks) {
