@@ -411,6 +411,16 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Status check_leaving_locked(const v1::CallHeader& header, uint64_t caller) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // ---- what arrives (agent_admit.cc) ----
+  struct Arrival;  // what becomes of a request
+  void admit_locked(const std::shared_ptr<Job>& job, Arrival* arrival,
+                    std::vector<AttachmentsRef>* acknowledged)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of a request that was here before.
+  void answer_repeated(const Job& job, const Arrival& arrival);
+  // `error`: what it is answered with, whatever its method is.
+  void begin(const std::shared_ptr<Job>& job, Status error);
+
   // ---- callee's side (agent_dispatch.cc) ----
   Status find_instance(Job* job) const;
   void take_place(Job* job, ObjectTurns* turns) const;

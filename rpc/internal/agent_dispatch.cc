@@ -1,4 +1,5 @@
-// The agent's callee side: from a request that has arrived to the answer that leaves.
+// The agent's callee side: from a request that becomes a call (agent_admit.cc) to the answer that
+// leaves.
 
 #include <algorithm>
 #include <atomic>
@@ -52,13 +53,6 @@ namespace {
 
 // What a call that waits takes besides the bytes of its arguments.
 constexpr uint64_t kWaitingBytes = 512;
-// Before its deadline, so that the answer of a call that never started can reach its caller.
-constexpr absl::Duration kToldBefore = absl::Milliseconds(20);
-// Per peer.
-constexpr size_t kMostCancelled = 4096;
-
-// Services judge their own messages: what comes late may be what gives something back.
-bool is_service(const Method& method) { return method.name[0] == '@'; }
 
 // On the thread that found the request: the poller's, or that of a user who waits (DRIVE-1).
 bool may_run_here(const Method& method, const Payload& arguments) {
@@ -74,11 +68,6 @@ bool may_run_here(const Method& method, const Payload& arguments) {
     left -= tensor.numel();
   }
   return true;
-}
-
-// Of a request that goes to no interceptor. One that was sent before may have been to them.
-v1::ErrorHeader::Reach reach_of_refusal(const v1::CallHeader& header) {
-  return header.attempt() == 0 ? v1::ErrorHeader::NOT_TAKEN : v1::ErrorHeader::UNKNOWN;
 }
 
 }  // namespace
@@ -111,147 +100,6 @@ ObjectTurns* Agent::turns_of(const std::string& object) const {
   std::unique_ptr<ObjectTurns>& turns = turns_[object];
   if (turns == nullptr) turns = std::make_unique<ObjectTurns>();
   return turns.get();
-}
-
-void Agent::on_request(const std::shared_ptr<Link>& link,
-                       std::shared_ptr<const v1::CallHeader> header, StatusOr<Payload> payload,
-                       absl::Time arrived) {
-  const uint64_t call_id = header->call_id();
-  auto job = std::make_shared<Job>();
-  job->link = link;
-  job->header = std::move(header);
-  job->arrived = arrived;
-  job->pool = options_.pool;
-  if (payload.ok()) job->charge = std::move(payload->charge);
-  const ServingKey key{link->peer().incarnation, call_id};
-
-  Answer answer;
-  std::vector<AttachmentsRef> acknowledged;  // told so without the mutex
-  CallWindow::Seen seen = CallWindow::Seen::kNew;
-  Status refused = payload.ok() ? absl::OkStatus() : payload.status();
-  Status declined;  // a call that would be new
-  {
-    MutexLock lock(&mutex_);
-    if (refused.ok() && !accepting_) {
-      refused = make_error(ErrorKind::kPeerLost,
-                           absl::StrCat("worker '", options_.self.name,
-                                        "' is shutting down and takes no new calls"));
-    }
-    auto peer = peers_.find(key.first);
-    if (peer != peers_.end()) {
-      if (peer->second->cancelled.count(call_id) > 0) {
-        counters_->given_up->add();  // its caller has an answer already
-        return;
-      }
-    }
-    if (refused.ok() && job->header->at_most_once() && peer != peers_.end()) {
-      peer->second->window->ack_below(job->header->acked_below(), &acknowledged);
-      seen = peer->second->window->begin(call_id, &answer);
-      // CALL-5: the answer of what runs now goes where the caller asks from now.
-      auto running = serving_.find(key);
-      if (seen == CallWindow::Seen::kRunning && running != serving_.end() &&
-          job->header->attempt() > running->second.attempt) {
-        running->second.attempt = job->header->attempt();
-        --running->second.link->serving;
-        running->second.link = link;
-        ++link->serving;
-      }
-    } else if (refused.ok() && serving_.count(key) > 0) {
-      seen = CallWindow::Seen::kRunning;
-    }
-    if (refused.ok() && seen == CallWindow::Seen::kNew) {
-      if (leaving_) declined = check_leaving_locked(*job->header, key.first);
-      Serving s;
-      s.job = job;
-      s.link = link;
-      s.at_most_once = job->header->at_most_once();
-      s.attempt = job->header->attempt();
-      s.method = job->header->method();
-      s.begun = now();
-      if (job->header->has_remaining_us()) {
-        const absl::Duration remaining = absl::Microseconds(job->header->remaining_us());
-        job->deadline = arrived + remaining;
-        job->start_by = job->deadline - std::min(remaining / 50, kToldBefore);
-        s.deadline = job->deadline;
-        s.in_deadlines =
-            deadlines_.emplace(job->start_by, DeadlineKey{true, key.first, key.second});
-        s.has_deadline = true;
-        arm_locked(job->start_by);
-      }
-      ++link->serving;
-      serving_.emplace(key, std::move(s));
-    }
-  }
-  if (seen != CallWindow::Seen::kNew) {
-    counters_->duplicates->add();
-    if (seen == CallWindow::Seen::kAnswered) send_answer(link, call_id, answer);
-    if (seen == CallWindow::Seen::kAnswerDropped) {
-      const Status gone = make_error(ErrorKind::kMaybeExecuted,
-                                     "the call has run, but its answer is no longer kept");
-      send_answer(link, call_id,
-                  Answer{FrameKind::kError, static_cast<uint32_t>(gone.code()),
-                         static_cast<uint32_t>(ErrorKind::kMaybeExecuted),
-                         pack_error(gone, options_.self.name), v1::ErrorHeader::PASSED});
-    }
-    return;
-  }
-  if (!refused.ok()) {
-    send_answer(link, call_id,
-                Answer{FrameKind::kError, static_cast<uint32_t>(refused.code()),
-                       static_cast<uint32_t>(error_kind(refused)),
-                       pack_error(refused, options_.self.name), reach_of_refusal(*job->header)});
-    return;
-  }
-
-  runtime()->trace("serve", key.first, call_id);
-  if (options_.trace != nullptr) {
-    options_.trace->serve_begun(key.first, call_id, job->header->method(), link->peer().name);
-  }
-  auto scope = std::make_shared<CallScope>();
-  scope->worker = scope_key();
-  scope->deadline = job->deadline;
-  scope->cancel = job->cancel;
-  scope->trace_id = job->header->trace_id();
-  scope->span_id = job->header->span_id();
-  scope->holding.assign(job->header->holding().begin(), job->header->holding().end());
-  scope->chain.assign(job->header->chain().begin(), job->header->chain().end());
-  if (std::find(scope->chain.begin(), scope->chain.end(), key.first) == scope->chain.end()) {
-    scope->chain.push_back(key.first);
-  }
-
-  Status error = declined;
-  job->reach = reach_of_refusal(*job->header);
-  job->payload = *std::move(payload);
-  StatusOr<const Method*> method = find_method(*job->header);
-  if (!error.ok()) {
-  } else if (!method.ok()) {
-    error = method.status();
-  } else if (const std::string& caller = link->peer().name;
-             caller != options_.self.name && (*method)->name != kLeavingMethod &&
-             !options_.access.allows((*method)->name, caller)) {
-    error = make_error(ErrorKind::kPermission,
-                       absl::StrCat("worker '", options_.self.name, "' does not let '", caller,
-                                    "' call ", (*method)->name, " (JoinOptions::access)"));
-  } else {
-    job->callee = *method;
-    job->scope = scope;
-    // Whoever rides on the request may know the object.
-    if (job->header->metadata_size() == 0) error = find_instance(job.get());
-  }
-  job->call = std::make_unique<CallContext>(
-      *options_.handle, WorkerInfo{link->peer().name, link->peer().id, link->peer().incarnation},
-      call_id, scope,
-      job->header->has_remaining_us() ? absl::Microseconds(job->header->remaining_us())
-                                      : absl::InfiniteDuration(),
-      options_.pool);
-  if (error.ok() && now() >= job->deadline && !is_service(*job->callee)) {
-    error = never_started(*job);
-  }
-  if (!error.ok()) return reply(job, error);
-  if (job->header->device_map_size() > 0 || job->payload.devices != nullptr) {
-    return land_request(job);
-  }
-  look_at(job);
 }
 
 Status Agent::find_instance(Job* job) const {
@@ -597,26 +445,6 @@ void Agent::on_answer(uint64_t call_id, StatusOr<Payload> result, Delivery deliv
     return;
   }
   complete(call_id, std::move(result), false, delivery);
-}
-
-void Agent::on_cancel_frame(const std::shared_ptr<Link>& link, const v1::CancelHeader& header) {
-  std::shared_ptr<Job> job;
-  {
-    MutexLock lock(&mutex_);
-    auto it = serving_.find({link->peer().incarnation, header.call_id()});
-    if (it == serving_.end()) {
-      // Answered already, or it has overtaken the end of its request.
-      const auto peer = peers_.find(link->peer().incarnation);
-      if (peer == peers_.end()) return;
-      std::set<uint64_t>& cancelled = peer->second->cancelled;
-      cancelled.insert(header.call_id());
-      // A caller's numbers grow.
-      if (cancelled.size() > kMostCancelled) cancelled.erase(cancelled.begin());
-      return;
-    }
-    job = it->second.job;
-  }
-  cancel_job(job, header.deadline_over() ? CancelReason::kDeadline : CancelReason::kGivenUp);
 }
 
 }  // namespace weft::internal

@@ -11,6 +11,9 @@
 
 namespace weft::internal {
 
+// Services judge their own messages: what comes late may be what gives something back.
+inline bool is_service(const Method& method) { return method.name[0] == '@'; }
+
 // NOLINTNEXTLINE(readability-identifier-naming): declared in agent.h
 struct Agent::Job final : public IncomingRequest {
   // A job that waits is given up by the thread that moves it from kWaiting to kOver.
