@@ -281,6 +281,7 @@ DEFECTS = {
     5: "a store that is away for a moment parts nobody",
     6: "gatherings match after a restart, and after a failure",
     8: "code of users on threads that serve others",
+    9: "what a worker that is gone has sent before",
     10: "the turn of an object, futures and coroutines",
     11: "a large group costs its store little",
     12: "few descriptors: the limit is raised, counted and named, optional sockets are given up first",

@@ -413,6 +413,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
 
   // ---- what arrives (agent_admit.cc) ----
   struct Arrival;  // what becomes of a request
+  // Whose connection it is. Null: what still comes by it counts for nothing, as the peer is gone,
+  // the connection is lost, or it is that of an impostor.
+  Peer* peer_of_locked(const Link& link) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void admit_locked(const std::shared_ptr<Job>& job, Arrival* arrival,
                     std::vector<AttachmentsRef>* acknowledged)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

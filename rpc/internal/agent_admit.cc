@@ -32,6 +32,15 @@ struct Agent::Arrival {
   Status declined;  // it becomes a call that is answered with this
 };
 
+Agent::Peer* Agent::peer_of_locked(const Link& link) const {
+  const auto found = peers_.find(link.peer().incarnation);
+  if (found == peers_.end() || !found->second->gone.ok()) return nullptr;
+  const auto& links = found->second->links;
+  const bool its_own = std::any_of(links.begin(), links.end(),
+                                   [&link](const auto& one) { return one.get() == &link; });
+  return its_own ? found->second.get() : nullptr;
+}
+
 void Agent::admit_locked(const std::shared_ptr<Job>& job, Arrival* arrival,
                          std::vector<AttachmentsRef>* acknowledged) {
   const v1::CallHeader& header = *job->header;
@@ -41,29 +50,23 @@ void Agent::admit_locked(const std::shared_ptr<Job>& job, Arrival* arrival,
         ErrorKind::kPeerLost,
         absl::StrCat("worker '", options_.self.name, "' is shutting down and takes no new calls"));
   }
-  auto peer = peers_.find(key.first);
-  if (peer != peers_.end()) {
-    if (peer->second->cancelled.count(key.second) > 0) {
-      arrival->dropped = true;  // its caller has an answer already
-      return;
-    }
-  }
-  if (!arrival->refused.ok()) return;
-  if (header.at_most_once() && peer != peers_.end()) {
-    peer->second->window->ack_below(header.acked_below(), acknowledged);
-    arrival->seen = peer->second->window->begin(key.second, &arrival->answer);
-    // CALL-5: the answer of what runs now goes where the caller asks from now.
-    auto running = serving_.find(key);
-    if (arrival->seen == CallWindow::Seen::kRunning && running != serving_.end() &&
-        header.attempt() > running->second.attempt) {
-      running->second.attempt = header.attempt();
-      --running->second.link->serving;
-      running->second.link = job->link;
-      ++job->link->serving;
-    }
-  } else if (serving_.count(key) > 0) {
+  // CALL-2: the window of a worker that is gone is empty, so of its calls none is known any more.
+  Peer* const peer = peer_of_locked(*job->link);
+  arrival->dropped = peer == nullptr || peer->cancelled.count(key.second) > 0;
+  if (arrival->dropped || !arrival->refused.ok()) return;
+  if (header.at_most_once()) peer->window->ack_below(header.acked_below(), acknowledged);
+  if (auto running = serving_.find(key); running != serving_.end()) {
     arrival->seen = CallWindow::Seen::kRunning;
+    Serving& s = running->second;
+    if (!s.at_most_once || header.attempt() <= s.attempt) return;
+    // CALL-5: the answer of what runs now goes where the caller asks from now.
+    s.attempt = header.attempt();
+    --s.link->serving;
+    s.link = job->link;
+    ++job->link->serving;
+    return;
   }
+  if (header.at_most_once()) arrival->seen = peer->window->begin(key.second, &arrival->answer);
   if (arrival->seen != CallWindow::Seen::kNew) return;
   if (leaving_) arrival->declined = check_leaving_locked(header, key.first);
   Serving s;
@@ -182,12 +185,12 @@ void Agent::on_cancel_frame(const std::shared_ptr<Link>& link, const v1::CancelH
   std::shared_ptr<Job> job;
   {
     MutexLock lock(&mutex_);
+    Peer* const peer = peer_of_locked(*link);
+    if (peer == nullptr) return;
     auto it = serving_.find({link->peer().incarnation, header.call_id()});
     if (it == serving_.end()) {
       // Answered already, or it has overtaken the end of its request.
-      const auto peer = peers_.find(link->peer().incarnation);
-      if (peer == peers_.end()) return;
-      std::set<uint64_t>& cancelled = peer->second->cancelled;
+      std::set<uint64_t>& cancelled = peer->cancelled;
       cancelled.insert(header.call_id());
       // A caller's numbers grow.
       if (cancelled.size() > kMostCancelled) cancelled.erase(cancelled.begin());

@@ -344,6 +344,10 @@ void Agent::close_if_drained(const std::shared_ptr<Link>& link) {
 
 void Agent::on_goodbye(const std::shared_ptr<Link>& link, const v1::GoodbyeHeader& header) {
   if (header.reason() == v1::GoodbyeHeader::LEAVING) {
+    {
+      MutexLock lock(&mutex_);
+      if (peer_of_locked(*link) == nullptr) return;
+    }
     peer_gone(link->peer().incarnation,
               make_error(ErrorKind::kPeerLost,
                          absl::StrCat("worker '", link->peer().name, "' has left")));

@@ -1,6 +1,7 @@
 // CALL-5: the answer of a call that is sent again goes over the connection of its latest attempt,
-// in whatever order the attempts come. The caller is made by hand; its connections deliver what the
-// test says, also after they were closed, as a transport's poller may.
+// in whatever order the attempts come. DEF-9: a request counts only while its connection is one of
+// its caller. The caller is made by hand; its connections deliver what the test says, also after
+// they were closed, as a transport's poller may.
 
 #include <memory>
 #include <string>
@@ -20,13 +21,14 @@ namespace weft::testing {
 namespace {
 
 constexpr uint64_t kCallId = 7;
+constexpr uint64_t kIncarnation = 4711;
 
 class ByHand final : public Connection {
  public:
-  ByHand() {
-    peer_.name = "caller";
+  explicit ByHand(std::string name) {
+    peer_.name = std::move(name);
     peer_.id = 99;
-    peer_.incarnation = 4711;
+    peer_.incarnation = kIncarnation;
     peer_.max_frame_bytes = 1 << 20;
   }
   const Hello& peer() const override { return peer_; }
@@ -71,7 +73,7 @@ class Tapped final : public ForwardingTransport {
 class Attempts : public ::testing::Test {
  protected:
   struct Way {
-    std::shared_ptr<ByHand> connection = std::make_shared<ByHand>();
+    std::shared_ptr<ByHand> connection;
     std::shared_ptr<ConnectionHandler> handler{};
   };
 
@@ -81,7 +83,7 @@ class Attempts : public ::testing::Test {
       gate_.arrive_and_wait();
       return int64_t{1};
     });
-    ClusterOptions options{.size = 1, .library = std::move(lib)};
+    ClusterOptions options{.size = 1, .library = std::move(lib), .dynamic = true};
     options.adjust = [this](int, JoinOptions* join) {
       join->transport =
           [this, inner = join->transport](
@@ -99,8 +101,8 @@ class Attempts : public ::testing::Test {
     acceptor_ = nullptr;
   }
 
-  Way accept() {
-    Way way;
+  Way accept(const std::string& name = "caller") {
+    Way way{std::make_shared<ByHand>(name)};
     way.handler = acceptor_->on_connection(way.connection);
     ways_.push_back(way);
     return way;
@@ -115,12 +117,39 @@ class Attempts : public ::testing::Test {
     header.set_attempt(attempt);
     header.set_at_most_once(true);
     header.set_acked_below(1);
+    header.set_remaining_us(absl::ToInt64Microseconds(absl::Hours(1)));
     header.set_method(call->method);
     header.set_signature_hash(signature_hash(call->signature));
     header.mutable_layout()->add_segments()->set_length(body.size());
     const std::string bytes = header.SerializeAsString();
     const std::vector<std::string_view> payload = {body};
     way.handler->on_frame({FrameKind::kRequest, bytes, payload, body.size()}, kControlLane);
+  }
+  // The members' list names the caller from now on.
+  void become_member() {
+    v1::MemberRecord record;
+    record.set_name("caller");
+    record.set_id(99);
+    record.set_incarnation(kIncarnation);
+    record.set_address("inproc:none");
+    const std::string prefix = "weft/" + (*cluster_)[0].job_id() + "/";
+    HashStore& store = *cluster_->store();
+    ASSERT_TRUE(store.set(prefix + "member/99.0000000000001267", record.SerializeAsString()).ok());
+    ASSERT_TRUE(store.add(prefix + "version", 1).ok());
+    eventually([&] { return counter((*cluster_)[0], "members") == 2; }, "it is a member");
+  }
+  static void say_leaving(const Way& way) {
+    v1::GoodbyeHeader goodbye;
+    goodbye.set_reason(v1::GoodbyeHeader::LEAVING);
+    const std::string bytes = goodbye.SerializeAsString();
+    way.handler->on_frame({FrameKind::kGoodbye, bytes, {}, 0}, kControlLane);
+  }
+  // So many requests have become calls here; `running` of them have not ended.
+  void expect_calls(int64_t all, int64_t running) {
+    const Worker& worker = (*cluster_)[0];
+    EXPECT_EQ(counter(worker, "requests_pooled"), all);
+    EXPECT_EQ(counter(worker, "handlers_running"), running);
+    EXPECT_EQ(counter(worker, "deadlines"), running);
   }
   // Over that one alone.
   void expect_answer_over(const Way& way) {
@@ -176,6 +205,47 @@ TEST_F(Attempts, CALL_5_what_has_been_answered_is_answered_again) {
   deliver(second, 1);
   EXPECT_EQ(second.connection->answered(), std::vector<uint64_t>{kCallId});
   EXPECT_EQ(counter((*cluster_)[0], "requests_served"), 1);
+}
+
+TEST_F(Attempts, DEF_9_an_attempt_of_a_worker_that_is_gone_does_not_run) {
+  const Way first = accept();
+  const Way second = accept();
+  deliver(first, 0);
+  gate_.open();
+  eventually([&] { return first.connection->answered().size() == 1; }, "the answer");
+  say_leaving(first);
+  // What its connections had read already, and what one brings that came too late.
+  deliver(second, 1);
+  deliver(accept(), 2);
+  expect_calls(1, 0);
+}
+
+TEST_F(Attempts, DEF_9_no_deadline_is_left_when_the_first_attempt_still_runs) {
+  const Way first = accept();
+  const Way second = accept();
+  deliver(first, 0);
+  gate_.wait_arrived(1);
+  say_leaving(first);
+  deliver(second, 1);
+  expect_calls(1, 1);
+  gate_.open();
+  eventually([&] { return counter((*cluster_)[0], "handlers_running") == 0; }, "it has ended");
+  expect_calls(1, 0);
+}
+
+// One that took the incarnation of a worker that was not known yet has no part in its calls.
+TEST_F(Attempts, DEF_9_the_connection_of_an_impostor_counts_for_nothing) {
+  const Way false_one = accept("impostor");
+  become_member();
+  const Way true_one = accept();
+  deliver(false_one, 0);
+  say_leaving(false_one);
+  expect_calls(0, 0);
+  deliver(true_one, 0);
+  gate_.wait_arrived(1);
+  expect_calls(1, 1);
+  gate_.open();
+  eventually([&] { return true_one.connection->answered().size() == 1; }, "the answer");
 }
 
 }  // namespace
