@@ -67,6 +67,12 @@ void put_back(std::vector<at::Tensor> copies, Payload* payload) {
   payload->devices->targets.clear();  // where it is
 }
 
+Status uses_no_devices(const std::string& self, std::string_view what) {
+  return make_error(ErrorKind::kInvalidArgument,
+                    absl::StrCat("worker '", self, "' uses no devices (JoinOptions::devices), and ",
+                                 std::string(what)));
+}
+
 }  // namespace
 
 StatusOr<std::shared_ptr<const DeviceRoute>> Agent::route_to(const Destination& to) const {
@@ -113,7 +119,7 @@ StatusOr<std::shared_ptr<const Agent::Unstaged>> Agent::unstaged(
   std::vector<at::Tensor> sources;
   for (const size_t i : message->on_device) sources.push_back(message->buffers[i]);
   if (options_.device_backend == nullptr) {
-    return make_error(ErrorKind::kInternal, "a message with tensors on devices and no backend");
+    return uses_no_devices(options_.self.name, "a message has tensors on devices");
   }
   auto out = std::make_shared<Unstaged>();
   WEFT_ASSIGN_OR_RETURN(out->after, options_.device_backend->mark(sources));
@@ -171,7 +177,11 @@ StatusOr<std::shared_ptr<DeviceWork>> Agent::make_work(
       distinct.push_back(device);
     }
   }
-  return options_.device_backend->make_work(distinct);
+  if (options_.device_backend != nullptr) return options_.device_backend->make_work(distinct);
+  // Gradients for devices of another worker leave a worker without any, too, and have an answer.
+  if (distinct.empty()) return std::shared_ptr<DeviceWork>();
+  return uses_no_devices(options_.self.name,
+                         absl::StrCat("a call works on ", distinct.front().str()));
 }
 
 void Agent::land(Payload payload, const std::vector<DeviceCode>& allowed,
@@ -184,6 +194,9 @@ void Agent::land(Payload payload, const std::vector<DeviceCode>& allowed,
         ErrorKind::kInvalidArgument,
         absl::StrCat("tensor ", i, " of what came belongs on ", device_text(targets[i]), " of '",
                      options_.self.name, "', which no device map of the two workers says")));
+  }
+  if (options_.device_backend == nullptr) {
+    return done(uses_no_devices(options_.self.name, "a message came for some"));
   }
   std::vector<at::Tensor> hosts;
   std::vector<c10::Device> devices;

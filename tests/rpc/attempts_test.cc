@@ -1,16 +1,19 @@
 // CALL-5: the answer of a call that is sent again goes over the connection of its latest attempt,
 // in whatever order the attempts come. DEF-9: a request counts only while its connection is one of
 // its caller. The caller is made by hand; its connections deliver what the test says, also after
-// they were closed, as a transport's poller may.
+// they were closed, as a transport's poller may. DEF-17: it is also a callee whose answer is odd.
 
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "ATen/ops/ones.h"
 #include "gtest/gtest.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/call.h"
+#include "weft/rpc/device_code.h"
+#include "weft/rpc/internal/tensor_meta.h"
 #include "weft/rpc/signature.h"
 #include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
@@ -34,8 +37,12 @@ class ByHand final : public Connection {
   const Hello& peer() const override { return peer_; }
   bool dialled() const override { return false; }
   Status send(Frame frame, int) override {
+    v1::CallHeader request;
     v1::ResponseHeader header;
     const MutexLock lock(&mutex_);
+    if (frame.kind == FrameKind::kRequest && request.ParseFromString(frame.header)) {
+      called_.push_back(request.call_id());
+    }
     if (frame.kind == FrameKind::kResponse && header.ParseFromString(frame.header)) {
       answered_.push_back(header.call_id());
     }
@@ -48,11 +55,16 @@ class ByHand final : public Connection {
     const MutexLock lock(&mutex_);
     return answered_;
   }
+  std::vector<uint64_t> called() const {
+    const MutexLock lock(&mutex_);
+    return called_;
+  }
 
  private:
   Hello peer_;
   mutable Mutex mutex_;
   std::vector<uint64_t> answered_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint64_t> called_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Lets the test accept connections in the place of a transport.
@@ -246,6 +258,37 @@ TEST_F(Attempts, DEF_9_the_connection_of_an_impostor_counts_for_nothing) {
   expect_calls(1, 1);
   gate_.open();
   eventually([&] { return true_one.connection->answered().size() == 1; }, "the answer");
+}
+
+// Its gradients may go to devices of others, as a message of theirs has said.
+TEST_F(Attempts, DEF_17_an_answer_for_a_device_to_a_worker_without_devices) {
+  const Way callee = accept();
+  become_member();
+  UntypedCall call;
+  call.method = "of.caller";
+  call.signature = "(tensor)->tensor";
+  call.arguments.tensors = {at::ones({2})};
+  call.arguments.devices = std::make_shared<PayloadDevices>();
+  call.arguments.devices->targets = {kCudaCode};
+  auto told = std::make_shared<Promise<Status>>();
+  const Future<Status> ended = told->future();
+  start_call((*cluster_)[0], "caller", std::move(call),
+             [told](const StatusOr<Payload>& result) { told->set_value(result.status()); });
+  eventually([&] { return callee.connection->called().size() == 1; }, "the request");
+
+  internal::TensorMeta meta;
+  meta.sizes = {2};
+  meta.nbytes = 8;
+  meta.device = kCudaCode + 3;
+  v1::ResponseHeader header;
+  header.set_call_id(callee.connection->called()[0]);
+  internal::append_meta(meta, header.mutable_layout()->mutable_tensor_metas());
+  header.mutable_layout()->add_segments()->set_length(0);
+  header.mutable_layout()->add_segments()->set_length(8);
+  const std::string bytes = header.SerializeAsString();
+  const std::vector<std::string_view> payload = {"12345678"};
+  callee.handler->on_frame({FrameKind::kResponse, bytes, payload, 8}, kControlLane);
+  expect_error(ended.wait(), ErrorKind::kInvalidArgument, {"cuda:3", "no device map"});
 }
 
 }  // namespace
