@@ -259,7 +259,10 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     std::set<uint64_t> waiting;  // calls that need a connection
     bool dialling = false;
     Status gone;  // not OK: dead or left
+    // DIAL-1: an attempt that failed, and a connection that ended or refused before anything came
+    // through it, are followed by a pause, doubled each time; it ends when something has come.
     absl::Duration backoff = absl::ZeroDuration();
+    absl::Time dial_at = absl::InfinitePast();  // not before
     absl::Time unreachable_since = absl::InfiniteFuture();
     Status last_dial_error;
     std::unique_ptr<Timer> redial;
@@ -357,7 +360,14 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Status check_incarnation_locked(const Hello& theirs) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status check_observer_locked(const Hello& theirs) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // True when the caller must dial() after letting go of the mutex.
-  bool want_dial_locked(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool want_dial_locked(const PeerRef& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // DIAL-1.
+  void back_off_locked(Peer* peer, const Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void came_through_locked(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void arm_redial_locked(const PeerRef& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The connection is lost, or refuses what is sent.
+  void failed_locked(Peer* peer, Link* link, const Status& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void dial(const PeerRef& peer);
   void on_dialled(const PeerRef& peer, const std::shared_ptr<Link>& link,
                   StatusOr<std::shared_ptr<Connection>> connection);

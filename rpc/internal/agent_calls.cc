@@ -219,7 +219,7 @@ void Agent::transmit(uint64_t call_id) {
       to_stage = p.spec->unstaged;
     } else if (peer->active == nullptr) {
       peer->waiting.insert(call_id);
-      if (want_dial_locked(peer.get())) to_dial = peer;
+      if (want_dial_locked(peer)) to_dial = peer;
     } else {
       peer->waiting.erase(call_id);
       link = peer->active;
@@ -277,6 +277,7 @@ void Agent::transmit(uint64_t call_id) {
 
   bool again = false;
   Status fail;
+  std::vector<std::shared_ptr<Link>> goodbyes;
   {
     MutexLock lock(&mutex_);
     auto it = pending_.find(call_id);
@@ -302,11 +303,14 @@ void Agent::transmit(uint64_t call_id) {
       p.state = State::kSent;
     }
     // A connection that refuses is lost, even if on_lost has not come yet.
-    if (again) {
-      const auto peer = peers_.find(p.to.incarnation);
-      if (peer != peers_.end() && peer->second->active == link) peer->second->active = nullptr;
+    const auto peer = peers_.find(p.to.incarnation);
+    if (again && peer != peers_.end() && peer->second->active == link) {
+      peer->second->active = nullptr;
+      failed_locked(peer->second.get(), link.get(), sent);
+      retire_locked(link.get(), &goodbyes);
     }
   }
+  for (const auto& l : goodbyes) send_goodbye(l);
   if (!fail.ok()) return complete(call_id, fail, false);
   if (again) {
     counters_->retried->add();

@@ -112,7 +112,7 @@ Status Link::send_control(FrameKind kind, std::string header, int lane, absl::Ti
 void Link::on_frame(const FrameView& frame, int lane) {
   const std::shared_ptr<Agent> agent = agent_.lock();
   if (agent == nullptr) return;
-  last_received_.store(absl::ToUnixNanos(agent->now()), std::memory_order_relaxed);
+  received(agent->now());
   const Status status = handle(frame, lane, agent.get());
   // Whoever sends what no correct peer sends loses this connection and nothing else.
   if (!status.ok()) connection_->close(status);
@@ -127,7 +127,7 @@ void Link::chunk_filled(std::string_view header, size_t bytes, int lane) {
   (void)lane;
   const std::shared_ptr<Agent> agent = agent_.lock();
   if (agent == nullptr) return;
-  last_received_.store(absl::ToUnixNanos(agent->now()), std::memory_order_relaxed);
+  received(agent->now());
   const Status status = assembler_.chunk_filled(header, bytes);
   if (!status.ok()) connection_->close(status);
 }

@@ -92,6 +92,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   absl::Time last_received() const {
     return absl::FromUnixNanos(last_received_.load(std::memory_order_relaxed));
   }
+  // Whether a frame has come: the connection has opened, and it works.
+  bool heard() const { return heard_.load(std::memory_order_relaxed); }
   absl::Time last_sent() const {
     return absl::FromUnixNanos(last_sent_.load(std::memory_order_relaxed));
   }
@@ -106,11 +108,16 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   int serving = 0;            // its calls that run here
   bool closing = false;
   bool lost = false;
+  bool failed = false;  // it was lost, or refused what was sent, and dials have been paced for it
 
  private:
   // The same message; while anyone holds it by this reference it counts as load of the lane.
   OutMessageRef on_lane(const OutMessageRef& message, int lane,
                         std::shared_ptr<const void> held) const;
+  void received(absl::Time now) {
+    last_received_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
+    heard_.store(true, std::memory_order_relaxed);
+  }
   Status handle(const FrameView& frame, int lane, Agent* agent);
   Status begin_wide(const FrameView& frame, std::shared_ptr<const v1::CallHeader> brief,
                     absl::Time arrived);
@@ -128,6 +135,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   // Shared with the messages under way, which may outlive the link.
   const std::shared_ptr<LaneLoads> loads_ = std::make_shared<LaneLoads>();
   std::atomic<int64_t> last_received_;  // nanoseconds on the runtime's clock
+  std::atomic<bool> heard_{false};
   std::atomic<int64_t> last_sent_;
   std::atomic<int64_t> last_small_{0};  // a call or an answer that was one frame
   Mutex published_mutex_;

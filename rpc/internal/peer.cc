@@ -52,10 +52,54 @@ void Agent::drop_impostor_locked(PeerRef impostor) {
   });
 }
 
-bool Agent::want_dial_locked(Peer* peer) {
+bool Agent::want_dial_locked(const PeerRef& peer) {
   if (closed_ || peer->dialling || peer->active != nullptr || !peer->gone.ok()) return false;
+  if (now() < peer->dial_at) {
+    arm_redial_locked(peer);
+    return false;
+  }
   peer->dialling = true;
   return true;
+}
+
+void Agent::back_off_locked(Peer* peer, const Status& why) {
+  peer->last_dial_error = why;
+  if (!peer->waiting.empty()) peer->unreachable_since = std::min(peer->unreachable_since, now());
+  // Jitter, so that those who lost the same peer do not come back in step.
+  peer->backoff = std::min(kMaxBackoff, std::max(kFirstBackoff, peer->backoff * 2));
+  peer->dial_at = now() + peer->backoff * (0.5 + 0.5 * runtime()->random().unit());
+}
+
+void Agent::came_through_locked(Peer* peer) {
+  peer->backoff = absl::ZeroDuration();
+  peer->dial_at = absl::InfinitePast();
+  peer->unreachable_since = absl::InfiniteFuture();
+  peer->last_dial_error = absl::OkStatus();
+}
+
+void Agent::failed_locked(Peer* peer, Link* link, const Status& why) {
+  if (std::exchange(link->failed, true)) return;
+  if (link->heard()) return came_through_locked(peer);
+  back_off_locked(peer, why);
+}
+
+void Agent::arm_redial_locked(const PeerRef& peer) {
+  if (peer->redial == nullptr) {
+    const std::weak_ptr<Agent> weak = weak_from_this();
+    const std::weak_ptr<Peer> weak_peer = peer;  // weak: the peer owns the timer
+    peer->redial = runtime()->make_timer([weak, weak_peer] {
+      auto self = weak.lock();
+      auto p = weak_peer.lock();
+      if (self == nullptr || p == nullptr) return;
+      bool go = false;
+      {
+        MutexLock relock(&self->mutex_);
+        go = !p->waiting.empty() && self->want_dial_locked(p);
+      }
+      if (go) self->dial(p);
+    });
+  }
+  peer->redial->arm(peer->dial_at);
 }
 
 std::shared_ptr<ByteBudget> Agent::part_of_budget(uint64_t limit, std::string name) const {
@@ -123,31 +167,12 @@ void Agent::on_dialled(const PeerRef& peer, const std::shared_ptr<Link>& link,
   {
     MutexLock lock(&mutex_);
     peer->dialling = false;
-    peer->last_dial_error = error;
     if (closed_ || peer->active != nullptr) return;
+    back_off_locked(peer.get(), error);
     if (final) {
       fail.assign(peer->waiting.begin(), peer->waiting.end());
     } else if (!peer->waiting.empty()) {
-      peer->unreachable_since = std::min(peer->unreachable_since, now());
-      // Jitter, so that those who lost the same peer do not come back in step.
-      peer->backoff = std::min(kMaxBackoff, std::max(kFirstBackoff, peer->backoff * 2));
-      const absl::Duration wait = peer->backoff * (0.5 + 0.5 * runtime()->random().unit());
-      if (peer->redial == nullptr) {
-        const std::weak_ptr<Agent> weak = weak_from_this();
-        const std::weak_ptr<Peer> weak_peer = peer;  // weak: the peer owns the timer
-        peer->redial = runtime()->make_timer([weak, weak_peer] {
-          auto self = weak.lock();
-          auto p = weak_peer.lock();
-          if (self == nullptr || p == nullptr) return;
-          bool go = false;
-          {
-            MutexLock relock(&self->mutex_);
-            go = !p->waiting.empty() && self->want_dial_locked(p.get());
-          }
-          if (go) self->dial(p);
-        });
-      }
-      peer->redial->arm(now() + wait);
+      arm_redial_locked(peer);
     }
   }
   for (uint64_t id : fail) complete(id, error, false);
@@ -254,14 +279,15 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
     if (closed_ || !peer->gone.ok()) {
       refuse = closed_ ? closed_error() : peer->gone;
     } else if (link->lost) {
-      redial = !peer->waiting.empty() && want_dial_locked(peer.get());  // on_lost overtook us
+      // on_lost overtook us.
+      failed_locked(peer.get(), link.get(),
+                    make_error(ErrorKind::kUnavailable, "it was lost when it opened"));
+      redial = !peer->waiting.empty() && want_dial_locked(peer);
     } else {
       counters_->connects->add();
       if (peer->connections++ > 0 && peer->links.empty()) counters_->reconnects->add();
       reconnected = std::exchange(peer->broken, false);
       peer->links.push_back(link);
-      peer->backoff = absl::ZeroDuration();
-      peer->unreachable_since = absl::InfiniteFuture();
       peer->last_dial_error = absl::OkStatus();
       std::shared_ptr<Link> old = peer->active;
       if (old == nullptr || old->lost || old->retiring) {
@@ -427,7 +453,10 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
       // Its answer has nowhere to go. A call that is at_most_once finds it in the window.
       if (s.link == link && !s.at_most_once) abandoned.push_back(s.job);
     }
-    redial = !peer->waiting.empty() && want_dial_locked(peer.get());
+    if (peer->active == nullptr && !link->closing) {
+      failed_locked(peer.get(), link.get(), lost.why);
+    }
+    redial = !peer->waiting.empty() && want_dial_locked(peer);
     if (!link->closing) {
       reconnected = peer->active != nullptr;
       peer->broken = !reconnected;
@@ -533,6 +562,7 @@ void Agent::tick() {
     links.assign(observers_.begin(), observers_.end());
     for (const auto& [incarnation, peer] : peers_) {
       links.insert(links.end(), peer->links.begin(), peer->links.end());
+      if (peer->active != nullptr && peer->active->heard()) came_through_locked(peer.get());
       // Who is not dialled is not out of reach.
       if (peer->waiting.empty() && !peer->dialling) {
         peer->unreachable_since = absl::InfiniteFuture();

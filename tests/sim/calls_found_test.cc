@@ -1,8 +1,10 @@
-// Deadlines of calls under virtual time (DEF of the inventory).
+// Defects of calls, of answers that are kept and of subscribers whose triggers are schedules, under
+// virtual time (DEF of the inventory).
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/ops/ones.h"
@@ -19,6 +21,8 @@ namespace weft::testing {
 namespace {
 
 using namespace std::chrono_literals;  // NOLINT
+
+constexpr int64_t kMiB = int64_t{1} << 20;
 
 class Slow {
  public:
@@ -37,46 +41,92 @@ class Slow {
   Runtime* const runtime_;
 };
 
-// Two workers, of which the second has a Slow; `test` runs on a thread of the simulation.
-void with_two(const std::function<void(Worker&, Slow&, FaultPlan&, SimRuntime&)>& test) {
-  auto sim = std::make_shared<SimRuntime>(SimOptions{.seed = 11});
-  auto network = std::make_shared<InprocNetwork>();
-  auto plan = std::make_shared<FaultPlan>(3);
-  const auto slow = std::make_shared<Slow>(sim.get());
-  const Status ended = sim->run([&] {
-    auto store = std::make_shared<HashStore>(sim);
-    std::vector<Worker> workers(2);
-    {
-      std::vector<std::unique_ptr<Thread>> joins;
-      for (size_t i = 0; i < 2; ++i) {
-        joins.push_back(sim->spawn("join", [&, i] {
-          Library lib("sim");
-          lib.class_<Slow>("Slow").def("hold", &Slow::hold).def("take", &Slow::take);
-          lib.instance("slow", slow);
-          workers[i] = Worker::join({.name = absl::StrCat("w", i),
-                                     .rank = static_cast<int>(i),
-                                     .world_size = 2,
-                                     .library = std::move(lib),
-                                     .store = store->new_client(),
-                                     .transport = faulty_transport(inproc_transport(network), plan),
-                                     .worker_threads = 1,
-                                     .lease = 60s,
-                                     .runtime = sim,
-                                     .log_level = Severity::kOff,
-                                     .environment = Environment{}});
-        }));
+struct GroupOptions {
+  int size = 2;
+  bool dynamic = false;
+  Timeout lease = 60s;
+  Environment environment{};
+};
+
+// Workers w0, w1, ... in a simulation, each with a Slow of its own.
+class Group {
+ public:
+  explicit Group(GroupOptions options) : options_(std::move(options)) {}
+
+  // On a thread of the simulation. The workers leave afterwards, but for those that have.
+  void run(const std::function<void(Group&)>& test) {
+    const Status ended = sim->run([&] {
+      store_ = std::make_shared<HashStore>(sim);
+      workers.resize(static_cast<size_t>(options_.size));
+      for (int i = 0; i < options_.size; ++i) {
+        slow.push_back(std::make_shared<Slow>(sim.get()));
       }
+      all([this](size_t i) { workers[i] = Worker::join(join_options(i)); });
+      test(*this);
+      all([this](size_t i) {
+        const ShutdownResult left = workers[i].shutdown();
+        EXPECT_TRUE(left.status.ok()) << i << ": " << left.status;
+      });
+    });
+    EXPECT_TRUE(ended.ok()) << ended;
+  }
+  // One more of a dynamic group.
+  Worker join(const std::string& name) {
+    JoinOptions o = join_options(0);
+    o.name = name;
+    return Worker::join(std::move(o));
+  }
+  void pass(absl::Duration time) { sim->make_parker()->park_until(sim->now() + time); }
+  int64_t count(size_t i, const std::string& name) { return workers[i].debug_info().at(name); }
+
+  const std::shared_ptr<SimRuntime> sim = std::make_shared<SimRuntime>(SimOptions{.seed = 11});
+  const std::shared_ptr<FaultPlan> plan = std::make_shared<FaultPlan>(3);
+  std::vector<Worker> workers{};
+  std::vector<std::shared_ptr<Slow>> slow{};
+
+ private:
+  void all(const std::function<void(size_t)>& each) {
+    std::vector<std::unique_ptr<Thread>> threads;
+    for (size_t i = 0; i < workers.size(); ++i) {
+      threads.push_back(sim->spawn("each", [&each, i] { each(i); }));
     }
-    test(workers[0], *slow, *plan, *sim);
-    auto other = sim->spawn("leave", [&] { workers[1].shutdown(); });
-    workers[0].shutdown();
-    other->join();
-  });
-  EXPECT_TRUE(ended.ok()) << ended;
-}
+  }
+  JoinOptions join_options(size_t i) {
+    Library lib("sim");
+    lib.class_<Slow>("Slow").def("hold", &Slow::hold).def("take", &Slow::take);
+    lib.instance("slow", slow[i]);
+    lib.def("make", [](int64_t n) { return at::ones({n}); });
+    JoinOptions o;
+    o.name = absl::StrCat("w", i);
+    if (options_.dynamic) {
+      o.dynamic = true;
+    } else {
+      o.rank = static_cast<int>(i);
+      o.world_size = options_.size;
+    }
+    o.library = std::move(lib);
+    o.store = store_->new_client();
+    o.transport = faulty_transport(inproc_transport(network_), plan);
+    o.worker_threads = 2;
+    o.lease = options_.lease;
+    o.runtime = sim;
+    o.log_level = Severity::kOff;
+    o.environment = options_.environment;
+    return o;
+  }
+
+  const GroupOptions options_;
+  const std::shared_ptr<InprocNetwork> network_ = std::make_shared<InprocNetwork>();
+  std::shared_ptr<HashStore> store_;
+};
+
+const FunctionRef<at::Tensor(int64_t)> kMake{"sim.make"};
+
+// ---- 3 -----------------------------------------------------------------------------------------
 
 TEST(CallsFoundSim, DEF_3_the_caller_hears_that_its_call_never_started) {
-  with_two([](Worker& w, Slow& slow, FaultPlan&, SimRuntime&) {
+  Group({}).run([](Group& g) {
+    const Worker& w = g.workers[0];
     const Future<int64_t> holds = rpc_async(w, "w1", on("slow", &Slow::hold), 5);
     const Status late =
         try_rpc_sync(w, "w1", {.deadline = 1s}, on("slow", &Slow::take), at::ones({4})).status();
@@ -85,23 +135,49 @@ TEST(CallsFoundSim, DEF_3_the_caller_hears_that_its_call_never_started) {
       EXPECT_NE(std::string(late.message()).find(part), std::string::npos) << part << ": " << late;
     }
     EXPECT_EQ(holds.wait(), 5);
-    EXPECT_EQ(slow.taken, 0);
+    EXPECT_EQ(g.slow[1]->taken, 0);
   });
 }
 
 TEST(CallsFoundSim, DEF_3_the_deadline_counts_from_the_first_frame) {
-  with_two([](Worker& w, Slow& slow, FaultPlan& plan, SimRuntime& sim) {
+  Group({}).run([](Group& g) {
+    const Worker& w = g.workers[0];
     EXPECT_EQ(rpc_sync(w, "w1", on("slow", &Slow::take), at::ones({4})), 4);
     // The chunks come after the deadline, and no cancel at all.
-    plan.add({.fault = Fault::kDrop, .kind = FrameKind::kCancel});
-    plan.add(
+    g.plan->add({.fault = Fault::kDrop, .kind = FrameKind::kCancel});
+    g.plan->add(
         {.fault = Fault::kDelay, .kind = FrameKind::kChunk, .times = 1, .delay = absl::Seconds(3)});
     const Status late =
         try_rpc_sync(w, "w1", {.deadline = 2s}, on("slow", &Slow::take), at::ones({1 << 18}))
             .status();
     EXPECT_EQ(error_kind(late), ErrorKind::kDeadline) << late;
-    sim.make_parker()->park_until(sim.now() + absl::Seconds(10));
-    EXPECT_EQ(slow.taken, 1) << "a call has run after its deadline";
+    g.pass(absl::Seconds(10));
+    EXPECT_EQ(g.slow[1]->taken, 1) << "a call has run after its deadline";
+  });
+}
+
+// ---- dials --------------------------------------------------------------------------------------
+
+TEST(CallsFoundSim, AConnectionThatFailsEverySendIsDialledWithPauses) {
+  Group({}).run([](Group& g) {
+    const Worker& w = g.workers[0];
+    g.plan->add({.fault = Fault::kFailBefore, .kind = FrameKind::kRequest, .from = "w0"});
+    const Status late =
+        try_rpc_sync(w, "w1", {.deadline = 20s}, on("slow", &Slow::take), at::ones({4})).status();
+    EXPECT_EQ(error_kind(late), ErrorKind::kDeadline) << late;
+    EXPECT_GE(g.count(0, "dials"), 10);
+    EXPECT_LE(g.count(0, "dials"), 60);
+    EXPECT_LE(g.count(0, "connections"), 1);
+    g.plan->clear();
+    EXPECT_EQ(rpc_sync(w, "w1", on("slow", &Slow::take), at::ones({4})), 4);
+    // Something has come through: the next loss is followed by a dial without a pause.
+    g.pass(absl::Seconds(3));
+    g.plan->add({.fault = Fault::kCut, .kind = FrameKind::kRequest, .from = "w0", .times = 1});
+    const absl::Time before = g.sim->now();
+    EXPECT_EQ(
+        rpc_sync(w, "w1", {.retry = Retry::kAtMostOnce}, on("slow", &Slow::take), at::ones({4})),
+        4);
+    EXPECT_LT(g.sim->now() - before, absl::Milliseconds(15));
   });
 }
 
