@@ -280,6 +280,7 @@ DEFECTS = {
     3: "calls whose time is over never start",
     5: "a store that is away for a moment parts nobody",
     6: "gatherings match after a restart, and after a failure",
+    7: "answers that are kept take no room of what is sent",
     8: "code of users on threads that serve others",
     9: "what a worker that is gone has sent before",
     10: "the turn of an object, futures and coroutines",

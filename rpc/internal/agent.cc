@@ -8,6 +8,14 @@
 
 namespace weft::internal {
 
+namespace {
+
+// KEEP-1: of the send budget, beside it; and of one caller.
+constexpr uint64_t kKeptPart = 8;
+constexpr uint64_t kKeptPerCaller = uint64_t{64} << 20;
+
+}  // namespace
+
 Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
       devices_in_use_(options_.devices == nullptr ? std::vector<c10::Device>()
@@ -21,6 +29,7 @@ Agent::Agent(AgentOptions options)
       receive_memory_(std::make_shared<ReceiveMemory>(options_.receive_cache)),
       rpc_timeout_ns_(absl::ToInt64Nanoseconds(options_.rpc_timeout)),
       counters_(std::make_unique<Counters>(options_.metrics.get())),
+      kept_(options_.send_budget / kKeptPart, kKeptPerCaller),
       idle_changed_(options_.runtime.get()),
       members_(std::make_shared<MemberList>()) {
   for (const Method& m : options_.services) services_.emplace(m.name, m);
@@ -184,15 +193,20 @@ std::map<std::string, int64_t> Agent::debug_info() const {
   out["observers"] = static_cast<int64_t>(observers_.size());
   int64_t links = 0;
   int64_t window = 0;
+  int64_t remembered = 0;
   int64_t waiting = 0;
   for (const auto& [incarnation, peer] : peers_) {
     links += static_cast<int64_t>(peer->links.size());
     waiting += static_cast<int64_t>(peer->waiting.size());
-    if (peer->window != nullptr) window += static_cast<int64_t>(peer->window->size());
+    if (peer->window == nullptr) continue;
+    window += static_cast<int64_t>(peer->window->answers());
+    remembered += static_cast<int64_t>(peer->window->calls());
   }
   out["connections"] = links;
   out["calls_waiting_for_connection"] = waiting;
   out["answers_kept"] = window;
+  out["answers_kept_bytes"] = static_cast<int64_t>(kept_.bytes());
+  out["calls_remembered"] = remembered;
   out["receive_bytes"] = static_cast<int64_t>(receive_budget_->used());
   out["receive_bytes_peak"] = static_cast<int64_t>(receive_budget_->peak());
   out["send_bytes"] = static_cast<int64_t>(send_room_->budget().used());

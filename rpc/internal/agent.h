@@ -181,6 +181,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
                  std::shared_ptr<Metadata> metadata);
   void on_cancel_frame(const std::shared_ptr<Link>& link, const v1::CancelHeader& header);
   void on_goodbye(const std::shared_ptr<Link>& link, const v1::GoodbyeHeader& header);
+  void on_heartbeat(const std::shared_ptr<Link>& link, const v1::HeartbeatHeader& header);
   void on_link_lost(const std::shared_ptr<Link>& link, Lost lost);
   // Of an observer: answered on this thread, and counted as no call.
   void on_observer_request(const std::shared_ptr<Link>& link, const v1::CallHeader& header,
@@ -269,6 +270,11 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     int64_t connections = 0;
     bool broken = false;  // a connection was lost, and on_reconnected has not been told
     std::unique_ptr<CallWindow> window;
+    // Our calls to it that are at most once and not complete; whether it was told of those that
+    // are (KEEP-1), and whether there ever was one.
+    std::set<uint64_t> once;
+    bool owes_ack = false;
+    bool any_once = false;
     // Calls whose cancellation came before their last chunk, and those that had been answered: the
     // latest of them.
     std::set<uint64_t> cancelled;
@@ -352,6 +358,14 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   StatusOr<std::shared_ptr<SendCharge>> charge_answer_locked(const OutMessage& message,
                                                              const Peer* peer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same for an answer that is kept (KEEP-2): charged while this reference to it is held, and
+  // not as long as it exists.
+  Status charge_kept_locked(OutMessageRef* message, const Peer* peer,
+                            std::shared_ptr<SendCharge>* held)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Every call to the peer that is at most once and has a smaller number is complete.
+  uint64_t acked_below_locked(const Peer& peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- peers (peer.cc) ----
   PeerRef peer_locked(const WorkerInfo& info, std::string_view address)
@@ -427,8 +441,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   // the connection is lost, or it is that of an impostor.
   Peer* peer_of_locked(const Link& link) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void admit_locked(const std::shared_ptr<Job>& job, Arrival* arrival,
-                    std::vector<AttachmentsRef>* acknowledged)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                    std::vector<Answer>* acknowledged) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Of a request that was here before.
   void answer_repeated(const Job& job, const Arrival& arrival);
   // `error`: what it is answered with, whatever its method is.
@@ -479,13 +492,13 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   const std::unique_ptr<Counters> counters_;
 
   mutable Mutex mutex_;
+  KeptAnswers kept_ ABSL_GUARDED_BY(mutex_);
   Condition idle_changed_;
   Transport* transport_ ABSL_GUARDED_BY(mutex_) = nullptr;
   MemberListRef members_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, PeerRef> peers_ ABSL_GUARDED_BY(mutex_);  // by incarnation
   std::deque<uint64_t> gone_peers_ ABSL_GUARDED_BY(mutex_);    // incarnations, oldest first
   std::map<uint64_t, Pending> pending_ ABSL_GUARDED_BY(mutex_);
-  std::set<uint64_t> outstanding_once_ ABSL_GUARDED_BY(mutex_);
   std::deque<uint64_t> room_queue_ ABSL_GUARDED_BY(mutex_);  // calls that wait for room, in order
   std::map<ServingKey, Serving> serving_ ABSL_GUARDED_BY(mutex_);
   std::set<std::shared_ptr<Link>> observers_ ABSL_GUARDED_BY(mutex_);

@@ -42,7 +42,7 @@ Agent::Peer* Agent::peer_of_locked(const Link& link) const {
 }
 
 void Agent::admit_locked(const std::shared_ptr<Job>& job, Arrival* arrival,
-                         std::vector<AttachmentsRef>* acknowledged) {
+                         std::vector<Answer>* acknowledged) {
   const v1::CallHeader& header = *job->header;
   const ServingKey key{job->link->peer().incarnation, header.call_id()};
   if (arrival->refused.ok() && !accepting_) {
@@ -67,6 +67,16 @@ void Agent::admit_locked(const std::shared_ptr<Job>& job, Arrival* arrival,
     return;
   }
   if (header.at_most_once()) arrival->seen = peer->window->begin(key.second, &arrival->answer);
+  if (arrival->seen == CallWindow::Seen::kTooMany) {
+    arrival->seen = CallWindow::Seen::kNew;
+    arrival->refused = make_error(
+        ErrorKind::kResource,
+        absl::StrCat("worker '", options_.self.name, "' remembers ", peer->window->calls(),
+                     " calls of '", peer->info.name,
+                     "' that are at most once, none of which is acknowledged: the oldest of them "
+                     "must end first"));
+    return;
+  }
   if (arrival->seen != CallWindow::Seen::kNew) return;
   if (leaving_) arrival->declined = check_leaving_locked(header, key.first);
   Serving s;
@@ -101,7 +111,7 @@ void Agent::on_request(const std::shared_ptr<Link>& link,
 
   Arrival arrival;
   arrival.refused = payload.status();
-  std::vector<AttachmentsRef> acknowledged;  // told so without the mutex
+  std::vector<Answer> acknowledged;  // which end without the mutex
   {
     MutexLock lock(&mutex_);
     admit_locked(job, &arrival, &acknowledged);
@@ -179,6 +189,13 @@ void Agent::begin(const std::shared_ptr<Job>& job, Status error) {
   if (!error.ok()) return reply(job, error);
   if (header.device_map_size() > 0 || job->payload.devices != nullptr) return land_request(job);
   look_at(job);
+}
+
+void Agent::on_heartbeat(const std::shared_ptr<Link>& link, const v1::HeartbeatHeader& header) {
+  std::vector<Answer> acknowledged;  // which end without the mutex
+  MutexLock lock(&mutex_);
+  Peer* const peer = peer_of_locked(*link);
+  if (peer != nullptr) peer->window->ack_below(header.acked_below(), &acknowledged);
 }
 
 void Agent::on_cancel_frame(const std::shared_ptr<Link>& link, const v1::CancelHeader& header) {

@@ -151,7 +151,10 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
         arm_locked(deadline);
       }
       if (refused.ok()) {
-        if (spec->call.options.retry == Retry::kAtMostOnce) outstanding_once_.insert(id);
+        if (spec->call.options.retry == Retry::kAtMostOnce) {
+          peer->once.insert(id);
+          peer->any_once = true;
+        }
         pending_.emplace(id, std::move(p));
       }
     }
@@ -238,7 +241,8 @@ void Agent::transmit(uint64_t call_id) {
       }
       if (spec->call.options.retry == Retry::kAtMostOnce) {
         header->set_at_most_once(true);
-        header->set_acked_below(*outstanding_once_.begin());
+        header->set_acked_below(std::min(acked_below_locked(*peer), call_id));
+        peer->owes_ack = false;
       }
     }
   }
@@ -318,6 +322,10 @@ void Agent::transmit(uint64_t call_id) {
   }
 }
 
+uint64_t Agent::acked_below_locked(const Peer& peer) const {
+  return peer.once.empty() ? last_call_id_ + 1 : *peer.once.begin();
+}
+
 void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_callee,
                      std::optional<Delivery> delivery) {
   Pending p;
@@ -335,9 +343,9 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
     pending_.erase(it);
     if (p.wants_room) leave_room_queue_locked(&p, call_id);
     if (p.has_deadline) deadlines_.erase(p.in_deadlines);
-    if (p.spec->call.options.retry == Retry::kAtMostOnce) outstanding_once_.erase(call_id);
     auto peer = peers_.find(p.to.incarnation);
     if (peer != peers_.end()) {
+      if (peer->second->once.erase(call_id) > 0) peer->second->owes_ack = true;
       peer->second->waiting.erase(call_id);
       if (peer->second->leaving) ended = ended_with_locked(peer->second.get());
     }

@@ -350,24 +350,28 @@ void Agent::finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef
   }
   std::shared_ptr<Link> link;
   std::shared_ptr<SendCharge> held;
-  std::vector<AttachmentsRef> dropped;  // told so without the mutex
+  OutMessageRef sent = answer.message;
+  std::vector<Answer> dropped;  // which end without the mutex
   bool wake = false;
   if (error.ok()) {
     MutexLock lock(&mutex_);
-    const auto peer = peers_.find(key.first);
-    StatusOr<std::shared_ptr<SendCharge>> charge =
-        charge_answer_locked(*answer.message, peer == peers_.end() ? nullptr : peer->second.get());
-    if (charge.ok()) {
-      held = *std::move(charge);
+    const auto found = peers_.find(key.first);
+    const Peer* const peer = found == peers_.end() ? nullptr : found->second.get();
+    if (job->header->at_most_once()) {
+      error = charge_kept_locked(&sent, peer, &held);
     } else {
-      error = annotate(charge.status(), "there is no room for the result");
+      StatusOr<std::shared_ptr<SendCharge>> charge = charge_answer_locked(*sent, peer);
+      error = charge.status();
+      if (charge.ok()) held = *std::move(charge);
     }
+    if (!error.ok()) error = annotate(error, "there is no room for the result");
   }
   if (options_.trace != nullptr) {
     options_.trace->serve_ended(key.first, call_id, job->header->method(), error);
   }
   if (!error.ok()) {
     answer = error_answer(*job, error);
+    sent = answer.message;
     if (job->attachments != nullptr) job->attachments->end(Delivery::kNotDelivered, error);
   }
   for (auto& end : std::exchange(job->ends, {})) end();
@@ -387,6 +391,7 @@ void Agent::finish_reply(const std::shared_ptr<Job>& job, StatusOr<OutMessageRef
   }
   if (job->header->method() != kLeavingMethod) counters_->served->add();
   if (link != nullptr) {
+    answer.message = std::move(sent);
     send_answer(link, call_id, answer, std::move(held));
     {
       MutexLock lock(&mutex_);

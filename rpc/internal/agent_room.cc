@@ -150,4 +150,17 @@ StatusOr<std::shared_ptr<SendCharge>> Agent::charge_answer_locked(const OutMessa
   return std::make_shared<SendCharge>(peer->send_room, room_of(message));
 }
 
+Status Agent::charge_kept_locked(OutMessageRef* message, const Peer* peer,
+                                 std::shared_ptr<SendCharge>* held) {
+  const uint64_t room = room_of(**message);
+  WEFT_RETURN_IF_ERROR(send_room_->take(room));
+  auto charge = std::make_shared<SendCharge>(send_room_, room);
+  if (peer != nullptr && (*message)->large(options_.limits)) {
+    WEFT_RETURN_IF_ERROR(peer->send_room->take(room));
+    *held = std::make_shared<SendCharge>(peer->send_room, room);
+  }
+  *message = holding(*message, std::move(charge));
+  return absl::OkStatus();
+}
+
 }  // namespace weft::internal

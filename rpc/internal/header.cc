@@ -67,6 +67,9 @@ Status parse_header(const FrameView& frame, v1::CancelHeader* header) {
 Status parse_header(const FrameView& frame, v1::GoodbyeHeader* header) {
   return parse(frame, header);
 }
+Status parse_header(const FrameView& frame, v1::HeartbeatHeader* header) {
+  return parse(frame, header);
+}
 
 Status parse_wide(std::string_view bytes, const v1::CallHeader& brief, v1::CallHeader* header) {
   return parse_whole(FrameKind::kRequest, bytes, brief, header);

@@ -21,6 +21,7 @@ WEFT_API Status parse_header(const FrameView& frame, v1::ResponseHeader* header)
 WEFT_API Status parse_header(const FrameView& frame, v1::ErrorHeader* header);
 WEFT_API Status parse_header(const FrameView& frame, v1::CancelHeader* header);
 WEFT_API Status parse_header(const FrameView& frame, v1::GoodbyeHeader* header);
+WEFT_API Status parse_header(const FrameView& frame, v1::HeartbeatHeader* header);
 
 // The header of a wide message, for which `brief` stands in its frame.
 WEFT_API Status parse_wide(std::string_view bytes, const v1::CallHeader& brief,

@@ -204,7 +204,13 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
       agent->on_goodbye(shared_from_this(), header);
       return absl::OkStatus();
     }
-    case FrameKind::kHeartbeat:
+    case FrameKind::kHeartbeat: {
+      if (frame.header.empty()) return absl::OkStatus();  // as most are
+      v1::HeartbeatHeader header;
+      WEFT_RETURN_IF_ERROR(parse_header(frame, &header));
+      agent->on_heartbeat(shared_from_this(), header);
+      return absl::OkStatus();
+    }
     case FrameKind::kTransferAbort: return absl::OkStatus();
     case FrameKind::kHello:
     case FrameKind::kHelloAck:

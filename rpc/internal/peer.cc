@@ -15,8 +15,6 @@ constexpr absl::Duration kMaxBackoff = absl::Seconds(1);
 // Memory that nobody used for one to two of these goes back to the system: long enough for a pause
 // between two phases of training, whose first messages would else pay for every page again.
 constexpr absl::Duration kTrimEvery = absl::Minutes(1);
-constexpr size_t kWindowBytes = 64
-                                << 20;  // answers kept per caller for calls that are at_most_once
 
 }  // namespace
 
@@ -28,7 +26,7 @@ Agent::PeerRef Agent::peer_locked(const WorkerInfo& info, std::string_view addre
   if (peer == nullptr) {
     peer = std::make_shared<Peer>();
     peer->info = info;
-    peer->window = std::make_unique<CallWindow>(kWindowBytes);
+    peer->window = std::make_unique<CallWindow>(&kept_);
     peer->send_room = std::make_shared<SendRoom>(
         options_.peer_send_budget,
         absl::StrCat("bytes on their way to ", info.name, " (WEFT_PEER_SEND_BUDGET)"), bell_);
@@ -42,6 +40,7 @@ Agent::PeerRef Agent::peer_locked(const WorkerInfo& info, std::string_view addre
 
 // Someone came under this incarnation before the member list said whose it is.
 void Agent::drop_impostor_locked(PeerRef impostor) {
+  impostor->window->close();
   impostor->gone = make_error(
       ErrorKind::kPermission,
       absl::StrCat("the incarnation of ", to_string(impostor->info), " is that of another worker"));
@@ -418,6 +417,7 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
     peer = found->second;
     auto& links = peer->links;
     links.erase(std::remove(links.begin(), links.end(), link), links.end());
+    peer->owes_ack = peer->any_once;  // what it was told may not have come
     if (peer->active == link) {
       peer->active = nullptr;
       for (const auto& other : links) {
@@ -489,7 +489,8 @@ void Agent::peer_gone(uint64_t incarnation, const Status& why) {
     peer.gone = why;
     peer.waiting.clear();
     peer.active = nullptr;
-    window = std::exchange(peer.window, std::make_unique<CallWindow>(kWindowBytes));
+    window = std::exchange(peer.window, std::make_unique<CallWindow>(&kept_));
+    window->close();
     if (peer.redial != nullptr) peer.redial->disarm();
     unheard = std::move(peer.when_ended);
     peer.cancelled.clear();
@@ -554,6 +555,7 @@ void Agent::set_store_healthy(bool healthy) {
 void Agent::tick() {
   std::vector<std::shared_ptr<Link>> links;
   std::vector<std::pair<uint64_t, Status>> unreachable;  // calls, and why they fail
+  std::map<std::shared_ptr<Link>, uint64_t> acks;        // KEEP-1
   Transport* transport = nullptr;
   {
     MutexLock lock(&mutex_);
@@ -563,6 +565,9 @@ void Agent::tick() {
     for (const auto& [incarnation, peer] : peers_) {
       links.insert(links.end(), peer->links.begin(), peer->links.end());
       if (peer->active != nullptr && peer->active->heard()) came_through_locked(peer.get());
+      if (peer->active != nullptr && std::exchange(peer->owes_ack, false)) {
+        acks[peer->active] = acked_below_locked(*peer);
+      }
       // Who is not dialled is not out of reach.
       if (peer->waiting.empty() && !peer->dialling) {
         peer->unreachable_since = absl::InfiniteFuture();
@@ -590,8 +595,12 @@ void Agent::tick() {
                      absl::StrCat("no sign of life for ", absl::FormatDuration(options_.lease))));
       continue;
     }
-    if (at - link->last_sent() >= options_.heartbeat) {
-      link->send_control(FrameKind::kHeartbeat, std::string(), kControlLane, at).IgnoreError();
+    const auto ack = acks.find(link);
+    if (ack != acks.end() || at - link->last_sent() >= options_.heartbeat) {
+      v1::HeartbeatHeader header;
+      if (ack != acks.end()) header.set_acked_below(ack->second);
+      link->send_control(FrameKind::kHeartbeat, header.SerializeAsString(), kControlLane, at)
+          .IgnoreError();
     }
     close_if_drained(link);
   }

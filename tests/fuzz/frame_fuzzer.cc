@@ -53,6 +53,7 @@ Status read_header_of(const FrameView& view) {
     case FrameKind::kResponse: return read_header<weft::v1::ResponseHeader>(view);
     case FrameKind::kCancel: return read_header<weft::v1::CancelHeader>(view);
     case FrameKind::kGoodbye: return read_header<weft::v1::GoodbyeHeader>(view);
+    case FrameKind::kHeartbeat: return read_header<weft::v1::HeartbeatHeader>(view);
     case FrameKind::kChunk: {
       uint64_t id = 0;
       uint64_t offset = 0;

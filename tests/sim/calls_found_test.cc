@@ -156,6 +156,43 @@ TEST(CallsFoundSim, DEF_3_the_deadline_counts_from_the_first_frame) {
   });
 }
 
+// ---- 7: answers that are kept -------------------------------------------------------------------
+
+TEST(CallsFoundSim, DEF_7_kept_answers_take_no_room_of_what_is_sent) {
+  Group({.size = 6, .environment = {{"WEFT_SEND_BUDGET", "4MiB"}}}).run([](Group& g) {
+    for (size_t i = 1; i < 6; ++i) {
+      const auto made =
+          try_rpc_sync(g.workers[i], "w0", {.retry = Retry::kAtMostOnce}, kMake, 3 * kMiB / 8);
+      EXPECT_TRUE(made.ok()) << i << ": " << made.status();
+    }
+    EXPECT_EQ(g.count(0, "send_bytes"), 0);
+  });
+}
+
+TEST(CallsFoundSim, DEF_7_an_idle_caller_acknowledges_what_it_has) {
+  Group({}).run([](Group& g) {
+    const Worker& w = g.workers[0];
+    // A call that lasts, to another callee, holds nothing up.
+    const Future<int64_t> lasts =
+        rpc_async(w, "w0", {.retry = Retry::kAtMostOnce}, on("slow", &Slow::hold), 30);
+    const auto make = [&] { (void)rpc_sync(w, "w1", {.retry = Retry::kAtMostOnce}, kMake, 1000); };
+    make();
+    EXPECT_EQ(g.count(1, "answers_kept"), 1);
+    g.pass(absl::Seconds(3));
+    EXPECT_EQ(g.count(1, "answers_kept"), 0);
+    // What is lost with its connection is said again over the next.
+    make();
+    EXPECT_EQ(g.count(1, "answers_kept"), 1);
+    g.plan->add({.fault = Fault::kCut, .kind = FrameKind::kHeartbeat, .from = "w0", .times = 1});
+    g.pass(absl::Seconds(3));
+    EXPECT_EQ(g.count(1, "answers_kept"), 1) << "no connection was cut";
+    EXPECT_EQ(rpc_sync(w, "w1", on("slow", &Slow::take), at::ones({4})), 4);
+    g.pass(absl::Seconds(3));
+    EXPECT_EQ(g.count(1, "answers_kept"), 0);
+    EXPECT_EQ(lasts.wait(), 30);
+  });
+}
+
 // ---- dials --------------------------------------------------------------------------------------
 
 TEST(CallsFoundSim, AConnectionThatFailsEverySendIsDialledWithPauses) {
