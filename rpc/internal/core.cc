@@ -41,7 +41,7 @@ void Core::on_event(const MembershipEvent& event) {
       }
     }
   }
-  subscribers_->tell(change);
+  subscribers_->tell(std::move(change));
 }
 
 std::map<std::string, int64_t> Core::debug_info() const {
@@ -66,6 +66,15 @@ ShutdownResult Core::shutdown(const ShutdownOptions& options) {
         ErrorKind::kState,
         absl::StrCat("shutdown of '", self_.name,
                      "' was called from one of its own handlers, which it would wait for"));
+    return refused;
+  }
+  if (subscribers_->telling_here()) {
+    ShutdownResult refused;
+    refused.status = make_error(
+        ErrorKind::kState,
+        absl::StrCat("shutdown of '", self_.name,
+                     "' was called from one of its membership subscribers, which it would wait "
+                     "for: call it from the thread that owns the worker"));
     return refused;
   }
   {

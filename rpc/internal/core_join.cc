@@ -249,7 +249,7 @@ Status Core::init(JoinOptions options) {
     WEFT_LOG(core->log_, kError) << why;
     if (core->agent_ready_.load()) core->agent_->close(why);
   };
-  subscribers_ = std::make_unique<Subscribers>(runtime_, log_);
+  subscribers_ = std::make_unique<Subscribers>(runtime_, pool_, log_);
   membership_ = std::make_unique<Membership>(std::move(m));
 
   AgentOptions a;

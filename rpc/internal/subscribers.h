@@ -5,6 +5,8 @@
 //
 //   SUB-1  once a Subscription is gone its function neither runs nor will run, unless the
 //          Subscription was dropped by that function itself. So it may refer to what its owner has.
+//   SUB-2  a subscriber hears all changes in order, one at a time, on the worker's pool: one that
+//          blocks holds up neither the membership's thread nor other subscribers.
 //
 // Threads: subscribe() and dropping a Subscription from anywhere; tell() from one thread.
 
@@ -12,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "weft/common/executor.h"
 #include "weft/common/log.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
@@ -21,19 +24,24 @@ namespace weft::internal {
 
 class Subscribers {
  public:
-  Subscribers(std::shared_ptr<Runtime> runtime, Logger log)
-      : runtime_(std::move(runtime)), log_(std::move(log)) {}
+  Subscribers(std::shared_ptr<Runtime> runtime, std::shared_ptr<Executor> pool, Logger log)
+      : runtime_(std::move(runtime)), pool_(std::move(pool)), log_(std::move(log)) {}
 
   Worker::Subscription subscribe(std::function<void(const MembershipChange&)> on_change)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  void tell(const MembershipChange& change) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Does not wait for those who hear it.
+  void tell(MembershipChange change) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether the calling thread runs a subscriber's function.
+  bool telling_here() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  struct Subscriber;
+  class Subscriber;
+  std::vector<std::shared_ptr<Subscriber>> live() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::shared_ptr<Runtime> runtime_;
-  Logger log_;
-  Mutex mutex_;
+  const std::shared_ptr<Executor> pool_;
+  const Logger log_;
+  mutable Mutex mutex_;
   std::vector<std::weak_ptr<Subscriber>> subscribers_ ABSL_GUARDED_BY(mutex_);
 };
 

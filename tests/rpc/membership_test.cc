@@ -10,6 +10,7 @@
 #include "weft/rpc/group.h"
 #include "weft/store/delegating_store.h"
 #include "weft/tests/rpc/library.h"
+#include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/mortal_store.h"
 #include "weft/transport/grpc_transport.h"
@@ -409,6 +410,7 @@ TEST_P(RpcMembershipInproc, X4_a_killed_member_disappears_from_every_list_and_ra
   EXPECT_EQ(error_kind(pending.try_wait(20s).status()), ErrorKind::kMaybeExecuted);
   wait_for_members(c[0], 2);
   wait_for_members(c[2], 2);
+  eventually([&] { return died.load() > 0; }, "a subscriber hears of the death");
   EXPECT_EQ(died.load(), 1);
   EXPECT_EQ(error_kind(try_rpc_sync(c[0], "b", &add, 1, 2).status()), ErrorKind::kPeerLost);
   EXPECT_EQ(rpc_sync(c[0], "c", &add, 1, 2), 3);

@@ -156,6 +156,59 @@ TEST(CallsFoundSim, DEF_3_the_deadline_counts_from_the_first_frame) {
   });
 }
 
+// ---- 4: subscribers -----------------------------------------------------------------------------
+
+TEST(CallsFoundSim, DEF_4_a_subscriber_that_blocks_stops_no_beats_and_hears_all_in_order) {
+  Group({.dynamic = true, .lease = 5s}).run([](Group& g) {
+    std::vector<std::string> heard;
+    const auto subscription = g.workers[0].subscribe([&](const MembershipChange& change) {
+      if (heard.empty()) g.pass(absl::Seconds(60));
+      heard.push_back(absl::StrCat(change.worker.name, change.reason,
+                                   change.kind == MembershipChange::Kind::kJoined ? "+" : "-"));
+    });
+    std::vector<std::string> quick;  // hears all although the other one blocks
+    const auto other = g.workers[0].subscribe(
+        [&](const MembershipChange& change) { quick.push_back(change.worker.name); });
+    for (const char* name : {"a", "b"}) {
+      Worker w = g.join(name);
+      g.pass(absl::Seconds(2));
+      EXPECT_TRUE(w.shutdown().status.ok());
+      g.pass(absl::Seconds(2));
+    }
+    g.pass(absl::Seconds(20));
+    EXPECT_EQ(heard, std::vector<std::string>());
+    EXPECT_EQ(quick, (std::vector<std::string>{"a", "a", "b", "b"}));
+    EXPECT_EQ(g.workers[1].worker_infos().size(), 2U) << "a live worker was declared dead";
+    const auto taken =
+        try_rpc_sync(g.workers[1], "w0", {.deadline = 5s}, on("slow", &Slow::take), at::ones({4}));
+    EXPECT_TRUE(taken.ok()) << taken.status();
+    g.pass(absl::Seconds(60));
+    EXPECT_EQ(heard, (std::vector<std::string>{"a+", "a-", "b+", "b-"}));
+  });
+}
+
+TEST(CallsFoundSim, DEF_4_shutdown_on_a_subscribers_thread_is_an_error_and_the_next_one_works) {
+  Group({.dynamic = true, .lease = 5s}).run([](Group& g) {
+    ShutdownResult refused;
+    bool called = false;
+    const auto subscription = g.workers[0].subscribe([&](const MembershipChange& change) {
+      if (change.kind != MembershipChange::Kind::kJoined) return;
+      refused = g.workers[0].shutdown({.deadline = 5s});
+      called = true;
+    });
+    Worker w = g.join("a");
+    g.pass(absl::Seconds(20));
+    EXPECT_TRUE(called);
+    EXPECT_EQ(error_kind(refused.status), ErrorKind::kState) << refused.status;
+    EXPECT_NE(std::string(refused.status.message()).find("membership subscriber"),
+              std::string::npos)
+        << refused.status;
+    EXPECT_TRUE(w.shutdown().status.ok());
+    const ShutdownResult left = g.workers[0].shutdown({.deadline = 5s});
+    EXPECT_TRUE(left.status.ok()) << left.status;
+  });
+}
+
 // ---- 7: answers that are kept -------------------------------------------------------------------
 
 TEST(CallsFoundSim, DEF_7_kept_answers_take_no_room_of_what_is_sent) {
