@@ -288,6 +288,7 @@ DEFECTS = {
     11: "a large group costs its store little",
     12: "few descriptors: the limit is raised, counted and named, optional sockets are given up first",
     13: "a store behind a slow line is reached",
+    14: "messages that stand still have the time of their calls",
     15: "weftrun waits for no reader of its output",
     16: "shutdown keeps its deadline without the store",
     17: "answers to a worker without devices, the memory limit of a control group, a private socket that cannot be had",

@@ -182,6 +182,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void on_cancel_frame(const std::shared_ptr<Link>& link, const v1::CancelHeader& header);
   void on_goodbye(const std::shared_ptr<Link>& link, const v1::GoodbyeHeader& header);
   void on_heartbeat(const std::shared_ptr<Link>& link, const v1::HeartbeatHeader& header);
+  // Drops what is incomplete on the link and belongs to calls that are over.
+  void give_up_arriving(Link* link);
   void on_link_lost(const std::shared_ptr<Link>& link, Lost lost);
   // Of an observer: answered on this thread, and counted as no call.
   void on_observer_request(const std::shared_ptr<Link>& link, const v1::CallHeader& header,
@@ -442,7 +444,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Peer* peer_of_locked(const Link& link) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void admit_locked(const std::shared_ptr<Job>& job, Arrival* arrival,
                     std::vector<Answer>* acknowledged) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Of a request that was here before.
+  // Answers a request that was here before.
   void answer_repeated(const Job& job, const Arrival& arrival);
   // `error`: what it is answered with, whatever its method is.
   void begin(const std::shared_ptr<Job>& job, Status error);

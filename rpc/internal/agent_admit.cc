@@ -16,7 +16,7 @@ constexpr absl::Duration kToldBefore = absl::Milliseconds(20);
 // Per peer.
 constexpr size_t kMostCancelled = 4096;
 
-// Of a request that goes to no interceptor. One that was sent before may have been to them.
+// For a request that goes to no interceptor. One that was sent before may have been to them.
 v1::ErrorHeader::Reach reach_of_refusal(const v1::CallHeader& header) {
   return header.attempt() == 0 ? v1::ErrorHeader::NOT_TAKEN : v1::ErrorHeader::UNKNOWN;
 }
@@ -175,7 +175,7 @@ void Agent::begin(const std::shared_ptr<Job>& job, Status error) {
   } else {
     job->callee = *method;
     job->scope = scope;
-    // Whoever rides on the request may know the object.
+    // An interceptor may know the object.
     if (header.metadata_size() == 0) error = find_instance(job.get());
   }
   job->call = std::make_unique<CallContext>(
@@ -196,6 +196,30 @@ void Agent::on_heartbeat(const std::shared_ptr<Link>& link, const v1::HeartbeatH
   MutexLock lock(&mutex_);
   Peer* const peer = peer_of_locked(*link);
   if (peer != nullptr) peer->window->ack_below(header.acked_below(), &acknowledged);
+}
+
+void Agent::give_up_arriving(Link* link) {
+  const std::set<Assembler::Purpose> incomplete = link->assembler().incomplete();
+  if (incomplete.empty()) return;
+  std::map<Assembler::Purpose, Status> over;
+  {
+    MutexLock lock(&mutex_);
+    const Peer* const peer = peer_of_locked(*link);
+    for (const Assembler::Purpose& one : incomplete) {
+      if (!one.request) {
+        if (pending_.count(one.call_id) > 0) continue;
+        over[one] = make_error(ErrorKind::kCancelled, "its call is complete");
+      } else if (now() > one.deadline) {
+        over[one] =
+            make_error(ErrorKind::kDeadline,
+                       absl::StrCat("the deadline of a call was over on worker '",
+                                    options_.self.name, "' before all of its arguments had come"));
+      } else if (peer != nullptr && peer->cancelled.count(one.call_id) > 0) {
+        over[one] = make_error(ErrorKind::kCancelled, "given up by its caller");
+      }
+    }
+  }
+  if (!over.empty()) link->assembler().give_up(over);
 }
 
 void Agent::on_cancel_frame(const std::shared_ptr<Link>& link, const v1::CancelHeader& header) {

@@ -137,7 +137,7 @@ StatusOr<Assembler::Places> Assembler::borrow_places(const v1::Layout& layout,
 }
 
 Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connection* connection,
-                        Delivered delivered) {
+                        Delivered delivered, const Purpose& purpose) {
   if (is_wide(layout)) return protocol_error("a wide message where none may be");
   uint64_t charge = 0;
   auto message = std::make_shared<Incoming>();
@@ -170,6 +170,7 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
     if (error_kind(valid) == ErrorKind::kProtocol) return valid;
   }
   message->delivered = std::move(delivered);
+  message->purpose = purpose;
   if (!valid.ok()) {
     // Refused, not a violation: what came of it before and what still comes is discarded.
     Status parked;
@@ -210,7 +211,6 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
   Status parked;
   {
     MutexLock lock(&mutex_);
-    message->touched = sweeps_;
     for (int i = 0; i < layout.segments_size(); ++i) {
       const v1::Segment& s = layout.segments(i);
       if (s.transfer_id() == 0) continue;
@@ -278,7 +278,6 @@ void Assembler::took_locked(uint64_t id, uint64_t bytes, std::shared_ptr<Incomin
   auto it = transfers_.find(id);
   Transfer& t = it->second;
   t.received += bytes;
-  if (t.message != nullptr) t.message->touched = sweeps_;
   if (t.received < t.length) return;
   if (t.message != nullptr && --t.message->open_transfers == 0) *complete = std::move(t.message);
   transfers_.erase(it);
@@ -399,22 +398,29 @@ void Assembler::finish(const std::shared_ptr<Incoming>& message) {
   message->delivered(std::move(message->payload));
 }
 
-void Assembler::sweep() {
-  std::vector<std::shared_ptr<Incoming>> stalled;
+std::set<Assembler::Purpose> Assembler::incomplete() {
+  std::set<Purpose> out;
+  MutexLock lock(&mutex_);
+  for (const auto& [id, t] : transfers_) {
+    if (t.message != nullptr) out.insert(t.message->purpose);
+  }
+  return out;
+}
+
+void Assembler::give_up(const std::map<Purpose, Status>& over) {
+  std::vector<std::shared_ptr<Incoming>> dropped;
   {
     MutexLock lock(&mutex_);
-    ++sweeps_;
     for (auto& [id, t] : transfers_) {
-      // Of what is busy something happens.
-      if (t.message == nullptr || t.busy || t.message->touched + 2 > sweeps_) continue;
-      add_once(&stalled, t.message);
+      // One that is busy is given up the next time.
+      if (t.message == nullptr || t.busy || over.count(t.message->purpose) == 0) continue;
+      add_once(&dropped, t.message);
       t.message = nullptr;  // from here on draining
     }
   }
-  for (const auto& message : stalled) {
+  for (const auto& message : dropped) {
     budget_->release(message->charged);
-    message->delivered(
-        make_error(ErrorKind::kDeadline, "the sender of a message stalled in the middle"));
+    message->delivered(over.at(message->purpose));
   }
 }
 

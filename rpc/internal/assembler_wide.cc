@@ -28,7 +28,8 @@ FrameView chunk_of(absl::Span<const std::string_view> pieces, size_t bytes) {
 }  // namespace
 
 Status Assembler::begin_wide(const v1::Layout& layout, const FrameView& frame,
-                             Connection* connection, Open open, Delivered delivered) {
+                             Connection* connection, Open open, Delivered delivered,
+                             const Purpose& purpose) {
   const uint64_t id = layout.wide_transfer();
   const uint64_t header_length = layout.wide_header_length();
   const uint64_t length = layout.wide_length();
@@ -58,6 +59,7 @@ Status Assembler::begin_wide(const v1::Layout& layout, const FrameView& frame,
     message->charged = charge;
     message->open_transfers = 1;
     message->delivered = delivered;
+    message->purpose = purpose;
     message->wide = std::make_unique<WideParts>();
     message->wide->header.resize(header_length);
     message->wide->header_length = header_length;
@@ -74,7 +76,6 @@ Status Assembler::begin_wide(const v1::Layout& layout, const FrameView& frame,
       violation =
           protocol_error(absl::StrCat("more than ", kMaxOpenTransfers, " transfers at once"));
     } else {
-      if (message != nullptr) message->touched = sweeps_;
       Transfer transfer{message, nullptr, length};
       transfer.wide = true;
       if (!transfers_.emplace(id, std::move(transfer)).second) {

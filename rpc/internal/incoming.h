@@ -80,7 +80,7 @@ struct Assembler::Incoming {
   absl::InlinedVector<Buffers, 2> buffers;  // per meta
   size_t open_transfers = 0;
   uint64_t charged = 0;
-  uint64_t touched = 0;  // sweep in which something last happened
+  Purpose purpose;
   Delivered delivered;
   std::unique_ptr<WideParts> wide;  // null: as most are
 };

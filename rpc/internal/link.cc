@@ -13,6 +13,8 @@ namespace {
 
 // So long after a small message others are expected.
 constexpr absl::Duration kSmallLasts = absl::Milliseconds(100);
+// A request of an observer has a hundred bytes.
+constexpr absl::Duration kObserverTime = absl::Seconds(60);
 
 std::shared_ptr<Metadata> take_metadata(const v1::ResponseHeader& header) {
   if (header.metadata_size() == 0) return nullptr;
@@ -30,6 +32,19 @@ std::unique_ptr<v1::Layout> take_layout(Header* header) {
   out->Swap(header->mutable_layout());
   header->clear_layout();
   return out;
+}
+
+// Which call it is for, and when that is over.
+Assembler::Purpose purpose_of(const v1::CallHeader& header, absl::Time arrived) {
+  Assembler::Purpose out{true, header.call_id()};
+  if (header.has_remaining_us()) {
+    out.deadline = arrived + absl::Microseconds(header.remaining_us());
+  }
+  return out;
+}
+template <class Header>
+Assembler::Purpose purpose_of_answer(const Header& header) {
+  return {false, header.call_id()};
 }
 
 Delivery delivery_of(v1::ErrorHeader::Reach reach) {
@@ -151,16 +166,19 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
                                   if (auto a = self->agent_.lock()) {
                                     a->on_observer_request(self, *header, std::move(payload));
                                   }
-                                });
+                                },
+                                {true, header->call_id(), agent->now() + kObserverTime});
       }
-      if (is_wide(header->layout())) return begin_wide(frame, header, agent->now());
+      const absl::Time arrived = agent->now();
+      if (is_wide(header->layout())) return begin_wide(frame, header, arrived);
       return assembler_.begin(
           header->layout(), frame, connection_.get(),
-          [self = shared_from_this(), header, arrived = agent->now()](StatusOr<Payload> payload) {
+          [self = shared_from_this(), header, arrived](StatusOr<Payload> payload) {
             if (auto a = self->agent_.lock()) {
               a->on_request(self, header, std::move(payload), arrived);
             }
-          });
+          },
+          purpose_of(*header, arrived));
     }
     case FrameKind::kResponse: {
       ArenaMessage<v1::ResponseHeader> header;
@@ -173,7 +191,8 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
             auto a = self->agent_.lock();
             if (a == nullptr) return;
             a->on_answer(id, std::move(payload), Delivery::kDelivered, std::move(metadata));
-          });
+          },
+          purpose_of_answer(*header));
     }
     case FrameKind::kError: {
       v1::ErrorHeader header;
@@ -189,7 +208,8 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
                          payload.ok() ? unpack_error(code, kind, payload->body, self->peer().name)
                                       : payload.status(),
                          delivery, nullptr);
-          });
+          },
+          purpose_of_answer(header));
     }
     case FrameKind::kChunk: return assembler_.on_chunk(frame);
     case FrameKind::kCancel: {
@@ -240,7 +260,8 @@ Status Link::begin_wide(const FrameView& frame, std::shared_ptr<const v1::CallHe
             take_layout(header.get()),
             [tell, header](StatusOr<Payload> payload) { tell(header, std::move(payload)); }};
       },
-      [tell, brief](StatusOr<Payload> payload) { tell(brief, std::move(payload)); });
+      [tell, brief](StatusOr<Payload> payload) { tell(brief, std::move(payload)); },
+      purpose_of(*brief, arrived));
 }
 
 Status Link::begin_wide(const FrameView& frame, const v1::ResponseHeader& brief) {
@@ -262,7 +283,8 @@ Status Link::begin_wide(const FrameView& frame, const v1::ResponseHeader& brief)
                                    tell(std::move(payload), std::move(metadata));
                                  }};
       },
-      [tell](StatusOr<Payload> payload) { tell(std::move(payload), nullptr); });
+      [tell](StatusOr<Payload> payload) { tell(std::move(payload), nullptr); },
+      purpose_of_answer(brief));
 }
 
 void Link::on_lost(Lost lost) {

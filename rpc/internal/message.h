@@ -17,7 +17,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "weft/common/api.h"
@@ -130,6 +132,18 @@ Status send_message(Connection* connection, FrameKind kind, Header* header,
                     const OutMessageRef& message, const MessageLimits& limits, uint64_t cookie,
                     std::atomic<uint64_t>* transfers, int bulk_lane = kBulkLane);
 
+// The call that a message belongs to. What is incomplete for long is given up with its call: that
+// nothing of it comes tells nothing, since others may go before it on a slow line.
+struct MessagePurpose {
+  bool request = false;  // else an answer
+  uint64_t call_id = 0;
+  absl::Time deadline = absl::InfiniteFuture();  // of a request
+
+  friend bool operator<(const MessagePurpose& a, const MessagePurpose& b) {
+    return std::pair(a.request, a.call_id) < std::pair(b.request, b.call_id);
+  }
+};
+
 class WEFT_API Assembler {
  public:
   // What the message is for, so that a refusal can be told to the right call.
@@ -140,6 +154,7 @@ class WEFT_API Assembler {
     Delivered delivered;
   };
   using Open = std::function<StatusOr<Opened>(std::string_view header)>;
+  using Purpose = MessagePurpose;
 
   // `memory` may be null: then every tensor is from LibTorch's allocator.
   Assembler(const MessageLimits& limits, ByteBudget* budget,
@@ -157,21 +172,23 @@ class WEFT_API Assembler {
   // is a violation of the protocol: the connection must go.
   // `connection`: where it came from, and what its sender placed can be borrowed.
   Status begin(const v1::Layout& layout, const FrameView& frame, Connection* connection,
-               Delivered delivered);
+               Delivered delivered, const Purpose& purpose = {});
   // A header frame that stands for a header which comes as a transfer. When that is there, `open`
   // reads it, once, and what it gives is told what becomes of the message; `delivered` is told of
   // what becomes of it before that. Errors as of begin().
   Status begin_wide(const v1::Layout& layout, const FrameView& frame, Connection* connection,
-                    Open open, Delivered delivered) ABSL_LOCKS_EXCLUDED(mutex_);
+                    Open open, Delivered delivered, const Purpose& purpose = {})
+      ABSL_LOCKS_EXCLUDED(mutex_);
   Status on_chunk(const FrameView& frame) ABSL_LOCKS_EXCLUDED(mutex_);
   // Where a chunk of `bytes` belongs, for a transport that reads it to there by itself; then
   // chunk_filled() must follow, and until then no other chunk of its transfer is taken. Null: it is
   // not the one that is expected next, and on_chunk() is to judge it.
   ChunkTarget chunk_target(std::string_view header, size_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
   Status chunk_filled(std::string_view header, size_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Drops messages on which nothing happened since the last call but one; their `delivered` gets an
-  // error. For messages whose sender stalls while its heartbeats come.
-  void sweep();
+  // The calls of the messages that are incomplete.
+  std::set<Purpose> incomplete() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Drops those of them that are still incomplete; their `delivered` gets the error.
+  void give_up(const std::map<Purpose, Status>& over) ABSL_LOCKS_EXCLUDED(mutex_);
   // The connection is gone: drops what is incomplete without a word. A request will be sent again
   // or is given up by its caller; of a call whose answer was coming the agent decides (CALL-4).
   void abandon();
@@ -229,7 +246,6 @@ class WEFT_API Assembler {
   std::map<uint64_t, std::vector<Parked>> parked_ ABSL_GUARDED_BY(mutex_);
   size_t parked_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t max_announced_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t sweeps_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // The fixed header of a chunk frame: transfer id and offset, little endian.

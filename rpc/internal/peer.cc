@@ -606,7 +606,7 @@ void Agent::tick() {
   }
   if (at - last_sweep_ >= options_.lease / 2) {
     last_sweep_ = at;
-    for (const auto& link : links) link->assembler().sweep();
+    for (const auto& link : links) give_up_arriving(link.get());
   }
   if (at - last_trim_ >= kTrimEvery) {
     last_trim_ = at;

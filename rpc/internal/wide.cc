@@ -58,6 +58,7 @@ Status check_wide_size(size_t header_bytes, const OutMessage& message,
 void put_brief(const v1::CallHeader& header, v1::CallHeader* out) {
   out->set_call_id(header.call_id());
   out->set_attempt(header.attempt());
+  if (header.has_remaining_us()) out->set_remaining_us(header.remaining_us());
 }
 void put_brief(const v1::ResponseHeader& header, v1::ResponseHeader* out) {
   out->set_call_id(header.call_id());

@@ -83,7 +83,7 @@ const size_t kMostBytesPerByte = 128;
 // A row of events. 'H', length of a Layout (2 bytes), the Layout, length of the payload (1), the
 // payload: a header. 'C', transfer id (1), offset (8), length (2): a chunk; its bytes are zero. 'D',
 // the same and its bytes: one of a wide message, whose header is a Layout here. 'P', as 'C': one
-// that the transport reads into place, if there is one. 'S': a sweep. Anything else ends the row, as
+// that the transport reads into place, if there is one. 'S': their call is over. Anything else ends the row, as
 // does an error.
 weft::Status fuzz_one(std::string_view bytes_of_all) {
   namespace in = weft::internal;
@@ -167,7 +167,10 @@ weft::Status fuzz_one(std::string_view bytes_of_all) {
         note(taken, &verdict);
         alive = taken.ok();
       } else if (event == 'S') {
-        assembler.sweep();
+        const auto open = assembler.incomplete();
+        require(open.size() <= 1);  // all belong to the same call
+        assembler.give_up(
+            {{in::Assembler::Purpose(), weft::make_error(weft::ErrorKind::kDeadline, "over")}});
       } else {
         break;
       }

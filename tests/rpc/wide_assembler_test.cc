@@ -191,20 +191,21 @@ TEST_F(WideAssembler, DEF_22_a_transport_fills_the_places_of_header_and_large_te
   expect_nothing_left();
 }
 
-// At each frame: the connection is lost, or the sender stalls.
+// At each frame: the connection is lost, or the call is over.
 TEST_F(WideAssembler, DEF_22_what_is_given_up_in_the_middle_gives_its_bytes_back) {
   MessageLimits limits;
   limits.chunk_bytes = 30'000;
   ASSERT_TRUE(pack_and_send(limits).ok());
   const size_t frames = line_->frames.size();
   for (size_t end = 1; end < frames; end += 13) {
-    for (const bool stalls : {false, true}) {
+    for (const bool over : {false, true}) {
       got_.reset();
       ASSERT_TRUE(begin(line_->frames[0]).ok());
       for (size_t i = 1; i < end; ++i) ASSERT_TRUE(chunk(line_->frames[i]).ok());
       EXPECT_GT(budget_.used(), 0U);
-      if (stalls) {
-        for (int i = 0; i < 3; ++i) assembler_.sweep();
+      if (over) {
+        EXPECT_EQ(assembler_.incomplete().size(), 1U);
+        assembler_.give_up({{Assembler::Purpose(), make_error(ErrorKind::kDeadline, "over")}});
         ASSERT_TRUE(got_.has_value());
         EXPECT_EQ(error_kind(got_->status()), ErrorKind::kDeadline);
         // What still comes is discarded.

@@ -246,6 +246,56 @@ TEST(CallsFoundSim, DEF_7_an_idle_caller_acknowledges_what_it_has) {
   });
 }
 
+// ---- 14: messages that stand still --------------------------------------------------------------
+
+TEST(CallsFoundSim, DEF_14_a_message_that_stands_still_has_the_time_of_its_call) {
+  Group({.lease = 10s}).run([](Group& g) {
+    const Worker& w = g.workers[0];
+    for (const char* sender : {"w0", "w1"}) {  // of arguments, of a result
+      const int rule = g.plan->add({.fault = Fault::kDelay,
+                                    .kind = FrameKind::kChunk,
+                                    .from = sender,
+                                    .skip = 2,
+                                    .times = 1,
+                                    .delay = absl::Seconds(45)});
+      if (sender == std::string("w0")) {
+        const auto taken = try_rpc_sync(w, "w1", {.deadline = 120s}, on("slow", &Slow::take),
+                                        at::ones({kMiB / 4}));
+        EXPECT_TRUE(taken.ok()) << taken.status();
+      } else {
+        const auto made = try_rpc_sync(w, "w1", {.deadline = 120s}, kMake, kMiB / 4);
+        EXPECT_TRUE(made.ok()) << made.status();
+      }
+      EXPECT_EQ(g.plan->hits(rule), 1);
+      g.plan->clear();
+    }
+  });
+}
+
+TEST(CallsFoundSim, DEF_14_what_stands_still_is_given_up_with_its_call) {
+  Group({.lease = 10s}).run([](Group& g) {
+    const Worker& w = g.workers[0];
+    g.plan->add({.fault = Fault::kDrop, .kind = FrameKind::kChunk});
+    const Status take =
+        try_rpc_sync(w, "w1", {.deadline = 60s}, on("slow", &Slow::take), at::ones({kMiB / 4}))
+            .status();
+    const Status make = try_rpc_sync(w, "w1", {.deadline = 60s}, kMake, kMiB / 4).status();
+    for (const Status& late : {take, make}) {
+      EXPECT_EQ(error_kind(late), ErrorKind::kDeadline) << late;
+      EXPECT_NE(std::string(late.message()).find("deadline of 1m"), std::string::npos) << late;
+    }
+    // One without a deadline that is given up.
+    Future<int64_t> endless =
+        rpc_async(w, "w1", {.deadline = kInfinite}, on("slow", &Slow::take), at::ones({kMiB / 4}));
+    g.pass(absl::Seconds(60));
+    EXPECT_GE(g.count(1, "receive_bytes"), kMiB);
+    endless.cancel();
+    g.pass(absl::Seconds(30));
+    for (size_t i : {0, 1}) EXPECT_EQ(g.count(i, "receive_bytes"), 0) << i;
+    EXPECT_EQ(g.slow[1]->taken, 0);
+  });
+}
+
 // ---- dials --------------------------------------------------------------------------------------
 
 TEST(CallsFoundSim, AConnectionThatFailsEverySendIsDialledWithPauses) {
