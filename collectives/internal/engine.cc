@@ -90,11 +90,20 @@ bool alone(const Round& round, size_t i) {
          (i + 1 == round.steps.size() || !same(round.steps[i + 1]));
 }
 
+// Whether the round sends from where `step` reduces into: the elements must stay until they are sent.
+bool is_sent(const Round& round, const Step& step) {
+  return std::any_of(round.steps.begin(), round.steps.end(), [&step](const Step& other) {
+    return other.kind == Step::Kind::kSend && other.from == Buffer::kWork &&
+           other.begin < step.begin + step.count && step.begin < other.begin + other.count;
+  });
+}
+
 }  // namespace
 
 bool Engine::in_pieces(const Round& round, size_t i, uint64_t size) {
   const Step& step = round.steps[i];
-  return step.kind == Step::Kind::kReduce && step.count * size > kPieceBytes && alone(round, i);
+  return step.kind == Step::Kind::kReduce && step.count * size > kPieceBytes && alone(round, i) &&
+         !is_sent(round, step);
 }
 
 Status Engine::run_round(const Turn& turn, const Header& mine, const Round& round, char* work,
