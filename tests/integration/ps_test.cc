@@ -107,11 +107,14 @@ class PsProcesses {
     server(s).leave();
     replace(s);
   }
+  // All connections break, and for a while no one can dial the server: it can dial others, so its backup
+  // may hear of it and leave it the parts, and clients that cannot reach it wait.
   void cut(int s) {
     relay(s).tell("refuse");
     for (const auto& relay : relays_) relay->tell("reset_all");
-    expect_progress(2);
+    for (int i = 0; i < kServers; ++i) number(server(i), "ps paired");
     relay(s).tell("accept");
+    expect_progress(5);
   }
 
   void finish() {
