@@ -15,6 +15,7 @@
 #include "weft/collectives/broadcast_object.h"
 #include "weft/collectives/point_operations.h"
 #include "weft/collectives/process_group.h"
+#include "weft/collectives/service.h"
 #include "weft/collectives/sparse.h"
 #include "weft/common/error.h"
 #include "weft/common/future.h"
@@ -60,6 +61,7 @@ namespace internal {
 inline JoinOptions with_all_services(JoinOptions options, const ServiceOptions& services) {
   options.library.merge(dist_optim_library());
   options.services.push_back(group_service());
+  options.services.push_back(collectives_service());
   options.services.push_back(rref_service(services.rref));
   options.services.push_back(dist_autograd_service(services.dist_autograd));
   options.services.push_back(dist_optim_service());

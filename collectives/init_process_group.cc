@@ -2,9 +2,11 @@
 
 #include <utility>
 
+#include "weft/collectives/flight_recorder.h"
 #include "weft/collectives/internal/group_handle.h"
 #include "weft/collectives/internal/inproc_link.h"
 #include "weft/collectives/internal/making.h"
+#include "weft/collectives/internal/service.h"
 #include "weft/collectives/internal/shm_engine.h"
 #include "weft/collectives/internal/shm_mesh.h"
 #include "weft/collectives/internal/tcp_link.h"
@@ -53,12 +55,20 @@ class Initializer {
     core.runtime = runtime_;
     core.executor = options_.executor;
     core.log = options_.log;
+    core.backend = backend_name(backend_);
+    core.metrics = options_.metrics;
+    core.trace = options_.trace;
+    core.recorder = options_.flight_recorder;
+    if (options_.workers != nullptr) core.workers = options_.workers->by_rank;
     ProcessGroupOptions complete = options_;
     complete.store = store_;
     complete.runtime = runtime_;
-    return std::make_shared<internal::GroupHandle>(
-        std::make_unique<internal::GroupCore>(std::move(core), std::move(engine_)),
-        backend_name(backend_), std::move(complete), std::move(previous_));
+    auto made = std::make_shared<internal::GroupCore>(std::move(core), std::move(engine_));
+    auto handle =
+        std::make_shared<internal::GroupHandle>(made, std::move(complete), std::move(previous_));
+    if (options_.flight_recorder != nullptr) options_.flight_recorder->add(made);
+    if (watch_ != nullptr) options_.workers->service->add(made, *watch_);
+    return handle;
   }
 
  private:
@@ -136,6 +146,12 @@ class Initializer {
   Status connect() {
     internal::Making making;
     making.store = store_.get();
+    if (options_.workers != nullptr) {
+      auto watch = options_.workers->service->watch(options_.workers->by_rank, store_);
+      if (!watch.ok()) return annotate(watch.status(), "init_process_group");
+      watch_ = *std::move(watch);
+      making.store = &watch_->store();
+    }
     making.runtime = runtime_.get();
     making.name = options_.name;
     making.prefix = internal::generation_prefix(options_, member_.generation);
@@ -159,7 +175,21 @@ class Initializer {
         });
     listener_.reset();
     shm_.reset();
-    return made;
+    return made.ok() || watch_ == nullptr ? made : explain(made, making.prefix);
+  }
+
+  // Why a group of workers was not made: the death of a member counts before what it led to. Its
+  // client of the store is interrupted then, so the keys of this rank and the dead one go by
+  // another.
+  Status explain(const Status& made, const std::string& prefix) {
+    int died = -1;
+    const Status cause = watch_->cause(&died);
+    if (cause.ok()) return made;
+    for (const int rank : {member_.rank, died}) {
+      if (rank < 0) continue;
+      (void)store_->delete_key(internal::member_key(prefix, rank), absl::Seconds(1));
+    }
+    return annotate(cause, internal::cat("init_process_group: group '", options_.name, "'"));
   }
 
   Status connect_to(const std::vector<wire::GroupMember>& members) {
@@ -214,6 +244,7 @@ class Initializer {
   std::optional<internal::TcpListener> listener_;
   std::optional<internal::ShmListener> shm_;
   std::unique_ptr<internal::Engine> engine_;
+  std::shared_ptr<internal::MakingWatch> watch_;  // null: no workers
 };
 
 }  // namespace
@@ -231,7 +262,10 @@ std::string generation_prefix(const ProcessGroupOptions& options, uint32_t gener
       options.environment.has_value() ? *options.environment : process_environment();
   const auto job = environment.find("WEFT_JOB_ID");
   const std::string id = job == environment.end() ? std::string() : job->second;
-  const std::string group = cat("weft/", id, "/collectives/", options.name, "/");
+  std::string group = cat("weft/", id, "/collectives/", options.name, "/");
+  // Groups of one name and different workers do not meet: a new one may be made while a member of
+  // the other has not heard yet that a worker of it is dead.
+  if (options.workers != nullptr) cat_to(&group, absl::Hex(members_hash(*options.workers)), "/");
   return generation == 1 ? group : cat(group, "g", generation, "/");
 }
 

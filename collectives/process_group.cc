@@ -7,6 +7,7 @@
 #include "ATen/ops/from_blob.h"
 #include "weft/collectives/internal/group_handle.h"
 #include "weft/collectives/internal/operation.h"
+#include "weft/collectives/internal/service.h"
 #include "weft/collectives/internal/text.h"
 
 namespace weft {
@@ -236,6 +237,7 @@ StatusOr<ProcessGroup> ProcessGroup::try_new_group(const std::vector<int>& ranks
                       internal::cat("new_group: rank ", rank(), " is not in its list"));
   }
   child.name = internal::cat(name(), "/", label);
+  child.workers = internal::workers_of_ranks(child.workers, ranks);
   if (options.timeout.is_set()) child.timeout = options.timeout;
   child.init_timeout = options.init_timeout;
   return try_init_process_group(child);

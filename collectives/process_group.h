@@ -2,7 +2,7 @@
 #define WEFT_COLLECTIVES_PROCESS_GROUP_H_
 
 // ProcessGroup: ranks that work on tensors together. Needs a store where they meet, a rank and a
-// size; no Worker.
+// size; no Worker. One whose members are workers is made by collectives/service.h.
 //
 //   auto group = weft::init_process_group();           // rank, size and store from the launcher
 //   group.broadcast(weights);
@@ -43,6 +43,7 @@
 #include "weft/common/error.h"
 #include "weft/common/executor.h"
 #include "weft/common/log.h"
+#include "weft/common/metrics.h"
 #include "weft/common/runtime.h"
 #include "weft/common/time.h"
 #include "weft/store/rendezvous.h"
@@ -50,8 +51,12 @@
 
 namespace weft {
 
+class FlightRecorder;
+class TraceWriter;
+
 namespace internal {
 class GroupHandle;
+struct GroupWorkers;
 struct Operation;
 }  // namespace internal
 
@@ -85,9 +90,16 @@ struct ProcessGroupOptions {
   std::string listen_address = "127.0.0.1";
   bool allow_insecure = false;
   Logger log{};
+  // Where the numbers weft_collectives_*, the timeline (category "collectives") and the last
+  // operations go (docs/sight.md). Default: nowhere.
+  std::shared_ptr<Metrics> metrics = nullptr;
+  std::shared_ptr<TraceWriter> trace = nullptr;
+  std::shared_ptr<FlightRecorder> flight_recorder = nullptr;
   // Default: that of the process.
   std::optional<Environment> environment = std::nullopt;
   std::map<std::string, OpenStoreFunction> schemes{};
+  // Set by init_process_group(worker), collectives/service.h; leave it alone.
+  std::shared_ptr<const internal::GroupWorkers> workers = nullptr;
 };
 
 inline constexpr int kAnySource = -1;

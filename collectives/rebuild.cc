@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "weft/collectives/internal/group_handle.h"
+#include "weft/collectives/internal/service.h"
 #include "weft/collectives/internal/text.h"
 #include "weft/collectives/process_group.h"
 
@@ -121,6 +122,7 @@ StatusOr<ProcessGroup> ProcessGroup::try_rebuild(const RebuildOptions& options) 
   }
   next.rank = static_cast<int>(own - members.begin());
   next.size = static_cast<int>(members.size());
+  next.workers = internal::workers_of_ranks(next.workers, members);
   // All of them have come: what they wait for now is no longer a rank that may never do so.
   next.init_timeout = std::max(patience, kPatience);
   auto made = internal::make_generation(next, generation() + 1, members);

@@ -16,6 +16,12 @@ std::shared_ptr<Store> service_store(const Worker& worker, std::string_view serv
   return std::make_shared<PrefixStore>(prefix, core->store());
 }
 
+std::optional<WorkerEndpoint> endpoint_of(const Worker& worker) {
+  const auto core = lock_core(worker);
+  if (core == nullptr) return std::nullopt;
+  return core->endpoint();
+}
+
 std::shared_ptr<Metrics> metrics_of(const Worker& worker) {
   const auto core = lock_core(worker);
   return core == nullptr ? nullptr : core->shared_metrics();

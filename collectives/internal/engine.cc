@@ -71,6 +71,8 @@ void Engine::after_reduce(ElementType type, ReduceOp op, char* data, uint64_t el
 
 Status Engine::run(const Turn& turn, const Header& mine, const Schedule& schedule, char* work,
                    const char* input) {
+  note_.set_algorithm(mine.algorithm != 0 ? algorithm_name(mine.algorithm)
+                                          : schedule_name(mine.op));
   for (const Round& round : schedule.rounds) {
     WEFT_RETURN_IF_ERROR(run_round(turn, mine, round, work, input));
   }

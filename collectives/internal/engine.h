@@ -14,6 +14,7 @@
 #include "weft/collectives/algorithm.h"
 #include "weft/collectives/internal/element.h"
 #include "weft/collectives/internal/link.h"
+#include "weft/collectives/internal/operation_note.h"
 #include "weft/collectives/internal/schedule.h"
 #include "weft/collectives/reduce_op.h"
 #include "weft/common/error.h"
@@ -52,6 +53,7 @@ class Engine {
 
   const Membership& member() const { return member_; }
   Link& link() { return *link_; }
+  OperationNote& note() { return note_; }
 
   virtual Status barrier(const Turn& turn);
   // Rank 0 waits for all and names who is missing; the others wait for it, and longer.
@@ -78,6 +80,9 @@ class Engine {
                                 const Blocks& blocks, char* output);
   virtual Status all_to_all(const Turn& turn, ElementType type, const char* input,
                             const Blocks& input_blocks, char* output, const Blocks& output_blocks);
+
+  // The ranks that the operation under way waits for; see Link. Any thread.
+  virtual std::vector<int> awaited() { return link_->awaited(); }
 
   // Memory on which operations copy less; null where there is none.
   virtual StatusOr<std::shared_ptr<char>> allocate(uint64_t bytes) {
@@ -109,6 +114,7 @@ class Engine {
   const Membership member_;
   const std::unique_ptr<Link> link_;
   const Topology topology_;
+  OperationNote note_;
 
  private:
   std::vector<Outgoing> sends_;

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/time/time.h"
+#include "weft/collectives/internal/operation_note.h"
 #include "weft/common/error.h"
 
 namespace weft::internal {
@@ -20,14 +22,18 @@ class FlightRecord {
 
   // Returns what end() wants.
   uint64_t begin(std::string_view op, uint64_t sequence, absl::Time now);
-  void end(uint64_t entry, bool ok, absl::Time now);
-  // An array of objects, oldest first; times in seconds before `now`.
-  std::string json(absl::Time now) const;
+  void end(uint64_t entry, bool ok, const OperationNote& note, absl::Time now);
+  // An array of objects, oldest first; times in seconds before `now`. The operation under way has
+  // what `note` says, and waits for these ranks.
+  std::string json(absl::Time now, const OperationNote& note,
+                   const std::vector<int>& waits_for) const;
 
  private:
   struct Entry {
-    std::string_view op;  // a literal
+    std::string_view op;         // a literal
+    std::string_view algorithm;  // a literal
     uint64_t sequence = 0;
+    uint64_t bytes = 0;
     absl::Time begun;
     absl::Time ended;
     enum class State : uint8_t { kUnderWay, kDone, kFailed } state = State::kUnderWay;

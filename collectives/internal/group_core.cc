@@ -1,4 +1,5 @@
 #include "weft/collectives/internal/group_core.h"
+#include "weft/collectives/flight_recorder.h"
 #include "weft/collectives/internal/text.h"
 #include "weft/common/trace.h"
 
@@ -9,6 +10,7 @@ namespace weft::internal {
 GroupCore::GroupCore(GroupCoreOptions options, std::unique_ptr<Engine> engine)
     : options_(std::move(options)),
       engine_(std::move(engine)),
+      metrics_(options_.metrics),
       changed_(options_.runtime.get()),
       executor_(options_.executor) {}
 
@@ -44,26 +46,53 @@ Status GroupCore::await_turn_locked(std::string_view op, uint64_t ticket, const 
                                 "', behind operations that are not over"));
   }
   if (!failure_.ok()) return failed_locked(op);
+  engine_->note().begin();
   busy_ = true;
-  recorded_ = record_.begin(op, turn.sequence, options_.runtime->now());
+  running_ = op;
+  running_sequence_ = turn.sequence;
+  running_since_ = options_.runtime->now();
+  recorded_ = record_.begin(op, turn.sequence, running_since_);
   return absl::OkStatus();
 }
 
 Status GroupCore::settle(std::string_view op, const Turn& turn, Status done) {
+  std::string what;
   if (!done.ok()) {
-    done = annotate(
-        done, cat(op, turn.sequence > 0 ? cat(" #", turn.sequence) : std::string(), " in group '",
-                  options_.name, "' at rank ", member().rank, " of ", member().size));
+    what = cat(op, turn.sequence > 0 ? cat(" #", turn.sequence) : std::string(), " in group '",
+               options_.name, "' at rank ", member().rank, " of ", member().size);
+    done = annotate(done, what);
     fail(done);
   }
+  show_ended(op, turn, done);
   MutexLock lock(&mutex_);
   ++settled_;
   busy_ = false;
   if (done.ok() && turn.sequence > 0) finished_ = turn.sequence;
-  record_.end(recorded_, done.ok(), options_.runtime->now());
+  record_.end(recorded_, done.ok(), engine_->note(), options_.runtime->now());
   if (waiting_ > 0) changed_.notify_all();
+  if (done.ok()) return done;
   // The first cause counts.
-  return done.ok() ? done : failure_;
+  return failure_ == done ? done : annotate(failure_, what);
+}
+
+void GroupCore::show_ended(std::string_view op, const Turn& turn, const Status& done) {
+  if (options_.metrics == nullptr && options_.trace == nullptr) return;
+  absl::Time begun;
+  {
+    MutexLock lock(&mutex_);
+    begun = running_since_;
+  }
+  const absl::Duration took = options_.runtime->now() - begun;
+  const OperationNote& note = engine_->note();
+  metrics_.operation_ended(op, done.ok(), took, note.bytes(), engine_->link().traffic());
+  if (options_.trace == nullptr) return;
+  options_.trace->complete("collectives", op, begun, took,
+                           {{"group", std::string_view(options_.name)},
+                            {"generation", int64_t{member().generation}},
+                            {"sequence", static_cast<int64_t>(turn.sequence)},
+                            {"algorithm", note.algorithm()},
+                            {"bytes", static_cast<int64_t>(note.bytes())},
+                            {"error", std_view(done.message())}});
 }
 
 void GroupCore::end_turn() {
@@ -158,6 +187,8 @@ void GroupCore::fail(const Status& cause) {
   WEFT_LOG(options_.log, kWarning)
       << "process group '" << options_.name << "' has failed: " << cause;
   engine_->link().fail(cause, sequence);
+  metrics_.group_failed();
+  if (options_.recorder != nullptr) options_.recorder->group_failed(*this, flight_record());
 }
 
 std::vector<bool> GroupCore::gone() {
@@ -171,7 +202,37 @@ std::vector<bool> GroupCore::gone() {
       if (!waited.ok()) break;
     }
   }
-  return engine_->link().gone();
+  std::vector<bool> out = engine_->link().gone();
+  MutexLock lock(&mutex_);
+  for (const int rank : died_) out[static_cast<size_t>(rank)] = true;
+  return out;
+}
+
+void GroupCore::member_died(int rank, const Status& why) {
+  {
+    MutexLock lock(&mutex_);
+    if (closed_) return;
+    died_.push_back(rank);
+  }
+  fail(peer_lost(rank, std_view(why.message())));
+}
+
+GroupState GroupCore::state() {
+  GroupState out;
+  {
+    MutexLock lock(&mutex_);
+    out.sequence = sequence_;
+    out.failure = failure_;
+    out.left = closed_;
+    out.pending = next_ticket_ - settled_;
+    if (!busy_) return out;
+    out.op = running_;
+    out.op_sequence = running_sequence_;
+    out.algorithm = engine_->note().algorithm();
+    out.op_age = options_.runtime->now() - running_since_;
+  }
+  out.waits_for = engine_->awaited();
+  return out;
 }
 
 Status GroupCore::failure() {
@@ -180,11 +241,14 @@ Status GroupCore::failure() {
 }
 
 std::string GroupCore::flight_record() {
+  const std::vector<int> waits_for = engine_->awaited();
   MutexLock lock(&mutex_);
   return cat("{\"group\":", json_quoted(options_.name), ",\"generation\":", member().generation,
              ",\"rank\":", member().rank, ",\"size\":", member().size,
+             ",\"backend\":", json_quoted(options_.backend),
              ",\"failure\":", json_quoted(std_view(failure_.message())),
-             ",\"operations\":", record_.json(options_.runtime->now()), "}");
+             ",\"operations\":", record_.json(options_.runtime->now(), engine_->note(), waits_for),
+             "}");
 }
 
 uint64_t GroupCore::sequence() {

@@ -16,16 +16,25 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
 #include "weft/collectives/internal/engine.h"
 #include "weft/collectives/internal/flight_record.h"
+#include "weft/collectives/internal/group_metrics.h"
 #include "weft/common/condition.h"
 #include "weft/common/future.h"
 #include "weft/common/log.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
+#include "weft/common/worker_info.h"
+
+namespace weft {
+class FlightRecorder;
+class TraceWriter;
+}  // namespace weft
 
 namespace weft::internal {
 
@@ -35,6 +44,25 @@ struct GroupCoreOptions {
   std::shared_ptr<Runtime> runtime;
   std::shared_ptr<Executor> executor;  // of continuations; null: one of the group's own
   Logger log;
+  std::string_view backend;         // a literal
+  std::vector<WorkerInfo> workers;  // by rank; empty: the group was made without a Worker
+  // Each may be null.
+  std::shared_ptr<Metrics> metrics;
+  std::shared_ptr<TraceWriter> trace;
+  std::shared_ptr<FlightRecorder> recorder;
+};
+
+// What an observer sees of a group.
+struct GroupState {
+  uint64_t sequence = 0;  // collective operations begun so far
+  Status failure;
+  bool left = false;
+  uint64_t pending = 0;        // operations that have begun or wait for their turn
+  std::string_view op;         // the one under way; empty: there is none
+  uint64_t op_sequence = 0;    // 0: send or recv
+  std::string_view algorithm;  // may be empty
+  absl::Duration op_age;
+  std::vector<int> waits_for;  // ranks
 };
 
 class GroupCore {
@@ -53,6 +81,9 @@ class GroupCore {
   std::vector<bool> gone();
   // OK while the group works.
   Status failure();
+  GroupState state();
+  // The worker of that rank died, by the membership of this rank's worker: fails the group.
+  void member_died(int rank, const Status& why);
   // The last operations, as a JSON object.
   std::string flight_record();
   void close();
@@ -79,6 +110,8 @@ class GroupCore {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The operation is over: what its caller is told.
   Status settle(std::string_view op, const Turn& turn, Status done);
+  // The operation that is over, into metrics and timeline.
+  void show_ended(std::string_view op, const Turn& turn, const Status& done);
   // The next one may begin.
   void end_turn();
   Status failed_locked(std::string_view op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -86,6 +119,7 @@ class GroupCore {
 
   const GroupCoreOptions options_;
   const std::unique_ptr<Engine> engine_;
+  GroupMetrics metrics_;  // of the thread whose turn it is
 
   Mutex mutex_;
   Condition changed_;
@@ -97,12 +131,16 @@ class GroupCore {
   uint64_t finished_ ABSL_GUARDED_BY(mutex_) = 0;  // the last operation without an error
   uint64_t settled_ ABSL_GUARDED_BY(mutex_) = 0;   // of those that had their turn
   int waiting_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool busy_ ABSL_GUARDED_BY(mutex_) = false;  // an operation runs
+  bool busy_ ABSL_GUARDED_BY(mutex_) = false;         // an operation runs
+  std::string_view running_ ABSL_GUARDED_BY(mutex_);  // while busy_
+  uint64_t running_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time running_since_ ABSL_GUARDED_BY(mutex_);
   FlightRecord record_ ABSL_GUARDED_BY(mutex_);
   uint64_t recorded_ ABSL_GUARDED_BY(mutex_) = 0;  // the entry of the one that runs
   std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Thread> thread_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Executor> executor_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int> died_ ABSL_GUARDED_BY(mutex_);  // ranks, by the membership
 };
 
 }  // namespace weft::internal

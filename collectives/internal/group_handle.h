@@ -16,27 +16,23 @@ namespace weft::internal {
 class GroupHandle {
  public:
   // `options` are complete: with store and runtime.
-  GroupHandle(std::unique_ptr<GroupCore> core, std::string_view backend,
-              ProcessGroupOptions options, std::vector<int> previous)
-      : backend_(backend),
-        options_(std::move(options)),
-        previous_(std::move(previous)),
-        core_(std::move(core)) {}
+  GroupHandle(std::shared_ptr<GroupCore> core, ProcessGroupOptions options,
+              std::vector<int> previous)
+      : options_(std::move(options)), previous_(std::move(previous)), core_(std::move(core)) {}
   ~GroupHandle() { core_->close(); }
   GroupHandle(const GroupHandle&) = delete;
   GroupHandle& operator=(const GroupHandle&) = delete;
 
   GroupCore& core() { return *core_; }
-  std::string_view backend() const { return backend_; }
+  std::string_view backend() const { return core_->options().backend; }
   const ProcessGroupOptions& options() const { return options_; }
   // By rank: the rank in the generation before. Empty: there was none.
   const std::vector<int>& previous() const { return previous_; }
 
  private:
-  const std::string_view backend_;  // a literal
   const ProcessGroupOptions options_;
   const std::vector<int> previous_;
-  const std::unique_ptr<GroupCore> core_;
+  const std::shared_ptr<GroupCore> core_;  // observers hold it for moments
 };
 
 // Makes one generation of a group; `previous` as above. REQUIRES: not a member of it yet.

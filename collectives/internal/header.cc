@@ -30,6 +30,13 @@ std::string_view op_name(uint8_t op) {
   return op < kOpKinds ? kNames[op] : "unknown operation";
 }
 
+std::string_view schedule_name(uint8_t op) {
+  constexpr std::string_view kNames[kOpKinds] = {
+      "",     "dissemination", "", "binomial tree", "binomial tree", "ring", "direct", "direct",
+      "ring", "pairwise",      "", "star"};
+  return op < kOpKinds ? kNames[op] : "";
+}
+
 std::string Header::describe() const {
   std::string out = cat(op_name(op), " #", sequence);
   if (type != 0) cat_to(&out, " (", element_name(type), " x ", count);

@@ -38,6 +38,8 @@ enum class OpKind : uint8_t {
 };
 inline constexpr uint8_t kOpKinds = 12;
 WEFT_API std::string_view op_name(uint8_t op);
+// The schedule of an operation that has only one; a literal.
+std::string_view schedule_name(uint8_t op);
 
 struct Header {
   uint32_t magic = kHeaderMagic;

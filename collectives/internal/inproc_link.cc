@@ -4,6 +4,7 @@
 #include <cstring>
 #include <deque>
 
+#include "weft/collectives/internal/awaited.h"
 #include "weft/common/condition.h"
 #include "weft/common/internal/text.h"
 
@@ -66,7 +67,10 @@ class InprocLink : public Link {
  public:
   InprocLink(std::shared_ptr<InprocFabricCore> fabric, std::shared_ptr<InprocRoom> room,
              const Membership& member)
-      : fabric_(std::move(fabric)), room_(std::move(room)), member_(member) {}
+      : fabric_(std::move(fabric)),
+        room_(std::move(room)),
+        member_(member),
+        awaited_(member.size) {}
 
   Status exchange(const Header& mine, absl::Span<const Outgoing> sends,
                   absl::Span<const Incoming> receives, absl::Time deadline) override {
@@ -106,7 +110,11 @@ class InprocLink : public Link {
         WEFT_RETURN_IF_ERROR(check_ahead(queue.front().header, mine, peer));
       }
       if (now >= deadline) return late_locked(mine, receives);
+      for (size_t i = 0; i < receives.size(); ++i) {
+        if (!taken_[i]) awaited_.set(receives[i].peer);
+      }
       const Status waited = seat.changed.wait_until(room_->mutex(), next);
+      awaited_.clear();
       if (!waited.ok() && error_kind(waited) != ErrorKind::kDeadline) return waited;
     }
   }
@@ -143,10 +151,14 @@ class InprocLink : public Link {
                                       "tag " +
                                           std::to_string(tag));
       }
+      if (peer >= 0) awaited_.set(peer);
       const Status waited = seat.changed.wait_until(room_->mutex(), next);
+      awaited_.clear();
       if (!waited.ok() && error_kind(waited) != ErrorKind::kDeadline) return waited;
     }
   }
+
+  std::vector<int> awaited() override { return awaited_.get(); }
 
   void fail(const Status& cause, uint64_t sequence) override {
     (void)sequence;
@@ -263,6 +275,7 @@ class InprocLink : public Link {
   const std::shared_ptr<InprocFabricCore> fabric_;
   const std::shared_ptr<InprocRoom> room_;
   const Membership member_;
+  AwaitedRanks awaited_;
   std::vector<bool> taken_;
   std::atomic<uint64_t> messages_{0};
   std::atomic<uint64_t> bytes_{0};

@@ -96,6 +96,10 @@ class Link {
   virtual std::vector<bool> gone() = 0;
 
   virtual Traffic traffic() const = 0;
+
+  // The ranks that the operation under way waited for when its thread last went to sleep. Any
+  // thread.
+  virtual std::vector<int> awaited() = 0;
 };
 
 // "waited for rank 2, whose last operation was all_reduce #11": for the errors of a deadline.

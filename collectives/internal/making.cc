@@ -48,7 +48,9 @@ class Maker {
   absl::Duration left() const {
     return std::max(absl::Milliseconds(100), making_.deadline - making_.runtime->now());
   }
-  std::string key(uint32_t rank) const { return cat(making_.prefix, "m/", rank); }
+  std::string key(uint32_t rank) const {
+    return member_key(making_.prefix, static_cast<int>(rank));
+  }
   std::string own_key() const { return key(mine_.rank()); }
 
   Status write() {
@@ -147,6 +149,8 @@ class Maker {
 };
 
 }  // namespace
+
+std::string member_key(const std::string& prefix, int rank) { return cat(prefix, "m/", rank); }
 
 Status make_group(
     const Making& making, const wire::GroupMember& mine,

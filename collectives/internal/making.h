@@ -38,6 +38,9 @@ struct Making {
   absl::Time deadline;
 };
 
+// The key of a member below the prefix of its group.
+std::string member_key(const std::string& prefix, int rank);
+
 // Writes `mine`, reads the others', checks that they fit, calls `connect` with the group's id and
 // all members by rank, and returns when that has succeeded everywhere. Errors: kind deadline names
 // the ranks that are missing; invalid_argument, the members do not fit; state, there is another

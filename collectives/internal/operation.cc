@@ -1,5 +1,6 @@
 #include "weft/collectives/internal/operation.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -14,6 +15,14 @@ int64_t numel(const Tensors& tensors) {
   int64_t n = 0;
   for (const at::Tensor& t : tensors) n += t.numel();
   return n;
+}
+
+uint64_t bytes_of(const Tensors& tensors) {
+  uint64_t out = 0;
+  for (const at::Tensor& t : tensors) {
+    if (t.defined()) out += static_cast<uint64_t>(t.numel()) * t.element_size();
+  }
+  return out;
 }
 
 // Tensors as one piece of plain memory: their own where it is one and contiguous, else a copy.
@@ -207,6 +216,7 @@ Status perform_checked(Engine& engine, const Turn& turn, Operation& o) {
 
 Status perform_operation(Engine& engine, const Turn& turn, Operation& operation) {
   const at::NoGradGuard no_grad;
+  engine.note().set_bytes(std::max(bytes_of(operation.inputs), bytes_of(operation.outputs)));
   try {
     return perform_checked(engine, turn, operation);
   } catch (...) {

@@ -42,6 +42,10 @@ ShmEngine::ShmEngine(const Membership& member, std::unique_ptr<StreamLink> link,
       places_(static_cast<size_t>(member.size), 0) {}
 
 void ShmEngine::publish(const Header& mine, uint64_t place) {
+  // What goes over the rings says so itself.
+  note_.set_algorithm(mine.algorithm != 0
+                          ? algorithm_name(mine.algorithm)
+                          : algorithm_name(static_cast<uint8_t>(Algorithm::kDirect)));
   ShmHeader& slot = own().page().headers[mine.sequence & 1];
   Words words;
   std::memcpy(words.data(), &mine, sizeof mine);
@@ -109,6 +113,18 @@ Status ShmEngine::meet(const Turn& turn, const Header& mine, bool first) {
     if (peer != member_.rank) WEFT_RETURN_IF_ERROR(check_header(mine, peer, true));
   }
   return absl::OkStatus();
+}
+
+std::vector<int> ShmEngine::awaited() {
+  std::vector<int> out = Engine::awaited();
+  // At a barrier: the ranks whose counter is behind this rank's.
+  const uint64_t here = own().page().counter.load(std::memory_order_acquire);
+  for (int peer = 0; peer < member_.size; ++peer) {
+    if (of(peer).page().counter.load(std::memory_order_acquire) < here) out.push_back(peer);
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
 }
 
 Header ShmEngine::last_header(int peer) const {

@@ -44,6 +44,7 @@ class ShmEngine : public Engine {
   Status all_to_all(const Turn& turn, ElementType type, const char* input,
                     const Blocks& input_blocks, char* output, const Blocks& output_blocks) override;
   StatusOr<std::shared_ptr<char>> allocate(uint64_t bytes) override;
+  std::vector<int> awaited() override;
 
  protected:
   Status agree(const Turn& turn, Header mine) override;

@@ -10,6 +10,8 @@
 #include <optional>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
+#include "weft/collectives/internal/awaited.h"
 #include "weft/collectives/internal/stream_peer.h"
 #include "weft/collectives/internal/text.h"
 #include "weft/common/call_scope.h"
@@ -36,6 +38,7 @@ class StreamLinkImpl : public StreamLink {
                  std::shared_ptr<Runtime> runtime, UniqueFd wake)
       : member_(member),
         runtime_(std::move(runtime)),
+        awaited_(member.size),
         streams_(std::move(streams)),
         wake_(std::move(wake)) {
     for (int peer = 0; peer < member.size; ++peer) {
@@ -113,6 +116,8 @@ class StreamLinkImpl : public StreamLink {
 
   StatusOr<PointMessage> receive_point(int peer, int32_t tag, absl::Time deadline) override {
     for (auto& one : peers_) one->points.clear();
+    point_from_ = peer;
+    const absl::Cleanup from_none = [this] { point_from_ = -1; };
     PointMessage out;
     bool found = false;
     const auto look = [&] {
@@ -192,11 +197,14 @@ class StreamLinkImpl : public StreamLink {
     return {messages_.load(std::memory_order_relaxed), bytes_.load(std::memory_order_relaxed)};
   }
 
+  std::vector<int> awaited() override { return awaited_.get(); }
+
   Status until(uint64_t position, absl::Time deadline,
                absl::FunctionRef<StatusOr<bool>(bool* moved)> done,
                absl::FunctionRef<void(std::vector<pollfd>*)> fill,
                absl::FunctionRef<Status()> late) override {
     int looks = 0;
+    const absl::Cleanup awaits_none = [this] { awaited_.clear(); };
     Nap nap(streams_.get());
     while (true) {
       if (looks % kLooksPerControl == 0) WEFT_RETURN_IF_ERROR(own_failure());
@@ -233,6 +241,7 @@ class StreamLinkImpl : public StreamLink {
         if (fd >= 0 && !peer->control.ended()) polled_.push_back({fd, POLLIN, 0});
       }
       fill(&polled_);
+      note_awaited();
       {
         BlockingRegion region;
         WEFT_RETURN_IF_ERROR(region.status());
@@ -283,6 +292,15 @@ class StreamLinkImpl : public StreamLink {
     if (now - yielded_ > kSlice) yields_again_ = now + kBackOff;
     yielded_ = now;
     return now - yielding_ <= kPatience && now >= yields_again_;
+  }
+
+  void note_awaited() {
+    awaited_.clear();
+    for (const auto& peer : peers_) {
+      const bool awaits = !peer->receives.empty() || !peer->sends.messages.empty() ||
+                          !peer->points.messages.empty() || peer->rank == point_from_;
+      if (awaits) awaited_.set(peer->rank);
+    }
   }
 
   StreamPeer& at(int peer) { return *peers_[static_cast<size_t>(peer)]; }
@@ -398,6 +416,7 @@ class StreamLinkImpl : public StreamLink {
 
   const Membership member_;
   const std::shared_ptr<Runtime> runtime_;
+  AwaitedRanks awaited_;
   const std::unique_ptr<Streams> streams_;
   const UniqueFd wake_;
   std::vector<std::unique_ptr<StreamPeer>> peers_;
@@ -406,6 +425,7 @@ class StreamLinkImpl : public StreamLink {
   absl::Time yielding_;  // since when; of this wait
   absl::Time yielded_;   // when last
   absl::Time yields_again_ = absl::InfinitePast();
+  int point_from_ = -1;  // the rank whose send() this rank waits for
   std::deque<PointMessage> parked_;
   uint64_t parked_bytes_ = 0;
   std::atomic<uint64_t> messages_{0};

@@ -22,6 +22,7 @@
 #include "weft/rpc/internal/membership.h"
 #include "weft/rpc/internal/metrics_http.h"
 #include "weft/rpc/internal/subscribers.h"
+#include "weft/rpc/service_worker.h"
 #include "weft/rpc/worker.h"
 
 namespace weft::internal {
@@ -45,6 +46,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Metrics& metrics() const { return *metrics_; }
   const std::shared_ptr<Metrics>& shared_metrics() const { return metrics_; }
   const std::shared_ptr<Store>& store() const { return store_; }
+  const WorkerEndpoint& endpoint() const { return endpoint_; }
   const Logger& log() const { return log_; }
   const std::shared_ptr<Executor>& pool() const { return pool_; }
   const std::shared_ptr<WaitDriver>& wait_driver() const { return wait_driver_; }
@@ -99,6 +101,7 @@ class Core : public std::enable_shared_from_this<Core> {
   int world_size_ = 0;
   int worker_threads_ = 0;
   std::shared_ptr<Store> store_;
+  WorkerEndpoint endpoint_;
   std::shared_ptr<Executor> pool_;
   std::shared_ptr<WaitDriver> wait_driver_;        // may be null
   std::shared_ptr<CallTrace> trace_;               // null: nobody asked for one

@@ -205,6 +205,7 @@ Status Core::init(JoinOptions options) {
   tc.log = log_;
   tc.max_frame_bytes = std::max(config_.chunk_bytes, kDataChunkBytes) + (256 << 10);
   tc.credentials = options.credentials;
+  endpoint_ = {options.listen, options.credentials};
   WEFT_ASSIGN_OR_RETURN(transport_, factory(tc));
   wait_driver_ = transport_->wait_driver();
 

@@ -1,5 +1,6 @@
-// One rank of a group as a process, for tests: collectives_rank STORE RANK SIZE BACKEND. It does
-// what it is told on its standard input, a line each, and answers in lines.
+// One rank of a group as a process, for tests: collectives_rank STORE RANK SIZE BACKEND [FILE]. It
+// does what it is told on its standard input, a line each, and answers in lines. FILE: for flight
+// records, at SIGUSR1.
 //
 //   loop ELEMENTS MILLISECONDS   all_reduce again and again; "going" after the first, then what
 //                                ends it: "error KIND MESSAGE"
@@ -8,6 +9,7 @@
 //                                "empty" of the group's: "took MICROSECONDS"
 //   quit
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <iostream>
@@ -17,6 +19,7 @@
 
 #include "ATen/Parallel.h"
 #include "ATen/ops/ones.h"
+#include "weft/collectives/flight_recorder.h"
 #include "weft/collectives/process_group.h"
 
 namespace {
@@ -28,8 +31,11 @@ void say_error(const weft::Status& s) {
       std::string(s.message().data(), s.message().size()));
 }
 
-int run(char** argv) {
+int run(int argc, char** argv) {
   weft::ProcessGroupOptions options;
+  if (argc == 6) {
+    options.flight_recorder = weft::make_flight_recorder({.file = argv[5], .signal = SIGUSR1});
+  }
   options.rendezvous = argv[1];
   options.rank = std::stoi(argv[2]);
   options.size = std::stoi(argv[3]);
@@ -88,10 +94,10 @@ int run(char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
+  if (argc != 5 && argc != 6) return 2;
   at::set_num_threads(1);
   try {
-    return run(argv);
+    return run(argc, argv);
   } catch (const std::exception& e) {
     say(std::string("error thrown ") + e.what());
     return 1;
