@@ -1,4 +1,5 @@
-// weft-plan: proves, compares and draws plans of pipelines (docs/pipeline.md).
+// weft-plan: proves, compares and draws plans of pipelines (docs/pipeline.md), and compares the
+// algorithms of process groups (docs/collectives.md).
 
 #include <algorithm>
 #include <cmath>
@@ -25,12 +26,21 @@
 #include "weft/pipeline/simulator.h"
 #include "weft/pipeline/timeline.h"
 #include "weft/pipeline/verifier.h"
+#include "weft/tools/weft_plan/arguments.h"
+#include "weft/tools/weft_plan/collectives.h"
 
 namespace weft::pipeline {
 namespace {
 
-constexpr int kExitRefused = 1;
-constexpr int kExitUsage = 2;
+using plan_tool::allow;
+using plan_tool::Arguments;
+using plan_tool::number;
+using plan_tool::parse;
+using plan_tool::size_of;
+using plan_tool::usage;
+
+using plan_tool::kExitRefused;
+using plan_tool::kExitUsage;
 // What a plan of the most actions fits into.
 constexpr size_t kMostBytes = size_t{256} << 20;
 // Without --activation memory is counted in activations of a worker's whole share; divides by 2 to
@@ -43,10 +53,12 @@ constexpr char kUsage[] =
   weft-plan verify FILE [--memory-cap N]
   weft-plan pipeline --stages P --micro-batches M [options]
   weft-plan make SCHEDULE --stages P --micro-batches M [--json]
+  weft-plan collectives --ranks P --alpha T --beta T --gamma T [options]
 
   weft-plan make zb-v --stages 4 --micro-batches 8 > plan.txt
   weft-plan verify plan.txt
   weft-plan pipeline --stages 4 --micro-batches 8 --costs 20,24,16 --latency 4 --svg step.svg
+  weft-plan collectives --ranks 64 --alpha 5us --beta 0.1ns --gamma 0.02ns
 
 verify prints what was proved of a plan (text or JSON, - for the standard input), or the circle of actions that wait for
 each other, or the first wrong action. --memory-cap: the live activations that a worker may hold.
@@ -76,67 +88,23 @@ make prints the plan of one.
 
 Times are milliseconds (20, 0.5) or have a unit (500us, 2s).
 
+collectives prints, for every algorithm of an operation of process groups, how long it takes by its formula and by a
+simulation of the schedules that the ranks would run, what it sends, and which one to use.
+
+  --ranks P            processes
+  --alpha T            latency of a message
+  --beta T             time of a byte on its way; 0.1ns are 10 GB/s
+  --gamma T            time of a byte that is reduced
+  --bytes N,N,...      of the tensor of a rank; of the joined tensors for all_gather and so on (default 4KiB,1MiB,64MiB)
+  --operation NAME     all_reduce (default), broadcast, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter,
+                       barrier
+  --json               for programs
+
+Its times are seconds (2e-6) or have a unit: fs, ps, ns, us, ms, s. An element has 4 bytes.
+
 Exit code: 0, 1 for a plan that is refused or a memory cap that no schedule keeps, 2 for a wrong command line or a file
 that holds no plan.
 )";
-
-[[noreturn]] void usage(const std::string& what) {
-  throw_error(make_error(ErrorKind::kInvalidArgument,
-                         absl::StrCat(what, " (weft-plan --help lists the options)")));
-}
-
-struct Arguments {
-  std::vector<std::string> words;
-  std::map<std::string, std::string> values;
-  std::set<std::string> flags;
-
-  bool has(const std::string& name) const { return values.count(name) > 0; }
-};
-
-Arguments parse(const std::vector<std::string>& all) {
-  static const std::set<std::string> valued = {
-      "--stages",     "--micro-batches", "--costs",     "--latency", "--bytes", "--bandwidth",
-      "--activation", "--memory-cap",    "--schedules", "--plan",    "--svg",   "--trace"};
-  static const std::set<std::string> plain = {"--overlapped", "--json", "--help", "--version"};
-  Arguments out;
-  for (size_t i = 0; i < all.size(); ++i) {
-    const std::string& word = all[i];
-    if (word == "-" || !absl::StartsWith(word, "-")) {
-      out.words.push_back(word);
-    } else if (plain.count(word) > 0) {
-      out.flags.insert(word);
-    } else if (valued.count(word) == 0) {
-      usage(absl::StrCat("there is no option ", word));
-    } else if (++i == all.size()) {
-      usage(absl::StrCat(word, " wants a value"));
-    } else if (!out.values.emplace(word, all[i]).second) {
-      usage(absl::StrCat(word, " is given twice"));
-    }
-  }
-  return out;
-}
-
-// What a command does not use is a mistake, not a detail.
-void allow(const Arguments& a, const std::string& command, const std::set<std::string>& names,
-           size_t words) {
-  for (const auto& [name, value] : a.values) {
-    if (names.count(name) == 0) usage(absl::StrCat(command, " takes no ", name));
-  }
-  for (const std::string& name : a.flags) {
-    if (names.count(name) == 0) usage(absl::StrCat(command, " takes no ", name));
-  }
-  if (a.words.size() > words) usage(absl::StrCat("one too many: ", a.words[words]));
-}
-
-int64_t number(const Arguments& a, const std::string& name, int64_t otherwise, int64_t least,
-               int64_t most) {
-  const auto it = a.values.find(name);
-  if (it == a.values.end()) return otherwise;
-  int64_t out = 0;
-  if (absl::SimpleAtoi(it->second, &out) && out >= least && out <= most) return out;
-  usage(
-      absl::StrCat(name, " wants a number from ", least, " to ", most, ", got '", it->second, "'"));
-}
 
 // Ticks are nanoseconds.
 Ticks time(const std::string& name, const std::string& text) {
@@ -150,11 +118,6 @@ Ticks time(const std::string& name, const std::string& text) {
   }
   usage(
       absl::StrCat(name, " wants times up to an hour, such as 20, 0.5 or 500us, got '", text, "'"));
-}
-
-int size_of(const Arguments& a, const std::string& name, int most) {
-  if (!a.has(name)) usage(absl::StrCat("how many? ", name, " N"));
-  return static_cast<int>(number(a, name, 0, 1, most));
 }
 
 std::vector<StageCost> costs_of(const Arguments& a, int workers) {
@@ -372,11 +335,13 @@ int run(const std::vector<std::string>& words) {
     std::cout << "weft-plan " WEFT_VERSION "\n";
     return 0;
   }
-  if (a.words.empty()) usage("verify, pipeline or make?");
+  if (a.words.empty()) usage("verify, pipeline, make or collectives?");
   if (a.words[0] == "verify") return run_verify(a);
   if (a.words[0] == "pipeline") return run_pipeline(a);
   if (a.words[0] == "make") return run_make(a);
-  usage(absl::StrCat("there is no command '", a.words[0], "': verify, pipeline or make"));
+  if (a.words[0] == "collectives") return plan_tool::run_collectives(a);
+  usage(absl::StrCat("there is no command '", a.words[0],
+                     "': verify, pipeline, make or collectives"));
 }
 
 }  // namespace

@@ -9,12 +9,11 @@ namespace {
 
 constexpr int kSegments = 4;
 
-// Everyone has everything of everyone, and reduces in the order of the ranks.
+// Everyone has everything of everyone, and reduces in the order of the ranks. Each begins with the
+// next rank, so that no two of them send to one rank at a time.
 Schedule naive(int rank, int size, uint64_t n) {
   Round round;
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer != rank) round.steps.push_back(send(peer, 0, n));
-  }
+  for (int i = 1; i < size; ++i) round.steps.push_back(send(wrap(rank + i, size), 0, n));
   for (int peer = 0; peer < size; ++peer) {
     if (peer != rank) round.steps.push_back(reduce(peer, 0, n));
   }
@@ -303,6 +302,11 @@ Schedule double_tree(int rank, int size, uint64_t n) {
 }
 
 }  // namespace
+
+std::vector<int> torus_dimensions(int size, int count) {
+  const Dimensions dimensions = dimensions_of(size, count);
+  return {dimensions.begin(), dimensions.end()};
+}
 
 int Topology::hosts() const {
   int out = 1;

@@ -82,6 +82,8 @@ struct WEFT_API Topology {
 // The algorithm by which an all_reduce runs where `algorithm` is asked for: a torus or mesh of a
 // prime number of ranks is a ring, a hierarchical ring on one host reduction and broadcast.
 WEFT_API Algorithm effective_all_reduce(Algorithm algorithm, int size, const Topology& topology);
+// The sizes of a torus of so many dimensions, or fewer where the ranks do not have the factors.
+WEFT_API std::vector<int> torus_dimensions(int size, int count);
 // all_reduce in kWork.
 WEFT_API Schedule all_reduce_schedule(Algorithm algorithm, int rank, int size, uint64_t elements,
                                       const Topology& topology = {});

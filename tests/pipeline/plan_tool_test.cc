@@ -163,7 +163,7 @@ TEST_F(PlanTool, BadInput_weft_plan_says_what_it_does_not_take) {
     return all;
   };
   const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
-      {{}, "verify, pipeline or make?"},
+      {{}, "verify, pipeline, make or collectives?"},
       {{"prove"}, "no command 'prove'"},
       {{"verify"}, "which plan?"},
       {{"verify", dir_.path("nowhere")}, "cannot read"},
@@ -192,6 +192,18 @@ TEST_F(PlanTool, BadInput_weft_plan_says_what_it_does_not_take) {
       {with({"--schedules", "1f1b,lifo"}), "no schedule is called 'lifo'"},
       {with({"--plan", garbage}), "line 1"},
       {with({"--plan", of_two}), "a plan of 2 workers beside schedules of 4"},
+      {{"collectives"}, "how many? --ranks"},
+      {{"collectives", "--ranks", "4"}, "how long? --alpha"},
+      {{"collectives", "--ranks", "1", "--alpha", "0", "--beta", "0", "--gamma", "0"}, "1 ranks"},
+      {{"collectives", "--ranks", "4", "--alpha", "soon"}, "--alpha wants a time"},
+      {{"collectives", "--ranks", "4", "--alpha", "-1us"}, "--alpha wants a time"},
+      {{"collectives", "--ranks", "4", "--alpha", "1us", "--beta", "0", "--gamma", "0", "--bytes",
+        "7"},
+       "--bytes wants multiples of 4"},
+      {{"collectives", "--ranks", "4", "--alpha", "1us", "--beta", "0", "--gamma", "0",
+        "--operation", "rotate"},
+       "no operation 'rotate'"},
+      {{"collectives", "--ranks", "4", "--stages", "4"}, "takes no --stages"},
   };
   for (const auto& [arguments, words] : wrong) {
     const Seen seen = run(arguments);
@@ -204,6 +216,24 @@ TEST_F(PlanTool, BadInput_weft_plan_says_what_it_does_not_take) {
   EXPECT_THAT(unwritable.errors, HasSubstr("cannot write"));
   EXPECT_THAT(run({"--help"}).out, HasSubstr("weft-plan verify FILE"));
   EXPECT_EQ(run({"--version"}).code, 0);
+}
+
+// The algorithms of process groups: both times of each, and which one to use.
+TEST_F(PlanTool, CollectivesByFormulaAndBySimulation) {
+  std::vector<std::string> arguments = {"collectives", "--ranks", "16",        "--alpha",
+                                        "2us",         "--beta",  "0.1ns",     "--gamma",
+                                        "10ps",        "--bytes", "1KiB,64MiB"};
+  const Seen table = run(arguments);
+  EXPECT_EQ(table.code, 0) << table.errors;
+  // 30 messages of 4 MiB, and 15 reductions of 4 MiB.
+  EXPECT_THAT(table.out, ContainsRegex("ring +13.272 ms +13.272 ms +480 +2013265920"));
+  EXPECT_THAT(table.out, ContainsRegex("1024 bytes\n(.*\n)+  recommended: recursive doubling"));
+  arguments.push_back("--json");
+  const Seen json = run(arguments);
+  EXPECT_EQ(json.code, 0) << json.errors;
+  EXPECT_THAT(json.out, HasSubstr("\"name\": \"ring\", \"formula_s\": 0.0132"));
+  arguments.insert(arguments.end(), {"--operation", "broadcast"});
+  EXPECT_THAT(run(arguments).out, HasSubstr("\"recommended\": \"binomial tree\""));
 }
 
 // What workers wait for is told as intervals, too: with the actions they fill each row.
