@@ -118,6 +118,11 @@ StatusOr<ProcessGroupOptions> CollectivesService::complete(const Worker& worker,
     if (is_given)
       return bad_members(cat("the option ", name, " comes from the worker; leave it unset"));
   }
+  {
+    // A worker that has shut down may still stand in its own list, or stand there as one that left.
+    MutexLock lock(&mutex_);
+    if (!down_.ok()) return annotate(down_, cat(kWhat));
+  }
   WEFT_ASSIGN_OR_RETURN(std::vector<WorkerInfo> all, members(worker, names));
   const auto own = std::find(all.begin(), all.end(), worker.info());
   if (own == all.end()) return bad_members(cat("worker '", worker.name(), "' is not in the list"));
