@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a benchmark suite: ours and its peers, interleaved in one run (docs/benchmarks.md).
 
-    python3 bench/run.py rpc|rref|autograd|collectives --build build [--peer P] [--json FILE] [--quick] [--rows T1,T4]
+    python3 bench/run.py rpc|rref|autograd|collectives|pipeline --build build [--peer P] [--json FILE] [--quick] [--rows T1,T4]
 
 Exit code: 0 when every row asked for was measured, met or not; 1 when one could not be; 2 for a
 wrong command line.
@@ -22,12 +22,14 @@ sys.path.insert(0, str(ROOT / "bench"))
 import harness  # noqa: E402
 from autograd import rows as autograd_rows  # noqa: E402
 from collectives import rows as collectives_rows  # noqa: E402
+from pipeline import rows as pipeline_rows  # noqa: E402
 from rpc import rows as rpc_rows  # noqa: E402
 from rref import rows as rref_rows  # noqa: E402
 
 SUITES = {
     "autograd": autograd_rows,
     "collectives": collectives_rows,
+    "pipeline": pipeline_rows,
     "rpc": rpc_rows,
     "rref": rref_rows,
 }
@@ -38,7 +40,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("suite", choices=sorted(SUITES))
     parser.add_argument("--build", default=os.environ.get("WEFT_BUILD_DIR", str(ROOT / "build")))
-    parser.add_argument("--peer", help="only this peer; rpc: tensorpipe, python or raw; collectives: gloo, python or mpi; others: python")
+    parser.add_argument("--peer", help="only this peer; rpc: tensorpipe, python or raw; collectives: gloo, python or mpi; pipeline: python or tutorial; others: python")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     parser.add_argument("--quick", action="store_true", help="2 rounds instead of 5, less memory")
     parser.add_argument("--rows", help="only these, for example T1,T4 or R1")

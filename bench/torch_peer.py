@@ -64,7 +64,7 @@ def join(args, chosen):
     os.environ["MASTER_PORT"] = str(args.port)
     torch.set_num_threads(1)
     touch(args.touch)
-    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=8, **chosen)
+    options = rpc.TensorPipeRpcBackendOptions(**{"num_worker_threads": 8, **chosen})
     rpc.init_rpc(
         f"w{args.rank}", rank=args.rank, world_size=args.world, rpc_backend_options=options
     )

@@ -1,0 +1,214 @@
+"""The rows of the `pipeline` suite: schedules of stages that sleep, against torch.distributed.pipelining and PyTorch's RPC
+pipeline tutorial; a small transformer; and the split of a backward.
+
+p = 4 workers, m = 8 micro-batches; a worker's share takes U for forward, input gradient and weights' gradient each.
+Ratios above 1 are in our favour. L9 needs two hosts, and is not here.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from figures import compare, describe_latency, detail, p50
+from harness import DriverError, DriverSpec, Figure, median, pooled, worst_of
+
+ROWS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L10")
+PEERS = ("python", "tutorial")
+
+OURS, OURS_TEXT, OURS_ALONE = "weft", "weft/text", "weft/alone"
+PY, PY_TEXT, TUTORIAL = "python", "python/text", "tutorial"
+
+M = 8
+LIMIT_S = 300
+LONG_MS, SHORT_MS = 20, 5
+# Milliseconds of an action, and what a step may take of its simulation.
+FIDELITY = ((20, 1.03), (5, 1.08), (2, 1.15))
+BEST = "zb-v"
+COMPARED = ("gpipe", "1f1b", "interleaved:2")
+SYNCHRONOUS = ("sequential", "gpipe", "1f1b", "1f1b+1", "interleaved:2", "looped_bfs:2", "zb-h1", "zb-h2", "zb-v")
+STEPS = 8
+OVERLAPPED = 20
+SPLITS = 60
+
+
+def driver_specs(build, python, only_peer, with_ours):
+    specs = []
+    program = [str(Path(build) / "bin" / "bench_weft_pipeline")]
+    if with_ours:
+        for name, world in ((OURS, 4), (OURS_TEXT, 2), (OURS_ALONE, 1)):
+            specs.append(DriverSpec(name, "weft", program, world=world))
+    missing = "" if python else "no interpreter that imports torch (WEFT_TEST_PYTHON)"
+    folder = Path(__file__).resolve().parent
+    if only_peer in (None, "python"):
+        command = [python or "python3", "-W", "ignore", str(folder / "peer_torch_pipelining.py")]
+        for name, world in ((PY, 4), (PY_TEXT, 2)):
+            specs.append(
+                DriverSpec(name, "torch pipelining", command, freeze=True, world=world, missing=missing)
+            )
+    if only_peer in (None, "tutorial"):
+        command = [python or "python3", "-W", "ignore", str(folder / "peer_torch_rpc.py")]
+        specs.append(
+            DriverSpec(TUTORIAL, "torch RPC tutorial", command, freeze=True, world=5, missing=missing)
+        )
+    return specs
+
+
+def count_of(quick):
+    return max(2, STEPS // 4) if quick else STEPS
+
+
+def step_line(schedule, u_ms, quick):
+    return f"steps {schedule} {M} {u_ms * 1000} {count_of(quick)}"
+
+
+def asked(bench, lines):
+    """Rounds of drivers that are asked different things, in turns: {name: [Round] or DriverError}."""
+    results = {name: [] for name in lines if bench.has(name)}
+    for number in range(bench.rounds):
+        order = list(results) if number % 2 == 0 else list(reversed(results))
+        for name in order:
+            if isinstance(results[name], DriverError):
+                continue
+            one = bench.interleave([name], lines[name], LIMIT_S, rounds=1)[name]
+            if isinstance(one, DriverError):
+                results[name] = one
+            else:
+                results[name] += one
+    detail(bench, results, describe_latency)
+    return results
+
+
+def against(bench, id, metric, lines, peer, bar):
+    bench.log(f"{id}: {metric}")
+    results = asked(bench, lines)
+    return compare(bench, results, id, metric, "us", "lower", OURS if OURS in lines else OURS_TEXT, [peer], p50, bar)
+
+
+def row_l1(bench, quick):
+    metric = f"a step of {BEST} at {LONG_MS} ms, the RPC tutorial, p50"
+    lines = {OURS: step_line(BEST, LONG_MS, quick), TUTORIAL: f"tutorial {M} {LONG_MS * 1000} {count_of(quick)}"}
+    return [against(bench, "L1", metric, lines, TUTORIAL, 1.25)]
+
+
+def same_schedules(bench, quick, id, u_ms, bar):
+    parts = []
+    for number, schedule in enumerate(COMPARED, start=1):
+        line = step_line(schedule, u_ms, quick)
+        metric = f"a step of {schedule} at {u_ms} ms, p50"
+        parts.append(against(bench, f"{id}.{number}", metric, {OURS: line, PY: line}, PY, bar))
+    return [worst_of(id, f"a step of torch's schedules at {u_ms} ms, p50", parts), *parts]
+
+
+def row_l2(bench, quick):
+    return same_schedules(bench, quick, "L2", LONG_MS, 1 / 0.99)
+
+
+def row_l3(bench, quick):
+    return same_schedules(bench, quick, "L3", SHORT_MS, 1 / 0.90)
+
+
+def row_l4(bench, quick):
+    lines = {OURS: step_line("zb-h1", LONG_MS, quick), PY: step_line("1f1b", LONG_MS, quick)}
+    return [against(bench, "L4", f"a step of zb-h1 at {LONG_MS} ms, torch's 1f1b, p50", lines, PY, 1 / 0.85)]
+
+
+def row_l5(bench, quick):
+    ours = step_line("zb-v", LONG_MS, quick)
+    first = {OURS: ours, PY: step_line("1f1b", LONG_MS, quick)}
+    second = {OURS: ours, PY: ours}
+    parts = [
+        against(bench, "L5.1", f"a step of zb-v at {LONG_MS} ms, torch's 1f1b, p50", first, PY, 1 / 0.80),
+        against(bench, "L5.2", f"a step of zb-v at {LONG_MS} ms, torch's zb-v, p50", second, PY, 1 / 0.99),
+    ]
+    return [worst_of("L5", f"a step of zb-v at {LONG_MS} ms, p50", parts), *parts]
+
+
+def share(id, metric, values, bar):
+    return Figure(id, metric, "share", "lower", max(values) if values else None, bar=bar, alone=True)
+
+
+def failed(figure, error):
+    return dataclasses.replace(figure, error=str(error))
+
+
+def row_l6(bench, quick):
+    parts = []
+    count = OVERLAPPED // 2 if quick else OVERLAPPED
+    for number, schedule in enumerate(("zb-v", "zb-h2"), start=1):
+        metric = f"period of {count} overlapped steps of {schedule} at {LONG_MS} ms, of pure work"
+        id = f"L6.{number}"
+        bench.log(f"{id}: {metric}")
+        rounds = bench.interleave([OURS], f"overlapped {schedule} {M} {LONG_MS * 1000} {count}", LIMIT_S, rounds=1 if quick else None)
+        rounds = rounds.get(OURS, [])
+        if isinstance(rounds, DriverError):
+            parts.append(failed(share(id, metric, [], 1.03), rounds))
+            continue
+        work = 3 * M * LONG_MS * 1000
+        shares = [us / work for us in pooled(rounds, "us")]
+        bench.log("    " + "  ".join(f"{one:.4f}" for one in shares))
+        parts.append(share(id, metric, [median(shares)] if shares else [], 1.03))
+    return [worst_of("L6", f"overlapped steps at {LONG_MS} ms, of pure work", parts), *parts]
+
+
+def row_l7(bench, quick):
+    parts = []
+    for number, (u_ms, bar) in enumerate(FIDELITY, start=1):
+        taken, errors = {}, []
+        bench.log(f"L7.{number}: a step of each synchronous schedule at {u_ms} ms, of its simulation")
+        for schedule in SYNCHRONOUS:
+            rounds = bench.interleave([OURS], step_line(schedule, u_ms, quick), LIMIT_S, rounds=1 if quick else 2)
+            rounds = rounds.get(OURS, [])
+            if isinstance(rounds, DriverError):
+                errors.append(rounds)
+            elif rounds:
+                taken[schedule] = p50(rounds) / rounds[0].answer["simulated_us"]
+        bench.log("    " + "  ".join(f"{name} {value:.3f}" for name, value in taken.items()))
+        worst = max(taken, key=taken.get) if taken else "none"
+        metric = f"a step at {u_ms} ms, of its simulation, p50, worst: {worst}"
+        figure = share(f"L7.{number}", metric, list(taken.values()), bar)
+        parts.append(failed(figure, errors[0]) if errors else figure)
+    return [worst_of("L7", "each synchronous schedule, of its simulation", parts), *parts]
+
+
+def row_l8(bench, quick):
+    metric = "a step of pipeline_text's transformer, p=2, 1F1B, p50"
+    line = f"text {M} {5 if quick else 30}"
+    return [against(bench, "L8", metric, {OURS_TEXT: line, PY_TEXT: line}, PY_TEXT, 1)]
+
+
+def row_l10(bench, quick):
+    parts = []
+    for number, stage in enumerate(("a", "b", "c"), start=1):
+        metric = f"backward of stage {stage} in two parts, of the whole, best"
+        id = f"L10.{number}"
+        bench.log(f"{id}: {metric}")
+        rounds = bench.interleave([OURS_ALONE], f"split {stage} {SPLITS // 6 if quick else SPLITS}", LIMIT_S)
+        rounds = rounds.get(OURS_ALONE, [])
+        if isinstance(rounds, DriverError):
+            parts.append(failed(share(id, metric, [], 1.05), rounds))
+            continue
+        if not rounds:
+            parts.append(share(id, metric, [], 1.05))
+            continue
+        whole, split = min(pooled(rounds, "whole")), min(pooled(rounds, "split"))
+        bench.log(f"    whole, best {whole / 1000:7.2f} ms   in two parts, best {split / 1000:7.2f} ms")
+        parts.append(share(id, metric, [split / whole], 1.05))
+    return [worst_of("L10", "backward in two parts, of the whole", parts), *parts]
+
+
+def measure(bench, wanted, quick, memory):
+    rows = {
+        "L1": row_l1,
+        "L2": row_l2,
+        "L3": row_l3,
+        "L4": row_l4,
+        "L5": row_l5,
+        "L6": row_l6,
+        "L7": row_l7,
+        "L8": row_l8,
+        "L10": row_l10,
+    }
+    figures = []
+    for id in ROWS:
+        if id in wanted:
+            figures += rows[id](bench, quick)
+    return figures

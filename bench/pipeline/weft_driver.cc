@@ -1,0 +1,198 @@
+// Ours, as a driver of the `pipeline` suite. Commands besides those of the line protocol, at rank 0:
+//
+//   steps SCHEDULE M U_US COUNT       COUNT steps one after the other, each timed
+//                                     {"us": [...], "simulated_us": what the simulator says of one}
+//   overlapped SCHEDULE M U_US COUNT  COUNT steps begun at once
+//                                     {"us": [time per step, from the middle one to the last]}
+//   text M COUNT                      steps of pipeline_text's transformer in two stages, 1F1B
+//                                     {"us": [...]}
+//   split STAGE COUNT                 backward of a stage of stages.h, whole and in two parts
+//                                     {"whole": [us], "split": [us]}
+//
+// Stages of a schedule sleep: a worker's whole share takes U for each of forward, input gradient
+// and weights' gradient, divided among its stages. How long U is goes before the pipeline to every
+// worker, by a call.
+#include <ATen/Parallel.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "weft/bench/line_protocol.h"
+#include "weft/bench/pipeline/stages.h"
+#include "weft/dist_autograd/service.h"
+#include "weft/dist_optim/service.h"
+#include "weft/examples/pipeline_text/model.h"
+#include "weft/pipeline/pipeline.h"
+#include "weft/pipeline/schedule.h"
+#include "weft/pipeline/service.h"
+#include "weft/pipeline/simulator.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/worker.h"
+#include "weft/rref/remote_module.h"
+#include "weft/rref/service.h"
+#include "weft/tests/testing/vcompute.h"
+
+namespace weft::bench {
+namespace {
+
+constexpr int kWarmUpSteps = 2;
+
+// Of this process's stages; 0: they are modules.
+std::atomic<int64_t> sleep_us{0};
+void set_sleep(int64_t us) { sleep_us = us; }
+
+pipeline::Costs costs_of(const pipeline::Plan& plan, int64_t u_us) {
+  return pipeline::Costs::uniform(plan, u_us * 1000, u_us * 1000, u_us * 1000);
+}
+
+std::shared_ptr<pipeline::StageCompute> make_compute(const ServiceContext& context,
+                                                     const pipeline::Plan& plan, int stage) {
+  if (sleep_us == 0) return nullptr;
+  return std::make_shared<testing::VCompute>(
+      context.runtime, costs_of(plan, sleep_us).stages[static_cast<size_t>(stage)]);
+}
+
+void set_all(const Worker& worker, int64_t us) {
+  for (const WorkerInfo& w : worker.worker_infos()) rpc_sync(worker, w, &set_sleep, us);
+}
+
+std::vector<double> time_steps(int64_t count, const std::function<void()>& step) {
+  std::vector<double> us;
+  for (int64_t k = -kWarmUpSteps; k < count; ++k) {
+    const double took = timed(step) * 1e6;
+    if (k >= 0) us.push_back(took);
+  }
+  return us;
+}
+
+struct Sleeping {
+  Sleeping(const Worker& worker, std::istream& in) {
+    std::string schedule;
+    int micro_batches = 0;
+    int64_t u_us = 0;
+    if (!(in >> schedule >> micro_batches >> u_us >> count) || u_us < 1 || count < 1) {
+      throw std::invalid_argument("SCHEDULE MICRO_BATCHES U_US COUNT");
+    }
+    set_all(worker, u_us);
+    const std::vector<WorkerInfo> members = worker.worker_infos();
+    const auto plan = value_or_throw(
+        pipeline::make_schedule(schedule, static_cast<int>(members.size()), micro_batches));
+    std::vector<pipeline::Stage> stages;
+    for (const int w : plan.placement) stages.emplace_back(members[static_cast<size_t>(w)]);
+    simulated_us =
+        static_cast<double>(pipeline::simulate(plan, costs_of(plan, u_us)).makespan) / 1000;
+    pipe = std::make_unique<pipeline::Pipeline>(
+        worker, std::move(stages), plan,
+        pipeline::PipelineOptions{.deadline = std::chrono::minutes(5)});
+    inputs.assign(static_cast<size_t>(micro_batches), {at::zeros({4, 16})});
+    weights.assign(static_cast<size_t>(micro_batches), 1.0);
+  }
+  ~Sleeping() { pipe->close(); }
+  Future<pipeline::StepResult> begin() const { return pipe->step_async(inputs, {}, weights); }
+
+  int64_t count = 0;
+  double simulated_us = 0;
+  std::unique_ptr<pipeline::Pipeline> pipe;
+  std::vector<pipeline::Tensors> inputs;
+  std::vector<double> weights;
+};
+
+std::string steps(const Worker& worker, std::istream& in) {
+  const Sleeping sleeping(worker, in);
+  const auto us = time_steps(sleeping.count, [&] { sleeping.begin().wait(); });
+  return "{\"us\":" + json_array(us) +
+         ",\"simulated_us\":" + std::to_string(sleeping.simulated_us) + "}";
+}
+
+std::string overlapped(const Worker& worker, std::istream& in) {
+  const Sleeping sleeping(worker, in);
+  if (sleeping.count < 2) throw std::invalid_argument("two steps at least");
+  std::vector<Future<pipeline::StepResult>> begun;
+  for (int64_t k = 0; k < sleeping.count; ++k) begun.push_back(sleeping.begin());
+  const int64_t middle = sleeping.count / 2;
+  begun[static_cast<size_t>(middle - 1)].wait();
+  const auto start = Clock::now();
+  begun.back().wait();
+  const double us = seconds_since(start) * 1e6 / static_cast<double>(sleeping.count - middle);
+  return "{\"us\":" + json_array({us}) + "}";
+}
+
+// The same sizes as peer_torch_pipelining.py.
+std::string text(const Worker& worker, std::istream& in) {
+  int micro_batches = 0;
+  int64_t count = 0;
+  if (!(in >> micro_batches >> count)) throw std::invalid_argument("text M COUNT");
+  set_all(worker, 0);
+  constexpr pipeline_text::ModelSizes kSizes{
+      .symbols = 96, .context = 64, .width = 128, .heads = 4, .layers = 4};
+  std::vector<RemoteModule<pipeline_text::StageImpl>> stages;
+  for (int64_t s = 0; s < 2; ++s) {
+    stages.emplace_back(worker, "w" + std::to_string(s), 2 * s, 2 * s + 2, kSizes.symbols,
+                        kSizes.context, kSizes.width, kSizes.heads, kSizes.layers, int64_t{1});
+  }
+  pipeline::Pipeline pipe(worker, {stages.begin(), stages.end()},
+                          pipeline::one_f_one_b(2, micro_batches), {.loss = "bench.loss"});
+  const int64_t n = 4 * micro_batches;
+  const at::Tensor x = at::randint(kSizes.symbols, {n, kSizes.context}, at::kLong);
+  const at::Tensor y = at::randint(kSizes.symbols, {n, kSizes.context}, at::kLong);
+  const auto us = time_steps(count, [&] {
+    pipe.step({x}, y);
+    pipe.zero_grad();
+  });
+  pipe.close();
+  return "{\"us\":" + json_array(us) + "}";
+}
+
+std::string split(std::istream& in) {
+  std::string stage;
+  int count = 0;
+  if (!(in >> stage >> count) || count < 1) throw std::invalid_argument("split STAGE COUNT");
+  const auto [whole, parts] = time_split(stage, count);
+  return "{\"whole\":" + json_array(whole) + ",\"split\":" + json_array(parts) + "}";
+}
+
+int run(int argc, char** argv) {
+  const std::string path = option(argc, argv, "--path", "bench-pipeline");
+  const int rank = std::stoi(option(argc, argv, "--rank", "0"));
+  at::set_num_threads(1);
+  touch_memory(std::stoll(option(argc, argv, "--touch", "0")));
+  Library library("bench");
+  module_<pipeline_text::StageImpl>(library, "Stage")
+      .constructor<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>()
+      .def("forward", &pipeline_text::StageImpl::forward);
+  library.def("loss", &pipeline_text::loss);
+  library.def("set_sleep", &set_sleep);
+  Worker worker = Worker::join({
+      .name = "w" + std::to_string(rank),
+      .rank = rank,
+      .world_size = std::stoi(option(argc, argv, "--world", "4")),
+      .library = library,
+      .rendezvous = "file://" + path + ".store?run_id=bench",
+      .services = {rref_service(), dist_autograd_service(), dist_optim_service(),
+                   pipeline_service({.make_compute = make_compute})},
+  });
+  {
+    Operations operations;
+    operations.more["steps"] = [&worker](std::istream& in) { return steps(worker, in); };
+    operations.more["overlapped"] = [&worker](std::istream& in) { return overlapped(worker, in); };
+    operations.more["text"] = [&worker](std::istream& in) { return text(worker, in); };
+    operations.more["split"] = [](std::istream& in) { return split(in); };
+    serve(&operations);
+  }
+  const ShutdownResult result = worker.shutdown({.deadline = std::chrono::seconds(5)});
+  if (!result.status.ok()) throw std::runtime_error(std::string(result.status.message()));
+  say("{\"bye\":true}");
+  return 0;
+}
+
+}  // namespace
+}  // namespace weft::bench
+
+int main(int argc, char** argv) {
+  return weft::bench::driver_main("weft_pipeline_driver", weft::bench::run, argc, argv);
+}

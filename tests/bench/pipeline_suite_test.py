@@ -1,0 +1,50 @@
+"""Runs every row of the benchmark suite `pipeline` on few steps, against the peers.
+
+usage: pipeline_suite_test.py --build FOLDER
+
+Each row must be there, with a figure of ours, of its peer if it has one, and without an error. No figure is judged.
+"""
+import argparse
+import json
+import os
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "bench"))
+
+import run  # noqa: E402
+from pipeline import rows  # noqa: E402
+
+SKIPPED = 77
+ALONE = ("L6", "L6.1", "L6.2", "L7", "L7.1", "L7.2", "L7.3", "L10", "L10.1", "L10.2", "L10.3")
+IDS = ("L1", "L2", "L2.1", "L2.2", "L2.3", "L3", "L3.1", "L3.2", "L3.3", "L4", "L5", "L5.1", "L5.2", "L8", *ALONE)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True)
+    args = parser.parse_args()
+    if run.find_python() is None:
+        print("no Python that imports torch (WEFT_TEST_PYTHON)")
+        return SKIPPED
+    rows.STEPS, rows.OVERLAPPED, rows.SPLITS, rows.M = 4, 4, 12, 4
+    rows.LONG_MS, rows.SHORT_MS, rows.FIDELITY = 2, 1, ((2, 1.03), (1, 1.08), (1, 1.15))
+    rows.SYNCHRONOUS = ("1f1b", "zb-v")
+    with tempfile.NamedTemporaryFile(prefix="weft-bench-", suffix=".json") as file:
+        sys.argv = ["run.py", "pipeline", "--build", args.build, "--no-build", "--rounds", "1", "--quick", "--unpinned",
+                    "--json", file.name]
+        code = run.main()
+        figures = {figure["id"]: figure for figure in json.load(file)}
+    wrong = [f"run.py ended with {code}"] if code else []
+    wrong += [f"no row {id}" for id in IDS if id not in figures]
+    for id, figure in figures.items():
+        if "error" in figure or not figure["ours"] or not (figure["peer"] or id in ALONE):
+            wrong.append(f"{id}: {figure}")
+    for line in wrong:
+        print(f"FAILED {line}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
