@@ -1,0 +1,337 @@
+// Random models in pipelines: stages with several inputs and outputs, skips between any two of them, weights
+// that are used twice, and dropout, under every schedule. Gradients equal one process: bit for bit in
+// chains, else to 1e-6, because sums over edges may be in another order.
+//
+// In simulation, one thread runs at a time: LibTorch's generator, which dropout draws from, is one per
+// process, and here all stages are in one.
+
+#include <torch/csrc/autograd/generated/variable_factories.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/common/sim.h"
+#include "weft/dist_autograd/service.h"
+#include "weft/dist_optim/service.h"
+#include "weft/pipeline/internal/module_compute.h"
+#include "weft/pipeline/pipeline.h"
+#include "weft/pipeline/schedule.h"
+#include "weft/pipeline/service.h"
+#include "weft/pipeline/verifier.h"
+#include "weft/rpc/worker.h"
+#include "weft/rref/remote_module.h"
+#include "weft/rref/service.h"
+#include "weft/store/hash_store.h"
+#include "weft/tests/testing/cluster.h"
+#include "weft/transport/inproc_transport.h"
+
+namespace weft::testing {
+namespace {
+
+using namespace std::chrono_literals;  // NOLINT
+
+constexpr int64_t kSize = 5;
+constexpr uint64_t kSeed = 77;
+
+int env(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
+// A stage that mixes its inputs, and gives so many outputs. The values are a function of `index`.
+struct MixImpl : torch::nn::Module {
+  MixImpl(int64_t index, int64_t inputs, int64_t outputs, bool twice, double dropout)
+      : outputs(outputs), twice(twice), dropout(dropout) {
+    const auto values = [&](double factor, at::IntArrayRef sizes) {
+      int64_t n = 1;
+      for (int64_t s : sizes) n *= s;
+      return at::sin(at::arange(n, at::kDouble) * factor + static_cast<double>(index))
+                 .reshape(sizes) /
+             2;
+    };
+    for (int64_t i = 0; i < inputs; ++i) {
+      weights.push_back(register_parameter(
+          absl::StrCat("weight", i), values(0.7 + 0.2 * static_cast<double>(i), {kSize, kSize})));
+    }
+    bias = register_parameter("bias", values(1.3, {kSize}));
+    scale = register_parameter("scale", values(2.1, {outputs, kSize}) + 1);
+  }
+  std::vector<at::Tensor> forward(std::vector<at::Tensor> in) {
+    at::Tensor h = bias.expand({in.at(0).size(0), kSize});
+    for (size_t i = 0; i < in.size(); ++i) h = h + at::matmul(in[i], weights.at(i));
+    h = at::tanh(h);
+    if (twice) h = at::relu(at::matmul(h, weights[0])) + h;
+    if (dropout > 0) h = at::dropout(h, dropout, /*train=*/true);
+    std::vector<at::Tensor> out;
+    for (int64_t k = 0; k < outputs; ++k) out.push_back(h * scale.select(0, k));
+    return out;
+  }
+  const int64_t outputs;
+  const bool twice;
+  const double dropout;
+  std::vector<at::Tensor> weights;
+  at::Tensor bias, scale;
+};
+
+at::Tensor squares(const at::Tensor& output, const at::Tensor& target) {
+  return (output - target).pow(2).mean();
+}
+
+struct StageSpec {
+  int64_t inputs = 1;
+  int64_t outputs = 1;
+  bool twice = false;
+  double dropout = 0;
+};
+
+struct Model {
+  pipeline::Plan plan;
+  std::vector<StageSpec> stages;
+  bool chain = true;
+  bool random = false;
+};
+
+// The chain of a schedule, each edge with an output of its own, and more edges between random stages.
+Model draw(std::mt19937_64* random) {
+  const auto below = [&](int n) {
+    return static_cast<int>((*random)() % static_cast<uint64_t>(n));
+  };
+  const std::vector<std::string> names = {"sequential", "gpipe",         "1f1b",
+                                          "1f1b+1",     "interleaved:2", "looped_bfs:2",
+                                          "zb-h1",      "zb-h2",         "zb-v"};
+  Model m;
+  m.plan =
+      *pipeline::make_schedule(names[static_cast<size_t>(below(static_cast<int>(names.size())))],
+                               1 + below(4), 1 + below(4));
+  const int n = m.plan.stages();
+  m.stages.resize(static_cast<size_t>(n));
+  for (int s = 0; s < n; ++s) {
+    m.stages[s].twice = below(3) == 0;
+    m.stages[s].dropout = below(3) == 0 ? 0.3 : 0;
+    m.random = m.random || m.stages[s].dropout > 0;
+  }
+  if (n > 2 && below(4) > 0) {
+    m.chain = false;
+    for (pipeline::Edge& e : m.plan.edges) e.output = 0;
+    for (int k = 1 + below(3); k > 0; --k) {
+      const int from = below(n - 2);
+      const int to = from + 2 + below(n - from - 2);
+      // An output of its own, or the one that another edge carries, too.
+      int64_t& outputs = m.stages[from].outputs;
+      const int output = below(2) == 0 ? static_cast<int>(outputs++) : 0;
+      const pipeline::Edge edge{from, to, output};
+      if (std::find(m.plan.edges.begin(), m.plan.edges.end(), edge) != m.plan.edges.end()) continue;
+      m.plan.edges.push_back(edge);
+      ++m.stages[to].inputs;
+    }
+    for (auto& list : m.plan.workers) {
+      std::erase_if(list, [](const pipeline::Action& a) { return a.edge >= 0; });
+    }
+    throw_if_error(pipeline::insert_transfers(&m.plan));
+  }
+  return m;
+}
+
+using Gradients = std::vector<std::map<std::string, at::Tensor>>;  // by stage
+
+at::Tensor batch(int64_t n, double factor) {
+  return at::cos(at::arange(n * kSize, at::kDouble) * factor).reshape({n, kSize});
+}
+
+// One process that sums the same micro-batches in their order.
+Gradients alone(const Model& m, const at::Tensor& x, const at::Tensor& y, double* loss) {
+  std::vector<std::shared_ptr<MixImpl>> stages;
+  for (size_t s = 0; s < m.stages.size(); ++s) {
+    const StageSpec& spec = m.stages[s];
+    stages.push_back(std::make_shared<MixImpl>(static_cast<int64_t>(s), spec.inputs, spec.outputs,
+                                               spec.twice, spec.dropout));
+  }
+  const auto to = pipeline::edges_to(m.plan);
+  const auto xs = at::tensor_split(x, m.plan.micro_batches);
+  const auto ys = at::tensor_split(y, m.plan.micro_batches);
+  *loss = 0;
+  for (int i = 0; i < m.plan.micro_batches; ++i) {
+    std::vector<std::vector<at::Tensor>> out;
+    for (size_t s = 0; s < stages.size(); ++s) {
+      std::vector<at::Tensor> in;
+      if (s == 0) in.push_back(xs[i]);
+      for (int e : to[s]) {
+        const pipeline::Edge& edge = m.plan.edges[e];
+        const auto& made = out[edge.from];
+        if (edge.output >= 0) {
+          in.push_back(made[edge.output]);
+        } else {
+          in.insert(in.end(), made.begin(), made.end());
+        }
+      }
+      pipeline::internal::seed_generator(kSeed, /*step=*/0, static_cast<int>(s), i);
+      out.push_back(stages[s]->forward(in));
+    }
+    const at::Tensor one = squares(out.back()[0], ys[i]);
+    const double weight = static_cast<double>(xs[i].size(0)) / static_cast<double>(x.size(0));
+    *loss += one.item<double>() * weight;
+    (one * weight).backward();
+  }
+  Gradients all;
+  for (const auto& stage : stages) {
+    auto& of_stage = all.emplace_back();
+    for (const auto& item : stage->named_parameters()) {
+      if (item.value().grad().defined()) of_stage.emplace(item.key(), item.value().grad());
+    }
+  }
+  return all;
+}
+
+Gradients in_pipeline(const Model& m, const at::Tensor& x, const at::Tensor& y, uint64_t seed,
+                      double* loss, std::vector<int64_t>* sends) {
+  Gradients all;
+  auto sim = std::make_shared<SimRuntime>(SimOptions{.seed = seed});
+  const InprocOptions net{.seed = seed};
+  auto network = std::make_shared<InprocNetwork>(net);
+  const size_t n = m.plan.workers.size();
+  const Status ended = sim->run([&] {
+    auto store = std::make_shared<HashStore>(sim);
+    std::vector<Worker> workers(n);
+    {
+      std::vector<std::unique_ptr<Thread>> joins;
+      for (size_t i = 0; i < n; ++i) {
+        joins.push_back(sim->spawn("join", [&, i] {
+          Library lib("app");
+          module_<MixImpl>(lib, "Mix")
+              .constructor<int64_t, int64_t, int64_t, bool, double>()
+              .def("forward", &MixImpl::forward);
+          lib.def("squares", &squares);
+          workers[i] = Worker::join({.name = absl::StrCat("w", i),
+                                     .rank = static_cast<int>(i),
+                                     .world_size = static_cast<int>(n),
+                                     .library = std::move(lib),
+                                     .store = store->new_client(),
+                                     .transport = inproc_transport(network),
+                                     .services = {rref_service(), dist_autograd_service(),
+                                                  dist_optim_service(), pipeline_service()},
+                                     .worker_threads = 2,
+                                     .heartbeat_interval = 60'000ms,
+                                     .lease = 600s,
+                                     .runtime = sim,
+                                     .log_level = Severity::kOff,
+                                     .environment = Environment{}});
+        }));
+      }
+    }
+    {
+      std::vector<RemoteModule<MixImpl>> modules;
+      for (size_t s = 0; s < m.stages.size(); ++s) {
+        const StageSpec& spec = m.stages[s];
+        modules.emplace_back(workers[0], absl::StrCat("w", m.plan.placement[s]),
+                             static_cast<int64_t>(s), spec.inputs, spec.outputs, spec.twice,
+                             spec.dropout);
+      }
+      pipeline::Pipeline pipe(workers[0],
+                              std::vector<pipeline::Stage>(modules.begin(), modules.end()), m.plan,
+                              {.loss = "app.squares", .seed = kSeed});
+      *loss = pipe.step({x}, y).loss;
+      for (int s = 0; s < m.plan.stages(); ++s) all.push_back(pipe.gradients(s));
+      for (const Worker& w : workers) sends->push_back(counter(w, "pipeline_sends"));
+      pipe.close();
+    }
+    std::vector<std::unique_ptr<Thread>> leaves;
+    for (Worker& w : workers) leaves.push_back(sim->spawn("leave", [&w] { w.shutdown(); }));
+  });
+  EXPECT_TRUE(ended.ok()) << ended;
+  return all;
+}
+
+void expect_same(const Gradients& got, const Gradients& want, bool bitwise) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t s = 0; s < want.size(); ++s) {
+    ASSERT_EQ(got[s].size(), want[s].size()) << "stage " << s;
+    for (const auto& [name, gradient] : want[s]) {
+      ASSERT_EQ(got[s].count(name), 1u) << "stage " << s << " " << name;
+      const at::Tensor& one = got[s].at(name);
+      if (bitwise) {
+        EXPECT_TRUE(at::equal(one, gradient)) << "stage " << s << " " << name;
+      } else {
+        EXPECT_TRUE(at::allclose(one, gradient, 1e-6, 1e-12)) << "stage " << s << " " << name;
+      }
+    }
+  }
+}
+
+// As in a U-Net: each of the first stages gives something to its counterpart at the other end. Stages
+// between are not asked to pass it on.
+TEST(PipelineModels, PP_8_SkipsGoStraightToTheirConsumers) {
+  for (const std::string name : {"1f1b", "zb-h1"}) {
+    Model m;
+    m.plan = *pipeline::make_schedule(name, 5, 3);
+    m.stages.resize(5);
+    m.chain = false;
+    for (pipeline::Edge& e : m.plan.edges) e.output = 0;
+    for (int s = 0; s < 2; ++s) {
+      m.plan.edges.push_back({s, 4 - s, 1});
+      m.stages[s].outputs = 2;
+      m.stages[4 - s].inputs = 2;
+    }
+    for (auto& list : m.plan.workers) {
+      std::erase_if(list, [](const pipeline::Action& a) { return a.edge >= 0; });
+    }
+    throw_if_error(pipeline::insert_transfers(&m.plan));
+    const at::Tensor x = batch(7, 0.37);
+    const at::Tensor y = batch(7, 0.91);
+    double want_loss = 0;
+    double got_loss = 0;
+    std::vector<int64_t> sends;
+    const Gradients want = alone(m, x, y, &want_loss);
+    const Gradients got = in_pipeline(m, x, y, 5, &got_loss, &sends);
+    EXPECT_EQ(got_loss, want_loss);
+    expect_same(got, want, /*bitwise=*/false);
+    // Of 3 micro-batches: results along the chain and the skips, and gradients back.
+    EXPECT_EQ(sends, (std::vector<int64_t>{6, 9, 6, 9, 6})) << name;
+  }
+}
+
+TEST(PipelineModels, PP_4_RandomModelsEqualOneProcess) {
+  const int wanted = env("WEFT_PIPELINE_MODELS", 200);
+  int skips = 0;
+  int random_ones = 0;
+  for (int k = 0; k < wanted; ++k) {
+    std::mt19937_64 random(static_cast<uint64_t>(k) + 1);
+    const Model m = draw(&random);
+    SCOPED_TRACE(absl::StrCat("model ", k, ":\n", pipeline::to_text(m.plan)));
+    skips += m.chain ? 0 : 1;
+    random_ones += m.random ? 1 : 0;
+    const int64_t n = 2 * m.plan.micro_batches + 1;  // uneven
+    const at::Tensor x = batch(n, 0.37);
+    const at::Tensor y = batch(n, 0.91);
+    double want_loss = 0;
+    double got_loss = 0;
+    std::vector<int64_t> sends;
+    const Gradients want = alone(m, x, y, &want_loss);
+    const Gradients got = in_pipeline(m, x, y, random(), &got_loss, &sends);
+    EXPECT_EQ(got_loss, want_loss);
+    // Each edge between two workers costs two messages per micro-batch, whatever lies between.
+    int64_t between = 0;
+    for (const pipeline::Edge& e : m.plan.edges) {
+      between += m.plan.placement[e.from] != m.plan.placement[e.to] ? 1 : 0;
+    }
+    EXPECT_EQ(std::accumulate(sends.begin(), sends.end(), int64_t{0}),
+              2 * between * m.plan.micro_batches);
+    expect_same(got, want, m.chain);
+    if (::testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(skips, wanted / 4);
+  EXPECT_GT(random_ones, wanted / 4);
+}
+
+}  // namespace
+}  // namespace weft::testing
