@@ -47,7 +47,8 @@ std::atomic<int64_t> sleep_us{0};
 void set_sleep(int64_t us) { sleep_us = us; }
 
 pipeline::Costs costs_of(const pipeline::Plan& plan, int64_t u_us) {
-  return pipeline::Costs::uniform(plan, u_us * 1000, u_us * 1000, u_us * 1000);
+  return pipeline::Costs::uniform(plan, u_us * 1000, u_us * 1000, u_us * 1000, /*latency=*/0,
+                                  /*activation=*/0);
 }
 
 std::shared_ptr<pipeline::StageCompute> make_compute(const ServiceContext& context,
