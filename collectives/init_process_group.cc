@@ -16,6 +16,7 @@
 #include "weft/common/id.h"
 #include "weft/common/launch_info.h"
 #include "weft/proto/collectives.pb.h"
+#include "weft/rpc/c10d_store.h"
 
 namespace weft {
 namespace {
@@ -137,6 +138,7 @@ class Initializer {
     meet.alone = member_.size == 1;
     meet.timeout = deadline_ - runtime_->now();
     meet.schemes = options_.schemes;
+    meet.schemes.emplace("c10d", &open_c10d_store);  // torchrun's
     auto opened = open_rendezvous_store(meet, runtime_);
     if (!opened.ok()) return annotate(opened.status(), "init_process_group");
     store_ = *std::move(opened);

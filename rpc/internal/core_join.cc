@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "weft/common/id.h"
 #include "weft/common/launch_info.h"
-#include "weft/rpc/internal/agent_store.h"
+#include "weft/rpc/c10d_store.h"
 #include "weft/rpc/internal/core.h"
 #include "weft/rpc/internal/cuda_library.h"
 #include "weft/rpc/internal/device_backend.h"

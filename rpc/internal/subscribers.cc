@@ -19,10 +19,10 @@ using Change = std::shared_ptr<const MembershipChange>;
 
 class Subscribers::Subscriber : public std::enable_shared_from_this<Subscriber> {
  public:
-  Subscriber(std::shared_ptr<Runtime> runtime, std::shared_ptr<Executor> pool, Logger log,
+  Subscriber(std::shared_ptr<Runtime> runtime, const std::shared_ptr<Executor>& pool, Logger log,
              std::function<void(const MembershipChange&)> on_change)
       : runtime_(std::move(runtime)),
-        pool_(std::move(pool)),
+        pool_(pool),
         log_(std::move(log)),
         on_change_(std::move(on_change)),
         idle_(runtime_.get()) {}
@@ -41,7 +41,9 @@ class Subscribers::Subscriber : public std::enable_shared_from_this<Subscriber> 
       WEFT_LOG(log_, kWarning) << "a membership subscriber is " << behind
                                << " changes behind: it blocks, or takes too long";
     }
-    if (scheduled || pool_->post([self = shared_from_this()] { self->run(); })) return;
+    if (scheduled) return;
+    const std::shared_ptr<Executor> pool = pool_.lock();
+    if (pool != nullptr && pool->post([self = shared_from_this()] { self->run(); })) return;
     // The pool of a worker that has left takes nothing more, and there is nothing more to hear.
     MutexLock lock(&mutex_);
     ended_ = true;
@@ -92,7 +94,9 @@ class Subscribers::Subscriber : public std::enable_shared_from_this<Subscriber> 
   }
 
   const std::shared_ptr<Runtime> runtime_;
-  const std::shared_ptr<Executor> pool_;
+  // A task of the pool may be the last that has this subscriber, and must not be the last that has
+  // the pool: its destructor waits for its tasks.
+  const std::weak_ptr<Executor> pool_;
   const Logger log_;
   std::function<void(const MembershipChange&)> on_change_;  // called by one task at a time
   mutable Mutex mutex_;

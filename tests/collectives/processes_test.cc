@@ -8,9 +8,12 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <string>
+#include <system_error>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "weft/tests/integration/process.h"
 
 namespace weft::testing {
@@ -77,16 +80,41 @@ TEST_P(CollectiveProcesses, CL_14_a_stopped_rank_is_named_at_the_deadline) {
   for (Process& one : ranks) EXPECT_EQ(one.wait_exit(), 0);
 }
 
-// What of groups could stay behind on this machine: files of shared memory, and private sockets.
+// Names of groups' private sockets by inode, as the kernel lists them.
+std::map<std::string, std::string> private_sockets() {
+  std::map<std::string, std::string> out;
+  std::ifstream sockets("/proc/net/unix");
+  for (std::string line; std::getline(sockets, line);) {
+    const size_t at = line.find("@weft-group-");
+    if (at == std::string::npos) continue;
+    const std::vector<std::string> words =
+        absl::StrSplit(line.substr(0, at), ' ', absl::SkipEmpty());
+    out[words.back()] = line.substr(at);
+  }
+  return out;
+}
+
+// Whether a process of this machine has the socket open.
+bool is_open(const std::string& inode) {
+  const std::string wanted = "socket:[" + inode + "]";
+  std::error_code gone;  // a process that ends meanwhile
+  for (const auto& process : std::filesystem::directory_iterator("/proc", gone)) {
+    for (const auto& file : std::filesystem::directory_iterator(process.path() / "fd", gone)) {
+      if (std::filesystem::read_symlink(file.path(), gone) == wanted) return true;
+    }
+  }
+  return false;
+}
+
+// What of groups could stay behind on this machine: files of shared memory, and private sockets that
+// no process has open. (Other tests run at the same time, with groups of their own.)
 std::vector<std::string> leavings() {
   std::vector<std::string> out;
   for (const auto& file : std::filesystem::directory_iterator("/dev/shm")) {
     out.push_back(file.path().string());
   }
-  std::ifstream sockets("/proc/net/unix");
-  for (std::string line; std::getline(sockets, line);) {
-    const size_t at = line.find("@weft-group-");
-    if (at != std::string::npos) out.push_back(line.substr(at));
+  for (const auto& [inode, name] : private_sockets()) {
+    if (!is_open(inode) && private_sockets().count(inode) > 0) out.push_back(name);
   }
   std::sort(out.begin(), out.end());
   return out;

@@ -1,4 +1,4 @@
-#include "weft/rpc/internal/agent_store.h"
+#include "weft/rpc/c10d_store.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,10 +12,10 @@
 #include "absl/time/time.h"
 #include "weft/store/store_url.h"
 
-namespace weft::internal {
+namespace weft {
 namespace {
 
-struct AgentStoreAddress {
+struct C10dAddress {
   std::string host;
   int port = 0;
   std::string key;
@@ -24,7 +24,7 @@ struct AgentStoreAddress {
 
 // Runs `use` on a client of the agent's store; what LibTorch throws becomes a Status.
 template <class F>
-Status with_client(const AgentStoreAddress& at, F use) {
+Status with_client(const C10dAddress& at, F use) {
   try {
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(at.port);
@@ -46,8 +46,8 @@ Status with_client(const AgentStoreAddress& at, F use) {
 }
 
 // "host:port", "[::1]:port".
-StatusOr<AgentStoreAddress> parse_address(const StoreUrl& url) {
-  AgentStoreAddress at;
+StatusOr<C10dAddress> parse_address(const StoreUrl& url) {
+  C10dAddress at;
   const size_t colon = url.rest.rfind(':');
   if (colon == std::string::npos || colon == 0 ||
       !absl::SimpleAtoi(url.rest.substr(colon + 1), &at.port) || at.port < 1 || at.port > 65535) {
@@ -65,7 +65,7 @@ StatusOr<AgentStoreAddress> parse_address(const StoreUrl& url) {
 StatusOr<std::shared_ptr<Store>> open_c10d_store(std::string_view text, const StoreOptions& options,
                                                  std::shared_ptr<Runtime> runtime) {
   WEFT_ASSIGN_OR_RETURN(StoreUrl url, parse_store_url(text));
-  WEFT_ASSIGN_OR_RETURN(AgentStoreAddress at, parse_address(url));
+  WEFT_ASSIGN_OR_RETURN(C10dAddress at, parse_address(url));
   at.key = url.take("key", "weft/store");
   at.timeout = options.timeout.value_or(absl::Seconds(60));
   const std::string listen = url.take("listen", at.host);
@@ -85,4 +85,4 @@ StatusOr<std::shared_ptr<Store>> open_c10d_store(std::string_view text, const St
   return store;
 }
 
-}  // namespace weft::internal
+}  // namespace weft
