@@ -383,8 +383,9 @@ StatusOr<std::string> encode_safetensors_header(const SafetensorsHeader& header)
     json.push_back('}');
   }
   for (const auto& [name, entry] : header.tensors) {
+    const at::ScalarType type = entry.dtype;  // clang 14 captures no structured bindings
     const auto* dtype = std::find_if(std::begin(kDtypes), std::end(kDtypes),
-                                     [&](const DtypeName& d) { return d.dtype == entry.dtype; });
+                                     [&](const DtypeName& d) { return d.dtype == type; });
     if (dtype == std::end(kDtypes) || name == kMetadata) {
       return refused(absl::StrCat("tensor '", name, "' of ", c10::toString(entry.dtype),
                                   ": safetensors has no such dtype, or no such name"));
