@@ -82,7 +82,7 @@ SEEDS = {
     "header_alone": (BODY, "unavailable: not complete"),
     "last_byte_missing": (BODY + chunk(1, 0, 8191), "unavailable: not complete"),
     "chunk_without_header": (chunk(9, 0, 64), "unavailable: not complete"),
-    "stalled": (BODY + chunk(1, 0, 64) + b"SSS" + chunk(1, 64, 64), "deadline: stalled in the middle"),
+    "stalled": (BODY + chunk(1, 0, 64) + b"SSS" + chunk(1, 64, 64), "deadline: over"),
     # Chunks in the wrong place.
     "chunks_without_header_beyond_the_bound": (
         chunk(9, 0, 16000) + chunk(9, 16000, 257 - 128),
@@ -166,9 +166,9 @@ SEEDS = {
     "wide_header_alone": (wide(20, 40), "unavailable: not complete"),
     "wide_rest_missing": (wide(N, N + 4104) + data(1, 0, INNER) + chunk(1, N, 64), "unavailable: not complete"),
     "wide_stalled_in_its_header": (wide(N, N + 4104) + data(1, 0, INNER[:5]) + b"SSS" + data(1, 5, INNER[5:]) + chunk(1, N, 64),
-                                   "deadline: stalled in the middle"),
+                                   "deadline: over"),
     "wide_stalled_after_its_header": (wide(N, N + 4104) + data(1, 0, INNER) + b"SSS" + chunk(1, N, 4104),
-                                      "deadline: stalled in the middle"),
+                                      "deadline: over"),
     "wide_two_in_turns": (
         wide(N, N + 4104) + wide(N, N + 4104, 2) + data(2, 0, INNER) + data(1, 0, INNER) + chunk(1, N, 4104) + chunk(2, N, 4104),
         "ok",
