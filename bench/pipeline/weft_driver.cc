@@ -42,7 +42,7 @@ namespace {
 
 constexpr int kWarmUpSteps = 2;
 
-// Of this process's stages; 0: they are modules.
+// How long an action of this process's stages sleeps; 0: the stages are modules.
 std::atomic<int64_t> sleep_us{0};
 void set_sleep(int64_t us) { sleep_us = us; }
 

@@ -72,7 +72,7 @@ struct WEFT_API Topology {
   // By rank, numbered from 0 in the order of the ranks. Empty: all are on one host.
   std::vector<int> host;
 
-  // Of what the ranks say where they are; those with equal texts share a host. An empty text is that of
+  // Made from what each rank says of its host: ranks with equal texts share one. An empty text is of
   // a rank that shares its host with no other one.
   static Topology of(const std::vector<std::string>& hosts);
   int host_of(int rank) const { return host.empty() ? 0 : host[static_cast<size_t>(rank)]; }

@@ -182,7 +182,7 @@ class PassGraph {
   void run_ready(std::vector<Outgoing>* out);
   void run_node(uint32_t index, std::vector<Outgoing>* out);
   void put(Entry* to, uint32_t input, at::Tensor gradient, std::optional<c10::Stream> from);
-  // Of a node that has all that it waits for, or will have.
+  // The place of a node that has all that it waits for, or will have.
   Place place_of(const Entry& entry) const;
   void push_ready(uint32_t index);
   // A gradient of a node at `place`, now or in its turn.

@@ -30,7 +30,7 @@ struct Place {
   // those of all nodes that it takes gradients of.
   int64_t sequence = std::numeric_limits<int64_t>::max();
 
-  // Of a node that also takes a gradient of one at `other`.
+  // Becomes the place of a node that also takes a gradient of one at `other`.
   void merge(const Place& other);
 };
 bool comes_before(const Place& a, const Place& b);

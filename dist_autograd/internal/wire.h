@@ -23,7 +23,7 @@ struct AutogradData {
   uint64_t released_below = 0;        // and all of these...
   std::vector<uint64_t> alive{};      // ...but for these
   std::vector<DeviceCode> devices{};  // of the message's tensors that require grad
-  // Of a request: the call that its sender serves, and its own number when `message` is 0.
+  // In a request: the call that its sender serves, and its own number when `message` is 0.
   CallOrder within{};
   uint64_t call = 0;
 };

@@ -52,7 +52,7 @@ class ModuleCompute final : public StageCompute {
   // Copies of parameters and buffers by name, and under "optimizer/NAME/" what the optimizer keeps
   // of parameter NAME.
   std::map<std::string, at::Tensor> state() const;
-  // Of each parameter and buffer its shape, as a tensor of sizes.
+  // The shape of each parameter and buffer, as a tensor of sizes.
   std::map<std::string, at::Tensor> shapes() const;
   // Nothing is changed when an error is returned.
   Status load_state(const std::map<std::string, at::Tensor>& state);

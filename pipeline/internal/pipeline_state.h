@@ -96,7 +96,7 @@ class Pipeline::State : public std::enable_shared_from_this<State> {
   void ended(size_t w, StatusOr<Payload> answer, const std::shared_ptr<Step>& step);
   void tell_of(size_t w, const Status& why) const;
   std::string stages_of(size_t w) const;
-  // Of what carries states: as long as a step may take, and the default at least.
+  // Options of calls that carry states: their deadline is a step's, and the default at least.
   CallOptions long_options() const {
     CallOptions o;
     if (options_.deadline.is_infinite() ||

@@ -147,7 +147,7 @@ class PsProcesses {
 
   Job job_;
   std::vector<std::unique_ptr<RelayProcess>> relays_;  // by rank
-  std::vector<Player*> players_;                       // by rank: who has it now
+  std::vector<Player*> players_;                       // by rank: the one that has it now
 };
 
 TEST(IntegrationPs, PS_8_ServersThatAreKilledStoppedAndCutLoseNoAcknowledgedPush) {

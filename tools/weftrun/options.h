@@ -49,7 +49,7 @@ struct Options {
   bool debug_attach = false;
   absl::Duration grace = absl::Seconds(10);
   int max_restarts = 0;  // how often all processes are started again after a failure
-  // Of one role each: how many processes may fail without ending the job, and how many failures are
+  // For each role: how many processes may fail without ending the job, and how many failures are
   // answered by starting the process again.
   std::vector<RoleSpec> may_die;
   std::vector<RoleSpec> restarts;

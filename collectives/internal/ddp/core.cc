@@ -156,7 +156,7 @@ class DdpCore final : public Joinable {
   std::shared_ptr<Reducer> reducer_;
   std::shared_ptr<JoinSession> join_;
   size_t join_part_ = 0;
-  // Of the group's operations, where a forward under a Join began with none of its own under way.
+  // The group's operation count at the start of a forward under a Join, with none under way.
   std::optional<uint64_t> alone_at_;
   int no_sync_ = 0;
   bool synced_ = true;

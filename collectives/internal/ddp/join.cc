@@ -17,7 +17,7 @@ namespace {
 // What an announcement says: no batches left, or 1 + part * kSteps + step.
 constexpr int64_t kNoBatches = 0;
 constexpr int64_t kSteps = 4;
-// Of one operation that gives all ranks what the last one has.
+// Most bytes of one operation that gives all ranks the state of the last one.
 constexpr int64_t kStateBytes = int64_t{250} << 20;
 
 ProcessGroup group_of(const std::vector<Joinable*>& parts) {

@@ -78,7 +78,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // For a forward; 0: counted here.
   ForwardTicket next_ticket(int64_t number);
   void watch(const ForwardTicket& ticket, const std::vector<at::Tensor*>& outputs);
-  // Of a Join from now on; null: of none. Throws, state: a backward is under way.
+  // Belongs to this Join from now on; null: to none. Throws, state: a backward is under way.
   void set_join(std::shared_ptr<JoinSession> join, size_t part);
   // Takes part in a reduction of the others, with zeros. Throws what failed on all ranks.
   void shadow(const JoinActive& active);
@@ -216,7 +216,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   int64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;     // of those that are given
   std::vector<int64_t> order_ ABSL_GUARDED_BY(mutex_);  // empty: the module's, backwards
   bool rebuilt_ ABSL_GUARDED_BY(mutex_) = false;
-  // Of a static graph, since its first reduction: which parameters some rank uses...
+  // In a static graph, since its first reduction: which parameters some rank uses...
   std::vector<bool> static_used_{};  // while nothing is reduced
   // ...and how often each arrives in a backward of this rank.
   std::vector<int64_t> arrivals_ ABSL_GUARDED_BY(mutex_);

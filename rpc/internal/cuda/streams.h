@@ -63,7 +63,7 @@ class StreamMark {
 // outlive their worker. Any thread.
 class StreamPool {
  public:
-  // Of one device. With so many, one that still has kernels is taken rather than another one made.
+  // Most streams of one device. With so many, a stream that still has kernels is reused.
   static constexpr size_t kMost = 256;
 
   // Throws c10::Error.

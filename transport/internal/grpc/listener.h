@@ -8,7 +8,7 @@
 // then waits in the kernel's queue, nobody is turned away, and it is tried again (ACCEPT-1: after
 // 10 ms at first and 1 s at most) until there are descriptors. The dialler's deadline bounds its
 // patience. When that has lasted for kTellAfter, one descriptor that was kept for it lets them in
-// one by one, to be told why: is_short() is true while it is in use, and whoever says hello then is
+// one by one, to be told why: is_short() is true during that, and a peer that says hello then is
 // refused and may try again (ACCEPT-2).
 //
 // A connection over TCP that begins with kSocketMagic is a channel's (transport/channel.h), not
