@@ -44,18 +44,15 @@ void ObjectTurns::release(uint64_t turn) {
   Run given_up;  // destroyed without the lock
   {
     MutexLock lock(&mutex_);
-    bool held = false;
     for (size_t i = levels_.size(); i-- > 0;) {
       auto& turns = levels_[i].turns;
       auto it = std::find(turns.begin(), turns.end(), turn);
       if (it == turns.end()) continue;
       turns.erase(it);
-      held = true;
       break;
     }
-    const auto waits = held ? waiting_.end()
-                            : std::find_if(waiting_.begin(), waiting_.end(),
-                                           [turn](const Waiter& w) { return w.turn == turn; });
+    const auto waits = std::find_if(waiting_.begin(), waiting_.end(),
+                                    [turn](const Waiter& w) { return w.turn == turn; });
     if (waits != waiting_.end()) {
       given_up = std::move(waits->run);
       waiting_.erase(waits);

@@ -19,12 +19,13 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "weft/common/api.h"
 #include "weft/common/mutex.h"
 #include "weft/rpc/internal/published_streams.h"
 
 namespace weft::internal {
 
-class ObjectTurns {
+class WEFT_API ObjectTurns {
  public:
   using Run = absl::AnyInvocable<void()>;
 

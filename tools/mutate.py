@@ -1,0 +1,364 @@
+"""Mutants of the protocol code: does a test notice when a line of it is wrong?
+
+usage: mutate.py --list [--unit U]...                          every change that would be tried, nothing is run
+       mutate.py --unit U [--count N] [--seed N] [--only K]    tries N mutants of a unit, or the one of number or id K
+       mutate.py --table                                       prints the table of --json again
+
+A mutant is one small change to one source (tools/mutations.py has the kinds). The source is changed in a copy under
+--work, compiled there as the build compiles it, and linked to a library of its own, which the test programs of the
+build load in the place of theirs (LD_LIBRARY_PATH); the tree and the build folder stay as they are. The tests that
+belong to the unit are run, the quickest first, until one fails: then the mutant is found. A test that ends in time
+twice without the change and hangs with it has found it, too. What failed must fail again, by itself or in its program,
+or it does not count. A mutant that does not compile does not count either: the next in line takes its place.
+
+Before that the unit without a change goes the same way twice, and must pass.
+
+The table (Markdown on standard output, all data in --json) says what was really run: units that were not are listed so.
+Fails when fewer than 95 % of the mutants are found.
+"""
+import argparse
+import collections
+import concurrent.futures
+import dataclasses
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import mutations
+
+MOST_MEMORY = 8 << 30  # of a test program: a loop that does not end must not take the machine with it
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Tests of one program. More of its environment: how many schedules, ..."""
+    program: str
+    filter: str = "*"
+    env: tuple = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    module: str  # whose library is built again
+    files: tuple
+    steps: tuple
+
+
+def steps(*rows):
+    return tuple(Step(row[0], row[1], tuple(item.split("=") for item in row[2:])) for row in rows)
+
+
+SIM = ("sim_test", "-*ScaleSim*:*PrintTrace*", "WEFT_SIM_SCHEDULES=1000")
+MORE_SIM = ("sim_test", "-*ScaleSim*:*PrintTrace*", "WEFT_SIM_SCHEDULES=10000")
+RPC = (("rpc_interceptor_test", "*"), ("rpc_test", "*"), MORE_SIM)
+AUTOGRAD_SIM = ("autograd_sim_test", "-*PrintTrace*", "WEFT_AUTOGRAD_SIM_SCHEDULES=1000")
+UNITS = {
+    "dedup": Unit("rpc", ("rpc/internal/dedup.cc",), steps(("rpc_test", "Windows.*"), SIM, *RPC)),
+    "assembler": Unit("rpc", ("rpc/internal/assembler.cc", "rpc/internal/assembler_wide.cc"),
+                      steps(("rpc_typed_test", "WideAssembler.*:ChunkPlace.*"), ("rpc_typed_test", "*"), SIM, *RPC)),
+    "peer": Unit("rpc", ("rpc/internal/peer.cc",), steps(SIM, *RPC)),
+    "membership": Unit("rpc", ("rpc/internal/membership.cc", "rpc/internal/membership_watch.cc"),
+                       steps(SIM, ("sim_test", "*ScaleSim*"), *RPC)),
+    "drain": Unit("rpc", ("rpc/internal/drain.cc",), steps(SIM, ("sim_test", "*ScaleSim*"), *RPC)),
+    "object_turns": Unit("rpc", ("rpc/internal/object_turns.cc",),
+                         steps(("rpc_test", "*ObjectTurns*:*Turn*:*OneObject*"), SIM, *RPC)),
+    "rref_protocol": Unit("rref", ("rref/internal/protocol.cc", "rref/internal/protocol_carrier.cc",
+                                   "rref/internal/protocol_owner.cc", "rref/internal/protocol_user.cc"),
+                          steps(("rref_protocol_test", "*", "WEFT_RREF_SCHEDULES=2000", "WEFT_RREF_STATES=5000"),
+                                ("rref_sim_test", "*", "WEFT_RREF_SIM_SCHEDULES=200"), ("rref_test", "*"),
+                                ("rref_protocol_test", "*", "WEFT_RREF_SCHEDULES=100000", "WEFT_RREF_STATES=100000"))),
+    "pass": Unit("dist_autograd", ("dist_autograd/internal/pass.cc", "dist_autograd/internal/pass_run.cc",
+                                   "dist_autograd/internal/pass_end.cc", "dist_autograd/internal/graph_run.cc",
+                                   "dist_autograd/internal/graph_sums.cc"),
+                 steps(AUTOGRAD_SIM, ("dist_autograd_test", "*", "WEFT_AUTOGRAD_GRAPHS=100"))),
+    "owner": Unit("dist_optim", ("dist_optim/internal/owner.cc", "dist_optim/internal/owner_state.cc"),
+                  steps(("dist_optim_test", "*"), ("ps_sim_test", "*", "WEFT_PS_SIM_SCHEDULES=100"))),
+}
+
+
+def run(command, **more):
+    """(exit status, output). Its children end with it, whatever happens."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                               start_new_session=True, **more)
+    output = collections.deque(maxlen=100)  # the last of what a mutant may write without end
+
+    def read():
+        with process.stdout:
+            while chunk := process.stdout.read1(65536):
+                output.append(chunk)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        status = process.wait()
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+        reader.join()
+    return status, b"".join(output).decode(errors="replace")
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Of one step: which test failed, and how; none did if there is no test."""
+    test: str = ""
+    how: str = ""
+    seconds: float = 0
+    output: str = ""
+
+
+class Bench:
+    """Compiles, links and runs, in folders of its own under --work."""
+
+    def __init__(self, args, unit):
+        self.build = os.path.abspath(args.build)
+        self.through = shlex.split(args.through)
+        self.unit = unit
+        self.optimize = args.optimize
+        self.limits = {}
+        commands = {}
+        with open(os.path.join(self.build, "compile_commands.json")) as file:
+            for entry in json.load(file):
+                commands[os.path.relpath(os.path.realpath(entry["file"]), ROOT)] = entry["command"]
+        self.compile_commands = {path: shlex.split(commands[path]) for path in unit.files}
+        status, output = run(["ninja", "-C", self.build, "-t", "commands", f"weft_{unit.module}"])
+        links = [line for line in output.splitlines() if " -shared " in line and f"/libweft_{unit.module}.so" in line]
+        if status or len(links) != 1:
+            raise SystemExit(f"mutate: {self.build} has {len(links)} commands that link a shared libweft_{unit.module}.so")
+        self.link_command = shlex.split(re.sub(r"^: && | && :$", "", links[0]))
+        self.soname = next(word for word in self.link_command if "-soname," in word).split("-soname,")[1]
+
+    def make(self, folder, path, text):
+        """Builds the library with this source in the folder; what the compiler or linker says when it cannot."""
+        source = os.path.join(folder, os.path.basename(path))
+        with open(source, "w") as file:
+            file.write(text)
+        words = list(self.compile_commands[path])
+        built = words[words.index("-o") + 1]
+        words[words.index("-o") + 1] = source + ".o"
+        words[words.index("-c") + 1] = source
+        # What is precompiled was so for another optimisation: without -Winvalid-pch its text is read in silence.
+        words = [word for word in words if word not in ("-Winvalid-pch", "-Wall", "-Wextra")] + ["-w", *self.optimize.split()]
+        status, output = run([*self.through, *words], cwd=self.build)
+        if status:
+            return output
+        words = [source + ".o" if word == built else word for word in self.link_command]
+        words[words.index("-o") + 1] = os.path.join(folder, self.soname)
+        status, output = run([*self.through, *words], cwd=self.build)
+        os.unlink(source + ".o")
+        return output if status else ""
+
+    def environment(self, folder, step):
+        return {**os.environ, "OMP_NUM_THREADS": "1", "WEFT_BUILD_DIR": self.build, "WEFT_SOURCE_DIR": ROOT,
+                "LD_LIBRARY_PATH": folder, **dict(step.env)}
+
+    def check_loaded(self, folder):
+        """The programs really load what lies in the folder."""
+        for step in self.unit.steps:
+            _, output = run(["ldd", self.program(step)], env=self.environment(folder, step))
+            if f"{self.soname} => {os.path.join(folder, self.soname)}" not in output:
+                raise SystemExit(f"mutate: {self.program(step)} does not load {self.soname} from LD_LIBRARY_PATH")
+
+    def program(self, step):
+        return os.path.join(self.build, "tests", step.program)
+
+    def run_step(self, folder, step, only=None):
+        limit = self.limits.get(step, 600)
+        start = time.monotonic()
+        # The limit counts from when the program starts, not from when --through lets it.
+        command = [*self.through, "timeout", "--foreground", "--kill-after=1", str(round(limit)),
+                   "prlimit", f"--data={MOST_MEMORY}", "--core=0", self.program(step), f"--gtest_filter={only or step.filter}", "--gtest_fail_fast"]
+        status, output = run(command, env=self.environment(folder, step), cwd=os.path.join(self.build, "tests"))
+        outcome = Outcome(seconds=time.monotonic() - start, output=output)
+        if status == 0:
+            return outcome
+        failed = re.search(r"^\[  FAILED  \] ([\w/.]+)", output, re.M)
+        begun = re.findall(r"^\[ RUN      \] ([\w/.]+)", output, re.M)
+        outcome.test = failed.group(1) if failed else begun[-1] if begun else "start"
+        outcome.how = "fails" if failed else "hangs" if status in (124, 137) else "crashes"
+        return outcome
+
+    def judge(self, folder):
+        """The step and outcome that find what lies in the folder, or neither."""
+        for step in self.unit.steps:
+            first = self.run_step(folder, step)
+            if not first.test:
+                continue
+            again = self.run_step(folder, step, first.test)
+            if not again.test:  # it may need those before it
+                again = self.run_step(folder, step)
+            if again.test:
+                return step, first
+        return None, None
+
+    def baseline(self, folder):
+        """Twice without a change; what fails then is no judge of mutants."""
+        path = self.unit.files[0]
+        with open(os.path.join(ROOT, path)) as file:
+            wrong = self.make(folder, path, file.read())
+        if wrong:
+            raise SystemExit(f"mutate: {path} does not compile without a change:\n{wrong}")
+        self.check_loaded(folder)
+        for _ in range(2):
+            for step in self.unit.steps:
+                outcome = self.run_step(folder, step)
+                if outcome.test:
+                    raise SystemExit(f"mutate: {step.program} {outcome.test} {outcome.how} without a change:\n"
+                                     f"{outcome.output[-4000:]}")
+                self.limits[step] = max(self.limits.get(step, 0), 30 + 6 * outcome.seconds)
+                print(f"mutate: without a change: {step.program} {step.filter}: {outcome.seconds:.1f} s", file=sys.stderr, flush=True)
+
+
+def sources(unit):
+    texts = {}
+    for path in unit.files:
+        with open(os.path.join(ROOT, path)) as file:
+            texts[path] = file.read()
+    return texts
+
+
+def rows(unit, seed):
+    """What could be tried, in order: dictionaries as they stand in --json, before they are run."""
+    texts = sources(unit)
+    listed = []
+    for number, (lot, path, mutation) in enumerate(mutations.choose(texts, seed), 1):
+        before, after = mutations.changed(texts[path], mutation)
+        line = mutations.line_of(texts[path], mutation.begin)
+        listed.append(({"number": number, "id": lot, "where": f"{path}:{line}", "kind": mutation.kind,
+                        "before": before, "after": after}, path, mutation.apply(texts[path])))
+    return listed
+
+
+def try_one(bench, work, entry):
+    row, path, text = entry
+    start = time.monotonic()
+    folder = tempfile.mkdtemp(prefix=f"{row['id']}.", dir=work)
+    try:
+        if bench.make(folder, path, text):
+            return {**row, "result": "does not compile"}
+        step, outcome = bench.judge(folder)
+    finally:
+        shutil.rmtree(folder)
+    found = {"result": "found", "by": f"{step.program}: {outcome.test}", "how": outcome.how} if step else {"result": "survived"}
+    return {**row, **found, "seconds": round(time.monotonic() - start, 1)}
+
+
+def try_unit(args, name, save):
+    unit = UNITS[name]
+    programs = sorted({step.program for step in unit.steps})
+    status, output = run([*shlex.split(args.through), "ninja", "-C", args.build, "-j2", f"weft_{unit.module}", *programs])
+    if status:
+        raise SystemExit(f"mutate: ninja in {args.build}:\n{output[-4000:]}")
+    bench = Bench(args, unit)
+    listed = rows(unit, args.seed)
+    if args.only:
+        listed = [entry for entry in listed if args.only in (str(entry[0]["number"]), entry[0]["id"])]
+        if not listed:
+            raise SystemExit(f"mutate: {name} has no mutant {args.only} with seed {args.seed}")
+    folder = tempfile.mkdtemp(prefix="baseline.", dir=args.work)
+    try:
+        bench.baseline(folder)
+    finally:
+        shutil.rmtree(folder)
+    counted = 0
+    at = 0
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        while counted < args.count and at < len(listed):
+            batch = listed[at:at + min(args.jobs, args.count - counted)]
+            at += len(batch)
+            for row in pool.map(lambda entry: try_one(bench, args.work, entry), batch):
+                counted += row["result"] != "does not compile"
+                print(f"mutate: {name} {row['number']} ({row['id']}) {row['where']} {row['kind']}: {row['result']} "
+                      f"{row.get('by', '')} ({row.get('seconds', 0)} s)", file=sys.stderr, flush=True)
+                save(name, row)
+
+
+def cell(text):
+    return "`` " + text.replace("|", "\\|") + " ``"
+
+
+def table(results):
+    """Markdown: a line per unit, then a table of each one's mutants."""
+    lines = ["| unit | mutants | found | survived | do not compile |", "|---|---|---|---|---|"]
+    for name in UNITS:
+        ran = [row["result"] for row in results.get(name, {}).values()]
+        counts = [ran.count(result) for result in ("found", "survived", "does not compile")]
+        lines.append(f"| `{name}` | " + (f"{counts[0] + counts[1]} | {counts[0]} | {counts[1]} | {counts[2]} |" if ran
+                                         else "not run | | | |"))
+    for name in UNITS:
+        if name not in results:
+            continue
+        lines += ["", f"## `{name}`", "", "| no. | id | where | kind | before | after | result | seconds |",
+                  "|---|---|---|---|---|---|---|---|"]
+        for row in sorted(results[name].values(), key=lambda row: row["number"]):
+            result = f"{row['how']}: `{row['by']}`" if row["result"] == "found" else f"**{row['result']}**"
+            if row["result"] != "does not compile":
+                lines.append(f"| {row['number']} | {row['id']} | `{row['where']}` | {row['kind']} | {cell(row['before'])} | "
+                             f"{cell(row['after'])} | {result} | {row['seconds']} |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--unit", action="append", choices=[*UNITS], help="which (all)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=20, help="of each unit (20)")
+    parser.add_argument("--only", help="one mutant again, by its number or id")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at once (1)")
+    parser.add_argument("--build", default=os.path.join(ROOT, "build"), help="a build folder of shared libraries (build)")
+    parser.add_argument("--work", help="where the copies lie (a folder of its own among temporary files)")
+    parser.add_argument("--json", help="the results so far, kept up to date after every mutant")
+    parser.add_argument("--through", default="", help="a command that runs each compile, link and test")
+    parser.add_argument("--optimize", default="-O1", help="the changed source (-O1)")
+    parser.add_argument("--least", type=float, default=95, help="percent that must be found (95)")
+    args = parser.parse_args()
+    units = args.unit or [*UNITS]
+    if args.list:
+        for name in units:
+            for row, _, _ in rows(UNITS[name], args.seed):
+                print(f"{name} {row['number']} {row['id']} {row['where']} {row['kind']}: {row['before']}  ->  {row['after']}")
+        return 0
+    results = {}
+    if args.json and os.path.exists(args.json):
+        with open(args.json) as file:
+            results = json.load(file)
+
+    def save(name, row):
+        results.setdefault(name, {})[row["id"]] = row
+        if args.json:
+            with open(args.json + ".new", "w") as file:
+                json.dump(results, file, indent=1)
+            os.replace(args.json + ".new", args.json)
+
+    if not args.table:
+        made = None if args.work else tempfile.mkdtemp(prefix="weft_mutants.")
+        args.work = os.path.abspath(args.work or made)
+        os.makedirs(args.work, exist_ok=True)
+        try:
+            for name in units:
+                try_unit(args, name, save)
+        finally:
+            if made:
+                shutil.rmtree(made)
+    print(table(results))
+    ran = [row["result"] for name in units for row in results.get(name, {}).values()]
+    return 1 if 100 * ran.count("found") < args.least * (ran.count("found") + ran.count("survived")) else 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main())
