@@ -104,7 +104,7 @@ class Units(unittest.TestCase):
     def test_every_unit_has_enough(self):
         for name, unit in mutate.UNITS.items():
             listed = mutate.rows(unit, 1)
-            self.assertGreaterEqual(len(listed), 40, name)
+            self.assertGreaterEqual(len(listed), 30, name)
             for row, path, text in listed[:20]:
                 with open(os.path.join(ROOT, path)) as file:
                     self.assertNotEqual(file.read(), text, row)

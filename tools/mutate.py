@@ -19,6 +19,7 @@ Fails when fewer than 95 % of the mutants are found.
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
@@ -35,6 +36,8 @@ import time
 import mutations
 
 MOST_MEMORY = 8 << 30  # of a test program: a loop that does not end must not take the machine with it
+LONG = 15  # seconds that a program takes; then it waits for --through, too
+PASSED = {}  # (module, step): how long it took without a change, each time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -54,7 +57,7 @@ class Unit:
 
 
 def steps(*rows):
-    return tuple(Step(row[0], row[1], tuple(item.split("=") for item in row[2:])) for row in rows)
+    return tuple(Step(row[0], row[1], tuple(tuple(item.split("=")) for item in row[2:])) for row in rows)
 
 
 SIM = ("sim_test", "-*ScaleSim*:*PrintTrace*", "WEFT_SIM_SCHEDULES=1000")
@@ -70,7 +73,7 @@ UNITS = {
                        steps(SIM, ("sim_test", "*ScaleSim*"), *RPC)),
     "drain": Unit("rpc", ("rpc/internal/drain.cc",), steps(SIM, ("sim_test", "*ScaleSim*"), *RPC)),
     "object_turns": Unit("rpc", ("rpc/internal/object_turns.cc",),
-                         steps(("rpc_test", "*ObjectTurns*:*Turn*:*OneObject*"), SIM, *RPC)),
+                         steps(("rpc_test", "*ObjectTurns*:*OneObject*"), SIM, *RPC)),
     "rref_protocol": Unit("rref", ("rref/internal/protocol.cc", "rref/internal/protocol_carrier.cc",
                                    "rref/internal/protocol_owner.cc", "rref/internal/protocol_user.cc"),
                           steps(("rref_protocol_test", "*", "WEFT_RREF_SCHEDULES=2000", "WEFT_RREF_STATES=5000"),
@@ -110,6 +113,18 @@ def run(command, **more):
     return status, b"".join(output).decode(errors="replace")
 
 
+@contextlib.contextmanager
+def held(through):
+    """What takes long happens while such a command runs: where many share a machine, it waits for its turn."""
+    if not through:
+        yield
+        return
+    process = subprocess.Popen([*shlex.split(through), "sh", "-c", "echo; cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process:  # its input is closed at the end, also at that of this process
+        process.stdout.readline()
+        yield
+
+
 @dataclasses.dataclass
 class Outcome:
     """Of one step: which test failed, and how; none did if there is no test."""
@@ -124,10 +139,9 @@ class Bench:
 
     def __init__(self, args, unit):
         self.build = os.path.abspath(args.build)
-        self.through = shlex.split(args.through)
         self.unit = unit
         self.optimize = args.optimize
-        self.limits = {}
+        self.stock = ""
         commands = {}
         with open(os.path.join(self.build, "compile_commands.json")) as file:
             for entry in json.load(file):
@@ -140,8 +154,17 @@ class Bench:
         self.link_command = shlex.split(re.sub(r"^: && | && :$", "", links[0]))
         self.soname = next(word for word in self.link_command if "-soname," in word).split("-soname,")[1]
 
+    def stock_up(self, folder):
+        """Copies of programs and libraries: who works in this tree may go on building tests."""
+        self.stock = folder
+        for program in {step.program for step in self.unit.steps}:
+            shutil.copy2(os.path.join(self.build, "tests", program), folder)
+        for name in os.listdir(os.path.join(self.build, "lib")):
+            if ".so" in name:
+                shutil.copy2(os.path.join(self.build, "lib", name), folder)
+
     def make(self, folder, path, text):
-        """Builds the library with this source in the folder; what the compiler or linker says when it cannot."""
+        """Builds the library with this source in the folder; what is said when that does not work."""
         source = os.path.join(folder, os.path.basename(path))
         with open(source, "w") as file:
             file.write(text)
@@ -151,18 +174,18 @@ class Bench:
         words[words.index("-c") + 1] = source
         # What is precompiled was so for another optimisation: without -Winvalid-pch its text is read in silence.
         words = [word for word in words if word not in ("-Winvalid-pch", "-Wall", "-Wextra")] + ["-w", *self.optimize.split()]
-        status, output = run([*self.through, *words], cwd=self.build)
-        if status:
-            return output
-        words = [source + ".o" if word == built else word for word in self.link_command]
-        words[words.index("-o") + 1] = os.path.join(folder, self.soname)
-        status, output = run([*self.through, *words], cwd=self.build)
+        link = [source + ".o" if word == built else word for word in self.link_command]
+        link[link.index("-o") + 1] = os.path.join(folder, self.soname)
+        for command in (words, link):
+            status, output = run(command, cwd=self.build)
+            if status:
+                return output
         os.unlink(source + ".o")
-        return output if status else ""
+        return ""
 
     def environment(self, folder, step):
         return {**os.environ, "OMP_NUM_THREADS": "1", "WEFT_BUILD_DIR": self.build, "WEFT_SOURCE_DIR": ROOT,
-                "LD_LIBRARY_PATH": folder, **dict(step.env)}
+                "LD_LIBRARY_PATH": f"{folder}:{self.stock}", **dict(step.env)}
 
     def check_loaded(self, folder):
         """The programs really load what lies in the folder."""
@@ -172,14 +195,13 @@ class Bench:
                 raise SystemExit(f"mutate: {self.program(step)} does not load {self.soname} from LD_LIBRARY_PATH")
 
     def program(self, step):
-        return os.path.join(self.build, "tests", step.program)
+        return os.path.join(self.stock, step.program)
 
     def run_step(self, folder, step, only=None):
-        limit = self.limits.get(step, 600)
+        limit = 20 + 6 * self.usual(step)
+        command = ["timeout", "--foreground", "--kill-after=1", str(round(limit)), "prlimit", f"--data={MOST_MEMORY}",
+                   "--core=0", self.program(step), f"--gtest_filter={only or step.filter}", "--gtest_fail_fast"]
         start = time.monotonic()
-        # The limit counts from when the program starts, not from when --through lets it.
-        command = [*self.through, "timeout", "--foreground", "--kill-after=1", str(round(limit)),
-                   "prlimit", f"--data={MOST_MEMORY}", "--core=0", self.program(step), f"--gtest_filter={only or step.filter}", "--gtest_fail_fast"]
         status, output = run(command, env=self.environment(folder, step), cwd=os.path.join(self.build, "tests"))
         outcome = Outcome(seconds=time.monotonic() - start, output=output)
         if status == 0:
@@ -190,35 +212,48 @@ class Bench:
         outcome.how = "fails" if failed else "hangs" if status in (124, 137) else "crashes"
         return outcome
 
-    def judge(self, folder):
-        """The step and outcome that find what lies in the folder, or neither."""
+    def usual(self, step):
+        return max(PASSED.get((self.unit.module, step)) or [100])
+
+    def judge(self, folder, long):
+        """(result and by whom, seconds) of the steps that do or do not take long."""
+        seconds = 0
         for step in self.unit.steps:
+            if (self.usual(step) > LONG) != long:
+                continue
             first = self.run_step(folder, step)
+            seconds += first.seconds
             if not first.test:
                 continue
             again = self.run_step(folder, step, first.test)
             if not again.test:  # it may need those before it
                 again = self.run_step(folder, step)
             if again.test:
-                return step, first
-        return None, None
+                return {"result": "found", "by": f"{step.program}: {first.test}", "how": first.how}, seconds
+        return {"result": "survived"}, seconds
 
     def baseline(self, folder):
-        """Twice without a change; what fails then is no judge of mutants."""
+        """Each step twice without a change; what fails then is no judge of mutants."""
         path = self.unit.files[0]
         with open(os.path.join(ROOT, path)) as file:
             wrong = self.make(folder, path, file.read())
         if wrong:
             raise SystemExit(f"mutate: {path} does not compile without a change:\n{wrong}")
         self.check_loaded(folder)
-        for _ in range(2):
-            for step in self.unit.steps:
-                outcome = self.run_step(folder, step)
-                if outcome.test:
-                    raise SystemExit(f"mutate: {step.program} {outcome.test} {outcome.how} without a change:\n"
-                                     f"{outcome.output[-4000:]}")
-                self.limits[step] = max(self.limits.get(step, 0), 30 + 6 * outcome.seconds)
-                print(f"mutate: without a change: {step.program} {step.filter}: {outcome.seconds:.1f} s", file=sys.stderr, flush=True)
+        for step in self.unit.steps * 2:
+            passed = PASSED.setdefault((self.unit.module, step), [])
+            if len(passed) == 2:  # for another unit of this module
+                continue
+            outcome = self.run_step(folder, step)
+            if outcome.test:
+                raise SystemExit(f"mutate: {step.program} {outcome.test} {outcome.how} without a change:\n"
+                                 f"{outcome.output[-4000:]}")
+            passed.append(outcome.seconds)
+            say(f"without a change: {step.program} {step.filter}: {outcome.seconds:.1f} s")
+
+
+def say(text):
+    print(f"mutate: {text}", file=sys.stderr, flush=True)
 
 
 def sources(unit):
@@ -241,48 +276,73 @@ def rows(unit, seed):
     return listed
 
 
-def try_one(bench, work, entry):
-    row, path, text = entry
-    start = time.monotonic()
-    folder = tempfile.mkdtemp(prefix=f"{row['id']}.", dir=work)
+def try_batch(args, bench, batch):
+    """Rows with their results. Nothing is left of the mutants."""
+    folders = [tempfile.mkdtemp(prefix=f"{row['id']}.", dir=args.work) for row, _, _ in batch]
+    rows_of = [dict(row) for row, _, _ in batch]
+
+    def make(at):
+        _, path, text = batch[at]
+        start = time.monotonic()
+        wrong = bench.make(folders[at], path, text)
+        rows_of[at].update({"result": "does not compile" if wrong else "survived", "seconds": time.monotonic() - start})
+
+    def judge(at, long):
+        found, seconds = bench.judge(folders[at], long)
+        rows_of[at].update({**found, "seconds": rows_of[at]["seconds"] + seconds})
+
+    def left():
+        return [at for at, row in enumerate(rows_of) if row["result"] == "survived"]
+
     try:
-        if bench.make(folder, path, text):
-            return {**row, "result": "does not compile"}
-        step, outcome = bench.judge(folder)
+        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+            with held(args.through):
+                list(pool.map(make, range(len(batch))))
+            list(pool.map(lambda at: judge(at, False), left()))
+            if left():
+                with held(args.through):
+                    list(pool.map(lambda at: judge(at, True), left()))
     finally:
-        shutil.rmtree(folder)
-    found = {"result": "found", "by": f"{step.program}: {outcome.test}", "how": outcome.how} if step else {"result": "survived"}
-    return {**row, **found, "seconds": round(time.monotonic() - start, 1)}
+        for folder in folders:
+            shutil.rmtree(folder)
+    return [{**row, "seconds": round(row["seconds"], 1)} for row in rows_of]
 
 
 def try_unit(args, name, save):
     unit = UNITS[name]
-    programs = sorted({step.program for step in unit.steps})
-    status, output = run([*shlex.split(args.through), "ninja", "-C", args.build, "-j2", f"weft_{unit.module}", *programs])
-    if status:
-        raise SystemExit(f"mutate: ninja in {args.build}:\n{output[-4000:]}")
     bench = Bench(args, unit)
     listed = rows(unit, args.seed)
     if args.only:
-        listed = [entry for entry in listed if args.only in (str(entry[0]["number"]), entry[0]["id"])]
+        listed = [entry for entry in listed if {str(entry[0]["number"]), entry[0]["id"]} & set(args.only)]
         if not listed:
             raise SystemExit(f"mutate: {name} has no mutant {args.only} with seed {args.seed}")
+    stock = tempfile.mkdtemp(prefix="stock.", dir=args.work)
     folder = tempfile.mkdtemp(prefix="baseline.", dir=args.work)
     try:
-        bench.baseline(folder)
+        with held(args.through):
+            programs = sorted({step.program for step in unit.steps})
+            status, output = run(["ninja", "-C", args.build, "-j2", f"weft_{unit.module}", *programs])
+            if status:
+                raise SystemExit(f"mutate: ninja in {args.build}:\n{output[-4000:]}")
+            bench.stock_up(stock)
+            bench.baseline(folder)
+        try_all(args, bench, name, listed, save)
     finally:
         shutil.rmtree(folder)
+        shutil.rmtree(stock)
+
+
+def try_all(args, bench, name, listed, save):
     counted = 0
     at = 0
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        while counted < args.count and at < len(listed):
-            batch = listed[at:at + min(args.jobs, args.count - counted)]
-            at += len(batch)
-            for row in pool.map(lambda entry: try_one(bench, args.work, entry), batch):
-                counted += row["result"] != "does not compile"
-                print(f"mutate: {name} {row['number']} ({row['id']}) {row['where']} {row['kind']}: {row['result']} "
-                      f"{row.get('by', '')} ({row.get('seconds', 0)} s)", file=sys.stderr, flush=True)
-                save(name, row)
+    while counted < args.count and at < len(listed):
+        batch = listed[at:at + min(args.batch, args.count - counted)]
+        at += len(batch)
+        for row in try_batch(args, bench, batch):
+            counted += row["result"] != "does not compile"
+            say(f"{name} {row['number']} ({row['id']}) {row['where']} {row['kind']}: {row['result']} {row.get('by', '')} "
+                f"({row['seconds']} s)")
+            save(name, row)
 
 
 def cell(text):
@@ -315,14 +375,15 @@ def main():
     parser.add_argument("--unit", action="append", choices=[*UNITS], help="which (all)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=20, help="of each unit (20)")
-    parser.add_argument("--only", help="one mutant again, by its number or id")
+    parser.add_argument("--only", action="append", help="one mutant again, by its number or id")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at once (1)")
+    parser.add_argument("--batch", type=int, default=5, help="so many are built, then tried, then the next ones (5)")
     parser.add_argument("--build", default=os.path.join(ROOT, "build"), help="a build folder of shared libraries (build)")
     parser.add_argument("--work", help="where the copies lie (a folder of its own among temporary files)")
     parser.add_argument("--json", help="the results so far, kept up to date after every mutant")
-    parser.add_argument("--through", default="", help="a command that runs each compile, link and test")
+    parser.add_argument("--through", default="", help="a command that waits for its turn, then runs what is given to it: around what takes long")
     parser.add_argument("--optimize", default="-O1", help="the changed source (-O1)")
     parser.add_argument("--least", type=float, default=95, help="percent that must be found (95)")
     args = parser.parse_args()
