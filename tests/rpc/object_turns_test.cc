@@ -122,8 +122,9 @@ TEST_F(ObjectTurns, WhatWaitsMayGiveItsPlaceUp) {
 // What is given up may end others by its end.
 TEST_F(ObjectTurns, WhatIsGivenUpIsDestroyedWithoutTheLock) {
   struct Ends {
+    explicit Ends(internal::ObjectTurns* of) : turns(of) {}
     ~Ends() { turns->release(1); }
-    internal::ObjectTurns* turns;
+    internal::ObjectTurns* const turns;
   };
   write(1);
   turns_.acquire(2, false, {}, [ends = std::make_shared<Ends>(&turns_)] {});
