@@ -60,6 +60,26 @@ TEST_P(DistOptimFailure, DA_55_errors_of_a_step) {
   EXPECT_EQ(optimizer.versions(), (std::vector<int64_t>{0, 0}));
 }
 
+// As when a module is converted, or its rows replaced, between backward and step.
+TEST_P(DistOptimFailure, AGradientThatFitsItsParameterNoLongerIsRefused) {
+  OptimCluster c = make(1);
+  at::Tensor leaf = torch::ones({2}, torch::kFloat64).set_requires_grad(true);
+  DistributedOptimizer<optim::SGD> optimizer(
+      c[0], {RRef<at::Tensor>::local(c[0], leaf), c.parameters[0]}, {.lr = 1});
+  const std::vector<at::Tensor> before = values(c);
+  for (const at::Tensor& other : {torch::ones({2}), torch::ones({3}, torch::kFloat64)}) {
+    const at::Tensor was = leaf.detach().clone();
+    DistAutogradContext context(c[0]);
+    context.backward({(leaf * 2).sum() + loss(c, input())});
+    leaf.set_data(other);
+    expect_error(error_of([&] { optimizer.step(context); }), ErrorKind::kInvalidArgument,
+                 {"owner 'worker0'", "parameter 0 of this owner is", "its gradient is", "[2]"});
+    expect_equal(leaf.detach(), other);
+    leaf.set_data(was);
+  }
+  expect_equal(values(c)[0], before[0]);
+}
+
 TEST_P(DistOptimFailure, DA_56_errors_of_the_constructor_leave_nothing) {
   OptimCluster c = make();
   const at::Tensor leaf = torch::ones({2}).set_requires_grad(true);
