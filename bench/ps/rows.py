@@ -1,0 +1,93 @@
+"""The rows of the `ps` suite: small pushes and pulls of a parameter server, against one that is written on
+torch.distributed.rpc.
+
+Bars are ratios, above 1 always in our favour.
+"""
+
+from pathlib import Path
+
+from figures import compare, describe_latency, describe_rate, detail, p50, rate
+from harness import DriverError, DriverSpec, worst_of
+
+ROWS = ("P1", "P2", "P3")
+PEERS = ("python",)
+
+OURS = "weft/pair"
+PY, PY_TCP = "python/shm/pair", "python/tcp/pair"
+
+CALLS = 5000
+PUSHES = 400_000
+PEER_PUSHES = 10_000
+FLIGHTS = (64, 1024)  # of the peer: the better one counts
+FLIGHT = 4096
+PULLS = 4000
+
+
+def driver_specs(build, python, only_peer, with_ours):
+    specs = []
+    if with_ours:
+        specs.append(DriverSpec(OURS, "weft", [str(Path(build) / "bin" / "bench_weft_ps")]))
+    missing = "" if python else "no interpreter that imports torch (WEFT_TEST_PYTHON)"
+    script = str(Path(__file__).resolve().parent / "peer_torch_rpc.py")
+    for name in (PY, PY_TCP):
+        mode = name.split("/")[1]
+        command = [python or "python3", "-W", "ignore", script, "--mode", mode]
+        specs.append(DriverSpec(name, f"torch RPC Python ({mode})", command, freeze=True, missing=missing))
+    return specs
+
+
+def row_p1(bench, quick):
+    metric = "push of 8 bytes, acknowledged, p50"
+    bench.log(f"P1: {metric}")
+    results = bench.interleave([OURS, PY, PY_TCP], f"lat push {CALLS // 5 if quick else CALLS}", 90)
+    detail(bench, results, describe_latency)
+    return [compare(bench, results, "P1", metric, "us", "lower", OURS, [PY, PY_TCP], p50, 4)]
+
+
+def better(a, b):
+    """The rounds of one driver with the greater rate."""
+    usable = [one for one in (a, b) if one and not isinstance(one, DriverError)]
+    return max(usable, key=rate) if usable else b
+
+
+def row_p2(bench, quick):
+    metric = "pushes of a row of 2, distinct keys, a future each"
+    bench.log(f"P2: {metric}, {FLIGHT} at once")
+    results = bench.interleave([OURS], f"flight {FLIGHT} {PUSHES // 8 if quick else PUSHES}", 90)
+    detail(bench, results, describe_rate)
+    for depth in FLIGHTS:
+        bench.log(f"    peers, {depth} at once")
+        count = PEER_PUSHES // 4 if quick else PEER_PUSHES
+        of_peers = bench.interleave([PY, PY_TCP], f"flight {depth} {count}", 90)
+        detail(bench, of_peers, describe_rate)
+        for name, rounds in of_peers.items():
+            results[name] = better(results.get(name), rounds)
+    return [compare(bench, results, "P2", metric, "/s", "higher", OURS, [PY, PY_TCP], rate, 40)]
+
+
+def row_p3(bench, quick):
+    parts = []
+    count = PULLS // 5 if quick else PULLS
+    for number, (depth, what) in enumerate(((0, "p50"), (8, "8 in flight")), start=1):
+        metric = f"pull of 1,024 x 64 rows, {what}"
+        bench.log(f"P3: {metric}")
+        command = f"slide {depth} {count}" if depth else f"lat pull {count}"
+        results = bench.interleave([OURS, PY, PY_TCP], command, 90)
+        detail(bench, results, describe_rate if depth else describe_latency)
+        figure = ("/s", "higher", rate) if depth else ("us", "lower", p50)
+        unit, better, take = figure
+        parts.append(
+            compare(bench, results, f"P3.{number}", metric, unit, better, OURS, [PY, PY_TCP], take, 2.5)
+        )
+    return [worst_of("P3", "pull of 1,024 x 64 rows", parts), *parts]
+
+
+def measure(bench, wanted, quick, memory):
+    figures = []
+    if "P1" in wanted:
+        figures += row_p1(bench, quick)
+    if "P2" in wanted:
+        figures += row_p2(bench, quick)
+    if "P3" in wanted:
+        figures += row_p3(bench, quick)
+    return figures
