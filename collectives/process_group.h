@@ -48,7 +48,6 @@
 #include "weft/common/time.h"
 #include "weft/store/rendezvous.h"
 #include "weft/store/store.h"
-#include "weft/transport/credentials.h"
 
 namespace weft {
 
@@ -62,9 +61,7 @@ struct Operation;
 }  // namespace internal
 
 enum class Backend {
-  // inproc with a fabric; otherwise shm where all ranks are one user's on one host, shared memory
-  // inside the hosts and sockets between them where some are, else tcp
-  kAuto,
+  kAuto,  // inproc with a fabric; otherwise shm where all ranks are one user's on one host, else tcp
   kInproc,  // ranks in one process, over a fabric: simulation and tests
   kShm,     // shared memory
   kTcp,     // sockets
@@ -92,20 +89,6 @@ struct ProcessGroupOptions {
   // tcp: where to listen, and whether that may be more than loopback without credentials.
   std::string listen_address = "127.0.0.1";
   bool allow_insecure = false;
-  // tcp: with credentials all connections are mutual TLS, and a rank is the worker that its
-  // certificate names. Default: WEFT_TLS_CA and so on. All members have them, or none.
-  Credentials credentials{};
-  // Name of this worker, and its rank in the job, as its certificate has them. Default: WEFT_NAME,
-  // else the first name in the certificate; the launcher's rank, else `rank`.
-  std::string worker_name = {};
-  std::optional<int> job_rank = std::nullopt;
-  // Ranks with different texts are taken to be on different hosts, whatever the probe says: they
-  // share no memory, and hierarchical algorithms keep them apart. Equal texts prove nothing.
-  std::string host = {};
-  // Which algorithm an all_reduce of which size takes, as in "star:0-1024; ring:1025-max ranks=3-64
-  // hosts=some" (docs/collectives.md). Those of rank 0 hold for all members; behind them come the
-  // rules in the file WEFT_COLLECTIVES_TABLE of rank 0, then the built-in choice.
-  std::string algorithms = {};
   Logger log{};
   // Where the numbers weft_collectives_*, the timeline (category "collectives") and the last
   // operations go (docs/sight.md). Default: nowhere.
@@ -127,7 +110,6 @@ struct CollectiveOptions {
 struct AllReduceOptions {
   ReduceOp op{};
   Timeout timeout{};
-  // Default: by the group's table of algorithms, else by size, number of ranks and hosts.
   Algorithm algorithm = Algorithm::kAuto;
 };
 struct ReduceScatterOptions {
@@ -184,7 +166,7 @@ class WEFT_API ProcessGroup {
   int rank() const;
   int size() const;
   const std::string& name() const;
-  // "inproc", "shm", "tcp", or "shm+tcp": shared memory inside hosts, sockets between them.
+  // "inproc", "shm" or "tcp".
   std::string_view backend() const;
   // Generation of the group: 1, and one more at each rebuild.
   uint32_t generation() const;

@@ -105,10 +105,12 @@ class Opener {
   // With two copies: whoever owns the part now.
   StatusOr<internal::PartTarget> find_owner(const OpenRequest& request) {
     const size_t count = request.servers.size();
+    const size_t home =
+        home_of(request.index, internal::part_count(*request.definition, count), count);
     Status last = make_error(ErrorKind::kDeadline, "there was no time to ask");
     for (;;) {
       for (size_t i = 0; i < 2 * count; ++i) {
-        const std::string& server = request.servers[(request.index + i) % count];
+        const std::string& server = request.servers[(home + i) % count];
         const StatusOr<WorkerInfo> info = worker_.try_get_worker_info(server);
         const absl::Duration left = std::min(deadline_ - worker_.now(), attempt_);
         if (!info.ok() || left <= absl::ZeroDuration()) {
@@ -227,14 +229,17 @@ StatusOr<Table> Client::try_open_table(std::string_view name,
         absl::StrCat("table '", setup.name, "' of two copies wants two servers or more, not ",
                      request.servers.size()));
   }
-  for (size_t i = 0; i < request.servers.size(); ++i) {
+  const size_t servers = request.servers.size();
+  const size_t parts = internal::part_count(setup.definition, servers);
+  for (size_t i = 0; i < parts; ++i) {
     request.index = static_cast<uint32_t>(i);
     if (setup.definition.copies > 1) {
       WEFT_ASSIGN_OR_RETURN(internal::PartTarget owner, opener.find_owner(request));
       setup.parts.push_back(std::move(owner));
       continue;
     }
-    WEFT_ASSIGN_OR_RETURN(const auto opened, opener.ask({request.servers[i]}, request));
+    const std::string& server = request.servers[home_of(i, parts, servers)];
+    WEFT_ASSIGN_OR_RETURN(const auto opened, opener.ask({server}, request));
     setup.parts.push_back({opened.first, opened.second.part, {}});
   }
   auto core = TableCore::make(state_->service, std::move(setup));

@@ -15,6 +15,14 @@ ElementRange element_range(int64_t elements, size_t count, size_t index) {
   return {cut(index), cut(index + 1)};
 }
 
+size_t dense_parts(int64_t elements, size_t servers, uint64_t most) {
+  const uint64_t whole = most * servers;
+  const uint64_t at_each = (static_cast<uint64_t>(elements) + whole - 1) / whole;
+  return servers * std::clamp<uint64_t>(at_each, 1, std::max<uint64_t>(1, kMostParts / servers));
+}
+
+size_t home_of(size_t part, size_t parts, size_t servers) { return part / (parts / servers); }
+
 uint64_t mix_bits(uint64_t bits) {
   bits += 0x9e3779b97f4a7c15U;
   bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9U;

@@ -8,6 +8,8 @@
 //            differ by at most one.
 //   PLACE-2  a key has one owner; adding a server moves keys to it alone, and none between others.
 //   PLACE-3  slicing keys loses none and repeats none, and keeps their order within each slice.
+//   PLACE-4  a dense table of more than a part's bytes for each server has several parts at each, equally
+//            many, and neighbours lie together.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,9 +27,17 @@ struct ElementRange {
   int64_t size() const { return end - begin; }
   friend bool operator==(const ElementRange&, const ElementRange&) = default;
 };
-// The part of server `index` of `count`. No divisibility is asked for; some parts may be empty.
+// Part `index` of `count`. No divisibility is required; some parts may be empty.
 // REQUIRES: elements >= 0, index < count.
 WEFT_API ElementRange element_range(int64_t elements, size_t count, size_t index);
+
+// Parts are pushed to and pulled from independently, so the push of one overlaps the pull of another.
+inline constexpr size_t kMostParts = 4096;
+// The number of parts of a dense table: the smallest multiple of `servers` with which none has more than
+// `most` elements, or the largest up to kMostParts. REQUIRES: servers > 0, most > 0.
+WEFT_API size_t dense_parts(int64_t elements, size_t servers, uint64_t most);
+// The index of the server that has the part at first. REQUIRES: part < parts, a multiple of `servers`.
+WEFT_API size_t home_of(size_t part, size_t parts, size_t servers);
 
 // 64 well-mixed bits.
 WEFT_API uint64_t mix_bits(uint64_t bits);

@@ -88,6 +88,9 @@ struct TableDefinition {
   // 1, or 2: each part lies at two servers. A push is acknowledged when both have it; when one server
   // dies the other goes on, and a third becomes the second copy, if there is one.
   uint32_t copies = 1;
+  // Dense: the most bytes of a part's values. A table that is larger than this at each server has several
+  // parts there, equally many at each; the push of one overlaps the pull of another. 1 element to 4 GiB.
+  uint64_t part_bytes = uint64_t{4} << 20;
 
   friend bool operator==(const TableDefinition&, const TableDefinition&) = default;
 };

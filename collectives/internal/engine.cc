@@ -11,17 +11,10 @@ namespace {
 // Below it the number of messages decides, above it their bytes.
 constexpr uint64_t kSmall = 64 << 10;
 constexpr uint64_t kMiddle = 512 << 10;
-// So many hosts at most have a ring of fewer steps than the doubling of all ranks, or hardly more.
-constexpr int kFewHosts = 8;
 
 }  // namespace
 
-Algorithm choose_all_reduce(uint64_t bytes, int size, const Topology& topology) {
-  const int hosts = topology.hosts();
-  // Inside a host a message costs little.
-  if (hosts > 1 && hosts < size && (bytes > kSmall || hosts <= kFewHosts)) {
-    return Algorithm::kHierarchicalRing;
-  }
+Algorithm choose_all_reduce(uint64_t bytes, int size) {
   if (bytes <= kSmall) return Algorithm::kRecursiveDoubling;
   if (bytes <= kMiddle || size == 2) return Algorithm::kHalvingDoubling;
   return Algorithm::kRing;
@@ -144,7 +137,6 @@ Status Engine::run_round(const Turn& turn, const Header& mine, const Round& roun
         const char* const from = step.from == Buffer::kWork ? work : input;
         sends_.push_back(
             {step.peer, header, header.bytes > 0 ? from + step.begin * size : nullptr});
-        count(sends_.back());
         break;
       }
       case Step::Kind::kStore: receives_.push_back({step.peer, header, at}); break;
@@ -164,13 +156,6 @@ Status Engine::run_round(const Turn& turn, const Header& mine, const Round& roun
   }
   if (reduced > 0) apply(mine, round, work);
   return absl::OkStatus();
-}
-
-void Engine::count(const Outgoing& sent) {
-  const Topology& topology = choice_.topology;
-  if (topology.host_of(sent.peer) == topology.host_of(member_.rank)) return;
-  ++between_hosts_.messages;
-  between_hosts_.bytes += sent.header.bytes;
 }
 
 void PieceReducer::take(uint64_t begin, const char* piece, uint64_t bytes) {
@@ -246,15 +231,14 @@ Status Engine::barrier(const Turn& turn) {
 
 Status Engine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Algorithm algorithm,
                           char* data, uint64_t elements) {
-  const Topology& topology = choice_.topology;
-  const uint64_t bytes = elements * element_size(type);
-  if (algorithm == Algorithm::kAuto) algorithm = choice_.table.find(bytes, member_.size, topology);
-  if (algorithm == Algorithm::kAuto) algorithm = choose_all_reduce(bytes, member_.size, topology);
-  algorithm = effective_all_reduce(algorithm, member_.size, topology);
+  if (algorithm == Algorithm::kAuto) {
+    algorithm = choose_all_reduce(elements * element_size(type), member_.size);
+  }
+  algorithm = effective_all_reduce(algorithm, member_.size, topology_);
   Header mine = reducing(turn, OpKind::kAllReduce, type, elements, op);
   mine.algorithm = static_cast<uint8_t>(algorithm);
   if (algorithm != last_algorithm_ || elements != last_elements_) {
-    last_ = all_reduce_schedule(algorithm, member_.rank, member_.size, elements, topology);
+    last_ = all_reduce_schedule(algorithm, member_.rank, member_.size, elements, topology_);
     last_algorithm_ = algorithm;
     last_elements_ = elements;
   }

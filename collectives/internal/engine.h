@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "weft/collectives/algorithm.h"
-#include "weft/collectives/internal/algorithm_table.h"
 #include "weft/collectives/internal/element.h"
 #include "weft/collectives/internal/link.h"
 #include "weft/collectives/internal/operation_note.h"
@@ -26,12 +25,6 @@ namespace weft::internal {
 struct Turn {
   uint64_t sequence = 0;
   absl::Time deadline;
-};
-
-// By what an all_reduce without an algorithm of its own gets one; equal at all members.
-struct AlgorithmChoice {
-  Topology topology;
-  AlgorithmTable table;  // first of all
 };
 
 class Engine;
@@ -52,8 +45,8 @@ class PieceReducer final : public PieceTaker {
 
 class Engine {
  public:
-  Engine(const Membership& member, std::unique_ptr<Link> link, AlgorithmChoice choice = {})
-      : member_(member), link_(std::move(link)), choice_(std::move(choice)) {}
+  Engine(const Membership& member, std::unique_ptr<Link> link, Topology topology = {})
+      : member_(member), link_(std::move(link)), topology_(std::move(topology)) {}
   virtual ~Engine() = default;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -61,9 +54,6 @@ class Engine {
   const Membership& member() const { return member_; }
   Link& link() { return *link_; }
   OperationNote& note() { return note_; }
-  // Of what this member has sent, the part to other hosts. Thread of the operation.
-  const Traffic& between_hosts() const { return between_hosts_; }
-  void count(const Outgoing& sent);
 
   virtual Status barrier(const Turn& turn);
   // Rank 0 waits for all and names who is missing; the others wait for it, and longer.
@@ -123,9 +113,8 @@ class Engine {
 
   const Membership member_;
   const std::unique_ptr<Link> link_;
-  const AlgorithmChoice choice_;
+  const Topology topology_;
   OperationNote note_;
-  Traffic between_hosts_;
 
  private:
   std::vector<Outgoing> sends_;
@@ -140,8 +129,8 @@ class Engine {
   uint64_t last_elements_ = 0;
 };
 
-// By size, number of ranks and topology alone, so that all ranks choose alike.
-Algorithm choose_all_reduce(uint64_t bytes, int size, const Topology& topology);
+// By size and number of ranks alone, so that all ranks choose alike.
+Algorithm choose_all_reduce(uint64_t bytes, int size);
 
 // Equal for equal lists of sizes.
 uint64_t hash_of(const Blocks& blocks);

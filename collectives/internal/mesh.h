@@ -10,7 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "weft/collectives/internal/link.h"
 #include "weft/common/error.h"
 #include "weft/common/runtime.h"
@@ -20,19 +19,15 @@ namespace weft::internal {
 
 class Mesh {
  protected:
-  // `identities`: of the members by rank. `apart`: by rank, the members that are reached in another
-  // way; empty: none. `given_up`: see making.h.
-  Mesh(const Membership& member, std::vector<uint64_t> identities, std::vector<bool> apart,
-       absl::FunctionRef<Status()> given_up, Runtime& runtime, absl::Time deadline)
+  // `identities`: of the members by rank.
+  Mesh(const Membership& member, std::vector<uint64_t> identities, Runtime& runtime,
+       absl::Time deadline)
       : member_(member),
         runtime_(runtime),
         deadline_(deadline),
-        given_up_(given_up),
-        identities_(std::move(identities)),
-        apart_(std::move(apart)) {}
+        identities_(std::move(identities)) {}
   ~Mesh() = default;
 
-  bool apart(int peer) const { return !apart_.empty() && apart_[static_cast<size_t>(peer)]; }
   bool over() const { return runtime_.now() >= deadline_; }
   // For poll().
   int milliseconds_left() const;
@@ -49,7 +44,7 @@ class Mesh {
   Status late(std::string_view what, const Missing& missing) const {
     std::vector<int> ranks;
     for (int peer = member_.rank + 1; peer < member_.size; ++peer) {
-      if (!apart(peer) && missing(peer)) ranks.push_back(peer);
+      if (missing(peer)) ranks.push_back(peer);
     }
     return late_error(what, ranks);
   }
@@ -57,13 +52,11 @@ class Mesh {
   const Membership member_;
   Runtime& runtime_;
   const absl::Time deadline_;
-  const absl::FunctionRef<Status()> given_up_;
 
  private:
   static Status late_error(std::string_view what, const std::vector<int>& ranks);
 
   const std::vector<uint64_t> identities_;
-  const std::vector<bool> apart_;
 };
 
 }  // namespace weft::internal

@@ -27,9 +27,8 @@ std::string link_text(const char* path) {
 class ShmConnector : Mesh {
  public:
   ShmConnector(const Membership& member, const ShmListener& listener,
-               const std::vector<ShmMember>& members, const std::vector<bool>& apart,
-               absl::FunctionRef<Status()> given_up, Runtime& runtime, absl::Time deadline)
-      : Mesh(member, identities_of(members), apart, given_up, runtime, deadline),
+               const std::vector<ShmMember>& members, Runtime& runtime, absl::Time deadline)
+      : Mesh(member, identities_of(members), runtime, deadline),
         listener_(listener),
         members_(members) {
     mesh_.files = std::make_shared<ShmFiles>(member.size);
@@ -41,13 +40,9 @@ class ShmConnector : Mesh {
     const auto own = static_cast<size_t>(member_.rank);
     mesh_.files->by_rank[own] = std::make_unique<ShmFile>(mesh_.files->layout, listener_.file);
     mesh_.files->heap = std::make_shared<ShmHeap>(mesh_.files->layout, listener_.file);
-    for (int peer = 0; peer < member_.rank; ++peer) {
-      if (!apart(peer)) WEFT_RETURN_IF_ERROR(dial(peer));
-    }
+    for (int peer = 0; peer < member_.rank; ++peer) WEFT_RETURN_IF_ERROR(dial(peer));
     WEFT_RETURN_IF_ERROR(accept_all());
-    for (int peer = 0; peer < member_.rank; ++peer) {
-      if (!apart(peer)) WEFT_RETURN_IF_ERROR(await_answer(peer));
-    }
+    for (int peer = 0; peer < member_.rank; ++peer) WEFT_RETURN_IF_ERROR(await_answer(peer));
     return std::move(mesh_);
   }
 
@@ -88,8 +83,7 @@ class ShmConnector : Mesh {
   }
 
   Status accept_all() {
-    int missing = 0;
-    for (int peer = member_.rank + 1; peer < member_.size; ++peer) missing += apart(peer) ? 0 : 1;
+    int missing = member_.size - 1 - member_.rank;
     std::vector<UniqueFd> waiting;
     BlockingRegion region;
     WEFT_RETURN_IF_ERROR(region.status());
@@ -100,9 +94,7 @@ class ShmConnector : Mesh {
       }
       std::vector<pollfd> fds{{listener_.fd.get(), POLLIN, 0}};
       for (const UniqueFd& one : waiting) fds.push_back({one.get(), POLLIN, 0});
-      if (poll(fds.data(), fds.size(), milliseconds_left()) == 0) {
-        WEFT_RETURN_IF_ERROR(given_up_());
-      }
+      (void)poll(fds.data(), fds.size(), milliseconds_left());
       for (size_t i = 0; i < waiting.size();) {
         auto message = receive_local(waiting[i].get());
         if (message.ok() && message->what == LocalMessage::What::kNothingYet) {
@@ -129,7 +121,7 @@ class ShmConnector : Mesh {
     wire::GroupHello hello;
     if (!hello.ParseFromString(message->bytes)) return absl::OkStatus();
     const int peer = dialling_rank(hello);
-    if (peer < 0 || apart(peer)) return absl::OkStatus();
+    if (peer < 0) return absl::OkStatus();
     UniqueFd& place = mesh_.sockets[static_cast<size_t>(peer)];
     if (place.valid() || !take_in(message, peer).ok()) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(annotate(greet(fd->get()), cat("cannot answer rank ", peer)));
@@ -182,10 +174,9 @@ StatusOr<ShmListener> ShmListener::make(int size, Runtime& runtime) {
 }
 
 StatusOr<ShmMesh> connect_shm(const Membership& member, const ShmListener& listener,
-                              const std::vector<ShmMember>& members, const std::vector<bool>& apart,
-                              absl::FunctionRef<Status()> given_up, Runtime& runtime,
+                              const std::vector<ShmMember>& members, Runtime& runtime,
                               absl::Time deadline) {
-  return ShmConnector(member, listener, members, apart, given_up, runtime, deadline).run();
+  return ShmConnector(member, listener, members, runtime, deadline).run();
 }
 
 }  // namespace weft::internal

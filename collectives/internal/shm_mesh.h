@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "weft/collectives/internal/link.h"
 #include "weft/collectives/internal/shm_file.h"
 #include "weft/common/error.h"
@@ -43,12 +42,9 @@ struct ShmMesh {
   std::vector<UniqueFd> sockets;  // by rank
 };
 
-// `apart`: by rank, the members that are reached in another way; they have no file and no socket
-// here. Empty: none. `given_up`: see making.h. Errors name the rank: unavailable, deadline;
-// permission, its socket is another user's.
+// Errors name the rank: unavailable, deadline; permission, its socket is another user's.
 StatusOr<ShmMesh> connect_shm(const Membership& member, const ShmListener& listener,
-                              const std::vector<ShmMember>& members, const std::vector<bool>& apart,
-                              absl::FunctionRef<Status()> given_up, Runtime& runtime,
+                              const std::vector<ShmMember>& members, Runtime& runtime,
                               absl::Time deadline);
 
 }  // namespace weft::internal

@@ -84,9 +84,7 @@ class StreamPeer {
 
  private:
   // Asked when nothing was there: nothing more will come.
-  bool over(const Streams& streams) const {
-    return control.left() && streams.goodbye_comes_last(rank);
-  }
+  bool over(const Streams& streams) const { return control.left() && streams.goodbye_comes_last(); }
   // False: nothing came.
   bool read_body(Streams& streams, const Incoming& in);
 

@@ -8,11 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/internal/definition.h"
+#include "weft/ps/placement.h"
 
 namespace weft::ps::internal {
 namespace {
-
-constexpr size_t kMostIndex = 4096;
 
 Status wrong_copy(std::string_view what) {
   return make_error(ErrorKind::kProtocol,
@@ -31,18 +30,6 @@ void put(const WorkerKey& key, v1::PsWorker* out) {
 WorkerKey get(const v1::PsWorker& in) {
   return WorkerKey{WorkerId(in.id()), Incarnation(in.incarnation())};
 }
-void put(const Status& status, v1::PsStatus* out) {
-  out->set_code(static_cast<uint32_t>(status.code()));
-  out->set_kind(static_cast<uint32_t>(error_kind(status)));
-  out->set_text(std::string(status.message()));
-}
-Status get(const v1::PsStatus& in) {
-  if (in.code() == 0) return absl::OkStatus();
-  const uint32_t kind =
-      std::min<uint32_t>(in.kind(), static_cast<uint32_t>(ErrorKind::kPermission));
-  return make_error(static_cast<absl::StatusCode>(std::min<uint32_t>(in.code(), 16)),
-                    static_cast<ErrorKind>(kind), in.text());
-}
 void put(const CopyPlace& place, v1::PsPlace* out) {
   out->set_name(place.name);
   out->set_incarnation(place.incarnation);
@@ -50,7 +37,7 @@ void put(const CopyPlace& place, v1::PsPlace* out) {
 
 Status check_index(const std::string& name, uint32_t index) {
   if (const Status s = check_name(name); !s.ok()) return wrong_copy(std::string(s.message()));
-  if (index >= kMostIndex) return wrong_copy(absl::StrCat("part ", index));
+  if (index >= kMostParts) return wrong_copy(absl::StrCat("part ", index));
   return absl::OkStatus();
 }
 
@@ -71,7 +58,7 @@ void put(const PartImage& image, v1::PsImage* out) {
     for (const ProtocolImage::Outcome& outcome : client.outcomes) {
       v1::PsImage::Outcome* said = one->add_outcomes();
       said->set_number(outcome.number);
-      if (!outcome.told.ok()) put(outcome.told, said->mutable_told());
+      if (!outcome.told.ok()) internal::put(outcome.told, said->mutable_told());
       said->set_dropped(outcome.dropped);
     }
   }
@@ -111,7 +98,7 @@ StatusOr<ProtocolImage::Client> get(const v1::PsImage::Client& in) {
   for (const v1::PsImage::Outcome& outcome : in.outcomes()) {
     if (outcome.number() <= below) return wrong_copy("outcomes out of order");
     below = outcome.number();
-    out.outcomes.push_back({outcome.number(), get(outcome.told()), outcome.dropped()});
+    out.outcomes.push_back({outcome.number(), internal::get(outcome.told()), outcome.dropped()});
   }
   return out;
 }
@@ -157,6 +144,19 @@ StatusOr<PartImage> get(const v1::PsImage& in) {
 }
 
 }  // namespace
+
+void put(const Status& status, v1::PsStatus* out) {
+  out->set_code(static_cast<uint32_t>(status.code()));
+  out->set_kind(static_cast<uint32_t>(error_kind(status)));
+  out->set_text(std::string(status.message()));
+}
+Status get(const v1::PsStatus& in) {
+  if (in.code() == 0) return absl::OkStatus();
+  const uint32_t kind =
+      std::min<uint32_t>(in.kind(), static_cast<uint32_t>(ErrorKind::kPermission));
+  return make_error(static_cast<absl::StatusCode>(std::min<uint32_t>(in.code(), 16)),
+                    static_cast<ErrorKind>(kind), in.text());
+}
 
 int64_t LogEntry::bytes() const {
   int64_t sum = 128;
@@ -260,9 +260,9 @@ StatusOr<CopyRequest> decode_copy(std::string_view bytes, std::vector<at::Tensor
   if (in.has_image() && in.entries_size() > 0) return wrong_copy("an image with entries");
   if (in.has_image()) {
     WEFT_ASSIGN_OR_RETURN(out.image, get(in.image()));
-    if (out.index >= out.image->servers.size()) {
-      return wrong_copy(absl::StrCat("part ", out.index, " of ", out.image->servers.size()));
-    }
+    const size_t servers = out.image->servers.size();
+    const size_t parts = servers == 0 ? 0 : part_count(out.image->definition, servers);
+    if (out.index >= parts) return wrong_copy(absl::StrCat("part ", out.index, " of ", parts));
     return out;
   }
   if (in.entries_size() > 0 && in.position() == 0) return wrong_copy("entries without position");

@@ -11,6 +11,7 @@ namespace weft::ps {
 namespace {
 
 constexpr int64_t kMostElements = int64_t{1} << 40;
+constexpr uint64_t kMostPartBytes = uint64_t{4} << 30;
 constexpr int64_t kMostRowLength = int64_t{1} << 20;
 constexpr size_t kMostDimensions = 16;
 constexpr uint32_t kMostClients = 1 << 16;
@@ -91,6 +92,14 @@ int64_t element_count(const TableDefinition& definition) {
   return count;
 }
 
+size_t part_count(const TableDefinition& definition, size_t servers) {
+  if (definition.kind == TableKind::kSparse) return servers;
+  const auto item = static_cast<int64_t>(c10::elementSize(definition.dtype));
+  // Parts differ by an element at most: so many whole ones fit into each.
+  return dense_parts(element_count(definition), servers,
+                     definition.part_bytes / static_cast<uint64_t>(item));
+}
+
 namespace {
 Status check_shape(const TableDefinition& d) {
   const bool is_dense = d.kind == TableKind::kDense;
@@ -162,6 +171,12 @@ Status check_definition(const TableDefinition& d) {
   if (d.kind == TableKind::kDense && d.max_bytes != 0) {
     return wrong("max_bytes is of sparse tables only");
   }
+  const bool sized = d.part_bytes != TableDefinition{}.part_bytes;
+  if (d.kind == TableKind::kSparse && sized) return wrong("part_bytes is of dense tables only");
+  if (d.part_bytes < c10::elementSize(d.dtype) || d.part_bytes > kMostPartBytes) {
+    return wrong(absl::StrCat("part_bytes is ", d.part_bytes, ", it must be from ",
+                              c10::elementSize(d.dtype), ", an element, to ", kMostPartBytes));
+  }
   if (d.copies < 1 || d.copies > 2) {
     return wrong(absl::StrCat("copies is ", d.copies, ", it must be 1 or 2"));
   }
@@ -195,6 +210,9 @@ std::string difference(const TableDefinition& there, const TableDefinition& give
   }
   if (there.copies != given.copies) {
     return differ("copies", absl::StrCat(there.copies), absl::StrCat(given.copies));
+  }
+  if (there.part_bytes != given.part_bytes) {
+    return differ("part_bytes", absl::StrCat(there.part_bytes), absl::StrCat(given.part_bytes));
   }
   return "";
 }

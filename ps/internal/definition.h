@@ -21,6 +21,8 @@ WEFT_API std::string difference(const TableDefinition& there, const TableDefinit
 
 // Of all of a dense table.
 WEFT_API int64_t element_count(const TableDefinition& definition);
+// A sparse table has a part for each server; a dense one see dense_parts(). REQUIRES: servers > 0.
+WEFT_API size_t part_count(const TableDefinition& definition, size_t servers);
 
 // The value of column `column` of row `row` (dense: of element `row`, column 0) before any push.
 class WEFT_API FirstValues {

@@ -108,11 +108,15 @@ void Part::fail_all(const Status& why) {
   if (replica_.has_value()) let_go();
 }
 
-void Part::call(const WorkerKey& caller, Request request, std::vector<at::Tensor> tensors,
-                ScopeRef scope, ReplyFn reply) {
-  take_turn([this, caller, request, tensors = std::move(tensors), scope = std::move(scope),
-             reply = std::move(reply)]() mutable {
-    handle(caller, request, std::move(tensors), scope, std::move(reply));
+void Part::call(const WorkerKey& caller, std::vector<PartCall> calls, ScopeRef scope) {
+  take_turn([this, caller, calls = std::move(calls), scope = std::move(scope)]() mutable {
+    for (PartCall& one : calls) {
+      try {
+        handle(caller, one.request, std::move(one.tensors), scope, std::move(one.reply));
+      } catch (...) {  // as in take_turn(); those behind it are told
+        fail_all(annotate(status_from_current_exception(), "the part has failed"));
+      }
+    }
     publish();
   });
 }
@@ -179,7 +183,7 @@ void Part::show(const PartReport& now) {
   report_ = now;
 }
 
-void Part::answer(ReplyFn reply, StatusOr<Payload> what) {
+void Part::answer(PartReply reply, StatusOr<Reply> what) {
   answers_.emplace_back(std::move(reply), std::move(what));
 }
 
@@ -201,7 +205,7 @@ Status Part::execute(const ClientKey& client, const Request& request,
 }
 
 void Part::handle(const WorkerKey& caller, const Request& request, std::vector<at::Tensor> tensors,
-                  const ScopeRef& scope, ReplyFn reply) {
+                  const ScopeRef& scope, PartReply reply) {
   if (replica_.has_value() && (!owns() || !closed_.ok())) return reply(moved());
   if (!closed_.ok()) return answer(std::move(reply), annotate(closed_, label()));
   const ClientKey client{caller, request.client};
@@ -244,7 +248,7 @@ void Part::handle(const WorkerKey& caller, const Request& request, std::vector<a
   if (!done.ok()) return answer(std::move(reply), annotate(done, label()));
   if (!pulls) {
     said.version = protocol_.version();
-    return answer(std::move(reply), pack({encode(said), {}}));
+    return answer(std::move(reply), Reply{said, {}});
   }
   if (!waiting_.contains(token)) return;
   scope->cancel.on_cancel([weak = weak_from_this(), token] {
@@ -346,7 +350,7 @@ void Part::answer_pull(uint64_t token, uint64_t lag) {
   if (!values.ok()) {
     return answer(std::move(waiting.reply), annotate(values.status(), label()));
   }
-  answer(std::move(waiting.reply), pack({encode(waiting.answer), {*std::move(values)}}));
+  answer(std::move(waiting.reply), Reply{waiting.answer, {*std::move(values)}});
 }
 
 void Part::cancel(uint64_t token) {

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "weft/common/executor.h"
 #include "weft/common/metrics.h"
 #include "weft/common/mutex.h"
@@ -33,7 +34,6 @@
 #include "weft/ps/internal/replica_protocol.h"
 #include "weft/ps/internal/wire.h"
 #include "weft/rpc/call_context.h"
-#include "weft/rpc/payload.h"
 
 namespace weft::ps::internal {
 
@@ -89,9 +89,19 @@ struct PartIdentity {
   TableDefinition definition{};
   std::vector<std::string> servers{};
   uint32_t index = 0;
+  size_t parts() const { return part_count(definition, servers.size()); }
+  const std::string& home() const { return servers[home_of(index, parts(), servers.size())]; }
 };
 
 class Part;
+
+// What a part says to a request, once. One that is dropped uncalled is an error for its sender.
+using PartReply = absl::AnyInvocable<void(StatusOr<Reply>)>;
+struct PartCall {
+  Request request{};
+  std::vector<at::Tensor> tensors{};
+  PartReply reply{};
+};
 
 // What a part with two copies needs of its server. Any thread; nothing is called back from within.
 class CopyHost {
@@ -119,8 +129,8 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   ~Part();
 
   const PartIdentity& identity() const { return identity_; }
-  void call(const WorkerKey& caller, Request request, std::vector<at::Tensor> tensors,
-            ScopeRef scope, ReplyFn reply);
+  // In this order, in one turn.
+  void call(const WorkerKey& caller, std::vector<PartCall> calls, ScopeRef scope);
   void worker_gone(const WorkerKey& worker);
   // Pulls that wait end with this, as does everything that comes later.
   void close(const Status& why);
@@ -149,14 +159,14 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   struct Waiting {
     std::vector<at::Tensor> keys;
     Answer answer;
-    ReplyFn reply;
+    PartReply reply;
   };
 
   // An answer that leaves when its position is released.
   struct Gated {
     uint64_t position = 0;
-    ReplyFn reply;
-    StatusOr<Payload> what;
+    PartReply reply;
+    StatusOr<Reply> what;
   };
   // Of an owner: its backup, as far as it has come.
   struct Stream {
@@ -171,7 +181,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void take_turn(Task task);
   // ---- in a turn ----
   void handle(const WorkerKey& caller, const Request& request, std::vector<at::Tensor> tensors,
-              const ScopeRef& scope, ReplyFn reply);
+              const ScopeRef& scope, PartReply reply);
   // `said`: what the owner said of it; null: this is the owner. `accepted`: what is said.
   Status handle_push(const ClientKey& client, const PushHeader& header,
                      std::vector<at::Tensor> tensors, const Status* said, Answer* answer,
@@ -183,7 +193,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void answer_pull(uint64_t token, uint64_t lag);
   void cancel(uint64_t token);
   // To be said at the end of the turn, when report() has what it did.
-  void answer(ReplyFn reply, StatusOr<Payload> what);
+  void answer(PartReply reply, StatusOr<Reply> what);
   void publish();
   void show(const PartReport& now);
   void fail_all(const Status& why);
@@ -192,7 +202,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   bool owns() const {
     return !replica_.has_value() || replica_->role() == ReplicaProtocol::Role::kOwner;
   }
-  StatusOr<Payload> moved() const;
+  Reply moved() const;
   void append(LogEntry entry);
   void perform(const ReplicaEffects& effects);
   void take_image();
@@ -220,7 +230,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   std::map<uint64_t, Push> pushes_;  // accepted and not applied, by token
   std::map<uint64_t, Waiting> waiting_;
   uint64_t last_token_ = 0;
-  std::vector<std::pair<ReplyFn, StatusOr<Payload>>> answers_;
+  std::vector<std::pair<PartReply, StatusOr<Reply>>> answers_;
   Status closed_;
   int64_t seen_log_bytes_ = 0;
 

@@ -97,11 +97,11 @@ Status Part::follow(const CopyRequest& image, std::vector<at::Tensor> tensors,
 
 // ---- owner: the log ----------------------------------------------------------------------------
 
-StatusOr<Payload> Part::moved() const {
+Reply Part::moved() const {
   Answer answer;
   answer.moved = true;
   answer.map = replica_->map();
-  return pack({encode(answer), {}});
+  return Reply{answer, {}};
 }
 
 void Part::append(LogEntry entry) {

@@ -82,7 +82,7 @@ std::map<std::string, PartReport> PsService::reports() const {
   std::map<std::string, PartReport> out;
   for (const auto& [name, part] : parts_by_name()) {
     const PartIdentity& identity = part->identity();
-    const bool made_here = identity.servers[identity.index] == identity.self.name;
+    const bool made_here = identity.home() == identity.self.name;
     if (made_here || !out.contains(name.first)) out[name.first] = part->report();
   }
   return out;
@@ -197,10 +197,9 @@ StatusOr<OpenAnswer> PsService::open(const OpenRequest& request) {
   if (!makes(request)) {
     // With two copies any server may be asked.
     if (copied) return OpenAnswer{0, *request.definition, request.servers, {}};
-    return make_error(
-        ErrorKind::kInvalidArgument,
-        absl::StrCat("table '", request.name, "' wants part ", request.index, " at '",
-                     request.servers[request.index], "', and this is '", worker().name(), "'"));
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("table '", request.name, "' wants part ", request.index,
+                                   " at another server of its list than '", worker().name(), "'"));
   }
   std::optional<RangeMap> map;
   if (copied) {
@@ -244,12 +243,25 @@ StatusOr<PsService::PartRef> PsService::make_part(const OpenRequest& request,
   PartIdentity identity{id,           self(), request.name, *request.definition, request.servers,
                         request.index};
   const bool dense = identity.definition.kind == TableKind::kDense;
-  const ElementRange range = !dense ? ElementRange{}
-                                    : element_range(element_count(identity.definition),
-                                                    request.servers.size(), request.index);
+  const ElementRange range =
+      !dense ? ElementRange{}
+             : element_range(element_count(identity.definition), identity.parts(), request.index);
   if (dense) {
-    int64_t used = bytes_of_dense(identity.definition, range);
-    for (const PartRef& other : parts()) used += other->report().bytes;
+    // All parts that this server has of it at first, so that a table which is refused leaves none.
+    const size_t at_each = identity.parts() / request.servers.size();
+    const size_t first = request.index / at_each * at_each;
+    const int64_t all = element_count(identity.definition);
+    ElementRange needed = range;
+    if (identity.home() == worker().name()) {
+      needed = {element_range(all, identity.parts(), first).begin,
+                element_range(all, identity.parts(), first + at_each - 1).end};
+    }
+    int64_t used = bytes_of_dense(identity.definition, needed);
+    for (const PartRef& other : parts()) {
+      const bool counted = needed != range && other->identity().table == request.name &&
+                           other->identity().home() == worker().name();
+      if (!counted) used += other->report().bytes;
+    }
     if (used > limits->table_bytes) {
       return make_error(
           ErrorKind::kResource,
@@ -268,29 +280,6 @@ StatusOr<PsService::PartRef> PsService::make_part(const OpenRequest& request,
   }
   return std::make_shared<Part>(std::move(identity), std::move(data), std::move(limits),
                                 std::move(metrics), context_.runtime);
-}
-
-void PsService::on_call(CallContext& call, Payload arguments, ReplyFn reply) {
-  const auto read = [&]() -> StatusOr<std::pair<Request, std::vector<at::Tensor>>> {
-    WEFT_ASSIGN_OR_RETURN(Parcel parcel, unpack(std::move(arguments)));
-    WEFT_ASSIGN_OR_RETURN(Request request, decode_request(parcel.bytes));
-    return std::pair(request, std::move(parcel.tensors));
-  };
-  auto taken = read();
-  if (!taken.ok()) return reply(taken.status());
-  PartRef part;
-  {
-    MutexLock lock(&mutex_);
-    const auto at = by_id_.find(taken->first.part);
-    if (at != by_id_.end()) part = at->second;
-  }
-  if (part == nullptr) {
-    return reply(make_error(ErrorKind::kNotFound,
-                            absl::StrCat("there is no part ", taken->first.part, " at '",
-                                         worker().name(), "': its server has ended")));
-  }
-  part->call(key_of(call.caller()), taken->first, std::move(taken->second), call.scope(),
-             std::move(reply));
 }
 
 // ---- the worker --------------------------------------------------------------------------------
@@ -357,6 +346,14 @@ void PsService::put_debug_info(std::map<std::string, int64_t>* out) const {
     sum.rows += one.rows;
     sum.bytes += one.bytes;
   }
+  int64_t waiting = 0;
+  {
+    MutexLock lock(&lanes_mutex_);
+    for (const auto& [to, lane] : lanes_) waiting += lane.bytes;
+  }
+  (*out)["ps_waiting_bytes"] = waiting;  // small operations behind a message
+  (*out)["ps_requests"] = requests_.load();
+  (*out)["ps_messages"] = messages_.load();
   (*out)["ps_tables"] = static_cast<int64_t>(all.size());
   (*out)["ps_clients"] = static_cast<int64_t>(sum.clients);
   (*out)["ps_rows"] = sum.rows;

@@ -4,14 +4,19 @@
 // PsService: what a worker does for parameter servers: as a server it has the parts of tables, as a
 // client the numbers of its handles. Any thread.
 
+#include <algorithm>
 #include <atomic>
+#include <deque>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
+#include "absl/time/time.h"
 #include "weft/common/mutex.h"
+#include "weft/ps/internal/batch_wire.h"
 #include "weft/ps/internal/keeper.h"
 #include "weft/ps/internal/part.h"
 #include "weft/ps/server.h"
@@ -25,6 +30,20 @@ class ClientPart {
  public:
   virtual ~ClientPart() = default;
   virtual void close(const Status& why) = 0;
+};
+
+// A request that leaves, with what is done with its answer.
+struct OutgoingCall {
+  BatchedRequest what{};
+  absl::Time deadline{};     // of the operation
+  absl::Duration attempt{};  // from when it leaves
+  int64_t bytes = 0;         // with its answer
+  // It may travel with others: it and its answer are short, and it waits for no client.
+  bool small = false;
+  bool copied = false;  // its answer waits for a backup
+  absl::AnyInvocable<void(StatusOr<Reply>)> done{};
+
+  absl::Time ends(absl::Time now) const { return std::min(deadline, now + attempt); }
 };
 
 class WEFT_API PsService final : public Service,
@@ -50,6 +69,13 @@ class WEFT_API PsService final : public Service,
   // By table and index.
   using PartName = std::pair<std::string, uint32_t>;
   std::map<PartName, std::shared_ptr<Part>> parts_by_name() const;
+
+  // ---- client ----
+  // `done` runs once, possibly before this returns. A small call joins those that wait while a message of
+  // small ones is on its way to the server, unless it has to end before that message does, or too many
+  // bytes wait. A message without an answer in their time takes those that wait behind it along: they end
+  // as not delivered.
+  void send(const WorkerInfo& to, OutgoingCall call);
 
   // ---- CopyHost ----
   void write_map(const std::shared_ptr<Part>& part, const WriteMap& write) override;
@@ -88,12 +114,34 @@ class WEFT_API PsService final : public Service,
   CopyPlace self() const { return {worker().name(), worker().info().incarnation}; }
   StatusOr<Keeper*> keeper();
   void tick();
+  // ---- service_calls.cc ----
   void on_call(CallContext& call, Payload arguments, ReplyFn reply);
+  // Tables of two copies have lanes of their own: what waits for a backup holds up no others.
+  using LaneKey = std::pair<WorkerInfo, bool>;
+  enum class Place : uint8_t { kHoldsLane, kAlone };
+  void do_requests(CallContext& call, uint64_t part, std::vector<PartCall> requests);
+  void start(const LaneKey& to, std::vector<OutgoingCall> calls, absl::Duration time, Place place);
+  void start_alone(const LaneKey& to, OutgoingCall call);
+  // `unanswered`: for so long nothing was said to the message.
+  void lane_is_free(const LaneKey& to, absl::Duration unanswered);
   std::vector<PartRef> parts() const;
   StatusOr<PartRef> find(const OpenRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ServiceContext context_;
   std::atomic<uint64_t> last_client_{0};
+
+  // Small calls to one server: one message at a time, and those that wait for it. There is one while a
+  // message is on its way.
+  struct Lane {
+    std::deque<OutgoingCall> waiting{};
+    int64_t bytes = 0;
+    absl::Time until{};  // when the message ends at the latest; none that waits has to end before
+  };
+  mutable Mutex lanes_mutex_;
+  std::map<LaneKey, Lane> lanes_ ABSL_GUARDED_BY(lanes_mutex_);
+  // As a server: requests, and the messages that have brought them.
+  std::atomic<int64_t> requests_{0};
+  std::atomic<int64_t> messages_{0};
 
   mutable Mutex mutex_;
   std::shared_ptr<ServerLimits> limits_ ABSL_GUARDED_BY(mutex_);  // null: it serves no tables

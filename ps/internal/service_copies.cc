@@ -45,8 +45,9 @@ bool PsService::is_gone(const std::string& server) const {
 
 bool PsService::makes(const OpenRequest& request) const {
   const size_t count = request.servers.size();
+  const size_t home = home_of(request.index, part_count(*request.definition, count), count);
   for (size_t i = 0; i < count; ++i) {
-    const std::string& server = request.servers[(request.index + i) % count];
+    const std::string& server = request.servers[(home + i) % count];
     if (server == worker().name()) return true;
     // One that has not joined yet may come; a wrong verdict costs the place, since the map is claimed by
     // compare_set.

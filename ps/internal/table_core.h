@@ -104,6 +104,7 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
     OpDone done;
     absl::Time deadline;
     std::vector<Piece> pieces{};
+    at::Tensor values{};  // a dense pull of several parts: each is copied into it when it comes
     size_t left = 0;
     uint64_t number = 0;  // of a push
     bool barrier = false;
@@ -141,8 +142,10 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   // Numbers, clocks and versions, as they are now.
   void begin_locked(const OpRef& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void send(const OpRef& op, size_t piece);
-  void answered(const OpRef& op, size_t piece, StatusOr<Payload> result);
-  StatusOr<Answer> read(Piece* piece, StatusOr<Payload> result) const;
+  void answered(const OpRef& op, size_t piece, StatusOr<Reply> result);
+  StatusOr<Answer> read(Op* op, size_t piece, StatusOr<Reply> result) const;
+  // Of its request, with its answer.
+  int64_t bytes_of(const Piece& piece) const;
   // Whether it is worth to ask again.
   bool may_retry(const PartTarget& part, const Status& why) const;
   void end(const OpRef& op, Status why);

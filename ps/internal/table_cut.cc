@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "ATen/ops/cat.h"
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "weft/ps/internal/definition.h"
@@ -71,6 +70,9 @@ void TableCore::cut_dense(Op* op) const {
     if (ask.pull) piece.request.pull.emplace();
     op->pieces.push_back(std::move(piece));
   }
+  if (ask.pull && setup_.parts.size() > 1) {
+    op->values = at::empty({elements_}, at::TensorOptions().dtype(setup_.definition.dtype));
+  }
 }
 
 void TableCore::cut_sparse(Op* op) const {
@@ -126,9 +128,7 @@ OpResult TableCore::result_of(Op* op) const {
   if (!op->ask.pull) return out;
   const TableDefinition& d = setup_.definition;
   if (d.kind == TableKind::kDense) {
-    std::vector<at::Tensor> parts;
-    for (const Piece& piece : op->pieces) parts.push_back(piece.values);
-    out.values = (parts.size() == 1 ? parts[0] : at::cat(parts)).reshape(d.shape);
+    out.values = (op->values.defined() ? op->values : op->pieces[0].values).reshape(d.shape);
     return out;
   }
   const int64_t count = op->ask.pull_keys.numel();

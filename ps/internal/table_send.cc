@@ -4,17 +4,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "weft/common/call_scope.h"
 #include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/part_data.h"
 #include "weft/ps/internal/table_core.h"
-#include "weft/rpc/untyped_call.h"
 
 namespace weft::ps::internal {
 namespace {
 
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kMostBackoff = absl::Seconds(1);
+// Of a request that may travel with others, with its answer.
+constexpr int64_t kSmallBytes = 32 << 10;
 
 absl::Duration backoff_after(int attempts) {
   return std::min(kMostBackoff, kFirstBackoff * (1 << std::min(attempts, 8)));
@@ -51,21 +51,36 @@ void TableCore::send(const OpRef& op, size_t i) {
   ++piece.attempts;
   std::vector<at::Tensor> tensors = piece.push;
   if (piece.pull_keys.defined()) tensors.push_back(piece.pull_keys);
-  StatusOr<Payload> arguments = pack({encode(piece.request), std::move(tensors)});
-  if (!arguments.ok()) return end(op, annotate(arguments.status(), label(*op, i)));
-  UntypedCall call;
-  call.method = std::string(kCallMethod);
-  call.signature = kCallSignature;
-  call.arguments = *std::move(arguments);
-  call.options.deadline = std::min(remaining, setup_.attempt);
-  call.options.retry = Retry::kAtMostOnce;
-  call.options.backpressure = Backpressure::kWait;
-  // It is no part of the call that happens to be served here.
-  const ScopeGuard nothing_ambient(nullptr);
-  start_call(service_->worker(), part->server, std::move(call),
-             [self = shared_from_this(), op, i](StatusOr<Payload> result) {
-               self->answered(op, i, std::move(result));
-             });
+  OutgoingCall call;
+  call.what = {piece.request, std::move(tensors)};
+  call.deadline = op->deadline;
+  call.attempt = setup_.attempt;
+  call.bytes = bytes_of(piece);
+  // A pull in steps may wait for other clients.
+  const bool waits =
+      piece.request.pull.has_value() && setup_.definition.consistency.mode != Mode::kAsp;
+  call.small = call.bytes <= kSmallBytes && !waits;
+  call.copied = copied();
+  call.done = [self = shared_from_this(), op, i](StatusOr<Reply> result) {
+    self->answered(op, i, std::move(result));
+  };
+  service_->send(part->server, std::move(call));
+}
+
+int64_t TableCore::bytes_of(const Piece& piece) const {
+  constexpr int64_t kOfRequest = 256;
+  constexpr int64_t kOfTensor = 64;
+  int64_t bytes = kOfRequest;
+  for (const at::Tensor& t : piece.push) bytes += kOfTensor + static_cast<int64_t>(t.nbytes());
+  if (!piece.request.pull.has_value()) return bytes;
+  const TableDefinition& d = setup_.definition;
+  if (piece.pull_keys.defined()) {
+    bytes += kOfTensor + static_cast<int64_t>(piece.pull_keys.nbytes());
+  }
+  const int64_t elements = d.kind == TableKind::kDense
+                               ? element_range(elements_, setup_.parts.size(), piece.part).size()
+                               : d.shape[0] * static_cast<int64_t>(piece.places.size());
+  return bytes + kOfTensor + elements * static_cast<int64_t>(c10::elementSize(d.dtype));
 }
 
 bool TableCore::may_retry(const PartTarget& part, const Status& why) const {
@@ -83,14 +98,15 @@ bool TableCore::may_retry(const PartTarget& part, const Status& why) const {
   return there.ok() && there->incarnation == part.server.incarnation;
 }
 
-StatusOr<Answer> TableCore::read(Piece* piece, StatusOr<Payload> result) const {
+StatusOr<Answer> TableCore::read(Op* op, size_t i, StatusOr<Reply> result) const {
+  Piece* const piece = &op->pieces[i];
   WEFT_RETURN_IF_ERROR(result.status());
-  WEFT_ASSIGN_OR_RETURN(Parcel parcel, unpack(*std::move(result)));
-  WEFT_ASSIGN_OR_RETURN(const Answer answer, decode_answer(parcel.bytes));
+  const Answer& answer = result->answer;
+  const std::vector<at::Tensor>& tensors = result->tensors;
   if (answer.moved) return answer;
-  if (parcel.tensors.size() != (piece->request.pull.has_value() ? 1 : 0)) {
+  if (tensors.size() != (piece->request.pull.has_value() ? 1 : 0)) {
     return make_error(ErrorKind::kProtocol,
-                      absl::StrCat("an answer with ", parcel.tensors.size(), " tensors"));
+                      absl::StrCat("an answer with ", tensors.size(), " tensors"));
   }
   if (piece->request.pull.has_value()) {
     const TableDefinition& d = setup_.definition;
@@ -100,17 +116,22 @@ StatusOr<Answer> TableCore::read(Piece* piece, StatusOr<Payload> result) const {
     } else {
       shape = {static_cast<int64_t>(piece->places.size()), d.shape[0]};
     }
-    if (Status s = check_tensor(parcel.tensors[0], d.dtype, shape, "an answer that"); !s.ok()) {
+    if (Status s = check_tensor(tensors[0], d.dtype, shape, "an answer that"); !s.ok()) {
       return make_error(ErrorKind::kProtocol, std::string(s.message()));
     }
-    piece->values = parcel.tensors[0].contiguous();
+    if (op->values.defined()) {
+      const ElementRange range = element_range(elements_, setup_.parts.size(), piece->part);
+      op->values.narrow(0, range.begin, range.size()).copy_(tensors[0]);
+    } else {
+      piece->values = tensors[0].contiguous();
+    }
   }
   return answer;
 }
 
-void TableCore::answered(const OpRef& op, size_t i, StatusOr<Payload> result) {
+void TableCore::answered(const OpRef& op, size_t i, StatusOr<Reply> result) {
   Piece& piece = op->pieces[i];
-  const StatusOr<Answer> answer = read(&piece, std::move(result));
+  const StatusOr<Answer> answer = read(op.get(), i, std::move(result));
   if (copied()) {
     if (answer.ok() && answer->moved) return locate(op, i, answer->map);
     if (!answer.ok() && may_have_moved(answer.status())) return locate(op, i, {});

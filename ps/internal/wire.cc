@@ -44,6 +44,7 @@ void put(const TableDefinition& d, v1::PsDefinition* out) {
   out->set_bound(d.consistency.bound);
   out->set_clients(d.consistency.clients);
   out->set_max_bytes(d.max_bytes);
+  if (d.part_bytes != TableDefinition{}.part_bytes) out->set_part_bytes(d.part_bytes);
   if (d.copies > 1) out->set_copies(d.copies);
 }
 
@@ -61,6 +62,7 @@ StatusOr<TableDefinition> get(const v1::PsDefinition& in) {
   d.init = Init{static_cast<Init::Kind>(in.init()), in.init_low(), in.init_high(), in.init_seed()};
   d.consistency = Consistency{static_cast<Mode>(in.mode()), in.bound(), in.clients()};
   d.max_bytes = in.max_bytes();
+  if (in.part_bytes() != 0) d.part_bytes = in.part_bytes();
   d.copies = std::max<uint32_t>(1, in.copies());
   if (const Status s = check_definition(d); !s.ok()) return violation(std::string(s.message()));
   return d;
@@ -95,9 +97,9 @@ StatusOr<OpenRequest> decode_open(std::string_view bytes) {
   WEFT_ASSIGN_OR_RETURN(out.definition, get(in.definition()));
   WEFT_ASSIGN_OR_RETURN(out.servers, get_servers(in.servers()));
   out.index = in.index();
-  if (out.index >= out.servers.size()) {
-    return violation(absl::StrCat("server ", out.index, " of ", out.servers.size()));
-  }
+  if (out.servers.empty()) return violation("a table without servers");
+  const size_t parts = part_count(*out.definition, out.servers.size());
+  if (out.index >= parts) return violation(absl::StrCat("part ", out.index, " of ", parts));
   return out;
 }
 
@@ -197,6 +199,12 @@ StatusOr<Request> get(const v1::PsRequest& in) {
 
 std::string encode(const Answer& answer) {
   v1::PsAnswer out;
+  put(answer, &out);
+  return out.SerializeAsString();
+}
+
+void put(const Answer& answer, v1::PsAnswer* to) {
+  v1::PsAnswer& out = *to;
   out.set_version(answer.version);
   out.set_clock(answer.clock);
   out.set_dropped(answer.dropped);
@@ -204,12 +212,15 @@ std::string encode(const Answer& answer) {
   out.set_lag(answer.lag);
   if (answer.map.epoch != 0) put(answer.map, out.mutable_map());
   if (answer.moved) out.set_moved(true);
-  return out.SerializeAsString();
 }
 
 StatusOr<Answer> decode_answer(std::string_view bytes) {
   v1::PsAnswer in;
   WEFT_RETURN_IF_ERROR(parse(bytes, &in));
+  return get(in);
+}
+
+StatusOr<Answer> get(const v1::PsAnswer& in) {
   Answer out{in.version(), in.clock(), in.dropped(), in.behind(), in.lag()};
   out.moved = in.moved();
   if (in.has_map()) {

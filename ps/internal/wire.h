@@ -28,7 +28,7 @@ struct OpenRequest {
   std::string name{};
   std::optional<TableDefinition> definition{};
   std::vector<std::string> servers{};
-  uint32_t index = 0;
+  uint32_t index = 0;  // of the part
 };
 struct OpenAnswer {
   uint64_t part = 0;
@@ -69,6 +69,12 @@ struct Answer {
   uint64_t lag = 0;
   RangeMap map{};
   bool moved = false;
+};
+
+// What a part says to one request.
+struct Reply {
+  Answer answer{};
+  std::vector<at::Tensor> tensors{};
 };
 
 WEFT_API std::string encode(const OpenRequest& request);

@@ -1,14 +1,15 @@
-// Any bytes as what servers and clients say to each other about the copies of a part, or as a part's map
-// in the store: an error of kind protocol, or something that encodes to bytes that mean the same. An
+// Any bytes as what servers and clients say to each other about the copies of a part, as a part's map in
+// the store, or as several requests that travel together and what is said to them: an error of kind protocol, or something that encodes to bytes that mean the same. An
 // image that is accepted can be taken up, and its clients may leave: nothing of it makes that endless.
 //
-// Input: a byte that says which of the five, a byte with how many tensors came beside the message, then
+// Input: a byte that says which of the seven, a byte with how many tensors came beside the message, then
 // the message.
 
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "weft/ps/internal/batch_wire.h"
 #include "weft/ps/internal/copy_wire.h"
 #include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/part_protocol.h"
@@ -43,7 +44,7 @@ void check_map(const RangeMap& map) {
 void check_image(const CopyRequest& request) {
   const PartImage& image = *request.image;
   require(weft::ps::internal::check_definition(image.definition).ok());
-  require(request.index < image.servers.size());
+  require(request.index < part_count(image.definition, image.servers.size()));
   require(image.pushes.size() == image.protocol.held.size());
   PartProtocol protocol(image.definition.consistency);
   protocol.load(image.protocol);
@@ -78,7 +79,7 @@ Status fuzz_one(std::string_view input) {
   const std::string_view bytes = input.substr(2);
   const size_t tensors = static_cast<uint8_t>(input[1]) % 8;
   const auto nothing = [](const auto&) {};
-  switch (static_cast<uint8_t>(input[0]) % 5) {
+  switch (static_cast<uint8_t>(input[0]) % 7) {
     case 0:
       return twice(bytes, decode_find,
                    [](const FindRequest& find) { require(check_name(find.name).ok()); });
@@ -95,6 +96,27 @@ Status fuzz_one(std::string_view input) {
           },
           check_copy);
     case 3: return twice(bytes, decode_copied, nothing);
-    default: return twice(bytes, decode_map, check_map);
+    case 4: return twice(bytes, decode_map, check_map);
+    case 5:
+      return twice(
+          bytes,
+          [&](std::string_view b) { return decode_batch(b, std::vector<at::Tensor>(tensors)); },
+          [&](const Batch& batch) {
+            size_t dealt = 0;
+            for (const BatchedRequest& one : batch) {
+              require(one.request.part != 0 && one.request.client != 0);
+              dealt += one.tensors.size();
+            }
+            require(!batch.empty() && dealt == tensors);
+          });
+    default:
+      return twice(
+          bytes,
+          [&](std::string_view b) { return decode_results(b, std::vector<at::Tensor>(tensors)); },
+          [&](const Results& results) {
+            size_t dealt = 0;
+            for (const StatusOr<Reply>& one : results) dealt += one.ok() ? one->tensors.size() : 0;
+            require(dealt == tensors);
+          });
   }
 }

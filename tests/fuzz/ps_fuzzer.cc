@@ -44,7 +44,8 @@ Status fuzz_one(std::string_view input) {
       return twice(bytes, decode_open, [](const OpenRequest& open) {
         require(check_name(open.name).ok());
         if (!open.definition.has_value()) return;
-        require(check_definition(*open.definition).ok() && open.index < open.servers.size());
+        require(check_definition(*open.definition).ok());
+        require(open.index < part_count(*open.definition, open.servers.size()));
       });
     case 1:
       return twice(bytes, decode_opened, [](const OpenAnswer& opened) {

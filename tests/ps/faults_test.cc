@@ -248,36 +248,62 @@ TEST_F(PsTest, LostMessagesAreSentAgainAndNothingIsAppliedTwice) {
 TEST_F(PsTest, BadInput_messages_of_parameter_servers_that_make_no_sense) {
   PsJob job(1, 1);
   const Table t = job.clients[0].open_table("w", kSmall);
-  const auto call = [&](ps::internal::Parcel parcel) {
+  const auto send = [&](std::string bytes, std::vector<at::Tensor> tensors) {
     UntypedCall c;
     c.method = std::string(ps::internal::kCallMethod);
     c.signature = ps::internal::kCallSignature;
-    c.arguments = *ps::internal::pack(std::move(parcel));
-    Promise<void> promise;
-    const Future<void> done = promise.future();
+    c.arguments = *ps::internal::pack({std::move(bytes), std::move(tensors)});
+    Promise<ps::internal::Results> promise;
+    const Future<ps::internal::Results> done = promise.future();
     start_call(job.worker(0), "ps0", std::move(c),
-               [p = std::move(promise)](StatusOr<Payload> r) mutable { p.try_set(r.status()); });
+               [p = std::move(promise)](StatusOr<Payload> r) mutable {
+                 if (!r.ok()) return (void)p.try_set(r.status());
+                 auto parcel = *ps::internal::unpack(*std::move(r));
+                 p.try_set(ps::internal::decode_results(parcel.bytes, std::move(parcel.tensors)));
+               });
     return done.try_wait();
   };
+  const auto call = [&](const ps::internal::Request& request, std::vector<at::Tensor> tensors) {
+    const auto results = send(encode(ps::internal::Batch{{request, tensors}}), tensors);
+    return results.ok() ? results->at(0).status() : results.status();
+  };
   using ps::internal::Request;
-  EXPECT_EQ(error_kind(call({"\xff\xff", {}})), ErrorKind::kProtocol);
-  EXPECT_EQ(error_kind(call({"", {}})), ErrorKind::kProtocol);
-  EXPECT_EQ(error_kind(call({encode(Request{.part = 99, .client = 1}), {}})), ErrorKind::kNotFound);
+  EXPECT_EQ(error_kind(send("\xff\xff", {}).status()), ErrorKind::kProtocol);
+  EXPECT_EQ(error_kind(send("", {}).status()), ErrorKind::kProtocol);
+  EXPECT_EQ(error_kind(call(Request{.part = 99, .client = 1}, {})), ErrorKind::kNotFound);
   Request request{.part = 1, .client = 1};
   request.push.emplace();
   request.push->number = 5;
   request.push->floor = 1;
-  EXPECT_EQ(error_kind(call({encode(request), {}})), ErrorKind::kProtocol) << "a tensor is missing";
-  EXPECT_EQ(error_kind(call({encode(request), {at::Tensor()}})), ErrorKind::kInvalidArgument);
-  EXPECT_EQ(error_kind(call({encode(request), {torch::ones({3})}})), ErrorKind::kInvalidArgument)
+  EXPECT_EQ(error_kind(call(request, {})), ErrorKind::kProtocol) << "a tensor is missing";
+  EXPECT_EQ(error_kind(call(request, {at::Tensor()})), ErrorKind::kInvalidArgument);
+  EXPECT_EQ(error_kind(call(request, {torch::ones({3})})), ErrorKind::kInvalidArgument)
       << "the number stands for what was said of it first";
   request.push->number = 1 << 20;
-  EXPECT_EQ(error_kind(call({encode(request), {torch::ones({3})}})), ErrorKind::kProtocol);
+  EXPECT_EQ(error_kind(call(request, {torch::ones({3})})), ErrorKind::kProtocol);
   request.push.reset();
   request.client = 77;
   request.advance = 5;
-  EXPECT_EQ(error_kind(call({encode(request), {}})), ErrorKind::kState);
+  EXPECT_EQ(error_kind(call(request, {})), ErrorKind::kState);
   EXPECT_EQ(t.pull().wait().sum().item<double>(), 0);
+}
+
+TEST_F(PsTest, BadInput_a_worker_that_no_rule_lets_push_or_pull) {
+  PsJob job(1, 2, Net::kInproc, nullptr, [](int index, JoinOptions* o) {
+    if (index == 0) o->access = {{"@ps.call", {"c0"}}};
+  });
+  const Table t = job.clients[0].open_table("w", kSmall);
+  t.push(torch::ones({3})).wait();
+  expect_ps_error(ps_error_of([&] { job.clients[1].open_table("w", kSmall); }),
+                  ErrorKind::kPermission, {"'w'", "'c1'"});
+  // Also of several that travel together.
+  const Table other = job.clients[1].open_table("w", kSmall, {.observer = true});
+  std::vector<Future<at::Tensor>> pulls;
+  for (int i = 0; i < 20; ++i) pulls.push_back(other.pull());
+  for (const auto& pull : pulls) {
+    expect_ps_error(ps_error_of([&] { pull.wait(); }), ErrorKind::kPermission, {"'w'", "'c1'"});
+  }
+  EXPECT_EQ(job.server(0).debug_info().at("ps_requests"), 2);
 }
 
 }  // namespace

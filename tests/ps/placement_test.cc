@@ -1,4 +1,4 @@
-// Where what lies: PLACE-1 to PLACE-3 against plain models.
+// Where what lies: PLACE-1 to PLACE-4 against plain models.
 
 #include <algorithm>
 #include <random>
@@ -44,6 +44,33 @@ TEST(PsPlacement, TheFullestServerIsNearTheMean) {
     constexpr int kKeys = 30'000;
     for (int k = 0; k < kKeys; ++k) ++load[ring.owner(static_cast<uint64_t>(k))];
     EXPECT_LE(*std::max_element(load.begin(), load.end()), 1.13 * kKeys / 3) << round;
+  }
+}
+
+TEST(PsPlacement, PLACE_4_LargeTablesHaveEquallyManyPartsAtEachServer) {
+  constexpr int64_t kPart = 1 << 20;
+  for (const size_t servers : {1, 2, 3, 7, 4096}) {
+    for (const int64_t elements :
+         {int64_t{4}, kPart - 1, kPart, kPart + 1, 64 * kPart, 65 * kPart + 3, int64_t{1} << 43}) {
+      const size_t parts = dense_parts(elements, servers, kPart);
+      ASSERT_EQ(parts % servers, 0U);
+      EXPECT_LE(parts, std::max(servers, kMostParts));
+      const bool capped = parts + servers > kMostParts;
+      const auto of_each = static_cast<double>(elements) / static_cast<double>(parts);
+      if (!capped) EXPECT_LE(of_each, kPart) << elements << " elements at " << servers;
+      if (parts > servers) {
+        EXPECT_GT(static_cast<double>(elements) / static_cast<double>(parts - servers), kPart)
+            << "fewer parts would do";
+      }
+      std::vector<size_t> at(servers);
+      for (size_t p = 0; p < parts; ++p) {
+        const size_t home = home_of(p, parts, servers);
+        ASSERT_LT(home, servers);
+        ++at[home];
+        if (p > 0) ASSERT_GE(home, home_of(p - 1, parts, servers)) << "neighbours lie together";
+      }
+      EXPECT_EQ(std::set<size_t>(at.begin(), at.end()).size(), 1U) << "equally many";
+    }
   }
 }
 

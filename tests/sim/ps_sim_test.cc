@@ -63,6 +63,7 @@ struct Outcome {
   int64_t repeats = 0;
   int64_t dropped = 0;
   int64_t moves = 0;
+  int64_t together = 0;  // requests that came in a message with others
   std::vector<std::string> events;
 };
 
@@ -93,6 +94,9 @@ class World {
       case 2: consistency_ = Consistency::ssp(static_cast<uint64_t>(below(4)), n); break;
       default: consistency_ = Consistency::batch(1 + static_cast<uint64_t>(below(clients_)), n);
     }
+    parts_ = seed / 11 % 4 == 2;  // several at each server
+    // A client has one push in a batch of K.
+    bursts_ = seed / 11 % 3 == 0 && consistency_.mode != Mode::kBatch;
     steps_ = 3 + below(kMostSteps - 3);
     histories_.resize(static_cast<size_t>(clients_));
   }
@@ -171,6 +175,7 @@ class World {
     out.dtype = c10::ScalarType::Double;
     out.consistency = consistency_;
     out.copies = copies_;
+    if (!sparse_ && parts_) out.part_bytes = 24;
     return out;
   }
 
@@ -290,13 +295,23 @@ class World {
     Status pushed;
     const bool apart = below(3) == 0;
     if (apart) {
-      // A push that is acknowledged by itself, and the end of the step after it.
-      const ps::PushOptions plain{.deadline = kDeadline};
-      const auto one = sparse_ ? table.push_rows(all_keys(), marks(c, step), plain)
-                               : table.push(marks(c, step), plain);
-      const auto said = one.try_wait();
-      pushed = said.status();
-      if (said.ok()) acknowledge(mine, mark, step, said->dropped);
+      // A push that is acknowledged by itself, and the end of the step after it. Or one for each row, all at
+      // once, which travel together.
+      std::vector<Future<ps::PushResult>> pushes;
+      if (bursts_) {
+        for (int64_t row = 0; row < kKeys; ++row) pushes.push_back(push_row(c, step, row, table));
+      } else {
+        const ps::PushOptions plain{.deadline = kDeadline};
+        pushes.push_back(sparse_ ? table.push_rows(all_keys(), marks(c, step), plain)
+                                 : table.push(marks(c, step), plain));
+      }
+      bool dropped = false;
+      for (const auto& push : pushes) {
+        const auto said = push.try_wait();
+        if (pushed.ok()) pushed = said.status();
+        dropped = said.ok() && said->dropped;
+      }
+      if (pushed.ok()) acknowledge(mine, mark, step, dropped);
       const Status ended = table.advance(kDeadline).try_wait();
       if (pushed.ok()) pushed = ended;
       values =
@@ -323,6 +338,17 @@ class World {
     ++out_.acknowledged;
     ++out_.pulls;
     check_values(*values, before, c, step);
+  }
+
+  Future<ps::PushResult> push_row(int c, int step, int64_t row, const ps::Table& table) const {
+    const ps::PushOptions plain{.deadline = kDeadline};
+    const at::Tensor all = marks(c, step);
+    if (sparse_) {
+      return table.push_rows(all_keys().narrow(0, row, 1), all.narrow(0, row, 1), plain);
+    }
+    at::Tensor one = at::zeros_like(all);
+    one[row] = all[row];
+    return table.push(one, plain);
   }
 
   void acknowledge(History* mine, uint64_t mark, int step, bool dropped) {
@@ -417,6 +443,8 @@ class World {
     }
     if (copies_ > 1) return check_copies();
     for (int s = 0; s < servers_; ++s) {
+      const auto info = worker(s).debug_info();
+      out_.together += info.at("ps_requests") - info.at("ps_messages");
       const auto report = ps::internal::PsService::of(worker(s))->reports()["t"];
       if (report.clients != 0 || report.parked != 0) {
         fail(absl::StrCat("PSR-8, PSR-9: ", report.clients, " clients and ", report.parked,
@@ -448,7 +476,8 @@ class World {
         });
       }
     }
-    for (int part = 0; part < servers_; ++part) {
+    const auto parts = ps::internal::part_count(definition(), static_cast<size_t>(servers_));
+    for (size_t part = 0; part < parts; ++part) {
       const auto& both = copies[static_cast<uint32_t>(part)];
       const int owning = owners[static_cast<uint32_t>(part)];
       if (owning != 1) fail(absl::StrCat("part ", part, " has ", owning, " owners"));
@@ -481,6 +510,8 @@ class World {
   int servers_ = 1;
   int clients_ = 1;
   bool sparse_ = false;
+  bool bursts_ = false;
+  bool parts_ = false;
   Consistency consistency_;
   int steps_ = 0;
   std::vector<Worker> workers_;
@@ -555,8 +586,10 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
     sum.pulls += out.pulls;
     sum.repeats += out.repeats;
     sum.dropped += out.dropped;
+    sum.together += out.together;
   }
   int64_t dropped = 0;
+  int64_t together = 0;
   for (const auto& [trouble, sum] : sums) {
     const int64_t n = counts[trouble];
     std::printf("%-12s %4d schedules, %5d faults hit, %6d steps, %4d requests again, %5d dropped\n",
@@ -568,10 +601,12 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
     if (trouble == Trouble::kOrder || trouble == Trouble::kLoss) EXPECT_GT(sum.hits, n);
     if (trouble == Trouble::kLoss) EXPECT_GT(sum.repeats, n);
     dropped += sum.dropped;
+    together += sum.together;
     // Few schedules of one trouble, as a slow machine runs them in the time, need not have one.
     if (n >= 100) EXPECT_GT(sum.dropped, 0) << "no batch ever dropped anything";
   }
   EXPECT_GT(dropped, 0) << "no batch ever dropped anything";
+  EXPECT_GT(together, 0) << "no requests ever travelled together";
 }
 
 TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {

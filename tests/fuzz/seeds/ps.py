@@ -13,12 +13,12 @@ def double(number, value):
 
 
 def definition(kind=1, shape=(3, 4), dtype=1, rule=b"SGD", options=(0.1, 0, 0, 0, 0, 0), init=1, low=0.0, high=0.0,
-               mode=1, bound=0, clients=0, max_bytes=0, copies=0):
+               mode=1, bound=0, clients=0, max_bytes=0, copies=0, part_bytes=0):
     packed_options = b"".join(struct.pack("<d", o) for o in options)
     return (field(1, kind) + field(2, b"".join(varint(n & MAX) for n in shape)) + field(3, dtype) + field(4, rule)
             + field(5, packed_options) + field(6, init) + double(7, low) + double(8, high) + field(10, mode)
             + field(11, bound) + field(12, clients) + field(13, max_bytes)
-            + (field(32, copies) if copies else b""))
+            + (field(14, part_bytes) if part_bytes else b"") + (field(32, copies) if copies else b""))
 
 
 def opening(name=b"w", what=None, servers=(b"ps0", b"ps1"), index=0):
@@ -57,7 +57,12 @@ SEEDS = {
     "first_values_without_end": (opening(what=definition(init=3, high=float("inf"))), "protocol: init is from"),
     "a_batch_of_none": (opening(what=definition(mode=4, clients=3)), "protocol: batch of 0 of 3"),
     "bsp_of_nobody": (opening(what=definition(mode=2)), "protocol: clients is 0"),
-    "a_server_that_is_not_in_the_list": (opening(what=definition(), index=2), "protocol: server 2 of 2"),
+    "a_server_that_is_not_in_the_list": (opening(what=definition(), index=2), "protocol: part 2 of 2"),
+    "the_last_part": (opening(what=definition(part_bytes=16), index=3), "ok"),
+    "a_part_beyond_the_last": (opening(what=definition(part_bytes=16), index=4), "protocol: part 4 of 4"),
+    "parts_of_less_than_an_element": (opening(what=definition(part_bytes=3)), "protocol: part_bytes is 3"),
+    "parts_of_an_element": (opening(what=definition(shape=(1 << 40,), part_bytes=4), index=4095), "ok"),
+    "parts_of_rows": (opening(what=definition(kind=2, shape=(4,), part_bytes=8)), "protocol: part_bytes is of dense"),
     "very_many_servers": (opening(what=definition(), servers=(b"",) * 5000), "protocol: 5000 servers"),
     "an_answer_to_an_open": (opened(), "ok"),
     "no_part": (opened(part=0), "protocol: a part without a number"),

@@ -1,9 +1,9 @@
 """Seeds of ps_copy_fuzzer.cc: a byte that says what it is, one with the number of tensors, then the message."""
 
 from .ps import MAX, definition, push
-from .wire import field, fixed64, groups
+from .wire import field, fixed64, groups, varint
 
-FIND, FOUND, COPY, COPIED, MAP = range(5)
+FIND, FOUND, COPY, COPIED, MAP, BATCH, RESULTS = range(7)
 
 
 def message(what, *parts, tensors=0):
@@ -65,6 +65,7 @@ def entry(request=None, refused=None, gone=None, tensors=0):
 
 BSP = dict(mode=2, clients=2)
 A_PUSH = field(1, 7) + field(2, 2) + field(4, push())
+A_PULL = field(1, 7) + field(2, 2) + field(6, field(1, 3))
 
 SEEDS = {
     "a_find": (message(FIND, field(1, b"w"), field(2, 1), field(3, 1)), "ok"),
@@ -119,4 +120,30 @@ SEEDS = {
     "copied": (message(COPIED, field(2, the_map()), field(3, MAX), field(4, 1)), "ok"),
     "copied_refused": (message(COPIED, field(1, 1)), "ok"),
     "copied_with_an_odd_map": (message(COPIED, field(2, the_map(owner=None))), "protocol: a map without epoch"),
+    "a_batch": (message(BATCH, field(1, A_PUSH), field(1, A_PULL), field(2, varint(2) + varint(1)), tensors=3), "ok"),
+    "a_batch_of_nothing": (message(BATCH), "protocol: 0 requests and 0 numbers"),
+    "a_batch_that_does_not_say_whose_tensors": (message(BATCH, field(1, A_PUSH), tensors=2),
+                                                "protocol: 1 requests and 0 numbers"),
+    "a_batch_with_more_tensors_than_came": (message(BATCH, field(1, A_PUSH), field(2, varint(3)), tensors=2),
+                                            "protocol: more tensors than the 2"),
+    "a_batch_with_tensors_of_no_request": (message(BATCH, field(1, A_PUSH), field(2, varint(1)), tensors=2),
+                                           "protocol: tensors that belong to nothing"),
+    "a_batch_with_a_request_of_no_client": (message(BATCH, field(1, A_PUSH), field(1, field(1, 7)),
+                                                    field(2, varint(0) + varint(0))), "protocol: without part or client"),
+    "a_batch_of_empty_requests": (message(BATCH, field(1, b"") * 3000, field(2, varint(0) * 3000)),
+                                  "protocol: without part or client"),
+    "a_batch_of_very_many": (message(BATCH, field(1, A_PULL) * 2000, field(2, varint(0) * 2000)), "ok"),
+    "a_batch_of_too_many": (message(BATCH, field(1, A_PULL) * 4097, field(2, varint(0) * 4097)),
+                            "protocol: 4097 requests, the most are 4096"),
+    "results": (message(RESULTS, field(1, field(1, field(1, 5)) + field(3, 1)), field(1, field(2, status())), tensors=1),
+                "ok"),
+    "results_of_nothing": (message(RESULTS), "ok"),
+    "a_result_without_answer": (message(RESULTS, field(1, b"")), "protocol: not either an answer or an error"),
+    "a_result_that_is_both": (message(RESULTS, field(1, field(1, b"") + field(2, status()))),
+                              "protocol: not either an answer or an error"),
+    "an_error_with_tensors": (message(RESULTS, field(1, field(2, status()) + field(3, 1)), tensors=1),
+                              "protocol: not either an answer or an error"),
+    "a_result_with_an_odd_map": (message(RESULTS, field(1, field(1, field(32, the_map(owner=None))))),
+                                 "protocol: a map without epoch"),
+    "very_many_empty_results": (message(RESULTS, field(1, field(1, b"")) * 2000), "ok"),
 }
