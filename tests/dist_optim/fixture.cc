@@ -5,6 +5,8 @@
 
 #include <thread>
 
+#include "absl/strings/match.h"
+
 namespace weft::testing {
 
 Weights::Weights(const at::Tensor& value) : value_(value.clone().set_requires_grad(true)) {}
@@ -28,19 +30,39 @@ DistOptimTest::DistOptimTest() : library_("app") {
   library_.merge(dist_optim_library());
 }
 
+bool CallCount::concerns(const UntypedCall& call) const {
+  return !absl::StartsWith(call.method, "@rref") &&
+         !absl::StartsWith(call.method, "@dist_autograd");
+}
+StatusOr<AttachmentPtr> CallCount::attach(const WorkerInfo& to, const UntypedCall& call) {
+  MutexLock lock(&mutex_);
+  if (concerns(call)) ++calls_[to.id];
+  return AttachmentPtr();
+}
+void CallCount::arrive(IncomingRequest&, std::string_view, Proceed proceed) {
+  proceed(absl::OkStatus());
+}
+int64_t CallCount::to(uint32_t id) const {
+  MutexLock lock(&mutex_);
+  const auto it = calls_.find(id);
+  return it == calls_.end() ? 0 : it->second;
+}
+
 OptimCluster DistOptimTest::make(int owners, std::shared_ptr<FaultPlan> plan, Timeout lease) {
   ClusterOptions o;
   o.size = owners + 1;
   o.net = GetParam();
   o.library = library_;
   o.lease = lease;
-  o.adjust = [plan](int, JoinOptions* join) {
+  const auto calls = std::make_shared<CallCount>();
+  o.adjust = [plan, calls](int index, JoinOptions* join) {
+    if (index == 0) join->services.push_back([calls](const ServiceContext&) { return calls; });
     join->services.push_back(rref_service());
     join->services.push_back(dist_autograd_service());
     join->services.push_back(dist_optim_service());
     if (plan != nullptr) join->transport = faulty_transport(join->transport, plan);
   };
-  OptimCluster c{std::make_unique<Cluster>(o), {}, {}};
+  OptimCluster c{std::make_unique<Cluster>(o), calls, {}, {}};
   for (int i = 1; i <= owners; ++i) {
     const at::Tensor start = at::linspace(-1, 1, 9, torch::kFloat64).reshape({3, 3}) * i;
     c.weights.push_back(remote<Weights>(c[0], i, start));

@@ -5,18 +5,21 @@
 // parameter, and "nothing is left" at the end of every test.
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "gtest/gtest.h"
+#include "weft/common/mutex.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/service.h"
 #include "weft/dist_optim/optimizer.h"
 #include "weft/dist_optim/service.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/containers.h"
+#include "weft/rpc/interceptor.h"
 #include "weft/rref/rref.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/transport/faulty_transport.h"
@@ -38,8 +41,29 @@ class Weights {
   at::Tensor value_;
 };
 
+// Counts the calls that its worker makes, by who is called, from the thread that makes them. Calls of RRefs and of
+// contexts are left out: those of what a test did before may still be on their way.
+class CallCount : public Service,
+                  public Interceptor,
+                  public std::enable_shared_from_this<CallCount> {
+ public:
+  std::vector<Method> methods() override { return {}; }
+  std::shared_ptr<Interceptor> interceptor() override { return shared_from_this(); }
+  std::string_view key() const override { return "@call_count"; }
+  bool concerns(const UntypedCall& call) const override;
+  StatusOr<AttachmentPtr> attach(const WorkerInfo& to, const UntypedCall& call) override;
+  void arrive(IncomingRequest& request, std::string_view metadata, Proceed proceed) override;
+  // To the worker with this id.
+  int64_t to(uint32_t id) const;
+
+ private:
+  mutable Mutex mutex_;
+  std::map<uint32_t, int64_t> calls_ ABSL_GUARDED_BY(mutex_);
+};
+
 struct OptimCluster {
   std::unique_ptr<Cluster> cluster;
+  std::shared_ptr<CallCount> calls;            // of worker 0
   std::vector<RRef<Weights>> weights;          // by worker, from 1
   std::vector<RRef<at::Tensor>> parameters{};  // of them
   Worker& operator[](size_t i) { return (*cluster)[i]; }
