@@ -36,7 +36,8 @@ class WEFT_API Service {
   virtual void on_worker_gone(const WorkerInfo& worker, const Status& why) {
     (void)worker, (void)why;
   }
-  // The worker leaves: fail what waits. Called once.
+  // The worker leaves, or the group has declared it dead: fail what waits, own nothing any more. Called once, before
+  // shutdown() returns; after it, calls may still arrive.
   virtual void on_shutdown(const Status& why) { (void)why; }
   // Adds its numbers to Worker::debug_info().
   virtual void put_debug_info(std::map<std::string, int64_t>* out) const { (void)out; }

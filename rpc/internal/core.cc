@@ -142,9 +142,14 @@ ShutdownResult Core::do_shutdown(const ShutdownOptions& options) {
   return result;
 }
 
+void Core::close_services(const Status& why) {
+  if (services_closed_.exchange(true)) return;
+  for (const auto& service : services_) service->on_shutdown(why);
+}
+
 Status Core::tear_down(const Status& why, absl::Time deadline) {
   Status status;
-  for (const auto& service : services_) service->on_shutdown(why);
+  close_services(why);
   if (agent_ != nullptr) {
     agent_->stop_accepting();
     // Before the goodbye: peers close their connections on it, which would look like a broken one.

@@ -82,6 +82,9 @@ class Core : public std::enable_shared_from_this<Core> {
   void on_event(const MembershipEvent& event);
   void log_library_differences(const MemberList& members) const;
   ShutdownResult do_shutdown(const ShutdownOptions& options);
+  // Once: fail what waits in the services. Also as soon as the group has declared this worker dead, since what a
+  // service still holds or believes to own is another's by then.
+  void close_services(const Status& why);
   // Ends everything here; what could not be ended by `deadline` is named in the status.
   Status tear_down(const Status& why, absl::Time deadline);
 
@@ -108,6 +111,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::shared_ptr<DeviceBackend> device_backend_;  // null: the CPU only
   std::shared_ptr<const MemberDevices> devices_;
   std::vector<std::shared_ptr<Service>> services_;
+  std::atomic<bool> services_closed_{false};
 
   std::shared_ptr<Agent> agent_;
   // claim() starts the membership thread before the agent exists.

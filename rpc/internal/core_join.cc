@@ -248,6 +248,7 @@ Status Core::init(JoinOptions options) {
     auto core = weak.lock();
     if (core == nullptr) return;
     WEFT_LOG(core->log_, kError) << why;
+    core->close_services(why);
     if (core->agent_ready_.load()) core->agent_->close(why);
   };
   subscribers_ = std::make_unique<Subscribers>(runtime_, pool_, log_);

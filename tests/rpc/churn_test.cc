@@ -166,5 +166,44 @@ TEST_F(Churn, AWorkerWhoseRecordVanishedKnowsThatItIsOut) {
   c.shutdown_all();
 }
 
+// Not only at its shutdown(), which may come much later: what a service owns there is another's now.
+TEST_F(Churn, ServicesOfAWorkerThatIsOutAreToldAtOnceAndOnce) {
+  struct Told : Service {
+    explicit Told(Runtime* runtime) : changed(runtime) {}
+    std::vector<Method> methods() override { return {}; }
+    void on_shutdown(const Status& why) override {
+      MutexLock lock(&mutex);
+      reasons.push_back(why);
+      changed.notify_all();
+    }
+    Mutex mutex;
+    Condition changed;
+    std::vector<Status> reasons;
+  };
+  const auto told = std::make_shared<Told>(runtime_.get());
+  Cluster c(dynamic({"anchor"}));
+  JoinOptions options = c.join_options(1, "b");
+  options.services.push_back([told](const ServiceContext&) { return told; });
+  StatusOr<Worker> b = Worker::try_join(options);
+  ASSERT_TRUE(b.ok()) << b.status();
+  const auto records = c.store()->list_keys(key(c[0], absl::StrCat("member/", b->id(), ".")));
+  ASSERT_EQ(records->size(), 1u);
+  ASSERT_TRUE(*c.store()->delete_key(records->front()));
+  ASSERT_TRUE(c.store()->add(key(c[0], "version"), 1).ok());
+  {
+    MutexLock lock(&told->mutex);
+    const absl::Time end = runtime_->now() + absl::Seconds(30);
+    while (told->reasons.empty() && runtime_->now() < end) {
+      told->changed.wait_until(&told->mutex, end).IgnoreError();
+    }
+    ASSERT_EQ(told->reasons.size(), 1u);
+    EXPECT_NE(told->reasons[0].message().find("its record is gone"), std::string::npos)
+        << told->reasons[0];
+  }
+  b->shutdown();
+  MutexLock lock(&told->mutex);
+  EXPECT_EQ(told->reasons.size(), 1u);
+}
+
 }  // namespace
 }  // namespace weft::testing
