@@ -1,16 +1,11 @@
-#include <unistd.h>
-
+#include <optional>
 #include <utility>
 
 #include "weft/collectives/flight_recorder.h"
+#include "weft/collectives/internal/backend_connector.h"
 #include "weft/collectives/internal/group_handle.h"
-#include "weft/collectives/internal/inproc_link.h"
 #include "weft/collectives/internal/making.h"
 #include "weft/collectives/internal/service.h"
-#include "weft/collectives/internal/shm_engine.h"
-#include "weft/collectives/internal/shm_mesh.h"
-#include "weft/collectives/internal/tcp_link.h"
-#include "weft/collectives/internal/tcp_mesh.h"
 #include "weft/collectives/internal/text.h"
 #include "weft/collectives/process_group.h"
 #include "weft/common/id.h"
@@ -20,16 +15,6 @@
 
 namespace weft {
 namespace {
-
-std::string_view backend_name(Backend backend) {
-  switch (backend) {
-    case Backend::kAuto: return "auto";
-    case Backend::kInproc: return "inproc";
-    case Backend::kShm: return "shm";
-    case Backend::kTcp: return "tcp";
-  }
-  return "unknown";
-}
 
 Status invalid(std::string_view why) {
   return make_error(ErrorKind::kInvalidArgument, internal::cat("init_process_group: ", why));
@@ -47,7 +32,8 @@ class Initializer {
     runtime_ = options_.runtime != nullptr ? options_.runtime : make_system_runtime();
     deadline_ = deadline_after(runtime_->now(), options_.init_timeout.value_or(absl::Minutes(10)));
     WEFT_RETURN_IF_ERROR(find_place());
-    WEFT_RETURN_IF_ERROR(choose_backend());
+    connector_.emplace(options_, config_, job_rank_, runtime_);
+    WEFT_RETURN_IF_ERROR(annotate(connector_->offer(member_), "init_process_group"));
     WEFT_RETURN_IF_ERROR(find_store());
     WEFT_RETURN_IF_ERROR(connect());
     internal::GroupCoreOptions core;
@@ -56,7 +42,7 @@ class Initializer {
     core.runtime = runtime_;
     core.executor = options_.executor;
     core.log = options_.log;
-    core.backend = backend_name(backend_);
+    core.backend = connector_->name();
     core.metrics = options_.metrics;
     core.trace = options_.trace;
     core.recorder = options_.flight_recorder;
@@ -64,6 +50,7 @@ class Initializer {
     ProcessGroupOptions complete = options_;
     complete.store = store_;
     complete.runtime = runtime_;
+    complete.job_rank = job_rank_;
     auto made = std::make_shared<internal::GroupCore>(std::move(core), std::move(engine_));
     auto handle =
         std::make_shared<internal::GroupHandle>(made, std::move(complete), std::move(previous_));
@@ -79,51 +66,22 @@ class Initializer {
     if (options_.rank.has_value() != options_.size.has_value()) {
       return invalid("one of rank and size is given without the other");
     }
+    // A program that says its place itself needs no launcher, not even one whose variables fit.
+    const StatusOr<LaunchInfo> launch = launch_info(config_, environment_);
     if (options_.rank.has_value()) {
       member_.rank = *options_.rank;
       member_.size = *options_.size;
     } else {
-      WEFT_ASSIGN_OR_RETURN(const LaunchInfo launch, launch_info(config_, environment_));
-      member_.rank = launch.rank;
-      member_.size = launch.world_size;
+      WEFT_RETURN_IF_ERROR(launch.status());
+      member_.rank = launch->rank;
+      member_.size = launch->world_size;
     }
+    const bool launched = launch.ok() && launch->launcher != Launcher::kNone;
+    job_rank_ = options_.job_rank.value_or(launched ? launch->rank : member_.rank);
     if (options_.name.empty()) return invalid("the name is empty");
     if (member_.size < 1 || member_.rank < 0 || member_.rank >= member_.size) {
       return invalid(internal::cat("rank ", member_.rank, " of ", member_.size));
     }
-    return absl::OkStatus();
-  }
-
-  Status choose_backend() {
-    backend_ = options_.backend;
-    if (backend_ == Backend::kAuto && options_.fabric != nullptr) backend_ = Backend::kInproc;
-    if (backend_ == Backend::kInproc && options_.fabric == nullptr) {
-      return invalid("backend inproc needs a fabric");
-    }
-    if (backend_ == Backend::kInproc) return absl::OkStatus();
-    if (backend_ != Backend::kTcp) WEFT_RETURN_IF_ERROR(offer_memory());
-    if (backend_ != Backend::kShm) WEFT_RETURN_IF_ERROR(offer_port());
-    return absl::OkStatus();
-  }
-
-  // What cannot be is an error only where the user asked for it.
-  Status offer_memory() {
-    auto made = internal::ShmListener::make(member_.size, *runtime_);
-    if (made.ok()) {
-      shm_ = *std::move(made);
-      return absl::OkStatus();
-    }
-    if (backend_ == Backend::kShm) return annotate(made.status(), "init_process_group");
-    WEFT_LOG(options_.log, kInfo) << "process group '" << options_.name
-                                  << "' goes without shared memory: " << made.status();
-    return absl::OkStatus();
-  }
-
-  Status offer_port() {
-    auto made = internal::TcpListener::make(options_.listen_address,
-                                            options_.allow_insecure || config_.allow_insecure);
-    if (!made.ok()) return annotate(made.status(), "init_process_group");
-    listener_ = *std::move(made);
     return absl::OkStatus();
   }
 
@@ -137,6 +95,7 @@ class Initializer {
     meet.is_first = member_.rank == 0;
     meet.alone = member_.size == 1;
     meet.timeout = deadline_ - runtime_->now();
+    meet.credentials = internal::group_credentials(options_, config_);
     meet.schemes = options_.schemes;
     meet.schemes.emplace("c10d", &open_c10d_store);  // torchrun's
     auto opened = open_rendezvous_store(meet, runtime_);
@@ -164,19 +123,17 @@ class Initializer {
     mine.set_size(static_cast<uint32_t>(member_.size));
     mine.set_old_rank(static_cast<uint32_t>(member_.rank));
     mine.set_identity(random_incarnation(runtime_->random()).value());
-    mine.set_backend(std::string(backend_name(backend_)));
-    if (listener_.has_value()) mine.set_address(listener_->address());
-    if (shm_.has_value()) {
-      mine.set_local_name(shm_->name);
-      mine.set_host(internal::shm_host());
-    }
+    connector_->describe(&mine);
     const Status made = internal::make_group(
-        making, mine, [this](uint64_t id, const std::vector<wire::GroupMember>& members) {
+        making, mine,
+        [this](uint64_t id, const std::vector<wire::GroupMember>& members,
+               absl::FunctionRef<Status()> given_up) -> Status {
           member_.group = id;
-          return connect_to(members);
+          WEFT_ASSIGN_OR_RETURN(engine_,
+                                connector_->connect(member_, members, given_up, deadline_));
+          return absl::OkStatus();
         });
-    listener_.reset();
-    shm_.reset();
+    connector_->withdraw();
     return made.ok() || watch_ == nullptr ? made : explain(made, making.prefix);
   }
 
@@ -194,46 +151,6 @@ class Initializer {
     return annotate(cause, internal::cat("init_process_group: group '", options_.name, "'"));
   }
 
-  Status connect_to(const std::vector<wire::GroupMember>& members) {
-    if (backend_ == Backend::kInproc) {
-      engine_ = std::make_unique<internal::Engine>(member_, options_.fabric->core()->join(member_));
-      return absl::OkStatus();
-    }
-    if (backend_ == Backend::kAuto) backend_ = may_share(members) ? Backend::kShm : Backend::kTcp;
-    if (backend_ == Backend::kShm) {
-      if (!may_share(members)) {
-        return make_error(ErrorKind::kInvalidArgument,
-                          "backend shm among processes of several hosts or users");
-      }
-      std::vector<internal::ShmMember> all;
-      for (const wire::GroupMember& one : members) {
-        all.push_back({one.local_name(), one.identity()});
-      }
-      WEFT_ASSIGN_OR_RETURN(internal::ShmMesh mesh,
-                            internal::connect_shm(member_, *shm_, all, *runtime_, deadline_));
-      WEFT_ASSIGN_OR_RETURN(engine_, internal::ShmEngine::make(member_, std::move(mesh), runtime_));
-      return absl::OkStatus();
-    }
-    std::vector<internal::TcpMember> all;
-    for (const wire::GroupMember& one : members) all.push_back({one.address(), one.identity()});
-    WEFT_ASSIGN_OR_RETURN(std::vector<internal::TcpPeer> peers,
-                          internal::connect_mesh(member_, *listener_, all, *runtime_, deadline_));
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<internal::Link> link,
-                          internal::make_tcp_link(member_, std::move(peers), runtime_));
-    engine_ = std::make_unique<internal::Engine>(member_, std::move(link));
-    return absl::OkStatus();
-  }
-
-  // All see the same members, so all choose alike.
-  static bool may_share(const std::vector<wire::GroupMember>& members) {
-    for (const wire::GroupMember& one : members) {
-      const bool here =
-          !one.local_name().empty() && !one.host().empty() && one.host() == members[0].host();
-      if (!here) return false;
-    }
-    return true;
-  }
-
   const ProcessGroupOptions& options_;
   std::vector<int> previous_;
   std::shared_ptr<Runtime> runtime_;
@@ -241,10 +158,9 @@ class Initializer {
   Environment environment_;
   Config config_;
   internal::Membership member_;
-  Backend backend_ = Backend::kAuto;
+  int job_rank_ = 0;
   std::shared_ptr<Store> store_;
-  std::optional<internal::TcpListener> listener_;
-  std::optional<internal::ShmListener> shm_;
+  std::optional<internal::BackendConnector> connector_;
   std::unique_ptr<internal::Engine> engine_;
   std::shared_ptr<internal::MakingWatch> watch_;  // null: no workers
 };

@@ -48,6 +48,7 @@
 #include "weft/common/time.h"
 #include "weft/store/rendezvous.h"
 #include "weft/store/store.h"
+#include "weft/transport/credentials.h"
 
 namespace weft {
 
@@ -89,6 +90,13 @@ struct ProcessGroupOptions {
   // tcp: where to listen, and whether that may be more than loopback without credentials.
   std::string listen_address = "127.0.0.1";
   bool allow_insecure = false;
+  // tcp: with credentials all connections are mutual TLS, and a rank is the worker that its
+  // certificate names. Default: WEFT_TLS_CA and so on. All members have them, or none.
+  Credentials credentials{};
+  // Name of this worker, and its rank in the job, as its certificate has them. Default: WEFT_NAME,
+  // else the first name in the certificate; the launcher's rank, else `rank`.
+  std::string worker_name = {};
+  std::optional<int> job_rank = std::nullopt;
   Logger log{};
   // Where the numbers weft_collectives_*, the timeline (category "collectives") and the last
   // operations go (docs/sight.md). Default: nowhere.

@@ -221,6 +221,15 @@ bool matches(const std::vector<Identity>& identities, std::string_view name,
   });
 }
 
+Credentials credentials_of(const Config& config) {
+  return {.ca_file = config.tls_ca,
+          .cert_file = config.tls_cert,
+          .key_file = config.tls_key,
+          .refresh = config.tls_refresh,
+          .shared_certificate = config.tls_shared_certificate,
+          .token_file = config.token_file};
+}
+
 StatusOr<CheckedCredentials> check_credentials(const Credentials& credentials, Runtime& runtime) {
   const File ca_file{credentials.ca_file, "CA file", "ca_file", "WEFT_TLS_CA"};
   const File cert_file{credentials.cert_file, "certificate file", "cert_file", "WEFT_TLS_CERT"};

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "weft/common/api.h"
+#include "weft/common/config.h"
 #include "weft/common/error.h"
 #include "weft/common/runtime.h"
 #include "weft/transport/credentials.h"
@@ -40,6 +41,9 @@ WEFT_API std::string describe(const std::vector<Identity>& identities);
 // `rank` not given: only the name counts.
 WEFT_API bool matches(const std::vector<Identity>& identities, std::string_view name,
                       std::optional<uint32_t> rank);
+
+// WEFT_TLS_CA and so on; empty() when they are not set.
+WEFT_API Credentials credentials_of(const Config& config);
 
 struct CheckedCredentials {
   Credentials files;

@@ -1,11 +1,10 @@
 #include "weft/collectives/internal/control_lane.h"
 
-#include <sys/socket.h>
-
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
+#include "weft/collectives/internal/stream_link.h"
 #include "weft/proto/collectives.pb.h"
 
 namespace weft::internal {
@@ -23,29 +22,29 @@ std::string control_message(const wire::GroupFault& fault) {
   return out + body;
 }
 
-Status ControlLane::read(int fd, const Header& current, uint64_t position) {
-  if (fd < 0) return absl::OkStatus();
-  if (!ended_) WEFT_RETURN_IF_ERROR(receive(fd, current));
+Status ControlLane::read(Streams& streams, const Header& current, uint64_t position) {
+  if (streams.control(rank_) < 0) return absl::OkStatus();
+  if (!ended_) WEFT_RETURN_IF_ERROR(receive(streams, current));
   return position >= since_of(later_) ? later_ : absl::OkStatus();
 }
 
-Status ControlLane::receive(int fd, const Header& current) {
+Status ControlLane::receive(Streams& streams, const Header& current) {
   char buffer[4096];
   while (true) {
-    const ssize_t n = recv(fd, buffer, sizeof buffer, MSG_DONTWAIT);
+    const ssize_t n = streams.hear(rank_, buffer, sizeof buffer);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
     // Of a peer that closed a Unix socket with rings unread: told once, before what it wrote.
     if (n < 0 && errno == ECONNRESET && !std::exchange(reset_, true)) continue;
     if (n > 0) bytes_.append(buffer, static_cast<size_t>(n));
-    WEFT_RETURN_IF_ERROR(decode(fd, current));
+    WEFT_RETURN_IF_ERROR(decode(streams, current));
     if (n > 0) continue;
     ended_ = true;
     return left_ ? absl::OkStatus() : peer_lost(rank_, "its connection ended");
   }
 }
 
-Status ControlLane::decode(int fd, const Header& current) {
+Status ControlLane::decode(Streams& streams, const Header& current) {
   while (true) {
     uint32_t length = 0;
     if (bytes_.size() < sizeof length) return absl::OkStatus();
@@ -61,11 +60,11 @@ Status ControlLane::decode(int fd, const Header& current) {
       return peer_lost(rank_, "it sent no fault of a member");
     }
     bytes_.erase(0, sizeof length + length);
-    WEFT_RETURN_IF_ERROR(take(fd, message, current));
+    WEFT_RETURN_IF_ERROR(take(streams, message, current));
   }
 }
 
-Status ControlLane::take(int fd, const wire::GroupFault& message, const Header& current) {
+Status ControlLane::take(Streams& streams, const wire::GroupFault& message, const Header& current) {
   if (message.goodbye()) {
     left_ = true;
     finished_ = message.sequence();
@@ -74,9 +73,8 @@ Status ControlLane::take(int fd, const wire::GroupFault& message, const Header& 
   if (message.asks()) {
     wire::GroupFault answer;
     answer.set_header(&current, sizeof current);
-    const std::string bytes = control_message(answer);
     // A peer that hears nothing takes this rank for one that is behind.
-    (void)!::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    streams.say(rank_, control_message(answer));
     return absl::OkStatus();
   }
   if (message.header().empty()) {

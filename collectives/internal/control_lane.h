@@ -19,6 +19,8 @@ class GroupFault;
 
 namespace weft::internal {
 
+class Streams;
+
 // A message for the control lane.
 std::string control_message(const wire::GroupFault& fault);
 
@@ -26,10 +28,10 @@ class ControlLane {
  public:
   explicit ControlLane(int rank) : rank_(rank) {}
 
-  // Reads what has come on `fd` (-1: no such peer). Error: the peer's fault, when it concerns what
+  // Reads what has come, if there is such a peer. Error: the peer's fault, when it concerns what
   // this rank is in (`position`, see link.h), now or at a later call; or the peer is gone without a
   // goodbye. `current` answers a peer that asks where this rank is.
-  Status read(int fd, const Header& current, uint64_t position);
+  Status read(Streams& streams, const Header& current, uint64_t position);
 
   // Nothing more will come.
   bool ended() const { return ended_; }
@@ -41,9 +43,9 @@ class ControlLane {
   void forget_answer() { answer_.reset(); }
 
  private:
-  Status receive(int fd, const Header& current);
-  Status decode(int fd, const Header& current);
-  Status take(int fd, const wire::GroupFault& message, const Header& current);
+  Status receive(Streams& streams, const Header& current);
+  Status decode(Streams& streams, const Header& current);
+  Status take(Streams& streams, const wire::GroupFault& message, const Header& current);
 
   const int rank_;
   std::string bytes_;

@@ -16,7 +16,7 @@ class Maker {
  public:
   Maker(const Making& making, const wire::GroupMember& mine) : making_(making), mine_(mine) {}
 
-  Status run(absl::FunctionRef<Status(uint64_t, const std::vector<wire::GroupMember>&)> connect) {
+  Status run(ConnectMembers connect) {
     WEFT_RETURN_IF_ERROR(write());
     if (Status s = read(); !s.ok()) {
       // A later try must not take it for its own; the empty value shows the others, which may be
@@ -32,7 +32,13 @@ class Maker {
     id = std::max<uint64_t>(id, 1);
     const std::string below = cat(making_.prefix, absl::Hex(id, absl::kZeroPad16), "/");
     Status made = check();
-    if (made.ok()) made = connect(id, members_);
+    if (made.ok()) {
+      made = connect(id, members_, [&]() -> Status {
+        WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> go,
+                              making_.store->try_get(below + "go", left()));
+        return go.has_value() && *go != "all" ? not_made(*go) : absl::OkStatus();
+      });
+    }
     if (!made.ok()) {
       (void)making_.store->compare_set(below + "go", "",
                                        cat("rank ", mine_.rank(), ": ", made.message()), left());
@@ -104,11 +110,12 @@ class Maker {
       if (member.version() != members_[0].version()) what = "versions";
       if (member.size() != members_[0].size()) what = "sizes";
       if (member.backend() != members_[0].backend()) what = "backends";
+      if (member.secure() != members_[0].secure()) what = "credentials";
       if (member.rank() != rank) what = "ranks";
       if (what.empty()) continue;
       const auto say = [](const wire::GroupMember& m) {
         return cat("rank ", m.rank(), " of ", m.size(), ", version ", m.version(), ", backend ",
-                   m.backend());
+                   m.backend(), m.secure() ? ", with credentials" : ", without credentials");
       };
       return make_error(ErrorKind::kInvalidArgument,
                         cat("the members of group '", making_.name, "' differ in their ", what,
@@ -132,15 +139,33 @@ class Maker {
                                .status());
     }
     WEFT_ASSIGN_OR_RETURN(const std::string go, making_.store->get(below + "go", left()));
+    if (go != "all") await_readers(below, read);
     WEFT_ASSIGN_OR_RETURN(const int64_t gone, making_.store->add(below + "gone", 1, left()));
     if (gone == size) {
       for (const char* last : {"read", "go", "gone"}) {
         WEFT_RETURN_IF_ERROR(making_.store->delete_key(below + last, left()).status());
       }
     }
-    if (go == "all") return absl::OkStatus();
+    return go == "all" ? absl::OkStatus() : not_made(go);
+  }
+
+  // A member that gives up deletes its record: not before the others have read it, which would wait
+  // for it to the end of their time.
+  void await_readers(const std::string& below, int64_t read) {
+    const absl::Time until = std::min(making_.deadline, making_.runtime->now() + absl::Seconds(2));
+    std::string seen = cat(read);
+    while (read < static_cast<int64_t>(mine_.size())) {
+      const auto next =
+          making_.store->wait_change(below + "read", seen, until - making_.runtime->now());
+      // Others that are gone read nothing.
+      if (!next.ok() || !next->has_value() || !absl::SimpleAtoi(**next, &read)) return;
+      seen = **next;
+    }
+  }
+
+  Status not_made(const std::string& why) const {
     return make_error(ErrorKind::kUnavailable,
-                      cat("group '", making_.name, "' could not be made: ", go));
+                      cat("group '", making_.name, "' could not be made: ", why));
   }
 
   const Making& making_;
@@ -152,9 +177,7 @@ class Maker {
 
 std::string member_key(const std::string& prefix, int rank) { return cat(prefix, "m/", rank); }
 
-Status make_group(
-    const Making& making, const wire::GroupMember& mine,
-    absl::FunctionRef<Status(uint64_t, const std::vector<wire::GroupMember>&)> connect) {
+Status make_group(const Making& making, const wire::GroupMember& mine, ConnectMembers connect) {
   return annotate(Maker(making, mine).run(connect), "init_process_group");
 }
 

@@ -41,13 +41,16 @@ struct Making {
 // The key of a member below the prefix of its group.
 std::string member_key(const std::string& prefix, int rank);
 
-// Writes `mine`, reads the others', checks that they fit, calls `connect` with the group's id and
-// all members by rank, and returns when that has succeeded everywhere. Errors: kind deadline names
-// the ranks that are missing; invalid_argument, the members do not fit; state, there is another
-// member of this rank.
-Status make_group(
-    const Making& making, const wire::GroupMember& mine,
-    absl::FunctionRef<Status(uint64_t id, const std::vector<wire::GroupMember>&)> connect);
+// Connects this member, given the group's id and all members by rank. `given_up`: asked now and
+// then while it waits; error, another member could not connect.
+using ConnectMembers =
+    absl::FunctionRef<Status(uint64_t id, const std::vector<wire::GroupMember>& members,
+                             absl::FunctionRef<Status()> given_up)>;
+
+// Writes `mine`, reads the others', checks that they fit, calls `connect`, and returns when that
+// has succeeded everywhere. Errors: kind deadline names the ranks that are missing;
+// invalid_argument, the members do not fit; state, there is another member of this rank.
+Status make_group(const Making& making, const wire::GroupMember& mine, ConnectMembers connect);
 
 }  // namespace weft::internal
 

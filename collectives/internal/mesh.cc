@@ -17,6 +17,7 @@ Status Mesh::wait(int fd, short events, int peer, std::string_view what) const {
   while (!over()) {
     pollfd one = {fd, events, 0};
     if (poll(&one, 1, milliseconds_left()) > 0) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(given_up_());
   }
   return make_error(ErrorKind::kDeadline, cat("waited for rank ", peer, " ", what));
 }

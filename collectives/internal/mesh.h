@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "weft/collectives/internal/link.h"
 #include "weft/common/error.h"
 #include "weft/common/runtime.h"
@@ -19,12 +20,13 @@ namespace weft::internal {
 
 class Mesh {
  protected:
-  // `identities`: of the members by rank.
-  Mesh(const Membership& member, std::vector<uint64_t> identities, Runtime& runtime,
-       absl::Time deadline)
+  // `identities`: of the members by rank. `given_up`: see making.h.
+  Mesh(const Membership& member, std::vector<uint64_t> identities,
+       absl::FunctionRef<Status()> given_up, Runtime& runtime, absl::Time deadline)
       : member_(member),
         runtime_(runtime),
         deadline_(deadline),
+        given_up_(given_up),
         identities_(std::move(identities)) {}
   ~Mesh() = default;
 
@@ -52,6 +54,7 @@ class Mesh {
   const Membership member_;
   Runtime& runtime_;
   const absl::Time deadline_;
+  const absl::FunctionRef<Status()> given_up_;
 
  private:
   static Status late_error(std::string_view what, const std::vector<int>& ranks);

@@ -110,9 +110,14 @@ StatusOr<ProcessGroupOptions> CollectivesService::complete(const Worker& worker,
                                                            const ProcessGroupOptions& options,
                                                            const std::vector<std::string>& names) {
   const std::pair<bool, std::string_view> given[] = {
-      {options.store != nullptr, "store"},     {!options.rendezvous.empty(), "rendezvous"},
-      {options.rank.has_value(), "rank"},      {options.size.has_value(), "size"},
-      {options.runtime != nullptr, "runtime"}, {options.executor != nullptr, "executor"},
+      {!options.worker_name.empty(), "worker_name"},
+      {options.job_rank.has_value(), "job_rank"},
+      {options.store != nullptr, "store"},
+      {!options.rendezvous.empty(), "rendezvous"},
+      {options.rank.has_value(), "rank"},
+      {options.size.has_value(), "size"},
+      {options.runtime != nullptr, "runtime"},
+      {options.executor != nullptr, "executor"},
   };
   for (const auto& [is_given, name] : given) {
     if (is_given)
@@ -141,6 +146,9 @@ StatusOr<ProcessGroupOptions> CollectivesService::complete(const Worker& worker,
     out.listen_address = endpoint->listen.host;
   }
   out.allow_insecure = out.allow_insecure || endpoint->listen.allow_insecure;
+  if (out.credentials.empty()) out.credentials = endpoint->credentials;
+  out.worker_name = worker.name();
+  out.job_rank = static_cast<int>(own->id);
   out.log = worker.log();
   if (out.metrics == nullptr) out.metrics = metrics_of(worker);
   if (out.trace == nullptr) out.trace = trace_of(worker);

@@ -27,8 +27,9 @@ std::string link_text(const char* path) {
 class ShmConnector : Mesh {
  public:
   ShmConnector(const Membership& member, const ShmListener& listener,
-               const std::vector<ShmMember>& members, Runtime& runtime, absl::Time deadline)
-      : Mesh(member, identities_of(members), runtime, deadline),
+               const std::vector<ShmMember>& members, absl::FunctionRef<Status()> given_up,
+               Runtime& runtime, absl::Time deadline)
+      : Mesh(member, identities_of(members), given_up, runtime, deadline),
         listener_(listener),
         members_(members) {
     mesh_.files = std::make_shared<ShmFiles>(member.size);
@@ -94,7 +95,9 @@ class ShmConnector : Mesh {
       }
       std::vector<pollfd> fds{{listener_.fd.get(), POLLIN, 0}};
       for (const UniqueFd& one : waiting) fds.push_back({one.get(), POLLIN, 0});
-      (void)poll(fds.data(), fds.size(), milliseconds_left());
+      if (poll(fds.data(), fds.size(), milliseconds_left()) == 0) {
+        WEFT_RETURN_IF_ERROR(given_up_());
+      }
       for (size_t i = 0; i < waiting.size();) {
         auto message = receive_local(waiting[i].get());
         if (message.ok() && message->what == LocalMessage::What::kNothingYet) {
@@ -174,9 +177,10 @@ StatusOr<ShmListener> ShmListener::make(int size, Runtime& runtime) {
 }
 
 StatusOr<ShmMesh> connect_shm(const Membership& member, const ShmListener& listener,
-                              const std::vector<ShmMember>& members, Runtime& runtime,
+                              const std::vector<ShmMember>& members,
+                              absl::FunctionRef<Status()> given_up, Runtime& runtime,
                               absl::Time deadline) {
-  return ShmConnector(member, listener, members, runtime, deadline).run();
+  return ShmConnector(member, listener, members, given_up, runtime, deadline).run();
 }
 
 }  // namespace weft::internal

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "weft/collectives/internal/link.h"
 #include "weft/collectives/internal/shm_file.h"
 #include "weft/common/error.h"
@@ -42,9 +43,11 @@ struct ShmMesh {
   std::vector<UniqueFd> sockets;  // by rank
 };
 
-// Errors name the rank: unavailable, deadline; permission, its socket is another user's.
+// `given_up`: see making.h. Errors name the rank: unavailable, deadline; permission, its socket is
+// another user's.
 StatusOr<ShmMesh> connect_shm(const Membership& member, const ShmListener& listener,
-                              const std::vector<ShmMember>& members, Runtime& runtime,
+                              const std::vector<ShmMember>& members,
+                              absl::FunctionRef<Status()> given_up, Runtime& runtime,
                               absl::Time deadline);
 
 }  // namespace weft::internal

@@ -32,7 +32,10 @@ class ShmStreams : public Streams {
   int looks() const override { return kLooks; }
   int yields() const override { return kSpins; }
   void relax(int look) override;
-  bool goodbye_comes_last() const override { return true; }
+  bool goodbye_comes_last(int peer) const override {
+    (void)peer;
+    return true;
+  }
   void begin_sleep() override;
   void end_sleep() override;
   void poll_for(int peer, int lane, bool to_read, bool to_write,

@@ -70,7 +70,7 @@ class StreamLinkImpl : public StreamLink {
         mine.sequence, deadline,
         [&](bool* moved) -> StatusOr<bool> {
           WEFT_RETURN_IF_ERROR(move_data(mine, &left, moved));
-          return left == 0;
+          return left == 0 && streams_->flush();
         },
         [&](std::vector<pollfd>* fds) {
           for (const auto& peer : peers_) {
@@ -102,7 +102,7 @@ class StreamLinkImpl : public StreamLink {
           }
           // A peer that sends to this rank at the same time must not wait for it.
           WEFT_RETURN_IF_ERROR(read_points(moved));
-          return left == 0;
+          return left == 0 && streams_->flush();
         },
         [&](std::vector<pollfd>* fds) { poll_points(fds); },
         [&] {
@@ -316,8 +316,7 @@ class StreamLinkImpl : public StreamLink {
   // What the other side does not read is lost: it then hears of the end by that of the connection.
   void tell_locked(const std::string& bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (const auto& peer : peers_) {
-      const int fd = streams_->control(peer->rank);
-      if (fd >= 0) (void)!::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (streams_->control(peer->rank) >= 0) streams_->say(peer->rank, bytes);
     }
   }
 
@@ -336,7 +335,7 @@ class StreamLinkImpl : public StreamLink {
     return absl::OkStatus();
   }
   Status read_control_of(StreamPeer& peer, uint64_t position) {
-    return peer.control.read(streams_->control(peer.rank), current_, position);
+    return peer.control.read(*streams_, current_, position);
   }
 
   Status move_data(const Header& mine, size_t* left, bool* moved) {
@@ -435,6 +434,14 @@ class StreamLinkImpl : public StreamLink {
 };
 
 }  // namespace
+
+ssize_t Streams::hear(int peer, char* to, size_t bytes) {
+  return recv(control(peer), to, bytes, MSG_DONTWAIT);
+}
+
+void Streams::say(int peer, std::string_view message) {
+  (void)!::send(control(peer), message.data(), message.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
 
 int milliseconds_until(absl::Time now, absl::Time deadline) {
   const absl::Duration left = deadline - now;

@@ -11,6 +11,7 @@
 #include <sys/uio.h>
 
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -30,14 +31,20 @@ enum class Moved { kBytes, kNothing, kEnd };
 
 // A stream per peer and lane (data and points), and a socket per peer for faults, goodbyes and the
 // end of its process. One thread at a time.
-class Streams {
+class WEFT_API Streams {
  public:
   virtual ~Streams() = default;
 
   virtual Moved read(int peer, int lane, char* to, size_t bytes, size_t* got) = 0;
   virtual Moved write(int peer, int lane, const iovec* parts, size_t count, size_t* sent) = 0;
-  // -1: no such peer.
+  // What a thread that waits for that peer's control messages sleeps on; -1: no such peer.
   virtual int control(int peer) const = 0;
+  // As recv() without blocking, of the control messages.
+  virtual ssize_t hear(int peer, char* to, size_t bytes);
+  // Sends a control message, if there is room for it now. Any thread.
+  virtual void say(int peer, std::string_view message);
+  // Passes on what write() has taken and the peer's connection had no room for. False: some is left.
+  virtual bool flush() { return true; }
 
   // How often to look before sleeping, and what to do between two looks. From look `yields()` on
   // relax() gives the core to others; see Note [Yields].
@@ -47,8 +54,11 @@ class Streams {
   // This thread is about to sleep, unless one more look finds something; then it did, or does not.
   virtual void begin_sleep() {}
   virtual void end_sleep() {}
-  // Whether all that a peer ever wrote is there when its goodbye is.
-  virtual bool goodbye_comes_last() const { return false; }
+  // Whether all that the peer ever wrote is there when its goodbye is.
+  virtual bool goodbye_comes_last(int peer) const {
+    (void)peer;
+    return false;
+  }
   // Discards what has come. True: what this rank has written is not lost if the streams end now.
   virtual bool drained() { return true; }
   // What to wait for besides the control sockets.

@@ -84,7 +84,9 @@ class StreamPeer {
 
  private:
   // Asked when nothing was there: nothing more will come.
-  bool over(const Streams& streams) const { return control.left() && streams.goodbye_comes_last(); }
+  bool over(const Streams& streams) const {
+    return control.left() && streams.goodbye_comes_last(rank);
+  }
   // False: nothing came.
   bool read_body(Streams& streams, const Incoming& in);
 

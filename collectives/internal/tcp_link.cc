@@ -6,8 +6,13 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <string_view>
 #include <utility>
+
+#include "weft/common/mutex.h"
+#include "weft/transport/tls_stream.h"
 
 namespace weft::internal {
 namespace {
@@ -16,12 +21,24 @@ namespace {
 constexpr int kLooks = 20;
 // Pieces of unread bytes that are discarded at a time at the end of the link.
 constexpr int kDiscards = 256;
+// Bytes of the socket for one read inside TLS. A read that goes on to the end of the connection
+// loses what it has.
+constexpr size_t kTlsTurn = 16 << 10;
 
 class TcpStreams : public Streams {
  public:
-  explicit TcpStreams(std::vector<TcpPeer> peers) : peers_(std::move(peers)) {}
+  explicit TcpStreams(std::vector<TcpPeer> peers)
+      : peers_(std::move(peers)), cut_short_(peers_.size(), false) {}
 
   Moved read(int peer, int lane, char* to, size_t bytes, size_t* got) override {
+    if (TlsStream* const tls = tls_of(peer, lane); tls != nullptr) {
+      const StatusOr<TlsMoved> moved = tls->read({to, bytes}, kTlsTurn);
+      // A connection that was tampered with is one that has ended.
+      if (!moved.ok()) return Moved::kEnd;
+      *got = moved->bytes;
+      if (moved->bytes > 0) return Moved::kBytes;
+      return moved->state == TlsState::kEnded ? Moved::kEnd : Moved::kNothing;
+    }
     while (true) {
       const ssize_t n = recv(fd(peer, lane), to, bytes, MSG_DONTWAIT);
       if (n > 0) {
@@ -35,6 +52,18 @@ class TcpStreams : public Streams {
   }
 
   Moved write(int peer, int lane, const iovec* parts, size_t count, size_t* sent) override {
+    if (TlsStream* const tls = tls_of(peer, lane); tls != nullptr) {
+      constexpr size_t kMost = 2;  // header and body
+      std::string_view pieces[kMost];
+      const size_t n = std::min(count, kMost);
+      for (size_t i = 0; i < n; ++i) {
+        pieces[i] = {static_cast<const char*>(parts[i].iov_base), parts[i].iov_len};
+      }
+      const StatusOr<TlsMoved> moved = tls->write({pieces, n});
+      if (!moved.ok()) return Moved::kEnd;
+      *sent = moved->bytes;
+      return moved->bytes > 0 ? Moved::kBytes : Moved::kNothing;
+    }
     msghdr message = {};
     message.msg_iov = const_cast<iovec*>(parts);
     message.msg_iovlen = count;
@@ -50,7 +79,42 @@ class TcpStreams : public Streams {
     }
   }
 
+  bool flush() override {
+    bool all = true;
+    for (const TcpPeer& peer : peers_) {
+      for (const int lane : {kDataLane, kPointLane}) {
+        TlsStream* const tls = peer.tls[lane].get();
+        if (tls == nullptr || !tls->pending()) continue;
+        const StatusOr<TlsState> state = tls->flush();
+        // The end of a broken connection is seen by the next that reads or writes.
+        all = all && (!state.ok() || *state == TlsState::kDone);
+      }
+    }
+    return all;
+  }
+
   int control(int peer) const override { return fd(peer, kControlLane); }
+  ssize_t hear(int peer, char* to, size_t bytes) override {
+    TlsStream* const tls = tls_of(peer, kControlLane);
+    if (tls == nullptr) return Streams::hear(peer, to, bytes);
+    const StatusOr<TlsMoved> moved = tls->read({to, bytes}, kTlsTurn);
+    if (moved.ok() && moved->bytes == 0 && moved->state != TlsState::kEnded) {
+      errno = EAGAIN;
+      return -1;
+    }
+    return moved.ok() ? static_cast<ssize_t>(moved->bytes) : 0;
+  }
+  void say(int peer, std::string_view message) override {
+    TlsStream* const tls = tls_of(peer, kControlLane);
+    if (tls == nullptr) return Streams::say(peer, message);
+    const MutexLock lock(&say_mutex_);
+    const auto at = static_cast<size_t>(peer);
+    if (cut_short_[at]) return;
+    const StatusOr<TlsMoved> moved = tls->write({&message, 1});
+    // The peer would take the rest of another message for the rest of this one.
+    cut_short_[at] = !moved.ok() || moved->bytes < message.size();
+    if (moved.ok()) (void)tls->flush();
+  }
   int looks() const override { return kLooks; }
   void relax(int look) override {
     (void)look;
@@ -79,6 +143,8 @@ class TcpStreams : public Streams {
   }
   void poll_for(int peer, int lane, bool to_read, bool to_write,
                 std::vector<pollfd>* fds) override {
+    const TlsStream* const tls = tls_of(peer, lane);
+    to_write = to_write || (tls != nullptr && tls->pending());
     const auto events = static_cast<short>((to_read ? POLLIN : 0) | (to_write ? POLLOUT : 0));
     if (events != 0 && fd(peer, lane) >= 0) fds->push_back({fd(peer, lane), events, 0});
   }
@@ -86,16 +152,25 @@ class TcpStreams : public Streams {
  private:
   int fd(int peer, int lane) const { return peers_[static_cast<size_t>(peer)].lanes[lane].get(); }
 
+  TlsStream* tls_of(int peer, int lane) const {
+    return peers_[static_cast<size_t>(peer)].tls[lane].get();
+  }
+
   const std::vector<TcpPeer> peers_;
+  Mutex say_mutex_;
+  std::vector<bool> cut_short_ ABSL_GUARDED_BY(say_mutex_);
 };
 
 }  // namespace
 
+std::unique_ptr<Streams> make_tcp_streams(std::vector<TcpPeer> peers) {
+  return std::make_unique<TcpStreams>(std::move(peers));
+}
+
 StatusOr<std::unique_ptr<StreamLink>> make_tcp_link(const Membership& member,
                                                     std::vector<TcpPeer> peers,
                                                     std::shared_ptr<Runtime> runtime) {
-  return make_stream_link(member, std::make_unique<TcpStreams>(std::move(peers)),
-                          std::move(runtime));
+  return make_stream_link(member, make_tcp_streams(std::move(peers)), std::move(runtime));
 }
 
 }  // namespace weft::internal

@@ -11,12 +11,12 @@
 namespace weft::testing {
 namespace {
 
-class CollectiveFailures : public ::testing::TestWithParam<Backend> {};
+class CollectiveFailures : public ::testing::TestWithParam<Setting> {};
 
 using Call = std::function<Status(ProcessGroup&)>;
 
 // Rank 1 does another thing than the others: an error on all ranks that names both.
-void expect_mismatch(Backend backend, int size, const Call& others, const Call& rank_1,
+void expect_mismatch(const Setting& backend, int size, const Call& others, const Call& rank_1,
                      const std::vector<std::string>& words) {
   World(backend, size).run([&](ProcessGroup& group) {
     const Status s = group.rank() == 1 ? rank_1(group) : others(group);
@@ -205,7 +205,7 @@ TEST_P(CollectiveFailures, BadInput_options) {
 
 TEST_P(CollectiveFailures, BadInput_and_G8_another_interface_without_credentials) {
   World world(GetParam(), 2);
-  if (GetParam() != Backend::kTcp) return;
+  if (GetParam().backend != Backend::kTcp || GetParam().has_tls) return;
   ProcessGroupOptions o = world.options(0);
   o.listen_address = "0.0.0.0";
   expect_error(try_init_process_group(o).status(), ErrorKind::kPermission,
@@ -222,9 +222,8 @@ TEST_P(CollectiveFailures, NothingIsLeftAtTheStore) {
   EXPECT_EQ(*world.store->num_keys(), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CollectiveFailures,
-                         ::testing::Values(Backend::kInproc, Backend::kShm, Backend::kTcp),
-                         [](const auto& info) { return backend_text(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, CollectiveFailures, ::testing::ValuesIn(all_settings()),
+                         [](const auto& info) { return setting_text(info.param); });
 
 }  // namespace
 }  // namespace weft::testing

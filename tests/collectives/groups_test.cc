@@ -22,7 +22,7 @@
 namespace weft::testing {
 namespace {
 
-class CollectiveGroups : public ::testing::TestWithParam<Backend> {
+class CollectiveGroups : public ::testing::TestWithParam<Setting> {
  protected:
   static double sum(ProcessGroup& group, double value) {
     const at::Tensor t = at::full({3}, value);
@@ -313,9 +313,8 @@ TEST_P(CollectiveGroups, NothingIsLeftOfGroupsThatAreGone) {
   EXPECT_LE(entries_of("/proc/self/task"), threads);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CollectiveGroups,
-                         ::testing::Values(Backend::kInproc, Backend::kShm, Backend::kTcp),
-                         [](const auto& info) { return backend_text(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, CollectiveGroups, ::testing::ValuesIn(all_settings()),
+                         [](const auto& info) { return setting_text(info.param); });
 
 }  // namespace
 }  // namespace weft::testing

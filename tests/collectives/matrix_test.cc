@@ -136,7 +136,7 @@ std::vector<Case> cases() {
   return out;
 }
 
-class CollectiveMatrix : public ::testing::TestWithParam<std::tuple<Backend, int>> {};
+class CollectiveMatrix : public ::testing::TestWithParam<std::tuple<Setting, int>> {};
 
 TEST_P(CollectiveMatrix, CL_1_all_reduce) {
   const auto [backend, size] = GetParam();
@@ -189,11 +189,10 @@ TEST_P(CollectiveMatrix, CL_1_all_reduce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, CollectiveMatrix,
-                         ::testing::Combine(::testing::Values(Backend::kInproc, Backend::kShm,
-                                                              Backend::kTcp),
+                         ::testing::Combine(::testing::ValuesIn(all_settings()),
                                             ::testing::Values(1, 2, 3, 4, 5)),
                          [](const auto& info) {
-                           return backend_text(std::get<0>(info.param)) +
+                           return setting_text(std::get<0>(info.param)) +
                                   std::to_string(std::get<1>(info.param));
                          });
 

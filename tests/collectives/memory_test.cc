@@ -133,7 +133,7 @@ TEST_P(CollectiveMemory, ReduceScatterReadsTheInputWhereItIs) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, CollectiveMemory,
                          ::testing::Values(Backend::kInproc, Backend::kShm, Backend::kTcp),
-                         [](const auto& info) { return backend_text(info.param); });
+                         [](const auto& info) { return setting_text(info.param); });
 
 #if WEFT_COUNTS_ALLOCATIONS
 class CollectiveAllocations : public ::testing::TestWithParam<Backend> {};
@@ -154,7 +154,7 @@ TEST_P(CollectiveAllocations, CL_13_a_small_all_reduce_allocates_nothing) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, CollectiveAllocations,
                          ::testing::Values(Backend::kShm, Backend::kTcp),
-                         [](const auto& info) { return backend_text(info.param); });
+                         [](const auto& info) { return setting_text(info.param); });
 #endif
 
 }  // namespace

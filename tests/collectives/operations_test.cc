@@ -16,7 +16,7 @@
 namespace weft::testing {
 namespace {
 
-class Collectives : public ::testing::TestWithParam<Backend> {
+class Collectives : public ::testing::TestWithParam<Setting> {
  protected:
   static at::Tensor floats(std::vector<float> values) {
     return at::tensor(at::ArrayRef<float>(values));
@@ -334,9 +334,8 @@ TEST_P(Collectives, MessagesThatWaitAreReceivedOneByOne) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Collectives,
-                         ::testing::Values(Backend::kInproc, Backend::kShm, Backend::kTcp),
-                         [](const auto& info) { return backend_text(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, Collectives, ::testing::ValuesIn(all_settings()),
+                         [](const auto& info) { return setting_text(info.param); });
 
 }  // namespace
 }  // namespace weft::testing

@@ -167,7 +167,7 @@ TEST_P(CollectiveRandom, CL_3_operations_on_overlapping_groups) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, CollectiveRandom,
                          ::testing::Values(Backend::kInproc, Backend::kShm, Backend::kTcp),
-                         [](const auto& info) { return backend_text(info.param); });
+                         [](const auto& info) { return setting_text(info.param); });
 
 }  // namespace
 }  // namespace weft::testing

@@ -105,13 +105,13 @@ TEST_P(CollectiveSight, AFailureWritesTheFlightRecord) {
     expect_words(text, {"\"failed\":[{\"group\":\"world\",\"generation\":1",
                         "\"group\":\"world/0-1\"", "\"algorithm\":\"ring\"", "\"bytes\":20",
                         "\"op\":\"all_reduce\",\"sequence\":2,\"state\":\"under way\"",
-                        "the ranks do different things", backend_text(GetParam())});
+                        "the ranks do different things", setting_text(GetParam())});
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, CollectiveSight,
                          ::testing::Values(Backend::kInproc, Backend::kShm, Backend::kTcp),
-                         [](const auto& one) { return backend_text(one.param); });
+                         [](const auto& one) { return setting_text(one.param); });
 
 TEST(FlightRecorder, KeepsWhatFailedAndWritesOnRequest) {
   const TempDir dir;

@@ -33,7 +33,7 @@ class QuietStreams : public Streams {
   int looks() const override { return 1; }
   void relax(int) override {}
   void poll_for(int, int, bool, bool, std::vector<pollfd>*) override {}
-  bool goodbye_comes_last() const override { return true; }
+  bool goodbye_comes_last(int) const override { return true; }
 
  private:
   const int peer_;

@@ -17,6 +17,8 @@
 #include "weft/tests/collectives/world.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/mortal_store.h"
+#include "weft/tests/testing/sanitizers.h"
+#include "weft/tests/testing/tls_files.h"
 
 namespace weft::testing {
 namespace {
@@ -158,6 +160,41 @@ TEST(WorkerGroups, ADeathEndsTheMakingOfAGroup) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Groups of workers with certificates prove themselves by those of the workers, and to the names
+// that the membership has.
+TEST(WorkerGroups, HaveTheCredentialsOfTheirWorkers) {
+  if (kThreadSanitizer) GTEST_SKIP() << "gRPC is not built for it";
+  TlsFiles files;
+  ClusterOptions options = workers(3);
+  options.net = Net::kGrpc;
+  options.adjust = [&](int index, JoinOptions* o) {
+    o->services.push_back(collectives_service());
+    o->credentials = files.make("worker" + std::to_string(index), {.rank = index});
+  };
+  Cluster c(options);
+  const auto runtime = make_system_runtime();
+  each(c, *runtime, [&](size_t i) {
+    // In another order than the workers have ranks.
+    const std::vector<std::string> order = {"worker2", "worker0", "worker1"};
+    ProcessGroup group = init_process_group(c[i], {.name = "g", .backend = Backend::kTcp}, order);
+    const at::Tensor t = at::full({4}, group.rank() + 1.0);
+    group.all_reduce(t);
+    EXPECT_TRUE(at::equal(t, at::full({4}, 6.0)));
+    group.barrier();
+    // Rank 2 is worker1, which shows another worker's certificate.
+    ProcessGroupOptions o{.name = "h", .backend = Backend::kTcp};
+    if (i == 1) {
+      o.credentials = files.make("intruder", {.rank = 1});
+      o.credentials.shared_certificate = true;  // passes over its own check
+    }
+    const Status s = try_init_process_group(c[i], o, order).status();
+    EXPECT_FALSE(s.ok());
+    if (i != 1) expect_error(s, error_kind(s), {"rank 2", "'intruder'", "not of 'worker1'"});
+    expect_error(try_init_process_group(c[i], {.worker_name = "worker9"}).status(),
+                 ErrorKind::kInvalidArgument, {"worker_name comes from the worker"});
+  });
+}
+
 class WorkerGroupsOn : public ::testing::TestWithParam<Backend> {};
 
 // The table of weft-inspect: what is under way, and who is waited for.
@@ -195,12 +232,12 @@ TEST_P(WorkerGroupsOn, ObserversSeeWhoIsWaitedFor) {
   });
   EXPECT_NE(last.find("rank 2 ('worker2')"), std::string::npos) << last;
   EXPECT_NE(last.find("all_reduce #2"), std::string::npos) << last;
-  EXPECT_NE(last.find(backend_text(GetParam())), std::string::npos) << last;
+  EXPECT_NE(last.find(setting_text(GetParam())), std::string::npos) << last;
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, WorkerGroupsOn,
                          ::testing::Values(Backend::kInproc, Backend::kShm, Backend::kTcp),
-                         [](const auto& one) { return backend_text(one.param); });
+                         [](const auto& one) { return setting_text(one.param); });
 
 TEST(WorkerGroups, BadInput_a_group_of_workers) {
   Cluster c(workers(2));

@@ -5,22 +5,37 @@
 #include <utility>
 #include <vector>
 
+#include "weft/tests/testing/tls_files.h"
+
 namespace weft::testing {
 
 std::shared_ptr<Runtime> borrowed(Runtime* runtime) {
   return std::shared_ptr<Runtime>(std::shared_ptr<Runtime>(), runtime);
 }
 
-World::World(Backend backend_in, int size_in, std::shared_ptr<Runtime> runtime_in)
-    : backend(backend_in),
+Setting Setting::tls() {
+  Setting out = Backend::kTcp;
+  out.has_tls = true;
+  return out;
+}
+
+World::World(const Setting& setting_in, int size_in, std::shared_ptr<Runtime> runtime_in)
+    : setting(setting_in),
       size(size_in),
       runtime(runtime_in != nullptr ? std::move(runtime_in) : make_system_runtime()),
       store(std::make_shared<HashStore>(runtime)),
-      fabric(backend == Backend::kInproc ? std::make_shared<InprocFabric>(runtime) : nullptr) {}
+      fabric(setting.backend == Backend::kInproc ? std::make_shared<InprocFabric>(runtime)
+                                                 : nullptr),
+      tls_files(setting.has_tls ? std::make_shared<TlsFiles>() : nullptr) {
+  for (int rank = 0; rank < size && tls_files != nullptr; ++rank) {
+    credentials.push_back(tls_files->make("w" + std::to_string(rank), {.rank = rank}));
+  }
+}
 
 ProcessGroupOptions World::options(int rank) const {
   ProcessGroupOptions out;
-  out.backend = backend;
+  out.backend = setting.backend;
+  if (tls_files != nullptr) out.credentials = credentials[static_cast<size_t>(rank)];
   out.store = store->new_client();
   out.rank = rank;
   out.size = size;
@@ -60,8 +75,9 @@ void World::run(const std::function<void(ProcessGroup&)>& body) const {
   run([](ProcessGroupOptions&) {}, body);
 }
 
-std::string backend_text(Backend backend) {
-  switch (backend) {
+std::string setting_text(const Setting& setting) {
+  if (setting.has_tls) return "tls";
+  switch (setting.backend) {
     case Backend::kInproc: return "inproc";
     case Backend::kShm: return "shm";
     case Backend::kTcp: return "tcp";

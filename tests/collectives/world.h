@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "weft/collectives/process_group.h"
 #include "weft/common/runtime.h"
@@ -13,9 +14,21 @@
 
 namespace weft::testing {
 
+// How the ranks of a world reach each other.
+struct Setting {
+  Setting(Backend backend_in) : backend(backend_in) {}  // NOLINT(google-explicit-constructor)
+  // tcp with a certificate for each rank.
+  static Setting tls();
+
+  Backend backend;
+  bool has_tls = false;
+};
+
+class TlsFiles;
+
 // What the ranks of one world share.
 struct World {
-  explicit World(Backend backend, int size, std::shared_ptr<Runtime> runtime = nullptr);
+  explicit World(const Setting& setting, int size, std::shared_ptr<Runtime> runtime = nullptr);
 
   ProcessGroupOptions options(int rank) const;
   // Runs `body` on every rank at once, each on a thread of its own with a group of its own.
@@ -25,14 +38,20 @@ struct World {
   // Without groups.
   void run_ranks(const std::function<void(int rank)>& body) const;
 
-  const Backend backend;
+  const Setting setting;
   const int size;
   const std::shared_ptr<Runtime> runtime;
   const std::shared_ptr<HashStore> store;
   const std::shared_ptr<InprocFabric> fabric;
+  const std::shared_ptr<TlsFiles> tls_files;
+  std::vector<Credentials> credentials;  // by rank, with TLS
 };
 
-std::string backend_text(Backend backend);
+// "inproc", "shm", "tcp" or "tls": for names of tests.
+std::string setting_text(const Setting& setting);
+inline std::vector<Setting> all_settings() {
+  return {Backend::kInproc, Backend::kShm, Backend::kTcp, Setting::tls()};
+}
 // Does not own it.
 std::shared_ptr<Runtime> borrowed(Runtime* runtime);
 // `s` is of this kind and its message has all of `words` in it.

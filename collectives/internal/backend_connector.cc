@@ -1,0 +1,160 @@
+#include "weft/collectives/internal/backend_connector.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "weft/collectives/internal/inproc_link.h"
+#include "weft/collectives/internal/service.h"
+#include "weft/collectives/internal/shm_engine.h"
+#include "weft/collectives/internal/tcp_link.h"
+#include "weft/collectives/internal/text.h"
+#include "weft/proto/collectives.pb.h"
+#include "weft/transport/checked_credentials.h"
+
+namespace weft::internal {
+namespace {
+
+Status invalid(std::string_view why) { return make_error(ErrorKind::kInvalidArgument, why); }
+
+// All see the same members, so all choose alike.
+bool may_share(const std::vector<wire::GroupMember>& members) {
+  return std::all_of(members.begin(), members.end(), [&](const wire::GroupMember& one) {
+    return !one.local_name().empty() && !one.host().empty() && one.host() == members[0].host();
+  });
+}
+
+}  // namespace
+
+std::string_view backend_name(Backend backend) {
+  switch (backend) {
+    case Backend::kAuto: return "auto";
+    case Backend::kInproc: return "inproc";
+    case Backend::kShm: return "shm";
+    case Backend::kTcp: return "tcp";
+  }
+  return "unknown";
+}
+
+Credentials group_credentials(const ProcessGroupOptions& options, const Config& config) {
+  return options.credentials.empty() ? credentials_of(config) : options.credentials;
+}
+
+BackendConnector::BackendConnector(const ProcessGroupOptions& options, const Config& config,
+                                   int job_rank, std::shared_ptr<Runtime> runtime)
+    : options_(options), config_(config), job_rank_(job_rank), runtime_(std::move(runtime)) {
+  const bool fabric = options.backend == Backend::kAuto && options.fabric != nullptr;
+  name_ = backend_name(fabric ? Backend::kInproc : options.backend);
+}
+
+Status BackendConnector::offer(const Membership& member) {
+  if (name_ == "inproc") {
+    return options_.fabric != nullptr ? absl::OkStatus() : invalid("backend inproc needs a fabric");
+  }
+  if (name_ != "tcp") WEFT_RETURN_IF_ERROR(offer_memory(member.size));
+  if (name_ == "shm") return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(load_credentials());
+  return offer_port();
+}
+
+Status BackendConnector::load_credentials() {
+  const Credentials credentials = group_credentials(options_, config_);
+  if (credentials.empty()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const CheckedCredentials checked,
+                        check_credentials(credentials, *runtime_));
+  worker_ = !options_.worker_name.empty() ? options_.worker_name : config_.name;
+  if (worker_.empty() && !checked.identities.empty()) worker_ = checked.identities[0].name;
+  security_.shared_certificate = credentials.shared_certificate;
+  security_.token = checked.token;
+  if (!security_.shared_certificate &&
+      !matches(checked.identities, worker_, static_cast<uint32_t>(job_rank_))) {
+    return make_error(
+        ErrorKind::kPermission,
+        cat("the certificate '", credentials.cert_file, "' is that of ",
+            internal::describe(checked.identities), ", and this is '", worker_, "' with rank ",
+            job_rank_,
+            " in its job: set worker_name (WEFT_NAME), or take this worker's certificate"));
+  }
+  WEFT_ASSIGN_OR_RETURN(security_.certificates, TlsCertificates::load(credentials, *runtime_));
+  return absl::OkStatus();
+}
+
+Status BackendConnector::offer_memory(int size) {
+  auto made = ShmListener::make(size, *runtime_);
+  if (made.ok()) {
+    shm_ = *std::move(made);
+    return absl::OkStatus();
+  }
+  if (name_ == "shm") return made.status();
+  WEFT_LOG(options_.log, kInfo) << "process group '" << options_.name
+                                << "' goes without shared memory: " << made.status();
+  return absl::OkStatus();
+}
+
+Status BackendConnector::offer_port() {
+  const bool beyond = options_.allow_insecure || config_.allow_insecure || security_.on();
+  WEFT_ASSIGN_OR_RETURN(listener_, TcpListener::make(options_.listen_address, beyond));
+  return absl::OkStatus();
+}
+
+void BackendConnector::withdraw() {
+  listener_.reset();
+  shm_.reset();
+}
+
+void BackendConnector::describe(wire::GroupMember* mine) const {
+  mine->set_backend(std::string(name_));
+  if (listener_.has_value()) mine->set_address(listener_->address());
+  if (shm_.has_value()) {
+    mine->set_local_name(shm_->name);
+    mine->set_host(shm_host());
+  }
+  mine->set_secure(security_.on());
+  mine->set_worker(worker_);
+  mine->set_job_rank(static_cast<uint32_t>(job_rank_));
+}
+
+StatusOr<ShmMesh> BackendConnector::connect_memory(const Membership& member,
+                                                   const std::vector<wire::GroupMember>& members,
+                                                   absl::FunctionRef<Status()> given_up,
+                                                   absl::Time deadline) {
+  std::vector<ShmMember> all;
+  for (const wire::GroupMember& one : members) all.push_back({one.local_name(), one.identity()});
+  return connect_shm(member, *shm_, all, given_up, *runtime_, deadline);
+}
+
+StatusOr<std::vector<TcpPeer>> BackendConnector::connect_ports(
+    const Membership& member, const std::vector<wire::GroupMember>& members,
+    absl::FunctionRef<Status()> given_up, absl::Time deadline) {
+  std::vector<TcpMember> all;
+  for (const wire::GroupMember& one : members) {
+    all.push_back({one.address(), one.identity(), one.worker(), one.job_rank()});
+    if (options_.workers == nullptr) continue;
+    // Who the members are is known then, whatever stands at the store.
+    const WorkerInfo& known = options_.workers->by_rank[all.size() - 1];
+    all.back().worker = known.name;
+    all.back().job_rank = known.id;
+  }
+  return connect_mesh(member, *listener_, all, security_, given_up, *runtime_, deadline);
+}
+
+StatusOr<std::unique_ptr<Engine>> BackendConnector::connect(
+    const Membership& member, const std::vector<wire::GroupMember>& members,
+    absl::FunctionRef<Status()> given_up, absl::Time deadline) {
+  if (name_ == "inproc") {
+    return std::make_unique<Engine>(member, options_.fabric->core()->join(member));
+  }
+  if (name_ == "auto") name_ = may_share(members) ? "shm" : "tcp";
+  if (name_ == "shm") {
+    if (!may_share(members))
+      return invalid("backend shm among processes of several hosts or users");
+    WEFT_ASSIGN_OR_RETURN(ShmMesh mesh, connect_memory(member, members, given_up, deadline));
+    return ShmEngine::make(member, std::move(mesh), runtime_);
+  }
+  WEFT_ASSIGN_OR_RETURN(std::vector<TcpPeer> peers,
+                        connect_ports(member, members, given_up, deadline));
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<StreamLink> link,
+                        make_tcp_link(member, std::move(peers), runtime_));
+  return std::make_unique<Engine>(member, std::move(link));
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,83 @@
+#ifndef WEFT_COLLECTIVES_INTERNAL_BACKEND_CONNECTOR_H_
+#define WEFT_COLLECTIVES_INTERNAL_BACKEND_CONNECTOR_H_
+
+// BackendConnector: one member's side of connecting a group: what it offers to the others (shared
+// memory, a port, credentials), and the engine of the backend that all members choose from the
+// records of all.
+//
+// Threads: one.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "weft/collectives/internal/engine.h"
+#include "weft/collectives/internal/shm_mesh.h"
+#include "weft/collectives/internal/tcp_mesh.h"
+#include "weft/collectives/process_group.h"
+#include "weft/common/config.h"
+
+namespace weft::wire {
+class GroupMember;
+}
+
+namespace weft::internal {
+
+class BackendConnector {
+ public:
+  // `options` and `config` outlive it.
+  BackendConnector(const ProcessGroupOptions& options, const Config& config, int job_rank,
+                   std::shared_ptr<Runtime> runtime);
+
+  // Makes the memory file and the listener. What cannot be made is an error only where the user
+  // asked for it. Errors, kind permission: a port for other machines without credentials, or with
+  // those of another worker.
+  Status offer(const Membership& member);
+  // Writes into this member's record what the others need to connect.
+  void describe(wire::GroupMember* mine) const;
+  // REQUIRES: offer(). `given_up`: see make_group().
+  StatusOr<std::unique_ptr<Engine>> connect(const Membership& member,
+                                            const std::vector<wire::GroupMember>& members,
+                                            absl::FunctionRef<Status()> given_up,
+                                            absl::Time deadline);
+  // Closes what nothing will use from now on.
+  void withdraw();
+
+  // "inproc", "shm" or "tcp". Before connect(): what the options say, "auto" included.
+  std::string_view name() const { return name_; }
+
+ private:
+  Status load_credentials();
+  Status offer_memory(int size);
+  Status offer_port();
+  StatusOr<ShmMesh> connect_memory(const Membership& member,
+                                   const std::vector<wire::GroupMember>& members,
+                                   absl::FunctionRef<Status()> given_up, absl::Time deadline);
+  StatusOr<std::vector<TcpPeer>> connect_ports(const Membership& member,
+                                               const std::vector<wire::GroupMember>& members,
+                                               absl::FunctionRef<Status()> given_up,
+                                               absl::Time deadline);
+
+  const ProcessGroupOptions& options_;
+  const Config& config_;
+  const int job_rank_;
+  const std::shared_ptr<Runtime> runtime_;
+  std::string_view name_;
+  std::string worker_;
+  TcpSecurity security_;
+  std::optional<TcpListener> listener_;
+  std::optional<ShmListener> shm_;
+};
+
+// Those of the options, else those of the variables; empty() if there are none.
+Credentials group_credentials(const ProcessGroupOptions& options, const Config& config);
+
+// What the user said: "auto", "inproc", "shm" or "tcp".
+std::string_view backend_name(Backend backend);
+
+}  // namespace weft::internal
+
+#endif  // WEFT_COLLECTIVES_INTERNAL_BACKEND_CONNECTOR_H_
