@@ -62,7 +62,9 @@ struct Operation;
 }  // namespace internal
 
 enum class Backend {
-  kAuto,  // inproc with a fabric; otherwise shm where all ranks are one user's on one host, else tcp
+  // inproc with a fabric; otherwise shm where all ranks are one user's on one host, shared memory
+  // inside the hosts and sockets between them where some are, else tcp
+  kAuto,
   kInproc,  // ranks in one process, over a fabric: simulation and tests
   kShm,     // shared memory
   kTcp,     // sockets
@@ -97,6 +99,9 @@ struct ProcessGroupOptions {
   // else the first name in the certificate; the launcher's rank, else `rank`.
   std::string worker_name = {};
   std::optional<int> job_rank = std::nullopt;
+  // Ranks with different texts are taken to be on different hosts, whatever the probe says: they
+  // share no memory, and hierarchical algorithms keep them apart. Equal texts prove nothing.
+  std::string host = {};
   Logger log{};
   // Where the numbers weft_collectives_*, the timeline (category "collectives") and the last
   // operations go (docs/sight.md). Default: nowhere.
@@ -174,7 +179,7 @@ class WEFT_API ProcessGroup {
   int rank() const;
   int size() const;
   const std::string& name() const;
-  // "inproc", "shm" or "tcp".
+  // "inproc", "shm", "tcp", or "shm+tcp": shared memory inside hosts, sockets between them.
   std::string_view backend() const;
   // Generation of the group: 1, and one more at each rebuild.
   uint32_t generation() const;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "weft/collectives/internal/inproc_link.h"
+#include "weft/collectives/internal/mixed_streams.h"
 #include "weft/collectives/internal/service.h"
 #include "weft/collectives/internal/shm_engine.h"
 #include "weft/collectives/internal/tcp_link.h"
@@ -16,11 +17,40 @@ namespace {
 
 Status invalid(std::string_view why) { return make_error(ErrorKind::kInvalidArgument, why); }
 
-// All see the same members, so all choose alike.
-bool may_share(const std::vector<wire::GroupMember>& members) {
-  return std::all_of(members.begin(), members.end(), [&](const wire::GroupMember& one) {
-    return !one.local_name().empty() && !one.host().empty() && one.host() == members[0].host();
-  });
+// Whether two members may try shared memory.
+bool may_share(const wire::GroupMember& a, const wire::GroupMember& b) {
+  return !a.local_name().empty() && !b.local_name().empty() && !a.host().empty() &&
+         a.host() == b.host();
+}
+
+Topology topology_of(const std::vector<wire::GroupMember>& members) {
+  std::vector<std::string> hosts;
+  for (const wire::GroupMember& one : members) hosts.push_back(one.host());
+  return Topology::of(hosts);
+}
+
+// By rank, whether that member is reached by shared memory from `rank`; a member reaches itself.
+std::vector<bool> shared_with(const std::vector<wire::GroupMember>& members, int rank) {
+  const wire::GroupMember& own = members[static_cast<size_t>(rank)];
+  std::vector<bool> out;
+  for (const wire::GroupMember& one : members) out.push_back(&one == &own || may_share(own, one));
+  return out;
+}
+
+// By what a group is connected; all members come to the same, from the same records.
+std::string_view choose(std::string_view asked, const std::vector<wire::GroupMember>& members) {
+  if (asked != "auto") return asked;
+  bool all = true;
+  bool some = false;
+  for (size_t a = 0; a < members.size(); ++a) {
+    for (size_t b = a + 1; b < members.size(); ++b) {
+      const bool pair = may_share(members[a], members[b]);
+      all = all && pair;
+      some = some || pair;
+    }
+  }
+  if (members.size() == 1) all = may_share(members[0], members[0]);
+  return all ? "shm" : some ? "shm+tcp" : "tcp";
 }
 
 }  // namespace
@@ -104,10 +134,10 @@ void BackendConnector::withdraw() {
 void BackendConnector::describe(wire::GroupMember* mine) const {
   mine->set_backend(std::string(name_));
   if (listener_.has_value()) mine->set_address(listener_->address());
-  if (shm_.has_value()) {
-    mine->set_local_name(shm_->name);
-    mine->set_host(shm_host());
-  }
+  if (shm_.has_value()) mine->set_local_name(shm_->name);
+  // Ranks of a fabric are in one process, and need no kernel to say so.
+  const std::string probed = name_ == "inproc" ? std::string("inproc") : shm_host();
+  if (!probed.empty()) mine->set_host(cat(options_.host, " ", probed));
   mine->set_secure(security_.on());
   mine->set_worker(worker_);
   mine->set_job_rank(static_cast<uint32_t>(job_rank_));
@@ -115,16 +145,17 @@ void BackendConnector::describe(wire::GroupMember* mine) const {
 
 StatusOr<ShmMesh> BackendConnector::connect_memory(const Membership& member,
                                                    const std::vector<wire::GroupMember>& members,
+                                                   const std::vector<bool>& apart,
                                                    absl::FunctionRef<Status()> given_up,
                                                    absl::Time deadline) {
   std::vector<ShmMember> all;
   for (const wire::GroupMember& one : members) all.push_back({one.local_name(), one.identity()});
-  return connect_shm(member, *shm_, all, given_up, *runtime_, deadline);
+  return connect_shm(member, *shm_, all, apart, given_up, *runtime_, deadline);
 }
 
 StatusOr<std::vector<TcpPeer>> BackendConnector::connect_ports(
     const Membership& member, const std::vector<wire::GroupMember>& members,
-    absl::FunctionRef<Status()> given_up, absl::Time deadline) {
+    const std::vector<bool>& apart, absl::FunctionRef<Status()> given_up, absl::Time deadline) {
   std::vector<TcpMember> all;
   for (const wire::GroupMember& one : members) {
     all.push_back({one.address(), one.identity(), one.worker(), one.job_rank()});
@@ -134,27 +165,43 @@ StatusOr<std::vector<TcpPeer>> BackendConnector::connect_ports(
     all.back().worker = known.name;
     all.back().job_rank = known.id;
   }
-  return connect_mesh(member, *listener_, all, security_, given_up, *runtime_, deadline);
+  return connect_mesh(member, *listener_, all, security_, apart, given_up, *runtime_, deadline);
 }
 
 StatusOr<std::unique_ptr<Engine>> BackendConnector::connect(
     const Membership& member, const std::vector<wire::GroupMember>& members,
     absl::FunctionRef<Status()> given_up, absl::Time deadline) {
+  name_ = choose(name_, members);
+  Topology topology = topology_of(members);
   if (name_ == "inproc") {
-    return std::make_unique<Engine>(member, options_.fabric->core()->join(member));
+    return std::make_unique<Engine>(member, options_.fabric->core()->join(member),
+                                    std::move(topology));
   }
-  if (name_ == "auto") name_ = may_share(members) ? "shm" : "tcp";
+  const std::vector<bool> inside = shared_with(members, member.rank);
   if (name_ == "shm") {
-    if (!may_share(members))
+    if (!std::all_of(inside.begin(), inside.end(), [](bool one) { return one; })) {
       return invalid("backend shm among processes of several hosts or users");
-    WEFT_ASSIGN_OR_RETURN(ShmMesh mesh, connect_memory(member, members, given_up, deadline));
+    }
+    WEFT_ASSIGN_OR_RETURN(ShmMesh mesh, connect_memory(member, members, {}, given_up, deadline));
     return ShmEngine::make(member, std::move(mesh), runtime_);
   }
-  WEFT_ASSIGN_OR_RETURN(std::vector<TcpPeer> peers,
-                        connect_ports(member, members, given_up, deadline));
+  const bool mixed = name_ == "shm+tcp";
+  std::unique_ptr<ShmStreams> near;
+  if (mixed) {
+    std::vector<bool> outside = inside;
+    outside.flip();
+    WEFT_ASSIGN_OR_RETURN(ShmMesh mesh,
+                          connect_memory(member, members, outside, given_up, deadline));
+    near = std::make_unique<ShmStreams>(member, std::move(mesh));
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      std::vector<TcpPeer> peers,
+      connect_ports(member, members, mixed ? inside : std::vector<bool>(), given_up, deadline));
+  std::unique_ptr<Streams> streams = make_tcp_streams(std::move(peers));
+  if (mixed) streams = make_mixed_streams(std::move(near), std::move(streams), inside);
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<StreamLink> link,
-                        make_tcp_link(member, std::move(peers), runtime_));
-  return std::make_unique<Engine>(member, std::move(link));
+                        make_stream_link(member, std::move(streams), runtime_));
+  return std::make_unique<Engine>(member, std::move(link), std::move(topology));
 }
 
 }  // namespace weft::internal

@@ -46,7 +46,8 @@ class BackendConnector {
   // Closes what nothing will use from now on.
   void withdraw();
 
-  // "inproc", "shm" or "tcp". Before connect(): what the options say, "auto" included.
+  // "inproc", "shm", "tcp", or "shm+tcp": shared memory inside hosts and sockets between them.
+  // Before connect(): what the options say, "auto" included.
   std::string_view name() const { return name_; }
 
  private:
@@ -55,9 +56,11 @@ class BackendConnector {
   Status offer_port();
   StatusOr<ShmMesh> connect_memory(const Membership& member,
                                    const std::vector<wire::GroupMember>& members,
+                                   const std::vector<bool>& apart,
                                    absl::FunctionRef<Status()> given_up, absl::Time deadline);
   StatusOr<std::vector<TcpPeer>> connect_ports(const Membership& member,
                                                const std::vector<wire::GroupMember>& members,
+                                               const std::vector<bool>& apart,
                                                absl::FunctionRef<Status()> given_up,
                                                absl::Time deadline);
 

@@ -11,10 +11,17 @@ namespace {
 // Below it the number of messages decides, above it their bytes.
 constexpr uint64_t kSmall = 64 << 10;
 constexpr uint64_t kMiddle = 512 << 10;
+// So many hosts at most have a ring of fewer steps than the doubling of all ranks, or hardly more.
+constexpr int kFewHosts = 8;
 
 }  // namespace
 
-Algorithm choose_all_reduce(uint64_t bytes, int size) {
+Algorithm choose_all_reduce(uint64_t bytes, int size, const Topology& topology) {
+  const int hosts = topology.hosts();
+  // Inside a host a message costs little.
+  if (hosts > 1 && hosts < size && (bytes > kSmall || hosts <= kFewHosts)) {
+    return Algorithm::kHierarchicalRing;
+  }
   if (bytes <= kSmall) return Algorithm::kRecursiveDoubling;
   if (bytes <= kMiddle || size == 2) return Algorithm::kHalvingDoubling;
   return Algorithm::kRing;
@@ -137,6 +144,7 @@ Status Engine::run_round(const Turn& turn, const Header& mine, const Round& roun
         const char* const from = step.from == Buffer::kWork ? work : input;
         sends_.push_back(
             {step.peer, header, header.bytes > 0 ? from + step.begin * size : nullptr});
+        count(sends_.back());
         break;
       }
       case Step::Kind::kStore: receives_.push_back({step.peer, header, at}); break;
@@ -156,6 +164,12 @@ Status Engine::run_round(const Turn& turn, const Header& mine, const Round& roun
   }
   if (reduced > 0) apply(mine, round, work);
   return absl::OkStatus();
+}
+
+void Engine::count(const Outgoing& sent) {
+  if (topology_.host_of(sent.peer) == topology_.host_of(member_.rank)) return;
+  ++between_hosts_.messages;
+  between_hosts_.bytes += sent.header.bytes;
 }
 
 void PieceReducer::take(uint64_t begin, const char* piece, uint64_t bytes) {
@@ -232,7 +246,7 @@ Status Engine::barrier(const Turn& turn) {
 Status Engine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Algorithm algorithm,
                           char* data, uint64_t elements) {
   if (algorithm == Algorithm::kAuto) {
-    algorithm = choose_all_reduce(elements * element_size(type), member_.size);
+    algorithm = choose_all_reduce(elements * element_size(type), member_.size, topology_);
   }
   algorithm = effective_all_reduce(algorithm, member_.size, topology_);
   Header mine = reducing(turn, OpKind::kAllReduce, type, elements, op);

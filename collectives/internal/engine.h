@@ -54,6 +54,9 @@ class Engine {
   const Membership& member() const { return member_; }
   Link& link() { return *link_; }
   OperationNote& note() { return note_; }
+  // Of what this member has sent, the part to other hosts. Thread of the operation.
+  const Traffic& between_hosts() const { return between_hosts_; }
+  void count(const Outgoing& sent);
 
   virtual Status barrier(const Turn& turn);
   // Rank 0 waits for all and names who is missing; the others wait for it, and longer.
@@ -115,6 +118,7 @@ class Engine {
   const std::unique_ptr<Link> link_;
   const Topology topology_;
   OperationNote note_;
+  Traffic between_hosts_;
 
  private:
   std::vector<Outgoing> sends_;
@@ -129,8 +133,8 @@ class Engine {
   uint64_t last_elements_ = 0;
 };
 
-// By size and number of ranks alone, so that all ranks choose alike.
-Algorithm choose_all_reduce(uint64_t bytes, int size);
+// By size, number of ranks and topology alone, so that all ranks choose alike.
+Algorithm choose_all_reduce(uint64_t bytes, int size, const Topology& topology);
 
 // Equal for equal lists of sizes.
 uint64_t hash_of(const Blocks& blocks);

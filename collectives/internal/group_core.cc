@@ -84,7 +84,8 @@ void GroupCore::show_ended(std::string_view op, const Turn& turn, const Status& 
   }
   const absl::Duration took = options_.runtime->now() - begun;
   const OperationNote& note = engine_->note();
-  metrics_.operation_ended(op, done.ok(), took, note.bytes(), engine_->link().traffic());
+  metrics_.operation_ended(op, done.ok(), took, note.bytes(), engine_->link().traffic(),
+                           engine_->between_hosts());
   if (options_.trace == nullptr) return;
   options_.trace->complete("collectives", op, begun, took,
                            {{"group", std::string_view(options_.name)},

@@ -12,6 +12,10 @@ GroupMetrics::GroupMetrics(std::shared_ptr<Metrics> metrics) : metrics_(std::mov
                                 "Messages sent by operations; shared memory needs none");
   sent_bytes_ = metrics_->counter("weft_collectives_bytes_sent_total",
                                   "Bytes of these messages, without headers");
+  far_messages_ = metrics_->counter("weft_collectives_messages_between_hosts_total",
+                                    "Messages sent by operations to ranks on other hosts");
+  far_bytes_ = metrics_->counter("weft_collectives_bytes_between_hosts_total",
+                                 "Bytes of these messages, without headers");
   groups_->add(1);
 }
 
@@ -36,7 +40,8 @@ const GroupMetrics::Series& GroupMetrics::series(std::string_view op) {
 }
 
 void GroupMetrics::operation_ended(std::string_view op, bool ok, absl::Duration took,
-                                   uint64_t bytes, const Traffic& sent) {
+                                   uint64_t bytes, const Traffic& sent,
+                                   const Traffic& between_hosts) {
   if (metrics_ == nullptr) return;
   const Series& one = series(op);
   one.operations->add();
@@ -46,6 +51,9 @@ void GroupMetrics::operation_ended(std::string_view op, bool ok, absl::Duration 
   messages_->add(sent.messages - counted_.messages);
   sent_bytes_->add(sent.bytes - counted_.bytes);
   counted_ = sent;
+  far_messages_->add(between_hosts.messages - counted_far_.messages);
+  far_bytes_->add(between_hosts.bytes - counted_far_.bytes);
+  counted_far_ = between_hosts;
 }
 
 void GroupMetrics::group_failed() {

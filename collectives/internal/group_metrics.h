@@ -25,9 +25,9 @@ class GroupMetrics {
   GroupMetrics(const GroupMetrics&) = delete;
   GroupMetrics& operator=(const GroupMetrics&) = delete;
 
-  // `op`: a literal. `sent`: by the group so far.
+  // `op`: a literal. `sent`: by the group so far; `between_hosts`: the part of it to other hosts.
   void operation_ended(std::string_view op, bool ok, absl::Duration took, uint64_t bytes,
-                       const Traffic& sent);
+                       const Traffic& sent, const Traffic& between_hosts);
   void group_failed();
 
  private:
@@ -45,8 +45,11 @@ class GroupMetrics {
   Counter* failures_ = nullptr;
   Counter* messages_ = nullptr;
   Counter* sent_bytes_ = nullptr;
+  Counter* far_messages_ = nullptr;
+  Counter* far_bytes_ = nullptr;
   std::vector<Series> series_;
   Traffic counted_;
+  Traffic counted_far_;
 };
 
 }  // namespace weft::internal

@@ -20,16 +20,19 @@ namespace weft::internal {
 
 class Mesh {
  protected:
-  // `identities`: of the members by rank. `given_up`: see making.h.
-  Mesh(const Membership& member, std::vector<uint64_t> identities,
+  // `identities`: of the members by rank. `apart`: by rank, the members that are reached in another
+  // way; empty: none. `given_up`: see making.h.
+  Mesh(const Membership& member, std::vector<uint64_t> identities, std::vector<bool> apart,
        absl::FunctionRef<Status()> given_up, Runtime& runtime, absl::Time deadline)
       : member_(member),
         runtime_(runtime),
         deadline_(deadline),
         given_up_(given_up),
-        identities_(std::move(identities)) {}
+        identities_(std::move(identities)),
+        apart_(std::move(apart)) {}
   ~Mesh() = default;
 
+  bool apart(int peer) const { return !apart_.empty() && apart_[static_cast<size_t>(peer)]; }
   bool over() const { return runtime_.now() >= deadline_; }
   // For poll().
   int milliseconds_left() const;
@@ -46,7 +49,7 @@ class Mesh {
   Status late(std::string_view what, const Missing& missing) const {
     std::vector<int> ranks;
     for (int peer = member_.rank + 1; peer < member_.size; ++peer) {
-      if (missing(peer)) ranks.push_back(peer);
+      if (!apart(peer) && missing(peer)) ranks.push_back(peer);
     }
     return late_error(what, ranks);
   }
@@ -60,6 +63,7 @@ class Mesh {
   static Status late_error(std::string_view what, const std::vector<int>& ranks);
 
   const std::vector<uint64_t> identities_;
+  const std::vector<bool> apart_;
 };
 
 }  // namespace weft::internal

@@ -58,6 +58,7 @@ Status perform_send(Engine& engine, const Turn& turn, const Operation& o, Elemen
   if (shape > 0) std::memcpy(body.data(), t.sizes().data(), shape);
   if (bytes > 0) std::memcpy(body.data() + shape, plain.const_data_ptr(), bytes);
   const Outgoing out{o.root, header, body.data()};
+  engine.count(out);
   return engine.link().send_points({&out, 1}, turn.deadline);
 }
 

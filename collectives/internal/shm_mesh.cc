@@ -27,9 +27,9 @@ std::string link_text(const char* path) {
 class ShmConnector : Mesh {
  public:
   ShmConnector(const Membership& member, const ShmListener& listener,
-               const std::vector<ShmMember>& members, absl::FunctionRef<Status()> given_up,
-               Runtime& runtime, absl::Time deadline)
-      : Mesh(member, identities_of(members), given_up, runtime, deadline),
+               const std::vector<ShmMember>& members, const std::vector<bool>& apart,
+               absl::FunctionRef<Status()> given_up, Runtime& runtime, absl::Time deadline)
+      : Mesh(member, identities_of(members), apart, given_up, runtime, deadline),
         listener_(listener),
         members_(members) {
     mesh_.files = std::make_shared<ShmFiles>(member.size);
@@ -41,9 +41,13 @@ class ShmConnector : Mesh {
     const auto own = static_cast<size_t>(member_.rank);
     mesh_.files->by_rank[own] = std::make_unique<ShmFile>(mesh_.files->layout, listener_.file);
     mesh_.files->heap = std::make_shared<ShmHeap>(mesh_.files->layout, listener_.file);
-    for (int peer = 0; peer < member_.rank; ++peer) WEFT_RETURN_IF_ERROR(dial(peer));
+    for (int peer = 0; peer < member_.rank; ++peer) {
+      if (!apart(peer)) WEFT_RETURN_IF_ERROR(dial(peer));
+    }
     WEFT_RETURN_IF_ERROR(accept_all());
-    for (int peer = 0; peer < member_.rank; ++peer) WEFT_RETURN_IF_ERROR(await_answer(peer));
+    for (int peer = 0; peer < member_.rank; ++peer) {
+      if (!apart(peer)) WEFT_RETURN_IF_ERROR(await_answer(peer));
+    }
     return std::move(mesh_);
   }
 
@@ -84,7 +88,8 @@ class ShmConnector : Mesh {
   }
 
   Status accept_all() {
-    int missing = member_.size - 1 - member_.rank;
+    int missing = 0;
+    for (int peer = member_.rank + 1; peer < member_.size; ++peer) missing += apart(peer) ? 0 : 1;
     std::vector<UniqueFd> waiting;
     BlockingRegion region;
     WEFT_RETURN_IF_ERROR(region.status());
@@ -124,7 +129,7 @@ class ShmConnector : Mesh {
     wire::GroupHello hello;
     if (!hello.ParseFromString(message->bytes)) return absl::OkStatus();
     const int peer = dialling_rank(hello);
-    if (peer < 0) return absl::OkStatus();
+    if (peer < 0 || apart(peer)) return absl::OkStatus();
     UniqueFd& place = mesh_.sockets[static_cast<size_t>(peer)];
     if (place.valid() || !take_in(message, peer).ok()) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(annotate(greet(fd->get()), cat("cannot answer rank ", peer)));
@@ -177,10 +182,10 @@ StatusOr<ShmListener> ShmListener::make(int size, Runtime& runtime) {
 }
 
 StatusOr<ShmMesh> connect_shm(const Membership& member, const ShmListener& listener,
-                              const std::vector<ShmMember>& members,
+                              const std::vector<ShmMember>& members, const std::vector<bool>& apart,
                               absl::FunctionRef<Status()> given_up, Runtime& runtime,
                               absl::Time deadline) {
-  return ShmConnector(member, listener, members, given_up, runtime, deadline).run();
+  return ShmConnector(member, listener, members, apart, given_up, runtime, deadline).run();
 }
 
 }  // namespace weft::internal

@@ -43,10 +43,11 @@ struct ShmMesh {
   std::vector<UniqueFd> sockets;  // by rank
 };
 
-// `given_up`: see making.h. Errors name the rank: unavailable, deadline; permission, its socket is
-// another user's.
+// `apart`: by rank, the members that are reached in another way; they have no file and no socket
+// here. Empty: none. `given_up`: see making.h. Errors name the rank: unavailable, deadline;
+// permission, its socket is another user's.
 StatusOr<ShmMesh> connect_shm(const Membership& member, const ShmListener& listener,
-                              const std::vector<ShmMember>& members,
+                              const std::vector<ShmMember>& members, const std::vector<bool>& apart,
                               absl::FunctionRef<Status()> given_up, Runtime& runtime,
                               absl::Time deadline);
 

@@ -101,8 +101,9 @@ class TcpConnector : Mesh {
  public:
   TcpConnector(const Membership& member, const TcpListener& listener,
                const std::vector<TcpMember>& members, const TcpSecurity& security,
-               absl::FunctionRef<Status()> given_up, Runtime& runtime, absl::Time deadline)
-      : Mesh(member, identities_of(members), given_up, runtime, deadline),
+               const std::vector<bool>& apart, absl::FunctionRef<Status()> given_up,
+               Runtime& runtime, absl::Time deadline)
+      : Mesh(member, identities_of(members), apart, given_up, runtime, deadline),
         listener_(listener),
         members_(members),
         security_(security),
@@ -110,10 +111,12 @@ class TcpConnector : Mesh {
 
   StatusOr<std::vector<TcpPeer>> run() {
     for (int peer = 0; peer < member_.rank; ++peer) {
+      if (apart(peer)) continue;
       for (int lane = 0; lane < kLanes; ++lane) WEFT_RETURN_IF_ERROR(dial(peer, lane));
     }
     WEFT_RETURN_IF_ERROR(accept_all());
     for (int peer = 0; peer < member_.rank; ++peer) {
+      if (apart(peer)) continue;
       for (int lane = 0; lane < kLanes; ++lane) WEFT_RETURN_IF_ERROR(await_answer(peer, lane));
     }
     return std::move(peers_);
@@ -202,7 +205,10 @@ class TcpConnector : Mesh {
 
   // From the ranks above this one.
   Status accept_all() {
-    int missing = (member_.size - 1 - member_.rank) * kLanes;
+    int missing = 0;
+    for (int peer = member_.rank + 1; peer < member_.size; ++peer) {
+      if (!apart(peer)) missing += kLanes;
+    }
     std::vector<Greeting> waiting;
     BlockingRegion region;
     WEFT_RETURN_IF_ERROR(region.status());
@@ -250,7 +256,7 @@ class TcpConnector : Mesh {
 
   Status welcome(Greeting* from, const wire::GroupHello& hello, int* missing) {
     const int rank = dialling_rank(hello);
-    if (rank < 0 || hello.lane() >= kLanes || !fits(hello, rank)) {
+    if (rank < 0 || apart(rank) || hello.lane() >= kLanes || !fits(hello, rank)) {
       return absl::OkStatus();
     }
     const auto lane = static_cast<int>(hello.lane());
@@ -363,9 +369,11 @@ StatusOr<TcpListener> TcpListener::make(const std::string& host, bool beyond_loo
 StatusOr<std::vector<TcpPeer>> connect_mesh(const Membership& member, const TcpListener& listener,
                                             const std::vector<TcpMember>& members,
                                             const TcpSecurity& security,
+                                            const std::vector<bool>& apart,
                                             absl::FunctionRef<Status()> given_up, Runtime& runtime,
                                             absl::Time deadline) {
-  return TcpConnector(member, listener, members, security, given_up, runtime, deadline).run();
+  return TcpConnector(member, listener, members, security, apart, given_up, runtime, deadline)
+      .run();
 }
 
 }  // namespace weft::internal

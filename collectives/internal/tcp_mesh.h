@@ -67,12 +67,14 @@ class WEFT_API TcpListener {
   std::string address_;
 };
 
-// The peers by rank; this rank's own has no sockets. `given_up`: see making.h. Errors name the
+// The peers by rank; this rank's own has no sockets, nor has one that `apart` says is reached in
+// another way (empty: none is). `given_up`: see making.h. Errors name the
 // rank: unavailable, it cannot be reached; deadline, it does not dial, or does not answer;
 // permission, it does not prove who it is, or does not believe this rank.
 StatusOr<std::vector<TcpPeer>> connect_mesh(const Membership& member, const TcpListener& listener,
                                             const std::vector<TcpMember>& members,
                                             const TcpSecurity& security,
+                                            const std::vector<bool>& apart,
                                             absl::FunctionRef<Status()> given_up, Runtime& runtime,
                                             absl::Time deadline);
 

@@ -50,7 +50,10 @@ class CollectiveProcesses : public ::testing::TestWithParam<std::string> {
   TempDir dir_;
 };
 
-TEST_P(CollectiveProcesses, CL_14_a_killed_rank_is_named) {
+// Also over hosts: rank 1 on one, the others on another.
+class CollectiveDeaths : public CollectiveProcesses {};
+
+TEST_P(CollectiveDeaths, CL_14_a_killed_rank_is_named) {
   std::vector<Process> ranks = start(3, "store");
   tell_all(ranks, "loop 4000000 60000");
   for (Process& one : ranks) EXPECT_EQ(one.read_line(), "going");
@@ -165,6 +168,10 @@ TEST_P(CollectiveProcesses, CL_20_two_jobs_at_once) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, CollectiveProcesses, ::testing::Values("shm", "tcp"),
                          [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Backends, CollectiveDeaths, ::testing::Values("shm", "tcp", "shm+tcp"),
+                         [](const auto& info) {
+                           return info.param == "shm+tcp" ? std::string("hosts") : info.param;
+                         });
 
 }  // namespace
 }  // namespace weft::testing

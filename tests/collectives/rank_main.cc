@@ -43,6 +43,7 @@ int run(int argc, char** argv) {
   options.backend = backend == "tcp"   ? weft::Backend::kTcp
                     : backend == "shm" ? weft::Backend::kShm
                                        : weft::Backend::kAuto;
+  if (backend == "shm+tcp") options.host = *options.rank % 2 == 0 ? "even" : "odd";
   options.init_timeout = absl::Seconds(60);
   weft::ProcessGroup group = weft::init_process_group(options);
   say("made " + std::string(group.backend()));

@@ -19,6 +19,12 @@ Setting Setting::tls() {
   return out;
 }
 
+Setting Setting::hosts() {
+  Setting out = Backend::kAuto;
+  out.has_hosts = true;
+  return out;
+}
+
 World::World(const Setting& setting_in, int size_in, std::shared_ptr<Runtime> runtime_in)
     : setting(setting_in),
       size(size_in),
@@ -36,6 +42,7 @@ ProcessGroupOptions World::options(int rank) const {
   ProcessGroupOptions out;
   out.backend = setting.backend;
   if (tls_files != nullptr) out.credentials = credentials[static_cast<size_t>(rank)];
+  if (setting.has_hosts) out.host = rank % 2 == 0 ? "even" : "odd";
   out.store = store->new_client();
   out.rank = rank;
   out.size = size;
@@ -77,6 +84,7 @@ void World::run(const std::function<void(ProcessGroup&)>& body) const {
 
 std::string setting_text(const Setting& setting) {
   if (setting.has_tls) return "tls";
+  if (setting.has_hosts) return "hosts";
   switch (setting.backend) {
     case Backend::kInproc: return "inproc";
     case Backend::kShm: return "shm";

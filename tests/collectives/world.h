@@ -19,9 +19,12 @@ struct Setting {
   Setting(Backend backend_in) : backend(backend_in) {}  // NOLINT(google-explicit-constructor)
   // tcp with a certificate for each rank.
   static Setting tls();
+  // Ranks with even numbers say that they are on one host, the others on another one.
+  static Setting hosts();
 
   Backend backend;
   bool has_tls = false;
+  bool has_hosts = false;
 };
 
 class TlsFiles;
@@ -47,10 +50,10 @@ struct World {
   std::vector<Credentials> credentials;  // by rank, with TLS
 };
 
-// "inproc", "shm", "tcp" or "tls": for names of tests.
+// "inproc", "shm", "tcp", "tls" or "hosts": for names of tests.
 std::string setting_text(const Setting& setting);
 inline std::vector<Setting> all_settings() {
-  return {Backend::kInproc, Backend::kShm, Backend::kTcp, Setting::tls()};
+  return {Backend::kInproc, Backend::kShm, Backend::kTcp, Setting::tls(), Setting::hosts()};
 }
 // Does not own it.
 std::shared_ptr<Runtime> borrowed(Runtime* runtime);
