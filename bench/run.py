@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import harness  # noqa: E402
 from autograd import rows as autograd_rows  # noqa: E402
 from collectives import rows as collectives_rows  # noqa: E402
+from collectives import tune  # noqa: E402
 from pipeline import rows as pipeline_rows  # noqa: E402
 from ps import rows as ps_rows  # noqa: E402
 from rpc import rows as rpc_rows  # noqa: E402
@@ -50,6 +51,7 @@ def parse_arguments():
     parser.add_argument("--unpinned", action="store_true", help="let the ranks of pairs wander")
     parser.add_argument("--no-build", action="store_true", help="take the drivers as they are")
     parser.add_argument("--no-ours", action="store_true", help="the peers alone")
+    parser.add_argument("--tune", metavar="FILE", help="collectives: measure no row, write a table of algorithms there (WEFT_COLLECTIVES_TABLE)")
     return parser.parse_args()
 
 
@@ -87,6 +89,9 @@ def main():
     if arguments.peer and arguments.peer not in suite.PEERS:
         print(f"no peer {arguments.peer}; there are {', '.join(suite.PEERS)}", file=sys.stderr)
         return 2
+    if arguments.tune and arguments.suite != "collectives":
+        print("--tune is for the suite collectives alone", file=sys.stderr)
+        return 2
     build = Path(arguments.build).resolve()
     if not arguments.no_build:
         target = ["cmake", "--build", str(build), "--target", f"bench_{arguments.suite}"]
@@ -106,10 +111,16 @@ def main():
         touch_machine(memory // 2)
     touch_mib = min(256 if arguments.quick else 2048, memory // 8)
 
-    specs = suite.driver_specs(build, find_python(), arguments.peer, not arguments.no_ours)
+    if arguments.tune:
+        specs = tune.driver_specs(str(build / "bin" / "bench_weft_collectives"))
+    else:
+        specs = suite.driver_specs(build, find_python(), arguments.peer, not arguments.no_ours)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         bench = harness.Bench(specs, cores, scratch, touch_mib, rounds, pinned)
         try:
+            if arguments.tune:
+                tune.write(bench, arguments.tune, specs, arguments.quick)
+                return 0
             figures = suite.measure(bench, wanted, arguments.quick, memory)
         finally:
             bench.close()

@@ -32,7 +32,7 @@ class Initializer {
     runtime_ = options_.runtime != nullptr ? options_.runtime : make_system_runtime();
     deadline_ = deadline_after(runtime_->now(), options_.init_timeout.value_or(absl::Minutes(10)));
     WEFT_RETURN_IF_ERROR(find_place());
-    connector_.emplace(options_, config_, job_rank_, runtime_);
+    connector_.emplace(options_, config_, environment_, job_rank_, runtime_);
     WEFT_RETURN_IF_ERROR(annotate(connector_->offer(member_), "init_process_group"));
     WEFT_RETURN_IF_ERROR(find_store());
     WEFT_RETURN_IF_ERROR(connect());

@@ -102,6 +102,10 @@ struct ProcessGroupOptions {
   // Ranks with different texts are taken to be on different hosts, whatever the probe says: they
   // share no memory, and hierarchical algorithms keep them apart. Equal texts prove nothing.
   std::string host = {};
+  // Which algorithm an all_reduce of which size takes, as in "star:0-1024; ring:1025-max ranks=3-64
+  // hosts=some" (docs/collectives.md). Those of rank 0 hold for all members; behind them come the
+  // rules in the file WEFT_COLLECTIVES_TABLE of rank 0, then the built-in choice.
+  std::string algorithms = {};
   Logger log{};
   // Where the numbers weft_collectives_*, the timeline (category "collectives") and the last
   // operations go (docs/sight.md). Default: nowhere.
@@ -123,6 +127,7 @@ struct CollectiveOptions {
 struct AllReduceOptions {
   ReduceOp op{};
   Timeout timeout{};
+  // Default: by the group's table of algorithms, else by size, number of ranks and hosts.
   Algorithm algorithm = Algorithm::kAuto;
 };
 struct ReduceScatterOptions {

@@ -7,7 +7,8 @@
 //
 //   op NAME MEMORY BYTES COUNT   COUNT operations one after another, each timed at rank 0
 //                                {"us": [...]}
-//   NAME                         all_reduce, or reduce_scatter of a buffer of BYTES
+//   NAME                         all_reduce, or reduce_scatter of a buffer of BYTES; all_reduce/6: by
+//                                the algorithm of that number, where the driver knows algorithms
 //   MEMORY                       plain (a tensor of LibTorch) or registered (one of the group)
 //
 // An operation is checked once before it is timed: a wrong result is an error of the command.
@@ -34,6 +35,7 @@ namespace weft::bench {
 struct CollectiveOperations {
   std::function<void(const at::Tensor&)> broadcast;  // from rank 0
   std::function<void(const at::Tensor&)> all_reduce;
+  std::function<void(const at::Tensor&, uint8_t algorithm)> all_reduce_by{};  // null: not known
   std::function<void(const at::Tensor& output, const at::Tensor& input)> reduce_scatter;
   std::function<at::Tensor(int64_t floats, bool registered)> make;
   std::map<std::string, std::function<std::string(std::istream&)>> more;  // of one rank alone
@@ -56,62 +58,79 @@ class CollectiveDriver {
     Operations lead;
     lead.more = operations_.more;
     lead.more["op"] = [this](std::istream& in) { return lead_operation(in); };
-    tell(CollectiveCommand::kAllReduce, false, sizeof(float), 1);
+    tell({CollectiveCommand::kAllReduce, 0, false, sizeof(float), 1});
     serve(&lead);
-    announce(CollectiveCommand::kQuit, false, 0, 0);
+    announce({});
   }
 
  private:
   static constexpr int64_t kMostWarmUps = 300;
 
-  void announce(CollectiveCommand what, bool registered, int64_t bytes, int64_t count) {
-    int64_t words[] = {static_cast<int64_t>(what), registered ? 1 : 0, bytes, count};
-    const at::Tensor message = at::empty({4}, at::TensorOptions().dtype(at::kLong));
+  struct Task {
+    CollectiveCommand what = CollectiveCommand::kQuit;
+    uint8_t algorithm = 0;
+    bool registered = false;
+    int64_t bytes = 0;
+    int64_t count = 0;
+  };
+  static constexpr int64_t kWords = 5;
+
+  void announce(const Task& task) {
+    int64_t words[kWords] = {static_cast<int64_t>(task.what), task.algorithm,
+                             task.registered ? 1 : 0, task.bytes, task.count};
+    const at::Tensor message = at::empty({kWords}, at::TensorOptions().dtype(at::kLong));
     std::copy(std::begin(words), std::end(words), message.mutable_data_ptr<int64_t>());
     operations_.broadcast(message);
   }
 
-  std::vector<double> tell(CollectiveCommand what, bool registered, int64_t bytes, int64_t count) {
-    announce(what, registered, bytes, count);
-    return perform(what, registered, bytes, count);
+  std::vector<double> tell(const Task& task) {
+    announce(task);
+    return perform(task);
   }
 
   std::string lead_operation(std::istream& in) {
     std::string name;
     std::string memory;
-    int64_t bytes = 0;
-    int64_t count = 0;
-    const bool complete(in >> name >> memory >> bytes >> count);
+    Task task;
+    const bool complete(in >> name >> memory >> task.bytes >> task.count);
+    if (const size_t slash = name.find('/'); slash != std::string::npos) {
+      task.algorithm = static_cast<uint8_t>(std::stoul(name.substr(slash + 1)));
+      name.resize(slash);
+      if (name != "all_reduce" || operations_.all_reduce_by == nullptr) {
+        throw std::invalid_argument("only all_reduce goes by an algorithm, and not in this driver");
+      }
+    }
     const bool named = (name == "all_reduce" || name == "reduce_scatter") &&
                        (memory == "plain" || memory == "registered");
-    if (!complete || !named || bytes < 4 || count < 1) {
+    if (!complete || !named || task.bytes < 4 || task.count < 1) {
       throw std::invalid_argument("op all_reduce|reduce_scatter plain|registered BYTES COUNT");
     }
-    const auto what =
+    task.what =
         name == "all_reduce" ? CollectiveCommand::kAllReduce : CollectiveCommand::kReduceScatter;
-    return "{\"us\":" + json_array(tell(what, memory == "registered", bytes, count)) + "}";
+    task.registered = memory == "registered";
+    return "{\"us\":" + json_array(tell(task)) + "}";
   }
 
   void follow() {
-    const at::Tensor message = at::empty({4}, at::TensorOptions().dtype(at::kLong));
+    const at::Tensor message = at::empty({kWords}, at::TensorOptions().dtype(at::kLong));
     while (true) {
       operations_.broadcast(message);
       const int64_t* const words = message.const_data_ptr<int64_t>();
       const auto what = static_cast<CollectiveCommand>(words[0]);
       if (what == CollectiveCommand::kQuit) return;
-      perform(what, words[1] != 0, words[2], words[3]);
+      perform({what, static_cast<uint8_t>(words[1]), words[2] != 0, words[3], words[4]});
     }
   }
 
-  std::vector<double> perform(CollectiveCommand what, bool registered, int64_t bytes,
-                              int64_t count) {
-    const int64_t floats = bytes / static_cast<int64_t>(sizeof(float));
-    const at::Tensor input = operations_.make(floats, registered);
+  std::vector<double> perform(const Task& task) {
+    const int64_t floats = task.bytes / static_cast<int64_t>(sizeof(float));
+    const at::Tensor input = operations_.make(floats, task.registered);
     input.fill_(1);
     at::Tensor output = input;
     std::function<void()> call = [&] { operations_.all_reduce(input); };
-    if (what == CollectiveCommand::kReduceScatter) {
-      output = operations_.make(floats / size_, registered);
+    if (task.algorithm != 0) call = [&] { operations_.all_reduce_by(input, task.algorithm); };
+    if (task.what == CollectiveCommand::kReduceScatter) {
+      output = operations_.make(floats / size_, task.registered);
       call = [&] { operations_.reduce_scatter(output, input); };
     }
     call();
@@ -119,9 +138,9 @@ class CollectiveDriver {
       throw std::runtime_error("the sum of ones is not the number of ranks");
     }
     input.fill_(0);
-    const int64_t warm_ups = std::min(kMostWarmUps, count / 4 + 2);
+    const int64_t warm_ups = std::min(kMostWarmUps, task.count / 4 + 2);
     for (int64_t i = 0; i < warm_ups; ++i) call();
-    std::vector<double> us(static_cast<size_t>(count));
+    std::vector<double> us(static_cast<size_t>(task.count));
     for (double& sample : us) sample = timed(call) * 1e6;
     return us;
   }

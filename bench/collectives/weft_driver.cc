@@ -128,6 +128,9 @@ int run(int argc, char** argv) {
     CollectiveOperations operations;
     operations.broadcast = [&](const at::Tensor& t) { group.broadcast(t); };
     operations.all_reduce = [&](const at::Tensor& t) { group.all_reduce(t); };
+    operations.all_reduce_by = [&](const at::Tensor& t, uint8_t algorithm) {
+      group.all_reduce(t, {.algorithm = static_cast<Algorithm>(algorithm)});
+    };
     operations.reduce_scatter = [&](const at::Tensor& to, const at::Tensor& from) {
       group.reduce_scatter_tensor(to, from);
     };

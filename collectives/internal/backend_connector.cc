@@ -9,6 +9,7 @@
 #include "weft/collectives/internal/shm_engine.h"
 #include "weft/collectives/internal/tcp_link.h"
 #include "weft/collectives/internal/text.h"
+#include "weft/common/files.h"
 #include "weft/proto/collectives.pb.h"
 #include "weft/transport/checked_credentials.h"
 
@@ -70,13 +71,19 @@ Credentials group_credentials(const ProcessGroupOptions& options, const Config& 
 }
 
 BackendConnector::BackendConnector(const ProcessGroupOptions& options, const Config& config,
-                                   int job_rank, std::shared_ptr<Runtime> runtime)
-    : options_(options), config_(config), job_rank_(job_rank), runtime_(std::move(runtime)) {
+                                   const Environment& environment, int job_rank,
+                                   std::shared_ptr<Runtime> runtime)
+    : options_(options),
+      config_(config),
+      environment_(environment),
+      job_rank_(job_rank),
+      runtime_(std::move(runtime)) {
   const bool fabric = options.backend == Backend::kAuto && options.fabric != nullptr;
   name_ = backend_name(fabric ? Backend::kInproc : options.backend);
 }
 
 Status BackendConnector::offer(const Membership& member) {
+  if (member.rank == 0) WEFT_RETURN_IF_ERROR(read_table());
   if (name_ == "inproc") {
     return options_.fabric != nullptr ? absl::OkStatus() : invalid("backend inproc needs a fabric");
   }
@@ -84,6 +91,18 @@ Status BackendConnector::offer(const Membership& member) {
   if (name_ == "shm") return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(load_credentials());
   return offer_port();
+}
+
+Status BackendConnector::read_table() {
+  table_ = options_.algorithms;
+  const auto file = environment_.find("WEFT_COLLECTIVES_TABLE");
+  if (file != environment_.end() && !file->second.empty()) {
+    const auto text = runtime_->files().read(file->second);
+    if (!text.ok()) return annotate(text.status(), "WEFT_COLLECTIVES_TABLE");
+    // What the program says comes first.
+    cat_to(&table_, "\n", *text);
+  }
+  return AlgorithmTable::parse(table_).status();
 }
 
 Status BackendConnector::load_credentials() {
@@ -138,6 +157,7 @@ void BackendConnector::describe(wire::GroupMember* mine) const {
   // Ranks of a fabric are in one process, and need no kernel to say so.
   const std::string probed = name_ == "inproc" ? std::string("inproc") : shm_host();
   if (!probed.empty()) mine->set_host(cat(options_.host, " ", probed));
+  mine->set_table(table_);
   mine->set_secure(security_.on());
   mine->set_worker(worker_);
   mine->set_job_rank(static_cast<uint32_t>(job_rank_));
@@ -172,10 +192,11 @@ StatusOr<std::unique_ptr<Engine>> BackendConnector::connect(
     const Membership& member, const std::vector<wire::GroupMember>& members,
     absl::FunctionRef<Status()> given_up, absl::Time deadline) {
   name_ = choose(name_, members);
-  Topology topology = topology_of(members);
+  WEFT_ASSIGN_OR_RETURN(AlgorithmTable table, AlgorithmTable::parse(members[0].table(), name_));
+  AlgorithmChoice choice{topology_of(members), std::move(table)};
   if (name_ == "inproc") {
     return std::make_unique<Engine>(member, options_.fabric->core()->join(member),
-                                    std::move(topology));
+                                    std::move(choice));
   }
   const std::vector<bool> inside = shared_with(members, member.rank);
   if (name_ == "shm") {
@@ -183,7 +204,7 @@ StatusOr<std::unique_ptr<Engine>> BackendConnector::connect(
       return invalid("backend shm among processes of several hosts or users");
     }
     WEFT_ASSIGN_OR_RETURN(ShmMesh mesh, connect_memory(member, members, {}, given_up, deadline));
-    return ShmEngine::make(member, std::move(mesh), runtime_);
+    return ShmEngine::make(member, std::move(mesh), std::move(choice), runtime_);
   }
   const bool mixed = name_ == "shm+tcp";
   std::unique_ptr<ShmStreams> near;
@@ -201,7 +222,7 @@ StatusOr<std::unique_ptr<Engine>> BackendConnector::connect(
   if (mixed) streams = make_mixed_streams(std::move(near), std::move(streams), inside);
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<StreamLink> link,
                         make_stream_link(member, std::move(streams), runtime_));
-  return std::make_unique<Engine>(member, std::move(link), std::move(topology));
+  return std::make_unique<Engine>(member, std::move(link), std::move(choice));
 }
 
 }  // namespace weft::internal

@@ -28,9 +28,9 @@ namespace weft::internal {
 
 class BackendConnector {
  public:
-  // `options` and `config` outlive it.
-  BackendConnector(const ProcessGroupOptions& options, const Config& config, int job_rank,
-                   std::shared_ptr<Runtime> runtime);
+  // `options`, `config` and `environment` outlive it.
+  BackendConnector(const ProcessGroupOptions& options, const Config& config,
+                   const Environment& environment, int job_rank, std::shared_ptr<Runtime> runtime);
 
   // Makes the memory file and the listener. What cannot be made is an error only where the user
   // asked for it. Errors, kind permission: a port for other machines without credentials, or with
@@ -51,6 +51,8 @@ class BackendConnector {
   std::string_view name() const { return name_; }
 
  private:
+  // Rank 0's, for all members.
+  Status read_table();
   Status load_credentials();
   Status offer_memory(int size);
   Status offer_port();
@@ -66,9 +68,11 @@ class BackendConnector {
 
   const ProcessGroupOptions& options_;
   const Config& config_;
+  const Environment& environment_;
   const int job_rank_;
   const std::shared_ptr<Runtime> runtime_;
   std::string_view name_;
+  std::string table_;  // of algorithms
   std::string worker_;
   TcpSecurity security_;
   std::optional<TcpListener> listener_;

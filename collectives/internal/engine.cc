@@ -167,7 +167,8 @@ Status Engine::run_round(const Turn& turn, const Header& mine, const Round& roun
 }
 
 void Engine::count(const Outgoing& sent) {
-  if (topology_.host_of(sent.peer) == topology_.host_of(member_.rank)) return;
+  const Topology& topology = choice_.topology;
+  if (topology.host_of(sent.peer) == topology.host_of(member_.rank)) return;
   ++between_hosts_.messages;
   between_hosts_.bytes += sent.header.bytes;
 }
@@ -245,14 +246,15 @@ Status Engine::barrier(const Turn& turn) {
 
 Status Engine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Algorithm algorithm,
                           char* data, uint64_t elements) {
-  if (algorithm == Algorithm::kAuto) {
-    algorithm = choose_all_reduce(elements * element_size(type), member_.size, topology_);
-  }
-  algorithm = effective_all_reduce(algorithm, member_.size, topology_);
+  const Topology& topology = choice_.topology;
+  const uint64_t bytes = elements * element_size(type);
+  if (algorithm == Algorithm::kAuto) algorithm = choice_.table.find(bytes, member_.size, topology);
+  if (algorithm == Algorithm::kAuto) algorithm = choose_all_reduce(bytes, member_.size, topology);
+  algorithm = effective_all_reduce(algorithm, member_.size, topology);
   Header mine = reducing(turn, OpKind::kAllReduce, type, elements, op);
   mine.algorithm = static_cast<uint8_t>(algorithm);
   if (algorithm != last_algorithm_ || elements != last_elements_) {
-    last_ = all_reduce_schedule(algorithm, member_.rank, member_.size, elements, topology_);
+    last_ = all_reduce_schedule(algorithm, member_.rank, member_.size, elements, topology);
     last_algorithm_ = algorithm;
     last_elements_ = elements;
   }

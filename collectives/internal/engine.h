@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "weft/collectives/algorithm.h"
+#include "weft/collectives/internal/algorithm_table.h"
 #include "weft/collectives/internal/element.h"
 #include "weft/collectives/internal/link.h"
 #include "weft/collectives/internal/operation_note.h"
@@ -25,6 +26,12 @@ namespace weft::internal {
 struct Turn {
   uint64_t sequence = 0;
   absl::Time deadline;
+};
+
+// By what an all_reduce without an algorithm of its own gets one; equal at all members.
+struct AlgorithmChoice {
+  Topology topology;
+  AlgorithmTable table;  // first of all
 };
 
 class Engine;
@@ -45,8 +52,8 @@ class PieceReducer final : public PieceTaker {
 
 class Engine {
  public:
-  Engine(const Membership& member, std::unique_ptr<Link> link, Topology topology = {})
-      : member_(member), link_(std::move(link)), topology_(std::move(topology)) {}
+  Engine(const Membership& member, std::unique_ptr<Link> link, AlgorithmChoice choice = {})
+      : member_(member), link_(std::move(link)), choice_(std::move(choice)) {}
   virtual ~Engine() = default;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -116,7 +123,7 @@ class Engine {
 
   const Membership member_;
   const std::unique_ptr<Link> link_;
-  const Topology topology_;
+  const AlgorithmChoice choice_;
   OperationNote note_;
   Traffic between_hosts_;
 

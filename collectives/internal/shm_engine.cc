@@ -24,18 +24,19 @@ void copy(char* to, const char* from, uint64_t bytes) {
 }  // namespace
 
 StatusOr<std::unique_ptr<Engine>> ShmEngine::make(const Membership& member, ShmMesh mesh,
+                                                  AlgorithmChoice choice,
                                                   std::shared_ptr<Runtime> runtime) {
   auto streams = std::make_unique<ShmStreams>(member, std::move(mesh));
   ShmStreams* const kept = streams.get();
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<StreamLink> link,
                         make_stream_link(member, std::move(streams), std::move(runtime)));
-  return std::unique_ptr<Engine>(new ShmEngine(member, std::move(link), kept));
+  return std::unique_ptr<Engine>(new ShmEngine(member, std::move(link), kept, std::move(choice)));
 }
 
 // The link, which owns the streams, lives as long as the engine.
 ShmEngine::ShmEngine(const Membership& member, std::unique_ptr<StreamLink> link,
-                     ShmStreams* streams)
-    : Engine(member, std::move(link)),
+                     ShmStreams* streams, AlgorithmChoice choice)
+    : Engine(member, std::move(link), std::move(choice)),
       stream_(static_cast<StreamLink*>(link_.get())),
       streams_(streams),
       files_(streams->files()),
@@ -191,7 +192,11 @@ Status ShmEngine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Al
   const uint64_t size = element_size(type);
   const uint64_t bytes = elements * size;
   Header mine = reducing(turn, OpKind::kAllReduce, type, elements, op);
+  if (algorithm == Algorithm::kAuto) {
+    algorithm = choice_.table.find(bytes, member_.size, choice_.topology);
+  }
   if (algorithm != Algorithm::kAuto && algorithm != Algorithm::kDirect) {
+    algorithm = effective_all_reduce(algorithm, member_.size, choice_.topology);
     mine.algorithm = static_cast<uint8_t>(algorithm);
     WEFT_RETURN_IF_ERROR(agree(turn, mine));
     return Engine::all_reduce(turn, type, op, algorithm, data, elements);

@@ -28,6 +28,7 @@ namespace weft::internal {
 class ShmEngine : public Engine {
  public:
   static StatusOr<std::unique_ptr<Engine>> make(const Membership& member, ShmMesh mesh,
+                                                AlgorithmChoice choice,
                                                 std::shared_ptr<Runtime> runtime);
 
   Status barrier(const Turn& turn) override;
@@ -50,7 +51,8 @@ class ShmEngine : public Engine {
   Status agree(const Turn& turn, Header mine) override;
 
  private:
-  ShmEngine(const Membership& member, std::unique_ptr<StreamLink> link, ShmStreams* streams);
+  ShmEngine(const Membership& member, std::unique_ptr<StreamLink> link, ShmStreams* streams,
+            AlgorithmChoice choice);
 
   // This rank is in `mine`, its tensor at `place` of its file (0: elsewhere).
   void publish(const Header& mine, uint64_t place);
