@@ -221,7 +221,7 @@ bool matches(const std::vector<Identity>& identities, std::string_view name,
   });
 }
 
-Credentials credentials_of(const Config& config) {
+Credentials configured_credentials(const Config& config) {
   return {.ca_file = config.tls_ca,
           .cert_file = config.tls_cert,
           .key_file = config.tls_key,

@@ -43,7 +43,7 @@ WEFT_API bool matches(const std::vector<Identity>& identities, std::string_view 
                       std::optional<uint32_t> rank);
 
 // WEFT_TLS_CA and so on; empty() when they are not set.
-WEFT_API Credentials credentials_of(const Config& config);
+WEFT_API Credentials configured_credentials(const Config& config);
 
 struct CheckedCredentials {
   Credentials files;

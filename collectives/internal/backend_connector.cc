@@ -67,7 +67,7 @@ std::string_view backend_name(Backend backend) {
 }
 
 Credentials group_credentials(const ProcessGroupOptions& options, const Config& config) {
-  return options.credentials.empty() ? credentials_of(config) : options.credentials;
+  return options.credentials.empty() ? configured_credentials(config) : options.credentials;
 }
 
 BackendConnector::BackendConnector(const ProcessGroupOptions& options, const Config& config,
