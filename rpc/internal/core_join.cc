@@ -16,6 +16,7 @@
 #include "weft/rpc/internal/inspect_call.h"
 #include "weft/store/hash_store.h"
 #include "weft/store/rendezvous.h"
+#include "weft/transport/checked_credentials.h"
 #include "weft/transport/grpc_transport.h"
 
 namespace weft::internal {
@@ -43,15 +44,6 @@ std::vector<std::string> signatures(const Library& library) {
   for (const Method* method : library.methods()) out.push_back(method->name + method->signature);
   std::sort(out.begin(), out.end());
   return out;
-}
-
-Credentials credentials_of(const Config& config) {
-  return {.ca_file = config.tls_ca,
-          .cert_file = config.tls_cert,
-          .key_file = config.tls_key,
-          .refresh = config.tls_refresh,
-          .shared_certificate = config.tls_shared_certificate,
-          .token_file = config.token_file};
 }
 
 std::string host_name() {
@@ -101,7 +93,7 @@ Status Core::read_options(JoinOptions* options) {
     options->listen.port_last = range.second;
   }
   options->listen.allow_insecure = options->listen.allow_insecure || config_.allow_insecure;
-  if (options->credentials.empty()) options->credentials = credentials_of(config_);
+  if (options->credentials.empty()) options->credentials = configured_credentials(config_);
   if (options->metrics_address.empty()) options->metrics_address = config_.metrics_address;
   if (options->trace_file.empty()) options->trace_file = config_.trace_file;
 
