@@ -36,7 +36,6 @@ import time
 import mutations
 
 MOST_MEMORY = 8 << 30  # of a test program: a loop that does not end must not take the machine with it
-LONG = 15  # seconds that a program takes; then it waits for --through, too
 PASSED = {}  # (module, step): how long it took without a change, each time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -53,7 +52,8 @@ class Step:
 class Unit:
     module: str  # whose library is built again
     files: tuple
-    steps: tuple
+    quick: tuple
+    long: tuple  # tried with what the quick ones do not find
 
 
 def steps(*rows):
@@ -61,30 +61,31 @@ def steps(*rows):
 
 
 SIM = ("sim_test", "-*ScaleSim*:*PrintTrace*", "WEFT_SIM_SCHEDULES=1000")
-MORE_SIM = ("sim_test", "-*ScaleSim*:*PrintTrace*", "WEFT_SIM_SCHEDULES=10000")
-RPC = (("rpc_interceptor_test", "*"), ("rpc_test", "*"), MORE_SIM)
-AUTOGRAD_SIM = ("autograd_sim_test", "-*PrintTrace*", "WEFT_AUTOGRAD_SIM_SCHEDULES=1000")
+RPC = steps(("rpc_test", "*"), ("sim_test", "*", "WEFT_SIM_SCHEDULES=10000"))
+AUTOGRAD_SIM = ("autograd_sim_test", "-*PrintTrace*", "WEFT_AUTOGRAD_SIM_SCHEDULES=500")
 UNITS = {
-    "dedup": Unit("rpc", ("rpc/internal/dedup.cc",), steps(("rpc_test", "Windows.*"), SIM, *RPC)),
+    "dedup": Unit("rpc", ("rpc/internal/dedup.cc",), steps(("rpc_test", "Windows.*"), SIM), RPC),
     "assembler": Unit("rpc", ("rpc/internal/assembler.cc", "rpc/internal/assembler_wide.cc"),
-                      steps(("rpc_typed_test", "WideAssembler.*:ChunkPlace.*"), ("rpc_typed_test", "*"), SIM, *RPC)),
-    "peer": Unit("rpc", ("rpc/internal/peer.cc",), steps(SIM, *RPC)),
+                      steps(("rpc_typed_test", "WideAssembler.*:ChunkPlace.*"), ("rpc_test", "*HostilePeer*"), SIM), RPC),
+    "peer": Unit("rpc", ("rpc/internal/peer.cc",), steps(SIM, ("rpc_interceptor_test", "*")), RPC),
     "membership": Unit("rpc", ("rpc/internal/membership.cc", "rpc/internal/membership_watch.cc"),
-                       steps(SIM, ("sim_test", "*ScaleSim*"), *RPC)),
-    "drain": Unit("rpc", ("rpc/internal/drain.cc",), steps(SIM, ("sim_test", "*ScaleSim*"), *RPC)),
-    "object_turns": Unit("rpc", ("rpc/internal/object_turns.cc",),
-                         steps(("rpc_test", "*ObjectTurns*:*OneObject*"), SIM, *RPC)),
+                       steps(SIM, ("rpc_test", "*RpcMembership*inproc")), RPC),
+    "drain": Unit("rpc", ("rpc/internal/drain.cc",),
+                  steps(("sim_test", "Drain*"), SIM, ("rpc_test", "*RpcShutdown*inproc")), RPC),
+    "object_turns": Unit("rpc", ("rpc/internal/object_turns.cc",), steps(("rpc_test", "*ObjectTurns*:*OneObject*"), SIM), RPC),
     "rref_protocol": Unit("rref", ("rref/internal/protocol.cc", "rref/internal/protocol_carrier.cc",
                                    "rref/internal/protocol_owner.cc", "rref/internal/protocol_user.cc"),
                           steps(("rref_protocol_test", "*", "WEFT_RREF_SCHEDULES=2000", "WEFT_RREF_STATES=5000"),
-                                ("rref_sim_test", "*", "WEFT_RREF_SIM_SCHEDULES=200"), ("rref_test", "*"),
-                                ("rref_protocol_test", "*", "WEFT_RREF_SCHEDULES=100000", "WEFT_RREF_STATES=100000"))),
+                                ("rref_sim_test", "*", "WEFT_RREF_SIM_SCHEDULES=200")),
+                          steps(("rref_protocol_test", "*", "WEFT_RREF_SCHEDULES=100000", "WEFT_RREF_STATES=100000"),
+                                ("rref_test", "*"))),
     "pass": Unit("dist_autograd", ("dist_autograd/internal/pass.cc", "dist_autograd/internal/pass_run.cc",
                                    "dist_autograd/internal/pass_end.cc", "dist_autograd/internal/graph_run.cc",
                                    "dist_autograd/internal/graph_sums.cc"),
-                 steps(AUTOGRAD_SIM, ("dist_autograd_test", "*", "WEFT_AUTOGRAD_GRAPHS=100"))),
+                 steps(AUTOGRAD_SIM, ("dist_autograd_test", "*inproc", "WEFT_AUTOGRAD_GRAPHS=30")),
+                 steps(("dist_autograd_test", "*"), ("cuda_test", "*"))),
     "owner": Unit("dist_optim", ("dist_optim/internal/owner.cc", "dist_optim/internal/owner_state.cc"),
-                  steps(("dist_optim_test", "*"), ("ps_sim_test", "*", "WEFT_PS_SIM_SCHEDULES=100"))),
+                  steps(("dist_optim_test", "*inproc:*StepSim*:StepLog*")), steps(("dist_optim_test", "*"), ("ps_sim_test", "*"))),
 }
 
 
@@ -92,11 +93,11 @@ def run(command, **more):
     """(exit status, output). Its children end with it, whatever happens."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                                start_new_session=True, **more)
-    output = collections.deque(maxlen=100)  # the last of what a mutant may write without end
+    output = collections.deque(maxlen=100)  # the last MiB of what a mutant may write without end
 
     def read():
         with process.stdout:
-            while chunk := process.stdout.read1(65536):
+            while chunk := process.stdout.read(10000):
                 output.append(chunk)
 
     reader = threading.Thread(target=read)
@@ -154,10 +155,13 @@ class Bench:
         self.link_command = shlex.split(re.sub(r"^: && | && :$", "", links[0]))
         self.soname = next(word for word in self.link_command if "-soname," in word).split("-soname,")[1]
 
+    def programs(self):
+        return sorted({step.program for step in (*self.unit.quick, *self.unit.long)})
+
     def stock_up(self, folder):
         """Copies of programs and libraries: who works in this tree may go on building tests."""
         self.stock = folder
-        for program in {step.program for step in self.unit.steps}:
+        for program in self.programs():
             shutil.copy2(os.path.join(self.build, "tests", program), folder)
         for name in os.listdir(os.path.join(self.build, "lib")):
             if ".so" in name:
@@ -189,38 +193,31 @@ class Bench:
 
     def check_loaded(self, folder):
         """The programs really load what lies in the folder."""
-        for step in self.unit.steps:
-            _, output = run(["ldd", self.program(step)], env=self.environment(folder, step))
+        for step in (*self.unit.quick, *self.unit.long):
+            program = os.path.join(self.stock, step.program)
+            _, output = run(["ldd", program], env=self.environment(folder, step))
             if f"{self.soname} => {os.path.join(folder, self.soname)}" not in output:
-                raise SystemExit(f"mutate: {self.program(step)} does not load {self.soname} from LD_LIBRARY_PATH")
-
-    def program(self, step):
-        return os.path.join(self.stock, step.program)
+                raise SystemExit(f"mutate: {program} does not load {self.soname} from LD_LIBRARY_PATH")
 
     def run_step(self, folder, step, only=None):
-        limit = 20 + 6 * self.usual(step)
+        limit = 20 + 6 * max(PASSED.get((self.unit.module, step)) or [100])
         command = ["timeout", "--foreground", "--kill-after=1", str(round(limit)), "prlimit", f"--data={MOST_MEMORY}",
-                   "--core=0", self.program(step), f"--gtest_filter={only or step.filter}", "--gtest_fail_fast"]
+                   "--core=0", os.path.join(self.stock, step.program), f"--gtest_filter={only or step.filter}", "--gtest_fail_fast"]
         start = time.monotonic()
         status, output = run(command, env=self.environment(folder, step), cwd=os.path.join(self.build, "tests"))
         outcome = Outcome(seconds=time.monotonic() - start, output=output)
         if status == 0:
             return outcome
-        failed = re.search(r"^\[  FAILED  \] ([\w/.]+)", output, re.M)
-        begun = re.findall(r"^\[ RUN      \] ([\w/.]+)", output, re.M)
+        failed = re.search(r"^\[  FAILED  \] ([\w/]+\.[\w/]+)", output, re.M)
+        begun = re.findall(r"^\[ RUN      \] ([\w/]+\.[\w/]+)", output, re.M)
         outcome.test = failed.group(1) if failed else begun[-1] if begun else "start"
         outcome.how = "fails" if failed else "hangs" if status in (124, 137) else "crashes"
         return outcome
 
-    def usual(self, step):
-        return max(PASSED.get((self.unit.module, step)) or [100])
-
-    def judge(self, folder, long):
-        """(result and by whom, seconds) of the steps that do or do not take long."""
+    def judge(self, folder, steps_of):
+        """(result and by whom, seconds)."""
         seconds = 0
-        for step in self.unit.steps:
-            if (self.usual(step) > LONG) != long:
-                continue
+        for step in steps_of:
             first = self.run_step(folder, step)
             seconds += first.seconds
             if not first.test:
@@ -233,14 +230,17 @@ class Bench:
         return {"result": "survived"}, seconds
 
     def baseline(self, folder):
-        """Each step twice without a change; what fails then is no judge of mutants."""
+        """Builds the library without a change."""
         path = self.unit.files[0]
         with open(os.path.join(ROOT, path)) as file:
             wrong = self.make(folder, path, file.read())
         if wrong:
             raise SystemExit(f"mutate: {path} does not compile without a change:\n{wrong}")
         self.check_loaded(folder)
-        for step in self.unit.steps * 2:
+
+    def must_pass(self, folder, steps_of):
+        """Each step twice without a change; what fails then is no judge of mutants."""
+        for step in steps_of * 2:
             passed = PASSED.setdefault((self.unit.module, step), [])
             if len(passed) == 2:  # for another unit of this module
                 continue
@@ -276,73 +276,81 @@ def rows(unit, seed):
     return listed
 
 
-def try_batch(args, bench, batch):
-    """Rows with their results. Nothing is left of the mutants."""
-    folders = [tempfile.mkdtemp(prefix=f"{row['id']}.", dir=args.work) for row, _, _ in batch]
-    rows_of = [dict(row) for row, _, _ in batch]
+class Trial:
+    """A unit's mutants, batch by batch. Nothing is left of them."""
 
-    def make(at):
-        _, path, text = batch[at]
-        start = time.monotonic()
-        wrong = bench.make(folders[at], path, text)
-        rows_of[at].update({"result": "does not compile" if wrong else "survived", "seconds": time.monotonic() - start})
+    def __init__(self, args, name, save):
+        self.args = args
+        self.name = name
+        self.save = save
+        self.bench = Bench(args, UNITS[name])
+        self.unmutated = ""
 
-    def judge(at, long):
-        found, seconds = bench.judge(folders[at], long)
-        rows_of[at].update({**found, "seconds": rows_of[at]["seconds"] + seconds})
-
-    def left():
-        return [at for at, row in enumerate(rows_of) if row["result"] == "survived"]
-
-    try:
-        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+    def run(self):
+        args = self.args
+        listed = rows(UNITS[self.name], args.seed)
+        if args.only:
+            listed = [entry for entry in listed if {str(entry[0]["number"]), entry[0]["id"]} & set(args.only)]
+            if not listed:
+                raise SystemExit(f"mutate: {self.name} has no mutant {args.only} with seed {args.seed}")
+        stock = tempfile.mkdtemp(prefix="stock.", dir=args.work)
+        self.unmutated = tempfile.mkdtemp(prefix="baseline.", dir=args.work)
+        try:
             with held(args.through):
-                list(pool.map(make, range(len(batch))))
-            list(pool.map(lambda at: judge(at, False), left()))
-            if left():
-                with held(args.through):
-                    list(pool.map(lambda at: judge(at, True), left()))
-    finally:
-        for folder in folders:
-            shutil.rmtree(folder)
-    return [{**row, "seconds": round(row["seconds"], 1)} for row in rows_of]
+                wanted = [f"weft_{self.bench.unit.module}", *self.bench.programs()]
+                status, output = run(["ninja", "-C", args.build, "-j2", *wanted])
+                if status:
+                    raise SystemExit(f"mutate: ninja in {args.build}:\n{output[-4000:]}")
+                self.bench.stock_up(stock)
+                self.bench.baseline(self.unmutated)
+                self.bench.must_pass(self.unmutated, self.bench.unit.quick)
+            counted = 0
+            while counted < args.count and listed:
+                size = min(args.batch, args.count - counted)
+                tried = self.batch(listed[:size])
+                listed = listed[size:]
+                counted += sum(row["result"] != "does not compile" for row in tried)
+        finally:
+            shutil.rmtree(self.unmutated)
+            shutil.rmtree(stock)
 
+    def batch(self, entries):
+        folders = [tempfile.mkdtemp(prefix=f"{row['id']}.", dir=self.args.work) for row, _, _ in entries]
+        tried = [{**row, "result": "survived", "seconds": 0} for row, _, _ in entries]
 
-def try_unit(args, name, save):
-    unit = UNITS[name]
-    bench = Bench(args, unit)
-    listed = rows(unit, args.seed)
-    if args.only:
-        listed = [entry for entry in listed if {str(entry[0]["number"]), entry[0]["id"]} & set(args.only)]
-        if not listed:
-            raise SystemExit(f"mutate: {name} has no mutant {args.only} with seed {args.seed}")
-    stock = tempfile.mkdtemp(prefix="stock.", dir=args.work)
-    folder = tempfile.mkdtemp(prefix="baseline.", dir=args.work)
-    try:
-        with held(args.through):
-            programs = sorted({step.program for step in unit.steps})
-            status, output = run(["ninja", "-C", args.build, "-j2", f"weft_{unit.module}", *programs])
-            if status:
-                raise SystemExit(f"mutate: ninja in {args.build}:\n{output[-4000:]}")
-            bench.stock_up(stock)
-            bench.baseline(folder)
-        try_all(args, bench, name, listed, save)
-    finally:
-        shutil.rmtree(folder)
-        shutil.rmtree(stock)
+        def note(at, result, seconds):
+            row = tried[at]
+            row.update({**result, "seconds": round(row["seconds"] + seconds, 1)})
+            say(f"{self.name} {row['number']} ({row['id']}) {row['where']} {row['kind']}: {row['result']} "
+                f"{row.get('by', '')} ({row['seconds']} s)")
+            self.save(self.name, row)
 
+        def judge(steps_of):
+            left = [at for at, row in enumerate(tried) if row["result"] == "survived"]
+            pool = concurrent.futures.ThreadPoolExecutor(self.args.jobs)
+            try:
+                for at, outcome in zip(left, pool.map(lambda at: self.bench.judge(folders[at], steps_of), left)):
+                    note(at, *outcome)
+            finally:
+                pool.shutdown(cancel_futures=True)
 
-def try_all(args, bench, name, listed, save):
-    counted = 0
-    at = 0
-    while counted < args.count and at < len(listed):
-        batch = listed[at:at + min(args.batch, args.count - counted)]
-        at += len(batch)
-        for row in try_batch(args, bench, batch):
-            counted += row["result"] != "does not compile"
-            say(f"{name} {row['number']} ({row['id']}) {row['where']} {row['kind']}: {row['result']} {row.get('by', '')} "
-                f"({row['seconds']} s)")
-            save(name, row)
+        try:
+            with held(self.args.through):
+                for at, (_, path, text) in enumerate(entries):
+                    start = time.monotonic()
+                    wrong = self.bench.make(folders[at], path, text)
+                    tried[at]["seconds"] = time.monotonic() - start
+                    if wrong:
+                        note(at, {"result": "does not compile"}, 0)
+            judge(self.bench.unit.quick)
+            if not self.args.quick and any(row["result"] == "survived" for row in tried):
+                with held(self.args.through):
+                    self.bench.must_pass(self.unmutated, self.bench.unit.long)
+                    judge(self.bench.unit.long)
+        finally:
+            for folder in folders:
+                shutil.rmtree(folder)
+        return tried
 
 
 def cell(text):
@@ -378,7 +386,8 @@ def main():
     parser.add_argument("--only", action="append", help="one mutant again, by its number or id")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants at once (1)")
+    parser.add_argument("--quick", action="store_true", help="leave the programs out that take long")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants tried at once (1); they are built one after the other")
     parser.add_argument("--batch", type=int, default=5, help="so many are built, then tried, then the next ones (5)")
     parser.add_argument("--build", default=os.path.join(ROOT, "build"), help="a build folder of shared libraries (build)")
     parser.add_argument("--work", help="where the copies lie (a folder of its own among temporary files)")
@@ -411,7 +420,7 @@ def main():
         os.makedirs(args.work, exist_ok=True)
         try:
             for name in units:
-                try_unit(args, name, save)
+                Trial(args, name, save).run()
         finally:
             if made:
                 shutil.rmtree(made)

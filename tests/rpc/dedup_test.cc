@@ -3,6 +3,7 @@
 #include "weft/rpc/internal/dedup.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <random>
@@ -64,6 +65,7 @@ TEST_F(Windows, DEF_7_the_caller_that_is_idle_for_longest_loses_its_oldest_answe
   // Those of one that is gone do not count, and what is acknowledged does not.
   a.close();
   EXPECT_EQ(kept.bytes(), 4 * kCost);
+  EXPECT_EQ(a.bytes(), 0U);
   c.ack_below(3, &dropped_);
   EXPECT_EQ(kept.bytes(), 2 * kCost);
   EXPECT_EQ(c.answers(), 1U);
@@ -148,6 +150,8 @@ TEST_F(Windows, CALL_2_and_the_bounds_hold_in_any_order) {
           ASSERT_EQ(seen, Begun::kRunning);
         }
       }
+      ASSERT_EQ(w->calls(), static_cast<size_t>(
+                                std::distance(calls[at].lower_bound(acked[at]), calls[at].end())));
       uint64_t bytes = 0;
       for (const auto& one : windows) {
         if (one == nullptr) continue;
