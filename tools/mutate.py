@@ -85,7 +85,7 @@ UNITS = {
                  steps(AUTOGRAD_SIM, ("dist_autograd_test", "*inproc", "WEFT_AUTOGRAD_GRAPHS=30")),
                  steps(("dist_autograd_test", "*"), ("cuda_test", "*"))),
     "owner": Unit("dist_optim", ("dist_optim/internal/owner.cc", "dist_optim/internal/owner_state.cc"),
-                  steps(("dist_optim_test", "*inproc:*StepSim*:StepLog*")), steps(("dist_optim_test", "*"), ("ps_sim_test", "*"))),
+                  steps(("dist_optim_test", "*inproc:*StepSim*:StepLog*")), steps(("dist_optim_test", "*"), ("cuda_test", "*"), ("ps_sim_test", "*"))),
 }
 
 
@@ -142,6 +142,7 @@ class Bench:
         self.build = os.path.abspath(args.build)
         self.unit = unit
         self.optimize = args.optimize
+        self.quick = args.quick
         self.stock = ""
         commands = {}
         with open(os.path.join(self.build, "compile_commands.json")) as file:
@@ -155,8 +156,11 @@ class Bench:
         self.link_command = shlex.split(re.sub(r"^: && | && :$", "", links[0]))
         self.soname = next(word for word in self.link_command if "-soname," in word).split("-soname,")[1]
 
+    def steps(self):
+        return self.unit.quick + (() if self.quick else self.unit.long)
+
     def programs(self):
-        return sorted({step.program for step in (*self.unit.quick, *self.unit.long)})
+        return sorted({step.program for step in self.steps()})
 
     def stock_up(self, folder):
         """Copies of programs and libraries: who works in this tree may go on building tests."""
@@ -193,7 +197,7 @@ class Bench:
 
     def check_loaded(self, folder):
         """The programs really load what lies in the folder."""
-        for step in (*self.unit.quick, *self.unit.long):
+        for step in self.steps():
             program = os.path.join(self.stock, step.program)
             _, output = run(["ldd", program], env=self.environment(folder, step))
             if f"{self.soname} => {os.path.join(folder, self.soname)}" not in output:
@@ -296,25 +300,27 @@ class Trial:
         stock = tempfile.mkdtemp(prefix="stock.", dir=args.work)
         self.unmutated = tempfile.mkdtemp(prefix="baseline.", dir=args.work)
         try:
-            with held(args.through):
-                wanted = [f"weft_{self.bench.unit.module}", *self.bench.programs()]
-                status, output = run(["ninja", "-C", args.build, "-j2", *wanted])
-                if status:
-                    raise SystemExit(f"mutate: ninja in {args.build}:\n{output[-4000:]}")
-                self.bench.stock_up(stock)
-                self.bench.baseline(self.unmutated)
-                self.bench.must_pass(self.unmutated, self.bench.unit.quick)
             counted = 0
             while counted < args.count and listed:
-                size = min(args.batch, args.count - counted)
-                tried = self.batch(listed[:size])
-                listed = listed[size:]
-                counted += sum(row["result"] != "does not compile" for row in tried)
+                entries = listed[:args.batch]
+                listed = listed[args.batch:]
+                counted += self.batch(entries, stock)
         finally:
             shutil.rmtree(self.unmutated)
             shutil.rmtree(stock)
 
-    def batch(self, entries):
+    def prepare(self, stock):
+        """What is there once: programs, a library without a change, and that it passes."""
+        wanted = [f"weft_{self.bench.unit.module}", *self.bench.programs()]
+        status, output = run(["ninja", "-C", self.args.build, "-j2", *wanted])
+        if status:
+            raise SystemExit(f"mutate: ninja in {self.args.build}:\n{output[-4000:]}")
+        self.bench.stock_up(stock)
+        self.bench.baseline(self.unmutated)
+        self.bench.must_pass(self.unmutated, self.bench.unit.quick)
+
+    def batch(self, entries, stock):
+        """How many of these count."""
         folders = [tempfile.mkdtemp(prefix=f"{row['id']}.", dir=self.args.work) for row, _, _ in entries]
         tried = [{**row, "result": "survived", "seconds": 0} for row, _, _ in entries]
 
@@ -336,6 +342,8 @@ class Trial:
 
         try:
             with held(self.args.through):
+                if not self.bench.stock:
+                    self.prepare(stock)
                 for at, (_, path, text) in enumerate(entries):
                     start = time.monotonic()
                     wrong = self.bench.make(folders[at], path, text)
@@ -350,7 +358,7 @@ class Trial:
         finally:
             for folder in folders:
                 shutil.rmtree(folder)
-        return tried
+        return sum(row["result"] != "does not compile" for row in tried)
 
 
 def cell(text):
@@ -382,7 +390,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--unit", action="append", choices=[*UNITS], help="which (all)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=20, help="of each unit (20)")
+    parser.add_argument("--count", type=int, default=20, help="at least, of each unit (20)")
     parser.add_argument("--only", action="append", help="one mutant again, by its number or id")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")

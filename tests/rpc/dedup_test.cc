@@ -87,6 +87,17 @@ TEST_F(Windows, DEF_7_what_is_too_large_is_not_kept_and_costs_others_nothing) {
   EXPECT_EQ(kept.bytes(), 2 * kCost);
 }
 
+TEST_F(Windows, DEF_7_an_answer_of_all_that_a_caller_may_have_is_kept) {
+  KeptAnswers kept(4 * kCost, 2 * kCost);
+  CallWindow a(&kept);
+  run(a, 1, answer_of(448 + kCost));
+  EXPECT_EQ(begin(a, 1), Begun::kAnswered);
+  EXPECT_EQ(kept.bytes(), 2 * kCost);
+  run(a, 2, answer_of(448 + kCost + 1));
+  EXPECT_EQ(begin(a, 2), Begun::kAnswerDropped);
+  EXPECT_EQ(begin(a, 1), Begun::kAnswered);
+}
+
 TEST_F(Windows, DEF_7_an_answer_that_is_being_sent_again_stays_charged) {
   KeptAnswers kept(4 * kCost, kMuch);
   CallWindow a(&kept);
