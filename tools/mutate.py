@@ -122,7 +122,11 @@ def held(through):
         return
     process = subprocess.Popen([*shlex.split(through), "sh", "-c", "echo; cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with process:  # its input is closed at the end, also at that of this process
-        process.stdout.readline()
+        try:
+            process.stdout.readline()
+        except BaseException:
+            process.terminate()  # it may wait for long
+            raise
         yield
 
 
@@ -296,7 +300,8 @@ class Trial:
         if args.only:
             listed = [entry for entry in listed if {str(entry[0]["number"]), entry[0]["id"]} & set(args.only)]
             if not listed:
-                raise SystemExit(f"mutate: {self.name} has no mutant {args.only} with seed {args.seed}")
+                say(f"{self.name} has no mutant {', '.join(args.only)} with seed {args.seed}")
+                return
         stock = tempfile.mkdtemp(prefix="stock.", dir=args.work)
         self.unmutated = tempfile.mkdtemp(prefix="baseline.", dir=args.work)
         try:

@@ -243,7 +243,7 @@ void OwnerOptimizer::decide(uint64_t step, StepLog::State state, const Status& e
     log_.finish(step, state, error, updated, stale);
     decided = decided_;
   }
-  if (decided != nullptr) decided->notify_all();
+  decided->notify_all();  // it is there: a step begins only where there are parameters
 }
 
 StepAnswer OwnerOptimizer::tell(const StepLog::Step& step) const {
@@ -381,11 +381,9 @@ Status OwnerOptimizer::update_and_publish(const std::vector<Slot>& slots,
   } catch (...) {
     status = status_from_current_exception();  // what was queued before is published, too
   }
-  std::vector<at::Tensor> on_devices;
-  for (const Update& one : updates) {
-    if (on_device(one.gradient)) on_devices.push_back(one.gradient);
-  }
-  if (!on_devices.empty()) publish_here(service()->worker(), on_devices);
+  std::vector<at::Tensor> gradients;
+  for (const Update& one : updates) gradients.push_back(one.gradient);
+  publish_here(service()->worker(), gradients);
   return status;
 }
 

@@ -118,7 +118,9 @@ class GroupDrain {
       const absl::Time begin = runtime_.now();
       const absl::Duration slice = std::min(options_.heartbeat, deadline - begin);
       if (slice <= absl::ZeroDuration()) return late(what, reachable);
-      StatusOr<std::optional<Said>> all = look(what, slice, begin >= next_look, &open);
+      const bool anyway = begin >= next_look;
+      if (anyway) next_look = begin + kLookAnyway * options_.heartbeat;
+      StatusOr<std::optional<Said>> all = look(what, slice, anyway, &open);
       const ErrorKind kind = error_kind(all.status());
       reachable = all.ok();
       if (!all.ok() && (kind != ErrorKind::kUnavailable && kind != ErrorKind::kDeadline)) {
@@ -131,7 +133,6 @@ class GroupDrain {
       }
       if (all->has_value()) return **std::move(all);
       answered = runtime_.now();
-      if (answered >= next_look) next_look = answered + kLookAnyway * options_.heartbeat;
       if (open) {
         parker->park_until(std::min(answered + pause, deadline));
         pause = std::min(2 * pause, options_.heartbeat);

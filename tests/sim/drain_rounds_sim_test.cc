@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "weft/rpc/call.h"
 #include "weft/rpc/group.h"
 #include "weft/rpc/worker.h"
+#include "weft/store/delegating_store.h"
 #include "weft/store/hash_store.h"
 #include "weft/transport/inproc_transport.h"
 
@@ -49,6 +52,39 @@ class Busy : public Service {
   Runtime* const runtime_;
 };
 
+// The store as one worker sees it: what it writes about itself can be held up, or be lost on its way.
+class Watched : public DelegatingStore {
+ public:
+  Watched(std::shared_ptr<Store> inner, Runtime* runtime)
+      : DelegatingStore(std::move(inner)), runtime_(runtime) {}
+
+  Status set(std::string_view key, std::string_view value, Timeout timeout) override {
+    if (key.find("/gate/") != key.npos && loses_gates) return absl::OkStatus();
+    if (key.find("/drain/") != key.npos && key.find("/gate/") == key.npos) ++rounds;
+    if (key.find("/done/") != key.npos) {
+      if (done_takes > absl::ZeroDuration())
+        runtime_->make_parker()->park_until(runtime_->now() + done_takes);
+      records_at_done = records_of(key.substr(key.rfind('/') + 1));
+    }
+    return DelegatingStore::set(key, value, timeout);
+  }
+
+  bool loses_gates = false;
+  absl::Duration done_takes;
+  int records_at_done = -1;
+  int rounds = 0;
+
+ private:
+  // Of this incarnation in the list of members.
+  int records_of(std::string_view incarnation) {
+    const std::vector<std::string> keys = *list_keys("", 1s);
+    return static_cast<int>(std::count_if(keys.begin(), keys.end(), [&](const std::string& key) {
+      return key.find("/member/") != key.npos && key.find(incarnation) != key.npos;
+    }));
+  }
+  Runtime* const runtime_;
+};
+
 class DrainRounds : public ::testing::Test {
  protected:
   struct Left {
@@ -71,6 +107,7 @@ class DrainRounds : public ::testing::Test {
       for (size_t i = 0; i < workers_.size(); ++i) {
         threads.push_back(sim_->spawn("leave", [&, i] {
           if (away_.count(i) > 0) return;
+          if (late_.count(i) > 0) sim_->make_parker()->park_until(sim_->now() + late_.at(i));
           const absl::Time begin = sim_->now();
           const ShutdownResult result = workers_[i].shutdown(options);
           out[i].status = result.status;
@@ -98,14 +135,18 @@ class DrainRounds : public ::testing::Test {
   void join(int n) {
     workers_.resize(static_cast<size_t>(n));
     busy_.resize(static_cast<size_t>(n));
+    for (int i = 0; i < n; ++i) {
+      stores_.push_back(std::make_shared<Watched>(store_->new_client(), sim_.get()));
+    }
     std::vector<std::unique_ptr<Thread>> threads;
     for (int i = 0; i < n; ++i) {
       threads.push_back(sim_->spawn("join", [this, i, n] {
         const auto at = static_cast<size_t>(i);
         JoinOptions o{.name = absl::StrCat("w", i),
-                      .rank = i,
-                      .world_size = n,
-                      .store = store_->new_client(),
+                      .rank = world_size_ == 0 ? std::nullopt : std::optional<int>(i),
+                      .world_size = world_size_ == 0 ? std::nullopt : std::optional<int>(n),
+                      .dynamic = world_size_ == 0,
+                      .store = stores_[at],
                       .transport = inproc_transport(network_),
                       .worker_threads = 1,
                       .heartbeat_interval = kHeartbeat,
@@ -132,12 +173,21 @@ class DrainRounds : public ::testing::Test {
     return out;
   }
 
+  int64_t member_records() const {
+    const std::vector<std::string> keys = *store_->list_keys("", 1s);
+    return std::count_if(keys.begin(), keys.end(),
+                         [](const std::string& key) { return key.find("/member/") != key.npos; });
+  }
+
+  int world_size_ = -1;  // of all who join; 0: a dynamic group
   std::shared_ptr<SimRuntime> sim_ = std::make_shared<SimRuntime>(SimOptions{.seed = 5});
   std::shared_ptr<InprocNetwork> network_ = std::make_shared<InprocNetwork>();
   std::shared_ptr<HashStore> store_;
+  std::vector<std::shared_ptr<Watched>> stores_;
   std::vector<Worker> workers_;
   std::vector<std::shared_ptr<Busy>> busy_;
-  std::set<size_t> away_;  // of them nothing is heard in the drain
+  std::set<size_t> away_;                  // of them nothing is heard in the drain
+  std::map<size_t, absl::Duration> late_;  // they begin to leave so much later
   std::vector<std::string> left_;
 };
 
@@ -149,7 +199,7 @@ TEST_F(DrainRounds, NothingUnderWayIsDrainedAtOnceAndSweptNever) {
     EXPECT_EQ(one.sweeps, 0);
     EXPECT_EQ(one.asked, 1);
   }
-  EXPECT_EQ(left("members"), std::vector<std::string>());
+  EXPECT_EQ(left("member"), std::vector<std::string>());
 }
 
 TEST_F(DrainRounds, DRAIN_1_what_services_have_under_way_is_waited_for_everywhere) {
@@ -167,6 +217,8 @@ TEST_F(DrainRounds, DRAIN_1_what_is_live_anywhere_is_swept_everywhere_until_it_i
     EXPECT_TRUE(one.status.ok()) << one.status;
     EXPECT_EQ(one.sweeps, 2);
   }
+  // Two that say the same before each of the sweeps, and two after them.
+  for (const auto& store : stores_) EXPECT_EQ(store->rounds, 6);
 }
 
 TEST_F(DrainRounds, DRAIN_1_three_sweeps_are_the_most) {
@@ -186,6 +238,7 @@ TEST_F(DrainRounds, DRAIN_3_what_stays_under_way_is_named_when_the_time_is_over)
     EXPECT_GE(one.took, absl::Seconds(3));
     EXPECT_LE(one.took, absl::Seconds(3) + 3 * absl::FromChrono(kHeartbeat));
   }
+  EXPECT_EQ(all[1].outcomes, std::vector<std::string>({"w0 drained", "w1 aborted"}));
 }
 
 TEST_F(DrainRounds, TheLastWordOfAServiceIsTheShutdowns) {
@@ -210,6 +263,48 @@ TEST_F(DrainRounds, DRAIN_2_one_that_never_arrives_and_whose_lease_lapses_is_nam
     EXPECT_EQ(all[i].outcomes,
               std::vector<std::string>({"w0 drained", "w1 missing", "w2 drained"}));
     EXPECT_EQ(all[i].asked, 1);
+  }
+}
+
+TEST_F(DrainRounds, DRAIN_4_a_record_goes_before_the_last_wait_which_is_for_all) {
+  const auto all = leave(3, [&] { stores_[1]->done_takes = absl::Milliseconds(500); });
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(all[i].status.ok()) << all[i].status;
+    EXPECT_GE(all[i].took, absl::Milliseconds(500));
+    EXPECT_EQ(stores_[i]->records_at_done, 0);
+  }
+}
+
+TEST_F(DrainRounds, DRAIN_6_a_gate_that_is_lost_is_a_hint_that_is_lost) {
+  const auto all = leave(3, [&] {
+    for (const auto& store : stores_) store->loses_gates = true;
+  });
+  for (const Left& one : all) {
+    EXPECT_TRUE(one.status.ok()) << one.status;
+    // Four waits, each until the others are looked at although nothing speaks for it.
+    EXPECT_GE(one.took, 4 * 4 * absl::FromChrono(kHeartbeat));
+    EXPECT_LE(one.took, 4 * 7 * absl::FromChrono(kHeartbeat));
+  }
+}
+
+TEST_F(DrainRounds, DRAIN_8_a_worker_of_a_dynamic_group_leaves_the_lists) {
+  world_size_ = 0;
+  leave(2, [&] {
+    away_.insert(0);
+    EXPECT_TRUE(workers_[1].shutdown().status.ok());
+    EXPECT_EQ(member_records(), 1);
+  });
+  EXPECT_EQ(left("member").size(), 1U);
+}
+
+TEST_F(DrainRounds, DRAIN_3_who_is_late_is_waited_for_while_it_lives) {
+  const absl::Duration late = 12 * absl::FromChrono(kHeartbeat);
+  const auto all = leave(3, [&] { late_[1] = late; });
+  for (const size_t i : {0, 2}) {
+    EXPECT_TRUE(all[i].status.ok()) << all[i].status;
+    EXPECT_EQ(all[i].outcomes,
+              std::vector<std::string>({"w0 drained", "w1 drained", "w2 drained"}));
+    EXPECT_GE(all[i].took, late);
   }
 }
 

@@ -27,10 +27,11 @@ class Refusing : public DelegatingStore {
     if (outage > absl::ZeroDuration() && refused == 0) until_ = now + outage;
     if (now >= until_) return DelegatingStore::wait(keys, timeout);
     ++refused;
-    return make_error(ErrorKind::kUnavailable, "the store is away");
+    return make_error(kind, "the store is away");
   }
 
   absl::Duration outage;
+  ErrorKind kind = ErrorKind::kUnavailable;
   int64_t refused = 0;
 
  private:
@@ -45,7 +46,7 @@ struct Left {
 };
 
 // Two workers leave; the store of the first is away for a while.
-Left leave(absl::Duration outage) {
+Left leave(absl::Duration outage, ErrorKind kind = ErrorKind::kUnavailable) {
   Left out;
   auto sim = std::make_shared<SimRuntime>(SimOptions{.seed = 3});
   auto network = std::make_shared<InprocNetwork>();
@@ -75,6 +76,7 @@ Left leave(absl::Duration outage) {
       }
     }
     clients[0]->outage = outage;
+    clients[0]->kind = kind;
     const absl::Time begin = sim->now();
     auto other = sim->spawn("leave", [&] { workers[1].shutdown(); });
     out.status = workers[0].shutdown().status;
@@ -99,7 +101,14 @@ TEST(DrainSim, DRAIN_5_a_store_that_stays_away_does) {
   EXPECT_NE(std::string(left.status.message()).find("waiting for 'arrived'"), std::string::npos)
       << left.status;
   EXPECT_GE(left.took, absl::Seconds(5));
-  EXPECT_LE(left.took, absl::Seconds(10));
+  EXPECT_LT(left.took, absl::Seconds(5) + absl::Milliseconds(200)) << "a heartbeat more";
+}
+
+TEST(DrainSim, DRAIN_5_a_store_that_says_no_is_not_asked_again) {
+  const Left left = leave(absl::Seconds(3), ErrorKind::kState);
+  EXPECT_EQ(error_kind(left.status), ErrorKind::kState) << left.status;
+  EXPECT_EQ(left.refused, 1);
+  EXPECT_LT(left.took, absl::Milliseconds(200));
 }
 
 }  // namespace
