@@ -74,6 +74,10 @@ class WEFT_API GradAccessor {
 class WEFT_API GradReadyHook : public torch::autograd::FunctionPostHook {
  public:
   virtual void on_grad_ready(const std::shared_ptr<GradAccessor>& accessor) = 0;
+  // The deadline that a backward of a DistAutogradContext gets when its caller gave none: of the
+  // hooks on nodes of the worker which begins it, below its losses or below what the context has
+  // sent from there, the longest. None: no opinion.
+  virtual std::optional<absl::Duration> default_deadline() const { return std::nullopt; }
 
   // By LibTorch's engine: a local backward.
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,

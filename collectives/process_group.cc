@@ -71,6 +71,7 @@ uint64_t ProcessGroup::sequence() const { return handle_->core().sequence(); }
 const std::shared_ptr<Runtime>& ProcessGroup::runtime() const {
   return handle_->core().options().runtime;
 }
+absl::Duration ProcessGroup::timeout() const { return handle_->core().options().timeout; }
 
 Status ProcessGroup::run(Operation operation, Timeout timeout) {
   if (handle_ == nullptr) return make_error(ErrorKind::kState, "there is no process group");

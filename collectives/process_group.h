@@ -191,6 +191,8 @@ class WEFT_API ProcessGroup {
   // Number of collective operations begun so far.
   uint64_t sequence() const;
   const std::shared_ptr<Runtime>& runtime() const;
+  // Deadline of operations without one of their own.
+  absl::Duration timeout() const;
 
   // Returns when every rank has called it.
   WEFT_COLLECTIVE(barrier, (const CollectiveOptions& options = {}), (options))

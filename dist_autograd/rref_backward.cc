@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-// As that of a pass.
+// Of the fetch, when none is given.
 constexpr absl::Duration kBackwardDeadline = absl::Seconds(60);
 
 }  // namespace
@@ -36,7 +36,8 @@ Status try_backward(DistAutogradContext& context, const RRef<at::Tensor>& loss,
     WEFT_ASSIGN_OR_RETURN(root, loss.try_to_here({.deadline = end - worker->now()}));
   }
   BackwardOptions rest = options;
-  rest.deadline = end - worker->now();
+  // Otherwise that of the pass is its own default.
+  if (options.deadline.is_set()) rest.deadline = end - worker->now();
   return context.try_backward({root}, rest);
 }
 

@@ -24,7 +24,7 @@ namespace weft {
 // Blocks until the pass has ended everywhere. Errors: those of DistAutogradContext::backward(),
 // the loss being number 0; those of fetching the value; and
 //   state  the RRef refers to nothing, or it and the context are of two workers of this process
-// The deadline covers the fetch, too.
+// A deadline that is given covers the fetch, too.
 WEFT_API void backward(DistAutogradContext& context, const RRef<at::Tensor>& loss,
                        const BackwardOptions& options = {});
 WEFT_API Status try_backward(DistAutogradContext& context, const RRef<at::Tensor>& loss,

@@ -2,13 +2,39 @@
 
 #include "weft/dist_autograd/internal/graph.h"
 
+#include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "torch/csrc/autograd/functions/accumulate_grad.h"
 
 namespace weft::internal {
+
+absl::Duration default_deadline(const torch::autograd::edge_list& losses,
+                                const std::map<uint64_t, NodePtr>& sends,
+                                absl::Duration otherwise) {
+  std::optional<absl::Duration> longest;
+  absl::flat_hash_set<const Node*> seen;
+  std::vector<Node*> to_walk;
+  const auto reach = [&](const NodePtr& node) {
+    if (node != nullptr && seen.insert(node.get()).second) to_walk.push_back(node.get());
+  };
+  for (const torch::autograd::Edge& edge : losses) reach(edge.function);
+  for (const auto& [id, send] : sends) reach(send);
+  while (!to_walk.empty()) {
+    const Node& node = *to_walk.back();
+    to_walk.pop_back();
+    for (const auto& hook : node.post_hooks()) {
+      const auto* const reducer = dynamic_cast<const GradReadyHook*>(hook.get());
+      const auto wanted = reducer == nullptr ? std::nullopt : reducer->default_deadline();
+      if (wanted.has_value()) longest = std::max(longest.value_or(*wanted), *wanted);
+    }
+    for (const torch::autograd::Edge& edge : node.next_edges()) reach(edge.function);
+  }
+  return longest.value_or(otherwise);
+}
 
 PassGraph::PassGraph(const AutogradContextId& context, const WorkerKey& self, FindSend find_send,
                      LeafSlots::TimeLeft time_left)

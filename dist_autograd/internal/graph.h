@@ -64,6 +64,12 @@ struct MessageGradients {
   GuardRef after{};
 };
 
+// The longest deadline that a hook of a reducer names on a node of this worker which the losses
+// reach, or a send of the context: whether a pass comes to that send is known only later
+// (GradReadyHook::default_deadline()). `otherwise`: there is none.
+absl::Duration default_deadline(const torch::autograd::edge_list& losses,
+                                const std::map<uint64_t, NodePtr>& sends, absl::Duration otherwise);
+
 class PassGraph {
  public:
   using Outputs = std::vector<uint32_t>;

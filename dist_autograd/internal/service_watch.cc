@@ -11,7 +11,7 @@ namespace {
 
 // A root waits for so long for all to have been told of a failure, before it throws.
 constexpr absl::Duration kGrace = absl::Seconds(1);
-// Of a pass that says nothing else.
+// Of a pass whose caller names none, and no reducer in it either.
 constexpr absl::Duration kDeadline = absl::Seconds(60);
 
 }  // namespace
@@ -20,7 +20,9 @@ Status DistAutogradService::backward(const ContextRef& context, torch::autograd:
                                      std::vector<at::Tensor> gradients,
                                      const BackwardOptions& options, std::string effect,
                                      LeafOutcomes* outcomes) {
-  const absl::Duration deadline = options.deadline.value_or(kDeadline);
+  const absl::Duration deadline = options.deadline.is_set()
+                                      ? options.deadline.value_or(kDeadline)
+                                      : default_deadline(roots, context->sends(), kDeadline);
   const absl::Time end = runtime().now() + deadline;
   WEFT_ASSIGN_OR_RETURN(const auto pass, context->begin(end, shared_from_this()));
   watch_pass(end);  // this thread may be busy with a node then

@@ -137,7 +137,8 @@ StepReport OptimizerCore::backward_and_step(const DistAutogradContext& context,
   const uint64_t step = plan->step;
   const FusedPlan fused{trainer.id.value(), trainer.incarnation.value(), number_, *std::move(plan)};
   BackwardOptions how = backward;
-  how.deadline = backward.deadline.value_or(options.deadline.value_or(absl::Seconds(60)));
+  // Otherwise the default of a backward.
+  if (!how.deadline.is_set()) how.deadline = options.deadline;
   StepReport report;
   LeafOutcomes outcomes;
   report.status = backward_with_effect(context, losses, how, to_bytes(fused), &outcomes);

@@ -9,6 +9,7 @@
 
 #include "weft/collectives/ddp/distributed_data_parallel.h"
 #include "weft/collectives/ddp/join.h"
+#include "weft/collectives/grad_accessor.h"
 #include "weft/common/mutex.h"
 #include "weft/store/hash_store.h"
 #include "weft/tests/dist_optim/fixture.h"
@@ -47,6 +48,15 @@ Dense copy_of(const Dense& from) {
   }
   return to;
 }
+
+class TimeLeft final : public GradReadyHook {
+ public:
+  explicit TimeLeft(absl::Duration* to) : to_(to) {}
+  void on_grad_ready(const std::shared_ptr<GradAccessor>& of) override { *to_ = of->time_left(); }
+
+ private:
+  absl::Duration* const to_;
+};
 
 // Gradients cannot come back through it.
 class Fails : public torch::autograd::Function<Fails> {
@@ -391,6 +401,52 @@ TEST_P(DdpHybrid, BadInput_a_pass_that_fails_on_one_rank) {
     }
     EXPECT_TRUE(group.failure().ok());
     EXPECT_EQ(ddp.sight().reductions, 2);
+  });
+}
+
+// The end of a part waits for the other ranks no longer than the pass has time.
+TEST_P(DdpHybrid, BadInput_ranks_that_do_not_come_to_a_pass) {
+  Promise<void> over;
+  run([&over](const Worker& worker, ProcessGroup& group, const RRef<Weights>&) {
+    const auto net = std::make_shared<DenseImpl>();
+    DistributedDataParallel ddp(net, group);
+    const at::Tensor x = torch::ones({1, 3}, torch::kFloat64);
+    DistAutogradContext context(worker);
+    if (group.rank() == 0) {
+      // By the pass, or by the reduction in it: both know the time.
+      EXPECT_EQ(error_kind(context.try_backward({ddp.forward(x).sum()},
+                                                {.deadline = absl::Milliseconds(300)})),
+                ErrorKind::kDeadline);
+      over.set_value();
+    } else {
+      const at::Tensor loss = ddp.forward(x).sum();
+      throw_if_error(over.future().try_wait(absl::Seconds(20)));
+      // Ended by rank 0, long before the group's own deadline.
+      const Status failed = context.try_backward({loss});
+      EXPECT_NE(std::string(failed.message()).find("bucket 0 of 1"), std::string::npos) << failed;
+      EXPECT_NE(error_kind(failed), ErrorKind::kDeadline) << failed;
+    }
+    EXPECT_TRUE(context.gradients().empty());
+  });
+}
+
+// A pass that was given no deadline has the group's, 30 s here.
+TEST_P(DdpHybrid, APassHasTheDeadlineOfItsGroup) {
+  run([](const Worker& worker, ProcessGroup& group, const RRef<Weights>&) {
+    const auto net = std::make_shared<DenseImpl>();
+    DistributedDataParallel ddp(net, group);
+    DistributedDataParallel slow(copy_of(net), group, {.timeout = absl::Minutes(5)});
+    const at::Tensor x = torch::ones({1, 3}, torch::kFloat64);
+    const auto time_of = [&](auto& model) {
+      DistAutogradContext context(worker);
+      absl::Duration left;
+      at::Tensor out = model.forward(x);
+      out.grad_fn()->add_post_hook(std::make_unique<TimeLeft>(&left));
+      context.backward({out.sum()});
+      return left;
+    };
+    EXPECT_LE(time_of(ddp), absl::Seconds(30));
+    EXPECT_GT(time_of(slow), absl::Seconds(60));
   });
 }
 

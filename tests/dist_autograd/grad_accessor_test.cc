@@ -20,18 +20,22 @@ using BackwardId = GradAccessor::BackwardId;
 
 class Hook final : public GradReadyHook {
  public:
-  explicit Hook(Ready ready) : ready_(std::move(ready)) {}
+  explicit Hook(Ready ready, std::optional<absl::Duration> deadline = std::nullopt)
+      : ready_(std::move(ready)), deadline_(deadline) {}
   void on_grad_ready(const std::shared_ptr<GradAccessor>& accessor) override { ready_(accessor); }
+  std::optional<absl::Duration> default_deadline() const override { return deadline_; }
 
  private:
   const Ready ready_;
+  const std::optional<absl::Duration> deadline_;
 };
 
 class DistGradAccessor : public DistAutogradTest {
  protected:
-  void on_ready(const at::Tensor& parameter, Ready ready) {
+  void on_ready(const at::Tensor& parameter, Ready ready,
+                std::optional<absl::Duration> deadline = std::nullopt) {
     accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameter));
-    accumulators_.back()->add_post_hook(std::make_unique<Hook>(std::move(ready)));
+    accumulators_.back()->add_post_hook(std::make_unique<Hook>(std::move(ready), deadline));
   }
 
  private:
@@ -109,6 +113,29 @@ TEST_P(DistGradAccessor, AReducerAveragesOverTwoContexts) {
     });
   }
   for (std::thread& one : trainers) one.join();
+  expect_nothing_left(*c);
+}
+
+// Of a pass that was given none: the longest that a reducer names, and 60 s without one.
+TEST_P(DistGradAccessor, AReducerNamesTheDeadlineOfAPassThatWasGivenNone) {
+  auto c = make({.size = 2});
+  const at::Tensor x = leaf({1, 2});
+  const at::Tensor y = leaf({3, 4});
+  absl::Duration left;
+  const auto note = [&left](const std::shared_ptr<GradAccessor>& of) { left = of->time_left(); };
+  on_ready(x, note);
+  const auto time_of = [&](const at::Tensor& loss, const BackwardOptions& options = {}) {
+    DistAutogradContext context((*c)[0]);
+    context.backward({(loss * rpc_sync((*c)[0], "worker1", &mul, x, x)).sum()}, options);
+    return left;
+  };
+  EXPECT_LE(time_of(x), absl::Seconds(60));
+  on_ready(y, note, absl::Seconds(5));
+  EXPECT_LE(time_of(y), absl::Seconds(5));
+  on_ready(x, note, absl::Minutes(10));
+  EXPECT_GT(time_of(y), absl::Seconds(60));
+  EXPECT_LE(time_of(y), absl::Minutes(10));
+  EXPECT_LE(time_of(y, {.deadline = absl::Seconds(20)}), absl::Seconds(20));
   expect_nothing_left(*c);
 }
 

@@ -175,7 +175,8 @@ ForwardTicket Reducer::next_ticket(int64_t number) {
 }
 
 void Reducer::watch(const ForwardTicket& ticket, const std::vector<at::Tensor*>& outputs) {
-  watch_outputs(outputs, [weak = weak_from_this(), ticket](const auto& accessor) {
+  const absl::Duration deadline = options_.timeout.value_or(group_.timeout());
+  watch_outputs(outputs, deadline, [weak = weak_from_this(), ticket](const auto& accessor) {
     const auto self = weak.lock();
     if (self != nullptr) self->on_begin(ticket, accessor);
   });

@@ -21,16 +21,20 @@ class Sink final : public torch::autograd::Node {
 
 class Hook final : public GradReadyHook {
  public:
-  explicit Hook(OnBackward call) : call_(std::move(call)) {}
+  explicit Hook(OnBackward call, std::optional<absl::Duration> deadline = std::nullopt)
+      : call_(std::move(call)), deadline_(deadline) {}
   void on_grad_ready(const std::shared_ptr<GradAccessor>& accessor) override { call_(accessor); }
+  std::optional<absl::Duration> default_deadline() const override { return deadline_; }
 
  private:
   const OnBackward call_;
+  const std::optional<absl::Duration> deadline_;
 };
 
 }  // namespace
 
-void watch_outputs(const std::vector<at::Tensor*>& outputs, OnBackward begins) {
+void watch_outputs(const std::vector<at::Tensor*>& outputs, absl::Duration deadline,
+                   OnBackward begins) {
   const std::shared_ptr<Sink> sink(new Sink(), torch::autograd::deleteNode);
   torch::autograd::edge_list edges;
   std::vector<at::Tensor> inner;
@@ -41,7 +45,7 @@ void watch_outputs(const std::vector<at::Tensor*>& outputs, OnBackward begins) {
   }
   if (edges.empty()) return;
   sink->set_next_edges(std::move(edges));
-  sink->add_post_hook(std::make_unique<Hook>(std::move(begins)));
+  sink->add_post_hook(std::make_unique<Hook>(std::move(begins), deadline));
   size_t i = 0;
   for (at::Tensor* one : outputs) {
     if (!one->defined() || !one->requires_grad()) continue;

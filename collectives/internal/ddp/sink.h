@@ -22,7 +22,9 @@ using OnBackward = std::function<void(const std::shared_ptr<GradAccessor>&)>;
 // Puts a node between the outputs of a forward and what is made of them: `begins` is called at the
 // beginning of each backward that comes through, before any parameter below has its gradient.
 // Tensors that do not require grad stay as they are.
-void watch_outputs(const std::vector<at::Tensor*>& outputs, OnBackward begins);
+// `deadline`: of a backward that was given none.
+void watch_outputs(const std::vector<at::Tensor*>& outputs, absl::Duration deadline,
+                   OnBackward begins);
 
 // `ready` is called whenever a backward has added up all that it has for `leaf`.
 class LeafHook {
