@@ -14,12 +14,6 @@
 namespace weft::testing {
 namespace {
 
-void expect_near(const at::Tensor& got, const at::Tensor& want, double bound) {
-  ASSERT_EQ(got.sizes(), want.sizes());
-  if (got.numel() == 0) return;
-  EXPECT_LE((got - want).abs().max().item<double>(), bound);
-}
-
 // Batches of `sizes`, which may differ and be empty; channels-last, too.
 void compare(const std::vector<int64_t>& sizes, bool channels_last,
              std::optional<double> momentum) {

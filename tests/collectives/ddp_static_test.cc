@@ -57,10 +57,6 @@ at::Tensor static_input(int step, int micro, int rank) {
          (1 + micro);
 }
 
-void expect_near(const at::Tensor& got, const at::Tensor& want, double bound) {
-  EXPECT_LE((got - want).abs().max().item<double>(), bound) << got << want;
-}
-
 void expect_same_parameters(const StaticNet& got, const StaticNet& want, double bound) {
   for (const auto& item : want->named_parameters()) {
     SCOPED_TRACE(item.key());
