@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a benchmark suite: ours and its peers, interleaved in one run (docs/benchmarks.md).
 
-    python3 bench/run.py rpc|rref|autograd|collectives|pipeline|ps --build build [--peer P] [--json FILE] [--quick] [--rows T1,T4]
+    python3 bench/run.py rpc|rref|autograd|collectives|ddp|pipeline|ps --build build [--peer P] [--json FILE] [--quick] [--rows T1,T4]
 
 Exit code: 0 when every row asked for was measured, met or not; 1 when one could not be; 2 for a
 wrong command line.
@@ -23,6 +23,7 @@ import harness  # noqa: E402
 from autograd import rows as autograd_rows  # noqa: E402
 from collectives import rows as collectives_rows  # noqa: E402
 from collectives import tune  # noqa: E402
+from ddp import rows as ddp_rows  # noqa: E402
 from pipeline import rows as pipeline_rows  # noqa: E402
 from ps import rows as ps_rows  # noqa: E402
 from rpc import rows as rpc_rows  # noqa: E402
@@ -31,6 +32,7 @@ from rref import rows as rref_rows  # noqa: E402
 SUITES = {
     "autograd": autograd_rows,
     "collectives": collectives_rows,
+    "ddp": ddp_rows,
     "pipeline": pipeline_rows,
     "ps": ps_rows,
     "rpc": rpc_rows,

@@ -131,7 +131,7 @@ command_test() {
 }
 
 command_bench() {
-  [ $# -gt 0 ] || { code=2 die "bench wants a suite: rpc, rref, autograd, collectives, pipeline, ps"; }
+  [ $# -gt 0 ] || { code=2 die "bench wants a suite: rpc, rref, autograd, collectives, ddp, pipeline, ps"; }
   need_packages "${packages_build[@]}"
   need_venv full
   configure "$build"
