@@ -320,7 +320,7 @@ COLLECTIVES = {
     15: "what differs between ranks is an error on every rank",
     16: "no segments are left after crashes",
     17: "models that differ, parameters without gradient",
-    18: "a job is started again, and shrinks and grows",
+    18: "a job is started again, on one node and on several; sizes that change come later",
     19: "64 clients of a store, a port that is taken, a stale file",
     20: "two jobs at once on one machine",
     21: "NCCL with one rank",

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Random ranks are killed at random moments: under `weftrun --max-restarts` the training ends with the parameters of one
-that was not disturbed, and leaves no process and no file behind.
+that was not disturbed, bit for bit, and leaves no process (so no port) and no file behind.
 
 usage: ddp_digits_restarted.py WEFTRUN DDP_DIGITS [--kills N] [--seed N]
 """
@@ -26,7 +26,7 @@ def arguments():
 
 
 def result_of(text):
-    found = re.search(r"ddp_digits: (?:ok|not learned) .* replicas=equal sum=(\S+)", text)
+    found = re.search(r"ddp_digits: (?:ok|not learned) .* replicas=equal digest=(\S+)", text)
     if found is None:
         sys.exit(f"no result:\n{text}")
     return found.group(1)
@@ -49,15 +49,34 @@ def children(parent):
     return sorted(out)
 
 
+def left_over(folder):
+    """The processes that were started with a path in that folder, whatever their parent is by now."""
+    out = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                words = file.read()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        if os.fsencode(folder) in words and int(name) != os.getpid():
+            out.append(int(name))
+    return out
+
+
 def disturbed(options, folder, epochs):
     """Each life but the last one loses a rank when a random number of its lines was read."""
+    scratch = os.path.join(folder, "scratch")
+    os.mkdir(scratch)
     chance = random.Random(options.seed)
     command = [options.weftrun, "-n", str(RANKS), "--max-restarts", str(options.kills), options.program, "--epochs",
                str(epochs), "--checkpoint", os.path.join(folder, "checkpoint")]
     text = []
     killed = 0
     lines_left = chance.randrange(1, 5)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+    environment = {**os.environ, "TMPDIR": scratch}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as job:
         try:
             for line in job.stdout:
                 text.append(line)
@@ -73,12 +92,15 @@ def disturbed(options, folder, epochs):
                 os.kill(chance.choice(ranks), signal.SIGKILL)
                 killed += 1
             code = job.wait(timeout=60)
+            left = left_over(folder)
         finally:
-            left = children(job.pid)
             job.terminate()
     text = "".join(text)
     if code != 0 or left:
         sys.exit(f"exit code {code}, processes {left} left over:\n{text}")
+    if os.listdir(scratch):
+        sys.exit(f"files left over: {os.listdir(scratch)}")
+    os.rmdir(scratch)
     return killed, text
 
 
@@ -95,7 +117,7 @@ def main():
         if killed < options.kills // 2 or restarts != killed:
             sys.exit(f"{killed} ranks were killed, {restarts} restarts:\n{text}")
         if result_of(text) != undisturbed:
-            sys.exit(f"parameters add up to {result_of(text)} after {killed} kills, {undisturbed} undisturbed:\n{text}")
+            sys.exit(f"the parameters are {result_of(text)} after {killed} kills, {undisturbed} undisturbed:\n{text}")
         if "goes on after epoch" not in text:
             sys.exit(f"no life went on from a checkpoint:\n{text}")
         if os.listdir(folder) != ["checkpoint"]:

@@ -15,7 +15,7 @@ weftrun, program = sys.argv[1:]
 def run(*arguments):
     done = subprocess.run([weftrun, "-n", "3", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           text=True, timeout=100)
-    found = re.search(r"ddp_digits: (ok|not learned) .* replicas=equal sum=(\S+)", done.stdout)
+    found = re.search(r"ddp_digits: (ok|not learned) .* replicas=equal digest=(\S+)", done.stdout)
     if found is None:
         sys.exit(f"no result from {arguments}:\n{done.stdout}")
     return found.group(2), done.stdout
@@ -31,7 +31,7 @@ with tempfile.TemporaryDirectory() as folder:
     if half == undisturbed:
         sys.exit("two epochs more changed nothing")
     if resumed != undisturbed:
-        sys.exit(f"parameters add up to {resumed} after going on, {undisturbed} undisturbed:\n{text}")
+        sys.exit(f"the parameters are {resumed} after going on, {undisturbed} undisturbed:\n{text}")
     if os.listdir(folder) != ["checkpoint"]:
         sys.exit(f"left over: {os.listdir(folder)}")
 print("resumed training ends as undisturbed training does")

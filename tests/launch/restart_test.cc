@@ -30,7 +30,7 @@ std::set<std::string> values_of(const std::string& word, const std::string& text
   return out;
 }
 
-TEST(LaunchRestart, AllStartAgainInALifeOfTheirOwn) {
+TEST(LaunchRestart, CL_18_AllStartAgainInALifeOfTheirOwn) {
   const Result result =
       run(sh({"-n", "2", "--max-restarts", "3"},
              "echo job=$WEFT_JOB_ID; echo store=$WEFT_STORE; echo life=$RANK:$WEFT_RESTART_COUNT; "
@@ -122,7 +122,7 @@ Ended run_two(const Place& place, const std::vector<std::string>& options,
   return out;
 }
 
-TEST(LaunchRestart, AllNodesStartAgain) {
+TEST(LaunchRestart, CL_18_AllNodesStartAgain) {
   for (const bool tcp : {false, true}) {
     for (const char* failing : {"0", "1"}) {
       const Place place(tcp);
