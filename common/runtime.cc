@@ -41,16 +41,23 @@ class SystemRandom : public Random {
 
 class SystemTimer;
 
-// One thread for all timers of a runtime, started by the first that is armed.
-class TimerThread {
+// One thread for all timers of a runtime, started by the first that is armed. The thread shares it, because a callback
+// may drop the last handle of the runtime.
+class TimerThread : public std::enable_shared_from_this<TimerThread> {
  public:
-  ~TimerThread() {
+  // Waits for a callback that is running now, unless it is the one that calls. REQUIRES: no timer is left.
+  void close() {
     {
       MutexLock lock(&mutex_);
       closing_ = true;
       wake_.notify_all();
     }
-    if (thread_.joinable()) thread_.join();
+    if (!thread_.joinable()) return;
+    if (thread_.get_id() == std::this_thread::get_id()) {
+      thread_.detach();
+    } else {
+      thread_.join();
+    }
   }
 
   void arm(SystemTimer* timer, absl::Time when);
@@ -96,7 +103,7 @@ void TimerThread::arm(SystemTimer* timer, absl::Time when) {
   MutexLock lock(&mutex_);
   erase_locked(timer);
   auto it = queue_.emplace(when, timer);
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  if (!thread_.joinable()) thread_ = std::thread([self = shared_from_this()] { self->run(); });
   if (it == queue_.begin()) wake_.notify_all();
 }
 
@@ -157,6 +164,7 @@ class SystemThread : public Thread {
 class SystemRuntime : public Runtime {
  public:
   SystemRuntime() : files_(make_system_files()) {}
+  ~SystemRuntime() override { timers_->close(); }
   const Clock& clock() const override { return clock_; }
   Random& random() override { return random_; }
   Files& files() override { return *files_; }
@@ -168,7 +176,7 @@ class SystemRuntime : public Runtime {
   }
   std::unique_ptr<Parker> make_parker() override { return std::make_unique<SystemParker>(); }
   std::unique_ptr<Timer> make_timer(Task on_fire) override {
-    return std::make_unique<SystemTimer>(&timers_, std::move(on_fire));
+    return std::make_unique<SystemTimer>(timers_.get(), std::move(on_fire));
   }
   std::unique_ptr<Thread> spawn(std::string_view name, Task body) override {
     return std::make_unique<SystemThread>(name, std::move(body));
@@ -178,7 +186,7 @@ class SystemRuntime : public Runtime {
   SystemClock clock_;
   SystemRandom random_;
   std::unique_ptr<Files> files_;
-  TimerThread timers_;
+  const std::shared_ptr<TimerThread> timers_ = std::make_shared<TimerThread>();
 };
 
 }  // namespace

@@ -322,6 +322,34 @@ TEST(SystemTimer, MayBeDestroyedByItsOwnCallback) {
   gone.wait();
 }
 
+// As the timer of an object that its worker has let go of meanwhile.
+TEST(SystemTimer, ItsCallbackMayDropTheLastHandleOfTheRuntime) {
+  struct Owner {
+    std::shared_ptr<Runtime> runtime = make_system_runtime();
+    std::unique_ptr<Timer> timer{};
+  };
+  for (int i = 0; i < 20; ++i) {
+    std::latch locked(1);
+    std::latch dropped(1);
+    std::latch gone(1);
+    auto owner = std::make_shared<Owner>();
+    owner->timer =
+        owner->runtime->make_timer([weak = std::weak_ptr<Owner>(owner), &locked, &dropped, &gone] {
+          std::latch& done = gone;  // what the callback captured goes with the timer
+          std::shared_ptr<Owner> last = weak.lock();
+          locked.count_down();
+          dropped.wait();
+          last = nullptr;
+          done.count_down();
+        });
+    owner->timer->arm(owner->runtime->now());
+    locked.wait();
+    owner = nullptr;
+    dropped.count_down();
+    gone.wait();
+  }
+}
+
 TEST(SystemPool, RefusesOneWaitTooMany) {
   const auto runtime = make_system_runtime();
   internal::Pool pool({.name = "handlers", .threads = 1, .max_blocked = 2});
