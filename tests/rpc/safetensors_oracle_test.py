@@ -12,7 +12,7 @@ from pathlib import Path
 try:
     import safetensors
 except ImportError:
-    print("the package safetensors is not installed")
+    print("safetensors_oracle_test.py: Skipped\nSKIP: the package safetensors is not installed")
     sys.exit(77)
 
 SIZES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2,
