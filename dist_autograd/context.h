@@ -63,7 +63,7 @@ struct BackwardOptions {
   bool retain_graph = false;
   // Refused, kind unimplemented: higher-order gradients across workers are not supported.
   bool create_graph = false;
-  // Of the whole pass, on all workers. Default: 60 s, or that of the process group whose gradients a
+  // The time of the whole pass, on all workers. Default: 60 s, or that of the process group whose gradients a
   // DistributedDataParallel of this worker reduces in the pass. The deadlines of calls do not count
   // here.
   Timeout deadline{};

@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-// Of the fetch, when none is given.
+// The deadline of the fetch, when none is given.
 constexpr absl::Duration kBackwardDeadline = absl::Seconds(60);
 
 }  // namespace

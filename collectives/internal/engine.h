@@ -61,7 +61,7 @@ class Engine {
   const Membership& member() const { return member_; }
   Link& link() { return *link_; }
   OperationNote& note() { return note_; }
-  // Of what this member has sent, the part to other hosts. Thread of the operation.
+  // The part of what this member has sent that went to other hosts. Thread of the operation.
   const Traffic& between_hosts() const { return between_hosts_; }
   void count(const Outgoing& sent);
 

@@ -36,7 +36,7 @@ struct TcpPeer {
   std::unique_ptr<TlsStream> tls[kLanes];
 };
 
-// Of every rank: where it listens, its life, and whom its certificate names.
+// Each rank's address, its life, and the worker that its certificate names.
 struct TcpMember {
   std::string address;
   uint64_t identity = 0;

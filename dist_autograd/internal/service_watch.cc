@@ -11,7 +11,7 @@ namespace {
 
 // A root waits for so long for all to have been told of a failure, before it throws.
 constexpr absl::Duration kGrace = absl::Seconds(1);
-// Of a pass whose caller names none, and no reducer in it either.
+// The deadline of a pass when neither its caller nor a reducer in it names one.
 constexpr absl::Duration kDeadline = absl::Seconds(60);
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 
 // What waits for the message that is on its way to a server; a call beyond it leaves alone.
 constexpr int64_t kLaneBytes = int64_t{8} << 20;
-// Of one message.
+// The bounds of one message.
 constexpr size_t kMostTogether = 1024;
 constexpr int64_t kMostBytesTogether = int64_t{1} << 20;
 

@@ -100,7 +100,7 @@ TEST_F(ObjectTurns, AHolderMayEndBeforeWhatItNested) {
   write(4);
   EXPECT_EQ(end(2), Order());
   EXPECT_EQ(end(1), Order());
-  read(5, {1});  // of a chain whose part here has ended: in the line as anybody
+  read(5, {1});  // of a chain whose part here has ended: in the line as any other call
   EXPECT_EQ(end(3), Order({4}));
   EXPECT_EQ(end(4), Order({5}));
 }
@@ -112,7 +112,7 @@ TEST_F(ObjectTurns, WhatWaitsMayGiveItsPlaceUp) {
   read(3);
   write(4);
   EXPECT_EQ(held.use_count(), 2);
-  EXPECT_EQ(end(2), Order({3}));  // nobody waits before it any more
+  EXPECT_EQ(end(2), Order({3}));  // no call waits before it any more
   EXPECT_EQ(held.use_count(), 1);
   EXPECT_EQ(end(2), Order());  // it is not here
   EXPECT_EQ(end(1), Order());

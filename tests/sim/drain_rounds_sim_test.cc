@@ -75,7 +75,7 @@ class Watched : public DelegatingStore {
   int rounds = 0;
 
  private:
-  // Of this incarnation in the list of members.
+  // The record of this incarnation in the list of members.
   int records_of(std::string_view incarnation) {
     const std::vector<std::string> keys = *list_keys("", 1s);
     return static_cast<int>(std::count_if(keys.begin(), keys.end(), [&](const std::string& key) {
@@ -311,7 +311,7 @@ TEST_F(DrainRounds, DRAIN_3_who_is_late_is_waited_for_while_it_lives) {
 TEST_F(DrainRounds, DRAIN_6_keys_without_readers_are_deleted) {
   leave(3, [&] { busy_[2]->live_sweeps = 3; });
   EXPECT_EQ(left("arrived").size(), 2U) << "the gate and its count";
-  // Of the last round all three have read; nobody knows that it was the last before.
+  // All three have read the last round; no worker knows before that it was the last.
   std::vector<std::string> rounds = left("drain");
   const auto words = [](const std::string& key) {
     return key.find("/gate/") == key.npos && key.find("/count/") == key.npos;
