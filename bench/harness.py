@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import queue
+import select
 import signal
 import socket
 import statistics
@@ -26,6 +27,18 @@ PR_SET_PDEATHSIG = 1
 
 class DriverError(Exception):
     """A driver could not be started, answered with an error, died, or ran past its limit."""
+
+
+def read_json(process, deadline):
+    """The next line of a driver that was started by other means than Driver, as in a network namespace."""
+    ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+    line = process.stdout.readline() if ready else ""
+    if not line:
+        raise DriverError("a driver in a namespace says nothing")
+    answer = json.loads(line)
+    if "error" in answer:
+        raise DriverError(answer["error"])
+    return answer
 
 
 # ---------------------------------------------------------------------------------------------

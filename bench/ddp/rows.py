@@ -5,7 +5,6 @@ Bars are ratios, above 1 always in our favour, but of rows without a peer.
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import time
 from pathlib import Path
 
 from figures import compare, describe_latency, detail, p50, statistic
-from harness import DriverError, DriverSpec, Figure, percentile, worst_of
+from harness import DriverError, DriverSpec, Figure, percentile, read_json, worst_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import netlab  # noqa: E402
@@ -85,17 +84,6 @@ def row_d1(bench, quick):
         figure.peer_name, figure.peer = bench.label(PY), max(added[PY], 1.0)
     figure.error = "; ".join(errors)
     return [figure]
-
-
-def read_json(process, deadline):
-    ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-    line = process.stdout.readline() if ready else ""
-    if not line:
-        raise DriverError("a driver in a namespace says nothing")
-    answer = json.loads(line)
-    if "error" in answer:
-        raise DriverError(answer["error"])
-    return answer
 
 
 def steps_over(lab, spec, scratch, rounds, count):

@@ -1,13 +1,11 @@
 """Rows between hosts: two network namespaces that the kernel connects at a known rate (tools/netlab.py)."""
 
-import json
-import select
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from harness import DriverError, Figure, median
+from harness import DriverError, Figure, median, read_json
 
 from rpc.rows import MIB, OURS
 
@@ -15,17 +13,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import netlab  # noqa: E402
 
 LINE_RATE = 1000  # Mbit/s
-
-
-def read_json(process, deadline):
-    ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-    line = process.stdout.readline() if ready else ""
-    if not line:
-        raise DriverError("a driver in a namespace says nothing")
-    answer = json.loads(line)
-    if "error" in answer:
-        raise DriverError(answer["error"])
-    return answer
 
 
 def echo_over(lab, spec, scratch, size, count):
