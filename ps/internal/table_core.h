@@ -144,7 +144,7 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   void send(const OpRef& op, size_t piece);
   void answered(const OpRef& op, size_t piece, StatusOr<Reply> result);
   StatusOr<Answer> read(Op* op, size_t piece, StatusOr<Reply> result) const;
-  // Of its request, with its answer.
+  // The bytes of its request with its answer.
   int64_t bytes_of(const Piece& piece) const;
   // Whether it is worth to ask again.
   bool may_retry(const PartTarget& part, const Status& why) const;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kMostBackoff = absl::Seconds(1);
-// Of a request that may travel with others, with its answer.
+// The most bytes of a request, with its answer, that may travel with others.
 constexpr int64_t kSmallBytes = 32 << 10;
 
 absl::Duration backoff_after(int attempts) {

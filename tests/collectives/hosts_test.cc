@@ -50,7 +50,7 @@ TEST(CollectiveHosts, BadInput_shm_over_several_hosts) {
   });
 }
 
-// Of every size, some above what is sent in pieces; the same bits at all ranks.
+// Tensors of every size, some above what is sent in pieces; the same bits at all ranks.
 TEST(CollectiveHosts, AnAllReduceOfAnySizeOverHosts) {
   World(Setting::hosts(), 5).run([](ProcessGroup& group) {
     EXPECT_EQ(group.backend(), "shm+tcp");

@@ -116,7 +116,7 @@ TEST_P(DistGradAccessor, AReducerAveragesOverTwoContexts) {
   expect_nothing_left(*c);
 }
 
-// Of a pass that was given none: the longest that a reducer names, and 60 s without one.
+// The deadline of a pass that was given none: the longest that a reducer names, and 60 s without one.
 TEST_P(DistGradAccessor, AReducerNamesTheDeadlineOfAPassThatWasGivenNone) {
   auto c = make({.size = 2});
   const at::Tensor x = leaf({1, 2});

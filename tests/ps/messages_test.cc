@@ -333,7 +333,7 @@ TEST_F(PsTest, BadInput_parts_of_a_table) {
   sparse.part_bytes = 8;
   expect_ps_error(ps_error_of([&] { job.clients[1].open_table("v", sparse); }),
                   ErrorKind::kInvalidArgument, {"dense tables only"});
-  // Of a table that does not fit no part is made.
+  // No part is made for a table that does not fit.
   job.servers[0].reset();
   job.servers[0] =
       std::make_unique<ps::Server>(job.server(0), ps::ServerOptions{.table_bytes = 24});
