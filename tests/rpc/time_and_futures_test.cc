@@ -334,7 +334,7 @@ TEST_P(RpcFutures, RPC_81_async_function_raise) {
 
 TEST_P(RpcFutures, RPC_82_async_function_wrong_return_type_and_RPC_84_return_future) {
   // A handler that returns a Future is an async handler: its caller gets the value (RPC-84). A
-  // future of what cannot travel does not compile (tests/rpc/compile_fail).
+  // future of what cannot travel does not compile (tests/compile_fail).
   Cluster c = make();
   static_assert(std::is_same_v<decltype(rpc_sync(c[0], 1, &async_raise, "x")), int64_t>);
   EXPECT_EQ(rpc_async(c[0], 1, &later_add, "worker0", 1, 1).wait(), 3);

@@ -216,7 +216,7 @@ TEST_P(RemoteModuleTest, RPC_136_create_remote_module_from_module_rref) {
   expect_nothing_left(*c);
 }
 
-// A class that is no module does not compile (tests/rpc/compile_fail); one that its worker does not
+// A class that is no module does not compile (tests/compile_fail); one that its worker does not
 // know is an error there.
 TEST_P(RemoteModuleTest, DA_58_bad_module) {
   lib_.library.merge(module_library());

@@ -1,5 +1,5 @@
 // What must not compile of optimizers, and in which words it is refused: read by
-// tests/rpc/compile_fail/compile_fail.py, as the cases there. Each fits in one line, for it is
+// compile_fail.py, as the cases in rpc.cc. Each fits in one line, for it is
 // found by its line.
 
 #include <torch/optim/adam.h>
@@ -8,6 +8,7 @@
 #include "weft/dist_optim/optimizer.h"
 #include "weft/dist_optim/user_optimizer.h"
 
+namespace dist_optim_cases {
 namespace {
 
 using torch::optim::LBFGS;
@@ -36,3 +37,5 @@ void bad(const Worker& worker, Library& lib, const Parameters& parameters) {
   optimizer_<NoOptimizer>(lib, "NoOptimizer");  // bad: an optimizer is a torch::optim::Optimizer
 }
 #endif
+
+}  // namespace dist_optim_cases

@@ -1,11 +1,12 @@
 // What must not compile of RRefs and remote modules, and in which words it is refused: read by
-// tests/rpc/compile_fail/compile_fail.py, as the cases there. DA-58.
+// compile_fail.py, as the cases in rpc.cc. DA-58.
 
 #include <torch/nn/modules/linear.h>
 
 #include "weft/rref/remote_module.h"
 #include "weft/rref/rref.h"
 
+namespace rref_cases {
 namespace {
 
 using weft::Library;
@@ -38,6 +39,7 @@ struct OtherUndescribed {
   int x = 0;
 };
 int add(int a, int b) { return a + b; }
+double mean(double a, double b) { return (a + b) / 2; }
 
 }  // namespace
 
@@ -57,11 +59,11 @@ void bad(const Worker& worker, Library& lib, const RRef<Table>& table,
   weft::module_<NoModule>(lib, "NoModule");  // bad: a RemoteModule is of a torch::nn::Module
   table.rpc_sync(&add, 1, 2);                // bad: an RRef calls methods of its object
   (void)undescribed.to_here();               // bad: this class cannot be sent
-  remote(worker, "ps0", &add, 1);            // bad: wrong number of arguments
-  remote(worker, "ps0", "add", 1, 2);        // bad: a string is no function
+  remote(worker, "ps0", &add, 1L);           // bad: wrong number of arguments
+  remote(worker, "ps0", "added", 1, 2);      // bad: a string is no function
   remote(worker, "ps0", [] { return 1; });   // bad: a lambda or function object
   remote(worker, "ps0", &Table::rows);       // bad: a method needs an object
-  remote(worker, "ps0", &add, {1, 2});       // bad: arguments in braces have no type
+  remote(worker, "ps0", &mean, {1, 2});      // bad: arguments in braces have no type
   remote<Table>(worker, "ps0", OtherUndescribed{});  // bad: describe the struct with
   table.rpc_sync("rows");                            // bad: an RRef calls methods of its object
   table.rpc_async([] { return 1; });                 // bad: an RRef calls methods of its object
@@ -70,3 +72,5 @@ void bad(const Worker& worker, Library& lib, const RRef<Table>& table,
   (void)generic.forward_async(x);                    // bad: the module's forward is overloaded
 }
 #endif
+
+}  // namespace rref_cases

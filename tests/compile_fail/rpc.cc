@@ -11,6 +11,7 @@
 #include "weft/rpc/call.h"
 #include "weft/rpc/library.h"
 
+namespace rpc_cases {
 namespace {
 
 using weft::CallContext;
@@ -133,3 +134,5 @@ void bad(const Worker& worker, Library& lib) {
   rpc_sync(worker, "a", &takes_other, OtherUndescribed{});  // bad: describe the struct with
 }
 #endif
+
+}  // namespace rpc_cases
