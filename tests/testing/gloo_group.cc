@@ -10,6 +10,41 @@
 #include "weft/common/mutex.h"
 
 namespace weft::testing {
+namespace {
+
+Mutex& recorder() {  // see the header
+  static Mutex mutex;
+  return mutex;
+}
+
+class OneAtATime final : public c10d::Backend {
+ public:
+  explicit OneAtATime(c10::intrusive_ptr<c10d::Backend> group)
+      : c10d::Backend(group->getRank(), group->getSize()), group_(std::move(group)) {}
+
+  const std::string getBackendName() const override { return group_->getBackendName(); }
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override {
+    MutexLock lock(&recorder());
+    return group_->allreduce(tensors, options);
+  }
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& options) override {
+    MutexLock lock(&recorder());
+    return group_->broadcast(tensors, options);
+  }
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                           std::vector<at::Tensor>& inputs,
+                                           const c10d::AllgatherOptions& options) override {
+    MutexLock lock(&recorder());
+    return group_->allgather(outputs, inputs, options);
+  }
+
+ private:
+  const c10::intrusive_ptr<c10d::Backend> group_;
+};
+
+}  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
                                                   int rank, int size,
@@ -21,15 +56,18 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_group(const c10::intrusive_ptr<c10d:
 }
 
 at::Tensor all_reduce(const c10::intrusive_ptr<c10d::Backend>& group, const at::Tensor& mine) {
-  static Mutex recorder;  // see the header
   std::vector<at::Tensor> tensors{mine.clone()};
   c10::intrusive_ptr<c10d::Work> work;
   {
-    MutexLock lock(&recorder);
+    MutexLock lock(&recorder());
     work = group->allreduce(tensors);
   }
   work->wait();
   return tensors[0];
+}
+
+c10::intrusive_ptr<c10d::Backend> begun_one_at_a_time(c10::intrusive_ptr<c10d::Backend> group) {
+  return c10::make_intrusive<OneAtATime>(std::move(group));
 }
 
 }  // namespace weft::testing

@@ -27,6 +27,9 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_group(
 // The sum over all ranks; blocks until they are in.
 at::Tensor all_reduce(const c10::intrusive_ptr<c10d::Backend>& group, const at::Tensor& mine);
 
+// The same backend for allreduce, broadcast and allgather, which it begins under that lock.
+c10::intrusive_ptr<c10d::Backend> begun_one_at_a_time(c10::intrusive_ptr<c10d::Backend> group);
+
 }  // namespace weft::testing
 
 #endif  // WEFT_TESTS_TESTING_GLOO_GROUP_H_

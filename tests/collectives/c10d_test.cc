@@ -1,0 +1,255 @@
+// Groups as backends of LibTorch's c10d: its Reducer on top of them, and each operation that it
+// asks of a backend.
+#include "weft/collectives/c10d_backend.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <torch/nn.h>
+#include <torch/optim/sgd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include "weft/tests/collectives/ddp_world.h"
+#include "weft/tests/testing/gloo_group.h"
+
+namespace weft::testing {
+namespace {
+
+using TheirBackend = c10::intrusive_ptr<c10d::Backend>;
+using TensorRows = std::vector<std::vector<at::Tensor>>;
+
+// Two layers and an embedding whose gradient may be sparse, trained on batches of this rank's own.
+std::vector<at::Tensor> trained_by_their_reducer(const TheirBackend& backend, int rank, int size,
+                                                 bool sparse) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+  group->setBackend(at::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, backend);
+  group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+
+  std::vector<at::Tensor> parameters;
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
+  const auto parameter = [&](at::IntArrayRef sizes) {
+    parameters.push_back(at::randn(sizes, generator).mul_(0.3).requires_grad_());
+    return parameters.back();
+  };
+  const at::Tensor table = parameter({11, 6});
+  const at::Tensor first = parameter({6, 32});
+  const at::Tensor second = parameter({32, 1});
+  torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.1));
+  const std::vector<std::vector<size_t>> buckets = {{1, 2}, {0}};
+  c10d::Reducer reducer(parameters, buckets, group, {sparse, false, false}, 1 << 20, false, false,
+                        {}, 1 << 10, false, false, {1 << 20});
+  for (int step = 0; step < 6; ++step) {
+    auto batches = at::make_generator<at::CPUGeneratorImpl>(100 * step + rank);
+    const at::Tensor words = at::randint(11, {9}, batches, at::kLong);
+    const at::Tensor wanted = at::randn({9, 1}, batches);
+    reducer.prepare_for_forward();
+    const at::Tensor rows = at::embedding(table, words, -1, false, sparse);
+    const at::Tensor loss = (rows.matmul(first).tanh().matmul(second) - wanted).square().mean();
+    reducer.prepare_for_backward({loss});
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+  }
+  std::vector<at::Tensor> out;
+  for (const at::Tensor& one : parameters) out.push_back(one.detach().clone());
+  return out;
+}
+
+TEST(C10dBridge, CL_25_their_reducer_trains_as_over_gloo) {
+  for (const bool sparse : {false, true}) {
+    std::vector<std::vector<at::Tensor>> ours(2);
+    run_ranks(2, make_system_runtime(), [&](ProcessGroup& group, InprocFabric&) {
+      ours[static_cast<size_t>(group.rank())] =
+          trained_by_their_reducer(c10d_backend(group), group.rank(), 2, sparse);
+    });
+    std::vector<std::vector<at::Tensor>> theirs(2);
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    run_ranks(2, make_system_runtime(), [&](ProcessGroup& group, InprocFabric&) {
+      const int rank = group.rank();
+      theirs[static_cast<size_t>(rank)] = trained_by_their_reducer(
+          begun_one_at_a_time(make_gloo_group(store, rank, 2)), rank, 2, sparse);
+    });
+    for (size_t i = 0; i < ours[0].size(); ++i) {
+      EXPECT_TRUE(at::equal(ours[0][i], ours[1][i])) << "parameter " << i;
+      // Two ranks: one sum, in either order.
+      EXPECT_TRUE(at::equal(ours[0][i], theirs[0][i]))
+          << "parameter " << i << ", by " << (ours[0][i] - theirs[0][i]).abs().max();
+    }
+  }
+}
+
+at::Tensor numbers_from(int64_t first, int64_t count) {
+  return at::arange(first, first + count, at::kLong);
+}
+
+void expect_numbers(const at::Tensor& got, const std::vector<int64_t>& wanted) {
+  EXPECT_TRUE(at::equal(got.reshape({-1}), at::tensor(wanted))) << got;
+}
+
+// What c10d asks and how it comes out. Three ranks; rank r has r*10, r*10 + 1, ...
+void ask_everything(c10d::Backend& b) {
+  const int64_t r = b.getRank();
+  EXPECT_EQ(b.getBackendName(), "weft");
+  EXPECT_EQ(b.getBackendOptions()->backend, "weft");
+  b.setSequenceNumberForGroup();
+  EXPECT_EQ(b.getSequenceNumberForGroup(), 0u);
+  std::vector<at::Tensor> t = {numbers_from(r * 10, 2)};
+  const c10d::BroadcastOptions from_two{.rootRank = 2};
+  b.broadcast(t, from_two)->wait();
+  expect_numbers(t[0], {20, 21});
+  t = {numbers_from(r * 10, 2)};
+  auto work = b.allreduce(t, {});
+  EXPECT_TRUE(work->wait());
+  EXPECT_TRUE(work->isCompleted() && work->isSuccess());
+  work->getFuture()->wait();
+  expect_numbers(work->getFuture()->value().toTensorVector()[0], {30, 33});
+  c10d::AllreduceOptions largest;
+  largest.reduceOp = c10d::ReduceOp::MAX;
+  t = {numbers_from(r * 10, 2)};
+  b.allreduce(t, largest)->wait();
+  expect_numbers(t[0], {20, 21});
+  largest.reduceOp = c10d::makeNCCLPreMulSum(0.5);
+  t = {at::full({2}, static_cast<double>(r))};
+  b.allreduce(t, largest)->wait();
+  EXPECT_EQ(t[0][1].item<double>(), 1.5);
+  t = {numbers_from(r, 1), numbers_from(r * 10, 2)};
+  b.allreduce_coalesced(t, {})->wait();
+  expect_numbers(t[0], {3});
+  expect_numbers(t[1], {30, 33});
+  t = {numbers_from(r * 10, 2)};
+  c10d::ReduceOptions at_one;
+  at_one.rootRank = 1;
+  b.reduce(t, at_one)->wait();
+  if (r == 1) expect_numbers(t[0], {30, 33});
+
+  const auto zeros = [](int64_t n) { return at::zeros({n}, at::kLong); };
+  std::vector<at::Tensor> in = {numbers_from(r * 10, 2)};
+  TensorRows rows = {{zeros(2), zeros(2), zeros(2)}};
+  b.allgather(rows, in, {})->wait();
+  expect_numbers(at::cat(rows[0]), {0, 1, 10, 11, 20, 21});
+  at::Tensor flat = zeros(6);
+  b._allgather_base(flat, in[0], {})->wait();
+  expect_numbers(flat, {0, 1, 10, 11, 20, 21});
+  std::vector<at::Tensor> two = {numbers_from(r * 10, 1), numbers_from(r, 1)};
+  TensorRows lists = {{zeros(1), zeros(1)}, {zeros(1), zeros(1)}, {zeros(1), zeros(1)}};
+  b.allgather_coalesced(lists, two, {})->wait();
+  expect_numbers(at::cat({lists[0][0], lists[2][0], lists[2][1]}), {0, 20, 2});
+  std::vector<at::Tensor> flats = {zeros(3), zeros(3)};
+  b.allgather_into_tensor_coalesced(flats, two, {})->wait();
+  expect_numbers(at::cat(flats), {0, 10, 20, 0, 1, 2});
+  rows = {};
+  if (r == 2) rows = {{zeros(2), zeros(2), zeros(2)}};
+  c10d::GatherOptions to_two;
+  to_two.rootRank = 2;
+  b.gather(rows, in, to_two)->wait();
+  if (r == 2) expect_numbers(at::cat(rows[0]), {0, 1, 10, 11, 20, 21});
+  TensorRows dealt;
+  if (r == 0) dealt = {{numbers_from(0, 1), numbers_from(5, 1), numbers_from(9, 1)}};
+  t = {zeros(1)};
+  b.scatter(t, dealt, {})->wait();
+  expect_numbers(t[0], {r == 0 ? 0 : r == 1 ? 5 : 9});
+  rows = {{numbers_from(r, 1), numbers_from(r + 1, 1), numbers_from(r + 2, 1)}};
+  b.reduce_scatter(t, rows, {})->wait();
+  expect_numbers(t[0], {3 + 3 * r});
+  flat = numbers_from(r, 3);
+  b._reduce_scatter_base(t[0], flat, {})->wait();
+  expect_numbers(t[0], {3 + 3 * r});
+  flats = {numbers_from(r, 3), numbers_from(10 * r, 3)};
+  std::vector<at::Tensor> parts = {zeros(1), zeros(1)};
+  b.reduce_scatter_tensor_coalesced(parts, flats, {})->wait();
+  expect_numbers(at::cat(parts), {3 + 3 * r, 30 + 3 * r});
+  std::vector<int64_t> none;
+  flat = zeros(3);
+  at::Tensor row = numbers_from(r * 10, 3);
+  b.alltoall_base(flat, row, none, none, {})->wait();
+  expect_numbers(flat, {r, 10 + r, 20 + r});
+  std::vector<at::Tensor> outputs = {zeros(1), zeros(1), zeros(1)};
+  std::vector<at::Tensor> inputs = {numbers_from(r, 1), numbers_from(r + 3, 1),
+                                    numbers_from(r + 6, 1)};
+  b.alltoall(outputs, inputs, {})->wait();
+  expect_numbers(at::cat(outputs), {3 * r, 3 * r + 1, 3 * r + 2});
+  t = {numbers_from(r, 1)};
+  if (r == 0) b.send(t, 1, 7)->wait();
+  if (r == 1) {
+    work = b.recvAnysource(t, 7);
+    work->wait();
+    EXPECT_EQ(work->sourceRank(), 0);
+    expect_numbers(t[0], {0});
+    b.send(t, 2, 8)->wait();
+  }
+  if (r == 2) {
+    b.recv(t, 1, 8)->wait();
+    expect_numbers(t[0], {0});
+  }
+  b.setTimeout(std::chrono::milliseconds(20'000));
+  b.barrier({})->wait();
+  b.monitoredBarrier({}, true);
+  EXPECT_EQ(b.getError(), c10d::ErrorType::SUCCESS);
+  const auto part = b.split(nullptr, {2, 0}, nullptr);
+  EXPECT_EQ(part == nullptr, r == 1);
+  if (part != nullptr) {
+    t = {numbers_from(r, 1)};
+    part->allreduce(t, {})->wait();
+    expect_numbers(t[0], {2});
+  }
+}
+
+TEST(C10dBridge, CL_25_every_operation_of_a_backend) {
+  run_ranks(3, make_system_runtime(), [](ProcessGroup& group, InprocFabric&) {
+    ask_everything(*c10d_backend(group));
+    group.barrier();
+  });
+}
+
+// The message of what `call` throws.
+template <class F>
+std::string refusal(F call) {
+  try {
+    call();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(C10dBridge, BadInput_and_CL_25_what_is_refused_is_refused_by_name) {
+  run_ranks(2, make_system_runtime(), [](ProcessGroup& group, InprocFabric&) {
+    const TheirBackend b = c10d_backend(group);
+    const auto expect_named = [](const std::string& message, const std::string& word) {
+      EXPECT_NE(message.find("weft"), std::string::npos) << message;
+      EXPECT_NE(message.find(word), std::string::npos) << message;
+    };
+    std::vector<at::Tensor> two = {at::zeros({1}), at::zeros({1})};
+    std::vector<at::Tensor> one = {at::zeros({1})};
+    expect_named(refusal([&] { b->startCoalescing(); }), "startCoalescing");
+    expect_named(refusal([&] { b->endCoalescing(); }), "endCoalescing");
+    expect_named(refusal([&] { b->shrink({0}); }), "shrink");
+    expect_named(refusal([&] { b->merge(nullptr, nullptr, 0, 2); }), "merge");
+    expect_named(refusal([&] { b->waitForPendingWorks(); }), "waitForPendingWorks");
+    expect_named(refusal([&] { b->allreduce(two, {}); }), "allreduce of 2");
+    expect_named(refusal([&] { b->allreduce_sparse(one, {}); }), "sparse");
+    c10d::AllreduceOptions unknown;
+    unknown.reduceOp.op_ = c10d::ReduceOp::UNUSED;
+    expect_named(refusal([&] { b->allreduce(one, unknown); }), "reduction");
+    // What our own check refuses comes with the work; the group lives on.
+    c10d::BroadcastOptions nobody;
+    nobody.rootRank = 7;
+    const auto work = b->broadcast(one, nobody);
+    EXPECT_NE(refusal([&] { work->wait(); }).find("7"), std::string::npos);
+    EXPECT_FALSE(work->isSuccess());
+    work->getFuture()->wait();
+    EXPECT_TRUE(work->getFuture()->hasError());
+    b->barrier({})->wait();
+    // An abort ends it, and the cause is the error's.
+    if (group.rank() == 0) b->abort();
+    EXPECT_NE(refusal([&] { b->barrier({})->wait(); }).find("c10d aborts"), std::string::npos);
+    EXPECT_EQ(b->getError(), c10d::ErrorType::COMM_ERROR);
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
