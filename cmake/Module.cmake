@@ -177,6 +177,18 @@ function(weft_binary)
   endif()
 endfunction()
 
+# weft_part(NAME example_digits SRCS async_ps/digits.cc DEPS LibTorch::LibTorch): sources that several programs share,
+# compiled once. A program has its name among its DEPS.
+function(weft_part)
+  cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS" ${ARGN})
+  if(ARG_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "weft_part(${ARG_NAME}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
+  endif()
+  add_library(weft_${ARG_NAME} STATIC EXCLUDE_FROM_ALL ${ARG_SRCS})
+  weft_link_deps(weft_${ARG_NAME} ${ARG_DEPS})
+  weft_precompile_program(weft_${ARG_NAME} program)
+endfunction()
+
 # Links modules (plain names) and third-party targets to a program or a test.
 function(weft_link_deps target)
   set(deps "")

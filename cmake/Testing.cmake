@@ -165,12 +165,13 @@ function(weft_fuzzer)
     message(FATAL_ERROR "weft_fuzzer(${ARG_NAME}): there is no corpus ${corpus}")
   endif()
   if(WEFT_FUZZ)
-    add_executable(${ARG_NAME} ${ARG_SRCS} "${weft_SOURCE_DIR}/tests/fuzz/libfuzzer.cc")
+    weft_fuzz_driver(libfuzzer.cc)
+    add_executable(${ARG_NAME} ${ARG_SRCS} $<TARGET_OBJECTS:weft_fuzz_driver>)
     target_link_options(${ARG_NAME} PRIVATE -fsanitize=fuzzer)
     set(arguments -runs=0)  # the corpus once, nothing new
   else()
-    add_executable(${ARG_NAME} ${ARG_SRCS} "${weft_SOURCE_DIR}/tests/fuzz/replay.cc"
-      "${weft_SOURCE_DIR}/tests/fuzz/memory.cc")
+    weft_fuzz_driver(replay.cc memory.cc)
+    add_executable(${ARG_NAME} ${ARG_SRCS} $<TARGET_OBJECTS:weft_fuzz_driver>)
     set(arguments "")
   endif()
   weft_link_deps(${ARG_NAME} ${ARG_DEPS})
@@ -181,6 +182,16 @@ function(weft_fuzzer)
   # A peer whose bytes make protobuf print a line could fill a log.
   set_tests_properties(fuzz.${ARG_NAME} PROPERTIES LABELS fuzz TIMEOUT ${ARG_TIMEOUT}
     FAIL_REGULAR_EXPRESSION "libprotobuf")
+endfunction()
+
+# Part of weft_fuzzer: what all targets share, compiled once.
+function(weft_fuzz_driver)
+  if(TARGET weft_fuzz_driver)
+    return()
+  endif()
+  list(TRANSFORM ARGN PREPEND "${weft_SOURCE_DIR}/tests/fuzz/")
+  add_library(weft_fuzz_driver OBJECT EXCLUDE_FROM_ALL ${ARGN})
+  weft_link_deps(weft_fuzz_driver common absl::strings)
 endfunction()
 
 # Writes <build>/tests/fuzzers.txt. Called at the end of tests/CMakeLists.txt.
