@@ -53,8 +53,8 @@ namespace weft {
 
 // How the services that join() lists are set up.
 struct ServiceOptions {
-  RRefOptions rref{};
-  DistAutogradServiceOptions dist_autograd{};
+  RRefOptions rref{};                          // leases and bounds of RRefs
+  DistAutogradServiceOptions dist_autograd{};  // bounds of contexts and passes
 };
 
 namespace internal {

@@ -30,7 +30,7 @@ enum class Algorithm : uint8_t {
 };
 inline constexpr uint8_t kAlgorithms = 14;
 
-WEFT_API std::string_view algorithm_name(uint8_t algorithm);
+WEFT_API std::string_view algorithm_name(uint8_t algorithm);  // as in options and timelines
 
 }  // namespace weft
 

@@ -61,7 +61,7 @@ WEFT_API StatusOr<CostEstimate> try_estimate_operation(std::string_view operatio
                                                        const CostParameters& cost,
                                                        uint64_t element_bytes = 4);
 
-inline constexpr int kMostCostRanks = 1 << 14;
+inline constexpr int kMostCostRanks = 1 << 14;  // bound of the model
 
 // The fastest by simulation; among equals the first. REQUIRES: not empty.
 WEFT_API const CostEstimate& fastest(const std::vector<CostEstimate>& estimates);

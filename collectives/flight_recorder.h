@@ -35,7 +35,7 @@ namespace internal {
 class GroupCore;
 }
 
-struct FlightRecorderOptions {
+struct FlightRecorderOptions {  // how much is kept, and where it goes
   // Where a failure, a signal and write() put the records, replacing what is there. "%r" stands for
   // the rank of this process as its launcher says it, "%p" for the process id. Empty: only json().
   std::string file{};

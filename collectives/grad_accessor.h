@@ -44,8 +44,8 @@ class WEFT_API GradAccessor {
   // only if they are of the same backward: a local backward makes an accessor for every hook, a
   // pass one for all.
   struct BackwardId {
-    std::optional<ContextId> context{};
-    uint64_t number = 0;
+    std::optional<ContextId> context{};  // unset: a local backward
+    uint64_t number = 0;                 // of the backward within it
     friend constexpr auto operator<=>(const BackwardId&, const BackwardId&) = default;
   };
   virtual BackwardId backward_id() const = 0;

@@ -25,7 +25,7 @@ namespace internal {
 class InprocFabricCore;
 }
 
-struct InprocFabricOptions {
+struct InprocFabricOptions {  // how a fabric in memory is made
   // A message is under way for a time between 0 and this. Unset: 200 us of virtual time in
   // simulation, 0 elsewhere.
   std::optional<absl::Duration> delay_max = std::nullopt;
@@ -47,11 +47,11 @@ class WEFT_API InprocFabric {
 
   // Members of groups that have not left.
   int members() const;
-
+  // For the framework.
   const std::shared_ptr<internal::InprocFabricCore>& core() const { return core_; }
 
  private:
-  const std::shared_ptr<internal::InprocFabricCore> core_;
+  const std::shared_ptr<internal::InprocFabricCore> core_;  // for the framework
 };
 
 }  // namespace weft

@@ -17,10 +17,10 @@
 
 namespace weft {
 
-struct PointOperation {
+struct PointOperation {  // one send or receive of a batch
   bool sends = false;
-  at::Tensor tensor;
-  int peer = 0;  // a receive: kAnySource is allowed
+  at::Tensor tensor;  // sent, or written into
+  int peer = 0;       // a receive: kAnySource is allowed
   PointOptions options{};
 };
 inline PointOperation isend(const at::Tensor& tensor, int to, const PointOptions& options = {}) {

@@ -70,7 +70,7 @@ enum class Backend {
   kTcp,     // sockets
 };
 
-struct ProcessGroupOptions {
+struct ProcessGroupOptions {  // how a group is made
   // Name of the group, unique among the groups that meet at the store at the same time.
   std::string name = "world";
   Backend backend = Backend::kAuto;
@@ -119,55 +119,55 @@ struct ProcessGroupOptions {
   std::shared_ptr<const internal::GroupWorkers> workers = nullptr;
 };
 
-inline constexpr int kAnySource = -1;
+inline constexpr int kAnySource = -1;  // recv() from whichever rank sends first
 
-struct CollectiveOptions {
-  Timeout timeout{};
+struct CollectiveOptions {  // of operations without more of their own
+  Timeout timeout{};        // default: the group's
 };
-struct AllReduceOptions {
+struct AllReduceOptions {  // of all_reduce()
   ReduceOp op{};
-  Timeout timeout{};
+  Timeout timeout{};  // default: the group's
   // Default: by the group's table of algorithms, else by size, number of ranks and hosts.
   Algorithm algorithm = Algorithm::kAuto;
 };
-struct ReduceScatterOptions {
+struct ReduceScatterOptions {  // of reduce_scatter()
   ReduceOp op{};
-  Timeout timeout{};
+  Timeout timeout{};  // default: the group's
 };
-struct RootedOptions {
+struct RootedOptions {  // of broadcast(), gather(), scatter()
   int root = 0;
-  Timeout timeout{};
+  Timeout timeout{};  // default: the group's
 };
-struct ReduceOptions {
+struct ReduceOptions {  // of reduce()
   int root = 0;
   ReduceOp op{};
-  Timeout timeout{};
+  Timeout timeout{};  // default: the group's
 };
-struct AllToAllOptions {
+struct AllToAllOptions {  // of all_to_all()
   // Rows of the input for each rank, and of the output from each. Empty: equal parts.
   std::vector<int64_t> output_splits = {};
   std::vector<int64_t> input_splits = {};
   Timeout timeout{};
 };
-struct PointOptions {
-  int tag = 0;
-  Timeout timeout{};
+struct PointOptions {  // of send() and recv()
+  int tag = 0;         // messages of equal tags match
+  Timeout timeout{};   // default: the group's
 };
 
-struct NewGroupOptions {
-  std::string name = {};
+struct NewGroupOptions {  // of new_group()
+  std::string name = {};  // tells groups of equal ranks apart
   // Deadline of operations without one of their own. Default: that of this group.
   Timeout timeout{};
   // Deadline for all members to join. Default: 10 minutes.
   Timeout init_timeout{};
 };
 
-struct RebuildOptions {
+struct RebuildOptions {  // of rebuild()
   // How long to wait for members that neither come nor are known to be gone. Default: 30 s.
   Timeout timeout{};
 };
 
-using TensorList = std::vector<at::Tensor>;
+using TensorList = std::vector<at::Tensor>;  // one tensor per rank, or several of one rank
 
 // X(name, parameters, arguments): every operation, in three forms.
 #define WEFT_COLLECTIVE(name, parameters, arguments) \
@@ -180,10 +180,10 @@ class WEFT_API ProcessGroup {
   // No group: only assignment and valid() are allowed.
   ProcessGroup() = default;
 
-  bool valid() const { return handle_ != nullptr; }
+  bool valid() const { return handle_ != nullptr; }  // refers to a group
   int rank() const;
   int size() const;
-  const std::string& name() const;
+  const std::string& name() const;  // as in errors
   // "inproc", "shm", "tcp", or "shm+tcp": shared memory inside hosts, sockets between them.
   std::string_view backend() const;
   // Generation of the group: 1, and one more at each rebuild.

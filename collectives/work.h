@@ -28,9 +28,9 @@ class [[nodiscard]] Work {
   explicit Work(Future<void> future, std::shared_ptr<const int> source = nullptr)
       : future_(std::move(future)), source_(std::move(source)) {}
 
-  bool valid() const { return future_.valid(); }
-  bool is_completed() const { return future_.done(); }
-  bool has_error() const { return future_.has_error(); }
+  bool valid() const { return future_.valid(); }          // refers to an operation
+  bool is_completed() const { return future_.done(); }    // with or without an error
+  bool has_error() const { return future_.has_error(); }  // has completed with one
   // Without a timeout until the operation's own deadline.
   void wait(Timeout timeout = {}) const { future_.wait(timeout); }
   Status try_wait(Timeout timeout = {}) const { return future_.try_wait(timeout); }

@@ -26,7 +26,7 @@ namespace weft {
 
 class WEFT_API ByteBudget {
  public:
-  static constexpr uint64_t kUnlimited = ~uint64_t{0};
+  static constexpr uint64_t kUnlimited = ~uint64_t{0};  // a limit that nothing reaches
 
   ByteBudget(uint64_t limit, std::string name, ByteBudget* parent = nullptr)
       : limit_(limit), name_(std::move(name)), parent_(parent) {}

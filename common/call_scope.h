@@ -94,7 +94,7 @@ struct CallScope {
   std::shared_ptr<const CallScope> outer;              // scopes of other workers on this thread
 };
 
-using ScopeRef = std::shared_ptr<const CallScope>;
+using ScopeRef = std::shared_ptr<const CallScope>;  // a scope shared by what runs in it
 
 // Everything ambient on this thread, to be reinstalled elsewhere; null when there is nothing.
 WEFT_API ScopeRef capture_scope();
@@ -127,9 +127,9 @@ class BlockingHook {
 // timer, and on an application thread that waits for an answer.
 WEFT_API bool on_pool_thread();
 
-class WEFT_API BlockingHookGuard {
+class WEFT_API BlockingHookGuard {  // installs a hook for this thread while it lives
  public:
-  explicit BlockingHookGuard(BlockingHook* hook);
+  explicit BlockingHookGuard(BlockingHook* hook);  // not owned; may be null
   ~BlockingHookGuard();
   BlockingHookGuard(const BlockingHookGuard&) = delete;
   BlockingHookGuard& operator=(const BlockingHookGuard&) = delete;
@@ -145,7 +145,7 @@ class WEFT_API BlockingRegion {
   ~BlockingRegion();
   BlockingRegion(const BlockingRegion&) = delete;
   BlockingRegion& operator=(const BlockingRegion&) = delete;
-  const absl::Status& status() const { return status_; }
+  const absl::Status& status() const { return status_; }  // not OK: the wait must fail
 
  private:
   BlockingHook* hook_;

@@ -37,7 +37,7 @@ using Environment = std::map<std::string, std::string>;
 // The variables of this process, now.
 WEFT_API Environment process_environment();
 
-using OptionalInt = std::optional<int>;
+using OptionalInt = std::optional<int>;  // a number that may be unset
 
 // X(type, name, default, environment, help)
 #define WEFT_CONFIG_KEYS(X)                                                                       \

@@ -53,7 +53,7 @@ enum class ErrorKind : uint8_t {
 // "user", "peer_lost", ...: for logs.
 WEFT_API std::string_view kind_name(ErrorKind kind);
 
-struct ErrorDetails {
+struct ErrorDetails {  // what an error carries beside code and text
   ErrorKind kind = ErrorKind::kNone;
   std::string origin;
   std::string remote_trace;
@@ -90,7 +90,7 @@ class WEFT_API Error : public std::exception {
   const std::string& origin() const { return details_.origin; }
   const std::string& remote_trace() const { return details_.remote_trace; }
   const std::string& payload() const { return details_.payload; }
-  Status status() const { return with_details(status_, details_); }
+  Status status() const { return with_details(status_, details_); }  // with the details attached
 
  private:
   void render();
@@ -121,13 +121,13 @@ WEFT_API WEFT_COLD Status status_from_current_exception();
 
 #define WEFT_CONCAT_INNER_(a, b) a##b
 #define WEFT_CONCAT_(a, b) WEFT_CONCAT_INNER_(a, b)
-
+// Returns from the function with the status that `expr` gives, unless it is OK.
 #define WEFT_RETURN_IF_ERROR(expr)                                   \
   do {                                                               \
     ::absl::Status weft_status_ = (expr);                            \
     if (ABSL_PREDICT_FALSE(!weft_status_.ok())) return weft_status_; \
   } while (false)
-
+// Assigns the value of a StatusOr to `lhs`, or returns from the function with its status.
 #define WEFT_ASSIGN_OR_RETURN(lhs, expr) \
   WEFT_ASSIGN_OR_RETURN_IMPL_(WEFT_CONCAT_(weft_result_, __LINE__), lhs, expr)
 #define WEFT_ASSIGN_OR_RETURN_IMPL_(result, lhs, expr)                     \

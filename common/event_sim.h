@@ -25,11 +25,11 @@ namespace weft {
 
 class EventSim {
  public:
-  using Ticks = int64_t;
+  using Ticks = int64_t;  // virtual time, in any unit
 
   Ticks now() const { return now_; }
   uint64_t events() const { return run_; }
-  void at(Ticks when, std::function<void()> what) {
+  void at(Ticks when, std::function<void()> what) {  // absolute; after(): relative to now()
     queue_.push({std::max(when, now_), next_++, std::move(what)});
   }
   void after(Ticks delay, std::function<void()> what) { at(now_ + delay, std::move(what)); }

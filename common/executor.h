@@ -17,7 +17,7 @@
 
 namespace weft {
 
-using Task = absl::AnyInvocable<void()>;
+using Task = absl::AnyInvocable<void()>;  // runs once
 
 class Parker {
  public:

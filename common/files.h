@@ -21,9 +21,9 @@ namespace weft {
 // Differs from an earlier one when the file has changed since. Two changes within one tick of the
 // file system's clock, which leave the size alone, may share a stamp.
 struct FileStamp {
-  uint64_t inode = 0;
+  uint64_t inode = 0;  // number of the file in its file system
   uint64_t size = 0;
-  int64_t changed_ns = 0;
+  int64_t changed_ns = 0;  // time of the last change, ns since 1970
 
   friend bool operator==(const FileStamp&, const FileStamp&) = default;
 };
@@ -72,8 +72,8 @@ class WEFT_API Files {
   absl::StatusOr<std::optional<std::string>> try_read_locked(std::string_view path);
 };
 
-WEFT_API std::unique_ptr<Files> make_system_files();
-WEFT_API std::unique_ptr<Files> make_memory_files();
+WEFT_API std::unique_ptr<Files> make_system_files();  // the operating system's
+WEFT_API std::unique_ptr<Files> make_memory_files();  // a map in memory, for simulations
 
 }  // namespace weft
 

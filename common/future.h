@@ -200,8 +200,8 @@ WEFT_API std::unique_ptr<Parker> make_parker_for(Executor* executor);
 template <class T>
 class [[nodiscard]] Future {
  public:
-  using Value = T;
-  using State = internal::FutureState<internal::Stored<T>>;
+  using Value = T;                                           // the type of the value
+  using State = internal::FutureState<internal::Stored<T>>;  // for the framework
   struct promise_type;
 
   // An invalid future; only assignment and valid() are allowed.
@@ -215,8 +215,8 @@ class [[nodiscard]] Future {
     return Future(std::move(state));
   }
 
-  bool valid() const { return state_ != nullptr; }
-  bool done() const { return state_->done(); }
+  bool valid() const { return state_ != nullptr; }  // refers to a result
+  bool done() const { return state_->done(); }      // has a value or an error
   // Done, with an error.
   bool has_error() const { return done() && !state_->status().ok(); }
 
@@ -243,7 +243,7 @@ class [[nodiscard]] Future {
       }
     }
   }
-
+  // What try_wait() returns: a Status for a Future<void>, otherwise a StatusOr of the value.
   using TryResult = std::conditional_t<std::is_void_v<T>, Status, StatusOr<internal::Stored<T>>>;
   // The same without exceptions.
   TryResult try_wait(Timeout timeout = {}) const {
@@ -287,7 +287,7 @@ class [[nodiscard]] Future {
     });
   }
 
-  const std::shared_ptr<State>& state() const { return state_; }
+  const std::shared_ptr<State>& state() const { return state_; }  // for the framework
 
   auto operator co_await() const&;
   auto operator co_await() &&;
@@ -299,7 +299,7 @@ class [[nodiscard]] Future {
 template <class T>
 class Promise {
  public:
-  using State = typename Future<T>::State;
+  using State = typename Future<T>::State;  // for the framework
 
   // Continuations of the future run on `executor`; without one, where it is completed.
   explicit Promise(std::shared_ptr<Executor> executor = nullptr)

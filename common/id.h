@@ -25,15 +25,15 @@ namespace weft {
 
 class Random;  // common/runtime.h
 
-template <class Tag>
+template <class Tag>  // a number that is one kind of id
 class Id {
  public:
-  using Rep = typename Tag::Rep;
+  using Rep = typename Tag::Rep;  // the integer behind it
 
   constexpr Id() = default;
-  constexpr explicit Id(Rep value) : value_(value) {}
+  constexpr explicit Id(Rep value) : value_(value) {}  // explicit: ids of two kinds never mix
 
-  constexpr Rep value() const { return value_; }
+  constexpr Rep value() const { return value_; }  // the integer
   friend constexpr auto operator<=>(Id, Id) = default;
 
   template <class H>
@@ -47,19 +47,19 @@ class Id {
 
 // A worker's number in its job: dense from 0, reused only by a worker that takes the same name.
 struct WorkerIdTag {
-  using Rep = uint32_t;
+  using Rep = uint32_t;  // ranks and drawn numbers
 };
 using WorkerId = Id<WorkerIdTag>;
 
 // One life of a worker: random, never 0, so that a restarted worker is not taken for the old one.
 struct IncarnationTag {
-  using Rep = uint64_t;
+  using Rep = uint64_t;  // 64 random bits
 };
 using Incarnation = Id<IncarnationTag>;
 
 // A call, unique for the caller's incarnation. 0 is no call.
 struct CallIdTag {
-  using Rep = uint64_t;
+  using Rep = uint64_t;  // counts up
 };
 using CallId = Id<CallIdTag>;
 
@@ -72,9 +72,9 @@ class WEFT_API JobId {
   // 1 to 32 hexadecimal digits; nothing for other text.
   static std::optional<JobId> parse(std::string_view hex);
 
-  constexpr uint64_t high() const { return high_; }
-  constexpr uint64_t low() const { return low_; }
-  constexpr bool is_zero() const { return high_ == 0 && low_ == 0; }
+  constexpr uint64_t high() const { return high_; }                   // the first 64 bits
+  constexpr uint64_t low() const { return low_; }                     // the last 64 bits
+  constexpr bool is_zero() const { return high_ == 0 && low_ == 0; }  // no job
   friend constexpr auto operator<=>(const JobId&, const JobId&) = default;
 
   template <class H>

@@ -27,18 +27,18 @@
 #include "weft/common/config.h"
 
 namespace weft {
-
+// The program that started this process.
 enum class Launcher { kNone, kWeftrun, kTorchrun, kByHand, kOpenMpi, kPmi, kSlurm, kKubernetes };
 
 // "weftrun", "torchrun", "Open MPI", ...
 WEFT_API std::string_view launcher_name(Launcher launcher);
 
 struct LaunchInfo {
-  Launcher launcher = Launcher::kNone;
+  Launcher launcher = Launcher::kNone;  // whose variables were found
   int rank = 0;
   int world_size = 1;
-  int local_rank = 0;
-  int local_world_size = 1;
+  int local_rank = 0;        // number of this process on its machine
+  int local_world_size = 1;  // processes on this machine
   // False: nobody said how many of us share this machine, the two above are a guess.
   bool local_known = false;
   int node_rank = 0;

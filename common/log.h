@@ -33,7 +33,7 @@
 #include "weft/common/mutex.h"
 
 namespace weft {
-
+// Of a line, and the least that a logger writes.
 enum class Severity : uint8_t { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3, kOff = 4 };
 
 // "debug", "info", "warning", "error", "off".
@@ -51,7 +51,7 @@ class LogSink {
 // Writes to the descriptor of stderr, each line with one write.
 WEFT_API std::shared_ptr<LogSink> stderr_sink();
 
-struct LoggerOptions {
+struct LoggerOptions {  // how a Logger is made
   std::string name = {};
   int rank = -1;  // unknown
   Severity level = Severity::kInfo;
@@ -68,7 +68,7 @@ class WEFT_API Logger {
   // The same logger; its lines also name `object`.
   Logger with(std::string_view object) const;
 
-  bool enabled(Severity severity) const {
+  bool enabled(Severity severity) const {  // whether a line would be written
     return core_ != nullptr && severity >= core_->level.load(std::memory_order_relaxed);
   }
   // For this logger and all that were made from it by with() or by copying.
@@ -101,7 +101,7 @@ class WEFT_API LogThrottle {
 
   // How often it was asked in vain since it last let through.
   struct Pass {
-    uint64_t suppressed = 0;
+    uint64_t suppressed = 0;  // lines since the last pass
   };
   // Nothing when the last line was less than the interval ago. `now` on any steady clock.
   std::optional<Pass> pass(absl::Time now);

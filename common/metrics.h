@@ -37,17 +37,17 @@ using MetricLabels = std::vector<std::pair<std::string, std::string>>;
 class WEFT_API Counter {
  public:
   void add(uint64_t n = 1) { value_.fetch_add(n, std::memory_order_relaxed); }
-  uint64_t value() const { return value_.load(std::memory_order_relaxed); }
+  uint64_t value() const { return value_.load(std::memory_order_relaxed); }  // the sum so far
 
  private:
   std::atomic<uint64_t> value_{0};
 };
 
-class WEFT_API Gauge {
+class WEFT_API Gauge {  // a value that goes up and down
  public:
-  void set(int64_t v) { value_.store(v, std::memory_order_relaxed); }
+  void set(int64_t v) { value_.store(v, std::memory_order_relaxed); }  // replaces it
   void add(int64_t n) { value_.fetch_add(n, std::memory_order_relaxed); }
-  int64_t value() const { return value_.load(std::memory_order_relaxed); }
+  int64_t value() const { return value_.load(std::memory_order_relaxed); }  // its last value
 
  private:
   std::atomic<int64_t> value_{0};
@@ -67,9 +67,9 @@ class WEFT_API Histogram {
   // Counts `value` in the first bucket whose bound is not below it. NaN is dropped.
   void observe(double value);
 
-  uint64_t count() const;
-  double sum() const { return sum_.load(std::memory_order_relaxed); }
-  const std::vector<double>& bounds() const { return bounds_; }
+  uint64_t count() const;                                              // values observed
+  double sum() const { return sum_.load(std::memory_order_relaxed); }  // of the values
+  const std::vector<double>& bounds() const { return bounds_; }        // upper, ascending
   // One more than bounds(): the last is for what is above all.
   std::vector<uint64_t> bucket_counts() const;
 
@@ -93,11 +93,11 @@ struct MetricSample {
 
 // All series of one name.
 struct MetricFamily {
-  enum class Kind { kCounter, kGauge, kHistogram };
+  enum class Kind { kCounter, kGauge, kHistogram };  // as in Prometheus
   std::string name{};
-  std::string help{};
-  Kind kind = Kind::kCounter;
-  std::vector<MetricSample> samples{};
+  std::string help{};                   // one sentence
+  Kind kind = Kind::kCounter;           // of all its samples
+  std::vector<MetricSample> samples{};  // one for each set of labels
 };
 
 class WEFT_API Metrics {

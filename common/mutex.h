@@ -20,8 +20,8 @@ class ABSL_LOCKABLE Mutex {
   Mutex(const Mutex&) = delete;
   Mutex& operator=(const Mutex&) = delete;
 
-  void lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
-  void unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
+  void lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }  // blocks
+  void unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }      // by the thread that locked
   // For condition variables of the executors themselves; everybody else uses Condition.
   std::mutex& native() { return mutex_; }
 

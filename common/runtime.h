@@ -25,14 +25,14 @@ namespace weft {
 class Clock {
  public:
   virtual ~Clock() = default;
-  virtual absl::Time now() const = 0;
+  virtual absl::Time now() const = 0;  // never goes back
 };
 
 // Uniform random bits. In simulation a function of the seed.
 class Random {
  public:
   virtual ~Random() = default;
-  virtual uint64_t next() = 0;
+  virtual uint64_t next() = 0;  // 64 uniform bits
   // Uniform in [0, bound). REQUIRES: bound > 0.
   uint64_t below(uint64_t bound) { return next() % bound; }
   // Uniform in [0, 1).
@@ -55,11 +55,11 @@ class Timer {
 class Thread {
  public:
   virtual ~Thread() = default;
-  virtual void join() = 0;
+  virtual void join() = 0;  // waits until its body has returned
 };
 
-struct PoolOptions {
-  std::string name = "pool";
+struct PoolOptions {          // how a pool of threads is made
+  std::string name = "pool";  // of its threads, in debuggers
   // Tasks that may run (not wait) at once.
   int threads = 4;
   // Tasks that may wait at once; one more fails its wait with resource_exhausted.
@@ -70,18 +70,18 @@ class Runtime {
  public:
   virtual ~Runtime() = default;
 
-  virtual const Clock& clock() const = 0;
-  absl::Time now() const { return clock().now(); }
+  virtual const Clock& clock() const = 0;           // steady time
+  absl::Time now() const { return clock().now(); }  // on that clock
   virtual Random& random() = 0;
-  virtual Files& files() = 0;
+  virtual Files& files() = 0;  // of this machine, or in memory
 
-  virtual std::shared_ptr<Executor> make_loop(std::string_view name) = 0;
-  virtual std::shared_ptr<Executor> make_pool(const PoolOptions& options) = 0;
-  virtual std::unique_ptr<Parker> make_parker() = 0;
-  virtual std::unique_ptr<Timer> make_timer(Task on_fire) = 0;
-  virtual std::unique_ptr<Thread> spawn(std::string_view name, Task body) = 0;
+  virtual std::shared_ptr<Executor> make_loop(std::string_view name) = 0;       // one thread
+  virtual std::shared_ptr<Executor> make_pool(const PoolOptions& options) = 0;  // several
+  virtual std::unique_ptr<Parker> make_parker() = 0;            // one waiting thread
+  virtual std::unique_ptr<Timer> make_timer(Task on_fire) = 0;  // not armed yet
+  virtual std::unique_ptr<Thread> spawn(std::string_view name, Task body) = 0;  // runs now
 
-  virtual bool simulated() const { return false; }
+  virtual bool simulated() const { return false; }  // virtual time, one thread
   // Adds an event to the trace that a simulation hashes; nothing elsewhere. `label` is a literal.
   virtual void trace(const char* label, uint64_t a, uint64_t b) { (void)label, (void)a, (void)b; }
 };

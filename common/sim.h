@@ -37,7 +37,7 @@ namespace internal {
 class SimCore;
 }
 
-struct SimOptions {
+struct SimOptions {  // how a simulation is made
   uint64_t seed = 1;
   // Steps after which run() gives up with an error, as a bound against a livelock.
   uint64_t max_steps = 20'000'000;

@@ -38,8 +38,8 @@ class Timeout {
     return t;
   }
 
-  constexpr bool is_set() const { return set_; }
-  constexpr bool is_infinite() const { return set_ && nanos_ == kInfiniteNanos; }
+  constexpr bool is_set() const { return set_; }  // given, also as infinite
+  constexpr bool is_infinite() const { return set_ && nanos_ == kInfiniteNanos; }  // explicitly
 
   // The length; `fallback` when unset.
   absl::Duration value_or(absl::Duration fallback) const {

@@ -31,9 +31,9 @@
 
 namespace weft {
 
-struct TraceOptions {
-  std::string process_name = {};
-  int rank = 0;  // the process's number in the timeline
+struct TraceOptions {             // how a timeline is made
+  std::string process_name = {};  // as the timeline shows it
+  int rank = 0;                   // the process's number in the timeline
   size_t max_bytes = size_t{64} << 20;
   // Calendar time minus steady time of this process.
   absl::Duration calendar_offset = absl::ZeroDuration();
@@ -44,13 +44,13 @@ struct TraceArg {
   TraceArg(std::string_view k, int64_t v) : key(k), number(v) {}
   TraceArg(std::string_view k, std::string_view v) : key(k), text(v), is_text(true) {}
 
-  std::string_view key;
+  std::string_view key;  // name of the detail
   std::string_view text;
   int64_t number = 0;
-  bool is_text = false;
+  bool is_text = false;  // text holds the value, not number
 };
 
-using TraceArgs = std::initializer_list<TraceArg>;
+using TraceArgs = std::initializer_list<TraceArg>;  // details of one event
 
 class WEFT_API TraceWriter {
  public:

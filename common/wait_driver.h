@@ -45,7 +45,7 @@ class WEFT_API DrivingScope {
   ~DrivingScope();
   DrivingScope(const DrivingScope&) = delete;
   DrivingScope& operator=(const DrivingScope&) = delete;
-  bool dear() const { return dear_; }
+  bool dear() const { return dear_; }  // polling costs too much now: sleep instead
 
  private:
   friend void note_driving_is_dear();

@@ -29,10 +29,10 @@ struct WorkerKey {
 // What a worker has numbered in one of its lives: never used again. A counter of 0 is no id.
 template <class Tag>
 struct CreatedId {
-  WorkerKey creator;
+  WorkerKey creator;  // the worker that made the id
   uint64_t counter = 0;
 
-  constexpr bool is_zero() const { return counter == 0; }
+  constexpr bool is_zero() const { return counter == 0; }  // no id
   friend constexpr auto operator<=>(const CreatedId&, const CreatedId&) = default;
   template <class H>
   friend H AbslHashValue(H h, const CreatedId& id) {  // NOLINT(readability-identifier-naming)
@@ -40,7 +40,7 @@ struct CreatedId {
   }
 };
 
-inline WorkerKey key_of(const WorkerInfo& info) {
+inline WorkerKey key_of(const WorkerInfo& info) {  // id and incarnation
   return WorkerKey{WorkerId(info.id), Incarnation(info.incarnation)};
 }
 

@@ -55,7 +55,7 @@ enum class BackwardMode : uint8_t {
   kFast,
 };
 
-struct BackwardOptions {
+struct BackwardOptions {  // of backward()
   // One for each loss, of its shape and type; an undefined one stands for ones. Empty: all ones,
   // and every loss is to have a single element.
   std::vector<at::Tensor> gradients{};
@@ -70,7 +70,7 @@ struct BackwardOptions {
   BackwardMode mode = BackwardMode::kExact;
 };
 
-struct ClipOptions {
+struct ClipOptions {     // of clip_grad_norm()
   double norm_type = 2;  // p of the p-norm; infinity: the largest magnitude
   // Fail, and scale nothing, when the norm is infinite or not a number.
   bool error_if_nonfinite = false;
@@ -93,7 +93,7 @@ class WEFT_API DistAutogradContext {
   DistAutogradContext(const DistAutogradContext&) = delete;
   DistAutogradContext& operator=(const DistAutogradContext&) = delete;
 
-  const AutogradContextId& id() const;
+  const AutogradContextId& id() const;  // equal on all workers
 
   // Blocks until every worker that takes part is done. Throws weft::Error:
   //   invalid_argument  no losses; one that does not require grad, or has several elements and no

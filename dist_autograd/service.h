@@ -18,7 +18,7 @@
 
 namespace weft {
 
-struct DistAutogradServiceOptions {
+struct DistAutogradServiceOptions {  // bounds of contexts and passes
   // A pass in which nothing has happened at this worker for so long is a line of the log that says
   // which worker and message it waits for; again after each such time. A participant whose part
   // takes longer than half of it says so to the root, whose line has it, too. Default: 10 s.

@@ -7,7 +7,7 @@ namespace weft {
 
 // What holds between steps that update the same parameter at the same time, of one trainer's
 // optimizer or of several. All optimizers over a parameter should choose the same.
-enum class Isolation : uint8_t {
+enum class Isolation : uint8_t {  // how steps of several trainers mix
   // No lock: updates of one parameter may mix, as in Recht et al., "Hogwild!" (2011).
   kHogwild = 0,
   // Updates of one parameter run one at a time; those of different ones beside each other.

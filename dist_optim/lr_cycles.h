@@ -22,9 +22,9 @@
 
 namespace weft {
 
-struct CosineAnnealingWarmRestartsOptions {
-  int64_t t_0 = 1;     // epochs of the first period
-  int64_t t_mult = 1;  // how many times as long each next one is
+struct CosineAnnealingWarmRestartsOptions {  // as PyTorch's
+  int64_t t_0 = 1;                           // epochs of the first period
+  int64_t t_mult = 1;                        // how many times as long each next one is
   double eta_min = 0;
 };
 // eta_min + (base - eta_min) (1 + cos(pi t / T)) / 2, at epoch t of a period of T; "SGDR" (2016).
@@ -67,7 +67,7 @@ enum class CyclicMode : uint8_t {
 // By what scale_fn scales.
 enum class CyclicScaleMode : uint8_t { kCycle, kIterations };
 
-struct CyclicLROptions {
+struct CyclicLROptions {                    // as PyTorch's
   std::vector<double> base_lr{};            // one for all groups, or one for each
   std::vector<double> max_lr{};             // likewise
   int64_t step_size_up = 2000;              // epochs from base_lr to max_lr
@@ -97,9 +97,9 @@ class WEFT_API CyclicLR final : public LRScheduler {
   const internal::CycledMomentum momentum_;
 };
 
-enum class AnnealStrategy : uint8_t { kCos, kLinear };
+enum class AnnealStrategy : uint8_t { kCos, kLinear };  // shape of a phase
 
-struct OneCycleLROptions {
+struct OneCycleLROptions {       // as PyTorch's
   std::vector<double> max_lr{};  // one for all groups, or one for each
   int64_t total_steps = 0;       // 0: epochs * steps_per_epoch
   int64_t epochs = 0;

@@ -44,7 +44,7 @@ class WEFT_API LRScheduler {
  protected:
   explicit LRScheduler(internal::OptimizerCore& optimizer);
   internal::OptimizerCore& optimizer() const { return optimizer_; }
-  size_t num_groups() const { return base_.size(); }
+  size_t num_groups() const { return base_.size(); }  // of the optimizer
   // The rate that a schedule starts from.
   double base(size_t group) const { return base_[group]; }
   void set_base(double lr, size_t group);
@@ -52,7 +52,7 @@ class WEFT_API LRScheduler {
   // Multiplies the rates that there are: of an epoch 0 that is not the rate to start from.
   void begin_at(double factor);
 
-  virtual double lr(size_t group, int64_t epoch) const = 0;
+  virtual double lr(size_t group, int64_t epoch) const = 0;  // the schedule
   // From the group's rate in the epoch before. Default: lr() alone.
   virtual double next_lr(size_t group, double before, int64_t epoch) const;
   // What else an epoch brings, after the rates. Default: nothing.
@@ -66,7 +66,7 @@ class WEFT_API LRScheduler {
   int64_t epoch_ = 0;
 };
 
-struct StepLROptions {
+struct StepLROptions {    // as PyTorch's
   int64_t step_size = 1;  // epochs
   double gamma = 0.1;
 };
@@ -84,7 +84,7 @@ class WEFT_API StepLR final : public LRScheduler {
   const StepLROptions options_;
 };
 
-struct MultiStepLROptions {
+struct MultiStepLROptions {           // as PyTorch's
   std::vector<int64_t> milestones{};  // ascending
   double gamma = 0.1;
 };
@@ -116,8 +116,8 @@ class WEFT_API ExponentialLR final : public LRScheduler {
   const double gamma_;
 };
 
-struct CosineAnnealingLROptions {
-  int64_t t_max = 1;  // epochs of half a period
+struct CosineAnnealingLROptions {  // as PyTorch's
+  int64_t t_max = 1;               // epochs of half a period
   double eta_min = 0;
 };
 // eta_min + (base - eta_min) (1 + cos(pi epoch / t_max)) / 2; Loshchilov and Hutter, "SGDR" (2016).
@@ -148,7 +148,7 @@ class WEFT_API LambdaLR final : public LRScheduler {
   const std::function<double(int64_t)> factor_;
 };
 
-struct ConstantLROptions {
+struct ConstantLROptions {  // as PyTorch's
   double factor = 1.0 / 3;  // in [0, 1]
   int64_t total_iters = 5;  // epochs with it
 };
@@ -166,7 +166,7 @@ class WEFT_API ConstantLR final : public LRScheduler {
   const ConstantLROptions options_;
 };
 
-struct LinearLROptions {
+struct LinearLROptions {          // as PyTorch's
   double start_factor = 1.0 / 3;  // in (0, 1]
   double end_factor = 1;          // in [0, 1]
   int64_t total_iters = 5;        // epochs until end_factor
@@ -185,8 +185,8 @@ class WEFT_API LinearLR final : public LRScheduler {
   const LinearLROptions options_;
 };
 
-struct PolynomialLROptions {
-  int64_t total_iters = 5;  // epochs until 0
+struct PolynomialLROptions {  // as PyTorch's
+  int64_t total_iters = 5;    // epochs until 0
   double power = 1;
 };
 // base * (1 - min(epoch, total_iters) / total_iters)^power
@@ -203,8 +203,8 @@ class WEFT_API PolynomialLR final : public LRScheduler {
   const PolynomialLROptions options_;
 };
 
-struct ReduceLROnPlateauOptions {
-  bool maximize = false;  // of the metric
+struct ReduceLROnPlateauOptions {  // as PyTorch's
+  bool maximize = false;           // of the metric
   double factor = 0.1;
   int64_t patience = 10;    // steps without an improvement that are borne
   double threshold = 1e-4;  // relative, of an improvement

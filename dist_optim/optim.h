@@ -21,16 +21,16 @@ namespace weft::optim {
 // initialization and momentum in deep learning" (2013), in torch.optim's form: the first step takes
 // the gradient itself for the buffer, and lr multiplies the buffer.
 struct SGD {
-  static constexpr std::string_view kName = "SGD";
+  static constexpr std::string_view kName = "SGD";  // as in state_dict()
   struct Options {
     double lr = 1e-2;
     double momentum = 0;
-    double dampening = 0;
-    double weight_decay = 0;
-    bool nesterov = false;  // needs momentum, and no dampening
+    double dampening = 0;     // of momentum
+    double weight_decay = 0;  // L2 penalty
+    bool nesterov = false;    // needs momentum, and no dampening
     bool maximize = false;
   };
-  template <class O, class F>
+  template <class O, class F>  // f(name, value) for each option
   static void visit(O& o, F f) {
     f("lr", o.lr), f("momentum", o.momentum), f("dampening", o.dampening);
     f("weight_decay", o.weight_decay), f("nesterov", o.nesterov), f("maximize", o.maximize);
@@ -50,44 +50,44 @@ struct AdamFields {
 // Kingma and Ba, "Adam: A method for stochastic optimization" (2014), algorithm 1; amsgrad: Reddi
 // et al., "On the convergence of Adam and beyond" (2018).
 struct Adam : internal::AdamFields {
-  static constexpr std::string_view kName = "Adam";
+  static constexpr std::string_view kName = "Adam";  // as in state_dict()
   struct Options {
     double lr = 1e-3;
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    double eps = 1e-8;
-    double weight_decay = 0;
+    double beta1 = 0.9;       // decay of the first moment
+    double beta2 = 0.999;     // decay of the second moment
+    double eps = 1e-8;        // added to the denominator
+    double weight_decay = 0;  // L2 penalty
     bool amsgrad = false;
-    bool maximize = false;
+    bool maximize = false;  // ascends
   };
 };
 
 // Loshchilov and Hutter, "Decoupled weight decay regularization" (2017), algorithm 2.
 struct AdamW : internal::AdamFields {
-  static constexpr std::string_view kName = "AdamW";
+  static constexpr std::string_view kName = "AdamW";  // as in state_dict()
   struct Options {
     double lr = 1e-3;
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    double eps = 1e-8;
-    double weight_decay = 1e-2;
-    bool amsgrad = false;
-    bool maximize = false;
+    double beta1 = 0.9;          // decay of the first moment
+    double beta2 = 0.999;        // decay of the second moment
+    double eps = 1e-8;           // added to the denominator
+    double weight_decay = 1e-2;  // decoupled
+    bool amsgrad = false;        // see above
+    bool maximize = false;       // ascends
   };
 };
 
 // Adam for sparse gradients: a row that the gradient does not name keeps its value and its moments. A
 // dense gradient is refused.
 struct SparseAdam {
-  static constexpr std::string_view kName = "SparseAdam";
+  static constexpr std::string_view kName = "SparseAdam";  // as in state_dict()
   struct Options {
     double lr = 1e-3;
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    double eps = 1e-8;
-    bool maximize = false;
+    double beta1 = 0.9;     // decay of the first moment
+    double beta2 = 0.999;   // decay of the second moment
+    double eps = 1e-8;      // added to the denominator
+    bool maximize = false;  // ascends
   };
-  template <class O, class F>
+  template <class O, class F>  // f(name, value) for each option
   static void visit(O& o, F f) {
     f("lr", o.lr), f("beta1", o.beta1), f("beta2", o.beta2), f("eps", o.eps);
     f("maximize", o.maximize);
@@ -96,18 +96,18 @@ struct SparseAdam {
 
 // Dozat, "Incorporating Nesterov momentum into Adam" (2016).
 struct NAdam {
-  static constexpr std::string_view kName = "NAdam";
+  static constexpr std::string_view kName = "NAdam";  // as in state_dict()
   struct Options {
     double lr = 2e-3;
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    double eps = 1e-8;
-    double weight_decay = 0;
-    double momentum_decay = 4e-3;
+    double beta1 = 0.9;                   // decay of the first moment
+    double beta2 = 0.999;                 // decay of the second moment
+    double eps = 1e-8;                    // added to the denominator
+    double weight_decay = 0;              // L2 penalty
+    double momentum_decay = 4e-3;         // of the schedule of momenta
     bool decoupled_weight_decay = false;  // as AdamW's
     bool maximize = false;
   };
-  template <class O, class F>
+  template <class O, class F>  // f(name, value) for each option
   static void visit(O& o, F f) {
     f("lr", o.lr), f("beta1", o.beta1), f("beta2", o.beta2), f("eps", o.eps);
     f("weight_decay", o.weight_decay), f("momentum_decay", o.momentum_decay);
@@ -117,17 +117,17 @@ struct NAdam {
 
 // Liu et al., "On the variance of the adaptive learning rate and beyond" (2019).
 struct RAdam {
-  static constexpr std::string_view kName = "RAdam";
+  static constexpr std::string_view kName = "RAdam";  // as in state_dict()
   struct Options {
     double lr = 1e-3;
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    double eps = 1e-8;
-    double weight_decay = 0;
+    double beta1 = 0.9;                   // decay of the first moment
+    double beta2 = 0.999;                 // decay of the second moment
+    double eps = 1e-8;                    // added to the denominator
+    double weight_decay = 0;              // L2 penalty
     bool decoupled_weight_decay = false;  // as AdamW's
     bool maximize = false;
   };
-  template <class O, class F>
+  template <class O, class F>  // f(name, value) for each option
   static void visit(O& o, F f) {
     f("lr", o.lr), f("beta1", o.beta1), f("beta2", o.beta2), f("eps", o.eps);
     f("weight_decay", o.weight_decay), f("decoupled_weight_decay", o.decoupled_weight_decay);
@@ -138,7 +138,7 @@ struct RAdam {
 // Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992). The averages
 // are the buffer "ax" of state_dict().
 struct ASGD {
-  static constexpr std::string_view kName = "ASGD";
+  static constexpr std::string_view kName = "ASGD";  // as in state_dict()
   struct Options {
     double lr = 1e-2;
     double lambd = 1e-4;  // decay
@@ -147,7 +147,7 @@ struct ASGD {
     double weight_decay = 0;
     bool maximize = false;
   };
-  template <class O, class F>
+  template <class O, class F>  // f(name, value) for each option
   static void visit(O& o, F f) {
     f("lr", o.lr), f("lambd", o.lambd), f("alpha", o.alpha), f("t0", o.t0);
     f("weight_decay", o.weight_decay), f("maximize", o.maximize);
@@ -156,16 +156,16 @@ struct ASGD {
 
 // Duchi, Hazan and Singer, "Adaptive subgradient methods" (2011).
 struct Adagrad {
-  static constexpr std::string_view kName = "Adagrad";
+  static constexpr std::string_view kName = "Adagrad";  // as in state_dict()
   struct Options {
     double lr = 1e-2;
-    double lr_decay = 0;
-    double weight_decay = 0;
-    double initial_accumulator_value = 0;
-    double eps = 1e-10;
-    bool maximize = false;
+    double lr_decay = 0;                   // of the rate, by steps
+    double weight_decay = 0;               // L2 penalty
+    double initial_accumulator_value = 0;  // of the sums of squares
+    double eps = 1e-10;                    // added to the denominator
+    bool maximize = false;                 // ascends
   };
-  template <class O, class F>
+  template <class O, class F>  // f(name, value) for each option
   static void visit(O& o, F f) {
     f("lr", o.lr), f("lr_decay", o.lr_decay), f("weight_decay", o.weight_decay);
     f("initial_accumulator_value", o.initial_accumulator_value), f("eps", o.eps);
@@ -177,15 +177,15 @@ struct Adagrad {
 // steps, of the mean square of the row's gradient. For embeddings: the state is a row's dimension
 // times smaller than the values. torch.optim has none of this name.
 struct RowWiseAdagrad {
-  static constexpr std::string_view kName = "RowWiseAdagrad";
+  static constexpr std::string_view kName = "RowWiseAdagrad";  // as in state_dict()
   struct Options {
     double lr = 1e-2;
-    double weight_decay = 0;
-    double initial_accumulator_value = 0;
-    double eps = 1e-10;
-    bool maximize = false;
+    double weight_decay = 0;               // L2 penalty
+    double initial_accumulator_value = 0;  // of the sums of squares
+    double eps = 1e-10;                    // added to the denominator
+    bool maximize = false;                 // ascends
   };
-  template <class O, class F>
+  template <class O, class F>  // f(name, value) for each option
   static void visit(O& o, F f) {
     f("lr", o.lr), f("weight_decay", o.weight_decay);
     f("initial_accumulator_value", o.initial_accumulator_value), f("eps", o.eps);
@@ -195,15 +195,15 @@ struct RowWiseAdagrad {
 
 // Zeiler, "Adadelta: An adaptive learning rate method" (2012), algorithm 1, times lr.
 struct Adadelta {
-  static constexpr std::string_view kName = "Adadelta";
+  static constexpr std::string_view kName = "Adadelta";  // as in state_dict()
   struct Options {
     double lr = 1.0;
-    double rho = 0.9;
-    double eps = 1e-6;
-    double weight_decay = 0;
-    bool maximize = false;
+    double rho = 0.9;         // decay of the averages
+    double eps = 1e-6;        // added to the denominator
+    double weight_decay = 0;  // L2 penalty
+    bool maximize = false;    // ascends
   };
-  template <class O, class F>
+  template <class O, class F>  // f(name, value) for each option
   static void visit(O& o, F f) {
     f("lr", o.lr), f("rho", o.rho), f("eps", o.eps), f("weight_decay", o.weight_decay);
     f("maximize", o.maximize);
@@ -213,17 +213,17 @@ struct Adadelta {
 // Tieleman and Hinton, "Lecture 6.5: RMSprop" (2012); centered: Graves, "Generating sequences with
 // recurrent neural networks" (2013).
 struct RMSprop {
-  static constexpr std::string_view kName = "RMSprop";
+  static constexpr std::string_view kName = "RMSprop";  // as in state_dict()
   struct Options {
     double lr = 1e-2;
-    double alpha = 0.99;
-    double eps = 1e-8;
-    double weight_decay = 0;
-    double momentum = 0;
+    double alpha = 0.99;      // decay of the mean of squares
+    double eps = 1e-8;        // added to the denominator
+    double weight_decay = 0;  // L2 penalty
+    double momentum = 0;      // 0: none
     bool centered = false;
-    bool maximize = false;
+    bool maximize = false;  // ascends
   };
-  template <class O, class F>
+  template <class O, class F>  // f(name, value) for each option
   static void visit(O& o, F f) {
     f("lr", o.lr), f("alpha", o.alpha), f("eps", o.eps), f("weight_decay", o.weight_decay);
     f("momentum", o.momentum), f("centered", o.centered), f("maximize", o.maximize);
@@ -232,16 +232,16 @@ struct RMSprop {
 
 // Kingma and Ba (2014), algorithm 2.
 struct Adamax {
-  static constexpr std::string_view kName = "Adamax";
+  static constexpr std::string_view kName = "Adamax";  // as in state_dict()
   struct Options {
     double lr = 1e-3;
-    double beta1 = 0.9;
-    double beta2 = 0.999;
-    double eps = 1e-8;
-    double weight_decay = 0;
-    bool maximize = false;
+    double beta1 = 0.9;       // decay of the first moment
+    double beta2 = 0.999;     // decay of the second moment
+    double eps = 1e-8;        // added to the denominator
+    double weight_decay = 0;  // L2 penalty
+    bool maximize = false;    // ascends
   };
-  template <class O, class F>
+  template <class O, class F>  // f(name, value) for each option
   static void visit(O& o, F f) {
     f("lr", o.lr), f("beta1", o.beta1), f("beta2", o.beta2), f("eps", o.eps);
     f("weight_decay", o.weight_decay), f("maximize", o.maximize);
@@ -251,7 +251,7 @@ struct Adamax {
 // Riedmiller and Braun, "A direct adaptive method for faster backpropagation learning" (1993),
 // without weight backtracking.
 struct Rprop {
-  static constexpr std::string_view kName = "Rprop";
+  static constexpr std::string_view kName = "Rprop";  // as in state_dict()
   struct Options {
     double lr = 1e-2;  // the first step size
     double eta_minus = 0.5;
@@ -260,7 +260,7 @@ struct Rprop {
     double step_max = 50;
     bool maximize = false;
   };
-  template <class O, class F>
+  template <class O, class F>  // f(name, value) for each option
   static void visit(O& o, F f) {
     f("lr", o.lr), f("eta_minus", o.eta_minus), f("eta_plus", o.eta_plus);
     f("step_min", o.step_min), f("step_max", o.step_max), f("maximize", o.maximize);

@@ -94,7 +94,7 @@ class DistributedOptimizer {
   static constexpr bool kOurs = internal::IsOptimTag<T>::value;
 
  public:
-  using Parameters = std::vector<RRef<at::Tensor>>;
+  using Parameters = std::vector<RRef<at::Tensor>>;  // at any workers
   // Of a user's class: none but lr.
   using Options = typename internal::OptimOptions<T>::type;
 

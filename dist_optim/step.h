@@ -15,13 +15,13 @@
 
 namespace weft {
 
-struct OptimizerOptions {
-  Isolation isolation = Isolation::kPerParameterLock;
+struct OptimizerOptions {                              // how owners serve the optimizer
+  Isolation isolation = Isolation::kPerParameterLock;  // of steps
   // Of making it, and of all but steps. Default: 60 s.
   Timeout deadline{};
 };
 
-struct StepOptions {
+struct StepOptions {  // of one step
   // Of both phases together, and of asking those that have not answered. Default: 60 s; ten minutes
   // at most, because what is prepared is held for so long.
   Timeout deadline{};
@@ -42,16 +42,16 @@ enum class StepOutcome : uint8_t {
 };
 WEFT_API std::string to_string(StepOutcome outcome);
 
-struct OwnerReport {
-  WorkerInfo owner{};
-  StepOutcome outcome = StepOutcome::kNotApplied;
-  Status error{};  // of this owner
+struct OwnerReport {                               // a step at one owner
+  WorkerInfo owner{};                              // the worker
+  StepOutcome outcome = StepOutcome::kNotApplied;  // as far as it is known
+  Status error{};                                  // of this owner
   int64_t updated = 0;
   std::vector<int64_t> versions{};  // of its parameters, after the step
 };
 
-struct StepReport {
-  Status status{};  // OK: applied everywhere
+struct StepReport {  // a step at all owners
+  Status status{};   // OK: applied everywhere
   std::vector<OwnerReport> owners{};
   int64_t updated = 0;  // parameters
   int64_t stale = 0;

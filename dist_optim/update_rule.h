@@ -47,9 +47,9 @@ struct ParameterState {
 class UpdateRule {
  public:
   virtual ~UpdateRule() = default;
-  virtual std::string name() const = 0;
-  virtual const std::vector<std::string>& option_names() const = 0;
-  virtual const std::vector<std::string>& buffer_names() const = 0;
+  virtual std::string name() const = 0;                              // "Adam"
+  virtual const std::vector<std::string>& option_names() const = 0;  // in order
+  virtual const std::vector<std::string>& buffer_names() const = 0;  // in order
   // Kind invalid_argument, naming the option.
   virtual Status check_options(const PackedOptions& options) const = 0;
   // Whether it takes a sparse gradient, and a dense one.

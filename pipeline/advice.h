@@ -35,11 +35,11 @@ struct AdviceRequest {
   std::vector<Plan> plans{};             // others, to be compared with them
 };
 
-struct Candidate {
+struct Candidate {  // a schedule with its predicted costs
   std::string schedule;
-  Plan plan;
-  Simulation one_step;
-  Ticks period = 0;  // of steps without a barrier, once they run evenly
+  Plan plan;            // of the schedule
+  Simulation one_step;  // its simulation
+  Ticks period = 0;     // of steps without a barrier, once they run evenly
   int64_t messages = 0;
   int64_t bytes = 0;
   bool fits = true;         // the memory is within the cap

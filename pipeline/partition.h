@@ -31,16 +31,16 @@ namespace weft::pipeline {
 
 // One layer and one micro-batch.
 struct LayerCost {
-  std::string name{};
-  Ticks forward = 0;
-  Ticks input_grad = 0;
-  Ticks weight_grad = 0;
+  std::string name{};      // for errors
+  Ticks forward = 0;       // time of it
+  Ticks input_grad = 0;    // time of its part of the backward
+  Ticks weight_grad = 0;   // time of the other part
   int64_t parameters = 0;  // bytes: weights, their gradients and the optimizer's state
   int64_t activation = 0;  // bytes that are kept from the forward to the backward
   int64_t output = 0;      // bytes that go to the next layer
 };
 
-struct PartitionRequest {
+struct PartitionRequest {  // what is divided, and within which bounds
   std::vector<LayerCost> layers{};
   int stages = 0;
   // Bytes that a stage may hold: one per stage, or one for all; empty: any number.
@@ -61,7 +61,7 @@ struct Partition {
   int stages() const { return static_cast<int>(begins.size()) - 1; }
 };
 
-inline constexpr int kMaxLayers = 4096;
+inline constexpr int kMaxLayers = 4096;  // of one request
 
 // Kind invalid_argument for fewer layers than stages, negative costs, or lists of another length;
 // kind resource, naming the layer or the stages, when no partition keeps the caps.

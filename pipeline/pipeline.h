@@ -58,8 +58,8 @@ class Stage {
   // What stands at a worker whose service makes its own computing (tests).
   explicit Stage(WorkerInfo owner) : owner_([owner] { return owner; }) {}
 
-  WorkerInfo owner() const { return owner_(); }
-  Future<void> hand_over(int64_t key) const {
+  WorkerInfo owner() const { return owner_(); }  // where it lives
+  Future<void> hand_over(int64_t key) const {    // for Pipeline
     return hand_over_ == nullptr ? Future<void>::ready({}) : hand_over_(key);
   }
 
@@ -73,7 +73,7 @@ enum class Reduction : uint8_t {
   kSum,   // of the micro-batches' losses
 };
 
-struct PipelineOptions {
+struct PipelineOptions {  // how a pipeline runs
   // A function (tensor output, tensor target) -> scalar that the last stage's worker has
   // registered; "": what the last stage gives is the loss.
   std::string loss{};
@@ -97,7 +97,7 @@ struct PipelineOptions {
   int64_t first_step = 0;
 };
 
-struct CheckpointOptions {
+struct CheckpointOptions {  // names of tensors in checkpoints
   // What a tensor of a stage is called in the checkpoint, whichever stage has its layer: a function
   // of the stage and the name in its state_dict(). Null: that name, for modules that give a layer
   // the same name in every partition. layer_names() makes one for stages that number their layers
@@ -105,7 +105,7 @@ struct CheckpointOptions {
   std::function<std::string(int stage, const std::string& name)> layer_name{};
 };
 
-struct RebuildOptions {
+struct RebuildOptions {  // from where a pipeline goes on
   // Another plan over the same stages and edges: with fewer workers, for example.
   std::optional<Plan> plan{};
   // The state of each stage as state_dict() gave it after `steps` steps; without it the copies of
@@ -117,7 +117,7 @@ struct RebuildOptions {
   CheckpointOptions checkpoint_options{};
 };
 
-struct StepResult {
+struct StepResult {  // of one step
   double loss = 0;
   std::vector<double> losses{};             // by micro-batch
   std::vector<int64_t> peak_activations{};  // by worker of the plan

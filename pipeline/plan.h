@@ -32,7 +32,7 @@
 
 namespace weft::pipeline {
 
-enum class ActionKind : uint8_t {
+enum class ActionKind : uint8_t {  // see the table above
   kForward,
   kBackward,
   kInputGrad,
@@ -46,11 +46,11 @@ enum class ActionKind : uint8_t {
   kStep,
 };
 
-struct Action {
-  ActionKind kind = ActionKind::kForward;
-  int stage = 0;         // of a transfer: the stage at this end
-  int micro_batch = -1;  // -1: of none (reduce, step)
-  int edge = -1;         // transfers: index into Plan::edges
+struct Action {                            // one entry of a worker's list
+  ActionKind kind = ActionKind::kForward;  // what is done
+  int stage = 0;                           // of a transfer: the stage at this end
+  int micro_batch = -1;                    // -1: of none (reduce, step)
+  int edge = -1;                           // transfers: index into Plan::edges
   friend auto operator<=>(const Action&, const Action&) = default;
 };
 

@@ -24,14 +24,14 @@
 
 namespace weft::pipeline {
 
-struct ProfiledLayer {
-  std::string name{};
+struct ProfiledLayer {  // a layer to be measured
+  std::string name{};   // for errors
   std::function<at::Tensor(const at::Tensor&)> forward{};
   std::vector<at::Tensor> parameters{};
 };
 
-struct ProfileOptions {
-  int repeats = 5;
+struct ProfileOptions {  // how it is measured
+  int repeats = 5;       // the fastest counts
   // Bytes that a stage holds per byte of weights: the weights, their gradients, and what the
   // optimizer keeps.
   int64_t bytes_per_byte = 3;

@@ -20,7 +20,7 @@
 
 namespace weft {
 
-struct PipelineServiceOptions {
+struct PipelineServiceOptions {  // bounds of the service
   // Instead of calling the module: for tests, which let a stage wait. Null, or giving null: the
   // module.
   std::function<std::shared_ptr<pipeline::StageCompute>(const ServiceContext& context,

@@ -24,19 +24,19 @@
 
 namespace weft::pipeline {
 
-using Ticks = int64_t;
+using Ticks = int64_t;  // time in any unit
 
-struct StageCost {
+struct StageCost {  // of one micro-batch
   Ticks forward = 0;
   Ticks input_grad = 0;
   Ticks weight_grad = 0;
-  Ticks reduce = 0;
-  Ticks step = 0;
+  Ticks reduce = 0;               // of the stage's gradients, once a step
+  Ticks step = 0;                 // of the optimizer, once a step
   int64_t activation = 1;         // held from the forward to the input gradient
   int64_t weight_activation = 1;  // held from there to the weights' gradient
 };
 
-struct EdgeCost {
+struct EdgeCost {  // of one message
   Ticks latency = 0;
   int64_t bytes = 0;               // of one micro-batch, each way
   int64_t bytes_per_kilotick = 0;  // 0: bytes cost no time
@@ -55,8 +55,8 @@ struct Costs {
                                 const EdgeCost& edge);
 };
 
-struct SimulateOptions {
-  int steps = 1;  // that follow each other without a barrier
+struct SimulateOptions {  // what is simulated
+  int steps = 1;          // that follow each other without a barrier
   bool blocking_receives = false;
 };
 
@@ -70,25 +70,25 @@ struct IdleTime {
   Ticks total() const { return warm_up + drain + dependency + transport + imbalance; }
 };
 
-enum class WaitReason : uint8_t { kWarmUp, kDependency, kTransport, kDrain };
+enum class WaitReason : uint8_t { kWarmUp, kDependency, kTransport, kDrain };  // why it was idle
 
 // A time in which a worker had nothing to do.
 struct TimedWait {
-  WaitReason reason = WaitReason::kWarmUp;
-  Ticks start = 0;
-  Ticks end = 0;
+  WaitReason reason = WaitReason::kWarmUp;  // see IdleTime
+  Ticks start = 0;                          // from
+  Ticks end = 0;                            // until
 };
 
-struct TimedAction {
-  Action action;
-  int step = 0;
-  Ticks start = 0;
-  Ticks end = 0;
+struct TimedAction {  // when an action ran
+  Action action;      // of the plan
+  int step = 0;       // from 0
+  Ticks start = 0;    // from
+  Ticks end = 0;      // until
 };
 
-struct WorkerTimeline {
-  std::vector<TimedAction> actions;
-  std::vector<TimedWait> waits;  // in order; with the actions they fill the makespan
+struct WorkerTimeline {              // what one worker did
+  std::vector<TimedAction> actions;  // in order
+  std::vector<TimedWait> waits;      // in order; with the actions they fill the makespan
   Ticks busy = 0;
   Ticks first_start = 0;
   Ticks last_end = 0;
@@ -98,11 +98,11 @@ struct WorkerTimeline {
 
 struct WEFT_API Simulation {
   Ticks makespan = 0;
-  std::vector<Ticks> step_ends;
+  std::vector<Ticks> step_ends;  // when each step ended
   std::vector<WorkerTimeline> workers;
 
-  Ticks max_busy() const;
-  Ticks max_span() const;
+  Ticks max_busy() const;          // of the busiest worker
+  Ticks max_span() const;          // first start to last end, of the worker where it is longest
   double makespan_bubble() const;  // 1 - max busy / makespan
   double span_bubble() const;      // 1 - max busy / max span
   int64_t peak_memory() const;     // of the worker that holds most

@@ -15,12 +15,12 @@
 
 namespace weft::pipeline {
 
-using Tensors = std::vector<at::Tensor>;
+using Tensors = std::vector<at::Tensor>;  // inputs or outputs of a stage
 
-struct ForwardCall {
-  int64_t step = 0;
-  int micro_batch = 0;
-  Tensors inputs{};
+struct ForwardCall {    // one forward of a stage
+  int64_t step = 0;     // number of the step
+  int micro_batch = 0;  // number in the step
+  Tensors inputs{};     // of this micro-batch
   // Of the last stage: what the loss compares with, and by what it is multiplied. Undefined
   // elsewhere.
   at::Tensor target{};

@@ -32,13 +32,13 @@
 
 namespace weft::pipeline {
 
-struct VerifyOptions {
+struct VerifyOptions {  // what the plan is held against
   // Live activations (whole stages' micro-batches) that a worker may hold; 0: any number.
   int64_t memory_cap = 0;
   uint64_t seed = 1;  // of the random stages
 };
 
-struct Problem {
+struct Problem {     // one thing that is wrong with a plan
   std::string rule;  // "VERIFY-2"
   std::string text;
   friend bool operator==(const Problem&, const Problem&) = default;

@@ -43,14 +43,14 @@ namespace internal {
 class TableHandle;
 }
 
-struct ClientOptions {
+struct ClientOptions {  // how a client is made
   // Names of workers with a ps::Server. All clients of a table give the same, in the same order.
   std::vector<std::string> servers{};
   // After so long without an answer a request is sent again. Default: 10 s.
   Timeout attempt_timeout{};
 };
 
-struct OpenOptions {
+struct OpenOptions {  // of open()
   // For the servers to come, and for a table without a definition to be made by another client.
   // Default: 60 s.
   Timeout deadline{};
@@ -58,7 +58,7 @@ struct OpenOptions {
   bool observer = false;
 };
 
-struct PushOptions {
+struct PushOptions {  // of push()
   // This ends a step of the client: see Consistency.
   bool advance = false;
   // Instead of the rule's own learning rate.
@@ -67,7 +67,7 @@ struct PushOptions {
   Timeout deadline{};
 };
 
-struct PushResult {
+struct PushResult {  // what became of a push
   // batch: in some part it came after its step had ended, and is not in the values there.
   bool dropped = false;
   // The most updates, in any part, since the values that were pulled last.
@@ -88,8 +88,8 @@ struct TableStats {
 
 class WEFT_API Table {
  public:
-  const std::string& name() const;
-  const TableDefinition& definition() const;
+  const std::string& name() const;            // as it was opened
+  const TableDefinition& definition() const;  // equal at all clients
   // How many steps this client has finished.
   uint64_t clock() const;
   TableStats stats() const;

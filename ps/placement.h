@@ -21,9 +21,9 @@
 
 namespace weft::ps {
 
-struct ElementRange {
-  int64_t begin = 0;
-  int64_t end = 0;
+struct ElementRange {  // neighbouring elements of a flat table
+  int64_t begin = 0;   // the first
+  int64_t end = 0;     // one behind the last
   int64_t size() const { return end - begin; }
   friend bool operator==(const ElementRange&, const ElementRange&) = default;
 };
@@ -47,7 +47,7 @@ WEFT_API uint64_t hash_text(const std::string& text);
 // for whatever names.
 class WEFT_API HashRing {
  public:
-  static constexpr size_t kVirtualNodes = 1024;
+  static constexpr size_t kVirtualNodes = 1024;  // for each server
   explicit HashRing(const std::vector<std::string>& servers, size_t virtual_nodes = kVirtualNodes);
 
   size_t servers() const { return servers_; }

@@ -26,7 +26,7 @@ namespace internal {
 class PsService;
 }
 
-struct ServerOptions {
+struct ServerOptions {  // bounds of a server
   // Values with the rules' state, over all tables; a table or row beyond is refused, kind resource.
   int64_t table_bytes = int64_t{16} << 30;
   // Pushes that wait for their step to end (BSP, batch); one beyond is refused, kind resource.

@@ -33,15 +33,15 @@ enum class Mode : uint8_t {
 };
 
 struct Consistency {
-  Mode mode = Mode::kAsp;
+  Mode mode = Mode::kAsp;  // which of them
   uint64_t bound = 0;
   // BSP, SSP: no step ends before so many clients are there. Later each that is there counts.
   uint32_t clients = 0;
 
-  static Consistency asp() { return {}; }
-  static Consistency bsp(uint32_t clients) { return {Mode::kBsp, 0, clients}; }
+  static Consistency asp() { return {}; }                                        // asynchronous
+  static Consistency bsp(uint32_t clients) { return {Mode::kBsp, 0, clients}; }  // synchronous
   static Consistency ssp(uint64_t bound, uint32_t clients) { return {Mode::kSsp, bound, clients}; }
-  static Consistency batch(uint64_t most, uint32_t clients) {
+  static Consistency batch(uint64_t most, uint32_t clients) {  // the first `most` pushes of a step
     return {Mode::kBatch, most, clients};
   }
   friend bool operator==(const Consistency&, const Consistency&) = default;
@@ -50,14 +50,14 @@ struct Consistency {
 // What an element is before the first push. A pure function of these fields, the table's name, the
 // element (or key) and the column, so that results do not depend on how many servers there are.
 struct Init {
-  enum class Kind : uint8_t { kZeros = 1, kConstant = 2, kUniform = 3 };
+  enum class Kind : uint8_t { kZeros = 1, kConstant = 2, kUniform = 3 };  // which function
   Kind kind = Kind::kZeros;
-  double low = 0;
-  double high = 0;
+  double low = 0;   // least value, or the constant
+  double high = 0;  // bound of uniform values
   uint64_t seed = 0;
 
-  static Init zeros() { return {}; }
-  static Init constant(double value) { return {Kind::kConstant, value, value, 0}; }
+  static Init zeros() { return {}; }                                                 // the default
+  static Init constant(double value) { return {Kind::kConstant, value, value, 0}; }  // everywhere
   static Init uniform(double low, double high, uint64_t seed) {
     return {Kind::kUniform, low, high, seed};
   }
@@ -66,7 +66,7 @@ struct Init {
 
 // One of weft::optim with its options.
 struct RuleChoice {
-  std::string name{};
+  std::string name{};  // "SGD"
   PackedOptions options{};
   friend bool operator==(const RuleChoice&, const RuleChoice&) = default;
 };

@@ -24,7 +24,7 @@ namespace weft {
 
 struct AccessRule {
   std::string methods{};
-  std::vector<std::string> callers{};
+  std::vector<std::string> callers{};  // names of workers; see above
 };
 
 }  // namespace weft

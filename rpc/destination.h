@@ -24,8 +24,8 @@ class Destination {
   template <class I, std::enable_if_t<std::is_integral_v<I> && !std::is_same_v<I, bool>, int> = 0>
   Destination(I id) : id_(static_cast<int64_t>(id)), form_(Form::kId) {}  // NOLINT
 
-  bool by_id() const { return form_ == Form::kId; }
-  bool by_info() const { return form_ == Form::kInfo; }
+  bool by_id() const { return form_ == Form::kId; }      // given as a number
+  bool by_info() const { return form_ == Form::kInfo; }  // given as a WorkerInfo
   const std::string& name() const { return name_; }
   int64_t id() const { return id_; }
   uint64_t incarnation() const { return incarnation_; }

@@ -12,9 +12,9 @@
 
 namespace weft {
 
-using DeviceCode = uint32_t;
-inline constexpr DeviceCode kCpuCode = 0;
-inline constexpr DeviceCode kCudaCode = 0x100;
+using DeviceCode = uint32_t;                      // kind and index, as on the wire
+inline constexpr DeviceCode kCpuCode = 0;         // host memory
+inline constexpr DeviceCode kCudaCode = 0x100;    // first GPU; the next is one more
 inline constexpr DeviceCode kMostDevices = 0x80;  // what LibTorch's index of a device can count
 
 // REQUIRES: the CPU or a CUDA device with an index; no other device travels.

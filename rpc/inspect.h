@@ -27,7 +27,7 @@
 
 namespace weft {
 
-struct InspectOptions {
+struct InspectOptions {  // as whom, how long and how much
   // Of the worker, as its log, Worker::address() and list_workers() have it.
   std::string address{};
   Credentials credentials{};
@@ -50,12 +50,12 @@ struct InspectOptions {
 WEFT_API StatusOr<std::string> try_inspect(const InspectOptions& options);
 WEFT_API std::string inspect(const InspectOptions& options);  // throws weft::Error
 
-struct ListedWorker {
-  std::string job_id;
-  WorkerInfo info;
+struct ListedWorker {  // a worker as the store has it
+  std::string job_id;  // 32 hexadecimal digits
+  WorkerInfo info;     // name, id and incarnation
   std::string address;
-  std::string host;
-  int64_t pid = 0;
+  std::string host;  // name of its machine
+  int64_t pid = 0;   // number of its process there
 };
 
 // Who has a record in the store, in order of job and id; the dead among them are there until

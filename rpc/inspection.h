@@ -41,10 +41,10 @@ class WEFT_API Inspection {
     // So many more rows would have come.
     void leave_out(size_t rows) { left_out_ += rows; }
 
-    const std::string& name() const { return name_; }
-    const std::vector<std::string>& columns() const { return columns_; }
+    const std::string& name() const { return name_; }                     // as in weft-inspect
+    const std::vector<std::string>& columns() const { return columns_; }  // their names, in order
     const std::vector<std::vector<Cell>>& rows() const { return rows_; }
-    size_t left_out() const { return left_out_; }
+    size_t left_out() const { return left_out_; }  // rows above the limit
 
    private:
     std::string name_;

@@ -83,8 +83,8 @@ WEFT_API std::shared_ptr<internal::ObjectTurns> make_object_turns();
 // A request between its arrival and the end of its handler.
 class IncomingRequest {
  public:
-  virtual CallContext& context() = 0;
-  virtual const Method& method() const = 0;
+  virtual CallContext& context() = 0;        // of the handler that will run
+  virtual const Method& method() const = 0;  // which the request asks for
 
   // Until proceed() only.
   virtual Payload& arguments() = 0;

@@ -56,20 +56,20 @@ struct MethodOptions {
   TensorResults results = TensorResults::kValue;
 };
 
-struct InstanceOptions {
+struct InstanceOptions {  // of one named object
   // Calls on the object may run beside each other: it locks for itself. Otherwise they run one at a
   // time, const methods together.
   bool concurrent = false;
 };
 
-struct ClassOptions {
+struct ClassOptions {  // of one class
   // The same of all its objects, named ones and those of remote().
   bool concurrent = false;
 };
 
 // A named object.
 struct Instance {
-  std::string class_name;
+  std::string class_name;  // as registered
   std::shared_ptr<void> object;
   bool concurrent = false;
 };
@@ -79,7 +79,7 @@ class ClassDef;
 
 class WEFT_API Library {
  public:
-  using Instance = weft::Instance;
+  using Instance = weft::Instance;  // a named object
 
   // An empty one, for callers that serve nothing and as the target of merge().
   Library() = default;
@@ -108,7 +108,7 @@ class WEFT_API Library {
   // Every method in order of name and signature.
   std::vector<const Method*> methods() const;
 
-  std::vector<std::string> method_names() const;
+  std::vector<std::string> method_names() const;  // sorted
 
   // The method that a call with this name and signature (by hash) means. Errors: kind not_found,
   // with the nearest name; kind signature, with what is registered.

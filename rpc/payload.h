@@ -37,7 +37,7 @@ class WEFT_API Reference {
 };
 
 struct Payload {
-  std::string body;
+  std::string body;  // values without their tensors
   std::vector<at::Tensor> tensors;
   std::shared_ptr<PayloadDevices> devices{};  // null: the CPU only
   std::vector<std::shared_ptr<const Reference>> references{};
@@ -50,7 +50,7 @@ class Encoder;
 
 // A result that stays where it was made.
 struct KeptObject {
-  std::shared_ptr<void> object;
+  std::shared_ptr<void> object;  // of the type below
   const std::type_info* type = nullptr;
   // Appends it as one value; null for a class that cannot be sent.
   void (*encode)(Encoder& out, const void* object) = nullptr;

@@ -27,7 +27,7 @@
 
 namespace weft {
 
-struct SafetensorsEntry {
+struct SafetensorsEntry {  // one tensor of a file
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> shape{};
   uint64_t begin = 0;  // bytes, from the end of the header
@@ -35,10 +35,10 @@ struct SafetensorsEntry {
   friend bool operator==(const SafetensorsEntry&, const SafetensorsEntry&) = default;
 };
 
-struct SafetensorsHeader {
+struct SafetensorsHeader {  // what a file holds
   std::map<std::string, SafetensorsEntry> tensors{};
-  std::map<std::string, std::string> metadata{};
-  uint64_t data_begin = 0;  // bytes, from the beginning of the file
+  std::map<std::string, std::string> metadata{};  // of the writer
+  uint64_t data_begin = 0;                        // bytes, from the beginning of the file
   friend bool operator==(const SafetensorsHeader&, const SafetensorsHeader&) = default;
 };
 

@@ -46,11 +46,11 @@ class WEFT_API Service {
   virtual void put_inspection(Inspection* out) const { (void)out; }
 
   // ---- a graceful shutdown of a static group ----
-  struct Load {
+  struct Load {            // what a shutdown waits for
     uint64_t pending = 0;  // messages of its own that are to be answered yet: waited for
     uint64_t live = 0;     // what sweep() would give back
   };
-  virtual Load load() const { return {}; }
+  virtual Load load() const { return {}; }  // now
   // All workers have arrived and no call is under way anywhere. Called on every worker when `live`
   // is not zero on one of them, and again once all have done it and are still: the first time ask
   // about what nobody has confirmed, the second time note what is alive, the third time give back
@@ -60,9 +60,9 @@ class WEFT_API Service {
   virtual Status drained() { return absl::OkStatus(); }
 };
 
-struct ServiceContext {
-  std::shared_ptr<Runtime> runtime;
-  std::shared_ptr<Executor> executor;
+struct ServiceContext {                          // what a service is given at join
+  std::shared_ptr<Runtime> runtime;              // the worker's
+  std::shared_ptr<Executor> executor;            // the worker's pool
   std::shared_ptr<const Worker> worker;          // owns nothing
   std::shared_ptr<WaitDriver> driver = nullptr;  // of the transport; it may have none
 };

@@ -22,8 +22,8 @@ class Worker;
 WEFT_API std::shared_ptr<Store> service_store(const Worker& worker, std::string_view service);
 // How a worker listens and proves who it is: for services with connections of their own.
 struct WorkerEndpoint {
-  ListenOptions listen;
-  Credentials credentials;
+  ListenOptions listen;     // as at join
+  Credentials credentials;  // as at join
 };
 // Nothing: the worker is gone.
 WEFT_API std::optional<WorkerEndpoint> endpoint_of(const Worker& worker);

@@ -69,7 +69,7 @@ class WEFT_API CallRider {
   virtual ~CallRider();
 };
 
-struct UntypedCall {
+struct UntypedCall {   // a call without its types
   std::string method;  // full name
   // The caller's view, compared by hash at the callee, printed on mismatch. Never copied: text of
   // the program, as a literal is.
@@ -88,7 +88,7 @@ class CallHandle {
  public:
   CallHandle() = default;
   explicit CallHandle(std::function<void()> cancel) : cancel_(std::move(cancel)) {}
-  void cancel() const {
+  void cancel() const {  // idempotent
     if (cancel_ != nullptr) cancel_();
   }
 
@@ -111,7 +111,7 @@ WEFT_API const Library* library_of(const Worker& worker);
 WEFT_API std::shared_ptr<Executor> executor_of(const Worker& worker);
 // What the future of a call needs of its worker; null for one that left.
 struct Continuation {
-  std::shared_ptr<Executor> executor;
+  std::shared_ptr<Executor> executor;  // where it runs
   std::shared_ptr<WaitDriver> driver;  // what a thread may do while it waits; may be null
 };
 WEFT_API Continuation continuation_of(const Worker& worker);

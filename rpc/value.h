@@ -64,7 +64,7 @@ class Future;
 
 // Raw bytes: unlike a std::string, not text.
 struct Bytes {
-  std::string data;
+  std::string data;  // any bytes
   friend bool operator==(const Bytes&, const Bytes&) = default;
   friend auto operator<=>(const Bytes&, const Bytes&) = default;
 };
@@ -72,18 +72,18 @@ struct Bytes {
 // The name of a wire kind, known at compile time.
 template <size_t N>
 struct KindText {
-  char chars[N + 1] = {};
+  char chars[N + 1] = {};  // with a zero at the end
 
   constexpr KindText() = default;
   constexpr KindText(const char (&text)[N + 1]) {  // NOLINT: implicit by design
     for (size_t i = 0; i < N; ++i) chars[i] = text[i];
   }
-  constexpr std::string_view view() const { return std::string_view(chars, N); }
+  constexpr std::string_view view() const { return std::string_view(chars, N); }  // without it
 };
 template <size_t M>
 KindText(const char (&)[M]) -> KindText<M - 1>;
 
-template <size_t A, size_t B>
+template <size_t A, size_t B>  // concatenates
 constexpr KindText<A + B> operator+(const KindText<A>& a, const KindText<B>& b) {
   KindText<A + B> sum;
   for (size_t i = 0; i < A; ++i) sum.chars[i] = a.chars[i];
@@ -95,12 +95,12 @@ constexpr KindText<A + B> operator+(const KindText<A>& a, const KindText<B>& b) 
 template <class T>
 struct Codec;
 
-template <class T>
+template <class T>  // has a Codec
 concept Sendable = requires {
   Codec<T>::kKind;
 };
 
-inline constexpr int kMaxValueDepth = 16;
+inline constexpr int kMaxValueDepth = 16;  // nesting of what is decoded
 
 // What comes next, for codecs that accept several kinds. kEnd: nothing, or nothing known.
 enum class ValueKind : uint8_t {
@@ -246,12 +246,12 @@ class WEFT_API Encoder {
     if constexpr (internal::check_sendable<T>()) Codec<T>::encode(*this, value);
   }
 
-  void put_none();
-  void put_bool(bool value);
-  void put_int(internal::WireInt value);
-  void put_float(double value);
-  void put_string(std::string_view text);
-  void put_bytes(std::string_view bytes);
+  void put_none();                         // an absent value
+  void put_bool(bool value);               // one bit
+  void put_int(internal::WireInt value);   // any integer type
+  void put_float(double value);            // any floating type
+  void put_string(std::string_view text);  // UTF-8
+  void put_bytes(std::string_view bytes);  // any
   // Refuses at once what could not be sent later.
   void put_tensor(const at::Tensor& tensor);
   // Not null.
@@ -267,8 +267,8 @@ class WEFT_API Encoder {
   void begin_some();
   void end() { --depth_; }
 
-  const Status& status() const { return status_; }
-  void fail(Status error) {
+  const Status& status() const { return status_; }  // OK: all was put
+  void fail(Status error) {                         // the first stays
     if (status_.ok()) status_ = std::move(error);
   }
 
@@ -295,14 +295,14 @@ class WEFT_API Decoder {
     return Codec<T>::decode(*this);
   }
 
-  Status take_none();
-  StatusOr<bool> take_bool();
-  StatusOr<internal::WireInt> take_int();
-  StatusOr<double> take_float();
-  StatusOr<std::string> take_string();
-  StatusOr<std::string> take_bytes();
-  StatusOr<at::Tensor> take_tensor();
-  StatusOr<std::shared_ptr<const Reference>> take_reference();
+  Status take_none();                                           // an absent value
+  StatusOr<bool> take_bool();                                   // one bit
+  StatusOr<internal::WireInt> take_int();                       // any integer type
+  StatusOr<double> take_float();                                // any floating type
+  StatusOr<std::string> take_string();                          // UTF-8, checked
+  StatusOr<std::string> take_bytes();                           // any
+  StatusOr<at::Tensor> take_tensor();                           // shares memory of the payload
+  StatusOr<std::shared_ptr<const Reference>> take_reference();  // an RRef
   // Nothing is taken, and nullopt returned, unless packed numbers come next.
   StatusOr<std::optional<internal::PackedNumbers>> take_packed(bool floating);
 
@@ -316,13 +316,13 @@ class WEFT_API Decoder {
   StatusOr<bool> begin_some();
   void end() { --depth_; }
 
-  ValueKind next() const;
+  ValueKind next() const;  // takes nothing
   // Takes one value of whatever kind.
   Status skip();
   // Nothing may be left.
   Status finish();
 
-  const Status& status() const { return status_; }
+  const Status& status() const { return status_; }  // the first error
   // An error of kind protocol that says where; it stays.
   Status fail(std::string_view what);
   Status fail_with(Status error);

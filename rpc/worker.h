@@ -105,15 +105,15 @@ struct JoinOptions {
   std::optional<Environment> environment{};
 };
 
-struct MembershipChange {
-  enum class Kind { kJoined, kLeft, kDied };
-  Kind kind = Kind::kJoined;
+struct MembershipChange {                     // what subscribe() reports
+  enum class Kind { kJoined, kLeft, kDied };  // kDied: without leaving
+  Kind kind = Kind::kJoined;                  // what happened
   WorkerInfo worker{};
   uint64_t version = 0;  // of the membership, after the change
   std::string reason{};  // of a death
 };
 
-struct ShutdownOptions {
+struct ShutdownOptions {  // how a worker leaves
   // Drain: wait until all workers have arrived and no call is under way anywhere. Otherwise leave
   // now.
   bool graceful = true;
@@ -122,12 +122,12 @@ struct ShutdownOptions {
   Timeout deadline{};
 };
 
-struct ShutdownResult {
-  enum class Outcome { kDrained, kMissing, kAborted };
-  struct Entry {
+struct ShutdownResult {                                 // how it left
+  enum class Outcome { kDrained, kMissing, kAborted };  // of one worker
+  struct Entry {                                        // one worker
     WorkerInfo worker{};
-    Outcome outcome = Outcome::kDrained;
-    std::string reason{};
+    Outcome outcome = Outcome::kDrained;  // as known here
+    std::string reason{};                 // empty for kDrained
   };
   // OK: everything was drained, on all workers. Otherwise the first thing that was not, by name.
   Status status{};

@@ -18,7 +18,7 @@ using ForkId = CreatedId<struct ForkIdTag>;
 
 // Where in a program something was made; no line: not known.
 struct CallSite {
-  const char* file = "";
+  const char* file = "";  // as the compiler names it
   uint32_t line = 0;
 };
 

@@ -139,7 +139,7 @@ template <class M>
 class ModuleDef {
  public:
   using Impl = typename internal::ModuleImpl<M>::type;
-  using Served = internal::Served<Impl>;
+  using Served = internal::Served<Impl>;  // the object at the owner
 
   explicit ModuleDef(ClassDef<Served> def) : def_(std::move(def)) {
     def_.def("parameters", &Served::remote_parameters)
@@ -178,7 +178,7 @@ template <class M>
 class RemoteModule {
  public:
   using Impl = typename internal::ModuleImpl<M>::type;
-  using Served = internal::Served<Impl>;
+  using Served = internal::Served<Impl>;  // the object at the owner
 
   // Refers to nothing.
   RemoteModule() = default;
@@ -205,7 +205,7 @@ class RemoteModule {
       return internal::Refused();
     }
   }
-  template <class... Args>
+  template <class... Args>  // as a future
   auto forward_async(const Args&... args) const {
     if constexpr (internal::check_forward<Impl>()) {
       return module_.rpc_async(&Impl::forward, args...);
@@ -245,9 +245,9 @@ class RemoteModule {
   // ---- of the reference ----
 
   explicit operator bool() const { return module_.valid(); }
-  WorkerInfo owner() const { return module_.owner(); }
-  std::string owner_name() const { return module_.owner_name(); }
-  bool is_owner() const { return module_.is_owner(); }
+  WorkerInfo owner() const { return module_.owner(); }             // where it lives
+  std::string owner_name() const { return module_.owner_name(); }  // its name
+  bool is_owner() const { return module_.is_owner(); }             // it lives here
   const RRef<Served>& rref() const { return module_; }
   // The module itself, at its worker.
   std::shared_ptr<Impl> local_value(Timeout deadline = {}) const {

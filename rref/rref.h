@@ -110,7 +110,7 @@ using ConstructorArg =
 template <class T>
 class RRef {
  public:
-  using Value = T;
+  using Value = T;  // the type of the object
 
   // Refers to nothing: every use is an error of kind state.
   RRef() = default;
@@ -128,7 +128,7 @@ class RRef {
     return local(worker, std::make_shared<T>(std::move(value)), file, line);
   }
 
-  bool valid() const { return handle_ != nullptr; }
+  bool valid() const { return handle_ != nullptr; }  // refers to something
   explicit operator bool() const { return valid(); }
   // Gives up this copy.
   void reset() { handle_ = nullptr; }
@@ -189,7 +189,7 @@ class RRef {
 
   // ---- methods, at the owner: a pointer, or a FunctionRef to one ----
 
-  template <class F, class... Args>
+  template <class F, class... Args>  // without exceptions
   StatusOr<Future<internal::TargetResult<internal::BoundMethod<T, F>>>> try_rpc_async(
       const CallOptions& options, const F& method, const Args&... args) const {
     WEFT_ASSIGN_OR_RETURN(UntypedCall call, call_of(options, method, args...));
@@ -223,7 +223,7 @@ class RRef {
       return internal::Refused();
     }
   }
-  template <class F, class... Args>
+  template <class F, class... Args>  // without exceptions
   internal::TryResult<internal::TargetResult<internal::BoundMethod<T, F>>> try_rpc_sync(
       const CallOptions& options, const F& method, const Args&... args) const {
     auto future = try_rpc_async(options, method, args...);
@@ -231,7 +231,7 @@ class RRef {
     const internal::CancelUnlessDone guard(&*future);
     return future->try_wait();
   }
-  template <class F, class... Args>
+  template <class F, class... Args>  // without exceptions
   requires(!std::is_same_v<F, CallOptions>) auto try_rpc_sync(const F& method,
                                                               const Args&... args) const {
     if constexpr (internal::check_method<F>()) {

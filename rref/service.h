@@ -24,7 +24,7 @@ namespace weft {
 
 class Worker;
 
-struct RRefOptions {
+struct RRefOptions {  // leases and bounds
   // A graceful shutdown takes back every RRef that is still held then, and logs it. True: it also
   // ends with an error that lists them, for tests and for programs that want to know.
   bool fail_on_leak = false;
@@ -34,7 +34,7 @@ WEFT_API ServiceFactory rref_service(RRefOptions options = {});
 
 // One RRef that this worker holds, or one share in an object of this worker that another one holds.
 struct LiveRRef {
-  RRefId id{};
+  RRefId id{};          // of the object
   std::string owner{};  // names; "worker 3 (...)" when it has none any more
   std::string holder{};
   absl::Duration age{};

@@ -146,6 +146,13 @@ command_format() {
   sources | xargs -r clang-format-14 -i
 }
 
+# Needs no build and nothing installed: what it shows stands in the tree.
+command_docs() {
+  [ $# = 0 ] || { code=2 die "docs takes no arguments"; }
+  command -v python3 >/dev/null || { code=2 die "there is no python3"; }
+  python3 "$root/scripts/docs/make_site.py" --out "$build/docs" || die "the documentation has warnings; they are listed above"
+}
+
 command_lint() {
   need_packages "${packages_build[@]}" "${packages_lint[@]}"
   configure "$build"

@@ -7,6 +7,7 @@ usage: lint.py --build DIR [--jobs N] [--only NAME]
   layering  tests/layering_test.py, after its self-test
   inventory docs/inventory.md is complete and not stale (tools/inventory.py --check)
   unity     no two sources of a module have helpers of one name (scripts/unity.py)
+  documented  every public name has a comment (scripts/docs/api.py)
   picture   docs/architecture.svg shows the modules and includes as they are (tools/architecture.py)
   headers   every public header compiles alone
   naming    clang-tidy: the sources of common, and of the other modules one unit that holds all their headers,
@@ -99,6 +100,10 @@ def check_inventory(args):
 
 def check_unity(args):
     return report(run_all([("unity", [sys.executable, os.path.join(ROOT, "scripts", "unity.py"), ROOT])], 1))
+
+
+def check_documented(args):
+    return report(run_all([("documented", [sys.executable, os.path.join(ROOT, "scripts", "docs", "api.py"), ROOT])], 1))
 
 
 def check_picture(args):
@@ -203,7 +208,7 @@ def check_sources(args):
 
 
 CHECKS = {"format": check_format, "text": check_text, "layering": check_layering, "inventory": check_inventory,
-          "unity": check_unity, "picture": check_picture, "headers": check_headers, "naming": check_naming}
+          "unity": check_unity, "documented": check_documented, "picture": check_picture, "headers": check_headers, "naming": check_naming}
 LONG_CHECKS = {"sources": check_sources}
 
 

@@ -92,7 +92,7 @@ class WEFT_API DelegatingStore : public Store {
 class WEFT_API ForkableStore {
  public:
   virtual ~ForkableStore() = default;
-  virtual std::shared_ptr<Store> new_client() = 0;
+  virtual std::shared_ptr<Store> new_client() = 0;  // a client of its own connection
 };
 
 }  // namespace weft

@@ -27,7 +27,7 @@
 
 namespace weft {
 
-struct EtcdStoreOptions {
+struct EtcdStoreOptions {  // how an EtcdStore is opened
   // Not empty; at most 256 bytes.
   std::string prefix = {};
   // Default for operations that give none, and for connecting: 60 s when unset.

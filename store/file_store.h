@@ -29,7 +29,7 @@
 
 namespace weft {
 
-struct FileStoreOptions {
+struct FileStoreOptions {  // how a FileStore is opened
   // 1 to 256 bytes, the same in all processes of a run and in no other run.
   std::string run_id = {};
   Timeout timeout = {};  // default for operations that give none: 60 s when unset

@@ -22,8 +22,8 @@ namespace weft {
 using OpenStoreFunction = std::function<StatusOr<std::shared_ptr<Store>>(
     std::string_view url, const StoreOptions& options, std::shared_ptr<Runtime> runtime)>;
 
-struct RendezvousOptions {
-  std::string url;  // "" or "env://": from the variables
+struct RendezvousOptions {  // where and as whom workers meet
+  std::string url;          // "" or "env://": from the variables
   Config config;
   Environment environment;
   bool is_first = false;  // rank 0: hosts a tcp store

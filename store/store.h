@@ -31,7 +31,7 @@
 
 namespace weft {
 
-struct StoreEntry {
+struct StoreEntry {  // a key with its value
   std::string key;
   std::string value;
 
@@ -41,7 +41,7 @@ struct StoreEntry {
 class WEFT_API Store {
  public:
   virtual ~Store() = default;
-
+  // Sets the value of a key, whatever it was.
   virtual Status set(std::string_view key, std::string_view value, Timeout timeout = {}) = 0;
 
   // The value now; an empty optional when there is none. Does not wait for the key.

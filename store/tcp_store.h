@@ -29,7 +29,7 @@ namespace internal {
 class TcpServer;
 }
 
-struct TcpStoreServerOptions {
+struct TcpStoreServerOptions {     // how a server is made
   std::string host = "127.0.0.1";  // a name or address of this machine
   int port = 0;                    // 0: any free one, see TcpStoreServer::port()
   // Without credentials, listening to more than this machine must be asked for.
@@ -68,7 +68,7 @@ class WEFT_API TcpStoreServer {
   const std::unique_ptr<internal::TcpServer> server_;
 };
 
-struct TcpStoreOptions {
+struct TcpStoreOptions {  // how a client is made
   // Default for operations that give none, and for connecting: 60 s when unset.
   Timeout timeout = {};
   // As the server's. Empty: plain text.

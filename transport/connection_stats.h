@@ -17,8 +17,8 @@ namespace weft {
 
 // One lane of one connection (or of several, summed up).
 struct LaneStats {
-  int64_t frames_sent = 0;
-  int64_t bytes_sent = 0;  // of messages of the transport, headers included
+  int64_t frames_sent = 0;  // messages, and parts of large ones
+  int64_t bytes_sent = 0;   // of messages of the transport, headers included
   int64_t frames_received = 0;
   int64_t bytes_received = 0;
   int64_t chunks_sent = 0;  // of the frames: those that carry a part of a large message
@@ -37,8 +37,8 @@ struct LaneStats {
 // Each number with its name, as debug_info() and the metrics call it.
 WEFT_API std::vector<std::pair<const char*, int64_t>> lane_numbers(const LaneStats& lane);
 
-struct ConnectionStats {
-  std::string way;  // "Unix socket", "TCP", "TCP with TLS", "inproc"; "" unknown
+struct ConnectionStats {  // one connection
+  std::string way;        // "Unix socket", "TCP", "TCP with TLS", "inproc"; "" unknown
   bool dialled = false;
   std::vector<LaneStats> lanes;  // by number: 0 is control and small messages
   // Tensors above WEFT_INLINE_BYTES through memory that both see, and those that went by the wire.
@@ -52,9 +52,9 @@ struct ConnectionStats {
   std::string data;
 };
 
-struct PeerStats {
-  WorkerInfo worker;
-  std::string address;
+struct PeerStats {               // one peer: what Worker::peer_stats() lists
+  WorkerInfo worker;             // the peer
+  std::string address;           // where it listens
   int64_t calls_pending = 0;     // ours to it
   int64_t calls_waiting = 0;     // of those: until there is a connection
   int64_t handlers_running = 0;  // for it

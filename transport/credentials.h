@@ -37,7 +37,7 @@ struct Credentials {
   std::string token{};
   std::string token_file{};
 
-  bool empty() const {
+  bool empty() const {  // neither certificates nor a token
     return ca_file.empty() && cert_file.empty() && key_file.empty() && token.empty() &&
            token_file.empty();
   }

@@ -51,7 +51,7 @@ enum class Fault : uint8_t {
 };
 WEFT_API std::string_view fault_name(Fault fault);
 
-struct FaultRule {
+struct FaultRule {  // which frames are hit, and what becomes of them
   Fault fault = Fault::kNone;
   std::optional<FrameKind> kind = std::nullopt;  // unset: every kind but hello and hello_ack
   std::string from = {};                         // names of workers; "": anyone
@@ -83,10 +83,10 @@ class WEFT_API FaultPlan {
   // What was done, one line each, the newest last.
   std::string log() const;
 
-  struct Decision {
+  struct Decision {  // what happens to one frame
     Fault fault = Fault::kNone;
-    absl::Duration delay;
-    uint64_t random = 0;  // for the place of a flipped byte
+    absl::Duration delay;  // of kDelay
+    uint64_t random = 0;   // for the place of a flipped byte
   };
   // For the transport. `bytes` is the size of the frame.
   Decision decide(std::string_view from, std::string_view to, FrameKind kind, size_t bytes,

@@ -25,7 +25,7 @@
 
 namespace weft {
 
-struct GrpcTransportOptions {
+struct GrpcTransportOptions {  // how a transport over gRPC is made
   // A poller that waits looks again and again for so long before it sleeps, if there was traffic
   // just now, it paid lately, and the machine has cores for all who want to run. 0: it sleeps at
   // once.

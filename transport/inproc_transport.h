@@ -30,7 +30,7 @@ namespace internal {
 class InprocCore;
 }
 
-struct InprocOptions {
+struct InprocOptions {  // how a network in memory is made
   // Of delays and faults. 0: drawn from the Runtime of the first transport.
   uint64_t seed = 0;
   // Each frame is under way for a time between the two. Unset: 0 on the system's clock, 10 to 500
@@ -41,10 +41,10 @@ struct InprocOptions {
   size_t keep_frames = 256;
 };
 
-struct FrameCount {
-  int64_t sent = 0;
-  int64_t delivered = 0;
-  int64_t lost = 0;  // with their connection
+struct FrameCount {       // frames of one kind between two workers
+  int64_t sent = 0;       // given to the network
+  int64_t delivered = 0;  // handed to the receiver
+  int64_t lost = 0;       // with their connection
 };
 
 class WEFT_API InprocNetwork {
@@ -53,14 +53,14 @@ class WEFT_API InprocNetwork {
   ~InprocNetwork();
   InprocNetwork(const InprocNetwork&) = delete;
   InprocNetwork& operator=(const InprocNetwork&) = delete;
-
+  // Frames of a kind from one worker to another; "": any.
   FrameCount count(FrameKind kind, std::string_view from = "", std::string_view to = "") const;
   // Connections that are open on at least one side.
   int connections(std::string_view a = "", std::string_view b = "") const;
   // The last frames and events, one line each.
   std::string dump() const;
 
-  void set_delay(absl::Duration min, absl::Duration max);
+  void set_delay(absl::Duration min, absl::Duration max);  // of later frames
   // Frames (and hellos) from one to the other stay at the sender until released. When the
   // connection is lost meanwhile, they are reported as unsent.
   void hold(std::string_view from, std::string_view to);

@@ -67,18 +67,18 @@ inline constexpr int kBulkLane = 1;
 // Bytes that stay where they are until sent; `owner` keeps them alive and is dropped, on any
 // thread, when the transport needs them no more.
 struct Slice {
-  const char* data = nullptr;
-  size_t size = 0;
+  const char* data = nullptr;  // first byte
+  size_t size = 0;             // bytes
   std::shared_ptr<const void> owner;
 };
 
-struct Frame {
-  FrameKind kind = FrameKind::kHeartbeat;
-  std::string header;  // a protobuf message, or a fixed struct for kChunk
+struct Frame {                             // a message to be sent
+  FrameKind kind = FrameKind::kHeartbeat;  // what it is
+  std::string header;                      // a protobuf message, or a fixed struct for kChunk
   std::vector<Slice> payload;
   uint64_t cookie = 0;  // CONN-4; not on the wire; 0 is not reported
 
-  size_t payload_bytes() const {
+  size_t payload_bytes() const {  // of all slices
     size_t n = 0;
     for (const Slice& s : payload) n += s.size;
     return n;
@@ -87,7 +87,7 @@ struct Frame {
 
 // A frame being delivered: valid during on_frame only.
 struct FrameView {
-  FrameKind kind;
+  FrameKind kind;                              // what it is
   std::string_view header;                     // contiguous, private memory
   absl::Span<const std::string_view> payload;  // in pieces as they arrived
   size_t payload_bytes;
@@ -114,28 +114,28 @@ struct Hello {
 
 // Bytes in memory that both sides of a connection see.
 struct Placement {
-  uint64_t offset = 0;
-  uint64_t lease = 0;
+  uint64_t offset = 0;  // in the shared memory
+  uint64_t lease = 0;   // for giving it back
 };
 // Somebody else's bytes at hand: valid while `owner` lives, on any thread, whatever becomes of the
 // connection.
 struct Borrowed {
-  char* data = nullptr;
+  char* data = nullptr;  // first byte
   std::shared_ptr<void> owner;
 };
 
 // Where a transport that reads by itself may put the payload of a chunk: valid while `owner` lives.
 struct ChunkTarget {
-  char* data = nullptr;
+  char* data = nullptr;  // first byte; null: as a frame
   std::shared_ptr<void> owner;
 };
 
-struct LaneRange {
-  int first = 0;
-  int count = 0;
+struct LaneRange {  // neighbouring lanes
+  int first = 0;    // number of the first
+  int count = 0;    // how many
 };
 
-class WEFT_API Connection {
+class WEFT_API Connection {  // to one peer, in all its lanes
  public:
   virtual ~Connection() = default;
   // The hello of the other side.
@@ -170,8 +170,8 @@ class WEFT_API Connection {
   virtual StatusOr<Borrowed> borrow(const Placement& placement, uint64_t length);
 };
 
-struct Lost {
-  Status why;
+struct Lost {                    // why a connection ended
+  Status why;                    // never OK
   std::vector<uint64_t> unsent;  // cookies of frames that never left this process (CONN-4)
 };
 
@@ -198,15 +198,15 @@ class ConnectionHandler {
 class Acceptor {
  public:
   virtual ~Acceptor() = default;
-  virtual StatusOr<Hello> check_hello(const Hello& theirs) = 0;
+  virtual StatusOr<Hello> check_hello(const Hello& theirs) = 0;  // see above
   // All lanes are there: the connection is open. Returns its handler (not null).
   virtual std::shared_ptr<ConnectionHandler> on_connection(
       std::shared_ptr<Connection> connection) = 0;
 };
 
-struct ListenOptions {
-  std::string host;    // address to bind; "" = loopback
-  int port_first = 0;  // 0: any free port; otherwise the first free one of [first, last]
+struct ListenOptions {  // where a transport listens
+  std::string host;     // address to bind; "" = loopback
+  int port_first = 0;   // 0: any free port; otherwise the first free one of [first, last]
   int port_last = 0;
   std::string advertise;        // host that peers dial; "" = the bound one
   bool allow_insecure = false;  // binding beyond loopback without credentials must be asked for
@@ -214,7 +214,7 @@ struct ListenOptions {
 
 class Transport {
  public:
-  using DialDone = std::function<void(StatusOr<std::shared_ptr<Connection>>)>;
+  using DialDone = std::function<void(StatusOr<std::shared_ptr<Connection>>)>;  // once
 
   virtual ~Transport() = default;
   virtual std::string name() const = 0;  // "inproc", "grpc"
@@ -253,10 +253,10 @@ class Transport {
 // Made at join, when runtime and settings are known; copyable.
 struct TransportContext {
   std::shared_ptr<Runtime> runtime;
-  std::string worker_name;
-  Logger log{};
-  size_t max_frame_bytes = (5u << 20);
-  Credentials credentials{};  // of the worker; a transport's own options rule
+  std::string worker_name;              // for errors and threads
+  Logger log{};                         // of the worker
+  size_t max_frame_bytes = (5u << 20);  // largest frame accepted
+  Credentials credentials{};            // of the worker; a transport's own options rule
 };
 using TransportFactory =
     std::function<StatusOr<std::unique_ptr<Transport>>(const TransportContext& context)>;

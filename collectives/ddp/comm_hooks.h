@@ -30,13 +30,13 @@
 namespace weft {
 
 struct GradBucket {
-  size_t index = 0;
+  size_t index = 0;                      // of this bucket, from 0
   size_t count = 0;                      // of all buckets
   at::Tensor buffer{};                   // of one dimension
   std::vector<at::Tensor> gradients{};   // views of its parts...
   std::vector<at::Tensor> parameters{};  // ...and whose they are
 
-  bool is_last() const { return index + 1 == count; }
+  bool is_last() const { return index + 1 == count; }  // no more buckets follow
 };
 
 using CommHook = std::function<Future<at::Tensor>(ProcessGroup& group, const GradBucket& bucket)>;

@@ -50,7 +50,7 @@ class Module;
 
 namespace weft {
 
-struct DataParallelOptions {
+struct DataParallelOptions {  // how replicas are made
   // One replica on each; parameters and buffers of the module are on the first. Default: every CUDA
   // device; where there is none, the module alone.
   std::vector<at::Device> device_ids{};

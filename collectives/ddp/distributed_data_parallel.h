@@ -47,7 +47,7 @@ class Module;
 
 namespace weft {
 
-struct DistributedDataParallelOptions {
+struct DistributedDataParallelOptions {  // as PyTorch's
   // A bucket is reduced when it has so many MiB; the first one, which is to leave early, with less.
   double bucket_cap_mb = 25;
   double first_bucket_mb = 1;
@@ -181,7 +181,7 @@ class DistributedDataParallel {
   // For Join (join.h).
   internal::Joinable& joinable() { return internal::ddp_joinable(handle_.core()); }
 
-  DdpSight sight() const { return internal::ddp_sight(handle_.core()); }
+  DdpSight sight() const { return internal::ddp_sight(handle_.core()); }  // counters
 
  private:
   Held module_;

@@ -29,7 +29,7 @@
 
 namespace weft {
 
-struct DistributedSamplerOptions {
+struct DistributedSamplerOptions {  // as PyTorch's
   int rank = 0;
   int size = 1;
   // Off: the samples in their own order.

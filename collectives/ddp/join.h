@@ -33,7 +33,7 @@
 
 namespace weft {
 
-struct UnevenJoinOptions {
+struct UnevenJoinOptions {  // of Join
   // Gradients are divided by the size of the group; otherwise by the number of ranks that have
   // batches.
   bool divide_by_initial_world_size = true;

@@ -29,15 +29,15 @@
 
 namespace weft {
 
-struct SyncBatchNormOptions {
-  double eps = 1e-5;
+struct SyncBatchNormOptions {  // as PyTorch's
+  double eps = 1e-5;           // added to the variance
   // Of the running statistics; none: their mean over all batches.
   std::optional<double> momentum = 0.1;
   bool affine = true;
   bool track_running_stats = true;
 };
 
-class WEFT_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
+class WEFT_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {  // see above
  public:
   SyncBatchNormImpl(const ProcessGroup& group, int64_t features,
                     const SyncBatchNormOptions& options = {});
@@ -47,11 +47,11 @@ class WEFT_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl
   // feature over all ranks, which has no variance.
   at::Tensor forward(const at::Tensor& input);
 
-  at::Tensor weight;
-  at::Tensor bias;
-  at::Tensor running_mean;
-  at::Tensor running_var;
-  at::Tensor num_batches_tracked;
+  at::Tensor weight;               // of length `features`, or undefined
+  at::Tensor bias;                 // like weight
+  at::Tensor running_mean;         // a buffer
+  at::Tensor running_var;          // a buffer
+  at::Tensor num_batches_tracked;  // a buffer
 
  private:
   ProcessGroup group_;
