@@ -17,7 +17,8 @@
 // may be in some parts and not in others, and is in none of them twice; the error names the part.
 // Steps: an operation with `advance` leaves when every push before it is acknowledged, and what is
 // asked after it leaves when it has ended. A tensor that is given is borrowed until the future is
-// complete. Threads: all methods from anywhere.
+// complete; one that is pulled may lie in memory that its server shares: clone it to write into it.
+// Threads: all methods from anywhere.
 
 #include <cstdint>
 #include <memory>
@@ -41,7 +42,8 @@ namespace ps {
 
 namespace internal {
 class TableHandle;
-}
+struct TableAccess;
+}  // namespace internal
 
 struct ClientOptions {  // how a client is made
   // Names of workers with a ps::Server. All clients of a table give the same, in the same order.
@@ -118,6 +120,7 @@ class WEFT_API Table {
 
  private:
   friend class Client;
+  friend struct internal::TableAccess;
   explicit Table(std::shared_ptr<internal::TableHandle> handle) : handle_(std::move(handle)) {}
 
   std::shared_ptr<internal::TableHandle> handle_;

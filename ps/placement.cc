@@ -46,17 +46,27 @@ HashRing::HashRing(const std::vector<std::string>& servers, size_t virtual_nodes
     }
   }
   std::sort(points_.begin(), points_.end());
+  first_of_.resize(kBuckets + 1);
+  for (size_t bucket = 0, point = 0; bucket <= kBuckets; ++bucket) {
+    while (point < points_.size() && bucket_of(points_[point].first) < bucket) ++point;
+    first_of_[bucket] = static_cast<uint32_t>(point);
+  }
 }
 
 size_t HashRing::owner(uint64_t key) const {
+  const uint64_t hash = mix_bits(key);
+  // The first point that is not below it is in its bucket, or the first one after that.
+  const size_t bucket = bucket_of(hash);
   const auto at =
-      std::lower_bound(points_.begin(), points_.end(), std::pair(mix_bits(key), uint32_t{0}));
+      std::lower_bound(points_.begin() + first_of_[bucket], points_.begin() + first_of_[bucket + 1],
+                       std::pair(hash, uint32_t{0}));
   return at == points_.end() ? points_.front().second : at->second;
 }
 
 std::vector<std::vector<int64_t>> slice_keys(const HashRing& ring, const uint64_t* keys,
                                              size_t count) {
   std::vector<std::vector<int64_t>> places(ring.servers());
+  for (auto& of_server : places) of_server.reserve(count / ring.servers() + count / 8);
   for (size_t i = 0; i < count; ++i) places[ring.owner(keys[i])].push_back(static_cast<int64_t>(i));
   return places;
 }

@@ -55,8 +55,13 @@ class WEFT_API HashRing {
   size_t owner(uint64_t key) const;
 
  private:
+  static constexpr int kBucketBits = 12;
+  static constexpr size_t kBuckets = size_t{1} << kBucketBits;
+  static size_t bucket_of(uint64_t hash) { return hash >> (64 - kBucketBits); }
+
   size_t servers_;
   std::vector<std::pair<uint64_t, uint32_t>> points_;  // sorted
+  std::vector<uint32_t> first_of_;                     // of each bucket of hashes, in points_
 };
 
 // For each server the places of its keys in `keys`.

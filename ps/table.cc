@@ -1,38 +1,14 @@
 #include <utility>
 
 #include "weft/ps/client.h"
-#include "weft/ps/internal/table_core.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/ps/internal/table_future.h"
 
 namespace weft::ps {
 namespace {
 
 using internal::Ask;
 using internal::OpResult;
-using internal::TableCore;
-
-// The future of what `pick` takes from the result.
-template <class T, class Pick>
-Future<T> start(TableCore& core, Ask ask, const Timeout& deadline, Pick pick) {
-  const Worker& worker = core.service()->worker();
-  const Continuation with = continuation_of(worker);
-  Promise<T> promise(with.executor);
-  promise.state()->set_default_wait(absl::InfiniteDuration());  // it ends by its own deadline
-  promise.state()->set_wait_driver(with.driver);
-  promise.state()->set_label(std::string(ask.what));
-  Future<T> future = promise.future();
-  ask.deadline =
-      deadline.value_or(with.executor == nullptr ? absl::ZeroDuration() : worker.rpc_timeout());
-  core.submit(std::move(ask),
-              [promise = std::move(promise), pick](StatusOr<OpResult> result) mutable {
-                if (!result.ok()) {
-                  promise.try_set(result.status());
-                } else {
-                  promise.try_set(pick(*std::move(result)));
-                }
-              });
-  return future;
-}
+using internal::start;
 
 at::Tensor values_of(OpResult result) { return std::move(result.values); }
 PushResult push_of(const OpResult& result) { return result.push; }

@@ -9,11 +9,12 @@ from pathlib import Path
 from figures import compare, describe_latency, describe_rate, detail, p50, rate
 from harness import DriverError, DriverSpec, worst_of
 
-ROWS = ("P1", "P2", "P3")
+ROWS = ("P1", "P2", "P3", "P6")
 PEERS = ("python",)
 
 OURS = "weft/pair"
 PY, PY_TCP = "python/shm/pair", "python/tcp/pair"
+PY_STEP, PY_STEP_TCP = "python/shm/step", "python/tcp/step"
 
 CALLS = 5000
 PUSHES = 400_000
@@ -21,6 +22,7 @@ PEER_PUSHES = 10_000
 FLIGHTS = (64, 1024)  # of the peer: the better one counts
 FLIGHT = 4096
 PULLS = 4000
+STEPS = 2000
 
 
 def driver_specs(build, python, only_peer, with_ours):
@@ -28,11 +30,14 @@ def driver_specs(build, python, only_peer, with_ours):
     if with_ours:
         specs.append(DriverSpec(OURS, "weft", [str(Path(build) / "bin" / "bench_weft_ps")]))
     missing = "" if python else "no interpreter that imports torch (WEFT_TEST_PYTHON)"
-    script = str(Path(__file__).resolve().parent / "peer_torch_rpc.py")
-    for name in (PY, PY_TCP):
+    here = Path(__file__).resolve().parent
+    tables = (here / "peer_torch_rpc.py", "torch RPC Python")
+    # Remote embedding, distributed autograd and DistributedOptimizer: the driver of the `autograd` suite.
+    steps = (here.parent / "autograd" / "peer_torch_autograd.py", "torch distributed autograd")
+    for name, (script, label) in ((PY, tables), (PY_TCP, tables), (PY_STEP, steps), (PY_STEP_TCP, steps)):
         mode = name.split("/")[1]
-        command = [python or "python3", "-W", "ignore", script, "--mode", mode]
-        specs.append(DriverSpec(name, f"torch RPC Python ({mode})", command, freeze=True, missing=missing))
+        command = [python or "python3", "-W", "ignore", str(script), "--mode", mode]
+        specs.append(DriverSpec(name, f"{label} ({mode})", command, freeze=True, missing=missing))
     return specs
 
 
@@ -82,6 +87,22 @@ def row_p3(bench, quick):
     return [worst_of("P3", "pull of 1,024 x 64 rows", parts), *parts]
 
 
+def row_p6(bench, quick):
+    metric = "a training step with 1,024 rows of 100,000 x 64 and a dense layer"
+    count = STEPS // 5 if quick else STEPS
+    peers = [PY_STEP, PY_STEP_TCP]
+    bench.log(f"P6: {metric}")
+    results = bench.interleave([OURS, *peers], f"lat embed {count}", 120)
+    detail(bench, results, describe_latency)
+    bench.log("    ours, rows pulled ahead")
+    ahead = bench.interleave([OURS], f"lat ahead {count}", 120)
+    detail(bench, ahead, describe_latency)
+    return [
+        compare(bench, results, "P6.1", f"{metric}, p50", "us", "lower", OURS, peers, p50, 2.5),
+        compare(bench, {**results, **ahead}, "P6.2", f"{metric}, ahead, p50", "us", "lower", OURS, peers, p50, 3),
+    ]
+
+
 def measure(bench, wanted, quick, memory):
     figures = []
     if "P1" in wanted:
@@ -90,4 +111,6 @@ def measure(bench, wanted, quick, memory):
         figures += row_p2(bench, quick)
     if "P3" in wanted:
         figures += row_p3(bench, quick)
+    if "P6" in wanted:
+        figures += row_p6(bench, quick)
     return figures

@@ -3,18 +3,27 @@
 //
 //   push   8 bytes of a dense table, acknowledged
 //   pull   1,024 rows of 64 of a sparse table, keys drawn evenly from 100,000
+//   embed  the training step of bench/autograd of this name: those rows by ps::Embedding, a dense layer here,
+//          backward; ends when the push is acknowledged and the layer has stepped
+//   ahead  the same, as ps::Trainer does it: the next step's rows are pulled before, and a push ends in
+//          the step after it
 //
 // `flight DEPTH COUNT`: pushes of a row of 2 floats, each with a key and a future of its own.
 // `slide DEPTH COUNT`: pulls as above, DEPTH of them in flight.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mse_loss.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
 
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,6 +31,7 @@
 
 #include "weft/bench/line_protocol.h"
 #include "weft/ps/client.h"
+#include "weft/ps/layers.h"
 #include "weft/ps/server.h"
 #include "weft/rpc/worker.h"
 #include "weft/transport/grpc_transport.h"
@@ -33,11 +43,46 @@ constexpr int64_t kRows = 100'000;
 constexpr int64_t kLength = 64;
 constexpr int64_t kKeys = 1024;
 constexpr int64_t kBlock = 10'000;
+constexpr int64_t kWidth = 16;  // of the dense layer
+constexpr double kRate = 0.01;
+
+// A step as in bench/autograd/models.h, `embed`.
+class Training {
+ public:
+  Training(const ps::Table& rows, const at::Tensor& ids) : words_(rows), ids_(ids) {
+    dense_.requires_grad_(true);
+  }
+  void step() {
+    compute();
+    words_.step().wait();
+  }
+  void step_ahead() {
+    if (!pushed_.has_value()) words_.prefetch(ids_);
+    words_.prefetch(ids_);
+    compute();
+    if (pushed_.has_value()) pushed_->wait();
+    pushed_ = words_.step();
+  }
+
+ private:
+  void compute() {
+    at::mse_loss(at::linear(words_.forward(ids_), dense_), target_).backward();
+    const at::AutoGradMode no_grad(false);
+    dense_.add_(dense_.grad(), -kRate);
+    dense_.mutable_grad() = at::Tensor();
+  }
+
+  ps::Embedding words_;
+  const at::Tensor ids_;
+  at::Tensor dense_ = at::rand({kWidth, kLength}).mul_(0.1);
+  const at::Tensor target_ = at::zeros({kKeys, kWidth});
+  std::optional<Future<ps::PushResult>> pushed_;
+};
 
 class Caller {
  public:
   explicit Caller(const Worker& worker) : client_(worker, {.servers = {"w1"}}) {
-    const auto rule = ps::rule<optim::SGD>({.lr = 0.01});
+    const auto rule = ps::rule<optim::SGD>({.lr = kRate});
     small_ = client_.open_table("small", ps::dense({2}, rule));
     pairs_ = client_.open_table("pairs", ps::sparse(2, rule));
     rows_ = client_.open_table("rows", ps::sparse(kLength, rule));
@@ -53,6 +98,11 @@ class Caller {
     out.call = [this](std::string_view name) -> std::function<void()> {
       if (name == "push") return [this] { small_->push(pair_).wait(); };
       if (name == "pull") return [this] { pull().wait(); };
+      if (name == "embed" || name == "ahead") {
+        const auto training = std::make_shared<Training>(*rows_, keys_);
+        if (name == "embed") return [training] { training->step(); };
+        return [training] { training->step_ahead(); };
+      }
       throw std::invalid_argument("unknown function: " + std::string(name));
     };
     out.flight = [this](int depth, int64_t count) {

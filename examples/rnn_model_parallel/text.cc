@@ -59,16 +59,20 @@ Chunk Text::chunk(int64_t step) const {
           .fresh = begin == 0};
 }
 
-Text read_text(const std::string& path) {
+std::string read_characters(const std::string& path) {
   const std::string from = path.empty() ? find_licence() : path;
   std::ifstream file(from, std::ios::binary);
   if (!file || std::filesystem::is_directory(from)) {
     throw std::invalid_argument("cannot read the text " + from + "; name another with --text FILE");
   }
-  const std::string characters{std::istreambuf_iterator<char>(file), {}};
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+Text read_text(const std::string& path) {
+  const std::string characters = read_characters(path);
   constexpr int64_t kLeast = kStreams * (kTime + 1);
   if (static_cast<int64_t>(characters.size()) < kLeast) {
-    throw std::invalid_argument("the text " + from + " has " + std::to_string(characters.size()) +
+    throw std::invalid_argument("the text " + path + " has " + std::to_string(characters.size()) +
                                 " characters, and at least " + std::to_string(kLeast) +
                                 " are needed; name a longer one with --text FILE");
   }

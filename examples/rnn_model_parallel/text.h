@@ -38,7 +38,9 @@ class Text {
 };
 
 // "": the first licence that the system has. Throws std::invalid_argument: no such file, none of
-// them, too short.
+// them.
+std::string read_characters(const std::string& path);
+// The same, also when it is too short.
 Text read_text(const std::string& path);
 // What that looks for.
 std::string default_texts(const std::string& separator);

@@ -222,10 +222,13 @@ void Part::handle(const WorkerKey& caller, const Request& request, std::vector<a
   PartEffects effects;
   Answer said;
   LogEntry entry{caller, request};
-  entry.accepted = make_error(ErrorKind::kState, "not judged");
   if (replica_.has_value()) {
+    entry.accepted = make_error(ErrorKind::kState, "not judged");
     entry.request->pull.reset();
     entry.tensors = tensors;
+    // As for a push that is kept: an answer that waits for no backup leaves before the log does.
+    const bool early = replica_->streams() && !replica_->map().ready;
+    for (at::Tensor& t : entry.tensors) t = early ? t.clone() : t;
   }
   Status done =
       execute(client, request, std::move(tensors), nullptr, &said, &entry.accepted, &effects);
@@ -278,11 +281,16 @@ Status Part::handle_push(const ClientKey& client, const PushHeader& header,
     case Verdict::kApply:
     case Verdict::kHold: break;
   }
-  StatusOr<Push> push = absl::UnknownError("");
-  if (!owner && !said->ok()) {
-    push = *said;
-  } else {
-    push = data_->accept(header, std::move(tensors));
+  std::vector<at::Tensor> given;
+  if (judged.verdict == Verdict::kHold) given = tensors;
+  StatusOr<Push> push =
+      !owner && !said->ok() ? StatusOr<Push>(*said) : data_->accept(header, std::move(tensors));
+  if (push.ok() && judged.verdict == Verdict::kHold) {
+    // The client may write into its tensor when it is told that the push is kept.
+    const bool shared = std::any_of(given.begin(), given.end(), [&](const at::Tensor& t) {
+      return t.defined() && t.is_alias_of(push->values);
+    });
+    if (shared) push->values = push->values.clone();
   }
   if (owner && push.ok() && judged.verdict == Verdict::kHold &&
       limits_->queued.load() + push->bytes() > limits_->queue_bytes) {

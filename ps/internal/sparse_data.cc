@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ATen/core/grad_mode.h"
+#include "ATen/ops/div.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/full.h"
 #include "absl/container/flat_hash_map.h"
@@ -15,6 +16,11 @@ namespace weft::ps::internal {
 namespace {
 
 constexpr size_t kChunkRows = 1024;
+// Of a read: how many keys before it is needed a place of the index, and a row, is fetched.
+constexpr size_t kIndexAhead = 16;
+constexpr size_t kRowsAhead = 8;
+constexpr size_t kLineBytes = 64;
+constexpr size_t kFetchedBytes = 1024;  // of a row; what is longer streams by itself
 // Of a row besides its values and the rule's: key and place in the index at its usual load, steps.
 constexpr int64_t kRowOverhead = 40;
 
@@ -73,13 +79,15 @@ class SparseData final : public PartData {
       }
       return;
     }
-    if (divisor > 1) all.values.div_(static_cast<double>(divisor));
+    // Not in place: they may be the client's.
+    if (divisor > 1) all.values = all.values.div(static_cast<double>(divisor));
+    const PackedOptions options = options_with_rate(*rule_, definition_.rule.options, all.rate);
+    if (all.keys.size() == 1) return update(all, steps_of(index_.at(all.keys[0])), {0}, options);
     // Rows that have seen equally many steps are one parameter of the rule.
     std::map<uint32_t, std::vector<size_t>> by_steps;
     for (size_t i = 0; i < all.keys.size(); ++i) {
       by_steps[steps_of(index_.at(all.keys[i]))].push_back(i);
     }
-    const PackedOptions options = options_with_rate(*rule_, definition_.rule.options, all.rate);
     for (const auto& [steps, places] : by_steps) update(all, steps, places, options);
   }
 
@@ -93,13 +101,27 @@ class SparseData final : public PartData {
     WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> keys, keys_of(tensors[0]));
     at::Tensor out = at::empty({static_cast<int64_t>(keys.size()), length_}, tensor_);
     char* const data = static_cast<char*>(out.mutable_data_ptr());
-    for (size_t i = 0; i < keys.size(); ++i) {
-      char* const to = data + i * bytes_of(length_);
+    const size_t bytes = bytes_of(length_);
+    // Rows lie anywhere: those of the next keys are fetched while these are copied.
+    std::vector<const char*> rows(keys.size());
+    const auto find = [&](size_t i) {
       const auto at = index_.find(keys[i]);
-      if (at == index_.end()) {
-        fill_first(keys[i], to);  // a pull makes no row
+      if (at == index_.end()) return;
+      rows[i] = value_of(at->second);
+      for (size_t b = 0; b < std::min(bytes, kFetchedBytes); b += kLineBytes) {
+        __builtin_prefetch(rows[i] + b);
+      }
+    };
+    for (size_t i = 0; i < std::min(keys.size(), kIndexAhead); ++i) index_.prefetch(keys[i]);
+    for (size_t i = 0; i < keys.size() + kRowsAhead; ++i) {
+      if (i + kIndexAhead < keys.size()) index_.prefetch(keys[i + kIndexAhead]);
+      if (i < keys.size()) find(i);
+      if (i < kRowsAhead) continue;
+      char* const to = data + (i - kRowsAhead) * bytes;
+      if (const char* const row = rows[i - kRowsAhead]; row != nullptr) {
+        std::memcpy(to, row, bytes);
       } else {
-        std::memcpy(to, value_of(at->second), bytes_of(length_));
+        fill_first(keys[i - kRowsAhead], to);  // a pull makes no row
       }
     }
     return out;
@@ -170,6 +192,7 @@ class SparseData final : public PartData {
  private:
   struct Chunk {
     at::Tensor values;
+    char* first = nullptr;            // byte of the values
     std::vector<at::Tensor> buffers;  // undefined: the rule has no need of it
     std::array<uint32_t, kChunkRows> steps{};
   };
@@ -180,8 +203,7 @@ class SparseData final : public PartData {
 
   size_t bytes_of(int64_t elements) const { return static_cast<size_t>(elements * item_); }
   char* value_of(uint32_t row) const {
-    return static_cast<char*>(chunks_[row / kChunkRows].values.data_ptr()) +
-           row % kChunkRows * bytes_of(length_);
+    return chunks_[row / kChunkRows].first + row % kChunkRows * bytes_of(length_);
   }
   char* buffer_of(size_t buffer, uint32_t row) const {
     return static_cast<char*>(chunks_[row / kChunkRows].buffers[buffer].data_ptr()) +
@@ -212,11 +234,23 @@ class SparseData final : public PartData {
   // Each key once, in the order in which they first come, with the sum of its rows in their order;
   // `last`: with its last row.
   void gather(const std::vector<Part>& parts, bool last, Push* out) const {
+    if (parts.size() == 1 && parts[0].keys->size() == 1) {  // many pushes are of one row
+      out->keys = *parts[0].keys;
+      out->values = *parts[0].values;
+      return;
+    }
     absl::flat_hash_map<uint64_t, size_t> place;
+    size_t count = 0;
+    for (const Part& part : parts) count += part.keys->size();
+    place.reserve(count);
     for (const Part& part : parts) {
       for (const uint64_t key : *part.keys) {
         if (place.emplace(key, out->keys.size()).second) out->keys.push_back(key);
       }
+    }
+    if (parts.size() == 1 && out->keys.size() == count) {  // each key comes once
+      out->values = *parts[0].values;
+      return;
     }
     out->values = at::full({static_cast<int64_t>(out->keys.size()), length_}, 0, tensor_);
     for (const Part& part : parts) {
@@ -252,6 +286,7 @@ class SparseData final : public PartData {
   Status make_rows(const std::vector<uint64_t>& keys) {
     size_t fresh = 0;
     for (const uint64_t key : keys) fresh += index_.contains(key) ? 0 : 1;
+    if (fresh == 0) return absl::OkStatus();
     const auto after = static_cast<uint64_t>(rows_ + fresh) * static_cast<uint64_t>(row_bytes_);
     if (after > most_bytes_ && !follows_) {
       return make_error(
@@ -282,6 +317,7 @@ class SparseData final : public PartData {
     Chunk chunk;
     const auto rows = static_cast<int64_t>(kChunkRows);
     chunk.values = at::empty({rows, length_}, tensor_);
+    chunk.first = static_cast<char*>(chunk.values.mutable_data_ptr());
     for (size_t b = 0; b < lengths_.size(); ++b) {
       chunk.buffers.push_back(
           lengths_[b] == 0 ? at::Tensor() : at::full({rows, lengths_[b]}, firsts_[b], tensor_));
@@ -305,7 +341,9 @@ class SparseData final : public PartData {
     const char* const given = static_cast<const char*>(push.values.const_data_ptr());
     at::Tensor values = collect(length_, [&](size_t i) { return value_of(rows[i]); });
     const at::Tensor gradient =
-        collect(length_, [&](size_t i) { return given + places[i] * bytes_of(length_); });
+        places.size() == push.keys.size()
+            ? push.values
+            : collect(length_, [&](size_t i) { return given + places[i] * bytes_of(length_); });
     ParameterState state;
     state.steps.store(steps);
     for (size_t b = 0; b < lengths_.size(); ++b) {

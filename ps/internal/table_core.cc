@@ -70,6 +70,7 @@ void TableCore::submit(Ask ask, OpDone done) {
   } else {
     cut_sparse(op.get());
   }
+  if (Status s = check_values(*op); !s.ok()) return op->done(std::move(s));
   op->left = op->pieces.size();
   bool waits = false;
   {

@@ -11,6 +11,8 @@
 //   CLIENT-5  with two copies: a request whose owner has moved, or does not answer, is sent to the
 //             owner that is found, with the numbers that it had.
 //   CLIENT-4  the floor of a push is not above the number of any push that has not ended.
+//   CLIENT-6  of a push to several parts whose values are not all finite nothing is sent: one part would
+//             refuse it, and another have it.
 
 #include <deque>
 #include <map>
@@ -93,7 +95,8 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
     Request request{};
     std::vector<at::Tensor> push{};  // tensors of the push
     at::Tensor pull_keys{};
-    std::vector<int64_t> places{};  // sparse pull: of its rows
+    // Sparse pull: of its rows among those that are asked for; empty: it has all, in their order.
+    std::vector<int64_t> places{};
     int attempts = 0;
     bool ended = false;
     Answer answer{};
@@ -136,6 +139,17 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   void search_again(size_t part);
 
   Status check(const Ask& ask) const;
+  // CLIENT-6
+  Status check_values(const Op& op) const;
+  // Which keys are whose: `whole` says that one part has all.
+  struct Slices {
+    std::optional<size_t> whole{};
+    std::vector<std::vector<int64_t>> places{};  // by part; may be empty when one has all
+    bool has(size_t part) const {
+      return whole.has_value() ? *whole == part : !places.empty() && !places[part].empty();
+    }
+  };
+  Slices slice(const at::Tensor& keys) const;
   void cut_dense(Op* op) const;
   void cut_sparse(Op* op) const;
   void pump();

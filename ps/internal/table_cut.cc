@@ -56,6 +56,16 @@ Status TableCore::check(const Ask& ask) const {
   return absl::OkStatus();
 }
 
+Status TableCore::check_values(const Op& op) const {
+  const auto pushing = std::count_if(op.pieces.begin(), op.pieces.end(),
+                                     [](const Piece& piece) { return !piece.push.empty(); });
+  if (pushing < 2) return absl::OkStatus();
+  const bool is_dense = setup_.definition.kind == TableKind::kDense;
+  Status finite = check_finite(*op.ask.push, is_dense ? 1 : setup_.definition.shape[0]);
+  if (finite.ok()) return finite;
+  return annotate(finite, absl::StrCat("table '", setup_.name, "': ", std::string(op.ask.what)));
+}
+
 // Every part hears of a step, of a client that comes or goes, and of what concerns it.
 void TableCore::cut_dense(Op* op) const {
   const Ask& ask = op->ask;
@@ -75,14 +85,26 @@ void TableCore::cut_dense(Op* op) const {
   }
 }
 
+TableCore::Slices TableCore::slice(const at::Tensor& keys) const {
+  Slices out;
+  if (!keys.defined() || keys.numel() == 0) return out;
+  const auto* const data = reinterpret_cast<const uint64_t*>(keys.const_data_ptr<int64_t>());
+  const auto count = static_cast<size_t>(keys.numel());
+  if (setup_.parts.size() == 1 || count == 1) {
+    out.whole = setup_.parts.size() == 1 ? 0 : ring_->owner(data[0]);
+    return out;
+  }
+  out.places = slice_keys(*ring_, data, count);
+  for (size_t p = 0; p < out.places.size(); ++p) {
+    if (out.places[p].size() == count) out.whole = p;
+  }
+  return out;
+}
+
+// What goes to one part alone is not copied.
 void TableCore::cut_sparse(Op* op) const {
   const Ask& ask = op->ask;
   const bool all = ask.advance || ask.leave || ask.enter.has_value();
-  const auto slices = [&](const at::Tensor& keys) {
-    if (!keys.defined()) return std::vector<std::vector<int64_t>>(setup_.parts.size());
-    return slice_keys(*ring_, reinterpret_cast<const uint64_t*>(keys.const_data_ptr<int64_t>()),
-                      static_cast<size_t>(keys.numel()));
-  };
   const auto pick_keys = [](const at::Tensor& keys, const std::vector<int64_t>& places) {
     at::Tensor out = at::empty({static_cast<int64_t>(places.size())}, keys.options());
     const int64_t* const from = keys.const_data_ptr<int64_t>();
@@ -90,28 +112,36 @@ void TableCore::cut_sparse(Op* op) const {
     for (size_t i = 0; i < places.size(); ++i) to[i] = from[places[i]];
     return out;
   };
-  const auto pushed = slices(ask.push.has_value() ? ask.push_keys : at::Tensor());
-  auto pulled = slices(ask.pull ? ask.pull_keys : at::Tensor());
+  const auto pick_rows = [](const at::Tensor& rows, const std::vector<int64_t>& places) {
+    const size_t bytes = static_cast<size_t>(rows.size(1)) * rows.element_size();
+    at::Tensor out = at::empty({static_cast<int64_t>(places.size()), rows.size(1)}, rows.options());
+    const char* const from = static_cast<const char*>(rows.const_data_ptr());
+    char* const to = static_cast<char*>(out.mutable_data_ptr());
+    for (size_t i = 0; i < places.size(); ++i) {
+      std::memcpy(to + i * bytes, from + static_cast<size_t>(places[i]) * bytes, bytes);
+    }
+    return out;
+  };
+  const Slices pushed = slice(ask.push.has_value() ? ask.push_keys : at::Tensor());
+  Slices pulled = slice(ask.pull ? ask.pull_keys : at::Tensor());
   for (size_t p = 0; p < setup_.parts.size(); ++p) {
-    if (!all && pushed[p].empty() && pulled[p].empty()) continue;
+    const bool pushes = pushed.has(p);
+    const bool pulls = pulled.has(p);
+    if (!all && !pushes && !pulls) continue;
     Piece piece;
     piece.part = p;
-    if (!pushed[p].empty()) {
-      const at::Tensor& rows = *ask.push;
-      const size_t bytes = static_cast<size_t>(rows.size(1)) * rows.element_size();
-      at::Tensor part =
-          at::empty({static_cast<int64_t>(pushed[p].size()), rows.size(1)}, rows.options());
-      const char* const from = static_cast<const char*>(rows.const_data_ptr());
-      char* const to = static_cast<char*>(part.mutable_data_ptr());
-      for (size_t i = 0; i < pushed[p].size(); ++i) {
-        std::memcpy(to + i * bytes, from + static_cast<size_t>(pushed[p][i]) * bytes, bytes);
-      }
-      piece.push = {pick_keys(ask.push_keys, pushed[p]), std::move(part)};
+    if (pushes && pushed.whole == p) {
+      piece.push = {ask.push_keys, *ask.push};
+    } else if (pushes) {
+      piece.push = {pick_keys(ask.push_keys, pushed.places[p]),
+                    pick_rows(*ask.push, pushed.places[p])};
     }
-    if (!pulled[p].empty()) {
-      piece.request.pull.emplace();
-      piece.pull_keys = pick_keys(ask.pull_keys, pulled[p]);
-      piece.places = std::move(pulled[p]);
+    if (pulls) piece.request.pull.emplace();
+    if (pulls && pulled.whole == p) {
+      piece.pull_keys = ask.pull_keys;
+    } else if (pulls) {
+      piece.pull_keys = pick_keys(ask.pull_keys, pulled.places[p]);
+      piece.places = std::move(pulled.places[p]);
     }
     op->pieces.push_back(std::move(piece));
   }
@@ -132,6 +162,11 @@ OpResult TableCore::result_of(Op* op) const {
     return out;
   }
   const int64_t count = op->ask.pull_keys.numel();
+  for (const Piece& piece : op->pieces) {
+    if (!piece.values.defined() || !piece.places.empty()) continue;
+    out.values = piece.values;  // all of them
+    return out;
+  }
   out.values = at::empty({count, d.shape[0]}, at::TensorOptions().dtype(d.dtype));
   const size_t bytes = static_cast<size_t>(d.shape[0]) * out.values.element_size();
   char* const to = static_cast<char*>(out.values.mutable_data_ptr());

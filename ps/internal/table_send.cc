@@ -79,7 +79,7 @@ int64_t TableCore::bytes_of(const Piece& piece) const {
   }
   const int64_t elements = d.kind == TableKind::kDense
                                ? element_range(elements_, setup_.parts.size(), piece.part).size()
-                               : d.shape[0] * static_cast<int64_t>(piece.places.size());
+                               : d.shape[0] * piece.pull_keys.numel();
   return bytes + kOfTensor + elements * static_cast<int64_t>(c10::elementSize(d.dtype));
 }
 
@@ -114,7 +114,7 @@ StatusOr<Answer> TableCore::read(Op* op, size_t i, StatusOr<Reply> result) const
     if (d.kind == TableKind::kDense) {
       shape = {element_range(elements_, setup_.parts.size(), piece->part).size()};
     } else {
-      shape = {static_cast<int64_t>(piece->places.size()), d.shape[0]};
+      shape = {piece->pull_keys.numel(), d.shape[0]};
     }
     if (Status s = check_tensor(tensors[0], d.dtype, shape, "an answer that"); !s.ok()) {
       return make_error(ErrorKind::kProtocol, std::string(s.message()));

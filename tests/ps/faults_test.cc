@@ -123,6 +123,27 @@ TEST_F(PsTest, BadInput_values_that_are_not_finite) {
   EXPECT_EQ(counted.at("weft_ps_refused_total{table=\"s\"}"), 1);
 }
 
+// One part would refuse such a push, and another take it.
+TEST_F(PsTest, BadInput_values_that_are_not_finite_in_one_of_several_parts) {
+  PsJob job(3, 1);
+  const Table d = job.clients[0].open_table("d", kSmall);
+  const Table s = job.clients[0].open_table("s", ps::sparse(2, ps::rule<optim::SGD>({.lr = 1})));
+  at::Tensor bad = torch::ones({3});
+  bad[2] = std::numeric_limits<float>::quiet_NaN();
+  expect_ps_error(ps_error_of([&] { d.push(bad).wait(); }), ErrorKind::kInvalidArgument,
+                  {"table 'd'", "push", "1 of 3 values", "row 2"});
+  at::Tensor rows = torch::ones({64, 2});
+  rows[63][0] = std::numeric_limits<float>::infinity();
+  expect_ps_error(
+      ps_error_of([&] { s.push_pull_rows(torch::arange(64), rows, keys_of({1})).wait(); }),
+      ErrorKind::kInvalidArgument, {"table 's'", "1 of 128 values", "row 63"});
+  EXPECT_EQ(d.pull().wait().sum().item<double>(), 0);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(job.report(i, "s").rows, 0);
+    EXPECT_EQ(job.report(i, "d").version, 0U);
+  }
+}
+
 TEST_F(PsTest, BadInput_more_rows_than_a_table_may_have) {
   PsJob job(1, 1);
   auto definition = ps::sparse(2, ps::rule<optim::SGD>({.lr = 1}));

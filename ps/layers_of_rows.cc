@@ -1,0 +1,209 @@
+// Embedding and EmbeddingBag: rows of a sparse table by id.
+
+#include <cstring>
+#include <utility>
+
+#include "ATen/core/grad_mode.h"
+#include "ATen/ops/arange.h"
+#include "ATen/ops/cat.h"
+#include "ATen/ops/embedding.h"
+#include "ATen/ops/embedding_bag.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/equal.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "weft/ps/internal/table_future.h"
+#include "weft/ps/layers.h"
+
+namespace weft::ps {
+namespace {
+
+constexpr size_t kMostLookups = 64;
+
+at::Tensor tensor_of(const std::vector<int64_t>& numbers) {
+  at::Tensor out = at::empty({static_cast<int64_t>(numbers.size())}, at::kLong);
+  if (!numbers.empty()) {
+    std::memcpy(out.mutable_data_ptr(), numbers.data(), numbers.size() * sizeof(int64_t));
+  }
+  return out;
+}
+
+}  // namespace
+
+RowLayer::RowLayer(Table table, const LayerOptions& options) : Layer(std::move(table), options) {
+  if (table_.definition().kind == TableKind::kSparse) return;
+  throw_error(make_error(ErrorKind::kInvalidArgument,
+                         absl::StrCat("an embedding wants a sparse table, and table '",
+                                      table_.name(), "' is ", to_string(table_.definition()))));
+}
+
+at::Tensor RowLayer::checked(const at::Tensor& ids) const {
+  if (!ids.defined() || ids.layout() != at::kStrided ||
+      (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt)) {
+    throw_error(make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat("table '", table_.name(), "': ids must be a tensor of int64 or int32")));
+  }
+  return ids.to(at::kCPU, at::kLong).contiguous();
+}
+
+RowLayer::Distinct RowLayer::distinct_of(const at::Tensor& ids) {
+  const int64_t* const from = ids.const_data_ptr<int64_t>();
+  absl::flat_hash_map<int64_t, int64_t> place_of;
+  place_of.reserve(static_cast<size_t>(ids.numel()));
+  std::vector<int64_t> keys;
+  at::Tensor places = at::empty(ids.sizes(), at::kLong);
+  int64_t* const to = places.mutable_data_ptr<int64_t>();
+  for (int64_t i = 0; i < ids.numel(); ++i) {
+    const auto [at, fresh] = place_of.try_emplace(from[i], static_cast<int64_t>(keys.size()));
+    if (fresh) keys.push_back(from[i]);
+    to[i] = at->second;
+  }
+  return {tensor_of(keys), std::move(places)};
+}
+
+void RowLayer::prefetch(const at::Tensor& ids) {
+  Lookup lookup;
+  const at::Tensor plain = checked(ids);
+  // The caller may write into its tensor.
+  lookup.ids = plain.is_same(ids) || plain.is_alias_of(ids) ? plain.clone() : plain;
+  lookup.distinct = distinct_of(lookup.ids);
+  lookup.rows = table_.pull_rows(lookup.distinct.keys, options_.deadline);
+  if (ahead_.size() == kMostLookups) ahead_.pop_front();
+  ahead_.push_back(std::move(lookup));
+}
+
+at::Tensor RowLayer::rows_of(const Lookup& lookup) {
+  at::Tensor rows = lookup.rows.wait(kInfinite);
+  const at::AutoGradMode no_grad(false);
+  if (!lookup.newer.empty()) rows = rows.clone();  // it may lie in memory of a server
+  for (const Newer& newer : lookup.newer) {
+    rows.index_copy_(0, newer.to, newer.rows.wait(kInfinite).index_select(0, newer.from));
+  }
+  return rows;
+}
+
+RowLayer::Found RowLayer::find(const at::Tensor& ids) {
+  const at::Tensor plain = checked(ids);
+  Lookup lookup;
+  for (auto it = ahead_.begin(); it != ahead_.end(); ++it) {
+    if (!at::equal(it->ids, plain)) continue;
+    lookup = std::move(*it);
+    ahead_.erase(it);
+    break;
+  }
+  if (!lookup.ids.defined()) {
+    lookup.distinct = distinct_of(plain);
+    lookup.rows = table_.pull_rows(lookup.distinct.keys, options_.deadline);
+  }
+  at::Tensor rows = rows_of(lookup).to(options_.device).detach();
+  if (at::GradMode::is_enabled()) {
+    rows.requires_grad_(true);
+    leaves_.push_back({lookup.distinct.keys, rows});
+  }
+  return {std::move(rows), lookup.distinct.places.to(options_.device)};
+}
+
+void RowLayer::drop() {
+  ahead_.clear();
+  leaves_.clear();
+}
+
+at::Tensor RowLayer::ahead(const at::Tensor& pushed, std::vector<Newer>* newer) const {
+  absl::flat_hash_map<int64_t, int64_t> place_of;  // -1: no lookup waits with it
+  const int64_t* const keys = pushed.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < pushed.numel(); ++i) place_of.emplace(keys[i], -1);
+  std::vector<int64_t> again;
+  for (const Lookup& lookup : ahead_) {
+    std::vector<int64_t> from;
+    std::vector<int64_t> to;
+    const int64_t* const waiting = lookup.distinct.keys.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < lookup.distinct.keys.numel(); ++i) {
+      const auto at = place_of.find(waiting[i]);
+      if (at == place_of.end()) continue;
+      if (at->second < 0) {
+        at->second = static_cast<int64_t>(again.size());
+        again.push_back(waiting[i]);
+      }
+      from.push_back(at->second);
+      to.push_back(i);
+    }
+    newer->push_back({{}, tensor_of(from), tensor_of(to)});
+  }
+  return tensor_of(again);
+}
+
+Future<PushResult> RowLayer::push(const DistAutogradContext* context, const StepOptions& options) {
+  const at::AutoGradMode no_grad(false);
+  std::vector<at::Tensor> keys;
+  std::vector<at::Tensor> gradients;
+  for (const Leaf& leaf : std::exchange(leaves_, {})) {
+    const at::Tensor gradient = gradient_of(leaf.rows, context);
+    if (!gradient.defined()) continue;
+    keys.push_back(leaf.keys);
+    gradients.push_back(gradient);
+  }
+  internal::Ask ask{.what = "step"};
+  if (!keys.empty()) {
+    ask.push_keys = keys.size() == 1 ? keys[0] : at::cat(keys);
+    ask.push = gradients.size() == 1 ? gradients[0] : at::cat(gradients);
+  }
+  ask.rate = options.rate;
+  ask.advance = options.advance;
+  internal::TableCore& core = internal::TableAccess::core(table_);
+  std::vector<Newer> newer;
+  if (options.refresh && !keys.empty()) ask.pull_keys = ahead(ask.push_keys, &newer);
+  if (!ask.pull_keys.defined() || ask.pull_keys.numel() == 0) {
+    ask.pull_keys = at::Tensor();
+    return internal::start<PushResult>(core, std::move(ask), options.deadline,
+                                       [](const internal::OpResult& r) { return r.push; });
+  }
+  ask.pull = true;
+  auto [pushed, values] = internal::start_both(core, std::move(ask), options.deadline);
+  for (size_t i = 0; i < newer.size(); ++i) {
+    if (newer[i].to.numel() == 0) continue;
+    newer[i].rows = values;
+    ahead_[i].newer.push_back(std::move(newer[i]));
+  }
+  return std::move(pushed);
+}
+
+// ---- the two -----------------------------------------------------------------------------------
+
+Embedding::Embedding(Table table, const LayerOptions& options)
+    : RowLayer(std::move(table), options) {}
+
+at::Tensor Embedding::forward(const at::Tensor& ids) {
+  const Found found = find(ids);
+  return at::embedding(found.rows, found.places);
+}
+
+EmbeddingBag::EmbeddingBag(Table table, Reduce reduce, const LayerOptions& options)
+    : RowLayer(std::move(table), options), reduce_(reduce) {}
+
+at::Tensor EmbeddingBag::forward(const at::Tensor& ids) {
+  if (!ids.defined() || ids.dim() != 2) {
+    throw_error(make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat("table '", table_.name(), "': ids without offsets must have two dimensions")));
+  }
+  const Found found = find(ids);
+  const int64_t count = ids.size(1);
+  const at::Tensor offsets = at::arange(ids.size(0), at::kLong).mul(count).to(options_.device);
+  return std::get<0>(at::embedding_bag(found.rows, found.places.reshape({-1}), offsets, false,
+                                       static_cast<int64_t>(reduce_)));
+}
+
+at::Tensor EmbeddingBag::forward(const at::Tensor& ids, const at::Tensor& offsets) {
+  if (!ids.defined() || ids.dim() != 1) {
+    throw_error(make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat("table '", table_.name(), "': ids with offsets must have one dimension")));
+  }
+  const Found found = find(ids);
+  return std::get<0>(at::embedding_bag(found.rows, found.places,
+                                       offsets.to(options_.device, at::kLong), false,
+                                       static_cast<int64_t>(reduce_)));
+}
+
+}  // namespace weft::ps

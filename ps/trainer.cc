@@ -1,0 +1,63 @@
+#include "weft/ps/trainer.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "weft/ps/internal/table_future.h"
+
+namespace weft::ps {
+namespace {
+
+constexpr int kMostBatchesAhead = 32;
+
+}  // namespace
+
+Trainer::Trainer(std::vector<Layer*> layers, TrainerOptions options)
+    : layers_(std::move(layers)), options_(std::move(options)) {
+  if (layers_.empty() || std::count(layers_.begin(), layers_.end(), nullptr) != 0) {
+    throw_error(make_error(ErrorKind::kInvalidArgument, "ps::Trainer wants one layer or more"));
+  }
+  if (options_.ahead < 0 || options_.ahead > kMostBatchesAhead) {
+    throw_error(make_error(ErrorKind::kInvalidArgument,
+                           absl::StrCat("ps::Trainer: ahead is ", options_.ahead,
+                                        ", and must be 0 to ", kMostBatchesAhead)));
+  }
+}
+
+const Worker& Trainer::worker() const {
+  return internal::TableAccess::core(layers_[0]->table()).service()->worker();
+}
+
+void Trainer::step(const DistAutogradContext* context) {
+  finish();
+  StepOptions options;
+  options.refresh = options_.refresh;
+  options.deadline = options_.deadline;
+  if (options_.rate != nullptr) options.rate = options_.rate(report_.steps);
+  for (Layer* layer : layers_) {
+    pushes_.push_back(context == nullptr ? layer->step(options) : layer->step(*context, options));
+  }
+  ++report_.steps;
+}
+
+void Trainer::finish() {
+  // Of each, also after an error: none is under way when this ends.
+  Status first;
+  for (const Future<PushResult>& push : std::exchange(pushes_, {})) {
+    const StatusOr<PushResult> result = push.try_wait(kInfinite);
+    if (!result.ok()) {
+      first.Update(result.status());
+      continue;
+    }
+    report_.dropped += result->dropped ? 1 : 0;
+    report_.most_behind = std::max(report_.most_behind, result->behind);
+  }
+  throw_if_error(first);
+}
+
+void Trainer::drop() {
+  pushes_.clear();
+  for (Layer* layer : layers_) layer->drop();
+}
+
+}  // namespace weft::ps
