@@ -215,4 +215,15 @@ function(weft_install_package)
   install(FILES "${weft_BINARY_DIR}/weftConfig.cmake" "${weft_BINARY_DIR}/weftConfigVersion.cmake"
     "${weft_SOURCE_DIR}/cmake/FindLibTorch.cmake" "${weft_SOURCE_DIR}/cmake/Dependencies.cmake"
     DESTINATION "${dir}")
+  # For programs without CMake. Static archives need the order and the flags of everything below them: CMake knows those.
+  if(BUILD_SHARED_LIBS)
+    get_property(modules GLOBAL PROPERTY WEFT_BUILT_MODULES)
+    list(REVERSE modules)
+    list(TRANSFORM modules PREPEND "-lweft_" OUTPUT_VARIABLE _weft_pc_libraries)
+    list(JOIN _weft_pc_libraries " " _weft_pc_libraries)
+    list(TRANSFORM LibTorch_RUNTIME_DIRS PREPEND "-Wl,-rpath," OUTPUT_VARIABLE _weft_pc_runtime)
+    list(JOIN _weft_pc_runtime " " _weft_pc_runtime)
+    configure_file("${weft_SOURCE_DIR}/cmake/weft.pc.in" "${weft_BINARY_DIR}/weft.pc" @ONLY)
+    install(FILES "${weft_BINARY_DIR}/weft.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+  endif()
 endfunction()

@@ -60,6 +60,16 @@ command_install() {
     "$prefix" "$prefix"
 }
 
+command_wheel() {
+  [ $# = 0 ] || { code=2 die "wheel takes no arguments"; }
+  local out="$build/wheel"
+  need_packages "${packages_build[@]}" "${packages_wheel[@]}"
+  rm -rf "$out"
+  command_install "$out/prefix" >&2
+  python3 "$root/scripts/wheel.py" --prefix "$out/prefix" --libtorch "$(choose_libtorch "$build/release")" --out "$out" \
+    || die "the wheel could not be packed"
+}
+
 command_demo() {
   [ $# = 0 ] || { code=2 die "demo takes no arguments; build/bin/async_ps --help has the program's own"; }
   need_packages "${packages_build[@]}"
@@ -93,8 +103,7 @@ run_ctest() {
   local folder="$1" strict="$2" status=0
   shift 2
   rm -rf "$folder/junit.xml" "$folder/tests/groups"
-  # One more at a time than there are cores: a third of a test's time is waiting, for leases and deadlines of others.
-  ctest --test-dir "$folder" -j "$((jobs + 1))" --output-on-failure --no-tests=error \
+  ctest --test-dir "$folder" -j "$jobs" --output-on-failure --no-tests=error \
     --output-junit "$folder/junit.xml" "$@" || status=$?
   local options=()
   [ "$strict" = yes ] && options=(--strict)

@@ -247,8 +247,9 @@ class Site:
         for metric, kind, text, source in tables.metrics(self.root):
             out.append(f'<tr id="{metric}"><td><code>{metric}</code></td><td>{kind}</td><td>{html.escape(text)}</td></tr>')
             self.search.append((metric, f"{page}.html#{metric}"))
-            if not text.strip():
-                self.warn(source, f"the metric {metric} has no help")
+            problem = tables.metric_problem(metric, kind, text)
+            if problem:
+                self.warn(source, f"the metric {metric} {problem}")
         self.pages[page] = ("Metrics", "\n".join([*out, "</table>"]))
 
     # --- all of it ----------------------------------------------------------------------------------------------

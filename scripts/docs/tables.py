@@ -5,7 +5,7 @@ import re
 
 PROGRAMS = (("weftrun", "tools/weftrun/options.cc"), ("weftrun ca", "tools/weftrun/ca.cc"), ("weft-inspect", "tools/weft_inspect.cc"),
             ("weft-plan", "tools/weft_plan.cc"), ("./dev", "dev"))
-SCRIPTS = ("tools/backward_path.py", "tools/netlab.py")
+SCRIPTS = ("tools/backward_path.py", "tools/otlp.py", "tools/netlab.py")
 SOURCES = ("common", "transport", "store", "rpc", "rref", "collectives", "dist_autograd", "dist_optim", "ps", "pipeline", "tools")
 # Variables that no table of a page has.
 ALONE = (("WEFT_COLLECTIVES_TABLE", "file with rules about which algorithm an operation takes; that of rank 0 counts",
@@ -91,6 +91,16 @@ def metrics(root):
                     for kind, metric, text in call.findall(code):
                         found.setdefault(metric, (metric, kind, joined(text), relative))
     return [found[name] for name in sorted(found)]
+
+
+def metric_problem(name, kind, text):
+    """What Prometheus's conventions ask for and is not so; '' if all is."""
+    if not text.strip():
+        return "has no help"
+    if name.endswith("_total") != (kind == "counter"):
+        return "is a counter and does not end in _total, or the reverse"
+    odd = re.search(r"_(us|ms|ns|minutes|kib|mib|count|sum|bucket)(_|$)", name)
+    return f"has '{odd.group(1)}' in its name, which is no base unit" if odd else ""
 
 
 def helps(root):

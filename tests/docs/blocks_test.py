@@ -222,6 +222,8 @@ def rule_of(where, language, text):
         return None, "install.pages"
     if text.startswith(("./dev demo", "./dev install")):
         return None, "the two commands themselves; install.pages"
+    if text.startswith("./dev wheel"):
+        return None, "install.wheel"
     if "weft-inspect" in text:
         return inspect, ""
     if where.startswith("tools/netlab.py"):

@@ -58,6 +58,14 @@ def main():
         said = run([os.path.join(prefix, "bin", "weftrun"), "-n", "2", "./my_program"], cwd=os.path.join(folder, "build"), env=environment)
         if said.count("0 1 2 3 doubled and summed: 12") != 2 or "worker1 greets worker0: hello" not in said:
             sys.exit("the program did not say what it should")
+        # The row about those who have no CMake.
+        with open(os.path.join(SOURCE, "docs", "howto", "install.md"), encoding="utf-8") as file:
+            compile_line = re.search(r"`(g\+\+ .* main\.cc \$\(pkg-config [^`]*\))`", file.read()).group(1)
+        environment["PKG_CONFIG_PATH"] = os.path.join(prefix, "lib", "pkgconfig")
+        run(["bash", "-c", compile_line + " -o plain"], cwd=folder, env=environment)
+        said = run([os.path.join(prefix, "bin", "weftrun"), "-n", "2", "./plain"], cwd=folder, env=environment)
+        if said.count("0 1 2 3 doubled and summed: 12") != 2:
+            sys.exit("the program that pkg-config helped to build did not say what it should")
     print("page: ok")
     return 0
 
