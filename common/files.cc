@@ -128,6 +128,16 @@ class SystemLockedFile : public LockedFile {
   const std::string& name_;
 };
 
+class SystemAppender : public FileAppender {
+ public:
+  SystemAppender(int fd, const std::string& name) : fd_(fd), name_(name) {}
+  absl::Status append(std::string_view bytes) override { return write_all(fd_, bytes, name_); }
+
+ private:
+  const int fd_;
+  const std::string& name_;
+};
+
 class SystemFiles : public Files {
  public:
   absl::StatusOr<std::string> read(std::string_view path) override {
@@ -138,26 +148,38 @@ class SystemFiles : public Files {
     return read_all(fd, name);
   }
 
-  absl::Status write_atomic(std::string_view path, std::string_view content) override {
+  absl::Status replace(std::string_view path,
+                       const std::function<absl::Status(FileAppender*)>& write) override {
     const std::string name(path);
     std::string temporary;  // empty while the file has no name
     int fd = open_unnamed(name);
-    const absl::Cleanup close = [&fd] {
+    absl::Cleanup drop = [&fd, &temporary] {
       if (fd >= 0) ::close(fd);
+      if (!temporary.empty()) ::unlink(temporary.c_str());
     };
     if (fd < 0) {
-      temporary = absl::StrCat(name, ".XXXXXX");
-      fd = ::mkostemp(temporary.data(), O_CLOEXEC);
+      std::string beside = absl::StrCat(name, ".XXXXXX");
+      fd = ::mkostemp(beside.data(), O_CLOEXEC);
       if (fd < 0) return errno_error("cannot create a temporary file for", name);
+      temporary = std::move(beside);
     }
-    absl::Status status = write_all(fd, content, name);
-    if (status.ok() && ::fsync(fd) != 0) status = errno_error("cannot flush", name);
-    if (status.ok() && temporary.empty()) status = give_name(fd, name, &temporary);
-    if (status.ok() && ::rename(temporary.c_str(), name.c_str()) != 0) {
-      status = errno_error("cannot rename to", name);
+    SystemAppender appender(fd, name);
+    WEFT_RETURN_IF_ERROR(write(&appender));
+    if (::fsync(fd) != 0) return errno_error("cannot flush", name);
+    if (temporary.empty()) WEFT_RETURN_IF_ERROR(give_name(fd, name, &temporary));
+    if (::rename(temporary.c_str(), name.c_str()) != 0) {
+      return errno_error("cannot rename to", name);
     }
-    if (!status.ok() && !temporary.empty()) ::unlink(temporary.c_str());
-    return status;
+    temporary.clear();
+    return absl::OkStatus();
+  }
+
+  absl::Status rename(std::string_view from, std::string_view to) override {
+    const std::string name(from);
+    if (::rename(name.c_str(), std::string(to).c_str()) != 0) {
+      return errno_error("cannot rename", name);
+    }
+    return absl::OkStatus();
   }
 
   absl::Status remove(std::string_view path) override {
@@ -216,15 +238,33 @@ class SystemFiles : public Files {
 
 class MemoryFiles : public Files {
  public:
+  explicit MemoryFiles(std::shared_ptr<const std::atomic<uint64_t>> capacity)
+      : capacity_(std::move(capacity)) {}
+
   absl::StatusOr<std::string> read(std::string_view path) override {
     MutexLock lock(&mutex_);
     auto it = files_.find(std::string(path));
     if (it == files_.end()) return missing(path);
     return it->second.content;
   }
-  absl::Status write_atomic(std::string_view path, std::string_view content) override {
+  absl::Status replace(std::string_view path,
+                       const std::function<absl::Status(FileAppender*)>& write) override {
+    std::string content;
+    Appender appender(this, std::string(path), &content);
+    const absl::Status written = write(&appender);
     MutexLock lock(&mutex_);
-    files_[std::string(path)] = {std::string(content), ++changes_};
+    unnamed_ -= content.size();
+    WEFT_RETURN_IF_ERROR(written);
+    files_[std::string(path)] = {std::move(content), ++changes_};
+    return absl::OkStatus();
+  }
+  absl::Status rename(std::string_view from, std::string_view to) override {
+    MutexLock lock(&mutex_);
+    const auto it = files_.find(std::string(from));
+    if (it == files_.end()) return missing(from);
+    if (from == to) return absl::OkStatus();
+    files_[std::string(to)] = std::move(it->second);
+    files_.erase(it);
     return absl::OkStatus();
   }
   absl::Status remove(std::string_view path) override {
@@ -247,7 +287,7 @@ class MemoryFiles : public Files {
     }
     File none;
     File* const file = it == files_.end() ? &none : &it->second;
-    MemoryLockedFile locked(file);
+    MemoryLockedFile locked(file, room());
     const absl::Status used = use(&locked);
     if (locked.changed()) file->changed = ++changes_;
     WEFT_RETURN_IF_ERROR(used);
@@ -262,7 +302,11 @@ class MemoryFiles : public Files {
 
   class MemoryLockedFile : public LockedFile {
    public:
-    explicit MemoryLockedFile(File* file) : file_(file) {}
+    // `room`: so many bytes the disk has left.
+    MemoryLockedFile(File* file, uint64_t room)
+        : file_(file),
+          most_(room > UINT64_MAX - file->content.size() ? UINT64_MAX
+                                                         : room + file->content.size()) {}
     bool changed() const { return changed_; }
 
     absl::StatusOr<FileStamp> stamp() override {
@@ -275,6 +319,7 @@ class MemoryFiles : public Files {
     absl::Status write(uint64_t offset, std::string_view bytes) override {
       changed_ = true;
       const size_t end = offset + bytes.size();
+      if (end > most_) return full("the file");
       if (file_->content.size() < end) file_->content.resize(end);
       file_->content.replace(offset, bytes.size(), bytes);
       return absl::OkStatus();
@@ -287,19 +332,56 @@ class MemoryFiles : public Files {
 
    private:
     File* const file_;
+    const uint64_t most_;
     bool changed_ = false;
   };
+
+  class Appender : public FileAppender {
+   public:
+    Appender(MemoryFiles* files, std::string path, std::string* content)
+        : files_(files), path_(std::move(path)), content_(content) {}
+    absl::Status append(std::string_view bytes) override {
+      MutexLock lock(&files_->mutex_);
+      if (bytes.size() > files_->room()) return full(path_);
+      content_->append(bytes);
+      files_->unnamed_ += bytes.size();
+      return absl::OkStatus();
+    }
+
+   private:
+    MemoryFiles* const files_;
+    const std::string path_;
+    std::string* const content_;
+  };
+
+  uint64_t room() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (capacity_ == nullptr) return UINT64_MAX;
+    uint64_t used = unnamed_;
+    for (const auto& [path, file] : files_) used += file.content.size();
+    const uint64_t capacity = capacity_->load();
+    return capacity - std::min(capacity, used);
+  }
+  static absl::Status full(std::string_view path) {
+    return make_error(ErrorKind::kUnavailable, absl::StrCat("cannot write '", std::string(path),
+                                                            "': ", std::strerror(ENOSPC)));
+  }
 
   static absl::Status missing(std::string_view path) {
     return make_error(ErrorKind::kNotFound, absl::StrCat("no file '", std::string(path), "'"));
   }
 
+  const std::shared_ptr<const std::atomic<uint64_t>> capacity_;  // null: no bound
   Mutex mutex_;
   std::map<std::string, File> files_ ABSL_GUARDED_BY(mutex_);
   int64_t changes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t unnamed_ ABSL_GUARDED_BY(mutex_) = 0;  // bytes of files that are being written
 };
 
 }  // namespace
+
+absl::Status Files::write_atomic(std::string_view path, std::string_view content) {
+  return replace(path, [content](FileAppender* file) { return file->append(content); });
+}
 
 absl::StatusOr<bool> Files::try_update_locked(std::string_view path,
                                               const std::function<bool(std::string*)>& update) {
@@ -322,6 +404,9 @@ absl::StatusOr<std::optional<std::string>> Files::try_read_locked(std::string_vi
 }
 
 std::unique_ptr<Files> make_system_files() { return std::make_unique<SystemFiles>(); }
-std::unique_ptr<Files> make_memory_files() { return std::make_unique<MemoryFiles>(); }
+std::unique_ptr<Files> make_memory_files() { return std::make_unique<MemoryFiles>(nullptr); }
+std::unique_ptr<Files> make_memory_files(std::shared_ptr<const std::atomic<uint64_t>> capacity) {
+  return std::make_unique<MemoryFiles>(std::move(capacity));
+}
 
 }  // namespace weft

@@ -4,6 +4,7 @@
 // Files: the few operations on a file system that weft needs (rendezvous files, certificates,
 // checkpoints). The system's, or one in memory for simulation and tests. Any thread.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -41,14 +42,29 @@ class LockedFile {
   virtual absl::Status truncate(uint64_t size) = 0;
 };
 
+// A file that is being written from its beginning. Valid inside of the call that gave it.
+class FileAppender {
+ public:
+  virtual ~FileAppender() = default;
+  virtual absl::Status append(std::string_view bytes) = 0;
+};
+
 class WEFT_API Files {
  public:
   virtual ~Files() = default;
   // The whole file. not_found when there is none.
   virtual absl::StatusOr<std::string> read(std::string_view path) = 0;
-  // Replaces the file in one step: readers see the old or the new content, never a part. On the
-  // system: written beside it with mode 0600 and, if possible, no name yet; flushed, renamed.
-  virtual absl::Status write_atomic(std::string_view path, std::string_view content) = 0;
+  // Replaces the file in one step by what `write` appends: readers see the old or the new content,
+  // never a part. When `write` or an append fails, that error is returned, the old file stays, and
+  // nothing is left of the new one. On the system: written beside it with mode 0600 and, if
+  // possible, no name yet; flushed to the disk, renamed.
+  virtual absl::Status replace(std::string_view path,
+                               const std::function<absl::Status(FileAppender*)>& write) = 0;
+  // replace() with a content that is in memory.
+  absl::Status write_atomic(std::string_view path, std::string_view content);
+  // Gives the file another name, in one step; a file of that name is replaced. not_found when there
+  // is no file `from`.
+  virtual absl::Status rename(std::string_view from, std::string_view to) = 0;
   virtual absl::Status remove(std::string_view path) = 0;
   // Reads nothing of the file. not_found when there is none.
   virtual absl::StatusOr<FileStamp> stamp(std::string_view path) = 0;
@@ -74,6 +90,10 @@ class WEFT_API Files {
 
 WEFT_API std::unique_ptr<Files> make_system_files();  // the operating system's
 WEFT_API std::unique_ptr<Files> make_memory_files();  // a map in memory, for simulations
+// A disk that may be full: writes that would take all files together above so many bytes fail, as
+// the system's do. The number may be changed while files are written.
+WEFT_API std::unique_ptr<Files> make_memory_files(
+    std::shared_ptr<const std::atomic<uint64_t>> capacity);
 
 }  // namespace weft
 

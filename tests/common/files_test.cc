@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -139,6 +140,59 @@ TEST_P(FilesContract, ReadersSeeTheOldOrTheNewContent) {
     EXPECT_TRUE(*content == a || *content == b);
   }
   writer.join();
+}
+
+TEST_P(FilesContract, AFileInPiecesIsThereWhenItIsWhole) {
+  const std::string path = folder_ / "pieces";
+  ASSERT_TRUE(files_->write_atomic(path, "old").ok());
+  const absl::Status written = files_->replace(path, [&](FileAppender* file) -> absl::Status {
+    for (const char* const piece : {"a", "", "bc"}) {
+      WEFT_RETURN_IF_ERROR(file->append(piece));
+      EXPECT_EQ(*files_->read(path), "old");
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(written.ok()) << written;
+  EXPECT_EQ(*files_->read(path), "abc");
+  // A writer that fails leaves what was there, and nothing beside it.
+  const absl::Status failed = files_->replace(path, [](FileAppender* file) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(file->append("x"));
+    return make_error(ErrorKind::kUser, "no more");
+  });
+  EXPECT_EQ(failed.message(), "no more");
+  EXPECT_EQ(*files_->read(path), "abc");
+}
+
+TEST_P(FilesContract, RenamesReplace) {
+  ASSERT_TRUE(files_->write_atomic(folder_ / "from", "new").ok());
+  ASSERT_TRUE(files_->write_atomic(folder_ / "to", "old").ok());
+  EXPECT_TRUE(files_->rename(folder_ / "from", folder_ / "to").ok());
+  EXPECT_EQ(*files_->read(folder_ / "to"), "new");
+  EXPECT_EQ(error_kind(files_->read(folder_ / "from").status()), ErrorKind::kNotFound);
+  EXPECT_EQ(error_kind(files_->rename(folder_ / "from", folder_ / "to")), ErrorKind::kNotFound);
+  EXPECT_TRUE(files_->rename(folder_ / "to", folder_ / "to").ok());
+  EXPECT_EQ(*files_->read(folder_ / "to"), "new");
+}
+
+TEST(MemoryFiles, AFullDiskRefusesWhatIsTooMuch) {
+  const auto capacity = std::make_shared<std::atomic<uint64_t>>(10);
+  const auto files = make_memory_files(capacity);
+  ASSERT_TRUE(files->write_atomic("a", "123456").ok());
+  const absl::Status full = files->write_atomic("a", "12345");  // old and new, for a moment
+  EXPECT_EQ(error_kind(full), ErrorKind::kUnavailable);
+  EXPECT_EQ(full.message(), "cannot write 'a': No space left on device");
+  EXPECT_EQ(*files->read("a"), "123456");
+  EXPECT_TRUE(files->write_atomic("b", "1234").ok());
+  const auto grow = [&](uint64_t offset) {
+    return files->try_locked("b", Files::Lock::kExclusive,
+                             [offset](LockedFile* file) { return file->write(offset, "x"); });
+  };
+  EXPECT_TRUE(grow(3).ok());
+  EXPECT_FALSE(grow(4).ok());
+  capacity->store(11);
+  EXPECT_TRUE(grow(4).ok());
+  ASSERT_TRUE(files->remove("a").ok());
+  EXPECT_TRUE(files->write_atomic("c", "123456").ok());
 }
 
 // A file may be removed, or replaced by write_atomic, while others wait for its lock: an update

@@ -110,8 +110,12 @@ class CountingFiles : public Files {
  public:
   explicit CountingFiles(Files* inner) : inner_(inner) {}
   absl::StatusOr<std::string> read(std::string_view path) override { return inner_->read(path); }
-  absl::Status write_atomic(std::string_view path, std::string_view content) override {
-    return inner_->write_atomic(path, content);
+  absl::Status replace(std::string_view path,
+                       const std::function<absl::Status(FileAppender*)>& write) override {
+    return inner_->replace(path, write);
+  }
+  absl::Status rename(std::string_view from, std::string_view to) override {
+    return inner_->rename(from, to);
   }
   absl::Status remove(std::string_view path) override { return inner_->remove(path); }
   absl::StatusOr<FileStamp> stamp(std::string_view path) override { return inner_->stamp(path); }
