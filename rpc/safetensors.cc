@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "ATen/ops/empty.h"
@@ -30,25 +31,13 @@ Status of_files(const Status& status, std::string_view path) {
                     absl::StrCat("'", std::string(path), "': ", std::string(status.message())));
 }
 
-Status write_all(LockedFile* file, std::string_view head,
-                 const std::vector<std::pair<at::Tensor, uint64_t>>& tensors) {
-  WEFT_RETURN_IF_ERROR(file->truncate(0));
-  WEFT_RETURN_IF_ERROR(file->write(0, std::string(kBeforeHeader, '\0')));
-  WEFT_RETURN_IF_ERROR(file->write(kBeforeHeader, head.substr(kBeforeHeader)));
-  for (const auto& [tensor, begin] : tensors) {
-    const at::Tensor flat = tensor.detach().to(at::kCPU).contiguous();
-    const std::string_view bytes(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes());
-    for (uint64_t at = 0; at < bytes.size(); at += kPiece) {
-      WEFT_RETURN_IF_ERROR(file->write(head.size() + begin + at, bytes.substr(at, kPiece)));
-    }
-  }
-  return file->write(0, head.substr(0, kBeforeHeader));
-}
+// The header's bytes, and where behind them each tensor lies, in that order.
+struct Layout {
+  std::string head{};
+  std::vector<std::pair<at::Tensor, uint64_t>> places{};
+};
 
-}  // namespace
-
-Status write_safetensors(Files& files, std::string_view path,
-                         const std::map<std::string, at::Tensor>& tensors,
+StatusOr<Layout> lay_out(const std::map<std::string, at::Tensor>& tensors,
                          const std::map<std::string, std::string>& metadata) {
   // Larger elements first, so that all are aligned.
   std::vector<std::pair<std::string, at::Tensor>> order(tensors.begin(), tensors.end());
@@ -61,24 +50,73 @@ Status write_safetensors(Files& files, std::string_view path,
   std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
     return a.second.element_size() > b.second.element_size();
   });
+  Layout out;
   SafetensorsHeader header;
   header.metadata = metadata;
   uint64_t at = 0;
-  std::vector<std::pair<at::Tensor, uint64_t>> places;
   for (const auto& [name, tensor] : order) {
     SafetensorsEntry entry{tensor.scalar_type(), tensor.sizes().vec(), at, at};
     entry.end += static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
-    places.emplace_back(tensor, at);
+    out.places.emplace_back(tensor, at);
     at = entry.end;
     header.tensors.emplace(name, std::move(entry));
   }
-  WEFT_ASSIGN_OR_RETURN(const std::string head, encode_safetensors_header(header));
+  WEFT_ASSIGN_OR_RETURN(out.head, encode_safetensors_header(header));
+  return out;
+}
+
+// Calls `put` with each piece of the tensors and its place behind the header, in order.
+Status write_tensors(const Layout& layout,
+                     const std::function<Status(uint64_t, std::string_view)>& put) {
+  for (const auto& [tensor, begin] : layout.places) {
+    const at::Tensor flat = tensor.detach().to(at::kCPU).contiguous();
+    const std::string_view bytes(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes());
+    for (uint64_t at = 0; at < bytes.size(); at += kPiece) {
+      WEFT_RETURN_IF_ERROR(put(begin + at, bytes.substr(at, kPiece)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+Status write_all(LockedFile* file, const Layout& layout) {
+  const std::string_view head = layout.head;
+  WEFT_RETURN_IF_ERROR(file->truncate(0));
+  WEFT_RETURN_IF_ERROR(file->write(0, std::string(kBeforeHeader, '\0')));
+  WEFT_RETURN_IF_ERROR(file->write(kBeforeHeader, head.substr(kBeforeHeader)));
+  WEFT_RETURN_IF_ERROR(write_tensors(layout, [&](uint64_t at, std::string_view piece) {
+    return file->write(head.size() + at, piece);
+  }));
+  return file->write(0, head.substr(0, kBeforeHeader));
+}
+
+}  // namespace
+
+Status write_safetensors(Files& files, std::string_view path,
+                         const std::map<std::string, at::Tensor>& tensors,
+                         const std::map<std::string, std::string>& metadata) {
   try {
-    const auto done = files.try_locked(path, Files::Lock::kExclusive, [&](LockedFile* file) {
-      return write_all(file, head, places);
+    WEFT_ASSIGN_OR_RETURN(const Layout layout, lay_out(tensors, metadata));
+    const auto done = files.try_locked(path, Files::Lock::kExclusive, [&layout](LockedFile* file) {
+      return write_all(file, layout);
     });
     if (!done.ok()) return annotate(of_files(done.status(), path), "writing tensors");
     return *done ? absl::OkStatus() : locked_by_others(path);
+  } catch (...) {
+    return status_from_current_exception();
+  }
+}
+
+Status replace_safetensors(Files& files, std::string_view path,
+                           const std::map<std::string, at::Tensor>& tensors,
+                           const std::map<std::string, std::string>& metadata) {
+  try {
+    WEFT_ASSIGN_OR_RETURN(const Layout layout, lay_out(tensors, metadata));
+    const Status done = files.replace(path, [&layout](FileAppender* file) -> Status {
+      WEFT_RETURN_IF_ERROR(file->append(layout.head));
+      return write_tensors(
+          layout, [file](uint64_t, std::string_view piece) { return file->append(piece); });
+    });
+    return done.ok() ? done : annotate(of_files(done, path), "writing tensors");
   } catch (...) {
     return status_from_current_exception();
   }

@@ -65,6 +65,12 @@ WEFT_API Status write_safetensors(Files& files, std::string_view path,
                                   const std::map<std::string, at::Tensor>& tensors,
                                   const std::map<std::string, std::string>& metadata = {});
 
+// As write_safetensors(), but replaces the file in one step (Files::replace): readers see the file
+// that was there before, or the whole new one. Nothing is changed when it fails.
+WEFT_API Status replace_safetensors(Files& files, std::string_view path,
+                                    const std::map<std::string, at::Tensor>& tensors,
+                                    const std::map<std::string, std::string>& metadata = {});
+
 class WEFT_API SafetensorsFile {
  public:
   // Reads the header. `files` must outlive the object. Kind not_found when there is no such file;
