@@ -120,7 +120,7 @@ def main():
             sys.exit(f"the parameters are {result_of(text)} after {killed} kills, {undisturbed} undisturbed:\n{text}")
         if "goes on after epoch" not in text:
             sys.exit(f"no life went on from a checkpoint:\n{text}")
-        if os.listdir(folder) != ["checkpoint"]:
+        if sorted(os.listdir(folder)) != ["checkpoint", "checkpoint.previous"]:
             sys.exit(f"left over: {os.listdir(folder)}")
     print(f"{killed} kills, {restarts} restarts, then the parameters of the undisturbed training")
 
