@@ -46,6 +46,7 @@ class LockedFile {
 class FileAppender {
  public:
   virtual ~FileAppender() = default;
+  // Adds the bytes at the end.
   virtual absl::Status append(std::string_view bytes) = 0;
 };
 

@@ -57,14 +57,17 @@ struct TrainingState {
   std::map<std::string, std::string> notes{};
 };
 
+// What a file is: see above.
 enum class CheckpointFormat { kSafetensors, kArchive };
 
+// How save_checkpoint() writes.
 struct CheckpointOptions {
-  CheckpointFormat format = CheckpointFormat::kSafetensors;
+  CheckpointFormat format = CheckpointFormat::kSafetensors;  // of the new file
   // Keep the checkpoint that was there as PATH.previous.
   bool keep_previous = true;
 };
 
+// What load_checkpoint() has loaded.
 struct LoadedCheckpoint {
   std::string path{};  // which file it was
   // Why a newer one was not used; "" when this is the newest.

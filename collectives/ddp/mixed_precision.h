@@ -52,10 +52,11 @@ class WEFT_API Autocast {
   const bool enabled_before_;
 };
 
+// Those of torch.amp.GradScaler.
 struct GradScalerOptions {
-  double init_scale = 65536;
-  double growth_factor = 2;
-  double backoff_factor = 0.5;
+  double init_scale = 65536;    // of the first step
+  double growth_factor = 2;     // by which the scale grows, and...
+  double backoff_factor = 0.5;  // ...by which it shrinks after an infinite gradient
   // Steps without an infinite gradient after which the scale grows.
   int64_t growth_interval = 2000;
   // Off: scale() and step() do what they would do without a scaler.
@@ -94,7 +95,9 @@ class WEFT_API GradScaler {
   // growth_interval steps in which all were. Throws weft::Error, state: nothing was unscaled.
   void update();
 
+  // The factor of the next loss; 1 when it is off.
   double get_scale() const { return options_.enabled ? static_cast<double>(scale_) : 1.0; }
+  // Steps since the scale has changed.
   int64_t growth_tracker() const { return growth_tracker_; }
   // For a checkpoint: TrainingState::notes.
   std::string state() const;
