@@ -37,8 +37,9 @@ class Rebuild {
     while (true) {
       WEFT_ASSIGN_OR_RETURN(std::optional<std::string> decided, store_->try_get(key));
       if (!decided.has_value()) {
-        WEFT_ASSIGN_OR_RETURN(const std::vector<int> here, alive());
-        if (complete(here, core.gone()) || runtime_->now() >= deadline) {
+        const std::vector<bool> gone = core.gone();
+        WEFT_ASSIGN_OR_RETURN(const std::vector<int> here, alive(gone));
+        if (complete(here, gone) || runtime_->now() >= deadline) {
           WEFT_ASSIGN_OR_RETURN(decided, store_->compare_set(key, "", absl::StrJoin(here, ",")));
         }
       }
@@ -61,9 +62,11 @@ class Rebuild {
   }
 
  private:
-  StatusOr<std::vector<int>> alive() {
+  // Those that have come, and have not died since.
+  StatusOr<std::vector<int>> alive(const std::vector<bool>& gone) {
     std::vector<int> out;
     for (int rank = 0; rank < old_.size; ++rank) {
+      if (gone[static_cast<size_t>(rank)] && rank != old_.rank) continue;
       WEFT_ASSIGN_OR_RETURN(const bool here,
                             store_->check({internal::cat(prefix_, "alive/", rank)}));
       if (here) out.push_back(rank);
@@ -104,31 +107,45 @@ StatusOr<ProcessGroup> ProcessGroup::try_rebuild(const RebuildOptions& options) 
   if (handle_ == nullptr) return make_error(ErrorKind::kState, "there is no process group");
   internal::GroupCore& core = handle_->core();
   core.fail(make_error(ErrorKind::kState, internal::cat("rank ", rank(), " rebuilds the group")));
-  const std::string what =
-      internal::cat("rebuild of group '", name(), "', generation ", generation() + 1);
-  ProcessGroupOptions next = handle_->options();
-  Rebuild rebuild(next.store.get(), &core.runtime(),
-                  internal::generation_prefix(next, generation() + 1), core.member());
   const absl::Duration patience = options.timeout.value_or(kPatience);
-  const absl::Time deadline = deadline_after(core.runtime().now(), patience);
-  auto decided = rebuild.members(core, deadline);
-  if (!decided.ok()) return annotate(decided.status(), what);
-  const std::vector<int>& members = *decided;
-  const auto own = std::find(members.begin(), members.end(), rank());
-  if (own == members.end()) {
-    return make_error(ErrorKind::kState,
-                      internal::cat(what, ": rank ", rank(), " came too late; the others, ",
-                                    absl::StrJoin(members, ", "), ", go on without it"));
+  while (true) {
+    // A list that has a rank on it which died before the group was made stays decided. All that are
+    // on it find that out alike, and go on behind it.
+    const uint32_t behind = handle_->lists_in_vain();
+    const uint32_t generation = this->generation() + 1 + behind;
+    const std::string what =
+        internal::cat("rebuild of group '", name(), "', generation ", generation);
+    ProcessGroupOptions next = handle_->options();
+    // Not where members of a group that was made from such a list would meet.
+    const std::string prefix =
+        internal::generation_prefix(next, generation) + (behind > 0 ? "again/" : "");
+    Rebuild rebuild(next.store.get(), &core.runtime(), prefix, core.member());
+    auto decided = rebuild.members(core, deadline_after(core.runtime().now(), patience));
+    if (!decided.ok()) return annotate(decided.status(), what);
+    const std::vector<int>& members = *decided;
+    const auto own = std::find(members.begin(), members.end(), rank());
+    if (own == members.end()) {
+      return make_error(ErrorKind::kState,
+                        internal::cat(what, ": rank ", rank(), " came too late; the others, ",
+                                      absl::StrJoin(members, ", "), ", go on without it"));
+    }
+    next.rank = static_cast<int>(own - members.begin());
+    next.size = static_cast<int>(members.size());
+    next.workers = internal::workers_of_ranks(next.workers, members);
+    // All of them have come: what they wait for now is no longer a rank that may never do so.
+    next.init_timeout = std::max(patience, kPatience);
+    auto made = internal::make_generation(next, generation, members);
+    if (made.ok()) {
+      if (*next.rank == 0) rebuild.clear(members);
+      return ProcessGroup(*std::move(made));
+    }
+    handle_->list_was_in_vain();
+    const std::vector<bool> gone = core.gone();
+    const bool died = std::any_of(members.begin(), members.end(), [&](int member) {
+      return member != rank() && gone[static_cast<size_t>(member)];
+    });
+    if (!died) return annotate(made.status(), what);
   }
-  next.rank = static_cast<int>(own - members.begin());
-  next.size = static_cast<int>(members.size());
-  next.workers = internal::workers_of_ranks(next.workers, members);
-  // All of them have come: what they wait for now is no longer a rank that may never do so.
-  next.init_timeout = std::max(patience, kPatience);
-  auto made = internal::make_generation(next, generation() + 1, members);
-  if (!made.ok()) return annotate(made.status(), what);
-  if (*next.rank == 0) rebuild.clear(members);
-  return ProcessGroup(*std::move(made));
 }
 
 const std::vector<int>& ProcessGroup::previous_ranks() const { return handle_->previous(); }

@@ -3,6 +3,8 @@
 
 // GroupHandle: what the handles of a ProcessGroup share. The last one closes the group.
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -28,11 +30,15 @@ class GroupHandle {
   const ProcessGroupOptions& options() const { return options_; }
   // By rank: the rank in the generation before. Empty: there was none.
   const std::vector<int>& previous() const { return previous_; }
+  // Lists of members for the next generation that were decided, and from which no group was made.
+  uint32_t lists_in_vain() const { return lists_in_vain_.load(std::memory_order_relaxed); }
+  void list_was_in_vain() { lists_in_vain_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
   const ProcessGroupOptions options_;
   const std::vector<int> previous_;
   const std::shared_ptr<GroupCore> core_;  // observers hold it for moments
+  std::atomic<uint32_t> lists_in_vain_{0};
 };
 
 // Makes one generation of a group; `previous` as above. REQUIRES: not a member of it yet.

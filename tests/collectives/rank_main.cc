@@ -1,20 +1,23 @@
 // One rank of a group as a process, for tests: collectives_rank STORE RANK SIZE BACKEND [FILE]. It
 // does what it is told on its standard input, a line each, and answers in lines. FILE: for flight
-// records, at SIGUSR1.
+// records, at SIGUSR1. WEFT_LISTEN: where to listen, instead of loopback.
 //
 //   loop ELEMENTS MILLISECONDS   all_reduce again and again; "going" after the first, then what
 //                                ends it: "error KIND MESSAGE"
 //   sum ELEMENTS                 one all_reduce of ones; "sum VALUE" or "error KIND MESSAGE"
 //   time ELEMENTS TIMES KIND     the median of so many all_reduces of plain memory, or with KIND
 //                                "empty" of the group's: "took MICROSECONDS"
+//   rebuild MILLISECONDS         "rebuilt GENERATION SIZE OLD,RANKS" or "error KIND MESSAGE"
 //   quit
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/Parallel.h"
@@ -45,6 +48,10 @@ int run(int argc, char** argv) {
                                        : weft::Backend::kAuto;
   if (backend == "shm+tcp") options.host = *options.rank % 2 == 0 ? "even" : "odd";
   options.init_timeout = absl::Seconds(60);
+  if (const char* const address = std::getenv("WEFT_LISTEN"); address != nullptr) {
+    options.listen_address = address;
+    options.allow_insecure = true;
+  }
   weft::ProcessGroup group = weft::init_process_group(options);
   say("made " + std::string(group.backend()));
   for (std::string line; std::getline(std::cin, line);) {
@@ -54,6 +61,22 @@ int run(int argc, char** argv) {
     in >> what >> elements;
     const at::Tensor t = at::ones({elements});
     if (what == "quit") return 0;
+    if (what == "rebuild") {
+      weft::StatusOr<weft::ProcessGroup> next =
+          group.try_rebuild({.timeout = absl::Milliseconds(elements)});
+      if (!next.ok()) {
+        say_error(next.status());
+        continue;
+      }
+      group = *std::move(next);
+      std::string ranks;
+      for (const int rank : group.previous_ranks()) {
+        ranks += (ranks.empty() ? "" : ",") + std::to_string(rank);
+      }
+      say("rebuilt " + std::to_string(group.generation()) + " " + std::to_string(group.size()) +
+          " " + ranks);
+      continue;
+    }
     if (what == "sum") {
       const weft::Status s = group.try_all_reduce(t);
       if (s.ok()) {

@@ -2,6 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/TensorOperators.h"
@@ -10,6 +15,7 @@
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
 #include "weft/common/sim.h"
+#include "weft/store/delegating_store.h"
 #include "weft/tests/collectives/world.h"
 
 namespace weft::testing {
@@ -116,6 +122,111 @@ TEST(CollectivesSim, CL_24_the_same_seed_gives_the_same_trace) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     EXPECT_EQ(life(seed, &failed), life(seed, &failed)) << "seed " << seed;
   }
+}
+
+// A client of the store whose owner dies at one of its uses.
+class FatalStore : public DelegatingStore {
+ public:
+  FatalStore(std::shared_ptr<Store> inner, std::function<void()> die)
+      : DelegatingStore(std::move(inner)), die_(std::move(die)) {}
+  // At the use after `uses` more.
+  void arm(int uses) { left_ = uses; }
+
+  Status set(std::string_view key, std::string_view value, Timeout timeout) override {
+    WEFT_RETURN_IF_ERROR(use());
+    return DelegatingStore::set(key, value, timeout);
+  }
+  StatusOr<std::optional<std::string>> try_get(std::string_view key, Timeout timeout) override {
+    WEFT_RETURN_IF_ERROR(use());
+    return DelegatingStore::try_get(key, timeout);
+  }
+  StatusOr<std::string> get(std::string_view key, Timeout timeout) override {
+    WEFT_RETURN_IF_ERROR(use());
+    return DelegatingStore::get(key, timeout);
+  }
+  StatusOr<int64_t> add(std::string_view key, int64_t delta, Timeout timeout) override {
+    WEFT_RETURN_IF_ERROR(use());
+    return DelegatingStore::add(key, delta, timeout);
+  }
+  StatusOr<std::string> compare_set(std::string_view key, std::string_view expected,
+                                    std::string_view desired, Timeout timeout) override {
+    WEFT_RETURN_IF_ERROR(use());
+    return DelegatingStore::compare_set(key, expected, desired, timeout);
+  }
+  StatusOr<bool> delete_key(std::string_view key, Timeout timeout) override {
+    WEFT_RETURN_IF_ERROR(use());
+    return DelegatingStore::delete_key(key, timeout);
+  }
+  StatusOr<bool> check(const std::vector<std::string>& keys, Timeout timeout) override {
+    WEFT_RETURN_IF_ERROR(use());
+    return DelegatingStore::check(keys, timeout);
+  }
+  Status wait(const std::vector<std::string>& keys, Timeout timeout) override {
+    WEFT_RETURN_IF_ERROR(use());
+    return DelegatingStore::wait(keys, timeout);
+  }
+
+ private:
+  Status use() {
+    if (left_ > 0) --left_;
+    if (left_ != 0) return absl::OkStatus();
+    die_();
+    return make_error(ErrorKind::kUnavailable, "dead");
+  }
+
+  const std::function<void()> die_;
+  int left_ = -1;  // below 0: it lives
+};
+
+// CL-23, COLL-4: rank 3 dies in an operation, rank 2 at each moment of its rebuild in turn. Ranks 0
+// and 1 get a group of two, in time that is bounded.
+TEST(CollectivesSim, CL_23_and_CL_24_a_rank_that_dies_inside_rebuild) {
+  int refused = 0;
+  for (uint64_t moment = 1; moment <= 30 && !HasFailure(); ++moment) {
+    for (uint64_t seed = 1; seed <= 4; ++seed) {
+      SCOPED_TRACE("moment " + std::to_string(moment) + ", seed " + std::to_string(seed));
+      SimRuntime sim({.seed = seed * 1000 + moment});
+      const Status status = sim.run([&] {
+        const World world(Backend::kInproc, 4, borrowed(&sim));
+        const absl::Time begin = sim.now();
+        world.run_ranks([&](int rank) {
+          ProcessGroupOptions o = world.options(rank);
+          o.timeout = absl::Seconds(5);
+          const auto store =
+              std::make_shared<FatalStore>(o.store, [&] { world.fabric->kill(rank); });
+          o.store = store;
+          StatusOr<ProcessGroup> made = try_init_process_group(o);
+          ASSERT_TRUE(made.ok()) << made.status();
+          ProcessGroup group = *std::move(made);
+          if (rank == 3) {
+            world.fabric->kill(rank);
+            return;
+          }
+          EXPECT_FALSE(group.try_all_reduce(at::zeros({8})).ok());
+          if (rank == 2) {
+            store->arm(static_cast<int>(moment));
+            const bool lives = group.try_rebuild({.timeout = absl::Seconds(10)}).ok();
+            if (lives) world.fabric->kill(rank);
+            return;
+          }
+          double sum = 0;
+          for (int i = 0; i < 6 && sum == 0; ++i) {
+            StatusOr<ProcessGroup> next = group.try_rebuild({.timeout = absl::Seconds(10)});
+            refused += next.ok() ? 0 : 1;
+            if (!next.ok()) continue;
+            group = *std::move(next);
+            const at::Tensor t = at::full({3}, rank + 1.0);
+            if (group.try_all_reduce(t).ok()) sum = t[2].item<double>();
+          }
+          EXPECT_EQ(group.size(), 2);
+          EXPECT_EQ(sum, 3);
+        });
+        EXPECT_LT(sim.now() - begin, absl::Minutes(3));
+      });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+  RecordProperty("refused", refused);
 }
 
 // A rank that is stopped: the others name it at the deadline, in virtual time.

@@ -136,9 +136,12 @@ class Player:
 
     def __init__(self, lab, number, program, folder, **variables):
         environment = [f"{name}={value}" for name, value in variables.items()]
-        self.log = open(Path(folder) / f"worker{number}.log", "w+")
-        self.process = lab.start(number, ["env", *environment, str(program), "play"], stdin=subprocess.PIPE,
-                                 stdout=subprocess.PIPE, stderr=self.log, text=True, bufsize=1)
+        self.begin(lab, number, ["env", *environment, str(program), "play"], Path(folder) / f"worker{number}.log")
+
+    def begin(self, lab, number, command, log):
+        self.log = open(log, "w+")
+        self.process = lab.start(number, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+                                 text=True, bufsize=1)
 
     def answer(self):
         ready, _, _ = select.select([self.process.stdout], [], [], LIMIT)
@@ -239,8 +242,65 @@ def link_and_store(binaries):
     with_pair(binaries, play)
 
 
+class Rank(Player):
+    """One rank of a process group, collectives_rank."""
+
+    def __init__(self, lab, number, program, folder, rank, size):
+        command = [str(program), f"file://{folder}/store?run_id=test", str(rank), str(size), "auto"]
+        self.begin(lab, number, command, Path(folder) / f"rank{rank}.log")
+
+
+def groups(binaries):
+    """Process groups of four ranks on two hosts, neighbouring ranks on different ones: memory inside, sockets between.
+
+    What goes over the link is what the hierarchical ring says: the tensor once each way. A rank that is killed is
+    named by all others at once, who go on as a group of three; a link that is gone is a deadline everywhere.
+    """
+    program = binaries.parent / "tests" / "collectives_rank"
+    elements, size = 1_000_000, 4
+    ranks = []
+
+    def all_say(some, line):
+        for rank in some:
+            rank.say(line)
+        return [rank.answer() for rank in some]
+
+    with tempfile.TemporaryDirectory(prefix="weft-netlab-") as folder:
+        try:
+            with lab_tool.Lab(lab_tool.lab_options("--wire", "veth", "--rate", "1gbit")) as lab:
+                try:
+                    ranks.extend(Rank(lab, rank % 2, program, folder, rank, size) for rank in range(size))
+                    for rank in ranks:
+                        said = rank.answer()
+                        expect(said == "made shm+tcp", f"memory inside the hosts, sockets between them: {said}")
+                    before = [lab.network.traffic(host)["bytes_out"] for host in (0, 1)]
+                    expect(all_say(ranks, f"sum {elements}") == ["sum 4.000000"] * size, "every rank has the sum")
+                    for host in (0, 1):
+                        sent = lab.network.traffic(host)["bytes_out"] - before[host]
+                        expect(4 * elements <= sent < 6 * elements, f"the tensor goes over the link once, not {sent}")
+                    expect(all_say(ranks, "loop 1000 60000") == ["going"] * size, "operations are under way")
+                    ranks[3].process.kill()
+                    for rank in ranks[:3]:
+                        said = rank.answer()
+                        expect(said.startswith("error peer_lost") and "rank 3" in said, f"who has died is named: {said}")
+                    rest = ranks[:3]
+                    expect(all_say(rest, "rebuild 30000") == ["rebuilt 2 3 0,1,2"] * 3, "they go on without it")
+                    expect(all_say(rest, "loop 1000 1000") == ["going"] * 3, "operations are under way again")
+                    lab.network.set_link(1, False)
+                    for rank in rest:
+                        said = rank.answer()
+                        expect(said.startswith("error deadline"), f"a link that is gone is a deadline: {said}")
+                finally:
+                    for rank in ranks:
+                        rank.end()
+        except lab_tool.NotPermitted as error:
+            print(f"netlab: skipped, this machine does not permit it: {error}")
+            sys.exit(SKIPPED)
+
+
 CASES = {case.__name__: case for case in (
-    delay, rate, loss, timeout, failure, hello, training, kernel_rate, kernel_arguments, nothing_left, link, link_and_store
+    delay, rate, loss, timeout, failure, hello, training, kernel_rate, kernel_arguments, nothing_left, link, link_and_store,
+    groups
 )}
 
 
