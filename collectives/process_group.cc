@@ -35,8 +35,14 @@ Operation reducing(Operation out, ReduceOp op) {
   return out;
 }
 
-Operation rooted(Operation out, int root) {
+Operation rooted(Operation out, int root, Algorithm algorithm = Algorithm::kAuto) {
   out.root = root;
+  out.algorithm = algorithm;
+  return out;
+}
+
+Operation by(Algorithm algorithm, Operation out) {
+  out.algorithm = algorithm;
   return out;
 }
 
@@ -50,6 +56,7 @@ Operation reduced_all(std::string_view name, Tensors tensors, const AllReduceOpt
 Operation with_splits(Operation out, const AllToAllOptions& options) {
   out.output_splits = options.output_splits;
   out.input_splits = options.input_splits;
+  out.algorithm = options.algorithm;
   return out;
 }
 
@@ -107,56 +114,61 @@ Work ProcessGroup::start(Operation operation, Timeout timeout) {
   Work ProcessGroup::name##_async parameters { return start(operation, timeout); }
 
 WEFT_FORMS(barrier, (const CollectiveOptions& options), options.timeout,
-           operation(OpKind::kBarrier, "barrier", {}))
+           by(options.algorithm, operation(OpKind::kBarrier, "barrier", {})))
 WEFT_FORMS(monitored_barrier, (const CollectiveOptions& options), options.timeout,
-           operation(OpKind::kMonitoredBarrier, "monitored_barrier", {}))
+           by(options.algorithm, operation(OpKind::kMonitoredBarrier, "monitored_barrier", {})))
 WEFT_FORMS(all_reduce, (const at::Tensor& tensor, const AllReduceOptions& options), options.timeout,
            reduced_all("all_reduce", list_of(tensor), options))
 WEFT_FORMS(all_reduce_coalesced, (const TensorList& tensors, const AllReduceOptions& options),
            options.timeout, reduced_all("all_reduce_coalesced", list_of(tensors), options))
 WEFT_FORMS(broadcast, (const at::Tensor& tensor, const RootedOptions& options), options.timeout,
-           rooted(operation(OpKind::kBroadcast, "broadcast", list_of(tensor)), options.root))
+           rooted(operation(OpKind::kBroadcast, "broadcast", list_of(tensor)), options.root,
+                  options.algorithm))
 WEFT_FORMS(broadcast_coalesced, (const TensorList& tensors, const RootedOptions& options),
            options.timeout,
            rooted(operation(OpKind::kBroadcast, "broadcast_coalesced", list_of(tensors)),
-                  options.root))
+                  options.root, options.algorithm))
 WEFT_FORMS(reduce, (const at::Tensor& tensor, const ReduceOptions& options), options.timeout,
            rooted(reducing(operation(OpKind::kReduce, "reduce", list_of(tensor)), options.op),
                   options.root))
 WEFT_FORMS(all_gather,
            (const TensorList& outputs, const at::Tensor& input, const CollectiveOptions& options),
            options.timeout,
-           operation(OpKind::kAllGather, "all_gather", list_of(outputs), list_of(input)))
+           by(options.algorithm,
+              operation(OpKind::kAllGather, "all_gather", list_of(outputs), list_of(input))))
 WEFT_FORMS(all_gather_into_tensor,
            (const at::Tensor& output, const at::Tensor& input, const CollectiveOptions& options),
            options.timeout,
-           operation(OpKind::kAllGather, "all_gather_into_tensor", list_of(output), list_of(input)))
+           by(options.algorithm, operation(OpKind::kAllGather, "all_gather_into_tensor",
+                                           list_of(output), list_of(input))))
 WEFT_FORMS(gather,
            (const TensorList& outputs, const at::Tensor& input, const RootedOptions& options),
            options.timeout,
            rooted(operation(OpKind::kGather, "gather", list_of(outputs), list_of(input)),
-                  options.root))
+                  options.root, options.algorithm))
 WEFT_FORMS(scatter,
            (const at::Tensor& output, const TensorList& inputs, const RootedOptions& options),
            options.timeout,
            rooted(operation(OpKind::kScatter, "scatter", list_of(output), list_of(inputs)),
-                  options.root))
-WEFT_FORMS(
-    reduce_scatter,
-    (const at::Tensor& output, const TensorList& inputs, const ReduceScatterOptions& options),
-    options.timeout,
-    reducing(operation(OpKind::kReduceScatter, "reduce_scatter", list_of(output), list_of(inputs)),
-             options.op))
+                  options.root, options.algorithm))
+WEFT_FORMS(reduce_scatter,
+           (const at::Tensor& output, const TensorList& inputs,
+            const ReduceScatterOptions& options),
+           options.timeout,
+           by(options.algorithm, reducing(operation(OpKind::kReduceScatter, "reduce_scatter",
+                                                    list_of(output), list_of(inputs)),
+                                          options.op)))
 WEFT_FORMS(reduce_scatter_tensor,
            (const at::Tensor& output, const at::Tensor& input, const ReduceScatterOptions& options),
            options.timeout,
-           reducing(operation(OpKind::kReduceScatter, "reduce_scatter_tensor", list_of(output),
-                              list_of(input)),
-                    options.op))
+           by(options.algorithm, reducing(operation(OpKind::kReduceScatter, "reduce_scatter_tensor",
+                                                    list_of(output), list_of(input)),
+                                          options.op)))
 WEFT_FORMS(all_to_all,
            (const TensorList& outputs, const TensorList& inputs, const CollectiveOptions& options),
            options.timeout,
-           operation(OpKind::kAllToAll, "all_to_all", list_of(outputs), list_of(inputs)))
+           by(options.algorithm,
+              operation(OpKind::kAllToAll, "all_to_all", list_of(outputs), list_of(inputs))))
 WEFT_FORMS(all_to_all_single,
            (const at::Tensor& output, const at::Tensor& input, const AllToAllOptions& options),
            options.timeout,

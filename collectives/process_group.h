@@ -102,7 +102,7 @@ struct ProcessGroupOptions {  // how a group is made
   // Ranks with different texts are taken to be on different hosts, whatever the probe says: they
   // share no memory, and hierarchical algorithms keep them apart. Equal texts prove nothing.
   std::string host = {};
-  // Which algorithm an all_reduce of which size takes, as in "star:0-1024; ring:1025-max ranks=3-64
+  // Which algorithm an operation of which size takes, as in "star:0-1024; ring:1025-max ranks=3-64
   // hosts=some" (docs/collectives.md). Those of rank 0 hold for all members; behind them come the
   // rules in the file WEFT_COLLECTIVES_TABLE of rank 0, then the built-in choice.
   std::string algorithms = {};
@@ -123,6 +123,10 @@ inline constexpr int kAnySource = -1;  // recv() from whichever rank sends first
 
 struct CollectiveOptions {  // of operations without more of their own
   Timeout timeout{};        // default: the group's
+  // all_gather: kRing, kRecursiveDoubling, kBruck. all_to_all: kPairwise; kBruck, where all blocks
+  // on all ranks are of one length. Default: by size. So the options below; what an operation does
+  // not have is an error at the caller.
+  Algorithm algorithm = Algorithm::kAuto;
 };
 struct AllReduceOptions {  // of all_reduce()
   ReduceOp op{};
@@ -133,10 +137,15 @@ struct AllReduceOptions {  // of all_reduce()
 struct ReduceScatterOptions {  // of reduce_scatter()
   ReduceOp op{};
   Timeout timeout{};  // default: the group's
+  // kRing, kRecursiveHalving.
+  Algorithm algorithm = Algorithm::kAuto;
 };
 struct RootedOptions {  // of broadcast(), gather(), scatter()
   int root = 0;
   Timeout timeout{};  // default: the group's
+  // broadcast: kBinomialTree, kScatterAllGather. gather and scatter: kDirect; kBinomialTree, where
+  // the tensors of all ranks are of one length.
+  Algorithm algorithm = Algorithm::kAuto;
 };
 struct ReduceOptions {  // of reduce()
   int root = 0;
@@ -148,6 +157,7 @@ struct AllToAllOptions {  // of all_to_all()
   std::vector<int64_t> output_splits = {};
   std::vector<int64_t> input_splits = {};
   Timeout timeout{};
+  Algorithm algorithm = Algorithm::kAuto;  // as of all_to_all() in CollectiveOptions
 };
 struct PointOptions {  // of send() and recv()
   int tag = 0;         // messages of equal tags match
@@ -186,7 +196,7 @@ class WEFT_API ProcessGroup {
   const std::string& name() const;  // as in errors
   // "inproc", "shm", "tcp", or "shm+tcp": shared memory inside hosts, sockets between them.
   std::string_view backend() const;
-  // Generation of the group: 1, and one more at each rebuild.
+  // Generation of the group: 1, and one more at each rebuild, or several where members died in it.
   uint32_t generation() const;
   // Number of collective operations begun so far.
   uint64_t sequence() const;
@@ -304,7 +314,8 @@ class WEFT_API ProcessGroup {
 
   // After a failure: the survivors of this group as a group of the next generation. Every rank that
   // lives calls it; those that do not come within the timeout, and are not known to be gone, are
-  // left out, and get an error of kind state when they come. Ranks are dense, in the old order.
+  // left out, and get an error of kind state when they come. Ranks are dense, in the old order. One
+  // that dies inside it is left out, too, which takes up to that time, and 30 s at least.
   // This group has failed afterwards, whether it had before or not.
   StatusOr<ProcessGroup> try_rebuild(const RebuildOptions& options = {});
   ProcessGroup rebuild(const RebuildOptions& options = {}) {

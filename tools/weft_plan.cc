@@ -98,6 +98,9 @@ simulation of the schedules that the ranks would run, what it sends, and which o
   --bytes N,N,...      of the tensor of a rank; of the joined tensors for all_gather and so on (default 4KiB,1MiB,64MiB)
   --operation NAME     all_reduce (default), broadcast, reduce, all_gather, reduce_scatter, all_to_all, gather, scatter,
                        barrier
+  --ranks-per-host K   neighbouring ranks share hosts (default: each rank has one of its own); then also
+  --local-alpha T, --local-beta T
+                       latency and time of a byte inside a host
   --json               for programs
 
 Its times are seconds (2e-6) or have a unit: fs, ps, ns, us, ms, s. An element has 4 bytes.

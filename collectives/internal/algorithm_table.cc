@@ -23,6 +23,25 @@ bool parse_range(absl::string_view text, uint64_t* first, uint64_t* last) {
 
 }  // namespace
 
+bool offers(OpKind op, Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kAuto: return true;
+    case Algorithm::kRecursiveDoubling: return op == OpKind::kAllReduce || op == OpKind::kAllGather;
+    case Algorithm::kRing:
+      return op == OpKind::kAllReduce || op == OpKind::kAllGather || op == OpKind::kReduceScatter;
+    case Algorithm::kDirect:
+      return op == OpKind::kAllReduce || op == OpKind::kBroadcast || op == OpKind::kAllGather ||
+             op == OpKind::kReduceScatter || op == OpKind::kGather || op == OpKind::kScatter;
+    case Algorithm::kBruck: return op == OpKind::kAllGather || op == OpKind::kAllToAll;
+    case Algorithm::kRecursiveHalving: return op == OpKind::kReduceScatter;
+    case Algorithm::kBinomialTree:
+      return op == OpKind::kBroadcast || op == OpKind::kGather || op == OpKind::kScatter;
+    case Algorithm::kScatterAllGather: return op == OpKind::kBroadcast;
+    case Algorithm::kPairwise: return op == OpKind::kAllToAll;
+    default: return op == OpKind::kAllReduce && static_cast<uint8_t>(algorithm) < kAlgorithms;
+  }
+}
+
 std::string table_name(Algorithm algorithm) {
   std::string out;
   for (const char c : algorithm_name(static_cast<uint8_t>(algorithm))) {
@@ -48,8 +67,26 @@ StatusOr<AlgorithmTable::Rule> AlgorithmTable::parse_rule(std::string_view text)
       absl::StrSplit(view(text), absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
   const std::vector<absl::string_view> head = absl::StrSplit(parts[0], ':');
   Rule out;
-  out.algorithm = algorithm_named(std_view(head[0]));
+  absl::string_view name = head[0];
+  if (const size_t dot = name.find('.'); dot != absl::string_view::npos) {
+    out.op = OpKind::kNone;
+    for (const OpKind op :
+         {OpKind::kAllReduce, OpKind::kBroadcast, OpKind::kAllGather, OpKind::kReduceScatter}) {
+      if (std_view(name.substr(0, dot)) == op_name(static_cast<uint8_t>(op))) out.op = op;
+    }
+    if (out.op == OpKind::kNone) {
+      return wrong(
+          "is of an operation that tables do not decide about: all_reduce, broadcast, "
+          "all_gather and reduce_scatter");
+    }
+    name = name.substr(dot + 1);
+  }
+  out.algorithm = algorithm_named(std_view(name));
   if (out.algorithm == Algorithm::kAuto) return wrong("names no algorithm");
+  if (!offers(out.op, out.algorithm)) {
+    return wrong("names an algorithm that ", op_name(static_cast<uint8_t>(out.op)),
+                 " does not have");
+  }
   if (head.size() != 2 || !parse_range(head[1], &out.first, &out.last)) {
     return wrong("has no range of bytes: write NAME:FIRST-LAST or NAME:FIRST-max");
   }
@@ -95,13 +132,14 @@ StatusOr<AlgorithmTable> AlgorithmTable::parse(std::string_view text, std::strin
   return out;
 }
 
-Algorithm AlgorithmTable::find(uint64_t bytes, int size, const Topology& topology) const {
+Algorithm AlgorithmTable::find(OpKind op, uint64_t bytes, int size,
+                               const Topology& topology) const {
   if (rules_.empty()) return Algorithm::kAuto;
   const int hosts = topology.hosts();
   const Hosts kind = hosts == 1 ? Hosts::kOne : hosts == size ? Hosts::kEach : Hosts::kSome;
   const auto ranks = static_cast<uint64_t>(size);
   for (const Rule& rule : rules_) {
-    if (bytes < rule.first || bytes > rule.last) continue;
+    if (rule.op != op || bytes < rule.first || bytes > rule.last) continue;
     if (ranks < rule.least_ranks || ranks > rule.most_ranks) continue;
     if (rule.hosts == Hosts::kAny || rule.hosts == kind) return rule.algorithm;
   }

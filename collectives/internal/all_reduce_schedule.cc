@@ -363,9 +363,7 @@ Schedule all_reduce_schedule(Algorithm algorithm, int rank, int size, uint64_t e
     case Algorithm::kMesh: return mesh(rank, size, elements);
     case Algorithm::kHierarchicalRing: return hierarchical_ring(rank, size, elements, topology);
     case Algorithm::kDoubleTree: return double_tree(rank, size, elements);
-    case Algorithm::kAuto:
-    case Algorithm::kDirect:
-    case Algorithm::kRing: break;
+    default: break;
   }
   return ring(rank, size, elements, 1);
 }

@@ -27,6 +27,20 @@ Algorithm choose_all_reduce(uint64_t bytes, int size, const Topology& topology) 
   return Algorithm::kRing;
 }
 
+Algorithm choose_algorithm(OpKind op, uint64_t bytes, int size, const Topology& topology) {
+  // Where some ranks share hosts, rings and trees in the order of the ranks cross the fewest borders.
+  const int hosts = topology.hosts();
+  const bool alike = size > 2 && (hosts == 1 || hosts == size);
+  const bool small = alike && bytes <= kSmall;
+  switch (op) {
+    case OpKind::kBroadcast:
+      return alike && bytes > kMiddle ? Algorithm::kScatterAllGather : Algorithm::kBinomialTree;
+    case OpKind::kAllGather: return small ? Algorithm::kRecursiveDoubling : Algorithm::kRing;
+    case OpKind::kReduceScatter: return small ? Algorithm::kRecursiveHalving : Algorithm::kRing;
+    default: return Algorithm::kAuto;
+  }
+}
+
 uint64_t hash_of(const Blocks& blocks) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (int i = 0; i < blocks.count(); ++i) {
@@ -138,7 +152,10 @@ Status Engine::run_round(const Turn& turn, const Header& mine, const Round& roun
     char* const at = header.bytes > 0 && work != nullptr ? work + step.begin * size : nullptr;
     switch (step.kind) {
       case Step::Kind::kCopy:
-        if (header.bytes > 0) std::memmove(at, input + step.input_begin * size, header.bytes);
+        if (header.bytes > 0) {
+          const char* const from = step.from == Buffer::kWork ? work : input;
+          std::memmove(at, from + step.input_begin * size, header.bytes);
+        }
         break;
       case Step::Kind::kSend: {
         const char* const from = step.from == Buffer::kWork ? work : input;
@@ -244,11 +261,16 @@ Status Engine::barrier(const Turn& turn) {
   return agree(turn, header(turn, OpKind::kBarrier, ElementType::kNone, 0));
 }
 
+Algorithm Engine::asked_or_table(OpKind op, Algorithm algorithm, uint64_t bytes) const {
+  if (algorithm != Algorithm::kAuto) return algorithm;
+  return choice_.table.find(op, bytes, member_.size, choice_.topology);
+}
+
 Status Engine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Algorithm algorithm,
                           char* data, uint64_t elements) {
   const Topology& topology = choice_.topology;
   const uint64_t bytes = elements * element_size(type);
-  if (algorithm == Algorithm::kAuto) algorithm = choice_.table.find(bytes, member_.size, topology);
+  algorithm = asked_or_table(OpKind::kAllReduce, algorithm, bytes);
   if (algorithm == Algorithm::kAuto) algorithm = choose_all_reduce(bytes, member_.size, topology);
   algorithm = effective_all_reduce(algorithm, member_.size, topology);
   Header mine = reducing(turn, OpKind::kAllReduce, type, elements, op);
@@ -262,79 +284,6 @@ Status Engine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Algor
   WEFT_RETURN_IF_ERROR(run(turn, mine, last_, data, nullptr));
   after_reduce(type, op, data, elements);
   return absl::OkStatus();
-}
-
-Status Engine::broadcast(const Turn& turn, ElementType type, char* data, uint64_t elements,
-                         int root) {
-  Header mine = header(turn, OpKind::kBroadcast, type, elements);
-  mine.root = root;
-  WEFT_RETURN_IF_ERROR(agree(turn, mine));
-  return run(turn, mine, broadcast_schedule(member_.rank, member_.size, elements, root), data,
-             nullptr);
-}
-
-Status Engine::reduce(const Turn& turn, ElementType type, ReduceOp op, char* data,
-                      uint64_t elements, int root) {
-  Header mine = reducing(turn, OpKind::kReduce, type, elements, op);
-  mine.root = root;
-  WEFT_RETURN_IF_ERROR(agree(turn, mine));
-  before_reduce(type, op, data, elements);
-  WEFT_RETURN_IF_ERROR(
-      run(turn, mine, reduce_schedule(member_.rank, member_.size, elements, root), data, nullptr));
-  if (member_.rank == root) after_reduce(type, op, data, elements);
-  return absl::OkStatus();
-}
-
-Status Engine::all_gather(const Turn& turn, ElementType type, char* data, const Blocks& blocks) {
-  Header mine = header(turn, OpKind::kAllGather, type, blocks.total());
-  mine.detail = hash_of(blocks);
-  return run(turn, mine, all_gather_schedule(member_.rank, member_.size, blocks), data, nullptr);
-}
-
-Status Engine::gather(const Turn& turn, ElementType type, const char* input, uint64_t elements,
-                      char* output, const Blocks& blocks, int root) {
-  Header mine = header(turn, OpKind::kGather, type, 0);
-  mine.root = root;
-  WEFT_RETURN_IF_ERROR(agree(turn, mine));
-  return run(turn, mine, gather_schedule(member_.rank, member_.size, blocks, elements, root),
-             output, input);
-}
-
-Status Engine::scatter(const Turn& turn, ElementType type, const char* input, const Blocks& blocks,
-                       char* output, uint64_t elements, int root) {
-  Header mine = header(turn, OpKind::kScatter, type, 0);
-  mine.root = root;
-  WEFT_RETURN_IF_ERROR(agree(turn, mine));
-  return run(turn, mine, scatter_schedule(member_.rank, member_.size, blocks, elements, root),
-             output, input);
-}
-
-Status Engine::reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, const char* input,
-                              const Blocks& blocks, char* output) {
-  Header mine = reducing(turn, OpKind::kReduceScatter, type, blocks.total(), op);
-  mine.detail = hash_of(blocks);
-  const uint64_t size = element_size(type);
-  const uint64_t bytes = blocks.total() * size;
-  // The schedule uses up what it works on.
-  const std::unique_ptr<char[]> work(new char[bytes]);
-  if (bytes > 0) std::memcpy(work.get(), input, bytes);
-  before_reduce(type, op, work.get(), blocks.total());
-  WEFT_RETURN_IF_ERROR(run(turn, mine, reduce_scatter_schedule(member_.rank, member_.size, blocks),
-                           work.get(), nullptr));
-  const uint64_t length = blocks.length(member_.rank);
-  if (length > 0) {
-    std::memcpy(output, work.get() + blocks.begin(member_.rank) * size, length * size);
-  }
-  after_reduce(type, op, output, length);
-  return absl::OkStatus();
-}
-
-Status Engine::all_to_all(const Turn& turn, ElementType type, const char* input,
-                          const Blocks& input_blocks, char* output, const Blocks& output_blocks) {
-  const Header mine = header(turn, OpKind::kAllToAll, type, 0);
-  return run(turn, mine,
-             all_to_all_schedule(member_.rank, member_.size, input_blocks, output_blocks), output,
-             input);
 }
 
 }  // namespace weft::internal

@@ -71,25 +71,31 @@ class Engine {
   // In place.
   virtual Status all_reduce(const Turn& turn, ElementType type, ReduceOp op, Algorithm algorithm,
                             char* data, uint64_t elements);
-  virtual Status broadcast(const Turn& turn, ElementType type, char* data, uint64_t elements,
-                           int root);
+  // kAuto: by the table, else by size. So the others that take an algorithm.
+  virtual Status broadcast(const Turn& turn, ElementType type, Algorithm algorithm, char* data,
+                           uint64_t elements, int root);
   // The result at the root; `data` of the others is used up.
   virtual Status reduce(const Turn& turn, ElementType type, ReduceOp op, char* data,
                         uint64_t elements, int root);
   // Own block of `data` is in place.
-  virtual Status all_gather(const Turn& turn, ElementType type, char* data, const Blocks& blocks);
-  // `blocks` and `output` at the root only.
-  virtual Status gather(const Turn& turn, ElementType type, const char* input, uint64_t elements,
-                        char* output, const Blocks& blocks, int root);
+  virtual Status all_gather(const Turn& turn, ElementType type, Algorithm algorithm, char* data,
+                            const Blocks& blocks);
+  // `blocks` and `output` at the root only. kBinomialTree: REQUIRES equal blocks; the count of
+  // elements is in the fingerprint.
+  virtual Status gather(const Turn& turn, ElementType type, Algorithm algorithm, const char* input,
+                        uint64_t elements, char* output, const Blocks& blocks, int root);
   // `blocks` and `input` at the root only.
-  virtual Status scatter(const Turn& turn, ElementType type, const char* input,
+  virtual Status scatter(const Turn& turn, ElementType type, Algorithm algorithm, const char* input,
                          const Blocks& blocks, char* output, uint64_t elements, int root);
   // The result is block `rank` of the reduced inputs. REQUIRES: `output` shares no memory with
   // `input`.
-  virtual Status reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, const char* input,
-                                const Blocks& blocks, char* output);
-  virtual Status all_to_all(const Turn& turn, ElementType type, const char* input,
-                            const Blocks& input_blocks, char* output, const Blocks& output_blocks);
+  virtual Status reduce_scatter(const Turn& turn, ElementType type, ReduceOp op,
+                                Algorithm algorithm, const char* input, const Blocks& blocks,
+                                char* output);
+  // kBruck: REQUIRES equal blocks; the count of elements is in the fingerprint.
+  virtual Status all_to_all(const Turn& turn, ElementType type, Algorithm algorithm,
+                            const char* input, const Blocks& input_blocks, char* output,
+                            const Blocks& output_blocks);
 
   // The ranks that the operation under way waits for; see Link. Any thread.
   virtual std::vector<int> awaited() { return link_->awaited(); }
@@ -106,6 +112,8 @@ class Engine {
                   ReduceOp reduction) const;
   // Every rank has begun this operation.
   virtual Status agree(const Turn& turn, Header mine);
+  // What was asked for, else what the table says; kAuto: neither says anything.
+  Algorithm asked_or_table(OpKind op, Algorithm algorithm, uint64_t bytes) const;
   Status run(const Turn& turn, const Header& mine, const Schedule& schedule, char* work,
              const char* input);
   Status run_round(const Turn& turn, const Header& mine, const Round& round, char* work,
@@ -142,6 +150,8 @@ class Engine {
 
 // By size, number of ranks and topology alone, so that all ranks choose alike.
 Algorithm choose_all_reduce(uint64_t bytes, int size, const Topology& topology);
+// Of the other operations whose size all ranks know.
+Algorithm choose_algorithm(OpKind op, uint64_t bytes, int size, const Topology& topology);
 
 // Equal for equal lists of sizes.
 uint64_t hash_of(const Blocks& blocks);

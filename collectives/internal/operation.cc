@@ -111,7 +111,7 @@ Status perform_lists(Engine& engine, const Turn& turn, Operation& o, ElementType
       if (blocks.length(rank) > 0) {
         std::memmove(out.data() + blocks.begin(rank) * size, in.data(), blocks.length(rank) * size);
       }
-      WEFT_RETURN_IF_ERROR(engine.all_gather(turn, type, out.data(), blocks));
+      WEFT_RETURN_IF_ERROR(engine.all_gather(turn, type, o.algorithm, out.data(), blocks));
       out.write_back();
       return absl::OkStatus();
     }
@@ -119,11 +119,11 @@ Status perform_lists(Engine& engine, const Turn& turn, Operation& o, ElementType
       Flat in(o.inputs, true);
       const auto n = static_cast<uint64_t>(o.inputs[0].numel());
       if (rank != o.root) {
-        return engine.gather(turn, type, in.data(), n, nullptr, Blocks(), o.root);
+        return engine.gather(turn, type, o.algorithm, in.data(), n, nullptr, Blocks(), o.root);
       }
       Flat out(o.outputs, false);
-      WEFT_RETURN_IF_ERROR(
-          engine.gather(turn, type, in.data(), n, out.data(), blocks_of(o.outputs), o.root));
+      WEFT_RETURN_IF_ERROR(engine.gather(turn, type, o.algorithm, in.data(), n, out.data(),
+                                         blocks_of(o.outputs), o.root));
       out.write_back();
       return absl::OkStatus();
     }
@@ -132,10 +132,11 @@ Status perform_lists(Engine& engine, const Turn& turn, Operation& o, ElementType
       const auto n = static_cast<uint64_t>(o.outputs[0].numel());
       if (rank == o.root) {
         Flat in(o.inputs, true);
-        WEFT_RETURN_IF_ERROR(
-            engine.scatter(turn, type, in.data(), blocks_of(o.inputs), out.data(), n, o.root));
+        WEFT_RETURN_IF_ERROR(engine.scatter(turn, type, o.algorithm, in.data(), blocks_of(o.inputs),
+                                            out.data(), n, o.root));
       } else {
-        WEFT_RETURN_IF_ERROR(engine.scatter(turn, type, nullptr, Blocks(), out.data(), n, o.root));
+        WEFT_RETURN_IF_ERROR(
+            engine.scatter(turn, type, o.algorithm, nullptr, Blocks(), out.data(), n, o.root));
       }
       out.write_back();
       return absl::OkStatus();
@@ -150,7 +151,8 @@ Status perform_lists(Engine& engine, const Turn& turn, Operation& o, ElementType
       const Blocks blocks = o.inputs.size() == 1
                                 ? Blocks::even(static_cast<uint64_t>(o.inputs[0].numel()), m.size)
                                 : blocks_of(o.inputs);
-      WEFT_RETURN_IF_ERROR(engine.reduce_scatter(turn, type, o.op, in.data(), blocks, out.data()));
+      WEFT_RETURN_IF_ERROR(
+          engine.reduce_scatter(turn, type, o.op, o.algorithm, in.data(), blocks, out.data()));
       out.write_back();
       return absl::OkStatus();
     }
@@ -165,7 +167,8 @@ Status perform_lists(Engine& engine, const Turn& turn, Operation& o, ElementType
       const Tensors kept = same ? copy_of(o.inputs) : Tensors();
       Flat in(same ? kept : o.inputs, true);
       Flat out(o.outputs, false);
-      WEFT_RETURN_IF_ERROR(engine.all_to_all(turn, type, in.data(), from, out.data(), to));
+      WEFT_RETURN_IF_ERROR(
+          engine.all_to_all(turn, type, o.algorithm, in.data(), from, out.data(), to));
       out.write_back();
       return absl::OkStatus();
     }
@@ -191,7 +194,7 @@ Status perform_checked(Engine& engine, const Turn& turn, Operation& o) {
     case OpKind::kBroadcast: {
       const bool root = engine.member().rank == o.root;
       Flat work(o.outputs, root);
-      WEFT_RETURN_IF_ERROR(engine.broadcast(turn, type, work.data(),
+      WEFT_RETURN_IF_ERROR(engine.broadcast(turn, type, o.algorithm, work.data(),
                                             static_cast<uint64_t>(numel(o.outputs)), o.root));
       if (!root) work.write_back();
       return absl::OkStatus();

@@ -146,6 +146,39 @@ Status check_splits(const Membership& m, const Operation& o) {
   return check(o.inputs[0], o.input_splits, "input");
 }
 
+// A rank that passes blocks of others on knows their lengths only when all are equal.
+Status check_algorithm(const Membership& m, const Operation& o) {
+  if (o.algorithm == Algorithm::kAuto) return absl::OkStatus();
+  const std::string_view name = algorithm_name(static_cast<uint8_t>(o.algorithm));
+  if (!offers(o.kind, o.algorithm)) {
+    return invalid(o.name, cat("there is no such algorithm for it: ", name));
+  }
+  const bool equal_blocks = o.algorithm == Algorithm::kBinomialTree
+                                ? o.kind == OpKind::kGather || o.kind == OpKind::kScatter
+                                : o.kind == OpKind::kAllToAll && o.algorithm == Algorithm::kBruck;
+  if (!equal_blocks) return absl::OkStatus();
+  const auto all_alike = [](const auto& list, const auto& length) {
+    return std::all_of(list.begin(), list.end(),
+                       [&](const auto& one) { return length(one) == length(list[0]); });
+  };
+  const auto numel = [](const at::Tensor& t) { return t.numel(); };
+  const auto itself = [](int64_t n) { return n; };
+  bool alike = all_alike(o.output_splits, itself) && all_alike(o.input_splits, itself);
+  const bool single = o.name == "all_to_all_single";
+  // The list with the blocks of all ranks: at the root, and of all_to_all both.
+  if (!single && o.outputs.size() == static_cast<size_t>(m.size)) {
+    alike = alike && all_alike(o.outputs, numel);
+  }
+  if (!single && o.inputs.size() == static_cast<size_t>(m.size)) {
+    alike = alike && all_alike(o.inputs, numel);
+  }
+  if (o.kind == OpKind::kAllToAll && !o.inputs.empty() && !o.outputs.empty()) {
+    alike = alike && o.inputs[0].numel() == o.outputs[0].numel();
+  }
+  if (alike) return absl::OkStatus();
+  return invalid(o.name, cat(name, " wants blocks of one length on all ranks"));
+}
+
 }  // namespace
 
 // Two tensors that interleave are no overlap; those without gaps that share bytes are.
@@ -158,6 +191,7 @@ bool share_memory(const at::Tensor& a, const at::Tensor& b) {
 }
 
 Status check_operation(const Membership& m, const Operation& o) {
+  WEFT_RETURN_IF_ERROR(check_algorithm(m, o));
   if (o.kind == OpKind::kBarrier || o.kind == OpKind::kMonitoredBarrier) return absl::OkStatus();
   if (o.outputs.empty() && o.inputs.empty() && !o.any_shape) {
     return invalid(o.name, "there is no tensor");

@@ -28,6 +28,8 @@ class WEFT_API Blocks {
   Blocks() = default;
   // As equal as they can be.
   static Blocks even(uint64_t elements, int blocks);
+  // The same lengths from block `first` on, and then those before it.
+  Blocks rotated(int first) const;
   // Of the given lengths.
   static Blocks of(const std::vector<uint64_t>& lengths);
 
@@ -51,12 +53,13 @@ enum class Buffer : uint8_t {
 struct Step {
   enum class Kind : uint8_t { kSend, kStore, kReduce, kCopy };
   Kind kind = Kind::kSend;
-  // kCopy: from kInput to kWork at this rank, before the sends of the round; no peer.
+  // kCopy: to kWork at this rank, in the order of the steps and before the sends of the round; no
+  // peer.
   int peer = -1;
   Buffer from = Buffer::kWork;  // kSend, kCopy
   uint64_t begin = 0;           // kCopy: in kWork
   uint64_t count = 0;
-  uint64_t input_begin = 0;  // kCopy
+  uint64_t input_begin = 0;  // kCopy: in `from`
 };
 
 struct Round {
@@ -87,20 +90,37 @@ WEFT_API std::vector<int> torus_dimensions(int size, int count);
 // all_reduce in kWork.
 WEFT_API Schedule all_reduce_schedule(Algorithm algorithm, int rank, int size, uint64_t elements,
                                       const Topology& topology = {});
-WEFT_API Schedule broadcast_schedule(int rank, int size, uint64_t elements, int root);
+// The same of the other operations that have several. kAuto: the ring.
+WEFT_API Algorithm effective_all_gather(Algorithm algorithm, int size);
+WEFT_API Algorithm effective_reduce_scatter(Algorithm algorithm, int size);
+
+WEFT_API Schedule broadcast_schedule(int rank, int size, uint64_t elements, int root,
+                                     Algorithm algorithm = Algorithm::kBinomialTree);
 // The result in kWork of the root; kWork of the others is used up.
 WEFT_API Schedule reduce_schedule(int rank, int size, uint64_t elements, int root);
-// Own block is in place in kWork.
-WEFT_API Schedule all_gather_schedule(int rank, int size, const Blocks& blocks);
+// Own block is in place in kWork. Of Bruck's, kWork has the blocks rotated by the rank: its block i
+// is that of rank (rank + i) % size.
+WEFT_API Schedule all_gather_schedule(int rank, int size, const Blocks& blocks,
+                                      Algorithm algorithm = Algorithm::kRing);
 // The root's own block is copied from kInput. `own`: elements of this rank's block.
 WEFT_API Schedule gather_schedule(int rank, int size, const Blocks& at_root, uint64_t own,
                                   int root);
 WEFT_API Schedule scatter_schedule(int rank, int size, const Blocks& at_root, uint64_t own,
                                    int root);
+// By binomial trees, of equal blocks. kWork has gathered_blocks() of them: at the root block i is
+// that of rank (root + i) % size, elsewhere the first one is the own. Gathering takes it from kInput.
+WEFT_API Schedule tree_gather_schedule(int rank, int size, uint64_t own, int root);
+WEFT_API Schedule tree_scatter_schedule(int rank, int size, uint64_t own, int root);
+WEFT_API int gathered_blocks(int rank, int size, int root);
 // Block `rank` of kWork is the result; the others are used up.
-WEFT_API Schedule reduce_scatter_schedule(int rank, int size, const Blocks& blocks);
+WEFT_API Schedule reduce_scatter_schedule(int rank, int size, const Blocks& blocks,
+                                          Algorithm algorithm = Algorithm::kRing);
 WEFT_API Schedule all_to_all_schedule(int rank, int size, const Blocks& input,
                                       const Blocks& output);
+// Of equal blocks, from kInput. kWork has that many elements, of which the first `size` blocks are
+// the result.
+WEFT_API Schedule bruck_all_to_all_schedule(int rank, int size, uint64_t block);
+WEFT_API uint64_t bruck_all_to_all_elements(int size, uint64_t block);
 WEFT_API Schedule barrier_schedule(int rank, int size);
 
 }  // namespace weft::internal

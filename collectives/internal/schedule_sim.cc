@@ -120,8 +120,10 @@ void ScheduleSim::begin_ready() {
     Rank& from = ranks_[static_cast<size_t>(one.from)];
     Rank& to = ranks_[static_cast<size_t>(one.to)];
     const EventSim::Ticks begin = std::max({sim_.now(), from.send_free, to.receive_free});
+    const bool local = one.from / cost_.ranks_per_host == one.to / cost_.ranks_per_host;
     const EventSim::Ticks end =
-        begin + cost_.alpha + static_cast<EventSim::Ticks>(one.bytes) * cost_.beta;
+        begin + (local ? cost_.local_alpha : cost_.alpha) +
+        static_cast<EventSim::Ticks>(one.bytes) * (local ? cost_.local_beta : cost_.beta);
     from.send_free = end;
     to.receive_free = end;
     ++result_.messages;

@@ -28,6 +28,10 @@ struct SimCost {
   EventSim::Ticks alpha = 0;
   EventSim::Ticks beta = 0;   // per byte
   EventSim::Ticks gamma = 0;  // per byte
+  // Neighbouring ranks share a host, whose messages have costs of their own. 1: none do.
+  int ranks_per_host = 1;
+  EventSim::Ticks local_alpha = 0;
+  EventSim::Ticks local_beta = 0;
 };
 
 struct SimResult {

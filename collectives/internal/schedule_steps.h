@@ -4,6 +4,7 @@
 // Parts of which schedules are made: steps, rings and binomial trees over some of the ranks. Pure;
 // any thread.
 
+#include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <utility>
@@ -93,6 +94,42 @@ struct Tree {
       if (place + distance < size) {
         out->rounds.push_back(Round{{send(at(place + distance), 0, elements)}});
       }
+    }
+  }
+  // Block i goes to place i. The memory of this rank begins with element `base` of all blocks.
+  void scatter(Schedule* out, const Blocks& blocks, uint64_t base) const {
+    const int size = static_cast<int>(members.size());
+    const auto begin = [&](int i) { return blocks.begin(std::min(i, size)); };
+    int distance = 1;
+    for (; distance < size; distance *= 2) {
+      if ((place & distance) != 0) {
+        out->rounds.push_back(Round{{store(at(place - distance), begin(place) - base,
+                                           begin(place + distance) - begin(place))}});
+        break;
+      }
+    }
+    for (distance /= 2; distance >= 1; distance /= 2) {
+      const int child = place + distance;
+      if (child >= size) continue;
+      out->rounds.push_back(
+          Round{{send(at(child), begin(child) - base, begin(child + distance) - begin(child))}});
+    }
+  }
+  // Blocks of equal length, in the order of the places from this one on. The own one is there.
+  void gather(Schedule* out, uint64_t block) const {
+    const int size = static_cast<int>(members.size());
+    const auto blocks = [&](int first, int distance) {
+      return static_cast<uint64_t>(std::min(distance, size - first)) * block;
+    };
+    for (int distance = 1; distance < size; distance *= 2) {
+      if ((place & distance) != 0) {
+        out->rounds.push_back(Round{{send(at(place - distance), 0, blocks(place, distance))}});
+        break;
+      }
+      const int child = place + distance;
+      if (child >= size) continue;
+      out->rounds.push_back(Round{
+          {store(at(child), static_cast<uint64_t>(distance) * block, blocks(child, distance))}});
     }
   }
   void reduce_to_root(Schedule* out, uint64_t elements) const {

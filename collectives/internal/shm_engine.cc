@@ -187,15 +187,17 @@ void ShmEngine::reduce_into(const Header& mine, char* out, uint64_t elements) {
               inputs_.data(), inputs_.size(), elements, static_cast<uint64_t>(member_.size));
 }
 
+bool ShmEngine::by_schedule(OpKind op, Algorithm* algorithm, uint64_t bytes) const {
+  *algorithm = asked_or_table(op, *algorithm, bytes);
+  return *algorithm != Algorithm::kAuto && *algorithm != Algorithm::kDirect;
+}
+
 Status ShmEngine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Algorithm algorithm,
                              char* data, uint64_t elements) {
   const uint64_t size = element_size(type);
   const uint64_t bytes = elements * size;
   Header mine = reducing(turn, OpKind::kAllReduce, type, elements, op);
-  if (algorithm == Algorithm::kAuto) {
-    algorithm = choice_.table.find(bytes, member_.size, choice_.topology);
-  }
-  if (algorithm != Algorithm::kAuto && algorithm != Algorithm::kDirect) {
+  if (by_schedule(OpKind::kAllReduce, &algorithm, bytes)) {
     algorithm = effective_all_reduce(algorithm, member_.size, choice_.topology);
     mine.algorithm = static_cast<uint8_t>(algorithm);
     WEFT_RETURN_IF_ERROR(agree(turn, mine));
@@ -278,12 +280,15 @@ Status ShmEngine::registered(const Turn& turn, const Header& mine, char* data, u
   return meet(turn, mine, false);
 }
 
-Status ShmEngine::broadcast(const Turn& turn, ElementType type, char* data, uint64_t elements,
-                            int root) {
+Status ShmEngine::broadcast(const Turn& turn, ElementType type, Algorithm algorithm, char* data,
+                            uint64_t elements, int root) {
+  const uint64_t bytes = elements * element_size(type);
+  if (by_schedule(OpKind::kBroadcast, &algorithm, bytes)) {
+    return Engine::broadcast(turn, type, algorithm, data, elements, root);
+  }
   Header mine = header(turn, OpKind::kBroadcast, type, elements);
   mine.root = root;
   WEFT_RETURN_IF_ERROR(agree(turn, mine));
-  const uint64_t bytes = elements * element_size(type);
   for (uint64_t begin = 0; begin < bytes; begin += ShmLayout::kSlot) {
     const uint64_t n = std::min(ShmLayout::kSlot, bytes - begin);
     const uint64_t use = ++turn_;
@@ -303,11 +308,17 @@ Status ShmEngine::reduce(const Turn& turn, ElementType type, ReduceOp op, char* 
   return reduce_chunks(turn, mine, data, elements, member_.rank == root);
 }
 
-Status ShmEngine::all_gather(const Turn& turn, ElementType type, char* data, const Blocks& blocks) {
+Status ShmEngine::all_gather(const Turn& turn, ElementType type, Algorithm algorithm, char* data,
+                             const Blocks& blocks) {
+  const uint64_t size = element_size(type);
   Header mine = header(turn, OpKind::kAllGather, type, blocks.total());
   mine.detail = hash_of(blocks);
+  if (by_schedule(OpKind::kAllGather, &algorithm, blocks.total() * size)) {
+    mine.algorithm = static_cast<uint8_t>(effective_all_gather(algorithm, member_.size));
+    WEFT_RETURN_IF_ERROR(agree(turn, mine));
+    return Engine::all_gather(turn, type, algorithm, data, blocks);
+  }
   WEFT_RETURN_IF_ERROR(agree(turn, mine));
-  const uint64_t size = element_size(type);
   uint64_t longest = 0;
   for (int r = 0; r < blocks.count(); ++r) longest = std::max(longest, blocks.length(r) * size);
   for (uint64_t begin = 0; begin < longest; begin += ShmLayout::kSlot) {
@@ -326,12 +337,18 @@ Status ShmEngine::all_gather(const Turn& turn, ElementType type, char* data, con
   return absl::OkStatus();
 }
 
-Status ShmEngine::reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, const char* input,
-                                 const Blocks& blocks, char* output) {
+Status ShmEngine::reduce_scatter(const Turn& turn, ElementType type, ReduceOp op,
+                                 Algorithm algorithm, const char* input, const Blocks& blocks,
+                                 char* output) {
   Header mine = reducing(turn, OpKind::kReduceScatter, type, blocks.total(), op);
   mine.detail = hash_of(blocks);
   const uint64_t size = element_size(type);
   const uint64_t bytes = blocks.total() * size;
+  if (by_schedule(OpKind::kReduceScatter, &algorithm, bytes)) {
+    mine.algorithm = static_cast<uint8_t>(effective_reduce_scatter(algorithm, member_.size));
+    WEFT_RETURN_IF_ERROR(agree(turn, mine));
+    return Engine::reduce_scatter(turn, type, op, algorithm, input, blocks, output);
+  }
   // Elements that are multiplied first cannot be read where they are.
   const bool as_it_is = op.kind() != ReduceOp::kPremulSum;
   const uint64_t place = as_it_is ? files_.heap->place_of(input, bytes) : 0;
@@ -378,11 +395,14 @@ Status ShmEngine::scatter_staged(const Turn& turn, const Header& mine, ReduceOp 
   return absl::OkStatus();
 }
 
-Status ShmEngine::all_to_all(const Turn& turn, ElementType type, const char* input,
-                             const Blocks& input_blocks, char* output,
+Status ShmEngine::all_to_all(const Turn& turn, ElementType type, Algorithm algorithm,
+                             const char* input, const Blocks& input_blocks, char* output,
                              const Blocks& output_blocks) {
-  WEFT_RETURN_IF_ERROR(agree(turn, header(turn, OpKind::kAllToAll, type, 0)));
-  return Engine::all_to_all(turn, type, input, input_blocks, output, output_blocks);
+  const bool bruck = algorithm == Algorithm::kBruck;
+  Header mine = header(turn, OpKind::kAllToAll, type, bruck ? input_blocks.total() : 0);
+  mine.algorithm = static_cast<uint8_t>(bruck ? algorithm : Algorithm::kPairwise);
+  WEFT_RETURN_IF_ERROR(agree(turn, mine));
+  return Engine::all_to_all(turn, type, algorithm, input, input_blocks, output, output_blocks);
 }
 
 StatusOr<std::shared_ptr<char>> ShmEngine::allocate(uint64_t bytes) {

@@ -35,14 +35,15 @@ class ShmEngine : public Engine {
   Status monitored_barrier(const Turn& turn) override;
   Status all_reduce(const Turn& turn, ElementType type, ReduceOp op, Algorithm algorithm,
                     char* data, uint64_t elements) override;
-  Status broadcast(const Turn& turn, ElementType type, char* data, uint64_t elements,
-                   int root) override;
+  Status broadcast(const Turn& turn, ElementType type, Algorithm algorithm, char* data,
+                   uint64_t elements, int root) override;
   Status reduce(const Turn& turn, ElementType type, ReduceOp op, char* data, uint64_t elements,
                 int root) override;
-  Status all_gather(const Turn& turn, ElementType type, char* data, const Blocks& blocks) override;
-  Status reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, const char* input,
-                        const Blocks& blocks, char* output) override;
-  Status all_to_all(const Turn& turn, ElementType type, const char* input,
+  Status all_gather(const Turn& turn, ElementType type, Algorithm algorithm, char* data,
+                    const Blocks& blocks) override;
+  Status reduce_scatter(const Turn& turn, ElementType type, ReduceOp op, Algorithm algorithm,
+                        const char* input, const Blocks& blocks, char* output) override;
+  Status all_to_all(const Turn& turn, ElementType type, Algorithm algorithm, const char* input,
                     const Blocks& input_blocks, char* output, const Blocks& output_blocks) override;
   StatusOr<std::shared_ptr<char>> allocate(uint64_t bytes) override;
   std::vector<int> awaited() override;
@@ -54,6 +55,8 @@ class ShmEngine : public Engine {
   ShmEngine(const Membership& member, std::unique_ptr<StreamLink> link, ShmStreams* streams,
             AlgorithmChoice choice);
 
+  // Whether a schedule was asked for, or the table names one, and which. Then all ranks meet first.
+  bool by_schedule(OpKind op, Algorithm* algorithm, uint64_t bytes) const;
   // This rank is in `mine`, its tensor at `place` of its file (0: elsewhere).
   void publish(const Header& mine, uint64_t place);
   // Every rank is here. The first one of an operation compares headers.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ATen/ops/full.h"
+#include "ATen/ops/ones.h"
 #include "ATen/ops/zeros.h"
 #include "weft/tests/collectives/world.h"
 
@@ -26,6 +27,40 @@ void expect_mismatch(const Setting& backend, int size, const Call& others, const
     expect_error(later, ErrorKind::kInvalidArgument, words);
     EXPECT_FALSE(group.failure().ok());
   });
+}
+
+TEST_P(CollectiveFailures, BadInput_an_algorithm_that_does_not_fit) {
+  World(GetParam(), 2).run([](ProcessGroup& group) {
+    const auto refused = [](const Status& s, const std::string& word) {
+      expect_error(s, ErrorKind::kInvalidArgument, {word});
+    };
+    const at::Tensor t = at::zeros({2});
+    refused(group.try_barrier({.algorithm = Algorithm::kRing}), "no such algorithm for it: ring");
+    refused(group.try_all_reduce(t, {.algorithm = Algorithm::kBruck}), "Bruck");
+    refused(group.try_all_reduce(t, {.algorithm = static_cast<Algorithm>(200)}), "unknown");
+    refused(group.try_broadcast(t, {.algorithm = Algorithm::kRing}), "ring");
+    const TensorList uneven = {at::zeros({1}), at::zeros({2})};
+    const TensorList others = {at::zeros({1}), at::zeros({2})};
+    refused(group.try_all_to_all(uneven, others, {.algorithm = Algorithm::kBruck}), "one length");
+    refused(group.try_all_to_all_single(
+                at::zeros({3}), at::zeros({3}),
+                {.output_splits = {1, 2}, .input_splits = {1, 2}, .algorithm = Algorithm::kBruck}),
+            "one length");
+    if (group.rank() == 0) {
+      const RootedOptions by_tree{.algorithm = Algorithm::kBinomialTree};
+      refused(group.try_gather(uneven, at::zeros({1}), by_tree), "one length");
+      refused(group.try_scatter(at::zeros({1}), uneven, by_tree), "one length");
+    }
+    group.barrier();
+  });
+  // What a rank alone cannot see is in the fingerprint.
+  const auto exchange = [](int64_t n) -> Call {
+    return [n](ProcessGroup& group) {
+      return group.try_all_to_all_single(at::zeros({n}), at::ones({n}),
+                                         {.algorithm = Algorithm::kBruck});
+    };
+  };
+  expect_mismatch(GetParam(), 3, exchange(6), exchange(9), {"float32 x 6", "float32 x 9"});
 }
 
 TEST_P(CollectiveFailures, CL_15_and_G3_and_G9_what_differs_is_an_error_on_every_rank) {

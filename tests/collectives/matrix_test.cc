@@ -4,10 +4,14 @@
 
 #include <cmath>
 #include <complex>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "ATen/TensorOperators.h"
+#include "ATen/ops/cat.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/equal.h"
 #include "ATen/ops/full.h"
@@ -17,6 +21,7 @@
 #include "weft/collectives/internal/reduce.h"
 #include "weft/common/mutex.h"
 #include "weft/tests/collectives/world.h"
+#include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
 namespace {
@@ -104,8 +109,10 @@ bool has(const Case& c) {
 }
 
 // Every type with every reduction; sizes, layouts and algorithms take turns, so that each pair of
-// two of them comes up.
-std::vector<Case> cases() {
+// two of them comes up, and a large size with one algorithm for each backend and odd number of ranks.
+// With WEFT_COLLECTIVES_MATRIX=all: all of them together.
+std::vector<Case> cases(Backend backend, int ranks) {
+  constexpr int64_t kLarge = (1 << 20) + 3;
   constexpr int64_t kSizes[] = {0, 1, 2, 3, 7, 1023, 1024, 1025};
   constexpr Algorithm kAll[] = {Algorithm::kAuto,
                                 Algorithm::kNaive,
@@ -121,12 +128,26 @@ std::vector<Case> cases() {
                                 Algorithm::kMesh,
                                 Algorithm::kDoubleTree};
   std::vector<Case> out;
+  const char* const asked = std::getenv("WEFT_COLLECTIVES_MATRIX");
+  const bool wants_all = asked != nullptr && std::string(asked) == "all";
+  if (!wants_all && ranks > 1 && ranks % 2 == 1 && !kSanitizer) {
+    const size_t turn = static_cast<size_t>(ranks) * 3 + static_cast<size_t>(backend);
+    out.push_back({at::kFloat, ReduceOp::kSum, kLarge, static_cast<int>(turn % 3),
+                   kAll[turn % std::size(kAll)]});
+  }
   size_t turn = 0;
   for (const at::ScalarType type : kScalars) {
     for (uint8_t kind = 0; kind <= ReduceOp::kBxor; ++kind) {
       ReduceOp op(static_cast<ReduceOp::Kind>(kind));
       if (op.kind() == ReduceOp::kPremulSum) op = ReduceOp::premul_sum(2);
-      for (int repeat = 0; repeat < 3; ++repeat, ++turn) {
+      std::vector<int64_t> sizes(std::begin(kSizes), std::end(kSizes));
+      sizes.push_back(kLarge);
+      for (size_t i = 0; wants_all && i < sizes.size() * std::size(kAll) * 3; ++i) {
+        const Case c{type, op, sizes[i / 3 / std::size(kAll)], static_cast<int>(i % 3),
+                     kAll[i / 3 % std::size(kAll)]};
+        if (has(c)) out.push_back(c);
+      }
+      for (int repeat = 0; repeat < 3 && !wants_all; ++repeat, ++turn) {
         const Case c{type, op, kSizes[(turn * 5) % std::size(kSizes)], static_cast<int>(turn % 3),
                      kAll[turn % std::size(kAll)]};
         if (has(c)) out.push_back(c);
@@ -142,12 +163,9 @@ std::string setting_and_size(const ::testing::TestParamInfo<std::tuple<Setting, 
 
 class CollectiveMatrix : public ::testing::TestWithParam<std::tuple<Setting, int>> {};
 
-TEST_P(CollectiveMatrix, CL_1_all_reduce) {
-  const auto [backend, size] = GetParam();
-  const std::vector<Case> all = cases();
-  EXPECT_GT(all.size(), 250u);
+void run_cases(const Setting& backend, int size, const std::vector<Case>& all) {
   std::vector<std::vector<at::Tensor>> results(static_cast<size_t>(size));
-  World(backend, size).run([&, size = size](ProcessGroup& group) {
+  World(backend, size).run([&](ProcessGroup& group) {
     for (const Case& c : all) {
       at::Tensor t = input(c, group.rank());
       group.all_reduce(t, {.op = c.op, .algorithm = c.algorithm});
@@ -156,7 +174,6 @@ TEST_P(CollectiveMatrix, CL_1_all_reduce) {
       const at::Tensor bytes = bytes_of(t);
       ASSERT_TRUE(at::equal(bytes, bytes_of(again)));
       results[static_cast<size_t>(group.rank())].push_back(t.contiguous().view({-1}));
-      (void)size;
     }
   });
   for (size_t i = 0; i < all.size(); ++i) {
@@ -190,6 +207,133 @@ TEST_P(CollectiveMatrix, CL_1_all_reduce) {
       ASSERT_EQ(got[k].imag(), 0);
     }
   }
+}
+
+TEST_P(CollectiveMatrix, CL_1_all_reduce) {
+  const auto [backend, size] = GetParam();
+  const std::vector<Case> all = cases(backend.backend, size);
+  EXPECT_GT(all.size(), 250u);
+  // So many elements are kept at a time.
+  constexpr int64_t kMost = 8 << 20;
+  std::vector<Case> next;
+  int64_t elements = 0;
+  for (const Case& c : all) {
+    next.push_back(c);
+    elements += c.n;
+    if (elements < kMost) continue;
+    run_cases(backend, size, next);
+    if (HasFailure()) return;
+    next.clear();
+    elements = 0;
+  }
+  run_cases(backend, size, next);
+}
+
+// Element i of what `from` gives to `to`.
+double element_for(int from, int to, int64_t i) {
+  return from * 3 + to * 7 + static_cast<double>(i % 5);
+}
+
+void expect_elements(const at::Tensor& got, const std::function<double(int64_t)>& wanted) {
+  const at::Tensor flat = got.contiguous().view({-1}).to(at::kDouble);
+  for (int64_t i = 0; i < flat.numel(); ++i) {
+    ASSERT_EQ(flat.const_data_ptr<double>()[i], wanted(i)) << "element " << i;
+  }
+}
+
+at::Tensor given(at::ScalarType type, int64_t n, const std::function<double(int64_t)>& element) {
+  std::vector<double> numbers;
+  for (int64_t i = 0; i < n; ++i) numbers.push_back(element(i));
+  return at::tensor(numbers).to(type);
+}
+
+// Blocks of n elements each; `type` and `n` take turns.
+void every_algorithm_of_the_others(ProcessGroup& group, at::ScalarType type, int64_t n) {
+  const int size = group.size();
+  const int me = group.rank();
+  const auto mine = [&](int to) {
+    return given(type, n, [&](int64_t i) { return element_for(me, to, i); });
+  };
+  const auto zeros = [&](int64_t count) {
+    return at::zeros({count}, at::TensorOptions().dtype(type));
+  };
+  const int64_t block = std::max<int64_t>(n, 1);
+  const auto gathered = [&](int64_t i) {
+    return element_for(static_cast<int>(i / block), 0, i % block);
+  };
+  for (const Algorithm algorithm : {Algorithm::kAuto, Algorithm::kRing, Algorithm::kBruck,
+                                    Algorithm::kRecursiveDoubling, Algorithm::kDirect}) {
+    SCOPED_TRACE(algorithm_name(static_cast<uint8_t>(algorithm)));
+    const at::Tensor all = zeros(n * size);
+    group.all_gather_into_tensor(all, mine(0), {.algorithm = algorithm});
+    expect_elements(all, gathered);
+  }
+  for (const Algorithm algorithm :
+       {Algorithm::kAuto, Algorithm::kRing, Algorithm::kRecursiveHalving}) {
+    SCOPED_TRACE(algorithm_name(static_cast<uint8_t>(algorithm)));
+    const at::Tensor in = given(type, n * size, [&](int64_t i) {
+      return element_for(me, static_cast<int>(i / block), i % block);
+    });
+    const at::Tensor out = zeros(n);
+    group.reduce_scatter_tensor(out, in, {.algorithm = algorithm});
+    expect_elements(out, [&](int64_t i) {
+      double sum = 0;
+      for (int r = 0; r < size; ++r) sum += element_for(r, me, i);
+      return sum;
+    });
+  }
+  for (const Algorithm algorithm :
+       {Algorithm::kAuto, Algorithm::kBinomialTree, Algorithm::kScatterAllGather}) {
+    SCOPED_TRACE(algorithm_name(static_cast<uint8_t>(algorithm)));
+    const at::Tensor t = me == size - 1 ? mine(0) : zeros(n);
+    group.broadcast(t, {.root = size - 1, .algorithm = algorithm});
+    expect_elements(t, [&](int64_t i) { return element_for(size - 1, 0, i); });
+  }
+  for (const Algorithm algorithm : {Algorithm::kAuto, Algorithm::kPairwise, Algorithm::kBruck}) {
+    SCOPED_TRACE(algorithm_name(static_cast<uint8_t>(algorithm)));
+    TensorList in;
+    TensorList out;
+    for (int r = 0; r < size; ++r) {
+      in.push_back(mine(r));
+      out.push_back(zeros(n));
+    }
+    group.all_to_all(out, in, {.algorithm = algorithm});
+    for (int r = 0; r < size; ++r) {
+      expect_elements(out[static_cast<size_t>(r)],
+                      [&](int64_t i) { return element_for(r, me, i); });
+    }
+    // In place: rows go out before others come in.
+    const at::Tensor rows = at::cat(in).view({size, n});
+    group.all_to_all_single(rows, rows, {.algorithm = algorithm});
+    expect_elements(
+        rows, [&](int64_t i) { return element_for(static_cast<int>(i / block), me, i % block); });
+  }
+  for (const Algorithm algorithm :
+       {Algorithm::kAuto, Algorithm::kDirect, Algorithm::kBinomialTree}) {
+    SCOPED_TRACE(algorithm_name(static_cast<uint8_t>(algorithm)));
+    const int root = size / 2;
+    TensorList at_root;
+    for (int r = 0; r < size && me == root; ++r) at_root.push_back(zeros(n));
+    group.gather(at_root, mine(0), {.root = root, .algorithm = algorithm});
+    if (me == root) expect_elements(at::cat(at_root), gathered);
+    const at::Tensor out = zeros(n);
+    for (int r = 0; r < size && me == root; ++r) at_root[static_cast<size_t>(r)].copy_(mine(r));
+    group.scatter(out, at_root, {.root = root, .algorithm = algorithm});
+    expect_elements(out, [&](int64_t i) { return element_for(root, me, i); });
+  }
+}
+
+TEST_P(CollectiveMatrix, CL_1_the_other_operations_by_every_algorithm) {
+  const auto [backend, size] = GetParam();
+  World(backend, size).run([](ProcessGroup& group) {
+    size_t turn = 0;
+    for (const int64_t n : {0, 1, 3, 3000}) {
+      constexpr at::ScalarType kTypes[] = {at::kFloat, at::kInt, at::kDouble};
+      const at::ScalarType type = kTypes[turn++ % std::size(kTypes)];
+      SCOPED_TRACE(std::to_string(n) + " elements of " + c10::toString(type));
+      every_algorithm_of_the_others(group, type, n);
+    }
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, CollectiveMatrix,

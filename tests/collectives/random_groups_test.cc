@@ -57,7 +57,15 @@ std::vector<Event> plan(uint64_t seed, int size, int count) {
     const int64_t sizes[] = {0, 1, 5, 1000, 70'000};
     next.elements = sizes[below(std::size(sizes))];
     next.is_async = below(2) == 0;
-    next.algorithm = static_cast<Algorithm>(below(kAlgorithms));
+    next.algorithm = static_cast<Algorithm>(below(static_cast<size_t>(Algorithm::kDoubleTree) + 1));
+    const Algorithm broadcasts[] = {Algorithm::kAuto, Algorithm::kBinomialTree,
+                                    Algorithm::kScatterAllGather};
+    const Algorithm gathers[] = {Algorithm::kAuto, Algorithm::kRing, Algorithm::kBruck,
+                                 Algorithm::kRecursiveDoubling};
+    const Algorithm reduces[] = {Algorithm::kAuto, Algorithm::kRing, Algorithm::kRecursiveHalving};
+    if (next.kind == Event::Kind::kBroadcast) next.algorithm = broadcasts[below(3)];
+    if (next.kind == Event::Kind::kAllGather) next.algorithm = gathers[below(4)];
+    if (next.kind == Event::Kind::kReduceScatter) next.algorithm = reduces[below(3)];
     out.push_back(next);
   }
   return out;
@@ -108,19 +116,21 @@ class Actor {
         break;
       case Event::Kind::kBroadcast:
         expected_ = at::full({n}, static_cast<double>(size));
-        pending_ = group.broadcast_async(mine, {.root = size - 1});
+        pending_ = group.broadcast_async(mine, {.root = size - 1, .algorithm = event.algorithm});
         break;
       case Event::Kind::kAllGather: {
         result_ = at::empty({size, n});
         expected_ = at::empty({size, n});
         for (int r = 0; r < size; ++r) expected_[r].fill_(r + 1.0);
-        pending_ = group.all_gather_into_tensor_async(result_, mine);
+        pending_ =
+            group.all_gather_into_tensor_async(result_, mine, {.algorithm = event.algorithm});
         break;
       }
       case Event::Kind::kReduceScatter:
         result_ = at::empty({n});
         expected_ = at::full({n}, sum);
-        pending_ = group.reduce_scatter_tensor_async(result_, at::full({n * size}, place + 1.0));
+        pending_ = group.reduce_scatter_tensor_async(result_, at::full({n * size}, place + 1.0),
+                                                     {.algorithm = event.algorithm});
         break;
       default: {  // round in a ring
         const int next = (place + 1) % size;

@@ -45,7 +45,8 @@ Counts run(const std::vector<Schedule>& schedules, std::vector<Memory>* work,
           const auto end = static_cast<ptrdiff_t>(s.begin + s.count);
           if (s.kind == Step::Kind::kCopy) {
             const auto from = static_cast<ptrdiff_t>(s.input_begin);
-            std::copy_n(input[r].begin() + from, s.count, mine.begin() + begin);
+            const Memory& source = s.from == Buffer::kWork ? mine : input[r];
+            std::copy_n(source.begin() + from, s.count, mine.begin() + begin);
           }
           if (s.kind != Step::Kind::kSend) continue;
           const Memory& from = s.from == Buffer::kWork ? mine : input[r];
@@ -296,6 +297,175 @@ TEST(Schedules, CL_2_and_G5_of_the_other_operations) {
       const Counts c = run(each([&](int r) { return barrier_schedule(r, p); }), &none);
       EXPECT_EQ(c.messages, ranks * log2_ceil(ranks));
       EXPECT_EQ(c.elements, 0u);
+    }
+  }
+}
+
+template <class F>
+std::vector<Schedule> of_all_ranks(int p, F make) {
+  std::vector<Schedule> out;
+  for (int r = 0; r < p; ++r) out.push_back(make(r));
+  return out;
+}
+
+// Lengths that differ, some of them 0.
+Blocks uneven_blocks(int p) {
+  std::vector<uint64_t> lengths;
+  for (int r = 0; r < p; ++r) lengths.push_back(static_cast<uint64_t>((r * 5) % 7));
+  return Blocks::of(lengths);
+}
+
+Memory ramp_of(uint64_t n) {
+  Memory out(n);
+  std::iota(out.begin(), out.end(), 1);
+  return out;
+}
+
+TEST(Schedules, CL_2_all_gather_and_reduce_scatter_in_few_messages) {
+  for (int p = 1; p <= 17; ++p) {
+    SCOPED_TRACE(std::to_string(p) + " ranks");
+    const auto ranks = static_cast<uint64_t>(p);
+    const bool power = (p & (p - 1)) == 0;
+    EXPECT_EQ(effective_all_gather(Algorithm::kRecursiveDoubling, p),
+              power ? Algorithm::kRecursiveDoubling : Algorithm::kBruck);
+    EXPECT_EQ(effective_reduce_scatter(Algorithm::kRecursiveHalving, p),
+              power ? Algorithm::kRecursiveHalving : Algorithm::kRing);
+    const Blocks blocks = uneven_blocks(p);
+    const Memory ramp = ramp_of(blocks.total());
+    for (const Algorithm algorithm : {Algorithm::kBruck, Algorithm::kRecursiveDoubling}) {
+      const bool rotates = effective_all_gather(algorithm, p) == Algorithm::kBruck;
+      std::vector<Memory> work(ranks, Memory(blocks.total(), 0));
+      for (int r = 0; r < p; ++r) {
+        const uint64_t at = rotates ? 0 : blocks.begin(r);
+        std::copy_n(ramp.begin() + static_cast<ptrdiff_t>(blocks.begin(r)), blocks.length(r),
+                    work[static_cast<size_t>(r)].begin() + static_cast<ptrdiff_t>(at));
+      }
+      const Counts c =
+          run(of_all_ranks(p, [&](int r) { return all_gather_schedule(r, p, blocks, algorithm); }),
+              &work);
+      for (int r = 0; r < p; ++r) {
+        Memory wanted;
+        for (int i = 0; i < p; ++i) {
+          const int from = rotates ? (r + i) % p : i;
+          for (uint64_t k = 0; k < blocks.length(from); ++k) {
+            wanted.push_back(ramp[blocks.begin(from) + k]);
+          }
+        }
+        EXPECT_EQ(work[static_cast<size_t>(r)], wanted) << "rank " << r;
+      }
+      EXPECT_EQ(c.messages, ranks * log2_ceil(ranks));
+      EXPECT_EQ(c.elements, (ranks - 1) * blocks.total());
+    }
+    std::vector<Memory> work(ranks, ramp);
+    const Counts c = run(of_all_ranks(p,
+                                      [&](int r) {
+                                        return reduce_scatter_schedule(
+                                            r, p, blocks, Algorithm::kRecursiveHalving);
+                                      }),
+                         &work);
+    for (int r = 0; r < p; ++r) {
+      for (uint64_t i = blocks.begin(r); i < blocks.begin(r) + blocks.length(r); ++i) {
+        EXPECT_EQ(work[static_cast<size_t>(r)][i], ramp[i] * p);
+      }
+    }
+    EXPECT_EQ(c.messages, power ? ranks * log2_ceil(ranks) : ranks * (ranks - 1));
+    EXPECT_EQ(c.elements, (ranks - 1) * blocks.total());
+  }
+}
+
+// Element k of what rank a has for rank b.
+int64_t from_to(int a, int b, uint64_t k) { return a * 10'000 + b * 100 + static_cast<int64_t>(k); }
+
+TEST(Schedules, CL_2_all_to_all_by_bruck) {
+  for (int p = 1; p <= 17; ++p) {
+    for (const uint64_t block : {0u, 1u, 3u}) {
+      SCOPED_TRACE(std::to_string(p) + " ranks, " + std::to_string(block) + " elements each");
+      const auto ranks = static_cast<uint64_t>(p);
+      std::vector<Memory> input(ranks);
+      for (int a = 0; a < p; ++a) {
+        for (int b = 0; b < p; ++b) {
+          for (uint64_t k = 0; k < block; ++k) {
+            input[static_cast<size_t>(a)].push_back(from_to(a, b, k));
+          }
+        }
+      }
+      std::vector<Memory> work(ranks, Memory(bruck_all_to_all_elements(p, block), -1));
+      const Counts c =
+          run(of_all_ranks(p, [&](int r) { return bruck_all_to_all_schedule(r, p, block); }), &work,
+              input);
+      uint64_t bits = 0;  // of all distances: each block travels once for each of them
+      for (uint64_t d = 1; d < ranks; ++d) {
+        for (uint64_t rest = d; rest != 0; rest /= 2) bits += rest % 2;
+      }
+      EXPECT_EQ(c.messages, ranks * log2_ceil(ranks));
+      EXPECT_EQ(c.elements, ranks * bits * block);
+      if ((p & (p - 1)) == 0) {
+        EXPECT_EQ(c.elements, ranks * log2_ceil(ranks) * ranks * block / 2);
+      }
+      for (int b = 0; b < p; ++b) {
+        for (int a = 0; a < p; ++a) {
+          for (uint64_t k = 0; k < block; ++k) {
+            ASSERT_EQ(work[static_cast<size_t>(b)][static_cast<uint64_t>(a) * block + k],
+                      from_to(a, b, k))
+                << "from " << a << " to " << b;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Schedules, CL_2_trees_that_gather_scatter_and_begin_a_broadcast) {
+  for (int p = 1; p <= 13; ++p) {
+    const auto ranks = static_cast<uint64_t>(p);
+    for (int root = 0; root < p; ++root) {
+      for (const uint64_t own : {0u, 2u}) {
+        SCOPED_TRACE(std::to_string(p) + " ranks, root " + std::to_string(root));
+        std::vector<Memory> input(ranks);
+        std::vector<Memory> work(ranks);
+        Memory by_place;
+        for (int i = 0; i < p; ++i) {
+          for (uint64_t k = 0; k < own; ++k) by_place.push_back(from_to((root + i) % p, 0, k));
+        }
+        for (int r = 0; r < p; ++r) {
+          for (uint64_t k = 0; k < own; ++k) {
+            input[static_cast<size_t>(r)].push_back(from_to(r, 0, k));
+          }
+          work[static_cast<size_t>(r)].assign(
+              static_cast<uint64_t>(gathered_blocks(r, p, root)) * own, -1);
+        }
+        Counts c =
+            run(of_all_ranks(p, [&](int r) { return tree_gather_schedule(r, p, own, root); }),
+                &work, input);
+        EXPECT_EQ(work[static_cast<size_t>(root)], by_place);
+        EXPECT_EQ(c.messages, ranks - 1);
+        const uint64_t moved = c.elements;
+        for (Memory& one : work) std::fill(one.begin(), one.end(), -1);
+        work[static_cast<size_t>(root)] = by_place;
+        c = run(of_all_ranks(p, [&](int r) { return tree_scatter_schedule(r, p, own, root); }),
+                &work);
+        for (int r = 0; r < p; ++r) {
+          for (uint64_t k = 0; k < own; ++k) {
+            EXPECT_EQ(work[static_cast<size_t>(r)][k], from_to(r, 0, k));
+          }
+        }
+        EXPECT_EQ(c.messages, ranks - 1);
+        EXPECT_EQ(c.elements, moved);
+      }
+      for (const uint64_t n : {0u, 1u, 7u, 64u}) {
+        const Memory ramp = ramp_of(n);
+        std::vector<Memory> work(ranks, Memory(n, 0));
+        work[static_cast<size_t>(root)] = ramp;
+        const Counts c = run(of_all_ranks(p,
+                                          [&](int r) {
+                                            return broadcast_schedule(r, p, n, root,
+                                                                      Algorithm::kScatterAllGather);
+                                          }),
+                             &work);
+        for (const Memory& one : work) EXPECT_EQ(one, ramp);
+        EXPECT_EQ(c.messages, ranks * ranks - 1);
+        EXPECT_GE(c.elements, (ranks - 1) * n);
+      }
     }
   }
 }

@@ -20,23 +20,29 @@ TEST(AlgorithmTable, TheFirstRuleThatFitsDecides) {
       "star:0-100 ranks=2-4; ring:0-100\n"
       "\n"
       "  hierarchical_ring:101-max hosts=some ;2d_mesh:101-max hosts=each # by far\n"
-      "double_binary_tree:101-200 hosts=one ranks=8-max");
+      "double_binary_tree:101-200 hosts=one ranks=8-max; all_reduce.star:500-600\n"
+      "all_gather.bruck:0-50; broadcast.scatter_all_gather:51-max");
   ASSERT_TRUE(table.ok()) << table.status();
   const Topology one;
   const Topology some{{0, 0, 1}};
   const Topology each{{0, 1, 2}};
-  EXPECT_EQ(table->find(0, 2, one), Algorithm::kStar);
-  EXPECT_EQ(table->find(100, 4, one), Algorithm::kStar);
-  EXPECT_EQ(table->find(100, 5, one), Algorithm::kRing);
-  EXPECT_EQ(table->find(101, 3, some), Algorithm::kHierarchicalRing);
-  EXPECT_EQ(table->find(uint64_t{1} << 40, 3, each), Algorithm::kMesh);
-  EXPECT_EQ(table->find(101, 3, one), Algorithm::kAuto);
-  EXPECT_EQ(table->find(200, 8, one), Algorithm::kDoubleTree);
-  EXPECT_EQ(table->find(201, 8, one), Algorithm::kAuto);
+  EXPECT_EQ(table->find(OpKind::kAllReduce, 0, 2, one), Algorithm::kStar);
+  EXPECT_EQ(table->find(OpKind::kAllReduce, 100, 4, one), Algorithm::kStar);
+  EXPECT_EQ(table->find(OpKind::kAllReduce, 100, 5, one), Algorithm::kRing);
+  EXPECT_EQ(table->find(OpKind::kAllReduce, 101, 3, some), Algorithm::kHierarchicalRing);
+  EXPECT_EQ(table->find(OpKind::kAllReduce, uint64_t{1} << 40, 3, each), Algorithm::kMesh);
+  EXPECT_EQ(table->find(OpKind::kAllReduce, 101, 3, one), Algorithm::kAuto);
+  EXPECT_EQ(table->find(OpKind::kAllReduce, 200, 8, one), Algorithm::kDoubleTree);
+  EXPECT_EQ(table->find(OpKind::kAllReduce, 201, 8, one), Algorithm::kAuto);
+  EXPECT_EQ(table->find(OpKind::kAllReduce, 501, 2, one), Algorithm::kStar);
+  EXPECT_EQ(table->find(OpKind::kAllGather, 50, 2, one), Algorithm::kBruck);
+  EXPECT_EQ(table->find(OpKind::kAllGather, 51, 2, one), Algorithm::kAuto);
+  EXPECT_EQ(table->find(OpKind::kBroadcast, 51, 2, one), Algorithm::kScatterAllGather);
+  EXPECT_EQ(table->find(OpKind::kReduceScatter, 51, 2, one), Algorithm::kAuto);
   EXPECT_TRUE(AlgorithmTable::parse("# nothing\n;;\n")->empty());
   const auto on_tcp = AlgorithmTable::parse("star:0-9 on=shm; ring:0-9 on=tcp; naive:0-9", "tcp");
   ASSERT_TRUE(on_tcp.ok()) << on_tcp.status();
-  EXPECT_EQ(on_tcp->find(9, 2, one), Algorithm::kRing);
+  EXPECT_EQ(on_tcp->find(OpKind::kAllReduce, 9, 2, one), Algorithm::kRing);
 }
 
 TEST(AlgorithmTable, EveryAlgorithmHasANameInIt) {
@@ -53,6 +59,10 @@ TEST(AlgorithmTable, BadInput_rules) {
   };
   expect_refused("rings:0-1", "'rings:0-1' of a table of algorithms names no algorithm");
   expect_refused("auto:0-1", "names no algorithm");
+  expect_refused("bruck:0-1", "names an algorithm that all_reduce does not have");
+  expect_refused("broadcast.ring:0-1", "names an algorithm that broadcast does not have");
+  expect_refused("gather.binomial_tree:0-1", "an operation that tables do not decide about");
+  expect_refused("all_gather.:0-1", "names no algorithm");
   expect_refused("ring", "no range of bytes");
   expect_refused("ring:1", "no range of bytes");
   expect_refused("ring:9-1", "no range of bytes");

@@ -204,6 +204,9 @@ TEST_F(PlanTool, BadInput_weft_plan_says_what_it_does_not_take) {
         "--operation", "rotate"},
        "no operation 'rotate'"},
       {{"collectives", "--ranks", "4", "--stages", "4"}, "takes no --stages"},
+      {{"collectives", "--ranks", "4", "--alpha", "1us", "--beta", "0", "--gamma", "0",
+        "--local-alpha", "0"},
+       "how many ranks share a host?"},
   };
   for (const auto& [arguments, words] : wrong) {
     const Seen seen = run(arguments);
@@ -233,7 +236,15 @@ TEST_F(PlanTool, CollectivesByFormulaAndBySimulation) {
   EXPECT_EQ(json.code, 0) << json.errors;
   EXPECT_THAT(json.out, HasSubstr("\"name\": \"ring\", \"formula_s\": 0.0132"));
   arguments.insert(arguments.end(), {"--operation", "broadcast"});
-  EXPECT_THAT(run(arguments).out, HasSubstr("\"recommended\": \"binomial tree\""));
+  const std::string broadcast = run(arguments).out;
+  EXPECT_THAT(broadcast, HasSubstr("\"recommended\": \"binomial tree\""));
+  EXPECT_THAT(broadcast, HasSubstr("\"recommended\": \"scatter+all_gather\""));
+  const Seen hosts =
+      run({"collectives", "--ranks", "16", "--alpha", "2us", "--beta", "0.1ns", "--gamma", "0",
+           "--ranks-per-host", "4", "--local-alpha", "0", "--local-beta", "0", "--bytes", "64MiB"});
+  EXPECT_EQ(hosts.code, 0) << hosts.errors;
+  // Six messages of a quarter between the leaders.
+  EXPECT_THAT(hosts.out, ContainsRegex("hierarchical ring +10.078 ms +10.078 ms"));
 }
 
 // What workers wait for is told as intervals, too: with the actions they fill each row.

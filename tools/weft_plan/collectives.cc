@@ -63,12 +63,20 @@ std::string time_text(double s) {
   return absl::StrFormat("%.3f s", s);
 }
 
+const char* remark(Agreement agreement) {
+  switch (agreement) {
+    case Agreement::kAbout: return "  (about)";
+    case Agreement::kAtMost: return "  (at most)";
+    default: return "";
+  }
+}
+
 void print_table(uint64_t bytes, const std::vector<CostEstimate>& all) {
   absl::PrintF("%d bytes\n  %-20s %13s %13s %12s %16s\n", bytes, "algorithm", "formula",
                "simulated", "messages", "bytes sent");
   for (const CostEstimate& e : all) {
     absl::PrintF("  %-20s %13s %13s %12d %16d%s\n", e.name, time_text(e.formula),
-                 time_text(e.simulated), e.messages, e.bytes, e.exact ? "" : "  (about)");
+                 time_text(e.simulated), e.messages, e.bytes, remark(e.agreement));
   }
   absl::PrintF("  recommended: %s\n", fastest(all).name);
 }
@@ -81,8 +89,8 @@ void print_json(uint64_t bytes, const std::vector<CostEstimate>& all, bool first
     absl::PrintF(
         "%s\n  {\"name\": \"%s\", \"formula_s\": %.17g, \"simulated_s\": %.17g, \"exact\": %s, "
         "\"messages\": %d, \"bytes_sent\": %d}",
-        i == 0 ? "" : ",", e.name, e.formula, e.simulated, e.exact ? "true" : "false", e.messages,
-        e.bytes);
+        i == 0 ? "" : ",", e.name, e.formula, e.simulated,
+        e.agreement == Agreement::kExact ? "true" : "false", e.messages, e.bytes);
   }
   absl::PrintF("]}");
 }
@@ -91,23 +99,28 @@ void print_json(uint64_t bytes, const std::vector<CostEstimate>& all, bool first
 
 int run_collectives(const Arguments& a) {
   allow(a, "collectives",
-        {"--ranks", "--alpha", "--beta", "--gamma", "--bytes", "--operation", "--json"}, 1);
+        {"--ranks", "--alpha", "--beta", "--gamma", "--ranks-per-host", "--local-alpha",
+         "--local-beta", "--bytes", "--operation", "--json"},
+        1);
   const int ranks = size_of(a, "--ranks", kMostCostRanks);
-  const CostParameters cost{seconds(a, "--alpha"), seconds(a, "--beta"), seconds(a, "--gamma")};
+  CostParameters cost{seconds(a, "--alpha"), seconds(a, "--beta"), seconds(a, "--gamma")};
+  if (a.has("--ranks-per-host")) {
+    cost.ranks_per_host = size_of(a, "--ranks-per-host", ranks);
+    cost.local_alpha = seconds(a, "--local-alpha");
+    cost.local_beta = seconds(a, "--local-beta");
+  } else if (a.has("--local-alpha") || a.has("--local-beta")) {
+    usage("how many ranks share a host? --ranks-per-host K");
+  }
   const auto given = a.values.find("--operation");
   const std::string operation = given == a.values.end() ? "all_reduce" : given->second;
   const bool json = a.flags.count("--json") > 0;
   if (json) absl::PrintF("[");
   bool first = true;
   for (const uint64_t bytes : sizes(a)) {
-    std::vector<CostEstimate> all;
-    if (operation == "all_reduce") {
-      all = value_or_throw(
-          try_estimate_all_reduce(ranks, bytes / kElementBytes, cost, kElementBytes));
-    } else {
-      all.push_back(value_or_throw(
-          try_estimate_operation(operation, ranks, bytes / kElementBytes, cost, kElementBytes)));
-    }
+    const std::vector<CostEstimate> all = value_or_throw(
+        operation == "all_reduce"
+            ? try_estimate_all_reduce(ranks, bytes / kElementBytes, cost, kElementBytes)
+            : try_estimate_operation(operation, ranks, bytes / kElementBytes, cost, kElementBytes));
     if (json) {
       print_json(bytes, all, first);
     } else {
