@@ -176,6 +176,7 @@ std::map<std::string, int64_t> Agent::debug_info() const {
   put("requests_inline", counters_->inline_runs);
   put("requests_pooled", counters_->pool_posts);
   put("answers_late", counters_->late_answers);
+  put("answers_foreign", counters_->foreign_answers);
   put("answers_unsent", counters_->unsent_answers);
   put("calls_resent", counters_->retried);
   put("requests_repeated", counters_->duplicates);

@@ -176,8 +176,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   // `arrived`: its first frame.
   void on_request(const std::shared_ptr<Link>& link, std::shared_ptr<const v1::CallHeader> header,
                   StatusOr<Payload> payload, absl::Time arrived);
-  // `delivery`: what it says of the request. `metadata` may be null.
-  void on_answer(uint64_t call_id, StatusOr<Payload> result, Delivery delivery,
+  // `from`: the incarnation whose connection brought it; an answer to a call of another worker is dropped, since ids
+  // of calls can be guessed. `delivery`: what it says of the request. `metadata` may be null.
+  void on_answer(uint64_t from, uint64_t call_id, StatusOr<Payload> result, Delivery delivery,
                  std::shared_ptr<Metadata> metadata);
   void on_cancel_frame(const std::shared_ptr<Link>& link, const v1::CancelHeader& header);
   void on_goodbye(const std::shared_ptr<Link>& link, const v1::GoodbyeHeader& header);
@@ -308,6 +309,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   CallHandle issue(const Destination& to, const std::shared_ptr<const CallSpec>& spec,
                    CallDone done);
   void transmit(uint64_t call_id);
+  bool is_foreign(uint64_t from, uint64_t call_id) ABSL_LOCKS_EXCLUDED(mutex_);
   // `delivery`: what an answer said, else what the call's state tells.
   void complete(uint64_t call_id, StatusOr<Payload> result, bool tell_callee,
                 std::optional<Delivery> delivery = std::nullopt);

@@ -436,8 +436,18 @@ void Agent::send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, con
   if (!sent.ok()) counters_->unsent_answers->add();
 }
 
-void Agent::on_answer(uint64_t call_id, StatusOr<Payload> result, Delivery delivery,
+bool Agent::is_foreign(uint64_t from, uint64_t call_id) {
+  MutexLock lock(&mutex_);
+  const auto it = pending_.find(call_id);
+  return it != pending_.end() && it->second.to.incarnation != from;
+}
+
+void Agent::on_answer(uint64_t from, uint64_t call_id, StatusOr<Payload> result, Delivery delivery,
                       std::shared_ptr<Metadata> metadata) {
+  if (is_foreign(from, call_id)) {
+    counters_->foreign_answers->add();
+    return;
+  }
   if (result.ok()) result->charge = nullptr;
   if (result.ok() && result->devices != nullptr) {
     return land_answer(call_id, *std::move(result), std::move(metadata));

@@ -21,6 +21,8 @@ struct Agent::Counters {
         pool_posts(m->counter("weft_rpc_requests_pooled_total", "Handlers handed to the pool")),
         late_answers(
             m->counter("weft_rpc_answers_late_total", "Answers to calls that were complete")),
+        foreign_answers(m->counter("weft_rpc_answers_foreign_total",
+                                   "Answers dropped, since the call was to another worker")),
         unsent_answers(m->counter("weft_rpc_answers_unsent_total",
                                   "Answers whose connection was lost before they left")),
         retried(m->counter("weft_rpc_calls_resent_total", "Requests sent again")),
@@ -44,6 +46,7 @@ struct Agent::Counters {
   Counter* const inline_runs;
   Counter* const pool_posts;
   Counter* const late_answers;
+  Counter* const foreign_answers;
   Counter* const unsent_answers;
   Counter* const retried;
   Counter* const duplicates;

@@ -190,7 +190,8 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
            metadata = take_metadata(*header)](StatusOr<Payload> payload) mutable {
             auto a = self->agent_.lock();
             if (a == nullptr) return;
-            a->on_answer(id, std::move(payload), Delivery::kDelivered, std::move(metadata));
+            a->on_answer(self->peer().incarnation, id, std::move(payload), Delivery::kDelivered,
+                         std::move(metadata));
           },
           purpose_of_answer(*header));
     }
@@ -204,7 +205,7 @@ Status Link::handle(const FrameView& frame, int lane, Agent* agent) {
            delivery = delivery_of(header.reach())](StatusOr<Payload> payload) {
             auto a = self->agent_.lock();
             if (a == nullptr) return;
-            a->on_answer(id,
+            a->on_answer(self->peer().incarnation, id,
                          payload.ok() ? unpack_error(code, kind, payload->body, self->peer().name)
                                       : payload.status(),
                          delivery, nullptr);
@@ -269,7 +270,8 @@ Status Link::begin_wide(const FrameView& frame, const v1::ResponseHeader& brief)
                         StatusOr<Payload> payload, std::shared_ptr<Metadata> metadata) {
     auto a = self->agent_.lock();
     if (a == nullptr) return;
-    a->on_answer(id, std::move(payload), Delivery::kDelivered, std::move(metadata));
+    a->on_answer(self->peer().incarnation, id, std::move(payload), Delivery::kDelivered,
+                 std::move(metadata));
   };
   v1::ResponseHeader same;
   same.set_call_id(brief.call_id());

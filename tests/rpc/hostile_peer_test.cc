@@ -18,6 +18,7 @@
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/fake_devices.h"
+#include "weft/tests/testing/gate.h"
 #include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
@@ -73,6 +74,10 @@ class HostilePeer : public ::testing::TestWithParam<Net> {
     Library lib("hostile");
     lib.def("add", &add, {.inline_ok = true});
     lib.def("numel", &numel, {.inline_ok = true});
+    lib.def("wait_at_gate", [gate = gate_](int64_t x) {
+      gate->arrive_and_wait();
+      return x;
+    });
     ClusterOptions options{.net = GetParam(), .library = std::move(lib)};
     options.adjust = [this](int index, JoinOptions* join) {
       if (index == 0) {
@@ -128,9 +133,12 @@ class HostilePeer : public ::testing::TestWithParam<Net> {
     return out;
   }
   void request(const v1::CallHeader& header) {
+    frame(FrameKind::kRequest, header.SerializeAsString());
+  }
+  void frame(FrameKind kind, std::string header) {
     Frame frame;
-    frame.kind = FrameKind::kRequest;
-    frame.header = header.SerializeAsString();
+    frame.kind = kind;
+    frame.header = std::move(header);
     (void)connection_->send(std::move(frame), kBulkLane);
   }
   void chunk(uint64_t transfer, uint64_t offset, size_t bytes) {
@@ -165,6 +173,7 @@ class HostilePeer : public ::testing::TestWithParam<Net> {
   }
 
   const std::shared_ptr<Runtime> runtime_ = make_system_runtime();
+  const std::shared_ptr<Gate> gate_ = std::make_shared<Gate>(runtime_);
   std::shared_ptr<FakeDevices> devices_ = std::make_shared<FakeDevices>(1);
   std::unique_ptr<Cluster> cluster_;
   std::unique_ptr<Transport> transport_;
@@ -512,6 +521,46 @@ TEST_P(HostilePeer, BadInput_a_tensor_for_a_device_that_is_not_there) {
   // The connection is as good as before.
   call(kFirstDevice, {kFirstDevice, kFirstDevice});
   EXPECT_TRUE(ear_->wait_for(FrameKind::kResponse, 2));
+  expect_nobody_harmed();
+}
+
+// Ids of calls are counted, so a member can guess those of others' calls.
+TEST_P(HostilePeer, BadInput_an_answer_to_a_call_of_another_worker_is_dropped) {
+  dial();
+  const FunctionRef<int64_t(int64_t)> wait_at_gate{"hostile.wait_at_gate"};
+  Future<int64_t> call = rpc_async((*cluster_)[0], 1, wait_at_gate, 42);
+  gate_->wait_arrived(1);
+  constexpr int kGuesses = 64;
+  for (uint64_t id = 1; id <= kGuesses; ++id) {
+    v1::ResponseHeader answer;
+    answer.set_call_id(id);
+    answer.mutable_layout()->add_segments()->set_length(0);
+    frame(FrameKind::kResponse, answer.SerializeAsString());
+    v1::ResponseHeader with_metadata = answer;
+    with_metadata.add_metadata()->set_key("x");
+    frame(FrameKind::kResponse, with_metadata.SerializeAsString());
+    v1::ErrorHeader error;
+    error.set_call_id(id);
+    error.set_code(static_cast<int>(absl::StatusCode::kResourceExhausted));
+    error.set_kind(static_cast<uint32_t>(ErrorKind::kResource));
+    error.set_reach(v1::ErrorHeader::PASSED);
+    error.mutable_layout()->add_segments()->set_length(0);
+    frame(FrameKind::kError, error.SerializeAsString());
+  }
+  // What came before this on the lane has been looked at when it is refused, for it has no arguments.
+  v1::CallHeader empty;
+  empty.set_call_id(7);
+  empty.set_method("hostile.add");
+  empty.set_signature_hash(signature_hash("(int,int)->int"));
+  empty.mutable_layout()->add_segments()->set_length(0);
+  request(empty);
+  EXPECT_TRUE(ear_->wait_for(FrameKind::kError));
+  EXPECT_EQ((*cluster_)[0].debug_info().at("answers_foreign"), 3);
+  EXPECT_FALSE(call.done());
+  gate_->open();
+  const StatusOr<int64_t> result = call.try_wait();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(*result, 42);
   expect_nobody_harmed();
 }
 
