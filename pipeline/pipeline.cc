@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "ATen/ops/cat.h"
 #include "ATen/ops/tensor_split.h"
 #include "absl/strings/str_cat.h"
 #include "weft/pipeline/internal/pipeline_state.h"
@@ -20,7 +21,13 @@ Pipeline::Pipeline(const Worker& worker, std::vector<Stage> stages, Plan plan,
   }
   state_ = std::make_shared<State>(service->context().worker, std::move(plan), std::move(options));
   state_->open(std::move(stages));
-  state_->keep();
+  try {
+    state_->tie();
+    state_->keep();
+  } catch (...) {
+    state_->close(/*wait=*/true);
+    throw;
+  }
 }
 
 Pipeline::~Pipeline() {
@@ -33,8 +40,11 @@ Pipeline& Pipeline::operator=(Pipeline&& other) noexcept {
   return *this;
 }
 
-Future<StepResult> Pipeline::step_async(const Tensors& inputs, const at::Tensor& target) {
-  const int64_t m = plan().micro_batches;
+namespace {
+
+// Cut along the first dimension; `n` is its length.
+std::vector<Tensors> micro_batches_of(const Tensors& inputs, const at::Tensor& target, int64_t m,
+                                      int64_t* length) {
   if (inputs.empty()) throw_error(refused("a step without inputs"));
   int64_t n = -1;
   Tensors all = inputs;
@@ -53,6 +63,16 @@ Future<StepResult> Pipeline::step_async(const Tensors& inputs, const at::Tensor&
     const auto cut = at::tensor_split(t, m);
     for (int64_t i = 0; i < m; ++i) parts[i].push_back(cut[i]);
   }
+  *length = n;
+  return parts;
+}
+
+}  // namespace
+
+Future<StepResult> Pipeline::step_async(const Tensors& inputs, const at::Tensor& target) {
+  const int64_t m = plan().micro_batches;
+  int64_t n = 0;
+  std::vector<Tensors> parts = micro_batches_of(inputs, target, m, &n);
   std::vector<double> weights;
   for (int64_t i = 0; i < m; ++i) {
     weights.push_back(state_->options().reduction == Reduction::kSum
@@ -68,6 +88,25 @@ Future<StepResult> Pipeline::step_async(std::vector<Tensors> inputs,
                                         std::vector<at::Tensor> targets,
                                         std::vector<double> weights) {
   return state_->begin(std::move(inputs), std::move(targets), std::move(weights));
+}
+
+Future<std::vector<Tensors>> Pipeline::forward_async(std::vector<Tensors> inputs) {
+  std::vector<double> weights(inputs.size(), 1.0);
+  return state_->begin(std::move(inputs), {}, std::move(weights), /*forward_only=*/true)
+      .then([](StepResult result) { return std::move(result.outputs); });
+}
+
+Tensors Pipeline::forward(const Tensors& inputs) {
+  int64_t n = 0;
+  auto parts = micro_batches_of(inputs, {}, plan().micro_batches, &n);
+  const std::vector<Tensors> by_micro_batch = forward_async(std::move(parts)).wait();
+  Tensors merged;
+  for (size_t k = 0; k < by_micro_batch[0].size(); ++k) {
+    Tensors column;
+    for (const Tensors& one : by_micro_batch) column.push_back(one.at(k));
+    merged.push_back(at::cat(column));
+  }
+  return merged;
 }
 
 StepResult Pipeline::step(const Tensors& inputs, const at::Tensor& target) {

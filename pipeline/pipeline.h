@@ -78,6 +78,10 @@ struct PipelineOptions {  // how a pipeline runs
   // registered; "": what the last stage gives is the loss.
   std::string loss{};
   Reduction reduction = Reduction::kMean;
+  // By stage: the parameters that are one weight with those of the other stages of its group in
+  // Plan::tied, in the same order. They begin with the values of the group's first stage, and step with
+  // the sum of all their gradients. with_tied() makes such plans.
+  std::map<int, std::vector<std::string>> tied{};
   // Each stage steps its own parameters after its last gradient. Without a name none does, and
   // gradients are summed up until zero_grad().
   OptimizerChoice optimizer{};
@@ -121,8 +125,10 @@ struct StepResult {  // of one step
   double loss = 0;
   std::vector<double> losses{};             // by micro-batch
   std::vector<int64_t> peak_activations{};  // by worker of the plan
+  std::vector<int64_t> weight_versions{};   // the same: most at a time, 1 of synchronous plans
   // By worker of the plan: start and end of each of its actions, in ns of its clock.
   std::vector<std::vector<int64_t>> times{};
+  std::vector<Tensors> outputs{};  // of forward_async(), by micro-batch
 };
 
 class WEFT_API Pipeline {
@@ -145,6 +151,13 @@ class WEFT_API Pipeline {
   // loss is multiplied by.
   Future<StepResult> step_async(std::vector<Tensors> inputs, std::vector<at::Tensor> targets,
                                 std::vector<double> weights);
+
+  // Forwards alone: the last stage's outputs, merged in the order of the batch. Nothing is kept for a
+  // backward, no loss is computed, and micro-batches stream: with many of them, or many calls of
+  // forward_async(), the slowest stage never waits. Takes a step's number. Throws as step() does.
+  Tensors forward(const Tensors& inputs);
+  // By micro-batch, with micro-batches as they are.
+  Future<std::vector<Tensors>> forward_async(std::vector<Tensors> inputs);
 
   // The gradients of a stage by name, as summed since its last step. Between steps.
   std::map<std::string, at::Tensor> gradients(int stage) const;

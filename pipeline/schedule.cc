@@ -9,11 +9,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "weft/pipeline/internal/planted.h"
 
 namespace weft::pipeline {
 namespace {
 
 using List = std::vector<Action>;
+using internal::ScheduleBug;
 
 Action F(int stage, int i) { return {ActionKind::kForward, stage, i}; }
 Action B(int stage, int i) { return {ActionKind::kBackward, stage, i}; }
@@ -48,7 +50,7 @@ Plan chain(std::string name, int p, int m, int chunks = 1) {
 }
 
 // Each stage steps after its own last gradient; transfers are put in.
-Plan finish(Plan plan) {
+Plan finish(Plan plan, ScheduleBug bug = ScheduleBug::kNone) {
   for (List& list : plan.workers) {
     if (plan.asynchronous) {
       List with;
@@ -61,7 +63,8 @@ Plan finish(Plan plan) {
       list = std::move(with);
       continue;
     }
-    std::vector<int> left(plan.placement.size(), plan.micro_batches);
+    std::vector<int> left(plan.placement.size(),
+                          plan.micro_batches - (bug == ScheduleBug::kStepsEarly ? 1 : 0));
     List with;
     for (const Action& a : list) {
       with.push_back(a);
@@ -131,6 +134,55 @@ class VList {
   int w_[2] = {0, 0};
 };
 
+Plan one_f_one_b_with(ScheduleBug bug, int p, int m, int extra) {
+  if (extra < 0 || extra > kMaxMicroBatches) {
+    throw_error(make_error(ErrorKind::kInvalidArgument,
+                           absl::StrCat("schedule 1f1b+", extra, ": 0 to ", kMaxMicroBatches)));
+  }
+  Plan plan = chain(extra == 0 ? "1f1b" : absl::StrCat("1f1b+", extra), p, m);
+  for (int r = 0; r < p; ++r) {
+    int warm = r == p - 1 ? 0 : std::min(m, p - 1 - r + extra);
+    if (bug == ScheduleBug::kExtraOnTheLast) warm = std::min(m, p - 1 - r + extra);
+    if (bug == ScheduleBug::kShortWarmUp) warm = std::max(0, warm - 1);
+    one_f_one_b_list(&plan.workers[r], r, m, warm);
+  }
+  return finish(std::move(plan), bug);
+}
+
+Plan interleaved_with(ScheduleBug bug, int p, int m, int v) {
+  Plan plan = chain(absl::StrCat("interleaved:", v), p, m, v);
+  // The last round is filled with micro-batches that are not run.
+  const int rounds = (m + p - 1) / p;
+  const int total = rounds * p * v;
+  for (int r = 0; r < p; ++r) {
+    List& list = plan.workers[r];
+    const auto put = [&](bool forward, int k) {
+      const int chunk = k % (p * v) / p;
+      int i = k / (p * v) * p + k % p;
+      if (i >= m && bug == ScheduleBug::kPaddingRuns) i = m - 1;
+      if (i >= m) return;
+      list.push_back(forward ? F(chunk * p + r, i) : B((v - 1 - chunk) * p + r, i));
+    };
+    const int warm = std::min(total, 2 * (p - 1 - r) + (v - 1) * p);
+    int f = 0;
+    int b = 0;
+    while (f < warm) put(true, f++);
+    while (f < total) {
+      put(true, f++);
+      put(false, b++);
+    }
+    while (b < total) put(false, b++);
+  }
+  return finish(std::move(plan), bug);
+}
+
+Plan zb_h1_with(ScheduleBug bug, int p, int m) {
+  Plan plan = chain("zb-h1", p, m);
+  const int more = bug == ScheduleBug::kOneMorePending ? 1 : 0;
+  for (int r = 0; r < p; ++r) zb_h_list(&plan.workers[r], r, m, p - r, r + more);
+  return finish(std::move(plan), bug);
+}
+
 }  // namespace
 
 Plan sequential(int p, int m) {
@@ -146,43 +198,10 @@ Plan gpipe(int p, int m) {
 }
 
 Plan one_f_one_b(int p, int m, int extra) {
-  if (extra < 0 || extra > kMaxMicroBatches) {
-    throw_error(make_error(ErrorKind::kInvalidArgument,
-                           absl::StrCat("schedule 1f1b+", extra, ": 0 to ", kMaxMicroBatches)));
-  }
-  Plan plan = chain(extra == 0 ? "1f1b" : absl::StrCat("1f1b+", extra), p, m);
-  for (int r = 0; r < p; ++r) {
-    const int warm = r == p - 1 ? 0 : std::min(m, p - 1 - r + extra);
-    one_f_one_b_list(&plan.workers[r], r, m, warm);
-  }
-  return finish(std::move(plan));
+  return one_f_one_b_with(ScheduleBug::kNone, p, m, extra);
 }
 
-Plan interleaved(int p, int m, int v) {
-  Plan plan = chain(absl::StrCat("interleaved:", v), p, m, v);
-  // The last round is filled with micro-batches that are not run.
-  const int rounds = (m + p - 1) / p;
-  const int total = rounds * p * v;
-  for (int r = 0; r < p; ++r) {
-    List& list = plan.workers[r];
-    const auto put = [&](bool forward, int k) {
-      const int chunk = k % (p * v) / p;
-      const int i = k / (p * v) * p + k % p;
-      if (i >= m) return;
-      list.push_back(forward ? F(chunk * p + r, i) : B((v - 1 - chunk) * p + r, i));
-    };
-    const int warm = std::min(total, 2 * (p - 1 - r) + (v - 1) * p);
-    int f = 0;
-    int b = 0;
-    while (f < warm) put(true, f++);
-    while (f < total) {
-      put(true, f++);
-      put(false, b++);
-    }
-    while (b < total) put(false, b++);
-  }
-  return finish(std::move(plan));
-}
+Plan interleaved(int p, int m, int v) { return interleaved_with(ScheduleBug::kNone, p, m, v); }
 
 Plan looped_bfs(int p, int m, int v) {
   Plan plan = chain(absl::StrCat("looped_bfs:", v), p, m, v);
@@ -197,11 +216,7 @@ Plan looped_bfs(int p, int m, int v) {
   return finish(std::move(plan));
 }
 
-Plan zb_h1(int p, int m) {
-  Plan plan = chain("zb-h1", p, m);
-  for (int r = 0; r < p; ++r) zb_h_list(&plan.workers[r], r, m, p - r, r);
-  return finish(std::move(plan));
-}
+Plan zb_h1(int p, int m) { return zb_h1_with(ScheduleBug::kNone, p, m); }
 
 Plan zb_h2(int p, int m) {
   Plan plan = chain("zb-h2", p, m);
@@ -241,6 +256,10 @@ std::vector<std::string> schedule_names() {
 }
 
 StatusOr<Plan> make_schedule(std::string_view name, int p, int m) {
+  return internal::make_schedule_with(ScheduleBug::kNone, name, p, m);
+}
+
+StatusOr<Plan> internal::make_schedule_with(ScheduleBug bug, std::string_view name, int p, int m) {
   std::string_view rest = name;
   int number = 0;
   const auto numbered = [&](std::string_view prefix) {
@@ -253,13 +272,13 @@ StatusOr<Plan> make_schedule(std::string_view name, int p, int m) {
   try {
     if (name == "sequential") return sequential(p, m);
     if (name == "gpipe") return gpipe(p, m);
-    if (name == "1f1b") return one_f_one_b(p, m);
-    if (numbered("1f1b+")) return one_f_one_b(p, m, number);
-    if (name == "interleaved") return interleaved(p, m);
-    if (numbered("interleaved:")) return interleaved(p, m, number);
+    if (name == "1f1b") return one_f_one_b_with(bug, p, m, 0);
+    if (numbered("1f1b+")) return one_f_one_b_with(bug, p, m, number);
+    if (name == "interleaved") return interleaved_with(bug, p, m, 2);
+    if (numbered("interleaved:")) return interleaved_with(bug, p, m, number);
     if (name == "looped_bfs") return looped_bfs(p, m);
     if (numbered("looped_bfs:")) return looped_bfs(p, m, number);
-    if (name == "zb-h1") return zb_h1(p, m);
+    if (name == "zb-h1") return zb_h1_with(bug, p, m);
     if (name == "zb-h2") return zb_h2(p, m);
     if (name == "zb-v") return zb_v(p, m);
     if (name == "pipedream") return pipedream(p, m);

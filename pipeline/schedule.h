@@ -38,6 +38,19 @@ WEFT_API Plan zb_h2(int workers, int micro_batches);
 WEFT_API Plan zb_v(int workers, int micro_batches);
 WEFT_API Plan pipedream(int workers, int micro_batches);
 
+// The plan with a reduction of each stage before its step, for replicas. Those of tied stages, with
+// their steps, go to the end of their worker's list, because they wait for each other. Kind
+// invalid_argument for an asynchronous plan.
+WEFT_API Plan with_reductions(Plan plan);
+// The plan with groups of stages that have a weight in common, and reductions of these.
+WEFT_API Plan with_tied(Plan plan, std::vector<std::vector<int>> groups);
+// The plan with forwards that keep nothing but their inputs and run again before their backward: of
+// the given stages, all without any; of every micro-batch, or `except_last` of all but the last. The
+// last stage never, since its backward follows its forward. Kind invalid_argument for a stage that
+// is not there.
+WEFT_API Plan with_recompute(Plan plan, const std::vector<int>& stages = {},
+                             bool except_last = false);
+
 // By name: those above, "1f1b+2", "interleaved:4", "looped_bfs:4". Kind invalid_argument, listing
 // the names, for another one.
 WEFT_API StatusOr<Plan> make_schedule(std::string_view name, int workers, int micro_batches);

@@ -10,6 +10,7 @@
 // "pipeline_sends", "pipeline_slots" (what waits for an action) and "pipeline_modules" (given, and
 // not yet part of one). weft-inspect shows a table `pipelines`: what each part does.
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -20,12 +21,26 @@
 
 namespace weft {
 
-struct PipelineServiceOptions {  // bounds of the service
+namespace pipeline {
+class GradReducer;
+namespace internal {
+enum class RunnerBug : uint8_t;
+}
+}  // namespace pipeline
+
+struct PipelineServiceOptions {  // what a service makes of stages
   // Instead of calling the module: for tests, which let a stage wait. Null, or giving null: the
   // module.
   std::function<std::shared_ptr<pipeline::StageCompute>(const ServiceContext& context,
                                                         const pipeline::Plan& plan, int stage)>
       make_compute{};
+  // What reduces the gradients of a stage over its replicas, of plans with reductions (reducer.h).
+  // Null, or giving null: nothing, as for a module that is a DistributedDataParallel.
+  std::function<std::shared_ptr<pipeline::GradReducer>(const ServiceContext& context,
+                                                       const pipeline::Plan& plan, int stage)>
+      make_reducer{};
+  // For tests: one that the runtime has then.
+  pipeline::internal::RunnerBug bug{};
 };
 
 WEFT_API ServiceFactory pipeline_service(PipelineServiceOptions options = {});

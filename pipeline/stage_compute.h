@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "absl/time/time.h"
 #include "weft/common/error.h"
 
 namespace weft::pipeline {
@@ -28,6 +29,8 @@ struct ForwardCall {    // one forward of a stage
   bool is_last = false;
   // The stage runs again before its backward: nothing but the inputs is kept.
   bool recompute = false;
+  // No backward follows: nothing is kept, and the last stage gives its outputs instead of a loss.
+  bool forward_only = false;
 };
 
 class StageCompute {
@@ -42,6 +45,22 @@ class StageCompute {
   virtual StatusOr<Tensors> backward(int64_t step, int micro_batch, Tensors gradients) = 0;
   virtual StatusOr<Tensors> input_grad(int64_t step, int micro_batch, Tensors gradients) = 0;
   virtual Status weight_grad(int64_t step, int micro_batch) = 0;
+  // After the last gradient of a step of a plan with reductions: ends when the stage's gradients are
+  // those of all its replicas.
+  virtual Status reduce(int64_t step, absl::Duration time_left) {
+    (void)step, (void)time_left;
+    return make_error(ErrorKind::kUnimplemented, "this stage has no reducer");
+  }
+  // The gradients of weights that it shares with other stages, and the sums that take their place.
+  virtual StatusOr<Tensors> tied_gradients() {
+    return make_error(ErrorKind::kUnimplemented, "this stage shares no weights");
+  }
+  virtual Status set_tied_gradients(Tensors sums) {
+    (void)sums;
+    return make_error(ErrorKind::kUnimplemented, "this stage shares no weights");
+  }
+  // Of an asynchronous plan: how many versions of its weights are kept, with those of now.
+  virtual int64_t weight_versions() const { return 1; }
   // After the last gradient of a step: updates the weights, if there is an optimizer, and begins
   // the gradients anew. Without one they stay until zero_grad().
   virtual Status step(int64_t step) = 0;

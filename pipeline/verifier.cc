@@ -262,6 +262,11 @@ class Order {
     }
     return !plan_.asynchronous && stepped(s) ? "its stage has stepped" : "";
   }
+  bool tied(int s) const {
+    return std::any_of(plan_.tied.begin(), plan_.tied.end(), [s](const std::vector<int>& group) {
+      return std::count(group.begin(), group.end(), s) > 0;
+    });
+  }
   bool stepped(int s) const { return done(ActionKind::kStep, s, -1); }
   bool complete(int s) const { return gradients_[s] == plan_.micro_batches; }
   std::string incomplete(int s) const {
@@ -285,6 +290,7 @@ class Order {
         }
       }
       if (!plan_.asynchronous && !stepped(s)) return lacks({ActionKind::kStep, s});
+      if (tied(s) && !done(ActionKind::kReduce, s, -1)) return lacks({ActionKind::kReduce, s});
     }
     return std::nullopt;
   }
@@ -302,8 +308,15 @@ std::vector<int64_t> peaks_of(const Plan& plan) {
   for (const auto& list : plan.workers) {
     int64_t live = 0;
     int64_t peak = 0;
+    std::set<std::pair<int, int>> again;  // forwards that keep nothing
     for (const Action& a : list) {
-      if (a.kind == ActionKind::kForward) peak = std::max(peak, ++live);
+      if (a.kind == ActionKind::kRecompute) again.insert({a.stage, a.micro_batch});
+    }
+    for (const Action& a : list) {
+      const bool keeps =
+          a.kind == ActionKind::kRecompute ||
+          (a.kind == ActionKind::kForward && again.count({a.stage, a.micro_batch}) == 0);
+      if (keeps) peak = std::max(peak, ++live);
       if (a.kind == ActionKind::kBackward || a.kind == ActionKind::kWeightGrad) --live;
     }
     peaks.push_back(peak);

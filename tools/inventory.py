@@ -237,6 +237,9 @@ AUTOGRAD = {
     63: "test_ddp_comparison test_ddp_comparison_uneven_inputs",
     64: "test_ddp_dist_autograd_local_vs_remote test_ddp_dist_autograd_local_vs_remote_gpu",
     65: "test_ddp_dist_autograd_sparse_grads",
+    66: "test_basic_gloo_ckpt_never test_basic_gloo_ckpt_never_find_unused test_basic_gloo_ckpt_always "
+        "test_basic_gloo_ckpt_except_last test_basic_nccl_ckpt_never test_basic_nccl_ckpt_never_find_unused "
+        "test_basic_nccl_ckpt_always test_basic_nccl_ckpt_except_last",
     67: "test_device_maps_wrong_worker_name test_device_maps_invalid_max_local_device "
         "test_device_maps_invalid_max_remote_device test_device_maps_invalid_min_device "
         "test_device_maps_many_to_one test_device_maps_one_to_many test_devices_option_mismatch "

@@ -1,6 +1,6 @@
 #include "weft/pipeline/internal/algebra.h"
 
-#include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -61,7 +61,13 @@ class Execution {
         cells_(size_t{1} * plan.stages() * plan.micro_batches),
         slots_(2 * plan.edges.size() * plan.micro_batches),
         gradient_(plan.stages()),
-        at_step_(plan.stages()) {}
+        at_step_(plan.stages()),
+        group_of_(plan.stages(), nullptr),
+        reduced_(plan.stages()) {
+    for (const auto& group : plan.tied) {
+      for (int s : group) group_of_[s] = &group;
+    }
+  }
 
   std::optional<std::string> run() {
     bool moved = true;
@@ -76,12 +82,17 @@ class Execution {
         }
       }
     }
+    // Who waits for a shared weight is the cause, if there is one.
+    std::string stuck;
     for (size_t w = 0; w < at_.size(); ++w) {
-      if (at_[w] < plan_.workers[w].size()) {
-        return absl::StrCat("worker ", w, " cannot execute ",
-                            to_text(plan_, plan_.workers[w][at_[w]]));
-      }
+      if (at_[w] == plan_.workers[w].size()) continue;
+      const Action& a = plan_.workers[w][at_[w]];
+      const std::string why = waits_for(a);
+      if (!stuck.empty() && why.empty()) continue;
+      stuck = absl::StrCat("worker ", w, " cannot execute ", to_text(plan_, a), why);
+      if (!why.empty()) break;
     }
+    if (!stuck.empty()) return stuck;
     return compare();
   }
 
@@ -114,10 +125,33 @@ class Execution {
       case ActionKind::kSendBackward: return copy(cell(s, i).dx, &slot(a.edge, i, true));
       case ActionKind::kReceiveForward: return slot(a.edge, i, false).has_value();
       case ActionKind::kReceiveBackward: return slot(a.edge, i, true).has_value();
-      case ActionKind::kReduce: return true;
-      case ActionKind::kStep: at_step_[s] = gradient_[s]; return true;
+      case ActionKind::kReduce: return reduce(s);
+      case ActionKind::kStep:
+        if (!waits_for(a).empty()) return false;
+        at_step_[s] = gradient_[s];
+        return true;
     }
     return false;
+  }
+  // A weight's gradients are summed when all of its stages have theirs; a worker with several of them
+  // waits with the last one.
+  bool reduce(int s) {
+    reduced_[s] = true;
+    if (group_of_[s] == nullptr) return true;
+    for (int other : *group_of_[s]) {
+      if (!reduced_[other] && plan_.placement[other] == plan_.placement[s]) return true;
+    }
+    return waits_for({ActionKind::kReduce, s}).empty();
+  }
+  std::string waits_for(const Action& a) const {
+    if (group_of_[a.stage] == nullptr) return "";
+    if (a.kind != ActionKind::kReduce && a.kind != ActionKind::kStep) return "";
+    for (int other : *group_of_[a.stage]) {
+      if (!reduced_[other]) {
+        return absl::StrCat(": stage ", other, ", which has the same weight, has not been reduced");
+      }
+    }
+    return "";
   }
   static bool copy(const std::optional<uint64_t>& from, std::optional<uint64_t>* to) {
     *to = from;
@@ -194,6 +228,8 @@ class Execution {
   std::vector<std::optional<uint64_t>> slots_;
   std::vector<uint64_t> gradient_;
   std::vector<uint64_t> at_step_;
+  std::vector<const std::vector<int>*> group_of_;  // null: not tied
+  std::vector<bool> reduced_;
 };
 
 }  // namespace

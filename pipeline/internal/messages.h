@@ -49,9 +49,10 @@ struct OpenMessage {
   bool record = false;
   int64_t first_step = 0;
   bool keep_copies = false;
+  std::vector<std::vector<std::string>> tied{};  // by stage, or empty
 };
 WEFT_STRUCT(OpenMessage, pipeline, plan, self, workers, loss, optimizer, optimizer_options,
-            has_seed, seed, deadline_ns, record, first_step, keep_copies);
+            has_seed, seed, deadline_ns, record, first_step, keep_copies, tied);
 
 struct BeginMessage {
   uint64_t pipeline = 0;
@@ -60,15 +61,18 @@ struct BeginMessage {
   std::vector<std::vector<at::Tensor>> inputs{};  // by micro-batch, for the first stage
   std::vector<at::Tensor> targets{};              // for the last one
   std::vector<double> scales{};
+  bool forward_only = false;
 };
-WEFT_STRUCT(BeginMessage, pipeline, worker, step, inputs, targets, scales);
+WEFT_STRUCT(BeginMessage, pipeline, worker, step, inputs, targets, scales, forward_only);
 
 struct EndMessage {
   std::vector<double> losses{};  // of the last stage, by micro-batch, before their scales
   int64_t peak_activations = 0;
   std::vector<int64_t> times{};  // start and end of each action, on the worker's clock, if recorded
+  std::vector<std::vector<at::Tensor>> outputs{};  // by micro-batch, of a step that is only forward
+  int64_t weight_versions = 1;
 };
-WEFT_STRUCT(EndMessage, losses, peak_activations, times);
+WEFT_STRUCT(EndMessage, losses, peak_activations, times, outputs, weight_versions);
 
 struct PutMessage {
   uint64_t pipeline = 0;

@@ -7,77 +7,20 @@
 
 #include "ATen/CPUGeneratorImpl.h"
 #include "ATen/Context.h"
-#include "ATen/ops/empty.h"
 #include "ATen/ops/mul.h"
 #include "ATen/ops/ones_like.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "torch/csrc/autograd/engine.h"
+#include "weft/pipeline/internal/module_call.h"
 #include "weft/rpc/library.h"
-#include "weft/rpc/value.h"
 
 namespace weft::pipeline::internal {
 namespace {
 
-constexpr std::string_view kKept = "optimizer/";
-
-Status cannot(std::string_view what) { return make_error(ErrorKind::kInvalidArgument, what); }
-
 std::string shape(const at::Tensor& t) {
   return t.defined() ? absl::StrCat("[", absl::StrJoin(t.sizes(), ", "), "]") : "undefined";
-}
-
-// "(tensor,tensor)->...": how many tensors; -1: a list of them; nothing: something else.
-std::optional<int> tensors_taken(std::string_view signature) {
-  const size_t end = signature.find(")->");
-  if (end == std::string_view::npos || signature.empty() || signature[0] != '(') return {};
-  std::string_view list = signature.substr(1, end - 1);
-  if (list == "list<tensor>") return -1;
-  int n = 0;
-  while (!list.empty()) {
-    constexpr std::string_view kTensor = "tensor";
-    if (list.substr(0, kTensor.size()) != kTensor) return {};
-    list.remove_prefix(kTensor.size());
-    if (!list.empty() && list[0] == ',') list.remove_prefix(1);
-    ++n;
-  }
-  return n;
-}
-
-StatusOr<Tensors> take_tensors(Payload result) {
-  Decoder in(std::move(result));
-  Tensors out;
-  if (in.next() == ValueKind::kList) {
-    WEFT_ASSIGN_OR_RETURN(out, in.take<Tensors>());
-  } else if (in.next() == ValueKind::kTuple) {
-    // Its size is found by trying: a tuple converts only to a tuple of the same size.
-    return cannot("it gives a tuple with something else than 2 to 4 tensors");
-  } else {
-    WEFT_ASSIGN_OR_RETURN(out.emplace_back(), in.take<at::Tensor>());
-  }
-  WEFT_RETURN_IF_ERROR(in.finish());
-  return out;
-}
-
-template <size_t N>
-StatusOr<Tensors> take_tuple(const Payload& result) {
-  Decoder in{Payload(result)};
-  WEFT_RETURN_IF_ERROR(in.begin_tuple(N));
-  Tensors out;
-  for (size_t i = 0; i < N; ++i) {
-    WEFT_ASSIGN_OR_RETURN(out.emplace_back(), in.take<at::Tensor>());
-  }
-  in.end();
-  WEFT_RETURN_IF_ERROR(in.finish());
-  return out;
-}
-
-StatusOr<Tensors> tensors_of(Payload result) {
-  for (const auto& taken : {take_tuple<2>(result), take_tuple<3>(result), take_tuple<4>(result)}) {
-    if (taken.ok()) return taken;
-  }
-  return take_tensors(std::move(result));
 }
 
 // A different one for each micro-batch of each stage of each step.
@@ -98,6 +41,21 @@ void seed_generator(uint64_t seed, int64_t step, int stage, int micro_batch) {
   const std::lock_guard<std::mutex> lock(generator.mutex());
   generator.set_current_seed(seed_of(seed, step, stage, micro_batch));
 }
+
+namespace {
+
+at::Tensor generator_state() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+void set_generator_state(const at::Tensor& state) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
+}
+
+}  // namespace
 
 ModuleCompute::ModuleCompute(std::shared_ptr<const Worker> worker,
                              weft::internal::LocalModule module, ModuleComputeOptions options)
@@ -138,39 +96,19 @@ StatusOr<std::shared_ptr<ModuleCompute>> ModuleCompute::make(std::shared_ptr<con
                           LocalOptimizer::make(o.optimizer, o.optimizer_options, made->parameters_,
                                                std::move(names)));
   }
-  return made;
-}
-
-StatusOr<Tensors> ModuleCompute::invoke(const Method& method, const std::shared_ptr<void>& object,
-                                        const Tensors& arguments) const {
-  const int taken = *tensors_taken(method.signature);
-  if (taken >= 0 && taken != static_cast<int>(arguments.size())) {
+  made->hooks_ = DataParallelHooks::of(made->parameters_);
+  if (o.asynchronous) made->versions_ = std::make_unique<WeightVersions>(made->parameters_);
+  for (const std::string& tied : o.tied) {
+    const at::Tensor* const p = made->module_.module->named_parameters().find(tied);
+    if (p == nullptr) return cannot(absl::StrCat("tied: there is no parameter '", tied, "'"));
+    made->tied_.push_back(*p);
+  }
+  if (o.reduces && !made->reduces() && o.tied.empty()) {
     return cannot(
-        absl::StrCat(method.name, method.signature, " is given ", arguments.size(), " tensors"));
+        "the plan reduces its gradients, and nothing does: PipelineServiceOptions::make_reducer "
+        "gives no reducer, and the module is no DistributedDataParallel");
   }
-  Payload payload;
-  Encoder out(&payload);
-  out.begin_tuple(taken < 0 ? 1 : arguments.size());
-  if (taken < 0) {
-    out.put(arguments);
-  } else {
-    for (const at::Tensor& t : arguments) out.put(t);
-  }
-  out.end();
-  WEFT_RETURN_IF_ERROR(out.status());
-  CallContext context(*worker_, worker_->info(), 0, std::make_shared<CallScope>(),
-                      absl::InfiniteDuration());
-  // Kept by both: a handler that answers later finds it, and is refused.
-  const auto answer = std::make_shared<std::optional<StatusOr<Payload>>>();
-  method.invoke(context, object, std::move(payload),
-                [answer](StatusOr<Payload> result) { answer->emplace(std::move(result)); });
-  if (!answer->has_value()) {
-    return cannot(absl::StrCat(method.name, " gives a future: a stage gives its tensors at once"));
-  }
-  WEFT_RETURN_IF_ERROR((*answer)->status());
-  auto tensors = tensors_of(std::move(***answer));
-  if (!tensors.ok()) return annotate(tensors.status(), "the result of " + method.name);
-  return tensors;
+  return made;
 }
 
 Status ModuleCompute::run(Live* live) {
@@ -178,8 +116,9 @@ Status ModuleCompute::run(Live* live) {
   if (options_.seed.has_value()) {
     seed_generator(*options_.seed, call.step, options_.stage, call.micro_batch);
   }
-  WEFT_ASSIGN_OR_RETURN(live->outputs, invoke(*forward_, object_, live->inputs));
-  if (!call.is_last) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(live->outputs, invoke(*worker_, *forward_, object_, live->inputs));
+  if (hooks_ != nullptr && c10::GradMode::is_enabled()) hooks_->unwrap(&live->outputs);
+  if (!call.is_last || call.forward_only) return absl::OkStatus();
   if (loss_ != nullptr) {
     if (live->outputs.size() != 1 || !call.target.defined()) {
       return cannot(absl::StrCat("the loss '", options_.loss,
@@ -188,7 +127,8 @@ Status ModuleCompute::run(Live* live) {
                                  live->outputs.size(), " outputs and ",
                                  call.target.defined() ? "a" : "no", " target"));
     }
-    WEFT_ASSIGN_OR_RETURN(live->outputs, invoke(*loss_, nullptr, {live->outputs[0], call.target}));
+    WEFT_ASSIGN_OR_RETURN(live->outputs,
+                          invoke(*worker_, *loss_, nullptr, {live->outputs[0], call.target}));
   }
   if (live->outputs.size() != 1 || !live->outputs[0].defined() || live->outputs[0].numel() != 1) {
     return cannot(absl::StrCat("the loss is no scalar: ", live->outputs.size(),
@@ -217,7 +157,15 @@ StatusOr<Tensors> ModuleCompute::forward(ForwardCall call) {
     const Key key{call.step, call.micro_batch};
     call.inputs.clear();
     live.call = std::move(call);
-    const c10::AutoGradMode grad(!live.call.recompute);
+    const c10::AutoGradMode grad(!live.call.recompute && !live.call.forward_only);
+    if (live.call.forward_only) {
+      WEFT_RETURN_IF_ERROR(run(&live));
+      return std::move(live.outputs);
+    }
+    if (versions_ != nullptr) versions_->forward(key);
+    if (live.call.recompute && !options_.seed.has_value()) {
+      live.generator = generator_state();
+    }
     if (live.call.recompute) live.call.recompute = false;
     const bool again = !c10::GradMode::is_enabled();
     if (again && live.call.is_last) {
@@ -249,7 +197,14 @@ Status ModuleCompute::recompute(int64_t step, int micro_batch) {
     const auto live = live_.find({step, micro_batch});
     if (live == live_.end()) return make_error(ErrorKind::kInternal, "its forward is not kept");
     const c10::AutoGradMode grad(true);
-    return run(&live->second);
+    // What it draws is what it drew the first time.
+    const at::Tensor state = std::move(live->second.generator);
+    if (!state.defined()) return run(&live->second);
+    const at::Tensor now = generator_state();
+    set_generator_state(state);
+    const Status status = run(&live->second);
+    set_generator_state(now);
+    return status;
   } catch (...) {
     return status_from_current_exception();
   }
@@ -272,10 +227,17 @@ StatusOr<Tensors> ModuleCompute::roots(const Live& live, Tensors gradients) cons
 
 StatusOr<Tensors> ModuleCompute::backward(int64_t step, int micro_batch, Tensors gradients) {
   try {
-    auto node = live_.extract({step, micro_batch});
+    const Key key{step, micro_batch};
+    auto node = live_.extract(key);
     if (node.empty()) return make_error(ErrorKind::kInternal, "its forward is not kept");
     Live& live = node.mapped();
     WEFT_ASSIGN_OR_RETURN(const Tensors grads, roots(live, std::move(gradients)));
+    if (hooks_ != nullptr) {
+      Tensors captured = whole_backward(live.outputs, live.inputs, grads, parameters_);
+      ended_one(key);
+      return captured;
+    }
+    const std::unique_ptr<WeightVersions::Use> weights = weights_of(key);
     torch::autograd::edge_list edges;
     Tensors incoming;
     for (size_t i = 0; i < live.outputs.size(); ++i) {
@@ -289,6 +251,7 @@ StatusOr<Tensors> ModuleCompute::backward(int64_t step, int micro_batch, Tensors
     }
     Tensors out;
     for (const at::Tensor& t : live.inputs) out.push_back(t.defined() ? t.grad() : at::Tensor());
+    ended_one(key);
     return out;
   } catch (...) {
     return status_from_current_exception();
@@ -301,6 +264,7 @@ StatusOr<Tensors> ModuleCompute::input_grad(int64_t step, int micro_batch, Tenso
     if (it == live_.end()) return make_error(ErrorKind::kInternal, "its forward is not kept");
     Live& live = it->second;
     WEFT_ASSIGN_OR_RETURN(const Tensors grads, roots(live, std::move(gradients)));
+    const std::unique_ptr<WeightVersions::Use> weights = weights_of({step, micro_batch});
     live.split = std::make_unique<SplitBackward>(live.outputs, live.inputs);
     return live.split->input_grads(grads);
   } catch (...) {
@@ -310,12 +274,52 @@ StatusOr<Tensors> ModuleCompute::input_grad(int64_t step, int micro_batch, Tenso
 
 Status ModuleCompute::weight_grad(int64_t step, int micro_batch) {
   try {
-    auto node = live_.extract({step, micro_batch});
+    const Key key{step, micro_batch};
+    auto node = live_.extract(key);
     if (node.empty() || node.mapped().split == nullptr) {
       return make_error(ErrorKind::kInternal, "its input gradient is not kept");
     }
-    node.mapped().split->weight_grads();
+    const std::unique_ptr<WeightVersions::Use> weights = weights_of(key);
+    SplitBackward::OnReady on_ready;
+    // What is reduced leaves while the rest is computed.
+    if (reduces() && ended_ + 1 == options_.micro_batches) {
+      on_ready = [this](const at::Tensor& p) { ready(p); };
+    }
+    node.mapped().split->weight_grads(on_ready);
+    ended_one(key);
     return absl::OkStatus();
+  } catch (...) {
+    return status_from_current_exception();
+  }
+}
+
+std::unique_ptr<WeightVersions::Use> ModuleCompute::weights_of(const Key& key) const {
+  if (versions_ == nullptr) return nullptr;
+  return std::make_unique<WeightVersions::Use>(versions_.get(), key);
+}
+
+void ModuleCompute::ended_one(const Key& key) {
+  ++ended_;
+  if (versions_ != nullptr) versions_->done(key);
+}
+
+void ModuleCompute::ready(const at::Tensor& parameter) {
+  if (!parameter.grad().defined() || !ready_.insert(parameter.unsafeGetTensorImpl()).second) return;
+  if (options_.reducer != nullptr && reduced_.ok()) {
+    reduced_ = options_.reducer->ready(parameter.grad());
+  }
+  if (hooks_ != nullptr) hooks_->ready(parameter);
+}
+
+Status ModuleCompute::reduce(int64_t step, absl::Duration time_left) {
+  (void)step;
+  try {
+    for (auto p = parameters_.rbegin(); p != parameters_.rend(); ++p) ready(*p);
+    ready_.clear();
+    Status status = std::exchange(reduced_, absl::OkStatus());
+    if (status.ok() && options_.reducer != nullptr) status = options_.reducer->finish(time_left);
+    if (status.ok() && hooks_ != nullptr) status = hooks_->finish(time_left);
+    return status;
   } catch (...) {
     return status_from_current_exception();
   }
@@ -323,74 +327,26 @@ Status ModuleCompute::weight_grad(int64_t step, int micro_batch) {
 
 Status ModuleCompute::step(int64_t step) {
   (void)step;
+  ended_ = 0;
   if (optimizer_ == nullptr) return absl::OkStatus();
   Tensors gradients;
   for (const at::Tensor& p : parameters_) gradients.push_back(p.grad());
-  WEFT_RETURN_IF_ERROR(optimizer_->step(gradients));
+  if (versions_ != nullptr) versions_->before_step();
+  const Status status = optimizer_->step(gradients);
+  if (versions_ != nullptr) versions_->after_step();
+  WEFT_RETURN_IF_ERROR(status);
   zero_grad();
   return absl::OkStatus();
 }
 
-std::map<std::string, at::Tensor> ModuleCompute::gradients() const {
-  std::map<std::string, at::Tensor> out;
-  for (const auto& item : module_.module->named_parameters()) {
-    if (item.value().grad().defined()) out.emplace(item.key(), item.value().grad().detach());
-  }
-  return out;
-}
-
-void ModuleCompute::zero_grad() {
-  for (const at::Tensor& p : parameters_) p.mutable_grad() = at::Tensor();
-}
-
-std::map<std::string, at::Tensor> ModuleCompute::state() const {
-  std::map<std::string, at::Tensor> out;
-  for (const auto& [name, tensor] : weft::internal::state_dict_of(*module_.module)) {
-    out.emplace(name, tensor.detach().clone());
-  }
-  if (optimizer_ == nullptr) return out;
-  for (auto& [name, tensor] : optimizer_->state()) out.emplace(std::string(kKept) + name, tensor);
-  return out;
-}
-
-std::map<std::string, at::Tensor> ModuleCompute::shapes() const {
-  std::map<std::string, at::Tensor> out;
-  for (const auto& [name, tensor] : weft::internal::state_dict_of(*module_.module)) {
-    at::Tensor sizes = at::empty({tensor.dim()}, at::kLong);
-    std::copy(tensor.sizes().begin(), tensor.sizes().end(), sizes.mutable_data_ptr<int64_t>());
-    out.emplace(name, std::move(sizes));
-  }
-  return out;
-}
-
-Status ModuleCompute::load_state(const std::map<std::string, at::Tensor>& state) {
-  StateDict of_module;
-  std::map<std::string, at::Tensor> of_optimizer;
-  for (const auto& [name, tensor] : state) {
-    if (name.compare(0, kKept.size(), kKept) == 0) {
-      of_optimizer.emplace(name.substr(kKept.size()), tensor);
-    } else {
-      of_module.emplace(name, tensor);
-    }
-  }
-  if (optimizer_ == nullptr && !of_optimizer.empty()) {
-    return cannot("a state with an optimizer's part for a stage without an optimizer");
-  }
-  try {
-    // The optimizer's part last: it changes nothing when it fails, and the module's is put back.
-    const StateDict before = weft::internal::state_dict_of(*module_.module);
-    StateDict kept;
-    for (const auto& [name, tensor] : before) kept.emplace(name, tensor.detach().clone());
-    weft::internal::load_state_dict_into(*module_.module, of_module, /*strict=*/true);
-    const Status status =
-        optimizer_ == nullptr ? absl::OkStatus() : optimizer_->load_state(of_optimizer);
-    if (!status.ok()) weft::internal::load_state_dict_into(*module_.module, kept, /*strict=*/true);
-    // A step that was broken off has left gradients of some of its micro-batches.
-    if (status.ok()) zero_grad();
-    return status;
-  } catch (...) {
-    return status_from_current_exception();
-  }
+void ModuleCompute::drop() {
+  live_.clear();
+  ready_.clear();
+  ended_ = 0;
+  reduced_ = absl::OkStatus();
+  if (options_.reducer != nullptr) options_.reducer->drop();
+  if (hooks_ != nullptr) hooks_->drop();
+  if (versions_ != nullptr) versions_->drop();
 }
 
 }  // namespace weft::pipeline::internal

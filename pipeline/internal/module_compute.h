@@ -8,11 +8,16 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "weft/dist_optim/local_optimizer.h"
+#include "weft/pipeline/internal/data_parallel.h"
 #include "weft/pipeline/internal/split.h"
+#include "weft/pipeline/internal/weight_versions.h"
+#include "weft/pipeline/reducer.h"
 #include "weft/pipeline/stage_compute.h"
 #include "weft/rpc/worker.h"
 #include "weft/rref/remote_module.h"
@@ -28,6 +33,11 @@ struct ModuleComputeOptions {
   std::string optimizer{};  // "": none
   std::vector<double> optimizer_options{};
   std::optional<uint64_t> seed{};
+  int micro_batches = 1;
+  bool asynchronous = false;  // backwards use the weights of their forwards
+  bool reduces = false;       // the plan has a reduction of this stage
+  std::shared_ptr<GradReducer> reducer{};
+  std::vector<std::string> tied{};  // parameters that other stages have, too
 };
 
 class ModuleCompute final : public StageCompute {
@@ -42,8 +52,12 @@ class ModuleCompute final : public StageCompute {
   StatusOr<Tensors> backward(int64_t step, int micro_batch, Tensors gradients) override;
   StatusOr<Tensors> input_grad(int64_t step, int micro_batch, Tensors gradients) override;
   Status weight_grad(int64_t step, int micro_batch) override;
+  Status reduce(int64_t step, absl::Duration time_left) override;
   Status step(int64_t step) override;
-  void drop() override { live_.clear(); }
+  StatusOr<Tensors> tied_gradients() override;
+  Status set_tied_gradients(Tensors sums) override;
+  int64_t weight_versions() const override { return versions_ == nullptr ? 1 : versions_->kept(); }
+  void drop() override;
 
   // By name, as in state_dict(); those that have none are left out.
   weft::internal::LocalModule module() const { return module_; }
@@ -64,15 +78,19 @@ class ModuleCompute final : public StageCompute {
     Tensors inputs{};   // leaves
     Tensors outputs{};  // with their graph; of the last stage the scaled loss
     at::Tensor loss{};
+    at::Tensor generator{};  // its state before a forward that is run again
     std::unique_ptr<SplitBackward> split{};
   };
 
   ModuleCompute(std::shared_ptr<const Worker> worker, weft::internal::LocalModule module,
                 ModuleComputeOptions options);
-  StatusOr<Tensors> invoke(const Method& method, const std::shared_ptr<void>& object,
-                           const Tensors& arguments) const;
   Status run(Live* live);
   StatusOr<Tensors> roots(const Live& live, Tensors gradients) const;
+  bool reduces() const { return options_.reducer != nullptr || hooks_ != nullptr; }
+  // Of a parameter that has its gradient of the step.
+  void ready(const at::Tensor& parameter);
+  void ended_one(const Key& key);
+  std::unique_ptr<WeightVersions::Use> weights_of(const Key& key) const;
 
   const std::shared_ptr<const Worker> worker_;
   const weft::internal::LocalModule module_;
@@ -83,6 +101,12 @@ class ModuleCompute final : public StageCompute {
   std::vector<at::Tensor> parameters_;
   std::unique_ptr<LocalOptimizer> optimizer_;
   std::map<Key, Live> live_;
+  std::unique_ptr<DataParallelHooks> hooks_;  // null: no DistributedDataParallel
+  std::unique_ptr<WeightVersions> versions_;  // null: of a synchronous plan
+  std::vector<at::Tensor> tied_;
+  int ended_ = 0;  // micro-batches of the step whose gradients are in
+  std::set<const void*> ready_;
+  Status reduced_;
 };
 
 }  // namespace weft::pipeline::internal

@@ -1,7 +1,7 @@
 #include "weft/pipeline/internal/pipeline_state.h"
 
 #include <algorithm>
-#include <set>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,16 +28,54 @@ struct Pipeline::State::Step {
   StepResult result ABSL_GUARDED_BY(mutex);
 };
 
+void Pipeline::State::check_tied() const {
+  if (options_.tied.empty()) return;
+  std::map<int, const std::vector<int>*> groups;
+  for (const auto& group : plan_.tied) {
+    for (int s : group) {
+      if (!groups.emplace(s, &group).second) {
+        throw_error(refused(absl::StrCat("stage ", s, " is tied twice")));
+      }
+    }
+  }
+  for (const auto& [s, names] : options_.tied) {
+    if (groups.count(s) == 0) {
+      throw_error(refused(absl::StrCat("stage ", s, " is tied in the options, not in the plan")));
+    }
+    for (int other : *groups.at(s)) {
+      const auto it = options_.tied.find(other);
+      if (it != options_.tied.end() && it->second.size() == names.size()) continue;
+      throw_error(refused(absl::StrCat(
+          "stages ", s, " and ", other, " share weights: ", names.size(), " of one are named, and ",
+          it == options_.tied.end() ? 0 : it->second.size(), " of the other")));
+    }
+  }
+}
+
+void Pipeline::State::tie() const {
+  for (const auto& group : plan_.tied) {
+    const int first = *std::min_element(group.begin(), group.end());
+    const auto names = options_.tied.find(first);
+    if (names == options_.tied.end()) continue;
+    const StateMap from = fetch(first, internal::Fetch::kState, {}).wait();
+    for (int s : group) {
+      if (s == first) continue;
+      StateMap to = fetch(s, internal::Fetch::kState, {}).wait();
+      for (size_t k = 0; k < names->second.size(); ++k) {
+        to[options_.tied.at(s)[k]] = from.at(names->second[k]);
+      }
+      fetch(s, internal::Fetch::kLoadState, std::move(to)).wait();
+    }
+  }
+}
+
 void Pipeline::State::check(const std::vector<Stage>& stages) {
   throw_if_error(verify(plan_, {.memory_cap = options_.memory_cap}).status());
   if (static_cast<int>(stages.size()) != plan_.stages()) {
     throw_error(refused(
         absl::StrCat("a pipeline of ", stages.size(), " stages for a plan of ", plan_.stages())));
   }
-  if (plan_.asynchronous) {
-    throw_error(make_error(ErrorKind::kUnimplemented,
-                           "asynchronous plans are simulated and verified, and not run yet"));
-  }
+  check_tied();
   const auto from = edges_from(plan_);
   const auto to = edges_to(plan_);
   for (int s = 0; s < plan_.stages(); ++s) {
@@ -105,6 +143,8 @@ void Pipeline::State::open(std::vector<Stage> stages) {
   message.record = options_.record;
   message.first_step = options_.first_step;
   message.keep_copies = options_.keep_copies;
+  if (!options_.tied.empty()) message.tied.resize(plan_.placement.size());
+  for (const auto& [s, names] : options_.tied) message.tied[s] = names;
   std::vector<Future<PipelineMessage>> opened;
   for (size_t w = 0; w < workers_.size() && first.ok(); ++w) {
     message.self = static_cast<int64_t>(w);
@@ -124,7 +164,7 @@ void Pipeline::State::open(std::vector<Stage> stages) {
 
 Future<StepResult> Pipeline::State::begin(std::vector<Tensors> inputs,
                                           std::vector<at::Tensor> targets,
-                                          std::vector<double> weights) {
+                                          std::vector<double> weights, bool forward_only) {
   const auto m = static_cast<size_t>(plan_.micro_batches);
   if (inputs.size() != m || weights.size() != m || (!targets.empty() && targets.size() != m)) {
     throw_error(refused(absl::StrCat(inputs.size(), " inputs, ", targets.size(), " targets and ",
@@ -140,6 +180,7 @@ Future<StepResult> Pipeline::State::begin(std::vector<Tensors> inputs,
     step->left = workers_.size();
     step->result.peak_activations.resize(workers_.size());
     step->result.times.resize(workers_.size());
+    step->result.weight_versions.resize(workers_.size());
   }
   // In the order of their numbers to every worker.
   MutexLock lock(&mutex_);
@@ -149,7 +190,8 @@ Future<StepResult> Pipeline::State::begin(std::vector<Tensors> inputs,
     throw_error(error);
   }
   step->number = next_step_++;
-  BeginMessage message{id_, 0, step->number, {}, {}, {}};
+  BeginMessage message{.pipeline = id_, .step = step->number};
+  message.forward_only = forward_only;
   std::vector<BeginMessage> all(workers_.size(), message);
   for (size_t w = 0; w < workers_.size(); ++w) all[w].worker = static_cast<int64_t>(w);
   BeginMessage& head = all[plan_.placement[0]];
@@ -219,8 +261,10 @@ void Pipeline::State::ended(size_t w, StatusOr<Payload> answer, const std::share
   } else {
     step->result.peak_activations[w] = end->peak_activations;
     step->result.times[w] = std::move(end->times);
+    step->result.weight_versions[w] = end->weight_versions;
     if (static_cast<int>(w) == plan_.placement[plan_.stages() - 1]) {
       step->result.losses = std::move(end->losses);
+      step->result.outputs = std::move(end->outputs);
     }
   }
   if (--step->left > 0) return;

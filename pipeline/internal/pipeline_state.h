@@ -54,7 +54,9 @@ class Pipeline::State : public std::enable_shared_from_this<State> {
   std::shared_ptr<State> rebuilt(const std::function<Stage(int)>& replace,
                                  const RebuildOptions& rebuild);
   Future<StepResult> begin(std::vector<Tensors> inputs, std::vector<at::Tensor> targets,
-                           std::vector<double> weights);
+                           std::vector<double> weights, bool forward_only = false);
+  // Tied parameters get the values of their first stage.
+  void tie() const;
   void close(bool wait);
   Status status() const {
     MutexLock lock(&mutex_);
@@ -88,6 +90,7 @@ class Pipeline::State : public std::enable_shared_from_this<State> {
   struct Survey;
   using StateMap = std::map<std::string, at::Tensor>;
   void check(const std::vector<Stage>& stages);
+  void check_tied() const;
   Future<StateMap> fetch_at(const WorkerInfo& worker, const internal::FetchMessage& message) const {
     return internal::ask<StateMap>(*worker_, worker, "@pipeline.fetch", message, long_options());
   }

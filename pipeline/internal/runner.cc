@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "c10/core/GradMode.h"
 #include "weft/pipeline/internal/runner_step.h"
@@ -59,14 +60,25 @@ bool Runner::concerns(const WorkerInfo& worker) const {
   });
 }
 
+int Runner::root_of(int group) const {
+  const auto& stages = setup_.plan.tied[group];
+  return setup_.plan.placement[*std::min_element(stages.begin(), stages.end())];
+}
+
 const WorkerInfo& Runner::giver(const SlotName& name) const {
   const auto [step, edge, micro_batch, backward] = name;
+  if (edge < 0) return setup_.workers[backward ? micro_batch : root_of(group_of(edge))];
   const Edge& e = setup_.plan.edges[edge];
   return setup_.workers[setup_.plan.placement[backward ? e.to : e.from]];
 }
 
 std::string Runner::slot_text(const SlotName& name) const {
   const auto [step, edge, micro_batch, backward] = name;
+  if (edge < 0) {
+    return absl::StrCat(backward ? "gradient" : "sum", " of the weights that stages ",
+                        absl::StrJoin(setup_.plan.tied[group_of(edge)], ", "), " share, step ",
+                        step, ", from worker '", giver(name).name, "'");
+  }
   const Edge& e = setup_.plan.edges[edge];
   return absl::StrCat(backward ? "gradient" : "result", " of stage ", backward ? e.to : e.from,
                       ", micro-batch ", micro_batch, ", step ", step, ", from worker '",
@@ -92,12 +104,12 @@ void Runner::begin(BeginMessage message, ReplyFn reply) {
     MutexLock lock(&mutex_);
     if (!error_.ok()) {
       refused = error_;
-    } else if (message.step != last_begun_ + 1) {
+    } else if (message.step <= last_begun_ || begun_.count(message.step) > 0) {
       refused = make_error(ErrorKind::kProtocol,
-                           absl::StrCat("step ", message.step, " begins after step ", last_begun_));
+                           absl::StrCat("step ", message.step, " begins a second time"));
     } else {
-      last_begun_ = message.step;
-      begun_.push_back({std::move(message), std::move(reply)});
+      const int64_t step = message.step;
+      begun_.emplace(step, Begun{std::move(message), std::move(reply)});
     }
   }
   if (!refused.ok()) return reply(refused);
@@ -106,6 +118,18 @@ void Runner::begin(BeginMessage message, ReplyFn reply) {
 
 Status Runner::put(PutMessage message) {
   const Plan& plan = setup_.plan;
+  if (message.edge < 0 && message.edge >= -static_cast<int64_t>(plan.tied.size()) &&
+      message.step >= 0 && message.micro_batch >= 0 &&
+      message.micro_batch < static_cast<int64_t>(plan.workers.size())) {
+    const int to = message.backward ? root_of(group_of(static_cast<int>(message.edge)))
+                                    : static_cast<int>(message.micro_batch);
+    if (to != static_cast<int>(setup_.self)) {
+      return make_error(ErrorKind::kProtocol, "weights that this worker has no stage of");
+    }
+    return fill({message.step, static_cast<int>(message.edge),
+                 static_cast<int>(message.micro_batch), message.backward},
+                std::move(message.tensors));
+  }
   if (message.edge < 0 || message.edge >= static_cast<int64_t>(plan.edges.size()) ||
       message.micro_batch < 0 || message.micro_batch >= plan.micro_batches || message.step < 0) {
     return make_error(ErrorKind::kProtocol,
@@ -124,6 +148,7 @@ Status Runner::put(PutMessage message) {
 }
 
 Status Runner::fill(SlotName name, Tensors tensors) {
+  if (setup_.bug == RunnerBug::kSlotWithoutStep) std::get<0>(name) = 0;
   {
     MutexLock lock(&mutex_);
     if (!error_.ok()) return error_;                                  // RUN-3
@@ -137,14 +162,14 @@ Status Runner::fill(SlotName name, Tensors tensors) {
 }
 
 void Runner::fail(const Status& why, bool tell_others) {
-  std::deque<Begun> begun;
+  std::map<int64_t, Begun> begun;
   std::map<SlotName, Tensors> slots;
   {
     MutexLock lock(&mutex_);
     if (!error_.ok()) return;
     error_ = why;
     begun.swap(begun_);
-    slots.swap(slots_);
+    if (setup_.bug != RunnerBug::kSlotsStay) slots.swap(slots_);
   }
   changed_.notify_all();
   if (tell_others) {
@@ -163,7 +188,7 @@ void Runner::fail(const Status& why, bool tell_others) {
            [](const StatusOr<Payload>&) {});
     }
   }
-  for (Begun& b : begun) b.reply(why);
+  for (auto& [step, b] : begun) b.reply(why);
 }
 
 void Runner::lost(const Status& why, bool tell_others) {
@@ -222,10 +247,9 @@ std::optional<Runner::Begun> Runner::next() {
       MutexLock lock(&mutex_);
       while (true) {
         if (!error_.ok() || closed_) return std::nullopt;
-        if (!begun_.empty()) {
-          Begun first = std::move(begun_.front());
-          begun_.pop_front();
-          return first;
+        if (auto first = begun_.extract(last_begun_ + 1); !first.empty()) {
+          ++last_begun_;
+          return std::move(first.mapped());
         }
         place_ = {};
         if (runtime_->now() >= probe_at) break;
@@ -292,6 +316,10 @@ StatusOr<EndMessage> Runner::run_step(BeginMessage* message) {
   now.message = message;
   if (setup_.deadline < absl::InfiniteDuration()) now.deadline = runtime_->now() + setup_.deadline;
   for (const Action& a : setup_.plan.workers[setup_.self]) {
+    if (message->forward_only && a.kind != ActionKind::kForward &&
+        a.kind != ActionKind::kSendForward) {
+      continue;
+    }
     now.began = runtime_->now();
     const Status status = run_action(a, &now);
     {

@@ -16,7 +16,6 @@
 //          (the lease and the step's deadline do).
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -34,6 +33,7 @@
 #include "weft/common/runtime.h"
 #include "weft/pipeline/internal/copies.h"
 #include "weft/pipeline/internal/messages.h"
+#include "weft/pipeline/internal/planted.h"
 #include "weft/pipeline/plan.h"
 #include "weft/pipeline/stage_compute.h"
 #include "weft/rpc/worker.h"
@@ -50,6 +50,7 @@ struct RunnerSetup {
   absl::Duration deadline = absl::InfiniteDuration();
   bool record = false;
   int64_t first_step = 0;
+  RunnerBug bug = RunnerBug::kNone;
   // Copies of states, and what its stages are now; null: none are kept.
   std::shared_ptr<StateCopies> copies{};
   std::function<std::vector<StageState>()> snapshot{};
@@ -106,6 +107,9 @@ class Runner : public std::enable_shared_from_this<Runner> {
     ReplyFn reply;
   };
   struct Current;  // what a step that runs keeps (runner_step.h)
+  // Tied weights travel in slots, too: edge -1-g is group g of the plan, and its "micro-batch" the worker
+  // that gives its gradients to the first stage's (backward), or is given the sum (forward).
+  static int group_of(int edge) { return -1 - edge; }
 
   void run();
   std::optional<Begun> next();
@@ -115,7 +119,14 @@ class Runner : public std::enable_shared_from_this<Runner> {
   Status forward(const Action& action, Current* now);
   Status backward(const Action& action, Current* now);
   Status send(const Action& action, Current* now);
-  StatusOr<Tensors> take(const Action& action, SlotName name, absl::Time deadline);
+  Status reduce(const Action& action, Current* now);
+  Status sum_tied(const Action& action, int group, Current* now);
+  // To a worker of the plan, whose answer may come later.
+  void post(const Action& action, PutMessage message);
+  int root_of(int group) const;  // the worker of its first stage
+  // `keep`: they stay in their slot.
+  StatusOr<Tensors> take(const Action& action, SlotName name, absl::Time deadline,
+                         bool keep = false);
   void probe(const WorkerInfo& peer, std::string_view method, const std::string& context);
   void on_probed(const std::string& context, const StatusOr<Payload>& answer);
   const WorkerInfo& giver(const SlotName& name) const;
@@ -136,11 +147,12 @@ class Runner : public std::enable_shared_from_this<Runner> {
   mutable Mutex mutex_;
   std::unique_ptr<Thread> thread_ ABSL_GUARDED_BY(mutex_);
   std::map<SlotName, Tensors> slots_ ABSL_GUARDED_BY(mutex_);
-  std::deque<Begun> begun_ ABSL_GUARDED_BY(mutex_);
+  // By step: after a connection has broken, a later one may come before an earlier one.
+  std::map<int64_t, Begun> begun_ ABSL_GUARDED_BY(mutex_);
   Status error_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool thread_ended_ ABSL_GUARDED_BY(mutex_) = false;
-  int64_t last_begun_ ABSL_GUARDED_BY(mutex_) = -1;
+  int64_t last_begun_ ABSL_GUARDED_BY(mutex_) = -1;  // that the thread has taken
   int64_t done_steps_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t sends_ ABSL_GUARDED_BY(mutex_) = 0;
   Place place_ ABSL_GUARDED_BY(mutex_);

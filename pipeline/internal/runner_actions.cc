@@ -1,6 +1,7 @@
 // The actions of a runner, on its own thread.
 
 #include <algorithm>
+#include <set>
 
 #include "ATen/ops/add.h"
 #include "absl/strings/str_cat.h"
@@ -30,19 +31,26 @@ Status Runner::run_action(const Action& a, Current* now) {
     case ActionKind::kBackward:
     case ActionKind::kInputGrad: return backward(a, now);
     case ActionKind::kWeightGrad: --now->live; return stage.weight_grad(step, a.micro_batch);
-    case ActionKind::kRecompute: return stage.recompute(step, a.micro_batch);
+    case ActionKind::kRecompute:
+      now->end.peak_activations = std::max(now->end.peak_activations, ++now->live);
+      return stage.recompute(step, a.micro_batch);
     case ActionKind::kSendForward:
     case ActionKind::kSendBackward: return send(a, now);
     case ActionKind::kReceiveForward:
-    case ActionKind::kReceiveBackward: return absl::OkStatus();  // RUN-4
-    case ActionKind::kReduce:
-      return make_error(ErrorKind::kUnimplemented, "this pipeline has no reducer");
+    case ActionKind::kReceiveBackward:
+      if (setup_.bug != RunnerBug::kReceivesWait) return absl::OkStatus();  // RUN-4
+      return take(a, {step, a.edge, a.micro_batch, a.kind == ActionKind::kReceiveBackward},
+                  now->deadline, /*keep=*/true)
+          .status();
+    case ActionKind::kReduce: return reduce(a, now);
     case ActionKind::kStep: return stage.step(step);
   }
   return absl::OkStatus();
 }
 
-StatusOr<Tensors> Runner::take(const Action& action, SlotName name, absl::Time deadline) {
+StatusOr<Tensors> Runner::take(const Action& action, SlotName name, absl::Time deadline,
+                               bool keep) {
+  if (setup_.bug == RunnerBug::kSlotWithoutStep) std::get<0>(name) = 0;
   absl::Time probe_at = runtime_->now() + kProbeAfter;
   while (true) {
     {
@@ -51,6 +59,7 @@ StatusOr<Tensors> Runner::take(const Action& action, SlotName name, absl::Time d
         if (!error_.ok()) return error_;
         const auto it = slots_.find(name);
         if (it != slots_.end()) {
+          if (keep) return it->second;
           Tensors tensors = std::move(it->second);
           slots_.erase(it);
           return tensors;
@@ -91,17 +100,27 @@ Status Runner::forward(const Action& a, Current* now) {
     for (at::Tensor& t : in) call.inputs.push_back(std::move(t));
   }
   call.is_last = from_[a.stage].empty();
-  call.recompute = recomputed_.count(key) > 0;
+  call.forward_only = now->message->forward_only;
+  call.recompute = !call.forward_only && recomputed_.count(key) > 0;
+  const bool keeps = !call.forward_only && !call.recompute;
   if (call.is_last) {
     if (i < static_cast<int>(now->message->targets.size())) {
       call.target = std::move(now->message->targets[i]);
     }
-    if (i < static_cast<int>(now->message->scales.size())) call.scale = now->message->scales[i];
+    const size_t scale = setup_.bug == RunnerBug::kScaleOfTheFirst ? 0 : static_cast<size_t>(i);
+    if (scale < now->message->scales.size()) call.scale = now->message->scales[scale];
   }
   const bool is_last = call.is_last;
   now->began = runtime_->now();
   WEFT_ASSIGN_OR_RETURN(Tensors out, setup_.stages.at(a.stage)->forward(std::move(call)));
-  now->end.peak_activations = std::max(now->end.peak_activations, ++now->live);
+  if (keeps) now->end.peak_activations = std::max(now->end.peak_activations, ++now->live);
+  now->end.weight_versions =
+      std::max(now->end.weight_versions, setup_.stages.at(a.stage)->weight_versions());
+  if (is_last && now->message->forward_only) {
+    now->end.outputs.resize(static_cast<size_t>(setup_.plan.micro_batches));
+    now->end.outputs[i] = std::move(out);
+    return absl::OkStatus();
+  }
   if (is_last) {
     now->end.losses.push_back(out.empty() ? 0 : out[0].item<double>());
     return absl::OkStatus();
@@ -146,7 +165,8 @@ Status Runner::backward(const Action& a, Current* now) {
     for (size_t k = 0; k < in.size(); ++k) {
       at::Tensor& sum = gradients[which < 0 ? k : static_cast<size_t>(which)];
       if (!in[k].defined()) continue;
-      sum = sum.defined() ? at::add(sum, in[k]) : in[k];
+      const bool first = !sum.defined() || setup_.bug == RunnerBug::kGradientOverwritten;
+      sum = first ? in[k] : at::add(sum, in[k]);
     }
   }
   StageCompute& stage = *setup_.stages.at(a.stage);
@@ -206,12 +226,17 @@ Status Runner::send(const Action& a, Current* now) {
     message.tensors = {it->second[edge.output]};
   }
   if (--(back ? now->gradients_left : now->outputs_left)[key] == 0) made.erase(it);
+  post(a, std::move(message));
+  return absl::OkStatus();
+}
+
+void Runner::post(const Action& a, PutMessage message) {
   // The tensors are borrowed until the answer: no stage may write to them before.
   std::vector<std::pair<at::Tensor, uint32_t>> lent;
   for (const at::Tensor& t : message.tensors) {
     if (t.defined() && !t.is_inference()) lent.emplace_back(t, t._version());
   }
-  const WorkerInfo& peer = setup_.workers[setup_.plan.placement[to]];
+  const WorkerInfo& peer = setup_.workers[static_cast<size_t>(message.worker)];
   {
     MutexLock lock(&mutex_);
     ++sends_;
@@ -237,6 +262,75 @@ Status Runner::send(const Action& a, Current* now) {
                       /*tell_others=*/true);
          }
        });
+}
+
+Status Runner::reduce(const Action& a, Current* now) {
+  const absl::Duration left = now->deadline - runtime_->now();
+  WEFT_RETURN_IF_ERROR(setup_.stages.at(a.stage)->reduce(now->message->step, left));
+  for (size_t g = 0; g < setup_.plan.tied.size(); ++g) {
+    const auto& group = setup_.plan.tied[g];
+    if (std::find(group.begin(), group.end(), a.stage) == group.end()) continue;
+    // The last of the group's stages here does it for all of them.
+    const Action* last = nullptr;
+    for (const Action& other : setup_.plan.workers[setup_.self]) {
+      const bool of_group = std::find(group.begin(), group.end(), other.stage) != group.end();
+      if (other.kind == ActionKind::kReduce && of_group) last = &other;
+    }
+    if (last != nullptr && last->stage == a.stage) {
+      WEFT_RETURN_IF_ERROR(sum_tied(a, static_cast<int>(g), now));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Summed in the order of workers, beginning with the first stage's: the same at every stage.
+Status Runner::sum_tied(const Action& a, int group, Current* now) {
+  const int64_t step = now->message->step;
+  const int self = static_cast<int>(setup_.self);
+  const int root = root_of(group);
+  const auto add = [&](Tensors* sum, const Tensors& more) {
+    if (sum->empty()) {
+      *sum = more;
+      return Status();
+    }
+    if (sum->size() != more.size()) {
+      return make_error(ErrorKind::kProtocol, absl::StrCat("gradients of ", more.size(),
+                                                           " shared weights for ", sum->size()));
+    }
+    for (size_t k = 0; k < sum->size(); ++k) (*sum)[k] = at::add((*sum)[k], more[k]);
+    return Status();
+  };
+  std::set<int> others;
+  Tensors sum;
+  for (int s : setup_.plan.tied[group]) {
+    if (setup_.plan.placement[s] != self) {
+      others.insert(setup_.plan.placement[s]);
+      continue;
+    }
+    WEFT_ASSIGN_OR_RETURN(const Tensors mine, setup_.stages.at(s)->tied_gradients());
+    WEFT_RETURN_IF_ERROR(add(&sum, mine));
+  }
+  const int edge = -1 - group;
+  const auto message = [&](int to, int worker, bool backward) {
+    return PutMessage{setup_.pipeline, to, step, edge, worker, backward, sum};
+  };
+  if (root != self) {
+    post(a, message(root, self, /*backward=*/true));
+    WEFT_ASSIGN_OR_RETURN(sum, take(a, {step, edge, self, false}, now->deadline));
+  } else {
+    for (int w : others) {
+      WEFT_ASSIGN_OR_RETURN(const Tensors given, take(a, {step, edge, w, true}, now->deadline));
+      WEFT_RETURN_IF_ERROR(add(&sum, given));
+    }
+    for (int w : others) post(a, message(w, w, /*backward=*/false));
+  }
+  for (int s : setup_.plan.tied[group]) {
+    if (setup_.plan.placement[s] != self) continue;
+    // Each its own: what is sent is lent, and an optimizer may write to a gradient.
+    Tensors own;
+    for (const at::Tensor& t : sum) own.push_back(t.clone());
+    WEFT_RETURN_IF_ERROR(setup_.stages.at(s)->set_tied_gradients(std::move(own)));
+  }
   return absl::OkStatus();
 }
 

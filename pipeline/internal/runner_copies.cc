@@ -9,8 +9,8 @@ namespace weft::pipeline::internal {
 Status Runner::set_steps(int64_t steps) {
   MutexLock lock(&mutex_);
   if (!error_.ok()) return error_;
-  if (steps < 0 || last_begun_ + 1 != done_steps_) {
-    return make_error(ErrorKind::kState, absl::StrCat("step ", last_begun_, " is under way"));
+  if (steps < 0 || last_begun_ + 1 != done_steps_ || !begun_.empty()) {
+    return make_error(ErrorKind::kState, absl::StrCat("step ", done_steps_, " is under way"));
   }
   last_begun_ = steps - 1;
   done_steps_ = steps;

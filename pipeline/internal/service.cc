@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "weft/pipeline/verifier.h"
 
 namespace weft::pipeline::internal {
 namespace {
@@ -93,69 +92,6 @@ std::vector<PipelineService::Part> PipelineService::parts() const {
 void PipelineService::host(int64_t key, weft::internal::LocalModule module) {
   MutexLock lock(&mutex_);
   if (!closed_) modules_[key] = std::move(module);
-}
-
-StatusOr<PipelineService::Part> PipelineService::make_part(const WorkerInfo& maker,
-                                                           const OpenMessage& message) {
-  RunnerSetup setup;
-  WEFT_ASSIGN_OR_RETURN(setup.plan, plan_from_text(message.plan));
-  WEFT_RETURN_IF_ERROR(verify(setup.plan).status());
-  if (message.self < 0 || message.self >= static_cast<int64_t>(setup.plan.workers.size()) ||
-      message.workers.size() != setup.plan.workers.size()) {
-    return make_error(ErrorKind::kProtocol,
-                      absl::StrCat("worker ", message.self, " of ", message.workers.size(),
-                                   " for a plan of ", setup.plan.workers.size()));
-  }
-  setup.pipeline = message.pipeline;
-  setup.self = static_cast<size_t>(message.self);
-  setup.workers = message.workers;
-  setup.maker = maker;
-  if (message.deadline_ns > 0) setup.deadline = absl::Nanoseconds(message.deadline_ns);
-  setup.record = message.record;
-  setup.first_step = message.first_step;
-  Part part;
-  part.maker = maker;
-  for (int s = 0; s < setup.plan.stages(); ++s) {
-    if (setup.plan.placement[s] != message.self) continue;
-    weft::internal::LocalModule module;
-    {
-      MutexLock lock(&mutex_);
-      auto node = modules_.extract(host_key(message.pipeline, s));
-      if (!node.empty()) module = std::move(node.mapped());
-    }
-    std::shared_ptr<StageCompute> compute;
-    if (options_.make_compute != nullptr) {
-      compute = options_.make_compute(context_, setup.plan, s);
-    }
-    if (compute == nullptr) {
-      if (module.module == nullptr) {
-        return make_error(ErrorKind::kState, absl::StrCat("no module was given for stage ", s));
-      }
-      ModuleComputeOptions o;
-      o.stage = s;
-      if (s == setup.plan.stages() - 1) o.loss = message.loss;
-      o.optimizer = message.optimizer;
-      o.optimizer_options = message.optimizer_options;
-      if (message.has_seed) o.seed = message.seed;
-      auto made = ModuleCompute::make(context_.worker, std::move(module), std::move(o));
-      if (!made.ok()) return annotate(made.status(), absl::StrCat("stage ", s));
-      part.modules[s] = *made;
-      compute = *std::move(made);
-    }
-    setup.stages[s] = std::move(compute);
-  }
-  if (message.keep_copies) {
-    const auto others = find_all(message.pipeline);
-    part.copies = others.ok() ? others->front().copies : std::make_shared<StateCopies>();
-    setup.copies = part.copies;
-    setup.snapshot = [modules = part.modules] {
-      std::vector<StageState> states;
-      for (const auto& [stage, module] : modules) states.push_back({stage, module->state()});
-      return states;
-    };
-  }
-  part.runner = std::make_shared<Runner>(context_.worker, context_.runtime, std::move(setup));
-  return part;
 }
 
 void PipelineService::on_open(CallContext& call, OpenMessage message, ReplyFn reply) {

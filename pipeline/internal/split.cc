@@ -125,10 +125,12 @@ std::vector<std::shared_ptr<Node>> parameters_below(Node* node, const Marks& mar
   return found;
 }
 
+const at::Tensor& parameter_of(const torch::autograd::Edge& edge) {
+  return as_parameter(edge.function.get())->variable;
+}
 void accumulate(const edge_list& edges, const variable_list& gradients, size_t from = 0) {
-  for (size_t i = 0; i < edges.size(); ++i) {
-    add_to_grad(as_parameter(edges[i].function.get())->variable, gradients[from + i]);
-  }
+  for (size_t i = 0; i < edges.size(); ++i)
+    add_to_grad(parameter_of(edges[i]), gradients[from + i]);
 }
 
 // The engine over the outputs that have a gradient.
@@ -147,6 +149,29 @@ variable_list execute(const std::vector<at::Tensor>& outputs, const variable_lis
 }
 
 }  // namespace
+
+std::vector<at::Tensor> whole_backward(const std::vector<at::Tensor>& outputs,
+                                       const std::vector<at::Tensor>& inputs,
+                                       const std::vector<at::Tensor>& gradients,
+                                       const std::vector<at::Tensor>& parameters) {
+  edge_list wanted;
+  std::vector<at::Tensor> into;
+  std::vector<at::Tensor> result(inputs.size());
+  for (const auto* of : {&inputs, &parameters}) {
+    for (const at::Tensor& t : *of) {
+      if (!t.defined() || !t.requires_grad()) continue;
+      wanted.push_back(torch::autograd::impl::gradient_edge(t));
+      into.push_back(t);
+    }
+  }
+  const variable_list got = execute(outputs, gradients, wanted, /*keep=*/false);
+  size_t next = 0;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].defined() && inputs[i].requires_grad()) result[i] = got[next++];
+  }
+  for (; next < got.size(); ++next) add_to_grad(into[next], got[next]);
+  return result;
+}
 
 SplitBackward::SplitBackward(const std::vector<at::Tensor>& outputs,
                              const std::vector<at::Tensor>& inputs)
@@ -235,11 +260,16 @@ std::vector<at::Tensor> SplitBackward::input_grads(const std::vector<at::Tensor>
   return result;
 }
 
-void SplitBackward::weight_grads() {
+void SplitBackward::weight_grads(const OnReady& on_ready) {
+  const auto tell = [&on_ready](const edge_list& parameters) {
+    if (on_ready == nullptr) return;
+    for (const auto& edge : parameters) on_ready(parameter_of(edge));
+  };
   if (input_edges_.empty()) {
     accumulate(unmarked_, execute(outputs_, gradients_, unmarked_, /*keep=*/false));
-    return;
+    return tell(unmarked_);
   }
+  tell(shared_);  // of the first part
   for (Intermediate* one : phase_->met) {
     edge_list roots;
     variable_list incoming;
@@ -254,6 +284,7 @@ void SplitBackward::weight_grads() {
                      roots, incoming, /*keep_graph=*/true,
                      /*create_graph=*/false, /*accumulate_grad=*/false, one->parameters));
     }
+    tell(one->parameters);
     one->saved.clear();
   }
   phase_->met.clear();

@@ -18,6 +18,7 @@
 //
 // One thread. The graph is used up after weight_grads().
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -30,6 +31,12 @@ namespace weft::pipeline::internal {
 // Adds what a backward has found to the parameter's gradient.
 void add_to_grad(const at::Tensor& parameter, const at::Tensor& gradient);
 
+// A backward in one part that runs no accumulator's hook. One gradient per input.
+std::vector<at::Tensor> whole_backward(const std::vector<at::Tensor>& outputs,
+                                       const std::vector<at::Tensor>& inputs,
+                                       const std::vector<at::Tensor>& gradients,
+                                       const std::vector<at::Tensor>& parameters);
+
 class WEFT_API SplitBackward {
  public:
   // Inputs are leaves of the graph, or without a gradient.
@@ -38,7 +45,9 @@ class WEFT_API SplitBackward {
 
   // One per input. `gradients`: one per output; undefined ones count as nothing.
   std::vector<at::Tensor> input_grads(const std::vector<at::Tensor>& gradients);
-  void weight_grads();
+  // `on_ready`: with each parameter, when it has its gradient.
+  using OnReady = std::function<void(const at::Tensor& parameter)>;
+  void weight_grads(const OnReady& on_ready = nullptr);
 
  private:
   struct Intermediate;

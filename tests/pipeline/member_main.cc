@@ -2,7 +2,7 @@
 //
 //   pipeline_member STORE RANK SIZE LEASE_MS US THROWS
 //
-// Its stages wait for so many microseconds instead of computing; stage THROWS (-1: none) fails in
+// Its stages wait for so many microseconds instead of computing (0: they are modules); stage THROWS (-1: none) fails in
 // step 2, micro-batch 1. It does what it is told on its standard input, a line each, and answers in
 // lines.
 //
@@ -12,22 +12,37 @@
 //   part       what its part does, or the error that ended it
 //   slots      how many tensors wait in slots
 //   close      the pipeline, by its maker: "closed"
+//   groups SCHEDULE M   of workers 0 and 1 as one replica of two, 2 and 3 as the other: a process group for each
+//              stage that it has of a plan: "grouped"
+//   train SCHEDULE M    by workers 0 and 2: a step of its replica, with reductions; a number for the gradients
+//              of each stage
+//   alone SCHEDULE M    the same numbers of one process that has both replicas' batches
 //   quit
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <torch/csrc/autograd/generated/variable_factories.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include "ATen/Parallel.h"
 #include "ATen/ops/zeros.h"
+#include "weft/collectives/service.h"
+#include "weft/dist_autograd/service.h"
 #include "weft/pipeline/internal/service.h"
 #include "weft/pipeline/pipeline.h"
+#include "weft/pipeline/reducer.h"
 #include "weft/pipeline/schedule.h"
 #include "weft/rpc/inspection.h"
+#include "weft/rref/remote_module.h"
 #include "weft/rref/service.h"
 #include "weft/tests/testing/vcompute.h"
 
@@ -36,6 +51,86 @@ namespace {
 void say(std::string line) {
   std::replace(line.begin(), line.end(), '\n', ' ');
   std::cout << line << std::endl;
+}
+
+// ---- two replicas of a model --------------------------------------------------------------------
+
+struct LayerImpl : torch::nn::Module {
+  explicit LayerImpl(int64_t index) {
+    weight = register_parameter(
+        "weight",
+        at::sin(at::arange(16, at::kDouble) + static_cast<double>(index)).reshape({4, 4}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return at::tanh(at::matmul(x, weight)); }
+  at::Tensor weight;
+};
+
+at::Tensor squares(const at::Tensor& output, const at::Tensor& target) {
+  return (output - target).pow(2).mean();
+}
+
+at::Tensor batch(int replica) {
+  return at::cos(at::arange(36, at::kDouble) * (0.3 + replica)).reshape({9, 4});
+}
+
+weft::pipeline::Plan plan_of(std::istringstream& in) {
+  std::string schedule;
+  int micro_batches = 0;
+  in >> schedule >> micro_batches;
+  return weft::pipeline::with_reductions(
+      weft::value_or_throw(weft::pipeline::make_schedule(schedule, 2, micro_batches)));
+}
+
+std::string number_of(const at::Tensor& gradient) {
+  const at::Tensor places = at::arange(16, at::kDouble).reshape({4, 4}) + 1;
+  std::ostringstream out;
+  out.precision(12);
+  out << " " << (gradient * places).sum().item<double>();
+  return out.str();
+}
+
+// By stage, of this process.
+std::map<int, weft::ProcessGroup> groups;
+
+std::string make_groups(const weft::Worker& worker, int rank, const weft::pipeline::Plan& plan) {
+  groups.clear();
+  static int round = 0;
+  ++round;
+  for (int s = 0; s < plan.stages(); ++s) {
+    const int at = plan.placement[s];
+    if (at != rank % 2) continue;
+    groups[s] = weft::init_process_group(
+        worker, {.name = "stage" + std::to_string(s) + "." + std::to_string(round)},
+        {"w" + std::to_string(at), "w" + std::to_string(2 + at)});
+  }
+  return "grouped";
+}
+
+std::string train(const weft::Worker& worker, int rank, const weft::pipeline::Plan& plan) {
+  std::vector<weft::RemoteModule<LayerImpl>> modules;
+  for (int s = 0; s < plan.stages(); ++s) {
+    modules.emplace_back(worker, "w" + std::to_string(rank + plan.placement[s]), int64_t{s});
+  }
+  weft::pipeline::Pipeline pipe(worker, {modules.begin(), modules.end()}, plan,
+                                {.loss = "app.squares"});
+  pipe.step({batch(rank / 2)}, batch(3));
+  std::string out = "gradients";
+  for (int s = 0; s < plan.stages(); ++s) out += number_of(pipe.gradients(s).at("weight"));
+  pipe.close();
+  return out;
+}
+
+std::string train_alone(const weft::pipeline::Plan& plan) {
+  std::vector<std::shared_ptr<LayerImpl>> layers;
+  for (int s = 0; s < plan.stages(); ++s) layers.push_back(std::make_shared<LayerImpl>(s));
+  for (int replica = 0; replica < 2; ++replica) {
+    at::Tensor h = batch(replica);
+    for (const auto& layer : layers) h = layer->forward(h);
+    (squares(h, batch(3)) / 2).backward();
+  }
+  std::string out = "gradients";
+  for (const auto& layer : layers) out += number_of(layer->weight.grad());
+  return out;
 }
 
 std::string run(const weft::Worker& worker, int world_size, std::istringstream& in,
@@ -71,8 +166,10 @@ int serve(char** argv) {
   const int rank = std::atoi(argv[2]);
   const int64_t us = std::atoll(argv[5]);
   const int throws = std::atoi(argv[6]);
-  const auto make_compute = [us, throws](const weft::ServiceContext& context,
-                                         const weft::pipeline::Plan&, int stage) {
+  const auto make_compute = [us, throws](
+                                const weft::ServiceContext& context, const weft::pipeline::Plan&,
+                                int stage) -> std::shared_ptr<weft::pipeline::StageCompute> {
+    if (us == 0) return nullptr;  // modules
     weft::pipeline::StageCost cost;
     cost.forward = us * 1000;
     cost.input_grad = us * 1000;
@@ -80,15 +177,28 @@ int serve(char** argv) {
     const std::pair<int64_t, int> at{stage == throws ? 2 : -1, 1};
     return std::make_shared<weft::testing::VCompute>(context.runtime, cost, at);
   };
-  const weft::Worker worker = weft::Worker::join(
-      {.name = std::string("w") + argv[2],
-       .rank = rank,
-       .world_size = std::atoi(argv[3]),
-       .rendezvous = "file://" + std::string(argv[1]) + "?run_id=test",
-       .services = {weft::rref_service(), weft::pipeline_service({.make_compute = make_compute})},
-       .heartbeat_interval = std::chrono::milliseconds(200),
-       .lease = std::chrono::milliseconds(std::atoi(argv[4])),
-       .log_level = weft::Severity::kError});
+  const auto make_reducer = [](const weft::ServiceContext&, const weft::pipeline::Plan&,
+                               int stage) {
+    return weft::pipeline::group_reducer(groups.at(stage), {.bucket_bytes = 1});
+  };
+  weft::Library library("app");
+  weft::module_<LayerImpl>(library, "Layer")
+      .constructor<int64_t>()
+      .def("forward", &LayerImpl::forward);
+  library.def("squares", &squares);
+  const weft::Worker worker =
+      weft::Worker::join({.name = std::string("w") + argv[2],
+                          .rank = rank,
+                          .world_size = std::atoi(argv[3]),
+                          .library = std::move(library),
+                          .rendezvous = "file://" + std::string(argv[1]) + "?run_id=test",
+                          .services = {weft::rref_service(), weft::collectives_service(),
+                                       weft::dist_autograd_service(),
+                                       weft::pipeline_service({.make_compute = make_compute,
+                                                               .make_reducer = make_reducer})},
+                          .heartbeat_interval = std::chrono::milliseconds(200),
+                          .lease = std::chrono::milliseconds(std::atoi(argv[4])),
+                          .log_level = weft::Severity::kError});
   const auto service = worker.service<weft::pipeline::internal::PipelineService>();
   say("joined");
   std::unique_ptr<weft::pipeline::Pipeline> pipe;
@@ -108,9 +218,13 @@ int serve(char** argv) {
       pipe = nullptr;
       say("closed");
     }
+    if (what == "groups") say(make_groups(worker, rank, plan_of(in)));
+    if (what == "train") say(train(worker, rank, plan_of(in)));
+    if (what == "alone") say(train_alone(plan_of(in)));
     if (what == "quit") break;
   }
   pipe = nullptr;
+  groups.clear();
   worker.shutdown({.graceful = false});
   return 0;
 }

@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/generated/variable_factories.h>
 
 #include "weft/dist_autograd/service.h"
@@ -24,6 +25,8 @@ BlockImpl::BlockImpl(int64_t index, bool shared) : shared(shared) {
 
 at::Tensor BlockImpl::forward(const at::Tensor& x) {
   if (throws_in > 0 && --throws_in == 0) throw std::runtime_error("this block is broken");
+  ++forwards;
+  graphs += c10::GradMode::is_enabled() ? 1 : 0;
   at::Tensor h = at::linear(x, weight, bias);
   if (shared) h = at::relu(at::linear(h, weight, bias));
   h = (h - h.mean(1, /*keepdim=*/true)) * scale;
@@ -49,13 +52,19 @@ at::Tensor squares(const at::Tensor& output, const at::Tensor& target) {
   return (output - target).pow(2).mean();
 }
 
+at::Tensor constant(const at::Tensor& output, const at::Tensor& target) {
+  return (output - target).pow(2).mean().detach();
+}
+
 Library model_library() {
   Library lib("app");
   module_<BlockImpl>(lib, "Block")
       .constructor<int64_t, bool>()
       .def("forward", &BlockImpl::forward)
-      .def("throw_in", &BlockImpl::throw_in);
+      .def("throw_in", &BlockImpl::throw_in)
+      .def("counts", &BlockImpl::counts);
   lib.def("squares", &squares);
+  lib.def("constant", &constant);
   lib.merge(dist_optim_library());
   return lib;
 }

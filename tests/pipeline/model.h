@@ -40,6 +40,10 @@ struct BlockImpl : torch::nn::Module {
   // Throws at the n-th forward from now; 0: never.
   int64_t throws_in = 0;
   void throw_in(int64_t n) { throws_in = n; }
+  // Forwards, and of these the ones that recorded a graph.
+  std::vector<int64_t> counts() const { return {forwards, graphs}; }
+  int64_t forwards = 0;
+  int64_t graphs = 0;
 };
 
 // cos(0), cos(factor), ... as n rows of kWidth.
@@ -49,6 +53,7 @@ using State = std::map<std::string, at::Tensor>;
 void expect_equal(const std::vector<State>& a, const std::vector<State>& b);
 
 at::Tensor squares(const at::Tensor& output, const at::Tensor& target);
+at::Tensor constant(const at::Tensor& output, const at::Tensor& target);  // without a gradient
 Library model_library();
 void add_pipeline_services(JoinOptions* join);
 

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,16 @@ constexpr int kEndless = 1'000'000;
 int env(const char* name, int otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr ? otherwise : std::atoi(text);
+}
+
+// "gradients 1.5 2": the numbers.
+std::vector<double> numbers_of(const std::string& line) {
+  std::istringstream in(line);
+  std::string word;
+  in >> word;
+  std::vector<double> out;
+  for (double one = 0; in >> one;) out.push_back(one);
+  return out;
 }
 
 class PipelineProcesses : public ::testing::Test {
@@ -73,7 +84,8 @@ class PipelineProcesses : public ::testing::Test {
       EXPECT_TRUE(members_[rank].write_line("quit"));
     }
     for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
-      if (rank != but) EXPECT_EQ(members_[rank].wait_exit(), 0) << rank;
+      if (rank == but) continue;
+      EXPECT_EQ(members_[rank].wait_exit(), 0) << rank;
     }
   }
 
@@ -151,6 +163,34 @@ TEST_F(PipelineProcesses, PP_9_AStageThatFailsIsNamedByAll) {
   for (int rank : {0, 1, 2}) EXPECT_THAT(error_of(rank), HasSubstr(what));
   EXPECT_EQ(ask(0, "close"), "closed");
   for (int rank : {0, 1, 2}) EXPECT_THAT(ask(rank, "part"), Not(HasSubstr("told to fail")));
+  expect_all_end(-1);
+}
+
+// Two replicas of two stages, reduced by process groups between their processes.
+TEST_F(PipelineProcesses, PP_11_TwoReplicasOfTwoProcessesEqualOneProcess) {
+  start(4, kEndlessMs, /*us=*/0);
+  for (const std::string schedule : {"sequential", "gpipe", "1f1b", "1f1b+1", "interleaved:2",
+                                     "looped_bfs:2", "zb-h1", "zb-h2", "zb-v"}) {
+    SCOPED_TRACE(schedule);
+    const std::string plan = absl::StrCat(" ", schedule, " 4");
+    for (Process& one : members_) {
+      ASSERT_TRUE(one.write_line("groups" + plan));
+    }
+    for (Process& one : members_) {
+      ASSERT_EQ(one.read_line(), "grouped");
+    }
+    for (int rank : {0, 2}) {
+      ASSERT_TRUE(members_[rank].write_line("train" + plan));
+    }
+    const std::string first = members_[0].read_line().value_or("nothing");
+    EXPECT_EQ(members_[2].read_line().value_or("nothing"), first);
+    const std::vector<double> got = numbers_of(first);
+    const std::vector<double> want = numbers_of(ask(0, "alone" + plan));
+    ASSERT_EQ(got.size(), want.size()) << first;
+    ASSERT_GE(got.size(), 2u) << first;
+    for (size_t s = 0; s < got.size(); ++s) EXPECT_NEAR(got[s], want[s], 1e-6) << "stage " << s;
+    if (HasFailure()) return;
+  }
   expect_all_end(-1);
 }
 

@@ -9,10 +9,15 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "gmock/gmock.h"
+#include "weft/pipeline/internal/pipeline_state.h"
+#include "weft/pipeline/internal/service.h"
 #include "weft/pipeline/internal/split.h"
+#include "weft/rpc/inspection.h"
 #include "weft/tests/pipeline/model.h"
 
 namespace weft::testing {
@@ -243,12 +248,99 @@ TEST(Pipeline, BadInput_PipelinesThatCannotBeMade) {
   world.plan = pipeline::zb_v(1, 2);
   EXPECT_THAT(refused([&] { world.make({}); }),
               HasSubstr("stages 0 and 1 are at one worker of the plan, and at"));
-  world.plan = pipeline::pipedream(2, 2);
-  EXPECT_THAT(refused([&] { world.make({}); }), HasSubstr("not run yet"));
+  world.plan = pipeline::with_reductions(pipeline::gpipe(2, 2));
+  std::swap(world.blocks[0], world.blocks[1]);
+  EXPECT_THAT(refused([&] { world.make({.loss = "app.squares"}); }),
+              HasSubstr("the plan reduces its gradients, and nothing does"));
+  world.plan = pipeline::gpipe(2, 2);
+  world.plan.tied = {{0, 1}};
+  EXPECT_THAT(refused([&] { world.make({}); }), HasSubstr("D0 is missing"));
+  world.plan = pipeline::with_tied(world.plan, {{0, 1}});
+  EXPECT_THAT(refused([&] {
+                world.make({.tied = {{0, {"weight"}}}});
+              }),
+              HasSubstr("1 of one are named, and 0 of the other"));
+  EXPECT_THAT(refused([&] {
+                world.make({.loss = "app.squares", .tied = {{0, {"weight"}}, {1, {"heavy"}}}});
+              }),
+              HasSubstr("there is no parameter 'heavy'"));
+  std::swap(world.blocks[0], world.blocks[1]);
   // Nothing of these is left at the workers.
   world.plan = pipeline::gpipe(2, 2);
   std::swap(world.blocks[0], world.blocks[1]);
   world.pipe->step({batch(2, 1)}, batch(2, 0.5));
+}
+
+struct StrangerImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
+
+TEST(Pipeline, BadInput_StagesOfUnknownClassesAndAtUnknownWorkers) {
+  World world(pipeline::gpipe(2, 2));
+  EXPECT_THAT(
+      std::string(
+          error_of([&] {
+            RemoteModule<BlockImpl> block((*world.cluster)[0], "worker7", int64_t{1}, false);
+            (void)pipeline::Pipeline((*world.cluster)[0], {world.blocks[0], block}, world.plan);
+          }).message()),
+      HasSubstr("worker7"));
+  EXPECT_THAT(
+      std::string(
+          error_of([&] {
+            RemoteModule<StrangerImpl> stranger((*world.cluster)[0], "worker1");
+            (void)pipeline::Pipeline((*world.cluster)[0], {world.blocks[0], stranger}, world.plan);
+          }).message()),
+      HasSubstr("Stranger"));
+  EXPECT_GT(world.pipe->step({batch(8, 1)}, batch(8, 0.5)).loss, 0);
+}
+
+TEST(Pipeline, BadInput_LossesThatAreNone) {
+  World world(pipeline::gpipe(2, 2));
+  const auto first_error = [&](const pipeline::PipelineOptions& options) {
+    pipeline::Pipeline pipe = world.make(options);
+    const Status s = error_of([&] { pipe.step({batch(4, 1)}, batch(4, 1)); });
+    EXPECT_EQ(error_kind(s), ErrorKind::kInvalidArgument) << s;
+    pipe.close();
+    return std::string(s.message());
+  };
+  EXPECT_THAT(first_error({.loss = ""}),
+              AllOf(HasSubstr("stage 1, micro-batch 0, action F1.0"),
+                    HasSubstr("the loss is no scalar: 1 tensors, the first [2, 6]")));
+  EXPECT_THAT(first_error({.loss = "app.constant"}),
+              AllOf(HasSubstr("stage 1, micro-batch 0, action F1.0"),
+                    HasSubstr("the loss does not require a gradient")));
+  world.expect_nothing_left();
+}
+
+TEST(Pipeline, BadInput_ASlotThatIsFilledTwice) {
+  World world(pipeline::gpipe(2, 2));
+  Worker& to = (*world.cluster)[1];
+  Inspection seen(100);
+  to.service<pipeline::internal::PipelineService>()->put_inspection(&seen);
+  const auto& rows = seen.tables().front().rows();
+  ASSERT_EQ(rows.size(), 1u);
+  pipeline::internal::PutMessage message{.worker = 1, .step = 3, .edge = 0, .micro_batch = 1};
+  ASSERT_TRUE(absl::SimpleAtoi(std::get<std::string>(rows[0][0]), &message.pipeline));
+  const auto put = [&](const pipeline::internal::PutMessage& m) {
+    return std::string(pipeline::internal::ask<pipeline::internal::PipelineMessage>(
+                           (*world.cluster)[0], to.info(), "@pipeline.put", m, {})
+                           .try_wait()
+                           .status()
+                           .message());
+  };
+  EXPECT_EQ(put(message), "");
+  EXPECT_THAT(put(message), HasSubstr("a second time: result of stage 0, micro-batch 1, step 3"));
+  for (const auto& [edge, what] : {std::pair<int64_t, std::string>{1, "edge 1, micro-batch 1"},
+                                   {-1, "edge -1, micro-batch 1"}}) {
+    auto other = message;
+    other.edge = edge;
+    EXPECT_THAT(put(other), HasSubstr(what));
+  }
+  auto back = message;
+  back.backward = true;
+  EXPECT_THAT(put(back), HasSubstr("edge 0>1 does not end at this worker"));
+  // None of these ended the pipeline.
+  EXPECT_GT(world.pipe->step({batch(4, 1)}, batch(4, 0.5)).loss, 0);
 }
 
 TEST(Pipeline, AWorkerThatLeavesEndsTheStep) {

@@ -1,6 +1,8 @@
 // Schedules: complete for every size, and bad sizes.
 #include "weft/pipeline/schedule.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <map>
 #include <set>
 #include <string>
@@ -8,7 +10,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/pipeline/internal/planted.h"
 #include "weft/pipeline/simulator.h"
+#include "weft/pipeline/verifier.h"
 
 namespace weft::pipeline {
 namespace {
@@ -77,6 +81,55 @@ TEST(Schedule, PipeDreamKeepsSoManyVersions) {
     }
     EXPECT_EQ(most, 4 - r);
     EXPECT_EQ(live, 0);
+  }
+}
+
+// What the published forms say of a plan with F = B = W = 60 and 12 per hop of a chain: "" if it is so.
+std::string wrong_with(const std::string& name, int p, int m, const StatusOr<Plan>& plan) {
+  if (!plan.ok()) return plan.status().ToString();
+  const Verdict v = verify(*plan);
+  if (!v.ok()) return v.problems[0].text;
+  const Simulation s = simulate(*plan, Costs::uniform(*plan, 60, 60, 60, 0, 60));
+  const int64_t want = 180 * m + (p - 1) * (name == "zb-h1" ? 60 : 180);
+  if ((name == "1f1b" || name == "zb-h1") && m >= p && s.makespan != want) {
+    return "a makespan of " + std::to_string(s.makespan) + " instead of " + std::to_string(want);
+  }
+  const int64_t live = name == "1f1b+1" ? std::min(m, p + 1) : std::min(m, p);
+  if (name != "interleaved:2" && s.peak_memory() > 60 * live) {
+    return "a peak of " + std::to_string(s.peak_memory());
+  }
+  // Section "Plans" of docs/pipeline.md: 34.2 for 1f1b+1.
+  if (name == "1f1b+1" && p == 4 && m == 8) {
+    const Simulation late = simulate(*plan, Costs::uniform(*plan, 100, 120, 80, 20));
+    if (late.makespan != 3420) return "with latency " + std::to_string(late.makespan);
+  }
+  return "";
+}
+
+TEST(Schedule, PlantedBugsAreFound) {
+  using internal::ScheduleBug;
+  const auto found_after = [](ScheduleBug bug, std::string* how) {
+    int plans = 0;
+    for (const std::string name : {"1f1b", "1f1b+1", "zb-h1", "interleaved:2"}) {
+      for (int p = 2; p <= 4; ++p) {
+        for (int m = 1; m <= 8; ++m) {
+          ++plans;
+          *how = wrong_with(name, p, m, internal::make_schedule_with(bug, name, p, m));
+          if (!how->empty()) {
+            *how = name + " p=" + std::to_string(p) + " m=" + std::to_string(m) + ": " + *how;
+            return plans;
+          }
+        }
+      }
+    }
+    return 0;
+  };
+  std::string how;
+  EXPECT_EQ(found_after(ScheduleBug::kNone, &how), 0) << how;
+  for (int bug = 1; bug <= internal::kScheduleBugs; ++bug) {
+    const int after = found_after(static_cast<ScheduleBug>(bug), &how);
+    std::printf("bug %d: found after %d plans, %s\n", bug, after, how.c_str());
+    EXPECT_GT(after, 0) << "bug " << bug;
   }
 }
 

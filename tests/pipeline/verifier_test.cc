@@ -59,7 +59,7 @@ TEST(Verifier, PP_1_SkipsAndTies) {
     for (size_t k = 0; k < plan.workers[w].size(); ++k) {
       Plan less = plan;
       less.workers[w].erase(less.workers[w].begin() + static_cast<int64_t>(k));
-      const bool optional = plan.workers[w][k].kind == ActionKind::kReduce;
+      const bool optional = plan.workers[w][k] == Action{ActionKind::kReduce, 1};
       EXPECT_EQ(verify(less).ok(), optional) << to_text(plan, plan.workers[w][k]);
     }
   }

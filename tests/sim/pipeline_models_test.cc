@@ -75,13 +75,17 @@ struct MixImpl : torch::nn::Module {
     if (dropout > 0) h = at::dropout(h, dropout, /*train=*/true);
     std::vector<at::Tensor> out;
     for (int64_t k = 0; k < outputs; ++k) out.push_back(h * scale.select(0, k));
+    if (dropout < 0) {  // it writes to what it gave the last time
+      if (last.defined()) last.add_(1);
+      last = out[0].detach();
+    }
     return out;
   }
   const int64_t outputs;
   const bool twice;
   const double dropout;
   std::vector<at::Tensor> weights;
-  at::Tensor bias, scale;
+  at::Tensor bias, scale, last;
 };
 
 at::Tensor squares(const at::Tensor& output, const at::Tensor& target) {
@@ -140,6 +144,7 @@ Model draw(std::mt19937_64* random) {
     }
     throw_if_error(pipeline::insert_transfers(&m.plan));
   }
+  if (below(3) == 0) m.plan = pipeline::with_recompute(m.plan, {}, below(2) == 0);
   return m;
 }
 
@@ -194,7 +199,7 @@ Gradients alone(const Model& m, const at::Tensor& x, const at::Tensor& y, double
 }
 
 Gradients in_pipeline(const Model& m, const at::Tensor& x, const at::Tensor& y, uint64_t seed,
-                      double* loss, std::vector<int64_t>* sends) {
+                      double* loss, std::vector<int64_t>* sends, Status* error = nullptr) {
   Gradients all;
   auto sim = std::make_shared<SimRuntime>(SimOptions{.seed = seed});
   const InprocOptions net{.seed = seed};
@@ -240,8 +245,11 @@ Gradients in_pipeline(const Model& m, const at::Tensor& x, const at::Tensor& y, 
       pipeline::Pipeline pipe(workers[0],
                               std::vector<pipeline::Stage>(modules.begin(), modules.end()), m.plan,
                               {.loss = "app.squares", .seed = kSeed});
-      *loss = pipe.step({x}, y).loss;
-      for (int s = 0; s < m.plan.stages(); ++s) all.push_back(pipe.gradients(s));
+      const auto result = pipe.step_async({x}, y).try_wait();
+      if (error != nullptr) *error = result.status();
+      EXPECT_EQ(result.ok(), error == nullptr) << result.status();
+      if (result.ok()) *loss = result->loss;
+      for (int s = 0; result.ok() && s < m.plan.stages(); ++s) all.push_back(pipe.gradients(s));
       for (const Worker& w : workers) sends->push_back(counter(w, "pipeline_sends"));
       pipe.close();
     }
@@ -266,6 +274,23 @@ void expect_same(const Gradients& got, const Gradients& want, bool bitwise) {
       }
     }
   }
+}
+
+TEST(PipelineModels, BadInput_AnOutputThatIsWrittenToWhileItIsSent) {
+  Model m;
+  m.plan = pipeline::gpipe(2, 3);
+  m.stages.resize(2);
+  m.stages[0].dropout = -1;
+  double loss = 0;
+  std::vector<int64_t> sends;
+  Status error;
+  in_pipeline(m, batch(6, 0.37), batch(6, 0.91), 5, &loss, &sends, &error);
+  EXPECT_EQ(error_kind(error), ErrorKind::kInvalidArgument) << error;
+  const std::string why(error.message());
+  EXPECT_NE(why.find("worker 'w0', stage 0, micro-batch 0, action SF0>1.0: a tensor was written to "
+                     "in place while it was being sent"),
+            std::string::npos)
+      << why;
 }
 
 // As in a U-Net: each of the first stages gives something to its counterpart at the other end. Stages

@@ -18,7 +18,7 @@
 
 namespace weft::testing {
 
-class VCompute final : public pipeline::StageCompute {
+class VCompute : public pipeline::StageCompute {
  public:
   // `throws_at`: that forward (step, micro-batch) fails.
   VCompute(std::shared_ptr<Runtime> runtime, pipeline::StageCost cost,
@@ -27,6 +27,10 @@ class VCompute final : public pipeline::StageCompute {
 
   StatusOr<pipeline::Tensors> forward(pipeline::ForwardCall call) override {
     const Key key{call.step, call.micro_batch};
+    if (call.forward_only) {
+      wait(cost_.forward);
+      return pipeline::Tensors{at::zeros({1})};
+    }
     if (!live_.emplace(key, call.inputs.size()).second) return wrong(key, "a second forward");
     wait(cost_.forward);
     if (key == throws_at_) return make_error(ErrorKind::kUser, "vcompute was told to fail");
@@ -56,6 +60,14 @@ class VCompute final : public pipeline::StageCompute {
     wait(cost_.weight_grad);
     return absl::OkStatus();
   }
+  Status reduce(int64_t step, absl::Duration time_left) override {
+    (void)time_left;
+    for (const auto& [key, inputs] : live_) {
+      if (key.first == step) return wrong(key, "a reduction before its gradient");
+    }
+    wait(cost_.reduce);
+    return absl::OkStatus();
+  }
   Status step(int64_t step) override {
     for (const auto& [key, inputs] : live_) {
       if (key.first == step) return wrong(key, "a step before its gradient");
@@ -65,17 +77,19 @@ class VCompute final : public pipeline::StageCompute {
   }
   void drop() override { live_.clear(); }
 
+ protected:
+  void wait(pipeline::Ticks ns) {
+    const absl::Time until = runtime_->now() + absl::Nanoseconds(ns);
+    const auto parker = runtime_->make_parker();
+    while (runtime_->now() < until) (void)parker->park_until(until);
+  }
+
  private:
   using Key = std::pair<int64_t, int>;
 
   static Status wrong(const Key& key, const std::string& what) {
     return make_error(ErrorKind::kInternal,
                       absl::StrCat(what, ": step ", key.first, ", micro-batch ", key.second));
-  }
-  void wait(pipeline::Ticks ns) {
-    const absl::Time until = runtime_->now() + absl::Nanoseconds(ns);
-    const auto parker = runtime_->make_parker();
-    while (runtime_->now() < until) (void)parker->park_until(until);
   }
 
   const std::shared_ptr<Runtime> runtime_;
