@@ -2,16 +2,22 @@
 pipeline tutorial; a small transformer; and the split of a backward.
 
 p = 4 workers, m = 8 micro-batches; a worker's share takes U for forward, input gradient and weights' gradient each.
-Ratios above 1 are in our favour. L9 needs two hosts, and is not here.
+Ratios above 1 are in our favour. L9 is taken between two network namespaces that the kernel connects at a known rate (tools/netlab.py).
 """
 
 import dataclasses
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 from figures import compare, describe_latency, detail, p50
-from harness import DriverError, DriverSpec, Figure, median, pooled, worst_of
+from harness import DriverError, DriverSpec, Figure, median, pooled, read_json, worst_of
 
-ROWS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L10")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+import netlab  # noqa: E402
+
+ROWS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10")
 PEERS = ("python", "tutorial")
 
 OURS, OURS_TEXT, OURS_ALONE = "weft", "weft/text", "weft/alone"
@@ -28,6 +34,9 @@ SYNCHRONOUS = ("sequential", "gpipe", "1f1b", "1f1b+1", "interleaved:2", "looped
 STEPS = 8
 OVERLAPPED = 20
 SPLITS = 60
+# L9: an action, the rate between the hosts, and the gradients of a stage, whose reduction takes half an action.
+REPLICA_MS, REPLICA_RATE_MBIT = 200, 100
+REPLICA_BYTES = REPLICA_MS * REPLICA_RATE_MBIT * 1000 // 8 // 2
 
 
 def driver_specs(build, python, only_peer, with_ours):
@@ -175,6 +184,56 @@ def row_l8(bench, quick):
     return [against(bench, "L8", metric, {OURS_TEXT: line, PY_TEXT: line}, PY_TEXT, 1)]
 
 
+def replicas_over(lab, spec, scratch, count):
+    """Workers 0 and 1 on one host, 2 and 3 on the other; what the driver says of `count` steps of each kind."""
+    deadline = time.monotonic() + LIMIT_S
+    drivers = []
+    try:
+        for rank in range(4):
+            command = [*spec.command, "--rank", str(rank), "--world", "4", "--path", str(scratch / "l9")]
+            command += ["--listen", lab.hosts[rank // 2].address]
+            with open(scratch / f"l9.{rank}.log", "ab") as log:
+                drivers.append(
+                    lab.start(rank // 2, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                              text=True, bufsize=1)
+                )
+        for driver in drivers:
+            read_json(driver, deadline)
+        drivers[0].stdin.write(f"replicas {REPLICA_MS * 1000} {REPLICA_BYTES} {count}\n")
+        answer = read_json(drivers[0], deadline)
+        for driver in drivers:
+            driver.stdin.write("quit\n")
+        for driver in drivers:
+            driver.wait(30)
+        return answer
+    finally:
+        for driver in drivers:
+            driver.kill()
+            driver.wait()
+
+
+def row_l9(bench, quick):
+    metric = "two replicas x two stages, zb-h1, between hosts at 100 Mbit/s: exposed part of a stage's reduction"
+    bench.log(f"L9: {metric}")
+    figure = Figure("L9", metric, "share", "lower", bar=0.4, alone=True)
+    if not bench.has(OURS):
+        return [figure]
+    try:
+        with netlab.Lab(netlab.lab_options("--wire", "veth", "--rate", f"{REPLICA_RATE_MBIT}mbit")) as lab:
+            spec = bench.drivers[OURS].spec
+            taken = replicas_over(lab, spec, Path(bench.scratch), 2 if quick else bench.rounds)
+    except netlab.NotPermitted as error:
+        figure.error = f"skipped, this machine does not permit it: {error}"
+        return [figure]
+    except (DriverError, subprocess.TimeoutExpired, OSError) as error:
+        figure.error = str(error)
+        return [figure]
+    without, reduced, alone = (median(taken[key]) for key in ("without", "with", "reduce"))
+    bench.log(f"    a step {without / 1000:.1f} ms, reduced {reduced / 1000:.1f} ms, a reduction {alone / 1000:.1f} ms")
+    figure.ours = max(reduced - without, 0.0) / alone
+    return [figure]
+
+
 def row_l10(bench, quick):
     parts = []
     for number, stage in enumerate(("a", "b", "c"), start=1):
@@ -205,6 +264,7 @@ def measure(bench, wanted, quick, memory):
         "L6": row_l6,
         "L7": row_l7,
         "L8": row_l8,
+        "L9": row_l9,
         "L10": row_l10,
     }
     figures = []

@@ -6,6 +6,8 @@
 //                                     {"us": [time per step, from the middle one to the last]}
 //   text M COUNT                      steps of pipeline_text's transformer in two stages, 1F1B
 //                                     {"us": [...]}
+//   replicas U_US BYTES COUNT         two replicas of two stages (replicas.h)
+//                                     {"without": [us], "with": [us], "reduce": [us]}
 //   split STAGE COUNT                 backward of a stage of stages.h, whole and in two parts
 //                                     {"whole": [us], "split": [us]}
 //
@@ -23,7 +25,9 @@
 #include <vector>
 
 #include "weft/bench/line_protocol.h"
+#include "weft/bench/pipeline/replicas.h"
 #include "weft/bench/pipeline/stages.h"
+#include "weft/collectives/service.h"
 #include "weft/dist_autograd/service.h"
 #include "weft/dist_optim/service.h"
 #include "weft/examples/pipeline_text/model.h"
@@ -53,6 +57,7 @@ pipeline::Costs costs_of(const pipeline::Plan& plan, int64_t u_us) {
 
 std::shared_ptr<pipeline::StageCompute> make_compute(const ServiceContext& context,
                                                      const pipeline::Plan& plan, int stage) {
+  if (auto replica = make_replica(context, plan, stage); replica != nullptr) return replica;
   if (sleep_us == 0) return nullptr;
   return std::make_shared<testing::VCompute>(
       context.runtime, costs_of(plan, sleep_us).stages[static_cast<size_t>(stage)]);
@@ -168,20 +173,25 @@ int run(int argc, char** argv) {
       .def("forward", &pipeline_text::StageImpl::forward);
   library.def("loss", &pipeline_text::loss);
   library.def("set_sleep", &set_sleep);
+  def_replicas(&library);
+  // Between hosts: the address of this one.
+  const std::string host = option(argc, argv, "--listen", "");
   Worker worker = Worker::join({
       .name = "w" + std::to_string(rank),
       .rank = rank,
       .world_size = std::stoi(option(argc, argv, "--world", "4")),
       .library = library,
       .rendezvous = "file://" + path + ".store?run_id=bench",
-      .services = {rref_service(), dist_autograd_service(), dist_optim_service(),
-                   pipeline_service({.make_compute = make_compute})},
+      .listen = {.host = host, .allow_insecure = !host.empty()},
+      .services = {rref_service(), collectives_service(), dist_autograd_service(),
+                   dist_optim_service(), pipeline_service({.make_compute = make_compute})},
   });
   {
     Operations operations;
     operations.more["steps"] = [&worker](std::istream& in) { return steps(worker, in); };
     operations.more["overlapped"] = [&worker](std::istream& in) { return overlapped(worker, in); };
     operations.more["text"] = [&worker](std::istream& in) { return text(worker, in); };
+    operations.more["replicas"] = [&worker](std::istream& in) { return replicas(worker, in); };
     operations.more["split"] = [](std::istream& in) { return split(in); };
     serve(&operations);
   }
