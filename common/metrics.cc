@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "weft/common/log.h"
@@ -76,6 +77,12 @@ std::string line_name(const std::string& name, const std::string& labels,
                       const std::string& extra = "") {
   if (labels.empty() && extra.empty()) return name;
   return absl::StrCat(name, "{", labels, labels.empty() || extra.empty() ? "" : ",", extra, "}");
+}
+
+// Counters hold integers; those of time hold microseconds.
+bool holds_micros(const std::string& name) { return absl::EndsWith(name, "_seconds_total"); }
+double shown(const std::string& name, const Counter& counter) {
+  return static_cast<double>(counter.value()) * (holds_micros(name) ? 1e-6 : 1);
 }
 
 std::string number(double v) {
@@ -191,7 +198,9 @@ std::string Metrics::text() const {
                     " ", type, "\n");
     for (const auto& [labels, series] : family->series) {
       if (family->kind == Kind::kCounter) {
-        absl::StrAppend(&out, line_name(name, labels), " ", series.counter.value(), "\n");
+        const std::string value = holds_micros(name) ? number(shown(name, series.counter))
+                                                     : absl::StrCat(series.counter.value());
+        absl::StrAppend(&out, line_name(name, labels), " ", value, "\n");
       } else if (family->kind == Kind::kGauge) {
         absl::StrAppend(&out, line_name(name, labels), " ", series.gauge.value(), "\n");
       } else {
@@ -227,7 +236,7 @@ std::vector<MetricFamily> Metrics::families() const {
       MetricSample& sample = f.samples.emplace_back();
       sample.labels = series.labels;
       if (family->kind == Kind::kCounter) {
-        sample.value = static_cast<double>(series.counter.value());
+        sample.value = shown(name, series.counter);
       } else if (family->kind == Kind::kGauge) {
         sample.value = static_cast<double>(series.gauge.value());
       } else {
@@ -250,7 +259,7 @@ std::map<std::string, double> Metrics::snapshot() const {
   for (const auto& [name, family] : families_) {
     for (const auto& [labels, series] : family->series) {
       if (family->kind == Kind::kCounter) {
-        out[line_name(name, labels)] = static_cast<double>(series.counter.value());
+        out[line_name(name, labels)] = shown(name, series.counter);
       } else if (family->kind == Kind::kGauge) {
         out[line_name(name, labels)] = static_cast<double>(series.gauge.value());
       } else {

@@ -9,11 +9,11 @@
 //   t->observe(absl::ToDoubleSeconds(elapsed));
 //   std::string page = metrics.text();
 //
-// Names are weft_<module>_<what>_<unit>, lower case; a counter ends in _total. Look a handle up
-// once and keep it: it stays valid as long as the Metrics. Asking again for the same name and
-// labels gives the same handle. A family keeps at most kMaxSeries sets of labels; later ones share
-// one series whose label values are "other", so that labels made from peers' names cannot eat the
-// memory.
+// Names are weft_<module>_<what>_<unit>, lower case, in base units; a counter ends in _total. One
+// that ends in _seconds_total is given microseconds, and shows seconds. Look a handle up once and
+// keep it: it stays valid as long as the Metrics, and the same name and labels give the same one. A
+// family keeps at most kMaxSeries sets of labels; later ones share one series whose label values
+// are "other", so that labels made from peers' names cannot exhaust memory.
 //
 // Threads: all methods from anywhere.
 

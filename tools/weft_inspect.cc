@@ -1,7 +1,12 @@
 // weft-inspect: shows what a running worker does (docs/inspect.md).
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -13,6 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "weft/common/condition.h"
 #include "weft/common/config.h"
@@ -20,6 +26,7 @@
 #include "weft/rpc/inspect.h"
 #include "weft/rpc/inspection.h"
 #include "weft/store/store.h"
+#include "weft/tools/weft_inspect/html.h"
 
 namespace weft {
 namespace {
@@ -35,6 +42,7 @@ constexpr char kUsage[] =
 
   weft-inspect 127.0.0.1:40123/local-13bb385ca1ae91a2
   weft-inspect --store tcp://10.0.0.1:29400 ps0
+  weft-inspect --store tcp://10.0.0.1:29400 --html job.html
 
 ADDRESS is what the worker's log says: "joined job ... at ADDRESS". With --store (tcp:// or etcd://) the worker is found by
 its name; without a name those that are there are listed.
@@ -43,7 +51,8 @@ its name; without a name those that are there are listed.
   --counters         all counters too
   --rows N           at most so many rows of each table (default 1000)
   --timeout T        to reach the worker and hear from it (default 10 s)
-  --watch T          again after so long, until interrupted
+  --watch T          again after so long, until interrupted; on a terminal the same place shows what is new
+  --html FILE        a picture of the job in FILE instead: workers, connections, calls, passes; with --store of all workers
   --job ID           which of the jobs in the store
   --tls DIR          credentials: DIR/ca.pem, DIR/NAME.pem, DIR/NAME.key and, if it is there, DIR/token, of --name
   --name NAME        under which to come; with credentials it must be that of the certificate
@@ -61,6 +70,7 @@ struct Arguments {
   std::string job;
   std::string worker;  // by name, in the store
   std::string tls;
+  std::string html;
   absl::Duration watch = absl::ZeroDuration();
   bool help = false;
   bool version = false;
@@ -108,6 +118,7 @@ StatusOr<Arguments> parse(const std::vector<std::string>& words) {
     const std::pair<const char*, std::string*> texts[] = {{"--store", &out.store},
                                                           {"--job", &out.job},
                                                           {"--tls", &out.tls},
+                                                          {"--html", &out.html},
                                                           {"--name", &out.inspect.name}};
     const std::pair<const char*, absl::Duration*> times[] = {{"--timeout", &out.inspect.deadline},
                                                              {"--watch", &out.watch}};
@@ -140,6 +151,7 @@ StatusOr<Arguments> parse(const std::vector<std::string>& words) {
                                     " cannot be read from outside of its job; give the worker's "
                                     "ADDRESS, which its log has"));
   }
+  if (!out.html.empty() && out.inspect.json) return usage_error("either --html or --json");
   if (!out.tls.empty() && out.inspect.name.empty()) {
     return usage_error("--tls DIR wants --name NAME: whose certificate of those in it");
   }
@@ -182,14 +194,19 @@ std::string listed(const std::vector<ListedWorker>& workers, bool json) {
   return json ? out.json() : out.text();
 }
 
+StatusOr<std::vector<ListedWorker>> workers_in_store(const Arguments& arguments,
+                                                     const std::shared_ptr<Runtime>& runtime) {
+  const StoreOptions options{.timeout = arguments.inspect.deadline,
+                             .credentials = arguments.inspect.credentials};
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Store> store,
+                        open_store(arguments.store, options, runtime));
+  return list_workers(*store, arguments.job, arguments.inspect.deadline);
+}
+
 // The address of the one that is meant, or what there is.
 StatusOr<std::string> find(Arguments* arguments, const std::shared_ptr<Runtime>& runtime) {
-  const StoreOptions options{.timeout = arguments->inspect.deadline,
-                             .credentials = arguments->inspect.credentials};
-  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Store> store,
-                        open_store(arguments->store, options, runtime));
   WEFT_ASSIGN_OR_RETURN(const std::vector<ListedWorker> workers,
-                        list_workers(*store, arguments->job, arguments->inspect.deadline));
+                        workers_in_store(*arguments, runtime));
   if (arguments->worker.empty()) return listed(workers, arguments->inspect.json);
   std::vector<ListedWorker> found;
   for (const ListedWorker& w : workers) {
@@ -211,6 +228,84 @@ StatusOr<std::string> find(Arguments* arguments, const std::shared_ptr<Runtime>&
                    names.empty() ? std::string("nobody is there") : absl::StrJoin(names, ", ")));
 }
 
+// Looks at every worker of the store, or at the one whose address is known. One that does not answer
+// is in the picture, too.
+StatusOr<std::vector<inspect_tool::SeenWorker>> look_at_all(
+    const Arguments& arguments, const std::shared_ptr<Runtime>& runtime) {
+  std::vector<ListedWorker> workers;
+  if (arguments.store.empty()) {
+    workers.push_back({});
+    workers[0].info.name = arguments.inspect.address;
+    workers[0].address = arguments.inspect.address;
+  } else {
+    WEFT_ASSIGN_OR_RETURN(workers, workers_in_store(arguments, runtime));
+  }
+  std::vector<inspect_tool::SeenWorker> out;
+  for (const ListedWorker& worker : workers) {
+    if (!arguments.worker.empty() && worker.info.name != arguments.worker) continue;
+    InspectOptions one = arguments.inspect;
+    one.json = true;
+    one.address = worker.address;
+    if (!arguments.store.empty()) one.wanted = worker.info;
+    const StatusOr<std::string> seen = try_inspect(one);
+    // Without a store nothing else is known of it, so its silence is an error of the program.
+    if (!seen.ok() && arguments.store.empty()) return seen.status();
+    inspect_tool::SeenWorker& to = out.emplace_back();
+    to.name = worker.info.name;
+    to.address = worker.address;
+    if (seen.ok()) {
+      to.tables = *seen;
+    } else {
+      to.error = std::string(seen.status().message());
+    }
+  }
+  return out;
+}
+
+Status write_picture(const Arguments& arguments, const std::shared_ptr<Runtime>& runtime) {
+  WEFT_ASSIGN_OR_RETURN(const auto workers, look_at_all(arguments, runtime));
+  const std::string at =
+      absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", absl::Now(), absl::UTCTimeZone());
+  const std::string& source = arguments.store.empty() ? arguments.inspect.address : arguments.store;
+  // In one step, so that a browser that loads it again finds a whole one.
+  const std::string unfinished = absl::StrCat(arguments.html, ".", ::getpid(), ".new");
+  std::ofstream out(unfinished);
+  out << inspect_tool::page(source, at, workers);
+  out.close();
+  std::error_code failed;
+  if (out) std::filesystem::rename(unfinished, arguments.html, failed);
+  if (!out || failed) {
+    const std::string why = failed ? failed.message() : std::strerror(errno);
+    std::error_code ignored;
+    std::filesystem::remove(unfinished, ignored);
+    return make_error(ErrorKind::kUnavailable,
+                      absl::StrCat("cannot write ", arguments.html, ": ", why));
+  }
+  std::cout << workers.size() << " workers in " << arguments.html << "\n";
+  return absl::OkStatus();
+}
+
+// The tables, after the list of the store where no worker is named.
+Status print_tables(Arguments* arguments, const std::shared_ptr<Runtime>& runtime) {
+  std::string shown;
+  if (!arguments->store.empty()) {
+    WEFT_ASSIGN_OR_RETURN(shown, find(arguments, runtime));
+  }
+  if (!arguments->inspect.address.empty()) {
+    WEFT_ASSIGN_OR_RETURN(const std::string seen, try_inspect(arguments->inspect));
+    shown += seen;
+  }
+  // On a terminal: at the same place each time, and in one piece, so that nothing flickers.
+  const bool live = arguments->watch != absl::ZeroDuration() && ::isatty(STDOUT_FILENO) == 1;
+  if (live) {
+    const std::string now = absl::FormatTime("%H:%M:%S", absl::Now(), absl::LocalTimeZone());
+    shown = absl::StrCat("\033[H\033[2J", now, ", every ", absl::FormatDuration(arguments->watch),
+                         "\n\n", shown);
+  }
+  std::cout << shown;
+  return absl::OkStatus();
+}
+
 Status run(Arguments arguments) {
   const std::shared_ptr<Runtime> runtime = make_system_runtime();
   arguments.inspect.runtime = runtime;
@@ -218,14 +313,8 @@ Status run(Arguments arguments) {
   Mutex mutex;
   Condition never(runtime.get());
   while (true) {
-    if (!arguments.store.empty()) {
-      WEFT_ASSIGN_OR_RETURN(const std::string list, find(&arguments, runtime));
-      std::cout << list;
-    }
-    if (!arguments.inspect.address.empty()) {
-      WEFT_ASSIGN_OR_RETURN(const std::string seen, try_inspect(arguments.inspect));
-      std::cout << seen;
-    }
+    WEFT_RETURN_IF_ERROR(arguments.html.empty() ? print_tables(&arguments, runtime)
+                                                : write_picture(arguments, runtime));
     if (!std::cout.flush()) return make_error(ErrorKind::kUnavailable, "cannot write the answer");
     if (arguments.watch == absl::ZeroDuration()) return absl::OkStatus();
     std::cout << "\n";

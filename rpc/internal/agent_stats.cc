@@ -95,7 +95,9 @@ void Link::publish(Metrics* metrics) {
     for (size_t k = 0; k < values.size(); ++k) {
       const std::string_view name = values[k].first;
       if (name == "queued_most_us") continue;  // not a sum
-      add(absl::StrCat("lane_", values[k].first), "Of one lane to one peer, see docs/transport.md",
+      // Metrics have base units: a counter of seconds is given microseconds (common/metrics.h).
+      const char* const of_metric = name == "queued_us" ? "queued_seconds" : values[k].first;
+      add(absl::StrCat("lane_", of_metric), "Of one lane to one peer, see docs/sight.md",
           {{"lane", std::to_string(i)}}, values[k].second, before[k].second);
     }
   }

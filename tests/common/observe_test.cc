@@ -192,6 +192,22 @@ TEST(Metrics, CountersAndGauges) {
   EXPECT_EQ(metrics.snapshot().at("weft_rpc_open_calls"), -3);
 }
 
+// Base units: what is counted in microseconds is shown in seconds, everywhere.
+TEST(Metrics, CountersOfSeconds) {
+  Metrics metrics;
+  Counter* waited = metrics.counter("weft_rpc_waited_seconds_total", "Time waited");
+  waited->add(1'500'000);
+  waited->add(1);
+  EXPECT_EQ(metrics.text(),
+            "# HELP weft_rpc_waited_seconds_total Time waited\n"
+            "# TYPE weft_rpc_waited_seconds_total counter\n"
+            "weft_rpc_waited_seconds_total 1.500001\n");
+  EXPECT_DOUBLE_EQ(metrics.snapshot().at("weft_rpc_waited_seconds_total"), 1.500001);
+  ASSERT_EQ(metrics.families().size(), 1u);
+  EXPECT_DOUBLE_EQ(metrics.families()[0].samples[0].value, 1.500001);
+  EXPECT_EQ(waited->value(), 1'500'001u);
+}
+
 TEST(Metrics, Histograms) {
   Metrics metrics;
   const HistogramOptions options{.first = 1.0, .factor = 2.0, .buckets = 3};

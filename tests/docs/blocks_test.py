@@ -9,6 +9,7 @@ nothing. Tutorials have a test each (tests/tutorials). --soak also runs what tak
 Exit code 77, with the reason, where something that this needs is missing.
 """
 import argparse
+import json
 import os
 import re
 import shlex
@@ -153,8 +154,8 @@ def joined(process):
 
 def inspect(place, commands):
     """weft-inspect of the workers that the commands name; a command with --watch is stopped after its second look."""
-    first = next(re.search(r"127\.0\.0\.1:(\d+)/\S+", command) for command in commands if "127.0.0.1" in command)
-    store = next(re.search(r"tcp://([\d.]+):(\d+) (\w+)", command) for command in commands if "--store" in command)
+    first = re.search(r"127\.0\.0\.1:(\d+)/\S+", "\n".join(commands))
+    store = re.search(r"tcp://([\d.]+):(\d+) (\w+)", "\n".join(commands))
     alone = worker(place, "worker0", 0, 1, "127.0.0.1", 29999, int(first.group(1)))
     named = [worker(place, name, rank, 2, store.group(1), int(store.group(2)), 0) for rank, name in enumerate(("first", store.group(3)))]
     try:
@@ -167,15 +168,10 @@ def inspect(place, commands):
             # The random part of the address is another one each time.
             command = command.replace(first.group(), address)
             if "--watch" in command:
-                process = place.start("exec " + command.replace("--watch 5", "--watch 50ms"))
-                out = ""
-                while len(re.findall(r"^worker", out, re.M)) < 2:
-                    line = process.stdout.readline()
-                    if not line:
-                        raise Wrong(f"ended after\n{out}")
-                    out += line
-                process.terminate()
-                process.communicate(timeout=LIMIT)
+                watch(place, "exec " + command.replace("--watch 5", "--watch 50ms"))
+            elif "--html" in command:
+                place.run(command)
+                check_picture(os.path.join(place.folder, command.split("--html ")[1].split()[0]), {"first", store.group(3)})
             elif "name " not in place.run(command):
                 raise Wrong(f"no table: {command}")
     finally:
@@ -183,6 +179,40 @@ def inspect(place, commands):
             process.stdin.close()
         for process in (alone, *named):
             process.wait(timeout=LIMIT)
+
+
+def watch(place, command):
+    """On a terminal: each look clears it and begins at its top."""
+    terminal, other = os.openpty()
+    process = subprocess.Popen(["bash", "-c", command], cwd=place.folder, env=place.environment, stdout=other, stderr=other)
+    os.close(other)
+    out = b""
+    try:
+        while out.count(b"\x1b[H\x1b[2J") < 3:
+            out += os.read(terminal, 65536)
+    except OSError:
+        raise Wrong(f"ended after {out!r}") from None
+    finally:
+        process.terminate()
+        process.wait(timeout=LIMIT)
+        os.close(terminal)
+    looks = out.split(b"\x1b[H\x1b[2J")
+    if looks[0] or any(b"worker: 1" not in look for look in looks[1:-1]):
+        raise Wrong(f"looks that are not whole: {out!r}")
+
+
+def check_picture(path, names):
+    """The picture of a job has every worker with its tables, and asks for nothing from elsewhere."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.S).group(1))
+    if {worker["name"] for worker in data["workers"]} != names:
+        raise Wrong(f"workers of the picture: {[worker['name'] for worker in data['workers']]}")
+    for worker in data["workers"]:
+        if worker["error"] or worker["tables"]["worker"]["rows"][0]["name"] != worker["name"]:
+            raise Wrong(f"a worker of the picture: {worker}")
+    if re.findall(r"(?:src|href)=|https?://(?!www\.w3\.org/2000/svg)", text):
+        raise Wrong("the picture asks for something from elsewhere")
 
 
 def together(place, commands):
