@@ -196,9 +196,11 @@ std::map<std::string, int64_t> Agent::debug_info() const {
   int64_t window = 0;
   int64_t remembered = 0;
   int64_t waiting = 0;
+  int64_t cancelled = 0;
   for (const auto& [incarnation, peer] : peers_) {
     links += static_cast<int64_t>(peer->links.size());
     waiting += static_cast<int64_t>(peer->waiting.size());
+    cancelled += static_cast<int64_t>(peer->cancelled.size());
     if (peer->window == nullptr) continue;
     window += static_cast<int64_t>(peer->window->answers());
     remembered += static_cast<int64_t>(peer->window->calls());
@@ -208,6 +210,7 @@ std::map<std::string, int64_t> Agent::debug_info() const {
   out["answers_kept"] = window;
   out["answers_kept_bytes"] = static_cast<int64_t>(kept_.bytes());
   out["calls_remembered"] = remembered;
+  out["cancels_remembered"] = cancelled;
   out["receive_bytes"] = static_cast<int64_t>(receive_budget_->used());
   out["receive_bytes_peak"] = static_cast<int64_t>(receive_budget_->peak());
   out["send_bytes"] = static_cast<int64_t>(send_room_->budget().used());

@@ -113,7 +113,7 @@ ShutdownResult Core::do_shutdown(const ShutdownOptions& options) {
     d.heartbeat = config_.heartbeat_interval;
     d.log = log_;
     d.services = services_;
-    result = membership_->dynamic() ? drain_one(agent_.get(), membership_.get(), self_, d)
+    result = membership_->dynamic() ? drain_one(agent_.get(), self_, d)
                                     : drain_group(agent_.get(), membership_.get(), self_, d);
   } else {
     result.workers.push_back({self_, ShutdownResult::Outcome::kDrained, ""});

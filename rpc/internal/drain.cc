@@ -407,12 +407,12 @@ ShutdownResult drain_group(Agent* agent, Membership* membership, const WorkerInf
   return GroupDrain(agent, membership, self, options).run();
 }
 
-ShutdownResult drain_one(Agent* agent, Membership* membership, const WorkerInfo& self,
-                         const DrainOptions& options) {
+ShutdownResult drain_one(Agent* agent, const WorkerInfo& self, const DrainOptions& options) {
   const absl::Time deadline =
       std::min(options.hard_deadline, agent->runtime()->now() + options.later_timeout);
   ShutdownResult out;
-  // DRAIN-8: still in the lists, so that no peer gives up calls that are under way.
+  // DRAIN-8: still in the lists, so that no peer gives up calls that are under way. The end of the
+  // worker, which follows, takes it out of them.
   agent->begin_leaving(deadline);
   if (!agent->wait_drained(deadline)) {
     const Agent::Load load = agent->load();
@@ -420,8 +420,6 @@ ShutdownResult drain_one(Agent* agent, Membership* membership, const WorkerInfo&
                             absl::StrCat("worker '", self.name, "' leaves with ", load.pending,
                                          " calls and ", load.serving, " handlers not complete"));
   }
-  membership->leave(std::min(options.hard_deadline,
-                             std::max(deadline, agent->runtime()->now() + absl::Seconds(2))));
   out.workers.push_back(
       {self, out.status.ok() ? End::kDrained : End::kAborted, std::string(out.status.message())});
   return out;

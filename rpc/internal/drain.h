@@ -49,9 +49,9 @@ struct DrainOptions {
 // A static group: all of DRAIN-1..4.
 ShutdownResult drain_group(Agent* agent, Membership* membership, const WorkerInfo& self,
                            const DrainOptions& options);
-// A dynamic one: waits for what is under way here and at its peers, then leaves the lists.
-ShutdownResult drain_one(Agent* agent, Membership* membership, const WorkerInfo& self,
-                         const DrainOptions& options);
+// A dynamic one: waits for what is under way here and at its peers. The end of the worker is next:
+// that leaves the lists.
+ShutdownResult drain_one(Agent* agent, const WorkerInfo& self, const DrainOptions& options);
 
 }  // namespace weft::internal
 

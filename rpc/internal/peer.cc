@@ -487,7 +487,6 @@ void Agent::peer_gone(uint64_t incarnation, const Status& why) {
     if (it == peers_.end() || !it->second->gone.ok()) return;
     Peer& peer = *it->second;
     peer.gone = why;
-    peer.waiting.clear();
     peer.active = nullptr;
     window = std::exchange(peer.window, std::make_unique<CallWindow>(&kept_));
     window->close();

@@ -46,6 +46,10 @@ class ByHand final : public Connection {
     if (frame.kind == FrameKind::kResponse && header.ParseFromString(frame.header)) {
       answered_.push_back(header.call_id());
     }
+    v1::GoodbyeHeader goodbye;
+    if (frame.kind == FrameKind::kGoodbye && goodbye.ParseFromString(frame.header)) {
+      leaves_ = leaves_ || goodbye.reason() == v1::GoodbyeHeader::LEAVING;
+    }
     return absl::OkStatus();
   }
   void close(Status) override {}
@@ -59,12 +63,18 @@ class ByHand final : public Connection {
     const MutexLock lock(&mutex_);
     return called_;
   }
+  // Has said so.
+  bool leaves() const {
+    const MutexLock lock(&mutex_);
+    return leaves_;
+  }
 
  private:
   Hello peer_;
   mutable Mutex mutex_;
   std::vector<uint64_t> answered_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> called_ ABSL_GUARDED_BY(mutex_);
+  bool leaves_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 // Lets the test accept connections in the place of a transport.
@@ -156,6 +166,12 @@ class Attempts : public ::testing::Test {
     const std::string bytes = goodbye.SerializeAsString();
     way.handler->on_frame({FrameKind::kGoodbye, bytes, {}, 0}, kControlLane);
   }
+  static void cancel(const Way& way, uint64_t call_id) {
+    v1::CancelHeader header;
+    header.set_call_id(call_id);
+    const std::string bytes = header.SerializeAsString();
+    way.handler->on_frame({FrameKind::kCancel, bytes, {}, 0}, kControlLane);
+  }
   // So many requests have become calls here; `running` of them have not ended.
   void expect_calls(int64_t all, int64_t running) {
     const Worker& worker = (*cluster_)[0];
@@ -245,6 +261,19 @@ TEST_F(Attempts, DEF_9_no_deadline_is_left_when_the_first_attempt_still_runs) {
   expect_calls(1, 0);
 }
 
+// A cancel that comes before its request is remembered, and no longer than its caller is there.
+TEST_F(Attempts, CancelsOfAWorkerThatIsGoneAreForgotten) {
+  const Way way = accept();
+  for (const uint64_t id : {kCallId, kCallId + 1}) cancel(way, id);
+  EXPECT_EQ(counter((*cluster_)[0], "cancels_remembered"), 2);
+  deliver(way, 0);
+  expect_calls(0, 0);
+  say_leaving(way);
+  EXPECT_EQ(counter((*cluster_)[0], "cancels_remembered"), 0);
+  cancel(way, kCallId + 2);  // of its connections had read already
+  EXPECT_EQ(counter((*cluster_)[0], "cancels_remembered"), 0);
+}
+
 // One that took the incarnation of a worker that was not known yet has no part in its calls.
 TEST_F(Attempts, DEF_9_the_connection_of_an_impostor_counts_for_nothing) {
   const Way false_one = accept("impostor");
@@ -258,6 +287,14 @@ TEST_F(Attempts, DEF_9_the_connection_of_an_impostor_counts_for_nothing) {
   expect_calls(1, 1);
   gate_.open();
   eventually([&] { return true_one.connection->answered().size() == 1; }, "the answer");
+}
+
+// Its peers need no store to know.
+TEST_F(Attempts, WhoLeavesSaysSoOnItsConnections) {
+  const Way way = accept();
+  EXPECT_FALSE(way.connection->leaves());
+  (void)(*cluster_)[0].shutdown({.graceful = false, .deadline = absl::Seconds(5)});
+  EXPECT_TRUE(way.connection->leaves());
 }
 
 // Its gradients may go to devices of others, as a message of theirs has said.

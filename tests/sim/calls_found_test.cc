@@ -14,6 +14,7 @@
 #include "weft/rpc/call.h"
 #include "weft/rpc/worker.h"
 #include "weft/store/hash_store.h"
+#include "weft/tests/testing/forwarding_transport.h"
 #include "weft/transport/faulty_transport.h"
 #include "weft/transport/inproc_transport.h"
 
@@ -39,6 +40,19 @@ class Slow {
 
  private:
   Runtime* const runtime_;
+};
+
+class SweptTransport final : public ForwardingTransport {
+ public:
+  SweptTransport(std::unique_ptr<Transport> inner, std::shared_ptr<int64_t> sweeps)
+      : ForwardingTransport(std::move(inner)), sweeps_(std::move(sweeps)) {}
+  void sweep() override {
+    ++*sweeps_;
+    ForwardingTransport::sweep();
+  }
+
+ private:
+  const std::shared_ptr<int64_t> sweeps_;
 };
 
 struct GroupOptions {
@@ -81,6 +95,7 @@ class Group {
 
   const std::shared_ptr<SimRuntime> sim = std::make_shared<SimRuntime>(SimOptions{.seed = 11});
   const std::shared_ptr<FaultPlan> plan = std::make_shared<FaultPlan>(3);
+  const std::shared_ptr<int64_t> sweeps = std::make_shared<int64_t>(0);  // of all transports
   std::vector<Worker> workers{};
   std::vector<std::shared_ptr<Slow>> slow{};
 
@@ -106,7 +121,11 @@ class Group {
     }
     o.library = std::move(lib);
     o.store = store_->new_client();
-    o.transport = faulty_transport(inproc_transport(network_), plan);
+    o.transport = [this](const TransportContext& context) -> StatusOr<std::unique_ptr<Transport>> {
+      auto inner = faulty_transport(inproc_transport(network_), plan)(context);
+      if (!inner.ok()) return inner.status();
+      return std::make_unique<SweptTransport>(*std::move(inner), sweeps);
+    };
     o.worker_threads = 2;
     o.lease = options_.lease;
     o.runtime = sim;
@@ -293,6 +312,37 @@ TEST(CallsFoundSim, DEF_14_what_stands_still_is_given_up_with_its_call) {
     g.pass(absl::Seconds(30));
     for (size_t i : {0, 1}) EXPECT_EQ(g.count(i, "receive_bytes"), 0) << i;
     EXPECT_EQ(g.slow[1]->taken, 0);
+  });
+}
+
+// ---- what goes on without calls ----------------------------------------------------------------
+
+TEST(CallsFoundSim, AConnectionInUseNeedsNoHeartbeats) {
+  Group({}).run([](Group& g) {
+    const auto call = [&] {
+      EXPECT_EQ(rpc_sync(g.workers[0], "w1", on("slow", &Slow::take), at::ones({4})), 4);
+    };
+    call();
+    const int beats = g.plan->add(
+        {.fault = Fault::kDelay, .kind = FrameKind::kHeartbeat, .delay = absl::ZeroDuration()});
+    for (int i = 0; i < 100; ++i) {
+      g.pass(absl::Milliseconds(200));
+      call();
+    }
+    EXPECT_EQ(g.plan->hits(beats), 0);
+    g.pass(absl::Seconds(20));
+    EXPECT_GE(g.plan->hits(beats), 2 * 18) << "both at rest";
+    EXPECT_LE(g.plan->hits(beats), 2 * 21);
+    g.plan->clear();
+  });
+}
+
+TEST(CallsFoundSim, WhatATransportKeepsForLaterIsLookedAtOnceAMinute) {
+  Group({}).run([](Group& g) {
+    g.pass(absl::Minutes(2));
+    const int64_t before = *g.sweeps;
+    g.pass(absl::Minutes(10));
+    EXPECT_NEAR(static_cast<double>(*g.sweeps - before), 2 * 10, 2);
   });
 }
 
