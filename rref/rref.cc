@@ -32,6 +32,16 @@ StatusOr<std::shared_ptr<RRefService>> service_of(const RRefHandleRef& handle) {
                     absl::StrCat(handle->text(), ": the worker that held it has shut down"));
 }
 
+UntypedCall asking_call(std::string_view method, std::string_view signature,
+                        const CallOptions& options) {
+  UntypedCall call;
+  call.method = std::string(method);
+  call.signature = signature;
+  call.options = options;
+  call.options.retry = Retry::kAtMostOnce;  // it changes nothing, so it may be repeated
+  return call;
+}
+
 const RRefHandle& checked(const RRefHandleRef& handle) {
   if (handle == nullptr) throw_error(refers_to_nothing());
   return *handle;
@@ -91,12 +101,11 @@ StatusOr<UntypedCall> constructor_call(const Worker& worker, const std::type_inf
 }
 
 UntypedCall fetch_call(const CallOptions& options) {
-  UntypedCall call;
-  call.method = std::string(kFetchMethod);
-  call.signature = kFetchSignature;
-  call.options = options;
-  call.options.retry = Retry::kAtMostOnce;  // it changes nothing, so it may be repeated
-  return call;
+  return asking_call(kFetchMethod, kFetchSignature, options);
+}
+
+UntypedCall creation_call(const CallOptions& options) {
+  return asking_call(kCreationMethod, kCreationSignature, options);
 }
 
 CallHandle start_use(const RRefHandleRef& handle, UntypedCall&& call, FutureCore* future,

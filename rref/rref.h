@@ -31,6 +31,7 @@
 //   to_here           T                                 thrown; try_to_here gives them
 //   to_here_async     Future<T>                         in the future
 //   local_value       shared_ptr<T>, of the object      thrown: not the owner (kind state)
+//   creation          Future<void>, the value is there  in the future
 //   rpc_sync, ...     as those of rpc/call.h
 //
 // Deadlines are those of calls (60 s unless given); infinite is spelled out. Threads: any; the
@@ -73,6 +74,8 @@ WEFT_API StatusOr<RRefHandleRef> make_local_rref(const Worker& worker, KeptObjec
 WEFT_API StatusOr<UntypedCall> constructor_call(const Worker& worker, const std::type_info& type,
                                                 std::string_view arguments);
 WEFT_API UntypedCall fetch_call(const CallOptions& options);
+// The same without the value.
+WEFT_API UntypedCall creation_call(const CallOptions& options);
 // A call over the handle. `future` is what `done` completes.
 WEFT_API CallHandle start_use(const RRefHandleRef& handle, UntypedCall&& call, FutureCore* future,
                               CallDone done);
@@ -143,6 +146,11 @@ class RRef {
   // The value, or its error, is known here to be there: its creator has had the answer, or a use of
   // it has succeeded. Never asks.
   bool ready() const { return internal::is_ready(handle_); }
+  // Completes when the value is there, or with the error that every use gets; asks the owner, and
+  // copies nothing. cancel() ends this wait, not the creation, which others may wait for, too.
+  Future<void> creation(const CallOptions& options = {}) const {
+    return start<void>(internal::creation_call(options));
+  }
 
   // A copy of the value. The fetch is repeated over a new connection when one breaks.
   Future<T> to_here_async(const CallOptions& options = {}) const {

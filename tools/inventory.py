@@ -308,7 +308,7 @@ DEFECTS = {
     29: "a step beside the next backward, and after one that failed",
     30: "what is remembered of released contexts and of workers that are gone is bounded",
     31: "rates and state as PyTorch's: the first step of Rprop, plateaus, schedules that chain, state that is missing; gradients added by call",
-    32: "what PyTorch users miss: optimizers, sparse momentum, schedules, options of a group, hooks, backward from a handler",
+    32: "what PyTorch users miss: optimizers, sparse momentum, schedules, options of a group, hooks, backward from a handler, the end of an RRef's creation",
 }
 # Process groups and data parallelism: what they must show. Items about speed are rows of the benchmarks.
 COLLECTIVES = {

@@ -235,9 +235,24 @@ std::vector<Method> RRefService::methods() {
     if (self == nullptr) return reply(make_error(ErrorKind::kState, "the worker has shut down"));
     self->on_fetch(object, std::move(reply));
   };
+  Method creation;
+  creation.name = std::string(kCreationMethod);
+  creation.signature = std::string(kCreationSignature);
+  creation.inline_ok = true;
+  creation.is_const = true;
+  creation.invoke = [](CallContext&, const std::shared_ptr<void>& object, Payload, ReplyFn reply) {
+    if (object == nullptr) {
+      return reply(
+          make_error(ErrorKind::kProtocol, "a question that does not say about which RRef"));
+    }
+    Payload none;
+    Encoder(&none).put_none();
+    reply(std::move(none));
+  };
   std::vector<Method> all;
   all.push_back(std::move(control));
   all.push_back(std::move(fetch));
+  all.push_back(std::move(creation));
   return all;
 }
 

@@ -45,6 +45,8 @@ inline constexpr std::string_view kControlMethod = "@rref.control";
 inline constexpr std::string_view kControlSignature = "(bytes)->bytes";
 inline constexpr std::string_view kFetchMethod = "@rref.fetch";
 inline constexpr std::string_view kFetchSignature = "()->value";
+inline constexpr std::string_view kCreationMethod = "@rref.creation";
+inline constexpr std::string_view kCreationSignature = "()->none";
 
 // An object of this worker.
 struct RRefValue {

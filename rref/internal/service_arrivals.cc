@@ -18,6 +18,11 @@ Status point_at(IncomingRequest& request, const StatusOr<RRefValueRef>& found) {
   if (!found.ok()) return found.status();
   const RRefValueRef& value = *found;
   TargetObject target;
+  if (request.method().name == kCreationMethod) {  // that it is there is all: it waits for no turn
+    target.object = std::const_pointer_cast<RRefValue>(value);
+    request.set_target(std::move(target));
+    return absl::OkStatus();
+  }
   target.turns = value->turns;
   target.after = value->kept.after;
   if (request.method().name == kFetchMethod) {

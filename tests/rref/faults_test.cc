@@ -492,6 +492,21 @@ TEST_P(RRefDeaths, AHoldersForksAreFreed) {
   c->shutdown_all({.deadline = 10s});
 }
 
+TEST_P(RRefDeaths, DEF_32_the_owners_death_ends_the_wait_for_a_creation) {
+  auto c = make_mortal();
+  {
+    const auto held = remote((*c)[0], 1, kOwnWaitAtGate);
+    const Future<void> created = held.creation();
+    lib_.hold->wait_arrived(1);
+    kill(c.get(), 1);
+    expect_error(created.try_wait(), ErrorKind::kPeerLost, {"worker1"});
+    lib_.hold->open();
+    expect_error(held.creation().try_wait(), ErrorKind::kPeerLost, {"worker1"});
+  }
+  for (size_t i : {0, 2}) expect_nothing_left_at((*c)[i]);
+  c->shutdown_all({.deadline = 10s});
+}
+
 // X12 with RRefs: the others leave in time and name who is missing.
 TEST_P(RRefDeaths, X12_an_owner_and_a_holder_die_before_shutdown) {
   auto c = make_mortal();

@@ -36,10 +36,16 @@ Future<int64_t> fetch_async(IntRef x) {
   const Future<int64_t> value = x.to_here_async();
   co_return co_await value;
 }
+int64_t await_creation(IntRef x) {
+  x.creation().wait();
+  return x.to_here();
+}
 int64_t x_of(const Point& p) { return p.x; }
 
 RRefLibrary::RRefLibrary(std::shared_ptr<Runtime> runtime)
-    : TestLibrary(runtime), hold(std::make_shared<Gate>(runtime)) {
+    : TestLibrary(runtime),
+      hold(std::make_shared<Gate>(runtime)),
+      second(std::make_shared<Gate>(runtime)) {
   Library own("own");
   own.def("add_one", [](const RRef<at::Tensor>& x) { x.local_value()->add_(1); });
   own.class_<Batch>("Batch").constructor<>().def("add", &Batch::add);
@@ -64,11 +70,17 @@ RRefLibrary::RRefLibrary(std::shared_ptr<Runtime> runtime)
       .def("rows_of", &rows_of)
       .def("local_sum", &local_sum)
       .def("fetch_async", &fetch_async)
+      .def("await_creation", &await_creation)
       .def("x_of", &x_of)
       .def("wait_at_gate",
            [gate = hold] {
              gate->arrive_and_wait();
              return int64_t{7};
+           })
+      .def("wait_at_second_gate",
+           [gate = second] {
+             gate->arrive_and_wait();
+             return int64_t{8};
            })
       .def("fetch_at_gate", [gate = hold](IntRef x) {
         gate->arrive_and_wait();

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,10 @@ namespace weft::testing {
 // Counts its living objects.
 class Table {
  public:
-  explicit Table(int64_t rows) : rows_(rows) { ++alive(); }
+  explicit Table(int64_t rows) : rows_(rows) {
+    if (rows < 0) throw std::invalid_argument("a table of " + std::to_string(rows) + " rows");
+    ++alive();
+  }
   Table(int64_t rows, std::string label) : rows_(rows), label_(std::move(label)) { ++alive(); }
   Table(const Table& other) : rows_(other.rows_), label_(other.label_) { ++alive(); }
   ~Table() { --alive(); }
@@ -86,12 +90,15 @@ int64_t forward(CallContext& context, std::vector<std::string> path, IntRef x);
 int64_t rows_of(const RRef<Table>& table);
 int64_t local_sum(const IntRef& x, const IntRef& y);
 Future<int64_t> fetch_async(IntRef x);
+int64_t await_creation(IntRef x);  // and its value then
 int64_t x_of(const Point& p);
 
 struct RRefLibrary : TestLibrary {
   explicit RRefLibrary(std::shared_ptr<Runtime> runtime = make_system_runtime());
   // "own.wait_at_gate" returns 7 when `hold` opens, "own.fetch_at_gate" fetches its argument.
+  // "own.wait_at_second_gate" returns 8 when `second` does.
   std::shared_ptr<Gate> hold;
+  std::shared_ptr<Gate> second;
 };
 
 struct RRefClusterOptions {
