@@ -19,6 +19,10 @@ Server& Server::operator=(Server&& other) noexcept {
   service_ = std::move(other.service_);
   return *this;
 }
+void Server::drain(Timeout deadline) { throw_if_error(try_drain(deadline)); }
+Status Server::try_drain(Timeout deadline) {
+  return service_->drain(deadline.value_or(absl::Seconds(60)));
+}
 Server::~Server() {
   if (service_ != nullptr) service_->stop_serving();
 }

@@ -14,6 +14,8 @@
 #include <memory>
 
 #include "weft/common/api.h"
+#include "weft/common/error.h"
+#include "weft/common/time.h"
 #include "weft/rpc/service.h"
 
 namespace weft {
@@ -42,6 +44,14 @@ class WEFT_API Server {
   explicit Server(const Worker& worker, const ServerOptions& options = {});
   Server(Server&& other) noexcept = default;
   Server& operator=(Server&& other) noexcept;
+  // Hands its copies of tables to the tables' other servers, while clients go on, and takes up no new one:
+  // where it is a part's owner the backup takes over, where it is the backup another server becomes that.
+  // Blocks until it has none; then its worker may shut down, and no push is lost. Until the next image has
+  // arrived such a part has one copy. Default: 60 s. Errors, after which it goes on serving: kind state, a
+  // table has one copy (naming it), or it drains already; deadline, a part is here still (naming it), as
+  // when there is no other server for it.
+  void drain(Timeout deadline = {});
+  Status try_drain(Timeout deadline = {});
   // Removes its tables; requests that wait for them get an error.
   ~Server();
 

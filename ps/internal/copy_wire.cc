@@ -236,6 +236,7 @@ std::string encode(const CopyRequest& request) {
   out.set_index(request.index);
   put(request.map, out.mutable_map());
   out.set_position(request.position);
+  if (request.wish != CopyWish::kNone) out.set_wish(static_cast<uint32_t>(request.wish));
   if (request.image.has_value()) put(*request.image, out.mutable_image());
   for (const LogEntry& entry : request.entries) {
     v1::PsEntry* one = out.add_entries();
@@ -258,6 +259,11 @@ StatusOr<CopyRequest> decode_copy(std::string_view bytes, std::vector<at::Tensor
   WEFT_ASSIGN_OR_RETURN(out.map, get(in.map()));
   out.position = in.position();
   if (in.has_image() && in.entries_size() > 0) return wrong_copy("an image with entries");
+  if (in.wish() > 2) return wrong_copy(absl::StrCat("wish ", in.wish()));
+  if (in.wish() != 0 && (in.has_image() || in.entries_size() > 0)) {
+    return wrong_copy("a wish with an image or entries");
+  }
+  out.wish = static_cast<CopyWish>(in.wish());
   if (in.has_image()) {
     WEFT_ASSIGN_OR_RETURN(out.image, get(in.image()));
     const size_t servers = out.image->servers.size();

@@ -62,6 +62,7 @@ struct PartImage {
   std::vector<HeldPush> pushes{};  // as protocol.held
 };
 // Its tensors travel beside it, as those of its entries do.
+enum class CopyWish : uint8_t { kNone = 0, kTakeOver = 1, kLetGo = 2 };
 struct CopyRequest {
   std::string name{};
   uint32_t index = 0;
@@ -69,6 +70,7 @@ struct CopyRequest {
   uint64_t position = 0;
   std::optional<PartImage> image{};
   std::vector<LogEntry> entries{};
+  CopyWish wish = CopyWish::kNone;
 };
 struct CopyAnswer {
   bool refused = false;

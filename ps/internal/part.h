@@ -120,6 +120,8 @@ class CopyHost {
   virtual std::vector<CopyPlace> others(const PartIdentity& identity) const = 0;
   // All other servers of the table were members, and have died or left.
   virtual bool others_are_gone(const PartIdentity& identity) const = 0;
+  // The server hands its copies to others, and takes up none.
+  virtual bool drains() const = 0;
 };
 
 class WEFT_API Part : public std::enable_shared_from_this<Part> {
@@ -150,6 +152,8 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void suspected();
   void server_gone(const CopyPlace& server);
   void tick();
+  // This server drains: one attempt to have its copy at another server. report() says whether it is.
+  void drain();
   // Of protocol, values and the rule's state, bit by bit, with the log's position; at once when no turn
   // is under way.
   void digest(std::function<void(uint64_t position, uint64_t hash)> done);
@@ -213,6 +217,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void replay(LogEntry entry);
   CopyAnswer said(bool refused) const;
   void let_go();
+  CopyAnswer grant(const CopyRequest& wish);
 
   const PartIdentity identity_;
   const std::shared_ptr<ServerLimits> limits_;
@@ -242,6 +247,8 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   bool formed_ = true;
   bool asking_owner_ = false;
   uint64_t offers_ = 0;
+  CopyPlace unwilling_{};  // the last backup that would not be one
+  uint64_t passed_over_ = 0;
   absl::Time heard_;
 };
 

@@ -20,6 +20,7 @@ constexpr absl::Duration kProbe = absl::Seconds(1);
 // Who hears nothing of the other copy for so long asks the store whether the map is still the same.
 constexpr absl::Duration kSilence = absl::Seconds(10);
 constexpr int64_t kSlowestBytes = 20 << 20;  // in a second
+constexpr uint64_t kOffersToUnwilling = 16;
 
 // The peer is not there, or says that it will not be a backup: to ask again is no use.
 bool is_final(const Status& why) {
@@ -31,6 +32,11 @@ bool is_final(const Status& why) {
     case ErrorKind::kUnavailable: return false;
     default: return true;
   }
+}
+
+// It says that it takes up no copy. One that does not serve yet is kUnavailable.
+bool drains(const Status& why) {
+  return error_kind(why) == ErrorKind::kState && why.code() != absl::StatusCode::kUnavailable;
 }
 
 int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
@@ -220,6 +226,7 @@ void Part::sent(uint64_t epoch, bool image, const StatusOr<CopyAnswer>& answer) 
   const absl::Time now = runtime_->now();
   if (!stream_.failing_since.has_value()) stream_.failing_since = now;
   const bool final = !answer.ok() && is_final(answer.status());
+  if (final && drains(answer.status())) unwilling_ = replica_->map().backup;
   if (final || now - *stream_.failing_since > kPatience) {
     replica_->lost_backup(epoch, &effects);
     return perform(effects);
@@ -347,8 +354,12 @@ void Part::tick() {
       formed_ = true;
       return publish();
     }
+    CopyPlace next = others[offers_++ % others.size()];
+    if (next == unwilling_) next = others[offers_++ % others.size()];
+    // The only one is asked again now and then: it may have given up to drain.
+    if (next == unwilling_ && ++passed_over_ % kOffersToUnwilling != 0) return;
     ReplicaEffects effects;
-    replica_->offer(others[offers_++ % others.size()], &effects);
+    replica_->offer(next, &effects);
     perform(effects);
     publish();
   });
@@ -369,6 +380,7 @@ void Part::copy(CopyRequest request, CopyReply reply) {
     if (request.image.has_value()) {  // it came before
       return reply(said(owns() || request.map.epoch != replica_->map().epoch));
     }
+    if (request.wish != CopyWish::kNone) return reply(grant(request));
     if (request.entries.empty()) return reply(said(false));
     const auto taken =
         replica_->entries(request.map.epoch, request.position, request.entries.size());

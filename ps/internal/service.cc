@@ -58,6 +58,7 @@ void PsService::stop_serving() {
   {
     MutexLock lock(&mutex_);
     limits_ = nullptr;
+    draining_ = false;
     by_name_.clear();
     parts = std::exchange(by_id_, {});
   }
@@ -170,6 +171,7 @@ StatusOr<OpenAnswer> PsService::answer_open(const OpenRequest& request, const Pa
 
 StatusOr<OpenAnswer> PsService::open(const OpenRequest& request) {
   std::shared_ptr<ServerLimits> limits;
+  std::shared_ptr<void> until_there;
   uint64_t id = 0;
   {
     MutexLock lock(&mutex_);
@@ -190,6 +192,12 @@ StatusOr<OpenAnswer> PsService::open(const OpenRequest& request) {
                         absl::StrCat("table '", request.name, "' at '", worker().name(),
                                      "': there are ", kMostTables, " already"));
     }
+    if (draining_) {
+      return make_error(absl::StatusCode::kUnavailable, ErrorKind::kState,
+                        absl::StrCat("worker '", worker().name(),
+                                     "' drains, and makes no part of '", request.name, "'"));
+    }
+    until_there = making();
     limits = limits_;
     id = ++last_part_;
   }

@@ -64,6 +64,8 @@ class WEFT_API PsService final : public Service,
 
   Status serve(const ServerOptions& options);
   void stop_serving();
+  // Until no copy is here; kind deadline, naming what is; then it goes on serving.
+  Status drain(absl::Duration deadline);
   // By table, of the part that it made; for tests and for inspection of the worker.
   std::map<std::string, PartReport> reports() const;
   // By table and index.
@@ -86,6 +88,7 @@ class WEFT_API PsService final : public Service,
   std::vector<WorkerKey> gone_workers() const override;
   std::vector<CopyPlace> others(const PartIdentity& identity) const override;
   bool others_are_gone(const PartIdentity& identity) const override;
+  bool drains() const override { return draining_.load(); }
 
   // ---- Service ----
   std::vector<Method> methods() override;
@@ -113,6 +116,11 @@ class WEFT_API PsService final : public Service,
   StatusOr<RangeMap> claim(const OpenRequest& request);
   CopyPlace self() const { return {worker().name(), worker().info().incarnation}; }
   StatusOr<Keeper*> keeper();
+  // From when it is seen that the server does not drain until the part is there.
+  std::shared_ptr<void> making() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    making_.fetch_add(1);
+    return {nullptr, [this](void*) { making_.fetch_sub(1); }};
+  }
   void tick();
   // ---- service_calls.cc ----
   void on_call(CallContext& call, Payload arguments, ReplyFn reply);
@@ -142,6 +150,9 @@ class WEFT_API PsService final : public Service,
   // As a server: requests, and the messages that have brought them.
   std::atomic<int64_t> requests_{0};
   std::atomic<int64_t> messages_{0};
+  std::atomic<bool> draining_{false};
+  // Parts that are being made, and are in no map yet: a drain waits for them.
+  std::atomic<int> making_{0};
 
   mutable Mutex mutex_;
   std::shared_ptr<ServerLimits> limits_ ABSL_GUARDED_BY(mutex_);  // null: it serves no tables

@@ -14,6 +14,7 @@ namespace {
 
 constexpr absl::Duration kStoreTime = absl::Seconds(5);
 constexpr absl::Duration kStoreAgain = absl::Milliseconds(200);
+constexpr absl::Duration kDrainAgain = absl::Milliseconds(20);
 
 std::string key_of_map(const PartIdentity& identity) {
   return absl::StrCat(identity.table, "/", identity.index);
@@ -154,6 +155,56 @@ bool PsService::others_are_gone(const PartIdentity& identity) const {
       [&](const std::string& server) { return server == identity.self.name || is_gone(server); });
 }
 
+// ---- drain -------------------------------------------------------------------------------------
+
+Status PsService::drain(absl::Duration deadline) {
+  const absl::Time end = deadline_after(context_.runtime->now(), deadline);
+  const auto stop = [this](Status why) {
+    draining_ = false;
+    return why;
+  };
+  {
+    MutexLock lock(&mutex_);
+    if (!closed_.ok()) return closed_;
+    if (limits_ == nullptr) return make_error(ErrorKind::kState, "the server has ended");
+    if (draining_.exchange(true)) return make_error(ErrorKind::kState, "the server drains already");
+  }
+  const auto parker = context_.runtime->make_parker();
+  for (;;) {
+    const bool made = making_.load() == 0;
+    const std::map<PartName, PartRef> parts = parts_by_name();
+    const auto label = [](const PartName& name) {
+      return absl::StrCat("table '", name.first, "', part ", name.second);
+    };
+    for (const auto& [name, part] : parts) {
+      if (part->identity().definition.copies > 1) continue;
+      return stop(make_error(ErrorKind::kState,
+                             absl::StrCat("drain of '", worker().name(), "': ", label(name),
+                                          " has one copy, and no other server could take it")));
+    }
+    std::string left = made ? "" : "a part that is being made";
+    for (const auto& [name, part] : parts) {
+      if (part->report().role == ReplicaProtocol::Role::kGone) continue;
+      if (left.empty()) left = label(name);
+      part->drain();
+    }
+    if (left.empty()) return absl::OkStatus();
+    const absl::Time now = context_.runtime->now();
+    if (now >= end) {
+      return stop(
+          make_error(ErrorKind::kDeadline, absl::StrCat("drain of '", worker().name(), "': ", left,
+                                                        " is here still; it goes on serving")));
+    }
+    {
+      MutexLock lock(&mutex_);
+      if (!closed_.ok() || limits_ == nullptr) {
+        return make_error(ErrorKind::kState, "the server has ended while it drained");
+      }
+    }
+    parker->park_until(std::min(end, now + kDrainAgain));
+  }
+}
+
 // ---- requests ----------------------------------------------------------------------------------
 
 void PsService::on_find(Payload arguments, ReplyFn reply) {
@@ -182,6 +233,7 @@ StatusOr<PsService::PartRef> PsService::follow(const CopyRequest& request,
   const OpenRequest open{request.name, request.image->definition, request.image->servers,
                          request.index};
   std::shared_ptr<ServerLimits> limits;
+  std::shared_ptr<void> until_there;
   uint64_t id = 0;
   {
     MutexLock lock(&mutex_);
@@ -195,6 +247,10 @@ StatusOr<PsService::PartRef> PsService::follow(const CopyRequest& request,
           absl::StrCat("image of table '", request.name, "', part ", request.index, " with ",
                        to_string(request.map), ", which '", worker().name(), "' has no use for"));
     }
+    if (draining_) {
+      return make_error(ErrorKind::kState, absl::StrCat("server '", worker().name(), "' drains"));
+    }
+    until_there = making();
     limits = limits_;
     id = ++last_part_;
   }

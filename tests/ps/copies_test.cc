@@ -41,6 +41,75 @@ Seen look(PsJob& job, int server, uint32_t index) {
   return out;
 }
 
+// Each part that is not at `without` has an owner and a backup that are equal.
+void expect_pairs(PsJob& job, int without, uint32_t parts) {
+  for (uint32_t part = 0; part < parts; ++part) {
+    int owners = 0;
+    std::vector<Seen> copies;
+    for (int server = 0; server < 3; ++server) {
+      const Seen seen = look(job, server, part);
+      if (!seen.role.has_value() || *seen.role == Role::kGone) continue;
+      EXPECT_NE(server, without) << "part " << part;
+      owners += *seen.role == Role::kOwner ? 1 : 0;
+      copies.push_back(seen);
+    }
+    EXPECT_EQ(owners, 1) << "part " << part;
+    ASSERT_EQ(copies.size(), 2U) << "part " << part;
+    EXPECT_EQ(copies[0].hash, copies[1].hash) << "part " << part;
+  }
+}
+
+TEST_F(PsTest, PS_10_AServerIsDrainedWhileClientsPush) {
+  in_simulation(31, [](const std::shared_ptr<SimRuntime>& sim) {
+    PsJob job(3, 2, Net::kInproc, sim);
+    constexpr int kPushes = 40;
+    const auto push = [&](int client) {
+      const Table t = job.clients[static_cast<size_t>(client)].open_table("w", two_copies({6}));
+      for (int i = 0; i < kPushes; ++i) {
+        t.push(-torch::ones({6})).wait();
+        sim->sleep(absl::Milliseconds(10));
+      }
+    };
+    side_by_side(*sim, {[&] { push(0); }, [&] { push(1); },
+                        [&] {
+                          sim->sleep(absl::Milliseconds(120));
+                          job.servers[0]->drain();
+                          const auto left = look(job, 0, 0);
+                          EXPECT_EQ(left.role, Role::kGone);
+                        }});
+    sim->sleep(absl::Seconds(10));
+    expect_pairs(job, 0, 3);
+    // What it had is at others, so it may end.
+    job.servers[0].reset();
+    const Table t = job.clients[0].open_table("w", {.observer = true});
+    EXPECT_TRUE(torch::equal(t.pull().wait(), torch::full({6}, 2.0 * kPushes)));
+    // Another one on the same worker becomes a copy again.
+    job.servers[0] = std::make_unique<ps::Server>(job.server(0));
+    job.servers[1]->drain();
+    sim->sleep(absl::Seconds(10));
+    expect_pairs(job, 1, 3);
+    EXPECT_TRUE(torch::equal(t.pull().wait(), torch::full({6}, 2.0 * kPushes)));
+  });
+}
+
+TEST_F(PsTest, BadInput_a_drain_without_another_server_for_what_is_here) {
+  in_simulation(32, [](const std::shared_ptr<SimRuntime>& sim) {
+    PsJob job(2, 1, Net::kInproc, sim);
+    const Table t = job.clients[0].open_table("w", two_copies());
+    job.servers[0]->drain();
+    expect_ps_error(job.servers[0]->try_drain(), ErrorKind::kState, {"drains already"});
+    expect_ps_error(job.servers[1]->try_drain(5s), ErrorKind::kDeadline,
+                    {"drain of 'ps1'", "table 'w', part 0", "goes on serving"});
+    t.push(-torch::ones({4})).wait();
+    EXPECT_TRUE(torch::equal(t.pull().wait(), torch::ones({4})));
+  });
+  PsJob job(1, 1);
+  const Table t = job.clients[0].open_table("w", ps::dense({2}, ps::rule<optim::SGD>({.lr = 1})));
+  expect_ps_error(job.servers[0]->try_drain(), ErrorKind::kState,
+                  {"table 'w', part 0", "one copy"});
+  EXPECT_TRUE(torch::equal(t.push_pull(torch::ones({2})).wait(), -torch::ones({2})));
+}
+
 TEST_F(PsTest, PSR_12_ABackupHasWhatIsAcknowledgedBitByBit) {
   in_simulation(21, [](const std::shared_ptr<SimRuntime>& sim) {
     PsJob job(2, 1, Net::kInproc, sim);

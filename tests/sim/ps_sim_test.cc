@@ -6,7 +6,7 @@
 //   steps below it and nothing else; SSP: no client more than the bound behind; batch: its own last step)
 //   every call ends by its deadline; afterwards nothing waits anywhere
 //   SIM-3  no deadlock
-// With two copies of each part a server dies, or is cut off from all others or from the other servers for
+// With two copies of each part a server dies, drains, or is cut off from all others or from the other servers for
 // a while, too: every push is acknowledged all the same, and afterwards the two copies of each part are
 // equal bit by bit.
 // A seed that fails is printed; WEFT_SIM_SEED=<seed> runs it alone, with the last events.
@@ -41,13 +41,25 @@ using namespace std::chrono_literals;  // NOLINT
 using ps::Consistency;
 using ps::Mode;
 
-enum class Trouble { kNone, kOrder, kLoss, kConnections, kDeath, kServer, kCut, kServersCut };
+enum class Trouble {
+  kNone,
+  kOrder,
+  kLoss,
+  kConnections,
+  kDeath,
+  kServer,
+  kCut,
+  kServersCut,
+  kDrain
+};
 constexpr int kTroubles = 5;
 const char* const kNames[] = {"none",  "order",       "loss", "connections",
-                              "death", "server dies", "cut",  "cut between servers"};
+                              "death", "server dies", "cut",  "cut between servers",
+                              "drain"};
 Trouble trouble_of(uint64_t seed, uint32_t copies) {
   if (copies == 1) return static_cast<Trouble>(seed % kTroubles);
-  return static_cast<Trouble>(seed / 3 % 3 == 0 ? seed % kTroubles : kTroubles + seed % 3);
+  if (seed / 3 % 3 == 0) return static_cast<Trouble>(seed % kTroubles);
+  return seed / 9 % 4 == 3 ? Trouble::kDrain : static_cast<Trouble>(kTroubles + seed % 3);
 }
 
 constexpr int kMostSteps = 12;  // digits of a client's counter
@@ -104,8 +116,7 @@ class World {
   void run(const std::shared_ptr<Runtime>& runtime) {
     join(runtime);
     if (!out_.status.ok()) return;
-    std::vector<std::unique_ptr<ps::Server>> serving;
-    for (int s = 0; s < servers_; ++s) serving.push_back(std::make_unique<ps::Server>(worker(s)));
+    for (int s = 0; s < servers_; ++s) serving_.push_back(std::make_unique<ps::Server>(worker(s)));
     {
       std::vector<std::unique_ptr<Thread>> threads;
       for (int c = 0; c < clients_; ++c) {
@@ -118,6 +129,7 @@ class World {
     plan_->clear();
     check_end();
     leave();
+    serving_.clear();
     out_.hits = plan_->hits();
   }
 
@@ -188,6 +200,11 @@ class World {
       (void)worker(victim_).shutdown({.graceful = false});
       return;
     }
+    if (trouble_ == Trouble::kDrain) {
+      const Status drained = serving_[static_cast<size_t>(victim_)]->try_drain(60s);
+      if (!drained.ok()) fail(absl::StrCat("drain: ", drained.message()));
+      return;
+    }
     const std::string name = absl::StrCat("ps", victim_);
     for (int other = 0; other < servers_ + clients_; ++other) {
       if (other == victim_ || (trouble_ == Trouble::kServersCut && other >= servers_)) continue;
@@ -227,7 +244,8 @@ class World {
       case Trouble::kDeath:
       case Trouble::kServer:
       case Trouble::kCut:
-      case Trouble::kServersCut: break;
+      case Trouble::kServersCut:
+      case Trouble::kDrain: break;
       case Trouble::kOrder:
         plan_->add({.fault = Fault::kDelay, .probability = 0.2, .delay = late});
         plan_->add({.fault = Fault::kReorder, .probability = 0.2, .delay = late});
@@ -457,7 +475,8 @@ class World {
   // Each part has one owner and, while two servers live, one backup, which is equal bit by bit.
   void check_copies() {
     using Role = ps::internal::ReplicaProtocol::Role;
-    const int living = servers_ - (trouble_ == Trouble::kServer ? 1 : 0);
+    const bool less = trouble_ == Trouble::kServer || trouble_ == Trouble::kDrain;
+    const int living = servers_ - (less ? 1 : 0);
     std::map<uint32_t, std::vector<std::pair<uint64_t, uint64_t>>> copies;
     std::map<uint32_t, int> owners;
     for (int s = 0; s < servers_; ++s) {
@@ -465,6 +484,9 @@ class World {
       for (const auto& [name, part] : ps::internal::PsService::of(worker(s))->parts_by_name()) {
         const auto report = part->report();
         if (report.role == Role::kGone) continue;
+        if (trouble_ == Trouble::kDrain && s == victim_) {
+          fail(absl::StrCat("part ", name.second, " is at ps", s, " still, which has drained"));
+        }
         const bool owns = report.role == Role::kOwner;
         owners[name.second] += owns ? 1 : 0;
         if (owns && (report.clients != 0 || report.parked != 0)) {
@@ -515,6 +537,7 @@ class World {
   Consistency consistency_;
   int steps_ = 0;
   std::vector<Worker> workers_;
+  std::vector<std::unique_ptr<ps::Server>> serving_;
   std::vector<History> histories_;
   Outcome out_;
 };
