@@ -4,8 +4,8 @@ usage: inventory.py            writes docs/inventory.md
        inventory.py --check    fails when an entry has no test, or when docs/inventory.md is not what would be written
 
 Entries are the tests of PyTorch's RPC that we answer for (RPC-n, DA-n), our acceptance scenarios (Xn), the defects that
-were found by reading (DEF-n), the acceptance items of process groups and data parallelism (CL-n, DB-n) and of pipelines (PP-n), and defects of
-c10d's Gloo that we must not have (Gn). A GoogleTest
+were found by reading (DEF-n), the acceptance items of process groups and data parallelism (CL-n, DB-n), of pipelines (PP-n)
+and of parameter servers (PS-n), and defects of c10d's Gloo that we must not have (Gn). A GoogleTest
 case stands for an entry by its name: RPC_24_..., X7_...; a case that stands for several says so:
 RPC_24_and_RPC_25_... . An entry without a test must be listed in tests/inventory_waiting.txt, one line each:
 
@@ -383,8 +383,23 @@ PIPELINES = {
     15: "timelines of prediction and measurement, idle time by its reason, schedules compared and one recommended",
     16: "forward-only streaming",
 }
+# Parameter servers: what they must show. Items about speed on real clocks are rows of the benchmarks.
+PARAMETER_SERVERS = {
+    1: "ranges and consistent hashing lose and repeat nothing; large dense tables go in parts whose pushes overlap their pulls",
+    2: "staleness never above the bound; BSP does not depend on the order of arrival",
+    3: "update rules equal torch::optim, or their formula; rows equal dense tables where they are touched",
+    4: "sparse tables: keys without collisions, results that do not depend on the servers, bytes of a row",
+    5: "codecs on push and pull",
+    6: "small operations travel together",
+    7: "a worker's cache, and what it intends to read",
+    8: "two copies: servers that die, stop or are cut off lose no acknowledged push and apply none twice",
+    9: "snapshots: a cut over all servers, restored onto others",
+    10: "servers leave while clients go on",
+    11: "layers and trainer: tables in one autograd step with what is local and what is at other workers",
+    12: "memory does not grow; what is seen",
+}
 CASE = re.compile(r"\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+)\s*,\s*(\w+)\s*\)")
-ENTRY = re.compile(r"(?:^|_and_)(?:(RPC|DA|DEF|CL|DB|PP)_(\d+)|(X|G)_?(\d+))(?=_|$)")
+ENTRY = re.compile(r"(?:^|_and_)(?:(RPC|DA|DEF|CL|DB|PP|PS)_(\d+)|(X|G)_?(\d+))(?=_|$)")
 
 
 def entries():
@@ -405,6 +420,8 @@ def entries():
         yield f"DB-{number}", title
     for number, title in PIPELINES.items():
         yield f"PP-{number}", title
+    for number, title in PARAMETER_SERVERS.items():
+        yield f"PS-{number}", title
 
 
 def find_tests():

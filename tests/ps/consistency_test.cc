@@ -76,7 +76,7 @@ TEST_F(PsConsistency, BspSeesTheStepsBeforeAndNothingElse) {
 }
 
 // The same pushes in another order of arrival: the same bits.
-TEST_F(PsConsistency, BspDoesNotDependOnTheOrderOfArrival) {
+TEST_F(PsConsistency, PS_2_BspDoesNotDependOnTheOrderOfArrival) {
   std::vector<at::Tensor> results;
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     in_simulation(seed, [&](const std::shared_ptr<SimRuntime>& sim) {
@@ -103,7 +103,7 @@ TEST_F(PsConsistency, BspDoesNotDependOnTheOrderOfArrival) {
   for (const at::Tensor& result : results) EXPECT_TRUE(torch::equal(result, results[0]));
 }
 
-TEST_F(PsConsistency, SspIsNeverStalerThanItsBoundAndReachesIt) {
+TEST_F(PsConsistency, PS_2_SspIsNeverStalerThanItsBoundAndReachesIt) {
   for (const uint64_t bound : {0, 1, 3, 10}) {
     uint64_t worst = 0;
     for (uint64_t seed = 1; seed <= 4; ++seed) {

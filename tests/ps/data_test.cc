@@ -20,7 +20,7 @@ at::Tensor wave(int64_t n, int step) {
 }
 
 // 100 steps of a dense table over three servers against torch::optim.
-TEST_F(PsTest, DenseRulesEqualTorchOptim) {
+TEST_F(PsTest, PS_3_DenseRulesEqualTorchOptim) {
   PsJob job(3, 1);
   const auto compare = [&](const std::string& name, const ps::RuleChoice& rule, auto make) {
     SCOPED_TRACE(name);
@@ -57,7 +57,7 @@ TEST_F(PsTest, DenseRulesEqualTorchOptim) {
 }
 
 // Against sums in double precision.
-TEST_F(PsTest, RowWiseAdagradEqualsItsFormula) {
+TEST_F(PsTest, PS_3_RowWiseAdagradEqualsItsFormula) {
   PsJob job(2, 1);
   auto definition = ps::sparse(5, ps::rule<optim::RowWiseAdagrad>({.lr = 0.1}));
   definition.dtype = torch::kFloat64;
@@ -82,7 +82,7 @@ TEST_F(PsTest, RowWiseAdagradEqualsItsFormula) {
 
 // Rows that are touched in every step see what the rows of a dense table see, bit by bit; rows that are
 // touched now and then see only their own steps (the lazy rule).
-TEST_F(PsTest, SparseRowsEqualDenseOnesWhereTheyAreTouched) {
+TEST_F(PsTest, PS_3_SparseRowsEqualDenseOnesWhereTheyAreTouched) {
   const auto compare = [](const ps::RuleChoice& rule) {
     SCOPED_TRACE(rule.name);
     PsJob job(3, 1);
@@ -119,7 +119,7 @@ TEST_F(PsTest, SparseRowsEqualDenseOnesWhereTheyAreTouched) {
 }
 
 // First values, duplicates, order of keys and number of servers: bit by bit the same.
-TEST_F(PsTest, SparseResultsDoNotDependOnTheNumberOfServers) {
+TEST_F(PsTest, PS_4_SparseResultsDoNotDependOnTheNumberOfServers) {
   std::vector<at::Tensor> results;
   for (const int servers : {1, 3}) {
     PsJob job(servers, 1);
@@ -140,7 +140,7 @@ TEST_F(PsTest, SparseResultsDoNotDependOnTheNumberOfServers) {
   EXPECT_GT(results[0].abs().max().item<double>(), 0.1);
 }
 
-TEST_F(PsTest, ARowTakesLittleMoreThanItsPayload) {
+TEST_F(PsTest, PS_4_ARowTakesLittleMoreThanItsPayload) {
   // Values and the rule's sum are 260 bytes; what the part counts is what it may hold.
   auto definition = ps::sparse(64, ps::rule<optim::RowWiseAdagrad>());
   auto data = ps::internal::make_sparse_data(definition, "e", int64_t{1} << 40);
