@@ -8,10 +8,13 @@
 #include "ATen/ops/cat.h"
 #include "ATen/ops/embedding.h"
 #include "ATen/ops/embedding_bag.h"
+#include "ATen/ops/embedding_dense_backward.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/equal.h"
+#include "ATen/ops/zeros.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "torch/csrc/autograd/custom_function.h"
 #include "weft/ps/internal/table_future.h"
 #include "weft/ps/layers.h"
 
@@ -27,6 +30,46 @@ at::Tensor tensor_of(const std::vector<int64_t>& numbers) {
   }
   return out;
 }
+
+template <class T>
+void add_rows(const at::Tensor& from, const at::Tensor& places, at::Tensor* out) {
+  const int64_t width = out->size(1);
+  const T* row = from.const_data_ptr<T>();
+  const int64_t* const place = places.const_data_ptr<int64_t>();
+  T* const to = out->mutable_data_ptr<T>();
+  for (int64_t i = 0; i < places.numel(); ++i, row += width) {
+    T* const sum = to + place[i] * width;
+    for (int64_t c = 0; c < width; ++c) sum[c] += row[c];
+  }
+}
+
+// at::embedding, whose own backward on the CPU calls an operator for each row.
+class TakeRows : public torch::autograd::Function<TakeRows> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& rows,
+                            const at::Tensor& places) {
+    context->save_for_backward({places});
+    context->saved_data["count"] = rows.size(0);
+    return at::embedding(rows, places);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const at::Tensor places = context->get_saved_variables()[0];
+    const int64_t count = context->saved_data["count"].toInt();
+    const at::Tensor& gradient = gradients[0];
+    const auto type = gradient.scalar_type();
+    const bool plain = gradient.device().is_cpu() && !at::GradMode::is_enabled() &&
+                       (type == at::kFloat || type == at::kDouble);
+    if (!plain) {  // a graph of the backward, or a device
+      return {at::embedding_dense_backward(gradient, places, count, -1, false), at::Tensor()};
+    }
+    at::Tensor out = at::zeros({count, gradient.size(-1)}, gradient.options());
+    const at::Tensor from = gradient.contiguous();
+    if (type == at::kFloat) add_rows<float>(from, places, &out);
+    if (type == at::kDouble) add_rows<double>(from, places, &out);
+    return {std::move(out), at::Tensor()};
+  }
+};
 
 }  // namespace
 
@@ -175,7 +218,7 @@ Embedding::Embedding(Table table, const LayerOptions& options)
 
 at::Tensor Embedding::forward(const at::Tensor& ids) {
   const Found found = find(ids);
-  return at::embedding(found.rows, found.places);
+  return TakeRows::apply(found.rows, found.places);
 }
 
 EmbeddingBag::EmbeddingBag(Table table, Reduce reduce, const LayerOptions& options)

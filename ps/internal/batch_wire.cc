@@ -46,13 +46,19 @@ Status parse_batch(std::string_view bytes, Record* record) {
 
 }  // namespace
 
-std::string encode(const Batch& batch) {
+std::string encode(const std::vector<const BatchedRequest*>& batch) {
   v1::PsBatch out;
-  for (const BatchedRequest& one : batch) {
-    put(one.request, out.add_requests());
-    out.add_tensors(static_cast<uint32_t>(one.tensors.size()));
+  for (const BatchedRequest* one : batch) {
+    put(one->request, out.add_requests());
+    out.add_tensors(static_cast<uint32_t>(one->tensors.size()));
   }
   return out.SerializeAsString();
+}
+
+std::string encode(const Batch& batch) {
+  std::vector<const BatchedRequest*> all;
+  for (const BatchedRequest& one : batch) all.push_back(&one);
+  return encode(all);
 }
 
 StatusOr<Batch> decode_batch(std::string_view bytes, std::vector<at::Tensor> tensors) {

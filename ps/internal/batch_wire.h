@@ -22,6 +22,8 @@ using Results = std::vector<StatusOr<Reply>>;
 
 // The tensors travel beside it, in order.
 WEFT_API std::string encode(const Batch& batch);
+// The same of requests that lie elsewhere.
+WEFT_API std::string encode(const std::vector<const BatchedRequest*>& batch);
 WEFT_API std::string encode(const Results& results);
 // `tensors` are dealt out.
 WEFT_API StatusOr<Batch> decode_batch(std::string_view bytes, std::vector<at::Tensor> tensors);

@@ -221,17 +221,18 @@ void Part::handle(const WorkerKey& caller, const Request& request, std::vector<a
   tensors.resize(pushed);
   PartEffects effects;
   Answer said;
-  LogEntry entry{caller, request};
+  std::optional<LogEntry> entry;
+  Status accepted;
   if (replica_.has_value()) {
-    entry.accepted = make_error(ErrorKind::kState, "not judged");
-    entry.request->pull.reset();
-    entry.tensors = tensors;
+    accepted = make_error(ErrorKind::kState, "not judged");
+    entry = LogEntry{caller, request};
+    entry->request->pull.reset();
+    entry->tensors = tensors;
     // As for a push that is kept: an answer that waits for no backup leaves before the log does.
     const bool early = replica_->streams() && !replica_->map().ready;
-    for (at::Tensor& t : entry.tensors) t = early ? t.clone() : t;
+    for (at::Tensor& t : entry->tensors) t = early ? t.clone() : t;
   }
-  Status done =
-      execute(client, request, std::move(tensors), nullptr, &said, &entry.accepted, &effects);
+  Status done = execute(client, request, std::move(tensors), nullptr, &said, &accepted, &effects);
   uint64_t token = 0;
   if (done.ok() && request.pull.has_value()) {
     token = ++last_token_;
@@ -244,9 +245,10 @@ void Part::handle(const WorkerKey& caller, const Request& request, std::vector<a
     waiting_.emplace(token, Waiting{std::move(keys), said, std::move(reply)});
   }
   perform(std::move(effects));
-  if (replica_.has_value()) {
-    if (!entry.accepted.ok()) entry.tensors.clear();
-    append(std::move(entry));
+  if (entry.has_value()) {
+    if (!accepted.ok()) entry->tensors.clear();
+    entry->accepted = accepted;
+    append(*std::move(entry));
   }
   if (!done.ok()) return answer(std::move(reply), annotate(done, label()));
   if (!pulls) {

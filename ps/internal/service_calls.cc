@@ -180,12 +180,13 @@ void PsService::lane_is_free(const LaneKey& to, absl::Duration unanswered) {
 void PsService::start(const LaneKey& to, std::vector<OutgoingCall> calls, absl::Duration time,
                       Place place) {
   std::vector<at::Tensor> tensors;
-  Batch batch;
+  std::vector<const BatchedRequest*> batch;
   batch.reserve(calls.size());
   for (const OutgoingCall& out : calls) {
     tensors.insert(tensors.end(), out.what.tensors.begin(), out.what.tensors.end());
-    batch.push_back({out.what.request, out.what.tensors});
+    batch.push_back(&out.what);
   }
+  const std::string requests = encode(batch);
   auto all = std::make_shared<std::vector<OutgoingCall>>(std::move(calls));
   const auto deliver = [self = shared_from_this(), to, all, place,
                         time](StatusOr<Results> results) {
@@ -208,7 +209,7 @@ void PsService::start(const LaneKey& to, std::vector<OutgoingCall> calls, absl::
       }
     }
   };
-  StatusOr<Payload> arguments = pack({encode(batch), std::move(tensors)});
+  StatusOr<Payload> arguments = pack({requests, std::move(tensors)});
   if (!arguments.ok()) return deliver(arguments.status());
   UntypedCall call;
   call.method = std::string(kCallMethod);

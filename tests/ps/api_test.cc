@@ -1,6 +1,7 @@
 // Tables as users see them: dense and sparse, one server and several, on each transport.
 
 #include "torch/types.h"
+#include "weft/rpc/arena.h"
 #include "weft/tests/ps/fixture.h"
 
 namespace weft::testing {
@@ -65,6 +66,32 @@ TEST_P(PsTest, ManyAtOnceFromManyClients) {
   // What is settled is forgotten: a client's next push says so.
   for (const Table& table : tables) table.push(one).wait();
   EXPECT_LE(job.report(0, "w").remembered, 3U);
+}
+
+// A server sees what lies in a client's arena where it lies. What it has acknowledged and keeps for its
+// step does not change with it.
+TEST_P(PsTest, AGradientThatIsWrittenToAfterItsPushCountsAsItWas) {
+  constexpr int64_t kLong = 1 << 18;
+  PsJob job(1, 2, GetParam());
+  auto dense = ps::dense({kLong}, ps::rule<optim::SGD>({.lr = 2.0}));
+  auto sparse = ps::sparse(kLong, ps::rule<optim::SGD>({.lr = 2.0}));
+  dense.consistency = sparse.consistency = ps::Consistency::bsp(2);
+  const at::Tensor key = keys_of({7});
+  std::vector<Table> w;
+  std::vector<Table> e;
+  for (auto& client : job.clients) {
+    w.push_back(client.open_table("w", dense));
+    e.push_back(client.open_table("e", sparse));
+  }
+  at::Tensor gradient = move_to_arena(job.worker(0), torch::ones({1, kLong}));
+  w[0].push(gradient[0], {.advance = true}).wait();
+  e[0].push_rows(key, gradient, {.advance = true}).wait();
+  gradient.fill_(100);
+  const at::Tensor zeros = torch::zeros({1, kLong});
+  const at::Tensor want = -torch::ones({1, kLong});
+  EXPECT_TRUE(torch::equal(w[1].push_pull(zeros[0], {.advance = true}).wait(), want[0]));
+  EXPECT_TRUE(torch::equal(e[1].push_pull_rows(key, zeros, key, {.advance = true}).wait(), want));
+  EXPECT_TRUE(torch::equal(gradient, torch::full({1, kLong}, 100))) << "nor is it written to";
 }
 
 TEST_F(PsTest, PartsMayBeEmpty) {
