@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kOwners = 4;
 constexpr int64_t kRows = 64;
-constexpr int kLayers = 96;
+constexpr int kLayers = 192;
 
 // Whose memory this thread allocates: a stage's runner, from its first forward on; -1: nobody's.
 thread_local int owner_here = -1;
@@ -102,7 +102,7 @@ struct DeepImpl : torch::nn::Module {
   at::Tensor weight;
 };
 
-// Peaks above what was held before, by worker, of a second step.
+// Peaks above the weights' gradients, by worker, of a second step.
 std::array<int64_t, kOwners> peak_bytes(const pipeline::Plan& plan) {
   counting();
   ClusterOptions o;
@@ -128,11 +128,11 @@ std::array<int64_t, kOwners> peak_bytes(const pipeline::Plan& plan) {
     pipe.step({x}, x);
     const auto peaks = counting().peaks();
     const auto after = counting().now();
+    constexpr int64_t kOne = kRows * kRows * 4;
     for (int w = 0; w < kOwners; ++w) {
-      out[w] = peaks[w] - before[w];
+      out[w] = peaks[w] - kOne;
       // Gradients are there already, in one set: a copy per micro-batch would be more. What was sent
       // last may still wait for its answer.
-      constexpr int64_t kOne = kRows * kRows * 4;
       EXPECT_NEAR(static_cast<double>(after[w]), static_cast<double>(before[w]), 2 * kOne) << w;
       EXPECT_GE(before[w], kOne) << w;
       EXPECT_LE(before[w], 4 * kOne) << w;
@@ -147,7 +147,7 @@ TEST(PipelineMemory, PP_5_BytesAreWhatIsPredicted) {
   const auto one = peak_bytes(pipeline::gpipe(kOwners, 1));
   for (const std::string name : {"gpipe", "1f1b", "zb-h1"}) {
     std::map<int, std::array<int64_t, kOwners>> by_m;
-    for (const int m : {8, 24}) {
+    for (const int m : {8, 16}) {
       if (name == "gpipe" && m > 8) continue;
       const pipeline::Plan plan = *pipeline::make_schedule(name, kOwners, m);
       by_m[m] = peak_bytes(plan);
@@ -161,7 +161,7 @@ TEST(PipelineMemory, PP_5_BytesAreWhatIsPredicted) {
     }
     if (name == "gpipe") continue;
     for (int w = 0; w < kOwners; ++w) {  // more micro-batches hold no more
-      EXPECT_NEAR(static_cast<double>(by_m[24][w]) / static_cast<double>(by_m[8][w]), 1, 0.02)
+      EXPECT_NEAR(static_cast<double>(by_m[16][w]) / static_cast<double>(by_m[8][w]), 1, 0.02)
           << name << " worker " << w;
     }
   }
