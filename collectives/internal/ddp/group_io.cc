@@ -1,7 +1,6 @@
 #include "weft/collectives/internal/ddp/group_io.h"
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <utility>
 
@@ -19,8 +18,9 @@ constexpr int64_t kNoteBytes = 1024;
 
 at::Tensor bytes_of(std::string_view text, int64_t size) {
   at::Tensor out = at::zeros({size}, at::kByte);
-  std::memcpy(out.mutable_data_ptr<uint8_t>(), text.data(),
-              std::min(text.size(), static_cast<size_t>(size)));
+  // Not memcpy(): an empty text, or a tensor of no bytes, may have no address.
+  std::copy_n(text.data(), std::min(text.size(), static_cast<size_t>(size)),
+              out.mutable_data_ptr<uint8_t>());
   return out;
 }
 
