@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "ATen/core/Tensor.h"
 #include "absl/functional/any_invocable.h"
@@ -65,6 +66,10 @@ class WEFT_API GradAccessor {
   // been called, and so is what was asked for after an `fn` that throws. The gradients that other
   // workers wait for have left by then. To be called from on_grad_ready().
   virtual void at_end(absl::AnyInvocable<void()> fn) = 0;
+  // What at_end() waits for while it runs, for observers of the backward and for the error of its
+  // deadline; "": nothing now. Called by any thread, which may hold locks of the backward: `text`
+  // must not use this object. A local backward has no observers.
+  virtual void show_wait(std::function<std::string()> text) { (void)text; }
 };
 
 // A hook on a node that is told whose gradient it is. On the accumulator of a leaf: once per

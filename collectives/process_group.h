@@ -203,6 +203,8 @@ class WEFT_API ProcessGroup {
   const std::shared_ptr<Runtime>& runtime() const;
   // Deadline of operations without one of their own.
   absl::Duration timeout() const;
+  // For DistributedDataParallel.
+  const std::shared_ptr<internal::GroupHandle>& handle() const { return handle_; }
 
   // Returns when every rank has called it.
   WEFT_COLLECTIVE(barrier, (const CollectiveOptions& options = {}), (options))

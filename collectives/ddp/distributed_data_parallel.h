@@ -28,10 +28,12 @@
 // this header nor weft.h includes them.
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -78,6 +80,10 @@ struct DdpSight {
   bool rebuilt = false;                             // buckets are in the order of arrival
 };
 
+// Numbers and texts by the names that PyTorch's _get_ddp_logging_data() gives them: sizes in bytes,
+// times in nanoseconds, of the last reduction, or ("avg_...") on average. docs/ddp.md has the list.
+using DdpLoggingData = std::map<std::string, std::variant<int64_t, std::string>>;
+
 namespace internal {
 
 class DdpCore;
@@ -109,6 +115,7 @@ WEFT_API void ddp_zero_grad(DdpCore& core, bool set_to_none);
 WEFT_API void ddp_sync_buffers(DdpCore& core);
 WEFT_API Joinable& ddp_joinable(DdpCore& core);
 WEFT_API DdpSight ddp_sight(const DdpCore& core);
+WEFT_API DdpLoggingData ddp_logging_data(const DdpCore& core);
 
 }  // namespace internal
 
@@ -182,6 +189,8 @@ class DistributedDataParallel {
   internal::Joinable& joinable() { return internal::ddp_joinable(handle_.core()); }
 
   DdpSight sight() const { return internal::ddp_sight(handle_.core()); }  // counters
+  // What the last reductions took, and what they were of. From any thread.
+  DdpLoggingData logging_data() const { return internal::ddp_logging_data(handle_.core()); }
 
  private:
   Held module_;

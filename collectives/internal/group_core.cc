@@ -289,4 +289,31 @@ void GroupCore::close() {
   }
 }
 
+void GroupCore::add_user(const std::weak_ptr<GroupUser>& user) {
+  MutexLock lock(&mutex_);
+  std::erase_if(users_, [](const auto& one) { return one.expired(); });
+  users_.push_back(user);
+}
+
+std::vector<std::shared_ptr<GroupUser>> GroupCore::users() {
+  std::vector<std::shared_ptr<GroupUser>> out;
+  MutexLock lock(&mutex_);
+  for (const auto& one : users_) {
+    if (auto user = one.lock(); user != nullptr) out.push_back(std::move(user));
+  }
+  return out;
+}
+
+std::string awaited_text(const GroupCore& core, const GroupState& state) {
+  std::string out;
+  for (const int rank : state.waits_for) {
+    cat_to(&out, out.empty() ? "" : ", ", "rank ", rank);
+    const auto& workers = core.options().workers;
+    if (static_cast<size_t>(rank) < workers.size()) {
+      cat_to(&out, " ('", workers[static_cast<size_t>(rank)].name, "')");
+    }
+  }
+  return out;
+}
+
 }  // namespace weft::internal

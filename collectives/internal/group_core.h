@@ -65,6 +65,21 @@ struct GroupState {
   std::vector<int> waits_for;  // ranks
 };
 
+// What works by a group's operations, and is shown with it: a DistributedDataParallel.
+class GroupUser {
+ public:
+  struct Row {
+    std::string name{};
+    int64_t done = 0;         // reductions that have succeeded
+    int64_t forward = 0;      // that is reduced now, or was last
+    std::string waits_for{};  // "": nothing
+    absl::Duration age{};     // for so long
+  };
+  virtual ~GroupUser() = default;
+  // Any thread.
+  virtual Row row() const = 0;
+};
+
 class GroupCore {
  public:
   GroupCore(GroupCoreOptions options, std::unique_ptr<Engine> engine);
@@ -84,6 +99,9 @@ class GroupCore {
   GroupState state();
   // The worker of that rank died, by the membership of this rank's worker: fails the group.
   void member_died(int rank, const Status& why);
+  // Until it is gone.
+  void add_user(const std::weak_ptr<GroupUser>& user);
+  std::vector<std::shared_ptr<GroupUser>> users();
   // The last operations, as a JSON object.
   std::string flight_record();
   void close();
@@ -141,7 +159,11 @@ class GroupCore {
   std::unique_ptr<Thread> thread_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Executor> executor_ ABSL_GUARDED_BY(mutex_);
   std::vector<int> died_ ABSL_GUARDED_BY(mutex_);  // ranks, by the membership
+  std::vector<std::weak_ptr<GroupUser>> users_ ABSL_GUARDED_BY(mutex_);
 };
+
+// "rank 1 ('ps0'), rank 2": what the operation under way waits for; "": for no rank.
+std::string awaited_text(const GroupCore& core, const GroupState& state);
 
 }  // namespace weft::internal
 

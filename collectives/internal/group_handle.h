@@ -26,6 +26,7 @@ class GroupHandle {
   GroupHandle& operator=(const GroupHandle&) = delete;
 
   GroupCore& core() { return *core_; }
+  const std::shared_ptr<GroupCore>& shared_core() const { return core_; }
   std::string_view backend() const { return core_->options().backend; }
   const ProcessGroupOptions& options() const { return options_; }
   // By rank: the rank in the generation before. Empty: there was none.

@@ -24,19 +24,6 @@ std::string_view state_text(const GroupState& state) {
   return state.left ? "left" : "works";
 }
 
-// "rank 1 ('ps0')".
-std::string awaited_text(const GroupCore& core, const GroupState& state) {
-  std::string out;
-  for (const int rank : state.waits_for) {
-    cat_to(&out, out.empty() ? "" : ", ", "rank ", rank);
-    const auto& workers = core.options().workers;
-    if (static_cast<size_t>(rank) < workers.size()) {
-      cat_to(&out, " ('", workers[static_cast<size_t>(rank)].name, "')");
-    }
-  }
-  return out;
-}
-
 std::string doing_text(const GroupState& state) {
   std::string out(state.op);
   if (state.op_sequence > 0) cat_to(&out, " #", state.op_sequence);
@@ -277,6 +264,17 @@ void CollectivesService::put_inspection(Inspection* out) const {
                int64_t{member.size}, std::string(core->options().backend),
                std::string(state_text(state)), static_cast<int64_t>(state.sequence),
                doing_text(state), absl::ToDoubleSeconds(state.op_age), awaited_text(*core, state)});
+  }
+  Inspection::Table& reductions = out->table(
+      "ddp", {"module", "group", "reductions", "forward", "doing", "age_s", "waits_for"});
+  for (const auto& core : groups_.groups()) {
+    const GroupState state = core->state();
+    for (const auto& user : core->users()) {
+      const GroupUser::Row row = user->row();
+      reductions.add({row.name, core->options().name, row.done, row.forward, row.waits_for,
+                      absl::ToDoubleSeconds(row.age),
+                      row.waits_for.empty() ? std::string() : awaited_text(*core, state)});
+    }
   }
 }
 

@@ -134,6 +134,8 @@ class PassGraph {
   // What reducers have asked for, when it is complete, and the end of the effect, if there is one,
   // with what that says. Throws what they throw.
   std::string run_at_end();
+  // What the end waits for, or "". From any thread, while the graph lives.
+  std::string end_waits_for() const { return leaves_->waits_for(); }
   // The type of the node that runs, or null. From any thread, while the graph lives.
   const std::type_info* running_node() const {
     return running_node_.load(std::memory_order_relaxed);

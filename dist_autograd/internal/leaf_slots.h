@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -49,6 +50,23 @@ class LeafSlots final : public GradAccessor {
     at_end_.push_back(std::move(fn));
   }
 
+  void show_wait(std::function<std::string()> text) override {
+    MutexLock lock(&mutex_);
+    waits_.push_back(std::move(text));
+  }
+  // What at_end() waits for; "": nothing, as far as is known.
+  std::string waits_for() {
+    std::vector<std::function<std::string()>> all;
+    {
+      MutexLock lock(&mutex_);
+      all = waits_;
+    }
+    for (const auto& one : all) {
+      if (std::string text = one(); !text.empty()) return text;
+    }
+    return "";
+  }
+
   // Made when it is not there. The leaf lives as long as the pass's graph does.
   at::Tensor* slot(const at::Tensor& leaf) {
     MutexLock lock(&mutex_);
@@ -85,6 +103,7 @@ class LeafSlots final : public GradAccessor {
   Mutex mutex_;
   std::map<const void*, Slot> slots_ ABSL_GUARDED_BY(mutex_);
   std::vector<absl::AnyInvocable<void()>> at_end_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::function<std::string()>> waits_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::internal

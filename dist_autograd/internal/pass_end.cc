@@ -331,8 +331,14 @@ std::string BackwardPass::waits_for_locked() const {
   std::vector<std::string> out;
   if (running_) {
     const std::type_info* const node = graph_->running_node();
-    out.push_back(node == nullptr ? "its own nodes"
-                                  : absl::StrCat("its own node ", c10::demangle(node->name())));
+    const std::string end = node == nullptr ? graph_->end_waits_for() : "";
+    if (!end.empty()) {
+      out.push_back(end);
+    } else if (node == nullptr) {
+      out.emplace_back("its own nodes");
+    } else {
+      out.push_back(absl::StrCat("its own node ", c10::demangle(node->name())));
+    }
   } else {
     for (const auto& [worker, count] : asked_) {
       out.push_back(absl::StrCat(count, " answers about what the losses need from '",

@@ -15,6 +15,7 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
@@ -234,6 +235,19 @@ TEST_P(DdpCheckpoint, EveryOptimizerGoesOn) {
       EXPECT_TRUE(torch::equal(again->weight, net->weight)) << again->weight << net->weight;
       EXPECT_TRUE(torch::equal(again->bias, net->bias));
     }
+    torch::nn::Linear net(3, 2);
+    optim::LBFGS lbfgs(net->parameters(), optim::LBFGSOptions(0.1).max_iter(3));
+    lbfgs.step([&net, &lbfgs]() -> at::Tensor {
+      lbfgs.zero_grad();
+      const at::Tensor loss = net(torch::ones({2, 3})).square().mean();
+      loss.backward();
+      return loss;
+    });
+    const TrainingState state{.module = net.get(), .optimizer = &lbfgs};
+    EXPECT_THAT(
+        std::string(error_of([&] { save_checkpoint(group, "lbfgs", state, options()); }).message()),
+        HasSubstr("saving checkpoint 'lbfgs'"));
+    EXPECT_EQ(error_kind(files_->stamp("lbfgs").status()), ErrorKind::kNotFound);
   });
 }
 

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include <torch/nn/module.h>
@@ -71,6 +73,7 @@ class DdpCore final : public Joinable {
     if (options.broadcast_buffers) buffers_ = tensors_of({&model.buffers});
     state_ = tensors_of({&model.parameters, &model.frozen, &model.buffers});
     synced_norms_ = names_of_synced_norms(module);
+    reduce.module = module_name_;
     reducer_ = std::make_shared<Reducer>(std::move(model.parameters), group_, reduce);
     reducer_->attach();
   }
@@ -81,6 +84,7 @@ class DdpCore final : public Joinable {
       return false;
     }
     reducer_->check_parameters();
+    forward_begun_ = reducer_->watch_of().now();
     // After forwards without reduction buffers are those of this rank's own batches until the next.
     if (std::exchange(synced_, true) && !buffers_.empty()) {
       sync_buffers_from(join_ == nullptr ? 0 : announce(JoinStep::kSyncBuffers).highest);
@@ -100,6 +104,7 @@ class DdpCore final : public Joinable {
                        "group of its own, or all ranks equally many batches")));
     }
     reducer_->watch(ticket_, outputs);
+    reducer_->watch_of().forward_ended(forward_begun_);
   }
   void sync_buffers() { sync_buffers_from(0); }
   void no_sync(int change) { no_sync_ += change; }
@@ -112,6 +117,7 @@ class DdpCore final : public Joinable {
     number_ = number;
   }
   Reducer& reducer() const { return *reducer_; }
+  DdpLoggingData logging_data() const;
 
   // ---- Joinable ----
   const ProcessGroup& join_group() const override { return group_; }
@@ -162,7 +168,59 @@ class DdpCore final : public Joinable {
   bool synced_ = true;
   int64_t number_ = 0;
   ForwardTicket ticket_{};
+  absl::Time forward_begun_{};
 };
+
+DdpLoggingData DdpCore::logging_data() const {
+  const Reducer::Sight sight = reducer_->sight();
+  const ReductionTimes last = reducer_->watch_of().last();
+  const ReductionTimes sums = reducer_->watch_of().sums();
+  int64_t bytes = 0;
+  std::set<std::string> dtypes;
+  int64_t parameters = 0;
+  for (const at::Tensor& one : state_) {
+    if (!one.requires_grad()) continue;
+    ++parameters;
+    bytes += static_cast<int64_t>(one.nbytes());
+    dtypes.insert(c10::toString(one.scalar_type()));
+  }
+  DdpLoggingData out = {
+      {"world_size", int64_t{group_.size()}},
+      {"rank", int64_t{group_.rank()}},
+      {"module_name", module_name_},
+      {"backend_name", std::string(group_.backend())},
+      {"iteration", sight.reductions},
+      {"num_parameter_tensors", parameters},
+      {"total_parameter_size_bytes", bytes},
+      {"dtypes", absl::StrJoin(dtypes, ", ")},
+      {"bucket_cap_bytes", static_cast<int64_t>(options_.bucket_cap_mb * 1024 * 1024)},
+      {"bucket_sizes", absl::StrJoin(sight.first_bytes, ", ")},
+      {"rebuilt_bucket_sizes",
+       absl::StrJoin(sight.rebuilt ? sight.bucket_bytes : std::vector<int64_t>(), ", ")},
+      {"has_rebuilt_buckets", int64_t{sight.rebuilt}},
+      {"num_buckets_reduced", static_cast<int64_t>(sight.buckets.size())},
+      {"num_buckets_launched_early", sight.launched_early},
+      {"unused_parameters", absl::StrJoin(sight.unused, ", ")},
+      {"unused_parameter_size", sight.unused_bytes},
+      {"prev_iteration_grad_ready_order_indices", absl::StrJoin(sight.order, ", ")},
+      {"comm_hook", std::string(sight.hooked ? "registered" : "none")},
+      {"has_sync_bn", int64_t{!synced_norms_.empty()}},
+      {"broadcast_buffers", int64_t{options_.broadcast_buffers}},
+      {"find_unused_parameters", int64_t{options_.find_unused_parameters}},
+      {"gradient_as_bucket_view", int64_t{options_.gradient_as_bucket_view}},
+      {"static_graph", int64_t{options_.static_graph}}};
+  const auto put = [&](const std::string& name, absl::Duration ReductionTimes::*which) {
+    out[name] = absl::ToInt64Nanoseconds(last.*which);
+    out["avg_" + name] =
+        absl::ToInt64Nanoseconds(sums.*which / std::max<int64_t>(1, sight.reductions));
+  };
+  put("forward_compute_time", &ReductionTimes::forward);
+  put("backward_compute_time", &ReductionTimes::backward);
+  put("backward_comm_time", &ReductionTimes::reducing);
+  put("backward_compute_comm_overlap_time", &ReductionTimes::overlap);
+  put("backward_comm_exposed_time", &ReductionTimes::exposed);
+  return out;
+}
 
 DdpHandle::DdpHandle(torch::nn::Module& module, const ProcessGroup& group,
                      const DistributedDataParallelOptions& options)
@@ -182,6 +240,7 @@ void ddp_comm_hook(DdpCore& core, CommHook hook) { core.reducer().set_hook(std::
 void ddp_zero_grad(DdpCore& core, bool set_to_none) { core.reducer().zero_grad(set_to_none); }
 void ddp_sync_buffers(DdpCore& core) { core.sync_buffers(); }
 Joinable& ddp_joinable(DdpCore& core) { return core; }
+DdpLoggingData ddp_logging_data(const DdpCore& core) { return core.logging_data(); }
 DdpSight ddp_sight(const DdpCore& core) {
   Reducer::Sight from = core.reducer().sight();
   return {std::move(from.buckets), from.reductions, from.launched_early, from.rebuilt};

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/collectives/internal/ddp/buckets.h"
+#include "weft/collectives/internal/group_handle.h"
 
 namespace weft::internal {
 namespace {
@@ -55,7 +56,11 @@ class Reducer::End {
 
 Reducer::Reducer(std::vector<ModelTensor> parameters, const ProcessGroup& group,
                  const ReducerOptions& options)
-    : group_(group), options_(options), world_(group_.size()), changed_(group_.runtime().get()) {
+    : group_(group),
+      options_(options),
+      world_(group_.size()),
+      watch_(std::make_shared<ReductionWatch>(group, options.module)),
+      changed_(group_.runtime().get()) {
   for (ModelTensor& one : parameters) {
     Parameter parameter;
     parameter.options = one.tensor.options();
@@ -67,6 +72,9 @@ Reducer::Reducer(std::vector<ModelTensor> parameters, const ProcessGroup& group,
   MutexLock lock(&mutex_);
   used_.resize(parameters_.size());
   build_buckets_locked(true);
+  first_bytes_ = bucket_bytes_locked();
+  unused_.resize(parameters_.size());
+  group_.handle()->core().add_user(watch_);
 }
 
 Reducer::~Reducer() { hooks_.clear(); }
@@ -203,6 +211,12 @@ void Reducer::on_begin(const ForwardTicket& ticket, const std::shared_ptr<GradAc
     }
     waiting_.push_back(made);
   }
+  using AtEnd = Reduction::AtEnd;
+  accessor->show_wait([watch = watch_, at = made->at_end]() -> std::string {
+    const AtEnd now = at->load();
+    if (now == AtEnd::kReduces) return watch->doing();
+    return now == AtEnd::kWaitsForTurn ? "the turn of its reduction" : "";
+  });
   // Without the mutex: what the accessor drops may be an End.
   accessor->at_end([end = std::make_unique<End>(weak_from_this(), made)] { end->run(); });
   MutexLock lock(&mutex_);
@@ -257,6 +271,8 @@ void Reducer::activate_next_locked() {
     if (reduction == nullptr) return;
     active_ = reduction;
     next_bucket_ = 0;
+    early_before_ = launched_early_;
+    watch_->begin(reduction->ticket.number, buckets_.size());
     if (join_ != nullptr && !reduction->shadow) {
       reduction->announced = join_->announce(join_part_, JoinStep::kReduce);
     }
@@ -274,6 +290,7 @@ void Reducer::activate_next_locked() {
 
 void Reducer::take_arrived_locked(Reduction* reduction) {
   const c10::AutoGradMode no_grad(false);
+  note_reduced_locked();
   for (size_t i = 0; i < arrivals_.size(); ++i) {
     const bool unused = arrivals_[i] == 0 && !reduction->ready[i];
     if (unused) mark_ready_locked(reduction, i, reduction->gives_zeros());
@@ -323,7 +340,7 @@ void Reducer::mark_ready_locked(Reduction* reduction, size_t index, bool zeros) 
                                    absl::StrCat("the gradient of '", parameter.model.name, "'"));
     }
   }
-  --buckets_[parameter.bucket].pending;
+  if (--buckets_[parameter.bucket].pending == 0) watch_->ready(parameter.bucket);
 }
 
 void Reducer::copy_in_locked(Reduction* reduction, const Parameter& parameter, bool zeros) {
@@ -384,13 +401,31 @@ void Reducer::launch_locked(size_t index) {
 void Reducer::launch_ready_locked() {
   while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0) {
     Bucket& bucket = buckets_[next_bucket_++];
-    if (bucket.buffer.defined()) launch_locked(next_bucket_ - 1);
+    if (bucket.buffer.defined()) {
+      launch_locked(next_bucket_ - 1);
+      watch_->launched(next_bucket_ - 1, static_cast<int64_t>(bucket.buffer.nbytes()));
+    }
     for (const Bucket& later : buckets_) {
       if (later.pending == 0) continue;
       ++launched_early_;
       break;
     }
   }
+}
+
+void Reducer::note_reduced_locked() {
+  for (size_t i = watch_->first_unreduced(); i < next_bucket_; ++i) {
+    if (buckets_[i].is_under_way()) return;
+    watch_->reduced(i);
+  }
+}
+
+std::vector<int64_t> Reducer::bucket_bytes_locked() const {
+  std::vector<int64_t> out;
+  for (const Bucket& one : buckets_) {
+    out.push_back(one.buffer.defined() ? static_cast<int64_t>(one.buffer.nbytes()) : 0);
+  }
+  return out;
 }
 
 void Reducer::forget_locked(const ReductionRef& reduction) {
@@ -440,6 +475,15 @@ Reducer::Sight Reducer::sight() const {
   out.reductions = reductions_;
   out.launched_early = launched_early_;
   out.rebuilt = rebuilt_;
+  out.first_bytes = first_bytes_;
+  out.bucket_bytes = bucket_bytes_locked();
+  for (size_t i = 0; i < unused_.size(); ++i) {
+    if (!unused_[i]) continue;
+    out.unused.push_back(parameters_[i].model.name);
+    out.unused_bytes += static_cast<int64_t>(parameters_[i].model.tensor.nbytes());
+  }
+  out.order = order_;
+  out.hooked = hook_ != nullptr;
   return out;
 }
 

@@ -25,6 +25,7 @@
 // Threads: all methods from anywhere. The mutex is held while a gradient is copied into its bucket,
 // not during a wait.
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -37,6 +38,7 @@
 #include "weft/collectives/grad_accessor.h"
 #include "weft/collectives/internal/ddp/join_session.h"
 #include "weft/collectives/internal/ddp/model.h"
+#include "weft/collectives/internal/ddp/reduction_watch.h"
 #include "weft/collectives/internal/ddp/sink.h"
 #include "weft/collectives/process_group.h"
 #include "weft/collectives/work.h"
@@ -52,7 +54,8 @@ struct ReducerOptions {
   bool find_unused = false;
   bool static_graph = false;  // instead: the first reduction shows which parameters are used
   bool bucket_view = false;
-  Timeout timeout{};  // of each operation, and of waiting for one's turn
+  Timeout timeout{};     // of each operation, and of waiting for one's turn
+  std::string module{};  // its name, for observers
 };
 
 // What a forward is that takes part.
@@ -92,8 +95,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     int64_t reductions = 0;                           // that have succeeded
     int64_t launched_early = 0;                       // buckets, before the last gradient was ready
     bool rebuilt = false;
+    std::vector<int64_t> first_bytes{};   // of the buckets, before they were made again...
+    std::vector<int64_t> bucket_bytes{};  // ...and now; 0: sparse
+    std::vector<std::string> unused{};    // parameters that no rank used in the last reduction
+    int64_t unused_bytes = 0;
+    std::vector<int64_t> order{};  // in which parameters arrived, once that is known
+    bool hooked = false;
   };
   Sight sight() const;
+  ReductionWatch& watch_of() const { return *watch_; }
 
  private:
   struct Parameter {
@@ -132,6 +142,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     Status failed{};
     at::Tensor agreed{};  // what the ranks agree on
     Work agreeing{};
+    // What its end does, for show_wait(), which may outlive it.
+    enum class AtEnd { kNotYet, kWaitsForTurn, kReduces };
+    std::shared_ptr<std::atomic<AtEnd>> at_end =
+        std::make_shared<std::atomic<AtEnd>>(AtEnd::kNotYet);
 
     bool gives_zeros() const { return abandoned || shadow; }
   };
@@ -165,6 +179,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void launch_locked(size_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void launch_ready_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Says which buckets have been reduced since it was asked last.
+  void note_reduced_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<int64_t> bucket_bytes_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void forget_locked(const ReductionRef& reduction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- reducer_join.cc: under a Join ----
@@ -201,6 +218,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const int64_t world_;
   std::vector<Parameter> parameters_;  // buckets and views: while nothing is reduced
   std::vector<LeafHook> hooks_;
+  const std::shared_ptr<ReductionWatch> watch_;
 
   mutable Mutex mutex_;
   Condition changed_;
@@ -224,6 +242,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   size_t join_part_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t reductions_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t launched_early_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t early_before_ ABSL_GUARDED_BY(mutex_) = 0;  // `launched_early_` at the last beginning
+  std::vector<int64_t> first_bytes_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> unused_ ABSL_GUARDED_BY(mutex_);  // by all ranks, in the last reduction
 };
 
 }  // namespace weft::internal

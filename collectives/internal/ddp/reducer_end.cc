@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "ATen/core/grad_mode.h"
@@ -77,7 +78,9 @@ Status Reducer::missing_locked(const Reduction& reduction) const {
 void Reducer::finalize(const ReductionRef& reduction) {
   const c10::AutoGradMode no_grad(false);
   try {
+    reduction->at_end->store(Reduction::AtEnd::kWaitsForTurn);
     wait_turn(reduction);
+    reduction->at_end->store(Reduction::AtEnd::kReduces);
     {
       MutexLock lock(&mutex_);
       complete_locked(reduction.get());
@@ -90,6 +93,8 @@ void Reducer::finalize(const ReductionRef& reduction) {
     MutexLock lock(&mutex_);
     ++reductions_;
     learn_graph_locked(*reduction);
+    for (size_t i = 0; i < parameters_.size(); ++i) unused_[i] = !is_used(*reduction, i);
+    watch_->end(true, launched_early_ - early_before_);
     std::fill(used_.begin(), used_.end(), false);
     if (!order.empty()) {
       rebuilt_ = true;
@@ -107,6 +112,7 @@ void Reducer::finalize(const ReductionRef& reduction) {
           under_way |= one.is_under_way();
         }
         under_way |= reduction->agreeing.valid() && !reduction->agreeing.is_completed();
+        watch_->end(false, 0);
       }
       forget_locked(reduction);
     }
@@ -137,6 +143,8 @@ void Reducer::wait_turn(const ReductionRef& reduction) {
 }
 
 void Reducer::complete_locked(Reduction* reduction) {
+  note_reduced_locked();
+  watch_->gradients_ended();
   const Status missing = missing_locked(*reduction);
   if (reduction->failed.ok()) reduction->failed = missing;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -160,7 +168,12 @@ void Reducer::complete_locked(Reduction* reduction) {
 }
 
 void Reducer::wait_buckets(Reduction* reduction) {
-  std::vector<std::pair<std::string, std::function<Status(absl::Duration)>>> works;
+  struct Awaited {
+    std::string what{};
+    std::function<Status(absl::Duration)> wait{};
+    std::optional<size_t> bucket{};
+  };
+  std::vector<Awaited> works;
   bool hooked = false;
   {
     MutexLock lock(&mutex_);
@@ -168,7 +181,7 @@ void Reducer::wait_buckets(Reduction* reduction) {
     for (size_t i = 0; i < buckets_.size(); ++i) {
       if (!buckets_[i].work.valid() && !buckets_[i].hooked.has_value()) continue;
       const std::vector<size_t>& members = buckets_[i].parameters;
-      works.emplace_back(
+      works.push_back(Awaited{
           absl::StrCat(
               "bucket ", i, " of ", buckets_.size(), " (", parameters_[members.front()].model.name,
               members.size() > 1 ? absl::StrCat(" and ", members.size() - 1, " more") : "", ")"),
@@ -184,16 +197,27 @@ void Reducer::wait_buckets(Reduction* reduction) {
             return make_error(ErrorKind::kInvalidArgument,
                               absl::StrCat("the hook gave ", mean->defined() ? mean->numel() : 0,
                                            " elements for ", bucket.buffer.numel()));
-          });
+          },
+          i});
     }
   }
-  works.emplace_back("agreeing on the result", [work = reduction->agreeing](absl::Duration time) {
-    return work.try_wait(time);
-  });
-  for (const auto& [what, wait] : works) {
-    const Status done = wait(time_for(*reduction));
-    if (done.ok()) continue;
-    const Status failed = annotate(done, what);
+  works.push_back(
+      Awaited{"agreeing on the result",
+              [work = reduction->agreeing](absl::Duration time) { return work.try_wait(time); }});
+  for (const Awaited& one : works) {
+    watch_->waits_for(one.what);
+    const Status done = one.wait(time_for(*reduction));
+    if (done.ok()) {
+      if (one.bucket.has_value() && *one.bucket >= watch_->first_unreduced()) {
+        watch_->reduced(*one.bucket);
+      }
+      continue;
+    }
+    // An operation that has failed says itself whom it had waited for.
+    const std::string ranks =
+        error_kind(done) == ErrorKind::kDeadline && group_.failure().ok() ? watch_->ranks() : "";
+    const Status failed =
+        annotate(done, absl::StrCat(one.what, ranks.empty() ? "" : ", which waits for ", ranks));
     // What a hook gives is known to this rank alone, and the others may have agreed already.
     if (hooked && group_.failure().ok()) group_.abort(std::string(failed.message()));
     throw_error(failed);
@@ -340,6 +364,7 @@ void Reducer::give_up_locked(const ReductionRef& reduction) {
   const c10::AutoGradMode no_grad(false);
   try {
     complete_locked(reduction.get());
+    watch_->end(false, 0);
     // Tells the other ranks why; this one does not wait for them.
     (void)begin_all_gather_notes(group_, std::string(reduction->failed.message()),
                                  options_.timeout);
