@@ -169,9 +169,10 @@ class ModuleDef {
 };
 
 template <class M>
-ModuleDef<M> module_(Library& library, std::string_view name) {  // NOLINT
+ModuleDef<M> module_(Library& library, std::string_view name,  // NOLINT
+                     ClassOptions options = {}) {
   return ModuleDef<M>(
-      library.class_<internal::Served<typename internal::ModuleImpl<M>::type>>(name));
+      library.class_<internal::Served<typename internal::ModuleImpl<M>::type>>(name, options));
 }
 
 template <class M>
@@ -188,7 +189,7 @@ class RemoteModule {
   template <class... Args>
   RemoteModule(const Worker& worker, std::string_view placement, const Args&... args) {
     const internal::RemotePlacement at = value_or_throw(internal::parse_placement(placement));
-    module_ = remote<Served>(worker, at.destination(), args...);
+    module_ = weft::remote<Served>(worker, at.destination(), args...);
     if (at.device != "cpu") to(at.device);
   }
 
@@ -221,6 +222,11 @@ class RemoteModule {
   template <class... Args>
   auto rpc_async(const Args&... args) const {
     return module_.rpc_async(args...);
+  }
+  // The result stays at the module's worker.
+  template <class... Args>
+  auto remote(const Args&... args) const {
+    return module_.remote(args...);
   }
   // Its parameters where they are, in LibTorch's order: for an optimizer, which runs there.
   std::vector<RRef<at::Tensor>> parameters(bool recurse = true) const {

@@ -48,6 +48,7 @@ std::map<std::string, int64_t> Core::debug_info() const {
   std::map<std::string, int64_t> out = agent_->debug_info();
   out["worker_threads"] = worker_threads_;
   if (metrics_port_ != 0) out["metrics_port"] = metrics_port_;
+  if (health_port_ != 0) out["health_port"] = health_port_;
   out["members"] = static_cast<int64_t>(membership_->list()->by_id.size());
   out["members_gone"] = static_cast<int64_t>(membership_->list()->gone.size());
   out["membership_version"] = static_cast<int64_t>(membership_->list()->version);
@@ -105,6 +106,7 @@ ShutdownResult Core::do_shutdown(const ShutdownOptions& options) {
           ? deadline_after(start, options.deadline.value_or(absl::InfiniteDuration()))
           : absl::InfiniteFuture();
   ShutdownResult result;
+  health_->ready = false;
   if (options.graceful) {
     DrainOptions d;
     d.arrival_deadline = hard;
@@ -186,6 +188,7 @@ Status Core::tear_down(const Status& why, absl::Time deadline) {
   }
   // Last: until here the metrics tell how the end goes.
   metrics_http_.reset();
+  health_http_.reset();
   return status;
 }
 
@@ -196,6 +199,7 @@ void Core::abandon() {
     shutdown_begun_ = true;
   }
   down_.store(true);
+  health_->ready = false;
   const Status why =
       make_error(ErrorKind::kState,
                  absl::StrCat("worker '", self_.name, "' was destroyed without shutdown()"));

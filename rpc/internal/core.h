@@ -19,6 +19,7 @@
 #include "weft/common/condition.h"
 #include "weft/rpc/internal/agent.h"
 #include "weft/rpc/internal/call_trace.h"
+#include "weft/rpc/internal/health_http.h"
 #include "weft/rpc/internal/membership.h"
 #include "weft/rpc/internal/metrics_http.h"
 #include "weft/rpc/internal/subscribers.h"
@@ -73,7 +74,8 @@ class Core : public std::enable_shared_from_this<Core> {
   Core() = default;
 
   Status init(JoinOptions options);
-  Status read_options(JoinOptions* options);
+  // Overlays the options with what the environment says; WEFT_HEALTH has no field.
+  Status read_options(JoinOptions* options, std::string* health_address);
   Status open_rendezvous(const JoinOptions& options, absl::Time deadline);
   Status find_job_id(absl::Time deadline);
   // Opens the devices that the options name and checks them; nothing when they name none.
@@ -99,6 +101,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::string address_;
   std::string metrics_address_;
   int metrics_port_ = 0;
+  int health_port_ = 0;
   std::string store_url_;
   std::optional<int> rank_;
   int world_size_ = 0;
@@ -121,6 +124,8 @@ class Core : public std::enable_shared_from_this<Core> {
   std::unique_ptr<Transport> transport_;
   // Gone after tear_down(), which runs once.
   std::unique_ptr<MetricsHttp> metrics_http_;
+  const std::shared_ptr<HealthState> health_ = std::make_shared<HealthState>();
+  std::unique_ptr<HealthHttp> health_http_;
 
   std::atomic<bool> down_{false};
   mutable Mutex shutdown_mutex_;

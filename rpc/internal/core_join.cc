@@ -68,10 +68,13 @@ StatusOr<std::shared_ptr<Core>> Core::join(JoinOptions options) {
   return core;
 }
 
-Status Core::read_options(JoinOptions* options) {
+Status Core::read_options(JoinOptions* options, std::string* health_address) {
   const Environment environment =
       options->environment.has_value() ? *options->environment : process_environment();
   WEFT_ASSIGN_OR_RETURN(config_, Config::from_environment(environment));
+  if (const auto it = environment.find("WEFT_HEALTH"); it != environment.end()) {
+    *health_address = it->second;
+  }
   const auto take = [](absl::Duration* to, const Timeout& from) {
     if (from.is_set()) *to = from.value_or(*to);
   };
@@ -158,7 +161,8 @@ Status Core::read_options(JoinOptions* options) {
 }
 
 Status Core::init(JoinOptions options) {
-  WEFT_RETURN_IF_ERROR(read_options(&options));
+  std::string health_address;
+  WEFT_RETURN_IF_ERROR(read_options(&options, &health_address));
   runtime_ = options.runtime != nullptr ? options.runtime : make_system_runtime();
   const absl::Time deadline = deadline_after(runtime_->now(), config_.join_timeout);
   metrics_ = std::make_shared<Metrics>();
@@ -183,6 +187,13 @@ Status Core::init(JoinOptions options) {
     metrics_address_ = metrics_http_->address();
     metrics_port_ = metrics_http_->port();
     WEFT_LOG(log_, kInfo) << "metrics at http://" << metrics_address_ << "/metrics";
+  }
+  // A simulation has no threads that wait for sockets.
+  if (!health_address.empty() && !runtime_->simulated()) {
+    WEFT_ASSIGN_OR_RETURN(health_http_, HealthHttp::start(health_address, health_, runtime_));
+    health_port_ = health_http_->port();
+    WEFT_LOG(log_, kInfo) << "health at http://" << health_http_->address()
+                          << "/healthz and /readyz";
   }
 
   // The same for credentials that are no good.
@@ -240,6 +251,7 @@ Status Core::init(JoinOptions options) {
     auto core = weak.lock();
     if (core == nullptr) return;
     WEFT_LOG(core->log_, kError) << why;
+    core->health_->live = false;
     core->close_services(why);
     if (core->agent_ready_.load()) core->agent_->close(why);
   };
@@ -315,6 +327,7 @@ Status Core::init(JoinOptions options) {
   agent_->set_members(membership_->list());
   agent_->open();
   log_library_differences(*membership_->list());
+  health_->ready = true;
   WEFT_LOG(log_, kInfo) << "joined job " << job_id_ << " as id " << self_.id << " at " << address_
                         << ", store " << store_->describe() << ", "
                         << membership_->list()->by_id.size() << " workers";

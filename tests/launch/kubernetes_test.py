@@ -7,6 +7,7 @@ has what `weftrun ca` makes. --schema also validates each document against the p
 Exit code 77, with the reason, where something that this needs is missing.
 """
 import argparse
+import http.client
 import os
 import re
 import shutil
@@ -30,9 +31,14 @@ except ImportError:
     skip("python3-yaml is not installed")
 
 
+def address_of(index):
+    """All of 127.0.0.0/8 is this host: a pod's own address, on which its ports are its own."""
+    return f"127.0.1.{index + 1}"
+
+
 def field(path, index, job):
     known = {"metadata.annotations['batch.kubernetes.io/job-completion-index']": str(index),
-             "metadata.labels['batch.kubernetes.io/controller-uid']": job}
+             "metadata.labels['batch.kubernetes.io/controller-uid']": job, "status.podIP": address_of(index)}
     return known[path]
 
 
@@ -63,6 +69,30 @@ def check_manifest(service, job):
     return container, int(size)
 
 
+def probe(container, which, index):
+    """The status that the kubelet would get for one probe of a pod; None: nothing answers."""
+    get = container[which]["httpGet"]
+    port = {entry["name"]: entry["containerPort"] for entry in container["ports"]}[get["port"]]
+    connection = http.client.HTTPConnection(address_of(index), port, timeout=LIMIT)
+    try:
+        connection.request("GET", get["path"])
+        answer = connection.getresponse()
+        assert answer.read() == b"", "an answer has content"
+        return answer.status
+    except ConnectionError:
+        return None
+    finally:
+        connection.close()
+
+
+def wait_for(container, which, index, pod, wanted):
+    status = None
+    while status != wanted:
+        assert pod.poll() is None, f"pod {index} ended before {which} was {wanted}; the last was {status}"
+        status = probe(container, which, index)
+    print(f"pod {index}: {which} {status}")
+
+
 def validate(documents):
     try:
         import kubernetes_validate
@@ -81,6 +111,11 @@ def inside(args):
     program = os.path.join(args.bin, os.path.basename(container["command"][0]))
     pods = []
     for index in range(size):
+        if index == size - 1:
+            # As long as one is missing no pod is ready, and all are alive.
+            for other, pod in enumerate(pods):
+                wait_for(container, "livenessProbe", other, pod, 200)
+                wait_for(container, "readinessProbe", other, pod, 503)
         environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **environment_of(container, index, job)}
         pods.append(subprocess.Popen([program, *container["command"][1:]], env=environment, text=True,
                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT))

@@ -1,73 +1,22 @@
 // Metrics over HTTP: what Prometheus gets from a worker, through a socket.
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <cstring>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "weft/tests/rpc/http_client.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
 
 namespace weft::testing {
 namespace {
-
-// A connection to "127.0.0.1:PORT"; every wait on it is bounded.
-class Client {
- public:
-  explicit Client(const std::string& address) : fd_(::socket(AF_INET, SOCK_STREAM, 0)) {
-    const timeval bound = {20, 0};
-    ::setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &bound, sizeof bound);
-    sockaddr_in to = {};
-    to.sin_family = AF_INET;
-    int port = 0;
-    const size_t colon = address.rfind(':');
-    if (colon == std::string::npos || !absl::SimpleAtoi(address.substr(colon + 1), &port)) return;
-    to.sin_port = htons(static_cast<uint16_t>(port));
-    ::inet_pton(AF_INET, address.substr(0, colon).c_str(), &to.sin_addr);
-    connected_ = ::connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0;
-  }
-  ~Client() { ::close(fd_); }
-  Client(const Client&) = delete;
-  Client& operator=(const Client&) = delete;
-
-  bool connected() const { return connected_; }
-  // All that comes until the server closes; "" when there is no server.
-  std::string ask(const std::string& request) {
-    if (!connected_) return "";
-    size_t sent = 0;
-    while (sent < request.size()) {
-      const ssize_t n = ::send(fd_, request.data() + sent, request.size() - sent, MSG_NOSIGNAL);
-      if (n <= 0) return "";
-      sent += static_cast<size_t>(n);
-    }
-    std::string answer;
-    char buffer[4096];
-    ssize_t n = 0;
-    while ((n = ::recv(fd_, buffer, sizeof buffer, 0)) > 0) {
-      answer.append(buffer, static_cast<size_t>(n));
-    }
-    return answer;
-  }
-
- private:
-  const int fd_;
-  bool connected_ = false;
-};
-
-std::string get(const std::string& address, const std::string& path = "/metrics") {
-  Client client(address);
-  return client.ask("GET " + path + " HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
-}
 
 // "name{labels}" -> value, of the lines that are ours.
 std::map<std::string, double> values(const std::string& page) {
@@ -113,19 +62,19 @@ TEST_F(MetricsHttpTest, CountersOfEachWorkerGrowByTheCallsMade) {
   EXPECT_NE(first, second);
   EXPECT_EQ(first, absl::StrCat("127.0.0.1:", c[0].debug_info().at("metrics_port")));
 
-  const std::string page = get(first);
+  const std::string page = http_get(first);
   EXPECT_EQ(page.rfind("HTTP/1.1 200 OK\r\n", 0), 0u) << page;
   EXPECT_NE(page.find("Content-Type: text/plain"), std::string::npos) << page;
   EXPECT_NE(page.find("# TYPE weft_rpc_calls_issued_total counter\n"), std::string::npos) << page;
   EXPECT_NE(page.find("# TYPE weft_rpc_call_seconds histogram\n"), std::string::npos) << page;
 
   auto before0 = values(page);
-  auto before1 = values(get(second));
+  auto before1 = values(http_get(second));
   ASSERT_EQ(before0.count(kIssued), 1u) << page;
   for (int64_t i = 0; i < 5; ++i) rpc_sync(c[0], 1, &add, i, i);
   for (int64_t i = 0; i < 3; ++i) rpc_sync(c[1], 0, &add, i, i);
-  EXPECT_EQ(values(get(first))[kIssued], before0[kIssued] + 5);
-  EXPECT_EQ(values(get(second))[kIssued], before1[kIssued] + 3);
+  EXPECT_EQ(values(http_get(first))[kIssued], before0[kIssued] + 5);
+  EXPECT_EQ(values(http_get(second))[kIssued], before1[kIssued] + 3);
   c.shutdown();
 }
 
@@ -137,7 +86,7 @@ TEST_F(MetricsHttpTest, ThePageHasTheSameSeriesAsTheText) {
   Histogram* const seconds =
       metrics.histogram("weft_test_seconds", "t", {.first = 1, .factor = 2, .buckets = 3});
   for (const double v : {0.5, 2.0, 3.0, 100.0}) seconds->observe(v);
-  const std::map<std::string, double> served = values(get(c[0].metrics_address()));
+  const std::map<std::string, double> served = values(http_get(c[0].metrics_address()));
   const std::map<std::string, double> text = values(metrics.text());
   std::vector<std::string> served_names;
   std::vector<std::string> text_names;
@@ -162,14 +111,31 @@ TEST_F(MetricsHttpTest, ThePageHasTheSameSeriesAsTheText) {
 TEST_F(MetricsHttpTest, OnlyMetricsAreServed) {
   Cluster c(options(1));
   for (const char* path : {"/", "/etc/passwd", "/../../../../etc/passwd"}) {
-    const std::string answer = get(c[0].metrics_address(), path);
+    const std::string answer = http_get(c[0].metrics_address(), path);
     EXPECT_EQ(answer.find(" 200 "), std::string::npos) << path << "\n" << answer;
     EXPECT_EQ(answer.find("root:"), std::string::npos) << path;
     EXPECT_EQ(answer.rfind("HTTP/1.1 4", 0), 0u) << path << "\n" << answer;
   }
-  const std::string odd = Client(c[0].metrics_address()).ask(std::string("\xff\x00odd\r\n\r\n", 9));
+  const std::string odd =
+      HttpClient(c[0].metrics_address()).ask(std::string("\xff\x00odd\r\n\r\n", 9));
   EXPECT_EQ(odd.find(" 200 "), std::string::npos);
-  EXPECT_NE(get(c[0].metrics_address()).find(kIssued), std::string::npos);
+  EXPECT_NE(http_get(c[0].metrics_address()).find(kIssued), std::string::npos);
+  c.shutdown();
+}
+
+// What `promtool check metrics` asks for, and base units in names besides; tests/docs runs promtool.
+TEST_F(MetricsHttpTest, NamesFollowTheConventionsOfPrometheus) {
+  Cluster c(options(2));
+  EXPECT_EQ(rpc_sync(c[0], "worker1", &add, 1, 2), 3);
+  for (const MetricFamily& family : c[0].metrics().families()) {
+    const bool total = absl::EndsWith(family.name, "_total");
+    EXPECT_EQ(total, family.kind == MetricFamily::Kind::kCounter) << family.name;
+    EXPECT_FALSE(family.help.empty()) << family.name;
+    for (const char* unit : {"_us", "_ms", "_ns", "_kib", "_mib", "_count", "_bucket"}) {
+      const std::string odd = absl::StrCat(unit, "_");
+      EXPECT_FALSE(absl::StrContains(family.name + "_", odd)) << family.name;
+    }
+  }
   c.shutdown();
 }
 
@@ -181,12 +147,12 @@ TEST_F(MetricsHttpTest, ATakenPortIsAnErrorOfJoin) {
   EXPECT_NE(second.message().find(address), std::string::npos) << second;
   EXPECT_NE(second.message().find("the port is taken"), std::string::npos) << second;
   // The first still serves; when it has gone, the port is free.
-  EXPECT_NE(get(address).find(kIssued), std::string::npos);
+  EXPECT_NE(http_get(address).find(kIssued), std::string::npos);
   EXPECT_TRUE(first.shutdown().status.ok());
-  EXPECT_FALSE(Client(address).connected());
+  EXPECT_FALSE(HttpClient(address).connected());
   Worker third = Worker::join(alone(address));
   EXPECT_EQ(third.metrics_address(), address);
-  EXPECT_NE(get(address).find(kIssued), std::string::npos);
+  EXPECT_NE(http_get(address).find(kIssued), std::string::npos);
   EXPECT_TRUE(third.shutdown().status.ok());
 }
 
@@ -218,16 +184,16 @@ TEST_F(MetricsHttpTest, OffUnlessAskedForByOptionOrEnvironment) {
   o.environment = Environment{{"WEFT_METRICS", "localhost:0"}};
   Worker on = Worker::join(std::move(o));
   EXPECT_EQ(on.metrics_address().rfind("127.0.0.1:", 0), 0u) << on.metrics_address();
-  EXPECT_NE(get(on.metrics_address()).find(kIssued), std::string::npos);
+  EXPECT_NE(http_get(on.metrics_address()).find(kIssued), std::string::npos);
   EXPECT_TRUE(on.shutdown().status.ok());
 }
 
 TEST_F(MetricsHttpTest, ClientsThatSayNothingDoNotHoldTheEnd) {
   Worker worker = Worker::join(alone("127.0.0.1:0"));
   // More than the server has threads.
-  std::vector<std::unique_ptr<Client>> silent;
+  std::vector<std::unique_ptr<HttpClient>> silent;
   for (int i = 0; i < 5; ++i) {
-    silent.push_back(std::make_unique<Client>(worker.metrics_address()));
+    silent.push_back(std::make_unique<HttpClient>(worker.metrics_address()));
     EXPECT_TRUE(silent.back()->connected());
   }
   EXPECT_TRUE(worker.shutdown().status.ok());

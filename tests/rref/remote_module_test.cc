@@ -1,7 +1,10 @@
 // RemoteModule: a torch::nn::Module at another worker. RPC-131 to RPC-137: what PyTorch's
 // RemoteModule has.
 
+#include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -32,6 +35,24 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
+// Two calls of meet() end only when both run at a time.
+struct MeetingImpl : torch::nn::Module {
+  bool meet() { return arrived.arrive_and_wait_for(2); }
+  struct Arrivals {
+    // False when the others have not come within 20 seconds.
+    bool arrive_and_wait_for(int wanted) {
+      std::unique_lock<std::mutex> lock(mutex);
+      ++count;
+      changed.notify_all();
+      return changed.wait_for(lock, std::chrono::seconds(20), [&] { return count >= wanted; });
+    }
+    std::mutex mutex;
+    std::condition_variable changed;
+    int count = 0;
+  } arrived;
+};
+TORCH_MODULE(Meeting);
+
 at::Tensor apply(const RemoteModule<Mlp>& net, const at::Tensor& x) { return net.forward(x, true); }
 RemoteModule<Mlp> pass_on(RemoteModule<Mlp> net) { return net; }
 int64_t elements(const std::vector<RRef<at::Tensor>>& parameters) {
@@ -53,6 +74,9 @@ Library module_library() {
   module_<torch::nn::Embedding>(lib, "Embedding")
       .constructor<int64_t, int64_t>()
       .def("forward", &torch::nn::EmbeddingImpl::forward);
+  module_<Meeting>(lib, "Meeting", {.concurrent = true})
+      .constructor<>()
+      .def("meet", &MeetingImpl::meet);
   lib.def("apply", &apply).def("pass_on", &pass_on).def("elements", &elements);
   return lib;
 }
@@ -92,6 +116,31 @@ TEST_P(RemoteModuleTest, DA_57_forward_sync_and_async) {
     RemoteModule<torch::nn::Linear> linear((*c)[0], "worker2", 3, 4);
     EXPECT_EQ(linear.forward(x).size(1), 4);
     EXPECT_EQ(linear.owner_name(), "worker2");
+  }
+  expect_nothing_left(*c);
+}
+
+TEST_P(RemoteModuleTest, a_result_may_stay_with_the_module) {
+  auto c = make_modules();
+  {
+    RemoteModule<Mlp> net((*c)[0], "worker1", 3);
+    const at::Tensor x = at::ones({5, 3});
+    const RRef<at::Tensor> y = net.remote(&MlpImpl::forward, x, true);
+    EXPECT_EQ(y.owner_name(), "worker1");
+    EXPECT_TRUE(at::equal(y.to_here(), net.forward(x, true)));
+    EXPECT_EQ(net.remote(CallOptions(), &MlpImpl::count).to_here(), 2);
+  }
+  expect_nothing_left(*c);
+}
+
+// With ClassOptions, as of class_().
+TEST_P(RemoteModuleTest, a_module_may_take_calls_at_a_time) {
+  auto c = make_modules();
+  {
+    RemoteModule<Meeting> meeting((*c)[0], "worker1");
+    Future<bool> first = meeting.rpc_async(&MeetingImpl::meet);
+    EXPECT_TRUE(meeting.rpc_sync(&MeetingImpl::meet));
+    EXPECT_TRUE(first.wait());
   }
   expect_nothing_left(*c);
 }
