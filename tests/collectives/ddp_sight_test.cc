@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include "absl/strings/str_split.h"
@@ -14,6 +15,7 @@
 #include "weft/collectives/ddp/distributed_data_parallel.h"
 #include "weft/collectives/internal/service.h"
 #include "weft/collectives/service.h"
+#include "weft/common/files.h"
 #include "weft/common/metrics.h"
 #include "weft/common/trace.h"
 #include "weft/rpc/inspection.h"
@@ -123,7 +125,7 @@ TEST(DdpSight, TimelineAndMetrics) {
     const auto files = make_system_files();
     ASSERT_TRUE(traces[r]->write_file(files.get(), timelines.path("t")).ok());
     const auto count = [&](const std::string& name) {
-      return timelines.events("t", {"\"ddp\"", "\"" + name + "\""}).size();
+      return timelines.events("t", {"\"ddp\"", "\"name\":\"" + name + "\""}).size();
     };
     EXPECT_EQ(count("forward"), kSteps);
     EXPECT_EQ(count("exposed"), kSteps);

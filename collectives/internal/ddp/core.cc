@@ -72,6 +72,7 @@ class DdpCore final : public Joinable {
     }
     if (options.broadcast_buffers) buffers_ = tensors_of({&model.buffers});
     state_ = tensors_of({&model.parameters, &model.frozen, &model.buffers});
+    parameters_ = tensors_of({&model.parameters});
     synced_norms_ = names_of_synced_norms(module);
     reduce.module = module_name_;
     reducer_ = std::make_shared<Reducer>(std::move(model.parameters), group_, reduce);
@@ -158,7 +159,8 @@ class DdpCore final : public Joinable {
   const std::string module_name_;
   std::vector<std::string> synced_norms_;  // names of modules with operations of their own
   std::vector<at::Tensor> buffers_;
-  std::vector<at::Tensor> state_;  // all that is the same on all ranks
+  std::vector<at::Tensor> state_;       // all that is the same on all ranks
+  std::vector<at::Tensor> parameters_;  // of these, what is trained
   std::shared_ptr<Reducer> reducer_;
   std::shared_ptr<JoinSession> join_;
   size_t join_part_ = 0;
@@ -177,10 +179,7 @@ DdpLoggingData DdpCore::logging_data() const {
   const ReductionTimes sums = reducer_->watch_of().sums();
   int64_t bytes = 0;
   std::set<std::string> dtypes;
-  int64_t parameters = 0;
-  for (const at::Tensor& one : state_) {
-    if (!one.requires_grad()) continue;
-    ++parameters;
+  for (const at::Tensor& one : parameters_) {
     bytes += static_cast<int64_t>(one.nbytes());
     dtypes.insert(c10::toString(one.scalar_type()));
   }
@@ -190,7 +189,7 @@ DdpLoggingData DdpCore::logging_data() const {
       {"module_name", module_name_},
       {"backend_name", std::string(group_.backend())},
       {"iteration", sight.reductions},
-      {"num_parameter_tensors", parameters},
+      {"num_parameter_tensors", static_cast<int64_t>(parameters_.size())},
       {"total_parameter_size_bytes", bytes},
       {"dtypes", absl::StrJoin(dtypes, ", ")},
       {"bucket_cap_bytes", static_cast<int64_t>(options_.bucket_cap_mb * 1024 * 1024)},

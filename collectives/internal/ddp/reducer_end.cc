@@ -94,7 +94,7 @@ void Reducer::finalize(const ReductionRef& reduction) {
     ++reductions_;
     learn_graph_locked(*reduction);
     for (size_t i = 0; i < parameters_.size(); ++i) unused_[i] = !is_used(*reduction, i);
-    watch_->end(true, launched_early_ - early_before_);
+    watch_->end(launched_early_ - early_before_);
     std::fill(used_.begin(), used_.end(), false);
     if (!order.empty()) {
       rebuilt_ = true;
@@ -112,7 +112,7 @@ void Reducer::finalize(const ReductionRef& reduction) {
           under_way |= one.is_under_way();
         }
         under_way |= reduction->agreeing.valid() && !reduction->agreeing.is_completed();
-        watch_->end(false, 0);
+        watch_->fail(std::string(failed.message()));
       }
       forget_locked(reduction);
     }
@@ -364,7 +364,7 @@ void Reducer::give_up_locked(const ReductionRef& reduction) {
   const c10::AutoGradMode no_grad(false);
   try {
     complete_locked(reduction.get());
-    watch_->end(false, 0);
+    watch_->fail(std::string(reduction->failed.message()));
     // Tells the other ranks why; this one does not wait for them.
     (void)begin_all_gather_notes(group_, std::string(reduction->failed.message()),
                                  options_.timeout);

@@ -75,7 +75,7 @@ void ReductionWatch::waits_for(std::string what) {
   since_ = from;
 }
 
-void ReductionWatch::end(bool ok, int64_t early) {
+void ReductionWatch::end(int64_t early) {
   ReductionTimes times;
   int64_t left = 0;
   int64_t bytes = 0;
@@ -95,19 +95,17 @@ void ReductionWatch::end(bool ok, int64_t early) {
     times.exposed = std::max(absl::ZeroDuration(), last - std::max(first, gradients_ended_));
   }
   if (reductions_ != nullptr) {
-    (ok ? reductions_ : failures_)->add();
-    if (ok) {
-      reduced_buckets_->add(static_cast<uint64_t>(left));
-      early_buckets_->add(static_cast<uint64_t>(early));
-      bytes_->add(static_cast<uint64_t>(bytes));
-      exposed_->observe(absl::ToDoubleSeconds(times.exposed));
-      reducing_->observe(absl::ToDoubleSeconds(times.reducing));
-    }
+    reductions_->add();
+    reduced_buckets_->add(static_cast<uint64_t>(left));
+    early_buckets_->add(static_cast<uint64_t>(early));
+    bytes_->add(static_cast<uint64_t>(bytes));
+    exposed_->observe(absl::ToDoubleSeconds(times.exposed));
+    reducing_->observe(absl::ToDoubleSeconds(times.reducing));
   }
-  if (ok && core_->options().trace != nullptr) trace(times);
+  if (core_->options().trace != nullptr) trace(times);
   MutexLock lock(&mutex_);
   waits_for_.clear();
-  if (!ok) return;
+  failed_.clear();
   ++done_;
   times.forward = last_forward_;
   last_ = times;
@@ -116,6 +114,13 @@ void ReductionWatch::end(bool ok, int64_t early) {
   sums_.reducing += times.reducing;
   sums_.overlap += times.overlap;
   sums_.exposed += times.exposed;
+}
+
+void ReductionWatch::fail(std::string why) {
+  if (failures_ != nullptr) failures_->add();
+  MutexLock lock(&mutex_);
+  waits_for_.clear();
+  failed_ = std::move(why);
 }
 
 void ReductionWatch::trace(const ReductionTimes& times) const {
@@ -144,8 +149,9 @@ std::string ReductionWatch::doing() const {
   {
     MutexLock lock(&mutex_);
     what = waits_for_;
+    // The pass and its reduction have one deadline, and either may be the first to see that it is over.
+    if (what.empty()) return failed_.empty() ? "" : absl::StrCat("its reduction: ", failed_);
   }
-  if (what.empty()) return what;
   const std::string awaited = ranks();
   return absl::StrCat("its reduction: ", what, awaited.empty() ? "" : ", which waits for ",
                       awaited);

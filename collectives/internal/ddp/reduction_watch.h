@@ -47,7 +47,9 @@ class ReductionWatch final : public GroupUser {
   void gradients_ended();
   // What the thread at the end of the reduction waits for from now on; "": nothing.
   void waits_for(std::string what);
-  void end(bool ok, int64_t early);
+  void end(int64_t early);
+  // `why`: what doing() says from then on.
+  void fail(std::string why);
 
   // "bucket 0 of 2 (first.weight and 1 more), which waits for rank 1"; "" while nothing is waited
   // for.
@@ -89,6 +91,7 @@ class ReductionWatch final : public GroupUser {
 
   mutable Mutex mutex_;
   std::string waits_for_ ABSL_GUARDED_BY(mutex_);
+  std::string failed_ ABSL_GUARDED_BY(mutex_);
   absl::Time since_ ABSL_GUARDED_BY(mutex_){};
   int64_t shown_forward_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t done_ ABSL_GUARDED_BY(mutex_) = 0;
