@@ -252,7 +252,8 @@ void RRefService::give_up(const std::shared_ptr<Request>& state) {
       late ? ErrorKind::kDeadline : ErrorKind::kCancelled,
       absl::StrCat(
           late ? absl::StrCat("deadline of ", absl::FormatDuration(call.remaining_at_start()),
-                              " exceeded while the call waited for ")
+                              " exceeded on worker '", context_.worker->name(),
+                              "' while the call waited for ")
                : "the call was given up while it waited for ",
           use != nullptr ? to_string(state->data.use->rref) : std::string("its RRefs")));
   if (arrival != nullptr) return arrival(why);
