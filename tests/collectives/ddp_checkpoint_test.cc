@@ -323,7 +323,9 @@ TEST_P(DdpCheckpoint, BadInput_ACheckpointOfAnotherModel) {
 TEST_P(DdpCheckpoint, BadInput_ACheckpointOnAFullDisk) {
   write_two();
   const uint64_t used = files_->stamp("run")->size + files_->stamp("run.previous")->size;
-  for (const uint64_t left : {uint64_t{0}, uint64_t{100}, files_->stamp("run")->size - 1}) {
+  // Not one byte less: LibTorch names parameters by their addresses in an archive, whose size differs
+  // by a few bytes for it.
+  for (const uint64_t left : {uint64_t{0}, uint64_t{100}, files_->stamp("run")->size / 10 * 9}) {
     SCOPED_TRACE(left);
     capacity_->store(used + left);
     run_with(files_, 2, [this](ProcessGroup& group) {
