@@ -1,10 +1,11 @@
 // What a step of the hybrid sends by RPC: as much as the same step without data parallelism, and at
 // most one message more per participant whose part ends with a reduction.
 
-#include <algorithm>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
+#include <limits>
 #include <thread>
 
 #include "weft/collectives/ddp/distributed_data_parallel.h"
