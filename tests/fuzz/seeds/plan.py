@@ -4,7 +4,7 @@ HEAD = "weft-plan 1\nschedule s\nmicro_batches 1\nplacement 0 1\nedges 0>1\n"
 GOOD = HEAD + "worker 0: F0.0 SF0>1.0 RB1>0.0 B0.0 U0\nworker 1: RF0>1.0 F1.0 B1.0 SB1>0.0 U1\n"
 JSON = (
     '{"weft_plan": 1, "schedule": "s", "micro_batches": 1, "asynchronous": false, "placement": [0, 1], "edges": ["0>1"],'
-    ' "tied": [[0, 1]], "workers": [["F0.0", "SF0>1.0", "RB1>0.0", "B0.0", "U0"],'
+    ' "tied": [[0, 1]], "workers": [["F0.0", "SF0>1.0", "RB1>0.0", "B0.0", "D0", "U0"],'
     ' ["RF0>1.0", "F1.0", "I1.0", "SB1>0.0", "W1.0", "D1", "U1"]]}'
 )
 
