@@ -41,7 +41,7 @@ uint64_t RRefProtocol::number(Peer& p, MessageKind kind, const RRefId& rref, con
 }
 
 void RRefProtocol::settle(Peer& p, uint64_t seq) {
-  if (seq < p.outbox_floor) return;
+  if (seq < p.outbox_floor || seq >= p.outbox_floor + p.outbox.size()) return;
   p.outbox[seq - p.outbox_floor].settled = true;
   while (!p.outbox.empty() && p.outbox.front().settled) {
     p.outbox.pop_front();
@@ -89,7 +89,7 @@ Reply RRefProtocol::deliver(const WorkerKey& from, const Message& message, Effec
 void RRefProtocol::acknowledged(const WorkerKey& from, uint64_t seq, const Reply& reply,
                                 Effects& out) {
   Peer* p = find_peer(from);
-  if (p == nullptr || seq < p->outbox_floor) return;
+  if (p == nullptr || seq < p->outbox_floor || seq >= p->outbox_floor + p->outbox.size()) return;
   const Slot slot = p->outbox[seq - p->outbox_floor];
   // A creation is settled by the end of its call, never by an acknowledgement.
   if (slot.settled || slot.kind == MessageKind::kCreate) return;

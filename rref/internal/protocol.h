@@ -205,7 +205,6 @@ class WEFT_API RRefProtocol {
 
   Reply deliver(const WorkerKey& from, const Message& message, Effects& out);
   // Also with an error when the peer will never take the item (it does not run the service, ...).
-  // REQUIRES: `seq` is that of an item for this peer, whatever became of it since.
   void acknowledged(const WorkerKey& from, uint64_t seq, const Reply& reply, Effects& out);
 
   // --- Peers ---
