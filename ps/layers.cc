@@ -25,7 +25,11 @@ Future<PushResult> Layer::step(const DistAutogradContext& context, const StepOpt
 
 at::Tensor Layer::gradient_of(const at::Tensor& leaf, const DistAutogradContext* context) {
   if (!leaf.defined()) return {};
-  return context != nullptr ? context->gradient(leaf) : leaf.grad();
+  if (context != nullptr) return context->gradient(leaf);
+  at::Tensor& gradient = leaf.mutable_grad();
+  // That of a recorded backward leads back to its leaf: neither would ever be freed.
+  if (gradient.defined() && gradient.requires_grad()) gradient = gradient.detach();
+  return gradient;
 }
 
 // ---- Linear ------------------------------------------------------------------------------------

@@ -98,8 +98,9 @@ StatusOr<std::shared_ptr<ModuleCompute>> ModuleCompute::make(std::shared_ptr<con
   }
   made->hooks_ = DataParallelHooks::of(made->parameters_);
   if (o.asynchronous) made->versions_ = std::make_unique<WeightVersions>(made->parameters_);
+  const auto named = made->module_.module->named_parameters();  // a dictionary of its own
   for (const std::string& tied : o.tied) {
-    const at::Tensor* const p = made->module_.module->named_parameters().find(tied);
+    const at::Tensor* const p = named.find(tied);
     if (p == nullptr) return cannot(absl::StrCat("tied: there is no parameter '", tied, "'"));
     made->tied_.push_back(*p);
   }
