@@ -72,7 +72,7 @@ double double_tree(const Terms& t) {
 
 struct Row {
   Algorithm algorithm;
-  // Of formula and simulation; 0: exact.
+  // How far formula and simulation may differ; 0: exact.
   double within;
   double (*formula)(const Terms&);
 };

@@ -33,7 +33,7 @@
 #include "weft/common/mutex.h"
 
 namespace weft {
-// Of a line, and the least that a logger writes.
+// How grave a line is, and the least that a logger writes.
 enum class Severity : uint8_t { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3, kOff = 4 };
 
 // "debug", "info", "warning", "error", "off".

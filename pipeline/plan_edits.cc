@@ -11,7 +11,7 @@ namespace weft::pipeline {
 
 namespace {
 
-// Of tied stages, or of all.
+// The gradients of tied stages, or of all.
 Plan put_reductions(Plan plan, bool all) {
   if (plan.asynchronous) {
     throw_error(

@@ -26,7 +26,7 @@
 
 namespace weft::pipeline {
 
-// Of one stage. All calls come from the thread that runs the worker's list.
+// What one stage computes. All calls come from the thread that runs the worker's list.
 class GradReducer {
  public:
   virtual ~GradReducer() = default;

@@ -59,7 +59,7 @@ class StageCompute {
     (void)sums;
     return make_error(ErrorKind::kUnimplemented, "this stage shares no weights");
   }
-  // Of an asynchronous plan: how many versions of its weights are kept, with those of now.
+  // In an asynchronous plan: how many versions of its weights are kept, with those of now.
   virtual int64_t weight_versions() const { return 1; }
   // After the last gradient of a step: updates the weights, if there is an optimizer, and begins
   // the gradients anew. Without one they stay until zero_grad().

@@ -40,7 +40,7 @@ namespace ps {
 struct LayerOptions {
   // Of leaves, results and gradients.
   c10::Device device{c10::DeviceType::CPU};
-  // Of a pull. Default: the worker's rpc_timeout.
+  // For a pull. Default: the worker's rpc_timeout.
   Timeout deadline{};
 };
 
@@ -77,7 +77,7 @@ class WEFT_API Layer {
   // The context's, or `.grad` when it is null; undefined when there is none.
   static at::Tensor gradient_of(const at::Tensor& leaf, const DistAutogradContext* context);
 
-  // Of classes derived from it, which check that the table is one of theirs.
+  // For classes derived from it, which check that the table is one of theirs.
   Layer(Table table, const LayerOptions& options);
   // Pushes the gradients of all leaves, and forgets the leaves. A null context: those of `.grad`.
   virtual Future<PushResult> push(const DistAutogradContext* context,

@@ -41,7 +41,7 @@ void Trainer::step(const DistAutogradContext* context) {
 }
 
 void Trainer::finish() {
-  // Of each, also after an error: none is under way when this ends.
+  // Waits for each, also after an error: none is under way when this ends.
   Status first;
   for (const Future<PushResult>& push : std::exchange(pushes_, {})) {
     const StatusOr<PushResult> result = push.try_wait(kInfinite);

@@ -38,9 +38,9 @@ struct TrainerOptions {
   // Batches that are looked up before the one that is computed; 0 to 32.
   int ahead = 1;
   bool refresh = false;
-  // Of each step, from 0: instead of the rules' own learning rates.
+  // For each step, from 0: instead of the rules' own learning rates.
   std::function<double(int64_t step)> rate{};
-  // Of a push. Default: the worker's rpc_timeout.
+  // For a push. Default: the worker's rpc_timeout.
   Timeout deadline{};
 };
 

@@ -25,7 +25,7 @@ namespace {
 constexpr int kBuckets = 4;
 constexpr int kMicroBatches = 4;
 
-// Of this process: what it sleeps, and the group of its stage; without one it has no replica.
+// What this process sleeps, and the group of its stage; without one it has no replica.
 struct Here {
   Mutex mutex;
   int64_t us ABSL_GUARDED_BY(mutex) = 0;

@@ -150,7 +150,7 @@ class Engine {
 
 // By size, number of ranks and topology alone, so that all ranks choose alike.
 Algorithm choose_all_reduce(uint64_t bytes, int size, const Topology& topology);
-// Of the other operations whose size all ranks know.
+// The other operations whose size all ranks know.
 Algorithm choose_algorithm(OpKind op, uint64_t bytes, int size, const Topology& topology);
 
 // Equal for equal lists of sizes.

@@ -117,7 +117,7 @@ WEFT_API Schedule reduce_scatter_schedule(int rank, int size, const Blocks& bloc
                                           Algorithm algorithm = Algorithm::kRing);
 WEFT_API Schedule all_to_all_schedule(int rank, int size, const Blocks& input,
                                       const Blocks& output);
-// Of equal blocks, from kInput. kWork has that many elements, of which the first `size` blocks are
+// For equal blocks, from kInput. kWork has that many elements, of which the first `size` blocks are
 // the result.
 WEFT_API Schedule bruck_all_to_all_schedule(int rank, int size, uint64_t block);
 WEFT_API uint64_t bruck_all_to_all_elements(int size, uint64_t block);

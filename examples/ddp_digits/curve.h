@@ -11,7 +11,7 @@ namespace ddp_digits {
 class Curve {
  public:
   void add(double loss, double accuracy) { points_.push_back({loss, accuracy}); }
-  // Of the first and the last epoch; 0 without any.
+  // The losses of the first and the last epoch; 0 without any.
   double first_loss() const { return points_.empty() ? 0 : points_.front().loss; }
   double last_loss() const { return points_.empty() ? 0 : points_.back().loss; }
   double last_accuracy() const { return points_.empty() ? 0 : points_.back().accuracy; }

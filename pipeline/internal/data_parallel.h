@@ -30,7 +30,7 @@ class DataParallelHooks {
   static std::unique_ptr<DataParallelHooks> of(const std::vector<at::Tensor>& parameters);
   ~DataParallelHooks();
 
-  // Of a forward with a graph.
+  // After a forward with a graph.
   void unwrap(std::vector<at::Tensor>* outputs);
   // The sum of a step is in `.grad()`. Throws what a hook throws.
   void ready(const at::Tensor& parameter);

@@ -87,7 +87,7 @@ class ModuleCompute final : public StageCompute {
   Status run(Live* live);
   StatusOr<Tensors> roots(const Live& live, Tensors gradients) const;
   bool reduces() const { return options_.reducer != nullptr || hooks_ != nullptr; }
-  // Of a parameter that has its gradient of the step.
+  // For a parameter that has its gradient of the step.
   void ready(const at::Tensor& parameter);
   void ended_one(const Key& key);
   std::unique_ptr<WeightVersions::Use> weights_of(const Key& key) const;

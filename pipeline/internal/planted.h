@@ -12,7 +12,7 @@
 
 namespace weft::pipeline::internal {
 
-// Of generators.
+// In generators.
 enum class ScheduleBug : uint8_t {
   kNone,
   kShortWarmUp,     // 1f1b warms up with one forward less
@@ -23,7 +23,7 @@ enum class ScheduleBug : uint8_t {
 };
 inline constexpr int kScheduleBugs = 5;
 
-// Of the runtime.
+// In the runtime.
 enum class RunnerBug : uint8_t {
   kNone,
   kSlotWithoutStep,      // RUN-1: slots of two steps have one name

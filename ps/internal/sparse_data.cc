@@ -16,7 +16,7 @@ namespace weft::ps::internal {
 namespace {
 
 constexpr size_t kChunkRows = 1024;
-// Of a read: how many keys before it is needed a place of the index, and a row, is fetched.
+// For a read: how many keys before it is needed a place of the index, and a row, is fetched.
 constexpr size_t kIndexAhead = 16;
 constexpr size_t kRowsAhead = 8;
 constexpr size_t kLineBytes = 64;

@@ -39,7 +39,7 @@ void apply_contents(const CheckpointContents& contents, TrainingState* state, in
 // LibTorch's archive of the same.
 Status write_archive(const TrainingState& state, const CheckpointContents& contents,
                      FileAppender* file);
-// Of an archive that write_archive() has written, for a state with these parts.
+// The contents of an archive that write_archive() has written, for a state with these parts.
 StatusOr<CheckpointContents> read_archive(LockedFile* file, const TrainingState& state);
 
 // Steps and options of an optimizer, and its tensors by the names of the parameters.

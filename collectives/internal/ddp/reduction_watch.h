@@ -21,7 +21,7 @@
 
 namespace weft::internal {
 
-// Of the last reduction that has succeeded, and sums over all of them.
+// The times of the last reduction that has succeeded, and sums over all of them.
 struct ReductionTimes {
   absl::Duration forward{};
   absl::Duration backward{};  // from its beginning to the last gradient
@@ -73,7 +73,7 @@ class ReductionWatch final : public GroupUser {
   const std::shared_ptr<GroupCore> core_;
   const std::string module_;
 
-  // Of the reduction under way.
+  // The reduction under way.
   int64_t forward_ = 0;
   uint64_t id_ = 0;
   absl::Time begun_{};
