@@ -38,7 +38,7 @@ namespace ps {
 
 // Where a layer computes, and how long it waits for its table.
 struct LayerOptions {
-  // Of leaves, results and gradients.
+  // Where leaves, results and gradients are.
   c10::Device device{c10::DeviceType::CPU};
   // For a pull. Default: the worker's rpc_timeout.
   Timeout deadline{};

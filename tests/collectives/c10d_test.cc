@@ -236,9 +236,9 @@ TEST(C10dBridge, BadInput_and_CL_25_what_is_refused_is_refused_by_name) {
     unknown.reduceOp.op_ = c10d::ReduceOp::UNUSED;
     expect_named(refusal([&] { b->allreduce(one, unknown); }), "reduction");
     // What our own check refuses comes with the work; the group lives on.
-    c10d::BroadcastOptions nobody;
-    nobody.rootRank = 7;
-    const auto work = b->broadcast(one, nobody);
+    c10d::BroadcastOptions outside;
+    outside.rootRank = 7;
+    const auto work = b->broadcast(one, outside);
     EXPECT_NE(refusal([&] { work->wait(); }).find("7"), std::string::npos);
     EXPECT_FALSE(work->isSuccess());
     work->getFuture()->wait();

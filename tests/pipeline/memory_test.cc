@@ -23,7 +23,7 @@ constexpr int kOwners = 4;
 constexpr int64_t kRows = 64;
 constexpr int kLayers = 192;
 
-// Whose memory this thread allocates: a stage's runner, from its first forward on; -1: nobody's.
+// Whose memory this thread allocates: a stage's runner, from its first forward on; -1: no stage's.
 thread_local int owner_here = -1;
 
 // LibTorch's own, with the bytes that each owner has and had at most.

@@ -46,7 +46,7 @@ class ExactModel {
   static uint64_t b(int s) { return 0xD6E8FEB86659FD93u * (s + 1); }
   int outputs(int s) const { return outputs_[s]; }
 
-  // Of each stage, the loss, and what the last stage gives by micro-batch, without a pipeline.
+  // For each stage, the loss, and what the last stage gives by micro-batch, without a pipeline.
   struct Step {
     std::vector<uint64_t> gradients;
     double loss = 0;
