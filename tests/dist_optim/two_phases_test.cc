@@ -130,10 +130,13 @@ TEST_P(DistOptimPhases, DEF_24_a_cut_at_any_message_of_a_step) {
     context.backward({c.weights[0].rpc_sync(&Weights::forward, input()).sum() +
                       c.weights[1].rpc_sync(&Weights::forward, input()).sum()});
     eventually([&] { return counter(c[0], "calls_pending") == 0; }, "answers to the backward");
+    const int64_t lost = counter(c[0], "connections_lost");
     const int id = plan->add(rule);
     const StepReport report = optimizer.try_step(context, {.deadline = 10s});
     EXPECT_EQ(plan->hits(id), 1) << plan->log();
     plan->clear();
+    // A step can end before worker0 hears of the break; the next forward may not run into it.
+    eventually([&] { return counter(c[0], "connections_lost") > lost; }, "the connection's end");
     EXPECT_TRUE(report.status.ok()) << report.status;
     ++steps;
     EXPECT_EQ(optimizer.versions().back(), steps);
