@@ -3,12 +3,14 @@
 // its caller. The caller is made by hand; its connections deliver what the test says, also after
 // they were closed, as a transport's poller may. DEF-17: it is also a callee whose answer is odd.
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ATen/ops/ones.h"
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/call.h"
@@ -28,10 +30,10 @@ constexpr uint64_t kIncarnation = 4711;
 
 class ByHand final : public Connection {
  public:
-  explicit ByHand(std::string name) {
+  explicit ByHand(std::string name, uint64_t incarnation = kIncarnation) {
     peer_.name = std::move(name);
-    peer_.id = 99;
-    peer_.incarnation = kIncarnation;
+    peer_.id = incarnation == kIncarnation ? 99 : static_cast<uint32_t>(incarnation);
+    peer_.incarnation = incarnation;
     peer_.max_frame_bytes = 1 << 20;
   }
   const Hello& peer() const override { return peer_; }
@@ -101,8 +103,9 @@ class Attempts : public ::testing::Test {
 
   Attempts() {
     Library lib("attempts");
-    lib.def("wait", [this] {
+    lib.def("wait", [this](CallContext& context) {
       gate_.arrive_and_wait();
+      cancelled_ = context.cancelled();
       return int64_t{1};
     });
     ClusterOptions options{.size = 1, .library = std::move(lib), .dynamic = true};
@@ -123,8 +126,8 @@ class Attempts : public ::testing::Test {
     acceptor_ = nullptr;
   }
 
-  Way accept(const std::string& name = "caller") {
-    Way way{std::make_shared<ByHand>(name)};
+  Way accept(const std::string& name = "caller", uint64_t incarnation = kIncarnation) {
+    Way way{std::make_shared<ByHand>(name, incarnation)};
     way.handler = acceptor_->on_connection(way.connection);
     ways_.push_back(way);
     return way;
@@ -160,9 +163,10 @@ class Attempts : public ::testing::Test {
     ASSERT_TRUE(store.add(prefix + "version", 1).ok());
     eventually([&] { return counter((*cluster_)[0], "members") == 2; }, "it is a member");
   }
-  static void say_leaving(const Way& way) {
+  static void say_leaving(const Way& way) { say_goodbye(way, v1::GoodbyeHeader::LEAVING); }
+  static void say_goodbye(const Way& way, v1::GoodbyeHeader::Reason reason) {
     v1::GoodbyeHeader goodbye;
-    goodbye.set_reason(v1::GoodbyeHeader::LEAVING);
+    goodbye.set_reason(reason);
     const std::string bytes = goodbye.SerializeAsString();
     way.handler->on_frame({FrameKind::kGoodbye, bytes, {}, 0}, kControlLane);
   }
@@ -200,6 +204,7 @@ class Attempts : public ::testing::Test {
   }
 
   Gate gate_{make_system_runtime()};
+  std::atomic<bool> cancelled_{false};  // a call of "attempts.wait", at its end
   std::shared_ptr<Acceptor> acceptor_;
   std::unique_ptr<Cluster> cluster_;
   std::vector<Way> ways_;
@@ -287,6 +292,41 @@ TEST_F(Attempts, DEF_9_the_connection_of_an_impostor_counts_for_nothing) {
   expect_calls(1, 1);
   gate_.open();
   eventually([&] { return true_one.connection->answered().size() == 1; }, "the answer");
+}
+
+TEST_F(Attempts, TheCallsOfOthersGoOnWhenAWorkerLeaves) {
+  const Way stays = accept();
+  const Way leaves = accept("other", 12);
+  deliver(stays, 0);
+  gate_.wait_arrived(1);
+  say_leaving(leaves);
+  gate_.open();
+  eventually([&] { return stays.connection->answered().size() == 1; }, "the answer");
+  EXPECT_FALSE(cancelled_.load());
+}
+
+// Of those that left, more than are remembered have connections that nothing has closed yet.
+TEST_F(Attempts, MoreWorkersThanAreRememberedLeaveWithOpenConnections) {
+  for (uint64_t i = 1; i <= 1100; ++i) {
+    say_leaving(accept(absl::StrCat("w", i), 100'000 + i));
+  }
+  EXPECT_EQ(counter((*cluster_)[0], "peers"), 1100);
+  EXPECT_EQ(counter((*cluster_)[0], "connections"), 1100);
+}
+
+// The other side has seen another connection win: no call takes this one any more.
+TEST_F(Attempts, AConnectionOfWhichThePeerTakesLeaveIsNotUsed) {
+  const Way first = accept();
+  become_member();
+  say_goodbye(first, v1::GoodbyeHeader::DUPLICATE);
+  UntypedCall call;
+  call.method = "of.caller";
+  call.signature = "()->none";
+  start_call((*cluster_)[0], "caller", std::move(call), [](const StatusOr<Payload>&) {});
+  EXPECT_EQ(counter((*cluster_)[0], "calls_waiting_for_connection"), 1);
+  const Way second = accept();
+  eventually([&] { return second.connection->called().size() == 1; }, "the request");
+  EXPECT_TRUE(first.connection->called().empty());
 }
 
 // Its peers need no store to know.

@@ -2,12 +2,14 @@
 // which keys of the store are left.
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -27,6 +29,7 @@ namespace {
 using namespace std::chrono_literals;  // NOLINT
 
 constexpr auto kHeartbeat = 200ms;
+const FunctionRef<int64_t()> kCount{"drain.count"};
 
 // Has something under way until a time, and something live until so many sweeps.
 class Busy : public Service {
@@ -69,6 +72,25 @@ class Watched : public DelegatingStore {
     return DelegatingStore::set(key, value, timeout);
   }
 
+  // The last round, when nothing is under way.
+  StatusOr<std::vector<StoreEntry>> list_entries(std::string_view prefix,
+                                                 Timeout timeout) override {
+    auto entries = DelegatingStore::list_entries(prefix, timeout);
+    if (last_round_takes > absl::ZeroDuration() && prefix.find("/drain/1") != prefix.npos) {
+      runtime_->make_parker()->park_until(runtime_->now() + last_round_takes);
+    }
+    return entries;
+  }
+  // Its record is about to go: it has drained.
+  StatusOr<bool> delete_key(std::string_view key, Timeout timeout) override {
+    if (key.find("/member/") != key.npos && on_leave != nullptr) {
+      std::exchange(on_leave, nullptr)();
+    }
+    return DelegatingStore::delete_key(key, timeout);
+  }
+
+  std::function<void()> on_leave;
+  absl::Duration last_round_takes;
   bool loses_gates = false;
   absl::Duration done_takes;
   int records_at_done = -1;
@@ -154,6 +176,9 @@ class DrainRounds : public ::testing::Test {
                       .runtime = sim_,
                       .log_level = Severity::kOff,
                       .environment = Environment{}};
+        Library lib("drain");
+        lib.def("count", [this] { return ++counted_; });
+        o.library = std::move(lib);
         o.services.push_back([this, at](const ServiceContext&) {
           return busy_[at] = std::make_shared<Busy>(sim_.get());
         });
@@ -189,6 +214,7 @@ class DrainRounds : public ::testing::Test {
   std::set<size_t> away_;                  // of them nothing is heard in the drain
   std::map<size_t, absl::Duration> late_;  // they begin to leave so much later
   std::vector<std::string> left_;
+  std::atomic<int64_t> counted_{0};  // calls of kCount
 };
 
 TEST_F(DrainRounds, NothingUnderWayIsDrainedAtOnceAndSweptNever) {
@@ -273,6 +299,21 @@ TEST_F(DrainRounds, DRAIN_4_a_record_goes_before_the_last_wait_which_is_for_all)
     EXPECT_GE(all[i].took, absl::Milliseconds(500));
     EXPECT_EQ(stores_[i]->records_at_done, 0);
   }
+}
+
+TEST_F(DrainRounds, DRAIN_4_a_worker_that_has_drained_takes_no_calls) {
+  Status refused;
+  const auto all = leave(2, [&] {
+    EXPECT_EQ(rpc_sync(workers_[1], "w0", kCount), 1);
+    stores_[1]->last_round_takes = absl::Milliseconds(500);  // it may still call meanwhile
+    stores_[0]->on_leave = [&] {
+      refused = try_rpc_sync(workers_[1], "w0", {.deadline = 1s}, kCount).status();
+    };
+  });
+  EXPECT_EQ(error_kind(refused), ErrorKind::kPeerLost) << refused;
+  EXPECT_NE(std::string(refused.message()).find("takes no new calls"), std::string::npos);
+  EXPECT_EQ(counted_, 1);
+  for (const Left& one : all) EXPECT_TRUE(one.status.ok()) << one.status;
 }
 
 TEST_F(DrainRounds, DRAIN_6_a_gate_that_is_lost_is_a_hint_that_is_lost) {
