@@ -1,9 +1,10 @@
 // One worker in a process of its own.
 //
-//   integration_worker play [--dynamic] [--ask-address] [--signal-at KEY SIGNAL]
+//   integration_worker play [--dynamic] [--ask-address] [--files N] [--signal-at KEY SIGNAL]
 //     joins as its environment says, prints "joined NAME ID INCARNATION ADDRESS", then obeys lines
 //     of standard input, each answered by one line ("ok ..." or "error KIND ..."), until that ends.
 //     --ask-address: prints "listening ADDRESS" first and reads the address to tell the others.
+//     --files: so many descriptors may be open, and the process cannot change that.
 //     --signal-at: sends itself the signal when it is about to write a key with KEY in it.
 //   integration_worker meet [REST_S]
 //     joins, calls its successor, passes a barrier, rests for so many seconds, leaves: what the
@@ -32,6 +33,7 @@
 #include "weft/store/delegating_store.h"
 #include "weft/tests/integration/answer.h"
 #include "weft/tests/integration/counters.h"
+#include "weft/tests/integration/crowd.h"
 #include "weft/tests/integration/shelf.h"
 #include "weft/tests/integration/stage.h"
 #include "weft/tests/testing/forwarding_transport.h"
@@ -44,6 +46,7 @@ struct Arguments {
   std::string mode;
   bool dynamic = false;
   bool ask_address = false;
+  rlim_t files = 0;
   std::string signal_at;
   int signal = 0;
   int rest_s = 0;
@@ -84,7 +87,11 @@ class RelayedTransport : public testing::ForwardingTransport {
 class Player {
  public:
   Player(Stage* stage, Shelf* shelf, const std::shared_ptr<Runtime>& runtime, Worker worker)
-      : stage_(*stage), shelf_(*shelf), worker_(std::move(worker)), counters_(runtime) {
+      : stage_(*stage),
+        shelf_(*shelf),
+        worker_(std::move(worker)),
+        counters_(runtime),
+        crowd_(stage, runtime) {
     subscription_ = worker_.subscribe([this](const MembershipChange& change) {
       static constexpr const char* kNames[] = {"joined", "left", "died"};
       MutexLock lock(&mutex_);
@@ -142,6 +149,12 @@ class Player {
     if (verb == "ring") return ring(words);
     if (verb == "bulk") return bulk(words);
     if (verb == "send") return send(words);
+    if (verb == "crowd") {
+      int count = 0;
+      words >> count >> a;
+      return crowd_.gather(count, a);
+    }
+    if (verb == "crowd_leaves") return crowd_.leave();
     if (verb == "files") return limit_files(words);
     if (verb == "who") {
       words >> a;
@@ -315,6 +328,7 @@ class Player {
   std::vector<std::string> events_ ABSL_GUARDED_BY(mutex_);
   Worker worker_;      // after what its subscriber uses
   Counters counters_;  // before the worker ends
+  Crowd crowd_;
   std::map<std::string, Waiter> waiters_;
   rlim_t usual_files_ = 0;
   Worker::Subscription subscription_;
@@ -345,6 +359,11 @@ StatusOr<Worker> join_as(const Arguments& arguments, const Stage& stage, const S
 }
 
 int play(const Arguments& arguments) {
+  const rlimit files = {arguments.files, arguments.files};
+  if (arguments.files > 0 && setrlimit(RLIMIT_NOFILE, &files) != 0) {
+    std::cout << "error system setrlimit" << std::endl;
+    return 3;
+  }
   const auto runtime = make_system_runtime();
   Stage stage(runtime);
   Shelf shelf;
@@ -397,6 +416,8 @@ bool read_arguments(int argc, char** argv, Arguments* out) {
       out->dynamic = true;
     } else if (words[i] == "--ask-address") {
       out->ask_address = true;
+    } else if (words[i] == "--files" && i + 1 < words.size()) {
+      out->files = static_cast<rlim_t>(std::atoi(words[++i].c_str()));
     } else if (words[i] == "--signal-at" && i + 2 < words.size()) {
       out->signal_at = words[++i];
       out->signal = std::atoi(words[++i].c_str());
@@ -413,8 +434,8 @@ bool read_arguments(int argc, char** argv, Arguments* out) {
 int main(int argc, char** argv) {
   weft::integration::Arguments arguments;
   if (!weft::integration::read_arguments(argc, argv, &arguments)) {
-    std::cerr << "usage: integration_worker play [--dynamic] [--ask-address] [--signal-at KEY "
-                 "SIGNAL] | meet [REST_S]\n";
+    std::cerr << "usage: integration_worker play [--dynamic] [--ask-address] [--files N] "
+                 "[--signal-at KEY SIGNAL] | meet [REST_S]\n";
     return 2;
   }
   try {

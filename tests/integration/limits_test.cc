@@ -144,6 +144,37 @@ TEST(Integration, DEF_12_a_caller_hears_of_the_limit_of_its_callee) {
   job.shut_down();
 }
 
+// 63 workers of one process and that process's own.
+TEST(Integration, DEF_12_64_peers_reach_a_worker_that_may_have_256_descriptors) {
+  constexpr int kCrowd = 63;
+  Job job;
+  job.environment["WEFT_JOIN_TIMEOUT"] = "60s";
+  job.environment["WEFT_SAME_USER"] = "0";  // over TCP, as from another host
+  job.start({.name = "few", .arguments = {"--files", "256"}});
+  job.start({.name = "many"});
+  for (size_t i : {0, 1}) {
+    const Answer joined = job[i].joined();
+    ASSERT_TRUE(joined.ok) << joined;
+  }
+  const Answer all = job[1].ask(absl::StrCat("crowd ", kCrowd, " few"));
+  ASSERT_EQ(all.text, absl::StrCat(kCrowd)) << all;
+  expect_works(&job, 1, 0);
+  // The same connections serve calls to them.
+  for (int i = 0; i < kCrowd; ++i) {
+    const Answer back = job[0].ask(absl::StrCat("call crowd", i, " bump 1 20000 0"));
+    ASSERT_TRUE(back.ok) << i << ": " << back;
+  }
+  const Info info = job[0].info();
+  EXPECT_EQ(info.at("descriptors_limit"), 256);
+  EXPECT_LE(info.at("descriptors_open"), 256);
+  EXPECT_EQ(info.at("connections"), kCrowd + 1);
+  EXPECT_EQ(info.at("listener_refused"), 0);
+  // What made room.
+  EXPECT_GT(info.at("data_sockets_refused"), 0);
+  EXPECT_TRUE(job[1].ask("crowd_leaves").ok);
+  job.shut_down();
+}
+
 TEST(Integration, BadInput_no_descriptors_left_at_the_listener) {
   Job job;
   job.start_group(3);
