@@ -170,19 +170,23 @@ def check_naming(args):
     folder = os.path.join(args.build, "lint")
     os.makedirs(folder, exist_ok=True)
     units = []
-    for module in textrules.MODULES:
-        headers = headers_of(module, module in ("common", "transport", "store", "rpc"))
+    # LibTorch is parsed once for all modules above it, not for each.
+    lower = ("common", "transport", "store", "rpc")
+    for unit, modules in (("lower", lower), ("upper", [name for name in textrules.MODULES if name not in lower])):
         # Headers of the socket back ends pull gRPC in; their names are overrides of gRPC's. Those of weft::cuda want
         # the CUDA toolkit, which need not be there.
-        headers = [name for name in headers if "/internal/grpc/" not in name and "/internal/cuda/" not in name]
+        headers = [name for module in modules for name in headers_of(module, module in lower)
+                   if "/internal/grpc/" not in name and "/internal/cuda/" not in name]
         if headers:
-            unit = os.path.join(folder, f"{module}_headers.cc")
-            text = "".join(f'#include "weft/{name}"\n' for name in headers)
-            with open(unit, "w") as out:
-                out.write(text)
-            units.append(unit)
-    units += [os.path.join(ROOT, name) for name in tracked("common/*.cc")]
-    headers_wanted = r".*/include/weft/(%s)/.*\.h$" % "|".join(textrules.MODULES)
+            path = os.path.join(folder, f"{unit}_headers.cc")
+            with open(path, "w") as out:
+                out.write("".join(f'#include "weft/{name}"\n' for name in headers))
+            units.append(path)
+    path = os.path.join(folder, "common_sources.cc")
+    with open(path, "w") as out:
+        out.write("".join(f'#include "weft/{name}"\n' for name in tracked("common/*.cc")))
+    units.append(path)
+    headers_wanted = r".*/include/weft/(%s)/.*\.(h|cc)$" % "|".join(textrules.MODULES)
     commands = [(f"clang-tidy {os.path.relpath(unit, ROOT)}",
                  ["clang-tidy-14", "--quiet", f"--header-filter={headers_wanted}",
                   f"--config-file={os.path.join(ROOT, '.clang-tidy')}", unit, "--", *include_flags(args)])
