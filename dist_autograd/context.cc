@@ -215,6 +215,16 @@ void backward(const Worker& worker, const AutogradContextId& id,
 void DistAutogradContext::write_to_grad() const { write(gradients()); }
 
 double DistAutogradContext::clip_grad_norm(double max_norm, const ClipOptions& options) {
+  return clip(max_norm, options, nullptr);
+}
+
+double DistAutogradContext::clip_grad_norm(double max_norm, ProcessGroup& trainers,
+                                           const ClipOptions& options) {
+  return clip(max_norm, options, &trainers);
+}
+
+double DistAutogradContext::clip(double max_norm, const ClipOptions& options,
+                                 ProcessGroup* trainers) {
   if (!(max_norm > 0) || !(options.norm_type > 0)) {
     throw_error(make_error(ErrorKind::kInvalidArgument,
                            absl::StrCat("clip_grad_norm: max_norm is ", max_norm, ", norm_type is ",
@@ -222,7 +232,7 @@ double DistAutogradContext::clip_grad_norm(double max_norm, const ClipOptions& o
   }
   return value_or_throw(service_->clip(state_, max_norm, options.norm_type,
                                        options.error_if_nonfinite,
-                                       options.deadline.value_or(kDeadline)));
+                                       options.deadline.value_or(kDeadline), trainers));
 }
 
 Future<void> DistAutogradContext::release() {

@@ -37,6 +37,7 @@
 
 namespace weft {
 
+class ProcessGroup;
 class Worker;
 namespace internal {
 class ContextState;
@@ -122,6 +123,14 @@ class WEFT_API DistAutogradContext {
   //   state             the context has been released
   //   deadline, peer_lost, ...  a worker did not answer; some may have been scaled then
   double clip_grad_norm(double max_norm, const ClipOptions& options = {});
+  // The hybrid: `trainers` are the ranks whose DistributedDataParallel averages the dense gradients. All of them call
+  // this, each with its own context, and all scale by the same factor, so that their replicas stay equal. The norm is
+  // that of all their contexts as of one vector, in which what a DistributedDataParallel averages counts once. One
+  // operation of the group besides, in the same order on all ranks as its other operations; `deadline` bounds it
+  // separately. Throws what the above throws, and
+  //   state             another rank could not ask the workers of its context; no rank has scaled
+  //   of the group      a rank died or left, or did not come within the deadline, which ends the group
+  double clip_grad_norm(double max_norm, ProcessGroup& trainers, const ClipOptions& options = {});
 
   // The context ends on all workers; afterwards calls of this thread are ordinary ones, a running
   // pass fails with `cancelled`, and tensors of calls that are under way arrive detached. Completes
@@ -132,6 +141,7 @@ class WEFT_API DistAutogradContext {
  private:
   friend class AutogradContextGuard;
   friend class internal::BackwardCall;
+  double clip(double max_norm, const ClipOptions& options, ProcessGroup* trainers);
 
   const std::shared_ptr<internal::DistAutogradService> service_;
   const std::shared_ptr<internal::ContextState> state_;

@@ -85,9 +85,10 @@ class WEFT_API DistAutogradService final
   Future<void> release(const ContextRef& context);
   // Nobody waits for it: it may ride on the next call to each worker.
   void release_later(const ContextRef& context);
-  // The norm over all workers; if it is above `most`, scales so that it is not.
+  // The norm over all workers, and over the contexts of all `trainers` unless null; if it is above
+  // `most`, scales so that it is not.
   StatusOr<double> clip(const ContextRef& context, double most, double norm_type,
-                        bool refuse_nonfinite, absl::Duration deadline);
+                        bool refuse_nonfinite, absl::Duration deadline, ProcessGroup* trainers);
 
   // ---- Service ----
   std::vector<Method> methods() override;
@@ -208,6 +209,12 @@ class WEFT_API DistAutogradService final
                             OnTold reply);
   void on_notice(CallContext& call, Payload arguments, ReplyFn reply, OnNotice handle);
   // ---- service_clip.cc ----
+  struct Clip;
+  StatusOr<double> sum_at_others(Clip* clip);
+  Future<std::string> ask_for_clip(const Clip& clip, const WorkerKey& to, std::string_view method,
+                                   const std::string& bytes);
+  Status clip_failed(const Clip& clip, const WorkerKey& at, const Status& why,
+                     std::string_view what) const;
   void on_norm(CallContext& call, Payload arguments, ReplyFn reply);
   void on_scale(CallContext& call, Payload arguments, ReplyFn reply);
   // ---- service_watch.cc ----

@@ -62,12 +62,12 @@ struct Options {
 };
 
 struct NetImpl : torch::nn::Module {
-  explicit NetImpl(const weft::ProcessGroup& group) {
+  NetImpl() {
     using torch::nn::Conv2dOptions;
     conv1 = register_module("conv1", torch::nn::Conv2d(Conv2dOptions(1, 16, 3).padding(1)));
-    norm1 = register_module("norm1", weft::SyncBatchNorm(group, 16));
+    norm1 = register_module("norm1", weft::SyncBatchNorm(16));
     conv2 = register_module("conv2", torch::nn::Conv2d(Conv2dOptions(16, 32, 3).padding(1)));
-    norm2 = register_module("norm2", weft::SyncBatchNorm(group, 32));
+    norm2 = register_module("norm2", weft::SyncBatchNorm(32));
     out = register_module("out", torch::nn::Linear(32 * 2 * 2, 10));
   }
   at::Tensor forward(const at::Tensor& pixels) {
@@ -288,7 +288,8 @@ int run(int argc, char** argv) {
   weft::ProcessGroup group = weft::init_process_group();
   // Replicas begin apart, and equal once they are wrapped.
   at::manual_seed(static_cast<uint64_t>(options.seed * 1'000 + group.rank()));
-  Net net(group);
+  Net net;
+  weft::convert_sync_batchnorm(*net, group);
   const Curve curve = train(group, net, split, options);
   const bool equal = replicas_are_equal(group, net);
   const bool learned = curve.last_accuracy() >= kTarget && equal;

@@ -6,8 +6,10 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <sstream>
 #include <string>
 
+#include <caffe2/serialize/inline_container.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -366,6 +368,58 @@ TEST_P(DdpCheckpoint, AWriterMayEndAtEveryMoment) {
     EXPECT_EQ(training.state.step, 6);
   });
   EXPECT_EQ(error_kind(files_->stamp("run.next").status()), ErrorKind::kNotFound);
+}
+
+// The archive with its tensors at another device: that of a training which had a GPU.
+std::string moved_to_gpu(const std::string& archive) {
+  const std::string from = std::string("X\3\0\0\0cpu", 8);
+  const std::string to = std::string("X\6\0\0\0cuda:0", 11);
+  std::istringstream in(archive);
+  caffe2::serialize::PyTorchStreamReader reader(&in);
+  std::string out;
+  size_t moved = 0;
+  {
+    caffe2::serialize::PyTorchStreamWriter writer([&out](const void* data, size_t size) {
+      out.append(static_cast<const char*>(data), size);
+      return size;
+    });
+    for (const std::string& name : reader.getAllRecords()) {
+      if (name == "version" || name == "byteorder" || name.starts_with(".")) continue;
+      const auto [bytes, size] = reader.getRecord(name);
+      std::string record(static_cast<const char*>(bytes.get()), size);
+      if (name == "data.pkl") {
+        for (size_t at = record.find(from); at != std::string::npos; at = record.find(from, at)) {
+          record.replace(at, from.size(), to);
+          ++moved;
+        }
+      }
+      writer.writeRecord(name, record.data(), record.size());
+    }
+    writer.writeEndOfFile();
+  }
+  EXPECT_GT(moved, 0U);
+  return out;
+}
+
+// Tensors come to where the module has its own, wherever they were saved. (The other way round: label gpu.)
+TEST(DdpCheckpointFiles, AnArchiveOfAnotherDeviceLoadsHere) {
+  const std::shared_ptr<Files> files = make_memory_files();
+  run_with(files, 2, [&files](ProcessGroup& group) {
+    KeptTraining training(group, 7);
+    for (int i = 0; i < 3; ++i) training.step();
+    save_checkpoint(group, "run", training.state, {.format = CheckpointFormat::kArchive});
+    if (group.rank() == 0) {
+      throw_if_error(files->write_atomic("run", moved_to_gpu(*files->read("run"))));
+    }
+    group.barrier();
+    KeptTraining again(group, 8);
+    ASSERT_TRUE(load_checkpoint(group, "run", &again.state).has_value());
+    // Statistics are those of rank 0 until the next forward.
+    if (group.rank() == 0) expect_same(again.tensors(), training.tensors());
+    training.step();
+    again.step();
+    expect_same(again.tensors(), training.tensors());
+  });
 }
 
 // Without weft: LibTorch reads its archive, and names in a safetensors file are the module's.

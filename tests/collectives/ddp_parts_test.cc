@@ -10,7 +10,9 @@
 #include <torch/serialize.h>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include "ATen/detail/CUDAHooksInterface.h"
 #include "weft/collectives/ddp/distributed_sampler.h"
+#include "weft/collectives/ddp/local_device.h"
 #include "weft/collectives/ddp/reduce_value.h"
 #include "weft/collectives/internal/ddp/buckets.h"
 #include "weft/tests/collectives/ddp_world.h"
@@ -147,6 +149,21 @@ TEST(DdpParts, BadInput_samplers_that_cannot_be) {
   DistributedSampler sampler(5);
   EXPECT_THROW(sampler.load_position(0, 6), Error);
   EXPECT_THROW(sampler.reset(0), Error);
+}
+
+// The CPU, or one GPU for each process of this machine, and then from the first one again.
+TEST(DdpParts, TheDeviceOfARank) {
+  const int gpus = static_cast<int>(at::detail::getCUDAHooks().deviceCount());
+  for (const int local : {0, 1, 7}) {
+    const std::string number = std::to_string(local);
+    const at::Device device = local_device(
+        {{"RANK", number}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", number}, {"LOCAL_WORLD_SIZE", "8"}});
+    EXPECT_EQ(device.is_cpu(), gpus == 0);
+    if (gpus > 0) {
+      EXPECT_EQ(device.index(), local % gpus);
+    }
+  }
+  EXPECT_THROW(local_device({{"LOCAL_RANK", "first"}}), Error);
 }
 
 TEST(DdpParts, ValuesAndRowsOfAllRanks) {

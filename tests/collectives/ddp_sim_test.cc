@@ -206,7 +206,7 @@ uint64_t life(uint64_t seed, int* failures, int* steps) {
 
 TEST(DdpSim, RandomSchedules) {
   const char* const asked = std::getenv("WEFT_DDP_SIM_SCHEDULES");
-  const uint64_t schedules = asked != nullptr ? std::strtoull(asked, nullptr, 10) : 300;
+  const uint64_t schedules = asked != nullptr ? std::strtoull(asked, nullptr, 10) : 1000;
   int failures = 0;
   int steps = 0;
   for (uint64_t seed = 1; seed <= schedules && !HasFailure(); ++seed) life(seed, &failures, &steps);

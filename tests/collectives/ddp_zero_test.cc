@@ -71,6 +71,32 @@ TEST(Zero, EqualsTheWholeOptimizerWithAPartOfItsState) {
   }
 }
 
+// Throws where it has the second parameter.
+struct FailingSteps {
+  FailingSteps(const std::vector<at::Tensor>& parameters, int64_t which)
+      : fails(parameters.front().numel() == which) {}
+  void step() const {
+    if (fails) throw std::runtime_error("no step on purpose");
+  }
+  bool fails;
+};
+
+// Parameters that a rank has stepped reach all ranks or none.
+TEST(Zero, BadInput_a_step_that_fails_on_one_rank) {
+  run_ranks(3, [](ProcessGroup& group) {
+    std::vector<at::Tensor> parameters;
+    for (const int64_t n : {4, 3, 2}) parameters.push_back(torch::ones({n}).requires_grad_());
+    ZeroRedundancyOptimizer<FailingSteps> optimizer(parameters, group, int64_t{3});
+    try {
+      optimizer.step();
+      ADD_FAILURE() << "rank " << group.rank() << " has stepped";
+    } catch (const std::exception& e) {
+      EXPECT_NE(std::string(e.what()).find("no step on purpose"), std::string::npos) << e.what();
+    }
+    EXPECT_FALSE(group.failure().ok());
+  });
+}
+
 TEST(Zero, MoreRanksThanParameters) {
   run_ranks(3, [](ProcessGroup& group) {
     torch::nn::Linear net(2, 1);

@@ -79,9 +79,13 @@ Model model_of(torch::nn::Module& module, const std::vector<std::string>& ignore
 
 std::vector<std::string> names_of_synced_norms(const torch::nn::Module& module) {
   std::vector<std::string> out;
-  if (module.as<SyncBatchNormImpl>() != nullptr) out.push_back(module.name());
+  const auto look = [&out](const std::string& name, const torch::nn::Module& at) {
+    const auto* const norm = at.as<SyncBatchNormImpl>();
+    if (norm != nullptr && norm->is_synchronized()) out.push_back(name);
+  };
+  look(module.name(), module);
   for (const auto& item : module.named_modules(/*name_prefix=*/"", /*include_self=*/false)) {
-    if (item.value()->as<SyncBatchNormImpl>() != nullptr) out.push_back(item.key());
+    look(item.key(), *item.value());
   }
   return out;
 }

@@ -158,9 +158,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
   class End;
 
-  // ---- reducer.cc: while a backward runs ----
+  // ---- reducer.cc ----
   // By `order_`. `keep`: gradients that lie in the old ones move along; otherwise they become zero.
   void build_buckets_locked(bool keep) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<int64_t> bucket_bytes_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // ---- reducer_ready.cc: while a backward runs ----
   void on_begin(const ForwardTicket& ticket, const std::shared_ptr<GradAccessor>& accessor);
   void on_ready(size_t parameter, const std::shared_ptr<GradAccessor>& accessor);
   bool is_next_locked(const Reduction& reduction) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -181,7 +184,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch_ready_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Says which buckets have been reduced since it was asked last.
   void note_reduced_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::vector<int64_t> bucket_bytes_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void forget_locked(const ReductionRef& reduction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- reducer_join.cc: under a Join ----

@@ -73,9 +73,13 @@ Statistics statistics(ProcessGroup& group, const at::Tensor& input) {
 
 class Normalize : public torch::autograd::Function<Normalize> {
  public:
+  // LibTorch takes no undefined tensor as an argument of a function: those of a normalization that is not affine are none.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            const at::Tensor& weight, const at::Tensor& bias, const Statistics& all,
+                            const std::optional<at::Tensor>& its_weight,
+                            const std::optional<at::Tensor>& its_bias, const Statistics& all,
                             double eps, const ProcessGroup& group) {
+    const at::Tensor weight = its_weight.value_or(at::Tensor());
+    const at::Tensor bias = its_bias.value_or(at::Tensor());
     const at::Tensor invstd = (all.var + eps).rsqrt();
     context->save_for_backward({input, weight, all.mean, invstd});
     context->saved_data["count"] = all.count;
@@ -127,17 +131,38 @@ class Normalize : public torch::autograd::Function<Normalize> {
   }
 };
 
+Status too_few(double values) {
+  return make_error(
+      ErrorKind::kInvalidArgument,
+      absl::StrCat("SyncBatchNorm: ", values,
+                   " values for each feature over all ranks: that many have no variance"));
+}
+
 }  // namespace
+
+SyncBatchNormImpl::SyncBatchNormImpl(int64_t features, const SyncBatchNormOptions& options)
+    : features_(features), options_(options) {
+  if (features < 1 || !(options.eps >= 0)) {
+    throw_error(
+        make_error(ErrorKind::kInvalidArgument,
+                   absl::StrCat("SyncBatchNorm: ", features, " features, eps ", options.eps)));
+  }
+  reset();
+}
 
 SyncBatchNormImpl::SyncBatchNormImpl(const ProcessGroup& group, int64_t features,
                                      const SyncBatchNormOptions& options)
-    : group_(group), features_(features), options_(options) {
-  if (features < 1 || !group.valid() || !(options.eps >= 0)) {
-    throw_error(make_error(ErrorKind::kInvalidArgument,
-                           absl::StrCat("SyncBatchNorm: ", features, " features, eps ", options.eps,
-                                        group.valid() ? "" : ", no process group")));
+    : SyncBatchNormImpl(features, options) {
+  synchronize(group);
+}
+
+void SyncBatchNormImpl::synchronize(const ProcessGroup& group) {
+  if (!group.valid()) {
+    throw_error(make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat("SyncBatchNorm of ", features_, " features: there is no process group")));
   }
-  reset();
+  group_ = group;
 }
 
 void SyncBatchNormImpl::reset() {
@@ -153,7 +178,28 @@ void SyncBatchNormImpl::reset() {
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
-  stream << "weft::SyncBatchNorm(" << features_ << ", eps=" << options_.eps << ")";
+  stream << "weft::SyncBatchNorm(" << features_ << ", eps=" << options_.eps
+         << (is_synchronized() ? "" : ", no group") << ")";
+}
+
+double SyncBatchNormImpl::next_rate() {
+  num_batches_tracked.add_(1);
+  return options_.momentum.value_or(1.0 / num_batches_tracked.item<double>());
+}
+
+at::Tensor SyncBatchNormImpl::forward_alone(const at::Tensor& input) {
+  const int64_t values = input.numel() / features_;
+  if (values < 2) throw_error(too_few(static_cast<double>(values)));
+  const bool record = is_training() && options_.track_running_stats;
+  double rate = 0;
+  if (record) {
+    const c10::AutoGradMode no_grad(false);
+    rate = next_rate();
+  }
+  const at::Tensor none;
+  return at::batch_norm(input, weight, bias, record ? running_mean : none,
+                        record ? running_var : none, /*training=*/true, rate, options_.eps,
+                        /*cudnn_enabled=*/false);
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
@@ -167,25 +213,23 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
     return at::batch_norm(input, weight, bias, running_mean, running_var, /*training=*/false, 0,
                           options_.eps, /*cudnn_enabled=*/false);
   }
+  if (!is_synchronized()) return forward_alone(input);
   Statistics all;
   {
     const c10::AutoGradMode no_grad(false);
     all = statistics(group_, input);
-    if (all.count < 2) {  // on all ranks alike
-      throw_error(make_error(ErrorKind::kInvalidArgument,
-                             absl::StrCat("SyncBatchNorm: ", all.count,
-                                          " values for each feature over all ranks: that many have "
-                                          "no variance")));
-    }
+    if (all.count < 2) throw_error(too_few(all.count));  // on all ranks alike
     if (options_.track_running_stats && is_training()) {
-      num_batches_tracked.add_(1);
-      const double rate = options_.momentum.value_or(1.0 / num_batches_tracked.item<double>());
+      const double rate = next_rate();
       running_mean.mul_(1 - rate).add_(all.mean.to(running_mean.scalar_type()), rate);
       const double unbiased = all.count / (all.count - 1);
       running_var.mul_(1 - rate).add_(all.var.to(running_var.scalar_type()), rate * unbiased);
     }
   }
-  return Normalize::apply(input, weight, bias, all, options_.eps, group_);
+  const auto given = [](const at::Tensor& tensor) {
+    return tensor.defined() ? std::optional(tensor) : std::nullopt;
+  };
+  return Normalize::apply(input, given(weight), given(bias), all, options_.eps, group_);
 }
 
 }  // namespace weft
