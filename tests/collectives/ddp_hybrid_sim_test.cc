@@ -213,7 +213,7 @@ void HybridWorld::live() {
   }
   plan_->clear();
   check();
-  // What is told of contexts and of the dead arrives, within 90 s where messages were lost. Each second is some twenty
+  // What is told of contexts and of the dead arrives, within 90 s where messages were lost. Each second costs some twenty
   // heartbeats, so it lasts no longer than it has to.
   for (int second = 0; second < 90 && !is_clean(); ++second) sim_->sleep(absl::Seconds(1));
   const bool dead = trouble_ == HybridTrouble::kKill;
