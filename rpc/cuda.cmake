@@ -1,11 +1,12 @@
 # weft::cuda, all that knows CUDA: a shared library that the core opens when devices are used
 # (internal/cuda_library.cc). Nothing links it, so programs load no CUDA library before that. Host code only: it needs
 # the headers of the toolkit and LibTorch's CUDA libraries, no compiler for devices and no GPU.
+#
+# Where weft and Abseil are static, they are in the program, and this library takes them from there: copies of its own
+# would be a second Abseil in the process. So programs then export their symbols.
 set(_weft_cuda_missing "")
 if(NOT WEFT_CUDA)
   set(_weft_cuda_missing "WEFT_CUDA is off")
-elseif(NOT BUILD_SHARED_LIBS)
-  set(_weft_cuda_missing "weft is built as static libraries")
 elseif(WEFT_SANITIZE)
   set(_weft_cuda_missing "this is a sanitizer's build")
 else()
@@ -39,9 +40,15 @@ target_compile_features(weft_cuda PRIVATE cxx_std_20)
 target_include_directories(weft_cuda PRIVATE "${weft_BINARY_DIR}/include")
 target_include_directories(weft_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 # libtorch_cuda brings the operators of CUDA tensors into the process, though no symbol of it is used here.
-target_link_libraries(weft_cuda PRIVATE weft_common LibTorch::LibTorch "${LibTorch_PREFIX}/lib/libc10_cuda.so"
-  -Wl,--no-as-needed "${LibTorch_PREFIX}/lib/libtorch_cuda.so" -Wl,--as-needed CUDA::cudart absl::status
-  absl::statusor absl::strings absl::time "$<BUILD_INTERFACE:weft_options>")
+target_link_libraries(weft_cuda PRIVATE LibTorch::LibTorch "${LibTorch_PREFIX}/lib/libc10_cuda.so"
+  -Wl,--no-as-needed "${LibTorch_PREFIX}/lib/libtorch_cuda.so" -Wl,--as-needed CUDA::cudart
+  "$<BUILD_INTERFACE:weft_options>")
+if(BUILD_SHARED_LIBS)
+  target_link_libraries(weft_cuda PRIVATE weft_common absl::status absl::statusor absl::strings absl::time)
+else()
+  target_link_options(weft_rpc INTERFACE LINKER:--export-dynamic
+    "$<BUILD_INTERFACE:LINKER:-rpath,${weft_BINARY_DIR}/lib>")
+endif()
 # What libtorch_cuda wants is found by its own search path, at run time, on machines that have it.
 target_link_options(weft_cuda PRIVATE LINKER:--allow-shlib-undefined)
 if(WEFT_INSTALL)

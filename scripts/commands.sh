@@ -70,6 +70,34 @@ command_wheel() {
     || die "the wheel could not be packed"
 }
 
+# Programs with gRPC and weft inside, which need LibTorch and the C library alone; see scripts/gpu_run.sh.
+command_gpu_bundle() {
+  local folder="$build/gpu-bundle" program kib
+  # Programs of label gpu, and of the benchmarks with rows for GPUs.
+  local -r tests=(cuda_test) benches=(bench_weft_rpc)
+  local bundle="${1:-$folder/weft-gpu}"
+  local -r most_mib=60
+  [ ! -e "$bundle" ] || [ -e "$bundle/run.sh" ] || { code=2 die "$bundle is there, and no bundle"; }
+  need_packages "${packages_build[@]}"
+  need_venv full
+  configure "$folder" -DWEFT_STATIC_GRPC=ON -DWEFT_BUILD_EXAMPLES=OFF -DWEFT_BUILD_TOOLS=OFF -DWEFT_INSTALL=OFF
+  grep -q '^-- weft: weft::cuda (' "$folder/configure.log" || die "the build has no weft::cuda, see $folder/configure.log"
+  build_targets "$folder" weft_cuda "${tests[@]}" "${benches[@]}"
+  rm -rf "$bundle"
+  mkdir -p "$bundle"/{bin,lib,tests}
+  strip -o "$bundle/lib/libweft_cuda.so" "$folder/lib/libweft_cuda.so"
+  for program in "${tests[@]}"; do strip -o "$bundle/tests/$program" "$folder/tests/$program"; done
+  for program in "${benches[@]}"; do strip -o "$bundle/bin/$program" "$folder/bin/$program"; done
+  (cd "$root" && find bench -name '*.py' -exec cp --parents {} "$bundle" \;)
+  cp "$root/scripts/gpu_run.sh" "$bundle/run.sh"
+  for program in "$bundle"/{tests,bin,lib}/*; do
+    if ldd "$program" | grep -E 'lib(grpc|protobuf|absl|weft_[a-z]*\.so)'; then die "$program needs the libraries above"; fi
+  done
+  kib="$(du -sk --apparent-size "$bundle" | cut -f1)"
+  [ "$kib" -le $((most_mib * 1024)) ] || die "$bundle has $kib KiB, more than $most_mib MiB"
+  printf 'gpu-bundle: ok folder=%s kib=%s\n' "$bundle" "$kib"
+}
+
 command_demo() {
   [ $# = 0 ] || { code=2 die "demo takes no arguments; build/bin/async_ps --help has the program's own"; }
   need_packages "${packages_build[@]}"
