@@ -84,6 +84,7 @@ Status ProcessGroup::run(Operation operation, Timeout timeout) {
   if (handle_ == nullptr) return make_error(ErrorKind::kState, "there is no process group");
   internal::GroupCore& core = handle_->core();
   WEFT_RETURN_IF_ERROR(internal::check_operation(core.member(), operation));
+  WEFT_RETURN_IF_ERROR(core.staging().prepare(&operation));
   return core.run(operation.name, timeout, operation.counts(), [&](const internal::Turn& turn) {
     return internal::perform_operation(core.engine(), turn, operation);
   });
@@ -95,6 +96,9 @@ Work ProcessGroup::start(Operation operation, Timeout timeout) {
   }
   internal::GroupCore& core = handle_->core();
   if (Status s = internal::check_operation(core.member(), operation); !s.ok()) {
+    return Work(Future<void>::ready(std::move(s)));
+  }
+  if (Status s = core.staging().prepare(&operation); !s.ok()) {
     return Work(Future<void>::ready(std::move(s)));
   }
   const std::string_view name = operation.name;

@@ -88,7 +88,8 @@ command_gpu_bundle() {
   strip -o "$bundle/lib/libweft_cuda.so" "$folder/lib/libweft_cuda.so"
   for program in "${tests[@]}"; do strip -o "$bundle/tests/$program" "$folder/tests/$program"; done
   for program in "${benches[@]}"; do strip -o "$bundle/bin/$program" "$folder/bin/$program"; done
-  (cd "$root" && find bench -name '*.py' -exec cp --parents {} "$bundle" \;)
+  # The benchmarks' own modules, and those of tools that they use.
+  (cd "$root" && find bench tools -name '*.py' -exec cp --parents {} "$bundle" \;)
   cp "$root/scripts/gpu_run.sh" "$bundle/run.sh"
   for program in "$bundle"/{tests,bin,lib}/*; do
     if ldd "$program" | grep -E 'lib(grpc|protobuf|absl|weft_[a-z]*\.so)'; then die "$program needs the libraries above"; fi

@@ -10,6 +10,7 @@ namespace weft::internal {
 GroupCore::GroupCore(GroupCoreOptions options, std::unique_ptr<Engine> engine)
     : options_(std::move(options)),
       engine_(std::move(engine)),
+      staging_(options_.runtime, options_.log),
       metrics_(options_.metrics),
       changed_(options_.runtime.get()),
       executor_(options_.executor) {}
@@ -85,7 +86,7 @@ void GroupCore::show_ended(std::string_view op, const Turn& turn, const Status& 
   const absl::Duration took = options_.runtime->now() - begun;
   const OperationNote& note = engine_->note();
   metrics_.operation_ended(op, done.ok(), took, note.bytes(), engine_->link().traffic(),
-                           engine_->between_hosts());
+                           engine_->between_hosts(), staging_.bytes());
   if (options_.trace == nullptr) return;
   options_.trace->complete("collectives", op, begun, took,
                            {{"group", std::string_view(options_.name)},
@@ -188,6 +189,7 @@ void GroupCore::fail(const Status& cause) {
   WEFT_LOG(options_.log, kWarning)
       << "process group '" << options_.name << "' has failed: " << cause;
   engine_->link().fail(cause, sequence);
+  staging_.interrupt(cause);
   metrics_.group_failed();
   if (options_.recorder != nullptr) options_.recorder->group_failed(*this, flight_record());
 }
@@ -281,6 +283,7 @@ void GroupCore::close() {
     changed_.notify_all();
   }
   if (thread != nullptr) thread->join();
+  staging_.close();
   // Idle threads end at once. A continuation that closes the group, or another one that goes on,
   // cannot be waited for.
   constexpr absl::Duration kPatience = absl::Milliseconds(100);

@@ -21,6 +21,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
+#include "weft/collectives/internal/device_staging.h"
 #include "weft/collectives/internal/engine.h"
 #include "weft/collectives/internal/flight_record.h"
 #include "weft/collectives/internal/group_metrics.h"
@@ -107,6 +108,7 @@ class GroupCore {
   void close();
 
   Engine& engine() { return *engine_; }
+  DeviceStaging& staging() { return staging_; }
   const GroupCoreOptions& options() const { return options_; }
   const Membership& member() const { return engine_->member(); }
   Runtime& runtime() { return *options_.runtime; }
@@ -137,6 +139,7 @@ class GroupCore {
 
   const GroupCoreOptions options_;
   const std::unique_ptr<Engine> engine_;
+  DeviceStaging staging_;
   GroupMetrics metrics_;  // of the thread whose turn it is
 
   Mutex mutex_;

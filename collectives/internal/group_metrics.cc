@@ -16,6 +16,9 @@ GroupMetrics::GroupMetrics(std::shared_ptr<Metrics> metrics) : metrics_(std::mov
                                     "Messages sent by operations to ranks on other hosts");
   far_bytes_ = metrics_->counter("weft_collectives_bytes_between_hosts_total",
                                  "Bytes of these messages, without headers");
+  staged_bytes_ =
+      metrics_->counter("weft_collectives_staged_bytes_total",
+                        "Bytes copied between GPUs and host memory, in both directions");
   groups_->add(1);
 }
 
@@ -41,7 +44,7 @@ const GroupMetrics::Series& GroupMetrics::series(std::string_view op) {
 
 void GroupMetrics::operation_ended(std::string_view op, bool ok, absl::Duration took,
                                    uint64_t bytes, const Traffic& sent,
-                                   const Traffic& between_hosts) {
+                                   const Traffic& between_hosts, uint64_t staged) {
   if (metrics_ == nullptr) return;
   const Series& one = series(op);
   one.operations->add();
@@ -54,6 +57,8 @@ void GroupMetrics::operation_ended(std::string_view op, bool ok, absl::Duration 
   far_messages_->add(between_hosts.messages - counted_far_.messages);
   far_bytes_->add(between_hosts.bytes - counted_far_.bytes);
   counted_far_ = between_hosts;
+  staged_bytes_->add(staged - counted_staged_);
+  counted_staged_ = staged;
 }
 
 void GroupMetrics::group_failed() {

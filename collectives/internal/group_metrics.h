@@ -25,9 +25,10 @@ class GroupMetrics {
   GroupMetrics(const GroupMetrics&) = delete;
   GroupMetrics& operator=(const GroupMetrics&) = delete;
 
-  // `op`: a literal. `sent`: by the group so far; `between_hosts`: the part of it to other hosts.
+  // `op`: a literal. `sent`: by the group so far; `between_hosts`: the part of it to other hosts;
+  // `staged`: bytes between GPUs and host memory so far.
   void operation_ended(std::string_view op, bool ok, absl::Duration took, uint64_t bytes,
-                       const Traffic& sent, const Traffic& between_hosts);
+                       const Traffic& sent, const Traffic& between_hosts, uint64_t staged);
   void group_failed();
 
  private:
@@ -47,9 +48,11 @@ class GroupMetrics {
   Counter* sent_bytes_ = nullptr;
   Counter* far_messages_ = nullptr;
   Counter* far_bytes_ = nullptr;
+  Counter* staged_bytes_ = nullptr;
   std::vector<Series> series_;
   Traffic counted_;
   Traffic counted_far_;
+  uint64_t counted_staged_ = 0;
 };
 
 }  // namespace weft::internal

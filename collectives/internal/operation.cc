@@ -6,6 +6,7 @@
 
 #include "ATen/core/grad_mode.h"
 #include "ATen/ops/empty.h"
+#include "weft/collectives/internal/device_staging.h"
 #include "weft/collectives/internal/reduce.h"
 
 namespace weft::internal {
@@ -15,6 +16,10 @@ int64_t numel(const Tensors& tensors) {
   int64_t n = 0;
   for (const at::Tensor& t : tensors) n += t.numel();
   return n;
+}
+
+at::TensorOptions plain_options(const at::Tensor& t) {
+  return t.options().device(at::kCPU).requires_grad(false);
 }
 
 uint64_t bytes_of(const Tensors& tensors) {
@@ -28,40 +33,29 @@ uint64_t bytes_of(const Tensors& tensors) {
 // Tensors as one piece of plain memory: their own where it is one and contiguous, else a copy.
 class Flat {
  public:
-  Flat(const Tensors& tensors, bool read, int64_t elements = -1) : tensors_(tensors) {
+  Flat(const Operation& o, const Turn& turn, const Tensors& tensors, bool read)
+      : operation_(o), turn_(turn), tensors_(tensors) {
     if (tensors.size() == 1 && tensors[0].is_cpu() && tensors[0].is_contiguous()) {
       memory_ = tensors[0];
       own_ = false;
       return;
     }
-    const int64_t n = elements >= 0 ? elements : numel(tensors);
-    memory_ = at::empty({n}, tensors[0].options().device(at::kCPU).requires_grad(false));
-    if (read) move(true);
+    memory_ = at::empty({numel(tensors)}, plain_options(tensors[0]));
+    if (read) move_in(operation_, turn_, tensors_, memory_);
   }
   char* data() const { return static_cast<char*>(memory_.unsafeGetTensorImpl()->mutable_data()); }
   // What was written goes to where the caller sees it.
   void write_back() {
     if (own_) {
-      move(false);
+      move_out(operation_, turn_, tensors_, memory_);
       return;
     }
     if (!memory_.is_inference()) memory_.unsafeGetTensorImpl()->bump_version();
   }
 
  private:
-  void move(bool in) {
-    int64_t at = 0;
-    for (const at::Tensor& t : tensors_) {
-      const at::Tensor part = memory_.narrow(0, at, t.numel()).view(t.sizes());
-      if (in) {
-        part.copy_(t);
-      } else {
-        t.copy_(part);
-      }
-      at += t.numel();
-    }
-  }
-
+  const Operation& operation_;
+  const Turn& turn_;
   const Tensors& tensors_;
   at::Tensor memory_;
   bool own_ = true;
@@ -84,17 +78,10 @@ Blocks split_blocks(const at::Tensor& t, const std::vector<int64_t>& splits, int
 }
 
 // A copy that the operation may use up.
-Tensors copy_of(const Tensors& tensors) {
-  Tensors out;
-  const at::Tensor flat =
-      at::empty({numel(tensors)}, tensors[0].options().device(at::kCPU).requires_grad(false));
-  int64_t at = 0;
-  for (const at::Tensor& t : tensors) {
-    flat.narrow(0, at, t.numel()).view(t.sizes()).copy_(t);
-    at += t.numel();
-  }
-  out.push_back(flat);
-  return out;
+Tensors copy_of(const Operation& o, const Turn& turn, const Tensors& tensors) {
+  const at::Tensor flat = at::empty({numel(tensors)}, plain_options(tensors[0]));
+  move_in(o, turn, tensors, flat);
+  return {flat};
 }
 
 Status perform_lists(Engine& engine, const Turn& turn, Operation& o, ElementType type) {
@@ -103,8 +90,8 @@ Status perform_lists(Engine& engine, const Turn& turn, Operation& o, ElementType
   const uint64_t size = element_size(type);
   switch (o.kind) {
     case OpKind::kAllGather: {
-      Flat out(o.outputs, false);
-      Flat in(o.inputs, true);
+      Flat out(o, turn, o.outputs, false);
+      Flat in(o, turn, o.inputs, true);
       const Blocks blocks = o.outputs.size() == 1
                                 ? Blocks::even(static_cast<uint64_t>(o.outputs[0].numel()), m.size)
                                 : blocks_of(o.outputs);
@@ -116,22 +103,22 @@ Status perform_lists(Engine& engine, const Turn& turn, Operation& o, ElementType
       return absl::OkStatus();
     }
     case OpKind::kGather: {
-      Flat in(o.inputs, true);
+      Flat in(o, turn, o.inputs, true);
       const auto n = static_cast<uint64_t>(o.inputs[0].numel());
       if (rank != o.root) {
         return engine.gather(turn, type, o.algorithm, in.data(), n, nullptr, Blocks(), o.root);
       }
-      Flat out(o.outputs, false);
+      Flat out(o, turn, o.outputs, false);
       WEFT_RETURN_IF_ERROR(engine.gather(turn, type, o.algorithm, in.data(), n, out.data(),
                                          blocks_of(o.outputs), o.root));
       out.write_back();
       return absl::OkStatus();
     }
     case OpKind::kScatter: {
-      Flat out(o.outputs, false);
+      Flat out(o, turn, o.outputs, false);
       const auto n = static_cast<uint64_t>(o.outputs[0].numel());
       if (rank == o.root) {
-        Flat in(o.inputs, true);
+        Flat in(o, turn, o.inputs, true);
         WEFT_RETURN_IF_ERROR(engine.scatter(turn, type, o.algorithm, in.data(), blocks_of(o.inputs),
                                             out.data(), n, o.root));
       } else {
@@ -145,9 +132,9 @@ Status perform_lists(Engine& engine, const Turn& turn, Operation& o, ElementType
       // Peers may read the input where it is, while the output is written.
       bool shared = false;
       for (const at::Tensor& t : o.inputs) shared = shared || share_memory(t, o.outputs[0]);
-      const Tensors kept = shared ? copy_of(o.inputs) : Tensors();
-      Flat in(shared ? kept : o.inputs, true);
-      Flat out(o.outputs, false);
+      const Tensors kept = shared ? copy_of(o, turn, o.inputs) : Tensors();
+      Flat in(o, turn, shared ? kept : o.inputs, true);
+      Flat out(o, turn, o.outputs, false);
       const Blocks blocks = o.inputs.size() == 1
                                 ? Blocks::even(static_cast<uint64_t>(o.inputs[0].numel()), m.size)
                                 : blocks_of(o.inputs);
@@ -164,9 +151,9 @@ Status perform_lists(Engine& engine, const Turn& turn, Operation& o, ElementType
           single ? split_blocks(o.outputs[0], o.output_splits, m.size) : blocks_of(o.outputs);
       // Rows that go out must not be overwritten by rows that come in.
       const bool same = single && share_memory(o.inputs[0], o.outputs[0]);
-      const Tensors kept = same ? copy_of(o.inputs) : Tensors();
-      Flat in(same ? kept : o.inputs, true);
-      Flat out(o.outputs, false);
+      const Tensors kept = same ? copy_of(o, turn, o.inputs) : Tensors();
+      Flat in(o, turn, same ? kept : o.inputs, true);
+      Flat out(o, turn, o.outputs, false);
       WEFT_RETURN_IF_ERROR(
           engine.all_to_all(turn, type, o.algorithm, in.data(), from, out.data(), to));
       out.write_back();
@@ -185,7 +172,7 @@ Status perform_checked(Engine& engine, const Turn& turn, Operation& o) {
   switch (o.kind) {
     case OpKind::kSend: return perform_send(engine, turn, o, type);
     case OpKind::kAllReduce: {
-      Flat work(o.outputs, true);
+      Flat work(o, turn, o.outputs, true);
       WEFT_RETURN_IF_ERROR(engine.all_reduce(turn, type, o.op, o.algorithm, work.data(),
                                              static_cast<uint64_t>(numel(o.outputs))));
       work.write_back();
@@ -193,7 +180,7 @@ Status perform_checked(Engine& engine, const Turn& turn, Operation& o) {
     }
     case OpKind::kBroadcast: {
       const bool root = engine.member().rank == o.root;
-      Flat work(o.outputs, root);
+      Flat work(o, turn, o.outputs, root);
       WEFT_RETURN_IF_ERROR(engine.broadcast(turn, type, o.algorithm, work.data(),
                                             static_cast<uint64_t>(numel(o.outputs)), o.root));
       if (!root) work.write_back();
@@ -202,11 +189,11 @@ Status perform_checked(Engine& engine, const Turn& turn, Operation& o) {
     case OpKind::kReduce: {
       const auto n = static_cast<uint64_t>(numel(o.outputs));
       if (engine.member().rank != o.root) {
-        const Tensors copy = copy_of(o.outputs);
-        const Flat used_up(copy, true);
+        const Tensors copy = copy_of(o, turn, o.outputs);
+        const Flat used_up(o, turn, copy, true);
         return engine.reduce(turn, type, o.op, used_up.data(), n, o.root);
       }
-      Flat work(o.outputs, true);
+      Flat work(o, turn, o.outputs, true);
       WEFT_RETURN_IF_ERROR(engine.reduce(turn, type, o.op, work.data(), n, o.root));
       work.write_back();
       return absl::OkStatus();
@@ -215,13 +202,61 @@ Status perform_checked(Engine& engine, const Turn& turn, Operation& o) {
   }
 }
 
+// The part of `memory` that is t's, each in turn.
+at::Tensor next_part(const at::Tensor& memory, int64_t* at, const at::Tensor& t) {
+  const at::Tensor part = memory.narrow(0, *at, t.numel()).view(t.sizes());
+  *at += t.numel();
+  return part;
+}
+
 }  // namespace
+
+void move_in(const Operation& o, const Turn& turn, const Tensors& tensors,
+             const at::Tensor& memory) {
+  int64_t at = 0;
+  std::vector<at::Tensor> from;
+  std::vector<at::Tensor> to;
+  for (const at::Tensor& t : tensors) {
+    const at::Tensor part = next_part(memory, &at, t);
+    if (o.staging == nullptr) {
+      part.copy_(t);
+    } else {
+      from.push_back(t);
+      to.push_back(part);
+    }
+  }
+  if (!from.empty()) o.staging->copy(o, turn, std::move(from), std::move(to));
+}
+
+void move_out(const Operation& o, const Turn& turn, const Tensors& tensors,
+              const at::Tensor& memory) {
+  int64_t at = 0;
+  std::vector<at::Tensor> from;
+  std::vector<at::Tensor> to;
+  for (const at::Tensor& t : tensors) {
+    const at::Tensor part = next_part(memory, &at, t);
+    if (o.staging == nullptr) {
+      t.copy_(part);
+    } else {
+      from.push_back(part);
+      to.push_back(t);
+    }
+  }
+  if (from.empty()) return;
+  std::vector<at::Tensor> written = to;
+  o.staging->copy(o, turn, std::move(from), std::move(to));
+  for (const at::Tensor& t : written) {
+    if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+  }
+}
 
 Status perform_operation(Engine& engine, const Turn& turn, Operation& operation) {
   const at::NoGradGuard no_grad;
   engine.note().set_bytes(std::max(bytes_of(operation.inputs), bytes_of(operation.outputs)));
   try {
-    return perform_checked(engine, turn, operation);
+    WEFT_RETURN_IF_ERROR(perform_checked(engine, turn, operation));
+    if (operation.staging != nullptr) operation.staging->finish(operation, turn);
+    return absl::OkStatus();
   } catch (...) {
     return status_from_current_exception();
   }

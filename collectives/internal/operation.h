@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -16,6 +17,8 @@
 #include "weft/common/api.h"
 
 namespace weft::internal {
+
+class DeviceStaging;
 
 using Tensors = absl::InlinedVector<at::Tensor, 1>;
 
@@ -34,6 +37,11 @@ struct Operation {
   std::vector<int64_t> input_splits;
   std::shared_ptr<int> source;  // where recv writes from whom it was
   at::Tensor received;          // any_shape
+  // Of tensors on a GPU (device_staging.h). Null: they are on the CPU.
+  DeviceStaging* staging = nullptr;
+  std::shared_ptr<const void> after;  // what the caller had queued
+  // Contiguous copies on the device that stand for outputs, and these outputs.
+  std::vector<std::pair<at::Tensor, at::Tensor>> scattered;
 
   bool counts() const { return kind != OpKind::kSend; }
 };
@@ -41,6 +49,12 @@ struct Operation {
 // Error, kind invalid_argument, before anything moves.
 Status check_operation(const Membership& member, const Operation& operation);
 Status perform_operation(Engine& engine, const Turn& turn, Operation& operation);
+
+// Bytes of `tensors` in their order into `memory`, or out of it, wherever they are. Throws weft::Error.
+void move_in(const Operation& o, const Turn& turn, const Tensors& tensors,
+             const at::Tensor& memory);
+void move_out(const Operation& o, const Turn& turn, const Tensors& tensors,
+              const at::Tensor& memory);
 
 Status perform_send(Engine& engine, const Turn& turn, const Operation& o, ElementType type);
 Status perform_receive(Engine& engine, const Turn& turn, Operation& o);

@@ -41,6 +41,10 @@ Status check_tensor(const Operation& o, const at::Tensor& t, std::string_view ro
   const auto which = [&] { return cat("the ", role, " tensor ", i); };
   if (!t.defined()) return invalid(o.name, cat(which(), " is undefined"));
   if (t.layout() != at::kStrided) return invalid(o.name, cat(which(), " is not strided"));
+  if (!t.is_cpu() && !t.is_cuda() && !t.is_meta()) {
+    return invalid(o.name, cat(which(), " is on ", t.device().str(),
+                               ": process groups work on tensors of the CPU and of CUDA devices"));
+  }
   if (t.is_meta()) return invalid(o.name, cat(which(), " has no memory (meta)"));
   if (const auto type = element_type_of(t.scalar_type()); !type.ok()) {
     return invalid(o.name, cat(which(), ": ", type.status().message()));
@@ -58,6 +62,10 @@ Status check_tensors(const Operation& o) {
       if (t.scalar_type() != first->scalar_type()) {
         return invalid(o.name, cat("the tensors are of types ", c10::toString(first->scalar_type()),
                                    " and ", c10::toString(t.scalar_type())));
+      }
+      if (t.device() != first->device()) {
+        return invalid(o.name, cat("the ", role, " tensor ", i, " is on ", t.device().str(),
+                                   ", others are on ", first->device().str()));
       }
       if (!written) continue;
       if (may_overlap_itself(t)) {

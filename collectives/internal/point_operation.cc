@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "ATen/ops/empty.h"
+#include "ATen/ops/from_blob.h"
 #include "weft/collectives/internal/operation.h"
 #include "weft/collectives/internal/reduce.h"
 #include "weft/collectives/internal/text.h"
@@ -50,13 +51,19 @@ Status perform_send(Engine& engine, const Turn& turn, const Operation& o, Elemen
   header.tag = o.tag;
   header.count = static_cast<uint64_t>(t.numel());
   header.detail = static_cast<uint64_t>(t.dim());
-  const at::Tensor plain = t.to(at::kCPU).contiguous();
   const uint64_t shape = header.detail * sizeof(int64_t);
   const uint64_t bytes = header.count * element_size(type);
   header.bytes = shape + bytes;
   std::vector<char> body(header.bytes);
   if (shape > 0) std::memcpy(body.data(), t.sizes().data(), shape);
-  if (bytes > 0) std::memcpy(body.data() + shape, plain.const_data_ptr(), bytes);
+  if (bytes > 0 && o.staging == nullptr) {
+    const at::Tensor plain = t.contiguous();
+    std::memcpy(body.data() + shape, plain.const_data_ptr(), bytes);
+  } else if (bytes > 0) {
+    const at::Tensor plain =
+        at::from_blob(body.data() + shape, {t.numel()}, at::TensorOptions().dtype(t.scalar_type()));
+    move_in(o, turn, o.inputs, plain);
+  }
   const Outgoing out{o.root, header, body.data()};
   engine.count(out);
   return engine.link().send_points({&out, 1}, turn.deadline);
@@ -79,7 +86,7 @@ Status perform_receive(Engine& engine, const Turn& turn, Operation& o) {
                           got.numel(), " with tag ", o.tag, ", this rank expects ",
                           c10::toString(to.scalar_type()), " x ", to.numel()));
   }
-  to.copy_(got.view(to.sizes()));
+  move_out(o, turn, o.outputs, got.view({got.numel()}));
   return absl::OkStatus();
 }
 

@@ -36,26 +36,53 @@ uint64_t seed_of(uint64_t seed, int64_t step, int stage, int micro_batch) {
 
 }  // namespace
 
-void seed_generator(uint64_t seed, int64_t step, int stage, int micro_batch) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_current_seed(seed_of(seed, step, stage, micro_batch));
-}
-
 namespace {
 
-at::Tensor generator_state() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get_state();
+// LibTorch's default ones of the CPU and of these devices.
+std::vector<at::Generator> generators_of(const std::vector<c10::Device>& devices) {
+  std::vector<at::Generator> out = {at::detail::getDefaultCPUGenerator()};
+  for (const c10::Device device : devices) {
+    out.push_back(at::globalContext().defaultGenerator(device));
+  }
+  return out;
 }
-void set_generator_state(const at::Tensor& state) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(state);
+
+std::vector<c10::Device> devices_of(const torch::nn::Module& module) {
+  std::vector<c10::Device> out;
+  const auto add = [&out](const at::Tensor& t) {
+    if (t.is_cpu() || std::find(out.begin(), out.end(), t.device()) != out.end()) return;
+    out.push_back(t.device());
+  };
+  for (const at::Tensor& t : module.parameters()) add(t);
+  for (const at::Tensor& t : module.buffers()) add(t);
+  return out;
+}
+
+Tensors generator_states(const std::vector<c10::Device>& devices) {
+  Tensors out;
+  for (at::Generator& generator : generators_of(devices)) {
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    out.push_back(generator.get_state());
+  }
+  return out;
+}
+void set_generator_states(const std::vector<c10::Device>& devices, const Tensors& states) {
+  size_t i = 0;
+  for (at::Generator& generator : generators_of(devices)) {
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(states[i++]);
+  }
 }
 
 }  // namespace
+
+void seed_generator(uint64_t seed, int64_t step, int stage, int micro_batch,
+                    const std::vector<c10::Device>& devices) {
+  for (at::Generator& generator : generators_of(devices)) {
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_current_seed(seed_of(seed, step, stage, micro_batch));
+  }
+}
 
 ModuleCompute::ModuleCompute(std::shared_ptr<const Worker> worker,
                              weft::internal::LocalModule module, ModuleComputeOptions options)
@@ -63,7 +90,8 @@ ModuleCompute::ModuleCompute(std::shared_ptr<const Worker> worker,
       module_(std::move(module)),
       options_(std::move(options)),
       object_(module_.module, module_.object),
-      parameters_(module_.module->parameters()) {}
+      parameters_(module_.module->parameters()),
+      devices_(devices_of(*module_.module)) {}
 
 StatusOr<std::shared_ptr<ModuleCompute>> ModuleCompute::make(std::shared_ptr<const Worker> worker,
                                                              weft::internal::LocalModule module,
@@ -115,7 +143,7 @@ StatusOr<std::shared_ptr<ModuleCompute>> ModuleCompute::make(std::shared_ptr<con
 Status ModuleCompute::run(Live* live) {
   const ForwardCall& call = live->call;
   if (options_.seed.has_value()) {
-    seed_generator(*options_.seed, call.step, options_.stage, call.micro_batch);
+    seed_generator(*options_.seed, call.step, options_.stage, call.micro_batch, devices_);
   }
   WEFT_ASSIGN_OR_RETURN(live->outputs, invoke(*worker_, *forward_, object_, live->inputs));
   if (hooks_ != nullptr && c10::GradMode::is_enabled()) hooks_->unwrap(&live->outputs);
@@ -165,7 +193,7 @@ StatusOr<Tensors> ModuleCompute::forward(ForwardCall call) {
     }
     if (versions_ != nullptr) versions_->forward(key);
     if (live.call.recompute && !options_.seed.has_value()) {
-      live.generator = generator_state();
+      live.generators = generator_states(devices_);
     }
     if (live.call.recompute) live.call.recompute = false;
     const bool again = !c10::GradMode::is_enabled();
@@ -199,12 +227,12 @@ Status ModuleCompute::recompute(int64_t step, int micro_batch) {
     if (live == live_.end()) return make_error(ErrorKind::kInternal, "its forward is not kept");
     const c10::AutoGradMode grad(true);
     // What it draws is what it drew the first time.
-    const at::Tensor state = std::move(live->second.generator);
-    if (!state.defined()) return run(&live->second);
-    const at::Tensor now = generator_state();
-    set_generator_state(state);
+    const Tensors states = std::move(live->second.generators);
+    if (states.empty()) return run(&live->second);
+    const Tensors now = generator_states(devices_);
+    set_generator_states(devices_, states);
     const Status status = run(&live->second);
-    set_generator_state(now);
+    set_generator_states(devices_, now);
     return status;
   } catch (...) {
     return status_from_current_exception();

@@ -24,8 +24,10 @@
 
 namespace weft::pipeline::internal {
 
-// What a stage's forward draws begins with this: LibTorch's default generator of the CPU.
-WEFT_API void seed_generator(uint64_t seed, int64_t step, int stage, int micro_batch);
+// What a stage's forward draws begins with this: LibTorch's default generators of the CPU and of the
+// stage's devices.
+WEFT_API void seed_generator(uint64_t seed, int64_t step, int stage, int micro_batch,
+                             const std::vector<c10::Device>& devices = {});
 
 struct ModuleComputeOptions {
   int stage = 0;
@@ -63,6 +65,9 @@ class ModuleCompute final : public StageCompute {
   weft::internal::LocalModule module() const { return module_; }
   std::map<std::string, at::Tensor> gradients() const;
   void zero_grad();
+  // What the calling thread has queued for the module until now comes before later handlers and steps
+  // (publish_here()).
+  void publish() const;
   // Copies of parameters and buffers by name, and under "optimizer/NAME/" what the optimizer keeps
   // of parameter NAME.
   std::map<std::string, at::Tensor> state() const;
@@ -78,7 +83,7 @@ class ModuleCompute final : public StageCompute {
     Tensors inputs{};   // leaves
     Tensors outputs{};  // with their graph; of the last stage the scaled loss
     at::Tensor loss{};
-    at::Tensor generator{};  // its state before a forward that is run again
+    Tensors generators{};  // their states before a forward that is run again
     std::unique_ptr<SplitBackward> split{};
   };
 
@@ -99,6 +104,7 @@ class ModuleCompute final : public StageCompute {
   const Method* forward_ = nullptr;
   const Method* loss_ = nullptr;
   std::vector<at::Tensor> parameters_;
+  const std::vector<c10::Device> devices_;  // of the module, but the CPU
   std::unique_ptr<LocalOptimizer> optimizer_;
   std::map<Key, Live> live_;
   std::unique_ptr<DataParallelHooks> hooks_;  // null: no DistributedDataParallel

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/pipeline/internal/module_call.h"
 #include "weft/pipeline/internal/module_compute.h"
+#include "weft/rpc/device_order.h"
 
 namespace weft::pipeline::internal {
 namespace {
@@ -29,6 +30,12 @@ std::map<std::string, at::Tensor> ModuleCompute::gradients() const {
 
 void ModuleCompute::zero_grad() {
   for (const at::Tensor& p : parameters_) p.mutable_grad() = at::Tensor();
+}
+
+void ModuleCompute::publish() const {
+  std::vector<at::Tensor> all = module_.module->buffers();
+  all.insert(all.end(), parameters_.begin(), parameters_.end());
+  publish_here(*worker_, all);
 }
 
 std::map<std::string, at::Tensor> ModuleCompute::state() const {

@@ -15,6 +15,22 @@ namespace {
 constexpr absl::Duration kProbeMakerAfter = absl::Seconds(1);
 constexpr absl::Duration kProbeDeadline = absl::Seconds(5);
 
+using weft::internal::GuardRef;
+
+// RUN-7: what the calling thread's current streams do for these now.
+StatusOr<GuardRef> mark_of(c10::ArrayRef<Tensors> lists, const Tensors& more = {}) {
+  try {
+    weft::internal::StreamsUsed here;
+    for (const Tensors& list : lists) {
+      for (const at::Tensor& t : list) here.add(weft::internal::stream_here(t));
+    }
+    for (const at::Tensor& t : more) here.add(weft::internal::stream_here(t));
+    return here.mark();
+  } catch (...) {
+    return annotate(status_from_current_exception(), "marking the work of a device");
+  }
+}
+
 }  // namespace
 
 Runner::Runner(std::shared_ptr<const Worker> worker, std::shared_ptr<Runtime> runtime,
@@ -99,6 +115,8 @@ std::string Runner::at_text(const Place& place) const {
 // ---- from other threads ------------------------------------------------------------------------
 
 void Runner::begin(BeginMessage message, ReplyFn reply) {
+  StatusOr<GuardRef> ready = mark_of(message.inputs, message.targets);
+  if (!ready.ok()) return reply(ready.status());
   Status refused;
   {
     MutexLock lock(&mutex_);
@@ -109,7 +127,7 @@ void Runner::begin(BeginMessage message, ReplyFn reply) {
                            absl::StrCat("step ", message.step, " begins a second time"));
     } else {
       const int64_t step = message.step;
-      begun_.emplace(step, Begun{std::move(message), std::move(reply)});
+      begun_.emplace(step, Begun{std::move(message), *std::move(ready), std::move(reply)});
     }
   }
   if (!refused.ok()) return reply(refused);
@@ -149,13 +167,14 @@ Status Runner::put(PutMessage message) {
 
 Status Runner::fill(SlotName name, Tensors tensors) {
   if (setup_.bug == RunnerBug::kSlotWithoutStep) std::get<0>(name) = 0;
+  WEFT_ASSIGN_OR_RETURN(GuardRef ready, mark_of(tensors));
   {
     MutexLock lock(&mutex_);
     if (!error_.ok()) return error_;                                  // RUN-3
     if (std::get<0>(name) < done_steps_ || slots_.count(name) > 0) {  // RUN-1
       return make_error(ErrorKind::kProtocol, absl::StrCat("a second time: ", slot_text(name)));
     }
-    slots_.emplace(name, std::move(tensors));
+    slots_.emplace(name, Slot{std::move(tensors), std::move(ready)});
   }
   changed_.notify_all();
   return absl::OkStatus();
@@ -163,7 +182,7 @@ Status Runner::fill(SlotName name, Tensors tensors) {
 
 void Runner::fail(const Status& why, bool tell_others) {
   std::map<int64_t, Begun> begun;
-  std::map<SlotName, Tensors> slots;
+  std::map<SlotName, Slot> slots;
   {
     MutexLock lock(&mutex_);
     if (!error_.ok()) return;
@@ -295,9 +314,16 @@ void Runner::on_probed(const std::string& context, const StatusOr<Payload>& answ
 void Runner::run() {
   const c10::AutoGradMode grad(true);
   while (auto begun = next()) {
-    StatusOr<EndMessage> end = run_step(&begun->message);
+    StatusOr<EndMessage> end = run_step(&*begun);
     if (end.ok() && setup_.copies != nullptr) {
       if (const Status kept = keep_and_wait(); !kept.ok()) end = kept;
+    }
+    if (setup_.publish != nullptr) {
+      try {
+        setup_.publish();
+      } catch (...) {
+        if (end.ok()) end = status_from_current_exception();
+      }
     }
     if (end.ok()) {
       begun->reply(encode(*end));
@@ -311,30 +337,43 @@ void Runner::run() {
   thread_ended_ = true;
 }
 
-StatusOr<EndMessage> Runner::run_step(BeginMessage* message) {
+StatusOr<EndMessage> Runner::run_step(Begun* begun) {
   Current now;
-  now.message = message;
+  now.message = &begun->message;
   if (setup_.deadline < absl::InfiniteDuration()) now.deadline = runtime_->now() + setup_.deadline;
+  // What LibTorch throws of a device is an error of the step, as what the stages return.
+  try {
+    follow_published(*worker_);
+    weft::internal::use_here(begun->ready, begun->message.targets);
+    for (const Tensors& one : begun->message.inputs) weft::internal::use_here(begun->ready, one);
+  } catch (...) {
+    return status_from_current_exception();
+  }
+  WEFT_RETURN_IF_ERROR(run_actions(begun, &now));
+  MutexLock lock(&mutex_);
+  done_steps_ = begun->message.step + 1;
+  return std::move(now.end);
+}
+
+Status Runner::run_actions(Begun* begun, Current* now) {
   for (const Action& a : setup_.plan.workers[setup_.self]) {
-    if (message->forward_only && a.kind != ActionKind::kForward &&
+    if (begun->message.forward_only && a.kind != ActionKind::kForward &&
         a.kind != ActionKind::kSendForward) {
       continue;
     }
-    now.began = runtime_->now();
-    const Status status = run_action(a, &now);
+    now->began = runtime_->now();
+    const Status status = run_action(a, now);
     {
       MutexLock lock(&mutex_);
       if (!error_.ok()) return error_;  // another worker's, the cause of this one
     }
-    if (!status.ok()) return annotate(status, where(a, message->step));
+    if (!status.ok()) return annotate(status, where(a, begun->message.step));
     if (setup_.record) {
-      now.end.times.push_back(absl::ToUnixNanos(now.began));
-      now.end.times.push_back(absl::ToUnixNanos(runtime_->now()));
+      now->end.times.push_back(absl::ToUnixNanos(now->began));
+      now->end.times.push_back(absl::ToUnixNanos(runtime_->now()));
     }
   }
-  MutexLock lock(&mutex_);
-  done_steps_ = message->step + 1;
-  return now.end;
+  return absl::OkStatus();
 }
 
 }  // namespace weft::pipeline::internal

@@ -14,6 +14,9 @@
 //   RUN-6  who waits for long asks whom it waits for one question at a time: a process that
 //          has ended, or a part that has failed without being heard, ends the wait; silence does not
 //          (the lease and the step's deadline do).
+//   RUN-7  what an action queues on a device comes after the copies of what it takes, and after what was
+//          published before its step (rpc/device_order.h); what is done with its stages after the step
+//          comes after the step's kernels. The thread itself waits for no device.
 
 #include <cstdint>
 #include <functional>
@@ -36,6 +39,7 @@
 #include "weft/pipeline/internal/planted.h"
 #include "weft/pipeline/plan.h"
 #include "weft/pipeline/stage_compute.h"
+#include "weft/rpc/device_order.h"
 #include "weft/rpc/worker.h"
 
 namespace weft::pipeline::internal {
@@ -54,6 +58,8 @@ struct RunnerSetup {
   // Copies of states, and what its stages are now; null: none are kept.
   std::shared_ptr<StateCopies> copies{};
   std::function<std::vector<StageState>()> snapshot{};
+  // RUN-7: publishes what the thread has queued for its stages; null: they have no devices.
+  std::function<void()> publish{};
 };
 
 class Runner : public std::enable_shared_from_this<Runner> {
@@ -104,7 +110,12 @@ class Runner : public std::enable_shared_from_this<Runner> {
   using SlotName = std::tuple<int64_t, int, int, bool>;
   struct Begun {
     BeginMessage message;
+    weft::internal::GuardRef ready;  // of its tensors (RUN-7)
     ReplyFn reply;
+  };
+  struct Slot {
+    Tensors tensors;
+    weft::internal::GuardRef ready;
   };
   struct Current;  // what a step that runs keeps (runner_step.h)
   // Tied weights travel in slots, too: edge -1-g is group g of the plan, and its "micro-batch" the worker
@@ -113,7 +124,8 @@ class Runner : public std::enable_shared_from_this<Runner> {
 
   void run();
   std::optional<Begun> next();
-  StatusOr<EndMessage> run_step(BeginMessage* message);
+  StatusOr<EndMessage> run_step(Begun* begun);
+  Status run_actions(Begun* begun, Current* now);
   Status keep_and_wait();
   Status run_action(const Action& action, Current* now);
   Status forward(const Action& action, Current* now);
@@ -146,7 +158,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
 
   mutable Mutex mutex_;
   std::unique_ptr<Thread> thread_ ABSL_GUARDED_BY(mutex_);
-  std::map<SlotName, Tensors> slots_ ABSL_GUARDED_BY(mutex_);
+  std::map<SlotName, Slot> slots_ ABSL_GUARDED_BY(mutex_);
   // By step: after a connection has broken, a later one may come before an earlier one.
   std::map<int64_t, Begun> begun_ ABSL_GUARDED_BY(mutex_);
   Status error_ ABSL_GUARDED_BY(mutex_);

@@ -59,10 +59,17 @@ StatusOr<Tensors> Runner::take(const Action& action, SlotName name, absl::Time d
         if (!error_.ok()) return error_;
         const auto it = slots_.find(name);
         if (it != slots_.end()) {
-          if (keep) return it->second;
-          Tensors tensors = std::move(it->second);
+          if (keep) return it->second.tensors;
+          Slot slot = std::move(it->second);
           slots_.erase(it);
-          return tensors;
+          lock.unlock();
+          try {
+            weft::internal::use_here(slot.ready, slot.tensors);  // RUN-7
+          } catch (...) {
+            return annotate(status_from_current_exception(),
+                            absl::StrCat("taking the ", slot_text(name)));
+          }
+          return std::move(slot.tensors);
         }
         const absl::Time now = runtime_->now();
         if (now >= deadline) {

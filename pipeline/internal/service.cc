@@ -90,8 +90,9 @@ std::vector<PipelineService::Part> PipelineService::parts() const {
 }
 
 void PipelineService::host(int64_t key, weft::internal::LocalModule module) {
+  weft::internal::GuardRef made = weft::internal::mark_all_here(*context_.worker);
   MutexLock lock(&mutex_);
-  if (!closed_) modules_[key] = std::move(module);
+  if (!closed_) modules_[key] = {std::move(module), std::move(made)};
 }
 
 void PipelineService::on_open(CallContext& call, OpenMessage message, ReplyFn reply) {

@@ -15,6 +15,7 @@
 #include "weft/pipeline/internal/module_compute.h"
 #include "weft/pipeline/internal/runner.h"
 #include "weft/pipeline/service.h"
+#include "weft/rpc/device_order.h"
 #include "weft/rpc/service.h"
 #include "weft/rref/remote_module.h"
 
@@ -85,7 +86,11 @@ class WEFT_API PipelineService final : public Service,
   mutable Mutex mutex_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<PartName, Part> parts_ ABSL_GUARDED_BY(mutex_);
-  std::map<int64_t, weft::internal::LocalModule> modules_ ABSL_GUARDED_BY(mutex_);
+  struct Hosted {
+    weft::internal::LocalModule module;
+    weft::internal::GuardRef made;  // by kernels that may be under way
+  };
+  std::map<int64_t, Hosted> modules_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Runner>> ended_ ABSL_GUARDED_BY(mutex_);  // to be joined
 };
 

@@ -34,10 +34,14 @@ StatusOr<PipelineService::Part> PipelineService::make_part(const WorkerInfo& mak
   for (int s = 0; s < setup.plan.stages(); ++s) {
     if (setup.plan.placement[s] != message.self) continue;
     weft::internal::LocalModule module;
+    weft::internal::GuardRef made;
     {
       MutexLock lock(&mutex_);
       auto node = modules_.extract(host_key(message.pipeline, s));
-      if (!node.empty()) module = std::move(node.mapped());
+      if (!node.empty()) {
+        module = std::move(node.mapped().module);
+        made = std::move(node.mapped().made);
+      }
     }
     std::shared_ptr<StageCompute> compute;
     if (options_.make_compute != nullptr) {
@@ -61,10 +65,13 @@ StatusOr<PipelineService::Part> PipelineService::make_part(const WorkerInfo& mak
         o.reducer = options_.make_reducer(context_, setup.plan, s);
       }
       if (static_cast<size_t>(s) < message.tied.size()) o.tied = message.tied[s];
-      auto made = ModuleCompute::make(context_.worker, std::move(module), std::move(o));
-      if (!made.ok()) return annotate(made.status(), absl::StrCat("stage ", s));
-      part.modules[s] = *made;
-      compute = *std::move(made);
+      // RUN-7: what made the module, then what this handler queues, then the first step.
+      weft::internal::use_here(made, {});
+      auto stage = ModuleCompute::make(context_.worker, std::move(module), std::move(o));
+      if (!stage.ok()) return annotate(stage.status(), absl::StrCat("stage ", s));
+      (*stage)->publish();
+      part.modules[s] = *stage;
+      compute = *std::move(stage);
     }
     setup.stages[s] = std::move(compute);
   }
@@ -76,6 +83,11 @@ StatusOr<PipelineService::Part> PipelineService::make_part(const WorkerInfo& mak
       std::vector<StageState> states;
       for (const auto& [stage, module] : modules) states.push_back({stage, module->state()});
       return states;
+    };
+  }
+  if (!part.modules.empty()) {
+    setup.publish = [modules = part.modules] {
+      for (const auto& [stage, module] : modules) module->publish();
     };
   }
   part.runner = std::make_shared<Runner>(context_.worker, context_.runtime, std::move(setup));

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/pipeline/internal/service.h"
+#include "weft/rpc/device_order.h"
 
 namespace weft::pipeline::internal {
 
@@ -57,6 +58,7 @@ void PipelineService::on_fetch(CallContext& call, FetchMessage message, ReplyFn 
     case Fetch::kKeep: break;
     default: status = make_error(ErrorKind::kProtocol, absl::StrCat("fetch ", message.what));
   }
+  compute.publish();  // what was loaded comes before the next step
   if (!status.ok()) return refuse(status);
   auto done = [reply = std::move(reply)](const Status& kept) mutable {
     if (!kept.ok()) return reply(kept);
@@ -72,6 +74,11 @@ void PipelineService::on_keep(CallContext& call, KeepMessage message, ReplyFn re
   if (!all.ok()) return reply(all.status());
   if (all->front().copies == nullptr) {
     return reply(make_error(ErrorKind::kProtocol, "this pipeline keeps no copies"));
+  }
+  for (const StageState& one : message.states) {
+    std::vector<at::Tensor> tensors;
+    for (const auto& [name, tensor] : one.state) tensors.push_back(tensor);
+    publish_here(*context_.worker, tensors);  // before whoever fetches it
   }
   all->front().copies->put(message.owner, message.steps, std::move(message.states));
   reply(encode(PipelineMessage{}));

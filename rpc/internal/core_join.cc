@@ -338,7 +338,11 @@ Status Core::open_devices(const JoinOptions& options) {
   if (options.device_maps.empty() && options.devices.empty()) return absl::OkStatus();
   device_backend_ = options.device_backend;
   if (device_backend_ == nullptr) {
-    WEFT_ASSIGN_OR_RETURN(device_backend_, open_cuda_library(runtime_, log_));
+    StatusOr<std::shared_ptr<DeviceBackend>> opened = open_cuda_library(runtime_, log_);
+    if (!opened.ok()) {
+      return annotate(opened.status(), "join: device_maps or devices are given");
+    }
+    device_backend_ = *std::move(opened);
   }
   WEFT_ASSIGN_OR_RETURN(
       MemberDevices devices,

@@ -77,7 +77,7 @@ void add_pipeline_services(JoinOptions* join) {
 }
 
 World::World(pipeline::Plan p, pipeline::PipelineOptions options, bool shared,
-             std::function<void(int, JoinOptions*)> adjust)
+             std::function<void(int, JoinOptions*)> adjust, const std::string& device)
     : plan(std::move(p)) {
   ClusterOptions o;
   o.size = static_cast<int>(plan.workers.size());
@@ -88,8 +88,8 @@ World::World(pipeline::Plan p, pipeline::PipelineOptions options, bool shared,
   };
   cluster = std::make_unique<Cluster>(o);
   for (int s = 0; s < plan.stages(); ++s) {
-    blocks.emplace_back((*cluster)[0], "worker" + std::to_string(plan.placement[s]), int64_t{s},
-                        shared);
+    blocks.emplace_back((*cluster)[0], "worker" + std::to_string(plan.placement[s]) + "/" + device,
+                        int64_t{s}, shared);
   }
   if (options.loss.empty()) options.loss = "app.squares";
   pipe = std::make_unique<pipeline::Pipeline>(make(std::move(options)));
@@ -120,8 +120,11 @@ World::~World() {
   cluster->shutdown();
 }
 
-Local::Local(int stages, bool shared) {
-  for (int s = 0; s < stages; ++s) blocks.push_back(std::make_shared<BlockImpl>(s, shared));
+Local::Local(int stages, bool shared, const std::string& device) {
+  for (int s = 0; s < stages; ++s) {
+    blocks.push_back(std::make_shared<BlockImpl>(s, shared));
+    blocks.back()->to(c10::Device(device));
+  }
 }
 
 double Local::step(const at::Tensor& x, const at::Tensor& y, int micro_batches) {

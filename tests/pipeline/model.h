@@ -57,10 +57,12 @@ at::Tensor constant(const at::Tensor& output, const at::Tensor& target);  // wit
 Library model_library();
 void add_pipeline_services(JoinOptions* join);
 
-// `stages` blocks, placed as the plan says, and a pipeline over them; worker 0 makes it.
+// `stages` blocks, placed as the plan says, and a pipeline over them; worker 0 makes it. `device`: of each
+// worker, where its blocks are.
 struct World {
   explicit World(pipeline::Plan plan, pipeline::PipelineOptions options = {}, bool shared = false,
-                 std::function<void(int, JoinOptions*)> adjust = {});
+                 std::function<void(int, JoinOptions*)> adjust = {},
+                 const std::string& device = "cpu");
   ~World();
   pipeline::Pipeline make(pipeline::PipelineOptions options);
   void expect_nothing_left();
@@ -73,7 +75,7 @@ struct World {
 
 // The same model in this process.
 struct Local {
-  explicit Local(int stages, bool shared = false);
+  explicit Local(int stages, bool shared = false, const std::string& device = "cpu");
   // Sums the gradients of the micro-batches in their order; the loss of the batch.
   double step(const at::Tensor& x, const at::Tensor& y, int micro_batches);
   std::vector<std::shared_ptr<BlockImpl>> blocks;

@@ -110,10 +110,12 @@ class Replicas::Core {
   void scatter(const std::vector<Chunk>& chunks, const Tensors& inputs,
                const std::vector<Tensors>& parts) const {
     for (size_t c = 0; c < chunks.size(); ++c) {
+      // To the CPU the call alone says when the values are there.
+      const at::Device to = devices_[chunks[c].replica];
       for (size_t i = 0; i < inputs.size(); ++i) {
         *parts[c][i] = inputs[i]
                            ->narrow(dim_, chunks[c].begin, chunks[c].length)
-                           .to(devices_[chunks[c].replica], /*non_blocking=*/true);
+                           .to(to, /*non_blocking=*/!to.is_cpu());
       }
     }
   }
@@ -225,8 +227,8 @@ class Replicas::Core {
   }
 
   // clone() initialises what it then overwrites: the program's random numbers stay as they were.
-  static std::shared_ptr<torch::nn::Module> clone(const torch::nn::Module& module,
-                                                  at::Device device) {
+  std::shared_ptr<torch::nn::Module> clone(const torch::nn::Module& module,
+                                           at::Device device) const {
     at::Generator generator = at::detail::getDefaultCPUGenerator();
     const at::Generator before = [&] {
       const std::lock_guard<std::mutex> lock(generator.mutex());
@@ -235,7 +237,7 @@ class Replicas::Core {
     std::shared_ptr<torch::nn::Module> out;
     std::string failed;
     try {
-      out = device.is_cpu() ? module.clone() : module.clone(device);
+      out = device == devices_[0] ? module.clone() : module.clone(device);
     } catch (const std::exception& e) {
       failed = exception_text(e);
     }
@@ -277,7 +279,7 @@ class Replicas::Core {
         if (shares) {
           one.set_data(parameters[i].detach());
         } else {
-          one.data().copy_(parameters[i], /*non_blocking=*/true);
+          one.data().copy_(parameters[i], /*non_blocking=*/!own[i].is_cpu());
         }
         one.set_requires_grad(parameters[i].requires_grad());
       }

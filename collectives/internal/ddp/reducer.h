@@ -45,6 +45,7 @@
 #include "weft/common/condition.h"
 #include "weft/common/mutex.h"
 #include "weft/common/time.h"
+#include "weft/rpc/device_order.h"
 
 namespace weft::internal {
 
@@ -118,6 +119,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::vector<size_t> parameters{};
     at::Tensor buffer{};  // undefined: sparse, which is reduced at the end
     size_t pending = 0;
+    StreamsUsed streams{};  // on which its gradients were put in
     Work work{};
     std::optional<Future<at::Tensor>> hooked{};  // instead, with a hook
 

@@ -197,6 +197,7 @@ void Reducer::mark_ready_locked(Reduction* reduction, size_t index, bool zeros) 
 void Reducer::copy_in_locked(Reduction* reduction, const Parameter& parameter, bool zeros) {
   if (parameter.model.sparse) return;
   const at::Tensor& view = parameter.view;
+  buckets_[parameter.bucket].streams.add(stream_here(view));
   if (zeros) {
     view.zero_();
     return;
@@ -230,6 +231,8 @@ void Reducer::copy_in_locked(Reduction* reduction, const Parameter& parameter, b
 
 void Reducer::launch_locked(size_t index) {
   Bucket& bucket = buckets_[index];
+  // Nodes of a backward on a device run on the streams of their forwards.
+  use_here(std::exchange(bucket.streams, {}).mark(), bucket.buffer);
   if (hook_ == nullptr) {
     bucket.work = group_.all_reduce_async(bucket.buffer, {.timeout = options_.timeout});
     return;

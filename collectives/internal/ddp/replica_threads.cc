@@ -26,7 +26,8 @@ ReplicaThreads::~ReplicaThreads() {
   for (const auto& loop : loops) loop->shutdown();
 }
 
-void ReplicaThreads::run(const std::vector<size_t>& on, const std::function<void(size_t)>& body) {
+void ReplicaThreads::run(const std::vector<size_t>& on, const std::function<void(size_t)>& body,
+                         size_t mine) {
   const at::ThreadLocalState state;
   std::vector<std::exception_ptr> errors(on.size());
   const auto one = [&](size_t i) {
@@ -47,15 +48,17 @@ void ReplicaThreads::run(const std::vector<size_t>& on, const std::function<void
     loops = loops_;
   }
   size_t left = on.size() - 1;  // under mutex_
-  for (size_t i = 1; i < on.size(); ++i) {
-    post_or_run(loops[i - 1].get(), [this, &one, &left, i] {
+  size_t loop = 0;
+  for (size_t i = 0; i < on.size(); ++i) {
+    if (i == mine) continue;
+    post_or_run(loops[loop++].get(), [this, &one, &left, i] {
       one(i);
       MutexLock lock(&mutex_);
       --left;
       ended_.notify_all();
     });
   }
-  one(0);
+  one(mine);
   {
     MutexLock lock(&mutex_);
     // What runs refers to this frame: no deadline.

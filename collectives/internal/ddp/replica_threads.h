@@ -30,9 +30,9 @@ class ReplicaThreads {
   ReplicaThreads& operator=(const ReplicaThreads&) = delete;
 
   // Calls body(0), body(1), ... for the replicas `on`[0], `on`[1], ..., on their devices and with the
-  // caller's modes of LibTorch. Returns when all have ended; throws weft::Error, user, with what the
-  // first of them has thrown.
-  void run(const std::vector<size_t>& on, const std::function<void(size_t)>& body);
+  // caller's modes of LibTorch; body(mine) on the calling thread. Returns when all have ended; throws
+  // weft::Error, user, with what the first of them has thrown.
+  void run(const std::vector<size_t>& on, const std::function<void(size_t)>& body, size_t mine = 0);
 
   at::Device device(size_t replica) const { return devices_[replica]; }
 

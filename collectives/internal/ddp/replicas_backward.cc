@@ -56,7 +56,7 @@ variable_list ReplicasBackward::apply(variable_list&& grads) {
   // Replica 0 is the module itself.
   std::optional<WithoutHooks> quiet;
   if (on_.front() == 0) quiet.emplace(graphs_.front().parameters);
-  threads_->run(on_, [&](size_t c) {
+  const auto backward = [&](size_t c) {
     const ReplicaGraph& graph = graphs_[c];
     variable_list outputs;
     variable_list given;
@@ -74,7 +74,12 @@ variable_list ReplicasBackward::apply(variable_list&& grads) {
     }
     found[c] = torch::autograd::grad(outputs, inputs, given, keep, /*create_graph=*/false,
                                      /*allow_unused=*/true);
-  });
+  };
+  // LibTorch has one thread for each device. This runs on that of the first device that is none of the
+  // CPU's, if there is one, and what waits here keeps it from the replica there: so that one runs here.
+  size_t mine = 0;
+  while (mine < on_.size() && threads_->device(on_[mine]).is_cpu()) ++mine;
+  threads_->run(on_, backward, mine < on_.size() ? mine : 0);
   quiet.reset();
   // In the order of the replicas; one that has not used a parameter gives nothing for it.
   const size_t parameters = graphs_.front().parameters.size();

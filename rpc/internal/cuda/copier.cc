@@ -27,8 +27,9 @@ struct Copier::Transfer {
   bool to_host = false;
   std::vector<at::Tensor> from;
   std::vector<at::Tensor> to;
-  std::shared_ptr<const StreamMark> after;  // to the host
+  std::shared_ptr<const StreamMark> after;  // to the host, or given
   std::vector<c10::Device> targets;         // to devices
+  bool given = false;  // `to` was there, and there is no work: done when the copies are
   std::shared_ptr<CudaWork> work;
   Copied done;
 
@@ -113,6 +114,22 @@ void Copier::to_devices(std::vector<at::Tensor> hosts, std::vector<c10::Device> 
   transfer->from = std::move(hosts);
   transfer->targets = std::move(targets);
   transfer->work = std::move(work);
+  transfer->done = std::move(done);
+  submit(std::move(transfer));
+}
+
+void Copier::copy(std::vector<at::Tensor> from, std::vector<at::Tensor> to,
+                  std::shared_ptr<const StreamMark> after, Copied done) {
+  auto transfer = std::make_shared<Transfer>();
+  transfer->to_host = !to.empty() && to.front().is_cpu();
+  transfer->given = true;
+  for (const at::Tensor& target : to) {
+    if (!transfer->to_host) transfer->targets.push_back(target.device());
+  }
+  if (to.empty()) transfer->targets = after->devices();
+  transfer->from = std::move(from);
+  transfer->to = std::move(to);
+  transfer->after = std::move(after);
   transfer->done = std::move(done);
   submit(std::move(transfer));
 }
@@ -203,6 +220,8 @@ bool Copier::take_new() {
 
 // Host memory, or memory of the targets that belongs to the streams of the copies.
 void Copier::begin(Transfer* transfer) {
+  transfer->begun = true;
+  if (transfer->given) return;
   const c10::InferenceMode not_inference(false);
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < transfer->from.size(); ++i) {
@@ -216,7 +235,6 @@ void Copier::begin(Transfer* transfer) {
     options = options.device(transfer->targets[i]);
     transfer->to.push_back(at::empty_strided(from.sizes(), from.strides(), options));
   }
-  transfer->begun = true;
 }
 
 bool Copier::start_some() {
@@ -227,7 +245,7 @@ bool Copier::start_some() {
     open_.pop_front();
     bool more = true;
     const Status status = guarded("copying", [&] {
-      if (transfer->to_host && !transfer->after->reached()) return;
+      if (transfer->after != nullptr && !transfer->after->reached()) return;
       if (!transfer->begun) begin(transfer.get());
       while (!transfer->all_started() && transfer->from[transfer->tensor].nbytes() == 0) {
         ++transfer->tensor;
@@ -251,7 +269,7 @@ bool Copier::start_some() {
       finish(transfer.get(), status);
     } else if (more) {
       open_.push_back(transfer);
-    } else if (!transfer->to_host || transfer->pieces == 0) {
+    } else if ((!transfer->to_host && !transfer->given) || transfer->pieces == 0) {
       finish(transfer.get(), absl::OkStatus());
       moved = true;
     }
@@ -327,7 +345,8 @@ void Copier::end_piece(Piece* piece, Status status) {
   --transfer->pieces;
   if (!status.ok()) {
     finish(transfer, std::move(status));
-  } else if (transfer->to_host && transfer->all_started() && transfer->pieces == 0) {
+  } else if ((transfer->to_host || transfer->given) && transfer->all_started() &&
+             transfer->pieces == 0) {
     finish(transfer, absl::OkStatus());
   }
 }
@@ -335,7 +354,7 @@ void Copier::end_piece(Piece* piece, Status status) {
 void Copier::finish(Transfer* transfer, Status status) {
   if (transfer->ended) return;
   transfer->ended = true;
-  if (status.ok() && !transfer->to_host) {
+  if (status.ok() && !transfer->to_host && !transfer->given) {
     status = guarded("handing over copies", [&] {
       std::vector<c10::cuda::CUDAStream> copies;
       for (const c10::Device device : transfer->targets) {

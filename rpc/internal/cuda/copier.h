@@ -49,6 +49,9 @@ class Copier {
                Copied done);
   void to_devices(std::vector<at::Tensor> hosts, std::vector<c10::Device> targets,
                   std::shared_ptr<CudaWork> work, Copied done);
+  // Into tensors that are there; `done` when the bytes are.
+  void copy(std::vector<at::Tensor> from, std::vector<at::Tensor> to,
+            std::shared_ptr<const StreamMark> after, Copied done);
   void shutdown(const Status& why);
 
  private:

@@ -2,16 +2,31 @@
 // (internal/cuda_library.cc).
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "c10/cuda/CUDAFunctions.h"
+#include "weft/rpc/device_copies.h"
 #include "weft/rpc/internal/cuda/copier.h"
 #include "weft/rpc/internal/cuda/streams.h"
 #include "weft/rpc/internal/device_backend.h"
 
 namespace weft::internal {
 namespace {
+
+StatusOr<std::shared_ptr<const void>> mark_of(const std::vector<at::Tensor>& tensors,
+                                              std::string_view doing) {
+  std::vector<c10::Device> devices;
+  for (const at::Tensor& tensor : tensors) {
+    if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) {
+      devices.push_back(tensor.device());
+    }
+  }
+  std::shared_ptr<const StreamMark> made;
+  WEFT_RETURN_IF_ERROR(guarded(doing, [&] { made = std::make_shared<StreamMark>(devices); }));
+  return std::shared_ptr<const void>(std::move(made));
+}
 
 class CudaBackend : public DeviceBackend {
  public:
@@ -27,16 +42,7 @@ class CudaBackend : public DeviceBackend {
   }
 
   StatusOr<std::shared_ptr<const void>> mark(const std::vector<at::Tensor>& tensors) override {
-    std::vector<c10::Device> devices;
-    for (const at::Tensor& tensor : tensors) {
-      if (std::find(devices.begin(), devices.end(), tensor.device()) == devices.end()) {
-        devices.push_back(tensor.device());
-      }
-    }
-    std::shared_ptr<const StreamMark> made;
-    WEFT_RETURN_IF_ERROR(guarded("marking the tensors of a message",
-                                 [&] { made = std::make_shared<StreamMark>(devices); }));
-    return std::shared_ptr<const void>(std::move(made));
+    return mark_of(tensors, "marking the tensors of a message");
   }
   void to_host(std::vector<at::Tensor> sources, std::shared_ptr<const void> after,
                Copied done) override {
@@ -65,6 +71,27 @@ class CudaBackend : public DeviceBackend {
   Copier copier_;
 };
 
+class CudaCopies final : public DeviceCopies {
+ public:
+  explicit CudaCopies(std::shared_ptr<Runtime> runtime) : copier_(std::move(runtime)) {}
+
+  StatusOr<Mark> mark(const std::vector<at::Tensor>& tensors) override {
+    return mark_of(tensors, "marking tensors to be copied");
+  }
+  void copy(std::vector<at::Tensor> from, std::vector<at::Tensor> to, Mark after,
+            absl::AnyInvocable<void(Status)> done) override {
+    copier_.copy(std::move(from), std::move(to),
+                 std::static_pointer_cast<const StreamMark>(std::move(after)),
+                 [done = std::move(done)](const StatusOr<std::vector<at::Tensor>>& copied) mutable {
+                   done(copied.status());
+                 });
+  }
+  void shutdown(const Status& why) override { copier_.shutdown(why); }
+
+ private:
+  Copier copier_;
+};
+
 }  // namespace
 }  // namespace weft::internal
 
@@ -74,4 +101,10 @@ extern "C" WEFT_API void weft_cuda_open(
   // No device is touched here: a worker that finds out that there is none says so itself.
   *backend = std::make_shared<weft::internal::CudaBackend>(runtime, log);
   WEFT_LOG(log, kDebug) << "weft::cuda is loaded, " << (**backend)->device_count() << " devices";
+}
+
+extern "C" WEFT_API void weft_cuda_open_copies(
+    const std::shared_ptr<weft::Runtime>& runtime, const weft::Logger&,
+    weft::StatusOr<std::shared_ptr<weft::DeviceCopies>>* copies) {
+  *copies = std::make_shared<weft::internal::CudaCopies>(runtime);
 }
