@@ -32,12 +32,36 @@ void order_here(Parameter* shared, const at::Tensor& parameter, const ParameterS
   shared->order_here(all);
 }
 
+// Beyond it the first rows would be out of the caches again before they are updated.
+constexpr int64_t kMostBytesAhead = 1 << 20;
+constexpr int64_t kLine = 64;
+
+// Asks for the rows of a table that a sparse gradient names, all at once: LibTorch updates one after the other, and
+// would wait for the memory of each.
+void fetch_rows(const at::Tensor& table, const at::Tensor& gradient) {
+  if (!gradient.is_sparse() || gradient.sparse_dim() != 1 || !table.is_cpu() ||
+      !table.is_contiguous()) {
+    return;
+  }
+  const int64_t rows = table.size(0);
+  const int64_t row = rows > 0 ? static_cast<int64_t>(table.nbytes()) / rows : 0;
+  if (row == 0 || gradient._nnz() > kMostBytesAhead / row) return;
+  const at::Tensor indices = gradient._indices().contiguous();
+  const auto* const named = indices.const_data_ptr<int64_t>();
+  const char* const data = static_cast<const char*>(table.const_data_ptr());
+  for (int64_t i = 0; i < indices.numel(); ++i) {
+    if (named[i] < 0 || named[i] >= rows) return;  // the update says so
+    for (int64_t at = 0; at < row; at += kLine) __builtin_prefetch(data + named[i] * row + at, 1);
+  }
+}
+
 // One that fails half way counts, too, when it has changed the parameter; what it has queued comes
 // before what is next.
 void update_one(const UpdateRule& rule, const PackedOptions& options, Parameter* shared,
                 const at::Tensor& parameter, const at::Tensor& gradient, ParameterState* state,
                 int64_t* touched) {
   const uint32_t before = parameter._version();
+  fetch_rows(parameter, gradient);
   try {
     rule.update(options, parameter, gradient, state);
   } catch (...) {
