@@ -309,6 +309,23 @@ class Driver:
         self.ranks = []
 
 
+def end_drivers(drivers):
+    """Ends processes that were started by hand (in a lab), whatever became of them; told to "quit" if they still listen."""
+    for driver in drivers:
+        try:
+            driver.stdin.write("quit\n")
+            driver.stdin.close()
+        except (OSError, ValueError):
+            pass  # it has ended, or was told before
+    deadline = time.monotonic() + STOP_LIMIT_S
+    for driver in drivers:
+        try:
+            driver.wait(max(0.01, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            driver.kill()
+            driver.wait()
+
+
 class Group:
     """As many processes of one driver as a row wants: started together, not pinned, ended by it."""
 

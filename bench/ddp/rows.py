@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from figures import compare, describe_latency, detail, p50, statistic
-from harness import DriverError, DriverSpec, Figure, percentile, read_json, worst_of
+from harness import DriverError, DriverSpec, Figure, end_drivers, percentile, read_json, worst_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import netlab  # noqa: E402
@@ -105,15 +105,9 @@ def steps_over(lab, spec, scratch, rounds, count):
             for how in ("mib", "one") if number % 2 == 0 else ("one", "mib"):
                 drivers[0].stdin.write(f"step deep {how} {count}\n")
                 taken[how] += read_json(drivers[0], deadline)["us"]
-        for driver in drivers:
-            driver.stdin.write("quit\n")
-        for driver in drivers:
-            driver.wait(30)
         return taken
     finally:
-        for driver in drivers:
-            driver.kill()
-            driver.wait()
+        end_drivers(drivers)
 
 
 def row_d2(bench, quick):

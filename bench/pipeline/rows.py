@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from figures import compare, describe_latency, detail, p50
-from harness import DriverError, DriverSpec, Figure, median, pooled, read_json, worst_of
+from harness import DriverError, DriverSpec, Figure, end_drivers, median, pooled, read_json, worst_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import netlab  # noqa: E402
@@ -200,16 +200,9 @@ def replicas_over(lab, spec, scratch, count):
         for driver in drivers:
             read_json(driver, deadline)
         drivers[0].stdin.write(f"replicas {REPLICA_MS * 1000} {REPLICA_BYTES} {count}\n")
-        answer = read_json(drivers[0], deadline)
-        for driver in drivers:
-            driver.stdin.write("quit\n")
-        for driver in drivers:
-            driver.wait(30)
-        return answer
+        return read_json(drivers[0], deadline)
     finally:
-        for driver in drivers:
-            driver.kill()
-            driver.wait()
+        end_drivers(drivers)
 
 
 def row_l9(bench, quick):

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness import DriverError, Figure, median, read_json
+from harness import DriverError, Figure, end_drivers, median, read_json
 
 from rpc.rows import MIB, OURS
 
@@ -40,15 +40,9 @@ def echo_over(lab, spec, scratch, size, count):
         drivers[0].stdin.write(f"echo {size} {count}\n")
         samples = read_json(drivers[0], deadline)["ms"]
         sent = lab.network.traffic(0)["bytes_out"] - before
-        for driver in drivers:
-            driver.stdin.write("quit\n")
-        for driver in drivers:
-            driver.wait(30)
         return samples, sent
     finally:
-        for driver in drivers:
-            driver.kill()
-            driver.wait()
+        end_drivers(drivers)
 
 
 def row_n1(bench, quick):
