@@ -51,7 +51,8 @@ class Initializer {
     complete.store = store_;
     complete.runtime = runtime_;
     complete.job_rank = job_rank_;
-    auto made = std::make_shared<internal::GroupCore>(std::move(core), std::move(engine_));
+    auto made = std::make_shared<internal::GroupCore>(std::move(core), std::move(engine_),
+                                                      connector_->take_device());
     auto handle =
         std::make_shared<internal::GroupHandle>(made, std::move(complete), std::move(previous_));
     if (options_.flight_recorder != nullptr) options_.flight_recorder->add(made);

@@ -5,6 +5,7 @@
 
 #include "ATen/ops/empty.h"
 #include "ATen/ops/from_blob.h"
+#include "weft/collectives/internal/device_engine.h"
 #include "weft/collectives/internal/group_handle.h"
 #include "weft/collectives/internal/operation.h"
 #include "weft/collectives/internal/service.h"
@@ -67,6 +68,27 @@ Operation point(Operation out, int peer, const PointOptions& options, bool recei
   return out;
 }
 
+// Behind what the calling thread has queued; see internal::DeviceEngine.
+StatusOr<internal::DeviceQueued> queue_on_device(internal::GroupHandle& handle,
+                                                 const Operation& operation, Timeout timeout) {
+  internal::GroupCore& core = handle.core();
+  internal::DeviceEngine& device = *core.device();
+  WEFT_RETURN_IF_ERROR(internal::check_on_device(core.member(), device, operation));
+  internal::DeviceQueued queued;
+  WEFT_RETURN_IF_ERROR(core.run(
+      operation.name, timeout, operation.counts(), [&](const internal::Turn& turn) -> Status {
+        core.engine().note().set_algorithm("nccl");
+        core.engine().note().set_bytes(internal::bytes_of(operation));
+        if (handle.options().compare_operations && operation.counts()) {
+          WEFT_RETURN_IF_ERROR(core.on_host(
+              [&] { return internal::compare_operations(core.engine(), turn, operation); }));
+        }
+        WEFT_ASSIGN_OR_RETURN(queued, device.perform(turn, operation));
+        return absl::OkStatus();
+      }));
+  return queued;
+}
+
 }  // namespace
 
 int ProcessGroup::rank() const { return handle_->core().member().rank; }
@@ -84,9 +106,22 @@ Status ProcessGroup::run(Operation operation, Timeout timeout) {
   if (handle_ == nullptr) return make_error(ErrorKind::kState, "there is no process group");
   internal::GroupCore& core = handle_->core();
   WEFT_RETURN_IF_ERROR(internal::check_operation(core.member(), operation));
-  WEFT_RETURN_IF_ERROR(core.staging().prepare(&operation));
-  return core.run(operation.name, timeout, operation.counts(), [&](const internal::Turn& turn) {
-    return internal::perform_operation(core.engine(), turn, operation);
+  if (core.device() != nullptr && operation.kind != OpKind::kMonitoredBarrier) {
+    WEFT_ASSIGN_OR_RETURN(const internal::DeviceQueued queued,
+                          queue_on_device(*handle_, operation, timeout));
+    if (queued.ended.has_value()) return queued.ended->try_wait();
+    queued.guard->before_use();
+    return absl::OkStatus();
+  }
+  return run_on_host(&operation, timeout);
+}
+
+Status ProcessGroup::run_on_host(Operation* operation, Timeout timeout) {
+  internal::GroupCore& core = handle_->core();
+  WEFT_RETURN_IF_ERROR(core.staging().prepare(operation));
+  return core.run(operation->name, timeout, operation->counts(), [&](const internal::Turn& turn) {
+    return core.on_host(
+        [&] { return internal::perform_operation(core.engine(), turn, *operation); });
   });
 }
 
@@ -98,6 +133,12 @@ Work ProcessGroup::start(Operation operation, Timeout timeout) {
   if (Status s = internal::check_operation(core.member(), operation); !s.ok()) {
     return Work(Future<void>::ready(std::move(s)));
   }
+  if (core.device() != nullptr && operation.kind != OpKind::kMonitoredBarrier) {
+    auto queued = queue_on_device(*handle_, operation, timeout);
+    if (!queued.ok()) return Work(Future<void>::ready(queued.status()));
+    if (queued->ended.has_value()) return Work(*std::move(queued->ended));
+    return Work(core.queued(operation.name, queued->guard), operation.source);
+  }
   if (Status s = core.staging().prepare(&operation); !s.ok()) {
     return Work(Future<void>::ready(std::move(s)));
   }
@@ -107,7 +148,8 @@ Work ProcessGroup::start(Operation operation, Timeout timeout) {
   return Work(
       core.start(name, timeout, counts,
                  [&core, operation = std::move(operation)](const internal::Turn& turn) mutable {
-                   return internal::perform_operation(core.engine(), turn, operation);
+                   return core.on_host(
+                       [&] { return internal::perform_operation(core.engine(), turn, operation); });
                  }),
       std::move(source));
 }
@@ -207,10 +249,10 @@ StatusOr<at::Tensor> ProcessGroup::try_recv_any_shape(int from, const PointOptio
   receiving.any_shape = true;
   internal::GroupCore& core = handle_->core();
   WEFT_RETURN_IF_ERROR(internal::check_operation(core.member(), receiving));
-  WEFT_RETURN_IF_ERROR(
-      core.run(receiving.name, options.timeout, false, [&](const internal::Turn& turn) {
-        return internal::perform_operation(core.engine(), turn, receiving);
-      }));
+  if (core.device() != nullptr) {
+    WEFT_RETURN_IF_ERROR(internal::check_on_device(core.member(), *core.device(), receiving));
+  }
+  WEFT_RETURN_IF_ERROR(run_on_host(&receiving, options.timeout));
   return receiving.received;
 }
 
@@ -223,8 +265,16 @@ StatusOr<at::Tensor> ProcessGroup::try_empty(at::IntArrayRef sizes, at::ScalarTy
       return make_error(ErrorKind::kInvalidArgument, "empty: no tensor has such sizes");
     }
   }
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<char> memory, handle_->core().engine().allocate(bytes));
   const auto options = at::TensorOptions().dtype(type);
+  if (internal::DeviceEngine* const device = handle_->core().device(); device != nullptr) {
+    try {
+      return at::empty(sizes,
+                       options.device(c10::kCUDA, static_cast<c10::DeviceIndex>(device->device())));
+    } catch (...) {
+      return status_from_current_exception();
+    }
+  }
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<char> memory, handle_->core().engine().allocate(bytes));
   if (memory == nullptr) return at::empty(sizes, options);
   char* const data = memory.get();
   return at::from_blob(
@@ -266,8 +316,8 @@ StatusOr<ProcessGroup> ProcessGroup::try_split(int color, int key, const NewGrou
   int* const rows = all.mutable_data_ptr<int>();
   rows[2 * rank()] = color;
   rows[2 * rank() + 1] = key;
-  const CollectiveOptions gather{.timeout = options.init_timeout};
-  WEFT_RETURN_IF_ERROR(try_all_gather_into_tensor(all, all[rank()], gather));
+  Operation colors = operation(OpKind::kAllGather, "split", list_of(all), list_of(all[rank()]));
+  WEFT_RETURN_IF_ERROR(run_on_host(&colors, options.init_timeout));
   if (color < 0) return ProcessGroup();
   std::vector<int> ranks;
   for (int r = 0; r < size(); ++r) {

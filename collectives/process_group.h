@@ -62,12 +62,13 @@ struct Operation;
 }  // namespace internal
 
 enum class Backend {
-  // inproc with a fabric; otherwise shm where all ranks are one user's on one host, shared memory
+  // nccl where a device is given and all ranks have it. Else inproc with a fabric; otherwise shm where all ranks are one user's on one host, shared memory
   // inside the hosts and sockets between them where some are, else tcp
   kAuto,
   kInproc,  // ranks in one process, over a fabric: simulation and tests
   kShm,     // shared memory
   kTcp,     // sockets
+  kNccl,    // tensors of a GPU per rank, by NCCL (docs/collectives.md)
 };
 
 struct ProcessGroupOptions {  // how a group is made
@@ -89,6 +90,11 @@ struct ProcessGroupOptions {  // how a group is made
   // Where continuations of Work run. Default: on a thread of the group.
   std::shared_ptr<Executor> executor = nullptr;
   std::shared_ptr<InprocFabric> fabric = nullptr;
+  // nccl: number of this rank's GPU. Default: the calling thread's current one.
+  std::optional<int> device = std::nullopt;
+  // nccl: before each operation the ranks compare, by way of the CPU, what they are about to do, as
+  // the other backends always do. The caller then waits until all ranks have called it.
+  bool compare_operations = false;
   // tcp: where to listen, and whether that may be more than loopback without credentials.
   std::string listen_address = "127.0.0.1";
   bool allow_insecure = false;
@@ -194,7 +200,7 @@ class WEFT_API ProcessGroup {
   int rank() const;
   int size() const;
   const std::string& name() const;  // as in errors
-  // "inproc", "shm", "tcp", or "shm+tcp": shared memory inside hosts, sockets between them.
+  // "inproc", "shm", "tcp", "nccl", or "shm+tcp": shared memory inside hosts, sockets between them.
   std::string_view backend() const;
   // Generation of the group: 1, and one more at each rebuild, or several where members died in it.
   uint32_t generation() const;
@@ -338,6 +344,8 @@ class WEFT_API ProcessGroup {
   explicit ProcessGroup(std::shared_ptr<internal::GroupHandle> handle)
       : handle_(std::move(handle)) {}
   Status run(internal::Operation operation, Timeout timeout);
+  // By the engine for the CPU, whatever the backend.
+  Status run_on_host(internal::Operation* operation, Timeout timeout);
   Work start(internal::Operation operation, Timeout timeout);
 
   std::shared_ptr<internal::GroupHandle> handle_;

@@ -123,6 +123,7 @@ def headers_of(module, internal):
 
 
 TENSOR = "ATen/core/Tensor.h"
+WANTS_TOOLKIT = re.compile("/internal/(cuda|nccl)/")
 
 
 def headers_with_tensor(names):
@@ -173,10 +174,10 @@ def check_naming(args):
     # LibTorch is parsed once for all modules above it, not for each.
     lower = ("common", "transport", "store", "rpc")
     for unit, modules in (("lower", lower), ("upper", [name for name in textrules.MODULES if name not in lower])):
-        # Headers of the socket back ends pull gRPC in; their names are overrides of gRPC's. Those of weft::cuda want
-        # the CUDA toolkit, which need not be there.
+        # Headers of the socket back ends pull gRPC in; their names are overrides of gRPC's. Those of weft::cuda and
+        # weft::nccl want the CUDA toolkit, which need not be there.
         headers = [name for module in modules for name in headers_of(module, module in lower)
-                   if "/internal/grpc/" not in name and "/internal/cuda/" not in name]
+                   if "/internal/grpc/" not in name and not WANTS_TOOLKIT.search(name)]
         if headers:
             path = os.path.join(folder, f"{unit}_headers.cc")
             with open(path, "w") as out:
@@ -204,8 +205,8 @@ def check_naming(args):
 
 def check_sources(args):
     compiler = os.environ.get("CXX", "g++")
-    # weft::cuda needs the CUDA toolkit.
-    names = [name for module in textrules.MODULES for name in tracked(f"{module}/*.cc") if "/internal/cuda/" not in name]
+    # weft::cuda and weft::nccl need the CUDA toolkit.
+    names = [name for module in textrules.MODULES for name in tracked(f"{module}/*.cc") if not WANTS_TOOLKIT.search(name)]
     return report(run_all([(f"{name} does not compile alone",
                             [compiler, *include_flags(args), "-fsyntax-only", os.path.join(ROOT, name)])
                            for name in names], args.jobs))

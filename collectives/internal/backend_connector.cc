@@ -5,6 +5,7 @@
 
 #include "weft/collectives/internal/inproc_link.h"
 #include "weft/collectives/internal/mixed_streams.h"
+#include "weft/collectives/internal/nccl_library.h"
 #include "weft/collectives/internal/service.h"
 #include "weft/collectives/internal/shm_engine.h"
 #include "weft/collectives/internal/tcp_link.h"
@@ -54,6 +55,25 @@ std::string_view choose(std::string_view asked, const std::vector<wire::GroupMem
   return all ? "shm" : some ? "shm+tcp" : "tcp";
 }
 
+// Whether NCCL takes these ranks, which all members find out alike.
+Status check_devices(const std::vector<wire::GroupMember>& members) {
+  for (size_t a = 0; a < members.size(); ++a) {
+    if (members[a].device().empty()) {
+      return make_error(ErrorKind::kUnavailable, cat("rank ", a, " has no GPU for NCCL"));
+    }
+    for (size_t b = 0; b < a; ++b) {
+      const bool same =
+          members[a].device() == members[b].device() && members[a].host() == members[b].host();
+      if (!same || (members[a].device_shared() && members[b].device_shared())) continue;
+      return invalid(cat("ranks ", b, " and ", a, " are both on the GPU ", members[a].device(),
+                         " of one host, and ", members[a].device_library(),
+                         " takes one rank per GPU; NCCL 2.30.3 and newer take more with "
+                         "NCCL_MULTI_RANK_GPU_ENABLE=1"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string_view backend_name(Backend backend) {
@@ -62,6 +82,7 @@ std::string_view backend_name(Backend backend) {
     case Backend::kInproc: return "inproc";
     case Backend::kShm: return "shm";
     case Backend::kTcp: return "tcp";
+    case Backend::kNccl: return "nccl";
   }
   return "unknown";
 }
@@ -78,17 +99,20 @@ BackendConnector::BackendConnector(const ProcessGroupOptions& options, const Con
       environment_(environment),
       job_rank_(job_rank),
       runtime_(std::move(runtime)) {
-  const bool fabric = options.backend == Backend::kAuto && options.fabric != nullptr;
-  name_ = backend_name(fabric ? Backend::kInproc : options.backend);
+  const bool chooses = options.backend == Backend::kAuto || options.backend == Backend::kNccl;
+  const bool fabric = chooses && options.fabric != nullptr;
+  host_name_ = backend_name(fabric ? Backend::kInproc : chooses ? Backend::kAuto : options.backend);
+  name_ = options.backend == Backend::kNccl ? "nccl" : host_name_;
 }
 
 Status BackendConnector::offer(const Membership& member) {
   if (member.rank == 0) WEFT_RETURN_IF_ERROR(read_table());
-  if (name_ == "inproc") {
+  WEFT_RETURN_IF_ERROR(offer_device(member));
+  if (host_name_ == "inproc") {
     return options_.fabric != nullptr ? absl::OkStatus() : invalid("backend inproc needs a fabric");
   }
-  if (name_ != "tcp") WEFT_RETURN_IF_ERROR(offer_memory(member.size));
-  if (name_ == "shm") return absl::OkStatus();
+  if (host_name_ != "tcp") WEFT_RETURN_IF_ERROR(offer_memory(member.size));
+  if (host_name_ == "shm") return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(load_credentials());
   return offer_port();
 }
@@ -103,6 +127,34 @@ Status BackendConnector::read_table() {
     cat_to(&table_, "\n", *text);
   }
   return AlgorithmTable::parse(table_).status();
+}
+
+Status BackendConnector::offer_device(const Membership& member) {
+  const bool named = options_.backend == Backend::kNccl;
+  if (!named && (options_.backend != Backend::kAuto || !options_.device.has_value())) {
+    return absl::OkStatus();
+  }
+  const auto variable = [&](const char* name, const std::string& otherwise) {
+    const auto found = environment_.find(name);
+    return found == environment_.end() || found->second.empty() ? otherwise : found->second;
+  };
+  DeviceLibraryOptions options;
+  options.runtime = runtime_;
+  options.file = variable("WEFT_NCCL_LIBRARY", "libnccl.so.2");
+  options.device = options_.device;
+  options.shares_devices = variable("NCCL_MULTI_RANK_GPU_ENABLE", "0") == "1";
+  options.group = options_.name;
+  options.log = options_.log;
+  const Status offered = [&]() -> Status {
+    WEFT_ASSIGN_OR_RETURN(library_, open_nccl_library(options));
+    WEFT_ASSIGN_OR_RETURN(offer_, library_->offer(member.rank == 0));
+    return absl::OkStatus();
+  }();
+  if (offered.ok() || named) return offered;
+  library_ = nullptr;
+  WEFT_LOG(options_.log, kInfo) << "process group '" << options_.name
+                                << "' goes without NCCL: " << offered;
+  return absl::OkStatus();
 }
 
 Status BackendConnector::load_credentials() {
@@ -133,7 +185,7 @@ Status BackendConnector::offer_memory(int size) {
     shm_ = *std::move(made);
     return absl::OkStatus();
   }
-  if (name_ == "shm") return made.status();
+  if (host_name_ == "shm") return made.status();
   WEFT_LOG(options_.log, kInfo) << "process group '" << options_.name
                                 << "' goes without shared memory: " << made.status();
   return absl::OkStatus();
@@ -155,9 +207,13 @@ void BackendConnector::describe(wire::GroupMember* mine) const {
   if (listener_.has_value()) mine->set_address(listener_->address());
   if (shm_.has_value()) mine->set_local_name(shm_->name);
   // Ranks of a fabric are in one process, and need no kernel to say so.
-  const std::string probed = name_ == "inproc" ? std::string("inproc") : shm_host();
+  const std::string probed = host_name_ == "inproc" ? std::string("inproc") : shm_host();
   if (!probed.empty()) mine->set_host(cat(options_.host, " ", probed));
   mine->set_table(table_);
+  mine->set_device(offer_.address);
+  mine->set_device_library(offer_.library);
+  mine->set_device_shared(offer_.shared);
+  mine->set_device_id(offer_.id);
   mine->set_secure(security_.on());
   mine->set_worker(worker_);
   mine->set_job_rank(static_cast<uint32_t>(job_rank_));
@@ -191,22 +247,45 @@ StatusOr<std::vector<TcpPeer>> BackendConnector::connect_ports(
 StatusOr<std::unique_ptr<Engine>> BackendConnector::connect(
     const Membership& member, const std::vector<wire::GroupMember>& members,
     absl::FunctionRef<Status()> given_up, absl::Time deadline) {
-  name_ = choose(name_, members);
-  WEFT_ASSIGN_OR_RETURN(AlgorithmTable table, AlgorithmTable::parse(members[0].table(), name_));
+  const Status devices = check_devices(members);
+  if (name_ == "nccl") WEFT_RETURN_IF_ERROR(devices);
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                        connect_host(member, members, given_up, deadline));
+  const bool by_nccl = devices.ok() && library_ != nullptr;
+  if (!by_nccl) {
+    name_ = host_name_;
+    if (library_ != nullptr) {
+      WEFT_LOG(options_.log, kInfo)
+          << "process group '" << options_.name << "' goes without NCCL: " << devices;
+    }
+    return engine;
+  }
+  name_ = "nccl";
+  WEFT_ASSIGN_OR_RETURN(engine_of_device_,
+                        library_->connect(member, members[0].device_id(), given_up, deadline));
+  return engine;
+}
+
+StatusOr<std::unique_ptr<Engine>> BackendConnector::connect_host(
+    const Membership& member, const std::vector<wire::GroupMember>& members,
+    absl::FunctionRef<Status()> given_up, absl::Time deadline) {
+  host_name_ = choose(host_name_, members);
+  WEFT_ASSIGN_OR_RETURN(AlgorithmTable table,
+                        AlgorithmTable::parse(members[0].table(), host_name_));
   AlgorithmChoice choice{topology_of(members), std::move(table)};
-  if (name_ == "inproc") {
+  if (host_name_ == "inproc") {
     return std::make_unique<Engine>(member, options_.fabric->core()->join(member),
                                     std::move(choice));
   }
   const std::vector<bool> inside = shared_with(members, member.rank);
-  if (name_ == "shm") {
+  if (host_name_ == "shm") {
     if (!std::all_of(inside.begin(), inside.end(), [](bool one) { return one; })) {
       return invalid("backend shm among processes of several hosts or users");
     }
     WEFT_ASSIGN_OR_RETURN(ShmMesh mesh, connect_memory(member, members, {}, given_up, deadline));
     return ShmEngine::make(member, std::move(mesh), std::move(choice), runtime_);
   }
-  const bool mixed = name_ == "shm+tcp";
+  const bool mixed = host_name_ == "shm+tcp";
   std::unique_ptr<ShmStreams> near;
   if (mixed) {
     std::vector<bool> outside = inside;

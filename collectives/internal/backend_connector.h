@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "weft/collectives/internal/device_engine.h"
 #include "weft/collectives/internal/engine.h"
 #include "weft/collectives/internal/shm_mesh.h"
 #include "weft/collectives/internal/tcp_mesh.h"
@@ -43,10 +44,13 @@ class BackendConnector {
                                             const std::vector<wire::GroupMember>& members,
                                             absl::FunctionRef<Status()> given_up,
                                             absl::Time deadline);
+  // After connect(): what performs the operations; null where that is the engine.
+  std::unique_ptr<DeviceEngine> take_device() { return std::move(engine_of_device_); }
   // Closes what nothing will use from now on.
   void withdraw();
 
-  // "inproc", "shm", "tcp", or "shm+tcp": shared memory inside hosts and sockets between them.
+  // "inproc", "shm", "tcp", "nccl", or "shm+tcp": shared memory inside hosts and sockets between
+  // them.
   // Before connect(): what the options say, "auto" included.
   std::string_view name() const { return name_; }
 
@@ -54,7 +58,13 @@ class BackendConnector {
   // Rank 0's, for all members.
   Status read_table();
   Status load_credentials();
+  Status offer_device(const Membership& member);
   Status offer_memory(int size);
+  // The engine of a backend for the CPU.
+  StatusOr<std::unique_ptr<Engine>> connect_host(const Membership& member,
+                                                 const std::vector<wire::GroupMember>& members,
+                                                 absl::FunctionRef<Status()> given_up,
+                                                 absl::Time deadline);
   Status offer_port();
   StatusOr<ShmMesh> connect_memory(const Membership& member,
                                    const std::vector<wire::GroupMember>& members,
@@ -72,6 +82,10 @@ class BackendConnector {
   const int job_rank_;
   const std::shared_ptr<Runtime> runtime_;
   std::string_view name_;
+  std::string_view host_name_;  // of the backend for the CPU; differs from name_ for nccl
+  std::unique_ptr<DeviceLibrary> library_;
+  DeviceOffer offer_;
+  std::unique_ptr<DeviceEngine> engine_of_device_;
   std::string table_;  // of algorithms
   std::string worker_;
   TcpSecurity security_;
@@ -82,7 +96,7 @@ class BackendConnector {
 // Those of the options, else those of the variables; empty() if there are none.
 Credentials group_credentials(const ProcessGroupOptions& options, const Config& config);
 
-// What the user said: "auto", "inproc", "shm" or "tcp".
+// What the user said: "auto", "inproc", "shm", "tcp" or "nccl".
 std::string_view backend_name(Backend backend);
 
 }  // namespace weft::internal

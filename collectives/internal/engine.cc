@@ -247,6 +247,13 @@ Status Engine::agree(const Turn& turn, Header mine) {
   return run(turn, mine, barrier_schedule(member_.rank, member_.size), nullptr, nullptr);
 }
 
+Status Engine::compare(const Turn& turn, const Fingerprint& mine) {
+  Header all = header(turn, mine.op, mine.type, mine.count);
+  all.reduction = mine.reduction;
+  all.root = mine.root;
+  return agree(turn, all);
+}
+
 Status Engine::monitored_barrier(const Turn& turn) {
   // Rank 0 alone watches the time, so that it can say who is missing.
   constexpr absl::Duration kLonger = absl::Minutes(1);

@@ -28,6 +28,15 @@ struct Turn {
   absl::Time deadline;
 };
 
+// What the ranks compare of an operation that another library performs.
+struct Fingerprint {
+  OpKind op = OpKind::kNone;
+  ElementType type = ElementType::kNone;
+  ReduceOp::Kind reduction = ReduceOp::kSum;
+  int root = -1;
+  uint64_t count = 0;
+};
+
 // By what an all_reduce without an algorithm of its own gets one; equal at all members.
 struct AlgorithmChoice {
   Topology topology;
@@ -96,6 +105,9 @@ class Engine {
   virtual Status all_to_all(const Turn& turn, ElementType type, Algorithm algorithm,
                             const char* input, const Blocks& input_blocks, char* output,
                             const Blocks& output_blocks);
+
+  // Every rank has begun this operation; COLL-2.
+  Status compare(const Turn& turn, const Fingerprint& mine);
 
   // The ranks that the operation under way waits for; see Link. Any thread.
   virtual std::vector<int> awaited() { return link_->awaited(); }

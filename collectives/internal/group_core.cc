@@ -1,5 +1,6 @@
 #include "weft/collectives/internal/group_core.h"
 #include "weft/collectives/flight_recorder.h"
+#include "weft/collectives/internal/device_engine.h"
 #include "weft/collectives/internal/text.h"
 #include "weft/common/trace.h"
 
@@ -7,13 +8,19 @@
 
 namespace weft::internal {
 
-GroupCore::GroupCore(GroupCoreOptions options, std::unique_ptr<Engine> engine)
+GroupCore::GroupCore(GroupCoreOptions options, std::unique_ptr<Engine> engine,
+                     std::unique_ptr<DeviceEngine> device)
     : options_(std::move(options)),
       engine_(std::move(engine)),
       staging_(options_.runtime, options_.log),
+      device_(std::move(device)),
       metrics_(options_.metrics),
       changed_(options_.runtime.get()),
-      executor_(options_.executor) {}
+      executor_(options_.executor) {
+  if (device_ == nullptr) return;
+  device_->start({[this](const Status& cause) { fail(cause); },
+                  [this](uint64_t sequence) { return look(sequence); }});
+}
 
 GroupCore::~GroupCore() { close(); }
 
@@ -128,14 +135,8 @@ Future<void> GroupCore::start(std::string_view op, Timeout timeout, bool counts,
   if (Status s = take_turn_locked(op, timeout, counts, &queued.turn, &queued.ticket); !s.ok()) {
     return Future<void>::ready(std::move(s));
   }
-  if (executor_ == nullptr) {
-    PoolOptions pool;
-    pool.name = "weft-coll-then";
-    pool.threads = 1;
-    executor_ = options_.runtime->make_pool(pool);
-  }
   queued.body = std::move(body);
-  queued.promise = Promise<void>(executor_);
+  queued.promise = Promise<void>(executor_locked());
   queued.promise.state()->set_label(cat(op, " in group '", options_.name, "'"));
   // It ends by its own deadline.
   queued.promise.state()->set_default_wait(absl::InfiniteDuration());
@@ -146,6 +147,42 @@ Future<void> GroupCore::start(std::string_view op, Timeout timeout, bool counts,
   }
   changed_.notify_all();
   return future;
+}
+
+const std::shared_ptr<Executor>& GroupCore::executor_locked() {
+  if (executor_ == nullptr) {
+    PoolOptions pool;
+    pool.name = "weft-coll-then";
+    pool.threads = 1;
+    executor_ = options_.runtime->make_pool(pool);
+  }
+  return executor_;
+}
+
+Future<void> GroupCore::queued(std::string_view op, const std::shared_ptr<ValueGuard>& guard) {
+  MutexLock lock(&mutex_);
+  Promise<void> promise(closed_ ? executor_ : executor_locked());
+  promise.state()->set_label(cat(op, " in group '", options_.name, "'"));
+  lock.unlock();
+  promise.try_set({}, guard);
+  return promise.future();
+}
+
+Status GroupCore::on_host(absl::FunctionRef<Status()> body) {
+  {
+    MutexLock lock(&host_mutex_);
+    on_host_ = true;
+  }
+  Status done = body();
+  MutexLock lock(&host_mutex_);
+  on_host_ = false;
+  return done;
+}
+
+Status GroupCore::look(uint64_t sequence) {
+  MutexLock lock(&host_mutex_);
+  // A body on the host looks itself.
+  return on_host_ ? absl::OkStatus() : engine_->link().look(sequence);
 }
 
 void GroupCore::work() {
@@ -190,6 +227,7 @@ void GroupCore::fail(const Status& cause) {
       << "process group '" << options_.name << "' has failed: " << cause;
   engine_->link().fail(cause, sequence);
   staging_.interrupt(cause);
+  if (device_ != nullptr) device_->abort(cause);
   metrics_.group_failed();
   if (options_.recorder != nullptr) options_.recorder->group_failed(*this, flight_record());
 }
@@ -205,7 +243,11 @@ std::vector<bool> GroupCore::gone() {
       if (!waited.ok()) break;
     }
   }
-  std::vector<bool> out = engine_->link().gone();
+  std::vector<bool> out;
+  {
+    MutexLock lock(&host_mutex_);
+    out = engine_->link().gone();
+  }
   MutexLock lock(&mutex_);
   for (const int rank : died_) out[static_cast<size_t>(rank)] = true;
   return out;
@@ -273,7 +315,10 @@ void GroupCore::close() {
     fail(make_error(ErrorKind::kState, cat("rank ", member().rank, " left group '", options_.name,
                                            "' while operations were under way")));
   }
+  // What was queued is this rank's part of operations that others finish, too.
+  if (device_ != nullptr) device_->drain();
   engine_->link().leave(finished);
+  if (device_ != nullptr) device_->close();
   std::unique_ptr<Thread> thread;
   std::shared_ptr<Executor> executor;
   {

@@ -30,6 +30,7 @@
 #include "weft/common/log.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
+#include "weft/common/value_guard.h"
 #include "weft/common/worker_info.h"
 
 namespace weft {
@@ -38,6 +39,8 @@ class TraceWriter;
 }  // namespace weft
 
 namespace weft::internal {
+
+class DeviceEngine;
 
 struct GroupCoreOptions {
   std::string name;
@@ -83,7 +86,10 @@ class GroupUser {
 
 class GroupCore {
  public:
-  GroupCore(GroupCoreOptions options, std::unique_ptr<Engine> engine);
+  // `device`: null, or what performs the operations on tensors; `engine` is then what the ranks
+  // compare and tell each other by.
+  GroupCore(GroupCoreOptions options, std::unique_ptr<Engine> engine,
+            std::unique_ptr<DeviceEngine> device = nullptr);
   ~GroupCore();
 
   using Body = absl::FunctionRef<Status(const Turn&)>;
@@ -91,6 +97,11 @@ class GroupCore {
   Status run(std::string_view op, Timeout timeout, bool counts, Body body);
   Future<void> start(std::string_view op, Timeout timeout, bool counts,
                      absl::AnyInvocable<Status(const Turn&)> body);
+
+  // As a body, for a body that uses engine() in a group with a device().
+  Status on_host(absl::FunctionRef<Status()> body);
+  // The result of an operation whose work goes on in the background.
+  Future<void> queued(std::string_view op, const std::shared_ptr<ValueGuard>& guard);
 
   void fail(const Status& cause);
   // Runs when no operation does. REQUIRES: the group has failed.
@@ -109,6 +120,7 @@ class GroupCore {
 
   Engine& engine() { return *engine_; }
   DeviceStaging& staging() { return staging_; }
+  DeviceEngine* device() { return device_.get(); }
   const GroupCoreOptions& options() const { return options_; }
   const Membership& member() const { return engine_->member(); }
   Runtime& runtime() { return *options_.runtime; }
@@ -136,11 +148,18 @@ class GroupCore {
   void end_turn();
   Status failed_locked(std::string_view op) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void work();
+  const std::shared_ptr<Executor>& executor_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Status look(uint64_t sequence);
 
   const GroupCoreOptions options_;
   const std::unique_ptr<Engine> engine_;
   DeviceStaging staging_;
+  const std::unique_ptr<DeviceEngine> device_;
   GroupMetrics metrics_;  // of the thread whose turn it is
+
+  // Of a group with a device: a body or a look may use the link, never both.
+  Mutex host_mutex_;
+  bool on_host_ ABSL_GUARDED_BY(host_mutex_) = false;
 
   Mutex mutex_;
   Condition changed_;

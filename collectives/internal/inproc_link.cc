@@ -184,6 +184,17 @@ class InprocLink : public Link {
     room_->wake_all_locked();
   }
 
+  Status look(uint64_t position) override {
+    MutexLock lock(room_->mutex());
+    WEFT_RETURN_IF_ERROR(room_->seat(member_.rank).fault_at(position));
+    for (int peer = 0; peer < member_.size; ++peer) {
+      const InprocRoom::Seat& seat = room_->seat(peer);
+      const bool finished = !seat.killed && seat.finished >= position;
+      if (!finished) WEFT_RETURN_IF_ERROR(still_there_locked(peer, position));
+    }
+    return absl::OkStatus();
+  }
+
   std::vector<bool> gone() override {
     std::vector<bool> out;
     MutexLock lock(room_->mutex());

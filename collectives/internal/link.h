@@ -92,6 +92,10 @@ class Link {
   // that waits for this one in a later operation gets an error.
   virtual void leave(uint64_t finished) = 0;
 
+  // OK, or what another member has told that concerns an operation of this number, or its end. Does
+  // not wait. REQUIRES: no exchange is under way.
+  virtual Status look(uint64_t position) = 0;
+
   // By rank: whose process is known to have ended, or which has left.
   virtual std::vector<bool> gone() = 0;
 

@@ -250,9 +250,34 @@ void move_out(const Operation& o, const Turn& turn, const Tensors& tensors,
   }
 }
 
+uint64_t bytes_of(const Operation& operation) {
+  return std::max(bytes_of(operation.inputs), bytes_of(operation.outputs));
+}
+
+Status compare_operations(Engine& engine, const Turn& turn, const Operation& o) {
+  Fingerprint mine;
+  mine.op = o.kind;
+  mine.reduction = o.op.kind();
+  mine.root = o.root;
+  const Tensors& tensors = o.outputs.empty() ? o.inputs : o.outputs;
+  if (!tensors.empty()) {
+    WEFT_ASSIGN_OR_RETURN(mine.type, element_type_of(tensors[0].scalar_type()));
+  }
+  switch (o.kind) {
+    case OpKind::kAllReduce:
+    case OpKind::kBroadcast:
+    case OpKind::kReduce: mine.count = static_cast<uint64_t>(numel(o.outputs)); break;
+    // Every rank knows all sizes; of gather, scatter and all_to_all it does not.
+    case OpKind::kAllGather: mine.count = static_cast<uint64_t>(numel(o.outputs)); break;
+    case OpKind::kReduceScatter: mine.count = static_cast<uint64_t>(numel(o.inputs)); break;
+    default: break;
+  }
+  return engine.compare(turn, mine);
+}
+
 Status perform_operation(Engine& engine, const Turn& turn, Operation& operation) {
   const at::NoGradGuard no_grad;
-  engine.note().set_bytes(std::max(bytes_of(operation.inputs), bytes_of(operation.outputs)));
+  engine.note().set_bytes(bytes_of(operation));
   try {
     WEFT_RETURN_IF_ERROR(perform_checked(engine, turn, operation));
     if (operation.staging != nullptr) operation.staging->finish(operation, turn);

@@ -55,6 +55,11 @@ void move_in(const Operation& o, const Turn& turn, const Tensors& tensors,
              const at::Tensor& memory);
 void move_out(const Operation& o, const Turn& turn, const Tensors& tensors,
               const at::Tensor& memory);
+// Of the tensors at this rank: those of the inputs or of the outputs, what is more.
+uint64_t bytes_of(const Operation& operation);
+// What this rank is about to do, compared with all others. Error, kind invalid_argument, on every
+// rank: they differ.
+Status compare_operations(Engine& engine, const Turn& turn, const Operation& operation);
 
 Status perform_send(Engine& engine, const Turn& turn, const Operation& o, ElementType type);
 Status perform_receive(Engine& engine, const Turn& turn, Operation& o);

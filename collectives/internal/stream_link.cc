@@ -179,6 +179,17 @@ class StreamLinkImpl : public StreamLink {
     tell_locked(control_message(goodbye));
   }
 
+  Status look(uint64_t position) override {
+    WEFT_RETURN_IF_ERROR(own_failure());
+    WEFT_RETURN_IF_ERROR(read_control(position));
+    for (const auto& peer : peers_) {
+      if (peer->control.finished() < position) {
+        WEFT_RETURN_IF_ERROR(still_there(peer->rank, position));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   // REQUIRES: no operation is under way.
   std::vector<bool> gone() override {
     // Reads what has come; the errors are known already.

@@ -150,8 +150,9 @@ cudaError_t cudaDriverGetVersion(int* version) {
   *version = CUDART_VERSION;
   return cudaSuccess;
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   std::memset(properties, 0, sizeof *properties);
+  properties->pciBusID = device + 1;
   properties->major = 9;
   properties->warpSize = 32;
   properties->multiProcessorCount = 1;

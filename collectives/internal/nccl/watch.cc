@@ -1,0 +1,167 @@
+#include "weft/collectives/internal/nccl/watch.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "weft/collectives/internal/text.h"
+
+namespace weft::internal {
+namespace {
+
+// Between two looks at the GPU.
+constexpr absl::Duration kShortestNap = absl::Microseconds(20);
+constexpr absl::Duration kLongestNap = absl::Milliseconds(2);
+// Between two looks at the other ranks.
+constexpr absl::Duration kLookAround = absl::Milliseconds(10);
+// What operations that were aborted may take to end; they use memory until then.
+constexpr absl::Duration kDrainTime = absl::Seconds(5);
+
+// A thread that captures a graph in CUDA's global mode must not be disturbed by this one.
+void allow_captures_elsewhere() {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
+}  // namespace
+
+Watch::Watch(std::shared_ptr<Runtime> runtime, Comm* comm, DeviceHooks hooks)
+    : runtime_(std::move(runtime)),
+      comm_(comm),
+      hooks_(std::move(hooks)),
+      changed_(runtime_.get()) {
+  thread_ = runtime_->spawn("weft-nccl", [this] { run(); });
+}
+
+Watch::~Watch() { close(); }
+
+void Watch::add(Followed operation) {
+  MutexLock lock(&mutex_);
+  if (!aborted_.ok() && operation.ended.has_value()) {
+    operation.ended->try_set(aborted_);
+    operation.ended.reset();
+  }
+  const bool hurry = asleep_ || operation.ended.has_value();
+  operations_.push_back(std::move(operation));
+  if (hurry) changed_.notify_all();
+}
+
+void Watch::abort(const Status& cause) {
+  comm_->refuse(cause);
+  MutexLock lock(&mutex_);
+  if (aborted_.ok()) aborted_ = cause;
+  changed_.notify_all();
+}
+
+void Watch::drain() {
+  MutexLock lock(&mutex_);
+  while (!operations_.empty() && aborted_.ok()) {
+    if (!changed_.wait_until(&mutex_, absl::InfiniteFuture()).ok()) return;
+  }
+}
+
+void Watch::close() {
+  {
+    MutexLock lock(&mutex_);
+    closing_ = true;
+    changed_.notify_all();
+  }
+  if (thread_ != nullptr) thread_->join();
+  thread_ = nullptr;
+}
+
+Status Watch::take_ended() {
+  std::vector<Followed> ended;  // their tensors go without the lock
+  Status error;
+  {
+    MutexLock lock(&mutex_);
+    try {
+      while (!operations_.empty() && operations_.front().end->query()) {
+        ended.push_back(std::move(operations_.front()));
+        operations_.pop_front();
+      }
+    } catch (const c10::Error& e) {
+      error = make_error(ErrorKind::kInternal,
+                         cat(operations_.front().what, ": CUDA: ", e.what_without_backtrace()));
+    }
+    if (!ended.empty() && operations_.empty()) changed_.notify_all();
+  }
+  for (Followed& one : ended) {
+    if (one.ended.has_value()) one.ended->try_set({});
+  }
+  return error;
+}
+
+Status Watch::trouble() {
+  std::string what;
+  uint64_t sequence = 0;
+  {
+    MutexLock lock(&mutex_);
+    if (operations_.empty()) return absl::OkStatus();
+    const Followed& first = operations_.front();
+    if (runtime_->now() >= first.deadline) {
+      return make_error(ErrorKind::kDeadline,
+                        cat(first.what, ": the time given is over; the GPU has not ended it"));
+    }
+    what = first.what;
+    sequence = first.sequence;
+  }
+  WEFT_RETURN_IF_ERROR(annotate(comm_->async_error(), what));
+  const absl::Time now = runtime_->now();
+  if (now - looked_ < kLookAround) return absl::OkStatus();
+  looked_ = now;
+  return annotate(hooks_.look(sequence), what);
+}
+
+void Watch::end_all(const Status& cause) {
+  std::vector<Promise<void>> promises;
+  {
+    MutexLock lock(&mutex_);
+    for (Followed& one : operations_) {
+      if (!one.ended.has_value()) continue;
+      promises.push_back(std::move(*one.ended));
+      one.ended.reset();
+    }
+  }
+  for (Promise<void>& promise : promises) promise.try_set(cause);
+}
+
+void Watch::run() {
+  allow_captures_elsewhere();
+  absl::Duration nap = kShortestNap;
+  absl::Time end = absl::InfiniteFuture();  // of an abort
+  while (true) {
+    Status bad = take_ended();
+    Status aborted;
+    {
+      MutexLock lock(&mutex_);
+      aborted = aborted_;
+    }
+    if (aborted.ok()) {
+      if (bad.ok()) bad = trouble();
+      if (!bad.ok()) {
+        hooks_.fail(bad);
+        // Where the group had failed already, its abort is on its way.
+        abort(bad);
+        continue;
+      }
+    } else if (end == absl::InfiniteFuture()) {
+      comm_->abort();
+      end_all(aborted);
+      end = runtime_->now() + kDrainTime;
+      nap = kShortestNap;
+    }
+    MutexLock lock(&mutex_);
+    const bool over = operations_.empty() || runtime_->now() >= end;
+    if (over && closing_) return;
+    asleep_ = over;
+    const absl::Time until = over ? absl::InfiniteFuture() : runtime_->now() + nap;
+    const Status waited = changed_.wait_until(&mutex_, until);
+    if (!waited.ok() && error_kind(waited) != ErrorKind::kDeadline) return;
+    nap = waited.ok() ? kShortestNap : std::min(2 * nap, kLongestNap);
+    asleep_ = false;
+  }
+}
+
+}  // namespace weft::internal

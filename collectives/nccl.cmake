@@ -1,0 +1,66 @@
+# weft::nccl, all that knows NCCL: a shared library that a group opens when it is to work by NCCL
+# (internal/nccl_library.cc). Nothing links it, and it links no libnccl: it looks the functions up in the one that the
+# process has. Host code only: it needs nccl.h, the headers of the toolkit and LibTorch's CUDA libraries, no GPU.
+set(_weft_nccl_missing "")
+if(NOT WEFT_CUDA)
+  set(_weft_nccl_missing "WEFT_CUDA is off")
+elseif(WEFT_SANITIZE)
+  set(_weft_nccl_missing "this is a sanitizer's build")
+else()
+  find_package(CUDAToolkit QUIET)
+  find_path(WEFT_NCCL_INCLUDE_DIR nccl.h
+    HINTS ${CUDAToolkit_INCLUDE_DIRS} "${LibTorch_PREFIX}/../nvidia/nccl/include"
+    DOC "Directory with nccl.h")
+  mark_as_advanced(WEFT_NCCL_INCLUDE_DIR)
+  if(NOT CUDAToolkit_FOUND)
+    set(_weft_nccl_missing "there is no CUDA toolkit")
+  elseif(NOT EXISTS "${LibTorch_PREFIX}/lib/libc10_cuda.so" OR NOT EXISTS "${LibTorch_PREFIX}/lib/libtorch_cuda.so")
+    set(_weft_nccl_missing "this LibTorch is for the CPU only")
+  elseif(NOT WEFT_NCCL_INCLUDE_DIR)
+    set(_weft_nccl_missing "there is no nccl.h")
+  else()
+    file(STRINGS "${WEFT_NCCL_INCLUDE_DIR}/nccl.h" _weft_nccl_lines REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) +[0-9]+")
+    list(TRANSFORM _weft_nccl_lines REPLACE "^#define NCCL_[A-Z]+ +([0-9]+).*" "\\1")
+    list(JOIN _weft_nccl_lines "." _weft_nccl_version)
+    if(_weft_nccl_version VERSION_LESS 2.24)
+      set(_weft_nccl_missing "the nccl.h is of NCCL ${_weft_nccl_version}, and 2.24 or newer is needed")
+    endif()
+  endif()
+endif()
+if(_weft_nccl_missing)
+  message(STATUS "weft: no weft::nccl (process groups by NCCL): ${_weft_nccl_missing}")
+  return()
+endif()
+message(STATUS "weft: weft::nccl (process groups by NCCL) with the nccl.h of NCCL ${_weft_nccl_version}")
+
+add_library(weft_nccl SHARED
+  internal/nccl/api.cc
+  internal/nccl/comm.cc
+  internal/nccl/engine.cc
+  internal/nccl/library.cc
+  internal/nccl/types.cc
+  internal/nccl/watch.cc)
+add_library(weft::nccl ALIAS weft_nccl)
+set_target_properties(weft_nccl PROPERTIES
+  CXX_VISIBILITY_PRESET hidden
+  VISIBILITY_INLINES_HIDDEN ON
+  DEFINE_SYMBOL ""
+  INSTALL_RPATH "$ORIGIN"
+  BUILD_RPATH "$ORIGIN"
+  LIBRARY_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/lib")
+target_compile_features(weft_nccl PRIVATE cxx_std_20)
+target_include_directories(weft_nccl PRIVATE "${weft_BINARY_DIR}/include")
+target_include_directories(weft_nccl SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} "${WEFT_NCCL_INCLUDE_DIR}")
+# libtorch_cuda brings the operators of CUDA tensors and its libnccl into the process, though no symbol of it is used
+# here.
+target_link_libraries(weft_nccl PRIVATE weft_common LibTorch::LibTorch "${LibTorch_PREFIX}/lib/libc10_cuda.so"
+  -Wl,--no-as-needed "${LibTorch_PREFIX}/lib/libtorch_cuda.so" -Wl,--as-needed CUDA::cudart "$<BUILD_INTERFACE:weft_options>")
+weft_map_deps(_weft_nccl_deps absl::any_invocable absl::function_ref absl::inlined_vector absl::strings absl::status
+  absl::statusor absl::time)
+target_link_libraries(weft_nccl PRIVATE ${_weft_nccl_deps})
+# What libtorch_cuda wants is found by its own search path, at run time, on machines that have it.
+target_link_options(weft_nccl PRIVATE LINKER:--allow-shlib-undefined)
+weft_precompile(weft_nccl tensor)
+if(WEFT_INSTALL)
+  install(TARGETS weft_nccl LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+endif()

@@ -1,0 +1,117 @@
+// weft::nccl on GPUs that are made of host memory and a libnccl that is made of threads: results,
+// and what waits for what. Streams there do nothing that nobody waits for, so an order that is
+// missing shows.
+
+#include <latch>
+#include <vector>
+
+#include "ATen/ops/arange.h"
+#include "ATen/ops/equal.h"
+#include "ATen/ops/full.h"
+#include "ATen/ops/zeros.h"
+#include "weft/tests/cuda/fake_nccl_world.h"
+
+namespace weft::testing {
+namespace {
+
+class NcclStreams : public FakeNcclTest {};
+
+at::Tensor numbers(int64_t n, float first) { return at::arange(n).to(at::kFloat) + first; }
+
+TEST_F(NcclStreams, ReducesBroadcastsAndMeets) {
+  run([](ProcessGroup& group) {
+    EXPECT_EQ(group.backend(), "nccl");
+    const auto rank = static_cast<float>(group.rank());
+    const at::Tensor x = on_gpu_of(group, numbers(1000, rank));
+    group.all_reduce(x);
+    const at::Tensor y = on_gpu_of(group, numbers(7, rank));
+    group.broadcast(y, {.root = 1});
+    group.barrier();
+    EXPECT_TRUE(at::equal(settled(x), numbers(1000, 0) + numbers(1000, 1)));
+    EXPECT_TRUE(at::equal(settled(y), numbers(7, 1)));
+    group.barrier_async().wait();
+  });
+  EXPECT_EQ(fake_nccl::aborted(), 0u);
+}
+
+// CL-21: no host waits, the reader's stream does.
+TEST_F(NcclStreams, CL_21_a_result_makes_the_stream_wait_and_not_the_thread) {
+  const size_t blocking = fake_cuda::blocking_calls();
+  std::latch queued(2);
+  run([&](ProcessGroup& group) {
+    const at::Tensor x = on_gpu_of(group, at::full({10}, 1.0F));
+    const at::Tensor y = on_gpu_of(group, at::full({10}, 2.0F));
+    group.barrier();
+    fake_nccl::hold_operations(true);
+    group.all_reduce(x);
+    const auto read_x = queue_read(x);
+    Work work = group.all_reduce_async(y);
+    EXPECT_TRUE(work.is_completed());
+    work.wait();
+    const auto read_y = queue_read(y);
+    fake_cuda::run_all();
+    EXPECT_TRUE(read_x->empty()) << "the reader did not wait for the operation";
+    EXPECT_TRUE(read_y->empty()) << "the reader did not wait for the operation";
+    queued.arrive_and_wait();
+    fake_nccl::hold_operations(false);
+    group.barrier();
+    fake_cuda::run_all();
+    EXPECT_EQ(*read_x, std::vector<float>(10, 2.0F));
+    EXPECT_EQ(*read_y, std::vector<float>(10, 4.0F));
+  });
+  EXPECT_EQ(fake_cuda::blocking_calls(), blocking);
+}
+
+TEST_F(NcclStreams, AnOperationComesAfterWhatTheCallerHasQueued) {
+  run([](ProcessGroup& group) {
+    const at::Tensor x = on_gpu_of(group, at::zeros({10}));
+    const auto gate = std::make_shared<std::atomic<bool>>(false);
+    queue_fill(x, 3, gate);
+    group.all_reduce(x);
+    const auto seen = queue_read(x);
+    fake_cuda::run_all();
+    EXPECT_TRUE(seen->empty());
+    gate->store(true);
+    group.barrier();
+    fake_cuda::run_all();
+    EXPECT_EQ(*seen, std::vector<float>(10, 6.0F));
+  });
+}
+
+// FUTURE-4 for operations: what a continuation queues comes after the operation.
+TEST_F(NcclStreams, AContinuationComesAfterTheOperation) {
+  run([](ProcessGroup& group) {
+    const at::Tensor x = on_gpu_of(group, at::full({10}, 1.0F));
+    const auto later = group.all_reduce_async(x).then([x] { return queue_read(x); });
+    const auto read = later.wait();
+    group.barrier();
+    fake_cuda::run_all();
+    EXPECT_EQ(*read, std::vector<float>(10, 2.0F));
+  });
+}
+
+// COLL-6: a rank that leaves has done its part of what it has queued.
+TEST_F(NcclStreams, ARankThatLeavesEndsWhatItHasQueued) {
+  std::vector<at::Tensor> results(2);
+  run([&](ProcessGroup& group) {
+    const at::Tensor x = on_gpu_of(group, numbers(100, static_cast<float>(group.rank())));
+    for (int i = 0; i < 10; ++i) group.all_reduce(x);
+    results[static_cast<size_t>(group.rank())] = x;
+  });
+  const at::Tensor wanted = (numbers(100, 0) + numbers(100, 1)) * 512;
+  for (const at::Tensor& x : results) EXPECT_TRUE(at::equal(settled(x), wanted));
+  EXPECT_EQ(fake_nccl::aborted(), 0u);
+}
+
+TEST_F(NcclStreams, OnlyTheDeviceIsGiven) {
+  run([](ProcessGroupOptions* o) { o->backend = Backend::kAuto; },
+      [](ProcessGroup& group) {
+        EXPECT_EQ(group.backend(), "nccl");
+        const at::Tensor x = group.empty({4});
+        EXPECT_EQ(x.device(), gpu(group.rank()));
+        group.broadcast(x);
+      });
+}
+
+}  // namespace
+}  // namespace weft::testing
