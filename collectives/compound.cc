@@ -10,6 +10,7 @@
 #include "ATen/ops/cat.h"
 #include "ATen/ops/empty.h"
 #include "weft/collectives/broadcast_object.h"
+#include "weft/collectives/internal/device_queue.h"
 #include "weft/collectives/internal/operation.h"
 #include "weft/collectives/internal/text.h"
 #include "weft/collectives/point_operations.h"
@@ -78,6 +79,9 @@ StatusOr<std::vector<at::Tensor>> tensors_of_shapes(const std::vector<int64_t>& 
 
 std::vector<Work> batch_isend_irecv(ProcessGroup& group,
                                     const std::vector<PointOperation>& operations) {
+  if (group.valid() && group.handle()->core().device() != nullptr) {
+    return internal::batch_on_device(*group.handle(), operations);
+  }
   std::vector<Work> out(operations.size());
   for (const bool sends : {true, false}) {
     for (size_t i = 0; i < operations.size(); ++i) {

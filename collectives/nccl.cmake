@@ -1,6 +1,9 @@
 # weft::nccl, all that knows NCCL: a shared library that a group opens when it is to work by NCCL
 # (internal/nccl_library.cc). Nothing links it, and it links no libnccl: it looks the functions up in the one that the
 # process has. Host code only: it needs nccl.h, the headers of the toolkit and LibTorch's CUDA libraries, no GPU.
+#
+# Where weft and Abseil are static, they are in the program, and this library takes them from there: copies of its own
+# would be a second Abseil in the process. So programs then export their symbols.
 set(_weft_nccl_missing "")
 if(NOT WEFT_CUDA)
   set(_weft_nccl_missing "WEFT_CUDA is off")
@@ -53,11 +56,15 @@ target_include_directories(weft_nccl PRIVATE "${weft_BINARY_DIR}/include")
 target_include_directories(weft_nccl SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} "${WEFT_NCCL_INCLUDE_DIR}")
 # libtorch_cuda brings the operators of CUDA tensors and its libnccl into the process, though no symbol of it is used
 # here.
-target_link_libraries(weft_nccl PRIVATE weft_common LibTorch::LibTorch "${LibTorch_PREFIX}/lib/libc10_cuda.so"
-  -Wl,--no-as-needed "${LibTorch_PREFIX}/lib/libtorch_cuda.so" -Wl,--as-needed CUDA::cudart "$<BUILD_INTERFACE:weft_options>")
-weft_map_deps(_weft_nccl_deps absl::any_invocable absl::function_ref absl::inlined_vector absl::strings absl::status
-  absl::statusor absl::time)
-target_link_libraries(weft_nccl PRIVATE ${_weft_nccl_deps})
+target_link_libraries(weft_nccl PRIVATE LibTorch::LibTorch "${LibTorch_PREFIX}/lib/libc10_cuda.so"
+  -Wl,--no-as-needed "${LibTorch_PREFIX}/lib/libtorch_cuda.so" -Wl,--as-needed CUDA::cudart
+  "$<BUILD_INTERFACE:weft_options>")
+if(BUILD_SHARED_LIBS)
+  target_link_libraries(weft_nccl PRIVATE weft_common absl::any_invocable absl::function_ref absl::inlined_vector
+    absl::span absl::status absl::statusor absl::strings absl::time)
+else()
+  target_link_options(weft_collectives INTERFACE LINKER:--export-dynamic)
+endif()
 # What libtorch_cuda wants is found by its own search path, at run time, on machines that have it.
 target_link_options(weft_nccl PRIVATE LINKER:--allow-shlib-undefined)
 weft_precompile(weft_nccl tensor)

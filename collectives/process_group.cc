@@ -6,6 +6,7 @@
 #include "ATen/ops/empty.h"
 #include "ATen/ops/from_blob.h"
 #include "weft/collectives/internal/device_engine.h"
+#include "weft/collectives/internal/device_queue.h"
 #include "weft/collectives/internal/group_handle.h"
 #include "weft/collectives/internal/operation.h"
 #include "weft/collectives/internal/service.h"
@@ -68,27 +69,6 @@ Operation point(Operation out, int peer, const PointOptions& options, bool recei
   return out;
 }
 
-// Behind what the calling thread has queued; see internal::DeviceEngine.
-StatusOr<internal::DeviceQueued> queue_on_device(internal::GroupHandle& handle,
-                                                 const Operation& operation, Timeout timeout) {
-  internal::GroupCore& core = handle.core();
-  internal::DeviceEngine& device = *core.device();
-  WEFT_RETURN_IF_ERROR(internal::check_on_device(core.member(), device, operation));
-  internal::DeviceQueued queued;
-  WEFT_RETURN_IF_ERROR(core.run(
-      operation.name, timeout, operation.counts(), [&](const internal::Turn& turn) -> Status {
-        core.engine().note().set_algorithm("nccl");
-        core.engine().note().set_bytes(internal::bytes_of(operation));
-        if (handle.options().compare_operations && operation.counts()) {
-          WEFT_RETURN_IF_ERROR(core.on_host(
-              [&] { return internal::compare_operations(core.engine(), turn, operation); }));
-        }
-        WEFT_ASSIGN_OR_RETURN(queued, device.perform(turn, operation));
-        return absl::OkStatus();
-      }));
-  return queued;
-}
-
 }  // namespace
 
 int ProcessGroup::rank() const { return handle_->core().member().rank; }
@@ -108,7 +88,7 @@ Status ProcessGroup::run(Operation operation, Timeout timeout) {
   WEFT_RETURN_IF_ERROR(internal::check_operation(core.member(), operation));
   if (core.device() != nullptr && operation.kind != OpKind::kMonitoredBarrier) {
     WEFT_ASSIGN_OR_RETURN(const internal::DeviceQueued queued,
-                          queue_on_device(*handle_, operation, timeout));
+                          internal::queue_on_device(*handle_, {&operation, 1}, timeout));
     if (queued.ended.has_value()) return queued.ended->try_wait();
     queued.guard->before_use();
     return absl::OkStatus();
@@ -134,7 +114,7 @@ Work ProcessGroup::start(Operation operation, Timeout timeout) {
     return Work(Future<void>::ready(std::move(s)));
   }
   if (core.device() != nullptr && operation.kind != OpKind::kMonitoredBarrier) {
-    auto queued = queue_on_device(*handle_, operation, timeout);
+    auto queued = internal::queue_on_device(*handle_, {&operation, 1}, timeout);
     if (!queued.ok()) return Work(Future<void>::ready(queued.status()));
     if (queued->ended.has_value()) return Work(*std::move(queued->ended));
     return Work(core.queued(operation.name, queued->guard), operation.source);

@@ -21,19 +21,25 @@ from harness import (
     worst_of,
 )
 
-ROWS = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C11")
+ROWS = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C11", "C12")
 PEERS = ("gloo", "python", "mpi")
 
 SHM, SHM_FOUR, TCP, SURVIVORS = "weft/shm", "weft/shm/four", "weft/tcp", "weft/alone"
 GLOO, GLOO_FOUR = "gloo/pair", "gloo/four"
 PY, PY_FOUR = "python/pair", "python/four"
 MPI = "mpi/pair"
+NCCL = "weft/nccl"
 
 MIB = 1 << 20
 LIMIT_S = 120
 KILLS = 20
 SMALL_CALLS = 2000
 ROOF_ROUNDS = 20
+
+
+def gpus():
+    """How many the driver of the system knows."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
 def driver_specs(build, python, only_peer, with_ours):
@@ -47,6 +53,9 @@ def driver_specs(build, python, only_peer, with_ours):
         for backend in ("shm", "tcp"):
             alone = [*command, backend, "--alone", "1"]
             specs.append(DriverSpec(f"{SURVIVORS}/{backend}", f"weft ({backend})", alone))
+        program = bin / "bench_weft_nccl"
+        if gpus() > 0 and program.exists():
+            specs.append(DriverSpec(NCCL, "weft (nccl)", [str(program)], world=1))
     if only_peer in (None, "gloo"):
         for name, world in ((GLOO, 2), (GLOO_FOUR, 4)):
             command = [str(bin / "bench_peer_gloo")]
@@ -259,6 +268,28 @@ def row_c11(bench, quick):
     return [worst_of("C11", "a rank is killed", parts), *parts]
 
 
+def row_c12(bench, quick):
+    """Ours and raw NCCL in one process take turns; see nccl_driver.cc."""
+    parts = []
+    if not bench.has(NCCL):
+        bench.log("C12: skipped: no GPU on this machine, or built without weft::nccl")
+        return parts
+    for number, mib in enumerate((16, 64, 256), start=1):
+        metric = f"all_gather of {mib} MiB by NCCL, 1 rank, 20 queued at once, p50"
+        bench.log(f"C12: {metric}")
+        line = f"gather {mib * MIB} 20"
+        rounds = bench.interleave([NCCL], line, LIMIT_S)[NCCL]
+        figure = Figure(f"C12.{number}", metric, "us", "lower", peer_name="raw NCCL", bar=0.95)
+        parts.append(figure)
+        if isinstance(rounds, DriverError):
+            figure.error = str(rounds)
+            continue
+        figure.ours = percentile(pooled(rounds, "ours"), 0.5)
+        figure.peer = percentile(pooled(rounds, "raw"), 0.5)
+        bench.log(f"    ours {figure.ours:8.1f} us   raw {figure.peer:8.1f} us")
+    return [worst_of("C12", "all_gather by NCCL, 1 rank, against raw NCCL", parts), *parts]
+
+
 def row_c6(bench, quick):
     metric = "all_reduce of 256 B, shm, 2 ranks, p50"
     one = part(bench, quick, "C6", metric, SHM, [GLOO, PY], "all_reduce", "plain", 256, None)
@@ -296,6 +327,7 @@ def measure(bench, wanted, quick, memory):
         "C9": row_c9,
         "C10": row_c10,
         "C11": row_c11,
+        "C12": row_c12,
     }
     figures = []
     for id in ROWS:

@@ -20,6 +20,7 @@
 #include <string>
 
 #include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
 #include "weft/collectives/internal/engine.h"
 #include "weft/collectives/internal/operation.h"
 #include "weft/common/future.h"
@@ -62,8 +63,10 @@ class DeviceEngine {
 
   // Once, before the first operation.
   virtual void start(DeviceHooks hooks) = 0;
-  // One at a time. REQUIRES: check_on_device().
-  virtual StatusOr<DeviceQueued> perform(const Turn& turn, const Operation& operation) = 0;
+  // One operation, or several sends and receives that begin together. One call at a time.
+  // REQUIRES: check_on_device().
+  virtual StatusOr<DeviceQueued> perform(const Turn& turn,
+                                         absl::Span<const Operation> operations) = 0;
   // The group has failed: operations under way end. Returns at once. Any thread.
   virtual void abort(const Status& cause) = 0;
   // Waits until all that was queued has ended, by its deadlines at the latest.

@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "ATen/ops/arange.h"
+#include "ATen/ops/cat.h"
 #include "ATen/ops/equal.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
+#include "weft/collectives/point_operations.h"
 #include "weft/tests/cuda/fake_nccl_world.h"
 
 namespace weft::testing {
@@ -101,6 +103,79 @@ TEST_F(NcclStreams, ARankThatLeavesEndsWhatItHasQueued) {
   const at::Tensor wanted = (numbers(100, 0) + numbers(100, 1)) * 512;
   for (const at::Tensor& x : results) EXPECT_TRUE(at::equal(settled(x), wanted));
   EXPECT_EQ(fake_nccl::aborted(), 0u);
+}
+
+TEST_F(NcclStreams, EveryOperation) {
+  run([](ProcessGroup& group) {
+    const int rank = group.rank();
+    const int other = 1 - rank;
+    const auto mine = [&](int64_t n) {
+      return on_gpu_of(group, numbers(n, static_cast<float>(10 * rank)));
+    };
+    const auto room = [&](int64_t n) { return on_gpu_of(group, at::zeros({n})); };
+    const auto is = [](const at::Tensor& x, const at::Tensor& wanted) {
+      EXPECT_TRUE(at::equal(settled(x), wanted)) << settled(x);
+    };
+    const at::Tensor sums = numbers(6, 0) + numbers(6, 10);
+    const at::Tensor both = at::cat({numbers(3, 0), numbers(3, 10)});
+    const at::Tensor reduced = mine(6);
+    group.reduce(reduced, {.root = 1});
+    TensorList gathered = {room(3), room(3)};
+    group.all_gather(gathered, mine(3));
+    const at::Tensor whole = room(6);
+    group.all_gather_into_tensor(whole, mine(3));
+    TensorList at_root = rank == 0 ? TensorList{room(3), room(3)} : TensorList();
+    group.gather(at_root, mine(3));
+    const at::Tensor part = room(3);
+    group.scatter(part, at_root);
+    const at::Tensor own_sum = room(3);
+    group.reduce_scatter_tensor(own_sum, mine(6));
+    const at::Tensor uneven = room(2 + rank);
+    group.reduce_scatter(uneven, {mine(2), mine(3)});
+    TensorList swapped = {room(1 + rank), room(1 + rank)};
+    group.all_to_all(swapped, {mine(1), mine(2)});
+    const at::Tensor single = room(4);
+    group.all_to_all_single(single, mine(4));
+    TensorList two = {mine(2), mine(4)};
+    group.all_reduce_coalesced(two, {.op = ReduceOp::kMax});
+    const at::Tensor scaled = mine(2);
+    group.all_reduce(scaled, {.op = ReduceOp::premul_sum(0.5)});
+    // Each sends before it receives: alone, each would wait for the other.
+    const at::Tensor theirs = room(5);
+    const auto works = batch_isend_irecv(group, {isend(mine(5), other), irecv(theirs, other)});
+    for (const Work& work : works) work.wait();
+    EXPECT_EQ(works[1].source_rank(), other);
+    group.monitored_barrier();
+    group.barrier();
+    is(reduced, rank == 1 ? sums : numbers(6, 0));
+    is(gathered[0], numbers(3, 0));
+    is(gathered[1], numbers(3, 10));
+    is(whole, both);
+    if (rank == 0) is(at_root[1], numbers(3, 10));
+    is(part, numbers(3, static_cast<float>(10 * rank)));
+    is(own_sum, sums.narrow(0, 3 * rank, 3));
+    is(uneven, sums.narrow(0, 0, 2 + rank));
+    is(swapped[0], numbers(1 + rank, 0));
+    is(swapped[1], numbers(1 + rank, 10));
+    is(single,
+       at::cat({numbers(4, 0).narrow(0, 2 * rank, 2), numbers(4, 10).narrow(0, 2 * rank, 2)}));
+    is(two[1], numbers(4, 10));
+    is(scaled, (numbers(2, 0) + numbers(2, 10)) * 0.5);
+    is(theirs, numbers(5, static_cast<float>(10 * other)));
+  });
+}
+
+TEST_F(NcclStreams, AGroupSplits) {
+  run([](ProcessGroup& group) {
+    ProcessGroup turned = group.split(0, -group.rank());
+    EXPECT_EQ(turned.backend(), "nccl");
+    EXPECT_EQ(turned.rank(), 1 - group.rank());
+    const at::Tensor x = on_gpu_of(group, at::full({3}, 1.0F));
+    turned.all_reduce(x);
+    turned.barrier();
+    EXPECT_TRUE(at::equal(settled(x), at::full({3}, 2.0F)));
+    EXPECT_FALSE(group.split(-1).valid());
+  });
 }
 
 TEST_F(NcclStreams, OnlyTheDeviceIsGiven) {

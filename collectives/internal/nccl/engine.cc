@@ -98,10 +98,30 @@ class NcclEngine::Call {
       case OpKind::kScatter: return scatter();
       case OpKind::kReduceScatter: return reduce_scatter();
       case OpKind::kAllToAll: return all_to_all();
-      case OpKind::kSend: return point();
       default:
         return make_error(ErrorKind::kUnimplemented, cat(o_.name, ": backend nccl has no such"));
     }
+  }
+  // Several sends and receives, none of which waits for another one.
+  static Status run_together(std::vector<Call>* calls) {
+    std::vector<at::Tensor> tensors;
+    for (Call& one : *calls) {
+      tensors.push_back(one.o_.receives ? one.output(one.o_.outputs[0], false)
+                                        : one.input(one.o_.inputs[0]));
+      if (one.o_.source != nullptr) *one.o_.source = one.o_.root;
+    }
+    Status done = calls->front().call([&](ncclComm_t comm, cudaStream_t stream) {
+      for (size_t i = 0; i < calls->size(); ++i) {
+        const Call& one = (*calls)[i];
+        const ncclResult_t queued = one.queue_point(tensors[i], comm, stream);
+        if (queued != ncclSuccess) return queued;
+      }
+      return ncclSuccess;
+    });
+    for (Call& one : *calls) {
+      if (one.o_.receives) done = one.deliver(done);
+    }
+    return done;
   }
   // All memory that the GPU uses for it.
   std::vector<at::Tensor> take_kept() {
@@ -333,18 +353,11 @@ class NcclEngine::Call {
     }));
   }
 
-  Status point() {
-    if (!o_.receives) {
-      const at::Tensor from = input(o_.inputs[0]);
-      return call([&](ncclComm_t comm, cudaStream_t stream) {
-        return api_.send(from.const_data_ptr(), bytes_in(from), ncclUint8, o_.root, comm, stream);
-      });
+  ncclResult_t queue_point(const at::Tensor& t, ncclComm_t comm, cudaStream_t stream) const {
+    if (o_.receives) {
+      return api_.recv(t.data_ptr(), bytes_in(t), ncclUint8, o_.root, comm, stream);
     }
-    const at::Tensor to = output(o_.outputs[0], false);
-    if (o_.source != nullptr) *o_.source = o_.root;
-    return deliver(call([&](ncclComm_t comm, cudaStream_t stream) {
-      return api_.recv(to.mutable_data_ptr(), bytes_in(to), ncclUint8, o_.root, comm, stream);
-    }));
+    return api_.send(t.data_ptr(), bytes_in(t), ncclUint8, o_.root, comm, stream);
   }
 
   uint64_t uint_rank() const { return static_cast<uint64_t>(rank()); }
@@ -381,15 +394,17 @@ void NcclEngine::start(DeviceHooks hooks) {
   watch_ = std::make_unique<Watch>(runtime_, comm_.get(), std::move(hooks));
 }
 
-StatusOr<DeviceQueued> NcclEngine::perform(const Turn& turn, const Operation& o) {
+StatusOr<DeviceQueued> NcclEngine::perform(const Turn& turn,
+                                           absl::Span<const Operation> operations) {
   try {
-    return queue(turn, o);
+    return queue(turn, operations);
   } catch (...) {
     return status_from_current_exception();
   }
 }
 
-StatusOr<DeviceQueued> NcclEngine::queue(const Turn& turn, const Operation& o) {
+StatusOr<DeviceQueued> NcclEngine::queue(const Turn& turn, absl::Span<const Operation> operations) {
+  const Operation& o = operations.front();
   const at::NoGradGuard no_grad;
   const auto index = static_cast<c10::DeviceIndex>(device_);
   const c10::cuda::CUDAGuard device(index);
@@ -399,17 +414,22 @@ StatusOr<DeviceQueued> NcclEngine::queue(const Turn& turn, const Operation& o) {
   CUDAEvent begin;
   begin.record(current);
   begin.block(stream_);
-  Call call(this, o, turn.deadline);
+  std::vector<Call> calls;
+  for (const Operation& one : operations) calls.emplace_back(this, one, turn.deadline);
   {
     // Copies of tensors that are not contiguous, too.
     const c10::cuda::CUDAStreamGuard own(stream_);
-    WEFT_RETURN_IF_ERROR(call.run());
+    WEFT_RETURN_IF_ERROR(o.kind == OpKind::kSend ? Call::run_together(&calls)
+                                                 : calls.front().run());
   }
   auto end = std::make_shared<CUDAEvent>();
   end->record(stream_);
   DeviceQueued out;
   out.guard = std::make_shared<EndGuard>(end, log_);
-  std::vector<at::Tensor> kept = call.take_kept();
+  std::vector<at::Tensor> kept;
+  for (Call& one : calls) {
+    for (at::Tensor& t : one.take_kept()) kept.push_back(std::move(t));
+  }
   if (capturing) {
     // Nothing runs now, and what runs later is not followed.
     captured_ = true;
@@ -419,8 +439,9 @@ StatusOr<DeviceQueued> NcclEngine::queue(const Turn& turn, const Operation& o) {
     return out;
   }
   Followed followed;
-  followed.what = cat(o.name, turn.sequence > 0 ? cat(" #", turn.sequence) : std::string(),
-                      " in group '", group_, "' at rank ", member_.rank, " of ", member_.size);
+  followed.what = cat(operations.size() > 1 ? std::string_view("batch_isend_irecv") : o.name,
+                      turn.sequence > 0 ? cat(" #", turn.sequence) : std::string(), " in group '",
+                      group_, "' at rank ", member_.rank, " of ", member_.size);
   followed.sequence = turn.sequence;
   followed.deadline = turn.deadline;
   followed.end = std::move(end);

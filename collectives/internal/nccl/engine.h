@@ -28,14 +28,14 @@ class NcclEngine : public DeviceEngine {
   int device() const override { return device_; }
   bool reduces(at::ScalarType type, ReduceOp::Kind kind) const override;
   void start(DeviceHooks hooks) override;
-  StatusOr<DeviceQueued> perform(const Turn& turn, const Operation& o) override;
+  StatusOr<DeviceQueued> perform(const Turn& turn, absl::Span<const Operation> operations) override;
   void abort(const Status& cause) override;
   void drain() override;
   void close() override;
 
  private:
   class Call;
-  StatusOr<DeviceQueued> queue(const Turn& turn, const Operation& o);
+  StatusOr<DeviceQueued> queue(const Turn& turn, absl::Span<const Operation> operations);
 
   const std::shared_ptr<Runtime> runtime_;
   const std::unique_ptr<Comm> comm_;
