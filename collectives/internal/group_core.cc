@@ -169,6 +169,7 @@ Future<void> GroupCore::queued(std::string_view op, const std::shared_ptr<ValueG
 }
 
 Status GroupCore::on_host(absl::FunctionRef<Status()> body) {
+  if (device_ == nullptr) return body();
   {
     MutexLock lock(&host_mutex_);
     on_host_ = true;

@@ -391,7 +391,7 @@ bool NcclEngine::reduces(at::ScalarType type, ReduceOp::Kind kind) const {
 }
 
 void NcclEngine::start(DeviceHooks hooks) {
-  watch_ = std::make_unique<Watch>(runtime_, comm_.get(), std::move(hooks));
+  watch_ = std::make_unique<Watch>(runtime_, comm_.get(), device_, std::move(hooks));
 }
 
 StatusOr<DeviceQueued> NcclEngine::perform(const Turn& turn,
@@ -464,9 +464,9 @@ void NcclEngine::drain() {
 }
 
 void NcclEngine::close() {
-  if (watch_ == nullptr) return;
+  if (watch_ == nullptr || std::exchange(closed_, true)) return;
+  // It stays for who calls abort() at the same time.
   watch_->close();
-  watch_ = nullptr;
   comm_->finish(runtime_->now() + kFinishTime);
 }
 

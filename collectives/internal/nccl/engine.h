@@ -44,6 +44,7 @@ class NcclEngine : public DeviceEngine {
   const int device_;
   const Logger log_;
   c10::cuda::CUDAStream stream_;
+  bool closed_ = false;    // of the owner's thread
   bool captured_ = false;  // its work is part of a graph
   at::Tensor token_;       // of barriers
   std::unique_ptr<Watch> watch_;

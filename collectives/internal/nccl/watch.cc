@@ -26,9 +26,10 @@ void allow_captures_elsewhere() {
 
 }  // namespace
 
-Watch::Watch(std::shared_ptr<Runtime> runtime, Comm* comm, DeviceHooks hooks)
+Watch::Watch(std::shared_ptr<Runtime> runtime, Comm* comm, int device, DeviceHooks hooks)
     : runtime_(std::move(runtime)),
       comm_(comm),
+      device_(device),
       hooks_(std::move(hooks)),
       changed_(runtime_.get()) {
   thread_ = runtime_->spawn("weft-nccl", [this] { run(); });
@@ -128,6 +129,8 @@ void Watch::end_all(const Status& cause) {
 }
 
 void Watch::run() {
+  // Else CUDA would take memory of the first GPU for this thread.
+  (void)cudaSetDevice(device_);
   allow_captures_elsewhere();
   absl::Duration nap = kShortestNap;
   absl::Time end = absl::InfiniteFuture();  // of an abort

@@ -38,7 +38,7 @@ struct Followed {
 class Watch {
  public:
   // `comm` outlives it.
-  Watch(std::shared_ptr<Runtime> runtime, Comm* comm, DeviceHooks hooks);
+  Watch(std::shared_ptr<Runtime> runtime, Comm* comm, int device, DeviceHooks hooks);
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
@@ -60,6 +60,7 @@ class Watch {
 
   const std::shared_ptr<Runtime> runtime_;
   Comm* const comm_;
+  const int device_;
   const DeviceHooks hooks_;
   absl::Time looked_ = absl::InfinitePast();  // of the thread
   Mutex mutex_;
