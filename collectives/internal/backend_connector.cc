@@ -62,8 +62,8 @@ Status check_devices(const std::vector<wire::GroupMember>& members) {
       return make_error(ErrorKind::kUnavailable, cat("rank ", a, " has no GPU for NCCL"));
     }
     for (size_t b = 0; b < a; ++b) {
-      const bool same =
-          members[a].device() == members[b].device() && members[a].host() == members[b].host();
+      const bool same = !members[a].host().empty() && members[a].device() == members[b].device() &&
+                        members[a].host() == members[b].host();
       if (!same || (members[a].device_shared() && members[b].device_shared())) continue;
       return invalid(cat("ranks ", b, " and ", a, " are both on the GPU ", members[a].device(),
                          " of one host, and ", members[a].device_library(),
