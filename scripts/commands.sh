@@ -74,18 +74,21 @@ command_wheel() {
 command_gpu_bundle() {
   local folder="$build/gpu-bundle" program kib
   # Programs of label gpu, and of the benchmarks with rows for GPUs.
-  local -r tests=(cuda_test) benches=(bench_weft_rpc)
+  local -r tests=(cuda_test nccl_test) benches=(bench_weft_rpc bench_weft_nccl) libraries=(weft_cuda weft_nccl)
   local bundle="${1:-$folder/weft-gpu}"
   local -r most_mib=60
   [ ! -e "$bundle" ] || [ -e "$bundle/run.sh" ] || { code=2 die "$bundle is there, and no bundle"; }
   need_packages "${packages_build[@]}"
   need_venv full
   configure "$folder" -DWEFT_STATIC_GRPC=ON -DWEFT_BUILD_EXAMPLES=OFF -DWEFT_BUILD_TOOLS=OFF -DWEFT_INSTALL=OFF
-  grep -q '^-- weft: weft::cuda (' "$folder/configure.log" || die "the build has no weft::cuda, see $folder/configure.log"
-  build_targets "$folder" weft_cuda "${tests[@]}" "${benches[@]}"
+  for program in cuda nccl; do
+    grep -q "^-- weft: weft::$program (" "$folder/configure.log" \
+      || die "the build has no weft::$program, see $folder/configure.log"
+  done
+  build_targets "$folder" "${libraries[@]}" "${tests[@]}" "${benches[@]}"
   rm -rf "$bundle"
   mkdir -p "$bundle"/{bin,lib,tests}
-  strip -o "$bundle/lib/libweft_cuda.so" "$folder/lib/libweft_cuda.so"
+  for program in "${libraries[@]}"; do strip -o "$bundle/lib/lib$program.so" "$folder/lib/lib$program.so"; done
   for program in "${tests[@]}"; do strip -o "$bundle/tests/$program" "$folder/tests/$program"; done
   for program in "${benches[@]}"; do strip -o "$bundle/bin/$program" "$folder/bin/$program"; done
   # The benchmarks' own modules, and those of tools that they use.

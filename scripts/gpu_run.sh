@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs what ./dev gpu-bundle has put beside this script: the tests of label gpu, and row T20 of the benchmarks. The
+# Runs what ./dev gpu-bundle has put beside this script: the tests of label gpu, and rows T20 and C12 of the benchmarks. The
 # machine needs a LibTorch with CUDA, of the version for which the bundle was built, and Python for the benchmark.
 #
 #   run.sh [tests|bench|all] [LIBTORCH]    LIBTORCH: its prefix; default: the torch of python3
@@ -30,5 +30,6 @@ if [ "$what" != bench ]; then
 fi
 if [ "$what" != tests ]; then
   timeout "$limit" "$python" "$here/bench/run.py" rpc --rows T20 --build "$here" --no-build || status=1
+  timeout "$limit" "$python" "$here/bench/run.py" collectives --rows C12 --build "$here" --no-build || status=1
 fi
 exit "$status"

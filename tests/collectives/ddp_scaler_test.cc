@@ -148,7 +148,9 @@ TEST(DdpMixedPrecision, AllStepOrNone) {
       const bool bad = i == 1 || i == 4;
       // After the reduction: DDP itself would give it to all.
       if (bad && group.rank() == i % 3) net->parameters()[0].grad()[0][0] = INFINITY;
-      if (i == 2) EXPECT_TRUE(scaler.unscale(optimizer));
+      if (i == 2) {
+        EXPECT_TRUE(scaler.unscale(optimizer));
+      }
       const at::Tensor before = net->first->weight.detach().clone();
       const bool did = scaler.step(optimizer);
       EXPECT_EQ(did, !bad);
