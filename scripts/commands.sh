@@ -200,6 +200,11 @@ command_docs() {
   python3 "$root/scripts/docs/make_site.py" --out "$build/docs" || die "the documentation has warnings; they are listed above"
 }
 
+command_release() {
+  command -v python3 >/dev/null || { code=2 die "there is no python3"; }
+  python3 "$root/scripts/release.py" "$@"
+}
+
 command_lint() {
   need_packages "${packages_build[@]}" "${packages_lint[@]}"
   configure "$build"

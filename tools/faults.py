@@ -13,6 +13,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PAGE = "docs/faults.md"
 WAITING = "tests/faults_waiting.txt"
 CASE = re.compile(r"\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*\w+\s*,\s*(\w+)\s*\)")
+PYTHON_CASE = re.compile(r"^ +def test_(BadInput_\w+)\(", re.M)
 NAME = re.compile(r"`(\w+)`")
 
 
@@ -20,6 +21,8 @@ def existing():
     found = set()
     for folder, _, names in os.walk(os.path.join(ROOT, "tests")):
         for name in names:
+            if name.endswith(".py"):
+                found.update(PYTHON_CASE.findall(open(os.path.join(folder, name), errors="replace").read()))
             if name.endswith((".cc", ".h")):
                 found.update(CASE.findall(open(os.path.join(folder, name), errors="replace").read()))
     return found
