@@ -333,6 +333,7 @@ std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const
   for (const auto& backend : backends_) backend->add_counters(&out);
   add("listener_", {{"accepted", &listener_counters_.accepted},
                     {"stalls", &listener_counters_.stalls},
+                    {"turned_away", &listener_counters_.turned_away},
                     {"refused", &listener_counters_.refused}});
   const DescriptorUse use = descriptor_use();
   out.emplace_back("descriptors_open", static_cast<int64_t>(use.open));

@@ -73,6 +73,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   // Whether a hello without TLS may be listened to: its ticket lay at our private socket, or nobody
   // needs one.
   Status check_user(const Hello& theirs);
+  bool same_user_only() const { return same_user_only_.load(); }
   // One end of each channel, for a connection there.
   GrpcChannels::List make_channels(const ChannelSite& site);
   // Of the peer that left the ticket at our private socket; null: there is none.

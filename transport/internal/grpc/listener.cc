@@ -117,6 +117,7 @@ void GrpcListener::run() {
     if (!unsorted_.empty()) {
       patience = std::min(patience, unsorted_.front().until - runtime_->now());
     }
+    if (!newcomers_.empty()) patience = std::min(patience, Newcomers::kTick);
     (void)poll(all.data(), all.size(),
                patience == absl::InfiniteDuration()
                    ? -1
@@ -129,6 +130,7 @@ void GrpcListener::run() {
       const short events = all[at++].revents;
       return (events != 0 && sort(&one, events)) || one.until <= now;
     });
+    cut_newcomers();
     if (!spare_.valid()) keep_spare();
     bool all_in = true;
     for (size_t i = 0; i < listeners_.size(); ++i) {
@@ -144,9 +146,45 @@ void GrpcListener::run() {
     }
   }
   unsorted_.clear();
+  newcomers_.clear();
+}
+
+void GrpcListener::turned_away(std::string_view why) {
+  counters_->turned_away.fetch_add(1, std::memory_order_relaxed);
+  if (runtime_->now() < next_turned_away_) return;
+  next_turned_away_ = runtime_->now() + kBetweenWarnings;
+  WEFT_LOG(log_, kWarning) << why << " (the next such line comes in a minute at the earliest)";
+}
+
+void GrpcListener::cut_newcomers() {
+  for (const std::string& why : newcomers_.cut(runtime_->now())) turned_away(why);
+}
+
+bool GrpcListener::is_own(size_t which, int fd) {
+  if (!own_user_only_) return true;
+  switch (owner_of_peer(fd)) {
+    case PeerOwner::kOwn: return true;
+    case PeerOwner::kOther:
+      turned_away(absl::StrCat(
+          "a connection ",
+          which == 0 ? absl::StrCat("from ", remote_address(fd)) : "to the local socket",
+          " of a process that has ended or is not of user ", geteuid(),
+          " was closed: this worker listens on loopback without credentials. "
+          "Set credentials (docs/security.md), or WEFT_SAME_USER=0"));
+      return false;
+    case PeerOwner::kUnknown: break;
+  }
+  // Its hello is refused, as it has no ticket.
+  if (!owner_unknown_told_) {
+    WEFT_LOG(log_, kWarning) << "this system does not say who opened a connection over loopback: "
+                                "other users reach gRPC's parser";
+  }
+  owner_unknown_told_ = true;
+  return true;
 }
 
 void GrpcListener::hand_over(int listener, UniqueFd fd) {
+  if (listener == listeners_[0].get()) newcomers_.add(fd.get(), runtime_->now() + hello_timeout_);
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
   connection.listener_fd = listener;
   connection.fd = fd.release();  // the server's from now on
@@ -205,6 +243,7 @@ bool GrpcListener::accept_from(size_t which) {
 
 void GrpcListener::take_in(size_t which, UniqueFd fd) {
   counters_->accepted.fetch_add(1, std::memory_order_relaxed);
+  if (!is_own(which, fd.get())) return;
   // Peers of the local socket have no data connections.
   if (which != 0 || on_socket_ == nullptr) {
     return hand_over(listeners_[which].get(), std::move(fd));

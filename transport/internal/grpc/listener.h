@@ -15,7 +15,11 @@
 // gRPC's. Which it is shows its first byte, so nobody gets further before he has said
 // something: he has the time of a handshake for it.
 //
-// Threads: open(), add_to(), start() and stop() from one at a time; accepting has a thread of its
+// Before gRPC's parser stand two guards: a listener for its own user alone closes the connections of
+// others' processes (OWNER-1), and a connection over TCP has to say a hello that is accepted within
+// the same time (newcomers.h).
+//
+// Threads: open(), add_to(), start() and stop() from one at a time; accepted_hello() from any; accepting has a thread of its
 // own ("weft-accept"), which sleeps while nobody comes.
 
 #include <array>
@@ -34,6 +38,7 @@
 #include "weft/common/runtime.h"
 #include "weft/transport/address.h"
 #include "weft/transport/channel.h"
+#include "weft/transport/internal/grpc/newcomers.h"
 
 namespace weft::internal {
 
@@ -43,6 +48,8 @@ struct ListenerCounters {
   std::atomic<int64_t> stalls{0};
   // Hellos that were refused for want of descriptors.
   std::atomic<int64_t> refused{0};
+  // Connections of another user's process, and those that were cut before their hello.
+  std::atomic<int64_t> turned_away{0};
 };
 
 class GrpcListener final {
@@ -68,6 +75,12 @@ class GrpcListener final {
   }
   // No descriptor is left but the one by which a dialler was let in to be told. Any thread.
   bool is_short() const { return short_.load(); }
+  // OWNER-1. REQUIRES: before start().
+  void only_own_user() { own_user_only_ = true; }
+  // How long a connection may take to its hello. REQUIRES: before start().
+  void set_hello_timeout(absl::Duration timeout) { hello_timeout_ = timeout; }
+  // The peer at this address, as gRPC names it, may go on.
+  void accepted_hello(std::string_view address) { newcomers_.accepted(address); }
   // REQUIRES: the server that was built runs.
   void start();
   // REQUIRES: the server runs still. Nothing is accepted any more, the port is free.
@@ -86,6 +99,9 @@ class GrpcListener final {
   // By the descriptor that was kept.
   void accept_to_tell(size_t which);
   void keep_spare();
+  bool is_own(size_t which, int fd);
+  void cut_newcomers();
+  void turned_away(std::string_view why);
   void hand_over(int listener, UniqueFd fd);
   // True when it has gone its way, or is closed.
   bool sort(Unsorted* one, short events);
@@ -98,9 +114,14 @@ class GrpcListener final {
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   absl::Duration patience_ = absl::ZeroDuration();
   std::function<void(std::string, UniqueFd)> on_socket_;
+  absl::Duration hello_timeout_ = absl::InfiniteDuration();
+  bool own_user_only_ = false;
+  Newcomers newcomers_;
   // The loop's.
   std::vector<Unsorted> unsorted_;
   absl::Time next_warning_ = absl::InfinitePast();
+  absl::Time next_turned_away_ = absl::InfinitePast();
+  bool owner_unknown_told_ = false;
   absl::Time stalled_since_ = absl::InfiniteFuture();
   UniqueFd spare_;
   std::atomic<bool> short_{false};  // spare_ is in use for another purpose

@@ -97,6 +97,8 @@ StatusOr<int> GrpcServer::bind(const BindHost& host, int port, std::string_view 
 void GrpcServer::start() {
   for (int lane = 0; lane < static_cast<int>(kMaxLanes); ++lane) post_accept(lane);
   post_health();
+  if (core_->same_user_only()) listener_.only_own_user();
+  listener_.set_hello_timeout(core_->options().handshake_timeout);
   if (core_->takes_sockets()) {
     listener_.take_sockets(core_->options().handshake_timeout,
                            [core = core_](std::string ticket, UniqueFd fd) {
@@ -179,6 +181,7 @@ void GrpcServer::lane_handshake(GrpcLane& lane, std::string_view header) {
   if (!known.ok()) return refuse(lane, known);
   StatusOr<Hello> ours = answer_hello(*acceptor_, *theirs, core_->context().max_frame_bytes);
   if (!ours.ok()) return refuse(lane, ours.status());
+  listener_.accepted_hello(own_lane.remote());
   Frame answer;
   answer.kind = FrameKind::kHelloAck;
   answer.header = encode_ack(*ours, lane.number());
