@@ -40,6 +40,17 @@ StatusOr<std::unique_ptr<LocalOptimizer>> LocalOptimizer::make(std::string_view 
   return made;
 }
 
+Status LocalOptimizer::set_options(std::vector<double> options) {
+  if (options.size() != options_.size()) {
+    return make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat(options.size(), " options for the ", options_.size(), " of ", rule_->name()));
+  }
+  WEFT_RETURN_IF_ERROR(rule_->check_options(options));
+  options_ = std::move(options);
+  return absl::OkStatus();
+}
+
 Status LocalOptimizer::step(const std::vector<at::Tensor>& gradients) {
   if (gradients.size() != parameters_.size()) {
     return make_error(ErrorKind::kInvalidArgument, absl::StrCat(gradients.size(), " gradients for ",

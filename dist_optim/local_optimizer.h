@@ -51,6 +51,8 @@ class WEFT_API LocalOptimizer {
   // One gradient for each parameter; an undefined one leaves its parameter. Kind invalid_argument
   // for another number of them.
   Status step(const std::vector<at::Tensor>& gradients);
+  // From the next step on. Kind invalid_argument for a bad option (named), or another number of them.
+  Status set_options(std::vector<double> options);
   // Copies of what it keeps: "0/steps", "0/momentum_buffer", or with names "layer1.weight/steps", of
   // each parameter that has stepped.
   std::map<std::string, at::Tensor> state() const;

@@ -31,7 +31,7 @@ std::vector<double> by_group(std::vector<double> given, size_t groups, const cha
 
 // ---- warm restarts -----------------------------------------------------------------------------
 
-CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(internal::OptimizerCore& optimizer,
+CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(Rates& optimizer,
                                                          CosineAnnealingWarmRestartsOptions options)
     : LRScheduler(optimizer), options_(options) {
   require(options.t_0 > 0, absl::StrCat("CosineAnnealingWarmRestarts: t_0 is ", options.t_0,
@@ -57,7 +57,7 @@ double CosineAnnealingWarmRestarts::lr(size_t group, int64_t epoch) const {
 
 namespace internal {
 
-CycledMomentum::CycledMomentum(OptimizerCore& optimizer, const char* scheduler, bool wanted)
+CycledMomentum::CycledMomentum(Rates& optimizer, const char* scheduler, bool wanted)
     : optimizer_(optimizer) {
   if (!wanted || optimizer.num_groups() == 0) return;
   for (const char* name : {"momentum", "beta1"}) {
@@ -77,7 +77,7 @@ void CycledMomentum::set(double value, size_t group) const {
 
 // ---- CyclicLR ----------------------------------------------------------------------------------
 
-CyclicLR::CyclicLR(internal::OptimizerCore& optimizer, CyclicLROptions options)
+CyclicLR::CyclicLR(Rates& optimizer, CyclicLROptions options)
     : LRScheduler(optimizer),
       options_(std::move(options)),
       momentum_(optimizer, "CyclicLR", options_.cycle_momentum) {
@@ -125,7 +125,7 @@ void CyclicLR::on_epoch(int64_t epoch) {
 
 // ---- OneCycleLR --------------------------------------------------------------------------------
 
-OneCycleLR::OneCycleLR(internal::OptimizerCore& optimizer, OneCycleLROptions options)
+OneCycleLR::OneCycleLR(Rates& optimizer, OneCycleLROptions options)
     : LRScheduler(optimizer),
       options_(std::move(options)),
       momentum_(optimizer, "OneCycleLR", options_.cycle_momentum) {
@@ -184,7 +184,7 @@ void OneCycleLR::on_epoch(int64_t epoch) {
 
 // ---- SequentialLR ------------------------------------------------------------------------------
 
-SequentialLR::SequentialLR(internal::OptimizerCore& optimizer, std::vector<LRScheduler*> schedulers,
+SequentialLR::SequentialLR(Rates& optimizer, std::vector<LRScheduler*> schedulers,
                            std::vector<int64_t> milestones)
     : LRScheduler(optimizer),
       schedulers_(std::move(schedulers)),

@@ -35,9 +35,10 @@ class WEFT_API CosineAnnealingWarmRestarts final : public LRScheduler {
                               CosineAnnealingWarmRestartsOptions options)
       : CosineAnnealingWarmRestarts(optimizer.core(), options) {}
 
+  // The same of a pipeline's stages: Pipeline::rates().
+  CosineAnnealingWarmRestarts(Rates& optimizer, CosineAnnealingWarmRestartsOptions options);
+
  private:
-  CosineAnnealingWarmRestarts(internal::OptimizerCore& optimizer,
-                              CosineAnnealingWarmRestartsOptions options);
   double lr(size_t group, int64_t epoch) const override;
   const CosineAnnealingWarmRestartsOptions options_;
 };
@@ -48,12 +49,12 @@ namespace internal {
 class WEFT_API CycledMomentum {
  public:
   // Throws, kind invalid_argument: `scheduler` asks for it, and the optimizer has none.
-  CycledMomentum(OptimizerCore& optimizer, const char* scheduler, bool wanted);
+  CycledMomentum(Rates& optimizer, const char* scheduler, bool wanted);
   bool wanted() const { return name_ != nullptr; }
   void set(double value, size_t group) const;
 
  private:
-  OptimizerCore& optimizer_;
+  Rates& optimizer_;
   const char* name_ = nullptr;  // null: not wanted
 };
 
@@ -88,8 +89,10 @@ class WEFT_API CyclicLR final : public LRScheduler {
   CyclicLR(DistributedOptimizer<T>& optimizer, CyclicLROptions options)
       : CyclicLR(optimizer.core(), std::move(options)) {}
 
+  // The same of a pipeline's stages: Pipeline::rates().
+  CyclicLR(Rates& optimizer, CyclicLROptions options);
+
  private:
-  CyclicLR(internal::OptimizerCore& optimizer, CyclicLROptions options);
   double height(int64_t epoch) const;  // from 0 to 1 and back, scaled
   double lr(size_t group, int64_t epoch) const override;
   void on_epoch(int64_t epoch) override;
@@ -119,6 +122,8 @@ class WEFT_API OneCycleLR final : public LRScheduler {
   template <class T>
   OneCycleLR(DistributedOptimizer<T>& optimizer, OneCycleLROptions options)
       : OneCycleLR(optimizer.core(), std::move(options)) {}
+  // The same of a pipeline's stages: Pipeline::rates().
+  OneCycleLR(Rates& optimizer, OneCycleLROptions options);
 
  private:
   // What the rate and the momentum go between, and how far they are: the first value, the second.
@@ -127,7 +132,6 @@ class WEFT_API OneCycleLR final : public LRScheduler {
     int from = 0;    // of the rate: 0 the first, 1 the largest, 2 the last
     int to = 0;
   };
-  OneCycleLR(internal::OptimizerCore& optimizer, OneCycleLROptions options);
   std::pair<Phase, double> phase_at(int64_t step) const;
   double anneal(double from, double to, double part) const;
   double lr(size_t group, int64_t epoch) const override;
@@ -149,9 +153,11 @@ class WEFT_API SequentialLR final : public LRScheduler {
   void step() override;
   void set_epoch(int64_t epoch) override;
 
- private:
-  SequentialLR(internal::OptimizerCore& optimizer, std::vector<LRScheduler*> schedulers,
+  // The same of a pipeline's stages: Pipeline::rates().
+  SequentialLR(Rates& optimizer, std::vector<LRScheduler*> schedulers,
                std::vector<int64_t> milestones);
+
+ private:
   size_t at(int64_t epoch) const;  // which one
   double lr(size_t group, int64_t epoch) const override;
   const std::vector<LRScheduler*> schedulers_;

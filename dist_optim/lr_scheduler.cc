@@ -19,7 +19,7 @@ double power(double base, int64_t exponent) {
 
 }  // namespace
 
-LRScheduler::LRScheduler(internal::OptimizerCore& optimizer) : optimizer_(optimizer) {
+LRScheduler::LRScheduler(Rates& optimizer) : optimizer_(optimizer) {
   for (size_t g = 0; g < optimizer.num_groups(); ++g) base_.push_back(optimizer.initial_lr(g));
 }
 
@@ -61,7 +61,7 @@ std::vector<double> LRScheduler::last_lr() const {
   return out;
 }
 
-StepLR::StepLR(internal::OptimizerCore& optimizer, StepLROptions options)
+StepLR::StepLR(Rates& optimizer, StepLROptions options)
     : LRScheduler(optimizer), options_(options) {
   require(options.step_size > 0, absl::StrCat("StepLR: step_size is ", options.step_size));
 }
@@ -72,7 +72,7 @@ double StepLR::next_lr(size_t, double before, int64_t epoch) const {
   return epoch % options_.step_size == 0 ? before * options_.gamma : before;
 }
 
-MultiStepLR::MultiStepLR(internal::OptimizerCore& optimizer, MultiStepLROptions options)
+MultiStepLR::MultiStepLR(Rates& optimizer, MultiStepLROptions options)
     : LRScheduler(optimizer), options_(std::move(options)) {
   require(std::is_sorted(options_.milestones.begin(), options_.milestones.end()),
           "MultiStepLR: the milestones are not ascending");
@@ -87,15 +87,14 @@ double MultiStepLR::next_lr(size_t, double before, int64_t epoch) const {
   return before * power(options_.gamma, std::count(all.begin(), all.end(), epoch));
 }
 
-ExponentialLR::ExponentialLR(internal::OptimizerCore& optimizer, double gamma)
+ExponentialLR::ExponentialLR(Rates& optimizer, double gamma)
     : LRScheduler(optimizer), gamma_(gamma) {}
 double ExponentialLR::lr(size_t group, int64_t epoch) const {
   return base(group) * power(gamma_, epoch);
 }
 double ExponentialLR::next_lr(size_t, double before, int64_t) const { return before * gamma_; }
 
-CosineAnnealingLR::CosineAnnealingLR(internal::OptimizerCore& optimizer,
-                                     CosineAnnealingLROptions options)
+CosineAnnealingLR::CosineAnnealingLR(Rates& optimizer, CosineAnnealingLROptions options)
     : LRScheduler(optimizer), options_(options) {
   require(options.t_max > 0, absl::StrCat("CosineAnnealingLR: t_max is ", options.t_max));
 }
@@ -115,13 +114,13 @@ double CosineAnnealingLR::next_lr(size_t group, double before, int64_t epoch) co
   return options_.eta_min + (before - options_.eta_min) * height(epoch) / height(epoch - 1);
 }
 
-LambdaLR::LambdaLR(internal::OptimizerCore& optimizer, std::function<double(int64_t)> factor)
+LambdaLR::LambdaLR(Rates& optimizer, std::function<double(int64_t)> factor)
     : LRScheduler(optimizer), factor_(std::move(factor)) {
   set_epoch(0);
 }
 double LambdaLR::lr(size_t group, int64_t epoch) const { return base(group) * factor_(epoch); }
 
-ConstantLR::ConstantLR(internal::OptimizerCore& optimizer, ConstantLROptions options)
+ConstantLR::ConstantLR(Rates& optimizer, ConstantLROptions options)
     : LRScheduler(optimizer), options_(options) {
   require(options.factor >= 0 && options.factor <= 1,
           absl::StrCat("ConstantLR: factor is ", options.factor, ", it must be in [0, 1]"));
@@ -137,7 +136,7 @@ double ConstantLR::next_lr(size_t group, double before, int64_t epoch) const {
   return options_.factor == 0 ? base(group) : before * (1 / options_.factor);
 }
 
-LinearLR::LinearLR(internal::OptimizerCore& optimizer, LinearLROptions options)
+LinearLR::LinearLR(Rates& optimizer, LinearLROptions options)
     : LRScheduler(optimizer), options_(options) {
   require(
       options.start_factor > 0 && options.start_factor <= 1,
@@ -161,7 +160,7 @@ double LinearLR::next_lr(size_t, double before, int64_t epoch) const {
                                  static_cast<double>(epoch - 1) * change));
 }
 
-PolynomialLR::PolynomialLR(internal::OptimizerCore& optimizer, PolynomialLROptions options)
+PolynomialLR::PolynomialLR(Rates& optimizer, PolynomialLROptions options)
     : LRScheduler(optimizer), options_(options) {
   require(options.total_iters > 0, absl::StrCat("PolynomialLR: total_iters is ",
                                                 options.total_iters, ", it must be positive"));
@@ -181,8 +180,7 @@ double PolynomialLR::next_lr(size_t, double before, int64_t epoch) const {
   return before * std::pow(left / left_before, options_.power);
 }
 
-ReduceLROnPlateau::ReduceLROnPlateau(internal::OptimizerCore& optimizer,
-                                     ReduceLROnPlateauOptions options)
+ReduceLROnPlateau::ReduceLROnPlateau(Rates& optimizer, ReduceLROnPlateauOptions options)
     : optimizer_(optimizer),
       options_(options),
       best_(options.maximize ? -std::numeric_limits<double>::infinity()

@@ -21,6 +21,7 @@
 
 #include "weft/common/api.h"
 #include "weft/dist_optim/optimizer.h"
+#include "weft/dist_optim/rates.h"
 
 namespace weft {
 
@@ -39,11 +40,11 @@ class WEFT_API LRScheduler {
   int64_t epoch() const { return epoch_; }
   // By group.
   std::vector<double> last_lr() const;
-  bool is_of(const internal::OptimizerCore& optimizer) const { return &optimizer == &optimizer_; }
+  bool is_of(const Rates& optimizer) const { return &optimizer == &optimizer_; }
 
  protected:
-  explicit LRScheduler(internal::OptimizerCore& optimizer);
-  internal::OptimizerCore& optimizer() const { return optimizer_; }
+  explicit LRScheduler(Rates& optimizer);
+  Rates& optimizer() const { return optimizer_; }
   size_t num_groups() const { return base_.size(); }  // of the optimizer
   // The rate that a schedule starts from.
   double base(size_t group) const { return base_[group]; }
@@ -61,7 +62,7 @@ class WEFT_API LRScheduler {
  private:
   void set_rates(const std::vector<double>& rates, int64_t epoch);
 
-  internal::OptimizerCore& optimizer_;
+  Rates& optimizer_;
   std::vector<double> base_;
   int64_t epoch_ = 0;
 };
@@ -77,8 +78,10 @@ class WEFT_API StepLR final : public LRScheduler {
   StepLR(DistributedOptimizer<T>& optimizer, StepLROptions options)
       : StepLR(optimizer.core(), options) {}
 
+  // The same of a pipeline's stages: Pipeline::rates().
+  StepLR(Rates& optimizer, StepLROptions options);
+
  private:
-  StepLR(internal::OptimizerCore& optimizer, StepLROptions options);
   double lr(size_t group, int64_t epoch) const override;
   double next_lr(size_t group, double before, int64_t epoch) const override;
   const StepLROptions options_;
@@ -95,8 +98,10 @@ class WEFT_API MultiStepLR final : public LRScheduler {
   MultiStepLR(DistributedOptimizer<T>& optimizer, MultiStepLROptions options)
       : MultiStepLR(optimizer.core(), std::move(options)) {}
 
+  // The same of a pipeline's stages: Pipeline::rates().
+  MultiStepLR(Rates& optimizer, MultiStepLROptions options);
+
  private:
-  MultiStepLR(internal::OptimizerCore& optimizer, MultiStepLROptions options);
   double lr(size_t group, int64_t epoch) const override;
   double next_lr(size_t group, double before, int64_t epoch) const override;
   const MultiStepLROptions options_;
@@ -109,8 +114,10 @@ class WEFT_API ExponentialLR final : public LRScheduler {
   ExponentialLR(DistributedOptimizer<T>& optimizer, double gamma)
       : ExponentialLR(optimizer.core(), gamma) {}
 
+  // The same of a pipeline's stages: Pipeline::rates().
+  ExponentialLR(Rates& optimizer, double gamma);
+
  private:
-  ExponentialLR(internal::OptimizerCore& optimizer, double gamma);
   double lr(size_t group, int64_t epoch) const override;
   double next_lr(size_t group, double before, int64_t epoch) const override;
   const double gamma_;
@@ -127,8 +134,10 @@ class WEFT_API CosineAnnealingLR final : public LRScheduler {
   CosineAnnealingLR(DistributedOptimizer<T>& optimizer, CosineAnnealingLROptions options)
       : CosineAnnealingLR(optimizer.core(), options) {}
 
+  // The same of a pipeline's stages: Pipeline::rates().
+  CosineAnnealingLR(Rates& optimizer, CosineAnnealingLROptions options);
+
  private:
-  CosineAnnealingLR(internal::OptimizerCore& optimizer, CosineAnnealingLROptions options);
   double height(int64_t epoch) const;  // from 2 down to 0 and back
   double lr(size_t group, int64_t epoch) const override;
   double next_lr(size_t group, double before, int64_t epoch) const override;
@@ -142,8 +151,10 @@ class WEFT_API LambdaLR final : public LRScheduler {
   LambdaLR(DistributedOptimizer<T>& optimizer, std::function<double(int64_t epoch)> factor)
       : LambdaLR(optimizer.core(), std::move(factor)) {}
 
+  // The same of a pipeline's stages: Pipeline::rates().
+  LambdaLR(Rates& optimizer, std::function<double(int64_t epoch)> factor);
+
  private:
-  LambdaLR(internal::OptimizerCore& optimizer, std::function<double(int64_t epoch)> factor);
   double lr(size_t group, int64_t epoch) const override;
   const std::function<double(int64_t)> factor_;
 };
@@ -159,8 +170,10 @@ class WEFT_API ConstantLR final : public LRScheduler {
   explicit ConstantLR(DistributedOptimizer<T>& optimizer, ConstantLROptions options = {})
       : ConstantLR(optimizer.core(), options) {}
 
+  // The same of a pipeline's stages: Pipeline::rates().
+  ConstantLR(Rates& optimizer, ConstantLROptions options);
+
  private:
-  ConstantLR(internal::OptimizerCore& optimizer, ConstantLROptions options);
   double lr(size_t group, int64_t epoch) const override;
   double next_lr(size_t group, double before, int64_t epoch) const override;
   const ConstantLROptions options_;
@@ -178,8 +191,10 @@ class WEFT_API LinearLR final : public LRScheduler {
   explicit LinearLR(DistributedOptimizer<T>& optimizer, LinearLROptions options = {})
       : LinearLR(optimizer.core(), options) {}
 
+  // The same of a pipeline's stages: Pipeline::rates().
+  LinearLR(Rates& optimizer, LinearLROptions options);
+
  private:
-  LinearLR(internal::OptimizerCore& optimizer, LinearLROptions options);
   double lr(size_t group, int64_t epoch) const override;
   double next_lr(size_t group, double before, int64_t epoch) const override;
   const LinearLROptions options_;
@@ -196,8 +211,10 @@ class WEFT_API PolynomialLR final : public LRScheduler {
   explicit PolynomialLR(DistributedOptimizer<T>& optimizer, PolynomialLROptions options = {})
       : PolynomialLR(optimizer.core(), options) {}
 
+  // The same of a pipeline's stages: Pipeline::rates().
+  PolynomialLR(Rates& optimizer, PolynomialLROptions options);
+
  private:
-  PolynomialLR(internal::OptimizerCore& optimizer, PolynomialLROptions options);
   double lr(size_t group, int64_t epoch) const override;
   double next_lr(size_t group, double before, int64_t epoch) const override;
   const PolynomialLROptions options_;
@@ -219,10 +236,11 @@ class WEFT_API ReduceLROnPlateau final {
       : ReduceLROnPlateau(optimizer.core(), options) {}
   void step(double metric);
 
- private:
-  ReduceLROnPlateau(internal::OptimizerCore& optimizer, ReduceLROnPlateauOptions options);
+  // The same of a pipeline's stages: Pipeline::rates().
+  ReduceLROnPlateau(Rates& optimizer, ReduceLROnPlateauOptions options);
 
-  internal::OptimizerCore& optimizer_;
+ private:
+  Rates& optimizer_;
   const ReduceLROnPlateauOptions options_;
   double best_;
   int64_t bad_ = 0;

@@ -27,6 +27,7 @@
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_optim/messages.h"
 #include "weft/dist_optim/owner_part.h"
+#include "weft/dist_optim/rates.h"
 #include "weft/dist_optim/step.h"
 #include "weft/rpc/worker.h"
 #include "weft/rref/rref.h"
@@ -118,25 +119,22 @@ WEFT_API MakeLink functional_link_factory(std::string_view rule);
 
 class DistOptimService;
 
-class WEFT_API OptimizerCore {
+class WEFT_API OptimizerCore : public Rates {
  public:
   // `name`: of weft::optim, or empty.
   OptimizerCore(const Worker& worker, std::string_view name, OptimizerOptions options,
                 MakeLink make);
 
   void add_group(const std::vector<RRef<at::Tensor>>& parameters, PackedOptions options);
-  size_t num_groups() const;
-  double lr(size_t group) const;
-  void set_lr(double lr, size_t group);
-  // The rate that a group had when this was asked first, or what was set: schedules start from it.
-  double initial_lr(size_t group);
-  void set_initial_lr(double lr, size_t group);
+  size_t num_groups() const override;
+  double lr(size_t group) const override;
+  void set_lr(double lr, size_t group) override;
+  double initial_lr(size_t group) override;
+  void set_initial_lr(double lr, size_t group) override;
   PackedOptions options(size_t group) const;
   void set_options(PackedOptions options, size_t group);
-  // By name; nothing: it has none of this name.
-  std::optional<double> option(std::string_view name, size_t group) const;
-  // REQUIRES: it has one of this name.
-  void set_option(std::string_view name, double value, size_t group);
+  std::optional<double> option(std::string_view name, size_t group) const override;
+  void set_option(std::string_view name, double value, size_t group) override;
 
   StepReport step(const DistAutogradContext& context, const StepOptions& options);
   StepReport backward_and_step(const DistAutogradContext& context,

@@ -150,6 +150,7 @@ int64_t Pipeline::load_checkpoint(std::string_view path, const CheckpointOptions
   return state_->next_step();
 }
 
+Rates& Pipeline::rates() { return state_->rates(); }
 int64_t Pipeline::next_step() const { return state_->next_step(); }
 
 const Plan& Pipeline::plan() const { return state_->plan(); }

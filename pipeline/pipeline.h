@@ -36,6 +36,7 @@
 #include "weft/common/future.h"
 #include "weft/common/time.h"
 #include "weft/dist_optim/local_optimizer.h"
+#include "weft/dist_optim/rates.h"
 #include "weft/pipeline/plan.h"
 #include "weft/pipeline/stage_compute.h"
 #include "weft/rpc/worker.h"
@@ -85,6 +86,12 @@ struct PipelineOptions {  // how a pipeline runs
   // Each stage steps its own parameters after its last gradient. Without a name none does, and
   // gradients are summed up until zero_grad().
   OptimizerChoice optimizer{};
+  // Gradients are scaled down so that their norm over all stages is at most this; 0: they are not.
+  double clip_norm = 0;
+  // A step in which that norm is no finite number is left out: parameters stay, gradients are dropped
+  // (StepResult::skipped). This and clip_norm put a barrier before the steps of all stages: none steps
+  // before the last gradient of the last stage is there. They need an optimizer and a synchronous plan.
+  bool skip_not_finite = false;
   // Random numbers of a forward become a function of (seed, step, stage, micro-batch).
   std::optional<uint64_t> seed{};
   // Of each step, from its beginning at each worker.
@@ -129,6 +136,8 @@ struct StepResult {  // of one step
   // By worker of the plan: start and end of each of its actions, in ns of its clock.
   std::vector<std::vector<int64_t>> times{};
   std::vector<Tensors> outputs{};  // of forward_async(), by micro-batch
+  double grad_norm = 0;            // before it was clipped; with clip_norm or skip_not_finite
+  bool skipped = false;            // by skip_not_finite
 };
 
 class WEFT_API Pipeline {
@@ -192,6 +201,11 @@ class WEFT_API Pipeline {
   // pipeline throws. The pipeline stays as it was then, ended, and may be rebuilt again.
   int64_t rebuild(const std::function<Stage(int stage)>& replace,
                   const RebuildOptions& options = {});
+  // The rate and the other options of PipelineOptions::optimizer, one group for all stages, for
+  // schedules: what is set is for all steps that are begun later. Throws weft::Error, kind
+  // invalid_argument, for a value that the optimizer refuses. Lives as long as the pipeline, also
+  // through rebuild(); without an optimizer it has no group.
+  Rates& rates();
   // Number of the step that comes next.
   int64_t next_step() const;
 

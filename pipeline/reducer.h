@@ -2,7 +2,8 @@
 #define WEFT_PIPELINE_REDUCER_H_
 
 // GradReducer: what the reduce action of a plan goes through: it makes a stage's gradients those of
-// all replicas of the stage. group_reducer() is one over a process group.
+// all replicas of the stage. group_reducer() is one over a process group, call_reducer() one over calls
+// between the replicas' workers, where there are no process groups.
 //
 //   weft::ProcessGroup group = ...;                      // the replicas of this stage, at each of them
 //   weft::pipeline_service({.make_reducer = [group](const weft::ServiceContext&,
@@ -17,12 +18,16 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/time/time.h"
 #include "weft/collectives/process_group.h"
 #include "weft/common/api.h"
 #include "weft/common/error.h"
+#include "weft/common/time.h"
+#include "weft/rpc/service.h"
 
 namespace weft::pipeline {
 
@@ -52,6 +57,29 @@ struct GroupReducerOptions {
 // kind invalid_argument, without a group or with a bucket below 1 byte.
 WEFT_API std::shared_ptr<GradReducer> group_reducer(const ProcessGroup& group,
                                                     const GroupReducerOptions& options = {});
+
+// How gradients are put together when they go by calls.
+struct CallReducerOptions {
+  // What the replicas of a stage have in common, and nothing else at their workers: with one more
+  // life of a pipeline it is another one.
+  std::string name{};
+  // Gradients are sent together until they are so many bytes.
+  int64_t bucket_bytes = int64_t{25} << 20;
+  ReduceOp op = ReduceOp::kAvg;  // or kSum
+  // How long a replica waits for the parts of the others; the step's deadline may be earlier.
+  Timeout timeout = absl::Minutes(10);
+};
+
+// For PipelineServiceOptions::make_reducer. `replicas`: the workers that have the stage, in the same
+// order at each; this one is among them. Costs each replica a call per bucket that is added up
+// elsewhere: bucket k is at replica k modulo their number. All have the same bits: parts are added in
+// the order of the replicas. A step that fails at one replica ends at the others at once; the loss of a
+// replica's worker ends it when it is known, at the latest with the step's deadline.
+// Throws weft::Error: kind invalid_argument for a name that is empty or taken, buckets below 1 byte,
+// another operation, or a worker that is none of the replicas; not_found for a replica that is unknown.
+WEFT_API std::shared_ptr<GradReducer> call_reducer(const ServiceContext& context,
+                                                   const std::vector<std::string>& replicas,
+                                                   const CallReducerOptions& options);
 
 }  // namespace weft::pipeline
 

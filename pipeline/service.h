@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "weft/common/api.h"
 #include "weft/pipeline/plan.h"
@@ -23,6 +24,7 @@ namespace weft {
 
 namespace pipeline {
 class GradReducer;
+class StageOptimizer;
 namespace internal {
 enum class RunnerBug : uint8_t;
 }
@@ -39,6 +41,12 @@ struct PipelineServiceOptions {  // what a service makes of stages
   std::function<std::shared_ptr<pipeline::GradReducer>(const ServiceContext& context,
                                                        const pipeline::Plan& plan, int stage)>
       make_reducer{};
+  // What steps the parameters of a stage, instead of the rule that PipelineOptions::optimizer names
+  // (stage_optimizer.h). Null, or giving null: that rule.
+  std::function<std::shared_ptr<pipeline::StageOptimizer>(const ServiceContext& context,
+                                                          const pipeline::Plan& plan, int stage,
+                                                          std::vector<at::Tensor> parameters)>
+      make_optimizer{};
   // For tests: one that the runtime has then.
   pipeline::internal::RunnerBug bug{};
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -24,8 +25,10 @@ bool gives_input_grad(ActionKind kind) {
 
 class Run {
  public:
-  Run(const Plan& plan, const Costs& costs, const SimulateOptions& options)
-      : plan_(plan),
+  // `replicas`: so many copies of a plan stand one after the other in `plan`.
+  Run(const Plan& plan, const Costs& costs, const SimulateOptions& options, int replicas = 1)
+      : replicas_(replicas),
+        plan_(plan),
         costs_(costs),
         options_(options),
         from_(edges_from(plan)),
@@ -39,6 +42,9 @@ class Run {
         if (a.kind == ActionKind::kRecompute) recomputed_[{a.stage, a.micro_batch}] = true;
       }
     }
+    ties_.resize(plan.tied.size());
+    for (size_t g = 0; g < plan.tied.size(); ++g) add_tie(g);
+    meetings_.resize(plan.placement.size() / static_cast<size_t>(replicas));
   }
 
   Simulation run() {
@@ -77,6 +83,9 @@ class Run {
     int step = 0;
     size_t at = 0;
     bool running = false;
+    size_t tie = 0;      // of those of a reduction that runs
+    bool gave = false;   // its gradient to this tie
+    Ticks reduced = -1;  // when the reduction alone had ended; -1: it has not
     Ticks free_at = 0;
     int64_t memory = 0;
   };
@@ -94,6 +103,111 @@ class Run {
     // Edges between the same workers with the same costs share the wire.
     const auto key = std::tuple(a, b, cost.latency, cost.bytes_per_kilotick);
     return links_.try_emplace(key, &sim_, cost.latency, cost.bytes_per_kilotick).first->second;
+  }
+
+  // Stages that share a weight, and their gradients in the step that runs there.
+  struct Tie {
+    size_t root = 0;            // the worker of the first of them
+    std::set<size_t> others{};  // the other workers
+    std::map<size_t, size_t>
+        at{};  // by worker: its last reduction of one of the stages, in its list
+    EdgeCost cost{};
+    std::map<int, size_t> given{};                  // by step: how many have arrived at the root
+    std::map<int, Slot> latest{};                   // by step: the last of these
+    std::map<std::pair<int, size_t>, Slot> back{};  // by step and worker: the sum
+  };
+  void add_tie(size_t g) {
+    const auto& stages = plan_.tied[g];
+    if (stages.empty()) return;
+    Tie& tie = ties_[g];
+    tie.root =
+        static_cast<size_t>(plan_.placement[*std::min_element(stages.begin(), stages.end())]);
+    if (g < costs_.tied.size()) tie.cost = costs_.tied[g];
+    for (size_t w = 0; w < plan_.workers.size(); ++w) {
+      for (size_t i = 0; i < plan_.workers[w].size(); ++i) {
+        const Action& a = plan_.workers[w][i];
+        const bool of_group = std::find(stages.begin(), stages.end(), a.stage) != stages.end();
+        if (a.kind == ActionKind::kReduce && of_group) tie.at[w] = i;
+      }
+      if (tie.at.count(w) > 0 && w != tie.root) tie.others.insert(w);
+    }
+  }
+  SimLink& tie_link(const Tie& tie, size_t from, size_t to) {
+    const auto key = std::tuple(static_cast<int>(from), static_cast<int>(to), tie.cost.latency,
+                                tie.cost.bytes_per_kilotick);
+    return links_.try_emplace(key, &sim_, tie.cost.latency, tie.cost.bytes_per_kilotick)
+        .first->second;
+  }
+  // What is left of a reduction whose own work is done; false: it waits.
+  bool pass_ties(size_t w) {
+    State& s = workers_[w];
+    for (; s.tie < ties_.size(); ++s.tie, s.gave = false) {
+      Tie& tie = ties_[s.tie];
+      const auto at = tie.at.find(w);
+      if (at == tie.at.end() || at->second != s.at || tie.others.empty()) continue;
+      const int step = s.step;
+      Tie* const t = &tie;
+      if (w == tie.root) {
+        if (tie.given[step] < tie.others.size()) return false;
+        charge_tie(w, tie.latest[step]);
+        const Ticks made = sim_.now();
+        for (size_t other : tie.others) {
+          tie_link(tie, w, other).send(tie.cost.bytes, [this, t, step, other, made] {
+            t->back[{step, other}] = {made, sim_.now()};
+            advance(other);
+          });
+        }
+        continue;
+      }
+      if (!s.gave) {
+        s.gave = true;
+        const Ticks made = sim_.now();
+        tie_link(tie, w, tie.root).send(tie.cost.bytes, [this, t, step, made] {
+          t->latest[step] = {made, sim_.now()};
+          ++t->given[step];
+          advance(t->root);
+        });
+      }
+      const auto back = tie.back.find({step, w});
+      if (back == tie.back.end()) return false;
+      charge_tie(w, back->second);
+    }
+    return true;
+  }
+  void charge_tie(size_t w, const Slot& latest) { charge(w, latest, false); }
+
+  // Replicas of a stage that have come to its reduction, of one step: they take as long as the one
+  // that takes longest, from when the last has come.
+  struct Meeting {
+    std::vector<size_t> workers{};
+    Ticks cost = 0;
+  };
+  void meet(size_t w, const Action& a) {
+    const size_t stages = meetings_.size();
+    Meeting& meeting = meetings_[static_cast<size_t>(a.stage) % stages];
+    meeting.workers.push_back(w);
+    meeting.cost = std::max(meeting.cost, cost(a));
+    workers_[w].running = true;
+    if (static_cast<int>(meeting.workers.size()) < replicas_) return;
+    const Meeting now = std::exchange(meeting, {});
+    for (size_t one : now.workers) {
+      const Ticks came = workers_[one].free_at;
+      charge(one, {sim_.now(), sim_.now()}, now.cost > 0);
+      sim_.at(sim_.now() + now.cost, [this, one, came] { end_reduction(one, came); });
+    }
+  }
+  void end_reduction(size_t w, Ticks start) {
+    State& s = workers_[w];
+    s.running = false;
+    s.reduced = start;
+    s.tie = 0;
+    s.gave = false;
+    WorkerTimeline& t = out_.workers[w];
+    const Ticks worked = sim_.now() - s.free_at;
+    t.busy += worked;
+    s.free_at = sim_.now();
+    if (worked > 0) t.last_end = sim_.now();
+    advance(w);
   }
 
   // The inputs of an action: the latest of them, or nothing when one is not there.
@@ -140,6 +254,19 @@ class Run {
     const auto& list = plan_.workers[w];
     while (!s.running && s.step < options_.steps && !list.empty()) {
       const Action& a = list[s.at];
+      if (a.kind == ActionKind::kReduce && (replicas_ > 1 || !ties_.empty())) {
+        if (s.reduced < 0) {
+          if (replicas_ > 1) return meet(w, a);
+          const Ticks start = s.free_at;
+          charge(w, {0, 0}, cost(a) > 0);
+          s.running = true;
+          sim_.at(sim_.now() + cost(a), [this, w, start] { end_reduction(w, start); });
+          return;
+        }
+        if (!pass_ties(w)) return;
+        finish(w, a, std::exchange(s.reduced, -1), /*worked=*/false);
+        continue;
+      }
       const auto ready = inputs(s.step, a);
       if (!ready.has_value()) return;
       charge(w, *ready, cost(a) > 0);
@@ -173,13 +300,14 @@ class Run {
     }
     s.free_at = now;
   }
-  void finish(size_t w, const Action& a, Ticks start) {
+  // `worked`: all the time since; not of a reduction, which counts its own.
+  void finish(size_t w, const Action& a, Ticks start, bool worked = true) {
     State& s = workers_[w];
     WorkerTimeline& t = out_.workers[w];
     const Ticks now = sim_.now();
     t.actions.push_back({a, s.step, start, now});
-    if (now > start) {
-      t.busy += now - start;
+    if (now > start && (worked || t.busy > 0)) {
+      t.busy += worked ? now - start : 0;
       t.last_end = now;
     }
     s.free_at = now;
@@ -239,6 +367,7 @@ class Run {
     }
   }
 
+  const int replicas_;
   const Plan& plan_;
   const Costs& costs_;
   const SimulateOptions options_;
@@ -247,6 +376,8 @@ class Run {
   EventSim sim_;
   std::map<std::tuple<int, int, Ticks, int64_t>, SimLink> links_;
   std::map<std::pair<int, int>, bool> recomputed_;
+  std::vector<Tie> ties_;
+  std::vector<Meeting> meetings_;  // by stage of one replica
   std::vector<Slot> slots_;
   std::vector<State> workers_;
   Simulation out_;
@@ -320,12 +451,18 @@ int64_t Simulation::peak_memory() const {
   return most;
 }
 
-Simulation simulate(const Plan& plan, const Costs& costs, SimulateOptions options) {
+namespace {
+
+void check_costs(const Plan& plan, const Costs& costs, const SimulateOptions& options) {
   throw_if_error(check_indices(plan));
   if (costs.stages.size() != plan.placement.size() || costs.edges.size() != plan.edges.size()) {
     refuse(absl::StrCat("costs of ", costs.stages.size(), " stages and ", costs.edges.size(),
                         " edges for a plan of ", plan.placement.size(), " and ",
                         plan.edges.size()));
+  }
+  if (costs.tied.size() > plan.tied.size()) {
+    refuse(absl::StrCat("costs of ", costs.tied.size(),
+                        " groups of stages that share a weight, for ", plan.tied.size()));
   }
   for (const StageCost& c : costs.stages) {
     if (c.forward < 0 || c.input_grad < 0 || c.weight_grad < 0 || c.reduce < 0 || c.step < 0) {
@@ -335,7 +472,76 @@ Simulation simulate(const Plan& plan, const Costs& costs, SimulateOptions option
   if (options.steps < 1 || options.steps > 10000) {
     refuse(absl::StrCat("a simulation of ", options.steps, " steps: 1 to 10000"));
   }
+}
+
+// The plan `count` times, one behind the other.
+Plan repeated(const Plan& plan, int count) {
+  Plan out = plan;
+  const int workers = static_cast<int>(plan.workers.size());
+  const int edges = static_cast<int>(plan.edges.size());
+  for (int r = 1; r < count; ++r) {
+    for (int w : plan.placement) out.placement.push_back(w + r * workers);
+    for (Edge e : plan.edges) {
+      e.from += r * plan.stages();
+      e.to += r * plan.stages();
+      out.edges.push_back(e);
+    }
+    for (auto list : plan.workers) {
+      for (Action& a : list) {
+        a.stage += r * plan.stages();
+        if (a.edge >= 0) a.edge += r * edges;
+      }
+      out.workers.push_back(std::move(list));
+    }
+    for (auto group : plan.tied) {
+      for (int& s : group) s += r * plan.stages();
+      out.tied.push_back(std::move(group));
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Simulation simulate(const Plan& plan, const Costs& costs, SimulateOptions options) {
+  check_costs(plan, costs, options);
   return Run(plan, costs, options).run();
+}
+
+std::vector<Simulation> simulate_replicas(const Plan& plan, const std::vector<Costs>& costs,
+                                          SimulateOptions options) {
+  if (costs.empty() || costs.size() > 64) {
+    refuse(absl::StrCat("a simulation of ", costs.size(), " replicas: 1 to 64"));
+  }
+  const int count = static_cast<int>(costs.size());
+  Costs all;
+  for (const Costs& one : costs) {
+    check_costs(plan, one, options);
+    all.stages.insert(all.stages.end(), one.stages.begin(), one.stages.end());
+    all.edges.insert(all.edges.end(), one.edges.begin(), one.edges.end());
+    for (size_t g = 0; g < plan.tied.size(); ++g) {
+      all.tied.push_back(g < one.tied.size() ? one.tied[g] : EdgeCost{});
+    }
+  }
+  const Plan whole = repeated(plan, count);
+  Simulation together = Run(whole, all, options, count).run();
+  std::vector<Simulation> out(costs.size());
+  const size_t workers = plan.workers.size();
+  for (size_t r = 0; r < out.size(); ++r) {
+    out[r].makespan = together.makespan;
+    out[r].step_ends = together.step_ends;
+    for (size_t w = 0; w < workers; ++w) {
+      WorkerTimeline& one =
+          out[r].workers.emplace_back(std::move(together.workers[r * workers + w]));
+      for (TimedAction& a : one.actions) {
+        a.action.stage -= static_cast<int>(r) * plan.stages();
+        if (a.action.edge >= 0) {
+          a.action.edge -= static_cast<int>(r * plan.edges.size());
+        }
+      }
+    }
+  }
+  return out;
 }
 
 }  // namespace weft::pipeline

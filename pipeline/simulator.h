@@ -13,7 +13,9 @@
 // nothing; a message takes its bytes over the bandwidth and the latency. A receive waits only with
 // `blocking_receives`. A full backward costs input_grad + weight_grad. Memory: +activation when a
 // forward ends, down to `weight_activation` when an input gradient ends, to nothing when the
-// weights' gradient has ended. Pure; any thread.
+// weights' gradient has ended. Where stages share a weight, the last reduction of a worker that has
+// one of them waits: it gives its gradient to the worker of the first of these stages, which gives
+// the sum back when it has all. Replicas wait for each other in every reduction. Pure; any thread.
 
 #include <cstdint>
 #include <string>
@@ -45,6 +47,8 @@ struct EdgeCost {  // of one message
 struct Costs {
   std::vector<StageCost> stages;
   std::vector<EdgeCost> edges;
+  std::vector<EdgeCost>
+      tied{};  // of each group of Plan::tied, each way; those not given cost nothing
   // The same for every worker: what is given is one worker's whole share, which its stages divide.
   // Throws kind invalid_argument when a share does not divide.
   WEFT_API static Costs uniform(const Plan& plan, Ticks forward, Ticks input_grad,
@@ -88,7 +92,9 @@ struct TimedAction {  // when an action ran
 
 struct WorkerTimeline {              // what one worker did
   std::vector<TimedAction> actions;  // in order
-  std::vector<TimedWait> waits;      // in order; with the actions they fill the makespan
+  // In order; with the actions they fill the makespan. Those of a reduction that waits for others
+  // lie inside of it.
+  std::vector<TimedWait> waits;
   Ticks busy = 0;
   Ticks first_start = 0;
   Ticks last_end = 0;
@@ -111,6 +117,11 @@ struct WEFT_API Simulation {
 // Throws kind invalid_argument for costs of other sizes, or a plan that cannot run to its end,
 // naming what each worker waits for.
 WEFT_API Simulation simulate(const Plan& plan, const Costs& costs, SimulateOptions options = {});
+// As many replicas as there are costs, one beside the other: the reduction of a stage begins when all
+// of them have come to it, and ends for all when the longest has. Throws as simulate() does.
+WEFT_API std::vector<Simulation> simulate_replicas(const Plan& plan,
+                                                   const std::vector<Costs>& costs,
+                                                   SimulateOptions options = {});
 
 }  // namespace weft::pipeline
 

@@ -64,6 +64,22 @@ class StageCompute {
   // After the last gradient of a step: updates the weights, if there is an optimizer, and begins
   // the gradients anew. Without one they stay until zero_grad().
   virtual Status step(int64_t step) = 0;
+  // Options of its optimizer, from this step on.
+  virtual Status set_options(const std::vector<double>& options) {
+    (void)options;
+    return absl::OkStatus();
+  }
+  // Between the last gradient and the step, for a norm over all stages: the sum of the squares of
+  // its gradients, without those of weights that an earlier stage has, too; what they are multiplied
+  // with; or that they are dropped, and there is no step.
+  virtual StatusOr<double> squared_norm() {
+    return make_error(ErrorKind::kUnimplemented, "this stage knows no norm of its gradients");
+  }
+  virtual Status scale_gradients(double factor) {
+    (void)factor;
+    return make_error(ErrorKind::kUnimplemented, "this stage cannot scale its gradients");
+  }
+  virtual void skip_step() {}
   // An error has ended the step: nothing of its micro-batches is kept.
   virtual void drop() = 0;
 };

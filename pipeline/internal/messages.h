@@ -11,11 +11,14 @@
 //   @pipeline.put      worker to worker                 for every send of the plan
 //   @pipeline.fail     a worker that fails to all others at most once per pair: the error
 //   @pipeline.probe    a worker that waits for a       again and again: whether the other one's part goes
-//                      tensor to who gives it          on; answered with its error, if any
+//                      tensor to all others            on; answered with its error, if any
 //   @pipeline.fetch    maker to a worker                gradients or state of a stage
 //   @pipeline.keep     worker to its neighbour          with copies: after each step, its stages' state
 //   @pipeline.survey   maker to every worker            to rebuild: ends the parts there, and lists copies
 //   @pipeline.close    maker to every worker            once
+//   @pipeline.sum      replica to replica               with call_reducer(): for every bucket that is added
+//                                                       up there; the answer is the sum (call_sums.h)
+//   @pipeline.sum_fail replica to the others            once: it gives nothing more
 //
 // A process may run several workers of one plan (after a loss), so what is for one of them says which.
 
@@ -50,20 +53,40 @@ struct OpenMessage {
   int64_t first_step = 0;
   bool keep_copies = false;
   std::vector<std::vector<std::string>> tied{};  // by stage, or empty
+  double clip_norm = 0;                          // 0: none
+  bool skip_not_finite = false;
 };
 WEFT_STRUCT(OpenMessage, pipeline, plan, self, workers, loss, optimizer, optimizer_options,
-            has_seed, seed, deadline_ns, record, first_step, keep_copies, tied);
+            has_seed, seed, deadline_ns, record, first_step, keep_copies, tied, clip_norm,
+            skip_not_finite);
+
+// What all parts of a pipeline have in common, in short: a worker whose part is of something else says so
+// at the first step.
+struct PartDigest {
+  uint64_t plan = 0;
+  uint64_t seed = 0;
+  uint64_t partition = 0;  // which stage is where, and the weights that stages share
+  uint64_t options = 0;    // loss, optimizer, deadline, first step
+};
+WEFT_STRUCT(PartDigest, plan, seed, partition, options);
+
+PartDigest digest_of(const OpenMessage& message);
+// "plan and seed": where they differ; "": nowhere.
+std::string differences(const PartDigest& a, const PartDigest& b);
 
 struct BeginMessage {
   uint64_t pipeline = 0;
+  PartDigest of{};     // as the maker has it
   int64_t worker = 0;  // of the plan
   int64_t step = 0;
   std::vector<std::vector<at::Tensor>> inputs{};  // by micro-batch, for the first stage
   std::vector<at::Tensor> targets{};              // for the last one
   std::vector<double> scales{};
   bool forward_only = false;
+  std::vector<double> optimizer_options{};  // from this step on; empty: as before
 };
-WEFT_STRUCT(BeginMessage, pipeline, worker, step, inputs, targets, scales, forward_only);
+WEFT_STRUCT(BeginMessage, pipeline, of, worker, step, inputs, targets, scales, forward_only,
+            optimizer_options);
 
 struct EndMessage {
   std::vector<double> losses{};  // of the last stage, by micro-batch, before their scales
@@ -71,11 +94,15 @@ struct EndMessage {
   std::vector<int64_t> times{};  // start and end of each action, on the worker's clock, if recorded
   std::vector<std::vector<at::Tensor>> outputs{};  // by micro-batch, of a step that is only forward
   int64_t weight_versions = 1;
+  double grad_norm = 0;  // of all stages, of a step with a barrier
+  bool skipped = false;
 };
-WEFT_STRUCT(EndMessage, losses, peak_activations, times, outputs, weight_versions);
+WEFT_STRUCT(EndMessage, losses, peak_activations, times, outputs, weight_versions, grad_norm,
+            skipped);
 
 struct PutMessage {
   uint64_t pipeline = 0;
+  PartDigest of{};     // as the sender has it
   int64_t worker = 0;  // of the plan
   int64_t step = 0;
   int64_t edge = 0;
@@ -83,7 +110,7 @@ struct PutMessage {
   bool backward = false;
   std::vector<at::Tensor> tensors{};
 };
-WEFT_STRUCT(PutMessage, pipeline, worker, step, edge, micro_batch, backward, tensors);
+WEFT_STRUCT(PutMessage, pipeline, of, worker, step, edge, micro_batch, backward, tensors);
 
 struct FailMessage {
   uint64_t pipeline = 0;

@@ -74,6 +74,23 @@ void set_generator_states(const std::vector<c10::Device>& devices, const Tensors
   }
 }
 
+// One of weft::optim.
+class RuleOptimizer final : public StageOptimizer {
+ public:
+  explicit RuleOptimizer(std::unique_ptr<LocalOptimizer> inner) : inner_(std::move(inner)) {}
+  Status step(const std::vector<at::Tensor>& gradients) override { return inner_->step(gradients); }
+  Status set_options(const std::vector<double>& options) override {
+    return inner_->set_options(options);
+  }
+  std::map<std::string, at::Tensor> state() const override { return inner_->state(); }
+  Status load_state(const std::map<std::string, at::Tensor>& state) override {
+    return inner_->load_state(state);
+  }
+
+ private:
+  const std::unique_ptr<LocalOptimizer> inner_;
+};
+
 }  // namespace
 
 void seed_generator(uint64_t seed, int64_t step, int stage, int micro_batch,
@@ -120,9 +137,14 @@ StatusOr<std::shared_ptr<ModuleCompute>> ModuleCompute::make(std::shared_ptr<con
   if (!o.optimizer.empty()) {
     std::vector<std::string> names;
     for (const auto& item : made->module_.module->named_parameters()) names.push_back(item.key());
-    WEFT_ASSIGN_OR_RETURN(made->optimizer_,
-                          LocalOptimizer::make(o.optimizer, o.optimizer_options, made->parameters_,
-                                               std::move(names)));
+    WEFT_ASSIGN_OR_RETURN(auto rule, LocalOptimizer::make(o.optimizer, o.optimizer_options,
+                                                          made->parameters_, std::move(names)));
+    made->optimizer_ = std::make_shared<RuleOptimizer>(std::move(rule));
+  }
+  if (o.make_optimizer != nullptr) {
+    if (auto own = o.make_optimizer(made->parameters_); own != nullptr) {
+      made->optimizer_ = std::move(own);
+    }
   }
   made->hooks_ = DataParallelHooks::of(made->parameters_);
   if (o.asynchronous) made->versions_ = std::make_unique<WeightVersions>(made->parameters_);

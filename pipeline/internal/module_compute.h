@@ -5,6 +5,7 @@
 // called through the worker's library, with tensors in this process: it may take any number of
 // tensors, or a list of them, and give one, a tuple or a list.
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "weft/pipeline/internal/weight_versions.h"
 #include "weft/pipeline/reducer.h"
 #include "weft/pipeline/stage_compute.h"
+#include "weft/pipeline/stage_optimizer.h"
 #include "weft/rpc/worker.h"
 #include "weft/rref/remote_module.h"
 
@@ -34,12 +36,16 @@ struct ModuleComputeOptions {
   std::string loss{};       // of the last stage: a registered function; "": its output is the loss
   std::string optimizer{};  // "": none
   std::vector<double> optimizer_options{};
+  // Instead of these; null, or giving null: these.
+  std::function<std::shared_ptr<StageOptimizer>(std::vector<at::Tensor> parameters)>
+      make_optimizer{};
   std::optional<uint64_t> seed{};
   int micro_batches = 1;
   bool asynchronous = false;  // backwards use the weights of their forwards
   bool reduces = false;       // the plan has a reduction of this stage
   std::shared_ptr<GradReducer> reducer{};
   std::vector<std::string> tied{};  // parameters that other stages have, too
+  bool tied_elsewhere = false;      // an earlier stage counts their gradients
 };
 
 class ModuleCompute final : public StageCompute {
@@ -56,6 +62,10 @@ class ModuleCompute final : public StageCompute {
   Status weight_grad(int64_t step, int micro_batch) override;
   Status reduce(int64_t step, absl::Duration time_left) override;
   Status step(int64_t step) override;
+  Status set_options(const std::vector<double>& options) override;
+  StatusOr<double> squared_norm() override;
+  Status scale_gradients(double factor) override;
+  void skip_step() override;
   StatusOr<Tensors> tied_gradients() override;
   Status set_tied_gradients(Tensors sums) override;
   int64_t weight_versions() const override { return versions_ == nullptr ? 1 : versions_->kept(); }
@@ -105,7 +115,7 @@ class ModuleCompute final : public StageCompute {
   const Method* loss_ = nullptr;
   std::vector<at::Tensor> parameters_;
   const std::vector<c10::Device> devices_;  // of the module, but the CPU
-  std::unique_ptr<LocalOptimizer> optimizer_;
+  std::shared_ptr<StageOptimizer> optimizer_;
   std::map<Key, Live> live_;
   std::unique_ptr<DataParallelHooks> hooks_;  // null: no DistributedDataParallel
   std::unique_ptr<WeightVersions> versions_;  // null: of a synchronous plan

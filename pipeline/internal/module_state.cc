@@ -7,8 +7,10 @@
 #include <torch/nn/module.h>
 
 #include "ATen/ops/empty.h"
+#include "ATen/ops/linalg_vector_norm.h"
 #include "ATen/ops/zeros_like.h"
 #include "absl/strings/str_cat.h"
+#include "c10/core/GradMode.h"
 #include "weft/pipeline/internal/module_call.h"
 #include "weft/pipeline/internal/module_compute.h"
 #include "weft/rpc/device_order.h"
@@ -86,6 +88,47 @@ Status ModuleCompute::load_state(const std::map<std::string, at::Tensor>& state)
   } catch (...) {
     return status_from_current_exception();
   }
+}
+
+Status ModuleCompute::set_options(const std::vector<double>& options) {
+  return optimizer_ == nullptr ? absl::OkStatus() : optimizer_->set_options(options);
+}
+
+StatusOr<double> ModuleCompute::squared_norm() {
+  try {
+    const c10::AutoGradMode off(false);
+    double sum = 0;
+    for (const at::Tensor& p : parameters_) {
+      const bool counted = !options_.tied_elsewhere ||
+                           std::none_of(tied_.begin(), tied_.end(),
+                                        [&p](const at::Tensor& t) { return t.is_same(p); });
+      if (!counted || !p.grad().defined()) continue;
+      const double norm =
+          at::linalg_vector_norm(p.grad(), 2, at::OptionalIntArrayRef(), false, at::kDouble)
+              .item<double>();
+      sum += norm * norm;
+    }
+    return sum;
+  } catch (...) {
+    return status_from_current_exception();
+  }
+}
+
+Status ModuleCompute::scale_gradients(double factor) {
+  try {
+    const c10::AutoGradMode off(false);
+    for (const at::Tensor& p : parameters_) {
+      if (p.grad().defined()) p.mutable_grad().mul_(factor);
+    }
+    return absl::OkStatus();
+  } catch (...) {
+    return status_from_current_exception();
+  }
+}
+
+void ModuleCompute::skip_step() {
+  ended_ = 0;
+  zero_grad();
 }
 
 StatusOr<Tensors> ModuleCompute::tied_gradients() {

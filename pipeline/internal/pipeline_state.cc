@@ -1,6 +1,7 @@
 #include "weft/pipeline/internal/pipeline_state.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <utility>
 
@@ -76,6 +77,16 @@ void Pipeline::State::check(const std::vector<Stage>& stages) {
         absl::StrCat("a pipeline of ", stages.size(), " stages for a plan of ", plan_.stages())));
   }
   check_tied();
+  const bool barrier = options_.clip_norm != 0 || options_.skip_not_finite;
+  if (!(options_.clip_norm >= 0) || std::isinf(options_.clip_norm)) {
+    throw_error(refused(
+        absl::StrCat("clip_norm is ", options_.clip_norm, ": a finite number, and not negative")));
+  }
+  if (barrier && plan_.asynchronous) {
+    throw_error(
+        refused("clip_norm and skip_not_finite are of steps that all stages take at once; "
+                "those of an asynchronous plan are taken one by one"));
+  }
   const auto from = edges_from(plan_);
   const auto to = edges_to(plan_);
   for (int s = 0; s < plan_.stages(); ++s) {
@@ -133,7 +144,11 @@ void Pipeline::State::open(std::vector<Stage> stages) {
   message.workers = workers_;
   message.loss = options_.loss;
   message.optimizer = std::string(options_.optimizer.name);
-  message.optimizer_options = options_.optimizer.options;
+  message.optimizer_options = rates_->options();
+  {
+    MutexLock lock(&mutex_);
+    sent_options_ = message.optimizer_options;
+  }
   message.has_seed = options_.seed.has_value();
   message.seed = options_.seed.value_or(0);
   if (options_.deadline.is_set() && !options_.deadline.is_infinite()) {
@@ -143,8 +158,11 @@ void Pipeline::State::open(std::vector<Stage> stages) {
   message.record = options_.record;
   message.first_step = options_.first_step;
   message.keep_copies = options_.keep_copies;
+  message.clip_norm = options_.clip_norm;
+  message.skip_not_finite = options_.skip_not_finite;
   if (!options_.tied.empty()) message.tied.resize(plan_.placement.size());
   for (const auto& [s, names] : options_.tied) message.tied[s] = names;
+  digest_ = internal::digest_of(message);
   std::vector<Future<PipelineMessage>> opened;
   for (size_t w = 0; w < workers_.size() && first.ok(); ++w) {
     message.self = static_cast<int64_t>(w);
@@ -190,8 +208,12 @@ Future<StepResult> Pipeline::State::begin(std::vector<Tensors> inputs,
     throw_error(error);
   }
   step->number = next_step_++;
-  BeginMessage message{.pipeline = id_, .step = step->number};
+  BeginMessage message{.pipeline = id_, .of = digest_, .step = step->number};
   message.forward_only = forward_only;
+  // As they were when the parts were made, until they change.
+  if (auto now = rates_->options(); now != sent_options_) {
+    message.optimizer_options = sent_options_ = std::move(now);
+  }
   std::vector<BeginMessage> all(workers_.size(), message);
   for (size_t w = 0; w < workers_.size(); ++w) all[w].worker = static_cast<int64_t>(w);
   BeginMessage& head = all[plan_.placement[0]];
@@ -262,6 +284,8 @@ void Pipeline::State::ended(size_t w, StatusOr<Payload> answer, const std::share
     step->result.peak_activations[w] = end->peak_activations;
     step->result.times[w] = std::move(end->times);
     step->result.weight_versions[w] = end->weight_versions;
+    step->result.grad_norm = end->grad_norm;  // the same at all
+    step->result.skipped = end->skipped;
     if (static_cast<int>(w) == plan_.placement[plan_.stages() - 1]) {
       step->result.losses = std::move(end->losses);
       step->result.outputs = std::move(end->outputs);

@@ -7,12 +7,15 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "weft/common/mutex.h"
+#include "weft/dist_optim/update_rule.h"
 #include "weft/pipeline/internal/messages.h"
 #include "weft/pipeline/pipeline.h"
 #include "weft/rpc/call.h"
@@ -44,10 +47,41 @@ Future<Answer> ask(const Worker& worker, const WorkerInfo& to, std::string_view 
 
 }  // namespace internal
 
+namespace internal {
+
+// Options of the stages' optimizers, as their maker has them.
+class StageRates final : public Rates {
+ public:
+  explicit StageRates(const OptimizerChoice& choice);
+  size_t num_groups() const override { return names_.empty() ? 0 : 1; }
+  double lr(size_t group) const override;
+  void set_lr(double lr, size_t group) override;
+  double initial_lr(size_t group) override;
+  void set_initial_lr(double lr, size_t group) override;
+  std::optional<double> option(std::string_view name, size_t group) const override;
+  void set_option(std::string_view name, double value, size_t group) override;
+  std::vector<double> options() const;
+
+ private:
+  size_t place(std::string_view name, size_t group) const;  // in options_, or their number
+  void set(size_t at, double value);
+
+  const std::shared_ptr<const UpdateRule> rule_;  // null: of no optimizer, or one that is unknown
+  const std::vector<std::string> names_;
+  mutable Mutex mutex_;
+  std::vector<double> options_ ABSL_GUARDED_BY(mutex_);
+  std::optional<double> initial_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace internal
+
 class Pipeline::State : public std::enable_shared_from_this<State> {
  public:
   State(std::shared_ptr<const Worker> worker, Plan plan, PipelineOptions options)
-      : worker_(std::move(worker)), plan_(std::move(plan)), options_(std::move(options)) {}
+      : worker_(std::move(worker)),
+        rates_(std::make_shared<internal::StageRates>(options.optimizer)),
+        plan_(std::move(plan)),
+        options_(std::move(options)) {}
 
   void open(std::vector<Stage> stages);
   // A new one over the same modules, but for lost ones; this one is ended, and kept until then.
@@ -84,6 +118,7 @@ class Pipeline::State : public std::enable_shared_from_this<State> {
     return next_step_;
   }
   const PipelineOptions& options() const { return options_; }
+  Rates& rates() { return *rates_; }
 
  private:
   struct Step;
@@ -121,15 +156,18 @@ class Pipeline::State : public std::enable_shared_from_this<State> {
   }
 
   const std::shared_ptr<const Worker> worker_;
+  std::shared_ptr<internal::StageRates> rates_;  // the rebuilt one has the same
   const Plan plan_;
   const PipelineOptions options_;
   uint64_t id_ = 0;
+  internal::PartDigest digest_;
   std::vector<WorkerInfo> workers_;
   std::vector<Stage> stages_;
 
   mutable Mutex mutex_;
   int64_t next_step_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t done_steps_ ABSL_GUARDED_BY(mutex_) = 0;  // whose results were given
+  int64_t done_steps_ ABSL_GUARDED_BY(mutex_) = 0;            // whose results were given
+  std::vector<double> sent_options_ ABSL_GUARDED_BY(mutex_);  // of the optimizer, to all workers
   Status error_ ABSL_GUARDED_BY(mutex_);
   // `error_` is about a worker that did not answer; what its peers say says more.
   bool unanswered_ ABSL_GUARDED_BY(mutex_) = false;

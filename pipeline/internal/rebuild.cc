@@ -173,6 +173,7 @@ std::shared_ptr<Pipeline::State> Pipeline::State::rebuilt(const std::function<St
   PipelineOptions options = options_;
   if (steps.ok()) options.first_step = *steps;
   auto made = std::make_shared<State>(worker_, plan, std::move(options));
+  made->rates_ = rates_;
   made->open(std::move(stages));
   try {
     if (from_checkpoint) {

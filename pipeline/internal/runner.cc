@@ -38,6 +38,8 @@ Runner::Runner(std::shared_ptr<const Worker> worker, std::shared_ptr<Runtime> ru
     : worker_(std::move(worker)),
       runtime_(std::move(runtime)),
       setup_(std::move(setup)),
+      metrics_(setup_.metrics != nullptr ? setup_.metrics
+                                         : std::make_shared<PipelineMetrics>(nullptr)),
       from_(edges_from(setup_.plan)),
       to_(edges_to(setup_.plan)),
       changed_(runtime_.get()) {
@@ -83,6 +85,7 @@ int Runner::root_of(int group) const {
 
 const WorkerInfo& Runner::giver(const SlotName& name) const {
   const auto [step, edge, micro_batch, backward] = name;
+  if (edge == norm_edge()) return setup_.workers[backward ? micro_batch : 0];
   if (edge < 0) return setup_.workers[backward ? micro_batch : root_of(group_of(edge))];
   const Edge& e = setup_.plan.edges[edge];
   return setup_.workers[setup_.plan.placement[backward ? e.to : e.from]];
@@ -90,6 +93,10 @@ const WorkerInfo& Runner::giver(const SlotName& name) const {
 
 std::string Runner::slot_text(const SlotName& name) const {
   const auto [step, edge, micro_batch, backward] = name;
+  if (edge == norm_edge()) {
+    return absl::StrCat(backward ? "part of the norm" : "norm", " of all gradients, step ", step,
+                        ", from worker '", giver(name).name, "'");
+  }
   if (edge < 0) {
     return absl::StrCat(backward ? "gradient" : "sum", " of the weights that stages ",
                         absl::StrJoin(setup_.plan.tied[group_of(edge)], ", "), " share, step ",
@@ -114,10 +121,22 @@ std::string Runner::at_text(const Place& place) const {
 
 // ---- from other threads ------------------------------------------------------------------------
 
+Status Runner::check_same(const PartDigest& other, std::string_view worker, int64_t step) {
+  const std::string what = differences(setup_.digest, other);
+  if (what.empty()) return absl::OkStatus();
+  const Status why = make_error(
+      ErrorKind::kInvalidArgument,
+      absl::StrCat("pipeline step ", step, ": workers '", setup_.workers[setup_.self].name,
+                   "' and '", std::string(worker), "' differ in the pipeline's ", what));
+  fail(why, /*tell_others=*/true);
+  return why;
+}
+
 void Runner::begin(BeginMessage message, ReplyFn reply) {
+  Status refused = check_same(message.of, setup_.maker.name, message.step);
+  if (!refused.ok()) return reply(refused);
   StatusOr<GuardRef> ready = mark_of(message.inputs, message.targets);
   if (!ready.ok()) return reply(ready.status());
-  Status refused;
   {
     MutexLock lock(&mutex_);
     if (!error_.ok()) {
@@ -134,13 +153,15 @@ void Runner::begin(BeginMessage message, ReplyFn reply) {
   changed_.notify_all();
 }
 
-Status Runner::put(PutMessage message) {
+Status Runner::put(PutMessage message, std::string_view sender) {
+  WEFT_RETURN_IF_ERROR(check_same(message.of, sender, message.step));
   const Plan& plan = setup_.plan;
-  if (message.edge < 0 && message.edge >= -static_cast<int64_t>(plan.tied.size()) &&
-      message.step >= 0 && message.micro_batch >= 0 &&
+  const int64_t least = has_barrier() ? norm_edge() : norm_edge() + 1;
+  if (message.edge < 0 && message.edge >= least && message.step >= 0 && message.micro_batch >= 0 &&
       message.micro_batch < static_cast<int64_t>(plan.workers.size())) {
-    const int to = message.backward ? root_of(group_of(static_cast<int>(message.edge)))
-                                    : static_cast<int>(message.micro_batch);
+    const int root =
+        message.edge == norm_edge() ? 0 : root_of(group_of(static_cast<int>(message.edge)));
+    const int to = message.backward ? root : static_cast<int>(message.micro_batch);
     if (to != static_cast<int>(setup_.self)) {
       return make_error(ErrorKind::kProtocol, "weights that this worker has no stage of");
     }
@@ -187,6 +208,7 @@ void Runner::fail(const Status& why, bool tell_others) {
     MutexLock lock(&mutex_);
     if (!error_.ok()) return;
     error_ = why;
+    if (!closed_) metrics_->failures->add();
     begun.swap(begun_);
     if (setup_.bug != RunnerBug::kSlotsStay) slots.swap(slots_);
   }
@@ -286,22 +308,22 @@ void Runner::probe(const WorkerInfo& peer, std::string_view method, const std::s
   if (peer == setup_.workers[setup_.self]) return;
   {
     MutexLock lock(&mutex_);
-    if (probing_ || !error_.ok()) return;
-    probing_ = true;
+    if (!error_.ok() || !probing_.insert(peer).second) return;
   }
   call(*worker_, peer, method, PipelineMessage{setup_.pipeline},
        {.deadline = kProbeDeadline,
         .retry = Retry::kAtMostOnce,
         .backpressure = Backpressure::kWait},
-       [weak = weak_from_this(), context](const StatusOr<Payload>& answer) {
-         if (const auto self = weak.lock()) self->on_probed(context, answer);
+       [weak = weak_from_this(), peer, context](const StatusOr<Payload>& answer) {
+         if (const auto self = weak.lock()) self->on_probed(peer, context, answer);
        });
 }
 
-void Runner::on_probed(const std::string& context, const StatusOr<Payload>& answer) {
+void Runner::on_probed(const WorkerInfo& peer, const std::string& context,
+                       const StatusOr<Payload>& answer) {
   {
     MutexLock lock(&mutex_);
-    probing_ = false;
+    probing_.erase(peer);
   }
   if (answer.ok()) return;
   // What the peer says has ended its part; or that there is no peer any more. That it was not
@@ -339,6 +361,7 @@ void Runner::run() {
 
 StatusOr<EndMessage> Runner::run_step(Begun* begun) {
   Current now;
+  const absl::Time began = runtime_->now();
   now.message = &begun->message;
   if (setup_.deadline < absl::InfiniteDuration()) now.deadline = runtime_->now() + setup_.deadline;
   // What LibTorch throws of a device is an error of the step, as what the stages return.
@@ -350,13 +373,26 @@ StatusOr<EndMessage> Runner::run_step(Begun* begun) {
     return status_from_current_exception();
   }
   WEFT_RETURN_IF_ERROR(run_actions(begun, &now));
+  metrics_->steps->add();
+  metrics_->step_seconds->observe(absl::ToDoubleSeconds(runtime_->now() - began));
   MutexLock lock(&mutex_);
   done_steps_ = begun->message.step + 1;
   return std::move(now.end);
 }
 
 Status Runner::run_actions(Begun* begun, Current* now) {
-  for (const Action& a : setup_.plan.workers[setup_.self]) {
+  for (const auto& [stage, compute] : setup_.stages) {
+    if (begun->message.optimizer_options.empty()) break;
+    WEFT_RETURN_IF_ERROR(compute->set_options(begun->message.optimizer_options));
+  }
+  const std::vector<Action>& list = setup_.plan.workers[setup_.self];
+  for (size_t i = 0; i < list.size(); ++i) {
+    const Action& a = list[i];
+    if (a.kind == ActionKind::kStep && has_barrier() && !begun->message.forward_only) {
+      now->put_off.push_back(i);
+      if (setup_.record) now->end.times.resize(now->end.times.size() + 2);
+      continue;
+    }
     if (begun->message.forward_only && a.kind != ActionKind::kForward &&
         a.kind != ActionKind::kSendForward) {
       continue;
@@ -373,7 +409,7 @@ Status Runner::run_actions(Begun* begun, Current* now) {
       now->end.times.push_back(absl::ToUnixNanos(runtime_->now()));
     }
   }
-  return absl::OkStatus();
+  return step_together(now);
 }
 
 }  // namespace weft::pipeline::internal

@@ -11,12 +11,16 @@
 //          slot; what comes later is dropped.
 //   RUN-4  nothing waits in a receive: an action waits for what it takes.
 //   RUN-5  no lock is held while an action runs, or anything is sent or answered.
-//   RUN-6  who waits for long asks whom it waits for one question at a time: a process that
-//          has ended, or a part that has failed without being heard, ends the wait; silence does not
-//          (the lease and the step's deadline do).
+//   RUN-6  who waits for long asks the pipeline's other workers, one question at a time each: a process
+//          that has ended, or a part that has failed without being heard, ends the wait; silence does
+//          not (the lease and the step's deadline do). All of them, because that a process has ended is
+//          known at its own host first, and none that waits for it may be there.
 //   RUN-7  what an action queues on a device comes after the copies of what it takes, and after what was
 //          published before its step (rpc/device_order.h); what is done with its stages after the step
 //          comes after the step's kernels. The thread itself waits for no device.
+//   RUN-8  with a norm over all stages, no stage steps before all workers have their last gradient: each
+//          gives its part of the norm to the plan's first worker, which gives the whole to all. Steps
+//          then come at the end of every list.
 
 #include <cstdint>
 #include <functional>
@@ -36,6 +40,7 @@
 #include "weft/common/runtime.h"
 #include "weft/pipeline/internal/copies.h"
 #include "weft/pipeline/internal/messages.h"
+#include "weft/pipeline/internal/pipeline_metrics.h"
 #include "weft/pipeline/internal/planted.h"
 #include "weft/pipeline/plan.h"
 #include "weft/pipeline/stage_compute.h"
@@ -55,11 +60,16 @@ struct RunnerSetup {
   bool record = false;
   int64_t first_step = 0;
   RunnerBug bug = RunnerBug::kNone;
+  PartDigest digest{};
+  // Either puts a barrier before the steps of all stages (RUN-8).
+  double clip_norm = 0;
+  bool skip_not_finite = false;
   // Copies of states, and what its stages are now; null: none are kept.
   std::shared_ptr<StateCopies> copies{};
   std::function<std::vector<StageState>()> snapshot{};
   // RUN-7: publishes what the thread has queued for its stages; null: they have no devices.
   std::function<void()> publish{};
+  std::shared_ptr<PipelineMetrics> metrics{};  // null: its own
 };
 
 class Runner : public std::enable_shared_from_this<Runner> {
@@ -70,7 +80,8 @@ class Runner : public std::enable_shared_from_this<Runner> {
   const RunnerSetup& setup() const { return setup_; }
   void start();
   void begin(BeginMessage message, ReplyFn reply);
-  Status put(PutMessage message);
+  // From worker `sender`.
+  Status put(PutMessage message, std::string_view sender);
   // From another worker (`tell_others` false), or found here.
   void fail(const Status& why, bool tell_others);
   // The same for the loss of a worker: what was being done here is added to it.
@@ -121,6 +132,9 @@ class Runner : public std::enable_shared_from_this<Runner> {
   // Tied weights travel in slots, too: edge -1-g is group g of the plan, and its "micro-batch" the worker
   // that gives its gradients to the first stage's (backward), or is given the sum (forward).
   static int group_of(int edge) { return -1 - edge; }
+  // The norm of all gradients travels as that of one more group would, of all workers.
+  int norm_edge() const { return -1 - static_cast<int>(setup_.plan.tied.size()); }
+  bool has_barrier() const { return setup_.clip_norm > 0 || setup_.skip_not_finite; }
 
   void run();
   std::optional<Begun> next();
@@ -133,6 +147,9 @@ class Runner : public std::enable_shared_from_this<Runner> {
   Status send(const Action& action, Current* now);
   Status reduce(const Action& action, Current* now);
   Status sum_tied(const Action& action, int group, Current* now);
+  // runner_barrier.cc: the steps that run_step() has put off.
+  Status step_together(Current* now);
+  StatusOr<double> norm_of_all(const Action& action, Current* now);
   // To a worker of the plan, whose answer may come later.
   void post(const Action& action, PutMessage message);
   int root_of(int group) const;  // the worker of its first stage
@@ -140,10 +157,13 @@ class Runner : public std::enable_shared_from_this<Runner> {
   StatusOr<Tensors> take(const Action& action, SlotName name, absl::Time deadline,
                          bool keep = false);
   void probe(const WorkerInfo& peer, std::string_view method, const std::string& context);
-  void on_probed(const std::string& context, const StatusOr<Payload>& answer);
+  void on_probed(const WorkerInfo& peer, const std::string& context,
+                 const StatusOr<Payload>& answer);
   const WorkerInfo& giver(const SlotName& name) const;
   std::string at_text(const Place& place) const;
   Status fill(SlotName name, Tensors tensors);
+  // OK, or the error that has ended this part: the other worker's part is of something else.
+  Status check_same(const PartDigest& other, std::string_view worker, int64_t step);
   std::string slot_text(const SlotName& name) const;
   std::string where(const Action& action, int64_t step) const;
   bool local(int edge) const;
@@ -151,6 +171,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   const std::shared_ptr<const Worker> worker_;
   const std::shared_ptr<Runtime> runtime_;
   const RunnerSetup setup_;
+  const std::shared_ptr<PipelineMetrics> metrics_;
   const std::vector<std::vector<int>> from_;
   const std::vector<std::vector<int>> to_;
   std::set<std::pair<int, int>> recomputed_;  // stage, micro-batch
@@ -168,8 +189,8 @@ class Runner : public std::enable_shared_from_this<Runner> {
   int64_t done_steps_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t sends_ ABSL_GUARDED_BY(mutex_) = 0;
   Place place_ ABSL_GUARDED_BY(mutex_);
-  bool probing_ ABSL_GUARDED_BY(mutex_) = false;
-  std::optional<Status> kept_ ABSL_GUARDED_BY(mutex_);  // how keep_and_wait() ended
+  std::set<WorkerInfo> probing_ ABSL_GUARDED_BY(mutex_);  // who has not answered
+  std::optional<Status> kept_ ABSL_GUARDED_BY(mutex_);    // how keep_and_wait() ended
 };
 
 }  // namespace weft::pipeline::internal

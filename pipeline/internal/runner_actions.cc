@@ -51,7 +51,8 @@ Status Runner::run_action(const Action& a, Current* now) {
 StatusOr<Tensors> Runner::take(const Action& action, SlotName name, absl::Time deadline,
                                bool keep) {
   if (setup_.bug == RunnerBug::kSlotWithoutStep) std::get<0>(name) = 0;
-  absl::Time probe_at = runtime_->now() + kProbeAfter;
+  const absl::Time began = runtime_->now();
+  absl::Time probe_at = began + kProbeAfter;
   while (true) {
     {
       MutexLock lock(&mutex_);
@@ -59,6 +60,8 @@ StatusOr<Tensors> Runner::take(const Action& action, SlotName name, absl::Time d
         if (!error_.ok()) return error_;
         const auto it = slots_.find(name);
         if (it != slots_.end()) {
+          const int64_t waited = absl::ToInt64Microseconds(runtime_->now() - began);
+          metrics_->waited->add(static_cast<uint64_t>(std::max<int64_t>(waited, 0)));
           if (keep) return it->second.tensors;
           Slot slot = std::move(it->second);
           slots_.erase(it);
@@ -82,8 +85,9 @@ StatusOr<Tensors> Runner::take(const Action& action, SlotName name, absl::Time d
         (void)changed_.wait_until(&mutex_, std::min(deadline, probe_at));
       }
     }
-    probe(giver(name), "@pipeline.probe",
-          absl::StrCat(where(action, std::get<0>(name)), ", waiting for the ", slot_text(name)));
+    const std::string context =
+        absl::StrCat(where(action, std::get<0>(name)), ", waiting for the ", slot_text(name));
+    for (const WorkerInfo& peer : setup_.workers) probe(peer, "@pipeline.probe", context);
     probe_at = runtime_->now() + kProbeAfter;
   }
 }
@@ -211,6 +215,7 @@ Status Runner::send(const Action& a, Current* now) {
   if (it == made.end()) return make_error(ErrorKind::kInternal, "what it sends is not there");
   const int to = back ? edge.from : edge.to;
   PutMessage message{setup_.pipeline,
+                     setup_.digest,
                      setup_.plan.placement[to],
                      now->message->step,
                      a.edge,
@@ -240,7 +245,9 @@ Status Runner::send(const Action& a, Current* now) {
 void Runner::post(const Action& a, PutMessage message) {
   // The tensors are borrowed until the answer: no stage may write to them before.
   std::vector<std::pair<at::Tensor, uint32_t>> lent;
+  metrics_->messages->add();
   for (const at::Tensor& t : message.tensors) {
+    if (t.defined()) metrics_->bytes->add(t.nbytes());
     if (t.defined() && !t.is_inference()) lent.emplace_back(t, t._version());
   }
   const WorkerInfo& peer = setup_.workers[static_cast<size_t>(message.worker)];
@@ -319,7 +326,7 @@ Status Runner::sum_tied(const Action& a, int group, Current* now) {
   }
   const int edge = -1 - group;
   const auto message = [&](int to, int worker, bool backward) {
-    return PutMessage{setup_.pipeline, to, step, edge, worker, backward, sum};
+    return PutMessage{setup_.pipeline, setup_.digest, to, step, edge, worker, backward, sum};
   };
   if (root != self) {
     post(a, message(root, self, /*backward=*/true));

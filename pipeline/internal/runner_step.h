@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "weft/pipeline/internal/messages.h"
@@ -19,6 +20,7 @@ struct Runner::Current {
   absl::Time deadline = absl::InfiniteFuture();
   absl::Time began = absl::InfinitePast();  // the action that runs: with all that it takes
   int64_t live = 0;
+  std::vector<size_t> put_off{};  // steps, as places in the worker's list, behind the barrier
   // What a stage made and this worker has not sent yet, by (stage, micro-batch): outputs, and
   // gradients of inputs with how many come from each edge.
   std::map<std::pair<int, int>, Tensors> outputs{};

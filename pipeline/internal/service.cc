@@ -55,6 +55,8 @@ std::vector<Method> PipelineService::methods() {
   all.push_back(method("@pipeline.keep", false, &PipelineService::on_keep));
   all.push_back(method("@pipeline.survey", false, &PipelineService::on_survey));
   all.push_back(method("@pipeline.close", false, &PipelineService::on_close));
+  all.push_back(method("@pipeline.sum", false, &PipelineService::on_sum));
+  all.push_back(method("@pipeline.sum_fail", false, &PipelineService::on_sum_fail));
   return all;
 }
 
@@ -80,6 +82,11 @@ StatusOr<std::vector<PipelineService::Part>> PipelineService::find_all(uint64_t 
   }
   if (found.empty()) return missing(pipeline);
   return found;
+}
+
+StatusOr<PartDigest> PipelineService::digest(uint64_t pipeline) const {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<Part> found, find_all(pipeline));
+  return found.front().runner->setup().digest;
 }
 
 std::vector<PipelineService::Part> PipelineService::parts() const {
@@ -166,10 +173,10 @@ void PipelineService::on_begin(CallContext& call, BeginMessage message, ReplyFn 
 }
 
 void PipelineService::on_put(CallContext& call, PutMessage message, ReplyFn reply) {
-  (void)call;
   const auto part = find(message.pipeline, message.worker);
   if (!part.ok()) return reply(part.status());
-  if (Status s = part->runner->put(std::move(message)); !s.ok()) return reply(s);
+  if (Status s = part->runner->put(std::move(message), call.caller().name); !s.ok())
+    return reply(s);
   answer(std::move(reply));
 }
 
@@ -227,6 +234,7 @@ void PipelineService::on_close(CallContext& call, PipelineMessage message, Reply
 }
 
 void PipelineService::on_worker_gone(const WorkerInfo& worker, const Status& why) {
+  sums_->on_worker_gone(worker, why);
   for (const Part& part : parts()) {
     const bool maker = part.maker.id == worker.id && part.maker.incarnation == worker.incarnation;
     if (!maker && !part.runner->concerns(worker)) continue;
@@ -269,6 +277,9 @@ void PipelineService::reap() {
 }
 
 void PipelineService::on_shutdown(const Status& why) {
+  sums_->close(make_error(
+      ErrorKind::kPeerLost,
+      absl::StrCat("worker '", context_.worker->name(), "' leaves: ", std::string(why.message()))));
   std::map<PartName, Part> parts;
   {
     MutexLock lock(&mutex_);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "weft/common/mutex.h"
+#include "weft/pipeline/internal/call_sums.h"
 #include "weft/pipeline/internal/module_compute.h"
 #include "weft/pipeline/internal/runner.h"
 #include "weft/pipeline/service.h"
@@ -35,6 +36,9 @@ class WEFT_API PipelineService final : public Service,
   ~PipelineService() override;
 
   const ServiceContext& context() const { return context_; }
+  const std::shared_ptr<CallSums>& sums() const { return sums_; }
+  // What its part is of; kind not_found when it has none.
+  StatusOr<PartDigest> digest(uint64_t pipeline) const;
 
   std::vector<Method> methods() override;
   void on_worker_gone(const WorkerInfo& worker, const Status& why) override;
@@ -67,6 +71,9 @@ class WEFT_API PipelineService final : public Service,
   void on_keep(CallContext& call, KeepMessage message, ReplyFn reply);
   void on_survey(CallContext& call, PipelineMessage message, ReplyFn reply);
   void on_close(CallContext& call, PipelineMessage message, ReplyFn reply);
+  // call_reducer.cc
+  void on_sum(CallContext& call, SumMessage message, ReplyFn reply);
+  void on_sum_fail(CallContext& call, SumFailMessage message, ReplyFn reply);
 
   StatusOr<Part> make_part(const WorkerInfo& maker, const OpenMessage& message);
   void connect(const std::shared_ptr<Runner>& runner, ReplyFn reply);
@@ -82,9 +89,11 @@ class WEFT_API PipelineService final : public Service,
 
   const ServiceContext context_;
   const PipelineServiceOptions options_;
+  const std::shared_ptr<CallSums> sums_ = std::make_shared<CallSums>();
 
   mutable Mutex mutex_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<PipelineMetrics> metrics_ ABSL_GUARDED_BY(mutex_);  // once there is a part
   std::map<PartName, Part> parts_ ABSL_GUARDED_BY(mutex_);
   struct Hosted {
     weft::internal::LocalModule module;

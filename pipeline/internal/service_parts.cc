@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "weft/pipeline/internal/service.h"
 #include "weft/pipeline/verifier.h"
+#include "weft/rpc/service_worker.h"
 
 namespace weft::pipeline::internal {
 
@@ -29,6 +30,16 @@ StatusOr<PipelineService::Part> PipelineService::make_part(const WorkerInfo& mak
   setup.record = message.record;
   setup.first_step = message.first_step;
   setup.bug = options_.bug;
+  setup.digest = digest_of(message);
+  setup.clip_norm = message.clip_norm;
+  setup.skip_not_finite = message.skip_not_finite;
+  {
+    MutexLock lock(&mutex_);
+    if (metrics_ == nullptr) {
+      metrics_ = std::make_shared<PipelineMetrics>(metrics_of(*context_.worker));
+    }
+    setup.metrics = metrics_;
+  }
   Part part;
   part.maker = maker;
   for (int s = 0; s < setup.plan.stages(); ++s) {
@@ -65,6 +76,15 @@ StatusOr<PipelineService::Part> PipelineService::make_part(const WorkerInfo& mak
         o.reducer = options_.make_reducer(context_, setup.plan, s);
       }
       if (static_cast<size_t>(s) < message.tied.size()) o.tied = message.tied[s];
+      for (const auto& group : setup.plan.tied) {
+        const bool of_group = std::find(group.begin(), group.end(), s) != group.end();
+        if (of_group && *std::min_element(group.begin(), group.end()) < s) o.tied_elsewhere = true;
+      }
+      if (options_.make_optimizer != nullptr) {
+        o.make_optimizer = [this, &setup, s](std::vector<at::Tensor> parameters) {
+          return options_.make_optimizer(context_, setup.plan, s, std::move(parameters));
+        };
+      }
       // RUN-7: what made the module, then what this handler queues, then the first step.
       weft::internal::use_here(made, {});
       auto stage = ModuleCompute::make(context_.worker, std::move(module), std::move(o));

@@ -298,9 +298,65 @@ def groups(binaries):
             sys.exit(SKIPPED)
 
 
+class Member(Player):
+    """A worker of pipelines, pipeline_member, that has a certificate of the job's authority and no leave to go without."""
+
+    def __init__(self, lab, rank, program, folder, size):
+        tls = f"{folder}/tls"
+        environment = [f"WEFT_TLS_CA={tls}/ca.pem", f"WEFT_TLS_CERT={tls}/w{rank}.pem", f"WEFT_TLS_KEY={tls}/w{rank}.key",
+                       "WEFT_ALLOW_INSECURE=0", "OMP_NUM_THREADS=1"]
+        command = ["env", *environment, str(program), f"{folder}/store", str(rank), str(size), "5000", "0", "-1"]
+        self.begin(lab, rank % 2, command, Path(folder) / f"member{rank}.log")
+
+
+def pipeline(binaries):
+    """Pipelines over mutual TLS between two hosts: workers listen beyond loopback, which they may with credentials alone.
+
+    Two replicas of two stages equal one process. Then a pipeline over all four, of which one is killed: it is named, at the
+    latest with its lease, and training goes on with every loss that it would have had.
+    """
+    program = binaries.parent / "tests" / "pipeline_member"
+    size, members = 4, []
+
+    def all_say(some, line):
+        for member in some:
+            member.say(line)
+        return [member.answer() for member in some]
+
+    with tempfile.TemporaryDirectory(prefix="weft-netlab-") as folder:
+        subprocess.run([str(binaries / "weftrun"), "ca", f"{folder}/tls", f"w:{size}"], check=True, stdout=subprocess.DEVNULL)
+        try:
+            with lab_tool.Lab(lab_tool.lab_options("--wire", "veth", "--rate", "1gbit")) as lab:
+                try:
+                    members.extend(Member(lab, rank, program, folder, size) for rank in range(size))
+                    for member in members:
+                        said = member.answer()
+                        expect(said == "joined", f"all join, {said}")
+                    expect(all_say(members, "groups zb-h1 4") == ["grouped"] * size, "groups of replicas")
+                    before = lab.network.traffic(0)["bytes_out"]
+                    gradients = all_say([members[0], members[2]], "train zb-h1 4")
+                    expect(lab.network.traffic(0)["bytes_out"] > before, "the stages of a replica are on two hosts")
+                    expect(gradients[0].startswith("gradients ") and gradients[0] == gradients[1], f"equal replicas: {gradients}")
+                    alone = members[0].ask("alone zb-h1 4")
+                    for got, want in zip(gradients[0].split()[1:], alone.split()[1:], strict=True):
+                        expect(abs(float(got) - float(want)) < 1e-6, f"as one process: {gradients[0]}, {alone}")
+                    expect(members[0].ask("resume zb-v 5 3 -1 0 1 2 3") == "going", "it trains")
+                    members[3].process.kill()
+                    said = members[0].answer()
+                    expect(said.startswith("ended peer_lost") and "'w3'" in said, f"who has died is named: {said}")
+                    said = members[0].answer()
+                    expect(said == "as undisturbed", f"it goes on: {said}")
+                finally:
+                    for member in members:
+                        member.end()
+        except lab_tool.NotPermitted as error:
+            print(f"netlab: skipped, this machine does not permit it: {error}")
+            sys.exit(SKIPPED)
+
+
 CASES = {case.__name__: case for case in (
     delay, rate, loss, timeout, failure, hello, training, kernel_rate, kernel_arguments, nothing_left, link, link_and_store,
-    groups
+    groups, pipeline
 )}
 
 

@@ -17,6 +17,10 @@
 //   train SCHEDULE M    by workers 0 and 2: a step of its replica, with reductions; a number for the gradients
 //              of each stage
 //   alone SCHEDULE M    the same numbers of one process that has both replicas' batches
+//   resume SCHEDULE M AFTER THROWS RANK...   trains by a pipeline over the workers of these ranks, its maker's
+//              first: "going" after AFTER steps, from when on it is to be disturbed, "ended KIND MESSAGE" when it
+//              is, and when it has gone on for five steps more "as undisturbed", if every loss is that of
+//              one process. THROWS: the stage that throws then; -1: none
 //   quit
 #include <algorithm>
 #include <cstdlib>
@@ -25,6 +29,7 @@
 #include <map>
 #include <memory>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +42,8 @@
 #include "ATen/ops/zeros.h"
 #include "weft/collectives/service.h"
 #include "weft/dist_autograd/service.h"
+#include "weft/dist_optim/local_optimizer.h"
+#include "weft/dist_optim/optim.h"
 #include "weft/pipeline/internal/service.h"
 #include "weft/pipeline/pipeline.h"
 #include "weft/pipeline/reducer.h"
@@ -61,8 +68,13 @@ struct LayerImpl : torch::nn::Module {
         "weight",
         at::sin(at::arange(16, at::kDouble) + static_cast<double>(index)).reshape({4, 4}));
   }
-  at::Tensor forward(const at::Tensor& x) { return at::tanh(at::matmul(x, weight)); }
+  at::Tensor forward(const at::Tensor& x) {
+    if (throws_in > 0 && --throws_in == 0) throw std::runtime_error("this layer is broken");
+    return at::tanh(at::matmul(x, weight));
+  }
+  void throw_in(int64_t n) { throws_in = n; }
   at::Tensor weight;
+  int64_t throws_in = 0;
 };
 
 at::Tensor squares(const at::Tensor& output, const at::Tensor& target) {
@@ -133,6 +145,101 @@ std::string train_alone(const weft::pipeline::Plan& plan) {
   return out;
 }
 
+// ---- trouble in the middle of a training ----------------------------------------------------------
+
+weft::OptimizerChoice momentum() {
+  return weft::optimizer_choice<weft::optim::SGD>({.lr = 0.05, .momentum = 0.9});
+}
+
+at::Tensor input_of(int64_t step) {
+  return at::cos(at::arange(48, at::kDouble) * (0.3 + 0.01 * static_cast<double>(step)))
+      .reshape({12, 4});
+}
+
+std::vector<double> losses_alone(int stages, int micro_batches, int64_t steps) {
+  std::vector<std::shared_ptr<LayerImpl>> layers;
+  std::vector<std::unique_ptr<weft::LocalOptimizer>> optimizers;
+  for (int s = 0; s < stages; ++s) {
+    layers.push_back(std::make_shared<LayerImpl>(s));
+    optimizers.push_back(weft::value_or_throw(weft::LocalOptimizer::make(
+        momentum().name, momentum().options, layers.back()->parameters())));
+  }
+  const auto targets = at::tensor_split(input_of(-7), micro_batches);
+  std::vector<double> losses;
+  for (int64_t step = 0; step < steps; ++step) {
+    const auto inputs = at::tensor_split(input_of(step), micro_batches);
+    double sum = 0;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      at::Tensor h = inputs[i];
+      for (const auto& layer : layers) h = layer->forward(h);
+      const at::Tensor loss = squares(h, targets[i]);
+      const double weight = static_cast<double>(inputs[i].size(0)) / 12;
+      sum += loss.item<double>() * weight;
+      (loss * weight).backward();
+    }
+    losses.push_back(sum);
+    for (int s = 0; s < stages; ++s) {
+      weft::throw_if_error(optimizers[s]->step({layers[s]->weight.grad()}));
+      layers[s]->weight.mutable_grad() = at::Tensor();
+    }
+  }
+  return losses;
+}
+
+std::string resume(const weft::Worker& worker, std::istringstream& in) {
+  std::string schedule;
+  int micro_batches = 0;
+  int64_t after = 0;
+  int throws = -1;
+  in >> schedule >> micro_batches >> after >> throws;
+  std::vector<std::string> members;
+  for (int rank = 0; in >> rank;) members.push_back("w" + std::to_string(rank));
+  const weft::pipeline::Plan plan = weft::value_or_throw(
+      weft::pipeline::make_schedule(schedule, static_cast<int>(members.size()), micro_batches));
+  std::vector<weft::RemoteModule<LayerImpl>> layers;
+  for (int s = 0; s < plan.stages(); ++s) {
+    layers.emplace_back(worker, members[static_cast<size_t>(plan.placement[s])], int64_t{s});
+  }
+  weft::pipeline::Pipeline pipe(
+      worker, {layers.begin(), layers.end()}, plan,
+      {.loss = "app.squares", .optimizer = momentum(), .keep_copies = true});
+  std::vector<double> losses;
+  int64_t until = 1'000'000;  // whoever disturbs it does so long before
+  for (int64_t step = 0; step < until;) {
+    if (step == after) {
+      if (throws >= 0) {
+        layers[static_cast<size_t>(throws % plan.stages())].rpc_sync(&LayerImpl::throw_in,
+                                                                     int64_t{micro_batches + 1});
+      }
+      say("going");
+      after = -1;
+    }
+    const auto result = pipe.step_async({input_of(step)}, input_of(-7)).try_wait();
+    losses.resize(static_cast<size_t>(step));
+    if (result.ok()) {
+      losses.push_back(result->loss);
+      ++step;
+      continue;
+    }
+    say("ended " + std::string(weft::kind_name(weft::error_kind(result.status()))) + " " +
+        std::string(result.status().message()));
+    step = pipe.rebuild([&](int stage) -> weft::pipeline::Stage {
+      // At the maker, beside the stages that it has.
+      return layers[static_cast<size_t>(stage)] =
+                 weft::RemoteModule<LayerImpl>(worker, members[0], int64_t{stage});
+    });
+    until = step + 5;
+  }
+  pipe.close();
+  const std::vector<double> want = losses_alone(plan.stages(), micro_batches, until);
+  for (size_t k = 0; k < want.size(); ++k) {
+    if (losses.at(k) == want[k]) continue;
+    return "loss " + std::to_string(losses[k]) + " in step " + std::to_string(k) + " instead of " +
+           std::to_string(want[k]);
+  }
+  return "as undisturbed";
+}
+
 std::string run(const weft::Worker& worker, int world_size, std::istringstream& in,
                 std::unique_ptr<weft::pipeline::Pipeline>* pipe) {
   std::string schedule;
@@ -184,7 +291,8 @@ int serve(char** argv) {
   weft::Library library("app");
   weft::module_<LayerImpl>(library, "Layer")
       .constructor<int64_t>()
-      .def("forward", &LayerImpl::forward);
+      .def("forward", &LayerImpl::forward)
+      .def("throw_in", &LayerImpl::throw_in);
   library.def("squares", &squares);
   const weft::Worker worker =
       weft::Worker::join({.name = std::string("w") + argv[2],
@@ -221,6 +329,7 @@ int serve(char** argv) {
     if (what == "groups") say(make_groups(worker, rank, plan_of(in)));
     if (what == "train") say(train(worker, rank, plan_of(in)));
     if (what == "alone") say(train_alone(plan_of(in)));
+    if (what == "resume") say(resume(worker, in));
     if (what == "quit") break;
   }
   pipe = nullptr;

@@ -78,15 +78,63 @@ class PipelineProcesses : public ::testing::Test {
     return last;
   }
   void expect_all_end(int but) {
+    std::vector<int> all;
     for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
-      if (rank == but) continue;
+      if (rank != but) all.push_back(rank);
+    }
+    expect_end(all);
+  }
+  void expect_end(const std::vector<int>& ranks) {
+    for (int rank : ranks) {
       EXPECT_EQ(ask(rank, "slots"), "0") << rank;
       EXPECT_TRUE(members_[rank].write_line("quit"));
     }
-    for (int rank = 0; rank < static_cast<int>(members_.size()); ++rank) {
-      if (rank == but) continue;
-      EXPECT_EQ(members_[rank].wait_exit(), 0) << rank;
+    for (int rank : ranks) EXPECT_EQ(members_[rank].wait_exit(), 0) << rank;
+  }
+
+  enum class Trouble { kKill, kThrow, kStop };
+  // A training that goes through so many troubles, each time with the workers that are left, until
+  // two are; then with others.
+  void train_through(const std::vector<Trouble>& troubles, int lease_ms, unsigned seed) {
+    const std::vector<std::string> schedules = {"1f1b",  "zb-v",   "gpipe",        "interleaved:2",
+                                                "zb-h1", "1f1b+1", "looped_bfs:2", "zb-h2"};
+    std::mt19937 random(seed);
+    std::vector<int> left;
+    for (size_t k = 0; k < troubles.size(); ++k) {
+      if (left.size() < 2) {
+        expect_end(left);
+        start(5, lease_ms, /*us=*/0);
+        left = {0, 1, 2, 3, 4};
+      }
+      const Trouble trouble = troubles[k];
+      const size_t at = 1 + random() % (left.size() - 1);
+      const int victim = left[at];
+      const int throws = trouble == Trouble::kThrow ? static_cast<int>(random() % 8) : -1;
+      std::string line = absl::StrCat("resume ", schedules[random() % schedules.size()], " ",
+                                      1 + random() % 6, " ", random() % 8, " ", throws);
+      for (int rank : left) absl::StrAppend(&line, " ", rank);
+      SCOPED_TRACE(absl::StrCat("round ", k, ": ", line,
+                                throws >= 0 ? "" : absl::StrCat(", w", victim, " is lost")));
+      ASSERT_TRUE(members_[0].write_line(line));
+      ASSERT_EQ(members_[0].read_line(), "going");
+      if (trouble == Trouble::kKill) members_[victim].send_signal(SIGKILL);
+      if (trouble == Trouble::kStop) {
+        ASSERT_TRUE(members_[victim].stop());
+      }
+      const std::string ended = members_[0].read_line().value_or("nothing");
+      if (trouble == Trouble::kThrow) {
+        EXPECT_THAT(ended, AllOf(HasSubstr("ended user pipeline step"), HasSubstr("action F"),
+                                 HasSubstr("this layer is broken")));
+      } else {
+        EXPECT_THAT(
+            ended, AllOf(HasSubstr("ended peer_lost"), HasSubstr(absl::StrCat("'w", victim, "'"))));
+        left.erase(left.begin() + static_cast<std::ptrdiff_t>(at));
+      }
+      EXPECT_EQ(members_[0].read_line().value_or("nothing"), "as undisturbed");
+      if (trouble == Trouble::kStop) members_[victim].send_signal(SIGKILL);
+      if (HasFailure()) return;
     }
+    expect_end(left);
   }
 
   TempDir dir_;
@@ -97,7 +145,7 @@ class PipelineProcesses : public ::testing::Test {
 // The transports know that a process has ended, long before its lease has.
 TEST_F(PipelineProcesses, PP_9_AKilledWorkerIsNamedByAllOthers) {
   const std::vector<std::string> schedules = {"1f1b", "zb-v", "gpipe", "interleaved:2"};
-  const int rounds = env("WEFT_PIPELINE_KILLS", 3);
+  const int rounds = env("WEFT_PIPELINE_ROUNDS", 2);
   std::mt19937 random(7);
   for (int k = 0; k < rounds; ++k) {
     const int victim = 1 + static_cast<int>(random() % 3);
@@ -164,6 +212,21 @@ TEST_F(PipelineProcesses, PP_9_AStageThatFailsIsNamedByAll) {
   EXPECT_EQ(ask(0, "close"), "closed");
   for (int rank : {0, 1, 2}) EXPECT_THAT(ask(rank, "part"), Not(HasSubstr("told to fail")));
   expect_all_end(-1);
+}
+
+// Training goes on after each with every loss that it would have had, bit for bit.
+TEST_F(PipelineProcesses, PP_9_KillsAndThrowsChangeNoLoss) {
+  std::vector<Trouble> troubles;
+  const int rounds = env("WEFT_PIPELINE_KILLS", 10) * 4 / 5;
+  for (int k = 0; k < rounds; ++k)
+    troubles.push_back(k % 2 == 0 ? Trouble::kKill : Trouble::kThrow);
+  train_through(troubles, kEndlessMs, 11);
+}
+
+TEST_F(PipelineProcesses, PP_9_StopsChangeNoLoss) {
+  const int rounds = env("WEFT_PIPELINE_KILLS", 10) / 5;
+  train_through(std::vector<Trouble>(static_cast<size_t>(rounds), Trouble::kStop),
+                /*lease_ms=*/3000, 13);
 }
 
 // Two replicas of two stages, reduced by process groups between their processes.

@@ -12,11 +12,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "weft/collectives/ddp/distributed_data_parallel.h"
 #include "weft/collectives/inproc_fabric.h"
 #include "weft/collectives/process_group.h"
 #include "weft/dist_autograd/service.h"
+#include "weft/pipeline/internal/service.h"
 #include "weft/pipeline/reducer.h"
 #include "weft/rref/service.h"
 #include "weft/tests/pipeline/model.h"
@@ -158,6 +160,146 @@ TEST(PipelineReplicas, AReplicaThatFailsEndsTheOthersByTheirDeadline) {
   auto fb = b.pipe->step_async({numbers(4, 0.3)}, numbers(4, 0.5));
   EXPECT_THAT(std::string(fb.try_wait().status().message()), HasSubstr("this block is broken"));
   EXPECT_THAT(std::string(fa.try_wait().status().message()), HasSubstr("reducing over group"));
+}
+
+// ---- over calls ---------------------------------------------------------------------------------
+
+// Four workers of one job: two replicas of a plan over two, reduced by calls.
+struct Pair {
+  Pair(const pipeline::Plan& plan, pipeline::PipelineOptions options, int64_t bucket_bytes = 1)
+      : plan(plan) {
+    ClusterOptions o;
+    o.size = 2 * kReplicas;
+    o.library = model_library();
+    o.adjust = [plan, bucket_bytes](int index, JoinOptions* join) {
+      add_pipeline_services(join);
+      join->services.back() = pipeline_service(
+          {.make_reducer = [plan, bucket_bytes, index](const ServiceContext& context,
+                                                       const pipeline::Plan&, int stage) {
+            const int at = plan.placement[stage];
+            EXPECT_EQ(index % 2, at);
+            return pipeline::call_reducer(
+                context, {absl::StrCat("worker", at), absl::StrCat("worker", 2 + at)},
+                {.name = absl::StrCat("stage", stage), .bucket_bytes = bucket_bytes});
+          }});
+    };
+    cluster = std::make_unique<Cluster>(o);
+    options.loss = "app.squares";
+    for (int r = 0; r < kReplicas; ++r) {
+      auto& of_replica = blocks.emplace_back();
+      for (int s = 0; s < plan.stages(); ++s) {
+        of_replica.emplace_back((*cluster)[2 * r],
+                                absl::StrCat("worker", 2 * r + plan.placement[s]), int64_t{s},
+                                false);
+      }
+      pipes.push_back(std::make_unique<pipeline::Pipeline>(
+          (*cluster)[2 * r], std::vector<pipeline::Stage>(of_replica.begin(), of_replica.end()),
+          plan, options));
+    }
+  }
+  ~Pair() {
+    for (auto& pipe : pipes) pipe->close();
+    pipes.clear();
+    blocks.clear();
+    for (size_t w = 0; w < cluster->size(); ++w) {
+      const Worker& worker = (*cluster)[w];
+      EXPECT_EQ(counter(worker, "pipelines"), 0);
+      EXPECT_EQ(counter(worker, "pipeline_slots"), 0);
+      const auto service = worker.service<pipeline::internal::PipelineService>();
+      EXPECT_EQ(service->sums()->waiting(), 0);
+    }
+    cluster->shutdown();
+  }
+  const pipeline::Plan plan;
+  std::unique_ptr<Cluster> cluster;
+  std::vector<std::vector<RemoteModule<BlockImpl>>> blocks;  // by replica
+  std::vector<std::unique_ptr<pipeline::Pipeline>> pipes;
+};
+
+TEST(PipelineReplicas, PP_11_OverCallsGradientsAreTheMean) {
+  for (const std::string name : {"1f1b", "zb-h1", "zb-v"}) {
+    for (const int64_t bucket_bytes : {int64_t{1}, int64_t{1} << 20}) {
+      SCOPED_TRACE(absl::StrCat(name, ", buckets of ", bucket_bytes));
+      Pair pair(pipeline::with_reductions(*pipeline::make_schedule(name, 2, 4)), {}, bucket_bytes);
+      Local la(pair.plan.stages());
+      Local lb(pair.plan.stages());
+      const at::Tensor y = numbers(9, 0.91);
+      for (int step = 0; step < 2; ++step) {
+        const at::Tensor xa = numbers(9, 0.37 + step);
+        const at::Tensor xb = numbers(9, 0.53 + step);
+        for (Local* local : {&la, &lb}) {
+          for (const auto& block : local->blocks) block->zero_grad();
+        }
+        for (auto& pipe : pair.pipes) pipe->zero_grad();
+        auto fa = pair.pipes[0]->step_async({xa}, y);
+        auto fb = pair.pipes[1]->step_async({xb}, y);
+        EXPECT_EQ(fa.wait().loss, la.step(xa, y, 4));
+        EXPECT_EQ(fb.wait().loss, lb.step(xb, y, 4));
+        expect_mean(*pair.pipes[0], *pair.pipes[1], la, lb, "");
+      }
+    }
+  }
+}
+
+TEST(PipelineReplicas, OverCallsAReplicaThatFailsEndsTheOther) {
+  Pair pair(pipeline::with_reductions(pipeline::one_f_one_b(2, 2)), {});
+  pair.blocks[1][1].rpc_sync(&BlockImpl::throw_in, int64_t{1});
+  auto fa = pair.pipes[0]->step_async({numbers(4, 0.3)}, numbers(4, 0.5));
+  auto fb = pair.pipes[1]->step_async({numbers(4, 0.3)}, numbers(4, 0.5));
+  EXPECT_THAT(std::string(fb.try_wait().status().message()), HasSubstr("this block is broken"));
+  // Long before the step's minute is over, and the reducer's ten.
+  EXPECT_THAT(std::string(fa.try_wait().status().message()),
+              ::testing::AllOf(HasSubstr("reducing over calls, reducer 'stage"),
+                               HasSubstr("worker 'worker"), HasSubstr("has failed")));
+}
+
+TEST(PipelineReplicas, BadInput_ReducersOverCalls) {
+  Pair pair(pipeline::with_reductions(pipeline::one_f_one_b(2, 2)), {});
+  const Worker& worker = (*pair.cluster)[0];
+  const auto service = worker.service<pipeline::internal::PipelineService>();
+  const auto refused = [&](const std::vector<std::string>& replicas,
+                           const pipeline::CallReducerOptions& options) {
+    try {
+      (void)pipeline::call_reducer(service->context(), replicas, options);
+    } catch (const Error& error) {
+      return std::string(error.status().message());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(refused({"worker0", "worker1"}, {}), HasSubstr("a name of 1 to 200 bytes"));
+  EXPECT_THAT(refused({"worker0"}, {.name = "x", .bucket_bytes = 0}), HasSubstr("buckets of 0"));
+  EXPECT_THAT(refused({"worker0"}, {.name = "x", .op = ReduceOp::kMax}),
+              HasSubstr("averaged or summed"));
+  EXPECT_THAT(refused({"worker1", "worker2"}, {.name = "x"}),
+              HasSubstr("this worker, 'worker0', is none of the replicas"));
+  EXPECT_THAT(refused({"worker0", "worker0"}, {.name = "x"}), HasSubstr("is there twice"));
+  EXPECT_THAT(refused({"worker0", "worker9"}, {.name = "x"}), HasSubstr("worker9"));
+  EXPECT_THAT(refused({"worker0", "worker2"}, {.name = "stage0"}),
+              HasSubstr("has a reducer 'stage0' already"));
+  // Parts that do not fit the reducer, or each other.
+  using pipeline::internal::SumMessage;
+  std::vector<Status> answers;
+  const auto give = [&](SumMessage part) {
+    service->sums()->give(std::move(part), absl::Now(), absl::InfiniteFuture(),
+                          [&answers](const auto& sum) { answers.push_back(sum.status()); });
+  };
+  SumMessage part{.reducer = "stage0", .round = 5, .rank = 2, .size = 3};
+  part.tensors = {numbers(1, 1)};
+  give(part);
+  part.size = 2;
+  part.rank = 0;
+  give(part);
+  give(part);
+  ASSERT_EQ(answers.size(), 2u);  // the second of the three waits
+  EXPECT_THAT(std::string(answers[0].message()), HasSubstr("replica 2 of 3 gives 1 gradients"));
+  EXPECT_THAT(std::string(answers[1].message()), HasSubstr("a second time"));
+  part.rank = 1;
+  part.tensors = {numbers(2, 1)};
+  give(part);
+  ASSERT_EQ(answers.size(), 4u);
+  for (int k : {2, 3}) {
+    EXPECT_THAT(std::string(answers[k].message()), HasSubstr("their modules differ"));
+  }
 }
 
 // ---- DistributedDataParallel in a stage ---------------------------------------------------------

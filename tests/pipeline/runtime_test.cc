@@ -13,12 +13,15 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "weft/pipeline/internal/pipeline_state.h"
 #include "weft/pipeline/internal/service.h"
 #include "weft/pipeline/internal/split.h"
 #include "weft/rpc/inspection.h"
 #include "weft/tests/pipeline/model.h"
+#include "weft/tests/testing/vcompute.h"
 
 namespace weft::testing {
 namespace {
@@ -63,7 +66,7 @@ Status error_of(const std::function<void()>& fn) {
 
 class PipelineRun : public ::testing::TestWithParam<std::string> {};
 
-TEST_P(PipelineRun, GradientsEqualOneProcess) {
+TEST_P(PipelineRun, PP_4_GradientsEqualOneProcess) {
   for (int p : {1, 2, 4}) {
     for (const bool shared : {false, true}) {
       if (shared && p == 1) continue;
@@ -111,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(Schedules, PipelineRun, ::testing::ValuesIn(synchronous
                          });
 
 // Steps follow each other without a barrier, and train as one process does.
-TEST(Pipeline, TrainingEqualsOneProcess) {
+TEST(Pipeline, PP_4_TrainingEqualsOneProcess) {
   const OptimizerChoice sgd = optimizer_choice<optim::SGD>({.lr = 0.05, .momentum = 0.9});
   for (const std::string& name : {std::string("1f1b"), std::string("zb-v")}) {
     World world(*pipeline::make_schedule(name, 2, 4), {.optimizer = sgd});
@@ -155,9 +158,17 @@ TEST(Pipeline, MessagesAreThoseOfThePlan) {
   EXPECT_EQ(sent(), pipeline::count_sends(world.plan));
   world.pipe->step({batch(4, 0.1)}, batch(4, 0.2));
   EXPECT_EQ(sent(), 2 * pipeline::count_sends(world.plan));
+  // In the metrics of its worker: of the one in the middle, results on and gradients back.
+  EXPECT_THAT(
+      (*world.cluster)[1].metrics().text(),
+      AllOf(HasSubstr("weft_pipeline_steps_total 2\n"),
+            HasSubstr("weft_pipeline_failures_total 0\n"),
+            HasSubstr("weft_pipeline_messages_sent_total 16\n"),
+            HasSubstr(absl::StrCat("weft_pipeline_bytes_sent_total ", 16 * kWidth * 4, "\n")),
+            HasSubstr("weft_pipeline_step_seconds_count 2\n")));
 }
 
-TEST(Pipeline, MicroBatchesMayDifferInShape) {
+TEST(Pipeline, PP_8_MicroBatchesMayDifferInShape) {
   World world(pipeline::zb_h1(2, 3));
   Local local(2);
   std::vector<pipeline::Tensors> inputs;
@@ -177,6 +188,10 @@ TEST(Pipeline, MicroBatchesMayDifferInShape) {
       world.pipe->step_async(std::move(inputs), std::move(targets), {1, 1, 1}).wait();
   EXPECT_EQ(result.loss, want);
   expect_same_gradients(*world.pipe, local);
+  // No message more than for equal shapes.
+  int64_t sent = 0;
+  for (size_t w = 0; w < 2; ++w) sent += counter((*world.cluster)[w], "pipeline_sends");
+  EXPECT_EQ(sent, pipeline::count_sends(world.plan));
 }
 
 TEST(Pipeline, AStageThatThrowsIsAnErrorEverywhere) {
@@ -236,6 +251,7 @@ TEST(Pipeline, BadInput_PipelinesThatCannotBeMade) {
   EXPECT_THAT(refused([&] { world.make({.loss = "app.squares", .optimizer = bad}); }),
               HasSubstr("lr"));
   EXPECT_THAT(refused([&] { world.make({.memory_cap = 1}); }), HasSubstr("VERIFY-4"));
+  EXPECT_THAT(refused([&] { world.make({.clip_norm = -1}); }), HasSubstr("clip_norm is -1"));
   world.plan = pipeline::gpipe(3, 2);
   EXPECT_THAT(refused([&] { world.make({}); }),
               HasSubstr("a pipeline of 2 stages for a plan of 3"));
@@ -312,15 +328,23 @@ TEST(Pipeline, BadInput_LossesThatAreNone) {
   world.expect_nothing_left();
 }
 
+// The number of the one pipeline that has a part at the worker.
+uint64_t pipeline_at(const Worker& worker) {
+  Inspection seen(100);
+  worker.service<pipeline::internal::PipelineService>()->put_inspection(&seen);
+  const auto& rows = seen.tables().front().rows();
+  uint64_t number = 0;
+  EXPECT_EQ(rows.size(), 1u);
+  EXPECT_TRUE(rows.size() == 1 && absl::SimpleAtoi(std::get<std::string>(rows[0][0]), &number));
+  return number;
+}
+
 TEST(Pipeline, BadInput_ASlotThatIsFilledTwice) {
   World world(pipeline::gpipe(2, 2));
   Worker& to = (*world.cluster)[1];
-  Inspection seen(100);
-  to.service<pipeline::internal::PipelineService>()->put_inspection(&seen);
-  const auto& rows = seen.tables().front().rows();
-  ASSERT_EQ(rows.size(), 1u);
   pipeline::internal::PutMessage message{.worker = 1, .step = 3, .edge = 0, .micro_batch = 1};
-  ASSERT_TRUE(absl::SimpleAtoi(std::get<std::string>(rows[0][0]), &message.pipeline));
+  message.pipeline = pipeline_at(to);
+  message.of = to.service<pipeline::internal::PipelineService>()->digest(message.pipeline).value();
   const auto put = [&](const pipeline::internal::PutMessage& m) {
     return std::string(pipeline::internal::ask<pipeline::internal::PipelineMessage>(
                            (*world.cluster)[0], to.info(), "@pipeline.put", m, {})
@@ -343,6 +367,61 @@ TEST(Pipeline, BadInput_ASlotThatIsFilledTwice) {
   EXPECT_GT(world.pipe->step({batch(4, 1)}, batch(4, 0.5)).loss, 0);
 }
 
+// One worker's part is made anew, of something else than the others': none of them runs an action with
+// it, and each says which worker and what.
+TEST(Pipeline, BadInput_AnotherPlanSeedOrPartitionAtOneWorker) {
+  const auto adjust = [](int, JoinOptions* join) {
+    join->services.pop_back();
+    join->services.push_back(pipeline_service(
+        {.make_compute = [](const ServiceContext& context, const pipeline::Plan&, int) {
+          return std::make_shared<VCompute>(context.runtime, pipeline::StageCost{});
+        }}));
+  };
+  using pipeline::internal::ask;
+  using pipeline::internal::OpenMessage;
+  using pipeline::internal::PipelineMessage;
+  const std::map<std::string, std::function<void(OpenMessage*)>> changes = {
+      {"plan", [](OpenMessage* m) { m->plan = pipeline::to_text(pipeline::gpipe(3, 4)); }},
+      {"seed", [](OpenMessage* m) { m->seed = 8; }},
+      {"partition", [](OpenMessage* m) { m->tied.resize(3, {"weight"}); }},
+      {"options", [](OpenMessage* m) { m->first_step = 1; }}};
+  for (const auto& [what, change] : changes) {
+    SCOPED_TRACE(what);
+    World world(pipeline::one_f_one_b(3, 4), {.seed = 7}, false, adjust);
+    const Worker& maker = (*world.cluster)[0];
+    const Worker& other = (*world.cluster)[1];
+    OpenMessage message{.pipeline = pipeline_at(other), .plan = pipeline::to_text(world.plan)};
+    message.self = 1;
+    for (size_t w = 0; w < 3; ++w) message.workers.push_back((*world.cluster)[w].info());
+    message.loss = "app.squares";
+    message.has_seed = true;
+    message.seed = 7;
+    message.deadline_ns = absl::ToInt64Nanoseconds(absl::Seconds(60));
+    const auto ends = [&] {
+      ask<PipelineMessage>(maker, other.info(), "@pipeline.close",
+                           PipelineMessage{message.pipeline}, {})
+          .wait();
+      ask<PipelineMessage>(maker, other.info(), "@pipeline.open", message, {}).wait();
+      return error_of([&] {
+        world.pipe->step_async(std::vector<pipeline::Tensors>(4, {batch(1, 1)}), {}, {1, 1, 1, 1})
+            .wait();
+      });
+    };
+    EXPECT_TRUE(ends().ok());  // the same once more
+    change(&message);
+    const Status status = ends();
+    EXPECT_EQ(error_kind(status), ErrorKind::kInvalidArgument) << status;
+    const std::string want = absl::StrCat("differ in the pipeline's ", what);
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(want), HasSubstr("'worker1'")));
+    for (size_t w = 0; w < 3; ++w) {
+      Inspection seen(100);
+      (*world.cluster)[w].service<pipeline::internal::PipelineService>()->put_inspection(&seen);
+      EXPECT_THAT(seen.text(), AllOf(HasSubstr(want), HasSubstr("'worker1'"))) << w;
+    }
+    world.expect_nothing_left();
+  }
+}
+
 TEST(Pipeline, AWorkerThatLeavesEndsTheStep) {
   auto world = std::make_unique<World>(pipeline::one_f_one_b(2, 2));
   world->pipe->step({batch(2, 1)}, batch(2, 0.5));
@@ -357,7 +436,7 @@ TEST(Pipeline, AWorkerThatLeavesEndsTheStep) {
 }
 
 // The split alone, with skips, a weight used twice on a path, and outputs of which some are unused.
-TEST(Split, EqualsTheWholeBackward) {
+TEST(Split, PP_4_EqualsTheWholeBackward) {
   for (const bool with_input : {true, false}) {
     const at::Tensor w = at::sin(at::arange(9, at::kFloat)).reshape({3, 3});
     const auto run = [&](bool split) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -270,6 +271,63 @@ TEST(Simulator, ReceivesBeforeReadySendsIdle) {
   EXPECT_EQ(waits.workers[2].first_start - slots.workers[2].first_start, 200);
   EXPECT_GT(waits.makespan, slots.makespan);
   EXPECT_GT(waits.workers[1].idle.dependency + waits.workers[1].idle.imbalance, 0);
+}
+
+const TimedAction& reduction_of(const Simulation& s, int stage) {
+  for (const WorkerTimeline& w : s.workers) {
+    for (const TimedAction& a : w.actions) {
+      if (a.action.kind == ActionKind::kReduce && a.action.stage == stage) return a;
+    }
+  }
+  throw std::logic_error("no reduction");
+}
+
+TEST(Simulator, StagesThatShareAWeightWaitForItsGradient) {
+  const Plan plan = with_tied(gpipe(2, 1), {{0, 1}});
+  Costs costs = Costs::uniform(plan, 100, 100, 100);
+  for (StageCost& s : costs.stages) {
+    s.reduce = 7;
+    s.step = 3;
+  }
+  costs.tied = {{.latency = 10}};
+  const Simulation s = simulate(plan, costs);
+  // The last stage gives its gradient at 407; the first one has its own at 607, and gives the sum.
+  EXPECT_EQ(reduction_of(s, 1).start, 400);
+  EXPECT_EQ(reduction_of(s, 1).end, 617);
+  EXPECT_EQ(reduction_of(s, 0).start, 600);
+  EXPECT_EQ(reduction_of(s, 0).end, 607);
+  EXPECT_EQ(s.makespan, 620);
+  EXPECT_EQ(s.workers[1].busy, 310);
+  EXPECT_EQ(s.workers[1].idle.transport, 10);
+  for (const WorkerTimeline& w : s.workers) EXPECT_EQ(w.busy + w.idle.total(), s.makespan);
+}
+
+TEST(Simulator, ReplicasWaitForEachOther) {
+  for (const std::string name : {"1f1b", "zb-v"}) {
+    const Plan plan = with_reductions(*make_schedule(name, 2, 4));
+    std::vector<Costs> costs;
+    for (const Ticks u : {100, 160, 120}) {
+      costs.push_back(Costs::uniform(plan, u, u, u, 0, 2));
+      for (StageCost& s : costs.back().stages) s.reduce = u / 2;
+    }
+    const std::vector<Simulation> all = simulate_replicas(plan, costs, {.steps = 2});
+    ASSERT_EQ(all.size(), 3u);
+    for (int stage = 0; stage < plan.stages(); ++stage) {
+      Ticks latest = 0;
+      for (const Simulation& s : all) latest = std::max(latest, reduction_of(s, stage).start);
+      for (const Simulation& s : all) EXPECT_EQ(reduction_of(s, stage).end, latest + 80);
+    }
+    for (const Simulation& s : all) {
+      for (const WorkerTimeline& w : s.workers) EXPECT_EQ(w.busy + w.idle.total(), s.makespan);
+      EXPECT_EQ(s.workers.size(), 2u);
+    }
+    // One replica waits for nothing.
+    const Simulation alone = simulate(plan, costs[1]);
+    const Simulation one = simulate_replicas(plan, {costs[1]}).front();
+    EXPECT_EQ(one.makespan, alone.makespan);
+    // All as slow as the slowest: as one of it.
+    EXPECT_EQ(simulate_replicas(plan, {costs[1], costs[1]}).back().makespan, alone.makespan);
+  }
 }
 
 TEST(Simulator, BandwidthIsTakenInTurn) {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "c10/core/GradMode.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/common/sim.h"
@@ -104,6 +105,13 @@ struct Model {
   std::vector<StageSpec> stages;
   bool chain = true;
   bool random = false;
+  // Stages whose biases are one weight; -1: none.
+  int tied_first = -1;
+  int tied_second = -1;
+  std::vector<at::Tensor> inputs_of(const at::Tensor& x) const {
+    if (stages[0].inputs == 1) return {x};
+    return {x, x * 2};
+  }
 };
 
 // The chain of a schedule, each edge with an output of its own, and more edges between random stages.
@@ -145,6 +153,12 @@ Model draw(std::mt19937_64* random) {
     throw_if_error(pipeline::insert_transfers(&m.plan));
   }
   if (below(3) == 0) m.plan = pipeline::with_recompute(m.plan, {}, below(2) == 0);
+  if (below(3) == 0) m.stages[0].inputs = 2;
+  if (n > 1 && below(3) == 0) {
+    m.tied_first = below(n - 1);
+    m.tied_second = m.tied_first + 1 + below(n - m.tied_first - 1);
+    m.plan = pipeline::with_tied(m.plan, {{m.tied_first, m.tied_second}});
+  }
   return m;
 }
 
@@ -162,15 +176,22 @@ Gradients alone(const Model& m, const at::Tensor& x, const at::Tensor& y, double
     stages.push_back(std::make_shared<MixImpl>(static_cast<int64_t>(s), spec.inputs, spec.outputs,
                                                spec.twice, spec.dropout));
   }
+  if (m.tied_first >= 0) {
+    const c10::AutoGradMode off(false);
+    stages[m.tied_second]->bias.copy_(stages[m.tied_first]->bias);
+  }
   const auto to = pipeline::edges_to(m.plan);
-  const auto xs = at::tensor_split(x, m.plan.micro_batches);
+  std::vector<std::vector<at::Tensor>> xs;
+  for (const at::Tensor& one : m.inputs_of(x)) {
+    xs.push_back(at::tensor_split(one, m.plan.micro_batches));
+  }
   const auto ys = at::tensor_split(y, m.plan.micro_batches);
   *loss = 0;
   for (int i = 0; i < m.plan.micro_batches; ++i) {
     std::vector<std::vector<at::Tensor>> out;
     for (size_t s = 0; s < stages.size(); ++s) {
       std::vector<at::Tensor> in;
-      if (s == 0) in.push_back(xs[i]);
+      for (size_t k = 0; s == 0 && k < xs.size(); ++k) in.push_back(xs[k][i]);
       for (int e : to[s]) {
         const pipeline::Edge& edge = m.plan.edges[e];
         const auto& made = out[edge.from];
@@ -184,9 +205,14 @@ Gradients alone(const Model& m, const at::Tensor& x, const at::Tensor& y, double
       out.push_back(stages[s]->forward(in));
     }
     const at::Tensor one = squares(out.back()[0], ys[i]);
-    const double weight = static_cast<double>(xs[i].size(0)) / static_cast<double>(x.size(0));
+    const double weight = static_cast<double>(ys[i].size(0)) / static_cast<double>(x.size(0));
     *loss += one.item<double>() * weight;
     (one * weight).backward();
+  }
+  if (m.tied_first >= 0) {
+    at::Tensor& first = stages[m.tied_first]->bias.mutable_grad();
+    at::Tensor& second = stages[m.tied_second]->bias.mutable_grad();
+    first = second = first + second;
   }
   Gradients all;
   for (const auto& stage : stages) {
@@ -242,10 +268,14 @@ Gradients in_pipeline(const Model& m, const at::Tensor& x, const at::Tensor& y, 
                              static_cast<int64_t>(s), spec.inputs, spec.outputs, spec.twice,
                              spec.dropout);
       }
+      pipeline::PipelineOptions options{.loss = "app.squares", .seed = kSeed};
+      for (int s : {m.tied_first, m.tied_second}) {
+        if (s >= 0) options.tied[s] = {"bias"};
+      }
       pipeline::Pipeline pipe(workers[0],
                               std::vector<pipeline::Stage>(modules.begin(), modules.end()), m.plan,
-                              {.loss = "app.squares", .seed = kSeed});
-      const auto result = pipe.step_async({x}, y).try_wait();
+                              options);
+      const auto result = pipe.step_async(m.inputs_of(x), y).try_wait();
       if (error != nullptr) *error = result.status();
       EXPECT_EQ(result.ok(), error == nullptr) << result.status();
       if (result.ok()) *loss = result->loss;
@@ -329,12 +359,16 @@ TEST(PipelineModels, PP_4_RandomModelsEqualOneProcess) {
   const int wanted = env("WEFT_PIPELINE_MODELS", 200);
   int skips = 0;
   int random_ones = 0;
+  int tied = 0;
+  int two_inputs = 0;
   for (int k = 0; k < wanted; ++k) {
     std::mt19937_64 random(static_cast<uint64_t>(k) + 1);
     const Model m = draw(&random);
     SCOPED_TRACE(absl::StrCat("model ", k, ":\n", pipeline::to_text(m.plan)));
     skips += m.chain ? 0 : 1;
     random_ones += m.random ? 1 : 0;
+    tied += m.tied_first >= 0 ? 1 : 0;
+    two_inputs += m.stages[0].inputs > 1 ? 1 : 0;
     const int64_t n = 2 * m.plan.micro_batches + 1;  // uneven
     const at::Tensor x = batch(n, 0.37);
     const at::Tensor y = batch(n, 0.91);
@@ -349,13 +383,18 @@ TEST(PipelineModels, PP_4_RandomModelsEqualOneProcess) {
     for (const pipeline::Edge& e : m.plan.edges) {
       between += m.plan.placement[e.from] != m.plan.placement[e.to] ? 1 : 0;
     }
+    // Two workers that share a weight cost two more.
+    const bool apart =
+        m.tied_first >= 0 && m.plan.placement[m.tied_first] != m.plan.placement[m.tied_second];
     EXPECT_EQ(std::accumulate(sends.begin(), sends.end(), int64_t{0}),
-              2 * between * m.plan.micro_batches);
+              2 * between * m.plan.micro_batches + (apart ? 2 : 0));
     expect_same(got, want, m.chain);
     if (::testing::Test::HasFailure()) return;
   }
   EXPECT_GT(skips, wanted / 4);
   EXPECT_GT(random_ones, wanted / 4);
+  EXPECT_GT(tied, wanted / 8);
+  EXPECT_GT(two_inputs, wanted / 8);
 }
 
 }  // namespace

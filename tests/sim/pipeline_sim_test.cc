@@ -2,8 +2,14 @@
 // virtual time, takes exactly the predicted time in every action. And an error anywhere, in any
 // order of messages, is one error everywhere, with nothing left over.
 
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <new>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -11,15 +17,62 @@
 #include "weft/pipeline/schedule.h"
 #include "weft/pipeline/simulator.h"
 #include "weft/tests/sim/pipeline_world.h"
+#include "weft/tests/testing/forwarding_runtime.h"
+
+namespace {
+
+std::atomic<int64_t> allocations{0};
+
+}  // namespace
+
+// Not inline: the compiler would see free() of what it takes for the standard operator's.
+__attribute__((noinline)) void* operator new(size_t size) {
+  ++allocations;
+  if (void* p = std::malloc(size == 0 ? 1 : size)) return p;
+  throw std::bad_alloc();
+}
+__attribute__((noinline)) void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  ++allocations;
+  return std::malloc(size == 0 ? 1 : size);
+}
+__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
+__attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace weft::testing {
 namespace {
+
+// Counts who is woken.
+class CountingRuntime final : public ForwardingRuntime {
+ public:
+  CountingRuntime(std::shared_ptr<Runtime> inner, int64_t* woken)
+      : ForwardingRuntime(std::move(inner)), woken_(woken) {}
+  std::unique_ptr<Parker> make_parker() override {
+    class Counted final : public Parker {
+     public:
+      Counted(std::unique_ptr<Parker> inner, int64_t* woken)
+          : inner_(std::move(inner)), woken_(woken) {}
+      bool park_until(absl::Time deadline) override { return inner_->park_until(deadline); }
+      absl::Time now() const override { return inner_->now(); }
+      void unpark() override {
+        ++*woken_;
+        inner_->unpark();
+      }
+
+     private:
+      const std::unique_ptr<Parker> inner_;
+      int64_t* const woken_;
+    };
+    return std::make_unique<Counted>(ForwardingRuntime::make_parker(), woken_);
+  }
+
+ private:
+  int64_t* const woken_;
+};
 
 TEST(PipelineSim, PP_3_TheRunIsTheSimulation) {
   const bool all = env("WEFT_PIPELINE_SIM_ALL", 0) != 0;
   uint64_t seed = 0;
   for (const std::string& name : pipeline::schedule_names()) {
-    if (name == "pipedream") continue;
     for (int p : {2, 3, 4, 8}) {
       for (int m = 1; m <= 4 * p; ++m) {
         ++seed;
@@ -35,6 +88,26 @@ TEST(PipelineSim, PP_3_TheRunIsTheSimulation) {
           s.latency = absl::Nanoseconds(latency);
           ASSERT_EQ(differs_from_simulation(s), "");
         }
+      }
+    }
+  }
+}
+
+// Where stages share a weight, workers wait for each other's gradients before they step.
+TEST(PipelineSim, PP_3_ReductionsAndSharedWeightsTakeWhatTheSimulationSays) {
+  for (const std::string name : {"gpipe", "1f1b", "interleaved:2", "zb-h1", "zb-v"}) {
+    for (const pipeline::Ticks latency : {0, 200'000}) {
+      for (const bool shared : {false, true}) {
+        SCOPED_TRACE(absl::StrCat(name, " latency=", latency, shared ? " shared" : ""));
+        Scenario s;
+        s.plan = *pipeline::make_schedule(name, 4, 6);
+        const int last = s.plan.stages() - 1;
+        s.plan = shared ? pipeline::with_tied(s.plan, {{0, last}, {1, 2}})
+                        : pipeline::with_reductions(s.plan);
+        s.costs = costs_of(s.plan, true, latency, 9 + last);
+        s.steps = 3;
+        s.latency = absl::Nanoseconds(latency);
+        ASSERT_EQ(differs_from_simulation(s), "");
       }
     }
   }
@@ -158,6 +231,44 @@ TEST(PipelineSim, BadInput_ASlotThatIsNeverFilled) {
   EXPECT_NE(why.find("of stage 1, micro-batch 0, step 0, from worker 'w1'"), std::string::npos)
       << why;
   EXPECT_EQ(got.left, 0);
+}
+
+// What a step costs beside its computing, by message: allocations, in both processes and by the stages of
+// the test, and threads that are woken.
+TEST(PipelineSim, AMessageCostsFewAllocationsAndWakeUps) {
+  struct Cost {
+    int64_t allocated = 0;
+    int64_t woken = 0;
+  };
+  const auto cost_of = [](const std::string& name, int steps) {
+    Cost cost;
+    Scenario s;
+    s.plan = *pipeline::make_schedule(name, 4, 8);
+    s.costs = costs_of(s.plan, false, 0, 1);
+    s.steps = steps;
+    s.latency = absl::ZeroDuration();
+    s.wrap = [&cost](std::shared_ptr<Runtime> inner) {
+      return std::make_shared<CountingRuntime>(std::move(inner), &cost.woken);
+    };
+    const int64_t before = allocations;
+    EXPECT_EQ(run(s).wrong, "");
+    cost.allocated = allocations - before;
+    return cost;
+  };
+  for (const std::string name : {"1f1b", "zb-v"}) {
+    (void)cost_of(name, 1);  // what is made once
+    const Cost few = cost_of(name, 2);
+    const Cost many = cost_of(name, 10);
+    const pipeline::Plan plan = *pipeline::make_schedule(name, 4, 8);
+    // With those that begin a step, and their answers.
+    const auto messages = static_cast<double>(8 * (pipeline::count_sends(plan) + 2 * 4));
+    const double allocated = static_cast<double>(many.allocated - few.allocated) / messages;
+    const double woken = static_cast<double>(many.woken - few.woken) / messages;
+    std::printf("%s: a message costs %.1f allocations and %.2f wake-ups\n", name.c_str(), allocated,
+                woken);
+    EXPECT_LE(allocated, 110);
+    EXPECT_LE(woken, 1);
+  }
 }
 
 TEST(PipelineSim, EqualSeedsEqualHashes) {

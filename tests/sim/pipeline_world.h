@@ -6,6 +6,8 @@
 // gradient that is lost, doubled, of another micro-batch or scaled by another's weight shows.
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <random>
 #include <string>
@@ -13,6 +15,7 @@
 
 #include "absl/time/time.h"
 #include "weft/common/error.h"
+#include "weft/common/runtime.h"
 #include "weft/pipeline/internal/planted.h"
 #include "weft/pipeline/pipeline.h"
 #include "weft/pipeline/simulator.h"
@@ -44,6 +47,8 @@ struct Scenario {
   // Forwards alone; their outputs are compared, too.
   bool forward_only = false;
   pipeline::internal::RunnerBug bug{};
+  // Around the workers' runtime; null: nothing.
+  std::function<std::shared_ptr<Runtime>(std::shared_ptr<Runtime>)> wrap{};
 };
 
 constexpr absl::Duration kLease = absl::Seconds(3);

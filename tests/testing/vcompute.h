@@ -20,10 +20,14 @@ namespace weft::testing {
 
 class VCompute : public pipeline::StageCompute {
  public:
-  // `throws_at`: that forward (step, micro-batch) fails.
+  // `throws_at`: that forward (step, micro-batch) fails. `asynchronous`: of a plan that steps while
+  // micro-batches are under way.
   VCompute(std::shared_ptr<Runtime> runtime, pipeline::StageCost cost,
-           std::pair<int64_t, int> throws_at = {-1, -1})
-      : runtime_(std::move(runtime)), cost_(cost), throws_at_(throws_at) {}
+           std::pair<int64_t, int> throws_at = {-1, -1}, bool asynchronous = false)
+      : runtime_(std::move(runtime)),
+        cost_(cost),
+        throws_at_(throws_at),
+        asynchronous_(asynchronous) {}
 
   StatusOr<pipeline::Tensors> forward(pipeline::ForwardCall call) override {
     const Key key{call.step, call.micro_batch};
@@ -70,7 +74,7 @@ class VCompute : public pipeline::StageCompute {
   }
   Status step(int64_t step) override {
     for (const auto& [key, inputs] : live_) {
-      if (key.first == step) return wrong(key, "a step before its gradient");
+      if (key.first == step && !asynchronous_) return wrong(key, "a step before its gradient");
     }
     wait(cost_.step);
     return absl::OkStatus();
@@ -95,6 +99,7 @@ class VCompute : public pipeline::StageCompute {
   const std::shared_ptr<Runtime> runtime_;
   const pipeline::StageCost cost_;
   const Key throws_at_;
+  const bool asynchronous_;
   std::map<Key, size_t> live_;  // with how many inputs
 };
 
