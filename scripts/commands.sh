@@ -162,11 +162,7 @@ command_test() {
   need_packages "${packages_build[@]}"
   if [ "$full" = yes ]; then need_packages --no-services "${packages_full[@]}"; fi
   need_venv full
-  if [ "$only_setup" = yes ]; then
-    # What the stages of .ci/run want that build beside others: two of them cannot install at once.
-    if [ "$full" = yes ]; then need_packages "${packages_clang[@]}" "${packages_lint[@]}"; fi
-    return 0
-  fi
+  [ "$only_setup" = no ] || return 0
   configure "$build"
   build_targets "$build"
   [ "$only_build" = no ] || return 0
@@ -229,7 +225,6 @@ configure_asan() {
 command_asan() {
   configure_asan
   build_targets "$build/asan"
-  [ "${1:-}" != --build-only ] || return 0
   export OMP_NUM_THREADS=1
   # Absurd sizes must come back as errors, as they do from the plain allocator.
   local asan=detect_leaks=1:detect_stack_use_after_return=1:strict_init_order=1:allocator_may_return_null=1
@@ -243,7 +238,6 @@ command_tsan() {
   configure "$build/tsan" "${clang_arguments[@]}" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DWEFT_SANITIZE=thread \
     -DWEFT_TEST_SET=thread -DWEFT_BUILD_EXAMPLES=OFF -DWEFT_BUILD_TOOLS=OFF
   build_targets "$build/tsan"
-  [ "${1:-}" != --build-only ] || return 0
   export OMP_NUM_THREADS=1
   # LibTorch is not instrumented: its reference counts are invisible to TSan, its deletes are not. No suppressions.
   export TSAN_OPTIONS="ignore_noninstrumented_modules=1:second_deadlock_stack=1${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
