@@ -50,7 +50,7 @@ class WEFT_API SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl
  public:
   SyncBatchNormImpl(const ProcessGroup& group, int64_t features,
                     const SyncBatchNormOptions& options = {});
-  // Of this rank's batches alone; see synchronize().
+  // From this rank's batches alone; see synchronize().
   explicit SyncBatchNormImpl(int64_t features, const SyncBatchNormOptions& options = {});
   // From now on over the batches of this group.
   void synchronize(const ProcessGroup& group);

@@ -49,7 +49,7 @@ struct DeviceHooks {
 // An operation that was queued.
 struct DeviceQueued {
   std::shared_ptr<ValueGuard> guard;
-  // Of what says that all ranks have come: completes when the GPU has done it.
+  // For operations that say that all ranks have come: completes when the GPU has done it.
   std::optional<Future<void>> ended;
 };
 

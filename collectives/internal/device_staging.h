@@ -54,7 +54,7 @@ class DeviceStaging {
   const std::shared_ptr<Runtime> runtime_;
   const Logger log_;
   std::atomic<uint64_t> bytes_{0};
-  // Of one wait, kept by its copy as well: the wait may end first.
+  // One wait's state, kept by its copy as well: the wait may end first.
   struct Waiting;
 
   Mutex mutex_;

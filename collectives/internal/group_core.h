@@ -157,7 +157,7 @@ class GroupCore {
   const std::unique_ptr<DeviceEngine> device_;
   GroupMetrics metrics_;  // of the thread whose turn it is
 
-  // Of a group with a device: a body or a look may use the link, never both.
+  // For a group with a device: a body or a look may use the link, never both.
   Mutex host_mutex_;
   bool on_host_ ABSL_GUARDED_BY(host_mutex_) = false;
 

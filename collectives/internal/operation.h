@@ -37,7 +37,7 @@ struct Operation {
   std::vector<int64_t> input_splits;
   std::shared_ptr<int> source;  // where recv writes from whom it was
   at::Tensor received;          // any_shape
-  // Of tensors on a GPU (device_staging.h). Null: they are on the CPU.
+  // For tensors on a GPU (device_staging.h). Null: they are on the CPU.
   DeviceStaging* staging = nullptr;
   std::shared_ptr<const void> after;  // what the caller had queued
   // Contiguous copies on the device that stand for outputs, and these outputs.
@@ -55,7 +55,7 @@ void move_in(const Operation& o, const Turn& turn, const Tensors& tensors,
              const at::Tensor& memory);
 void move_out(const Operation& o, const Turn& turn, const Tensors& tensors,
               const at::Tensor& memory);
-// Of the tensors at this rank: those of the inputs or of the outputs, what is more.
+// The bytes of this rank's inputs or of its outputs, the larger of both.
 uint64_t bytes_of(const Operation& operation);
 // What this rank is about to do, compared with all others. Error, kind invalid_argument, on every
 // rank: they differ.

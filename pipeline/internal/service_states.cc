@@ -78,7 +78,7 @@ void PipelineService::on_keep(CallContext& call, KeepMessage message, ReplyFn re
   for (const StageState& one : message.states) {
     std::vector<at::Tensor> tensors;
     for (const auto& [name, tensor] : one.state) tensors.push_back(tensor);
-    publish_here(*context_.worker, tensors);  // before whoever fetches it
+    publish_here(*context_.worker, tensors);  // before a worker that fetches it
   }
   all->front().copies->put(message.owner, message.steps, std::move(message.states));
   reply(encode(PipelineMessage{}));

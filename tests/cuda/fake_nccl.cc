@@ -256,7 +256,7 @@ ncclResult_t collective(const char* function, ncclComm_t comm, cudaStream_t stre
   return ncclSuccess;
 }
 
-// One end of a message; whoever comes second copies.
+// One end of a message; the side that comes second copies.
 ncclResult_t point(const char* function, bool sends, void* data, size_t bytes, int peer,
                    ncclComm_t comm, cudaStream_t stream) {
   if (const ncclResult_t r = called(function); r != ncclSuccess) return r;

@@ -120,7 +120,7 @@ std::vector<at::Tensor> all_operations(ProcessGroup& group, int64_t n, at::Scala
 
 TEST_P(CudaGroups, CL_22_results_are_those_of_the_cpu) {
   on_ranks(2, [](ProcessGroup& group) {
-    // Of one element, less than a slot, a slot and a bit, many slots.
+    // Sizes of one element, less than a slot, a slot and a bit, many slots.
     for (const int64_t n : {1, 1000, (1 << 18) + 1, 3'000'000}) {
       for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kLong}) {
         const auto want = all_operations(group, n, type, c10::kCPU);

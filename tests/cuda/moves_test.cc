@@ -1,6 +1,6 @@
 // Pipelines and parameter servers on GPUs that are made of host memory (fake_runtime.h): what a stage
 // takes is there before its kernels, and what a trainer pushes is what its kernels made. Kernels are
-// place-holders, and streams do nothing that nobody asks for.
+// place-holders, and streams do only what a test asks for.
 
 #include <atomic>
 #include <memory>

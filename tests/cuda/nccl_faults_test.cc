@@ -40,7 +40,7 @@ TEST_F(NcclFaults, BadInput_a_missing_libnccl) {
     o->environment = Environment{{"WEFT_NCCL_LIBRARY", "/nowhere/libnccl.so.2"}};
   };
   expect_error(making(missing), ErrorKind::kUnavailable, {"backend nccl", "/nowhere/libnccl.so.2"});
-  // Where nobody named the backend there is another way.
+  // Where no rank named the backend there is another way.
   const auto lines = std::make_shared<Lines>();
   run(
       [&](ProcessGroupOptions* o) {

@@ -1,5 +1,5 @@
 // weft::nccl on GPUs that are made of host memory and a libnccl that is made of threads: results,
-// and what waits for what. Streams there do nothing that nobody waits for, so an order that is
+// and what waits for what. Streams there do only what is waited for, so an order that is
 // missing shows.
 
 #include <latch>

@@ -254,7 +254,7 @@ struct Table {
   at::Tensor value() const { return weight.detach(); }
   at::Tensor weight;
 };
-// Of the server; each trainer asks it for one of its own.
+// The server's; each trainer asks it for one of its own.
 RRef<Table> the_table;
 RRef<Table> table() { return the_table; }
 

@@ -1,6 +1,6 @@
 // CL-22: process groups that work on host memory, with tensors on GPUs that are made of host memory
 // (fake_runtime.h): the bytes come after the caller's kernels, go through the slots, and are there when
-// the operation has ended. Streams do nothing that nobody asks for.
+// the operation has ended. Streams do only what a test asks for.
 
 #include <atomic>
 #include <functional>
@@ -129,17 +129,17 @@ TEST_P(StagedGroups, CL_22_an_operation_waits_for_the_callers_stream) {
     work.wait();
     EXPECT_TRUE(at::equal(settled(x), at::full({100}, 7.0F)));
   });
-  EXPECT_EQ(fake_cuda::blocking_calls(), blocking) << "somebody waited for a device";
+  EXPECT_EQ(fake_cuda::blocking_calls(), blocking) << "a thread waited for a device";
 }
 
-// The result is there when the operation has ended, whoever reads it on whatever stream.
+// The result is there when the operation has ended, for a reader on any stream.
 TEST_P(StagedGroups, CL_22_an_operation_ends_when_its_bytes_are_there) {
   fake_cuda::hold_copies_to_devices(true);
   const size_t before = fake_cuda::copies();
   on_ranks(2, [&](ProcessGroup& group) {
     const at::Tensor x = with_bytes(values(10, group.rank()), gpu(0));
     const Work work = group.all_reduce_async(x);
-    // Of both ranks, in and out.
+    // Both ranks, in and out.
     ASSERT_TRUE(fake_cuda::wait_for_copies(before + 4));
     EXPECT_FALSE(work.is_completed());
     fake_cuda::hold_copies_to_devices(false);

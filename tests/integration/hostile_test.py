@@ -99,7 +99,7 @@ def attack_as(who, name, port, tls, many, worker):
 
 
 def is_served(port, tls):
-    """Somebody new, who is well-behaved."""
+    """A new worker, which is well-behaved."""
     peer = Peer(port, tls)
     connection = peer.connect()
     served = connection.settle()

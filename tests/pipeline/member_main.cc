@@ -204,7 +204,7 @@ std::string resume(const weft::Worker& worker, std::istringstream& in) {
       worker, {layers.begin(), layers.end()}, plan,
       {.loss = "app.squares", .optimizer = momentum(), .keep_copies = true});
   std::vector<double> losses;
-  int64_t until = 1'000'000;  // whoever disturbs it does so long before
+  int64_t until = 1'000'000;  // the test disturbs it long before
   for (int64_t step = 0; step < until;) {
     if (step == after) {
       if (throws >= 0) {

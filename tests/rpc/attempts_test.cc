@@ -305,7 +305,7 @@ TEST_F(Attempts, TheCallsOfOthersGoOnWhenAWorkerLeaves) {
   EXPECT_FALSE(cancelled_.load());
 }
 
-// Of those that left, more than are remembered have connections that nothing has closed yet.
+// More workers that left than are remembered have connections that nothing has closed yet.
 TEST_F(Attempts, MoreWorkersThanAreRememberedLeaveWithOpenConnections) {
   for (uint64_t i = 1; i <= 1100; ++i) {
     say_leaving(accept(absl::StrCat("w", i), 100'000 + i));
