@@ -11,7 +11,7 @@
 //          slot; what comes later is dropped.
 //   RUN-4  nothing waits in a receive: an action waits for what it takes.
 //   RUN-5  no lock is held while an action runs, or anything is sent or answered.
-//   RUN-6  who waits for long asks the pipeline's other workers, one question at a time each: a process
+//   RUN-6  a part that waits for long asks the pipeline's other workers, one question at a time each: a process
 //          that has ended, or a part that has failed without being heard, ends the wait; silence does
 //          not (the lease and the step's deadline do). All of them, because that a process has ended is
 //          known at its own host first, and none that waits for it may be there.
@@ -189,7 +189,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   int64_t done_steps_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t sends_ ABSL_GUARDED_BY(mutex_) = 0;
   Place place_ ABSL_GUARDED_BY(mutex_);
-  std::set<WorkerInfo> probing_ ABSL_GUARDED_BY(mutex_);  // who has not answered
+  std::set<WorkerInfo> probing_ ABSL_GUARDED_BY(mutex_);  // workers that have not answered
   std::optional<Status> kept_ ABSL_GUARDED_BY(mutex_);    // how keep_and_wait() ended
 };
 

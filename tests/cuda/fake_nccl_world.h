@@ -56,8 +56,8 @@ class FakeNcclTest : public ::testing::Test {
     run_ranks([&](int rank) {
       ProcessGroupOptions o = options(rank);
       change(&o);
-      // Of the default streams the GPUs here have one together, where each rank would come behind the
-      // other's half of an operation.
+      // The GPUs here share one default stream, where each rank would come behind the other's half
+      // of an operation.
       const c10::Device own = gpu(*o.device);
       const c10::DeviceGuard device(own);
       const c10::StreamGuard stream(
