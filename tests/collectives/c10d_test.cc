@@ -2,6 +2,7 @@
 // asks of a backend.
 #include "weft/collectives/c10d_backend.h"
 
+#include <latch>
 #include <map>
 #include <string>
 #include <vector>
@@ -382,7 +383,8 @@ std::string refusal(F call) {
 }
 
 TEST(C10dBridge, BadInput_and_CL_25_what_is_refused_is_refused_by_name) {
-  run_ranks(2, make_system_runtime(), [](ProcessGroup& group, InprocFabric&) {
+  std::latch all_through(2);
+  run_ranks(2, make_system_runtime(), [&](ProcessGroup& group, InprocFabric&) {
     const TheirBackend b = c10d_backend(group);
     const auto expect_named = [](const std::string& message, const std::string& word) {
       EXPECT_NE(message.find("weft"), std::string::npos) << message;
@@ -409,7 +411,8 @@ TEST(C10dBridge, BadInput_and_CL_25_what_is_refused_is_refused_by_name) {
     work->getFuture()->wait();
     EXPECT_TRUE(work->getFuture()->hasError());
     b->barrier({})->wait();
-    // An abort ends it, and the cause is the error's.
+    // An abort ends it, and the cause is the error's; no rank is in the barrier any more.
+    all_through.arrive_and_wait();
     if (group.rank() == 0) b->abort();
     EXPECT_NE(refusal([&] { b->barrier({})->wait(); }).find("c10d aborts"), std::string::npos);
     EXPECT_EQ(b->getError(), c10d::ErrorType::COMM_ERROR);

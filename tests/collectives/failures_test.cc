@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <latch>
 #include <vector>
 
 #include "ATen/ops/full.h"
@@ -169,8 +170,10 @@ TEST_P(CollectiveFailures, AbortEndsEveryOperationOfEveryRank) {
 }
 
 TEST_P(CollectiveFailures, G7_whoever_leaves_is_named) {
-  World(GetParam(), 3).run([](ProcessGroup& group) {
+  std::latch all_through(3);
+  World(GetParam(), 3).run([&all_through](ProcessGroup& group) {
     group.barrier();
+    all_through.arrive_and_wait();
     if (group.rank() == 1) {
       group = ProcessGroup();
       return;
@@ -180,8 +183,10 @@ TEST_P(CollectiveFailures, G7_whoever_leaves_is_named) {
 }
 
 TEST_P(CollectiveFailures, WorkOfAGroupThatIsLeftEnds) {
-  World(GetParam(), 2).run([](ProcessGroup& group) {
+  std::latch all_through(2);
+  World(GetParam(), 2).run([&all_through](ProcessGroup& group) {
     group.barrier();
+    all_through.arrive_and_wait();
     if (group.rank() == 0) {
       const Work work = group.all_reduce_async(at::zeros({4}));
       group = ProcessGroup();
