@@ -3,8 +3,8 @@
 usage: spin_test.py [--full]
 
 Each run allows some faults (how many losses, repetitions, calls given up and crashes), prints its number of states
-and must end with no error, complete. Then the same model with a planted bug, which must be found. --full adds the
-rest of the pairs of faults, and three at once (some minutes).
+and must end with no error, complete. By default each fault is in one of them. Then the same model with a planted bug, which
+must be found. --full adds the rest of the pairs of faults, and three at once (some minutes).
 """
 import argparse
 import os
@@ -15,9 +15,9 @@ import tempfile
 
 MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rref.pml")
 FAULTS = ("LOSSES", "REPEATS", "GIVE_UPS", "CRASHES")
-DEFAULT = ((0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 1, 1, 0), (0, 0, 1, 1))
-FULL = ((1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 1), (0, 1, 0, 1), (2, 0, 0, 0), (0, 2, 0, 0), (0, 0, 2, 0), (0, 0, 0, 2),
-        (1, 1, 1, 0))
+DEFAULT = ((0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 1))
+FULL = ((0, 1, 1, 0), (1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 1), (0, 1, 0, 1), (2, 0, 0, 0), (0, 2, 0, 0), (0, 0, 2, 0),
+        (0, 0, 0, 2), (1, 1, 1, 0))
 PLANTED = ("BUG_NO_TOMBSTONE", "BUG_EARLY_PARENT")
 MAX_DEPTH = 100000
 
@@ -35,7 +35,9 @@ def check(faults, bug=None):
         defines = [f"-D{name}={count}" for name, count in zip(FAULTS, faults)] + ([f"-D{bug}"] if bug else [])
         run(["spin", *defines, "-a", MODEL], folder)
         # SAFETY: every run ends by itself, so what must come at last is asserted at the end.
-        run(["gcc", "-O2", "-w", "-DSAFETY", "-DNOFAIR", "-o", "pan", "pan.c"], folder)
+        # With few faults, compiling takes longer than the search: -O2 three seconds, -O0 a half.
+        level = "-O0" if sum(faults) < 2 else "-Og" if sum(faults) < 3 else "-O2"
+        run(["gcc", level, "-w", "-DSAFETY", "-DNOFAIR", "-o", "pan", "pan.c"], folder)
         output = run(["./pan", f"-m{MAX_DEPTH}", "-w24", "-n"], folder)
     states = re.search(r"(\d+) states, stored", output)
     transitions = re.search(r"(\d+) transitions", output)
