@@ -15,12 +15,17 @@
 // 10 minutes after the client. An operation whose outcome could not be found out for 4 minutes
 // fails with kind maybe_executed.
 //
-// Plain text and no user: reach etcd over a network that you trust.
+// Several endpoints are members of one etcd: one is asked, and when it cannot be reached, or does
+// not answer for 5 s, the next in the list. With `ca_file` all of them speak TLS, and their
+// certificates must name the host that is dialled. With `user` each request carries a token that
+// etcd gave for the password, and a new one when etcd has forgotten it. The job's own Credentials
+// are not used: an etcd has authorities of its own.
 // Threads: any. A client has no thread of its own.
 
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "weft/common/api.h"
 #include "weft/store/delegating_store.h"
@@ -32,12 +37,32 @@ struct EtcdStoreOptions {  // how an EtcdStore is opened
   std::string prefix = {};
   // Default for operations that give none, and for connecting: 60 s when unset.
   Timeout timeout = {};
+  // Who asks, when this etcd has users. The user needs the right to read and write keys below
+  // "<prefix>/". The password, or a file with it; blanks and line ends around it do not count.
+  std::string user = {};
+  std::string password = {};
+  std::string password_file = {};
+  // A password travels without TLS only to this machine, unless this is set.
+  bool allow_insecure = false;
+  // PEM. TLS when ca_file is set; the other two for an etcd that asks for a client's certificate.
+  std::string ca_file = {};
+  std::string cert_file = {};
+  std::string key_file = {};
+};
+
+struct EtcdEndpoint {  // where one member of an etcd listens for clients
+  std::string host;
+  int port = 2379;  // where etcd listens by default
 };
 
 class WEFT_API EtcdStore : public DelegatingStore, public ForkableStore {
  public:
-  // Returns when etcd has answered. Fails with unavailable (nobody answered in time), unimplemented
-  // (something else listens there), permission (etcd wants a user), or invalid_argument.
+  // Returns when etcd has answered. Fails with unavailable (no member answered in time),
+  // unimplemented (something else listens there), permission (etcd wants a user, or another
+  // password; a certificate is not believed), or invalid_argument.
+  static StatusOr<std::shared_ptr<EtcdStore>> connect(const std::vector<EtcdEndpoint>& endpoints,
+                                                      const EtcdStoreOptions& options,
+                                                      std::shared_ptr<Runtime> runtime);
   static StatusOr<std::shared_ptr<EtcdStore>> connect(std::string_view host, int port,
                                                       const EtcdStoreOptions& options,
                                                       std::shared_ptr<Runtime> runtime);

@@ -102,7 +102,8 @@ class WEFT_API Store {
 //   hash://                in this process: a new, empty one (tests)
 //   file:///path           FileStore
 //   tcp://host:port        TcpStore client; with is_server, also starts the server in this process
-//   etcd://host:port/path  EtcdStore below that prefix
+//   etcd://host:port/path  EtcdStore below that prefix; several hosts and "?user=..." as docs/stores.md
+//                          has it
 // (env:// is resolved by weft::join, which knows the launcher's variables.) Errors name the URL and
 // say what is wrong with it.
 struct StoreOptions {

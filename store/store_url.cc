@@ -5,7 +5,9 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "weft/store/etcd_store.h"
@@ -73,6 +75,35 @@ StatusOr<std::shared_ptr<Store>> open_tcp(StoreUrl url, const StoreOptions& opti
   return std::make_shared<HostedStore>(std::move(hosted), std::move(client));
 }
 
+StatusOr<std::shared_ptr<Store>> open_etcd(StoreUrl url, const StoreOptions& options,
+                                           std::shared_ptr<Runtime> runtime) {
+  const std::string allow = url.take("allow_insecure", "0");
+  EtcdStoreOptions etcd{.timeout = options.timeout,
+                        .user = url.take("user", ""),
+                        .password_file = url.take("password_file", ""),
+                        .allow_insecure = allow != "0",
+                        .ca_file = url.take("ca", ""),
+                        .cert_file = url.take("cert", ""),
+                        .key_file = url.take("key", "")};
+  WEFT_RETURN_IF_ERROR(url.nothing_left());
+  const size_t slash = url.rest.find('/');
+  std::vector<EtcdEndpoint> endpoints;
+  for (absl::string_view part : absl::StrSplit(url.rest.substr(0, slash), ',')) {
+    if (absl::StrContains(part, '@')) {
+      // The error does not repeat the password that may stand there.
+      url.text = absl::StrCat("etcd://...", url.text.substr(url.text.rfind('@')));
+      return url.error("a user stands behind '?': ?user=NAME&password_file=FILE");
+    }
+    StatusOr<internal::HostPort> at =
+        internal::parse_store_address(std::string_view(part.data(), part.size()), 2379);
+    if (!at.ok()) return url.error(std::string(at.status().message()));
+    endpoints.push_back({at->host, at->port});
+  }
+  etcd.prefix = slash == std::string::npos ? "" : url.rest.substr(slash + 1);
+  if (etcd.prefix.empty()) return url.error("it needs a prefix for the job: etcd://host:port/job");
+  return EtcdStore::connect(endpoints, etcd, std::move(runtime));
+}
+
 }  // namespace
 
 std::string StoreUrl::take(const std::string& name, const std::string& fallback) {
@@ -132,17 +163,7 @@ StatusOr<std::shared_ptr<Store>> open_store(std::string_view text, const StoreOp
     return FileStore::open(url.rest, {.run_id = run_id, .timeout = options.timeout},
                            std::move(runtime));
   }
-  if (url.scheme == "etcd") {
-    WEFT_RETURN_IF_ERROR(url.nothing_left());
-    const size_t slash = url.rest.find('/');
-    StatusOr<internal::HostPort> at =
-        internal::parse_store_address(url.rest.substr(0, slash), 2379);
-    if (!at.ok()) return url.error(std::string(at.status().message()));
-    const std::string prefix = slash == std::string::npos ? "" : url.rest.substr(slash + 1);
-    if (prefix.empty()) return url.error("it needs a prefix for the job: etcd://host:port/job");
-    return EtcdStore::connect(at->host, at->port, {.prefix = prefix, .timeout = options.timeout},
-                              std::move(runtime));
-  }
+  if (url.scheme == "etcd") return open_etcd(std::move(url), options, std::move(runtime));
   if (url.scheme == "env") {
     return url.error("env:// is for weft::join, which reads the launcher's variables");
   }

@@ -124,6 +124,25 @@ std::vector<std::string> uris(X509* cert) {
   return out;
 }
 
+Status expired(X509* cert, const File& file) {
+  return refused(absl::StrCat("the certificate of ", name_text(X509_get_subject_name(cert)), " in ",
+                              named(file), " expired at ", time_text(X509_get0_notAfter(cert)),
+                              "; put a new one there"));
+}
+
+Status check_fits(const File& key_file, const KeyRef& key, const File& cert_file, X509* cert) {
+  const bool fits = X509_check_private_key(cert, key.get()) == 1;
+  ERR_clear_error();
+  if (fits) return absl::OkStatus();
+  return wrong(absl::StrCat("the ", named(key_file), " does not fit the ", named(cert_file), " (",
+                            name_text(X509_get_subject_name(cert)), ")"));
+}
+
+Status check_in_date(const File& file, const CertRef& cert) {
+  if (X509_cmp_current_time(X509_get0_notAfter(cert.get())) > 0) return absl::OkStatus();
+  return expired(cert.get(), file);
+}
+
 Status check_chain(const File& ca_file, const std::vector<CertRef>& ca, const File& cert_file,
                    const std::vector<CertRef>& chain) {
   const StoreRef store(X509_STORE_new());
@@ -140,9 +159,7 @@ Status check_chain(const File& ca_file, const std::vector<CertRef>& ca, const Fi
   const std::string issuer = name_text(X509_get_issuer_name(chain[0].get()));
   Status status;
   if (!good && at != nullptr && code == X509_V_ERR_CERT_HAS_EXPIRED) {
-    status = refused(absl::StrCat("the certificate of ", subject, " in ", named(cert_file),
-                                  " expired at ", time_text(X509_get0_notAfter(at)),
-                                  "; put a new one there"));
+    status = expired(at, cert_file);
   } else if (!good && at != nullptr && code == X509_V_ERR_CERT_NOT_YET_VALID) {
     status = refused(absl::StrCat("the certificate of ", subject, " in ", named(cert_file),
                                   " is not valid before ", time_text(X509_get0_notBefore(at)),
@@ -266,12 +283,7 @@ StatusOr<CheckedCredentials> check_credentials(const Credentials& credentials, R
   WEFT_RETURN_IF_ERROR(key.status());
   WEFT_ASSIGN_OR_RETURN(const std::vector<CertRef> ca, parse_certificates(ca_file, ca_text));
   WEFT_ASSIGN_OR_RETURN(const std::vector<CertRef> chain, parse_certificates(cert_file, cert_text));
-  const bool fits = X509_check_private_key(chain[0].get(), key->get()) == 1;
-  ERR_clear_error();
-  if (!fits) {
-    return wrong(absl::StrCat("the ", named(key_file), " does not fit the ", named(cert_file), " (",
-                              name_text(X509_get_subject_name(chain[0].get())), ")"));
-  }
+  WEFT_RETURN_IF_ERROR(check_fits(key_file, *key, cert_file, chain[0].get()));
   WEFT_RETURN_IF_ERROR(check_chain(ca_file, ca, cert_file, chain));
   out.identities = identities_of(chain[0].get());
   if (out.identities.empty() && !credentials.shared_certificate) {
@@ -280,6 +292,32 @@ StatusOr<CheckedCredentials> check_credentials(const Credentials& credentials, R
                               ") names no worker: give it the URI ", view(kUriPrefix),
                               "<name> or a common name, or set shared_certificate"));
   }
+  return out;
+}
+
+StatusOr<ClientTls> check_client_files(const Credentials& files, Runtime& runtime) {
+  const File ca_file{files.ca_file, "CA file", "ca_file", "the URL's ca="};
+  const File cert_file{files.cert_file, "certificate file", "cert_file", "the URL's cert="};
+  const File key_file{files.key_file, "key file", "key_file", "the URL's key="};
+  if (ca_file.path.empty()) {
+    return wrong("a certificate to show and no ca_file (the URL's ca=) with whom to believe");
+  }
+  if (cert_file.path.empty() != key_file.path.empty()) {
+    return wrong(
+        "cert_file (the URL's cert=) and key_file (key=) are given together or not at all");
+  }
+  ClientTls out;
+  WEFT_ASSIGN_OR_RETURN(out.ca, read_file(ca_file, runtime));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<CertRef> ca, parse_certificates(ca_file, out.ca));
+  const auto in_date = [&](const CertRef& cert) { return check_in_date(ca_file, cert).ok(); };
+  if (std::none_of(ca.begin(), ca.end(), in_date)) return check_in_date(ca_file, ca.front());
+  if (cert_file.path.empty()) return out;
+  WEFT_ASSIGN_OR_RETURN(out.cert, read_file(cert_file, runtime));
+  WEFT_ASSIGN_OR_RETURN(out.key, read_file(key_file, runtime));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<CertRef> chain, parse_certificates(cert_file, out.cert));
+  WEFT_ASSIGN_OR_RETURN(const KeyRef key, parse_key(key_file, out.key));
+  WEFT_RETURN_IF_ERROR(check_fits(key_file, key, cert_file, chain[0].get()));
+  WEFT_RETURN_IF_ERROR(check_in_date(cert_file, chain.front()));
   return out;
 }
 

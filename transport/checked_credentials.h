@@ -57,6 +57,17 @@ struct CheckedCredentials {
 WEFT_API StatusOr<CheckedCredentials> check_credentials(const Credentials& credentials,
                                                         Runtime& runtime);
 
+// What a client shows to a server that is none of weft's, an etcd say, and whom it believes: PEM
+// texts for gRPC.
+struct ClientTls {
+  std::string ca;
+  std::string cert;  // empty: the client shows none
+  std::string key;
+};
+// As check_credentials(), of ca_file alone or of all three files. An authority that is out of date
+// is an error as well, since it would fail every handshake. The other fields are not looked at.
+WEFT_API StatusOr<ClientTls> check_client_files(const Credentials& files, Runtime& runtime);
+
 // Whether two secrets are equal, in a time that does not tell where they differ.
 WEFT_API bool same_secret(std::string_view a, std::string_view b);
 

@@ -10,10 +10,11 @@
 #include "weft/common/call_scope.h"
 #include "weft/store/internal/grpc_util.h"
 #include "weft/store/internal/quiet_wait.h"
-#include "weft/transport/address.h"
 
 namespace weft::internal {
 namespace {
+
+using grpc::protobuf::MessageLite;
 
 constexpr char kRange[] = "/etcdserverpb.KV/Range";
 constexpr char kTxn[] = "/etcdserverpb.KV/Txn";
@@ -21,6 +22,8 @@ constexpr char kWatch[] = "/etcdserverpb.Watch/Watch";
 constexpr char kLeaseGrant[] = "/etcdserverpb.Lease/LeaseGrant";
 
 constexpr absl::Duration kLeaseTtl = absl::Minutes(10);
+// One of several.
+constexpr absl::Duration kWatchOfAMember = absl::Seconds(10);
 // Less than the half of a lease that every marker has left.
 constexpr absl::Duration kUnknownBound = absl::Minutes(4);
 // etcd takes 128 operations in a transaction by default.
@@ -35,28 +38,6 @@ std::string prefix_end(std::string prefix) {
   if (prefix.empty()) return std::string(1, '\0');  // to the end of everything
   prefix.back() = static_cast<char>(prefix.back() + 1);
   return prefix;
-}
-
-std::optional<Status> error_if_final(const StoreOp& op, const grpc::Status& status) {
-  switch (status.error_code()) {
-    case grpc::StatusCode::UNIMPLEMENTED:
-      return op.error(ErrorKind::kUnimplemented,
-                      absl::StrCat("what answers there is no etcd: ", grpc_status_text(status)));
-    case grpc::StatusCode::PERMISSION_DENIED:
-    case grpc::StatusCode::UNAUTHENTICATED:
-      return op.error(ErrorKind::kPermission,
-                      absl::StrCat("etcd refuses: ", grpc_status_text(status)));
-    case grpc::StatusCode::INVALID_ARGUMENT:
-    case grpc::StatusCode::FAILED_PRECONDITION:
-      return op.error(ErrorKind::kProtocol,
-                      absl::StrCat("etcd refuses: ", grpc_status_text(status)));
-    case grpc::StatusCode::RESOURCE_EXHAUSTED:
-      // Its database is full; "too many requests" passes.
-      if (status.error_message().find("space") == std::string::npos) return std::nullopt;
-      return op.error(ErrorKind::kResource,
-                      absl::StrCat("etcd refuses: ", grpc_status_text(status)));
-    default: return std::nullopt;
-  }
 }
 
 }  // namespace
@@ -102,57 +83,43 @@ class EtcdLink::Marker {
   std::string head_;
 };
 
-EtcdLink::EtcdLink(std::shared_ptr<Runtime> runtime, const std::string& host, int port,
+EtcdLink::EtcdLink(std::shared_ptr<Runtime> runtime, std::unique_ptr<EtcdCluster> cluster,
                    std::string prefix)
     : runtime_(std::move(runtime)),
       prefix_(std::move(prefix)),
-      url_(absl::StrCat("etcd://", join_host_port(host, port), "/", prefix_)),
+      url_(absl::StrCat("etcd://", cluster->addresses(), "/", prefix_)),
       client_(absl::StrCat(absl::Hex(runtime_->random().next(), absl::kZeroPad16))),
-      channel_(grpc::CreateCustomChannel(join_host_port(host, port),
-                                         grpc::InsecureChannelCredentials(),
-                                         store_channel_arguments())) {}
+      cluster_(std::move(cluster)) {}
 
 std::string EtcdLink::data_key(std::string_view key) const {
   return absl::StrCat(prefix_, "/k/", absl::string_view(key.data(), key.size()));
 }
 
-template <class Request, class Reply>
-grpc::Status EtcdLink::attempt(const StoreOp& op, InterruptScope* scope, const char* method,
-                               const Request& request, Reply* reply) {
-  grpc::ClientContext context;
-  context.set_deadline(grpc_after(op.deadline - runtime_->now()));
-  InterruptScope::Guard guard(scope, &context);
-  grpc::CompletionQueue queue;
-  grpc::Status status;
-  grpc::TemplatedGenericStub<Request, Reply> stub(channel_);
-  auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
-  call->StartCall();
-  call->Finish(reply, &status, &context);
-  QuietWait(runtime_.get()).drain(&queue);
-  return status;
-}
-
 Status EtcdLink::before_next_attempt(const StoreOp& op, InterruptScope* scope,
                                      const grpc::Status& status, RetryBackoff* backoff) {
   if (scope->interrupted()) return op.interrupted();
-  if (std::optional<Status> error = error_if_final(op, status)) return *std::move(error);
-  if (!scope->pause(backoff->next(), op.deadline, channel_.get())) return op.interrupted();
-  if (runtime_->now() < op.deadline && status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
-    return absl::OkStatus();
-  }
-  if (channel_->GetState(false) == GRPC_CHANNEL_READY) {
+  if (std::optional<Status> error = cluster_->error_if_final(op, status)) return *std::move(error);
+  const std::shared_ptr<grpc::Channel> channel = cluster_->channel();
+  if (!scope->pause(backoff->next(), op.deadline, channel.get())) return op.interrupted();
+  // gRPC's clock may be a little ahead; that a member was silent is no reason to give up.
+  const bool out_of_time =
+      status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED && !cluster_->has_several();
+  if (runtime_->now() < op.deadline && !out_of_time) return absl::OkStatus();
+  if (channel->GetState(false) == GRPC_CHANNEL_READY) {
     return op.deadline_error(
         absl::StrCat("no answer came (the last: ", grpc_status_text(status), ")"));
   }
+  const std::string hint = cluster_->hint();
   return op.error(
       ErrorKind::kUnavailable,
       absl::StrCat("cannot reach etcd within ", absl::FormatDuration(op.deadline - op.begin), " (",
-                   backoff->attempts(), " attempts, the last: ", grpc_status_text(status), ")"));
+                   backoff->attempts(), " attempts, the last: ", grpc_status_text(status), ")",
+                   hint.empty() ? "" : "; ", hint));
 }
 
-template <class Request, class Reply>
 StatusOr<bool> EtcdLink::ask_if_it_fits(const StoreOp& op, InterruptScope* scope,
-                                        const char* method, const Request& request, Reply* reply) {
+                                        const char* method, const MessageLite& request,
+                                        MessageLite* reply) {
   RetryBackoff backoff(&runtime_->random());
   while (true) {
     if (scope->interrupted()) return op.interrupted();
@@ -160,7 +127,7 @@ StatusOr<bool> EtcdLink::ask_if_it_fits(const StoreOp& op, InterruptScope* scope
     {
       BlockingRegion region;
       WEFT_RETURN_IF_ERROR(region.status());
-      status = attempt(op, scope, method, request, reply);
+      status = cluster_->call(scope, op.deadline, method, request, reply);
     }
     if (status.ok()) return true;
     // gRPC's own words: nothing else tells this from a limit of etcd.
@@ -172,9 +139,8 @@ StatusOr<bool> EtcdLink::ask_if_it_fits(const StoreOp& op, InterruptScope* scope
   }
 }
 
-template <class Request, class Reply>
 Status EtcdLink::ask(const StoreOp& op, InterruptScope* scope, const char* method,
-                     const Request& request, Reply* reply) {
+                     const MessageLite& request, MessageLite* reply) {
   WEFT_ASSIGN_OR_RETURN(const bool fits, ask_if_it_fits(op, scope, method, request, reply));
   if (fits) return absl::OkStatus();
   return op.error(ErrorKind::kResource, "the answer of etcd is larger than a message can be");
@@ -264,7 +230,7 @@ StatusOr<std::string> EtcdLink::change(const StoreOp& op, InterruptScope* scope,
     {
       BlockingRegion region;
       WEFT_RETURN_IF_ERROR(region.status());
-      status = attempt(op, scope, kTxn, write, &written);
+      status = cluster_->call(scope, op.deadline, kTxn, write, &written);
     }
     if (status.ok() && written.succeeded()) {
       marker.unknown = false;
@@ -273,7 +239,7 @@ StatusOr<std::string> EtcdLink::change(const StoreOp& op, InterruptScope* scope,
     if (status.ok()) {
       // Someone was faster. The pause keeps many of us from hindering each other for ever.
       if (!scope->pause(absl::Milliseconds(10) * runtime_->random().unit(), op.deadline,
-                        channel_.get())) {
+                        cluster_->channel().get())) {
         return op.interrupted();
       }
       if (runtime_->now() >= op.deadline) {
@@ -321,18 +287,27 @@ StatusOr<EtcdLink::View> EtcdLink::look(const StoreOp& op, InterruptScope* scope
 Status EtcdLink::watch(const StoreOp& op, InterruptScope* scope, const std::string& key,
                        int64_t revision, absl::Duration length, RetryBackoff* backoff) {
   if (scope->interrupted()) return op.interrupted();
+  // A member that has been cut off from the others says nothing at all.
+  if (cluster_->has_several()) length = std::min(length, kWatchOfAMember);
+  EtcdCluster::Route route;
   grpc::Status status;
   bool changed = false;
   {
     BlockingRegion region;
     WEFT_RETURN_IF_ERROR(region.status());
+    status = cluster_->route(scope, op.deadline, &route);
+  }
+  if (status.ok()) {
+    BlockingRegion region;
+    WEFT_RETURN_IF_ERROR(region.status());
     grpc::ClientContext context;
     context.set_deadline(grpc_after(length));
+    route.sign(&context);
     InterruptScope::Guard guard(scope, &context);
     grpc::CompletionQueue queue;
     QuietWait wait(runtime_.get());
     grpc::TemplatedGenericStub<etcdserverpb::WatchRequest, etcdserverpb::WatchResponse> stub(
-        channel_);
+        route.channel);
     auto stream = stub.PrepareCall(&context, kWatch, &queue);
     etcdserverpb::WatchRequest request;
     request.mutable_create_request()->set_key(data_key(key));
@@ -353,14 +328,20 @@ Status EtcdLink::watch(const StoreOp& op, InterruptScope* scope, const std::stri
     if (changed) context.TryCancel();
     stream->Finish(&status, &context);
     wait.drain(&queue);
+    // Silence is what a watch is made for.
+    if (!changed && status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
+      cluster_->settle(route, status);
+    }
   }
   if (scope->interrupted()) return op.interrupted();
   if (changed || status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED)
     return absl::OkStatus();
-  if (std::optional<Status> error = error_if_final(op, status)) return *std::move(error);
+  if (std::optional<Status> error = cluster_->error_if_final(op, status)) return *std::move(error);
   // Broken, or ended by etcd, which knows the deadline too and may be first. Looking again tells
   // whether etcd is there.
-  if (!scope->pause(backoff->next(), op.deadline, channel_.get())) return op.interrupted();
+  if (!scope->pause(backoff->next(), op.deadline, cluster_->channel().get())) {
+    return op.interrupted();
+  }
   return absl::OkStatus();
 }
 

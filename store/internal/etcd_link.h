@@ -10,8 +10,7 @@
 //         several attempts with the same r at most one succeeds, and an attempt that is still under
 //         way somewhere fails as soon as anyone has written the key.
 // ETCD-2  after an attempt whose answer was lost, key and marker are read in one transaction: if
-// the
-//         marker is this operation's, it took effect, and the result is in it.
+//         the marker is this operation's, it took effect, and the result is in it.
 // ETCD-3  a marker's place is used by one operation at a time, and never again when the outcome of
 //         its operation stayed unknown.
 // Threads: any.
@@ -28,6 +27,7 @@
 #include "weft/common/runtime.h"
 #include "weft/proto/etcd.pb.h"
 #include "weft/store/internal/checks.h"
+#include "weft/store/internal/etcd_cluster.h"
 #include "weft/store/internal/interrupt_scope.h"
 #include "weft/store/store.h"
 
@@ -35,7 +35,8 @@ namespace weft::internal {
 
 class EtcdLink {
  public:
-  EtcdLink(std::shared_ptr<Runtime> runtime, const std::string& host, int port, std::string prefix);
+  EtcdLink(std::shared_ptr<Runtime> runtime, std::unique_ptr<EtcdCluster> cluster,
+           std::string prefix);
 
   // What becomes of a key, decided from what it holds now. Called again when someone was faster.
   struct Change {
@@ -77,17 +78,13 @@ class EtcdLink {
   class Marker;
 
   std::string data_key(std::string_view key) const;
-  template <class Request, class Reply>
-  grpc::Status attempt(const StoreOp& op, InterruptScope* scope, const char* method,
-                       const Request& request, Reply* reply);
   // For what may be asked any number of times: until it is answered or the deadline has come.
-  template <class Request, class Reply>
-  Status ask(const StoreOp& op, InterruptScope* scope, const char* method, const Request& request,
-             Reply* reply);
+  Status ask(const StoreOp& op, InterruptScope* scope, const char* method,
+             const grpc::protobuf::MessageLite& request, grpc::protobuf::MessageLite* reply);
   // The same for an answer that may be larger than a message can be; false: it was.
-  template <class Request, class Reply>
   StatusOr<bool> ask_if_it_fits(const StoreOp& op, InterruptScope* scope, const char* method,
-                                const Request& request, Reply* reply);
+                                const grpc::protobuf::MessageLite& request,
+                                grpc::protobuf::MessageLite* reply);
   // After a failed attempt: an error when it was final or the time is over, otherwise pauses.
   Status before_next_attempt(const StoreOp& op, InterruptScope* scope, const grpc::Status& status,
                              RetryBackoff* backoff);
@@ -99,7 +96,7 @@ class EtcdLink {
   const std::string prefix_;
   const std::string url_;
   const std::string client_;  // 16 hexadecimal digits, drawn once
-  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<EtcdCluster> cluster_;
 
   Mutex mutex_;
   int64_t lease_ ABSL_GUARDED_BY(mutex_) = 0;

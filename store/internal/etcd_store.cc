@@ -5,7 +5,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "weft/store/internal/address.h"
 #include "weft/store/internal/checks.h"
 #include "weft/store/internal/etcd_link.h"
 #include "weft/store/internal/table.h"
@@ -228,21 +227,27 @@ class EtcdClient : public Store {
 }  // namespace
 }  // namespace internal
 
-StatusOr<std::shared_ptr<EtcdStore>> EtcdStore::connect(std::string_view host, int port,
+StatusOr<std::shared_ptr<EtcdStore>> EtcdStore::connect(const std::vector<EtcdEndpoint>& endpoints,
                                                         const EtcdStoreOptions& options,
                                                         std::shared_ptr<Runtime> runtime) {
-  WEFT_RETURN_IF_ERROR(internal::check_dial_address("an etcd", host, port));
   if (options.prefix.empty() || options.prefix.size() > internal::kMaxPrefix) {
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat("an etcd store needs a prefix of 1 to ", internal::kMaxPrefix,
                                    " bytes, this one has ", options.prefix.size()));
   }
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<internal::EtcdCluster> cluster,
+                        internal::EtcdCluster::make(endpoints, options, runtime));
   auto client = std::make_shared<internal::EtcdClient>(
-      std::make_shared<internal::EtcdLink>(std::move(runtime), std::string(host), port,
-                                           options.prefix),
+      std::make_shared<internal::EtcdLink>(std::move(runtime), std::move(cluster), options.prefix),
       options.timeout);
   WEFT_RETURN_IF_ERROR(client->open());
   return std::shared_ptr<EtcdStore>(new EtcdStore(std::move(client)));
+}
+
+StatusOr<std::shared_ptr<EtcdStore>> EtcdStore::connect(std::string_view host, int port,
+                                                        const EtcdStoreOptions& options,
+                                                        std::shared_ptr<Runtime> runtime) {
+  return connect({EtcdEndpoint{std::string(host), port}}, options, std::move(runtime));
 }
 
 std::shared_ptr<Store> EtcdStore::new_client() {

@@ -9,6 +9,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -18,7 +21,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/common/runtime.h"
-#include "weft/store/etcd_store.h"
+#include "weft/proto/etcd.pb.h"
 #include "weft/tests/contract/store_world.h"
 #include "weft/tests/testing/loopback.h"
 
@@ -66,69 +69,164 @@ pid_t spawn(const std::vector<std::string>& command, const std::string& log) {
   ::_exit(127);
 }
 
+// A length-delimited field of a message whose definition weft has no use for.
+std::string field(int number, const std::string& bytes) {
+  return absl::StrCat(std::string(1, static_cast<char>(number << 3 | 2)),
+                      std::string(1, static_cast<char>(bytes.size())), bytes);
+}
+
+// One call of etcd's Auth service in plain text; the status in words.
+std::string auth_call(int port, const std::string& method, const std::string& request,
+                      const std::string& token) {
+  const auto channel =
+      grpc::CreateChannel(absl::StrCat("localhost:", port), grpc::InsecureChannelCredentials());
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(channel);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  if (!token.empty()) context.AddMetadata("token", token);
+  const grpc::Slice slice(request);
+  const grpc::ByteBuffer bytes(&slice, 1);
+  grpc::ByteBuffer reply;
+  grpc::Status status;
+  grpc::CompletionQueue queue;
+  auto call = stub.PrepareUnaryCall(&context, "/etcdserverpb.Auth/" + method, bytes, &queue);
+  call->StartCall();
+  call->Finish(&reply, &status, &context);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  return status.ok() ? "" : absl::StrCat(method, ": ", status.error_message());
+}
+
 }  // namespace
 
 std::string EtcdProcess::missing() {
   return find_etcd().empty() ? "etcd is not installed (Debian: etcd-server)" : "";
 }
 
-void EtcdProcess::start() {
-  const std::string binary = find_etcd();
-  const auto runtime = make_system_runtime();
-  const bool again = port_ != 0;
-  if (!again) directory_ = make_temp_dir();
+EtcdProcess::EtcdProcess(EtcdSetup setup, EtcdStoreOptions client)
+    : setup_(std::move(setup)), client_(std::move(client)), directory_(make_temp_dir()) {
+  client_.prefix = "ready";
+  client_.timeout = absl::Seconds(20);
   for (int attempt = 0; attempt < 5; ++attempt) {
-    if (!again) {
-      port_ = free_port();
-      peer_port_ = free_port();
-    }
-    const std::string client = absl::StrCat("http://127.0.0.1:", port_);
-    const std::string peer = absl::StrCat("http://127.0.0.1:", peer_port_);
-    pid_ = spawn({binary,
-                  "--name",
-                  "default",
-                  "--data-dir",
-                  directory_ + "/data",
-                  "--listen-client-urls",
-                  client,
-                  "--advertise-client-urls",
-                  client,
-                  "--listen-peer-urls",
-                  peer,
-                  "--initial-advertise-peer-urls",
-                  peer,
-                  "--initial-cluster",
-                  "default=" + peer,
-                  "--heartbeat-interval",
-                  "20",
-                  "--election-timeout",
-                  "200",
-                  "--logger",
-                  "zap",
-                  "--log-level",
-                  "error"},
-                 directory_ + "/log");
-    const auto store = EtcdStore::connect(
-        "127.0.0.1", port_, {.prefix = "ready", .timeout = absl::Seconds(10)}, runtime);
-    if (store.ok()) {
-      problem_.clear();
-      return;
-    }
-    problem_ = absl::StrCat("etcd does not start: ", std::string(store.status().message()));
-    kill();
+    choose_ports();
+    start();
+    if (problem_.empty()) return;
+    for (size_t i = 0; i < members_.size(); ++i) kill(i);
+    std::error_code ignored;
+    std::filesystem::remove_all(directory_ + "/data", ignored);
   }
 }
 
-void EtcdProcess::kill() {
-  if (pid_ <= 0) return;
-  ::kill(pid_, SIGKILL);
-  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+void EtcdProcess::choose_ports() {
+  members_.assign(static_cast<size_t>(setup_.members), {});
+  for (Member& member : members_) {
+    member.port = free_port();
+    member.peer_port = free_port();
   }
-  pid_ = -1;
+}
+
+std::vector<EtcdEndpoint> EtcdProcess::endpoints() const {
+  std::vector<EtcdEndpoint> out;
+  for (const Member& member : members_) out.push_back({"localhost", member.port});
+  return out;
+}
+
+void EtcdProcess::launch(size_t i) {
+  Member& member = members_[i];
+  const auto name = [](size_t k) { return absl::StrCat("m", k); };
+  const auto peer = [this](size_t k) {
+    return absl::StrCat("http://127.0.0.1:", members_[k].peer_port);
+  };
+  std::string all;
+  for (size_t k = 0; k < members_.size(); ++k) {
+    absl::StrAppend(&all, k == 0 ? "" : ",", name(k), "=", peer(k));
+  }
+  const bool has_tls = !setup_.cert_file.empty();
+  const std::string url = absl::StrCat(has_tls ? "https" : "http", "://127.0.0.1:", member.port);
+  std::vector<std::string> command = {find_etcd(),
+                                      "--name",
+                                      name(i),
+                                      "--data-dir",
+                                      absl::StrCat(directory_, "/data/", name(i)),
+                                      "--listen-client-urls",
+                                      url,
+                                      "--advertise-client-urls",
+                                      url,
+                                      "--listen-peer-urls",
+                                      peer(i),
+                                      "--initial-advertise-peer-urls",
+                                      peer(i),
+                                      "--initial-cluster",
+                                      all,
+                                      "--heartbeat-interval",
+                                      "20",
+                                      "--election-timeout",
+                                      "200",
+                                      "--bcrypt-cost",
+                                      "4",
+                                      "--logger",
+                                      "zap",
+                                      "--log-level",
+                                      "error"};
+  const auto option = [&command](const char* flag, const std::string& value) {
+    if (!value.empty()) command.insert(command.end(), {flag, value});
+  };
+  option("--cert-file", setup_.cert_file);
+  option("--key-file", setup_.key_file);
+  option("--trusted-ca-file", setup_.client_ca_file);
+  if (!setup_.client_ca_file.empty()) command.push_back("--client-cert-auth");
+  member.pid = spawn(command, directory_ + "/log");
+}
+
+void EtcdProcess::start() {
+  std::error_code ignored;
+  std::filesystem::create_directories(directory_ + "/data", ignored);
+  for (size_t i = 0; i < members_.size(); ++i) {
+    if (members_[i].pid <= 0) launch(i);
+  }
+  const auto store = EtcdStore::connect(endpoints(), client_, make_system_runtime());
+  problem_ = store.ok()
+                 ? ""
+                 : absl::StrCat("etcd does not start: ", std::string(store.status().message()));
+}
+
+void EtcdProcess::kill(size_t i) {
+  Member& member = members_[i];
+  if (member.pid <= 0) return;
+  ::kill(member.pid, SIGKILL);
+  while (::waitpid(member.pid, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  member.pid = -1;
+}
+
+std::string EtcdProcess::enable_users(const std::string& user, const std::string& password,
+                                      const std::string& prefix) {
+  // type READWRITE, all keys from "<prefix>/" to before "<prefix>0".
+  const std::string permission =
+      std::string("\x08\x02", 2) + field(2, prefix + "/") + field(3, prefix + "0");
+  const std::vector<std::pair<std::string, std::string>> calls = {
+      {"UserAdd", field(1, "root") + field(2, "of the root")},
+      {"RoleAdd", field(1, "root")},
+      {"UserGrantRole", field(1, "root") + field(2, "root")},
+      {"UserAdd", field(1, user) + field(2, password)},
+      {"RoleAdd", field(1, "job")},
+      {"RoleGrantPermission", field(1, "job") + field(2, permission)},
+      {"UserGrantRole", field(1, user) + field(2, "job")},
+      {"AuthEnable", ""},
+  };
+  for (const auto& [method, request] : calls) {
+    const std::string error = auth_call(port(), method, request, "");
+    if (!error.empty()) return error;
+  }
+  client_.user = user;
+  client_.password = password;
+  client_.prefix = prefix + "/ready";
+  return "";
 }
 
 EtcdProcess::~EtcdProcess() {
-  kill();
+  for (size_t i = 0; i < members_.size(); ++i) kill(i);
   std::error_code ignored;
   std::filesystem::remove_all(directory_, ignored);
 }

@@ -47,7 +47,7 @@ Credentials TlsFiles::make(const std::string& name, const TlsFileOptions& option
     if (options.rank.has_value()) absl::StrAppend(&uri, "/", *options.rank);
     request.uris = {uri};
   }
-  request.dns = {"worker.weft"};
+  request.dns = {options.dns};
   request.from = absl::Now() + options.valid_from;
   request.to = absl::Now() + options.valid_to;
   const absl::StatusOr<launch::CertifiedKey> made = authority_->issue(request);

@@ -18,6 +18,8 @@ struct TlsFileOptions {
   std::optional<int> rank{};
   // Without the URI: the common name alone tells who it is.
   bool only_common_name = false;
+  // For a server that is dialled by a host's name.
+  std::string dns = "worker.weft";
   absl::Duration valid_from = -absl::Hours(1);  // from now
   absl::Duration valid_to = absl::Hours(1);
 };

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
+#include <algorithm>
 
 #include <cstdio>
 #include <cstdlib>
@@ -126,7 +127,9 @@ absl::StatusOr<Job> Session::meet(const std::string& host, int master_port, int 
     // Rank 0 hosts the programs' store, so it needs a place of its own.
     if (absl::StartsWith(options_.rdzv, "tcp://")) return tcp_url(job.master_addr, store_port);
     if (absl::StartsWith(options_.rdzv, "file://")) return absl::StrCat(options_.rdzv, ".", job.id);
-    return absl::StrCat(options_.rdzv, "/", job.id);
+    // A prefix of its own, before what the URL says of users and files.
+    const size_t path = std::min(options_.rdzv.find('?'), options_.rdzv.size());
+    return absl::StrCat(options_.rdzv.substr(0, path), "/", job.id, options_.rdzv.substr(path));
   };
   absl::StatusOr<Job> job = absl::CancelledError("not met");
   Mutex mutex;
