@@ -69,9 +69,9 @@ TEST(Launch, TwoNodesAreOneJobByEtcd) {
   const std::string url = absl::StrCat("etcd://127.0.0.1:", client->port, "/jobs");
   std::vector<Running> nodes;
   for (const char* node : {"0", "1"}) {
-    nodes.push_back(Running::start(sh(
-        {"--nnodes", "2", "--node-rank", node, "--rdzv", absl::StrCat(url, "?allow_insecure=1")},
-        "echo up $RANK $WEFT_STORE")));
+    nodes.push_back(Running::start(
+        sh({"--nnodes", "2", "--node-rank", node, "--rdzv", absl::StrCat(url, "?allow_insecure=1")},
+           "echo up $RANK $WEFT_STORE")));
   }
   for (int node : {0, 1}) {
     Result result = nodes[node].finish();
