@@ -2,18 +2,19 @@
 
 # weft_test(NAME common_test SRCS a_test.cc ... LABELS unit TIMEOUT 120 [DEPS rpc LibTorch::LibTorch]
 #           [SANITIZE asan tsan] [SERIAL] [LOCKS name...] [NO_MAIN] [ENV A=b ...] [GCC_ASAN]
-#           [PRECOMPILED plain] [OPTIMIZED])
+#           [PRECOMPILED plain] [OPTIMIZED] [GROUPS 1])
 #
 # One GoogleTest program in <build>/tests; every test in it is known to ctest by its own name. In a sanitizer's build
 # there are four groups of each program instead, and so many as WEFT_TEST_GROUPS says (default: 0, none; CI: 6) of
-# those that have a SANITIZE in an ordinary one. DEPS defaults to all of weft. SANITIZE says in which sanitizer passes the program takes part (./dev asan, ./dev tsan); without it,
+# those that have a SANITIZE in an ordinary one. GROUPS says how many at most, for programs whose tests are few or short,
+# and that there are groups of one without SANITIZE, too. DEPS defaults to all of weft. SANITIZE says in which sanitizer passes the program takes part (./dev asan, ./dev tsan); without it,
 # it is built only in ordinary builds. SERIAL: nothing else runs meanwhile. LOCKS: none of the same lock does.
 # GCC_ASAN: in an ordinary build with g++ the same sources are built once more as <NAME>_asan with g++'s
 # AddressSanitizer, tests named asan.*: g++ 12 destroys some temporaries of co_await expressions twice, and clang's
 # pass cannot see what g++ does. PRECOMPILED plain (the default), tensor or torch: see cmake/Precompiled.cmake.
 # OPTIMIZED: the program itself computes much; it is compiled as what it tests is, and nothing is precompiled.
 function(weft_test)
-  cmake_parse_arguments(ARG "SERIAL;NO_MAIN;GCC_ASAN;OPTIMIZED" "NAME;TIMEOUT;PRECOMPILED" "SRCS;DEPS;LABELS;SANITIZE;LOCKS;ENV"
+  cmake_parse_arguments(ARG "SERIAL;NO_MAIN;GCC_ASAN;OPTIMIZED" "NAME;TIMEOUT;PRECOMPILED;GROUPS" "SRCS;DEPS;LABELS;SANITIZE;LOCKS;ENV"
     ${ARGN})
   if(ARG_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "weft_test(${ARG_NAME}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
@@ -71,7 +72,9 @@ macro(weft_make_test _target _prefix)
   set(environment "WEFT_BUILD_DIR=${weft_BINARY_DIR}" "WEFT_SOURCE_DIR=${weft_SOURCE_DIR}" ${ARG_ENV})
   if(WEFT_SANITIZE)
     weft_add_groups(${_target} "${_prefix}" 4)
-  elseif(WEFT_TEST_GROUPS AND ARG_SANITIZE)
+  elseif(WEFT_TEST_GROUPS AND ARG_GROUPS AND ARG_GROUPS LESS WEFT_TEST_GROUPS)
+    weft_add_groups(${_target} "${_prefix}" ${ARG_GROUPS})
+  elseif(WEFT_TEST_GROUPS AND (ARG_SANITIZE OR ARG_GROUPS))
     weft_add_groups(${_target} "${_prefix}" ${WEFT_TEST_GROUPS})
   elseif(WEFT_TEST_GROUPS AND "gpu" IN_LIST ARG_LABELS)
     # Where there is no GPU, each of them says so and ends.
@@ -90,6 +93,9 @@ macro(weft_add_groups _target _prefix _groups)
     add_test(NAME ${name} COMMAND ${_target} WORKING_DIRECTORY "${weft_BINARY_DIR}/tests")
     set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 900
       ENVIRONMENT "${environment};GTEST_TOTAL_SHARDS=${_groups};GTEST_SHARD_INDEX=${group};GTEST_OUTPUT=xml:${weft_BINARY_DIR}/tests/groups/${name}.xml")
+    if(NOT WEFT_SANITIZE)
+      set_tests_properties(${name} PROPERTIES PROCESSORS 2)  # see run_ctest in scripts/commands.sh
+    endif()
     if(ARG_SERIAL)
       set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
     endif()

@@ -130,13 +130,12 @@ export_test_environment() {
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 }
 
-# run_ctest FOLDER STRICT [ctest arguments]
+# run_ctest FOLDER STRICT AT_ONCE [ctest arguments]
 run_ctest() {
-  local folder="$1" strict="$2" status=0
-  shift 2
+  local folder="$1" strict="$2" at_once="$3" status=0
+  shift 3
   rm -rf "$folder/junit.xml" "$folder/tests/groups"
-  # One more at a time than there are cores: a third of a test's time is waiting, for leases and deadlines of others.
-  ctest --test-dir "$folder" -j "$((jobs + 1))" --output-on-failure --no-tests=error \
+  ctest --test-dir "$folder" -j "$at_once" --output-on-failure --no-tests=error \
     --output-junit "$folder/junit.xml" "$@" || status=$?
   local options=()
   [ "$strict" = yes ] && options=(--strict)
@@ -170,7 +169,9 @@ command_test() {
   local strict=no
   if [ "$full" = yes ]; then export WEFT_TEST_FULL=1; fi
   if [ "$full" = yes ] || [ "${CI:-}" = true ]; then strict=yes; fi
-  run_ctest "$build" "$strict" "${select[@]}"
+  # One more at a time than there are cores, for a third of a test's time is waiting, for leases and deadlines of others.
+  # A test between processes waits most of its time, and counts as half of one that has PROCESSORS 2 in the CMakeLists.
+  run_ctest "$build" "$strict" "$((2 * (jobs + 1)))" "${select[@]}"
 }
 
 command_bench() {
@@ -230,7 +231,7 @@ command_asan() {
   local asan=detect_leaks=1:detect_stack_use_after_return=1:strict_init_order=1:allocator_may_return_null=1
   export ASAN_OPTIONS="${ASAN_OPTIONS:-$asan}"
   export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
-  run_ctest "$build/asan" "$([ "${CI:-}" = true ] && echo yes || echo no)" -LE '^soak$' "$@"
+  run_ctest "$build/asan" "$([ "${CI:-}" = true ] && echo yes || echo no)" "$((jobs + 1))" -LE '^soak$' "$@"
 }
 
 command_tsan() {
@@ -241,7 +242,7 @@ command_tsan() {
   export OMP_NUM_THREADS=1
   # LibTorch is not instrumented: its reference counts are invisible to TSan, its deletes are not. No suppressions.
   export TSAN_OPTIONS="ignore_noninstrumented_modules=1:second_deadlock_stack=1${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
-  run_ctest "$build/tsan" "$([ "${CI:-}" = true ] && echo yes || echo no)" -LE '^soak$' "$@"
+  run_ctest "$build/tsan" "$([ "${CI:-}" = true ] && echo yes || echo no)" "$((jobs + 1))" -LE '^soak$' "$@"
 }
 
 command_fuzz() {

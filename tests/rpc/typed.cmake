@@ -1,5 +1,5 @@
 # Values, tensors and the library; the allocations of a call are counted on the simulated wire.
-weft_test(NAME rpc_typed_test LABELS unit PRECOMPILED tensor TIMEOUT 120 SANITIZE asan
+weft_test(NAME rpc_typed_test GROUPS 1 LABELS unit PRECOMPILED tensor TIMEOUT 120 SANITIZE asan
   SRCS
     allocation_test.cc
     chunk_place_test.cc
@@ -10,7 +10,7 @@ weft_test(NAME rpc_typed_test LABELS unit PRECOMPILED tensor TIMEOUT 120 SANITIZ
     value_test.cc
     wide_assembler_test.cc
   DEPS rpc testing weft_proto protobuf::libprotobuf)
-weft_test(NAME rpc_coroutine_test LABELS unit PRECOMPILED tensor TIMEOUT 60 SANITIZE asan GCC_ASAN
+weft_test(NAME rpc_coroutine_test GROUPS 1 LABELS unit PRECOMPILED tensor TIMEOUT 60 SANITIZE asan GCC_ASAN
   SRCS
     coroutine_handler_test.cc
   DEPS rpc)
