@@ -31,7 +31,7 @@
 
 namespace weft::pipeline {
 
-// What one stage computes. All calls come from the thread that runs the worker's list.
+// What one stage computes. All calls but cancel() come from the thread that runs the worker's list.
 class GradReducer {
  public:
   virtual ~GradReducer() = default;
@@ -41,6 +41,8 @@ class GradReducer {
   virtual Status ready(const at::Tensor& gradient) = 0;
   // All are ready. Ends when they are reduced, in place.
   virtual Status finish(absl::Duration time_left) = 0;
+  // The pipeline has ended with an error, which a finish() that waits ends with. From any thread.
+  virtual void cancel(const Status& why) { (void)why; }
   // The step has failed: there is no finish() for what is ready.
   virtual void drop() {}
 };
@@ -74,7 +76,8 @@ struct CallReducerOptions {
 // order at each; this one is among them. Costs each replica a call per bucket that is added up
 // elsewhere: bucket k is at replica k modulo their number. All have the same bits: parts are added in
 // the order of the replicas. A step that fails at one replica ends at the others at once; the loss of a
-// replica's worker ends it when it is known, at the latest with the step's deadline.
+// replica's worker ends it when it is known: at once on a host where another replica waits for it, else
+// with its lease, at the latest with the step's deadline. So does an error of the pipeline.
 // Throws weft::Error: kind invalid_argument for a name that is empty or taken, buckets below 1 byte,
 // another operation, or a worker that is none of the replicas; not_found for a replica that is unknown.
 WEFT_API std::shared_ptr<GradReducer> call_reducer(const ServiceContext& context,

@@ -26,7 +26,10 @@ bool gives_input_grad(ActionKind kind) {
 class Run {
  public:
   // `replicas`: so many copies of a plan stand one after the other in `plan`.
-  Run(const Plan& plan, const Costs& costs, const SimulateOptions& options, int replicas = 1)
+  // `norms`: of each of them, what a part of the norm costs; none without a barrier, with which
+  // steps are the last actions of their workers.
+  Run(const Plan& plan, const Costs& costs, const SimulateOptions& options, int replicas = 1,
+      std::vector<EdgeCost> norms = {})
       : replicas_(replicas),
         plan_(plan),
         costs_(costs),
@@ -35,6 +38,7 @@ class Run {
         to_(edges_to(plan)),
         slots_(plan.edges.size() * plan.micro_batches * options.steps * 2),
         workers_(plan.workers.size()) {
+    for (const EdgeCost& cost : norms) norms_.push_back({cost, {}, {}, {}});
     out_.workers.resize(workers_.size());
     out_.step_ends.resize(options.steps);
     for (const auto& list : plan.workers) {
@@ -83,9 +87,11 @@ class Run {
     int step = 0;
     size_t at = 0;
     bool running = false;
-    size_t tie = 0;      // of those of a reduction that runs
-    bool gave = false;   // its gradient to this tie
-    Ticks reduced = -1;  // when the reduction alone had ended; -1: it has not
+    size_t tie = 0;               // of those of a reduction that runs
+    bool gave = false;            // its gradient to this tie
+    Ticks reduced = -1;           // when the reduction alone had ended; -1: it has not
+    bool gave_norm = false;       // its part of this step
+    bool passed_barrier = false;  // of this step
     Ticks free_at = 0;
     int64_t memory = 0;
   };
@@ -132,11 +138,53 @@ class Run {
       if (tie.at.count(w) > 0 && w != tie.root) tie.others.insert(w);
     }
   }
+  SimLink& link_between(size_t from, size_t to, const EdgeCost& cost) {
+    const auto key = std::tuple(static_cast<int>(from), static_cast<int>(to), cost.latency,
+                                cost.bytes_per_kilotick);
+    return links_.try_emplace(key, &sim_, cost.latency, cost.bytes_per_kilotick).first->second;
+  }
   SimLink& tie_link(const Tie& tie, size_t from, size_t to) {
-    const auto key = std::tuple(static_cast<int>(from), static_cast<int>(to), tie.cost.latency,
-                                tie.cost.bytes_per_kilotick);
-    return links_.try_emplace(key, &sim_, tie.cost.latency, tie.cost.bytes_per_kilotick)
-        .first->second;
+    return link_between(from, to, tie.cost);
+  }
+
+  // The norm of all gradients of a replica, of the steps that are under way.
+  struct Norm {
+    EdgeCost cost{};
+    std::map<int, size_t> given{};                  // by step: parts that have arrived
+    std::map<int, Slot> latest{};                   // by step: the last of these
+    std::map<std::pair<int, size_t>, Slot> back{};  // by step and worker: the whole
+  };
+  // False: the worker waits.
+  bool pass_barrier(size_t w) {
+    const size_t size = workers_.size() / static_cast<size_t>(replicas_);
+    const size_t first = w / size * size;
+    Norm* const norm = &norms_[w / size];
+    State& s = workers_[w];
+    const int step = s.step;
+    const Ticks made = sim_.now();
+    if (w == first) {
+      if (norm->given[step] + 1 < size) return false;
+      charge(w, norm->latest[step], false);
+      for (size_t other = first + 1; other < first + size; ++other) {
+        link_between(w, other, norm->cost).send(norm->cost.bytes, [this, norm, step, other, made] {
+          norm->back[{step, other}] = {made, sim_.now()};
+          advance(other);
+        });
+      }
+      return true;
+    }
+    if (!s.gave_norm) {
+      s.gave_norm = true;
+      link_between(w, first, norm->cost).send(norm->cost.bytes, [this, norm, step, first, made] {
+        norm->latest[step] = {made, sim_.now()};
+        ++norm->given[step];
+        advance(first);
+      });
+    }
+    const auto back = norm->back.find({step, w});
+    if (back == norm->back.end()) return false;
+    charge(w, back->second, false);
+    return true;
   }
   // What is left of a reduction whose own work is done; false: it waits.
   bool pass_ties(size_t w) {
@@ -180,21 +228,42 @@ class Run {
   // that takes longest, from when the last has come.
   struct Meeting {
     std::vector<size_t> workers{};
+    size_t arrived = 0;  // those of which the first replica's worker knows
     Ticks cost = 0;
   };
   void meet(size_t w, const Action& a) {
     const size_t stages = meetings_.size();
-    Meeting& meeting = meetings_[static_cast<size_t>(a.stage) % stages];
+    const size_t which = static_cast<size_t>(a.stage) % stages;
+    Meeting& meeting = meetings_[which];
     meeting.workers.push_back(w);
     meeting.cost = std::max(meeting.cost, cost(a));
     workers_[w].running = true;
-    if (static_cast<int>(meeting.workers.size()) < replicas_) return;
-    const Meeting now = std::exchange(meeting, {});
-    for (size_t one : now.workers) {
-      const Ticks came = workers_[one].free_at;
-      charge(one, {sim_.now(), sim_.now()}, now.cost > 0);
-      sim_.at(sim_.now() + now.cost, [this, one, came] { end_reduction(one, came); });
+    const size_t first = w % (workers_.size() / static_cast<size_t>(replicas_));
+    if (w == first) return arrive(which, first);
+    link_between(w, first, costs_.replicas).send(costs_.replicas.bytes, [this, which, first] {
+      arrive(which, first);
+    });
+  }
+  void arrive(size_t which, size_t first) {
+    Meeting& meeting = meetings_[which];
+    if (++meeting.arrived < static_cast<size_t>(replicas_)) return;
+    const Meeting met = std::exchange(meeting, {});
+    const Ticks made = sim_.now();
+    for (size_t one : met.workers) {
+      if (one == first) {
+        reduce_together(one, made, met.cost);
+        continue;
+      }
+      const Ticks cost = met.cost;
+      link_between(first, one, costs_.replicas)
+          .send(costs_.replicas.bytes,
+                [this, one, made, cost] { reduce_together(one, made, cost); });
     }
+  }
+  void reduce_together(size_t w, Ticks made, Ticks cost) {
+    const Ticks came = workers_[w].free_at;
+    charge(w, {made, sim_.now()}, cost > 0);
+    sim_.at(sim_.now() + cost, [this, w, came] { end_reduction(w, came); });
   }
   void end_reduction(size_t w, Ticks start) {
     State& s = workers_[w];
@@ -267,6 +336,11 @@ class Run {
         finish(w, a, std::exchange(s.reduced, -1), /*worked=*/false);
         continue;
       }
+      if (a.kind == ActionKind::kStep && !norms_.empty() && !s.passed_barrier) {
+        if (!pass_barrier(w)) return;
+        s.passed_barrier = true;
+        continue;
+      }
       const auto ready = inputs(s.step, a);
       if (!ready.has_value()) return;
       charge(w, *ready, cost(a) > 0);
@@ -316,6 +390,7 @@ class Run {
     if (++s.at == plan_.workers[w].size()) {
       s.at = 0;
       ++s.step;
+      s.gave_norm = s.passed_barrier = false;
       out_.step_ends[step] = std::max(out_.step_ends[step], now);
     }
     produce(w, step, a);
@@ -378,6 +453,7 @@ class Run {
   std::map<std::pair<int, int>, bool> recomputed_;
   std::vector<Tie> ties_;
   std::vector<Meeting> meetings_;  // by stage of one replica
+  std::vector<Norm> norms_;        // by replica; none without a barrier
   std::vector<Slot> slots_;
   std::vector<State> workers_;
   Simulation out_;
@@ -469,9 +545,21 @@ void check_costs(const Plan& plan, const Costs& costs, const SimulateOptions& op
       refuse("a stage with a negative cost");
     }
   }
+  if (options.barrier && plan.asynchronous) {
+    refuse("a barrier before the steps of an asynchronous plan, which are taken one by one");
+  }
   if (options.steps < 1 || options.steps > 10000) {
     refuse(absl::StrCat("a simulation of ", options.steps, " steps: 1 to 10000"));
   }
+}
+
+// With a barrier steps come at the end of every list.
+Plan steps_last(Plan plan) {
+  for (auto& list : plan.workers) {
+    std::stable_partition(list.begin(), list.end(),
+                          [](const Action& a) { return a.kind != ActionKind::kStep; });
+  }
+  return plan;
 }
 
 // The plan `count` times, one behind the other.
@@ -505,7 +593,8 @@ Plan repeated(const Plan& plan, int count) {
 
 Simulation simulate(const Plan& plan, const Costs& costs, SimulateOptions options) {
   check_costs(plan, costs, options);
-  return Run(plan, costs, options).run();
+  if (!options.barrier) return Run(plan, costs, options).run();
+  return Run(steps_last(plan), costs, options, 1, {costs.norm}).run();
 }
 
 std::vector<Simulation> simulate_replicas(const Plan& plan, const std::vector<Costs>& costs,
@@ -515,7 +604,10 @@ std::vector<Simulation> simulate_replicas(const Plan& plan, const std::vector<Co
   }
   const int count = static_cast<int>(costs.size());
   Costs all;
+  all.replicas = costs[0].replicas;
+  std::vector<EdgeCost> norms;
   for (const Costs& one : costs) {
+    if (options.barrier) norms.push_back(one.norm);
     check_costs(plan, one, options);
     all.stages.insert(all.stages.end(), one.stages.begin(), one.stages.end());
     all.edges.insert(all.edges.end(), one.edges.begin(), one.edges.end());
@@ -523,8 +615,8 @@ std::vector<Simulation> simulate_replicas(const Plan& plan, const std::vector<Co
       all.tied.push_back(g < one.tied.size() ? one.tied[g] : EdgeCost{});
     }
   }
-  const Plan whole = repeated(plan, count);
-  Simulation together = Run(whole, all, options, count).run();
+  const Plan whole = repeated(options.barrier ? steps_last(plan) : plan, count);
+  Simulation together = Run(whole, all, options, count, std::move(norms)).run();
   std::vector<Simulation> out(costs.size());
   const size_t workers = plan.workers.size();
   for (size_t r = 0; r < out.size(); ++r) {

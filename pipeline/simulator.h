@@ -15,7 +15,9 @@
 // forward ends, down to `weight_activation` when an input gradient ends, to nothing when the
 // weights' gradient has ended. Where stages share a weight, the last reduction of a worker that has
 // one of them waits: it gives its gradient to the worker of the first of these stages, which gives
-// the sum back when it has all. Replicas wait for each other in every reduction. Pure; any thread.
+// the sum back when it has all. Replicas wait for each other in every reduction. With a barrier all
+// stages step at the end of their worker's list, once the first worker has a part of the norm of all
+// gradients from every other one, and each of them has the whole back. Pure; any thread.
 
 #include <cstdint>
 #include <string>
@@ -48,7 +50,10 @@ struct Costs {
   std::vector<StageCost> stages;
   std::vector<EdgeCost> edges;
   std::vector<EdgeCost>
-      tied{};  // of each group of Plan::tied, each way; those not given cost nothing
+      tied{};       // of each group of Plan::tied, each way; those not given cost nothing
+  EdgeCost norm{};  // with a barrier: between the first worker and each other one, each way
+  EdgeCost
+      replicas{};  // of a reduction: between the first replica's worker and each other's, each way
   // The same for every worker: what is given is one worker's whole share, which its stages divide.
   // Throws kind invalid_argument when a share does not divide.
   WEFT_API static Costs uniform(const Plan& plan, Ticks forward, Ticks input_grad,
@@ -62,6 +67,9 @@ struct Costs {
 struct SimulateOptions {  // what is simulated
   int steps = 1;          // that follow each other without a barrier
   bool blocking_receives = false;
+  // As PipelineOptions::clip_norm and skip_not_finite put it before the steps of all stages. Throws kind
+  // invalid_argument for an asynchronous plan.
+  bool barrier = false;
 };
 
 // Where a worker's idle time went. The sum is makespan - busy.
@@ -118,7 +126,8 @@ struct WEFT_API Simulation {
 // naming what each worker waits for.
 WEFT_API Simulation simulate(const Plan& plan, const Costs& costs, SimulateOptions options = {});
 // As many replicas as there are costs, one beside the other: the reduction of a stage begins when all
-// of them have come to it, and ends for all when the longest has. Throws as simulate() does.
+// of them have come to it and the first one knows (Costs::replicas of the first), takes as long as that of
+// the longest, and the others know a message later. Throws as simulate() does.
 WEFT_API std::vector<Simulation> simulate_replicas(const Plan& plan,
                                                    const std::vector<Costs>& costs,
                                                    SimulateOptions options = {});

@@ -2,8 +2,8 @@
 #define WEFT_PIPELINE_STAGE_COMPUTE_H_
 
 // StageCompute: what the actions of one stage do. The one of the framework calls a module; a test's
-// waits instead, so that a run can be compared with its simulation. All calls come from the one
-// thread that runs the worker's list.
+// waits instead, so that a run can be compared with its simulation. All calls but cancel() come from
+// the one thread that runs the worker's list.
 
 #include <cstdint>
 #include <functional>
@@ -80,6 +80,9 @@ class StageCompute {
     return make_error(ErrorKind::kUnimplemented, "this stage cannot scale its gradients");
   }
   virtual void skip_step() {}
+  // The pipeline has ended with an error: a reduce() that waits ends with it, and so does a later one.
+  // From any thread, while an action may run.
+  virtual void cancel(const Status& why) { (void)why; }
   // An error has ended the step: nothing of its micro-batches is kept.
   virtual void drop() = 0;
 };

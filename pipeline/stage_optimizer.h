@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -30,6 +31,11 @@ namespace weft::pipeline {
 class StageOptimizer {
  public:
   virtual ~StageOptimizer() = default;
+  // Once, before anything else: the stage's parameters by name. One that calls what it keeps of
+  // parameter NAME "NAME/..." goes into checkpoints by layer.
+  virtual void set_names(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
+    (void)parameters;
+  }
   // After the stage's last gradient of a step. One gradient for each parameter, in their order, as
   // it is in `.grad()` of the parameter; undefined where there is none. They are cleared afterwards.
   virtual Status step(const std::vector<at::Tensor>& gradients) = 0;
@@ -43,8 +49,10 @@ class StageOptimizer {
 
 // Around one of LibTorch's, or a class of one's own. step() is called without a closure; what it
 // throws ends the pipeline. The rate of all of its groups is that of Pipeline::rates(), once it was
-// set there. state() is one archive of bytes, of the whole stage: such a stage is loaded into the same
-// stage only, not by layer. Throws weft::Error, kind invalid_argument, for null.
+// set there. state() of Adam, AdamW, SGD, Adagrad and RMSprop is by parameter, as those classes call it
+// ("weight/exp_avg"). Of others, LBFGS among them, it is one archive of bytes, of the whole stage: such
+// a stage is loaded into the same stage only, not by layer. Throws weft::Error, kind invalid_argument,
+// for null.
 WEFT_API std::shared_ptr<StageOptimizer> torch_optimizer(
     std::unique_ptr<torch::optim::Optimizer> optimizer);
 

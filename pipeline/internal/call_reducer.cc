@@ -2,6 +2,7 @@
 // workers: bucket k is added up at replica k modulo their number.
 
 #include <algorithm>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,10 @@
 namespace weft::pipeline {
 namespace internal {
 namespace {
+
+// A wait of this length is worth a question.
+constexpr absl::Duration kAskReplicasAfter = absl::Milliseconds(500);
+constexpr absl::Duration kAskReplicasFor = absl::Seconds(5);
 
 Status status_of(int64_t kind, const std::string& why, const std::string& origin) {
   const bool known = kind > 0 && kind <= static_cast<int64_t>(ErrorKind::kPermission);
@@ -53,17 +58,18 @@ class CallReducer final : public GradReducer {
   Status finish(absl::Duration time_left) override {
     launch();
     const absl::Time deadline = runtime_->now() + time_left;
-    const std::shared_ptr<Round> round = std::exchange(round_, std::make_shared<Round>(runtime_));
+    const std::shared_ptr<Round> round = this_round();
     const std::vector<Tensors> given = std::exchange(given_, {});
     ++number_;
+    while (!round->wait(given.size(), std::min(deadline, runtime_->now() + kAskReplicasAfter)) &&
+           runtime_->now() < deadline) {
+      probe(round);
+    }
+    next_round();
     std::vector<Tensors> sums;
     Status first;
     {
       MutexLock lock(&round->mutex);
-      while (round->first.ok() && round->sums.size() < given.size()) {
-        if (runtime_->now() >= deadline) break;
-        (void)round->changed.wait_until(&round->mutex, deadline);
-      }
       first = round->first;
       if (first.ok() && round->sums.size() < given.size()) {
         first = make_error(ErrorKind::kDeadline,
@@ -87,20 +93,47 @@ class CallReducer final : public GradReducer {
                                         replicas_.size(), " replicas"));
   }
 
+  void cancel(const Status& why) override {
+    std::shared_ptr<Round> round;
+    {
+      MutexLock lock(&mutex_);
+      if (cancelled_.ok()) cancelled_ = why;
+      round = round_;
+    }
+    round->fail(why);
+  }
+
   void drop() override {
     bucket_.clear();
     bytes_ = 0;
     given_.clear();
-    round_ = std::make_shared<Round>(runtime_);
-    tell_others(make_error(ErrorKind::kState,
-                           absl::StrCat("replica ", rank_, " of reducer '", options_.name,
-                                        "', worker '", replicas_[rank_].name, "', has failed")));
+    next_round();
+    Status why;
+    {
+      MutexLock lock(&mutex_);
+      why = cancelled_.ok() ? make_error(ErrorKind::kState, "its step has failed") : cancelled_;
+    }
+    tell_others(make_error(
+        error_kind(why),
+        absl::StrCat("replica ", rank_, " of reducer '", options_.name, "', worker '",
+                     replicas_[rank_].name, "', has failed: ", std::string(why.message()))));
   }
 
  private:
   // What one finish() waits for; answers may come after it.
   struct Round {
-    explicit Round(const std::shared_ptr<Runtime>& runtime) : changed(runtime.get()) {}
+    explicit Round(const std::shared_ptr<Runtime>& runtime)
+        : runtime(runtime), changed(runtime.get()) {}
+    // Whether there is no more to wait for: an error, or so many sums.
+    bool wait(size_t buckets, absl::Time until) {
+      MutexLock lock(&mutex);
+      while (first.ok() && sums.size() < buckets) {
+        if (runtime->now() >= until) return false;
+        (void)changed.wait_until(&mutex, until);
+      }
+      return true;
+    }
+    void fail(const Status& why) { put(0, why); }
     void put(int64_t bucket, StatusOr<Tensors> sum) {
       {
         MutexLock lock(&mutex);
@@ -112,11 +145,49 @@ class CallReducer final : public GradReducer {
       }
       changed.notify_all();
     }
+    const std::shared_ptr<Runtime> runtime;
     Mutex mutex;
     Condition changed;
     std::map<int64_t, Tensors> sums ABSL_GUARDED_BY(mutex);
     Status first ABSL_GUARDED_BY(mutex);
+    std::set<size_t> probing ABSL_GUARDED_BY(mutex);  // replicas that have not answered
   };
+
+  std::shared_ptr<Round> this_round() const {
+    MutexLock lock(&mutex_);
+    return round_;
+  }
+  void next_round() {
+    auto next = std::make_shared<Round>(runtime_);
+    MutexLock lock(&mutex_);
+    round_ = std::move(next);
+  }
+
+  // One that has ended gives no part, and says nothing to those that wait for it: they ask, as
+  // workers do that wait for a tensor (RUN-6). Silence says nothing.
+  void probe(const std::shared_ptr<Round>& round) {
+    for (size_t r = 0; r < replicas_.size(); ++r) {
+      if (r == rank_) continue;
+      {
+        MutexLock lock(&round->mutex);
+        if (!round->probing.insert(r).second) continue;
+      }
+      call(*worker_, replicas_[r], "@pipeline.touch", PipelineMessage{},
+           {.deadline = kAskReplicasFor,
+            .retry = Retry::kAtMostOnce,
+            .backpressure = Backpressure::kWait},
+           [round, r, sums = sums_, replica = replicas_[r]](const StatusOr<Payload>& answer) {
+             {
+               MutexLock lock(&round->mutex);
+               round->probing.erase(r);
+             }
+             if (!has_ended(answer.status())) return;
+             sums->on_worker_gone(replica,
+                                  answer.status());  // other replicas' parts wait here, too
+             round->fail(CallSums::gone_error(r, replica, answer.status()));
+           });
+    }
+  }
 
   void launch() {
     if (bucket_.empty()) return;
@@ -133,15 +204,16 @@ class CallReducer final : public GradReducer {
     const size_t root = static_cast<size_t>(bucket) % replicas_.size();
     if (root == rank_) {
       const absl::Time now = runtime_->now();
-      sums_->give(
-          std::move(message), now, absl::InfiniteFuture(),
-          [round = round_, bucket](StatusOr<Tensors> sum) { round->put(bucket, std::move(sum)); });
+      sums_->give(std::move(message), now, absl::InfiniteFuture(),
+                  [round = this_round(), bucket](StatusOr<Tensors> sum) {
+                    round->put(bucket, std::move(sum));
+                  });
       return;
     }
     CallOptions options{.retry = Retry::kAtMostOnce, .backpressure = Backpressure::kWait};
     options.deadline = options_.timeout;
     call(*worker_, replicas_[root], "@pipeline.sum", message, options,
-         [round = round_, bucket](StatusOr<Payload> answer) {
+         [round = this_round(), bucket](StatusOr<Payload> answer) {
            if (!answer.ok()) return round->put(bucket, answer.status());
            auto sum = decode<SumAnswer>(*std::move(answer));
            if (!sum.ok()) return round->put(bucket, sum.status());
@@ -172,8 +244,10 @@ class CallReducer final : public GradReducer {
   const size_t rank_;
   const CallReducerOptions options_;
   int64_t number_ = 0;  // of the round
-  std::shared_ptr<Round> round_;
-  std::vector<Tensors> given_;  // by bucket
+  mutable Mutex mutex_;
+  std::shared_ptr<Round> round_ ABSL_GUARDED_BY(mutex_);
+  Status cancelled_ ABSL_GUARDED_BY(mutex_);  // the error of the pipeline
+  std::vector<Tensors> given_;                // by bucket
   Tensors bucket_;
   int64_t bytes_ = 0;
   bool told_ = false;

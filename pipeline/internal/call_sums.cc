@@ -178,10 +178,13 @@ void CallSums::on_worker_gone(const WorkerInfo& worker, const Status& why) {
     }
   }
   for (const auto& [name, rank] : concerned) {
-    fail(name, make_error(ErrorKind::kPeerLost,
-                          absl::StrCat("replica ", rank, " of reducer '", name, "', worker '",
-                                       worker.name, "', is gone: ", std::string(why.message()))));
+    fail(name, annotate(gone_error(rank, worker, why), absl::StrCat("reducer '", name, "'")));
   }
+}
+
+Status CallSums::gone_error(size_t rank, const WorkerInfo& worker, const Status& why) {
+  return make_error(ErrorKind::kPeerLost, absl::StrCat("replica ", rank, ", worker '", worker.name,
+                                                       "', is gone: ", std::string(why.message())));
 }
 
 void CallSums::close(const Status& why) {

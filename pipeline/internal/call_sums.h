@@ -73,6 +73,7 @@ class WEFT_API CallSums {
   // Parts that wait are answered with it, and so is what comes later, until remove_reducer().
   void fail(const std::string& name, const Status& why);
   void on_worker_gone(const WorkerInfo& worker, const Status& why);
+  static Status gone_error(size_t rank, const WorkerInfo& worker, const Status& why);
   void close(const Status& why);
   int64_t waiting() const;  // parts
 

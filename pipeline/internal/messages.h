@@ -6,15 +6,19 @@
 //   method             who to whom                      when
 //   @pipeline.open     maker to every worker            once, when the pipeline is made
 //   @pipeline.touch    worker to those it sends to      while it opens: the connection is there; and
-//                      the maker                       while no step comes
+//                      the maker                       while no step comes; whether a worker has ended: by
+//                                                       reducers over calls that wait, and for a survey
 //   @pipeline.begin    maker to every worker            once per step; answered when it has ended
 //   @pipeline.put      worker to worker                 for every send of the plan
 //   @pipeline.fail     a worker that fails to all others at most once per pair: the error
 //   @pipeline.probe    a worker that waits for a       again and again: whether the other one's part goes
 //                      tensor to all others            on; answered with its error, if any
+//   @pipeline.ended    a worker to the maker           another one's process has ended, as the transport knows
+//                                                       here: it will answer no step
 //   @pipeline.fetch    maker to a worker                gradients or state of a stage
 //   @pipeline.keep     worker to its neighbour          with copies: after each step, its stages' state
-//   @pipeline.survey   maker to every worker            to rebuild: ends the parts there, and lists copies
+//   @pipeline.survey   maker to every worker            to rebuild, until all have answered or are known to
+//                                                       have ended: ends the parts there, and lists copies
 //   @pipeline.close    maker to every worker            once
 //   @pipeline.sum      replica to replica               with call_reducer(): for every bucket that is added
 //                                                       up there; the answer is the sum (call_sums.h)
@@ -121,6 +125,13 @@ struct FailMessage {
 };
 WEFT_STRUCT(FailMessage, pipeline, code, kind, message, origin);
 
+struct EndedMessage {
+  uint64_t pipeline = 0;
+  WorkerInfo worker{};
+  std::string why{};
+};
+WEFT_STRUCT(EndedMessage, pipeline, worker, why);
+
 enum class Fetch : int64_t {
   kGradients,
   kZeroGrad,
@@ -167,8 +178,9 @@ WEFT_STRUCT(KeptCopy, owner, steps);
 
 struct SurveyAnswer {
   std::vector<KeptCopy> copies{};
+  std::vector<WorkerInfo> gone{};  // workers of the plan that are known to have ended here
 };
-WEFT_STRUCT(SurveyAnswer, copies);
+WEFT_STRUCT(SurveyAnswer, copies, gone);
 
 struct PipelineMessage {  // close, touch, and answers that say nothing
   uint64_t pipeline = 0;
@@ -189,6 +201,12 @@ StatusOr<Payload> encode(const T& message) {
   out.put(message);
   WEFT_RETURN_IF_ERROR(out.status());
   return payload;
+}
+
+// How a call ends whose callee's process has ended, as the transport knows, or the group: nothing has
+// answered it.
+inline bool has_ended(const Status& answer) {
+  return error_kind(answer) == ErrorKind::kPeerLost && error_details(answer).origin.empty();
 }
 
 // `done` once.

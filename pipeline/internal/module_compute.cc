@@ -143,6 +143,11 @@ StatusOr<std::shared_ptr<ModuleCompute>> ModuleCompute::make(std::shared_ptr<con
   }
   if (o.make_optimizer != nullptr) {
     if (auto own = o.make_optimizer(made->parameters_); own != nullptr) {
+      std::vector<std::pair<std::string, at::Tensor>> named;
+      for (const auto& item : made->module_.module->named_parameters()) {
+        named.emplace_back(item.key(), item.value());
+      }
+      own->set_names(named);
       made->optimizer_ = std::move(own);
     }
   }
@@ -388,6 +393,10 @@ Status ModuleCompute::step(int64_t step) {
   WEFT_RETURN_IF_ERROR(status);
   zero_grad();
   return absl::OkStatus();
+}
+
+void ModuleCompute::cancel(const Status& why) {
+  if (options_.reducer != nullptr) options_.reducer->cancel(why);
 }
 
 void ModuleCompute::drop() {

@@ -69,6 +69,7 @@ class ModuleCompute final : public StageCompute {
   StatusOr<Tensors> tied_gradients() override;
   Status set_tied_gradients(Tensors sums) override;
   int64_t weight_versions() const override { return versions_ == nullptr ? 1 : versions_->kept(); }
+  void cancel(const Status& why) override;
   void drop() override;
 
   // By name, as in state_dict(); those that have none are left out.

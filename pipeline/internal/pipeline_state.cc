@@ -23,6 +23,7 @@ struct Pipeline::State::Step {
   std::vector<double> weights;
   Promise<StepResult> promise;
   Mutex mutex;
+  std::vector<bool> answered ABSL_GUARDED_BY(mutex);  // by worker of the plan
   size_t left ABSL_GUARDED_BY(mutex) = 0;
   Status first ABSL_GUARDED_BY(mutex);   // that a worker has answered
   Status silent ABSL_GUARDED_BY(mutex);  // of a worker that has not
@@ -129,6 +130,11 @@ void Pipeline::State::open(std::vector<Stage> stages) {
     done_steps_ = options_.first_step;
   }
   id_ = worker_->runtime().random().next() >> 16;
+  if (const auto service = worker_->service<internal::PipelineService>(); service != nullptr) {
+    service->watch(id_, [weak = weak_from_this()](const WorkerInfo& worker, const Status& why) {
+      if (const auto self = weak.lock()) self->worker_ended(worker, why);
+    });
+  }
   std::vector<Future<void>> handed;
   for (int s = 0; s < plan_.stages(); ++s) {
     handed.push_back(stages_[s].hand_over(internal::host_key(id_, s)));
@@ -146,8 +152,10 @@ void Pipeline::State::open(std::vector<Stage> stages) {
   message.optimizer = std::string(options_.optimizer.name);
   message.optimizer_options = rates_->options();
   {
+    // Optimizers of one's own begin with rates of their own: rates that were set before, for a pipeline
+    // that this one takes the place of, are told with the first step.
     MutexLock lock(&mutex_);
-    sent_options_ = message.optimizer_options;
+    sent_options_ = internal::StageRates(options_.optimizer).options();
   }
   message.has_seed = options_.seed.has_value();
   message.seed = options_.seed.value_or(0);
@@ -196,6 +204,7 @@ Future<StepResult> Pipeline::State::begin(std::vector<Tensors> inputs,
   {
     MutexLock lock(&step->mutex);
     step->left = workers_.size();
+    step->answered.resize(workers_.size());
     step->result.peak_activations.resize(workers_.size());
     step->result.times.resize(workers_.size());
     step->result.weight_versions.resize(workers_.size());
@@ -208,6 +217,7 @@ Future<StepResult> Pipeline::State::begin(std::vector<Tensors> inputs,
     throw_error(error);
   }
   step->number = next_step_++;
+  under_way_.emplace(step->number, step);
   BeginMessage message{.pipeline = id_, .of = digest_, .step = step->number};
   message.forward_only = forward_only;
   // As they were when the parts were made, until they change.
@@ -256,7 +266,26 @@ void Pipeline::State::tell_of(size_t w, const Status& why) const {
   }
 }
 
+void Pipeline::State::worker_ended(const WorkerInfo& worker, const Status& why) {
+  std::vector<std::shared_ptr<Step>> steps;
+  {
+    MutexLock lock(&mutex_);
+    gone_.insert(worker);
+    for (const auto& [number, step] : under_way_) steps.push_back(step);
+  }
+  for (const auto& step : steps) {
+    for (size_t w = 0; w < workers_.size(); ++w) {
+      if (workers_[w] == worker) ended(w, why, step);
+    }
+  }
+}
+
 void Pipeline::State::ended(size_t w, StatusOr<Payload> answer, const std::shared_ptr<Step>& step) {
+  {
+    MutexLock lock(&step->mutex);
+    if (step->answered[w]) return;
+    step->answered[w] = true;
+  }
   const bool answered = answer.ok() || !error_details(answer.status()).origin.empty();
   StatusOr<EndMessage> end = answer.ok() ? internal::decode<EndMessage>(*std::move(answer))
                                          : StatusOr<EndMessage>(answer.status());
@@ -295,6 +324,10 @@ void Pipeline::State::ended(size_t w, StatusOr<Payload> answer, const std::share
   const Status first = step->first.ok() ? step->silent : step->first;
   StepResult result = std::move(step->result);
   lock.unlock();
+  {
+    MutexLock over(&mutex_);
+    under_way_.erase(step->number);
+  }
   if (!first.ok()) {
     step->promise.try_set(first);
     return;
@@ -310,15 +343,20 @@ void Pipeline::State::ended(size_t w, StatusOr<Payload> answer, const std::share
 }
 
 void Pipeline::State::close(bool wait) {
+  std::set<WorkerInfo> gone;
   {
     MutexLock lock(&mutex_);
     if (closed_) return;
     closed_ = true;
+    gone = gone_;
     if (error_.ok()) error_ = make_error(ErrorKind::kState, "the pipeline is closed");
+  }
+  if (const auto service = worker_->service<internal::PipelineService>(); service != nullptr) {
+    service->unwatch(id_);
   }
   std::vector<Future<PipelineMessage>> closing;
   for (const WorkerInfo& w : workers_) {
-    if (w.name.empty()) continue;
+    if (w.name.empty() || gone.count(w) > 0) continue;
     closing.push_back(ask<PipelineMessage>(*worker_, w, "@pipeline.close", PipelineMessage{id_},
                                            {.deadline = absl::Seconds(30)}));
   }

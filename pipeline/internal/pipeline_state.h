@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -133,6 +134,8 @@ class Pipeline::State : public std::enable_shared_from_this<State> {
   void restore(const State& old, const Survey& found, int64_t steps) const;
   void ended(size_t w, StatusOr<Payload> answer, const std::shared_ptr<Step>& step);
   void tell_of(size_t w, const Status& why) const;
+  // Told by another one: it answers no step, though nothing is known of it here.
+  void worker_ended(const WorkerInfo& worker, const Status& why);
   std::string stages_of(size_t w) const;
   // Options of calls that carry states: their deadline is a step's, and the default at least.
   CallOptions long_options() const {
@@ -172,6 +175,8 @@ class Pipeline::State : public std::enable_shared_from_this<State> {
   // `error_` is about a worker that did not answer; what its peers say says more.
   bool unanswered_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::set<WorkerInfo> gone_ ABSL_GUARDED_BY(mutex_);  // workers that have nothing to close
+  std::map<int64_t, std::shared_ptr<Step>> under_way_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace weft::pipeline

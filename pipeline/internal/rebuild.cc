@@ -2,15 +2,17 @@
 // that begins with it.
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "weft/common/condition.h"
 #include "weft/pipeline/internal/pipeline_state.h"
 
 namespace weft::pipeline {
 
-using internal::ask;
 using internal::refused;
 
 struct Pipeline::State::Survey {
@@ -19,24 +21,86 @@ struct Pipeline::State::Survey {
   std::vector<std::map<int64_t, std::vector<WorkerInfo>>> copies;
 };
 
+namespace {
+
+// That a process has ended is known at its own host first, and to its host's workers when they ask: so
+// they are asked again while another worker is silent.
+constexpr absl::Duration kAskAgainAfter = absl::Milliseconds(500);
+
+// The answers of workers that were asked, in any order.
+class Answers {
+ public:
+  explicit Answers(Runtime* runtime) : runtime_(runtime), changed_(runtime) {}
+
+  void put(const WorkerInfo& worker, StatusOr<Payload> answer) {
+    StatusOr<internal::SurveyAnswer> said =
+        answer.ok() ? internal::decode<internal::SurveyAnswer>(*std::move(answer))
+                    : StatusOr<internal::SurveyAnswer>(answer.status());
+    {
+      MutexLock lock(&mutex_);
+      if (said.ok()) gone_.insert(said->gone.begin(), said->gone.end());
+      if (error_kind(said.status()) == ErrorKind::kPeerLost) gone_.insert(worker);
+      answers_.insert_or_assign(worker, std::move(said));
+    }
+    changed_.notify_all();
+  }
+  // Those that have answered, when it is time to ask them again; none when no answer is missing.
+  std::vector<WorkerInfo> wait(const std::set<WorkerInfo>& all) {
+    const absl::Time end = runtime_->now() + kAskAgainAfter;
+    MutexLock lock(&mutex_);
+    while (true) {
+      const bool complete = std::all_of(all.begin(), all.end(), [this](const WorkerInfo& w) {
+        return answers_.count(w) > 0 || gone_.count(w) > 0;
+      });
+      if (complete) return {};
+      std::vector<WorkerInfo> heard;
+      for (const auto& [worker, answer] : answers_) {
+        if (answer.ok() && gone_.count(worker) == 0) heard.push_back(worker);
+      }
+      if (runtime_->now() >= end && !heard.empty()) return heard;
+      (void)changed_.wait_until(&mutex_, heard.empty() ? absl::InfiniteFuture() : end);
+    }
+  }
+  std::set<WorkerInfo> gone() const {
+    MutexLock lock(&mutex_);
+    return gone_;
+  }
+  std::map<WorkerInfo, StatusOr<internal::SurveyAnswer>> answers() const {
+    MutexLock lock(&mutex_);
+    return answers_;
+  }
+
+ private:
+  Runtime* const runtime_;
+  Condition changed_;
+  mutable Mutex mutex_;
+  std::map<WorkerInfo, StatusOr<internal::SurveyAnswer>> answers_ ABSL_GUARDED_BY(mutex_);
+  std::set<WorkerInfo> gone_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
 // Ends the parts at all workers, and finds out what is left.
 Pipeline::State::Survey Pipeline::State::survey() const {
   Survey found;
   found.copies.resize(workers_.size());
   const std::set<WorkerInfo> all(workers_.begin(), workers_.end());
-  std::vector<std::pair<WorkerInfo, Future<internal::SurveyAnswer>>> asked;
-  for (const WorkerInfo& w : all) {
-    asked.emplace_back(w,
-                       ask<internal::SurveyAnswer>(*worker_, w, "@pipeline.survey",
-                                                   internal::PipelineMessage{id_}, long_options()));
+  const auto answers = std::make_shared<Answers>(&worker_->runtime());
+  std::vector<WorkerInfo> asked(all.begin(), all.end());
+  while (!asked.empty()) {
+    for (const WorkerInfo& w : asked) {
+      internal::call(
+          *worker_, w, "@pipeline.survey", internal::PipelineMessage{id_}, long_options(),
+          [answers, w](StatusOr<Payload> answer) { answers->put(w, std::move(answer)); });
+    }
+    asked = answers->wait(all);
   }
+  found.gone = answers->gone();
   Status first;
-  for (auto& [worker, future] : asked) {
-    const auto answer = future.try_wait();
+  for (const auto& [worker, answer] : answers->answers()) {
+    if (found.gone.count(worker) > 0) continue;
     if (!answer.ok()) {
-      if (error_kind(answer.status()) == ErrorKind::kPeerLost) {
-        found.gone.insert(worker);
-      } else if (first.ok()) {
+      if (first.ok()) {
         first = annotate(answer.status(), absl::StrCat("rebuilding a pipeline: whether worker '",
                                                        worker.name, "' is gone"));
       }
@@ -154,6 +218,10 @@ std::shared_ptr<Pipeline::State> Pipeline::State::rebuilt(const std::function<St
                              plan.stages(), " stages, or with other edges")));
   }
   const Survey found = survey();
+  {
+    MutexLock lock(&mutex_);
+    gone_ = found.gone;
+  }
   StatusOr<int64_t> steps = rebuild.steps;
   if (rebuild.state == nullptr) {
     steps = common_steps(found.copies, workers_, options_.keep_copies, done);

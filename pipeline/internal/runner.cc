@@ -202,17 +202,20 @@ Status Runner::fill(SlotName name, Tensors tensors) {
 }
 
 void Runner::fail(const Status& why, bool tell_others) {
+  bool failed = false;  // it was not closed
   std::map<int64_t, Begun> begun;
   std::map<SlotName, Slot> slots;
   {
     MutexLock lock(&mutex_);
     if (!error_.ok()) return;
     error_ = why;
-    if (!closed_) metrics_->failures->add();
+    failed = !closed_;
+    if (failed) metrics_->failures->add();
     begun.swap(begun_);
     if (setup_.bug != RunnerBug::kSlotsStay) slots.swap(slots_);
   }
   changed_.notify_all();
+  for (const auto& [stage, compute] : setup_.stages) compute->cancel(why);
   if (tell_others) {
     const ErrorDetails details = error_details(why);
     const FailMessage message{
@@ -230,6 +233,7 @@ void Runner::fail(const Status& why, bool tell_others) {
     }
   }
   for (auto& [step, b] : begun) b.reply(why);
+  if (failed && setup_.on_failed != nullptr) setup_.on_failed();
 }
 
 void Runner::lost(const Status& why, bool tell_others) {
@@ -276,7 +280,8 @@ std::string Runner::doing() const {
   MutexLock lock(&mutex_);
   if (!error_.ok()) return std::string(error_.message());
   if (place_.step < 0) return "waits for a step";
-  return absl::StrCat(to_text(setup_.plan, place_.action), " of step ", place_.step);
+  return absl::StrCat(to_text(setup_.plan, place_.action), " of step ", place_.step,
+                      waits_.has_value() ? ", waits for the " + slot_text(*waits_) : "");
 }
 
 // ---- the thread --------------------------------------------------------------------------------
@@ -330,6 +335,7 @@ void Runner::on_probed(const WorkerInfo& peer, const std::string& context,
   // reached in time says nothing.
   const bool said = !error_details(answer.status()).origin.empty();
   if (!said && error_kind(answer.status()) != ErrorKind::kPeerLost) return;
+  if (!said && setup_.on_ended != nullptr) setup_.on_ended(peer, answer.status());
   fail(annotate(answer.status(), context), /*tell_others=*/true);
 }
 

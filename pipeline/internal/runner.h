@@ -70,6 +70,10 @@ struct RunnerSetup {
   // RUN-7: publishes what the thread has queued for its stages; null: they have no devices.
   std::function<void()> publish{};
   std::shared_ptr<PipelineMetrics> metrics{};  // null: its own
+  // A process has ended, as the transport knows for certain; and: the part has failed. Any thread; may be
+  // null.
+  std::function<void(const WorkerInfo& worker, const Status& why)> on_ended{};
+  std::function<void()> on_failed{};
 };
 
 class Runner : public std::enable_shared_from_this<Runner> {
@@ -108,7 +112,8 @@ class Runner : public std::enable_shared_from_this<Runner> {
     int64_t sends = 0;
   };
   Counts counts() const;
-  // What it does: "F0.3 of step 12", "waits for ..."; or what ended it.
+  // What it does: "F1.3 of step 12, waits for the result of stage 0, ...", "waits for a step"; or what
+  // ended it.
   std::string doing() const;
 
  private:
@@ -189,8 +194,9 @@ class Runner : public std::enable_shared_from_this<Runner> {
   int64_t done_steps_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t sends_ ABSL_GUARDED_BY(mutex_) = 0;
   Place place_ ABSL_GUARDED_BY(mutex_);
-  std::set<WorkerInfo> probing_ ABSL_GUARDED_BY(mutex_);  // workers that have not answered
-  std::optional<Status> kept_ ABSL_GUARDED_BY(mutex_);    // how keep_and_wait() ended
+  std::optional<SlotName> waits_ ABSL_GUARDED_BY(mutex_);  // what the thread waits for now
+  std::set<WorkerInfo> probing_ ABSL_GUARDED_BY(mutex_);   // workers that have not answered
+  std::optional<Status> kept_ ABSL_GUARDED_BY(mutex_);     // how keep_and_wait() ended
 };
 
 }  // namespace weft::pipeline::internal

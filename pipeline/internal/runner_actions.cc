@@ -82,7 +82,9 @@ StatusOr<Tensors> Runner::take(const Action& action, SlotName name, absl::Time d
                            " is over, waiting for the ", slot_text(name)));
         }
         if (now >= probe_at) break;
+        waits_ = name;
         (void)changed_.wait_until(&mutex_, std::min(deadline, probe_at));
+        waits_.reset();
       }
     }
     const std::string context =

@@ -12,6 +12,7 @@ namespace weft::pipeline::internal {
 namespace {
 
 constexpr absl::Duration kConnectTime = absl::Seconds(60);
+constexpr absl::Duration kAskTime = absl::Seconds(5);
 
 void answer(ReplyFn reply) { reply(encode(PipelineMessage{})); }
 
@@ -51,6 +52,7 @@ std::vector<Method> PipelineService::methods() {
   all.push_back(method("@pipeline.put", true, &PipelineService::on_put));
   all.push_back(method("@pipeline.fail", true, &PipelineService::on_fail));
   all.push_back(method("@pipeline.probe", true, &PipelineService::on_probe));
+  all.push_back(method("@pipeline.ended", true, &PipelineService::on_ended_told));
   all.push_back(method("@pipeline.fetch", false, &PipelineService::on_fetch));
   all.push_back(method("@pipeline.keep", false, &PipelineService::on_keep));
   all.push_back(method("@pipeline.survey", false, &PipelineService::on_survey));
@@ -223,6 +225,7 @@ void PipelineService::on_close(CallContext& call, PipelineMessage message, Reply
          it != parts_.end() && it->first.first == message.pipeline; it = parts_.erase(it)) {
       closed.push_back(std::move(it->second));
     }
+    if (parts_.empty()) gone_.clear();
     const auto low = modules_.lower_bound(host_key(message.pipeline, 0));
     modules_.erase(low, modules_.lower_bound(host_key(message.pipeline + 1, 0)));
   }
@@ -250,6 +253,74 @@ void PipelineService::on_worker_gone(const WorkerInfo& worker, const Status& why
                                               " is gone: ", std::string(why.message()))),
                       /*tell_others=*/true);
     if (maker) abandon(part);
+  }
+}
+
+void PipelineService::on_ended(const WorkerInfo& worker, const Status& why) {
+  std::map<uint64_t, WorkerInfo> makers;  // of pipelines that it is a worker of
+  {
+    MutexLock lock(&mutex_);
+    if (parts_.empty() || !gone_.insert(worker).second) return;
+    for (const auto& [name, part] : parts_) {
+      if (part.runner->concerns(worker)) makers.emplace(name.first, part.maker);
+    }
+  }
+  sums_->on_worker_gone(worker, why);
+  for (const auto& [pipeline, maker] : makers) {
+    if (maker == worker) continue;
+    call(*context_.worker, maker, "@pipeline.ended",
+         EndedMessage{pipeline, worker, std::string(why.message())},
+         {.deadline = kAskTime, .retry = Retry::kAtMostOnce, .backpressure = Backpressure::kWait},
+         [](const StatusOr<Payload>&) {});
+  }
+}
+
+void PipelineService::on_ended_told(CallContext& call, EndedMessage message, ReplyFn reply) {
+  OnEnded told;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = makers_.find(message.pipeline);
+    if (it != makers_.end()) told = it->second;
+  }
+  if (told != nullptr) {
+    told(message.worker,
+         make_error(ErrorKind::kPeerLost,
+                    absl::StrCat("worker '", call.caller().name, "' knows: ", message.why)));
+  }
+  answer(std::move(reply));
+}
+
+void PipelineService::watch(uint64_t pipeline, OnEnded on_ended) {
+  MutexLock lock(&mutex_);
+  makers_[pipeline] = std::move(on_ended);
+}
+void PipelineService::unwatch(uint64_t pipeline) {
+  OnEnded ended;  // outlives the lock
+  MutexLock lock(&mutex_);
+  const auto it = makers_.find(pipeline);
+  if (it == makers_.end()) return;
+  ended = std::move(it->second);
+  makers_.erase(it);
+}
+
+void PipelineService::ask_whether_gone(const std::vector<WorkerInfo>& workers) {
+  for (const WorkerInfo& worker : workers) {
+    if (worker == context_.worker->info()) continue;
+    {
+      MutexLock lock(&mutex_);
+      if (gone_.count(worker) > 0 || !asking_.insert(worker).second) continue;
+    }
+    call(*context_.worker, worker, "@pipeline.touch", PipelineMessage{},
+         {.deadline = kAskTime, .retry = Retry::kAtMostOnce, .backpressure = Backpressure::kWait},
+         [weak = weak_from_this(), worker](const StatusOr<Payload>& answer) {
+           const auto self = weak.lock();
+           if (self == nullptr) return;
+           {
+             MutexLock lock(&self->mutex_);
+             self->asking_.erase(worker);
+           }
+           if (has_ended(answer.status())) self->on_ended(worker, answer.status());
+         });
   }
 }
 

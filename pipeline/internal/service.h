@@ -5,8 +5,10 @@
 // about them. Any thread; its mutex guards tables alone.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,6 +50,11 @@ class WEFT_API PipelineService final : public Service,
 
   void host(int64_t key, weft::internal::LocalModule module) override;
 
+  // For the maker of a pipeline, until unwatch(): a worker whose process has ended, as another one knows.
+  using OnEnded = std::function<void(const WorkerInfo& worker, const Status& why)>;
+  void watch(uint64_t pipeline, OnEnded on_ended);
+  void unwatch(uint64_t pipeline);
+
  private:
   struct Part {
     std::shared_ptr<Runner> runner;
@@ -67,6 +74,7 @@ class WEFT_API PipelineService final : public Service,
   void on_put(CallContext& call, PutMessage message, ReplyFn reply);
   void on_fail(CallContext& call, FailMessage message, ReplyFn reply);
   void on_probe(CallContext& call, PipelineMessage message, ReplyFn reply);
+  void on_ended_told(CallContext& call, EndedMessage message, ReplyFn reply);
   void on_fetch(CallContext& call, FetchMessage message, ReplyFn reply);
   void on_keep(CallContext& call, KeepMessage message, ReplyFn reply);
   void on_survey(CallContext& call, PipelineMessage message, ReplyFn reply);
@@ -78,6 +86,9 @@ class WEFT_API PipelineService final : public Service,
   StatusOr<Part> make_part(const WorkerInfo& maker, const OpenMessage& message);
   void connect(const std::shared_ptr<Runner>& runner, ReplyFn reply);
   void abandon(const Part& part);
+  // What a transport knows for certain, without waiting for the lease.
+  void on_ended(const WorkerInfo& worker, const Status& why);
+  void ask_whether_gone(const std::vector<WorkerInfo>& workers);
   void reap();
   StatusOr<Part> find(uint64_t pipeline, int64_t worker) const;
   // Never empty; kind not_found when the pipeline has no part here.
@@ -95,6 +106,10 @@ class WEFT_API PipelineService final : public Service,
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<PipelineMetrics> metrics_ ABSL_GUARDED_BY(mutex_);  // once there is a part
   std::map<PartName, Part> parts_ ABSL_GUARDED_BY(mutex_);
+  std::set<WorkerInfo> gone_
+      ABSL_GUARDED_BY(mutex_);  // that have ended; of pipelines with parts here
+  std::set<WorkerInfo> asking_ ABSL_GUARDED_BY(mutex_);  // whether they have
+  std::map<uint64_t, OnEnded> makers_ ABSL_GUARDED_BY(mutex_);
   struct Hosted {
     weft::internal::LocalModule module;
     weft::internal::GuardRef made;  // by kernels that may be under way

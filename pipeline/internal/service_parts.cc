@@ -110,6 +110,12 @@ StatusOr<PipelineService::Part> PipelineService::make_part(const WorkerInfo& mak
       for (const auto& [stage, module] : modules) module->publish();
     };
   }
+  setup.on_ended = [weak = weak_from_this()](const WorkerInfo& worker, const Status& why) {
+    if (const auto self = weak.lock()) self->on_ended(worker, why);
+  };
+  setup.on_failed = [weak = weak_from_this(), workers = setup.workers] {
+    if (const auto self = weak.lock()) self->ask_whether_gone(workers);
+  };
   part.runner = std::make_shared<Runner>(context_.worker, context_.runtime, std::move(setup));
   return part;
 }

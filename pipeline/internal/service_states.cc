@@ -1,5 +1,6 @@
 // What a service answers about the state of stages: gradients, states, and copies of them.
 
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -95,6 +96,14 @@ void PipelineService::on_survey(CallContext& call, PipelineMessage message, Repl
       part.runner->join();
     }
     if (all->front().copies != nullptr) out.copies = all->front().copies->list();
+    // A worker that is asked again, because another one is silent, says what it has found out meanwhile.
+    const std::vector<WorkerInfo>& workers = all->front().runner->setup().workers;
+    ask_whether_gone(workers);
+    const std::set<WorkerInfo> of_plan(workers.begin(), workers.end());
+    MutexLock lock(&mutex_);
+    for (const WorkerInfo& worker : of_plan) {
+      if (gone_.count(worker) > 0) out.gone.push_back(worker);
+    }
   }
   reply(encode(out));
 }

@@ -14,9 +14,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
+#include "torch/optim/adagrad.h"
+#include "torch/optim/adam.h"
+#include "torch/optim/adamw.h"
+#include "torch/optim/rmsprop.h"
+#include "torch/optim/sgd.h"
 #include "weft/common/files.h"
+#include "weft/pipeline/internal/service.h"
+#include "weft/pipeline/stage_optimizer.h"
+#include "weft/rpc/inspection.h"
 #include "weft/rpc/safetensors.h"
 #include "weft/tests/pipeline/model.h"
+#include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/gate.h"
 
 namespace weft::testing {
@@ -46,8 +55,13 @@ struct LayersImpl : torch::nn::Module {
   std::shared_ptr<Gate> gate;
 };
 
+// An optimizer for the stages; null: Adam of weft::optim.
+using MakeOptimizer =
+    std::function<std::shared_ptr<pipeline::StageOptimizer>(std::vector<at::Tensor>)>;
+
 struct Model {
-  Model(std::vector<int> b, bool local_names = false) : begins(std::move(b)) {
+  Model(std::vector<int> b, bool local_names = false, const MakeOptimizer& make_optimizer = nullptr)
+      : begins(std::move(b)) {
     const int p = static_cast<int>(begins.size()) - 1;
     ClusterOptions o;
     o.size = p;
@@ -59,7 +73,15 @@ struct Model {
         .def("release", &LayersImpl::release);
     o.library.def("squares", &squares);
     o.library.merge(dist_optim_library());
-    o.adjust = [](int, JoinOptions* join) { add_pipeline_services(join); };
+    o.adjust = [make_optimizer](int, JoinOptions* join) {
+      add_pipeline_services(join);
+      if (make_optimizer == nullptr) return;
+      join->services.back() = pipeline_service(
+          {.make_optimizer = [make_optimizer](const ServiceContext&, const pipeline::Plan&, int,
+                                              std::vector<at::Tensor> parameters) {
+            return make_optimizer(std::move(parameters));
+          }});
+    };
     cluster = std::make_unique<Cluster>(o);
     for (int s = 0; s < p; ++s) {
       modules.emplace_back((*cluster)[0], absl::StrCat("worker", s), int64_t{begins[s]},
@@ -178,6 +200,83 @@ TEST_F(Checkpoint, PP_10_StagesThatNumberTheirLayersFromZero) {
   EXPECT_EQ(three.step(), loss);
 }
 
+template <class Class, class Options>
+MakeOptimizer of_torch(Options options) {
+  return [options](std::vector<at::Tensor> parameters) {
+    return pipeline::torch_optimizer(std::make_unique<Class>(std::move(parameters), options));
+  };
+}
+
+// What LibTorch's optimizers keep of a layer goes with it to another number of stages.
+TEST_F(Checkpoint, PP_10_OptimizersOfLibTorchByLayer) {
+  namespace optim = torch::optim;
+  const std::vector<MakeOptimizer> all = {
+      of_torch<optim::AdamW>(optim::AdamWOptions(0.01).amsgrad(true)),
+      of_torch<optim::Adam>(optim::AdamOptions(0.01)),
+      of_torch<optim::SGD>(optim::SGDOptions(0.05).momentum(0.9)),
+      of_torch<optim::Adagrad>(optim::AdagradOptions(0.05).initial_accumulator_value(0.1)),
+      of_torch<optim::RMSprop>(optim::RMSpropOptions(0.01).momentum(0.5).centered(true))};
+  for (size_t i = 0; i < all.size(); ++i) {
+    SCOPED_TRACE(i);
+    Model two({0, 2, 4}, false, all[i]);
+    two.pipe->save_checkpoint(path("none"));  // before it keeps anything
+    for (int k = 0; k < 2; ++k) two.step();
+    two.pipe->save_checkpoint(path("run"));
+    const double loss = two.step();
+    const auto want = two.state();
+    Model three({0, 1, 3, 4}, false, all[i]);
+    for (const bool again : {false, true}) {
+      EXPECT_EQ(three.pipe->load_checkpoint(path("run")), 2) << again;
+      EXPECT_EQ(three.step(), loss);
+      expect_equal({three.state()}, {want});
+    }
+    three.pipe->load_checkpoint(path("none"));
+    two.pipe->load_checkpoint(path("none"));
+    EXPECT_EQ(three.step(), two.step());
+    expect_equal({three.state()}, {two.state()});
+  }
+  const auto files = make_system_files();
+  const auto file = SafetensorsFile::open(*files, path("run-step2-4-stage1.safetensors"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->header().tensors.count("optimizer/3.weight/square_avg"), 1u);
+}
+
+TEST_F(Checkpoint, BadInput_OptimizersOfLibTorch) {
+  const MakeOptimizer adam = of_torch<torch::optim::Adam>(torch::optim::AdamOptions(0.01));
+  Model two({0, 2, 4}, false, adam);
+  two.step();
+  two.pipe->save_checkpoint(path("run"));
+  two.step();
+  const auto before = two.state();
+  const auto files = make_system_files();
+  const std::string first = path("run-step1-0-stage0.safetensors");
+  const std::string bytes = *files->read(first);
+  ASSERT_TRUE(files->write_atomic(first, bytes.substr(0, bytes.size() - 8)).ok());
+  EXPECT_THAT(refused([&] { two.pipe->load_checkpoint(path("run")); }),
+              AllOf(HasSubstr(first), HasSubstr("it is cut")));
+  ASSERT_TRUE(files->write_atomic(first, bytes).ok());
+  // One of another class keeps other things of the same layers.
+  Model sgd({0, 4}, false,
+            of_torch<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9)));
+  EXPECT_THAT(refused([&] { sgd.pipe->load_checkpoint(path("run")); }),
+              HasSubstr("the optimizer keeps no '0.weight/exp_avg'"));
+  const auto state = two.pipe->state_dict(1);
+  const auto changed = [&](const std::string& name, const at::Tensor& value) {
+    auto other = state;
+    other.erase(name);
+    if (value.defined()) other.emplace(name, value);
+    return refused([&] { two.pipe->load_state_dict(1, other); });
+  };
+  const std::string weight = "optimizer/2.weight/";
+  EXPECT_THAT(changed(weight + "step", {}), HasSubstr("there is no '2.weight/step'"));
+  EXPECT_THAT(changed(weight + "step", at::zeros({1})), HasSubstr("one whole number"));
+  EXPECT_THAT(changed(weight + "exp_avg", at::zeros({2, 3})),
+              HasSubstr("'2.weight/exp_avg' is [2, 3], and its parameter [6, 6]"));
+  EXPECT_THAT(changed("optimizer/9.weight/exp_avg", at::zeros({2})), HasSubstr("'9.weight'"));
+  EXPECT_THAT(changed("optimizer/weight", at::zeros({2})), HasSubstr("is of no parameter"));
+  expect_equal({two.state()}, {before});
+}
+
 TEST_F(Checkpoint, BadInput_OneThatIsNotWhole) {
   Model two({0, 3, 6});
   two.step();
@@ -247,6 +346,17 @@ TEST_F(Checkpoint, BadInput_WhileAStepIsUnderWay) {
   EXPECT_THAT(refused([&] { two.pipe->save_checkpoint(path("run")); }, ErrorKind::kState),
               HasSubstr("saving a checkpoint: step 1 is under way"));
   EXPECT_TRUE(names().empty());
+  // Meanwhile the table of pipelines says what the first stage waits for.
+  eventually(
+      [&] {
+        Inspection seen(100);
+        const auto service = (*two.cluster)[0].service<pipeline::internal::PipelineService>();
+        service->put_inspection(&seen);
+        return seen.text().find(
+                   "of step 1, waits for the gradient of stage 1, micro-batch 0, "
+                   "step 1, from worker 'worker1'") != std::string::npos;
+      },
+      "worker 0 waits for a gradient");
   two.modules[1].rpc_sync(&LayersImpl::release);
   step.wait();
   two.pipe->save_checkpoint(path("run"));

@@ -16,6 +16,9 @@
 //              stage that it has of a plan: "grouped"
 //   train SCHEDULE M    by workers 0 and 2: a step of its replica, with reductions; a number for the gradients
 //              of each stage
+//   ungroup    no process groups any more: "ungrouped"
+//   calls SCHEDULE M    by workers 0 and 2: steps of its replica, with reductions over calls: "going" after the
+//              first one, then "ended KIND MESSAGE"
 //   alone SCHEDULE M    the same numbers of one process that has both replicas' batches
 //   resume SCHEDULE M AFTER THROWS RANK...   trains by a pipeline over the workers of these ranks, its maker's
 //              first: "going" after AFTER steps, from when on it is to be disturbed, "ended KIND MESSAGE" when it
@@ -130,6 +133,24 @@ std::string train(const weft::Worker& worker, int rank, const weft::pipeline::Pl
   for (int s = 0; s < plan.stages(); ++s) out += number_of(pipe.gradients(s).at("weight"));
   pipe.close();
   return out;
+}
+
+std::string train_over_calls(const weft::Worker& worker, int rank,
+                             const weft::pipeline::Plan& plan) {
+  std::vector<weft::RemoteModule<LayerImpl>> modules;
+  for (int s = 0; s < plan.stages(); ++s) {
+    modules.emplace_back(worker, "w" + std::to_string(rank + plan.placement[s]), int64_t{s});
+  }
+  weft::pipeline::Pipeline pipe(worker, {modules.begin(), modules.end()}, plan,
+                                {.loss = "app.squares"});
+  for (int step = 0;; ++step) {
+    const auto result = pipe.step_async({batch(rank / 2)}, batch(3)).try_wait();
+    if (!result.ok()) {
+      return "ended " + std::string(weft::kind_name(weft::error_kind(result.status()))) + " " +
+             std::string(result.status().message());
+    }
+    if (step == 0) say("going");
+  }
 }
 
 std::string train_alone(const weft::pipeline::Plan& plan) {
@@ -284,9 +305,16 @@ int serve(char** argv) {
     const std::pair<int64_t, int> at{stage == throws ? 2 : -1, 1};
     return std::make_shared<weft::testing::VCompute>(context.runtime, cost, at);
   };
-  const auto make_reducer = [](const weft::ServiceContext&, const weft::pipeline::Plan&,
-                               int stage) {
-    return weft::pipeline::group_reducer(groups.at(stage), {.bucket_bytes = 1});
+  const auto make_reducer = [](const weft::ServiceContext& context,
+                               const weft::pipeline::Plan& plan, int stage) {
+    const auto group = groups.find(stage);
+    if (group != groups.end()) {
+      return weft::pipeline::group_reducer(group->second, {.bucket_bytes = 1});
+    }
+    const int at = plan.placement[static_cast<size_t>(stage)];
+    return weft::pipeline::call_reducer(
+        context, {"w" + std::to_string(at), "w" + std::to_string(2 + at)},
+        {.name = "stage" + std::to_string(stage), .bucket_bytes = 1});
   };
   weft::Library library("app");
   weft::module_<LayerImpl>(library, "Layer")
@@ -328,6 +356,11 @@ int serve(char** argv) {
     }
     if (what == "groups") say(make_groups(worker, rank, plan_of(in)));
     if (what == "train") say(train(worker, rank, plan_of(in)));
+    if (what == "ungroup") {
+      groups.clear();
+      say("ungrouped");
+    }
+    if (what == "calls") say(train_over_calls(worker, rank, plan_of(in)));
     if (what == "alone") say(train_alone(plan_of(in)));
     if (what == "resume") say(resume(worker, in));
     if (what == "quit") break;

@@ -254,7 +254,26 @@ TEST_F(PipelineProcesses, PP_11_TwoReplicasOfTwoProcessesEqualOneProcess) {
     for (size_t s = 0; s < got.size(); ++s) EXPECT_NEAR(got[s], want[s], 1e-6) << "stage " << s;
     if (HasFailure()) return;
   }
-  expect_all_end(-1);
+  // Over calls: the loss of one process ends both replicas, without a lease or a deadline.
+  for (Process& one : members_) {
+    ASSERT_TRUE(one.write_line("ungroup"));
+    ASSERT_EQ(one.read_line(), "ungrouped");
+  }
+  for (int rank : {0, 2}) {
+    ASSERT_TRUE(members_[rank].write_line("calls 1f1b 4"));
+  }
+  for (int rank : {0, 2}) ASSERT_EQ(members_[rank].read_line(), "going");
+  members_[3].send_signal(SIGKILL);
+  const auto killed = std::chrono::steady_clock::now();
+  for (int rank : {0, 2}) {
+    EXPECT_THAT(members_[rank].read_line().value_or("nothing"),
+                AllOf(HasSubstr("ended peer_lost"), HasSubstr("'w3'")))
+        << rank;
+  }
+  const std::chrono::duration<double> known = std::chrono::steady_clock::now() - killed;
+  RecordProperty("known_after_s", absl::StrCat(known.count()));
+  EXPECT_LT(known.count(), 20) << "it takes one second, and 60 by a deadline";
+  expect_all_end(3);
 }
 
 }  // namespace

@@ -113,6 +113,28 @@ TEST(PipelineSim, PP_3_ReductionsAndSharedWeightsTakeWhatTheSimulationSays) {
   }
 }
 
+// All stages step together, when the norm of all gradients is known.
+TEST(PipelineSim, PP_3_TheBarrierOfTheNormTakesWhatTheSimulationSays) {
+  for (const std::string name : {"gpipe", "1f1b", "interleaved:2", "zb-h1", "zb-v"}) {
+    for (const pipeline::Ticks latency : {0, 200'000}) {
+      SCOPED_TRACE(absl::StrCat(name, " latency=", latency));
+      Scenario s;
+      s.plan = *pipeline::make_schedule(name, 4, 6);
+      if (name == "zb-h1") s.plan = pipeline::with_tied(s.plan, {{0, 3}});
+      s.costs = costs_of(s.plan, true, latency, 17);
+      s.costs.norm.latency = latency;
+      s.steps = 3;
+      s.latency = absl::Nanoseconds(latency);
+      const auto without = pipeline::simulate(s.plan, s.costs, {.steps = s.steps});
+      s.barrier = true;
+      ASSERT_EQ(differs_from_simulation(s), "");
+      const auto with = pipeline::simulate(s.plan, s.costs, {.steps = s.steps, .barrier = true});
+      // Where the first and the last stage share a weight, they wait for each other anyway.
+      EXPECT_GE(with.makespan, without.makespan + (s.plan.tied.empty() ? 1 : 0));
+    }
+  }
+}
+
 // Steps that overlap have the periods of the simulator, among them the pure work of those without a
 // bubble.
 TEST(PipelineSim, PP_3_OverlappedSteps) {

@@ -109,7 +109,8 @@ Outcome run(const Scenario& s) {
     {
       std::vector<pipeline::Stage> stages;
       for (int w : s.plan.placement) stages.emplace_back(workers[w].info());
-      pipeline::Pipeline pipe(workers[0], stages, s.plan, {.record = true});
+      pipeline::Pipeline pipe(workers[0], stages, s.plan,
+                              {.clip_norm = s.barrier ? 1e9 : 0, .record = true});
       std::vector<Future<pipeline::StepResult>> begun;
       std::vector<Future<std::vector<Tensors>>> forwards;
       add_faults(s, faults.get());
@@ -193,34 +194,49 @@ Outcome run(const Scenario& s) {
   return out;
 }
 
+std::string differs_from(const pipeline::Plan& plan, const pipeline::Simulation& want,
+                         const std::vector<StatusOr<pipeline::StepResult>>& steps, int64_t base) {
+  for (size_t w = 0; w < plan.workers.size(); ++w) {
+    const auto& list = plan.workers[w];
+    const std::vector<pipeline::TimedAction>& timed = want.workers[w].actions;
+    if (timed.size() != steps.size() * list.size()) return "the simulation has other actions";
+    for (size_t step = 0; step < steps.size(); ++step) {
+      const auto& times = steps[step]->times[w];
+      if (times.size() != 2 * list.size()) return "not every action was timed";
+      // Of a step the simulation has actions as they ran, the run as they are in the list.
+      std::vector<bool> seen(list.size());
+      for (size_t k = step * list.size(); k < (step + 1) * list.size(); ++k) {
+        const pipeline::TimedAction& action = timed[k];
+        size_t i = 0;
+        while (i < list.size() && (seen[i] || list[i] != action.action)) ++i;
+        if (i == list.size()) return "the simulation has another action";
+        seen[i] = true;
+        // What costs nothing before a worker's first action is done when its step begins.
+        if (action.end == action.start) continue;
+        if (times[2 * i] - base == action.start && times[2 * i + 1] - base == action.end) continue;
+        return absl::StrCat("worker ", w, " ", pipeline::to_text(plan, action.action), " of step ",
+                            step, " ran from ", times[2 * i] - base, " to ",
+                            times[2 * i + 1] - base, ", and in the simulation from ", action.start,
+                            " to ", action.end);
+      }
+    }
+    if (steps[0]->peak_activations[w] != want.workers[w].peak_memory) {
+      return absl::StrCat("worker ", w, " held ", steps[0]->peak_activations[w],
+                          " activations, and in the simulation ", want.workers[w].peak_memory);
+    }
+  }
+  return "";
+}
+
 std::string differs_from_simulation(const Scenario& s) {
-  const pipeline::Simulation want = pipeline::simulate(s.plan, s.costs, {.steps = s.steps});
+  const pipeline::Simulation want =
+      pipeline::simulate(s.plan, s.costs, {.steps = s.steps, .barrier = s.barrier});
   const Outcome got = run(s);
   for (const auto& step : got.steps) {
     if (!step.ok()) return step.status().ToString();
   }
   const int64_t base = got.steps[0]->times[s.plan.placement[0]][0];
-  for (size_t w = 0; w < s.plan.workers.size(); ++w) {
-    size_t k = 0;
-    for (int step = 0; step < s.steps; ++step) {
-      const auto& times = got.steps[step]->times[w];
-      if (times.size() != 2 * s.plan.workers[w].size()) return "not every action was timed";
-      for (size_t i = 0; i < s.plan.workers[w].size(); ++i, ++k) {
-        const pipeline::TimedAction& action = want.workers[w].actions[k];
-        // What costs nothing before a worker's first action is done when its step begins.
-        if (action.end == action.start) continue;
-        if (times[2 * i] - base == action.start && times[2 * i + 1] - base == action.end) continue;
-        return absl::StrCat("worker ", w, " ", pipeline::to_text(s.plan, action.action),
-                            " of step ", step, " ran from ", times[2 * i] - base, " to ",
-                            times[2 * i + 1] - base, ", and in the simulation from ", action.start,
-                            " to ", action.end);
-      }
-    }
-    if (got.steps[0]->peak_activations[w] != want.workers[w].peak_memory) {
-      return absl::StrCat("worker ", w, " held ", got.steps[0]->peak_activations[w],
-                          " activations, and in the simulation ", want.workers[w].peak_memory);
-    }
-  }
+  if (std::string wrong = differs_from(s.plan, want, got.steps, base); !wrong.empty()) return wrong;
   if (!got.wrong.empty()) return got.wrong;
   return got.left == 0 ? "" : absl::StrCat(got.left, " things are left");
 }

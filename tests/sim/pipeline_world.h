@@ -46,6 +46,8 @@ struct Scenario {
   bool losses = false;
   // Forwards alone; their outputs are compared, too.
   bool forward_only = false;
+  // Steps wait for a norm over all stages. It clips nothing.
+  bool barrier = false;
   pipeline::internal::RunnerBug bug{};
   // Around the workers' runtime; null: nothing.
   std::function<std::shared_ptr<Runtime>(std::shared_ptr<Runtime>)> wrap{};
@@ -69,6 +71,9 @@ Outcome run(const Scenario& s);
 
 // "", or the first difference to the prediction: times of every action, and peaks.
 std::string differs_from_simulation(const Scenario& s);
+// The same of one pipeline's steps, whose first worker began at `base`.
+std::string differs_from(const pipeline::Plan& plan, const pipeline::Simulation& want,
+                         const std::vector<StatusOr<pipeline::StepResult>>& steps, int64_t base);
 
 // A plan of a random schedule, sometimes with skips, and faults of every kind.
 Scenario random_scenario(uint64_t seed);

@@ -72,6 +72,11 @@ class VCompute : public pipeline::StageCompute {
     wait(cost_.reduce);
     return absl::OkStatus();
   }
+  StatusOr<double> squared_norm() override { return 1; }
+  Status scale_gradients(double factor) override {
+    (void)factor;
+    return absl::OkStatus();
+  }
   Status step(int64_t step) override {
     for (const auto& [key, inputs] : live_) {
       if (key.first == step && !asynchronous_) return wrong(key, "a step before its gradient");
