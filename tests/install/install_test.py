@@ -5,8 +5,10 @@ workers and calls them. Checked besides: nothing private was installed, no path 
 package, and the package still works after its prefix moved.
 """
 import argparse
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,16 +25,49 @@ def run(command, **options):
     return result.stdout
 
 
+def compilations(build, compiler):
+    """{object: how it is compiled}, but for where the build is and for precompiled headers, which change no object."""
+    result = {}
+    with open(os.path.join(build, "compile_commands.json")) as file:
+        for entry in json.load(file):
+            words = shlex.split(entry["command"])
+            words = words[words.index(compiler):]  # without a launcher
+            output = words[words.index("-o") + 1]
+            kept = []
+            skip = False
+            for word in words:
+                if not skip and not word.startswith(("-ffile-prefix-map=", "-Winvalid-pch", "-include")):
+                    kept.append(word.replace(build, "BUILD"))
+                skip = word == "-include"
+            result[output] = kept
+    return result
+
+
+def write_same(args, other):
+    """The objects of the other kind that are compiled as those of the build, for same_objects.py. Most of them: an object
+    of a shared library is one of a static library, too (cmake/Module.cmake)."""
+    theirs = compilations(args.build, args.compiler)
+    ours = compilations(other, args.compiler)
+    same = sorted(output for output, how in ours.items() if theirs.get(output) == how)
+    print(f"{len(same)} of {len(ours)} objects are compiled as in {args.build}")
+    with open(os.path.join(other, "same_objects.txt"), "w") as file:
+        file.write("".join(f"{output}\n" for output in same))
+
+
 def build_to_install(args):
     """The build folder that holds the wanted kind of libraries."""
     if (args.kind == "shared") == args.built_shared:
         return args.build
     other = os.path.join(args.build, f"install-{args.kind}")
+    launcher = os.path.join(os.path.dirname(os.path.abspath(__file__)), "same_objects.py")
     run([args.cmake, "-G", "Ninja", "-S", args.source, "-B", other,
          f"-DBUILD_SHARED_LIBS={'ON' if args.kind == 'shared' else 'OFF'}", f"-DCMAKE_CXX_COMPILER={args.compiler}",
+         f"-DCMAKE_CXX_COMPILER_LAUNCHER={sys.executable};{launcher};{args.build}",
          f"-DWEFT_LIBTORCH={args.libtorch}", f"-DCMAKE_BUILD_TYPE={args.build_type}",
          f"-DCMAKE_CXX_FLAGS_RELWITHDEBINFO={args.flags}", "-DWEFT_BUILD_TESTS=OFF", "-DWEFT_BUILD_EXAMPLES=OFF",
-         "-DWEFT_BUILD_TOOLS=OFF", "-DWEFT_BUILD_BENCH=OFF", "-DWEFT_UNITY=16"])
+         "-DWEFT_BUILD_TOOLS=OFF", "-DWEFT_BUILD_BENCH=OFF", f"-DWEFT_UNITY={args.unity}",
+         "-DWEFT_PRECOMPILED_HEADERS=OFF"])
+    write_same(args, other)
     run([args.cmake, "--build", other, "--parallel", "2"])
     return other
 
@@ -71,6 +106,7 @@ def main():
     for name in ("source", "build", "cmake", "compiler", "libtorch", "build-type"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--flags", default="")
+    parser.add_argument("--unity", default="0")
     parser.add_argument("--built-shared", action="store_true")
     parser.add_argument("--built-static", action="store_true")
     args = parser.parse_args()
