@@ -49,9 +49,10 @@ class Answers {
     const absl::Time end = runtime_->now() + kAskAgainAfter;
     MutexLock lock(&mutex_);
     while (true) {
-      const bool complete = std::all_of(all.begin(), all.end(), [this](const WorkerInfo& w) {
-        return answers_.count(w) > 0 || gone_.count(w) > 0;
-      });
+      bool complete = true;
+      for (const WorkerInfo& w : all) {
+        complete = complete && (answers_.count(w) > 0 || gone_.count(w) > 0);
+      }
       if (complete) return {};
       std::vector<WorkerInfo> heard;
       for (const auto& [worker, answer] : answers_) {
