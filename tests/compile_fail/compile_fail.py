@@ -1,13 +1,18 @@
 """Compiles all sources together, once, with their bad cases, each of which must be refused, and they alone.
 
-usage: compile_fail.py COMPILER SOURCE... -- [FLAG...]
+usage: compile_fail.py [--as BUILD NAME] COMPILER SOURCE... -- [FLAG...]
+
+--as: with the flags, and so the precompiled headers, of a source of that build whose command has NAME in it. Half of the time
+goes into LibTorch's headers. Where there is no such command, or its headers are not compiled, it takes longer.
 
 A bad case is a line marked "// bad: words". The compiler's output is a list of errors, each with the
 lines that led to it; a case is refused when the first error that leads back to its line says its words.
 An error that begins at another line of a source is a good case that does not compile.
 """
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -16,10 +21,25 @@ import sys
 HERE = r"^([^\s:]+):(\d+):\d+:\s+(?:error:|required from here)"
 
 
+def flags_as(build, name, compiler):
+    """The flags of the first compilation whose command has the name in it, without warnings, input and output."""
+    try:
+        with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as file:
+            command = next((entry["command"] for entry in json.load(file) if name in entry["command"]), "")
+    except FileNotFoundError:
+        command = ""
+    words = shlex.split(command)
+    if compiler not in words:
+        return []
+    words = words[words.index(compiler) + 1:]
+    return [word for before, word in zip(["", *words], words)
+            if word not in ("-o", "-c") and before not in ("-o", "-c") and not re.match(r"-W[^,]*$", word)]
+
+
 def compile_sources(compiler, sources, flags):
     """One translation unit, for nearly all of the time goes into LibTorch's headers, which all of them include."""
     unit = "".join(f'#include "{source}"\n' for source in sources)
-    command = [compiler, "-std=c++20", "-fsyntax-only", "-fdiagnostics-color=never", *flags, "-xc++", "-"]
+    command = [compiler, "-std=gnu++20", "-fsyntax-only", "-fdiagnostics-color=never", *flags, "-xc++", "-"]
     environment = dict(os.environ, LC_ALL="C")
     result = subprocess.run(command, input=unit, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                             errors="replace", env=environment)
@@ -53,8 +73,12 @@ def bad_cases(source):
 
 
 def main():
-    compiler, rest = sys.argv[1], sys.argv[2:]
+    arguments = sys.argv[1:]
+    like = arguments[1:3] if arguments[0] == "--as" else None
+    compiler, *rest = arguments[3:] if like else arguments
     sources, flags = rest[:rest.index("--")], rest[rest.index("--") + 1:]
+    if like:
+        flags = flags_as(*like, compiler) or flags
     version = subprocess.run([compiler, "--version"], stdout=subprocess.PIPE, text=True).stdout
     all_errors = "-ferror-limit=0" if "clang" in version else "-fmax-errors=0"
     code, output = compile_sources(compiler, sources, [*flags, "-DWEFT_BAD_CASES", all_errors,

@@ -1,5 +1,6 @@
 // Real sockets that break, stall and crawl at chosen bytes (tests/testing/relay.h).
 #include <cstdlib>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -232,6 +233,9 @@ TEST_F(GrpcSweep, CutAtEveryByteOfAHello) {
     for (const bool to_target : {true, false}) {
       for (uint64_t i = 0; i < (sweep_all() ? 840 : 420); ++i) {
         const uint64_t at = i % 420;
+        // By default one of the ends in each direction, in turn; under soak, all of them.
+        if (!sweep_all() && kEnds[(at + (to_target ? 0 : 1)) % std::size(kEnds)] != action)
+          continue;
         relay_->clear();
         // One lane or the other; under soak, both.
         const int lane = relay_->accepted() + static_cast<int>((i + i / 420) % 2);
