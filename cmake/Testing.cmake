@@ -94,7 +94,7 @@ macro(weft_add_groups _target _prefix _groups)
     set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 900
       ENVIRONMENT "${environment};GTEST_TOTAL_SHARDS=${_groups};GTEST_SHARD_INDEX=${group};GTEST_OUTPUT=xml:${weft_BINARY_DIR}/tests/groups/${name}.xml")
     if(NOT WEFT_SANITIZE)
-      set_tests_properties(${name} PROPERTIES PROCESSORS 2)  # see run_ctest in scripts/commands.sh
+      set_tests_properties(${name} PROPERTIES PROCESSORS 2 COST 10)  # see command_test in scripts/commands.sh
     endif()
     if(ARG_SERIAL)
       set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)

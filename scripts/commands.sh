@@ -171,7 +171,8 @@ command_test() {
   if [ "$full" = yes ] || [ "${CI:-}" = true ]; then strict=yes; fi
   # One more at a time than there are cores, for a third of a test's time is waiting, for leases and deadlines of others.
   # A test between processes waits most of its time, and counts as half of one that has PROCESSORS 2 in the CMakeLists.
-  run_ctest "$build" "$strict" "$((2 * (jobs + 1)))" "${select[@]}"
+  # The others would take each single place that comes free, so what has PROCESSORS 2 comes first (COST), a waiting one beside it.
+  run_ctest "$build" "$strict" "$((2 * (jobs + 1) + 1))" "${select[@]}"
 }
 
 command_bench() {
