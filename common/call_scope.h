@@ -24,6 +24,7 @@
 #include "absl/time/time.h"
 #include "weft/common/api.h"
 #include "weft/common/mutex.h"
+#include "weft/common/trace_context.h"
 
 namespace weft {
 
@@ -83,8 +84,7 @@ struct CallScope {
   const void* worker = nullptr;                  // whose call this is
   absl::Time deadline = absl::InfiniteFuture();  // on that worker's clock
   CancelToken cancel = CancelToken::none();
-  uint64_t trace_id = 0;  // 0: not traced
-  uint64_t span_id = 0;
+  TraceContext trace;             // its span is that of what runs here
   std::vector<uint64_t> holding;  // calls of this chain that hold an object's turn
   // Incarnations of the workers that wait for this call: of its caller, of the caller's caller, and
   // so on.

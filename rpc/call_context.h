@@ -13,6 +13,7 @@
 #include "weft/common/api.h"
 #include "weft/common/call_scope.h"
 #include "weft/common/executor.h"
+#include "weft/common/trace_context.h"
 #include "weft/common/worker_info.h"
 
 namespace weft {
@@ -46,6 +47,8 @@ class WEFT_API CallContext {
   // Runs `fn` once when that happens, also when it has happened already: on the worker's pool,
   // whichever thread hears of it.
   void on_cancel(absl::AnyInvocable<void()> fn) const;
+  // The trace that the call is part of, with the span of this handler; empty when there is none.
+  const TraceContext& trace() const { return scope_->trace; }
   const ScopeRef& scope() const { return scope_; }
 
   // ---- for the framework

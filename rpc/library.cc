@@ -1,8 +1,12 @@
 #include "weft/rpc/library.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
+#include "c10/util/Type.h"
 #include "weft/rpc/internal/aten/operators.h"
 #include "weft/rpc/internal/codec/text.h"
 
@@ -19,6 +23,20 @@ bool legal(std::string_view name) {
   return std::all_of(name.begin(), name.end(), [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
   });
+}
+
+// " 'app::add(long, long)'" where the program tells the names of its functions (-rdynamic, a shared
+// library), else "". A pointer to a virtual function is an odd number.
+std::string symbol_of(const internal::PointerKey& pointer) {
+  uintptr_t address = 0;
+  std::memcpy(&address, pointer.bytes.data(), sizeof address);
+  Dl_info found = {};
+  if (address == 0 || (address & 1) != 0) return "";
+  if (dladdr(reinterpret_cast<void*>(address), &found) == 0) return "";
+  if (found.dli_sname == nullptr || reinterpret_cast<uintptr_t>(found.dli_saddr) != address) {
+    return "";
+  }
+  return cat(" '", c10::demangle(found.dli_sname), "'");
 }
 
 [[noreturn]] void taken(std::string_view what, std::string_view name) {
@@ -180,7 +198,7 @@ void Library::add_instance(std::string_view name, std::shared_ptr<void> object,
   const StatusOr<std::string> class_name = class_name_of(type);
   if (!class_name.ok()) {
     throw_error(make_error(ErrorKind::kNotFound,
-                           cat("the object '", name, "' is of type ", type_name,
+                           cat("the object '", name, "' is of type ", c10::demangle(type_name),
                                ", which is not registered: call class_<T>(...) first")));
   }
   if (instances_.count(name) != 0) taken("the object", name);
@@ -305,15 +323,16 @@ StatusOr<std::string> Library::name_of(const internal::PointerKey& pointer, std:
     if (!names.empty()) names.append(", ");
     names.append("'").append(it->second.name).append("'");
     if (!found.empty()) {
-      return make_error(ErrorKind::kInvalidArgument,
-                        cat("the function given by pointer, ", signature, ", is registered as ",
-                            names, ": name the one that is meant with FunctionRef"));
+      return make_error(
+          ErrorKind::kInvalidArgument,
+          cat("the function", symbol_of(pointer), " given by pointer, ", signature,
+              ", is registered as ", names, ": name the one that is meant with FunctionRef"));
     }
     found = it->second.name;
   }
   if (found.empty()) {
     return make_error(ErrorKind::kNotFound,
-                      cat("the function given by pointer, ", signature,
+                      cat("the function", symbol_of(pointer), " given by pointer, ", signature,
                           ", is not registered in "
                           "this worker's library",
                           name_.empty() ? std::string() : cat(" '", name_, "'"),
@@ -326,8 +345,8 @@ StatusOr<std::string> Library::class_name_of(std::type_index type) const {
   for (const auto& [name, entry] : classes_) {
     if (entry.type == type) return name;
   }
-  return make_error(ErrorKind::kNotFound,
-                    cat("the class ", type.name(), " is not registered in this worker's library"));
+  return make_error(ErrorKind::kNotFound, cat("the class ", c10::demangle(type.name()),
+                                              " is not registered in this worker's library"));
 }
 
 bool Library::is_concurrent(std::type_index type) const {

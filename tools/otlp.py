@@ -58,7 +58,7 @@ class Span:
         self.attributes = {}
         self.error = None
         self.parent = None
-        self.trace = None
+        self.ids = None         # (trace, span, parent) of a trace that came with the call
 
 
 def incarnation_of(calls, flows):
@@ -90,6 +90,8 @@ def spans_of(worker):
                 span.key = (category, worker.rank, number)
             span.tid = event["tid"]
             span.attributes = dict(event.get("args", {}))
+            ids = [span.attributes.pop(key, None) for key in ("trace", "span", "parent")]
+            span.ids = ids if None not in ids else None
             open_spans[(category, event["id"], event["name"])] = span
             spans.append(span)
             if both is not None and category != "backward":
@@ -146,11 +148,19 @@ def digest(size, *parts):
     return out if int(out, 16) else "1".zfill(2 * size)
 
 
+def span_id(span, job):
+    return span.ids[1] if span.ids else digest(8, job, *span.key)
+
+
 def trace_of(span, job):
+    if span.ids:
+        return span.ids[0]
     root, seen = span, {id(span)}
     while root.parent is not None and id(root.parent) not in seen:
         root = root.parent
         seen.add(id(root))
+    if root.ids:
+        return root.ids[0]
     return digest(16, job, *root.key)
 
 
@@ -165,14 +175,16 @@ def attribute(key, value):
 
 
 def otlp_span(span, job):
-    out = {"traceId": trace_of(span, job), "spanId": digest(8, job, *span.key), "name": span.name, "kind": span.kind,
+    out = {"traceId": trace_of(span, job), "spanId": span_id(span, job), "name": span.name, "kind": span.kind,
            "startTimeUnixNano": str(span.begin), "endTimeUnixNano": str(max(span.begin, span.end)),
            "attributes": [attribute(f"weft.{key}", value) for key, value in sorted(span.attributes.items())],
            "status": {"code": ERROR, "message": span.error} if span.error else {}}
     if span.kind in (CLIENT, SERVER):
         out["attributes"] += [attribute("rpc.system", "weft"), attribute("rpc.method", span.name)]
-    if span.parent is not None:
-        out["parentSpanId"] = digest(8, job, *span.parent.key)
+    if span.ids:
+        out["parentSpanId"] = span.ids[2]
+    elif span.parent is not None:
+        out["parentSpanId"] = span_id(span.parent, job)
     return out
 
 

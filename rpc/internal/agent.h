@@ -206,8 +206,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     UntypedCall call;  // without its arguments
     uint64_t hash = 0;
     bool grad_mode = false;
-    uint64_t trace_id = 0;
-    uint64_t span_id = 0;
+    TraceContext trace;  // its span is that of the caller's handler or thread
     std::vector<uint64_t> holding;
     absl::InlinedVector<uint64_t, 4> chain;
     OutMessageRef message;

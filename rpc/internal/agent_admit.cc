@@ -147,15 +147,19 @@ void Agent::begin(const std::shared_ptr<Job>& job, Status error) {
   const v1::CallHeader& header = *job->header;
   const Hello& from = job->link->peer();
   runtime()->trace("serve", from.incarnation, header.call_id());
+  // As the header has it, its span is the caller's.
+  TraceContext trace{header.trace_id_high(), header.trace_id(), header.span_id(),
+                     static_cast<uint8_t>(header.trace_flags())};
   if (options_.trace != nullptr) {
-    options_.trace->serve_begun(from.incarnation, header.call_id(), header.method(), from.name);
+    options_.trace->serve_begun(from.incarnation, header.call_id(), header.method(), from.name,
+                                trace);
   }
+  if (!trace.empty()) trace.span_id = span_of_callee(from.incarnation, header.call_id());
   auto scope = std::make_shared<CallScope>();
   scope->worker = scope_key();
   scope->deadline = job->deadline;
   scope->cancel = job->cancel;
-  scope->trace_id = header.trace_id();
-  scope->span_id = header.span_id();
+  scope->trace = trace;
   scope->holding.assign(header.holding().begin(), header.holding().end());
   scope->chain.assign(header.chain().begin(), header.chain().end());
   if (std::find(scope->chain.begin(), scope->chain.end(), from.incarnation) == scope->chain.end()) {

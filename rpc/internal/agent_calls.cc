@@ -45,8 +45,7 @@ StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call,
   if (const CallScope* scope = find_scope(scope_key())) {
     spec->holding = scope->holding;
     spec->chain = scope->chain;
-    spec->trace_id = scope->trace_id;
-    spec->span_id = scope->span_id;
+    spec->trace = scope->trace;
   }
   Status carried = check_carried(call.arguments);
   StatusOr<std::shared_ptr<OutMessage>> message =
@@ -167,7 +166,8 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
   counters_->issued->add();
   runtime()->trace("issue", options_.self.id, id);
   if (options_.trace != nullptr) {
-    options_.trace->call_begun(id, spec->call.method, peer_name, spec->message->bytes);
+    options_.trace->call_begun(options_.self.incarnation, id, spec->call.method, peer_name,
+                               spec->message->bytes, spec->trace);
   }
   const std::weak_ptr<Agent> weak = weak_from_this();
   if (scope != nullptr) {
@@ -255,8 +255,12 @@ void Agent::transmit(uint64_t call_id) {
   header->set_signature_hash(spec->hash);
   header->set_object(spec->call.object);
   header->set_grad_mode(spec->grad_mode);
-  if (spec->trace_id != 0) header->set_trace_id(spec->trace_id);
-  if (spec->span_id != 0) header->set_span_id(spec->span_id);
+  if (!spec->trace.empty()) {
+    header->set_trace_id_high(spec->trace.trace_high);
+    header->set_trace_id(spec->trace.trace_low);
+    header->set_span_id(span_of_caller(options_.self.incarnation, call_id));
+    header->set_trace_flags(spec->trace.flags);
+  }
   for (uint64_t turn : spec->holding) header->add_holding(turn);
   for (uint64_t incarnation : spec->chain) header->add_chain(incarnation);
   if (spec->attachments != nullptr) spec->attachments->put(header.get());

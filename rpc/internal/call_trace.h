@@ -24,6 +24,7 @@
 #include "weft/common/error.h"
 #include "weft/common/runtime.h"
 #include "weft/common/trace.h"
+#include "weft/common/trace_context.h"
 
 namespace weft::internal {
 
@@ -32,6 +33,14 @@ namespace weft::internal {
 // one that took least counts.
 WEFT_API absl::Duration calendar_offset(const Clock& steady,
                                         absl::FunctionRef<absl::Time()> calendar = absl::Now);
+
+// The same at both ends of a call; `caller` is an incarnation.
+inline uint64_t call_key(uint64_t caller, uint64_t call) {
+  return caller + call * 0x9E3779B97F4A7C15u;
+}
+// The two spans of a call, as either end can tell. Not 0.
+WEFT_API uint64_t span_of_caller(uint64_t caller, uint64_t call);
+WEFT_API uint64_t span_of_callee(uint64_t caller, uint64_t call);
 
 class CallTrace {
  public:
@@ -44,21 +53,20 @@ class CallTrace {
   const std::string& path() const { return path_; }
   Status write() { return writer_.write_file(&runtime_->files(), path_); }
 
-  void call_begun(uint64_t call, std::string_view method, std::string_view to, size_t bytes) {
-    writer_.async_begin("rpc", method, call, runtime_->now(),
-                        {{"to", to}, {"bytes", static_cast<int64_t>(bytes)}});
-  }
+  // `trace`: of what makes the call.
+  void call_begun(uint64_t caller, uint64_t call, std::string_view method, std::string_view to,
+                  size_t bytes, const TraceContext& trace);
   void call_ended(uint64_t call, std::string_view method, const Status& status);
-  void serve_begun(uint64_t caller, uint64_t call, std::string_view method, std::string_view from) {
-    writer_.async_begin("serve", method, both(caller, call), runtime_->now(), {{"from", from}});
-  }
+  // `trace`: as it came with the call.
+  void serve_begun(uint64_t caller, uint64_t call, std::string_view method, std::string_view from,
+                   const TraceContext& trace);
   void serve_ended(uint64_t caller, uint64_t call, std::string_view method, const Status& status);
   // Inside the work at whose ends the arrow is to be. `caller` is the caller's incarnation.
   void request_out(uint64_t caller, uint64_t call, std::string_view method) {
-    writer_.flow_out("rpc", method, both(caller, call), runtime_->now());
+    writer_.flow_out("rpc", method, call_key(caller, call), runtime_->now());
   }
   void request_in(uint64_t caller, uint64_t call, std::string_view method) {
-    writer_.flow_in("rpc", method, both(caller, call), runtime_->now());
+    writer_.flow_in("rpc", method, call_key(caller, call), runtime_->now());
   }
   void bulk_begun(const void* message, int lane, std::string_view to, size_t bytes) {
     writer_.async_begin(
@@ -70,11 +78,6 @@ class CallTrace {
   }
 
  private:
-  // The same at both ends of a call.
-  static uint64_t both(uint64_t caller, uint64_t call) {
-    return caller + call * 0x9E3779B97F4A7C15u;
-  }
-
   const std::shared_ptr<Runtime> runtime_;
   const std::string path_;
   TraceWriter writer_;

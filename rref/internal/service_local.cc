@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "c10/util/Type.h"
 #include "weft/rref/internal/service.h"
 
 namespace weft::internal {
@@ -43,9 +44,10 @@ CallHandle RRefService::start_local_use(const RRefHandleRef& handle, const std::
             status = make_error(ErrorKind::kState, "the object is gone");
           }
           if (status.ok() && *value->kept.type != type) {
-            status = make_error(ErrorKind::kSignature,
-                                absl::StrCat("the object is of type ", value->kept.type->name(),
-                                             ", the RRef says ", type.name()));
+            status = make_error(
+                ErrorKind::kSignature,
+                absl::StrCat("the object is of type ", c10::demangle(value->kept.type->name()),
+                             ", the RRef says ", c10::demangle(type.name())));
           }
           if (!status.ok()) return end_local_use(use, annotate(status, use->handle->text()));
           use->handle->set_ready();

@@ -15,7 +15,7 @@ namespace {
 ScopeRef scope_of(const void* worker, uint64_t trace_id) {
   auto scope = std::make_shared<CallScope>();
   scope->worker = worker;
-  scope->trace_id = trace_id;
+  scope->trace.trace_low = trace_id;
   scope->outer = capture_scope();
   return scope;
 }
@@ -28,13 +28,13 @@ TEST(CallScope, IsKeyedByWorker) {
   {
     ScopeGuard inner(scope_of(&b, 2));
     ASSERT_NE(find_scope(&a), nullptr);
-    EXPECT_EQ(find_scope(&a)->trace_id, 1u);
-    EXPECT_EQ(find_scope(&b)->trace_id, 2u);
+    EXPECT_EQ(find_scope(&a)->trace.trace_low, 1u);
+    EXPECT_EQ(find_scope(&b)->trace.trace_low, 2u);
     {
       ScopeGuard innermost(scope_of(&a, 3));
-      EXPECT_EQ(find_scope(&a)->trace_id, 3u);
+      EXPECT_EQ(find_scope(&a)->trace.trace_low, 3u);
     }
-    EXPECT_EQ(find_scope(&a)->trace_id, 1u);
+    EXPECT_EQ(find_scope(&a)->trace.trace_low, 1u);
   }
   EXPECT_EQ(find_scope(&b), nullptr);
   EXPECT_EQ(find_scope(nullptr), nullptr);
@@ -67,7 +67,7 @@ TEST(CallScope, IsCarriedToAnotherThread) {
     EXPECT_EQ(find_scope(&a), nullptr);
     ScopeGuard guard(captured);
     ASSERT_NE(find_scope(&a), nullptr);
-    EXPECT_EQ(find_scope(&a)->trace_id, 9u);
+    EXPECT_EQ(find_scope(&a)->trace.trace_low, 9u);
   });
   other.join();
 }

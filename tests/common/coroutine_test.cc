@@ -190,10 +190,10 @@ TEST(Coroutine, ResultsWithDestructors) {
 Future<uint64_t> scope_after(const void* worker, Future<int> a, Future<int> b) {
   co_await a;
   const CallScope* first = find_scope(worker);
-  const uint64_t id = first == nullptr ? 0 : first->trace_id;
+  const uint64_t id = first == nullptr ? 0 : first->trace.trace_low;
   co_await b;
   const CallScope* second = find_scope(worker);
-  co_return second == nullptr ? 0 : id * 1000 + second->trace_id;
+  co_return second == nullptr ? 0 : id * 1000 + second->trace.trace_low;
 }
 
 // FUTURE-2 and FUTURE-3 for co_await.
@@ -206,7 +206,7 @@ TEST(Coroutine, ResumesOnTheExecutorWithItsScope) {
   {
     auto scope = std::make_shared<CallScope>();
     scope->worker = &worker;
-    scope->trace_id = 7;
+    scope->trace.trace_low = 7;
     ScopeGuard guard(scope);
     f = scope_after(&worker, a.future(), b.future());
   }

@@ -352,10 +352,10 @@ TEST(Future, ContinuationsSeeTheScopeTheyWereAttachedIn) {
   {
     auto scope = std::make_shared<CallScope>();
     scope->worker = &worker;
-    scope->trace_id = 77;
+    scope->trace.trace_low = 77;
     ScopeGuard guard(scope);
     p.future().add_done_callback([&](Future<int>) {
-      if (const CallScope* s = find_scope(&worker)) seen = s->trace_id;
+      if (const CallScope* s = find_scope(&worker)) seen = s->trace.trace_low;
     });
   }
   p.set_value(1);

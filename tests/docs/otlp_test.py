@@ -89,6 +89,23 @@ class Converted(unittest.TestCase):
         # Nanoseconds of the calendar, to the last one.
         self.assertEqual(by_name[("b.f", otlp.CLIENT)]["startTimeUnixNano"], "1700000000000010125")
 
+    def test_the_ids_of_a_trace_that_came_with_the_call(self):
+        trace, above, client, server, nested = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", "1" * 16, "2" * 16, "3" * 16
+        a = call(10, 1, "b.f", 100, incarnation=A)
+        a[0]["args"].update({"trace": trace, "span": client, "parent": above})
+        b = served(20, both(A, 1), "b.f", 90) + call(30, 1, "a.g", 70, tid=2, incarnation=B)
+        b[0]["args"].update({"trace": trace, "span": server, "parent": client})
+        b[4]["args"].update({"trace": trace, "span": nested, "parent": server})
+        # The callee of the last one wrote no timeline with ids: it goes by the arrows.
+        a += served(40, both(B, 1), "a.g", 60)
+        found = {(span["name"], span["kind"]): span for span in spans(convert(a, b))}
+        self.assertEqual({span["traceId"] for span in found.values()}, {trace})
+        self.assertEqual([found[key]["spanId"] for key in [("b.f", otlp.CLIENT), ("b.f", otlp.SERVER), ("a.g", otlp.CLIENT)]],
+                         [client, server, nested])
+        self.assertEqual([found[key]["parentSpanId"] for key in [("b.f", otlp.CLIENT), ("b.f", otlp.SERVER), ("a.g", otlp.CLIENT),
+                                                                  ("a.g", otlp.SERVER)]], [above, client, server, nested])
+        self.assertNotIn("weft.trace", [one["key"] for one in found[("b.f", otlp.CLIENT)]["attributes"]])
+
     def test_errors_and_calls_that_did_not_end(self):
         found = check_rules(self, convert(call(1, 1, "f", 5, error="it failed") + call(2, 2, "g")))
         by_name = {span["name"]: span for span in found}

@@ -15,6 +15,7 @@
 
 #include "ATen/Functions.h"
 #include "c10/util/Exception.h"
+#include "weft/common/trace_context.h"
 #include "weft/rpc/aten_operators.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/worker.h"
@@ -385,6 +386,15 @@ TEST(Library, PointersAreFoundByTypeAndBytes) {
   EXPECT_EQ(error_kind(unknown), ErrorKind::kNotFound);
   EXPECT_NE(unknown.message().find("FunctionRef"), std::string::npos) << unknown;
   EXPECT_NE(unknown.message().find("(int)->int"), std::string::npos) << unknown;
+}
+
+TEST(Library, ErrorsHaveTheNamesOfTheSource) {
+  // A function of a shared library has a symbol that can be asked for.
+  const Status function = name_of(Library("app"), &span_text).status();
+  EXPECT_NE(function.message().find("'weft::span_text(unsigned long)'"), std::string::npos)
+      << function;
+  const Status type = Library("app").class_name_of(typeid(app::Table)).status();
+  EXPECT_NE(type.message().find("app::Table is not registered"), std::string::npos) << type;
 }
 
 TEST(Library, AnAmbiguousPointerIsAnErrorThatSaysWhatToUse) {

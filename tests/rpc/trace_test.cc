@@ -6,9 +6,12 @@
 #include <vector>
 
 #include "ATen/ops/ones.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/common/trace_context.h"
 #include "weft/rpc/internal/call_trace.h"
+#include "weft/rpc/trace_scope.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/timeline.h"
@@ -17,6 +20,19 @@ namespace weft::testing {
 namespace {
 
 using ::testing::HasSubstr;
+
+// The traceparent here, and of the call that this one makes to the next of `path`, and so on.
+std::vector<std::string> traces(CallContext& context, std::vector<std::string> path) {
+  EXPECT_EQ(current_trace(context.worker()), context.trace());
+  std::vector<std::string> out = {context.trace().traceparent()};
+  if (path.empty()) return out;
+  const std::string next = path.front();
+  path.erase(path.begin());
+  for (const std::string& text : rpc_sync(context.worker(), next, &traces, path)) {
+    out.push_back(text);
+  }
+  return out;
+}
 
 int64_t fails(int64_t) { throw std::runtime_error("on purpose"); }
 
@@ -94,6 +110,56 @@ TEST_P(CallTraceTest, EachCallBeginsAndEndsAndLeadsToItsHandler) {
   ASSERT_EQ(out.size(), kCalls);
   ASSERT_EQ(in.size(), kCalls);
   for (int i = 0; i < kCalls; ++i) EXPECT_EQ(id_of(out[i]), id_of(in[i]));
+}
+
+TEST_P(CallTraceTest, ATraceGoesWithCallsAndTheirCalls) {
+  Library lib("trace");
+  lib.def("traces", &traces);
+  ClusterOptions o{.size = 3, .net = GetParam(), .library = lib};
+  o.adjust = [this](int, JoinOptions* j) { j->trace_file = lines_.path("trace.%r.json"); };
+  const std::string given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+  std::vector<std::string> seen;
+  {
+    Cluster c(o);
+    const std::vector<std::string> none(3);
+    EXPECT_EQ(rpc_sync(c[0], "worker1", &traces, {"worker2", "worker0"}), none);
+    {
+      const TraceScope scope(c[0], *parse_traceparent(given));
+      EXPECT_EQ(current_trace(c[0]).traceparent(), given);
+      EXPECT_TRUE(current_trace(c[1]).empty()) << "a scope is its worker's alone";
+      seen = rpc_sync(c[0], "worker1", &traces, {"worker2", "worker0"});
+      const TraceScope off(c[0], {});
+      EXPECT_EQ(rpc_sync(c[0], "worker1", &traces, {"worker2", "worker0"}), none);
+    }
+    EXPECT_TRUE(current_trace(c[0]).empty());
+    const TraceContext fresh = new_trace(c[0]);
+    EXPECT_TRUE(fresh.sampled());
+    EXPECT_EQ(parse_traceparent(fresh.traceparent()).value(), fresh);
+    EXPECT_FALSE(fresh == new_trace(c[0]));
+    c.shutdown();
+  }
+  ASSERT_EQ(seen.size(), 3u);
+  // From span to span: what begins a call, the call, its handler, which begins the next.
+  std::string above = span_text(parse_traceparent(given)->span_id);
+  for (int i = 0; i < 3; ++i) {
+    const TraceContext here = *parse_traceparent(seen[static_cast<size_t>(i)]);
+    EXPECT_EQ(here.trace_id(), "0af7651916cd43dd8448eb211c80319c");
+    EXPECT_TRUE(here.sampled());
+    const std::string file = absl::StrCat("trace.", i, ".json");
+    const std::string next = absl::StrCat("trace.", (i + 1) % 3, ".json");
+    const std::string parent = absl::StrCat("\"parent\":\"", above, "\"");
+    const std::vector<std::string> call =
+        lines_.events(file, {"\"cat\":\"rpc\"", "\"ph\":\"b\"", parent});
+    ASSERT_EQ(call.size(), 1u) << parent;
+    const std::string key = "\"span\":\"";
+    const std::string span = call[0].substr(call[0].find(key) + key.size(), 16);
+    EXPECT_EQ(lines_
+                  .events(next, {"\"cat\":\"serve\"", "\"parent\":\"" + span,
+                                 "\"span\":\"" + span_text(here.span_id)})
+                  .size(),
+              1u);
+    above = span_text(here.span_id);
+  }
 }
 
 TEST_P(CallTraceTest, BadInput_a_file_that_cannot_be_written_is_only_a_warning) {
