@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_replace.h"
 #include "c10/util/Type.h"
 #include "weft/rpc/internal/aten/operators.h"
 #include "weft/rpc/internal/codec/text.h"
@@ -36,7 +37,7 @@ std::string symbol_of(const internal::PointerKey& pointer) {
   if (found.dli_sname == nullptr || reinterpret_cast<uintptr_t>(found.dli_saddr) != address) {
     return "";
   }
-  return cat(" '", c10::demangle(found.dli_sname), "'");
+  return cat(" '", absl::StrReplaceAll(c10::demangle(found.dli_sname), {{"[abi:cxx11]", ""}}), "'");
 }
 
 [[noreturn]] void taken(std::string_view what, std::string_view name) {

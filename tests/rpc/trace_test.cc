@@ -122,14 +122,15 @@ TEST_P(CallTraceTest, ATraceGoesWithCallsAndTheirCalls) {
   {
     Cluster c(o);
     const std::vector<std::string> none(3);
-    EXPECT_EQ(rpc_sync(c[0], "worker1", &traces, {"worker2", "worker0"}), none);
+    const std::vector<std::string> path = {"worker2", "worker0"};
+    EXPECT_EQ(rpc_sync(c[0], "worker1", &traces, path), none);
     {
       const TraceScope scope(c[0], *parse_traceparent(given));
       EXPECT_EQ(current_trace(c[0]).traceparent(), given);
       EXPECT_TRUE(current_trace(c[1]).empty()) << "a scope is its worker's alone";
-      seen = rpc_sync(c[0], "worker1", &traces, {"worker2", "worker0"});
+      seen = rpc_sync(c[0], "worker1", &traces, path);
       const TraceScope off(c[0], {});
-      EXPECT_EQ(rpc_sync(c[0], "worker1", &traces, {"worker2", "worker0"}), none);
+      EXPECT_EQ(rpc_sync(c[0], "worker1", &traces, path), none);
     }
     EXPECT_TRUE(current_trace(c[0]).empty());
     const TraceContext fresh = new_trace(c[0]);
