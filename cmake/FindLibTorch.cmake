@@ -10,7 +10,7 @@
 # The wheel ships old google/protobuf headers in its include directory, which break generated code. So the
 # target's include directory is a filtered one in the build folder: a link to every entry but google.
 #
-# Result: LibTorch_FOUND, LibTorch_PREFIX, LibTorch_VERSION, LibTorch_RUNTIME_DIRS (for rpath).
+# Result: LibTorch_FOUND, LibTorch_PREFIX, LibTorch_VERSION, LibTorch_RUNTIME_DIRS (for rpath), LibTorch_OLD_ABI.
 include(FindPackageHandleStandardArgs)
 
 function(_weft_libtorch_is_prefix dir result)
@@ -90,6 +90,16 @@ endif()
 find_package_handle_standard_args(
   LibTorch REQUIRED_VARS LibTorch_PREFIX VERSION_VAR LibTorch_VERSION
   REASON_FAILURE_MESSAGE "${LibTorch_NOT_FOUND_MESSAGE}")
+
+# What its own configuration gives to programs.
+set(LibTorch_OLD_ABI FALSE)
+set(_weft_torch_config "${LibTorch_PREFIX}/share/cmake/Torch/TorchConfig.cmake")
+if(LibTorch_PREFIX AND EXISTS "${_weft_torch_config}")
+  file(STRINGS "${_weft_torch_config}" _weft_line REGEX "_GLIBCXX_USE_CXX11_ABI=0")
+  if(_weft_line)
+    set(LibTorch_OLD_ABI TRUE)
+  endif()
+endif()
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   set(_weft_filtered "${CMAKE_BINARY_DIR}/weft_libtorch_include")
