@@ -43,6 +43,11 @@ command_build() {
   build_targets "$build" "$@"
 }
 
+configure_release() {
+  configure "$1" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O3 -DWEFT_BUILD_TESTS=OFF -DWEFT_BUILD_EXAMPLES=OFF \
+    -DWEFT_BUILD_BENCH=OFF
+}
+
 command_install() {
   [ $# = 1 ] && [ "${1#-}" = "$1" ] || { code=2 die "install wants one argument, the folder to install to: ./dev install PREFIX"; }
   local prefix="$1" folder="$build/release"
@@ -51,8 +56,7 @@ command_install() {
     || { code=2 die "cannot write to $prefix: choose a folder of your own, for instance ./dev install \$HOME/.local/weft"; }
   prefix="$(cd "$prefix" && pwd)"
   need_packages "${packages_build[@]}"
-  configure "$folder" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O3 -DWEFT_BUILD_TESTS=OFF -DWEFT_BUILD_EXAMPLES=OFF \
-    -DWEFT_BUILD_BENCH=OFF
+  configure_release "$folder"
   build_targets "$folder"
   cmake --install "$folder" --prefix "$prefix" >"$folder/install.log" 2>&1 \
     || { cat "$folder/install.log" >&2; die "cmake could not install to $prefix"; }
@@ -68,6 +72,22 @@ command_wheel() {
   command_install "$out/prefix" >&2
   python3 "$root/scripts/wheel.py" --prefix "$out/prefix" --libtorch "$(choose_libtorch "$build/release")" --out "$out" \
     || die "the wheel could not be packed"
+}
+
+command_deb() {
+  [ $# = 0 ] || { code=2 die "deb takes no arguments"; }
+  local folder="$build/release" out="$build/deb" package
+  need_packages "${packages_build[@]}" "${packages_deb[@]}"
+  configure_release "$folder"
+  build_targets "$folder"
+  rm -rf "$out"
+  mkdir -p "$out"
+  (cd "$folder" && cpack -G DEB -B "$out") >"$folder/deb.log" 2>&1 \
+    || { cat "$folder/deb.log" >&2; die "cpack could not make the package"; }
+  package="$(find "$out" -maxdepth 1 -name '*.deb')"
+  [ -n "$package" ] || die "cpack made no package; see $folder/deb.log"
+  rm -rf "$out/_CPack_Packages"
+  printf 'deb: ok %s\nInstall it with: apt-get install %s\n' "$package" "$package"
 }
 
 # Programs with gRPC and weft inside, which need LibTorch and the C library alone; see scripts/gpu_run.sh.

@@ -23,6 +23,7 @@ packages_build=(g++ cmake ninja-build ccache pkg-config git python3 python3-venv
   libgtest-dev libgmock-dev libbenchmark-dev prometheus-cpp-dev spin)
 packages_clang=(clang-14 libclang-rt-14-dev llvm-14)
 packages_wheel=(patchelf binutils)
+packages_deb=(dpkg-dev)
 packages_lint=(clang-format-14 clang-tidy-14)
 packages_full=(etcd-server openmpi-bin slurm-wlm munge iproute2 python3-yaml)
 
