@@ -225,7 +225,13 @@ TEST_P(Found, DEF_1_what_a_call_under_way_needs_goes_on_and_large_answers_arrive
     EXPECT_EQ(one.try_wait()->numel(), 8 * kMiB);
   }
   EXPECT_EQ(rpc_sync(c[1], c[2].name(), &add, 1, 2), 3);
-  EXPECT_EQ(error_kind(try_rpc_sync(c[1], c[0].name(), &add, 1, 2).status()), ErrorKind::kPeerLost);
+  // The goodbye may reach worker1 after the shutdown has returned; until then it "is leaving".
+  wait_until(
+      [&] {
+        const Status gone = try_rpc_sync(c[1], c[0].name(), &add, 1, 2).status();
+        return error_kind(gone) == ErrorKind::kPeerLost;
+      },
+      "worker1 does not hear that worker0 has left");
   c[1].shutdown();
   c[2].shutdown();
   c.forget();
