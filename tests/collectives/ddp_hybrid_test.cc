@@ -15,6 +15,7 @@
 #include "weft/common/mutex.h"
 #include "weft/store/hash_store.h"
 #include "weft/tests/dist_optim/fixture.h"
+#include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
 namespace {
@@ -130,7 +131,7 @@ TEST_P(DdpHybrid, CL_6_EqualsTheModelInOneProcess) {
       at::Tensor want_table;
       const Dense want = copy_of(start);
       std::vector<double> want_losses;
-      constexpr int kSteps = 50;
+      constexpr int kSteps = fewer(50, 12);
       run([&](const Worker& worker, ProcessGroup& group, const RRef<Weights>& weights) {
         const int rank = group.rank();
         if (rank == 0) {

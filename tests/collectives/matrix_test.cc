@@ -147,7 +147,7 @@ std::vector<Case> cases(Backend backend, int ranks) {
                      kAll[i / 3 % std::size(kAll)]};
         if (has(c)) out.push_back(c);
       }
-      for (int repeat = 0; repeat < 3 && !wants_all; ++repeat, ++turn) {
+      for (int repeat = 0; repeat < fewer(3, 1) && !wants_all; ++repeat, ++turn) {
         const Case c{type, op, kSizes[(turn * 5) % std::size(kSizes)], static_cast<int>(turn % 3),
                      kAll[turn % std::size(kAll)]};
         if (has(c)) out.push_back(c);

@@ -2,6 +2,7 @@
 // simulation; and that a seed gives the same run.
 #include "gtest/gtest.h"
 #include "weft/tests/contract/transport_harness.h"
+#include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
 namespace {
@@ -200,7 +201,7 @@ TEST(InprocSimulation, TheSameSeedGivesTheSameRun) {
 }
 
 TEST(InprocSimulation, ManySeeds) {
-  for (uint64_t seed = 1; seed <= 200; ++seed) {
+  for (uint64_t seed = 1; seed <= fewer(200, 40); ++seed) {
     std::string transcript;
     simulated_run(seed, &transcript);
     if (::testing::Test::HasFailure()) {

@@ -5,6 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "weft/tests/contract/transport_harness.h"
+#include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
 namespace {
@@ -126,7 +127,7 @@ TEST_P(TransportContract, Conn6LargeFramesBothWaysAtOnceDoNotStall) {
     Pair p = join();
     ASSERT_TRUE(p.ok);
     constexpr size_t kFrames = 12;
-    constexpr size_t kBytes = 3u << 20;
+    constexpr size_t kBytes = fewer(3u << 20, 1u << 20);
     auto send_all = [&](End* end, uint64_t salt) {
       for (size_t i = 0; i < kFrames; ++i) {
         const Status s = end->connection->send(

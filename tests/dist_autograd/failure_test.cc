@@ -7,6 +7,7 @@
 #include "weft/dist_autograd/internal/service.h"
 #include "weft/rpc/untyped_call.h"
 #include "weft/tests/dist_autograd/fixture.h"
+#include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
 namespace {
@@ -277,7 +278,7 @@ TEST_P(DistFailure, DA_46_clean_context_during_backward) {
 TEST_P(DistFailure, X9_release_with_calls_in_flight) {
   auto c = make();
   const at::Tensor x = leaf({1, 2});
-  for (int i = 0; i < 500; ++i) {
+  for (int i = 0; i < fewer(500, 100); ++i) {
     DistAutogradContext context((*c)[0]);
     const std::vector<std::string> path{"worker2", "worker1"};
     auto first = rpc_async((*c)[0], "worker1", &travel, path, x, x);

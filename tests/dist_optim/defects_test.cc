@@ -4,6 +4,7 @@
 
 #include "weft/dist_autograd/ended_passes.h"
 #include "weft/tests/dist_optim/fixture.h"
+#include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
 namespace {
@@ -25,7 +26,7 @@ class DistOptimDefect : public DistOptimTest {
 // A step of the first backward's gradients, while the second one runs: neither none of them, nor
 // those of the second.
 TEST_P(DistOptimDefect, DEF_29_a_step_beside_the_next_backward) {
-  constexpr int kRounds = 300;
+  constexpr int kRounds = fewer(300, 60);
   OptimCluster c = make(2);
   const at::Tensor mine = torch::zeros({3}, torch::kFloat64).set_requires_grad(true);
   std::vector<RRef<at::Tensor>> parameters = c.parameters;

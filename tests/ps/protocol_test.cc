@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "weft/ps/internal/part_protocol.h"
+#include "weft/tests/testing/sanitizers.h"
 
 namespace weft::ps::internal {
 namespace {
@@ -408,7 +409,7 @@ TEST(PsProtocol, PSR_5_StepsWithoutPushesEndInOneGo) {
 }
 
 TEST(PsProtocol, RandomSchedulesKeepTheInvariants) {
-  for (uint64_t seed = 1; seed <= 2000; ++seed) {
+  for (uint64_t seed = 1; seed <= weft::testing::fewer(2000, 300); ++seed) {
     const Consistency all[] = {Consistency::asp(), Consistency::bsp(3),
                                Consistency::ssp(seed % 4, 3), Consistency::batch(1 + seed % 3, 3)};
     RandomWorld(seed, all[seed % 4]).run(150);

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
+#include "weft/tests/testing/sanitizers.h"
 
 namespace weft::ps::internal {
 namespace {
@@ -459,7 +460,8 @@ TEST(PsReplica, PSR_10_to_13_Small_worlds_in_every_order) {
 }
 
 TEST(PsReplica, PSR_10_to_14_Random_schedules) {
-  const int schedules = environment_number("WEFT_PS_REPLICA_SCHEDULES", 3000);
+  const int schedules =
+      environment_number("WEFT_PS_REPLICA_SCHEDULES", weft::testing::fewer(3000, 500));
   const Walked walked = walk(ReplicaBug::kNone, schedules);
   EXPECT_EQ(walked.wrong, "") << "schedule " << walked.schedules;
   EXPECT_GT(walked.acknowledged, 3 * schedules);
@@ -469,7 +471,7 @@ TEST(PsReplica, PSR_10_to_14_Random_schedules) {
 }
 
 TEST(PsReplica, PlantedBugsAreFound) {
-  for (int bug = 1; bug <= kReplicaBugs; ++bug) {
+  for (int bug = 1; bug <= kReplicaBugs; bug += weft::testing::fewer(1, 4)) {
     const Walked walked = walk(static_cast<ReplicaBug>(bug), 5'000);
     std::printf("bug %2d: %s after %d schedules\n", bug,
                 walked.wrong.empty() ? "not found" : walked.wrong.c_str(), walked.schedules);

@@ -14,6 +14,7 @@
 #include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/mortal_store.h"
+#include "weft/tests/testing/sanitizers.h"
 #include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
@@ -468,12 +469,13 @@ TEST_P(RpcMembership, AMissingWorkerIsNamedWhenTheDeadlinePasses) {
 }
 
 TEST_P(RpcMembershipInproc, SixtyFourWorkersWithOneThreadEach) {
-  ClusterOptions o = options(64);
+  constexpr int kWorkers = fewer(64, 24);
+  ClusterOptions o = options(kWorkers);
   o.worker_threads = 1;
   o.heartbeat = 1s;
   Cluster c(o);
-  for (int i = 0; i < 64; ++i)
-    EXPECT_EQ(rpc_sync(c[static_cast<size_t>(i)], (i + 1) % 64, &add, i, 1), i + 1);
+  for (int i = 0; i < kWorkers; ++i)
+    EXPECT_EQ(rpc_sync(c[static_cast<size_t>(i)], (i + 1) % kWorkers, &add, i, 1), i + 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Nets, RpcMembershipInproc, ::testing::Values(Net::kInproc), net_name);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/tests/rref/fixture.h"
 #include "weft/tests/testing/mortal_store.h"
+#include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
 namespace {
@@ -401,7 +402,7 @@ TEST_P(RRefFaults, RRefsInALostAnswerAreTakenBack) {
 // Connections come back while answers with RRefs are being made: they will be sent, so nobody asks
 // whether they have arrived, which would void them.
 TEST_P(RRefFaults, AnswersInTheMakingAreNotAskedAbout) {
-  constexpr int kCalls = 3000;
+  constexpr int kCalls = fewer(3000, 400);
   constexpr int kCutEach = 4;
   auto c = make({.size = 2, .plan = plan_});
   const auto expect_an_answer = [](const Future<IntRef>& made) {

@@ -10,6 +10,7 @@
 #include "weft/pipeline/schedule.h"
 #include "weft/pipeline/simulator.h"
 #include "weft/tests/sim/pipeline_world.h"
+#include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
 namespace {
@@ -76,7 +77,8 @@ int found_after(RunnerBug bug, std::string* how) {
 }
 
 TEST(PipelineFaults, PlantedBugsAreFound) {
-  for (int bug = 1; bug <= kRunnerBugs; ++bug) {
+  // With a sanitizer, some: their runs end with errors, whose memory it looks at.
+  for (int bug = 1; bug <= kRunnerBugs; bug += fewer(1, 4)) {
     std::string how;
     const int after = found_after(static_cast<RunnerBug>(bug), &how);
     std::printf("bug %d: found after %d, %s\n", bug, after, how.substr(0, 120).c_str());

@@ -22,6 +22,7 @@
 #include "weft/rpc/worker.h"
 #include "weft/rref/rref.h"
 #include "weft/store/hash_store.h"
+#include "weft/tests/testing/sanitizers.h"
 #include "weft/transport/faulty_transport.h"
 #include "weft/transport/inproc_transport.h"
 
@@ -268,7 +269,7 @@ TEST(RRefSim, RandomSchedulesWithFaultsLeaveNothing) {
 
 // SRV-4, and at the owner one look serves all creations of its span.
 TEST(RRefSim, SRV_4_a_worker_that_makes_and_drops_objects_says_so_now_and_then) {
-  constexpr int kLives = 5'000;
+  constexpr int kLives = fewer(5'000, 1'000);
   constexpr absl::Duration kBetween = absl::Microseconds(20);
   const Schedule out = run_world(1, 0, [&](World* world) {
     const Worker& maker = world->workers[0];

@@ -4,6 +4,8 @@
 // kSanitizer: whether this program is built with AddressSanitizer or ThreadSanitizer, ten times slower.
 // kThreadSanitizer: whether this program is built with ThreadSanitizer. Packaged libraries (gRPC,
 // LibTorch) are not, so what passes between threads inside them is invisible to it.
+// fewer(2000, 300): how often a test does something that takes the same ways through the code each time: 2000 times, and
+// 300 in a sanitizer's build, which has seen all of those ways by then.
 
 namespace weft::testing {
 
@@ -26,6 +28,11 @@ inline constexpr bool kSanitizer = true;
 #else
 inline constexpr bool kSanitizer = kThreadSanitizer;
 #endif
+
+template <typename T>
+constexpr T fewer(T ordinary, T sanitized) {
+  return kSanitizer ? sanitized : ordinary;
+}
 
 }  // namespace weft::testing
 
