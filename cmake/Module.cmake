@@ -37,7 +37,7 @@ endfunction()
 # modules and, with ::, third-party targets that public headers mention; PRIVATE_DEPS are what only sources use.
 # A module without sources becomes an INTERFACE library. Every header outside internal/ is installed.
 #
-# PRECOMPILED tensor (or autograd): see cmake/Precompiled.cmake.
+# PRECOMPILED plain (or tensor, autograd): see cmake/Precompiled.cmake.
 function(weft_module)
   cmake_parse_arguments(ARG "GENERATED" "NAME;PRECOMPILED" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
   if(ARG_UNPARSED_ARGUMENTS)

@@ -18,8 +18,8 @@ set(_weft_pch_tensor_test ${_weft_pch_program} <gmock/gmock.h> <gtest/gtest.h>)
 # Not torch/torch.h: the templates that it uses itself take g++ 8 s in each source, precompiled or not.
 set(_weft_pch_torch_test ${_weft_pch_tensor_test} <torch/autograd.h> <torch/types.h>)
 
-# weft_precompile(weft_rpc tensor): headers for a library, of the kind tensor or autograd. The first library of a kind
-# compiles them, the later ones, whose flags are the same, take them from it.
+# weft_precompile(weft_rpc tensor): headers for a library, of the kind plain, tensor or autograd. The first library of a
+# kind compiles them, the later ones, whose flags are the same, take them from it.
 function(weft_precompile target kind)
   if(NOT WEFT_PRECOMPILED_HEADERS)
     return()

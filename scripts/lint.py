@@ -122,12 +122,13 @@ def headers_of(module, internal):
     return [name for name in names if internal or "/internal/" not in name]
 
 
-TENSOR = "ATen/core/Tensor.h"
+# What takes most of a header's time, the larger first.
+LARGE = {"tensor": "ATen/core/Tensor.h", "status": "absl/status/statusor.h"}
 WANTS_TOOLKIT = re.compile("/internal/(cuda|nccl)/")
 
 
-def headers_with_tensor(names):
-    """Of our headers those that include TENSOR, themselves or through another of ours."""
+def headers_with(wanted, names):
+    """Of our headers those that include this one, themselves or through another of ours."""
     found = set()
     includes = {}
     for name in names:
@@ -135,7 +136,7 @@ def headers_with_tensor(names):
         includes[name] = set(re.findall(r'^#include ["<]([^">]+)[">]', text, re.M))
     while True:
         more = {name for name in names if name not in found
-                and (TENSOR in includes[name] or any(f"weft/{other}" in includes[name] for other in found))}
+                and (wanted in includes[name] or any(f"weft/{other}" in includes[name] for other in found))}
         if not more:
             return found
         found |= more
@@ -151,16 +152,19 @@ def check_headers(args):
     # What they include anyway is parsed once for all of them: half of the time.
     folder = os.path.join(args.build, "lint")
     os.makedirs(folder, exist_ok=True)
-    tensor = os.path.join(folder, "tensor.h")
-    with open(tensor, "w") as out:
-        out.write(f'#include "{TENSOR}"\n')
-    if not report(run_all([(f"{TENSOR} does not compile", [compiler, *flags, "-x", "c++-header", tensor,
-                                                           "-o", tensor + ".gch"])], 1)):
-        return False
-    parsed = headers_with_tensor(every)
+    parsed = {}  # by header, what stands before it
+    for name, large in LARGE.items():
+        before = os.path.join(folder, f"{name}.h")
+        with open(before, "w") as out:
+            out.write(f'#include "{large}"\n')
+        if not report(run_all([(f"{large} does not compile", [compiler, *flags, "-x", "c++-header", before,
+                                                              "-o", before + ".gch"])], 1)):
+            return False
+        for header in headers_with(large, every):
+            parsed.setdefault(header, before)
     for name in every:
         source = f'#include "weft/{name}"\n'
-        before = ["-include", tensor] if name in parsed else []
+        before = ["-include", parsed[name]] if name in parsed else []
         command = [compiler, *before, *flags, "-fsyntax-only", "-x", "c++", "-"]
         shell = f"printf '%s\\n' {shlex.quote(source)} | {shlex.join(command)}"
         commands.append((f"{name} does not compile alone", ["bash", "-c", shell]))
