@@ -87,6 +87,12 @@ WEFT_API StatusOr<Partition> partition_by(std::string_view how, const PartitionR
 WEFT_API std::vector<StageCost> stage_costs(const std::vector<LayerCost>& layers,
                                             const Partition& partition);
 
+// For `weft-plan pipeline --profile`: a line for each layer, its name and the six numbers in their order,
+// after the title "weft-layers 1"; lines that begin with # say nothing. Kind invalid_argument for a name
+// with blanks, or naming the line and what was expected there.
+WEFT_API StatusOr<std::string> layer_costs_to_text(const std::vector<LayerCost>& layers);
+WEFT_API StatusOr<std::vector<LayerCost>> layer_costs_from_text(std::string_view text);
+
 }  // namespace weft::pipeline
 
 #endif  // WEFT_PIPELINE_PARTITION_H_

@@ -85,6 +85,14 @@ class Picture {
     box(row, start, end, look_of(a.kind),
         absl::StrCat(name, " ", look_of(a.kind).name, " ", start, " to ", end), name);
   }
+  void worker(double row, const WorkerTimeline& t) {
+    for (const TimedWait& wait : t.waits) {
+      const Look look = look_of(wait.reason);
+      box(row, wait.start, wait.end, look,
+          absl::StrCat("idle: ", look.name, " ", wait.start, " to ", wait.end), "");
+    }
+    for (const TimedAction& a : t.actions) action(row, a.action, a.start, a.end);
+  }
   void legend() {
     double x = kLeft;
     const auto entry = [&](const Look& look) {
@@ -128,50 +136,20 @@ class Picture {
   throw_error(make_error(ErrorKind::kInvalidArgument, what));
 }
 
-void check(const Plan& plan, const Simulation& predicted,
-           const std::vector<std::vector<int64_t>>& measured) {
+void check(const Plan& plan, const Simulation& predicted) {
   if (predicted.workers.size() != plan.workers.size()) {
     no_picture(absl::StrCat("a simulation of ", predicted.workers.size(), " workers for a plan of ",
                             plan.workers.size()));
   }
-  if (measured.empty()) return;
-  if (measured.size() != plan.workers.size()) {
-    no_picture(
-        absl::StrCat("times of ", measured.size(), " workers for a plan of ", plan.workers.size()));
-  }
-  for (size_t w = 0; w < measured.size(); ++w) {
-    if (measured[w].size() == 2 * plan.workers[w].size()) continue;
-    no_picture(absl::StrCat("worker ", w, " has ", measured[w].size(), " times for ",
-                            plan.workers[w].size(), " actions"));
-  }
-}
-
-// The first start of all workers, and the time from there to the last end.
-struct Measured {
-  int64_t zero = 0;
-  int64_t took = 0;
-};
-Measured scale_of(const std::vector<std::vector<int64_t>>& times) {
-  Measured out;
-  bool any = false;
-  for (const auto& of : times) {
-    for (const int64_t t : of) out.zero = std::exchange(any, true) ? std::min(out.zero, t) : t;
-  }
-  for (const auto& of : times) {
-    for (const int64_t t : of) out.took = std::max(out.took, t - out.zero);
-  }
-  return out;
 }
 
 }  // namespace
 
 std::string timeline_svg(const Plan& plan, const Simulation& predicted,
                          const std::vector<std::vector<int64_t>>& measured) {
-  check(plan, predicted, measured);
-  Ticks last = std::max<Ticks>(predicted.makespan, 1);
-  const Measured scale = scale_of(measured);
-  const int64_t zero = scale.zero;
-  last = std::max(last, scale.took);
+  check(plan, predicted);
+  const Simulation ran = measured.empty() ? Simulation{} : measured_step(plan, measured);
+  const Ticks last = std::max({Ticks{1}, predicted.makespan, ran.makespan});
   Picture picture(plan, kWidth / static_cast<double>(last));
   picture.text(kLeft, 20,
                absl::StrFormat("%s: %d stages at %d workers, %d micro-batches; %d ticks, bubble "
@@ -179,26 +157,16 @@ std::string timeline_svg(const Plan& plan, const Simulation& predicted,
                                plan.schedule, plan.stages(), plan.workers.size(),
                                plan.micro_batches, predicted.makespan,
                                100 * predicted.makespan_bubble(), 100 * predicted.span_bubble(),
-                               measured.empty() ? "" : absl::StrCat("; measured: ", scale.took)));
+                               measured.empty() ? "" : absl::StrCat("; measured: ", ran.makespan)));
   picture.legend();
   double y = kTop;
   for (size_t w = 0; w < plan.workers.size(); ++w) {
     picture.text(8, y + kRow - 8, absl::StrCat("worker ", w));
-    for (const TimedWait& wait : predicted.workers[w].waits) {
-      const Look look = look_of(wait.reason);
-      picture.box(y, wait.start, wait.end, look,
-                  absl::StrCat("idle: ", look.name, " ", wait.start, " to ", wait.end), "");
-    }
-    for (const TimedAction& a : predicted.workers[w].actions) {
-      picture.action(y, a.action, a.start, a.end);
-    }
+    picture.worker(y, predicted.workers[w]);
     y += kRow;
     if (!measured.empty()) {
       picture.text(8, y + kRow - 8, "measured");
-      for (size_t i = 0; i < plan.workers[w].size(); ++i) {
-        picture.action(y, plan.workers[w][i], measured[w][2 * i] - zero,
-                       measured[w][2 * i + 1] - zero);
-      }
+      picture.worker(y, ran.workers[w]);
       y += kRow + 6;
     }
   }
@@ -207,7 +175,7 @@ std::string timeline_svg(const Plan& plan, const Simulation& predicted,
 
 std::string timeline_trace(const Plan& plan, const Simulation& predicted,
                            const std::vector<std::vector<int64_t>>& measured) {
-  check(plan, predicted, measured);
+  check(plan, predicted);
   std::string out = "{\"traceEvents\": [";
   const auto event = [&](int process, size_t worker, const std::string& name, const char* category,
                          Ticks start, Ticks end) {
@@ -226,22 +194,19 @@ std::string timeline_trace(const Plan& plan, const Simulation& predicted,
         ",\n{\"ph\": \"M\", \"pid\": 1, \"name\": \"process_name\", \"args\": {\"name\": "
         "\"measured\"}}";
   }
-  for (size_t w = 0; w < plan.workers.size(); ++w) {
-    for (const TimedWait& wait : predicted.workers[w].waits) {
-      event(0, w, absl::StrCat("idle: ", look_of(wait.reason).name), "idle", wait.start, wait.end);
+  const auto step = [&](int process, const Simulation& of) {
+    for (size_t w = 0; w < of.workers.size(); ++w) {
+      for (const TimedWait& wait : of.workers[w].waits) {
+        event(process, w, absl::StrCat("idle: ", look_of(wait.reason).name), "idle", wait.start,
+              wait.end);
+      }
+      for (const TimedAction& a : of.workers[w].actions) {
+        event(process, w, to_text(plan, a.action), look_of(a.action.kind).name, a.start, a.end);
+      }
     }
-    for (const TimedAction& a : predicted.workers[w].actions) {
-      event(0, w, to_text(plan, a.action), look_of(a.action.kind).name, a.start, a.end);
-    }
-  }
-  const int64_t zero = scale_of(measured).zero;
-  for (size_t w = 0; w < measured.size(); ++w) {
-    for (size_t i = 0; i < plan.workers[w].size(); ++i) {
-      const Action& a = plan.workers[w][i];
-      event(1, w, to_text(plan, a), look_of(a.kind).name, measured[w][2 * i] - zero,
-            measured[w][2 * i + 1] - zero);
-    }
-  }
+  };
+  step(0, predicted);
+  if (!measured.empty()) step(1, measured_step(plan, measured));
   return out + "\n]}\n";
 }
 

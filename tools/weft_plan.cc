@@ -21,6 +21,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "weft/pipeline/advice.h"
+#include "weft/pipeline/partition.h"
 #include "weft/pipeline/plan.h"
 #include "weft/pipeline/schedule.h"
 #include "weft/pipeline/simulator.h"
@@ -71,6 +72,8 @@ make prints the plan of one.
   --micro-batches M    of a step
   --costs F,I,W        forward, gradient of the inputs, gradient of the weights, of one worker's whole share and one
                        micro-batch; of each worker when they differ: F,I,W/F,I,W/... (default 1,1,1)
+  --profile FILE       instead: layers as they were measured (layer_costs_to_text(), pipeline_digits --profile),
+                       divided so that the slowest worker is as fast as possible; with --bandwidth also what travels
   --latency T          of a message, one way (default 0)
   --bytes N            of what a stage gives to the next, per micro-batch, each way
   --bandwidth N        bytes per second between two workers (default: bytes cost no time)
@@ -171,11 +174,13 @@ EdgeCost edge_of(const Arguments& a) {
   const int64_t bandwidth = number(a, "--bandwidth", 0, 1'000'000, int64_t{1} << 50);
   // A kilotick is a microsecond.
   edge.bytes_per_kilotick = bandwidth / 1'000'000;
-  if (bandwidth > 0 && edge.bytes == 0) usage("--bandwidth without --bytes");
+  if (bandwidth > 0 && edge.bytes == 0 && !a.has("--profile")) {
+    usage("--bandwidth without --bytes");
+  }
   return edge;
 }
 
-StatusOr<Plan> read_plan(const std::string& path) {
+StatusOr<std::string> read_text(const std::string& path) {
   std::string text;
   const auto take = [&](std::istream& in) {
     char buffer[1 << 16];
@@ -196,6 +201,11 @@ StatusOr<Plan> read_plan(const std::string& path) {
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat(path, " has more than ", kMostBytes, " bytes"));
   }
+  return text;
+}
+
+StatusOr<Plan> read_plan(const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(const std::string text, read_text(path));
   StatusOr<Plan> plan = parse_plan(text);
   if (!plan.ok()) return annotate(plan.status(), path);
   return plan;
@@ -222,19 +232,50 @@ int run_make(const Arguments& a) {
   return 0;
 }
 
+bool in_bytes(const Arguments& a) { return a.has("--activation") || a.has("--profile"); }
+
+// Measured layers, divided among the workers; what they give to each other is set in `edge`.
+std::vector<StageCost> profiled(const Arguments& a, int workers, EdgeCost* edge) {
+  for (const char* other : {"--costs", "--activation", "--bytes"}) {
+    if (a.has(other)) usage(absl::StrCat(other, " is measured in --profile"));
+  }
+  const std::string& path = a.values.at("--profile");
+  const auto layers = [&]() -> StatusOr<std::vector<LayerCost>> {
+    WEFT_ASSIGN_OR_RETURN(const std::string text, read_text(path));
+    return layer_costs_from_text(text);
+  }();
+  throw_if_error(annotate(layers.status(), path));
+  PartitionRequest request;
+  request.layers = *layers;
+  request.stages = workers;
+  request.bytes_per_kilotick = edge->bytes_per_kilotick;
+  const Partition found = value_or_throw(partition(request));
+  for (int s = 1; s < workers; ++s) {
+    const LayerCost& last = request.layers[static_cast<size_t>(found.begins[s]) - 1];
+    edge->bytes = std::max(edge->bytes, last.output);
+  }
+  if (a.flags.count("--json") == 0) {
+    for (int s = 0; s < workers; ++s) {
+      absl::PrintF("worker %d: layers %s to %s\n", s, request.layers[found.begins[s]].name,
+                   request.layers[found.begins[s + 1] - 1].name);
+    }
+  }
+  return stage_costs(request.layers, found);
+}
+
 std::string memory_text(const Arguments& a, int64_t held) {
-  if (a.has("--activation")) return absl::StrCat(held);
+  if (in_bytes(a)) return absl::StrCat(held);
   return absl::StrFormat("%.2f", static_cast<double>(held) / kShare);
 }
 
 double in_ms(Ticks t) { return static_cast<double>(t) / 1e6; }
 
 void print_table(const Arguments& a, const Advice& advice) {
-  const bool bytes = a.has("--bytes");
+  const bool bytes = a.has("--bytes") || a.has("--profile");
   absl::PrintF("%-14s %11s %7s %11s %7s %11s %9s%s %10s %10s %10s %10s %10s\n", "schedule",
-               "step_ms", "bubble", "period_ms", "span", a.has("--activation") ? "bytes" : "held",
-               "messages", bytes ? "         sent" : "", "warm_up", "drain", "dependency",
-               "transport", "imbalance");
+               "step_ms", "bubble", "period_ms", "span", in_bytes(a) ? "bytes" : "held", "messages",
+               bytes ? "         sent" : "", "warm_up", "drain", "dependency", "transport",
+               "imbalance");
   for (const Candidate& c : advice.candidates) {
     absl::PrintF("%-14s %11.3f %6.1f%% %11.3f %6.1f%% %11s %9d", c.schedule,
                  in_ms(c.one_step.makespan), 100 * c.one_step.makespan_bubble(), in_ms(c.period),
@@ -282,9 +323,9 @@ void write(const std::string& path, const std::string& text) {
 
 int run_pipeline(const Arguments& a) {
   allow(a, "pipeline",
-        {"--stages", "--micro-batches", "--costs", "--latency", "--bytes", "--bandwidth",
-         "--activation", "--memory-cap", "--overlapped", "--schedules", "--plan", "--svg",
-         "--trace", "--json"},
+        {"--stages", "--micro-batches", "--costs", "--profile", "--latency", "--bytes",
+         "--bandwidth", "--activation", "--memory-cap", "--overlapped", "--schedules", "--plan",
+         "--svg", "--trace", "--json"},
         1);
   AdviceRequest request;
   request.workers = size_of(a, "--stages", 1024);
@@ -294,10 +335,11 @@ int run_pipeline(const Arguments& a) {
     usage(absl::StrCat(request.workers, " stages with ", request.micro_batches,
                        " micro-batches: their product is at most ", 1 << 17));
   }
-  request.shares = costs_of(a, request.workers);
   request.edge = edge_of(a);
+  request.shares = a.has("--profile") ? profiled(a, request.workers, &request.edge)
+                                      : costs_of(a, request.workers);
   request.memory_cap = number(a, "--memory-cap", 0, 1, int64_t{1} << 50);
-  if (!a.has("--activation")) {
+  if (!in_bytes(a)) {
     if (request.memory_cap > int64_t{1} << 30) usage("--memory-cap in activations, not in bytes");
     request.memory_cap *= kShare;
   }

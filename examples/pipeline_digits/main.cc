@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <set>
 #include <stdexcept>
@@ -41,6 +42,7 @@ struct Options {
   std::string schedule = "1f1b";
   std::string partition = "uniform";
   std::string data;
+  std::string profile;
   int64_t micro_batches = 8;
   int64_t batch = 128;
   int64_t steps = 110;
@@ -69,7 +71,7 @@ weft::pipeline::Partition divide(const weft::pipeline::Plan& plan, const Options
                                  const async_ps::Images& images) {
   weft::pipeline::PartitionRequest request;
   request.stages = plan.stages();
-  if (options.partition == "auto") {
+  if (options.partition == "auto" || !options.profile.empty()) {
     std::vector<weft::pipeline::ProfiledLayer> layers;
     for (int64_t i = 0; i < kLayers; ++i) {
       const auto part = std::make_shared<PartImpl>(i, i + 1, options.seed);
@@ -79,6 +81,11 @@ weft::pipeline::Partition divide(const weft::pipeline::Plan& plan, const Options
     }
     const at::Tensor sample = pixels_of(images).narrow(0, 0, options.batch / options.micro_batches);
     request.layers = weft::value_or_throw(weft::pipeline::profile_layers(layers, sample));
+    if (!options.profile.empty()) {
+      std::ofstream file(options.profile);
+      file << weft::value_or_throw(weft::pipeline::layer_costs_to_text(request.layers));
+      if (!file.flush()) throw std::invalid_argument("cannot write " + options.profile);
+    }
   } else {
     for (int64_t i = 0; i < kLayers; ++i) {
       request.layers.push_back({.name = absl::StrFormat("layer%d", i)});
@@ -217,6 +224,7 @@ void print_help() {
       "  --schedule NAME      %s (%s)\n"
       "  --partition HOW      layers of each stage: uniform, auto (the slowest stage as fast as\n"
       "                       possible, by what each layer takes here), or a list: 3,2,2,1 (%s)\n"
+      "  --profile FILE       writes what each layer takes, for weft-plan pipeline --profile FILE\n"
       "  --micro-batches N    parts of a batch (%d)\n"
       "  --batch N            images of a step (%d)\n"
       "  --steps N            (%d)\n"
@@ -232,9 +240,10 @@ void print_help() {
 }
 
 int run(int argc, char** argv) {
-  const examples::CommandLine line(argc, argv,
-                                   {"--schedule", "--partition", "--micro-batches", "--batch",
-                                    "--steps", "--seed", "--data", "--keep-copies", "--kill"});
+  const examples::CommandLine line(
+      argc, argv,
+      {"--schedule", "--partition", "--micro-batches", "--batch", "--steps", "--seed", "--data",
+       "--keep-copies", "--kill", "--profile"});
   if (line.help()) {
     print_help();
     return 0;
@@ -242,6 +251,7 @@ int run(int argc, char** argv) {
   Options options;
   options.schedule = line.text("--schedule", options.schedule);
   options.partition = line.text("--partition", options.partition);
+  options.profile = line.text("--profile", "");
   options.micro_batches = line.number("--micro-batches", options.micro_batches, 1, 1000);
   options.batch = line.number("--batch", options.batch, options.micro_batches, 1000);
   options.steps = line.number("--steps", options.steps, 1, 1'000'000);

@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/pipeline/advice.h"
+#include "weft/pipeline/partition.h"
 #include "weft/pipeline/schedule.h"
 #include "weft/pipeline/timeline.h"
 #include "weft/tests/integration/process.h"
@@ -136,6 +138,66 @@ TEST_F(PlanTool, PP_15_ComparesSchedulesAndRecommendsOne) {
   EXPECT_THAT(json.out,
               AllOf(HasSubstr("{\"recommended\": \"1f1b\""),
                     HasSubstr("\"messages\": 4, \"bytes\": 400"), HasSubstr("\"memory\": 20.0")));
+}
+
+// Layers as they were measured are divided among the workers, and are what the schedules cost.
+TEST_F(PlanTool, PP_15_CostsThatWereMeasured) {
+  const std::string path = dir_.path("layers");
+  std::vector<LayerCost> layers;
+  for (int64_t i = 0; i < 5; ++i) {
+    layers.push_back({.name = absl::StrCat("layer", i),
+                      .forward = 1'000'000,
+                      .input_grad = i == 0 ? 0 : 1'000'000,
+                      .weight_grad = 1'000'000,
+                      .activation = 100,
+                      .output = 10 * (i + 1)});
+  }
+  layers[4].forward = 2'000'000;
+  const auto text = layer_costs_to_text(layers);
+  ASSERT_TRUE(text.ok()) << text.status();
+  const auto again = layer_costs_from_text(*text);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(*layer_costs_to_text(*again), *text);
+  write_file(path, *text);
+  const Seen seen = run({"pipeline", "--stages", "2", "--micro-batches", "4", "--profile", path,
+                         "--schedules", "gpipe", "--bandwidth", "1000000"});
+  ASSERT_EQ(seen.code, 0) << seen.errors;
+  // 3 layers of 8 ms, and 2 of 7: the first worker's times 4, and what the last micro-batch takes at the
+  // second, beside the bytes of layer 2: 30 us each way.
+  EXPECT_THAT(seen.out, HasSubstr("worker 0: layers layer0 to layer2\nworker 1: layers layer3 to "
+                                  "layer4\n"));
+  const Simulation want =
+      simulate(gpipe(2, 4), {.stages = {{.forward = 3'000'000,
+                                         .input_grad = 2'000'000,
+                                         .weight_grad = 3'000'000,
+                                         .activation = 300,
+                                         .weight_activation = 300},
+                                        {.forward = 3'000'000,
+                                         .input_grad = 2'000'000,
+                                         .weight_grad = 2'000'000,
+                                         .activation = 200,
+                                         .weight_activation = 200}},
+                             .edges = {{.latency = 0, .bytes = 30, .bytes_per_kilotick = 1}}});
+  EXPECT_THAT(seen.out, ContainsRegex(absl::StrFormat("gpipe +%.3f ",
+                                                      static_cast<double>(want.makespan) / 1e6)));
+  EXPECT_THAT(seen.out, ContainsRegex(" 1200 +8 +240 "));  // held, messages, sent
+
+  const auto refused = [&](const std::string& content, std::vector<std::string> more = {}) {
+    write_file(path, content);
+    more.insert(more.begin(),
+                {"pipeline", "--stages", "2", "--micro-batches", "4", "--profile", path});
+    const Seen wrong = run(more);
+    EXPECT_EQ(wrong.code, 2) << wrong.out;
+    return wrong.errors;
+  };
+  EXPECT_THAT(refused(*text, {"--costs", "1,1,1"}), HasSubstr("--costs is measured in --profile"));
+  EXPECT_THAT(refused(""), AllOf(HasSubstr(path), HasSubstr("line 1: expected 'weft-layers 1'")));
+  EXPECT_THAT(refused("weft-layers 1\n"), HasSubstr("no layer"));
+  EXPECT_THAT(refused("weft-layers 1\na 1 2 3 4 5 6\n"), HasSubstr("1 layers for 2 stages"));
+  EXPECT_THAT(refused("weft-layers 1\na 1 2 3 4 5\n"),
+              HasSubstr("line 2: expected a name and six"));
+  EXPECT_THAT(refused("weft-layers 1\n\na 1 2 3 4 5 -6\n"), HasSubstr("line 3: '-6' is no number"));
+  EXPECT_FALSE(layer_costs_to_text({{.name = "two words"}}).ok());
 }
 
 TEST_F(PlanTool, APlanOfOnesOwnIsComparedAndDrawn) {
@@ -286,6 +348,37 @@ TEST(Timeline, PP_15_ActionsAndWaitsFillTheStep) {
   }
 }
 
+// Idle time of a step that ran has the reasons that the simulation gives for the same times, and with the work
+// it is all of the step.
+TEST(Timeline, PP_15_WhyAStepThatRanIdled) {
+  for (const std::string& name : schedule_names()) {
+    SCOPED_TRACE(name);
+    const Plan plan = *make_schedule(name, 4, 6);
+    Costs costs = Costs::uniform(plan, 1000, 1200, 800, 150, 4);
+    for (size_t s = 0; s < costs.stages.size(); ++s) costs.stages[s].forward += 130 * s;
+    const Simulation want = simulate(plan, costs);
+    std::vector<std::vector<int64_t>> times(plan.workers.size());
+    for (size_t w = 0; w < times.size(); ++w) {
+      for (const TimedAction& a : want.workers[w].actions) {
+        times[w].push_back(7'000'000 + a.start);
+        times[w].push_back(7'000'000 + a.end);
+      }
+    }
+    const Simulation got = measured_step(plan, times);
+    EXPECT_EQ(got.makespan, want.makespan);
+    for (size_t w = 0; w < times.size(); ++w) {
+      const IdleTime& a = got.workers[w].idle;
+      const IdleTime& b = want.workers[w].idle;
+      EXPECT_EQ(got.workers[w].busy + a.total(), got.makespan) << w;
+      EXPECT_EQ(a.warm_up, b.warm_up) << w;
+      EXPECT_EQ(a.drain, b.drain) << w;
+      EXPECT_EQ(a.dependency, b.dependency) << w;
+      EXPECT_EQ(a.transport, b.transport) << w;
+      EXPECT_EQ(a.imbalance, b.imbalance) << w;
+    }
+  }
+}
+
 TEST(Timeline, PP_15_MeasuredUnderPredicted) {
   const Plan plan = one_f_one_b(2, 2);
   const Simulation s = simulate(plan, Costs::uniform(plan, 1000, 1000, 1000));
@@ -299,9 +392,10 @@ TEST(Timeline, PP_15_MeasuredUnderPredicted) {
   const std::string picture = timeline_svg(plan, s, times);
   EXPECT_EQ(count_of(picture, ">measured<"), 2);
   const std::string trace = timeline_trace(plan, s, times);
-  // As many measured actions as predicted ones, each twice as long.
-  EXPECT_EQ(count_of(trace, "\"pid\": 1, \"tid\""), 8);
-  EXPECT_EQ(count_of(trace, "\"pid\": 0, \"tid\"") - count_of(trace, "\"name\": \"idle"), 8);
+  // As many measured actions and waits as predicted ones, each twice as long.
+  EXPECT_EQ(count_of(trace, "\"pid\": 1, \"tid\""), count_of(trace, "\"pid\": 0, \"tid\""));
+  EXPECT_EQ(count_of(trace, "\"tid\"") - count_of(trace, "\"name\": \"idle"), 16);
+  EXPECT_GT(count_of(picture, ">idle: dependency "), 1);
   EXPECT_EQ(
       count_of(trace, "\"name\": \"F1.0\", \"cat\": \"forward\", \"ts\": 2.000, \"dur\": 2.000"),
       1);

@@ -14,10 +14,10 @@ void usage(const std::string& what) {
 
 Arguments parse(const std::vector<std::string>& all) {
   static const std::set<std::string> valued = {
-      "--stages",    "--micro-batches", "--costs",          "--latency",     "--bytes",
-      "--bandwidth", "--activation",    "--memory-cap",     "--schedules",   "--plan",
-      "--svg",       "--trace",         "--ranks",          "--alpha",       "--beta",
-      "--gamma",     "--operation",     "--ranks-per-host", "--local-alpha", "--local-beta"};
+      "--stages",         "--micro-batches", "--costs",     "--latency", "--bytes", "--bandwidth",
+      "--activation",     "--memory-cap",    "--schedules", "--plan",    "--svg",   "--trace",
+      "--ranks",          "--alpha",         "--beta",      "--profile", "--gamma", "--operation",
+      "--ranks-per-host", "--local-alpha",   "--local-beta"};
   static const std::set<std::string> plain = {"--overlapped", "--json", "--help", "--version"};
   Arguments out;
   for (size_t i = 0; i < all.size(); ++i) {
