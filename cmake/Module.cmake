@@ -154,9 +154,10 @@ function(weft_compile_together target batch)
   endif()
 endfunction()
 
-# weft_binary(NAME weftrun SRCS a.cc DEPS rpc absl::flags [INSTALL] [PRECOMPILED]): a program in <build>/bin.
+# weft_binary(NAME weftrun SRCS a.cc DEPS rpc absl::flags [INSTALL] [PRECOMPILED] [EXAMPLE]): a program in <build>/bin.
+# PRECOMPILED: with precompiled headers. EXAMPLE: with those, too, and not optimised.
 function(weft_binary)
-  cmake_parse_arguments(ARG "INSTALL;PRECOMPILED" "NAME" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "INSTALL;PRECOMPILED;EXAMPLE" "NAME" "SRCS;DEPS" ${ARGN})
   if(ARG_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "weft_binary(${ARG_NAME}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
   endif()
@@ -166,7 +167,11 @@ function(weft_binary)
   endif()
   add_executable(${ARG_NAME} ${ARG_SRCS})
   weft_link_deps(${ARG_NAME} ${ARG_DEPS})
-  if(ARG_PRECOMPILED)
+  weft_compile_together(${ARG_NAME} ${WEFT_UNITY})
+  if(ARG_EXAMPLE)
+    weft_unoptimized(${ARG_NAME})
+    weft_precompile_program(${ARG_NAME} example)
+  elseif(ARG_PRECOMPILED)
     weft_precompile_program(${ARG_NAME} program)
   endif()
   set_target_properties(${ARG_NAME} PROPERTIES
@@ -177,7 +182,19 @@ function(weft_binary)
   endif()
 endfunction()
 
-# weft_part(NAME example_digits SRCS async_ps/digits.cc DEPS LibTorch::LibTorch): sources that several programs share,
+# weft_unoptimized(rpc_test): for tests, examples and what they share. Such a program is run a few times and compiled as
+# often, and optimising it takes half of that (most of it with a sanitizer); the libraries that it uses are optimised.
+function(weft_unoptimized target)
+  # g++ otherwise compiles each std::move and std::forward as a function that is called.
+  target_compile_options(${target} PRIVATE -O0 $<$<CXX_COMPILER_ID:GNU>:-ffold-simple-inlines>)
+  if(WEFT_SANITIZE MATCHES "undefined")
+    # A quarter of the time went into this check of each use of a pointer in the tests themselves. AddressSanitizer
+    # reports a use of one that is null, too, and the modules keep the check.
+    target_compile_options(${target} PRIVATE -fno-sanitize=null)
+  endif()
+endfunction()
+
+# weft_part(NAME example_digits SRCS async_ps/digits.cc DEPS LibTorch::LibTorch): sources that several examples share,
 # compiled once. A program has its name among its DEPS.
 function(weft_part)
   cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS" ${ARGN})
@@ -186,7 +203,8 @@ function(weft_part)
   endif()
   add_library(weft_${ARG_NAME} STATIC EXCLUDE_FROM_ALL ${ARG_SRCS})
   weft_link_deps(weft_${ARG_NAME} ${ARG_DEPS})
-  weft_precompile_program(weft_${ARG_NAME} program)
+  weft_unoptimized(weft_${ARG_NAME})
+  weft_precompile_program(weft_${ARG_NAME} example)
 endfunction()
 
 # Links modules (plain names) and third-party targets to a program or a test.

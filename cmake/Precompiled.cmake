@@ -1,6 +1,7 @@
 # Precompiled headers: what a source spends most of its time on is LibTorch's headers (torch/torch.h takes g++ 24 s,
 # ATen/core/Tensor.h with Abseil and the standard library 6 s), and a source of ours rarely needs more than a few
-# seconds beyond them. They hold nothing of weft's own, so that a change in the tree rebuilds none of them.
+# seconds beyond them. They hold nothing of weft's own, so that a change in the tree rebuilds none of them; those of
+# the examples, each of which includes all of weft anyway, are the exception.
 #
 # A source still includes what it uses: with WEFT_PRECOMPILED_HEADERS=OFF nothing is precompiled, which is what a
 # project that adds weft with add_subdirectory gets.
@@ -13,6 +14,8 @@ set(_weft_pch_tensor ${_weft_pch_plain} <ATen/core/Tensor.h>)
 set(_weft_pch_autograd ${_weft_pch_tensor} <ATen/Functions.h> <ATen/TensorOperators.h>
   <torch/csrc/autograd/function.h> <torch/csrc/autograd/variable.h>)
 set(_weft_pch_program ${_weft_pch_tensor} <ATen/TensorOperators.h> <ATen/ops/empty.h>)
+# Every example includes weft.h.
+set(_weft_pch_example ${_weft_pch_program} <weft/weft.h>)
 set(_weft_pch_plain_test ${_weft_pch_plain} <gmock/gmock.h> <gtest/gtest.h>)
 set(_weft_pch_tensor_test ${_weft_pch_program} <gmock/gmock.h> <gtest/gtest.h>)
 # Not torch/torch.h: the templates that it uses itself take g++ 8 s in each source, precompiled or not.
@@ -33,9 +36,9 @@ function(weft_precompile target kind)
   endif()
 endfunction()
 
-# weft_precompile_program(rpc_test tensor_test): the same for programs, of the kind program, or of a test's: plain_test,
-# tensor_test, torch_test.
-# A target of its own compiles them, with the flags that every program has.
+# weft_precompile_program(rpc_test tensor_test): the same for programs, of the kind program or, for one that
+# weft_unoptimized() was called of, example, plain_test, tensor_test or torch_test.
+# A target of its own compiles them, with the flags that every such program has.
 function(weft_precompile_program target kind)
   if(NOT WEFT_PRECOMPILED_HEADERS)
     return()
@@ -53,7 +56,9 @@ function(weft_precompile_program target kind)
     endif()
     if(kind MATCHES "_test$")
       target_link_libraries(${shared} PRIVATE GTest::gmock GTest::gtest)
-      weft_test_options(${shared})
+    endif()
+    if(NOT kind STREQUAL "program")
+      weft_unoptimized(${shared})
     endif()
     target_precompile_headers(${shared} PRIVATE ${_weft_pch_${kind}})
   endif()

@@ -64,7 +64,7 @@ macro(weft_make_test _target _prefix)
   set_target_properties(${_target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/tests")
   weft_compile_together(${_target} ${WEFT_UNITY_TESTS})
   if(NOT ARG_OPTIMIZED)
-    weft_test_options(${_target})
+    weft_unoptimized(${_target})
   endif()
   if(ARG_PRECOMPILED)
     weft_precompile_program(${_target} ${ARG_PRECOMPILED}_test)
@@ -131,17 +131,6 @@ macro(weft_add_each_test _target _prefix)
   file(WRITE "${file}" "if(${_target}_TESTS)\n  set_tests_properties(\${${_target}_TESTS} PROPERTIES ${properties})\nendif()\n")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${file}")
 endmacro()
-
-# weft_test_options(rpc_test): what only tests and what they share are compiled with. A test is run a few times and
-# compiled as often, and optimising it takes half of that (most of it with a sanitizer); what it tests is optimised.
-function(weft_test_options target)
-  target_compile_options(${target} PRIVATE -O0)
-  if(WEFT_SANITIZE MATCHES "undefined")
-    # A quarter of the time went into this check of each use of a pointer in the tests themselves. AddressSanitizer
-    # reports a use of one that is null, too, and the modules keep the check.
-    target_compile_options(${target} PRIVATE -fno-sanitize=null)
-  endif()
-endfunction()
 
 # Whether a program of these sanitizer passes belongs to the set that this build folder makes.
 function(weft_in_test_set result)
