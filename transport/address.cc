@@ -5,11 +5,13 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -70,6 +72,24 @@ StatusOr<UniqueFd> bind_port(const BindHost& host, int port) {
   if (result == 0) return fd;
   if (errno == EADDRINUSE) return failed(ErrorKind::kResource, "the port is taken");
   return failed(ErrorKind::kInvalidArgument, system_error(errno));
+}
+
+// "-90d1b5e2a7f03c64", the same for all processes of a network namespace and for no other one of
+// this machine or another; empty when the kernel does not tell.
+const std::string& namespace_mark() {
+  static const std::string mark = [] {
+    std::string boot;
+    std::ifstream file("/proc/sys/kernel/random/boot_id");
+    std::getline(file, boot);
+    struct stat at = {};
+    if (boot.empty() || stat("/proc/self/ns/net", &at) != 0) return std::string();
+    uint64_t hash = 0xcbf29ce484222325;  // FNV-1a: equal in every process, unlike absl::Hash
+    for (const unsigned char c : absl::StrCat(boot, " ", at.st_dev, " ", at.st_ino)) {
+      hash = (hash ^ c) * 0x100000001b3;
+    }
+    return absl::StrCat("-", absl::Hex(hash, absl::kZeroPad16));
+  }();
+  return mark;
 }
 
 }  // namespace
@@ -216,6 +236,10 @@ std::string join_address(std::string_view tcp, std::string_view local, bool tls)
   return absl::StrCat(view(tcp), tls ? "/tls" : "", local.empty() ? "" : "/", view(local));
 }
 
+std::string make_local(uint64_t drawn) {
+  return absl::StrCat("local-", absl::Hex(drawn, absl::kZeroPad16), namespace_mark());
+}
+
 std::string local_socket_name(std::string_view local) { return absl::StrCat("weft-", view(local)); }
 
 std::string local_target(std::string_view local) {
@@ -232,10 +256,18 @@ bool local_socket_exists(std::string_view local) {
 }
 
 bool listener_has_ended(const SplitAddress& address) {
-  if (address.local.empty() || !is_loopback(address.tcp)) return false;
+  // "local", what was drawn, and the namespace.
+  const size_t mark = address.local.find('-', address.local.find('-') + 1);
+  const bool marked = mark != std::string_view::npos && mark > 0;
+  if (address.local.empty()) return false;
+  if (marked ? address.local.substr(mark) != namespace_mark() : !is_loopback(address.tcp)) {
+    return false;
+  }
   if (local_socket_exists(address.local)) return false;
   const StatusOr<HostPort> at = parse_host_port(address.tcp);
   if (!at.ok()) return false;
+  // To look a name up could take long.
+  if (!is_loopback(address.tcp) && !numeric_v4(at->host) && !numeric_v6(at->host)) return false;
   const StatusOr<BindHost> host = resolve_bind_host(at->host);
   return host.ok() && port_is_free(*host, at->port).ok();
 }

@@ -60,7 +60,8 @@ WEFT_API Status port_is_free(const BindHost& host, int port);
 // A listener may have an abstract Unix socket beside its port. Its name is random, so that nobody
 // can take it first, and is told in the address: "127.0.0.1:4711/local-5c1f2a0e93b4d768". Such
 // names belong to a network namespace, as ports do, and vanish with their sockets: where the name
-// exists, the listener can be reached by it.
+// exists, the listener can be reached by it. A second number in it, where the kernel tells one, is
+// that of the namespace: "10.0.0.5:4711/local-5c1f2a0e93b4d768-90d1b5e2a7f03c64".
 //
 // A listener that wants TLS says so in between, "127.0.0.1:4711/tls/local-...", so that a dialler
 // without credentials can be told instead of being cut off. It is a hint for an error: what a
@@ -72,15 +73,18 @@ struct SplitAddress {
 };
 WEFT_API SplitAddress split_address(std::string_view address);
 WEFT_API std::string join_address(std::string_view tcp, std::string_view local, bool tls = false);
+// The part that stands for a listener of this network namespace; `drawn` makes it unique.
+WEFT_API std::string make_local(uint64_t drawn);
 // The socket's name, and what gRPC dials for it.
 WEFT_API std::string local_socket_name(std::string_view local);
 WEFT_API std::string local_target(std::string_view local);
 WEFT_API bool local_socket_exists(std::string_view local);
 // Of the private socket (LocalGate) beside it.
 WEFT_API std::string gate_name(std::string_view local);
-// Nobody listens there any more, for certain: a listener with a local socket is on this host when
-// it listens on loopback, and now both its socket and its port are gone. A worker does not move, so
-// it has ended.
+// Nobody listens there any more, for certain: a listener with a local socket is in this network
+// namespace when it says so, or, where it says none, when it listens on loopback; and now both its
+// socket and its port are gone. A worker does not move, so it has ended. Of an address that is no
+// number of this namespace's own nothing is known: clones of one machine name their namespaces alike.
 WEFT_API bool listener_has_ended(const SplitAddress& address);
 
 }  // namespace weft::internal

@@ -61,7 +61,7 @@ class FixedNames : public ForwardingRuntime {
 };
 
 TEST_F(GrpcTransportTest, DEF_17_without_its_private_socket_no_worker_takes_other_users) {
-  const std::string name = internal::gate_name("local-0000000000000007");
+  const std::string name = internal::gate_name(internal::make_local(7));
   const StatusOr<internal::UniqueFd> taken = internal::listen_local(name, SOCK_SEQPACKET, 1);
   ASSERT_TRUE(taken.ok()) << taken.status();
   for (const bool same_user : {true, false}) {

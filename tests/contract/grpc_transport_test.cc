@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "gmock/gmock.h"
@@ -79,6 +80,12 @@ TEST_F(GrpcTransportTest, ALocalSocketIsGoneWithItsListener) {
   // Both doors are shut, and workers do not move: whoever waits for this one need not wait on.
   const Status s = world().dial(*a, b->address).status();
   EXPECT_EQ(error_kind(s), ErrorKind::kPeerLost) << s;
+  // In another network namespace ports and sockets of the same names say nothing of it.
+  std::string elsewhere = b->address;
+  ASSERT_EQ(std::count(elsewhere.begin(), elsewhere.end(), '-'), 2) << "it names no namespace";
+  elsewhere.back() = elsewhere.back() == '0' ? '1' : '0';
+  const Status unknown = world().dial(*a, elsewhere).status();
+  EXPECT_EQ(error_kind(unknown), ErrorKind::kUnavailable) << unknown;
   // The address of a relay may come back.
   const Status relayed = world().dial(*a, tcp_part(b->address)).status();
   EXPECT_EQ(error_kind(relayed), ErrorKind::kUnavailable) << relayed;

@@ -80,9 +80,7 @@ StatusOr<std::string> GrpcTransportCore::listen(const ListenOptions& options,
   // Before the first dialler can learn the address. Without it peers of this user cannot prove it,
   // and share no memory.
   const std::string local =
-      options_.local_sockets
-          ? absl::StrCat("local-", absl::Hex(runtime().random().next(), absl::kZeroPad16))
-          : std::string();
+      options_.local_sockets ? make_local(runtime().random().next()) : std::string();
   const bool same_user_only = !local.empty() && options_.same_user && tls_ == nullptr &&
                               host.loopback && !options.allow_insecure;
   const Status gate = local.empty() ? absl::OkStatus() : gate_->listen(gate_name(local));
