@@ -99,7 +99,9 @@ TEST_P(StagedGroups, CL_22_every_operation) {
     const std::vector<at::Tensor> all =
         rank == 0 ? std::vector<at::Tensor>{fresh(2), fresh(2)} : std::vector<at::Tensor>{};
     group.gather(all, mine(2));
-    if (rank == 0) EXPECT_TRUE(at::equal(settled(all[1]), values(2, 1)));
+    if (rank == 0) {
+      EXPECT_TRUE(at::equal(settled(all[1]), values(2, 1)));
+    }
     x = fresh(2);
     group.scatter(x, all);
     EXPECT_TRUE(at::equal(settled(x), values(2, rank)));

@@ -626,7 +626,9 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
     if (trouble == Trouble::kOrder || trouble == Trouble::kLoss) EXPECT_GT(sum.hits, n);
     if (trouble == Trouble::kLoss) EXPECT_GT(sum.repeats, n);
     // Few schedules of one trouble, as a slow machine runs them in the time, need not have one.
-    if (n >= 100) EXPECT_GT(sum.dropped, 0) << "no batch ever dropped anything";
+    if (n >= 100) {
+      EXPECT_GT(sum.dropped, 0) << "no batch ever dropped anything";
+    }
   }
   EXPECT_GT(dropped, 0) << "no batch ever dropped anything";
   EXPECT_GT(together, 0) << "no requests ever travelled together";
@@ -646,7 +648,9 @@ TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
   for (uint64_t seed = 1; share.goes_on(seed - 1); ++seed) {
     const Outcome out = run_schedule(seed, 2);
     ASSERT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
-    if (seed % 50 == 0) ASSERT_EQ(run_schedule(seed, 2).hash, out.hash) << "seed " << seed;
+    if (seed % 50 == 0) {
+      ASSERT_EQ(run_schedule(seed, 2).hash, out.hash) << "seed " << seed;
+    }
     const Trouble trouble = trouble_of(seed, 2);
     Outcome& sum = sums[trouble];
     ++counts[trouble];
@@ -658,7 +662,9 @@ TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
                 kNames[static_cast<int>(trouble)], static_cast<int>(counts[trouble]),
                 static_cast<int>(sum.acknowledged), static_cast<int>(sum.moves));
     EXPECT_GT(sum.acknowledged, 2 * counts[trouble]);
-    if (trouble == Trouble::kServer && counts[trouble] >= 10) EXPECT_GT(sum.moves, 0);
+    if (trouble == Trouble::kServer && counts[trouble] >= 10) {
+      EXPECT_GT(sum.moves, 0);
+    }
   }
 }
 
