@@ -252,7 +252,7 @@ command_asan() {
   local asan=detect_leaks=1:detect_stack_use_after_return=1:strict_init_order=1:allocator_may_return_null=1
   export ASAN_OPTIONS="${ASAN_OPTIONS:-$asan}"
   export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
-  run_ctest "$build/asan" "$([ "${CI:-}" = true ] && echo yes || echo no)" "$((jobs + 1))" -LE '^soak$' "$@"
+  run_ctest "$build/asan" "$([ "${CI:-}" = true ] && echo yes || echo no)" "$((jobs + 2))" -LE '^soak$' "$@"
 }
 
 command_tsan() {
@@ -263,7 +263,7 @@ command_tsan() {
   export OMP_NUM_THREADS=1
   # LibTorch is not instrumented: its reference counts are invisible to TSan, its deletes are not. No suppressions.
   export TSAN_OPTIONS="ignore_noninstrumented_modules=1:second_deadlock_stack=1${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
-  run_ctest "$build/tsan" "$([ "${CI:-}" = true ] && echo yes || echo no)" "$((jobs + 1))" -LE '^soak$' "$@"
+  run_ctest "$build/tsan" "$([ "${CI:-}" = true ] && echo yes || echo no)" "$((jobs + 2))" -LE '^soak$' "$@"
 }
 
 command_fuzz() {

@@ -254,6 +254,8 @@ def rule_of(where, language, text):
         return None, "the two commands themselves; install.pages"
     if text.startswith("./dev wheel"):
         return None, "install.wheel"
+    if text.startswith("./dev deb"):
+        return None, "install.deb"
     if "weft-inspect" in text:
         return inspect, ""
     if where.startswith("tools/netlab.py"):
