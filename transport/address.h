@@ -83,8 +83,8 @@ WEFT_API bool local_socket_exists(std::string_view local);
 WEFT_API std::string gate_name(std::string_view local);
 // Nobody listens there any more, for certain: a listener with a local socket is in this network
 // namespace when it says so, or, where it says none, when it listens on loopback; and now both its
-// socket and its port are gone. A worker does not move, so it has ended. Of an address that is no
-// number of this namespace's own nothing is known: clones of one machine name their namespaces alike.
+// socket and its port are gone. A worker does not move, so it has ended. Nothing is known of an
+// address that is no number of this namespace's own: clones of one machine name their namespaces alike.
 WEFT_API bool listener_has_ended(const SplitAddress& address);
 
 }  // namespace weft::internal

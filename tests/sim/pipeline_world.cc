@@ -11,6 +11,7 @@
 #include "weft/pipeline/internal/service.h"
 #include "weft/pipeline/schedule.h"
 #include "weft/pipeline/service.h"
+#include "weft/pipeline/timeline.h"
 #include "weft/rpc/inspection.h"
 #include "weft/rpc/worker.h"
 #include "weft/rref/service.h"
@@ -237,6 +238,18 @@ std::string differs_from_simulation(const Scenario& s) {
   }
   const int64_t base = got.steps[0]->times[s.plan.placement[0]][0];
   if (std::string wrong = differs_from(s.plan, want, got.steps, base); !wrong.empty()) return wrong;
+  if (s.steps == 1 && s.plan.tied.empty() && !s.barrier) {
+    const pipeline::Simulation ran = pipeline::measured_step(s.plan, got.steps[0]->times);
+    for (size_t w = 0; w < ran.workers.size(); ++w) {
+      const pipeline::IdleTime& a = ran.workers[w].idle;
+      const pipeline::IdleTime& b = want.workers[w].idle;
+      if (a.warm_up == b.warm_up && a.drain == b.drain && a.dependency == b.dependency &&
+          a.transport == b.transport && a.imbalance == b.imbalance) {
+        continue;
+      }
+      return absl::StrCat("worker ", w, " idled for other reasons than in the simulation");
+    }
+  }
   if (!got.wrong.empty()) return got.wrong;
   return got.left == 0 ? "" : absl::StrCat(got.left, " things are left");
 }
