@@ -76,20 +76,17 @@ StatusOr<UniqueFd> bind_port(const BindHost& host, int port) {
 
 // "-90d1b5e2a7f03c64", the same for all processes of a network namespace and for no other one of
 // this machine or another; empty when the kernel does not tell.
-const std::string& namespace_mark() {
-  static const std::string mark = [] {
-    std::string boot;
-    std::ifstream file("/proc/sys/kernel/random/boot_id");
-    std::getline(file, boot);
-    struct stat at = {};
-    if (boot.empty() || stat("/proc/self/ns/net", &at) != 0) return std::string();
-    uint64_t hash = 0xcbf29ce484222325;  // FNV-1a: equal in every process, unlike absl::Hash
-    for (const unsigned char c : absl::StrCat(boot, " ", at.st_dev, " ", at.st_ino)) {
-      hash = (hash ^ c) * 0x100000001b3;
-    }
-    return absl::StrCat("-", absl::Hex(hash, absl::kZeroPad16));
-  }();
-  return mark;
+std::string namespace_mark() {
+  std::string boot;
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::getline(file, boot);
+  struct stat at = {};
+  if (boot.empty() || stat("/proc/self/ns/net", &at) != 0) return "";
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a: equal in every process, unlike absl::Hash
+  for (const unsigned char c : absl::StrCat(boot, " ", at.st_dev, " ", at.st_ino)) {
+    hash = (hash ^ c) * 0x100000001b3;
+  }
+  return absl::StrCat("-", absl::Hex(hash, absl::kZeroPad16));
 }
 
 }  // namespace
