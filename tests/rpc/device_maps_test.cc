@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/rpc/library.h"
+#include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/fake_devices.h"
 
@@ -171,6 +172,8 @@ TEST_P(DeviceMaps, TheMistakeOfALatecomerIsItsOwn) {
   late.device_maps = {{"worker0", {{cuda(0), cuda(0)}}}};
   const Status s = Worker::try_join(late).status();
   EXPECT_THAT(std::string(s.message()), HasSubstr("'worker0', which uses no devices"));
+  // The one that joined a dynamic group first hears of the others a moment later.
+  eventually([&] { return c[0].worker_infos().size() == 2; }, "worker1 is known");
   EXPECT_EQ(rpc_sync(c[0], "worker1", &add, 1, 2), 3);
 }
 

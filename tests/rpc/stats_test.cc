@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "weft/common/metrics.h"
 #include "weft/tests/rpc/library.h"
+#include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/transport/grpc_transport.h"
 
@@ -109,6 +110,7 @@ TEST(Stats, WhatALostConnectionDidStaysInTheMetrics) {
   o.dynamic = true;
   o.names = {"a", "b"};
   Cluster c(o);
+  eventually([&] { return c[0].worker_infos().size() == 2; }, "b is known");
   ASSERT_EQ(rpc_sync(c[0], "b", &numel, at::ones({kFloats})), kFloats);
   const int64_t chunks = (4 * kFloats + (256 << 10) - 1) / (256 << 10);
   ASSERT_TRUE(c[1].shutdown().status.ok());
