@@ -297,7 +297,10 @@ TEST_P(DataConnection, ChangedBytesEndTheConnection) {
           .ok());
   ASSERT_TRUE(there_.handler->wait_lost());
   ASSERT_TRUE(here_.handler->wait_lost());
-  EXPECT_EQ(error_kind(there_.handler->lost().why), ErrorKind::kProtocol)
+  // OpenSSL tells the other end of a bad record before it tells this one: that end may have ended
+  // the stream already when this one comes to say why.
+  const ErrorKind kind = error_kind(there_.handler->lost().why);
+  EXPECT_TRUE(kind == ErrorKind::kProtocol || (GetParam() && kind == ErrorKind::kUnavailable))
       << there_.handler->lost().why;
   EXPECT_TRUE(chunks_of(*there_.handler).empty());
 }
