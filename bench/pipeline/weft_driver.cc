@@ -182,7 +182,7 @@ int run(int argc, char** argv) {
       .world_size = std::stoi(option(argc, argv, "--world", "4")),
       .library = library,
       .rendezvous = "file://" + path + ".store?run_id=bench",
-      .listen = {.host = host, .allow_insecure = !host.empty()},
+      .listen = {.host = host, .advertise = {}, .allow_insecure = !host.empty()},
       .services = {rref_service(), collectives_service(), dist_autograd_service(),
                    dist_optim_service(), pipeline_service({.make_compute = make_compute})},
   });
