@@ -69,7 +69,7 @@ pid_t spawn(const std::vector<std::string>& command, const std::string& log) {
   ::_exit(127);
 }
 
-// A length-delimited field of a message whose definition weft has no use for.
+// A length-delimited field of a message that weft does not define.
 std::string field(int number, const std::string& bytes) {
   return absl::StrCat(std::string(1, static_cast<char>(number << 3 | 2)),
                       std::string(1, static_cast<char>(bytes.size())), bytes);

@@ -11,14 +11,9 @@ import subprocess
 import sys
 import tempfile
 
+from wheel_test import write_project
+
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-PROJECT = """cmake_minimum_required(VERSION 3.22)
-project(my_program LANGUAGES CXX)
-set(CMAKE_CXX_STANDARD 20)
-find_package(weft REQUIRED)
-add_executable(my_program main.cc)
-target_link_libraries(my_program PRIVATE weft::weft)
-"""
 
 
 def run(command, **options):
@@ -49,12 +44,7 @@ def main():
         if os.listdir(root) != ["usr"]:
             sys.exit(f"deb test: there is more than /usr: {os.listdir(root)}")
         project = os.path.join(folder, "project")
-        os.makedirs(project)
-        with open(os.path.join(SOURCE, "README.md"), encoding="utf-8") as file:
-            program = next(block for block in re.findall(r"^```cpp\n(.*?)^```$", file.read(), re.S | re.M) if "int main" in block)
-        for name, text in (("CMakeLists.txt", PROJECT), ("main.cc", program)):
-            with open(os.path.join(project, name), "w", encoding="utf-8") as file:
-                file.write(text)
+        write_project(project)
         build = os.path.join(project, "build")
         run(["cmake", "-G", "Ninja", "-S", project, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"])
         run(["cmake", "--build", build])

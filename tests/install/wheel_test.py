@@ -35,6 +35,16 @@ def run(command, wanted=0, **options):
     return done.stdout
 
 
+def write_project(folder):
+    """README's program as a project of its own."""
+    os.makedirs(folder)
+    with open(os.path.join(SOURCE, "README.md"), encoding="utf-8") as file:
+        program = next(block for block in re.findall(r"^```cpp\n(.*?)^```$", file.read(), re.S | re.M) if "int main" in block)
+    for name, text in (("CMakeLists.txt", PROJECT), ("main.cc", program)):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            file.write(text)
+
+
 def link_torch(site, fresh):
     for name in os.listdir(site):
         if re.match(r"(torch|nvidia|torchgen|functorch)$|torch-.*\.dist-info$", name):
@@ -76,12 +86,7 @@ def main():
         python = os.path.join(venv, "bin", "python")
         prefix = run([python, "-m", "weft", "--cmake-prefix"], env=environment).strip()
         project = os.path.join(folder, "project")
-        os.makedirs(project)
-        with open(os.path.join(SOURCE, "README.md"), encoding="utf-8") as file:
-            program = next(block for block in re.findall(r"^```cpp\n(.*?)^```$", file.read(), re.S | re.M) if "int main" in block)
-        for name, text in (("CMakeLists.txt", PROJECT), ("main.cc", program)):
-            with open(os.path.join(project, name), "w", encoding="utf-8") as file:
-                file.write(text)
+        write_project(project)
         build = os.path.join(project, "build")
         run(["cmake", "-G", "Ninja", "-S", project, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"], env=environment)
         run(["cmake", "--build", build], env=environment)

@@ -204,7 +204,7 @@ std::string differs_from(const pipeline::Plan& plan, const pipeline::Simulation&
     for (size_t step = 0; step < steps.size(); ++step) {
       const auto& times = steps[step]->times[w];
       if (times.size() != 2 * list.size()) return "not every action was timed";
-      // Of a step the simulation has actions as they ran, the run as they are in the list.
+      // The simulation has the actions of a step as they ran, the run has them as the list does.
       std::vector<bool> seen(list.size());
       for (size_t k = step * list.size(); k < (step + 1) * list.size(); ++k) {
         const pipeline::TimedAction& action = timed[k];
