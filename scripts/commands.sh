@@ -281,6 +281,9 @@ command_tsan() {
   need_packages "${packages_build[@]}" "${packages_clang[@]}"
   configure "$build/tsan" "${clang_arguments[@]}" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DWEFT_SANITIZE=thread \
     -DWEFT_TEST_SET=thread -DWEFT_BUILD_EXAMPLES=OFF -DWEFT_BUILD_TOOLS=OFF
+  # Where threads and memory that they share are made; what stands on them is compiled only for a whole pass.
+  local brief_tests=(common_test contract_arena_test contract_store_test contract_transport_test rpc_test rref_test
+    collectives_test)
   # LibTorch is not instrumented: its reference counts are invisible to TSan, its deletes are not. No suppressions.
   export TSAN_OPTIONS="ignore_noninstrumented_modules=1:second_deadlock_stack=1${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
   sanitize "$build/tsan" "$@"
