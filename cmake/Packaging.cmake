@@ -13,7 +13,7 @@ function(weft_debian_package)
   set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
   set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
   set(CPACK_DEBIAN_COMPRESSION_TYPE xz)
-  # Of what the libraries link; what weft's headers and its CMake package need comes besides.
+  # CPack finds what the libraries link; what weft's headers and its CMake package need comes besides.
   set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
   set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${weft_BINARY_DIR}/lib;${LibTorch_RUNTIME_DIRS}")
   set(CPACK_DEBIAN_PACKAGE_DEPENDS

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "weft/rpc/internal/core.h"
+#include "weft/rpc/internal/inner_scope.h"
 #include "weft/rpc/worker.h"
 
 namespace weft {
@@ -21,11 +22,8 @@ std::shared_ptr<void> find_slot(const void* scope_key, const std::string& name) 
 
 ScopeRef scope_with_slot(const void* scope_key, const std::string& name,
                          std::shared_ptr<void> value) {
-  auto scope = std::make_shared<CallScope>();
-  if (const CallScope* const around = find_scope(scope_key)) *scope = *around;
-  scope->worker = scope_key;
+  const std::shared_ptr<CallScope> scope = internal::inner_scope(scope_key);
   scope->slots[name] = std::move(value);
-  scope->outer = capture_scope();
   return scope;
 }
 

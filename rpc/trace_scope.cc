@@ -1,9 +1,9 @@
 #include "weft/rpc/trace_scope.h"
 
 #include <memory>
-#include <utility>
 
 #include "weft/rpc/internal/core.h"
+#include "weft/rpc/internal/inner_scope.h"
 #include "weft/rpc/scope_slot.h"
 #include "weft/rpc/worker.h"
 
@@ -11,11 +11,8 @@ namespace weft {
 namespace {
 
 ScopeRef scope_with_trace(const void* scope_key, const TraceContext& trace) {
-  auto scope = std::make_shared<CallScope>();
-  if (const CallScope* const around = find_scope(scope_key)) *scope = *around;
-  scope->worker = scope_key;
+  const std::shared_ptr<CallScope> scope = internal::inner_scope(scope_key);
   scope->trace = trace;
-  scope->outer = capture_scope();
   return scope;
 }
 

@@ -75,7 +75,7 @@ std::string field(int number, const std::string& bytes) {
                       std::string(1, static_cast<char>(bytes.size())), bytes);
 }
 
-// One call of etcd's Auth service in plain text; the status in words.
+// One call of etcd's Auth service in plain text: the text of the error, or nothing.
 std::string auth_call(int port, const std::string& method, const std::string& request,
                       const std::string& token) {
   const auto channel =
