@@ -38,7 +38,7 @@ Agent::Agent(AgentOptions options)
 
 Agent::~Agent() = default;
 
-void Agent::start(Transport* transport) {
+void Agent::start(std::shared_ptr<Transport> transport) {
   const std::weak_ptr<Agent> weak = weak_from_this();  // weak: the agent owns the timers
   deadline_timer_ = options_.runtime->make_timer([weak] {
     if (auto self = weak.lock()) self->on_deadline_timer();
@@ -54,9 +54,15 @@ void Agent::start(Transport* transport) {
   });
   {
     MutexLock lock(&mutex_);
-    transport_ = transport;
+    transport_ = std::move(transport);
   }
   tick_timer_->arm(now() + options_.heartbeat);
+}
+
+void Agent::release_transport() {
+  std::shared_ptr<Transport> released;  // its end is not for the mutex
+  MutexLock lock(&mutex_);
+  released.swap(transport_);
 }
 
 MemberListRef Agent::members() const {

@@ -100,8 +100,10 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   explicit Agent(AgentOptions options);
   ~Agent() override;
 
-  // Begins to use `transport` (which outlives the agent's close()).
-  void start(Transport* transport);
+  // Begins to use `transport`, which calls into the agent and goes before it: release_transport().
+  void start(std::shared_ptr<Transport> transport);
+  // A tick or a dial that runs on a timer keeps the transport until it returns. After close().
+  void release_transport();
   void set_members(MemberListRef members);
   // The group is there: serves what has come before. Until then requests of those who saw it first
   // wait, since their handlers may call any member.
@@ -497,7 +499,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   mutable Mutex mutex_;
   KeptAnswers kept_ ABSL_GUARDED_BY(mutex_);
   Condition idle_changed_;
-  Transport* transport_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  std::shared_ptr<Transport> transport_ ABSL_GUARDED_BY(mutex_);  // null after release_transport()
   MemberListRef members_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, PeerRef> peers_ ABSL_GUARDED_BY(mutex_);  // by incarnation
   std::deque<uint64_t> gone_peers_ ABSL_GUARDED_BY(mutex_);    // incarnations, oldest first

@@ -213,6 +213,7 @@ void Core::abandon() {
 
 Core::~Core() {
   // Transport and membership call into the agent: they go first. Both have been stopped.
+  if (agent_ != nullptr) agent_->release_transport();
   transport_.reset();
   membership_.reset();
 }

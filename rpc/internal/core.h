@@ -121,7 +121,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::atomic<bool> agent_ready_{false};
   std::unique_ptr<Subscribers> subscribers_;
   std::unique_ptr<Membership> membership_;
-  std::unique_ptr<Transport> transport_;
+  std::shared_ptr<Transport> transport_;
   // Gone after tear_down(), which runs once.
   std::unique_ptr<MetricsHttp> metrics_http_;
   const std::shared_ptr<HealthState> health_ = std::make_shared<HealthState>();

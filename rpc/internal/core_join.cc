@@ -310,7 +310,7 @@ Status Core::init(JoinOptions options) {
   }
   a.self = self_;
   agent_ = std::make_shared<Agent>(std::move(a));
-  agent_->start(transport_.get());
+  agent_->start(transport_);
   agent_ready_.store(true);
 
   WEFT_ASSIGN_OR_RETURN(address_, transport_->listen(options.listen, agent_));

@@ -129,7 +129,7 @@ void Agent::dial(const PeerRef& peer) {
   hello.to_incarnation = peer->info.incarnation;
   hello.to_name = peer->info.name;
   hello.lanes = 0;  // as many as the transport thinks right for the way there
-  Transport* transport = nullptr;
+  std::shared_ptr<Transport> transport;
   std::string address;
   {
     MutexLock lock(&mutex_);
@@ -139,6 +139,10 @@ void Agent::dial(const PeerRef& peer) {
   counters_->dials->add();
   const std::shared_ptr<Link> link = new_link(peer);
   const auto self = shared_from_this();
+  if (transport == nullptr) {
+    on_dialled(peer, link, make_error(ErrorKind::kState, "the worker has shut down"));
+    return;
+  }
   if (address.empty()) {
     on_dialled(peer, link, make_error(ErrorKind::kUnavailable, "its address is not known yet"));
     return;
@@ -555,7 +559,7 @@ void Agent::tick() {
   std::vector<std::shared_ptr<Link>> links;
   std::vector<std::pair<uint64_t, Status>> unreachable;  // calls, and why they fail
   std::map<std::shared_ptr<Link>, uint64_t> acks;        // KEEP-1
-  Transport* transport = nullptr;
+  std::shared_ptr<Transport> transport;
   {
     MutexLock lock(&mutex_);
     if (closed_) return;

@@ -1,6 +1,8 @@
 // What a worker tells about its connections: peer_stats(), debug_info() and the metrics agree.
 
+#include <atomic>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -13,6 +15,8 @@
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/tests/testing/forwarding_transport.h"
+#include "weft/tests/testing/gate.h"
 #include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
@@ -142,6 +146,53 @@ TEST(Stats, WhatTheListenerAcceptedIsAMetricAtTheNextHeartbeat) {
   EXPECT_EQ(accepted(0), 0) << "nobody dialled this one";
   EXPECT_EQ(counter(c[1], "listener_accepted"), 3);
   EXPECT_EQ(counter(c[1], "listener_stalls"), 0);
+}
+
+// Stops its worker's tick in counters(), once.
+class HeldTransport final : public ForwardingTransport {
+ public:
+  struct Seen {
+    Gate gate{make_system_runtime()};
+    std::atomic<bool> held{false};
+    std::atomic<bool> gone{false};
+    std::atomic<int> after_it_went{0};
+  };
+  HeldTransport(std::unique_ptr<Transport> inner, std::shared_ptr<Seen> seen)
+      : ForwardingTransport(std::move(inner)), seen_(std::move(seen)) {}
+  ~HeldTransport() override { seen_->gone = true; }
+  std::vector<std::pair<std::string, int64_t>> counters() const override {
+    const auto seen = seen_;
+    if (!seen->held.exchange(true)) seen->gate.arrive_and_wait();
+    if (seen->gone) {
+      ++seen->after_it_went;
+      return {};
+    }
+    return ForwardingTransport::counters();
+  }
+
+ private:
+  const std::shared_ptr<Seen> seen_;
+};
+
+TEST(Stats, ATickThatRunsWhileItsWorkerGoesKeepsTheTransport) {
+  const auto seen = std::make_shared<HeldTransport::Seen>();
+  ClusterOptions o{.size = 1, .library = stats_library(), .dynamic = true};
+  o.adjust = [seen](int, JoinOptions* j) {
+    j->transport = [seen, inner = j->transport](
+                       const TransportContext& context) -> StatusOr<std::unique_ptr<Transport>> {
+      auto made = inner(context);
+      if (!made.ok()) return made.status();
+      return std::make_unique<HeldTransport>(*std::move(made), seen);
+    };
+  };
+  {
+    Cluster c(std::move(o));
+    seen->gate.wait_arrived(1);
+  }
+  EXPECT_FALSE(seen->gone) << "the tick still uses it";
+  seen->gate.open();
+  eventually([&] { return seen->gone.load(); }, "the tick to let go of the transport");
+  EXPECT_EQ(seen->after_it_went, 0);
 }
 
 }  // namespace
