@@ -18,8 +18,6 @@ namespace {
 using internal::ContextRef;
 using internal::DistAutogradService;
 
-constexpr absl::Duration kDeadline = absl::Seconds(60);
-
 std::shared_ptr<DistAutogradService> service_of(const Worker& worker) {
   auto service = worker.service<DistAutogradService>();
   if (service == nullptr) {
@@ -230,9 +228,9 @@ double DistAutogradContext::clip(double max_norm, const ClipOptions& options,
                            absl::StrCat("clip_grad_norm: max_norm is ", max_norm, ", norm_type is ",
                                         options.norm_type, "; both must be positive")));
   }
-  return value_or_throw(service_->clip(state_, max_norm, options.norm_type,
-                                       options.error_if_nonfinite,
-                                       options.deadline.value_or(kDeadline), trainers));
+  return value_or_throw(
+      service_->clip(state_, max_norm, options.norm_type, options.error_if_nonfinite,
+                     options.deadline.value_or(service_->worker().rpc_timeout()), trainers));
 }
 
 Future<void> DistAutogradContext::release() {

@@ -64,7 +64,7 @@ struct BackwardOptions {  // of backward()
   bool retain_graph = false;
   // Refused, kind unimplemented: higher-order gradients across workers are not supported.
   bool create_graph = false;
-  // The time of the whole pass, on all workers. Default: 60 s, or that of the process group whose gradients a
+  // The time of the whole pass, on all workers. Default: the worker's rpc_timeout, or that of the process group whose gradients a
   // DistributedDataParallel of this worker reduces in the pass. The deadlines of calls do not count
   // here.
   Timeout deadline{};
@@ -75,7 +75,7 @@ struct ClipOptions {     // of clip_grad_norm()
   double norm_type = 2;  // p of the p-norm; infinity: the largest magnitude
   // Fail, and scale nothing, when the norm is infinite or not a number.
   bool error_if_nonfinite = false;
-  Timeout deadline{};  // default: 60 s
+  Timeout deadline{};  // default: the worker's rpc_timeout
 };
 
 // What a context has for one leaf of this worker. It is to be read before the next pass.

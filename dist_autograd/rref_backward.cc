@@ -7,12 +7,6 @@
 #include "weft/rpc/worker.h"
 
 namespace weft {
-namespace {
-
-// The deadline of the fetch, when none is given.
-constexpr absl::Duration kBackwardDeadline = absl::Seconds(60);
-
-}  // namespace
 
 Status try_backward(DistAutogradContext& context, const RRef<at::Tensor>& loss,
                     const BackwardOptions& options) {
@@ -22,7 +16,7 @@ Status try_backward(DistAutogradContext& context, const RRef<at::Tensor>& loss,
                       absl::StrCat("backward: worker '", worker->name(), "' holds ",
                                    to_string(loss.id()), ", but not ", to_string(context.id())));
   }
-  const absl::Time end = worker->now() + options.deadline.value_or(kBackwardDeadline);
+  const absl::Time end = worker->now() + options.deadline.value_or(worker->rpc_timeout());
   const AutogradContextGuard in_context(context);
   if (!current_autograd_context(*worker).has_value()) {
     return make_error(ErrorKind::kState,

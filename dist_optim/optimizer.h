@@ -151,7 +151,7 @@ class DistributedOptimizer {
   // part in (x.detach()) may see its new value.
   //
   // Throws what backward() and step() throw; invalid_argument for retain_graph, versions, or
-  // Isolation::kVersioned. Deadline: that of `backward`, else that of `options`, else 60 s.
+  // Isolation::kVersioned. Deadline: that of `backward`, else that of `options`, else the worker's rpc_timeout.
   StepReport backward_and_step(const DistAutogradContext& context,
                                const std::vector<at::Tensor>& losses,
                                const BackwardOptions& backward = {},

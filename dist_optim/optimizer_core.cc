@@ -70,7 +70,7 @@ std::string OptimizerCore::text() const {
 }
 
 CallOptions OptimizerCore::call_options() const {
-  return CallOptions{.deadline = options_.deadline.value_or(absl::Seconds(60)),
+  return CallOptions{.deadline = options_.deadline.value_or(worker().rpc_timeout()),
                      .retry = Retry::kAtMostOnce,
                      .backpressure = Backpressure::kWait};
 }

@@ -11,8 +11,6 @@ namespace {
 
 // A root waits for so long for all to have been told of a failure, before it throws.
 constexpr absl::Duration kGrace = absl::Seconds(1);
-// The deadline of a pass when neither its caller nor a reducer in it names one.
-constexpr absl::Duration kDeadline = absl::Seconds(60);
 
 }  // namespace
 
@@ -20,9 +18,10 @@ Status DistAutogradService::backward(const ContextRef& context, torch::autograd:
                                      std::vector<at::Tensor> gradients,
                                      const BackwardOptions& options, std::string effect,
                                      LeafOutcomes* outcomes) {
+  const absl::Duration otherwise = worker().rpc_timeout();
   const absl::Duration deadline = options.deadline.is_set()
-                                      ? options.deadline.value_or(kDeadline)
-                                      : default_deadline(roots, context->sends(), kDeadline);
+                                      ? options.deadline.value_or(otherwise)
+                                      : default_deadline(roots, context->sends(), otherwise);
   const absl::Time end = runtime().now() + deadline;
   WEFT_ASSIGN_OR_RETURN(const auto pass, context->begin(end, shared_from_this()));
   watch_pass(end);  // this thread may be busy with a node then

@@ -13,7 +13,6 @@
 namespace weft::internal {
 namespace {
 
-constexpr absl::Duration kDeadline = absl::Seconds(60);
 // Longest deadline of a step: no owner holds parameters and gradients for longer.
 constexpr absl::Duration kLongestStep = absl::Minutes(10);
 // The end of a step's time is kept to ask those that have not answered: a fifth of it, so much at
@@ -72,8 +71,8 @@ class OptimizerCore::Step : public std::enable_shared_from_this<Step> {
         versions_(options.versions),
         service_(std::move(service)),
         runtime_(service_->runtime()),
-        end_(runtime_->now() + time_of(options)),
-        until_(end_ - std::min(time_of(options) / 5, kAskFor)) {
+        end_(runtime_->now() + time_of(options, *service_)),
+        until_(end_ - std::min(time_of(options, *service_) / 5, kAskFor)) {
     for (size_t i = 0; i < owners_.size(); ++i) {
       here_ = here_ == nullptr ? owners_[i]->link->here() : here_;
       if (here_ != nullptr && mine_ == kNone) {
@@ -192,8 +191,8 @@ class OptimizerCore::Step : public std::enable_shared_from_this<Step> {
  private:
   static constexpr size_t kNone = static_cast<size_t>(-1);
 
-  static absl::Duration time_of(const StepOptions& options) {
-    return std::min(options.deadline.value_or(kDeadline), kLongestStep);
+  static absl::Duration time_of(const StepOptions& options, const DistOptimService& service) {
+    return std::min(options.deadline.value_or(service.worker().rpc_timeout()), kLongestStep);
   }
   bool one() const { return others_.size() == 1; }
 

@@ -21,15 +21,16 @@ Agent::Agent(AgentOptions options)
       devices_in_use_(options_.devices == nullptr ? std::vector<c10::Device>()
                                                   : devices_in_use(*options_.devices)),
       receive_budget_(std::make_shared<ByteBudget>(
-          options_.receive_budget,
+          options_.config.receive_budget,
           "messages that arrive or wait for their handlers (WEFT_RECEIVE_BUDGET)")),
       bell_(std::make_shared<RoomBell>()),
-      send_room_(std::make_shared<SendRoom>(
-          options_.send_budget, "arguments and results on their way (WEFT_SEND_BUDGET)", bell_)),
-      receive_memory_(std::make_shared<ReceiveMemory>(options_.receive_cache)),
-      rpc_timeout_ns_(absl::ToInt64Nanoseconds(options_.rpc_timeout)),
+      send_room_(std::make_shared<SendRoom>(options_.config.send_budget,
+                                            "arguments and results on their way (WEFT_SEND_BUDGET)",
+                                            bell_)),
+      receive_memory_(std::make_shared<ReceiveMemory>(options_.config.receive_cache)),
+      rpc_timeout_ns_(absl::ToInt64Nanoseconds(options_.config.rpc_timeout)),
       counters_(std::make_unique<Counters>(options_.metrics.get())),
-      kept_(options_.send_budget / kKeptPart, kKeptPerCaller),
+      kept_(options_.config.send_budget / kKeptPart, kKeptPerCaller),
       idle_changed_(options_.runtime.get()),
       members_(std::make_shared<MemberList>()) {
   for (const Method& m : options_.services) services_.emplace(m.name, m);
@@ -56,7 +57,7 @@ void Agent::start(std::shared_ptr<Transport> transport) {
     MutexLock lock(&mutex_);
     transport_ = std::move(transport);
   }
-  tick_timer_->arm(now() + options_.heartbeat);
+  tick_timer_->arm(now() + options_.config.heartbeat_interval);
 }
 
 void Agent::release_transport() {

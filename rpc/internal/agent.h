@@ -78,18 +78,10 @@ struct AgentOptions {
   Access access;  // who may call which of the two
   // What an observer is told (agent_inspect.cc). May be null: nothing.
   std::function<void(Inspection* out, bool counters)> inspect;
-  MessageLimits limits;
-  uint64_t receive_budget = uint64_t{8} << 30;
-  uint64_t peer_receive_budget = uint64_t{4} << 30;
-  uint64_t send_budget = uint64_t{8} << 30;
-  uint64_t peer_send_budget = uint64_t{4} << 30;
+  Config config{};  // budgets, limits and times
   // Both or none.
   std::shared_ptr<DeviceBackend> device_backend;
   std::shared_ptr<const MemberDevices> devices;
-  uint64_t receive_cache = uint64_t{1} << 30;  // memory kept for the next large tensors
-  absl::Duration rpc_timeout = absl::Seconds(60);
-  absl::Duration heartbeat = absl::Seconds(1);
-  absl::Duration lease = absl::Seconds(15);
   Logger log;
   std::shared_ptr<Metrics> metrics;
   std::shared_ptr<CallTrace> trace;  // null: none

@@ -411,7 +411,7 @@ void Agent::send_answer(const std::shared_ptr<Link>& link, uint64_t call_id, con
     if (answer.attachments != nullptr) {
       answer.attachments->put(header.get());
       // Nothing that is said about a small one overtakes it.
-      const bool large = answer.message->large(options_.limits);
+      const bool large = answer.message->large(MessageLimits(options_.config));
       if (large) held = answer.attachments->on_its_way(std::move(held));
     }
     sent =

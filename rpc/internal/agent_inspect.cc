@@ -40,7 +40,7 @@ Status Agent::check_observer_locked(const Hello& theirs) const {
 
 std::shared_ptr<ConnectionHandler> Agent::admit_observer(std::shared_ptr<Connection> connection) {
   const auto budget = part_of_budget(kObserverBytes, "messages of an observer");
-  const auto link = std::make_shared<Link>(weak_from_this(), options_.limits, budget,
+  const auto link = std::make_shared<Link>(weak_from_this(), MessageLimits(options_.config), budget,
                                            receive_memory_, options_.trace, now());
   link->open(std::move(connection));
   Status refuse;

@@ -42,7 +42,7 @@ Status Agent::take_room_locked(Pending* p, const Peer& peer, bool* worker_full) 
     return worker;
   }
   SendCharge charge(peer.send_room, room_of(message));
-  if (message.large(options_.limits)) {
+  if (message.large(MessageLimits(options_.config))) {
     p->large_charge = std::make_shared<SendCharge>(std::move(charge));
   } else {
     p->small_charge = std::move(charge);
@@ -145,7 +145,7 @@ bool Agent::ask_again_later(uint64_t call_id, const Status& refused, Delivery de
 StatusOr<std::shared_ptr<SendCharge>> Agent::charge_answer_locked(const OutMessage& message,
                                                                   const Peer* peer) {
   WEFT_RETURN_IF_ERROR(charge_worker_locked(message));
-  if (peer == nullptr || !message.large(options_.limits)) return nullptr;
+  if (peer == nullptr || !message.large(MessageLimits(options_.config))) return nullptr;
   WEFT_RETURN_IF_ERROR(peer->send_room->take(room_of(message)));
   return std::make_shared<SendCharge>(peer->send_room, room_of(message));
 }
@@ -155,7 +155,7 @@ Status Agent::charge_kept_locked(OutMessageRef* message, const Peer* peer,
   const uint64_t room = room_of(**message);
   WEFT_RETURN_IF_ERROR(send_room_->take(room));
   auto charge = std::make_shared<SendCharge>(send_room_, room);
-  if (peer != nullptr && (*message)->large(options_.limits)) {
+  if (peer != nullptr && (*message)->large(MessageLimits(options_.config))) {
     WEFT_RETURN_IF_ERROR(peer->send_room->take(room));
     *held = std::make_shared<SendCharge>(peer->send_room, room);
   }

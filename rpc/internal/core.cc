@@ -11,28 +11,23 @@
 
 namespace weft::internal {
 
-void Core::on_event(const MembershipEvent& event) {
-  if (event.worker.incarnation == self_.incarnation) return;
-  MembershipChange change;
-  change.kind = static_cast<MembershipChange::Kind>(event.kind);
-  change.worker = event.worker;
-  change.version = event.version;
-  change.reason = event.reason;
-  if (event.kind != MembershipEvent::Kind::kJoined) {
-    const bool died = event.kind == MembershipEvent::Kind::kDied;
+void Core::on_change(const MembershipChange& change) {
+  if (change.worker.incarnation == self_.incarnation) return;
+  if (change.kind != MembershipChange::Kind::kJoined) {
+    const bool died = change.kind == MembershipChange::Kind::kDied;
     const Status why = make_error(
         ErrorKind::kPeerLost,
-        absl::StrCat("worker '", event.worker.name, "' (id ", event.worker.id, ") ",
-                     died ? absl::StrCat("is dead: ", event.reason) : std::string("has left")));
-    if (agent_ready_.load()) agent_->peer_gone(event.worker.incarnation, why);
-    for (const auto& service : services_) service->on_worker_gone(event.worker, why);
+        absl::StrCat("worker '", change.worker.name, "' (id ", change.worker.id, ") ",
+                     died ? absl::StrCat("is dead: ", change.reason) : std::string("has left")));
+    if (agent_ready_.load()) agent_->peer_gone(change.worker.incarnation, why);
+    for (const auto& service : services_) service->on_worker_gone(change.worker, why);
   }
-  if (event.kind == MembershipEvent::Kind::kJoined && devices_ != nullptr &&
+  if (change.kind == MembershipChange::Kind::kJoined && devices_ != nullptr &&
       membership_->dynamic()) {
     // A map for it is looked at for the first time.
     const MemberListRef list = membership_->list();
-    const Member* const member = list->find(std::string_view(event.worker.name));
-    const auto map = devices_->maps.find(event.worker.name);
+    const Member* const member = list->find(std::string_view(change.worker.name));
+    const auto map = devices_->maps.find(change.worker.name);
     if (member != nullptr && map != devices_->maps.end()) {
       const std::string wrong =
           check_device_map(self_.name, map->first, map->second, member->devices.get());
@@ -41,7 +36,7 @@ void Core::on_event(const MembershipEvent& event) {
       }
     }
   }
-  subscribers_->tell(std::move(change));
+  subscribers_->tell(change);
 }
 
 std::map<std::string, int64_t> Core::debug_info() const {

@@ -81,7 +81,7 @@ class Core : public std::enable_shared_from_this<Core> {
   // Opens the devices that the options name and checks them; nothing when they name none.
   Status open_devices(const JoinOptions& options);
   Status check_devices(absl::Time deadline);
-  void on_event(const MembershipEvent& event);
+  void on_change(const MembershipChange& change);
   void log_library_differences(const MemberList& members) const;
   ShutdownResult do_shutdown(const ShutdownOptions& options);
   // Once: fail what waits in the services. Also as soon as the group has declared this worker dead, since what a

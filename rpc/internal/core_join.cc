@@ -240,8 +240,8 @@ Status Core::init(JoinOptions options) {
     auto core = weak.lock();
     if (core != nullptr && core->agent_ready_.load()) core->agent_->set_members(std::move(list));
   };
-  m.on_event = [weak](const MembershipEvent& event) {
-    if (auto core = weak.lock()) core->on_event(event);
+  m.on_change = [weak](const MembershipChange& change) {
+    if (auto core = weak.lock()) core->on_change(change);
   };
   m.on_store_health = [weak](bool healthy) {
     auto core = weak.lock();
@@ -265,19 +265,9 @@ Status Core::init(JoinOptions options) {
   a.pool = pool_;
   a.handle = Worker::make_handle(weak);
   a.library = library_;
-  a.limits.inline_bytes = config_.inline_bytes;
-  a.limits.chunk_bytes = config_.chunk_bytes;
-  a.limits.max_message_bytes = config_.max_message_bytes;
-  a.receive_budget = config_.receive_budget;
-  a.peer_receive_budget = config_.peer_receive_budget;
-  a.send_budget = config_.send_budget;
-  a.peer_send_budget = config_.peer_send_budget;
-  a.receive_cache = config_.receive_cache;
+  a.config = config_;
   a.device_backend = device_backend_;
   a.devices = devices_;
-  a.rpc_timeout = config_.rpc_timeout;
-  a.heartbeat = config_.heartbeat_interval;
-  a.lease = config_.lease;
   a.log = log_;
   a.metrics = metrics_;
   a.on_reconnected = [weak](const WorkerInfo& worker) {

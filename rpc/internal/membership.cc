@@ -149,26 +149,28 @@ StatusOr<uint32_t> Membership::claim(absl::Time deadline) {
     id = static_cast<uint32_t>(next - 1);
   } else {
     id = *options_.rank;
-    WEFT_RETURN_IF_ERROR(claim_key(key(absl::StrCat("rank/", id)),
-                                   absl::StrCat(incarnation_, " ", options_.name),
-                                   absl::StrCat("rank ", id), deadline));
+    WEFT_RETURN_IF_ERROR(make_claim({Claim::Of::kRank, key(absl::StrCat("rank/", id)),
+                                     absl::StrCat(incarnation_, " ", options_.name)},
+                                    deadline));
   }
   const std::string value = absl::StrCat(id, " ", incarnation_);
-  WEFT_RETURN_IF_ERROR(claim_key(key(absl::StrCat("name/", options_.name)), value,
-                                 absl::StrCat("worker name '", options_.name, "'"), deadline));
+  WEFT_RETURN_IF_ERROR(
+      make_claim({Claim::Of::kName, key(absl::StrCat("name/", options_.name)), value}, deadline));
   MutexLock lock(&mutex_);
   name_value_ = value;
   return id;
 }
 
-Status Membership::claim_key(const std::string& claimed, const std::string& value,
-                             const std::string& what, absl::Time deadline) {
+Status Membership::make_claim(const Claim& claim, absl::Time deadline) {
   const auto left = [&] { return deadline - options_.runtime->now(); };
+  const bool is_name = claim.of == Claim::Of::kName;
+  const std::string what = is_name ? absl::StrCat("worker name '", options_.name, "'")
+                                   : absl::StrCat("rank ", *options_.rank);
   std::string expected;
   while (true) {
     WEFT_ASSIGN_OR_RETURN(const std::string actual,
-                          store_->compare_set(claimed, expected, value, left()));
-    if (actual == value) return absl::OkStatus();
+                          store_->compare_set(claim.key, expected, claim.value, left()));
+    if (actual == claim.value) return absl::OkStatus();
     if (actual.empty() || actual == kFreeClaim) {
       expected = actual;
       continue;
@@ -177,7 +179,7 @@ Status Membership::claim_key(const std::string& claimed, const std::string& valu
       // Its sweeper deletes it at once; one that stands still for a lease does not any more.
       const absl::Time end = options_.runtime->now() + options_.lease;
       const auto change =
-          store_->wait_change(claimed, actual, std::min(end, deadline) - options_.runtime->now());
+          store_->wait_change(claim.key, actual, std::min(end, deadline) - options_.runtime->now());
       if (change.ok()) {
         expected = change->value_or("");
       } else if (error_kind(change.status()) == ErrorKind::kDeadline && end <= deadline) {
@@ -189,14 +191,13 @@ Status Membership::claim_key(const std::string& claimed, const std::string& valu
     }
     // "ID INC" of a name, "INC NAME" of a rank.
     const std::vector<std::string> parts = absl::StrSplit(actual, absl::MaxSplits(' ', 1));
-    const bool is_name = what.rfind("worker name", 0) == 0;
     const std::string owner = parts.size() == 2 ? parts[is_name ? 1 : 0] : actual;
-    const std::string taken =
-        absl::StrCat(what, " is not unique: ",
-                     is_name ? absl::StrCat("workers ", parts[0], " and ",
-                                            value.substr(0, value.find(' ')), " share it")
-                             : absl::StrCat("'", parts.size() == 2 ? parts[1] : actual, "' and '",
-                                            options_.name, "' both claim it"));
+    const std::string taken = absl::StrCat(
+        what, " is not unique: ",
+        is_name ? absl::StrCat("workers ", parts[0], " and ",
+                               claim.value.substr(0, claim.value.find(' ')), " share it")
+                : absl::StrCat("'", parts.size() == 2 ? parts[1] : actual, "' and '", options_.name,
+                               "' both claim it"));
     WEFT_ASSIGN_OR_RETURN(const bool alive, is_alive(owner, deadline));
     if (alive) {
       WEFT_RETURN_IF_ERROR(abort_if_incomplete(taken, deadline));

@@ -56,20 +56,13 @@
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
 #include "weft/rpc/internal/members.h"
+#include "weft/rpc/worker.h"
 #include "weft/store/store.h"
 
 namespace weft::internal {
 
 // An incarnation as keys have it.
 std::string hex(uint64_t incarnation);
-
-struct MembershipEvent {
-  enum class Kind { kJoined, kLeft, kDied };
-  Kind kind = Kind::kJoined;
-  WorkerInfo worker;
-  uint64_t version = 0;
-  std::string reason;
-};
 
 struct MembershipOptions {
   std::shared_ptr<Runtime> runtime;
@@ -83,7 +76,7 @@ struct MembershipOptions {
   absl::Duration lease = absl::Seconds(15);
   Logger log;
   std::function<void(MemberListRef)> on_list;
-  std::function<void(const MembershipEvent&)> on_event;
+  std::function<void(const MembershipChange&)> on_change;
   std::function<void(bool healthy)> on_store_health;
   std::function<void(Status)> on_evicted;  // we ourselves were declared dead
 };
@@ -121,8 +114,13 @@ class Membership {
   Status bump_version(absl::Duration timeout);
 
  private:
-  Status claim_key(const std::string& key, const std::string& value, const std::string& what,
-                   absl::Time deadline);
+  struct Claim {  // that no other worker may have made
+    enum class Of { kRank, kName };
+    Of of = Of::kName;
+    std::string key{};
+    std::string value{};
+  };
+  Status make_claim(const Claim& claim, absl::Time deadline);
   StatusOr<bool> is_alive(const std::string& incarnation, absl::Time deadline);
   void declare_dead(const Member& member, const std::string& reason);
   void run();

@@ -264,7 +264,7 @@ Status Membership::refresh(const std::optional<std::string>& version) {
   if (version.has_value() && !absl::SimpleAtoi(*version, &fresh->version)) {
     fresh->version = old->version;
   }
-  std::vector<MembershipEvent> events;
+  std::vector<MembershipChange> changes;
   for (const Listing::Record& record : listing.records) {
     const Member* known = old->find(record.id);
     if (known != nullptr && hex(known->info.incarnation) == record.incarnation) {
@@ -281,7 +281,7 @@ Status Membership::refresh(const std::optional<std::string>& version) {
       continue;
     }
     fresh->gone.erase(record.id);
-    events.push_back({MembershipEvent::Kind::kJoined, member->info, fresh->version, ""});
+    changes.push_back({MembershipChange::Kind::kJoined, member->info, fresh->version, ""});
     fresh->add(*std::move(member));
   }
   for (const auto& [id, member] : old->by_id) {
@@ -291,8 +291,8 @@ Status Membership::refresh(const std::optional<std::string>& version) {
     std::optional<std::string> dead;
     if (found != listing.dead.end()) dead = found->second;
     const std::string reason = dead.value_or("");
-    events.push_back(
-        {dead.has_value() ? MembershipEvent::Kind::kDied : MembershipEvent::Kind::kLeft,
+    changes.push_back(
+        {dead.has_value() ? MembershipChange::Kind::kDied : MembershipChange::Kind::kLeft,
          member.info, fresh->version, reason});
     if (now_there == nullptr) {
       fresh->add_gone(member.info,
@@ -311,8 +311,8 @@ Status Membership::refresh(const std::optional<std::string>& version) {
     list_ = fresh;
   }
   changed_.notify_all();
-  for (const MembershipEvent& event : events) {
-    if (options_.on_event) options_.on_event(event);
+  for (const MembershipChange& change : changes) {
+    if (options_.on_change) options_.on_change(change);
   }
   if (dynamic() && fresh->version - swept_at_ >= kSweepEvery && !fresh->by_id.empty() &&
       fresh->by_id.begin()->second.info.incarnation == options_.incarnation && !has_left()) {

@@ -24,6 +24,7 @@
 
 #include "weft/common/api.h"
 #include "weft/common/byte_budget.h"
+#include "weft/common/config.h"
 #include "weft/common/executor.h"
 #include "weft/common/mutex.h"
 #include "weft/proto/rpc.pb.h"
@@ -49,9 +50,14 @@ inline constexpr uint64_t kMaxWideHeaderBytes = uint64_t{1} << 30;
 inline bool is_wide(const v1::Layout& layout) { return layout.wide_length() > 0; }
 
 struct MessageLimits {
-  size_t inline_bytes = 64 << 10;  // a message up to this size is one frame
-  size_t chunk_bytes = 160 << 10;
-  size_t max_message_bytes = size_t{16} << 30;
+  MessageLimits() : MessageLimits(Config()) {}
+  explicit MessageLimits(const Config& config)
+      : inline_bytes(config.inline_bytes),
+        chunk_bytes(config.chunk_bytes),
+        max_message_bytes(config.max_message_bytes) {}
+  size_t inline_bytes;  // a message up to this size is one frame
+  size_t chunk_bytes;
+  size_t max_message_bytes;
   size_t max_parked_bytes = 8 << 20;  // chunks that came before their header, per connection
 };
 

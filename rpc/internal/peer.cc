@@ -28,10 +28,10 @@ Agent::PeerRef Agent::peer_locked(const WorkerInfo& info, std::string_view addre
     peer->info = info;
     peer->window = std::make_unique<CallWindow>(&kept_);
     peer->send_room = std::make_shared<SendRoom>(
-        options_.peer_send_budget,
+        options_.config.peer_send_budget,
         absl::StrCat("bytes on their way to ", info.name, " (WEFT_PEER_SEND_BUDGET)"), bell_);
     peer->budget =
-        part_of_budget(options_.peer_receive_budget,
+        part_of_budget(options_.config.peer_receive_budget,
                        absl::StrCat("messages from ", info.name, " (WEFT_PEER_RECEIVE_BUDGET)"));
   }
   if (!address.empty() && peer->address != address) peer->address = std::string(address);
@@ -114,8 +114,8 @@ std::shared_ptr<ByteBudget> Agent::part_of_budget(uint64_t limit, std::string na
 }
 
 std::shared_ptr<Link> Agent::new_link(const PeerRef& peer) {
-  return std::make_shared<Link>(weak_from_this(), options_.limits, peer->budget, receive_memory_,
-                                options_.trace, now());
+  return std::make_shared<Link>(weak_from_this(), MessageLimits(options_.config), peer->budget,
+                                receive_memory_, options_.trace, now());
 }
 
 void Agent::dial(const PeerRef& peer) {
@@ -148,8 +148,8 @@ void Agent::dial(const PeerRef& peer) {
     return;
   }
   // A stopped process accepts connections and never answers: the lease bounds the wait for it.
-  transport->connect(address, hello, now() + std::max(options_.lease, absl::Seconds(1)), link,
-                     [self, peer, link](StatusOr<std::shared_ptr<Connection>> connection) {
+  transport->connect(address, hello, now() + std::max(options_.config.lease, absl::Seconds(1)),
+                     link, [self, peer, link](StatusOr<std::shared_ptr<Connection>> connection) {
                        self->on_dialled(peer, link, std::move(connection));
                      });
 }
@@ -578,11 +578,11 @@ void Agent::tick() {
       // Membership alone decides about death (MEM-4). Without its store it is unknown: calls that
       // wait are told so after a lease of failed dials, and the next call dials again.
       const absl::Time since = std::max(peer->unreachable_since, store_lost_);
-      if (peer->gone.ok() && peer->active == nullptr && now() - since > options_.lease) {
+      if (peer->gone.ok() && peer->active == nullptr && now() - since > options_.config.lease) {
         const Status why =
             make_error(ErrorKind::kPeerLost,
                        absl::StrCat("worker ", to_string(peer->info), " could not be reached for ",
-                                    absl::FormatDuration(options_.lease),
+                                    absl::FormatDuration(options_.config.lease),
                                     " and the store cannot be asked about it: ",
                                     std::string(peer->last_dial_error.message())));
         for (const uint64_t id : peer->waiting) unreachable.emplace_back(id, why);
@@ -592,14 +592,14 @@ void Agent::tick() {
   for (const auto& [id, why] : unreachable) complete(id, why, false);
   const absl::Time at = now();
   for (const auto& link : links) {
-    if (at - link->last_received() > options_.lease) {
-      link->connection()->close(
-          make_error(ErrorKind::kUnavailable,
-                     absl::StrCat("no sign of life for ", absl::FormatDuration(options_.lease))));
+    if (at - link->last_received() > options_.config.lease) {
+      link->connection()->close(make_error(
+          ErrorKind::kUnavailable,
+          absl::StrCat("no sign of life for ", absl::FormatDuration(options_.config.lease))));
       continue;
     }
     const auto ack = acks.find(link);
-    if (ack != acks.end() || at - link->last_sent() >= options_.heartbeat) {
+    if (ack != acks.end() || at - link->last_sent() >= options_.config.heartbeat_interval) {
       v1::HeartbeatHeader header;
       if (ack != acks.end()) header.set_acked_below(ack->second);
       link->send_control(FrameKind::kHeartbeat, header.SerializeAsString(), kControlLane, at)
@@ -607,7 +607,7 @@ void Agent::tick() {
     }
     close_if_drained(link);
   }
-  if (at - last_sweep_ >= options_.lease / 2) {
+  if (at - last_sweep_ >= options_.config.lease / 2) {
     last_sweep_ = at;
     for (const auto& link : links) give_up_arriving(link.get());
   }
@@ -621,7 +621,7 @@ void Agent::tick() {
                              [](const auto& link) { return link->peer().observer; }),
               links.end());
   publish_stats(links, *transport);
-  tick_timer_->arm(at + options_.heartbeat);
+  tick_timer_->arm(at + options_.config.heartbeat_interval);
 }
 
 }  // namespace weft::internal

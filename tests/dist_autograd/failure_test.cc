@@ -183,8 +183,25 @@ TEST_P(DistFailure, X10_a_backward_that_takes_longer_than_a_call_may) {
     DistAutogradContext context((*c)[0]);
     const at::Tensor slow = rpc_sync((*c)[0], "worker1", &slow_way_back, x);
     const at::Tensor far = rpc_sync((*c)[0], "worker2", &mul, slow, slow);
-    context.backward({far.sum()});
+    context.backward({far.sum()}, {.deadline = 60s});
     expect_equal(context.gradient(x), (8 * x).detach());
+  }
+  expect_nothing_left(*c);
+}
+
+TEST_P(DistFailure, ThePassHasTheTimeOfACallUnlessItIsGivenAnother) {
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  StuckWayBack stuck;
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor slow = rpc_sync((*c)[0], "worker1", &slow_way_back, x);
+    (*c)[0].set_rpc_timeout(300ms);
+    const Status failed = error_of([&] { context.backward({slow.sum()}); });
+    expect_error(failed, ErrorKind::kDeadline, {"300ms", "backward 1 of", "waits for"});
+    expect_no_pass(*c);
+    stuck.open();
+    (*c)[0].set_rpc_timeout(60s);
   }
   expect_nothing_left(*c);
 }
