@@ -67,7 +67,7 @@ UNITS = {
     "dedup": Unit("rpc", ("rpc/internal/dedup.cc",), steps(("rpc_test", "Windows.*"), SIM), RPC),
     "assembler": Unit("rpc", ("rpc/internal/assembler.cc", "rpc/internal/assembler_wide.cc"),
                       steps(("rpc_typed_test", "WideAssembler.*:ChunkPlace.*"), ("rpc_test", "*HostilePeer*"), SIM), RPC),
-    "peer": Unit("rpc", ("rpc/internal/peer.cc",), steps(("rpc_test", "Attempts.*"), SIM, ("rpc_interceptor_test", "*")), RPC),
+    "peer": Unit("rpc", ("rpc/internal/peer.cc", "rpc/internal/agent_dial.cc"), steps(("rpc_test", "Attempts.*"), SIM, ("rpc_interceptor_test", "*")), RPC),
     "membership": Unit("rpc", ("rpc/internal/membership.cc", "rpc/internal/membership_watch.cc"),
                        steps(SIM, ("rpc_test", "*RpcMembership*inproc")), RPC),
     "drain": Unit("rpc", ("rpc/internal/drain.cc",),

@@ -302,6 +302,11 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   CallHandle issue(const Destination& to, const std::shared_ptr<const CallSpec>& spec,
                    CallDone done);
   void transmit(uint64_t call_id);
+  // The parts of transmit(): what goes now (else it is told, dialled or staged), and what came of it.
+  struct Outgoing;
+  void take_outgoing(uint64_t call_id, Outgoing* out);
+  void fill_header(const CallSpec& spec, uint64_t call_id, v1::CallHeader* header) const;
+  void after_sending(uint64_t call_id, const Outgoing& out, const Status& sent);
   bool is_foreign(uint64_t from, uint64_t call_id) ABSL_LOCKS_EXCLUDED(mutex_);
   // `delivery`: what an answer said, else what the call's state tells.
   void complete(uint64_t call_id, StatusOr<Payload> result, bool tell_callee,

@@ -195,11 +195,34 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
   });
 }
 
-void Agent::transmit(uint64_t call_id) {
+// A call on its way to a connection.
+struct Agent::Outgoing {
   ArenaMessage<v1::CallHeader> header;
-  std::shared_ptr<Link> link;
+  std::shared_ptr<Link> link;  // null: it does not go now
   std::shared_ptr<const CallSpec> spec;
   std::shared_ptr<SendCharge> charge;
+};
+
+void Agent::transmit(uint64_t call_id) {
+  Outgoing out;
+  take_outgoing(call_id, &out);
+  if (out.link == nullptr) return;
+  fill_header(*out.spec, call_id, out.header.get());
+  Status sent;
+  {
+    CallTrace* const trace = options_.trace.get();
+    const std::string& method = out.spec->call.method;
+    const TraceSpan span(trace == nullptr ? nullptr : trace->writer(), &runtime()->clock(), "send",
+                         method);
+    if (trace != nullptr) trace->request_out(options_.self.incarnation, call_id, method);
+    sent = out.link->send(FrameKind::kRequest, out.header.get(), out.spec->message, call_id, now(),
+                          std::move(out.charge));
+  }
+  done_sending(out.link);
+  after_sending(call_id, out, sent);
+}
+
+void Agent::take_outgoing(uint64_t call_id, Outgoing* out) {
   PeerRef to_dial;
   std::shared_ptr<const Unstaged> to_stage;
   Status gone;
@@ -225,21 +248,22 @@ void Agent::transmit(uint64_t call_id) {
       if (want_dial_locked(peer)) to_dial = peer;
     } else {
       peer->waiting.erase(call_id);
-      link = peer->active;
-      ++link->pending;
-      ++link->sending;
-      p.link = link;
+      out->link = peer->active;
+      ++out->link->pending;
+      ++out->link->sending;
+      p.link = out->link;
       p.state = State::kSending;
       p.lost_while_sending = false;
-      spec = p.spec;
-      charge = p.large_charge;
+      out->spec = p.spec;
+      out->charge = p.large_charge;
+      v1::CallHeader* const header = out->header.get();
       header->set_call_id(call_id);
       header->set_attempt(p.attempt);
       if (p.deadline != absl::InfiniteFuture()) {
         header->set_remaining_us(
             std::max<int64_t>(1, absl::ToInt64Microseconds(p.deadline - now())));
       }
-      if (spec->call.options.retry == Retry::kAtMostOnce) {
+      if (p.spec->call.options.retry == Retry::kAtMostOnce) {
         header->set_at_most_once(true);
         header->set_acked_below(std::min(acked_below_locked(*peer), call_id));
         peer->owes_ack = false;
@@ -248,41 +272,34 @@ void Agent::transmit(uint64_t call_id) {
   }
   if (!gone.ok()) return complete(call_id, gone, false);
   if (to_stage != nullptr) return stage_call(call_id, to_stage);
-  if (to_dial != nullptr) return dial(to_dial);
-  if (link == nullptr) return;
+  if (to_dial != nullptr) dial(to_dial);
+}
 
-  header->set_method(spec->call.method);
-  header->set_signature_hash(spec->hash);
-  header->set_object(spec->call.object);
-  header->set_grad_mode(spec->grad_mode);
-  if (!spec->trace.empty()) {
-    header->set_trace_id_high(spec->trace.trace_high);
-    header->set_trace_id(spec->trace.trace_low);
+void Agent::fill_header(const CallSpec& spec, uint64_t call_id, v1::CallHeader* header) const {
+  header->set_method(spec.call.method);
+  header->set_signature_hash(spec.hash);
+  header->set_object(spec.call.object);
+  header->set_grad_mode(spec.grad_mode);
+  if (!spec.trace.empty()) {
+    header->set_trace_id_high(spec.trace.trace_high);
+    header->set_trace_id(spec.trace.trace_low);
     header->set_span_id(span_of_caller(options_.self.incarnation, call_id));
-    header->set_trace_flags(spec->trace.flags);
+    header->set_trace_flags(spec.trace.flags);
   }
-  for (uint64_t turn : spec->holding) header->add_holding(turn);
-  for (uint64_t incarnation : spec->chain) header->add_chain(incarnation);
-  if (spec->attachments != nullptr) spec->attachments->put(header.get());
-  if (spec->route != nullptr && spec->route->wrong.empty()) {
-    for (const auto& [ours, theirs] : spec->route->pairs) {
+  for (uint64_t turn : spec.holding) header->add_holding(turn);
+  for (uint64_t incarnation : spec.chain) header->add_chain(incarnation);
+  if (spec.attachments != nullptr) spec.attachments->put(header);
+  if (spec.route != nullptr && spec.route->wrong.empty()) {
+    for (const auto& [ours, theirs] : spec.route->pairs) {
       header->add_device_map(ours);
       header->add_device_map(theirs);
     }
   }
-  Status sent;
-  {
-    CallTrace* const trace = options_.trace.get();
-    const TraceSpan span(trace == nullptr ? nullptr : trace->writer(), &runtime()->clock(), "send",
-                         spec->call.method);
-    if (trace != nullptr) {
-      trace->request_out(options_.self.incarnation, call_id, spec->call.method);
-    }
-    sent = link->send(FrameKind::kRequest, header.get(), spec->message, call_id, now(),
-                      std::move(charge));
-  }
-  done_sending(link);
+}
 
+void Agent::after_sending(uint64_t call_id, const Outgoing& out, const Status& sent) {
+  const std::shared_ptr<Link>& link = out.link;
+  const UntypedCall& call = out.spec->call;
   bool again = false;
   Status fail;
   std::vector<std::shared_ptr<Link>> goodbyes;
@@ -296,8 +313,7 @@ void Agent::transmit(uint64_t call_id) {
     if (!sent.ok() && error_kind(sent) != ErrorKind::kNotDelivered) {
       fail = sent;  // it can never be sent: too large, too many tensors
       p.state = State::kWaiting;
-    } else if (undelivered ||
-               (p.lost_while_sending && spec->call.options.retry == Retry::kAtMostOnce)) {
+    } else if (undelivered || (p.lost_while_sending && call.options.retry == Retry::kAtMostOnce)) {
       if (!undelivered) ++p.attempt;
       p.state = State::kWaiting;
       p.link = nullptr;
@@ -306,7 +322,7 @@ void Agent::transmit(uint64_t call_id) {
     } else if (p.lost_while_sending) {
       fail = make_error(ErrorKind::kMaybeExecuted,
                         absl::StrCat("the connection to ", to_string(p.to), " broke after '",
-                                     spec->call.method, "' was sent: it may have run"));
+                                     call.method, "' was sent: it may have run"));
     } else {
       p.state = State::kSent;
     }

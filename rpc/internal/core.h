@@ -76,6 +76,14 @@ class Core : public std::enable_shared_from_this<Core> {
   Status init(JoinOptions options);
   // Overlays the options with what the environment says; WEFT_HEALTH has no field.
   Status read_options(JoinOptions* options, std::string* health_address);
+  // The parts of init(), in their order.
+  void begin(JoinOptions* options);
+  Status open_pages(const JoinOptions& options, const std::string& health_address);
+  Status open_transport(const JoinOptions& options);
+  void make_pool();
+  void make_membership(const JoinOptions& options);
+  AgentOptions agent_options();
+  Status make_services(const JoinOptions& options, AgentOptions* agent);
   Status open_rendezvous(const JoinOptions& options, absl::Time deadline);
   Status find_job_id(absl::Time deadline);
   // Opens the devices that the options name and checks them; nothing when they name none.

@@ -163,23 +163,73 @@ Status Core::read_options(JoinOptions* options, std::string* health_address) {
 Status Core::init(JoinOptions options) {
   std::string health_address;
   WEFT_RETURN_IF_ERROR(read_options(&options, &health_address));
-  runtime_ = options.runtime != nullptr ? options.runtime : make_system_runtime();
+  begin(&options);
   const absl::Time deadline = deadline_after(runtime_->now(), config_.join_timeout);
+
+  // Before anybody hears of us: a mistake, a port that is taken, or credentials that are no good cost nobody else
+  // anything.
+  WEFT_RETURN_IF_ERROR(open_devices(options));
+  WEFT_RETURN_IF_ERROR(open_pages(options, health_address));
+  WEFT_RETURN_IF_ERROR(open_transport(options));
+
+  WEFT_RETURN_IF_ERROR(annotate(open_rendezvous(options, deadline),
+                                absl::StrCat("worker '", self_.name, "' cannot use its store")));
+  WEFT_RETURN_IF_ERROR(annotate(find_job_id(deadline),
+                                absl::StrCat("worker '", self_.name, "' cannot use its store")));
+  make_pool();
+  make_membership(options);
+  AgentOptions agent = agent_options();
+  WEFT_RETURN_IF_ERROR(make_services(options, &agent));
+
+  WEFT_ASSIGN_OR_RETURN(self_.id, membership_->claim(deadline));
+  log_.set_identity(self_.name, static_cast<int>(self_.id));
+  if (!options.trace_file.empty()) {
+    trace_ = std::make_shared<CallTrace>(runtime_, options.trace_file, self_.name, self_.id);
+  }
+  agent.trace = trace_;
+  agent.self = self_;
+  agent_ = std::make_shared<Agent>(std::move(agent));
+  agent_->start(transport_);
+  agent_ready_.store(true);
+
+  WEFT_ASSIGN_OR_RETURN(address_, transport_->listen(options.listen, agent_));
+
+  Member me;
+  me.info = self_;
+  me.address = address_;
+  me.methods = signatures(*library_);
+  me.host = host_name();
+  me.pid = ::getpid();
+  me.devices = devices_;
+  WEFT_RETURN_IF_ERROR(membership_->publish(me, deadline));
+  WEFT_RETURN_IF_ERROR(check_devices(deadline));
+  agent_->set_members(membership_->list());
+  agent_->open();
+  log_library_differences(*membership_->list());
+  health_->ready = true;
+  WEFT_LOG(log_, kInfo) << "joined job " << job_id_ << " as id " << self_.id << " at " << address_
+                        << ", store " << store_->describe() << ", "
+                        << membership_->list()->by_id.size() << " workers";
+  return absl::OkStatus();
+}
+
+void Core::begin(JoinOptions* options) {
+  runtime_ = options->runtime != nullptr ? options->runtime : make_system_runtime();
   metrics_ = std::make_shared<Metrics>();
-  log_ = Logger({.name = options.name,
+  log_ = Logger({.name = options->name,
                  .rank = rank_.value_or(-1),
                  .level = config_.log_level,
-                 .sink = options.log_sink,
+                 .sink = options->log_sink,
                  .now = nullptr});
   shutdown_done_ = std::make_unique<Condition>(runtime_.get());
-  library_ = std::make_shared<const Library>(std::move(options.library));
-  self_.name = options.name;
+  library_ = std::make_shared<const Library>(std::move(options->library));
+  self_.name = options->name;
   do {
     self_.incarnation = runtime_->random().next();
   } while (self_.incarnation == 0);
+}
 
-  // Before anybody hears of us: a mistake, or a port that is taken, costs nobody else anything.
-  WEFT_RETURN_IF_ERROR(open_devices(options));
+Status Core::open_pages(const JoinOptions& options, const std::string& health_address) {
   if (!options.metrics_address.empty()) {
     WEFT_ASSIGN_OR_RETURN(metrics_http_,
                           MetricsHttp::start(options.metrics_address, options.listen.allow_insecure,
@@ -195,8 +245,10 @@ Status Core::init(JoinOptions options) {
     WEFT_LOG(log_, kInfo) << "health at http://" << health_http_->address()
                           << "/healthz and /readyz";
   }
+  return absl::OkStatus();
+}
 
-  // The same for credentials that are no good.
+Status Core::open_transport(const JoinOptions& options) {
   const TransportFactory factory = options.transport != nullptr
                                        ? options.transport
                                        : grpc_transport({.max_spin = config_.spin,
@@ -211,19 +263,19 @@ Status Core::init(JoinOptions options) {
   endpoint_ = {options.listen, options.credentials};
   WEFT_ASSIGN_OR_RETURN(transport_, factory(tc));
   wait_driver_ = transport_->wait_driver();
+  return absl::OkStatus();
+}
 
-  WEFT_RETURN_IF_ERROR(annotate(open_rendezvous(options, deadline),
-                                absl::StrCat("worker '", self_.name, "' cannot use its store")));
-  WEFT_RETURN_IF_ERROR(annotate(find_job_id(deadline),
-                                absl::StrCat("worker '", self_.name, "' cannot use its store")));
-
+void Core::make_pool() {
   worker_threads_ = config_.worker_threads > 0
                         ? config_.worker_threads
                         : std::max(4, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
   pool_ = runtime_->make_pool({.name = absl::StrCat("weft-", self_.name),
                                .threads = worker_threads_,
                                .max_blocked = config_.max_blocked});
+}
 
+void Core::make_membership(const JoinOptions& options) {
   const std::weak_ptr<Core> weak = weak_from_this();
   MembershipOptions m;
   m.runtime = runtime_;
@@ -257,9 +309,11 @@ Status Core::init(JoinOptions options) {
   };
   subscribers_ = std::make_unique<Subscribers>(runtime_, pool_, log_);
   membership_ = std::make_unique<Membership>(std::move(m));
+}
 
+AgentOptions Core::agent_options() {
+  const std::weak_ptr<Core> weak = weak_from_this();
   AgentOptions a;
-  a.self = self_;
   a.job_id = job_id_;
   a.runtime = runtime_;
   a.pool = pool_;
@@ -275,52 +329,27 @@ Status Core::init(JoinOptions options) {
     if (core == nullptr) return;
     for (const auto& service : core->services_) service->on_reconnected(worker);
   };
-  const ServiceContext context{runtime_, pool_, a.handle, wait_driver_};
-  for (const ServiceFactory& make : options.services) {
-    std::shared_ptr<Service> service = make(context);
-    for (Method& method : service->methods()) a.services.push_back(std::move(method));
-    if (auto interceptor = service->interceptor()) {
-      a.interceptors.push_back(std::move(interceptor));
-    }
-    services_.push_back(std::move(service));
-  }
-  std::vector<std::string> callable = library_->method_names();
-  for (const Method& method : a.services) callable.push_back(method.name);
-  callable.emplace_back(kInspectMethod);
-  WEFT_ASSIGN_OR_RETURN(a.access, Access::make(options.access, callable));
   a.inspect = [weak](Inspection* out, bool counters) {
     auto core = weak.lock();
     if (core != nullptr && core->agent_ready_.load()) core->put_inspection(out, counters);
   };
-  WEFT_ASSIGN_OR_RETURN(self_.id, membership_->claim(deadline));
-  log_.set_identity(self_.name, static_cast<int>(self_.id));
-  if (!options.trace_file.empty()) {
-    trace_ = std::make_shared<CallTrace>(runtime_, options.trace_file, self_.name, self_.id);
-    a.trace = trace_;
+  return a;
+}
+
+Status Core::make_services(const JoinOptions& options, AgentOptions* agent) {
+  const ServiceContext context{runtime_, pool_, agent->handle, wait_driver_};
+  for (const ServiceFactory& make : options.services) {
+    std::shared_ptr<Service> service = make(context);
+    for (Method& method : service->methods()) agent->services.push_back(std::move(method));
+    if (auto interceptor = service->interceptor()) {
+      agent->interceptors.push_back(std::move(interceptor));
+    }
+    services_.push_back(std::move(service));
   }
-  a.self = self_;
-  agent_ = std::make_shared<Agent>(std::move(a));
-  agent_->start(transport_);
-  agent_ready_.store(true);
-
-  WEFT_ASSIGN_OR_RETURN(address_, transport_->listen(options.listen, agent_));
-
-  Member me;
-  me.info = self_;
-  me.address = address_;
-  me.methods = signatures(*library_);
-  me.host = host_name();
-  me.pid = ::getpid();
-  me.devices = devices_;
-  WEFT_RETURN_IF_ERROR(membership_->publish(me, deadline));
-  WEFT_RETURN_IF_ERROR(check_devices(deadline));
-  agent_->set_members(membership_->list());
-  agent_->open();
-  log_library_differences(*membership_->list());
-  health_->ready = true;
-  WEFT_LOG(log_, kInfo) << "joined job " << job_id_ << " as id " << self_.id << " at " << address_
-                        << ", store " << store_->describe() << ", "
-                        << membership_->list()->by_id.size() << " workers";
+  std::vector<std::string> callable = library_->method_names();
+  for (const Method& method : agent->services) callable.push_back(method.name);
+  callable.emplace_back(kInspectMethod);
+  WEFT_ASSIGN_OR_RETURN(agent->access, Access::make(options.access, callable));
   return absl::OkStatus();
 }
 

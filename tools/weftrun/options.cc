@@ -211,6 +211,135 @@ absl::Status check(const Options& options, bool standalone) {
   return absl::OkStatus();
 }
 
+// Reads --flag=value, --flag value, -n4 and -n 4, one argument after the other.
+class ArgumentReader {
+ public:
+  explicit ArgumentReader(const std::vector<std::string>& args) : args_(args) {}
+
+  // False: the options end here, and rest() is the program.
+  bool next() {
+    if (at_ >= args_.size()) return false;
+    const absl::string_view arg = args_[at_];
+    if (arg.size() < 2 || arg[0] != '-') return false;
+    ++at_;
+    if (arg == "--") return false;
+    flag_ = std::string(arg);
+    attached_.reset();
+    if (absl::StartsWith(arg, "--")) {
+      if (size_t equals = arg.find('='); equals != absl::string_view::npos) {
+        flag_ = std::string(arg.substr(0, equals));
+        attached_ = std::string(arg.substr(equals + 1));
+      }
+    } else if (arg.size() > 2) {
+      flag_ = std::string(arg.substr(0, 2));
+      attached_ = std::string(arg.substr(2));
+    }
+    std::replace(flag_.begin() + std::min<size_t>(2, flag_.size()), flag_.end(), '_', '-');
+    return true;
+  }
+  const std::string& flag() const { return flag_; }
+  std::vector<std::string> rest() const {
+    return {args_.begin() + static_cast<std::ptrdiff_t>(at_), args_.end()};
+  }
+
+  absl::Status set(bool& target) {
+    if (attached_) {
+      return usage_error(absl::StrCat(flag_, " takes no value, got '", *attached_, "'"));
+    }
+    target = true;
+    return absl::OkStatus();
+  }
+  absl::Status set(std::optional<int>& target, int low, int high) {
+    absl::StatusOr<std::string> text = value();
+    if (!text.ok()) return text.status();
+    absl::StatusOr<int> number = parse_int(flag_, *text, low, high);
+    if (!number.ok()) return number.status();
+    target = *number;
+    return absl::OkStatus();
+  }
+  absl::Status set(absl::Duration& target) {
+    absl::StatusOr<std::string> text = value();
+    if (!text.ok()) return text.status();
+    absl::StatusOr<absl::Duration> time = parse_time(flag_, *text);
+    if (!time.ok()) return time.status();
+    target = *time;
+    return absl::OkStatus();
+  }
+  absl::Status set(std::string& target) {
+    absl::StatusOr<std::string> text = value();
+    if (!text.ok()) return text.status();
+    if (text->empty()) return usage_error(absl::StrCat(flag_, " wants a value that is not empty"));
+    target = *std::move(text);
+    return absl::OkStatus();
+  }
+  absl::Status add_role(std::vector<RoleSpec>& target, int most) {
+    absl::StatusOr<std::string> text = value();
+    if (!text.ok()) return text.status();
+    absl::StatusOr<RoleSpec> role = parse_role(flag_, *text, most);
+    if (!role.ok()) return role.status();
+    for (const RoleSpec& known : target) {
+      if (known.name == role->name) {
+        return usage_error(absl::StrCat(flag_, " ", role->name, " is given twice"));
+      }
+    }
+    target.push_back(*std::move(role));
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::StatusOr<std::string> value() {
+    if (attached_) return *attached_;
+    if (at_ >= args_.size()) return usage_error(absl::StrCat(flag_, " wants a value"));
+    return args_[at_++];
+  }
+
+  const std::vector<std::string>& args_;
+  size_t at_ = 0;
+  std::string flag_;
+  std::optional<std::string> attached_;
+};
+
+// What only parse_options() needs of the arguments.
+struct Given {
+  std::optional<int> nproc;
+  std::optional<int> nnodes;
+  std::optional<int> node_rank;
+  bool standalone = false;
+};
+
+absl::Status read_flag(ArgumentReader& args, Options& options, Given& given) {
+  const std::string& flag = args.flag();
+  if (flag == "-h" || flag == "--help") return args.set(options.help);
+  if (flag == "--version") return args.set(options.version);
+  if (flag == "-n" || flag == "--nproc" || flag == "--nproc-per-node")
+    return args.set(given.nproc, 1, kMaxLocalSize);
+  if (flag == "--role") return args.add_role(options.roles, kMaxLocalSize);
+  if (flag == "--may-die") return args.add_role(options.may_die, kMaxLocalSize);
+  if (flag == "--restart") return args.add_role(options.restarts, kMaxRestarts);
+  if (flag == "--nnodes") return args.set(given.nnodes, 1, 65536);
+  if (flag == "--node-rank") return args.set(given.node_rank, 0, 65535);
+  if (flag == "--rdzv") return args.set(options.rdzv);
+  if (flag == "--rdzv-id") return args.set(options.rdzv_id);
+  if (flag == "--rdzv-timeout") return args.set(options.rdzv_timeout);
+  if (flag == "--addr") return args.set(options.address);
+  if (flag == "--standalone") return args.set(given.standalone);
+  if (flag == "--log-dir") return args.set(options.log_dir);
+  if (flag == "--tee") return args.set(options.tee);
+  if (flag == "-q" || flag == "--quiet") return args.set(options.quiet);
+  if (flag == "--allow-insecure") return args.set(options.allow_insecure);
+  if (flag == "--tls") return args.set(options.tls);
+  if (flag == "--grace") return args.set(options.grace);
+  if (flag == "--max-restarts") {
+    std::optional<int> restarts;
+    const absl::Status status = args.set(restarts, 0, kMaxRestarts);
+    options.max_restarts = restarts.value_or(0);
+    return status;
+  }
+  if (flag == "--pin") return args.set(options.pin);
+  if (flag == "--debug-attach") return args.set(options.debug_attach);
+  return usage_error(absl::StrCat("unknown option '", flag, "'"));
+}
+
 }  // namespace
 
 int Options::local_size() const {
@@ -223,155 +352,32 @@ std::string usage() { return std::string(kUsage); }
 
 absl::StatusOr<Options> parse_options(const std::vector<std::string>& args, const GetEnv& env) {
   Options options;
-  std::optional<int> nproc;
-  std::optional<int> nnodes;
-  std::optional<int> node_rank;
-  bool standalone = false;
-  size_t at = 0;
-  for (; at < args.size(); ++at) {
-    absl::string_view arg = args[at];
-    if (arg == "--") {
-      ++at;
-      break;
-    }
-    if (arg.size() < 2 || arg[0] != '-') break;  // the program
-
-    // --flag=value, --flag value, -n4 and -n 4.
-    std::string flag(arg);
-    std::optional<std::string> attached;
-    if (absl::StartsWith(arg, "--")) {
-      if (size_t equals = arg.find('='); equals != absl::string_view::npos) {
-        flag = std::string(arg.substr(0, equals));
-        attached = std::string(arg.substr(equals + 1));
-      }
-    } else if (arg.size() > 2) {
-      flag = std::string(arg.substr(0, 2));
-      attached = std::string(arg.substr(2));
-    }
-    std::replace(flag.begin() + std::min<size_t>(2, flag.size()), flag.end(), '_', '-');
-
-    auto set_switch = [&](bool& target) -> absl::Status {
-      if (attached)
-        return usage_error(absl::StrCat(flag, " takes no value, got '", *attached, "'"));
-      target = true;
-      return absl::OkStatus();
-    };
-    auto value = [&]() -> absl::StatusOr<std::string> {
-      if (attached) return *attached;
-      if (at + 1 >= args.size()) return usage_error(absl::StrCat(flag, " wants a value"));
-      return args[++at];
-    };
-    auto set_int = [&](std::optional<int>& target, int low, int high) -> absl::Status {
-      absl::StatusOr<std::string> text = value();
-      if (!text.ok()) return text.status();
-      absl::StatusOr<int> number = parse_int(flag, *text, low, high);
-      if (!number.ok()) return number.status();
-      target = *number;
-      return absl::OkStatus();
-    };
-    auto set_time = [&](absl::Duration& target) -> absl::Status {
-      absl::StatusOr<std::string> text = value();
-      if (!text.ok()) return text.status();
-      absl::StatusOr<absl::Duration> time = parse_time(flag, *text);
-      if (!time.ok()) return time.status();
-      target = *time;
-      return absl::OkStatus();
-    };
-    auto add_role = [&](std::vector<RoleSpec>& target, int most) -> absl::Status {
-      absl::StatusOr<std::string> text = value();
-      if (!text.ok()) return text.status();
-      absl::StatusOr<RoleSpec> role = parse_role(flag, *text, most);
-      if (!role.ok()) return role.status();
-      for (const RoleSpec& known : target) {
-        if (known.name == role->name) {
-          return usage_error(absl::StrCat(flag, " ", role->name, " is given twice"));
-        }
-      }
-      target.push_back(*std::move(role));
-      return absl::OkStatus();
-    };
-    auto set_text = [&](std::string& target) -> absl::Status {
-      absl::StatusOr<std::string> text = value();
-      if (!text.ok()) return text.status();
-      if (text->empty()) return usage_error(absl::StrCat(flag, " wants a value that is not empty"));
-      target = *std::move(text);
-      return absl::OkStatus();
-    };
-
-    absl::Status status;
-    if (flag == "-h" || flag == "--help") {
-      status = set_switch(options.help);
-    } else if (flag == "--version") {
-      status = set_switch(options.version);
-    } else if (flag == "-n" || flag == "--nproc" || flag == "--nproc-per-node") {
-      status = set_int(nproc, 1, kMaxLocalSize);
-    } else if (flag == "--role") {
-      status = add_role(options.roles, kMaxLocalSize);
-    } else if (flag == "--may-die") {
-      status = add_role(options.may_die, kMaxLocalSize);
-    } else if (flag == "--restart") {
-      status = add_role(options.restarts, kMaxRestarts);
-    } else if (flag == "--nnodes") {
-      status = set_int(nnodes, 1, 65536);
-    } else if (flag == "--node-rank") {
-      status = set_int(node_rank, 0, 65535);
-    } else if (flag == "--rdzv") {
-      status = set_text(options.rdzv);
-    } else if (flag == "--rdzv-id") {
-      status = set_text(options.rdzv_id);
-    } else if (flag == "--rdzv-timeout") {
-      status = set_time(options.rdzv_timeout);
-    } else if (flag == "--addr") {
-      status = set_text(options.address);
-    } else if (flag == "--standalone") {
-      status = set_switch(standalone);
-    } else if (flag == "--log-dir") {
-      status = set_text(options.log_dir);
-    } else if (flag == "--tee") {
-      status = set_switch(options.tee);
-    } else if (flag == "-q" || flag == "--quiet") {
-      status = set_switch(options.quiet);
-    } else if (flag == "--allow-insecure") {
-      status = set_switch(options.allow_insecure);
-    } else if (flag == "--tls") {
-      status = set_text(options.tls);
-    } else if (flag == "--grace") {
-      status = set_time(options.grace);
-    } else if (flag == "--max-restarts") {
-      std::optional<int> restarts;
-      status = set_int(restarts, 0, kMaxRestarts);
-      options.max_restarts = restarts.value_or(0);
-    } else if (flag == "--pin") {
-      status = set_switch(options.pin);
-    } else if (flag == "--debug-attach") {
-      status = set_switch(options.debug_attach);
-    } else {
-      return usage_error(absl::StrCat("unknown option '", flag, "'"));
-    }
-    if (!status.ok()) return status;
+  Given given;
+  ArgumentReader reader(args);
+  while (reader.next()) {
+    if (absl::Status status = read_flag(reader, options, given); !status.ok()) return status;
     if (options.help || options.version) return options;
   }
-  options.program.assign(args.begin() + static_cast<std::ptrdiff_t>(std::min(at, args.size())),
-                         args.end());
+  options.program = reader.rest();
 
   options.explicit_roles = !options.roles.empty();
-  if (options.explicit_roles && nproc)
+  if (options.explicit_roles && given.nproc)
     return usage_error("-n and --role exclude each other: roles carry their counts");
   if (!options.explicit_roles)
-    options.roles.push_back({.name = "worker", .count = nproc.value_or(1)});
+    options.roles.push_back({.name = "worker", .count = given.nproc.value_or(1)});
   if (options.local_size() > kMaxLocalSize) {
     return usage_error(absl::StrCat("the roles add up to ", options.local_size(),
                                     " processes, at most ", kMaxLocalSize));
   }
 
-  if (nnodes || node_rank || standalone) {
-    options.nnodes = nnodes.value_or(1);
-    if (options.nnodes > 1 && !node_rank) return usage_error("--nnodes wants --node-rank");
-    options.node_rank = node_rank.value_or(0);
+  if (given.nnodes || given.node_rank || given.standalone) {
+    options.nnodes = given.nnodes.value_or(1);
+    if (options.nnodes > 1 && !given.node_rank) return usage_error("--nnodes wants --node-rank");
+    options.node_rank = given.node_rank.value_or(0);
   } else if (absl::Status status = read_outer_launcher(env, options); !status.ok()) {
     return status;
   }
-  if (absl::Status status = check(options, standalone); !status.ok()) return status;
+  if (absl::Status status = check(options, given.standalone); !status.ok()) return status;
   return options;
 }
 
