@@ -4,17 +4,8 @@
 // Agent: the calls of one worker, in both directions, and the connections they travel on.
 //
 // Caller's side: every call is in pending_ from its issue to its completion (CALL-1). It waits for
-// a connection, is being sent, or is sent; a broken connection moves it back, or completes it
-// (CALL-4):
-//
-//   state     event                            next
-//   waiting   the peer has a connection        sending    frames are written by whoever noticed
-//   sending   all frames accepted              sent
-//   sending   refused: not delivered           waiting
-//   sent      connection lost, frames unsent   waiting    nothing was delivered
-//   sent      connection lost, at_most_once    waiting    attempt + 1; the callee's window decides
-//   sent      connection lost, otherwise       complete   maybe_executed
-//   any       answer, deadline, cancel, peer dead, close    complete
+// room and a connection, is being sent, or is sent; a broken connection moves it back, or completes
+// it (CALL-4): call_state.h has the table.
 //
 // Callee's side: a request runs on the poller when its method is inline_ok, otherwise on the pool,
 // in the turn of its object if it has one; it is in serving_ until it has replied.
@@ -47,6 +38,7 @@
 #include "weft/rpc/inspection.h"
 #include "weft/rpc/internal/access.h"
 #include "weft/rpc/internal/attachments.h"
+#include "weft/rpc/internal/call_state.h"
 #include "weft/rpc/internal/call_trace.h"
 #include "weft/rpc/internal/dedup.h"
 #include "weft/rpc/internal/device_backend.h"
@@ -218,7 +210,6 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   };
   using Deadlines = std::multimap<absl::Time, DeadlineKey>;
 
-  enum class State { kWaiting, kSending, kSent };
   struct Pending {
     std::shared_ptr<const CallSpec> spec;
     WorkerInfo to;
@@ -227,23 +218,26 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     absl::Time deadline;
     Deadlines::iterator in_deadlines;
     bool has_deadline = false;
-    State state = State::kWaiting;
+    CallState state = CallState::kWaiting;
     // Of the peer's send budget. For a large message it is shared with the frames under way.
     SendCharge small_charge;
     std::shared_ptr<SendCharge> large_charge;
-    Status refused;           // for lack of room at its receiver, the last time...
-    int refusals = 0;         // ...of so many
-    bool wants_room = false;  // in room_queue_, and not sent before it has some
-    bool to_stage = false;    // buffers are on devices, and nobody has begun to copy them
-    bool staging = false;     // they are being copied, and nothing is sent before
+    Status refused;    // for lack of room at its receiver, the last time...
+    int refusals = 0;  // ...of so many
     uint32_t attempt = 0;
     std::shared_ptr<Link> link;
-    bool lost_while_sending = false;
-    bool unsent = false;
     bool answered = false;                     // and interceptors look at the answer
     CancelToken parent = CancelToken::none();  // of the call in whose handler this one was issued
     uint64_t parent_hook = 0;
     bool notice = false;  // asks a peer to let its calls end
+
+    bool at_most_once() const { return spec->call.options.retry == Retry::kAtMostOnce; }
+    CallAction on(CallEvent event) {
+      const CallStep step = call_step(state, event, at_most_once());
+      state = step.to;
+      if (step.action == CallAction::kSendNext) ++attempt;
+      return step.action;
+    }
   };
 
   void publish_stats(const std::vector<std::shared_ptr<Link>>& links, const Transport& transport);
@@ -351,7 +345,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   // Takes room for a new call, or lets it wait for some if it wants to and may.
   Status claim_room_locked(Pending* p, const Peer& peer, uint64_t call_id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void leave_room_queue_locked(Pending* p, uint64_t call_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void leave_room_queue_locked(uint64_t call_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void serve_room_queue();
   // Of a call that waits for room (Backpressure::kWait) when its receiver has had none: it is sent
   // again in a moment. False: it is not such a call.

@@ -137,12 +137,12 @@ CallHandle Agent::issue(const Destination& to, const std::shared_ptr<const CallS
       if (options_.trace != nullptr) peer_name = p.to.name;
       p.issued = start;
       p.deadline = deadline;
-      p.to_stage = spec->unstaged != nullptr;
+      if (spec->unstaged != nullptr) p.state = CallState::kUnstaged;
       p.notice = spec->call.method == kLeavingMethod;
       const PeerRef peer = peer_locked((*member)->info, (*member)->address);
       if (leaving_ || peer->leaving) refused = check_leaving_locked(p, scope, *peer);
       if (refused.ok()) refused = claim_room_locked(&p, *peer, id);
-      wants_room = p.wants_room;
+      wants_room = waits_for_room(p.state);
       if (refused.ok()) p.done = std::move(done);
       if (refused.ok() && deadline != absl::InfiniteFuture()) {
         p.in_deadlines = deadlines_.emplace(deadline, DeadlineKey{false, 0, id});
@@ -229,9 +229,9 @@ void Agent::take_outgoing(uint64_t call_id, Outgoing* out) {
   {
     MutexLock lock(&mutex_);
     auto it = pending_.find(call_id);
-    if (it == pending_.end() || it->second.state != State::kWaiting) return;
+    if (it == pending_.end()) return;
     Pending& p = it->second;
-    if (p.wants_room || p.staging) return;
+    if (p.state != CallState::kWaiting && p.state != CallState::kUnstaged) return;
     // One that went long ago may have been forgotten between the choice of the peer and now.
     const auto found = peers_.find(p.to.incarnation);
     const PeerRef peer = found == peers_.end() ? nullptr : found->second;
@@ -239,9 +239,8 @@ void Agent::take_outgoing(uint64_t call_id, Outgoing* out) {
       gone = make_error(ErrorKind::kPeerLost, absl::StrCat("worker ", to_string(p.to), " is gone"));
     } else if (!peer->gone.ok()) {
       gone = peer->gone;
-    } else if (p.to_stage) {
-      p.to_stage = false;
-      p.staging = true;
+    } else if (p.state == CallState::kUnstaged) {
+      p.on(CallEvent::kTaken);
       to_stage = p.spec->unstaged;
     } else if (peer->active == nullptr) {
       peer->waiting.insert(call_id);
@@ -252,8 +251,7 @@ void Agent::take_outgoing(uint64_t call_id, Outgoing* out) {
       ++out->link->pending;
       ++out->link->sending;
       p.link = out->link;
-      p.state = State::kSending;
-      p.lost_while_sending = false;
+      p.on(CallEvent::kTaken);
       out->spec = p.spec;
       out->charge = p.large_charge;
       v1::CallHeader* const header = out->header.get();
@@ -263,7 +261,7 @@ void Agent::take_outgoing(uint64_t call_id, Outgoing* out) {
         header->set_remaining_us(
             std::max<int64_t>(1, absl::ToInt64Microseconds(p.deadline - now())));
       }
-      if (p.spec->call.options.retry == Retry::kAtMostOnce) {
+      if (p.at_most_once()) {
         header->set_at_most_once(true);
         header->set_acked_below(std::min(acked_below_locked(*peer), call_id));
         peer->owes_ack = false;
@@ -306,25 +304,26 @@ void Agent::after_sending(uint64_t call_id, const Outgoing& out, const Status& s
   {
     MutexLock lock(&mutex_);
     auto it = pending_.find(call_id);
-    if (it == pending_.end() || it->second.link != link || it->second.state != State::kSending)
-      return;
+    if (it == pending_.end() || it->second.link != link || !is_being_sent(it->second.state)) return;
     Pending& p = it->second;
-    const bool undelivered = !sent.ok() || (p.lost_while_sending && p.unsent);
-    if (!sent.ok() && error_kind(sent) != ErrorKind::kNotDelivered) {
-      fail = sent;  // it can never be sent: too large, too many tensors
-      p.state = State::kWaiting;
-    } else if (undelivered || (p.lost_while_sending && call.options.retry == Retry::kAtMostOnce)) {
-      if (!undelivered) ++p.attempt;
-      p.state = State::kWaiting;
-      p.link = nullptr;
-      --link->pending;
-      again = true;
-    } else if (p.lost_while_sending) {
-      fail = make_error(ErrorKind::kMaybeExecuted,
-                        absl::StrCat("the connection to ", to_string(p.to), " broke after '",
-                                     call.method, "' was sent: it may have run"));
-    } else {
-      p.state = State::kSent;
+    const CallEvent event = sent.ok()                                      ? CallEvent::kAccepted
+                            : error_kind(sent) == ErrorKind::kNotDelivered ? CallEvent::kRefused
+                                                                           : CallEvent::kNeverFits;
+    switch (p.on(event)) {
+      case CallAction::kFails: fail = sent; break;
+      case CallAction::kMaybeExecuted:
+        fail = make_error(ErrorKind::kMaybeExecuted,
+                          absl::StrCat("the connection to ", to_string(p.to), " broke after '",
+                                       call.method, "' was sent: it may have run"));
+        break;
+      case CallAction::kSendAgain:
+      case CallAction::kSendNext:
+        p.link = nullptr;
+        --link->pending;
+        again = true;
+        break;
+      case CallAction::kNothing:
+      case CallAction::kImpossible: break;
     }
     // A connection that refuses is lost, even if on_lost has not come yet.
     const auto peer = peers_.find(p.to.incarnation);
@@ -361,7 +360,7 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
     }
     p = std::move(it->second);
     pending_.erase(it);
-    if (p.wants_room) leave_room_queue_locked(&p, call_id);
+    if (waits_for_room(p.state)) leave_room_queue_locked(call_id);
     if (p.has_deadline) deadlines_.erase(p.in_deadlines);
     auto peer = peers_.find(p.to.incarnation);
     if (peer != peers_.end()) {
@@ -405,7 +404,7 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
     result = std::move(error);
   }
   if (p.spec->attachments != nullptr) {
-    const bool unsent = p.state == State::kWaiting && p.attempt == 0;
+    const bool unsent = is_here(p.state) && p.attempt == 0;
     p.spec->attachments->end(delivery.value_or(p.answered ? Delivery::kDelivered
                                                : unsent   ? Delivery::kNotDelivered
                                                           : Delivery::kUnknown),
@@ -461,13 +460,13 @@ void Agent::on_deadline_timer() {
         if (it == pending_.end()) continue;
         Pending& p = it->second;
         p.has_deadline = false;
-        std::string where = p.state == State::kSent ? "no answer came" : "it could not be sent";
-        if (p.state != State::kSent && !p.refused.ok()) {
+        std::string where = p.state == CallState::kSent ? "no answer came" : "it could not be sent";
+        if (p.state != CallState::kSent && !p.refused.ok()) {
           absl::StrAppend(&where,
                           ", for its receiver had no room: ", std::string(p.refused.message()));
         }
         auto peer = peers_.find(p.to.incarnation);
-        if (p.state != State::kSent && peer != peers_.end() &&
+        if (p.state != CallState::kSent && peer != peers_.end() &&
             !peer->second->last_dial_error.ok()) {
           absl::StrAppend(&where, ", last attempt to connect: ",
                           std::string(peer->second->last_dial_error.message()));

@@ -161,7 +161,7 @@ void Agent::stage_call(uint64_t call_id, const std::shared_ptr<const Unstaged>& 
       MutexLock lock(&self->mutex_);
       auto it = self->pending_.find(call_id);
       if (it == self->pending_.end()) return;  // given up meanwhile
-      it->second.staging = false;
+      it->second.on(CallEvent::kStaged);
     }
     self->transmit(call_id);
   });

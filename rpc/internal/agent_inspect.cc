@@ -19,6 +19,21 @@ constexpr size_t kMostObservers = 16;
 // Of requests on their way from one of them, which have a hundred.
 constexpr uint64_t kObserverBytes = 64 << 10;
 
+std::string text(CallState state) {
+  switch (state) {
+    case CallState::kNoRoomUnstaged:
+    case CallState::kNoRoom: return "waits for room";
+    case CallState::kUnstaged:
+    case CallState::kStaging: return "waits for a device";
+    case CallState::kWaiting: return "waits for a connection";
+    case CallState::kSending:
+    case CallState::kSendingUnsent:
+    case CallState::kSendingLost: return "being sent";
+    case CallState::kSent: return "sent";
+  }
+  return "";
+}
+
 Inspection::Cell seconds_until(absl::Time end, absl::Time now) {
   if (end == absl::InfiniteFuture()) return std::string();
   return absl::ToDoubleSeconds(end - now);
@@ -140,15 +155,7 @@ void Agent::put_inspection(Inspection* out) const {
       pending.leave_out(pending_.size() - pending.rows().size());
       break;
     }
-    const char* state = "waits for a connection";
-    if (p.state != State::kWaiting) {
-      state = p.state == State::kSent ? "sent" : "being sent";
-    } else if (p.wants_room) {
-      state = "waits for room";
-    } else if (p.staging || p.to_stage) {
-      state = "waits for a device";
-    }
-    pending.add({p.spec->call.method, p.to.name, static_cast<int64_t>(id), std::string(state),
+    pending.add({p.spec->call.method, p.to.name, static_cast<int64_t>(id), text(p.state),
                  absl::ToDoubleSeconds(at - p.issued), seconds_until(p.deadline, at)});
   }
 }

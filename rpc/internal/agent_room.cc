@@ -75,14 +75,13 @@ Status Agent::claim_room_locked(Pending* p, const Peer& peer, uint64_t call_id) 
     return make_error(ErrorKind::kResource,
                       absl::StrCat("backpressure: ", kMaxWaiting, " calls wait for room already"));
   }
-  p->wants_room = true;
+  p->state = p->state == CallState::kUnstaged ? CallState::kNoRoomUnstaged : CallState::kNoRoom;
   room_queue_.push_back(call_id);
   bell_->begin_waiting();
   return absl::OkStatus();
 }
 
-void Agent::leave_room_queue_locked(Pending* p, uint64_t call_id) {
-  p->wants_room = false;
+void Agent::leave_room_queue_locked(uint64_t call_id) {
   room_queue_.erase(std::remove(room_queue_.begin(), room_queue_.end(), call_id),
                     room_queue_.end());
   bell_->end_waiting();
@@ -105,7 +104,8 @@ void Agent::serve_room_queue() {
         full_peers.insert(p.to.incarnation);
         continue;
       }
-      leave_room_queue_locked(&p, id);
+      leave_room_queue_locked(id);
+      p.on(CallEvent::kRoom);
       go.push_back(id);
     }
   }
@@ -117,7 +117,7 @@ bool Agent::ask_again_later(uint64_t call_id, const Status& refused, Delivery de
   {
     MutexLock lock(&mutex_);
     const auto it = pending_.find(call_id);
-    if (it == pending_.end() || it->second.state == State::kWaiting) return false;
+    if (it == pending_.end() || is_here(it->second.state)) return false;
     Pending& p = it->second;
     const CallOptions& options = p.spec->call.options;
     // It keeps its number, so that one which goes at most once runs once also when an earlier
@@ -128,7 +128,7 @@ bool Agent::ask_again_later(uint64_t call_id, const Status& refused, Delivery de
     }
     link = std::exchange(p.link, nullptr);
     if (link != nullptr) --link->pending;
-    p.state = State::kWaiting;
+    p.on(CallEvent::kNoRoomThere);
     p.refused = refused;
     const absl::Duration pause =
         std::min(kFirstPause * (1 << std::min(p.refusals, 10)), kLongestPause);

@@ -179,21 +179,14 @@ void Agent::on_link_lost(const std::shared_ptr<Link>& link, Lost lost) {
     const std::set<uint64_t> unsent(lost.unsent.begin(), lost.unsent.end());
     for (auto& [id, p] : pending_) {
       if (p.link != link) continue;
-      const bool undelivered = unsent.count(id) > 0;
-      if (p.state == State::kSending) {
-        p.lost_while_sending = true;
-        p.unsent = undelivered;
-        continue;
-      }
-      const bool once = p.spec->call.options.retry == Retry::kAtMostOnce;
-      if (undelivered || once) {
-        if (!undelivered) ++p.attempt;
-        p.state = State::kWaiting;
+      const CallAction action =
+          p.on(unsent.count(id) > 0 ? CallEvent::kLostUnsent : CallEvent::kLost);
+      if (action == CallAction::kSendAgain || action == CallAction::kSendNext) {
         p.link = nullptr;
         --link->pending;
         peer->waiting.insert(id);
         resend.push_back(id);
-      } else {
+      } else if (action == CallAction::kMaybeExecuted) {
         fail.emplace_back(
             id, make_error(ErrorKind::kMaybeExecuted,
                            absl::StrCat("the connection to ", to_string(p.to), " broke after '",
