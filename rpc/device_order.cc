@@ -14,16 +14,16 @@ namespace weft {
 
 void publish_here(const Worker& worker, c10::ArrayRef<at::Tensor> tensors) {
   if (!internal::any_on_device(tensors)) return;
-  if (const auto core = lock_core(worker)) core->agent().streams().publish(tensors);
+  if (const auto core = lock_core(worker)) core->agent().copier().published().publish(tensors);
 }
 
 void follow_published(const Worker& worker) {
-  if (const auto core = lock_core(worker)) core->agent().streams().follow();
+  if (const auto core = lock_core(worker)) core->agent().copier().published().follow();
 }
 
 internal::GuardRef internal::mark_all_here(const Worker& worker) {
   const auto core = lock_core(worker);
-  return core == nullptr ? nullptr : core->agent().mark_here();
+  return core == nullptr ? nullptr : core->agent().copier().mark_here();
 }
 
 namespace internal {

@@ -18,8 +18,7 @@ constexpr uint64_t kKeptPerCaller = uint64_t{64} << 20;
 
 Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
-      devices_in_use_(options_.devices == nullptr ? std::vector<c10::Device>()
-                                                  : devices_in_use(*options_.devices)),
+      copier_(options_.self.name, options_.device_backend, options_.devices, options_.pool),
       receive_budget_(std::make_shared<ByteBudget>(
           options_.config.receive_budget,
           "messages that arrive or wait for their handlers (WEFT_RECEIVE_BUDGET)")),

@@ -42,11 +42,11 @@
 #include "weft/rpc/internal/call_trace.h"
 #include "weft/rpc/internal/dedup.h"
 #include "weft/rpc/internal/device_backend.h"
+#include "weft/rpc/internal/device_copier.h"
 #include "weft/rpc/internal/link.h"
 #include "weft/rpc/internal/members.h"
 #include "weft/rpc/internal/message.h"
 #include "weft/rpc/internal/object_turns.h"
-#include "weft/rpc/internal/published_streams.h"
 #include "weft/rpc/library.h"
 #include "weft/rpc/untyped_call.h"
 #include "weft/transport/transport.h"
@@ -145,10 +145,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   }
   void set_rpc_timeout(absl::Duration d) { rpc_timeout_ns_.store(absl::ToInt64Nanoseconds(d)); }
   const AgentOptions& options() const { return options_; }
-  PublishedStreams& streams() { return streams_; }
-  // Of what is queued now on the calling thread's current streams of the devices that this worker
-  // uses; null: it uses none. Throws as rpc/device_order.h says.
-  GuardRef mark_here() const;
+  DeviceCopier& copier() { return copier_; }
   const void* scope_key() const { return this; }
 
   // Calls that run here, calls that we wait for, and peers.
@@ -181,12 +178,6 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Runtime* runtime() const { return options_.runtime.get(); }
 
  private:
-  // A message with buffers on devices, and what their copies come after.
-  struct Unstaged {
-    std::shared_ptr<OutMessage> message;
-    std::shared_ptr<const void> after;
-  };
-
   // What is sent of a call, shared by the calls of one start_calls().
   struct CallSpec {
     UntypedCall call;  // without its arguments
@@ -310,30 +301,11 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Status closed_error() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- tensors on devices (agent_devices.cc) ----
-  StatusOr<std::shared_ptr<const DeviceRoute>> route_to(const Destination& to) const;
-  // Of arguments that say themselves where they belong.
-  StatusOr<std::shared_ptr<const DeviceRoute>> explicit_route(const Destination& to,
-                                                              const Payload& payload) const;
-  // Null when every buffer is on the host. The calling thread's current streams are marked.
-  StatusOr<std::shared_ptr<const Unstaged>> unstaged(std::shared_ptr<OutMessage> message) const;
-  // Brings the buffers to the host. `done` on the pool; until then nobody else reads the message.
-  void stage(const std::shared_ptr<const Unstaged>& unstaged,
-             absl::AnyInvocable<void(Status)> done) const;
+  StatusOr<std::shared_ptr<const DeviceRoute>> find_route(const Destination& to,
+                                                          const Payload& payload) const;
   void stage_call(uint64_t call_id, const std::shared_ptr<const Unstaged>& unstaged);
-  // Tensors that came, to where they belong; `allowed` are the devices that the two workers agreed
-  // on. `done` on the pool, or here at once with an error.
-  void land(Payload payload, const std::vector<DeviceCode>& allowed,
-            std::shared_ptr<DeviceWork> work,
-            absl::AnyInvocable<void(StatusOr<Payload>)> done) const;
   void land_answer(uint64_t call_id, Payload payload, std::shared_ptr<Metadata> metadata);
   void land_request(const std::shared_ptr<Job>& job);
-  Status read_device_map(const v1::CallHeader& header, DevicePairs* pairs) const;
-  StatusOr<std::shared_ptr<DeviceWork>> make_work(const std::vector<DeviceCode>& devices) const;
-  // Of what the job's handler has queued on its streams.
-  StatusOr<GuardRef> mark_streams(const Job& job) const;
-  // STREAM-5, STREAM-6.
-  Status begin_streams(const Job& job);
-  Status end_streams(const Job& job) const;
 
   // ---- room for what is sent (agent_room.cc) ----
   // Takes the message's bytes of the worker's send budget, unless it has them.
@@ -472,7 +444,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   ObjectTurns* turns_of(const std::string& object) const;
 
   const AgentOptions options_;
-  const std::vector<c10::Device> devices_in_use_;  // empty without a device backend
+  DeviceCopier copier_;
   // Shared with what was received and waits.
   const std::shared_ptr<ByteBudget> receive_budget_;
   // Shared with the messages under way, which may outlive the agent.
@@ -480,7 +452,6 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   const std::shared_ptr<SendRoom> send_room_;
   const std::shared_ptr<ReceiveMemory> receive_memory_;
   std::map<std::string, Method> services_;
-  PublishedStreams streams_;
   std::atomic<int64_t> rpc_timeout_ns_;
   absl::Time store_lost_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // since when; or never
 

@@ -34,9 +34,8 @@ StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call,
   auto spec = std::make_shared<CallSpec>();
   const bool has_targets =
       call.arguments.devices != nullptr && !call.arguments.devices->targets.empty();
-  if ((has_targets || options_.devices != nullptr) && to != nullptr) {
-    StatusOr<std::shared_ptr<const DeviceRoute>> route =
-        has_targets ? explicit_route(*to, call.arguments) : route_to(*to);
+  if ((has_targets || copier_.has_devices()) && to != nullptr) {
+    StatusOr<std::shared_ptr<const DeviceRoute>> route = find_route(*to, call.arguments);
     if (!route.ok()) return annotate(route.status(), absl::StrCat("rpc '", call.method, "'"));
     spec->route = *std::move(route);
   }
@@ -56,7 +55,7 @@ StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call,
                            spec->route.get());
   if (message.ok()) (*message)->pool = options_.pool;
   if (message.ok() && !(*message)->on_device.empty()) {
-    StatusOr<std::shared_ptr<const Unstaged>> marked = unstaged(*message);
+    StatusOr<std::shared_ptr<const Unstaged>> marked = copier_.unstaged(*message);
     if (!marked.ok()) message = marked.status();
     if (marked.ok()) spec->unstaged = *std::move(marked);
   }
@@ -82,7 +81,7 @@ CallHandle Agent::start_call(const Destination& to, UntypedCall call, CallDone d
 std::vector<CallHandle> Agent::start_calls(const std::vector<Destination>& to, UntypedCall call,
                                            std::function<void(size_t, StatusOr<Payload>)> done) {
   std::vector<CallHandle> handles;
-  if (options_.devices != nullptr || on_devices(call.arguments) || concerns_interceptors(call)) {
+  if (copier_.has_devices() || on_devices(call.arguments) || concerns_interceptors(call)) {
     // Where tensors belong, and what rides on a call, differs from one destination to the next.
     for (size_t i = 0; i < to.size(); ++i) {
       handles.push_back(

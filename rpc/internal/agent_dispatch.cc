@@ -200,7 +200,9 @@ void Agent::give_up(const std::shared_ptr<Job>& job) {
 Status Agent::end_turn(const std::shared_ptr<Job>& job) {
   if (job->turns == nullptr || job->turn_over.exchange(true)) return absl::OkStatus();
   Status ordered;
-  if (job->phase.load() == Job::Phase::kRunning) ordered = end_streams(*job);
+  if (job->phase.load() == Job::Phase::kRunning) {
+    ordered = copier_.end(job->call->scope(), job->streams(), job->callee->is_const);
+  }
   job->turns->release(job->turn);
   return ordered;
 }
@@ -256,7 +258,8 @@ void Agent::run(const std::shared_ptr<Job>& job) {
   if (trace != nullptr) {
     trace->request_in(job->call->caller().incarnation, job->header->call_id(), job->callee->name);
   }
-  if (Status ordered = begin_streams(*job); !ordered.ok()) return reply(job, ordered);
+  const Status ordered = copier_.begin(job->object_after, job->streams(), job->callee->is_const);
+  if (!ordered.ok()) return reply(job, ordered);
   if (job->keep != nullptr) {
     run_kept(job);
   } else {
@@ -321,11 +324,12 @@ void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
                      : pack(*std::move(result), memory, job->back.get(), receive_memory_.get());
   if (message.ok()) (*message)->pool = options_.pool;
   if (message.ok() && !(*message)->on_device.empty()) {
-    StatusOr<std::shared_ptr<const Unstaged>> marked = unstaged(*message);
+    StatusOr<std::shared_ptr<const Unstaged>> marked = copier_.unstaged(*message);
     if (marked.ok()) {
-      return stage(*marked, [self = shared_from_this(), job, message = *message](Status staged) {
-        self->finish_reply(job, staged.ok() ? StatusOr<OutMessageRef>(message) : staged);
-      });
+      return copier_.stage(
+          *marked, [self = shared_from_this(), job, message = *message](Status staged) {
+            self->finish_reply(job, staged.ok() ? StatusOr<OutMessageRef>(message) : staged);
+          });
     }
     message = marked.status();
   }

@@ -317,7 +317,7 @@ void Agent::run_kept(const std::shared_ptr<Job>& job) {
       const std::shared_ptr<Job> job = std::move(job_);
       if (job == nullptr) return;
       if (result.ok()) {
-        StatusOr<GuardRef> after = agent_->mark_streams(*job);
+        StatusOr<GuardRef> after = agent_->copier_.mark(job->call->scope());
         if (after.ok()) {
           result->after = *std::move(after);
         } else {

@@ -32,6 +32,8 @@ struct Agent::Job final : public IncomingRequest {
     scope->slots[std::string(name)] = std::move(value);
   }
   void on_end(absl::AnyInvocable<void()> fn) override { ends.push_back(std::move(fn)); }
+  // Of its object; null: it has no turn.
+  ObjectStreams* streams() const { return turns == nullptr ? nullptr : &turns->streams(); }
 
   std::shared_ptr<Link> link;
   std::shared_ptr<const v1::CallHeader> header;
