@@ -12,6 +12,9 @@ What is counted, and must be zero:
   heavy     torch/torch.h and its equals in a header
   foreign   LibTorch, gRPC or protobuf in common; LibTorch or gRPC in proto; LibTorch in transport or store
   spelling  an include of our own that is not spelled "weft/<module>/<file>.h"
+  cycle     units of a module (a header and the source of its name) that include each other in a ring of more than
+            MOST_IN_A_CYCLE, and any ring of headers. A public header whose implementation knows internals has its
+            source in internal/.
 """
 import os
 import re
@@ -26,6 +29,7 @@ HEAVY = ("torch/torch.h", "torch/all.h", "torch/nn.h", "torch/nn/module.h", "tor
          "torch/extension.h", "ATen/ATen.h")
 LIBTORCH = ("ATen/", "torch/", "c10/")
 GRPC = ("grpc/", "grpcpp/")
+MOST_IN_A_CYCLE = 4
 PROTOBUF = ("google/protobuf/",)
 
 
@@ -77,20 +81,67 @@ def check_include(module, path, quote, include):
         yield "foreign", "proto knows protobuf only"
 
 
+def rings(graph):
+    """The strongly connected parts of a graph {name: set of names} that have more than one member."""
+    order, low, stack, out = {}, {}, [], []
+
+    def visit(name):
+        order[name] = low[name] = len(order)
+        stack.append(name)
+        for other in sorted(graph.get(name, ())):
+            if other not in order:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], order[other])
+        if low[name] == order[name]:
+            at = stack.index(name)
+            if len(stack) - at > 1:
+                out.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for name in sorted(graph):
+        if name not in order:
+            visit(name)
+    return out
+
+
+def check_cycles(includes):
+    """`includes`: {file: files of ours that it includes}. Yields (kind, line of text)."""
+    def units(path):
+        return os.path.splitext(path)[0]
+
+    between = {}
+    for path, others in includes.items():
+        between.setdefault(units(path), set()).update(units(o) for o in others if units(o) != units(path))
+    for ring in rings(between):
+        if len(ring) > MOST_IN_A_CYCLE:
+            yield "cycle", f"cycle: {len(ring)} units include each other: {', '.join(ring)}"
+    for ring in rings({path: others for path, others in includes.items() if path.endswith((".h", ".cuh"))}):
+        if len(ring) > 2:
+            yield "cycle", f"cycle: headers include each other: {', '.join(ring)}"
+
+
 def check_tree(root):
     """Returns (number of files, list of (kind, line of text))."""
     found = []
     files = 0
+    includes = {}
     for module, path in source_files(root):
         files += 1
         text = open(os.path.join(root, path), errors="replace").read()
         # Comments go, line breaks stay: an include in an example is not an include.
         code = re.sub(r"/\*.*?\*/", lambda m: "\n" * m.group().count("\n"), text, flags=re.S)
         code = re.sub(r"^[ \t]*//.*$", "", code, flags=re.M)
+        ours = includes.setdefault(path, set())
         for match in INCLUDE.finditer(code):
+            if match.group(2).startswith("weft/"):
+                ours.add(match.group(2)[len("weft/"):])
             line = code.count("\n", 0, match.start()) + 1
             for kind, why in check_include(module, path, match.group(1), match.group(2)):
                 found.append((kind, f"{path}:{line}: {kind}: {match.group(2)}: {why}"))
+    known = {path: {o for o in ours if o in includes} for path, ours in includes.items()}
+    found.extend(check_cycles(known))
     return files, found
 
 
@@ -120,6 +171,15 @@ def self_test():
         "dist_autograd/ok.cc": '#include "weft/rref/rref.h"\n#include "weft/collectives/work.h"\n',
     }
     wrong = 0
+
+    def ring(count, end):
+        return {f"rpc/internal/u{i}{end}": {f"rpc/internal/u{(i + 1) % count}.h"} for i in range(count)}
+
+    # Of sources that include the next header: too long, and the longest that may be. Headers may not at all.
+    for includes, kinds in [(ring(5, ".cc"), ["cycle"]), (ring(4, ".cc"), []), (ring(3, ".h"), ["cycle"])]:
+        if [kind for kind, _ in check_cycles(includes)] != kinds:
+            wrong += 1
+            print(f"self-test: {includes}: expected {kinds}")
     for path, (text, kind) in list(planted.items()) + [(p, (t, None)) for p, t in clean.items()]:
         with tempfile.TemporaryDirectory() as root:
             os.makedirs(os.path.join(root, os.path.dirname(path)))
