@@ -298,14 +298,19 @@ def groups(binaries):
             sys.exit(SKIPPED)
 
 
+def with_tls(folder, name, **variables):
+    """The start of a command: a certificate of the job's authority, and no leave to go without."""
+    tls = f"{folder}/tls"
+    where = {"WEFT_TLS_CA": f"{tls}/ca.pem", "WEFT_TLS_CERT": f"{tls}/{name}.pem", "WEFT_TLS_KEY": f"{tls}/{name}.key",
+             "WEFT_ALLOW_INSECURE": 0, "OMP_NUM_THREADS": 1, **variables}
+    return ["env", *(f"{name}={value}" for name, value in where.items())]
+
+
 class Member(Player):
-    """A worker of pipelines, pipeline_member, that has a certificate of the job's authority and no leave to go without."""
+    """A worker of pipelines, pipeline_member."""
 
     def __init__(self, lab, rank, program, folder, size):
-        tls = f"{folder}/tls"
-        environment = [f"WEFT_TLS_CA={tls}/ca.pem", f"WEFT_TLS_CERT={tls}/w{rank}.pem", f"WEFT_TLS_KEY={tls}/w{rank}.key",
-                       "WEFT_ALLOW_INSECURE=0", "OMP_NUM_THREADS=1"]
-        command = ["env", *environment, str(program), f"{folder}/store", str(rank), str(size), "600000", "0", "-1"]
+        command = [*with_tls(folder, f"w{rank}"), str(program), f"{folder}/store", str(rank), str(size), "600000", "0", "-1"]
         self.begin(lab, rank % 2, command, Path(folder) / f"member{rank}.log")
 
 
@@ -357,9 +362,78 @@ def pipeline(binaries):
             sys.exit(SKIPPED)
 
 
+class SecurePlayer(Player):
+    """An integration_worker that has a certificate; neighbouring ranks are on different hosts."""
+
+    def __init__(self, lab, rank, program, folder, size):
+        command = with_tls(folder, f"worker{rank}", RANK=rank, WORLD_SIZE=size, WEFT_STORE=f"file://{folder}/store",
+                           WEFT_JOB_ID="1234abcd", WEFT_LEASE="10s")  # so long a handshake may take on a loaded machine
+        self.begin(lab, rank % 2, [*command, str(program), "play"], Path(folder) / f"worker{rank}.log")
+
+
+def tables(binaries):
+    """Tables of two copies over mutual TLS between two hosts, of which each has a client: every acknowledged push is in once.
+
+    A server is killed while both push. Its backup, on the other host or on this one, takes over, and the counters go on.
+    """
+    program = binaries.parent / "tests" / "integration_worker"
+    clients, servers, players = 2, 3, []
+    size = clients + servers
+
+    def progress(by):
+        for client in players[:clients]:
+            start = int(client.ask("ps count").split()[1])
+            expect(eventually(lambda: int(client.ask("ps count").split()[1]) >= start + by), f"pushes go on from {start}")
+
+    with tempfile.TemporaryDirectory(prefix="weft-netlab-") as folder:
+        subprocess.run([str(binaries / "weftrun"), "ca", f"{folder}/tls", f"worker:{size}"], check=True,
+                       stdout=subprocess.DEVNULL)
+        try:
+            with lab_tool.Lab(lab_tool.lab_options("--wire", "veth", "--rate", "1gbit")) as lab:
+                try:
+                    for rank in range(size):
+                        players.append(SecurePlayer(lab, rank, program, folder, size))
+                    for player in players:
+                        said = player.answer()
+                        expect(said.startswith("joined "), f"all join: {said}")
+                    for server in players[clients:]:
+                        expect(server.ask("ps serve") == "ok", "it serves")
+                    names = " ".join(f"worker{rank}" for rank in range(clients, size))
+                    for mine, client in enumerate(players[:clients]):
+                        client.say(f"ps open {clients} {mine} {names}")
+                    for client in players[:clients]:
+                        said = client.answer()
+                        expect(said == "ok", f"both tables open: {said}")
+                    before = [lab.network.traffic(host)["bytes_out"] for host in (0, 1)]
+                    for client in players[:clients]:
+                        expect(client.ask("ps run") == "ok", "it pushes")
+                    progress(20)
+                    for host in (0, 1):
+                        sent = lab.network.traffic(host)["bytes_out"] - before[host]
+                        # 24 rows of two 8-byte counters in each push: half of them are for servers on the other host.
+                        expect(sent > 20 * 24 * 16 / 2, f"pushes and logs go over the link: {sent} bytes")
+                    players[3].process.kill()
+                    killed = time.monotonic()
+                    progress(20)
+                    print(f"20 more pushes of each client {time.monotonic() - killed:.2f} s after the death")
+                    counts = [client.ask("ps halt") for client in players[:clients]]
+                    expect(all(said.startswith("ok ") for said in counts), f"no push has failed: {counts}")
+                    wanted = " ".join(said.split()[1] for said in counts)
+                    for client in players[:clients]:
+                        said = client.ask(f"ps check {wanted}")
+                        expect(said == "ok", f"each acknowledged push is in once, {wanted}: {said}")
+                    print(f"acknowledged: {wanted}")
+                finally:
+                    for player in players:
+                        player.end()
+        except lab_tool.NotPermitted as error:
+            print(f"netlab: skipped, this machine does not permit it: {error}")
+            sys.exit(SKIPPED)
+
+
 CASES = {case.__name__: case for case in (
     delay, rate, loss, timeout, failure, hello, training, kernel_rate, kernel_arguments, nothing_left, link, link_and_store,
-    groups, pipeline
+    groups, pipeline, tables
 )}
 
 
