@@ -162,7 +162,7 @@ void Agent::on_dialled(const PeerRef& peer, const std::shared_ptr<Link>& link,
   const ErrorKind kind = error_kind(error);
   // Refused in words, as opposed to not reached: trying again would be told the same.
   const bool final = kind == ErrorKind::kPermission || kind == ErrorKind::kPeerLost ||
-                     kind == ErrorKind::kProtocol;
+                     kind == ErrorKind::kProtocol || kind == ErrorKind::kUnimplemented;
   std::vector<uint64_t> fail;
   {
     MutexLock lock(&mutex_);

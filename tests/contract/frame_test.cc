@@ -242,7 +242,8 @@ TEST(Frame, AnswersOfSomeoneElseAreErrors) {
   EXPECT_EQ(broken([](Hello* h) { h->job_id = "x"; }), ErrorKind::kPermission);
   EXPECT_EQ(broken([](Hello* h) { h->id = 10; }), ErrorKind::kPeerLost);
   EXPECT_EQ(broken([](Hello* h) { h->incarnation = 1; }), ErrorKind::kPeerLost);
-  EXPECT_EQ(broken([](Hello* h) { h->version_min = h->version_max = 3; }), ErrorKind::kState);
+  EXPECT_EQ(broken([](Hello* h) { h->version_min = h->version_max = 3; }),
+            ErrorKind::kUnimplemented);
   for (const char* bytes : {"", "x", "\x0a", "\x0a\x00", "\x12\x7f"}) {
     EXPECT_EQ(error_kind(decode_ack(bytes, sent, 0).status()), ErrorKind::kProtocol);
   }

@@ -91,7 +91,7 @@ SEEDS = {
     "answer_of_another_job": (answer(job_id=field(4, b"other")), "permission: belongs to another job"),
     "answer_of_another_version": (
         answer(version_min=field(1, 5), version_max=field(2, 6)),
-        "state: speaks protocol versions 5 to 6, 'fuzzer' speaks 1 to 1",
+        "unimplemented: speaks protocol versions 5 to 6, 'fuzzer' speaks 1 to 1",
     ),
     "answer_with_a_bad_name": (answer(name=field(5, b"\x80")), "protocol: no line of UTF-8"),
     "refusal": (refusal(field(1, 7) + field(2, 16) + field(3, b"another job")), "permission: another job"),

@@ -178,7 +178,7 @@ StatusOr<uint32_t> common_version(const Hello& theirs, const Hello& ours) {
   const uint32_t version = std::min(theirs.version_max, ours.version_max);
   if (version < theirs.version_min || version < ours.version_min) {
     return make_error(
-        ErrorKind::kState,
+        ErrorKind::kUnimplemented,
         absl::StrCat("'", theirs.name, "' speaks protocol versions ", theirs.version_min, " to ",
                      theirs.version_max, ", '", ours.name, "' speaks ", ours.version_min, " to ",
                      ours.version_max, ": they have none in common"));
