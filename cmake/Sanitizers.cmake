@@ -6,6 +6,18 @@
 add_library(weft_options INTERFACE)
 # Everything starts threads, through what it links; said here, so that all have it and share precompiled headers.
 target_compile_options(weft_options INTERFACE -pthread)
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 18)
+  # Since 18, clang has another name for a template whose parameters depend on each other than older compilers, with
+  # which Debian's Abseil was built.
+  include(CheckCXXSourceCompiles)
+  set(CMAKE_REQUIRED_LIBRARIES absl::cord)
+  check_cxx_source_compiles("#include <string>\n#include \"absl/strings/cord.h\"\n
+    int main(int, char** argv) { return absl::Cord(std::string(argv[0])).empty(); }" WEFT_ABSEIL_HAS_NAMES_OF_CLANG_18)
+  unset(CMAKE_REQUIRED_LIBRARIES)
+  if(NOT WEFT_ABSEIL_HAS_NAMES_OF_CLANG_18)
+    target_compile_options(weft_options INTERFACE -fclang-abi-compat=17)
+  endif()
+endif()
 
 set(_weft_sanitizers ${WEFT_SANITIZE})
 string(REPLACE "," ";" _weft_sanitizers "${_weft_sanitizers}")

@@ -177,8 +177,18 @@ command_test() {
       *) usage >&2; code=2 die "test does not know $1" ;;
     esac
   done
-  [[ "$labels" == *soak* ]] || select+=(-LE '^soak$')
+  local left_out=()
+  [[ "$labels" == *soak* ]] || left_out+=(soak)
+  [[ "$labels" == *versions* ]] || left_out+=(versions)
+  # One expression: of several, ctest leaves out what all of them match.
+  [ ${#left_out[@]} = 0 ] || select+=(-LE "^($(IFS='|'; echo "${left_out[*]}"))\$")
   need_packages "${packages_build[@]}"
+  if [[ "$labels" == *versions* ]]; then
+    need_packages "${packages_versions[@]}"
+    need_venv newest
+    WEFT_NEWEST_LIBTORCH="$(venv_torch newest)"
+    export WEFT_NEWEST_LIBTORCH
+  fi
   if [ "$full" = yes ]; then need_packages --no-services "${packages_full[@]}"; fi
   need_venv full
   [ "$only_setup" = no ] || return 0

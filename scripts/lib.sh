@@ -23,6 +23,8 @@ packages_build=(g++ cmake ninja-build ccache pkg-config git python3 python3-venv
   libgtest-dev libgmock-dev libbenchmark-dev prometheus-cpp-dev spin)
 packages_clang=(clang-14 libclang-rt-14-dev llvm-14)
 packages_wheel=(patchelf binutils)
+# What the tests of label versions build with, beside the compilers and the LibTorch of everything else.
+packages_versions=(clang-19)
 packages_deb=(dpkg-dev)
 packages_lint=(clang-format-14 clang-tidy-14)
 packages_full=(etcd-server openmpi-bin slurm-wlm munge iproute2 python3-yaml)
@@ -102,6 +104,8 @@ torch_version=2.11.0
 # libtorch_cpu.so of the CUDA wheel wants libcudart.so.13 and libcupti.so.13, even where there is no GPU.
 wheels_lean=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 wheels_full=("torch==$torch_version" numpy)
+# The newest there is on PyPI, for the label versions (docs/versions.md).
+wheels_newest=(torch==2.15.0 nvidia-cuda-runtime==13.2.86 nvidia-cuda-cupti==13.2.86)
 
 find_python() {
   local candidate
@@ -114,7 +118,7 @@ find_python() {
   return 1
 }
 
-# venv_dir lean|full: where that environment lies, or will lie. The name holds a hash of the wheels and of the
+# venv_dir lean|full|newest: where that environment lies, or will lie. The name holds a hash of the wheels and of the
 # interpreter's version, so that a change of either makes a new one and a second clone uses the same.
 venv_dir() {
   local -n wheels="wheels_$1"
@@ -126,7 +130,7 @@ venv_dir() {
 
 venv_ready() { [ -e "$(venv_dir "$1")/.complete" ]; }
 
-# need_venv lean|full: makes it when it is not there. Two ./dev at once wait for each other.
+# need_venv lean|full|newest: makes it when it is not there. Two ./dev at once wait for each other.
 need_venv() {
   local kind="$1" dir python size
   local -n list="wheels_$1"
@@ -143,7 +147,7 @@ need_venv() {
     rm -rf "$dir"
     "$python" -m venv "$dir" || die "python -m venv $dir failed"
     local options=(--quiet --disable-pip-version-check)
-    [ "$kind" = lean ] && options+=(--no-deps)
+    [ "$kind" = full ] || options+=(--no-deps)
     retry "$dir/bin/pip" install "${options[@]}" "${list[@]}" \
       || die "pip could not install ${list[*]} into $dir"
     touch "$dir/.complete"
