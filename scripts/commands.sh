@@ -183,6 +183,7 @@ command_test() {
   # One expression: of several, ctest leaves out what all of them match.
   [ ${#left_out[@]} = 0 ] || select+=(-LE "^($(IFS='|'; echo "${left_out[*]}"))\$")
   need_packages "${packages_build[@]}"
+  if [[ "$labels" == *soak* ]]; then need_packages --no-services "${packages_soak[@]}"; fi
   if [[ "$labels" == *versions* ]]; then
     need_packages "${packages_versions[@]}"
     need_venv newest

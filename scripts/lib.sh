@@ -25,6 +25,8 @@ packages_clang=(clang-14 libclang-rt-14-dev llvm-14)
 packages_wheel=(patchelf binutils)
 # What the tests of label versions build with, beside the compilers and the LibTorch of everything else.
 packages_versions=(clang-19)
+# promtool, and what makes a fresh Debian: for tests of label soak.
+packages_soak=(prometheus mmdebstrap)
 packages_deb=(dpkg-dev)
 packages_lint=(clang-format-14 clang-tidy-14)
 packages_full=(etcd-server openmpi-bin slurm-wlm munge iproute2 python3-yaml)
