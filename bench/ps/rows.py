@@ -7,14 +7,18 @@ Bars are ratios, above 1 always in our favour.
 from pathlib import Path
 
 from figures import compare, describe_latency, describe_rate, detail, p50, rate
-from harness import DriverError, DriverSpec, worst_of
+from harness import DriverError, DriverSpec, percentile, pooled, worst_of
 
-ROWS = ("P1", "P2", "P3", "P6")
+ROWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
 PEERS = ("python",)
 
 OURS = "weft/pair"
+OURS_TRAINERS = "weft/trainers"
+OURS_ONE, OURS_TWO = "weft/one copy", "weft/two copies"
 PY, PY_TCP = "python/shm/pair", "python/tcp/pair"
 PY_STEP, PY_STEP_TCP = "python/shm/step", "python/tcp/step"
+PY_TRAINERS, PY_TRAINERS_TCP = "python/shm/trainers", "python/tcp/trainers"
+RAW = "raw/unix"
 
 CALLS = 5000
 PUSHES = 400_000
@@ -23,21 +27,32 @@ FLIGHTS = (64, 1024)  # of the peer: the better one counts
 FLIGHT = 4096
 PULLS = 4000
 STEPS = 2000
+LARGE = 40
+SYNCS = 1000
 
 
 def driver_specs(build, python, only_peer, with_ours):
     specs = []
     if with_ours:
-        specs.append(DriverSpec(OURS, "weft", [str(Path(build) / "bin" / "bench_weft_ps")]))
+        binaries = Path(build) / "bin"
+        program = str(binaries / "bench_weft_ps")
+        specs.append(DriverSpec(OURS, "weft", [program]))
+        specs.append(DriverSpec(OURS_TRAINERS, "weft (3 trainers)", [program], world=4))
+        for name, copies in ((OURS_ONE, 1), (OURS_TWO, 2)):
+            command = [program, "--servers", "2", "--copies", str(copies)]
+            specs.append(DriverSpec(name, f"weft ({name.split('/')[1]})", command, world=3))
+        specs.append(DriverSpec(RAW, "raw gRPC (unix)", [str(binaries / "bench_raw_grpc"), "--mode", "unix"]))
     missing = "" if python else "no interpreter that imports torch (WEFT_TEST_PYTHON)"
     here = Path(__file__).resolve().parent
     tables = (here / "peer_torch_rpc.py", "torch RPC Python")
     # Remote embedding, distributed autograd and DistributedOptimizer: the driver of the `autograd` suite.
     steps = (here.parent / "autograd" / "peer_torch_autograd.py", "torch distributed autograd")
-    for name, (script, label) in ((PY, tables), (PY_TCP, tables), (PY_STEP, steps), (PY_STEP_TCP, steps)):
+    peers = ((PY, tables, 2), (PY_TCP, tables, 2), (PY_STEP, steps, 2), (PY_STEP_TCP, steps, 2),
+             (PY_TRAINERS, tables, 4), (PY_TRAINERS_TCP, tables, 4))
+    for name, (script, label), world in peers:
         mode = name.split("/")[1]
         command = [python or "python3", "-W", "ignore", str(script), "--mode", mode]
-        specs.append(DriverSpec(name, f"{label} ({mode})", command, freeze=True, missing=missing))
+        specs.append(DriverSpec(name, f"{label} ({mode})", command, freeze=True, missing=missing, world=world))
     return specs
 
 
@@ -87,6 +102,38 @@ def row_p3(bench, quick):
     return [worst_of("P3", "pull of 1,024 x 64 rows", parts), *parts]
 
 
+def row_large(bench, quick, id, verb):
+    metric = f"{verb} of 64 MiB, p50"
+    bench.log(f"{id}: {metric}")
+    count = LARGE // 4 if quick else LARGE
+    results = bench.interleave([OURS, PY, PY_TCP], f"few {verb}64 {count}", 120)
+    detail(bench, results, describe_latency)
+    # There and back: of its two ways each is one of these.
+    raw = bench.interleave([RAW], f"echo {64 << 20} {count}", 120)
+    for name, rounds in raw.items():
+        if rounds and not isinstance(rounds, DriverError):
+            bench.log(f"    {bench.label(name):26} p50 of an echo, halved {percentile(pooled(rounds, 'ms'), 0.5) * 500:8.1f} us")
+    return [compare(bench, results, id, metric, "us", "lower", OURS, [PY, PY_TCP], p50, 2)]
+
+
+def row_p7(bench, quick):
+    metric = "push_pull of 1 MiB by 3 trainers at once, all together"
+    bench.log(f"P7: {metric}")
+    count = SYNCS // 4 if quick else SYNCS
+    peers = [PY_TRAINERS, PY_TRAINERS_TCP]
+    results = bench.interleave([OURS_TRAINERS, *peers], f"trainers {count}", 120)
+    detail(bench, results, describe_rate)
+    return [compare(bench, results, "P7", metric, "/s", "higher", OURS_TRAINERS, peers, rate, 2)]
+
+
+def row_p8(bench, quick):
+    metric = "push_pull of 1 MiB with two copies, against one, p50"
+    bench.log(f"P8: {metric}")
+    results = bench.interleave([OURS_TWO, OURS_ONE], f"lat sync {SYNCS // 4 if quick else SYNCS}", 120)
+    detail(bench, results, describe_latency)
+    return [compare(bench, results, "P8", metric, "us", "lower", OURS_TWO, [OURS_ONE], p50, 0.55)]
+
+
 def row_p6(bench, quick):
     metric = "a training step with 1,024 rows of 100,000 x 64 and a dense layer"
     count = STEPS // 5 if quick else STEPS
@@ -111,6 +158,14 @@ def measure(bench, wanted, quick, memory):
         figures += row_p2(bench, quick)
     if "P3" in wanted:
         figures += row_p3(bench, quick)
+    if "P4" in wanted:
+        figures += row_large(bench, quick, "P4", "push")
+    if "P5" in wanted:
+        figures += row_large(bench, quick, "P5", "pull")
     if "P6" in wanted:
         figures += row_p6(bench, quick)
+    if "P7" in wanted:
+        figures += row_p7(bench, quick)
+    if "P8" in wanted:
+        figures += row_p8(bench, quick)
     return figures

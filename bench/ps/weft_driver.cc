@@ -8,6 +8,12 @@
 //   ahead  the same, as ps::Trainer does it: the next step's rows are pulled before, and a push ends in
 //          the step after it
 //
+//   push64, pull64  64 MiB of a dense table
+//   sync   push_pull of 1 MiB of a dense table
+//
+// `few NAME COUNT` is `lat` after few calls of the same, for those that take long. `trainers COUNT`: `sync` at all that are no
+// servers at once, COUNT each. With --servers 2 w2 is a server, too, and --copies 2 has the table of `sync` have a backup.
+//
 // `flight DEPTH COUNT`: pushes of a row of 2 floats, each with a key and a future of its own.
 // `slide DEPTH COUNT`: pulls as above, DEPTH of them in flight.
 #include <ATen/Parallel.h>
@@ -45,6 +51,41 @@ constexpr int64_t kKeys = 1024;
 constexpr int64_t kBlock = 10'000;
 constexpr int64_t kWidth = 16;  // of the dense layer
 constexpr double kRate = 0.01;
+constexpr int64_t kLarge = (64 << 20) / sizeof(float);
+constexpr int64_t kMiddle = (1 << 20) / sizeof(float);
+constexpr int kFew = 5;
+
+const FunctionRef<void(int64_t)> kTrain{"bench_ps.train"};
+
+struct Setup {
+  int world = 2;
+  int servers = 1;
+  uint32_t copies = 1;
+};
+
+ps::Client client_of(const Worker& worker, const Setup& setup) {
+  std::vector<std::string> names;
+  for (int s = 1; s <= setup.servers; ++s) names.push_back("w" + std::to_string(s));
+  return ps::Client(worker, {.servers = names});
+}
+
+// A trainer's table of 1 MiB, opened when it is used first.
+class Sync {
+ public:
+  Sync(const Worker& worker, const Setup& setup) : client_(client_of(worker, setup)) {
+    definition_.copies = setup.copies;
+  }
+  void train(int64_t count) {
+    if (!table_.has_value()) table_ = client_.open_table("sync", definition_);
+    for (int64_t i = 0; i < count; ++i) table_->push_pull(gradient_).wait();
+  }
+
+ private:
+  const ps::Client client_;
+  ps::TableDefinition definition_ = ps::dense({kMiddle}, ps::rule<optim::SGD>({.lr = kRate}));
+  const at::Tensor gradient_ = at::ones({kMiddle});
+  std::optional<ps::Table> table_;
+};
 
 // A step as in bench/autograd/models.h, `embed`.
 class Training {
@@ -81,7 +122,9 @@ class Training {
 
 class Caller {
  public:
-  explicit Caller(const Worker& worker) : client_(worker, {.servers = {"w1"}}) {
+  Caller(const Worker& worker, const Setup& setup)
+      : worker_(worker), setup_(setup), client_(client_of(worker, setup)), sync_(worker, setup) {
+    if (setup.world > 2) return;  // only `sync`
     const auto rule = ps::rule<optim::SGD>({.lr = kRate});
     small_ = client_.open_table("small", ps::dense({2}, rule));
     pairs_ = client_.open_table("pairs", ps::sparse(2, rule));
@@ -98,6 +141,15 @@ class Caller {
     out.call = [this](std::string_view name) -> std::function<void()> {
       if (name == "push") return [this] { small_->push(pair_).wait(); };
       if (name == "pull") return [this] { pull().wait(); };
+      if (name == "sync") return [this] { sync_.train(1); };
+      if (name == "push64" || name == "pull64") {
+        if (!large_.has_value()) {
+          large_ =
+              client_.open_table("large", ps::dense({kLarge}, ps::rule<optim::SGD>({.lr = kRate})));
+        }
+        if (name == "pull64") return [this] { large_->pull().wait(); };
+        return [this, gradient = at::ones({kLarge})] { large_->push(gradient).wait(); };
+      }
       if (name == "embed" || name == "ahead") {
         const auto training = std::make_shared<Training>(*rows_, keys_);
         if (name == "embed") return [training] { training->step(); };
@@ -126,13 +178,44 @@ class Caller {
       }
       for (const auto& future : futures) future.wait();
     };
+    out.more["few"] = [this](std::istream& in) {
+      std::string name;
+      int64_t count = 0;
+      if (!(in >> name >> count) || count < 1) throw std::invalid_argument("few NAME COUNT");
+      const auto call = operations().call(name);
+      for (int i = 0; i < kFew; ++i) call();
+      std::vector<double> us(static_cast<size_t>(count));
+      for (double& sample : us) sample = timed(call) * 1e6;
+      return "{\"us\":" + json_array(us) + "}";
+    };
+    out.more["trainers"] = [this](std::istream& in) {
+      int64_t count = 0;
+      if (!(in >> count) || count < 1) throw std::invalid_argument("trainers COUNT");
+      train(kFew);
+      const auto start = Clock::now();
+      train(count);
+      const auto steps = static_cast<double>(count * (setup_.world - setup_.servers));
+      return "{\"rate\":" + std::to_string(steps / seconds_since(start)) + "}";
+    };
     return out;
   }
 
  private:
   Future<at::Tensor> pull() const { return rows_->pull_rows(keys_); }
+  // At all trainers at once.
+  void train(int64_t count) {
+    std::vector<Future<void>> others;
+    for (int rank = setup_.servers + 1; rank < setup_.world; ++rank) {
+      others.push_back(rpc_async(worker_, rank, kTrain, count));
+    }
+    sync_.train(count);
+    for (const auto& other : others) other.wait();
+  }
 
+  const Worker& worker_;
+  const Setup setup_;
   const ps::Client client_;
+  Sync sync_;
   const at::Tensor pair_ = at::ones({2});
   const at::Tensor row_ = at::ones({1, 2});
   const at::Tensor keys_ = at::randint(kRows, {kKeys}, at::kLong);
@@ -140,6 +223,7 @@ class Caller {
   std::optional<ps::Table> small_;
   std::optional<ps::Table> pairs_;
   std::optional<ps::Table> rows_;
+  std::optional<ps::Table> large_;
 };
 
 int run(int argc, char** argv) {
@@ -147,21 +231,33 @@ int run(int argc, char** argv) {
   const int rank = std::stoi(option(argc, argv, "--rank", "0"));
   at::set_num_threads(1);
   touch_memory(std::stoll(option(argc, argv, "--touch", "0")));
+  const Setup setup = {
+      .world = std::stoi(option(argc, argv, "--world", "2")),
+      .servers = std::stoi(option(argc, argv, "--servers", "1")),
+      .copies = static_cast<uint32_t>(std::stoul(option(argc, argv, "--copies", "1")))};
+  std::optional<Sync> mine;  // of a trainer that is not the caller
+  Library library("bench_ps");
+  library.def("train", [&mine](int64_t count) { mine->train(count); });
   Worker worker = Worker::join({
       .name = "w" + std::to_string(rank),
       .rank = rank,
-      .world_size = std::stoi(option(argc, argv, "--world", "2")),
+      .world_size = setup.world,
+      .library = library,
       .rendezvous = "file://" + path + ".store?run_id=bench",
       .transport = grpc_transport({}),
       .services = {ps_service()},
   });
   if (rank == 0) {
-    Caller caller(worker);
+    Caller caller(worker, setup);
     const Operations operations = caller.operations();
     serve(&operations);
-  } else {
+  } else if (rank <= setup.servers) {
     const ps::Server server(worker);
     serve(nullptr);
+  } else {
+    mine.emplace(worker, setup);
+    serve(nullptr);
+    mine.reset();
   }
   const ShutdownResult result = worker.shutdown({.deadline = std::chrono::seconds(5)});
   if (!result.status.ok()) throw std::runtime_error(std::string(result.status.message()));
