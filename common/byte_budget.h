@@ -1,9 +1,9 @@
 #ifndef WEFT_COMMON_BYTE_BUDGET_H_
 #define WEFT_COMMON_BYTE_BUDGET_H_
 
-// ByteBudget: a bound on bytes that somebody else makes us hold (frames being received, queues,
-// decoded values). Charged *before* the memory is allocated, so a peer can make a call fail but not
-// the process.
+// ByteBudget: a bound on the bytes that peers can make this process hold (frames being received,
+// queues, decoded values). Charged *before* the memory is allocated, so a peer can make a call fail
+// but not the process.
 //
 //   ByteBudget worker(1 << 30, "receive");
 //   ByteBudget peer(1 << 28, "receive from ps0", &worker);      // counts in both

@@ -38,10 +38,11 @@ enum class CancelReason : uint8_t {
 class WEFT_API CancelToken {
  public:
   CancelToken();
-  // One that nobody can cancel: it costs nothing. cancel() of it is false and does nothing.
+  // A token that cannot be cancelled and costs nothing: its cancel() returns false and does
+  // nothing.
   static CancelToken none() { return CancelToken(nullptr); }
   bool cancelled() const { return reason() != CancelReason::kNotCancelled; }
-  // Of the first cancel().
+  // The reason of the first cancel().
   CancelReason reason() const {
     return state_ == nullptr ? CancelReason::kNotCancelled
                              : state_->reason.load(std::memory_order_acquire);
@@ -113,8 +114,8 @@ class WEFT_API ScopeGuard {
   std::unique_ptr<ScopeEntry> entry_;
 };
 
-// Whoever lends threads to user code (a pool) learns through this when that code is about to wait,
-// so that it can start a replacement. Installed by the pool around each task.
+// A thread pool learns through this hook that user code on one of its threads is about to block, so
+// that it can start a replacement thread. The pool installs the hook around each task.
 class BlockingHook {
  public:
   virtual ~BlockingHook() = default;

@@ -26,7 +26,7 @@ class WEFT_API Condition {
   Condition& operator=(const Condition&) = delete;
 
   absl::Status wait_until(Mutex* mutex, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  // Wakes everyone who waits. Call it with or without the user's mutex held.
+  // Wakes all waiting threads. May be called with or without the user's mutex held.
   void notify_all();
 
  private:

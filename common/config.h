@@ -8,10 +8,11 @@
 //   config.lease = absl::Seconds(30);                       // typed
 //   WEFT_RETURN_IF_ERROR(config.set("chunk_bytes", "2MiB")); // by name, from text
 //
-// The environment is read once, by whoever makes the worker, and passed in; no other code of the
-// library reads it. How values are written: durations "500ms", "15s", "2m", "inf"; bytes "65536",
-// "64KiB", "1MiB", "2GiB"; booleans "1", "true", "yes", "0", "false", "no". An empty variable
-// counts as unset. Errors (kind invalid_argument) name the key, the text, and what was expected.
+// The environment is read once, by the code that makes the worker, and passed in; no other code of
+// the library reads it. How values are written: durations "500ms", "15s", "2m", "inf"; bytes
+// "65536", "64KiB", "1MiB", "2GiB"; booleans "1", "true", "yes", "0", "false", "no". An empty
+// variable counts as unset. Errors (kind invalid_argument) name the key, the text, and what was
+// expected.
 //
 // A value type; any thread reads, one writes.
 

@@ -25,8 +25,8 @@ class Parker {
   // Waits until unpark() was called (before or during) or the time has come. True: it was, and the
   // permit is used up. One thread at a time.
   virtual bool park_until(absl::Time deadline) = 0;
-  // Whoever calls this keeps the parker alive meanwhile: the thread that waits may go on before the
-  // call has returned. Best called with no lock held that the woken thread wants next.
+  // The caller keeps the parker alive until this returns: the woken thread may continue before
+  // that. Best called with no lock held that the woken thread acquires next.
   virtual void unpark() = 0;
   // The time on the clock that park_until() compares with.
   virtual absl::Time now() const = 0;

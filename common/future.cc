@@ -30,7 +30,7 @@ Status FutureCore::wait_done(Timeout timeout) {
       parker = make_parker_for(executor_.get());
       deadline = deadline_after(parker->now(), length);
     }
-    // DRIVE-3; and nobody drives inside a drive.
+    // DRIVE-3; and a thread that already drives does not drive again.
     if (driver_ != nullptr && ambient().blocking_hook == nullptr && !driving() &&
         driver_->drive(done_, deadline)) {
       return absl::OkStatus();
@@ -44,7 +44,7 @@ Status FutureCore::wait_done(Timeout timeout) {
       if (driver_ != nullptr) driver_->begin_sleep();
     }
     parker->park_until(deadline);
-    // Without the lock: whoever completed the future may not have let go of it yet.
+    // Without the lock: the completing thread may not have released it yet.
     if (done()) return absl::OkStatus();
     MutexLock lock(&mutex_);
     const auto here = std::find(waiters_.begin(), waiters_.end(), parker);

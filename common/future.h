@@ -16,11 +16,11 @@
 //           where it is completed, or in then() when that is later.
 // FUTURE-3: continuations see the CallScope that was ambient when they were attached.
 //
-// FUTURE-4: whoever takes the value, by waiting or in a continuation, has first made what it queues
-//           on devices come after the work that makes the value (ValueGuard); no thread is blocked
-//           for that work.
-// FUTURE-5: whoever sees a future complete may destroy its promise, even while the call that
-//           completes it has not returned: a promise on the stack of the thread that waits.
+// FUTURE-4: before a thread gets the value, by waiting or in a continuation, it makes what it
+//           queues on devices come after the work that makes the value (ValueGuard); no thread is
+//           blocked for that work.
+// FUTURE-5: a thread that sees a future complete may destroy its promise, even while the call that
+//           completes it has not returned: a promise on the stack of the waiting thread.
 //
 // A Future is a cheap shared handle: copying it shares the result; any number of threads may wait,
 // any number of times. It may outlive the worker. A Future cannot be sent.
@@ -84,7 +84,7 @@ class WEFT_API FutureCore {
   FutureCore& operator=(const FutureCore&) = delete;
 
   bool done() const { return done_.load(std::memory_order_acquire); }
-  // Somebody has the right to complete; nobody else will.
+  // True once one thread has acquired the right to complete; no other thread can acquire it.
   bool claimed() const { return claimed_.load(std::memory_order_acquire); }
   // OK when completed before `timeout`; unset means default_wait().
   Status wait_done(Timeout timeout);
@@ -94,20 +94,20 @@ class WEFT_API FutureCore {
   // FUTURE-2 and FUTURE-3.
   void on_complete(Task fn);
 
-  // What cancel() does besides completing: set by whoever produces the value.
+  // Sets what cancel() does besides completing. The producer of the value sets it.
   void set_cancel_hook(Task hook);
   // The hook, which is then gone; null when there is none.
   Task take_cancel_hook();
 
   const std::shared_ptr<Executor>& executor() const { return executor_; }
-  // REQUIRES: nobody else has seen this future yet.
+  // REQUIRES: no other thread has seen this future yet.
   void adopt_executor(const std::shared_ptr<Executor>& executor) {
     if (executor_ == nullptr) executor_ = executor;
   }
   // The longest that wait() without an argument waits. Calls set it to infinite, because a call
   // ends by its own deadline.
   void set_default_wait(absl::Duration d) { default_wait_ = d; }
-  // What a thread that waits may do meanwhile. REQUIRES: nobody waits yet.
+  // Sets what a waiting thread may do instead of sleeping. REQUIRES: no thread waits yet.
   void set_wait_driver(std::shared_ptr<WaitDriver> driver) { driver_ = std::move(driver); }
   // FUTURE-4. REQUIRES: done().
   void before_use() const {
@@ -118,7 +118,7 @@ class WEFT_API FutureCore {
   std::shared_ptr<ValueGuard> derived_guard() const {
     return guard_ == nullptr ? nullptr : guard_->derive();
   }
-  // Of a coroutine: it completes when the body has ended, its locals included.
+  // Marks the future of a coroutine: it completes when the body has ended, its locals included.
   void set_coroutine() { coroutine_ = true; }
   bool of_coroutine() const { return coroutine_; }
   // Names the awaited thing in errors.
@@ -256,8 +256,8 @@ class [[nodiscard]] Future {
     }
   }
 
-  // Completes the future with `cancelled` unless it is complete, and tells whoever produces the
-  // value: a call's callee sees it in its CallContext. False when it was complete already.
+  // Completes the future with `cancelled` unless it is complete, and notifies the producer of the
+  // value: a call's callee sees it in its CallContext. Returns false when it was already complete.
   bool cancel() {
     // Completed first: the hook makes the producer complete it too, and the caller's word counts.
     Task hook = state_->take_cancel_hook();
@@ -282,7 +282,7 @@ class [[nodiscard]] Future {
       try {
         f(Future(state));
       } catch (...) {
-        // The caller chose a callback without a result: there is nobody to tell.
+        // The caller chose a callback without a result, so the exception has no recipient.
       }
     });
   }
@@ -432,8 +432,8 @@ struct CoroutinePromise {
     promise.try_set(*std::move(result));
     return {};
   }
-  // The coroutine's own future gets its executor from the first future that it awaits. Nobody else
-  // has seen it by then: the caller receives it when the coroutine first suspends.
+  // The coroutine's own future gets its executor from the first future that it awaits. No other
+  // thread has seen it by then: the caller receives it when the coroutine first suspends.
   void adopt_executor(const std::shared_ptr<Executor>& executor) {
     promise.state()->adopt_executor(executor);
   }

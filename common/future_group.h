@@ -34,7 +34,7 @@ void watch_all(const std::vector<Future<T>>& futures, OnError on_error, OnLast o
   }
 }
 
-// Of several values together; null when none needs one.
+// The guard of several values together; null when none of them requires one.
 class GuardGroup : public ValueGuard {
  public:
   template <class T>

@@ -32,7 +32,7 @@ class GoneWorkers {
     return true;
   }
   bool contains(Incarnation incarnation) const { return why_.contains(incarnation); }
-  // Empty: nobody said, or it is not remembered.
+  // Empty when no reason was given or it is no longer remembered.
   std::string_view why(Incarnation incarnation) const {
     const auto at = why_.find(incarnation);
     return at == why_.end() ? std::string_view() : std::string_view(at->second);

@@ -133,7 +133,7 @@ absl::StatusOr<LaunchInfo> from_rank(const Config& config, const Environment& en
                           number_of(environment, "TORCHELASTIC_RESTART_COUNT"));
     info.restart_count = restarts.value_or(0);
     info.agent_store = text_of(environment, "TORCHELASTIC_USE_AGENT_STORE") == "True";
-    // The run id alone may be "none"; nobody else has this port now.
+    // The run id alone may be "none"; no other job has this port now.
     info.job_key = absl::StrCat("torchrun-", run_id, "-", info.master_addr, "-", info.master_port,
                                 "-", info.restart_count);
   } else {

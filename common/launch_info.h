@@ -39,7 +39,7 @@ struct LaunchInfo {
   int world_size = 1;
   int local_rank = 0;        // number of this process on its machine
   int local_world_size = 1;  // processes on this machine
-  // False: nobody said how many of us share this machine, the two above are a guess.
+  // False when the launcher did not give the two values above: they are a guess.
   bool local_known = false;
   int node_rank = 0;
   int node_count = 1;

@@ -18,7 +18,7 @@ void write_whole(std::string_view text) {
   while (!text.empty()) {
     const ssize_t n = ::write(STDERR_FILENO, text.data(), text.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return;  // nobody is left who could be told
+    if (n <= 0) return;  // standard error is gone, so the failure cannot be reported
     text.remove_prefix(static_cast<size_t>(n));
   }
 }

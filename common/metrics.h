@@ -83,8 +83,8 @@ class WEFT_API Histogram {
 struct MetricSample {
   MetricLabels labels{};  // sorted by name; bytes that are not printable ASCII are spelled \xNN
   double value = 0;       // of a counter or gauge
-  // Of a histogram: bounds as in Histogram, and how many values lay at or below each; `count` is
-  // all.
+  // For a histogram: bounds as in Histogram, and how many values lie at or below each; `count` is
+  // the total.
   std::vector<double> bounds{};
   std::vector<uint64_t> cumulative{};
   uint64_t count = 0;

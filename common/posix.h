@@ -28,7 +28,7 @@ class UniqueFd {
   }
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
-  // Somebody else's from now on.
+  // Gives up ownership and returns the descriptor, which the caller now owns.
   int release() { return std::exchange(fd_, -1); }
   // Owns `fd` from now on.
   void reset(int fd = -1) {

@@ -10,11 +10,10 @@
 //   EXPECT_EQ(sim.trace_hash(), ...);
 //
 // SIM-1: exactly one task or thread makes progress at any time; the next one is drawn from those
-// that
-//        are ready, in an order of names and sequence numbers, never of addresses or hashes.
+//        that are ready, in an order of names and sequence numbers, never of addresses or hashes.
 // SIM-2: time stands still while anything is ready; then it jumps to the next timer or deadline.
 // SIM-3: when nothing is ready and no timer is set while run()'s body has not ended, that is a
-//        deadlock: run() returns an error that names who waits.
+//        deadlock: run() returns an error that names the waiting tasks and threads.
 //
 // Loops and timers run on the scheduler's stack. Code that may block (pool tasks, spawned threads)
 // does so too until it waits; then its thread keeps the stack and hands the scheduler to another

@@ -6,8 +6,8 @@
 //
 // Timeout is what public options take. It converts from std::chrono durations and absl::Duration,
 // is trivially destructible (so that options may be written inside a co_await expression), and has
-// no magic numbers: unset means "the default of whoever takes it", zero or negative means "already
-// expired", and only kInfinite is infinite. Resolution is nanoseconds.
+// no magic numbers: unset means "the default of the function that takes it", zero or negative
+// "already expired", and only kInfinite is infinite. Resolution is nanoseconds.
 
 #include <chrono>
 #include <cstdint>

@@ -1,9 +1,9 @@
 #ifndef WEFT_COMMON_WAIT_DRIVER_H_
 #define WEFT_COMMON_WAIT_DRIVER_H_
 
-// WaitDriver: what completes futures, driven by the very thread that waits for one. A small call is
-// shorter than a thread's falling asleep and being woken, so whoever waits for its answer first
-// looks for it itself, for a bounded time.
+// WaitDriver: what completes futures, driven by the very thread that waits for one. A small call
+// takes less time than a thread takes to fall asleep and be woken, so a thread that waits for an
+// answer first polls for it itself, for a bounded time.
 //
 //   DRIVE-1  inside drive() no handler and no continuation of a user runs, and nothing waits: the
 //            thread may hold locks of the user's. driving() tells the code that would run them.
@@ -22,11 +22,11 @@ class WaitDriver {
   virtual ~WaitDriver() = default;
   // Works until `done`, and no longer than it pays or until `deadline`. Returns `done`.
   virtual bool drive(const std::atomic<bool>& done, absl::Time deadline) = 0;
-  // A thread goes to sleep until somebody else has found what it waits for; it is woken, or gives
-  // up. Once each, by whichever thread.
+  // The thread goes to sleep until another thread completes what it waits for; then it has been
+  // woken or has timed out. One call each per sleep, on any thread.
   virtual void begin_sleep() = 0;
   virtual void end_sleep() = 0;
-  // What a thread may be driving for is done; told by whoever completed it.
+  // What a thread may be driving for is done. Called by the thread that completed it.
   virtual void completed() = 0;
   // What comes next is due when another worker has computed, and so later than the answer to a
   // small call. Holds for a moment. Any thread.

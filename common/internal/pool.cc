@@ -79,7 +79,7 @@ bool Pool::State::post(Task&& task) {
     if (tasks_.size() <= static_cast<size_t>(idle_)) {
       wake = true;
     } else if (running_ < options_.threads && !start_thread_locked() && threads_.empty()) {
-      // Nobody would ever run it: refused like after shutdown, so that the caller can.
+      // No thread would ever run it: refused as after shutdown, so that the caller can run it.
       task = std::move(tasks_.back());
       tasks_.pop_back();
       return false;
@@ -129,10 +129,10 @@ void Pool::State::run(std::list<std::thread>::iterator self) {
     lock.lock();
   }
   --running_;
-  // Whoever waits may have to take over what is queued, or to notice that all is done.
+  // A waiting thread may have to take over the queued tasks, or to notice that all are done.
   wake_.notify_all();
   if (abandoned_) {
-    // Nobody is left to join this thread, and it has nothing more to do.
+    // No thread is left to join this one, and it has nothing more to do.
     self->detach();
     threads_.erase(self);
     return;

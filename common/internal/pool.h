@@ -94,7 +94,7 @@ class WEFT_API Pool : public Executor {
     int blocked_ ABSL_GUARDED_BY(mutex_) = 0;
     bool closed_ ABSL_GUARDED_BY(mutex_) = false;
     bool gave_up_ ABSL_GUARDED_BY(mutex_) = false;
-    bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // nobody will join
+    bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // the threads will not be joined
   };
 
   const std::shared_ptr<State> state_;
