@@ -22,10 +22,10 @@ namespace {
 constexpr char kLetGo[] = "weft/let_go";
 
 // The file store of one job's ranks on one machine. After a shutdown rank 0 removes the file, but
-// not before the others have let go of it: they still read each other's last words when rank 0 has
-// read them all. One that died says nothing, so rank 0 waits for a few seconds only. A rank 0 that
-// ends otherwise waits for nobody, and the last of the others removes the file: until then they
-// need it to find out about rank 0.
+// not before the other ranks have released it: they still read each other's last messages when rank
+// 0 has read them all. A rank that died reports nothing, so rank 0 waits for a few seconds only. A
+// rank 0 that ends otherwise does not wait, and the last of the other ranks removes the file: until
+// then they need it to learn about rank 0.
 class OwnFileStore : public DelegatingStore, public ForkableStore, public SharedPlace {
  public:
   OwnFileStore(std::shared_ptr<FileStore> inner, std::shared_ptr<Runtime> runtime, std::string path,
@@ -43,7 +43,7 @@ class OwnFileStore : public DelegatingStore, public ForkableStore, public Shared
       const StatusOr<int64_t> gone = last_words_->add(kLetGo, 1, absl::Seconds(5));
       if (!gone.ok() || *gone <= others_) return;
     }
-    // Nobody is left to hear of an error: the file may be gone already.
+    // An error has no recipient here: the file may be gone already.
     runtime_->files().remove(path_).IgnoreError();
   }
 
@@ -72,7 +72,7 @@ class OwnFileStore : public DelegatingStore, public ForkableStore, public Shared
   std::atomic<bool> others_are_leaving_{false};
 };
 
-// A directory of this user that nobody else can enter, for what the ranks of one machine share.
+// A directory that only this user can enter, for the files that the ranks of one machine share.
 StatusOr<std::string> private_directory(const Environment& environment) {
   auto runtime_dir = environment.find("XDG_RUNTIME_DIR");
   const std::string base = runtime_dir != environment.end() && !runtime_dir->second.empty()

@@ -9,9 +9,9 @@
 //
 // The client tries to connect, with backoff and jitter, until the deadline; a connection counts
 // only when the other side proved to be a store of ours. A connection that breaks is made again; an
-// operation that was under way is sent again and takes effect once. While nobody answers,
-// operations wait until their deadline and fail with kind unavailable then. The data is in the
-// server's memory: a server that is started again is empty.
+// operation that was under way is sent again and takes effect once. While the server does not
+// answer, operations wait until their deadline and then fail with kind unavailable. The data is in
+// the server's memory: a server that is started again is empty.
 //
 // Threads: any. A client has no thread of its own; the server has one, whatever the number of
 // clients. (gRPC has its own few per process.)
@@ -34,8 +34,8 @@ struct TcpStoreServerOptions {     // how a server is made
   int port = 0;                    // 0: any free one, see TcpStoreServer::port()
   // Without credentials, listening to more than this machine must be asked for.
   bool allow_insecure = false;
-  // Mutual TLS: only clients with a certificate of our authority, whoever they are, are let in, and
-  // with a token only those that have it too. Empty: plain text.
+  // Mutual TLS: only clients with a certificate of the job's CA are let in, whatever their name,
+  // and with a token only those that have the token too. Empty: plain text.
   Credentials credentials{};
   // Keys and values together, in bytes; more is an error of kind resource.
   size_t max_bytes = size_t{1} << 30;
@@ -77,9 +77,9 @@ struct TcpStoreOptions {  // how a client is made
 
 class WEFT_API TcpStore : public DelegatingStore, public ForkableStore {
  public:
-  // Returns when the server has answered. Fails with unavailable (nobody answered in time),
-  // unimplemented or protocol (something else listens there), permission (credentials that the
-  // other side does not accept, or that we do not), or invalid_argument.
+  // Returns when the server has answered. Fails with unavailable (no answer in time), unimplemented
+  // or protocol (something else listens there), permission (one side does not accept the other's
+  // credentials), or invalid_argument.
   static StatusOr<std::shared_ptr<TcpStore>> connect(std::string_view host, int port,
                                                      const TcpStoreOptions& options,
                                                      std::shared_ptr<Runtime> runtime);

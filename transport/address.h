@@ -30,8 +30,8 @@ WEFT_API std::string join_host_port(std::string_view host, int port);
 WEFT_API StatusOr<std::string> dial_target(std::string_view address);
 // Whether the address can only mean this host: "127.0.0.1:4711", "[::1]:4711", "localhost:4711".
 // There gRPC's probe of the bandwidth-delay product is off. It would measure the time that bytes
-// wait for our own poller, and let 16 MiB and more gather before it: memory that nobody counts, and
-// milliseconds for whatever comes behind. Without it about 1 MiB is under way per lane.
+// wait for our own poller, and let 16 MiB and more gather before it: memory that no budget counts,
+// and milliseconds of delay for the frames behind. Without it about 1 MiB is under way per lane.
 WEFT_API bool is_loopback(std::string_view address);
 // gRPC's name of a peer ("ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711") as an address; "unix:" is
 // kLocalPeer.
@@ -57,11 +57,11 @@ WEFT_API void set_tcp_options(int fd, absl::Duration user_timeout);
 WEFT_API StatusOr<BindHost> resolve_bind_host(std::string_view host);
 // OK when a listener could be bound now; else the system's reason, naming the address.
 WEFT_API Status port_is_free(const BindHost& host, int port);
-// A listener may have an abstract Unix socket beside its port. Its name is random, so that nobody
-// can take it first, and is told in the address: "127.0.0.1:4711/local-5c1f2a0e93b4d768". Such
-// names belong to a network namespace, as ports do, and vanish with their sockets: where the name
-// exists, the listener can be reached by it. A second number in it, where the kernel tells one, is
-// that of the namespace: "10.0.0.5:4711/local-5c1f2a0e93b4d768-90d1b5e2a7f03c64".
+// A listener may have an abstract Unix socket beside its port. Its name is random, so that no other
+// process can take it first, and is part of the address: "127.0.0.1:4711/local-5c1f2a0e93b4d768".
+// Such names belong to a network namespace, as ports do, and vanish with their sockets: where the
+// name exists, the listener can be reached by it. A second number in it, where the kernel tells
+// one, is that of the namespace: "10.0.0.5:4711/local-5c1f2a0e93b4d768-90d1b5e2a7f03c64".
 //
 // A listener that wants TLS says so in between, "127.0.0.1:4711/tls/local-...", so that a dialler
 // without credentials can be told instead of being cut off. It is a hint for an error: what a
@@ -79,12 +79,13 @@ WEFT_API std::string make_local(uint64_t drawn);
 WEFT_API std::string local_socket_name(std::string_view local);
 WEFT_API std::string local_target(std::string_view local);
 WEFT_API bool local_socket_exists(std::string_view local);
-// Of the private socket (LocalGate) beside it.
+// Name of the private socket (LocalGate) that belongs to the local socket.
 WEFT_API std::string gate_name(std::string_view local);
-// Nobody listens there any more, for certain: a listener with a local socket is in this network
-// namespace when it says so, or, where it says none, when it listens on loopback; and now both its
-// socket and its port are gone. A worker does not move, so it has ended. Nothing is known of an
-// address that is no number of this namespace's own: clones of one machine name their namespaces alike.
+// True only when it is certain that the listener has ended: a listener with a local socket is in
+// this network namespace when its address says so, or, where it does not say, when it listens on
+// loopback; and now both its socket and its port are gone. A worker does not move, so it has ended.
+// False for an address whose namespace has no number unique to it: clones of one machine name their
+// namespaces alike.
 WEFT_API bool listener_has_ended(const SplitAddress& address);
 
 }  // namespace weft::internal

@@ -207,7 +207,7 @@ std::vector<Identity> identities_of(const std::vector<std::string>& uris,
     const size_t slash = identity.name.find('/');
     if (slash != std::string::npos) {
       uint32_t rank = 0;
-      // What cannot be read names nobody.
+      // A rank that cannot be parsed identifies no worker.
       if (!absl::SimpleAtoi(identity.name.substr(slash + 1), &rank)) continue;
       identity.rank = rank;
       identity.name.resize(slash);

@@ -1,8 +1,9 @@
 #ifndef WEFT_TRANSPORT_CHECKED_CREDENTIALS_H_
 #define WEFT_TRANSPORT_CHECKED_CREDENTIALS_H_
 
-// Credentials looked at before they are used, so that a mistake in them is told by whoever made it,
-// at once and by file; and names in certificates. Pure but for reading the files; any thread.
+// Credentials are checked before they are used, so that a mistake in them is reported immediately,
+// by the process that was given them and with the file's name; and names in certificates. Pure but
+// for reading the files; any thread.
 
 #include <cstdint>
 #include <optional>

@@ -111,8 +111,8 @@ Status GrpcTls::check_token(std::string_view token, std::string_view from) const
                                                          " is not the one that is known here"));
 }
 
-// gRPC 1.51 tells what went wrong with a connection in words only. Tested with real sockets, so a
-// version with other words shows.
+// gRPC 1.51 reports the cause of a failed connection only as text. Tested with real sockets, so
+// that a version with another text shows.
 GrpcTls::Fault GrpcTls::fault(const grpc::Status& status) {
   if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return Fault::kNone;
   const std::string text = status.error_message();

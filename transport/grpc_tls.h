@@ -2,8 +2,8 @@
 #define WEFT_TRANSPORT_GRPC_TLS_H_
 
 // GrpcTls: checked credentials as gRPC takes them, for a listener and for diallers. Both sides
-// verify the other's certificate during the handshake of TLS, so whoever has none of our authority
-// reaches no line of HTTP/2. A thread of gRPC's looks at the files once per refresh interval.
+// verify the other's certificate during the handshake of TLS, so a peer without a certificate of
+// our CA reaches no line of HTTP/2. A thread of gRPC's checks the files once per refresh interval.
 //
 // gRPC's own check of host names is off: workers are told apart by names of their own (check_peer),
 // which do not depend on the machine that they run on. Threads: any; constant after make().

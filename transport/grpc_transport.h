@@ -15,8 +15,8 @@
 // the first of them.
 //
 // Credentials: mutual TLS (transport/credentials.h), on every connection, those over a local socket
-// included. Without them traffic is plain text, which is why listening beyond loopback must be
-// allowed in words then (ListenOptions::allow_insecure).
+// included. Without them traffic is plain text, so listening beyond loopback must then be allowed
+// explicitly (ListenOptions::allow_insecure).
 
 #include "absl/time/time.h"
 #include "weft/common/api.h"
@@ -48,12 +48,12 @@ struct GrpcTransportOptions {  // how a transport over gRPC is made
   absl::Duration keepalive_time = absl::Hours(1);
   absl::Duration keepalive_timeout = absl::Seconds(120);
   // Peers of one network namespace meet over an abstract Unix socket, which saves a third of a
-  // small call's time; everybody else, and whoever dials a relay's address, over TCP.
+  // small call's time; all other peers, and a dialler that uses a relay's address, over TCP.
   bool local_sockets = true;
-  // A listener on loopback without credentials takes only processes of its own user, which prove it
-  // at a private socket beside the local one. False: whoever reaches the port and knows the job, as
-  // a relay or a forwarded port in front of it needs. Without local sockets, with credentials and
-  // beyond loopback it says nothing.
+  // A listener on loopback without credentials accepts only processes of its own user, which prove
+  // it at a private socket beside the local one. False: it accepts every process that reaches the
+  // port and knows the job, as a relay or a forwarded port in front of it requires. Has no effect
+  // without local sockets, with credentials, or beyond loopback.
   bool same_user = true;
   // With such a peer, of the same user, large tensors travel through memory that both see instead
   // of a socket: at most so much of it is in use at a time, and never more than a quarter of the

@@ -31,7 +31,7 @@ class InprocCore;
 }
 
 struct InprocOptions {  // how a network in memory is made
-  // Of delays and faults. 0: drawn from the Runtime of the first transport.
+  // Seed of delays and faults. 0: drawn from the Runtime of the first transport.
   uint64_t seed = 0;
   // Each frame is under way for a time between the two. Unset: 0 on the system's clock, 10 to 500
   // us of virtual time in simulation.
@@ -65,7 +65,8 @@ class WEFT_API InprocNetwork {
   // connection is lost meanwhile, they are reported as unsent.
   void hold(std::string_view from, std::string_view to);
   void release(std::string_view from, std::string_view to);
-  // Nothing passes between the two, either way; nobody is told. What was sent arrives after heal().
+  // Nothing passes between the two, either way, and neither is notified. What was sent arrives
+  // after heal().
   void partition(std::string_view a, std::string_view b);
   void heal(std::string_view a, std::string_view b);
   // Connections between the two are lost, with what is under way. Returns how many.

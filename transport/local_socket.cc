@@ -16,7 +16,7 @@
 namespace weft::internal {
 namespace {
 
-// Of one message; more are closed unseen, and the message is refused.
+// Maximum number of files in one message; more are closed unseen, and the message is refused.
 constexpr size_t kMaxFiles = 4;
 
 struct AbstractName {

@@ -38,13 +38,13 @@ inline constexpr size_t kMaxLocalMessage = 4096;
 // `type`: SOCK_SEQPACKET or SOCK_STREAM. Errors name the socket. A name that is taken is of kind
 // resource.
 WEFT_API StatusOr<UniqueFd> listen_local(std::string_view name, int type, int backlog);
-// Errors: unavailable, nobody listens; resource, too many wait there, or no descriptor is left.
+// Errors: unavailable, no process listens; resource, the backlog is full, or no descriptor is left.
 WEFT_API StatusOr<UniqueFd> connect_local(std::string_view name);
-// Invalid: nobody waits.
+// An invalid descriptor when no connection is pending.
 WEFT_API UniqueFd accept_local(int listener);
-// Whether somebody holds that name, in whatever kind of local socket.
+// Whether a process holds that name, in any kind of local socket.
 WEFT_API bool local_name_is_taken(std::string_view name);
-// Of whoever made the other end when it did, as the kernel saw it.
+// The user of the process that made the other end, at the time when it did, as the kernel saw it.
 WEFT_API StatusOr<uid_t> peer_user(int fd);
 
 // Error, kind unavailable: the other end is gone, or reads nothing.

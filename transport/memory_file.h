@@ -2,7 +2,7 @@
 #define WEFT_TRANSPORT_MEMORY_FILE_H_
 
 // MemoryFile: an anonymous file in memory, mapped as a whole: our own, made and sealed here, or one
-// that a peer handed over. Sealed means that nobody can make it shorter or longer, so that no
+// that a peer handed over. Sealed means that no process can make it shorter or longer, so that no
 // access within its size can fault because of what the peer does (a hole that it punches reads as
 // zeroes).
 //

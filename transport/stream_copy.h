@@ -1,7 +1,7 @@
 #ifndef WEFT_TRANSPORT_STREAM_COPY_H_
 #define WEFT_TRANSPORT_STREAM_COPY_H_
 
-// Copies that leave the caches alone, for bytes that somebody else reads later: a plain copy first
+// Copies that bypass the caches, for bytes that another process reads later: a plain copy first
 // reads the lines that it is about to overwrite. Any thread.
 
 #include <cstddef>

@@ -117,8 +117,8 @@ struct Placement {
   uint64_t offset = 0;  // in the shared memory
   uint64_t lease = 0;   // for giving it back
 };
-// Somebody else's bytes at hand: valid while `owner` lives, on any thread, whatever becomes of the
-// connection.
+// Bytes of the peer's that this process can read: valid while `owner` lives, on any thread,
+// whatever becomes of the connection.
 struct Borrowed {
   char* data = nullptr;  // first byte
   std::shared_ptr<void> owner;
@@ -157,9 +157,9 @@ class WEFT_API Connection {  // to one peer, in all its lanes
     return out;
   }
 
-  // Puts bytes where the peer sees them, so that a frame need only say where. Bytes that lie there
-  // already are not copied: whoever changes them afterwards changes what the peer sees. None: there
-  // is no such memory, or no room in it; never waits.
+  // Puts bytes where the peer can read them, so that a frame only has to name the place. Bytes that
+  // lie there already are not copied: a later write to them changes what the peer sees. Returns
+  // nullopt when there is no such memory, or no room in it; never waits.
   virtual std::optional<Placement> place(std::string_view bytes) {
     (void)bytes;
     return std::nullopt;
@@ -181,9 +181,9 @@ class ConnectionHandler {
   virtual ~ConnectionHandler() = default;
   virtual void on_frame(const FrameView& frame, int lane) = 0;
   virtual void on_lost(Lost lost) = 0;
-  // A chunk comes whose payload the transport can read to where it belongs. Null: as a frame, and
-  // that is what becomes of one that nobody expects. Otherwise chunk_filled() with the same
-  // arguments follows when the bytes are there, unless the connection is lost before.
+  // A chunk arrives whose payload the transport can read to where it belongs. Null: it arrives as a
+  // frame, as a chunk that is not expected does. Otherwise chunk_filled() with the same arguments
+  // follows when the bytes are there, unless the connection is lost before.
   virtual ChunkTarget chunk_target(std::string_view header, size_t bytes, int lane) {
     (void)header, (void)bytes, (void)lane;
     return {};
@@ -226,9 +226,9 @@ class Transport {
                                        std::shared_ptr<Acceptor> acceptor) = 0;
 
   // Dials; `done` runs exactly once, on a thread of the transport. The handler receives frames from
-  // then on (never before `done`). Errors: unavailable (nobody there), peer_lost (somebody was,
-  // and has ended for certain), permission/state/protocol
-  // (refused, with the other side's words), deadline.
+  // then on (never before `done`). Errors: unavailable (no listener there), peer_lost (there was
+  // one, and it has ended for certain), permission/state/protocol (refused, with the other side's
+  // message), deadline.
   virtual void connect(std::string_view address, const Hello& hello, absl::Time deadline,
                        std::shared_ptr<ConnectionHandler> handler, DialDone done) = 0;
 
@@ -246,7 +246,7 @@ class Transport {
   }
   // Lets a thread that waits for an answer look for it itself; null: this transport has no way.
   virtual std::shared_ptr<WaitDriver> wait_driver() { return nullptr; }
-  // Called now and then: gives memory back that nobody used since the last call but one.
+  // Called periodically: gives memory back that was not used since the last call but one.
   virtual void sweep() {}
 };
 

@@ -16,7 +16,7 @@ namespace weft::internal {
 
 inline constexpr size_t kMaxStoreKey = 1024;
 inline constexpr size_t kMaxStoreValue = 1 << 20;
-// Of one check() or wait(), so that a request has a bound.
+// Maximum number of keys in one check() or wait(), so that a request is bounded.
 inline constexpr size_t kMaxStoreKeys = 65'536;
 inline constexpr size_t kMaxStoreKeysBytes = 4 << 20;
 inline constexpr absl::Duration kDefaultStoreTimeout = absl::Seconds(60);

@@ -2,8 +2,8 @@
 #define WEFT_STORE_INTERNAL_ETCD_LINK_H_
 
 // EtcdLink: what EtcdStore asks of an etcd: reads, guarded changes, and waiting for an event.
-// Shared by the clients that one EtcdStore gave out. No thread: whoever asks polls a queue of its
-// own.
+// Shared by the clients that one EtcdStore gave out. It has no thread: a calling thread polls a
+// completion queue of its own.
 //
 // ETCD-1  a change is one transaction: if the key's mod_revision is still r, write the key and a
 //         marker that carries this operation's number and result. Revisions never return, so of

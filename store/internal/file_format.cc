@@ -19,7 +19,7 @@ constexpr size_t kMaxPayload = 5 + kMaxStoreKey + kMaxStoreValue;
 
 enum : uint8_t { kSet = 1, kDelete = 2, kPadding = 3 };
 
-// FNV-1a: these checksums find accidents, nobody is to be kept out by them.
+// FNV-1a: these checksums find accidental damage; they are no protection against tampering.
 uint64_t checksum(uint64_t seed, std::string_view bytes) {
   uint64_t hash = 0xcbf29ce484222325u ^ seed;
   for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;

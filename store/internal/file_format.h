@@ -22,11 +22,12 @@
 // FILE-2  a file shorter than `committed` was truncated by someone else: an error.
 // FILE-3  an old log is replaced by a shorter one under a new generation; a writer killed then
 //         leaves a mixture, which the checksums tell from both: an error, not wrong data.
-// FILE-4  who changes nothing takes the lock beside others who do not, and for as long as it takes
-//         to read the bytes: many workers that wait for one another would be in each other's way.
-//         Who is sure to change something does not look first.
-// FILE-5  who has read the file reads on where it stopped, while file (inode) and generation are
-//         the same: what one writes does not make all others read everything again.
+// FILE-4  a reader takes the lock shared with other readers, and only for as long as it takes to
+//         read the bytes: many workers that wait for one another would otherwise delay each other.
+//         An operation that is certain to write does not read first.
+// FILE-5  a client that has read the file reads on from where it stopped, while file (inode) and
+//         generation are the same: one client's write does not make all others read everything
+//         again.
 // Pure functions; any thread.
 
 #include <cstdint>
@@ -60,10 +61,10 @@ inline constexpr size_t kMaxStoreHeader = 64 + (kMaxRetiredRuns + 1) * (4 + kMax
 // Kind protocol when `content` is no such file. Allocates no more than a few times its size.
 WEFT_API StatusOr<StoreFile> parse_store_file(std::string_view content);
 
-// The same in two steps, for who has read the file before: FILE-1 says that of one generation only
-// what comes behind `end` is new. The first takes the beginning of a file of `size` bytes and sets
-// all but the table; `end` is then behind the header. The second takes what the file holds from
-// `end` to its last byte.
+// The same in two steps, for a client that has read the file before: by FILE-1, within one
+// generation only what comes after `end` is new. The first function takes the beginning of a file
+// of `size` bytes and sets everything but the table; `end` is then just after the header. The
+// second takes the file's content from `end` to its last byte.
 WEFT_API Status parse_store_header(std::string_view begin, size_t size, StoreFile* file);
 WEFT_API Status parse_store_records(std::string_view rest, StoreFile* file);
 

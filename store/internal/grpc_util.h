@@ -14,7 +14,7 @@
 
 namespace weft::internal {
 
-// The point that lies `length` ahead, on the clock that nobody sets.
+// The point in time `length` from now, on the monotonic clock.
 inline gpr_timespec grpc_after(absl::Duration length) {
   if (length == absl::InfiniteDuration()) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
   const int64_t nanos = absl::ToInt64Nanoseconds(std::max(length, absl::ZeroDuration()));

@@ -2,13 +2,13 @@
 #define WEFT_STORE_INTERNAL_TCP_LINK_H_
 
 // TcpLink: a process's end of the connection to a store server: the channel, the session, the
-// request ids. Shared by the clients that one TcpStore gave out. It has no thread: whoever makes a
-// call polls for it, on a queue of the call's own.
+// request ids. Shared by the clients that one TcpStore gave out. It has no thread: a calling thread
+// polls a completion queue of its own.
 //
 // LINK-1  a request that changes something has one id, kept over all attempts, and is in flight
-// until
-//         its caller has returned; done_below is the least id in flight.
-// LINK-2  operations are sent only with a session; whoever finds none opens one, the others wait.
+//         until its caller has returned; done_below is the least id in flight.
+// LINK-2  operations are sent only with a session; the first caller without one opens it, the
+//         others wait.
 // Threads: any.
 
 #include <grpcpp/generic/generic_stub.h>

@@ -14,9 +14,9 @@ constexpr absl::Duration kInterval = absl::Milliseconds(2);
 constexpr double kRunningWeight = 1.0 / 8;
 // Threads per core, the asking one included. A pair of busy workers on two cores shows 1.2 while it
 // only calls and 1.5 while it computes, too, spinning or not; four workers 2.1 (where spinning
-// still pays), eight 3.6, and 4.5 when they sleep. The distance is for the noise; but whoever
-// sleeps because of a moment's crowd must see less than the lower one when that is over, or sleeps
-// for good.
+// still pays), eight 3.6, and 4.5 when they sleep. The two bounds lie apart because the figure is
+// noisy; but a poller that sleeps because of a moment's load must see a figure below the lower
+// bound when that is over, or it sleeps for good.
 constexpr double kCrowd = 2.5;
 constexpr double kNoCrowd = 2.0;
 

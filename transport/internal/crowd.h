@@ -6,7 +6,7 @@
 // cores make a quarter more calls when theirs sleep at once (row T15 of docs/benchmarks.md).
 //
 // It asks the kernel for the number of runnable threads, at most once in 2 ms, and only while
-// somebody wants to spin. Where the kernel does not tell, there is no crowd. One thread.
+// a thread wants to spin. Where the kernel does not tell, it reports no crowd. One thread.
 
 #include <string>
 

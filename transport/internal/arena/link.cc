@@ -174,7 +174,7 @@ std::optional<Placement> ArenaLink::lend(std::string_view bytes) {
   if (!loan.has_value()) return std::nullopt;
   const Placement placement{loan->offset, loan->lease};
   if (lends()) return placement;
-  // The socket ended meanwhile, and nobody will end this lease.
+  // The socket has ended since, and nothing else will end this lease.
   take_back(placement);
   return std::nullopt;
 }

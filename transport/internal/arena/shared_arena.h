@@ -10,10 +10,10 @@
 //   ARENA-2  a lease ends once: a free of an unknown lease, or of another link's, changes nothing
 //            and is counted.
 //   ARENA-3  when the last peer's process is gone and no tensor here is left, nothing is in use.
-//   ARENA-4  a full arena is no error and nobody waits for it: the message goes by the wire.
+//   ARENA-4  a full arena is no error and no thread waits for room: the message goes by the wire.
 //
-// The file is as large as the arena may become and takes memory only where blocks were; what nobody
-// used for two sweeps goes back to the system.
+// The file is as large as the arena may become and takes memory only where blocks were; memory that
+// no block used for two sweeps goes back to the system.
 //
 // Threads: any.
 

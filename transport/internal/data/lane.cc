@@ -38,7 +38,7 @@ StatusOr<std::shared_ptr<DataLane>> DataLane::make(Setup setup, UniqueFd fd, boo
 Status DataLane::start() {
   // An acceptor's socket can be written, so it goes up at once, on the loop as everything.
   const Status added = setup_.loop->add(shared_from_this(), fd_.get(), /*writing=*/true, &client_);
-  // It holds this lane, and nobody else would ever break that circle.
+  // The host holds this lane, so only this breaks the cycle of references.
   if (!added.ok()) host_ = nullptr;
   return added;
 }
@@ -215,7 +215,7 @@ void DataLane::abort(Status why) {
   aborted_ = true;
   may_send_ = false;
   if (why_.ok()) why_ = std::move(why);
-  // Whoever writes finds the socket closed.
+  // A thread that writes finds the socket closed.
   shutdown(fd_.get(), SHUT_RDWR);
   setup_.loop->call(client_);
 }
@@ -267,7 +267,7 @@ bool DataLane::on_ready(bool readable, bool writable) {
     const StatusOr<PipeState> state = in_->read(&reader_, setup_.loop->turn().bytes());
     bool ended = state.ok() && *state == PipeState::kEnded;
     if (!state.ok()) {
-      // Whoever has read our data_end closes, and has nothing more to say.
+      // A peer that has read our data_end closes, and has nothing more to send.
       MutexLock lock(&mutex_);
       ended = finished_ && error_kind(state.status()) == ErrorKind::kUnavailable;
     }
@@ -306,7 +306,7 @@ void DataLane::end_if_due() {
     MutexLock lock(&mutex_);
     if (ended_) return;
     if (!may_end_locked()) {
-      // Whoever writes is to find out, and calls then.
+      // The writing thread has to learn it from the socket, and then calls the loop.
       if ((read_ended_ || aborted_) && writing_) shutdown(fd_.get(), SHUT_RDWR);
       return;
     }

@@ -9,8 +9,8 @@
 //
 // With a key there is a handshake of TLS between the greetings and the frames (tls_stream.h).
 //
-// Who sends writes to the socket itself as long as it takes more; the rest is the loop's. A lane
-// ends exactly once, on the loop, when nobody writes any more.
+// A sending thread writes to the socket itself as long as the socket takes more; the loop writes
+// the rest. A lane ends exactly once, on the loop, when no thread writes any more.
 //
 // Threads: send(), drain(), abort(), give_up() from anywhere; the rest on the loop.
 
@@ -119,7 +119,7 @@ class WEFT_API DataLane final : public DataLoop::Client,
   std::shared_ptr<TlsStream> tls_;  // null: plain text
   std::unique_ptr<PipeWriter> out_;
   std::unique_ptr<PipeReader> in_;
-  std::deque<OutFrame> leaving_;  // whoever writes has it
+  std::deque<OutFrame> leaving_;  // belongs to the thread that has the right to write
 
   // The loop's.
   std::shared_ptr<DataLaneHost> host_;
@@ -133,7 +133,7 @@ class WEFT_API DataLane final : public DataLoop::Client,
   absl::Time queued_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   bool may_send_ ABSL_GUARDED_BY(mutex_) = false;
   bool up_ ABSL_GUARDED_BY(mutex_) = false;
-  bool writing_ ABSL_GUARDED_BY(mutex_) = false;  // somebody has the right to write
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;  // a thread has the right to write
   bool blocked_ ABSL_GUARDED_BY(mutex_) = false;  // the loop waits until the socket takes more
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;  // all was sent, data_end included

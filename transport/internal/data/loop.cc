@@ -58,7 +58,7 @@ Status DataLoop::add(std::shared_ptr<Client> client, int fd, bool writing, uint6
 
 void DataLoop::watch_writing(uint64_t number, int fd, bool on) {
   epoll_event event = event_for(number, on);
-  // Of a socket that is there it cannot fail.
+  // Cannot fail for a registered socket.
   (void)epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
 }
 
@@ -94,7 +94,7 @@ std::shared_ptr<DataLoop::Client> DataLoop::find(uint64_t number) {
 
 int DataLoop::wait(bool due, epoll_event* events) {
   absl::Time now = due ? runtime_->now() : absl::InfinitePast();
-  // Between two turns whoever waits for this core has his, small calls first of all.
+  // Between two turns other threads that wait for this core get it, above all those of small calls.
   if (due) sched_yield();
   if (due && !crowd_.crowded(now)) {
     const absl::Time end = now + max_spin_;

@@ -32,7 +32,7 @@ class WEFT_API DataLoop {
     virtual ~Client() = default;
     // The socket can be read, or written, or is broken; level-triggered. True: more is due at once.
     virtual bool on_ready(bool readable, bool writable) = 0;
-    // Somebody asked for it by call().
+    // A thread asked for it by call().
     virtual void on_called() = 0;
     // The loop has stopped, and lets go of the client: on the thread that stopped it.
     virtual void on_stopped() = 0;
@@ -53,7 +53,7 @@ class WEFT_API DataLoop {
   void remove(uint64_t number, int fd) ABSL_LOCKS_EXCLUDED(mutex_);
   // on_called() follows, on the loop, unless the client was removed before.
   void call(uint64_t number) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Of all its connections: they share the cores.
+  // The turn that all connections of this loop share, as they share the cores.
   DataTurn& turn() { return turn_; }
   // Joins, then tells the clients that are still there.
   void stop() ABSL_LOCKS_EXCLUDED(mutex_);

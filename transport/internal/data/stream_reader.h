@@ -2,8 +2,8 @@
 #define WEFT_TRANSPORT_INTERNAL_DATA_STREAM_READER_H_
 
 // StreamReader: frames out of a stream of bytes that arrives in any pieces. The payload of a chunk
-// goes straight to where it belongs; every other frame is short and is put together here. Whoever
-// has the bytes asks where they belong:
+// goes straight to where it belongs; every other frame is short and is put together here. The
+// caller, which has the bytes, asks where they belong:
 //
 //   absl::Span<char> place = reader.direct();   // the rest of a payload, when one is under way
 //   ... n bytes were put there:                 reader.advance(n);
@@ -27,8 +27,8 @@ namespace weft::internal {
 // Who gets the frames.
 class StreamSink {
  public:
-  // Of a chunk; the place stays valid while its owner lives. Null: stream_frame() gets it as a
-  // whole.
+  // Where the payload of a chunk belongs; the place stays valid while its owner lives. Null:
+  // stream_frame() gets the chunk as a whole.
   virtual ChunkTarget stream_target(std::string_view header, size_t bytes) = 0;
   // The bytes lie in the last target.
   virtual Status stream_filled(std::string_view header, size_t bytes) = 0;

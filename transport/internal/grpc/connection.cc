@@ -200,7 +200,7 @@ void GrpcConnection::lane_started(GrpcLane& lane) {
   hello.kind = FrameKind::kHello;
   std::string_view token;
   if (core_->tls() != nullptr) {
-    // Before the token leaves, whoever gets it has shown to be the one that is wanted.
+    // Before the token leaves, the peer must have proved to be the wanted one.
     const std::optional<uint32_t> rank =
         own_.to_id != 0 ? std::optional<uint32_t>(own_.to_id) : std::nullopt;
     const Status wanted =

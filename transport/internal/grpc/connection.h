@@ -57,7 +57,7 @@ class GrpcConnection final : public Connection,
   void fail(Status why) ABSL_LOCKS_EXCLUDED(mutex_);
 
   size_t lanes() const { return lanes_.size(); }
-  // Of the channels' lanes that are up, in order: their numbers begin with lanes().
+  // Statistics of the channels' lanes that are up, in order: their numbers begin with lanes().
   std::vector<LaneStats> channel_stats() const { return channels_.lane_stats(); }
 
   // ---- for its channels ------------------------------------------------------------------------
@@ -113,8 +113,8 @@ class GrpcConnection final : public Connection,
   GrpcDialDone done_ ABSL_GUARDED_BY(mutex_);
   size_t lanes_acked_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t lanes_ended_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of channels, ever. The connection is lost when all that were begun have ended: the peer may
-  // have sent over one that is not up here yet.
+  // Number of channels' lanes ever begun. The connection is lost when all of them have ended: the
+  // peer may have sent over one that is not up here yet.
   size_t channel_lanes_begun_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closing_ ABSL_GUARDED_BY(mutex_) =
       false;                                     // close() or fail() was called; `lost_.why` is set

@@ -322,7 +322,7 @@ std::vector<std::pair<std::string, int64_t>> GrpcTransportCore::counters() const
   }
   for (size_t i = 0; i < lanes.size(); ++i) {
     const LaneStats& lane = lanes[i];
-    // Those that nobody has used, here or at a peer that dialled, would only be long to read.
+    // Unused lanes, here or at a peer that dialled, would only make the list longer.
     if (i > kBulkLane && lane.frames_sent == 0 && lane.frames_received == 0) continue;
     for (const auto& [name, value] : lane_numbers(lane)) {
       out.emplace_back(absl::StrCat("lane", i, "_", name), value);

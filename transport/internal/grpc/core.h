@@ -70,13 +70,13 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   void remember(std::shared_ptr<GrpcConnection> connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void forget(GrpcConnection* connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void set_deadline(absl::Time when, std::weak_ptr<Timed> what) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whether a hello without TLS may be listened to: its ticket lay at our private socket, or nobody
-  // needs one.
+  // Whether a hello without TLS may be accepted: its ticket lay at our private socket, or none is
+  // required.
   Status check_user(const Hello& theirs);
   bool same_user_only() const { return same_user_only_.load(); }
   // One end of each channel, for a connection there.
   GrpcChannels::List make_channels(const ChannelSite& site);
-  // Of the peer that left the ticket at our private socket; null: there is none.
+  // The session of the peer that left the ticket at our private socket; null when there is none.
   std::shared_ptr<LocalSession> claim(std::string_view ticket) { return gate_->claim(ticket); }
   // Whether diallers may show sockets of channels, and such a socket.
   bool takes_sockets() const;
@@ -117,7 +117,7 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<GrpcLane*, std::shared_ptr<GrpcLane>> lanes_ ABSL_GUARDED_BY(mutex_);
-  // Of the lanes that are gone, by number.
+  // Statistics of the lanes that are gone, by number.
   std::array<LaneStats, kMaxLanes> past_lanes_ ABSL_GUARDED_BY(mutex_);
   std::map<GrpcConnection*, std::shared_ptr<GrpcConnection>> connections_ ABSL_GUARDED_BY(mutex_);
   int operations_ ABSL_GUARDED_BY(mutex_) = 0;

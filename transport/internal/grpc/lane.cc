@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kReadAheadAbove = 16u << 10;
 // So many frames behind a write are sent together, and are worth a look at the poller.
 constexpr size_t kQueueCrowd = 16;
-// Of the moving average over messages.
+// Weight of a message in the moving average.
 constexpr double kDenseWeight = 1.0 / 8;
 
 }  // namespace

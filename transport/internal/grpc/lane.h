@@ -41,7 +41,7 @@ namespace weft::internal {
 
 class GrpcLane;
 
-// Whoever a lane belongs to: first the handshake, then the connection.
+// The owner of a lane: first the handshake, then the connection.
 class GrpcLaneHost {
  public:
   // A dialler's stream has begun, or could not (then lane_ended follows).

@@ -4,23 +4,23 @@
 // GrpcListener: the port and the local socket of a grpc transport, and the loop that accepts. Each
 // connection is handed to the gRPC server, which speaks TLS with it if it has credentials.
 //
-// gRPC's own loop ends for good at the first accept() that finds no descriptor. Here whoever knocks
-// then waits in the kernel's queue, nobody is turned away, and it is tried again (ACCEPT-1: after
-// 10 ms at first and 1 s at most) until there are descriptors. The dialler's deadline bounds its
-// patience. When that has lasted for kTellAfter, one descriptor that was kept for it lets them in
-// one by one, to be told why: is_short() is true during that, and a peer that says hello then is
-// refused and may try again (ACCEPT-2).
+// gRPC's own loop ends for good at the first accept() that finds no descriptor. Here a new
+// connection then stays in the kernel's queue, none is turned away, and it is tried again
+// (ACCEPT-1: after 10 ms at first and 1 s at most) until there are descriptors. The dialler's
+// deadline bounds its patience. When that has lasted for kTellAfter, one descriptor that was kept
+// for it lets them in one by one, to be told why: is_short() is true during that, and a peer that
+// says hello then is refused and may try again (ACCEPT-2).
 //
 // A connection over TCP that begins with kSocketMagic is a channel's (transport/channel.h), not
-// gRPC's. Which it is shows its first byte, so nobody gets further before he has said
-// something: he has the time of a handshake for it.
+// gRPC's. Its first byte shows which it is, so a peer gets no further before it has sent
+// something: it has the time of a handshake for it.
 //
 // Before gRPC's parser stand two guards: a listener for its own user alone closes the connections of
 // others' processes (OWNER-1), and a connection over TCP has to say a hello that is accepted within
 // the same time (newcomers.h).
 //
-// Threads: open(), add_to(), start() and stop() from one at a time; accepted_hello() from any; accepting has a thread of its
-// own ("weft-accept"), which sleeps while nobody comes.
+// Threads: open(), add_to(), start() and stop() from one at a time; accepted_hello() from any;
+// accepting has a thread of its own ("weft-accept"), which sleeps while no connection arrives.
 
 #include <array>
 #include <atomic>
@@ -59,9 +59,9 @@ class GrpcListener final {
       : runtime_(std::move(runtime)), log_(std::move(log)), counters_(counters) {}
   ~GrpcListener() { stop(); }
 
-  // Binds the port, and the Unix socket `local` if that is not empty; whoever comes waits. The
-  // kernel gives an accepted TCP connection up on which bytes stay unacknowledged for so long as
-  // `user_timeout`. Gives the port.
+  // Binds the port, and the Unix socket `local` if that is not empty; connections that arrive wait
+  // until start(). The kernel drops an accepted TCP connection on which bytes stay unacknowledged
+  // for `user_timeout`. Returns the port.
   StatusOr<int> open(const BindHost& host, int port, std::string_view local,
                      absl::Duration user_timeout);
   // REQUIRES: open().

@@ -10,20 +10,21 @@ namespace {
 
 // So long after a large tensor the next one may be due.
 constexpr absl::Duration kNoteLasts = absl::Milliseconds(1);
-// Of the moving average over spins.
+// Weight of a spin in the moving average.
 constexpr double kSpinWeight = 1.0 / 8;
 constexpr double kWorthwhile = 0.5;
 // After a phase in which spinning did not pay, every so-manieth wait tries it again.
 constexpr unsigned kProbe = 16;
-// A yield costs half a look at the queue, and who waits for this core can wait for a few looks.
+// A yield costs half a poll of the queue, and a thread that waits for this core can wait a few
+// polls.
 constexpr unsigned kPollsPerYield = 4;
-// How often the poller looks whether somebody has the lead (LEAD-2). Its waking in the middle of a
+// How often the poller checks whether a thread has the lead (LEAD-2). Its waking in the middle of a
 // call doubles that call's time.
 constexpr absl::Duration kStandBack = absl::Milliseconds(1);
 constexpr absl::Duration kMostStandBack = absl::Milliseconds(4);
 // A sleep of a thread that drives; it goes on when nothing has happened.
 constexpr absl::Duration kMostSleep = absl::Seconds(10);
-// The lead is left to nobody between two waits that follow each other as closely as this.
+// Between two waits that follow each other as closely as this the lead is left free.
 constexpr absl::Duration kTight = absl::Microseconds(50);
 // The same in the middle of a computation, whose parts lie between: a poller that is woken there
 // takes its core from it.
@@ -118,7 +119,7 @@ void GrpcPoller::run() {
       status = queue_->AsyncNext(&tag, &ok, gpr_inf_future(GPR_CLOCK_MONOTONIC));
       lead_.store(Lead::kTaken, std::memory_order_relaxed);
     }
-    // With the lead for ever: nobody touches the queue any more.
+    // It keeps the lead for ever: no thread touches the queue any more.
     if (status == Status::SHUTDOWN) return;
     last_traffic_ = runtime_->now();
     bump(&counters_.events);

@@ -7,23 +7,24 @@
 //
 //   the poller's own   spins for a bounded time before it sleeps in gRPC, because waking a sleeping
 //                      core costs more than a small call (transport.md, 9);
-//   a user's           that waits for an answer and found the lead free (WaitDriver): it finds its
+//   an application's   that waits for an answer and found the lead free (WaitDriver): it finds its
 //                      answer itself, without any thread being woken. The poller stands back, and
-//                      looks every kStandBack whether somebody has the lead still. It is called
-//                      at once when the driver gives up, and when others sleep for their answers.
+//                      checks every kStandBack whether a thread still has the lead. It is called
+//                      immediately when the driver gives up, and when others sleep for their
+//                      answers.
 //
 // A poller that finds the next event of a lane without having waited for it holds that lane's
 // answers back until nothing more is there, for a few events at most (HOLD-1): answers to small
 // calls that came one by one then leave together.
 //
-// Where more threads want to run than there are cores nobody spins; then the thread that waits
+// Where more threads want to run than there are cores no thread spins; then the waiting thread
 // sleeps in gRPC itself, so that a call costs one waking on each side, and not three.
 //
 //   LEAD-1  AsyncNext() is called, and events are completed, with the lead only.
-//   LEAD-2  nobody has the lead for kMostStandBack at most, and a thread's waking; while a thread
+//   LEAD-2  the lead stays free for kMostStandBack at most, plus a thread's waking; while a thread
 //           drives at short intervals, that serves what comes.
-//   LEAD-3  the poller that sleeps in gRPC keeps the lead: who waits then is woken.
-//   LEAD-4  a thread that sleeps in gRPC for an answer is told when somebody else completes it.
+//   LEAD-3  the poller that sleeps in gRPC keeps the lead: a thread that waits then is woken.
+//   LEAD-4  a thread that sleeps in gRPC for an answer is told when another thread completes it.
 //
 //   HOLD-1  what is held is let go before the poller waits, leaves the lead, or has completed
 //           kMostHeld events.
@@ -85,7 +86,7 @@ struct PollerCounters {
   std::atomic<int64_t> drives_paid{0};    // answers that the waiting thread found itself
   std::atomic<int64_t> drives_missed{0};
   std::atomic<int64_t> drives_slept{0};  // times that a waiting thread slept in gRPC itself
-  std::atomic<int64_t> kicks{0};         // and was told that somebody else completed its future
+  std::atomic<int64_t> kicks{0};         // and was told that another thread completed its future
   std::atomic<int64_t> events{0};
 };
 
@@ -98,13 +99,13 @@ class GrpcPoller final : public WaitDriver {
   void start(std::unique_ptr<grpc::CompletionQueue> queue, const std::string& name);
   bool started() const { return queue_ != nullptr; }
   grpc::CompletionQueue* queue() const { return queue_.get(); }
-  // Shuts the queue, lets every outstanding operation complete, joins. REQUIRES: nobody starts
+  // Shuts the queue, lets every outstanding operation complete, joins. REQUIRES: no thread starts
   // operations any more (gRPC would abort the process).
   void stop();
   const PollerCounters& counters() const { return counters_; }
 
   absl::Time now() const { return runtime_->now(); }
-  // There is much to do now: the poller takes the lead unless somebody has it.
+  // There is much to do now: the poller takes the lead unless another thread has it.
   void attend() {
     if (lead_.load() == Lead::kFree) call_->unpark();
   }

@@ -189,8 +189,8 @@ void GrpcServer::lane_handshake(GrpcLane& lane, std::string_view header) {
   using Entry = std::unique_ptr<HalfOpenTable<LaneRef>::Entry>;
   StatusOr<Entry> complete = Entry();
   {
-    // The answer is queued before anyone can find the lane in the table: whoever completes the
-    // connection may send at once, and that must come behind it.
+    // The answer is queued before other threads can find the lane in the table: the thread that
+    // completes the connection may send immediately, and that must come behind it.
     MutexLock lock(&mutex_);
     own_lane.hello = *theirs;
     complete = table_.add(*theirs, lane.number(), ref);

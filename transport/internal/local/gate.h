@@ -5,8 +5,8 @@
 // they keep to hand over memory. Beside its port a listener has a private socket. A dialler
 // connects to it, leaves a random ticket there, and repeats the ticket in its hello: so the
 // listener knows that the hello comes from a process of its own user (the kernel says whose socket
-// it is), and the two have a socket between them. Nobody waits for anything: by the time that a
-// hello arrives its ticket lies in the socket.
+// it is), and the two have a socket between them. Neither side waits: by the time that a hello
+// arrives its ticket lies in the socket.
 //
 // A session is that socket. Each side says done() when it uses nothing of the other's memory any
 // more, and its handler is told the end when the other side has said so, or has died.
@@ -67,7 +67,7 @@ class WEFT_API LocalGate : public std::enable_shared_from_this<LocalGate> {
   // Errors: unavailable; permission when the socket belongs to another user.
   StatusOr<std::shared_ptr<LocalSession>> visit(std::string_view name);
 
-  // Has a visitor left this ticket, and nobody claimed it yet?
+  // Whether a visitor has left this ticket and it is not claimed yet.
   bool knows(std::string_view ticket) ABSL_LOCKS_EXCLUDED(mutex_);
   // The visitor's session; null when knows() would say no.
   std::shared_ptr<LocalSession> claim(std::string_view ticket) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -79,7 +79,7 @@ class WEFT_API LocalGate : public std::enable_shared_from_this<LocalGate> {
   // Lets go of visitors that went away before anyone claimed them, as their end does and the next
   // visit: for a system that could not watch one.
   void sweep() ABSL_LOCKS_EXCLUDED(mutex_);
-  // No handler is called after it. Sessions live on with whoever refers to them.
+  // No handler is called after it. Sessions live on while they are referred to.
   void stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
   size_t visitors_for_test() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -12,7 +12,7 @@
 
 namespace weft::internal {
 
-// As LaneStats. Those of the queue are written by whoever writes.
+// As LaneStats. Those of the queue are written by the thread that writes to the lane.
 struct LaneCounters {
   std::atomic<int64_t> frames_sent{0};
   std::atomic<int64_t> bytes_sent{0};
