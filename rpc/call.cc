@@ -10,7 +10,7 @@ namespace weft::internal {
 namespace {
 
 std::string call_label(std::string_view method, const Destination& to) {
-  // Of every call, so without cat(), which is for errors.
+  // Runs for every call, so without cat(), which is for errors.
   std::string label = "rpc '";
   label.append(method);
   if (to.by_id()) return label.append("' to worker ").append(std::to_string(to.id()));

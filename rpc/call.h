@@ -58,8 +58,8 @@ namespace weft {
 namespace internal {
 
 // Makes the future of a call: named "rpc 'app.forward' to 'ps0'" in errors, continued on the
-// worker's pool; it ends by its own deadline, and whoever waits may look for the answer itself.
-// REQUIRES: nobody else has seen `future` yet.
+// worker's pool; it ends by its own deadline, and a thread that waits for it may poll for the
+// answer itself. REQUIRES: no other thread has seen `future` yet.
 WEFT_API void expect_answer(const Worker& worker, std::string_view method, const Destination& to,
                             FutureCore* future);
 WEFT_API StatusOr<std::string> name_in_library(const Worker& worker, const PointerKey& pointer,
@@ -252,7 +252,7 @@ template <class T>
 using TryResult = std::conditional_t<std::is_void_v<T>, Status, StatusOr<internal::Stored<T>>>;
 
 // A synchronous call ends with its caller's wait, also when the wait is refused (the pool has a
-// bound on waiting handlers): nobody else could take the result.
+// bound on waiting handlers): no other code could take the result.
 template <class T>
 class CancelUnlessDone {
  public:

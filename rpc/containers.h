@@ -83,7 +83,7 @@ StatusOr<Vector> decode_list(Decoder& in) {
     }
   }
   if constexpr (std::is_enum_v<T>) {
-    // Whoever sent ints of the same kind packed them.
+    // A sender of ints of the same kind has packed them.
     using Under = std::underlying_type_t<T>;
     if constexpr (kIsPackable<Under>) {
       WEFT_ASSIGN_OR_RETURN(const std::optional<PackedNumbers> packed, in.take_packed(false));

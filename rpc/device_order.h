@@ -49,7 +49,7 @@ inline std::optional<c10::Stream> stream_here(const at::Tensor& tensor) {
 // What the calling thread queues from now on comes after `guard`, and the tensors' memory is not
 // given away before that is done.
 WEFT_API void use_here(const GuardRef& guard, c10::ArrayRef<at::Tensor> tensors);
-// Of what is queued now on the calling thread's current stream of the tensor's device.
+// The guard of what is queued now on the calling thread's current stream of the tensor's device.
 WEFT_API GuardRef mark_here(const at::Tensor& tensor);
 
 // The same for all devices that the worker uses.
@@ -59,7 +59,7 @@ WEFT_API GuardRef mark_all_here(const Worker& worker);
 class WEFT_API StreamsUsed {
  public:
   void add(const std::optional<c10::Stream>& stream);
-  // Of what is queued on them now; null when there are none.
+  // The guard of what is queued on them now; null when there are none.
   GuardRef mark() const;
 
  private:

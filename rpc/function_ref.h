@@ -50,7 +50,8 @@ struct Overload {
   constexpr auto operator()(R (C::*f)(Args...)) const {
     return f;
   }
-  // Of a pair the one above is taken: a const object prefers a const function to a volatile one.
+  // For an overload pair the function above is taken: a const object prefers a const function to a
+  // volatile one.
   template <class C, class R>
   constexpr auto operator()(R (C::*f)(Args...) const) const volatile {
     return f;

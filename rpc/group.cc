@@ -30,8 +30,8 @@ constexpr char kReport[] = "@group.report";
 constexpr char kReportSignature[] =
     "(string,int,string,list(string),list(int),int,bytes,list(tensor))->gathered";
 
-// Of the failed gatherings of a set so many are kept one by one, before all below are taken for
-// over; and of workers that are gone.
+// How many failed gatherings of a set are remembered one by one, before all with lower numbers
+// count as over; how many sets; and how many workers that are gone.
 constexpr size_t kMostFailed = 64;
 constexpr size_t kMostSets = 4096;
 constexpr size_t kMostGone = internal::MemberList::kMostGone;
@@ -94,7 +94,7 @@ class GroupService : public Service, public std::enable_shared_from_this<GroupSe
     Method m;
     m.name = kReport;
     m.signature = kReportSignature;
-    m.inline_ok = true;  // decodes and files; whoever comes last answers all
+    m.inline_ok = true;  // decodes and files; the last report answers all
     m.invoke = [weak = weak_from_this()](CallContext&, const std::shared_ptr<void>&,
                                          Payload arguments, ReplyFn reply) {
       auto self = weak.lock();
@@ -109,7 +109,7 @@ class GroupService : public Service, public std::enable_shared_from_this<GroupSe
     return {std::move(m)};
   }
 
-  // Of the next gathering of these members.
+  // The key of the next gathering of these members.
   StatusOr<Key> begin(const std::vector<WorkerInfo>& members) {
     std::string set;
     MutexLock lock(&mutex_);

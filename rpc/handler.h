@@ -163,8 +163,8 @@ void give_result(Outcome& outcome, Result&& result) {
   }
 }
 
-// Of a handler that has returned: before its caller hears of it, so that what the arguments held
-// (an RRef) is given back by then.
+// Runs when a handler has returned, before its caller gets the answer, so that what the arguments
+// held (an RRef) is given back by then.
 template <class Arguments>
 void let_go(StatusOr<Arguments>& taken) {
   taken = absl::CancelledError();

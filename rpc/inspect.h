@@ -6,10 +6,10 @@
 //
 //   std::cout << weft::inspect({.address = "127.0.0.1:40123/local-13bb385ca1ae91a2"});
 //
-// Whoever asks is an observer: it proves who it is as a worker does (user, certificate, token, and
-// JoinOptions::access for "@weft.inspect"), joins nothing, is no member, and can do nothing else.
-// The worker answers on the thread that receives, so that one whose handlers are all stuck answers
-// too.
+// The asking process is an observer: it proves who it is as a worker does (user, certificate,
+// token, and JoinOptions::access for "@weft.inspect"), joins nothing, is no member, and can do
+// nothing else. The worker answers on the thread that receives, so that one whose handlers are all
+// stuck answers too.
 
 #include <memory>
 #include <optional>
@@ -28,12 +28,12 @@
 namespace weft {
 
 struct InspectOptions {  // as whom, how long and how much
-  // Of the worker, as its log, Worker::address() and list_workers() have it.
+  // Address of the worker, as its log, Worker::address() and list_workers() have it.
   std::string address{};
   Credentials credentials{};
-  // Under which the observer comes. Default: what its certificate says, else "weft-inspect".
+  // The observer's name. Default: what its certificate says, else "weft-inspect".
   std::string name{};
-  // Nobody else is to answer; default: whoever is there.
+  // Only this worker is to answer; default: whichever worker listens at the address.
   std::optional<WorkerInfo> wanted{};
   bool json = false;      // else text
   bool counters = false;  // with all of debug_info()
@@ -45,8 +45,8 @@ struct InspectOptions {  // as whom, how long and how much
 
 // The tables "worker", "peers", "serving" (calls that run there), "pending" (calls that it waits
 // for), those of its services ("rrefs"), and "counters". Blocks, not on a poller. Errors: kind
-// unavailable (nobody there), permission (credentials, user, access), deadline, protocol (it speaks
-// something else), state (no version in common), invalid_argument.
+// unavailable (no worker there), permission (credentials, user, access), deadline, protocol (it
+// speaks something else), state (no version in common), invalid_argument.
 WEFT_API StatusOr<std::string> try_inspect(const InspectOptions& options);
 WEFT_API std::string inspect(const InspectOptions& options);  // throws weft::Error
 
@@ -58,8 +58,8 @@ struct ListedWorker {  // a worker as the store has it
   int64_t pid = 0;   // number of its process there
 };
 
-// Who has a record in the store, in order of job and id; the dead among them are there until
-// somebody's lease for them has lapsed. Only reads. `job_id` empty: all jobs.
+// Returns the workers that have a record in the store, in order of job and id; the dead among them
+// stay until another worker has seen their leases lapse. Only reads. `job_id` empty: all jobs.
 WEFT_API StatusOr<std::vector<ListedWorker>> list_workers(
     Store& store, const std::string& job_id = {}, absl::Duration timeout = absl::Seconds(10));
 

@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-// Names of methods and the like come from other workers, and end up on somebody's terminal.
+// Names of methods and the like come from other workers, and are printed on a user's terminal.
 std::string printable(std::string_view text) {
   std::string out;
   while (!text.empty()) {

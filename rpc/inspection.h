@@ -1,9 +1,8 @@
 #ifndef WEFT_RPC_INSPECTION_H_
 #define WEFT_RPC_INSPECTION_H_
 
-// Inspection: what a worker tells about itself to whoever looks at it (rpc/inspect.h,
-// weft-inspect): tables with names, filled by the worker and its services, as text for people and
-// as JSON for programs.
+// Inspection: what a worker tells about itself to an observer (rpc/inspect.h, weft-inspect): tables
+// with names, filled by the worker and its services, as text for people and as JSON for programs.
 //
 //   Inspection::Table& table = out->table("contexts", {"id", "age_s"});
 //   for (const auto& c : contexts) {

@@ -39,7 +39,7 @@ namespace internal {
 class ObjectTurns;
 }
 
-// How a message ended for whoever attached something to it.
+// How a message ended, for the interceptor that attached something to it.
 enum class Delivery : uint8_t {
   kDelivered,     // a request: its handler has answered, so every interceptor has let it pass
   kNotDelivered,  // proven: no interceptor of the receiver has seen it or ever will
@@ -56,13 +56,13 @@ class WEFT_API Attachment {
 
   // For the interceptor of the same key at the other side.
   const std::string& bytes() const { return bytes_; }
-  // INT-1. `result`: how the call ended. Of an answer: kNotDelivered, or kUnknown once it is on its
-  // way, since nobody says that an answer has arrived.
+  // INT-1. `result`: how the call ended. For an answer: kNotDelivered, or kUnknown once it is on
+  // its way, since the arrival of an answer is not acknowledged.
   virtual void ended(Delivery delivery, const Status& result) = 0;
-  // Of a large answer, each time it is sent: what goes with its frames and is destroyed when the
-  // transport has let go of all of them, because they have left or their connection is lost, or
-  // none was sent. On any thread, under locks of the transport: a destructor may post, no more.
-  // ended() may come before. Null: nothing.
+  // Called for a large answer, each time it is sent: what goes with its frames and is destroyed
+  // when the transport has let go of all of them, because they have left or their connection is
+  // lost, or none was sent. On any thread, under locks of the transport: a destructor may post, no
+  // more. ended() may come before. Null: nothing.
   virtual std::shared_ptr<const void> on_its_way() { return nullptr; }
 
  private:

@@ -52,7 +52,8 @@ namespace weft {
 struct MethodOptions {
   // Short, never waits: runs on the thread that read the request, without a hop to the pool.
   bool inline_ok = false;
-  // Of tensors in the result whose memory something else holds, too (the object, a view's base).
+  // What becomes of tensors in the result whose memory something else holds, too (the object, a
+  // view's base).
   TensorResults results = TensorResults::kValue;
 };
 

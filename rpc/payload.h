@@ -21,16 +21,17 @@ namespace weft {
 
 // What devices have to do with a payload that came.
 struct PayloadDevices {
-  // Of each tensor, where it belongs, as a number (device_code.h). Of one that came: while all are
-  // still on the CPU, which no handler sees. Of a call's arguments: instead of the device map.
+  // For each tensor where it belongs, as a number (device_code.h). In a payload that arrived: while
+  // all tensors are still on the CPU, which no handler sees. In a call's arguments: instead of the
+  // device map.
   std::vector<uint32_t> targets{};
-  // For whoever uses the tensors: their copies are queued.
+  // For the code that uses the tensors: their copies are queued.
   std::shared_ptr<ValueGuard> guard{};
 };
 
 // Stands in a value for something that only a service of the worker understands: an RRef. What
 // travels of it is that service's metadata (rpc/interceptor.h); the receiver's has put one of its
-// own in its place before anybody decodes the value. Immutable; any thread.
+// own in its place before the value is decoded. Immutable; any thread.
 class WEFT_API Reference {
  public:
   virtual ~Reference();
@@ -41,7 +42,7 @@ struct Payload {
   std::vector<at::Tensor> tensors;
   std::shared_ptr<PayloadDevices> devices{};  // null: the CPU only
   std::vector<std::shared_ptr<const Reference>> references{};
-  // Of a message that came in chunks: its bytes of the receive budget, given back with the last
+  // For a message that came in chunks: its bytes of the receive budget, given back with the last
   // copy of this.
   std::shared_ptr<const void> charge{};
 };
@@ -54,7 +55,7 @@ struct KeptObject {
   const std::type_info* type = nullptr;
   // Appends it as one value; null for a class that cannot be sent.
   void (*encode)(Encoder& out, const void* object) = nullptr;
-  // Of what is queued on devices to make it; null: nothing.
+  // The guard of what is queued on devices to make it; null: nothing.
   std::shared_ptr<ValueGuard> after{};
 };
 using KeepFn = absl::AnyInvocable<void(StatusOr<KeptObject>)>;

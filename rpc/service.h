@@ -41,7 +41,7 @@ class WEFT_API Service {
   virtual void on_shutdown(const Status& why) { (void)why; }
   // Adds its numbers to Worker::debug_info().
   virtual void put_debug_info(std::map<std::string, int64_t>* out) const { (void)out; }
-  // Adds tables of what it holds for whoever looks at the worker (weft-inspect). On a thread of the
+  // Adds tables of what it holds for an observer of the worker (weft-inspect). On a thread of the
   // transport, so that a worker whose handlers are all stuck can be looked at; short.
   virtual void put_inspection(Inspection* out) const { (void)out; }
 
@@ -53,7 +53,7 @@ class WEFT_API Service {
   virtual Load load() const { return {}; }  // now
   // All workers have arrived and no call is under way anywhere. Called on every worker when `live`
   // is not zero on one of them, and again once all have done it and are still: the first time ask
-  // about what nobody has confirmed, the second time note what is alive, the third time give back
+  // about what is not confirmed yet, the second time note what is alive, the third time give back
   // what is held at others.
   virtual void sweep() {}
   // The drain is over: an error of the shutdown, or OK.

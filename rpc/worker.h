@@ -74,8 +74,8 @@ struct JoinOptions {
   std::vector<AccessRule> access{};
   std::vector<ServiceFactory> services{};
   // By destination: where the tensors of calls to it belong (device_map.h). Checked at join: here
-  // without asking anybody, then by every worker of a static group, which all fail if one map is
-  // wrong. In a dynamic group a map may name a worker that comes later; if it then has no such
+  // without asking other workers, then by every worker of a static group, which all fail if one map
+  // is wrong. In a dynamic group a map may name a worker that comes later; if it then has no such
   // device, that is logged, and calls to it that would need the map fail.
   std::map<std::string, DeviceMap> device_maps{};
   // What of its devices this worker uses, in maps of its own and of others. Default: with maps of
@@ -153,7 +153,7 @@ class WEFT_API Worker {
   // Rank in a static group, otherwise a number drawn at join. Never reused within a job.
   uint32_t id() const;
   int rank() const { return static_cast<int>(id()); }
-  // Of a static group; 0 in a dynamic one.
+  // World size of a static group; 0 in a dynamic group.
   int world_size() const;
   const WorkerInfo& info() const;
   const std::string& job_id() const;

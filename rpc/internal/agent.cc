@@ -47,7 +47,7 @@ void Agent::start(std::shared_ptr<Transport> transport) {
     if (auto self = weak.lock()) self->tick();
   });
   bell_->set([weak, pool = options_.pool] {
-    // Whoever let go of a frame may be the transport: the calls go on elsewhere.
+    // The thread that released a frame may be the transport's: the calls go on elsewhere.
     pool->post([weak] {
       if (auto self = weak.lock()) self->serve_room_queue();
     });

@@ -53,7 +53,7 @@
 
 namespace weft::internal {
 
-// Of one that is about to leave.
+// Method that a worker calls at its peers when it is about to leave.
 inline constexpr std::string_view kLeavingMethod = "@worker.leaving";
 
 struct AgentOptions {
@@ -133,7 +133,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Metrics* metrics() const { return options_.metrics.get(); }
   const std::shared_ptr<CallTrace>& trace() const { return options_.trace; }
   std::map<std::string, int64_t> debug_info() const;
-  // Of those that are connected, or that calls wait for. In order of id.
+  // Statistics of the peers that are connected, or that calls wait for. In order of id.
   std::vector<PeerStats> peer_stats() const;
   // As "peer/NAME/...": those that are not zero.
   void put_peer_numbers(std::map<std::string, int64_t>* out) const;
@@ -169,7 +169,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   // Drops what is incomplete on the link and belongs to calls that are over.
   void give_up_arriving(Link* link);
   void on_link_lost(const std::shared_ptr<Link>& link, Lost lost);
-  // Of an observer: answered on this thread, and counted as no call.
+  // Handles a request of an observer: answered on this thread, and counted as no call.
   void on_observer_request(const std::shared_ptr<Link>& link, const v1::CallHeader& header,
                            StatusOr<Payload> payload);
 
@@ -210,7 +210,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     Deadlines::iterator in_deadlines;
     bool has_deadline = false;
     CallState state = CallState::kWaiting;
-    // Of the peer's send budget. For a large message it is shared with the frames under way.
+    // The call's part of the peer's send budget. For a large message it is shared with the frames
+    // under way.
     SendCharge small_charge;
     std::shared_ptr<SendCharge> large_charge;
     Status refused;    // for lack of room at its receiver, the last time...
@@ -319,8 +320,8 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void leave_room_queue_locked(uint64_t call_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void serve_room_queue();
-  // Of a call that waits for room (Backpressure::kWait) when its receiver has had none: it is sent
-  // again in a moment. False: it is not such a call.
+  // Sends a call that waits for room (Backpressure::kWait) again in a moment, when its receiver has
+  // had none. False: it is not such a call.
   bool ask_again_later(uint64_t call_id, const Status& refused, Delivery delivery);
   // For an answer; the result is to be held until it has left.
   StatusOr<std::shared_ptr<SendCharge>> charge_answer_locked(const OutMessage& message,
@@ -379,7 +380,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   bool concerns_interceptors(const UntypedCall& call) const;
   StatusOr<AttachmentsRef> attach(const WorkerInfo& to, const UntypedCall& call) const;
   CallHandle start_intercepted(const Destination& to, UntypedCall&& call, CallDone done);
-  // References that nobody has attached anything for cannot be sent.
+  // References to which no interceptor has attached anything cannot be sent.
   Status check_carried(const Payload& payload) const;
   void receive_answer(uint64_t call_id, Payload payload, std::shared_ptr<Metadata> metadata);
   void next_answer_step(uint64_t call_id, const WorkerInfo& from,
@@ -419,13 +420,13 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Status find_instance(Job* job) const;
   void take_place(Job* job, ObjectTurns* turns) const;
   void look_at(const std::shared_ptr<Job>& job);
-  // Of what waits: its bytes of the receive budget, unless they are charged.
+  // Charges the bytes of a waiting job to the receive budget, unless they are charged already.
   Status charge_waiting(Job* job) const;
   void serve(std::shared_ptr<Job> job);
   void run(const std::shared_ptr<Job>& job);
   // Tells the handler, or sees to it that it never starts.
   void cancel_job(const std::shared_ptr<Job>& job, CancelReason why);
-  // Of a job that waits: it is not to run any more.
+  // Ends a job that waits: it is not to run any more.
   void give_up(const std::shared_ptr<Job>& job);
   Status never_started(const Job& job) const;
   // The method has returned, or its coroutine has ended. Once; later calls do nothing.

@@ -160,7 +160,7 @@ void Agent::on_dialled(const PeerRef& peer, const std::shared_ptr<Link>& link,
   }
   const Status error = connection.status();
   const ErrorKind kind = error_kind(error);
-  // Refused in words, as opposed to not reached: trying again would be told the same.
+  // Refused by the peer, as opposed to not reached: another attempt would be refused, too.
   const bool final = kind == ErrorKind::kPermission || kind == ErrorKind::kPeerLost ||
                      kind == ErrorKind::kProtocol || kind == ErrorKind::kUnimplemented;
   std::vector<uint64_t> fail;
@@ -253,7 +253,7 @@ std::shared_ptr<ConnectionHandler> Agent::on_connection(std::shared_ptr<Connecti
       peer = peer_locked(WorkerInfo{hello.name, hello.id, hello.incarnation},
                          known ? std::string_view(member->address) : std::string_view());
     } else {
-      // Known to nobody, and adopt() turns it away.
+      // Not in the table, and adopt() turns it away.
       peer = std::make_shared<Peer>();
       peer->budget = part_of_budget(0, "messages of nobody");
       peer->gone = owner;

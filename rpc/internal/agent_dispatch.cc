@@ -54,7 +54,8 @@ namespace {
 // What a call that waits takes besides the bytes of its arguments.
 constexpr uint64_t kWaitingBytes = 512;
 
-// On the thread that found the request: the poller's, or that of a user who waits (DRIVE-1).
+// On the thread that found the request: the poller's, or an application thread that waits
+// (DRIVE-1).
 bool may_run_here(const Method& method, const Payload& arguments) {
   if (method.inline_ok && !method.waiting_ok && driving()) {
     note_driving_is_dear();
@@ -304,7 +305,7 @@ Answer Agent::error_answer(const Job& job, const Status& error) const {
 void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
   if (job->replied.exchange(true)) return;
   if (job->keep != nullptr && job->reach == v1::ErrorHeader::PASSED) {
-    // It never ran, and whoever waits for its object must know.
+    // It never ran, and the code that waits for its object must learn that.
     std::exchange(job->keep, nullptr)(
         result.ok() ? make_error(ErrorKind::kInternal, "it ended without an object")
                     : told_by_handler(*job, result.status()));

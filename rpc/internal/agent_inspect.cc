@@ -1,4 +1,4 @@
-// Observers: who comes to look at this worker, and what the agent shows them.
+// Observers: which processes look at this worker, and what the agent shows them.
 
 #include <algorithm>
 #include <utility>
@@ -16,7 +16,7 @@ namespace {
 
 // At once: enough for people, and for a monitor or two.
 constexpr size_t kMostObservers = 16;
-// Of requests on their way from one of them, which have a hundred.
+// Maximum bytes of requests under way from one observer; a request has about a hundred.
 constexpr uint64_t kObserverBytes = 64 << 10;
 
 std::string text(CallState state) {

@@ -51,7 +51,7 @@ struct Agent::Job final : public IncomingRequest {
   absl::Time deadline = absl::InfiniteFuture();
   // When it waits still it is given up a little before, so that its caller hears of it.
   absl::Time start_by = absl::InfiniteFuture();
-  // Of the receive budget, until the handler takes the arguments.
+  // The bytes of the request in the receive budget, until the handler takes the arguments.
   std::shared_ptr<const void> charge;
   std::shared_ptr<Executor> pool;
   // Lives until the reply, as handlers were promised.

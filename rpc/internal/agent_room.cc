@@ -1,4 +1,5 @@
-// The agent's send budgets: who may send now, and who waits for room (CallOptions::backpressure).
+// The agent's send budgets: which calls may be sent now, and which wait for room
+// (CallOptions::backpressure).
 
 #include <algorithm>
 #include <set>
@@ -91,14 +92,14 @@ void Agent::serve_room_queue() {
   std::vector<uint64_t> go;
   {
     MutexLock lock(&mutex_);
-    std::set<uint64_t> full_peers;  // whoever is behind on one of these stays behind
+    std::set<uint64_t> full_peers;  // a call behind another one of such a peer stays behind it
     const std::deque<uint64_t> queue = room_queue_;
     for (const uint64_t id : queue) {
       Pending& p = pending_.at(id);
       const auto peer = peers_.find(p.to.incarnation);
       if (full_peers.count(p.to.incarnation) > 0) continue;
       bool worker_full = false;
-      // Of a peer that was forgotten transmit() tells.
+      // transmit() reports a peer that was forgotten.
       if (peer != peers_.end() && !take_room_locked(&p, *peer->second, &worker_full).ok()) {
         if (worker_full) break;
         full_peers.insert(p.to.incarnation);

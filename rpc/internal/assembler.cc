@@ -181,7 +181,7 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
         max_announced_ = std::max(max_announced_, s.transfer_id());
         const bool fresh =
             transfers_.emplace(s.transfer_id(), Transfer{nullptr, nullptr, s.length()}).second;
-        // Of a transfer that is under way nothing may be lost: its message holds bytes.
+        // A transfer that is under way must not be replaced: its message holds bytes.
         if (!fresh)
           return protocol_error(absl::StrCat("transfer ", s.transfer_id(), " announced twice"));
       }
@@ -227,7 +227,8 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
     }
     parked = take_parked_locked(layout, &complete);
   }
-  // Also before a violation: of what is complete nothing is in the table, and nobody else would.
+  // Also before a violation: a complete message is no longer in the table, so only this finishes
+  // it.
   if (complete != nullptr) finish(complete);
   return parked;
 }
@@ -251,7 +252,7 @@ Status Assembler::take_parked_locked(const v1::Layout& layout,
 Status Assembler::take_locked(uint64_t id, uint64_t offset, const FrameView* frame,
                               std::string_view bytes, std::shared_ptr<Incoming>* complete) {
   const auto it = transfers_.find(id);
-  // The peer sent more than it announced, and before that it is announced nobody can tell.
+  // The peer sent more than it announced; before the announcement that cannot be detected.
   if (it == transfers_.end()) {
     return protocol_error(absl::StrCat("chunk of transfer ", id, ", which is over"));
   }

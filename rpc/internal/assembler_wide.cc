@@ -133,7 +133,7 @@ Status Assembler::take_wide(uint64_t id, uint64_t offset, uint64_t bytes, const 
     MutexLock lock(&mutex_);
     const auto it = transfers_.find(id);
     if (it == transfers_.end()) {
-      budget_->release(message->charged);  // abandon() leaves it to whoever is busy
+      budget_->release(message->charged);  // abandon() leaves it to the thread that set `busy`
       return placed;
     }
     Transfer& t = it->second;

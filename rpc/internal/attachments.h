@@ -24,7 +24,8 @@ using Metadata = std::vector<std::pair<std::string, std::string>>;
 class Attachments {
  public:
   Attachments() = default;
-  // Whoever holds what may be sent again holds this: with the last one nothing is sent any more.
+  // Held by everything that may still send the message: when the last holder is gone nothing is
+  // sent any more.
   ~Attachments() { end(Delivery::kUnknown, absl::OkStatus()); }
   Attachments(const Attachments&) = delete;
   Attachments& operator=(const Attachments&) = delete;

@@ -51,7 +51,7 @@ class Core : public std::enable_shared_from_this<Core> {
   const Logger& log() const { return log_; }
   const std::shared_ptr<Executor>& pool() const { return pool_; }
   const std::shared_ptr<WaitDriver>& wait_driver() const { return wait_driver_; }
-  // Null: nobody asked for a trace.
+  // Null when no trace was requested.
   std::shared_ptr<TraceWriter> trace_writer() const {
     return trace_ == nullptr ? nullptr : std::shared_ptr<TraceWriter>(trace_, trace_->writer());
   }
@@ -118,7 +118,7 @@ class Core : public std::enable_shared_from_this<Core> {
   WorkerEndpoint endpoint_;
   std::shared_ptr<Executor> pool_;
   std::shared_ptr<WaitDriver> wait_driver_;        // may be null
-  std::shared_ptr<CallTrace> trace_;               // null: nobody asked for one
+  std::shared_ptr<CallTrace> trace_;               // null: no trace was requested
   std::shared_ptr<DeviceBackend> device_backend_;  // null: the CPU only
   std::shared_ptr<const MemberDevices> devices_;
   std::vector<std::shared_ptr<Service>> services_;

@@ -166,8 +166,8 @@ Status Core::init(JoinOptions options) {
   begin(&options);
   const absl::Time deadline = deadline_after(runtime_->now(), config_.join_timeout);
 
-  // Before anybody hears of us: a mistake, a port that is taken, or credentials that are no good cost nobody else
-  // anything.
+  // Before other workers learn of this one: a mistake, a port that is taken, or invalid credentials
+  // cost no other worker anything.
   WEFT_RETURN_IF_ERROR(open_devices(options));
   WEFT_RETURN_IF_ERROR(open_pages(options, health_address));
   WEFT_RETURN_IF_ERROR(open_transport(options));
@@ -375,7 +375,7 @@ Status Core::check_devices(absl::Time deadline) {
   const bool dynamic = membership_->dynamic();
   const MemberListRef members = membership_->list();
   if (!dynamic && members->by_id.size() < static_cast<size_t>(world_size_)) {
-    // Whoever has come and gone may have found a map wrong before us.
+    // A worker that has joined and left again may have found a map wrong before this one.
     WEFT_RETURN_IF_ERROR(membership_->aborted(deadline));
   }
   Status right = check_device_maps(*members, dynamic ? &self_.name : nullptr, !dynamic);

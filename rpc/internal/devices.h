@@ -6,7 +6,7 @@
 //
 //   DEV-1  a map is one to one, so that results have one way back.
 //   DEV-2  both ends of a map are devices that their workers have and use: ours is checked before
-//          anybody hears of us, the other end as soon as its worker is a member.
+//          other workers learn of us, the other end as soon as its worker is a member.
 //
 // Value types and free functions; any thread.
 

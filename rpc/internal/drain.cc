@@ -155,7 +155,7 @@ class GroupDrain {
       if (!gate.ok() && error_kind(gate) != ErrorKind::kDeadline) return gate;
       *open = gate.ok();
     }
-    // Before what was written: who has gone wrote nothing after.
+    // Before what was written: a worker that has gone wrote nothing after.
     const MemberListRef list = membership_.list();
     if (!*open && !anyway && missing_.empty() && !somebody_left(*list)) return std::nullopt;
     WEFT_ASSIGN_OR_RETURN(Said said, read(what, slice));
@@ -175,7 +175,7 @@ class GroupDrain {
     });
   }
 
-  // Of those that are waited for.
+  // The entries of the workers that are still waited for.
   std::vector<ShutdownResult::Entry*> missing_from(const Said& said) {
     std::vector<ShutdownResult::Entry*> out;
     for (auto& w : workers_) {
@@ -319,7 +319,7 @@ class GroupDrain {
         return annotate(said.status(), absl::StrCat("draining: here ", load.pending, " calls and ",
                                                     load.serving, " handlers are not complete"));
       }
-      // Who has written this has read what was written before it.
+      // A worker that has written this has read what was written before it.
       const std::string read = round == 0 ? "arrived" : absl::StrCat("drain/", round - 1);
       const auto deleted =
           store().delete_key(key(read, hex(self_.incarnation)), limit(deadline_)).status();

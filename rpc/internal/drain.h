@@ -10,11 +10,11 @@
 //                     incarnation of the lowest rank, by which a group differs from later ones
 //   gate/G/WHAT       "1": all have; written by the last of them
 //
-//   DRAIN-1  nobody leaves while a call is under way anywhere: a round in which every worker counts
-//            zero calls and zero handlers ends the drain only when the round before said the same
-//            with the same totals (two equal waves: nothing can have been in flight between them).
-//            When they count something live then (Service::Load), everybody sweeps first, and it
-//            goes on.
+//   DRAIN-1  no worker leaves while a call is under way anywhere: a round in which every worker
+//            counts zero calls and zero handlers ends the drain only when the round before said the
+//            same with the same totals (two equal waves: nothing can have been in flight between
+//            them). When they count something live then (Service::Load), everybody sweeps first,
+//            and it goes on.
 //   DRAIN-2  a worker that dies, or whose lease lapses, is missing: it is named, and no longer
 //            waited for.
 //   DRAIN-3  waiting for arrival has no bound but leases; everything after has the deadline.

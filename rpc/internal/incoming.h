@@ -44,15 +44,15 @@ class PayloadReader {
   size_t offset_ = 0;
 };
 
-// Of a wide message: its header, and then where the rest belongs. Used by whoever has set `busy` of
-// its transfer; target() with the mutex, while nobody has.
+// The parts of a wide message: its header, and then where the rest belongs. Used by the thread that
+// has set `busy` of its transfer; target() with the mutex, while `busy` is not set.
 struct WideParts {
   std::string header;  // as long as it will be
   uint64_t header_length = 0;
   uint64_t length = 0;  // of the transfer
   Connection* connection = nullptr;
   Assembler::Open open;  // null: the header has been read
-  // Of the bytes after the header: where they belong, in their order; and the next one.
+  // Where the bytes after the header belong, in their order; and the next place.
   std::vector<std::pair<char*, uint64_t>> places;
   size_t at = 0;
   uint64_t filled = 0;  // of places[at]

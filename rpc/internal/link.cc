@@ -129,7 +129,7 @@ void Link::on_frame(const FrameView& frame, int lane) {
   if (agent == nullptr) return;
   received(agent->now());
   const Status status = handle(frame, lane, agent.get());
-  // Whoever sends what no correct peer sends loses this connection and nothing else.
+  // A peer that sends what no correct peer sends loses this connection and nothing else.
   if (!status.ok()) connection_->close(status);
 }
 

@@ -67,7 +67,7 @@ StatusOr<const Member*> MemberList::resolve(const Destination& to) const {
       return gone.at(left->second).why;
     }
     if (to.by_info()) {
-      // Whoever has its info has met it, so it is no wrong name.
+      // A caller that has its info has met it, so the name is not wrong.
       return make_error(
           ErrorKind::kPeerLost,
           absl::StrCat("worker '", to.name(), "' (id ", to.id(), ", incarnation ",

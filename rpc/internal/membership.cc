@@ -34,7 +34,7 @@ void put_devices(const MemberDevices& devices, v1::DeviceRecord* out) {
   }
 }
 
-// Whatever a record holds: a device that nobody has is found when maps are checked.
+// Takes whatever a record holds: a device that does not exist is found when maps are checked.
 std::shared_ptr<const MemberDevices> take_devices(const v1::DeviceRecord& record) {
   auto out = std::make_shared<MemberDevices>();
   out->count = static_cast<int>(std::min<uint32_t>(record.count(), kMostDevices));
@@ -206,7 +206,7 @@ Status Membership::make_claim(const Claim& claim, absl::Time deadline) {
     WEFT_LOG(options_.log, kWarning)
         << what << ": taking over from incarnation " << owner << ", whose lease lapsed";
     // All that a watcher would do (declare_dead): there may be none, and a record that stays would
-    // stand for a member that nobody can reach.
+    // stand for a member that no worker can reach.
     const std::string id = is_name ? parts[0] : absl::StrCat(*options_.rank);
     Store& store = *store_;
     WEFT_RETURN_IF_ERROR(
@@ -234,8 +234,8 @@ StatusOr<bool> Membership::is_alive(const std::string& incarnation, absl::Time d
   return false;
 }
 
-// Tells those who still wait for the group that it can never be complete. One that is complete, or
-// was until somebody died, goes on: the mistake of a latecomer is the latecomer's alone.
+// Tells the workers that still wait for the group that it can never be complete. A group that is
+// complete, or was until a worker died, goes on: a latecomer's mistake fails only the latecomer.
 Status Membership::abort_if_incomplete(const std::string& reason, absl::Time deadline) {
   if (dynamic()) return absl::OkStatus();
   const auto left = [&] { return deadline - options_.runtime->now(); };

@@ -5,19 +5,19 @@
 //
 // Keys, below "weft/<job>/" (values in brackets; "inc" is the incarnation in hexadecimal):
 //   mode          [static N | dynamic]  set by the first, compared by all
-//   rank/R        [inc name | free]     static: who has this rank
-//   name/NAME     [id inc | free]       who has this name; "swept inc": about to be deleted
-//   next_id       counter               dynamic: ids, never reused
-//   beat/inc      [counter]             renewed every heartbeat by its owner; set before any claim
-//   member/ID.inc [MemberRecord]        it can be called; the key tells all that ever changes
-//   dead/inc      [reason]              its lease lapsed; set by whoever saw it
-//   version       counter               raised after every change of the others: what is watched
-//   came          counter               static: of those who have published, until rank 0 leaves
-//   full          "1"                   static: wakes the workers that wait, when as many have
+//   rank/R        [inc name | free]     static: which worker has this rank
+//   name/NAME     [id inc | free]       which worker has this name; "swept inc": about to be
+//   deleted next_id       counter               dynamic: ids, never reused beat/inc      [counter]
+//   renewed every heartbeat by its owner; set before any claim member/ID.inc [MemberRecord]
+//   it can be called; the key tells all that ever changes dead/inc      [reason]              its
+//   lease lapsed; set by the worker that saw it version       counter               raised after
+//   every change of the others: what is watched came          counter               static: of
+//   those who have published, until rank 0 leaves full          "1"                   static: wakes
+//   the workers that wait, when as many have
 //                                       come as the group has, or it was aborted; until rank 0
 //                                       leaves
 //   abort         [reason]              static: the group can never be complete; "invalid " before
-//                                       it: by a mistake in somebody's options
+//                                       it: by a mistake in some worker's options
 //
 //   MEM-1  a worker appears in a list only after it can be reached, and leaves every list when it
 //          left or its lease lapsed; each raises one event at every other worker.
@@ -25,7 +25,7 @@
 //          taken over only from an incarnation whose beat stood still for a whole lease, or that
 //          is gone.
 //   MEM-3  who watches whom is a ring in order of id over the living, so a worker costs the store
-//          one write and one read per heartbeat, however many there are. While all that somebody
+//          one write and one read per heartbeat, however many there are. While all that a worker
 //          watches stand still, it watches twice as many: of n neighbours that died together the
 //          last is known after a lease and 3 log2 n heartbeats.
 //   MEM-4  leases are judged on the watcher's own clock: clocks are never compared. Only time in
@@ -93,10 +93,10 @@ class Membership {
   StatusOr<uint32_t> claim(absl::Time deadline);
   // Makes us callable, then waits for the others (static) or for the first list (dynamic).
   Status publish(const Member& self, absl::Time deadline);
-  // Tells those who still wait for a static group that it can never be complete, unless somebody
-  // has died in it: then whoever comes in its place fails alone.
+  // Tells the workers that still wait for a static group that it can never be complete, unless one
+  // has died in it: then only the worker that came in its place fails.
   Status abort(const std::string& reason, absl::Time deadline);
-  // Somebody's abort, asked of the store.
+  // Reads from the store whether a worker has aborted the group; its error if so.
   Status aborted(absl::Time deadline);
   // Takes us out of the store, as far as it can be reached. Idempotent.
   void leave(absl::Time deadline);

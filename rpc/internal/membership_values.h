@@ -11,15 +11,15 @@
 
 namespace weft::internal {
 
-// Of name/NAME and rank/R.
+// Values of name/NAME and rank/R.
 inline constexpr char kFreeClaim[] = "free";
 inline constexpr char kSweptClaim[] = "swept ";  // then the incarnation about to delete the name
 
-// Of abort.
+// Prefix of a value of `abort`.
 inline constexpr char kInvalidAbort[] = "invalid ";
 Status abort_error(std::string_view reason);
 
-// Of an operation that nothing can interrupt (MEM-7).
+// Timeout of an operation that nothing can interrupt (MEM-7).
 inline constexpr absl::Duration kUninterrupted = absl::Seconds(1);
 
 }  // namespace weft::internal

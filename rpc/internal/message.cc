@@ -70,7 +70,7 @@ StatusOr<at::Tensor> own_copy(const at::Tensor& buffer, ReceiveMemory* memory) {
   return copy;
 }
 
-// Of a result: what something else may write to before the message has left.
+// Copies a buffer of a result that other code may write to before the message has left.
 Status own(at::Tensor* buffer, ReceiveMemory* memory) {
   // A view knows its base and would hold it.
   if (buffer->is_view()) *buffer = buffer->variable_data();

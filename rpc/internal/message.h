@@ -36,7 +36,7 @@
 
 namespace weft::internal {
 
-// Of chunks on a data connection, where nothing small waits behind one.
+// Size of chunks on a data connection, where nothing small waits behind one.
 inline constexpr size_t kDataChunkBytes = size_t{1} << 20;
 
 // Protocol versions of a worker (Hello); 2 has wide messages.
@@ -44,7 +44,7 @@ inline constexpr uint32_t kVersion = 2;
 inline constexpr uint32_t kWideVersion = 2;
 // All together, to a peer of version 1.
 inline constexpr size_t kMaxMetadataBytesOfVersion1 = 16 << 10;
-// Of a wide message.
+// Maximum length of the header of a wide message.
 inline constexpr uint64_t kMaxWideHeaderBytes = uint64_t{1} << 30;
 
 inline bool is_wide(const v1::Layout& layout) { return layout.wide_length() > 0; }
@@ -212,7 +212,7 @@ class WEFT_API Assembler {
     uint64_t received = 0;
     uint64_t filling = 0;  // bytes that a transport is reading into place
     bool wide = false;
-    // Of a wide one: a chunk of it is being worked on, without the mutex.
+    // For a wide message: a chunk of it is being processed, without the mutex.
     bool busy = false;
   };
   struct Parked {
@@ -228,7 +228,8 @@ class WEFT_API Assembler {
   // A chunk of a wide message: `in` holds its bytes, or null: they are in place.
   Status take_wide(uint64_t id, uint64_t offset, uint64_t bytes, const FrameView* in)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Without the mutex, by whoever has set `busy`. `refused`: the message, not the connection.
+  // Without the mutex, by the thread that has set `busy`. `refused`: the message, not the
+  // connection.
   Status place_wide(Incoming* message, uint64_t offset, uint64_t bytes, const FrameView* in,
                     Status* refused);
   Status open_wide(Incoming* message, Status* refused);
@@ -262,14 +263,14 @@ WEFT_API Status decode_chunk_header(std::string_view header, uint64_t* transfer_
 
 // ---- implementation of the template ------------------------------------------------------------
 
-// Of its chunks on this connection.
+// The size of a message's chunks on this connection.
 size_t fitting_chunk(const MessageLimits& limits, const Hello& peer);
 WEFT_API Status check_size(const OutMessage& message, const MessageLimits& limits);
 // `transfers`: null for a wide message, whose segments need none.
 WEFT_API void plan_layout(Connection* connection, const OutMessage& message,
                           const MessageLimits& limits, v1::Layout* layout,
                           std::atomic<uint64_t>* transfers);
-// Of a message that is not sent after all.
+// Gives back the places of a message that is not sent after all.
 WEFT_API void unplace_all(Connection* connection, const v1::Layout& layout);
 WEFT_API Status send_frames(Connection* connection, FrameKind kind, std::string header,
                             const v1::Layout& layout, const OutMessageRef& message,

@@ -7,7 +7,7 @@
 //
 //   OBJ-1  at most one call that is not const and not nested below another holder runs at a time.
 //   OBJ-2  a call that holds nothing waits in order of arrival; const calls join a running group of
-//          const calls only when nobody waits before them.
+//          const calls only when no call waits before them.
 //   OBJ-3  a call that names the innermost holder among its `holding` runs at once, on top of it.
 //   OBJ-4  a call holds its turn until its method returns, be it a future; a coroutine until its body
 //          ends. Not until the answer: what a future waits for may be another call on the object.

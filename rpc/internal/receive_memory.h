@@ -6,9 +6,9 @@
 // system had just been given back (docs/benchmarks.md). Blocks are aligned to 2 MiB and ask for
 // huge pages.
 //
-// Bounded twice: at most `max_kept` bytes are kept for later, and what nobody took between two
-// calls of sweep() goes back to the system. Tensors in use are not counted here; the byte budget of
-// whoever receives bounds them while they arrive.
+// Bounded twice: at most `max_kept` bytes are kept for later, and blocks that were not used between
+// two calls of sweep() go back to the system. Tensors in use are not counted here; the receiver's
+// byte budget bounds them while they arrive.
 //
 // Threads: any. Tensors may outlive the worker: each holds the memory it came from.
 

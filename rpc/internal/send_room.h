@@ -21,7 +21,7 @@
 
 namespace weft::internal {
 
-// Shared by the rooms of one worker: rings when bytes come back and somebody waits for some.
+// Shared by the rooms of one worker: rings when bytes come back and a call waits for some.
 class RoomBell {
  public:
   // `ring` posts work and returns. REQUIRES: called before anyone waits.
@@ -30,7 +30,7 @@ class RoomBell {
   void begin_waiting() { waiting_.fetch_add(1); }
   void end_waiting() { waiting_.fetch_sub(1); }
   void bytes_came_back() {
-    // Orders the budget's release before this load, as begin_waiting() does for who waits.
+    // Orders the budget's release before this load, as begin_waiting() does for a waiting call.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (waiting_.load() > 0 && ring_ != nullptr) ring_();
   }
@@ -53,7 +53,7 @@ class SendRoom {
     budget_.release(bytes);
     bell_->bytes_came_back();
   }
-  // Of a charge that came to nothing: nobody gained room, so nobody is told.
+  // Undoes a charge that was not used: no call gained room, so none is told.
   void undo(uint64_t bytes) { budget_.release(bytes); }
   const ByteBudget& budget() const { return budget_; }
 

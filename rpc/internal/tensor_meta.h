@@ -42,8 +42,8 @@ using DimOrder = c10::SmallVector<uint8_t, 8>;
 struct TensorMeta {
   c10::ScalarType dtype = c10::ScalarType::Float;
   TensorLayout layout = TensorLayout::kDense;
-  // Of the sender's tensor. join_from_wire() leaves the flag alone, because an interceptor may
-  // claim the tensor first: see restore_requires_grad().
+  // The flag of the sender's tensor. join_from_wire() leaves the flag alone, because an interceptor
+  // may claim the tensor first: see restore_requires_grad().
   bool requires_grad = false;
   c10::DimVector sizes;
   // Dense: buffer dimension i is tensor dimension order[i]; empty means the identity.

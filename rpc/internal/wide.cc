@@ -63,7 +63,7 @@ void put_brief(const v1::CallHeader& header, v1::CallHeader* out) {
 void put_brief(const v1::ResponseHeader& header, v1::ResponseHeader* out) {
   out->set_call_id(header.call_id());
 }
-// Of one segment, so never wide.
+// An error has one segment, so it is never wide.
 void put_brief(const v1::ErrorHeader& header, v1::ErrorHeader* out) {
   out->set_call_id(header.call_id());
   out->set_code(header.code());

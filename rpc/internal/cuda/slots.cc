@@ -8,7 +8,7 @@
 namespace weft::internal {
 
 StatusOr<std::unique_ptr<SlotPool>> SlotPool::make(int device) {
-  // Without the guard the context of device 0 would be made, which nobody named.
+  // Without the guard the context of device 0 would be made, which no option named.
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   void* memory = nullptr;
   const cudaError_t error = cudaHostAlloc(&memory, kSlots * kSlotBytes, cudaHostAllocPortable);

@@ -39,7 +39,7 @@ bool is_idle(const CUDAStream& stream) {
   return state == cudaSuccess;
 }
 
-// Of a value that a continuation made from another one: of whatever that thread queued.
+// Guard of a value that a continuation made from another one: covers all that its thread queued.
 class DerivedGuard : public ValueGuard {
  public:
   DerivedGuard(const std::vector<c10::Device>& devices, Logger log)

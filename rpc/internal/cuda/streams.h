@@ -94,7 +94,7 @@ class CudaWork : public DeviceWork {
   std::shared_ptr<ValueGuard> derive() override;
 
   // `tensors` are there when what is queued on `copies`, the streams that filled them, is done: our
-  // streams wait for that, and so does whoever takes the value. Throws c10::Error.
+  // streams wait for that, and so does a thread that takes the value. Throws c10::Error.
   void arrived(const std::vector<at::Tensor>& tensors,
                const std::vector<c10::cuda::CUDAStream>& copies);
 
@@ -104,7 +104,7 @@ class CudaWork : public DeviceWork {
   const Logger log_;
   Mutex mutex_;
   std::vector<c10::cuda::CUDAEvent> events_ ABSL_GUARDED_BY(mutex_);
-  // Weak: whoever has the value decides how long its memory lives.
+  // Weak: the holder of the value decides how long its memory lives.
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> memory_ ABSL_GUARDED_BY(mutex_);
 };
 
