@@ -107,9 +107,10 @@ class WEFT_API DistAutogradContext {
   void backward(const std::vector<at::Tensor>& losses, const BackwardOptions& options = {});
   Status try_backward(const std::vector<at::Tensor>& losses, const BackwardOptions& options = {});
 
-  // Of this worker's leaves, those that have one; in the order in which they were first reached.
+  // Returns the gradients of this worker's leaves that have one, in the order in which the leaves
+  // were first reached.
   std::vector<AutogradGradient> gradients() const;
-  // Of one leaf; undefined when it has none.
+  // Returns the gradient of one leaf; undefined when it has none.
   at::Tensor gradient(const at::Tensor& leaf) const;
 
   // Adds them to `.grad` of this worker's leaves, as a local backward() does.

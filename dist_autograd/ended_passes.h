@@ -23,7 +23,7 @@ struct EndedPasses {
   std::vector<uint64_t> aborted{};  // with an error, which some worker may not know yet
 };
 
-// Of this worker as their root, now.
+// The passes that have ended with this worker as their root, now.
 WEFT_API EndedPasses ended_passes(const DistAutogradContext& context);
 // As autograd_gradients(), of these and of all passes of other roots. Kind state, too: later passes
 // of the root have been added to them already.

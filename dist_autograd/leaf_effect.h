@@ -21,8 +21,8 @@
 
 namespace weft::internal {
 
-// Of one pass at one worker. Called by one thread at a time, without locks, grad mode off. What a
-// method throws is an error of the pass.
+// The effect of one pass at one worker. Called by one thread at a time, without locks, grad mode
+// off. What a method throws is an error of the pass.
 class WEFT_API LeafEffect {
  public:
   virtual ~LeafEffect();

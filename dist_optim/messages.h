@@ -55,7 +55,7 @@ struct StepPlan {
   uint32_t creator = 0;
   uint64_t incarnation = 0;
   uint64_t context = 0;
-  // Of this optimizer; names the step in its second phase.
+  // Number of the step at this optimizer; names the step in its second phase.
   uint64_t step = 0;
   std::vector<PackedOptions> options{};  // by group
   bool require_finite = false;

@@ -95,7 +95,7 @@ class DistributedOptimizer {
 
  public:
   using Parameters = std::vector<RRef<at::Tensor>>;  // at any workers
-  // Of a user's class: none but lr.
+  // The rule's options; those of a user-defined class are only lr.
   using Options = typename internal::OptimOptions<T>::type;
 
   // Makes its parts at all owners and waits for them. No parameters: no parts, and steps do
@@ -111,7 +111,7 @@ class DistributedOptimizer {
       : core_(worker, T::kName, how, internal::functional_link_factory(T::kName)) {
     core_.add_group(parameters, internal::pack_options<T>(options));
   }
-  // Of a user's class: `arguments` are those of its constructor after the parameters.
+  // For a user-defined class: `arguments` are those of its constructor after the parameters.
   template <class... Args>
   explicit DistributedOptimizer(const Worker& worker, const Parameters& parameters,
                                 const OptimizerOptions& how,
@@ -200,9 +200,9 @@ class DistributedOptimizer {
   // which they were given. To be read before the forward that a versioned step will speak of.
   std::vector<int64_t> versions() const { return core_.versions(); }
 
-  // Of all owners as one, by "3.exp_avg": parameter, in the order in which they were given, and
-  // buffer; with "group.0.lr" and so on. A copy, on the CPU. A step that is under way may be in it
-  // for some parameters and not for others.
+  // The state of all owners as one, by "3.exp_avg": parameter, in the order in which they were
+  // given, and buffer; with "group.0.lr" and so on. A copy, on the CPU. A step that is under way
+  // may be in it for some parameters and not for others.
   std::map<std::string, at::Tensor> state_dict() const { return core_.state_dict(); }
   // Throws, kind invalid_argument, naming what is missing, unknown, or of another shape; then
   // nothing is changed.

@@ -114,7 +114,7 @@ MakeLink make_link_factory(const Args&... args) {
   };
 }
 
-// Of one of weft::optim.
+// The factory for a rule of weft::optim.
 WEFT_API MakeLink functional_link_factory(std::string_view rule);
 
 class DistOptimService;

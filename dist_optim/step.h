@@ -17,13 +17,14 @@ namespace weft {
 
 struct OptimizerOptions {                              // how owners serve the optimizer
   Isolation isolation = Isolation::kPerParameterLock;  // of steps
-  // Of making it, and of all but steps. Default: the worker's rpc_timeout.
+  // Deadline of making the optimizer, and of all its calls but steps. Default: the worker's
+  // rpc_timeout.
   Timeout deadline{};
 };
 
 struct StepOptions {  // of one step
-  // Of both phases together, and of asking those that have not answered. Default: the worker's rpc_timeout; ten minutes
-  // at most, because what is prepared is held for so long.
+  // Deadline of both phases together, and of asking owners that have not answered. Default: the
+  // worker's rpc_timeout; ten minutes at most, because what is prepared is held for so long.
   Timeout deadline{};
   // Refuse the step when a gradient has an infinite or undefined entry.
   bool require_finite = false;

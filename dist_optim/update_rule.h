@@ -36,7 +36,8 @@ namespace weft {
 using internal::pack_options;
 using internal::PackedOptions;
 
-// Of one parameter. `buffers` are parallel to the rule's names, undefined until they are needed.
+// State of one parameter. `buffers` are parallel to the rule's names, undefined until they are
+// needed.
 struct ParameterState {
   std::atomic<int64_t> steps{0};
   std::vector<at::Tensor> buffers{};
@@ -59,8 +60,8 @@ class UpdateRule {
   virtual bool prepared(const PackedOptions& options, const ParameterState& state) const = 0;
   virtual void prepare(const PackedOptions& options, const at::Tensor& parameter,
                        ParameterState* state) const = 0;
-  // Of a buffer: one number for each row of the parameter (its first dimension) and not one for each
-  // element. REQUIRES: 0 <= buffer < buffer_names().size().
+  // Whether a buffer has one number for each row of the parameter (its first dimension) and not one
+  // for each element. REQUIRES: 0 <= buffer < buffer_names().size().
   virtual bool by_row(size_t buffer) const = 0;
   // What an element of a buffer is before the first step; no value: these options need no such buffer.
   virtual std::optional<double> first_value(const PackedOptions& options, size_t buffer) const = 0;

@@ -193,7 +193,7 @@ class RemoteModule {
     if (at.device != "cpu") to(at.device);
   }
 
-  // Of a module that is there already.
+  // Wraps a module that exists already.
   explicit RemoteModule(RRef<Served> module) : module_(std::move(module)) {}
 
   // ---- of the module: as in LibTorch, at its worker ----

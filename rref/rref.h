@@ -1,7 +1,7 @@
 #ifndef WEFT_RREF_RREF_H_
 #define WEFT_RREF_RREF_H_
 
-// RRef<T>: a reference to an object that lives at one worker, its owner, for as long as anybody
+// RRef<T>: a reference to an object that lives at one worker, its owner, for as long as any worker
 // holds one.
 //
 //   auto table = weft::remote<Embedding>(worker, "ps0", 100'000, 64);  // a constructor, there
@@ -117,7 +117,7 @@ class RRef {
 
   // Refers to nothing: every use is an error of kind state.
   RRef() = default;
-  // Of an object that this worker owns. No message is sent before it is shared.
+  // Makes an RRef of an object that this worker owns. No message is sent before it is shared.
   static RRef local(const Worker& worker, std::shared_ptr<T> value,
                     const char* file = __builtin_FILE(), uint32_t line = __builtin_LINE()) {
     return RRef(value_or_throw(internal::make_local_rref(

@@ -12,7 +12,7 @@ namespace {
 
 using torch::autograd::AnomalyMode;
 
-// Of what an error carries to all workers.
+// Maximum length of the text that an error carries to all workers.
 constexpr size_t kMostText = 8 << 10;
 
 // LibTorch tells where a node was made in no other way than by a warning.

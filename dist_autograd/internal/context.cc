@@ -96,7 +96,7 @@ void write(const std::vector<AutogradGradient>& gradients) {
 
 namespace internal {
 
-// What the public classes let nobody else see.
+// Access to parts of the public classes that no user code sees.
 class BackwardCall {
  public:
   static Status run(const DistAutogradContext& context, const std::vector<at::Tensor>& losses,
@@ -173,7 +173,7 @@ DistAutogradContext::DistAutogradContext(const Worker& worker)
 }
 
 DistAutogradContext::~DistAutogradContext() {
-  // Nobody waits for it; what goes wrong is tried again by the service.
+  // Does not wait for the release; the service retries what fails.
   if (!scope_.has_value()) return;
   scope_.reset();
   service_->release_later(state_);

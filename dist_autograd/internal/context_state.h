@@ -71,7 +71,8 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   void refuse(const PassId& pass, const Status& why);
   // What `root` says of its earlier passes: `aborted` are those that failed.
   void settle(const WorkerKey& root, uint64_t ended_below, const std::vector<uint64_t>& aborted);
-  // Of this worker's own, for settle() elsewhere. `all_told`: every worker knows of its failure.
+  // Records the end of a pass of this worker's own, for settle() on other workers. `all_told`:
+  // every worker knows of its failure.
   void ended(const BackwardPass& pass, bool all_told);
   // What to tell of the passes of `root`, by the root or by a worker that it has told.
   void ended_passes(const WorkerKey& root, uint64_t* below, std::vector<uint64_t>* aborted) const;
@@ -83,10 +84,10 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
 
   // ---- gradients ----
   std::vector<LeafGradient> gradients() const;
-  // Of one leaf; undefined when it has none.
+  // The gradient of one leaf; undefined when it has none.
   at::Tensor gradient(const at::Tensor& leaf) const;
-  // Of the root's passes those that `ended` speaks of and no others; an error, kind state, when
-  // others have been added to them already. Settles what it tells.
+  // The gradients of those passes of the root that `ended` names and of no others; an error, kind
+  // state, when others have been added to them already. Settles what it tells.
   StatusOr<std::vector<LeafGradient>> gradients(const EndedPasses& ended);
   // Multiplies them; REQUIRES: no pass is running. What gradients() has given before stays.
   void scale(double factor);
@@ -121,8 +122,8 @@ class WEFT_API ContextState : public std::enable_shared_from_this<ContextState> 
   const AutogradContextId id_;
   const WorkerKey self_;
 
-  // Of passes that have succeeded everywhere, in the order in which leaves came. A pass leaves
-  // passes_ and is added here under this mutex, in one.
+  // Gradients of the passes that have succeeded everywhere, in the order in which leaves came. A
+  // pass leaves passes_ and is added here under this mutex, in one step.
   mutable Mutex leaves_mutex_;
   LeafSums leaves_ ABSL_GUARDED_BY(leaves_mutex_);
 

@@ -44,14 +44,14 @@ class WEFT_API RecvRpcBackward final : public Node {
   const AutogradContextId context;
   const WorkerKey origin;
   const uint64_t message;
-  // Of the tensors, at the origin, where their gradients belong; empty: all on the CPU.
+  // Devices of the tensors at the origin, where their gradients belong; empty: all on the CPU.
   const std::vector<DeviceCode> devices;
 };
 
 // Those of `tensors` that require grad, and so have an entry in both nodes.
 std::vector<at::Tensor> with_gradient(const std::vector<at::Tensor>& tensors);
 
-// Of each of these; empty when all are on the CPU.
+// The device of each tensor; empty when all are on the CPU.
 std::vector<DeviceCode> devices_of(const std::vector<at::Tensor>& tensors);
 
 // Gives those of the received tensors that require grad a RecvRpcBackward as their history.

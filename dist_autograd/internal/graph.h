@@ -12,7 +12,7 @@
 // give to one is added up in the same order; what is there too early is kept apart until all that
 // comes before it is there, and no longer.
 //
-// Not thread-safe: first the pass's mutex guards it, then whoever runs it owns it.
+// Not thread-safe: first the pass's mutex guards it, then the thread that runs it owns it.
 
 #include <atomic>
 #include <cstdint>
@@ -56,7 +56,7 @@ struct LeafGradient {
 void add_gradient(const at::Tensor& leaf, at::Tensor* sum, const at::Tensor& gradient,
                   size_t references);
 
-// Of the tensors of a message that require grad; an undefined one: none.
+// Gradients of the tensors of a message that require grad; an undefined one: none.
 struct MessageGradients {
   uint64_t message = 0;
   std::vector<at::Tensor> tensors{};
@@ -119,13 +119,13 @@ class PassGraph {
   void set_trace(PassTrace* trace) { trace_ = trace; }
   // Nodes that have run since this was asked last.
   size_t take_ran() { return std::exchange(ran_, 0); }
-  // Each of the shape and type of its tensor. False: nobody has named that message, or it was fed
-  // before.
+  // Each of the shape and type of its tensor. False: no worker has named that message, or it was
+  // fed before.
   StatusOr<bool> feed(MessageGradients gradients);
   // Runs what can be run; appends what leaves. Throws what a node or hook throws, as an error that
   // names the node: nothing can be done with the graph then.
   void run(std::vector<Outgoing>* out);
-  // Nothing more is to be run: whoever runs it goes on to the end of one node. From any thread.
+  // Nothing more is to be run: the running thread stops at the end of one node. From any thread.
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
   // Something can be run.
   bool ready() const { return !ready_.empty() || !roots_.empty(); }

@@ -20,7 +20,7 @@ BackwardPass::BackwardPass(const PassId& id, const WorkerKey& self, RecordedSend
       deadline_(deadline),
       links_(std::move(links)),
       begun_(links_->runtime().now()),
-      told_(links_->executor()),  // whoever waits, waits in the runtime's time
+      told_(links_->executor()),  // a thread that waits for it waits in the runtime's time
       graph_(std::make_unique<PassGraph>(
           id.context, self, recorded_.find, [deadline, weak = std::weak_ptr<PassLinks>(links_)] {
             // A reducer may keep its accessor for longer than the worker lives.
@@ -98,7 +98,7 @@ void BackwardPass::on_advance(const WorkerKey& from, Advance advance, OnAdvanced
     ++events_;
     Arrived arrived{from, std::move(advance), std::move(reply)};
     if (running_ && state_ == State::kRunning && !arrived.advance.named.empty()) {
-      inbox_.push_back(std::move(arrived));  // whoever runs the graph has it alone
+      inbox_.push_back(std::move(arrived));  // the thread that runs the graph owns it
       return;
     }
     take_locked(std::move(arrived), &todo);
@@ -205,8 +205,8 @@ void BackwardPass::take_locked(Arrived arrived, Todo* todo) {
         [refused, reply = std::move(arrived.reply)]() mutable { reply(std::move(refused)); });
     if (state_ == State::kRunning) fail_locked(refused, todo);
   } else if (!names || is_root() || owed_ != nullptr || state_ != State::kRunning) {
-    // Engaged already: what is found below is reported to whoever did it. To the root's own part
-    // nothing but the end of the wave is more urgent, and there the answer is but a receipt.
+    // Engaged already: what is found below is reported to the worker that did it. To the root's own
+    // part nothing but the end of the wave is more urgent, and there the answer is but a receipt.
     const bool first = !is_root() || (names && !final_);
     (first ? todo : &later_)->push_back([reply = std::move(arrived.reply)]() mutable {
       reply(Advanced());

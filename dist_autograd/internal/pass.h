@@ -5,7 +5,7 @@
 // the graph that the gradients will walk, so that every worker knows exactly which of its sends are
 // live; gradients flow behind it, and each worker says when it is done. The wave's end is found as
 // Dijkstra and Scholten do it ("Termination detection for diffusing computations", 1980): a worker
-// owes one reply to whoever engaged it, until all that it has engaged have replied.
+// owes one reply to the worker that engaged it, until all that it has engaged have replied.
 //
 // What goes to one worker at one time goes in one message: names, the gradients that are there
 // already, that one's part is done, and the reply that one owes. So a pass in which all that is
@@ -16,7 +16,7 @@
 //           messages that the losses use.
 //   LIVE-2  each live send is fed exactly once, each live recv sends exactly once, and no other
 //           send or recv runs.
-//   LIVE-3  no node runs before its counts are final: when no recorded output that nobody has named
+//   LIVE-3  no node runs before its counts are final: when no recorded output that is still unnamed
 //           can reach it, or all are named, or the wave has ended.
 //   LIVE-4  any order, delay or repetition of any message gives the same gradients; a gradient that
 //           overtakes its discover is parked.
@@ -124,7 +124,7 @@ class PassLinks {
 // What a pass is asked for.
 struct PassOptions {
   bool retain = false;
-  bool fast = false;  // every recorded send is taken to be live, nobody asks
+  bool fast = false;  // every recorded send is assumed to be live, no worker asks
   std::string effect{};
   absl::Duration time{};  // until its deadline, as its error says it
 };
@@ -144,7 +144,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   Status error() const;
   // Adds what is there, of a pass that is done here, to `add`.
   void visit_leaves(const std::function<void(const LeafGradient&)>& add) const;
-  // Of a pass that is done here.
+  // Scales the gradients of a pass that is done here.
   void scale_leaves(double factor);
   // The gradients, for good: the pass has succeeded everywhere.
   std::vector<LeafGradient> take_leaves();
@@ -156,10 +156,10 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   // For the thread that waits for the pass: until it has ended everywhere, its error is known, or
   // `end`. What there is to run at this worker meanwhile, it runs.
   void wait_until(absl::Time end);
-  // Completes when everybody who takes part has been told of an error; with one when somebody could
-  // not be, or perhaps not those that it has engaged.
+  // Completes when every worker that takes part has been told of an error; with an error when some
+  // worker could not be told, or perhaps not those that it has engaged.
   Future<void> told() const { return told_.future(); }
-  // Of the effect, by those that were heard of.
+  // What the effect returned at the workers whose answers arrived.
   LeafOutcomes outcomes() const;
 
   // ---- from others ----
@@ -186,7 +186,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
 
   // What a pass that does not end waits for; at the root, also what the others say of theirs.
   std::string waits_for() const;
-  // What whoever looks at this worker is shown.
+  // What an observer of this worker is shown.
   struct Sight {
     State state = State::kRunning;
     absl::Duration age{};
@@ -214,7 +214,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   // ---- the wave ----
   // Others are to be told of what was reached.
   void spread_locked(PassGraph::Reached reached) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // REQUIRES: nobody else has the graph.
+  // REQUIRES: no other thread has the graph.
   void take_locked(Arrived arrived, Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // In the fast mode each worker names all that it has received from another, once.
   bool is_named_already(const Advance& advance) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -225,7 +225,7 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   Status answered_locked(const WorkerKey& by, const Advanced& answer, Todo* todo)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void advanced(const WorkerKey& by, StatusOr<Advanced> answer);
-  // The root, when nobody owes a reply any more.
+  // Ends the wave at the root, when no worker owes a reply any more.
   void end_wave_locked(Todo* todo) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Participants report_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Sends what is to be said now, and these gradients.
@@ -301,17 +301,17 @@ class BackwardPass : public std::enable_shared_from_this<BackwardPass> {
   uint64_t events_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t seen_events_ ABSL_GUARDED_BY(mutex_) = 0;  // by look()
   int64_t still_looks_ ABSL_GUARDED_BY(mutex_) = 0;   // in a row
-  // Of the root: what the others have said last, and when.
+  // At the root: what the others have reported last, and when.
   std::map<WorkerKey, std::pair<absl::Time, PassProgress>> progress_ ABSL_GUARDED_BY(mutex_);
   // The wave.
   PassGraph::Reached unsent_ ABSL_GUARDED_BY(mutex_);           // to be named to others
-  std::vector<Arrived> inbox_ ABSL_GUARDED_BY(mutex_);          // for whoever has the graph
-  Todo later_ ABSL_GUARDED_BY(mutex_);                          // answers that nobody waits for
+  std::vector<Arrived> inbox_ ABSL_GUARDED_BY(mutex_);          // for the thread that has the graph
+  Todo later_ ABSL_GUARDED_BY(mutex_);                          // answers that no worker waits for
   int64_t deficit_ ABSL_GUARDED_BY(mutex_) = 0;                 // replies that are waited for
   std::map<WorkerKey, int64_t> asked_ ABSL_GUARDED_BY(mutex_);  // the same, by worker
   // Bytes of gradients that have gone along with names which are not answered.
   std::map<WorkerKey, size_t> riding_ ABSL_GUARDED_BY(mutex_);
-  OnAdvanced owed_ ABSL_GUARDED_BY(mutex_);  // to whoever engaged this worker:
+  OnAdvanced owed_ ABSL_GUARDED_BY(mutex_);  // to the worker that engaged this one:
   WorkerKey owed_to_ ABSL_GUARDED_BY(mutex_);
   bool wave_over_ ABSL_GUARDED_BY(mutex_) = false;  // of the root
   std::optional<bool> reported_ ABSL_GUARDED_BY(mutex_);

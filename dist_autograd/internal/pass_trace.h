@@ -51,9 +51,9 @@ class PassTrace {
   absl::Time now() const { return runtime_->now(); }
   void begun(const PassId& pass, const WorkerKey& self, std::string_view root);
   void ended(const PassId& pass, const WorkerKey& self, const PassWork& work, const Status& error);
-  // Of messages that `self` had sent.
+  // Numbers of messages that `self` had sent.
   using Messages = std::vector<uint64_t>;
-  // Of messages, with their senders.
+  // Numbers of messages, with their senders.
   using Others = std::vector<std::pair<WorkerKey, uint64_t>>;
   void ran(const PassId& pass, const WorkerKey& self, absl::Time start, const Messages& fed,
            const Others& out, int64_t nodes);

@@ -286,7 +286,7 @@ void DistAutogradService::on_worker_gone(const WorkerInfo& info, const Status& w
   {
     MutexLock lock(&mutex_);
     gone_.add(gone.incarnation);
-    // From now on nobody else knows its name, which errors of passes are to tell.
+    // From now on membership no longer knows its name, which errors of passes are to tell.
     names_.add_gone(info);
     rode = ridden_.erase(gone) > 0;
     released_.erase(gone);

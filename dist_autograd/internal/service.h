@@ -7,8 +7,8 @@
 //   CTX-3  a call's outcome does not depend on whether its context was released meanwhile: then
 //          its tensors arrive detached, and nothing is recorded.
 //   CTX-4  a release ends when every living worker that knew the context has forgotten it.
-//   CTX-5  a context that nobody waits for to be released is forgotten by every living worker, too,
-//          whoever died on the way.
+//   CTX-5  a context whose release is not waited for is forgotten by every living worker, too, even
+//          if workers die on the way.
 
 #include <atomic>
 #include <deque>
@@ -73,7 +73,7 @@ class WEFT_API DistAutogradService final
   StatusOr<ContextRef> make_context();
   // The thread's scope with the context in it.
   ScopeRef scope_of(const ContextRef& context);
-  // Of this thread, or null.
+  // The context of this thread, or null.
   ContextRef current() const;
   ContextRef find(const AutogradContextId& id) const;
   bool was_released(const AutogradContextId& id) const;
@@ -83,7 +83,7 @@ class WEFT_API DistAutogradService final
                   std::string effect = "", LeafOutcomes* outcomes = nullptr);
   void set_leaf_effects(MakeLeafEffect make);
   Future<void> release(const ContextRef& context);
-  // Nobody waits for it: it may ride on the next call to each worker.
+  // Does not wait for the release, which may ride on the next call to each worker.
   void release_later(const ContextRef& context);
   // The norm over all workers, and over the contexts of all `trainers` unless null; if it is above
   // `most`, scales so that it is not.
@@ -136,7 +136,7 @@ class WEFT_API DistAutogradService final
   using ReleaseRef = std::shared_ptr<Release>;
 
   WorkerKey self() const { return key_of(worker().info()); }
-  // The next message of a context is due when somebody has computed.
+  // The next message of a context is due when another worker has computed.
   void expect_more() const {
     if (context_.driver != nullptr) context_.driver->expect_computation();
   }
@@ -229,7 +229,7 @@ class WEFT_API DistAutogradService final
   const ServiceContext context_;
   const absl::Duration report_stall_after_;
   mutable std::atomic<const void*> scope_key_{nullptr};
-  // Looked for once, when the worker has joined; null: nobody asked for a trace.
+  // Looked up once, when the worker has joined; null: no trace was requested.
   mutable std::atomic<bool> trace_known_{false};
   mutable std::unique_ptr<PassTrace> trace_;
   std::atomic<uint64_t> last_message_{0};

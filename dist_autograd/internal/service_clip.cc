@@ -16,7 +16,7 @@
 namespace weft::internal {
 namespace {
 
-// Of |g|^p, in double whatever the type of the gradients; of infinity: the largest.
+// Sum of |g|^p, in double whatever the type of the gradients; for infinity: the largest.
 double sum_of_powers(const std::vector<LeafGradient>& leaves, double p) {
   const c10::AutoGradMode no_grad(false);
   double sum = 0;

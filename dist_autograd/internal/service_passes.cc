@@ -324,7 +324,7 @@ void DistAutogradService::on_notice(CallContext& call, Payload arguments, ReplyF
   if (!data.ok()) return reply(data.status());
   const auto pass = find_pass(data->pass, absl::InfiniteFuture(), false);
   if (!pass.ok()) {
-    // Whoever does not know it any more has nothing left to do; its root remembers failures.
+    // A worker that does not know it any more has nothing left to do; its root remembers failures.
     const ContextRef context = find(data->pass.context);
     if (context != nullptr && !data->status.ok() && data->pass.root != self()) {
       context->refuse(data->pass, data->status);

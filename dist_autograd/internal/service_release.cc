@@ -139,7 +139,7 @@ void DistAutogradService::tell_released(const ReleaseRef& release, const WorkerK
        });
 }
 
-// Whom a worker that is gone had told of the context, nobody knows.
+// It is unknown which workers a worker that is gone had told of the context.
 void DistAutogradService::tell_everybody_released(const ReleaseRef& release) {
   std::vector<WorkerKey> more;
   const std::vector<WorkerInfo> members = worker().worker_infos();

@@ -1,4 +1,4 @@
-// What a worker tells of its contexts and passes: numbers for programs, tables for whoever looks.
+// What a worker reports of its contexts and passes: numbers for programs, tables for observers.
 
 #include "absl/strings/str_cat.h"
 #include "weft/dist_autograd/internal/service.h"

@@ -8,7 +8,7 @@
 namespace weft::internal {
 namespace {
 
-// Of an error, which travels on to everybody, and of what people are told.
+// Maximum length of an error's text, which travels on to all workers, and of text for people.
 constexpr size_t kMaxText = 16 << 10;
 
 Status violation(std::string_view what) {

@@ -24,7 +24,7 @@ std::shared_ptr<const UpdateRule> rule_or_throw(const std::string& name) {
   return rule;
 }
 
-// Of a device: a lock says who queues, and not what is done when.
+// Orders updates on a device: a lock says which thread queues, and not what the device does when.
 void order_here(Parameter* shared, const at::Tensor& parameter, const ParameterState& state) {
   if (!on_device(parameter)) return;
   std::vector<at::Tensor> all = state.buffers;

@@ -155,7 +155,7 @@ StepReport OptimizerCore::backward_and_step(const DistAutogradContext& context,
     } else {
       one.error = answer.status();
     }
-    // Of a pass that has failed, who has said nothing may have updated some.
+    // When a pass has failed, a worker that has not reported may have updated some parameters.
     if (!report.status.ok() && (!answer.ok() || answer->versions.empty())) {
       one.outcome = StepOutcome::kUnknown;
     }

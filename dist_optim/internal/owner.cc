@@ -28,7 +28,7 @@ std::string number(size_t slot, const std::string& what) {
   throw_error(make_error(kind, why));
 }
 
-// Of the context, by tensor. One that has not reached this worker has none.
+// The gradients of the context, by tensor. Empty when the context has not reached this worker.
 absl::flat_hash_map<const void*, at::Tensor> gradients_of(const CallContext& call,
                                                           const StepPlan& plan) {
   absl::flat_hash_map<const void*, at::Tensor> out;

@@ -46,7 +46,7 @@ void Parameter::order_here(c10::ArrayRef<at::Tensor> tensors) {
 void Parameter::queued_here(const at::Tensor& parameter) {
   if (!on_device(parameter)) return;
   MutexLock lock(&mutex_);
-  use_here(after_, {});  // of whoever has queued without a lock
+  use_here(after_, {});  // after updates that other threads have queued without a lock
   after_ = mark_here(parameter);
 }
 

@@ -9,8 +9,8 @@
 //   OPT-2  a parameter's version counts its updates, by any optimizer of this worker: the steps in
 //          which it had a gradient, and those that failed after they had changed it.
 //   OPT-3  a versioned step that has reserved a parameter is the only one that may update it until
-//          it has, was cancelled, or its time is over. Nobody waits for a reservation: who meets
-//          one is refused, so steps over several owners cannot wait for each other.
+//          it has, was cancelled, or its time is over. No step waits for a reservation: a step that
+//          meets one is refused, so steps over several owners cannot wait for each other.
 
 #include <atomic>
 #include <cstdint>
@@ -32,7 +32,7 @@ class Parameter {
   Parameter(Runtime* runtime, std::atomic<int64_t>* waits)
       : runtime_(runtime), waits_(waits), freed_(runtime) {}
 
-  // OPT-1; waits for whoever has the lock. resource_exhausted: too many threads wait.
+  // OPT-1; waits while another thread has the lock. resource_exhausted: too many threads wait.
   Status lock();
   void unlock();
 
@@ -87,9 +87,9 @@ class ParameterTable {
 
   // The same record for the same tensor, as long as that lives.
   std::shared_ptr<Parameter> find(const at::Tensor& tensor);
-  // Those that somebody holds.
+  // Number of parameters that are in use.
   size_t in_use() const;
-  // How often somebody has waited for a lock.
+  // How often a thread has waited for a lock.
   int64_t waits() const { return waits_.load(); }
   // Entries that sweeps have gone through.
   int64_t looked_at() const;

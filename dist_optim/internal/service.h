@@ -34,7 +34,7 @@ class DistOptimService final : public Service,
         worker_(std::move(context.worker)),
         parameters_(runtime_) {}
 
-  // Of the worker; throws, kind state, when it does not list the service.
+  // The service of the worker; throws, kind state, when the worker does not list it.
   static std::shared_ptr<DistOptimService> of(const Worker& worker);
 
   const std::shared_ptr<Runtime>& runtime() const { return runtime_; }

@@ -30,7 +30,7 @@ std::optional<StepOutcome> told_outcome(const Status& error) {
   return std::nullopt;
 }
 
-// Of an owner that has not told. Not applied only where that is certain.
+// The outcome at an owner that has not reported one. Not applied only where that is certain.
 StepOutcome outcome_of(const Status& error) {
   if (const auto told = told_outcome(error)) return *told;
   switch (error_kind(error)) {

@@ -154,7 +154,7 @@ struct RowWiseAdagradRule : optim::RowWiseAdagrad {
   static bool takes_sparse(const Options& o) { return o.weight_decay == 0; }
   static bool by_row(int) { return true; }
   static double first(const Options& o, int) { return o.initial_accumulator_value; }
-  // Of rows x anything, in the shape in which it divides the rows.
+  // The mean square of rows x anything, in the shape in which it divides the rows.
   static at::Tensor mean_square(const at::Tensor& rows) {
     const at::Tensor square = rows.mul(rows);
     if (rows.dim() <= 1) return square;

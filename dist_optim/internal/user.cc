@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kArchive = "archive";
 
-// Of all parameters, in one order for all optimizers; also in what their devices do.
+// Locks all parameters, in one order for all optimizers; also in what their devices do.
 template <class Slots>
 Status lock_all(const Slots& slots, std::vector<std::unique_ptr<ParameterLock>>* locks) {
   std::vector<Parameter*> all;

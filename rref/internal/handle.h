@@ -25,7 +25,7 @@ class RRefService;
 // Where a handle comes from, for the list of what is alive.
 struct CreationSite {
   CallSite at{};
-  std::string through{};  // a method call over an RRef, whose place nobody told us
+  std::string through{};  // a method call over an RRef, whose place in the source is not known
 
   std::string text() const;  // "main.cc:40"; empty for one that arrived in a message
 };
@@ -58,7 +58,7 @@ class RRefHandle final : public Reference {
   // What every use of it carries, encoded; empty before the first. Under the service's mutex.
   std::string& use_bytes() const { return use_bytes_; }
 
-  // Of the creator, whose creation may fail while it is used.
+  // True at the creator while its creation may still fail.
   bool may_fail() const { return is_creator_ && !ready(); }
   // `fn` runs once when it does, unless removed before. 0: it cannot happen any more.
   uint64_t on_failure(std::function<void(const Status&)> fn) const;

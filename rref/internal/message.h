@@ -137,7 +137,7 @@ struct UseDone {
   Status status;  // OK: the value is there. Else the error to answer with
 };
 struct ReleaseValue {
-  RRefId rref;  // of create_local() or a started function: nobody can reach it any more
+  RRefId rref;  // of create_local() or a started function: no worker can reach it any more
 };
 using Effect = std::variant<SendMessage, HandleConfirmed, HandleFailed, ArrivalReady, ArrivalFailed,
                             UseDone, ReleaseValue>;

@@ -114,7 +114,7 @@ void RRefProtocol::worker_gone(const WorkerKey& worker, Effects& out, std::strin
     }
     peers_.erase(worker.incarnation);
   }
-  // Nobody is left to be told that these were accepted. Those still pending complete as usual.
+  // The peer is gone, so these need no `accept` any more. Those still pending complete as usual.
   for (auto it = arrivals_.lower_bound({worker, 0});
        it != arrivals_.end() && it->first.first == worker;) {
     it = it->second.pending == 0 ? arrivals_.erase(it) : std::next(it);

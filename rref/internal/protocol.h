@@ -2,8 +2,8 @@
 #define WEFT_RREF_INTERNAL_PROTOCOL_H_
 
 // RRefProtocol: the reference counts of remote objects, as seen by one worker. It keeps an object
-// alive at its owner while anybody can reach it, and no longer, whatever is lost, repeated, late or
-// dead.
+// alive at its owner while any worker can reach it, and no longer, whatever is lost, repeated, late
+// or dead.
 //
 // Vocabulary. The *owner* has the object. The *creator* called `remote`. A *fork* is one holder's
 // share, counted by the owner; the creator's is the first. A *carrier* is a user message (request
@@ -213,7 +213,7 @@ class WEFT_API RRefProtocol {
   // `why`: for errors.
   void worker_gone(const WorkerKey& worker, Effects& out, std::string_view why = {});
   // Asks `peer` about RRefs in answers to it that nothing has proven to have arrived: after every
-  // reconnect, and now and then, since nobody says so when an answer is lost or its caller has
+  // reconnect, and now and then, since no message says that an answer is lost or its caller has
   // given up. Each carrier below `below` is asked about once.
   void audit_answers(const WorkerKey& peer, uint64_t below, Effects& out);
   // The number that the next carrier to `peer` will have.

@@ -10,7 +10,8 @@
 //   SRV-2  of what waits here (arrivals, uses, fetches) each ends exactly once: when it is ready,
 //          fails, its call is given up, or the worker shuts down.
 //   SRV-3  no lock is held while anything is sent, continued, or destroyed.
-//   SRV-4  to one peer, items that nobody waits for go at most once in 1 ms, unless they are many.
+//   SRV-4  to one peer, items that no thread waits for go at most once in 1 ms, unless they are
+//          many.
 //
 // One mutex guards all. Control items go in batches, one batch to a peer at a time: what comes up
 // meanwhile goes with the next. A batch that fails is sent again, after 20 ms to 1 s, until it is
@@ -146,8 +147,8 @@ class RRefService final : public Service,
     bool posted = false;  // a task will send
     absl::Duration backoff = absl::ZeroDuration();
     absl::Time not_before = absl::InfinitePast();
-    bool urgent = false;                                // somebody waits for an item of the queue
-    absl::Time paced_until = absl::InfinitePast();      // the next of those that nobody waits for
+    bool urgent = false;                                // a thread waits for an item of the queue
+    absl::Time paced_until = absl::InfinitePast();      // the next of the items that none waits for
     absl::Time unknown_since = absl::InfiniteFuture();  // no member of this id
     // Carriers in answers that are on their way or may be sent again: asking about them would void
     // them.
@@ -202,7 +203,7 @@ class RRefService final : public Service,
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The error names the first that cannot be sent.
   StatusOr<Carrier> share(const WorkerInfo& to, const Payload& payload, bool is_answer);
-  // Of the answers to `peer`, those before this one may be asked about now.
+  // The answers to `peer` with lower numbers than the result may be asked about now.
   uint64_t answers_to_ask_locked(const WorkerKey& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void local_creation_ended(const RRefId& rref, const Status& why);
 

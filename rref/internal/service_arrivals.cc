@@ -59,7 +59,7 @@ class RRefService::OnItsWay {
   const uint64_t carrier_;
 };
 
-// An answer's RRefs count until somebody proves the opposite: its receiver's accept, or an audit.
+// An answer's RRefs count until the opposite is proved: by its receiver's accept, or an audit.
 class RRefService::AnswerAttachment final : public Attachment {
  public:
   AnswerAttachment(std::weak_ptr<RRefService> service, const WorkerKey& to, const Carrier& carrier)
@@ -91,7 +91,7 @@ struct RRefService::Request {
   IncomingRequest& request;  // lives until it has ended, which is after proceed
   const WorkerKey from;
   RequestData data;
-  Proceed proceed;  // whoever sets `ended` calls it
+  Proceed proceed;  // called by the thread that sets `ended`
   std::atomic<bool> ended{false};
   std::atomic<uint64_t> token{0};  // of its use
 };

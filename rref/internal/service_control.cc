@@ -19,9 +19,10 @@ constexpr absl::Duration kFlushSpan = absl::Milliseconds(10);
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kMaxBackoff = absl::Seconds(1);
 constexpr absl::Duration kBatchDeadline = absl::Seconds(10);
-// RRefs in answers that nobody has said anything about for so long are asked about.
+// RRefs in answers that have been unconfirmed for so long are asked about.
 constexpr absl::Duration kOldAnswers = absl::Seconds(5);
-// So long an answer may still be sent again. Who comes for it later finds its RRefs taken back.
+// So long an answer may still be sent again. A caller that asks for it later finds its RRefs taken
+// back.
 constexpr absl::Duration kAnswersAgain = absl::Minutes(1);
 // So long an id without a member may be that of one that has just joined.
 constexpr absl::Duration kUnknownFor = absl::Seconds(15);

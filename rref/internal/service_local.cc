@@ -12,7 +12,7 @@ struct RRefService::LocalUse {
   LocalUse(RRefHandleRef h, LocalDone d) : handle(std::move(h)), done(std::move(d)) {}
 
   const RRefHandleRef handle;
-  LocalDone done;  // whoever sets `ended` calls it
+  LocalDone done;  // called by the thread that sets `ended`
   std::atomic<bool> ended{false};
   uint64_t token = 0;
   std::unique_ptr<Timer> timer;

@@ -77,7 +77,7 @@ void RRefService::put_inspection(Inspection* out) const {
       table.leave_out(all.size() - table.rows().size());
       break;
     }
-    // Of a share that another holds only its holder knows the age.
+    // Only its holder knows the age of a share that another worker holds.
     table.add({to_string(rref.id), rref.owner, rref.holder,
                rref.created_at.empty() && rref.age == absl::ZeroDuration()
                    ? Inspection::Cell(std::string())
@@ -146,7 +146,7 @@ void RRefService::sweep() {
   with([&](RRefProtocol& p, Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     sweep = ++sweeps_;
     if (sweep == 1) {
-      // RRefs in answers that were lost are held by nobody, and are no leak.
+      // RRefs in answers that were lost have no holder, and are no leak.
       std::vector<WorkerKey> peers;
       for (const auto& [key, outbox] : outboxes_) peers.push_back(key);
       for (const WorkerKey& peer : peers) p.audit_answers(peer, p.next_carrier(peer), out);
@@ -155,7 +155,7 @@ void RRefService::sweep() {
     }
   });
   if (sweep != 2) return;
-  // Before anybody gives anything back: an owner lists what its holders have, too.
+  // Before any worker gives anything back: an owner lists what its holders have, too.
   std::vector<LiveRRef> leaks = live();
   if (!leaks.empty()) {
     WEFT_LOG(worker().log(), kWarning)

@@ -9,7 +9,7 @@
 namespace weft::internal {
 namespace {
 
-// The first look for RRefs in answers that nobody has confirmed.
+// Delay of the first check for RRefs in answers that are unconfirmed.
 constexpr absl::Duration kFirstLook = absl::Seconds(5);
 
 CallEnd outcome_of(Delivery delivery) {
@@ -56,7 +56,7 @@ class RRefService::RequestAttachment final : public Attachment {
   const RRefHandleRef created_;  // by this call
 };
 
-// A use alone changes nothing, so nobody has to hear how it ended.
+// A use alone changes nothing, so no worker has to learn how it ended.
 class RRefService::UseAttachment final : public Attachment {
  public:
   using Attachment::Attachment;
@@ -153,7 +153,8 @@ StatusOr<RRefHandleRef> RRefService::remote(const Destination& to, UntypedCall c
     }
   }
   const RRefHandleRef created = make_handle(handle, /*is_creator=*/true, std::move(site));
-  // The rider would keep the handle for as long as its function runs: nobody could drop it.
+  // The rider would keep the handle for as long as its function runs: the handle could not be
+  // dropped.
   const auto alias =
       std::make_shared<RRefHandle>(std::weak_ptr<RRefService>(), handle, info,
                                    /*is_creator=*/false, CreationSite(), context_.runtime->now());

@@ -10,7 +10,7 @@
 namespace weft::internal {
 namespace {
 
-// Of a creation's error, which travels on to every holder.
+// Maximum length of a creation's error text, which travels on to every holder.
 constexpr size_t kMaxStatusText = 4 << 10;
 
 Status violation(std::string_view what) {
@@ -193,8 +193,8 @@ StatusOr<Use> get(const WorkerKey& sender, const v1::RRefUse& in) {
   return out;
 }
 
-// Of a request that has a use and nothing else, as every method call is: the bytes of the use. It
-// can be read without a record around it.
+// The bytes of the use in a request that has a use and nothing else, as every method call is. They
+// can be read without a record around them.
 std::string_view use_alone(std::string_view request) {
   constexpr char kTag = (v1::RRefRequest::kUseFieldNumber << 3) | 2;
   const bool alone = request.size() > 2 && request.size() < 130 && request[0] == kTag &&
