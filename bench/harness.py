@@ -345,7 +345,7 @@ class Group:
         return self
 
     def __exit__(self, *exception):
-        # Nobody waits for anybody: some rows have killed members.
+        # The ranks do not wait for each other: some rows have killed members.
         for rank in self.ranks:
             rank.signal(signal.SIGKILL)
         for rank in self.ranks:

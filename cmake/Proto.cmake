@@ -38,7 +38,7 @@ function(weft_proto)
   target_include_directories(weft_${ARG_NAME} SYSTEM PUBLIC "$<BUILD_INTERFACE:${gen}>")
   # Users of an installed weft never see these headers; modules and tests in the tree do.
   target_link_libraries(weft_${ARG_NAME} PUBLIC "$<BUILD_INTERFACE:WeftDeps::protobuf>")
-  # Whoever compiles against the headers waits until they exist.
+  # Targets that compile against the headers wait until they exist.
   add_custom_target(weft_${ARG_NAME}_headers DEPENDS ${sources})
   add_dependencies(weft_${ARG_NAME} weft_${ARG_NAME}_headers)
   if(WEFT_INSTALL)

@@ -29,7 +29,7 @@
 
 namespace weft {
 
-// Lives as long as somebody keeps it. Threads: all methods from anywhere; the gradient of one
+// Lives as long as it is referred to. Threads: all methods from anywhere; the gradient of one
 // parameter from one thread at a time, and not before its hook was called.
 class WEFT_API GradAccessor {
  public:

@@ -329,7 +329,7 @@ class WEFT_API ProcessGroup {
   ProcessGroup rebuild(const RebuildOptions& options = {}) {
     return value_or_throw(try_rebuild(options));
   }
-  // Of a rebuilt group, by rank: the rank in the generation before. Empty otherwise.
+  // For a rebuilt group, by rank: the rank in the generation before. Empty otherwise.
   const std::vector<int>& previous_ranks() const;
 
   // Fails the group at every rank, for the reason given.

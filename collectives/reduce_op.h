@@ -48,7 +48,7 @@ class ReduceOp {
   }
 
   constexpr Kind kind() const { return kind_; }
-  // Of kPremulSum.
+  // The factor of kPremulSum.
   constexpr double factor() const { return factor_; }
 
  private:

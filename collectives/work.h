@@ -45,7 +45,7 @@ class [[nodiscard]] Work {
   const Future<void>& future() const { return future_; }
   auto operator co_await() const { return future_.operator co_await(); }
 
-  // Of a recv that is over: from which rank it came. -1 of everything else.
+  // Rank from which a completed recv got its data. -1 for every other operation.
   int source_rank() const { return source_ == nullptr || !is_completed() ? -1 : *source_; }
 
  private:

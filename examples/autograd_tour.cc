@@ -47,7 +47,7 @@ void lead(const weft::Worker& worker) {
 
   for (int step = 1; step <= 3; ++step) {
     weft::DistAutogradContext context(worker);
-    // Three hops; a call whose result nobody needs costs the backward nothing.
+    // Three hops; a call whose result is not used costs the backward nothing.
     const torch::Tensor hidden = first.rpc_sync(&Scale::forward, x);
     const torch::Tensor unused = weft::rpc_sync(worker, 2, &square, hidden);
     const torch::Tensor loss =

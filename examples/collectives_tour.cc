@@ -38,7 +38,7 @@ std::string text(const at::Tensor& t) {
   return out + "]";
 }
 
-// Of rank 0; the others' lines would come in any order.
+// Prints at rank 0; the others' lines would come in any order.
 template <class... Args>
 void say(const weft::ProcessGroup& group, const absl::FormatSpec<Args...>& format,
          const Args&... args) {

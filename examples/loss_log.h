@@ -21,7 +21,7 @@ class LossLog {
   LossLog(const weft::Worker& worker, int64_t steps, int64_t every);
 
   void add(double loss);
-  // Of the very first step.
+  // The loss of the very first step.
   double first() const { return first_; }
   // The mean of the last ten: single batches differ.
   double last() const;

@@ -25,7 +25,7 @@ int main() {
     // Made in shared memory at once; weft::move_to_arena() copies a tensor that exists already.
     torch::Tensor weights = weft::arena_tensor(worker, {kSize, kSize});
     for (int round = 1; round <= kRounds; ++round) {
-      // Nobody reads them now: all answers of the round before are there.
+      // No worker reads them now: all answers of the round before are there.
       weights.fill_(round);
       std::vector<weft::Future<double>> all;
       for (int other = 1; other < worker.world_size(); ++other) {

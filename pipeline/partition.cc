@@ -11,7 +11,7 @@ namespace weft::pipeline {
 namespace {
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-// Of one cost of one layer: sums stay far below the largest number.
+// Maximum of one cost of one layer: sums stay far below the largest number.
 constexpr int64_t kMost = int64_t{1} << 48;
 
 Status bad_request(std::string_view what) { return make_error(ErrorKind::kInvalidArgument, what); }
@@ -255,8 +255,8 @@ StatusOr<Partition> partition(const PartitionRequest& request) {
       [](Ticks time, int64_t best) { return time >= best; });
   const int64_t slowest = fastest.best[stages][n];
   if (slowest == kNever) return no_partition(request, costing);
-  // Of those that are as fast, the fewest bytes: a second programme, since a prefix that is slower
-  // than another may still be fast enough.
+  // Among those that are as fast, the fewest bytes: a second programme, since a prefix that is
+  // slower than another may still be fast enough.
   const Table lightest = fill(
       costing, stages,
       [&](int64_t so_far, int first, int last) {

@@ -20,8 +20,8 @@
 // micro-batches in the same order.
 //
 // An error anywhere ends the pipeline: every step that has begun ends with it, naming worker,
-// stage, micro-batch and action, and so does every later one. While a step runs, nobody else calls
-// the modules. Any thread; steps run in the order in which they were begun.
+// stage, micro-batch and action, and so does every later one. While a step runs, no other code
+// calls the modules. Any thread; steps run in the order in which they were begun.
 
 #include <cstdint>
 #include <functional>
@@ -94,7 +94,7 @@ struct PipelineOptions {  // how a pipeline runs
   bool skip_not_finite = false;
   // Random numbers of a forward become a function of (seed, step, stage, micro-batch).
   std::optional<uint64_t> seed{};
-  // Of each step, from its beginning at each worker.
+  // Deadline of each step, from its beginning at each worker.
   Timeout deadline = absl::Seconds(60);
   // Live activations that a worker may hold; 0: any number.
   int64_t memory_cap = 0;

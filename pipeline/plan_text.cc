@@ -47,7 +47,7 @@ class TextReader {
     line_ = at_++;
     return line;
   }
-  // Of the line taken last, when that is the one that is wrong.
+  // The error for the line taken last, when that is the one that is wrong.
   Status wrong(std::string_view what) const {
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat("expected '", std::string(what), found(lines_[line_])));

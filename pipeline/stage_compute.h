@@ -22,7 +22,7 @@ struct ForwardCall {    // one forward of a stage
   int64_t step = 0;     // number of the step
   int micro_batch = 0;  // number in the step
   Tensors inputs{};     // of this micro-batch
-  // Of the last stage: what the loss compares with, and by what it is multiplied. Undefined
+  // For the last stage: what the loss compares with, and by what it is multiplied. Undefined
   // elsewhere.
   at::Tensor target{};
   double scale = 1;
@@ -40,7 +40,7 @@ class StageCompute {
   virtual StatusOr<Tensors> forward(ForwardCall call) = 0;
   // The forward once more, with what its backward needs.
   virtual Status recompute(int64_t step, int micro_batch) = 0;
-  // `gradients`: one per output (an undefined one: nobody needs it); none for the last stage, whose
+  // `gradients`: one per output (undefined where none is needed); none for the last stage, whose
   // loss begins. Returns one per input, undefined for those that have none.
   virtual StatusOr<Tensors> backward(int64_t step, int micro_batch, Tensors gradients) = 0;
   virtual StatusOr<Tensors> input_grad(int64_t step, int micro_batch, Tensors gradients) = 0;

@@ -30,14 +30,14 @@ constexpr char kServer[] = "w1";
 constexpr double kRate = 1e-4;
 constexpr int64_t kBatch = 8;
 constexpr int64_t kWidth = 16;
-// Of the LSTM and what is around it, as in PyTorch's tutorial of distributed autograd.
+// Sizes of the LSTM and what is around it, as in PyTorch's tutorial of distributed autograd.
 constexpr int64_t kSymbols = 10;
 constexpr int64_t kInput = 2;
 constexpr int64_t kHidden = 4;
 constexpr int64_t kLayers = 2;
 constexpr int64_t kTime = 3;
 constexpr int64_t kStreams = 5;
-// Of the table.
+// Sizes of the table.
 constexpr int64_t kRows = 100'000;
 constexpr int64_t kColumns = 64;
 constexpr int64_t kIds = 1024;

@@ -1,6 +1,7 @@
 // The floor under row T15: processes that call each other all to all, one call at a time each, over
-// Unix sockets, with nothing in between. A call is 64 bytes there and 64 bytes back; who waits for
-// its answer serves others meanwhile. With one process per core they spin, otherwise they sleep.
+// Unix sockets, with nothing in between. A call is 64 bytes there and 64 bytes back; a process that
+// waits for its answer serves others meanwhile. With one process per core they spin, otherwise they
+// sleep.
 //
 //   bench_bare_sockets --processes N --seconds S        prints {"rate": calls a second of all}
 
@@ -98,7 +99,7 @@ int main(int argc, char** argv) {
       mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) fail("mmap");
   auto* const shared = new (memory) Shared;
-  // Of each process: its ends, beginning with the one to its successor.
+  // The ends of each process, beginning with the one to its successor.
   std::vector<std::vector<int>> ends(static_cast<size_t>(processes),
                                      std::vector<int>(static_cast<size_t>(processes) - 1));
   for (int i = 0; i < processes; ++i) {

@@ -62,6 +62,6 @@ def row_n1(bench, quick):
         figure.error = str(error)
         return [figure]
     figure.ours = 2 * 8 * size / (median(samples) * 1e-3) / 1e6
-    # Of what the caller sent, its driver's first echo for warming up included.
+    # Bytes that the caller sent, its driver's first echo for warming up included.
     bench.log(f"    {figure.ours:.0f} Mbit/s; {sent / (size * (count + 1)):.3f} bytes on the wire per byte of payload")
     return [figure]

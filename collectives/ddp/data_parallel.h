@@ -54,7 +54,7 @@ struct DataParallelOptions {  // how replicas are made
   // One replica on each; parameters and buffers of the module are on the first. Default: every CUDA
   // device; where there is none, the module alone.
   std::vector<at::Device> device_ids{};
-  // Of what a forward returns; default: the first of device_ids.
+  // Device of a forward's result; default: the first of device_ids.
   std::optional<at::Device> output_device{};
   int64_t dim = 0;
   std::shared_ptr<Runtime> runtime{};  // default: the system's

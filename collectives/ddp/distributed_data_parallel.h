@@ -68,7 +68,7 @@ struct DistributedDataParallelOptions {  // as PyTorch's
   bool init_sync = true;
   // Names of parameters and buffers that are left alone.
   std::vector<std::string> ignored_parameters{};
-  // Of each operation of the group; default: the group's. Its end ends the group.
+  // Timeout of each operation of the group; default: the group's. When it expires the group ends.
   Timeout timeout{};
 };
 

@@ -35,8 +35,8 @@ struct DistributedSamplerOptions {  // as PyTorch's
   // Off: the samples in their own order.
   bool shuffle = true;
   uint64_t seed = 0;  // the same on all ranks
-  // Ranks have equally many samples in an epoch. On: what is left over is taken by nobody.
-  // Off: the first ones of the permutation are taken again, until all have equally many.
+  // Ranks have equally many samples in an epoch. True: no rank takes the samples that are left
+  // over. False: the first ones of the permutation are taken again, until all have equally many.
   bool drop_last = false;
 };
 
@@ -56,8 +56,8 @@ class WEFT_API DistributedSampler : public torch::data::samplers::Sampler<> {
   // ...and how many of them next() has given. After load_position() it goes on there.
   size_t position() const;
   void load_position(int64_t epoch, size_t position);
-  // Of this rank's samples of an epoch, the first so many are no repetitions: evaluations leave the
-  // others out.
+  // How many of this rank's samples of an epoch, counted from the first, are no repetitions:
+  // evaluations leave the others out.
   size_t unrepeated() const;
 
   // Begins the epoch again, or goes on where load_position() said; with a new number of samples if

@@ -40,7 +40,7 @@ class NormConversion;
 
 struct SyncBatchNormOptions {  // as PyTorch's
   double eps = 1e-5;           // added to the variance
-  // Of the running statistics; none: their mean over all batches.
+  // Momentum of the running statistics; none: their mean over all batches.
   std::optional<double> momentum = 0.1;
   bool affine = true;
   bool track_running_stats = true;

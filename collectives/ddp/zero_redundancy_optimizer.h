@@ -75,7 +75,8 @@ class ZeroRedundancyOptimizer {
     internal::zero_announce(joinable_.get());
     step_and_exchange();
   }
-  // Of all parameters. Where gradients lie in buckets, use that of DistributedDataParallel.
+  // Clears the gradients of all parameters. Where gradients lie in buckets, use zero_grad() of
+  // DistributedDataParallel.
   void zero_grad(bool set_to_none = true) { internal::zero_clear(parameters_, set_to_none); }
 
   // None: there are more ranks than parameters.

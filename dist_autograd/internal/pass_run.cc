@@ -91,7 +91,7 @@ void BackwardPass::wait_until(absl::Time end) {
   }
   Todo todo;
   MutexLock lock(&mutex_);
-  call_waiter_locked(&todo);  // clears call_: no thread waits any more
+  call_waiter_locked(&todo);  // clears call_: this thread waits no longer
   lock.unlock();
   perform(std::move(todo));
 }

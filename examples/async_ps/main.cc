@@ -58,7 +58,7 @@ Role find_role(const weft::Environment& environment) {
 weft::Worker join(const Role& role, const weft::Environment& environment,
                   std::shared_ptr<ParameterServer> server) {
   weft::JoinOptions options{.name = role.name, .library = library(std::move(server))};
-  // One line per worker and phase would drown the progress line; whoever sets a level gets it.
+  // One line per worker and phase would drown the progress line; a user who sets a level gets it.
   if (environment.count("WEFT_LOG_LEVEL") == 0) options.log_level = weft::Severity::kWarning;
   return weft::join(std::move(options));
 }

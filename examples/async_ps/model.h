@@ -42,7 +42,7 @@ double accuracy(const Parameters& parameters, const Images& images);
 // pairs. Throws std::runtime_error. A reader sees the whole file or none.
 void save(const Parameters& parameters, const std::string& path);
 
-// Of Adam below; with --mode autograd, of weft's AdamW.
+// Settings of Adam below; with --mode autograd, of weft's AdamW.
 struct AdamSettings {
   double rate = 5e-3;
   double weight_decay = 0.01;

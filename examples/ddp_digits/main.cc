@@ -127,7 +127,7 @@ Progress load(weft::ProcessGroup& group, const Options& options, weft::TrainingS
 
 // ---- training ----------------------------------------------------------------------------------
 
-// Of all ranks: each looks at its own part of the images held out.
+// The accuracy over all ranks: each looks at its own part of the images held out.
 double accuracy(weft::ProcessGroup& group, Net& net, const Images& test) {
   const at::NoGradGuard no_grad;
   net->eval();

@@ -232,7 +232,7 @@ int run(int argc, char** argv) {
     split = async_ps::split_by_class(async_ps::read_digits(data), kHeldOut, options.seed);
   }
   at::set_num_threads(1);  // the model is too small to be worth more
-  // Of the table and of the first replicas.
+  // Seeds the table and the first replicas.
   at::manual_seed(static_cast<uint64_t>(options.seed * kProcesses + launch.rank));
 
   const std::string name = leads              ? kMaster

@@ -163,8 +163,8 @@ Result train(const weft::Worker& worker, const ps::Client& client, const Mode& m
     values =
         table.push_pull(as_gradient(gradients), {.advance = true, .rate = kRate * left}).wait();
   }
-  // Who has no more to push leaves: a batch or a step would wait for it. After tell_all() every trainer has
-  // pushed all that it will.
+  // A trainer that has no more to push leaves: a batch or a step would wait for it. After
+  // tell_all() every trainer has pushed all that it will.
   table.leave().wait();
   const uint64_t moves = table.stats().moves;
   const at::Tensor all = tell_all(client, mode, plan, table.stats());

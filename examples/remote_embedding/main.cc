@@ -203,19 +203,19 @@ int run(int argc, char** argv) {
                         1 + kTrainers, kTrainers, launch.world_size, 1 + kTrainers));
   }
   const bool leads = launch.rank == 0;
-  // Read before the join: without data nobody needs to wait.
+  // Read before the join: without data no process needs to wait.
   async_ps::Split split;
   if (leads) {
     const std::string data = async_ps::find_digits(options.data);
     split = async_ps::split_by_class(async_ps::read_digits(data), kHeldOut, options.seed);
   }
   at::set_num_threads(1);  // the model is too small to be worth more
-  // Of the table and of the two classifiers.
+  // Seeds the table and the two classifiers.
   at::manual_seed(static_cast<uint64_t>(options.seed * (1 + kTrainers) + launch.rank));
 
   weft::JoinOptions join{.name = leads ? kServer : trainer_name(launch.rank - 1),
                          .library = library()};
-  // A line per worker and phase would drown the progress; whoever sets a level gets it.
+  // A line per worker and phase would drown the progress; a user who sets a level gets it.
   if (environment.count("WEFT_LOG_LEVEL") == 0) join.log_level = weft::Severity::kWarning;
   const weft::Worker worker = weft::join(std::move(join));
   // A trainer does what it is told: its shutdown waits until the server leaves, too.

@@ -5,9 +5,9 @@
 // came of that (report); its own worker lets it learn between two rounds. A round is one episode by
 // each observer.
 //
-// With `batch` the observers are asked for in step: act() answers nobody before everybody who still
-// plays has asked, and then evaluates the policy once for all. No thread waits meanwhile: act()
-// returns a future, and whoever comes last completes those of all. An observer whose episode ends
+// With `batch` the observers are answered in step: act() answers none of them before all that still
+// play have asked, and then evaluates the policy once for all. No thread waits meanwhile: act()
+// returns a future, and the last question completes those of all. An observer whose episode ends
 // leaves the batch by its report.
 //
 // Its class is registered `concurrent`: calls on an object run one at a time otherwise, and the
@@ -46,9 +46,9 @@ class Agent {
   // ---- called where it lives, one thread -------------------------------------------------------
   // Every observer plays.
   void begin_round();
-  // Improves the policy by the episodes since the last time. REQUIRES: nobody plays.
+  // Improves the policy by the episodes since the last time. REQUIRES: no observer plays.
   void learn();
-  // No observer can go on: whoever waits for an answer, or asks from now on, gets `why`.
+  // No observer can go on: a call that waits for an answer, or asks from now on, gets `why`.
   void fail(const weft::Status& why);
   // The sum of rewards of each episode of the last round, by observer.
   std::vector<double> returns() const;
@@ -69,7 +69,7 @@ class Agent {
   };
 
   void check_plays(int64_t observer) const;
-  // The questions that are to be answered now; none as long as somebody has not asked.
+  // The questions that are to be answered now; none as long as an observer has not asked.
   Batch take_batch();
   void answer(Batch batch);
 

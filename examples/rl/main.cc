@@ -87,9 +87,9 @@ Role find_role(const weft::Environment& environment, const weft::LaunchInfo& lau
 
 weft::Worker join(const Role& role, const weft::Environment& environment) {
   weft::JoinOptions options{.name = role.name, .library = library()};
-  // As weft::join does, but an RRef that somebody still holds at the end is an error here.
+  // As weft::join does, but an RRef that is still held at the end is an error here.
   options.services = {weft::group_service(), weft::rref_service({.fail_on_leak = true})};
-  // One line per worker and phase would drown the progress line; whoever sets a level gets it.
+  // One line per worker and phase would drown the progress line; a user who sets a level gets it.
   if (environment.count("WEFT_LOG_LEVEL") == 0) options.log_level = weft::Severity::kWarning;
   weft::Worker worker = weft::Worker::join(std::move(options));
   // An observer calls back to the agent while it serves the agent's call. So the agent's first call

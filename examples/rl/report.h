@@ -19,7 +19,7 @@ class LearningCurve {
 
   void add(double episode_return);
   int64_t episodes() const { return static_cast<int64_t>(returns_.size()); }
-  // Of the last kWindow episodes, or of all when there are fewer; 0 without any.
+  // Mean of the last kWindow episodes, or of all when there are fewer; 0 without any.
   double mean() const { return means_.empty() ? 0 : means_.back(); }
   bool solved() const { return episodes() >= kWindow && mean() >= kSolved; }
   // A point for each episode and a line of their means.

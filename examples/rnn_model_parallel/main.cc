@@ -61,7 +61,7 @@ weft::Library library() {
 // The whole model, as the trainer sees it.
 class Model {
  public:
-  // Of the LSTM: its output and its cells after the last character.
+  // State of the LSTM: its output and its cells after the last character.
   using State = std::tuple<at::Tensor, at::Tensor>;
 
   Model(const weft::Worker& worker, int64_t symbols)
@@ -182,14 +182,15 @@ int run(int argc, char** argv) {
         launch.world_size));
   }
   const bool serves = launch.rank == 0;
-  // Read before the join: who has no text says so at once, and nobody waits for it.
+  // Read before the join: a process without a text says so immediately, and no process waits for
+  // it.
   std::optional<Text> text;
   if (!serves) text = read_text(options.text);
   at::set_num_threads(1);  // the model is too small to be worth more
   at::manual_seed(static_cast<uint64_t>(options.seed));
 
   weft::JoinOptions join{.name = serves ? kServer : kTrainer, .library = library()};
-  // A line per worker and phase would drown the progress; whoever sets a level gets it.
+  // A line per worker and phase would drown the progress; a user who sets a level gets it.
   if (environment.count("WEFT_LOG_LEVEL") == 0) join.log_level = weft::Severity::kWarning;
   const weft::Worker worker = weft::join(std::move(join));
   // The server has nothing to do but to answer: its shutdown waits until the trainer leaves, too.

@@ -10,7 +10,7 @@
 
 #include "weft/weft.h"
 
-// The name was proved by a certificate: nobody can call under that of another.
+// The name was proved by a certificate: no worker can call under that of another.
 std::string who_calls(weft::CallContext& context) { return context.caller().name; }
 
 int main(int argc, char** argv) {

@@ -82,7 +82,7 @@ class Execution {
         }
       }
     }
-    // Who waits for a shared weight is the cause, if there is one.
+    // A worker that waits for a shared weight is the cause, if there is one.
     std::string stuck;
     for (size_t w = 0; w < at_.size(); ++w) {
       if (at_[w] == plan_.workers[w].size()) continue;

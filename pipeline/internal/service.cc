@@ -324,7 +324,7 @@ void PipelineService::ask_whether_gone(const std::vector<WorkerInfo>& workers) {
   }
 }
 
-// Nobody will close it: its maker is gone.
+// Closes a part whose maker is gone: no other worker will.
 void PipelineService::abandon(const Part& part) {
   const RunnerSetup& setup = part.runner->setup();
   part.runner->close(make_error(ErrorKind::kPeerLost, "the maker of the pipeline is gone"));

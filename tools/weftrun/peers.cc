@@ -177,7 +177,7 @@ Ending Peers::finish(absl::Duration bound, bool may_restart) {
     MutexLock lock(&mutex_);
     own = own_;
   }
-  // The failure comes before the goodbye, so that nobody takes this for a good end; it may be told
+  // The failure comes before the goodbye, so that no node takes this for a good end; it may be told
   // already. Where nothing follows, the goodbye is the last that this node writes: node 0 may take
   // the store away after it. Node 0 itself goes on watching the others.
   const bool last_word = options_.node != 0 && !options_.may_restart;
@@ -208,7 +208,7 @@ Ending Peers::finish(absl::Duration bound, bool may_restart) {
   return ending;
 }
 
-// Of node 0. False: not all came before the time was over that a failure leaves them.
+// Runs at node 0. False: not all came before the time was over that a failure leaves them.
 bool Peers::await_goodbyes(absl::Duration bound, bool* may_restart) {
   std::optional<absl::Duration> deadline;
   for (int node = 1; node < static_cast<int>(options_.nodes.size()); ++node) {
@@ -231,7 +231,7 @@ bool Peers::await_goodbyes(absl::Duration bound, bool* may_restart) {
   return true;
 }
 
-// Of node 0: the others hear it before the store may go away.
+// Runs at node 0: the others read it before the store may go away.
 void Peers::announce(std::string_view verdict) {
   constexpr absl::Duration kPatience = absl::Seconds(5);
   const absl::Duration deadline = monotonic_now() + kPatience;
@@ -249,7 +249,7 @@ void Peers::announce(std::string_view verdict) {
   }
 }
 
-// Of another node: what node 0 decides. Without its word nothing follows.
+// Runs at another node: returns what node 0 decides. Without its decision nothing follows.
 Ending Peers::await_verdict(absl::Duration bound) {
   Ending ending;
   std::optional<absl::Duration> deadline;

@@ -58,7 +58,7 @@ class Peers : public PeerLink {
   // node 0: the job starts again when a process has failed, no node is lost, and each node
   // `may_restart`.
   Ending finish(absl::Duration bound, bool may_restart);
-  // After finish(), on node 0: every other node said goodbye, so nobody uses the store any more.
+  // After finish(), on node 0: every other node said goodbye, so no node uses the store any more.
   bool all_left() const { return all_left_; }
 
  private:

@@ -41,7 +41,7 @@ struct ChildPlan {
 [[noreturn]] void run_child(const ChildPlan& plan) {
   int step_error = 0;
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) step_error = errno;
-  // weftrun may have died before prctl: then nobody would ever send the signal.
+  // weftrun may have died before prctl: then the signal would never be sent.
   if (getppid() != plan.parent) _exit(128 + SIGKILL);
   if (step_error == 0 && setpgid(0, 0) != 0) step_error = errno;
   if (step_error == 0 && plan.cores != nullptr &&
@@ -153,7 +153,7 @@ absl::StatusOr<Guard> Guard::start(const std::string& tag, const std::string& te
       memset(*entry, 'x', strlen(*entry));
     }
   }
-  // Holding nothing of weftrun's: whoever reads its output must see the end when weftrun ends.
+  // Holds nothing of weftrun's: a reader of its output must see the end when weftrun ends.
   int null = open("/dev/null", O_RDWR);
   int keep = fcntl(pipe->read.get(), F_DUPFD, 100);
   for (int fd = 0; fd < 3; ++fd) dup2(null, fd);

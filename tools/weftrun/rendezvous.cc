@@ -300,7 +300,7 @@ absl::StatusOr<Job> Meeting::follow() {
       status = store_.set(ack_key(options_.node), answer, left());
     }
   }
-  // Nobody shall count on this node.
+  // No other node shall count on this node.
   store_.delete_key(hello_key(options_.node), absl::Seconds(1)).status().IgnoreError();
   return status;
 }

@@ -30,7 +30,7 @@ struct MeetingOptions {
   std::string master_addr;  // empty: node 0's host, or 127.0.0.1 when all nodes are one host
   int master_port = 0;
   absl::Duration timeout = absl::Seconds(300);
-  // Of node 0: where the programs meet, made from the job's id and the address above.
+  // For node 0: where the programs meet, made from the job's id and the address above.
   std::function<std::string(const Job&)> store_url = nullptr;
 };
 

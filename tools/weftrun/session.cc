@@ -30,7 +30,7 @@ struct Address {
   int port = 0;
 };
 
-// Of tcp://host:port and tcp://[v6]:port.
+// The address in tcp://host:port or tcp://[v6]:port.
 absl::StatusOr<Address> tcp_address(absl::string_view url) {
   absl::string_view rest = url;
   absl::ConsumePrefix(&rest, "tcp://");

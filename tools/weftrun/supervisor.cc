@@ -320,8 +320,8 @@ void Supervisor::suspend() {
 
 void Supervisor::signal_ranks(int signal) {
   for (const auto& rank : ranks_) {
-    // Only while the leader is not reaped: then the number of the group cannot belong to anybody
-    // else.
+    // Only while the leader is not reaped: then the number of the group cannot belong to another
+    // one.
     if (rank->running) kill(-rank->pid, signal);
   }
 }
@@ -440,7 +440,7 @@ bool Supervisor::sweep() {
 }
 
 void Supervisor::drain_output() {
-  // Nobody writes into the pipes any more: read what is in them, then wait for our own reader.
+  // No process writes into the pipes any more: read what is in them, then wait for our own reader.
   for (auto& rank : ranks_) {
     for (Stream* stream : {&rank->out, &rank->err}) {
       while (stream->fd.valid()) {

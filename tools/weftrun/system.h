@@ -56,7 +56,7 @@ std::string end_of(int wait_status);
 inline constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 bool is_stop_signal(int signal);
 
-// A TCP port that nobody else on this machine is given while `fd` is open, and that a program which
+// A TCP port that the system gives to no other process while `fd` is open, and that a program which
 // binds with SO_REUSEADDR (as servers do) can still bind and listen on: bound, not listening.
 struct HeldPort {
   UniqueFd fd;

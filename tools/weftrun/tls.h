@@ -18,11 +18,12 @@ namespace weft::launch {
 absl::Status make_credentials(const std::string& directory, const std::string& job_id,
                               std::vector<ProcessPlan>& plan);
 
-// --tls DIR: the same files, made by somebody else, and a `token` if there is one. Errors:
+// --tls DIR: the same files, made by another program, and a `token` if there is one. Errors:
 // not_found, naming the file that is missing.
 absl::Status use_credentials(const std::string& directory, std::vector<ProcessPlan>& plan);
 
-// Of weftrun itself, for the meeting place of several nodes: weftrun.pem and weftrun.key.
+// Credentials of weftrun itself, for the meeting place of several nodes: weftrun.pem and
+// weftrun.key.
 Credentials own_credentials(const std::string& directory);
 
 // The variables above, which a child must not inherit when --tls is given.
