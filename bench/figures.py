@@ -15,7 +15,7 @@ def statistic(results, name, take):
 
 
 def compare(bench, results, id, metric, unit, better, ours, peers, take, bar=None):
-    """Ours against the best of `peers`; whoever failed is named."""
+    """Ours against the best of `peers`; a peer that failed is named."""
     figure = Figure(id, metric, unit, better, bar=bar)
     figure.ours, error = statistic(results, ours, take)
     errors = [error] if error else []

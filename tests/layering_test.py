@@ -1,4 +1,4 @@
-"""Layers: a module includes only modules to its left, and nobody looks into another module's cupboard.
+"""Layers: a module includes only modules to its left, and none includes another module's internal headers.
 
     common -> proto -> transport -> store -> rpc -> { rref , collectives } -> dist_autograd -> dist_optim -> { ps , pipeline }
 

@@ -59,7 +59,7 @@ struct FaultRule {  // which frames are hit, and what becomes of them
   // Applied where the frame is received instead of where it is sent: for kFailAfter, kCut, kDrop,
   // kDuplicate, kTruncate and kFlipByte.
   bool at_receiver = false;
-  // Of the frames that match on one link: how many pass first, how many may be hit at most, and
+  // For the frames that match on one link: how many pass first, how many may be hit at most, and
   // with which probability.
   int64_t skip = 0;
   int64_t times = std::numeric_limits<int64_t>::max();

@@ -23,7 +23,7 @@ namespace {
 constexpr double kRate = 0.1;
 constexpr size_t kServer = 2;
 
-// Of the server; trainers ask the first one for it.
+// The server's table; trainers ask the server for it.
 RRef<Weights> the_table;
 RRef<Weights> table() { return the_table; }
 
@@ -439,7 +439,7 @@ TEST_P(DdpHybrid, CL_6_and_DB_9_contexts_at_once) {
       }
       for (std::thread& one : threads) one.join();
     }
-    // Of the bias: two rows, times the mean of 1 and 2.
+    // Gradient of the bias: two rows, times the mean of 1 and 2.
     for (const at::Tensor& one : got) expect_close(one, torch::full({2}, 3.0, torch::kFloat64));
     EXPECT_EQ(ddp.sight().reductions, rounds * 2);
   });

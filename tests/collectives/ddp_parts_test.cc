@@ -170,7 +170,7 @@ TEST(DdpParts, ValuesAndRowsOfAllRanks) {
   run_ranks(3, [](ProcessGroup& group) {
     const int rank = group.rank();
     EXPECT_DOUBLE_EQ(reduce_value(group, rank), 1);
-    // Weights 0, 1, 2: whoever has none may have anything.
+    // Weights 0, 1, 2: a rank with weight 0 may have any value.
     const double value = rank == 0 ? std::numeric_limits<double>::quiet_NaN() : rank * 3;
     EXPECT_DOUBLE_EQ(reduce_value(group, value, rank), 5);
     const at::Tensor mean = reduce_value(group, torch::full({2}, rank, torch::kFloat32));

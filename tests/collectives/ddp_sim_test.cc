@@ -113,7 +113,7 @@ void train(const Plan& plan, InprocFabric& fabric, ProcessGroup& group, Ended* e
       (*ended)[static_cast<size_t>(rank)].emplace_back();
     }
   }
-  // Whoever leaves ends the group for those that are still in an operation.
+  // A rank that leaves ends the group for those that are still in an operation.
   (void)group.try_barrier();
 }
 
@@ -157,7 +157,7 @@ uint64_t life(uint64_t seed, int* failures, int* steps) {
       try {
         train(plan, fabric, group, &ended);
       } catch (const Error&) {
-        // Whoever dies then may do so while others still make theirs.
+        // A rank that dies then may do so while others still make theirs.
         if (!dies_before_a_step(plan)) throw;
       }
     });

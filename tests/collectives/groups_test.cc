@@ -42,7 +42,7 @@ TEST_P(CollectiveGroups, NewGroupOfSomeRanksInTheOrderOfTheList) {
       EXPECT_EQ(some.rank(), rank == 3 ? 0 : rank == 0 ? 1 : 2);
       EXPECT_EQ(sum(some, rank), 5);
     }
-    // Whoever is through here knows that all are through there.
+    // A rank that is through here knows that all are through there.
     EXPECT_EQ(sum(group, rank), 6);
     if (rank != 1) {
       // Both are independent.

@@ -31,7 +31,7 @@
 #if WEFT_COUNTS_ALLOCATIONS
 namespace {
 
-// Of this thread: ranks are threads.
+// Allocations of this thread: ranks are threads.
 thread_local int64_t allocations = 0;
 
 }  // namespace

@@ -105,7 +105,7 @@ TEST(Coroutine, ErrorsComeOutOfTheFutureAndOfCoAwait) {
   EXPECT_EQ(nested.wait(), -2);
   const Status lost = make_error(ErrorKind::kPeerLost, "gone");
   EXPECT_EQ(catches(Future<int>::ready(lost)).wait(), -1);
-  // An error that nobody catches passes through with its details.
+  // An error that is not caught passes through with its details.
   EXPECT_EQ(error_kind(add_one(Future<int>::ready(lost)).try_wait().status()),
             ErrorKind::kPeerLost);
   Promise<int> broken;

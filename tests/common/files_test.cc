@@ -42,7 +42,7 @@ class TemporaryFolder {
   std::string path_;
 };
 
-// Tries until nobody else is at it.
+// Tries until no other thread holds the lock.
 absl::Status update(Files* files, const std::string& path,
                     const std::function<bool(std::string*)>& change) {
   while (true) {

@@ -55,7 +55,7 @@ TEST(WakeScope, AnotherThreadIsNotConcerned) {
   EXPECT_EQ(parker->woken, 1);
 }
 
-// WAKE-1: whoever waits has woken the others first.
+// WAKE-1: a thread that waits has woken the others first.
 TEST(WakeScope, AWaitWithinAScopeWakesFirst) {
   auto parker = std::make_shared<CountingParker>();
   Promise<int> never;

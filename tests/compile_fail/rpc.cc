@@ -1,6 +1,7 @@
-// What must not compile, and in which words it is refused. Read by compile_fail.py: without
+// What must not compile, and with which message it is refused. Read by compile_fail.py: without
 // WEFT_BAD_CASES the file is good; with it, the first error of every marked line must have the
-// words of its mark. A type is refused in words where it is first met, so every case has its own.
+// words of its mark. A type is refused with its message where it is first met, so every case has
+// its own.
 
 #include <functional>
 #include <map>

@@ -419,7 +419,7 @@ class Negotiation : public Sockets {
     own_offer = std::move(*receive_peer());
     EXPECT_TRUE(offer.ParseFromString(own_offer.bytes));
   }
-  // Of a link that has heard nothing yet.
+  // The refusal of a link that has heard nothing yet.
   std::string refusal(uint64_t size, uint64_t probe, absl::Span<const int> files) {
     connect();
     return send_offer(size, probe, files).refused();
@@ -548,7 +548,7 @@ TEST_F(Negotiation, a_second_offer_ends_the_session_and_is_not_answered) {
   v1::ArenaOffer again;
   again.set_size(kMiB);
   for (int i = 0; i < 100; ++i) (void)peer->send(again.SerializeAsString(), {&fd, 1});
-  // Whoever does so is lent nothing more, and what it was lent is ours again.
+  // Such a peer is lent nothing more, and what it was lent is ours again.
   while (link->lends() || arena->counters().leases > 0) sched_yield();
   EXPECT_THAT(link->describe(), HasSubstr("more than one thing"));
   EXPECT_THAT(link->describe(), HasSubstr(", borrows"));

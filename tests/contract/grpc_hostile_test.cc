@@ -171,7 +171,7 @@ TEST_F(GrpcHostile, RequestBeforeAllLanesAreThere) {
   (void)stream.write(encoded(FrameKind::kRequest, "early", ""));
   while (stream.read().has_value()) {
   }
-  // The other lane then finds nobody to join.
+  // The other lane then finds no connection to join.
   RawStream other(target_->address, lane(1));
   ASSERT_TRUE(other.write(encoded(FrameKind::kHello, internal::encode_hello(mine, 1), "")));
   EXPECT_EQ(target_->acceptor->accepted_count(), 1u);

@@ -174,7 +174,7 @@ TEST_F(GrpcTls, ASharedCertificateIsAskedForInWords) {
   std::unique_ptr<Peer> b = listener("b", shared);
   StatusOr<End> end = world_->dial(*a, b->address);
   ASSERT_TRUE(end.ok()) << end.status();
-  // Who has not said so still wants names.
+  // A worker without that option still requires names.
   std::unique_ptr<Peer> c = listener("c", files_.make("c"));
   const Status strict = refusal(*a, c->address);
   EXPECT_TRUE(says(strict, "that of 'cluster', and not of 'a'")) << strict;
@@ -223,7 +223,7 @@ TEST_F(GrpcTls, NewConnectionsUseNewFilesAndOldOnesLiveOn) {
   const absl::Time bound = absl::Now() + absl::Seconds(60);
   std::string shown;
   while ((shown = shown_by_b()) != second && absl::Now() < bound) {
-    // Between the two files of a pair nobody gets in, at most for one interval.
+    // Between the two files of a pair no peer gets in, at most for one interval.
     EXPECT_TRUE(shown == first || shown.empty());
   }
   EXPECT_EQ(shown, second);

@@ -23,7 +23,7 @@ TEST_F(GrpcTransportTest, WithoutCredentialsOnlyProcessesOfThisUserComeIn) {
   std::unique_ptr<Peer> a = world().make_peer("a");
   std::unique_ptr<Peer> b = world().make_peer("b");
   ASSERT_TRUE(world().listen(*b).ok());
-  // As somebody without access to the private socket: by the port alone.
+  // As a process without access to the private socket: by the port alone.
   const Status s = world().dial(*a, tcp_part(b->address)).status();
   EXPECT_EQ(error_kind(s), ErrorKind::kPermission) << s;
   EXPECT_THAT(std::string(s.message()), ::testing::HasSubstr("WEFT_SAME_USER"));
@@ -77,7 +77,8 @@ TEST_F(GrpcTransportTest, ALocalSocketIsGoneWithItsListener) {
   EXPECT_TRUE(bound()) << name;
   b->transport->shutdown();
   EXPECT_FALSE(bound()) << name;
-  // Both doors are shut, and workers do not move: whoever waits for this one need not wait on.
+  // Both sockets are closed, and workers do not move: a caller that waits for this one need not
+  // wait on.
   const Status s = world().dial(*a, b->address).status();
   EXPECT_EQ(error_kind(s), ErrorKind::kPeerLost) << s;
   // In another network namespace ports and sockets of the same names say nothing of it.

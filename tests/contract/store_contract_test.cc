@@ -261,7 +261,7 @@ TEST_P(StoreContract, ValuesHaveAtMostOneMiB) {
 TEST_P(StoreContract, GetWaitsForTheKey) {
   const std::shared_ptr<Store> other = world_->client(Timeout());
   std::thread setter([&] { EXPECT_TRUE(other->set("k", "v").ok()); });
-  // For ever: whoever is not woken hangs here.
+  // Without a deadline: a thread that is not woken hangs here.
   const StatusOr<std::string> got = store_->get("k", kInfinite);
   setter.join();
   ASSERT_TRUE(got.ok()) << got.status();

@@ -184,7 +184,7 @@ TEST(StoreSim, FILE_4_AChangeReadsTheFileOnce) {
     };
     costs(0, 1, [&] { EXPECT_TRUE(store->set("key", "value").ok()); });
     costs(0, 1, [&] { EXPECT_EQ(*store->add("count", 2), 2); });
-    // These may change nothing, and then exclude nobody.
+    // These may change nothing, and then exclude no other client.
     costs(1, 0, [&] { EXPECT_EQ(*store->compare_set("key", "other", "new"), "value"); });
     costs(1, 1, [&] { EXPECT_EQ(*store->compare_set("key", "value", "new"), "new"); });
     costs(1, 0, [&] { EXPECT_FALSE(*store->delete_key("none")); });
@@ -219,7 +219,7 @@ TEST(StoreSim, DEF_11_and_FILE_5_WhatOneWritesIsAllThatOthersRead) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// The log is begun anew now and then; who has read the old one sees the same.
+// The log is begun anew now and then; a client that has read the old one sees the same.
 TEST(StoreSim, FILE_5_ALogThatIsBegunAnewIsReadAnew) {
   SimRuntime sim({.seed = 14});
   const Status status = sim.run([&] {
@@ -239,7 +239,8 @@ TEST(StoreSim, FILE_5_ALogThatIsBegunAnewIsReadAnew) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// What a killed writer leaves is overwritten by the next; who has read as far as there reads on.
+// What a killed writer leaves is overwritten by the next; a client that has read as far as there
+// reads on.
 TEST(StoreSim, FILE_5_ARecordThatWasCutIsOverwrittenUnderAReader) {
   SimRuntime sim({.seed = 15});
   const Status status = sim.run([&] {

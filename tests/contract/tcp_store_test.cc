@@ -159,7 +159,7 @@ TEST_F(TcpStoreTest, AKilledServerIsUnavailableAndAnotherOneIsFound) {
   waiter.join();
   EXPECT_EQ(error_kind(store->try_get("k", 200ms).status()), ErrorKind::kUnavailable);
 
-  // What is asked while nobody is there is done when somebody is.
+  // What is asked while there is no server is done when there is one.
   std::thread patient([&] {
     const StatusOr<int64_t> sum = store->add("n", 1);
     ASSERT_TRUE(sum.ok()) << sum.status();

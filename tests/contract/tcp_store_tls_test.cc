@@ -26,7 +26,7 @@ class TcpStoreTls : public ::testing::Test {
     return TcpStore::connect("127.0.0.1", server.port(),
                              {.timeout = timeout, .credentials = credentials}, runtime_);
   }
-  // Of kind permission: no deadline has ended it.
+  // The error's text; its kind is permission, so no deadline has ended it.
   std::string refusal(const TcpStoreServer& server, const Credentials& credentials) {
     const Status status = connect(server, credentials).status();
     EXPECT_EQ(error_kind(status), ErrorKind::kPermission) << status;

@@ -162,7 +162,7 @@ TEST_P(CudaRpc, DA_68_device_map_gpu_mixed_self) {
 TEST_P(CudaRpc, SizesLayoutsAndTypesSurvive) {
   const auto c = mapped(2, {{gpu(0), gpu(0)}});
   std::vector<at::Tensor> tensors;
-  // Of no bytes, one slot, a slot and a bit, many slots.
+  // Sizes: no bytes, one slot, a slot and a bit, many slots.
   for (const int64_t n : {0, 1, 1 << 18, (1 << 18) + 1, 20'000'000}) {
     tensors.push_back(at::full({n}, 5, on(0)));
   }

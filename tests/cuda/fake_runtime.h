@@ -3,7 +3,7 @@
 
 // Two GPUs in host memory: the functions of the CUDA runtime that copies, streams and events need,
 // for programs that link this library before LibTorch. Streams are queues of operations and as lazy
-// as can be: one operation of each is done whenever somebody asks for an event or a stream, so
+// as can be: one operation of each is done whenever the program asks for an event or a stream, so
 // whatever is not waited for is not done. Kernels there are none: queue() takes their place.
 //
 // Any thread.

@@ -47,7 +47,7 @@ class GpuTest : public ::testing::TestWithParam<Net> {
     };
     return std::make_unique<Cluster>(std::move(options));
   }
-  // Everybody maps to everybody, itself included; with an empty map nobody maps.
+  // Every worker maps to every worker, itself included; with an empty map none does.
   static Maps all_to_all(int size, const DeviceMap& map) {
     return [size, map](int) {
       std::map<std::string, DeviceMap> maps;

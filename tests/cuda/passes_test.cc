@@ -144,8 +144,8 @@ TEST_P(Passes, DA_51_dist_autograd_sync_streams) {
   EXPECT_EQ(fake_cuda::blocking_calls(), blocking) << "somebody waited for a device";
 }
 
-// A node runs on the stream of its forward, and whoever reads a gradient queues behind the kernels
-// that make it.
+// A node runs on the stream of its forward, and a thread that reads a gradient queues behind the
+// kernels that make it.
 TEST_P(Passes, DA_52_gradients_synchronizations) {
   start({{}, {}});
   const at::Tensor x = gpu_leaf(100, 0);

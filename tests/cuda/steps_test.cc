@@ -1,6 +1,6 @@
 // Steps of optimizers over parameters on GPUs that are made of host memory (fake_runtime.h): OPT-1
 // and STREAM-5, the order of updates, and of what handlers read. Updates are made by the
-// place-holders of kernels, in a class of the user's; streams do nothing that nobody waits for.
+// place-holders of kernels, in a user-defined class; streams do only what is waited for.
 
 #include <atomic>
 #include <functional>

@@ -1,5 +1,5 @@
 // weft::cuda itself, on GPUs that are made of host memory (fake_runtime.h): pieces and slots, and
-// what waits for what. Streams there do nothing that nobody waits for, so an order that is missing
+// what waits for what. Streams there do only what is waited for, so an order that is missing
 // shows.
 
 #include <atomic>
@@ -203,7 +203,7 @@ TEST_P(Streams, ThreadsGoBackToTheirOwnStreams) {
   }
 }
 
-// FUTURE-4: what a continuation queues on its own stream is waited for by whoever takes the child.
+// FUTURE-4: the thread that takes the child waits for what a continuation queues on its own stream.
 TEST_P(Streams, AChildsConsumerWaitsForTheContinuation) {
   auto child = rpc_async(caller(), 1, &same, with_bytes(at::zeros({1000}), gpu(0)))
                    .then([gate = gate_](const at::Tensor& y) {

@@ -33,7 +33,7 @@ TEST_P(DistContext, DA_2_nested_context) {
     DistAutogradContext context((*c)[0]);
     expect_error(error_of([&] { DistAutogradContext second((*c)[0]); }), ErrorKind::kState,
                  {"this thread is in autograd context"});
-    // Of another worker in the same process it is another matter.
+    // The context of another worker in the same process is another matter.
     DistAutogradContext other((*c)[1]);
     EXPECT_NE(other.id(), context.id());
     EXPECT_EQ(current_autograd_context((*c)[0]), context.id());
@@ -41,7 +41,7 @@ TEST_P(DistContext, DA_2_nested_context) {
   expect_nothing_left(*c);
 }
 
-// Whoever was called is told of the release, by one message, whether or not a gradient could flow.
+// Every callee is told of the release, by one message, whether or not a gradient could flow.
 TEST_P(DistContext, DA_3_worker_ids_recorded) {
   for (const bool wanted : {false, true}) {
     auto c = make();
@@ -148,7 +148,7 @@ TEST_P(DistContext, DA_8_graph_for_py_nested_call_itself) {
   expect_nothing_left(*c);
 }
 
-// Of ten tensors those that require grad get an edge, in the order of the list.
+// Those of ten tensors that require grad get an edge, in the order of the list.
 TEST_P(DistContext, DA_10_rpc_complex_args) {
   auto c = make({.size = 2});
   std::vector<at::Tensor> list;
@@ -290,7 +290,7 @@ TEST_P(DistContext, DEF_32_backward_from_a_handler_on_its_callers_context) {
     unknown.counter += 100;
     const Status nowhere = try_backward((*c)[1], unknown, {x.sum()});
     EXPECT_EQ(error_kind(nowhere), ErrorKind::kNotFound) << nowhere;
-    // Of an error in what it calls, the caller hears as of any other.
+    // The caller gets an error of its callee's backward as it gets any other.
     const Status failed = try_rpc_sync((*c)[0], "worker1", &backward_here, x.detach(), y.detach());
     EXPECT_NE(std::string(failed.message()).find("does not require grad"), std::string::npos)
         << failed;

@@ -106,7 +106,7 @@ TEST_P(DistFailure, DA_42_backward_python_udf_error) {
   expect_nothing_left(*c);
 }
 
-// No context, whoever asks: the program by an id, or another worker by a message of a pass.
+// No context, whichever side asks: the program by an id, or another worker by a message of a pass.
 TEST_P(DistFailure, DA_38_backward_without_context) {
   auto c = make({.size = 2});
   const AutogradContextId unknown{key_of((*c)[0].info()), 100};
@@ -206,7 +206,7 @@ TEST_P(DistFailure, ThePassHasTheTimeOfACallUnlessItIsGivenAnother) {
   expect_nothing_left(*c);
 }
 
-// X10, the other way: the pass's own deadline ends it, at the root and at whoever takes part.
+// X10, the other way: the pass's own deadline ends it, at the root and at the participants.
 TEST_P(DistFailure, X10_the_deadline_of_a_pass_ends_it_everywhere) {
   auto c = make();
   const at::Tensor x = leaf({1, 2});

@@ -85,7 +85,7 @@ class DistAutogradTest : public ::testing::TestWithParam<Net> {
   std::unique_ptr<Cluster> make(AutogradOptions options = {});
 
   static at::Tensor leaf(std::vector<double> values);
-  // Of plain backward() of the same sum.
+  // The gradients of plain backward() of the same sum.
   static std::vector<at::Tensor> local(const at::Tensor& loss, std::vector<at::Tensor> leaves);
   static void expect_equal(const at::Tensor& got, const at::Tensor& want);
   // No context and no pass at any worker, now or soon.

@@ -314,7 +314,7 @@ TEST_P(DistGradAccessor, AHookOnAnyNode) {
   expect_nothing_left(*c);
 }
 
-// What waits at the end for somebody who does not come knows until when.
+// An end that waits for another rank knows until when.
 TEST_P(DistGradAccessor, TheEndIsBoundedByTheDeadline) {
   auto c = make({.size = 2});
   const at::Tensor x = leaf({1, 2});
@@ -338,7 +338,7 @@ TEST_P(DistGradAccessor, TheEndIsBoundedByTheDeadline) {
   expect_nothing_left(*c);
 }
 
-// Of a backward that fails before its end: whoever holds something for the end is told by that.
+// A backward that fails before its end destroys what was to run at the end, which tells its owner.
 TEST_P(DistGradAccessor, AnEndThatIsNotReachedIsDestroyed) {
   auto c = make({.size = 2});
   const at::Tensor x = leaf({1, 2});

@@ -205,7 +205,7 @@ TEST_P(DistHooks, DA_40_backward_no_grad_on_tensor) {
   expect_nothing_left(*c);
 }
 
-// A buffer that nobody else holds becomes the gradient; one that a message holds as well is copied,
+// A buffer with no other holder becomes the gradient; one that a message holds as well is copied,
 // so that a hook which writes to the gradient changes nothing elsewhere.
 TEST_P(DistHooks, DA_35_no_grad_copy) {
   auto c = make({.size = 2});

@@ -15,8 +15,8 @@ class DistLost : public DistAutogradTest {
  protected:
   static constexpr const char* kKinds[] = {"discover", "gradient", "close",
                                            "done",     "abort",    "release"};
-  // With one call that nobody uses, so that there is a `close`. A connection that is about to break
-  // because of what was lost before is none of what is asked here.
+  // With one call whose result is not used, so that there is a `close`. A connection that is about
+  // to break because of what was lost before is not what is tested here.
   static at::Tensor loss_of(Cluster& c, const at::Tensor& x, bool failing) {
     const CallOptions again{.retry = Retry::kAtMostOnce};
     (void)rpc_sync(c[0], "worker1", again, &add, x, x);
@@ -110,7 +110,7 @@ TEST_P(DistLost, X11_a_lost_message_of_each_kind) {
 }
 
 // From its `skip`th on no message goes that way any more. The pass ends by its deadline, also where
-// nobody can tell; a release waits. Once the way is free nothing is left; and if it never is, a
+// no worker can tell; a release waits. Once the way is free nothing is left; and if it never is, a
 // shutdown says so in its time.
 class DistForever : public DistLost {
  protected:
@@ -145,7 +145,7 @@ class DistForever : public DistLost {
     EXPECT_EQ(counter((*c)[0], "num_current_backward_passes"), 0);
     expect_no_pass_soon(*c);
     EXPECT_EQ(context.gradients().empty(), !status.ok());
-    // Nobody else notices.
+    // No other worker notices.
     EXPECT_EQ(rpc_sync((*c)[1], "worker1", &in_context), false);
     if (one.heal) {
       plan->clear();

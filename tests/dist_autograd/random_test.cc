@@ -32,7 +32,7 @@ class DistRandom : public DistAutogradTest {
     return all;
   }
 
-  // Of all losses together, by parameter; undefined: none.
+  // The gradients of all losses together, by parameter; undefined: none.
   std::vector<at::Tensor> wanted(const RandomGraph& graph) const {
     std::vector<at::Tensor> sums(all_parameters().size());
     for (const at::Tensor& loss : graph.alone(parameters_)) {

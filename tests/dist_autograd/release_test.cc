@@ -168,7 +168,7 @@ TEST_P(DistRelease, X9_release_while_a_large_answer_is_on_its_way) {
   expect_nothing_left(*c);
 }
 
-// Nobody waits for a release that goes with a context's end: the next call takes it along.
+// No thread waits for a release that goes with a context's end: the next call takes it along.
 TEST_P(DistRelease, ReleasesRideOnTheNextCall) {
   auto c = make({.size = 2});
   const auto live = [&](int count) {

@@ -65,7 +65,7 @@ TEST_P(DistRRefBackward, RPC_122_user_rref_backward) {
     backward(context, loss, {.retain_graph = true});
     backward(context, loss);
     expect_equal(context.gradient(x), torch::full({2}, 2.0, torch::kFloat64));
-    // Of a third worker; by a thread that is not in the context.
+    // An RRef of a third worker; by a thread that is not in the context.
     const auto far = remote((*c)[0], "worker2", &mul, x, x);
     const at::Tensor g = torch::tensor({10.0, 100.0}, torch::kFloat64);
     std::thread([&] { backward(context, far, {.gradients = {g}}); }).join();

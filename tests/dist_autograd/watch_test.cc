@@ -149,7 +149,7 @@ TEST_P(DistWatch, AWorkerThatLeavesInTheMiddleIsNamed) {
   c.forget();
 }
 
-// From outside of the job: who has which context, and what a pass waits for at each worker.
+// From outside of the job: which workers have which contexts, and what a pass waits for at each.
 TEST_P(DistWatch, WhoeverLooksSeesContextsAndPasses) {
   ClusterOptions o = options();
   o.adjust = [](int, JoinOptions* join) { join->services.push_back(dist_autograd_service()); };
@@ -168,7 +168,7 @@ TEST_P(DistWatch, WhoeverLooksSeesContextsAndPasses) {
     const at::Tensor loss = rpc_sync(c[0], "worker1", &slow_way_back, x).sum();
     std::thread other([&] { context.backward({loss}); });
     stuck.wait_reached();
-    // One send each, and so far no leaf has a gradient; only the creator has told anybody.
+    // One send each, and so far no leaf has a gradient; only the creator has told another worker.
     const std::string id = "autograd context 0/[0-9a-f]+/1";
     EXPECT_THAT(look(0), ContainsRegex("  " + id + " worker0 1 +0 +1 +1\n"));
     EXPECT_THAT(look(0), ContainsRegex("  backward 1 of " + id + " worker0 running .*'worker1'"));

@@ -82,7 +82,7 @@ TEST_P(DistOptimDefect, DEF_29_a_step_uses_nothing_of_a_pass_that_failed) {
   }
   expect_equal(values(c)[0], before);
   EXPECT_EQ(optimizer.versions(), (std::vector<int64_t>{0}));
-  // Nobody waits for the message that was dropped.
+  // The message that was dropped is not waited for.
   (void)c.cluster->shutdown_all({.graceful = false, .deadline = absl::Milliseconds(100)});
 }
 
@@ -108,7 +108,7 @@ TEST_P(DistOptimDefect, DEF_29_what_came_too_late_is_refused) {
   expect_error(read(), ErrorKind::kState, {"passes 2 to 1", "later ones have been added"});
 }
 
-// Whoever makes an optimizer over many parameters does not look at all of them for each.
+// Making an optimizer over many parameters does not look at all of them for each.
 TEST_P(DistOptimDefect, DEF_28_making_an_optimizer_is_linear) {
   constexpr int64_t kParameters = 3000;
   OptimCluster c = make(1);

@@ -85,7 +85,7 @@ class DistOptimTest : public ::testing::TestWithParam<Net> {
   static void eventually(const std::function<bool()>& what, const std::string& text);
   static Status error_of(const std::function<void()>& fn);
   static void expect_error(const Status& s, ErrorKind kind, const std::vector<std::string>& words);
-  // Of `name` at all workers, now or soon.
+  // Expects that the counter `name` is 0 at all workers, now or soon.
   static void expect_none(Cluster& c, const std::string& name);
 
   Library library_;

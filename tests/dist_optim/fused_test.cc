@@ -245,7 +245,7 @@ TEST_P(DistOptimFused, X13_a_failure_lists_what_is_known_of_each_owner) {
          "parameter 0 of this owner", "not finite", "'worker2' unknown", "'worker3' unknown"});
     EXPECT_EQ(error_details(report.status).origin, "worker2");
     EXPECT_EQ(report.owners[1].outcome, StepOutcome::kUnknown);
-    // Of a step that fails, the versions tell.
+    // When a step fails, the versions show what it has updated.
     const std::vector<int64_t> versions = optimizer.versions();
     const std::vector<at::Tensor> after = values(c);
     for (size_t i = 0; i < 3; ++i) {
@@ -278,7 +278,7 @@ TEST_P(DistOptimFused, BadInput) {
     expect_error(error(optimizer, {}, {}), ErrorKind::kState, {"has been released"});
   }
   expect_equal(values(c)[0], before[0]);
-  // A part that is gone is nobody's.
+  // A part that is gone affects no other optimizer.
   {
     DistAutogradContext context(c[0]);
     const at::Tensor y = c.weights[0].rpc_sync(&Weights::forward, input()).sum();

@@ -75,7 +75,7 @@ TEST_P(DistOptimIsolation, VersionedStepsAtOnceAreWholeOrRefused) {
         const StepReport report = optimizer.try_step(context, {.versions = read});
         if (report.status.ok()) {
           ++applied;
-          // Nobody came between.
+          // No other step came between.
           for (size_t k = 0; k < 2; ++k) EXPECT_EQ(report.owners[k].versions[0], read[k] + 1);
         } else {
           ++refused;

@@ -59,7 +59,7 @@ class DistOptimKilled : public DistOptimTest {
     EXPECT_TRUE(kind == ErrorKind::kMaybeExecuted || kind == ErrorKind::kPeerLost) << s;
     expect_error(s, kind, words);
   }
-  // Of b's parameter.
+  // The version of b's parameter.
   int64_t version_of_b() {
     return DistributedOptimizer<optim::SGD>(c_[0], {c_.parameters[0]}).versions().at(0);
   }

@@ -56,7 +56,7 @@ TEST(StepLog, OPT_9_what_is_cancelled_or_late_is_never_applied) {
   EXPECT_EQ(log.prepare(2, thing(), at(10)), Next::kGo);
   EXPECT_EQ(log.cancel(2).next, Next::kDrop);
   EXPECT_EQ(log.apply(2, at(0)).step.state, State::kNotApplied);
-  // Its time is over: when the word comes, and when nobody comes.
+  // Its time is over: when the second message comes, and when none comes.
   EXPECT_EQ(log.prepare(3, thing(), at(10)), Next::kGo);
   const StepLog::Answer late = log.apply(3, at(10));
   EXPECT_EQ(late.next, Next::kDrop);

@@ -177,8 +177,8 @@ class StepSim : public ::testing::Test {
   std::vector<Future<int64_t>> calls_;
 };
 
-// Of one owner and of two. 1 s: it is told to apply again. 9 s: so late in a step of 10 s it is told
-// to cancel, and says that it has applied.
+// Steps of one owner and of two. 1 s: it is told to apply again. 9 s: so late in a step of 10 s it
+// is told to cancel, and says that it has applied.
 class StepSimFull : public StepSim, public ::testing::WithParamInterface<std::tuple<int, int>> {};
 
 TEST_P(StepSimFull, DEF_25_applied_is_reported_when_the_answer_found_no_room) {
@@ -202,7 +202,7 @@ INSTANTIATE_TEST_SUITE_P(Owners, StepSimFull,
                                                std::get<1>(info.param));
                          });
 
-// Nobody tells in time: what is reported is that this is not known, and never "not applied".
+// No owner answers in time: what is reported is that this is not known, and never "not applied".
 TEST_F(StepSim, DEF_25_what_nobody_tells_is_not_known) {
   simulate(1, [&] {
     int64_t errors = 0;

@@ -173,7 +173,7 @@ TEST_P(DistOptimStep, ParametersOfOneOwnerTakeOneMessageSeveralTwoEach) {
   EXPECT_EQ(c.calls->to(2), b + 2);
 }
 
-// OPT-7: what is here asks nobody, and one other owner decides in one message.
+// OPT-7: local parameters take no message, and one other owner decides in one message.
 TEST_P(DistOptimStep, ParametersOfThisWorkerTakeNoMessage) {
   OptimCluster c = make(2);
   const at::Tensor mine = torch::ones({2}, torch::kFloat64).set_requires_grad(true);
@@ -191,7 +191,7 @@ TEST_P(DistOptimStep, ParametersOfThisWorkerTakeNoMessage) {
     EXPECT_TRUE(torch::equal(mine, torch::zeros({2}, torch::kFloat64)));
     EXPECT_EQ(c.calls->to(0), self);
     EXPECT_EQ(c.calls->to(1), other + 1);
-    // Refused here: nobody else is asked. Refused there: what is here stays as it is.
+    // Refused here: no other owner is asked. Refused there: what is here stays as it is.
     const std::vector<int64_t> versions = both.versions();
     const int64_t asked = c.calls->to(1);
     const StepReport late = both.try_step(context, {.deadline = std::chrono::nanoseconds(1)});

@@ -244,7 +244,7 @@ TEST_P(DistOptimPhases, DEF_25_a_late_apply_is_not_executed) {
   expect_equal(values(c)[1], before);
 }
 
-// Nobody steps there again: the gradients go when the time is over.
+// No step follows there: the gradients go when the time is over.
 TEST_P(DistOptimPhases, DEF_25_a_reservation_ends_with_its_time) {
   auto plan = std::make_shared<FaultPlan>(1);
   OptimCluster c = make(2, plan);
@@ -279,7 +279,7 @@ TEST_P(DistOptimPhases, DEF_25_the_local_part_is_applied_when_the_other_is) {
   EXPECT_EQ(optimizer.versions(), (std::vector<int64_t>{1, 1}));
 }
 
-// Of a class of LibTorch's, which updates by `p.data().add_()`, of which the tensor knows nothing.
+// A class of LibTorch's, which updates by `p.data().add_()`, of which the tensor knows nothing.
 TEST_P(DistOptimPhases, DEF_26_versions_count_the_steps_of_a_users_class) {
   OptimCluster c = make(2);
   const OptimizerOptions how{.isolation = Isolation::kVersioned};

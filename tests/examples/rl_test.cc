@@ -23,7 +23,7 @@ struct Played {
   int64_t answers = 0;
   int64_t evaluations = 0;
 
-  // Of all episodes; of the longest of each round. A step's reward is 1.
+  // The steps of all episodes; of the longest of each round. A step's reward is 1.
   int64_t steps() const {
     return static_cast<int64_t>(std::accumulate(returns.begin(), returns.end(), 0.0));
   }

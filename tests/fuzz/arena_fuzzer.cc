@@ -24,7 +24,7 @@ namespace {
 namespace in = weft::internal;
 
 constexpr uint64_t kFileBytes = 64 * 1024;
-// Of a message on a socket, whatever it says.
+// Least size of a message on a socket, whatever it says.
 constexpr size_t kLeastBytes = 16;
 
 class Host final : public in::ArenaLink::Host {

@@ -120,7 +120,7 @@ Status read_stream(std::string_view bytes, size_t step, bool direct) {
   return status;
 }
 
-// Who has no key says this to one who waits for TLS.
+// Feeds what a peer without the key sends to a side that waits for TLS.
 Status shake_hands(std::string_view bytes, in::TlsRole role) {
   int fds[2];
   require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
@@ -132,7 +132,7 @@ Status shake_hands(std::string_view bytes, in::TlsRole role) {
   (void)!send(theirs.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   const auto first = (*tls)->handshake();
   if (!first.ok()) return first.status();
-  require(*first != in::TlsState::kDone);  // nobody has the key
+  require(*first != in::TlsState::kDone);  // the peer does not have the key
   theirs.reset();
   const auto cut = (*tls)->handshake();
   require(!cut.ok());

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of each seed.
+// Inputs that are made of each seed.
 constexpr int kMade = 300;
 constexpr size_t kMaxMadeBytes = 64 << 10;
 // What a decoder makes once, and an error with its words for each message.

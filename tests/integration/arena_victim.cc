@@ -1,5 +1,5 @@
-// Who is killed in arena_kill_test.cc: joins, and sends large tensors back and forth with
-// "survivor", both as caller and as callee, until somebody ends it.
+// The process that is killed in arena_kill_test.cc: joins, and sends large tensors back and forth
+// with "survivor", both as caller and as callee, until the test ends it.
 //
 //   arena_victim STORE_PATH RUN_ID NUMBER
 
@@ -36,7 +36,7 @@ int main(int argc, char** argv) {
     std::cout << "joined " << worker.name() << std::endl;
     std::mt19937 random(static_cast<unsigned>(std::atoi(argv[3])));
     std::deque<weft::Future<at::Tensor>> under_way;
-    // A bound against running on alone: whoever started us ends us long before.
+    // A bound against running on alone: the test that started this process ends it long before.
     for (int i = 0; i < 1'000'000; ++i) {
       if (under_way.size() == 4) {
         under_way.front().wait();

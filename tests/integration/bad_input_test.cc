@@ -1,5 +1,5 @@
 // Peers, stores and addresses that are not as they should be, with real processes: every concerned
-// caller gets an error that says what and who, within its deadline, and nobody else is harmed.
+// caller gets an error that says what and who, within its deadline, and no other process is harmed.
 
 #include <signal.h>
 
@@ -33,7 +33,7 @@ TEST(Integration, BadInput_a_peer_killed) {
 
   for (size_t i : {0, 1}) job[i].say("call worker2 bump 1 60000 0");
   for (size_t i : {0, 1}) {
-    // Whether this one was sent before the loss of the connection was seen is nobody's promise.
+    // Whether this one was sent before the loss of the connection was seen is not specified.
     const Answer next = job[i].answer();
     EXPECT_THAT(next.kind, AnyOf("peer_lost", "maybe_executed")) << next;
     EXPECT_THAT(next.text, HasSubstr("'worker2'"));
@@ -48,14 +48,14 @@ TEST(Integration, BadInput_a_peer_killed) {
     EXPECT_THAT(again.text, HasSubstr("its worker has ended"));
     const Answer later = job[i].ask("call worker2 bump 2 60000 0");
     EXPECT_EQ(later.kind, "peer_lost") << later;
-    // Told once, and of nobody else.
+    // Told once, and of no other worker.
     expect_told_of_death(&job[i], "worker2");
     const std::string events = job[i].ask("events").text;
     EXPECT_EQ(events.find("died:"), events.rfind("died:")) << events;
     EXPECT_EQ(events.find("left:"), std::string::npos) << events;
     expect_works(&job, i, 1 - i);
   }
-  // What it had begun at others has been told that nobody waits, and can end.
+  // What it had begun at others has been told that no caller waits, and can end.
   ASSERT_TRUE(job[0].ask("open 20").ok);
   EXPECT_TRUE(job[0].eventually([](const Info& i) { return i.at("handlers_running") == 0; }));
 }
@@ -127,7 +127,7 @@ TEST(Integration, BadInput_a_peer_restarted_with_the_same_name) {
     EXPECT_EQ(held.kind, "maybe_executed") << held;
     ASSERT_TRUE(job[i].eventually(
         [&](const Info&) { return job[i].ask("who worker2").text == again.identity(); }));
-    // Whoever means the one before does not get the new one.
+    // A caller that means the incarnation before does not get the new one.
     const Answer to_old = job[i].ask(absl::StrCat("call ", old, " bump 6 60000 0"));
     EXPECT_EQ(to_old.kind, "peer_lost") << to_old;
     EXPECT_THAT(to_old.text, HasSubstr("'worker2'"));
@@ -189,7 +189,7 @@ TEST(Integration, BadInput_a_peer_replaced_while_the_one_before_still_runs) {
   ASSERT_TRUE(job[2].process().stop());
   for (size_t i : {0, 1}) expect_told_of_death(&job[i], "worker2");
   job[2].process().send_signal(SIGCONT);
-  // It knows that it is out before anybody takes its place.
+  // It knows that it is out before another worker takes its place.
   ASSERT_TRUE(job[2].eventually(
       [&](const Info&) { return job[2].ask("call worker0 bump 1 60000 0").kind == "state"; }));
   Player& again = job.start({.name = "worker2", .rank = 2, .world_size = 3});
@@ -200,7 +200,7 @@ TEST(Integration, BadInput_a_peer_replaced_while_the_one_before_still_runs) {
         [&](const Info&) { return job[i].ask("who worker2").text == again.identity(); }));
     expect_works(&job, i, 3);
   }
-  // The one before leaves, and that is nobody's loss.
+  // The one before leaves, and no worker sees that as a loss.
   EXPECT_FALSE(job[2].ask("shutdown").ok);
   EXPECT_EQ(job[2].leave(), 0);
   for (size_t i : {0, 1}) {
@@ -237,7 +237,7 @@ TEST(Integration, BadInput_a_peer_of_another_job) {
   other.start({.name = "worker0", .rank = 0, .world_size = 2});
   other.start({.name = "worker1", .rank = 1, .world_size = 2, .arguments = {"--ask-address"}});
   EXPECT_TRUE(other[1].process().read_line().has_value());
-  other[1].say(ours[1].address());  // an address that has passed on to somebody else
+  other[1].say(ours[1].address());  // an address that now belongs to another worker
   for (size_t i : {0, 1}) ASSERT_TRUE(other[i].joined().ok);
   const Answer refused = other[0].ask("call worker1 bump 1 60000 0");
   EXPECT_EQ(refused.kind, "permission") << refused;

@@ -223,7 +223,7 @@ TEST_F(IntegrationNested, X8_many_chains_at_once_within_a_bounded_number_of_thre
   const int64_t calm = job_[1].process().threads();
   job_[0].say(absl::StrCat("ring worker1,worker0 100 sync ", kBlocking));
   EXPECT_EQ(job_[0].answer().text, absl::StrCat(100 * kBlocking));
-  // Half of every chain waits in either process, each with a thread, and nobody else has one.
+  // Half of every chain waits in either process, each with a thread, and no other call has one.
   EXPECT_LE(job_[1].process().threads(), calm + 50 * kBlocking + 2);
   job_.shut_down();
 }

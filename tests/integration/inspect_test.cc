@@ -73,7 +73,7 @@ TEST(IntegrationInspect, ShowsTheCallsAndRRefsOfARunningWorker) {
                                         "\"caller\": \"worker0\""),
                               HasSubstr("\"owner\": \"'worker1'\", \"holder\": \"'worker0'\"")));
 
-  // Nobody was disturbed, and nobody has joined.
+  // No worker was disturbed, and none has joined.
   ASSERT_TRUE(job[1].ask("open 1").ok);
   EXPECT_EQ(job[0].ask("wait held").text, "1");
   EXPECT_EQ(job.keys("member/").size(), 2u);
@@ -145,7 +145,7 @@ TEST(IntegrationInspect, BadInput_an_observer_with_the_wrong_credentials) {
   EXPECT_EQ(stranger.code, 1) << stranger;
   EXPECT_THAT(stranger.errors, HasSubstr("looking at the worker at ")) << stranger;
   EXPECT_THAT(stranger.out, IsEmpty());
-  // A certificate for somebody, and the name of somebody else.
+  // A certificate for one name, and the name of another worker.
   const Seen other = look({"--name", "worker0", address}, variables(ours.make("guest")));
   EXPECT_EQ(other.code, 1) << other;
   EXPECT_THAT(other.errors, HasSubstr("guest")) << other;

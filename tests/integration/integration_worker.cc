@@ -67,7 +67,7 @@ class SignallingStore : public DelegatingStore {
   const int signal_;
 };
 
-// Tells the others another address than its own: that of a relay, or of somebody else altogether.
+// Tells the others another address than its own: that of a relay, or of another worker.
 class RelayedTransport : public testing::ForwardingTransport {
  public:
   using ForwardingTransport::ForwardingTransport;

@@ -81,9 +81,9 @@ class RelayProcess {
   explicit RelayProcess(const std::string& target);
   const std::string& address() const { return address_; }
   void tell(const std::string& line);
-  // Of all connections so far: how many were accepted.
+  // How many connections were accepted so far.
   int accepted();
-  // Of the n-th that is open, in one direction.
+  // Bytes that have passed on the n-th open connection, in one direction.
   int64_t passed(int connection, const std::string& direction);
 
  private:
@@ -113,7 +113,7 @@ class Job {
   std::unique_ptr<RelayProcess> start_pair_with_relay() { return start_group_with_relay(2); }
   // The same with a relay in front of each, in order: no connection is without one.
   std::vector<std::unique_ptr<RelayProcess>> start_group_behind_relays(int size);
-  // Of a player that was started with --ask-address, before joined().
+  // The relay of a player that was started with --ask-address, before joined().
   std::unique_ptr<RelayProcess> relay_for(Player* player);
   Player& operator[](size_t i) { return *players_.at(i); }
   size_t size() const { return players_.size(); }

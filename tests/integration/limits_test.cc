@@ -26,7 +26,7 @@ void hold_at(RelayProcess* relay, const std::string& direction, int byte, Job* j
   ASSERT_TRUE(eventually([&] { return relay->passed(next, direction) == byte; }));
 }
 
-// Of the 400 bytes or so with which a connection begins, the last hundred are the hello.
+// A connection begins with about 400 bytes, the last hundred of which are the hello.
 constexpr int kInTheHello = 350;
 constexpr int kInTheAnswer = 150;
 
@@ -92,7 +92,8 @@ TEST_P(IntegrationStopped, BadInput_a_peer_that_is_stopped_while_large_messages_
   }
   EXPECT_GE(deadlines, 1);
   EXPECT_LE(job[0].info().at("send_bytes_peak"), kBudget);
-  // Of twelve messages only what fits: in tensors, in shared memory and on the way.
+  // The process holds only those of the twelve messages that fit: in tensors, in shared memory and
+  // on the way.
   EXPECT_LE(job[0].process().resident_kib() - before, 3 * kBudget / 1024);
 
   job[1].process().send_signal(SIGCONT);

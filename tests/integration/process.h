@@ -52,7 +52,7 @@ class Process {
   // Exit code, or 128 + signal; nothing when it has not ended within the limit. Once.
   std::optional<int> wait_exit(std::chrono::milliseconds limit = kLimit);
 
-  // Of /proc: resident memory in KiB and number of threads; 0 when the process has ended.
+  // From /proc: resident memory in KiB and number of threads; 0 when the process has ended.
   int64_t resident_kib() const;
   int64_t threads() const;
 
@@ -79,8 +79,8 @@ class TempDir {
   std::string path_;
 };
 
-// A loopback port on which nobody listens. Kept bound without listening as long as the object
-// lives, so that the system gives it to nobody else.
+// A loopback port without a listener. Kept bound without listening as long as the object lives, so
+// that the system gives it to no other process.
 class QuietPort {
  public:
   QuietPort();
@@ -89,7 +89,7 @@ class QuietPort {
   ~QuietPort();
 
   int port() const { return port_; }
-  // From now on somebody listens, though nobody answers.
+  // From now on the port has a listener, which never answers.
   void listen();
 
  private:

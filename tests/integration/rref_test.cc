@@ -1,6 +1,6 @@
 // RRefs between real processes: control messages that fail for long (X6), and workers that are
-// stopped, killed and restarted (X12, RREF-8). Whoever survives is healthy, and ends with nothing
-// left of any RRef.
+// stopped, killed and restarted (X12, RREF-8). The surviving workers are healthy, and end with
+// nothing left of any RRef.
 
 #include <signal.h>
 
@@ -20,7 +20,7 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Nobody is taken for dead because of what a test does to its connections, or while it stands still
+// No worker counts as dead because of what a test does to its connections, or while it stands still
 // for a while.
 std::map<std::string, std::string> long_lease() { return {{"WEFT_LEASE", "120s"}}; }
 
@@ -86,7 +86,7 @@ TEST(IntegrationRRef, X6_no_message_reaches_the_owner_for_long) {
   expect_kind(&job[2], "rref get mine 1000", "deadline", "worker1");
   ASSERT_TRUE(job[0].ask("rref make late worker1 number 5 1000").ok);
   expect_kind(&job[0], "rref get late 60000", "deadline", "worker1");
-  // Of these nobody waits: a share that is given back, and a creation that is called off.
+  // These are not waited for: a share that is given back, and a creation that is called off.
   expect_text(&job[2], "rref drop mine", "1");
   expect_text(&job[0], "rref drop late", "1");
   for (size_t i : {0, 2}) {
@@ -122,7 +122,7 @@ TEST_P(IntegrationRRefFailures, X6_each_message_fails_some_times) {
   job.environment = long_lease();
   const auto relays = job.start_group_behind_relays(3);
   const auto step = [&](size_t who, const std::string& line, const std::string& text) {
-    // Of the 400 bytes or so with which a connection begins, and those of what comes next.
+    // Within the 400 bytes or so with which a connection begins, and those of what comes next.
     static constexpr int kBytes[] = {0, 150, 450, 600};
     for (const auto& relay : relays) {
       relay->tell("clear");
@@ -195,7 +195,7 @@ TEST(IntegrationRRef, X6_an_owner_that_is_stopped_for_long_and_goes_on) {
 }
 
 // Stopped until it counts as dead: what waits for it ends then, and not sooner or later. It goes on
-// and finds that its RRefs, and those of others, are nobody's any more; no process is harmed.
+// and finds that its RRefs, and those of others, have no holder any more; no process is harmed.
 TEST(IntegrationRRef, X6_and_X12_an_owner_and_holder_that_is_stopped_beyond_its_lease) {
   Job job;
   start_mortal_group(&job);
@@ -260,7 +260,7 @@ TEST(IntegrationRRef, X12_a_worker_that_is_killed_and_restarted) {
   expect_kind(&job[0], "wait near", "peer_lost", "worker2");
   expect_kind(&job[0], "wait far", "peer_lost", "worker2");
   for (size_t i : {0, 1}) expect_kind(&job[i], "rref get theirs 60000", "peer_lost", "worker2");
-  // At once: its lease lasts, so nobody has been told that it is dead.
+  // At once: its lease lasts, so no worker has been told that it is dead.
   for (size_t i : {0, 1}) {
     EXPECT_THAT(job[i].ask("events").text, Not(HasSubstr("died:"))) << job[i].name();
   }
@@ -276,7 +276,7 @@ TEST(IntegrationRRef, X12_a_worker_that_is_killed_and_restarted) {
   for (size_t i : {0, 1}) {
     ASSERT_TRUE(job[i].eventually(
         [&](const Info&) { return job[i].ask("who worker2").text == again.identity(); }));
-    // The next incarnation is somebody else to every RRef of the one before.
+    // To every RRef of the one before, the next incarnation is another worker.
     expect_kind(&job[i], "rref get theirs 60000", "peer_lost", "worker2");
     expect_text(&job[i], "rref drop theirs", "1");
   }

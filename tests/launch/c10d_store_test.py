@@ -46,7 +46,7 @@ def main():
     if not theirs.get("second").decode().startswith("tcp://127.0.0.1:"):
         print(f"the key has {theirs.get('second')!r}")
         wrong += 1
-    # Bound and not listening: the port is nobody else's meanwhile.
+    # Bound and not listening: no other process gets the port meanwhile.
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         nobody = f"c10d://127.0.0.1:{taken.getsockname()[1]}"

@@ -30,7 +30,7 @@ struct RunOptions {
   std::vector<std::string> unset = {};
   bool terminal = false;      // standard output is a terminal
   int both_outputs = -1;      // a descriptor for standard output and error, instead of pipes
-  bool close_output = false;  // nobody reads standard output
+  bool close_output = false;  // standard output has no reader
   std::vector<int> ignored_signals = {};
   std::string program = {};  // default: weftrun
 };

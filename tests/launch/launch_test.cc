@@ -357,7 +357,7 @@ TEST(Launch, NoOrphansAfterSigterm) { expect_gone_after(SIGTERM, 143); }
 TEST(Launch, NoOrphansWhenWeftrunItselfIsKilled) { expect_gone_after(SIGKILL, 137); }
 
 TEST(Launch, RanksDieWithWeftrunEvenWithoutItsGuard) {
-  TestDir dir;  // nobody is left to remove what weftrun put there
+  TestDir dir;  // no process is left to remove what weftrun put there
   Running running = Running::start(sh({"-n", "2"}, "echo pid $$; exec sleep 1000"),
                                    {.set = {{"TMPDIR", dir.path("")}}});
   ASSERT_TRUE(running.wait_for("[worker0] pid") && running.wait_for("[worker1] pid"));
@@ -534,8 +534,8 @@ TEST(Launch, ReaderThatGoesAwayEndsTheJob) {
 }
 
 TEST(Launch, SlowReaderDoesNotDelayTheSupervision) {
-  // Nobody reads yet, and the ranks write without end: a death must still end the job, so its
-  // processes must vanish before the first byte of output is taken.
+  // The output is not read yet, and the ranks write without end: a death must still end the job, so
+  // its processes must vanish before the first byte of output is taken.
   TestDir dir;
   ASSERT_EQ(mkfifo(dir.path("pids").c_str(), 0600), 0);
   Running running = Running::start(sh(

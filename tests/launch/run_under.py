@@ -143,7 +143,7 @@ def under_mpirun(args, env, private):
 
 
 class Held:
-    """A free loopback port that nobody else is given: bound, not listening. A server may still bind it, since it sets
+    """A free loopback port that the system gives to no other process: bound, not listening. A server may still bind it, since it sets
     SO_REUSEADDR like us."""
 
     def __init__(self):
@@ -285,7 +285,7 @@ UNDER = {"weftrun": under_weftrun, "tls": under_tls, "torchrun": under_torchrun,
 
 
 def tagged(tag):
-    """Processes that were started below this script, whoever is their parent now."""
+    """Processes that were started below this script, whatever their parent is now."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():

@@ -24,7 +24,7 @@ TEST(LaunchTls, AutoGivesEveryProcessACertificateOfItsOwn) {
                                             " && ls $(dirname $WEFT_TLS_KEY) | tr '\\n' ' ' && "
                                             "echo $WEFT_TLS_SHARED_CERTIFICATE $WEFT_TOKEN_FILE")),
                             {.set = {{"TMPDIR", dir.path("")},
-                                     // Of somebody else's job.
+                                     // Variables of another job.
                                      {"WEFT_TLS_KEY", "/nowhere"},
                                      {"WEFT_TLS_SHARED_CERTIFICATE", "1"},
                                      {"WEFT_TOKEN_FILE", "/nowhere"}}});

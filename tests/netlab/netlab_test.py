@@ -198,7 +198,7 @@ def with_pair(binaries, play, **variables):
 
 
 def link(binaries):
-    """The link between two hosts goes down and up; the store, a file, is not concerned: nobody is dead.
+    """The link between two hosts goes down and up; the store, a file, is not concerned: no worker counts as dead.
 
     A call under way ends when the connection has been silent for a lease, and says that it may have run. Then
     the link is back, and so is a connection.

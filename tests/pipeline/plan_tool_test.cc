@@ -78,7 +78,7 @@ TEST_F(PlanTool, PP_15_ProvesAPlanOrNamesWhatIsWrong) {
   const Seen capped = run({"verify", path, "--memory-cap", "3"});
   EXPECT_EQ(capped.code, 1);
   EXPECT_THAT(capped.out, HasSubstr("VERIFY-4"));
-  // Sends of both workers before their receives: with sends that wait nobody receives.
+  // Sends of both workers before their receives: with sends that wait no worker receives.
   write_file(path,
              "weft-plan 1\nschedule crossed\nmicro_batches 2\nplacement 0 1\nedges 0>1\n"
              "worker 0: F0.0 SF0>1.0 F0.1 SF0>1.1 RB1>0.0 B0.0 RB1>0.1 B0.1 U0\n"

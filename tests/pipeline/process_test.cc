@@ -26,7 +26,7 @@ using ::testing::Not;
 
 // So long that no lease ends within the test's time: what is known then, a transport has said.
 constexpr int kEndlessMs = 600'000;
-// Steps: whoever starts them ends them long before.
+// Number of steps: the test that starts them ends them long before.
 constexpr int kEndless = 1'000'000;
 
 int env(const char* name, int otherwise) {
@@ -174,7 +174,7 @@ TEST_F(PipelineProcesses, PP_9_AKilledWorkerIsNamedByAllOthers) {
   }
 }
 
-// The maker, who has the first stage: nobody is told by it.
+// The maker, which has the first stage: it tells no worker.
 TEST_F(PipelineProcesses, PP_9_AKilledMakerIsNamedByAllOthers) {
   start(3, kEndlessMs, /*us=*/500);
   ASSERT_TRUE(members_[0].write_line(absl::StrCat("run 1f1b 6 ", kEndless, " -1")));

@@ -228,7 +228,7 @@ TEST_F(Attempts, CALL_5_a_later_attempt_takes_the_answer) {
   expect_answer_over(second);
 }
 
-// What is there once is sent to whoever asks.
+// What is there once is sent to every caller that asks.
 TEST_F(Attempts, CALL_5_what_has_been_answered_is_answered_again) {
   const Way first = accept();
   deliver(first, 0);

@@ -1,5 +1,5 @@
-// Budgets of what is on its way: who waits, who fails, and that a peer that reads nothing makes
-// nobody grow.
+// Budgets of what is on its way: which calls wait, which fail, and that a peer that reads nothing
+// does not make any worker's memory grow.
 
 #include <memory>
 #include <string>

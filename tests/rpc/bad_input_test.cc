@@ -249,7 +249,7 @@ TEST_P(RpcBadInput, BadInput_more_bytes_than_may_be_under_way) {
   expect_healthy(c);
 }
 
-// A flipped byte may hit anything: the call gets an error or its right answer, and nobody ends.
+// A flipped byte may hit anything: the call gets an error or its right answer, and no worker ends.
 TEST_P(RpcBadInput, BadInput_a_message_with_flipped_bytes) {
   Cluster c(options(2));
   rpc_sync(c[0], 1, &add, 1, 2);
@@ -273,8 +273,8 @@ TEST_P(RpcBadInputInproc, BadInput_a_peer_partitioned) {
   Cluster c(o);
   rpc_sync(c[0], 1, &add, 1, 2);
   c.network()->partition("worker0", "worker1");
-  // The store still hears both, so nobody is dead; the call ends by its own deadline, or earlier
-  // when the silence breaks the connection under it.
+  // The store still hears both, so neither counts as dead; the call ends by its own deadline, or
+  // earlier when the silence breaks the connection under it.
   const Status s = try_rpc_sync(c[0], 1, {.deadline = 1s}, &add, 1, 2).status();
   EXPECT_TRUE(error_kind(s) == ErrorKind::kDeadline || error_kind(s) == ErrorKind::kMaybeExecuted)
       << s;

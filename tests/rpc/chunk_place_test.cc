@@ -1,5 +1,5 @@
-// Chunks that a transport reads to where they belong by itself: what it is told, and that nobody
-// else touches the place meanwhile.
+// Chunks that a transport reads to where they belong by itself: what it is told, and that no other
+// thread touches the place meanwhile.
 
 #include <cstring>
 #include <optional>

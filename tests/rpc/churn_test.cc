@@ -81,8 +81,8 @@ TEST_F(Churn, TwoThousandWorkersThatCameAndWentLeaveABoundedRest) {
   // Their names are swept every 512 changes, two of which a worker makes.
   EXPECT_LE(*c.store()->num_keys(), keys_before + 256 + 16);
 
-  // Of those that went last, it is known that and how; others are not known any more, but who has
-  // their info is told that they are not there.
+  // For the workers that went last, it is known that they have left and how; others are not known
+  // any more, but a caller that has their info is told that they are not there.
   const Status recent = try_rpc_sync(anchor, last.name, &add, 1, 2).status();
   EXPECT_EQ(error_kind(recent), ErrorKind::kPeerLost) << recent;
   EXPECT_NE(recent.message().find("has left"), std::string::npos) << recent;

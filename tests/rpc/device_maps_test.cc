@@ -164,7 +164,7 @@ TEST_P(DeviceMaps, BadInput_devices_that_nobody_has) {
   expect_both(joined, HasSubstr("devices names our cuda:0, and we have no CUDA device"));
 }
 
-// Who comes in the place of one that died fails alone: the others go on.
+// A worker that comes in the place of one that died fails alone: the others go on.
 TEST_P(DeviceMaps, TheMistakeOfALatecomerIsItsOwn) {
   Cluster c({.size = 2, .net = GetParam(), .library = test_.library, .dynamic = true});
   JoinOptions late = c.join_options(2, "late");

@@ -152,7 +152,7 @@ TEST_P(DeviceTensors, DA_69_device_maps_missing_config) {
                    AllOf(HasSubstr("calling 'devices.swapped' on worker 1: tensor 1"),
                          HasSubstr("it is on cuda:1, and the device map for 'worker1' is "
                                    "{cuda:0 -> cuda:1}")));
-    // The other one has no map for anybody.
+    // The other worker has no map at all.
     expect_refused(try_rpc_sync((*c)[1], "worker0", &place_of, unmapped).status(),
                    AllOf(HasSubstr("on 'worker0': tensor 0: it is on cuda:1"),
                          HasSubstr("there is no device map for 'worker0'")));

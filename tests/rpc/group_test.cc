@@ -1,4 +1,4 @@
-// Gatherings that fail, members that come back: whoever tries again must meet the others.
+// Gatherings that fail, members that come back: a member that tries again must meet the others.
 
 #include "weft/rpc/group.h"
 

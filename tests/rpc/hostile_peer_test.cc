@@ -1,6 +1,6 @@
 // A peer that speaks the handshake well and then sends what no correct worker sends: chunks in the
 // wrong order, twice, too many, without a header; headers that promise a terabyte or contradict
-// themselves. It loses its connection, or its call; nobody else notices.
+// themselves. It loses its connection, or its call; no other peer notices.
 
 #include <memory>
 #include <string>
@@ -351,7 +351,8 @@ TEST_P(HostilePeer, AnObserverMayAskAndNothingElse) {
   add_call.set_method("hostile.add");
   add_call.set_signature_hash(signature_hash("(int,int)->int"));
   add_call.mutable_layout()->add_segments()->set_length(0);
-  // A method of others, and metadata, which services would take for a worker's: refused in words.
+  // A method of others, and metadata, which services would take for a worker's: refused with an
+  // error.
   dial(/*observer=*/true);
   of_lane_0(FrameKind::kRequest, add_call.SerializeAsString());
   EXPECT_TRUE(ear_->wait_for(FrameKind::kError));

@@ -96,8 +96,8 @@ class SlowReader : public DelegatingStore {
   std::atomic<bool> published_{false};
 };
 
-// Whoever sees the group complete first may call the others, and they call back: they know that it
-// is complete, too, before they serve.
+// A worker that sees the group complete first may call the others, and they call back: they know
+// that it is complete, too, before they serve.
 TEST_P(RpcMembership, AHandlerMayCallBackWhoeverJoinedFirst) {
   Library more("more");
   more.def("call_back", &call_back);

@@ -163,7 +163,7 @@ TEST_F(MetricsHttpTest, OddAddressesAreErrorsOfJoin) {
       {"127.0.0.1:65536", ErrorKind::kInvalidArgument},
       {"127.0.0.1:-1", ErrorKind::kInvalidArgument},
       {"127.0.0.1:0,127.0.0.1:1", ErrorKind::kInvalidArgument},
-      // No credentials: whoever reaches the machine could read it.
+      // No credentials: every process that reaches the machine could read it.
       {"0.0.0.0:0", ErrorKind::kPermission},
       {"[::]:0", ErrorKind::kPermission},
   };

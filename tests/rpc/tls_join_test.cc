@@ -37,7 +37,8 @@ class Lines : public LogSink {
   std::string text_;
 };
 
-// A port that nobody else is given while the object lives, and that a server can still listen on.
+// A port that the system gives to no other process while the object lives, and that a server can
+// still listen on.
 class HeldPort {
  public:
   HeldPort() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {

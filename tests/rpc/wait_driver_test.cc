@@ -1,4 +1,4 @@
-// Whoever waits for an answer looks for it itself (DRIVE of common/wait_driver.h, LEAD of
+// A thread that waits for an answer polls for it itself (DRIVE of common/wait_driver.h, LEAD of
 // transport/internal/grpc/poller.h).
 
 #include <algorithm>
@@ -53,13 +53,13 @@ class WaitDriverTest : public ::testing::Test {
   Seen seen_;
 };
 
-// Spinning as long as it takes, so that only a crowd of threads keeps anybody from it.
+// Spins as long as it takes, so that only a crowd of threads keeps a thread from spinning.
 const GrpcTransportOptions kPatient{.max_spin = absl::Seconds(1),
                                     .spin_after_traffic = absl::Seconds(10)};
 
 TEST_F(WaitDriverTest, LEAD_1_a_thread_that_waits_finds_its_answers_itself) {
   Cluster c(options(kPatient));
-  // A machine with many threads that want to run does not let anybody spin for a while.
+  // A machine with many threads that want to run does not let a thread spin for a while.
   const absl::Time end = c[0].now() + absl::Seconds(60);
   for (int64_t calls = 0; c[0].now() < end; ++calls) {
     ASSERT_EQ(rpc_sync(c[0], 1, &add, calls, 1), calls + 1);
@@ -79,12 +79,12 @@ TEST_F(WaitDriverTest, DRIVE_1_no_handler_of_a_user_runs_on_a_thread_that_waits)
   EXPECT_EQ(seen_.while_driving.load(), 0);
 }
 
-// The lead is left to nobody for a moment; whoever needs something then is served all the same.
+// The lead is left free for a moment; a peer that needs something then is served all the same.
 TEST_F(WaitDriverTest, LEAD_2_a_worker_whose_thread_went_on_to_other_things_serves_its_peers) {
   Cluster c(options(kPatient));
   for (int64_t round = 0; round < 50; ++round) {
     for (int64_t i = 0; i < 20; ++i) ASSERT_EQ(rpc_sync(c[0], 1, &add, i, 1), i + 1);
-    // Now nobody waits at worker 0, and nobody tells its poller.
+    // Now no thread waits at worker 0, and none tells its poller.
     ASSERT_EQ(rpc_sync(c[1], 0, &add, round, 1), round + 1);
     ASSERT_EQ(rpc_async(c[1], 0, &add, round, 2).then([](int64_t x) { return x + 1; }).wait(),
               round + 3);
@@ -128,7 +128,7 @@ class Crowd {
   std::vector<std::unique_ptr<Thread>> threads_;
 };
 
-// In a crowd nobody spins: whoever waits sleeps where the answers come in.
+// In a crowd no thread spins: a waiting thread sleeps where the answers come in.
 class CrowdedWaitTest : public WaitDriverTest {
  protected:
   // Calls until worker 0's thread has slept there for the last of them.

@@ -70,7 +70,7 @@ TEST_P(RRefDevices, DA_69_device_maps_missing_config_remote_response) {
       expect_error(x.try_to_here().status(), ErrorKind::kInvalidArgument,
                    {"it is on cuda:0", "{cuda:1 -> cuda:0}"});
     }
-    // Who has no map gets tensors of the CPU only.
+    // A worker without a map gets tensors of the CPU only.
     const auto y = remote((*c)[0], 1, &make_on, 1);
     expect_error(try_rpc_sync((*c)[0], 2, &fetched_on, y).status(), ErrorKind::kInvalidArgument,
                  {"for 'worker2'", "there is no device map"});

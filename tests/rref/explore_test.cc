@@ -115,7 +115,8 @@ const Case kCases[] = {
     {"returned_lost", 3, {.remotes = 1, .shares = 1, .returns = 1, .losses = 1}},
 };
 
-// Of one world; WEFT_RREF_STATES says another bound. A million of them need some gigabytes.
+// Maximum number of states of one world; WEFT_RREF_STATES sets another bound. A million of them
+// need some gigabytes.
 size_t max_states() {
   const char* given = std::getenv("WEFT_RREF_STATES");
   return given == nullptr ? 100'000 : std::strtoull(given, nullptr, 10);

@@ -216,7 +216,7 @@ TEST_P(RRefFaults, RPC_116_rref_timeout_and_X2_delete_before_create_has_ended) {
     expect_error(late.try_to_here().status(), ErrorKind::kDeadline, {"deadline of 200ms"});
     expect_error(try_rpc_sync((*c)[0], 2, &fetch, late).status(), ErrorKind::kDeadline,
                  {"deadline of 200ms"});
-    // It runs at its owner for all that, and belongs to nobody when this handle goes.
+    // It runs at its owner for all that, and has no holder when this handle goes.
     EXPECT_EQ(counter((*c)[1], "rref_owners"), 1);
   }
   eventually((*c)[1], [&] { return counter((*c)[1], "rref_forks") == 0; }, "deleted");
@@ -399,8 +399,8 @@ TEST_P(RRefFaults, RRefsInALostAnswerAreTakenBack) {
   expect_nothing_left(*c);
 }
 
-// Connections come back while answers with RRefs are being made: they will be sent, so nobody asks
-// whether they have arrived, which would void them.
+// Connections come back while answers with RRefs are being made: they will be sent, so their sender
+// does not ask whether they have arrived, which would void them.
 TEST_P(RRefFaults, AnswersInTheMakingAreNotAskedAbout) {
   constexpr int kCalls = fewer(3000, 400);
   constexpr int kCutEach = 4;

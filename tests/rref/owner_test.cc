@@ -68,7 +68,7 @@ TEST(RRefOwnerFork, UnknownForkOfAnObjectThatIsGoneIsRefused) {
   EXPECT_EQ(desk[kOwner].counts().tombstones, 1U);
   desk.acknowledge(fork, reply);
   EXPECT_THAT(desk.log(), ElementsAre("2: lost"));
-  desk.pass_all();  // the accept, which nobody is left to hear
+  desk.pass_all();  // the accept, which no worker is left to receive
   EXPECT_EQ(desk[kThird].counts().users, 0U);
 }
 

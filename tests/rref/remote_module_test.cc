@@ -244,7 +244,7 @@ TEST_P(RemoteModuleTest, RPC_137_invalid_placements_and_what_else_is_wrong) {
     EXPECT_FALSE(error_of([&] { RemoteModule<Mlp>((*c)[0], "nobody", 3); }).ok());
     const RemoteModule<Mlp> none;
     expect_error(error_of([&] { none.forward(at::ones({1, 3}), true); }), ErrorKind::kState, {});
-    // Of a constructor that fails, each use has the error.
+    // When a constructor fails, each use has the error.
     const RemoteModule<Mlp> failed((*c)[0], "worker1", int64_t{-1});
     EXPECT_FALSE(error_of([&] { failed.forward(at::ones({1, 3}), true); }).ok());
     EXPECT_FALSE(error_of([&] { failed.parameters(); }).ok());
@@ -302,7 +302,7 @@ concept HasLocalMethods = requires(T t) {
 TEST_P(RemoteModuleTest, RPC_134_unsupported_methods) {
   static_assert(HasLocalMethods<MlpImpl>);
   static_assert(!HasLocalMethods<RemoteModule<Mlp>>);
-  // A method that nobody registered is an error at the call.
+  // A method that is not registered is an error at the call.
   auto c = make_modules();
   {
     const RemoteModule<Mlp> net((*c)[0], "worker1", 3);

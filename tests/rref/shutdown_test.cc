@@ -64,7 +64,7 @@ TEST_P(RRefShutdown, RPC_111_rref_leak) {
   expect_error(
       results[0].status, ErrorKind::kState,
       {"RRefs still alive", "of 'worker1', held by 'worker0'", "shutdown_test.cc:", " old"});
-  // So does its owner: nobody gives anything back before all have looked.
+  // So does its owner: no worker gives anything back before all have looked.
   expect_error(results[1].status, ErrorKind::kState, {"RRefs still alive", "held by 'worker0'"});
   EXPECT_TRUE(results[2].status.ok()) << results[2].status;
   // Taken back all the same.
@@ -91,7 +91,7 @@ TEST_P(RRefShutdown, RPC_112_ignore_rref_leak_and_X12_a_live_leak) {
   EXPECT_EQ(Table::alive(), 0);
 }
 
-// A handle that keeps itself: nobody will ever drop it.
+// A handle that keeps itself: it will never be dropped.
 TEST_P(RRefShutdown, RPC_113_handles_in_a_cycle_are_swept) {
   struct Cycle {
     std::shared_ptr<Cycle> self;

@@ -74,7 +74,7 @@ void World::use(int owner, int fetch, Effects& effects) {
   const std::optional<Status> short_cut = protocol(owner).use_if_ready(key(f.from), f.use);
   protocol(owner).use(static_cast<uint64_t>(fetch), key(f.from), f.use, effects);
   const auto* done = effects.empty() ? nullptr : std::get_if<UseDone>(&effects.back());
-  // Of what is refused, and of the owner's own uses, it says nothing.
+  // It returns nothing for what is refused, and for the owner's own uses.
   const bool right = short_cut.has_value()
                          ? done != nullptr && done->status == *short_cut
                          : done == nullptr || !done->status.ok() || f.from == owner;

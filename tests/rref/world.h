@@ -72,7 +72,7 @@ class World {
     int crashes = 0;
     int leaves = 0;
     int in_flight = 4;  // users wait while as many packets are under way
-    bool roles = true;  // only worker 1 makes objects, only at worker 0; nobody sends to itself
+    bool roles = true;  // only worker 1 makes objects, only at worker 0; none sends to itself
   };
 
   World(int workers, const Budget& budget, Bug bug = Bug::kNone);

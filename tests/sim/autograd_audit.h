@@ -88,7 +88,7 @@ class Audit {
     int from = 0;
     int to = 0;
     internal::PassId pass{};
-    // Of an advance.
+    // Fields of an advance.
     internal::Messages named{};
     std::vector<uint64_t> gradients{};
     bool done = false;

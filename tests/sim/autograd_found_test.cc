@@ -188,9 +188,9 @@ TEST_F(AutogradFound, LIVE_5_who_was_not_told_of_a_failure_asks) {
   });
 }
 
-// w1 has had all of w2, which it has engaged and which is done; then it leaves, and nobody can ask
-// it to pass on that the pass has failed. Whether w2 says that it is done before the root gives up
-// or after, it hears that it was for nothing.
+// w1 has had all of w2, which it has engaged and which is done; then it leaves, and no worker can
+// ask it to pass on that the pass has failed. Whether w2 says that it is done before the root gives
+// up or after, it hears that it was for nothing.
 TEST_F(AutogradFound, LIVE_1_whom_a_worker_that_has_left_had_engaged_is_told) {
   for (const absl::Duration late : {absl::ZeroDuration(), absl::Milliseconds(200)}) {
     SCOPED_TRACE(absl::FormatDuration(late));

@@ -53,7 +53,7 @@ void World::check_messages() {
   const Status runs = counter_.check(must, may);
   if (!runs.ok()) fail(runs);
   if (must.size() < may.size()) return;
-  // Which pass of two from one root got which number is nobody's business.
+  // Which pass of two from one root got which number does not matter.
   for (const internal::PassId& id : audit_.passes()) {
     Status why = make_error(ErrorKind::kInternal, "LIVE-6: a pass too many");
     for (size_t i = 0; i < left.size(); ++i) {
@@ -74,7 +74,7 @@ void World::check_messages() {
 void World::check_gradients(const std::vector<Pass>& passes) {
   std::vector<at::Tensor> leaves;
   for (const auto& list : parameters_) leaves.insert(leaves.end(), list.begin(), list.end());
-  // What may be there; of a pass whose root has left in the middle, nobody can say whether it is.
+  // What may be there; for a pass whose root has left in the middle it is unknown whether it is.
   std::vector<std::vector<at::Tensor>> choices(1, std::vector<at::Tensor>(leaves.size()));
   for (const Pass& pass : passes) {
     if (!pass.status.ok() && !is_gone(pass.root)) continue;

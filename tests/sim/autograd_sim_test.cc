@@ -87,7 +87,7 @@ TEST_P(AutogradSimPart, RandomSchedulesWithFaultsKeepTheInvariants) {
         static_cast<int>(sum.all.failed), static_cast<int>(sum.all.hits),
         static_cast<int>(sum.all.messages), static_cast<int>(sum.all.closes),
         static_cast<int>(sum.all.runs));
-    // Of each trouble there is enough, passes are more than nothing, and what is to fail does.
+    // Each trouble occurs often enough, passes are more than nothing, and what is to fail does.
     if (sum.schedules < 50) continue;
     EXPECT_GT(sum.all.messages, 4 * sum.schedules);
     EXPECT_GT(sum.all.runs, 2 * sum.schedules);

@@ -244,7 +244,7 @@ void World::add_order_faults() {
   const absl::Duration late = absl::Milliseconds(1 + below(40));
   plan_->add({.fault = Fault::kDelay, .probability = 0.15, .delay = late});
   plan_->add({.fault = Fault::kReorder, .probability = 0.15, .delay = late});
-  // Of a call that a repeated frame cut off nobody knows whether it ran: only passes call again.
+  // After a repeated frame cut off a call it is unknown whether it ran: only passes call again.
   if (recorded_.has_value()) plan_->add({.fault = Fault::kDuplicate, .probability = 0.1});
 }
 

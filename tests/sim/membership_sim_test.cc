@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;  // NOLINT
 
-// Counts how often somebody looks at a beat; can be out of reach for a while.
+// Counts how often a worker looks at a beat; can be out of reach for a while.
 struct StoreControl {
   int64_t looks = 0;
   bool away = false;

@@ -350,7 +350,7 @@ TEST(PipelineModels, PP_8_SkipsGoStraightToTheirConsumers) {
     const Gradients got = in_pipeline(m, x, y, 5, &got_loss, &sends);
     EXPECT_EQ(got_loss, want_loss);
     expect_same(got, want, /*bitwise=*/false);
-    // Of 3 micro-batches: results along the chain and the skips, and gradients back.
+    // With 3 micro-batches: results along the chain and the skips, and gradients back.
     EXPECT_EQ(sends, (std::vector<int64_t>{6, 9, 6, 9, 6})) << name;
   }
 }

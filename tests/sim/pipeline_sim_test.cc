@@ -241,7 +241,7 @@ TEST(PipelineSim, AConnectionThatBreaksEndsNothing) {
   }
 }
 
-// A stage that takes longer than the step may: who waits for it says what it waits for.
+// A stage that takes longer than the step may: a worker that waits for it says what it waits for.
 TEST(PipelineSim, BadInput_ASlotThatIsNeverFilled) {
   Scenario s;
   s.plan = pipeline::one_f_one_b(3, 2);

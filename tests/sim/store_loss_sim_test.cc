@@ -252,8 +252,8 @@ TEST_F(StoreLossSim, DEF_16_a_store_without_clients_delays_leaving_by_an_operati
   EXPECT_TRUE(ended.ok()) << ended;
 }
 
-// Whoever hosts the store leaves when everybody has said "done"; one that reads this late finds
-// nobody to read it from.
+// The worker that hosts the store leaves when all have written "done"; one that reads this late
+// finds no store to read it from.
 TEST_F(StoreLossSim, DEF_16_who_is_late_after_done_has_drained) {
   const Status ended = sim_->run([&] {
     join();
@@ -272,7 +272,7 @@ TEST_F(StoreLossSim, DEF_16_who_is_late_after_done_has_drained) {
   EXPECT_TRUE(ended.ok()) << ended;
 }
 
-// A dial that failed long ago says nothing about a worker that nobody has dialled since.
+// A dial that failed long ago says nothing about a worker that was not dialled since.
 TEST_F(StoreLossSim, DEF_5_a_short_outage_of_the_store_parts_nobody) {
   const Status ended = sim_->run([&] {
     join();
@@ -291,8 +291,8 @@ TEST_F(StoreLossSim, DEF_5_a_short_outage_of_the_store_parts_nobody) {
   EXPECT_TRUE(ended.ok()) << ended;
 }
 
-// Without the store and without a connection there is nobody to ask; but who was alive all the time
-// is reached again.
+// Without the store and without a connection there is no worker to ask; but a worker that was alive
+// all the time is reached again.
 TEST_F(StoreLossSim, DEF_5_a_worker_that_could_not_be_reached_for_a_lease_is_not_parted_from) {
   const Status ended = sim_->run([&] {
     join();

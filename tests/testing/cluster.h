@@ -76,7 +76,7 @@ class Cluster {
   bool ended_ = false;
 };
 
-// Of debug_info(). A number that is not there, as of a lane that nobody uses, is 0.
+// A counter of debug_info(). A number that is not there, as that of a lane that is not used, is 0.
 int64_t counter(const Worker& worker, const std::string& name);
 
 }  // namespace weft::testing

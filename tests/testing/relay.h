@@ -31,7 +31,7 @@ enum class RelayAction {
   kStall,      // passes nothing more in this direction until clear()
   kDelay,      // every piece from there on waits for `millis`
   kThrottle,   // from there on passes at most `count` bytes in `millis`
-  kGarbage,    // inserts `count` bytes that nobody sent
+  kGarbage,    // inserts `count` bytes that no peer sent
   kFlip,       // changes `count` bytes
 };
 
@@ -64,7 +64,7 @@ class Relay {
   int accepted() const;
   int open() const;
   uint64_t bytes(bool to_target) const;
-  // Of the n-th connection; 0 when it is closed.
+  // Bytes of the n-th connection; 0 when it is closed.
   uint64_t passed(int connection, bool to_target) const;
 
  private:

@@ -28,5 +28,5 @@ def fixed64(number, value):
 
 
 def groups(number, depth):
-    """A group in a group in a group: fields that nobody knows, as deep as one likes."""
+    """A group in a group in a group: unknown fields, to any depth."""
     return varint(number << 3 | 3) * depth + varint(number << 3 | 4) * depth
