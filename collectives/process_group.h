@@ -2,7 +2,7 @@
 #define WEFT_COLLECTIVES_PROCESS_GROUP_H_
 
 // ProcessGroup: ranks that work on tensors together. Needs a store where they meet, a rank and a
-// size; no Worker. One whose members are workers is made by collectives/service.h.
+// size, but no Worker. collectives/service.h makes a group whose members are workers.
 //
 //   auto group = weft::init_process_group();           // rank, size and store from the launcher
 //   group.broadcast(weights);
@@ -10,21 +10,21 @@
 //   weft::Work work = group.all_reduce_async(other);   // and go on
 //   work.wait();
 //
-// Every rank calls the same operations in the same order; what differs in operation, type, count,
-// root or reduction is an error on all of them that names both (COLL-2). Operations run in the
+// Every rank calls the same operations in the same order; a difference in operation, type, count,
+// root or reduction is an error on all ranks that names both (COLL-2). Operations run in the
 // order of their calls: synchronous ones on the thread of the caller, the others on a thread of
 // the group. A failure of one rank, or a deadline (10 minutes unless given), ends the group for
-// all (COLL-3); what is wrong with the arguments is found at the caller, before anything moves,
-// and ends nothing.
+// all (COLL-3); an error in the arguments is found at the caller, before anything moves, and does
+// not end the group.
 //
 // Tensors: any strides, any type of elements that a type in ReduceOp's table names, CPU memory
-// best; others are staged through it. What is written to must not overlap itself. Operations are
+// best; others are staged through it. The elements of an output must not overlap. Operations are
 // not recorded by autograd. All ranks get bit-identical results, and so do two runs.
 //
 // Each operation throws weft::Error; try_x() is x() without exceptions, x_async() begins it and
-// returns. A ProcessGroup is a cheap handle on shared state; when the last one is gone this rank
-// has left. Threads: all methods from anywhere; which order calls of several threads get is theirs
-// to agree upon.
+// returns. A ProcessGroup is a cheap handle on shared state; when the last one is destroyed this
+// rank leaves. Threads: all methods from anywhere; a program that calls from several threads has to
+// keep the same order on all ranks.
 
 #include <cstdint>
 #include <map>
@@ -62,8 +62,9 @@ struct Operation;
 }  // namespace internal
 
 enum class Backend {
-  // nccl where a device is given and all ranks have it. Else inproc with a fabric; otherwise shm where all ranks are one user's on one host, shared memory
-  // inside the hosts and sockets between them where some are, else tcp
+  // nccl when every rank gives a device and has NCCL. Else inproc with a fabric; else shm when all
+  // ranks belong to one user on one host; else shared memory inside hosts and sockets between
+  // them, when some ranks share a host; else tcp.
   kAuto,
   kInproc,  // ranks in one process, over a fabric: simulation and tests
   kShm,     // shared memory
@@ -105,33 +106,34 @@ struct ProcessGroupOptions {  // how a group is made
   // else the first name in the certificate; the launcher's rank, else `rank`.
   std::string worker_name = {};
   std::optional<int> job_rank = std::nullopt;
-  // Ranks with different texts are taken to be on different hosts, whatever the probe says: they
-  // share no memory, and hierarchical algorithms keep them apart. Equal texts prove nothing.
+  // Ranks with different texts count as on different hosts, whatever the probe says: they share no
+  // memory, and hierarchical algorithms keep them apart. Equal texts prove nothing.
   std::string host = {};
-  // Which algorithm an operation of which size takes, as in "star:0-1024; ring:1025-max ranks=3-64
-  // hosts=some" (docs/collectives.md). Those of rank 0 hold for all members; behind them come the
-  // rules in the file WEFT_COLLECTIVES_TABLE of rank 0, then the built-in choice.
+  // Rules that choose the algorithm of an operation by its size, such as "star:0-1024;
+  // ring:1025-max ranks=3-64 hosts=some" (docs/collectives.md). The rules of rank 0 hold for all
+  // members; after them the rules in rank 0's file WEFT_COLLECTIVES_TABLE apply, then the built-in
+  // choice.
   std::string algorithms = {};
   Logger log{};
-  // Where the numbers weft_collectives_*, the timeline (category "collectives") and the last
-  // operations go (docs/sight.md). Default: nowhere.
+  // Receive the metrics weft_collectives_*, the timeline (category "collectives") and the last
+  // operations (docs/sight.md). Default: none.
   std::shared_ptr<Metrics> metrics = nullptr;
   std::shared_ptr<TraceWriter> trace = nullptr;
   std::shared_ptr<FlightRecorder> flight_recorder = nullptr;
   // Default: that of the process.
   std::optional<Environment> environment = std::nullopt;
   std::map<std::string, OpenStoreFunction> schemes{};
-  // Set by init_process_group(worker), collectives/service.h; leave it alone.
+  // Set by init_process_group(worker), collectives/service.h; programs must not set it.
   std::shared_ptr<const internal::GroupWorkers> workers = nullptr;
 };
 
 inline constexpr int kAnySource = -1;  // recv() from whichever rank sends first
 
-struct CollectiveOptions {  // of operations without more of their own
+struct CollectiveOptions {  // of operations without other options
   Timeout timeout{};        // default: the group's
-  // all_gather: kRing, kRecursiveDoubling, kBruck. all_to_all: kPairwise; kBruck, where all blocks
-  // on all ranks are of one length. Default: by size. So the options below; what an operation does
-  // not have is an error at the caller.
+  // all_gather: kRing, kRecursiveDoubling, kBruck. all_to_all: kPairwise; kBruck when all blocks on
+  // all ranks have one length. Default: by size. Here and below, an algorithm that an operation
+  // does not have is an error at the caller.
   Algorithm algorithm = Algorithm::kAuto;
 };
 struct AllReduceOptions {  // of all_reduce()
@@ -163,7 +165,7 @@ struct AllToAllOptions {  // of all_to_all()
   std::vector<int64_t> output_splits = {};
   std::vector<int64_t> input_splits = {};
   Timeout timeout{};
-  Algorithm algorithm = Algorithm::kAuto;  // as of all_to_all() in CollectiveOptions
+  Algorithm algorithm = Algorithm::kAuto;  // those of all_to_all() in CollectiveOptions
 };
 struct PointOptions {  // of send() and recv()
   int tag = 0;         // messages of equal tags match
@@ -171,7 +173,7 @@ struct PointOptions {  // of send() and recv()
 };
 
 struct NewGroupOptions {  // of new_group()
-  std::string name = {};  // tells groups of equal ranks apart
+  std::string name = {};  // distinguishes groups of the same ranks
   // Deadline of operations without one of their own. Default: that of this group.
   Timeout timeout{};
   // Deadline for all members to join. Default: 10 minutes.
@@ -179,13 +181,13 @@ struct NewGroupOptions {  // of new_group()
 };
 
 struct RebuildOptions {  // of rebuild()
-  // How long to wait for members that neither come nor are known to be gone. Default: 30 s.
+  // How long to wait for members that do not join and are not known to be gone. Default: 30 s.
   Timeout timeout{};
 };
 
 using TensorList = std::vector<at::Tensor>;  // one tensor per rank, or several of one rank
 
-// X(name, parameters, arguments): every operation, in three forms.
+// Declares an operation in three forms: try_name(), name_async() and name().
 #define WEFT_COLLECTIVE(name, parameters, arguments) \
   Status try_##name parameters;                      \
   Work name##_async parameters;                      \
@@ -193,13 +195,13 @@ using TensorList = std::vector<at::Tensor>;  // one tensor per rank, or several 
 
 class WEFT_API ProcessGroup {
  public:
-  // No group: only assignment and valid() are allowed.
+  // An empty handle: only assignment and valid() are allowed.
   ProcessGroup() = default;
 
   bool valid() const { return handle_ != nullptr; }  // refers to a group
   int rank() const;
   int size() const;
-  const std::string& name() const;  // as in errors
+  const std::string& name() const;  // the name that errors have
   // "inproc", "shm", "tcp", "nccl", or "shm+tcp": shared memory inside hosts, sockets between them.
   std::string_view backend() const;
   // Generation of the group: 1, and one more at each rebuild, or several where members died in it.
@@ -215,58 +217,64 @@ class WEFT_API ProcessGroup {
   // Returns when every rank has called it.
   WEFT_COLLECTIVE(barrier, (const CollectiveOptions& options = {}), (options))
 
-  // In place. Of several tensors of one type: as if they were one.
+  // Reduces the tensors of all ranks, element by element, in place on every rank. The coalesced
+  // form takes several tensors of one type and treats them as one.
   WEFT_COLLECTIVE(all_reduce, (const at::Tensor& tensor, const AllReduceOptions& options = {}),
                   (tensor, options))
   WEFT_COLLECTIVE(all_reduce_coalesced,
                   (const TensorList& tensors, const AllReduceOptions& options = {}),
                   (tensors, options))
 
-  // Into the tensor of every rank, from that of the root.
+  // Copies the root's tensor into the tensor of every rank.
   WEFT_COLLECTIVE(broadcast, (const at::Tensor& tensor, const RootedOptions& options = {}),
                   (tensor, options))
   WEFT_COLLECTIVE(broadcast_coalesced,
                   (const TensorList& tensors, const RootedOptions& options = {}),
                   (tensors, options))
 
-  // In place at the root; the tensors of the others keep their values.
+  // Reduces the tensors of all ranks in place at the root; those of the other ranks keep their
+  // values.
   WEFT_COLLECTIVE(reduce, (const at::Tensor& tensor, const ReduceOptions& options = {}),
                   (tensor, options))
 
-  // outputs[r] is the input of rank r. Sizes may differ; every rank knows all of them.
+  // Sets outputs[r] to the input of rank r, on every rank. Sizes may differ; every rank must know
+  // all of them.
   WEFT_COLLECTIVE(all_gather,
                   (const TensorList& outputs, const at::Tensor& input,
                    const CollectiveOptions& options = {}),
                   (outputs, input, options))
-  // The inputs, of equal size, one behind the other. `input` may be this rank's part of `output`.
+  // The same with inputs of equal size, one behind the other in `output`. `input` may be this
+  // rank's part of `output`.
   WEFT_COLLECTIVE(all_gather_into_tensor,
                   (const at::Tensor& output, const at::Tensor& input,
                    const CollectiveOptions& options = {}),
                   (output, input, options))
 
-  // `outputs` at the root only, of any sizes.
+  // Sets outputs[r] at the root to the input of rank r, of any sizes. The other ranks give no
+  // outputs.
   WEFT_COLLECTIVE(gather,
                   (const TensorList& outputs, const at::Tensor& input,
                    const RootedOptions& options = {}),
                   (outputs, input, options))
-  // `inputs` at the root only, of any sizes.
+  // Sets the output of rank r to the root's inputs[r], of any sizes. The other ranks give no
+  // inputs.
   WEFT_COLLECTIVE(scatter,
                   (const at::Tensor& output, const TensorList& inputs,
                    const RootedOptions& options = {}),
                   (output, inputs, options))
 
-  // `output` is inputs[rank], reduced over all ranks. Sizes may differ.
+  // Sets `output` to inputs[rank()], reduced over all ranks. Sizes may differ.
   WEFT_COLLECTIVE(reduce_scatter,
                   (const at::Tensor& output, const TensorList& inputs,
                    const ReduceScatterOptions& options = {}),
                   (output, inputs, options))
-  // `input` is cut into equal parts.
+  // The same with one input that is cut into equal parts.
   WEFT_COLLECTIVE(reduce_scatter_tensor,
                   (const at::Tensor& output, const at::Tensor& input,
                    const ReduceScatterOptions& options = {}),
                   (output, input, options))
 
-  // outputs[r] is what rank r has as inputs[rank of this]. Any sizes.
+  // Sets outputs[r] to rank r's input for this rank, its inputs[rank()]. Sizes may differ.
   WEFT_COLLECTIVE(all_to_all,
                   (const TensorList& outputs, const TensorList& inputs,
                    const CollectiveOptions& options = {}),
@@ -277,11 +285,12 @@ class WEFT_API ProcessGroup {
                    const AllToAllOptions& options = {}),
                   (output, input, options))
 
-  // Returns when the tensor may be changed again, which may be before it is received. Messages of
-  // one rank with one tag are received in the order sent.
+  // Sends a tensor to rank `to`. Returns when the tensor may be changed again, which may be before
+  // it is received. Messages of one rank with one tag are received in the order sent.
   WEFT_COLLECTIVE(send, (const at::Tensor& tensor, int to, const PointOptions& options = {}),
                   (tensor, to, options))
-  // A tensor of that type and number of elements. `from`: a rank, or kAnySource. Returns the rank.
+  // Receives into `tensor` a message of its type and number of elements, from a rank or from any
+  // (kAnySource). Returns the rank that sent it.
   StatusOr<int> try_recv(const at::Tensor& tensor, int from = kAnySource,
                          const PointOptions& options = {});
   Work recv_async(const at::Tensor& tensor, int from = kAnySource,
@@ -295,23 +304,24 @@ class WEFT_API ProcessGroup {
     return value_or_throw(try_recv_any_shape(from, options));
   }
 
-  // A tensor in memory on which this group works with fewer copies, if its backend has such memory.
-  // It may outlive the group, whose shared memory then stays as long.
+  // Returns an uninitialised tensor in memory on which this group works with fewer copies, if its
+  // backend has such memory. The tensor may outlive the group, whose shared memory then stays as
+  // long.
   StatusOr<at::Tensor> try_empty(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) const;
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) const {
     return value_or_throw(try_empty(sizes, type));
   }
 
-  // A group of some of the ranks, numbered anew in the order of the list. Only they call it.
-  // `name` distinguishes two groups of the same ranks at one time. It is independent: it lives on
-  // when this group fails or is gone.
+  // Makes a group of some of the ranks, numbered anew in the order of the list. Only these ranks
+  // call it. `name` distinguishes two groups of the same ranks at one time. The new group is
+  // independent: it lives on when this group fails or is destroyed.
   StatusOr<ProcessGroup> try_new_group(const std::vector<int>& ranks,
                                        const NewGroupOptions& options = {}) const;
   ProcessGroup new_group(const std::vector<int>& ranks, const NewGroupOptions& options = {}) const {
     return value_or_throw(try_new_group(ranks, options));
   }
-  // All ranks call it: those that give one color make a group, ordered by key and then by rank. A
-  // negative color makes none: the result is not valid().
+  // Splits the group; all ranks call it. Ranks with the same color make a group, ordered by key and
+  // then by rank. A rank with a negative color joins none: its result is not valid().
   StatusOr<ProcessGroup> try_split(int color, int key = 0, const NewGroupOptions& options = {});
   ProcessGroup split(int color, int key = 0, const NewGroupOptions& options = {}) {
     return value_or_throw(try_split(color, key, options));
@@ -320,23 +330,23 @@ class WEFT_API ProcessGroup {
   // A barrier that names missing ranks: rank 0 names all of them, and tells the other ranks.
   WEFT_COLLECTIVE(monitored_barrier, (const CollectiveOptions& options = {}), (options))
 
-  // After a failure: the survivors of this group as a group of the next generation. Every rank that
-  // lives calls it; those that do not come within the timeout, and are not known to be gone, are
-  // left out, and get an error of kind state when they come. Ranks are dense, in the old order. One
-  // that dies inside it is left out, too, which takes up to that time, and 30 s at least.
-  // This group has failed afterwards, whether it had before or not.
+  // Makes the group of the next generation from the survivors of this one, after a failure. Every
+  // living rank calls it. Ranks that do not call it within the timeout, and are not known to be
+  // gone, are left out, and get an error of kind state when they call it later. A rank that dies
+  // inside it is left out, too, which takes up to the timeout, and 30 s at least. New ranks are
+  // dense, in the old order. This group has failed afterwards, whether it had before or not.
   StatusOr<ProcessGroup> try_rebuild(const RebuildOptions& options = {});
   ProcessGroup rebuild(const RebuildOptions& options = {}) {
     return value_or_throw(try_rebuild(options));
   }
-  // For a rebuilt group, by rank: the rank in the generation before. Empty otherwise.
+  // Returns, for a rebuilt group, each rank's number in the generation before; otherwise empty.
   const std::vector<int>& previous_ranks() const;
 
   // Fails the group at every rank, for the reason given.
   void abort(std::string_view why);
-  // OK while the group works; the first cause afterwards.
+  // Returns OK while the group works, and the first cause after it has failed.
   Status failure() const;
-  // The last 256 operations of this rank with their numbers, states and times, as JSON.
+  // Returns the last 256 operations of this rank with their numbers, states and times, as JSON.
   std::string flight_record() const;
 
  private:
@@ -344,7 +354,7 @@ class WEFT_API ProcessGroup {
   explicit ProcessGroup(std::shared_ptr<internal::GroupHandle> handle)
       : handle_(std::move(handle)) {}
   Status run(internal::Operation operation, Timeout timeout);
-  // By the engine for the CPU, whatever the backend.
+  // Runs an operation on the engine for the CPU, whatever the backend.
   Status run_on_host(internal::Operation* operation, Timeout timeout);
   Work start(internal::Operation operation, Timeout timeout);
 
@@ -353,8 +363,8 @@ class WEFT_API ProcessGroup {
 
 #undef WEFT_COLLECTIVE
 
-// Returns when all members have come and are connected. Errors: deadline, names the ranks that are
-// missing; invalid_argument, on every member, when they do not fit.
+// Makes a group; returns when all members have joined and are connected. Errors: deadline, naming
+// the missing ranks; invalid_argument, on every member, when their options do not fit together.
 WEFT_API StatusOr<ProcessGroup> try_init_process_group(const ProcessGroupOptions& options = {});
 WEFT_API ProcessGroup init_process_group(const ProcessGroupOptions& options = {});
 

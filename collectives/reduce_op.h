@@ -9,9 +9,8 @@
 //   kind           types                                  definition
 //   kSum, kProd    all but none; bool: or, and            integers wrap
 //   kMin, kMax     all but complex; bool: and, or         NaN if any element is NaN
-//   kAvg           all but bool                           integers: wrapping sum, then division
-//   that
-//                                                         truncates toward zero
+//   kAvg           all but bool                           integers: wrapping sum, then a division
+//                                                         that truncates toward zero
 //   kPremulSum     floating point and complex             sum of factor * element; each rank gives
 //                                                         a factor of its own
 //   kBand, kBor, kBxor   integers and bool

@@ -45,28 +45,28 @@ class DistAutogradService;
 class BackwardCall;
 }  // namespace internal
 
-// How the workers of a pass know which gradients will come.
+// How the workers of a pass know which gradients will arrive.
 enum class BackwardMode : uint8_t {
-  // They find out: what the losses do not depend on is not waited for. As many hops as kFast when
-  // the losses depend on all that was recorded.
+  // They find out which messages the losses depend on, and wait for no others. Takes as many hops
+  // as kFast when the losses depend on all recorded messages.
   kExact,
-  // They take it that the losses depend on every message that the context has recorded, as
+  // They assume that the losses depend on every message that the context has recorded, as
   // torch.distributed.autograd does; otherwise the pass fails at its deadline, and says what it
-  // waited for. To compare with.
+  // waited for. For comparisons.
   kFast,
 };
 
 struct BackwardOptions {  // of backward()
-  // One for each loss, of its shape and type; an undefined one stands for ones. Empty: all ones,
-  // and every loss is to have a single element.
+  // One gradient for each loss, of its shape and type; an undefined one stands for ones. Empty: all
+  // ones, and every loss must have a single element.
   std::vector<at::Tensor> gradients{};
-  // Keep what the nodes have saved, so that they can run again.
+  // Keeps what the nodes have saved, so that they can run again.
   bool retain_graph = false;
   // Refused, kind unimplemented: higher-order gradients across workers are not supported.
   bool create_graph = false;
-  // The time of the whole pass, on all workers. Default: the worker's rpc_timeout, or that of the process group whose gradients a
-  // DistributedDataParallel of this worker reduces in the pass. The deadlines of calls do not count
-  // here.
+  // Deadline of the whole pass, on all workers. Default: the worker's rpc_timeout, or the timeout
+  // of the process group whose gradients a DistributedDataParallel of this worker reduces in the
+  // pass. The deadlines of calls do not count here.
   Timeout deadline{};
   BackwardMode mode = BackwardMode::kExact;
 };
@@ -78,7 +78,7 @@ struct ClipOptions {     // of clip_grad_norm()
   Timeout deadline{};  // default: the worker's rpc_timeout
 };
 
-// What a context has for one leaf of this worker. It is to be read before the next pass.
+// The gradient that a context has for one leaf of this worker. Read it before the next pass.
 struct AutogradGradient {
   at::Tensor leaf{};
   at::Tensor gradient{};
@@ -86,24 +86,26 @@ struct AutogradGradient {
 
 class WEFT_API DistAutogradContext {
  public:
-  // Throws weft::Error, kind state: the worker does not list dist_autograd_service(), has shut
-  // down, or this thread is in a context of it already.
+  // Begins a context on the calling thread. Throws weft::Error, kind state: the worker does not
+  // list dist_autograd_service(), has shut down, or this thread is in a context of the worker
+  // already.
   explicit DistAutogradContext(const Worker& worker);
-  // Releases it, and does not wait.
+  // Releases the context on all workers, and does not wait.
   ~DistAutogradContext();
   DistAutogradContext(const DistAutogradContext&) = delete;
   DistAutogradContext& operator=(const DistAutogradContext&) = delete;
 
   const AutogradContextId& id() const;  // equal on all workers
 
-  // Blocks until every worker that takes part is done. Throws weft::Error:
+  // Runs one backward from the losses through all workers, and blocks until every worker that takes
+  // part is done. Throws weft::Error:
   //   invalid_argument  no losses; one that does not require grad, or has several elements and no
   //                     gradient; a gradient of another shape or type
   //   unimplemented     create_graph
-  //   deadline          and what it was that the pass waited for
+  //   deadline          names what the pass waited for
   //   state             the context has been released
   //   peer_lost         a worker that takes part died or left, also this one
-  //   of a node, a hook or a function of the user: its own, and origin() is where
+  //   any other kind    thrown by a node, a hook or a user's function; origin() is its worker
   void backward(const std::vector<at::Tensor>& losses, const BackwardOptions& options = {});
   Status try_backward(const std::vector<at::Tensor>& losses, const BackwardOptions& options = {});
 
@@ -113,29 +115,31 @@ class WEFT_API DistAutogradContext {
   // Returns the gradient of one leaf; undefined when it has none.
   at::Tensor gradient(const at::Tensor& leaf) const;
 
-  // Adds them to `.grad` of this worker's leaves, as a local backward() does.
+  // Adds the gradients to `.grad` of this worker's leaves, as a local backward() does.
   void write_to_grad() const;
-  // The norm of all gradients of the context at all of its workers, as of one vector; when it is
-  // above `max_norm`, all are multiplied by max_norm / (norm + 1e-6), as by torch's function of
-  // that name. Gradients that were read before stay as they were. While no pass is running; one
-  // message to each worker, and a second one when it scales. Throws weft::Error:
-  //   invalid_argument  max_norm or norm_type that is not positive; a norm that is not finite (if
-  //                     that is to be an error)
+  // Returns the norm of all gradients of the context on all of its workers, as of one vector. If it
+  // is above `max_norm`, multiplies all of them by max_norm / (norm + 1e-6), as torch's function of
+  // that name does. Gradients that were read before keep their values. Requires that no pass is
+  // running. Costs one message to each worker, and a second one when it scales. Throws weft::Error:
+  //   invalid_argument  max_norm or norm_type that is not positive; a norm that is not finite, with
+  //                     error_if_nonfinite
   //   state             the context has been released
-  //   deadline, peer_lost, ...  a worker did not answer; some may have been scaled then
+  //   deadline, peer_lost, ...  a worker did not answer; some gradients may have been scaled
   double clip_grad_norm(double max_norm, const ClipOptions& options = {});
-  // The hybrid: `trainers` are the ranks whose DistributedDataParallel averages the dense gradients. All of them call
-  // this, each with its own context, and all scale by the same factor, so that their replicas stay equal. The norm is
-  // that of all their contexts as of one vector, in which what a DistributedDataParallel averages counts once. One
-  // operation of the group besides, in the same order on all ranks as its other operations; `deadline` bounds it
-  // separately. Throws what the above throws, and
+  // The same beside data parallelism: `trainers` are the ranks whose DistributedDataParallel
+  // averages the dense gradients. All of them call this, each with its own context, and all scale
+  // by the same factor, so that their replicas stay equal. The norm is that of all their contexts
+  // as of one vector, in which gradients that a DistributedDataParallel averages count once. Runs
+  // one operation of the group, in the same order on all ranks as its other operations; `deadline`
+  // bounds it separately. Throws what the above throws, and
   //   state             another rank could not ask the workers of its context; no rank has scaled
-  //   of the group      a rank died or left, or did not come within the deadline, which ends the group
+  //   errors of groups  a rank died or left, or did not call this within the deadline; the group
+  //                     has ended
   double clip_grad_norm(double max_norm, ProcessGroup& trainers, const ClipOptions& options = {});
 
-  // The context ends on all workers; afterwards calls of this thread are ordinary ones, a running
-  // pass fails with `cancelled`, and tensors of calls that are under way arrive detached. Completes
-  // when every living worker has forgotten it. On the thread that made the context.
+  // Ends the context on all workers: later calls of this thread are ordinary ones, a running pass
+  // fails with `cancelled`, and tensors of calls that are under way arrive detached. Completes when
+  // every living worker has forgotten the context. Call it on the thread that made the context.
   Future<void> release();
   bool released() const;
 
@@ -149,7 +153,7 @@ class WEFT_API DistAutogradContext {
   std::optional<ScopeGuard> scope_;
 };
 
-// Makes a context that of the calling thread, too, as long as the guard lives.
+// Lets the calling thread take part in a context while the guard lives.
 class WEFT_API AutogradContextGuard {
  public:
   explicit AutogradContextGuard(const DistAutogradContext& context);
@@ -158,15 +162,15 @@ class WEFT_API AutogradContextGuard {
   ScopeGuard scope_;
 };
 
-// For handlers: the context of the call that is being served on this thread, if it is in one, and
-// what that has for leaves of this worker.
+// For handlers: returns the context of the call that this thread serves, if the call is in one.
 WEFT_API std::optional<AutogradContextId> current_autograd_context(const Worker& worker);
-// Throws weft::Error, not_found: no such context here (yet); state: it has been released.
+// Returns the gradients that a context has for leaves of this worker. Throws weft::Error,
+// not_found: no such context here (yet); state: it has been released.
 WEFT_API std::vector<AutogradGradient> autograd_gradients(const Worker& worker,
                                                           const AutogradContextId& id);
-// For handlers, and threads with an AutogradContextGuard: backward() of a context that another worker
-// may have made, from losses of this one. The same errors, and not_found when the context is not
-// known here. Blocks as that does, so not in a coroutine.
+// For handlers, and threads with an AutogradContextGuard: runs backward() in a context that another
+// worker may have made, from losses of this worker. Throws the same errors, and not_found when the
+// context is not known here. Blocks as backward() does, so it must not be called in a coroutine.
 //   context.backward(...) at its creator, or, in what it calls:
 //   weft::backward(call.worker(), *weft::current_autograd_context(call.worker()), {loss});
 WEFT_API void backward(const Worker& worker, const AutogradContextId& id,
@@ -174,7 +178,7 @@ WEFT_API void backward(const Worker& worker, const AutogradContextId& id,
 WEFT_API Status try_backward(const Worker& worker, const AutogradContextId& id,
                              const std::vector<at::Tensor>& losses,
                              const BackwardOptions& options = {});
-// For handlers: as write_to_grad(), at this worker.
+// For handlers: adds a context's gradients to `.grad` of this worker's leaves.
 WEFT_API void write_autograd_gradients(const Worker& worker, const AutogradContextId& id);
 WEFT_API StatusOr<std::vector<AutogradGradient>> try_autograd_gradients(
     const Worker& worker, const AutogradContextId& id);

@@ -11,22 +11,22 @@
 //     optimizer.step(context);
 //   }
 //
-// Each parameter is updated where it lives, with what the context has for it there; gradients do
-// not travel, `.grad` is neither read nor written, and a parameter without a gradient in this
-// context is not touched. The optimizer's state (momenta and the like) lives there, too, as long as
-// the DistributedOptimizer does.
+// Each parameter is updated at its owner, with the gradient that the context has for it there;
+// gradients do not travel, `.grad` is neither read nor written, and a parameter without a gradient
+// in this context is not changed. The optimizer's state (momenta and the like) lives at the owner,
+// too, as long as the DistributedOptimizer does.
 //
-// A step over several owners has two phases: all of them look whether they can, then all apply. An
-// error in the first changes nothing anywhere. When an owner fails or dies in the second, the error
-// lists what became of each. A step over one owner is one message.
+// A step over several owners has two phases: first all owners check whether they can apply it, then
+// all apply it. An error in the first phase changes nothing anywhere. When an owner fails or dies
+// in the second, the error lists the outcome at each. A step over one owner is one message.
 //
-// T is one of weft::optim (weft/dist_optim/optim.h), or a class of yours that is a
+// T is one of weft::optim (weft/dist_optim/optim.h), or a user-defined class that is a
 // torch::optim::Optimizer and registered by optimizer_() (weft/dist_optim/user_optimizer.h).
-// Closures are not supported, and so is no optimizer that needs one (LBFGS).
+// Closures, and optimizers that need one (LBFGS), are not supported.
 //
 // All workers list dist_optim_service() at join and have dist_optim_library() in their library;
-// weft::join does both. Threads: all methods from anywhere; steps of several trainers, each with
-// its own optimizer over the same parameters, are what Isolation speaks of.
+// weft::join does both. Threads: all methods from anywhere. Several trainers may each have an
+// optimizer over the same parameters; Isolation says how their steps mix.
 
 #include <cstdint>
 #include <limits>
@@ -55,7 +55,7 @@ class LBFGS;
 
 namespace weft {
 
-// What a parameter group of a user's optimizer can be given from here.
+// Options of a parameter group of a user-defined optimizer.
 struct UserOptimizerOptions {
   std::optional<double> lr{};
 };
@@ -98,13 +98,13 @@ class DistributedOptimizer {
   // The rule's options; those of a user-defined class are only lr.
   using Options = typename internal::OptimOptions<T>::type;
 
-  // Makes its parts at all owners and waits for them. No parameters: no parts, and steps do
-  // nothing. Throws weft::Error, with nothing left anywhere:
+  // Makes the optimizer's parts at all owners and waits for them. Without parameters there are no
+  // parts, and steps do nothing. On an error nothing is left anywhere. Throws weft::Error:
   //   invalid_argument  an option out of its range; a parameter that is no leaf, not of a real
   //                     floating type, or given twice
-  //   state             a worker that does not list dist_optim_service()
-  //   not_found         one without dist_optim_library(), or without the user's class
-  //   of the constructor of a user's class: its own, and origin() is where
+  //   state             an owner that does not list dist_optim_service()
+  //   not_found         an owner without dist_optim_library(), or without the user's class
+  //   any other kind    thrown by the constructor of a user's class; origin() is its worker
   explicit DistributedOptimizer(const Worker& worker, const Parameters& parameters,
                                 const Options& options = {},
                                 const OptimizerOptions& how = {}) requires(kOurs)
@@ -121,12 +121,13 @@ class DistributedOptimizer {
     core_.add_group(parameters, {});
   }
 
-  // Applies what the context has of backwards that have ended. Throws weft::Error, the first owner's by cause, with the outcome
-  // at each owner in its text; try_step() gives them as values.
+  // Updates the parameters with the gradients of the context's backwards that have ended. Throws
+  // weft::Error, the first owner's by cause, with the outcome at each owner in its text; try_step()
+  // returns the outcomes as values.
   //   invalid_argument  a gradient that does not fit, is sparse where it cannot be, or is not
-  //                     finite (if asked)
-  //   state             the context was released; a step whose gradients are in one sum with those
-  //                     of later backwards already; a versioned step that came too late
+  //                     finite, with StepOptions::require_finite
+  //   state             the context was released; the gradients have already been added up with
+  //                     those of later backwards; a versioned step that came too late
   //   peer_lost         an owner died
   StepReport step(const DistAutogradContext& context, const StepOptions& options = {}) {
     return core_.checked(core_.step(context, options));
@@ -134,24 +135,25 @@ class DistributedOptimizer {
   StepReport try_step(const DistAutogradContext& context, const StepOptions& options = {}) {
     return core_.step(context, options);
   }
-  // The context is to live until it is done; the next backward may begin before. It succeeds
-  // always: see StepReport::status.
+  // Begins a step. The context must live until it is done; the next backward may begin earlier. The
+  // future never has an error: see StepReport::status.
   Future<StepReport> step_async(const DistAutogradContext& context,
                                 const StepOptions& options = {}) {
     return core_.step_async(context, options);
   }
 
-  // context.backward(losses) and a step in one, with no message of its own: each parameter is
-  // updated as soon as what this pass has for it is final, and that gradient is not kept. What
-  // earlier passes have left in the context stays there, and is not applied.
+  // Runs context.backward(losses) and a step in one, without a message for the step: each parameter
+  // is updated as soon as its gradient of this pass is final, and that gradient is not kept.
+  // Gradients of earlier passes stay in the context, and are not applied.
   //
-  // There is no first phase: when the pass fails, some parameters have been updated. Its error
-  // lists what is known of each owner: applied, or unknown. A class of yours steps once per owner,
-  // at the end of that owner's part. A backward that another alias of a parameter's memory takes
-  // part in (x.detach()) may see its new value.
+  // There is no first phase: when the pass fails, some parameters may have been updated. The error
+  // lists the outcome at each owner as far as it is known: applied, or unknown. A user-defined
+  // class steps once per owner, at the end of that owner's part. When another alias of a
+  // parameter's memory (x.detach()) takes part in the backward, it may see the new value.
   //
   // Throws what backward() and step() throw; invalid_argument for retain_graph, versions, or
-  // Isolation::kVersioned. Deadline: that of `backward`, else that of `options`, else the worker's rpc_timeout.
+  // Isolation::kVersioned. Deadline: that of `backward`, else that of `options`, else the worker's
+  // rpc_timeout.
   StepReport backward_and_step(const DistAutogradContext& context,
                                const std::vector<at::Tensor>& losses,
                                const BackwardOptions& backward = {},
@@ -165,7 +167,8 @@ class DistributedOptimizer {
     return core_.backward_and_step(context, losses, backward, options);
   }
 
-  // A further group, with options of its own. Errors as the constructor's; then nothing is added.
+  // Adds a group of parameters with its own options. Throws as the constructor; then nothing is
+  // added.
   void add_param_group(const Parameters& parameters, const Options& options = {}) {
     if constexpr (kOurs) {
       core_.add_group(parameters, internal::pack_options<T>(options));
@@ -175,20 +178,22 @@ class DistributedOptimizer {
   }
   size_t num_param_groups() const { return core_.num_groups(); }
 
-  // The learning rate of a group, from the next step on; see lr_scheduler.h. Throws, kind
-  // invalid_argument, for one that is negative or not finite, or a group that is not there.
+  // The learning rate of a group; a change holds from the next step on. See lr_scheduler.h. Throws,
+  // kind invalid_argument, for a rate that is negative or not finite, or a group that does not
+  // exist.
   double lr(size_t group = 0) const { return core_.lr(group); }
   void set_lr(double lr, size_t group) { core_.set_lr(lr, group); }
   void set_lr(double lr) {  // of all groups
     for (size_t i = 0; i < num_param_groups(); ++i) core_.set_lr(lr, i);
   }
 
-  // All options of a group, and others from the next step on; what is kept for its parameters stays.
+  // All options of a group; a change holds from the next step on, and keeps the state of the
+  // group's parameters.
   //   auto o = optimizer.options(1);
   //   o.weight_decay = 0;
   //   optimizer.set_options(o, 1);
-  // Throws, kind invalid_argument, for an option out of its range, named, or a group that is not
-  // there; then nothing is changed.
+  // Throws, kind invalid_argument, naming an option out of its range, or for a group that does not
+  // exist; then nothing is changed.
   Options options(size_t group = 0) const requires(kOurs) {
     return internal::unpack_options<T>(core_.options(group));
   }
@@ -196,16 +201,16 @@ class DistributedOptimizer {
     core_.set_options(internal::pack_options<T>(options), group);
   }
 
-  // How many steps each parameter has taken part in, of any optimizer of its owner; in the order in
-  // which they were given. To be read before the forward that a versioned step will speak of.
+  // Returns how often each parameter has been updated, by any optimizer at its owner, in the order
+  // in which the parameters were given. A versioned step needs the values read before its forward.
   std::vector<int64_t> versions() const { return core_.versions(); }
 
-  // The state of all owners as one, by "3.exp_avg": parameter, in the order in which they were
-  // given, and buffer; with "group.0.lr" and so on. A copy, on the CPU. A step that is under way
-  // may be in it for some parameters and not for others.
+  // Returns a copy of the state of all owners, on the CPU. A key such as "3.exp_avg" has the
+  // parameter's index, in the order in which they were given, and the buffer's name; options are
+  // "group.0.lr" and so on. A step that is under way may be included for some parameters only.
   std::map<std::string, at::Tensor> state_dict() const { return core_.state_dict(); }
-  // Throws, kind invalid_argument, naming what is missing, unknown, or of another shape; then
-  // nothing is changed.
+  // Replaces the state. Throws, kind invalid_argument, naming what is missing, unknown, or of
+  // another shape; then nothing is changed.
   void load_state_dict(const std::map<std::string, at::Tensor>& state) {
     core_.load_state_dict(state);
   }

@@ -4,21 +4,23 @@
 // ps::Client: opens tables at servers; ps::Table: pushes to one and pulls from it.
 //
 //   weft::ps::Client client(worker, {.servers = {"ps0", "ps1"}});
-//   weft::ps::Table w = client.open_table("w", weft::ps::dense({64, 10},
-//   weft::ps::rule<weft::optim::SGD>())); torch::Tensor now = w.pull().wait();
-//   w.push(gradient).wait();                                        // acknowledged: it is in, once
+//   const auto sgd = weft::ps::rule<weft::optim::SGD>();
+//   weft::ps::Table w = client.open_table("w", weft::ps::dense({64, 10}, sgd));
+//   torch::Tensor now = w.pull().wait();
+//   w.push(gradient).wait();                                          // acknowledged: applied once
 //   torch::Tensor next = w.push_pull(gradient, {.advance = true}).wait();   // the end of a step
 //
-//   weft::ps::Table e = client.open_table("e", weft::ps::sparse(64,
-//   weft::ps::rule<weft::optim::Adagrad>())); torch::Tensor rows = e.pull_rows(keys).wait();
-//             // keys: int64, the bits of u64 e.push_rows(keys, gradients).wait();
+//   const auto adagrad = weft::ps::rule<weft::optim::Adagrad>();
+//   weft::ps::Table e = client.open_table("e", weft::ps::sparse(64, adagrad));
+//   torch::Tensor rows = e.pull_rows(keys).wait();                    // keys: int64, bits of a u64
+//   e.push_rows(keys, gradients).wait();
 //
-// What is asked of a table goes to all servers that have a part in it, at once. A push that fails
-// may be in some parts and not in others, and is in none of them twice; the error names the part.
-// Steps: an operation with `advance` leaves when every push before it is acknowledged, and what is
-// asked after it leaves when it has ended. A tensor that is given is borrowed until the future is
-// complete; one that is pulled may lie in memory that its server shares: clone it to write into it.
-// Threads: all methods from anywhere.
+// An operation on a table goes to all servers that have a part of it, in parallel. A push that
+// fails may have been applied to some parts and not to others, and to none of them twice; the error
+// names the part. Steps: an operation with `advance` is sent when every push before it is
+// acknowledged, and operations after it are sent when it has ended. An argument must not be changed
+// until the future is complete; a tensor that was pulled may lie in memory that its server shares:
+// clone it before writing to it. Threads: all methods from anywhere.
 
 #include <cstdint>
 #include <memory>
@@ -48,74 +50,80 @@ struct TableAccess;
 struct ClientOptions {  // how a client is made
   // Names of workers with a ps::Server. All clients of a table give the same, in the same order.
   std::vector<std::string> servers{};
-  // After so long without an answer a request is sent again. Default: 10 s.
+  // Time without an answer after which a request is sent again. Default: 10 s.
   Timeout attempt_timeout{};
 };
 
 struct OpenOptions {  // of open()
-  // For the servers to come, and for a table without a definition to be made by another client.
-  // Default: 60 s.
+  // Deadline for the servers to join, and for another client to make a table that is opened without
+  // a definition. Default: 60 s.
   Timeout deadline{};
-  // Only pulls; it waits for no other client, and none waits for it.
+  // An observer only pulls; it waits for no other client, and none waits for it.
   bool observer = false;
 };
 
 struct PushOptions {  // of push()
-  // This ends a step of the client: see Consistency.
+  // Ends a step of the client: see Consistency.
   bool advance = false;
-  // Instead of the rule's own learning rate.
+  // Replaces the rule's own learning rate.
   std::optional<double> rate{};
   // Default: the worker's rpc_timeout.
   Timeout deadline{};
 };
 
-struct PushResult {  // what became of a push
-  // batch: in some part it came after its step had ended, and is not in the values there.
+struct PushResult {  // the outcome of a push
+  // batch: at some part the push arrived after its step had ended, and was not applied there.
   bool dropped = false;
-  // The most updates, in any part, since the values that were pulled last.
+  // Number of updates since the values that were pulled last: the largest of all parts.
   uint64_t behind = 0;
 };
 
-// What this handle has seen.
+// Counters of a client's table, since it was opened.
 struct TableStats {
   uint64_t pushes = 0;  // acknowledged
   uint64_t dropped = 0;
   uint64_t pulls = 0;
   uint64_t repeats = 0;      // requests that were sent again
-  uint64_t moves = 0;        // owners that were found anew, with two copies
-  uint64_t most_behind = 0;  // of a push, in updates
+  uint64_t moves = 0;        // times that a part had another owner, with two copies
+  uint64_t most_behind = 0;  // largest PushResult::behind
   uint64_t sum_behind = 0;
-  uint64_t most_lag = 0;  // of a pull, in steps of the slowest client
+  uint64_t most_lag = 0;  // most steps that the slowest client was behind at a pull
 };
 
 class WEFT_API Table {
  public:
   const std::string& name() const;            // as it was opened
   const TableDefinition& definition() const;  // equal at all clients
-  // How many steps this client has finished.
+  // Returns how many steps this client has finished.
   uint64_t clock() const;
   TableStats stats() const;
 
   // ---- dense ----
+  // Returns the values, when the table's consistency allows it.
   Future<at::Tensor> pull(Timeout deadline = {}) const;
+  // Sends a gradient, to which the table's rule is applied when its consistency says.
   Future<PushResult> push(const at::Tensor& gradient, const PushOptions& options = {}) const;
+  // A push, then a pull, in one request to each server.
   Future<at::Tensor> push_pull(const at::Tensor& gradient, const PushOptions& options = {}) const;
   // Replaces the values, whatever the consistency; the rule's state stays.
   Future<void> assign(const at::Tensor& values, const PushOptions& options = {}) const;
 
   // ---- sparse ----
-  // One row for each key, in their order.
+  // Returns one row for each key, in the order of the keys.
   Future<at::Tensor> pull_rows(const at::Tensor& keys, Timeout deadline = {}) const;
-  // Keys in any order; rows of a key that comes twice add up.
+  // Pushes a gradient for the row of each key. Keys may be in any order; the gradients of a key
+  // that occurs twice are added up.
   Future<PushResult> push_rows(const at::Tensor& keys, const at::Tensor& gradients,
                                const PushOptions& options = {}) const;
+  // A push of some rows, then a pull of the rows of `pull_keys`.
   Future<at::Tensor> push_pull_rows(const at::Tensor& keys, const at::Tensor& gradients,
                                     const at::Tensor& pull_keys,
                                     const PushOptions& options = {}) const;
 
   // Ends a step without a push.
   Future<void> advance(Timeout deadline = {}) const;
-  // Takes part no more; everything asked later fails. The last copy of a Table does it, too.
+  // Ends this client's part in the table; later operations fail. The destruction of the last copy
+  // of a Table does the same.
   Future<void> leave(Timeout deadline = {}) const;
 
  private:
@@ -128,15 +136,15 @@ class WEFT_API Table {
 
 class WEFT_API Client {
  public:
-  // Throws weft::Error: the worker does not list ps_service(); no servers.
+  // Throws weft::Error when the worker does not list ps_service(), or `servers` is empty.
   Client(const Worker& worker, ClientOptions options);
 
-  // Opens the table, and makes it if it is not there. Waits for the servers. Errors: kind
+  // Opens a table, and makes it if it does not exist. Waits for the servers to join. Errors: kind
   // invalid_argument, a wrong definition, or not the one that the table has (naming what differs);
   // deadline, naming the missing worker, or that the table was not made.
   Table open_table(std::string_view name, const TableDefinition& definition,
                    const OpenOptions& options = {}) const;
-  // One that another client makes. Only the first of `servers` need be known.
+  // Opens a table that another client makes. Only the first of `servers` need be known.
   Table open_table(std::string_view name, const OpenOptions& options = {}) const;
   StatusOr<Table> try_open_table(std::string_view name,
                                  const std::optional<TableDefinition>& definition,

@@ -17,17 +17,16 @@
 // Every call completes, with a result or an error, by its deadline at the latest (options, else the
 // worker's rpc_timeout of 60 s, and never later than the call whose handler makes this one).
 //
-//   function         what it gives                        errors
-//   rpc_async        Future<R>                            of the call: in the future. Of this line
-//   of
-//                                                         code: thrown, nothing was sent
-//   try_rpc_async    StatusOr<Future<R>>                  the same, not thrown
-//   rpc_sync         R                                    thrown
-//   try_rpc_sync     StatusOr<R>, Status for void         returned
+//   function         returns                              errors of the call     of the arguments
+//   rpc_async        Future<R>                            in the future          thrown
+//   try_rpc_async    StatusOr<Future<R>>                  in the future          returned
+//   rpc_sync         R                                    thrown                 thrown
+//   try_rpc_sync     StatusOr<R>, Status for void         returned               returned
 //
-// Errors of the line of code: a number that does not fit the parameter (code out_of_range), a
-// tensor that cannot be sent, values nested too deep (invalid_argument), a pointer that this
-// worker's library does not have or has twice (not_found, invalid_argument).
+// Errors of the arguments are found before anything is sent: a number that does not fit the
+// parameter (code out_of_range), a tensor that cannot be sent, values nested too deep
+// (invalid_argument), a pointer that this worker's library does not have or has twice (not_found,
+// invalid_argument).
 //
 // Tensors are not copied unless CallOptions says so: do not write to an argument before the future
 // is complete. Threads: any. Never call rpc_sync on a poller (inline_ok handlers).
@@ -62,12 +61,17 @@ namespace internal {
 // answer itself. REQUIRES: no other thread has seen `future` yet.
 WEFT_API void expect_answer(const Worker& worker, std::string_view method, const Destination& to,
                             FutureCore* future);
+// Returns the name under which the worker's library registers a function; kind state after its
+// shutdown, else the errors above.
 WEFT_API StatusOr<std::string> name_in_library(const Worker& worker, const PointerKey& pointer,
                                                std::type_index type, std::string_view signature);
+// Returns `why`, naming the argument and the method.
 WEFT_API Status argument_error(const Status& why, size_t index, std::string_view method);
+// Returns the error for a number that an integer of that size and sign cannot hold.
 WEFT_API Status does_not_fit(double value, size_t type_bytes, bool type_signed);
 
-// What a call site can name. kForm as in Callee; methods need on().
+// Types that a call site can pass as the function: kIs says whether F is one, name() and object()
+// give what travels. kForm as in Callee; methods need on().
 template <class F>
 struct CallTarget : Callee<F> {
   static constexpr bool kIs = Callee<F>::kForm == Form::kFunction;
@@ -108,7 +112,7 @@ concept Target = CallTarget<std::decay_t<F>>::kIs;
 template <class F>
 using TargetResult = typename CallTarget<std::decay_t<F>>::Result;
 
-// A call that no overload makes, because of its callee or of its function.
+// Matches a call that no overload accepts, because of its callee or its function.
 template <class To, class F>
 concept Misused = !std::is_same_v<F, CallOptions> && (!kIsDestination<To> || !Target<F>);
 template <class To, class F>
@@ -120,7 +124,7 @@ constexpr Refused refuse_call() {
   }
 }
 
-// One argument, as parameter P wants it.
+// Encodes one argument, converted to the type of parameter P.
 template <class P, class A>
 void put_argument(Encoder& out, const A& argument) {
   using Plain = std::remove_cvref_t<P>;
@@ -155,6 +159,7 @@ void put_argument(Encoder& out, const A& argument) {
   }
 }
 
+// Encodes all arguments; the error names the first that cannot be sent.
 template <class... Params, class... Args>
 Status put_arguments(TypeList<Params...>, Payload* payload, std::string_view method,
                      const Args&... args) {
@@ -167,6 +172,7 @@ Status put_arguments(TypeList<Params...>, Payload* payload, std::string_view met
   return absl::OkStatus();
 }
 
+// Returns the call of `f` with these arguments, ready to be sent.
 template <class F, class... Args>
 StatusOr<UntypedCall> make_call(const Worker& worker, const CallOptions& options, const F& f,
                                 const Args&... args) {
@@ -189,6 +195,7 @@ StatusOr<UntypedCall> make_call(const Worker& worker, const CallOptions& options
   }
 }
 
+// Decodes the result of a call.
 template <class R>
 StatusOr<internal::Stored<R>> take_result(StatusOr<Payload> payload) {
   if (!payload.ok()) return payload.status();
@@ -205,7 +212,8 @@ StatusOr<internal::Stored<R>> take_result(StatusOr<Payload> payload) {
   }
 }
 
-// Completes with the result that came, and with what is to be done before it is used.
+// Completes the promise with the result of a call, and with the guard that orders its use on
+// devices.
 template <class R>
 void settle(Promise<R>* promise, StatusOr<Payload> payload) {
   std::shared_ptr<ValueGuard> guard;
@@ -213,6 +221,7 @@ void settle(Promise<R>* promise, StatusOr<Payload> payload) {
   promise->try_set(take_result<R>(std::move(payload)), std::move(guard));
 }
 
+// Sends a call; the future's cancel() cancels it.
 template <class R>
 Future<R> start(const Worker& worker, const Destination& to, UntypedCall call) {
   Promise<R> promise;
@@ -226,6 +235,7 @@ Future<R> start(const Worker& worker, const Destination& to, UntypedCall call) {
   return future;
 }
 
+// Sends one call to several workers, encoded once.
 template <class R>
 std::vector<Future<R>> start_all(const Worker& worker, const std::vector<Destination>& to,
                                  UntypedCall call) {
@@ -251,8 +261,8 @@ std::vector<Future<R>> start_all(const Worker& worker, const std::vector<Destina
 template <class T>
 using TryResult = std::conditional_t<std::is_void_v<T>, Status, StatusOr<internal::Stored<T>>>;
 
-// A synchronous call ends with its caller's wait, also when the wait is refused (the pool has a
-// bound on waiting handlers): no other code could take the result.
+// Cancels a synchronous call whose caller stops waiting, also when the wait is refused (the pool
+// has a bound on waiting handlers): no other code could take the result.
 template <class T>
 class CancelUnlessDone {
  public:
@@ -270,6 +280,8 @@ class CancelUnlessDone {
 }  // namespace internal
 
 // ---- one callee --------------------------------------------------------------------------------
+
+// Each calls `f` at `to`; the table above says what they return and how they fail.
 
 template <internal::Target F, class... Args>
 StatusOr<Future<internal::TargetResult<F>>> try_rpc_async(const Worker& worker,
@@ -327,6 +339,8 @@ auto try_rpc_sync(const Worker& worker, const Destination& to, const F& f, const
 
 // ---- several callees ---------------------------------------------------------------------------
 
+// The same for several workers: one call to each, with futures in the order of `to`.
+
 template <internal::Target F, class... Args>
 StatusOr<std::vector<Future<internal::TargetResult<F>>>> try_rpc_async(
     const Worker& worker, const std::vector<Destination>& to, const CallOptions& options,
@@ -355,7 +369,8 @@ std::vector<Future<internal::TargetResult<F>>> rpc_async(const Worker& worker,
   return value_or_throw(try_rpc_async(worker, to, CallOptions(), f, args...));
 }
 
-// The results in order (nothing for void). Throws the first error as soon as it is known.
+// Returns the results in the order of `to` (nothing for void). Throws the first error as soon as it
+// is known.
 template <internal::Target F, class... Args>
 auto rpc_sync(const Worker& worker, const std::vector<Destination>& to, const CallOptions& options,
               const F& f, const Args&... args) {
@@ -368,7 +383,7 @@ auto rpc_sync(const Worker& worker, const std::vector<Destination>& to, const F&
   return rpc_sync(worker, to, CallOptions(), f, args...);
 }
 
-// ---- calls that do not compile: what is wrong with them ----------------------------------------
+// ---- overloads that reject wrong calls at compile time and say what is wrong -------------------
 
 template <class To, class F, class... Args>
 requires internal::Misused<To, F>

@@ -4,14 +4,13 @@
 // Ways to say which function is meant, where a plain pointer does not:
 //
 //   FunctionRef<at::Tensor(at::Tensor)>{"app.forward"}    by name and type: the caller need not
-//   have
-//                                                         the implementation
+//                                                         have the implementation
 //   overload<int>(&f)                                     the overload of f that takes an int
 //   const_overload<int>(&T::get)                          the const one of a const and non-const
-//   pair on("ps0.table", &Table::lookup)                       a method of a named object at the
-//   callee
+//                                                         pair
+//   on("ps0.table", &Table::lookup)                       a method of a named object at the callee
 //
-// Values without state of others; any thread.
+// Values; any thread.
 
 #include <string>
 #include <string_view>

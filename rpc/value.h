@@ -33,8 +33,7 @@
 // VALUE-1: decoding is strict: wrong kinds, lengths, depths (over 16) or leftovers are an error of
 //          kind protocol that says what was expected and what found, at which byte.
 // VALUE-2: decoding never allocates more than a constant (the size of a value's type) times the
-// bytes
-//          that it has read.
+//          bytes that it has read.
 // VALUE-3: equal values give equal bytes, also those of unordered containers.
 // An Encoder or Decoder belongs to one thread.
 

@@ -54,7 +54,8 @@ struct JoinOptions {
   // 1 to 127 characters of [A-Za-z0-9-_:.], unique in the job. Default: WEFT_NAME, else
   // "worker<rank>".
   std::string name{};
-  // A static group has a world size, and every rank from 0; join returns when all are there.
+  // A static group has a world size, and a worker for each rank from 0; join returns when all have
+  // joined.
   std::optional<int> rank{};
   std::optional<int> world_size{};
   // A dynamic group: no world size, workers join and leave at any time. `rank` must not be given.
@@ -70,18 +71,18 @@ struct JoinOptions {
   // TLS between workers, and to a tcp store that is opened here. Default: WEFT_TLS_CA and so on,
   // else none.
   Credentials credentials{};
-  // Who may call what. Default: every worker of the job may call everything.
+  // Which workers may call which methods. Default: every worker of the job may call every method.
   std::vector<AccessRule> access{};
   std::vector<ServiceFactory> services{};
-  // By destination: where the tensors of calls to it belong (device_map.h). Checked at join: here
-  // without asking other workers, then by every worker of a static group, which all fail if one map
-  // is wrong. In a dynamic group a map may name a worker that comes later; if it then has no such
-  // device, that is logged, and calls to it that would need the map fail.
+  // By the callee's name: where the tensors of calls to it belong (device_map.h). Checked at join:
+  // here without asking other workers, then by every worker of a static group, which all fail if
+  // one map is wrong. In a dynamic group a map may name a worker that comes later; if it then has
+  // no such device, that is logged, and calls to it that would need the map fail.
   std::map<std::string, DeviceMap> device_maps{};
-  // What of its devices this worker uses, in maps of its own and of others. Default: with maps of
-  // its own all, else none, and others cannot map to it.
+  // The devices that this worker uses, in its own maps and in those of others. Default: all of them
+  // when it has maps of its own, else none, and others cannot map to it.
   std::vector<c10::Device> devices{};
-  // "host:port" where Prometheus may ask for GET /metrics over HTTP, without encryption or
+  // "host:port" that serves GET /metrics to Prometheus over HTTP, without encryption or
   // authentication; port 0: any free one, see Worker::metrics_address(). Beyond loopback only with
   // listen.allow_insecure. Default: WEFT_METRICS, else none.
   std::string metrics_address{};
@@ -101,7 +102,7 @@ struct JoinOptions {
   std::shared_ptr<internal::DeviceBackend> device_backend{};
   std::shared_ptr<LogSink> log_sink{};  // default: stderr
   std::optional<Severity> log_level{};  // default: WEFT_LOG_LEVEL
-  // For tests and embedding: instead of this process's variables.
+  // Replaces this process's environment variables, for tests and embedding.
   std::optional<Environment> environment{};
 };
 
@@ -109,41 +110,40 @@ struct MembershipChange {                     // what subscribe() reports
   enum class Kind { kJoined, kLeft, kDied };  // kDied: without leaving
   Kind kind = Kind::kJoined;                  // what happened
   WorkerInfo worker{};
-  uint64_t version = 0;  // of the membership, after the change
-  std::string reason{};  // of a death
+  uint64_t version = 0;  // membership_version() after the change
+  std::string reason{};  // cause of a death
 };
 
 struct ShutdownOptions {  // how a worker leaves
-  // Drain: wait until all workers have arrived and no call is under way anywhere. Otherwise leave
-  // now.
+  // True: drains, that is, waits until all workers have called shutdown() and no call is under way
+  // anywhere. False: leaves immediately.
   bool graceful = true;
-  // Bounds everything when given. By default waiting for the others to arrive lasts while their
-  // leases are renewed, and the later phases have JoinOptions::shutdown_timeout.
+  // Deadline of the whole shutdown. Default: the wait for the other workers has no bound while
+  // their leases are renewed, and the later phases have JoinOptions::shutdown_timeout.
   Timeout deadline{};
 };
 
-struct ShutdownResult {                                 // how it left
+struct ShutdownResult {                                 // what shutdown() returns
   enum class Outcome { kDrained, kMissing, kAborted };  // of one worker
   struct Entry {                                        // one worker
     WorkerInfo worker{};
     Outcome outcome = Outcome::kDrained;  // as known here
     std::string reason{};                 // empty for kDrained
   };
-  // OK: everything was drained, on all workers. Otherwise the first thing that was not, by name.
+  // OK: every worker has drained. Otherwise the first error; it names the worker.
   Status status{};
   std::vector<Entry> workers{};  // in order of id, this one included
 };
 
 class WEFT_API Worker {
  public:
-  // See JoinOptions. Throws weft::Error: bad options (all that can be told at once), duplicate
-  // name, a port that is taken, a store that cannot be reached, or, when join_timeout is over,
-  // workers that did not come, by rank. Blocks until the group is ready: every member can be called
-  // on return.
+  // Joins the job, and blocks until the group is ready: on return every member can be called.
+  // Throws weft::Error: invalid options (all mistakes in one error), a name or port that is taken,
+  // a store that cannot be reached, or, after join_timeout, the missing workers by rank.
   static Worker join(JoinOptions options);
   static StatusOr<Worker> try_join(JoinOptions options);
 
-  // Refers to nothing: every use is an error of kind state.
+  // An empty handle: every use is an error of kind state.
   Worker() = default;
   Worker(Worker&&) noexcept = default;
   Worker& operator=(Worker&& other) noexcept;
@@ -159,19 +159,20 @@ class WEFT_API Worker {
   const std::string& job_id() const;
   const std::string& address() const;
 
-  // The living members in order of id, this one included.
+  // Returns the living members in order of id, this one included.
   std::vector<WorkerInfo> worker_infos() const;
-  // Throws weft::Error: not_found, with the nearest names; peer_lost for one that died or left.
+  // Looks up a worker by name, id or info. Throws weft::Error: not_found, with the nearest names;
+  // peer_lost for a worker that died or left.
   WorkerInfo get_worker_info(const Destination& who) const;
   StatusOr<WorkerInfo> try_get_worker_info(const Destination& who) const;
-  // Raised by every join, leave and death.
+  // A counter that every join, leave and death raises.
   uint64_t membership_version() const;
   // Calls `on_change` for every change from now on, in order, on a thread of the worker; short. The
   // subscription ends with the returned object, whose destructor waits for a call that is running.
   using Subscription = std::shared_ptr<void>;
   Subscription subscribe(std::function<void(const MembershipChange&)> on_change) const;
 
-  // The default deadline of calls; a change affects later calls only.
+  // Returns the default deadline of calls. A change affects later calls only.
   absl::Duration rpc_timeout() const;
   void set_rpc_timeout(Timeout timeout) const;
   int worker_threads() const;
@@ -180,19 +181,20 @@ class WEFT_API Worker {
   ShutdownResult shutdown(ShutdownOptions options = {}) const;
   bool is_shut_down() const;
 
-  // Counters and sizes by name ("calls_pending", "reconnects", "lane0_frames_sent",
+  // Returns counters and sizes by name ("calls_pending", "reconnects", "lane0_frames_sent",
   // "peer/ps0/lane1/bytes_sent", ...).
   std::map<std::string, int64_t> debug_info() const;
-  // Peer by peer what its connections did, and why memory is not shared with it. In order of id.
+  // Returns the statistics of each peer's connections, and why memory is not shared with it, in
+  // order of id.
   std::vector<PeerStats> peer_stats() const;
   Metrics& metrics() const;
-  // Where /metrics is served, as "127.0.0.1:40123"; "" when it is not.
+  // Returns the address that serves /metrics, such as "127.0.0.1:40123"; "" when there is none.
   const std::string& metrics_address() const;
   const Logger& log() const;
   Runtime& runtime() const;
-  // Now, on the worker's clock.
+  // Returns the time on the worker's clock.
   absl::Time now() const;
-  // A service listed at join, or null.
+  // Returns the service of type S that was listed at join, or null.
   template <class S>
   std::shared_ptr<S> service() const {
     for (const std::shared_ptr<Service>& s : services()) {
@@ -214,7 +216,8 @@ class WEFT_API Worker {
   std::weak_ptr<internal::Core> core_;
 };
 
-// As a destination of calls. One that is no member any more has its key for a name.
+// Returns the info of the worker with that key, as a destination of calls. A worker that is no
+// longer a member gets its key, as text, for a name.
 WEFT_API WorkerInfo info_of(const Worker& worker, const WorkerKey& key);
 
 }  // namespace weft

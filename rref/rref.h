@@ -24,18 +24,18 @@
 //
 // Calls on the object run one at a time, const methods and fetches together.
 //
-//   function          what it gives                     errors
-//   remote            RRef<R>                           thrown for what this line of code got wrong
-//                                                       (as rpc_async does) or an unknown worker;
-//                                                       all else is found at the first use
-//   to_here           T                                 thrown; try_to_here gives them
+//   function          returns                           errors
+//   remote            RRef<R>                           thrown for wrong arguments (as rpc_async
+//                                                       does) or an unknown worker; all others at
+//                                                       the first use
+//   to_here           T                                 thrown; try_to_here returns them
 //   to_here_async     Future<T>                         in the future
-//   local_value       shared_ptr<T>, of the object      thrown: not the owner (kind state)
-//   creation          Future<void>, the value is there  in the future
+//   local_value       shared_ptr<T> to the object       thrown; kind state when not at the owner
+//   creation          Future<void>: the value exists    in the future
 //   rpc_sync, ...     as those of rpc/call.h
 //
-// Deadlines are those of calls (60 s unless given); infinite is spelled out. Threads: any; the
-// synchronous ones never on a poller.
+// Deadlines are those of calls (60 s unless given); an infinite wait must be explicit. Threads:
+// any; the synchronous functions never on a poller.
 
 #include <memory>
 #include <string>
@@ -64,32 +64,37 @@ class RRefHandle;
 using RRefHandleRef = std::shared_ptr<const RRefHandle>;
 
 // The untyped part (rref.cc). A null handle is an RRef that refers to nothing: kind state.
+// Starts a call whose result stays at `to`; returns the handle of that result.
 WEFT_API StatusOr<RRefHandleRef> start_remote(const Worker& worker, const Destination& to,
                                               UntypedCall call, const CallSite& at);
-// At the owner of `on`, over it.
+// The same for a method of the object of `on`, at its owner.
 WEFT_API StatusOr<RRefHandleRef> start_remote(const RRefHandleRef& on, UntypedCall call);
+// Makes a handle of an object that this worker owns.
 WEFT_API StatusOr<RRefHandleRef> make_local_rref(const Worker& worker, KeptObject value,
                                                  const CallSite& at);
-// Names and signature of a constructor call; `arguments`: "(int,int)".
+// Returns the call of a constructor, without its arguments; `arguments`: their kinds, "(int,int)".
 WEFT_API StatusOr<UntypedCall> constructor_call(const Worker& worker, const std::type_info& type,
                                                 std::string_view arguments);
+// Returns the call that fetches the object's value.
 WEFT_API UntypedCall fetch_call(const CallOptions& options);
-// The same without the value.
+// Returns the call that waits until the value exists, and returns nothing.
 WEFT_API UntypedCall creation_call(const CallOptions& options);
-// A call over the handle. `future` is what `done` completes.
+// Sends a call to the owner, on the object of the handle. `future` is the future that `done`
+// completes.
 WEFT_API CallHandle start_use(const RRefHandleRef& handle, UntypedCall&& call, FutureCore* future,
                               CallDone done);
-// `done` gets the object, if it is of this type.
+// Waits at the owner until the object exists; `done` gets it, if it is of this type.
 WEFT_API CallHandle start_local_use(const RRefHandleRef& handle, const std::type_info& type,
                                     Timeout deadline,
                                     absl::AnyInvocable<void(StatusOr<KeptObject>)> done);
-// The worker that holds it; an error when there is none any more.
+// Returns the worker of this process that holds the handle; an error after its shutdown.
 WEFT_API StatusOr<std::shared_ptr<const Worker>> worker_of(const RRefHandleRef& handle);
 WEFT_API WorkerInfo owner_info(const RRefHandleRef& handle);
 WEFT_API RRefId id_of(const RRefHandleRef& handle);
 WEFT_API bool is_owned_here(const RRefHandleRef& handle);
 WEFT_API bool is_confirmed(const RRefHandleRef& handle);
 WEFT_API bool is_ready(const RRefHandleRef& handle);
+// Encode and decode an RRef inside a value.
 WEFT_API void put_rref(Encoder& out, const RRefHandleRef& handle);
 WEFT_API StatusOr<RRefHandleRef> take_rref(Decoder& in);
 
@@ -102,7 +107,8 @@ constexpr auto rref_kind() {
   }
 }
 
-// As an argument of a constructor, whose parameters the caller does not see: a text is a string.
+// The type that an argument of a constructor travels as. The caller does not see the constructor's
+// parameters, so every text is a string.
 template <class A>
 using ConstructorArg =
     std::conditional_t<!Sendable<std::decay_t<A>> && std::is_convertible_v<A, std::string_view>,
@@ -115,7 +121,7 @@ class RRef {
  public:
   using Value = T;  // the type of the object
 
-  // Refers to nothing: every use is an error of kind state.
+  // An RRef that refers to nothing: every use is an error of kind state.
   RRef() = default;
   // Makes an RRef of an object that this worker owns. No message is sent before it is shared.
   static RRef local(const Worker& worker, std::shared_ptr<T> value,
@@ -133,26 +139,27 @@ class RRef {
 
   bool valid() const { return handle_ != nullptr; }  // refers to something
   explicit operator bool() const { return valid(); }
-  // Gives up this copy.
+  // Releases this copy.
   void reset() { handle_ = nullptr; }
 
-  // These throw, kind state, for one that refers to nothing.
+  // These throw, kind state, for an RRef that refers to nothing.
   WorkerInfo owner() const { return internal::owner_info(handle_); }
   std::string owner_name() const { return owner().name; }
   RRefId id() const { return internal::id_of(handle_); }
   bool is_owner() const { return internal::is_owned_here(handle_); }
-  // The owner knows of it; the function of remote() may still run. Always true at the owner.
+  // Whether the owner has confirmed the RRef; the function of remote() may still run. Always true
+  // at the owner.
   bool confirmed_by_owner() const { return internal::is_confirmed(handle_); }
-  // The value, or its error, is known here to be there: its creator has had the answer, or a use of
-  // it has succeeded. Never asks.
+  // Whether it is known here that the value, or its error, exists: the creator has had the answer,
+  // or a use has succeeded. Sends no message.
   bool ready() const { return internal::is_ready(handle_); }
-  // Completes when the value is there, or with the error that every use gets; asks the owner, and
-  // copies nothing. cancel() ends this wait, not the creation, which others may wait for, too.
+  // Completes when the value exists, or with the error that every use gets. Asks the owner, and
+  // copies nothing. cancel() ends this wait, not the creation, which other holders may wait for.
   Future<void> creation(const CallOptions& options = {}) const {
     return start<void>(internal::creation_call(options));
   }
 
-  // A copy of the value. The fetch is repeated over a new connection when one breaks.
+  // Returns a copy of the value. The fetch is repeated over a new connection when one breaks.
   Future<T> to_here_async(const CallOptions& options = {}) const {
     static_assert(Sendable<internal::WireResult<T>>,
                   "weft: to_here() copies the value, and this class cannot be sent: call its "
@@ -170,7 +177,7 @@ class RRef {
     return future.try_wait();
   }
 
-  // The object itself, at its owner; waits until it is there.
+  // Returns the object itself, at its owner only; waits until it exists.
   std::shared_ptr<T> local_value(Timeout deadline = {}) const {
     auto future = local_value_async(deadline);
     return future.wait();
@@ -195,7 +202,7 @@ class RRef {
     return future;
   }
 
-  // ---- methods, at the owner: a pointer, or a FunctionRef to one ----
+  // ---- calls of the object's methods at its owner: `method` is a pointer or a FunctionRef ----
 
   template <class F, class... Args>  // without exceptions
   StatusOr<Future<internal::TargetResult<internal::BoundMethod<T, F>>>> try_rpc_async(
@@ -248,7 +255,7 @@ class RRef {
       return internal::Refused();
     }
   }
-  // The result stays at the owner.
+  // Calls a method whose result stays at the owner; returns an RRef to that result.
   template <class F, class... Args>
   RRef<internal::TargetResult<internal::BoundMethod<T, F>>> remote(const CallOptions& options,
                                                                    const F& method,
@@ -266,7 +273,7 @@ class RRef {
     }
   }
 
-  // Arguments in braces: says why this does not compile.
+  // Rejects arguments in braces, and says why they do not compile.
   template <class F>
   requires(!std::is_same_v<F, CallOptions>) auto rpc_async(const F&, internal::Braced,
                                                            internal::Braced = {},
@@ -284,7 +291,7 @@ class RRef {
     return a.handle_ == b.handle_ || (a.valid() && b.valid() && a.id() == b.id());
   }
 
-  // For the framework.
+  // For weft's own code.
   explicit RRef(internal::RRefHandleRef handle) : handle_(std::move(handle)) {}
   const internal::RRefHandleRef& handle() const { return handle_; }
 
@@ -339,7 +346,7 @@ class RemoteTo {
   const CallSite at;
 };
 
-// An object that a function makes.
+// Calls `f` at a worker, where the result stays; returns an RRef to it immediately.
 template <internal::Target F, class... Args>
 RRef<internal::TargetResult<F>> remote(const Worker& worker, const RemoteTo& to,
                                        const CallOptions& options, const F& f,
@@ -355,8 +362,8 @@ RRef<internal::TargetResult<F>> remote(const Worker& worker, const RemoteTo& to,
   return remote(worker, to, CallOptions(), f, args...);
 }
 
-// Calls that do not compile: what is wrong with them. The first parameter keeps these out of
-// remote<T>().
+// Overloads that reject wrong calls at compile time and say what is wrong. The first parameter
+// keeps these out of remote<T>().
 template <internal::Misuse = internal::Misuse(), class To, class F, class... Args>
 requires internal::Misused<To, F>
 auto remote(const Worker&, const To&, const F&, const Args&...) {
@@ -378,9 +385,9 @@ auto remote(const Worker&, const RemoteTo&, const CallOptions&, const F&, intern
   return internal::refuse_braces<F>();
 }
 
-// An object of class T, made by the constructor that the owner registered for these kinds of
-// arguments. T is registered by class_ here too. Give each argument the parameter's type: 1.0, not
-// 1, for a double.
+// Makes an object of class T at a worker, by the constructor that it registered for these kinds of
+// arguments; returns an RRef to it immediately. class_ must register T here, too. Give each
+// argument the parameter's type: 1.0, not 1, for a double.
 template <class T, class... Args>
 RRef<T> remote(const Worker& worker, const RemoteTo& to, const CallOptions& options,
                const Args&... args) {

@@ -44,11 +44,11 @@ class WEFT_API Store {
   // Sets the value of a key, whatever it was.
   virtual Status set(std::string_view key, std::string_view value, Timeout timeout = {}) = 0;
 
-  // The value now; an empty optional when there is none. Does not wait for the key.
+  // Returns the value; an empty optional when there is no such key. Does not wait for the key.
   virtual StatusOr<std::optional<std::string>> try_get(std::string_view key,
                                                        Timeout timeout = {}) = 0;
 
-  // Waits until the key exists.
+  // Waits until the key exists, and returns its value.
   virtual StatusOr<std::string> get(std::string_view key, Timeout timeout = {}) = 0;
 
   // Adds to a decimal counter (0 when missing) and returns the new value.
@@ -60,58 +60,61 @@ class WEFT_API Store {
   virtual StatusOr<std::string> compare_set(std::string_view key, std::string_view expected,
                                             std::string_view desired, Timeout timeout = {}) = 0;
 
-  // False when there was no such key.
+  // Deletes a key. Returns false when there was no such key.
   virtual StatusOr<bool> delete_key(std::string_view key, Timeout timeout = {}) = 0;
 
-  // True when all exist now.
+  // Returns whether all of the keys exist now.
   virtual StatusOr<bool> check(const std::vector<std::string>& keys, Timeout timeout = {}) = 0;
 
-  // Waits until all exist. A deadline error names those that are missing.
+  // Waits until all of the keys exist. A deadline error names the missing keys.
   virtual Status wait(const std::vector<std::string>& keys, Timeout timeout = {}) = 0;
 
-  // Waits until the value of `key` is not `seen` (an empty optional: the key is missing), and
-  // returns what it is then. The building block of watching.
+  // Waits until the value of `key` differs from `seen`, and returns the new value. An empty
+  // optional stands for a missing key, in `seen` and in the result. Callers watch a key by
+  // repeating this.
   virtual StatusOr<std::optional<std::string>> wait_change(std::string_view key,
                                                            const std::optional<std::string>& seen,
                                                            Timeout timeout = {}) = 0;
 
-  // Keys that begin with `prefix`, sorted.
+  // Returns the keys that begin with `prefix`, sorted.
   virtual StatusOr<std::vector<std::string>> list_keys(std::string_view prefix,
                                                        Timeout timeout = {}) = 0;
+  // Returns the number of keys.
   virtual StatusOr<int64_t> num_keys(Timeout timeout = {}) = 0;
 
-  // Many at once, each value as it is at some moment of the operation. The stores of weft need one
-  // request, or one per MiB of values; the defaults here, for a Store that does not say better, ask
-  // key by key, each with the whole of `timeout`.
-  // The values of `keys`, in their order; an empty optional for each that is missing.
+  // The next two read many keys, each value as it is at some moment of the operation. The stores of
+  // weft send one request, or one per MiB of values. The default implementations, for a Store that
+  // does not override them, read key by key, each with the whole of `timeout`.
+  // Returns the values of `keys`, in their order; an empty optional for each missing key.
   virtual StatusOr<std::vector<std::optional<std::string>>> multi_get(
       const std::vector<std::string>& keys, Timeout timeout = {});
-  // Keys that begin with `prefix`, sorted, with their values.
+  // Returns the keys that begin with `prefix`, sorted, with their values.
   virtual StatusOr<std::vector<StoreEntry>> list_entries(std::string_view prefix,
                                                          Timeout timeout = {});
 
-  // Makes every blocked and every later operation of this object fail with kind cancelled: the
-  // owner is shutting down. Idempotent. Other clients of the same data are not touched.
+  // Makes every blocked and every later operation of this object fail with kind cancelled, for an
+  // owner that shuts down. Idempotent. Other clients of the same data are not affected.
   virtual void interrupt() = 0;
 
-  // "tcp://127.0.0.1:29500": for messages.
+  // Returns the store's name for messages, such as "tcp://127.0.0.1:29500".
   virtual std::string describe() const = 0;
 };
 
-// Opens the store that a URL names:
-//   hash://                in this process: a new, empty one (tests)
-//   file:///path           FileStore
-//   tcp://host:port        TcpStore client; with is_server, also starts the server in this process
-//   etcd://host:port/path  EtcdStore below that prefix; several hosts and "?user=..." as docs/stores.md
-//                          has it
-// (env:// is resolved by weft::join, which knows the launcher's variables.) Errors name the URL and
-// say what is wrong with it.
+// How open_store() opens a store.
 struct StoreOptions {
   bool is_server = false;     // tcp: host the data here (rank 0)
   Timeout timeout{};          // default for every operation, and for connecting: 60 s
   std::string run_id{};       // file: content of another run is refused
   Credentials credentials{};  // tcp: TLS, at the server and at its clients; empty: plain text
 };
+// Opens the store that a URL names:
+//   hash://                in this process: a new, empty one (tests)
+//   file:///path           FileStore
+//   tcp://host:port        TcpStore client; with is_server, also starts the server in this process
+//   etcd://host:port/path  EtcdStore below that prefix; several hosts and "?user=..." are described
+//                          in docs/stores.md
+// weft::join resolves env://, since it knows the launcher's variables. Errors name the URL and say
+// what is wrong with it.
 WEFT_API StatusOr<std::shared_ptr<Store>> open_store(std::string_view url,
                                                      const StoreOptions& options,
                                                      std::shared_ptr<Runtime> runtime);

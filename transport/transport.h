@@ -7,11 +7,9 @@
 //
 // What a transport promises:
 //   CONN-1  on_lost is called exactly once per connection, after its last on_frame, and not inside
-//   a
-//           call of send() or close() by the same thread.
+//           a call of send() or close() by the same thread.
 //   CONN-2  frames of one lane arrive in the order sent, each at most once, whole or not at all;
-//   lanes
-//           are independent: a frame of one lane may overtake one of another.
+//           lanes are independent: a frame of one lane may overtake one of another.
 //   CONN-3  send() never blocks and never calls back. It may be called from several threads.
 //   CONN-4  a frame whose send() returned an error was not and will not be delivered. on_lost tells
 //           the cookies of accepted frames that the transport never handed to the network.
@@ -93,7 +91,7 @@ struct FrameView {
   size_t payload_bytes;
 };
 
-// Who speaks, on every lane's first frame.
+// What a side says about itself in the first frame of every lane.
 struct Hello {
   uint32_t version_min = 1;  // protocol versions that the speaker understands
   uint32_t version_max = 1;
@@ -101,7 +99,7 @@ struct Hello {
   std::string name;
   uint32_t id = 0;
   uint64_t incarnation = 0;  // 64 random bits; changes each time the worker starts
-  // Whom the dialler wants (0: any): an address may have passed on to another worker.
+  // The worker that the dialler wants (0: any): its address may now belong to another worker.
   uint32_t to_id = 0;
   uint64_t to_incarnation = 0;
   std::string to_name{};  // "": any; not on the wire, the dialler compares it with the answer
@@ -109,13 +107,13 @@ struct Hello {
   uint64_t connection_id = 0;    // random, by the dialler; ties lanes together
   uint32_t lanes = 2;            // of the connection, 1 to 8; 0: the dialling transport decides
   std::string ticket{};          // of the private socket, see LocalGate; a transport fills it in
-  bool observer = false;         // no worker: it asks this one about itself (rpc/inspect.h)
+  bool observer = false;         // not a worker: it only inspects its peer (rpc/inspect.h)
 };
 
-// Bytes in memory that both sides of a connection see.
+// A place in memory that both sides of a connection see, as place() returns it.
 struct Placement {
   uint64_t offset = 0;  // in the shared memory
-  uint64_t lease = 0;   // for giving it back
+  uint64_t lease = 0;   // names this use of the place, to give it back
 };
 // Bytes of the peer's that this process can read: valid while `owner` lives, on any thread,
 // whatever becomes of the connection.
@@ -140,15 +138,15 @@ class WEFT_API Connection {  // to one peer, in all its lanes
   virtual ~Connection() = default;
   // The hello of the other side.
   virtual const Hello& peer() const = 0;
-  // The lanes that large messages travel on from now on. It may change once, to others with higher
-  // numbers; those of before can be used still.
+  // Returns the lanes on which large messages travel from now on. The result may change once, to
+  // lanes with higher numbers; the earlier ones can still be used.
   virtual LaneRange bulk_lanes() const { return {kBulkLane, static_cast<int>(peer().lanes) - 1}; }
   virtual bool dialled() const = 0;  // true on the side that dialled
-  // CONN-3, CONN-4. Errors: not_delivered when the connection is lost or closed; resource when the
-  // frame exceeds what the peer accepts.
+  // Queues a frame on a lane (CONN-3, CONN-4). Errors: not_delivered when the connection is lost or
+  // closed; resource when the frame exceeds what the peer accepts.
   virtual Status send(Frame frame, int lane) = 0;
   // Sends what is queued, then ends the connection; on_lost follows on both sides. Does not block.
-  // With `reason` not OK what is queued is dropped.
+  // With a `reason` that is not OK, queued frames are dropped.
   virtual void close(Status reason) = 0;
   virtual std::string describe() const = 0;  // "ps0 (127.0.0.1:4711)"
   virtual ConnectionStats stats() const {
@@ -164,9 +162,10 @@ class WEFT_API Connection {  // to one peer, in all its lanes
     (void)bytes;
     return std::nullopt;
   }
-  // The peer was not told of it after all.
+  // Frees a place of place() whose frame was not sent after all.
   virtual void unplace(const Placement& placement) { (void)placement; }
-  // What the peer placed. Error, kind protocol: there is no such place.
+  // Returns the `length` bytes that the peer has placed there, without a copy. Error, kind
+  // protocol: there is no such place.
   virtual StatusOr<Borrowed> borrow(const Placement& placement, uint64_t length);
 };
 
@@ -179,11 +178,13 @@ struct Lost {                    // why a connection ended
 class ConnectionHandler {
  public:
   virtual ~ConnectionHandler() = default;
+  // A frame has arrived; `frame` is valid during the call only.
   virtual void on_frame(const FrameView& frame, int lane) = 0;
+  // The connection has ended (CONN-1).
   virtual void on_lost(Lost lost) = 0;
-  // A chunk arrives whose payload the transport can read to where it belongs. Null: it arrives as a
-  // frame, as a chunk that is not expected does. Otherwise chunk_filled() with the same arguments
-  // follows when the bytes are there, unless the connection is lost before.
+  // Returns where the payload of an arriving chunk belongs, for a transport that can read it there
+  // directly; then chunk_filled() with the same arguments follows when the bytes are there, unless
+  // the connection is lost before. A null target: the chunk is passed to on_frame().
   virtual ChunkTarget chunk_target(std::string_view header, size_t bytes, int lane) {
     (void)header, (void)bytes, (void)lane;
     return {};
@@ -193,13 +194,14 @@ class ConnectionHandler {
   }
 };
 
-// Accepting side: checks a hello. Returns our own hello for the acknowledgement, or the refusal
-// that the dialler will see. Called for every lane; must not block.
+// The accepting side of a transport. Its methods must not block.
 class Acceptor {
  public:
   virtual ~Acceptor() = default;
-  virtual StatusOr<Hello> check_hello(const Hello& theirs) = 0;  // see above
-  // All lanes are there: the connection is open. Returns its handler (not null).
+  // Checks the hello of a dialler, once per lane. Returns this side's hello for the
+  // acknowledgement, or the refusal that the dialler will see.
+  virtual StatusOr<Hello> check_hello(const Hello& theirs) = 0;
+  // Called when all lanes are up and the connection is open. Returns its handler (not null).
   virtual std::shared_ptr<ConnectionHandler> on_connection(
       std::shared_ptr<Connection> connection) = 0;
 };
@@ -209,7 +211,7 @@ struct ListenOptions {  // where a transport listens
   int port_first = 0;   // 0: any free port; otherwise the first free one of [first, last]
   int port_last = 0;
   std::string advertise;        // host that peers dial; "" = the bound one
-  bool allow_insecure = false;  // binding beyond loopback without credentials must be asked for
+  bool allow_insecure = false;  // permits binding beyond loopback without credentials
 };
 
 class Transport {
@@ -232,19 +234,22 @@ class Transport {
   virtual void connect(std::string_view address, const Hello& hello, absl::Time deadline,
                        std::shared_ptr<ConnectionHandler> handler, DialDone done) = 0;
 
-  // Ends everything: closes connections (each gets its on_lost), stops the poller. Bounded by a
-  // few seconds whatever the peers do. No callback runs after it returned. Not from a callback.
+  // Closes all connections (each gets its on_lost) and stops the poller. Takes a few seconds at
+  // most, whatever the peers do. No callback runs after it has returned. Must not be called in a
+  // callback.
   virtual void shutdown() = 0;
 
   // Counters for debug_info() and metrics: name -> value ("lane0_frames_sent", ...).
   virtual std::vector<std::pair<std::string, int64_t>> counters() const { return {}; }
 
-  // Memory from which place() sends without a copy; null when this transport has none, or no room.
+  // Allocates memory from which place() shares without a copy; null when this transport has none,
+  // or no room.
   virtual std::shared_ptr<char> allocate_shared(size_t bytes) {
     (void)bytes;
     return nullptr;
   }
-  // Lets a thread that waits for an answer look for it itself; null: this transport has no way.
+  // Returns what lets a thread that waits for an answer poll for it itself; null when the transport
+  // does not support that.
   virtual std::shared_ptr<WaitDriver> wait_driver() { return nullptr; }
   // Called periodically: gives memory back that was not used since the last call but one.
   virtual void sweep() {}

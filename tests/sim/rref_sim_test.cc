@@ -2,8 +2,8 @@
 // drop. For every schedule:
 //   a use gives the right value, or an error of the transport or of its deadline; it ends
 //   RREF-1, RREF-6  when all handles are dropped and all have left, no object, fork, handle,
-//   pending
-//                   child or unacknowledged item is left anywhere, and every value was destroyed
+//                   pending child or unacknowledged item is left anywhere, and every value was
+//                   destroyed
 //   SIM-3           no deadlock
 // A seed that fails is printed; WEFT_SIM_SEED=<seed> runs it alone, with the last events.
 

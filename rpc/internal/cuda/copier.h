@@ -8,16 +8,15 @@
 //   to the host:   mark reached -> device to slot, queued -> its event -> slot to memory; after the
 //                  last piece, done
 //   to a device:   memory to slot -> slot to device, queued; after the last piece, done -> its
-//   event
-//                  -> the slot is free
+//                  event -> the slot is free
 //
 // Copies have streams of their own, two for each device, with nothing else on them, and a copy
 // takes a slot only when it can run at once: a kernel that waits for another message, or for a
 // collective, can hold up its own message and no other. The thread asks for events and never
 // waits for one; while there is nothing to ask for it sleeps.
 //
-// An error of CUDA about a copy does not say that the copy has ended. Its transfer fails, and its slot
-// is retired; when none is left every transfer fails.
+// An error of CUDA about a copy does not say that the copy has ended. Its transfer fails, and its
+// slot is retired; when none is left every transfer fails.
 
 #include <algorithm>
 #include <atomic>

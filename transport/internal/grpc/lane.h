@@ -14,8 +14,7 @@
 //   held_      the poller has reserved that right, so that answers leave together (HOLD-1)
 //   reading_   a Read is under way
 //   finish     once the peer's side has ended, or ours is drained and we are the server; then the
-//   lane
-//              has ended when nothing is under way
+//              lane has ended when nothing is under way
 //
 // No lock is held while gRPC is called: it may run owners' destructors and takes locks of its own.
 //
