@@ -15,7 +15,7 @@ namespace weft {
 // all_reduce, the others as the comments say.
 enum class Algorithm : uint8_t {
   kAuto = 0,               // by size and number of ranks
-  kNaive = 1,              // everyone sends everything to everyone
+  kNaive = 1,              // every rank sends all data to every rank
   kStar = 2,               // one rank reduces and sends back
   kReduceBroadcast = 3,    // binomial trees
   kRecursiveDoubling = 4,  // butterfly; all_gather, Bruck's where the ranks are no power of two

@@ -1,10 +1,10 @@
 #ifndef WEFT_COLLECTIVES_GRAD_ACCESSOR_H_
 #define WEFT_COLLECTIVES_GRAD_ACCESSOR_H_
 
-// GradAccessor: where the gradients of one backward are. Who reduces gradients while a backward
-// runs (data parallelism) goes through it and never to `.grad`: so the same reducer works for a
-// local backward, whose gradients are in `.grad`, and inside of a DistAutogradContext, which keeps
-// its own.
+// GradAccessor: where the gradients of one backward are. A reducer that works while a backward runs
+// (data parallelism) goes through it and never to `.grad`: so the same reducer works for a local
+// backward, whose gradients are in `.grad`, and inside of a DistAutogradContext, which keeps its
+// own.
 //
 //   class Ready : public GradReadyHook {
 //     void on_grad_ready(const std::shared_ptr<GradAccessor>& of) override {

@@ -70,7 +70,7 @@ class WEFT_API Files {
   // Reads nothing of the file. not_found when there is none.
   virtual absl::StatusOr<FileStamp> stamp(std::string_view path) = 0;
 
-  // Shared: beside others who have it shared, to look; the file may be missing, and is empty then.
+  // Shared: beside other shared locks, to read; a missing file counts as empty.
   // Exclusive: alone, to change it; a missing file is made.
   enum class Lock { kShared, kExclusive };
   // Calls `use` with the locked file. False, and nothing was called, when others have a lock that

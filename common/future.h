@@ -127,7 +127,8 @@ class WEFT_API FutureCore {
  protected:
   // Claims the right to complete: true for exactly one caller (FUTURE-1).
   bool claim() { return !claimed_.exchange(true, std::memory_order_acq_rel); }
-  // Publishes the result that the claimant has stored; wakes and runs everybody.
+  // Publishes the result that the claimant has stored; wakes all waiters and runs all
+  // continuations.
   void publish();
   // The claimant's, before it publishes.
   std::shared_ptr<ValueGuard> guard_;

@@ -210,7 +210,7 @@ class SimCore {
       Waiting* thread = it->second;
       ready_threads_.erase(it);
       record("wake", thread->id, 0, thread->name);
-      // The woken thread takes the baton along; this one is idle until someone needs a scheduler.
+      // The woken thread takes the baton along; this one is idle until a scheduler is needed.
       idle_.push_back(self);
       thread->baton->give();
       self->wait();

@@ -1,9 +1,9 @@
 #ifndef WEFT_COMMON_WAKE_SCOPE_H_
 #define WEFT_COMMON_WAKE_SCOPE_H_
 
-// WakeScope: while one lives on a thread, that thread wakes those who wait for futures only at its
-// end, or at flush(). A poller has one for each batch of frames: a thread that waits for 64 answers
-// would otherwise be woken, on a busy core run at once, and wait again, 64 times.
+// WakeScope: while one lives on a thread, that thread wakes threads that wait for futures only at
+// its end, or at flush(). A poller has one for each batch of frames: a thread that waits for 64
+// answers would otherwise be woken, on a busy core run at once, and wait again, 64 times.
 //
 //   WAKE-1  nothing that may wait, and no code of a user, runs before a flush: what it waits for
 //           may depend on a thread that is to be woken. Futures and conditions see to it

@@ -38,8 +38,8 @@ int main() {
         }
       }
     }
-    // Who shares memory is settled beside the first call; until then weights go by the socket. With
-    // a worker of another host, or of another user, they always do.
+    // Which workers share memory is settled beside the first call; until then weights go by the
+    // socket. With a worker of another host, or of another user, they always do.
     const auto info = worker.debug_info();
     std::cout << "weights sent " << (worker.world_size() - 1) * kRounds << " times, "
               << info.at("arena_zero_copies") << " of them without a copy" << std::endl;

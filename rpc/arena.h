@@ -9,7 +9,7 @@
 //   at::Tensor weights = weft::move_to_arena(worker, model_weights);
 //   rpc_sync(worker, "worker1", &evaluate, weights);      // 64 MiB, no byte copied
 //
-// The price is that sender and receivers see the same bytes for as long as anyone uses them: a
+// The price is that sender and receivers see the same bytes for as long as any of them uses them: a
 // receiver must not write to what it got from another's arena (clone() it first), and what the
 // sender writes after sending is seen by receivers at any time. An ordinary tensor has neither
 // restriction: its receiver gets a copy of its own.

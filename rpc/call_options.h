@@ -16,7 +16,7 @@ enum class Retry : unsigned char {
   kAtMostOnce,  // it is sent again over the next connection; the callee executes it at most once
 };
 
-// Who owns an argument tensor's memory until it is on the wire.
+// Whether an argument tensor's memory is the caller's or a copy until it is on the wire.
 enum class TensorArgs : unsigned char {
   kBorrow,  // no copy: the caller must not write to it before the future is complete (default)
   kCopy,    // copied before rpc_async returns

@@ -16,7 +16,7 @@
 // How calls of a gathering find each other:
 //
 //   GROUP-1  a set is its names with their incarnations: a member that comes back under its name
-//            makes another set, in which everybody begins to count anew.
+//            makes another set, in which all members begin to count anew.
 //   GROUP-2  a gathering that failed is over for all its members: a later report is told so
 //            immediately, with the next one that is not over. So members that try again after a
 //            failure meet each other.
@@ -197,7 +197,8 @@ class GroupService : public Service, public std::enable_shared_from_this<GroupSe
                                       absl::StrJoin(report.names, ","), "} is over"));
   }
 
-  // Who can never report: of a set that another worker made of an older list.
+  // The error for a member that can never report, in a set that another worker made of an older
+  // list.
   Status gone_of(const Report& report) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (report.incarnations.size() != report.names.size() || report.names.empty()) {
       return make_error(ErrorKind::kProtocol,
@@ -355,7 +356,7 @@ class GroupService : public Service, public std::enable_shared_from_this<GroupSe
   std::map<Key, std::shared_ptr<Gathering>> open_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Who they are now; waits for those that have not come yet.
+// Returns the current members of these names; waits for those that have not joined yet.
 StatusOr<std::vector<WorkerInfo>> find_members(const Worker& worker,
                                                const std::vector<std::string>& names,
                                                absl::Time deadline) {

@@ -13,8 +13,8 @@
 // that failed is over for all its members, also for one that calls late: it gets the same error at
 // once, and who then tries again meets the others who do.
 // The smallest name leads: the others report to it, it answers them all. Always bounded (`timeout`,
-// the worker's rpc_timeout by default): then kind deadline names those who did not report. When a
-// member dies or leaves, everyone else fails at once with kind peer_lost. Needs group_service() at
+// the worker's rpc_timeout by default): then kind deadline names those that did not report. When a
+// member dies or leaves, all others fail at once with kind peer_lost. Needs group_service() at
 // join, which weft::join lists. Any thread; blocks.
 
 #include <string>

@@ -119,8 +119,8 @@ class WEFT_API Interceptor {
   virtual StatusOr<AttachmentPtr> attach(const WorkerInfo& to, const UntypedCall& call) = 0;
 
   // ---- the callee
-  // `request` lives until it has ended; `metadata` until this returns. Who takes its time ends with
-  // the request: context().on_cancel().
+  // `request` lives until it has ended; `metadata` until this returns. An interceptor that delays
+  // the request must end with it: context().on_cancel().
   virtual void arrive(IncomingRequest& request, std::string_view metadata, Proceed proceed) = 0;
   // To the answer of a request that had metadata, or whose result has references. Null: nothing.
   virtual StatusOr<AttachmentPtr> attach_answer(IncomingRequest& request, const Payload& result) {

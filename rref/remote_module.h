@@ -102,8 +102,8 @@ class WEFT_API ModuleHost {
 };
 WEFT_API void hand_to_host(const CallContext& context, int64_t key, LocalModule module);
 
-// Impl, with what everybody may ask of a module. The names of these methods do not clash with those
-// of Module, which has several of each.
+// Impl, with the methods that any worker may call on a module. The names of these methods do not
+// clash with those of Module, which has several of each.
 template <class Impl>
 class Served final : public Impl {
   static_assert(std::is_base_of_v<torch::nn::Module, Impl>,

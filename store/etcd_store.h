@@ -37,7 +37,7 @@ struct EtcdStoreOptions {  // how an EtcdStore is opened
   std::string prefix = {};
   // Default for operations that give none, and for connecting: 60 s when unset.
   Timeout timeout = {};
-  // Who asks, when this etcd has users. The user needs the right to read and write keys below
+  // The etcd user, when this etcd has users. The user needs the right to read and write keys below
   // "<prefix>/". The password, or a file with it; blanks and line ends around it do not count.
   std::string user = {};
   std::string password = {};

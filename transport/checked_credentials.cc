@@ -35,8 +35,8 @@ Status refused(std::string_view what) {
   return make_error(ErrorKind::kPermission, absl::StrCat("credentials: ", view(what)));
 }
 
-// The first error that OpenSSL holds for this thread, and none is left: it would be told to the
-// next who asks.
+// Returns the first error that OpenSSL holds for this thread, and clears all of them: otherwise a
+// later caller would get them.
 std::string openssl_error() {
   const unsigned long code = ERR_get_error();  // NOLINT(google-runtime-int): OpenSSL's type
   ERR_clear_error();

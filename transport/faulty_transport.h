@@ -54,7 +54,7 @@ WEFT_API std::string_view fault_name(Fault fault);
 struct FaultRule {  // which frames are hit, and what becomes of them
   Fault fault = Fault::kNone;
   std::optional<FrameKind> kind = std::nullopt;  // unset: every kind but hello and hello_ack
-  std::string from = {};                         // names of workers; "": anyone
+  std::string from = {};                         // names of workers; "": any
   std::string to = {};
   // Applied where the frame is received instead of where it is sent: for kFailAfter, kCut, kDrop,
   // kDuplicate, kTruncate and kFlipByte.

@@ -62,7 +62,7 @@ struct GrpcTransportOptions {  // how a transport over gRPC is made
   uint64_t arena_bytes = uint64_t{4} << 30;
   // Lanes for large messages, each with a connection of its own, besides the one for control and
   // small messages: to peers over TCP, and to peers over a local socket. A large message travels on
-  // the one that has the least to do. 1 to 7; who dials decides.
+  // the one that has the least to do. 1 to 7; the dialling side decides.
   int bulk_lanes = 2;
   int local_bulk_lanes = 1;
   // Over TCP large messages travel on connections without HTTP/2, as many as there are bulk lanes,

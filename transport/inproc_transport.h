@@ -10,7 +10,7 @@
 //   network->kill("ps0");
 //
 // The network is also the instrument with which tests look at the traffic and break it. Workers are
-// named by TransportContext::worker_name or by address ("inproc:3"); "" stands for anyone.
+// named by TransportContext::worker_name or by address ("inproc:3"); "" stands for any.
 //
 // Threads: all methods from anywhere.
 

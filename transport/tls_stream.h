@@ -95,7 +95,7 @@ class WEFT_API TlsStream {
   // Errors: invalid_argument, the key has another size; resource, OpenSSL has no memory.
   static StatusOr<std::unique_ptr<TlsStream>> with_key(int fd, TlsRole role, std::string_view key,
                                                        uint64_t key_bytes = kTlsKeyUpdateBytes);
-  // Both sides have certificates. Whom the peer's names is the caller's to check, see peer().
+  // Both sides have certificates. The caller must check the names in the peer's, see peer().
   static StatusOr<std::unique_ptr<TlsStream>> with_certificates(
       int fd, TlsRole role, const std::shared_ptr<const TlsCertificates>& certificates,
       uint64_t key_bytes = kTlsKeyUpdateBytes);
@@ -103,10 +103,10 @@ class WEFT_API TlsStream {
   TlsStream(const TlsStream&) = delete;
   TlsStream& operator=(const TlsStream&) = delete;
 
-  // REQUIRES for all below: kDone was returned. A server that does not believe the client's
+  // REQUIRES for all below: kDone was returned. A server that does not trust the client's
   // certificate says so only then: the client's first read() fails.
   StatusOr<TlsState> handshake() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whom the peer's certificate names; empty with a key.
+  // The names in the peer's certificate; empty with a key.
   const std::vector<Identity>& peer() const { return peer_; }
 
   // Reads until `to` is full, the socket is empty, or `socket_bytes` were read from it. What was

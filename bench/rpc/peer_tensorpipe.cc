@@ -150,7 +150,7 @@ int run(int argc, char** argv) {
   if (rank == 0) {
     Caller caller(*agent);
     const Operations operations = caller.operations();
-    operations.call("add")();  // connected in both directions before anyone says so
+    operations.call("add")();  // connected in both directions before either side says so
     serve(&operations);
   } else {
     serve();

@@ -194,7 +194,7 @@ class Caller {
   std::vector<WorkerInfo> peers() const {
     std::vector<WorkerInfo> others = worker_.worker_infos();
     std::erase_if(others, [this](const WorkerInfo& w) { return w.id == worker_.id(); });
-    // Everybody begins with the next one, so that not all call the same worker at once.
+    // Every worker begins with the next one, so that not all call the same worker at once.
     const auto next = std::find_if(others.begin(), others.end(),
                                    [this](const WorkerInfo& w) { return w.id > worker_.id(); });
     std::rotate(others.begin(), next, others.end());

@@ -75,7 +75,7 @@ bool Pool::State::post(Task&& task) {
     if (closed_) return false;
     tasks_.push_back(std::move(task));
     // An idle thread that was woken for an earlier task still counts as idle until it runs, so the
-    // number of queued tasks decides, not whether anyone is idle.
+    // number of queued tasks decides, not whether a thread is idle.
     if (tasks_.size() <= static_cast<size_t>(idle_)) {
       wake = true;
     } else if (running_ < options_.threads && !start_thread_locked() && threads_.empty()) {

@@ -64,7 +64,7 @@ struct PassId {
 std::string to_string(const PassId& id);  // "backward 3 of autograd context 0/00ab/1"
 
 using Messages = std::map<uint64_t, PassGraph::Outputs>;
-// Who takes part, and whether it knows all that it will have to do.
+// The workers that take part, and whether each knows all that it will have to do.
 using Participants = std::map<WorkerKey, bool>;
 // What is found below a worker that was engaged.
 struct Advanced {

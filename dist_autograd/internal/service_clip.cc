@@ -198,7 +198,7 @@ void DistAutogradService::on_norm(CallContext& call, Payload arguments, ReplyFn 
   const StatusOr<NormRequestData> request = decode_norm_request(*bytes);
   if (!request.ok()) return reply(request.status());
   NormData answer;
-  // Whom the context has not reached has no gradients.
+  // A worker that the context has not reached has no gradients.
   if (const ContextRef context = find(request->context)) {
     context->settle(key_of(call.caller()), request->ended_below, request->aborted);
     answer.sum = sum_of_powers(context->gradients(), request->norm_type);

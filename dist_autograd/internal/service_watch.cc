@@ -1,4 +1,4 @@
-// The root of a pass, and who looks after passes in time.
+// The root of a pass, and the timers that watch passes.
 
 #include <algorithm>
 #include <utility>

@@ -19,7 +19,7 @@ WEFT_API bool fits(std::string_view pattern, std::string_view text);
 
 class WEFT_API Access {
  public:
-  // Everybody may call everything.
+  // Every worker may call every method.
   Access() = default;
   // Errors: invalid_argument for a rule that names no method of `methods`.
   static StatusOr<Access> make(const std::vector<AccessRule>& rules,

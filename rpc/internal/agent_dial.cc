@@ -35,7 +35,7 @@ Agent::PeerRef Agent::peer_locked(const WorkerInfo& info, std::string_view addre
   return peer;
 }
 
-// Someone came under this incarnation before the member list said whose it is.
+// A peer has connected under this incarnation before the member list said whose it is.
 void Agent::drop_impostor_locked(PeerRef impostor) {
   impostor->window->close();
   impostor->gone = make_error(

@@ -56,7 +56,7 @@ Status Agent::claim_room_locked(Pending* p, const Peer& peer, uint64_t call_id) 
   const uint64_t bytes = room_of(*p->spec->message);
   const bool never =
       bytes > send_room_->budget().limit() || bytes > peer.send_room->budget().limit();
-  // Behind those who wait for the same peer already; what never fits is told at once.
+  // Behind calls that wait for the same peer already; a call that never fits fails at once.
   bool must_wait = false;
   if (may_wait && !never) {
     for (const uint64_t id : room_queue_) {

@@ -10,7 +10,7 @@
 //   run    the handler, on the thread that runs it
 //   bulk   a large message, from its being queued until the transport has let go of its last byte
 //
-// Made only when a trace is asked for; everybody else holds null. Threads: any.
+// Made only when a trace is requested; otherwise its pointers are null. Threads: any.
 
 #include <cstdint>
 #include <memory>
@@ -28,9 +28,9 @@
 
 namespace weft::internal {
 
-// Calendar time minus steady time. Who reads two clocks may lose its processor between them, for
-// milliseconds, and timelines of several workers would not fit together: so of several readings the
-// one that took least counts.
+// Calendar time minus steady time. A thread that reads two clocks may lose its processor between
+// them, for milliseconds, and timelines of several workers would not fit together: so of several
+// readings the one that took least counts.
 WEFT_API absl::Duration calendar_offset(const Clock& steady,
                                         absl::FunctionRef<absl::Time()> calendar = absl::Now);
 

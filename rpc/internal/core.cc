@@ -76,7 +76,7 @@ ShutdownResult Core::shutdown(const ShutdownOptions& options) {
   {
     MutexLock lock(&shutdown_mutex_);
     if (shutdown_begun_) {
-      // Another thread is at it, or it is over: everyone gets the same result.
+      // Another thread runs the shutdown, or it is over: all callers get the same result.
       while (!shutdown_result_.has_value()) {
         const Status waited = shutdown_done_->wait_until(&shutdown_mutex_, absl::InfiniteFuture());
         if (!waited.ok()) return ShutdownResult{waited, {}};
@@ -166,7 +166,7 @@ Status Core::tear_down(const Status& why, absl::Time deadline) {
   }
   if (transport_ != nullptr) transport_->shutdown();
   if (device_backend_ != nullptr) device_backend_->shutdown(why);
-  // A handler that never ends keeps its thread and what it uses; everybody else is joined.
+  // A handler that never ends keeps its thread and what it uses; all other threads are joined.
   if (pool_ != nullptr && !pool_->shutdown_until(deadline) && status.ok()) {
     status =
         make_error(ErrorKind::kDeadline,

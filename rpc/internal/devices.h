@@ -37,7 +37,7 @@ WEFT_API std::string pairs_text(const DevicePairs& pairs);
 // The way of a message's tensors.
 struct DeviceRoute {
   std::string to;     // the receiver's name
-  DevicePairs pairs;  // of those who have a map
+  DevicePairs pairs;  // of the workers that have a map
   std::string wrong;  // not "": why the map cannot be used
 };
 // Where a tensor on `from` belongs. Error, kind invalid_argument: nothing says so; `route` is null

@@ -13,7 +13,7 @@
 //   DRAIN-1  no worker leaves while a call is under way anywhere: a round in which every worker
 //            counts zero calls and zero handlers ends the drain only when the round before said the
 //            same with the same totals (two equal waves: nothing can have been in flight between
-//            them). When they count something live then (Service::Load), everybody sweeps first,
+//            them). When they count something live then (Service::Load), all workers sweep first,
 //            and it goes on.
 //   DRAIN-2  a worker that dies, or whose lease lapses, is missing: it is named, and no longer
 //            waited for.

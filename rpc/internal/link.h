@@ -60,7 +60,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   ChunkTarget chunk_target(std::string_view header, size_t bytes, int lane) override;
   void chunk_filled(std::string_view header, size_t bytes, int lane) override;
 
-  // Set once, before anyone sends on it.
+  // Set once, before anything is sent on it.
   void open(std::shared_ptr<Connection> connection) { connection_ = std::move(connection); }
   Connection* connection() const { return connection_.get(); }
   const Hello& peer() const { return connection_->peer(); }
@@ -111,7 +111,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   bool failed = false;  // it was lost, or refused what was sent, and dials have been paced for it
 
  private:
-  // The same message; while anyone holds it by this reference it counts as load of the lane.
+  // The same message; while this reference is held it counts as load of the lane.
   OutMessageRef on_lane(const OutMessageRef& message, int lane,
                         std::shared_ptr<const void> held) const;
   void received(absl::Time now) {

@@ -1,7 +1,7 @@
 #ifndef WEFT_RPC_INTERNAL_MEMBERS_H_
 #define WEFT_RPC_INTERNAL_MEMBERS_H_
 
-// Who is in the job: an immutable snapshot, replaced as a whole when membership changes.
+// The members of the job: an immutable snapshot, replaced as a whole when membership changes.
 
 #include <cstdint>
 #include <functional>

@@ -6,14 +6,14 @@
 // Keys, below "weft/<job>/" (values in brackets; "inc" is the incarnation in hexadecimal):
 //   mode          [static N | dynamic]  set by the first, compared by all
 //   rank/R        [inc name | free]     static: which worker has this rank
-//   name/NAME     [id inc | free]       which worker has this name; "swept inc": about to be
-//   deleted next_id       counter               dynamic: ids, never reused beat/inc      [counter]
-//   renewed every heartbeat by its owner; set before any claim member/ID.inc [MemberRecord]
-//   it can be called; the key tells all that ever changes dead/inc      [reason]              its
-//   lease lapsed; set by the worker that saw it version       counter               raised after
-//   every change of the others: what is watched came          counter               static: of
-//   those who have published, until rank 0 leaves full          "1"                   static: wakes
-//   the workers that wait, when as many have
+//   name/NAME     [id inc | free]       the worker with this name; "swept inc": about to be deleted
+//   next_id       counter               dynamic: ids, never reused
+//   beat/inc      [counter]             renewed every heartbeat by its owner; set before any claim
+//   member/ID.inc [MemberRecord]        it can be called; the key tells all that ever changes
+//   dead/inc      [reason]              its lease lapsed; set by the worker that saw it
+//   version       counter               raised after every change of the others: what is watched
+//   came          counter               static: of those who have published, until rank 0 leaves
+//   full          "1"                   static: wakes the workers that wait, when as many have
 //                                       come as the group has, or it was aborted; until rank 0
 //                                       leaves
 //   abort         [reason]              static: the group can never be complete; "invalid " before

@@ -110,7 +110,7 @@ using OutMessageRef = std::shared_ptr<const OutMessage>;
 
 // Whose the memory of a message's tensors is until they have left.
 enum class TensorMemory : uint8_t {
-  kBorrowed,     // the sender's, who writes nothing to it
+  kBorrowed,     // the sender's, which writes nothing to it
   kCopied,       // the message's: copied now, holders of the tensors may change them immediately
   kOwned,        // the message's: copied now unless the payload alone holds it
   kOwnedOnHost,  // the same, but what is on a device is borrowed until it is staged

@@ -312,7 +312,7 @@ void Agent::tick() {
       if (peer->active != nullptr && std::exchange(peer->owes_ack, false)) {
         acks[peer->active] = acked_below_locked(*peer);
       }
-      // Who is not dialled is not out of reach.
+      // A peer that is not dialled does not count as out of reach.
       if (peer->waiting.empty() && !peer->dialling) {
         peer->unreachable_since = absl::InfiniteFuture();
       }

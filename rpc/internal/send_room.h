@@ -24,7 +24,7 @@ namespace weft::internal {
 // Shared by the rooms of one worker: rings when bytes come back and a call waits for some.
 class RoomBell {
  public:
-  // `ring` posts work and returns. REQUIRES: called before anyone waits.
+  // `ring` posts work and returns. REQUIRES: called before any call waits.
   void set(std::function<void()> ring) { ring_ = std::move(ring); }
   // After begin_waiting() the caller looks once more: what came back before did not ring.
   void begin_waiting() { waiting_.fetch_add(1); }

@@ -236,7 +236,7 @@ class WEFT_API RRefProtocol {
   };
   Counts counts() const;
   size_t workers_gone() const { return gone_.size(); }
-  // Forks that this worker counts, with who holds them. In order.
+  // Forks that this worker counts, with their holders. In order.
   std::vector<std::pair<RRefId, WorkerKey>> holders() const;
   // Whether this worker, its owner, counts the fork.
   bool counts_fork(const ForkId& fork) const { return forks_.contains(fork); }

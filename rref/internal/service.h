@@ -198,7 +198,8 @@ class RRefService final : public Service,
   void cancel_local_use(const std::shared_ptr<LocalUse>& use, const Status& why);
 
   // ---- service_requests.cc ----
-  // Whom a call over the handle is for, and what it says of it; an error when it cannot be used.
+  // Returns what a call over the handle carries: the handle and the use; an error when the handle
+  // cannot be used.
   StatusOr<std::shared_ptr<RRefRider>> rider_for(const RRefHandleRef& handle)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The error names the first that cannot be sent.

@@ -90,7 +90,8 @@ void RRefService::batch_ended(const WorkerKey& to, StatusOr<Payload> result) {
   };
   const StatusOr<std::vector<NumberedReply>> replies = read();
   const Status failed = replies.status();
-  // Who does not run the service, or does not let us call it, will not take the items later either.
+  // A peer that does not run the service, or does not let us call it, will not take the items later
+  // either.
   const ErrorKind kind = error_kind(failed);
   const bool never = kind == ErrorKind::kUnimplemented || kind == ErrorKind::kPermission ||
                      kind == ErrorKind::kSignature;

@@ -237,7 +237,7 @@ StatusOr<std::string> EtcdLink::change(const StoreOp& op, InterruptScope* scope,
       return change->result;
     }
     if (status.ok()) {
-      // Someone was faster. The pause keeps many of us from hindering each other for ever.
+      // Another client was faster. The pause keeps many clients from hindering each other for ever.
       if (!scope->pause(absl::Milliseconds(10) * runtime_->random().unit(), op.deadline,
                         cluster_->channel().get())) {
         return op.interrupted();

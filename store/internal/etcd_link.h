@@ -8,7 +8,7 @@
 // ETCD-1  a change is one transaction: if the key's mod_revision is still r, write the key and a
 //         marker that carries this operation's number and result. Revisions never return, so of
 //         several attempts with the same r at most one succeeds, and an attempt that is still under
-//         way somewhere fails as soon as anyone has written the key.
+//         way somewhere fails as soon as another one has written the key.
 // ETCD-2  after an attempt whose answer was lost, key and marker are read in one transaction: if
 //         the marker is this operation's, it took effect, and the result is in it.
 // ETCD-3  a marker's place is used by one operation at a time, and never again when the outcome of
@@ -38,7 +38,8 @@ class EtcdLink {
   EtcdLink(std::shared_ptr<Runtime> runtime, std::unique_ptr<EtcdCluster> cluster,
            std::string prefix);
 
-  // What becomes of a key, decided from what it holds now. Called again when someone was faster.
+  // What becomes of a key, decided from what it holds now. Called again when another client was
+  // faster.
   struct Change {
     enum Kind { kNothing, kPut, kDelete } kind = kNothing;
     std::string value;   // kPut

@@ -19,7 +19,7 @@
 // FILE-1  a writer only ever adds records behind what is there, and the bytes before them stay the
 //         same, `committed` apart; so a writer that is killed leaves a file whose last record may
 //         be cut. It was never acknowledged, and the next writer overwrites it.
-// FILE-2  a file shorter than `committed` was truncated by someone else: an error.
+// FILE-2  a file shorter than `committed` was truncated by another program: an error.
 // FILE-3  an old log is replaced by a shorter one under a new generation; a writer killed then
 //         leaves a mixture, which the checksums tell from both: an error, not wrong data.
 // FILE-4  a reader takes the lock shared with other readers, and only for as long as it takes to

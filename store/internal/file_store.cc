@@ -105,7 +105,7 @@ struct FileData {
   const std::string path;
   const std::string run_id;
   Mutex mutex;
-  Condition changed;  // by someone in this process; others are seen by polling
+  Condition changed;  // by a client in this process; other processes' changes are seen by polling
   // Held while the file is: it is never waited for.
   Mutex cache_mutex;
   FileCache cache ABSL_GUARDED_BY(cache_mutex);

@@ -36,7 +36,7 @@ class InterruptScope {
 
   // Waits for `length`; less when `deadline` comes before or the channel gets ready. False when
   // interrupted. It waits on a queue: a client has no thread of its own, and gRPC connects only
-  // while someone polls.
+  // while a thread polls.
   bool pause(absl::Duration length, absl::Time deadline, grpc::Channel* channel) {
     const absl::Time until = std::min(runtime_->now() + length, deadline);
     const bool was_ready = channel->GetState(true) == GRPC_CHANNEL_READY;

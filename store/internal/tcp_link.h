@@ -46,7 +46,7 @@ class TcpLink {
   StatusOr<v1::StoreReply> call(const StoreOp& op, InterruptScope* scope, bool changes,
                                 v1::StoreRequest request);
 
-  // Makes those who wait look at their scope again, after it was interrupted.
+  // Makes waiting threads check their scope again, after it was interrupted.
   void wake();
 
   const std::string& url() const { return url_; }

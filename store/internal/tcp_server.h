@@ -56,7 +56,7 @@ class TcpServer {
   void on_read(Call* call, bool ok);
   void begin_session(Call* call);
   void begin_operation(Call* call);
-  // Answers the request or parks it; repeats it for everyone whom its change concerns.
+  // Answers the request or parks it; then serves the parked requests that its change concerns.
   void run_operation(Call* call);
   void reply(Call* call, const v1::StoreReply& reply);
   void finish(Call* call, const grpc::Status& status);

@@ -191,7 +191,7 @@ Ending Peers::finish(absl::Duration bound, bool may_restart) {
   const bool all = await_goodbyes(bound, &may_restart);
   stop_watching();
   if (!all && !options_.may_restart) return {.other = failure()};
-  // Who failed said so before the goodbye, but the watch may not have brought it yet.
+  // A node that failed said so before the goodbye, but the watch may not have brought it yet.
   const auto failed = store_->try_get(run_key(options_.job_id, "failed"), absl::Seconds(5));
   Ending ending;
   if (failed.ok() && failed->has_value()) {

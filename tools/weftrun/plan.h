@@ -1,5 +1,5 @@
-// Who is started: from the counts of all nodes to the ranks, names and variables of the processes
-// of this one.
+// The processes to start: from the counts of all nodes to the ranks, names and variables of the
+// processes of this one.
 //
 // Ranks run through the nodes in their order and inside a node through its roles in their order. A
 // name is the role and the index within the role over all nodes: ps0, trainer0, trainer1. Pure

@@ -32,7 +32,7 @@ WEFT_API void raise_descriptor_limit();
 // OK when `count` more can be opened now. Error, kind resource: what the limit is and how it is
 // raised. The descriptors are not reserved.
 WEFT_API Status check_descriptors(size_t count);
-// That error, for who is refused something by a process at its limit.
+// Returns that error, for a caller that a process at its limit refuses.
 WEFT_API Status no_descriptors_left();
 
 // Says who may open optional sockets: while at most a quarter of the limit is in use, so that the

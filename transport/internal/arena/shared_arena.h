@@ -1,9 +1,10 @@
 #ifndef WEFT_TRANSPORT_INTERNAL_ARENA_SHARED_ARENA_H_
 #define WEFT_TRANSPORT_INTERNAL_ARENA_SHARED_ARENA_H_
 
-// SharedArena: the memory of one worker that its peers on this host see, and who uses what of it.
+// SharedArena: the memory of one worker that its peers on this host see, and which of them use
+// what.
 //
-// A block is alive while someone refers to it: tensors of this process (holders), and leases. A
+// A block is alive while it is referred to: by tensors of this process (holders), and leases. A
 // lease says that one link's peer may use a block; it ends when the peer frees it, or with the end
 // of the link's private socket. Invariants, cited by tests:
 //   ARENA-1  a block is free again exactly when it has neither holders nor leases.

@@ -24,7 +24,7 @@
 
 namespace weft::internal {
 
-// Who gets the frames.
+// The receiver of the frames.
 class StreamSink {
  public:
   // Where the payload of a chunk belongs; the place stays valid while its owner lives. Null:

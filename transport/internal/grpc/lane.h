@@ -10,7 +10,7 @@
 // no lane is alive. So no operation can meet a queue that was shut down, which would abort the
 // process.
 //
-//   writing_   a Write or WritesDone is under way, or someone has reserved the right to start one
+//   writing_   a Write or WritesDone is under way, or a thread has reserved the right to start one
 //   held_      the poller has reserved that right, so that answers leave together (HOLD-1)
 //   reading_   a Read is under way
 //   finish     once the peer's side has ended, or ours is drained and we are the server; then the
@@ -62,7 +62,7 @@ class GrpcLane : public Timed, public GrpcHolder, public std::enable_shared_from
 
   int number() const { return number_; }
   LaneStats stats() const { return counters_.read(); }
-  // Who is at the other end, as its certificate says; null when the stream is gone.
+  // The identity of the other end, as its certificate says; null when the stream is gone.
   virtual std::shared_ptr<const grpc::AuthContext> peer_auth() = 0;
   // Its numeric address, as peer_address() gives it; "" when the stream is gone.
   virtual std::string remote() = 0;

@@ -76,8 +76,8 @@ class WEFT_API LocalGate : public std::enable_shared_from_this<LocalGate> {
   // holds it until the end. Error: the gate is closed, or there is no thread to be had.
   Status attach(const std::shared_ptr<LocalSession>& session, std::shared_ptr<LocalHandler> handler)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Lets go of visitors that went away before anyone claimed them, as their end does and the next
-  // visit: for a system that could not watch one.
+  // Releases visitors that went away before they were claimed, as their end and the next visit do:
+  // for a system that could not watch one.
   void sweep() ABSL_LOCKS_EXCLUDED(mutex_);
   // No handler is called after it. Sessions live on while they are referred to.
   void stop() ABSL_LOCKS_EXCLUDED(mutex_);

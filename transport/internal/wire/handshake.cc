@@ -45,7 +45,7 @@ StatusOr<Hello> from_proto(const v1::Hello& in, int lane) {
     return protocol_error(absl::StrCat("a hello with a name of ", in.name().size(), " bytes, 1 to ",
                                        kMaxNameBytes, " are allowed"));
   }
-  // It stands in logs and errors of everyone who hears of it.
+  // The name appears in logs and errors of other workers.
   if (!is_line_of_text(in.name())) {
     return protocol_error(absl::StrCat("a hello with a name of ", in.name().size(),
                                        " bytes that are no line of UTF-8 text"));
