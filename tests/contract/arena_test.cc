@@ -339,7 +339,7 @@ TEST_F(Sockets, another_user_is_not_let_in) {
     const auto visitor = std::make_shared<LocalGate>(make_system_runtime());
     const auto session = visitor->visit(name);
     if (session.ok() || error_kind(session.status()) != ErrorKind::kPermission) _exit(3);
-    // Who does not care is not heard.
+    // A process that ignores that refusal is not heard either.
     auto fd = connect_local(name);
     if (!fd.ok()) _exit(4);
     // It may have been closed already.

@@ -63,7 +63,7 @@ TEST_F(FileStoreTest, ALockThatIsNeverReleasedEndsOperationsAtTheirDeadlines) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("holds the lock of the file"));
     EXPECT_THAT(std::string(status.message()), HasSubstr(path_));
   }
-  // A moment says nothing about who holds it.
+  // A short wait says nothing about the holder of the lock.
   const Status moment = store->set("k", "w", absl::Milliseconds(5));
   EXPECT_EQ(error_kind(moment), ErrorKind::kDeadline) << moment;
   // And an interrupt reaches one that waits for it.

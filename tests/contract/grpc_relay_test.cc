@@ -55,7 +55,7 @@ TEST_F(GrpcRelay, BrokenInTheMiddleOfTraffic) {
       ASSERT_TRUE(end->handler->wait_lost());
       ASSERT_TRUE(there.handler->wait_lost());
       // What did arrive is whole and in order (CONN-2); that its bytes are the sender's own, only
-      // TLS could tell where someone puts garbage between them.
+      // TLS could tell where a relay puts garbage between them.
       for (const End& side : {*end, there}) {
         EXPECT_EQ(side.handler->lost_calls(), 1);
         const std::vector<Received> got = side.handler->frames();

@@ -185,7 +185,7 @@ TEST_F(GrpcTls, PlainTextIsTurnedAway) {
   std::unique_ptr<Peer> b = listener("b", files_.make("b"));
   const Status told = refusal(*plain, b->address);
   EXPECT_TRUE(says(told, "it wants TLS, and this worker has no credentials")) << told;
-  // Who does not read the address finds a closed door.
+  // A dialler that ignores the hint in the address is cut off.
   StatusOr<End> end = world_->dial(*plain, tcp_part(b->address), absl::Seconds(60));
   ASSERT_FALSE(end.ok());
   EXPECT_EQ(error_kind(end.status()), ErrorKind::kUnavailable) << end.status();

@@ -1,4 +1,4 @@
-// Errors reach the root and everybody else: DA-38 to DA-46, X10, X11.
+// Errors reach the root and all participants: DA-38 to DA-46, X10, X11.
 
 #include <thread>
 

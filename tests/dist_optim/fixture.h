@@ -41,8 +41,8 @@ class Weights {
   at::Tensor value_;
 };
 
-// Counts the calls that its worker makes, by who is called, from the thread that makes them. Calls of RRefs and of
-// contexts are left out: those of what a test did before may still be on their way.
+// Counts the calls that its worker makes, by callee, from the thread that makes them. Calls of
+// RRefs and of contexts are left out: those of what a test did before may still be on their way.
 class CallCount : public Service,
                   public Interceptor,
                   public std::enable_shared_from_this<CallCount> {

@@ -13,7 +13,7 @@ namespace {
 
 using namespace std::chrono_literals;  // NOLINT
 
-// The trainer "a" and two owners. Who is killed reaches neither network nor store any more.
+// The trainer "a" and two owners. A killed worker reaches neither network nor store any more.
 class DistOptimKilled : public DistOptimTest {
  protected:
   void join() {
@@ -130,7 +130,7 @@ TEST_P(DistOptimKilled, X13_after_the_phases_the_next_step_changes_nothing) {
     expect_lost(report.status, {"'b' not applied, 'c' not applied"});
   }
   EXPECT_EQ(version_of_b(), 1);
-  // Who does without it goes on.
+  // An optimizer without its parameters goes on.
   {
     DistributedOptimizer<optim::SGD> rest(c_[0], {c_.parameters[0]}, {.lr = 1});
     DistAutogradContext context(c_[0]);

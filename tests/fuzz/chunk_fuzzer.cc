@@ -44,7 +44,7 @@ class Input {
 // Prefix and the least header.
 constexpr size_t kFrameBytes = 32;
 
-// Shares some memory, and counts who uses it.
+// Shares some memory, and counts its uses.
 class Sharing final : public weft::Connection {
  public:
   static constexpr uint64_t kBytes = 32 * 1024;

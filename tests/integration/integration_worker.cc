@@ -389,7 +389,7 @@ int meet(int rest_s) {
   const int successor = (worker.rank() + 1) % worker.world_size();
   const int64_t runs = rpc_sync(worker, successor, kBump, worker.rank());
   barrier(worker);
-  // Behind the barrier everybody has called: exactly one other has called us.
+  // Behind the barrier every worker has called: exactly one other has called us.
   const int64_t served = stage.counts().at("runs");
   int64_t rest_ms = 0;
   if (rest_s > 0) {

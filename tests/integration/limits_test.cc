@@ -119,7 +119,7 @@ TEST(Integration, BadInput_no_descriptors_left) {
   const Answer dial = job[0].ask("call worker1 bump 1 2000 0");
   EXPECT_FALSE(dial.ok) << dial;
   EXPECT_THAT(dial.text, HasSubstr("Too many open files")) << dial;
-  // Who is connected already goes on, in both directions.
+  // A worker that is connected already goes on, in both directions.
   expect_works(&job, 0, 2);
   expect_works(&job, 2, 0);
   ASSERT_TRUE(job[0].ask("files -1").ok);
@@ -188,7 +188,7 @@ TEST(Integration, BadInput_no_descriptors_left_at_the_listener) {
   EXPECT_TRUE(job[1].eventually([](const Info& i) { return i.at("listener_stalls") > 1; }));
   expect_works(&job, 2, 1);
   ASSERT_TRUE(job[1].ask("files -1").ok);
-  // Who knocked meanwhile is let in.
+  // A connection that has waited is let in.
   const Answer waited = job[0].ask("wait waits");
   EXPECT_TRUE(waited.ok) << waited;
   expect_works(&job, 1, 0);

@@ -1,4 +1,5 @@
-// Who may call what, and whose name counts (rpc/access_rule.h, transport/credentials.h).
+// Which workers may call which methods, and whose name counts (rpc/access_rule.h,
+// transport/credentials.h).
 #include <atomic>
 
 #include "ATen/ops/ones.h"

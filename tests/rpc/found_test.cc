@@ -125,7 +125,7 @@ class Found : public ::testing::TestWithParam<Net> {
     };
     return o;
   }
-  // Who joined a dynamic group last is known to the others a moment later.
+  // The others learn of the worker that joined a dynamic group last a moment later.
   void wait_members(Cluster& c) {
     for (size_t i = 0; i < c.size(); ++i) {
       wait_until([&] { return counter(c[i], "members") == static_cast<int64_t>(c.size()); },

@@ -1,4 +1,4 @@
-// Who is in the job: RPC-1 to RPC-23 of the inventory, names (X4) and joining again (X3).
+// The members of a job: RPC-1 to RPC-23 of the inventory, names (X4) and joining again (X3).
 
 #include <latch>
 #include <map>

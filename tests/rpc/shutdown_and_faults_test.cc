@@ -47,7 +47,7 @@ TEST_P(RpcShutdown, RPC_123_wait_all_workers_dense) {
 
 TEST_P(RpcShutdown, RPC_124_graceful_shutdown_with_uneven_workload) {
   Cluster c(options(3));
-  // A chain that is still nesting while everyone shuts down.
+  // A chain that is still nesting while all workers shut down.
   Future<int64_t> busy =
       rpc_async(c[0], 1, &ring_async, std::vector<std::string>{"worker1", "worker2"}, 50);
   Future<int64_t> held = rpc_async(c[0], 2, kWaitAtGate, 9);

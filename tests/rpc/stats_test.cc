@@ -95,7 +95,7 @@ TEST(Stats, EachLaneOfEachPeerIsCounted) {
 
 TEST(Stats, TensorsThroughSharedMemoryAreCountedApart) {
   Cluster c(stats_options({}));
-  // Who shares memory is settled beside the first calls.
+  // Which workers share memory is settled beside the first calls.
   int64_t sent = 0;
   for (; sent < 10'000; ++sent) {
     ASSERT_EQ(rpc_sync(c[0], 1, &numel, at::ones({kFloats / 8})), kFloats / 8);

@@ -81,7 +81,7 @@ class TlsJoin : public ::testing::Test {
     out.join_timeout = std::chrono::seconds(30);
     return out;
   }
-  // Who hosts the store is the first one.
+  // The first worker hosts the store.
   std::vector<StatusOr<Worker>> join(std::vector<JoinOptions> all) {
     std::vector<StatusOr<Worker>> out;
     for (size_t i = 0; i < all.size(); ++i) out.emplace_back(make_error(ErrorKind::kInternal, ""));
@@ -100,7 +100,7 @@ class TlsJoin : public ::testing::Test {
           runtime_->spawn("shutdown", [&] { EXPECT_TRUE(worker->shutdown().status.ok()); }));
     }
     threads.clear();
-    // Who hosts the store waits for the others to let go of it.
+    // The worker that hosts the store waits for the others to release it.
     while (!workers.empty()) workers.pop_back();
   }
 

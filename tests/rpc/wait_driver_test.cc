@@ -174,7 +174,7 @@ TEST_F(CrowdedWaitTest, LEAD_4_who_sleeps_there_is_told_of_a_future_that_was_can
       stuck.cancel();
     });
     call_until_slept(c);
-    // Who calls at once after a call finds the lead as that one left it; reading counters can take
+    // A call right after another finds the lead as that one left it; reading counters can take
     // so long that the poller has it again.
     for (int64_t i = 0; i < 5; ++i) ASSERT_EQ(rpc_sync(c[0], 1, &add, i, 2), i + 2);
     stuck = rpc_async(c[0], 1, FunctionRef<int64_t(int64_t)>{"test.wait_at_gate"}, 1);

@@ -51,7 +51,7 @@ TEST_P(RRefMany, DEF_22_50000_rrefs_in_answers_and_arguments) {
     const std::vector<RRef<at::Tensor>> parameters = net.parameters();
     ASSERT_EQ(parameters.size(), static_cast<size_t>(kMany));
     EXPECT_EQ(rpc_sync((*c)[0], "worker1", &sum_of, parameters), kMany * (kMany - 1) / 2.0);
-    // By a third, who is told of all of them and tells all of them.
+    // By a third worker, which is told of all of them and tells all of them.
     const auto back = rpc_sync((*c)[0], "worker2", &give_back_all, parameters);
     ASSERT_EQ(back.size(), parameters.size());
     EXPECT_EQ(back.back().to_here().item<double>(), kMany - 1);

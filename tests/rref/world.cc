@@ -422,7 +422,7 @@ void World::check_rest() {
       fail(absl::StrCat("RREF-1: the value of ", to_string(rref), " was never released"));
     }
   }
-  // One more object for each pair: then everybody has heard that all before is settled.
+  // One more object for each pair: then every worker has heard that all before is settled.
   for (int from = 0; from < size(); ++from) {
     for (int to = 0; to < size(); ++to) {
       if (!see_each_other(from, to)) continue;
