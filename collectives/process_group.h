@@ -232,13 +232,11 @@ class WEFT_API ProcessGroup {
                   (const TensorList& tensors, const RootedOptions& options = {}),
                   (tensors, options))
 
-  // Reduces the tensors of all ranks in place at the root; those of the other ranks keep their
-  // values.
+  // Reduces the tensors of all ranks in place at the root; those of other ranks stay the same.
   WEFT_COLLECTIVE(reduce, (const at::Tensor& tensor, const ReduceOptions& options = {}),
                   (tensor, options))
 
-  // Sets outputs[r] to the input of rank r, on every rank. Sizes may differ; every rank must know
-  // all of them.
+  // Sets outputs[r] to the input of rank r, on all ranks. Sizes may differ; all ranks must know them.
   WEFT_COLLECTIVE(all_gather,
                   (const TensorList& outputs, const at::Tensor& input,
                    const CollectiveOptions& options = {}),
@@ -250,14 +248,12 @@ class WEFT_API ProcessGroup {
                    const CollectiveOptions& options = {}),
                   (output, input, options))
 
-  // Sets outputs[r] at the root to the input of rank r, of any sizes. The other ranks give no
-  // outputs.
+  // Sets outputs[r] at the root to rank r's input, of any size. Other ranks give no outputs.
   WEFT_COLLECTIVE(gather,
                   (const TensorList& outputs, const at::Tensor& input,
                    const RootedOptions& options = {}),
                   (outputs, input, options))
-  // Sets the output of rank r to the root's inputs[r], of any sizes. The other ranks give no
-  // inputs.
+  // Sets the output of rank r to the root's inputs[r], of any size. Other ranks give no inputs.
   WEFT_COLLECTIVE(scatter,
                   (const at::Tensor& output, const TensorList& inputs,
                    const RootedOptions& options = {}),
@@ -305,8 +301,7 @@ class WEFT_API ProcessGroup {
   }
 
   // Returns an uninitialised tensor in memory on which this group works with fewer copies, if its
-  // backend has such memory. The tensor may outlive the group, whose shared memory then stays as
-  // long.
+  // backend has such memory. The tensor may outlive the group, and keeps its shared memory.
   StatusOr<at::Tensor> try_empty(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) const;
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) const {
     return value_or_throw(try_empty(sizes, type));

@@ -38,8 +38,7 @@ enum class CancelReason : uint8_t {
 class WEFT_API CancelToken {
  public:
   CancelToken();
-  // A token that cannot be cancelled and costs nothing: its cancel() returns false and does
-  // nothing.
+  // A token that cannot be cancelled and costs nothing: its cancel() only returns false.
   static CancelToken none() { return CancelToken(nullptr); }
   bool cancelled() const { return reason() != CancelReason::kNotCancelled; }
   // The reason of the first cancel().

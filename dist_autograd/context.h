@@ -87,8 +87,7 @@ struct AutogradGradient {
 class WEFT_API DistAutogradContext {
  public:
   // Begins a context on the calling thread. Throws weft::Error, kind state: the worker does not
-  // list dist_autograd_service(), has shut down, or this thread is in a context of the worker
-  // already.
+  // list dist_autograd_service(), has shut down, or this thread is in a context of it already.
   explicit DistAutogradContext(const Worker& worker);
   // Releases the context on all workers, and does not wait.
   ~DistAutogradContext();

@@ -167,8 +167,7 @@ class DistributedOptimizer {
     return core_.backward_and_step(context, losses, backward, options);
   }
 
-  // Adds a group of parameters with its own options. Throws as the constructor; then nothing is
-  // added.
+  // Adds a group of parameters with its own options, or nothing when it throws, as the constructor.
   void add_param_group(const Parameters& parameters, const Options& options = {}) {
     if constexpr (kOurs) {
       core_.add_group(parameters, internal::pack_options<T>(options));
@@ -179,8 +178,7 @@ class DistributedOptimizer {
   size_t num_param_groups() const { return core_.num_groups(); }
 
   // The learning rate of a group; a change holds from the next step on. See lr_scheduler.h. Throws,
-  // kind invalid_argument, for a rate that is negative or not finite, or a group that does not
-  // exist.
+  // kind invalid_argument, for a rate that is negative or not finite, or an unknown group.
   double lr(size_t group = 0) const { return core_.lr(group); }
   void set_lr(double lr, size_t group) { core_.set_lr(lr, group); }
   void set_lr(double lr) {  // of all groups

@@ -36,8 +36,7 @@ namespace weft {
 using internal::pack_options;
 using internal::PackedOptions;
 
-// State of one parameter. `buffers` are parallel to the rule's names, undefined until they are
-// needed.
+// State of one parameter. `buffers` are parallel to the rule's names, undefined until needed.
 struct ParameterState {
   std::atomic<int64_t> steps{0};
   std::vector<at::Tensor> buffers{};

@@ -160,8 +160,7 @@ class WEFT_API Pipeline {
   // the pipeline.
   StepResult step(const Tensors& inputs, const at::Tensor& target);
   Future<StepResult> step_async(const Tensors& inputs, const at::Tensor& target);
-  // The same with given micro-batches, whose shapes may differ. `weights`: the factor of each one's
-  // loss.
+  // The same with given micro-batches, whose shapes may differ. `weights`: factors of their losses.
   Future<StepResult> step_async(std::vector<Tensors> inputs, std::vector<at::Tensor> targets,
                                 std::vector<double> weights);
 

@@ -9,8 +9,7 @@
 //
 // A method that no rule names may be called by every worker of the job. One that some rule names
 // may be called by those that one of its rules lists, and by its own worker. A call of another
-// worker does not run; the caller gets an error of kind permission that names method, caller and
-// callee.
+// worker does not run: it gets an error of kind permission that names method, caller and callee.
 //
 // Callers are names of workers; they are proved by certificates (transport/credentials.h) and mere
 // words without. Methods are named as in Library: "app.forward", "app.Table" (its constructors),

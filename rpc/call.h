@@ -212,8 +212,7 @@ StatusOr<internal::Stored<R>> take_result(StatusOr<Payload> payload) {
   }
 }
 
-// Completes the promise with the result of a call, and with the guard that orders its use on
-// devices.
+// Completes the promise with the result of a call, and the guard that orders its use on devices.
 template <class R>
 void settle(Promise<R>* promise, StatusOr<Payload> payload) {
   std::shared_ptr<ValueGuard> guard;
@@ -369,8 +368,7 @@ std::vector<Future<internal::TargetResult<F>>> rpc_async(const Worker& worker,
   return value_or_throw(try_rpc_async(worker, to, CallOptions(), f, args...));
 }
 
-// Returns the results in the order of `to` (nothing for void). Throws the first error as soon as it
-// is known.
+// Returns the results in the order of `to` (nothing for void). Throws the first error at once.
 template <internal::Target F, class... Args>
 auto rpc_sync(const Worker& worker, const std::vector<Destination>& to, const CallOptions& options,
               const F& f, const Args&... args) {

@@ -49,8 +49,7 @@ struct Overload {
   constexpr auto operator()(R (C::*f)(Args...)) const {
     return f;
   }
-  // For an overload pair the function above is taken: a const object prefers a const function to a
-  // volatile one.
+  // For an overload pair the function above is taken: const objects prefer const to volatile ones.
   template <class C, class R>
   constexpr auto operator()(R (C::*f)(Args...) const) const volatile {
     return f;

@@ -197,8 +197,7 @@ class GroupService : public Service, public std::enable_shared_from_this<GroupSe
                                       absl::StrJoin(report.names, ","), "} is over"));
   }
 
-  // The error for a member that can never report, in a set that another worker made of an older
-  // list.
+  // The error for a member that can never report, in a set that a worker made of an older list.
   Status gone_of(const Report& report) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (report.incarnations.size() != report.names.size() || report.names.empty()) {
       return make_error(ErrorKind::kProtocol,

@@ -52,8 +52,7 @@ namespace weft {
 struct MethodOptions {
   // Short, never waits: runs on the thread that read the request, without a hop to the pool.
   bool inline_ok = false;
-  // What becomes of tensors in the result whose memory something else holds, too (the object, a
-  // view's base).
+  // What becomes of result tensors whose memory is shared (with the object, or a view).
   TensorResults results = TensorResults::kValue;
 };
 

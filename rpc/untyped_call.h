@@ -115,8 +115,7 @@ struct Continuation {
   std::shared_ptr<WaitDriver> driver;  // what a thread may do while it waits; may be null
 };
 WEFT_API Continuation continuation_of(const Worker& worker);
-// The timeline of the worker's calls, for services that add to it; null when no trace was
-// requested.
+// The timeline of the worker's calls, for services that add to it; null without a trace.
 WEFT_API std::shared_ptr<TraceWriter> trace_of(const Worker& worker);
 
 }  // namespace weft

@@ -54,8 +54,7 @@ struct JoinOptions {
   // 1 to 127 characters of [A-Za-z0-9-_:.], unique in the job. Default: WEFT_NAME, else
   // "worker<rank>".
   std::string name{};
-  // A static group has a world size, and a worker for each rank from 0; join returns when all have
-  // joined.
+  // A static group has a world size, and a worker for each rank; join returns when all have joined.
   std::optional<int> rank{};
   std::optional<int> world_size{};
   // A dynamic group: no world size, workers join and leave at any time. `rank` must not be given.
@@ -184,8 +183,7 @@ class WEFT_API Worker {
   // Returns counters and sizes by name ("calls_pending", "reconnects", "lane0_frames_sent",
   // "peer/ps0/lane1/bytes_sent", ...).
   std::map<std::string, int64_t> debug_info() const;
-  // Returns the statistics of each peer's connections, and why memory is not shared with it, in
-  // order of id.
+  // Returns, in order of id, each peer's statistics, and why memory is not shared with it.
   std::vector<PeerStats> peer_stats() const;
   Metrics& metrics() const;
   // Returns the address that serves /metrics, such as "127.0.0.1:40123"; "" when there is none.

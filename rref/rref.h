@@ -79,8 +79,7 @@ WEFT_API StatusOr<UntypedCall> constructor_call(const Worker& worker, const std:
 WEFT_API UntypedCall fetch_call(const CallOptions& options);
 // Returns the call that waits until the value exists, and returns nothing.
 WEFT_API UntypedCall creation_call(const CallOptions& options);
-// Sends a call to the owner, on the object of the handle. `future` is the future that `done`
-// completes.
+// Sends a call to the owner, on the object of the handle. `done` completes `future`.
 WEFT_API CallHandle start_use(const RRefHandleRef& handle, UntypedCall&& call, FutureCore* future,
                               CallDone done);
 // Waits at the owner until the object exists; `done` gets it, if it is of this type.
@@ -147,8 +146,7 @@ class RRef {
   std::string owner_name() const { return owner().name; }
   RRefId id() const { return internal::id_of(handle_); }
   bool is_owner() const { return internal::is_owned_here(handle_); }
-  // Whether the owner has confirmed the RRef; the function of remote() may still run. Always true
-  // at the owner.
+  // Whether the owner has confirmed it; the function of remote() may still run. True at the owner.
   bool confirmed_by_owner() const { return internal::is_confirmed(handle_); }
   // Whether it is known here that the value, or its error, exists: the creator has had the answer,
   // or a use has succeeded. Sends no message.

@@ -235,15 +235,13 @@ class Transport {
                        std::shared_ptr<ConnectionHandler> handler, DialDone done) = 0;
 
   // Closes all connections (each gets its on_lost) and stops the poller. Takes a few seconds at
-  // most, whatever the peers do. No callback runs after it has returned. Must not be called in a
-  // callback.
+  // most, whatever the peers do. No callback runs after it returned. Not allowed in a callback.
   virtual void shutdown() = 0;
 
   // Counters for debug_info() and metrics: name -> value ("lane0_frames_sent", ...).
   virtual std::vector<std::pair<std::string, int64_t>> counters() const { return {}; }
 
-  // Allocates memory from which place() shares without a copy; null when this transport has none,
-  // or no room.
+  // Allocates memory from which place() shares without a copy; null when there is none, or no room.
   virtual std::shared_ptr<char> allocate_shared(size_t bytes) {
     (void)bytes;
     return nullptr;

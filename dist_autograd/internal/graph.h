@@ -119,8 +119,7 @@ class PassGraph {
   void set_trace(PassTrace* trace) { trace_ = trace; }
   // Nodes that have run since this was asked last.
   size_t take_ran() { return std::exchange(ran_, 0); }
-  // Each of the shape and type of its tensor. False: no worker has named that message, or it was
-  // fed before.
+  // Each of the shape and type of its tensor. False: that message is unnamed, or it was fed before.
   StatusOr<bool> feed(MessageGradients gradients);
   // Runs what can be run; appends what leaves. Throws what a node or hook throws, as an error that
   // names the node: nothing can be done with the graph then.

@@ -182,8 +182,7 @@ int run(int argc, char** argv) {
         launch.world_size));
   }
   const bool serves = launch.rank == 0;
-  // Read before the join: a process without a text says so immediately, and no process waits for
-  // it.
+  // Read before the join: a process without a text fails before another process waits for it.
   std::optional<Text> text;
   if (!serves) text = read_text(options.text);
   at::set_num_threads(1);  // the model is too small to be worth more

@@ -54,8 +54,7 @@ namespace {
 // What a call that waits takes besides the bytes of its arguments.
 constexpr uint64_t kWaitingBytes = 512;
 
-// On the thread that found the request: the poller's, or an application thread that waits
-// (DRIVE-1).
+// On the thread that found the request: the poller's, or a waiting application thread (DRIVE-1).
 bool may_run_here(const Method& method, const Payload& arguments) {
   if (method.inline_ok && !method.waiting_ok && driving()) {
     note_driving_is_dear();

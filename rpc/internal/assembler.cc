@@ -227,8 +227,7 @@ Status Assembler::begin(const v1::Layout& layout, const FrameView& frame, Connec
     }
     parked = take_parked_locked(layout, &complete);
   }
-  // Also before a violation: a complete message is no longer in the table, so only this finishes
-  // it.
+  // Also before a violation: a complete message has left the table, so only this finishes it.
   if (complete != nullptr) finish(complete);
   return parked;
 }

@@ -122,8 +122,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   Status begin_wide(const FrameView& frame, std::shared_ptr<const v1::CallHeader> brief,
                     absl::Time arrived);
   Status begin_wide(const FrameView& frame, const v1::ResponseHeader& brief);
-  // Chunk size of a message that is sent now: larger while nothing small would have to wait for a
-  // chunk.
+  // Chunk size of a message sent now: larger while nothing small would have to wait for a chunk.
   size_t chunk_bytes(absl::Time now, LaneRange bulk) const;
 
   const std::weak_ptr<Agent> agent_;  // weak: the agent holds links, links must not hold it

@@ -228,8 +228,7 @@ class WEFT_API Assembler {
   // A chunk of a wide message: `in` holds its bytes, or null: they are in place.
   Status take_wide(uint64_t id, uint64_t offset, uint64_t bytes, const FrameView* in)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Without the mutex, by the thread that has set `busy`. `refused`: the message, not the
-  // connection.
+  // Without the mutex, by the thread that set `busy`. `refused`: the message, not the connection.
   Status place_wide(Incoming* message, uint64_t offset, uint64_t bytes, const FrameView* in,
                     Status* refused);
   Status open_wide(Incoming* message, Status* refused);

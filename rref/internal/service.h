@@ -10,8 +10,7 @@
 //   SRV-2  of what waits here (arrivals, uses, fetches) each ends exactly once: when it is ready,
 //          fails, its call is given up, or the worker shuts down.
 //   SRV-3  no lock is held while anything is sent, continued, or destroyed.
-//   SRV-4  to one peer, items that no thread waits for go at most once in 1 ms, unless they are
-//          many.
+//   SRV-4  to one peer, items that no thread waits for go at most once in 1 ms, but for many.
 //
 // One mutex guards all. Control items go in batches, one batch to a peer at a time: what comes up
 // meanwhile goes with the next. A batch that fails is sent again, after 20 ms to 1 s, until it is

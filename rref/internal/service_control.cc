@@ -21,8 +21,7 @@ constexpr absl::Duration kMaxBackoff = absl::Seconds(1);
 constexpr absl::Duration kBatchDeadline = absl::Seconds(10);
 // RRefs in answers that have been unconfirmed for so long are asked about.
 constexpr absl::Duration kOldAnswers = absl::Seconds(5);
-// So long an answer may still be sent again. A caller that asks for it later finds its RRefs taken
-// back.
+// So long an answer may still be sent again. A caller that asks later finds its RRefs taken back.
 constexpr absl::Duration kAnswersAgain = absl::Minutes(1);
 // So long an id without a member may be that of one that has just joined.
 constexpr absl::Duration kUnknownFor = absl::Seconds(15);
@@ -90,8 +89,7 @@ void RRefService::batch_ended(const WorkerKey& to, StatusOr<Payload> result) {
   };
   const StatusOr<std::vector<NumberedReply>> replies = read();
   const Status failed = replies.status();
-  // A peer that does not run the service, or does not let us call it, will not take the items later
-  // either.
+  // A peer without the service, or that does not let us call it, will not take the items later.
   const ErrorKind kind = error_kind(failed);
   const bool never = kind == ErrorKind::kUnimplemented || kind == ErrorKind::kPermission ||
                      kind == ErrorKind::kSignature;

@@ -153,8 +153,7 @@ StatusOr<RRefHandleRef> RRefService::remote(const Destination& to, UntypedCall c
     }
   }
   const RRefHandleRef created = make_handle(handle, /*is_creator=*/true, std::move(site));
-  // The rider would keep the handle for as long as its function runs: the handle could not be
-  // dropped.
+  // The rider would keep the handle for as long as its function runs, and it could not be dropped.
   const auto alias =
       std::make_shared<RRefHandle>(std::weak_ptr<RRefService>(), handle, info,
                                    /*is_creator=*/false, CreationSite(), context_.runtime->now());

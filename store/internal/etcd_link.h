@@ -38,8 +38,7 @@ class EtcdLink {
   EtcdLink(std::shared_ptr<Runtime> runtime, std::unique_ptr<EtcdCluster> cluster,
            std::string prefix);
 
-  // What becomes of a key, decided from what it holds now. Called again when another client was
-  // faster.
+  // What becomes of a key, decided from its value now. Called again when another client was faster.
   struct Change {
     enum Kind { kNothing, kPut, kDelete } kind = kNothing;
     std::string value;   // kPut

@@ -26,8 +26,7 @@
 //         read the bytes: many workers that wait for one another would otherwise delay each other.
 //         An operation that is certain to write does not read first.
 // FILE-5  a client that has read the file reads on from where it stopped, while file (inode) and
-//         generation are the same: one client's write does not make all others read everything
-//         again.
+//         generation are the same: a write does not make all others read everything again.
 // Pure functions; any thread.
 
 #include <cstdint>

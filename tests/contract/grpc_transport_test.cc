@@ -77,8 +77,7 @@ TEST_F(GrpcTransportTest, ALocalSocketIsGoneWithItsListener) {
   EXPECT_TRUE(bound()) << name;
   b->transport->shutdown();
   EXPECT_FALSE(bound()) << name;
-  // Both sockets are closed, and workers do not move: a caller that waits for this one need not
-  // wait on.
+  // Both sockets are closed, and workers do not move: a waiting caller need not wait on.
   const Status s = world().dial(*a, b->address).status();
   EXPECT_EQ(error_kind(s), ErrorKind::kPeerLost) << s;
   // In another network namespace ports and sockets of the same names say nothing of it.

@@ -239,8 +239,7 @@ TEST(StoreSim, FILE_5_ALogThatIsBegunAnewIsReadAnew) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// What a killed writer leaves is overwritten by the next; a client that has read as far as there
-// reads on.
+// What a killed writer leaves is overwritten by the next; a client that has read so far reads on.
 TEST(StoreSim, FILE_5_ARecordThatWasCutIsOverwrittenUnderAReader) {
   SimRuntime sim({.seed = 15});
   const Status status = sim.run([&] {

@@ -18,8 +18,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A rank that is not ended by `head` runs until the test makes the file, and fails when it is
-// stopped.
+// A rank that `head` does not end runs until the test makes the file, and fails when stopped.
 std::string until(const std::string& file, const std::string& head) {
   return absl::StrCat("trap 'exit 31' TERM; ", head, "; while ! [ -e ", file,
                       " ]; do sleep 0.02; done; echo done=$WEFT_NAME");

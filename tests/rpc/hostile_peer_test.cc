@@ -351,8 +351,7 @@ TEST_P(HostilePeer, AnObserverMayAskAndNothingElse) {
   add_call.set_method("hostile.add");
   add_call.set_signature_hash(signature_hash("(int,int)->int"));
   add_call.mutable_layout()->add_segments()->set_length(0);
-  // A method of others, and metadata, which services would take for a worker's: refused with an
-  // error.
+  // A method of others, and metadata, which services would take for a worker's: both are refused.
   dial(/*observer=*/true);
   of_lane_0(FrameKind::kRequest, add_call.SerializeAsString());
   EXPECT_TRUE(ear_->wait_for(FrameKind::kError));

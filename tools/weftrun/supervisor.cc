@@ -320,8 +320,7 @@ void Supervisor::suspend() {
 
 void Supervisor::signal_ranks(int signal) {
   for (const auto& rank : ranks_) {
-    // Only while the leader is not reaped: then the number of the group cannot belong to another
-    // one.
+    // Only while the leader is not reaped: then no other group can have this number.
     if (rank->running) kill(-rank->pid, signal);
   }
 }

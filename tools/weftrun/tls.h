@@ -22,8 +22,7 @@ absl::Status make_credentials(const std::string& directory, const std::string& j
 // not_found, naming the file that is missing.
 absl::Status use_credentials(const std::string& directory, std::vector<ProcessPlan>& plan);
 
-// Credentials of weftrun itself, for the meeting place of several nodes: weftrun.pem and
-// weftrun.key.
+// weftrun's own credentials, for the meeting place of several nodes: weftrun.pem and weftrun.key.
 Credentials own_credentials(const std::string& directory);
 
 // The variables above, which a child must not inherit when --tls is given.

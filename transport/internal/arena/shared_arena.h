@@ -1,8 +1,7 @@
 #ifndef WEFT_TRANSPORT_INTERNAL_ARENA_SHARED_ARENA_H_
 #define WEFT_TRANSPORT_INTERNAL_ARENA_SHARED_ARENA_H_
 
-// SharedArena: the memory of one worker that its peers on this host see, and which of them use
-// what.
+// SharedArena: the memory of one worker that its peers on this host see, and who uses what of it.
 //
 // A block is alive while it is referred to: by tensors of this process (holders), and leases. A
 // lease says that one link's peer may use a block; it ends when the peer frees it, or with the end

@@ -70,8 +70,8 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   void remember(std::shared_ptr<GrpcConnection> connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void forget(GrpcConnection* connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void set_deadline(absl::Time when, std::weak_ptr<Timed> what) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whether a hello without TLS may be accepted: its ticket lay at our private socket, or none is
-  // required.
+  // Whether a hello without TLS is acceptable: its ticket lay at our private socket, or it needs no
+  // ticket.
   Status check_user(const Hello& theirs);
   bool same_user_only() const { return same_user_only_.load(); }
   // One end of each channel, for a connection there.

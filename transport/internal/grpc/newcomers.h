@@ -30,8 +30,7 @@ enum class PeerOwner {
   kOther,    // of another user, or its process is gone
   kUnknown,  // the system does not tell
 };
-// The user that has opened the other end of an accepted connection on loopback, or of a Unix
-// socket.
+// The user that opened the other end of an accepted connection on loopback or a Unix socket.
 PeerOwner owner_of_peer(int fd);
 
 // "127.0.0.1:4711" of the other end, without the zone of an IPv6 address; empty when it is gone.

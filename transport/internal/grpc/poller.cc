@@ -15,8 +15,7 @@ constexpr double kSpinWeight = 1.0 / 8;
 constexpr double kWorthwhile = 0.5;
 // After a phase in which spinning did not pay, every so-manieth wait tries it again.
 constexpr unsigned kProbe = 16;
-// A yield costs half a poll of the queue, and a thread that waits for this core can wait a few
-// polls.
+// A yield costs half a poll, and a thread that waits for this core can wait for a few polls.
 constexpr unsigned kPollsPerYield = 4;
 // How often the poller checks whether a thread has the lead (LEAD-2). Its waking in the middle of a
 // call doubles that call's time.
