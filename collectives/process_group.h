@@ -236,7 +236,7 @@ class WEFT_API ProcessGroup {
   WEFT_COLLECTIVE(reduce, (const at::Tensor& tensor, const ReduceOptions& options = {}),
                   (tensor, options))
 
-  // Sets outputs[r] to the input of rank r, on all ranks. Sizes may differ; all ranks must know them.
+  // Sets outputs[r] to the input of rank r, on all ranks. Sizes may differ; each must know all.
   WEFT_COLLECTIVE(all_gather,
                   (const TensorList& outputs, const at::Tensor& input,
                    const CollectiveOptions& options = {}),
