@@ -175,7 +175,7 @@ def self_test():
     def ring(count, end):
         return {f"rpc/internal/u{i}{end}": {f"rpc/internal/u{(i + 1) % count}.h"} for i in range(count)}
 
-    # Of sources that include the next header: too long, and the longest that may be. Headers may not at all.
+    # Rings of sources that include the next header: too long, and the longest that may be. Headers may not at all.
     for includes, kinds in [(ring(5, ".cc"), ["cycle"]), (ring(4, ".cc"), []), (ring(3, ".h"), ["cycle"])]:
         if [kind for kind, _ in check_cycles(includes)] != kinds:
             wrong += 1

@@ -32,7 +32,7 @@ struct Agent::Job final : public IncomingRequest {
     scope->slots[std::string(name)] = std::move(value);
   }
   void on_end(absl::AnyInvocable<void()> fn) override { ends.push_back(std::move(fn)); }
-  // Of its object; null: it has no turn.
+  // The streams of the object that the call runs on; null when it has no turn.
   ObjectStreams* streams() const { return turns == nullptr ? nullptr : &turns->streams(); }
 
   std::shared_ptr<Link> link;

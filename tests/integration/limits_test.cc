@@ -92,7 +92,7 @@ TEST_P(IntegrationStopped, BadInput_a_peer_that_is_stopped_while_large_messages_
   }
   EXPECT_GE(deadlines, 1);
   EXPECT_LE(job[0].info().at("send_bytes_peak"), kBudget);
-  // Of twelve messages it holds only what fits: in tensors, in shared memory and on the way.
+  // It holds only those of twelve messages that fit: in tensors, in shared memory and on the way.
   EXPECT_LE(job[0].process().resident_kib() - before, 3 * kBudget / 1024);
 
   job[1].process().send_signal(SIGCONT);

@@ -143,8 +143,8 @@ def under_mpirun(args, env, private):
 
 
 class Held:
-    """A free loopback port that the system gives to no other process: bound, not listening. A server may still bind it, since it sets
-    SO_REUSEADDR like us."""
+    """A free loopback port that the system gives to no other process: bound, not listening. A server may still bind
+    it, since it sets SO_REUSEADDR like us."""
 
     def __init__(self):
         self.socket = socket.socket()
