@@ -16,7 +16,7 @@
 //
 // A rule has no state of its own. Calls for different parameters: any thread at once; for one
 // parameter one at a time, but update() alone may be called by several when prepared() is true
-// (hogwild), as far as LibTorch's own operators bear it.
+// (hogwild), as far as LibTorch's own operators allow it.
 
 #include <atomic>
 #include <cstdint>

@@ -41,8 +41,8 @@ struct Method {
   std::string name;        // "app.forward", "app.Embedding.lookup"
   std::string signature;   // "(tensor,int)->tensor": wire kinds only
   bool inline_ok = false;  // short: may run on the poller, must not wait
-  // With inline_ok: also on a thread of the user's that waits for an answer, which may hold locks
-  // of the user's. For services: it runs nothing of the user's.
+  // With inline_ok: may also run on an application thread that waits for an answer, which may hold
+  // locks of the application. For services, which run no user code.
   bool waiting_ok = false;
   // As inline_ok for calls whose tensors have at most so many elements together; 0: never.
   int64_t inline_elements = 0;

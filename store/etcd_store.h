@@ -58,8 +58,8 @@ struct EtcdEndpoint {  // where one member of an etcd listens for clients
 class WEFT_API EtcdStore : public DelegatingStore, public ForkableStore {
  public:
   // Returns when etcd has answered. Fails with unavailable (no member answered in time),
-  // unimplemented (something else listens there), permission (etcd wants a user, or another
-  // password; a certificate is not believed), or invalid_argument.
+  // unimplemented (something else listens there), permission (etcd requires a user, or another
+  // password; a certificate is not trusted), or invalid_argument.
   static StatusOr<std::shared_ptr<EtcdStore>> connect(const std::vector<EtcdEndpoint>& endpoints,
                                                       const EtcdStoreOptions& options,
                                                       std::shared_ptr<Runtime> runtime);

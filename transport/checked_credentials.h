@@ -58,8 +58,8 @@ struct CheckedCredentials {
 WEFT_API StatusOr<CheckedCredentials> check_credentials(const Credentials& credentials,
                                                         Runtime& runtime);
 
-// What a client shows to a server that is none of weft's, an etcd say, and whom it believes: PEM
-// texts for gRPC.
+// The certificate that a client shows to a server that is none of weft's, such as an etcd, and the
+// CAs that it trusts: PEM texts for gRPC.
 struct ClientTls {
   std::string ca;
   std::string cert;  // empty: the client shows none

@@ -1,8 +1,8 @@
 #ifndef WEFT_TRANSPORT_CREDENTIALS_H_
 #define WEFT_TRANSPORT_CREDENTIALS_H_
 
-// Credentials: how a worker proves who it is, and whom it believes: mutual TLS with certificates in
-// files, and on request a cluster token inside it. docs/security.md tells what that protects.
+// Credentials: how a worker proves its identity, and which CAs it trusts: mutual TLS with
+// certificates in files, and optionally a cluster token. docs/security.md says what that protects.
 //
 //   auto worker = weft::join({.credentials = {.ca_file = "ca.pem", .cert_file = "ps0.pem",
 //                                             .key_file = "ps0.key"}});
@@ -24,7 +24,7 @@
 namespace weft {
 
 struct Credentials {
-  std::string ca_file{};    // PEM: the authorities whose certificates are believed
+  std::string ca_file{};    // PEM: the trusted CAs
   std::string cert_file{};  // PEM: our certificate, then those between it and the authority
   std::string key_file{};   // PEM: the key of our certificate, without a passphrase
   // How often the files are looked at for a change: whole seconds.

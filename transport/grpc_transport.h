@@ -74,7 +74,7 @@ struct GrpcTransportOptions {  // how a transport over gRPC is made
   // A process may have few descriptors open at first (RLIMIT_NOFILE, often 1,024), and a peer over
   // TCP takes five. So a transport raises the limit to the hard one, to 65,536 at most, for the
   // whole process and the programs that it starts. False: it is left as it is, as a program with
-  // select() needs, which bears no descriptor above 1,023.
+  // select() needs, which supports no descriptor above 1,023.
   bool raise_descriptor_limit = true;
   // An Abseil that was built without NDEBUG, Debian's for one, checks at each lock of gRPC the
   // order in which mutexes were ever locked, and aborts the process at a cycle; that is an eighth

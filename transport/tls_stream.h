@@ -11,8 +11,8 @@
 //   StatusOr<TlsMoved> out = tls->write({head, body});  // out->bytes of them were taken
 //
 // A state says what to wait for. An error is final: the stream is not used again. Its kinds:
-//   permission   handshake: the other side does not prove that it is who it must be, or does not
-//                believe us
+//   permission   handshake: the other side does not prove the expected identity, or does not trust
+//                our certificate
 //   protocol     bytes that are not TLS, or were changed, left out, repeated or moved
 //   unavailable  the socket is broken, or ended without TLS's own end (TLS-2)
 //

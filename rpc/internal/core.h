@@ -92,8 +92,8 @@ class Core : public std::enable_shared_from_this<Core> {
   void on_change(const MembershipChange& change);
   void log_library_differences(const MemberList& members) const;
   ShutdownResult do_shutdown(const ShutdownOptions& options);
-  // Once: fail what waits in the services. Also as soon as the group has declared this worker dead, since what a
-  // service still holds or believes to own is another's by then.
+  // Once: fails what waits in the services. Also as soon as the group has declared this worker dead:
+  // what a service still holds or counts as its own then belongs to another worker.
   void close_services(const Status& why);
   // Ends everything here; what could not be ended by `deadline` is named in the status.
   Status tear_down(const Status& why, absl::Time deadline);

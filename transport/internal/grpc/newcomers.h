@@ -1,8 +1,8 @@
 #ifndef WEFT_TRANSPORT_INTERNAL_GRPC_NEWCOMERS_H_
 #define WEFT_TRANSPORT_INTERNAL_GRPC_NEWCOMERS_H_
 
-// What a listener knows of connections over TCP before gRPC's parser may believe them: whose process
-// is on the other end, and how much came from it before its hello was accepted.
+// What a listener knows of connections over TCP before gRPC's parser may trust them: whose process is
+// on the other end, and how much came from it before its hello was accepted.
 //
 // gRPC 1.51 keeps whatever a peer sends in the middle of a request's headers, and copies it again
 // with each frame (CVE-2023-33953). So a connection that has not said a hello that was accepted is
