@@ -1,16 +1,31 @@
 #ifndef WEFT_COMMON_FUTURE_GROUP_H_
 #define WEFT_COMMON_FUTURE_GROUP_H_
 
-// Definitions of when_all, collect_all and when_any. Included by common/future.h only.
+// when_all, collect_all and when_any: one future for several.
 
 #include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "weft/common/future.h"
+#include "weft/common/promise.h"
 
 namespace weft {
+
+// Completes with all values, in order, or with the first error as soon as it is known (the others
+// still run to their end). `wait_all` of the field.
+template <class T>
+Future<std::vector<T>> when_all(std::vector<Future<T>> futures);
+inline Future<void> when_all(std::vector<Future<void>> futures);
+
+// Completes when all have completed, whatever their outcome, and gives them back.
+template <class T>
+Future<std::vector<Future<T>>> collect_all(std::vector<Future<T>> futures);
+
+// Completes with the index of the first that completes, whatever its outcome. REQUIRES: not empty.
+template <class T>
+Future<size_t> when_any(std::vector<Future<T>> futures);
+
 namespace internal {
 
 template <class T>

@@ -1,7 +1,7 @@
 #ifndef WEFT_RPC_CONTAINERS_H_
 #define WEFT_RPC_CONTAINERS_H_
 
-// How the standard library's containers travel: part of weft/rpc/value.h, which includes it.
+// How the standard library's containers travel.
 
 #include <algorithm>
 #include <array>
@@ -19,7 +19,7 @@
 #include <variant>
 #include <vector>
 
-#include "weft/rpc/value.h"
+#include "weft/rpc/codec.h"
 
 namespace weft {
 namespace internal {

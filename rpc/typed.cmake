@@ -2,7 +2,7 @@
 set(WEFT_RPC_TYPED_SRCS
   call.cc
   library.cc
-  value.cc
+  codec.cc
   internal/aten/allow_list.cc
   internal/aten/operators.cc
   internal/codec/exceptions.cc

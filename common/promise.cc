@@ -1,4 +1,4 @@
-#include "weft/common/future.h"
+#include "weft/common/promise.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "weft/rpc/value.h"
+#include "weft/rpc/codec.h"
 
 #include <bit>
 #include <cstring>
