@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
-#include "weft/weft.h"
+#include "weft/rpc/call_context.h"
+#include "weft/rref/rref.h"
 
 namespace async_ps {
 

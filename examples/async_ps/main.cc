@@ -9,13 +9,15 @@
 #include "ATen/Parallel.h"
 #include "absl/strings/str_format.h"
 #include "weft/common/launch_info.h"
+#include "weft/dist_autograd/service.h"
+#include "weft/dist_optim/service.h"
 #include "weft/examples/async_ps/digits.h"
 #include "weft/examples/async_ps/options.h"
 #include "weft/examples/async_ps/report.h"
 #include "weft/examples/async_ps/server.h"
 #include "weft/examples/async_ps/trainer.h"
 #include "weft/examples/command_line.h"
-#include "weft/weft.h"
+#include "weft/rref/service.h"
 
 namespace async_ps {
 namespace {
@@ -60,7 +62,11 @@ weft::Worker join(const Role& role, const weft::Environment& environment,
   weft::JoinOptions options{.name = role.name, .library = library(std::move(server))};
   // One line per worker and phase would drown the progress line; a user who sets a level gets it.
   if (environment.count("WEFT_LOG_LEVEL") == 0) options.log_level = weft::Severity::kWarning;
-  return weft::join(std::move(options));
+  // weft::join() of weft/weft.h lists every service; here are those that this program uses.
+  options.library.merge(weft::dist_optim_library());
+  options.services = {weft::rref_service(), weft::dist_autograd_service(),
+                      weft::dist_optim_service()};
+  return weft::Worker::join(std::move(options));
 }
 
 // True when every worker left in good order.

@@ -16,10 +16,12 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "weft/common/future.h"
 #include "weft/examples/async_ps/digits.h"
 #include "weft/examples/async_ps/layer.h"
 #include "weft/examples/async_ps/model.h"
-#include "weft/weft.h"
+#include "weft/rpc/library.h"
+#include "weft/rref/rref.h"
 
 namespace async_ps {
 

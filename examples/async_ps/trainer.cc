@@ -4,7 +4,12 @@
 #include <utility>
 #include <vector>
 
+#include "weft/dist_autograd/context.h"
+#include "weft/dist_optim/lr_scheduler.h"
+#include "weft/dist_optim/optimizer.h"
 #include "weft/examples/async_ps/server.h"
+#include "weft/rpc/call.h"
+#include "weft/rref/rref.h"
 
 namespace async_ps {
 namespace {

@@ -4,7 +4,7 @@
 // A trainer's work, from its first call to its last: run_trainer(worker). Throws weft::Error when
 // the server cannot be reached or refuses. One thread.
 
-#include "weft/weft.h"
+#include "weft/rpc/worker.h"
 
 namespace async_ps {
 
