@@ -351,6 +351,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   // The connection is lost, or refuses what is sent.
   void failed_locked(Peer* peer, Link* link, const Status& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Hello own_hello() const;
   void dial(const PeerRef& peer);
   void on_dialled(const PeerRef& peer, const std::shared_ptr<Link>& link,
                   StatusOr<std::shared_ptr<Connection>> connection);

@@ -115,13 +115,18 @@ std::shared_ptr<Link> Agent::new_link(const PeerRef& peer) {
                                 receive_memory_, options_.trace, now());
 }
 
-void Agent::dial(const PeerRef& peer) {
+Hello Agent::own_hello() const {
   Hello hello;
   hello.version_max = kVersion;
   hello.job_id = options_.job_id;
   hello.name = options_.self.name;
   hello.id = options_.self.id;
   hello.incarnation = options_.self.incarnation;
+  return hello;
+}
+
+void Agent::dial(const PeerRef& peer) {
+  Hello hello = own_hello();
   hello.to_id = peer->info.id;
   hello.to_incarnation = peer->info.incarnation;
   hello.to_name = peer->info.name;
@@ -228,12 +233,7 @@ StatusOr<Hello> Agent::check_hello(const Hello& theirs) {
   }
   WEFT_RETURN_IF_ERROR(check_incarnation_locked(theirs));
   if (theirs.observer) WEFT_RETURN_IF_ERROR(check_observer_locked(theirs));
-  Hello ours;
-  ours.version_max = kVersion;
-  ours.job_id = options_.job_id;
-  ours.name = options_.self.name;
-  ours.id = options_.self.id;
-  ours.incarnation = options_.self.incarnation;
+  Hello ours = own_hello();
   ours.to_id = theirs.id;
   ours.to_incarnation = theirs.incarnation;
   return ours;

@@ -1,4 +1,4 @@
-// The parts of shared memory below the transport: heap, files, leases, private sockets, and the
+// The parts of shared memory below the transport: files, leases, private sockets, and the
 // negotiation against a peer that plays its part by hand and badly.
 
 #include <fcntl.h>
@@ -10,8 +10,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
-#include <random>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -19,7 +17,6 @@
 #include "gtest/gtest.h"
 #include "weft/common/condition.h"
 #include "weft/proto/transport.pb.h"
-#include "weft/transport/arena_heap.h"
 #include "weft/transport/internal/arena/link.h"
 #include "weft/transport/internal/arena/shared_arena.h"
 #include "weft/transport/internal/local/gate.h"
@@ -42,52 +39,6 @@ int open_files() {
   int n = 0;
   for (int fd = 0; fd < 1024; ++fd) n += fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
   return n;
-}
-
-// ---- heap ------------------------------------------------------------------------------------
-
-TEST(ArenaHeap, takes_the_lowest_of_the_ranges_that_fit_best) {
-  ArenaHeap heap(64 * kKiB);
-  ASSERT_EQ(heap.allocate(4096), 0u);
-  ASSERT_EQ(heap.allocate(1), 4096u) << "a granule at least";
-  ASSERT_EQ(heap.allocate(8192), 8192u);
-  heap.free(0, 4096);
-  EXPECT_EQ(heap.allocate(8192), 16384u) << "the hole is too small";
-  EXPECT_EQ(heap.allocate(100), 0u) << "the hole fits best";
-  EXPECT_EQ(heap.allocate(64 * kKiB), std::nullopt);
-  EXPECT_EQ(heap.allocate(~uint64_t{0}), std::nullopt) << "and nothing overflows";
-}
-
-TEST(ArenaHeap, random_use_never_overlaps_and_ends_as_one_free_range) {
-  constexpr uint64_t kCapacity = 4 * kMiB;
-  for (uint32_t seed = 0; seed < 20; ++seed) {
-    std::mt19937 random(seed);
-    ArenaHeap heap(kCapacity);
-    std::map<uint64_t, uint64_t> taken;  // begin -> end
-    uint64_t used = 0;
-    for (int step = 0; step < 2000; ++step) {
-      if (taken.empty() || random() % 2 == 0) {
-        const uint64_t bytes = random() % (128 * kKiB);
-        const auto offset = heap.allocate(bytes);
-        if (!offset.has_value()) continue;
-        const uint64_t end = *offset + ArenaHeap::block_size(bytes);
-        ASSERT_LE(end, kCapacity);
-        const auto after = taken.lower_bound(*offset);
-        ASSERT_TRUE(after == taken.end() || after->first >= end) << "seed " << seed;
-        ASSERT_TRUE(after == taken.begin() || std::prev(after)->second <= *offset);
-        taken.emplace(*offset, end);
-        used += end - *offset;
-      } else {
-        auto it = std::next(taken.begin(), random() % taken.size());
-        heap.free(it->first, it->second - it->first);
-        used -= it->second - it->first;
-        taken.erase(it);
-      }
-      ASSERT_EQ(heap.used(), used);
-    }
-    for (const auto& [begin, end] : taken) heap.free(begin, end - begin);
-    ASSERT_EQ(heap.free_ranges(), (std::map<uint64_t, uint64_t>{{0, kCapacity}}));
-  }
 }
 
 // ---- files -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 usage: netlab_test.py CASE [--bin FOLDER]     CASE: one of the names below
 """
 import argparse
+import contextlib
 import json
 import re
 import select
@@ -174,27 +175,33 @@ def eventually(true):
     return False
 
 
-def with_pair(binaries, play, **variables):
-    """play(lab, one, other) with two workers on two hosts, joined by the kernel at 1 Gbit/s."""
-    program = binaries.parent / "tests" / "integration_worker"
+@contextlib.contextmanager
+def two_hosts():
+    """(lab, folder, players): two hosts joined by the kernel at 1 Gbit/s, and an empty list whose players are ended."""
     players = []
     with tempfile.TemporaryDirectory(prefix="weft-netlab-") as folder:
         try:
             with lab_tool.Lab(lab_tool.lab_options("--wire", "veth", "--rate", "1gbit")) as lab:
                 try:
-                    for number in (0, 1):
-                        where = {name: value.replace("FOLDER", folder) for name, value in variables.items()}
-                        players.append(Player(lab, number, program, folder, WEFT_LEASE="3s",
-                                              WEFT_HEARTBEAT_INTERVAL="300ms", **where))
-                    for player in players:
-                        expect(player.answer().startswith("joined "), "both join")
-                    play(lab, *players)
+                    yield lab, folder, players
                 finally:
                     for player in players:
                         player.end()
         except lab_tool.NotPermitted as error:
             print(f"netlab: skipped, this machine does not permit it: {error}")
             sys.exit(SKIPPED)
+
+
+def with_pair(binaries, play, **variables):
+    """play(lab, one, other) with two workers on two hosts, joined by the kernel at 1 Gbit/s."""
+    program = binaries.parent / "tests" / "integration_worker"
+    with two_hosts() as (lab, folder, players):
+        for number in (0, 1):
+            where = {name: value.replace("FOLDER", folder) for name, value in variables.items()}
+            players.append(Player(lab, number, program, folder, WEFT_LEASE="3s", WEFT_HEARTBEAT_INTERVAL="300ms", **where))
+        for player in players:
+            expect(player.answer().startswith("joined "), "both join")
+        play(lab, *players)
 
 
 def link(binaries):
@@ -322,44 +329,35 @@ def pipeline(binaries):
     it would have had.
     """
     program = binaries.parent / "tests" / "pipeline_member"
-    size, members = 4, []
+    size = 4
 
     def all_say(some, line):
         for member in some:
             member.say(line)
         return [member.answer() for member in some]
 
-    with tempfile.TemporaryDirectory(prefix="weft-netlab-") as folder:
+    with two_hosts() as (lab, folder, members):
         subprocess.run([str(binaries / "weftrun"), "ca", f"{folder}/tls", f"w:{size}"], check=True, stdout=subprocess.DEVNULL)
-        try:
-            with lab_tool.Lab(lab_tool.lab_options("--wire", "veth", "--rate", "1gbit")) as lab:
-                try:
-                    members.extend(Member(lab, rank, program, folder, size) for rank in range(size))
-                    for member in members:
-                        said = member.answer()
-                        expect(said == "joined", f"all join, {said}")
-                    expect(all_say(members, "groups zb-h1 4") == ["grouped"] * size, "groups of replicas")
-                    before = lab.network.traffic(0)["bytes_out"]
-                    gradients = all_say([members[0], members[2]], "train zb-h1 4")
-                    expect(lab.network.traffic(0)["bytes_out"] > before, "the stages of a replica are on two hosts")
-                    expect(gradients[0].startswith("gradients ") and gradients[0] == gradients[1], f"equal replicas: {gradients}")
-                    alone = members[0].ask("alone zb-h1 4")
-                    for got, want in zip(gradients[0].split()[1:], alone.split()[1:], strict=True):
-                        expect(abs(float(got) - float(want)) < 1e-6, f"as one process: {gradients[0]}, {alone}")
-                    expect(members[0].ask("resume zb-v 5 3 -1 0 1 2 3") == "going", "it trains")
-                    members[3].process.kill()
-                    killed = time.monotonic()
-                    said = members[0].answer()
-                    expect(said.startswith("ended peer_lost") and "'w3'" in said, f"who has died is named: {said}")
-                    print(f"the maker, on the other host, knows it after {time.monotonic() - killed:.2f} s")
-                    said = members[0].answer()
-                    expect(said == "as undisturbed", f"it goes on: {said}")
-                finally:
-                    for member in members:
-                        member.end()
-        except lab_tool.NotPermitted as error:
-            print(f"netlab: skipped, this machine does not permit it: {error}")
-            sys.exit(SKIPPED)
+        members.extend(Member(lab, rank, program, folder, size) for rank in range(size))
+        for member in members:
+            said = member.answer()
+            expect(said == "joined", f"all join, {said}")
+        expect(all_say(members, "groups zb-h1 4") == ["grouped"] * size, "groups of replicas")
+        before = lab.network.traffic(0)["bytes_out"]
+        gradients = all_say([members[0], members[2]], "train zb-h1 4")
+        expect(lab.network.traffic(0)["bytes_out"] > before, "the stages of a replica are on two hosts")
+        expect(gradients[0].startswith("gradients ") and gradients[0] == gradients[1], f"equal replicas: {gradients}")
+        alone = members[0].ask("alone zb-h1 4")
+        for got, want in zip(gradients[0].split()[1:], alone.split()[1:], strict=True):
+            expect(abs(float(got) - float(want)) < 1e-6, f"as one process: {gradients[0]}, {alone}")
+        expect(members[0].ask("resume zb-v 5 3 -1 0 1 2 3") == "going", "it trains")
+        members[3].process.kill()
+        killed = time.monotonic()
+        said = members[0].answer()
+        expect(said.startswith("ended peer_lost") and "'w3'" in said, f"who has died is named: {said}")
+        print(f"the maker, on the other host, knows it after {time.monotonic() - killed:.2f} s")
+        said = members[0].answer()
+        expect(said == "as undisturbed", f"it goes on: {said}")
 
 
 class SecurePlayer(Player):
@@ -377,58 +375,49 @@ def tables(binaries):
     A server is killed while both push. Its backup, on the other host or on this one, takes over, and the counters go on.
     """
     program = binaries.parent / "tests" / "integration_worker"
-    clients, servers, players = 2, 3, []
+    clients, servers = 2, 3
     size = clients + servers
 
-    def progress(by):
+    def progress(players, by):
         for client in players[:clients]:
             start = int(client.ask("ps count").split()[1])
             expect(eventually(lambda: int(client.ask("ps count").split()[1]) >= start + by), f"pushes go on from {start}")
 
-    with tempfile.TemporaryDirectory(prefix="weft-netlab-") as folder:
+    with two_hosts() as (lab, folder, players):
         subprocess.run([str(binaries / "weftrun"), "ca", f"{folder}/tls", f"worker:{size}"], check=True,
                        stdout=subprocess.DEVNULL)
-        try:
-            with lab_tool.Lab(lab_tool.lab_options("--wire", "veth", "--rate", "1gbit")) as lab:
-                try:
-                    for rank in range(size):
-                        players.append(SecurePlayer(lab, rank, program, folder, size))
-                    for player in players:
-                        said = player.answer()
-                        expect(said.startswith("joined "), f"all join: {said}")
-                    for server in players[clients:]:
-                        expect(server.ask("ps serve") == "ok", "it serves")
-                    names = " ".join(f"worker{rank}" for rank in range(clients, size))
-                    for mine, client in enumerate(players[:clients]):
-                        client.say(f"ps open {clients} {mine} {names}")
-                    for client in players[:clients]:
-                        said = client.answer()
-                        expect(said == "ok", f"both tables open: {said}")
-                    before = [lab.network.traffic(host)["bytes_out"] for host in (0, 1)]
-                    for client in players[:clients]:
-                        expect(client.ask("ps run") == "ok", "it pushes")
-                    progress(20)
-                    for host in (0, 1):
-                        sent = lab.network.traffic(host)["bytes_out"] - before[host]
-                        # 24 rows of two 8-byte counters in each push: half of them are for servers on the other host.
-                        expect(sent > 20 * 24 * 16 / 2, f"pushes and logs go over the link: {sent} bytes")
-                    players[3].process.kill()
-                    killed = time.monotonic()
-                    progress(20)
-                    print(f"20 more pushes of each client {time.monotonic() - killed:.2f} s after the death")
-                    counts = [client.ask("ps halt") for client in players[:clients]]
-                    expect(all(said.startswith("ok ") for said in counts), f"no push has failed: {counts}")
-                    wanted = " ".join(said.split()[1] for said in counts)
-                    for client in players[:clients]:
-                        said = client.ask(f"ps check {wanted}")
-                        expect(said == "ok", f"each acknowledged push is in once, {wanted}: {said}")
-                    print(f"acknowledged: {wanted}")
-                finally:
-                    for player in players:
-                        player.end()
-        except lab_tool.NotPermitted as error:
-            print(f"netlab: skipped, this machine does not permit it: {error}")
-            sys.exit(SKIPPED)
+        for rank in range(size):
+            players.append(SecurePlayer(lab, rank, program, folder, size))
+        for player in players:
+            said = player.answer()
+            expect(said.startswith("joined "), f"all join: {said}")
+        for server in players[clients:]:
+            expect(server.ask("ps serve") == "ok", "it serves")
+        names = " ".join(f"worker{rank}" for rank in range(clients, size))
+        for mine, client in enumerate(players[:clients]):
+            client.say(f"ps open {clients} {mine} {names}")
+        for client in players[:clients]:
+            said = client.answer()
+            expect(said == "ok", f"both tables open: {said}")
+        before = [lab.network.traffic(host)["bytes_out"] for host in (0, 1)]
+        for client in players[:clients]:
+            expect(client.ask("ps run") == "ok", "it pushes")
+        progress(players, 20)
+        for host in (0, 1):
+            sent = lab.network.traffic(host)["bytes_out"] - before[host]
+            # 24 rows of two 8-byte counters in each push: half of them are for servers on the other host.
+            expect(sent > 20 * 24 * 16 / 2, f"pushes and logs go over the link: {sent} bytes")
+        players[3].process.kill()
+        killed = time.monotonic()
+        progress(players, 20)
+        print(f"20 more pushes of each client {time.monotonic() - killed:.2f} s after the death")
+        counts = [client.ask("ps halt") for client in players[:clients]]
+        expect(all(said.startswith("ok ") for said in counts), f"no push has failed: {counts}")
+        wanted = " ".join(said.split()[1] for said in counts)
+        for client in players[:clients]:
+            said = client.ask(f"ps check {wanted}")
+            expect(said == "ok", f"each acknowledged push is in once, {wanted}: {said}")
+        print(f"acknowledged: {wanted}")
 
 
 CASES = {case.__name__: case for case in (

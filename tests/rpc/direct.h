@@ -6,13 +6,18 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
 #include <utility>
 
+#include "weft/common/error.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/library.h"
 #include "weft/rpc/worker.h"
 
 namespace weft {
+
+template <class F>
+using Ref = FunctionRef<F>;
 
 // Calls a method as the agent would, without one.
 class Direct {
@@ -52,6 +57,17 @@ class Direct {
   CallContext context_{worker_, WorkerInfo{"caller", 1, 2}, 7, std::make_shared<CallScope>(),
                        absl::Seconds(5)};
 };
+
+// What registering something is refused with, or "accepted".
+template <class F>
+std::string refused(F f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.message();
+  }
+  return "accepted";
+}
 
 }  // namespace weft
 

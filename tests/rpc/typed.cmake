@@ -4,6 +4,7 @@ weft_test(NAME rpc_typed_test GROUPS 1 LABELS unit PRECOMPILED tensor TIMEOUT 12
     allocation_test.cc
     chunk_place_test.cc
     library_test.cc
+    operators_test.cc
     receive_memory_test.cc
     safetensors_test.cc
     tensor_test.cc

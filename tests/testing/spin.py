@@ -39,3 +39,28 @@ def check(model, defines, options):
     if int(errors.group(1)) == 0 and ("Search not completed" in output or "max search depth too small" in output):
         sys.exit(f"the search is not complete:\n{output}")
     return int(states.group(1)), int(transitions.group(1)), said.group(1) if said else "", int(errors.group(1))
+
+
+def named(said):
+    """The name at the end of what was asserted, if it ends with one."""
+    found = re.search(r"([A-Za-z]\w+_\w+)[) ]*\(at depth \d+\)$", said)
+    return found.group(1) if found else said
+
+
+def judge(names, runs, bugs, check):
+    """The exit code of check(counts) for each of `runs`, which must find no error, and of check(counts, bug) for each of
+    `bugs` {planted bug: counts}, which must find one. `names`: what is counted."""
+    failed = False
+    total = 0
+    for counts in runs:
+        states, transitions, said, errors = check(counts)
+        total += states
+        allowed = ", ".join(f"{count} {name.lower().replace('_', ' ')}" for name, count in zip(names, counts, strict=True))
+        print(f"{allowed}: {states} states, {transitions} transitions, {errors} errors {said}", flush=True)
+        failed = failed or errors != 0
+    for bug, counts in bugs.items():
+        states, _, said, errors = check(counts, bug)
+        print(f"{bug}: {errors} errors in {states} states: {named(said)}", flush=True)
+        failed = failed or errors == 0
+    print(f"{total} states in all")
+    return 1 if failed else 0
