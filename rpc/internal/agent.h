@@ -302,6 +302,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Status closed_error() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- tensors on devices (agent_devices.cc) ----
+  // Null: neither the arguments nor device maps say where tensors belong.
   StatusOr<std::shared_ptr<const DeviceRoute>> find_route(const Destination& to,
                                                           const Payload& payload) const;
   void stage_call(uint64_t call_id, const std::shared_ptr<const Unstaged>& unstaged);

@@ -32,9 +32,7 @@ bool on_devices(const Payload& payload) {
 StatusOr<std::shared_ptr<Agent::CallSpec>> Agent::make_spec(UntypedCall call,
                                                             const Destination* to) {
   auto spec = std::make_shared<CallSpec>();
-  const bool has_targets =
-      call.arguments.devices != nullptr && !call.arguments.devices->targets.empty();
-  if ((has_targets || copier_.has_devices()) && to != nullptr) {
+  if (to != nullptr) {
     StatusOr<std::shared_ptr<const DeviceRoute>> route = find_route(*to, call.arguments);
     if (!route.ok()) return annotate(route.status(), absl::StrCat("rpc '", call.method, "'"));
     spec->route = *std::move(route);

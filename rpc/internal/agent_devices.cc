@@ -9,9 +9,10 @@ namespace weft::internal {
 
 StatusOr<std::shared_ptr<const DeviceRoute>> Agent::find_route(const Destination& to,
                                                                const Payload& payload) const {
+  const bool says_itself = payload.devices != nullptr && !payload.devices->targets.empty();
+  if (!says_itself && !copier_.has_devices()) return std::shared_ptr<const DeviceRoute>();
   const MemberListRef list = members();
   WEFT_ASSIGN_OR_RETURN(const Member* member, list->resolve(to));
-  const bool says_itself = payload.devices != nullptr && !payload.devices->targets.empty();
   if (says_itself) return copier_.explicit_route(*member, payload);
   return copier_.route_to(*member);
 }

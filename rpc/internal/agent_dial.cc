@@ -255,7 +255,7 @@ std::shared_ptr<ConnectionHandler> Agent::on_connection(std::shared_ptr<Connecti
     } else {
       // Not in the table, and adopt() turns it away.
       peer = std::make_shared<Peer>();
-      peer->budget = part_of_budget(0, "messages of nobody");
+      peer->budget = part_of_budget(0, "messages of a worker under the incarnation of another");
       peer->gone = owner;
     }
   }
