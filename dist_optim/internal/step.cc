@@ -71,8 +71,9 @@ class OptimizerCore::Step : public std::enable_shared_from_this<Step> {
         versions_(options.versions),
         service_(std::move(service)),
         runtime_(service_->runtime()),
-        end_(runtime_->now() + time_of(options, *service_)),
-        until_(end_ - std::min(time_of(options, *service_) / 5, kAskFor)) {
+        time_(std::min(options.deadline.value_or(service_->worker().rpc_timeout()), kLongestStep)),
+        end_(runtime_->now() + time_),
+        until_(end_ - std::min(time_ / 5, kAskFor)) {
     for (size_t i = 0; i < owners_.size(); ++i) {
       here_ = here_ == nullptr ? owners_[i]->link->here() : here_;
       if (here_ != nullptr && mine_ == kNone) {
@@ -191,9 +192,6 @@ class OptimizerCore::Step : public std::enable_shared_from_this<Step> {
  private:
   static constexpr size_t kNone = static_cast<size_t>(-1);
 
-  static absl::Duration time_of(const StepOptions& options, const DistOptimService& service) {
-    return std::min(options.deadline.value_or(service.worker().rpc_timeout()), kLongestStep);
-  }
   bool one() const { return others_.size() == 1; }
 
   CallOptions call_options(absl::Time until) const {
@@ -286,6 +284,7 @@ class OptimizerCore::Step : public std::enable_shared_from_this<Step> {
   const std::vector<int64_t> versions_;
   const std::shared_ptr<DistOptimService> service_;
   const std::shared_ptr<Runtime> runtime_;
+  const absl::Duration time_;
   const absl::Time end_;
   const absl::Time until_;  // phases; then the rest of the time is for questions
   std::shared_ptr<OwnerOptimizer> here_{};
