@@ -43,8 +43,9 @@ class GradReducer {
   virtual Status finish(absl::Duration time_left) = 0;
   // The pipeline has ended with an error, which a finish() that waits ends with. From any thread.
   virtual void cancel(const Status& why) { (void)why; }
-  // The step has failed: there is no finish() for what is ready.
-  virtual void drop() {}
+  // The step has failed with `why`, which cancel() may not have brought yet: there is no finish() for
+  // what is ready.
+  virtual void drop(const Status& why) { (void)why; }
 };
 
 // How gradients are put together, and what becomes of them.

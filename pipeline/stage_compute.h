@@ -83,8 +83,8 @@ class StageCompute {
   // The pipeline has ended with an error: a reduce() that waits ends with it, and so does a later one.
   // From any thread, while an action may run.
   virtual void cancel(const Status& why) { (void)why; }
-  // An error has ended the step: nothing of its micro-batches is kept.
-  virtual void drop() = 0;
+  // `why` has ended the step: nothing of its micro-batches is kept. cancel() may come before or after.
+  virtual void drop(const Status& why) = 0;
 };
 
 }  // namespace weft::pipeline

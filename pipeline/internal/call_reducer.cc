@@ -103,16 +103,11 @@ class CallReducer final : public GradReducer {
     round->fail(why);
   }
 
-  void drop() override {
+  void drop(const Status& why) override {
     bucket_.clear();
     bytes_ = 0;
     given_.clear();
     next_round();
-    Status why;
-    {
-      MutexLock lock(&mutex_);
-      why = cancelled_.ok() ? make_error(ErrorKind::kState, "its step has failed") : cancelled_;
-    }
     tell_others(make_error(
         error_kind(why),
         absl::StrCat("replica ", rank_, " of reducer '", options_.name, "', worker '",
@@ -160,6 +155,7 @@ class CallReducer final : public GradReducer {
   void next_round() {
     auto next = std::make_shared<Round>(runtime_);
     MutexLock lock(&mutex_);
+    if (!cancelled_.ok()) next->fail(cancelled_);
     round_ = std::move(next);
   }
 

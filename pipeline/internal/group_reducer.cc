@@ -29,7 +29,7 @@ class GroupReducer final : public GradReducer {
     return annotate(first, absl::StrCat("reducing over group '", group_.name(), "' of ",
                                         group_.size(), " replicas"));
   }
-  void drop() override {
+  void drop(const Status&) override {
     bucket_.clear();
     bytes_ = 0;
     under_way_.clear();

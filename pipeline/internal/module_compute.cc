@@ -399,12 +399,12 @@ void ModuleCompute::cancel(const Status& why) {
   if (options_.reducer != nullptr) options_.reducer->cancel(why);
 }
 
-void ModuleCompute::drop() {
+void ModuleCompute::drop(const Status& why) {
   live_.clear();
   ready_.clear();
   ended_ = 0;
   reduced_ = absl::OkStatus();
-  if (options_.reducer != nullptr) options_.reducer->drop();
+  if (options_.reducer != nullptr) options_.reducer->drop(why);
   if (hooks_ != nullptr) hooks_->drop();
   if (versions_ != nullptr) versions_->drop();
 }

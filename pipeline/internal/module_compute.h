@@ -70,7 +70,7 @@ class ModuleCompute final : public StageCompute {
   Status set_tied_gradients(Tensors sums) override;
   int64_t weight_versions() const override { return versions_ == nullptr ? 1 : versions_->kept(); }
   void cancel(const Status& why) override;
-  void drop() override;
+  void drop(const Status& why) override;
 
   // By name, as in state_dict(); those that have none are left out.
   weft::internal::LocalModule module() const { return module_; }

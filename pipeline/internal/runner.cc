@@ -358,8 +358,9 @@ void Runner::run() {
       continue;
     }
     fail(end.status(), /*tell_others=*/true);
-    for (const auto& [stage, compute] : setup_.stages) compute->drop();
-    begun->reply(status());  // the first one
+    const Status first = status();
+    for (const auto& [stage, compute] : setup_.stages) compute->drop(first);
+    begun->reply(first);
   }
   MutexLock lock(&mutex_);
   thread_ended_ = true;

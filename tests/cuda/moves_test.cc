@@ -49,7 +49,7 @@ class AddsOne : public pipeline::StageCompute {
   }
   Status weight_grad(int64_t, int) override { return absl::OkStatus(); }
   Status step(int64_t) override { return absl::OkStatus(); }
-  void drop() override {}
+  void drop(const Status&) override {}
   // What the first stage's last backward gave.
   static at::Tensor& came_back() {
     static auto* const only = new at::Tensor();

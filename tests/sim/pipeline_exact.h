@@ -180,8 +180,8 @@ class VExact final : public VCompute {
     sum_ = 0;
     return absl::OkStatus();
   }
-  void drop() override {
-    VCompute::drop();
+  void drop(const Status& why) override {
+    VCompute::drop(why);
     live_.clear();
   }
 

@@ -84,7 +84,7 @@ class VCompute : public pipeline::StageCompute {
     wait(cost_.step);
     return absl::OkStatus();
   }
-  void drop() override { live_.clear(); }
+  void drop(const Status&) override { live_.clear(); }
 
  protected:
   void wait(pipeline::Ticks ns) {
