@@ -142,6 +142,10 @@ class PsProcesses {
     const Answer joined = next.joined();
     ASSERT_TRUE(joined.ok) << joined;
     players_[static_cast<size_t>(rank)] = &next;
+    // stop() asks client 0 for the death of this process, not of the one before it.
+    EXPECT_TRUE(eventually([&] {
+      return client(0).ask("who " + next.name()).text == next.identity();
+    })) << next.name();
     expect_ok(next, "ps serve");
   }
 
