@@ -4,6 +4,7 @@ usage: mutate_test.py
 """
 import os
 import sys
+import tempfile
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -117,6 +118,20 @@ class Units(unittest.TestCase):
         self.assertIn("| `peer` | not run |", text)
         self.assertIn("`` a \\|\\| b ``", text)
         self.assertNotIn("0123abd", text)
+
+
+class Compiled(unittest.TestCase):
+    def test_a_source_is_found_among_those_that_are_compiled_at_once(self):
+        with tempfile.TemporaryDirectory() as root:
+            at_once = os.path.join(root, "build", "a.dir", "Unity", "unity_0_cxx.cxx")
+            os.makedirs(os.path.dirname(at_once))
+            with open(at_once, "w") as file:
+                file.write("/* generated */\n" + "".join(f'#include "{root}/a/{name}.cc"\n' for name in ("one", "two", "three")))
+            commands = mutate.compiled_by([{"file": at_once, "command": "c++ -o u.o -c u.cxx"},
+                                           {"file": f"{root}/a/four.cc", "command": "c++ -o four.o -c four.cc"}], root)
+        self.assertEqual(commands["a/two.cc"], mutate.Compiled(("c++", "-o", "u.o", "-c", "u.cxx"), ("a/one.cc", "a/three.cc")))
+        self.assertEqual(commands["a/four.cc"], mutate.Compiled(("c++", "-o", "four.o", "-c", "four.cc")))
+        self.assertEqual(len(commands), 4)
 
 
 class Runs(unittest.TestCase):

@@ -66,10 +66,10 @@ AUTOGRAD_SIM = ("autograd_sim_test", "-*PrintTrace*", "WEFT_AUTOGRAD_SIM_SCHEDUL
 UNITS = {
     "dedup": Unit("rpc", ("rpc/internal/dedup.cc",), steps(("rpc_test", "Windows.*"), SIM), RPC),
     "assembler": Unit("rpc", ("rpc/internal/assembler.cc", "rpc/internal/assembler_wide.cc"),
-                      steps(("rpc_typed_test", "WideAssembler.*:ChunkPlace.*"), ("rpc_test", "*HostilePeer*"), SIM), RPC),
+                      steps(("rpc_typed_test", "WideAssembler.*:ChunkPlace.*"), ("rpc_test", "*HostilePeer*:*Arena*"), SIM), RPC),
     "peer": Unit("rpc", ("rpc/internal/peer.cc", "rpc/internal/agent_dial.cc"), steps(("rpc_test", "Attempts.*"), SIM, ("rpc_interceptor_test", "*")), RPC),
     "membership": Unit("rpc", ("rpc/internal/membership.cc", "rpc/internal/membership_watch.cc"),
-                       steps(SIM, ("rpc_test", "*RpcMembership*inproc")), RPC),
+                       steps(("sim_test", "Membership*"), SIM, ("rpc_test", "*RpcMembership*inproc")), RPC),
     "drain": Unit("rpc", ("rpc/internal/drain.cc",),
                   steps(("sim_test", "Drain*"), SIM, ("rpc_test", "*RpcShutdown*inproc")), RPC),
     "object_turns": Unit("rpc", ("rpc/internal/object_turns.cc",), steps(("rpc_test", "*ObjectTurns*:*OneObject*"), SIM), RPC),
@@ -87,6 +87,29 @@ UNITS = {
     "owner": Unit("dist_optim", ("dist_optim/internal/owner.cc", "dist_optim/internal/owner_state.cc"),
                   steps(("dist_optim_test", "*inproc:*StepSim*:StepLog*")), steps(("dist_optim_test", "*"), ("cuda_test", "*"), ("ps_sim_test", "*"))),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """How the build compiles a source."""
+    words: tuple
+    others: tuple = ()  # sources that the same command compiles, where the build takes several at once
+
+
+def compiled_by(entries, root):
+    """{source, as seen from root: Compiled}, from compile_commands.json."""
+    commands = {}
+    for entry in entries:
+        words = tuple(shlex.split(entry["command"]))
+        if re.search(r"/Unity/unity_\d+_cxx\.cxx$", entry["file"]):
+            with open(entry["file"]) as file:
+                included = re.findall(r'^#include "(.*)"$', file.read(), re.M)
+            together = [os.path.relpath(os.path.realpath(name), root) for name in included]
+            for source in together:
+                commands[source] = Compiled(words, tuple(other for other in together if other != source))
+        else:
+            commands[os.path.relpath(os.path.realpath(entry["file"]), root)] = Compiled(words)
+    return commands
 
 
 def run(command, **more):
@@ -148,11 +171,13 @@ class Bench:
         self.optimize = args.optimize
         self.quick = args.quick
         self.stock = ""
-        commands = {}
         with open(os.path.join(self.build, "compile_commands.json")) as file:
-            for entry in json.load(file):
-                commands[os.path.relpath(os.path.realpath(entry["file"]), ROOT)] = entry["command"]
-        self.compile_commands = {path: shlex.split(commands[path]) for path in unit.files}
+            commands = compiled_by(json.load(file), ROOT)
+        missing = [path for path in unit.files if path not in commands]
+        if missing:
+            raise SystemExit(f"mutate: {self.build} does not compile {', '.join(missing)}")
+        self.compile_commands = {path: commands[path] for path in unit.files}
+        self.others = {}  # source: the object of the sources that the build compiles together with it
         status, output = run(["ninja", "-C", self.build, "-t", "commands", f"weft_{unit.module}"])
         links = [line for line in output.splitlines() if " -shared " in line and f"/libweft_{unit.module}.so" in line]
         if status or len(links) != 1:
@@ -175,25 +200,43 @@ class Bench:
             if ".so" in name:
                 shutil.copy2(os.path.join(self.build, "lib", name), folder)
 
-    def make(self, folder, path, text):
-        """Builds the library with this source in the folder; what is said when that does not work."""
-        source = os.path.join(folder, os.path.basename(path))
+    def compile(self, path, source, text):
+        """Writes the text to source and compiles it as the build does with path; what is said when that does not work."""
         with open(source, "w") as file:
             file.write(text)
-        words = list(self.compile_commands[path])
-        built = words[words.index("-o") + 1]
+        words = list(self.compile_commands[path].words)
         words[words.index("-o") + 1] = source + ".o"
         words[words.index("-c") + 1] = source
         # What is precompiled was so for another optimisation: without -Winvalid-pch its text is read in silence.
         words = [word for word in words if word not in ("-Winvalid-pch", "-Wall", "-Wextra")] + ["-w", *self.optimize.split()]
-        link = [source + ".o" if word == built else word for word in self.link_command]
+        status, output = run(words, cwd=self.build)
+        return output if status else ""
+
+    def objects_of_others(self, path):
+        """Where several sources are compiled at once: the others, together, once for all mutants of this one."""
+        others = self.compile_commands[path].others
+        if others and path not in self.others:
+            source = os.path.join(self.stock, "without_" + path.replace("/", "_"))
+            wrong = self.compile(path, source, "".join(f'#include "{os.path.join(ROOT, other)}"\n' for other in others))
+            if wrong:
+                raise SystemExit(f"mutate: what is compiled with {path} does not compile without it:\n{wrong}")
+            self.others[path] = source + ".o"
+        return [self.others[path]] if others else []
+
+    def make(self, folder, path, text):
+        """Builds the library with this source in the folder; what is said when that does not work."""
+        source = os.path.join(folder, os.path.basename(path))
+        wrong = self.compile(path, source, text)
+        if wrong:
+            return wrong
+        words = self.compile_commands[path].words
+        built = words[words.index("-o") + 1]
+        objects = [source + ".o", *self.objects_of_others(path)]
+        link = [new for word in self.link_command for new in (objects if word == built else [word])]
         link[link.index("-o") + 1] = os.path.join(folder, self.soname)
-        for command in (words, link):
-            status, output = run(command, cwd=self.build)
-            if status:
-                return output
+        status, output = run(link, cwd=self.build)
         os.unlink(source + ".o")
-        return ""
+        return output if status else ""
 
     def environment(self, folder, step):
         return {**os.environ, "OMP_NUM_THREADS": "1", "WEFT_BUILD_DIR": self.build, "WEFT_SOURCE_DIR": ROOT,

@@ -207,7 +207,7 @@ Status Assembler::open_wide(Incoming* message, Status* refused) {
     return absl::OkStatus();
   }
   // Copies of what lies in an arena and may not stay there.
-  if (bytes > rest && !charge_more(bytes - rest)) return absl::OkStatus();
+  if (!charge_more(std::max(bytes, rest) - rest)) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(Places places, borrow_places(layout, wide.connection));
   message->payload.body.resize(layout.segments(0).length());
   if (Status filled = fill_buffers(layout, std::move(places), message); !filled.ok()) {

@@ -51,6 +51,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/common/api.h"
 #include "weft/common/condition.h"
 #include "weft/common/log.h"
 #include "weft/common/mutex.h"
@@ -82,9 +83,9 @@ struct MembershipOptions {
 };
 
 // A member as its record in the store has it; none when the record is odd.
-std::optional<Member> read_member(const std::string& record);
+WEFT_API std::optional<Member> read_member(const std::string& record);
 
-class Membership {
+class WEFT_API Membership {
  public:
   explicit Membership(MembershipOptions options);
   ~Membership();

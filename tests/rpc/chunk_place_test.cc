@@ -27,7 +27,8 @@ class ChunkPlace : public ::testing::Test {
     const Status begun = try_begin();
     ASSERT_TRUE(begun.ok()) << begun;
   }
-  Status try_begin() {
+  Status try_begin() { return try_begin(&assembler_); }
+  Status try_begin(Assembler* assembler) {
     v1::Layout layout;
     const StatusOr<TensorParts> parts = split_for_wire(at::zeros({kElements}), false);
     EXPECT_TRUE(parts.ok()) << parts.status();
@@ -40,7 +41,7 @@ class ChunkPlace : public ::testing::Test {
     segment->set_transfer_id(kTransfer);
     const std::string_view body = "body";
     const FrameView frame{FrameKind::kRequest, {}, absl::MakeConstSpan(&body, 1), 4};
-    return assembler_.begin(layout, frame, nullptr, [this](StatusOr<Payload> payload) {
+    return assembler->begin(layout, frame, nullptr, [this](StatusOr<Payload> payload) {
       ASSERT_FALSE(got_.has_value());
       got_ = std::move(payload);
     });
@@ -134,6 +135,22 @@ TEST_F(ChunkPlace, ThePlaceOutlivesItsConnection) {
   EXPECT_TRUE(assembler_.chunk_filled(at(0), 1000).ok());
   EXPECT_FALSE(got_.has_value());
   EXPECT_EQ(budget_.used(), 0u);
+}
+
+TEST_F(ChunkPlace, AMessageOfAllThatIsAllowedIsTaken) {
+  for (const size_t missing : {0U, 1U}) {
+    got_.reset();
+    MessageLimits limits;
+    limits.max_message_bytes = 4 + kBytes - missing;
+    Assembler assembler(limits, &budget_);
+    ASSERT_TRUE(try_begin(&assembler).ok());
+    EXPECT_EQ(got_.has_value(), missing > 0) << "refused at once";
+    EXPECT_EQ(budget_.used(), missing > 0 ? 0U : 4 + kBytes);
+    if (missing > 0) {
+      EXPECT_EQ(error_kind(got_->status()), ErrorKind::kResource);
+    }
+    assembler.abandon();
+  }
 }
 
 // Before their header come chunks over another lane; a peer may send more than it announces.

@@ -92,7 +92,8 @@ class WideAssembler : public ::testing::Test {
     return send_message(&*line_, FrameKind::kRequest, &header, OutMessageRef(*message), limits, 99,
                         &transfers_);
   }
-  Status begin(const Frame& first) {
+  Status begin(const Frame& first) { return begin(first, &assembler_); }
+  Status begin(const Frame& first, Assembler* assembler) {
     const FrameView view{FrameKind::kRequest, first.header, {}, 0};
     v1::CallHeader brief;
     WEFT_RETURN_IF_ERROR(parse_header(view, &brief));
@@ -102,7 +103,7 @@ class WideAssembler : public ::testing::Test {
       ASSERT_FALSE(got_.has_value());
       got_ = std::move(payload);
     };
-    return assembler_.begin_wide(
+    return assembler->begin_wide(
         brief.layout(), view, nullptr,
         [this, brief, tell](std::string_view bytes) -> StatusOr<Assembler::Opened> {
           ++opened_;
@@ -257,6 +258,25 @@ TEST_F(WideAssembler, DEF_22_a_budget_refuses_at_either_place_and_the_rest_is_di
     EXPECT_EQ(budget_.used(), taken);
     budget_.release(taken);
     expect_nothing_left();
+  }
+}
+
+TEST_F(WideAssembler, DEF_22_a_message_of_all_that_is_allowed_is_taken) {
+  ASSERT_TRUE(pack_and_send(MessageLimits()).ok());
+  v1::CallHeader brief;
+  ASSERT_TRUE(brief.ParseFromString(line_->frames[0].header));
+  for (const size_t missing : {0U, 1U}) {
+    got_.reset();
+    MessageLimits limits;
+    limits.max_message_bytes = brief.layout().wide_length() - missing;
+    Assembler assembler(limits, &budget_);
+    ASSERT_TRUE(begin(line_->frames[0], &assembler).ok());
+    EXPECT_EQ(got_.has_value(), missing > 0) << "refused at once";
+    if (missing > 0) {
+      EXPECT_EQ(error_kind(got_->status()), ErrorKind::kResource);
+    }
+    assembler.abandon();
+    EXPECT_EQ(budget_.used(), 0U);
   }
 }
 

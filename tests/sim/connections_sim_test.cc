@@ -1,0 +1,96 @@
+// Connections between workers under virtual time: which of two stays, what a worker that is gone
+// takes with it, and what is told when one is there again.
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/worker.h"
+#include "weft/tests/sim/calls_group.h"
+
+namespace weft::testing {
+namespace {
+
+using namespace std::chrono_literals;  // NOLINT
+
+const FunctionRef<bool(int64_t)> kIsGivenUp{"sim.is_given_up"};
+
+// Both dial at once; afterwards each knows of one connection, and the other one is closed.
+TEST(ConnectionsSim, OfTwoThatAreMadeAtOnceOneStays) {
+  int both = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    GroupOptions options;
+    options.seed = seed;
+    Group(options).run([&both](Group& g) {
+      const auto call = [&g](size_t from) {
+        for (int i = 0; i < 5; ++i) {
+          EXPECT_EQ(rpc_sync(g.workers[from], absl::StrCat("w", 1 - from), on("slow", &Slow::take),
+                             at::ones({1 << 16})),
+                    1 << 16);
+        }
+      };
+      auto other = g.sim->spawn("other", [&] { call(1); });
+      call(0);
+      other->join();
+      both += g.count(0, "dials") > 0 && g.count(1, "dials") > 0 ? 1 : 0;
+      g.pass(absl::Seconds(10));
+      for (const size_t i : {0, 1}) EXPECT_EQ(g.count(i, "connections"), 1) << i;
+      call(0);
+    });
+  }
+  EXPECT_GT(both, 10) << "seeds in which both dialled";
+}
+
+TEST(ConnectionsSim, AWorkerThatIsGoneTakesTheHandlersOfItsOwnCallsAlone) {
+  Group({.size = 2, .dynamic = true, .lease = 5s}).run([](Group& g) {
+    Worker leaves = g.join("a");
+    const Future<bool> stays = rpc_async(g.workers[0], "w1", kIsGivenUp, 30);
+    const Future<bool> ends = rpc_async(leaves, "w1", {.deadline = kInfinite}, kIsGivenUp, 40);
+    g.pass(absl::Seconds(2));
+    (void)leaves.shutdown({.graceful = false, .deadline = 1s});
+    EXPECT_FALSE(ends.try_wait().ok());
+    EXPECT_FALSE(stays.wait()) << "another worker's call was given up with it";
+  });
+}
+
+// Tells of the connections that are there again.
+class Hears final : public Service {
+ public:
+  explicit Hears(std::vector<std::string>* heard) : heard_(heard) {}
+  std::vector<Method> methods() override { return {}; }
+  void on_reconnected(const WorkerInfo& worker) override { heard_->push_back(worker.name); }
+
+ private:
+  std::vector<std::string>* const heard_;
+};
+
+TEST(ConnectionsSim, AServiceHearsOnceOfAConnectionThatIsThereAgain) {
+  std::vector<std::string> heard;
+  GroupOptions options;
+  options.services.push_back(
+      [&heard](const ServiceContext&) { return std::make_shared<Hears>(&heard); });
+  Group(options).run([&heard](Group& g) {
+    const auto call = [&g] {
+      EXPECT_EQ(rpc_sync(g.workers[0], "w1", {.retry = Retry::kAtMostOnce}, on("slow", &Slow::take),
+                         at::ones({4})),
+                4);
+    };
+    call();
+    g.pass(absl::Seconds(5));
+    EXPECT_TRUE(heard.empty()) << "nothing was lost";
+    g.plan->add({.fault = Fault::kCut, .kind = FrameKind::kRequest, .from = "w0", .times = 1});
+    call();
+    g.pass(absl::Seconds(5));
+    std::sort(heard.begin(), heard.end());
+    EXPECT_EQ(heard, (std::vector<std::string>{"w0", "w1"}));
+    call();
+    EXPECT_EQ(heard.size(), 2U);
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
