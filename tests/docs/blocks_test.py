@@ -252,8 +252,8 @@ def rule_of(where, language, text):
         return None, "install.pages"
     if text.startswith(("./dev demo", "./dev install")):
         return None, "the two commands themselves; install.pages"
-    if text.startswith("./dev wheel"):
-        return None, "install.wheel"
+    if text.startswith("./dev wheel") or "python -m weft --cmake-prefix" in text:
+        return None, "install.wheel, install.fresh_root"
     if text.startswith("./dev deb"):
         return None, "install.deb"
     if "weft-inspect" in text:

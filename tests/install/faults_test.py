@@ -10,6 +10,9 @@ import tempfile
 import unittest
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(SOURCE, "scripts"))
+import wheel  # noqa: E402
+
 OPTIONS = {}
 PROJECT = """cmake_minimum_required(VERSION 3.22)
 project(stranger LANGUAGES CXX)
@@ -77,6 +80,32 @@ class Faults(unittest.TestCase):
             version = file.read().split("was built with LibTorch ")[1].split(",")[0]
         said = self.found_weft(libtorch(os.path.join(self.folder, "torch"), version, "-D_GLIBCXX_USE_CXX11_ABI=0"))
         self.assertIn("was built with _GLIBCXX_USE_CXX11_ABI=0, weft with 1: name a LibTorch with the C++11 ABI", said)
+
+    def test_BadInput_a_torch_beside_the_wheel(self):
+        # The wheel's package, in an environment with the torch that it was made with, another one, and none.
+        os.makedirs(os.path.join(self.folder, "weft"))
+        for name, text in (("__init__.py", wheel.INIT.format(version="1.2.3", torch="2.11.0")), ("__main__.py", wheel.MAIN)):
+            with open(os.path.join(self.folder, "weft", name), "w") as file:
+                file.write(text)
+        next_step = "pip install torch==2.11.0"
+        for version, words in (("2.11.4+cpu", None), ("2.12.0", ("was built with torch 2.11.0", "has 2.12.0", next_step)),
+                               (None, ("needs torch 2.11.0", "there is none", next_step))):
+            info = os.path.join(self.folder, f"torch-{version}.dist-info")
+            if version:
+                os.makedirs(info)
+                with open(os.path.join(info, "METADATA"), "w") as file:
+                    file.write(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+            # -S: without what this machine has installed.
+            done = subprocess.run([sys.executable, "-S", "-m", "weft", "--cmake-prefix"], capture_output=True, text=True, check=False,
+                                  env={**os.environ, "PYTHONPATH": self.folder}, cwd=self.folder)
+            shutil.rmtree(info, ignore_errors=True)
+            said = (done.stdout + done.stderr).strip()
+            if words is None:
+                self.assertEqual((done.returncode, said), (0, os.path.join(self.folder, "weft", "prefix")))
+                continue
+            self.assertEqual((done.returncode, said.count("\n")), (1, 0), said)
+            for word in words:
+                self.assertIn(word, said)
 
     def test_BadInput_an_install_prefix_without_rights(self):
         # Not even root makes a folder there.

@@ -1,4 +1,5 @@
-"""vcpkg.json asks for what CMake looks for, each as a port of vcpkg, at one state of vcpkg that docs/versions.md names.
+"""vcpkg.json asks for what CMake looks for, each as a port of vcpkg, at one state of vcpkg that docs/versions.md names. What the sources
+use of gRPC beyond its documented API is in the table of that page, with the file.
 
 usage: vcpkg_test.py
 
@@ -22,6 +23,28 @@ def read(path):
         return file.read()
 
 
+def undocumented(text):
+    """The names of grpc::internal, of grpc::experimental and of what experimental() returns that a source uses."""
+    names = set(re.findall(r"grpc::(?:internal|experimental)::(\w+)|experimental\(\)\.(\w+)|grpc::(SerializationTraits)", text))
+    for alias in re.findall(r"namespace (\w+) = grpc::(?:internal|experimental);", text):
+        names |= {(name,) for name in re.findall(rf"\b{alias}::(\w+)", text)}
+    return {name for found in names for name in found if name}
+
+
+def missing_rows():
+    rows = [line for line in read("docs/versions.md").splitlines() if line.startswith("|")]
+    used = 0
+    for module in ("common", "transport", "store", "rpc", "collectives", "tools"):
+        for path in sorted(glob.glob(os.path.join(SOURCE, module, "**", "*.[ch]*"), recursive=True)):
+            names = undocumented(read(path))
+            used += len(names)
+            for name in sorted(names):
+                if not any(re.search(rf"\b{name}\b", row.split("|")[1]) and os.path.basename(path) in row.split("|")[2] for row in rows):
+                    yield f"{os.path.relpath(path, SOURCE)} uses gRPC's {name}, of which docs/versions.md has no row"
+    if used < 10:
+        yield f"only {used} uses of gRPC's internals were found: this test no longer sees them"
+
+
 def main():
     manifest = json.loads(read("vcpkg.json"))
     wanted = set()
@@ -41,6 +64,9 @@ def main():
     baseline = manifest["builtin-baseline"]
     if not re.fullmatch(r"[0-9a-f]{40}", baseline) or baseline[:12] not in read("docs/versions.md"):
         sys.exit(f"docs/versions.md does not name the state of vcpkg, {baseline[:12]}")
+    missing = list(missing_rows())
+    if missing:
+        sys.exit("\n".join(missing))
     print(f"vcpkg: ok {len(ports)} ports at {baseline[:12]}")
     return 0
 

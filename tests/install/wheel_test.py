@@ -45,6 +45,15 @@ def write_project(folder):
             file.write(text)
 
 
+def page_block(what):
+    """The one block of commands of docs/howto/install.md that has this line."""
+    with open(os.path.join(SOURCE, "docs", "howto", "install.md"), encoding="utf-8") as file:
+        found = [block for block in re.findall(r"^```\n(.*?)^```$", file.read(), re.S | re.M) if what in block]
+    if len(found) != 1:
+        sys.exit(f"docs/howto/install.md: {len(found)} blocks with {what!r}")
+    return found[0]
+
+
 def link_torch(site, fresh):
     for name in os.listdir(site):
         if re.match(r"(torch|nvidia|torchgen|functorch)$|torch-.*\.dist-info$", name):
@@ -84,14 +93,11 @@ def main():
         run([os.path.join(venv, "bin", "pip"), "install", "--quiet", "--no-deps", "--no-index", wheel], env=environment)
         link_torch(site, fresh)
         python = os.path.join(venv, "bin", "python")
-        prefix = run([python, "-m", "weft", "--cmake-prefix"], env=environment).strip()
         project = os.path.join(folder, "project")
         write_project(project)
         build = os.path.join(project, "build")
-        run(["cmake", "-G", "Ninja", "-S", project, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"], env=environment)
-        run(["cmake", "--build", build], env=environment)
-        weftrun = os.path.join(venv, "bin", "weftrun")
-        said = run([weftrun, "-n", "2", os.path.join(build, "my_program")], env=environment)
+        active = {**environment, "PATH": os.path.join(venv, "bin") + os.pathsep + environment["PATH"]}
+        said = run(["bash", "-e", "-c", page_block("python -m weft --cmake-prefix")], cwd=project, env=active)
         if said.count("0 1 2 3 doubled and summed: 12") != 2:
             sys.exit(f"wheel test: the program said\n{said}")
         print(f"from pip to a running program: {time.monotonic() - begin:.0f} s")

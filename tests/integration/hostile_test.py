@@ -1,6 +1,7 @@
 """Published attacks on HTTP/2 and gRPC, tried against a worker's port: the worker lives, its memory stays bounded, others are served.
 
 usage: hostile_test.py --worker PROGRAM --weftrun PROGRAM [--many N] [--only ATTACK] plain|same_user|tls
+       hostile_test.py table      compares SECURITY.md's table with the attacks
 
 plain: without credentials, for every user of the machine. same_user: the default, attacked by another user where this test may become
 one. tls: by a stranger, in plain text and without a certificate, and by a member of the job. SECURITY.md has what came of it.
@@ -107,14 +108,32 @@ def is_served(port, tls):
     return served
 
 
+def check_table():
+    """Every attack has one row in SECURITY.md, which says what came of it in each way to listen."""
+    path = os.path.join(os.path.dirname(__file__), "..", "..", "SECURITY.md")
+    with open(path, encoding="utf-8") as file:
+        rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in file if line.startswith("|")][2:]
+    named = [name for row in rows for name in re.findall(r"\(`(\w+)`\)$", row[0])]
+    wrong = [f"SECURITY.md: a row without an attack or a cell: {row}" for row in rows
+             if len(row) != 5 or not all(row) or not re.search(r"\(`\w+`\)$", row[0])]
+    wrong += [f"{name}: in one of SECURITY.md and the attacks only, or twice" for name in sorted(ATTACKS.keys() | set(named))
+              if named.count(name) != 1 or name not in ATTACKS]
+    print("\n".join(wrong) or f"table: ok {len(rows)} rows")
+    return 1 if wrong else 0
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--worker", required=True)
-    parser.add_argument("--weftrun", required=True)
+    parser.add_argument("--worker")
+    parser.add_argument("--weftrun")
     parser.add_argument("--many", type=int, default=1)
     parser.add_argument("--only")
-    parser.add_argument("mode", choices=["plain", "same_user", "tls"])
+    parser.add_argument("mode", choices=["plain", "same_user", "tls", "table"])
     args = parser.parse_args()
+    if args.mode == "table":
+        return check_table()
+    if not args.worker or not args.weftrun:
+        parser.error("--worker and --weftrun are needed")
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="weft-hostile-") as folder:
         environment, attackers, admitted = {}, [("anyone", None)], None
