@@ -216,7 +216,9 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     std::shared_ptr<SendCharge> large_charge;
     Status refused;    // for lack of room at its receiver, the last time...
     int refusals = 0;  // ...of so many
+    std::optional<Deadlines::iterator> asked_again{};  // when the pause after the last one is over
     uint32_t attempt = 0;
+    bool maybe_taken = false;  // though it is here again, for an answer that found no room
     std::shared_ptr<Link> link;
     bool answered = false;                     // and interceptors look at the answer
     CancelToken parent = CancelToken::none();  // of the call in whose handler this one was issued

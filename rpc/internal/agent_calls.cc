@@ -359,6 +359,7 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
     pending_.erase(it);
     if (waits_for_room(p.state)) leave_room_queue_locked(call_id);
     if (p.has_deadline) deadlines_.erase(p.in_deadlines);
+    if (p.asked_again.has_value()) deadlines_.erase(*p.asked_again);
     auto peer = peers_.find(p.to.incarnation);
     if (peer != peers_.end()) {
       if (peer->second->once.erase(call_id) > 0) peer->second->owes_ack = true;
@@ -401,7 +402,7 @@ void Agent::complete(uint64_t call_id, StatusOr<Payload> result, bool tell_calle
     result = std::move(error);
   }
   if (p.spec->attachments != nullptr) {
-    const bool unsent = is_here(p.state) && p.attempt == 0;
+    const bool unsent = is_here(p.state) && p.attempt == 0 && !p.maybe_taken;
     p.spec->attachments->end(delivery.value_or(p.answered ? Delivery::kDelivered
                                                : unsent   ? Delivery::kNotDelivered
                                                           : Delivery::kUnknown),
@@ -439,6 +440,9 @@ void Agent::on_deadline_timer() {
       const DeadlineKey key = deadlines_.begin()->second;
       deadlines_.erase(deadlines_.begin());
       if (key.again) {
+        if (const auto it = pending_.find(key.call_id); it != pending_.end()) {
+          it->second.asked_again.reset();
+        }
         again.push_back(key.call_id);
       } else if (key.serving) {
         auto it = serving_.find({key.incarnation, key.call_id});

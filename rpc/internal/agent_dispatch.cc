@@ -283,6 +283,9 @@ Status Agent::told_by_handler(const Job& job, Status error) const {
                      "': ", std::string(error.message())));
   }
   ErrorDetails details = error_details(error);
+  // A third worker may have had no room now. This one had, and has run the call: nothing is won by
+  // asking it again.
+  if (is_no_room_now(error)) details.payload.clear();
   if (details.kind == ErrorKind::kNone) details.kind = ErrorKind::kUser;
   if (details.origin.empty()) details.origin = options_.self.name;
   // One line per hop, innermost first.

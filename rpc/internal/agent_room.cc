@@ -130,12 +130,15 @@ bool Agent::ask_again_later(uint64_t call_id, const Status& refused, Delivery de
     link = std::exchange(p.link, nullptr);
     if (link != nullptr) --link->pending;
     p.on(CallEvent::kNoRoomThere);
+    p.maybe_taken |= delivery != Delivery::kNotDelivered;
     p.refused = refused;
     const absl::Duration pause =
         std::min(kFirstPause * (1 << std::min(p.refusals, 10)), kLongestPause);
     ++p.refusals;
     const absl::Time when = now() + pause;
-    deadlines_.emplace(when, DeadlineKey{false, 0, call_id, true});
+    // It may have been sent before, over a connection that came meanwhile.
+    if (p.asked_again.has_value()) deadlines_.erase(*p.asked_again);
+    p.asked_again = deadlines_.emplace(when, DeadlineKey{false, 0, call_id, true});
     arm_locked(when);
   }
   counters_->retried->add();

@@ -127,7 +127,7 @@ WEFT_API Status unpack_error(uint32_t code, uint32_t kind, std::string_view body
                              std::string_view origin);
 
 // A refusal for lack of room that may have passed in a moment, marked so; and whether it is one.
-Status no_room_now(const Status& refused);
+WEFT_API Status no_room_now(const Status& refused);
 WEFT_API bool is_no_room_now(const Status& error);
 
 // Sends `message` under `header`, whose layout it fills in (Header: CallHeader, ResponseHeader or

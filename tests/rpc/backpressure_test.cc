@@ -8,6 +8,7 @@
 
 #include "ATen/ops/ones.h"
 #include "gtest/gtest.h"
+#include "weft/rpc/internal/message.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/forwarding_transport.h"
@@ -152,6 +153,27 @@ TEST_P(Backpressured, AnAnswerWithoutRoomIsAnErrorOfItsCall) {
   EXPECT_EQ(error_kind(full), ErrorKind::kResource) << full;
   EXPECT_EQ(rpc_sync(c[0], 1, &make, int64_t{1}).numel(), kMiB / 4);
   expect_nothing_under_way(c[1]);
+}
+
+// Its handler may have called a third worker that had no room: that is the answer, which asking again
+// would only bring once more.
+TEST_P(Backpressured, ARefusalThatAHandlerPassesOnEndsTheCall) {
+  Library own("passing");
+  own.def("on", []() -> int64_t {
+    weft::throw_error(
+        internal::no_room_now(make_error(ErrorKind::kResource, "a third worker is full")));
+  });
+  ClusterOptions o{.size = 2, .net = GetParam(), .library = std::move(own)};
+  Cluster c(std::move(o));
+  const Status got =
+      try_rpc_sync(
+          c[0], 1,
+          {.deadline = 3s, .retry = Retry::kAtMostOnce, .backpressure = Backpressure::kWait},
+          FunctionRef<int64_t()>{"passing.on"})
+          .status();
+  EXPECT_EQ(error_kind(got), ErrorKind::kResource) << got;
+  EXPECT_NE(got.message().find("a third worker is full"), absl::string_view::npos) << got;
+  EXPECT_EQ(counter(c[0], "calls_resent"), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Nets, Backpressured, ::testing::ValuesIn(nets()), net_name);

@@ -4,15 +4,18 @@
 
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "ATen/ops/zeros.h"
 #include "gtest/gtest.h"
 #include "weft/rpc/group.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/rpc/probe.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/transport/faulty_transport.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 
@@ -175,6 +178,53 @@ TEST_P(RpcInterceptor, IsToldHowEachCallEnded) {
   EXPECT_EQ(probe(0).count("told"), probe(0).count("attached"));
   EXPECT_EQ(probe(1).count("arrived"), 2);
   EXPECT_EQ(rpc_sync(c[2], 1, &add, 1, 2), 3) << "without interceptors";
+}
+
+// INT-1: its answer found no room here, so it is asked for again, and again until the deadline: the call
+// has run all the same.
+TEST_P(RpcInterceptor, ACallWhoseAnswerFoundNoRoomWasNotUndelivered) {
+  constexpr int64_t kBytes = 20 << 20;
+  Library own("large");
+  own.def("make", [] { return at::zeros({kBytes}, at::kByte); });
+  own.def("take", [](const at::Tensor& t) { return t.numel(); });
+  library_.merge(own);
+  // A large request that waits here keeps its room.
+  Mutex mutex;
+  std::optional<Proceed> held;
+  probe(0).on_arrive = [&](IncomingRequest&, const std::string&, Proceed proceed) {
+    MutexLock lock(&mutex);
+    held.emplace(std::move(proceed));
+  };
+  ClusterOptions o{.size = 2, .net = GetParam(), .library = library_};
+  o.adjust = [this](int index, JoinOptions* j) {
+    if (GetParam() == Net::kGrpc) j->transport = grpc_transport({.arena_bytes = 0});
+    j->environment = Environment{{"WEFT_PEER_RECEIVE_BUDGET", "32MiB"}};
+    j->services = {group_service(), [probe = probes_[static_cast<size_t>(index)]](
+                                        const ServiceContext&) { return probe; }};
+  };
+  Cluster c(std::move(o));
+  auto waits = rpc_async(c[1], 0, FunctionRef<int64_t(at::Tensor)>{"large.take"},
+                         at::zeros({kBytes}, at::kByte));
+  const auto is_held = [&] {
+    MutexLock lock(&mutex);
+    return held.has_value();
+  };
+  const absl::Time limit = c[0].now() + absl::Seconds(30);
+  while (!is_held()) {
+    ASSERT_LT(c[0].now(), limit) << "large.take has not arrived";
+    std::this_thread::yield();
+  }
+  const Status late =
+      try_rpc_sync(
+          c[0], 1,
+          {.deadline = 500ms, .retry = Retry::kAtMostOnce, .backpressure = Backpressure::kWait},
+          FunctionRef<at::Tensor()>{"large.make"})
+          .status();
+  EXPECT_EQ(error_kind(late), ErrorKind::kDeadline) << late;
+  EXPECT_GT(counter(c[0], "calls_resent"), 0);
+  EXPECT_EQ(probe(0).ends(), Ends({"large.make>worker1 unknown"}));
+  (*held)(absl::OkStatus());
+  EXPECT_EQ(waits.wait(), kBytes);
 }
 
 // INT-2: sent again after the connection broke, it is handed in once.
