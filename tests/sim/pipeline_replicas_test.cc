@@ -130,10 +130,9 @@ PairOutcome run(const Pair& s) {
             auto reducer =
                 pipeline::call_reducer(context, names, {.name = absl::StrCat("stage", stage)});
             const bool throws = replica == 1 && stage == s.throws;
-            return std::make_shared<VReplica>(sim, s.costs[replica].stages[stage],
-                                              static_cast<int>(replica), stage,
-                                              std::pair<int64_t, int>(throws ? 1 : -1, 1),
-                                              std::move(reducer), &out.wrong);
+            return std::make_shared<VReplica>(
+                sim, s.costs[replica].stages[stage], static_cast<int>(replica), stage,
+                std::pair<int64_t, int>(throws ? 1 : -1, 1), std::move(reducer), &out.wrong);
           };
           workers[i] = Worker::join(
               {.name = absl::StrCat("w", i),
