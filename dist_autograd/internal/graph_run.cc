@@ -181,8 +181,9 @@ void PassGraph::run_node(uint32_t index, std::vector<Outgoing>* out) {
   const Node& node = *entry.node;
   running_node_.store(&typeid(node), std::memory_order_relaxed);
   try {
-    wait_for_inputs(*entry.buffer, stream);
-    results = call(&entry, std::move(entry.buffer->buffer), out);
+    std::optional<torch::autograd::InputBuffer> inputs = std::exchange(entry.buffer, std::nullopt);
+    wait_for_inputs(*inputs, stream);
+    results = call(&entry, std::move(inputs->buffer), out);
   } catch (...) {
     throw Error(annotate(with_forward_calls(entry.node.get(), status_from_current_exception()),
                          entry.node->name()));
@@ -190,7 +191,6 @@ void PassGraph::run_node(uint32_t index, std::vector<Outgoing>* out) {
   running_node_.store(nullptr, std::memory_order_relaxed);
   if (trace_ != nullptr) trace_->node(node.name(), start);
   ++ran_;
-  entry.buffer.reset();
   --left_;
   for (size_t i = 0; i < entry.targets.size(); ++i) {
     const uint32_t target = entry.targets[i];

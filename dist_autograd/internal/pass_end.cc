@@ -187,10 +187,8 @@ void BackwardPass::fail_locked(Status why, Todo* todo) {
   }
   std::set<WorkerKey> below = children_;
   below.insert(id_.root);
-  if (is_root()) {
-    for (const auto& [worker, is_final] : found_) below.insert(worker);
-    for (const auto& [worker, outcome] : done_) below.insert(worker);
-  }
+  for (const auto& [worker, is_final] : found_) below.insert(worker);
+  for (const auto& [worker, outcome] : done_) below.insert(worker);
   below.erase(self_);
   // Tensors and graphs are destroyed without the mutex, and so are callbacks.
   todo->push_back(

@@ -3,7 +3,9 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/types.h>
 
+#include <cmath>
 #include <limits>
+#include <thread>
 
 #include "weft/tests/dist_autograd/fixture.h"
 
@@ -86,6 +88,30 @@ TEST_P(DistClip, OneMessageToEachWorkerAndOneMoreWhenItScales) {
   context.clip_grad_norm(1);
   EXPECT_EQ(sent("autograd_norms_sent"), 4);
   EXPECT_EQ(sent("autograd_scales_sent"), 2);
+}
+
+// While an earlier pass runs, the gradients of one that has ended lie apart from the others.
+TEST_P(DistClip, ScalesWhatHasEndedBesideAPassThatRuns) {
+  auto c = make();
+  Three t = make_three(*c);
+  StuckWayBack stuck;
+  {
+    DistAutogradContext context((*c)[0]);
+    const at::Tensor slow = rpc_sync((*c)[0], "worker2", &slow_way_back, leaf({1, 2})).sum();
+    const at::Tensor loss = t.holders[0].rpc_sync(&Holder::times, t.x).sum();
+    std::thread other([&] { context.backward({slow}); });
+    stuck.wait_reached();
+    context.backward({loss});
+    const double norm = context.clip_grad_norm(1);
+    EXPECT_NEAR(norm, std::sqrt(33.0), 1e-9);
+    const auto there = t.holders[0].rpc_sync(&Holder::gradient);
+    stuck.open();
+    other.join();
+    EXPECT_TRUE(torch::allclose(context.gradient(t.x), t.local[1].detach() / norm, 1e-6, 1e-6));
+    ASSERT_EQ(there.size(), 1U);
+    EXPECT_TRUE(torch::allclose(there[0], t.x.detach() / norm, 1e-6, 1e-6)) << there[0];
+  }
+  expect_nothing_left(*c);
 }
 
 TEST_P(DistClip, Errors) {

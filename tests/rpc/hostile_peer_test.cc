@@ -98,10 +98,11 @@ class HostilePeer : public ::testing::TestWithParam<Net> {
   }
   ~HostilePeer() override { transport_->shutdown(); }
 
-  void dial(bool observer = false) {
+  void dial(bool observer = false) { dial(observer, (*cluster_)[0].job_id()); }
+  void dial(bool observer, const std::string& job_id) {
     ear_ = std::make_shared<Ear>(runtime_.get());
     Hello hello;
-    hello.job_id = (*cluster_)[0].job_id();
+    hello.job_id = job_id;
     hello.name = "stranger";
     hello.id = 99;
     hello.incarnation = ++incarnation_;
@@ -389,6 +390,24 @@ TEST_P(HostilePeer, AnObserverMayAskAndNothingElse) {
   wait_until("protocol_errors", violations + 4);
 }
 
+TEST_P(HostilePeer, AWorkerOfAnotherJobIsTurnedAway) {
+  dial(/*observer=*/true, "");  // which may not know it
+  for (const bool observer : {false, true}) {
+    for (const char* job : {"another", ""}) {
+      if (observer && *job == '\0') continue;
+      try {
+        dial(observer, job);
+        ADD_FAILURE() << "'" << job << "' was let in";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.kind(), ErrorKind::kPermission) << e.what();
+        EXPECT_NE(std::string(e.what()).find("'worker0' belongs to job"), std::string::npos)
+            << e.what();
+      }
+    }
+  }
+  expect_nobody_harmed();
+}
+
 TEST_P(HostilePeer, ObserversAreBounded) {
   std::vector<std::shared_ptr<Connection>> all;
   for (int i = 0; i < 16; ++i) {
@@ -402,6 +421,7 @@ TEST_P(HostilePeer, ObserversAreBounded) {
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::kResource) << e.what();
   }
+  dial();  // a worker takes the place of no observer
   for (const auto& connection : all) connection->close(absl::OkStatus());
   wait_until("observers", 0);
   dial(/*observer=*/true);

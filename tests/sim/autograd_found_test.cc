@@ -261,5 +261,75 @@ TEST_F(AutogradFound, LIVE_5_a_pass_that_has_failed_runs_no_further_node) {
   });
 }
 
+TEST_F(AutogradFound, InnerTensorsKeepTheirGradientsWhereThatIsAskedFor) {
+  simulate([&] {
+    DistAutogradContext context(workers_[0]);
+    const at::Tensor x = torch::ones({2}, torch::kFloat64).set_requires_grad(true);
+    const at::Tensor y = x * 2;
+    y.retain_grad();
+    context.backward({through({1}, y).sum()});
+    EXPECT_TRUE(torch::equal(y.grad(), torch::full({2}, 3.0, torch::kFloat64)));
+    EXPECT_TRUE(torch::equal(context.gradient(x), torch::full({2}, 6.0, torch::kFloat64)));
+  });
+}
+
+// Gradients of 512 KiB ride with the question, and as many go in each message after it.
+TEST_F(AutogradFound, GradientsForOneWorkerShareMessages) {
+  simulate([&] {
+    DistAutogradContext context(workers_[0]);
+    const at::Tensor x = torch::ones({1 << 14, 2}, torch::kFloat64).set_requires_grad(true);
+    at::Tensor loss = through({1}, x).sum();
+    for (int i = 1; i < 6; ++i) loss = loss + through({1}, x).sum();
+    const int messages = plan_->add({.fault = Fault::kDelay,
+                                     .kind = FrameKind::kRequest,
+                                     .from = "w0",
+                                     .to = "w1",
+                                     .delay = absl::ZeroDuration()});
+    context.backward({loss});
+    EXPECT_EQ(plan_->hits(messages), 3) << "two gradients in each";
+    plan_->clear();
+  });
+}
+
+// Several messages of one worker fail at once when the time is over: the root hears of it once.
+TEST_F(AutogradFound, AFailureIsToldOnceByEachWorker) {
+  simulate([&] {
+    DistAutogradContext context(workers_[0]);
+    const at::Tensor x = torch::ones({1 << 14, 2}, torch::kFloat64).set_requires_grad(true);
+    at::Tensor loss = through({1, 2}, x).sum();
+    for (int i = 1; i < 12; ++i) loss = loss + through({1, 2}, x).sum();
+    plan_->add({.fault = Fault::kDrop, .kind = FrameKind::kRequest, .from = "w1", .to = "w2"});
+    const int messages = plan_->add({.fault = Fault::kDelay,
+                                     .kind = FrameKind::kRequest,
+                                     .from = "w1",
+                                     .to = "w0",
+                                     .delay = absl::ZeroDuration()});
+    const BackwardOptions fast{.deadline = 2s, .mode = BackwardMode::kFast};
+    EXPECT_EQ(error_kind(context.try_backward({loss}, fast)), ErrorKind::kDeadline);
+    sim_->sleep(absl::Seconds(10));
+    EXPECT_LE(plan_->hits(messages), 2);
+    plan_->clear();
+  });
+}
+
+// Looked at every 5 s; a report comes after 10 s without an event, and not before.
+TEST_F(AutogradFound, APassIsReportedWhenTwoLooksHaveSeenNothingHappen) {
+  simulate([&] {
+    DistAutogradContext context(workers_[0]);
+    const at::Tensor x = torch::ones({2}, torch::kFloat64).set_requires_grad(true);
+    const at::Tensor y = x * 2;
+    const auto reports = [&] { return workers_[0].debug_info().at("autograd_stall_reports"); };
+    std::vector<int64_t> seen;
+    y.register_hook([&](const at::Tensor&) {
+      for (const int seconds : {12, 5, 5, 5}) {
+        sim_->sleep(absl::Seconds(seconds));
+        seen.push_back(reports());
+      }
+    });
+    context.backward({through({1}, y).sum()}, {.deadline = 60s});
+    EXPECT_EQ(seen, (std::vector<int64_t>{0, 1, 1, 2}));
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing

@@ -46,7 +46,7 @@ class AutogradOrder : public ::testing::Test {
       std::function<at::Tensor(const std::vector<Worker>& workers, const at::Tensor& inner)>;
 
   // Forward as `body` does it, from w0, and a backward from the sum of what that gives.
-  static Sums run(uint64_t seed, const Body& body) {
+  static Sums run(uint64_t seed, BackwardMode mode, const Body& body) {
     Sums out;
     const at::Tensor parameter = torch::full({}, 1.5F).set_requires_grad(true);
     auto sim = std::make_shared<SimRuntime>(SimOptions{.seed = seed});
@@ -69,7 +69,7 @@ class AutogradOrder : public ::testing::Test {
       try {
         DistAutogradContext context(workers[0]);
         const at::Tensor x = torch::ones({}, torch::kFloat32).set_requires_grad(true);
-        context.backward({body(workers, x * 1)});
+        context.backward({body(workers, x * 1)}, {.mode = mode});
         out.inner = bits_of(context.gradient(x));
         for (const auto& one : autograd_gradients(workers[5], context.id())) {
           if (one.leaf.is_same(parameter)) out.leaf = bits_of(one.gradient);
@@ -84,13 +84,13 @@ class AutogradOrder : public ::testing::Test {
   }
 
   // Many seeds: what is faster differs, and no bit does.
-  static void expect_equal_bits(const Body& body) {
+  static void expect_equal_bits(BackwardMode mode, const Body& body) {
     std::set<std::string> forward;
     std::set<std::string> backward;
-    const Sums first = run(1, body);
+    const Sums first = run(1, mode, body);
     for (uint64_t seed = 1; seed <= 40; ++seed) {
       SCOPED_TRACE(seed);
-      const Sums now = run(seed, body);
+      const Sums now = run(seed, mode, body);
       forward.insert(now.forward);
       backward.insert(now.backward);
       ASSERT_EQ(now.leaf, first.leaf) << first.backward << "\n" << now.backward;
@@ -102,16 +102,23 @@ class AutogradOrder : public ::testing::Test {
 };
 
 // All calls at once, over four other workers: answers and gradients are in any order.
+at::Tensor all_at_once(const std::vector<Worker>& workers, const at::Tensor& inner) {
+  std::vector<Future<at::Tensor>> terms;
+  for (size_t i = 0; i < kFactors.size(); ++i) {
+    terms.push_back(rpc_async(workers[0], 1 + static_cast<int>(i % 4), kVia, kFactors[i], inner));
+  }
+  at::Tensor sum = terms[0].wait();
+  for (size_t i = 1; i < terms.size(); ++i) sum = sum + terms[i].wait();
+  return sum;
+}
+
 TEST_F(AutogradOrder, DEF_31_gradients_are_added_by_call_and_not_by_arrival) {
-  expect_equal_bits([](const std::vector<Worker>& workers, const at::Tensor& inner) {
-    std::vector<Future<at::Tensor>> terms;
-    for (size_t i = 0; i < kFactors.size(); ++i) {
-      terms.push_back(rpc_async(workers[0], 1 + static_cast<int>(i % 4), kVia, kFactors[i], inner));
-    }
-    at::Tensor sum = terms[0].wait();
-    for (size_t i = 1; i < terms.size(); ++i) sum = sum + terms[i].wait();
-    return sum;
-  });
+  expect_equal_bits(BackwardMode::kExact, &all_at_once);
+}
+
+// Where all is known from the beginning, nothing is held back.
+TEST_F(AutogradOrder, DEF_31_gradients_are_added_by_call_in_the_fast_mode_too) {
+  expect_equal_bits(BackwardMode::kFast, &all_at_once);
 }
 
 }  // namespace

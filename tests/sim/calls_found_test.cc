@@ -194,6 +194,29 @@ TEST(CallsFoundSim, DEF_14_what_stands_still_is_given_up_with_its_call) {
   });
 }
 
+// What has arrived of calls that are over is looked for every half a lease, and not more often.
+TEST(CallsFoundSim, WhatArrivedOfCallsThatAreOverIsGivenUpEveryHalfLease) {
+  Group({}).run([](Group& g) {
+    g.plan->add({.fault = Fault::kDrop, .kind = FrameKind::kChunk});
+    std::vector<absl::Time> given_up;
+    for (int i = 0; i < 3; ++i) {
+      Future<int64_t> call = rpc_async(g.workers[0], "w1", {.deadline = kInfinite},
+                                       on("slow", &Slow::take), at::ones({kMiB / 4}));
+      g.pass(absl::Seconds(2));
+      EXPECT_GE(g.count(1, "receive_bytes"), kMiB);
+      call.cancel();
+      while (g.count(1, "receive_bytes") > 0) g.pass(absl::Milliseconds(10));
+      given_up.push_back(g.sim->now());
+    }
+    for (size_t i = 1; i < given_up.size(); ++i) {
+      const absl::Duration between = given_up[i] - given_up[i - 1];
+      EXPECT_GT(between, absl::Milliseconds(29'900));
+      EXPECT_LT(between, absl::Milliseconds(30'100));
+    }
+    g.plan->clear();
+  });
+}
+
 // ---- what goes on without calls ----------------------------------------------------------------
 
 TEST(CallsFoundSim, AConnectionInUseNeedsNoHeartbeats) {

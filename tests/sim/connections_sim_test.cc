@@ -57,6 +57,27 @@ TEST(ConnectionsSim, AWorkerThatIsGoneTakesTheHandlersOfItsOwnCallsAlone) {
   });
 }
 
+// The thread that writes its frames goes on, and learns from them what has become of it.
+TEST(ConnectionsSim, ACallWhoseConnectionIsLostWhileItIsSentIsSentAgain) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    GroupOptions options;
+    options.seed = seed;
+    Group(options).run([seed](Group& g) {
+      g.plan->add({.fault = Fault::kCut,
+                   .kind = FrameKind::kChunk,
+                   .from = "w0",
+                   .skip = static_cast<int64_t>(seed % 4),
+                   .times = 1});
+      const StatusOr<int64_t> taken =
+          try_rpc_sync(g.workers[0], "w1", {.retry = Retry::kAtMostOnce}, on("slow", &Slow::take),
+                       at::ones({1 << 21}));
+      EXPECT_TRUE(taken.ok()) << taken.status();
+      EXPECT_EQ(g.slow[1]->taken, 1);
+      g.plan->clear();
+    });
+  }
+}
+
 // Tells of the connections that are there again.
 class Hears final : public Service {
  public:
