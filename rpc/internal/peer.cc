@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/common/worker_key.h"
 #include "weft/rpc/internal/agent_job.h"
 #include "weft/rpc/internal/counters.h"
 
@@ -52,9 +53,8 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
         if (link->connection()->dialled()) peer->active = link;
       } else {
         // Both dialled: the connection of the lower one stays, on both sides.
-        const WorkerInfo& me = options_.self;
-        const bool lower = std::make_pair(me.id, me.incarnation) <
-                           std::make_pair(peer->info.id, peer->info.incarnation);
+        const WorkerKey me = key_of(options_.self);
+        const bool lower = std::min(me, key_of(peer->info)) == me;
         const bool keep_new = link->connection()->dialled() == lower;
         if (keep_new) peer->active = link;
         retire_locked(keep_new ? old.get() : link.get(), &goodbyes);
@@ -102,6 +102,7 @@ void Agent::send_goodbye(const std::shared_ptr<Link>& link) {
   for (const int lane : lanes) {
     link->send_control(FrameKind::kGoodbye, goodbye.SerializeAsString(), lane, now()).IgnoreError();
   }
+  close_if_drained(link);  // the peer's may have come before
 }
 
 bool Agent::may_close_locked(const Link& link) const {
@@ -346,7 +347,6 @@ void Agent::tick() {
       link->send_control(FrameKind::kHeartbeat, header.SerializeAsString(), kControlLane, at)
           .IgnoreError();
     }
-    close_if_drained(link);
   }
   if (at - last_sweep_ >= options_.config.lease / 2) {
     last_sweep_ = at;

@@ -63,6 +63,8 @@ struct GroupOptions {
   Environment environment{};
   uint64_t seed = 11;
   std::vector<ServiceFactory> services{};  // of each worker
+  // Around each worker's transport.
+  std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>, Runtime*)> wrap{};
 };
 
 // Workers w0, w1, ... in a simulation, each with a Slow of its own.
@@ -135,7 +137,9 @@ class Group {
     o.transport = [this](const TransportContext& context) -> StatusOr<std::unique_ptr<Transport>> {
       auto inner = faulty_transport(inproc_transport(network_), plan)(context);
       if (!inner.ok()) return inner.status();
-      return std::make_unique<SweptTransport>(*std::move(inner), sweeps);
+      auto swept = std::make_unique<SweptTransport>(*std::move(inner), sweeps);
+      if (options_.wrap == nullptr) return swept;
+      return options_.wrap(std::move(swept), context.runtime.get());
     };
     o.worker_threads = 2;
     o.lease = options_.lease;

@@ -107,6 +107,21 @@ class Watched : public DelegatingStore {
   Runtime* const runtime_;
 };
 
+// When a shutdown has said for whom it waits.
+class WaitsFor final : public LogSink {
+ public:
+  explicit WaitsFor(const Runtime* runtime) : runtime_(runtime) {}
+  void write(Severity, std::string_view line) override {
+    if (line.find("shutdown waits for 'w1'") != std::string_view::npos) {
+      times.push_back(runtime_->now());
+    }
+  }
+  std::vector<absl::Time> times;
+
+ private:
+  const Runtime* const runtime_;
+};
+
 class DrainRounds : public ::testing::Test {
  protected:
   struct Left {
@@ -176,6 +191,10 @@ class DrainRounds : public ::testing::Test {
                       .runtime = sim_,
                       .log_level = Severity::kOff,
                       .environment = Environment{}};
+        if (sink_ != nullptr) {
+          o.log_level = Severity::kInfo;
+          o.log_sink = sink_;
+        }
         Library lib("drain");
         lib.def("count", [this] { return ++counted_; });
         o.library = std::move(lib);
@@ -215,6 +234,7 @@ class DrainRounds : public ::testing::Test {
   std::map<size_t, absl::Duration> late_;  // they begin to leave so much later
   std::vector<std::string> left_;
   std::atomic<int64_t> counted_{0};  // calls of kCount
+  std::shared_ptr<WaitsFor> sink_{};
 };
 
 TEST_F(DrainRounds, NothingUnderWayIsDrainedAtOnceAndSweptNever) {
@@ -346,6 +366,22 @@ TEST_F(DrainRounds, DRAIN_3_who_is_late_is_waited_for_while_it_lives) {
     EXPECT_EQ(all[i].outcomes,
               std::vector<std::string>({"w0 drained", "w1 drained", "w2 drained"}));
     EXPECT_GE(all[i].took, late);
+  }
+}
+
+TEST_F(DrainRounds, DRAIN_3_what_is_waited_for_is_said_once_a_minute) {
+  sink_ = std::make_shared<WaitsFor>(sim_.get());
+  absl::Time begin;
+  (void)leave(2, [&] {
+    begin = sim_->now();
+    late_[1] = absl::Seconds(150);
+  });
+  ASSERT_EQ(sink_->times.size(), 2U);
+  for (int minute : {1, 2}) {
+    const absl::Duration after =
+        sink_->times[static_cast<size_t>(minute) - 1] - (begin + absl::Minutes(minute));
+    EXPECT_GE(after, absl::ZeroDuration()) << minute;
+    EXPECT_LT(after, absl::FromChrono(kHeartbeat)) << minute;
   }
 }
 
