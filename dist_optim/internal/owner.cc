@@ -181,8 +181,8 @@ StepAnswer OwnerOptimizer::apply(CallContext& call, uint64_t step) {
   const StepLog::Answer answer = ask(call, step, StepLog::Event::kApply);
   const auto reservation = std::static_pointer_cast<Reservation>(answer.step.held);
   if (answer.next == StepLog::Next::kGo) return apply_and_decide(step, reservation);
-  if (reservation != nullptr) give_back(*reservation);
   StepLog::Step decided = answer.step;
+  // Its time is over, and so is that of what it has reserved.
   if (answer.next == StepLog::Next::kDrop) decided.state = StepLog::State::kNotApplied;
   return tell(decided);
 }
@@ -396,7 +396,6 @@ void OwnerOptimizer::give_back(const Reservation& reservation) {
   std::vector<std::shared_ptr<Parameter>> held;
   {
     MutexLock lock(&mutex_);
-    if (isolation_ != Isolation::kVersioned) return;
     for (const Update& update : reservation.updates) held.push_back(slots_[update.slot].shared);
   }
   for (const auto& parameter : held) parameter->give_back(&reservation);

@@ -125,6 +125,29 @@ TEST_P(DistOptimFailure, AGroupIsAddedEverywhereOrNowhere) {
                {"group 7 of 3"});
 }
 
+// Of an owner that has other parameters as well, the group alone is taken back, and its state.
+TEST_P(DistOptimFailure, AGroupThatIsTakenBackLeavesNothing) {
+  OptimCluster c = make();
+  DistributedOptimizer<optim::Adam> optimizer(c[0], c.parameters, {.lr = 0.125});
+  const auto bad = RRef<at::Tensor>::local(c[0], torch::ones({2}, torch::kLong));
+  const auto square = remote<Weights>(c[0], 2, torch::zeros({3, 3}, torch::kFloat64));
+  const auto flat = remote<Weights>(c[0], 2, torch::zeros({2, 3}, torch::kFloat64));
+  const RRef<at::Tensor> refused = square.rpc_sync(&Weights::parameter);
+  const Status error = error_of([&] { optimizer.add_param_group({refused, bad}); });
+  expect_error(error, ErrorKind::kInvalidArgument, {"owner 'worker0'", "floating"});
+  optimizer.add_param_group({flat.rpc_sync(&Weights::parameter)}, {.lr = 0.25});
+  {
+    DistAutogradContext context(c[0]);
+    context.backward({flat.rpc_sync(&Weights::forward, input()).sum()});
+    EXPECT_EQ(optimizer.step(context).updated, 1);
+  }
+  // The first step of Adam is as long as its rate.
+  const at::Tensor sign = input().sign().unsqueeze(0).expand({2, 3});
+  EXPECT_TRUE(torch::allclose(flat.rpc_sync(&Weights::value), -0.25 * sign, 1e-6));
+  optimizer.add_param_group({refused});
+  EXPECT_EQ(optimizer.versions(), (std::vector<int64_t>{0, 0, 1, 0}));
+}
+
 // The trainer's word to apply never arrives at one owner.
 TEST_P(DistOptimFailure, X13_cut_between_the_phases) {
   auto plan = std::make_shared<FaultPlan>(1);

@@ -40,10 +40,11 @@ class DistOptimKilled : public DistOptimTest {
       c_.parameters.push_back(c_.weights.back().rpc_sync(&Weights::parameter));
     }
   }
-  void kill_c() {
-    stores_[2]->interrupt();
-    c_.cluster->network()->kill("c");
+  void kill(size_t i) {
+    stores_[i]->interrupt();
+    c_.cluster->network()->kill(c_[i].name());
   }
+  void kill_c() { kill(2); }
   // What "a" says next to "c" is swallowed, from the `skip`th request on; then "c" dies.
   std::thread kill_at_request(int64_t skip) {
     const int id = plan_->add(
@@ -139,6 +140,25 @@ TEST_P(DistOptimKilled, X13_after_the_phases_the_next_step_changes_nothing) {
   }
   EXPECT_EQ(version_of_b(), 2);
   end();
+}
+
+// The trainer dies between the phases: its part of the optimizer goes, and what it holds with it, long
+// before the time of the step is over.
+TEST_P(DistOptimKilled, X13_what_a_dead_trainer_has_reserved_is_free) {
+  join();
+  DistributedOptimizer<optim::SGD> optimizer(c_[0], c_.parameters, {.lr = 1});
+  DistAutogradContext context(c_[0]);
+  context.backward({loss(c_, input())});
+  plan_->add(
+      {.fault = Fault::kDrop, .kind = FrameKind::kRequest, .from = "a", .to = "c", .skip = 1});
+  std::thread step([&] { (void)optimizer.try_step(context, {.deadline = 10min}); });
+  eventually([&] { return counter(c_[1], "optimizer_steps") == 1; }, "applied at b");
+  EXPECT_EQ(counter(c_[2], "optimizer_reservations"), 1);
+  kill(0);
+  eventually([&] { return counter(c_[2], "optimizers") == 0; }, "c's part is there");
+  EXPECT_EQ(counter(c_[2], "optimizer_reservations"), 0);
+  (void)c_.cluster->shutdown_all({.graceful = false, .deadline = 2s});
+  step.join();
 }
 
 TEST_P(DistOptimKilled, X13_in_a_backward_that_steps) {

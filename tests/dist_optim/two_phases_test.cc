@@ -5,10 +5,12 @@
 #include <torch/types.h>
 
 #include <atomic>
+#include <thread>
 
 #include "weft/dist_optim/user_optimizer.h"
 #include "weft/tests/dist_optim/fixture.h"
 #include "weft/tests/testing/forwarding_runtime.h"
+#include "weft/tests/testing/gate.h"
 
 namespace weft::testing {
 namespace {
@@ -260,6 +262,47 @@ TEST_P(DistOptimPhases, DEF_25_a_reservation_ends_with_its_time) {
   EXPECT_FALSE(optimizer.try_step(context, {.deadline = 300ms}).status.ok());
   plan->clear();
   expect_none(*c.cluster, "optimizer_reservations");
+}
+
+// The time of the step is over while its owner applies it. The trainer's question waits there, and is
+// answered when that has ended.
+TEST_P(DistOptimPhases, DEF_25_a_question_while_a_step_is_applied_waits_for_its_end) {
+  const auto gate = std::make_shared<Gate>(make_system_runtime());
+  OptimCluster c = make(1);
+  DistributedOptimizer<Descent> optimizer(c[0], c.parameters, {}, 1.0);
+  DistAutogradContext context(c[0]);
+  context.backward({c.weights[0].rpc_sync(&Weights::forward, input()).sum()});
+  then_do([gate] { gate->arrive_and_wait(); });
+  const int64_t before = c.calls->to(1);
+  StepReport report;
+  std::thread step([&] { report = optimizer.try_step(context, {.deadline = 500ms}); });
+  gate->wait_arrived(1);
+  eventually([&] { return c.calls->to(1) >= before + 2; }, "it was not asked what became of it");
+  gate->open();
+  step.join();
+  EXPECT_EQ(report.owners.at(0).outcome, StepOutcome::kApplied) << report.status;
+  EXPECT_EQ(optimizer.versions(), std::vector<int64_t>{1});
+}
+
+// OPT-3: another optimizer has locked the parameter, and stands still.
+TEST_P(DistOptimPhases, OPT_3_a_hogwild_step_waits_for_no_lock) {
+  const auto gate = std::make_shared<Gate>(make_system_runtime());
+  OptimCluster c = make(1);
+  DistributedOptimizer<Descent> locks(c[0], c.parameters, {}, 1.0);
+  DistributedOptimizer<optim::SGD> hogwild(c[0], c.parameters, {.lr = 1},
+                                           {.isolation = Isolation::kHogwild});
+  DistAutogradContext context(c[0]);
+  context.backward({c.weights[0].rpc_sync(&Weights::forward, input()).sum()});
+  EXPECT_TRUE(hogwild.try_step(context).status.ok());  // its state is there now
+  then_do([gate] { gate->arrive_and_wait(); });
+  StepReport other;
+  std::thread step([&] { other = locks.try_step(context, {.deadline = 60s}); });
+  gate->wait_arrived(1);
+  const StepReport report = hogwild.try_step(context, {.deadline = 5s});
+  gate->open();
+  step.join();
+  EXPECT_TRUE(report.status.ok()) << report.status;
+  EXPECT_TRUE(other.status.ok()) << other.status;
 }
 
 // The trainer's process stands still after the other owner has applied.

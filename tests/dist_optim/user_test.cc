@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <thread>
 
 #include "weft/tests/dist_optim/fixture.h"
@@ -76,6 +77,24 @@ TEST_P(DistOptimUser, Steps) {
   expect_equal(values(c)[1], before[1]);
   EXPECT_FALSE(c.weights[0].rpc_sync(&Weights::has_grad));
   EXPECT_EQ(optimizer.versions(), (std::vector<int64_t>{2, 0}));
+}
+
+// The trainer knows nothing of a user's class: its owners check what it is given.
+TEST_P(DistOptimUser, DA_55_a_rate_that_is_none_is_refused_by_the_owner) {
+  OptimCluster c = make(1);
+  DistributedOptimizer<SignDescent> optimizer(c[0], c.parameters, {}, 0.5, int64_t{-1});
+  const at::Tensor before = values(c)[0];
+  for (const double rate : {-0.5, std::numeric_limits<double>::quiet_NaN()}) {
+    DistAutogradContext context(c[0]);
+    context.backward({loss(c, input())});
+    expect_error(error_of([&] {
+                   optimizer.set_lr(rate);
+                   optimizer.step(context);
+                 }),
+                 ErrorKind::kInvalidArgument, {"finite and not negative"});
+    expect_equal(values(c)[0], before);
+  }
+  EXPECT_EQ(optimizer.versions(), std::vector<int64_t>{0});
 }
 
 TEST_P(DistOptimUser, LibTorchsOwnClassEqualsOurs) {
