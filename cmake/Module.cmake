@@ -31,6 +31,14 @@ function(weft_existing result)
   set(${result} "${there}" PARENT_SCOPE)
 endfunction()
 
+# weft_library_options(weft_rpc): as objects of a library are compiled, shared or static. What they share is compiled alike.
+function(weft_library_options target)
+  set_target_properties(${target} PROPERTIES
+    CXX_VISIBILITY_PRESET hidden
+    VISIBILITY_INLINES_HIDDEN ON
+    POSITION_INDEPENDENT_CODE ON)
+endfunction()
+
 # weft_module(NAME rpc SRCS a.cc internal/b.cc DEPS common proto absl::status LibTorch::LibTorch PRIVATE_DEPS gRPC::grpc++)
 #
 # Makes weft_rpc (alias weft::rpc), shared or static by BUILD_SHARED_LIBS, with hidden visibility. DEPS may name
@@ -81,10 +89,8 @@ function(weft_module)
   if(ARG_SRCS)
     add_library(${target} ${ARG_SRCS})
     set(scope PUBLIC)
+    weft_library_options(${target})
     set_target_properties(${target} PROPERTIES
-      CXX_VISIBILITY_PRESET hidden
-      VISIBILITY_INLINES_HIDDEN ON
-      POSITION_INDEPENDENT_CODE ON
       DEFINE_SYMBOL ""  # so that shared and static objects are the same ones, and come from ccache alike
       VERSION ${weft_VERSION}
       SOVERSION ${weft_VERSION_MAJOR}.${weft_VERSION_MINOR}
@@ -93,11 +99,10 @@ function(weft_module)
       LIBRARY_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/lib"
       ARCHIVE_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/lib")
     target_link_libraries(${target} PRIVATE ${private_deps} "$<BUILD_INTERFACE:weft_options>")
-    if(WEFT_FUZZ AND NOT ARG_GENERATED)
-      target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
-    endif()
     if(ARG_GENERATED)
       target_compile_options(${target} PRIVATE -w)
+    elseif(WEFT_FUZZ)
+      target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
     endif()
     if(ARG_PRECOMPILED)
       weft_precompile(${target} ${ARG_PRECOMPILED})
@@ -154,10 +159,10 @@ function(weft_compile_together target batch)
   endif()
 endfunction()
 
-# weft_binary(NAME weftrun SRCS a.cc DEPS rpc absl::flags [INSTALL] [PRECOMPILED] [EXAMPLE]): a program in <build>/bin.
-# PRECOMPILED: with precompiled headers. EXAMPLE: with those, too, and not optimised.
+# weft_binary(NAME weftrun SRCS a.cc DEPS rpc absl::flags [INSTALL] [PRECOMPILED] [EXAMPLE [UNPRECOMPILED]]): a program in
+# <build>/bin. PRECOMPILED: with precompiled headers. EXAMPLE: with those, too, unless UNPRECOMPILED, and not optimised.
 function(weft_binary)
-  cmake_parse_arguments(ARG "INSTALL;PRECOMPILED;EXAMPLE" "NAME" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "INSTALL;PRECOMPILED;EXAMPLE;UNPRECOMPILED" "NAME" "SRCS;DEPS" ${ARGN})
   if(ARG_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "weft_binary(${ARG_NAME}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
   endif()
@@ -170,7 +175,9 @@ function(weft_binary)
   weft_compile_together(${ARG_NAME} ${WEFT_UNITY})
   if(ARG_EXAMPLE)
     weft_unoptimized(${ARG_NAME})
-    weft_precompile_program(${ARG_NAME} example)
+    if(NOT ARG_UNPRECOMPILED)
+      weft_precompile_program(${ARG_NAME} example)
+    endif()
   elseif(ARG_PRECOMPILED)
     weft_precompile_program(${ARG_NAME} program)
   endif()

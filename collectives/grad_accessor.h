@@ -72,17 +72,35 @@ class WEFT_API GradAccessor {
   virtual void show_wait(std::function<std::string()> text) { (void)text; }
 };
 
+namespace internal {
+
+// What the passes of weft::dist_autograd ask of a GradReadyHook. Nothing of this class is in the
+// library of weft::collectives, so that they need none of it.
+class WEFT_API GradReadyReceiver {
+ public:
+  GradReadyReceiver() = default;
+  virtual ~GradReadyReceiver() = default;
+  GradReadyReceiver(const GradReadyReceiver&) = delete;
+  GradReadyReceiver& operator=(const GradReadyReceiver&) = delete;
+
+  virtual void on_grad_ready(const std::shared_ptr<GradAccessor>& accessor) = 0;
+  virtual std::optional<absl::Duration> default_deadline() const = 0;
+};
+
+}  // namespace internal
+
 // A hook on a node that is told whose gradient it is. On the accumulator of a leaf: once per
 // backward, after all contributions to the leaf have been added up. On any other node: when that
 // has run, so that one on the node of a model's output sees backwards in which no parameter of the
 // model is used.
-class WEFT_API GradReadyHook : public torch::autograd::FunctionPostHook {
+class WEFT_API GradReadyHook : public torch::autograd::FunctionPostHook,
+                               public internal::GradReadyReceiver {
  public:
-  virtual void on_grad_ready(const std::shared_ptr<GradAccessor>& accessor) = 0;
+  void on_grad_ready(const std::shared_ptr<GradAccessor>& accessor) override = 0;
   // The deadline that a backward of a DistAutogradContext gets when its caller gave none: of the
   // hooks on nodes of the worker which begins it, below its losses or below what the context has
   // sent from there, the longest. None: no opinion.
-  virtual std::optional<absl::Duration> default_deadline() const { return std::nullopt; }
+  std::optional<absl::Duration> default_deadline() const override { return std::nullopt; }
 
   // By LibTorch's engine: a local backward.
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,

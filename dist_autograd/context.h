@@ -23,9 +23,12 @@
 // Threads: it is made and destroyed on one thread, whose calls it records; AutogradContextGuard
 // lets others join. backward() and gradients() from any.
 
+#include <concepts>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -43,6 +46,15 @@ namespace internal {
 class ContextState;
 class DistAutogradService;
 class BackwardCall;
+
+// What clip_grad_norm() needs of a process group.
+struct ClipRanks {
+  int size = 0;
+  std::string name{};
+  // As ProcessGroup::try_all_gather_into_tensor().
+  std::function<Status(const at::Tensor& all, const at::Tensor& mine, absl::Duration timeout)>
+      gather{};
+};
 }  // namespace internal
 
 // How the workers of a pass know which gradients will arrive.
@@ -134,7 +146,17 @@ class WEFT_API DistAutogradContext {
   //   state             another rank could not ask the workers of its context; no rank has scaled
   //   errors of groups  a rank died or left, or did not call this within the deadline; the group
   //                     has ended
-  double clip_grad_norm(double max_norm, ProcessGroup& trainers, const ClipOptions& options = {});
+  // A template, so that weft::collectives is linked by programs that have a group and by no other.
+  template <class Group>
+  requires std::same_as<Group, ProcessGroup>
+  double clip_grad_norm(double max_norm, Group& trainers, const ClipOptions& options = {}) {
+    const internal::ClipRanks ranks{
+        trainers.size(), trainers.name(),
+        [&trainers](const at::Tensor& all, const at::Tensor& mine, absl::Duration timeout) {
+          return trainers.try_all_gather_into_tensor(all, mine, {.timeout = timeout});
+        }};
+    return clip(max_norm, options, &ranks);
+  }
 
   // Ends the context on all workers: later calls of this thread are ordinary ones, a running pass
   // fails with `cancelled`, and tensors of calls that are under way arrive detached. Completes when
@@ -145,7 +167,7 @@ class WEFT_API DistAutogradContext {
  private:
   friend class AutogradContextGuard;
   friend class internal::BackwardCall;
-  double clip(double max_norm, const ClipOptions& options, ProcessGroup* trainers);
+  double clip(double max_norm, const ClipOptions& options, const internal::ClipRanks* trainers);
 
   const std::shared_ptr<internal::DistAutogradService> service_;
   const std::shared_ptr<internal::ContextState> state_;

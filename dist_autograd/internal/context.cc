@@ -216,13 +216,8 @@ double DistAutogradContext::clip_grad_norm(double max_norm, const ClipOptions& o
   return clip(max_norm, options, nullptr);
 }
 
-double DistAutogradContext::clip_grad_norm(double max_norm, ProcessGroup& trainers,
-                                           const ClipOptions& options) {
-  return clip(max_norm, options, &trainers);
-}
-
 double DistAutogradContext::clip(double max_norm, const ClipOptions& options,
-                                 ProcessGroup* trainers) {
+                                 const internal::ClipRanks* trainers) {
   if (!(max_norm > 0) || !(options.norm_type > 0)) {
     throw_error(make_error(ErrorKind::kInvalidArgument,
                            absl::StrCat("clip_grad_norm: max_norm is ", max_norm, ", norm_type is ",

@@ -27,7 +27,7 @@ absl::Duration default_deadline(const torch::autograd::edge_list& losses,
     const Node& node = *to_walk.back();
     to_walk.pop_back();
     for (const auto& hook : node.post_hooks()) {
-      const auto* const reducer = dynamic_cast<const GradReadyHook*>(hook.get());
+      const auto* const reducer = dynamic_cast<const GradReadyReceiver*>(hook.get());
       const auto wanted = reducer == nullptr ? std::nullopt : reducer->default_deadline();
       if (wanted.has_value()) longest = std::max(longest.value_or(*wanted), *wanted);
     }

@@ -231,7 +231,7 @@ variable_list PassGraph::call(Entry* entry, variable_list in, std::vector<Outgoi
   }
   bool reduced = false;
   for (const auto& hook : node.post_hooks()) {
-    if (auto* const ready = dynamic_cast<GradReadyHook*>(hook.get())) {
+    if (auto* const ready = dynamic_cast<GradReadyReceiver*>(hook.get())) {
       ready->on_grad_ready(leaves_);
       reduced = true;
     } else {

@@ -88,7 +88,7 @@ class WEFT_API DistAutogradService final
   // The norm over all workers, and over the contexts of all `trainers` unless null; if it is above
   // `most`, scales so that it is not.
   StatusOr<double> clip(const ContextRef& context, double most, double norm_type,
-                        bool refuse_nonfinite, absl::Duration deadline, ProcessGroup* trainers);
+                        bool refuse_nonfinite, absl::Duration deadline, const ClipRanks* trainers);
 
   // ---- Service ----
   std::vector<Method> methods() override;

@@ -9,7 +9,6 @@
 #include "c10/core/GradMode.h"
 #include "torch/csrc/autograd/variable.h"
 #include "weft/collectives/grad_accessor.h"
-#include "weft/collectives/process_group.h"
 #include "weft/common/future.h"
 #include "weft/dist_autograd/internal/service.h"
 
@@ -45,7 +44,7 @@ bool is_reduced(const at::Tensor& leaf) {
   const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(leaf);
   if (accumulator == nullptr) return false;
   for (const auto& hook : accumulator->post_hooks()) {
-    if (dynamic_cast<const GradReadyHook*>(hook.get()) != nullptr) return true;
+    if (dynamic_cast<const GradReadyReceiver*>(hook.get()) != nullptr) return true;
   }
   return false;
 }
@@ -59,24 +58,24 @@ struct RankSums {
 
 // The sum over the contexts of all ranks. What a reducer averages counts once; rank 0's bits of it count, so that all
 // ranks come to one factor.
-StatusOr<double> sum_over_ranks(ProcessGroup& group, const RankSums& mine, double p,
+StatusOr<double> sum_over_ranks(const ClipRanks& group, const RankSums& mine, double p,
                                 absl::Duration time) {
   constexpr int64_t kWords = 3;
   const at::Tensor out = at::tensor({mine.failed, mine.reduced, mine.own}, at::kDouble);
-  const at::Tensor all = at::empty({group.size(), kWords}, at::kDouble);
-  WEFT_RETURN_IF_ERROR(group.try_all_gather_into_tensor(all, out, {.timeout = time}));
+  const at::Tensor all = at::empty({group.size, kWords}, at::kDouble);
+  WEFT_RETURN_IF_ERROR(group.gather(all, out, time));
   const auto* const words = all.const_data_ptr<double>();
   std::vector<int> failed;
   double sum = words[1];
-  for (int rank = 0; rank < group.size(); ++rank) {
+  for (int rank = 0; rank < group.size; ++rank) {
     if (words[kWords * rank] != 0) failed.push_back(rank);
     sum = combined(sum, words[kWords * rank + 2], p);
   }
   if (failed.empty()) return sum;
   return make_error(
       ErrorKind::kState,
-      absl::StrCat("clip_grad_norm: rank ", absl::StrJoin(failed, ", "), " of group '",
-                   group.name(), "' could not ask the workers of its context; nothing was scaled"));
+      absl::StrCat("clip_grad_norm: rank ", absl::StrJoin(failed, ", "), " of group '", group.name,
+                   "' could not ask the workers of its context; nothing was scaled"));
 }
 
 }  // namespace
@@ -137,7 +136,7 @@ StatusOr<double> DistAutogradService::sum_at_others(Clip* clip) {
 
 StatusOr<double> DistAutogradService::clip(const ContextRef& context, double most, double norm_type,
                                            bool refuse_nonfinite, absl::Duration deadline,
-                                           ProcessGroup* trainers) {
+                                           const ClipRanks* trainers) {
   Clip clip{.context = context, .norm_type = norm_type, .end = runtime().now() + deadline};
   RankSums sums;
   StatusOr<double> others = 0;
@@ -172,7 +171,7 @@ StatusOr<double> DistAutogradService::clip(const ContextRef& context, double mos
         ErrorKind::kInvalidArgument,
         absl::StrCat("clip_grad_norm: the norm of order ", norm_type, " over ", clip.workers,
                      " workers",
-                     trainers == nullptr ? "" : absl::StrCat(" and ", trainers->size(), " ranks"),
+                     trainers == nullptr ? "" : absl::StrCat(" and ", trainers->size, " ranks"),
                      " is ", norm));
   }
   const double factor = most / (norm + 1e-6);

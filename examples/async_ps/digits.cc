@@ -17,7 +17,7 @@ namespace async_ps {
 namespace {
 
 constexpr int kPixels = 64;
-constexpr int kClasses = 10;
+constexpr int kDigits = 10;
 
 // The numbers of a line into `row`; false unless it has just these, each in its range.
 bool parse_row(const std::string& line, std::array<int, kPixels + 1>* row) {
@@ -28,7 +28,7 @@ bool parse_row(const std::string& line, std::array<int, kPixels + 1>* row) {
     if (i > 0 && (at == end || *at++ != ',')) return false;
     auto [next, error] = std::from_chars(at, end, (*row)[i]);
     if (error != std::errc() || (*row)[i] < 0) return false;
-    if ((*row)[i] > (i < kPixels ? 16 : kClasses - 1)) return false;
+    if ((*row)[i] > (i < kPixels ? 16 : kDigits - 1)) return false;
     at = next;
   }
   return at == end;
@@ -94,7 +94,7 @@ Split split_by_class(const Images& all, int64_t held_out, uint64_t seed) {
   // In order of class, shuffled inside it; then every n-th part of that order is held out, which
   // takes from each class in proportion.
   const int64_t* label = all.labels.const_data_ptr<int64_t>();
-  std::array<std::vector<int64_t>, kClasses> of_class;
+  std::array<std::vector<int64_t>, kDigits> of_class;
   for (int64_t i : shuffled(all.size(), seed)) of_class[label[i]].push_back(i);
   std::vector<int64_t> train;
   std::vector<int64_t> test;
