@@ -264,8 +264,8 @@ TEST_P(DistOptimPhases, DEF_25_a_reservation_ends_with_its_time) {
   expect_none(*c.cluster, "optimizer_reservations");
 }
 
-// The time of the step is over while its owner applies it. The trainer's question waits there, and is
-// answered when that has ended.
+// The last fifth of a step's time is for questions; it begins while the owner applies the step. The
+// question waits there, and is answered when that has ended.
 TEST_P(DistOptimPhases, DEF_25_a_question_while_a_step_is_applied_waits_for_its_end) {
   const auto gate = std::make_shared<Gate>(make_system_runtime());
   OptimCluster c = make(1);
@@ -275,7 +275,7 @@ TEST_P(DistOptimPhases, DEF_25_a_question_while_a_step_is_applied_waits_for_its_
   then_do([gate] { gate->arrive_and_wait(); });
   const int64_t before = c.calls->to(1);
   StepReport report;
-  std::thread step([&] { report = optimizer.try_step(context, {.deadline = 500ms}); });
+  std::thread step([&] { report = optimizer.try_step(context, {.deadline = 5s}); });
   gate->wait_arrived(1);
   eventually([&] { return c.calls->to(1) >= before + 2; }, "it was not asked what became of it");
   gate->open();
