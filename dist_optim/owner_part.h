@@ -139,6 +139,7 @@ class WEFT_API OwnerOptimizer : public std::enable_shared_from_this<OwnerOptimiz
   Status update_and_publish(const std::vector<Slot>& slots, const std::vector<Update>& updates,
                             const Options& options, int64_t* touched);
   void give_back(const Reservation& reservation);
+  Isolation isolation() const;
   std::vector<Slot> slots() const;
   std::shared_ptr<DistOptimService> service() const;
   std::vector<int64_t> versions_of(const std::vector<Slot>& slots) const;

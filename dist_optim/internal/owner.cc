@@ -370,14 +370,9 @@ OwnerOptimizer::Applied OwnerOptimizer::apply_reserved(const ReservationRef& res
 Status OwnerOptimizer::update_and_publish(const std::vector<Slot>& slots,
                                           const std::vector<Update>& updates,
                                           const Options& options, int64_t* touched) {
-  Isolation isolation;
-  {
-    MutexLock lock(&mutex_);
-    isolation = isolation_;
-  }
   Status status;
   try {
-    status = update(slots, updates, options, isolation, touched);
+    status = update(slots, updates, options, isolation(), touched);
   } catch (...) {
     status = status_from_current_exception();  // what was queued before is published, too
   }
@@ -396,6 +391,7 @@ void OwnerOptimizer::give_back(const Reservation& reservation) {
   std::vector<std::shared_ptr<Parameter>> held;
   {
     MutexLock lock(&mutex_);
+    if (isolation_ != Isolation::kVersioned) return;  // none is reserved: spares their locks
     for (const Update& update : reservation.updates) held.push_back(slots_[update.slot].shared);
   }
   for (const auto& parameter : held) parameter->give_back(&reservation);
@@ -414,6 +410,11 @@ absl::Time OwnerOptimizer::drop_expired() {
   }
   for (const auto& one : dropped) give_back(*std::static_pointer_cast<Reservation>(one));
   return next;
+}
+
+Isolation OwnerOptimizer::isolation() const {
+  MutexLock lock(&mutex_);
+  return isolation_;
 }
 
 std::vector<OwnerOptimizer::Slot> OwnerOptimizer::slots() const {

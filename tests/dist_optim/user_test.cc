@@ -80,7 +80,7 @@ TEST_P(DistOptimUser, Steps) {
 }
 
 // The trainer knows nothing of a user's class: its owners check what it is given.
-TEST_P(DistOptimUser, DA_55_a_rate_that_is_none_is_refused_by_the_owner) {
+TEST_P(DistOptimUser, DA_55_a_rate_that_is_none_is_refused) {
   OptimCluster c = make(1);
   DistributedOptimizer<SignDescent> optimizer(c[0], c.parameters, {}, 0.5, int64_t{-1});
   const at::Tensor before = values(c)[0];
