@@ -57,7 +57,9 @@ TEST(PsPlacement, PLACE_4_LargeTablesHaveEquallyManyPartsAtEachServer) {
       EXPECT_LE(parts, std::max(servers, kMostParts));
       const bool capped = parts + servers > kMostParts;
       const auto of_each = static_cast<double>(elements) / static_cast<double>(parts);
-      if (!capped) EXPECT_LE(of_each, kPart) << elements << " elements at " << servers;
+      if (!capped) {
+        EXPECT_LE(of_each, kPart) << elements << " elements at " << servers;
+      }
       if (parts > servers) {
         EXPECT_GT(static_cast<double>(elements) / static_cast<double>(parts - servers), kPart)
             << "fewer parts would do";
@@ -67,7 +69,9 @@ TEST(PsPlacement, PLACE_4_LargeTablesHaveEquallyManyPartsAtEachServer) {
         const size_t home = home_of(p, parts, servers);
         ASSERT_LT(home, servers);
         ++at[home];
-        if (p > 0) ASSERT_GE(home, home_of(p - 1, parts, servers)) << "neighbours lie together";
+        if (p > 0) {
+          ASSERT_GE(home, home_of(p - 1, parts, servers)) << "neighbours lie together";
+        }
       }
       EXPECT_EQ(std::set<size_t>(at.begin(), at.end()).size(), 1U) << "equally many";
     }

@@ -321,7 +321,9 @@ class RandomWorld {
         for (const uint64_t token : step->tokens) {
           order.push_back(by_token_.at(token).first);
           EXPECT_TRUE(applied_.insert(order.back()).second) << "applied twice";
-          if (consistency_.mode == Mode::kBsp) EXPECT_LE(by_token_.at(token).second, steps_);
+          if (consistency_.mode == Mode::kBsp) {
+            EXPECT_LE(by_token_.at(token).second, steps_);
+          }
         }
         EXPECT_TRUE(std::is_sorted(order.begin(), order.end())) << "PSR-5";
         EXPECT_TRUE(step->steps == 1 || step->tokens.empty());
@@ -332,7 +334,9 @@ class RandomWorld {
         const uint64_t token = std::get<PullReady>(effect).token;
         const auto pull = clock_of_pull_.extract(token);
         ASSERT_FALSE(pull.empty()) << "PSR-9";
-        if (consistency_.mode == Mode::kBsp) EXPECT_GE(steps_, pull.mapped()) << "PSR-5";
+        if (consistency_.mode == Mode::kBsp) {
+          EXPECT_GE(steps_, pull.mapped()) << "PSR-5";
+        }
         if (consistency_.mode == Mode::kSsp) {
           EXPECT_LE(std::get<PullReady>(effect).lag, consistency_.bound) << "PSR-6";
         }
@@ -409,7 +413,7 @@ TEST(PsProtocol, PSR_5_StepsWithoutPushesEndInOneGo) {
 }
 
 TEST(PsProtocol, RandomSchedulesKeepTheInvariants) {
-  for (uint64_t seed = 1; seed <= weft::testing::fewer(2000, 300); ++seed) {
+  for (uint64_t seed = 1; seed <= weft::testing::fewer<uint64_t>(2000, 300); ++seed) {
     const Consistency all[] = {Consistency::asp(), Consistency::bsp(3),
                                Consistency::ssp(seed % 4, 3), Consistency::batch(1 + seed % 3, 3)};
     RandomWorld(seed, all[seed % 4]).run(150);
