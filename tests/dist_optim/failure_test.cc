@@ -125,7 +125,7 @@ TEST_P(DistOptimFailure, AGroupIsAddedEverywhereOrNowhere) {
                {"group 7 of 3"});
 }
 
-// Of an owner that has other parameters as well, the group alone is taken back, and its state.
+// The owner has other parameters as well: the group alone is taken back, and its state.
 TEST_P(DistOptimFailure, AGroupThatIsTakenBackLeavesNothing) {
   OptimCluster c = make();
   DistributedOptimizer<optim::Adam> optimizer(c[0], c.parameters, {.lr = 0.125});

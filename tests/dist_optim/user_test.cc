@@ -79,7 +79,7 @@ TEST_P(DistOptimUser, Steps) {
   EXPECT_EQ(optimizer.versions(), (std::vector<int64_t>{2, 0}));
 }
 
-// The trainer knows nothing of a user's class: its owners check what it is given.
+// Also for a user's class. The trainer refuses it, so that no owner is asked and nothing changes.
 TEST_P(DistOptimUser, DA_55_a_rate_that_is_none_is_refused) {
   OptimCluster c = make(1);
   DistributedOptimizer<SignDescent> optimizer(c[0], c.parameters, {}, 0.5, int64_t{-1});
