@@ -301,10 +301,7 @@ OwnerOptimizer::ReservationRef OwnerOptimizer::reserve(CallContext& call, const 
 
 void OwnerOptimizer::check_versions(const StepPlan& plan, const std::vector<Slot>& slots,
                                     Reservation* reservation) const {
-  {
-    MutexLock lock(&mutex_);
-    if (isolation_ != Isolation::kVersioned) return;
-  }
+  if (isolation() != Isolation::kVersioned) return;
   if (plan.versions.size() != slots.size()) {
     refuse(ErrorKind::kInvalidArgument,
            absl::StrCat("a versioned step names ", plan.versions.size(),

@@ -12,6 +12,7 @@ import unittest
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(SOURCE, "scripts"))
 import wheel  # noqa: E402
+from wheel_test import fake_torch  # noqa: E402
 
 OPTIONS = {}
 PROJECT = """cmake_minimum_required(VERSION 3.22)
@@ -90,15 +91,10 @@ class Faults(unittest.TestCase):
         next_step = "pip install torch==2.11.0"
         for version, words in (("2.11.4+cpu", None), ("2.12.0", ("was built with torch 2.11.0", "has 2.12.0", next_step)),
                                (None, ("needs torch 2.11.0", "there is none", next_step))):
-            info = os.path.join(self.folder, f"torch-{version}.dist-info")
-            if version:
-                os.makedirs(info)
-                with open(os.path.join(info, "METADATA"), "w") as file:
-                    file.write(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+            fake_torch(self.folder, version)
             # -S: without what this machine has installed.
             done = subprocess.run([sys.executable, "-S", "-m", "weft", "--cmake-prefix"], capture_output=True, text=True, check=False,
                                   env={**os.environ, "PYTHONPATH": self.folder}, cwd=self.folder)
-            shutil.rmtree(info, ignore_errors=True)
             said = (done.stdout + done.stderr).strip()
             if words is None:
                 self.assertEqual((done.returncode, said), (0, os.path.join(self.folder, "weft", "prefix")))
