@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -20,17 +19,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "weft/store/internal/launch/guard.h"
+#include "weft/store/internal/launch/output_queue.h"
+#include "weft/store/internal/launch/plan.h"
+#include "weft/store/internal/launch/process.h"
+#include "weft/store/internal/launch/supervisor.h"
+#include "weft/store/internal/launch/system.h"
 #include "weft/tools/weftrun/ca.h"
 #include "weft/tools/weftrun/options.h"
-#include "weft/tools/weftrun/output_queue.h"
-#include "weft/tools/weftrun/plan.h"
-#include "weft/tools/weftrun/process.h"
 #include "weft/tools/weftrun/session.h"
-#include "weft/tools/weftrun/supervisor.h"
-#include "weft/tools/weftrun/system.h"
 #include "weft/tools/weftrun/tls.h"
-
-extern char** environ;
 
 namespace weft::launch {
 namespace {
@@ -53,40 +51,11 @@ int fail(int code, absl::string_view what) {
 
 // The environment that every process gets, before what differs between them.
 std::vector<std::string> common_environment(const Options& options, const std::string& tag,
-                                            int cores, std::vector<std::string>& notes) {
-  std::vector<std::string> result;
-  std::set<std::string> own = {"RANK",
-                               "LOCAL_RANK",
-                               "WORLD_SIZE",
-                               "LOCAL_WORLD_SIZE",
-                               "GROUP_RANK",
-                               "GROUP_WORLD_SIZE",
-                               "ROLE_RANK",
-                               "ROLE_NAME",
-                               "ROLE_WORLD_SIZE",
-                               "MASTER_ADDR",
-                               "MASTER_PORT",
-                               "WEFT_JOB_ID",
-                               "WEFT_RESTART_COUNT",
-                               "WEFT_PROCESS_RESTARTS",
-                               "WEFT_STORE",
-                               "WEFT_ROLE",
-                               "WEFT_NAME",
-                               std::string(kTagVariable)};
-  if (!options.tls.empty()) {
-    for (std::string& name : tls_variables()) own.insert(std::move(name));
-  }
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    absl::string_view text = *entry;
-    absl::string_view name = text.substr(0, text.find('='));
-    if (!is_foreign_variable(name) && own.count(std::string(name)) == 0) result.emplace_back(text);
-  }
-  std::optional<std::string> outer_tags = get_env(kTagVariable);
-  result.push_back(
-      absl::StrCat(kTagVariable, "=", outer_tags ? absl::StrCat(*outer_tags, ":", tag) : tag));
-
+                                            size_t cores, std::vector<std::string>& notes) {
+  std::vector<std::string> result = inherited_environment(
+      tag, options.tls.empty() ? std::vector<std::string>() : tls_variables());
   if (!get_env("OMP_NUM_THREADS")) {
-    int threads = std::max(1, cores / options.local_size());
+    int threads = threads_per_process(cores, options.local_size());
     result.push_back(absl::StrCat("OMP_NUM_THREADS=", threads));
     notes.push_back(absl::StrCat("OMP_NUM_THREADS=", threads, " for each process (", cores,
                                  " cores, ", options.local_size(),
@@ -108,6 +77,19 @@ absl::Duration lease_of(const Options& options) {
     return lease;
   }
   return options.debug_attach ? absl::Hours(24) : absl::Seconds(15);
+}
+
+SupervisorOptions supervision_of(const Options& options) {
+  return {.program = options.program,
+          .log_dir = options.log_dir,
+          .tee = options.tee,
+          .pin = options.pin,
+          .quiet = options.quiet,
+          .announces = options.explicit_roles || options.nnodes > 1,
+          .grace = options.grace,
+          .nnodes = options.nnodes,
+          .may_die = options.may_die,
+          .restarts = options.restarts};
 }
 
 // A directory that ends with this object.
@@ -224,8 +206,8 @@ class Launch {
                                    job.id, ", store ", job.store_url));
     }
     std::vector<std::string> environment =
-        common_environment(options, setup_.tag, static_cast<int>(allowed_cores().size()), notes);
-    Supervisor supervisor({.options = options,
+        common_environment(options, setup_.tag, allowed_cores().size(), notes);
+    Supervisor supervisor({.options = supervision_of(options),
                            .host = setup_.host,
                            .program_path = *setup_.program,
                            .environment = std::move(environment),
@@ -233,6 +215,7 @@ class Launch {
                            .plan = *std::move(plan),
                            .signals = setup_.signals,
                            .outputs = setup_.outputs,
+                           .say = [this](absl::string_view text) { setup_.outputs->say(text); },
                            .peers = session_ != nullptr ? session_->peers() : nullptr,
                            .restart_count = job.restart_count,
                            .notes = std::move(notes)});
@@ -289,14 +272,14 @@ int run(const std::vector<std::string>& args) {
 
   absl::StatusOr<std::string> private_dir;
   if (options->rdzv.empty() || options->tls == "auto") {
-    private_dir = make_private_dir();
+    private_dir = make_private_dir("weftrun");
     if (!private_dir.ok()) return fail(kExitFailed, private_dir.status().message());
   }
   TemporaryDir temporary(private_dir.ok() ? *private_dir : "");
   const std::string tag = random_hex(8);
   absl::StatusOr<SignalSetup> signals = take_signals();
   if (!signals.ok()) return fail(kExitFailed, signals.status().message());
-  absl::StatusOr<Guard> guard = Guard::start(tag, temporary.path());
+  absl::StatusOr<Guard> guard = Guard::start("weftrun-guard", tag, temporary.path());
   if (!guard.ok()) return fail(kExitFailed, guard.status().message());
   // After the guard has forked: the queues have threads.
   absl::StatusOr<std::unique_ptr<Outputs>> outputs = Outputs::open();

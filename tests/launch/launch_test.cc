@@ -17,8 +17,8 @@
 #include "absl/strings/str_join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/store/internal/launch/system.h"
 #include "weft/tests/launch/harness.h"
-#include "weft/tools/weftrun/system.h"
 
 namespace weft::launch {
 namespace {

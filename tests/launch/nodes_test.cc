@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/store/internal/launch/system.h"
 #include "weft/tests/launch/harness.h"
 #include "weft/tests/launch/place.h"
-#include "weft/tools/weftrun/system.h"
 
 namespace weft::launch {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/store/internal/launch/output_queue.h"
+#include "weft/store/internal/launch/system.h"
 #include "weft/tests/launch/harness.h"
-#include "weft/tools/weftrun/output_queue.h"
-#include "weft/tools/weftrun/system.h"
 
 namespace weft::launch {
 namespace {

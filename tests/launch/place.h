@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "weft/store/internal/launch/system.h"
 #include "weft/tests/launch/harness.h"
-#include "weft/tools/weftrun/system.h"
 
 namespace weft::launch {
 

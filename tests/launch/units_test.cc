@@ -9,9 +9,9 @@
 #include "absl/strings/string_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/store/internal/launch/output.h"
+#include "weft/store/internal/launch/plan.h"
 #include "weft/tools/weftrun/options.h"
-#include "weft/tools/weftrun/output.h"
-#include "weft/tools/weftrun/plan.h"
 
 namespace weft::launch {
 namespace {

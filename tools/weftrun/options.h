@@ -17,16 +17,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "weft/store/internal/launch/plan.h"
 
 namespace weft::launch {
-
-// One role and how many processes of it this node starts.
-struct RoleSpec {
-  std::string name;
-  int count = 0;
-
-  friend bool operator==(const RoleSpec&, const RoleSpec&) = default;
-};
 
 struct Options {
   std::vector<RoleSpec>
@@ -60,8 +53,6 @@ struct Options {
   int local_size() const;
 };
 
-// How many processes one node may start; a larger number is a mistyped one.
-inline constexpr int kMaxLocalSize = 4096;
 inline constexpr int kMaxRestarts = 1'000'000;
 
 using GetEnv = std::function<std::optional<std::string>(absl::string_view)>;

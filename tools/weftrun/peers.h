@@ -19,10 +19,10 @@
 #include "absl/time/time.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
+#include "weft/store/internal/launch/plan.h"
+#include "weft/store/internal/launch/supervisor.h"
+#include "weft/store/internal/launch/system.h"
 #include "weft/store/store.h"
-#include "weft/tools/weftrun/plan.h"
-#include "weft/tools/weftrun/supervisor.h"
-#include "weft/tools/weftrun/system.h"
 
 namespace weft::launch {
 

@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "weft/tools/weftrun/system.h"
+#include "weft/store/internal/launch/system.h"
 
 namespace weft::launch {
 namespace {

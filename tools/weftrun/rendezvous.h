@@ -16,8 +16,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "weft/store/internal/launch/plan.h"
 #include "weft/store/store.h"
-#include "weft/tools/weftrun/plan.h"
 
 namespace weft::launch {
 

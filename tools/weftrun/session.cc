@@ -18,8 +18,8 @@
 #include "absl/strings/strip.h"
 #include "weft/common/mutex.h"
 #include "weft/store/file_store.h"
+#include "weft/store/internal/launch/system.h"
 #include "weft/tools/weftrun/rendezvous.h"
-#include "weft/tools/weftrun/system.h"
 #include "weft/tools/weftrun/tls.h"
 
 namespace weft::launch {

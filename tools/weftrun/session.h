@@ -17,13 +17,13 @@
 
 #include "absl/status/statusor.h"
 #include "weft/common/runtime.h"
+#include "weft/store/internal/launch/output_queue.h"
+#include "weft/store/internal/launch/plan.h"
 #include "weft/store/prefix_store.h"
 #include "weft/store/store.h"
 #include "weft/store/tcp_store.h"
 #include "weft/tools/weftrun/options.h"
-#include "weft/tools/weftrun/output_queue.h"
 #include "weft/tools/weftrun/peers.h"
-#include "weft/tools/weftrun/plan.h"
 
 namespace weft::launch {
 

@@ -10,14 +10,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "weft/store/internal/launch/system.h"
 #include "weft/tools/weftrun/certificates.h"
-#include "weft/tools/weftrun/system.h"
 
 namespace weft::launch {
 namespace {
 
 // The clock of a worker may be behind; a job may run for weeks, and gets no new certificates.
-constexpr absl::Duration kBefore = absl::Minutes(5);
+constexpr absl::Duration kClockSkew = absl::Minutes(5);
 constexpr absl::Duration kValid = absl::Hours(30 * 24);
 
 std::string join(const std::string& directory, const std::string& file) {
@@ -56,7 +56,7 @@ absl::Status make_credentials(const std::string& directory, const std::string& j
     return os_error(errno, absl::StrCat("mkdir ", directory));
   const absl::Time now = absl::Now();
   absl::StatusOr<CertificateAuthority> authority =
-      CertificateAuthority::make(absl::StrCat("weft job ", job_id), now - kBefore, now + kValid);
+      CertificateAuthority::make(absl::StrCat("weft job ", job_id), now - kClockSkew, now + kValid);
   if (!authority.ok()) return authority.status();
   absl::Status status = write_private(join(directory, "ca.pem"), authority->certificate());
   for (ProcessPlan& process : plan) {
@@ -65,7 +65,7 @@ absl::Status make_credentials(const std::string& directory, const std::string& j
         authority->issue({.name = process.name,
                           .uris = {absl::StrCat("weft://worker/", process.name, "/", process.rank)},
                           .dns = {"worker.weft"},
-                          .from = now - kBefore,
+                          .from = now - kClockSkew,
                           .to = now + kValid});
     if (!made.ok()) return made.status();
     status = write_private(join(directory, process.name + ".pem"), made->certificate);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "weft/tools/weftrun/plan.h"
+#include "weft/store/internal/launch/plan.h"
 #include "weft/transport/credentials.h"
 
 namespace weft::launch {

@@ -1,16 +1,15 @@
-// What weftrun prints, on its way to standard output and standard error.
+// What a launcher prints, on its way to standard output and standard error.
 //
-// The main thread of weftrun looks after processes and signals, so it must not wait for a reader of
-// its output. write() to a descriptor in blocking mode can wait although poll() has reported room:
+// The thread that looks after processes and signals must not wait for a reader of the output. write() to a descriptor in blocking mode can wait although poll() has reported room:
 // the text of another descriptor or of another process may have filled the pipe in between, and a
 // terminal with room for one byte counts as writable. The mode cannot be changed, because the shell
-// that started weftrun shares the descriptor. So each file has a thread that writes.
+// that started the launcher shares the descriptor. So each file has a thread that writes.
 //
 //   absl::StatusOr<std::unique_ptr<Outputs>> outputs = Outputs::open();
 //   (*outputs)->say("restart 1 of 3");
 //   (*outputs)->flush(signal_fd);
-#ifndef WEFT_TOOLS_WEFTRUN_OUTPUT_QUEUE_H_
-#define WEFT_TOOLS_WEFTRUN_OUTPUT_QUEUE_H_
+#ifndef WEFT_STORE_INTERNAL_LAUNCH_OUTPUT_QUEUE_H_
+#define WEFT_STORE_INTERNAL_LAUNCH_OUTPUT_QUEUE_H_
 
 #include <cstddef>
 #include <memory>
@@ -57,7 +56,8 @@ class OutputQueue {
   std::unique_ptr<Thread> thread_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The two queues of weftrun. Threads: as OutputQueue; flush() on the main thread.
+// The two queues of a launcher. Threads: as OutputQueue; flush() on the thread that looks after the
+// processes.
 class Outputs {
  public:
   // Error: no descriptor is left.
@@ -83,9 +83,9 @@ class Outputs {
 
   std::unique_ptr<OutputQueue> out_;
   std::unique_ptr<OutputQueue> err_;  // null: one file
-  bool given_up_ = false;             // main thread
+  bool given_up_ = false;             // by the thread of flush()
 };
 
 }  // namespace weft::launch
 
-#endif  // WEFT_TOOLS_WEFTRUN_OUTPUT_QUEUE_H_
+#endif  // WEFT_STORE_INTERNAL_LAUNCH_OUTPUT_QUEUE_H_

@@ -1,4 +1,4 @@
-#include "weft/tools/weftrun/system.h"
+#include "weft/store/internal/launch/system.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -22,8 +22,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "weft/common/error.h"
+#include "weft/store/internal/launch/proc.h"
 
 namespace weft::launch {
 
@@ -136,6 +136,22 @@ std::string end_of(int wait_status) {
                       WCOREDUMP(wait_status) ? ", core dumped" : "");
 }
 
+int exit_code_of(int wait_status) {
+  return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
+}
+
+std::string processes(size_t count) {
+  return count == 1 ? "1 process" : absl::StrCat(count, " processes");
+}
+
+pid_t wait_for(pid_t pid, int* wait_status) {
+  pid_t ended;
+  do {
+    ended = waitpid(pid, wait_status, 0);
+  } while (ended < 0 && errno == EINTR);
+  return ended;
+}
+
 bool is_stop_signal(int signal) {
   return std::find(kStopSignals.begin(), kStopSignals.end(), signal) != kStopSignals.end();
 }
@@ -162,10 +178,10 @@ absl::StatusOr<HeldPort> hold_port() {
   return os_error(errno, "cannot bind a TCP port for MASTER_PORT");
 }
 
-absl::StatusOr<std::string> make_private_dir() {
+absl::StatusOr<std::string> make_private_dir(const std::string& name) {
   const char* base = std::getenv("TMPDIR");
   std::string path =
-      absl::StrCat(base != nullptr && *base == '/' ? base : "/tmp", "/weftrun-XXXXXX");
+      absl::StrCat(base != nullptr && *base == '/' ? base : "/tmp", "/", name, "-XXXXXX");
   if (mkdtemp(path.data()) == nullptr) return os_error(errno, absl::StrCat("mkdtemp ", path));
   return path;  // mkdtemp makes it 0700
 }
@@ -210,19 +226,10 @@ std::string read_proc(int pid, const char* what) {
 }  // namespace
 
 std::vector<int> tagged_processes(absl::string_view tag) {
-  const std::string start = absl::StrCat(kTagVariable, "=");
   std::vector<int> found;
-  for (const int pid : all_processes()) {
-    if (pid == getpid()) continue;
-    // Empty for kernel threads and zombies, unreadable for processes of others.
-    const std::string environment = read_proc(pid, "environ");
-    for (absl::string_view variable : absl::StrSplit(environment, '\0')) {
-      if (!absl::ConsumePrefix(&variable, start)) continue;
-      std::vector<absl::string_view> tags = absl::StrSplit(variable, ':');
-      if (std::find(tags.begin(), tags.end(), tag) != tags.end()) found.push_back(pid);
-      break;
-    }
-  }
+  visit_tagged(
+      std::string(tag).c_str(),
+      [](int pid, void* all) { static_cast<std::vector<int>*>(all)->push_back(pid); }, &found);
   return found;
 }
 

@@ -7,17 +7,28 @@
 //
 //   auto plan = make_plan(job, /*node=*/0);
 //   plan->at(0).environment   // {{"RANK", "0"}, {"WEFT_NAME", "ps0"}, ...}
-#ifndef WEFT_TOOLS_WEFTRUN_PLAN_H_
-#define WEFT_TOOLS_WEFTRUN_PLAN_H_
+#ifndef WEFT_STORE_INTERNAL_LAUNCH_PLAN_H_
+#define WEFT_STORE_INTERNAL_LAUNCH_PLAN_H_
 
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "weft/tools/weftrun/options.h"
+#include "absl/strings/string_view.h"
 
 namespace weft::launch {
+
+// One role and how many processes of it a node starts.
+struct RoleSpec {
+  std::string name;
+  int count = 0;
+
+  friend bool operator==(const RoleSpec&, const RoleSpec&) = default;
+};
+
+// How many processes one node may start; a larger number is a mistyped one.
+inline constexpr int kMaxLocalSize = 4096;
 
 struct Node {
   std::string host;
@@ -52,6 +63,15 @@ absl::StatusOr<std::vector<ProcessPlan>> make_plan(const Job& job, int node);
 // not its own.
 bool is_foreign_variable(absl::string_view name);
 
+// What the processes inherit from the environment of this one: everything but the variables of
+// launchers, which are set for each process, and those in `dropped`; with `tag` added to the tags of
+// the launchers around. "NAME=value".
+std::vector<std::string> inherited_environment(const std::string& tag,
+                                               const std::vector<std::string>& dropped);
+
+// The number of threads that a process computes with where the user has not said it.
+int threads_per_process(size_t cores, int local_size);
+
 // The cores of local rank `local_rank` out of `local_size` when the cores in `cores` are shared
 // out: neighbouring cores, sizes that differ by at most one; one core each, in turn, when there are
 // fewer cores than processes.
@@ -59,4 +79,4 @@ std::vector<int> share_of_cores(const std::vector<int>& cores, int local_rank, i
 
 }  // namespace weft::launch
 
-#endif  // WEFT_TOOLS_WEFTRUN_PLAN_H_
+#endif  // WEFT_STORE_INTERNAL_LAUNCH_PLAN_H_

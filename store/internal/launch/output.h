@@ -6,8 +6,8 @@
 //
 //   LineSplitter out([&](absl::string_view line, bool) { queue.add(absl::StrCat("[worker0] ", line,
 //   "\n")); }); out.feed(bytes); out.finish();  // the partial last line
-#ifndef WEFT_TOOLS_WEFTRUN_OUTPUT_H_
-#define WEFT_TOOLS_WEFTRUN_OUTPUT_H_
+#ifndef WEFT_STORE_INTERNAL_LAUNCH_OUTPUT_H_
+#define WEFT_STORE_INTERNAL_LAUNCH_OUTPUT_H_
 
 #include <cstddef>
 #include <deque>
@@ -66,4 +66,4 @@ bool wants_color(int fd);
 
 }  // namespace weft::launch
 
-#endif  // WEFT_TOOLS_WEFTRUN_OUTPUT_H_
+#endif  // WEFT_STORE_INTERNAL_LAUNCH_OUTPUT_H_

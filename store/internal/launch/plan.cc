@@ -1,5 +1,8 @@
-#include "weft/tools/weftrun/plan.h"
+#include "weft/store/internal/launch/plan.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
 #include <map>
 #include <set>
@@ -8,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "weft/store/internal/launch/system.h"
 
 namespace weft::launch {
 
@@ -88,6 +92,48 @@ bool is_foreign_variable(absl::string_view name) {
     if (name == known) return true;
   }
   return false;
+}
+
+std::vector<std::string> inherited_environment(const std::string& tag,
+                                               const std::vector<std::string>& dropped) {
+  std::set<std::string> own(dropped.begin(), dropped.end());
+  own.insert({"RANK",
+              "LOCAL_RANK",
+              "WORLD_SIZE",
+              "LOCAL_WORLD_SIZE",
+              "GROUP_RANK",
+              "GROUP_WORLD_SIZE",
+              "ROLE_RANK",
+              "ROLE_NAME",
+              "ROLE_WORLD_SIZE",
+              "MASTER_ADDR",
+              "MASTER_PORT",
+              "WEFT_JOB_ID",
+              "WEFT_RESTART_COUNT",
+              "WEFT_PROCESS_RESTARTS",
+              "WEFT_STORE",
+              "WEFT_ROLE",
+              "WEFT_NAME",
+              "WEFT_SPAWN_PARENT",
+              "WEFT_SPAWN_DIR",
+              "WEFT_SPAWN_CALL"});
+  std::vector<std::string> result;
+  std::string tags = tag;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    absl::string_view text = *entry;
+    absl::string_view name = text.substr(0, text.find('='));
+    if (name == kTagVariable) {
+      tags = absl::StrCat(text.substr(std::min(name.size() + 1, text.size())), ":", tag);
+    } else if (!is_foreign_variable(name) && own.count(std::string(name)) == 0) {
+      result.emplace_back(text);
+    }
+  }
+  result.push_back(absl::StrCat(kTagVariable, "=", tags));
+  return result;
+}
+
+int threads_per_process(size_t cores, int local_size) {
+  return std::max(1, static_cast<int>(cores) / std::max(1, local_size));
 }
 
 std::vector<int> share_of_cores(const std::vector<int>& cores, int local_rank, int local_size) {

@@ -1,21 +1,27 @@
 // Looks after the processes of one node from their start to their end.
 //
-// One loop in poll() over a signalfd and the pipes of the processes; a death wakes it at once
-// (SIGCHLD), nothing is asked for periodically. It ends when every process, and everything these
-// started, is gone. Single-threaded: run() belongs on the main thread, with no other thread that
-// takes signals.
+// One loop in poll() over the signals, the ends and the pipes of the processes; a death wakes it at
+// once, nothing is asked for periodically. It ends when every process, and everything these started,
+// is gone. Single-threaded.
+//
+// With SignalSetup the process is the job's launcher: it takes the signals, waits for any child and
+// adopts what the ranks leave behind; run() belongs on the main thread, with no other thread that
+// takes signals. Without, it is a program that has children, threads and signals of its own: all of
+// these stay as they are, the ends of the ranks are heard of through pidfds, and run() may stand on
+// any thread, which must live as long as the processes.
 //
 // States: running -> stopping (SIGTERM or the user's signal was sent, the grace runs) -> killing
 // (SIGKILL was sent).
 //
 //   Supervisor supervisor(std::move(setup));
-//   return supervisor.run();   // the exit code of weftrun
-#ifndef WEFT_TOOLS_WEFTRUN_SUPERVISOR_H_
-#define WEFT_TOOLS_WEFTRUN_SUPERVISOR_H_
+//   return supervisor.run();   // the exit code of the launcher
+#ifndef WEFT_STORE_INTERNAL_LAUNCH_SUPERVISOR_H_
+#define WEFT_STORE_INTERNAL_LAUNCH_SUPERVISOR_H_
 
 #include <signal.h>
 #include <sys/types.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,13 +30,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "weft/tools/weftrun/death_policy.h"
-#include "weft/tools/weftrun/options.h"
-#include "weft/tools/weftrun/output.h"
-#include "weft/tools/weftrun/output_queue.h"
-#include "weft/tools/weftrun/plan.h"
-#include "weft/tools/weftrun/process.h"
-#include "weft/tools/weftrun/system.h"
+#include "weft/store/internal/launch/death_policy.h"
+#include "weft/store/internal/launch/output.h"
+#include "weft/store/internal/launch/output_queue.h"
+#include "weft/store/internal/launch/plan.h"
+#include "weft/store/internal/launch/process.h"
+#include "weft/store/internal/launch/system.h"
 
 namespace weft::launch {
 
@@ -50,7 +55,7 @@ class PeerLink {
   virtual void report(const Failure& failure) = 0;
 };
 
-// The signals as weftrun found them, for its children, and a descriptor that reads those it takes
+// The signals as the launcher found them, for its children, and a descriptor that reads those it takes
 // care of.
 struct SignalSetup {
   sigset_t original_mask = {};
@@ -61,17 +66,44 @@ struct SignalSetup {
 // ignored.
 absl::StatusOr<SignalSetup> take_signals();
 
+// How a supervisor treats its processes.
+struct SupervisorOptions {
+  std::vector<std::string> program;  // name and arguments, the same for all
+  std::string log_dir = {};          // empty: what they write is printed
+  bool tee = false;                  // with log_dir: printed, too
+  bool pin = false;
+  bool quiet = false;
+  bool announces = false;  // says what it starts also when that is one process
+  absl::Duration grace = absl::Seconds(10);
+  int nnodes = 1;
+  std::vector<RoleSpec> may_die = {};
+  std::vector<RoleSpec> restarts = {};
+};
+
+// How a process ended.
+struct ProcessEnd {
+  ProcessPlan plan;
+  pid_t pid = -1;
+  int wait_status = 0;  // as waitpid() gives it
+  // Another part of the program took the status, or it has SIGCHLD ignored: the above is 0.
+  bool status_lost = false;
+  std::vector<std::string> last_lines = {};  // that it wrote
+};
+
 class Supervisor {
  public:
   struct Setup {
-    Options options;
+    SupervisorOptions options;
     std::string host;
     std::string program_path;
-    std::vector<std::string> environment;  // of weftrun, without what is set per process
+    std::vector<std::string> environment;  // without what is set per process
     std::string tag;                       // in kTagVariable of every process
     std::vector<ProcessPlan> plan;
-    const SignalSetup* signals = nullptr;
+    const SignalSetup* signals = nullptr;  // null: the program's signals stay its own
     Outputs* outputs = nullptr;
+    std::function<void(absl::string_view)> say = nullptr;  // takes lines for the user
+    // Whether a process that has ended with 0 has done what it was started for. Null: it has.
+    std::function<bool(const ProcessPlan&)> done = nullptr;
     PeerLink* peers = nullptr;       // null with one node
     int restart_count = 0;           // lives before this one, whose logs are continued
     std::vector<std::string> notes;  // lines to say before the start
@@ -79,11 +111,19 @@ class Supervisor {
 
   explicit Supervisor(Setup setup);
 
-  // The exit code for weftrun.
+  // The exit code for the launcher.
   int run();
   // After run(): the processes were started and no user has ended them, so that all may start again
   // after a failure.
-  bool may_restart() const { return started_all_ && user_signal_ == 0 && !reader_gone_; }
+  bool may_restart() const { return start_error_.ok() && user_signal_ == 0 && !reader_gone_; }
+
+  // ---- after run() ----
+  // Why the processes could not be started; OK when they were.
+  const absl::Status& start_error() const { return start_error_; }
+  // The failure that ended the job, if one did, and those seen at the same time.
+  std::optional<ProcessEnd> first_failure() const;
+  std::vector<ProcessEnd> also_failed() const;
+  bool reader_gone() const { return reader_gone_; }  // of the output
 
  private:
   struct Stream {
@@ -95,8 +135,10 @@ class Supervisor {
   struct Rank {
     ProcessPlan plan;
     pid_t pid = -1;
+    UniqueFd pidfd;  // without SignalSetup
     bool running = false;
     int wait_status = 0;
+    bool status_lost = false;
     int restarts = 0;  // of this process alone
     Stream out;
     Stream err;
@@ -104,32 +146,37 @@ class Supervisor {
   };
   enum class Phase { kRunning, kStopping, kKilling };
 
-  absl::Status open_streams(Rank& rank);
   // 0, or the exit code for a program that cannot be started.
   int start_all();
   absl::Status start_rank(Rank& rank);
   void wait_for_events();
-  void read_stream(Stream& stream);
   void on_signals();
   void on_stop_signal(int signal);
   void suspend();
-  void reap();
-  void on_deaths(const std::vector<Rank*>& dead);
-  // ---- supervisor_deaths.cc ----
-  // Takes out those that the job outlives, and starts again those that it may.
-  void forgive(std::vector<Rank*>* failed);
-  void close_stream(Stream& stream);
-  const Rank* last_resort() const;
   void on_peer_failure();
   void on_deadline();
+  void begin_stopping(int signal);
+  void signal_ranks(int signal);
+  // ---- supervisor_deaths.cc ----
+  void reap();
+  std::vector<Rank*> reap_children();
+  std::vector<Rank*> reap_ranks();
+  bool has_failed(const Rank& rank) const;
+  void on_deaths(const std::vector<Rank*>& dead);
+  // Takes out those that the job outlives, and starts again those that it may.
+  void forgive(std::vector<Rank*>* failed);
+  const Rank* last_resort() const;
   // Whether processes are left that no rank answers for; asks them to leave, later kills them.
   bool sweep();
-  void begin_stopping(int signal);
   void kill_all();
-  void signal_ranks(int signal);
+  // ---- supervisor_output.cc ----
+  absl::Status open_streams(Rank& rank);
+  void read_stream(Stream& stream);
+  void close_stream(Stream& stream);
   void drain_output();
   void report();
 
+  static ProcessEnd end_of_rank(const Rank& rank);
   bool any_running() const;
   std::string describe(const Rank& rank) const;
   void say(absl::string_view text);   // always
@@ -144,7 +191,7 @@ class Supervisor {
   absl::Duration started_;
   Phase phase_ = Phase::kRunning;
   std::optional<absl::Duration> deadline_;  // of the grace, on the monotonic clock
-  int user_signal_ = 0;                     // the first stop signal that weftrun got
+  int user_signal_ = 0;                     // the first stop signal that the launcher got
   absl::Duration user_signal_at_;
   const Rank* first_ = nullptr;  // the rank whose failure ends the job
   DeathPolicy policy_;
@@ -152,7 +199,7 @@ class Supervisor {
   std::optional<Failure> remote_;
   bool heard_peers_ = false;
   std::vector<const Rank*> also_failed_;
-  bool started_all_ = false;
+  absl::Status start_error_;
   bool reader_gone_ = false;
   bool sweeping_ = false;
   bool give_up_output_ = false;
@@ -160,4 +207,4 @@ class Supervisor {
 
 }  // namespace weft::launch
 
-#endif  // WEFT_TOOLS_WEFTRUN_SUPERVISOR_H_
+#endif  // WEFT_STORE_INTERNAL_LAUNCH_SUPERVISOR_H_

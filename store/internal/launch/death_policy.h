@@ -5,14 +5,14 @@
 //
 //   DeathPolicy policy(options.restarts, options.may_die);
 //   DeathPolicy::Verdict verdict = policy.on_failure("ps");   // verdict.action, verdict.left
-#ifndef WEFT_TOOLS_WEFTRUN_DEATH_POLICY_H_
-#define WEFT_TOOLS_WEFTRUN_DEATH_POLICY_H_
+#ifndef WEFT_STORE_INTERNAL_LAUNCH_DEATH_POLICY_H_
+#define WEFT_STORE_INTERNAL_LAUNCH_DEATH_POLICY_H_
 
 #include <map>
 #include <string>
 #include <vector>
 
-#include "weft/tools/weftrun/options.h"
+#include "weft/store/internal/launch/plan.h"
 
 namespace weft::launch {
 
@@ -52,4 +52,4 @@ class DeathPolicy {
 
 }  // namespace weft::launch
 
-#endif  // WEFT_TOOLS_WEFTRUN_DEATH_POLICY_H_
+#endif  // WEFT_STORE_INTERNAL_LAUNCH_DEATH_POLICY_H_

@@ -1,4 +1,4 @@
-#include "weft/tools/weftrun/process.h"
+#include "weft/store/internal/launch/process.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -8,8 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <filesystem>
-#include <system_error>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -24,8 +23,8 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
-// Everything that the child needs, prepared before the fork: weftrun may have threads (those of a
-// store server), so between fork and exec only async-signal-safe functions are allowed.
+// Everything that the child needs, prepared before the fork: the launcher may have threads, so
+// between fork and exec only async-signal-safe functions are allowed.
 struct ChildPlan {
   const char* path;
   char* const* argv;
@@ -41,7 +40,7 @@ struct ChildPlan {
 [[noreturn]] void run_child(const ChildPlan& plan) {
   int step_error = 0;
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) step_error = errno;
-  // weftrun may have died before prctl: then the signal would never be sent.
+  // The launcher may have died before prctl: then the signal would never be sent.
   if (getppid() != plan.parent) _exit(128 + SIGKILL);
   if (step_error == 0 && setpgid(0, 0) != 0) step_error = errno;
   if (step_error == 0 && plan.cores != nullptr &&
@@ -110,9 +109,15 @@ absl::StatusOr<StartedProcess> start_process(const ProcessSpec& spec) {
                     .err = err->write.get(),
                     .report = report->write.get(),
                     .parent = getpid()};
+  // A handler of the launcher's must not run in the child.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
   pid_t pid = _Fork();  // not fork(): no library's atfork handlers
   if (pid == 0) run_child(plan);
   int fork_errno = errno;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (cores != nullptr) CPU_FREE(cores);
   if (pid < 0) return os_error(fork_errno, "fork");
 
@@ -125,69 +130,11 @@ absl::StatusOr<StartedProcess> start_process(const ProcessSpec& spec) {
     n = read(report->read.get(), &exec_errno, sizeof(exec_errno));
   } while (n < 0 && errno == EINTR);
   if (n == static_cast<ssize_t>(sizeof(exec_errno))) {
-    while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
-    }
+    wait_for(pid, nullptr);
     return exec_error(exec_errno, spec.path);
   }
   for (int fd : {out->read.get(), err->read.get()}) fcntl(fd, F_SETFL, O_NONBLOCK);
   return StartedProcess{.pid = pid, .out = std::move(out->read), .err = std::move(err->read)};
-}
-
-absl::StatusOr<Guard> Guard::start(const std::string& tag, const std::string& temporary_dir) {
-  absl::StatusOr<Pipe> pipe = make_pipe();
-  if (!pipe.ok()) return pipe.status();
-  pid_t pid = fork();
-  if (pid < 0) return os_error(errno, "fork");
-  if (pid > 0) return Guard(pid, std::move(pipe->write));
-
-  // A group of its own and every signal blocked: what ends weftrun must not end its guard.
-  setpgid(0, 0);
-  sigset_t all;
-  sigfillset(&all);
-  sigprocmask(SIG_SETMASK, &all, nullptr);
-  prctl(PR_SET_NAME, "weftrun-guard");
-  // The guard of a weftrun inside another job must survive the sweep of that job: it takes the tag
-  // of the outer one out of the memory that /proc/self/environ shows.
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (strncmp(*entry, kTagVariable.data(), kTagVariable.size()) == 0) {
-      memset(*entry, 'x', strlen(*entry));
-    }
-  }
-  // Holds nothing of weftrun's: a reader of its output must see the end when weftrun ends.
-  int null = open("/dev/null", O_RDWR);
-  int keep = fcntl(pipe->read.get(), F_DUPFD, 100);
-  for (int fd = 0; fd < 3; ++fd) dup2(null, fd);
-  close_range(3, static_cast<unsigned>(keep) - 1, 0);
-  close_range(static_cast<unsigned>(keep) + 1, ~0U, 0);
-
-  char word = 0;
-  ssize_t n;
-  do {
-    n = read(keep, &word, 1);
-  } while (n < 0 && errno == EINTR);
-  if (n == 0) {
-    // A process that forks while it is looked for is found in the next round; a few rounds without
-    // a find end it.
-    for (int round = 0, quiet = 0; quiet < 2 && round < 1000; ++round) {
-      std::vector<int> left = tagged_processes(tag);
-      for (int pid_left : left) kill(pid_left, SIGKILL);
-      quiet = left.empty() ? quiet + 1 : 0;
-    }
-    std::error_code ignored;
-    if (!temporary_dir.empty()) std::filesystem::remove_all(temporary_dir, ignored);
-  }
-  _exit(0);
-}
-
-void Guard::dismiss() {
-  if (pid_ < 0) return;
-  char word = 'q';
-  while (write(pipe_.get(), &word, 1) < 0 && errno == EINTR) {
-  }
-  pipe_.reset();
-  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
-  pid_ = -1;
 }
 
 }  // namespace weft::launch

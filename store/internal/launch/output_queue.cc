@@ -1,4 +1,4 @@
-#include "weft/tools/weftrun/output_queue.h"
+#include "weft/store/internal/launch/output_queue.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/common/condition.h"
-#include "weft/tools/weftrun/system.h"
+#include "weft/store/internal/launch/system.h"
 
 namespace weft::launch {
 namespace {
@@ -28,7 +28,7 @@ size_t write_piece(int fd, absl::string_view text) {
   while (true) {
     const ssize_t n = write(fd, text.data(), std::min(kPiece, text.size()));
     if (n > 0) return static_cast<size_t>(n);
-    if (n < 0 && errno == EAGAIN) {  // a program before weftrun changed the mode
+    if (n < 0 && errno == EAGAIN) {  // a program before this one changed the mode
       pollfd room = {.fd = fd, .events = POLLOUT, .revents = 0};
       poll(&room, 1, -1);
     } else if (n == 0 || errno != EINTR) {
@@ -69,6 +69,11 @@ struct OutputQueue::State {
 };
 
 void OutputQueue::State::run() {
+  // A reader that has gone is an error of write() here and not the end of the process.
+  sigset_t pipe;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
   std::string text;
   MutexLock lock(&mutex);
   while (true) {
@@ -136,7 +141,7 @@ void OutputQueue::add(absl::string_view text) {
   state_->changed.notify_all();
   MutexLock lock(&mutex_);
   if (thread_ == nullptr) {
-    thread_ = state_->runtime->spawn("weftrun-output", [state = state_] { state->run(); });
+    thread_ = state_->runtime->spawn("weft-output", [state = state_] { state->run(); });
   }
 }
 

@@ -1,10 +1,12 @@
 // Small questions to the operating system: file descriptors, programs, cores, random names, ports.
 //
-// Tools use POSIX directly (they are outside of simulation). Free functions, safe on any thread.
-#ifndef WEFT_TOOLS_WEFTRUN_SYSTEM_H_
-#define WEFT_TOOLS_WEFTRUN_SYSTEM_H_
+// Launchers use POSIX directly: processes are outside of simulation. Free functions, safe on any
+// thread.
+#ifndef WEFT_STORE_INTERNAL_LAUNCH_SYSTEM_H_
+#define WEFT_STORE_INTERNAL_LAUNCH_SYSTEM_H_
 
 #include <signal.h>
+#include <sys/types.h>
 
 #include <array>
 #include <cstddef>
@@ -52,6 +54,13 @@ std::string signal_name(int signal);
 // "exit code 3", "killed by signal 9 (SIGKILL)": of a status as waitpid() gives it.
 std::string end_of(int wait_status);
 
+// The same as a shell gives it: 128 + signal after a signal.
+int exit_code_of(int wait_status);
+// "1 process", "3 processes".
+std::string processes(size_t count);
+// waitpid() of one child, whatever signals come meanwhile.
+pid_t wait_for(pid_t pid, int* wait_status);
+
 // SIGINT, SIGTERM, SIGHUP and SIGQUIT: they end the job.
 inline constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 bool is_stop_signal(int signal);
@@ -64,17 +73,18 @@ struct HeldPort {
 };
 absl::StatusOr<HeldPort> hold_port();
 
-// A new directory below TMPDIR (default /tmp) that only this user can enter.
-absl::StatusOr<std::string> make_private_dir();
+// A new directory below TMPDIR (default /tmp) that only this user can enter: `name`, a dash and
+// random letters.
+absl::StatusOr<std::string> make_private_dir(const std::string& name);
 
 // `text` as a shell would need it.
 std::string shell_quote(absl::string_view text);
 
-// The variable that marks everything weftrun started, directly or not: the tags of the weftruns
-// above it, outermost first, between colons.
+// The variable that marks everything that a launcher started, directly or not: the tags of the
+// launchers above it, outermost first, between colons.
 inline constexpr absl::string_view kTagVariable = "WEFTRUN_TAG";
 
-// Whether a wait ended by its deadline, in a store or in weftrun.
+// Whether a wait ended by its deadline, in a store or in a launcher.
 bool is_deadline(const absl::Status& status);
 
 // Every process but this one that carries `tag`, zombies excepted.
@@ -85,4 +95,4 @@ bool has_child_in_transit();
 
 }  // namespace weft::launch
 
-#endif  // WEFT_TOOLS_WEFTRUN_SYSTEM_H_
+#endif  // WEFT_STORE_INTERNAL_LAUNCH_SYSTEM_H_

@@ -1,4 +1,4 @@
-#include "weft/tools/weftrun/output.h"
+#include "weft/store/internal/launch/output.h"
 
 #include <unistd.h>
 
