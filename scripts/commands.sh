@@ -117,9 +117,10 @@ command_gpu_bundle() {
   for program in "$bundle"/{tests,bin,lib}/*; do
     if ldd "$program" | grep -E 'lib(grpc|protobuf|absl|weft_[a-z]*\.so)'; then die "$program needs the libraries above"; fi
   done
-  kib="$(du -sk --apparent-size "$bundle" | cut -f1)"
-  [ "$kib" -le $((most_mib * 1024)) ] || die "$bundle has $kib KiB, more than $most_mib MiB"
-  printf 'gpu-bundle: ok folder=%s kib=%s\n' "$bundle" "$kib"
+  tar -C "$(dirname "$bundle")" -czf "$bundle.tar.gz" "$(basename "$bundle")"
+  kib="$(du -k --apparent-size "$bundle.tar.gz" | cut -f1)"
+  [ "$kib" -le $((most_mib * 1024)) ] || die "$bundle.tar.gz has $kib KiB, more than $most_mib MiB"
+  printf 'gpu-bundle: ok folder=%s archive=%s.tar.gz kib=%s\n' "$bundle" "$bundle" "$kib"
 }
 
 command_demo() {
