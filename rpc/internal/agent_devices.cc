@@ -17,9 +17,18 @@ StatusOr<std::shared_ptr<const DeviceRoute>> Agent::find_route(const Destination
   return copier_.route_to(*member);
 }
 
+HostMemory Agent::shared_memory() {
+  MutexLock lock(&mutex_);
+  return [transport = std::weak_ptr<Transport>(transport_)](size_t bytes) {
+    // What is smaller goes within a frame.
+    const std::shared_ptr<Transport> here = bytes > kMaxBatchBytes ? transport.lock() : nullptr;
+    return here == nullptr ? nullptr : here->allocate_shared(bytes);
+  };
+}
+
 void Agent::stage_call(uint64_t call_id, const std::shared_ptr<const Unstaged>& unstaged) {
   const std::weak_ptr<Agent> weak = weak_from_this();
-  copier_.stage(unstaged, [weak, call_id](const Status& staged) {
+  copier_.stage(unstaged, shared_memory(), [weak, call_id](const Status& staged) {
     const auto self = weak.lock();
     if (self == nullptr) return;
     if (!staged.ok()) return self->complete(call_id, staged, false);

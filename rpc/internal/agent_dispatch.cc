@@ -329,10 +329,11 @@ void Agent::reply(const std::shared_ptr<Job>& job, StatusOr<Payload> result) {
   if (message.ok() && !(*message)->on_device.empty()) {
     StatusOr<std::shared_ptr<const Unstaged>> marked = copier_.unstaged(*message);
     if (marked.ok()) {
-      return copier_.stage(
-          *marked, [self = shared_from_this(), job, message = *message](Status staged) {
-            self->finish_reply(job, staged.ok() ? StatusOr<OutMessageRef>(message) : staged);
-          });
+      return copier_.stage(*marked, shared_memory(),
+                           [self = shared_from_this(), job, message = *message](Status staged) {
+                             self->finish_reply(
+                                 job, staged.ok() ? StatusOr<OutMessageRef>(message) : staged);
+                           });
     }
     message = marked.status();
   }

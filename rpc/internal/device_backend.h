@@ -18,6 +18,7 @@
 //
 // Threads: any. Callbacks run once each, on a thread of the backend; short.
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -37,6 +38,10 @@ namespace weft::internal {
 // the consumer of a result waits for.
 class DeviceWork : public ScopeAttachment, public ValueGuard {};
 
+// Memory of the host for so many bytes of a message, from which a peer on this host takes them without
+// another copy. Null: there is none now, ordinary memory will do. Any thread; may itself be null.
+using HostMemory = std::function<std::shared_ptr<char>(size_t bytes)>;
+
 class DeviceBackend {
  public:
   using Copied = absl::AnyInvocable<void(StatusOr<std::vector<at::Tensor>>)>;
@@ -50,9 +55,10 @@ class DeviceBackend {
 
   // What is queued now on the calling thread's current streams of these tensors' devices.
   virtual StatusOr<std::shared_ptr<const void>> mark(const std::vector<at::Tensor>& tensors) = 0;
-  // Copies of contiguous `sources` on the CPU, taken when what `after` marks is done (STREAM-2).
+  // Copies of contiguous `sources` on the CPU, in `memory`, taken when what `after` marks is done
+  // (STREAM-2).
   virtual void to_host(std::vector<at::Tensor> sources, std::shared_ptr<const void> after,
-                       Copied done) = 0;
+                       HostMemory memory, Copied done) = 0;
 
   // REQUIRES: `devices` differ and exist.
   virtual StatusOr<std::shared_ptr<DeviceWork>> make_work(

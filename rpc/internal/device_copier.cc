@@ -149,14 +149,14 @@ StatusOr<std::shared_ptr<const Unstaged>> DeviceCopier::unstaged(
   return out;
 }
 
-void DeviceCopier::stage(const std::shared_ptr<const Unstaged>& unstaged,
+void DeviceCopier::stage(const std::shared_ptr<const Unstaged>& unstaged, HostMemory memory,
                          absl::AnyInvocable<void(Status)> done) const {
   std::vector<at::Tensor> sources;
   for (const size_t i : unstaged->message->on_device) {
     sources.push_back(std::move(unstaged->message->buffers[i]));
   }
   backend_->to_host(
-      std::move(sources), unstaged->after,
+      std::move(sources), unstaged->after, std::move(memory),
       [message = unstaged->message, pool = pool_,
        done = std::move(done)](StatusOr<std::vector<at::Tensor>> hosts) mutable {
         const Status status = hosts.status();

@@ -49,8 +49,9 @@ class DeviceCopier {
 
   // The calling thread's current streams are marked.
   StatusOr<std::shared_ptr<const Unstaged>> unstaged(std::shared_ptr<OutMessage> message) const;
-  // Brings the buffers to the host. `done` on the pool; until then the message is the copier's.
-  void stage(const std::shared_ptr<const Unstaged>& unstaged,
+  // Brings the buffers to the host, into `memory` (may be null). `done` on the pool; until then the message is
+  // the copier's.
+  void stage(const std::shared_ptr<const Unstaged>& unstaged, HostMemory memory,
              absl::AnyInvocable<void(Status)> done) const;
 
   // Null where there is no backend and no device is named.

@@ -59,7 +59,7 @@ class CudaCopier : public ::testing::Test {
   }
   std::future<Copies> to_host(const at::Tensor& x, std::shared_ptr<const void> mark) {
     auto promise = std::make_shared<std::promise<Copies>>();
-    backend_->to_host({x}, std::move(mark),
+    backend_->to_host({x}, std::move(mark), nullptr,
                       [promise](Copies copies) { promise->set_value(std::move(copies)); });
     return promise->get_future();
   }

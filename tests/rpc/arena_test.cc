@@ -14,6 +14,7 @@
 #include "weft/rpc/arena.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/tests/testing/fake_devices.h"
 #include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
@@ -130,6 +131,32 @@ TEST_F(Arena, a_tensor_in_the_arena_is_sent_without_a_copy) {
     EXPECT_EQ(counter(c[0], "arena_copies"), copies);
   }
   expect_nothing_lent(c[0], c[1]);
+}
+
+// A copy from a device ends where the peer reads it.
+TEST_F(Arena, a_tensor_on_a_device_is_copied_once_on_the_host) {
+  const c10::Device device(c10::kCUDA, 0);
+  Cluster c(
+      {.size = 2, .net = Net::kGrpc, .library = library, .adjust = [&](int, JoinOptions* join) {
+         join->transport = grpc_transport();
+         join->device_backend = std::make_shared<FakeDevices>(1);
+         join->devices = {device};
+         for (const char* to : {"worker0", "worker1"}) join->device_maps[to] = {{device, device}};
+       }});
+  share(c[0], c[1]);
+  const int64_t copies[] = {counter(c[0], "arena_copies"), counter(c[1], "arena_copies")};
+  const at::Tensor values = at::rand({4 * kElements});
+  {
+    const at::Tensor back = rpc_sync(c[0], "worker1", &pass_on, on_device(values, device));
+    EXPECT_TRUE(at::equal(on_cpu(back), values));
+  }
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(counter(c[i], "arena_zero_copies"), 1) << "worker" << i;
+    EXPECT_EQ(counter(c[i], "arena_copies"), copies[i]) << "worker" << i;
+  }
+  expect_nothing_lent(c[0], c[1]);
+  expect_nothing_lent(c[1], c[0]);
+  c.shutdown();
 }
 
 TEST_F(Arena, the_receiver_of_an_ordinary_tensor_has_a_copy_of_its_own) {

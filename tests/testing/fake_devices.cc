@@ -5,6 +5,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "ATen/ops/empty_strided.h"
+#include "ATen/ops/from_blob.h"
 #include "c10/core/Storage.h"
 #include "c10/core/TensorImpl.h"
 
@@ -28,6 +29,18 @@ void copy_bytes(const at::Tensor& from, const at::Tensor& to) {
   if (from.nbytes() > 0) std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
 }
 
+at::Tensor on_cpu_in(const at::Tensor& fake, const internal::HostMemory& memory) {
+  const auto options = at::TensorOptions().dtype(fake.scalar_type());
+  const std::shared_ptr<char> shared =
+      memory == nullptr || fake.nbytes() == 0 ? nullptr : memory(fake.nbytes());
+  at::Tensor out = shared == nullptr ? at::empty_strided(fake.sizes(), fake.strides(), options)
+                                     : at::from_blob(
+                                           shared.get(), fake.sizes(), fake.strides(),
+                                           [shared](void*) {}, options);
+  copy_bytes(fake, out);
+  return out;
+}
+
 }  // namespace
 
 c10::Device cuda(int index) { return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
@@ -39,12 +52,7 @@ at::Tensor on_device(const at::Tensor& values, c10::Device device) {
   return out;
 }
 
-at::Tensor on_cpu(const at::Tensor& fake) {
-  at::Tensor out = at::empty_strided(fake.sizes(), fake.strides(),
-                                     at::TensorOptions().dtype(fake.scalar_type()));
-  copy_bytes(fake, out);
-  return out;
-}
+at::Tensor on_cpu(const at::Tensor& fake) { return on_cpu_in(fake, nullptr); }
 
 struct FakeDevices::Work : public internal::DeviceWork {
   explicit Work(std::shared_ptr<State> s) : state(std::move(s)) {}
@@ -132,9 +140,9 @@ void FakeDevices::run(Task task) {
 }
 
 void FakeDevices::to_host(std::vector<at::Tensor> sources, std::shared_ptr<const void> after,
-                          Copied done) {
+                          internal::HostMemory memory, Copied done) {
   run([state = state_, sources = std::move(sources), after = std::move(after),
-       done = std::move(done)]() mutable {
+       memory = std::move(memory), done = std::move(done)]() mutable {
     Status failed;
     {
       MutexLock lock(&state->mutex);
@@ -143,7 +151,7 @@ void FakeDevices::to_host(std::vector<at::Tensor> sources, std::shared_ptr<const
     }
     if (!failed.ok()) return done(failed);
     std::vector<at::Tensor> out;
-    for (const at::Tensor& source : sources) out.push_back(on_cpu(source));
+    for (const at::Tensor& source : sources) out.push_back(on_cpu_in(source, memory));
     done(std::move(out));
   });
 }

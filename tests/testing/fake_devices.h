@@ -56,7 +56,7 @@ class FakeDevices : public internal::DeviceBackend {
   Status prepare(const std::vector<c10::Device>& devices) override;
   StatusOr<std::shared_ptr<const void>> mark(const std::vector<at::Tensor>& tensors) override;
   void to_host(std::vector<at::Tensor> sources, std::shared_ptr<const void> after,
-               Copied done) override;
+               internal::HostMemory memory, Copied done) override;
   StatusOr<std::shared_ptr<internal::DeviceWork>> make_work(
       const std::vector<c10::Device>& devices) override;
   void to_devices(std::vector<at::Tensor> hosts, std::vector<c10::Device> targets,

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "ATen/ops/empty_strided.h"
+#include "ATen/ops/from_blob.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
 #include "c10/cuda/CUDAException.h"
@@ -31,6 +32,7 @@ struct Copier::Transfer {
   std::vector<c10::Device> targets;         // to devices
   bool given = false;  // `to` was there, and there is no work: done when the copies are
   std::shared_ptr<CudaWork> work;
+  HostMemory memory;  // to the host; may be null
   Copied done;
 
   bool begun = false;
@@ -99,11 +101,12 @@ Status Copier::prepare(const std::vector<c10::Device>& devices) {
 }
 
 void Copier::to_host(std::vector<at::Tensor> sources, std::shared_ptr<const StreamMark> after,
-                     Copied done) {
+                     HostMemory memory, Copied done) {
   auto transfer = std::make_shared<Transfer>();
   transfer->to_host = true;
   transfer->from = std::move(sources);
   transfer->after = std::move(after);
+  transfer->memory = std::move(memory);
   transfer->done = std::move(done);
   submit(std::move(transfer));
 }
@@ -228,7 +231,14 @@ void Copier::begin(Transfer* transfer) {
     const at::Tensor& from = transfer->from[i];
     at::TensorOptions options = at::TensorOptions().dtype(from.scalar_type());
     if (transfer->to_host) {
-      transfer->to.push_back(at::empty_strided(from.sizes(), from.strides(), options));
+      std::shared_ptr<char> memory;
+      if (transfer->memory != nullptr && from.nbytes() > 0)
+        memory = transfer->memory(from.nbytes());
+      transfer->to.push_back(
+          memory == nullptr
+              ? at::empty_strided(from.sizes(), from.strides(), options)
+              : at::from_blob(
+                    memory.get(), from.sizes(), from.strides(), [memory](void*) {}, options));
       continue;
     }
     const c10::cuda::CUDAStreamGuard guard(lanes(transfer->targets[i]).in);
@@ -369,6 +379,7 @@ void Copier::finish(Transfer* transfer, Status status) {
   // Nothing of the message is held longer than the message needs it.
   transfer->from.clear();
   transfer->work = nullptr;
+  transfer->memory = nullptr;
   Copied done = std::move(transfer->done);
   if (status.ok()) {
     done(std::move(transfer->to));

@@ -45,7 +45,7 @@ class Copier {
   // Streams of `devices` and, the first time, the slots. Blocks.
   Status prepare(const std::vector<c10::Device>& devices);
   void to_host(std::vector<at::Tensor> sources, std::shared_ptr<const StreamMark> after,
-               Copied done);
+               HostMemory memory, Copied done);
   void to_devices(std::vector<at::Tensor> hosts, std::vector<c10::Device> targets,
                   std::shared_ptr<CudaWork> work, Copied done);
   // Into tensors that are there; `done` when the bytes are.

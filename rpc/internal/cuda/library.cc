@@ -45,9 +45,9 @@ class CudaBackend : public DeviceBackend {
     return mark_of(tensors, "marking the tensors of a message");
   }
   void to_host(std::vector<at::Tensor> sources, std::shared_ptr<const void> after,
-               Copied done) override {
+               HostMemory memory, Copied done) override {
     copier_.to_host(std::move(sources), std::static_pointer_cast<const StreamMark>(after),
-                    std::move(done));
+                    std::move(memory), std::move(done));
   }
 
   StatusOr<std::shared_ptr<DeviceWork>> make_work(
