@@ -48,9 +48,15 @@ struct DeviceHooks {
 
 // An operation that was queued.
 struct DeviceQueued {
-  std::shared_ptr<ValueGuard> guard;
+  std::shared_ptr<ValueGuard> guard;  // none: what the caller queues comes after it anyway
   // For operations that say that all ranks have come: completes when the GPU has done it.
   std::optional<Future<void>> ended;
+};
+
+// When the kernels that the caller queues next may run.
+enum class DeviceOrder {
+  kBeforeCaller,  // after the operation, which is queued on the caller's current stream
+  kBesideCaller,  // at once; what reads a result comes after the guard
 };
 
 class DeviceEngine {
@@ -65,8 +71,8 @@ class DeviceEngine {
   virtual void start(DeviceHooks hooks) = 0;
   // One operation, or several sends and receives that begin together. One call at a time.
   // REQUIRES: check_on_device().
-  virtual StatusOr<DeviceQueued> perform(const Turn& turn,
-                                         absl::Span<const Operation> operations) = 0;
+  virtual StatusOr<DeviceQueued> perform(const Turn& turn, absl::Span<const Operation> operations,
+                                         DeviceOrder order) = 0;
   // The group has failed: operations under way end. Returns at once. Any thread.
   virtual void abort(const Status& cause) = 0;
   // Waits until all that was queued has ended, by its deadlines at the latest.

@@ -5,7 +5,7 @@
 namespace weft::internal {
 
 StatusOr<DeviceQueued> queue_on_device(GroupHandle& handle, absl::Span<const Operation> operations,
-                                       Timeout timeout) {
+                                       Timeout timeout, DeviceOrder order) {
   GroupCore& core = handle.core();
   DeviceEngine& device = *core.device();
   uint64_t bytes = 0;
@@ -23,7 +23,7 @@ StatusOr<DeviceQueued> queue_on_device(GroupHandle& handle, absl::Span<const Ope
       WEFT_RETURN_IF_ERROR(
           core.on_host([&] { return compare_operations(core.engine(), turn, first); }));
     }
-    WEFT_ASSIGN_OR_RETURN(queued, device.perform(turn, operations));
+    WEFT_ASSIGN_OR_RETURN(queued, device.perform(turn, operations, order));
     return absl::OkStatus();
   }));
   return queued;
@@ -49,7 +49,8 @@ std::vector<Work> batch_on_device(GroupHandle& handle,
   }
   std::vector<Work> out;
   if (all.empty()) return out;
-  auto queued = bad.ok() ? queue_on_device(handle, all, timeout) : StatusOr<DeviceQueued>(bad);
+  auto queued = bad.ok() ? queue_on_device(handle, all, timeout, DeviceOrder::kBesideCaller)
+                         : StatusOr<DeviceQueued>(bad);
   for (Operation& one : all) {
     out.push_back(queued.ok() ? Work(handle.core().queued(one.name, queued->guard), one.source)
                               : Work(Future<void>::ready(queued.status())));

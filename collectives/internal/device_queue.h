@@ -16,7 +16,7 @@ namespace weft::internal {
 // One operation, or several sends and receives. REQUIRES: the group has a device(), and
 // check_operation().
 StatusOr<DeviceQueued> queue_on_device(GroupHandle& handle, absl::Span<const Operation> operations,
-                                       Timeout timeout);
+                                       Timeout timeout, DeviceOrder order);
 
 // batch_isend_irecv() of such a group: all of them begin, or none.
 std::vector<Work> batch_on_device(GroupHandle& handle,

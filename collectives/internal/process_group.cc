@@ -88,9 +88,10 @@ Status ProcessGroup::run(Operation operation, Timeout timeout) {
   WEFT_RETURN_IF_ERROR(internal::check_operation(core.member(), operation));
   if (core.device() != nullptr && operation.kind != OpKind::kMonitoredBarrier) {
     WEFT_ASSIGN_OR_RETURN(const internal::DeviceQueued queued,
-                          internal::queue_on_device(*handle_, {&operation, 1}, timeout));
+                          internal::queue_on_device(*handle_, {&operation, 1}, timeout,
+                                                    internal::DeviceOrder::kBeforeCaller));
     if (queued.ended.has_value()) return queued.ended->try_wait();
-    queued.guard->before_use();
+    if (queued.guard != nullptr) queued.guard->before_use();
     return absl::OkStatus();
   }
   return run_on_host(&operation, timeout);
@@ -114,7 +115,8 @@ Work ProcessGroup::start(Operation operation, Timeout timeout) {
     return Work(Future<void>::ready(std::move(s)));
   }
   if (core.device() != nullptr && operation.kind != OpKind::kMonitoredBarrier) {
-    auto queued = internal::queue_on_device(*handle_, {&operation, 1}, timeout);
+    auto queued = internal::queue_on_device(*handle_, {&operation, 1}, timeout,
+                                            internal::DeviceOrder::kBesideCaller);
     if (!queued.ok()) return Work(Future<void>::ready(queued.status()));
     if (queued->ended.has_value()) return Work(*std::move(queued->ended));
     return Work(core.queued(operation.name, queued->guard), operation.source);

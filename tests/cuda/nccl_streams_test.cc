@@ -165,6 +165,56 @@ TEST_F(NcclStreams, EveryOperation) {
   });
 }
 
+// CL-21: NCCL leaves out the last elements of what one rank scales.
+TEST_F(NcclStreams, CL_21_OneRankAveragesAllElements) {
+  run_ranks(
+      [&](int rank) {
+        StatusOr<ProcessGroup> group = try_init_process_group(options(rank, 1));
+        ASSERT_TRUE(group.ok()) << group.status();
+        const at::Tensor in = on_gpu_of(*group, numbers(7, 1));
+        const at::Tensor out = on_gpu_of(*group, at::zeros({7}));
+        group->reduce_scatter_tensor(out, in, {.op = ReduceOp::kAvg});
+        group->all_reduce(in, {.op = ReduceOp::kAvg});
+        group->barrier();
+        EXPECT_TRUE(at::equal(settled(out), numbers(7, 1)));
+        EXPECT_TRUE(at::equal(settled(in), numbers(7, 1)));
+      },
+      1);
+}
+
+// Each comes after the one before it, whatever streams they are on.
+TEST_F(NcclStreams, OperationsOnSeveralStreamsKeepTheirOrder) {
+  run([](ProcessGroup& group) {
+    const auto on_another_stream = [&](const std::function<void()>& body) {
+      const c10::StreamGuard other(
+          c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(gpu(group.rank())));
+      body();
+    };
+    const at::Tensor x = on_gpu_of(group, at::zeros({10}));
+    const auto gate = std::make_shared<std::atomic<bool>>(false);
+    queue_fill(x, 3, gate);
+    const Work first = group.all_reduce_async(x);
+    std::shared_ptr<std::vector<float>> seen;
+    std::shared_ptr<std::vector<float>> last;
+    on_another_stream([&] {
+      group.all_reduce(x);
+      seen = queue_read(x);
+    });
+    on_another_stream([&] {
+      const Work third = group.all_reduce_async(x);
+      third.wait();
+      last = queue_read(x);
+    });
+    fake_cuda::run_all();
+    EXPECT_TRUE(seen->empty()) << "it did not wait for the operation before it";
+    EXPECT_TRUE(last->empty()) << "it did not wait for the operation before it";
+    gate->store(true);
+    group.barrier();
+    fake_cuda::run_all();
+    EXPECT_EQ(*last, std::vector<float>(10, 24.0F));
+  });
+}
+
 TEST_F(NcclStreams, AGroupSplits) {
   run([](ProcessGroup& group) {
     ProcessGroup turned = group.split(0, -group.rank());

@@ -84,8 +84,8 @@ std::vector<at::Tensor> pieces(const at::Tensor& flat, const at::Tensor& whole,
 // One operation on its way to the GPU: contiguous tensors in, results to where the caller sees them.
 class NcclEngine::Call {
  public:
-  Call(NcclEngine* engine, const Operation& o, absl::Time deadline)
-      : engine_(*engine), api_(engine->comm_->api()), o_(o), deadline_(deadline) {}
+  Call(NcclEngine* engine, const Operation& o, cudaStream_t stream, absl::Time deadline)
+      : engine_(*engine), api_(engine->comm_->api()), o_(o), stream_(stream), deadline_(deadline) {}
 
   Status run() {
     switch (o_.kind) {
@@ -134,8 +134,7 @@ class NcclEngine::Call {
   using Queue = absl::FunctionRef<ncclResult_t(ncclComm_t, cudaStream_t)>;
 
   Status call(Queue queue) {
-    const cudaStream_t stream = engine_.stream_.stream();
-    return engine_.comm_->call(deadline_, [&](ncclComm_t comm) { return queue(comm, stream); });
+    return engine_.comm_->call(deadline_, [&](ncclComm_t comm) { return queue(comm, stream_); });
   }
   int rank() const { return engine_.member_.rank; }
   int size() const { return engine_.member_.size; }
@@ -172,13 +171,16 @@ class NcclEngine::Call {
     return done;
   }
 
-  // Queues the reduction of one tensor; a premultiplied sum has an operator of its own.
+  // Queues the reduction of one tensor; a premultiplied sum has an operator of its own. One rank reduces
+  // nothing: NCCL copies for it. Where it would scale as well, 2.28 leaves the last elements of a large
+  // tensor as they were (seen: the last 3 of 100,003), so that is done by scale().
   template <class F>
   ncclResult_t reducing(ncclComm_t comm, const at::Tensor& t, F f) const {
+    const ReduceOp::Kind kind = size() == 1 ? ReduceOp::kSum : o_.op.kind();
     const NcclReduction how =
-        nccl_reduction(t.scalar_type(), o_.op.kind(), api_.version).value_or(NcclReduction());
+        nccl_reduction(t.scalar_type(), kind, api_.version).value_or(NcclReduction());
     const uint64_t count = static_cast<uint64_t>(t.numel()) * how.parts;
-    if (o_.op.kind() != ReduceOp::kPremulSum) return f(how.type, how.op, count);
+    if (kind != ReduceOp::kPremulSum) return f(how.type, how.op, count);
     ncclRedOp_t op = ncclSum;
     alignas(8) char factor[8] = {};
     write_factor(how.type, o_.op.factor(), factor);
@@ -188,6 +190,13 @@ class NcclEngine::Call {
     const ncclResult_t queued = f(how.type, op, count);
     const ncclResult_t gone = api_.red_op_destroy(op, comm);
     return queued == ncclSuccess ? gone : queued;
+  }
+
+  // The factor of a premultiplied sum of one rank.
+  Status scale(Status done, absl::Span<const at::Tensor> results) const {
+    if (!done.ok() || size() > 1 || o_.op.kind() != ReduceOp::kPremulSum) return done;
+    for (at::Tensor t : results) t.mul_(o_.op.factor());
+    return done;
   }
 
   Status barrier() {
@@ -205,7 +214,7 @@ class NcclEngine::Call {
   Status all_reduce() {
     std::vector<at::Tensor> work;
     for (const at::Tensor& t : o_.outputs) work.push_back(output(t, true));
-    return deliver(call([&](ncclComm_t comm, cudaStream_t stream) {
+    const Status done = call([&](ncclComm_t comm, cudaStream_t stream) {
       for (const at::Tensor& t : work) {
         void* const data = t.mutable_data_ptr();
         const ncclResult_t r = reducing(comm, t, [&](auto type, auto op, uint64_t count) {
@@ -214,7 +223,8 @@ class NcclEngine::Call {
         if (r != ncclSuccess) return r;
       }
       return ncclSuccess;
-    }));
+    });
+    return deliver(scale(done, work));
   }
 
   Status broadcast() {
@@ -242,7 +252,7 @@ class NcclEngine::Call {
         return api_.reduce(data, data, count, type, op, o_.root, comm, stream);
       });
     });
-    return root ? deliver(done) : done;
+    return root ? deliver(scale(done, {work})) : done;
   }
 
   Status all_gather() {
@@ -335,7 +345,7 @@ class NcclEngine::Call {
     std::vector<at::Tensor> ins;
     for (const at::Tensor& t : o_.inputs) ins.push_back(input(t));
     const at::Tensor out = shared ? another_output(result) : output(result, false);
-    return deliver(call([&](ncclComm_t comm, cudaStream_t stream) {
+    const Status done = call([&](ncclComm_t comm, cudaStream_t stream) {
       void* const data = out.mutable_data_ptr();
       if (o_.name == "reduce_scatter_tensor") {
         return reducing(comm, out, [&](auto type, auto op, uint64_t count) {
@@ -350,7 +360,8 @@ class NcclEngine::Call {
         if (queued != ncclSuccess) return queued;
       }
       return ncclSuccess;
-    }));
+    });
+    return deliver(scale(done, {out}));
   }
 
   ncclResult_t queue_point(const at::Tensor& t, ncclComm_t comm, cudaStream_t stream) const {
@@ -365,6 +376,7 @@ class NcclEngine::Call {
   NcclEngine& engine_;
   const NcclApi& api_;
   const Operation& o_;
+  const cudaStream_t stream_;
   const absl::Time deadline_;
   std::vector<at::Tensor> kept_;
   std::vector<std::pair<at::Tensor, at::Tensor>> late_;  // to, from
@@ -391,41 +403,54 @@ bool NcclEngine::reduces(at::ScalarType type, ReduceOp::Kind kind) const {
 }
 
 void NcclEngine::start(DeviceHooks hooks) {
-  watch_ = std::make_unique<Watch>(runtime_, comm_.get(), device_, std::move(hooks));
+  watch_ = std::make_unique<Watch>(
+      runtime_, comm_.get(), device_,
+      cat(" in group '", group_, "' at rank ", member_.rank, " of ", member_.size),
+      std::move(hooks));
 }
 
-StatusOr<DeviceQueued> NcclEngine::perform(const Turn& turn,
-                                           absl::Span<const Operation> operations) {
+StatusOr<DeviceQueued> NcclEngine::perform(const Turn& turn, absl::Span<const Operation> operations,
+                                           DeviceOrder order) {
   try {
-    return queue(turn, operations);
+    return queue(turn, operations, order);
   } catch (...) {
     return status_from_current_exception();
   }
 }
 
-StatusOr<DeviceQueued> NcclEngine::queue(const Turn& turn, absl::Span<const Operation> operations) {
-  const Operation& o = operations.front();
+StatusOr<DeviceQueued> NcclEngine::queue(const Turn& turn, absl::Span<const Operation> operations,
+                                         DeviceOrder order) {
   const at::NoGradGuard no_grad;
   const auto index = static_cast<c10::DeviceIndex>(device_);
   const c10::cuda::CUDAGuard device(index);
   const CUDAStream current = c10::cuda::getCurrentCUDAStream(index);
   const bool capturing =
       c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-  CUDAEvent begin;
-  begin.record(current);
-  begin.block(stream_);
+  const bool apart = capturing || order == DeviceOrder::kBesideCaller;
+  const CUDAStream stream = apart ? stream_ : current;
+  if (apart) {
+    CUDAEvent begin;
+    begin.record(current);
+    begin.block(stream);
+  }
+  // An event outside a capture is nothing to wait for within it, and the other way round.
+  if (last_end_ != nullptr && !capturing && last_stream_ != stream) last_end_->block(stream);
   std::vector<Call> calls;
-  for (const Operation& one : operations) calls.emplace_back(this, one, turn.deadline);
+  calls.reserve(operations.size());
+  for (const Operation& one : operations) {
+    calls.emplace_back(this, one, stream.stream(), turn.deadline);
+  }
   {
     // Copies of tensors that are not contiguous, too.
-    const c10::cuda::CUDAStreamGuard own(stream_);
-    WEFT_RETURN_IF_ERROR(o.kind == OpKind::kSend ? Call::run_together(&calls)
-                                                 : calls.front().run());
+    std::optional<c10::cuda::CUDAStreamGuard> own;
+    if (apart) own.emplace(stream);
+    WEFT_RETURN_IF_ERROR(operations.front().kind == OpKind::kSend ? Call::run_together(&calls)
+                                                                  : calls.front().run());
   }
-  auto end = std::make_shared<CUDAEvent>();
-  end->record(stream_);
+  std::shared_ptr<CUDAEvent> end = watch_->take_event();
+  end->record(stream);
   DeviceQueued out;
-  out.guard = std::make_shared<EndGuard>(end, log_);
+  if (apart) out.guard = std::make_shared<EndGuard>(end, log_);
   std::vector<at::Tensor> kept;
   for (Call& one : calls) {
     for (at::Tensor& t : one.take_kept()) kept.push_back(std::move(t));
@@ -438,21 +463,31 @@ StatusOr<DeviceQueued> NcclEngine::queue(const Turn& turn, absl::Span<const Oper
     }
     return out;
   }
+  last_end_ = end;
+  last_stream_ = stream;
+  out.ended = follow(turn, operations, std::move(end), std::move(kept));
+  return out;
+}
+
+std::optional<Future<void>> NcclEngine::follow(const Turn& turn,
+                                               absl::Span<const Operation> operations,
+                                               std::shared_ptr<CUDAEvent> end,
+                                               std::vector<at::Tensor> kept) {
   Followed followed;
-  followed.what = cat(operations.size() > 1 ? std::string_view("batch_isend_irecv") : o.name,
-                      turn.sequence > 0 ? cat(" #", turn.sequence) : std::string(), " in group '",
-                      group_, "' at rank ", member_.rank, " of ", member_.size);
+  followed.name =
+      operations.size() > 1 ? std::string_view("batch_isend_irecv") : operations.front().name;
   followed.sequence = turn.sequence;
   followed.deadline = turn.deadline;
   followed.end = std::move(end);
   followed.kept = std::move(kept);
-  if (o.kind == OpKind::kBarrier) {
+  std::optional<Future<void>> ended;
+  if (operations.front().kind == OpKind::kBarrier) {
     followed.ended.emplace();
     followed.ended->state()->set_default_wait(absl::InfiniteDuration());
-    out.ended = followed.ended->future();
+    ended = followed.ended->future();
   }
   watch_->add(std::move(followed));
-  return out;
+  return ended;
 }
 
 void NcclEngine::abort(const Status& cause) {

@@ -1,7 +1,9 @@
 #ifndef WEFT_COLLECTIVES_INTERNAL_NCCL_ENGINE_H_
 #define WEFT_COLLECTIVES_INTERNAL_NCCL_ENGINE_H_
 
-// NcclEngine: the operations of one group by NCCL, on a stream of its own.
+// NcclEngine: the operations of one group by NCCL. Those that the caller waits for are queued on the
+// caller's current stream, which costs no event to wait for; the others on a stream of the engine.
+// Operations on different streams end in the order of their turns.
 //
 // Threads: see device_engine.h.
 
@@ -28,14 +30,20 @@ class NcclEngine : public DeviceEngine {
   int device() const override { return device_; }
   bool reduces(at::ScalarType type, ReduceOp::Kind kind) const override;
   void start(DeviceHooks hooks) override;
-  StatusOr<DeviceQueued> perform(const Turn& turn, absl::Span<const Operation> operations) override;
+  StatusOr<DeviceQueued> perform(const Turn& turn, absl::Span<const Operation> operations,
+                                 DeviceOrder order) override;
   void abort(const Status& cause) override;
   void drain() override;
   void close() override;
 
  private:
   class Call;
-  StatusOr<DeviceQueued> queue(const Turn& turn, absl::Span<const Operation> operations);
+  StatusOr<DeviceQueued> queue(const Turn& turn, absl::Span<const Operation> operations,
+                               DeviceOrder order);
+  // Hands what was queued to the watch; a barrier gets a future for its end.
+  std::optional<Future<void>> follow(const Turn& turn, absl::Span<const Operation> operations,
+                                     std::shared_ptr<c10::cuda::CUDAEvent> end,
+                                     std::vector<at::Tensor> kept);
 
   const std::shared_ptr<Runtime> runtime_;
   const std::unique_ptr<Comm> comm_;
@@ -43,7 +51,10 @@ class NcclEngine : public DeviceEngine {
   const Membership member_;
   const int device_;
   const Logger log_;
-  c10::cuda::CUDAStream stream_;
+  const c10::cuda::CUDAStream stream_;
+  // Of the last operation that is not part of a graph.
+  std::shared_ptr<c10::cuda::CUDAEvent> last_end_;
+  std::optional<c10::cuda::CUDAStream> last_stream_;
   bool closed_ = false;    // of the owner's thread
   bool captured_ = false;  // its work is part of a graph
   at::Tensor token_;       // of barriers

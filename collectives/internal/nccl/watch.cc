@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "weft/collectives/internal/text.h"
@@ -10,11 +11,13 @@
 namespace weft::internal {
 namespace {
 
-// Between two looks at the GPU.
-constexpr absl::Duration kShortestNap = absl::Microseconds(20);
+// Between two looks at the GPU: each takes locks of CUDA that the threads which queue operations need.
+constexpr absl::Duration kShortestNap = absl::Microseconds(20);  // while a barrier is waited for
+constexpr absl::Duration kUsualNap = absl::Microseconds(200);
 constexpr absl::Duration kLongestNap = absl::Milliseconds(2);
 // Between two looks at the other ranks.
 constexpr absl::Duration kLookAround = absl::Milliseconds(10);
+constexpr size_t kMostSpare = 64;
 // What operations that were aborted may take to end; they use memory until then.
 constexpr absl::Duration kDrainTime = absl::Seconds(5);
 
@@ -26,10 +29,12 @@ void allow_captures_elsewhere() {
 
 }  // namespace
 
-Watch::Watch(std::shared_ptr<Runtime> runtime, Comm* comm, int device, DeviceHooks hooks)
+Watch::Watch(std::shared_ptr<Runtime> runtime, Comm* comm, int device, std::string where,
+             DeviceHooks hooks)
     : runtime_(std::move(runtime)),
       comm_(comm),
       device_(device),
+      where_(std::move(where)),
       hooks_(std::move(hooks)),
       changed_(runtime_.get()) {
   thread_ = runtime_->spawn("weft-nccl", [this] { run(); });
@@ -46,6 +51,18 @@ void Watch::add(Followed operation) {
   const bool hurry = asleep_ || operation.ended.has_value();
   operations_.push_back(std::move(operation));
   if (hurry) changed_.notify_all();
+}
+
+std::shared_ptr<c10::cuda::CUDAEvent> Watch::take_event() {
+  MutexLock lock(&mutex_);
+  if (spare_.empty()) return std::make_shared<c10::cuda::CUDAEvent>();
+  std::shared_ptr<c10::cuda::CUDAEvent> event = std::move(spare_.back());
+  spare_.pop_back();
+  return event;
+}
+
+std::string Watch::text_of(const Followed& one) const {
+  return cat(one.name, one.sequence > 0 ? cat(" #", one.sequence) : std::string(), where_);
 }
 
 void Watch::abort(const Status& cause) {
@@ -78,13 +95,21 @@ Status Watch::take_ended() {
   {
     MutexLock lock(&mutex_);
     try {
-      while (!operations_.empty() && operations_.front().end->query()) {
-        ended.push_back(std::move(operations_.front()));
-        operations_.pop_front();
-      }
+      // They end in their order, so few are asked.
+      const auto first_open =
+          std::partition_point(operations_.begin(), operations_.end(),
+                               [](const Followed& one) { return one.end->query(); });
+      ended.assign(std::make_move_iterator(operations_.begin()),
+                   std::make_move_iterator(first_open));
+      operations_.erase(operations_.begin(), first_open);
     } catch (const c10::Error& e) {
       error = make_error(ErrorKind::kInternal,
-                         cat(operations_.front().what, ": CUDA: ", e.what_without_backtrace()));
+                         cat(text_of(operations_.front()), ": CUDA: ", e.what_without_backtrace()));
+    }
+    for (Followed& one : ended) {
+      // Else a reader may still wait for it.
+      if (one.end.use_count() == 1 && spare_.size() < kMostSpare)
+        spare_.push_back(std::move(one.end));
     }
     if (!ended.empty() && operations_.empty()) changed_.notify_all();
   }
@@ -103,9 +128,9 @@ Status Watch::trouble() {
     const Followed& first = operations_.front();
     if (runtime_->now() >= first.deadline) {
       return make_error(ErrorKind::kDeadline,
-                        cat(first.what, ": the time given is over; the GPU has not ended it"));
+                        cat(text_of(first), ": the time given is over; the GPU has not ended it"));
     }
-    what = first.what;
+    what = text_of(first);
     sequence = first.sequence;
   }
   WEFT_RETURN_IF_ERROR(annotate(comm_->async_error(), what));
@@ -128,11 +153,17 @@ void Watch::end_all(const Status& cause) {
   for (Promise<void>& promise : promises) promise.try_set(cause);
 }
 
+absl::Duration Watch::first_nap_locked() const {
+  const bool awaited = std::any_of(operations_.begin(), operations_.end(),
+                                   [](const Followed& one) { return one.ended.has_value(); });
+  return awaited ? kShortestNap : kUsualNap;
+}
+
 void Watch::run() {
   // Else CUDA would take memory of the first GPU for this thread.
   (void)cudaSetDevice(device_);
   allow_captures_elsewhere();
-  absl::Duration nap = kShortestNap;
+  absl::Duration nap = kUsualNap;
   absl::Time end = absl::InfiniteFuture();  // of an abort
   while (true) {
     Status bad = take_ended();
@@ -162,7 +193,7 @@ void Watch::run() {
     const absl::Time until = over ? absl::InfiniteFuture() : runtime_->now() + nap;
     const Status waited = changed_.wait_until(&mutex_, until);
     if (!waited.ok() && error_kind(waited) != ErrorKind::kDeadline) return;
-    nap = waited.ok() ? kShortestNap : std::min(2 * nap, kLongestNap);
+    nap = waited.ok() ? first_nap_locked() : std::min(2 * nap, kLongestNap);
     asleep_ = false;
   }
 }

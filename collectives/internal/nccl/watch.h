@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -27,7 +28,7 @@ namespace weft::internal {
 
 // An operation that was queued.
 struct Followed {
-  std::string what;  // for errors
+  std::string_view name;  // for errors; it lives as long as the program
   uint64_t sequence = 0;
   absl::Time deadline;
   std::shared_ptr<c10::cuda::CUDAEvent> end;
@@ -37,14 +38,17 @@ struct Followed {
 
 class Watch {
  public:
-  // `comm` outlives it.
-  Watch(std::shared_ptr<Runtime> runtime, Comm* comm, int device, DeviceHooks hooks);
+  // `comm` outlives it. `where`: what errors say after the name of an operation.
+  Watch(std::shared_ptr<Runtime> runtime, Comm* comm, int device, std::string where,
+        DeviceHooks hooks);
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
   // Operations end in the order of adding.
   void add(Followed operation);
+  // To record the end of the next operation: one that no operation uses any more, or a new one.
+  std::shared_ptr<c10::cuda::CUDAEvent> take_event();
   void abort(const Status& cause);
   // Waits until all have ended.
   void drain();
@@ -57,15 +61,19 @@ class Watch {
   // What fails the group now.
   Status trouble();
   void end_all(const Status& cause);
+  absl::Duration first_nap_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string text_of(const Followed& one) const;
 
   const std::shared_ptr<Runtime> runtime_;
   Comm* const comm_;
   const int device_;
+  const std::string where_;
   const DeviceHooks hooks_;
   absl::Time looked_ = absl::InfinitePast();  // of the thread
   Mutex mutex_;
   Condition changed_;
   std::deque<Followed> operations_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<c10::cuda::CUDAEvent>> spare_ ABSL_GUARDED_BY(mutex_);
   bool asleep_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   Status aborted_ ABSL_GUARDED_BY(mutex_);
