@@ -42,6 +42,7 @@
 #include "weft/rpc/worker.h"
 #include "weft/rref/rref.h"
 #include "weft/rref/service.h"
+#include "weft/store/spawn.h"
 #include "weft/store/store.h"
 #include "weft/transport/grpc_transport.h"
 

@@ -24,6 +24,7 @@
 #include "weft/collectives/process_group.h"
 #include "weft/examples/async_ps/digits.h"
 #include "weft/examples/command_line.h"
+#include "weft/store/spawn.h"
 
 namespace {
 
@@ -134,11 +135,13 @@ constexpr char kHelp[] =
     R"(parameter_averaging: ranks train apart and average their parameters now and then.
 
   weftrun -n 4 parameter_averaging [options]      also under torchrun --no-python, mpirun, srun
+  parameter_averaging --spawn 4 [options]         starts its own ranks
 
   --data FILE    the digits; default: ../share/weft/digits.csv beside the program
   --epochs N     passes over the images, default 80
   --every K      steps between two averages, default 5
   --seed S       default 1
+  --spawn N      start N ranks of this program, without a launcher
 
 It exits with 1 unless the accuracy on images held out is at least 0.95, and the parameters of all
 ranks are equal bit by bit.
@@ -146,7 +149,8 @@ ranks are equal bit by bit.
 
 int run(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  const examples::CommandLine line(argc, argv, {"--data", "--epochs", "--every", "--seed"});
+  const examples::CommandLine line(argc, argv,
+                                   {"--data", "--epochs", "--every", "--seed", "--spawn"});
   if (line.help()) {
     std::fputs(kHelp, stdout);
     return 0;
@@ -156,8 +160,12 @@ int run(int argc, char** argv) {
   options.every = line.number("--every", 5, 1, 1'000'000);
   options.seed = line.number("--seed", 1, 0, 1'000'000);
   options.data = line.text("--data", async_ps::default_digits());
+  const int64_t ranks = line.number("--spawn", 0, 0, 4096);
   at::set_num_threads(1);  // ranks share the machine
-  return train(options);
+  if (ranks == 0) return train(options);
+  weft::spawn(static_cast<int>(ranks), [&](int /*rank*/) { return train(options); });
+  absl::PrintF("%d ranks have ended\n", ranks);  // here alone
+  return 0;
 }
 
 }  // namespace

@@ -86,6 +86,12 @@ absl::StatusOr<Guard> Guard::start(const std::string& name, const std::string& t
   return Guard(pid, std::move(ours));
 }
 
+Guard::~Guard() {
+  if (pid_ < 0) return;
+  line_.reset();
+  wait_for(pid_, nullptr);
+}
+
 void Guard::dismiss() {
   if (pid_ < 0) return;
   const char word = 'q';

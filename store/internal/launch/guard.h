@@ -30,6 +30,8 @@ class Guard {
   Guard(Guard&& other) noexcept
       : pid_(std::exchange(other.pid_, -1)), line_(std::move(other.line_)) {}
   Guard& operator=(Guard&&) = delete;
+  // Without dismiss() the guard does its work; waits until it is done.
+  ~Guard();
 
   pid_t pid() const { return pid_; }
   // Everything is in order; waits for the guard to leave.

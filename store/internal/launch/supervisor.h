@@ -71,6 +71,7 @@ struct SupervisorOptions {
   std::vector<std::string> program;  // name and arguments, the same for all
   std::string log_dir = {};          // empty: what they write is printed
   bool tee = false;                  // with log_dir: printed, too
+  bool prefix_output = true;         // lines stand behind the name of their process
   bool pin = false;
   bool quiet = false;
   bool announces = false;  // says what it starts also when that is one process
@@ -104,9 +105,9 @@ class Supervisor {
     std::function<void(absl::string_view)> say = nullptr;  // takes lines for the user
     // Whether a process that has ended with 0 has done what it was started for. Null: it has.
     std::function<bool(const ProcessPlan&)> done = nullptr;
-    PeerLink* peers = nullptr;       // null with one node
-    int restart_count = 0;           // lives before this one, whose logs are continued
-    std::vector<std::string> notes;  // lines to say before the start
+    PeerLink* peers = nullptr;            // null with one node
+    int restart_count = 0;                // lives before this one, whose logs are continued
+    std::vector<std::string> notes = {};  // lines to say before the start
   };
 
   explicit Supervisor(Setup setup);
@@ -123,6 +124,8 @@ class Supervisor {
   // The failure that ended the job, if one did, and those seen at the same time.
   std::optional<ProcessEnd> first_failure() const;
   std::vector<ProcessEnd> also_failed() const;
+  // Of all processes, by local rank.
+  std::vector<ProcessEnd> ends() const;
   bool reader_gone() const { return reader_gone_; }  // of the output
 
  private:

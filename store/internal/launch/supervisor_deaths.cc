@@ -142,6 +142,12 @@ std::optional<ProcessEnd> Supervisor::first_failure() const {
   return end_of_rank(*first_);
 }
 
+std::vector<ProcessEnd> Supervisor::ends() const {
+  std::vector<ProcessEnd> all;
+  for (const auto& rank : ranks_) all.push_back(end_of_rank(*rank));
+  return all;
+}
+
 std::vector<ProcessEnd> Supervisor::also_failed() const {
   std::vector<ProcessEnd> ends;
   for (const Rank* rank : also_failed_) ends.push_back(end_of_rank(*rank));

@@ -22,8 +22,9 @@ absl::Status Supervisor::open_streams(Rank& rank) {
     bool is_out = stream == &rank.out;
     stream->queue = is_out ? &out_ : &err_;
     bool color = is_out ? color_out_ : color_err_;
-    std::string first = line_prefix(rank.plan.name, rank.plan.rank, color, false);
-    std::string next = line_prefix(rank.plan.name, rank.plan.rank, color, true);
+    const bool named = options.prefix_output;
+    std::string first = named ? line_prefix(rank.plan.name, rank.plan.rank, color, false) : "";
+    std::string next = named ? line_prefix(rank.plan.name, rank.plan.rank, color, true) : "";
     auto sink = [&rank, queue = stream->queue, printed, first, next](absl::string_view line,
                                                                      bool continued) {
       rank.last.add(line);
