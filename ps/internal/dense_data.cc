@@ -68,6 +68,27 @@ Status check_finite(const at::Tensor& contiguous, int64_t row_length) {
 
 namespace {
 
+std::string_view bytes_of_tensor(const at::Tensor& contiguous) {
+  return {static_cast<const char*>(contiguous.const_data_ptr()), contiguous.nbytes()};
+}
+
+// Of tensors that nothing writes to any more.
+class FrozenDense final : public FrozenData {
+ public:
+  void add(std::string name, const at::Tensor& tensor) {
+    columns_.push_back({std::move(name), tensor.scalar_type(), tensor.sizes().vec()});
+    tensors_.push_back(tensor.contiguous());
+  }
+  const std::vector<Column>& columns() const override { return columns_; }
+  Status write(size_t column, const std::function<Status(std::string_view)>& put) const override {
+    return put(bytes_of_tensor(tensors_[column]));
+  }
+
+ private:
+  std::vector<Column> columns_;
+  std::vector<at::Tensor> tensors_;
+};
+
 class DenseData final : public PartData {
  public:
   DenseData(const TableDefinition& definition, ElementRange range)
@@ -105,6 +126,7 @@ class DenseData final : public PartData {
 
   void apply(std::vector<Push> pushes, uint64_t divisor) override {
     if (pushes.empty() || range_.size() == 0) return;
+    thaw();
     if (pushes[0].kind == PushKind::kAssign) {
       values_.copy_(pushes[0].values);
       return;
@@ -139,7 +161,26 @@ class DenseData final : public PartData {
     return out;
   }
 
+  std::shared_ptr<const FrozenData> freeze() override {
+    auto out = std::make_shared<FrozenDense>();
+    out->add("values", values_);
+    out->add("steps", at::full({1}, state_.steps.load(), at::kLong));
+    for (size_t b = 0; b < state_.buffers.size(); ++b) {
+      if (state_.buffers[b].defined()) out->add(rule_->buffer_names()[b], state_.buffers[b]);
+    }
+    frozen_ = true;
+    return out;
+  }
+  std::vector<std::string> buffer_names() const override {
+    std::vector<std::string> out = rule_->buffer_names();
+    for (size_t b = 0; b < out.size(); ++b) {
+      if (!state_.buffers[b].defined()) out[b].clear();
+    }
+    return out;
+  }
+
   Status load(const std::vector<at::Tensor>& image) override {
+    thaw();
     if (image.size() != 2 + state_.buffers.size()) {
       return make_error(ErrorKind::kProtocol,
                         absl::StrCat("image of ", image.size(), " tensors, and a part has ",
@@ -167,11 +208,22 @@ class DenseData final : public PartData {
   }
 
  private:
+  // Before a change: what was frozen stays as it is.
+  void thaw() {
+    if (!frozen_) return;
+    values_ = values_.clone();
+    for (at::Tensor& buffer : state_.buffers) {
+      if (buffer.defined()) buffer = buffer.clone();
+    }
+    frozen_ = false;
+  }
+
   const TableDefinition definition_;
   const std::shared_ptr<const UpdateRule> rule_;
   const ElementRange range_;
   at::Tensor values_;
   ParameterState state_;
+  bool frozen_ = false;
 };
 
 }  // namespace

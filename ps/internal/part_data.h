@@ -10,9 +10,11 @@
 //   DATA-3  no value that is not finite is accepted.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -34,6 +36,22 @@ struct Push {
   }
 };
 
+// The values and the rule's state as they were at one moment, by columns: of a dense part "values",
+// "steps" (one number) and the rule's buffers; of a sparse one "keys", "steps", "values" and the rule's,
+// a row for each key. Any thread.
+class FrozenData {
+ public:
+  struct Column {
+    std::string name{};
+    c10::ScalarType dtype = c10::ScalarType::Float;
+    std::vector<int64_t> shape{};
+  };
+  virtual ~FrozenData() = default;
+  virtual const std::vector<Column>& columns() const = 0;
+  // Calls `put` with the elements of a column, in pieces and in order, until it fails.
+  virtual Status write(size_t column, const std::function<Status(std::string_view)>& put) const = 0;
+};
+
 class PartData {
  public:
   virtual ~PartData() = default;
@@ -53,6 +71,10 @@ class PartData {
   virtual int64_t bytes() const = 0;
   // Values and the rule's state; later changes are not seen in it. Some may be undefined.
   virtual std::vector<at::Tensor> image() const = 0;
+  // The same without a copy: what is changed later is copied before its first change.
+  virtual std::shared_ptr<const FrozenData> freeze() = 0;
+  // Names of the rule's buffers, in the order of an image; "" where the rule has no need of one.
+  virtual std::vector<std::string> buffer_names() const = 0;
   // Replaces everything. Kind protocol: it is no image of such a table. Kind resource: no memory.
   virtual Status load(const std::vector<at::Tensor>& image) = 0;
 };

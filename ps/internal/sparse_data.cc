@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -11,11 +10,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "weft/ps/internal/part_data.h"
+#include "weft/ps/internal/sparse_chunk.h"
 
 namespace weft::ps::internal {
 namespace {
 
-constexpr size_t kChunkRows = 1024;
 // For a read: how many keys before it is needed a place of the index, and a row, is fetched.
 constexpr size_t kIndexAhead = 16;
 constexpr size_t kRowsAhead = 8;
@@ -74,8 +73,9 @@ class SparseData final : public PartData {
     if (all.kind == PushKind::kAssign) {
       const char* const from = static_cast<const char*>(all.values.const_data_ptr());
       for (size_t i = 0; i < all.keys.size(); ++i) {
-        std::memcpy(value_of(index_.at(all.keys[i])), from + i * bytes_of(length_),
-                    bytes_of(length_));
+        const uint32_t row = index_.at(all.keys[i]);
+        thaw(row);
+        std::memcpy(value_of(row), from + i * bytes_of(length_), bytes_of(length_));
       }
       return;
     }
@@ -140,15 +140,25 @@ class SparseData final : public PartData {
     for (const int64_t length : lengths_) {
       out.push_back(length == 0 ? at::Tensor() : at::empty({count, length}, tensor_));
     }
-    int64_t* const key_data = keys.mutable_data_ptr<int64_t>();
-    for (const auto& [key, row] : index_) key_data[row] = static_cast<int64_t>(key);
     each_row([&](uint32_t row, const Chunk& chunk, size_t at) {
-      steps.mutable_data_ptr<int64_t>()[row] = chunk.steps[at];
+      keys.mutable_data_ptr<int64_t>()[row] = static_cast<int64_t>(chunk.notes->keys[at]);
+      steps.mutable_data_ptr<int64_t>()[row] = chunk.notes->steps[at];
       copy_row(chunk.values, at, length_, out[2], row);
       for (size_t b = 0; b < lengths_.size(); ++b) {
         if (lengths_[b] != 0) copy_row(chunk.buffers[b], at, lengths_[b], out[b + 3], row);
       }
     });
+    return out;
+  }
+
+  std::shared_ptr<const FrozenData> freeze() override {
+    return freeze_chunks(&chunks_, rows_, buffer_names());
+  }
+  std::vector<std::string> buffer_names() const override {
+    std::vector<std::string> out = rule_->buffer_names();
+    for (size_t b = 0; b < out.size(); ++b) {
+      if (lengths_[b] == 0) out[b].clear();
+    }
     return out;
   }
 
@@ -180,7 +190,7 @@ class SparseData final : public PartData {
     for (uint32_t row = 0; row < rows_; ++row) {
       Chunk& chunk = chunks_[row / kChunkRows];
       const size_t at = row % kChunkRows;
-      chunk.steps[at] = static_cast<uint32_t>(from[1].const_data_ptr<int64_t>()[row]);
+      chunk.notes->steps[at] = static_cast<uint32_t>(from[1].const_data_ptr<int64_t>()[row]);
       copy_row(from[2], row, length_, chunk.values, at);
       for (size_t b = 0; b < lengths_.size(); ++b) {
         if (lengths_[b] != 0) copy_row(from[b + 3], row, lengths_[b], chunk.buffers[b], at);
@@ -190,12 +200,6 @@ class SparseData final : public PartData {
   }
 
  private:
-  struct Chunk {
-    at::Tensor values;
-    char* first = nullptr;            // byte of the values
-    std::vector<at::Tensor> buffers;  // undefined: the rule has no need of it
-    std::array<uint32_t, kChunkRows> steps{};
-  };
   struct Part {
     const std::vector<uint64_t>* keys;
     const at::Tensor* values;
@@ -219,7 +223,10 @@ class SparseData final : public PartData {
   void each_row(const Fn& fn) const {
     for (uint32_t row = 0; row < rows_; ++row) fn(row, chunks_[row / kChunkRows], row % kChunkRows);
   }
-  uint32_t& steps_of(uint32_t row) { return chunks_[row / kChunkRows].steps[row % kChunkRows]; }
+  uint32_t& steps_of(uint32_t row) {
+    return chunks_[row / kChunkRows].notes->steps[row % kChunkRows];
+  }
+  void thaw(uint32_t row) { chunks_[row / kChunkRows].thaw(); }
 
   static StatusOr<std::vector<uint64_t>> keys_of(const at::Tensor& keys) {
     if (!keys.defined() || keys.dim() != 1) {
@@ -306,8 +313,11 @@ class SparseData final : public PartData {
       return make_error(ErrorKind::kResource, absl::StrCat("no memory for ", fresh, " new rows"));
     }
     for (const uint64_t key : keys) {
-      if (!index_.emplace(key, static_cast<uint32_t>(rows_)).second) continue;
-      fill_first(key, value_of(static_cast<uint32_t>(rows_)));
+      const auto row = static_cast<uint32_t>(rows_);
+      if (!index_.emplace(key, row).second) continue;
+      thaw(row);
+      fill_first(key, value_of(row));
+      chunks_[row / kChunkRows].notes->keys[row % kChunkRows] = key;
       ++rows_;
     }
     return absl::OkStatus();
@@ -322,6 +332,7 @@ class SparseData final : public PartData {
       chunk.buffers.push_back(
           lengths_[b] == 0 ? at::Tensor() : at::full({rows, lengths_[b]}, firsts_[b], tensor_));
     }
+    chunk.notes = std::make_shared<RowNotes>();
     chunks_.push_back(std::move(chunk));
   }
 
@@ -330,6 +341,7 @@ class SparseData final : public PartData {
     const auto count = static_cast<int64_t>(places.size());
     std::vector<uint32_t> rows;
     for (const size_t place : places) rows.push_back(index_.at(push.keys[place]));
+    for (const uint32_t row : rows) thaw(row);
     const auto collect = [&](int64_t length, const auto& from) {
       at::Tensor out = at::empty({count, length}, tensor_);
       char* const data = static_cast<char*>(out.mutable_data_ptr());

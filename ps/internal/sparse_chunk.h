@@ -1,0 +1,44 @@
+#ifndef WEFT_PS_INTERNAL_SPARSE_CHUNK_H_
+#define WEFT_PS_INTERNAL_SPARSE_CHUNK_H_
+
+// Chunk: 1,024 rows of a sparse part, which can be frozen without a copy. One thread at a time, but what
+// is frozen may be read by others.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "weft/ps/internal/part_data.h"
+
+namespace weft::ps::internal {
+
+inline constexpr size_t kChunkRows = 1024;
+
+// Of a chunk's rows, beside their tensors.
+struct RowNotes {
+  std::array<uint64_t, kChunkRows> keys{};
+  std::array<uint32_t, kChunkRows> steps{};
+};
+
+struct Chunk {
+  at::Tensor values{};
+  char* first = nullptr;              // byte of the values
+  std::vector<at::Tensor> buffers{};  // undefined: the rule has no need of it
+  std::shared_ptr<RowNotes> notes{};
+  bool frozen = false;  // others have what it is made of
+
+  // Before a change: what was frozen stays as it is.
+  void thaw();
+};
+
+// The first `rows` rows. `buffer_names`: "" for one that the chunks do not have.
+std::shared_ptr<const FrozenData> freeze_chunks(std::vector<Chunk>* chunks, size_t rows,
+                                                const std::vector<std::string>& buffer_names);
+
+}  // namespace weft::ps::internal
+
+#endif  // WEFT_PS_INTERNAL_SPARSE_CHUNK_H_
