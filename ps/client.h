@@ -34,6 +34,7 @@
 #include "weft/common/error.h"
 #include "weft/common/future.h"
 #include "weft/common/time.h"
+#include "weft/ps/snapshot.h"
 #include "weft/ps/table.h"
 
 namespace weft {
@@ -67,6 +68,9 @@ struct PushOptions {  // of push()
   bool advance = false;
   // Replaces the rule's own learning rate.
   std::optional<double> rate{};
+  // What the caller has read of its data when this push is in, in a form of its own; a snapshot keeps that of
+  // the last push which is in it. "": as with the push before.
+  std::string position{};
   // Default: the worker's rpc_timeout.
   Timeout deadline{};
 };
@@ -149,6 +153,22 @@ class WEFT_API Client {
   StatusOr<Table> try_open_table(std::string_view name,
                                  const std::optional<TableDefinition>& definition,
                                  const OpenOptions& options = {}) const;
+
+  // Writes a snapshot of tables (ps/snapshot.h), while clients go on; blocks until it is there. Errors, after
+  // which the one before is as it was: kind unavailable, the cut was given up (a client or server that does
+  // not answer, a part that moves, another cut), worth another try; that of the file system, naming the file.
+  SnapshotInfo snapshot(std::string_view folder, const SnapshotOptions& options = {}) const;
+  StatusOr<SnapshotInfo> try_snapshot(std::string_view folder,
+                                      const SnapshotOptions& options = {}) const;
+  // Makes the tables of the newest snapshot that is whole at this client's servers, in their state then.
+  // Tables that are there are replaced: their clients get an error of kind state, which says up to which of
+  // their pushes the table has them, and open it again. Errors, after which nothing has changed: kind
+  // not_found, there is none; invalid_argument, none is whole (why, for each file), or a table is there
+  // with another definition or other servers; resource, it does not fit. A server that is lost while the
+  // tables are put in place leaves some of them restored (naming it).
+  SnapshotInfo restore(std::string_view folder, const RestoreOptions& options = {}) const;
+  StatusOr<SnapshotInfo> try_restore(std::string_view folder,
+                                     const RestoreOptions& options = {}) const;
 
  private:
   struct State;

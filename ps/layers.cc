@@ -110,6 +110,7 @@ Future<PushResult> Linear::push(const DistAutogradContext* context, const StepOp
   drop();
   ask.rate = options.rate;
   ask.advance = options.advance;
+  ask.position = options.position;
   ask.pull = true;
   auto [pushed, values] =
       internal::start_both(internal::TableAccess::core(table_), std::move(ask), options.deadline);

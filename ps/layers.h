@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -53,6 +54,8 @@ struct StepOptions {
   // Embedding, EmbeddingBag: rows that this push changes and that were pulled ahead by prefetch() are
   // pulled once more, with the push.
   bool refresh = false;
+  // As PushOptions::position.
+  std::string position{};
   // Default: the worker's rpc_timeout.
   Timeout deadline{};
 };

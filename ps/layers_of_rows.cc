@@ -193,6 +193,7 @@ Future<PushResult> RowLayer::push(const DistAutogradContext* context, const Step
   }
   ask.rate = options.rate;
   ask.advance = options.advance;
+  ask.position = options.position;
   internal::TableCore& core = internal::TableAccess::core(table_);
   std::vector<Newer> newer;
   if (options.refresh && !keys.empty()) ask.pull_keys = ahead(ask.push_keys, &newer);

@@ -4,7 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "weft/common/call_scope.h"
+#include "weft/ps/internal/ask.h"
+#include "weft/ps/internal/cutter.h"
 #include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/table_core.h"
 #include "weft/rpc/untyped_call.h"
@@ -13,6 +14,7 @@
 namespace weft::ps {
 namespace {
 
+using internal::ask_bytes;
 using internal::OpenAnswer;
 using internal::OpenRequest;
 using internal::PsService;
@@ -21,35 +23,6 @@ using internal::TableCore;
 constexpr absl::Duration kDefaultOpen = absl::Seconds(60);
 constexpr absl::Duration kDefaultAttempt = absl::Seconds(10);
 constexpr absl::Duration kAskAgain = absl::Milliseconds(50);
-
-// One request to one server, awaited.
-StatusOr<std::string> ask_bytes(const Worker& worker, const WorkerInfo& server,
-                                std::string_view method, std::string_view signature,
-                                const std::string& request, absl::Duration deadline) {
-  UntypedCall call;
-  call.method = std::string(method);
-  call.signature = signature;
-  call.arguments = internal::pack_bytes(request);
-  call.options.deadline = deadline;
-  call.options.retry = Retry::kAtMostOnce;
-  const Continuation with = continuation_of(worker);
-  Promise<std::string> promise(with.executor);
-  promise.state()->set_default_wait(absl::InfiniteDuration());
-  promise.state()->set_wait_driver(with.driver);
-  const Future<std::string> answer = promise.future();
-  {
-    const ScopeGuard nothing_ambient(nullptr);
-    start_call(worker, server, std::move(call),
-               [promise = std::move(promise)](StatusOr<Payload> result) mutable {
-                 if (!result.ok()) {
-                   promise.try_set(result.status());
-                 } else {
-                   promise.try_set(internal::unpack_bytes(*std::move(result)));
-                 }
-               });
-  }
-  return answer.try_wait();
-}
 
 StatusOr<OpenAnswer> ask_open(const Worker& worker, const WorkerInfo& server,
                               const OpenRequest& request, absl::Duration deadline) {
@@ -248,6 +221,21 @@ StatusOr<Table> Client::try_open_table(std::string_view name,
     if (Status s = enter(*core, opener); !s.ok()) return s;
   }
   return Table(std::move(handle));
+}
+
+SnapshotInfo Client::snapshot(std::string_view folder, const SnapshotOptions& options) const {
+  return value_or_throw(try_snapshot(folder, options));
+}
+StatusOr<SnapshotInfo> Client::try_snapshot(std::string_view folder,
+                                            const SnapshotOptions& options) const {
+  return internal::take_snapshot(*state_->service, state_->options.servers, folder, options);
+}
+SnapshotInfo Client::restore(std::string_view folder, const RestoreOptions& options) const {
+  return value_or_throw(try_restore(folder, options));
+}
+StatusOr<SnapshotInfo> Client::try_restore(std::string_view folder,
+                                           const RestoreOptions& options) const {
+  return internal::restore_snapshot(*state_->service, state_->options.servers, folder, options);
 }
 
 }  // namespace weft::ps

@@ -11,6 +11,15 @@
 #include "weft/ps/placement.h"
 
 namespace weft::ps::internal {
+
+void put(const WorkerKey& key, v1::PsWorker* out) {
+  out->set_id(key.id.value());
+  out->set_incarnation(key.incarnation.value());
+}
+WorkerKey get(const v1::PsWorker& in) {
+  return WorkerKey{WorkerId(in.id()), Incarnation(in.incarnation())};
+}
+
 namespace {
 
 Status wrong_copy(std::string_view what) {
@@ -23,13 +32,6 @@ Status parse_copy(std::string_view bytes, Record* record) {
   return wrong_copy(absl::StrCat(bytes.size(), " bytes that cannot be parsed"));
 }
 
-void put(const WorkerKey& key, v1::PsWorker* out) {
-  out->set_id(key.id.value());
-  out->set_incarnation(key.incarnation.value());
-}
-WorkerKey get(const v1::PsWorker& in) {
-  return WorkerKey{WorkerId(in.id()), Incarnation(in.incarnation())};
-}
 void put(const CopyPlace& place, v1::PsPlace* out) {
   out->set_name(place.name);
   out->set_incarnation(place.incarnation);
@@ -42,7 +44,7 @@ Status check_index(const std::string& name, uint32_t index) {
 }
 
 void put(const ClientKey& key, v1::PsImage::Client* out) {
-  put(key.worker, out->mutable_worker());
+  internal::put(key.worker, out->mutable_worker());
   out->set_number(key.number);
 }
 
@@ -63,14 +65,14 @@ void put(const PartImage& image, v1::PsImage* out) {
     }
   }
   for (const ClientKey& key : p.left) put(key, out->add_left());
-  for (const WorkerKey& key : p.gone) put(key, out->add_gone());
+  for (const WorkerKey& key : p.gone) internal::put(key, out->add_gone());
   out->set_entered(p.entered);
   out->set_started(p.started);
   out->set_version(p.version);
   out->set_step(p.step);
   for (size_t i = 0; i < p.held.size(); ++i) {
     v1::PsImage::Held* held = out->add_held();
-    put(p.held[i].client.worker, held->mutable_worker());
+    internal::put(p.held[i].client.worker, held->mutable_worker());
     held->set_client(p.held[i].client.number);
     held->set_number(p.held[i].number);
     held->set_step(p.held[i].step);
@@ -92,7 +94,7 @@ Status check_order(const List& list, const Less& less, std::string_view what) {
 
 StatusOr<ProtocolImage::Client> get(const v1::PsImage::Client& in) {
   ProtocolImage::Client out{
-      {get(in.worker()), in.number()}, in.clock(), std::max<uint64_t>(1, in.floor()), {}};
+      {internal::get(in.worker()), in.number()}, in.clock(), std::max<uint64_t>(1, in.floor()), {}};
   out.outcomes.reserve(static_cast<size_t>(in.outcomes_size()));
   uint64_t below = out.floor - 1;
   for (const v1::PsImage::Outcome& outcome : in.outcomes()) {
@@ -117,8 +119,9 @@ StatusOr<PartImage> get(const v1::PsImage& in) {
     WEFT_ASSIGN_OR_RETURN(ProtocolImage::Client one, get(client));
     p.clients.push_back(std::move(one));
   }
-  for (const v1::PsImage::Client& c : in.left()) p.left.push_back({get(c.worker()), c.number()});
-  for (const v1::PsWorker& worker : in.gone()) p.gone.push_back(get(worker));
+  for (const v1::PsImage::Client& c : in.left())
+    p.left.push_back({internal::get(c.worker()), c.number()});
+  for (const v1::PsWorker& worker : in.gone()) p.gone.push_back(internal::get(worker));
   p.entered = in.entered();
   p.started = in.started();
   p.version = in.version();
@@ -127,7 +130,8 @@ StatusOr<PartImage> get(const v1::PsImage& in) {
   for (const v1::PsImage::Held& held : in.held()) {
     if (held.kind() < 1 || held.kind() > 2) return wrong_copy("kind of a held push");
     if (held.tensors() > 2) return wrong_copy("tensors of a held push");
-    p.held.push_back({{get(held.worker()), held.client()}, held.number(), held.step(), ++token});
+    p.held.push_back(
+        {{internal::get(held.worker()), held.client()}, held.number(), held.step(), ++token});
     PartImage::HeldPush push{static_cast<PushKind>(held.kind()), {}, held.tensors()};
     if (held.has_rate()) push.rate = held.rate();
     out.pushes.push_back(push);
@@ -228,6 +232,12 @@ std::string encode(const PartImage& image) {
   v1::PsImage out;
   put(image, &out);
   return out.SerializeAsString();
+}
+
+StatusOr<PartImage> decode_image(std::string_view bytes) {
+  v1::PsImage in;
+  WEFT_RETURN_IF_ERROR(parse_copy(bytes, &in));
+  return get(in);
 }
 
 std::string encode(const CopyRequest& request) {

@@ -21,6 +21,7 @@ class PsDefinition;
 class PsMap;
 class PsRequest;
 class PsStatus;
+class PsWorker;
 }  // namespace weft::v1
 
 namespace weft::ps::internal {
@@ -92,18 +93,21 @@ WEFT_API StatusOr<CopyRequest> decode_copy(std::string_view bytes,
                                            std::vector<at::Tensor>* tensors);
 WEFT_API StatusOr<CopyAnswer> decode_copied(std::string_view bytes);
 WEFT_API StatusOr<RangeMap> decode_map(std::string_view bytes);
+WEFT_API StatusOr<PartImage> decode_image(std::string_view bytes);
 
-// Shared by wire.cc, batch_wire.cc and copy_wire.cc.
+// Shared by the sources that read and write messages.
 void put(const TableDefinition& d, v1::PsDefinition* out);
 void put(const RangeMap& map, v1::PsMap* out);
 void put(const Request& request, v1::PsRequest* out);
 void put(const Answer& answer, v1::PsAnswer* out);
 void put(const Status& status, v1::PsStatus* out);
+void put(const WorkerKey& key, v1::PsWorker* out);
 StatusOr<TableDefinition> get(const v1::PsDefinition& in);
 StatusOr<RangeMap> get(const v1::PsMap& in);
 StatusOr<Request> get(const v1::PsRequest& in);
 StatusOr<Answer> get(const v1::PsAnswer& in);
 Status get(const v1::PsStatus& in);
+WorkerKey get(const v1::PsWorker& in);
 
 }  // namespace weft::ps::internal
 

@@ -55,6 +55,7 @@ Part::~Part() {
   for (Gated& gated : gated_) {
     gated.reply(make_error(ErrorKind::kState, absl::StrCat(label(), " is gone")));
   }
+  end_cut(make_error(ErrorKind::kState, absl::StrCat(label(), " is gone")));
   metrics_.log_bytes->add(-seen_log_bytes_);
   show({});
 }
@@ -105,6 +106,7 @@ void Part::fail_all(const Status& why) {
   waiting_.clear();
   for (auto& [token, push] : pushes_) limits_->queued.fetch_sub(push.bytes());
   pushes_.clear();
+  end_cut(annotate(closed_, label()));
   if (replica_.has_value()) let_go();
 }
 
@@ -145,6 +147,7 @@ PartReport Part::report() const {
 }
 
 void Part::publish() {
+  settle_cut();
   PartReport now{protocol_.version(),    protocol_.clients(), protocol_.held(), protocol_.parked(),
                  protocol_.remembered(), data_->rows(),       data_->bytes()};
   if (replica_.has_value()) {
@@ -209,6 +212,11 @@ void Part::handle(const WorkerKey& caller, const Request& request, std::vector<a
   if (replica_.has_value() && (!owns() || !closed_.ok())) return reply(moved());
   if (!closed_.ok()) return answer(std::move(reply), annotate(closed_, label()));
   const ClientKey client{caller, request.client};
+  if (keeps_out(client, request)) {
+    return answer(std::move(reply),
+                  make_error(ErrorKind::kUnavailable,
+                             absl::StrCat(label(), ": a snapshot is being cut; enter again")));
+  }
   const size_t pushed = request.push.has_value() ? data_->push_tensors() : 0;
   const size_t asked = request.pull.has_value() ? data_->pull_tensors() : 0;
   if (tensors.size() != pushed + asked) {

@@ -29,6 +29,7 @@
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
 #include "weft/ps/internal/copy_wire.h"
+#include "weft/ps/internal/cut.h"
 #include "weft/ps/internal/part_data.h"
 #include "weft/ps/internal/part_protocol.h"
 #include "weft/ps/internal/replica_protocol.h"
@@ -154,6 +155,17 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void tick();
   // This server drains: one attempt to have its copy at another server. report() says whether it is.
   void drain();
+  // ---- cuts (part_cut.cc) ----
+  template <class T>
+  using CutReply = absl::AnyInvocable<void(StatusOr<T>)>;
+  // CUT-1: no client enters until the cut is taken or dropped, or that time. Replies with those that have.
+  void begin_cut(const CutName& cut, absl::Time until, CutReply<std::vector<ClientKey>> reply);
+  // CUT-3. Kind unavailable: the cut is not open here any more.
+  void take_cut(const CutName& cut, std::vector<CutNeed> needs, CutReply<PartCut> reply);
+  void drop_cut(const CutName& cut);
+  std::vector<std::string> buffer_names() const { return data_->buffer_names(); }  // constant
+  // Of one copy, from a snapshot. REQUIRES: nothing has been done yet. On an error it is nothing.
+  Status restore(const PartImage& image, std::vector<at::Tensor> tensors);
   // Of protocol, values and the rule's state, bit by bit, with the log's position; at once when no turn
   // is under way.
   void digest(std::function<void(uint64_t position, uint64_t hash)> done);
@@ -171,6 +183,12 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
     uint64_t position = 0;
     PartReply reply;
     StatusOr<Reply> what;
+  };
+  struct OpenCut {
+    CutName name{};
+    absl::Time until{};
+    std::vector<CutNeed> needs{};
+    CutReply<PartCut> reply{};  // once it is to be taken
   };
   // Of an owner: its backup, as far as it has come.
   struct Stream {
@@ -202,6 +220,11 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void show(const PartReport& now);
   void fail_all(const Status& why);
   std::string label() const;
+  Status take_up(const PartImage& image, std::vector<at::Tensor> tensors);
+  bool keeps_out(const ClientKey& client, const Request& request) const;
+  void settle_cut();
+  void end_cut(const Status& why);
+  PartCut freeze();
   // ---- in a turn, two copies ----
   bool owns() const {
     return !replica_.has_value() || replica_->role() == ReplicaProtocol::Role::kOwner;
@@ -238,6 +261,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   std::vector<std::pair<PartReply, StatusOr<Reply>>> answers_;
   Status closed_;
   int64_t seen_log_bytes_ = 0;
+  std::optional<OpenCut> cut_;
 
   // Two copies.
   std::optional<ReplicaProtocol> replica_;

@@ -62,37 +62,8 @@ Status Part::follow(const CopyRequest& image, std::vector<at::Tensor> tensors,
   Status result =
       make_error(ErrorKind::kResource, absl::StrCat(label(), ": the image could not be taken up"));
   take_turn([&, this] {
-    Status done;
-    const PartImage& from = *image.image;
-    size_t used = 0;
-    data_->follow(true);
-    for (size_t i = 0; i < from.pushes.size() && done.ok(); ++i) {
-      const PartImage::HeldPush& held = from.pushes[i];
-      const size_t wanted = data_->push_tensors();
-      if (held.tensors != wanted || tensors.size() - used < wanted) {
-        done = make_error(ErrorKind::kProtocol, "image whose held pushes lack tensors");
-        break;
-      }
-      PushHeader header;
-      header.kind = held.kind;
-      header.rate = held.rate;
-      std::vector<at::Tensor> own(tensors.begin() + static_cast<long>(used),
-                                  tensors.begin() + static_cast<long>(used + wanted));
-      used += wanted;
-      StatusOr<Push> push = data_->accept(header, std::move(own));
-      done = push.status();
-      if (!done.ok()) break;
-      last_token_ = std::max(last_token_, from.protocol.held[i].token);
-      limits_->queued.fetch_add(push->bytes());
-      metrics_.held_bytes->add(push->bytes());
-      pushes_.emplace(from.protocol.held[i].token, *std::move(push));
-    }
-    if (done.ok()) {
-      done = data_->load({tensors.begin() + static_cast<long>(used), tensors.end()});
-    }
-    result = done;
-    if (!done.ok()) return fail_all(done);
-    protocol_.load(from.protocol);
+    result = take_up(*image.image, std::move(tensors));
+    if (!result.ok()) return fail_all(result);
     replica_ = ReplicaProtocol::backup(identity_.self, image.map, image.position);
     host_ = host;
     heard_ = runtime_->now();

@@ -269,6 +269,22 @@ Status PartProtocol::pull(const ClientKey& client, const PullHeader& header, uin
   return absl::OkStatus();
 }
 
+// ---- cuts --------------------------------------------------------------------------------------
+
+std::vector<ClientKey> PartProtocol::client_keys() const {
+  std::vector<ClientKey> out;
+  for (const auto& [key, client] : clients_) out.push_back(key);
+  return out;
+}
+
+bool PartProtocol::has_seen(const ClientKey& key, uint64_t push, uint64_t clock) const {
+  const auto at = clients_.find(key);
+  if (at == clients_.end()) return true;
+  const Client& client = at->second;
+  const bool judged = push == 0 || push < client.floor || client.outcomes.contains(push);
+  return judged && client.clock >= clock;
+}
+
 // ---- copies ------------------------------------------------------------------------------------
 
 ProtocolImage PartProtocol::image() const {

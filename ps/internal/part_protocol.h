@@ -151,6 +151,12 @@ class WEFT_API PartProtocol {
   uint64_t remembered() const;
   uint64_t clock_of(const ClientKey& client) const;
 
+  std::vector<ClientKey> client_keys() const;
+  bool has_client(const ClientKey& client) const { return clients_.contains(client); }
+  // The push was judged here, or given up; the client has finished the steps below `clock`; or it takes
+  // no part any more. 0: says nothing.
+  bool has_seen(const ClientKey& client, uint64_t push, uint64_t clock) const;
+
   ProtocolImage image() const;
   // REQUIRES: nothing has been done yet.
   void load(const ProtocolImage& image);

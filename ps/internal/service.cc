@@ -59,6 +59,8 @@ void PsService::stop_serving() {
     MutexLock lock(&mutex_);
     limits_ = nullptr;
     draining_ = false;
+    cut_ = nullptr;
+    loaded_ = nullptr;
     by_name_.clear();
     parts = std::exchange(by_id_, {});
   }
@@ -112,7 +114,23 @@ std::vector<Method> PsService::methods() {
   copy.signature = std::string(kCopySignature);
   copy.invoke = [this](CallContext&, const std::shared_ptr<void>&, Payload arguments,
                        ReplyFn reply) { on_copy(std::move(arguments), std::move(reply)); };
-  return {std::move(open), std::move(call), std::move(find), std::move(copy)};
+  const auto with_caller = [this](std::string_view name, auto handle) {
+    Method method;
+    method.name = std::string(name);
+    method.signature = std::string(kCutSignature);
+    method.invoke = [this, handle](CallContext& context, const std::shared_ptr<void>&,
+                                   Payload arguments, ReplyFn reply) {
+      (this->*handle)(context, std::move(arguments), std::move(reply));
+    };
+    return method;
+  };
+  return {std::move(open),
+          std::move(call),
+          std::move(find),
+          std::move(copy),
+          with_caller(kCutMethod, &PsService::on_cut),
+          with_caller(kHoldMethod, &PsService::on_hold),
+          with_caller(kRestoreMethod, &PsService::on_restore)};
 }
 
 void PsService::on_open(Payload arguments, ReplyFn reply) {
@@ -297,6 +315,8 @@ void PsService::on_worker_gone(const WorkerInfo& gone, const Status&) {
   {
     MutexLock lock(&mutex_);
     gone_.insert(key);
+    if (cut_ != nullptr && cut_->name.by == key) cut_ = nullptr;  // its parts wait for the time
+    if (loaded_ != nullptr && loaded_->name.by == key) loaded_ = nullptr;
   }
   // Not here: applying a step that this ends may take long.
   const CopyPlace place{gone.name, gone.incarnation};
@@ -323,6 +343,12 @@ void PsService::on_shutdown(const Status& why) {
     keeper = keeper_.get();
   }
   if (keeper != nullptr) keeper->stop();
+  std::unique_ptr<Thread> files_thread;
+  {
+    MutexLock lock(&mutex_);
+    files_thread = std::move(files_thread_);
+  }
+  if (files_thread != nullptr) files_thread->join();
   stop_serving();
   for (const auto& [id, weak] : clients) {
     if (const auto part = weak.lock()) part->close(closed);

@@ -17,19 +17,37 @@
 #include "absl/time/time.h"
 #include "weft/common/mutex.h"
 #include "weft/ps/internal/batch_wire.h"
+#include "weft/ps/internal/cut.h"
 #include "weft/ps/internal/keeper.h"
 #include "weft/ps/internal/part.h"
+#include "weft/ps/internal/snapshot_files.h"
 #include "weft/ps/server.h"
 #include "weft/rpc/service.h"
 #include "weft/rpc/worker.h"
 
+namespace weft::v1 {
+class PsCut;
+class PsRestore;
+}  // namespace weft::v1
+
 namespace weft::ps::internal {
 
-// What a client has of the service, to be told that the worker leaves.
+// What a table was restored from: for clients of its parts before.
+struct RestoredTable {
+  std::string snapshot{};  // path of the manifest
+  std::string table{};
+  std::map<ClientKey, uint64_t> pushes{};  // of those that were there: all up to this one are in
+};
+
+// What a client has of the service, to be told that the worker leaves, and to be held at a cut.
 class ClientPart {
  public:
   virtual ~ClientPart() = default;
   virtual void close(const Status& why) = 0;
+  // CUT-2, until the release or that time. Kind unavailable: another cut holds it.
+  virtual StatusOr<HeldClient> hold(const CutName& cut, absl::Time until) = 0;
+  // Whether this cut has held it until now.
+  virtual bool release(const CutName& cut) = 0;
 };
 
 // A request that leaves, with what is done with its answer.
@@ -58,6 +76,8 @@ class WEFT_API PsService final : public Service,
   const Worker& worker() const { return *context_.worker; }
   // Of a client's handle: never used again.
   uint64_t next_client() { return last_client_.fetch_add(1) + 1; }
+  // Of a cut or a restore of this worker: never used again.
+  uint64_t next_cut() { return last_cut_.fetch_add(1) + 1; }
   // Forgotten when it is gone. Closed at once after the worker has left.
   void add_client(uint64_t client, const std::shared_ptr<ClientPart>& part);
   void remove_client(uint64_t client);
@@ -108,6 +128,23 @@ class WEFT_API PsService final : public Service,
   void on_find(Payload arguments, ReplyFn reply);
   void on_copy(Payload arguments, ReplyFn reply);
   StatusOr<PartRef> follow(const CopyRequest& request, std::vector<at::Tensor> tensors);
+  // ---- service_cut.cc ----
+  void on_cut(CallContext& call, Payload arguments, ReplyFn reply);
+  void on_hold(CallContext& call, Payload arguments, ReplyFn reply);
+  void begin_cut(const CutName& cut, const v1::PsCut& request, ReplyFn reply);
+  void take_cut(const CutName& cut, const v1::PsCut& request, ReplyFn reply);
+  void write_cut(const CutName& cut, const std::string& path, ReplyFn reply);
+  void drop_cut(const CutName& cut);
+  // ---- service_restore.cc ----
+  void on_restore(CallContext& call, Payload arguments, ReplyFn reply);
+  Status load_snapshot(const CutName& name, const v1::PsRestore& request);
+  Status load_table(const TableReader& reader, const std::string& table,
+                    const v1::PsRestore& request, std::vector<PartRef>* out);
+  Status commit_restore(const CutName& name);
+  // A request for a part that a restore has replaced.
+  Status say_restored(uint64_t part, const ClientKey& client) const;
+  // Runs `work`, which reads or writes files, on a thread of its own. Kind unavailable: there is one.
+  Status start_files(Task work);
   // Whether this server makes the part: it is the part's own server, or the next in the list after
   // servers that have all died or left.
   bool makes(const OpenRequest& request) const;
@@ -137,6 +174,7 @@ class WEFT_API PsService final : public Service,
 
   const ServiceContext context_;
   std::atomic<uint64_t> last_client_{0};
+  std::atomic<uint64_t> last_cut_{0};
 
   // Small calls to one server: one message at a time, and those that wait for it. There is one while a
   // message is on its way.
@@ -165,6 +203,25 @@ class WEFT_API PsService final : public Service,
   std::set<WorkerKey> gone_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_part_ ABSL_GUARDED_BY(mutex_) = 0;
   Status closed_ ABSL_GUARDED_BY(mutex_);
+  // The cut that is open here, or taken and not written.
+  struct ServerCut {
+    CutName name{};
+    absl::Time until{};
+    std::vector<PartRef> parts{};
+    std::vector<NamedCut> taken{};
+  };
+  std::shared_ptr<ServerCut> cut_ ABSL_GUARDED_BY(mutex_);
+  // Parts that were loaded, and wait for the commit.
+  struct Loaded {
+    CutName name{};
+    std::vector<PartRef> parts{};
+    std::map<std::string, std::shared_ptr<const RestoredTable>> tables{};
+  };
+  std::shared_ptr<Loaded> loaded_ ABSL_GUARDED_BY(mutex_);
+  // By the number of a part that a restore has replaced.
+  std::map<uint64_t, std::shared_ptr<const RestoredTable>> replaced_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Thread> files_thread_ ABSL_GUARDED_BY(mutex_);
+  bool files_busy_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<uint64_t, std::weak_ptr<ClientPart>> clients_ ABSL_GUARDED_BY(mutex_);
 };
 

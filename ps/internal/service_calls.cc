@@ -65,6 +65,10 @@ void PsService::do_requests(CallContext& call, uint64_t part, std::vector<PartCa
     return there->call(key_of(call.caller()), std::move(requests), call.scope());
   }
   for (PartCall& one : requests) {
+    if (const Status s = say_restored(part, {key_of(call.caller()), one.request.client}); !s.ok()) {
+      one.reply(s);
+      continue;
+    }
     one.reply(
         make_error(ErrorKind::kNotFound, absl::StrCat("there is no part ", part, " at '",
                                                       worker().name(), "': its server has ended")));

@@ -19,6 +19,7 @@ Ask ask_push(std::string_view what, const at::Tensor& values, const PushOptions&
   ask.push = values;
   ask.rate = options.rate;
   ask.advance = options.advance;
+  ask.position = options.position;
   return ask;
 }
 

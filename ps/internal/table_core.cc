@@ -76,7 +76,7 @@ void TableCore::submit(Ask ask, OpDone done) {
   {
     MutexLock lock(&mutex_);
     queue_.push_back(op);
-    waits = queue_.size() > 1 || barrier_running_;
+    waits = queue_.size() > 1 || barrier_running_ || is_held();
   }
   pump();
   if (waits && op->deadline != absl::InfiniteFuture()) {
@@ -101,6 +101,11 @@ void TableCore::submit(Ask ask, OpDone done) {
 void TableCore::begin_locked(const OpRef& op) {
   op->begun = true;
   const Ask& ask = op->ask;
+  if (op->changes()) {
+    op->order = ++last_order_;
+    running_.emplace(op->order, op);
+  }
+  if (!ask.position.empty()) position_ = ask.position;
   if (ask.push.has_value()) {
     op->number = ++last_number_;
     op->counted = true;
@@ -141,6 +146,7 @@ void TableCore::pump() {
       if (queue_.empty() || barrier_running_) return;
       op = queue_.front();
       if (op->barrier && pushes_running_ > 0) return;
+      if (op->changes() && is_held()) return;
       queue_.pop_front();
       if (!closed_.ok()) {
         refused = annotate(closed_, absl::StrCat("table '", setup_.name, "'"));
@@ -170,6 +176,7 @@ void TableCore::end(const OpRef& op, Status why) {
       --pushes_running_;
     }
     if (op->begun && op->barrier) barrier_running_ = false;
+    if (op->begun && op->changes()) running_.erase(op->order);
     if (why.ok()) {
       if (op->ask.push.has_value()) ++stats_.pushes;
       if (op->ask.pull) ++stats_.pulls;

@@ -62,6 +62,7 @@ struct Ask {
   bool advance = false;
   std::optional<uint64_t> enter{};
   bool leave = false;
+  std::string position{};  // with a push; "": as before
   absl::Duration deadline{};
 };
 
@@ -84,6 +85,9 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   void submit(Ask ask, OpDone done);
   // The worker leaves: nothing is asked again, nothing waits.
   void close(const Status& why) override;
+  // ---- table_hold.cc ----
+  StatusOr<HeldClient> hold(const CutName& cut, absl::Time until) override;
+  bool release(const CutName& cut) override;
   void set_clock(uint64_t clock);
   uint64_t clock() const;
   TableStats stats() const;
@@ -114,6 +118,9 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
     bool counted = false;  // among pushes_running_
     bool ended = false;
     bool begun = false;
+    uint64_t order = 0;  // among those that have begun
+    // What a cut has to have whole, or not at all.
+    bool changes() const { return ask.push.has_value() || barrier; }
   };
   using OpRef = std::shared_ptr<Op>;
 
@@ -153,6 +160,7 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   void cut_dense(Op* op) const;
   void cut_sparse(Op* op) const;
   void pump();
+  bool is_held() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Numbers, clocks and versions, as they are now.
   void begin_locked(const OpRef& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void send(const OpRef& op, size_t piece);
@@ -181,6 +189,15 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   size_t pushes_running_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<uint64_t> open_numbers_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Those that change something, from when they begin to their end.
+  std::map<uint64_t, OpRef> running_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_order_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string position_ ABSL_GUARDED_BY(mutex_);  // of the last push that has begun
+  struct Hold {
+    CutName cut{};
+    absl::Time until{};
+  };
+  std::optional<Hold> hold_ ABSL_GUARDED_BY(mutex_);
   uint64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<uint64_t> versions_ ABSL_GUARDED_BY(mutex_);  // pulled last, by part

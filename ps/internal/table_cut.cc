@@ -11,6 +11,9 @@
 #include "weft/ps/internal/table_core.h"
 
 namespace weft::ps::internal {
+namespace {
+constexpr size_t kMostPositionBytes = 64 << 10;
+}
 
 Status TableCore::check(const Ask& ask) const {
   const TableDefinition& d = setup_.definition;
@@ -23,6 +26,10 @@ Status TableCore::check(const Ask& ask) const {
     return make_error(ErrorKind::kState,
                       absl::StrCat("table '", setup_.name, "': ", std::string(ask.what),
                                    " of an observer, which only pulls"));
+  }
+  if (ask.position.size() > kMostPositionBytes) {
+    return wrong(absl::StrCat("position has ", ask.position.size(), " bytes, ", kMostPositionBytes,
+                              " are the most"));
   }
   const auto check_keys = [&](const at::Tensor& keys) -> Status {
     if (keys.defined() && keys.dim() == 1 && keys.scalar_type() == c10::ScalarType::Long) {

@@ -1,0 +1,122 @@
+// The one who restores: finds the newest snapshot that is whole, and has the servers load it.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/proto/ps_snapshot.pb.h"
+#include "weft/ps/internal/ask.h"
+#include "weft/ps/internal/cutter.h"
+
+namespace weft::ps::internal {
+namespace {
+
+constexpr absl::Duration kRestoreTime = absl::Minutes(10);
+constexpr absl::Duration kDropTime = absl::Seconds(1);
+
+enum class RestoreStep : uint32_t { kLoad = 1, kCommit = 2, kDrop = 3 };
+
+struct Found {
+  std::string path{};
+  v1::PsSnapshot manifest{};
+  uint64_t hash = 0;
+  std::string refused{};  // newer ones
+};
+
+Status check_snapshot(Files& files, const std::string& folder, Found* found) {
+  WEFT_RETURN_IF_ERROR(read_manifest(files, found->path, &found->manifest, &found->hash));
+  for (const v1::PsSnapshot::File& file : found->manifest.files()) {
+    WEFT_RETURN_IF_ERROR(
+        check_file(files, path_in(folder, file.name()), {file.bytes(), file.hash()}));
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<Found> find_snapshot(Files& files, const std::string& folder) {
+  std::string refused;
+  for (const std::string_view name : {kNewest, kNext, kPrevious}) {
+    Found found;
+    found.path = path_in(folder, name);
+    const Status whole = check_snapshot(files, folder, &found);
+    if (whole.ok()) {
+      found.refused = refused;
+      return found;
+    }
+    if (absl::IsNotFound(whole)) continue;
+    absl::StrAppend(&refused, refused.empty() ? "" : "; ", "'", found.path,
+                    "' is not used: ", std::string(whole.message()));
+  }
+  if (refused.empty()) {
+    return make_error(ErrorKind::kNotFound, absl::StrCat("there is no snapshot in '", folder, "'"));
+  }
+  return make_error(ErrorKind::kInvalidArgument,
+                    absl::StrCat("no snapshot can be restored: ", refused));
+}
+
+// The first error, naming the server.
+Status ask_step(const Worker& worker, const std::vector<WorkerInfo>& servers, v1::PsRestore request,
+                RestoreStep step, absl::Duration deadline) {
+  request.set_step(static_cast<uint32_t>(step));
+  std::vector<Question> questions;
+  for (const WorkerInfo& server : servers) {
+    questions.push_back({server, request.SerializeAsString()});
+  }
+  const auto answers = ask_all(worker, kRestoreMethod, kCutSignature, questions, deadline);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    if (answers[i].ok()) continue;
+    return annotate(answers[i].status(), absl::StrCat("restore at '", servers[i].name, "'"));
+  }
+  return absl::OkStatus();
+}
+
+Status check_tables(const v1::PsSnapshot& manifest, const std::vector<std::string>& wanted) {
+  for (const std::string& name : wanted) {
+    const bool there = std::any_of(manifest.tables().begin(), manifest.tables().end(),
+                                   [&](const auto& table) { return table.name() == name; });
+    if (there) continue;
+    return make_error(ErrorKind::kNotFound, absl::StrCat("the snapshot has no table '", name, "'"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+StatusOr<SnapshotInfo> restore_snapshot(PsService& service, const std::vector<std::string>& servers,
+                                        std::string_view folder, const RestoreOptions& options) {
+  const Worker& worker = service.worker();
+  const absl::Time end = deadline_after(worker.now(), options.deadline.value_or(kRestoreTime));
+  const auto left = [&] { return std::max(absl::ZeroDuration(), end - worker.now()); };
+  WEFT_ASSIGN_OR_RETURN(const Found found,
+                        find_snapshot(worker.runtime().files(), std::string(folder)));
+  WEFT_RETURN_IF_ERROR(check_tables(found.manifest, options.tables));
+  v1::PsRestore request;
+  request.set_number(service.next_cut());
+  request.set_path(found.path);
+  request.set_hash(found.hash);
+  std::vector<WorkerInfo> to;
+  for (const std::string& name : servers) {
+    const StatusOr<WorkerInfo> info = worker.try_get_worker_info(name);
+    if (!info.ok()) return annotate(info.status(), absl::StrCat("restore at '", name, "'"));
+    to.push_back(*info);
+    request.add_servers(name);
+  }
+  for (const std::string& table : options.tables) request.add_tables(table);
+  Status done = ask_step(worker, to, request, RestoreStep::kLoad, left());
+  if (!done.ok()) {
+    (void)ask_step(worker, to, request, RestoreStep::kDrop,
+                   kDropTime);  // its error says nothing more
+    return done;
+  }
+  WEFT_RETURN_IF_ERROR(ask_step(worker, to, request, RestoreStep::kCommit, left()));
+  WEFT_ASSIGN_OR_RETURN(SnapshotInfo info, info_of(found.path, found.manifest));
+  const auto left_out = [&](const SnapshotTable& table) {
+    return !options.tables.empty() && std::find(options.tables.begin(), options.tables.end(),
+                                                table.name) == options.tables.end();
+  };
+  info.tables.erase(std::remove_if(info.tables.begin(), info.tables.end(), left_out),
+                    info.tables.end());
+  info.refused = found.refused;
+  return info;
+}
+
+}  // namespace weft::ps::internal

@@ -1,0 +1,184 @@
+// What a server does when tables are restored: their parts are loaded aside, and then take the place of
+// those that are there.
+
+#include <utility>
+
+#include "ATen/core/grad_mode.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/proto/ps_snapshot.pb.h"
+#include "weft/ps/internal/definition.h"
+#include "weft/ps/internal/service.h"
+
+namespace weft::ps::internal {
+namespace {
+constexpr int kMostListed = 4096;  // of a table, as proto/ps.proto has it
+}
+
+void PsService::on_restore(CallContext& call, Payload arguments, ReplyFn reply) {
+  const StatusOr<std::string> bytes = unpack_bytes(std::move(arguments));
+  v1::PsRestore request;
+  if (!bytes.ok() || !request.ParseFromString(*bytes) || request.number() == 0 ||
+      request.step() < 1 || request.step() > 3 ||
+      (request.step() == 1 &&
+       (request.servers().empty() || request.servers_size() > kMostListed))) {
+    return reply(make_error(ErrorKind::kProtocol, "message about a restore: it is nonsense"));
+  }
+  const CutName name{key_of(call.caller()), request.number()};
+  if (request.step() == 1) {
+    auto respond = std::make_shared<ReplyFn>(std::move(reply));
+    const Status started = start_files([this, name, request, respond] {
+      const at::AutoGradMode no_grad(false);
+      Status loaded;
+      try {
+        loaded = load_snapshot(name, request);
+      } catch (...) {  // of LibTorch, for want of memory
+        loaded = status_from_current_exception();
+      }
+      if (!loaded.ok()) return (*respond)(loaded);
+      (*respond)(pack_bytes(""));
+    });
+    if (!started.ok()) (*respond)(started);
+    return;
+  }
+  if (request.step() == 2) {
+    const Status done = commit_restore(name);
+    return done.ok() ? reply(pack_bytes("")) : reply(done);
+  }
+  std::shared_ptr<Loaded> dropped;
+  {
+    MutexLock lock(&mutex_);
+    if (loaded_ != nullptr && loaded_->name == name) dropped = std::exchange(loaded_, nullptr);
+  }
+  reply(pack_bytes(""));
+}
+
+Status PsService::load_snapshot(const CutName& name, const v1::PsRestore& request) {
+  Files& files = context_.runtime->files();
+  v1::PsSnapshot manifest;
+  uint64_t hash = 0;
+  WEFT_RETURN_IF_ERROR(read_manifest(files, request.path(), &manifest, &hash));
+  if (hash != request.hash()) {
+    return make_error(ErrorKind::kState,
+                      absl::StrCat("'", worker().name(), "' sees another snapshot at '",
+                                   request.path(), "' than the client that restores it"));
+  }
+  const std::string folder = request.path().substr(0, request.path().rfind('/'));
+  const std::set<std::string> wanted(request.tables().begin(), request.tables().end());
+  auto loaded = std::make_shared<Loaded>();
+  loaded->name = name;
+  for (const v1::PsSnapshot::Table& table : manifest.tables()) {
+    if (!wanted.empty() && !wanted.contains(table.name())) continue;
+    TableReader reader(files, folder, manifest, table);
+    WEFT_RETURN_IF_ERROR(reader.open());
+    auto restored = std::make_shared<RestoredTable>();
+    restored->snapshot = request.path();
+    restored->table = table.name();
+    for (const v1::PsSnapshot::Client& client : table.clients()) {
+      restored->pushes[{get(client.life()), client.number()}] = client.pushes();
+    }
+    loaded->tables[table.name()] = std::move(restored);
+    WEFT_RETURN_IF_ERROR(load_table(reader, table.name(), request, &loaded->parts));
+  }
+  MutexLock lock(&mutex_);
+  if (!closed_.ok()) return closed_;
+  if (limits_ == nullptr) return make_error(ErrorKind::kState, "the server has ended");
+  loaded_ = std::move(loaded);
+  return absl::OkStatus();
+}
+
+Status PsService::load_table(const TableReader& reader, const std::string& table,
+                             const v1::PsRestore& request, std::vector<PartRef>* out) {
+  OpenRequest open{table, reader.definition(), {}, 0};
+  open.servers.assign(request.servers().begin(), request.servers().end());
+  const size_t servers = open.servers.size();
+  const std::string what = absl::StrCat("table '", table, "' at '", worker().name(), "'");
+  if (open.definition->copies > 1) {
+    return make_error(ErrorKind::kUnimplemented,
+                      absl::StrCat(what, " has two copies, and such a table cannot be restored"));
+  }
+  const size_t parts = part_count(*open.definition, servers);
+  for (size_t i = 0; i < parts; ++i) {
+    if (open.servers[home_of(i, parts, servers)] != worker().name()) continue;
+    open.index = static_cast<uint32_t>(i);
+    std::shared_ptr<ServerLimits> limits;
+    uint64_t id = 0;
+    {
+      MutexLock lock(&mutex_);
+      WEFT_ASSIGN_OR_RETURN(const PartRef there, find(open));
+      if (there != nullptr) WEFT_RETURN_IF_ERROR(answer_open(open, *there).status());
+      limits = limits_;
+      id = ++last_part_;
+    }
+    WEFT_ASSIGN_OR_RETURN(const PartRef made, make_part(open, limits, id, std::nullopt));
+    WEFT_ASSIGN_OR_RETURN(LoadedPart loaded,
+                          reader.load(open.servers, open.index, made->buffer_names()));
+    if (Status s = made->restore(loaded.image, std::move(loaded.tensors)); !s.ok()) {
+      return annotate(s, what);
+    }
+    const uint64_t cap = open.definition->max_bytes;
+    const int64_t bytes = made->report().bytes;
+    if ((cap != 0 && static_cast<uint64_t>(bytes) > cap) || bytes > limits->table_bytes) {
+      return make_error(
+          ErrorKind::kResource,
+          absl::StrCat(what, " would have rows of ", bytes, " bytes, and the most are ",
+                       cap == 0 ? limits->table_bytes : static_cast<int64_t>(cap)));
+    }
+    out->push_back(made);
+  }
+  return absl::OkStatus();
+}
+
+Status PsService::commit_restore(const CutName& name) {
+  std::shared_ptr<Loaded> loaded;
+  std::vector<std::pair<PartRef, Status>> before;
+  std::vector<WorkerKey> gone;
+  {
+    MutexLock lock(&mutex_);
+    if (loaded_ != nullptr && loaded_->name == name) loaded = std::exchange(loaded_, nullptr);
+    if (loaded == nullptr || limits_ == nullptr) {
+      return make_error(ErrorKind::kUnavailable,
+                        absl::StrCat("nothing of the restore is left at '", worker().name(), "'"));
+    }
+    for (const PartRef& part : loaded->parts) {
+      const PartIdentity& identity = part->identity();
+      PartRef& place = by_name_[{identity.table, identity.index}];
+      if (place != nullptr) {
+        const std::shared_ptr<const RestoredTable>& from = loaded->tables.at(identity.table);
+        replaced_[place->identity().id] = from;
+        by_id_.erase(place->identity().id);
+        before.emplace_back(
+            place, make_error(ErrorKind::kState, absl::StrCat("the table was restored from '",
+                                                              from->snapshot, "'; open it again")));
+      }
+      place = part;
+      by_id_.emplace(identity.id, part);
+    }
+    gone.assign(gone_.begin(), gone_.end());
+  }
+  for (const auto& [part, why] : before) part->close(why);
+  for (const PartRef& part : loaded->parts) {
+    for (const WorkerKey& worker : gone) part->worker_gone(worker);
+  }
+  return absl::OkStatus();
+}
+
+Status PsService::say_restored(uint64_t part, const ClientKey& client) const {
+  std::shared_ptr<const RestoredTable> table;
+  {
+    MutexLock lock(&mutex_);
+    const auto at = replaced_.find(part);
+    if (at == replaced_.end()) return absl::OkStatus();
+    table = at->second;
+  }
+  const auto known = table->pushes.find(client);
+  const std::string have =
+      known == table->pushes.end()
+          ? "it has no push of this client"
+          : absl::StrCat("of this client it has the pushes up to ", known->second);
+  return make_error(ErrorKind::kState,
+                    absl::StrCat("table '", table->table, "' was restored from '", table->snapshot,
+                                 "': ", have, "; open it again"));
+}
+
+}  // namespace weft::ps::internal
