@@ -463,8 +463,8 @@ void Agent::on_deadline_timer() {
         p.has_deadline = false;
         std::string where = p.state == CallState::kSent ? "no answer came" : "it could not be sent";
         if (p.state != CallState::kSent && !p.refused.ok()) {
-          absl::StrAppend(&where,
-                          ", for its receiver had no room: ", std::string(p.refused.message()));
+          // Here or there: the message names the budget and its worker.
+          absl::StrAppend(&where, ", for lack of room: ", std::string(p.refused.message()));
         }
         auto peer = peers_.find(p.to.incarnation);
         if (p.state != CallState::kSent && peer != peers_.end() &&
