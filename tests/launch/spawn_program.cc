@@ -221,10 +221,12 @@ void with_a_child(int rank) {
   std::fflush(stdout);
 }
 
-int forever(const Arguments&) {
-  return report([] {
-    weft::spawn(2, [](int rank) {
-      with_a_child(rank);
+int forever(const Arguments& arguments) {
+  const bool alone = arguments.at(0) == "alone";
+  return report([&] {
+    weft::spawn(2, [&](int rank) {
+      if (alone) std::printf("rank %d pid %d\n", rank, getpid());
+      if (!alone) with_a_child(rank);
       wait_forever();
     });
   });
@@ -329,7 +331,7 @@ int main(int argc, char** argv) {
       {"count", &count},                      // N
       {"bad-option", &bad_option},            // name, long-name or grace
       {"few-descriptors", &few_descriptors},  // N LIMIT
-      {"forever", &forever},                  //
+      {"forever", &forever},                  // alone or family
       {"leave-children", &leave_children},    //
       {"stubborn", &stubborn},                //
       {"thread", &on_a_thread},               //

@@ -205,7 +205,7 @@ TEST_F(Spawn, BadInput_more_ranks_than_there_are_descriptors_for) {
 
 TEST_F(Spawn, NothingIsLeftWhenTheProgramIsKilled) {
   for (const int signal : {SIGKILL, SIGTERM, SIGINT}) {
-    Running running = Running::start({"forever"}, options());
+    Running running = Running::start({"forever", "family"}, options());
     for (const char* line : {"rank 0 pid", "rank 1 pid"}) ASSERT_TRUE(running.wait_for(line));
     std::vector<Watched> watched;
     for (const int pid : numbers_after("pid", running.out())) watched.emplace_back(pid);
@@ -219,6 +219,21 @@ TEST_F(Spawn, NothingIsLeftWhenTheProgramIsKilled) {
     EXPECT_EQ(running.finish().code, 128 + signal);
     EXPECT_TRUE(left().empty());
   }
+}
+
+TEST_F(Spawn, RanksEndWithTheProgramAlsoWithoutItsGuard) {
+  Running running = Running::start({"forever", "alone"}, options());
+  for (const char* line : {"rank 0 pid", "rank 1 pid"}) ASSERT_TRUE(running.wait_for(line));
+  std::vector<Watched> watched;
+  for (const int pid : numbers_after("pid", running.out())) watched.emplace_back(pid);
+  ASSERT_EQ(watched.size(), 2u);
+  const std::vector<int> guards = children_named(running.pid(), "weft-guard");
+  ASSERT_EQ(guards.size(), 1u);
+  const Watched guard(guards[0]);
+  ASSERT_EQ(kill(guards[0], SIGKILL), 0);
+  ASSERT_TRUE(guard.ended());
+  running.send(SIGKILL);
+  for (const Watched& rank : watched) EXPECT_TRUE(rank.ended());
 }
 
 TEST_F(Spawn, WhatRanksLeaveBehindIsEnded) {
@@ -270,7 +285,7 @@ TEST_F(Spawn, UnderWeftrunAndStoppedWithIt) {
   Result result = run({"-q", WEFT_TEST_SPAWN_PROGRAM, "meet", "2", "x"}, outer);
   EXPECT_EQ(result.code, 0) << result.out << result.err;
   EXPECT_THAT(lines_of(result.out), Contains("[worker0] [worker1] rank 1 of 2, argument x, sum 1"));
-  Running running = Running::start({"-q", WEFT_TEST_SPAWN_PROGRAM, "forever"}, outer);
+  Running running = Running::start({"-q", WEFT_TEST_SPAWN_PROGRAM, "forever", "family"}, outer);
   for (const char* line : {"rank 0 pid", "rank 1 pid"}) ASSERT_TRUE(running.wait_for(line));
   std::vector<Watched> watched;
   for (const int pid : numbers_after("pid", running.out())) watched.emplace_back(pid);
