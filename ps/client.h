@@ -156,7 +156,8 @@ class WEFT_API Client {
 
   // Writes a snapshot of tables (ps/snapshot.h), while clients go on; blocks until it is there. Errors, after
   // which the one before is as it was: kind unavailable, the cut was given up (a client or server that does
-  // not answer, a part that moves, another cut), worth another try; that of the file system, naming the file.
+  // not answer, a part that moves, another cut), worth another try; peer_lost, a server was lost while it wrote;
+  // that of the file system, naming the file.
   SnapshotInfo snapshot(std::string_view folder, const SnapshotOptions& options = {}) const;
   StatusOr<SnapshotInfo> try_snapshot(std::string_view folder,
                                       const SnapshotOptions& options = {}) const;

@@ -1,5 +1,7 @@
 #include "weft/ps/internal/ask.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "weft/common/call_scope.h"
@@ -10,6 +12,18 @@
 
 namespace weft::ps::internal {
 namespace {
+
+constexpr absl::Duration kAskTime = absl::Seconds(10);
+constexpr absl::Duration kAskAgain = absl::Milliseconds(100);
+
+bool may_have_been_lost(const Status& why) {
+  switch (error_kind(why)) {
+    case ErrorKind::kDeadline:
+    case ErrorKind::kNotDelivered:
+    case ErrorKind::kMaybeExecuted: return true;
+    default: return false;
+  }
+}
 
 Future<std::string> start_ask(const Worker& worker, std::string_view method,
                               std::string_view signature, const Question& question,
@@ -50,6 +64,32 @@ std::vector<StatusOr<std::string>> ask_all(const Worker& worker, std::string_vie
   std::vector<StatusOr<std::string>> out;
   for (Future<std::string>& answer : asked) out.push_back(answer.try_wait());
   return out;
+}
+
+std::vector<StatusOr<std::string>> ask_all_again(const Worker& worker, std::string_view method,
+                                                 std::string_view signature,
+                                                 const std::vector<Question>& questions,
+                                                 absl::Duration deadline) {
+  const absl::Time end = deadline_after(worker.now(), deadline);
+  std::vector<StatusOr<std::string>> out(questions.size());
+  std::vector<size_t> open(questions.size());
+  std::iota(open.begin(), open.end(), 0);
+  for (;;) {
+    std::vector<Question> again;
+    for (const size_t i : open) again.push_back(questions[i]);
+    const absl::Duration left = std::max(absl::ZeroDuration(), end - worker.now());
+    auto answers = ask_all(worker, method, signature, again, std::min(left, kAskTime));
+    std::vector<size_t> unanswered;
+    for (size_t i = 0; i < open.size(); ++i) {
+      out[open[i]] = std::move(answers[i]);
+      if (may_have_been_lost(out[open[i]].status())) unanswered.push_back(open[i]);
+    }
+    if (unanswered.empty() || worker.now() >= end) return out;
+    if (unanswered.size() == open.size()) {  // not at once, when they fail at once
+      worker.runtime().make_parker()->park_until(std::min(end, worker.now() + kAskAgain));
+    }
+    open = std::move(unanswered);
+  }
 }
 
 StatusOr<std::string> ask_bytes(const Worker& worker, const WorkerInfo& server,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "weft/common/api.h"
 #include "weft/common/error.h"
 #include "weft/common/worker_info.h"
 
@@ -26,9 +27,14 @@ std::vector<StatusOr<std::string>> ask_all(const Worker& worker, std::string_vie
                                            std::string_view signature,
                                            const std::vector<Question>& questions,
                                            absl::Duration deadline);
-StatusOr<std::string> ask_bytes(const Worker& worker, const WorkerInfo& server,
-                                std::string_view method, std::string_view signature,
-                                const std::string& request, absl::Duration deadline);
+// Until `deadline`: those that get no answer in a while are asked again. For what may be asked twice.
+std::vector<StatusOr<std::string>> ask_all_again(const Worker& worker, std::string_view method,
+                                                 std::string_view signature,
+                                                 const std::vector<Question>& questions,
+                                                 absl::Duration deadline);
+WEFT_API StatusOr<std::string> ask_bytes(const Worker& worker, const WorkerInfo& server,
+                                         std::string_view method, std::string_view signature,
+                                         const std::string& request, absl::Duration deadline);
 
 }  // namespace weft::ps::internal
 

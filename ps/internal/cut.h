@@ -18,6 +18,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -56,6 +57,15 @@ struct PartCut {
   std::vector<at::Tensor> held{};  // of its held pushes
   std::shared_ptr<const FrozenData> data{};
 };
+
+// What a table was restored from: for clients of its parts before.
+struct RestoredTable {
+  std::string snapshot{};  // path of the manifest
+  std::string table{};
+  std::map<ClientKey, uint64_t> pushes{};  // of those that were there: all up to this one are in
+};
+// Kind state: up to which of its pushes the table has them.
+Status restored_since(const RestoredTable& table, const ClientKey& client);
 
 // A client while it is held.
 struct HeldClient {

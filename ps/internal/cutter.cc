@@ -80,7 +80,10 @@ class Cutter {
       request.set_step(static_cast<uint32_t>(step));
       questions.push_back({servers_[i], request.SerializeAsString()});
     }
-    const auto answers = ask_all(worker_, kCutMethod, kCutSignature, questions, deadline);
+    const auto answers =
+        step == CutStep::kWrite
+            ? ask_all_again(worker_, kCutMethod, kCutSignature, questions, deadline)
+            : ask_all(worker_, kCutMethod, kCutSignature, questions, deadline);
     std::vector<v1::PsCutDone> out;
     for (size_t i = 0; i < answers.size(); ++i) {
       if (!answers[i].ok()) {

@@ -217,6 +217,9 @@ void Part::handle(const WorkerKey& caller, const Request& request, std::vector<a
                   make_error(ErrorKind::kUnavailable,
                              absl::StrCat(label(), ": a snapshot is being cut; enter again")));
   }
+  if (Status s = check_restored(client, request); !s.ok()) {
+    return answer(std::move(reply), std::move(s));
+  }
   const size_t pushed = request.push.has_value() ? data_->push_tensors() : 0;
   const size_t asked = request.pull.has_value() ? data_->pull_tensors() : 0;
   if (tensors.size() != pushed + asked) {

@@ -164,8 +164,10 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void take_cut(const CutName& cut, std::vector<CutNeed> needs, CutReply<PartCut> reply);
   void drop_cut(const CutName& cut);
   std::vector<std::string> buffer_names() const { return data_->buffer_names(); }  // constant
-  // Of one copy, from a snapshot. REQUIRES: nothing has been done yet. On an error it is nothing.
-  Status restore(const PartImage& image, std::vector<at::Tensor> tensors);
+  // From a snapshot. REQUIRES: nothing has been done yet. On an error it is nothing. Clients of before
+  // are told what it was restored from.
+  Status restore(const PartImage& image, std::vector<at::Tensor> tensors,
+                 std::shared_ptr<const RestoredTable> from);
   // Of protocol, values and the rule's state, bit by bit, with the log's position; at once when no turn
   // is under way.
   void digest(std::function<void(uint64_t position, uint64_t hash)> done);
@@ -221,6 +223,8 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void fail_all(const Status& why);
   std::string label() const;
   Status take_up(const PartImage& image, std::vector<at::Tensor> tensors);
+  // Of a client that has not entered since the table was restored.
+  Status check_restored(const ClientKey& client, const Request& request) const;
   bool keeps_out(const ClientKey& client, const Request& request) const;
   void settle_cut();
   void end_cut(const Status& why);
@@ -262,6 +266,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   Status closed_;
   int64_t seen_log_bytes_ = 0;
   std::optional<OpenCut> cut_;
+  std::shared_ptr<const RestoredTable> restored_;
 
   // Two copies.
   std::optional<ReplicaProtocol> replica_;

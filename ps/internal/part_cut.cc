@@ -120,7 +120,28 @@ Status Part::take_up(const PartImage& from, std::vector<at::Tensor> tensors) {
   return absl::OkStatus();
 }
 
-Status Part::restore(const PartImage& image, std::vector<at::Tensor> tensors) {
+Status restored_since(const RestoredTable& table, const ClientKey& client) {
+  const auto known = table.pushes.find(client);
+  const std::string have =
+      known == table.pushes.end()
+          ? "it has no push of this client"
+          : absl::StrCat("of this client it has the pushes up to ", known->second);
+  return make_error(ErrorKind::kState,
+                    absl::StrCat("table '", table.table, "' was restored from '", table.snapshot,
+                                 "': ", have, "; open it again"));
+}
+
+Status Part::check_restored(const ClientKey& client, const Request& request) const {
+  if (restored_ == nullptr || request.enter.has_value() || protocol_.has_client(client)) {
+    return absl::OkStatus();
+  }
+  const bool takes_part = request.push.has_value() || request.advance.has_value() ||
+                          (request.pull.has_value() && request.pull->clock.has_value());
+  return takes_part ? restored_since(*restored_, client) : absl::OkStatus();
+}
+
+Status Part::restore(const PartImage& image, std::vector<at::Tensor> tensors,
+                     std::shared_ptr<const RestoredTable> from) {
   // LibTorch may throw, for want of memory.
   Status result =
       make_error(ErrorKind::kResource, absl::StrCat(label(), ": it could not be loaded"));
@@ -133,6 +154,7 @@ Status Part::restore(const PartImage& image, std::vector<at::Tensor> tensors) {
     }
     if (!result.ok()) return fail_all(result);
     data_->follow(false);
+    restored_ = std::move(from);
     publish();
   });
   return result;

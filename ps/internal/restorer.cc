@@ -14,7 +14,7 @@ namespace {
 constexpr absl::Duration kRestoreTime = absl::Minutes(10);
 constexpr absl::Duration kDropTime = absl::Seconds(1);
 
-enum class RestoreStep : uint32_t { kLoad = 1, kCommit = 2, kDrop = 3 };
+enum class RestoreStep : uint32_t { kLoad = 1, kCommit = 2, kDrop = 3, kLook = 4 };
 
 struct Found {
   std::string path{};
@@ -61,7 +61,7 @@ Status ask_step(const Worker& worker, const std::vector<WorkerInfo>& servers, v1
   for (const WorkerInfo& server : servers) {
     questions.push_back({server, request.SerializeAsString()});
   }
-  const auto answers = ask_all(worker, kRestoreMethod, kCutSignature, questions, deadline);
+  const auto answers = ask_all_again(worker, kRestoreMethod, kCutSignature, questions, deadline);
   for (size_t i = 0; i < answers.size(); ++i) {
     if (answers[i].ok()) continue;
     return annotate(answers[i].status(), absl::StrCat("restore at '", servers[i].name, "'"));
@@ -108,6 +108,7 @@ StatusOr<SnapshotInfo> restore_snapshot(PsService& service, const std::vector<st
     return done;
   }
   WEFT_RETURN_IF_ERROR(ask_step(worker, to, request, RestoreStep::kCommit, left()));
+  WEFT_RETURN_IF_ERROR(ask_step(worker, to, request, RestoreStep::kLook, left()));
   WEFT_ASSIGN_OR_RETURN(SnapshotInfo info, info_of(found.path, found.manifest));
   const auto left_out = [&](const SnapshotTable& table) {
     return !options.tables.empty() && std::find(options.tables.begin(), options.tables.end(),

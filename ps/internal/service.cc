@@ -159,21 +159,23 @@ StatusOr<PsService::PartRef> PsService::find(const OpenRequest& request) const {
   return at == by_name_.end() ? nullptr : at->second;
 }
 
+Status PsService::check_same(const OpenRequest& request, const Part& part) const {
+  const PartIdentity& there = part.identity();
+  std::string why = difference(there.definition, *request.definition);
+  if (why.empty() && (there.servers != request.servers || there.index != request.index)) {
+    why = absl::StrCat("servers are ", absl::StrJoin(there.servers, ", "), " there and ",
+                       absl::StrJoin(request.servers, ", "), " here");
+  }
+  if (why.empty()) return absl::OkStatus();
+  return make_error(ErrorKind::kInvalidArgument,
+                    absl::StrCat("table '", request.name, "' at '", worker().name(),
+                                 "' has another definition: ", why));
+}
+
 StatusOr<OpenAnswer> PsService::answer_open(const OpenRequest& request, const Part& part) const {
   const PartIdentity& there = part.identity();
   OpenAnswer answer{there.id, there.definition, there.servers, {}};
-  if (request.definition.has_value()) {
-    std::string why = difference(there.definition, *request.definition);
-    if (why.empty() && (there.servers != request.servers || there.index != request.index)) {
-      why = absl::StrCat("servers are ", absl::StrJoin(there.servers, ", "), " there and ",
-                         absl::StrJoin(request.servers, ", "), " here");
-    }
-    if (!why.empty()) {
-      return make_error(ErrorKind::kInvalidArgument,
-                        absl::StrCat("table '", request.name, "' at '", worker().name(),
-                                     "' has another definition: ", why));
-    }
-  }
+  if (request.definition.has_value()) WEFT_RETURN_IF_ERROR(check_same(request, part));
   if (there.definition.copies < 2) return answer;
   const PartReport report = part.report();
   answer.map = report.map;

@@ -32,13 +32,6 @@ class PsRestore;
 
 namespace weft::ps::internal {
 
-// What a table was restored from: for clients of its parts before.
-struct RestoredTable {
-  std::string snapshot{};  // path of the manifest
-  std::string table{};
-  std::map<ClientKey, uint64_t> pushes{};  // of those that were there: all up to this one are in
-};
-
 // What a client has of the service, to be told that the worker leaves, and to be held at a cut.
 class ClientPart {
  public:
@@ -122,6 +115,8 @@ class WEFT_API PsService final : public Service,
 
   void on_open(Payload arguments, ReplyFn reply);
   StatusOr<OpenAnswer> open(const OpenRequest& request);
+  // Kind invalid_argument, saying what differs: it is another table than the request has.
+  Status check_same(const OpenRequest& request, const Part& part) const;
   StatusOr<OpenAnswer> answer_open(const OpenRequest& request, const Part& part) const;
   StatusOr<PartRef> make_part(const OpenRequest& request, std::shared_ptr<ServerLimits> limits,
                               uint64_t id, const std::optional<RangeMap>& map);
@@ -139,18 +134,28 @@ class WEFT_API PsService final : public Service,
   void on_restore(CallContext& call, Payload arguments, ReplyFn reply);
   Status load_snapshot(const CutName& name, const v1::PsRestore& request);
   Status load_table(const TableReader& reader, const std::string& table,
-                    const v1::PsRestore& request, std::vector<PartRef>* out);
+                    const v1::PsRestore& request, const std::shared_ptr<const RestoredTable>& from,
+                    std::vector<PartRef>* out);
   Status commit_restore(const CutName& name);
+  Status install(const PartRef& part, const std::shared_ptr<const RestoredTable>& from);
+  // Parts here that a restore has replaced, at other servers, learn of it.
+  void look_again(const v1::PsRestore& request);
   // A request for a part that a restore has replaced.
   Status say_restored(uint64_t part, const ClientKey& client) const;
-  // Runs `work`, which reads or writes files, on a thread of its own. Kind unavailable: there is one.
-  Status start_files(Task work);
+  // What reads or writes files, on a thread of its own. It is done once, and what it says is said to each who
+  // asks for this step again.
+  using FilesWork = absl::AnyInvocable<StatusOr<std::string>()>;
+  void start_files(const CutName& name, uint32_t step, FilesWork work, ReplyFn reply);
+  // False: this is not under way, and was not done last.
+  bool asked_again(const CutName& name, uint32_t step, ReplyFn* reply);
   // Whether this server makes the part: it is the part's own server, or the next in the list after
   // servers that have all died or left.
   bool makes(const OpenRequest& request) const;
   bool is_gone(const std::string& server) const;
   // The owner of a part that this server may make: itself, if there is no map yet.
   StatusOr<RangeMap> claim(const OpenRequest& request);
+  // This server owns the part from now on, alone, whatever the map says.
+  StatusOr<RangeMap> claim_anew(const PartIdentity& identity);
   CopyPlace self() const { return {worker().name(), worker().info().incarnation}; }
   StatusOr<Keeper*> keeper();
   // From when it is seen that the server does not drain until the part is there.
@@ -220,8 +225,14 @@ class WEFT_API PsService final : public Service,
   std::shared_ptr<Loaded> loaded_ ABSL_GUARDED_BY(mutex_);
   // By the number of a part that a restore has replaced.
   std::map<uint64_t, std::shared_ptr<const RestoredTable>> replaced_ ABSL_GUARDED_BY(mutex_);
+  struct FilesJob {
+    CutName name{};
+    uint32_t step = 0;
+    std::optional<StatusOr<std::string>> result{};
+    std::vector<ReplyFn> waiting{};
+  };
+  std::shared_ptr<FilesJob> files_job_ ABSL_GUARDED_BY(mutex_);  // the last
   std::unique_ptr<Thread> files_thread_ ABSL_GUARDED_BY(mutex_);
-  bool files_busy_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<uint64_t, std::weak_ptr<ClientPart>> clients_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -14,6 +14,8 @@ namespace {
 
 constexpr absl::Duration kStoreTime = absl::Seconds(5);
 constexpr absl::Duration kStoreAgain = absl::Milliseconds(200);
+// A map changes with each death of a server, and not more often.
+constexpr int kClaims = 8;
 constexpr absl::Duration kDrainAgain = absl::Milliseconds(20);
 
 std::string key_of_map(const PartIdentity& identity) {
@@ -64,6 +66,26 @@ StatusOr<RangeMap> PsService::claim(const OpenRequest& request) {
   const StatusOr<std::string> now = keeper->store().compare_set(key, "", encode(mine), kStoreTime);
   if (!now.ok()) return annotate(now.status(), absl::StrCat("map of table '", request.name, "'"));
   return decode_map(*now);
+}
+
+StatusOr<RangeMap> PsService::claim_anew(const PartIdentity& identity) {
+  WEFT_ASSIGN_OR_RETURN(Keeper * keeper, this->keeper());
+  std::string expected;
+  for (int i = 0; i < kClaims; ++i) {
+    RangeMap mine{1, self(), {}, false};
+    if (!expected.empty()) {
+      WEFT_ASSIGN_OR_RETURN(const RangeMap there, decode_map(expected));
+      mine.epoch = there.epoch + 1;
+    }
+    const StatusOr<std::string> now =
+        keeper->store().compare_set(key_of_map(identity), expected, encode(mine), kStoreTime);
+    if (!now.ok()) return annotate(now.status(), absl::StrCat("map of '", identity.table, "'"));
+    if (*now == encode(mine)) return mine;
+    expected = *now;
+  }
+  return make_error(ErrorKind::kUnavailable,
+                    absl::StrCat("the map of table '", identity.table, "', part ", identity.index,
+                                 " changes all the time"));
 }
 
 // ---- CopyHost ----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "ATen/core/grad_mode.h"
 #include "absl/strings/str_cat.h"
 #include "weft/proto/ps_snapshot.pb.h"
 #include "weft/ps/internal/service.h"
@@ -21,6 +22,11 @@ Status parse_cut(Payload arguments, Record* record) {
   WEFT_ASSIGN_OR_RETURN(const std::string bytes, unpack_bytes(std::move(arguments)));
   if (record->ParseFromString(bytes)) return absl::OkStatus();
   return wrong_cut(absl::StrCat(bytes.size(), " bytes that cannot be parsed"));
+}
+
+void say(ReplyFn& reply, const StatusOr<std::string>& what) {
+  if (!what.ok()) return reply(what.status());
+  reply(pack_bytes(*what));
 }
 
 // What several parts say, until the last has: the first error, or all.
@@ -162,6 +168,8 @@ void PsService::write_cut(const CutName& cut, const std::string& path, ReplyFn r
   if (!name.starts_with(kFilePrefix) || !name.ends_with(kFileSuffix)) {
     return reply(wrong_cut("the name of its file is no snapshot's"));
   }
+  constexpr uint32_t kStep = 3;
+  if (asked_again(cut, kStep, &reply)) return;
   std::shared_ptr<ServerCut> open;
   {
     MutexLock lock(&mutex_);
@@ -173,16 +181,15 @@ void PsService::write_cut(const CutName& cut, const std::string& path, ReplyFn r
     return reply(make_error(ErrorKind::kUnavailable,
                             absl::StrCat("nothing of the cut is left at '", worker().name(), "'")));
   }
-  const auto respond = std::make_shared<ReplyFn>(std::move(reply));
-  const Status started = start_files([this, open, path, respond] {
-    const StatusOr<FileSum> sum = write_parts(context_.runtime->files(), path, open->taken);
-    if (!sum.ok()) return (*respond)(sum.status());
+  const auto write = [this, open, path]() -> StatusOr<std::string> {
+    WEFT_ASSIGN_OR_RETURN(const FileSum sum,
+                          write_parts(context_.runtime->files(), path, open->taken));
     v1::PsCutDone done;
-    done.set_bytes(sum->bytes);
-    done.set_hash(sum->hash);
-    (*respond)(pack_bytes(done.SerializeAsString()));
-  });
-  if (!started.ok()) (*respond)(started);
+    done.set_bytes(sum.bytes);
+    done.set_hash(sum.hash);
+    return done.SerializeAsString();
+  };
+  start_files(cut, kStep, write, std::move(reply));
 }
 
 void PsService::drop_cut(const CutName& cut) {
@@ -195,24 +202,56 @@ void PsService::drop_cut(const CutName& cut) {
   for (const PartRef& part : open->parts) part->drop_cut(cut);
 }
 
-Status PsService::start_files(Task work) {
-  std::unique_ptr<Thread> before;
+bool PsService::asked_again(const CutName& name, uint32_t step, ReplyFn* reply) {
+  std::optional<StatusOr<std::string>> result;
   {
     MutexLock lock(&mutex_);
-    if (!closed_.ok()) return closed_;
-    if (files_busy_) {
-      return make_error(ErrorKind::kUnavailable,
-                        absl::StrCat("'", worker().name(), "' reads or writes another snapshot"));
-    }
-    files_busy_ = true;
-    before = std::move(files_thread_);
+    if (files_job_ == nullptr || files_job_->name != name || files_job_->step != step) return false;
+    result = files_job_->result;
+    if (!result.has_value()) files_job_->waiting.push_back(std::move(*reply));
   }
+  if (result.has_value()) say(*reply, *result);
+  return true;
+}
+
+void PsService::start_files(const CutName& name, uint32_t step, FilesWork work, ReplyFn reply) {
+  auto job = std::make_shared<FilesJob>();
+  job->name = name;
+  job->step = step;
+  std::unique_ptr<Thread> before;
+  Status refused;
+  {
+    MutexLock lock(&mutex_);
+    refused = closed_;
+    if (files_job_ != nullptr && !files_job_->result.has_value()) {
+      refused =
+          make_error(ErrorKind::kUnavailable,
+                     absl::StrCat("'", worker().name(), "' reads or writes another snapshot"));
+    }
+    if (refused.ok()) {
+      job->waiting.push_back(std::move(reply));
+      files_job_ = job;
+      before = std::move(files_thread_);
+    }
+  }
+  if (!refused.ok()) return reply(refused);
   if (before != nullptr) before->join();  // its work has ended
   std::unique_ptr<Thread> thread =
-      context_.runtime->spawn("ps.files", [this, work = std::move(work)]() mutable {
-        work();
-        MutexLock lock(&mutex_);
-        files_busy_ = false;
+      context_.runtime->spawn("ps.files", [this, job, work = std::move(work)]() mutable {
+        const at::AutoGradMode no_grad(false);
+        StatusOr<std::string> result = absl::UnknownError("");
+        try {
+          result = work();
+        } catch (...) {  // of LibTorch, for want of memory
+          result = status_from_current_exception();
+        }
+        std::vector<ReplyFn> waiting;
+        {
+          MutexLock lock(&mutex_);
+          job->result = result;
+          waiting = std::exchange(job->waiting, {});
+        }
+        for (ReplyFn& one : waiting) say(one, result);
       });
   {
     MutexLock lock(&mutex_);
@@ -220,7 +259,6 @@ Status PsService::start_files(Task work) {
   }
   // The worker leaves, and does not know of this thread.
   if (thread != nullptr) thread->join();
-  return absl::OkStatus();
 }
 
 // ---- clients -----------------------------------------------------------------------------------

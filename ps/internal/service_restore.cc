@@ -3,7 +3,6 @@
 
 #include <utility>
 
-#include "ATen/core/grad_mode.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/proto/ps_snapshot.pb.h"
@@ -19,31 +18,24 @@ void PsService::on_restore(CallContext& call, Payload arguments, ReplyFn reply) 
   const StatusOr<std::string> bytes = unpack_bytes(std::move(arguments));
   v1::PsRestore request;
   if (!bytes.ok() || !request.ParseFromString(*bytes) || request.number() == 0 ||
-      request.step() < 1 || request.step() > 3 ||
+      request.step() < 1 || request.step() > 4 ||
       (request.step() == 1 &&
        (request.servers().empty() || request.servers_size() > kMostListed))) {
     return reply(make_error(ErrorKind::kProtocol, "message about a restore: it is nonsense"));
   }
   const CutName name{key_of(call.caller()), request.number()};
-  if (request.step() == 1) {
-    auto respond = std::make_shared<ReplyFn>(std::move(reply));
-    const Status started = start_files([this, name, request, respond] {
-      const at::AutoGradMode no_grad(false);
-      Status loaded;
-      try {
-        loaded = load_snapshot(name, request);
-      } catch (...) {  // of LibTorch, for want of memory
-        loaded = status_from_current_exception();
-      }
-      if (!loaded.ok()) return (*respond)(loaded);
-      (*respond)(pack_bytes(""));
-    });
-    if (!started.ok()) (*respond)(started);
-    return;
+  if (request.step() <= 2) {
+    if (asked_again(name, request.step(), &reply)) return;
+    const auto work = [this, name, request]() -> StatusOr<std::string> {
+      WEFT_RETURN_IF_ERROR(request.step() == 1 ? load_snapshot(name, request)
+                                               : commit_restore(name));
+      return std::string();
+    };
+    return start_files(name, request.step(), work, std::move(reply));
   }
-  if (request.step() == 2) {
-    const Status done = commit_restore(name);
-    return done.ok() ? reply(pack_bytes("")) : reply(done);
+  if (request.step() == 4) {
+    look_again(request);
+    return reply(pack_bytes(""));
   }
   std::shared_ptr<Loaded> dropped;
   {
@@ -77,8 +69,8 @@ Status PsService::load_snapshot(const CutName& name, const v1::PsRestore& reques
     for (const v1::PsSnapshot::Client& client : table.clients()) {
       restored->pushes[{get(client.life()), client.number()}] = client.pushes();
     }
-    loaded->tables[table.name()] = std::move(restored);
-    WEFT_RETURN_IF_ERROR(load_table(reader, table.name(), request, &loaded->parts));
+    loaded->tables[table.name()] = restored;
+    WEFT_RETURN_IF_ERROR(load_table(reader, table.name(), request, restored, &loaded->parts));
   }
   MutexLock lock(&mutex_);
   if (!closed_.ok()) return closed_;
@@ -88,14 +80,17 @@ Status PsService::load_snapshot(const CutName& name, const v1::PsRestore& reques
 }
 
 Status PsService::load_table(const TableReader& reader, const std::string& table,
-                             const v1::PsRestore& request, std::vector<PartRef>* out) {
+                             const v1::PsRestore& request,
+                             const std::shared_ptr<const RestoredTable>& from,
+                             std::vector<PartRef>* out) {
   OpenRequest open{table, reader.definition(), {}, 0};
   open.servers.assign(request.servers().begin(), request.servers().end());
   const size_t servers = open.servers.size();
   const std::string what = absl::StrCat("table '", table, "' at '", worker().name(), "'");
-  if (open.definition->copies > 1) {
-    return make_error(ErrorKind::kUnimplemented,
-                      absl::StrCat(what, " has two copies, and such a table cannot be restored"));
+  const bool copied = open.definition->copies > 1;
+  if (copied && servers < 2) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat(what, " has two copies, and wants two servers or more"));
   }
   const size_t parts = part_count(*open.definition, servers);
   for (size_t i = 0; i < parts; ++i) {
@@ -106,14 +101,19 @@ Status PsService::load_table(const TableReader& reader, const std::string& table
     {
       MutexLock lock(&mutex_);
       WEFT_ASSIGN_OR_RETURN(const PartRef there, find(open));
-      if (there != nullptr) WEFT_RETURN_IF_ERROR(answer_open(open, *there).status());
+      if (there != nullptr) WEFT_RETURN_IF_ERROR(check_same(open, *there));
+      if (draining_) {
+        return make_error(ErrorKind::kState, absl::StrCat("server '", worker().name(), "' drains"));
+      }
       limits = limits_;
       id = ++last_part_;
     }
-    WEFT_ASSIGN_OR_RETURN(const PartRef made, make_part(open, limits, id, std::nullopt));
+    WEFT_ASSIGN_OR_RETURN(
+        const PartRef made,
+        make_part(open, limits, id, copied ? std::optional<RangeMap>(RangeMap{}) : std::nullopt));
     WEFT_ASSIGN_OR_RETURN(LoadedPart loaded,
                           reader.load(open.servers, open.index, made->buffer_names()));
-    if (Status s = made->restore(loaded.image, std::move(loaded.tensors)); !s.ok()) {
+    if (Status s = made->restore(loaded.image, std::move(loaded.tensors), from); !s.ok()) {
       return annotate(s, what);
     }
     const uint64_t cap = open.definition->max_bytes;
@@ -131,36 +131,63 @@ Status PsService::load_table(const TableReader& reader, const std::string& table
 
 Status PsService::commit_restore(const CutName& name) {
   std::shared_ptr<Loaded> loaded;
-  std::vector<std::pair<PartRef, Status>> before;
-  std::vector<WorkerKey> gone;
   {
     MutexLock lock(&mutex_);
     if (loaded_ != nullptr && loaded_->name == name) loaded = std::exchange(loaded_, nullptr);
-    if (loaded == nullptr || limits_ == nullptr) {
-      return make_error(ErrorKind::kUnavailable,
-                        absl::StrCat("nothing of the restore is left at '", worker().name(), "'"));
+  }
+  if (loaded == nullptr) {
+    return make_error(ErrorKind::kUnavailable,
+                      absl::StrCat("nothing of the restore is left at '", worker().name(), "'"));
+  }
+  bool copied = false;
+  for (const PartRef& part : loaded->parts) {
+    copied |= part->identity().definition.copies > 1;
+    WEFT_RETURN_IF_ERROR(install(part, loaded->tables.at(part->identity().table)));
+  }
+  if (!copied) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(Keeper * keeper, this->keeper());
+  keeper->tick_soon();
+  return absl::OkStatus();
+}
+
+Status PsService::install(const PartRef& part, const std::shared_ptr<const RestoredTable>& from) {
+  const PartIdentity& identity = part->identity();
+  RangeMap map;
+  if (identity.definition.copies > 1) {
+    WEFT_ASSIGN_OR_RETURN(map, claim_anew(identity));
+    part->own(map, weak_from_this());
+  }
+  PartRef before;
+  std::vector<WorkerKey> gone;
+  {
+    MutexLock lock(&mutex_);
+    if (!closed_.ok()) return closed_;
+    if (limits_ == nullptr) return make_error(ErrorKind::kState, "the server has ended");
+    PartRef& place = by_name_[{identity.table, identity.index}];
+    before = std::exchange(place, part);
+    if (before != nullptr) {
+      replaced_[before->identity().id] = from;
+      by_id_.erase(before->identity().id);
     }
-    for (const PartRef& part : loaded->parts) {
-      const PartIdentity& identity = part->identity();
-      PartRef& place = by_name_[{identity.table, identity.index}];
-      if (place != nullptr) {
-        const std::shared_ptr<const RestoredTable>& from = loaded->tables.at(identity.table);
-        replaced_[place->identity().id] = from;
-        by_id_.erase(place->identity().id);
-        before.emplace_back(
-            place, make_error(ErrorKind::kState, absl::StrCat("the table was restored from '",
-                                                              from->snapshot, "'; open it again")));
-      }
-      place = part;
-      by_id_.emplace(identity.id, part);
-    }
+    by_id_.emplace(identity.id, part);
+    if (map.epoch != 0) epochs_[{identity.table, identity.index}] = map.epoch;
     gone.assign(gone_.begin(), gone_.end());
   }
-  for (const auto& [part, why] : before) part->close(why);
-  for (const PartRef& part : loaded->parts) {
-    for (const WorkerKey& worker : gone) part->worker_gone(worker);
+  if (before != nullptr) {
+    before->close(make_error(ErrorKind::kState, absl::StrCat("the table was restored from '",
+                                                             from->snapshot, "'; open it again")));
   }
+  for (const WorkerKey& worker : gone) part->worker_gone(worker);
   return absl::OkStatus();
+}
+
+void PsService::look_again(const v1::PsRestore& request) {
+  const std::set<std::string> tables(request.tables().begin(), request.tables().end());
+  for (const auto& [name, part] : parts_by_name()) {
+    if (part->identity().definition.copies > 1 && (tables.empty() || tables.contains(name.first))) {
+      read_map(part);
+    }
+  }
 }
 
 Status PsService::say_restored(uint64_t part, const ClientKey& client) const {
@@ -171,14 +198,7 @@ Status PsService::say_restored(uint64_t part, const ClientKey& client) const {
     if (at == replaced_.end()) return absl::OkStatus();
     table = at->second;
   }
-  const auto known = table->pushes.find(client);
-  const std::string have =
-      known == table->pushes.end()
-          ? "it has no push of this client"
-          : absl::StrCat("of this client it has the pushes up to ", known->second);
-  return make_error(ErrorKind::kState,
-                    absl::StrCat("table '", table->table, "' was restored from '", table->snapshot,
-                                 "': ", have, "; open it again"));
+  return restored_since(*table, client);
 }
 
 }  // namespace weft::ps::internal

@@ -110,6 +110,35 @@ TEST_F(PsTest, BadInput_a_drain_without_another_server_for_what_is_here) {
   EXPECT_TRUE(torch::equal(t.push_pull(torch::ones({2})).wait(), -torch::ones({2})));
 }
 
+TEST_F(PsTest, PS_9_ARestoreTakesThePlaceOfBothCopies) {
+  in_simulation(33, [](const std::shared_ptr<SimRuntime>& sim) {
+    PsJob job(3, 2, Net::kInproc, sim);
+    const Table t = job.clients[0].open_table("w", two_copies({6}));
+    for (int i = 0; i < 3; ++i) t.push(-torch::ones({6})).wait();
+    job.clients[1].snapshot("/snapshots");
+    t.push(-torch::ones({6})).wait();
+    job.clients[1].restore("/snapshots");
+    for (int i = 0; i < 2; ++i) {  // every time, also when it has been told
+      expect_ps_error(ps_error_of([&] { t.push(-torch::ones({6})).wait(); }), ErrorKind::kState,
+                      {"table 'w'", "pushes up to 3", "open it again"});
+    }
+    const Table again = job.clients[0].open_table("w", two_copies({6}));
+    EXPECT_TRUE(torch::equal(again.push_pull(-torch::ones({6})).wait(), torch::full({6}, 4)));
+    sim->sleep(absl::Seconds(10));
+    expect_pairs(job, -1, 3);
+    // What was restored survives the death of a server as anything else.
+    (void)job.server(1).shutdown({.graceful = false});
+    EXPECT_TRUE(torch::equal(again.push_pull(-torch::ones({6})).wait(), torch::full({6}, 5)));
+    expect_ps_error(ps_error_of([&] { job.clients[1].restore("/snapshots"); }),
+                    ErrorKind::kPeerLost, {"restore at 'ps1'"});
+    const ps::Client one(job.worker(0), {.servers = {"ps0"}});
+    expect_ps_error(ps_error_of([&] { one.restore("/snapshots"); }), ErrorKind::kInvalidArgument,
+                    {"table 'w'"});
+    job.cluster->shutdown_all({.graceful = false});
+    job.cluster->forget();
+  });
+}
+
 TEST_F(PsTest, PSR_12_ABackupHasWhatIsAcknowledgedBitByBit) {
   in_simulation(21, [](const std::shared_ptr<SimRuntime>& sim) {
     PsJob job(2, 1, Net::kInproc, sim);

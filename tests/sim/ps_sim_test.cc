@@ -9,6 +9,9 @@
 // With two copies of each part a server dies, drains, or is cut off from all others or from the other servers for
 // a while, too: every push is acknowledged all the same, and afterwards the two copies of each part are
 // equal bit by bit.
+// In a third of the schedules snapshots are taken meanwhile, until one is: it is a cut, that is, of each client it has
+// every push up to one number and none after it. At the end it is restored where all servers are there, and
+// the table is what it was at the cut.
 // A seed that fails is printed; WEFT_SIM_SEED=<seed> runs it alone, with the last events.
 
 #include <cmath>
@@ -21,6 +24,7 @@
 #include <vector>
 
 #include "ATen/Parallel.h"
+#include "ATen/ops/equal.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -31,6 +35,7 @@
 #include "weft/ps/server.h"
 #include "weft/rpc/worker.h"
 #include "weft/store/hash_store.h"
+#include "weft/tests/sim/ps_cut_check.h"
 #include "weft/transport/faulty_transport.h"
 #include "weft/transport/inproc_transport.h"
 
@@ -76,6 +81,10 @@ struct Outcome {
   int64_t dropped = 0;
   int64_t moves = 0;
   int64_t together = 0;  // requests that came in a message with others
+  int64_t cuts = 0;      // snapshots
+  int64_t inside = 0;    // of clients that had pushed some, and not all
+  int64_t given_up = 0;  // cuts
+  int64_t restored = 0;
   std::vector<std::string> events;
 };
 
@@ -86,6 +95,8 @@ struct History {
   uint64_t dropped = 0;             // marks that some part was told to drop
   std::map<int, uint64_t> of_step;  // BSP: marks that were acknowledged, by step
   int steps = 0;                    // that it has finished
+  // By number of the push: its mark, and the row that it is of; -1: all.
+  std::vector<std::pair<uint64_t, int64_t>> pushes;
   bool dead = false;
 };
 
@@ -109,6 +120,7 @@ class World {
     parts_ = seed / 11 % 4 == 2;  // several at each server
     // A client has one push in a batch of K.
     bursts_ = seed / 11 % 3 == 0 && consistency_.mode != Mode::kBatch;
+    snapshots_ = seed / 13 % 3 == 1;
     steps_ = 3 + below(kMostSteps - 3);
     histories_.resize(static_cast<size_t>(clients_));
   }
@@ -125,9 +137,11 @@ class World {
       if (trouble_ >= Trouble::kServer) {
         threads.push_back(sim_->spawn("trouble", [this] { trouble_servers(); }));
       }
+      if (snapshots_) threads.push_back(sim_->spawn("snapshot", [this] { take_snapshot(); }));
     }
     plan_->clear();
     check_end();
+    check_restore();
     leave();
     serving_.clear();
     out_.hits = plan_->hits();
@@ -181,6 +195,12 @@ class World {
 
   // Each client counts in a column of its own, in every row, so every part of the table has its marks.
   static constexpr int64_t kKeys = 9;
+  static constexpr const char* kFolder = "/snapshots";
+  std::vector<std::string> server_names() const {
+    std::vector<std::string> names;
+    for (int s = 0; s < servers_; ++s) names.push_back(absl::StrCat("ps", s));
+    return names;
+  }
   ps::TableDefinition definition() const {
     const auto rule = ps::rule<optim::SGD>({.lr = 1});
     auto out = sparse_ ? ps::sparse(clients_, rule) : ps::dense({kKeys, clients_}, rule);
@@ -217,6 +237,84 @@ class World {
     }
     sim_->sleep(absl::Milliseconds(100 + below(12000)));
     plan_->clear();
+  }
+
+  // One that is whole, or none: a server that is lost takes what one copy had along.
+  void take_snapshot() {
+    while (!opened_ && out_.status.ok()) sim_->sleep(absl::Milliseconds(5));
+    sim_->sleep(absl::Milliseconds(below(150)));
+    const ps::Client client(client_worker(0), {.servers = server_names()});
+    std::string last;
+    for (int i = 0; i < 100; ++i) {
+      // While messages are lost, parts change their owners again and again, and an owner that has a successor
+      // learns of it within 10 s. When that ends a snapshot has to be possible.
+      if (i == 40 && trouble_ == Trouble::kLoss) plan_->clear();
+      if (!out_.status.ok()) return;
+      const auto kept = client.try_snapshot(kFolder);
+      if (kept.ok()) {
+        ++out_.cuts;
+        return check_cut();
+      }
+      const ErrorKind kind = error_kind(kept.status());
+      const bool lost = kind == ErrorKind::kPeerLost && trouble_ == Trouble::kServer;
+      if (kind != ErrorKind::kUnavailable && !lost) {
+        return fail(absl::StrCat("snapshot: ", kept.status().message()));
+      }
+      ++out_.given_up;
+      last = std::string(kept.status().message());
+      sim_->sleep(absl::Milliseconds(20 + below(800)));
+    }
+    fail(absl::StrCat("no snapshot in its time; the last: ", last));
+  }
+
+  void check_cut() {
+    const auto cut = read_cut(sim_->files(), kFolder, "t", all_keys());
+    if (!cut.ok()) return fail(absl::StrCat("reading the cut: ", cut.status().message()));
+    for (int c = 0; c < clients_; ++c) {
+      const History& h = histories_[static_cast<size_t>(c)];
+      const auto known = cut->pushes.find(absl::StrCat("c", c));
+      const uint64_t pushes = known == cut->pushes.end() ? 0 : known->second;
+      if (pushes > h.pushes.size()) return fail("a cut with pushes that were not made");
+      out_.inside += pushes > 0 && pushes < h.pushes.size() ? 1 : 0;
+      for (int64_t row = 0; row < kKeys; ++row) {
+        uint64_t due = 0;
+        for (uint64_t n = 0; n < pushes; ++n) {
+          const auto& [mark, of_row] = h.pushes[n];
+          if (of_row < 0 || of_row == row) due |= mark;
+        }
+        uint64_t applied = 0;
+        uint64_t held = 0;
+        if (!as_marks(cut->values[row][c].item<double>(), &applied) ||
+            !as_marks(-cut->held[row][c].item<double>(), &held)) {
+          return fail("CUT-3: a cut that is no sum of marks");
+        }
+        if ((applied & held) != 0) return fail("CUT-3: a push that is applied and waits");
+        const uint64_t in = applied | held;
+        if ((in & ~h.attempted) != 0) return fail("CUT-3: marks that nobody has pushed");
+        // One that has left, died, or not entered yet is not among the clients of a cut.
+        if (known == cut->pushes.end()) continue;
+        if ((in & ~due) != 0) return fail("CUT-2: a push after the cut is in it");
+        const uint64_t may_lack = consistency_.mode == Mode::kBatch ? due : 0;
+        if ((due & ~in & ~may_lack) != 0) return fail("CUT-3: a push before the cut is not in it");
+      }
+    }
+  }
+
+  void check_restore() {
+    if (out_.cuts == 0 || !out_.status.ok()) return;
+    if (trouble_ == Trouble::kServer || trouble_ == Trouble::kDrain) return;
+    const ps::Client client(client_worker(0), {.servers = server_names()});
+    const auto back = client.try_restore(kFolder);
+    if (!back.ok()) return fail(absl::StrCat("restore: ", back.status().message()));
+    const auto cut = read_cut(sim_->files(), kFolder, "t", all_keys());
+    const auto eye = client.try_open_table("t", std::nullopt, {.observer = true});
+    if (!eye.ok()) return fail(absl::StrCat("open what was restored: ", eye.status().message()));
+    const auto values = (sparse_ ? eye->pull_rows(all_keys()) : eye->pull()).try_wait();
+    if (!values.ok()) return fail(absl::StrCat("what was restored: ", values.status().message()));
+    if (!at::equal(*values, cut->values)) return fail("what was restored is not what was kept");
+    ++out_.restored;
+    sim_->sleep(absl::Seconds(30));
+    if (copies_ > 1) check_copies();
   }
 
   // A step of BSP and of a batch is divided by the clients in it, one to three: a mark is 6, 3 or 2 in a
@@ -312,6 +410,10 @@ class World {
     StatusOr<at::Tensor> values = absl::UnknownError("");
     Status pushed;
     const bool apart = below(3) == 0;
+    for (int64_t row = 0; apart && bursts_ && row < kKeys; ++row) {
+      mine->pushes.emplace_back(mark, row);
+    }
+    if (!apart || !bursts_) mine->pushes.emplace_back(mark, -1);
     if (apart) {
       // A push that is acknowledged by itself, and the end of the step after it. Or one for each row, all at
       // once, which travel together.
@@ -534,6 +636,7 @@ class World {
   bool sparse_ = false;
   bool bursts_ = false;
   bool parts_ = false;
+  bool snapshots_ = false;
   Consistency consistency_;
   int steps_ = 0;
   std::vector<Worker> workers_;
@@ -578,6 +681,29 @@ class Share {
   const absl::Time end_;
 };
 
+// Sums over schedules.
+struct Cuts {
+  void add(const Outcome& out) {
+    taken += out.cuts;
+    inside += out.inside;
+    given_up += out.given_up;
+    restored += out.restored;
+  }
+  void expect_some() const {
+    std::printf("%d snapshots with %d clients in mid-training, %d cuts given up, %d restored\n",
+                static_cast<int>(taken), static_cast<int>(inside), static_cast<int>(given_up),
+                static_cast<int>(restored));
+    EXPECT_GT(taken, 0);
+    if (taken < 20) return;  // a sanitizer runs few schedules
+    EXPECT_GT(inside, 0);
+    EXPECT_GT(restored, 0);
+  }
+  int64_t taken = 0;
+  int64_t inside = 0;
+  int64_t given_up = 0;
+  int64_t restored = 0;
+};
+
 // Each was found by a run of more schedules, and is a defect that was fixed since.
 TEST(PsSim, PSR_7_and_PSR_10_SeedsThatHaveFailed) {
   at::set_num_threads(1);
@@ -596,6 +722,7 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
     return;
   }
   const Share share(150);
+  Cuts cuts;
   std::map<Trouble, Outcome> sums;
   std::map<Trouble, int64_t> counts;
   for (uint64_t seed = 1; share.goes_on(seed - 1); ++seed) {
@@ -610,7 +737,9 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
     sum.repeats += out.repeats;
     sum.dropped += out.dropped;
     sum.together += out.together;
+    cuts.add(out);
   }
+  cuts.expect_some();
   int64_t dropped = 0;
   int64_t together = 0;
   for (const auto& [trouble, sum] : sums) {
@@ -643,6 +772,7 @@ TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
     return;
   }
   const Share share(100);
+  Cuts cuts;
   std::map<Trouble, Outcome> sums;
   std::map<Trouble, int64_t> counts;
   for (uint64_t seed = 1; share.goes_on(seed - 1); ++seed) {
@@ -656,7 +786,9 @@ TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
     ++counts[trouble];
     sum.acknowledged += out.acknowledged;
     sum.moves += out.moves;
+    cuts.add(out);
   }
+  cuts.expect_some();
   for (const auto& [trouble, sum] : sums) {
     std::printf("%-20s %4d schedules, %6d steps, %4d owners found anew\n",
                 kNames[static_cast<int>(trouble)], static_cast<int>(counts[trouble]),
