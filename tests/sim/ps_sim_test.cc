@@ -16,7 +16,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <set>
@@ -27,7 +26,6 @@
 #include "ATen/ops/equal.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "weft/common/sim.h"
 #include "weft/ps/client.h"
@@ -36,6 +34,7 @@
 #include "weft/rpc/worker.h"
 #include "weft/store/hash_store.h"
 #include "weft/tests/sim/ps_cut_check.h"
+#include "weft/tests/sim/ps_schedule.h"
 #include "weft/transport/faulty_transport.h"
 #include "weft/transport/inproc_transport.h"
 
@@ -69,24 +68,6 @@ Trouble trouble_of(uint64_t seed, uint32_t copies) {
 
 constexpr int kMostSteps = 12;  // digits of a client's counter
 constexpr absl::Duration kDeadline = absl::Seconds(60);
-
-struct Outcome {
-  Status status;
-  uint64_t hash = 0;
-  int64_t hits = 0;
-  int64_t acknowledged = 0;
-  int64_t failed = 0;
-  int64_t pulls = 0;
-  int64_t repeats = 0;
-  int64_t dropped = 0;
-  int64_t moves = 0;
-  int64_t together = 0;  // requests that came in a message with others
-  int64_t cuts = 0;      // snapshots
-  int64_t inside = 0;    // of clients that had pushed some, and not all
-  int64_t given_up = 0;  // cuts
-  int64_t restored = 0;
-  std::vector<std::string> events;
-};
 
 // What one client did, in its order.
 struct History {
@@ -656,53 +637,6 @@ Outcome run_schedule(uint64_t seed, uint32_t copies = 1, size_t keep_events = 0)
   out.events = sim->last_events();
   return out;
 }
-
-uint64_t environment_number(const char* name, uint64_t fallback) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
-}
-
-// How many schedules a test runs: as many as the environment says, or a least number and more while there
-// is time.
-class Share {
- public:
-  explicit Share(uint64_t least)
-      : given_(environment_number("WEFT_PS_SIM_SCHEDULES", 0)),
-        least_(least),
-        end_(absl::Now() + absl::Seconds(4)) {}
-  bool goes_on(uint64_t done) const {
-    if (given_ != 0) return done < given_;
-    return done < least_ || absl::Now() < end_;
-  }
-
- private:
-  const uint64_t given_;
-  const uint64_t least_;
-  const absl::Time end_;
-};
-
-// Sums over schedules.
-struct Cuts {
-  void add(const Outcome& out) {
-    taken += out.cuts;
-    inside += out.inside;
-    given_up += out.given_up;
-    restored += out.restored;
-  }
-  void expect_some() const {
-    std::printf("%d snapshots with %d clients in mid-training, %d cuts given up, %d restored\n",
-                static_cast<int>(taken), static_cast<int>(inside), static_cast<int>(given_up),
-                static_cast<int>(restored));
-    EXPECT_GT(taken, 0);
-    if (taken < 20) return;  // a sanitizer runs few schedules
-    EXPECT_GT(inside, 0);
-    EXPECT_GT(restored, 0);
-  }
-  int64_t taken = 0;
-  int64_t inside = 0;
-  int64_t given_up = 0;
-  int64_t restored = 0;
-};
 
 // Each was found by a run of more schedules, and is a defect that was fixed since.
 TEST(PsSim, PSR_7_and_PSR_10_SeedsThatHaveFailed) {

@@ -1,0 +1,86 @@
+#ifndef WEFT_TESTS_SIM_PS_SCHEDULE_H_
+#define WEFT_TESTS_SIM_PS_SCHEDULE_H_
+
+// What a schedule of the simulation of parameter servers gives, and how many of them a test runs.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "weft/common/error.h"
+
+namespace weft::testing {
+
+struct Outcome {
+  Status status;
+  uint64_t hash = 0;
+  int64_t hits = 0;
+  int64_t acknowledged = 0;
+  int64_t failed = 0;
+  int64_t pulls = 0;
+  int64_t repeats = 0;
+  int64_t dropped = 0;
+  int64_t moves = 0;
+  int64_t together = 0;  // requests that came in a message with others
+  int64_t cuts = 0;      // snapshots
+  int64_t inside = 0;    // of clients that had pushed some, and not all
+  int64_t given_up = 0;  // cuts
+  int64_t restored = 0;
+  std::vector<std::string> events;
+};
+
+// Sums over schedules.
+struct Cuts {
+  void add(const Outcome& out) {
+    taken += out.cuts;
+    inside += out.inside;
+    given_up += out.given_up;
+    restored += out.restored;
+  }
+  void expect_some() const {
+    std::printf("%d snapshots with %d clients in mid-training, %d cuts given up, %d restored\n",
+                static_cast<int>(taken), static_cast<int>(inside), static_cast<int>(given_up),
+                static_cast<int>(restored));
+    EXPECT_GT(taken, 0);
+    if (taken < 20) return;  // a sanitizer runs few schedules
+    EXPECT_GT(inside, 0);
+    EXPECT_GT(restored, 0);
+  }
+  int64_t taken = 0;
+  int64_t inside = 0;
+  int64_t given_up = 0;
+  int64_t restored = 0;
+};
+
+inline uint64_t environment_number(const char* name, uint64_t fallback) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
+}
+
+// How many schedules a test runs: as many as the environment says, or a least number and more while there
+// is time.
+class Share {
+ public:
+  explicit Share(uint64_t least)
+      : given_(environment_number("WEFT_PS_SIM_SCHEDULES", 0)),
+        least_(least),
+        end_(absl::Now() + absl::Seconds(4)) {}
+  bool goes_on(uint64_t done) const {
+    if (given_ != 0) return done < given_;
+    return done < least_ || absl::Now() < end_;
+  }
+
+ private:
+  const uint64_t given_;
+  const uint64_t least_;
+  const absl::Time end_;
+};
+
+}  // namespace weft::testing
+
+#endif  // WEFT_TESTS_SIM_PS_SCHEDULE_H_
