@@ -1,5 +1,6 @@
 #include "weft/tests/pipeline/model.h"
 
+#include <cstdlib>
 #include <stdexcept>
 #include <utility>
 
@@ -10,6 +11,16 @@
 #include "weft/rref/service.h"
 
 namespace weft::testing {
+namespace {
+
+// On some processors (seen on an AMD EPYC) MKL adds up in an order that depends on where its operands lie in
+// memory, unless it is told to be reproducible; it reads this once, before its first product.
+class SteadyMkl : public ::testing::Environment {
+  void SetUp() override { ::setenv("MKL_CBWR", "AUTO", /*overwrite=*/0); }
+};
+::testing::Environment* const steady_mkl = ::testing::AddGlobalTestEnvironment(new SteadyMkl);
+
+}  // namespace
 
 BlockImpl::BlockImpl(int64_t index, bool shared) : shared(shared) {
   const auto values = [&](double factor, at::IntArrayRef size) {

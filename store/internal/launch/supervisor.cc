@@ -22,8 +22,8 @@
 namespace weft::launch {
 namespace {
 
-// Signals that are only passed on.
-constexpr std::array kPassedSignals = {SIGUSR1, SIGUSR2, SIGCONT};
+// Signals that are only passed on. Arrays of a type that is deduced are no constants in g++ 12's code.
+constexpr std::array<int, 3> kPassedSignals = {SIGUSR1, SIGUSR2, SIGCONT};
 
 }  // namespace
 

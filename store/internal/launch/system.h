@@ -62,7 +62,7 @@ std::string processes(size_t count);
 pid_t wait_for(pid_t pid, int* wait_status);
 
 // SIGINT, SIGTERM, SIGHUP and SIGQUIT: they end the job.
-inline constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+inline constexpr std::array<int, 4> kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 bool is_stop_signal(int signal);
 
 // A TCP port that the system gives to no other process while `fd` is open, and that a program which
