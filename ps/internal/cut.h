@@ -2,7 +2,7 @@
 #define WEFT_PS_INTERNAL_CUT_H_
 
 // A cut through all parts of tables: of each client every push up to one number, and none after it. The
-// parties are the one who cuts, the parts, and the clients (proto/ps_snapshot.proto). Value types.
+// parties are the cutter, the parts, and the clients (proto/ps_snapshot.proto). Value types.
 //
 //   CUT-1  from when a cut is open at a part until it is taken there, no client enters the part.
 //   CUT-2  a client that is held begins no push and ends no step; it says so of the whole time from the
@@ -39,7 +39,7 @@ inline constexpr std::string_view kCutSignature = "(bytes)->bytes";  // of all t
 
 // Used once.
 struct CutName {
-  WorkerKey by{};  // who cuts
+  WorkerKey by{};  // the cutter
   uint64_t number = 0;
   friend auto operator<=>(const CutName&, const CutName&) = default;
 };

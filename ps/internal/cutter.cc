@@ -1,4 +1,4 @@
-// The one who cuts: asks servers and clients, step by step (proto/ps_snapshot.proto), and writes the manifest.
+// The cutter: asks servers and clients, step by step (proto/ps_snapshot.proto), and writes the manifest.
 
 #include "weft/ps/internal/cutter.h"
 
@@ -356,7 +356,7 @@ Status Cutter::put_in_place() {
   return absl::OkStatus();
 }
 
-// Of a snapshot that is not there nothing stays. What does not hear of it ends with its time.
+// Nothing stays of a snapshot that is not there. What does not hear of it ends with its time.
 void Cutter::drop() {
   if (in_place_) return;
   (void)ask_servers(CutStep::kDrop, std::vector<v1::PsCut>(servers_.size()), kCleanUp);

@@ -72,7 +72,7 @@ std::string_view bytes_of_tensor(const at::Tensor& contiguous) {
   return {static_cast<const char*>(contiguous.const_data_ptr()), contiguous.nbytes()};
 }
 
-// Of tensors that nothing writes to any more.
+// Holds tensors that nothing writes to any more.
 class FrozenDense final : public FrozenData {
  public:
   void add(std::string name, const at::Tensor& tensor) {

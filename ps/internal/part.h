@@ -223,7 +223,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void fail_all(const Status& why);
   std::string label() const;
   Status take_up(const PartImage& image, std::vector<at::Tensor> tensors);
-  // Of a client that has not entered since the table was restored.
+  // For a client that has not entered since the table was restored.
   Status check_restored(const ClientKey& client, const Request& request) const;
   bool keeps_out(const ClientKey& client, const Request& request) const;
   void settle_cut();

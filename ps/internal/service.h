@@ -69,7 +69,7 @@ class WEFT_API PsService final : public Service,
   const Worker& worker() const { return *context_.worker; }
   // Of a client's handle: never used again.
   uint64_t next_client() { return last_client_.fetch_add(1) + 1; }
-  // Of a cut or a restore of this worker: never used again.
+  // For a cut or a restore of this worker: never used again.
   uint64_t next_cut() { return last_cut_.fetch_add(1) + 1; }
   // Forgotten when it is gone. Closed at once after the worker has left.
   void add_client(uint64_t client, const std::shared_ptr<ClientPart>& part);

@@ -56,7 +56,7 @@ struct FileSum {
   friend bool operator==(const FileSum&, const FileSum&) = default;
 };
 
-// Of the name of a server's file.
+// Parts of the name of a server's file.
 inline constexpr std::string_view kFilePrefix = "snapshot-";
 inline constexpr std::string_view kFileSuffix = ".safetensors";
 // "FOLDER/NAME".

@@ -18,7 +18,7 @@
 namespace weft::ps::internal {
 namespace {
 
-// Of a push that waits for its step, whose pieces lie in several parts.
+// For a push that waits for its step, whose pieces lie in several parts.
 using HeldName = std::tuple<uint64_t, ClientKey, uint64_t>;  // step, client, number
 struct HeldPieces {
   PartImage::HeldPush push{};

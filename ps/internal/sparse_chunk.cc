@@ -12,7 +12,7 @@ std::string_view piece_of(const void* data, size_t bytes) {
   return {static_cast<const char*>(data), bytes};
 }
 
-// Of chunks that nothing writes to any more.
+// Holds chunks that nothing writes to any more.
 class FrozenChunks final : public FrozenData {
  public:
   FrozenChunks(std::vector<Chunk> chunks, size_t rows, const std::vector<std::string>& buffer_names)

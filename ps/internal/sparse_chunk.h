@@ -18,7 +18,7 @@ namespace weft::ps::internal {
 
 inline constexpr size_t kChunkRows = 1024;
 
-// Of a chunk's rows, beside their tensors.
+// What a chunk's rows have beside their tensors.
 struct RowNotes {
   std::array<uint64_t, kChunkRows> keys{};
   std::array<uint32_t, kChunkRows> steps{};

@@ -308,7 +308,7 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   StatusOr<std::shared_ptr<const DeviceRoute>> find_route(const Destination& to,
                                                           const Payload& payload) const;
   void stage_call(uint64_t call_id, const std::shared_ptr<const Unstaged>& unstaged);
-  // Of the transport, for as long as it is there.
+  // The transport's, for as long as it is there.
   HostMemory shared_memory();
   void land_answer(uint64_t call_id, Payload payload, std::shared_ptr<Metadata> metadata);
   void land_request(const std::shared_ptr<Job>& job);

@@ -60,7 +60,7 @@ TEST(Reduce, LargeOutputsApartFromTheInputsAreTheSameBits) {
       std::vector<char> in_place = a;
       const void* const both[] = {in_place.data(), b.data()};
       reduce_many(c.type, c.kind, in_place.data(), both, 2, elements, kDivisor);
-      // Of a whole element behind the beginning of a line, with a guard on both sides.
+      // For a whole element behind the beginning of a line, with a guard on both sides.
       constexpr size_t kLine = 64;
       std::vector<char> room(bytes + 3 * kLine, 'g');
       char* const aligned =

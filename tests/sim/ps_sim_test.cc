@@ -271,7 +271,7 @@ class World {
         }
         if ((applied & held) != 0) return fail("CUT-3: a push that is applied and waits");
         const uint64_t in = applied | held;
-        if ((in & ~h.attempted) != 0) return fail("CUT-3: marks that nobody has pushed");
+        if ((in & ~h.attempted) != 0) return fail("CUT-3: marks that were never pushed");
         // One that has left, died, or not entered yet is not among the clients of a cut.
         if (known == cut->pushes.end()) continue;
         if ((in & ~due) != 0) return fail("CUT-2: a push after the cut is in it");
@@ -477,7 +477,7 @@ class World {
         uint64_t in = 0;
         if (!as_marks(value, &in))
           return fail(absl::StrCat("a value that is no sum of marks: ", value));
-        if ((in & ~theirs.attempted) != 0) return fail("marks that nobody has pushed");
+        if ((in & ~theirs.attempted) != 0) return fail("marks that were never pushed");
         const bool mine = other == c;
         switch (consistency_.mode) {
           case Mode::kAsp:

@@ -52,7 +52,7 @@ class NcclEngine : public DeviceEngine {
   const int device_;
   const Logger log_;
   const c10::cuda::CUDAStream stream_;
-  // Of the last operation that is not part of a graph.
+  // The last operation's, if it is not part of a graph.
   std::shared_ptr<c10::cuda::CUDAEvent> last_end_;
   std::optional<c10::cuda::CUDAStream> last_stream_;
   bool closed_ = false;    // of the owner's thread

@@ -25,12 +25,12 @@ class SpawnReports {
   SpawnReports(Files* files, std::string directory)
       : files_(files), directory_(std::move(directory)) {}
 
-  // Of the rank itself.
+  // In the rank itself.
   Status begin(int rank);
   bool begun(int rank);
   Status end(int rank, const SpawnReport& report);
 
-  // Of the process that has started it. not_found: the rank has ended without a report.
+  // In the process that has started it. not_found: the rank has ended without a report.
   StatusOr<SpawnReport> read(int rank);
 
  private:

@@ -124,7 +124,7 @@ class Supervisor {
   // The failure that ended the job, if one did, and those seen at the same time.
   std::optional<ProcessEnd> first_failure() const;
   std::vector<ProcessEnd> also_failed() const;
-  // Of all processes, by local rank.
+  // For all processes, by local rank.
   std::vector<ProcessEnd> ends() const;
   bool reader_gone() const { return reader_gone_; }  // of the output
 

@@ -17,7 +17,7 @@ void Supervisor::reap() {
   if (!dead.empty()) on_deaths(dead);
 }
 
-// Of a launcher: every child is a rank, or was left behind by one.
+// In a launcher every child is a rank, or was left behind by one.
 std::vector<Supervisor::Rank*> Supervisor::reap_children() {
   std::vector<Rank*> dead;
   while (true) {
@@ -38,7 +38,7 @@ std::vector<Supervisor::Rank*> Supervisor::reap_children() {
   return dead;
 }
 
-// Of a program that may have other children.
+// For a program that may have other children.
 std::vector<Supervisor::Rank*> Supervisor::reap_ranks() {
   std::vector<Rank*> dead;
   for (const auto& rank : ranks_) {
