@@ -20,9 +20,12 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "ATen/ops/empty_strided.h"
+#include "ATen/ops/from_blob.h"
 #include "absl/functional/any_invocable.h"
 #include "c10/core/Device.h"
 #include "weft/common/api.h"
@@ -41,6 +44,16 @@ class DeviceWork : public ScopeAttachment, public ValueGuard {};
 // Memory of the host for so many bytes of a message, from which a peer on this host takes them without
 // another copy. Null: there is none now, ordinary memory will do. Any thread; may itself be null.
 using HostMemory = std::function<std::shared_ptr<char>(size_t bytes)>;
+// A tensor on the CPU of the type, sizes and strides of `source`, which is dense; in `memory` if there is some.
+inline at::Tensor empty_on_host(const at::Tensor& source, const HostMemory& memory) {
+  const at::TensorOptions options = at::TensorOptions().dtype(source.scalar_type());
+  std::shared_ptr<char> here;
+  if (memory != nullptr && source.nbytes() > 0) here = memory(source.nbytes());
+  if (here == nullptr) return at::empty_strided(source.sizes(), source.strides(), options);
+  char* const data = here.get();
+  return at::from_blob(
+      data, source.sizes(), source.strides(), [here = std::move(here)](void*) {}, options);
+}
 
 class DeviceBackend {
  public:

@@ -5,7 +5,6 @@
 
 #include "ATen/core/Tensor.h"
 #include "ATen/ops/empty_strided.h"
-#include "ATen/ops/from_blob.h"
 #include "c10/core/Storage.h"
 #include "c10/core/TensorImpl.h"
 
@@ -30,13 +29,7 @@ void copy_bytes(const at::Tensor& from, const at::Tensor& to) {
 }
 
 at::Tensor on_cpu_in(const at::Tensor& fake, const internal::HostMemory& memory) {
-  const auto options = at::TensorOptions().dtype(fake.scalar_type());
-  const std::shared_ptr<char> shared =
-      memory == nullptr || fake.nbytes() == 0 ? nullptr : memory(fake.nbytes());
-  at::Tensor out = shared == nullptr ? at::empty_strided(fake.sizes(), fake.strides(), options)
-                                     : at::from_blob(
-                                           shared.get(), fake.sizes(), fake.strides(),
-                                           [shared](void*) {}, options);
+  at::Tensor out = internal::empty_on_host(fake, memory);
   copy_bytes(fake, out);
   return out;
 }

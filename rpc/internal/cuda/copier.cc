@@ -7,7 +7,6 @@
 #include <stdexcept>
 
 #include "ATen/ops/empty_strided.h"
-#include "ATen/ops/from_blob.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
 #include "c10/cuda/CUDAException.h"
@@ -229,20 +228,13 @@ void Copier::begin(Transfer* transfer) {
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < transfer->from.size(); ++i) {
     const at::Tensor& from = transfer->from[i];
-    at::TensorOptions options = at::TensorOptions().dtype(from.scalar_type());
     if (transfer->to_host) {
-      std::shared_ptr<char> memory;
-      if (transfer->memory != nullptr && from.nbytes() > 0)
-        memory = transfer->memory(from.nbytes());
-      transfer->to.push_back(
-          memory == nullptr
-              ? at::empty_strided(from.sizes(), from.strides(), options)
-              : at::from_blob(
-                    memory.get(), from.sizes(), from.strides(), [memory](void*) {}, options));
+      transfer->to.push_back(empty_on_host(from, transfer->memory));
       continue;
     }
     const c10::cuda::CUDAStreamGuard guard(lanes(transfer->targets[i]).in);
-    options = options.device(transfer->targets[i]);
+    const at::TensorOptions options =
+        at::TensorOptions().dtype(from.scalar_type()).device(transfer->targets[i]);
     transfer->to.push_back(at::empty_strided(from.sizes(), from.strides(), options));
   }
 }
