@@ -161,11 +161,13 @@ class WEFT_API Client {
   SnapshotInfo snapshot(std::string_view folder, const SnapshotOptions& options = {}) const;
   StatusOr<SnapshotInfo> try_snapshot(std::string_view folder,
                                       const SnapshotOptions& options = {}) const;
-  // Makes the tables of the newest snapshot that is whole at this client's servers, in their state then.
+  // Makes the tables of the newest snapshot that is whole at this client's servers, in their state then. Waits
+  // up to a minute for servers that have not joined.
   // Tables that are there are replaced: their clients get an error of kind state, which says up to which of
   // their pushes the table has them, and open it again. Errors, after which nothing has changed: kind
   // not_found, there is none; invalid_argument, none is whole (why, for each file), or a table is there
-  // with another definition or other servers; resource, it does not fit. A server that is lost while the
+  // with another definition or other servers; resource, it does not fit; peer_lost, or that a server has not
+  // come, naming it. A server that is lost while the
   // tables are put in place leaves some of them restored (naming it).
   SnapshotInfo restore(std::string_view folder, const RestoreOptions& options = {}) const;
   StatusOr<SnapshotInfo> try_restore(std::string_view folder,

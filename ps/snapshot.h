@@ -14,15 +14,28 @@
 // own, in the format safetensors, then the client writes FOLDER/snapshot, which names them with their hashes;
 // the snapshot before is kept as FOLDER/snapshot.previous. Servers and client see the same folder, which
 // exists. One client at a time writes to it.
+//
+// export_snapshot() makes one file of tables for other programs, whatever the number of servers was:
+//
+//   weft::ps::export_snapshot(worker.runtime().files(), "/data/run7", "/data/words.safetensors");
+//
+//   words = safetensors.torch.load_file("/data/words.safetensors")     # in Python
+//   words["words/keys"], words["words/values"]                         # a row for each key
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "weft/common/api.h"
+#include "weft/common/error.h"
 #include "weft/common/time.h"
 #include "weft/ps/table.h"
+
+namespace weft {
+class Files;
+}
 
 namespace weft::ps {
 
@@ -41,6 +54,13 @@ struct RestoreOptions {  // of restore()
   std::vector<std::string> tables{};
   // Until all is read. Default: 10 min.
   Timeout deadline{};
+};
+
+struct ExportOptions {  // of export_snapshot()
+  // These; none: all that the snapshot has.
+  std::vector<std::string> tables{};
+  // Also the rule's state.
+  bool state = false;
 };
 
 struct SnapshotClient {  // a client, as a snapshot has it
@@ -63,9 +83,23 @@ struct SnapshotInfo {
   std::vector<SnapshotTable> tables{};
   // snapshot(): for how long pushes were held.
   absl::Duration held{};
-  // restore(): why a newer one was not used; "" when this is the newest.
+  // restore(), export_snapshot(): why a newer one was not used; "" when this is the newest.
   std::string refused{};
 };
+
+// Writes tables of the newest snapshot in `folder` that is whole to the file `path`, in the format
+// safetensors, and replaces it in one step. A dense table is "TABLE/values" in its shape. A sparse one is
+// "TABLE/keys" (int64, ascending) and "TABLE/values", a row for each key. With `state`: "TABLE/steps" and the
+// rule's buffers ("TABLE/momentum_buffer", ...), of the values' shape or a row for each key. Pushes that wait
+// for their step are not in it. It needs no server; a table at a time is in memory twice, and all that is
+// written once. Any thread. Errors, after which nothing has changed: kind not_found, there is no
+// snapshot, or no such table in it; invalid_argument, none is whole (why, for each file); that of the file
+// system, naming the file.
+WEFT_API SnapshotInfo export_snapshot(Files& files, std::string_view folder, std::string_view path,
+                                      const ExportOptions& options = {});
+WEFT_API StatusOr<SnapshotInfo> try_export_snapshot(Files& files, std::string_view folder,
+                                                    std::string_view path,
+                                                    const ExportOptions& options = {});
 
 }  // namespace weft::ps
 

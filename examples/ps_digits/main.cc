@@ -40,6 +40,12 @@ const char kUsage[] =
     "worker:1\n"
     "  --consistency C    asp, bsp, ssp:S or batch:K (asp)\n"
     "  --compare 1        asp, bsp, ssp:3 and batch:K in turn, and a table at the end\n"
+    "  --snapshot FOLDER  snapshots of the table are written there while it is trained, five in "
+    "all,\n"
+    "                     and the last one's values as digits.safetensors, for other programs\n"
+    "  --resume FOLDER    goes on from the newest one there, with as many trainers, on any number "
+    "of\n"
+    "                     servers\n"
     "  --epochs N         times through the training images (30)\n"
     "  --seed N           of the split, the first values and the order of batches (1)\n"
     "  --data FILE        the images (digits.csv of the build)\n"
@@ -85,6 +91,10 @@ int run_trainer(const weft::Worker& worker, const examples::CommandLine& line,
   std::vector<Result> results;
   bool learned = true;
   Plan next = plan;
+  if (const std::string folder = line.text("--resume", ""); !folder.empty()) {
+    const Mode mode = parse_mode(modes_of(line, plan.trainers).at(0), plan.trainers);
+    next.first = resume(client, mode, plan, split, folder);
+  }
   for (const std::string& text : modes_of(line, plan.trainers)) {
     results.push_back(train(worker, client, parse_mode(text, plan.trainers), next, split));
     learned &= results.back().accuracy >= kWanted;
@@ -108,9 +118,10 @@ int run_trainer(const weft::Worker& worker, const examples::CommandLine& line,
 }
 
 int run(int argc, char** argv) {
-  const examples::CommandLine line(argc, argv,
-                                   {"--servers", "--replicas", "--kill", "--consistency",
-                                    "--compare", "--epochs", "--seed", "--data"});
+  const examples::CommandLine line(
+      argc, argv,
+      {"--servers", "--replicas", "--kill", "--consistency", "--compare", "--snapshot", "--resume",
+       "--epochs", "--seed", "--data"});
   if (line.help()) {
     std::fputs(kUsage, stdout);
     return 0;
@@ -135,6 +146,12 @@ int run(int argc, char** argv) {
   if (kill && plan.replicas != 2) {
     throw std::invalid_argument(
         "--kill 1 wants --replicas 2: with one copy the killed server's part of the table is gone");
+  }
+  plan.snapshots = line.text("--snapshot", "");
+  if (!(plan.snapshots + line.text("--resume", "")).empty() &&
+      line.number("--compare", 0, 0, 1) == 1) {
+    throw std::invalid_argument(
+        "--snapshot and --resume are of one training, --compare has several");
   }
   for (const std::string& text : modes_of(line, plan.trainers)) parse_mode(text, plan.trainers);
   std::vector<std::string> names;

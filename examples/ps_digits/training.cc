@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <stdexcept>
 #include <utility>
 
@@ -62,26 +63,31 @@ ps::TableDefinition model_table(const Mode& mode, const Plan& plan) {
   return out;
 }
 
-// What trainers tell each other at the end, a row each. It is a table, too: a step of BSP ends when all
-// have pushed.
+// The sum of what all trainers give, when all have given it. It is a table, too: a step of BSP ends when
+// all have pushed.
+at::Tensor sum_of_all(const ps::Client& client, const std::string& name, const Plan& plan,
+                      const at::Tensor& mine) {
+  auto definition = ps::dense(
+      mine.sizes().vec(), ps::rule<weft::optim::SGD>({.lr = static_cast<double>(plan.trainers)}));
+  definition.consistency = ps::Consistency::bsp(static_cast<uint32_t>(plan.trainers));
+  definition.copies = plan.replicas;
+  const ps::Table all = client.open_table(name, definition);
+  return all.push_pull(mine.neg(), {.advance = true}).wait();  // a rule subtracts
+}
+
+// What trainers tell each other at the end, a row each.
 enum Column { kMeanBehind, kMostBehind, kMostLag, kDropped, kPushes, kColumns };
 
 at::Tensor tell_all(const ps::Client& client, const Mode& mode, const Plan& plan,
                     const ps::TableStats& stats) {
-  auto definition =
-      ps::dense({plan.trainers, kColumns},
-                ps::rule<weft::optim::SGD>({.lr = static_cast<double>(plan.trainers)}));
-  definition.consistency = ps::Consistency::bsp(static_cast<uint32_t>(plan.trainers));
-  definition.copies = plan.replicas;
-  const ps::Table all = client.open_table("results/" + mode.text, definition);
   at::Tensor mine = at::zeros({plan.trainers, kColumns});
   const double pushes = static_cast<double>(std::max<uint64_t>(stats.pushes, 1));
   const double row[kColumns] = {
       static_cast<double>(stats.sum_behind) / pushes / static_cast<double>(plan.trainers),
       static_cast<double>(stats.most_behind), static_cast<double>(stats.most_lag),
       static_cast<double>(stats.dropped), static_cast<double>(stats.pushes)};
-  for (int64_t c = 0; c < kColumns; ++c) mine[plan.trainer][c] = -row[c];  // a rule subtracts
-  return all.push_pull(mine, {.advance = true}).wait();
+  for (int64_t c = 0; c < kColumns; ++c) mine[plan.trainer][c] = row[c];
+  return sum_of_all(client, "results/" + mode.text, plan, mine);
 }
 
 // Batches without end, in a new order each time round.
@@ -96,6 +102,9 @@ class Batches {
     const std::vector<int64_t> places(order_.begin() + at_, order_.begin() + at_ + kBatch);
     at_ += kBatch;
     return async_ps::select(images_, places);
+  }
+  void skip(int64_t batches) {
+    for (int64_t i = 0; i < batches; ++i) next();
   }
 
  private:
@@ -116,6 +125,22 @@ int64_t number_after(const std::string& text, const std::string& head, int64_t l
                                 text + "'");
   }
   return value;
+}
+
+std::string table_name(const Mode& mode) { return "digits/" + mode.text; }
+
+int64_t steps_of(const Plan& plan, const async_ps::Split& split) {
+  return plan.epochs * (split.train.size() / plan.trainers / kBatch);
+}
+
+void keep(const ps::Client& client, const Plan& plan, const Mode& mode, int64_t step) {
+  const auto kept = client.try_snapshot(plan.snapshots, {.tables = {table_name(mode)}});
+  if (kept.ok()) {
+    absl::PrintF("snapshot %d after step %d\n", kept->number, step);
+  } else {  // the one before stays, and the training goes on
+    absl::PrintF("no snapshot after step %d: %s\n", step, kept.status().message());
+  }
+  std::fflush(stdout);
 }
 
 void die() { raise(SIGKILL); }
@@ -143,15 +168,41 @@ Mode parse_mode(const std::string& text, int trainers) {
   throw std::invalid_argument("--consistency wants asp, bsp, ssp:S or batch:K, not '" + text + "'");
 }
 
+int64_t resume(const ps::Client& client, const Mode& mode, const Plan& plan,
+               const async_ps::Split& split, const std::string& folder) {
+  at::Tensor steps = at::zeros({plan.trainers});
+  if (plan.trainer == 0) {
+    const ps::SnapshotInfo info = client.restore(folder, {.tables = {table_name(mode)}});
+    if (!info.refused.empty()) absl::PrintF("%s\n", info.refused);
+    steps.fill_(steps_of(plan, split));
+    for (const ps::SnapshotClient& then : info.tables.at(0).clients) {
+      const int64_t trainer = number_after(then.worker, "trainer", 0, plan.trainers - 1);
+      // A trainer that had not pushed yet has no position.
+      steps[trainer] = then.position.empty() ? 0 : std::stoll(then.position);
+    }
+    absl::PrintF("goes on from snapshot %d of '%s', after step %d\n", info.number, folder,
+                 steps[0].item<int64_t>());
+    std::fflush(stdout);
+  }
+  // The others open the table when this has come: the restore is over then.
+  return sum_of_all(client, "resumed/" + mode.text, plan, steps)[plan.trainer].item<int64_t>();
+}
+
 Result train(const weft::Worker& worker, const ps::Client& client, const Mode& mode,
              const Plan& plan, const async_ps::Split& split) {
   const Images mine = async_ps::deal(split.train, plan.trainers)[static_cast<size_t>(plan.trainer)];
   Batches batches(mine, plan.seed + static_cast<uint64_t>(plan.trainer));
-  const int64_t steps = plan.epochs * (split.train.size() / plan.trainers / kBatch);
-  const ps::Table table = client.open_table("digits/" + mode.text, model_table(mode, plan));
+  const int64_t steps = steps_of(plan, split);
+  batches.skip(plan.first);
+  const ps::Table table = client.open_table(table_name(mode), model_table(mode, plan));
   const absl::Time begun = worker.now();
+  const bool keeps = plan.trainer == 0 && !plan.snapshots.empty();
+  // A trainer that a snapshot lacks has ended: none is written before all are in the table.
+  if (!plan.snapshots.empty()) sum_of_all(client, "begun/" + mode.text, plan, at::zeros({1}));
   at::Tensor values = table.pull().wait();
-  for (int64_t step = 0; step < steps; ++step) {
+  for (int64_t step = plan.first; step < steps; ++step) {
+    const bool another_fifth = step > plan.first && 5 * step / steps > 5 * (step - 1) / steps;
+    if (keeps && another_fifth) keep(client, plan, mode, step);
     if (step == steps / 3 && plan.trainer == 0 && !plan.victim.empty()) {
       const weft::Status ended = weft::rpc_async(worker, plan.victim, &die).try_wait();
       if (ended.ok())
@@ -160,14 +211,20 @@ Result train(const weft::Worker& worker, const ps::Client& client, const Mode& m
     const auto [loss, gradients] =
         async_ps::loss_and_gradients(as_parameters(values), batches.next());
     const double left = 1 - static_cast<double>(step) / static_cast<double>(steps);
-    values =
-        table.push_pull(as_gradient(gradients), {.advance = true, .rate = kRate * left}).wait();
+    const ps::PushOptions options{
+        .advance = true, .rate = kRate * left, .position = std::to_string(step + 1)};
+    values = table.push_pull(as_gradient(gradients), options).wait();
   }
   // A trainer that has no more to push leaves: a batch or a step would wait for it. After
   // tell_all() every trainer has pushed all that it will.
   table.leave().wait();
   const uint64_t moves = table.stats().moves;
   const at::Tensor all = tell_all(client, mode, plan, table.stats());
+  if (keeps) {
+    keep(client, plan, mode, steps);
+    ps::export_snapshot(worker.runtime().files(), plan.snapshots,
+                        plan.snapshots + "/digits.safetensors");
+  }
   Result result;
   result.moves = moves;
   result.mode = mode.text;

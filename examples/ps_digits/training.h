@@ -28,6 +28,10 @@ struct Plan {
   uint32_t replicas = 1;
   // In mid-training trainer 0 has this server's process killed, once; "": none.
   std::string victim{};
+  // Trainer 0 writes snapshots to this folder, four in the course of a training and one at its end; "": none.
+  std::string snapshots{};
+  // Steps that this trainer had behind it in the snapshot that is resumed.
+  int64_t first = 0;
 };
 
 struct Result {
@@ -44,6 +48,12 @@ struct Result {
 
 // What servers offer: to end like one whose machine has lost its power.
 weft::Library library();
+
+// Puts the table of the newest snapshot in `folder` in place, at any number of servers. All trainers call it;
+// gives each how many of its steps are in there: all, when it had ended. Throws when there is no such
+// snapshot, or it is of more trainers.
+int64_t resume(const weft::ps::Client& client, const Mode& mode, const Plan& plan,
+               const async_ps::Split& split, const std::string& folder);
 
 // Trains with all other trainers, and gives the same result to each.
 Result train(const weft::Worker& worker, const weft::ps::Client& client, const Mode& mode,

@@ -4,53 +4,27 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "weft/proto/ps_snapshot.pb.h"
 #include "weft/ps/internal/ask.h"
 #include "weft/ps/internal/cutter.h"
+#include "weft/ps/internal/table_core.h"
 
 namespace weft::ps::internal {
 namespace {
 
 constexpr absl::Duration kRestoreTime = absl::Minutes(10);
 constexpr absl::Duration kDropTime = absl::Seconds(1);
+constexpr absl::Duration kJoinTime = absl::Minutes(1);
+constexpr absl::Duration kAskAgain = absl::Milliseconds(50);
 
-enum class RestoreStep : uint32_t { kLoad = 1, kCommit = 2, kDrop = 3, kLook = 4 };
+enum class RestoreStep : uint32_t { kLoad = 1, kCommit = 2, kDrop = 3, kLook = 4, kReady = 5 };
 
-struct Found {
-  std::string path{};
-  v1::PsSnapshot manifest{};
-  uint64_t hash = 0;
-  std::string refused{};  // newer ones
-};
-
-Status check_snapshot(Files& files, const std::string& folder, Found* found) {
+Status check_snapshot(Files& files, const std::string& folder, FoundSnapshot* found) {
   WEFT_RETURN_IF_ERROR(read_manifest(files, found->path, &found->manifest, &found->hash));
   for (const v1::PsSnapshot::File& file : found->manifest.files()) {
     WEFT_RETURN_IF_ERROR(
         check_file(files, path_in(folder, file.name()), {file.bytes(), file.hash()}));
   }
   return absl::OkStatus();
-}
-
-StatusOr<Found> find_snapshot(Files& files, const std::string& folder) {
-  std::string refused;
-  for (const std::string_view name : {kNewest, kNext, kPrevious}) {
-    Found found;
-    found.path = path_in(folder, name);
-    const Status whole = check_snapshot(files, folder, &found);
-    if (whole.ok()) {
-      found.refused = refused;
-      return found;
-    }
-    if (absl::IsNotFound(whole)) continue;
-    absl::StrAppend(&refused, refused.empty() ? "" : "; ", "'", found.path,
-                    "' is not used: ", std::string(whole.message()));
-  }
-  if (refused.empty()) {
-    return make_error(ErrorKind::kNotFound, absl::StrCat("there is no snapshot in '", folder, "'"));
-  }
-  return make_error(ErrorKind::kInvalidArgument,
-                    absl::StrCat("no snapshot can be restored: ", refused));
 }
 
 // The first error, naming the server.
@@ -69,6 +43,61 @@ Status ask_step(const Worker& worker, const std::vector<WorkerInfo>& servers, v1
   return absl::OkStatus();
 }
 
+// The servers. A job that begins with a restore has some that have not come yet, or make their ps::Server
+// only now: they are waited for.
+StatusOr<std::vector<WorkerInfo>> servers_that_serve(const Worker& worker,
+                                                     const std::vector<std::string>& names,
+                                                     v1::PsRestore request, absl::Duration time) {
+  request.set_step(static_cast<uint32_t>(RestoreStep::kReady));
+  const absl::Time end = deadline_after(worker.now(), std::min(time, kJoinTime));
+  std::vector<WorkerInfo> out;
+  while (out.size() < names.size()) {
+    const StatusOr<WorkerInfo> info = worker.try_get_worker_info(names[out.size()]);
+    const Status there =
+        info.ok() ? ask_bytes(worker, *info, kRestoreMethod, kCutSignature,
+                              request.SerializeAsString(), std::max(end - worker.now(), kAskAgain))
+                        .status()
+                  : info.status();
+    if (there.ok()) {
+      out.push_back(*info);
+      continue;
+    }
+    const ErrorKind kind = error_kind(there);
+    const bool may_come =
+        kind != ErrorKind::kPeerLost &&
+        (gave_no_answer(kind) ||
+         (kind == ErrorKind::kState && there.code() == absl::StatusCode::kUnavailable));
+    if (!may_come || worker.now() >= end) {
+      return annotate(there, absl::StrCat("restore at '", names[out.size()], "'"));
+    }
+    worker.runtime().make_parker()->park_until(std::min(end, worker.now() + kAskAgain));
+  }
+  return out;
+}
+
+}  // namespace
+
+StatusOr<FoundSnapshot> find_snapshot(Files& files, const std::string& folder) {
+  std::string refused;
+  for (const std::string_view name : {kNewest, kNext, kPrevious}) {
+    FoundSnapshot found;
+    found.path = path_in(folder, name);
+    const Status whole = check_snapshot(files, folder, &found);
+    if (whole.ok()) {
+      found.refused = refused;
+      return found;
+    }
+    if (absl::IsNotFound(whole)) continue;
+    absl::StrAppend(&refused, refused.empty() ? "" : "; ", "'", found.path,
+                    "' is not used: ", std::string(whole.message()));
+  }
+  if (refused.empty()) {
+    return make_error(ErrorKind::kNotFound, absl::StrCat("there is no snapshot in '", folder, "'"));
+  }
+  return make_error(ErrorKind::kInvalidArgument,
+                    absl::StrCat("no snapshot can be restored: ", refused));
+}
+
 Status check_tables(const v1::PsSnapshot& manifest, const std::vector<std::string>& wanted) {
   for (const std::string& name : wanted) {
     const bool there = std::any_of(manifest.tables().begin(), manifest.tables().end(),
@@ -79,27 +108,32 @@ Status check_tables(const v1::PsSnapshot& manifest, const std::vector<std::strin
   return absl::OkStatus();
 }
 
-}  // namespace
+StatusOr<SnapshotInfo> info_of(const FoundSnapshot& found, const std::vector<std::string>& wanted) {
+  WEFT_ASSIGN_OR_RETURN(SnapshotInfo info, info_of(found.path, found.manifest));
+  const auto left_out = [&](const SnapshotTable& table) {
+    return !wanted.empty() && std::find(wanted.begin(), wanted.end(), table.name) == wanted.end();
+  };
+  info.tables.erase(std::remove_if(info.tables.begin(), info.tables.end(), left_out),
+                    info.tables.end());
+  info.refused = found.refused;
+  return info;
+}
 
 StatusOr<SnapshotInfo> restore_snapshot(PsService& service, const std::vector<std::string>& servers,
                                         std::string_view folder, const RestoreOptions& options) {
   const Worker& worker = service.worker();
   const absl::Time end = deadline_after(worker.now(), options.deadline.value_or(kRestoreTime));
   const auto left = [&] { return std::max(absl::ZeroDuration(), end - worker.now()); };
-  WEFT_ASSIGN_OR_RETURN(const Found found,
+  WEFT_ASSIGN_OR_RETURN(const FoundSnapshot found,
                         find_snapshot(worker.runtime().files(), std::string(folder)));
   WEFT_RETURN_IF_ERROR(check_tables(found.manifest, options.tables));
   v1::PsRestore request;
   request.set_number(service.next_cut());
   request.set_path(found.path);
   request.set_hash(found.hash);
-  std::vector<WorkerInfo> to;
-  for (const std::string& name : servers) {
-    const StatusOr<WorkerInfo> info = worker.try_get_worker_info(name);
-    if (!info.ok()) return annotate(info.status(), absl::StrCat("restore at '", name, "'"));
-    to.push_back(*info);
-    request.add_servers(name);
-  }
+  WEFT_ASSIGN_OR_RETURN(const std::vector<WorkerInfo> to,
+                        servers_that_serve(worker, servers, request, left()));
+  for (const std::string& name : servers) request.add_servers(name);
   for (const std::string& table : options.tables) request.add_tables(table);
   Status done = ask_step(worker, to, request, RestoreStep::kLoad, left());
   if (!done.ok()) {
@@ -109,15 +143,7 @@ StatusOr<SnapshotInfo> restore_snapshot(PsService& service, const std::vector<st
   }
   WEFT_RETURN_IF_ERROR(ask_step(worker, to, request, RestoreStep::kCommit, left()));
   WEFT_RETURN_IF_ERROR(ask_step(worker, to, request, RestoreStep::kLook, left()));
-  WEFT_ASSIGN_OR_RETURN(SnapshotInfo info, info_of(found.path, found.manifest));
-  const auto left_out = [&](const SnapshotTable& table) {
-    return !options.tables.empty() && std::find(options.tables.begin(), options.tables.end(),
-                                                table.name) == options.tables.end();
-  };
-  info.tables.erase(std::remove_if(info.tables.begin(), info.tables.end(), left_out),
-                    info.tables.end());
-  info.refused = found.refused;
-  return info;
+  return info_of(found, options.tables);
 }
 
 }  // namespace weft::ps::internal

@@ -18,7 +18,7 @@ void PsService::on_restore(CallContext& call, Payload arguments, ReplyFn reply) 
   const StatusOr<std::string> bytes = unpack_bytes(std::move(arguments));
   v1::PsRestore request;
   if (!bytes.ok() || !request.ParseFromString(*bytes) || request.number() == 0 ||
-      request.step() < 1 || request.step() > 4 ||
+      request.step() < 1 || request.step() > 5 ||
       (request.step() == 1 &&
        (request.servers().empty() || request.servers_size() > kMostListed))) {
     return reply(make_error(ErrorKind::kProtocol, "message about a restore: it is nonsense"));
@@ -36,6 +36,15 @@ void PsService::on_restore(CallContext& call, Payload arguments, ReplyFn reply) 
   if (request.step() == 4) {
     look_again(request);
     return reply(pack_bytes(""));
+  }
+  if (request.step() == 5) {
+    MutexLock lock(&mutex_);
+    const bool serves = closed_.ok() && limits_ != nullptr;
+    lock.unlock();
+    if (serves) return reply(pack_bytes(""));
+    return reply(make_error(
+        absl::StatusCode::kUnavailable, ErrorKind::kState,
+        absl::StrCat("worker '", worker().name(), "' serves no tables: make a ps::Server there")));
   }
   std::shared_ptr<Loaded> dropped;
   {

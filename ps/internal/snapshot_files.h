@@ -90,6 +90,8 @@ class WEFT_API TableReader {
   // Opens the files and checks their hashes.
   Status open();
   const TableDefinition& definition() const { return definition_; }
+  // Of the rule, as the files have them: PartData::buffer_names() without the "".
+  std::vector<std::string> buffers() const;
   // `buffers`: as PartData::buffer_names().
   StatusOr<LoadedPart> load(const std::vector<std::string>& servers, uint32_t index,
                             const std::vector<std::string>& buffers) const;

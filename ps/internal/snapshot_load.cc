@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "ATen/ops/full.h"
 #include "ATen/ops/index_select.h"
 #include "ATen/ops/zeros.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "weft/proto/ps_snapshot.pb.h"
 #include "weft/ps/internal/definition.h"
@@ -80,6 +82,20 @@ Status TableReader::open() {
 StatusOr<at::Tensor> TableReader::read(size_t part, std::string_view what) const {
   const SafetensorsFile& file = opened_.at(table_.files(static_cast<int>(part)));
   return file.read(absl::StrCat(table_.name(), "/", part, "/", std::string(what)));
+}
+
+std::vector<std::string> TableReader::buffers() const {
+  std::set<std::string> out;  // a part without rows has none
+  for (int part = 0; part < table_.files_size(); ++part) {
+    const std::string prefix = absl::StrCat(table_.name(), "/", part, "/");
+    for (const auto& [name, entry] : opened_.at(table_.files(part)).header().tensors) {
+      if (!absl::StartsWith(name, prefix)) continue;
+      const std::string what = name.substr(prefix.size());
+      const bool own = what == "keys" || what == "values" || what == "steps" || what == "state";
+      if (!own && !absl::StartsWith(what, "held/")) out.insert(what);
+    }
+  }
+  return {out.begin(), out.end()};
 }
 
 StatusOr<LoadedPart> TableReader::load(const std::vector<std::string>& servers, uint32_t index,

@@ -211,6 +211,35 @@ TEST_F(PsTest, PS_9_CUT_4_WhatIsFrozenStaysWhilePushesGoOn) {
   EXPECT_NE(bytes_of(*dense->freeze()), values);
 }
 
+TEST_F(PsTest, PS_9_ARestoreWaitsForServersThatHaveNotCome) {
+  in_simulation(43, [](const std::shared_ptr<SimRuntime>& sim) {
+    {
+      PsJob job(2, 1, Net::kInproc, sim);
+      const Table t = job.clients[0].open_table("w", adam_table());
+      t.push(torch::ones({13, 7})).wait();
+      job.clients[0].snapshot(kFolder);
+    }
+    PsJob job(3, 1, Net::kInproc, sim);
+    job.servers[1].reset();
+    const auto restored = [&](Timeout deadline) {
+      return job.clients[0].try_restore(kFolder, {.deadline = deadline});
+    };
+    expect_ps_error(restored(300ms).status(), ErrorKind::kState,
+                    {"restore at 'ps1'", "serves no tables: make a ps::Server there"});
+    const ps::Client beyond(job.worker(0), {.servers = {"ps0", "ps1", "ps9"}});
+    expect_ps_error(ps_error_of([&] { beyond.restore(kFolder, {.deadline = 300ms}); }),
+                    ErrorKind::kState, {"restore at 'ps1'"});
+    side_by_side(*sim, {[&] { EXPECT_EQ(restored(10s)->number, 1U); },
+                        [&] {
+                          sim->sleep(absl::Seconds(2));
+                          job.servers[1] = std::make_unique<ps::Server>(job.server(1));
+                        }});
+    expect_ps_error(ps_error_of([&] { beyond.restore(kFolder, {.deadline = 300ms}); }),
+                    ErrorKind::kNotFound, {"restore at 'ps9'"});
+    EXPECT_EQ(job.clients[0].open_table("w", {.observer = true}).pull().wait().size(0), 13);
+  });
+}
+
 TEST_F(PsTest, PS_9_AClientOfARestoredTableIsToldUpToWhichPushItIsIn) {
   PsJob job(2, 2);
   const std::string folder = ::testing::TempDir() + absl::StrCat("weft_ps_", ::getpid());
