@@ -14,7 +14,7 @@ namespace {
 constexpr absl::Duration kRestoreTime = absl::Minutes(10);
 constexpr absl::Duration kDropTime = absl::Seconds(1);
 constexpr absl::Duration kJoinTime = absl::Minutes(1);
-constexpr absl::Duration kAskAgain = absl::Milliseconds(50);
+constexpr absl::Duration kReadyAgain = absl::Milliseconds(50);
 
 enum class RestoreStep : uint32_t { kLoad = 1, kCommit = 2, kDrop = 3, kLook = 4, kReady = 5 };
 
@@ -55,7 +55,7 @@ StatusOr<std::vector<WorkerInfo>> servers_that_serve(const Worker& worker,
     const StatusOr<WorkerInfo> info = worker.try_get_worker_info(names[out.size()]);
     const Status there =
         info.ok() ? ask_bytes(worker, *info, kRestoreMethod, kCutSignature,
-                              request.SerializeAsString(), std::max(end - worker.now(), kAskAgain))
+                              request.SerializeAsString(), std::max(end - worker.now(), kReadyAgain))
                         .status()
                   : info.status();
     if (there.ok()) {
@@ -70,7 +70,7 @@ StatusOr<std::vector<WorkerInfo>> servers_that_serve(const Worker& worker,
     if (!may_come || worker.now() >= end) {
       return annotate(there, absl::StrCat("restore at '", names[out.size()], "'"));
     }
-    worker.runtime().make_parker()->park_until(std::min(end, worker.now() + kAskAgain));
+    worker.runtime().make_parker()->park_until(std::min(end, worker.now() + kReadyAgain));
   }
   return out;
 }

@@ -245,6 +245,16 @@ Status check_manifest(const v1::PsSnapshot& manifest, const std::string& path) {
 
 }  // namespace
 
+Status decode_manifest(std::string_view body, const std::string& path, v1::PsSnapshot* manifest) {
+  if (!manifest->ParseFromArray(body.data(), static_cast<int>(body.size()))) {
+    return bad_file(path, "cannot be parsed");
+  }
+  if (const Status s = check_manifest(*manifest, path); !s.ok()) {
+    return bad_file(path, std::string(s.message()));
+  }
+  return absl::OkStatus();
+}
+
 Status read_manifest(Files& files, const std::string& path, v1::PsSnapshot* manifest,
                      uint64_t* hash) {
   const StatusOr<std::string> text = files.read(path);
@@ -260,13 +270,7 @@ Status read_manifest(Files& files, const std::string& path, v1::PsSnapshot* mani
     return bad_file(path, absl::StrCat("is damaged: its hash is ", hash_text_of(hash_bytes(body)),
                                        ", and ", hash_text_of(*hash), " was written"));
   }
-  if (!manifest->ParseFromArray(body.data(), static_cast<int>(body.size()))) {
-    return bad_file(path, "cannot be parsed");
-  }
-  if (const Status s = check_manifest(*manifest, path); !s.ok()) {
-    return bad_file(path, std::string(s.message()));
-  }
-  return absl::OkStatus();
+  return decode_manifest(body, path, manifest);
 }
 
 }  // namespace weft::ps::internal

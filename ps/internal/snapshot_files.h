@@ -71,6 +71,9 @@ WEFT_API Status check_file(Files& files, const std::string& path, const FileSum&
 // is damaged or nonsense.
 WEFT_API Status read_manifest(Files& files, const std::string& path, v1::PsSnapshot* manifest,
                               uint64_t* hash);
+// What is behind the head and the hash of the file `path`.
+WEFT_API Status decode_manifest(std::string_view body, const std::string& path,
+                                v1::PsSnapshot* manifest);
 WEFT_API Status write_manifest(Files& files, const std::string& path,
                                const v1::PsSnapshot& manifest);
 

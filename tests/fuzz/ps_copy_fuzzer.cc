@@ -1,18 +1,23 @@
 // Any bytes as what servers and clients say to each other about the copies of a part, as a part's map in
-// the store, or as several requests that travel together and what is said to them: an error of kind protocol, or something that encodes to bytes that mean the same. An
-// image that is accepted can be taken up, and its clients may leave: nothing of it makes that endless.
+// the store, as several requests that travel together and what is said to them, or as the manifest of a
+// snapshot and a part's state in its files: an error of kind protocol (of a manifest: invalid_argument, with
+// its path), or something that encodes to bytes that mean the same. An image that is accepted can be taken up,
+// and its clients may leave: nothing of it makes that endless. A manifest that is accepted names a file for each
+// part of each table.
 //
-// Input: a byte that says which of the seven, a byte with how many tensors came beside the message, then
+// Input: a byte that says which of the nine, a byte with how many tensors came beside the message, then
 // the message.
 
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "weft/proto/ps_snapshot.pb.h"
 #include "weft/ps/internal/batch_wire.h"
 #include "weft/ps/internal/copy_wire.h"
 #include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/part_protocol.h"
+#include "weft/ps/internal/snapshot_files.h"
 #include "weft/tests/fuzz/target.h"
 
 namespace {
@@ -41,10 +46,8 @@ void check_map(const RangeMap& map) {
 }
 
 // As a server that becomes the backup does, and then its clients leave it.
-void check_image(const CopyRequest& request) {
-  const PartImage& image = *request.image;
+void check_image(const PartImage& image) {
   require(weft::ps::internal::check_definition(image.definition).ok());
-  require(request.index < part_count(image.definition, image.servers.size()));
   require(image.pushes.size() == image.protocol.held.size());
   PartProtocol protocol(image.definition.consistency);
   protocol.load(image.protocol);
@@ -65,7 +68,30 @@ void check_copy(const CopyRequest& request) {
   require(check_name(request.name).ok());
   require(!request.image.has_value() || request.entries.empty());
   require(request.entries.empty() || request.position != 0);
-  if (request.image.has_value()) check_image(request);
+  if (!request.image.has_value()) return;
+  const PartImage& image = *request.image;
+  require(request.index < part_count(image.definition, image.servers.size()));
+  check_image(image);
+}
+
+Status manifest(std::string_view bytes) {
+  weft::v1::PsSnapshot read;
+  const Status s = decoded(bytes.size(), [&] { return decode_manifest(bytes, "/m", &read); });
+  if (!s.ok()) {
+    require(weft::error_kind(s) == weft::ErrorKind::kInvalidArgument);
+    require(s.message().find("'/m'") != std::string_view::npos);
+    return s;
+  }
+  for (const weft::v1::PsSnapshot::Table& table : read.tables()) {
+    require(table.servers_size() > 0 && table.files_size() > 0);
+    for (const uint32_t file : table.files()) {
+      require(read.files(static_cast<int>(file)).name().find('/') == std::string::npos);
+    }
+  }
+  weft::v1::PsSnapshot again;
+  const std::string encoded = read.SerializeAsString();
+  require(decode_manifest(encoded, "/m", &again).ok() && again.SerializeAsString() == encoded);
+  return s;
 }
 
 }  // namespace
@@ -79,7 +105,7 @@ Status fuzz_one(std::string_view input) {
   const std::string_view bytes = input.substr(2);
   const size_t tensors = static_cast<uint8_t>(input[1]) % 8;
   const auto nothing = [](const auto&) {};
-  switch (static_cast<uint8_t>(input[0]) % 7) {
+  switch (static_cast<uint8_t>(input[0]) % 9) {
     case 0:
       return twice(bytes, decode_find,
                    [](const FindRequest& find) { require(check_name(find.name).ok()); });
@@ -109,6 +135,8 @@ Status fuzz_one(std::string_view input) {
             }
             require(!batch.empty() && dealt == tensors);
           });
+    case 7: return manifest(bytes);
+    case 8: return twice(bytes, decode_image, check_image);
     default:
       return twice(
           bytes,

@@ -7,6 +7,7 @@
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "weft/ps/internal/service.h"
+#include "weft/rpc/safetensors.h"
 #include "weft/rpc/worker.h"
 #include "weft/tests/integration/answer.h"
 
@@ -60,6 +61,36 @@ std::string Counters::obey(const Worker& worker, std::istream& words) {
     return failed_.ok() ? absl::StrCat("ok ", count_.load()) : answer(failed_);
   }
   if (verb == "check") return check(words);
+  if (verb == "cut") {
+    std::string folder;
+    words >> folder;
+    cut_no_more_ = false;
+    cuts_ = given_up_ = 0;
+    cutter_ = runtime_->spawn("cutter", [this, folder] {
+      while (!cut_no_more_ && odd_.ok()) {
+        const Status said = client_->try_snapshot(folder).status();
+        const ErrorKind kind = error_kind(said);
+        if (said.ok()) {
+          ++cuts_;
+        } else if (kind == ErrorKind::kUnavailable || kind == ErrorKind::kPeerLost) {
+          ++given_up_;
+        } else {
+          odd_ = said;
+        }
+      }
+    });
+    return "ok";
+  }
+  if (verb == "cuts") return absl::StrCat("ok ", cuts_.load());
+  if (verb == "uncut") {
+    uncut();
+    return odd_.ok() ? absl::StrCat("ok ", cuts_.load(), " ", given_up_) : answer(odd_);
+  }
+  if (verb == "look") {
+    std::string folder;
+    words >> folder;
+    return look(folder);
+  }
   if (verb == "paired") {
     int64_t paired = 0;
     for (const auto& [name, part] : ps::internal::PsService::of(worker)->parts_by_name()) {
@@ -76,11 +107,11 @@ std::string Counters::open(const Worker& worker, std::istream& words) {
   std::vector<std::string> servers;
   words >> clients_ >> mine_;
   for (std::string name; words >> name;) servers.push_back(name);
-  const ps::Client client(worker,
-                          {.servers = servers, .attempt_timeout = std::chrono::milliseconds(1500)});
+  client_.emplace(worker, ps::ClientOptions{.servers = servers,
+                                            .attempt_timeout = std::chrono::milliseconds(1500)});
   const auto rule = ps::rule<optim::SGD>({.lr = 1});
-  dense_ = client.open_table("dense", two_copies(ps::dense({kKeys, clients_}, rule)));
-  sparse_ = client.open_table("sparse", two_copies(ps::sparse(clients_, rule)));
+  dense_ = client_->open_table("dense", two_copies(ps::dense({kKeys, clients_}, rule)));
+  sparse_ = client_->open_table("sparse", two_copies(ps::sparse(clients_, rule)));
   return "ok";
 }
 
@@ -99,6 +130,32 @@ std::string Counters::check(std::istream& words) const {
     }
   }
   return "ok";
+}
+
+std::string Counters::look(const std::string& folder) const {
+  Files& files = runtime_->files();
+  const std::string path = folder + "/looked_at.safetensors";
+  const ps::SnapshotInfo info = ps::export_snapshot(files, folder, path);
+  if (!info.refused.empty()) return "error refused " + info.refused;
+  const SafetensorsFile file = value_or_throw(SafetensorsFile::open(files, path));
+  for (const ps::SnapshotTable& table : info.tables) {
+    const at::Tensor values = value_or_throw(file.read(table.name + "/values"));
+    for (const ps::SnapshotClient& client : table.clients) {
+      const int64_t column =
+          std::stoll(client.worker.substr(client.worker.find_first_of("0123456789")));
+      const at::Tensor counters = values.select(1, column);
+      if ((counters == static_cast<double>(client.pushes)).all().item<bool>()) continue;
+      return absl::StrCat("error differs ", table.name, ", client ", column, ": ",
+                          counters.min().item<double>(), " to ", counters.max().item<double>(),
+                          " instead of ", client.pushes);
+    }
+  }
+  return absl::StrCat("ok ", info.number);
+}
+
+void Counters::uncut() {
+  cut_no_more_ = true;
+  if (cutter_ != nullptr) cutter_->join();
 }
 
 void Counters::halt() {

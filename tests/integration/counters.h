@@ -2,7 +2,7 @@
 #define WEFT_TESTS_INTEGRATION_COUNTERS_H_
 
 // Counters: tables of two copies in which each client counts its acknowledged pushes, and the verbs by
-// which a test plays servers and clients of them. Threads: one, beside the one that it starts.
+// which a test plays servers and clients of them. Threads: one, beside those that it starts.
 
 #include <atomic>
 #include <istream>
@@ -23,7 +23,10 @@ namespace weft::integration {
 class Counters {
  public:
   explicit Counters(std::shared_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {}
-  ~Counters() { halt(); }
+  ~Counters() {
+    halt();
+    uncut();
+  }
 
   //   serve                          a ps::Server here
   //   open CLIENTS MINE SERVER...    a dense and a sparse table; this client counts in column MINE
@@ -31,6 +34,11 @@ class Counters {
   //   count                          "ok N", rounds of pushes so far
   //   halt                           ends that: "ok N", or the error that has ended it
   //   check N...                     compares every counter with what its client has counted
+  //   cut FOLDER                     snapshots without end, whether they are given up or not
+  //   cuts                           "ok N", those that have ended well since then
+  //   uncut                          ends that: "ok N GIVEN_UP"; or the error, when it was of another kind
+  //   look FOLDER                    "ok NUMBER" of the newest snapshot, which must be a cut: in every counter
+  //                                  of a client as many pushes as the snapshot says of it
   //   paired                         "ok N", parts that are owned here and have a second copy
   // Throws weft::Error.
   std::string obey(const Worker& worker, std::istream& words);
@@ -38,10 +46,13 @@ class Counters {
  private:
   std::string open(const Worker& worker, std::istream& words);
   std::string check(std::istream& words) const;
+  std::string look(const std::string& folder) const;
   void halt();
+  void uncut();
 
   const std::shared_ptr<Runtime> runtime_;
   std::unique_ptr<ps::Server> server_;
+  std::optional<ps::Client> client_;
   std::optional<ps::Table> dense_;
   std::optional<ps::Table> sparse_;
   int64_t clients_ = 0;
@@ -50,6 +61,11 @@ class Counters {
   std::atomic<int64_t> count_{0};
   Status failed_;
   std::unique_ptr<Thread> thread_;
+  std::atomic<bool> cut_no_more_{false};
+  std::atomic<int64_t> cuts_{0};
+  int64_t given_up_ = 0;
+  Status odd_;  // why a cut failed that should only have been given up
+  std::unique_ptr<Thread> cutter_;
 };
 
 }  // namespace weft::integration

@@ -3,6 +3,7 @@
 // its client was acknowledged.
 
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <random>
@@ -38,6 +39,7 @@ class PsProcesses {
     relays_ = job_.start_group_behind_relays(kClients + kServers);
     for (int i = 0; i < kClients + kServers; ++i) players_.push_back(&job_[static_cast<size_t>(i)]);
     for (int s = 0; s < kServers; ++s) expect_ok(server(s), "ps serve");
+    EXPECT_EQ(::mkdir(folder().c_str(), 0700), 0);
   }
 
   Player& client(int c) { return *players_[static_cast<size_t>(c)]; }
@@ -92,6 +94,26 @@ class PsProcesses {
     expect_progress(5);
     replace(s);
   }
+  // The same while one snapshot after the other is written: what was being cut then is whole or is not
+  // there.
+  void kill_in_a_cut(int s, int64_t cuts) {
+    expect_ok(client(0), "ps cut " + folder());
+    EXPECT_TRUE(eventually([&] { return number(client(0), "ps cuts") >= cuts; }));
+    server(s).process().send_signal(SIGKILL);
+    ASSERT_EQ(server(s).process().wait_exit(), 128 + SIGKILL);
+    const Answer cut = client(0).ask("ps uncut");
+    EXPECT_TRUE(cut.ok) << cut;
+    std::cout << "snapshots, and those that were given up: " << cut.text << std::endl;
+    const int64_t before = number(client(1), "ps look " + folder());
+    EXPECT_GE(before, cuts);
+    expect_progress(5);
+    // Nothing of the cut is in the way of the next, with two servers of three.
+    expect_ok(client(0), "ps cut " + folder());
+    EXPECT_TRUE(eventually([&] { return number(client(0), "ps cuts") >= 1; }));
+    expect_ok(client(0), "ps uncut");
+    EXPECT_GT(number(client(1), "ps look " + folder()), before);
+    replace(s);
+  }
   // Beyond its lease; when it goes on it is out, and its name is another's.
   void stop(int s) {
     ASSERT_TRUE(server(s).process().stop());
@@ -131,6 +153,8 @@ class PsProcesses {
   }
 
  private:
+  std::string folder() const { return job_.path("snapshots"); }
+
   // Another process with the name and rank of one that has ended. It waits for the old one's lease.
   void replace(int s) {
     const int rank = kClients + s;
@@ -171,6 +195,21 @@ TEST(IntegrationPs, PS_8_ServersThatAreKilledStoppedAndCutLoseNoAcknowledgedPush
       case 1: ASSERT_NO_FATAL_FAILURE(job.stop(victim)); break;
       default: job.cut(victim);
     }
+    job.expect_pairs();
+  }
+  job.finish();
+}
+
+TEST(IntegrationPs, PS_9_AServerThatIsKilledInACutLeavesAWholeSnapshot) {
+  const auto seed = static_cast<uint32_t>(std::random_device()());
+  std::cout << "seed " << seed << std::endl;
+  std::mt19937 random(seed);
+  PsProcesses job;
+  ASSERT_NO_FATAL_FAILURE(job.open_all());
+  for (int c = 0; c < kClients; ++c) PsProcesses::expect_ok(job.client(c), "ps run");
+  for (int round = 0; round < rounds() / 2 && !::testing::Test::HasFailure(); ++round) {
+    ASSERT_NO_FATAL_FAILURE(
+        job.kill_in_a_cut(static_cast<int>(random() % kServers), 1 + random() % 5));
     job.expect_pairs();
   }
   job.finish();

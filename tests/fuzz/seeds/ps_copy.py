@@ -3,7 +3,7 @@
 from .ps import MAX, definition, push
 from .wire import field, fixed64, groups, varint
 
-FIND, FOUND, COPY, COPIED, MAP, BATCH, RESULTS = range(7)
+FIND, FOUND, COPY, COPIED, MAP, BATCH, RESULTS, MANIFEST, STATE = range(9)
 
 
 def message(what, *parts, tensors=0):
@@ -61,6 +61,21 @@ def entry(request=None, refused=None, gone=None, tensors=0):
     return field(6, (field(1, worker()) + field(2, request) if request is not None else b"")
                  + (field(3, refused) if refused is not None else b"")
                  + (field(4, gone) if gone is not None else b"") + field(5, tensors))
+
+
+def a_file(name=b"snapshot-1-a-1-0.safetensors"):
+    return field(2, field(1, name) + field(2, 512) + fixed64(3, 99))
+
+
+def table(name=b"w", servers=(b"ps0", b"ps1"), files=(0, 1), what=None):
+    return field(3, field(1, name) + field(2, definition() if what is None else what)
+                 + b"".join(field(3, s) for s in servers)
+                 + field(4, field(1, b"c0") + field(2, worker()) + field(3, 1) + field(4, 12) + field(6, b"line 7"))
+                 + b"".join(field(5, f) for f in files))
+
+
+def manifest(*parts):
+    return message(MANIFEST, field(1, 3), *parts)
 
 
 BSP = dict(mode=2, clients=2)
@@ -146,4 +161,16 @@ SEEDS = {
     "a_result_with_an_odd_map": (message(RESULTS, field(1, field(1, field(32, the_map(owner=None))))),
                                  "protocol: a map without epoch"),
     "very_many_empty_results": (message(RESULTS, field(1, field(1, b"")) * 2000), "ok"),
+    "a_manifest": (manifest(a_file(), a_file(b"snapshot-1-a-1-1.safetensors"), table()), "ok"),
+    "a_manifest_of_nothing": (manifest(), "ok"),
+    "a_manifest_of_a_file_elsewhere": (manifest(a_file(b"../passwd")), "invalid_argument: names a file in another folder"),
+    "a_manifest_of_a_file_without_a_name": (manifest(a_file(b"")), "invalid_argument: names a file in another folder"),
+    "a_manifest_that_lacks_a_part": (manifest(a_file(), table(files=(0,))), "invalid_argument: has 1 of 2 parts"),
+    "a_manifest_that_lacks_a_file": (manifest(a_file(), table()), "invalid_argument: names a file that it does not have"),
+    "a_manifest_of_a_table_without_servers": (manifest(a_file(), table(servers=(), files=())), "invalid_argument: has 0 of 0 parts"),
+    "a_manifest_of_a_table_without_a_name": (manifest(a_file(), table(name=b"")), "invalid_argument: a table's name"),
+    "a_manifest_with_an_odd_definition": (manifest(a_file(), table(what=definition(mode=77))), "invalid_argument: "),
+    "a_manifest_that_cannot_be_parsed": (message(MANIFEST, b"\x0b"), "invalid_argument: cannot be parsed"),
+    "a_state": (message(STATE, image(clients=[client()], pushes=[held()])), "ok"),
+    "a_state_that_cannot_be_parsed": (message(STATE, b"\x0b"), "protocol: "),
 }
