@@ -77,6 +77,7 @@ struct DdpSight {
   std::vector<std::vector<std::string>> buckets{};  // the names of the parameters in each
   int64_t reductions = 0;                           // that have succeeded
   int64_t launched_early = 0;                       // buckets that left before the last was full
+  int64_t written_early = 0;                        // gradients, while the last bucket was reduced
   bool rebuilt = false;                             // buckets are in the order of arrival
 };
 

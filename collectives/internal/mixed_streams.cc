@@ -33,7 +33,7 @@ class MixedStreams : public Streams {
     return to_peer(peer).goodbye_comes_last(peer);
   }
   bool drained() override { return outside_->drained(); }
-  void poll_for(int peer, int lane, bool to_read, bool to_write,
+  void poll_for(int peer, int lane, size_t to_read, bool to_write,
                 std::vector<pollfd>* fds) override {
     to_peer(peer).poll_for(peer, lane, to_read, to_write, fds);
   }

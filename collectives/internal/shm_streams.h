@@ -38,7 +38,7 @@ class ShmStreams : public Streams {
   }
   void begin_sleep() override;
   void end_sleep() override;
-  void poll_for(int peer, int lane, bool to_read, bool to_write,
+  void poll_for(int peer, int lane, size_t to_read, bool to_write,
                 std::vector<pollfd>* fds) override {
     (void)peer, (void)lane, (void)to_read, (void)to_write, (void)fds;
   }

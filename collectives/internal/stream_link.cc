@@ -76,8 +76,7 @@ class StreamLinkImpl : public StreamLink {
           for (const auto& peer : peers_) {
             if (peer->rank == member_.rank || peer->data_ended) continue;
             // One whose next header is known has nothing more to say for now.
-            streams_->poll_for(peer->rank, kDataLane,
-                               !peer->receives.empty() || peer->header_got < sizeof(Header),
+            streams_->poll_for(peer->rank, kDataLane, peer->awaited_bytes(),
                                !peer->sends.messages.empty(), fds);
           }
         },
@@ -410,7 +409,7 @@ class StreamLinkImpl : public StreamLink {
   void poll_points(std::vector<pollfd>* fds) {
     for (const auto& peer : peers_) {
       if (peer->rank == member_.rank || peer->points_ended) continue;
-      streams_->poll_for(peer->rank, kPointLane, parked_bytes_ < kMaxParked,
+      streams_->poll_for(peer->rank, kPointLane, parked_bytes_ < kMaxParked ? 1 : 0,
                          !peer->points.messages.empty(), fds);
     }
   }

@@ -61,8 +61,9 @@ class WEFT_API Streams {
   }
   // Discards what has come. True: what this rank has written is not lost if the streams end now.
   virtual bool drained() { return true; }
-  // What to wait for besides the control sockets.
-  virtual void poll_for(int peer, int lane, bool to_read, bool to_write,
+  // What to wait for besides the control sockets. `to_read`: so many bytes are awaited, of a message
+  // that the peer has begun to send if there are more than a header has; 0: none.
+  virtual void poll_for(int peer, int lane, size_t to_read, bool to_write,
                         std::vector<pollfd>* fds) = 0;
 };
 

@@ -83,6 +83,15 @@ Status StreamPeer::read_data(Streams& streams, const Membership& member, const H
   return absl::OkStatus();
 }
 
+size_t StreamPeer::awaited_bytes() const {
+  if (header_got < sizeof(Header)) return sizeof(Header) - header_got;
+  if (receives.empty()) return 0;
+  const Incoming& in = *receives.front();
+  const uint64_t rest = in.expected.bytes - body_got_;
+  if (in.taker == nullptr) return rest;
+  return std::min(rest, kPieceBytes - body_got_ % kPieceBytes);
+}
+
 bool StreamPeer::read_body(Streams& streams, const Incoming& in) {
   const bool pieces = in.taker != nullptr;
   const uint64_t begun = pieces ? body_got_ % kPieceBytes : 0;  // of the piece

@@ -64,6 +64,8 @@ class StreamPeer {
   // As much as has come, into its places. Sets data_ended at the end of the connection.
   Status read_data(Streams& streams, const Membership& member, const Header& mine, size_t* left,
                    bool* moved);
+  // So many bytes the next read of read_data() takes; 0: none is due.
+  size_t awaited_bytes() const;
   // The same of send(): whole messages go to `parked`, as long as their bytes are below `room`.
   Status read_points(Streams& streams, uint64_t room, std::deque<PointMessage>* parked,
                      uint64_t* parked_bytes, bool* moved);

@@ -13,7 +13,7 @@
 
 namespace weft::internal {
 
-std::unique_ptr<Streams> make_tcp_streams(std::vector<TcpPeer> peers);
+WEFT_API std::unique_ptr<Streams> make_tcp_streams(std::vector<TcpPeer> peers);
 
 WEFT_API StatusOr<std::unique_ptr<StreamLink>> make_tcp_link(const Membership& member,
                                                              std::vector<TcpPeer> peers,

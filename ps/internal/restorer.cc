@@ -53,11 +53,11 @@ StatusOr<std::vector<WorkerInfo>> servers_that_serve(const Worker& worker,
   std::vector<WorkerInfo> out;
   while (out.size() < names.size()) {
     const StatusOr<WorkerInfo> info = worker.try_get_worker_info(names[out.size()]);
-    const Status there =
-        info.ok() ? ask_bytes(worker, *info, kRestoreMethod, kCutSignature,
-                              request.SerializeAsString(), std::max(end - worker.now(), kReadyAgain))
-                        .status()
-                  : info.status();
+    const Status there = info.ok() ? ask_bytes(worker, *info, kRestoreMethod, kCutSignature,
+                                               request.SerializeAsString(),
+                                               std::max(end - worker.now(), kReadyAgain))
+                                         .status()
+                                   : info.status();
     if (there.ok()) {
       out.push_back(*info);
       continue;

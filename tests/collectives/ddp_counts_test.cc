@@ -5,7 +5,9 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 
+#include <atomic>
 #include <chrono>
+#include <thread>
 
 #include "weft/collectives/ddp/distributed_data_parallel.h"
 #include "weft/common/metrics.h"
@@ -204,6 +206,78 @@ TEST(DdpCounts, TheFirstBucketIsReducedBeforeTheLastGradientIsThere) {
       ddp.forward(torch::randn({2, 3}), &first).sum().backward();
     }
     EXPECT_EQ(ddp.sight().reductions, 3);
+  });
+}
+
+// The thread of a backward that waits for its last bucket writes the means of the others.
+TEST(DdpCounts, MeansAreWrittenWhileTheLastBucketIsUnderWay) {
+  run_ranks(2, [](ProcessGroup& group) {
+    const auto net = std::make_shared<SizesImpl>();
+    DistributedDataParallel ddp(net, group, {.bucket_cap_mb = 1e-6, .first_bucket_mb = 1e-6});
+    const auto backward = [&ddp, &group] {
+      ddp.forward(torch::full({2, 8}, 1.0F + static_cast<float>(group.rank()))).sum().backward();
+    };
+    {
+      const auto apart = ddp.no_sync();
+      backward();
+    }
+    std::vector<at::Tensor> wanted;
+    for (const at::Tensor& one : net->parameters()) {
+      wanted.push_back(one.grad().clone());
+      group.all_reduce(wanted.back(), {.op = ReduceOp::kAvg});
+    }
+    ddp.zero_grad();
+    std::atomic<bool> over{false};
+    std::unique_ptr<Thread> releases;
+    int64_t written = 0;
+    ddp.register_comm_hook([&](ProcessGroup& of, const GradBucket& bucket) {
+      Future<at::Tensor> mean = allreduce_hook(of, bucket);
+      if (!bucket.is_last()) return mean;
+      Promise<at::Tensor> last;
+      Future<at::Tensor> out = last.future();
+      releases = of.runtime()->spawn("releases", [&, mean, last = std::move(last)]() mutable {
+        (void)mean.try_wait();
+        const DdpSight sight = ddp.sight();
+        for (size_t i = 0; i + 1 < sight.buckets.size(); ++i) {
+          written += static_cast<int64_t>(sight.buckets[i].size());
+        }
+        const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+        while (ddp.sight().written_early < written && !over &&
+               std::chrono::steady_clock::now() < until) {
+          std::this_thread::yield();
+        }
+        last.try_set(mean.try_wait());
+      });
+      return out;
+    });
+    backward();
+    over = true;
+    releases->join();
+    EXPECT_GT(written, 0);
+    EXPECT_EQ(ddp.sight().written_early, written);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_TRUE(at::allclose(net->parameters()[i].grad(), wanted[i])) << i;
+    }
+  });
+}
+
+// What else refers to a gradient goes on to see it.
+TEST(DdpCounts, AGradientThatTheProgramHoldsIsWrittenInPlace) {
+  run_ranks(2, [](ProcessGroup& group) {
+    const auto net = std::make_shared<SizesImpl>();
+    DistributedDataParallel ddp(net, group, {.bucket_cap_mb = 1e-6, .first_bucket_mb = 1e-6});
+    std::vector<at::Tensor> held;
+    for (at::Tensor& one : net->parameters()) {
+      one.mutable_grad() = at::zeros_like(one);
+      held.push_back(one.grad());
+    }
+    for (int i = 0; i < 3; ++i) {
+      ddp.zero_grad(/*set_to_none=*/false);
+      ddp.forward(torch::full({2, 8}, 1.0F + static_cast<float>(group.rank()))).sum().backward();
+      for (size_t p = 0; p < held.size(); ++p) {
+        EXPECT_TRUE(held[p].is_same(net->parameters()[p].grad())) << p;
+      }
+    }
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
@@ -32,7 +33,7 @@ class QuietStreams : public Streams {
   int control(int peer) const override { return peer == peer_ ? control_.get() : -1; }
   int looks() const override { return 1; }
   void relax(int) override {}
-  void poll_for(int, int, bool, bool, std::vector<pollfd>*) override {}
+  void poll_for(int, int, size_t, bool, std::vector<pollfd>*) override {}
   bool goodbye_comes_last(int) const override { return true; }
 
  private:
@@ -109,7 +110,7 @@ class SlowYields : public Streams {
   void begin_sleep() override {
     if (*yields_before_sleep_ < 0) *yields_before_sleep_ = yields_;
   }
-  void poll_for(int, int, bool, bool, std::vector<pollfd>*) override {}
+  void poll_for(int, int, size_t, bool, std::vector<pollfd>*) override {}
 
  private:
   const std::shared_ptr<Runtime> runtime_;
@@ -157,7 +158,7 @@ class LateData : public Streams {
   int control(int peer) const override { return controls_[peer].get(); }
   int looks() const override { return 1; }
   void relax(int) override {}
-  void poll_for(int, int, bool, bool, std::vector<pollfd>*) override {}
+  void poll_for(int, int, size_t, bool, std::vector<pollfd>*) override {}
 
  private:
   const UniqueFd controls_[3];
@@ -272,6 +273,63 @@ INSTANTIATE_TEST_SUITE_P(Sockets, PrivateSocket, ::testing::Values(SOCK_STREAM, 
                          [](const auto& info) {
                            return info.param == SOCK_STREAM ? "stream" : "seqpacket";
                          });
+
+// Two TCP sockets that are connected over loopback.
+std::pair<UniqueFd, UniqueFd> tcp_pair() {
+  const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in at = {};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof at;
+  EXPECT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&at), sizeof at), 0);
+  EXPECT_EQ(listen(listener.get(), 1), 0);
+  EXPECT_EQ(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&at), &size), 0);
+  UniqueFd one(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(connect(one.get(), reinterpret_cast<sockaddr*>(&at), sizeof at), 0);
+  return {std::move(one), UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC))};
+}
+
+// A thread that awaits a piece of a tensor is not woken for each packet of it.
+TEST(StreamLink, ASocketWakesForThePieceThatIsAwaited) {
+  auto [peer, own] = tcp_pair();
+  const int fd = own.get();
+  std::vector<TcpPeer> peers(2);
+  peers[1].lanes[kDataLane] = std::move(own);
+  const auto streams = make_tcp_streams(std::move(peers));
+  const auto ready = [&](size_t awaited, int timeout_ms) {
+    std::vector<pollfd> fds;
+    streams->poll_for(1, kDataLane, awaited, false, &fds);
+    EXPECT_EQ(fds.size(), 1U);
+    EXPECT_EQ(fds.at(0).fd, fd);
+    return poll(fds.data(), fds.size(), timeout_ms) == 1;
+  };
+  const auto arrived = [fd](int bytes) {
+    int unread = 0;
+    while (unread < bytes) ASSERT_EQ(ioctl(fd, FIONREAD, &unread), 0);
+  };
+  constexpr int kLong = 30'000;
+  const std::vector<char> piece(kPieceBytes);
+  ASSERT_EQ(send(peer.get(), piece.data(), 1000, 0), 1000);
+  arrived(1000);
+  EXPECT_FALSE(ready(kPieceBytes, 0));
+  EXPECT_TRUE(ready(1000, 0)) << "of a short message every byte counts";
+  EXPECT_FALSE(ready(kPieceBytes, 0));
+  ASSERT_EQ(send(peer.get(), piece.data(), piece.size() - 1000, 0), ssize_t{kPieceBytes} - 1000);
+  EXPECT_TRUE(ready(kPieceBytes, kLong));
+  std::vector<char> read(kPieceBytes);
+  size_t got = 0;
+  EXPECT_EQ(streams->read(1, kDataLane, read.data(), read.size(), &got), Moved::kBytes);
+  EXPECT_EQ(got, read.size());
+  // The end of a connection is seen, however little came before.
+  ASSERT_EQ(send(peer.get(), piece.data(), 1, 0), 1);
+  arrived(1);
+  EXPECT_FALSE(ready(kPieceBytes, 0));
+  peer = UniqueFd();
+  EXPECT_TRUE(ready(kPieceBytes, kLong));
+  EXPECT_EQ(streams->read(1, kDataLane, read.data(), read.size(), &got), Moved::kBytes);
+  EXPECT_EQ(got, 1U);
+  EXPECT_EQ(streams->read(1, kDataLane, read.data(), read.size(), &got), Moved::kEnd);
+}
 
 }  // namespace
 }  // namespace weft::internal

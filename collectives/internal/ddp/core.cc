@@ -242,7 +242,8 @@ Joinable& ddp_joinable(DdpCore& core) { return core; }
 DdpLoggingData ddp_logging_data(const DdpCore& core) { return core.logging_data(); }
 DdpSight ddp_sight(const DdpCore& core) {
   Reducer::Sight from = core.reducer().sight();
-  return {std::move(from.buckets), from.reductions, from.launched_early, from.rebuilt};
+  return {std::move(from.buckets), from.reductions, from.launched_early, from.written_early,
+          from.rebuilt};
 }
 
 }  // namespace weft::internal

@@ -39,6 +39,7 @@ Reducer::Reducer(std::vector<ModelTensor> parameters, const ProcessGroup& group,
     parameter.sizes = one.tensor.sizes().vec();
     parameter.strides = one.tensor.strides().vec();
     parameter.model = std::move(one);
+    gradient_bytes_ += parameter.model.tensor.nbytes();
     parameters_.push_back(std::move(parameter));
   }
   MutexLock lock(&mutex_);
@@ -195,6 +196,7 @@ Reducer::Sight Reducer::sight() const {
   }
   out.reductions = reductions_;
   out.launched_early = launched_early_;
+  out.written_early = written_early_;
   out.rebuilt = rebuilt_;
   out.first_bytes = first_bytes_;
   out.bucket_bytes = bucket_bytes_locked();

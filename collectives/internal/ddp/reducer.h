@@ -16,7 +16,7 @@
 //          per bucket, and one to agree; what fails on one rank before its end takes part with
 //          zeros.
 //   DDP-2  a reduction succeeds on all ranks, with the same gradients, or fails on all with an
-//          error that names ranks and parameters.
+//          error that names ranks and parameters; some gradients of one that fails may be means.
 //   DDP-3  gradients of two backwards are never in one bucket: a hook of another backward only
 //          notes that its parameter is ready.
 //   DDP-4  a reduction that fails leaves nothing behind: the next one of the same group works.
@@ -95,6 +95,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::vector<std::vector<std::string>> buckets{};  // the names in each
     int64_t reductions = 0;                           // that have succeeded
     int64_t launched_early = 0;                       // buckets, before the last gradient was ready
+    int64_t written_early = 0;                        // means, while the last bucket was reduced
     bool rebuilt = false;
     std::vector<int64_t> first_bytes{};   // of the buckets, before they were made again...
     std::vector<int64_t> bucket_bytes{};  // ...and now; 0: sparse
@@ -142,7 +143,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     JoinSession::AnnouncementRef announced{};  // under a Join
     JoinActive active{};                       // the ranks that have batches
     Status failed{};
-    at::Tensor agreed{};  // what the ranks agree on
+    std::vector<bool> written{};  // parameters whose gradient is the mean already; empty: none
+    at::Tensor agreed{};          // what the ranks agree on
     Work agreeing{};
     // What its end does, for show_wait(), which may outlive it.
     enum class AtEnd { kNotYet, kWaitsForTurn, kReduces };
@@ -204,10 +206,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void complete_locked(Reduction* reduction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void give_up_locked(const ReductionRef& reduction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void wait_buckets(Reduction* reduction);
+  // The means of a bucket, if the last one is still under way.
+  void write_early(Reduction* reduction, size_t bucket);
   // Throws what any rank has to say. DDP-2.
   void agree(Reduction* reduction);
   std::vector<int64_t> agree_on_order(Reduction* reduction);
   void write_back(Reduction* reduction);
+  void write_mean(const Reduction& reduction, const Parameter& parameter);
   void reduce_sparse(Reduction* reduction, Parameter* parameter);
   bool is_used(const Reduction& reduction, size_t parameter) const;
   Status missing_arrivals_locked(const Reduction& reduction) const
@@ -220,6 +225,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ProcessGroup group_;
   const ReducerOptions options_;
   const int64_t world_;
+  size_t gradient_bytes_ = 0;          // of all parameters
   std::vector<Parameter> parameters_;  // buckets and views: while nothing is reduced
   std::vector<LeafHook> hooks_;
   const std::shared_ptr<ReductionWatch> watch_;
@@ -246,6 +252,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   size_t join_part_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t reductions_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t launched_early_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t written_early_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t early_before_ ABSL_GUARDED_BY(mutex_) = 0;  // `launched_early_` at the last beginning
   std::vector<int64_t> first_bytes_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> unused_ ABSL_GUARDED_BY(mutex_);  // by all ranks, in the last reduction

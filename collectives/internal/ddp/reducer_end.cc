@@ -7,11 +7,13 @@
 
 #include "ATen/core/grad_mode.h"
 #include "ATen/ops/empty.h"
+#include "ATen/ops/empty_like.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/collectives/internal/ddp/group_io.h"
 #include "weft/collectives/internal/ddp/reducer.h"
+#include "weft/transport/stream_copy.h"
 
 namespace weft::internal {
 namespace {
@@ -34,6 +36,17 @@ std::string of_backward(const GradAccessor::BackwardId& id) {
              ? absl::StrCat("a backward of autograd context ", id.context->counter, " of ",
                             to_string(id.context->creator))
              : absl::StrCat("local backward ", id.number);
+}
+
+// `whole`: bytes of all gradients that are copied one after another.
+void copy_gradient(const at::Tensor& from, at::Tensor& to, size_t whole) {
+  const bool same = from.is_cpu() && to.is_cpu() && from.scalar_type() == to.scalar_type() &&
+                    from.strides() == to.strides() && from.is_non_overlapping_and_dense();
+  if (!same) {
+    to.copy_(from);
+    return;
+  }
+  copy_part(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes(), whole);
 }
 
 }  // namespace
@@ -208,8 +221,9 @@ void Reducer::wait_buckets(Reduction* reduction) {
     watch_->waits_for(one.what);
     const Status done = one.wait(time_for(*reduction));
     if (done.ok()) {
-      if (one.bucket.has_value() && *one.bucket >= watch_->first_unreduced()) {
-        watch_->reduced(*one.bucket);
+      if (one.bucket.has_value()) {
+        if (*one.bucket >= watch_->first_unreduced()) watch_->reduced(*one.bucket);
+        write_early(reduction, *one.bucket);
       }
       continue;
     }
@@ -221,6 +235,28 @@ void Reducer::wait_buckets(Reduction* reduction) {
     // What a hook gives is known to this rank alone, and the others may have agreed already.
     if (hooked && group_.failure().ok()) group_.abort(std::string(failed.message()));
     throw_error(failed);
+  }
+}
+
+// This thread has nothing else to do until the last bucket is reduced. A local backward has added to
+// the gradients before it fails, so they are of no use then, whether some are means or not. Those of
+// a pass are dropped with it, and what is not used by any rank is known when the ranks have agreed.
+void Reducer::write_early(Reduction* reduction, size_t bucket) {
+  const bool later = reduction->id.context.has_value() || reduction->asks_used ||
+                     reduction->shadow || reduction->announced != nullptr;
+  if (later || options_.bucket_view || !reduction->failed.ok()) return;
+  std::vector<size_t> members;
+  {
+    MutexLock lock(&mutex_);
+    const Bucket& one = buckets_[bucket];
+    if (!buckets_.back().is_under_way() || !one.buffer.is_cpu()) return;
+    members = one.parameters;
+    written_early_ += static_cast<int64_t>(members.size());
+  }
+  reduction->written.resize(parameters_.size());
+  for (const size_t i : members) {
+    if (is_used(*reduction, i)) write_mean(*reduction, parameters_[i]);
+    reduction->written[i] = true;
   }
 }
 
@@ -303,7 +339,6 @@ void Reducer::learn_graph_locked(const Reduction& reduction) {
 
 // No other reduction uses the buckets: this one is active.
 void Reducer::write_back(Reduction* reduction) {
-  const bool alias = options_.bucket_view && !reduction->id.context.has_value();
   const double share = share_of_absent(*reduction);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
@@ -312,19 +347,26 @@ void Reducer::write_back(Reduction* reduction) {
       continue;
     }
     if (!is_used(*reduction, i)) continue;  // by no rank: its gradient stays as it is
-    const at::Tensor& view = parameter.view;
-    if (share != 1) view.mul_(share);
-    reduction->accessor->with_grad(parameter.model.tensor, [&](at::Tensor& grad) {
-      if (alias) {
-        grad = view;
-      } else if (grad.defined()) {
-        grad.copy_(view);
-      } else {
-        grad = view.clone();
-      }
-      return true;
-    });
+    if (!reduction->written.empty() && reduction->written[i]) continue;
+    if (share != 1) parameter.view.mul_(share);
+    write_mean(*reduction, parameter);
   }
+}
+
+void Reducer::write_mean(const Reduction& reduction, const Parameter& parameter) {
+  const bool alias = options_.bucket_view && !reduction.id.context.has_value();
+  const at::Tensor& view = parameter.view;
+  const size_t whole = gradient_bytes_;
+  reduction.accessor->with_grad(parameter.model.tensor, [alias, whole, &view](at::Tensor& grad) {
+    if (alias) {
+      grad = view;
+    } else {
+      // One that has none gets one of the strides that its copy in the bucket has.
+      if (!grad.defined()) grad = at::empty_like(view);
+      copy_gradient(view, grad, whole);
+    }
+    return true;
+  });
 }
 
 void Reducer::reduce_sparse(Reduction* reduction, Parameter* parameter) {
