@@ -23,6 +23,7 @@ from pathlib import Path
 
 STOP_LIMIT_S = 10
 PR_SET_PDEATHSIG = 1
+PR_SET_TIMERSLACK = 29
 
 
 class DriverError(Exception):
@@ -135,18 +136,21 @@ class DriverSpec:
     world: int = 2  # ranks; a third one shares the core of the first, and so on
     environment: dict = dataclasses.field(default_factory=dict)
     missing: str = ""  # why it cannot be started here
+    timer_slack_ns: int = 0  # by which a sleep may be longer; 0: as the kernel has it, 50 us
 
 
 class Process:
     """One rank: its pid, its lines, its log. Runs on `core` alone, or anywhere without one."""
 
-    def __init__(self, command, core, log_path, environment):
+    def __init__(self, command, core, log_path, environment, timer_slack_ns=0):
         libc = ctypes.CDLL(None, use_errno=True)
 
         def prepare():
             if core is not None:
                 os.sched_setaffinity(0, {core})
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing outlives this program
+            if timer_slack_ns > 0:
+                libc.prctl(PR_SET_TIMERSLACK, timer_slack_ns)  # threads inherit it
 
         self.log_path = log_path
         with open(log_path, "ab") as log:
@@ -249,7 +253,9 @@ class Driver:
             for rank in reversed(range(self.spec.world)):
                 command = [*self.spec.command, "--rank", str(rank), *common]
                 log = self.scratch / f"{stem}.{rank}.log"
-                process = Process(command, self.cores[rank], log, self.spec.environment)
+                process = Process(
+                    command, self.cores[rank], log, self.spec.environment, self.spec.timer_slack_ns
+                )
                 self.ranks.insert(0, process)
             for rank in self.ranks:
                 rank.receive(deadline)

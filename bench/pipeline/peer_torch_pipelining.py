@@ -67,6 +67,39 @@ class SleepingStage(nn.Module):
         return Sleep.apply(x, self.w, self.seconds)
 
 
+class Through(torch.autograd.Function):
+    """x, whose gradient takes so long."""
+
+    @staticmethod
+    def forward(ctx, x, seconds):
+        ctx.seconds = seconds
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+class SleepingStageInParts(SleepingStage):
+    """The same for a backward in two parts, which takes the weights' gradients from where their path leaves that of the
+    inputs, and refuses a node that is written in Python there."""
+
+    def forward(self, x):
+        if self.first and self.training and not x.requires_grad:
+            x = x.detach().requires_grad_()
+        time.sleep(self.seconds)
+        return Through.apply(x, self.seconds) * Through.apply(self.w, self.seconds)
+
+
+class StageOfAV(PipelineStage):
+    """Before the first step every stage exchanges a tensor with both its neighbours, the one on its own rank included,
+    which Gloo refuses ("Pair is not connected"). Nothing is computed from these tensors."""
+
+    def _get_init_p2p_neighbors_ops(self):
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+
+
 class Block(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
@@ -137,7 +170,8 @@ def sleeping(name, rank, world, m, seconds):
         return Run(schedule, rank == 0, rank == world - 1, x, target)
     is_v = name == "zb-v"
     numbers = [rank, 2 * world - 1 - rank] if is_v else [rank, rank + world]
-    stages = [PipelineStage(SleepingStage(seconds / 2, i == 0), i, 2 * world, device) for i in numbers]
+    kind, module = (StageOfAV, SleepingStageInParts) if is_v else (PipelineStage, SleepingStage)
+    stages = [kind(module(seconds / 2, i == 0), i, 2 * world, device) for i in numbers]
     schedule = TWO_STAGES[name](stages, n_microbatches=m, loss_fn=squares)
     return Run(schedule, rank == 0, rank == (0 if is_v else world - 1), x, target)
 

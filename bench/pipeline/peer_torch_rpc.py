@@ -22,16 +22,23 @@ import torch_peer  # noqa: E402
 WARM_UP_STEPS = 2
 
 
+# A stage's device does one thing at a time. A stage that computes is held to that by its device; one that sleeps is not:
+# the autograd engine runs the backwards of two micro-batches at once, on two threads.
+device = threading.Lock()
+
+
 class Sleep(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, seconds):
         ctx.seconds = seconds
-        time.sleep(seconds)
+        with device:
+            time.sleep(seconds)
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        time.sleep(2 * ctx.seconds)
+        with device:
+            time.sleep(2 * ctx.seconds)
         return gradient, None
 
 

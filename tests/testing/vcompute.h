@@ -31,14 +31,16 @@ class VCompute : public pipeline::StageCompute {
 
   StatusOr<pipeline::Tensors> forward(pipeline::ForwardCall call) override {
     const Key key{call.step, call.micro_batch};
-    if (call.forward_only) {
-      wait(cost_.forward);
-      return pipeline::Tensors{at::zeros({1})};
+    if (!call.forward_only && !live_.emplace(key, call.inputs.size()).second) {
+      return wrong(key, "a second forward");
     }
-    if (!live_.emplace(key, call.inputs.size()).second) return wrong(key, "a second forward");
-    wait(cost_.forward);
-    if (key == throws_at_) return make_error(ErrorKind::kUser, "vcompute was told to fail");
-    return pipeline::Tensors{at::zeros({1})};
+    const absl::Time until = after(cost_.forward);
+    pipeline::Tensors out{at::zeros({1})};
+    wait(until);
+    if (!call.forward_only && key == throws_at_) {
+      return make_error(ErrorKind::kUser, "vcompute was told to fail");
+    }
+    return out;
   }
   Status recompute(int64_t step, int micro_batch) override {
     if (live_.count({step, micro_batch}) == 0) return wrong({step, micro_batch}, "no forward");
@@ -56,8 +58,10 @@ class VCompute : public pipeline::StageCompute {
                                          pipeline::Tensors) override {
     const auto it = live_.find({step, micro_batch});
     if (it == live_.end()) return wrong({step, micro_batch}, "no forward");
-    wait(cost_.input_grad);
-    return pipeline::Tensors(it->second, at::zeros({1}));
+    const absl::Time until = after(cost_.input_grad);
+    pipeline::Tensors out(it->second, at::zeros({1}));
+    wait(until);
+    return out;
   }
   Status weight_grad(int64_t step, int micro_batch) override {
     if (live_.erase({step, micro_batch}) == 0) return wrong({step, micro_batch}, "no forward");
@@ -87,8 +91,10 @@ class VCompute : public pipeline::StageCompute {
   void drop(const Status&) override { live_.clear(); }
 
  protected:
-  void wait(pipeline::Ticks ns) {
-    const absl::Time until = runtime_->now() + absl::Nanoseconds(ns);
+  // What an action computes is made within its time, as that of any stage.
+  absl::Time after(pipeline::Ticks ns) const { return runtime_->now() + absl::Nanoseconds(ns); }
+  void wait(pipeline::Ticks ns) { wait(after(ns)); }
+  void wait(absl::Time until) {
     const auto parker = runtime_->make_parker();
     while (runtime_->now() < until) (void)parker->park_until(until);
   }
