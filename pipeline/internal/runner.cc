@@ -1,6 +1,7 @@
 #include "weft/pipeline/internal/runner.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -14,6 +15,9 @@ namespace {
 // Between steps nothing else tells that the maker has ended.
 constexpr absl::Duration kProbeMakerAfter = absl::Seconds(1);
 constexpr absl::Duration kProbeDeadline = absl::Seconds(5);
+
+// RUN-9.
+constexpr size_t kMostHeld = 16;
 
 using weft::internal::GuardRef;
 
@@ -153,40 +157,7 @@ void Runner::begin(BeginMessage message, ReplyFn reply) {
   changed_.notify_all();
 }
 
-Status Runner::put(PutMessage message, std::string_view sender) {
-  WEFT_RETURN_IF_ERROR(check_same(message.of, sender, message.step));
-  const Plan& plan = setup_.plan;
-  const int64_t least = has_barrier() ? norm_edge() : norm_edge() + 1;
-  if (message.edge < 0 && message.edge >= least && message.step >= 0 && message.micro_batch >= 0 &&
-      message.micro_batch < static_cast<int64_t>(plan.workers.size())) {
-    const int root =
-        message.edge == norm_edge() ? 0 : root_of(group_of(static_cast<int>(message.edge)));
-    const int to = message.backward ? root : static_cast<int>(message.micro_batch);
-    if (to != static_cast<int>(setup_.self)) {
-      return make_error(ErrorKind::kProtocol, "weights that this worker has no stage of");
-    }
-    return fill({message.step, static_cast<int>(message.edge),
-                 static_cast<int>(message.micro_batch), message.backward},
-                std::move(message.tensors));
-  }
-  if (message.edge < 0 || message.edge >= static_cast<int64_t>(plan.edges.size()) ||
-      message.micro_batch < 0 || message.micro_batch >= plan.micro_batches || message.step < 0) {
-    return make_error(ErrorKind::kProtocol,
-                      absl::StrCat("edge ", message.edge, ", micro-batch ", message.micro_batch,
-                                   ", step ", message.step, " for a plan of ", plan.edges.size(),
-                                   " edges and ", plan.micro_batches, " micro-batches"));
-  }
-  const Edge& e = plan.edges[message.edge];
-  if (plan.placement[message.backward ? e.from : e.to] != static_cast<int>(setup_.self)) {
-    return make_error(ErrorKind::kProtocol,
-                      absl::StrCat("edge ", e.from, ">", e.to, " does not end at this worker"));
-  }
-  return fill({message.step, static_cast<int>(message.edge), static_cast<int>(message.micro_batch),
-               message.backward},
-              std::move(message.tensors));
-}
-
-Status Runner::fill(SlotName name, Tensors tensors) {
+Status Runner::fill(SlotName name, Tensors tensors, ReplyFn* reply) {
   if (setup_.bug == RunnerBug::kSlotWithoutStep) std::get<0>(name) = 0;
   WEFT_ASSIGN_OR_RETURN(GuardRef ready, mark_of(tensors));
   {
@@ -196,6 +167,7 @@ Status Runner::fill(SlotName name, Tensors tensors) {
       return make_error(ErrorKind::kProtocol, absl::StrCat("a second time: ", slot_text(name)));
     }
     slots_.emplace(name, Slot{std::move(tensors), std::move(ready)});
+    if (reply != nullptr) held_.push_back(std::exchange(*reply, nullptr));
   }
   changed_.notify_all();
   return absl::OkStatus();
@@ -232,6 +204,7 @@ void Runner::fail(const Status& why, bool tell_others) {
            [](const StatusOr<Payload>&) {});
     }
   }
+  answer_held();
   for (auto& [step, b] : begun) b.reply(why);
   if (failed && setup_.on_failed != nullptr) setup_.on_failed();
 }
@@ -298,10 +271,12 @@ std::optional<Runner::Begun> Runner::next() {
           return std::move(first.mapped());
         }
         place_ = {};
-        if (runtime_->now() >= probe_at) break;
+        if (runtime_->now() >= probe_at || !held_.empty()) break;
         (void)changed_.wait_until(&mutex_, probe_at);
       }
     }
+    answer_held();
+    if (runtime_->now() < probe_at) continue;
     probe(setup_.maker, "@pipeline.touch",
           absl::StrCat(at_text({}), " of worker '", setup_.maker.name, "'"));
     probe_at = runtime_->now() + kProbeMakerAfter;
@@ -411,6 +386,7 @@ Status Runner::run_actions(Begun* begun, Current* now) {
       if (!error_.ok()) return error_;  // another worker's, the cause of this one
     }
     if (!status.ok()) return annotate(status, where(a, begun->message.step));
+    answer_held(kMostHeld);
     if (setup_.record) {
       now->end.times.push_back(absl::ToUnixNanos(now->began));
       now->end.times.push_back(absl::ToUnixNanos(runtime_->now()));

@@ -21,6 +21,10 @@
 //   RUN-8  with a norm over all stages, no stage steps before all workers have their last gradient: each
 //          gives its part of the norm to the plan's first worker, which gives the whole to all. Steps
 //          then come at the end of every list.
+//   RUN-9  small messages are answered together, by the thread: when it has waited for some milliseconds, when
+//          the step has ended, and when there are some, whichever is first. They are copies, so that a sender
+//          lends nothing meanwhile. An answer costs about as much as such a message, and takes the core, at
+//          either worker, from the action that waited for the message.
 
 #include <cstdint>
 #include <functional>
@@ -84,8 +88,8 @@ class Runner : public std::enable_shared_from_this<Runner> {
   const RunnerSetup& setup() const { return setup_; }
   void start();
   void begin(BeginMessage message, ReplyFn reply);
-  // From worker `sender`.
-  Status put(PutMessage message, std::string_view sender);
+  // From worker `sender`. Answered once, perhaps later by the thread (RUN-9).
+  void put(PutMessage message, std::string_view sender, ReplyFn reply);
   // From another worker (`tell_others` false), or found here.
   void fail(const Status& why, bool tell_others);
   // The same for the loss of a worker: what was being done here is added to it.
@@ -166,7 +170,15 @@ class Runner : public std::enable_shared_from_this<Runner> {
                  const StatusOr<Payload>& answer);
   const WorkerInfo& giver(const SlotName& name) const;
   std::string at_text(const Place& place) const;
-  Status fill(SlotName name, Tensors tensors);
+  // The slot that a message is for.
+  StatusOr<SlotName> slot_of(const PutMessage& message) const;
+  // `reply`: of a message, kept until answer_held(); null for what another stage of this worker gives, and
+  // for a message that is answered immediately.
+  Status fill(SlotName name, Tensors tensors, ReplyFn* reply = nullptr);
+  // RUN-9.
+  static constexpr size_t kSmallBytes = size_t{4} << 10;
+  static bool is_small(const Tensors& tensors);
+  void answer_held(size_t more_than = 0);
   // OK, or the error that has ended this part: the other worker's part is of something else.
   Status check_same(const PartDigest& other, std::string_view worker, int64_t step);
   std::string slot_text(const SlotName& name) const;
@@ -185,6 +197,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   mutable Mutex mutex_;
   std::unique_ptr<Thread> thread_ ABSL_GUARDED_BY(mutex_);
   std::map<SlotName, Slot> slots_ ABSL_GUARDED_BY(mutex_);
+  std::vector<ReplyFn> held_ ABSL_GUARDED_BY(mutex_);  // answers (RUN-9)
   // By step: after a connection has broken, a later one may come before an earlier one.
   std::map<int64_t, Begun> begun_ ABSL_GUARDED_BY(mutex_);
   Status error_ ABSL_GUARDED_BY(mutex_);

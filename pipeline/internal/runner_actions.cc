@@ -14,6 +14,8 @@ namespace {
 
 // A wait of this length is worth a question.
 constexpr absl::Duration kProbeAfter = absl::Milliseconds(500);
+// RUN-9: after a wait of this length the next action is not due at any moment.
+constexpr absl::Duration kHoldFor = absl::Milliseconds(5);
 
 }  // namespace
 
@@ -53,6 +55,7 @@ StatusOr<Tensors> Runner::take(const Action& action, SlotName name, absl::Time d
   if (setup_.bug == RunnerBug::kSlotWithoutStep) std::get<0>(name) = 0;
   const absl::Time began = runtime_->now();
   absl::Time probe_at = began + kProbeAfter;
+  absl::Time held_from = began;
   while (true) {
     {
       MutexLock lock(&mutex_);
@@ -81,12 +84,15 @@ StatusOr<Tensors> Runner::take(const Action& action, SlotName name, absl::Time d
               absl::StrCat("the step's time of ", absl::FormatDuration(setup_.deadline),
                            " is over, waiting for the ", slot_text(name)));
         }
-        if (now >= probe_at) break;
+        const absl::Time answer_at = held_.empty() ? probe_at : held_from + kHoldFor;
+        if (now >= std::min(probe_at, answer_at)) break;
         waits_ = name;
-        (void)changed_.wait_until(&mutex_, std::min(deadline, probe_at));
+        (void)changed_.wait_until(&mutex_, std::min({deadline, probe_at, answer_at}));
         waits_.reset();
       }
     }
+    answer_held();
+    if (held_from = runtime_->now(); held_from < probe_at) continue;
     const std::string context =
         absl::StrCat(where(action, std::get<0>(name)), ", waiting for the ", slot_text(name));
     for (const WorkerInfo& peer : setup_.workers) probe(peer, "@pipeline.probe", context);
@@ -245,20 +251,25 @@ Status Runner::send(const Action& a, Current* now) {
 }
 
 void Runner::post(const Action& a, PutMessage message) {
-  // The tensors are borrowed until the answer: no stage may write to them before.
+  // The tensors are borrowed until the answer: no stage may write to them before. The answer to a small
+  // message may come late (RUN-9), so that one is copied.
   std::vector<std::pair<at::Tensor, uint32_t>> lent;
+  CallOptions options{.retry = Retry::kAtMostOnce, .backpressure = Backpressure::kWait};
+  options.deadline = setup_.deadline;
+  if (is_small(message.tensors)) options.tensors = TensorArgs::kCopy;
   metrics_->messages->add();
   for (const at::Tensor& t : message.tensors) {
-    if (t.defined()) metrics_->bytes->add(t.nbytes());
-    if (t.defined() && !t.is_inference()) lent.emplace_back(t, t._version());
+    if (!t.defined()) continue;
+    metrics_->bytes->add(t.nbytes());
+    if (options.tensors == TensorArgs::kBorrow && !t.is_inference()) {
+      lent.emplace_back(t, t._version());
+    }
   }
   const WorkerInfo& peer = setup_.workers[static_cast<size_t>(message.worker)];
   {
     MutexLock lock(&mutex_);
     ++sends_;
   }
-  CallOptions options{.retry = Retry::kAtMostOnce, .backpressure = Backpressure::kWait};
-  options.deadline = setup_.deadline;
   call(*worker_, peer, "@pipeline.put", message, options,
        [weak = weak_from_this(), a, step = message.step, lent = std::move(lent),
         name = peer.name](const StatusOr<Payload>& answer) {
@@ -281,6 +292,7 @@ void Runner::post(const Action& a, PutMessage message) {
 }
 
 Status Runner::reduce(const Action& a, Current* now) {
+  answer_held();
   const absl::Duration left = now->deadline - runtime_->now();
   WEFT_RETURN_IF_ERROR(setup_.stages.at(a.stage)->reduce(now->message->step, left));
   for (size_t g = 0; g < setup_.plan.tied.size(); ++g) {

@@ -45,6 +45,7 @@ void Runner::keep(absl::AnyInvocable<void(Status)> done) {
 
 // COPY-1. The step's answer says that it is kept: what a caller has seen done can be gone on from.
 Status Runner::keep_and_wait() {
+  answer_held();
   {
     MutexLock lock(&mutex_);
     kept_.reset();

@@ -177,9 +177,7 @@ void PipelineService::on_begin(CallContext& call, BeginMessage message, ReplyFn 
 void PipelineService::on_put(CallContext& call, PutMessage message, ReplyFn reply) {
   const auto part = find(message.pipeline, message.worker);
   if (!part.ok()) return reply(part.status());
-  if (Status s = part->runner->put(std::move(message), call.caller().name); !s.ok())
-    return reply(s);
-  answer(std::move(reply));
+  part->runner->put(std::move(message), call.caller().name, std::move(reply));
 }
 
 void PipelineService::on_fail(CallContext& call, FailMessage message, ReplyFn reply) {
