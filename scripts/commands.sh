@@ -25,6 +25,19 @@ configure() {
   sed -n 's/^-- weft: /dev: using /p' "$log" >&2
 }
 
+# The same of what is run from its folder and never installed: linked by lld, which reads LibTorch's tables of symbols in
+# an eighth of the time.
+configure_in_place() {
+  local kind linker=()
+  if command -v ld.lld >/dev/null; then
+    # What a library needs it names itself; lld does not look there.
+    for kind in EXE SHARED MODULE; do
+      linker+=("-DCMAKE_${kind}_LINKER_FLAGS=-fuse-ld=lld -Wl,--allow-shlib-undefined")
+    done
+  fi
+  configure "$@" "${linker[@]}"
+}
+
 build_targets() {
   local folder="$1"
   shift
@@ -39,7 +52,7 @@ build_targets() {
 
 command_build() {
   need_packages "${packages_build[@]}"
-  configure "$build"
+  configure_in_place "$build"
   build_targets "$build" "$@"
 }
 
@@ -126,7 +139,7 @@ command_gpu_bundle() {
 command_demo() {
   [ $# = 0 ] || { code=2 die "demo takes no arguments; build/bin/async_ps --help has the program's own"; }
   need_packages "${packages_build[@]}"
-  configure "$build"
+  configure_in_place "$build"
   build_targets "$build" weftrun async_ps
   local out="$build/demo" start seconds accuracy status=0
   mkdir -p "$out"
@@ -194,7 +207,7 @@ command_test() {
   if [ "$full" = yes ]; then need_packages --no-services "${packages_full[@]}"; fi
   need_venv full
   [ "$only_setup" = no ] || return 0
-  configure "$build"
+  configure_in_place "$build"
   build_targets "$build"
   [ "$only_build" = no ] || return 0
   export_test_environment
@@ -211,7 +224,7 @@ command_bench() {
   [ $# -gt 0 ] || { code=2 die "bench wants a suite: rpc, rref, autograd, collectives, ddp, pipeline, ps"; }
   need_packages "${packages_build[@]}"
   need_venv full
-  configure "$build"
+  configure_in_place "$build"
   # It builds the drivers of the suite by itself.
   WEFT_BUILD_DIR="$build" "$(venv_dir full)/bin/python" "$root/bench/run.py" "$@"
 }
@@ -237,7 +250,7 @@ command_release() {
 
 command_lint() {
   need_packages "${packages_build[@]}" "${packages_lint[@]}"
-  configure "$build"
+  configure_in_place "$build"
   # Only what the generated headers need.
   if ninja -C "$build" -t query weft_proto_headers >/dev/null 2>&1; then
     build_targets "$build" weft_proto_headers
@@ -251,7 +264,7 @@ clang_arguments=(-DCMAKE_CXX_COMPILER=clang++-14 -DCMAKE_C_COMPILER=clang-14 -DW
 configure_asan() {
   need_packages "${packages_build[@]}" "${packages_clang[@]}"
   # One folder for the sanitizers and the fuzz targets: what both need is built once.
-  configure "$build/asan" "${clang_arguments[@]}" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 \
+  configure_in_place "$build/asan" "${clang_arguments[@]}" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 \
     "-DWEFT_SANITIZE=address;undefined" -DWEFT_FUZZ=ON -DWEFT_TEST_SET=sanitizer -DWEFT_BUILD_EXAMPLES=OFF \
     -DWEFT_BUILD_TOOLS=OFF
 }
@@ -291,7 +304,7 @@ command_asan() {
 
 command_tsan() {
   need_packages "${packages_build[@]}" "${packages_clang[@]}"
-  configure "$build/tsan" "${clang_arguments[@]}" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DWEFT_SANITIZE=thread \
+  configure_in_place "$build/tsan" "${clang_arguments[@]}" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DWEFT_SANITIZE=thread \
     -DWEFT_TEST_SET=thread -DWEFT_BUILD_EXAMPLES=OFF -DWEFT_BUILD_TOOLS=OFF
   # Where threads and memory that they share are made; what stands on them is compiled only for a whole pass.
   local brief_tests=(common_test contract_arena_test contract_store_test contract_transport_test rpc_test rref_test

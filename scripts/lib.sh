@@ -17,7 +17,7 @@ retry() {
 
 # --- Debian packages -------------------------------------------------------------------------------------------
 
-packages_build=(g++ cmake ninja-build ccache pkg-config git python3 python3-venv
+packages_build=(g++ lld cmake ninja-build ccache pkg-config git python3 python3-venv
   libgrpc++-dev libgrpc-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
   libssl-dev openssl zlib1g-dev libc-ares-dev libre2-dev
   libgtest-dev libgmock-dev libbenchmark-dev prometheus-cpp-dev spin)
