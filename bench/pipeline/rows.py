@@ -17,7 +17,7 @@ from harness import DriverError, DriverSpec, Figure, end_drivers, median, pooled
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import netlab  # noqa: E402
 
-ROWS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10")
+ROWS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10", "L11")
 PEERS = ("python", "tutorial")
 
 OURS, OURS_TEXT, OURS_ALONE = "weft", "weft/text", "weft/alone"
@@ -36,6 +36,8 @@ SYNCHRONOUS = ("sequential", "gpipe", "1f1b", "1f1b+1", "interleaved:2", "looped
 STEPS = 8
 OVERLAPPED = 20
 SPLITS = 60
+# L11: the shortest action of L7, where a record weighs most.
+RECORDED_MS, RECORDED = 2, 40
 # L9: an action, the rate between the hosts, and the gradients of a stage, whose reduction takes half an action.
 REPLICA_MS, REPLICA_RATE_MBIT = 200, 100
 REPLICA_BYTES = REPLICA_MS * REPLICA_RATE_MBIT * 1000 // 8 // 2
@@ -253,6 +255,20 @@ def row_l10(bench, quick):
     return [worst_of("L10", "backward in two parts, of the whole", parts), *parts]
 
 
+def row_l11(bench, quick):
+    metric = f"a step of 1f1b at {RECORDED_MS} ms that records its timeline, of one that does not, p50"
+    bench.log(f"L11: {metric}")
+    line = f"recorded 1f1b {M} {RECORDED_MS * 1000} {STEPS if quick else RECORDED}"
+    rounds = bench.interleave([OURS], line, LIMIT_S).get(OURS, [])
+    if isinstance(rounds, DriverError):
+        return [failed(share("L11", metric, [], 1.02), rounds)]
+    if not rounds:
+        return [share("L11", metric, [], 1.02)]
+    without, recorded = median(pooled(rounds, "without")), median(pooled(rounds, "with"))
+    bench.log(f"    without {without / 1000:.2f} ms   recorded {recorded / 1000:.2f} ms")
+    return [share("L11", metric, [recorded / without], 1.02)]
+
+
 def measure(bench, wanted, quick, memory):
     rows = {
         "L1": row_l1,
@@ -265,6 +281,7 @@ def measure(bench, wanted, quick, memory):
         "L8": row_l8,
         "L9": row_l9,
         "L10": row_l10,
+        "L11": row_l11,
     }
     figures = []
     for id in ROWS:

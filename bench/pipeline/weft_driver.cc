@@ -4,6 +4,8 @@
 //                                     {"us": [...], "simulated_us": what the simulator says of one}
 //   overlapped SCHEDULE M U_US COUNT  COUNT steps begun at once
 //                                     {"us": [time per step, from the middle one to the last]}
+//   recorded SCHEDULE M U_US COUNT    steps in turns without and with PipelineOptions::record
+//                                     {"without": [us], "with": [us]}
 //   text M COUNT                      steps of pipeline_text's transformer in two stages, 1F1B
 //                                     {"us": [...]}
 //   replicas U_US BYTES COUNT         two replicas of two stages (replicas.h)
@@ -20,6 +22,7 @@
 
 #include <atomic>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -77,7 +80,7 @@ std::vector<double> time_steps(int64_t count, const std::function<void()>& step)
 }
 
 struct Sleeping {
-  Sleeping(const Worker& worker, std::istream& in) {
+  Sleeping(const Worker& worker, std::istream& in, bool record = false) {
     std::string schedule;
     int micro_batches = 0;
     int64_t u_us = 0;
@@ -94,7 +97,7 @@ struct Sleeping {
         static_cast<double>(pipeline::simulate(plan, costs_of(plan, u_us)).makespan) / 1000;
     pipe = std::make_unique<pipeline::Pipeline>(
         worker, std::move(stages), plan,
-        pipeline::PipelineOptions{.deadline = std::chrono::minutes(5)});
+        pipeline::PipelineOptions{.deadline = std::chrono::minutes(5), .record = record});
     inputs.assign(static_cast<size_t>(micro_batches), {at::zeros({4, 16})});
     weights.assign(static_cast<size_t>(micro_batches), 1.0);
   }
@@ -113,6 +116,24 @@ std::string steps(const Worker& worker, std::istream& in) {
   const auto us = time_steps(sleeping.count, [&] { sleeping.begin().wait(); });
   return "{\"us\":" + json_array(us) +
          ",\"simulated_us\":" + std::to_string(sleeping.simulated_us) + "}";
+}
+
+std::string recorded(const Worker& worker, std::istream& in) {
+  std::string line;
+  std::getline(in, line);
+  std::istringstream first(line);
+  std::istringstream second(line);
+  const Sleeping plain(worker, first);
+  const Sleeping with(worker, second, /*record=*/true);
+  std::vector<double> us[2];
+  for (int64_t k = -kWarmUpSteps; k < plain.count; ++k) {
+    for (const bool record : {false, true}) {
+      const Sleeping& one = record ? with : plain;
+      const double took = timed([&] { one.begin().wait(); }) * 1e6;
+      if (k >= 0) us[record ? 1 : 0].push_back(took);
+    }
+  }
+  return "{\"without\":" + json_array(us[0]) + ",\"with\":" + json_array(us[1]) + "}";
 }
 
 std::string overlapped(const Worker& worker, std::istream& in) {
@@ -189,6 +210,7 @@ int run(int argc, char** argv) {
   {
     Operations operations;
     operations.more["steps"] = [&worker](std::istream& in) { return steps(worker, in); };
+    operations.more["recorded"] = [&worker](std::istream& in) { return recorded(worker, in); };
     operations.more["overlapped"] = [&worker](std::istream& in) { return overlapped(worker, in); };
     operations.more["text"] = [&worker](std::istream& in) { return text(worker, in); };
     operations.more["replicas"] = [&worker](std::istream& in) { return replicas(worker, in); };

@@ -19,8 +19,8 @@ import run  # noqa: E402
 from pipeline import rows  # noqa: E402
 
 SKIPPED = 77
-ALONE = ("L6", "L6.1", "L6.2", "L7", "L7.1", "L7.2", "L7.3", "L10", "L10.1", "L10.2", "L10.3")
-DEFAULT = ("L4", "L7", "L10")
+ALONE = ("L6", "L6.1", "L6.2", "L7", "L7.1", "L7.2", "L7.3", "L10", "L10.1", "L10.2", "L10.3", "L11")
+DEFAULT = ("L4", "L7", "L10", "L11")
 IDS = ("L1", "L2", "L2.1", "L2.2", "L2.3", "L3", "L3.1", "L3.2", "L3.3", "L4", "L5", "L5.1", "L5.2", "L8", *ALONE)
 
 
