@@ -69,6 +69,11 @@ class WEFT_API Files {
   virtual absl::Status remove(std::string_view path) = 0;
   // Reads nothing of the file. not_found when there is none.
   virtual absl::StatusOr<FileStamp> stamp(std::string_view path) = 0;
+  // The names in a folder, in order. not_found when there is none (in memory: no name in it).
+  virtual absl::StatusOr<std::vector<std::string>> list(std::string_view folder) = 0;
+  // When it returns, the names that were given, changed and removed in the folder survive a stop of the
+  // machine. Before that each of them may be as it was: replace() and rename() do not wait for it.
+  virtual absl::Status sync_names(std::string_view folder) = 0;
 
   // Shared: beside other shared locks, to read; a missing file counts as empty.
   // Exclusive: alone, to change it; a missing file is made.

@@ -13,7 +13,8 @@
 // it, with the rule's state, pushes that wait for their step, and clocks. Each server writes a file of its
 // own, in the format safetensors, then the client writes FOLDER/snapshot, which names them with their hashes;
 // the snapshot before is kept as FOLDER/snapshot.previous. Servers and client see the same folder, which
-// exists. One client at a time writes to it.
+// exists. One client at a time writes to it: files named as those of snapshots that belong to neither of
+// the two are removed by the next.
 //
 // export_snapshot() makes one file of tables for other programs, whatever the number of servers was:
 //

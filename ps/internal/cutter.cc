@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "weft/proto/ps_snapshot.pb.h"
 #include "weft/ps/internal/ask.h"
@@ -105,6 +106,7 @@ class Cutter {
   Status write();
   Status read_before();
   Status put_in_place();
+  Status remove_others();
   void drop();
 
   PsService& service_;
@@ -288,10 +290,7 @@ Status Cutter::write() {
   const WorkerInfo self = worker_.info();
   std::vector<v1::PsCut> requests(servers_.size());
   for (size_t i = 0; i < servers_.size(); ++i) {
-    // A name of its own, also beside files of a cutter that has ended.
-    const std::string name =
-        absl::StrCat(std::string(kFilePrefix), manifest_.number(), "-", absl::Hex(self.incarnation),
-                     "-", number_, "-", i, std::string(kFileSuffix));
+    const std::string name = file_name(manifest_.number(), self.incarnation, number_, i);
     manifest_.add_files()->set_name(name);
     requests[i].set_path(path_in(folder_, name));
   }
@@ -339,18 +338,34 @@ Status Cutter::read_before() {
 
 Status Cutter::put_in_place() {
   Files& files = worker_.runtime().files();
-  v1::PsSnapshot oldest;
-  uint64_t hash = 0;
-  const bool any = read_manifest(files, path_in(folder_, kPrevious), &oldest, &hash).ok();
   WEFT_RETURN_IF_ERROR(write_manifest(files, path_in(folder_, kNext), manifest_));
   in_place_ = true;
+  WEFT_RETURN_IF_ERROR(files.sync_names(folder_));
   if (newest_is_whole_) {
     WEFT_RETURN_IF_ERROR(files.rename(path_in(folder_, kNewest), path_in(folder_, kPrevious)));
   }
   WEFT_RETURN_IF_ERROR(files.rename(path_in(folder_, kNext), path_in(folder_, kNewest)));
-  if (!any || !newest_is_whole_) return absl::OkStatus();
-  for (const v1::PsSnapshot::File& file : oldest.files()) {
-    const Status removed = files.remove(path_in(folder_, file.name()));
+  WEFT_RETURN_IF_ERROR(files.sync_names(folder_));
+  return remove_others();
+}
+
+// Files of older snapshots, and of those that were never there: a server or cutter has ended while it
+// wrote. Nothing is removed before the names above survive a stop of the machine.
+Status Cutter::remove_others() {
+  Files& files = worker_.runtime().files();
+  v1::PsSnapshot previous;
+  uint64_t hash = 0;
+  const Status read = read_manifest(files, path_in(folder_, kPrevious), &previous, &hash);
+  if (!read.ok() && !absl::IsNotFound(read)) return absl::OkStatus();  // its files may be of use
+  std::set<std::string> named;
+  for (const v1::PsSnapshot* one : {&manifest_, &previous}) {
+    for (const v1::PsSnapshot::File& file : one->files()) named.insert(file.name());
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> there, files.list(folder_));
+  for (const std::string& name : there) {
+    const bool of_a_manifest = absl::StartsWith(name, absl::StrCat(std::string(kNext), "."));
+    if ((!is_file_name(name) && !of_a_manifest) || named.contains(name)) continue;
+    const Status removed = files.remove(path_in(folder_, name));
     if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
   }
   return absl::OkStatus();

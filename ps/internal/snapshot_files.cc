@@ -6,6 +6,7 @@
 #include <functional>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "weft/proto/ps_snapshot.pb.h"
 #include "weft/ps/internal/definition.h"
@@ -127,6 +128,31 @@ std::string path_in(std::string_view folder, std::string_view name) {
   return absl::StrCat(std::string(folder), "/", std::string(name));
 }
 
+std::string file_name(uint64_t number, uint64_t cutter, uint64_t cut, size_t index) {
+  return absl::StrCat(std::string(kFilePrefix), number, "-", absl::Hex(cutter), "-", cut, "-",
+                      index, std::string(kFileSuffix));
+}
+
+bool is_file_name(std::string_view name) {
+  const size_t suffix = name.find(kFileSuffix);
+  if (!name.starts_with(kFilePrefix) || suffix == std::string_view::npos) return false;
+  const std::string_view behind = name.substr(suffix + kFileSuffix.size());
+  if (!behind.empty() && behind[0] != '.') return false;
+  int fields = 1;
+  bool empty = true;
+  for (const char c : name.substr(kFilePrefix.size(), suffix - kFilePrefix.size())) {
+    if (c == '-') {
+      if (empty) return false;
+      ++fields;
+    } else if (!absl::ascii_isxdigit(static_cast<unsigned char>(c)) ||
+               (fields != 2 && !absl::ascii_isdigit(static_cast<unsigned char>(c)))) {
+      return false;
+    }
+    empty = c == '-';
+  }
+  return fields == 4 && !empty;
+}
+
 // ---- writing -----------------------------------------------------------------------------------
 
 StatusOr<FileSum> write_parts(Files& files, const std::string& path,
@@ -176,6 +202,7 @@ StatusOr<FileSum> write_parts(Files& files, const std::string& path,
     return absl::OkStatus();
   });
   WEFT_RETURN_IF_ERROR(written);
+  WEFT_RETURN_IF_ERROR(files.sync_names(path.substr(0, path.rfind('/'))));
   sum.hash = hash.value();
   return sum;
 }

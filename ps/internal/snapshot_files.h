@@ -61,7 +61,12 @@ inline constexpr std::string_view kFilePrefix = "snapshot-";
 inline constexpr std::string_view kFileSuffix = ".safetensors";
 // "FOLDER/NAME".
 WEFT_API std::string path_in(std::string_view folder, std::string_view name);
-// Replaces the file in one step. Errors as those of Files.
+// Of the server `index`'s file of a snapshot. A name of its own, also beside files of a cutter that has ended.
+std::string file_name(uint64_t number, uint64_t cutter, uint64_t cut, size_t index);
+// Whether a name is such a one, or what a writer leaves of it that ends before it has that name.
+WEFT_API bool is_file_name(std::string_view name);
+// Replaces the file in one step; when it returns, the file survives a stop of the machine. Errors as those of
+// Files.
 WEFT_API StatusOr<FileSum> write_parts(Files& files, const std::string& path,
                                        const std::vector<NamedCut>& parts);
 // Kind invalid_argument, naming the file, when it is not there, or is another than was written.

@@ -174,6 +174,24 @@ TEST_P(FilesContract, RenamesReplace) {
   EXPECT_EQ(*files_->read(folder_ / "to"), "new");
 }
 
+TEST_P(FilesContract, AFolderIsListed) {
+  EXPECT_EQ(error_kind(files_->list(folder_ / "none").status()), ErrorKind::kNotFound);
+  for (const char* const name : {"b", "a.c", "a"}) {
+    ASSERT_TRUE(files_->write_atomic(folder_ / name, name).ok());
+  }
+  ASSERT_TRUE(files_->rename(folder_ / "b", folder_ / "c").ok());
+  ASSERT_TRUE(files_->remove(folder_ / "a").ok());
+  const std::string folder = folder_ / "";
+  EXPECT_EQ(*files_->list(folder.substr(0, folder.size() - 1)),
+            (std::vector<std::string>{"a.c", "c"}));
+  EXPECT_TRUE(files_->sync_names(folder.substr(0, folder.size() - 1)).ok());
+}
+
+TEST(SystemFiles, NamesOfAFolderThatIsNotThereCannotBeFlushed) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(error_kind(make_system_files()->sync_names(folder / "none")), ErrorKind::kNotFound);
+}
+
 TEST(MemoryFiles, AFullDiskRefusesWhatIsTooMuch) {
   const auto capacity = std::make_shared<std::atomic<uint64_t>>(10);
   const auto files = make_memory_files(capacity);

@@ -119,6 +119,10 @@ class CountingFiles : public Files {
   }
   absl::Status remove(std::string_view path) override { return inner_->remove(path); }
   absl::StatusOr<FileStamp> stamp(std::string_view path) override { return inner_->stamp(path); }
+  absl::StatusOr<std::vector<std::string>> list(std::string_view folder) override {
+    return inner_->list(folder);
+  }
+  absl::Status sync_names(std::string_view folder) override { return inner_->sync_names(folder); }
   absl::StatusOr<bool> try_locked(std::string_view path, Lock lock,
                                   const std::function<absl::Status(LockedFile*)>& use) override {
     ++(lock == Lock::kExclusive ? updates : reads);
