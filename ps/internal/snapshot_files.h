@@ -61,9 +61,9 @@ inline constexpr std::string_view kFilePrefix = "snapshot-";
 inline constexpr std::string_view kFileSuffix = ".safetensors";
 // "FOLDER/NAME".
 WEFT_API std::string path_in(std::string_view folder, std::string_view name);
-// Of the server `index`'s file of a snapshot. A name of its own, also beside files of a cutter that has ended.
+// The name of server `index`'s file in a snapshot. Files of a cutter that has ended have other names.
 std::string file_name(uint64_t number, uint64_t cutter, uint64_t cut, size_t index);
-// Whether a name is such a one, or what a writer leaves of it that ends before it has that name.
+// Whether file_name() may have made a name, or a writer left it that ended before its rename().
 WEFT_API bool is_file_name(std::string_view name);
 // Replaces the file in one step; when it returns, the file survives a stop of the machine. Errors as those of
 // Files.
