@@ -98,7 +98,7 @@ class WEFT_API TableReader {
   // Opens the files and checks their hashes.
   Status open();
   const TableDefinition& definition() const { return definition_; }
-  // Of the rule, as the files have them: PartData::buffer_names() without the "".
+  // Names of the rule's buffers, as the files have them: PartData::buffer_names() without "".
   std::vector<std::string> buffers() const;
   // `buffers`: as PartData::buffer_names().
   StatusOr<LoadedPart> load(const std::vector<std::string>& servers, uint32_t index,
