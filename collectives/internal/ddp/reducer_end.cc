@@ -7,13 +7,11 @@
 
 #include "ATen/core/grad_mode.h"
 #include "ATen/ops/empty.h"
-#include "ATen/ops/empty_like.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/collectives/internal/ddp/group_io.h"
 #include "weft/collectives/internal/ddp/reducer.h"
-#include "weft/transport/stream_copy.h"
 
 namespace weft::internal {
 namespace {
@@ -36,17 +34,6 @@ std::string of_backward(const GradAccessor::BackwardId& id) {
              ? absl::StrCat("a backward of autograd context ", id.context->counter, " of ",
                             to_string(id.context->creator))
              : absl::StrCat("local backward ", id.number);
-}
-
-// `whole`: bytes of all gradients that are copied one after another.
-void copy_gradient(const at::Tensor& from, at::Tensor& to, size_t whole) {
-  const bool same = from.is_cpu() && to.is_cpu() && from.scalar_type() == to.scalar_type() &&
-                    from.strides() == to.strides() && from.is_non_overlapping_and_dense();
-  if (!same) {
-    to.copy_(from);
-    return;
-  }
-  copy_part(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes(), whole);
 }
 
 }  // namespace
@@ -356,14 +343,13 @@ void Reducer::write_back(Reduction* reduction) {
 void Reducer::write_mean(const Reduction& reduction, const Parameter& parameter) {
   const bool alias = options_.bucket_view && !reduction.id.context.has_value();
   const at::Tensor& view = parameter.view;
-  const size_t whole = gradient_bytes_;
-  reduction.accessor->with_grad(parameter.model.tensor, [alias, whole, &view](at::Tensor& grad) {
+  reduction.accessor->with_grad(parameter.model.tensor, [alias, &view](at::Tensor& grad) {
     if (alias) {
       grad = view;
+    } else if (grad.defined()) {
+      grad.copy_(view);
     } else {
-      // One that has none gets one of the strides that its copy in the bucket has.
-      if (!grad.defined()) grad = at::empty_like(view);
-      copy_gradient(view, grad, whole);
+      grad = view.clone();
     }
     return true;
   });
