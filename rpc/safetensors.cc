@@ -8,6 +8,7 @@
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "c10/core/ScalarType.h"
+#include "weft/rpc/plain_tensor.h"
 
 namespace weft {
 namespace {
@@ -69,7 +70,7 @@ StatusOr<Layout> lay_out(const std::map<std::string, at::Tensor>& tensors,
 Status write_tensors(const Layout& layout,
                      const std::function<Status(uint64_t, std::string_view)>& put) {
   for (const auto& [tensor, begin] : layout.places) {
-    const at::Tensor flat = tensor.detach().to(at::kCPU).contiguous();
+    const at::Tensor flat = plain(tensor.detach().to(at::kCPU));
     const std::string_view bytes(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes());
     for (uint64_t at = 0; at < bytes.size(); at += kPiece) {
       WEFT_RETURN_IF_ERROR(put(begin + at, bytes.substr(at, kPiece)));

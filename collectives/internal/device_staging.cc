@@ -6,6 +6,7 @@
 #include "ATen/core/grad_mode.h"
 #include "ATen/ops/empty.h"
 #include "weft/collectives/internal/text.h"
+#include "weft/rpc/plain_tensor.h"
 
 namespace weft::internal {
 
@@ -47,12 +48,12 @@ Status DeviceStaging::prepare(Operation* operation) {
     WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCopies> copies, this->copies());
     const bool in_place = operation->inputs.empty();
     for (at::Tensor& t : operation->outputs) {
-      if (t.is_contiguous()) continue;
-      const at::Tensor dense = in_place ? t.contiguous() : at::empty(t.sizes(), t.options());
+      if (is_plain(t)) continue;
+      const at::Tensor dense = in_place ? plain(t) : at::empty(t.sizes(), t.options());
       operation->scattered.emplace_back(dense, t);
       t = dense;
     }
-    for (at::Tensor& t : operation->inputs) t = t.contiguous();
+    for (at::Tensor& t : operation->inputs) t = plain(t);
     WEFT_ASSIGN_OR_RETURN(operation->after, copies->mark({first[0]}));
     operation->staging = this;
     return absl::OkStatus();

@@ -8,6 +8,7 @@
 #include "ATen/ops/empty.h"
 #include "weft/collectives/internal/device_staging.h"
 #include "weft/collectives/internal/reduce.h"
+#include "weft/rpc/plain_tensor.h"
 
 namespace weft::internal {
 namespace {
@@ -30,12 +31,12 @@ uint64_t bytes_of(const Tensors& tensors) {
   return out;
 }
 
-// Tensors as one piece of plain memory: their own where it is one and contiguous, else a copy.
+// Tensors as one piece of plain memory: their own where it is one and plain, else a copy.
 class Flat {
  public:
   Flat(const Operation& o, const Turn& turn, const Tensors& tensors, bool read)
       : operation_(o), turn_(turn), tensors_(tensors) {
-    if (tensors.size() == 1 && tensors[0].is_cpu() && tensors[0].is_contiguous()) {
+    if (tensors.size() == 1 && tensors[0].is_cpu() && is_plain(tensors[0])) {
       memory_ = tensors[0];
       own_ = false;
       return;

@@ -68,6 +68,10 @@ Status check_tensors(const Operation& o) {
                                    ", others are on ", first->device().str()));
       }
       if (!written) continue;
+      if (t._is_zerotensor()) {
+        return invalid(o.name, cat("the ", role, " tensor ", i,
+                                   " is a view of zeros without memory, which nothing can write"));
+      }
       if (may_overlap_itself(t)) {
         return invalid(o.name,
                        cat("the ", role, " tensor ", i, " overlaps itself (an expanded view?)"));

@@ -7,6 +7,7 @@
 #include "weft/collectives/internal/operation.h"
 #include "weft/collectives/internal/reduce.h"
 #include "weft/collectives/internal/text.h"
+#include "weft/rpc/plain_tensor.h"
 
 namespace weft::internal {
 namespace {
@@ -57,12 +58,12 @@ Status perform_send(Engine& engine, const Turn& turn, const Operation& o, Elemen
   std::vector<char> body(header.bytes);
   if (shape > 0) std::memcpy(body.data(), t.sizes().data(), shape);
   if (bytes > 0 && o.staging == nullptr) {
-    const at::Tensor plain = t.contiguous();
-    std::memcpy(body.data() + shape, plain.const_data_ptr(), bytes);
+    const at::Tensor values = plain(t);
+    std::memcpy(body.data() + shape, values.const_data_ptr(), bytes);
   } else if (bytes > 0) {
-    const at::Tensor plain =
+    const at::Tensor values =
         at::from_blob(body.data() + shape, {t.numel()}, at::TensorOptions().dtype(t.scalar_type()));
-    move_in(o, turn, o.inputs, plain);
+    move_in(o, turn, o.inputs, values);
   }
   const Outgoing out{o.root, header, body.data()};
   engine.count(out);

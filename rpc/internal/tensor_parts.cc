@@ -22,6 +22,7 @@
 #include "c10/util/Exception.h"
 #include "weft/rpc/internal/codec/text.h"
 #include "weft/rpc/internal/tensor_checks.h"
+#include "weft/rpc/plain_tensor.h"
 
 namespace weft::internal {
 namespace {
@@ -73,9 +74,7 @@ DimOrder inverse(const DimOrder& order) {
 
 // The memory of `dense`, contiguous, detached and of its own when asked for or needed.
 at::Tensor gather(const at::Tensor& dense, bool copy) {
-  const c10::DispatchKeySet keys = dense.key_set();
-  const bool zero = keys.has(c10::DispatchKey::ZeroTensor);
-  if (!dense.is_conj() && !dense.is_neg() && !zero && dense.is_contiguous()) {
+  if (is_plain(dense)) {
     // What an inference tensor was made into must be usable in autograd where it arrives in place.
     if (copy && dense.device().is_cpu() && !dense.is_inference()) {
       // As clone() does, without the dispatcher: small arguments are copied in a microsecond.
@@ -88,10 +87,7 @@ at::Tensor gather(const at::Tensor& dense, bool copy) {
     if (copy || dense.is_inference()) return dense.detach().clone(at::MemoryFormat::Contiguous);
     return dense.requires_grad() ? dense.detach() : dense;
   }
-  const at::Tensor plain = dense.detach();
-  // Each gives the same tensor back when there is nothing to do, but here there is.
-  if (zero) return plain.clone(at::MemoryFormat::Contiguous);
-  return plain.resolve_conj().resolve_neg().contiguous();
+  return plain(dense);
 }
 
 Status split_dense(const at::Tensor& tensor, bool copy, TensorParts* parts) {

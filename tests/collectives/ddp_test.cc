@@ -236,6 +236,39 @@ TEST(Ddp, DB_16_ChannelsLast) {
   });
 }
 
+// The gradient of what is conjugated first arrives as a view whose memory holds its conjugate.
+TEST(Ddp, DB_16_GradientsThatAreConjugateViews) {
+  torch::manual_seed(3);
+  struct Filter : torch::nn::Module {
+    Filter() { weight = register_parameter("weight", torch::randn({3}, torch::kComplexDouble)); }
+    at::Tensor forward(const at::Tensor& x) { return (weight.conj() * x).abs(); }
+    at::Tensor weight;
+  };
+  const at::Tensor x = torch::randn({2, 2, 3}, torch::kComplexDouble);
+  const auto single = std::make_shared<Filter>();
+  for (int step = 0; step < 2; ++step) {
+    for (int r = 0; r < 2; ++r) (single->forward(x[step][r]).sum() / 2).backward();
+  }
+  const auto alone = std::make_shared<Filter>();
+  alone->forward(x[0][0]).sum().backward();
+  ASSERT_TRUE(alone->weight.grad().is_conj());
+  for (const bool bucket_view : {false, true}) {
+    run_ranks(2, [&](ProcessGroup& group) {
+      const auto net = std::make_shared<Filter>();
+      {
+        const torch::NoGradGuard no_grad;
+        net->weight.copy_(single->weight);
+      }
+      DistributedDataParallel ddp(net, group, {.gradient_as_bucket_view = bucket_view});
+      ddp.forward(x[0][group.rank()]).sum().backward();
+      const at::Tensor first = net->weight.grad().clone();
+      ddp.zero_grad(/*set_to_none=*/false);
+      ddp.forward(x[1][group.rank()]).sum().backward();
+      expect_close({first + net->weight.grad()}, {single->weight.grad()}, 1e-12);
+    });
+  }
+}
+
 TEST(Ddp, BuffersAreThoseOfRank0) {
   run_ranks(3, [](ProcessGroup& group) {
     torch::nn::BatchNorm1d norm(4);

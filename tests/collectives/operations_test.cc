@@ -5,12 +5,16 @@
 #include <vector>
 
 #include "ATen/TensorOperators.h"
+#include "ATen/ops/_efficientzerotensor.h"
+#include "ATen/ops/_neg_view.h"
 #include "ATen/ops/arange.h"
+#include "ATen/ops/conj.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/equal.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/tensor.h"
 #include "ATen/ops/zeros.h"
+#include "c10/util/complex.h"
 #include "weft/tests/collectives/world.h"
 
 namespace weft::testing {
@@ -65,6 +69,57 @@ TEST_P(Collectives, G2_a_strided_broadcast) {
     if (group.rank() != 1) {
       EXPECT_TENSOR(base.slice(0, 1, 8, 2), at::zeros({4}));
     }
+  });
+}
+
+// Views whose memory holds other values than they have, on one rank only.
+TEST_P(Collectives, G1_and_G2_conjugate_and_negative_views) {
+  using C = c10::complex<double>;
+  World(GetParam(), 2).run([](ProcessGroup& group) {
+    const bool lazy = group.rank() == 0;
+    const auto values = [] { return at::tensor(std::vector<C>{C(1, 2), C(3, -5)}); };
+    const at::Tensor conjugates = at::tensor(std::vector<C>{C(1, -2), C(3, 5)});
+    const auto mine = [&] { return lazy ? conjugates.clone().conj() : values(); };
+    at::Tensor t = mine();
+    EXPECT_EQ(t.is_conj(), lazy);
+    group.all_reduce(t);
+    EXPECT_TENSOR(t, values() * 2);
+    t = mine();
+    group.reduce(t, {.root = 0});
+    EXPECT_TENSOR(t, lazy ? values() * 2 : values());
+    for (const int root : {0, 1}) {
+      t = group.rank() == root ? mine() : mine() * 7;
+      group.broadcast(t, {.root = root});
+      EXPECT_TENSOR(t, values());
+    }
+    TensorList all{mine() * 0, mine() * 0};
+    group.all_gather(all, mine());
+    EXPECT_TENSOR(all[0], values());
+    EXPECT_TENSOR(all[1], values());
+    at::Tensor half = (mine() * 0).slice(0, 0, 1);
+    group.reduce_scatter_tensor(half, mine());
+    EXPECT_TENSOR(half, values().slice(0, group.rank(), group.rank() + 1) * 2);
+    t = mine() * 0;
+    group.all_to_all_single(t, mine());
+    EXPECT_TENSOR(t[0], values()[group.rank()]);
+    EXPECT_TENSOR(t[1], values()[group.rank()]);
+    t = lazy ? mine() : mine() * 7;
+    const auto from = [&](int sender) {
+      t = group.rank() == sender ? mine() : mine() * 7;
+      if (group.rank() == sender) {
+        group.send(t, 1 - sender);
+      } else {
+        EXPECT_EQ(group.recv(t, sender), sender);
+      }
+      EXPECT_TENSOR(t, values());
+    };
+    from(0);
+    from(1);
+    // One element is contiguous whatever its stride.
+    t = lazy ? at::_neg_view(floats({-3})) : floats({4});
+    EXPECT_EQ(t.is_neg(), lazy);
+    group.all_reduce(t);
+    EXPECT_TENSOR(t, floats({7}));
   });
 }
 
@@ -276,6 +331,7 @@ TEST_P(Collectives, BadInput_arguments_end_nothing) {
     };
     const at::Tensor t = at::zeros({4});
     refused(group.try_all_reduce(at::zeros({1}).expand({4})), {"overlaps itself"});
+    refused(group.try_all_reduce(at::_efficientzerotensor({4}, at::kFloat)), {"without memory"});
     refused(group.try_all_reduce(t, {.op = ReduceOp::kBand}), {"float32", "band"});
     refused(group.try_all_reduce(at::zeros({4}, at::kComplexFloat), {.op = ReduceOp::kMax}),
             {"complex64", "max"});

@@ -51,6 +51,23 @@ TEST_P(PsTest, ASparseTableHasRowsByKey) {
   EXPECT_TRUE(torch::equal(after, -torch::ones({1, 3})));
 }
 
+// Their memory holds the negatives of their values.
+TEST_P(PsTest, NegativeViewsArePushed) {
+  PsJob job(1, 1, GetParam());
+  const at::Tensor values = torch::tensor({{1., -2., 3.}}, torch::kFloat32);
+  const at::Tensor view = at::_neg_view(-values);
+  ASSERT_TRUE(view.is_neg() && view.is_contiguous());
+  const Table a =
+      job.clients[0].open_table("w", ps::dense({1, 3}, ps::rule<optim::SGD>({.lr = 1})));
+  a.push(view).wait();
+  EXPECT_TRUE(torch::equal(a.pull().wait(), -values));
+  a.assign(view).wait();
+  EXPECT_TRUE(torch::equal(a.pull().wait(), values));
+  const Table b = job.clients[0].open_table("e", ps::sparse(3, ps::rule<optim::SGD>({.lr = 1})));
+  b.push_rows(keys_of({900}), view).wait();
+  EXPECT_TRUE(torch::equal(b.pull_rows(keys_of({900})).wait(), -values));
+}
+
 TEST_P(PsTest, ManyAtOnceFromManyClients) {
   PsJob job(2, 3, GetParam());
   const auto definition = ps::dense({1001}, ps::rule<optim::SGD>({.lr = 1.0}));

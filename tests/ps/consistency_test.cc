@@ -121,7 +121,7 @@ TEST_F(PsConsistency, PS_2_SspIsNeverStalerThanItsBoundAndReachesIt) {
       });
     }
     EXPECT_LE(worst, bound);
-    if (bound <= 3) EXPECT_EQ(worst, bound) << "nobody ever waited";
+    EXPECT_TRUE(bound > 3 || worst == bound) << "no client ever waited: " << worst;
   }
 }
 

@@ -11,7 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "ATen/ops/_efficientzerotensor.h"
+#include "ATen/ops/_neg_view.h"
 #include "ATen/ops/arange.h"
+#include "ATen/ops/complex.h"
+#include "ATen/ops/conj.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/ones.h"
 #include "ATen/ops/scalar_tensor.h"
@@ -28,7 +32,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string bytes_of(const at::Tensor& t) {
-  const at::Tensor flat = t.contiguous();
+  const at::Tensor flat = t.clone(at::MemoryFormat::Contiguous);
   return {static_cast<const char*>(flat.const_data_ptr()), flat.nbytes()};
 }
 
@@ -56,6 +60,10 @@ TEST(Safetensors, RoundTrips) {
     tensors.emplace(absl::StrCat("of ", c10::toString(type)),
                     at::arange(6).reshape({2, 3}).to(type));
   }
+  const at::Tensor complex = at::complex(at::arange(3.0), at::ones({3}));
+  tensors.emplace("conjugate", complex.conj());
+  tensors.emplace("negative", at::_neg_view(at::arange(3.0)));
+  tensors.emplace("zeros", at::_efficientzerotensor({3}, at::kFloat));
   tensors.emplace("scalar", at::scalar_tensor(2.5, at::kDouble));
   tensors.emplace("empty", at::empty({0, 7}, at::kFloat));
   tensors.emplace("a view", at::arange(24, at::kFloat).reshape({4, 6}).t().slice(0, 1, 4, 2));

@@ -14,6 +14,7 @@
 #include "c10/cuda/CUDAGuard.h"
 #include "weft/collectives/internal/nccl/types.h"
 #include "weft/collectives/internal/text.h"
+#include "weft/rpc/plain_tensor.h"
 
 namespace weft::internal {
 namespace {
@@ -141,14 +142,14 @@ class NcclEngine::Call {
 
   // The tensor, or what it holds as one piece of memory.
   at::Tensor input(const at::Tensor& t) {
-    if (t.is_contiguous()) return t;
-    kept_.push_back(t.contiguous());
+    if (is_plain(t)) return t;
+    kept_.push_back(plain(t));
     return kept_.back();
   }
   // Memory for a result, which deliver() copies to the tensor.
   at::Tensor output(const at::Tensor& t, bool read) {
-    if (t.is_contiguous()) return t;
-    kept_.push_back(read ? t.contiguous() : at::empty(t.sizes(), t.options().requires_grad(false)));
+    if (is_plain(t)) return t;
+    kept_.push_back(read ? plain(t) : at::empty(t.sizes(), t.options().requires_grad(false)));
     late_.emplace_back(t, kept_.back());
     return kept_.back();
   }
@@ -166,7 +167,7 @@ class NcclEngine::Call {
     if (!done.ok()) return done;
     for (const auto& [to, from] : late_) to.copy_(from);
     for (const at::Tensor& t : o_.outputs) {
-      if (t.is_contiguous() && !t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+      if (is_plain(t) && !t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
     }
     return done;
   }
