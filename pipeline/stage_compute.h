@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
 #include "weft/common/error.h"
 
@@ -45,6 +46,18 @@ class StageCompute {
   virtual StatusOr<Tensors> backward(int64_t step, int micro_batch, Tensors gradients) = 0;
   virtual StatusOr<Tensors> input_grad(int64_t step, int micro_batch, Tensors gradients) = 0;
   virtual Status weight_grad(int64_t step, int micro_batch) = 0;
+  // Several, which the worker's list has one after the other and which are the last ones of a stage that is
+  // reduced: taken layer by layer, the gradient of a layer is complete, and leaves, before the next layer
+  // is computed. `at` comes before anything of that micro-batch is computed, and ends it with its error.
+  // Here: one micro-batch after the other.
+  virtual Status weight_grads(int64_t step, const std::vector<int>& micro_batches,
+                              absl::FunctionRef<Status(int micro_batch)> at) {
+    for (const int i : micro_batches) {
+      WEFT_RETURN_IF_ERROR(at(i));
+      WEFT_RETURN_IF_ERROR(weight_grad(step, i));
+    }
+    return absl::OkStatus();
+  }
   // After the last gradient of a step of a plan with reductions: ends when the stage's gradients are
   // those of all its replicas.
   virtual Status reduce(int64_t step, absl::Duration time_left) {

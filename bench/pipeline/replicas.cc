@@ -30,6 +30,7 @@ struct Here {
   Mutex mutex;
   int64_t us ABSL_GUARDED_BY(mutex) = 0;
   int64_t bytes ABSL_GUARDED_BY(mutex) = 0;
+  bool late ABSL_GUARDED_BY(mutex) = false;  // nothing is reduced before the stage's last gradient
   ProcessGroup group ABSL_GUARDED_BY(mutex);
 };
 Here& here() {
@@ -46,23 +47,35 @@ std::vector<at::Tensor> buckets_of(int64_t bytes) {
 class Replica final : public testing::VCompute {
  public:
   Replica(std::shared_ptr<Runtime> runtime, int64_t us, std::vector<at::Tensor> buckets,
-          std::shared_ptr<pipeline::GradReducer> reducer)
+          std::shared_ptr<pipeline::GradReducer> reducer, bool late)
       : VCompute(std::move(runtime), {.forward = us * 1000, .input_grad = us * 1000}),
         ns_(us * 1000),
         buckets_(std::move(buckets)),
-        reducer_(std::move(reducer)) {}
+        reducer_(std::move(reducer)),
+        late_(late) {}
 
   Status weight_grad(int64_t step, int micro_batch) override {
+    return weight_grads(step, {micro_batch}, [](int) { return Status(); });
+  }
+  Status weight_grads(int64_t step, const std::vector<int>& micro_batches,
+                      absl::FunctionRef<Status(int micro_batch)> at) override {
     for (const at::Tensor& bucket : buckets_) {
-      wait(ns_ / kBuckets);
-      if (reducer_ != nullptr && micro_batch == kMicroBatches - 1) {
+      for (const int i : micro_batches) {
+        WEFT_RETURN_IF_ERROR(at(i));
+        wait(ns_ / kBuckets);
+      }
+      if (reducer_ != nullptr && !late_ && micro_batches.back() == kMicroBatches - 1) {
         WEFT_RETURN_IF_ERROR(reducer_->ready(bucket));
       }
     }
-    return VCompute::weight_grad(step, micro_batch);
+    for (const int i : micro_batches) WEFT_RETURN_IF_ERROR(VCompute::weight_grad(step, i));
+    return absl::OkStatus();
   }
   Status reduce(int64_t step, absl::Duration time_left) override {
     (void)step;
+    for (const at::Tensor& bucket : buckets_) {
+      if (late_) WEFT_RETURN_IF_ERROR(reducer_->ready(bucket));
+    }
     return reducer_->finish(time_left);
   }
 
@@ -70,6 +83,7 @@ class Replica final : public testing::VCompute {
   const pipeline::Ticks ns_;
   const std::vector<at::Tensor> buckets_;
   const std::shared_ptr<pipeline::GradReducer> reducer_;
+  const bool late_;
 };
 
 void join_group(CallContext& call, int64_t us, int64_t bytes, std::vector<std::string> members) {
@@ -79,6 +93,10 @@ void join_group(CallContext& call, int64_t us, int64_t bytes, std::vector<std::s
   here().us = us;
   here().bytes = bytes;
   here().group = std::move(group);
+}
+void set_late(bool late) {
+  MutexLock lock(&here().mutex);
+  here().late = late;
 }
 void leave_group() {
   MutexLock lock(&here().mutex);
@@ -132,6 +150,7 @@ double step_us(std::array<pipeline::Pipeline, 2>* pipes) {
 void def_replicas(Library* library) {
   library->def("join_group", &join_group);
   library->def("leave_group", &leave_group);
+  library->def("set_late", &set_late);
   library->def("reduce_once", &reduce_once);
 }
 
@@ -146,7 +165,8 @@ std::shared_ptr<pipeline::StageCompute> make_replica(const ServiceContext& conte
       reducer = pipeline::group_reducer(here().group, {.bucket_bytes = 1});
     }
   }
-  return std::make_shared<Replica>(context.runtime, here().us, buckets_of(here().bytes), reducer);
+  return std::make_shared<Replica>(context.runtime, here().us, buckets_of(here().bytes), reducer,
+                                   here().late);
 }
 
 std::string replicas(const Worker& worker, std::istream& in) {
@@ -166,10 +186,14 @@ std::string replicas(const Worker& worker, std::istream& in) {
   const pipeline::Plan plan = pipeline::zb_h1(2, kMicroBatches);
   auto without = make_pipelines(worker, plan);
   auto with = make_pipelines(worker, pipeline::with_reductions(plan));
-  std::array<std::vector<double>, 3> taken;
+  for (int rank = 0; rank < 4; ++rank) rpc_sync(worker, name_of(rank), &set_late, true);
+  auto late = make_pipelines(worker, pipeline::with_reductions(plan));
+  for (int rank = 0; rank < 4; ++rank) rpc_sync(worker, name_of(rank), &set_late, false);
+  std::array<std::vector<double>, 4> taken;
   for (int k = -1; k < count; ++k) {  // once to warm up
     const double one = step_us(&without);
     const double other = step_us(&with);
+    const double at_end = step_us(&late);
     auto there = rpc_async(worker, name_of(2), &reduce_once);
     const double reduce = rpc_sync(worker, name_of(0), &reduce_once);
     there.wait();
@@ -177,13 +201,14 @@ std::string replicas(const Worker& worker, std::istream& in) {
     taken[0].push_back(one);
     taken[1].push_back(other);
     taken[2].push_back(reduce);
+    taken[3].push_back(at_end);
   }
-  for (auto* both : {&without, &with}) {
+  for (auto* both : {&without, &with, &late}) {
     for (pipeline::Pipeline& pipe : *both) pipe.close();
   }
   for (int rank = 0; rank < 4; ++rank) rpc_sync(worker, name_of(rank), &leave_group);
   return "{\"without\":" + json_array(taken[0]) + ",\"with\":" + json_array(taken[1]) +
-         ",\"reduce\":" + json_array(taken[2]) + "}";
+         ",\"reduce\":" + json_array(taken[2]) + ",\"late\":" + json_array(taken[3]) + "}";
 }
 
 }  // namespace weft::bench

@@ -20,7 +20,8 @@ std::shared_ptr<pipeline::StageCompute> make_replica(const ServiceContext& conte
                                                      const pipeline::Plan& plan, int stage);
 
 // At worker 0: "U_US BYTES COUNT"; a stage's gradients are so many bytes.
-//   {"without": [us of a step], "with": [us of a step that is reduced], "reduce": [us of a reduction]}
+//   {"without": [us of a step], "with": [us of a step that is reduced], "late": [us of one in which nothing is
+//    reduced before a stage has all of its gradients], "reduce": [us of a reduction of one stage by itself]}
 std::string replicas(const Worker& worker, std::istream& in);
 
 }  // namespace weft::bench

@@ -9,7 +9,7 @@
 //   text M COUNT                      steps of pipeline_text's transformer in two stages, 1F1B
 //                                     {"us": [...]}
 //   replicas U_US BYTES COUNT         two replicas of two stages (replicas.h)
-//                                     {"without": [us], "with": [us], "reduce": [us]}
+//                                     {"without": [us], "with": [us], "reduce": [us], "late": [us]}
 //   split STAGE COUNT                 backward of a stage of stages.h, whole and in two parts
 //                                     {"whole": [us], "split": [us]}
 //

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/containers.h"
@@ -47,6 +48,10 @@ StatusOr<Tensors> tensors_of(Payload result) {
 }
 
 }  // namespace
+
+std::string shape_text(const at::Tensor& t) {
+  return t.defined() ? absl::StrCat("[", absl::StrJoin(t.sizes(), ", "), "]") : "undefined";
+}
 
 std::optional<int> tensors_taken(std::string_view signature) {
   const size_t end = signature.find(")->");

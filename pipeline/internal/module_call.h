@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "weft/pipeline/stage_compute.h"
@@ -16,6 +17,9 @@ namespace weft::pipeline::internal {
 inline Status cannot(std::string_view what) {
   return make_error(ErrorKind::kInvalidArgument, what);
 }
+
+// "[2, 3]", or "undefined".
+std::string shape_text(const at::Tensor& t);
 
 // "(tensor,tensor)->...": how many tensors; -1: a list of them; nothing: something else.
 std::optional<int> tensors_taken(std::string_view signature);

@@ -60,6 +60,8 @@ class ModuleCompute final : public StageCompute {
   StatusOr<Tensors> backward(int64_t step, int micro_batch, Tensors gradients) override;
   StatusOr<Tensors> input_grad(int64_t step, int micro_batch, Tensors gradients) override;
   Status weight_grad(int64_t step, int micro_batch) override;
+  Status weight_grads(int64_t step, const std::vector<int>& micro_batches,
+                      absl::FunctionRef<Status(int micro_batch)> at) override;
   Status reduce(int64_t step, absl::Duration time_left) override;
   Status step(int64_t step) override;
   Status set_options(const std::vector<double>& options) override;

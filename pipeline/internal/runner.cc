@@ -380,16 +380,25 @@ Status Runner::run_actions(Begun* begun, Current* now) {
       continue;
     }
     now->began = runtime_->now();
-    const Status status = run_action(a, now);
+    const size_t count = together_from(i);
+    Action at = a;
+    const Status status = count > 1 ? weight_grads(i, count, now, &at) : run_action(a, now);
     {
       MutexLock lock(&mutex_);
       if (!error_.ok()) return error_;  // another worker's, the cause of this one
     }
-    if (!status.ok()) return annotate(status, where(a, begun->message.step));
+    if (!status.ok()) return annotate(status, where(at, begun->message.step));
     answer_held(kMostHeld);
-    if (setup_.record) {
+    i += count - 1;
+    if (!setup_.record) continue;
+    // What is taken layer by layer is divided evenly among its actions.
+    const absl::Time ended = runtime_->now();
+    const absl::Duration each = (ended - now->began) / static_cast<int64_t>(count);
+    for (size_t k = 1; k <= count; ++k) {
+      const absl::Time end = k == count ? ended : now->began + each;
       now->end.times.push_back(absl::ToUnixNanos(now->began));
-      now->end.times.push_back(absl::ToUnixNanos(runtime_->now()));
+      now->end.times.push_back(absl::ToUnixNanos(end));
+      now->began = end;
     }
   }
   return step_together(now);

@@ -151,6 +151,11 @@ class Runner : public std::enable_shared_from_this<Runner> {
   Status run_actions(Begun* begun, Current* now);
   Status keep_and_wait();
   Status run_action(const Action& action, Current* now);
+  // How many weights' gradients the list has from `first` on that are taken together: the last ones of a
+  // stage that is reduced; 1 for any other action.
+  size_t together_from(size_t first) const;
+  // `at`: the one that it is about, also when it fails.
+  Status weight_grads(size_t first, size_t count, Current* now, Action* at);
   Status forward(const Action& action, Current* now);
   Status backward(const Action& action, Current* now);
   Status send(const Action& action, Current* now);

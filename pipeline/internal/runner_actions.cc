@@ -50,6 +50,36 @@ Status Runner::run_action(const Action& a, Current* now) {
   return absl::OkStatus();
 }
 
+size_t Runner::together_from(size_t first) const {
+  const std::vector<Action>& list = setup_.plan.workers[setup_.self];
+  const Action& a = list[first];
+  if (a.kind != ActionKind::kWeightGrad) return 1;
+  size_t next = first + 1;
+  const auto is_gradient = [&](const Action& b) {
+    return b.kind == ActionKind::kWeightGrad && b.stage == a.stage;
+  };
+  while (next < list.size() && is_gradient(list[next])) ++next;
+  const size_t count = next - first;
+  while (next < list.size() && list[next].stage != a.stage) ++next;
+  return next < list.size() && list[next].kind == ActionKind::kReduce ? count : 1;
+}
+
+Status Runner::weight_grads(size_t first, size_t count, Current* now, Action* at) {
+  const std::vector<Action>& list = setup_.plan.workers[setup_.self];
+  const int64_t step = now->message->step;
+  std::vector<int> micro_batches;
+  for (size_t k = first; k < first + count; ++k) micro_batches.push_back(list[k].micro_batch);
+  const auto stage = setup_.stages.find(at->stage);
+  if (stage == setup_.stages.end()) return make_error(ErrorKind::kInternal, "no such stage here");
+  now->live -= static_cast<int64_t>(count);
+  return stage->second->weight_grads(step, micro_batches, [&](int micro_batch) -> Status {
+    at->micro_batch = micro_batch;
+    MutexLock lock(&mutex_);
+    place_ = {*at, step};
+    return error_;
+  });
+}
+
 StatusOr<Tensors> Runner::take(const Action& action, SlotName name, absl::Time deadline,
                                bool keep) {
   if (setup_.bug == RunnerBug::kSlotWithoutStep) std::get<0>(name) = 0;

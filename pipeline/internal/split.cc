@@ -1,5 +1,6 @@
 #include "weft/pipeline/internal/split.h"
 
+#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -133,9 +134,45 @@ void accumulate(const edge_list& edges, const variable_list& gradients, size_t f
     add_to_grad(parameter_of(edges[i]), gradients[from + i]);
 }
 
+void tell(const edge_list& parameters, const SplitBackward::OnReady& on_ready) {
+  if (on_ready == nullptr) return;
+  for (const auto& edge : parameters) on_ready(parameter_of(edge));
+}
+
+// While it lives, accumulators of parameters on the CPU tell when they have run. LibTorch runs those of a
+// graph on the thread that asked for it; others it runs on a thread of their device.
+class Telling {
+ public:
+  Telling(const edge_list& parameters, const SplitBackward::OnReady& on_ready) {
+    for (const auto& edge : parameters) {
+      if (!parameter_of(edge).is_cpu()) continue;
+      told_.emplace_back(edge.function.get(),
+                         edge.function->add_post_hook(std::make_unique<Told>(edge, on_ready)));
+    }
+  }
+  ~Telling() {
+    for (const auto& [node, key] : told_) node->del_post_hook(key);
+  }
+  Telling(const Telling&) = delete;
+  Telling& operator=(const Telling&) = delete;
+
+ private:
+  struct Told final : torch::autograd::FunctionPostHook {
+    Told(const torch::autograd::Edge& edge, const SplitBackward::OnReady& on_ready)
+        : edge(edge), on_ready(on_ready) {}
+    variable_list operator()(const variable_list& outputs, const variable_list&) override {
+      on_ready(parameter_of(edge));
+      return outputs;
+    }
+    const torch::autograd::Edge& edge;  // of the parameters given
+    const SplitBackward::OnReady& on_ready;
+  };
+  std::vector<std::pair<Node*, uintptr_t>> told_;
+};
+
 // The engine over the outputs that have a gradient.
-variable_list execute(const std::vector<at::Tensor>& outputs, const variable_list& gradients,
-                      const edge_list& wanted, bool keep) {
+variable_list run(const std::vector<at::Tensor>& outputs, const variable_list& gradients,
+                  const edge_list& wanted, bool keep, bool accumulate) {
   edge_list roots;
   variable_list incoming;
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -143,9 +180,13 @@ variable_list execute(const std::vector<at::Tensor>& outputs, const variable_lis
     roots.push_back(torch::autograd::impl::gradient_edge(outputs[i]));
     incoming.push_back(gradients[i]);
   }
-  if (roots.empty() || wanted.empty()) return variable_list(wanted.size());
+  if (roots.empty() || (wanted.empty() && !accumulate)) return variable_list(wanted.size());
   return torch::autograd::Engine::get_default_engine().execute(
-      roots, incoming, keep, /*create_graph=*/false, /*accumulate_grad=*/false, wanted);
+      roots, incoming, keep, /*create_graph=*/false, accumulate, wanted);
+}
+variable_list execute(const std::vector<at::Tensor>& outputs, const variable_list& gradients,
+                      const edge_list& wanted, bool keep) {
+  return run(outputs, gradients, wanted, keep, /*accumulate=*/false);
 }
 
 }  // namespace
@@ -260,34 +301,83 @@ std::vector<at::Tensor> SplitBackward::input_grads(const std::vector<at::Tensor>
   return result;
 }
 
-void SplitBackward::weight_grads(const OnReady& on_ready) {
-  const auto tell = [&on_ready](const edge_list& parameters) {
-    if (on_ready == nullptr) return;
-    for (const auto& edge : parameters) on_ready(parameter_of(edge));
-  };
-  if (input_edges_.empty()) {
+void SplitBackward::all_weight_grads(const OnReady& on_ready) {
+  const bool has_hooks = std::any_of(unmarked_.begin(), unmarked_.end(), [](const auto& edge) {
+    return !edge.function->post_hooks().empty() ||
+           edge.function->tensor_post_acc_grad_hooks() != nullptr;
+  });
+  if (on_ready == nullptr || has_hooks) {
     accumulate(unmarked_, execute(outputs_, gradients_, unmarked_, /*keep=*/false));
-    return tell(unmarked_);
+    return tell(unmarked_, on_ready);
   }
-  tell(shared_);  // of the first part
+  const Telling telling(unmarked_, on_ready);
+  run(outputs_, gradients_, {}, /*keep=*/false, /*accumulate=*/true);
+  for (const auto& edge : unmarked_) {
+    if (!parameter_of(edge).is_cpu()) on_ready(parameter_of(edge));
+  }
+}
+
+void SplitBackward::weight_grads_of(Intermediate* one) {
+  edge_list roots;
+  variable_list incoming;
+  for (size_t i = 0; i < one->saved.size(); ++i) {
+    if (!one->saved[i].defined()) continue;
+    roots.emplace_back(one->node, static_cast<uint32_t>(i));
+    incoming.push_back(one->saved[i]);
+  }
+  if (!roots.empty()) {
+    accumulate(one->parameters,
+               torch::autograd::Engine::get_default_engine().execute(
+                   roots, incoming, /*keep_graph=*/true,
+                   /*create_graph=*/false, /*accumulate_grad=*/false, one->parameters));
+  }
+  one->saved.clear();
+}
+
+void SplitBackward::weight_grads(const OnReady& on_ready) {
+  if (input_edges_.empty()) return all_weight_grads(on_ready);
+  tell(shared_, on_ready);  // of the first part
   for (Intermediate* one : phase_->met) {
-    edge_list roots;
-    variable_list incoming;
-    for (size_t i = 0; i < one->saved.size(); ++i) {
-      if (!one->saved[i].defined()) continue;
-      roots.emplace_back(one->node, static_cast<uint32_t>(i));
-      incoming.push_back(one->saved[i]);
-    }
-    if (!roots.empty()) {
-      accumulate(one->parameters,
-                 torch::autograd::Engine::get_default_engine().execute(
-                     roots, incoming, /*keep_graph=*/true,
-                     /*create_graph=*/false, /*accumulate_grad=*/false, one->parameters));
-    }
-    tell(one->parameters);
-    one->saved.clear();
+    weight_grads_of(one);
+    tell(one->parameters, on_ready);
   }
   phase_->met.clear();
+}
+
+bool SplitBackward::has_parts_of(const SplitBackward& other) const {
+  const auto same = [](const edge_list& a, const edge_list& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+      return parameter_of(x).is_same(parameter_of(y));
+    });
+  };
+  return !input_edges_.empty() && !other.input_edges_.empty() && same(shared_, other.shared_) &&
+         std::equal(phase_->met.begin(), phase_->met.end(), other.phase_->met.begin(),
+                    other.phase_->met.end(), [&same](const auto* x, const auto* y) {
+                      return same(x->parameters, y->parameters);
+                    });
+}
+
+Status SplitBackward::weight_grads(const std::vector<SplitBackward*>& graphs,
+                                   const OnReady& on_ready, absl::FunctionRef<Status(size_t)> at) {
+  const SplitBackward& last = *graphs.back();
+  for (const SplitBackward* graph : graphs) {
+    if (graph->has_parts_of(last)) continue;
+    for (size_t k = 0; k < graphs.size(); ++k) {
+      WEFT_RETURN_IF_ERROR(at(k));
+      graphs[k]->weight_grads(graphs[k] == &last ? on_ready : nullptr);
+    }
+    return absl::OkStatus();
+  }
+  tell(last.shared_, on_ready);
+  for (size_t part = 0; part < last.phase_->met.size(); ++part) {
+    for (size_t k = 0; k < graphs.size(); ++k) {
+      WEFT_RETURN_IF_ERROR(at(k));
+      graphs[k]->weight_grads_of(graphs[k]->phase_->met[part]);
+    }
+    tell(last.phase_->met[part]->parameters, on_ready);
+  }
+  for (SplitBackward* graph : graphs) graph->phase_->met.clear();
+  return absl::OkStatus();
 }
 
 }  // namespace weft::pipeline::internal

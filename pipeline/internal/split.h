@@ -23,8 +23,10 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "absl/functional/function_ref.h"
 #include "torch/csrc/autograd/edge.h"
 #include "weft/common/api.h"
+#include "weft/common/error.h"
 
 namespace weft::pipeline::internal {
 
@@ -47,13 +49,24 @@ class WEFT_API SplitBackward {
   std::vector<at::Tensor> input_grads(const std::vector<at::Tensor>& gradients);
   // `on_ready`: with each parameter, when it has its gradient.
   using OnReady = std::function<void(const at::Tensor& parameter)>;
+  // On the calling thread, and while the rest is computed; of a stage without a first part they come at
+  // the end when they are on another device, or when an accumulator has a hook, which is not to run.
   void weight_grads(const OnReady& on_ready = nullptr);
+  // Those of several graphs over the same parameters: part after part, and within a part graph after graph,
+  // so that the first parameters have all of their gradient long before the last. Each sum has its terms in
+  // the order of the graphs, as if these came one after the other; they do where their parts differ, or where
+  // there is no first part. `at`: before anything of graph number k is computed; its error ends it.
+  static Status weight_grads(const std::vector<SplitBackward*>& graphs, const OnReady& on_ready,
+                             absl::FunctionRef<Status(size_t graph)> at);
 
  private:
   struct Intermediate;
   struct Hook;
   struct Phase;
   void find_intermediates();
+  void weight_grads_of(Intermediate* one);
+  void all_weight_grads(const OnReady& on_ready);
+  bool has_parts_of(const SplitBackward& other) const;
 
   std::vector<at::Tensor> outputs_;
   std::vector<at::Tensor> inputs_;
