@@ -6,12 +6,13 @@ Bars are ratios, above 1 always in our favour, but of rows without a peer.
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from figures import compare, describe_latency, detail, p50, statistic
+from figures import compare, describe_latency, detail, p50
 from harness import DriverError, DriverSpec, Figure, end_drivers, percentile, read_json, worst_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
@@ -66,26 +67,38 @@ def interleaved(bench, names, line):
 
 
 def row_d1(bench, quick):
+    """Rounds are short and take turns with and without DDP, and a round's difference is taken before the median: how fast
+    the machine's memory is changes within seconds, by as much as DDP adds."""
     metric = "step of a 2048-wide MLP, 2 ranks: what DDP adds to two processes without it"
     bench.log(f"D1: {metric}")
     figure = Figure("D1", metric, "us", "lower", bar=2)
-    count = steps_of("wide", quick)
-    together = interleaved(bench, [OURS, PY], f"step wide ddp {count}")
-    alone = interleaved(bench, [OURS, PY], f"step wide alone {count}")
+    count = max(2, steps_of("wide", quick) // 2)
+    hows = ("ddp", "alone")
+    taken = {how: {OURS: [], PY: []} for how in hows}
+    failed = {}
+    for number in range(2 * bench.rounds):
+        turn = 1 if number % 2 == 0 else -1
+        for how in hows[::turn]:
+            for name, rounds in bench.interleave([OURS, PY][::turn], f"step wide {how} {count}", LIMIT_S, rounds=1).items():
+                if isinstance(rounds, DriverError):
+                    failed[name] = str(rounds)
+                else:
+                    taken[how][name] += rounds
+    for how in hows:
+        bench.log(f"    step wide {how} {count}")
+        detail(bench, {name: rounds for name, rounds in taken[how].items() if rounds}, describe_latency)
     added = {}
-    errors = []
     for name in (OURS, PY):
-        with_ddp, error = statistic(together, name, p50)
-        without, other = statistic(alone, name, p50)
-        errors += [one for one in (error, other) if one]
-        if with_ddp is not None and without is not None:
-            added[name] = with_ddp - without
-            bench.log(f"    {bench.label(name):26} {without:.0f} us alone, {with_ddp:.0f} us with DDP")
+        pairs = list(zip(taken["ddp"][name], taken["alone"][name]))
+        if name in failed or not pairs:
+            continue
+        added[name] = statistics.median(p50([ddp]) - p50([alone]) for ddp, alone in pairs)
+        bench.log(f"    {bench.label(name):26} DDP adds {added[name]:.0f} us, median of {len(pairs)} rounds")
     # Less than nothing is added on a machine that is busy with something else: no ratio then.
     figure.ours = max(added[OURS], 1.0) if OURS in added else None
     if PY in added:
         figure.peer_name, figure.peer = bench.label(PY), max(added[PY], 1.0)
-    figure.error = "; ".join(errors)
+    figure.error = "; ".join(failed.values())
     return [figure]
 
 

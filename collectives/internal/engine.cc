@@ -78,7 +78,7 @@ char* Engine::scratch(uint64_t bytes) {
 }
 
 void Engine::before_reduce(ElementType type, ReduceOp op, char* data, uint64_t elements) const {
-  if (op.kind() == ReduceOp::kPremulSum) multiply(type, data, elements, op.factor());
+  if (op.kind() == ReduceOp::kPremulSum) multiply(type, data, data, elements, op.factor());
   if (op.kind() == ReduceOp::kAvg && divides_first(type)) {
     divide(type, data, elements, static_cast<uint64_t>(member_.size));
   }

@@ -306,21 +306,22 @@ void reduce_many(ElementType type, ReduceOp::Kind kind, void* out, const void* c
   });
 }
 
-void multiply(ElementType type, void* data, uint64_t elements, double factor) {
+void multiply(ElementType type, void* out, const void* in, uint64_t elements, double factor) {
   with_type(type, [&](auto zero) {
     using T = decltype(zero);
     using W = WideOf<T>;
-    T* const at = static_cast<T*>(data);
+    T* const to = static_cast<T*>(out);
+    const T* const from = static_cast<const T*>(in);
     if constexpr (kIsComplex<T>) {
       const auto f = static_cast<typename W::value_type>(factor);
       for (uint64_t i = 0; i < elements; ++i) {
-        const W x = widen(at[i]);
-        at[i] = narrow<T>(W(x.real() * f, x.imag() * f));
+        const W x = widen(from[i]);
+        to[i] = narrow<T>(W(x.real() * f, x.imag() * f));
       }
     } else if constexpr (!std::is_integral_v<T>) {
       const W f = static_cast<W>(factor);
       WEFT_EACH_ALONE
-      for (uint64_t i = 0; i < elements; ++i) at[i] = narrow<T>(widen(at[i]) * f);
+      for (uint64_t i = 0; i < elements; ++i) to[i] = narrow<T>(widen(from[i]) * f);
     }
   });
 }

@@ -24,8 +24,9 @@ WEFT_API void reduce_many(ElementType type, ReduceOp::Kind kind, void* out,
                           const void* const* inputs, size_t input_count, uint64_t elements,
                           uint64_t divisor);
 
-// data[i] = factor * data[i], in floating-point and complex types.
-WEFT_API void multiply(ElementType type, void* data, uint64_t elements, double factor);
+// out[i] = factor * in[i], in floating-point and complex types. `out` may be `in`.
+WEFT_API void multiply(ElementType type, void* out, const void* in, uint64_t elements,
+                       double factor);
 // data[i] = data[i] / divisor: integers truncate toward zero.
 WEFT_API void divide(ElementType type, void* data, uint64_t elements, uint64_t divisor);
 

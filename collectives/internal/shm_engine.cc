@@ -204,7 +204,7 @@ Status ShmEngine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Al
     return Engine::all_reduce(turn, type, op, algorithm, data, elements);
   }
   mine.algorithm = static_cast<uint8_t>(Algorithm::kDirect);
-  if (op.kind() == ReduceOp::kPremulSum) multiply(type, data, elements, op.factor());
+  if (op.kind() == ReduceOp::kPremulSum) multiply(type, data, data, elements, op.factor());
   const uint64_t place = files_.heap->place_of(data, bytes);
   places_[static_cast<size_t>(member_.rank)] = place;
   publish(mine, place);
@@ -304,7 +304,7 @@ Status ShmEngine::reduce(const Turn& turn, ElementType type, ReduceOp op, char* 
   Header mine = reducing(turn, OpKind::kReduce, type, elements, op);
   mine.root = root;
   WEFT_RETURN_IF_ERROR(agree(turn, mine));
-  if (op.kind() == ReduceOp::kPremulSum) multiply(type, data, elements, op.factor());
+  if (op.kind() == ReduceOp::kPremulSum) multiply(type, data, data, elements, op.factor());
   return reduce_chunks(turn, mine, data, elements, member_.rank == root);
 }
 
@@ -383,7 +383,7 @@ Status ShmEngine::scatter_staged(const Turn& turn, const Header& mine, ReduceOp 
       if (r == member_.rank && !multiplies) continue;
       char* const at = own().slot(use) + static_cast<uint64_t>(r) * piece * size;
       copy(at, input + (blocks.begin(r) + done) * size, length_of(r) * size);
-      if (multiplies) multiply(type, at, length_of(r), op.factor());
+      if (multiplies) multiply(type, at, at, length_of(r), op.factor());
     }
     WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
     const uint64_t length = length_of(member_.rank);

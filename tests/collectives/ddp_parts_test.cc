@@ -15,6 +15,7 @@
 #include "weft/collectives/ddp/local_device.h"
 #include "weft/collectives/ddp/reduce_value.h"
 #include "weft/collectives/internal/ddp/buckets.h"
+#include "weft/collectives/internal/ddp/gradient_copy.h"
 #include "weft/tests/collectives/ddp_world.h"
 #include "weft/tests/testing/checks.h"
 
@@ -60,6 +61,35 @@ TEST(DdpParts, CL_5_and_DB_11_BucketsAreThoseOfC10d) {
     }
     EXPECT_EQ(got.buckets, buckets) << "round " << round;
   }
+}
+
+// Those of small models and of large ones alike, lazy views too.
+TEST(DdpParts, GradientsAreCopiedAsLibTorchMultiplies) {
+  torch::manual_seed(3);
+  const at::Tensor base = torch::randn({70, 101}, torch::kFloat64);
+  std::vector<at::Tensor> gradients;
+  for (const auto type : {torch::kFloat16, torch::kBFloat16, torch::kFloat32, torch::kFloat64}) {
+    gradients.push_back(base.to(type));
+    gradients.push_back(base.to(type).t().slice(0, 1, 90, 2));
+    gradients.push_back(at::_neg_view(base.to(type)));
+  }
+  gradients.push_back(at::complex(base, 2 * base));
+  gradients.push_back(gradients.back().conj());
+  for (const at::Tensor& from : gradients) {
+    for (const size_t whole : {size_t{1}, size_t{1} << 30}) {
+      const at::Tensor to = torch::empty(from.sizes(), from.options());
+      internal::copy_scaled(from, 1.0 / 3, whole, to);
+      EXPECT_TRUE(torch::equal(to, from * at::scalar_tensor(1.0 / 3, from.options())))
+          << from.dtype() << ", " << whole;
+      EXPECT_EQ(to._version(), 1);
+      internal::copy_gradient(from, whole, to);
+      EXPECT_TRUE(torch::equal(to, from)) << from.dtype() << ", " << whole;
+      EXPECT_EQ(to._version(), 2);
+    }
+  }
+  const at::Tensor other = torch::empty({70, 101}, torch::kFloat32);
+  internal::copy_scaled(base, 0.5, size_t{1} << 30, other);
+  EXPECT_TRUE(torch::equal(other, base.to(torch::kFloat32) * 0.5));
 }
 
 std::vector<size_t> all_of(DistributedSampler& sampler, size_t batch = 4) {

@@ -269,6 +269,20 @@ TEST(Ddp, DB_16_GradientsThatAreConjugateViews) {
   }
 }
 
+// Autograd tells a graph that has kept a gradient that it has changed.
+TEST(Ddp, AMeanRaisesTheVersionOfItsGradient) {
+  torch::nn::Linear single(2, 3);
+  single->forward(torch::ones({1, 2})).sum().backward();
+  run_ranks(2, [&](ProcessGroup& group) {
+    torch::nn::Linear net(2, 3);
+    DistributedDataParallel ddp(net, group);
+    ddp.forward(torch::ones({1, 2})).sum().backward();
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_GT(net->parameters()[i].grad()._version(), single->parameters()[i].grad()._version());
+    }
+  });
+}
+
 TEST(Ddp, BuffersAreThoseOfRank0) {
   run_ranks(3, [](ProcessGroup& group) {
     torch::nn::BatchNorm1d norm(4);

@@ -39,6 +39,7 @@ Reducer::Reducer(std::vector<ModelTensor> parameters, const ProcessGroup& group,
     parameter.sizes = one.tensor.sizes().vec();
     parameter.strides = one.tensor.strides().vec();
     parameter.model = std::move(one);
+    gradient_bytes_ += parameter.model.tensor.nbytes();
     parameters_.push_back(std::move(parameter));
   }
   MutexLock lock(&mutex_);

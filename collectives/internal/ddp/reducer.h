@@ -225,6 +225,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ProcessGroup group_;
   const ReducerOptions options_;
   const int64_t world_;
+  size_t gradient_bytes_ = 0;          // of all parameters
   std::vector<Parameter> parameters_;  // buckets and views: while nothing is reduced
   std::vector<LeafHook> hooks_;
   const std::shared_ptr<ReductionWatch> watch_;

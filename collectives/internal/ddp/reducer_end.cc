@@ -7,9 +7,11 @@
 
 #include "ATen/core/grad_mode.h"
 #include "ATen/ops/empty.h"
+#include "ATen/ops/empty_like.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "weft/collectives/internal/ddp/gradient_copy.h"
 #include "weft/collectives/internal/ddp/group_io.h"
 #include "weft/collectives/internal/ddp/reducer.h"
 
@@ -343,13 +345,14 @@ void Reducer::write_back(Reduction* reduction) {
 void Reducer::write_mean(const Reduction& reduction, const Parameter& parameter) {
   const bool alias = options_.bucket_view && !reduction.id.context.has_value();
   const at::Tensor& view = parameter.view;
-  reduction.accessor->with_grad(parameter.model.tensor, [alias, &view](at::Tensor& grad) {
+  const size_t whole = gradient_bytes_;
+  reduction.accessor->with_grad(parameter.model.tensor, [alias, whole, &view](at::Tensor& grad) {
     if (alias) {
       grad = view;
-    } else if (grad.defined()) {
-      grad.copy_(view);
     } else {
-      grad = view.clone();
+      // One that has none gets one of the strides that its copy in the bucket has.
+      if (!grad.defined()) grad = at::empty_like(view);
+      copy_gradient(view, whole, grad);
     }
     return true;
   });

@@ -4,9 +4,8 @@
 #include <utility>
 
 #include "ATen/core/grad_mode.h"
-#include "ATen/ops/mul.h"
-#include "ATen/ops/scalar_tensor.h"
 #include "absl/strings/str_cat.h"
+#include "weft/collectives/internal/ddp/gradient_copy.h"
 #include "weft/collectives/internal/ddp/reducer.h"
 
 namespace weft::internal {
@@ -218,12 +217,7 @@ void Reducer::copy_in_locked(Reduction* reduction, const Parameter& parameter, b
                              "it is sparse, and only those of Embedding and EmbeddingBag modules "
                              "that say sparse(true) are expected to be"));
     }
-    if (grad.scalar_type() == view.scalar_type() && grad.device() == view.device()) {
-      at::Tensor out = view;
-      at::mul_out(out, grad, at::scalar_tensor(share, grad.options()));
-    } else {
-      view.copy_(grad).mul_(share);
-    }
+    copy_scaled(grad, share, gradient_bytes_, view);
     if (alias) grad = view;
     return alias;
   });

@@ -1,0 +1,23 @@
+#ifndef WEFT_COLLECTIVES_INTERNAL_DDP_GRADIENT_COPY_H_
+#define WEFT_COLLECTIVES_INTERNAL_DDP_GRADIENT_COPY_H_
+
+// Gradients into buckets and back. Those of a large model go around the caches (transport/stream_copy.h):
+// what they would push out there is the backward's, and they are read again after all others. Any thread.
+
+#include <cstddef>
+
+#include "ATen/core/Tensor.h"
+#include "weft/common/api.h"
+
+namespace weft::internal {
+
+// to = from * factor. `whole`: bytes of all gradients that are copied in turn. The tensors have the same
+// sizes; what LibTorch's mul() and copy_() promise holds, versions included.
+WEFT_API void copy_scaled(const at::Tensor& from, double factor, size_t whole, at::Tensor to);
+
+// to = from, likewise.
+WEFT_API void copy_gradient(const at::Tensor& from, size_t whole, at::Tensor to);
+
+}  // namespace weft::internal
+
+#endif  // WEFT_COLLECTIVES_INTERNAL_DDP_GRADIENT_COPY_H_
