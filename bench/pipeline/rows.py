@@ -20,7 +20,7 @@ import netlab  # noqa: E402
 ROWS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10", "L11")
 PEERS = ("python", "tutorial")
 
-OURS, OURS_TEXT, OURS_ALONE = "weft", "weft/text", "weft/alone"
+OURS, OURS_TEXT, OURS_ALONE, OURS_EIGHT = "weft", "weft/text", "weft/alone", "weft/eight"
 PY, PY_TEXT, TUTORIAL = "python", "python/text", "tutorial"
 
 M = 8
@@ -33,6 +33,8 @@ FIDELITY = ((20, 1.03), (5, 1.08), (2, 1.15))
 BEST = "zb-v"
 COMPARED = ("gpipe", "1f1b", "interleaved:2")
 SYNCHRONOUS = ("sequential", "gpipe", "1f1b", "1f1b+1", "interleaved:2", "looped_bfs:2", "zb-h1", "zb-h2", "zb-v")
+# L7.4: of eight workers; L7.5: how far apart steps of one schedule are.
+EIGHT_BAR, SPREAD_BAR, SPREAD_STEPS = 1.05, 1.05, 30
 STEPS = 8
 OVERLAPPED = 20
 SPLITS = 60
@@ -47,7 +49,7 @@ def driver_specs(build, python, only_peer, with_ours):
     specs = []
     program = [str(Path(build) / "bin" / "bench_weft_pipeline")]
     if with_ours:
-        for name, world in ((OURS, 4), (OURS_TEXT, 2), (OURS_ALONE, 1)):
+        for name, world in ((OURS, 4), (OURS_TEXT, 2), (OURS_ALONE, 1), (OURS_EIGHT, 8)):
             specs.append(DriverSpec(name, "weft", program, world=world, timer_slack_ns=TIMER_SLACK_NS))
     missing = "" if python else "no interpreter that imports torch (WEFT_TEST_PYTHON)"
     folder = Path(__file__).resolve().parent
@@ -164,25 +166,48 @@ def row_l6(bench, quick):
     return [worst_of("L6", f"overlapped steps at {LONG_MS} ms, of pure work", parts), *parts]
 
 
+def of_simulation(bench, quick, id, who, u_ms, bar, workers):
+    """Each synchronous schedule of `workers` sleeping stages' workers, the worst named."""
+    taken, errors = {}, []
+    bench.log(f"{id}: a step of each synchronous schedule at {u_ms} ms, {workers} workers, of its simulation")
+    for schedule in SYNCHRONOUS:
+        # One of the longest steps takes as long as two rounds of the others.
+        count = 1 if quick or u_ms == LONG_MS else 2
+        line = step_line(schedule, u_ms, quick or who == OURS_EIGHT)
+        rounds = bench.interleave([who], line, LIMIT_S, rounds=count).get(who, [])
+        if isinstance(rounds, DriverError):
+            errors.append(rounds)
+        elif rounds:
+            taken[schedule] = p50(rounds) / rounds[0].answer["simulated_us"]
+    bench.log("    " + "  ".join(f"{name} {value:.3f}" for name, value in taken.items()))
+    worst = max(taken, key=taken.get) if taken else "none"
+    metric = f"a step at {u_ms} ms, {workers} workers, of its simulation, p50, worst: {worst}"
+    figure = share(id, metric, list(taken.values()), bar)
+    return failed(figure, errors[0]) if errors else figure
+
+
+def spread(bench, quick, id):
+    metric = f"steps of {BEST} at {LONG_MS} ms, p95 over p5"
+    bench.log(f"{id}: {metric}")
+    line = f"steps {BEST} {M} {LONG_MS * 1000} {STEPS if quick else SPREAD_STEPS}"
+    rounds = bench.interleave([OURS], line, LIMIT_S, rounds=1).get(OURS, [])
+    if isinstance(rounds, DriverError):
+        return failed(share(id, metric, [], SPREAD_BAR), rounds)
+    us = sorted(pooled(rounds, "us"))
+    if not us:
+        return share(id, metric, [], SPREAD_BAR)
+    low, high = us[round(0.05 * (len(us) - 1))], us[round(0.95 * (len(us) - 1))]
+    bench.log(f"    p5 {low / 1000:.1f} ms   p95 {high / 1000:.1f} ms")
+    return share(id, metric, [high / low], SPREAD_BAR)
+
+
 def row_l7(bench, quick):
-    parts = []
-    for number, (u_ms, bar) in enumerate(FIDELITY, start=1):
-        taken, errors = {}, []
-        bench.log(f"L7.{number}: a step of each synchronous schedule at {u_ms} ms, of its simulation")
-        for schedule in SYNCHRONOUS:
-            # One of the longest steps takes as long as two rounds of the others.
-            count = 1 if quick or u_ms == LONG_MS else 2
-            rounds = bench.interleave([OURS], step_line(schedule, u_ms, quick), LIMIT_S, rounds=count)
-            rounds = rounds.get(OURS, [])
-            if isinstance(rounds, DriverError):
-                errors.append(rounds)
-            elif rounds:
-                taken[schedule] = p50(rounds) / rounds[0].answer["simulated_us"]
-        bench.log("    " + "  ".join(f"{name} {value:.3f}" for name, value in taken.items()))
-        worst = max(taken, key=taken.get) if taken else "none"
-        metric = f"a step at {u_ms} ms, of its simulation, p50, worst: {worst}"
-        figure = share(f"L7.{number}", metric, list(taken.values()), bar)
-        parts.append(failed(figure, errors[0]) if errors else figure)
+    parts = [
+        of_simulation(bench, quick, f"L7.{number}", OURS, u_ms, bar, 4)
+        for number, (u_ms, bar) in enumerate(FIDELITY, start=1)
+    ]
+    parts.append(of_simulation(bench, quick, "L7.4", OURS_EIGHT, LONG_MS, EIGHT_BAR, 8))
+    parts.append(spread(bench, quick, "L7.5"))
     return [worst_of("L7", "each synchronous schedule, of its simulation", parts), *parts]
 
 
