@@ -10,6 +10,7 @@ wrong command line.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -81,6 +82,8 @@ def touch_machine(mib):
 
 
 def main():
+    # As an interrupt: what was started is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     arguments = parse_arguments()
     suite = SUITES[arguments.suite]
     wanted = arguments.rows.split(",") if arguments.rows else list(suite.ROWS)

@@ -214,8 +214,12 @@ def one_restart(command, path, log):
         return again[0]["at"] - killed
     finally:
         if launcher.poll() is None:
-            launcher.kill()
-            launcher.wait()
+            launcher.terminate()  # its ranks have sessions of their own, and end with it only if it may end them
+            try:
+                launcher.wait(10)
+            except subprocess.TimeoutExpired:
+                launcher.kill()
+                launcher.wait()
 
 
 def row_d6(bench, quick):

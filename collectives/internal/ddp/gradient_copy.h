@@ -1,8 +1,8 @@
 #ifndef WEFT_COLLECTIVES_INTERNAL_DDP_GRADIENT_COPY_H_
 #define WEFT_COLLECTIVES_INTERNAL_DDP_GRADIENT_COPY_H_
 
-// Gradients into buckets and back. Those of a large model go around the caches (transport/stream_copy.h):
-// what they would push out there is the backward's, and they are read again after all others. Any thread.
+// Gradients into buckets and back. What is too large for the caches goes around them (transport/stream_copy.h): it
+// would push out there what the backward works with, and is gone from them before it is read. Any thread.
 
 #include <cstddef>
 
@@ -11,7 +11,7 @@
 
 namespace weft::internal {
 
-// to = from * factor. `whole`: bytes of all gradients that are copied in turn. The tensors have the same
+// to = from * factor. `whole`: bytes of all that is copied before it is read. The tensors have the same
 // sizes; what LibTorch's mul() and copy_() promise holds, versions included.
 WEFT_API void copy_scaled(const at::Tensor& from, double factor, size_t whole, at::Tensor to);
 

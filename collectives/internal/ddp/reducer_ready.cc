@@ -217,7 +217,8 @@ void Reducer::copy_in_locked(Reduction* reduction, const Parameter& parameter, b
                              "it is sparse, and only those of Embedding and EmbeddingBag modules "
                              "that say sparse(true) are expected to be"));
     }
-    copy_scaled(grad, share, gradient_bytes_, view);
+    // A small bucket is sent or reduced at once, from the caches.
+    copy_scaled(grad, share, buckets_[parameter.bucket].buffer.nbytes(), view);
     if (alias) grad = view;
     return alias;
   });
