@@ -203,6 +203,8 @@ void Reducer::copy_in_locked(Reduction* reduction, const Parameter& parameter, b
   }
   const double share = hook_ != nullptr ? 1 : 1.0 / static_cast<double>(world_);
   const bool alias = options_.bucket_view && !reduction->id.context.has_value();
+  // A small bucket is sent or reduced at once, from the caches.
+  const size_t whole = buckets_[parameter.bucket].buffer.nbytes();
   reduction->accessor->with_grad(parameter.model.tensor, [&](at::Tensor& grad) {
     if (!grad.defined()) {
       view.zero_();
@@ -217,8 +219,7 @@ void Reducer::copy_in_locked(Reduction* reduction, const Parameter& parameter, b
                              "it is sparse, and only those of Embedding and EmbeddingBag modules "
                              "that say sparse(true) are expected to be"));
     }
-    // A small bucket is sent or reduced at once, from the caches.
-    copy_scaled(grad, share, buckets_[parameter.bucket].buffer.nbytes(), view);
+    copy_scaled(grad, share, whole, view);
     if (alias) grad = view;
     return alias;
   });
