@@ -1,7 +1,6 @@
 #include "weft/rpc/plain_tensor.h"
 
 #include "ATen/ops/clone.h"
-#include "c10/core/DispatchKeySet.h"
 
 namespace weft {
 
@@ -12,8 +11,8 @@ bool is_plain(const at::Tensor& tensor) {
 
 // clone() and not contiguous(), which gives back a lazy view that is contiguous.
 at::Tensor plain(const at::Tensor& tensor) {
-  const at::Tensor detached = tensor.requires_grad() ? tensor.detach() : tensor;
-  return is_plain(tensor) ? detached : detached.detach().clone(at::MemoryFormat::Contiguous);
+  if (!is_plain(tensor)) return tensor.detach().clone(at::MemoryFormat::Contiguous);
+  return tensor.requires_grad() ? tensor.detach() : tensor;
 }
 
 }  // namespace weft
