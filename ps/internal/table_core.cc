@@ -5,14 +5,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/ps/internal/definition.h"
+#include "weft/rpc/plain_tensor.h"
 
 namespace weft::ps::internal {
 namespace {
 
-at::Tensor plain(const at::Tensor& tensor) {
+at::Tensor plain_here(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided) return tensor;  // check() refuses it
-  const at::Tensor detached = tensor.detach();
-  return (detached.device().is_cpu() ? detached : detached.cpu()).contiguous();
+  return plain(tensor.is_cpu() ? tensor.detach() : tensor.detach().cpu());
 }
 
 }  // namespace
@@ -56,9 +56,9 @@ TableStats TableCore::stats() const {
 }
 
 void TableCore::submit(Ask ask, OpDone done) {
-  ask.push_keys = plain(ask.push_keys);
-  ask.pull_keys = plain(ask.pull_keys);
-  if (ask.push.has_value()) ask.push = plain(*ask.push);
+  ask.push_keys = plain_here(ask.push_keys);
+  ask.pull_keys = plain_here(ask.pull_keys);
+  if (ask.push.has_value()) ask.push = plain_here(*ask.push);
   if (Status s = check(ask); !s.ok()) return done(std::move(s));
   auto op = std::make_shared<Op>();
   op->deadline = deadline_after(service_->context().runtime->now(), ask.deadline);
