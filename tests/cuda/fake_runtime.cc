@@ -37,6 +37,7 @@ struct World {
   std::atomic<size_t> blocking{0};
   std::atomic<size_t> early{0};
   std::atomic<size_t> made{0};
+  std::atomic<size_t> events_made{0};
 };
 
 World& world() {
@@ -125,6 +126,7 @@ size_t copies() { return world().copies.load(); }
 size_t blocking_calls() { return world().blocking.load(); }
 size_t early_queries() { return world().early.load(); }
 size_t streams_made() { return world().made.load(); }
+size_t events_made() { return world().events_made.load(); }
 
 }  // namespace weft::testing::fake_cuda
 
@@ -228,6 +230,7 @@ cudaError_t cudaDeviceSynchronize() {
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = reinterpret_cast<cudaEvent_t>(new Event());
+  ++world().events_made;
   return cudaSuccess;
 }
 // What is queued may still refer to it, as it may to a real one.

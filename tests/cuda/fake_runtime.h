@@ -40,6 +40,7 @@ size_t copies();
 size_t blocking_calls();  // that waited for a device
 size_t early_queries();   // of events that were not reached
 size_t streams_made();
+size_t events_made();
 
 }  // namespace weft::testing::fake_cuda
 

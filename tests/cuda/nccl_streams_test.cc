@@ -215,6 +215,29 @@ TEST_F(NcclStreams, OperationsOnSeveralStreamsKeepTheirOrder) {
   });
 }
 
+// Making an event costs a caller more than all else that it does for an operation.
+TEST_F(NcclStreams, ABurstUsesTheEventsOfTheOneBefore) {
+  constexpr size_t kBurst = 500;
+  run_ranks(
+      [&](int rank) {
+        StatusOr<ProcessGroup> group = try_init_process_group(options(rank, 1));
+        ASSERT_TRUE(group.ok()) << group.status();
+        const at::Tensor x = on_gpu_of(*group, numbers(7, 1));
+        const auto burst = [&] {
+          const size_t before = fake_cuda::events_made();
+          fake_nccl::hold_operations(true);
+          for (size_t i = 0; i < kBurst; ++i) group->all_reduce(x);
+          fake_nccl::hold_operations(false);
+          group->barrier();
+          return fake_cuda::events_made() - before;
+        };
+        EXPECT_GE(burst(), kBurst);
+        // The event of the last operation may be waited for by the next one.
+        for (int i = 0; i < 2; ++i) EXPECT_LE(burst(), 2u);
+      },
+      1);
+}
+
 TEST_F(NcclStreams, AGroupSplits) {
   run([](ProcessGroup& group) {
     ProcessGroup turned = group.split(0, -group.rank());

@@ -17,7 +17,12 @@ constexpr absl::Duration kUsualNap = absl::Microseconds(200);
 constexpr absl::Duration kLongestNap = absl::Milliseconds(2);
 // Between two looks at the other ranks.
 constexpr absl::Duration kLookAround = absl::Milliseconds(10);
-constexpr size_t kMostSpare = 64;
+// Events for as many operations as are queued between two looks: making one, and destroying it, costs a
+// caller more than all else here does, by locks of CUDA that both take.
+constexpr size_t kMostSpare = 4096;
+// After the last operation it goes on looking this often, so that a burst which follows does not begin
+// with waking this thread.
+constexpr int kIdleLooks = 8;
 // What operations that were aborted may take to end; they use memory until then.
 constexpr absl::Duration kDrainTime = absl::Seconds(5);
 
@@ -164,6 +169,7 @@ void Watch::run() {
   (void)cudaSetDevice(device_);
   allow_captures_elsewhere();
   absl::Duration nap = kUsualNap;
+  int idle_looks = 0;
   absl::Time end = absl::InfiniteFuture();  // of an abort
   while (true) {
     Status bad = take_ended();
@@ -189,8 +195,9 @@ void Watch::run() {
     MutexLock lock(&mutex_);
     const bool over = operations_.empty() || runtime_->now() >= end;
     if (over && closing_) return;
-    asleep_ = over;
-    const absl::Time until = over ? absl::InfiniteFuture() : runtime_->now() + nap;
+    idle_looks = over ? idle_looks + 1 : 0;
+    asleep_ = idle_looks > kIdleLooks;
+    const absl::Time until = asleep_ ? absl::InfiniteFuture() : runtime_->now() + nap;
     const Status waited = changed_.wait_until(&mutex_, until);
     if (!waited.ok() && error_kind(waited) != ErrorKind::kDeadline) return;
     nap = waited.ok() ? first_nap_locked() : std::min(2 * nap, kLongestNap);
