@@ -7,8 +7,9 @@
 //
 //   op NAME MEMORY BYTES COUNT   COUNT operations one after another, each timed at rank 0
 //                                {"us": [...]}
-//   NAME                         all_reduce, or reduce_scatter of a buffer of BYTES; all_reduce/6: by
-//                                the algorithm of that number, where the driver knows algorithms
+//   NAME                         all_reduce, reduce_scatter, all_gather or broadcast, BYTES being the
+//                                whole buffer; all_reduce/6: by the algorithm of that number. The last
+//                                two, and algorithms, where the driver has them
 //   MEMORY                       plain (a tensor of LibTorch) or registered (one of the group)
 //
 // An operation is checked once before it is timed: a wrong result is an error of the command.
@@ -32,16 +33,26 @@
 
 namespace weft::bench {
 
+enum class CollectiveCommand : int64_t {
+  kQuit,
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast
+};
+
+// An operation by an algorithm; where it has one buffer, that is both. 0: as the group chooses.
+using CollectiveBy = std::function<void(CollectiveCommand, const at::Tensor& output,
+                                        const at::Tensor& input, uint8_t algorithm)>;
+
 struct CollectiveOperations {
   std::function<void(const at::Tensor&)> broadcast;  // from rank 0
   std::function<void(const at::Tensor&)> all_reduce;
-  std::function<void(const at::Tensor&, uint8_t algorithm)> all_reduce_by{};  // null: not known
+  CollectiveBy by{};  // null: not known
   std::function<void(const at::Tensor& output, const at::Tensor& input)> reduce_scatter;
   std::function<at::Tensor(int64_t floats, bool registered)> make;
   std::map<std::string, std::function<std::string(std::istream&)>> more;  // of one rank alone
 };
-
-enum class CollectiveCommand : int64_t { kQuit, kAllReduce, kReduceScatter };
 
 class CollectiveDriver {
  public:
@@ -96,19 +107,28 @@ class CollectiveDriver {
     if (const size_t slash = name.find('/'); slash != std::string::npos) {
       task.algorithm = static_cast<uint8_t>(std::stoul(name.substr(slash + 1)));
       name.resize(slash);
-      if (name != "all_reduce" || operations_.all_reduce_by == nullptr) {
-        throw std::invalid_argument("only all_reduce goes by an algorithm, and not in this driver");
-      }
     }
-    const bool named = (name == "all_reduce" || name == "reduce_scatter") &&
-                       (memory == "plain" || memory == "registered");
-    if (!complete || !named || task.bytes < 4 || task.count < 1) {
-      throw std::invalid_argument("op all_reduce|reduce_scatter plain|registered BYTES COUNT");
+    task.what = command_of(name);
+    const bool known = task.what == CollectiveCommand::kAllReduce ||
+                       task.what == CollectiveCommand::kReduceScatter;
+    if (operations_.by == nullptr && (task.algorithm != 0 || !known)) {
+      throw std::invalid_argument(
+          "this driver has all_reduce and reduce_scatter, and no algorithms");
     }
-    task.what =
-        name == "all_reduce" ? CollectiveCommand::kAllReduce : CollectiveCommand::kReduceScatter;
+    if (!complete || (memory != "plain" && memory != "registered") || task.bytes < 4 ||
+        task.count < 1) {
+      throw std::invalid_argument("op NAME plain|registered BYTES COUNT");
+    }
     task.registered = memory == "registered";
     return "{\"us\":" + json_array(tell(task)) + "}";
+  }
+
+  static CollectiveCommand command_of(const std::string& name) {
+    if (name == "all_reduce") return CollectiveCommand::kAllReduce;
+    if (name == "reduce_scatter") return CollectiveCommand::kReduceScatter;
+    if (name == "all_gather") return CollectiveCommand::kAllGather;
+    if (name == "broadcast") return CollectiveCommand::kBroadcast;
+    throw std::invalid_argument("no operation " + name);
   }
 
   void follow() {
@@ -124,18 +144,27 @@ class CollectiveDriver {
 
   std::vector<double> perform(const Task& task) {
     const int64_t floats = task.bytes / static_cast<int64_t>(sizeof(float));
-    const at::Tensor input = operations_.make(floats, task.registered);
-    input.fill_(1);
-    at::Tensor output = input;
-    std::function<void()> call = [&] { operations_.all_reduce(input); };
-    if (task.algorithm != 0) call = [&] { operations_.all_reduce_by(input, task.algorithm); };
-    if (task.what == CollectiveCommand::kReduceScatter) {
-      output = operations_.make(floats / size_, task.registered);
-      call = [&] { operations_.reduce_scatter(output, input); };
+    // Of scatter and gather the whole is the input or the output, and each rank has a part.
+    const bool gathers = task.what == CollectiveCommand::kAllGather;
+    const bool scatters = task.what == CollectiveCommand::kReduceScatter;
+    const at::Tensor input = operations_.make(gathers ? floats / size_ : floats, task.registered);
+    const at::Tensor output =
+        gathers || scatters
+            ? operations_.make(scatters ? floats / size_ : input.numel() * size_, task.registered)
+            : input;
+    const bool broadcasts = task.what == CollectiveCommand::kBroadcast;
+    input.fill_(broadcasts && rank_ != 0 ? 0 : 1);
+    std::function<void()> call = [&] { operations_.by(task.what, output, input, task.algorithm); };
+    if (operations_.by == nullptr) {
+      call = [&] {
+        if (scatters) return operations_.reduce_scatter(output, input);
+        operations_.all_reduce(input);
+      };
     }
     call();
-    if (!output.equal(at::full({output.numel()}, static_cast<float>(size_)))) {
-      throw std::runtime_error("the sum of ones is not the number of ranks");
+    const auto wanted = static_cast<float>(gathers || broadcasts ? 1 : size_);
+    if (!output.equal(at::full({output.numel()}, wanted))) {
+      throw std::runtime_error("ones did not become " + std::to_string(wanted));
     }
     input.fill_(0);
     const int64_t warm_ups = std::min(kMostWarmUps, task.count / 4 + 2);

@@ -1,7 +1,8 @@
-"""./dev bench collectives --tune FILE: which algorithm of an all_reduce is the fastest, as a table of rules.
+"""./dev bench collectives --tune FILE: which algorithm of an operation is the fastest, as a table of rules.
 
-Every size and every algorithm in turns, several rounds; the smallest median of an algorithm counts. A size takes
-another algorithm than the size below it only when that is at least a twentieth faster.
+All operations that a table decides about, every size and every algorithm in turns, several rounds; the smallest
+median of an algorithm counts. A size takes another algorithm than the size below it only when that is at least a
+twentieth faster.
 """
 
 import sys
@@ -23,6 +24,20 @@ ALGORITHMS = {
     "3d_torus": 11,
     "2d_mesh": 12,
     "double_binary_tree": 13,
+    "bruck": 14,
+    "recursive_halving": 15,
+    "binomial_tree": 16,
+    "scatter_all_gather": 17,
+}
+# Those that differ with two ranks, and what more there is with more: a ring of two is halving-doubling, say.
+OPERATIONS = {
+    "all_reduce": (
+        ["star", "recursive_doubling", "halving_doubling"],
+        ["reduce_broadcast", "ring", "segmented_ring", "torus", "2d_mesh", "double_binary_tree"],
+    ),
+    "broadcast": (["binomial_tree", "scatter_all_gather"], []),
+    "all_gather": (["recursive_doubling"], ["ring", "bruck"]),
+    "reduce_scatter": (["ring"], ["recursive_halving"]),
 }
 BETTER = 0.95
 
@@ -35,12 +50,9 @@ def driver_specs(program):
     ]
 
 
-def candidates(backend, world):
-    """Those that differ: a ring of two ranks is halving-doubling, a torus wants factors."""
-    names = ["star", "recursive_doubling", "halving_doubling"]
-    if world > 2:
-        names += ["reduce_broadcast", "ring", "segmented_ring", "torus", "2d_mesh", "double_binary_tree"]
-    return (["direct"] if backend == "shm" else []) + names
+def candidates(operation, backend, world):
+    two, more = OPERATIONS[operation]
+    return (["direct"] if backend == "shm" else []) + two + (more if world > 2 else [])
 
 
 def count_of(bytes, quick):
@@ -56,28 +68,32 @@ def choose(medians, before):
     return best
 
 
-def rules_of(chosen, backend, world, last):
+def rules_of(operation, chosen, backend, world, last):
     """Sizes and names in order, as rules: what was measured at a size holds up to the next one."""
     rules = []
+    prefix = "" if operation == "all_reduce" else f"{operation}."
     begin = 0
     for i, (bytes, name) in enumerate(chosen):
         if i + 1 < len(chosen) and chosen[i + 1][1] == name:
             continue
         end = "max" if i + 1 == len(chosen) else str(chosen[i + 1][0] - 1)
         ranks = f"{world}-{'max' if last else world}"
-        rules.append(f"{name}:{begin}-{end} ranks={ranks} hosts=one on={backend}")
+        rules.append(f"{prefix}{name}:{begin}-{end} ranks={ranks} hosts=one on={backend}")
         begin = chosen[i + 1][0] if i + 1 < len(chosen) else None
     return rules
 
 
-def measure(bench, spec, quick):
+def measure(bench, spec, operation, quick):
     backend, world = spec.name.split("/")
     world = int(world)
+    names = candidates(operation, backend, world)
+    if len(names) == 1:
+        return rules_of(operation, [(SIZES[0], names[0])], backend, world, last=world == 4)
     chosen = []
     for bytes in SIZES:
         medians = {}
-        for name in candidates(backend, world):
-            line = f"op all_reduce/{ALGORITHMS[name]} plain {bytes} {count_of(bytes, quick)}"
+        for name in names:
+            line = f"op {operation}/{ALGORITHMS[name]} plain {bytes} {count_of(bytes, quick)}"
             taken = bench.interleave([spec.name], line, LIMIT_S)[spec.name]
             if isinstance(taken, DriverError):
                 raise taken
@@ -85,14 +101,15 @@ def measure(bench, spec, quick):
         name = choose(medians, chosen[-1][1] if chosen else None)
         chosen.append((bytes, name))
         table = ", ".join(f"{one} {us:.0f}" for one, us in sorted(medians.items(), key=lambda kv: kv[1]))
-        bench.log(f"    {spec.name:6} {bytes:9} bytes: {name}  ({table} us)")
-    return rules_of(chosen, backend, world, last=world == 4)
+        bench.log(f"    {operation:14} {spec.name:6} {bytes:9} bytes: {name}  ({table} us)")
+    return rules_of(operation, chosen, backend, world, last=world == 4)
 
 
 def write(bench, path, specs, quick):
     lines = ["# Made by ./dev bench collectives --tune on this machine; WEFT_COLLECTIVES_TABLE names such a file."]
     for spec in specs:
-        lines += measure(bench, spec, quick)
+        for operation in OPERATIONS:
+            lines += measure(bench, spec, operation, quick)
     with open(path, "w", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
     print(f"tune: {len(lines) - 1} rules in {path}", file=sys.stderr)

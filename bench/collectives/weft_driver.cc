@@ -128,8 +128,18 @@ int run(int argc, char** argv) {
     CollectiveOperations operations;
     operations.broadcast = [&](const at::Tensor& t) { group.broadcast(t); };
     operations.all_reduce = [&](const at::Tensor& t) { group.all_reduce(t); };
-    operations.all_reduce_by = [&](const at::Tensor& t, uint8_t algorithm) {
-      group.all_reduce(t, {.algorithm = static_cast<Algorithm>(algorithm)});
+    operations.by = [&](CollectiveCommand what, const at::Tensor& to, const at::Tensor& from,
+                        uint8_t number) {
+      const auto algorithm = static_cast<Algorithm>(number);
+      switch (what) {
+        case CollectiveCommand::kAllReduce: return group.all_reduce(to, {.algorithm = algorithm});
+        case CollectiveCommand::kReduceScatter:
+          return group.reduce_scatter_tensor(to, from, {.algorithm = algorithm});
+        case CollectiveCommand::kAllGather:
+          return group.all_gather_into_tensor(to, from, {.algorithm = algorithm});
+        case CollectiveCommand::kBroadcast: return group.broadcast(to, {.algorithm = algorithm});
+        case CollectiveCommand::kQuit: break;
+      }
     };
     operations.reduce_scatter = [&](const at::Tensor& to, const at::Tensor& from) {
       group.reduce_scatter_tensor(to, from);
