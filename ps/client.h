@@ -154,6 +154,18 @@ class WEFT_API Client {
                                  const std::optional<TableDefinition>& definition,
                                  const OpenOptions& options = {}) const;
 
+  // Has part `part` of a table of two copies, counted from 0, at the server of this name, which need not be among
+  // this client's `servers`, while all clients go on: it is copied there, that server becomes its owner, and the
+  // one before its backup. No push is lost. Blocks until it is done.
+  // Default: 60 s. Errors: kind not_found, no server has the part, or none of that name has joined; state, the
+  // server drains, or the table has one copy; resource, it has no room, or cannot follow the log; peer_lost, it
+  // has died; unavailable, it serves no tables; deadline, also when the part moves to yet another server (naming
+  // it). The part is at one server or the other, after deadline it may still move.
+  void move_part(std::string_view table, size_t part, std::string_view server,
+                 Timeout deadline = {}) const;
+  Status try_move_part(std::string_view table, size_t part, std::string_view server,
+                       Timeout deadline = {}) const;
+
   // Writes a snapshot of tables (ps/snapshot.h), while clients go on; blocks until it is there. Errors, after
   // which the one before is as it was: kind unavailable, the cut was given up (a client or server that does
   // not answer, a part that moves, another cut), worth another try; peer_lost, a server was lost while it wrote;

@@ -75,41 +75,47 @@ class Opener {
                       absl::StrCat("not in its time; the last: ", last.message()));
   }
 
-  // With two copies: whoever owns the part now.
-  StatusOr<internal::PartTarget> find_owner(const OpenRequest& request) {
+  // With two copies: the server that owns the part now.
+  StatusOr<internal::PartTarget> find_owner(PsService& service, const OpenRequest& request) {
     const size_t count = request.servers.size();
     const size_t home =
         home_of(request.index, internal::part_count(*request.definition, count), count);
+    std::vector<std::string> names = request.servers;
+    std::rotate(names.begin(), names.begin() + static_cast<int64_t>(home), names.end());
     Status last = make_error(ErrorKind::kDeadline, "there was no time to ask");
-    for (;;) {
-      for (size_t i = 0; i < 2 * count; ++i) {
-        const std::string& server = request.servers[(home + i) % count];
-        const StatusOr<WorkerInfo> info = worker_.try_get_worker_info(server);
-        const absl::Duration left = std::min(deadline_ - worker_.now(), attempt_);
-        if (!info.ok() || left <= absl::ZeroDuration()) {
-          if (!info.ok()) last = info.status();
-          continue;
+    for (int round = 0;; ++round) {
+      // Servers that are in no list may have all copies by now.
+      if (round > 0) names = service.with_joined(std::move(names));
+      for (size_t i = 0; i < names.size(); ++i) {
+        const StatusOr<WorkerInfo> info = worker_.try_get_worker_info(names[i]);
+        const absl::Duration time = std::min(left(), attempt_);
+        if (!info.ok()) last = info.status();
+        if (!info.ok() || time == absl::ZeroDuration()) continue;
+        const StatusOr<OpenAnswer> answer = ask_open(worker_, *info, request, time);
+        if (answer.ok() && answer->part != 0) {
+          return internal::PartTarget{*info, answer->part, answer->map};
         }
-        if (i < count) {
-          const StatusOr<OpenAnswer> answer = ask_open(worker_, *info, request, left);
-          if (answer.ok() && answer->part != 0) {
-            return internal::PartTarget{*info, answer->part, answer->map};
-          }
-          if (!answer.ok() && !worth_waiting(answer.status())) return answer.status();
-          if (!answer.ok()) last = answer.status();
-        } else {  // nobody says that it is the owner: a backup is to look for it
-          const internal::FindRequest find{name_, request.index, true};
-          (void)ask_bytes(worker_, *info, internal::kFindMethod, internal::kFindSignature,
-                          encode(find), left);
+        if (!answer.ok() && !worth_waiting(answer.status())) return answer.status();
+        if (!answer.ok()) last = answer.status();
+        if (answer.ok() && answer->map.epoch != 0) {
+          internal::add_name(answer->map.owner.name, &names);
         }
       }
-      const absl::Duration rest = deadline_ - worker_.now();
-      if (rest <= absl::ZeroDuration()) {
+      // None says that it is the owner: a backup is to look for it.
+      for (const std::string& name : names) {
+        const StatusOr<WorkerInfo> info = worker_.try_get_worker_info(name);
+        const absl::Duration time = std::min(left(), attempt_);
+        if (!info.ok() || time == absl::ZeroDuration()) continue;
+        const internal::FindRequest find{name_, request.index, true};
+        (void)ask_bytes(worker_, *info, internal::kFindMethod, internal::kFindSignature,
+                        encode(find), time);
+      }
+      if (left() == absl::ZeroDuration()) {
         return make_error(ErrorKind::kDeadline,
                           absl::StrCat("open table '", name_, "', part ", request.index,
                                        ": not in its time; the last: ", last.message()));
       }
-      worker_.runtime().make_parker()->park_until(worker_.now() + std::min(rest, kAskAgain));
+      worker_.runtime().make_parker()->park_until(worker_.now() + std::min(left(), kAskAgain));
     }
   }
 
@@ -207,7 +213,7 @@ StatusOr<Table> Client::try_open_table(std::string_view name,
   for (size_t i = 0; i < parts; ++i) {
     request.index = static_cast<uint32_t>(i);
     if (setup.definition.copies > 1) {
-      WEFT_ASSIGN_OR_RETURN(internal::PartTarget owner, opener.find_owner(request));
+      WEFT_ASSIGN_OR_RETURN(internal::PartTarget owner, opener.find_owner(*state_->service, request));
       setup.parts.push_back(std::move(owner));
       continue;
     }
@@ -223,12 +229,32 @@ StatusOr<Table> Client::try_open_table(std::string_view name,
   return Table(std::move(handle));
 }
 
+void Client::move_part(std::string_view table, size_t part, std::string_view server,
+                       Timeout deadline) const {
+  throw_if_error(try_move_part(table, part, server, deadline));
+}
+Status Client::try_move_part(std::string_view table, size_t part, std::string_view server,
+                             Timeout deadline) const {
+  const Worker& worker = state_->service->worker();
+  WEFT_RETURN_IF_ERROR(internal::check_name(table));
+  if (part >= kMostParts) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat("table '", std::string(table), "' has no part ", part));
+  }
+  WEFT_ASSIGN_OR_RETURN(const WorkerInfo to, worker.try_get_worker_info(server));
+  return state_->service->move(std::string(table), static_cast<uint32_t>(part),
+                               {to.name, to.incarnation}, state_->options.servers,
+                               deadline_after(worker.now(), deadline.value_or(kDefaultOpen)));
+}
+
 SnapshotInfo Client::snapshot(std::string_view folder, const SnapshotOptions& options) const {
   return value_or_throw(try_snapshot(folder, options));
 }
 StatusOr<SnapshotInfo> Client::try_snapshot(std::string_view folder,
                                             const SnapshotOptions& options) const {
-  return internal::take_snapshot(*state_->service, state_->options.servers, folder, options);
+  return internal::take_snapshot(*state_->service,
+                                 state_->service->with_joined(state_->options.servers), folder,
+                                 options);
 }
 SnapshotInfo Client::restore(std::string_view folder, const RestoreOptions& options) const {
   return value_or_throw(try_restore(folder, options));

@@ -247,6 +247,7 @@ std::string encode(const CopyRequest& request) {
   put(request.map, out.mutable_map());
   out.set_position(request.position);
   if (request.wish != CopyWish::kNone) out.set_wish(static_cast<uint32_t>(request.wish));
+  if (!request.next.empty()) put(request.next, out.mutable_next());
   if (request.image.has_value()) put(*request.image, out.mutable_image());
   for (const LogEntry& entry : request.entries) {
     v1::PsEntry* one = out.add_entries();
@@ -274,6 +275,10 @@ StatusOr<CopyRequest> decode_copy(std::string_view bytes, std::vector<at::Tensor
     return wrong_copy("a wish with an image or entries");
   }
   out.wish = static_cast<CopyWish>(in.wish());
+  if (in.has_next()) {
+    out.next = {in.next().name(), in.next().incarnation()};
+    if (out.next.empty()) return wrong_copy("a copy that is to be the backup, without a name");
+  }
   if (in.has_image()) {
     WEFT_ASSIGN_OR_RETURN(out.image, get(in.image()));
     const size_t servers = out.image->servers.size();

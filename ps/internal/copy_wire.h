@@ -72,6 +72,7 @@ struct CopyRequest {
   std::optional<PartImage> image{};
   std::vector<LogEntry> entries{};
   CopyWish wish = CopyWish::kNone;
+  CopyPlace next{};  // with an image or entries: not the map's backup, but the one that is to be it
 };
 struct CopyAnswer {
   bool refused = false;

@@ -126,12 +126,17 @@ void Part::call(const WorkerKey& caller, std::vector<PartCall> calls, ScopeRef s
 void Part::worker_gone(const WorkerKey& worker) {
   take_turn([this, worker] {
     if (!owns()) return;  // a backup hears of it from its owner, and of the rest when it serves
-    PartEffects effects;
-    protocol_.worker_gone(worker, &effects);
-    perform(std::move(effects));
-    if (replica_.has_value()) append({.gone = worker});
+    if (!takes_requests()) return gone_later_.push_back(worker);
+    note_gone(worker);
     publish();
   });
+}
+
+void Part::note_gone(const WorkerKey& worker) {
+  PartEffects effects;
+  protocol_.worker_gone(worker, &effects);
+  perform(std::move(effects));
+  if (replica_.has_value()) append({.gone = worker});
 }
 
 void Part::close(const Status& why) {
@@ -148,6 +153,10 @@ PartReport Part::report() const {
 
 void Part::publish() {
   settle_cut();
+  go_on_moving();
+  if (takes_requests() && closed_.ok()) {
+    for (const WorkerKey& worker : std::exchange(gone_later_, {})) note_gone(worker);
+  }
   PartReport now{protocol_.version(),    protocol_.clients(), protocol_.held(), protocol_.parked(),
                  protocol_.remembered(), data_->rows(),       data_->bytes()};
   if (replica_.has_value()) {
@@ -156,7 +165,9 @@ void Part::publish() {
     now.position = replica_->last();
     now.confirmed = replica_->confirmed();
     now.formed = formed_;
-    metrics_.log_bytes->add(stream_.bytes - std::exchange(seen_log_bytes_, stream_.bytes));
+    now.joins = !owns() && replica_->map().backup != identity_.self;
+    const int64_t log_bytes = stream_->bytes + next_stream_->bytes;
+    metrics_.log_bytes->add(log_bytes - std::exchange(seen_log_bytes_, log_bytes));
   }
   show(now);
   const bool gate = replica_.has_value() && owns() && closed_.ok();
@@ -209,7 +220,7 @@ Status Part::execute(const ClientKey& client, const Request& request,
 
 void Part::handle(const WorkerKey& caller, const Request& request, std::vector<at::Tensor> tensors,
                   const ScopeRef& scope, PartReply reply) {
-  if (replica_.has_value() && (!owns() || !closed_.ok())) return reply(moved());
+  if (replica_.has_value() && (!takes_requests() || !closed_.ok())) return reply(moved());
   if (!closed_.ok()) return answer(std::move(reply), annotate(closed_, label()));
   const ClientKey client{caller, request.client};
   if (keeps_out(client, request)) {
@@ -240,7 +251,8 @@ void Part::handle(const WorkerKey& caller, const Request& request, std::vector<a
     entry->request->pull.reset();
     entry->tensors = tensors;
     // As for a push that is kept: an answer that waits for no backup leaves before the log does.
-    const bool early = replica_->streams() && !replica_->map().ready;
+    const bool early =
+        (replica_->streams() && !replica_->map().ready) || replica_->streams_to_next();
     for (at::Tensor& t : entry->tensors) t = early ? t.clone() : t;
   }
   Status done = execute(client, request, std::move(tensors), nullptr, &said, &accepted, &effects);
@@ -312,10 +324,10 @@ Status Part::handle_push(const ClientKey& client, const PushHeader& header,
                                    " bytes to wait for its step, beside ", limits_->queued.load(),
                                    " that do, and queue_bytes is ", limits_->queue_bytes));
   }
-  if (owner && push.ok() && !stream_.log.empty() && replica_->map().ready &&
-      stream_.bytes + push->bytes() > limits_->log_bytes) {
+  if (owner && push.ok() && !stream_->log.empty() && replica_->map().ready &&
+      stream_->bytes + push->bytes() > limits_->log_bytes) {
     push = make_error(ErrorKind::kResource,
-                      absl::StrCat("push of ", push->bytes(), " bytes beside ", stream_.bytes,
+                      absl::StrCat("push of ", push->bytes(), " bytes beside ", stream_->bytes,
                                    " that its backup '", replica_->map().backup.name,
                                    "' has not confirmed, and log_bytes is ", limits_->log_bytes));
   }

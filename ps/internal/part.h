@@ -80,6 +80,7 @@ struct PartReport {
   RangeMap map{};
   uint64_t position = 0;
   uint64_t confirmed = 0;
+  bool joins = false;  // it is, or was, to be the backup
   bool formed = true;  // it has had a backup, or no other server is left to be one
 };
 
@@ -155,6 +156,11 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void tick();
   // This server drains: one attempt to have its copy at another server. report() says whether it is.
   void drain();
+  // ---- part_move.cc ----
+  // MOVE-1: the owner has its part at `to`, by the steps by which a lost copy is made again. `reply` says what
+  // has become of it up to now; this is asked again until another server owns the part, or for the error.
+  using MoveReply = std::function<void(StatusOr<CopyAnswer>)>;
+  void move(const CopyPlace& to, uint64_t number, MoveReply reply);
   // ---- cuts (part_cut.cc) ----
   template <class T>
   using CutReply = absl::AnyInvocable<void(StatusOr<T>)>;
@@ -192,7 +198,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
     std::vector<CutNeed> needs{};
     CutReply<PartCut> reply{};  // once it is to be taken
   };
-  // Of an owner: its backup, as far as it has come.
+  // Of an owner: its backup, as far as it has come, or the one that is to be the backup.
   struct Stream {
     std::deque<LogEntry> log{};  // not confirmed
     uint64_t first = 0;          // position of its first
@@ -200,7 +206,10 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
     std::optional<std::pair<CopyRequest, std::vector<at::Tensor>>> image{};
     bool sending = false;
     std::optional<absl::Time> failing_since{};
+    void put(uint64_t position, LogEntry entry);
+    void confirmed(bool of_image, uint64_t position);
   };
+  using StreamRef = std::shared_ptr<Stream>;
 
   void take_turn(Task task);
   // ---- in a turn ----
@@ -233,18 +242,32 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   bool owns() const {
     return !replica_.has_value() || replica_->role() == ReplicaProtocol::Role::kOwner;
   }
+  bool takes_requests() const { return !replica_.has_value() || replica_->takes_requests(); }
   Reply moved() const;
   void append(LogEntry entry);
   void perform(const ReplicaEffects& effects);
-  void take_image();
+  void take_image(bool for_next);
   void serve();
   void retire();
   void pump();
-  void sent(uint64_t epoch, bool image, const StatusOr<CopyAnswer>& answer);
+  void pump(const StreamRef& stream, const CopyPlace& to);
+  void sent(const StreamRef& stream, uint64_t epoch, bool image,
+            const StatusOr<CopyAnswer>& answer);
+  void follow_successor();
+  void tell_successor();
+  void tell_again(uint64_t epoch);
+  void look_at_map();
+  void ask_whether_joins();
   void replay(LogEntry entry);
   CopyAnswer said(bool refused) const;
   void let_go();
+  void note_gone(const WorkerKey& worker);
   CopyAnswer grant(const CopyRequest& wish);
+  void let_backup_go();
+  void ask_other_copy(CopyWish wish);
+  void go_on_moving();
+  void end_move(const CopyPlace& to, const Status& why);
+  void look_later();
 
   const PartIdentity identity_;
   const std::shared_ptr<ServerLimits> limits_;
@@ -271,7 +294,12 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   // Two copies.
   std::optional<ReplicaProtocol> replica_;
   std::weak_ptr<CopyHost> host_;
-  Stream stream_;
+  StreamRef stream_ = std::make_shared<Stream>();
+  StreamRef next_stream_ = std::make_shared<Stream>();
+  bool doubts_owner_ = false;          // looks at the map before it takes over
+  uint64_t heard_times_ = 0;
+  size_t backups_asked_ = 0;  // to take the place of one that drains
+  std::vector<WorkerKey> gone_later_;  // while the part is handed over
   std::deque<Gated> gated_;
   bool formed_ = true;
   bool asking_owner_ = false;
@@ -279,6 +307,14 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   CopyPlace unwilling_{};  // the last backup that would not be one
   uint64_t passed_over_ = 0;
   absl::Time heard_;
+  struct Move {
+    CopyPlace to{};
+    uint64_t number = 0;
+    Status failed{};  // kept until another is asked for
+    bool waits = false;        // for a moment
+    bool keeps_owner = false;  // it is the backup that goes
+  };
+  std::optional<Move> move_;
 };
 
 }  // namespace weft::ps::internal

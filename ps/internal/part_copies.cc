@@ -84,12 +84,24 @@ Reply Part::moved() const {
 void Part::append(LogEntry entry) {
   ReplicaEffects effects;
   const uint64_t position = replica_->append(false, &effects);
+  const RangeMap map = replica_->map();
+  const auto too_far_behind = [&](const CopyPlace& place) {
+    end_move(place, make_error(ErrorKind::kResource,
+                               absl::StrCat("it cannot follow, and log_bytes is ",
+                                            limits_->log_bytes)));
+  };
+  if (replica_->streams_to_next()) {
+    next_stream_->put(position, entry);
+    if (next_stream_->bytes > limits_->log_bytes) {
+      too_far_behind(replica_->next());
+      replica_->lost_next(map.epoch, &effects);
+    }
+  }
   if (replica_->streams()) {
-    if (stream_.log.empty()) stream_.first = position;
-    stream_.bytes += entry.bytes();
-    stream_.log.push_back(std::move(entry));
-    if (!replica_->map().ready && stream_.bytes > limits_->log_bytes) {
-      replica_->lost_backup(replica_->map().epoch, &effects);  // it cannot follow
+    stream_->put(position, std::move(entry));
+    if (!map.ready && stream_->bytes > limits_->log_bytes) {
+      too_far_behind(map.backup);
+      replica_->lost_backup(map.epoch, &effects);
     }
   }
   perform(effects);
@@ -101,24 +113,27 @@ void Part::perform(const ReplicaEffects& effects) {
     if (const auto* write = std::get_if<WriteMap>(&effect)) {
       if (host != nullptr) host->write_map(shared_from_this(), *write);
     } else if (std::holds_alternative<SendImage>(effect)) {
-      take_image();
+      take_image(false);
+    } else if (std::holds_alternative<SendImageToNext>(effect)) {
+      take_image(true);
+    } else if (std::holds_alternative<NextIsBackup>(effect)) {
+      stream_ = std::exchange(next_stream_, std::make_shared<Stream>());
     } else if (std::holds_alternative<Serve>(effect)) {
       serve();
+    } else if (std::holds_alternative<Follow>(effect)) {
+      follow_successor();
     } else if (!std::holds_alternative<Release>(effect)) {
       retire();
     }
   }
-  if (!replica_->streams()) {
-    stream_.log.clear();
-    stream_.bytes = 0;
-    stream_.image.reset();
-    stream_.failing_since.reset();
-  }
+  if (!replica_->streams()) stream_ = std::make_shared<Stream>();
+  if (!replica_->streams_to_next()) next_stream_ = std::make_shared<Stream>();
   formed_ |= replica_->map().ready;
 }
 
-void Part::take_image() {
+void Part::take_image(bool for_next) {
   CopyRequest request{identity_.table, identity_.index, replica_->map(), replica_->last()};
+  if (for_next) request.next = replica_->next();
   PartImage image{identity_.definition, identity_.servers, protocol_.image(), {}};
   std::vector<at::Tensor> tensors;
   for (const ProtocolImage::Held& held : image.protocol.held) {
@@ -129,26 +144,31 @@ void Part::take_image() {
   }
   for (at::Tensor& t : data_->image()) tensors.push_back(std::move(t));
   request.image = std::move(image);
-  stream_.log.clear();
-  stream_.bytes = 0;
-  stream_.failing_since.reset();
-  stream_.image.emplace(std::move(request), std::move(tensors));
+  auto& stream = for_next ? next_stream_ : stream_;
+  stream = std::make_shared<Stream>();
+  stream->image.emplace(std::move(request), std::move(tensors));
   metrics_.images->add();
 }
 
 void Part::pump() {
+  if (replica_->streams()) pump(stream_, replica_->map().backup);
+  if (replica_->streams_to_next()) pump(next_stream_, replica_->next());
+}
+
+void Part::pump(const StreamRef& stream, const CopyPlace& to) {
   const auto host = host_.lock();
-  if (stream_.sending || !replica_->streams() || host == nullptr) return;
+  if (stream->sending || host == nullptr) return;
   CopyRequest request;
   std::vector<at::Tensor> tensors;
-  const bool image = stream_.image.has_value();
+  const bool image = stream->image.has_value();
   if (image) {
-    request = stream_.image->first;
-    tensors = stream_.image->second;
-  } else if (!stream_.log.empty()) {
-    request = CopyRequest{identity_.table, identity_.index, replica_->map(), stream_.first};
+    request = stream->image->first;
+    tensors = stream->image->second;
+  } else if (!stream->log.empty()) {
+    request = CopyRequest{identity_.table, identity_.index, replica_->map(), stream->first};
+    if (stream == next_stream_) request.next = to;
     int64_t bytes = 0;
-    for (const LogEntry& entry : stream_.log) {
+    for (const LogEntry& entry : stream->log) {
       if (request.entries.size() == kBatchEntries) break;
       if (!request.entries.empty() && bytes + entry.bytes() > kBatchBytes) break;
       bytes += entry.bytes();
@@ -158,61 +178,85 @@ void Part::pump() {
   } else {
     return;
   }
-  stream_.sending = true;
+  stream->sending = true;
   const int64_t bytes = bytes_of(tensors);
   const absl::Duration deadline = kAttempt + absl::Seconds(bytes / kSlowestBytes);
   const uint64_t epoch = replica_->map().epoch;
-  host->send_copy(replica_->map().backup, std::move(request), std::move(tensors), deadline,
-                  [weak = weak_from_this(), epoch, image](StatusOr<CopyAnswer> answer) {
+  host->send_copy(to, std::move(request), std::move(tensors), deadline,
+                  [weak = weak_from_this(), stream, epoch, image](StatusOr<CopyAnswer> answer) {
                     const auto self = weak.lock();
                     if (self == nullptr) return;
-                    self->take_turn([part = self.get(), epoch, image, answer] {
-                      part->sent(epoch, image, answer);
+                    self->take_turn([part = self.get(), stream, epoch, image, answer] {
+                      part->sent(stream, epoch, image, answer);
                       part->publish();
                     });
                   });
 }
 
-void Part::sent(uint64_t epoch, bool image, const StatusOr<CopyAnswer>& answer) {
-  stream_.sending = false;
+void Part::sent(const StreamRef& stream, uint64_t epoch, bool image,
+                const StatusOr<CopyAnswer>& answer) {
+  stream->sending = false;
   if (!owns() || !closed_.ok()) return;
   ReplicaEffects effects;
   if (answer.ok() && answer->refused && answer->map.epoch > replica_->map().epoch) {
     replica_->read(answer->map, &effects);
     return perform(effects);
   }
-  if (epoch != replica_->map().epoch || !replica_->streams()) return;
+  const bool next = stream == next_stream_;
+  if (epoch != replica_->map().epoch) return;
+  if (next ? !replica_->streams_to_next() : stream != stream_ || !replica_->streams()) return;
   if (answer.ok() && !answer->refused) {
-    stream_.failing_since.reset();
     heard_ = runtime_->now();
-    if (image) stream_.image.reset();
-    while (!stream_.log.empty() && stream_.first <= answer->position) {
-      stream_.bytes -= stream_.log.front().bytes();
-      stream_.log.pop_front();
-      ++stream_.first;
+    stream->confirmed(image, answer->position);
+    if (next) {
+      replica_->confirm_next(epoch, answer->position, &effects);
+    } else {
+      replica_->confirm(epoch, answer->position, &effects);
     }
-    replica_->confirm(epoch, answer->position, &effects);
     return perform(effects);
   }
   const absl::Time now = runtime_->now();
-  if (!stream_.failing_since.has_value()) stream_.failing_since = now;
+  if (!stream->failing_since.has_value()) stream->failing_since = now;
   const bool final = !answer.ok() && is_final(answer.status());
-  if (final && drains(answer.status())) unwilling_ = replica_->map().backup;
-  if (final || now - *stream_.failing_since > kPatience) {
-    replica_->lost_backup(epoch, &effects);
+  const CopyPlace place = next ? replica_->next() : replica_->map().backup;
+  if (final && drains(answer.status())) unwilling_ = place;
+  if (final || now - *stream->failing_since > kPatience) {
+    end_move(place, answer.ok() ? make_error(ErrorKind::kState, "it refuses the log")
+                                : answer.status());
+    if (next) {
+      replica_->lost_next(epoch, &effects);
+    } else {
+      replica_->lost_backup(epoch, &effects);
+    }
     return perform(effects);
   }
   const auto host = host_.lock();
   if (host == nullptr) return;
-  stream_.sending = true;  // until then
-  host->later(now + kAgain, [weak = weak_from_this()] {
+  stream->sending = true;  // until then
+  host->later(now + kAgain, [weak = weak_from_this(), stream] {
     const auto self = weak.lock();
     if (self == nullptr) return;
-    self->take_turn([part = self.get()] {
-      part->stream_.sending = false;
+    self->take_turn([part = self.get(), stream] {
+      stream->sending = false;
       part->publish();
     });
   });
+}
+
+void Part::Stream::put(uint64_t position, LogEntry entry) {
+  if (log.empty()) first = position;
+  bytes += entry.bytes();
+  log.push_back(std::move(entry));
+}
+
+void Part::Stream::confirmed(bool of_image, uint64_t position) {
+  failing_since.reset();
+  if (of_image) image.reset();
+  while (!log.empty() && first <= position) {
+    bytes -= log.front().bytes();
+    log.pop_front();
+    ++first;
+  }
 }
 
 // ---- who owns ----------------------------------------------------------------------------------
@@ -236,9 +280,8 @@ void Part::serve() {
 void Part::let_go() {
   for (auto& [reply, what] : std::exchange(answers_, {})) reply(moved());
   for (Gated& gated : std::exchange(gated_, {})) gated.reply(moved());
-  stream_.log.clear();
-  stream_.bytes = 0;
-  stream_.image.reset();
+  stream_ = std::make_shared<Stream>();
+  next_stream_ = std::make_shared<Stream>();
 }
 
 void Part::retire() {
@@ -261,19 +304,33 @@ void Part::map_read(const RangeMap& then) {
     heard_ = runtime_->now();
     ReplicaEffects effects;
     replica_->read(then, &effects);
+    if (std::exchange(doubts_owner_, false)) replica_->suspect_owner(&effects);
     perform(effects);
     publish();
   });
+}
+
+// One that joins may be the backup by now, and then it takes over.
+void Part::look_at_map() {
+  doubts_owner_ = true;
+  if (const auto host = host_.lock()) host->read_map(shared_from_this());
 }
 
 void Part::server_gone(const CopyPlace& server) {
   take_turn([this, server] {
     if (!replica_.has_value() || !closed_.ok()) return;
     ReplicaEffects effects;
-    if (owns() && replica_->map().backup == server) {
+    end_move(server, make_error(ErrorKind::kPeerLost, "it is not there any more"));
+    if (owns() && replica_->next() == server) {
+      replica_->lost_next(replica_->map().epoch, &effects);
+    } else if (owns() && replica_->map().backup == server) {
       replica_->lost_backup(replica_->map().epoch, &effects);
     } else if (!owns() && replica_->map().owner == server) {
-      replica_->suspect_owner(&effects);
+      if (replica_->joins()) {
+        look_at_map();
+      } else {
+        replica_->suspect_owner(&effects);
+      }
     }
     perform(effects);
     publish();
@@ -298,6 +355,8 @@ void Part::suspected() {
                         ReplicaEffects effects;
                         if (answer.ok() && answer->map.epoch > part->replica_->map().epoch) {
                           part->replica_->read(answer->map, &effects);
+                        } else if (part->replica_->joins()) {
+                          part->look_at_map();
                         } else {
                           part->replica_->suspect_owner(&effects);
                         }
@@ -314,7 +373,10 @@ void Part::tick() {
     if (!replica_.has_value() || !closed_.ok() || host == nullptr) return;
     // An owner may have a successor that it has not heard of, while nothing is asked of it.
     if (!replica_->map().backup.empty()) {
-      if (runtime_->now() - heard_ > kSilence) host->read_map(shared_from_this());
+      if (runtime_->now() - heard_ > kSilence) {
+        host->read_map(shared_from_this());
+        if (replica_->joins()) ask_whether_joins();
+      }
       return;
     }
     if (!owns() || replica_->writing()) return;
@@ -348,11 +410,20 @@ void Part::copy(CopyRequest request, CopyReply reply) {
       return reply({true, replica_.has_value() ? replica_->map() : RangeMap{}, 0, false});
     }
     heard_ = runtime_->now();
+    ++heard_times_;
     if (request.image.has_value()) {  // it came before
       return reply(said(owns() || request.map.epoch != replica_->map().epoch));
     }
+    replica_->adopt(request.map);
     if (request.wish != CopyWish::kNone) return reply(grant(request));
-    if (request.entries.empty()) return reply(said(false));
+    if (request.entries.empty()) {
+      if (!request.next.empty()) return reply(said(replica_->next() != request.next));
+      ReplicaEffects effects;
+      replica_->read(request.map, &effects);  // it may have been handed over to this one
+      perform(effects);
+      publish();
+      return reply(said(false));
+    }
     const auto taken =
         replica_->entries(request.map.epoch, request.position, request.entries.size());
     for (uint64_t i = taken.skip; !taken.refused && i < taken.skip + taken.apply; ++i) {

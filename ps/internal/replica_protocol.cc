@@ -35,6 +35,8 @@ ReplicaProtocol ReplicaProtocol::backup(CopyPlace self, RangeMap map, uint64_t p
 
 std::string ReplicaProtocol::state_text() const {
   return absl::StrCat(last_, gate_ ? " closed" : " open", lost_ ? " lost" : "",
+                      handing_ ? " hands over" : "", next_.name, next_confirmed_,
+                      next_gate_ ? " closed" : "", next_lost_ ? " lost" : "",
                       want_.has_value() ? absl::StrCat(" wants ", to_string(*want_)) : "");
 }
 
@@ -49,7 +51,8 @@ uint64_t ReplicaProtocol::append(bool reads_only, ReplicaEffects* out) {
 void ReplicaProtocol::settle(ReplicaEffects* out) {
   if (role_ != Role::kOwner) return;
   const bool closed = gate_ && bug_ != ReplicaBug::kReleaseEarly;
-  const uint64_t limit = closed ? std::min(confirmed_, last_) : last_;
+  uint64_t limit = closed ? std::min(confirmed_, last_) : last_;
+  if (next_gate_ && bug_ != ReplicaBug::kNextNotWaitedFor) limit = std::min(limit, next_confirmed_);
   if (limit <= released_) return;
   released_ = limit;
   out->push_back(Release{limit});
@@ -63,6 +66,8 @@ void ReplicaProtocol::write(RangeMap desired, ReplicaEffects* out) {
 void ReplicaProtocol::write_alone(ReplicaEffects* out) {
   // PSR-10: only a backup that is not ready, and of which that was not asked, is left without asking.
   if (!map_.ready || bug_ == ReplicaBug::kOpenWhileLeaving) gate_ = false;
+  forget_next();
+  handing_ = false;
   write(RangeMap{map_.epoch + 1, self_, {}, false}, out);
   settle(out);
 }
@@ -84,6 +89,7 @@ void ReplicaProtocol::confirm(uint64_t epoch, uint64_t position, ReplicaEffects*
     ready.ready = true;
     write(std::move(ready), out);
   }
+  write_handed(out);
   settle(out);
 }
 
@@ -95,6 +101,56 @@ void ReplicaProtocol::lost_backup(uint64_t epoch, ReplicaEffects* out) {
     return settle(out);
   }
   write_alone(out);
+}
+
+void ReplicaProtocol::forget_next() {
+  next_ = {};
+  next_confirmed_ = 0;
+  next_gate_ = false;
+  next_lost_ = false;
+}
+
+void ReplicaProtocol::replace_backup(const CopyPlace& candidate, ReplicaEffects* out) {
+  if (role_ != Role::kOwner || !map_.ready || want_.has_value() || lost_ || handing_) return;
+  if (!next_.empty() || candidate.empty() || candidate == self_ || candidate == map_.backup) return;
+  next_ = candidate;
+  out->push_back(SendImageToNext{});
+}
+
+void ReplicaProtocol::confirm_next(uint64_t epoch, uint64_t position, ReplicaEffects* out) {
+  if (!streams_to_next() || epoch != map_.epoch) return;
+  next_confirmed_ = std::max(next_confirmed_, std::min(position, last_));
+  next_gate_ = true;
+  write_next(out);
+  settle(out);
+}
+
+void ReplicaProtocol::write_next(ReplicaEffects* out) {
+  if (want_.has_value() || lost_) return;
+  if (next_confirmed_ < released_) return;
+  write(RangeMap{map_.epoch + 1, self_, next_, true}, out);
+}
+
+void ReplicaProtocol::lost_next(uint64_t epoch, ReplicaEffects* out) {
+  if (!streams_to_next() || epoch != map_.epoch) return;
+  if (want_.has_value()) {  // it may be the backup by now: wrote() goes on
+    next_lost_ = true;
+  } else {
+    forget_next();
+  }
+  settle(out);
+}
+
+void ReplicaProtocol::hand_over(ReplicaEffects* out) {
+  if (role_ != Role::kOwner || !map_.ready || want_.has_value() || lost_ || !next_.empty()) return;
+  handing_ = true;
+  write_handed(out);
+}
+
+void ReplicaProtocol::write_handed(ReplicaEffects* out) {
+  if (!handing_ || want_.has_value()) return;
+  if (confirmed_ < last_ && bug_ != ReplicaBug::kHandsOverEarly) return;
+  write(RangeMap{map_.epoch + 1, map_.backup, self_, true}, out);
 }
 
 // ---- backup ------------------------------------------------------------------------------------
@@ -112,12 +168,28 @@ ReplicaProtocol::Accepted ReplicaProtocol::entries(uint64_t epoch, uint64_t firs
 }
 
 void ReplicaProtocol::suspect_owner(ReplicaEffects* out) {
-  if (role_ != Role::kBackup || want_.has_value()) return;
+  if (role_ != Role::kBackup || want_.has_value() || joins()) return;
   RangeMap expected = map_;
   expected.ready = bug_ != ReplicaBug::kTakesOverJoining;
   RangeMap desired{map_.epoch + 1, self_, {}, false};
   out->push_back(WriteMap{std::move(expected), desired});
   want_ = std::move(desired);
+}
+
+// A map that one that joins has waited for. Its owner alone writes that, and goes on with the same log.
+bool ReplicaProtocol::is_promotion(const RangeMap& now) const {
+  return joins() && now.epoch == map_.epoch + 1 && now.owner == map_.owner && now.backup == self_ &&
+         now.ready;
+}
+
+void ReplicaProtocol::adopt(const RangeMap& of_owner) {
+  if (is_promotion(of_owner)) map_ = of_owner;
+}
+
+void ReplicaProtocol::given_up(ReplicaEffects* out) {
+  if (!joins()) return;
+  role_ = Role::kGone;
+  out->push_back(Discard{});
 }
 
 // ---- the store ---------------------------------------------------------------------------------
@@ -135,13 +207,34 @@ void ReplicaProtocol::learn(const RangeMap& now, ReplicaEffects* out) {
       out->push_back(Retire{});
       return;
     }
-    const bool next = now.epoch != map_.epoch;
+    const bool later = now.epoch != map_.epoch;
     map_ = now;
-    if (!next) return;
-    confirmed_ = 0;
-    lost_ = false;
-    gate_ = false;
-    if (!map_.backup.empty()) out->push_back(SendImage{});
+    if (!later) return;
+    const bool promoted = !next_.empty() && map_.ready && map_.backup == next_;
+    confirmed_ = promoted ? next_confirmed_ : 0;
+    lost_ = promoted && next_lost_;
+    gate_ = promoted;
+    forget_next();
+    if (promoted) {
+      out->push_back(NextIsBackup{});
+    } else if (!map_.backup.empty()) {
+      out->push_back(SendImage{});
+    }
+    return;
+  }
+  if (is_promotion(now)) {
+    map_ = now;
+    return;
+  }
+  // The owner before has seen that this copy has all.
+  if (now.owner == self_ && now.epoch == map_.epoch + 1 && now.backup == map_.owner && now.ready) {
+    role_ = Role::kOwner;
+    map_ = now;
+    want_.reset();
+    confirmed_ = last_;
+    released_ = last_;
+    gate_ = true;
+    out->push_back(Serve{});
     return;
   }
   role_ = Role::kGone;
@@ -163,6 +256,17 @@ void ReplicaProtocol::wrote(const RangeMap& now, ReplicaEffects* out) {
     }
     return;
   }
+  if (now == wanted && now.owner != self_) {  // handed over
+    role_ = Role::kBackup;
+    map_ = now;
+    handing_ = false;
+    gate_ = false;
+    released_ = last_;
+    confirmed_ = 0;
+    out->push_back(Follow{});
+    if (std::exchange(lost_, false)) suspect_owner(out);
+    return;
+  }
   learn(now, out);
   if (role_ != Role::kOwner) return;
   if (lost_ && !map_.backup.empty()) return write_alone(out);
@@ -177,7 +281,7 @@ void ReplicaProtocol::wrote(const RangeMap& now, ReplicaEffects* out) {
 void ReplicaProtocol::read(const RangeMap& then, ReplicaEffects* out) {
   // A write that is under way tells more, and what is older than what is known tells nothing.
   if (role_ == Role::kGone || then.epoch <= map_.epoch) return;
-  if (want_.has_value() && then == *want_) return;
+  if (want_.has_value() && (then == *want_ || role_ == Role::kBackup)) return;
   if (role_ == Role::kOwner && then.owner == self_) return;
   learn(then, out);
 }

@@ -29,6 +29,9 @@
 //   (A, B joining, e)  (A, B ready, e)         A       B has confirmed all that A has released
 //   (A, B any, e)      (A, -, e+1)             A       lost_backup()
 //   (A, B ready, e)    (B, -, e+1)             B       suspect_owner()
+//   (A, B ready, e)    (A, C ready, e+1)       A       replace_backup(C), and C has confirmed all that A
+//                                                      has released
+//   (A, B ready, e)    (B, A ready, e+1)       A       hand_over(), and B has confirmed all
 //
 // Owner. The gate is closed while answers need the backup's confirmation.
 //
@@ -43,6 +46,17 @@
 //   promoting  unknown     closed  lost_backup()              promoting  alone is written after it
 //   paired   (A, B ready)  closed  lost_backup()              leaving  write alone; closed till then
 //   leaving  unknown       as was  written                    alone    the gate opens
+//   paired   (A, B ready)  closed  replace_backup(C)          both     send an image to C, then the log to both
+//   both     (A, B ready)  closed  C confirms the first time  both     the gate waits for C, too
+//   both     (A, B ready)  closed  C has all that is released changing  write C as backup
+//   both     (A, B ready)  closed  lost_next()                paired
+//   both     (A, B ready)  closed  lost_backup()              leaving  C is given up; write alone
+//   changing unknown       closed  written                    paired   C follows on, without another image
+//   changing unknown       closed  lost_next(), lost_backup() changing  for C alone is written after it
+//   paired   (A, B ready)  closed  hand_over()                handing  takes no requests
+//   handing  (A, B ready)  closed  B has all                  handing  write B as owner
+//   handing  (A, B ready)  closed  lost_backup()              leaving  takes requests
+//   handing  unknown       closed  written                    follows  it is the backup of B
 //   any      another owner -       learnt                     gone     retire: nothing is released
 //
 // Backup.
@@ -55,6 +69,14 @@
 //   taking   it was not ready       follows
 //   taking   another map            gone     discard
 //   follows  a map of a later epoch gone     discard
+//   follows  (B, A ready, e+1)      owner    its owner A has handed over: serve, with A as backup
+//
+// One that is to take another's place as backup (joins) follows the log without being in the map. It may not
+// take over, and learns from the next message, or from the store, that it is the backup.
+//
+//   joins    log of its epoch       joins    apply what is new, confirm
+//   joins    (A, C ready, e+1)      follows
+//   joins    the owner has given it up  gone discard
 
 #include <compare>
 #include <cstdint>
@@ -92,14 +114,20 @@ struct WriteMap {
 };
 // The state as it is now goes to the backup, and the log from here on.
 struct SendImage {};
+// The same, to the one that is to be the backup.
+struct SendImageToNext {};
+// What went to the next backup goes to the backup from now on.
+struct NextIsBackup {};
 // Answers up to this position may leave.
 struct Release {
   uint64_t position = 0;
 };
 struct Serve {};    // this copy is the owner now
+struct Follow {};   // it has handed over: it is the backup now, with all that it had
 struct Retire {};   // it is the owner no more: nothing that was not released may leave
 struct Discard {};  // a backup that nobody counts on
-using ReplicaEffect = std::variant<WriteMap, SendImage, Release, Serve, Retire, Discard>;
+using ReplicaEffect = std::variant<WriteMap, SendImage, SendImageToNext, NextIsBackup, Release,
+                                   Serve, Follow, Retire, Discard>;
 using ReplicaEffects = std::vector<ReplicaEffect>;
 
 // For tests of the tests: what must be found.
@@ -117,8 +145,11 @@ enum class ReplicaBug : uint8_t {
   kOldEpoch,          // the log of an older epoch is applied and confirmed
   kConfirmsOldEpoch,  // a confirmation of an older epoch counts
   kOwnerStays,        // an owner that learns of another goes on
+  kNextNotWaitedFor,  // answers do not wait for the one that is to be the backup
+  kHandsOverEarly,    // a part is handed over before its backup has all
+  kServesWhileHanding,  // requests are taken after the new owner is written
 };
-constexpr int kReplicaBugs = 12;
+constexpr int kReplicaBugs = 15;
 
 class WEFT_API ReplicaProtocol {
  public:
@@ -141,15 +172,32 @@ class WEFT_API ReplicaProtocol {
   // The log of this epoch goes to the map's backup.
   bool streams() const { return role_ == Role::kOwner && !map_.backup.empty() && !lost_; }
 
+  // The one that is to take the backup's place; empty: none.
+  const CopyPlace& next() const { return next_; }
+  bool streams_to_next() const { return role_ == Role::kOwner && !next_.empty() && !next_lost_; }
+  // An owner that does not hand over.
+  bool takes_requests() const {
+    const bool serves = bug_ == ReplicaBug::kServesWhileHanding && want_.has_value();
+    return role_ == Role::kOwner && (!handing_ || serves);
+  }
+  bool handing() const { return handing_; }
+  // A copy that is in no map, as far as it knows.
+  bool joins() const { return role_ == Role::kBackup && map_.backup != self_; }
+
   // What the other getters do not say, for tests that compare states.
   std::string state_text() const;
 
   // ---- as owner ----
-  // The position of what was just done, or is read.
+  // The position of what was just done, or is read. REQUIRES: takes_requests().
   uint64_t append(bool reads_only, ReplicaEffects* out);
   void offer(const CopyPlace& candidate, ReplicaEffects* out);
   void confirm(uint64_t epoch, uint64_t position, ReplicaEffects* out);
   void lost_backup(uint64_t epoch, ReplicaEffects* out);
+  // Nothing, unless the map says that a backup is ready and no other change is under way.
+  void replace_backup(const CopyPlace& candidate, ReplicaEffects* out);
+  void confirm_next(uint64_t epoch, uint64_t position, ReplicaEffects* out);
+  void lost_next(uint64_t epoch, ReplicaEffects* out);
+  void hand_over(ReplicaEffects* out);
 
   // ---- as backup ----
   struct Accepted {
@@ -160,6 +208,10 @@ class WEFT_API ReplicaProtocol {
   // Entries `first` to `first + count - 1`; they are applied when this returns.
   Accepted entries(uint64_t epoch, uint64_t first, uint64_t count);
   void suspect_owner(ReplicaEffects* out);
+  // Of its owner, with what it sends: one that joins may be the backup by now.
+  void adopt(const RangeMap& of_owner);
+  // The owner says that one that joins is given up.
+  void given_up(ReplicaEffects* out);
 
   // ---- the store ----
   // The map after WriteMap, whatever it is.
@@ -173,6 +225,10 @@ class WEFT_API ReplicaProtocol {
   void write_alone(ReplicaEffects* out);
   void settle(ReplicaEffects* out);
   void learn(const RangeMap& now, ReplicaEffects* out);
+  void write_next(ReplicaEffects* out);
+  void write_handed(ReplicaEffects* out);
+  bool is_promotion(const RangeMap& now) const;
+  void forget_next();
 
   Role role_;
   CopyPlace self_;
@@ -184,6 +240,11 @@ class WEFT_API ReplicaProtocol {
   uint64_t released_ = 0;
   bool gate_ = false;
   bool lost_ = false;  // the backup is given up; it is in the map until that is written
+  CopyPlace next_{};
+  uint64_t next_confirmed_ = 0;
+  bool next_gate_ = false;
+  bool next_lost_ = false;  // while it may be written as backup
+  bool handing_ = false;
 };
 
 }  // namespace weft::ps::internal

@@ -142,7 +142,13 @@ StatusOr<SnapshotInfo> restore_snapshot(PsService& service, const std::vector<st
     return done;
   }
   WEFT_RETURN_IF_ERROR(ask_step(worker, to, request, RestoreStep::kCommit, left()));
-  WEFT_RETURN_IF_ERROR(ask_step(worker, to, request, RestoreStep::kLook, left()));
+  // What had the parts before learns of it: servers that have joined, too.
+  std::vector<WorkerInfo> all = to;
+  for (const std::string& name : service.with_joined(servers)) {
+    const StatusOr<WorkerInfo> info = worker.try_get_worker_info(name);
+    if (info.ok() && std::find(to.begin(), to.end(), *info) == to.end()) all.push_back(*info);
+  }
+  WEFT_RETURN_IF_ERROR(ask_step(worker, all, request, RestoreStep::kLook, left()));
   return info_of(found, options.tables);
 }
 

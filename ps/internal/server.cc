@@ -23,6 +23,12 @@ void Server::drain(Timeout deadline) { throw_if_error(try_drain(deadline)); }
 Status Server::try_drain(Timeout deadline) {
   return service_->drain(deadline.value_or(absl::Seconds(60)));
 }
+int64_t Server::join(const std::vector<std::string>& servers, Timeout deadline) {
+  return value_or_throw(try_join(servers, deadline));
+}
+StatusOr<int64_t> Server::try_join(const std::vector<std::string>& servers, Timeout deadline) {
+  return service_->join(servers, deadline.value_or(absl::Seconds(60)));
+}
 Server::~Server() {
   if (service_ != nullptr) service_->stop_serving();
 }

@@ -114,6 +114,17 @@ std::vector<Method> PsService::methods() {
   copy.signature = std::string(kCopySignature);
   copy.invoke = [this](CallContext&, const std::shared_ptr<void>&, Payload arguments,
                        ReplyFn reply) { on_copy(std::move(arguments), std::move(reply)); };
+  Method move;
+  move.name = std::string(kMoveMethod);
+  move.signature = std::string(kMoveSignature);
+  move.invoke = [this](CallContext&, const std::shared_ptr<void>&, Payload arguments,
+                       ReplyFn reply) { on_move(std::move(arguments), std::move(reply)); };
+  Method list;
+  list.name = std::string(kListMethod);
+  list.signature = std::string(kMoveSignature);
+  list.invoke = [this](CallContext&, const std::shared_ptr<void>&, Payload, ReplyFn reply) {
+    on_list(std::move(reply));
+  };
   const auto with_caller = [this](std::string_view name, auto handle) {
     Method method;
     method.name = std::string(name);
@@ -128,6 +139,8 @@ std::vector<Method> PsService::methods() {
           std::move(call),
           std::move(find),
           std::move(copy),
+          std::move(move),
+          std::move(list),
           with_caller(kCutMethod, &PsService::on_cut),
           with_caller(kHoldMethod, &PsService::on_hold),
           with_caller(kRestoreMethod, &PsService::on_restore)};

@@ -19,6 +19,7 @@
 #include "weft/ps/internal/batch_wire.h"
 #include "weft/ps/internal/cut.h"
 #include "weft/ps/internal/keeper.h"
+#include "weft/ps/internal/move_wire.h"
 #include "weft/ps/internal/part.h"
 #include "weft/ps/internal/snapshot_files.h"
 #include "weft/ps/server.h"
@@ -79,6 +80,16 @@ class WEFT_API PsService final : public Service,
   void stop_serving();
   // Until no copy is here; kind deadline, naming what is; then it goes on serving.
   Status drain(absl::Duration deadline);
+  // ---- service_moves.cc ----
+  // Until `to` owns the part, whichever of these servers, or of those that have joined, owns it now.
+  Status move(const std::string& table, uint32_t index, const CopyPlace& to,
+              const std::vector<std::string>& servers, absl::Time end);
+  // Takes over its share of what these servers have; gives how many parts it owns then.
+  StatusOr<int64_t> join(const std::vector<std::string>& servers, absl::Duration deadline);
+  // These, and those that have joined since, as far as the store tells.
+  std::vector<std::string> with_joined(std::vector<std::string> servers);
+  // The latter alone, from a thread of its own; not at all when the worker leaves.
+  void read_joined(std::function<void(const std::vector<std::string>&)> done);
   // By table, of the part that it made; for tests and for inspection of the worker.
   std::map<std::string, PartReport> reports() const;
   // By table and index.
@@ -122,6 +133,17 @@ class WEFT_API PsService final : public Service,
                               uint64_t id, const std::optional<RangeMap>& map);
   void on_find(Payload arguments, ReplyFn reply);
   void on_copy(Payload arguments, ReplyFn reply);
+  void on_move(Payload arguments, ReplyFn reply);
+  void on_list(ReplyFn reply);
+  // The names of those that have joined, with this server among them or not.
+  Status write_joined(bool with_self);
+  StatusOr<std::vector<std::string>> read_joined();
+  std::vector<std::string> joined() const {
+    MutexLock lock(&mutex_);
+    return joined_;
+  }
+  StatusOr<std::vector<OwnedPart>> list_parts(const std::vector<std::string>& servers,
+                                              absl::Time end);
   StatusOr<PartRef> follow(const CopyRequest& request, std::vector<at::Tensor> tensors);
   // ---- service_cut.cc ----
   void on_cut(CallContext& call, Payload arguments, ReplyFn reply);
@@ -207,6 +229,8 @@ class WEFT_API PsService final : public Service,
   std::map<uint64_t, PartRef> by_id_ ABSL_GUARDED_BY(mutex_);
   std::set<WorkerKey> gone_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_part_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Servers that are in no table's list, as far as this one has looked.
+  std::vector<std::string> joined_ ABSL_GUARDED_BY(mutex_);
   Status closed_ ABSL_GUARDED_BY(mutex_);
   // The cut that is open here, or taken and not written.
   struct ServerCut {

@@ -18,6 +18,12 @@ constexpr absl::Duration kStoreAgain = absl::Milliseconds(200);
 constexpr int kClaims = 8;
 constexpr absl::Duration kDrainAgain = absl::Milliseconds(20);
 
+// An image for one that is to be the backup, which was given up before in the same epoch: its log had stopped.
+bool takes_place_of(const CopyRequest& image, const PartReport& there) {
+  if (image.next.empty() || there.map.epoch != image.map.epoch || !there.joins) return false;
+  return there.role == ReplicaProtocol::Role::kGone || there.position < image.position;
+}
+
 std::string key_of_map(const PartIdentity& identity) {
   return absl::StrCat(identity.table, "/", identity.index);
 }
@@ -39,7 +45,14 @@ StatusOr<Keeper*> PsService::keeper() {
 }
 
 void PsService::tick() {
-  for (const PartRef& part : parts()) part->tick();
+  const std::vector<PartRef> all = parts();
+  const bool alone = std::any_of(all.begin(), all.end(), [](const PartRef& part) {
+    const PartReport report = part->report();
+    return report.role == ReplicaProtocol::Role::kOwner && report.map.epoch != 0 &&
+           report.map.backup.empty();
+  });
+  if (alone) (void)read_joined();  // others(); without the store they are those of before
+  for (const PartRef& part : all) part->tick();
 }
 
 bool PsService::is_gone(const std::string& server) const {
@@ -160,7 +173,12 @@ std::vector<WorkerKey> PsService::gone_workers() const {
 
 std::vector<CopyPlace> PsService::others(const PartIdentity& identity) const {
   std::vector<CopyPlace> out;
-  const std::vector<std::string>& names = identity.servers;
+  std::vector<std::string> names = identity.servers;
+  {
+    MutexLock lock(&mutex_);
+    for (const std::string& name : joined_) add_name(name, &names);
+  }
+  add_name(identity.self.name, &names);
   const auto me = std::find(names.begin(), names.end(), identity.self.name);
   const auto from = static_cast<size_t>(me - names.begin());
   for (size_t i = 1; i < names.size(); ++i) {
@@ -210,7 +228,10 @@ Status PsService::drain(absl::Duration deadline) {
       if (left.empty()) left = label(name);
       part->drain();
     }
-    if (left.empty()) return absl::OkStatus();
+    if (left.empty()) {
+      if (write_joined(false).ok()) return absl::OkStatus();
+      left = "its name among those that have joined";
+    }
     const absl::Time now = context_.runtime->now();
     if (now >= end) {
       return stop(
@@ -257,13 +278,16 @@ StatusOr<PsService::PartRef> PsService::follow(const CopyRequest& request,
   std::shared_ptr<ServerLimits> limits;
   std::shared_ptr<void> until_there;
   uint64_t id = 0;
+  bool again = false;
   {
     MutexLock lock(&mutex_);
     WEFT_ASSIGN_OR_RETURN(const PartRef there, find(open));
     const auto seen = epochs_.find({request.name, request.index});
-    const bool old = seen != epochs_.end() && request.map.epoch <= seen->second;
+    again = there != nullptr && takes_place_of(request, there->report());
+    const bool old = !again && seen != epochs_.end() && request.map.epoch <= seen->second;
     if (old && there != nullptr) return there;
-    if (old || request.map.backup != self()) {
+    const CopyPlace& meant = request.next.empty() ? request.map.backup : request.next;
+    if (old || meant != self()) {
       return make_error(
           ErrorKind::kState,
           absl::StrCat("image of table '", request.name, "', part ", request.index, " with ",
@@ -284,7 +308,7 @@ StatusOr<PsService::PartRef> PsService::follow(const CopyRequest& request,
     WEFT_ASSIGN_OR_RETURN(before, find(open));
     uint64_t& epoch = epochs_[{request.name, request.index}];
     if (limits_ != limits) return make_error(ErrorKind::kState, "the server has ended");
-    if (request.map.epoch <= epoch && before != nullptr) return before;
+    if (request.map.epoch <= epoch && before != nullptr && !again) return before;
     epoch = request.map.epoch;
     by_name_[{request.name, request.index}] = made;
     by_id_.emplace(id, made);

@@ -34,6 +34,7 @@ TableCore::TableCore(std::shared_ptr<PsService> service, Setup setup)
     targets_.push_back(std::make_shared<const PartTarget>(part));
   }
   searches_.resize(setup_.parts.size());
+  names_ = setup_.servers;
 }
 
 std::shared_ptr<TableCore> TableCore::make(std::shared_ptr<PsService> service, Setup setup) {

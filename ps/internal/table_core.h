@@ -133,6 +133,7 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
     size_t asked = 0;     // in this round
     bool copies = false;  // one was found in this round, or may be there
     int empty_rounds = 0;
+    bool asked_store = false;  // who has joined
   };
 
   bool copied() const { return setup_.definition.copies > 1; }
@@ -144,6 +145,8 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   void ask_next(size_t part);
   void found(size_t part, const WorkerInfo& server, const StatusOr<FindAnswer>& answer);
   void search_again(size_t part);
+  void note_names(const RangeMap& map) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ask_store(size_t part);
 
   Status check(const Ask& ask) const;
   // CLIENT-6
@@ -204,6 +207,8 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   std::vector<uint64_t> at_least_ ABSL_GUARDED_BY(mutex_);  // batch: to be pulled, by part
   std::vector<TargetRef> targets_ ABSL_GUARDED_BY(mutex_);
   std::vector<Search> searches_ ABSL_GUARDED_BY(mutex_);
+  // Who may have a part: the table's servers, and those of which a map or the store has told.
+  std::vector<std::string> names_ ABSL_GUARDED_BY(mutex_);
   TableStats stats_ ABSL_GUARDED_BY(mutex_);
   // Each holds this object: a cycle until its time has come, or close().
   std::multimap<absl::Time, Task> due_ ABSL_GUARDED_BY(mutex_);

@@ -42,8 +42,15 @@ bool TableCore::may_have_moved(const Status& why) const {
   return closed_.ok();
 }
 
+void TableCore::note_names(const RangeMap& map) {
+  if (map.epoch == 0) return;
+  add_name(map.owner.name, &names_);
+  if (!map.backup.empty()) add_name(map.backup.name, &names_);
+}
+
 void TableCore::learn(size_t part, const RangeMap& map) {
   MutexLock lock(&mutex_);
+  note_names(map);
   if (map.epoch <= targets_[part]->map.epoch) return;
   PartTarget next = *targets_[part];
   if (map.owner.name != next.server.name) return;  // locate() asks for its number
@@ -64,12 +71,14 @@ void TableCore::locate(const OpRef& op, size_t piece, const RangeMap& map) {
     search.asked = 0;
     search.copies = false;
     search.empty_rounds = 0;
+    search.asked_store = false;
     // First who is said to have it, or the backup of who does not answer.
     const RangeMap& known = map.epoch != 0 ? map : targets_[part]->map;
+    note_names(known);
     const std::string& first =
         map.epoch != 0 || known.backup.empty() ? known.owner.name : known.backup.name;
-    const auto at = std::find(setup_.servers.begin(), setup_.servers.end(), first);
-    if (at != setup_.servers.end()) search.next = static_cast<size_t>(at - setup_.servers.begin());
+    const auto at = std::find(names_.begin(), names_.end(), first);
+    if (at != names_.end()) search.next = static_cast<size_t>(at - names_.begin());
   }
   ask_next(part);
 }
@@ -79,8 +88,8 @@ void TableCore::ask_next(size_t part) {
   {
     MutexLock lock(&mutex_);
     Search& search = searches_[part];
-    name = setup_.servers[search.next];
-    search.next = (search.next + 1) % setup_.servers.size();
+    name = names_[search.next];
+    search.next = (search.next + 1) % names_.size();
     ++search.asked;
   }
   const StatusOr<WorkerInfo> info = service_->worker().try_get_worker_info(name);
@@ -115,9 +124,10 @@ void TableCore::found(size_t part, const WorkerInfo& server, const StatusOr<Find
       waiting = std::exchange(search.waiting, {});
       search.running = false;
     } else {
+      if (answer.ok()) note_names(answer->map);
       search.copies |=
           answer.ok() ? answer->copy : error_kind(answer.status()) != ErrorKind::kPeerLost;
-      round_ends = search.asked >= setup_.servers.size();
+      round_ends = search.asked >= names_.size();
     }
   }
   if (waiting.empty()) return round_ends ? search_again(part) : ask_next(part);
@@ -126,6 +136,19 @@ void TableCore::found(size_t part, const WorkerInfo& server, const StatusOr<Find
     later(std::min(op->deadline, service_->context().runtime->now() + kLookAgain),
           [self = shared_from_this(), op = op, i = i] { self->send(op, i); });
   }
+}
+
+// A server that has joined may have the part by now, and no server that was asked knows of it.
+void TableCore::ask_store(size_t part) {
+  service_->read_joined([weak = weak_from_this(), part](const std::vector<std::string>& names) {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    {
+      MutexLock lock(&self->mutex_);
+      for (const std::string& name : names) add_name(name, &self->names_);
+    }
+    self->ask_next(part);
+  });
 }
 
 // Everybody was asked. Who has no time left ends; the others wait for the next round.
@@ -138,6 +161,13 @@ void TableCore::search_again(size_t part) {
     MutexLock lock(&mutex_);
     Search& search = searches_[part];
     search.empty_rounds = search.copies ? 0 : search.empty_rounds + 1;
+    if (search.empty_rounds >= kEmptyRounds && closed_.ok() &&
+        !std::exchange(search.asked_store, true)) {
+      search.asked = 0;
+      search.empty_rounds = 0;
+      lock.unlock();
+      return ask_store(part);
+    }
     none = search.empty_rounds >= kEmptyRounds || !closed_.ok();
     std::vector<std::pair<OpRef, size_t>> stay;
     for (auto& waits : search.waiting) {

@@ -34,6 +34,7 @@ struct Limits {
   int suspicions = 2;
   int copies = 1;  // messages that come again
   int offers = 2;
+  int moves = 0;  // a backup that is replaced, or a part that is handed over
 };
 
 class World {
@@ -64,11 +65,27 @@ class World {
         // One entry, whichever: they overtake each other.
         const uint64_t open = std::min<uint64_t>(3, server.copy->last() - server.copy->confirmed());
         for (uint64_t i = 1; i <= open; ++i) out.push_back(code(kSend, s, static_cast<int>(i)));
+        const bool settled = server.copy->map().ready && !server.copy->writing();
+        if (server.copy->streams_to_next()) {
+          if (left_.suspicions > 0) out.push_back(code(kLoseNext, s));
+          const uint64_t more = std::min<uint64_t>(3, server.copy->last() - server.next_confirmed);
+          for (uint64_t i = 1; i <= more; ++i) {
+            out.push_back(code(kSendNext, s, static_cast<int>(i)));
+          }
+        } else if (settled && left_.moves > 0 && !server.copy->handing()) {
+          out.push_back(code(kHandOver, s));
+          for (int to = 0; to < kServers; ++to) {
+            if (to != s && server.copy->map().backup != place(to) && !servers_[to].dead) {
+              out.push_back(code(kReplace, s, to));
+            }
+          }
+        }
       } else if (left_.offers > 0 && !server.copy->writing()) {
         for (int to = 0; to < kServers; ++to) {
           if (to != s && !servers_[to].dead) out.push_back(code(kOffer, s, to));
         }
       }
+      if (!server.copy->takes_requests()) continue;
       for (size_t op = 0; op < ops_.size(); ++op) {
         if (!ops_[op].done && ops_[op].sends < left_.sends && !pending(s, static_cast<int>(op))) {
           out.push_back(code(kAsk, s, static_cast<int>(op)));
@@ -120,10 +137,32 @@ class World {
         --left_.offers;
         server.copy->offer(place(arg), &effects);
         break;
+      case kLoseNext:
+        --left_.suspicions;
+        server.copy->lost_next(server.copy->map().epoch, &effects);
+        break;
+      case kReplace:
+        --left_.moves;
+        server.next_confirmed = 0;
+        server.copy->replace_backup(place(arg), &effects);
+        break;
+      case kHandOver:
+        --left_.moves;
+        server.copy->hand_over(&effects);
+        break;
+      case kSendNext: {
+        Message m{s, index_of(server.copy->next()), server.copy->map().epoch, false};
+        m.first = server.next_confirmed + static_cast<uint64_t>(arg);
+        m.log = {server.log[m.first - 1]};
+        m.map = server.copy->map();
+        put(m);
+        return;
+      }
       case kSend: {
         Message m{s, index_of(server.copy->map().backup), server.copy->map().epoch, false};
         m.first = server.copy->confirmed() + static_cast<uint64_t>(arg);
         m.log = {server.log[m.first - 1]};
+        m.map = server.copy->map();
         put(m);
         return;
       }
@@ -145,7 +184,7 @@ class World {
 
   static bool ends(int action) {
     const int what = action / 10000;
-    return what == kKill || what == kSuspect || what == kLose;
+    return what == kKill || what == kSuspect || what == kLose || what == kLoseNext;
   }
 
   // Empty: all is well.
@@ -154,7 +193,7 @@ class World {
     for (int s = 0; s < kServers; ++s) {
       const Server& server = servers_[s];
       const bool trusted = map_.ready && map_.backup == place(s) && !server.dead;
-      if (trusted && (!server.copy.has_value() || server.copy->map().epoch < map_.epoch)) {
+      if (trusted && (!server.copy.has_value() || !follows_map(*server.copy))) {
         return absl::StrCat("PSR-10: ", s, " may take over, and has no copy");
       }
       if (!server.copy.has_value() || server.copy->role() == Role::kGone) continue;
@@ -178,11 +217,12 @@ class World {
 
   std::string key() const {
     std::string out =
-        absl::StrCat(text(map_), left_.kills, left_.suspicions, left_.copies, left_.offers, "|");
+        absl::StrCat(text(map_), left_.kills, left_.suspicions, left_.copies, left_.offers,
+                     left_.moves, "|");
     for (const Op& op : ops_) absl::StrAppend(&out, op.done, op.sends, ",");
     for (const Server& s : servers_) {
       absl::StrAppend(
-          &out, "|", s.dead,
+          &out, "|", s.dead, s.next_confirmed,
           s.copy.has_value()
               ? absl::StrCat(static_cast<int>(s.copy->role()), text(s.copy->map()),
                              s.copy->confirmed(), ".", s.copy->released(), s.copy->state_text())
@@ -206,10 +246,12 @@ class World {
     return n;
   }
   int takeovers() const { return takeovers_; }
+  int moved() const { return moved_; }
 
  private:
   static constexpr int kServers = 3;
-  enum What { kExecute = 1, kAnswer, kKill, kSuspect, kLose, kOffer, kSend, kAsk, kDeliver, kCopy };
+  enum What { kExecute = 1, kAnswer, kKill, kSuspect, kLose, kOffer, kSend, kAsk, kDeliver, kCopy,
+              kReplace, kHandOver, kSendNext, kLoseNext };
   struct Op {
     int push = 0;  // 0: a read
     int sends = 0;
@@ -229,6 +271,7 @@ class World {
     std::optional<RangeMap> answer{};
     std::vector<Pending> pending{};
     uint64_t newest = 0;  // epoch of an image
+    uint64_t next_confirmed = 0;  // by the one that is to be its backup
   };
   struct Message {
     int from = 0;
@@ -250,7 +293,7 @@ class World {
   }
   static std::string text(const Message& m) {
     return absl::StrCat(m.from, ">", m.to, "e", m.epoch, m.image ? "i" : "l", m.first, ":",
-                        absl::StrJoin(m.log, ","), "@", m.position);
+                        absl::StrJoin(m.log, ","), "@", m.position, "/", text(m.map));
   }
   // Two that are alike are one: `copies` says how many come again.
   void put(const Message& m) {
@@ -265,15 +308,23 @@ class World {
     const auto& all = servers_[s].pending;
     return std::any_of(all.begin(), all.end(), [&](const Pending& p) { return p.op == op; });
   }
+  // A backup of the map, as it knows, or will when it hears the next.
+  bool follows_map(const ReplicaProtocol& copy) const {
+    if (copy.map().epoch >= map_.epoch || copy.writing()) return true;
+    return copy.joins() && copy.map().epoch + 1 == map_.epoch && copy.map().owner == map_.owner;
+  }
   // Whether the map lets this copy answer, now or later.
   bool counts(int s) const {
     const CopyPlace me = place(s);
     if (map_.owner == me) {
-      // Of one that took over and has not heard of it, too.
-      return servers_[s].copy->role() == Role::kOwner || servers_[s].copy->writing();
+      // Of one that took over, or to which the part was handed, and has not heard of it, too.
+      const ReplicaProtocol& copy = *servers_[s].copy;
+      const bool given = map_.ready && copy.map().epoch + 1 == map_.epoch &&
+                         copy.map().owner == map_.backup;
+      return copy.role() == Role::kOwner || copy.writing() || given;
     }
-    return map_.backup == me && map_.ready && servers_[s].copy->role() == Role::kBackup &&
-           servers_[s].copy->map().epoch == map_.epoch;
+    return map_.backup == me && map_.ready && servers_[s].copy->role() != Role::kGone &&
+           follows_map(*servers_[s].copy);
   }
 
   void ask(int s, int index) {
@@ -301,7 +352,9 @@ class World {
     Server& server = servers_[m.to];
     ReplicaEffects effects;
     if (m.image) {
-      if (m.epoch > server.newest) {
+      const bool further = server.copy.has_value() && server.copy->joins() &&
+                           server.copy->map().epoch == m.epoch && server.copy->last() < m.position;
+      if (m.epoch > server.newest || further) {
         server.newest = m.epoch;
         server.copy = ReplicaProtocol::backup(place(m.to), m.map, m.position, bug_);
         server.log = m.log;
@@ -312,10 +365,20 @@ class World {
       return put({m.to, m.from, m.epoch, false, 0, {}, server.copy->last()});
     }
     if (!server.copy.has_value()) return;
-    if (m.first == 0) {
-      server.copy->confirm(m.epoch, m.position, &effects);
+    if (m.first == ~uint64_t{0}) {
+      server.copy->read(m.map, &effects);
       return perform(m.to, effects);
     }
+    if (m.first == 0) {
+      if (server.copy->map().backup == place(m.from)) {
+        server.copy->confirm(m.epoch, m.position, &effects);
+      } else if (server.copy->next() == place(m.from) && server.copy->map().epoch == m.epoch) {
+        server.next_confirmed = std::max(server.next_confirmed, m.position);
+        server.copy->confirm_next(m.epoch, m.position, &effects);
+      }
+      return perform(m.to, effects);
+    }
+    server.copy->adopt(m.map);
     const auto taken = server.copy->entries(m.epoch, m.first, m.log.size());
     if (taken.refused) {
       // The answer says what the refuser knows.
@@ -335,18 +398,43 @@ class World {
       if (const auto* write = std::get_if<WriteMap>(&effect)) {
         server.write = *write;
         server.answer.reset();
-      } else if (std::holds_alternative<SendImage>(effect)) {
-        Message m{s, index_of(server.copy->map().backup), server.copy->map().epoch, true};
+      } else if (std::holds_alternative<SendImage>(effect) ||
+                 std::holds_alternative<SendImageToNext>(effect)) {
+        const bool next = std::holds_alternative<SendImageToNext>(effect);
+        const CopyPlace to = next ? server.copy->next() : server.copy->map().backup;
+        Message m{s, index_of(to), server.copy->map().epoch, true};
         m.log = server.log;
         m.position = server.copy->last();
         m.map = server.copy->map();
         put(m);
       } else if (const auto* free = std::get_if<Release>(&effect)) {
         release(s, free->position);
+      } else if (std::holds_alternative<NextIsBackup>(effect)) {
+        ++moved_;
       } else if (std::holds_alternative<Serve>(effect)) {
         ++takeovers_;
+        tell(s);
       } else {
+        if (std::holds_alternative<Follow>(effect)) {
+          ++moved_;
+          tell(s);
+        }
         server.pending.clear();
+      }
+    }
+  }
+
+  // The other copy of the map that this one knows may hear of it; or it reads it from the store.
+  void tell(int s) {
+    const RangeMap map = servers_[s].copy->map();
+    for (int other = 0; other < kServers; ++other) {
+      Server& there = servers_[other];
+      if (other == s || there.dead || !there.copy.has_value()) continue;
+      if (map.owner == place(other) || map.backup == place(other)) {
+        Message m{s, other, map.epoch, false};
+        m.first = ~uint64_t{0};
+        m.map = map;
+        put(m);
       }
     }
   }
@@ -382,6 +470,7 @@ class World {
   std::set<int> seen_;
   std::string wrong_;
   int takeovers_ = 0;
+  int moved_ = 0;
 };
 
 struct Explored {
@@ -416,22 +505,38 @@ struct Walked {
   int schedules = 0;
   int acknowledged = 0;
   int takeovers = 0;
+  int moved = 0;
   std::string wrong;
 };
 
 constexpr Limits kSmall{
     .pushes = 1, .reads = 1, .sends = 1, .kills = 0, .suspicions = 1, .copies = 0, .offers = 1};
+constexpr Limits kSmallMoves{.pushes = 2,
+                             .reads = 0,
+                             .sends = 1,
+                             .kills = 0,
+                             .suspicions = 0,
+                             .copies = 0,
+                             .offers = 1,
+                             .moves = 1};
 // Many of everything, or few pushes and many reads.
 constexpr Limits kLarge{
-    .pushes = 5, .reads = 4, .sends = 3, .kills = 1, .suspicions = 3, .copies = 3, .offers = 4};
+    .pushes = 5, .reads = 4, .sends = 3, .kills = 1, .suspicions = 3, .copies = 3, .offers = 4,
+    .moves = 3};
 constexpr Limits kReads{
-    .pushes = 2, .reads = 8, .sends = 3, .kills = 0, .suspicions = 2, .copies = 0, .offers = 1};
+    .pushes = 2, .reads = 8, .sends = 3, .kills = 0, .suspicions = 2, .copies = 0, .offers = 1,
+    .moves = 1};
+
+// Many moves.
+constexpr Limits kMoves{
+    .pushes = 9, .reads = 0, .sends = 2, .kills = 0, .suspicions = 1, .offers = 1, .moves = 6};
 
 Walked walk(ReplicaBug bug, int schedules) {
   Walked out;
   for (; out.schedules < schedules && out.wrong.empty(); ++out.schedules) {
     std::mt19937_64 random(static_cast<uint64_t>(out.schedules) + 1);
-    World world(out.schedules % 2 == 0 ? kLarge : kReads, bug);
+    const Limits* const limits[] = {&kLarge, &kReads, &kLarge, &kMoves};
+    World world(*limits[out.schedules % 4], bug);
     for (int i = 0; i < 200 && out.wrong.empty(); ++i) {
       const std::vector<int> actions = world.actions();
       if (actions.empty()) break;
@@ -443,6 +548,7 @@ Walked walk(ReplicaBug bug, int schedules) {
     }
     out.acknowledged += world.acknowledged();
     out.takeovers += world.takeovers();
+    out.moved += world.moved();
   }
   return out;
 }
@@ -459,6 +565,16 @@ TEST(PsReplica, PSR_10_to_13_Small_worlds_in_every_order) {
   std::printf("%zu worlds\n", all.worlds);
 }
 
+// The same, with moves instead of wrong suspicions.
+TEST(PsReplica, PSR_10_to_13_Small_worlds_with_a_move_in_every_order) {
+  Limits limits = kSmallMoves;
+  limits.pushes = weft::testing::fewer(2, 1);
+  const Explored all = explore(limits, ReplicaBug::kNone, 400'000);
+  EXPECT_LT(all.worlds, 400'000U) << "not all of them";
+  EXPECT_EQ(all.wrong, "");
+  std::printf("%zu worlds\n", all.worlds);
+}
+
 TEST(PsReplica, PSR_10_to_14_Random_schedules) {
   const int schedules =
       environment_number("WEFT_PS_REPLICA_SCHEDULES", weft::testing::fewer(3000, 500));
@@ -466,8 +582,9 @@ TEST(PsReplica, PSR_10_to_14_Random_schedules) {
   EXPECT_EQ(walked.wrong, "") << "schedule " << walked.schedules;
   EXPECT_GT(walked.acknowledged, 3 * schedules);
   EXPECT_GT(walked.takeovers, schedules / 20);
-  std::printf("%d schedules, %d operations ended, %d takeovers\n", walked.schedules,
-              walked.acknowledged, walked.takeovers);
+  EXPECT_GT(walked.moved, schedules / 20);
+  std::printf("%d schedules, %d operations ended, %d takeovers, %d moves\n", walked.schedules,
+              walked.acknowledged, walked.takeovers, walked.moved);
 }
 
 TEST(PsReplica, PlantedBugsAreFound) {
@@ -476,7 +593,9 @@ TEST(PsReplica, PlantedBugsAreFound) {
     std::printf("bug %2d: %s after %d schedules\n", bug,
                 walked.wrong.empty() ? "not found" : walked.wrong.c_str(), walked.schedules);
     if (!walked.wrong.empty()) continue;
-    const Explored all = explore(kSmall, static_cast<ReplicaBug>(bug), 60'000);
+    const bool of_moves = bug >= static_cast<int>(ReplicaBug::kNextNotWaitedFor);
+    const Explored all =
+        explore(of_moves ? kSmallMoves : kSmall, static_cast<ReplicaBug>(bug), 400'000);
     std::printf("bug %2d: %s after %zu worlds\n", bug, all.wrong.c_str(), all.worlds);
     EXPECT_NE(all.wrong, "") << "bug " << bug;
   }

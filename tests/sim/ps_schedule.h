@@ -25,7 +25,8 @@ struct Outcome {
   int64_t pulls = 0;
   int64_t repeats = 0;
   int64_t dropped = 0;
-  int64_t moves = 0;
+  int64_t moves = 0;        // owners that were found anew
+  int64_t parts_moved = 0;  // joins, moves and drains that were done
   int64_t together = 0;  // requests that came in a message with others
   int64_t cuts = 0;      // snapshots
   int64_t inside = 0;    // of clients that had pushed some, and not all

@@ -6,7 +6,7 @@
 //   steps below it and nothing else; SSP: no client more than the bound behind; batch: its own last step)
 //   every call ends by its deadline; afterwards nothing waits anywhere
 //   SIM-3  no deadlock
-// With two copies of each part a server dies, drains, or is cut off from all others or from the other servers for
+// With two copies of each part a server joins, parts are moved, a server dies, drains, or is cut off from all others or from the other servers for
 // a while, too: every push is acknowledged all the same, and afterwards the two copies of each part are
 // equal bit by bit.
 // In a third of the schedules snapshots are taken meanwhile, until one is: it is a cut, that is, of each client it has
@@ -54,15 +54,22 @@ enum class Trouble {
   kServer,
   kCut,
   kServersCut,
-  kDrain
+  kDrain,
+  kJoin,
+  kMovesAndDeath,
+  kMovesAndLoss
 };
 constexpr int kTroubles = 5;
 const char* const kNames[] = {"none",  "order",       "loss", "connections",
                               "death", "server dies", "cut",  "cut between servers",
-                              "drain"};
+                              "drain", "join, moves, drain", "moves and a death",
+                              "moves and loss"};
 Trouble trouble_of(uint64_t seed, uint32_t copies) {
   if (copies == 1) return static_cast<Trouble>(seed % kTroubles);
   if (seed / 3 % 3 == 0) return static_cast<Trouble>(seed % kTroubles);
+  if (seed / 9 % 4 == 1) {
+    return static_cast<Trouble>(static_cast<uint64_t>(Trouble::kJoin) + seed % 3);
+  }
   return seed / 9 % 4 == 3 ? Trouble::kDrain : static_cast<Trouble>(kTroubles + seed % 3);
 }
 
@@ -103,13 +110,16 @@ class World {
     bursts_ = seed / 11 % 3 == 0 && consistency_.mode != Mode::kBatch;
     snapshots_ = seed / 13 % 3 == 1;
     steps_ = 3 + below(kMostSteps - 3);
+    spare_ = moves() ? 1 : 0;
     histories_.resize(static_cast<size_t>(clients_));
   }
 
   void run(const std::shared_ptr<Runtime>& runtime) {
     join(runtime);
     if (!out_.status.ok()) return;
-    for (int s = 0; s < servers_; ++s) serving_.push_back(std::make_unique<ps::Server>(worker(s)));
+    for (int s = 0; s < servers_ + spare_; ++s) {
+      serving_.push_back(std::make_unique<ps::Server>(server_worker(s)));
+    }
     {
       std::vector<std::unique_ptr<Thread>> threads;
       for (int c = 0; c < clients_; ++c) {
@@ -118,6 +128,7 @@ class World {
       if (trouble_ >= Trouble::kServer) {
         threads.push_back(sim_->spawn("trouble", [this] { trouble_servers(); }));
       }
+      if (moves()) threads.push_back(sim_->spawn("moves", [this] { move_parts(); }));
       if (snapshots_) threads.push_back(sim_->spawn("snapshot", [this] { take_snapshot(); }));
     }
     plan_->clear();
@@ -134,6 +145,14 @@ class World {
   int below(int n) { return static_cast<int>(sim_->random().below(static_cast<uint64_t>(n))); }
   Worker& worker(int i) { return workers_[static_cast<size_t>(i)]; }
   Worker& client_worker(int c) { return worker(servers_ + c); }
+  // Of the servers, and of the spare one behind them, which is in no list.
+  Worker& server_worker(int s) { return worker(s < servers_ ? s : servers_ + clients_); }
+  std::string server_name(int s) const { return s < servers_ ? absl::StrCat("ps", s) : "spare"; }
+  bool moves() const { return trouble_ >= Trouble::kJoin; }
+  bool one_dies() const {
+    return trouble_ == Trouble::kServer || trouble_ == Trouble::kMovesAndDeath;
+  }
+  bool one_drains() const { return trouble_ == Trouble::kDrain || trouble_ == Trouble::kJoin; }
   void fail(const std::string& what) {
     if (out_.status.ok()) {
       out_.status =
@@ -147,13 +166,14 @@ class World {
   void join(const std::shared_ptr<Runtime>& runtime) {
     const auto network = std::make_shared<InprocNetwork>();
     const auto store = std::make_shared<HashStore>(runtime);
-    const int size = servers_ + clients_;
+    const int size = servers_ + clients_ + spare_;
     workers_.resize(static_cast<size_t>(size));
     std::vector<std::unique_ptr<Thread>> threads;
     for (int i = 0; i < size; ++i) {
       threads.push_back(runtime->spawn("join", [&, i] {
         JoinOptions o;
         o.name = i < servers_ ? absl::StrCat("ps", i) : absl::StrCat("c", i - servers_);
+        if (i == servers_ + clients_) o.name = server_name(servers_);
         o.rank = i;
         o.world_size = size;
         o.store = store->new_client();
@@ -196,9 +216,10 @@ class World {
   void trouble_servers() {
     while (!opened_ && out_.status.ok()) sim_->sleep(absl::Milliseconds(5));
     sim_->sleep(absl::Milliseconds(below(200)));
-    victim_ = below(servers_);
-    if (trouble_ == Trouble::kServer) {
-      (void)worker(victim_).shutdown({.graceful = false});
+    if (trouble_ == Trouble::kJoin || trouble_ == Trouble::kMovesAndLoss) return;  // move_parts()
+    victim_ = below(servers_ + spare_);
+    if (one_dies()) {
+      (void)server_worker(victim_).shutdown({.graceful = false});
       return;
     }
     if (trouble_ == Trouble::kDrain) {
@@ -220,6 +241,33 @@ class World {
     plan_->clear();
   }
 
+  // A server joins, parts go here and there, and then one drains, while clients go on and nothing else happens, or a
+  // server dies, or messages are lost.
+  void move_parts() {
+    while (!opened_ && out_.status.ok()) sim_->sleep(absl::Milliseconds(5));
+    sim_->sleep(absl::Milliseconds(below(100)));
+    const auto check = [this](const std::string& what, const Status& status) {
+      if (status.ok()) {
+        ++out_.parts_moved;
+      } else if (!one_dies() || (error_kind(status) != ErrorKind::kPeerLost &&
+                                 error_kind(status) != ErrorKind::kNotFound)) {
+        fail(absl::StrCat(what, ": ", status.message()));
+      }
+    };
+    check("join", serving_.back()->try_join(server_names(), 60s).status());
+    const ps::Client client(client_worker(0), {.servers = server_names()});
+    const int parts =
+        static_cast<int>(ps::internal::part_count(definition(), static_cast<size_t>(servers_)));
+    for (int i = 0; i < 3 && out_.status.ok(); ++i) {
+      const int to = below(servers_ + 1);
+      check("move",
+            client.try_move_part("t", static_cast<size_t>(below(parts)), server_name(to), 60s));
+    }
+    if (trouble_ != Trouble::kJoin || !out_.status.ok()) return;
+    victim_ = below(servers_ + spare_);
+    check("drain", serving_[static_cast<size_t>(victim_)]->try_drain(60s));
+  }
+
   // One that is whole, or none: a server that is lost takes what one copy had along.
   void take_snapshot() {
     while (!opened_ && out_.status.ok()) sim_->sleep(absl::Milliseconds(5));
@@ -229,7 +277,8 @@ class World {
     for (int i = 0; i < 100; ++i) {
       // While messages are lost, parts change their owners again and again, and an owner that has a successor
       // learns of it within 10 s. When that ends a snapshot has to be possible.
-      if (i == 40 && trouble_ == Trouble::kLoss) plan_->clear();
+      const bool loss = trouble_ == Trouble::kLoss || trouble_ == Trouble::kMovesAndLoss;
+      if (i == 40 && loss) plan_->clear();
       if (!out_.status.ok()) return;
       const auto kept = client.try_snapshot(kFolder);
       if (kept.ok()) {
@@ -237,7 +286,7 @@ class World {
         return check_cut();
       }
       const ErrorKind kind = error_kind(kept.status());
-      const bool lost = kind == ErrorKind::kPeerLost && trouble_ == Trouble::kServer;
+      const bool lost = kind == ErrorKind::kPeerLost && one_dies();
       if (kind != ErrorKind::kUnavailable && !lost) {
         return fail(absl::StrCat("snapshot: ", kept.status().message()));
       }
@@ -283,7 +332,7 @@ class World {
 
   void check_restore() {
     if (out_.cuts == 0 || !out_.status.ok()) return;
-    if (trouble_ == Trouble::kServer || trouble_ == Trouble::kDrain) return;
+    if (one_dies() || one_drains()) return;
     const ps::Client client(client_worker(0), {.servers = server_names()});
     const auto back = client.try_restore(kFolder);
     if (!back.ok()) return fail(absl::StrCat("restore: ", back.status().message()));
@@ -324,13 +373,16 @@ class World {
       case Trouble::kServer:
       case Trouble::kCut:
       case Trouble::kServersCut:
-      case Trouble::kDrain: break;
+      case Trouble::kDrain:
+      case Trouble::kJoin:
+      case Trouble::kMovesAndDeath: break;
       case Trouble::kOrder:
         plan_->add({.fault = Fault::kDelay, .probability = 0.2, .delay = late});
         plan_->add({.fault = Fault::kReorder, .probability = 0.2, .delay = late});
         plan_->add({.fault = Fault::kDuplicate, .probability = 0.15});
         break;
       case Trouble::kLoss:
+      case Trouble::kMovesAndLoss:
         plan_->add(
             {.fault = Fault::kDrop, .kind = FrameKind::kRequest, .times = 4, .probability = 0.1});
         plan_->add(
@@ -558,17 +610,18 @@ class World {
   // Each part has one owner and, while two servers live, one backup, which is equal bit by bit.
   void check_copies() {
     using Role = ps::internal::ReplicaProtocol::Role;
-    const bool less = trouble_ == Trouble::kServer || trouble_ == Trouble::kDrain;
-    const int living = servers_ - (less ? 1 : 0);
+    const int living = servers_ + spare_ - (one_dies() || one_drains() ? 1 : 0);
     std::map<uint32_t, std::vector<std::pair<uint64_t, uint64_t>>> copies;
     std::map<uint32_t, int> owners;
-    for (int s = 0; s < servers_; ++s) {
-      if (trouble_ == Trouble::kServer && s == victim_) continue;
-      for (const auto& [name, part] : ps::internal::PsService::of(worker(s))->parts_by_name()) {
+    for (int s = 0; s < servers_ + spare_; ++s) {
+      if (one_dies() && s == victim_) continue;
+      const auto service = ps::internal::PsService::of(server_worker(s));
+      for (const auto& [name, part] : service->parts_by_name()) {
         const auto report = part->report();
         if (report.role == Role::kGone) continue;
-        if (trouble_ == Trouble::kDrain && s == victim_) {
-          fail(absl::StrCat("part ", name.second, " is at ps", s, " still, which has drained"));
+        if (one_drains() && s == victim_) {
+          fail(absl::StrCat("part ", name.second, " is at ", server_name(s),
+                            " still, which has drained"));
         }
         const bool owns = report.role == Role::kOwner;
         owners[name.second] += owns ? 1 : 0;
@@ -598,8 +651,7 @@ class World {
     std::vector<std::unique_ptr<Thread>> threads;
     for (size_t w = 0; w < workers_.size(); ++w) {
       threads.push_back(sim_->spawn("leave", [this, w] {
-        const bool all =
-            trouble_ != Trouble::kDeath && trouble_ != Trouble::kServer && out_.status.ok();
+        const bool all = trouble_ != Trouble::kDeath && !one_dies() && out_.status.ok();
         const ShutdownResult r = workers_[w].shutdown({.graceful = all});
         if (!r.status.ok() && all) fail(absl::StrCat("shutdown: ", r.status.message()));
       }));
@@ -613,6 +665,7 @@ class World {
   bool opened_ = false;
   int victim_ = 0;
   int servers_ = 1;
+  int spare_ = 0;
   int clients_ = 1;
   bool sparse_ = false;
   bool bursts_ = false;
@@ -720,13 +773,18 @@ TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
     ++counts[trouble];
     sum.acknowledged += out.acknowledged;
     sum.moves += out.moves;
+    sum.parts_moved += out.parts_moved;
     cuts.add(out);
   }
   cuts.expect_some();
   for (const auto& [trouble, sum] : sums) {
-    std::printf("%-20s %4d schedules, %6d steps, %4d owners found anew\n",
+    std::printf("%-20s %4d schedules, %6d steps, %4d owners found anew, %4d joins, moves, drains\n",
                 kNames[static_cast<int>(trouble)], static_cast<int>(counts[trouble]),
-                static_cast<int>(sum.acknowledged), static_cast<int>(sum.moves));
+                static_cast<int>(sum.acknowledged), static_cast<int>(sum.moves),
+                static_cast<int>(sum.parts_moved));
+    if (trouble >= Trouble::kJoin) {
+      EXPECT_GT(sum.parts_moved, 0);
+    }
     EXPECT_GT(sum.acknowledged, 2 * counts[trouble]);
     if (trouble == Trouble::kServer && counts[trouble] >= 10) {
       EXPECT_GT(sum.moves, 0);
