@@ -55,10 +55,12 @@ class WEFT_API Server {
   void drain(Timeout deadline = {});
   Status try_drain(Timeout deadline = {});
   // Takes over its share of the tables at these servers, and at others that have joined, while clients go on:
-  // whole parts, until none of the servers has much more bytes than this one. Clients need not know this server's name: they are told where parts are. From then on it may also become the backup of any
+  // whole parts, until none of the servers has much more bytes than this one. Clients need not know this
+  // server's name: they are told where parts are. From then on it may also become the backup of any
   // part. Of a table that is opened later it has no part at first. Blocks; gives how many parts it owns then.
   // Tables of one copy stay where they are. Default: 60 s. Errors, after which what was moved stays: state, it has
-  // ended or drains; deadline; those of Client::move_part(). May be called again, as after tables have grown.
+  // ended or drains; resource, 4096 servers have joined; deadline; those of Client::move_part(). May be called
+  // again, as after tables have grown.
   int64_t join(const std::vector<std::string>& servers, Timeout deadline = {});
   StatusOr<int64_t> try_join(const std::vector<std::string>& servers, Timeout deadline = {});
   // Removes its tables; requests that wait for them get an error.

@@ -85,7 +85,7 @@ class Opener {
     Status last = make_error(ErrorKind::kDeadline, "there was no time to ask");
     for (int round = 0;; ++round) {
       // Servers that are in no list may have all copies by now.
-      if (round > 0) names = service.with_joined(std::move(names));
+      if (round > 0) names = service.with_joined(std::move(names), left());
       for (size_t i = 0; i < names.size(); ++i) {
         const StatusOr<WorkerInfo> info = worker_.try_get_worker_info(names[i]);
         const absl::Duration time = std::min(left(), attempt_);
@@ -213,7 +213,8 @@ StatusOr<Table> Client::try_open_table(std::string_view name,
   for (size_t i = 0; i < parts; ++i) {
     request.index = static_cast<uint32_t>(i);
     if (setup.definition.copies > 1) {
-      WEFT_ASSIGN_OR_RETURN(internal::PartTarget owner, opener.find_owner(*state_->service, request));
+      WEFT_ASSIGN_OR_RETURN(internal::PartTarget owner,
+                            opener.find_owner(*state_->service, request));
       setup.parts.push_back(std::move(owner));
       continue;
     }
@@ -252,9 +253,7 @@ SnapshotInfo Client::snapshot(std::string_view folder, const SnapshotOptions& op
 }
 StatusOr<SnapshotInfo> Client::try_snapshot(std::string_view folder,
                                             const SnapshotOptions& options) const {
-  return internal::take_snapshot(*state_->service,
-                                 state_->service->with_joined(state_->options.servers), folder,
-                                 options);
+  return internal::take_snapshot(*state_->service, state_->options.servers, folder, options);
 }
 SnapshotInfo Client::restore(std::string_view folder, const RestoreOptions& options) const {
   return value_or_throw(try_restore(folder, options));

@@ -406,7 +406,8 @@ StatusOr<SnapshotInfo> take_snapshot(PsService& service, const std::vector<std::
     return make_error(ErrorKind::kInvalidArgument,
                       "snapshot: it needs a folder, and a pause above 0 and of at most 10 minutes");
   }
-  return Cutter(service, std::string(folder), options).run(servers);
+  return Cutter(service, std::string(folder), options)
+      .run(service.with_joined(servers, options.deadline.value_or(kSnapshotTime)));
 }
 
 }  // namespace weft::ps::internal

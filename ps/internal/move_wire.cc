@@ -14,7 +14,8 @@
 namespace weft::ps::internal {
 namespace {
 
-constexpr int kMostServers = 4096;
+// Sums of it for all parts of a job fit 64 bits.
+constexpr uint64_t kMostPartBytes = uint64_t{1} << 50;
 
 Status wrong_move(std::string_view what) {
   return make_error(ErrorKind::kProtocol,
@@ -47,8 +48,7 @@ StatusOr<MoveRequest> decode_move(std::string_view bytes) {
   WEFT_RETURN_IF_ERROR(parse_move(bytes, &in));
   WEFT_RETURN_IF_ERROR(check_part(in.name(), in.index()));
   if (in.number() == 0 || in.to().name().empty()) return wrong_move("no number, or no server");
-  return MoveRequest{
-      in.name(), in.index(), {in.to().name(), in.to().incarnation()}, in.number()};
+  return MoveRequest{in.name(), in.index(), {in.to().name(), in.to().incarnation()}, in.number()};
 }
 
 std::string encode(const std::vector<ListedPart>& parts) {
@@ -68,6 +68,7 @@ StatusOr<std::vector<ListedPart>> decode_listed(std::string_view bytes) {
   std::vector<ListedPart> out;
   for (const v1::PsListed::Part& part : in.parts()) {
     WEFT_RETURN_IF_ERROR(check_part(part.name(), part.index()));
+    if (part.bytes() > kMostPartBytes) return wrong_move(absl::StrCat(part.bytes(), " bytes"));
     out.push_back({part.name(), part.index(), part.bytes(), part.copies()});
   }
   return out;
@@ -84,7 +85,7 @@ StatusOr<std::vector<std::string>> decode_servers(std::string_view bytes) {
   std::vector<std::string> out(in.names().begin(), in.names().end());
   const bool sorted =
       std::adjacent_find(out.begin(), out.end(), std::greater_equal<>()) == out.end();
-  if (in.names_size() > kMostServers || !sorted || (!out.empty() && out.front().empty())) {
+  if (out.size() > kMostServers || !sorted || (!out.empty() && out.front().empty())) {
     return wrong_move("a list of servers that is not sorted, or too long");
   }
   return out;
@@ -105,10 +106,12 @@ std::vector<OwnedPart> share_of(const std::string& to, std::vector<OwnedPart> pa
   loads.try_emplace(to, 0);
   std::vector<OwnedPart> out;
   for (;;) {
-    const auto most = std::max_element(
-        loads.begin(), loads.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto most =
+        std::max_element(loads.begin(), loads.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; });
     const auto fits = std::find_if(parts.begin(), parts.end(), [&](const OwnedPart& one) {
-      return one.server == most->first && one.server != to && loads[to] + weight(one) < most->second;
+      return one.server == most->first && one.server != to &&
+             loads[to] + weight(one) < most->second;
     });
     if (fits == parts.end()) return out;
     loads[to] += weight(*fits);

@@ -18,6 +18,9 @@ inline constexpr std::string_view kMoveMethod = "@ps.move";
 inline constexpr std::string_view kListMethod = "@ps.list";
 inline constexpr std::string_view kMoveSignature = "(bytes)->bytes";
 
+// That may have joined a job.
+inline constexpr size_t kMostServers = 4096;
+
 struct MoveRequest {
   std::string name{};
   uint32_t index = 0;

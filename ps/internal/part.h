@@ -120,6 +120,8 @@ class CopyHost {
   virtual std::vector<WorkerKey> gone_workers() const = 0;
   // Those of the table's servers that are there, beginning after this one.
   virtual std::vector<CopyPlace> others(const PartIdentity& identity) const = 0;
+  // Asks the store which servers have joined; then Part::others_known(), also without an answer.
+  virtual void look_for_others(const std::shared_ptr<Part>& part) = 0;
   // All other servers of the table were members, and have died or left.
   virtual bool others_are_gone(const PartIdentity& identity) const = 0;
   // The server hands its copies to others, and takes up none.
@@ -161,6 +163,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   // has become of it up to now; this is asked again until another server owns the part, or for the error.
   using MoveReply = std::function<void(StatusOr<CopyAnswer>)>;
   void move(const CopyPlace& to, uint64_t number, MoveReply reply);
+  void others_known();
   // ---- cuts (part_cut.cc) ----
   template <class T>
   using CutReply = absl::AnyInvocable<void(StatusOr<T>)>;
@@ -258,6 +261,8 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void tell_again(uint64_t epoch);
   void look_at_map();
   void ask_whether_joins();
+  void note_given_up(uint64_t heard, const CopyAnswer& answer, ReplicaEffects* effects);
+  void later_map(const RangeMap& said);
   void replay(LogEntry entry);
   CopyAnswer said(bool refused) const;
   void let_go();
@@ -296,9 +301,8 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   std::weak_ptr<CopyHost> host_;
   StreamRef stream_ = std::make_shared<Stream>();
   StreamRef next_stream_ = std::make_shared<Stream>();
-  bool doubts_owner_ = false;          // looks at the map before it takes over
+  bool doubts_owner_ = false;  // looks at the map before it takes over
   uint64_t heard_times_ = 0;
-  size_t backups_asked_ = 0;  // to take the place of one that drains
   std::vector<WorkerKey> gone_later_;  // while the part is handed over
   std::deque<Gated> gated_;
   bool formed_ = true;
@@ -310,11 +314,20 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   struct Move {
     CopyPlace to{};
     uint64_t number = 0;
-    Status failed{};  // kept until another is asked for
+    Status failed{};           // kept until another is asked for
     bool waits = false;        // for a moment
     bool keeps_owner = false;  // it is the backup that goes
   };
   std::optional<Move> move_;
+  // A backup that drains, and what is done to have another in its place.
+  struct LetGo {
+    CopyPlace backup{};
+    absl::Time asked{};     // by it, the last time
+    size_t candidates = 0;  // that were to take its place
+    bool looks = false;     // who has joined
+    bool knows = false;
+  };
+  LetGo let_go_;
 };
 
 }  // namespace weft::ps::internal

@@ -86,9 +86,9 @@ void Part::append(LogEntry entry) {
   const uint64_t position = replica_->append(false, &effects);
   const RangeMap map = replica_->map();
   const auto too_far_behind = [&](const CopyPlace& place) {
-    end_move(place, make_error(ErrorKind::kResource,
-                               absl::StrCat("it cannot follow, and log_bytes is ",
-                                            limits_->log_bytes)));
+    end_move(place,
+             make_error(ErrorKind::kResource,
+                        absl::StrCat("it cannot follow, and log_bytes is ", limits_->log_bytes)));
   };
   if (replica_->streams_to_next()) {
     next_stream_->put(position, entry);
@@ -221,8 +221,8 @@ void Part::sent(const StreamRef& stream, uint64_t epoch, bool image,
   const CopyPlace place = next ? replica_->next() : replica_->map().backup;
   if (final && drains(answer.status())) unwilling_ = place;
   if (final || now - *stream->failing_since > kPatience) {
-    end_move(place, answer.ok() ? make_error(ErrorKind::kState, "it refuses the log")
-                                : answer.status());
+    end_move(place,
+             answer.ok() ? make_error(ErrorKind::kState, "it refuses the log") : answer.status());
     if (next) {
       replica_->lost_next(epoch, &effects);
     } else {
@@ -373,10 +373,9 @@ void Part::tick() {
     if (!replica_.has_value() || !closed_.ok() || host == nullptr) return;
     // An owner may have a successor that it has not heard of, while nothing is asked of it.
     if (!replica_->map().backup.empty()) {
-      if (runtime_->now() - heard_ > kSilence) {
-        host->read_map(shared_from_this());
-        if (replica_->joins()) ask_whether_joins();
-      }
+      const bool silence = runtime_->now() - heard_ > kSilence;
+      if (silence || doubts_owner_) host->read_map(shared_from_this());
+      if (silence && replica_->joins()) ask_whether_joins();
       return;
     }
     if (!owns() || replica_->writing()) return;
@@ -418,10 +417,7 @@ void Part::copy(CopyRequest request, CopyReply reply) {
     if (request.wish != CopyWish::kNone) return reply(grant(request));
     if (request.entries.empty()) {
       if (!request.next.empty()) return reply(said(replica_->next() != request.next));
-      ReplicaEffects effects;
-      replica_->read(request.map, &effects);  // it may have been handed over to this one
-      perform(effects);
-      publish();
+      if (request.map.epoch > replica_->map().epoch) later_map(request.map);
       return reply(said(false));
     }
     const auto taken =
@@ -432,6 +428,19 @@ void Part::copy(CopyRequest request, CopyReply reply) {
     publish();
     reply(said(taken.refused || !closed_.ok()));
   });
+}
+
+// It has been handed over to this copy; whatever else is said of maps, the store is asked.
+void Part::later_map(const RangeMap& said) {
+  const auto host = host_.lock();
+  if (said.owner != identity_.self) {
+    if (host != nullptr) host->read_map(shared_from_this());
+    return;
+  }
+  ReplicaEffects effects;
+  replica_->read(said, &effects);
+  perform(effects);
+  publish();
 }
 
 void Part::replay(LogEntry entry) {

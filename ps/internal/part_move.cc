@@ -16,6 +16,8 @@ namespace {
 
 constexpr absl::Duration kWishTime = absl::Seconds(1);
 constexpr absl::Duration kLookAgain = absl::Milliseconds(20);
+// A backup that drains asks all the time; after so long without a question it is another drain.
+constexpr absl::Duration kAnotherDrain = absl::Seconds(5);
 
 }  // namespace
 
@@ -26,28 +28,37 @@ void Part::ask_other_copy(CopyWish kind) {
   const RangeMap& map = replica_->map();
   CopyRequest wish{identity_.table, identity_.index, map};
   wish.wish = kind;
+  if (replica_->joins()) wish.next = identity_.self;
   asking_owner_ = true;
-  host->send_copy(owns() ? map.backup : map.owner, std::move(wish), {}, kWishTime,
-                  [weak = weak_from_this(), kind](StatusOr<CopyAnswer> answer) {
-                    const auto self = weak.lock();
-                    if (self == nullptr) return;
-                    self->take_turn([part = self.get(), kind, answer] {
-                      part->asking_owner_ = false;
-                      if (!part->closed_.ok() || !answer.ok()) return;  // it is asked again
-                      ReplicaEffects effects;
-                      const RangeMap& map = part->replica_->map();
-                      if (kind == CopyWish::kTakeOver && answer->map.epoch == map.epoch) {
-                        if (answer->refused) {
-                          part->end_move(map.backup, make_error(ErrorKind::kState, "it drains"));
-                        } else {
-                          part->replica_->hand_over(&effects);
-                        }
-                      }
-                      part->replica_->read(answer->map, &effects);
-                      part->perform(effects);
-                      part->publish();
-                    });
-                  });
+  host->send_copy(
+      owns() ? map.backup : map.owner, std::move(wish), {}, kWishTime,
+      [weak = weak_from_this(), kind, heard = heard_times_](StatusOr<CopyAnswer> answer) {
+        const auto self = weak.lock();
+        if (self == nullptr) return;
+        self->take_turn([part = self.get(), kind, heard, answer] {
+          part->asking_owner_ = false;
+          if (!part->closed_.ok() || !answer.ok()) return;  // it is asked again
+          ReplicaEffects effects;
+          const RangeMap& map = part->replica_->map();
+          if (kind == CopyWish::kTakeOver && answer->map.epoch == map.epoch) {
+            if (answer->refused) {
+              part->end_move(map.backup, make_error(ErrorKind::kState, "it drains"));
+            } else {
+              part->replica_->hand_over(&effects);
+            }
+          }
+          part->replica_->read(answer->map, &effects);
+          part->note_given_up(heard, *answer, &effects);
+          part->perform(effects);
+          part->publish();
+        });
+      });
+}
+
+// The owner has answered one that joins. Unless that has got something from it meanwhile.
+void Part::note_given_up(uint64_t heard, const CopyAnswer& answer, ReplicaEffects* effects) {
+  if (!answer.refused || answer.map.epoch != replica_->map().epoch || heard_times_ != heard) return;
+  replica_->given_up(effects);
 }
 
 void Part::drain() {
@@ -65,7 +76,16 @@ CopyAnswer Part::grant(const CopyRequest& wish) {
   if (wish.map.epoch != map.epoch || host == nullptr) return said(true);
   if (wish.wish == CopyWish::kTakeOver) return said(owns() || host->drains());
   if (!owns() || wish.map.backup != map.backup) return said(true);
-  let_backup_go();
+  if (!wish.next.empty()) {  // the one that was to be the backup drains
+    if (replica_->next() != wish.next) return said(true);
+    if (replica_->writing()) return said(false);  // it is the backup in a moment, and asks as that
+    end_move(wish.next, make_error(ErrorKind::kState, "it drains"));
+    ReplicaEffects effects;
+    replica_->lost_next(map.epoch, &effects);
+    perform(effects);
+  } else {
+    let_backup_go();
+  }
   publish();
   return said(false);
 }
@@ -74,24 +94,37 @@ CopyAnswer Part::grant(const CopyRequest& wish) {
 void Part::let_backup_go() {
   const CopyPlace backup = replica_->map().backup;
   if (replica_->writing() || replica_->handing() || replica_->streams_to_next()) return;
+  const auto host = host_.lock();
+  if (host == nullptr) return;
   unwilling_ = backup;
-  std::vector<CopyPlace> others;
-  if (const auto host = host_.lock()) others = host->others(identity_);
+  const absl::Time now = runtime_->now();
+  if (let_go_.backup != backup || now - let_go_.asked > kAnotherDrain) let_go_ = {backup};
+  let_go_.asked = now;
+  end_move(backup, make_error(ErrorKind::kState, "it drains"));
+  if (move_.has_value() && move_->failed.ok()) return;  // it ends first
+  if (!let_go_.knows) {
+    if (!std::exchange(let_go_.looks, true)) host->look_for_others(shared_from_this());
+    return;
+  }
+  std::vector<CopyPlace> others = host->others(identity_);
   std::erase(others, backup);
-  if (replica_->map().ready && backups_asked_ < others.size()) {
-    end_move(backup, make_error(ErrorKind::kState, "it drains"));
-    if (!move_.has_value() || !move_->failed.ok()) {
-      move_ = Move{others[(offers_ + backups_asked_++) % others.size()]};
-      move_->keeps_owner = true;
-    }
+  if (replica_->map().ready && let_go_.candidates < others.size()) {
+    move_ = Move{others[(offers_ + let_go_.candidates++) % others.size()]};
+    move_->keeps_owner = true;
     return;
   }
   // It costs what a wrong suspicion costs (PSR-14): a copy for as long as the next image takes.
-  backups_asked_ = 0;
-  end_move(backup, make_error(ErrorKind::kState, "it drains"));
+  let_go_ = {};
   ReplicaEffects effects;
   replica_->lost_backup(replica_->map().epoch, &effects);
   perform(effects);
+}
+
+void Part::others_known() {
+  take_turn([this] {
+    let_go_.looks = false;
+    let_go_.knows = true;  // asked again by the one that drains
+  });
 }
 
 // ---- moves -------------------------------------------------------------------------------------
@@ -127,7 +160,7 @@ void Part::go_on_moving() {
   } else if (map.backup == move_->to) {
     if (!map.ready) return;
     if (move_->keeps_owner) {
-      backups_asked_ = 0;
+      let_go_ = {};
       return move_.reset();
     }
     ask_other_copy(CopyWish::kTakeOver);
@@ -194,12 +227,10 @@ void Part::ask_whether_joins() {
                     const auto self = weak.lock();
                     if (self == nullptr || !answer.ok()) return;
                     self->take_turn([part = self.get(), heard, answer] {
-                      if (!part->closed_.ok() || part->heard_times_ != heard) return;
+                      if (!part->closed_.ok()) return;
                       ReplicaEffects effects;
                       part->replica_->read(answer->map, &effects);
-                      if (answer->refused && answer->map.epoch == part->replica_->map().epoch) {
-                        part->replica_->given_up(&effects);
-                      }
+                      part->note_given_up(heard, *answer, &effects);
                       part->perform(effects);
                       part->publish();
                     });

@@ -133,20 +133,20 @@ using ReplicaEffects = std::vector<ReplicaEffect>;
 // For tests of the tests: what must be found.
 enum class ReplicaBug : uint8_t {
   kNone,
-  kReleaseEarly,      // the gate is never closed
-  kReadWithoutLog,    // a read takes no position of its own
-  kGateAtReady,       // the gate closes when the map says ready, not before it is written
-  kReadyTooEarly,     // ready is written at the first confirmation
-  kOpenWhileLeaving,  // the gate opens when the backup is given up, not when that is written
-  kGateForgotten,     // a lost backup during promotion opens the gate
-  kTakesOverJoining,  // a backup takes over without being ready
-  kTakesGaps,         // the log is applied whatever its position
-  kRepeats,           // entries that came before are applied again
-  kOldEpoch,          // the log of an older epoch is applied and confirmed
-  kConfirmsOldEpoch,  // a confirmation of an older epoch counts
-  kOwnerStays,        // an owner that learns of another goes on
-  kNextNotWaitedFor,  // answers do not wait for the one that is to be the backup
-  kHandsOverEarly,    // a part is handed over before its backup has all
+  kReleaseEarly,        // the gate is never closed
+  kReadWithoutLog,      // a read takes no position of its own
+  kGateAtReady,         // the gate closes when the map says ready, not before it is written
+  kReadyTooEarly,       // ready is written at the first confirmation
+  kOpenWhileLeaving,    // the gate opens when the backup is given up, not when that is written
+  kGateForgotten,       // a lost backup during promotion opens the gate
+  kTakesOverJoining,    // a backup takes over without being ready
+  kTakesGaps,           // the log is applied whatever its position
+  kRepeats,             // entries that came before are applied again
+  kOldEpoch,            // the log of an older epoch is applied and confirmed
+  kConfirmsOldEpoch,    // a confirmation of an older epoch counts
+  kOwnerStays,          // an owner that learns of another goes on
+  kNextNotWaitedFor,    // answers do not wait for the one that is to be the backup
+  kHandsOverEarly,      // a part is handed over before its backup has all
   kServesWhileHanding,  // requests are taken after the new owner is written
 };
 constexpr int kReplicaBugs = 15;

@@ -144,7 +144,7 @@ StatusOr<SnapshotInfo> restore_snapshot(PsService& service, const std::vector<st
   WEFT_RETURN_IF_ERROR(ask_step(worker, to, request, RestoreStep::kCommit, left()));
   // What had the parts before learns of it: servers that have joined, too.
   std::vector<WorkerInfo> all = to;
-  for (const std::string& name : service.with_joined(servers)) {
+  for (const std::string& name : service.with_joined(servers, left())) {
     const StatusOr<WorkerInfo> info = worker.try_get_worker_info(name);
     if (info.ok() && std::find(to.begin(), to.end(), *info) == to.end()) all.push_back(*info);
   }

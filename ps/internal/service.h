@@ -87,7 +87,7 @@ class WEFT_API PsService final : public Service,
   // Takes over its share of what these servers have; gives how many parts it owns then.
   StatusOr<int64_t> join(const std::vector<std::string>& servers, absl::Duration deadline);
   // These, and those that have joined since, as far as the store tells.
-  std::vector<std::string> with_joined(std::vector<std::string> servers);
+  std::vector<std::string> with_joined(std::vector<std::string> servers, absl::Duration at_most);
   // The latter alone, from a thread of its own; not at all when the worker leaves.
   void read_joined(std::function<void(const std::vector<std::string>&)> done);
   // By table, of the part that it made; for tests and for inspection of the worker.
@@ -111,6 +111,7 @@ class WEFT_API PsService final : public Service,
   void later(absl::Time when, Task task) override;
   std::vector<WorkerKey> gone_workers() const override;
   std::vector<CopyPlace> others(const PartIdentity& identity) const override;
+  void look_for_others(const std::shared_ptr<Part>& part) override;
   bool others_are_gone(const PartIdentity& identity) const override;
   bool drains() const override { return draining_.load(); }
 
@@ -137,7 +138,7 @@ class WEFT_API PsService final : public Service,
   void on_list(ReplyFn reply);
   // The names of those that have joined, with this server among them or not.
   Status write_joined(bool with_self);
-  StatusOr<std::vector<std::string>> read_joined();
+  StatusOr<std::vector<std::string>> read_joined(absl::Duration at_most);
   std::vector<std::string> joined() const {
     MutexLock lock(&mutex_);
     return joined_;

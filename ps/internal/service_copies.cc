@@ -51,7 +51,7 @@ void PsService::tick() {
     return report.role == ReplicaProtocol::Role::kOwner && report.map.epoch != 0 &&
            report.map.backup.empty();
   });
-  if (alone) (void)read_joined();  // others(); without the store they are those of before
+  if (alone) (void)read_joined(kStoreTime);  // others(); without the store they are those of before
   for (const PartRef& part : all) part->tick();
 }
 
@@ -308,6 +308,8 @@ StatusOr<PsService::PartRef> PsService::follow(const CopyRequest& request,
     WEFT_ASSIGN_OR_RETURN(before, find(open));
     uint64_t& epoch = epochs_[{request.name, request.index}];
     if (limits_ != limits) return make_error(ErrorKind::kState, "the server has ended");
+    // The same image may have come twice: the first of them to be taken up has the log by now.
+    again = before != nullptr && takes_place_of(request, before->report());
     if (request.map.epoch <= epoch && before != nullptr && !again) return before;
     epoch = request.map.epoch;
     by_name_[{request.name, request.index}] = made;

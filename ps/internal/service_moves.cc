@@ -34,10 +34,12 @@ bool may_be_otherwise_soon(const Status& why) {
 
 // ---- who there is ------------------------------------------------------------------------------
 
-StatusOr<std::vector<std::string>> PsService::read_joined() {
+StatusOr<std::vector<std::string>> PsService::read_joined(absl::Duration at_most) {
   WEFT_ASSIGN_OR_RETURN(Keeper * keeper, this->keeper());
-  WEFT_ASSIGN_OR_RETURN(const auto there,
-                        keeper->store().try_get(std::string(kJoinedKey), kJoinedStoreTime));
+  WEFT_ASSIGN_OR_RETURN(
+      const auto there,
+      keeper->store().try_get(std::string(kJoinedKey),
+                              std::clamp(at_most, absl::ZeroDuration(), kJoinedStoreTime)));
   std::vector<std::string> names;
   if (there.has_value()) {
     WEFT_ASSIGN_OR_RETURN(names, decode_servers(*there));
@@ -50,27 +52,32 @@ StatusOr<std::vector<std::string>> PsService::read_joined() {
 Status PsService::write_joined(bool with_self) {
   WEFT_ASSIGN_OR_RETURN(Keeper * keeper, this->keeper());
   for (int i = 0; i < kJoinsAtOnce; ++i) {
-    WEFT_ASSIGN_OR_RETURN(std::vector<std::string> names, read_joined());
+    WEFT_ASSIGN_OR_RETURN(std::vector<std::string> names, read_joined(kJoinedStoreTime));
     const std::string expected = names.empty() ? "" : encode_servers(names);
     const auto at = std::lower_bound(names.begin(), names.end(), worker().name());
     const bool there = at != names.end() && *at == worker().name();
     if (there == with_self) return absl::OkStatus();
     if (with_self) {
+      if (names.size() >= kMostServers) {
+        return make_error(ErrorKind::kResource,
+                          absl::StrCat(kMostServers, " servers have joined already"));
+      }
       names.insert(at, worker().name());
     } else {
       names.erase(at);
     }
     const std::string desired = encode_servers(names);
-    WEFT_ASSIGN_OR_RETURN(const std::string now,
-                          keeper->store().compare_set(std::string(kJoinedKey), expected, desired,
-                                                      kJoinedStoreTime));
+    WEFT_ASSIGN_OR_RETURN(
+        const std::string now,
+        keeper->store().compare_set(std::string(kJoinedKey), expected, desired, kJoinedStoreTime));
     if (now == desired) return absl::OkStatus();
   }
   return make_error(ErrorKind::kUnavailable, "the list of servers that join changes all the time");
 }
 
-std::vector<std::string> PsService::with_joined(std::vector<std::string> servers) {
-  const StatusOr<std::vector<std::string>> joined = read_joined();
+std::vector<std::string> PsService::with_joined(std::vector<std::string> servers,
+                                                absl::Duration at_most) {
+  const StatusOr<std::vector<std::string>> joined = read_joined(at_most);
   if (!joined.ok()) return servers;
   for (const std::string& name : *joined) add_name(name, &servers);
   return servers;
@@ -82,8 +89,14 @@ void PsService::read_joined(std::function<void(const std::vector<std::string>&)>
   (*keeper)->post([weak = weak_from_this(), done = std::move(done)] {
     const auto self = weak.lock();
     if (self == nullptr) return;
-    (void)self->read_joined();  // without the store: those of before
+    (void)self->read_joined(kAskTime);  // without the store: those of before
     done(self->joined());
+  });
+}
+
+void PsService::look_for_others(const std::shared_ptr<Part>& part) {
+  read_joined([weak = std::weak_ptr<Part>(part)](const std::vector<std::string>&) {
+    if (const auto at = weak.lock()) at->others_known();
   });
 }
 
@@ -130,7 +143,7 @@ Status PsService::move(const std::string& table, uint32_t index, const CopyPlace
       absl::StrCat("move of table '", table, "', part ", index, ", to '", to.name, "'");
   const MoveRequest request{table, index, to,
                             mix_bits(worker().info().incarnation + next_cut()) | 1};
-  std::vector<std::string> names = with_joined(servers);
+  std::vector<std::string> names = with_joined(servers, end - worker().now());
   Status last = make_error(ErrorKind::kDeadline, "there was no time to ask");
   int without_copy = 0;
   const auto left = [&] {
@@ -212,7 +225,7 @@ StatusOr<int64_t> PsService::join(const std::vector<std::string>& servers,
   }
   const std::string what = absl::StrCat("join of server '", worker().name(), "'");
   if (Status s = write_joined(true); !s.ok()) return annotate(s, what);
-  std::vector<std::string> names = with_joined(servers);
+  std::vector<std::string> names = with_joined(servers, end - worker().now());
   add_name(worker().name(), &names);
   WEFT_ASSIGN_OR_RETURN(std::vector<OwnedPart> parts, list_parts(names, end));
   std::erase_if(parts, [](const OwnedPart& one) { return one.part.copies < 2; });

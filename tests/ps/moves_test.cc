@@ -1,6 +1,7 @@
 // Parts that move to other servers while clients push, and servers that join.
 
 #include <algorithm>
+#include <set>
 
 #include "torch/types.h"
 #include "weft/ps/internal/move_wire.h"
@@ -15,9 +16,11 @@ using namespace std::chrono_literals;  // NOLINT
 
 // Servers ps0 to ps3, of which the tables' lists have the first three.
 struct MovesJob : PsJob {
-  MovesJob(int clients, const std::shared_ptr<SimRuntime>& sim) : PsJob(4, clients, Net::kInproc, sim) {
+  MovesJob(int clients, const std::shared_ptr<SimRuntime>& sim)
+      : PsJob(4, clients, Net::kInproc, sim) {
     listed.assign(server_names.begin(), server_names.begin() + 3);
-    for (int i = 0; i < clients; ++i) near.emplace_back(worker(i), ps::ClientOptions{.servers = listed});
+    for (int i = 0; i < clients; ++i)
+      near.emplace_back(worker(i), ps::ClientOptions{.servers = listed});
   }
   // The servers that say that they own the part.
   std::vector<std::string> owners(const std::string& table, uint32_t part) {
@@ -39,7 +42,10 @@ struct MovesJob : PsJob {
       const auto all = ps::internal::PsService::of(server(static_cast<int>(s)))->parts_by_name();
       for (const auto& [name, part] : all) {
         const auto map = part->report().map;
-        if (name.first == table && map.epoch > out[name.second].epoch) out[name.second] = map;
+        ps::internal::RangeMap& known = out[name.second];
+        // A backup does not hear that it is ready: the owner knows it.
+        const bool later = map.epoch > known.epoch || (map.epoch == known.epoch && map.ready);
+        if (name.first == table && later) known = map;
       }
     }
     return out;
@@ -54,12 +60,13 @@ ps::TableDefinition counters(int64_t elements = 6) {
   return out;
 }
 
-// Pushes ones until `stop`, and gives how many were acknowledged.
+// Pushes ones until `stop`, and gives how many were acknowledged. Seldom after a second, since a death is only
+// noticed after a lease.
 int64_t count_up(SimRuntime& sim, const Table& t, const bool& stop) {
   int64_t acknowledged = 0;
   for (; !stop; ++acknowledged) {
     t.push(-torch::ones({6})).wait();
-    sim.sleep(absl::Milliseconds(3));
+    sim.sleep(absl::Milliseconds(acknowledged < 300 ? 3 : 100));
   }
   return acknowledged;
 }
@@ -182,6 +189,7 @@ TEST_F(PsTest, PS_8_APartHasTwoCopiesWhileItMovesAndWhileItsServerDrains) {
     bool stop = false;
     int64_t pushed = 0;
     int64_t looks = 0;
+    std::set<std::string> alone;
     side_by_side(*sim, {[&] { pushed = count_up(*sim, t, stop); },
                         [&] {
                           (void)job.servers[3]->join(job.listed);  // it may be any part's backup
@@ -194,14 +202,49 @@ TEST_F(PsTest, PS_8_APartHasTwoCopiesWhileItMovesAndWhileItsServerDrains) {
                         [&] {
                           for (; !stop; ++looks) {
                             for (const auto& map : job.maps("w", 3)) {
-                              EXPECT_TRUE(map.ready) << ps::internal::to_string(map);
+                              if (!map.ready) alone.insert(ps::internal::to_string(map));
                             }
                             sim->sleep(absl::Microseconds(100));
                           }
                         }});
     EXPECT_GT(looks, 100);
+    EXPECT_EQ(alone, std::set<std::string>());
     EXPECT_TRUE(torch::equal(t.pull().wait(), torch::full({6}, static_cast<double>(pushed))));
   });
+}
+
+// Also one that is to be the backup, and one that has become the owner a moment ago.
+TEST_F(PsTest, PS_8_AServerThatDrainsWhileAPartMovesToItLeavesTwoCopies) {
+  for (int after = 0; after < 24; ++after) {
+    in_simulation(static_cast<uint64_t>(48 + after), [&](const std::shared_ptr<SimRuntime>& sim) {
+      MovesJob job(2, sim);
+      const Table t = job.near[0].open_table("w", counters());
+      bool stop = false;
+      int64_t pushed = 0;
+      Status moved;
+      std::set<std::string> alone;
+      side_by_side(*sim, {[&] { pushed = count_up(*sim, t, stop); },
+                          [&] { moved = job.near[1].try_move_part("w", 0, "ps3", 10s); },
+                          [&] {
+                            sim->sleep(absl::Microseconds(100 * after));
+                            job.servers[3]->drain(5s);
+                            stop = true;
+                          },
+                          [&] {
+                            while (!stop) {
+                              for (const auto& map : job.maps("w", 3)) {
+                                if (!map.ready) alone.insert(ps::internal::to_string(map));
+                              }
+                              sim->sleep(absl::Microseconds(100));
+                            }
+                          }});
+      EXPECT_TRUE(moved.ok() || error_kind(moved) == ErrorKind::kState) << moved;
+      EXPECT_EQ(alone, std::set<std::string>()) << "after " << after;
+      EXPECT_EQ(job.with_role("w", 0, Role::kOwner).size(), 1U);
+      EXPECT_TRUE(torch::equal(t.pull().wait(), torch::full({6}, static_cast<double>(pushed))))
+          << "after " << after;
+    });
+  }
 }
 
 TEST_F(PsTest, PS_10_TwoMovesOfAPartAtOnceEndOneAfterTheOther) {
@@ -256,12 +299,15 @@ TEST_F(PsTest, BadInput_messages_about_moves_that_make_no_sense) {
   EXPECT_EQ(error_kind(decode_listed("\xff").status()), ErrorKind::kProtocol);
   EXPECT_EQ(error_kind(decode_listed(encode({ListedPart{"", 0, 1, 1}})).status()),
             ErrorKind::kProtocol);
+  EXPECT_EQ(error_kind(decode_listed(encode({ListedPart{"w", 0, ~uint64_t{0}, 1}})).status()),
+            ErrorKind::kProtocol);
   EXPECT_EQ(error_kind(decode_servers("\xff").status()), ErrorKind::kProtocol);
   for (const std::vector<std::string>& names :
        {std::vector<std::string>{"b", "a"}, {"a", "a"}, {"", "a"}}) {
     EXPECT_EQ(error_kind(decode_servers(encode_servers(names)).status()), ErrorKind::kProtocol);
   }
-  EXPECT_EQ(decode_servers(encode_servers({"a", "b"})).value(), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(decode_servers(encode_servers({"a", "b"})).value(),
+            (std::vector<std::string>{"a", "b"}));
 }
 
 TEST(PsMoves, PS_1_AServerThatJoinsTakesAShareAndMovesNothingBetweenOthers) {
@@ -271,7 +317,8 @@ TEST(PsMoves, PS_1_AServerThatJoinsTakesAShareAndMovesNothingBetweenOthers) {
   for (uint32_t i = 0; i < 12; ++i) parts.push_back({i < 6 ? "a" : "b", {"w", i, 100, 2}});
   const auto share = share_of("c", parts);
   EXPECT_EQ(share.size(), 4U);
-  EXPECT_EQ(std::count_if(share.begin(), share.end(), [](const auto& s) { return s.server == "a"; }), 2);
+  EXPECT_EQ(
+      std::count_if(share.begin(), share.end(), [](const auto& s) { return s.server == "a"; }), 2);
   for (const OwnedPart& one : share) EXPECT_NE(one.server, "c");
   // The order in which the parts are told of says nothing.
   std::reverse(parts.begin(), parts.end());

@@ -216,9 +216,8 @@ class World {
   }
 
   std::string key() const {
-    std::string out =
-        absl::StrCat(text(map_), left_.kills, left_.suspicions, left_.copies, left_.offers,
-                     left_.moves, "|");
+    std::string out = absl::StrCat(text(map_), left_.kills, left_.suspicions, left_.copies,
+                                   left_.offers, left_.moves, "|");
     for (const Op& op : ops_) absl::StrAppend(&out, op.done, op.sends, ",");
     for (const Server& s : servers_) {
       absl::StrAppend(
@@ -250,8 +249,22 @@ class World {
 
  private:
   static constexpr int kServers = 3;
-  enum What { kExecute = 1, kAnswer, kKill, kSuspect, kLose, kOffer, kSend, kAsk, kDeliver, kCopy,
-              kReplace, kHandOver, kSendNext, kLoseNext };
+  enum What {
+    kExecute = 1,
+    kAnswer,
+    kKill,
+    kSuspect,
+    kLose,
+    kOffer,
+    kSend,
+    kAsk,
+    kDeliver,
+    kCopy,
+    kReplace,
+    kHandOver,
+    kSendNext,
+    kLoseNext
+  };
   struct Op {
     int push = 0;  // 0: a read
     int sends = 0;
@@ -270,7 +283,7 @@ class World {
     std::optional<WriteMap> write{};
     std::optional<RangeMap> answer{};
     std::vector<Pending> pending{};
-    uint64_t newest = 0;  // epoch of an image
+    uint64_t newest = 0;          // epoch of an image
     uint64_t next_confirmed = 0;  // by the one that is to be its backup
   };
   struct Message {
@@ -319,8 +332,8 @@ class World {
     if (map_.owner == me) {
       // Of one that took over, or to which the part was handed, and has not heard of it, too.
       const ReplicaProtocol& copy = *servers_[s].copy;
-      const bool given = map_.ready && copy.map().epoch + 1 == map_.epoch &&
-                         copy.map().owner == map_.backup;
+      const bool given =
+          map_.ready && copy.map().epoch + 1 == map_.epoch && copy.map().owner == map_.backup;
       return copy.role() == Role::kOwner || copy.writing() || given;
     }
     return map_.backup == me && map_.ready && servers_[s].copy->role() != Role::kGone &&
@@ -520,12 +533,22 @@ constexpr Limits kSmallMoves{.pushes = 2,
                              .offers = 1,
                              .moves = 1};
 // Many of everything, or few pushes and many reads.
-constexpr Limits kLarge{
-    .pushes = 5, .reads = 4, .sends = 3, .kills = 1, .suspicions = 3, .copies = 3, .offers = 4,
-    .moves = 3};
-constexpr Limits kReads{
-    .pushes = 2, .reads = 8, .sends = 3, .kills = 0, .suspicions = 2, .copies = 0, .offers = 1,
-    .moves = 1};
+constexpr Limits kLarge{.pushes = 5,
+                        .reads = 4,
+                        .sends = 3,
+                        .kills = 1,
+                        .suspicions = 3,
+                        .copies = 3,
+                        .offers = 4,
+                        .moves = 3};
+constexpr Limits kReads{.pushes = 2,
+                        .reads = 8,
+                        .sends = 3,
+                        .kills = 0,
+                        .suspicions = 2,
+                        .copies = 0,
+                        .offers = 1,
+                        .moves = 1};
 
 // Many moves.
 constexpr Limits kMoves{

@@ -27,10 +27,10 @@ struct Outcome {
   int64_t dropped = 0;
   int64_t moves = 0;        // owners that were found anew
   int64_t parts_moved = 0;  // joins, moves and drains that were done
-  int64_t together = 0;  // requests that came in a message with others
-  int64_t cuts = 0;      // snapshots
-  int64_t inside = 0;    // of clients that had pushed some, and not all
-  int64_t given_up = 0;  // cuts
+  int64_t together = 0;     // requests that came in a message with others
+  int64_t cuts = 0;         // snapshots
+  int64_t inside = 0;       // of clients that had pushed some, and not all
+  int64_t given_up = 0;     // cuts
   int64_t restored = 0;
   std::vector<std::string> events;
 };
