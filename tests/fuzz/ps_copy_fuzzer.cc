@@ -1,13 +1,14 @@
 // Any bytes as what servers and clients say to each other about the copies of a part, as a part's map in
-// the store, as several requests that travel together and what is said to them, or as the manifest of a
-// snapshot and a part's state in its files: an error of kind protocol (of a manifest: invalid_argument, with
+// the store, as several requests that travel together and what is said to them, as what is said about moves and
+// servers that join, or as the manifest of a snapshot and a part's state in its files: an error of kind protocol (of a manifest: invalid_argument, with
 // its path), or something that encodes to bytes that mean the same. An image that is accepted can be taken up,
 // and its clients may leave: nothing of it makes that endless. A manifest that is accepted names a file for each
 // part of each table.
 //
-// Input: a byte that says which of the nine, a byte with how many tensors came beside the message, then
+// Input: a byte that says which of the twelve, a byte with how many tensors came beside the message, then
 // the message.
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "weft/ps/internal/batch_wire.h"
 #include "weft/ps/internal/copy_wire.h"
 #include "weft/ps/internal/definition.h"
+#include "weft/ps/internal/move_wire.h"
 #include "weft/ps/internal/part_protocol.h"
 #include "weft/ps/internal/snapshot_files.h"
 #include "weft/tests/fuzz/target.h"
@@ -94,6 +96,17 @@ Status manifest(std::string_view bytes) {
   return s;
 }
 
+Status servers(std::string_view bytes) {
+  const auto names = decoded(bytes.size(), [&] { return decode_servers(bytes); });
+  if (!names.ok()) {
+    require(weft::error_kind(names.status()) == weft::ErrorKind::kProtocol);
+    return names.status();
+  }
+  require(names->size() <= kMostServers && std::is_sorted(names->begin(), names->end()));
+  require(decode_servers(encode_servers(*names)).value() == *names);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 // An entry or client of no bytes takes two on the wire. It becomes some 280 bytes in memory (an
@@ -105,7 +118,7 @@ Status fuzz_one(std::string_view input) {
   const std::string_view bytes = input.substr(2);
   const size_t tensors = static_cast<uint8_t>(input[1]) % 8;
   const auto nothing = [](const auto&) {};
-  switch (static_cast<uint8_t>(input[0]) % 9) {
+  switch (static_cast<uint8_t>(input[0]) % 12) {
     case 0:
       return twice(bytes, decode_find,
                    [](const FindRequest& find) { require(check_name(find.name).ok()); });
@@ -137,6 +150,20 @@ Status fuzz_one(std::string_view input) {
           });
     case 7: return manifest(bytes);
     case 8: return twice(bytes, decode_image, check_image);
+    case 9:
+      return twice(bytes, decode_move, [](const MoveRequest& move) {
+        require(check_name(move.name).ok() && !move.to.empty() && move.number != 0);
+      });
+    case 10:
+      return twice(bytes, decode_listed, [](const std::vector<ListedPart>& parts) {
+        std::vector<OwnedPart> owned;
+        for (const ListedPart& part : parts) {
+          require(check_name(part.name).ok());
+          owned.push_back({part.index % 2 == 0 ? "a" : "b", part});
+        }
+        require(share_of("c", owned).size() <= parts.size());
+      });
+    case 11: return servers(bytes);
     default:
       return twice(
           bytes,

@@ -3,7 +3,7 @@
 from .ps import MAX, definition, push
 from .wire import field, fixed64, groups, varint
 
-FIND, FOUND, COPY, COPIED, MAP, BATCH, RESULTS, MANIFEST, STATE = range(9)
+FIND, FOUND, COPY, COPIED, MAP, BATCH, RESULTS, MANIFEST, STATE, MOVE, LISTED, SERVERS = range(12)
 
 
 def message(what, *parts, tensors=0):
@@ -61,6 +61,14 @@ def entry(request=None, refused=None, gone=None, tensors=0):
     return field(6, (field(1, worker()) + field(2, request) if request is not None else b"")
                  + (field(3, refused) if refused is not None else b"")
                  + (field(4, gone) if gone is not None else b"") + field(5, tensors))
+
+
+def move(*, name=b"w", index=1, to=b"ps3", number=5):
+    return message(MOVE, field(1, name), field(2, index), field(3, place(to)), fixed64(4, number))
+
+
+def listed(name=b"w", index=0, size=100, copies=2):
+    return field(1, field(1, name) + field(2, index) + field(3, size) + field(4, copies))
 
 
 def a_file(name=b"snapshot-1-a-1-0.safetensors"):
@@ -173,4 +181,21 @@ SEEDS = {
     "a_manifest_that_cannot_be_parsed": (message(MANIFEST, b"\x0b"), "invalid_argument: cannot be parsed"),
     "a_state": (message(STATE, image(clients=[client()], pushes=[held()])), "ok"),
     "a_state_that_cannot_be_parsed": (message(STATE, b"\x0b"), "protocol: "),
+    "entries_for_one_that_is_to_be_the_backup": (copy(entry(A_PUSH, tensors=1), field(8, place(b"ps3")), tensors=1), "ok"),
+    "a_copy_that_is_to_be_the_backup_without_a_name": (copy(field(8, place(b"")), position=0), "protocol: without a name"),
+    "a_move": (move(), "ok"),
+    "a_move_of_no_number": (move(number=0), "protocol: no number, or no server"),
+    "a_move_to_nowhere": (move(to=b""), "protocol: no number, or no server"),
+    "a_move_of_a_part_that_cannot_be": (move(index=4096), "protocol: part 4096"),
+    "a_move_that_cannot_be_parsed": (message(MOVE, b"\x0b"), "protocol: cannot be parsed"),
+    "parts_of_a_server": (message(LISTED, listed(), listed(index=1), listed(index=2, size=7)), "ok"),
+    "parts_of_a_server_that_has_none": (message(LISTED), "ok"),
+    "parts_of_no_table": (message(LISTED, listed(name=b"")), "protocol: a table's name"),
+    "a_part_of_more_bytes_than_there_are": (message(LISTED, listed(size=MAX)), "protocol: 18446744073709551615 bytes"),
+    "very_many_parts_of_a_server": (message(LISTED, listed() * 2000), "ok"),
+    "servers_that_have_joined": (message(SERVERS, field(1, b"ps3"), field(1, b"ps4")), "ok"),
+    "servers_out_of_order": (message(SERVERS, field(1, b"ps4"), field(1, b"ps3")), "protocol: not sorted, or too long"),
+    "a_server_twice": (message(SERVERS, field(1, b"ps4"), field(1, b"ps4")), "protocol: not sorted, or too long"),
+    "a_server_of_no_name": (message(SERVERS, field(1, b"")), "protocol: not sorted, or too long"),
+    "very_many_servers": (message(SERVERS, *(field(1, b"%05d" % i) for i in range(5000))), "protocol: not sorted, or too long"),
 }
