@@ -1,8 +1,9 @@
 #ifndef WEFT_TESTS_SIM_PS_SCHEDULE_H_
 #define WEFT_TESTS_SIM_PS_SCHEDULE_H_
 
-// What a schedule of the simulation of parameter servers gives, and how many of them a test runs.
+// What a schedule of the simulation of parameter servers meets and gives, and how many of them a test runs.
 
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +16,42 @@
 #include "weft/common/error.h"
 
 namespace weft::testing {
+
+enum class Trouble {
+  kNone,
+  kOrder,
+  kLoss,
+  kConnections,
+  kDeath,
+  kServer,
+  kCut,
+  kServersCut,
+  kDrain,
+  kJoin,
+  kMovesAndDeath,
+  kMovesAndLoss
+};
+constexpr int kTroubles = 5;  // of one copy
+inline constexpr std::array kNames = {"none",
+                                      "order",
+                                      "loss",
+                                      "connections",
+                                      "death",
+                                      "server dies",
+                                      "cut",
+                                      "cut between servers",
+                                      "drain",
+                                      "join, moves, drain",
+                                      "moves and a death",
+                                      "moves and loss"};
+inline Trouble trouble_of(uint64_t seed, uint32_t copies) {
+  if (copies == 1) return static_cast<Trouble>(seed % kTroubles);
+  if (seed / 3 % 3 == 0) return static_cast<Trouble>(seed % kTroubles);
+  if (seed / 9 % 4 == 1) {
+    return static_cast<Trouble>(static_cast<uint64_t>(Trouble::kJoin) + seed % 3);
+  }
+  return seed / 9 % 4 == 3 ? Trouble::kDrain : static_cast<Trouble>(kTroubles + seed % 3);
+}
 
 struct Outcome {
   Status status;

@@ -45,42 +45,6 @@ using namespace std::chrono_literals;  // NOLINT
 using ps::Consistency;
 using ps::Mode;
 
-enum class Trouble {
-  kNone,
-  kOrder,
-  kLoss,
-  kConnections,
-  kDeath,
-  kServer,
-  kCut,
-  kServersCut,
-  kDrain,
-  kJoin,
-  kMovesAndDeath,
-  kMovesAndLoss
-};
-constexpr int kTroubles = 5;
-const char* const kNames[] = {"none",
-                              "order",
-                              "loss",
-                              "connections",
-                              "death",
-                              "server dies",
-                              "cut",
-                              "cut between servers",
-                              "drain",
-                              "join, moves, drain",
-                              "moves and a death",
-                              "moves and loss"};
-Trouble trouble_of(uint64_t seed, uint32_t copies) {
-  if (copies == 1) return static_cast<Trouble>(seed % kTroubles);
-  if (seed / 3 % 3 == 0) return static_cast<Trouble>(seed % kTroubles);
-  if (seed / 9 % 4 == 1) {
-    return static_cast<Trouble>(static_cast<uint64_t>(Trouble::kJoin) + seed % 3);
-  }
-  return seed / 9 % 4 == 3 ? Trouble::kDrain : static_cast<Trouble>(kTroubles + seed % 3);
-}
-
 constexpr int kMostSteps = 12;  // digits of a client's counter
 constexpr absl::Duration kDeadline = absl::Seconds(60);
 
@@ -165,7 +129,7 @@ class World {
     if (out_.status.ok()) {
       out_.status =
           make_error(ErrorKind::kInternal,
-                     absl::StrCat(what, " (", kNames[static_cast<int>(trouble_)], ", mode ",
+                     absl::StrCat(what, " (", kNames[static_cast<size_t>(trouble_)], ", mode ",
                                   static_cast<int>(consistency_.mode), ", ", servers_, " servers, ",
                                   clients_, " clients, ", sparse_ ? "sparse" : "dense", ")"));
     }
@@ -742,9 +706,9 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
   for (const auto& [trouble, sum] : sums) {
     const int64_t n = counts[trouble];
     std::printf("%-12s %4d schedules, %5d faults hit, %6d steps, %4d requests again, %5d dropped\n",
-                kNames[static_cast<int>(trouble)], static_cast<int>(n), static_cast<int>(sum.hits),
-                static_cast<int>(sum.acknowledged), static_cast<int>(sum.repeats),
-                static_cast<int>(sum.dropped));
+                kNames[static_cast<size_t>(trouble)], static_cast<int>(n),
+                static_cast<int>(sum.hits), static_cast<int>(sum.acknowledged),
+                static_cast<int>(sum.repeats), static_cast<int>(sum.dropped));
     dropped += sum.dropped;
     together += sum.together;
     if (n < 20) continue;
@@ -789,7 +753,7 @@ TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
   cuts.expect_some();
   for (const auto& [trouble, sum] : sums) {
     std::printf("%-20s %4d schedules, %6d steps, %4d owners found anew, %4d joins, moves, drains\n",
-                kNames[static_cast<int>(trouble)], static_cast<int>(counts[trouble]),
+                kNames[static_cast<size_t>(trouble)], static_cast<int>(counts[trouble]),
                 static_cast<int>(sum.acknowledged), static_cast<int>(sum.moves),
                 static_cast<int>(sum.parts_moved));
     if (trouble >= Trouble::kJoin) {
