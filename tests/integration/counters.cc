@@ -35,6 +35,16 @@ std::string Counters::obey(const Worker& worker, std::istream& words) {
     server_ = std::make_unique<ps::Server>(worker);
     return "ok";
   }
+  if (verb == "join") {
+    std::vector<std::string> servers;
+    for (std::string name; words >> name;) servers.push_back(name);
+    const auto owned = server_->try_join(servers);
+    return owned.ok() ? absl::StrCat("ok ", *owned) : answer(owned.status());
+  }
+  if (verb == "drain") {
+    const Status drained = server_->try_drain();
+    return drained.ok() ? "ok" : answer(drained);
+  }
   if (verb == "open") return open(worker, words);
   if (verb == "run") {
     stop_ = false;

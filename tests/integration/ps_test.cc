@@ -58,11 +58,11 @@ class PsProcesses {
     return value;
   }
 
-  void open_all() {
-    std::vector<std::string> names;
-    for (int s = 0; s < kServers; ++s) names.push_back(server(s).name());
+  // The tables' list has the first `listed` servers.
+  void open_all(int listed = kServers) {
+    listed_ = listed;
     for (int c = 0; c < kClients; ++c) {
-      client(c).say(absl::StrCat("ps open ", kClients, " ", c, " ", absl::StrJoin(names, " ")));
+      client(c).say(absl::StrCat("ps open ", kClients, " ", c, " ", names()));
     }
     for (int c = 0; c < kClients; ++c) {
       const Answer answer = client(c).answer();
@@ -77,13 +77,15 @@ class PsProcesses {
           << client(c).name() << " stands at " << from << ": " << client(c).ask("ps halt");
     }
   }
-  // Every part has its second copy again.
-  void expect_pairs() {
+  // Every part has its second copy again. `dead`: a server that is not asked.
+  void expect_pairs(int dead = -1) {
     int64_t paired = 0;
     EXPECT_TRUE(eventually([&] {
       paired = 0;
-      for (int s = 0; s < kServers; ++s) paired += number(server(s), "ps paired");
-      return paired == kTables * kServers;
+      for (int s = 0; s < kServers; ++s) {
+        if (s != dead) paired += number(server(s), "ps paired");
+      }
+      return paired == kTables * listed_;
     })) << paired
         << " parts have two copies";
   }
@@ -139,21 +141,20 @@ class PsProcesses {
     expect_progress(5);
   }
 
-  void finish() {
-    std::vector<int64_t> counts;
-    for (int c = 0; c < kClients; ++c) counts.push_back(number(client(c), "ps halt"));
-    for (int c = 0; c < kClients; ++c) {
-      expect_ok(client(c), absl::StrCat("ps check ", absl::StrJoin(counts, " ")));
-    }
-    std::cout << "acknowledged: " << absl::StrJoin(counts, ", ") << std::endl;
-    for (Player* player : players_) player->say("shutdown");
-    for (Player* player : players_) (void)player->answer();  // what became of the dead is in it
-    for (Player* player : players_) player->say("exit");
-    for (Player* player : players_) EXPECT_EQ(player->leave(), 0) << player->name();
+  // It takes some parts over from those of the list.
+  void join(int s) {
+    EXPECT_GT(number(server(s), "ps join " + names()), 0);
+    EXPECT_GT(number(server(s), "ps paired"), 0);
+    expect_progress(5);
   }
-
- private:
-  std::string folder() const { return job_.path("snapshots"); }
+  // And then it ends at once: nothing is there any more that could be lost.
+  void drain(int s) {
+    expect_ok(server(s), "ps drain");
+    EXPECT_EQ(number(server(s), "ps paired"), 0);
+    server(s).process().send_signal(SIGKILL);
+    ASSERT_EQ(server(s).process().wait_exit(), 128 + SIGKILL);
+    expect_progress(5);
+  }
 
   // Another process with the name and rank of one that has ended. It waits for the old one's lease.
   void replace(int s) {
@@ -173,6 +174,28 @@ class PsProcesses {
     expect_ok(next, "ps serve");
   }
 
+  void finish() {
+    std::vector<int64_t> counts;
+    for (int c = 0; c < kClients; ++c) counts.push_back(number(client(c), "ps halt"));
+    for (int c = 0; c < kClients; ++c) {
+      expect_ok(client(c), absl::StrCat("ps check ", absl::StrJoin(counts, " ")));
+    }
+    std::cout << "acknowledged: " << absl::StrJoin(counts, ", ") << std::endl;
+    for (Player* player : players_) player->say("shutdown");
+    for (Player* player : players_) (void)player->answer();  // what became of the dead is in it
+    for (Player* player : players_) player->say("exit");
+    for (Player* player : players_) EXPECT_EQ(player->leave(), 0) << player->name();
+  }
+
+ private:
+  std::string folder() const { return job_.path("snapshots"); }
+  std::string names() {
+    std::vector<std::string> out;
+    for (int s = 0; s < listed_; ++s) out.push_back(server(s).name());
+    return absl::StrJoin(out, " ");
+  }
+
+  int listed_ = kServers;
   Job job_;
   std::vector<std::unique_ptr<RelayProcess>> relays_;  // by rank
   std::vector<Player*> players_;                       // by rank: the one that has it now
@@ -197,6 +220,23 @@ TEST(IntegrationPs, PS_8_ServersThatAreKilledStoppedAndCutLoseNoAcknowledgedPush
     }
     job.expect_pairs();
   }
+  job.finish();
+}
+
+TEST(IntegrationPs, PS_10_ServersThatJoinAndDrainLoseNoAcknowledgedPush) {
+  PsProcesses job;
+  ASSERT_NO_FATAL_FAILURE(job.open_all(kServers - 1));
+  for (int c = 0; c < kClients; ++c) PsProcesses::expect_ok(job.client(c), "ps run");
+  job.expect_progress(5);
+  job.expect_pairs();
+  job.join(2);
+  ASSERT_NO_FATAL_FAILURE(job.drain(0));
+  job.expect_pairs(0);  // at two servers, one of which is in no list
+  ASSERT_NO_FATAL_FAILURE(job.replace(0));
+  job.join(0);
+  ASSERT_NO_FATAL_FAILURE(job.drain(1));
+  job.expect_pairs(1);
+  ASSERT_NO_FATAL_FAILURE(job.replace(1));
   job.finish();
 }
 
