@@ -9,9 +9,9 @@
 // LibTorch, and no thread waits for another.
 //
 // Of a table with two copies a Part is one of them: a ReplicaProtocol says what it may do. What an owner
-// does goes into its log in the order of the turns, and from there to the backup, one message at a time;
-// the backup does the same in the same order, and nothing else (part_copies.cc). An answer leaves when
-// its position is released.
+// does goes into its log in the order of the turns, and from there to the backup, one message at a time
+// (part_log.cc); the backup does the same in the same order, and nothing else (part_copies.cc). An answer
+// leaves when its position is released.
 
 #include <atomic>
 #include <deque>
@@ -142,7 +142,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void close(const Status& why);
   PartReport report() const;
 
-  // ---- two copies (part_copies.cc) ----
+  // ---- two copies (part_copies.cc, part_log.cc) ----
   // Before anything else.
   void own(const RangeMap& map, std::weak_ptr<CopyHost> host);
   // A backup, from an image. On an error it is nothing.

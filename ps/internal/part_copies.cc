@@ -1,6 +1,6 @@
-// A Part that is one of two copies: the log, images, and what a ReplicaProtocol says.
+// A Part that is one of two copies: what a ReplicaProtocol says is done, which of them owns, and the
+// backup, which follows the log.
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,40 +10,10 @@
 namespace weft::ps::internal {
 namespace {
 
-constexpr int64_t kBatchBytes = int64_t{8} << 20;
-constexpr size_t kBatchEntries = 4096;
-constexpr absl::Duration kAttempt = absl::Seconds(2);
-// A backup that does not answer for so long is given up.
-constexpr absl::Duration kPatience = absl::Seconds(4);
-constexpr absl::Duration kAgain = absl::Milliseconds(50);
 constexpr absl::Duration kProbe = absl::Seconds(1);
 // Who hears nothing of the other copy for so long asks the store whether the map is still the same.
 constexpr absl::Duration kSilence = absl::Seconds(10);
-constexpr int64_t kSlowestBytes = 20 << 20;  // in a second
 constexpr uint64_t kOffersToUnwilling = 16;
-
-// The peer is not there, or says that it will not be a backup: to ask again is no use.
-bool is_final(const Status& why) {
-  switch (error_kind(why)) {
-    case ErrorKind::kDeadline:
-    case ErrorKind::kCancelled:
-    case ErrorKind::kNotDelivered:
-    case ErrorKind::kMaybeExecuted:
-    case ErrorKind::kUnavailable: return false;
-    default: return true;
-  }
-}
-
-// It says that it takes up no copy. One that does not serve yet is kUnavailable.
-bool drains(const Status& why) {
-  return error_kind(why) == ErrorKind::kState && why.code() != absl::StatusCode::kUnavailable;
-}
-
-int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
-  int64_t sum = 0;
-  for (const at::Tensor& t : tensors) sum += t.defined() ? static_cast<int64_t>(t.nbytes()) : 0;
-  return sum;
-}
 
 }  // namespace
 
@@ -72,39 +42,11 @@ Status Part::follow(const CopyRequest& image, std::vector<at::Tensor> tensors,
   return result;
 }
 
-// ---- owner: the log ----------------------------------------------------------------------------
-
 Reply Part::moved() const {
   Answer answer;
   answer.moved = true;
   answer.map = replica_->map();
   return Reply{answer, {}};
-}
-
-void Part::append(LogEntry entry) {
-  ReplicaEffects effects;
-  const uint64_t position = replica_->append(false, &effects);
-  const RangeMap map = replica_->map();
-  const auto too_far_behind = [&](const CopyPlace& place) {
-    end_move(place,
-             make_error(ErrorKind::kResource,
-                        absl::StrCat("it cannot follow, and log_bytes is ", limits_->log_bytes)));
-  };
-  if (replica_->streams_to_next()) {
-    next_stream_->put(position, entry);
-    if (next_stream_->bytes > limits_->log_bytes) {
-      too_far_behind(replica_->next());
-      replica_->lost_next(map.epoch, &effects);
-    }
-  }
-  if (replica_->streams()) {
-    stream_->put(position, std::move(entry));
-    if (!map.ready && stream_->bytes > limits_->log_bytes) {
-      too_far_behind(map.backup);
-      replica_->lost_backup(map.epoch, &effects);
-    }
-  }
-  perform(effects);
 }
 
 void Part::perform(const ReplicaEffects& effects) {
@@ -129,134 +71,6 @@ void Part::perform(const ReplicaEffects& effects) {
   if (!replica_->streams()) stream_ = std::make_shared<Stream>();
   if (!replica_->streams_to_next()) next_stream_ = std::make_shared<Stream>();
   formed_ |= replica_->map().ready;
-}
-
-void Part::take_image(bool for_next) {
-  CopyRequest request{identity_.table, identity_.index, replica_->map(), replica_->last()};
-  if (for_next) request.next = replica_->next();
-  PartImage image{identity_.definition, identity_.servers, protocol_.image(), {}};
-  std::vector<at::Tensor> tensors;
-  for (const ProtocolImage::Held& held : image.protocol.held) {
-    const Push& push = pushes_.at(held.token);
-    const std::vector<at::Tensor> of_push = data_->pack(push);
-    image.pushes.push_back({push.kind, push.rate, static_cast<uint32_t>(of_push.size())});
-    tensors.insert(tensors.end(), of_push.begin(), of_push.end());
-  }
-  for (at::Tensor& t : data_->image()) tensors.push_back(std::move(t));
-  request.image = std::move(image);
-  auto& stream = for_next ? next_stream_ : stream_;
-  stream = std::make_shared<Stream>();
-  stream->image.emplace(std::move(request), std::move(tensors));
-  metrics_.images->add();
-}
-
-void Part::pump() {
-  if (replica_->streams()) pump(stream_, replica_->map().backup);
-  if (replica_->streams_to_next()) pump(next_stream_, replica_->next());
-}
-
-void Part::pump(const StreamRef& stream, const CopyPlace& to) {
-  const auto host = host_.lock();
-  if (stream->sending || host == nullptr) return;
-  CopyRequest request;
-  std::vector<at::Tensor> tensors;
-  const bool image = stream->image.has_value();
-  if (image) {
-    request = stream->image->first;
-    tensors = stream->image->second;
-  } else if (!stream->log.empty()) {
-    request = CopyRequest{identity_.table, identity_.index, replica_->map(), stream->first};
-    if (stream == next_stream_) request.next = to;
-    int64_t bytes = 0;
-    for (const LogEntry& entry : stream->log) {
-      if (request.entries.size() == kBatchEntries) break;
-      if (!request.entries.empty() && bytes + entry.bytes() > kBatchBytes) break;
-      bytes += entry.bytes();
-      request.entries.push_back(entry);
-      tensors.insert(tensors.end(), entry.tensors.begin(), entry.tensors.end());
-    }
-  } else {
-    return;
-  }
-  stream->sending = true;
-  const int64_t bytes = bytes_of(tensors);
-  const absl::Duration deadline = kAttempt + absl::Seconds(bytes / kSlowestBytes);
-  const uint64_t epoch = replica_->map().epoch;
-  host->send_copy(to, std::move(request), std::move(tensors), deadline,
-                  [weak = weak_from_this(), stream, epoch, image](StatusOr<CopyAnswer> answer) {
-                    const auto self = weak.lock();
-                    if (self == nullptr) return;
-                    self->take_turn([part = self.get(), stream, epoch, image, answer] {
-                      part->sent(stream, epoch, image, answer);
-                      part->publish();
-                    });
-                  });
-}
-
-void Part::sent(const StreamRef& stream, uint64_t epoch, bool image,
-                const StatusOr<CopyAnswer>& answer) {
-  stream->sending = false;
-  if (!owns() || !closed_.ok()) return;
-  ReplicaEffects effects;
-  if (answer.ok() && answer->refused && answer->map.epoch > replica_->map().epoch) {
-    replica_->read(answer->map, &effects);
-    return perform(effects);
-  }
-  const bool next = stream == next_stream_;
-  if (epoch != replica_->map().epoch) return;
-  if (next ? !replica_->streams_to_next() : stream != stream_ || !replica_->streams()) return;
-  if (answer.ok() && !answer->refused) {
-    heard_ = runtime_->now();
-    stream->confirmed(image, answer->position);
-    if (next) {
-      replica_->confirm_next(epoch, answer->position, &effects);
-    } else {
-      replica_->confirm(epoch, answer->position, &effects);
-    }
-    return perform(effects);
-  }
-  const absl::Time now = runtime_->now();
-  if (!stream->failing_since.has_value()) stream->failing_since = now;
-  const bool final = !answer.ok() && is_final(answer.status());
-  const CopyPlace place = next ? replica_->next() : replica_->map().backup;
-  if (final && drains(answer.status())) unwilling_ = place;
-  if (final || now - *stream->failing_since > kPatience) {
-    end_move(place,
-             answer.ok() ? make_error(ErrorKind::kState, "it refuses the log") : answer.status());
-    if (next) {
-      replica_->lost_next(epoch, &effects);
-    } else {
-      replica_->lost_backup(epoch, &effects);
-    }
-    return perform(effects);
-  }
-  const auto host = host_.lock();
-  if (host == nullptr) return;
-  stream->sending = true;  // until then
-  host->later(now + kAgain, [weak = weak_from_this(), stream] {
-    const auto self = weak.lock();
-    if (self == nullptr) return;
-    self->take_turn([part = self.get(), stream] {
-      stream->sending = false;
-      part->publish();
-    });
-  });
-}
-
-void Part::Stream::put(uint64_t position, LogEntry entry) {
-  if (log.empty()) first = position;
-  bytes += entry.bytes();
-  log.push_back(std::move(entry));
-}
-
-void Part::Stream::confirmed(bool of_image, uint64_t position) {
-  failing_since.reset();
-  if (of_image) image.reset();
-  while (!log.empty() && first <= position) {
-    bytes -= log.front().bytes();
-    log.pop_front();
-    ++first;
-  }
 }
 
 // ---- who owns ----------------------------------------------------------------------------------
