@@ -32,8 +32,7 @@ Status given_up(std::string_view what, const Status& why) {
 class Cutter {
  public:
   Cutter(PsService& service, std::string folder, const SnapshotOptions& options)
-      : service_(service),
-        worker_(service.worker()),
+      : worker_(service.worker()),
         folder_(std::move(folder)),
         options_(options),
         number_(service.next_cut()),
@@ -109,7 +108,6 @@ class Cutter {
   Status remove_others();
   void drop();
 
-  PsService& service_;
   const Worker& worker_;
   const std::string folder_;
   const SnapshotOptions& options_;

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "ATen/TensorOperators.h"
 #include "ATen/ops/arange.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"

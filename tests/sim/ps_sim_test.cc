@@ -25,6 +25,7 @@
 #include "ATen/Parallel.h"
 #include "ATen/ops/equal.h"
 #include "ATen/ops/zeros.h"
+#include "ATen/ops/zeros_like.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "weft/common/sim.h"
