@@ -15,7 +15,7 @@ namespace weft::ps::internal {
 namespace {
 
 constexpr absl::Duration kWishTime = absl::Seconds(1);
-constexpr absl::Duration kLookAgain = absl::Milliseconds(20);
+constexpr absl::Duration kMoveStep = absl::Milliseconds(20);
 // A backup that drains asks all the time; after so long without a question it is another drain.
 constexpr absl::Duration kAnotherDrain = absl::Seconds(5);
 
@@ -208,7 +208,7 @@ void Part::tell_successor() {
 void Part::tell_again(uint64_t epoch) {
   const auto host = host_.lock();
   if (host == nullptr) return;
-  host->later(runtime_->now() + kLookAgain, [weak = weak_from_this(), epoch] {
+  host->later(runtime_->now() + kMoveStep, [weak = weak_from_this(), epoch] {
     const auto self = weak.lock();
     if (self == nullptr) return;
     self->take_turn([part = self.get(), epoch] {
@@ -241,7 +241,7 @@ void Part::look_later() {
   const auto host = host_.lock();
   if (host == nullptr) return;
   move_->waits = true;
-  host->later(runtime_->now() + kLookAgain, [weak = weak_from_this()] {
+  host->later(runtime_->now() + kMoveStep, [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (self == nullptr) return;
     self->take_turn([part = self.get()] {

@@ -11,7 +11,7 @@ namespace weft::ps::internal {
 namespace {
 
 constexpr absl::Duration kJoinedStoreTime = absl::Seconds(5);
-constexpr absl::Duration kAskTime = absl::Seconds(2);
+constexpr absl::Duration kMoveAskTime = absl::Seconds(2);
 constexpr absl::Duration kMoveAgain = absl::Milliseconds(20);
 constexpr int kJoinsAtOnce = 64;
 constexpr int kRoundsWithoutCopy = 3;
@@ -89,7 +89,7 @@ void PsService::read_joined(std::function<void(const std::vector<std::string>&)>
   (*keeper)->post([weak = weak_from_this(), done = std::move(done)] {
     const auto self = weak.lock();
     if (self == nullptr) return;
-    (void)self->read_joined(kAskTime);  // without the store: those of before
+    (void)self->read_joined(kMoveAskTime);  // without the store: those of before
     done(self->joined());
   });
 }
@@ -147,7 +147,7 @@ Status PsService::move(const std::string& table, uint32_t index, const CopyPlace
   Status last = make_error(ErrorKind::kDeadline, "there was no time to ask");
   int without_copy = 0;
   const auto left = [&] {
-    return std::min(kAskTime, std::max(absl::ZeroDuration(), end - worker().now()));
+    return std::min(kMoveAskTime, std::max(absl::ZeroDuration(), end - worker().now()));
   };
   const auto parker = context_.runtime->make_parker();
   for (;;) {

@@ -5,7 +5,7 @@
 
 #include "torch/types.h"
 #include "weft/ps/internal/move_wire.h"
-#include "weft/tests/ps/fixture.h"
+#include "weft/tests/ps/moves_job.h"
 
 namespace weft::testing {
 namespace {
@@ -13,63 +13,6 @@ namespace {
 using ps::Table;
 using Role = ps::internal::ReplicaProtocol::Role;
 using namespace std::chrono_literals;  // NOLINT
-
-// Servers ps0 to ps3, of which the tables' lists have the first three.
-struct MovesJob : PsJob {
-  MovesJob(int clients, const std::shared_ptr<SimRuntime>& sim)
-      : PsJob(4, clients, Net::kInproc, sim) {
-    listed.assign(server_names.begin(), server_names.begin() + 3);
-    for (int i = 0; i < clients; ++i)
-      near.emplace_back(worker(i), ps::ClientOptions{.servers = listed});
-  }
-  // The servers that say that they own the part.
-  std::vector<std::string> owners(const std::string& table, uint32_t part) {
-    return with_role(table, part, Role::kOwner);
-  }
-  std::vector<std::string> with_role(const std::string& table, uint32_t part, Role role) {
-    std::vector<std::string> out;
-    for (size_t s = 0; s < servers.size(); ++s) {
-      const auto parts = ps::internal::PsService::of(server(static_cast<int>(s)))->parts_by_name();
-      const auto at = parts.find({table, part});
-      if (at != parts.end() && at->second->report().role == role) out.push_back(server_names[s]);
-    }
-    return out;
-  }
-  // Of all copies that know of the latest epoch.
-  std::vector<ps::internal::RangeMap> maps(const std::string& table, uint32_t parts) {
-    std::vector<ps::internal::RangeMap> out(parts);
-    for (size_t s = 0; s < servers.size(); ++s) {
-      const auto all = ps::internal::PsService::of(server(static_cast<int>(s)))->parts_by_name();
-      for (const auto& [name, part] : all) {
-        const auto map = part->report().map;
-        ps::internal::RangeMap& known = out[name.second];
-        // A backup does not hear that it is ready: the owner knows it.
-        const bool later = map.epoch > known.epoch || (map.epoch == known.epoch && map.ready);
-        if (name.first == table && later) known = map;
-      }
-    }
-    return out;
-  }
-  std::vector<std::string> listed;
-  std::vector<ps::Client> near;  // know no more than the list
-};
-
-ps::TableDefinition counters(int64_t elements = 6) {
-  auto out = ps::dense({elements}, ps::rule<optim::SGD>({.lr = 1}));
-  out.copies = 2;
-  return out;
-}
-
-// Pushes ones until `stop`, and gives how many were acknowledged. Seldom after a second, since a death is only
-// noticed after a lease.
-int64_t count_up(SimRuntime& sim, const Table& t, const bool& stop) {
-  int64_t acknowledged = 0;
-  for (; !stop; ++acknowledged) {
-    t.push(-torch::ones({6})).wait();
-    sim.sleep(absl::Milliseconds(acknowledged < 300 ? 3 : 100));
-  }
-  return acknowledged;
-}
 
 TEST_F(PsTest, PS_10_APartMovesToAServerThatHasJoinedWhileClientsPush) {
   in_simulation(41, [](const std::shared_ptr<SimRuntime>& sim) {
@@ -200,7 +143,8 @@ TEST_F(PsTest, PS_8_APartHasTwoCopiesWhileItMovesAndWhileItsServerDrains) {
                           stop = true;
                         },
                         [&] {
-                          for (; !stop; ++looks) {
+                          while (!stop) {
+                            ++looks;
                             for (const auto& map : job.maps("w", 3)) {
                               if (!map.ready) alone.insert(ps::internal::to_string(map));
                             }
@@ -276,6 +220,12 @@ TEST_F(PsTest, BadInput_moves_that_cannot_be) {
                     {"part 4096"});
     expect_ps_error(client.try_move_part("w", 0, "c0", 5s), ErrorKind::kState,
                     {"table 'w', part 0", "'c0'", "serves no tables"});
+    auto one_copy = counters();
+    one_copy.copies = 1;
+    const Table alone = client.open_table("alone", one_copy);
+    expect_ps_error(client.try_move_part("alone", 1, "ps3"), ErrorKind::kState,
+                    {"table 'alone', part 1", "'ps3'", "has one copy, and cannot be moved"});
+    EXPECT_EQ(job.owners("alone", 1), std::vector<std::string>{"ps1"});
     job.servers[3]->drain();
     expect_ps_error(client.try_move_part("w", 0, "ps3"), ErrorKind::kState,
                     {"table 'w', part 0", "'ps3' drains"});
