@@ -244,6 +244,28 @@ TEST_F(RRefBadInput, BadInput_everything_from_a_dead_worker) {
   EXPECT_EQ(desk_[kOwner].counts().forks, 1U);
 }
 
+// The delete names another fork than the use that waits for the same creation.
+TEST_F(RRefBadInput, BadInput_an_abandon_after_a_delete_of_another_fork) {
+  Desk desk;
+  const Creation c = desk.remote();
+  desk.use(1, kCreator, Use{c.rref, c.fork, c.seq});
+  EXPECT_EQ(desk[kOwner].counts().owners, 1U);
+  Message m;
+  m.kind = MessageKind::kDelete;
+  m.seq = c.seq + 1;
+  m.rref = c.rref;
+  m.fork = ForkId{c.fork.creator, c.fork.counter + 1};
+  m.introduced_by = c.seq;
+  EXPECT_TRUE(desk.deliver({kCreator, kOwner, m}).status.ok());
+  m.kind = MessageKind::kAbandon;
+  m.seq = c.seq + 2;
+  m.fork = c.fork;
+  m.status = late();
+  EXPECT_TRUE(desk.deliver({kCreator, kOwner, m}).status.ok());
+  EXPECT_EQ(desk.use_status(1), late());
+  EXPECT_EQ(desk[kOwner].counts().owners, 0U);
+}
+
 TEST_F(RRefBadInput, BadInput_a_reply_that_is_too_short_or_an_error) {
   Desk desk;
   const Handle local = desk[kOwner].create_local(false);
