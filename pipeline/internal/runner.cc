@@ -46,7 +46,8 @@ Runner::Runner(std::shared_ptr<const Worker> worker, std::shared_ptr<Runtime> ru
                                          : std::make_shared<PipelineMetrics>(nullptr)),
       from_(edges_from(setup_.plan)),
       to_(edges_to(setup_.plan)),
-      changed_(runtime_.get()) {
+      changed_(runtime_.get()),
+      posted_changed_(runtime_.get()) {
   for (const Action& a : setup_.plan.workers[setup_.self]) {
     if (a.kind == ActionKind::kRecompute) recomputed_.insert({a.stage, a.micro_batch});
   }
@@ -58,17 +59,22 @@ Runner::~Runner() = default;
 
 void Runner::join() {
   std::unique_ptr<Thread> thread;
+  std::unique_ptr<Thread> writer;
   {
     MutexLock lock(&mutex_);
     thread.swap(thread_);
+    writer.swap(writer_);
   }
   if (thread != nullptr) thread->join();
+  if (writer != nullptr) writer->join();
 }
 
 void Runner::start() {
   std::unique_ptr<Thread> thread = runtime_->spawn("pipeline", [this] { run(); });
+  std::unique_ptr<Thread> writer = runtime_->spawn("pipeline-put", [this] { write_posted(); });
   MutexLock lock(&mutex_);
   thread_ = std::move(thread);
+  writer_ = std::move(writer);
 }
 
 bool Runner::local(int edge) const {
@@ -187,6 +193,7 @@ void Runner::fail(const Status& why, bool tell_others) {
     if (setup_.bug != RunnerBug::kSlotsStay) slots.swap(slots_);
   }
   changed_.notify_all();
+  posted_changed_.notify_all();
   for (const auto& [stage, compute] : setup_.stages) compute->cancel(why);
   if (tell_others) {
     const ErrorDetails details = error_details(why);
@@ -380,6 +387,7 @@ Status Runner::run_actions(Begun* begun, Current* now) {
       continue;
     }
     now->began = runtime_->now();
+    now->place = i;
     const size_t count = together_from(i);
     Action at = a;
     const Status status = count > 1 ? weight_grads(i, count, now, &at) : run_action(a, now);

@@ -25,8 +25,13 @@
 //          the step has ended, and when there are some, whichever is first. They are copies, so that a sender
 //          lends nothing meanwhile. An answer costs about as much as such a message, and takes the core, at
 //          either worker, from the action that waited for the message.
+//   RUN-10 what the next action takes is there: then a second thread writes the message, so that the action
+//          begins without waiting for that. Else the thread writes it itself, which saves a wake-up. Either
+//          way in the list's order. Tensors on a device are marked (RUN-7) by the thread that computed them,
+//          which writes these, too.
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -137,6 +142,12 @@ class Runner : public std::enable_shared_from_this<Runner> {
     Tensors tensors;
     weft::internal::GuardRef ready;
   };
+  struct Posted {  // a message that is to be written
+    Action action{};
+    PutMessage message{};
+    // What of it is borrowed until the answer, and which version that was.
+    std::vector<std::pair<at::Tensor, uint32_t>> lent{};
+  };
   struct Current;  // what a step that runs keeps (runner_step.h)
   // Tied weights travel in slots, too: edge -1-g is group g of the plan, and its "micro-batch" the worker
   // that gives its gradients to the first stage's (backward), or is given the sum (forward).
@@ -161,11 +172,15 @@ class Runner : public std::enable_shared_from_this<Runner> {
   Status send(const Action& action, Current* now);
   Status reduce(const Action& action, Current* now);
   Status sum_tied(const Action& action, int group, Current* now);
+  // Whether the action behind the one at `place` of the list has to wait for what it takes.
+  bool next_waits(size_t place, int64_t step) const;
   // runner_barrier.cc: the steps that run_step() has put off.
   Status step_together(Current* now);
   StatusOr<double> norm_of_all(const Action& action, Current* now);
-  // To a worker of the plan, whose answer may come later.
-  void post(const Action& action, PutMessage message);
+  // To a worker of the plan, whose answer may come later. `later`: the second thread may write it (RUN-10).
+  Status post(const Action& action, PutMessage message, bool later = false);
+  void write(Posted posted);
+  void write_posted();           // the second thread
   int root_of(int group) const;  // the worker of its first stage
   // `keep`: they stay in their slot.
   StatusOr<Tensors> take(const Action& action, SlotName name, absl::Time deadline,
@@ -198,9 +213,13 @@ class Runner : public std::enable_shared_from_this<Runner> {
   const std::vector<std::vector<int>> to_;
   std::set<std::pair<int, int>> recomputed_;  // stage, micro-batch
   Condition changed_;
+  Condition posted_changed_;
 
   mutable Mutex mutex_;
   std::unique_ptr<Thread> thread_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Thread> writer_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Posted> posted_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;  // the second thread, one of them
   std::map<SlotName, Slot> slots_ ABSL_GUARDED_BY(mutex_);
   std::vector<ReplyFn> held_ ABSL_GUARDED_BY(mutex_);  // answers (RUN-9)
   // By step: after a connection has broken, a later one may come before an earlier one.

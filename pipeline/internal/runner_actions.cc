@@ -276,49 +276,34 @@ Status Runner::send(const Action& a, Current* now) {
     message.tensors = {it->second[edge.output]};
   }
   if (--(back ? now->gradients_left : now->outputs_left)[key] == 0) made.erase(it);
-  post(a, std::move(message));
-  return absl::OkStatus();
+  return post(a, std::move(message), /*later=*/!next_waits(now->place, now->message->step));
 }
 
-void Runner::post(const Action& a, PutMessage message) {
-  // The tensors are borrowed until the answer: no stage may write to them before. The answer to a small
-  // message may come late (RUN-9), so that one is copied.
-  std::vector<std::pair<at::Tensor, uint32_t>> lent;
-  CallOptions options{.retry = Retry::kAtMostOnce, .backpressure = Backpressure::kWait};
-  options.deadline = setup_.deadline;
-  if (is_small(message.tensors)) options.tensors = TensorArgs::kCopy;
-  metrics_->messages->add();
-  for (const at::Tensor& t : message.tensors) {
-    if (!t.defined()) continue;
-    metrics_->bytes->add(t.nbytes());
-    if (options.tensors == TensorArgs::kBorrow && !t.is_inference()) {
-      lent.emplace_back(t, t._version());
+bool Runner::next_waits(size_t place, int64_t step) const {
+  const std::vector<Action>& list = setup_.plan.workers[setup_.self];
+  for (++place; place < list.size(); ++place) {
+    const Action& a = list[place];
+    const bool is_forward = a.kind == ActionKind::kForward;
+    switch (a.kind) {
+      case ActionKind::kSendForward:
+      case ActionKind::kSendBackward:
+      case ActionKind::kReceiveForward:
+      case ActionKind::kReceiveBackward: continue;
+      case ActionKind::kForward:
+      case ActionKind::kBackward:
+      case ActionKind::kInputGrad: break;
+      case ActionKind::kWeightGrad:
+      case ActionKind::kRecompute: return false;
+      case ActionKind::kReduce:
+      case ActionKind::kStep: return true;
     }
-  }
-  const WorkerInfo& peer = setup_.workers[static_cast<size_t>(message.worker)];
-  {
     MutexLock lock(&mutex_);
-    ++sends_;
+    for (int e : (is_forward ? to_ : from_)[a.stage]) {
+      if (slots_.count({step, e, a.micro_batch, !is_forward}) == 0) return true;
+    }
+    return false;
   }
-  call(*worker_, peer, "@pipeline.put", message, options,
-       [weak = weak_from_this(), a, step = message.step, lent = std::move(lent),
-        name = peer.name](const StatusOr<Payload>& answer) {
-         const auto self = weak.lock();
-         if (self == nullptr) return;
-         if (!answer.ok()) {
-           return self->fail(annotate(answer.status(), absl::StrCat(self->where(a, step),
-                                                                    ", to worker '", name, "'")),
-                             /*tell_others=*/true);
-         }
-         for (const auto& [tensor, version] : lent) {
-           if (tensor._version() == version) continue;
-           self->fail(make_error(ErrorKind::kInvalidArgument,
-                                 absl::StrCat(self->where(a, step),
-                                              ": a tensor was written to in place while it was "
-                                              "being sent")),
-                      /*tell_others=*/true);
-         }
-       });
+  return true;
 }
 
 Status Runner::reduce(const Action& a, Current* now) {
@@ -373,14 +358,14 @@ Status Runner::sum_tied(const Action& a, int group, Current* now) {
     return PutMessage{setup_.pipeline, setup_.digest, to, step, edge, worker, backward, sum};
   };
   if (root != self) {
-    post(a, message(root, self, /*backward=*/true));
+    WEFT_RETURN_IF_ERROR(post(a, message(root, self, /*backward=*/true)));
     WEFT_ASSIGN_OR_RETURN(sum, take(a, {step, edge, self, false}, now->deadline));
   } else {
     for (int w : others) {
       WEFT_ASSIGN_OR_RETURN(const Tensors given, take(a, {step, edge, w, true}, now->deadline));
       WEFT_RETURN_IF_ERROR(add(&sum, given));
     }
-    for (int w : others) post(a, message(w, w, /*backward=*/false));
+    for (int w : others) WEFT_RETURN_IF_ERROR(post(a, message(w, w, /*backward=*/false)));
   }
   for (int s : setup_.plan.tied[group]) {
     if (setup_.plan.placement[s] != self) continue;

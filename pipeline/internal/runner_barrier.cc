@@ -30,7 +30,7 @@ StatusOr<double> Runner::norm_of_all(const Action& a, Current* now) {
         norm_edge(),     worker,        backward, {at::scalar_tensor(squares, at::kDouble)}};
   };
   if (self != 0) {
-    post(a, message(0, self, /*backward=*/true));
+    WEFT_RETURN_IF_ERROR(post(a, message(0, self, /*backward=*/true)));
     WEFT_ASSIGN_OR_RETURN(const Tensors given,
                           take(a, {step, norm_edge(), self, false}, now->deadline));
     WEFT_ASSIGN_OR_RETURN(squares, number_of(given));
@@ -43,7 +43,7 @@ StatusOr<double> Runner::norm_of_all(const Action& a, Current* now) {
     squares += part;
   }
   for (int w = 1; w < static_cast<int>(setup_.workers.size()); ++w) {
-    post(a, message(w, w, /*backward=*/false));
+    WEFT_RETURN_IF_ERROR(post(a, message(w, w, /*backward=*/false)));
   }
   return std::sqrt(squares);
 }

@@ -1,11 +1,32 @@
-// What other workers send to a runner, and what it answers.
+// What a runner sends to other workers, what these send, and what it answers.
 
+#include <cstring>
 #include <utility>
 
+#include "ATen/EmptyTensor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "weft/pipeline/internal/runner.h"
+#include "weft/rpc/plain_tensor.h"
 
 namespace weft::pipeline::internal {
+namespace {
+
+// As clone() does; small ones without the dispatcher, which costs more than the copy.
+at::Tensor copy_of(const at::Tensor& tensor) {
+  at::Tensor own;
+  if (tensor.layout() == c10::kStrided && !tensor.is_inference() && is_plain(tensor)) {
+    own = at::detail::empty_cpu(tensor.sizes(), tensor.options());
+    if (tensor.nbytes() > 0) {
+      std::memcpy(own.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
+    }
+  } else {
+    own = tensor.detach().clone();
+  }
+  return tensor.requires_grad() ? own.set_requires_grad(true) : own;
+}
+
+}  // namespace
 
 bool Runner::is_small(const Tensors& tensors) {
   size_t bytes = 0;
@@ -14,6 +35,93 @@ bool Runner::is_small(const Tensors& tensors) {
     bytes += t.defined() ? t.nbytes() : 0;
   }
   return bytes <= kSmallBytes;
+}
+
+// No stage may write to what is borrowed before it is answered. The answer to a small message may come
+// late (RUN-9), so that one is copied.
+Status Runner::post(const Action& a, PutMessage message, bool later) {
+  Posted posted{a, std::move(message), {}};
+  const bool small = is_small(posted.message.tensors);
+  for (at::Tensor& t : posted.message.tensors) {
+    if (!t.defined()) continue;
+    if (!t.is_cpu()) later = false;
+    if (small) {
+      try {
+        t = copy_of(t);
+      } catch (...) {
+        return annotate(status_from_current_exception(), "copying what is sent");
+      }
+    } else if (!t.is_inference()) {
+      posted.lent.emplace_back(t, t._version());
+    }
+  }
+  {
+    MutexLock lock(&mutex_);
+    if (later || writing_ || !posted_.empty()) {
+      if (!error_.ok()) return error_;
+      posted_.push_back(std::move(posted));
+      later = true;
+    }
+  }
+  if (later) {
+    posted_changed_.notify_all();
+  } else {
+    write(std::move(posted));
+  }
+  return absl::OkStatus();
+}
+
+void Runner::write(Posted posted) {
+  PutMessage& message = posted.message;
+  metrics_->messages->add();
+  for (const at::Tensor& t : message.tensors) {
+    if (t.defined()) metrics_->bytes->add(t.nbytes());
+  }
+  const WorkerInfo& peer = setup_.workers[static_cast<size_t>(message.worker)];
+  {
+    MutexLock lock(&mutex_);
+    ++sends_;
+  }
+  CallOptions options{.retry = Retry::kAtMostOnce, .backpressure = Backpressure::kWait};
+  options.deadline = setup_.deadline;
+  call(*worker_, peer, "@pipeline.put", message, options,
+       [weak = weak_from_this(), a = posted.action, step = message.step,
+        lent = std::move(posted.lent), name = peer.name](const StatusOr<Payload>& answer) {
+         const auto self = weak.lock();
+         if (self == nullptr) return;
+         if (!answer.ok()) {
+           return self->fail(annotate(answer.status(), absl::StrCat(self->where(a, step),
+                                                                    ", to worker '", name, "'")),
+                             /*tell_others=*/true);
+         }
+         for (const auto& [tensor, version] : lent) {
+           if (tensor._version() == version) continue;
+           self->fail(make_error(ErrorKind::kInvalidArgument,
+                                 absl::StrCat(self->where(a, step),
+                                              ": a tensor was written to in place while it was "
+                                              "being sent")),
+                      /*tell_others=*/true);
+         }
+       });
+}
+
+void Runner::write_posted() {
+  MutexLock lock(&mutex_);
+  while (true) {
+    if (!error_.ok() || closed_) break;
+    if (posted_.empty()) {
+      (void)posted_changed_.wait_until(&mutex_, absl::InfiniteFuture());
+      continue;
+    }
+    Posted posted = std::move(posted_.front());
+    posted_.pop_front();
+    writing_ = true;
+    lock.unlock();
+    write(std::move(posted));
+    lock.lock();
+    writing_ = false;
+  }
+  posted_.clear();
 }
 
 void Runner::put(PutMessage message, std::string_view sender, ReplyFn reply) {

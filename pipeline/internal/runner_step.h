@@ -19,6 +19,7 @@ struct Runner::Current {
   EndMessage end{};
   absl::Time deadline = absl::InfiniteFuture();
   absl::Time began = absl::InfinitePast();  // the action that runs: with all that it takes
+  size_t place = 0;                         // in the worker's list
   int64_t live = 0;
   std::vector<size_t> put_off{};  // steps, as places in the worker's list, behind the barrier
   // What a stage made and this worker has not sent yet, by (stage, micro-batch): outputs, and
