@@ -3,6 +3,7 @@
 #include "weft/pipeline/verifier.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <random>
@@ -354,8 +355,15 @@ void mutate(Plan* plan, std::mt19937_64* random) {
 TEST(Verifier, PP_1_MutationsAreJudgedAsByEveryOrder) {
   const char* count = std::getenv("WEFT_PIPELINE_MUTATIONS");
   const int wanted = count == nullptr ? 10'000 : std::atoi(count);
+  const char* begin = std::getenv("WEFT_PIPELINE_MUTATIONS_FROM");
+  const int from = begin == nullptr ? 0 : std::atoi(begin);
   int accepted = 0;
-  for (int n = 0; n < wanted; ++n) {
+  for (int n = from; n < from + wanted; ++n) {
+    // A long run tells how far it is: one that is ended can be continued.
+    if (n > from && n % 50'000 == 0) {
+      std::printf("mutations %d to %d\n", from, n - 1);
+      std::fflush(stdout);
+    }
     std::mt19937_64 random(static_cast<uint64_t>(n) + 1);
     const std::vector<std::string> names = {"sequential", "gpipe", "1f1b", "interleaved:2",
                                             "zb-h1",      "zb-h2", "zb-v"};
