@@ -17,7 +17,7 @@ from harness import DriverError, DriverSpec, Figure, end_drivers, median, pooled
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import netlab  # noqa: E402
 
-ROWS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10", "L11")
+ROWS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10", "L11", "L12")
 PEERS = ("python", "tutorial")
 
 OURS, OURS_TEXT, OURS_ALONE, OURS_EIGHT = "weft", "weft/text", "weft/alone", "weft/eight"
@@ -40,6 +40,8 @@ OVERLAPPED = 20
 SPLITS = 60
 # L11: the shortest action of L7, where a record weighs most.
 RECORDED_MS, RECORDED = 2, 40
+# L12: PP-8's 1 % is of actions of 20 ms.
+SHAPED = 16
 # L9: an action, the rate between the hosts, and the gradients of a stage, whose reduction takes half an action.
 REPLICA_MS, REPLICA_RATE_MBIT = 200, 100
 REPLICA_BYTES = REPLICA_MS * REPLICA_RATE_MBIT * 1000 // 8 // 2
@@ -297,6 +299,20 @@ def row_l11(bench, quick):
     return [share("L11", metric, [recorded / without], 1.02)]
 
 
+def row_l12(bench, quick):
+    metric = f"a step of 1f1b at {LONG_MS} ms whose micro-batches have other shapes each, of one in which they have one, p50"
+    bench.log(f"L12: {metric}")
+    line = f"shapes 1f1b {M} {LONG_MS * 1000} {STEPS if quick else SHAPED}"
+    rounds = bench.interleave([OURS], line, LIMIT_S, rounds=1 if quick else None).get(OURS, [])
+    if isinstance(rounds, DriverError):
+        return [failed(share("L12", metric, [], 1.01), rounds)]
+    if not rounds:
+        return [share("L12", metric, [], 1.01)]
+    static, dynamic = median(pooled(rounds, "static")), median(pooled(rounds, "dynamic"))
+    bench.log(f"    one shape {static / 1000:.2f} ms   other shapes {dynamic / 1000:.2f} ms")
+    return [share("L12", metric, [dynamic / static], 1.01)]
+
+
 def measure(bench, wanted, quick, memory):
     rows = {
         "L1": row_l1,
@@ -310,6 +326,7 @@ def measure(bench, wanted, quick, memory):
         "L9": row_l9,
         "L10": row_l10,
         "L11": row_l11,
+        "L12": row_l12,
     }
     figures = []
     for id in ROWS:

@@ -6,6 +6,8 @@
 //                                     {"us": [time per step, from the middle one to the last]}
 //   recorded SCHEDULE M U_US COUNT    steps in turns without and with PipelineOptions::record
 //                                     {"without": [us], "with": [us]}
+//   shapes SCHEDULE M U_US COUNT      steps in turns: all micro-batches of one shape, each of another
+//                                     {"static": [us], "dynamic": [us]}
 //   text M COUNT                      steps of pipeline_text's transformer in two stages, 1F1B
 //                                     {"us": [...]}
 //   replicas U_US BYTES COUNT         two replicas of two stages (replicas.h)
@@ -21,6 +23,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -58,12 +61,41 @@ pipeline::Costs costs_of(const pipeline::Plan& plan, int64_t u_us) {
                                   /*activation=*/0);
 }
 
+// Gives what it takes, in both directions: what travels has the shape of the micro-batch.
+class Passing final : public testing::VCompute {
+ public:
+  using VCompute::VCompute;
+  StatusOr<pipeline::Tensors> forward(pipeline::ForwardCall call) override {
+    const pipeline::Tensors taken = call.inputs;
+    const std::pair<int64_t, int> key{call.step, call.micro_batch};
+    const bool is_last = call.is_last;
+    auto made = VCompute::forward(std::move(call));
+    if (!made.ok()) return made;
+    taken_[key] = taken;
+    return is_last ? std::move(made) : taken;
+  }
+  StatusOr<pipeline::Tensors> input_grad(int64_t step, int micro_batch,
+                                         pipeline::Tensors gradients) override {
+    auto made = VCompute::input_grad(step, micro_batch, std::move(gradients));
+    auto taken = taken_.extract({step, micro_batch});
+    if (!made.ok() || taken.empty()) return made;
+    return std::move(taken.mapped());
+  }
+  void drop(const Status& why) override {
+    VCompute::drop(why);
+    taken_.clear();
+  }
+
+ private:
+  std::map<std::pair<int64_t, int>, pipeline::Tensors> taken_;
+};
+
 std::shared_ptr<pipeline::StageCompute> make_compute(const ServiceContext& context,
                                                      const pipeline::Plan& plan, int stage) {
   if (auto replica = make_replica(context, plan, stage); replica != nullptr) return replica;
   if (sleep_us == 0) return nullptr;
-  return std::make_shared<testing::VCompute>(
-      context.runtime, costs_of(plan, sleep_us).stages[static_cast<size_t>(stage)]);
+  return std::make_shared<Passing>(context.runtime,
+                                   costs_of(plan, sleep_us).stages[static_cast<size_t>(stage)]);
 }
 
 void set_all(const Worker& worker, int64_t us) {
@@ -134,6 +166,33 @@ std::string recorded(const Worker& worker, std::istream& in) {
     }
   }
   return "{\"without\":" + json_array(us[0]) + ",\"with\":" + json_array(us[1]) + "}";
+}
+
+// Shapes, types and counts. About as many bytes in a step of either kind.
+std::string shapes(const Worker& worker, std::istream& in) {
+  Sleeping sleeping(worker, in);
+  const std::vector<pipeline::Tensors> equal = sleeping.inputs;
+  const auto count = static_cast<int64_t>(equal.size());
+  const int64_t elements = equal[0][0].numel();
+  std::vector<pipeline::Tensors> other;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t rows = 2 * elements * (i + 1) / (count + 1) / 8;
+    switch (i % 4) {
+      case 0: other.push_back({at::zeros({rows, 8})}); break;
+      case 1: other.push_back({at::zeros({2, rows, 4})}); break;
+      case 2: other.push_back({at::zeros({rows, 4}, at::kDouble)}); break;
+      default: other.push_back({at::zeros({rows, 4}), at::zeros({4 * rows})});
+    }
+  }
+  std::vector<double> us[2];
+  for (int64_t k = -kWarmUpSteps; k < sleeping.count; ++k) {
+    for (const bool dynamic : {false, true}) {
+      sleeping.inputs = dynamic ? other : equal;
+      const double took = timed([&] { sleeping.begin().wait(); }) * 1e6;
+      if (k >= 0) us[dynamic ? 1 : 0].push_back(took);
+    }
+  }
+  return "{\"static\":" + json_array(us[0]) + ",\"dynamic\":" + json_array(us[1]) + "}";
 }
 
 std::string overlapped(const Worker& worker, std::istream& in) {
@@ -211,6 +270,7 @@ int run(int argc, char** argv) {
     Operations operations;
     operations.more["steps"] = [&worker](std::istream& in) { return steps(worker, in); };
     operations.more["recorded"] = [&worker](std::istream& in) { return recorded(worker, in); };
+    operations.more["shapes"] = [&worker](std::istream& in) { return shapes(worker, in); };
     operations.more["overlapped"] = [&worker](std::istream& in) { return overlapped(worker, in); };
     operations.more["text"] = [&worker](std::istream& in) { return text(worker, in); };
     operations.more["replicas"] = [&worker](std::istream& in) { return replicas(worker, in); };
