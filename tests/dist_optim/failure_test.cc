@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "weft/dist_autograd/ended_passes.h"
 #include "weft/tests/dist_optim/fixture.h"
 
 namespace weft::testing {
@@ -210,6 +211,51 @@ TEST_P(DistOptimFailure, X13_cut_in_the_first_phase) {
   const std::vector<at::Tensor> after = values(c);
   for (size_t i = 0; i < 2; ++i) expect_equal(after[i], before[i]);
   EXPECT_EQ(optimizer.versions(), (std::vector<int64_t>{0, 0}));
+}
+
+// set_lr() and schedules refuse such rates before they are sent; a trainer of another make may send them.
+TEST_P(DistOptimFailure, BadInput_a_plan_whose_options_no_optimizer_of_ours_sends) {
+  OptimCluster c = make(1);
+  const internal::PackedOptions good = internal::pack_options<optim::SGD>({.lr = 1});
+  const auto link = internal::functional_link_factory("SGD")(c[0], c[0].get_worker_info("worker1"));
+  const CallOptions options;
+  link->add_parameters(options, {.parameters = {c.parameters[0]}, .options = good}).wait();
+  const std::vector<at::Tensor> before = values(c);
+  DistAutogradContext context(c[0]);
+  context.backward({loss(c, input())});
+  const internal::EndedPasses ended = internal::ended_passes(context);
+  internal::StepPlan plan{.creator = context.id().creator.id.value(),
+                          .incarnation = context.id().creator.incarnation.value(),
+                          .context = context.id().counter,
+                          .ended_below = ended.below,
+                          .last_pass = ended.last,
+                          .running = ended.running,
+                          .aborted = ended.aborted};
+  const auto with = [&](internal::PackedOptions packed) {
+    ++plan.step;
+    plan.options = {std::move(packed)};
+    return plan;
+  };
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  for (const double lr : {kNan, -1.0}) {
+    const internal::PackedOptions bad = internal::pack_options<optim::SGD>({.lr = lr});
+    expect_error(error_of([&] { link->prepare(options, with(bad)).wait(); }),
+                 ErrorKind::kInvalidArgument, {"lr"});
+    expect_error(error_of([&] { link->step(options, with(bad)).wait(); }),
+                 ErrorKind::kInvalidArgument, {"lr"});
+  }
+  for (const internal::PackedOptions& bad : {internal::PackedOptions{}, {1.0}}) {
+    expect_error(error_of([&] { link->prepare(options, with(bad)).wait(); }),
+                 ErrorKind::kInvalidArgument, {"options"});
+  }
+  ++plan.step;
+  plan.options.clear();
+  expect_error(error_of([&] { link->step(options, plan).wait(); }), ErrorKind::kInvalidArgument,
+               {"options of 0 groups"});
+  expect_equal(values(c)[0], before[0]);
+  EXPECT_TRUE(link->step(options, with(good)).wait().applied);
+  EXPECT_FALSE(at::equal(values(c)[0], before[0]));
+  expect_none(*c.cluster, "optimizer_reservations");
 }
 
 TEST_P(DistOptimFailure, AWorkerWithoutTheServiceSaysSo) {
