@@ -7,9 +7,9 @@ Bars are ratios, above 1 always in our favour.
 from pathlib import Path
 
 from figures import compare, describe_latency, describe_rate, detail, p50, rate
-from harness import DriverError, DriverSpec, percentile, pooled, worst_of
+from harness import DriverError, DriverSpec, Figure, median, percentile, pooled, worst_of
 
-ROWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
+ROWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P11")
 PEERS = ("python",)
 
 OURS = "weft/pair"
@@ -18,6 +18,7 @@ OURS_ONE, OURS_TWO = "weft/one copy", "weft/two copies"
 PY, PY_TCP = "python/shm/pair", "python/tcp/pair"
 PY_STEP, PY_STEP_TCP = "python/shm/step", "python/tcp/step"
 PY_TRAINERS, PY_TRAINERS_TCP = "python/shm/trainers", "python/tcp/trainers"
+ELASTIC = "weft/elastic"
 RAW = "raw/unix"
 
 CALLS = 5000
@@ -29,6 +30,10 @@ PULLS = 4000
 STEPS = 2000
 LARGE = 40
 SYNCS = 1000
+KILLS = 20
+MOVES = 6
+CUTS = 6
+LIMIT_S = 240
 
 
 def driver_specs(build, python, only_peer, with_ours):
@@ -41,6 +46,8 @@ def driver_specs(build, python, only_peer, with_ours):
         for name, copies in ((OURS_ONE, 1), (OURS_TWO, 2)):
             command = [program, "--servers", "2", "--copies", str(copies)]
             specs.append(DriverSpec(name, f"weft ({name.split('/')[1]})", command, world=3))
+        # Started by its rows, as many as each wants.
+        specs.append(DriverSpec(ELASTIC, "weft (several servers)", [program, "--servers", "0"]))
         specs.append(DriverSpec(RAW, "raw gRPC (unix)", [str(binaries / "bench_raw_grpc"), "--mode", "unix"]))
     missing = "" if python else "no interpreter that imports torch (WEFT_TEST_PYTHON)"
     here = Path(__file__).resolve().parent
@@ -150,6 +157,74 @@ def row_p6(bench, quick):
     ]
 
 
+def alone(id, metric, unit, better, bar):
+    return Figure(id, metric, unit, better, bar=bar, alone=True)
+
+
+def row_p9(bench, quick):
+    kills = KILLS // 4 if quick else KILLS
+    figure = alone("P9", f"SIGKILL of an owner to the next acknowledged push, p95 of {kills}", "ms", "lower", 500)
+    bench.log(f"P9: {figure.metric}")
+    if not bench.has(ELASTIC):
+        return [figure]
+    try:
+        taken = []
+        # The last server that is killed has two after it.
+        with bench.group(ELASTIC, kills + 3, "p9") as group:
+            group.wait_ready(LIMIT_S)
+            for rank in range(1, kills + 1):
+                taken.append(group.ask(f"failover {rank} {group.ranks[rank].pid}", 60, [0])[0]["ms"])
+        bench.log(f"    median {median(taken):.1f}, largest {max(taken):.1f} ms")
+        figure.ours = percentile(taken, 0.95)
+    except DriverError as error:
+        figure.error = str(error)
+    return [figure]
+
+
+def row_p10(bench, quick):
+    metric = "pushes of 1,024 rows while 256 MiB move to another server"
+    rate_of = alone("P10.1", f"{metric}, against before", "x", "higher", 0.6)
+    longest = alone("P10.2", f"{metric}, longest wait", "ms", "lower", 300)
+    bench.log(f"P10: {metric}")
+    figures = [rate_of, longest]
+    if not bench.has(ELASTIC):
+        return figures
+    try:
+        with bench.group(ELASTIC, 4, "p10") as group:
+            group.wait_ready(LIMIT_S)
+            taken = [group.ask("move", LIMIT_S, [0])[0] for _ in range(MOVES // 3 if quick else MOVES)]
+        for one in taken:
+            bench.log(
+                f"    {one['before']:6.0f} pushes/s, longest {one['before_ms']:6.1f} ms; "
+                f"in {one['seconds']:5.2f} s {one['during']:6.0f}, longest {one['ms']:6.1f} ms"
+            )
+        rate_of.ours = median([one["during"] / one["before"] for one in taken])
+        longest.ours = max(one["ms"] for one in taken)
+    except DriverError as error:
+        rate_of.error = longest.error = str(error)
+    return [worst_of("P10", metric, figures), *figures]
+
+
+def row_p11(bench, quick):
+    figure = alone("P11", "longest wait of a push of 1,024 rows in a cut of 1,000,000 x 64 rows", "ms", "lower", 50)
+    bench.log(f"P11: {figure.metric}")
+    if not bench.has(ELASTIC):
+        return [figure]
+    try:
+        with bench.group(ELASTIC, 3, "p11") as group:
+            group.wait_ready(LIMIT_S)
+            taken = [group.ask("cut", LIMIT_S, [0])[0] for _ in range(CUTS // 3 if quick else CUTS)]
+        for one in taken:
+            bench.log(
+                f"    longest wait before {one['before_ms']:6.1f}, in the cut {one['ms']:6.1f} ms; "
+                f"pushes were held for {one['held_ms']:5.1f} ms"
+            )
+        figure.ours = median([one["ms"] for one in taken])
+    except DriverError as error:
+        figure.error = str(error)
+    return [figure]
+
+
 def measure(bench, wanted, quick, memory):
     figures = []
     if "P1" in wanted:
@@ -168,4 +243,10 @@ def measure(bench, wanted, quick, memory):
         figures += row_p7(bench, quick)
     if "P8" in wanted:
         figures += row_p8(bench, quick)
+    if "P9" in wanted:
+        figures += row_p9(bench, quick)
+    if "P10" in wanted:
+        figures += row_p10(bench, quick)
+    if "P11" in wanted:
+        figures += row_p11(bench, quick)
     return figures

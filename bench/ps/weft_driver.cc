@@ -12,7 +12,8 @@
 //   sync   push_pull of 1 MiB of a dense table
 //
 // `few NAME COUNT` is `lat` after few calls of the same, for those that take long. `trainers COUNT`: `sync` at all that are no
-// servers at once, COUNT each. With --servers 2 w2 is a server, too, and --copies 2 has the table of `sync` have a backup.
+// servers at once, COUNT each. With --servers 2 w2 is a server, too, with --servers 0 all but w0, and --copies 2 has the
+// table of `sync` have a backup. `failover`, `move` and `cut`: see elastic.h.
 //
 // `flight DEPTH COUNT`: pushes of a row of 2 floats, each with a key and a future of its own.
 // `slide DEPTH COUNT`: pulls as above, DEPTH of them in flight.
@@ -36,6 +37,7 @@
 #include <vector>
 
 #include "weft/bench/line_protocol.h"
+#include "weft/bench/ps/elastic.h"
 #include "weft/ps/client.h"
 #include "weft/ps/layers.h"
 #include "weft/ps/server.h"
@@ -122,9 +124,13 @@ class Training {
 
 class Caller {
  public:
-  Caller(const Worker& worker, const Setup& setup)
-      : worker_(worker), setup_(setup), client_(client_of(worker, setup)), sync_(worker, setup) {
-    if (setup.world > 2) return;  // only `sync`
+  Caller(const Worker& worker, const Setup& setup, const std::string& path)
+      : worker_(worker),
+        setup_(setup),
+        client_(client_of(worker, setup)),
+        sync_(worker, setup),
+        elastic_(worker, path) {
+    if (setup.world > 2) return;  // only `sync`, and what several servers are for
     const auto rule = ps::rule<optim::SGD>({.lr = kRate});
     small_ = client_.open_table("small", ps::dense({2}, rule));
     pairs_ = client_.open_table("pairs", ps::sparse(2, rule));
@@ -197,6 +203,9 @@ class Caller {
       const auto steps = static_cast<double>(count * (setup_.world - setup_.servers));
       return "{\"rate\":" + std::to_string(steps / seconds_since(start)) + "}";
     };
+    out.more["failover"] = [this](std::istream& in) { return elastic_.failover(in); };
+    out.more["move"] = [this](std::istream&) { return elastic_.move(); };
+    out.more["cut"] = [this](std::istream&) { return elastic_.cut(); };
     return out;
   }
 
@@ -216,6 +225,7 @@ class Caller {
   const Setup setup_;
   const ps::Client client_;
   Sync sync_;
+  Elastic elastic_;
   const at::Tensor pair_ = at::ones({2});
   const at::Tensor row_ = at::ones({1, 2});
   const at::Tensor keys_ = at::randint(kRows, {kKeys}, at::kLong);
@@ -231,10 +241,10 @@ int run(int argc, char** argv) {
   const int rank = std::stoi(option(argc, argv, "--rank", "0"));
   at::set_num_threads(1);
   touch_memory(std::stoll(option(argc, argv, "--touch", "0")));
-  const Setup setup = {
-      .world = std::stoi(option(argc, argv, "--world", "2")),
-      .servers = std::stoi(option(argc, argv, "--servers", "1")),
-      .copies = static_cast<uint32_t>(std::stoul(option(argc, argv, "--copies", "1")))};
+  Setup setup = {.world = std::stoi(option(argc, argv, "--world", "2")),
+                 .servers = std::stoi(option(argc, argv, "--servers", "1")),
+                 .copies = static_cast<uint32_t>(std::stoul(option(argc, argv, "--copies", "1")))};
+  if (setup.servers == 0) setup.servers = setup.world - 1;
   std::optional<Sync> mine;  // of a trainer that is not the caller
   Library library("bench_ps");
   library.def("train", [&mine](int64_t count) { mine->train(count); });
@@ -248,7 +258,7 @@ int run(int argc, char** argv) {
       .services = {ps_service()},
   });
   if (rank == 0) {
-    Caller caller(worker, setup);
+    Caller caller(worker, setup, path);
     const Operations operations = caller.operations();
     serve(&operations);
   } else if (rank <= setup.servers) {
