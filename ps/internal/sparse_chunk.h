@@ -1,8 +1,9 @@
 #ifndef WEFT_PS_INTERNAL_SPARSE_CHUNK_H_
 #define WEFT_PS_INTERNAL_SPARSE_CHUNK_H_
 
-// Chunk: 1,024 rows of a sparse part, which can be frozen without a copy. One thread at a time, but what
-// is frozen may be read by others.
+// Chunk: 256 rows of a sparse part, which can be frozen without a copy. One thread at a time, but what
+// is frozen may be read by others. The first pushes after a cut copy each chunk that they touch: with more rows in
+// a chunk a push of keys from anywhere copies most of the part, and waits for that (row P11).
 
 #include <array>
 #include <cstddef>
@@ -16,7 +17,7 @@
 
 namespace weft::ps::internal {
 
-inline constexpr size_t kChunkRows = 1024;
+inline constexpr size_t kChunkRows = 256;
 
 // What a chunk's rows have beside their tensors.
 struct RowNotes {

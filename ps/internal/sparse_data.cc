@@ -140,12 +140,13 @@ class SparseData final : public PartData {
     for (const int64_t length : lengths_) {
       out.push_back(length == 0 ? at::Tensor() : at::empty({count, length}, tensor_));
     }
-    each_row([&](uint32_t row, const Chunk& chunk, size_t at) {
-      keys.mutable_data_ptr<int64_t>()[row] = static_cast<int64_t>(chunk.notes->keys[at]);
-      steps.mutable_data_ptr<int64_t>()[row] = chunk.notes->steps[at];
-      copy_row(chunk.values, at, length_, out[2], row);
+    each_chunk([&](const Chunk& chunk, size_t first, size_t rows) {
+      const RowNotes& notes = *chunk.notes;
+      std::copy_n(notes.keys.begin(), rows, keys.mutable_data_ptr<int64_t>() + first);
+      std::copy_n(notes.steps.begin(), rows, steps.mutable_data_ptr<int64_t>() + first);
+      copy_rows(chunk.values, 0, length_, out[2], first, rows);
       for (size_t b = 0; b < lengths_.size(); ++b) {
-        if (lengths_[b] != 0) copy_row(chunk.buffers[b], at, lengths_[b], out[b + 3], row);
+        if (lengths_[b] != 0) copy_rows(chunk.buffers[b], 0, lengths_[b], out[b + 3], first, rows);
       }
     });
     return out;
@@ -183,19 +184,17 @@ class SparseData final : public PartData {
     chunks_.clear();
     rows_ = 0;
     follows_ = true;
-    WEFT_RETURN_IF_ERROR(make_rows(keys));
+    WEFT_RETURN_IF_ERROR(make_rows(keys, false));
     if (static_cast<int64_t>(rows_) != count) {
       return make_error(ErrorKind::kProtocol, "image with a key that comes twice");
     }
-    for (uint32_t row = 0; row < rows_; ++row) {
-      Chunk& chunk = chunks_[row / kChunkRows];
-      const size_t at = row % kChunkRows;
-      chunk.notes->steps[at] = static_cast<uint32_t>(from[1].const_data_ptr<int64_t>()[row]);
-      copy_row(from[2], row, length_, chunk.values, at);
+    each_chunk([&](const Chunk& chunk, size_t first, size_t rows) {
+      std::copy_n(from[1].const_data_ptr<int64_t>() + first, rows, chunk.notes->steps.begin());
+      copy_rows(from[2], first, length_, chunk.values, 0, rows);
       for (size_t b = 0; b < lengths_.size(); ++b) {
-        if (lengths_[b] != 0) copy_row(from[b + 3], row, lengths_[b], chunk.buffers[b], at);
+        if (lengths_[b] != 0) copy_rows(from[b + 3], first, lengths_[b], chunk.buffers[b], 0, rows);
       }
-    }
+    });
     return absl::OkStatus();
   }
 
@@ -213,15 +212,18 @@ class SparseData final : public PartData {
     return static_cast<char*>(chunks_[row / kChunkRows].buffers[buffer].data_ptr()) +
            row % kChunkRows * bytes_of(lengths_[buffer]);
   }
-  void copy_row(const at::Tensor& from, size_t row, int64_t length, const at::Tensor& to,
-                size_t to_row) const {
+  void copy_rows(const at::Tensor& from, size_t row, int64_t length, const at::Tensor& to,
+                 size_t to_row, size_t rows) const {
     std::memcpy(static_cast<char*>(to.data_ptr()) + to_row * bytes_of(length),
                 static_cast<const char*>(from.const_data_ptr()) + row * bytes_of(length),
-                bytes_of(length));
+                rows * bytes_of(length));
   }
+  // With the number of its first row, and how many it has.
   template <class Fn>
-  void each_row(const Fn& fn) const {
-    for (uint32_t row = 0; row < rows_; ++row) fn(row, chunks_[row / kChunkRows], row % kChunkRows);
+  void each_chunk(const Fn& fn) const {
+    for (size_t first = 0; first < rows_; first += kChunkRows) {
+      fn(chunks_[first / kChunkRows], first, std::min(kChunkRows, rows_ - first));
+    }
   }
   uint32_t& steps_of(uint32_t row) {
     return chunks_[row / kChunkRows].notes->steps[row % kChunkRows];
@@ -290,7 +292,8 @@ class SparseData final : public PartData {
     }
   }
 
-  Status make_rows(const std::vector<uint64_t>& keys) {
+  // `fill`: with their first values.
+  Status make_rows(const std::vector<uint64_t>& keys, bool fill = true) {
     size_t fresh = 0;
     for (const uint64_t key : keys) fresh += index_.contains(key) ? 0 : 1;
     if (fresh == 0) return absl::OkStatus();
@@ -316,7 +319,7 @@ class SparseData final : public PartData {
       const auto row = static_cast<uint32_t>(rows_);
       if (!index_.emplace(key, row).second) continue;
       thaw(row);
-      fill_first(key, value_of(row));
+      if (fill) fill_first(key, value_of(row));
       chunks_[row / kChunkRows].notes->keys[row % kChunkRows] = key;
       ++rows_;
     }
