@@ -10,12 +10,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "weft/common/mutex.h"
 #include "weft/pipeline/internal/split.h"
 #include "weft/pipeline/reducer.h"
 #include "weft/tests/pipeline/model.h"
+#include "weft/tests/testing/vcompute.h"
 
 namespace weft::testing {
 namespace {
@@ -102,15 +104,17 @@ class Noted final : public pipeline::GradReducer {
 };
 
 struct Layers {
-  explicit Layers(const pipeline::Plan& plan) {
+  explicit Layers(const pipeline::Plan& plan, bool reduced = true,
+                  std::map<int, std::vector<std::string>> tied = {}) {
     ClusterOptions o;
     o.size = static_cast<int>(plan.workers.size());
     o.library = model_library();
     module_<TwoLayersImpl>(o.library, "TwoLayers")
         .constructor<int64_t>()
         .def("forward", &TwoLayersImpl::forward);
-    o.adjust = [](int, JoinOptions* join) {
+    o.adjust = [reduced](int, JoinOptions* join) {
       add_pipeline_services(join);
+      if (!reduced) return;
       join->services.back() = pipeline_service(
           {.make_reducer = [](const ServiceContext&, const pipeline::Plan&, int stage) {
             return std::make_shared<Noted>(stage);
@@ -122,7 +126,7 @@ struct Layers {
     }
     pipe = std::make_unique<pipeline::Pipeline>(
         (*cluster)[0], std::vector<pipeline::Stage>(modules.begin(), modules.end()), plan,
-        pipeline::PipelineOptions{.loss = "app.squares", .record = true});
+        pipeline::PipelineOptions{.loss = "app.squares", .tied = std::move(tied), .record = true});
   }
   ~Layers() {
     pipe->close();
@@ -165,6 +169,67 @@ TEST_F(PipelineLayers, PP_11_WithoutAReductionMicroBatchesComeOneAfterTheOther) 
   Layers layers(pipeline::zb_h1(2, kMicro));
   layers.pipe->step({numbers(8, 0.37)}, numbers(8, 0.91));
   EXPECT_THAT(events_.last(1, 4), ElementsAre("b2", "a2", "b3", "a3"));
+}
+
+// A reduction of weights that stages share is none of the layers'.
+TEST_F(PipelineLayers, PP_11_SharedWeightsLeaveMicroBatchesOneAfterTheOther) {
+  Layers layers(pipeline::with_tied(pipeline::zb_h1(2, kMicro), {{0, 1}}), /*reduced=*/false,
+                {{0, {"b"}}, {1, {"b"}}});
+  layers.pipe->step({numbers(8, 0.37)}, numbers(8, 0.91));
+  EXPECT_THAT(events_.last(1, 4), ElementsAre("b2", "a2", "b3", "a3"));
+}
+
+// A stage that is no module. It notes what it is asked for.
+class Asked final : public VCompute {
+ public:
+  Asked(std::shared_ptr<Runtime> runtime, int stage)
+      : VCompute(std::move(runtime), pipeline::StageCost{}), stage_(stage) {}
+  Status weight_grad(int64_t step, int micro_batch) override {
+    events->add(stage_, absl::StrCat("W", micro_batch));
+    return VCompute::weight_grad(step, micro_batch);
+  }
+  Status weight_grads(int64_t step, const std::vector<int>& micro_batches,
+                      absl::FunctionRef<Status(int)> at) override {
+    events->add(stage_, absl::StrCat(micro_batches.size(), " together"));
+    return VCompute::weight_grads(step, micro_batches, at);
+  }
+
+ private:
+  const int stage_;
+};
+
+TEST_F(PipelineLayers, PP_11_WhatIsReducedIsAskedForTogetherAndNothingElse) {
+  for (const bool reduced : {false, true}) {
+    pipeline::Plan plan = pipeline::zb_h1(2, kMicro);
+    if (reduced) plan = pipeline::with_reductions(plan);
+    ClusterOptions o;
+    o.size = 2;
+    o.library = model_library();
+    o.adjust = [](int, JoinOptions* join) {
+      add_pipeline_services(join);
+      join->services.back() = pipeline_service(
+          {.make_compute = [](const ServiceContext& context, const pipeline::Plan&, int stage) {
+            return std::make_shared<Asked>(context.runtime, stage);
+          }});
+    };
+    Cluster cluster(o);
+    {
+      const std::vector<WorkerInfo> members = cluster[0].worker_infos();
+      pipeline::Pipeline pipe(cluster[0],
+                              {pipeline::Stage(members[0]), pipeline::Stage(members[1])}, plan);
+      pipe.step_async(std::vector<pipeline::Tensors>(kMicro, {numbers(1, 0.37)}), {},
+                      std::vector<double>(kMicro, 1.0))
+          .wait();
+      pipe.close();
+    }
+    cluster.shutdown();
+    if (reduced) {
+      EXPECT_THAT(events_.last(1, 3), ElementsAre("2 together", "W2", "W3"));
+      EXPECT_THAT(events_.last(0, 4), ElementsAre("W0", "W1", "W2", "W3"));  // one is left
+    } else {
+      EXPECT_THAT(events_.last(1, 4), ElementsAre("W0", "W1", "W2", "W3"));
+    }
+  }
 }
 
 TEST_F(PipelineLayers, PP_9_AWeightsGradientThatFailsAmongOthersIsNamed) {
