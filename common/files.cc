@@ -63,13 +63,18 @@ int open_unnamed(const std::string& name) {
   return ::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
 }
 
+// False, with errno: EEXIST where the name is taken.
+bool link_to(int fd, const std::string& name) {
+  const std::string self = absl::StrCat("/proc/self/fd/", fd);
+  return ::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+}
+
 // One that is not taken, for a moment: a link does not replace a file, a rename does.
 absl::Status give_name(int fd, const std::string& name, std::string* given) {
-  const std::string self = absl::StrCat("/proc/self/fd/", fd);
   constexpr int kTries = 1000;  // taken names are those of writers that were killed just here
   for (int i = 0; i < kTries; ++i) {
     const std::string next = absl::StrCat(name, ".", ::getpid(), "-", fd, "-", i);
-    if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, next.c_str(), AT_SYMLINK_FOLLOW) == 0) {
+    if (link_to(fd, next)) {
       *given = next;
       return absl::OkStatus();
     }
@@ -165,7 +170,11 @@ class SystemFiles : public Files {
     SystemAppender appender(fd, name);
     WEFT_RETURN_IF_ERROR(write(&appender));
     if (::fsync(fd) != 0) return errno_error("cannot flush", name);
-    if (temporary.empty()) WEFT_RETURN_IF_ERROR(give_name(fd, name, &temporary));
+    if (temporary.empty()) {
+      // Where the name is free no other one is needed, which a writer that is killed would leave behind.
+      if (link_to(fd, name)) return absl::OkStatus();
+      WEFT_RETURN_IF_ERROR(give_name(fd, name, &temporary));
+    }
     if (::rename(temporary.c_str(), name.c_str()) != 0) {
       return errno_error("cannot rename to", name);
     }

@@ -3,6 +3,8 @@
 // named, and the one before it is used.
 
 #include <atomic>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,6 +25,7 @@
 #include <torch/serialize.h>
 
 #include "ATen/CPUGeneratorImpl.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "weft/collectives/ddp/checkpoint.h"
@@ -32,6 +35,7 @@
 #include "weft/tests/collectives/ddp_world.h"
 #include "weft/tests/testing/checks.h"
 #include "weft/tests/testing/forwarding_runtime.h"
+#include "weft/tests/testing/names_made.h"
 
 namespace weft::testing {
 namespace {
@@ -368,6 +372,38 @@ TEST_P(DdpCheckpoint, AWriterMayEndAtEveryMoment) {
     EXPECT_EQ(training.state.step, 6);
   });
   EXPECT_EQ(error_kind(files_->stamp("run.next").status()), ErrorKind::kNotFound);
+}
+
+// Names that a writer leaves when it is killed are those that the next one knows, at every moment: a folder in which
+// trainings are killed does not fill with parts of files.
+TEST_P(DdpCheckpoint, AWriterThatIsKilledLeavesNoOtherNames) {
+  std::string folder = ::testing::TempDir() + "weft_checkpoint_XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const absl::Cleanup remove = [&folder] { std::filesystem::remove_all(folder); };
+  const std::string path = folder + "/run";
+  const std::shared_ptr<Files> files = make_system_files();
+  const NamesMade names(folder);
+  run_with(files, 2, [&](ProcessGroup& group) {
+    KeptTraining training(group, 7);
+    for (int i = 0; i < 3; ++i) {
+      training.step();
+      save_checkpoint(group, path, training.state, options());
+    }
+    // One that was killed between the two names, and one before the first.
+    for (const bool both : {false, true}) {
+      if (group.rank() == 0) {
+        throw_if_error(files->rename(path, path + ".next"));
+        if (both) throw_if_error(files->write_atomic(path, *files->read(path + ".previous")));
+      }
+      group.barrier();
+      training.step();
+      save_checkpoint(group, path, training.state, options());
+      EXPECT_EQ(load_checkpoint(group, path, &training.state)->path, path);
+    }
+    EXPECT_EQ(training.state.step, 5);
+  });
+  EXPECT_THAT(names.take(), ::testing::ElementsAre("run", "run.next", "run.previous"));
+  EXPECT_EQ(files->list(folder).value(), (std::vector<std::string>{"run", "run.previous"}));
 }
 
 // The archive with its tensors at another device: that of a training which had a GPU.

@@ -13,6 +13,7 @@
 #include <functional>
 #include <latch>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "weft/common/error.h"
+#include "weft/tests/testing/names_made.h"
 
 namespace weft {
 namespace {
@@ -266,6 +268,21 @@ TEST(SystemFiles, WritesArePrivateAndLeaveNothingBehind) {
   EXPECT_FALSE(files->write_atomic(folder / "sub", "x").ok());
   EXPECT_FALSE(files->read(folder / "sub").ok());
   EXPECT_EQ(folder.count(), 2u);
+}
+
+// Whatever the moment at which its writer is killed, it leaves no file of another name.
+TEST(SystemFiles, ANewFileHasNoOtherNameBefore) {
+  TemporaryFolder folder;
+  const int unnamed = ::open((folder / "").c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+  if (unnamed < 0) return;  // this file system has no files without a name
+  ::close(unnamed);
+  const auto files = make_system_files();
+  const testing::NamesMade names(folder / "");
+  ASSERT_TRUE(files->write_atomic(folder / "a", "x").ok());
+  EXPECT_EQ(names.take(), std::set<std::string>{"a"});
+  ASSERT_TRUE(files->write_atomic(folder / "a", "y").ok());
+  EXPECT_EQ(files->read(folder / "a").value(), "y");
+  EXPECT_EQ(folder.count(), 1u);
 }
 
 TEST(SystemFiles, AWriterThatIsKilledLeavesTheOldFileAlone) {
