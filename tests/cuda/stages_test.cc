@@ -16,6 +16,7 @@
 
 #include "c10/core/StreamGuard.h"
 #include "gtest/gtest.h"
+#include "weft/pipeline/reducer.h"
 #include "weft/tests/cuda/gpus.h"
 #include "weft/tests/pipeline/model.h"
 
@@ -46,7 +47,8 @@ class CudaPipeline : public ::testing::TestWithParam<std::string> {
     const Gpus gpus = find_gpus();
     if (gpus.count == 0) GTEST_SKIP() << gpus.why;
   }
-  static void compare(World& world, Local& local, int micro_batches) {
+  // `factor`: what a reducer has made of the gradients.
+  static void compare(World& world, Local& local, int micro_batches, int factor = 1) {
     for (int step = 0; step < 3; ++step) {
       const at::Tensor x = numbers(2 * micro_batches + 1, 0.37 + step).to(gpu(0));
       const at::Tensor y = numbers(2 * micro_batches + 1, 0.91).to(gpu(0));
@@ -61,7 +63,7 @@ class CudaPipeline : public ::testing::TestWithParam<std::string> {
           ASSERT_EQ(got.count(item.key()), 1u) << item.key();
           const at::Tensor& mine = got.at(item.key());
           EXPECT_EQ(mine.device(), gpu(0));
-          const at::Tensor& want = item.value().grad();
+          const at::Tensor want = item.value().grad().mul_(factor);  // steps add up
           EXPECT_TRUE(at::equal(mine, want))
               << "step " << step << " stage " << s << " " << item.key() << ": "
               << (mine - want).abs().max().item<float>() << " apart";
@@ -91,6 +93,34 @@ TEST_P(CudaPipeline, WithRecomputation) {
               false, on_the_gpu(2), "cuda:0");
   Local local(world.plan.stages(), false, "cuda:0");
   compare(world, local, kMicroBatches);
+}
+
+// Doubles, on the stream on which it is told.
+class Doubles final : public pipeline::GradReducer {
+ public:
+  Status ready(const at::Tensor& gradient) override {
+    at::Tensor(gradient).mul_(2);
+    return absl::OkStatus();
+  }
+  Status finish(absl::Duration) override { return absl::OkStatus(); }
+};
+
+// What is told to be ready has been queued, and nothing is added to it later: also the last weights' gradients, which
+// come layer by layer, and those of a first stage, which has no gradient of its input.
+TEST_P(CudaPipeline, AReducerIsToldOfWholeGradients) {
+  const c10::StreamGuard guard(new_stream(gpu(0)));
+  constexpr int kMicroBatches = 4;
+  const auto adjust = [](int index, JoinOptions* join) {
+    on_the_gpu(2)(index, join);
+    join->services.back() =
+        pipeline_service({.make_reducer = [](const ServiceContext&, const pipeline::Plan&, int) {
+          return std::make_shared<Doubles>();
+        }});
+  };
+  World world(pipeline::with_reductions(*pipeline::make_schedule(GetParam(), 2, kMicroBatches)), {},
+              false, adjust, "cuda:0");
+  Local local(world.plan.stages(), false, "cuda:0");
+  compare(world, local, kMicroBatches, 2);
 }
 
 // Draws from the GPU's generator.
