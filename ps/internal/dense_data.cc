@@ -66,6 +66,12 @@ Status check_finite(const at::Tensor& contiguous, int64_t row_length) {
              : finite_of<float>(contiguous, row_length);
 }
 
+std::vector<at::Tensor> image_of(const FrozenData& data) {
+  std::vector<at::Tensor> out;
+  for (size_t done = 0; data.copy_image(&out, &done);) continue;
+  return out;
+}
+
 namespace {
 
 std::string_view bytes_of_tensor(const at::Tensor& contiguous) {
@@ -83,8 +89,18 @@ class FrozenDense final : public FrozenData {
   Status write(size_t column, const std::function<Status(std::string_view)>& put) const override {
     return put(bytes_of_tensor(tensors_[column]));
   }
+  bool copy_image(std::vector<at::Tensor>* image, size_t* done) const override {
+    *image = {tensors_[0], tensors_[1]};
+    for (const bool there : buffers_) {
+      image->push_back(there ? tensors_[2 + (*done)++] : at::Tensor());
+    }
+    return false;
+  }
+  // Which of the rule's buffers there are.
+  void has_buffers(std::vector<bool> buffers) { buffers_ = std::move(buffers); }
 
  private:
+  std::vector<bool> buffers_;
   std::vector<Column> columns_;
   std::vector<at::Tensor> tensors_;
 };
@@ -153,21 +169,16 @@ class DenseData final : public PartData {
     return sum;
   }
 
-  std::vector<at::Tensor> image() const override {
-    std::vector<at::Tensor> out = {values_.clone(), at::full({1}, state_.steps.load(), at::kLong)};
-    for (const at::Tensor& buffer : state_.buffers) {
-      out.push_back(buffer.defined() ? buffer.clone() : buffer);
-    }
-    return out;
-  }
-
   std::shared_ptr<const FrozenData> freeze() override {
     auto out = std::make_shared<FrozenDense>();
     out->add("values", values_);
     out->add("steps", at::full({1}, state_.steps.load(), at::kLong));
+    std::vector<bool> there;
     for (size_t b = 0; b < state_.buffers.size(); ++b) {
-      if (state_.buffers[b].defined()) out->add(rule_->buffer_names()[b], state_.buffers[b]);
+      there.push_back(state_.buffers[b].defined());
+      if (there.back()) out->add(rule_->buffer_names()[b], state_.buffers[b]);
     }
+    out->has_buffers(std::move(there));
     frozen_ = true;
     return out;
   }
@@ -179,7 +190,8 @@ class DenseData final : public PartData {
     return out;
   }
 
-  Status load(const std::vector<at::Tensor>& image) override {
+  Status load(const std::vector<at::Tensor>& image,
+              const std::function<void()>& /*between*/) override {
     thaw();
     if (image.size() != 2 + state_.buffers.size()) {
       return make_error(ErrorKind::kProtocol,

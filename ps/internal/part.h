@@ -145,9 +145,9 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   // ---- two copies (part_copies.cc, part_log.cc) ----
   // Before anything else.
   void own(const RangeMap& map, std::weak_ptr<CopyHost> host);
-  // A backup, from an image. On an error it is nothing.
+  // A backup, from an image; `between`: see PartData::load(). On an error it is nothing.
   Status follow(const CopyRequest& image, std::vector<at::Tensor> tensors,
-                std::weak_ptr<CopyHost> host);
+                std::weak_ptr<CopyHost> host, const std::function<void()>& between);
   using CopyReply = std::function<void(CopyAnswer)>;
   void copy(CopyRequest request, CopyReply reply);
   void map_written(const RangeMap& now);
@@ -213,6 +213,16 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
     void confirmed(bool of_image, uint64_t position);
   };
   using StreamRef = std::shared_ptr<Stream>;
+  // An image until all of it is copied.
+  struct Making {
+    CopyRequest request{};
+    std::weak_ptr<CopyHost> host{};
+    std::vector<at::Tensor> held{};  // of pushes that wait
+    std::shared_ptr<const FrozenData> data{};
+    std::vector<at::Tensor> tensors{};
+    size_t done = 0;
+    absl::Duration rested{};
+  };
 
   void take_turn(Task task);
   // ---- in a turn ----
@@ -234,7 +244,8 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void show(const PartReport& now);
   void fail_all(const Status& why);
   std::string label() const;
-  Status take_up(const PartImage& image, std::vector<at::Tensor> tensors);
+  Status take_up(const PartImage& image, std::vector<at::Tensor> tensors,
+                 const std::function<void()>& between = {});
   // For a client that has not entered since the table was restored.
   Status check_restored(const ClientKey& client, const Request& request) const;
   bool keeps_out(const ClientKey& client, const Request& request) const;
@@ -250,6 +261,8 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void append(LogEntry entry);
   void perform(const ReplicaEffects& effects);
   void take_image(bool for_next);
+  void copy_piece(const StreamRef& stream, const std::shared_ptr<Making>& making);
+  void image_made(const StreamRef& stream, Making* making, const Status& made);
   void serve();
   void retire();
   void pump();

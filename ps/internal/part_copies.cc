@@ -27,12 +27,12 @@ void Part::own(const RangeMap& map, std::weak_ptr<CopyHost> host) {
 }
 
 Status Part::follow(const CopyRequest& image, std::vector<at::Tensor> tensors,
-                    std::weak_ptr<CopyHost> host) {
+                    std::weak_ptr<CopyHost> host, const std::function<void()>& between) {
   // LibTorch may throw, for want of memory.
   Status result =
       make_error(ErrorKind::kResource, absl::StrCat(label(), ": the image could not be taken up"));
   take_turn([&, this] {
-    result = take_up(*image.image, std::move(tensors));
+    result = take_up(*image.image, std::move(tensors), between);
     if (!result.ok()) return fail_all(result);
     replica_ = ReplicaProtocol::backup(identity_.self, image.map, image.position);
     host_ = host;
@@ -295,7 +295,7 @@ void Part::digest(std::function<void(uint64_t position, uint64_t hash)> done) {
       for (const at::Tensor& t : data_->pack(pushes_.at(held.token))) add(t);
     }
     hash = mix_bits(hash ^ hash_text(encode(image)));
-    for (const at::Tensor& t : data_->image()) add(t);
+    for (const at::Tensor& t : image_of(*data_->freeze())) add(t);
     done(replica_.has_value() ? replica_->last() : 0, hash);
   });
 }

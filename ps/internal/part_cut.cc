@@ -93,7 +93,8 @@ PartCut Part::freeze() {
   return out;
 }
 
-Status Part::take_up(const PartImage& from, std::vector<at::Tensor> tensors) {
+Status Part::take_up(const PartImage& from, std::vector<at::Tensor> tensors,
+                     const std::function<void()>& between) {
   size_t used = 0;
   data_->follow(true);
   for (size_t i = 0; i < from.pushes.size(); ++i) {
@@ -115,7 +116,8 @@ Status Part::take_up(const PartImage& from, std::vector<at::Tensor> tensors) {
     metrics_.held_bytes->add(push.bytes());
     pushes_.emplace(token, std::move(push));
   }
-  WEFT_RETURN_IF_ERROR(data_->load({tensors.begin() + static_cast<long>(used), tensors.end()}));
+  WEFT_RETURN_IF_ERROR(
+      data_->load({tensors.begin() + static_cast<long>(used), tensors.end()}, between));
   protocol_.load(from.protocol);
   return absl::OkStatus();
 }

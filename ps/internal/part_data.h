@@ -50,7 +50,12 @@ class FrozenData {
   virtual const std::vector<Column>& columns() const = 0;
   // Calls `put` with the elements of a column, in pieces and in order, until it fails.
   virtual Status write(size_t column, const std::function<Status(std::string_view)>& put) const = 0;
+  // The next piece of an image as PartData::load() takes it, which is empty at first; `done`: rows that it has.
+  // True: there is more.
+  virtual bool copy_image(std::vector<at::Tensor>* image, size_t* done) const = 0;
 };
+// All of it.
+std::vector<at::Tensor> image_of(const FrozenData& data);
 
 class PartData {
  public:
@@ -69,14 +74,14 @@ class PartData {
   virtual StatusOr<at::Tensor> read(const std::vector<at::Tensor>& tensors) const = 0;
   virtual int64_t rows() const = 0;
   virtual int64_t bytes() const = 0;
-  // Values and the rule's state; later changes are not seen in it. Some may be undefined.
-  virtual std::vector<at::Tensor> image() const = 0;
-  // The same without a copy: what is changed later is copied before its first change.
+  // Values and the rule's state, without a copy: what is changed later is copied before its first change.
   virtual std::shared_ptr<const FrozenData> freeze() = 0;
   // Names of the rule's buffers, in the order of an image; "" where the rule has no need of one.
   virtual std::vector<std::string> buffer_names() const = 0;
-  // Replaces everything. Kind protocol: it is no image of such a table. Kind resource: no memory.
-  virtual Status load(const std::vector<at::Tensor>& image) = 0;
+  // Replaces everything. Some of an image's tensors may be undefined. `between` is called between pieces of it.
+  // Kind protocol: it is no image of such a table. Kind resource: no memory.
+  virtual Status load(const std::vector<at::Tensor>& image,
+                      const std::function<void()>& between) = 0;
 };
 
 // Kind resource when there is no memory for it.

@@ -2,8 +2,10 @@
 
 #include <utility>
 
+#include "ATen/core/grad_mode.h"
 #include "absl/strings/str_cat.h"
 #include "weft/ps/internal/part.h"
+#include "weft/ps/internal/rest.h"
 
 namespace weft::ps::internal {
 namespace {
@@ -67,23 +69,64 @@ void Part::append(LogEntry entry) {
   perform(effects);
 }
 
+// The state is frozen in this turn, and copied by and by beside those that follow: pushes do not wait for it.
 void Part::take_image(bool for_next) {
-  CopyRequest request{identity_.table, identity_.index, replica_->map(), replica_->last()};
-  if (for_next) request.next = replica_->next();
+  auto making = std::make_shared<Making>();
+  making->request = {identity_.table, identity_.index, replica_->map(), replica_->last()};
+  if (for_next) making->request.next = replica_->next();
   PartImage image{identity_.definition, identity_.servers, protocol_.image(), {}};
-  std::vector<at::Tensor> tensors;
   for (const ProtocolImage::Held& held : image.protocol.held) {
     const Push& push = pushes_.at(held.token);
     const std::vector<at::Tensor> of_push = data_->pack(push);
     image.pushes.push_back({push.kind, push.rate, static_cast<uint32_t>(of_push.size())});
-    tensors.insert(tensors.end(), of_push.begin(), of_push.end());
+    making->held.insert(making->held.end(), of_push.begin(), of_push.end());
   }
-  for (at::Tensor& t : data_->image()) tensors.push_back(std::move(t));
-  request.image = std::move(image);
+  making->request.image = std::move(image);
+  making->data = data_->freeze();
+  making->host = host_;
   auto& stream = for_next ? next_stream_ : stream_;
   stream = std::make_shared<Stream>();
-  stream->image.emplace(std::move(request), std::move(tensors));
+  stream->sending = true;  // until it is made
   metrics_.images->add();
+  if (const auto host = host_.lock()) {
+    host->later(runtime_->now(), [weak = weak_from_this(), at = stream, making] {
+      if (const auto self = weak.lock()) self->copy_piece(at, making);
+    });
+  }
+}
+
+// Not in a turn.
+void Part::copy_piece(const StreamRef& stream, const std::shared_ptr<Making>& making) {
+  const absl::Time began = runtime_->now();
+  Status made;
+  bool more = false;
+  try {
+    const at::AutoGradMode no_grad(false);
+    more = making->data->copy_image(&making->tensors, &making->done);
+  } catch (...) {  // of LibTorch, for want of memory
+    made = status_from_current_exception();
+  }
+  const auto host = making->host.lock();
+  if (more && host != nullptr) {
+    const absl::Time now = runtime_->now();
+    const absl::Duration rest = rest_after(now - began, &making->rested);
+    return host->later(now + rest, [weak = weak_from_this(), stream, making] {
+      if (const auto self = weak.lock()) self->copy_piece(stream, making);
+    });
+  }
+  take_turn([this, stream, making, made] {
+    image_made(stream, making.get(), made);
+    publish();
+  });
+}
+
+void Part::image_made(const StreamRef& stream, Making* making, const Status& made) {
+  making->data.reset();
+  if (!made.ok()) return sent(stream, making->request.map.epoch, true, made);
+  stream->sending = false;
+  std::vector<at::Tensor> tensors = std::move(making->held);
+  for (at::Tensor& t : making->tensors) tensors.push_back(std::move(t));
+  stream->image.emplace(std::move(making->request), std::move(tensors));
 }
 
 void Part::pump() {
@@ -118,15 +161,20 @@ void Part::pump(const StreamRef& stream, const CopyPlace& to) {
   const int64_t bytes = bytes_of(tensors);
   const absl::Duration deadline = kAttempt + absl::Seconds(bytes / kSlowestBytes);
   const uint64_t epoch = replica_->map().epoch;
-  host->send_copy(to, std::move(request), std::move(tensors), deadline,
-                  [weak = weak_from_this(), stream, epoch, image](StatusOr<CopyAnswer> answer) {
-                    const auto self = weak.lock();
-                    if (self == nullptr) return;
-                    self->take_turn([part = self.get(), stream, epoch, image, answer] {
-                      part->sent(stream, epoch, image, answer);
-                      part->publish();
-                    });
-                  });
+  auto done = [weak = weak_from_this(), stream, epoch, image](const StatusOr<CopyAnswer>& answer) {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    self->take_turn([part = self.get(), stream, epoch, image, answer] {
+      part->sent(stream, epoch, image, answer);
+      part->publish();
+    });
+  };
+  if (!image) return host->send_copy(to, std::move(request), std::move(tensors), deadline, done);
+  // A message takes as long to pack as its bytes to copy: pushes do not wait for that.
+  host->later(runtime_->now(), [at = std::weak_ptr<CopyHost>(host), to, deadline, done,
+                                request = std::move(request), tensors = std::move(tensors)] {
+    if (const auto still = at.lock()) still->send_copy(to, request, tensors, deadline, done);
+  });
 }
 
 void Part::sent(const StreamRef& stream, uint64_t epoch, bool image,

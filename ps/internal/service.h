@@ -219,6 +219,7 @@ class WEFT_API PsService final : public Service,
   std::atomic<bool> draining_{false};
   // Parts that are being made, and are in no map yet: a drain waits for them.
   std::atomic<int> making_{0};
+  std::atomic<int> loads_{0};  // images that are being taken up
 
   mutable Mutex mutex_;
   std::shared_ptr<ServerLimits> limits_ ABSL_GUARDED_BY(mutex_);  // null: it serves no tables

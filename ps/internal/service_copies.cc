@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "weft/common/call_scope.h"
+#include "weft/ps/internal/rest.h"
 #include "weft/ps/internal/service.h"
 #include "weft/rpc/service_worker.h"
 #include "weft/rpc/untyped_call.h"
@@ -301,7 +303,18 @@ StatusOr<PsService::PartRef> PsService::follow(const CopyRequest& request,
     id = ++last_part_;
   }
   WEFT_ASSIGN_OR_RETURN(const PartRef made, make_part(open, limits, id, request.map));
-  WEFT_RETURN_IF_ERROR(made->follow(request, std::move(tensors), weak_from_this()));
+  // One thread of the pool at most rests.
+  const bool rests = loads_.fetch_add(1) == 0;
+  const absl::Cleanup loaded = [this] { loads_.fetch_sub(1); };
+  const auto parker = context_.runtime->make_parker();
+  absl::Time began = context_.runtime->now();
+  absl::Duration rested;
+  const auto between = [&] {
+    const absl::Time now = context_.runtime->now();
+    if (rests) parker->park_until(now + rest_after(now - began, &rested));
+    began = context_.runtime->now();
+  };
+  WEFT_RETURN_IF_ERROR(made->follow(request, std::move(tensors), weak_from_this(), between));
   PartRef before;
   {
     MutexLock lock(&mutex_);

@@ -1,7 +1,10 @@
 #include "weft/ps/internal/sparse_chunk.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
+
+#include "ATen/ops/empty.h"
 
 namespace weft::ps::internal {
 namespace {
@@ -15,8 +18,9 @@ std::string_view piece_of(const void* data, size_t bytes) {
 // Holds chunks that nothing writes to any more.
 class FrozenChunks final : public FrozenData {
  public:
-  FrozenChunks(std::vector<Chunk> chunks, size_t rows, const std::vector<std::string>& buffer_names)
-      : chunks_(std::move(chunks)), rows_(rows) {
+  FrozenChunks(std::vector<Chunk> chunks, size_t rows, RowShape shape,
+               const std::vector<std::string>& buffer_names)
+      : chunks_(std::move(chunks)), rows_(rows), shape_(std::move(shape)) {
     const auto count = static_cast<int64_t>(rows);
     columns_.push_back({"keys", at::kLong, {count}});
     columns_.push_back({"steps", at::kLong, {count}});
@@ -29,6 +33,23 @@ class FrozenChunks final : public FrozenData {
       columns_.push_back({buffer_names[b], buffer.scalar_type(), {count, buffer.size(1)}});
       buffers_.push_back(b);
     }
+  }
+
+  // Keys and steps, values and buffers, row by row in the order in which they were made.
+  bool copy_image(std::vector<at::Tensor>* image, size_t* done) const override {
+    if (image->empty()) *image = empty_image();
+    const size_t end = std::min(*done + kPieceRows, rows_);
+    for (size_t first = *done; first < end; first += kChunkRows) {
+      const Chunk& chunk = chunks_[first / kChunkRows];
+      const size_t rows = std::min(kChunkRows, rows_ - first);
+      const RowNotes& notes = *chunk.notes;
+      std::copy_n(notes.keys.begin(), rows, (*image)[0].mutable_data_ptr<int64_t>() + first);
+      std::copy_n(notes.steps.begin(), rows, (*image)[1].mutable_data_ptr<int64_t>() + first);
+      copy_rows(chunk.values, 0, (*image)[2], first, rows);
+      for (const size_t b : buffers_) copy_rows(chunk.buffers[b], 0, (*image)[b + 3], first, rows);
+    }
+    *done = end;
+    return end < rows_;
   }
 
   const std::vector<Column>& columns() const override { return columns_; }
@@ -45,6 +66,15 @@ class FrozenChunks final : public FrozenData {
   }
 
  private:
+  std::vector<at::Tensor> empty_image() const {
+    const auto count = static_cast<int64_t>(rows_);
+    std::vector<at::Tensor> out = {at::empty({count}, at::kLong), at::empty({count}, at::kLong),
+                                   at::empty({count, shape_.length}, shape_.options)};
+    for (const int64_t length : shape_.buffers) {
+      out.push_back(length == 0 ? at::Tensor() : at::empty({count, length}, shape_.options));
+    }
+    return out;
+  }
   Status write_rows(const Chunk& chunk, size_t column, size_t rows,
                     const std::function<Status(std::string_view)>& put) const {
     if (column == 0) return put(piece_of(chunk.notes->keys.data(), rows * sizeof(uint64_t)));
@@ -61,6 +91,7 @@ class FrozenChunks final : public FrozenData {
 
   const std::vector<Chunk> chunks_;
   const size_t rows_;
+  const RowShape shape_;
   std::vector<Column> columns_;
   std::vector<size_t> buffers_;  // of each column of a buffer: which of the rule's
 };
@@ -78,10 +109,18 @@ void Chunk::thaw() {
   frozen = false;
 }
 
+void copy_rows(const at::Tensor& from, size_t row, const at::Tensor& to, size_t to_row,
+               size_t rows) {
+  const size_t bytes = static_cast<size_t>(from.size(1)) * from.element_size();
+  std::memcpy(static_cast<char*>(to.data_ptr()) + to_row * bytes,
+              static_cast<const char*>(from.const_data_ptr()) + row * bytes, rows * bytes);
+}
+
 std::shared_ptr<const FrozenData> freeze_chunks(std::vector<Chunk>* chunks, size_t rows,
+                                                const RowShape& shape,
                                                 const std::vector<std::string>& buffer_names) {
   for (Chunk& chunk : *chunks) chunk.frozen = true;
-  return std::make_shared<FrozenChunks>(*chunks, rows, buffer_names);
+  return std::make_shared<FrozenChunks>(*chunks, rows, shape, buffer_names);
 }
 
 }  // namespace weft::ps::internal

@@ -18,6 +18,8 @@
 namespace weft::ps::internal {
 
 inline constexpr size_t kChunkRows = 256;
+// Of an image that is made or taken up, at a time: whole chunks.
+inline constexpr size_t kPieceRows = 32 * kChunkRows;
 
 // What a chunk's rows have beside their tensors.
 struct RowNotes {
@@ -36,8 +38,20 @@ struct Chunk {
   void thaw();
 };
 
+// Of tensors of equally long rows.
+void copy_rows(const at::Tensor& from, size_t row, const at::Tensor& to, size_t to_row,
+               size_t rows);
+
+// What a row is: values, and of each of the rule's buffers as many; 0: the rule has no need of it.
+struct RowShape {
+  at::TensorOptions options{};
+  int64_t length = 0;
+  std::vector<int64_t> buffers{};
+};
+
 // The first `rows` rows. `buffer_names`: "" for one that the chunks do not have.
 std::shared_ptr<const FrozenData> freeze_chunks(std::vector<Chunk>* chunks, size_t rows,
+                                                const RowShape& shape,
                                                 const std::vector<std::string>& buffer_names);
 
 }  // namespace weft::ps::internal

@@ -131,29 +131,8 @@ class SparseData final : public PartData {
   int64_t bytes() const override { return static_cast<int64_t>(rows_) * row_bytes_; }
   void follow(bool follows) override { follows_ = follows; }
 
-  // Keys and steps, values and buffers, row by row in the order in which they were made.
-  std::vector<at::Tensor> image() const override {
-    const auto count = static_cast<int64_t>(rows_);
-    at::Tensor keys = at::empty({count}, at::kLong);
-    at::Tensor steps = at::empty({count}, at::kLong);
-    std::vector<at::Tensor> out = {keys, steps, at::empty({count, length_}, tensor_)};
-    for (const int64_t length : lengths_) {
-      out.push_back(length == 0 ? at::Tensor() : at::empty({count, length}, tensor_));
-    }
-    each_chunk([&](const Chunk& chunk, size_t first, size_t rows) {
-      const RowNotes& notes = *chunk.notes;
-      std::copy_n(notes.keys.begin(), rows, keys.mutable_data_ptr<int64_t>() + first);
-      std::copy_n(notes.steps.begin(), rows, steps.mutable_data_ptr<int64_t>() + first);
-      copy_rows(chunk.values, 0, length_, out[2], first, rows);
-      for (size_t b = 0; b < lengths_.size(); ++b) {
-        if (lengths_[b] != 0) copy_rows(chunk.buffers[b], 0, lengths_[b], out[b + 3], first, rows);
-      }
-    });
-    return out;
-  }
-
   std::shared_ptr<const FrozenData> freeze() override {
-    return freeze_chunks(&chunks_, rows_, buffer_names());
+    return freeze_chunks(&chunks_, rows_, {tensor_, length_, lengths_}, buffer_names());
   }
   std::vector<std::string> buffer_names() const override {
     std::vector<std::string> out = rule_->buffer_names();
@@ -163,7 +142,7 @@ class SparseData final : public PartData {
     return out;
   }
 
-  Status load(const std::vector<at::Tensor>& image) override {
+  Status load(const std::vector<at::Tensor>& image, const std::function<void()>& between) override {
     if (image.size() != 3 + lengths_.size()) {
       return make_error(ErrorKind::kProtocol,
                         absl::StrCat("image of ", image.size(), " tensors, and a part has ",
@@ -184,17 +163,24 @@ class SparseData final : public PartData {
     chunks_.clear();
     rows_ = 0;
     follows_ = true;
-    WEFT_RETURN_IF_ERROR(make_rows(keys, false));
-    if (static_cast<int64_t>(rows_) != count) {
-      return make_error(ErrorKind::kProtocol, "image with a key that comes twice");
+    try {
+      index_.reserve(keys.size());
+    } catch (const std::exception&) {
+      return make_error(ErrorKind::kResource, absl::StrCat("no memory for ", count, " rows"));
     }
-    each_chunk([&](const Chunk& chunk, size_t first, size_t rows) {
-      std::copy_n(from[1].const_data_ptr<int64_t>() + first, rows, chunk.notes->steps.begin());
-      copy_rows(from[2], first, length_, chunk.values, 0, rows);
-      for (size_t b = 0; b < lengths_.size(); ++b) {
-        if (lengths_[b] != 0) copy_rows(from[b + 3], first, lengths_[b], chunk.buffers[b], 0, rows);
+    for (size_t first = 0; first < keys.size(); first += kPieceRows) {
+      const size_t end = std::min(first + kPieceRows, keys.size());
+      WEFT_RETURN_IF_ERROR(make_rows(
+          {keys.begin() + static_cast<int64_t>(first), keys.begin() + static_cast<int64_t>(end)},
+          false));
+      if (rows_ != end) {
+        return make_error(ErrorKind::kProtocol, "image with a key that comes twice");
       }
-    });
+      for (size_t at = first; at < end; at += kChunkRows) {
+        load_chunk(from, at, std::min(kChunkRows, end - at));
+      }
+      if (between != nullptr && end != keys.size()) between();
+    }
     return absl::OkStatus();
   }
 
@@ -212,17 +198,13 @@ class SparseData final : public PartData {
     return static_cast<char*>(chunks_[row / kChunkRows].buffers[buffer].data_ptr()) +
            row % kChunkRows * bytes_of(lengths_[buffer]);
   }
-  void copy_rows(const at::Tensor& from, size_t row, int64_t length, const at::Tensor& to,
-                 size_t to_row, size_t rows) const {
-    std::memcpy(static_cast<char*>(to.data_ptr()) + to_row * bytes_of(length),
-                static_cast<const char*>(from.const_data_ptr()) + row * bytes_of(length),
-                rows * bytes_of(length));
-  }
-  // With the number of its first row, and how many it has.
-  template <class Fn>
-  void each_chunk(const Fn& fn) const {
-    for (size_t first = 0; first < rows_; first += kChunkRows) {
-      fn(chunks_[first / kChunkRows], first, std::min(kChunkRows, rows_ - first));
+  // Of an image, from a row on that is a chunk's first.
+  void load_chunk(const std::vector<at::Tensor>& from, size_t first, size_t rows) {
+    const Chunk& chunk = chunks_[first / kChunkRows];
+    std::copy_n(from[1].const_data_ptr<int64_t>() + first, rows, chunk.notes->steps.begin());
+    copy_rows(from[2], first, chunk.values, 0, rows);
+    for (size_t b = 0; b < lengths_.size(); ++b) {
+      if (lengths_[b] != 0) copy_rows(from[b + 3], first, chunk.buffers[b], 0, rows);
     }
   }
   uint32_t& steps_of(uint32_t row) {
