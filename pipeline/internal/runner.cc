@@ -47,7 +47,8 @@ Runner::Runner(std::shared_ptr<const Worker> worker, std::shared_ptr<Runtime> ru
       from_(edges_from(setup_.plan)),
       to_(edges_to(setup_.plan)),
       changed_(runtime_.get()),
-      posted_changed_(runtime_.get()) {
+      posted_changed_(runtime_.get()),
+      written_(runtime_.get()) {
   for (const Action& a : setup_.plan.workers[setup_.self]) {
     if (a.kind == ActionKind::kRecompute) recomputed_.insert({a.stage, a.micro_batch});
   }
@@ -70,8 +71,15 @@ void Runner::join() {
 }
 
 void Runner::start() {
-  std::unique_ptr<Thread> thread = runtime_->spawn("pipeline", [this] { run(); });
   std::unique_ptr<Thread> writer = runtime_->spawn("pipeline-put", [this] { write_posted(); });
+  std::unique_ptr<Thread> thread;
+  try {
+    thread = runtime_->spawn("pipeline", [this] { run(); });
+  } catch (...) {
+    close(status_from_current_exception());
+    writer->join();
+    throw;
+  }
   MutexLock lock(&mutex_);
   thread_ = std::move(thread);
   writer_ = std::move(writer);
@@ -194,6 +202,7 @@ void Runner::fail(const Status& why, bool tell_others) {
   }
   changed_.notify_all();
   posted_changed_.notify_all();
+  written_.notify_all();
   for (const auto& [stage, compute] : setup_.stages) compute->cancel(why);
   if (tell_others) {
     const ErrorDetails details = error_details(why);

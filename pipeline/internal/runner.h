@@ -214,6 +214,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   std::set<std::pair<int, int>> recomputed_;  // stage, micro-batch
   Condition changed_;
   Condition posted_changed_;
+  Condition written_;  // the second thread has nothing to write
 
   mutable Mutex mutex_;
   std::unique_ptr<Thread> thread_ ABSL_GUARDED_BY(mutex_);

@@ -42,9 +42,10 @@ bool Runner::is_small(const Tensors& tensors) {
 Status Runner::post(const Action& a, PutMessage message, bool later) {
   Posted posted{a, std::move(message), {}};
   const bool small = is_small(posted.message.tensors);
+  bool on_device = false;
   for (at::Tensor& t : posted.message.tensors) {
     if (!t.defined()) continue;
-    if (!t.is_cpu()) later = false;
+    on_device = on_device || !t.is_cpu();
     if (small) {
       try {
         t = copy_of(t);
@@ -57,11 +58,13 @@ Status Runner::post(const Action& a, PutMessage message, bool later) {
   }
   {
     MutexLock lock(&mutex_);
-    if (later || writing_ || !posted_.empty()) {
-      if (!error_.ok()) return error_;
-      posted_.push_back(std::move(posted));
-      later = true;
+    // RUN-7: the streams on which these were computed are this thread's.
+    while (on_device && (writing_ || !posted_.empty()) && error_.ok()) {
+      WEFT_RETURN_IF_ERROR(written_.wait_until(&mutex_, absl::InfiniteFuture()));
     }
+    if (!error_.ok()) return error_;
+    later = !on_device && (later || writing_ || !posted_.empty());
+    if (later) posted_.push_back(std::move(posted));
   }
   if (later) {
     posted_changed_.notify_all();
@@ -120,8 +123,11 @@ void Runner::write_posted() {
     write(std::move(posted));
     lock.lock();
     writing_ = false;
+    if (posted_.empty()) written_.notify_all();
   }
-  posted_.clear();
+  std::deque<Posted> dropped;
+  dropped.swap(posted_);
+  lock.unlock();  // tensors go without it
 }
 
 void Runner::put(PutMessage message, std::string_view sender, ReplyFn reply) {

@@ -12,6 +12,7 @@
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
 #include "c10/core/StreamGuard.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 #include "gtest/gtest.h"
 #include "weft/pipeline/pipeline.h"
 #include "weft/pipeline/schedule.h"
@@ -115,6 +116,66 @@ TEST_P(GpuMoves, RUN_7_what_a_stage_queues_comes_after_the_copies_of_what_it_tak
   pipe.step({x}, with_bytes(at::full({2, 3}, 0.0F), gpu(0)));
   EXPECT_TRUE(at::equal(settled(AddsOne::came_back()), at::full({2, 3}, 9.0F)));
   pipe.close();
+}
+
+constexpr int kInTurns = 16;
+// The first stage's outputs are on the CPU and on the GPU in turns; the second one keeps what it is given.
+class InTurns : public pipeline::StageCompute {
+ public:
+  InTurns(bool first, std::vector<at::Tensor>* seen) : first_(first), seen_(seen) {}
+  StatusOr<Tensors> forward(pipeline::ForwardCall call) override {
+    if (!first_) {
+      seen_->push_back(call.inputs[0]);
+      return Tensors{at::zeros({1})};
+    }
+    // On a stream that is this thread's alone.
+    if (!own_) c10::impl::VirtualGuardImpl(c10::kCUDA).exchangeStream(fresh());
+    own_ = true;
+    // No kernel ends before all have been queued.
+    go_->store(call.micro_batch == kInTurns - 1);
+    // Large, so that it takes the second thread a while.
+    if (call.micro_batch % 2 == 0) return Tensors{at::full({1 << 20}, 6.0F)};
+    at::Tensor out = with_bytes(at::full({3}, -100.0F), gpu(0));
+    fake_cuda::queue(native(current(gpu(0))), [out, go = go_] {
+      if (!go->load()) return false;
+      auto* const to = static_cast<float*>(out.mutable_data_ptr());
+      for (int64_t i = 0; i < out.numel(); ++i) to[i] = 6;
+      return true;
+    });
+    return Tensors{std::move(out)};
+  }
+  Status recompute(int64_t, int) override { return absl::OkStatus(); }
+  StatusOr<Tensors> backward(int64_t, int, Tensors) override { return Tensors{at::Tensor()}; }
+  StatusOr<Tensors> input_grad(int64_t, int, Tensors) override { return Tensors{at::Tensor()}; }
+  Status weight_grad(int64_t, int) override { return absl::OkStatus(); }
+  Status step(int64_t) override { return absl::OkStatus(); }
+  void drop(const Status&) override {}
+
+ private:
+  const bool first_;
+  std::vector<at::Tensor>* const seen_;
+  bool own_ = false;
+  const std::shared_ptr<std::atomic<bool>> go_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+// RUN-7, RUN-10: what is on a device is written by the thread that computed it, also behind messages that the second
+// thread has not written yet.
+TEST_P(GpuMoves, RUN_7_also_behind_what_the_second_thread_writes) {
+  std::vector<at::Tensor> seen;
+  const auto c = start(2, pipeline_service({.make_compute = [&](const ServiceContext&,
+                                                                const pipeline::Plan&, int stage) {
+                         return std::make_shared<InTurns>(stage == 0, &seen);
+                       }}));
+  std::vector<pipeline::Stage> stages;
+  for (size_t w = 0; w < 2; ++w) stages.emplace_back((*c)[w].info());
+  pipeline::Pipeline pipe((*c)[0], stages, *pipeline::make_schedule("gpipe", 2, kInTurns));
+  const at::Tensor x = at::zeros({kInTurns, 1});
+  for (int step = 0; step < 5; ++step) pipe.step({x}, x);
+  pipe.close();
+  ASSERT_EQ(seen.size(), size_t{5 * kInTurns});
+  for (size_t i = 0; i < seen.size(); ++i) {
+    EXPECT_TRUE(at::equal(settled(seen[i]), at::full(seen[i].sizes(), 6.0F))) << "message " << i;
+  }
 }
 
 TEST_P(GpuMoves, PS_11_a_push_has_what_the_kernels_before_it_made) {
