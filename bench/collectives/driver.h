@@ -144,7 +144,7 @@ class CollectiveDriver {
 
   std::vector<double> perform(const Task& task) {
     const int64_t floats = task.bytes / static_cast<int64_t>(sizeof(float));
-    // Of scatter and gather the whole is the input or the output, and each rank has a part.
+    // A scatter has the whole as its input, a gather as its output; each rank has a part.
     const bool gathers = task.what == CollectiveCommand::kAllGather;
     const bool scatters = task.what == CollectiveCommand::kReduceScatter;
     const at::Tensor input = operations_.make(gathers ? floats / size_ : floats, task.registered);

@@ -201,7 +201,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
     std::vector<CutNeed> needs{};
     CutReply<PartCut> reply{};  // once it is to be taken
   };
-  // Of an owner: its backup, as far as it has come, or the one that is to be the backup.
+  // At an owner: its backup, as far as it has come, or the one that is to be the backup.
   struct Stream {
     std::deque<LogEntry> log{};  // not confirmed
     uint64_t first = 0;          // position of its first

@@ -208,7 +208,7 @@ class WEFT_API ReplicaProtocol {
   // Entries `first` to `first + count - 1`; they are applied when this returns.
   Accepted entries(uint64_t epoch, uint64_t first, uint64_t count);
   void suspect_owner(ReplicaEffects* out);
-  // Of its owner, with what it sends: one that joins may be the backup by now.
+  // The map that the owner sends with its log: one that joins may be the backup by now.
   void adopt(const RangeMap& of_owner);
   // The owner says that one that joins is given up.
   void given_up(ReplicaEffects* out);

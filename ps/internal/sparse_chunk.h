@@ -18,7 +18,7 @@
 namespace weft::ps::internal {
 
 inline constexpr size_t kChunkRows = 256;
-// Of an image that is made or taken up, at a time: whole chunks.
+// So much of an image is made or taken up at a time: whole chunks.
 inline constexpr size_t kPieceRows = 32 * kChunkRows;
 
 // What a chunk's rows have beside their tensors.
@@ -38,7 +38,7 @@ struct Chunk {
   void thaw();
 };
 
-// Of tensors of equally long rows.
+// For tensors of equally long rows.
 void copy_rows(const at::Tensor& from, size_t row, const at::Tensor& to, size_t to_row,
                size_t rows);
 

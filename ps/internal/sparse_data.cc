@@ -198,7 +198,7 @@ class SparseData final : public PartData {
     return static_cast<char*>(chunks_[row / kChunkRows].buffers[buffer].data_ptr()) +
            row % kChunkRows * bytes_of(lengths_[buffer]);
   }
-  // Of an image, from a row on that is a chunk's first.
+  // A piece of an image; its first row is the first of a chunk.
   void load_chunk(const std::vector<at::Tensor>& from, size_t first, size_t rows) {
     const Chunk& chunk = chunks_[first / kChunkRows];
     std::copy_n(from[1].const_data_ptr<int64_t>() + first, rows, chunk.notes->steps.begin());

@@ -37,7 +37,7 @@ struct MovesJob : PsJob {
     }
     return out;
   }
-  // Of all copies that know of the latest epoch.
+  // Over all copies that know of the latest epoch.
   std::vector<ps::internal::RangeMap> maps(const std::string& table, uint32_t parts) {
     std::vector<ps::internal::RangeMap> out(parts);
     for (size_t s = 0; s < servers.size(); ++s) {

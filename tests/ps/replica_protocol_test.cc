@@ -330,7 +330,7 @@ class World {
   bool counts(int s) const {
     const CopyPlace me = place(s);
     if (map_.owner == me) {
-      // Of one that took over, or to which the part was handed, and has not heard of it, too.
+      // The copy of one that took over, or to which the part was handed, and has not heard of it, too.
       const ReplicaProtocol& copy = *servers_[s].copy;
       const bool given =
           map_.ready && copy.map().epoch + 1 == map_.epoch && copy.map().owner == map_.backup;

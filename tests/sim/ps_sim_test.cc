@@ -118,7 +118,7 @@ class World {
   int below(int n) { return static_cast<int>(sim_->random().below(static_cast<uint64_t>(n))); }
   Worker& worker(int i) { return workers_[static_cast<size_t>(i)]; }
   Worker& client_worker(int c) { return worker(servers_ + c); }
-  // Of the servers, and of the spare one behind them, which is in no list.
+  // The servers, and the spare one behind them, which is in no list.
   Worker& server_worker(int s) { return worker(s < servers_ ? s : servers_ + clients_); }
   std::string server_name(int s) const { return s < servers_ ? absl::StrCat("ps", s) : "spare"; }
   bool moves() const { return trouble_ >= Trouble::kJoin; }

@@ -42,7 +42,7 @@ Status write_checkpoint(Files& files, const std::string& path, const TrainingSta
                         const std::map<std::string, at::Tensor>& generators, int ranks,
                         const CheckpointOptions& options) {
   try {
-    // Of a writer that was killed between the two names: whole, and newer than what has the name. So `next` is
+    // A writer that was killed between the two names has left it: whole, and newer than what has the name. So `next` is
     // free below, and is made without a name beside it, which a writer that is killed would leave.
     const Status taken_up = files.rename(next_of(path), path);
     if (!taken_up.ok() && !absl::IsNotFound(taken_up)) return taken_up;
