@@ -337,7 +337,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
     CopyPlace backup{};
     absl::Time asked{};     // by it, the last time
     size_t candidates = 0;  // that were to take its place
-    bool looks = false;     // who has joined
+    bool looks = false;     // which servers have joined
     bool knows = false;
   };
   LetGo let_go_;

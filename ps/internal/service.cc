@@ -94,56 +94,37 @@ std::map<std::string, PartReport> PsService::reports() const {
 // ---- requests ----------------------------------------------------------------------------------
 
 std::vector<Method> PsService::methods() {
-  Method open;
-  open.name = std::string(kOpenMethod);
-  open.signature = std::string(kOpenSignature);
-  open.invoke = [this](CallContext&, const std::shared_ptr<void>&, Payload arguments,
-                       ReplyFn reply) { on_open(std::move(arguments), std::move(reply)); };
-  Method call;
-  call.name = std::string(kCallMethod);
-  call.signature = std::string(kCallSignature);
-  call.invoke = [this](CallContext& context, const std::shared_ptr<void>&, Payload arguments,
-                       ReplyFn reply) { on_call(context, std::move(arguments), std::move(reply)); };
-  Method find;
-  find.name = std::string(kFindMethod);
-  find.signature = std::string(kFindSignature);
-  find.invoke = [this](CallContext&, const std::shared_ptr<void>&, Payload arguments,
-                       ReplyFn reply) { on_find(std::move(arguments), std::move(reply)); };
-  Method copy;
-  copy.name = std::string(kCopyMethod);
-  copy.signature = std::string(kCopySignature);
-  copy.invoke = [this](CallContext&, const std::shared_ptr<void>&, Payload arguments,
-                       ReplyFn reply) { on_copy(std::move(arguments), std::move(reply)); };
-  Method move;
-  move.name = std::string(kMoveMethod);
-  move.signature = std::string(kMoveSignature);
-  move.invoke = [this](CallContext&, const std::shared_ptr<void>&, Payload arguments,
-                       ReplyFn reply) { on_move(std::move(arguments), std::move(reply)); };
-  Method list;
-  list.name = std::string(kListMethod);
-  list.signature = std::string(kMoveSignature);
-  list.invoke = [this](CallContext&, const std::shared_ptr<void>&, Payload, ReplyFn reply) {
-    on_list(std::move(reply));
+  // `handle(context, arguments, reply)`.
+  const auto method = [](std::string_view name, std::string_view signature, auto handle) {
+    Method out;
+    out.name = std::string(name);
+    out.signature = std::string(signature);
+    out.invoke = [handle](CallContext& context, const std::shared_ptr<void>&, Payload arguments,
+                          ReplyFn reply) {
+      handle(context, std::move(arguments), std::move(reply));
+    };
+    return out;
   };
-  const auto with_caller = [this](std::string_view name, auto handle) {
-    Method method;
-    method.name = std::string(name);
-    method.signature = std::string(kCutSignature);
-    method.invoke = [this, handle](CallContext& context, const std::shared_ptr<void>&,
-                                   Payload arguments, ReplyFn reply) {
+  const auto without_caller = [this](auto handle) {
+    return [this, handle](CallContext&, Payload arguments, ReplyFn reply) {
+      (this->*handle)(std::move(arguments), std::move(reply));
+    };
+  };
+  const auto with_caller = [this](auto handle) {
+    return [this, handle](CallContext& context, Payload arguments, ReplyFn reply) {
       (this->*handle)(context, std::move(arguments), std::move(reply));
     };
-    return method;
   };
-  return {std::move(open),
-          std::move(call),
-          std::move(find),
-          std::move(copy),
-          std::move(move),
-          std::move(list),
-          with_caller(kCutMethod, &PsService::on_cut),
-          with_caller(kHoldMethod, &PsService::on_hold),
-          with_caller(kRestoreMethod, &PsService::on_restore)};
+  return {method(kOpenMethod, kOpenSignature, without_caller(&PsService::on_open)),
+          method(kCallMethod, kCallSignature, with_caller(&PsService::on_call)),
+          method(kFindMethod, kFindSignature, without_caller(&PsService::on_find)),
+          method(kCopyMethod, kCopySignature, without_caller(&PsService::on_copy)),
+          method(kMoveMethod, kMoveSignature, without_caller(&PsService::on_move)),
+          method(kListMethod, kMoveSignature,
+                 [this](CallContext&, Payload, ReplyFn reply) { on_list(std::move(reply)); }),
+          method(kCutMethod, kCutSignature, with_caller(&PsService::on_cut)),
+          method(kHoldMethod, kCutSignature, with_caller(&PsService::on_hold)),
+          method(kRestoreMethod, kCutSignature, with_caller(&PsService::on_restore))};
 }
 
 void PsService::on_open(Payload arguments, ReplyFn reply) {

@@ -133,7 +133,7 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
     size_t asked = 0;     // in this round
     bool copies = false;  // one was found in this round, or may be there
     int empty_rounds = 0;
-    bool asked_store = false;  // who has joined
+    bool asked_store = false;  // which servers have joined
   };
 
   bool copied() const { return setup_.definition.copies > 1; }

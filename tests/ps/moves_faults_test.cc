@@ -57,19 +57,13 @@ TEST_F(PsTest, PS_10_AMoveGoesOnWhenTheStoreIsBack) {
         o->store = std::make_shared<StoreThatGoes>(o->store, sim, &away);
       });
       const Table t = job.near[0].open_table("w", counters());
-      bool stop = false;
-      int64_t pushed = 0;
-      Status moved;
-      side_by_side(*sim, {[&] { pushed = count_up(*sim, t, stop); },
-                          [&] { moved = job.near[1].try_move_part("w", 0, "ps3", 30s); },
-                          [&] {
-                            sim->sleep(absl::Microseconds(150 * after));
-                            away = true;
-                            sim->sleep(absl::Seconds(2));
-                            away = false;
-                            sim->sleep(absl::Seconds(3));
-                            stop = true;
-                          }});
+      const auto [moved, pushed] = move_while_counting(*sim, job, t, 30s, [&] {
+        sim->sleep(absl::Microseconds(150 * after));
+        away = true;
+        sim->sleep(absl::Seconds(2));
+        away = false;
+        sim->sleep(absl::Seconds(3));
+      });
       EXPECT_TRUE(moved.ok()) << "after " << after << ": " << moved;
       EXPECT_EQ(job.owners("w", 0), std::vector<std::string>{"ps3"}) << "after " << after;
       EXPECT_TRUE(torch::equal(t.pull().wait(), all_are(pushed))) << "after " << after;
@@ -83,22 +77,16 @@ TEST_F(PsTest, PS_10_AMoveToAServerThatStartsAgainUnderItsNameLosesNothing) {
     in_simulation(static_cast<uint64_t>(90 + after), [&](const std::shared_ptr<SimRuntime>& sim) {
       MovesJob job(2, sim);
       const Table t = job.near[0].open_table("w", counters());
-      bool stop = false;
-      int64_t pushed = 0;
-      Status moved;
       std::optional<Worker> again;
       std::unique_ptr<ps::Server> server;
-      side_by_side(*sim, {[&] { pushed = count_up(*sim, t, stop); },
-                          [&] { moved = job.near[1].try_move_part("w", 0, "ps3", 60s); },
-                          [&] {
-                            sim->sleep(absl::Microseconds(200 * after));
-                            job.servers[3].reset();
-                            (void)job.server(3).shutdown({.graceful = false});
-                            again = Worker::join(job.cluster->join_options(3, "ps3"));
-                            server = std::make_unique<ps::Server>(*again);
-                            sim->sleep(absl::Seconds(5));
-                            stop = true;
-                          }});
+      const auto [moved, pushed] = move_while_counting(*sim, job, t, 60s, [&] {
+        sim->sleep(absl::Microseconds(200 * after));
+        job.servers[3].reset();
+        (void)job.server(3).shutdown({.graceful = false});
+        again = Worker::join(job.cluster->join_options(3, "ps3"));
+        server = std::make_unique<ps::Server>(*again);
+        sim->sleep(absl::Seconds(5));
+      });
       EXPECT_TRUE(moved.ok() || error_kind(moved) == ErrorKind::kPeerLost ||
                   error_kind(moved) == ErrorKind::kState)
           << "after " << after << ": " << moved;

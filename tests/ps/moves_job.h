@@ -3,6 +3,7 @@
 
 // What the tests of parts that move share.
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -71,6 +72,25 @@ inline int64_t count_up(SimRuntime& sim, const ps::Table& t, const bool& stop) {
     sim.sleep(absl::Milliseconds(++acknowledged < 300 ? 3 : 100));
   }
   return acknowledged;
+}
+
+struct MovedAndPushed {
+  Status moved;
+  int64_t pushed = 0;  // and acknowledged
+};
+// Part 0 of "w" moves to ps3 while a client counts up, until `trouble` has happened.
+inline MovedAndPushed move_while_counting(SimRuntime& sim, MovesJob& job, const ps::Table& t,
+                                          std::chrono::seconds time,
+                                          const std::function<void()>& trouble) {
+  MovedAndPushed out;
+  bool stop = false;
+  side_by_side(sim, {[&] { out.pushed = count_up(sim, t, stop); },
+                     [&] { out.moved = job.near[1].try_move_part("w", 0, "ps3", time); },
+                     [&] {
+                       trouble();
+                       stop = true;
+                     }});
+  return out;
 }
 
 }  // namespace weft::testing

@@ -102,17 +102,11 @@ TEST_F(PsTest, PS_10_AMoveWhoseSourceOrTargetOrBackupDiesLosesNothing) {
       in_simulation(static_cast<uint64_t>(44 + after), [&](const std::shared_ptr<SimRuntime>& sim) {
         MovesJob job(2, sim);
         const Table t = job.near[0].open_table("w", counters());
-        bool stop = false;
-        int64_t pushed = 0;
-        Status moved;
-        side_by_side(*sim, {[&] { pushed = count_up(*sim, t, stop); },
-                            [&] { moved = job.near[1].try_move_part("w", 0, "ps3", 30s); },
-                            [&] {
-                              sim->sleep(absl::Microseconds(200 * after));
-                              (void)job.server(victim).shutdown({.graceful = false});
-                              sim->sleep(absl::Seconds(15));
-                              stop = true;
-                            }});
+        const auto [moved, pushed] = move_while_counting(*sim, job, t, 30s, [&] {
+          sim->sleep(absl::Microseconds(200 * after));
+          (void)job.server(victim).shutdown({.graceful = false});
+          sim->sleep(absl::Seconds(15));
+        });
         EXPECT_TRUE(moved.ok() || (victim == 3 && error_kind(moved) == ErrorKind::kPeerLost))
             << moved;
         EXPECT_TRUE(torch::equal(t.pull().wait(), torch::full({6}, static_cast<double>(pushed))))
