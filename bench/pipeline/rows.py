@@ -17,7 +17,7 @@ from harness import DriverError, DriverSpec, Figure, end_drivers, median, pooled
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import netlab  # noqa: E402
 
-ROWS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10", "L11", "L12")
+ROWS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7", "L8", "L9", "L10", "L11", "L12", "L13")
 PEERS = ("python", "tutorial")
 
 OURS, OURS_TEXT, OURS_ALONE, OURS_EIGHT = "weft", "weft/text", "weft/alone", "weft/eight"
@@ -42,6 +42,8 @@ SPLITS = 60
 RECORDED_MS, RECORDED = 2, 40
 # L12: PP-8's 1 % is of actions of 20 ms.
 SHAPED = 16
+# L13: a proof of PP-1's size, and what the plans of bug reports may take.
+PROVED, PROOF_MS, REFUSAL_MS = (16, 128), 100, 1000
 # L9: an action, the rate between the hosts, and the gradients of a stage, whose reduction takes half an action.
 REPLICA_MS, REPLICA_RATE_MBIT = 200, 100
 REPLICA_BYTES = REPLICA_MS * REPLICA_RATE_MBIT * 1000 // 8 // 2
@@ -313,6 +315,37 @@ def row_l12(bench, quick):
     return [share("L12", metric, [dynamic / static], 1.01)]
 
 
+def row_l13(bench, quick):
+    workers, count = PROVED
+    bench.log(f"L13.1: the proof of each schedule of {workers} workers and {count} micro-batches")
+    taken, errors = {}, []
+    for schedule in (*SYNCHRONOUS, "pipedream"):
+        rounds = bench.interleave([OURS_ALONE], f"prove {schedule} {workers} {count} {1 if quick else 5}", LIMIT_S, rounds=1)
+        rounds = rounds.get(OURS_ALONE, [])
+        if isinstance(rounds, DriverError):
+            errors.append(rounds)
+        elif rounds:
+            taken[schedule] = p50(rounds) / 1000
+    bench.log("    " + "  ".join(f"{name} {ms:.1f}" for name, ms in taken.items()))
+    worst = max(taken, key=taken.get) if taken else "none"
+    metric = f"the proof of a plan of {workers} workers and {count} micro-batches, p50, worst: {worst}"
+    proof = Figure("L13.1", metric, "ms", "lower", max(taken.values(), default=None), bar=PROOF_MS, alone=True)
+    if errors:
+        proof = failed(proof, errors[0])
+    metric = "plans of bug reports, from the text to the refusal, worst"
+    bench.log(f"L13.2: {metric}")
+    rounds = bench.interleave([OURS_ALONE], f"refuse {2 if quick else 20}", LIMIT_S, rounds=1).get(OURS_ALONE, [])
+    if isinstance(rounds, DriverError):
+        rounds, error = [], rounds
+    else:
+        error = ""
+    refused = Figure("L13.2", metric, "ms", "lower", max(pooled(rounds, "us"), default=None), bar=REFUSAL_MS, alone=True,
+                     error=str(error))
+    if refused.ours is not None:
+        refused.ours /= 1000
+    return [proof, refused]
+
+
 def measure(bench, wanted, quick, memory):
     rows = {
         "L1": row_l1,
@@ -327,6 +360,7 @@ def measure(bench, wanted, quick, memory):
         "L10": row_l10,
         "L11": row_l11,
         "L12": row_l12,
+        "L13": row_l13,
     }
     figures = []
     for id in ROWS:

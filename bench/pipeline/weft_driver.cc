@@ -14,6 +14,10 @@
 //                                     {"without": [us], "with": [us], "reduce": [us], "late": [us]}
 //   split STAGE COUNT                 backward of a stage of stages.h, whole and in two parts
 //                                     {"whole": [us], "split": [us]}
+//   prove SCHEDULE P M COUNT          the proof of a plan for P workers and M micro-batches
+//                                     {"us": [...]}
+//   refuse COUNT                      each plan of tests/pipeline/refused_plans.h, from its text to what is wrong
+//                                     {"us": [...]}
 //
 // Stages of a schedule sleep: a worker's whole share takes U for each of forward, input gradient
 // and weights' gradient, divided among its stages. How long U is goes before the pipeline to every
@@ -41,10 +45,12 @@
 #include "weft/pipeline/schedule.h"
 #include "weft/pipeline/service.h"
 #include "weft/pipeline/simulator.h"
+#include "weft/pipeline/verifier.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/worker.h"
 #include "weft/rref/remote_module.h"
 #include "weft/rref/service.h"
+#include "weft/tests/pipeline/refused_plans.h"
 #include "weft/tests/testing/vcompute.h"
 
 namespace weft::bench {
@@ -242,6 +248,36 @@ std::string split(std::istream& in) {
   return "{\"whole\":" + json_array(whole) + ",\"split\":" + json_array(parts) + "}";
 }
 
+std::string prove(std::istream& in) {
+  std::string schedule;
+  int workers = 0;
+  int micro_batches = 0;
+  int count = 0;
+  if (!(in >> schedule >> workers >> micro_batches >> count) || count < 1) {
+    throw std::invalid_argument("prove SCHEDULE P M COUNT");
+  }
+  const auto plan = value_or_throw(pipeline::make_schedule(schedule, workers, micro_batches));
+  return "{\"us\":" +
+         json_array(time_steps(count, [&] { throw_if_error(pipeline::verify(plan).status()); })) +
+         "}";
+}
+
+std::string refuse(std::istream& in) {
+  int count = 0;
+  if (!(in >> count) || count < 1) throw std::invalid_argument("refuse COUNT");
+  std::vector<double> us;
+  for (const char* text : {testing::kSendsThatMeetNobody, testing::kSwappedReceives,
+                           testing::kEveryWorkerSendsFirst, testing::kASendBehindWhatWaitsForIt}) {
+    for (const double one : time_steps(count, [text] {
+           const auto plan = value_or_throw(pipeline::plan_from_text(text));
+           if (pipeline::verify(plan).ok()) throw std::logic_error("it is proved");
+         })) {
+      us.push_back(one);
+    }
+  }
+  return "{\"us\":" + json_array(us) + "}";
+}
+
 int run(int argc, char** argv) {
   const std::string path = option(argc, argv, "--path", "bench-pipeline");
   const int rank = std::stoi(option(argc, argv, "--rank", "0"));
@@ -275,6 +311,8 @@ int run(int argc, char** argv) {
     operations.more["text"] = [&worker](std::istream& in) { return text(worker, in); };
     operations.more["replicas"] = [&worker](std::istream& in) { return replicas(worker, in); };
     operations.more["split"] = [](std::istream& in) { return split(in); };
+    operations.more["prove"] = [](std::istream& in) { return prove(in); };
+    operations.more["refuse"] = [](std::istream& in) { return refuse(in); };
     serve(&operations);
   }
   const ShutdownResult result = worker.shutdown({.deadline = std::chrono::seconds(5)});

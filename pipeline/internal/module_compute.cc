@@ -167,7 +167,8 @@ Status ModuleCompute::run(Live* live) {
   }
   WEFT_ASSIGN_OR_RETURN(live->outputs, invoke(*worker_, *forward_, object_, live->inputs));
   if (hooks_ != nullptr && c10::GradMode::is_enabled()) hooks_->unwrap(&live->outputs);
-  if (!call.is_last || call.forward_only) return absl::OkStatus();
+  if (call.forward_only) return absl::OkStatus();
+  if (!call.is_last) return c10::GradMode::is_enabled() ? check_trains(*live) : absl::OkStatus();
   if (loss_ != nullptr) {
     if (live->outputs.size() != 1 || !call.target.defined()) {
       return cannot(absl::StrCat("the loss '", options_.loss,
@@ -190,6 +191,18 @@ Status ModuleCompute::run(Live* live) {
   live->loss = live->outputs[0].detach();
   live->outputs[0] = at::mul(live->outputs[0], call.scale);
   return absl::OkStatus();
+}
+
+// Else no gradient would come to the stage's parameters, or to the stages before it, and no error either.
+Status ModuleCompute::check_trains(const Live& live) const {
+  const auto wants = [](const at::Tensor& t) { return t.defined() && t.requires_grad(); };
+  const auto any = [&wants](const Tensors& all) {
+    return std::any_of(all.begin(), all.end(), wants);
+  };
+  if (any(live.outputs) || !(any(live.inputs) || any(parameters_))) return absl::OkStatus();
+  return cannot(absl::StrCat(
+      "no output has a gradient, and what it is made of has: ", live.outputs.size(),
+      " tensors, the first ", live.outputs.empty() ? "" : shape_text(live.outputs[0])));
 }
 
 StatusOr<Tensors> ModuleCompute::forward(ForwardCall call) {

@@ -103,6 +103,7 @@ class ModuleCompute final : public StageCompute {
   ModuleCompute(std::shared_ptr<const Worker> worker, weft::internal::LocalModule module,
                 ModuleComputeOptions options);
   Status run(Live* live);
+  Status check_trains(const Live& live) const;
   StatusOr<Tensors> roots(const Live& live, Tensors gradients) const;
   bool reduces() const { return options_.reducer != nullptr || hooks_ != nullptr; }
   // For a parameter that has its gradient of the step.

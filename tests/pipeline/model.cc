@@ -41,7 +41,8 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
   at::Tensor h = at::linear(x, weight, bias);
   if (shared) h = at::relu(at::linear(h, weight, bias));
   h = (h - h.mean(1, /*keepdim=*/true)) * scale;
-  return x + at::tanh(h);
+  h = x + at::tanh(h);
+  return detached ? h.detach() : h;
 }
 
 at::Tensor numbers(int64_t n, double factor) {
@@ -73,6 +74,8 @@ Library model_library() {
       .constructor<int64_t, bool>()
       .def("forward", &BlockImpl::forward)
       .def("throw_in", &BlockImpl::throw_in)
+      .def("detach", &BlockImpl::detach)
+      .def("freeze", &BlockImpl::freeze)
       .def("counts", &BlockImpl::counts);
   lib.def("squares", &squares);
   lib.def("constant", &constant);

@@ -40,6 +40,13 @@ struct BlockImpl : torch::nn::Module {
   // Throws at the n-th forward from now; 0: never.
   int64_t throws_in = 0;
   void throw_in(int64_t n) { throws_in = n; }
+  // What it gives from now on has no gradient.
+  void detach() { detached = true; }
+  bool detached = false;
+  // Its parameters are not trained from now on.
+  void freeze() {
+    for (at::Tensor& p : parameters()) p.set_requires_grad(false);
+  }
   // Forwards, and of these the ones that recorded a graph.
   std::vector<int64_t> counts() const { return {forwards, graphs}; }
   int64_t forwards = 0;

@@ -16,6 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/pipeline/schedule.h"
+#include "weft/tests/pipeline/refused_plans.h"
 
 namespace weft::pipeline {
 namespace {
@@ -66,14 +67,9 @@ TEST(Verifier, PP_1_SkipsAndTies) {
   }
 }
 
-// Bug reports, as plans. Their sends wait for their receivers; computing stands between only where
-// it matters.
+// Bug reports, as plans. Their sends wait for their receivers.
 TEST(Verifier, RefusesSendsThatMeetNobody) {  // pytorch#172668, before
-  const Plan plan = parse(
-      "weft-plan 1\nschedule pytorch-172668\nmicro_batches 2\nplacement 0 1 0 1\n"
-      "edges 0>1 1>2 2>3\n"
-      "worker 0: F0.0 SF0>1.0 F0.1 SF0>1.1 RF1>2.0 F2.0\n"
-      "worker 1: RF0>1.0 F1.0 SF1>2.0 RF0>1.1 F1.1\n");
+  const Plan plan = parse(weft::testing::kSendsThatMeetNobody);
   const Verdict v = verify(plan);
   ASSERT_FALSE(v.ok());
   EXPECT_EQ(v.problems[0].rule, "VERIFY-2");
@@ -84,11 +80,7 @@ TEST(Verifier, RefusesSendsThatMeetNobody) {  // pytorch#172668, before
 }
 
 TEST(Verifier, RefusesSwappedReceivesToo) {  // pytorch#172668, after
-  const Plan plan = parse(
-      "weft-plan 1\nschedule pytorch-172668-swapped\nmicro_batches 3\nplacement 0 1 0 1\n"
-      "edges 0>1 1>2 2>3\n"
-      "worker 0: SF2>3.1 F0.2 SF0>1.2 RB3>2.0 B2.0 RB3>2.1\n"
-      "worker 1: RF2>3.1 SB3>2.0 F3.1 B3.1 RF0>1.2 SB3>2.1 F1.2\n");
+  const Plan plan = parse(weft::testing::kSwappedReceives);
   const Verdict v = verify(plan);
   ASSERT_FALSE(v.ok());
   EXPECT_EQ(v.problems[0].rule, "VERIFY-2");
@@ -96,14 +88,7 @@ TEST(Verifier, RefusesSwappedReceivesToo) {  // pytorch#172668, after
 }
 
 TEST(Verifier, RefusesEveryWorkerSendingFirst) {  // Megatron-LM#5100
-  // For the shapes: to the previous, from the previous, to the next, from the next.
-  const Plan plan = parse(
-      "weft-plan 1\nschedule megatron-5100\nmicro_batches 1\nplacement 0 1 2 3\n"
-      "edges 0>1 1>2 2>3\n"
-      "worker 0: SF0>1.0 RB1>0.0\n"
-      "worker 1: SB1>0.0 RF0>1.0 SF1>2.0 RB2>1.0\n"
-      "worker 2: SB2>1.0 RF1>2.0 SF2>3.0 RB3>2.0\n"
-      "worker 3: SB3>2.0 RF2>3.0\n");
+  const Plan plan = parse(weft::testing::kEveryWorkerSendsFirst);
   const Verdict v = verify(plan);
   ASSERT_FALSE(v.ok());
   EXPECT_EQ(v.problems[0].rule, "VERIFY-2");
@@ -113,10 +98,7 @@ TEST(Verifier, RefusesEveryWorkerSendingFirst) {  // Megatron-LM#5100
 }
 
 TEST(Verifier, RefusesASendBehindWhatWaitsForIt) {  // ray-project/ray#60954
-  const Plan plan = parse(
-      "weft-plan 1\nschedule ray-60954\nmicro_batches 1\nplacement 0 1\nedges 0>1\n"
-      "worker 0: F0.0 RB1>0.0 B0.0 SF0>1.0 U0\n"
-      "worker 1: RF0>1.0 F1.0 B1.0 SB1>0.0 U1\n");
+  const Plan plan = parse(weft::testing::kASendBehindWhatWaitsForIt);
   const Verdict v = verify(plan);
   ASSERT_FALSE(v.ok());
   EXPECT_THAT(v.problems[0].text,
