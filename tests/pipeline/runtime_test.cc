@@ -104,6 +104,41 @@ TEST_P(PipelineRun, PP_4_GradientsEqualOneProcess) {
     }
   }
 }
+// Steps follow each other without a barrier, and train as one process does.
+TEST_P(PipelineRun, PP_4_TrainingEqualsOneProcess) {
+  const OptimizerChoice sgd = optimizer_choice<optim::SGD>({.lr = 0.05, .momentum = 0.9});
+  for (const int p : {1, 2, 4}) {
+    SCOPED_TRACE(absl::StrCat(GetParam(), " p=", p));
+    World world(*pipeline::make_schedule(GetParam(), p, 4), {.optimizer = sgd});
+    Local local(world.plan.stages());
+    std::vector<std::unique_ptr<LocalOptimizer>> optimizers;
+    for (const auto& block : local.blocks) {
+      optimizers.push_back(*LocalOptimizer::make(sgd.name, sgd.options, block->parameters()));
+    }
+    std::vector<Future<pipeline::StepResult>> steps;
+    std::vector<double> want;
+    for (int k = 0; k < 20; ++k) {
+      const at::Tensor x = batch(8, 0.3 + 0.1 * k);
+      const at::Tensor y = batch(8, 0.8);
+      steps.push_back(world.pipe->step_async({x}, y));
+      want.push_back(local.step(x, y, 4));
+      for (size_t s = 0; s < local.blocks.size(); ++s) {
+        std::vector<at::Tensor> gradients;
+        for (const auto& t : local.blocks[s]->parameters()) gradients.push_back(t.grad());
+        ASSERT_TRUE(optimizers[s]->step(gradients).ok());
+        for (const auto& t : local.blocks[s]->parameters()) t.mutable_grad() = at::Tensor();
+      }
+    }
+    for (size_t k = 0; k < steps.size(); ++k) EXPECT_EQ(steps[k].wait().loss, want[k]) << k;
+    for (size_t s = 0; s < local.blocks.size(); ++s) {
+      const StateDict got = world.blocks[s].state_dict();
+      for (const auto& item : local.blocks[s]->named_parameters()) {
+        EXPECT_TRUE(torch::equal(got.at(item.key()), item.value())) << s << " " << item.key();
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Schedules, PipelineRun, ::testing::ValuesIn(synchronous()),
                          [](const auto& info) {
                            std::string name = info.param;
@@ -112,40 +147,6 @@ INSTANTIATE_TEST_SUITE_P(Schedules, PipelineRun, ::testing::ValuesIn(synchronous
                            }
                            return name;
                          });
-
-// Steps follow each other without a barrier, and train as one process does.
-TEST(Pipeline, PP_4_TrainingEqualsOneProcess) {
-  const OptimizerChoice sgd = optimizer_choice<optim::SGD>({.lr = 0.05, .momentum = 0.9});
-  for (const std::string& name : {std::string("1f1b"), std::string("zb-v")}) {
-    World world(*pipeline::make_schedule(name, 2, 4), {.optimizer = sgd});
-    Local local(world.plan.stages());
-    std::vector<std::unique_ptr<LocalOptimizer>> optimizers;
-    for (const auto& block : local.blocks) {
-      optimizers.push_back(*LocalOptimizer::make(sgd.name, sgd.options, block->parameters()));
-    }
-    std::vector<Future<pipeline::StepResult>> steps;
-    std::vector<double> want;
-    for (int k = 0; k < 6; ++k) {
-      const at::Tensor x = batch(8, 0.3 + 0.1 * k);
-      const at::Tensor y = batch(8, 0.8);
-      steps.push_back(world.pipe->step_async({x}, y));
-      want.push_back(local.step(x, y, 4));
-      for (size_t s = 0; s < local.blocks.size(); ++s) {
-        std::vector<at::Tensor> gradients;
-        for (const auto& p : local.blocks[s]->parameters()) gradients.push_back(p.grad());
-        ASSERT_TRUE(optimizers[s]->step(gradients).ok());
-        for (const auto& p : local.blocks[s]->parameters()) p.mutable_grad() = at::Tensor();
-      }
-    }
-    for (size_t k = 0; k < steps.size(); ++k) EXPECT_EQ(steps[k].wait().loss, want[k]) << name;
-    for (size_t s = 0; s < local.blocks.size(); ++s) {
-      const StateDict got = world.blocks[s].state_dict();
-      for (const auto& item : local.blocks[s]->named_parameters()) {
-        EXPECT_TRUE(torch::equal(got.at(item.key()), item.value())) << name << " " << item.key();
-      }
-    }
-  }
-}
 
 TEST(Pipeline, MessagesAreThoseOfThePlan) {
   World world(pipeline::one_f_one_b(3, 4));
