@@ -29,6 +29,7 @@
 #include "weft/dist_optim/service.h"
 #include "weft/pipeline/service.h"
 #include "weft/ps/client.h"
+#include "weft/ps/hogwild.h"
 #include "weft/ps/layers.h"
 #include "weft/ps/server.h"
 #include "weft/ps/trainer.h"

@@ -9,7 +9,7 @@ from pathlib import Path
 from figures import compare, describe_latency, describe_rate, detail, p50, rate
 from harness import DriverError, DriverSpec, Figure, median, percentile, pooled, worst_of
 
-ROWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P11")
+ROWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P11", "P12")
 PEERS = ("python",)
 
 OURS = "weft/pair"
@@ -33,6 +33,7 @@ SYNCS = 1000
 KILLS = 20
 MOVES = 6
 CUTS = 6
+THREADS = 7
 LIMIT_S = 240
 
 
@@ -225,6 +226,28 @@ def row_p11(bench, quick):
     return [figure]
 
 
+def row_p12(bench, quick):
+    parts = []
+    bench.log("P12: Hogwild, 2 threads, one table against two apart")
+    works = (("steps", "training steps of a small classifier", 3000), ("rows", "updates of 1,024 rows of 100,000 x 64", 2000))
+    for number, (work, what, count) in enumerate(works, start=1):
+        figure = alone(f"P12.{number}", f"{what}, 2 threads, one table against two apart", "x", "higher", 0.9)
+        parts.append(figure)
+        if not bench.has(ELASTIC):
+            continue
+        try:
+            with bench.group(ELASTIC, 3, f"p12-{number}") as group:
+                group.wait_ready(LIMIT_S)
+                rates = []
+                for _ in range(THREADS // 2 if quick else THREADS):
+                    rates.append([group.ask(f"hogwild {work} {tables} {count}", LIMIT_S, [0])[0]["rate"] for tables in (1, 2)])
+            bench.log(f"    {work}: one table {median([r[0] for r in rates]):8.0f}/s, two {median([r[1] for r in rates]):8.0f}/s")
+            figure.ours = median([one / two for one, two in rates])
+        except DriverError as error:
+            figure.error = str(error)
+    return [worst_of("P12", "Hogwild, 2 threads, one table against two apart", parts), *parts]
+
+
 def measure(bench, wanted, quick, memory):
     figures = []
     if "P1" in wanted:
@@ -249,4 +272,6 @@ def measure(bench, wanted, quick, memory):
         figures += row_p10(bench, quick)
     if "P11" in wanted:
         figures += row_p11(bench, quick)
+    if "P12" in wanted:
+        figures += row_p12(bench, quick)
     return figures

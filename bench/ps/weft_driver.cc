@@ -13,7 +13,7 @@
 //
 // `few NAME COUNT` is `lat` after few calls of the same, for those that take long. `trainers COUNT`: `sync` at all that are no
 // servers at once, COUNT each. With --servers 2 w2 is a server, too, with --servers 0 all but w0, and --copies 2 has the
-// table of `sync` have a backup. `failover`, `move` and `cut`: see elastic.h.
+// table of `sync` have a backup. `failover`, `move` and `cut`: see elastic.h, `hogwild`: hogwild.h.
 //
 // `flight DEPTH COUNT`: pushes of a row of 2 floats, each with a key and a future of its own.
 // `slide DEPTH COUNT`: pulls as above, DEPTH of them in flight.
@@ -38,6 +38,7 @@
 
 #include "weft/bench/line_protocol.h"
 #include "weft/bench/ps/elastic.h"
+#include "weft/bench/ps/hogwild.h"
 #include "weft/ps/client.h"
 #include "weft/ps/layers.h"
 #include "weft/ps/server.h"
@@ -206,6 +207,7 @@ class Caller {
     out.more["failover"] = [this](std::istream& in) { return elastic_.failover(in); };
     out.more["move"] = [this](std::istream&) { return elastic_.move(); };
     out.more["cut"] = [this](std::istream&) { return elastic_.cut(); };
+    out.more["hogwild"] = [](std::istream& in) { return hogwild(in); };
     return out;
   }
 

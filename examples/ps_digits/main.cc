@@ -38,8 +38,10 @@ const char kUsage[] =
     "  --kill 1           the last server is killed in mid-training, and training goes on; wants\n"
     "                     --replicas 2, and a launcher that lets it: weftrun -n 5 --may-die "
     "worker:1\n"
-    "  --consistency C    asp, bsp, ssp:S or batch:K (asp)\n"
-    "  --compare 1        asp, bsp, ssp:3 and batch:K in turn, and a table at the end\n"
+    "  --consistency C    asp, bsp, ssp:S, batch:K, or hogwild: the trainers, all on one host, "
+    "write\n"
+    "                     one memory, and servers only add up the results (asp)\n"
+    "  --compare 1        asp, bsp, ssp:3, batch:K and hogwild in turn, and a table at the end\n"
     "  --snapshot FOLDER  snapshots of the table are written there while it is trained, five in "
     "all,\n"
     "                     and the last one's values as digits.safetensors, for other programs\n"
@@ -79,7 +81,7 @@ void wait_for_trainers(const weft::Worker& worker, int trainers) {
 
 std::vector<std::string> modes_of(const examples::CommandLine& line, int trainers) {
   if (line.number("--compare", 0, 0, 1) == 0) return {line.text("--consistency", "asp")};
-  return {"asp", "bsp", "ssp:3", "batch:" + std::to_string(std::max(1, trainers - 1))};
+  return {"asp", "bsp", "ssp:3", "batch:" + std::to_string(std::max(1, trainers - 1)), "hogwild"};
 }
 
 int run_trainer(const weft::Worker& worker, const examples::CommandLine& line,
@@ -153,7 +155,14 @@ int run(int argc, char** argv) {
     throw std::invalid_argument(
         "--snapshot and --resume are of one training, --compare has several");
   }
-  for (const std::string& text : modes_of(line, plan.trainers)) parse_mode(text, plan.trainers);
+  const bool of_tables = kill || !(plan.snapshots + line.text("--resume", "")).empty();
+  for (const std::string& text : modes_of(line, plan.trainers)) {
+    if (parse_mode(text, plan.trainers).hogwild && of_tables &&
+        line.number("--compare", 0, 0, 1) == 0) {
+      throw std::invalid_argument(
+          "--kill, --snapshot and --resume are of tables, and hogwild has none");
+    }
+  }
   std::vector<std::string> names;
   for (int i = 0; i < servers; ++i) names.push_back("ps" + std::to_string(i));
 

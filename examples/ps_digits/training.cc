@@ -145,6 +145,49 @@ void keep(const ps::Client& client, const Plan& plan, const Mode& mode, int64_t 
 
 void die() { raise(SIGKILL); }
 
+// What all have seen at the end.
+Result result_of(const Mode& mode, double seconds, const at::Tensor& all,
+                 const Parameters& parameters, const async_ps::Split& split) {
+  Result result;
+  result.mode = mode.text;
+  result.seconds = seconds;
+  result.accuracy = async_ps::accuracy(parameters, split.test);
+  const auto greatest = [&all](Column c) { return all.select(1, c).max().item<double>(); };
+  result.mean_behind = greatest(kMeanBehind);
+  result.most_behind = greatest(kMostBehind);
+  result.most_lag = greatest(kMostLag);
+  result.dropped = all.select(1, kDropped).sum().item<double>();
+  result.pushes = all.select(1, kPushes).sum().item<double>();
+  return result;
+}
+
+// Trainer 0 has the first values, and every trainer updates them where they lie.
+Result train_in_memory(const weft::Worker& worker, const ps::Client& client, const Mode& mode,
+                       const Plan& plan, const async_ps::Split& split, Batches batches) {
+  const Parameters parameters = async_ps::initial_parameters(plan.seed);
+  std::vector<ps::NamedParameter> named;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    named.push_back({async_ps::parameter_names()[i], parameters[i]});
+  }
+  const ps::SharedMemory memory = ps::share_memory(
+      worker, named, {.name = "digits", .owner = plan.trainer == 0 ? "" : "trainer0"});
+  const ps::Hogwild table(memory, ps::rule<weft::optim::AdamW>({.lr = kRate, .beta2 = 0.99}));
+  const absl::Time begun = worker.now();
+  const int64_t steps = steps_of(plan, split);
+  ps::TableStats stats;
+  for (int64_t step = 0; step < steps; ++step) {
+    const uint64_t seen = table.updates();
+    const auto [loss, gradients] = async_ps::loss_and_gradients(parameters, batches.next());
+    const double left = 1 - static_cast<double>(step) / static_cast<double>(steps);
+    const uint64_t behind = table.push(gradients, kRate * left) - seen;
+    ++stats.pushes;
+    stats.sum_behind += behind;
+    stats.most_behind = std::max(stats.most_behind, behind);
+  }
+  const at::Tensor all = tell_all(client, mode, plan, stats);
+  return result_of(mode, absl::ToDoubleSeconds(worker.now() - begun), all, parameters, split);
+}
+
 }  // namespace
 
 weft::Library library() {
@@ -165,7 +208,9 @@ Mode parse_mode(const std::string& text, int trainers) {
     const auto most = static_cast<uint64_t>(number_after(text, "batch:", 1, trainers));
     return {text, ps::Consistency::batch(most, n)};
   }
-  throw std::invalid_argument("--consistency wants asp, bsp, ssp:S or batch:K, not '" + text + "'");
+  if (text == "hogwild") return {.text = text, .hogwild = true};
+  throw std::invalid_argument("--consistency wants asp, bsp, ssp:S, batch:K or hogwild, not '" +
+                              text + "'");
 }
 
 int64_t resume(const ps::Client& client, const Mode& mode, const Plan& plan,
@@ -192,6 +237,7 @@ Result train(const weft::Worker& worker, const ps::Client& client, const Mode& m
              const Plan& plan, const async_ps::Split& split) {
   const Images mine = async_ps::deal(split.train, plan.trainers)[static_cast<size_t>(plan.trainer)];
   Batches batches(mine, plan.seed + static_cast<uint64_t>(plan.trainer));
+  if (mode.hogwild) return train_in_memory(worker, client, mode, plan, split, std::move(batches));
   const int64_t steps = steps_of(plan, split);
   batches.skip(plan.first);
   const ps::Table table = client.open_table(table_name(mode), model_table(mode, plan));
@@ -225,18 +271,10 @@ Result train(const weft::Worker& worker, const ps::Client& client, const Mode& m
     ps::export_snapshot(worker.runtime().files(), plan.snapshots,
                         plan.snapshots + "/digits.safetensors");
   }
-  Result result;
-  result.moves = moves;
-  result.mode = mode.text;
-  result.seconds = absl::ToDoubleSeconds(worker.now() - begun);
+  const double seconds = absl::ToDoubleSeconds(worker.now() - begun);
   values = client.open_table(table.name(), {.observer = true}).pull().wait();
-  result.accuracy = async_ps::accuracy(as_parameters(values), split.test);
-  const auto greatest = [&all](Column c) { return all.select(1, c).max().item<double>(); };
-  result.mean_behind = greatest(kMeanBehind);
-  result.most_behind = greatest(kMostBehind);
-  result.most_lag = greatest(kMostLag);
-  result.dropped = all.select(1, kDropped).sum().item<double>();
-  result.pushes = all.select(1, kPushes).sum().item<double>();
+  Result result = result_of(mode, seconds, all, as_parameters(values), split);
+  result.moves = moves;
   return result;
 }
 

@@ -16,8 +16,9 @@ namespace ps_digits {
 struct Mode {
   std::string text{};  // as on the command line
   weft::ps::Consistency consistency{};
+  bool hogwild = false;  // no table: parameters in memory of this host, which all trainers write
 };
-// "asp", "bsp", "ssp:S", "batch:K". Throws std::invalid_argument.
+// "asp", "bsp", "ssp:S", "batch:K", "hogwild". Throws std::invalid_argument.
 Mode parse_mode(const std::string& text, int trainers);
 
 struct Plan {

@@ -122,6 +122,7 @@ std::vector<Method> PsService::methods() {
           method(kMoveMethod, kMoveSignature, without_caller(&PsService::on_move)),
           method(kListMethod, kMoveSignature,
                  [this](CallContext&, Payload, ReplyFn reply) { on_list(std::move(reply)); }),
+          method(kShareMethod, kShareSignature, with_caller(&PsService::on_share)),
           method(kCutMethod, kCutSignature, with_caller(&PsService::on_cut)),
           method(kHoldMethod, kCutSignature, with_caller(&PsService::on_hold)),
           method(kRestoreMethod, kCutSignature, with_caller(&PsService::on_restore))};

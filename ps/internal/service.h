@@ -21,6 +21,7 @@
 #include "weft/ps/internal/keeper.h"
 #include "weft/ps/internal/move_wire.h"
 #include "weft/ps/internal/part.h"
+#include "weft/ps/internal/shared_memory.h"
 #include "weft/ps/internal/snapshot_files.h"
 #include "weft/ps/server.h"
 #include "weft/rpc/service.h"
@@ -95,6 +96,8 @@ class WEFT_API PsService final : public Service,
   // By table and index.
   using PartName = std::pair<std::string, uint32_t>;
   std::map<PartName, std::shared_ptr<Part>> parts_by_name() const;
+  // Parameters in memory of this host.
+  SharedMemories& shared() { return shared_; }
 
   // ---- client ----
   // `done` runs once, possibly before this returns. A small call joins those that wait while a message of
@@ -136,6 +139,7 @@ class WEFT_API PsService final : public Service,
   void on_copy(Payload arguments, ReplyFn reply);
   void on_move(Payload arguments, ReplyFn reply);
   void on_list(ReplyFn reply);
+  void on_share(CallContext& call, Payload arguments, ReplyFn reply);  // shared_memory.cc
   // The names of those that have joined, with this server among them or not.
   Status write_joined(bool with_self);
   StatusOr<std::vector<std::string>> read_joined(absl::Duration at_most);
@@ -203,6 +207,7 @@ class WEFT_API PsService final : public Service,
   const ServiceContext context_;
   std::atomic<uint64_t> last_client_{0};
   std::atomic<uint64_t> last_cut_{0};
+  SharedMemories shared_;
 
   // Small calls to one server: one message at a time, and those that wait for it. There is one while a
   // message is on its way.

@@ -1,11 +1,11 @@
 // Any bytes as what servers and clients say to each other about the copies of a part, as a part's map in
 // the store, as several requests that travel together and what is said to them, as what is said about moves and
-// servers that join, or as the manifest of a snapshot and a part's state in its files: an error of kind protocol (of a manifest: invalid_argument, with
+// servers that join, about memory that processes of a host share, or as the manifest of a snapshot and a part's state in its files: an error of kind protocol (of a manifest: invalid_argument, with
 // its path), or something that encodes to bytes that mean the same. An image that is accepted can be taken up,
 // and its clients may leave: nothing of it makes that endless. A manifest that is accepted names a file for each
 // part of each table.
 //
-// Input: a byte that says which of the twelve, a byte with how many tensors came beside the message, then
+// Input: a byte that says which of the fourteen, a byte with how many tensors came beside the message, then
 // the message.
 
 #include <algorithm>
@@ -19,6 +19,7 @@
 #include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/move_wire.h"
 #include "weft/ps/internal/part_protocol.h"
+#include "weft/ps/internal/shared_wire.h"
 #include "weft/ps/internal/snapshot_files.h"
 #include "weft/tests/fuzz/target.h"
 
@@ -118,7 +119,7 @@ Status fuzz_one(std::string_view input) {
   const std::string_view bytes = input.substr(2);
   const size_t tensors = static_cast<uint8_t>(input[1]) % 8;
   const auto nothing = [](const auto&) {};
-  switch (static_cast<uint8_t>(input[0]) % 12) {
+  switch (static_cast<uint8_t>(input[0]) % 14) {
     case 0:
       return twice(bytes, decode_find,
                    [](const FindRequest& find) { require(check_name(find.name).ok()); });
@@ -164,6 +165,20 @@ Status fuzz_one(std::string_view input) {
         require(share_of("c", owned).size() <= parts.size());
       });
     case 11: return servers(bytes);
+    case 12:
+      return twice(bytes, decode_share, [](const ShareRequest& request) {
+        require(check_name(request.name).ok());
+        require(share_socket_name(request.socket).size() == 11 + 2 * kShareToken);
+      });
+    case 13:
+      return twice(bytes, decode_shared, [](const std::vector<SharedParameter>& parameters) {
+        const auto layout = layout_of(parameters);
+        require(!layout.ok() || layout->offsets.size() == parameters.size());
+        for (size_t i = 0; layout.ok() && i < parameters.size(); ++i) {
+          require(layout->offsets[i] + parameters[i].bytes() <= layout->total);
+        }
+        require(difference(parameters, parameters).empty());
+      });
     default:
       return twice(
           bytes,

@@ -34,6 +34,7 @@
 #include "weft/tests/integration/answer.h"
 #include "weft/tests/integration/counters.h"
 #include "weft/tests/integration/crowd.h"
+#include "weft/tests/integration/hogwild_player.h"
 #include "weft/tests/integration/shelf.h"
 #include "weft/tests/integration/stage.h"
 #include "weft/tests/testing/forwarding_transport.h"
@@ -91,6 +92,7 @@ class Player {
         shelf_(*shelf),
         worker_(std::move(worker)),
         counters_(runtime),
+        hogwild_(runtime),
         crowd_(stage, runtime) {
     subscription_ = worker_.subscribe([this](const MembershipChange& change) {
       static constexpr const char* kNames[] = {"joined", "left", "died"};
@@ -135,6 +137,7 @@ class Player {
       return waiters_.at(a)(kInfinite);
     }
     if (verb == "ps") return counters_.obey(worker_, words);
+    if (verb == "hogwild") return hogwild_.obey(worker_, words);
     if (verb == "rref") {
       words >> a;
       return shelf_.begin(worker_, a, words)(kInfinite);
@@ -328,6 +331,7 @@ class Player {
   std::vector<std::string> events_ ABSL_GUARDED_BY(mutex_);
   Worker worker_;      // after what its subscriber uses
   Counters counters_;  // before the worker ends
+  HogwildPlayer hogwild_;
   Crowd crowd_;
   std::map<std::string, Waiter> waiters_;
   rlim_t usual_files_ = 0;

@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/integration/job.h"
@@ -238,6 +239,54 @@ TEST(IntegrationPs, PS_10_ServersThatJoinAndDrainLoseNoAcknowledgedPush) {
   job.expect_pairs(1);
   ASSERT_NO_FATAL_FAILURE(job.replace(1));
   job.finish();
+}
+
+// What its rows have, and what others do, does not depend on a process that ends in the middle of an update.
+TEST(IntegrationPs, HogwildGoesOnWhenAProcessIsKilledWhileItWrites) {
+  constexpr int kProcesses = 3;
+  Job job;
+  job.environment = short_lease();
+  job.start_group(kProcesses);
+  const auto row = [&](int asked, int number) {
+    const Answer answer = job[static_cast<size_t>(asked)].ask(absl::StrCat("hogwild row ", number));
+    const std::vector<std::string> words = absl::StrSplit(answer.text, ' ');
+    std::pair<int64_t, int64_t> out{-1, -1};
+    EXPECT_TRUE(answer.ok && words.size() == 2 && absl::SimpleAtoi(words[0], &out.first) &&
+                absl::SimpleAtoi(words[1], &out.second))
+        << answer;
+    return out;
+  };
+  const auto count = [&](int p) {
+    return PsProcesses::number(job[static_cast<size_t>(p)], "hogwild count");
+  };
+  for (int p = 0; p < kProcesses; ++p) {
+    PsProcesses::expect_ok(job[static_cast<size_t>(p)],
+                           absl::StrCat("hogwild share 3", p == 0 ? "" : " worker0"));
+  }
+  std::vector<int64_t> told(kProcesses);
+  for (int p = 0; p < kProcesses; ++p) {
+    PsProcesses::expect_ok(job[static_cast<size_t>(p)], absl::StrCat("hogwild run ", p));
+  }
+  // First one of those that came, then the one that made the memory.
+  for (const int victim : {2, 0}) {
+    for (int p = 0; p < kProcesses; ++p) {
+      if (victim == 0 && p == 2) continue;
+      const int64_t from = count(p);
+      EXPECT_TRUE(
+          eventually([&] { return (told[static_cast<size_t>(p)] = count(p)) > from + 100; }));
+    }
+    Player& dead = job[static_cast<size_t>(victim)];
+    dead.process().send_signal(SIGKILL);
+    ASSERT_EQ(dead.process().wait_exit(), 128 + SIGKILL);
+    const auto [least, greatest] = row(1, victim);
+    EXPECT_GE(least, told[static_cast<size_t>(victim)]);
+    EXPECT_LE(greatest, least + 1);  // the update in whose middle it was
+    const int64_t from = count(1);
+    EXPECT_TRUE(eventually([&] { return count(1) > from + 100; }));
+    EXPECT_EQ(row(1, victim), std::make_pair(least, greatest));
+  }
+  const int64_t all = PsProcesses::number(job[1], "hogwild halt");
+  EXPECT_EQ(row(1, 1), std::make_pair(all, all));
 }
 
 TEST(IntegrationPs, PS_9_AServerThatIsKilledInACutLeavesAWholeSnapshot) {

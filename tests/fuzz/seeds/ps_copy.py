@@ -3,7 +3,7 @@
 from .ps import MAX, definition, push
 from .wire import field, fixed64, groups, varint
 
-FIND, FOUND, COPY, COPIED, MAP, BATCH, RESULTS, MANIFEST, STATE, MOVE, LISTED, SERVERS = range(12)
+FIND, FOUND, COPY, COPIED, MAP, BATCH, RESULTS, MANIFEST, STATE, MOVE, LISTED, SERVERS, SHARE, SHARED = range(14)
 
 
 def message(what, *parts, tensors=0):
@@ -65,6 +65,14 @@ def entry(request=None, refused=None, gone=None, tensors=0):
 
 def move(*, name=b"w", index=1, to=b"ps3", number=5):
     return message(MOVE, field(1, name), field(2, index), field(3, place(to)), fixed64(4, number))
+
+
+def share(name=b"net", socket=b"s" * 16, secret=b"t" * 16):
+    return message(SHARE, field(1, name), field(2, socket), field(3, secret))
+
+
+def parameter(name=b"w", dtype=1, shape=(3, 4)):
+    return field(1, field(1, name) + field(2, dtype) + b"".join(field(3, n) for n in shape))
 
 
 def listed(name=b"w", index=0, size=100, copies=2):
@@ -198,4 +206,17 @@ SEEDS = {
     "a_server_twice": (message(SERVERS, field(1, b"ps4"), field(1, b"ps4")), "protocol: not sorted, or too long"),
     "a_server_of_no_name": (message(SERVERS, field(1, b"")), "protocol: not sorted, or too long"),
     "very_many_servers": (message(SERVERS, *(field(1, b"%05d" % i) for i in range(5000))), "protocol: not sorted, or too long"),
+    "a_question_for_shared_memory": (share(), "ok"),
+    "a_question_for_shared_memory_of_no_name": (share(name=b""), "protocol: a table's name"),
+    "a_question_with_a_short_socket": (share(socket=b"s"), "protocol: of another length"),
+    "a_question_without_a_secret": (share(secret=b""), "protocol: of another length"),
+    "a_question_for_shared_memory_that_cannot_be_parsed": (message(SHARE, b"\x0b"), "protocol: cannot be parsed"),
+    "shared_parameters": (message(SHARED, parameter(), parameter(b"b", 2, ()), parameter(b"none", 1, (0, 7))), "ok"),
+    "shared_parameters_of_nothing": (message(SHARED), "ok"),
+    "a_shared_parameter_of_another_type": (message(SHARED, parameter(dtype=3)), "protocol: dtype 3"),
+    "a_shared_parameter_of_a_negative_shape": (message(SHARED, parameter(shape=(MAX,))), "protocol: no parameter has"),
+    "a_shared_parameter_that_is_too_large": (message(SHARED, parameter(shape=(1 << 30, 1 << 30))), "protocol: no parameter has"),
+    "shared_parameters_that_are_too_large_together": (message(SHARED, *(parameter(shape=(1 << 37,)) for _ in range(3))), "ok"),
+    "a_shared_parameter_of_very_many_dimensions": (message(SHARED, parameter(shape=(1,) * 65)), "protocol: no parameter has"),
+    "very_many_shared_parameters": (message(SHARED, parameter(b"", 1, ()) * 3000), "ok"),
 }
