@@ -57,6 +57,7 @@ class TraceWriter;
 
 namespace internal {
 class GroupHandle;
+class HostLibrary;
 struct GroupWorkers;
 struct Operation;
 }  // namespace internal
@@ -70,6 +71,7 @@ enum class Backend {
   kShm,     // shared memory
   kTcp,     // sockets
   kNccl,    // tensors of a GPU per rank, by NCCL (docs/collectives.md)
+  kMpi,     // by MPI, with what a weft::Mpi of the program hands in (collectives/mpi.h)
 };
 
 struct ProcessGroupOptions {  // how a group is made
@@ -91,10 +93,12 @@ struct ProcessGroupOptions {  // how a group is made
   // Where continuations of Work run. Default: on a thread of the group.
   std::shared_ptr<Executor> executor = nullptr;
   std::shared_ptr<InprocFabric> fabric = nullptr;
+  // mpi: that of the program's weft::Mpi.
+  std::shared_ptr<internal::HostLibrary> host_library = nullptr;
   // nccl: number of this rank's GPU. Default: the calling thread's current one.
   std::optional<int> device = std::nullopt;
-  // nccl: before each operation the ranks compare, by way of the CPU, what they are about to do, as
-  // the other backends always do. The caller then waits until all ranks have called it.
+  // nccl and mpi: before each operation the ranks compare, by way of the CPU, what they are about to
+  // do, as the other backends always do. The caller then waits until all ranks have called it.
   bool compare_operations = false;
   // tcp: where to listen, and whether that may be more than loopback without credentials.
   std::string listen_address = "127.0.0.1";
@@ -202,7 +206,8 @@ class WEFT_API ProcessGroup {
   int rank() const;
   int size() const;
   const std::string& name() const;  // the name that errors have
-  // "inproc", "shm", "tcp", "nccl", or "shm+tcp": shared memory inside hosts, sockets between them.
+  // "inproc", "shm", "tcp", "nccl", "mpi", or "shm+tcp": shared memory inside hosts, sockets between
+  // them.
   std::string_view backend() const;
   // Generation of the group: 1, and one more at each rebuild, or several where members died in it.
   uint32_t generation() const;

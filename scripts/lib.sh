@@ -29,7 +29,7 @@ packages_versions=(clang-19)
 packages_soak=(prometheus mmdebstrap)
 packages_deb=(dpkg-dev)
 packages_lint=(clang-format-14 clang-tidy-14)
-packages_full=(etcd-server openmpi-bin slurm-wlm munge iproute2 python3-yaml)
+packages_full=(etcd-server openmpi-bin libopenmpi-dev slurm-wlm munge iproute2 python3-yaml)
 
 missing_packages() {
   local package

@@ -74,6 +74,16 @@ Status check_devices(const std::vector<wire::GroupMember>& members) {
   return absl::OkStatus();
 }
 
+// A communicator is of one MPI.
+Status check_host_libraries(const std::vector<wire::GroupMember>& members) {
+  for (size_t i = 1; i < members.size(); ++i) {
+    if (members[i].host_library() == members[0].host_library()) continue;
+    return invalid(cat("rank 0 has the library '", members[0].host_library(), "', rank ", i, " '",
+                       members[i].host_library(), "'"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string_view backend_name(Backend backend) {
@@ -83,6 +93,7 @@ std::string_view backend_name(Backend backend) {
     case Backend::kShm: return "shm";
     case Backend::kTcp: return "tcp";
     case Backend::kNccl: return "nccl";
+    case Backend::kMpi: return "mpi";
   }
   return "unknown";
 }
@@ -99,15 +110,17 @@ BackendConnector::BackendConnector(const ProcessGroupOptions& options, const Con
       environment_(environment),
       job_rank_(job_rank),
       runtime_(std::move(runtime)) {
-  const bool chooses = options.backend == Backend::kAuto || options.backend == Backend::kNccl;
+  const bool by_library = options.backend == Backend::kNccl || options.backend == Backend::kMpi;
+  const bool chooses = options.backend == Backend::kAuto || by_library;
   const bool fabric = chooses && options.fabric != nullptr;
   host_name_ = backend_name(fabric ? Backend::kInproc : chooses ? Backend::kAuto : options.backend);
-  name_ = options.backend == Backend::kNccl ? "nccl" : host_name_;
+  name_ = by_library ? backend_name(options.backend) : host_name_;
 }
 
 Status BackendConnector::offer(const Membership& member) {
   if (member.rank == 0) WEFT_RETURN_IF_ERROR(read_table());
   WEFT_RETURN_IF_ERROR(offer_device(member));
+  WEFT_RETURN_IF_ERROR(offer_host_library());
   if (host_name_ == "inproc") {
     return options_.fabric != nullptr ? absl::OkStatus() : invalid("backend inproc needs a fabric");
   }
@@ -154,6 +167,17 @@ Status BackendConnector::offer_device(const Membership& member) {
   library_ = nullptr;
   WEFT_LOG(options_.log, kInfo) << "process group '" << options_.name
                                 << "' goes without NCCL: " << offered;
+  return absl::OkStatus();
+}
+
+Status BackendConnector::offer_host_library() {
+  if (options_.backend != Backend::kMpi) return absl::OkStatus();
+  if (options_.host_library == nullptr) {
+    return invalid(
+        "backend mpi needs host_library, that of the program's weft::Mpi "
+        "(collectives/mpi.h, library weft::mpi)");
+  }
+  WEFT_ASSIGN_OR_RETURN(host_offer_, options_.host_library->offer());
   return absl::OkStatus();
 }
 
@@ -214,6 +238,8 @@ void BackendConnector::describe(wire::GroupMember* mine) const {
   mine->set_device_library(offer_.library);
   mine->set_device_shared(offer_.shared);
   mine->set_device_id(offer_.id);
+  mine->set_host_library(host_offer_.library);
+  mine->set_host_place(host_offer_.place);
   mine->set_secure(security_.on());
   mine->set_worker(worker_);
   mine->set_job_rank(static_cast<uint32_t>(job_rank_));
@@ -253,7 +279,7 @@ StatusOr<std::unique_ptr<Engine>> BackendConnector::connect(
                         connect_host(member, members, given_up, deadline));
   const bool by_nccl = devices.ok() && library_ != nullptr;
   if (!by_nccl) {
-    name_ = host_name_;
+    if (name_ != "mpi") name_ = host_name_;
     if (library_ != nullptr) {
       WEFT_LOG(options_.log, kInfo)
           << "process group '" << options_.name << "' goes without NCCL: " << devices;
@@ -273,35 +299,52 @@ StatusOr<std::unique_ptr<Engine>> BackendConnector::connect_host(
   WEFT_ASSIGN_OR_RETURN(AlgorithmTable table,
                         AlgorithmTable::parse(members[0].table(), host_name_));
   AlgorithmChoice choice{topology_of(members), std::move(table)};
-  if (host_name_ == "inproc") {
-    return std::make_unique<Engine>(member, options_.fabric->core()->join(member),
-                                    std::move(choice));
-  }
+  const bool by_library = options_.backend == Backend::kMpi;
+  if (by_library) WEFT_RETURN_IF_ERROR(check_host_libraries(members));
   const std::vector<bool> inside = shared_with(members, member.rank);
   if (host_name_ == "shm") {
     if (!std::all_of(inside.begin(), inside.end(), [](bool one) { return one; })) {
       return invalid("backend shm among processes of several hosts or users");
     }
-    WEFT_ASSIGN_OR_RETURN(ShmMesh mesh, connect_memory(member, members, {}, given_up, deadline));
-    return ShmEngine::make(member, std::move(mesh), std::move(choice), runtime_);
+    if (!by_library) {
+      WEFT_ASSIGN_OR_RETURN(ShmMesh mesh, connect_memory(member, members, {}, given_up, deadline));
+      return ShmEngine::make(member, std::move(mesh), std::move(choice), runtime_);
+    }
   }
-  const bool mixed = host_name_ == "shm+tcp";
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Link> link,
+                        connect_link(member, members, inside, given_up, deadline));
+  if (!by_library) return std::make_unique<Engine>(member, std::move(link), std::move(choice));
+  HostConnection connection;
+  connection.member = member;
+  for (const wire::GroupMember& one : members) connection.places.push_back(one.host_place());
+  connection.link = std::move(link);
+  connection.choice = std::move(choice);
+  connection.compares = options_.compare_operations;
+  connection.runtime = runtime_;
+  connection.deadline = deadline;
+  return options_.host_library->connect(std::move(connection));
+}
+
+StatusOr<std::unique_ptr<Link>> BackendConnector::connect_link(
+    const Membership& member, const std::vector<wire::GroupMember>& members,
+    const std::vector<bool>& inside, absl::FunctionRef<Status()> given_up, absl::Time deadline) {
+  if (host_name_ == "inproc") return options_.fabric->core()->join(member);
   std::unique_ptr<ShmStreams> near;
-  if (mixed) {
+  if (host_name_ != "tcp") {
     std::vector<bool> outside = inside;
     outside.flip();
     WEFT_ASSIGN_OR_RETURN(ShmMesh mesh,
                           connect_memory(member, members, outside, given_up, deadline));
     near = std::make_unique<ShmStreams>(member, std::move(mesh));
+    if (host_name_ == "shm") return make_stream_link(member, std::move(near), runtime_);
   }
+  const bool mixed = near != nullptr;
   WEFT_ASSIGN_OR_RETURN(
       std::vector<TcpPeer> peers,
       connect_ports(member, members, mixed ? inside : std::vector<bool>(), given_up, deadline));
   std::unique_ptr<Streams> streams = make_tcp_streams(std::move(peers));
   if (mixed) streams = make_mixed_streams(std::move(near), std::move(streams), inside);
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<StreamLink> link,
-                        make_stream_link(member, std::move(streams), runtime_));
-  return std::make_unique<Engine>(member, std::move(link), std::move(choice));
+  return make_stream_link(member, std::move(streams), runtime_);
 }
 
 }  // namespace weft::internal

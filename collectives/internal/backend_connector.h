@@ -16,6 +16,7 @@
 #include "absl/functional/function_ref.h"
 #include "weft/collectives/internal/device_engine.h"
 #include "weft/collectives/internal/engine.h"
+#include "weft/collectives/internal/host_library.h"
 #include "weft/collectives/internal/shm_mesh.h"
 #include "weft/collectives/internal/tcp_mesh.h"
 #include "weft/collectives/process_group.h"
@@ -49,8 +50,8 @@ class BackendConnector {
   // Closes what nothing will use from now on.
   void withdraw();
 
-  // "inproc", "shm", "tcp", "nccl", or "shm+tcp": shared memory inside hosts and sockets between
-  // them.
+  // "inproc", "shm", "tcp", "nccl", "mpi", or "shm+tcp": shared memory inside hosts and sockets
+  // between them.
   // Before connect(): what the options say, "auto" included.
   std::string_view name() const { return name_; }
 
@@ -59,12 +60,19 @@ class BackendConnector {
   Status read_table();
   Status load_credentials();
   Status offer_device(const Membership& member);
+  Status offer_host_library();
   Status offer_memory(int size);
   // The engine of a backend for the CPU.
   StatusOr<std::unique_ptr<Engine>> connect_host(const Membership& member,
                                                  const std::vector<wire::GroupMember>& members,
                                                  absl::FunctionRef<Status()> given_up,
                                                  absl::Time deadline);
+  // `inside`: the ranks that share this one's memory.
+  StatusOr<std::unique_ptr<Link>> connect_link(const Membership& member,
+                                               const std::vector<wire::GroupMember>& members,
+                                               const std::vector<bool>& inside,
+                                               absl::FunctionRef<Status()> given_up,
+                                               absl::Time deadline);
   Status offer_port();
   StatusOr<ShmMesh> connect_memory(const Membership& member,
                                    const std::vector<wire::GroupMember>& members,
@@ -82,7 +90,8 @@ class BackendConnector {
   const int job_rank_;
   const std::shared_ptr<Runtime> runtime_;
   std::string_view name_;
-  std::string_view host_name_;  // of the backend for the CPU; differs from name_ for nccl
+  std::string_view host_name_;  // of the link; differs from name_ for nccl and mpi
+  HostOffer host_offer_;
   std::unique_ptr<DeviceLibrary> library_;
   DeviceOffer offer_;
   std::unique_ptr<DeviceEngine> engine_of_device_;
@@ -96,7 +105,7 @@ class BackendConnector {
 // Those of the options, else those of the variables; empty() if there are none.
 Credentials group_credentials(const ProcessGroupOptions& options, const Config& config);
 
-// What the user said: "auto", "inproc", "shm", "tcp" or "nccl".
+// What the user said: "auto", "inproc", "shm", "tcp", "nccl" or "mpi".
 std::string_view backend_name(Backend backend);
 
 }  // namespace weft::internal

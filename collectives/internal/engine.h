@@ -18,6 +18,7 @@
 #include "weft/collectives/internal/operation_note.h"
 #include "weft/collectives/internal/schedule.h"
 #include "weft/collectives/reduce_op.h"
+#include "weft/common/api.h"
 #include "weft/common/error.h"
 
 namespace weft::internal {
@@ -59,7 +60,7 @@ class PieceReducer final : public PieceTaker {
   char* const at_;
 };
 
-class Engine {
+class WEFT_API Engine {
  public:
   Engine(const Membership& member, std::unique_ptr<Link> link, AlgorithmChoice choice = {})
       : member_(member), link_(std::move(link)), choice_(std::move(choice)) {}

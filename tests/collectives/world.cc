@@ -13,6 +13,31 @@ std::shared_ptr<Runtime> borrowed(Runtime* runtime) {
   return std::shared_ptr<Runtime>(std::shared_ptr<Runtime>(), runtime);
 }
 
+namespace {
+
+struct Seat {
+  MpiSeat seat;
+  bool is_taken = false;
+  int worlds = 0;  // of kMpi so far, the same at all processes
+};
+Seat& own_seat() {
+  static Seat seat;
+  return seat;
+}
+
+}  // namespace
+
+void set_mpi_seat(const MpiSeat& seat) {
+  own_seat().seat = seat;
+  own_seat().is_taken = true;
+}
+const MpiSeat& mpi_seat() { return own_seat().seat; }
+
+std::vector<Setting> all_settings() {
+  if (own_seat().is_taken) return {Backend::kMpi};
+  return {Backend::kInproc, Backend::kShm, Backend::kTcp, Setting::tls(), Setting::hosts()};
+}
+
 Setting Setting::tls() {
   Setting out = Backend::kTcp;
   out.has_tls = true;
@@ -36,6 +61,10 @@ World::World(const Setting& setting_in, int size_in, std::shared_ptr<Runtime> ru
   for (int rank = 0; rank < size && tls_files != nullptr; ++rank) {
     credentials.push_back(tls_files->make("w" + std::to_string(rank), {.rank = rank}));
   }
+  if (setting.backend == Backend::kMpi) {
+    rendezvous =
+        "file://" + mpi_seat().folder + "/" + std::to_string(++own_seat().worlds) + "?run_id=test";
+  }
 }
 
 ProcessGroupOptions World::options(int rank) const {
@@ -43,7 +72,12 @@ ProcessGroupOptions World::options(int rank) const {
   out.backend = setting.backend;
   if (tls_files != nullptr) out.credentials = credentials[static_cast<size_t>(rank)];
   if (setting.has_hosts) out.host = rank % 2 == 0 ? "even" : "odd";
-  out.store = store->new_client();
+  if (rendezvous.empty()) {
+    out.store = store->new_client();
+  } else {
+    out.rendezvous = rendezvous;
+    out.host_library = mpi_seat().library;
+  }
   out.rank = rank;
   out.size = size;
   out.timeout = absl::Seconds(60);
@@ -55,6 +89,11 @@ ProcessGroupOptions World::options(int rank) const {
 }
 
 void World::run_ranks(const std::function<void(int rank)>& body) const {
+  if (setting.backend == Backend::kMpi) {
+    ASSERT_LE(size, mpi_seat().size);
+    if (mpi_seat().rank < size) body(mpi_seat().rank);
+    return;
+  }
   std::vector<std::unique_ptr<Thread>> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.push_back(runtime->spawn("rank" + std::to_string(rank), [&body, rank] { body(rank); }));
@@ -89,6 +128,7 @@ std::string setting_text(const Setting& setting) {
     case Backend::kInproc: return "inproc";
     case Backend::kShm: return "shm";
     case Backend::kTcp: return "tcp";
+    case Backend::kMpi: return "mpi";
     default: return "auto";
   }
 }

@@ -27,6 +27,18 @@ struct Setting {
   bool has_hosts = false;
 };
 
+// Where this process is among those of an mpirun, each of which runs all tests: the ranks of a world
+// of kMpi are processes, those of others are threads of each.
+struct MpiSeat {
+  std::shared_ptr<internal::HostLibrary> library{};
+  int rank = 0;
+  int size = 1;
+  std::string folder{};  // that all share
+};
+// Of the program, before its tests: all_settings() is then that of MPI.
+void set_mpi_seat(const MpiSeat& seat);
+const MpiSeat& mpi_seat();
+
 class TlsFiles;
 
 // What the ranks of one world share.
@@ -48,13 +60,12 @@ struct World {
   const std::shared_ptr<InprocFabric> fabric;
   const std::shared_ptr<TlsFiles> tls_files;
   std::vector<Credentials> credentials;  // by rank, with TLS
+  std::string rendezvous;                // of a world of kMpi
 };
 
 // "inproc", "shm", "tcp", "tls" or "hosts": for names of tests.
 std::string setting_text(const Setting& setting);
-inline std::vector<Setting> all_settings() {
-  return {Backend::kInproc, Backend::kShm, Backend::kTcp, Setting::tls(), Setting::hosts()};
-}
+std::vector<Setting> all_settings();
 // Does not own it.
 std::shared_ptr<Runtime> borrowed(Runtime* runtime);
 // `s` is of this kind and its message has all of `words` in it.
