@@ -47,7 +47,7 @@ struct ShareOptions {  // of share_memory()
   // "": this worker makes the memory, with the values that its parameters have. Else the worker that does so:
   // the parameters here then have that one's values. It may be this worker: another module of the process.
   std::string owner{};
-  // Of the second: for the owner to come and to share. Default: 60 s.
+  // Where another worker is the owner: for it to come and to share. Default: 60 s.
   Timeout deadline{};
 };
 
@@ -93,7 +93,7 @@ WEFT_API SharedMemory share_memory(const Worker& worker,
 WEFT_API StatusOr<SharedMemory> try_share_memory(const Worker& worker,
                                                  const std::vector<NamedParameter>& parameters,
                                                  const ShareOptions& options = {});
-// Of a torch::nn::Module, all parameters of its submodules included.
+// The same for a torch::nn::Module, all parameters of its submodules included.
 template <class Module>
 requires requires(const Module& m) { m.named_parameters(); }
 SharedMemory share_memory(const Worker& worker, const Module& module,

@@ -126,7 +126,7 @@ Status make_shared(PsService& service, const std::vector<NamedParameter>& parame
   return absl::OkStatus();
 }
 
-// ---- who comes to it ---------------------------------------------------------------------------
+// ---- the asking side -----------------------------------------------------------------------------
 
 // The owner has not come, has not shared it, or has not heard of the question.
 bool may_share_later(ErrorKind kind) {

@@ -38,7 +38,7 @@ struct SharedRegion {
   }
 };
 
-// Of a worker: what it shares, and which memory of the process is shared. Any thread.
+// What a worker shares, and which memory of the process is shared. Any thread.
 class WEFT_API SharedMemories {
  public:
   // Kind state: one of this name is there.

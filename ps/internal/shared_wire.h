@@ -18,7 +18,7 @@ namespace weft::ps::internal {
 inline constexpr std::string_view kShareMethod = "@ps.share";
 inline constexpr std::string_view kShareSignature = "(bytes)->bytes";
 
-// Of the random bytes in a request.
+// Number of random bytes in a request.
 inline constexpr size_t kShareToken = 16;
 
 struct SharedParameter {
@@ -49,7 +49,7 @@ WEFT_API StatusOr<ShareRequest> decode_share(std::string_view bytes);
 WEFT_API std::string encode(const std::vector<SharedParameter>& parameters);
 WEFT_API StatusOr<std::vector<SharedParameter>> decode_shared(std::string_view bytes);
 
-// Of the asker's local socket: random, so that the owner connects to nothing else.
+// Name of the asker's local socket: random, so that the owner connects to nothing else.
 WEFT_API std::string share_socket_name(std::string_view socket);
 // "" when they are the same, else what differs first, with both.
 WEFT_API std::string difference(const std::vector<SharedParameter>& there,

@@ -35,7 +35,7 @@ struct MpiSeat {
   int size = 1;
   std::string folder{};  // that all share
 };
-// Of the program, before its tests: all_settings() is then that of MPI.
+// Called by the program before its tests: all_settings() is then that of MPI.
 void set_mpi_seat(const MpiSeat& seat);
 const MpiSeat& mpi_seat();
 

@@ -50,7 +50,7 @@ TEST(PipelineOutputs, BadInput_AnOutputWithoutAGradient) {
   ends_at(pipeline::with_recompute(pipeline::one_f_one_b(3, 4)), "C1.0");
 }
 
-// Of a stage that is frozen, and has nothing that trains before it: no error, and no gradient.
+// A stage that is frozen, and has nothing that trains before it, is no error, and has no gradient.
 TEST(PipelineOutputs, FrozenStagesAtTheBeginningGiveOutputsWithoutAGradient) {
   for (const std::string schedule : {"1f1b", "zb-h1", "zb-v"}) {
     SCOPED_TRACE(schedule);

@@ -24,7 +24,7 @@ using namespace std::chrono_literals;  // NOLINT
 
 const auto kPlainSgd = ps::rule<optim::SGD>({.lr = 1});
 
-// Of a matrix of `rows` x 16: 1 in this row, and no others.
+// A gradient of a matrix of `rows` x 16: 1 in this row, and no others.
 at::Tensor one_row(int64_t rows, int64_t row) {
   return torch::sparse_coo_tensor(torch::full({1, 1}, row, torch::kLong),
                                   torch::full({1, 16}, -1.0), {rows, 16});
@@ -142,7 +142,7 @@ TEST_F(PsTest, HogwildGoesOnWithoutItsOwner) {
   auto memory = std::make_optional(share_memory(job.worker(0), *first));
   const SharedMemory there = share_memory(job.worker(1), *second, {.owner = "c0"});
   memory.reset();
-  // It is not shared any more; who has it goes on, and the owner may share another of its name.
+  // It is not shared any more; a worker that has it goes on, and the owner may share another of its name.
   expect_ps_error(
       try_share_memory(job.worker(2), {{"w", third->weight}}, {.owner = "c0", .deadline = 50ms})
           .status(),

@@ -12,7 +12,7 @@
 namespace weft::internal {
 namespace {
 
-// Of all ranks' elements in one piece.
+// Bytes of all ranks' elements in one piece.
 constexpr uint64_t kMpiPiece = uint64_t{8} << 20;
 constexpr const char* kByMpi = "mpi";
 
@@ -73,7 +73,7 @@ Status MpiEngine::connect(const std::vector<int>& ranks) {
   const int listed = MPI_Group_incl(world, static_cast<int>(ranks.size()), ranks.data(), &members);
   MPI_Group_free(&world);
   WEFT_RETURN_IF_ERROR(mpi_status(listed, "MPI_Group_incl"));
-  // Of several groups that are made at once, by the same ranks: any number that they share.
+  // Tells groups apart that the same ranks make at once: any number that all members share.
   constexpr uint64_t kTags = 32749;
   const auto tag = static_cast<int>((member_.group ^ member_.generation) % kTags);
   const int made = MPI_Comm_create_group(MPI_COMM_WORLD, members, tag, &comm_);

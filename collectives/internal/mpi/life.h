@@ -35,7 +35,7 @@ class MpiLife : public HostLibrary, public std::enable_shared_from_this<MpiLife>
   const std::string& version() const { return version_; }
   const MpiTypes& types() const { return types_; }
 
-  // Of a group's communicator: between both, MPI does not end.
+  // Around the life of a group's communicator: between both, MPI does not end.
   Status enter();
   void leave();
   // An operation that nothing waits for any more, and the memory that it uses.
