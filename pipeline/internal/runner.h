@@ -21,7 +21,7 @@
 //   RUN-8  with a norm over all stages, no stage steps before all workers have their last gradient: each
 //          gives its part of the norm to the plan's first worker, which gives the whole to all. Steps
 //          then come at the end of every list.
-//   RUN-9  small messages are answered together, by the thread: when it has waited for some milliseconds, when
+//   RUN-9  small messages are answered together, by the thread: when it has waited for long (60 ms), when
 //          the step has ended, and when there are some, whichever is first. They are copies, so that a sender
 //          lends nothing meanwhile. An answer costs about as much as such a message, and takes the core, at
 //          either worker, from the action that waited for the message.

@@ -14,8 +14,9 @@ namespace {
 
 // A wait of this length is worth a question.
 constexpr absl::Duration kProbeAfter = absl::Milliseconds(500);
-// RUN-9: after a wait of this length the next action is not due at any moment.
-constexpr absl::Duration kHoldFor = absl::Milliseconds(5);
+// RUN-9: a step whose waits are shorter has its answers at its end, all together. After a wait of this length
+// the next action is not due at any moment.
+constexpr absl::Duration kHoldFor = absl::Milliseconds(60);
 
 }  // namespace
 

@@ -20,9 +20,10 @@ from pipeline import rows  # noqa: E402
 
 SKIPPED = 77
 ALONE = ("L6", "L6.1", "L6.2", "L7", "L7.1", "L7.2", "L7.3", "L7.4", "L7.5", "L10", "L10.1", "L10.2", "L10.3", "L11", "L12",
-         "L13.1", "L13.2")
+         "L13.1", "L13.2", "L14.2")
 DEFAULT = ("L4", "L7", "L10", "L11", "L12", "L13")
-IDS = ("L1", "L2", "L2.1", "L2.2", "L2.3", "L3", "L3.1", "L3.2", "L3.3", "L4", "L5", "L5.1", "L5.2", "L8", *ALONE)
+IDS = ("L1", "L2", "L2.1", "L2.2", "L2.3", "L3", "L3.1", "L3.2", "L3.3", "L4", "L5", "L5.1", "L5.2", "L8", "L14.1",
+       *ALONE)
 
 
 def main():
@@ -34,7 +35,7 @@ def main():
     if args.all and run.find_python() is None:
         print("no Python that imports torch (WEFT_TEST_PYTHON)")
         return SKIPPED
-    rows.STEPS, rows.OVERLAPPED, rows.SPLITS, rows.SHAPED, rows.M = 4, 4, 12, 4, 4
+    rows.STEPS, rows.OVERLAPPED, rows.SPLITS, rows.SHAPED, rows.M, rows.MORE_M = 4, 4, 12, 4, 4, 6
     rows.LONG_MS, rows.SHORT_MS, rows.FIDELITY = 2, 1, ((2, 1.03), (1, 1.08), (1, 1.15))
     rows.SYNCHRONOUS = ("1f1b", "zb-v")
     with tempfile.NamedTemporaryFile(prefix="weft-bench-", suffix=".json") as file:
