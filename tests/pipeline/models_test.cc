@@ -9,7 +9,6 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -34,7 +33,9 @@
 #include "weft/rref/remote_module.h"
 #include "weft/rref/service.h"
 #include "weft/store/hash_store.h"
+#include "weft/tests/pipeline/model.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/tests/testing/sanitizers.h"
 #include "weft/transport/inproc_transport.h"
 
 namespace weft::testing {
@@ -42,13 +43,8 @@ namespace {
 
 using namespace std::chrono_literals;  // NOLINT
 
-constexpr int64_t kSize = 5;
+constexpr int64_t kMixWidth = 5;
 constexpr uint64_t kSeed = 77;
-
-int env(const char* name, int otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atoi(text);
-}
 
 // A stage that mixes its inputs, and gives so many outputs. The values are a function of `index`.
 struct MixImpl : torch::nn::Module {
@@ -62,14 +58,15 @@ struct MixImpl : torch::nn::Module {
              2;
     };
     for (int64_t i = 0; i < inputs; ++i) {
-      weights.push_back(register_parameter(
-          absl::StrCat("weight", i), values(0.7 + 0.2 * static_cast<double>(i), {kSize, kSize})));
+      weights.push_back(
+          register_parameter(absl::StrCat("weight", i),
+                             values(0.7 + 0.2 * static_cast<double>(i), {kMixWidth, kMixWidth})));
     }
-    bias = register_parameter("bias", values(1.3, {kSize}));
-    scale = register_parameter("scale", values(2.1, {outputs, kSize}) + 1);
+    bias = register_parameter("bias", values(1.3, {kMixWidth}));
+    scale = register_parameter("scale", values(2.1, {outputs, kMixWidth}) + 1);
   }
   std::vector<at::Tensor> forward(std::vector<at::Tensor> in) {
-    at::Tensor h = bias.expand({in.at(0).size(0), kSize});
+    at::Tensor h = bias.expand({in.at(0).size(0), kMixWidth});
     for (size_t i = 0; i < in.size(); ++i) h = h + at::matmul(in[i], weights.at(i));
     h = at::tanh(h);
     if (twice) h = at::relu(at::matmul(h, weights[0])) + h;
@@ -89,10 +86,6 @@ struct MixImpl : torch::nn::Module {
   at::Tensor bias, scale, last;
 };
 
-at::Tensor squares(const at::Tensor& output, const at::Tensor& target) {
-  return (output - target).pow(2).mean();
-}
-
 struct StageSpec {
   int64_t inputs = 1;
   int64_t outputs = 1;
@@ -100,7 +93,7 @@ struct StageSpec {
   double dropout = 0;
 };
 
-struct Model {
+struct MixModel {
   pipeline::Plan plan;
   std::vector<StageSpec> stages;
   bool chain = true;
@@ -115,14 +108,14 @@ struct Model {
 };
 
 // The chain of a schedule, each edge with an output of its own, and more edges between random stages.
-Model draw(std::mt19937_64* random) {
+MixModel draw_model(std::mt19937_64* random) {
   const auto below = [&](int n) {
     return static_cast<int>((*random)() % static_cast<uint64_t>(n));
   };
   const std::vector<std::string> names = {"sequential", "gpipe",         "1f1b",
                                           "1f1b+1",     "interleaved:2", "looped_bfs:2",
                                           "zb-h1",      "zb-h2",         "zb-v"};
-  Model m;
+  MixModel m;
   m.plan =
       *pipeline::make_schedule(names[static_cast<size_t>(below(static_cast<int>(names.size())))],
                                1 + below(4), 1 + below(4));
@@ -164,12 +157,12 @@ Model draw(std::mt19937_64* random) {
 
 using Gradients = std::vector<std::map<std::string, at::Tensor>>;  // by stage
 
-at::Tensor batch(int64_t n, double factor) {
-  return at::cos(at::arange(n * kSize, at::kDouble) * factor).reshape({n, kSize});
+at::Tensor mix_batch(int64_t n, double factor) {
+  return at::cos(at::arange(n * kMixWidth, at::kDouble) * factor).reshape({n, kMixWidth});
 }
 
 // One process that sums the same micro-batches in their order.
-Gradients alone(const Model& m, const at::Tensor& x, const at::Tensor& y, double* loss) {
+Gradients alone(const MixModel& m, const at::Tensor& x, const at::Tensor& y, double* loss) {
   std::vector<std::shared_ptr<MixImpl>> stages;
   for (size_t s = 0; s < m.stages.size(); ++s) {
     const StageSpec& spec = m.stages[s];
@@ -224,7 +217,7 @@ Gradients alone(const Model& m, const at::Tensor& x, const at::Tensor& y, double
   return all;
 }
 
-Gradients in_pipeline(const Model& m, const at::Tensor& x, const at::Tensor& y, uint64_t seed,
+Gradients in_pipeline(const MixModel& m, const at::Tensor& x, const at::Tensor& y, uint64_t seed,
                       double* loss, std::vector<int64_t>* sends, Status* error = nullptr) {
   Gradients all;
   auto sim = std::make_shared<SimRuntime>(SimOptions{.seed = seed});
@@ -307,8 +300,8 @@ void expect_same(const Gradients& got, const Gradients& want, bool bitwise) {
 }
 
 // Its first stage writes to what it gave the last time.
-Model writing_model(int micro_batches) {
-  Model m;
+MixModel writing_model(int micro_batches) {
+  MixModel m;
   m.plan = pipeline::gpipe(2, micro_batches);
   m.stages.resize(2);
   m.stages[0].dropout = -1;
@@ -319,7 +312,8 @@ TEST(PipelineModels, BadInput_AnOutputThatIsWrittenToWhileItIsSent) {
   double loss = 0;
   std::vector<int64_t> sends;
   Status error;
-  in_pipeline(writing_model(3), batch(600, 0.37), batch(600, 0.91), 5, &loss, &sends, &error);
+  in_pipeline(writing_model(3), mix_batch(600, 0.37), mix_batch(600, 0.91), 5, &loss, &sends,
+              &error);
   EXPECT_EQ(error_kind(error), ErrorKind::kInvalidArgument) << error;
   const std::string why(error.message());
   EXPECT_NE(why.find("worker 'w0', stage 0, micro-batch 0, action SF0>1.0: a tensor was written to "
@@ -331,9 +325,9 @@ TEST(PipelineModels, BadInput_AnOutputThatIsWrittenToWhileItIsSent) {
 // What is small is answered late, and lent to no message meanwhile: of so many messages some are answered
 // before the step has ended, after the stage has written.
 TEST(PipelineModels, SmallOutputsMayBeWrittenToOnceTheyAreGiven) {
-  const Model m = writing_model(40);
-  const at::Tensor x = batch(80, 0.37);
-  const at::Tensor y = batch(80, 0.91);
+  const MixModel m = writing_model(40);
+  const at::Tensor x = mix_batch(80, 0.37);
+  const at::Tensor y = mix_batch(80, 0.91);
   double want_loss = 0;
   double got_loss = 0;
   std::vector<int64_t> sends;
@@ -347,7 +341,7 @@ TEST(PipelineModels, SmallOutputsMayBeWrittenToOnceTheyAreGiven) {
 // between are not asked to pass it on.
 TEST(PipelineModels, PP_8_SkipsGoStraightToTheirConsumers) {
   for (const std::string name : {"1f1b", "zb-h1"}) {
-    Model m;
+    MixModel m;
     m.plan = *pipeline::make_schedule(name, 5, 3);
     m.stages.resize(5);
     m.chain = false;
@@ -361,8 +355,8 @@ TEST(PipelineModels, PP_8_SkipsGoStraightToTheirConsumers) {
       std::erase_if(list, [](const pipeline::Action& a) { return a.edge >= 0; });
     }
     throw_if_error(pipeline::insert_transfers(&m.plan));
-    const at::Tensor x = batch(7, 0.37);
-    const at::Tensor y = batch(7, 0.91);
+    const at::Tensor x = mix_batch(7, 0.37);
+    const at::Tensor y = mix_batch(7, 0.91);
     double want_loss = 0;
     double got_loss = 0;
     std::vector<int64_t> sends;
@@ -376,22 +370,22 @@ TEST(PipelineModels, PP_8_SkipsGoStraightToTheirConsumers) {
 }
 
 TEST(PipelineModels, PP_4_RandomModelsEqualOneProcess) {
-  const int wanted = env("WEFT_PIPELINE_MODELS", 200);
+  const int wanted = fewer(200, 24);
   int skips = 0;
   int random_ones = 0;
   int tied = 0;
   int two_inputs = 0;
   for (int k = 0; k < wanted; ++k) {
     std::mt19937_64 random(static_cast<uint64_t>(k) + 1);
-    const Model m = draw(&random);
+    const MixModel m = draw_model(&random);
     SCOPED_TRACE(absl::StrCat("model ", k, ":\n", pipeline::to_text(m.plan)));
     skips += m.chain ? 0 : 1;
     random_ones += m.random ? 1 : 0;
     tied += m.tied_first >= 0 ? 1 : 0;
     two_inputs += m.stages[0].inputs > 1 ? 1 : 0;
     const int64_t n = 2 * m.plan.micro_batches + 1;  // uneven
-    const at::Tensor x = batch(n, 0.37);
-    const at::Tensor y = batch(n, 0.91);
+    const at::Tensor x = mix_batch(n, 0.37);
+    const at::Tensor y = mix_batch(n, 0.91);
     double want_loss = 0;
     double got_loss = 0;
     std::vector<int64_t> sends;
