@@ -8,7 +8,8 @@
 //   worker.shutdown();                                   // until all others have finished
 //
 // Clients make the tables (ps/client.h). Any thread. debug_info() of the worker then has
-// "ps_tables", "ps_clients", "ps_rows", "ps_bytes", "ps_waiting_pulls" and "ps_held_pushes".
+// "ps_tables", "ps_clients", "ps_rows", "ps_bytes", "ps_remembered", "ps_waiting_pulls" and
+// "ps_held_pushes"; weft-inspect shows the tables "ps_tables" and "ps_keys".
 
 #include <cstdint>
 #include <memory>

@@ -339,6 +339,7 @@ Status Part::handle_push(const ClientKey& client, const PushHeader& header,
     limits_->queued.fetch_add(push->bytes());
     metrics_.held_bytes->add(push->bytes());
     answer->behind = behind;
+    hot_keys_.note(push->keys);
     runtime_->trace("ps.accept", identity_.id, token);
     pushes_.emplace(token, *std::move(push));
   } else {

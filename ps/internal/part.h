@@ -30,6 +30,7 @@
 #include "weft/common/runtime.h"
 #include "weft/ps/internal/copy_wire.h"
 #include "weft/ps/internal/cut.h"
+#include "weft/ps/internal/hot_keys.h"
 #include "weft/ps/internal/part_data.h"
 #include "weft/ps/internal/part_protocol.h"
 #include "weft/ps/internal/replica_protocol.h"
@@ -141,6 +142,8 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   // Pulls that wait end with this, as does everything that comes later.
   void close(const Status& why);
   PartReport report() const;
+  // Of pushes that were accepted here, or followed as a backup. Any thread.
+  const HotKeys& hot_keys() const { return hot_keys_; }
 
   // ---- two copies (part_copies.cc, part_log.cc) ----
   // Before anything else.
@@ -303,6 +306,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   std::map<uint64_t, Push> pushes_;  // accepted and not applied, by token
   std::map<uint64_t, Waiting> waiting_;
   uint64_t last_token_ = 0;
+  HotKeys hot_keys_;
   std::vector<std::pair<PartReply, StatusOr<Reply>>> answers_;
   Status closed_;
   int64_t seen_log_bytes_ = 0;

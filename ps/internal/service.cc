@@ -81,16 +81,6 @@ std::map<PsService::PartName, std::shared_ptr<Part>> PsService::parts_by_name() 
   return by_name_;
 }
 
-std::map<std::string, PartReport> PsService::reports() const {
-  std::map<std::string, PartReport> out;
-  for (const auto& [name, part] : parts_by_name()) {
-    const PartIdentity& identity = part->identity();
-    const bool made_here = identity.home() == identity.self.name;
-    if (made_here || !out.contains(name.first)) out[name.first] = part->report();
-  }
-  return out;
-}
-
 // ---- requests ----------------------------------------------------------------------------------
 
 std::vector<Method> PsService::methods() {
@@ -364,50 +354,6 @@ void PsService::add_client(uint64_t client, const std::shared_ptr<ClientPart>& p
 void PsService::remove_client(uint64_t client) {
   MutexLock lock(&mutex_);
   clients_.erase(client);
-}
-
-void PsService::put_debug_info(std::map<std::string, int64_t>* out) const {
-  PartReport sum;
-  const std::vector<PartRef> all = parts();
-  for (const PartRef& part : all) {
-    const PartReport one = part->report();
-    sum.clients += one.clients;
-    sum.held += one.held;
-    sum.parked += one.parked;
-    sum.rows += one.rows;
-    sum.bytes += one.bytes;
-  }
-  int64_t waiting = 0;
-  {
-    MutexLock lock(&lanes_mutex_);
-    for (const auto& [to, lane] : lanes_) waiting += lane.bytes;
-  }
-  (*out)["ps_waiting_bytes"] = waiting;  // small operations behind a message
-  (*out)["ps_requests"] = requests_.load();
-  (*out)["ps_messages"] = messages_.load();
-  (*out)["ps_tables"] = static_cast<int64_t>(all.size());
-  (*out)["ps_clients"] = static_cast<int64_t>(sum.clients);
-  (*out)["ps_rows"] = sum.rows;
-  (*out)["ps_bytes"] = sum.bytes;
-  (*out)["ps_waiting_pulls"] = static_cast<int64_t>(sum.parked);
-  (*out)["ps_held_pushes"] = static_cast<int64_t>(sum.held);
-}
-
-void PsService::put_inspection(Inspection* out) const {
-  const std::vector<PartRef> all = parts();
-  if (all.empty()) return;
-  Inspection::Table& table = out->table(
-      "ps_tables",
-      {"table", "part", "definition", "version", "clients", "rows", "bytes", "waiting", "held"});
-  for (const PartRef& part : all) {
-    const PartReport r = part->report();
-    const bool room =
-        table.add({part->identity().table, static_cast<int64_t>(part->identity().index),
-                   to_string(part->identity().definition), static_cast<int64_t>(r.version),
-                   static_cast<int64_t>(r.clients), r.rows, r.bytes, static_cast<int64_t>(r.parked),
-                   static_cast<int64_t>(r.held)});
-    if (!room) break;
-  }
 }
 
 }  // namespace weft::ps::internal

@@ -1,5 +1,6 @@
 #include "weft/tests/integration/counters.h"
 
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -50,9 +51,7 @@ std::string Counters::obey(const Worker& worker, std::istream& words) {
   if (verb == "run") {
     stop_ = false;
     thread_ = runtime_->spawn("counters", [this] {
-      const at::Tensor one =
-          at::zeros({kKeys, clients_}, at::TensorOptions().dtype(c10::ScalarType::Double));
-      one.select(1, mine_).fill_(-1);  // a rule subtracts
+      const at::Tensor one = this->one();
       while (!stop_) {
         const auto to_dense = dense_->push(one);
         const auto to_sparse = sparse_->push_rows(keys(), one);
@@ -70,6 +69,11 @@ std::string Counters::obey(const Worker& worker, std::istream& words) {
   if (verb == "halt") {
     halt();
     return failed_.ok() ? absl::StrCat("ok ", count_.load()) : answer(failed_);
+  }
+  if (verb == "many") {
+    int64_t rounds = 0;
+    words >> rounds;
+    return many(rounds);
   }
   if (verb == "check") return check(words);
   if (verb == "cut") {
@@ -123,6 +127,38 @@ std::string Counters::open(const Worker& worker, std::istream& words) {
   const auto rule = ps::rule<optim::SGD>({.lr = 1});
   dense_ = client_->open_table("dense", two_copies(ps::dense({kKeys, clients_}, rule)));
   sparse_ = client_->open_table("sparse", two_copies(ps::sparse(clients_, rule)));
+  return "ok";
+}
+
+at::Tensor Counters::one() const {
+  at::Tensor out = at::zeros({kKeys, clients_}, at::TensorOptions().dtype(c10::ScalarType::Double));
+  out.select(1, mine_).fill_(-1);  // a rule subtracts
+  return out;
+}
+
+std::string Counters::many(int64_t rounds) {
+  constexpr size_t kAtOnce = 256;
+  constexpr int64_t kPullEvery = 16;
+  struct Round {
+    Future<ps::PushResult> dense;
+    Future<ps::PushResult> sparse;
+    std::optional<Future<at::Tensor>> values;
+  };
+  const at::Tensor one = this->one();
+  std::deque<Round> on_way;
+  for (int64_t i = 0; i < rounds || !on_way.empty(); ++i) {
+    if (i < rounds) {
+      on_way.push_back({dense_->push(one), sparse_->push_rows(keys(), one), std::nullopt});
+      if (i % kPullEvery == 0) on_way.back().values = sparse_->pull_rows(keys());
+      if (on_way.size() < kAtOnce) continue;
+    }
+    const Round& first = on_way.front();
+    first.dense.wait();
+    first.sparse.wait();
+    if (first.values.has_value()) first.values->wait();
+    on_way.pop_front();
+    ++count_;
+  }
   return "ok";
 }
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "ATen/core/Tensor.h"
 #include "weft/common/runtime.h"
 #include "weft/ps/client.h"
 #include "weft/ps/server.h"
@@ -33,6 +34,7 @@ class Counters {
   //   run                            pushes without end, each acknowledged by both tables
   //   count                          "ok N", rounds of pushes so far
   //   halt                           ends that: "ok N", or the error that has ended it
+  //   many N                         "ok", N rounds of pushes, many of them on their way at once, and some pulls
   //   check N...                     compares every counter with what its client has counted
   //   cut FOLDER                     snapshots without end, whether they are given up or not
   //   cuts                           "ok N", those that have ended well since then
@@ -45,6 +47,8 @@ class Counters {
 
  private:
   std::string open(const Worker& worker, std::istream& words);
+  at::Tensor one() const;
+  std::string many(int64_t rounds);
   std::string check(std::istream& words) const;
   std::string look(const std::string& folder) const;
   void halt();

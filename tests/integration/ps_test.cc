@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <random>
 #include <string>
@@ -25,19 +26,27 @@ constexpr int kClients = 2;
 constexpr int kServers = 3;
 constexpr int kTables = 2;
 
-int rounds() {
-  const char* text = std::getenv("WEFT_PS_ROUNDS");
+int from_environment(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
   int value = 0;
-  return text != nullptr && absl::SimpleAtoi(text, &value) ? value : 5;
+  return text != nullptr && absl::SimpleAtoi(text, &value) ? value : otherwise;
 }
+int rounds() { return from_environment("WEFT_PS_ROUNDS", 5); }
+int requests() { return from_environment("WEFT_PS_REQUESTS", 10'000); }
+
+enum class Relays { kNone, kOne };  // before each process
 
 class PsProcesses {
  public:
-  PsProcesses() {
-    job_.environment = short_lease();
+  explicit PsProcesses(Relays relays = Relays::kOne) {
+    if (relays == Relays::kOne) job_.environment = short_lease();
     // The store is in worker0, a client: one that is stopped in the lock of a file holds up the others.
     job_.host_store();
-    relays_ = job_.start_group_behind_relays(kClients + kServers);
+    if (relays == Relays::kNone) {
+      job_.start_group(kClients + kServers);
+    } else {
+      relays_ = job_.start_group_behind_relays(kClients + kServers);
+    }
     for (int i = 0; i < kClients + kServers; ++i) players_.push_back(&job_[static_cast<size_t>(i)]);
     for (int s = 0; s < kServers; ++s) expect_ok(server(s), "ps serve");
     EXPECT_EQ(::mkdir(folder().c_str(), 0700), 0);
@@ -77,6 +86,29 @@ class PsProcesses {
       EXPECT_TRUE(eventually([&] { return number(client(c), "ps count") >= from + by; }))
           << client(c).name() << " stands at " << from << ": " << client(c).ask("ps halt");
     }
+  }
+  // Both clients at once, so many rounds each.
+  void do_many(int64_t rounds) {
+    for (int c = 0; c < kClients; ++c) client(c).say(absl::StrCat("ps many ", rounds));
+    for (int c = 0; c < kClients; ++c) {
+      const Answer answer = client(c).answer(std::chrono::minutes(60));
+      ASSERT_TRUE(answer.ok) << client(c).name() << ": " << answer;
+    }
+  }
+  // Of all processes, by rank, when no call is on its way: one is, now and then, to see that another lives.
+  struct Rest {
+    int64_t resident_kib = 0;
+    Info info{};
+  };
+  std::vector<Rest> rests() const {
+    std::vector<Rest> out;
+    for (Player* player : players_) {
+      EXPECT_TRUE(player->eventually([](const Info& i) {
+        return i.at("calls_pending") == 0 && i.at("handlers_running") == 0;
+      })) << player->name();
+      out.push_back({player->process().resident_kib(), player->info()});
+    }
+    return out;
   }
   // Every part has its second copy again. `dead`: a server that is not asked.
   void expect_pairs(int dead = -1) {
@@ -238,6 +270,43 @@ TEST(IntegrationPs, PS_10_ServersThatJoinAndDrainLoseNoAcknowledgedPush) {
   ASSERT_NO_FATAL_FAILURE(job.drain(1));
   job.expect_pairs(1);
   ASSERT_NO_FATAL_FAILURE(job.replace(1));
+  job.finish();
+}
+
+// Neither at a client nor at a server, which sends each request on to the second copy.
+TEST(IntegrationPs, PS_12_ManyRequestsTakeNoMemory) {
+  constexpr int64_t kMostKib = 8 << 10;
+  // Of pushes on their way, in both tables' copies: a few hundred of each client.
+  constexpr int64_t kMostRemembered = 4096;
+  constexpr const char* kObjects[] = {
+      "arena_blocks",     "arena_leases",  "calls_waiting_for_connection",
+      "connections",      "peers",         "descriptors_open",
+      "receive_bytes",    "ps_tables",     "ps_clients",
+      "ps_rows",          "ps_bytes",      "ps_waiting_bytes",
+      "ps_waiting_pulls", "ps_held_pushes"};
+  PsProcesses job(Relays::kNone);
+  ASSERT_NO_FATAL_FAILURE(job.open_all());
+  // What is there once and for all: connections, pools of threads, arenas, windows, and what malloc() keeps for
+  // each of the threads that come to have answers, of which the last few come late.
+  const int rounds = requests() / (kClients * kTables);
+  ASSERT_NO_FATAL_FAILURE(job.do_many(std::max(2'000, rounds / 5)));
+  const auto before = job.rests();
+  ASSERT_NO_FATAL_FAILURE(job.do_many(rounds));
+  const auto after = job.rests();
+  int64_t served = 0;
+  for (size_t rank = 0; rank < after.size(); ++rank) {
+    const auto& [resident, info] = after[rank];
+    std::cout << "rank " << rank << ": " << before[rank].resident_kib << " KiB, " << resident
+              << std::endl;
+    EXPECT_LT(resident - before[rank].resident_kib, kMostKib) << "rank " << rank;
+    for (const char* name : kObjects) {
+      EXPECT_EQ(info.at(name), before[rank].info.at(name)) << name << " of rank " << rank;
+    }
+    EXPECT_LE(info.at("answers_kept"), info.at("peers")) << "rank " << rank;
+    EXPECT_LE(info.at("ps_remembered"), kMostRemembered) << "rank " << rank;
+    served += info.at("ps_requests") - before[rank].info.at("ps_requests");
+  }
+  EXPECT_GE(served, requests());
   job.finish();
 }
 

@@ -1,13 +1,17 @@
 // What tables compute: rules against torch.optim's C++ classes and a plain reference, sparse rows
-// against dense ones, and results that do not depend on the number of servers.
+// against dense ones, and results that do not depend on the number of servers. And which keys are pushed to.
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <random>
 
 #include "absl/strings/str_cat.h"
 #include "torch/optim.h"
 #include "torch/types.h"
+#include "weft/ps/internal/hot_keys.h"
 #include "weft/ps/internal/part_data.h"
+#include "weft/rpc/inspection.h"
 #include "weft/tests/ps/fixture.h"
 
 namespace weft::testing {
@@ -152,6 +156,87 @@ TEST_F(PsTest, PS_4_ARowTakesLittleMoreThanItsPayload) {
   EXPECT_EQ((*data)->rows(), 1000);
   EXPECT_LE((*data)->bytes(), 325 * 1000);
   EXPECT_GE((*data)->bytes(), 260 * 1000);
+}
+
+// ---- which keys are pushed to most ---------------------------------------------------------------
+
+using ps::internal::HotKeys;
+
+// Ten keys in a push, sorted as a client sends them: one of twenty with probability 1/2, and else one of a million.
+TEST(PsHotKeys, PS_12_TheKeysThatArePushedToMostAreFoundInBoundedMemory) {
+  constexpr int kPushes = 50'000;
+  constexpr uint64_t kHot = 20;
+  HotKeys hot;
+  std::map<uint64_t, int64_t> pushed;
+  std::mt19937_64 random(3);
+  for (int i = 0; i < kPushes; ++i) {
+    std::vector<uint64_t> keys;
+    for (int k = 0; k < 10; ++k) {
+      const uint64_t draw = random();
+      keys.push_back(draw % 2 == 0 ? (draw >> 1) % kHot : kHot + (draw >> 1) % 1'000'000);
+    }
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    for (const uint64_t key : keys) ++pushed[key];
+    hot.note(keys);
+  }
+  EXPECT_EQ(hot.top(HotKeys::kKeys * 2).size(), HotKeys::kKeys);
+  const std::vector<HotKeys::Key> top = hot.top(kHot);
+  ASSERT_EQ(top.size(), kHot);
+  for (const HotKeys::Key& one : top) {
+    EXPECT_LT(one.key, kHot);
+    // The sample has about 780 of each, so that a fifth is more than five of its deviations.
+    const auto about = static_cast<double>(pushed[one.key]);
+    EXPECT_LE(static_cast<double>(one.pushes - one.excess), 1.2 * about) << one.key;
+    EXPECT_GE(static_cast<double>(one.pushes), 0.8 * about) << one.key;
+  }
+}
+
+TEST(PsHotKeys, PS_12_EqualPushesAreSampledAtEachOfTheirPlaces) {
+  HotKeys hot;
+  std::vector<uint64_t> keys(HotKeys::kOneOf);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = 7 * i;
+  for (int i = 0; i < 1000; ++i) hot.note(keys);
+  EXPECT_EQ(hot.top(HotKeys::kKeys).size(), keys.size());
+  int64_t all = 0;
+  for (const HotKeys::Key& one : hot.top(HotKeys::kKeys)) all += one.pushes;
+  EXPECT_NEAR(static_cast<double>(all), 1000.0 * HotKeys::kOneOf, 100.0 * HotKeys::kOneOf);
+}
+
+// Of both copies, so that it is seen after a fail-over, too; greatest first.
+TEST_F(PsTest, PS_12_AServerShowsTheKeysThatArePushedToMost) {
+  PsJob job(2, 1);
+  auto definition = ps::sparse(2, ps::rule<optim::SGD>({.lr = 1.0}));
+  definition.copies = 2;
+  const ps::Table t = job.clients[0].open_table("e", definition);
+  const at::Tensor rows = torch::ones({2, 2});
+  const int64_t hot = 123'456;
+  std::vector<Future<ps::PushResult>> pushes;
+  for (int64_t i = 0; i < 2000; ++i) {
+    pushes.push_back(t.push_rows(keys_of({hot, 1'000'000 + i}), rows));
+  }
+  for (const auto& push : pushes) push.wait();
+  for (int s = 0; s < 2; ++s) {
+    Inspection seen(1000);
+    job.server(s).service<ps::internal::PsService>()->put_inspection(&seen);
+    const auto& tables = seen.tables();
+    const auto keys = std::find_if(tables.begin(), tables.end(),
+                                   [](const auto& one) { return one.name() == "ps_keys"; });
+    ASSERT_NE(keys, tables.end());
+    std::map<int64_t, int> by_part;
+    bool found = false;
+    for (const auto& row : keys->rows()) {
+      const int64_t part = std::get<int64_t>(row[1]);
+      const bool first = by_part[part]++ == 0;
+      if (std::get<std::string>(row[2]) != "123456") continue;
+      found = true;
+      EXPECT_TRUE(first) << "another key comes before it";
+      EXPECT_EQ(std::get<std::string>(row[0]), "e");
+      EXPECT_GT(std::get<int64_t>(row[3]), 1000);
+    }
+    EXPECT_TRUE(found) << "at ps" << s;
+    for (const auto& [part, rows_of_it] : by_part) EXPECT_LE(rows_of_it, 20) << part;
+  }
 }
 
 }  // namespace

@@ -1,0 +1,63 @@
+#ifndef WEFT_PS_INTERNAL_HOT_KEYS_H_
+#define WEFT_PS_INTERNAL_HOT_KEYS_H_
+
+// HotKeys: which keys of a part are pushed to most, in bounded memory: a sample of the pushed keys, counted by a
+// space-saving sketch (Metwally, Agrawal, El Abbadi). A key that is not in the sketch takes the place, and the count,
+// of the least one there, so that of N keys in the sample
+//
+//   - each key that came more than N / kKeys times is in the sketch,
+//   - no count is too small, and none too large by more than its `excess`.
+//
+// About one key of kOneOf is in the sample, after gaps whose lengths are drawn: keys of a push are sorted, and equal
+// gaps would meet the same ones of equal pushes. The draws are a pure function of the keys' number, so that a
+// simulation repeats them.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "weft/common/api.h"
+#include "weft/common/mutex.h"
+
+namespace weft::ps::internal {
+
+class WEFT_API HotKeys {
+ public:
+  static constexpr size_t kKeys = 128;
+  static constexpr uint64_t kOneOf = 16;
+
+  struct Key {
+    uint64_t key = 0;
+    int64_t pushes = 0;  // as many as the sample says, in pushes
+    int64_t excess = 0;  // by which that may be too large for what the sample has
+  };
+
+  // One thread at a time.
+  void note(const std::vector<uint64_t>& keys) {
+    size_t at = 0;
+    for (; keys.size() - at > left_; at += left_ + 1, left_ = draw()) count(keys[at + left_]);
+    left_ -= keys.size() - at;
+  }
+  // At most `most` of them, those with the greatest counts first. Any thread.
+  std::vector<Key> top(size_t most) const;
+
+ private:
+  struct Counted {
+    uint64_t key = 0;
+    int64_t count = 0;
+    int64_t excess = 0;
+  };
+  void count(uint64_t key);
+  uint64_t draw();
+
+  // Of the thread that notes.
+  uint64_t state_ = 1;
+  uint64_t left_ = kOneOf - 1;  // keys until the next of the sample
+
+  mutable Mutex mutex_;
+  std::vector<Counted> counted_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace weft::ps::internal
+
+#endif  // WEFT_PS_INTERNAL_HOT_KEYS_H_
