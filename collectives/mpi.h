@@ -43,10 +43,11 @@ class WEFT_API Mpi {
   // kind state: MPI was finalized before in this process; unavailable: this MPI serves one thread
   // only. An MPI that the program has initialized itself is used, and not finalized.
   static StatusOr<std::unique_ptr<Mpi>> try_init(int* argc = nullptr, char*** argv = nullptr,
-                                                 const Logger& log = {});
+                                                 const Logger& log = Logger({.name = "mpi"}));
   // Throws these errors.
-  explicit Mpi(int* argc = nullptr, char*** argv = nullptr, const Logger& log = {});
-  // Finalizes MPI; an error goes to the log.
+  explicit Mpi(int* argc = nullptr, char*** argv = nullptr,
+               const Logger& log = Logger({.name = "mpi"}));
+  // Finalizes MPI; an error goes to the log, by default to stderr.
   ~Mpi();
   Mpi(const Mpi&) = delete;
   Mpi& operator=(const Mpi&) = delete;
