@@ -194,11 +194,13 @@ endfunction()
 function(weft_unoptimized target)
   # g++ otherwise compiles each std::move and std::forward as a function that is called.
   target_compile_options(${target} PRIVATE -O0 $<$<CXX_COMPILER_ID:GNU>:-ffold-simple-inlines>)
-  if(WEFT_SANITIZE MATCHES "undefined")
-    # A quarter of the time went into this check of each use of a pointer in the tests themselves. AddressSanitizer
-    # reports a use of one that is null, too, and the modules keep the check.
-    target_compile_options(${target} PRIVATE -fno-sanitize=null)
-  endif()
+  set_target_properties(${target} PROPERTIES WEFT_UNOPTIMIZED ON)  # see cmake/Sanitizers.cmake
+endfunction()
+
+# weft_optimized_sources(protocol_test.cc): of a program that weft_unoptimized() was called of, those that compute much.
+function(weft_optimized_sources)
+  set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -O2 SKIP_PRECOMPILE_HEADERS ON
+    SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
 # weft_part(NAME example_digits SRCS async_ps/digits.cc DEPS LibTorch::LibTorch): sources that several examples share,

@@ -3,6 +3,7 @@
 
 #include "weft/store/delegating_store.h"
 #include "weft/tests/ps/moves_job.h"
+#include "weft/tests/testing/sanitizers.h"
 #include "weft/transport/faulty_transport.h"
 
 namespace weft::testing {
@@ -50,7 +51,7 @@ at::Tensor all_are(int64_t count) { return torch::full({6}, static_cast<double>(
 
 // A move waits for it, wherever it was, and no push is lost.
 TEST_F(PsTest, PS_10_AMoveGoesOnWhenTheStoreIsBack) {
-  for (int after = 0; after < 24; ++after) {
+  for (int after = 0; after < 24; after += fewer(1, 8)) {
     in_simulation(static_cast<uint64_t>(60 + after), [&](const std::shared_ptr<SimRuntime>& sim) {
       bool away = false;
       MovesJob job(2, sim, [&](int, JoinOptions* o) {
@@ -73,7 +74,7 @@ TEST_F(PsTest, PS_10_AMoveGoesOnWhenTheStoreIsBack) {
 
 // It is another server then, and what it was told before is not for it.
 TEST_F(PsTest, PS_10_AMoveToAServerThatStartsAgainUnderItsNameLosesNothing) {
-  for (int after = 0; after < 16; ++after) {
+  for (int after = 0; after < 16; after += fewer(1, 5)) {
     in_simulation(static_cast<uint64_t>(90 + after), [&](const std::shared_ptr<SimRuntime>& sim) {
       MovesJob job(2, sim);
       const Table t = job.near[0].open_table("w", counters());
@@ -145,7 +146,7 @@ TEST_F(PsTest, BadInput_a_move_for_which_a_budget_is_too_small) {
 TEST_F(PsTest, PS_10_AServerTakesItsShareOfVeryManyParts) {
   in_simulation(58, [](const std::shared_ptr<SimRuntime>& sim) {
     MovesJob job(1, sim);
-    constexpr int64_t kElements = 1200;
+    constexpr int64_t kElements = fewer(1200, 160);
     auto definition = counters(kElements);
     definition.part_bytes = 4;  // a part each
     const Table t = job.near[0].open_table("w", definition, {.deadline = 600s});
