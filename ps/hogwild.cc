@@ -71,12 +71,7 @@ struct Hogwild::State {
     out->parameters = std::move(parameters);
     for (size_t i = 0; i < out->parameters.size(); ++i) {
       const at::Tensor& one = out->parameters[i];
-      const bool right = one.defined() && one.layout() == at::kStrided && one.device().is_cpu() &&
-                         (one.scalar_type() == at::kFloat || one.scalar_type() == at::kDouble) &&
-                         one.is_leaf();
-      if (!right) {
-        throw_error(bad_push(i, "wanted is a dense leaf of Float or Double on the CPU"));
-      }
+      throw_if_error(internal::check_updated_in_place(absl::StrCat("Hogwild: parameter ", i), one));
       out->states.push_back(std::make_unique<ParameterState>());
       out->rule->prepare(out->options, one.detach(), out->states.back().get());
     }

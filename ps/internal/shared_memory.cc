@@ -36,21 +36,19 @@ constexpr absl::Duration kShareAskTime = absl::Seconds(10);
 constexpr absl::Duration kShareAgain = absl::Milliseconds(20);
 constexpr int kShareBacklog = 4;
 
+std::string the_parameter(const std::string& name) {
+  return absl::StrCat("share_memory: parameter '", name, "'");
+}
+
 Status bad_parameter(const std::string& name, std::string_view why) {
   return make_error(ErrorKind::kInvalidArgument,
-                    absl::StrCat("share_memory: parameter '", name, "' ", std::string(why)));
+                    absl::StrCat(the_parameter(name), " ", std::string(why)));
 }
 
 Status check_parameter(const NamedParameter& one, const SharedMemories& memories) {
   const at::Tensor& t = one.tensor;
-  if (!t.defined()) return bad_parameter(one.name, "is undefined");
-  if (t.layout() != at::kStrided) return bad_parameter(one.name, "is sparse");
-  if (!t.device().is_cpu()) return bad_parameter(one.name, "is not on the CPU");
-  if (t.scalar_type() != at::kFloat && t.scalar_type() != at::kDouble) {
-    return bad_parameter(one.name, absl::StrCat("is ", t.toString(), ", and not Float or Double"));
-  }
+  WEFT_RETURN_IF_ERROR(check_updated_in_place(the_parameter(one.name), t));
   if (!is_plain(t)) return bad_parameter(one.name, "is not contiguous");
-  if (!t.is_leaf()) return bad_parameter(one.name, "is no leaf: it was computed");
   if (t.storage().nbytes() != t.nbytes()) {
     return bad_parameter(
         one.name, absl::StrCat("is a view of ", t.nbytes(), " bytes of ", t.storage().nbytes(),
@@ -104,8 +102,7 @@ void move_into(const std::vector<NamedParameter>& parameters,
 // ---- the owner ---------------------------------------------------------------------------------
 
 Status make_shared(PsService& service, const std::vector<NamedParameter>& parameters,
-                   const SharedLayout& places, SharedRegion* region,
-                   const std::shared_ptr<SharedRegion>& shared) {
+                   const SharedLayout& places, const std::shared_ptr<SharedRegion>& region) {
   const auto made = [&]() -> StatusOr<std::shared_ptr<MemoryFile>> {
     WEFT_ASSIGN_OR_RETURN(std::shared_ptr<MemoryFile> file, MemoryFile::make(places.total));
     WEFT_RETURN_IF_ERROR(file->populate(0, places.total));
@@ -121,7 +118,7 @@ Status make_shared(PsService& service, const std::vector<NamedParameter>& parame
     const at::AutoGradMode no_grad(false);
     for (size_t i = 0; i < moved.size(); ++i) moved[i].copy_(parameters[i].tensor);
   }
-  WEFT_RETURN_IF_ERROR(service.shared().offer(service.worker().name(), shared));
+  WEFT_RETURN_IF_ERROR(service.shared().offer(service.worker().name(), region));
   move_into(parameters, moved);
   return absl::OkStatus();
 }
@@ -202,23 +199,44 @@ Status join_shared(PsService& service, const std::vector<NamedParameter>& parame
 
 }  // namespace
 
+Status check_updated_in_place(std::string_view what, const at::Tensor& parameter) {
+  const auto bad = [what](std::string_view why) {
+    return make_error(ErrorKind::kInvalidArgument,
+                      absl::StrCat(std::string(what), " ", std::string(why)));
+  };
+  const at::Tensor& t = parameter;
+  if (!t.defined()) return bad("is undefined");
+  if (t.layout() != at::kStrided) return bad("is sparse");
+  if (!t.device().is_cpu()) return bad("is not on the CPU");
+  if (t.scalar_type() != at::kFloat && t.scalar_type() != at::kDouble) {
+    return bad(absl::StrCat("is ", t.toString(), ", and not Float or Double"));
+  }
+  if (!t.is_leaf()) return bad("is no leaf: it was computed");
+  return absl::OkStatus();
+}
+
 Status SharedMemories::offer(const std::string& worker,
                              const std::shared_ptr<SharedRegion>& region) {
   MutexLock lock(&mutex_);
+  std::erase_if(offered_, [](const auto& one) { return one.second.expired(); });
   std::weak_ptr<SharedRegion>& there = offered_[region->name];
   if (!there.expired()) {
     return make_error(ErrorKind::kState, absl::StrCat("share_memory: '", worker, "' shares a '",
                                                       region->name, "' already"));
   }
   there = region;
-  files_.push_back(region->file);
+  keep(region->file);
   return absl::OkStatus();
+}
+
+void SharedMemories::keep(const std::shared_ptr<MemoryFile>& file) {
+  std::erase_if(files_, [](const auto& one) { return one.expired(); });
+  files_.push_back(file);
 }
 
 void SharedMemories::remember(const std::shared_ptr<MemoryFile>& file) {
   MutexLock lock(&mutex_);
-  std::erase_if(files_, [](const auto& one) { return one.expired(); });
-  files_.push_back(file);
+  keep(file);
 }
 
 bool SharedMemories::has(const void* address) const {
@@ -294,7 +312,7 @@ StatusOr<SharedMemory> try_share_memory(const Worker& worker,
   WEFT_ASSIGN_OR_RETURN(const internal::SharedLayout places, internal::layout_of(region->layout));
   for (const NamedParameter& one : parameters) region->parameters.push_back(one.tensor);
   if (options.owner.empty()) {
-    WEFT_RETURN_IF_ERROR(internal::make_shared(*service, parameters, places, region.get(), region));
+    WEFT_RETURN_IF_ERROR(internal::make_shared(*service, parameters, places, region));
   } else {
     const absl::Duration time = options.deadline.value_or(internal::kShareTime);
     WEFT_RETURN_IF_ERROR(internal::join_shared(*service, parameters, places, time, region.get()));

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "weft/common/error.h"
@@ -23,6 +24,10 @@
 #include "weft/transport/memory_file.h"
 
 namespace weft::ps::internal {
+
+// Kind invalid_argument: it is no dense leaf of Float or Double on the CPU, as Hogwild updates it in place. `what`
+// names it, as "share_memory: parameter 'w'".
+WEFT_API Status check_updated_in_place(std::string_view what, const at::Tensor& parameter);
 
 // What one share_memory() has made. Immutable, but for what lies in the memory.
 struct SharedRegion {
@@ -45,6 +50,11 @@ class WEFT_API SharedMemories {
   Status offer(const std::string& worker, const std::shared_ptr<SharedRegion>& region);
   void remember(const std::shared_ptr<weft::internal::MemoryFile>& file);
   bool has(const void* address) const;
+  // How many regions and files it keeps in mind, of which some may be gone; for tests.
+  size_t kept() const {
+    MutexLock lock(&mutex_);
+    return offered_.size() + files_.size();
+  }
   // Kind not_found: nothing of this name. `worker`: this one.
   StatusOr<std::shared_ptr<SharedRegion>> find(const std::string& worker,
                                                const std::string& name) const;
@@ -53,6 +63,9 @@ class WEFT_API SharedMemories {
                                std::string_view request) const;
 
  private:
+  void keep(const std::shared_ptr<weft::internal::MemoryFile>& file)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   mutable Mutex mutex_;
   std::map<std::string, std::weak_ptr<SharedRegion>> offered_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<weft::internal::MemoryFile>> files_ ABSL_GUARDED_BY(mutex_);

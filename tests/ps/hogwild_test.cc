@@ -4,6 +4,7 @@
 
 #include <csignal>
 
+#include "absl/strings/str_cat.h"
 #include "torch/nn/modules/linear.h"
 #include "torch/optim/adamw.h"
 #include "torch/optim/sgd.h"
@@ -158,6 +159,18 @@ TEST_F(PsTest, HogwildGoesOnWithoutItsOwner) {
 
 // ---- bad input ---------------------------------------------------------------------------------
 
+TEST(PsSharedMemories, KeepNothingOfMemoryThatIsGone) {
+  ps::internal::SharedMemories memories;
+  for (int i = 0; i < 100; ++i) {
+    const auto region = std::make_shared<ps::internal::SharedRegion>();
+    region->name = absl::StrCat("net", i);
+    region->file = value_or_throw(weft::internal::MemoryFile::make(4096));
+    ASSERT_TRUE(memories.offer("c0", region).ok());
+    EXPECT_TRUE(memories.has(region->file->data()));
+    EXPECT_EQ(memories.kept(), 2);
+  }
+}
+
 Status share_error(const Worker& worker, const std::vector<NamedParameter>& parameters,
                    const ps::ShareOptions& options = {}) {
   return try_share_memory(worker, parameters, options).status();
@@ -283,7 +296,10 @@ TEST_F(PsTest, BadInput_gradients_and_rules_of_hogwild) {
   refuse_rule({}, kPlainSgd, "no parameters");
   refuse_rule({torch::ones({3})}, {"Sgd", {}}, "'Sgd'");
   refuse_rule({torch::ones({3})}, ps::rule<optim::SGD>({.lr = -1}), "lr");
-  refuse_rule({torch::ones({3}), torch::ones({3}, torch::kHalf)}, kPlainSgd, "parameter 1");
+  refuse_rule({torch::ones({3}), torch::ones({3}, torch::kHalf)}, kPlainSgd, "parameter 1 is");
+  refuse_rule({at::Tensor()}, kPlainSgd, "parameter 0 is undefined");
+  refuse_rule({one_row(3, 1)}, kPlainSgd, "parameter 0 is sparse");
+  refuse_rule({torch::ones({3}).requires_grad_() * 2}, kPlainSgd, "parameter 0 is no leaf");
 
   const at::Tensor w = torch::zeros({3, 16}), b = torch::zeros({2});
   const Hogwild table({w, b}, kPlainSgd);
