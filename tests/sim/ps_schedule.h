@@ -23,6 +23,7 @@ enum class Trouble {
   kLoss,
   kConnections,
   kDeath,
+  kDisk,
   kServer,
   kCut,
   kServersCut,
@@ -31,12 +32,14 @@ enum class Trouble {
   kMovesAndDeath,
   kMovesAndLoss
 };
-constexpr int kTroubles = 5;  // of one copy
+// Of one copy; half of the schedules without a trouble have one of the disk.
+constexpr int kTroubles = 5;
 inline constexpr std::array kNames = {"none",
                                       "order",
                                       "loss",
                                       "connections",
                                       "death",
+                                      "disk",
                                       "server dies",
                                       "cut",
                                       "cut between servers",
@@ -45,12 +48,16 @@ inline constexpr std::array kNames = {"none",
                                       "moves and a death",
                                       "moves and loss"};
 inline Trouble trouble_of(uint64_t seed, uint32_t copies) {
-  if (copies == 1) return static_cast<Trouble>(seed % kTroubles);
-  if (seed / 3 % 3 == 0) return static_cast<Trouble>(seed % kTroubles);
+  if (copies == 1 || seed / 3 % 3 == 0) {
+    // With each consistency, which is seed / kTroubles % 4.
+    const auto one = static_cast<Trouble>(seed % kTroubles);
+    return one == Trouble::kNone && seed / (4 * kTroubles) % 2 == 1 ? Trouble::kDisk : one;
+  }
   if (seed / 9 % 4 == 1) {
     return static_cast<Trouble>(static_cast<uint64_t>(Trouble::kJoin) + seed % 3);
   }
-  return seed / 9 % 4 == 3 ? Trouble::kDrain : static_cast<Trouble>(kTroubles + seed % 3);
+  if (seed / 9 % 4 == 3) return Trouble::kDrain;
+  return static_cast<Trouble>(static_cast<uint64_t>(Trouble::kServer) + seed % 3);
 }
 
 struct Outcome {
@@ -69,6 +76,7 @@ struct Outcome {
   int64_t inside = 0;       // of clients that had pushed some, and not all
   int64_t given_up = 0;     // cuts
   int64_t restored = 0;
+  int64_t stood_still = 0;  // operations that waited for a disk that did
   std::vector<std::string> events;
 };
 

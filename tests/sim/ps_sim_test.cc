@@ -11,7 +11,7 @@
 // equal bit by bit.
 // In a third of the schedules snapshots are taken meanwhile, until one is: it is a cut, that is, of each client it has
 // every push up to one number and none after it. At the end it is restored where all servers are there, and
-// the table is what it was at the cut.
+// the table is what it was at the cut. In some the disk is late, or stands still for a while: no step waits for it.
 // A seed that fails is printed; WEFT_SIM_SEED=<seed> runs it alone, with the last events.
 
 #include <cmath>
@@ -36,6 +36,7 @@
 #include "weft/store/hash_store.h"
 #include "weft/tests/sim/ps_cut_check.h"
 #include "weft/tests/sim/ps_schedule.h"
+#include "weft/tests/testing/slow_disk.h"
 #include "weft/transport/faulty_transport.h"
 #include "weft/transport/inproc_transport.h"
 
@@ -81,13 +82,14 @@ class World {
     parts_ = seed / 11 % 4 == 2;  // several at each server
     // A client has one push in a batch of K.
     bursts_ = seed / 11 % 3 == 0 && consistency_.mode != Mode::kBatch;
-    snapshots_ = seed / 13 % 3 == 1;
+    snapshots_ = seed / 13 % 3 == 1 || trouble_ == Trouble::kDisk;
     steps_ = 3 + below(kMostSteps - 3);
     spare_ = moves() ? 1 : 0;
     histories_.resize(static_cast<size_t>(clients_));
   }
 
   void run(const std::shared_ptr<Runtime>& runtime) {
+    disk_ = std::make_shared<SlowDisk>(runtime);
     join(runtime);
     if (!out_.status.ok()) return;
     for (int s = 0; s < servers_ + spare_; ++s) {
@@ -103,6 +105,9 @@ class World {
       }
       if (moves()) threads.push_back(sim_->spawn("moves", [this] { move_parts(); }));
       if (snapshots_) threads.push_back(sim_->spawn("snapshot", [this] { take_snapshot(); }));
+      if (trouble_ == Trouble::kDisk) {
+        threads.push_back(sim_->spawn("disk", [this] { trouble_disk(4); }));
+      }
     }
     plan_->clear();
     check_end();
@@ -110,6 +115,7 @@ class World {
     leave();
     serving_.clear();
     out_.hits = plan_->hits();
+    out_.stood_still = disk_->stopped();
   }
 
   Outcome take() { return std::move(out_); }
@@ -154,7 +160,7 @@ class World {
         o.services = {ps_service()};
         o.worker_threads = 2;
         o.shutdown_timeout = 300s;
-        o.runtime = runtime;
+        o.runtime = trouble_ == Trouble::kDisk ? disk_ : runtime;
         o.log_level = Severity::kOff;
         o.environment = Environment{};
         StatusOr<Worker> w = Worker::try_join(std::move(o));
@@ -214,6 +220,18 @@ class World {
     plan_->clear();
   }
 
+  // So many times, with pauses, it does nothing for some seconds. It answers late all the time.
+  void trouble_disk(int times) {
+    disk_->be_late(absl::Milliseconds(1 + below(200)));
+    while (!opened_ && out_.status.ok()) sim_->sleep(absl::Milliseconds(5));
+    for (int i = 0; i < times; ++i) {
+      sim_->sleep(absl::Milliseconds(below(1000)));
+      const absl::Duration still = absl::Milliseconds(below(20'000));
+      disk_->stand_still_until(sim_->now() + still);
+      sim_->sleep(still);
+    }
+  }
+
   // A server joins, parts go here and there, and then one drains, while clients go on and nothing else happens, or a
   // server dies, or messages are lost.
   void move_parts() {
@@ -255,14 +273,17 @@ class World {
       const bool loss = trouble_ == Trouble::kLoss || trouble_ == Trouble::kMovesAndLoss;
       if (i == 40 && loss) plan_->clear();
       if (!out_.status.ok()) return;
-      const auto kept = client.try_snapshot(kFolder);
+      ps::SnapshotOptions options;
+      if (trouble_ == Trouble::kDisk) options.deadline = 15s;
+      const auto kept = client.try_snapshot(kFolder, options);
       if (kept.ok()) {
         ++out_.cuts;
         return check_cut();
       }
       const ErrorKind kind = error_kind(kept.status());
       const bool lost = kind == ErrorKind::kPeerLost && one_dies();
-      if (kind != ErrorKind::kUnavailable && !lost) {
+      const bool late = kind == ErrorKind::kDeadline && trouble_ == Trouble::kDisk;
+      if (kind != ErrorKind::kUnavailable && !lost && !late) {
         return fail(absl::StrCat("snapshot: ", kept.status().message()));
       }
       ++out_.given_up;
@@ -309,7 +330,10 @@ class World {
     if (out_.cuts == 0 || !out_.status.ok()) return;
     if (one_dies() || one_drains()) return;
     const ps::Client client(client_worker(0), {.servers = server_names()});
+    std::unique_ptr<Thread> disk;
+    if (trouble_ == Trouble::kDisk) disk = sim_->spawn("disk", [this] { trouble_disk(1); });
     const auto back = client.try_restore(kFolder);
+    if (disk != nullptr) disk->join();
     if (!back.ok()) return fail(absl::StrCat("restore: ", back.status().message()));
     const auto cut = read_cut(sim_->files(), kFolder, "t", all_keys());
     const auto eye = client.try_open_table("t", std::nullopt, {.observer = true});
@@ -345,6 +369,7 @@ class World {
     switch (trouble_) {
       case Trouble::kNone:
       case Trouble::kDeath:
+      case Trouble::kDisk:
       case Trouble::kServer:
       case Trouble::kCut:
       case Trouble::kServersCut:
@@ -380,9 +405,7 @@ class World {
   }
 
   void live(int c) {
-    std::vector<std::string> names;
-    for (int s = 0; s < servers_; ++s) names.push_back(absl::StrCat("ps", s));
-    const ps::Client client(client_worker(c), {.servers = names, .attempt_timeout = 3s});
+    const ps::Client client(client_worker(c), {.servers = server_names(), .attempt_timeout = 3s});
     const auto opened = client.try_open_table("t", definition());
     if (!opened.ok()) return fail(absl::StrCat("open: ", opened.status().message()));
     if (c == 0) add_faults();
@@ -454,7 +477,10 @@ class World {
     }
     mine->steps = step + 1;
     const absl::Duration took = sim_->now() - begun;
-    if (took > 3 * kDeadline + absl::Seconds(1)) {
+    // With a disk that stands still a snapshot holds clients for its pause at most, again and again.
+    const absl::Duration most =
+        trouble_ == Trouble::kDisk ? absl::Seconds(12) : 3 * kDeadline + absl::Seconds(1);
+    if (took > most) {
       fail(absl::StrCat("a step took ", absl::FormatDuration(took)));
     }
     if (!pushed.ok() || !values.ok()) {
@@ -552,9 +578,7 @@ class World {
     sim_->sleep(absl::Seconds(40));  // leases, late copies, clients that leave
     int living = 0;
     while (histories_[static_cast<size_t>(living)].dead) ++living;
-    std::vector<std::string> names;
-    for (int s = 0; s < servers_; ++s) names.push_back(absl::StrCat("ps", s));
-    const ps::Client client(client_worker(living), {.servers = names});
+    const ps::Client client(client_worker(living), {.servers = server_names()});
     const auto eye = client.try_open_table("t", std::nullopt, {.observer = true});
     if (!eye.ok()) return fail(absl::StrCat("the last look: ", eye.status().message()));
     const auto values = (sparse_ ? eye->pull_rows(all_keys()) : eye->pull()).try_wait();
@@ -635,6 +659,7 @@ class World {
 
   SimRuntime* const sim_;
   const std::shared_ptr<FaultPlan> plan_;
+  std::shared_ptr<SlowDisk> disk_;
   const Trouble trouble_;
   const uint32_t copies_;
   bool opened_ = false;
@@ -699,6 +724,7 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
     sum.repeats += out.repeats;
     sum.dropped += out.dropped;
     sum.together += out.together;
+    sum.stood_still += out.stood_still;
     cuts.add(out);
   }
   cuts.expect_some();
@@ -712,6 +738,9 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
                 static_cast<int>(sum.repeats), static_cast<int>(sum.dropped));
     dropped += sum.dropped;
     together += sum.together;
+    if (trouble == Trouble::kDisk && n >= 5) {
+      EXPECT_GT(sum.stood_still, 0) << "nothing ever waited for the disk";
+    }
     if (n < 20) continue;
     EXPECT_GT(sum.acknowledged, 5 * n);
     if (trouble == Trouble::kOrder || trouble == Trouble::kLoss) EXPECT_GT(sum.hits, n);
