@@ -50,7 +50,7 @@ class WEFT_API HotKeys {
   void count(uint64_t key);
   uint64_t draw();
 
-  // Of the thread that notes.
+  // The thread that calls note() alone uses these two.
   uint64_t state_ = 1;
   uint64_t left_ = kOneOf - 1;  // keys until the next of the sample
 

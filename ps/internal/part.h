@@ -142,7 +142,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   // Pulls that wait end with this, as does everything that comes later.
   void close(const Status& why);
   PartReport report() const;
-  // Of pushes that were accepted here, or followed as a backup. Any thread.
+  // Counts the keys of pushes that this part has accepted, or followed as a backup. Any thread.
   const HotKeys& hot_keys() const { return hot_keys_; }
 
   // ---- two copies (part_copies.cc, part_log.cc) ----

@@ -95,7 +95,7 @@ class PsProcesses {
       ASSERT_TRUE(answer.ok) << client(c).name() << ": " << answer;
     }
   }
-  // Of all processes, by rank, when no call is on its way: one is, now and then, to see that another lives.
+  // The state of each process, by rank, taken while it has no call under way. A check that a peer lives is a call.
   struct Rest {
     int64_t resident_kib = 0;
     Info info{};
@@ -273,10 +273,10 @@ TEST(IntegrationPs, PS_10_ServersThatJoinAndDrainLoseNoAcknowledgedPush) {
   job.finish();
 }
 
-// Neither at a client nor at a server, which sends each request on to the second copy.
+// Memory grows neither at a client nor at a server, which sends each request on to the second copy.
 TEST(IntegrationPs, PS_12_ManyRequestsTakeNoMemory) {
   constexpr int64_t kMostKib = 8 << 10;
-  // Of pushes on their way, in both tables' copies: a few hundred of each client.
+  // A part remembers the pushes that are under way: a few hundred of each client, in both tables' copies.
   constexpr int64_t kMostRemembered = 4096;
   constexpr const char* kObjects[] = {
       "arena_blocks",     "arena_leases",  "calls_waiting_for_connection",

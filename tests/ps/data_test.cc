@@ -203,7 +203,7 @@ TEST(PsHotKeys, PS_12_EqualPushesAreSampledAtEachOfTheirPlaces) {
   EXPECT_NEAR(static_cast<double>(all), 1000.0 * HotKeys::kOneOf, 100.0 * HotKeys::kOneOf);
 }
 
-// Of both copies, so that it is seen after a fail-over, too; greatest first.
+// Both copies count, so that a fail-over loses little of it; the greatest count comes first.
 TEST_F(PsTest, PS_12_AServerShowsTheKeysThatArePushedToMost) {
   PsJob job(2, 1);
   auto definition = ps::sparse(2, ps::rule<optim::SGD>({.lr = 1.0}));

@@ -32,7 +32,7 @@ enum class Trouble {
   kMovesAndDeath,
   kMovesAndLoss
 };
-// Of one copy; half of the schedules without a trouble have one of the disk.
+// With one copy of each part. Half of the schedules without a trouble have a trouble of the disk instead.
 constexpr int kTroubles = 5;
 inline constexpr std::array kNames = {"none",
                                       "order",
