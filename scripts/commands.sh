@@ -13,8 +13,8 @@ configure() {
   torch="$(choose_libtorch "$folder")" || exit $?
   mkdir -p "$folder"
   local log="$folder/configure.log" together=()
-  # Eight sources of a library at once compile in 40 % of the time. A folder that exists keeps what it has.
-  [ -e "$folder/CMakeCache.txt" ] || together=("-DWEFT_UNITY=${WEFT_UNITY:-8}")
+  # Sixteen sources of a library at once compile in a third of the time. A folder that exists keeps what it has.
+  [ -e "$folder/CMakeCache.txt" ] || together=("-DWEFT_UNITY=${WEFT_UNITY:-16}")
   # -O2 without -g: debug information of LibTorch's templates makes objects ten times as large.
   if ! cmake -S "$root" -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
     -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 "-DWEFT_LIBTORCH=$torch" \
@@ -259,7 +259,7 @@ command_lint() {
 }
 
 # Several sources at once take less than half the time; that each includes what it uses is for the other build to show.
-clang_arguments=(-DCMAKE_CXX_COMPILER=clang++-14 -DCMAKE_C_COMPILER=clang-14 -DWEFT_BUILD_BENCH=OFF -DWEFT_UNITY=8)
+clang_arguments=(-DCMAKE_CXX_COMPILER=clang++-14 -DCMAKE_C_COMPILER=clang-14 -DWEFT_BUILD_BENCH=OFF -DWEFT_UNITY=16)
 
 configure_asan() {
   need_packages "${packages_build[@]}" "${packages_clang[@]}"
