@@ -132,6 +132,48 @@ function(weft_module)
   endif()
 endfunction()
 
+# weft_side_library(NAME nccl SRCS internal/nccl/api.cc ... [PLUGIN]): a library beside the module of this folder, weft_nccl
+# (alias weft::nccl), with precompiled headers of LibTorch. Programs link it. PLUGIN: none does, a module opens it, so it is
+# shared in every build and no part of the package's targets.
+function(weft_side_library)
+  cmake_parse_arguments(ARG "PLUGIN" "NAME" "SRCS" ${ARGN})
+  if(ARG_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "weft_side_library(${ARG_NAME}): unknown arguments ${ARG_UNPARSED_ARGUMENTS}")
+  endif()
+  set(target weft_${ARG_NAME})
+  set(kind "")
+  set(scope PUBLIC)
+  set(export EXPORT weftTargets)
+  if(ARG_PLUGIN)
+    set(kind SHARED)
+    set(scope PRIVATE)
+    set(export "")
+  endif()
+  add_library(${target} ${kind} ${ARG_SRCS})
+  add_library(weft::${ARG_NAME} ALIAS ${target})
+  weft_library_options(${target})
+  set_target_properties(${target} PROPERTIES
+    EXPORT_NAME ${ARG_NAME}
+    DEFINE_SYMBOL ""
+    INSTALL_RPATH "$ORIGIN"
+    BUILD_RPATH "$ORIGIN"
+    LIBRARY_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/lib"
+    ARCHIVE_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/lib")
+  if(NOT ARG_PLUGIN)
+    set_target_properties(${target} PROPERTIES VERSION ${weft_VERSION} SOVERSION ${weft_VERSION_MAJOR}.${weft_VERSION_MINOR})
+  endif()
+  target_compile_features(${target} ${scope} cxx_std_20)
+  target_include_directories(${target} PRIVATE "${weft_BINARY_DIR}/include")
+  target_link_libraries(${target} PRIVATE "$<BUILD_INTERFACE:weft_options>")
+  weft_precompile(${target} tensor)
+  weft_compile_together(${target} ${WEFT_UNITY})
+  if(WEFT_INSTALL)
+    install(TARGETS ${target} ${export}
+      LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+      ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+  endif()
+endfunction()
+
 # weft::weft, all modules. Called once, after them.
 function(weft_umbrella)
   get_property(modules GLOBAL PROPERTY WEFT_BUILT_MODULES)

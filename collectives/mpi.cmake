@@ -26,33 +26,14 @@ if(_weft_mpi_missing)
 endif()
 message(STATUS "weft: weft::mpi (process groups by MPI) with MPI ${MPI_C_VERSION} of ${WEFT_MPICC}")
 
-add_library(weft_mpi
-  internal/mpi/engine.cc
-  internal/mpi/life.cc
-  internal/mpi/transfer.cc
-  internal/mpi/types.cc)
-add_library(weft::mpi ALIAS weft_mpi)
-set_target_properties(weft_mpi PROPERTIES
-  EXPORT_NAME mpi
-  CXX_VISIBILITY_PRESET hidden
-  VISIBILITY_INLINES_HIDDEN ON
-  POSITION_INDEPENDENT_CODE ON
-  DEFINE_SYMBOL ""
-  VERSION ${weft_VERSION}
-  SOVERSION ${weft_VERSION_MAJOR}.${weft_VERSION_MINOR}
-  INSTALL_RPATH "$ORIGIN"
-  BUILD_RPATH "$ORIGIN"
-  LIBRARY_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/lib"
-  ARCHIVE_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/lib")
-target_compile_features(weft_mpi PUBLIC cxx_std_20)
+weft_side_library(NAME mpi
+  SRCS
+    internal/mpi/engine.cc
+    internal/mpi/life.cc
+    internal/mpi/transfer.cc
+    internal/mpi/types.cc)
 # Its own headers have no part of MPI, so programs need none to compile.
 target_compile_definitions(weft_mpi PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)  # its bindings for C++, long abandoned
 target_include_directories(weft_mpi SYSTEM PRIVATE ${MPI_C_INCLUDE_DIRS})
 target_link_libraries(weft_mpi PUBLIC weft_collectives
-  PRIVATE ${MPI_C_LIBRARIES} absl::function_ref absl::strings "$<BUILD_INTERFACE:weft_options>")
-weft_precompile(weft_mpi tensor)
-if(WEFT_INSTALL)
-  install(TARGETS weft_mpi EXPORT weftTargets
-    LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
-    ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-endif()
+  PRIVATE ${MPI_C_LIBRARIES} absl::function_ref absl::strings)

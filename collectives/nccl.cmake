@@ -36,29 +36,19 @@ if(_weft_nccl_missing)
 endif()
 message(STATUS "weft: weft::nccl (process groups by NCCL) with the nccl.h of NCCL ${_weft_nccl_version}")
 
-add_library(weft_nccl SHARED
-  internal/nccl/api.cc
-  internal/nccl/comm.cc
-  internal/nccl/engine.cc
-  internal/nccl/library.cc
-  internal/nccl/types.cc
-  internal/nccl/watch.cc)
-add_library(weft::nccl ALIAS weft_nccl)
-set_target_properties(weft_nccl PROPERTIES
-  CXX_VISIBILITY_PRESET hidden
-  VISIBILITY_INLINES_HIDDEN ON
-  DEFINE_SYMBOL ""
-  INSTALL_RPATH "$ORIGIN"
-  BUILD_RPATH "$ORIGIN"
-  LIBRARY_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/lib")
-target_compile_features(weft_nccl PRIVATE cxx_std_20)
-target_include_directories(weft_nccl PRIVATE "${weft_BINARY_DIR}/include")
+weft_side_library(NAME nccl PLUGIN
+  SRCS
+    internal/nccl/api.cc
+    internal/nccl/comm.cc
+    internal/nccl/engine.cc
+    internal/nccl/library.cc
+    internal/nccl/types.cc
+    internal/nccl/watch.cc)
 target_include_directories(weft_nccl SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} "${WEFT_NCCL_INCLUDE_DIR}")
 # libtorch_cuda brings the operators of CUDA tensors and its libnccl into the process, though no symbol of it is used
 # here.
 target_link_libraries(weft_nccl PRIVATE LibTorch::LibTorch "${LibTorch_PREFIX}/lib/libc10_cuda.so"
-  -Wl,--no-as-needed "${LibTorch_PREFIX}/lib/libtorch_cuda.so" -Wl,--as-needed CUDA::cudart
-  "$<BUILD_INTERFACE:weft_options>")
+  -Wl,--no-as-needed "${LibTorch_PREFIX}/lib/libtorch_cuda.so" -Wl,--as-needed CUDA::cudart)
 if(BUILD_SHARED_LIBS)
   target_link_libraries(weft_nccl PRIVATE weft_common absl::any_invocable absl::function_ref absl::inlined_vector
     absl::span absl::status absl::statusor absl::strings absl::time)
@@ -67,7 +57,3 @@ else()
 endif()
 # What libtorch_cuda wants is found by its own search path, at run time, on machines that have it.
 target_link_options(weft_nccl PRIVATE LINKER:--allow-shlib-undefined)
-weft_precompile(weft_nccl tensor)
-if(WEFT_INSTALL)
-  install(TARGETS weft_nccl LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-endif()

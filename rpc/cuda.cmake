@@ -23,26 +23,16 @@ if(_weft_cuda_missing)
 endif()
 message(STATUS "weft: weft::cuda (tensors on GPUs) with CUDA toolkit ${CUDAToolkit_VERSION}")
 
-add_library(weft_cuda SHARED
-  internal/cuda/copier.cc
-  internal/cuda/library.cc
-  internal/cuda/slots.cc
-  internal/cuda/streams.cc)
-add_library(weft::cuda ALIAS weft_cuda)
-set_target_properties(weft_cuda PROPERTIES
-  CXX_VISIBILITY_PRESET hidden
-  VISIBILITY_INLINES_HIDDEN ON
-  DEFINE_SYMBOL ""
-  INSTALL_RPATH "$ORIGIN"
-  BUILD_RPATH "$ORIGIN"
-  LIBRARY_OUTPUT_DIRECTORY "${weft_BINARY_DIR}/lib")
-target_compile_features(weft_cuda PRIVATE cxx_std_20)
-target_include_directories(weft_cuda PRIVATE "${weft_BINARY_DIR}/include")
+weft_side_library(NAME cuda PLUGIN
+  SRCS
+    internal/cuda/copier.cc
+    internal/cuda/library.cc
+    internal/cuda/slots.cc
+    internal/cuda/streams.cc)
 target_include_directories(weft_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 # libtorch_cuda brings the operators of CUDA tensors into the process, though no symbol of it is used here.
 target_link_libraries(weft_cuda PRIVATE LibTorch::LibTorch "${LibTorch_PREFIX}/lib/libc10_cuda.so"
-  -Wl,--no-as-needed "${LibTorch_PREFIX}/lib/libtorch_cuda.so" -Wl,--as-needed CUDA::cudart
-  "$<BUILD_INTERFACE:weft_options>")
+  -Wl,--no-as-needed "${LibTorch_PREFIX}/lib/libtorch_cuda.so" -Wl,--as-needed CUDA::cudart)
 if(BUILD_SHARED_LIBS)
   target_link_libraries(weft_cuda PRIVATE weft_common absl::status absl::statusor absl::strings absl::time)
 else()
@@ -51,6 +41,3 @@ else()
 endif()
 # What libtorch_cuda wants is found by its own search path, at run time, on machines that have it.
 target_link_options(weft_cuda PRIVATE LINKER:--allow-shlib-undefined)
-if(WEFT_INSTALL)
-  install(TARGETS weft_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-endif()

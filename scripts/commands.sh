@@ -223,6 +223,7 @@ command_test() {
 command_bench() {
   [ $# -gt 0 ] || { code=2 die "bench wants a suite: rpc, rref, autograd, collectives, ddp, pipeline, ps"; }
   need_packages "${packages_build[@]}"
+  if [ "$1" = collectives ]; then need_packages --no-services "${packages_peers[@]}"; fi
   need_venv full
   configure_in_place "$build"
   # It builds the drivers of the suite by itself.

@@ -29,6 +29,8 @@ packages_versions=(clang-19)
 packages_soak=(prometheus mmdebstrap)
 packages_deb=(dpkg-dev)
 packages_lint=(clang-format-14 clang-tidy-14)
+# Peers of the benchmarks of collectives.
+packages_peers=(openmpi-bin libopenmpi-dev mpich libmpich-dev)
 packages_full=(etcd-server openmpi-bin libopenmpi-dev slurm-wlm munge iproute2 python3-yaml)
 
 missing_packages() {

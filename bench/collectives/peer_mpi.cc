@@ -1,6 +1,7 @@
-// Open MPI as a driver of the `collectives` suite: the commands of driver.h. One mpirun starts all
-// ranks; rank 0 has its standard input and output. A rank of MPI spins while it waits, so commands
-// go to the other rank through a pipe, and nothing runs between commands.
+// MPI as a driver of the `collectives` suite: the commands of driver.h. Compiled once with Open MPI
+// and once with MPICH. One mpirun starts all ranks; rank 0 has its standard input and output. A
+// rank of MPI spins while it waits, so commands go to the other rank through a pipe, and nothing
+// runs between commands.
 //
 //   --cores A,B    where the ranks run; mpirun itself binds nothing
 //
@@ -16,6 +17,7 @@
 
 // The C interface alone.
 #define OMPI_SKIP_MPICXX 1
+#define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 
 #include <algorithm>
@@ -98,5 +100,5 @@ int run(int argc, char** argv) {
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
-  return weft::bench::driver_main("mpi", &weft::bench::run, argc, argv);
+  return weft::bench::driver_main(WEFT_BENCH_MPI, &weft::bench::run, argc, argv);
 }

@@ -1,4 +1,5 @@
-"""The rows of the `collectives` suite: process groups against Gloo of torch and Open MPI.
+"""The rows of the `collectives` suite: process groups against Gloo of torch, Open MPI
+and MPICH.
 
 Bars are ratios, above 1 always in our favour, but of rows without a peer. A figure without a bar
 stands beside the others for information.
@@ -22,12 +23,12 @@ from harness import (
 )
 
 ROWS = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C11", "C12")
-PEERS = ("gloo", "python", "mpi")
+PEERS = ("gloo", "python", "mpi", "mpich")
 
 SHM, SHM_FOUR, TCP, SURVIVORS = "weft/shm", "weft/shm/four", "weft/tcp", "weft/alone"
 GLOO, GLOO_FOUR = "gloo/pair", "gloo/four"
 PY, PY_FOUR = "python/pair", "python/four"
-MPI = "mpi/pair"
+MPI, MPICH = "mpi/pair", "mpich/pair"
 NCCL = "weft/nccl"
 
 MIB = 1 << 20
@@ -70,23 +71,29 @@ def driver_specs(build, python, only_peer, with_ours):
                 DriverSpec(name, label, command, freeze=True, world=world, missing=missing)
             )
     if only_peer in (None, "mpi"):
-        specs.append(mpi_spec(bin / "bench_peer_mpi"))
+        # Debian's names where there are both, since either may be what mpirun is.
+        launcher = shutil.which("mpirun.openmpi") or shutil.which("mpirun")
+        arguments = ["--oversubscribe", "--bind-to", "none"]
+        environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        specs.append(
+            mpi_spec(MPI, "Open MPI", bin / "bench_peer_mpi", launcher, arguments, environment)
+        )
+    if only_peer in (None, "mpich"):
+        launcher = shutil.which("mpiexec.mpich")
+        program = bin / "bench_peer_mpich"
+        specs.append(mpi_spec(MPICH, "MPICH", program, launcher, ["-bind-to", "none"], {}))
     return specs
 
 
-def mpi_spec(program):
+def mpi_spec(name, label, program, launcher, arguments, environment):
     missing = ""
     if not program.exists():
-        missing = "built without Open MPI (libopenmpi-dev)"
-    if shutil.which("mpirun") is None:
-        missing = "mpirun is not installed"
+        missing = f"built without {label} (packages libopenmpi-dev, libmpich-dev)"
+    if launcher is None:
+        missing = f"the launcher of {label} is not installed"
     cores = ",".join(str(core) for core in choose_cores())
-    command = ["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none"]
-    command += [str(program), "--cores", cores]
-    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return DriverSpec(
-        MPI, "Open MPI", command, world=1, environment=environment, missing=missing
-    )
+    command = [launcher or "mpirun", "-n", "2", *arguments, str(program), "--cores", cores]
+    return DriverSpec(name, label, command, world=1, environment=environment, missing=missing)
 
 
 def calls_of(bytes, quick):
@@ -149,26 +156,42 @@ def row_c2(bench, quick):
     return [worst, *parts]
 
 
-def against_mpi(bench, quick, id, metric, memory, bytes, bar):
-    missing = bench.drivers[MPI].spec.missing if bench.has(MPI) else ""
-    if missing:
-        bench.log(f"{id}: left out: {missing}")
+def against_mpi(bench, quick, id, beside_id, metric, memory, bytes, bar):
+    """Ours against Open MPI with a bar, and in the same rounds against MPICH without one."""
+    there = []
+    for name in (MPI, MPICH):
+        missing = bench.drivers[name].spec.missing if bench.has(name) else ""
+        if missing:
+            bench.log(f"{id}: left out: {missing}")
+        else:
+            there.append(name)
+    if not there:
         return []
-    return [part(bench, quick, id, metric, SHM, [MPI], "all_reduce", memory, bytes, bar)]
+    bench.log(f"{id}: {metric}")
+    line = f"op all_reduce {memory} {bytes} {calls_of(bytes, quick)}"
+    results = bench.interleave([SHM, *there], line, LIMIT_S)
+    detail(bench, results, describe_latency)
+    figures = []
+    for name, one, limit in ((MPI, id, bar), (MPICH, beside_id, None)):
+        if name in there:
+            figures.append(
+                compare(bench, results, one, metric, "us", "lower", SHM, [name], p50, limit)
+            )
+    return figures
 
 
 def row_c3(bench, quick):
     metric = "all_reduce of 1 MiB, shm, the group's tensors, 2 ranks, p50"
     plain = "all_reduce of 1 MiB, shm, plain tensors, 2 ranks, p50"
     return [
-        *against_mpi(bench, quick, "C3", metric, "registered", MIB, 1.3),
-        *against_mpi(bench, quick, "C3.1", plain, "plain", MIB, 0.85),
+        *against_mpi(bench, quick, "C3", "C3.2", metric, "registered", MIB, 1.3),
+        *against_mpi(bench, quick, "C3.1", "C3.3", plain, "plain", MIB, 0.85),
     ]
 
 
 def row_c4(bench, quick):
     metric = "all_reduce of 64 MiB, shm, plain tensors, 2 ranks, p50"
-    return against_mpi(bench, quick, "C4", metric, "plain", 64 * MIB, 1.5)
+    return against_mpi(bench, quick, "C4", "C4.1", metric, "plain", 64 * MIB, 1.5)
 
 
 def samples(bench, name, line):

@@ -16,7 +16,7 @@ namespace weft::testing {
 namespace {
 
 constexpr int kTrainers = 2;
-constexpr int kSteps = 6;
+constexpr int kCountedSteps = 6;
 
 struct LayerImpl : torch::nn::Module {
   LayerImpl() : inner(register_module("inner", torch::nn::Linear(3, 3))) { to(torch::kFloat64); }
@@ -88,9 +88,10 @@ class DdpHybridCounts : public DistOptimTest {
       return calls(c);
     };
     const int64_t before = take(1);  // connections, plans, the order of buckets
-    const int64_t after = take(kSteps);
+    const int64_t after = take(kCountedSteps);
     for (const Layers::One& one : made.all) {
-      EXPECT_EQ(one.ddp != nullptr ? one.ddp->sight().reductions : 0, with_ddp ? kSteps + 1 : 0);
+      EXPECT_EQ(one.ddp != nullptr ? one.ddp->sight().reductions : 0,
+                with_ddp ? kCountedSteps + 1 : 0);
     }
     made = {};
     return after - before;
@@ -128,7 +129,8 @@ TEST_P(DdpHybridCounts, AReducedStepOfATrainerSendsWhatOneAloneSends) {
                            const at::Tensor& ids) { return table.index_select(0, ids); });
   const int64_t alone = calls_of(false, {0, 1}, step);
   const int64_t reduced = calls_of(true, {0, 1}, step);
-  EXPECT_GE(alone, kTrainers * kSteps * 2);  // the look-up, and the pass; releases ride along
+  EXPECT_GE(alone,
+            kTrainers * kCountedSteps * 2);  // the look-up, and the pass; releases ride along
   EXPECT_EQ(reduced, alone);
 }
 
@@ -152,7 +154,7 @@ TEST_P(DdpHybridCounts, AParticipantWhosePartEndsWithAReductionSaysSo) {
   const int64_t alone = calls_of(false, {2}, step);
   const int64_t reduced = calls_of(true, {2}, step);
   EXPECT_GT(alone, 0);
-  EXPECT_LE(reduced, alone + kTrainers * kSteps);
+  EXPECT_LE(reduced, alone + kTrainers * kCountedSteps);
   EXPECT_GE(reduced, alone);
 }
 

@@ -4,7 +4,6 @@
 // orders, a trainer dies and the others go on with a rebuilt group.
 
 #include <array>
-#include <cstdlib>
 #include <random>
 #include <thread>
 
@@ -25,6 +24,7 @@
 #include "weft/rpc/worker.h"
 #include "weft/rref/service.h"
 #include "weft/store/hash_store.h"
+#include "weft/tests/testing/environment.h"
 #include "weft/transport/faulty_transport.h"
 #include "weft/transport/inproc_transport.h"
 
@@ -421,12 +421,14 @@ HybridLife hybrid_life(uint64_t seed) {
 }
 
 TEST(DdpHybridSim, RandomSchedules) {
-  const char* const one = std::getenv("WEFT_DDP_HYBRID_SIM_SEED");
-  const char* const asked = std::getenv("WEFT_DDP_HYBRID_SIM_SCHEDULES");
-  const uint64_t from = one != nullptr ? std::strtoull(one, nullptr, 10) : 1;
-  const uint64_t schedules =
-      one != nullptr ? 1 : (asked != nullptr ? std::strtoull(asked, nullptr, 10) : 1000);
-  for (uint64_t seed = from; seed < from + schedules && !HasFailure(); ++seed) hybrid_life(seed);
+  const auto one = weft::testing::environment_number<uint64_t>("WEFT_DDP_HYBRID_SIM_SEED", 0);
+  if (one != 0) {
+    hybrid_life(one);
+    return;
+  }
+  const auto schedules =
+      weft::testing::environment_number<uint64_t>("WEFT_DDP_HYBRID_SIM_SCHEDULES", 1000);
+  for (uint64_t seed = 1; seed <= schedules && !HasFailure(); ++seed) hybrid_life(seed);
 }
 
 TEST(DdpHybridSim, TheSameSeedGivesTheSameTrace) {

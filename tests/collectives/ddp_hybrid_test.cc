@@ -5,7 +5,6 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include <cstdlib>
 #include <limits>
 #include <thread>
 
@@ -15,6 +14,7 @@
 #include "weft/common/mutex.h"
 #include "weft/store/hash_store.h"
 #include "weft/tests/dist_optim/fixture.h"
+#include "weft/tests/testing/environment.h"
 #include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
@@ -409,8 +409,7 @@ TEST_P(DdpHybrid, ClippingByANormThatAllRanksAgreeOn) {
 
 // The peer's race #100582: passes of several contexts at once, begun in different orders.
 TEST_P(DdpHybrid, CL_6_and_DB_9_contexts_at_once) {
-  const char* const asked = std::getenv("WEFT_DDP_CONTEXTS_AT_ONCE");
-  const int rounds = (asked != nullptr ? std::atoi(asked) : 100) / 2;
+  const int rounds = weft::testing::environment_number("WEFT_DDP_CONTEXTS_AT_ONCE", 100) / 2;
   run([rounds](const Worker& worker, ProcessGroup& group, const RRef<Weights>& weights) {
     const auto net = std::make_shared<DenseImpl>();
     DistributedDataParallel ddp(net, group);

@@ -1,14 +1,13 @@
 // Data parallelism under the seeded scheduler: backwards that fail on a rank, parameters without
 // gradient, deaths; in any order of messages.
 
-#include <cstdlib>
-
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 
 #include "weft/collectives/ddp/distributed_data_parallel.h"
 #include "weft/common/sim.h"
 #include "weft/tests/collectives/ddp_world.h"
+#include "weft/tests/testing/environment.h"
 
 namespace weft::testing {
 namespace {
@@ -205,8 +204,8 @@ uint64_t life(uint64_t seed, int* failures, int* steps) {
 }
 
 TEST(DdpSim, RandomSchedules) {
-  const char* const asked = std::getenv("WEFT_DDP_SIM_SCHEDULES");
-  const uint64_t schedules = asked != nullptr ? std::strtoull(asked, nullptr, 10) : 1000;
+  const auto schedules =
+      weft::testing::environment_number<uint64_t>("WEFT_DDP_SIM_SCHEDULES", 1000);
   int failures = 0;
   int steps = 0;
   for (uint64_t seed = 1; seed <= schedules && !HasFailure(); ++seed) life(seed, &failures, &steps);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -17,6 +16,7 @@
 
 #include "absl/strings/str_split.h"
 #include "weft/tests/integration/process.h"
+#include "weft/tests/testing/environment.h"
 
 namespace weft::testing {
 namespace {
@@ -74,8 +74,7 @@ TEST_P(CollectiveDeaths, CL_14_a_killed_rank_is_named) {
 // Killed at some moment of an all_reduce of 64 MiB, one rank or two at once: the others have an error
 // that names one of them, and go on as one group.
 TEST_P(CollectiveDeaths, CL_23_survivors_of_a_large_all_reduce_go_on) {
-  const char* const asked = std::getenv("WEFT_COLLECTIVES_KILLS");
-  const int kills = asked != nullptr ? std::atoi(asked) : 1;
+  const int kills = weft::testing::environment_number("WEFT_COLLECTIVES_KILLS", 1);
   std::mt19937 random(23);
   for (int i = 0; i < kills && !HasFailure(); ++i) {
     std::vector<Process> ranks = start(4, "store" + std::to_string(i));
@@ -175,8 +174,7 @@ std::vector<std::string> leavings() {
 }
 
 TEST_P(CollectiveProcesses, CL_16_nothing_is_left_of_groups_that_crashed) {
-  const char* const asked = std::getenv("WEFT_COLLECTIVES_CRASHES");
-  const int crashes = asked != nullptr ? std::atoi(asked) : 2;
+  const int crashes = weft::testing::environment_number("WEFT_COLLECTIVES_CRASHES", 2);
   const std::vector<std::string> before = leavings();
   for (int i = 0; i < crashes; ++i) {
     std::vector<Process> ranks = start(2, "store" + std::to_string(i));

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
 #include <random>
 #include <string>
@@ -14,6 +13,7 @@
 #include "ATen/ops/equal.h"
 #include "ATen/ops/full.h"
 #include "weft/tests/collectives/world.h"
+#include "weft/tests/testing/environment.h"
 
 namespace weft::testing {
 namespace {
@@ -159,8 +159,8 @@ class Actor {
 class CollectiveRandom : public ::testing::TestWithParam<Backend> {};
 
 TEST_P(CollectiveRandom, CL_3_operations_on_overlapping_groups) {
-  const char* const asked = std::getenv("WEFT_COLLECTIVES_RANDOM_PLANS");
-  const uint64_t plans = asked != nullptr ? std::strtoull(asked, nullptr, 10) : 2;
+  const auto plans =
+      weft::testing::environment_number<uint64_t>("WEFT_COLLECTIVES_RANDOM_PLANS", 2);
   for (uint64_t seed = 1; seed <= plans && !HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const int size = 2 + static_cast<int>(seed % 3);

@@ -17,6 +17,7 @@
 #include "weft/common/sim.h"
 #include "weft/store/delegating_store.h"
 #include "weft/tests/collectives/world.h"
+#include "weft/tests/testing/environment.h"
 
 namespace weft::testing {
 namespace {
@@ -109,8 +110,8 @@ uint64_t life(uint64_t seed, int* failed) {
 }
 
 TEST(CollectivesSim, CL_24_random_schedules) {
-  const char* const asked = std::getenv("WEFT_COLLECTIVES_SIM_SCHEDULES");
-  const uint64_t schedules = asked != nullptr ? std::strtoull(asked, nullptr, 10) : 1000;
+  const auto schedules =
+      weft::testing::environment_number<uint64_t>("WEFT_COLLECTIVES_SIM_SCHEDULES", 1000);
   int failed = 0;
   for (uint64_t seed = 1; seed <= schedules && !HasFailure(); ++seed) life(seed, &failed);
   EXPECT_GT(failed, 0);

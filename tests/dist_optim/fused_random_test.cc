@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kWorkers = 4;
 constexpr uint64_t kGraphs = 60;
-const FunctionRef<at::Tensor(int64_t)> kParameter{"random.parameter"};
+const FunctionRef<at::Tensor(int64_t)> kRandomParameter{"random.parameter"};
 
 class DistOptimRandom : public DistOptimTest {
  protected:
@@ -29,7 +29,7 @@ class DistOptimRandom : public DistOptimTest {
     std::vector<RRef<at::Tensor>> out;
     for (int w = 0; w < kWorkers; ++w) {
       for (size_t i = 0; i < parameters_[static_cast<size_t>(w)].size(); ++i) {
-        out.push_back(remote(worker, w, kParameter, static_cast<int64_t>(i)));
+        out.push_back(remote(worker, w, kRandomParameter, static_cast<int64_t>(i)));
       }
     }
     return out;

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <deque>
 #include <fstream>
 #include <functional>
@@ -22,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "weft/tests/integration/process.h"
+#include "weft/tests/testing/environment.h"
 #include "weft/weft.h"
 
 namespace weft::integration {
@@ -138,10 +138,8 @@ class ArenaKill : public ::testing::Test {
 };
 
 TEST_F(ArenaKill, nothing_is_left_over_of_peers_that_were_killed) {
-  const char* const wanted = std::getenv("WEFT_ARENA_KILLS");
-  const int kills = wanted == nullptr ? 20 : std::atoi(wanted);
-  const char* const seed = std::getenv("WEFT_ARENA_SEED");
-  std::mt19937 random(seed == nullptr ? 1 : static_cast<unsigned>(std::atoi(seed)));
+  const int kills = weft::testing::environment_number("WEFT_ARENA_KILLS", 20);
+  std::mt19937 random(weft::testing::environment_number("WEFT_ARENA_SEED", 1U));
   // What is made once and for all is made by the first.
   (void)live_and_die(&random);
   ASSERT_TRUE(eventually([](const Use& now) { return now.blocks == 0 && now.mappings == 1; }))

@@ -1,6 +1,5 @@
 // Many: processes that start at once under weftrun, and calls that must leave nothing behind.
 
-#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <set>
@@ -15,18 +14,14 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/integration/job.h"
+#include "weft/tests/testing/environment.h"
 
 namespace weft::integration {
 namespace {
 
-int number_of(const char* variable, int otherwise) {
-  const char* text = std::getenv(variable);
-  return text == nullptr ? otherwise : std::atoi(text);
-}
-
 TEST(IntegrationMany, twenty_four_processes_start_meet_and_leave) {
   constexpr int kProcesses = 24;
-  const int starts = number_of("WEFT_INTEGRATION_STARTS", 2);
+  const int starts = weft::testing::environment_number("WEFT_INTEGRATION_STARTS", 2);
   ASSERT_GT(starts, 0);
   for (int start = 0; start < starts; ++start) {
     TempDir dir;
@@ -84,9 +79,9 @@ double rest_of(int processes, int rest_s, const std::string& store) {
 
 // By both stores they all come, rest and leave; 64 at rest need less than 30 % of a core.
 TEST(IntegrationMany, DEF_11_many_processes_join_rest_and_drain) {
-  const int processes = number_of("WEFT_INTEGRATION_PROCESSES", 12);
-  const int rest_s = number_of("WEFT_INTEGRATION_REST", 1);
-  const int rounds = number_of("WEFT_INTEGRATION_ROUNDS", 1);
+  const int processes = weft::testing::environment_number("WEFT_INTEGRATION_PROCESSES", 12);
+  const int rest_s = weft::testing::environment_number("WEFT_INTEGRATION_REST", 1);
+  const int rounds = weft::testing::environment_number("WEFT_INTEGRATION_ROUNDS", 1);
   ASSERT_GT(processes, 1);
   for (int round = 0; round < rounds; ++round) {
     for (const char* store : {"file", "tcp"}) {
@@ -101,7 +96,7 @@ TEST(IntegrationMany, DEF_11_many_processes_join_rest_and_drain) {
 }
 
 TEST(IntegrationMany, small_calls_leave_neither_objects_nor_memory_behind) {
-  const int calls = number_of("WEFT_INTEGRATION_CALLS", 10'000);
+  const int calls = weft::testing::environment_number("WEFT_INTEGRATION_CALLS", 10'000);
   ASSERT_GT(calls, 0);
   Job job;
   job.environment["WEFT_RPC_TIMEOUT"] = "60s";

@@ -18,6 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/integration/job.h"
+#include "weft/tests/testing/environment.h"
 
 namespace weft::integration {
 namespace {
@@ -26,13 +27,8 @@ constexpr int kClients = 2;
 constexpr int kServers = 3;
 constexpr int kTables = 2;
 
-int from_environment(const char* name, int otherwise) {
-  const char* text = std::getenv(name);
-  int value = 0;
-  return text != nullptr && absl::SimpleAtoi(text, &value) ? value : otherwise;
-}
-int rounds() { return from_environment("WEFT_PS_ROUNDS", 5); }
-int requests() { return from_environment("WEFT_PS_REQUESTS", 10'000); }
+int rounds() { return weft::testing::environment_number("WEFT_PS_ROUNDS", 5); }
+int requests() { return weft::testing::environment_number("WEFT_PS_REQUESTS", 10'000); }
 
 enum class Relays { kNone, kOne };  // before each process
 

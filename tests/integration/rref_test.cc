@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/integration/job.h"
+#include "weft/tests/testing/environment.h"
 
 namespace weft::integration {
 namespace {
@@ -299,8 +300,7 @@ TEST(IntegrationRRef, X12_a_worker_that_is_killed_and_restarted) {
 
 // Created, shared with a third worker, fetched there, dropped: nothing stays, object or byte.
 TEST(IntegrationRRef, ManyLivesLeaveNoMemory) {
-  const char* const wanted = std::getenv("WEFT_RREF_CYCLES");
-  const int64_t cycles = wanted == nullptr ? 10'000 : std::atoll(wanted);
+  const auto cycles = weft::testing::environment_number<int64_t>("WEFT_RREF_CYCLES", 10'000);
   Job job;
   job.environment = long_lease();
   job.start_group(3);

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <random>
 #include <sstream>
 #include <string>
@@ -14,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/integration/process.h"
+#include "weft/tests/testing/environment.h"
 
 namespace weft::testing {
 namespace {
@@ -28,11 +28,6 @@ using ::testing::Not;
 constexpr int kEndlessMs = 600'000;
 // Number of steps: the test that starts them ends them long before.
 constexpr int kEndless = 1'000'000;
-
-int env(const char* name, int otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atoi(text);
-}
 
 // "gradients 1.5 2": the numbers.
 std::vector<double> numbers_of(const std::string& line) {
@@ -145,7 +140,7 @@ class PipelineProcesses : public ::testing::Test {
 // The transports know that a process has ended, long before its lease has.
 TEST_F(PipelineProcesses, PP_9_AKilledWorkerIsNamedByAllOthers) {
   const std::vector<std::string> schedules = {"1f1b", "zb-v", "gpipe", "interleaved:2"};
-  const int rounds = env("WEFT_PIPELINE_ROUNDS", 2);
+  const int rounds = weft::testing::environment_number("WEFT_PIPELINE_ROUNDS", 2);
   std::mt19937 random(7);
   for (int k = 0; k < rounds; ++k) {
     const int victim = 1 + static_cast<int>(random() % 3);
@@ -217,14 +212,14 @@ TEST_F(PipelineProcesses, PP_9_AStageThatFailsIsNamedByAll) {
 // Training goes on after each with every loss that it would have had, bit for bit.
 TEST_F(PipelineProcesses, PP_9_KillsAndThrowsChangeNoLoss) {
   std::vector<Trouble> troubles;
-  const int rounds = env("WEFT_PIPELINE_KILLS", 10) * 4 / 5;
+  const int rounds = weft::testing::environment_number("WEFT_PIPELINE_KILLS", 10) * 4 / 5;
   for (int k = 0; k < rounds; ++k)
     troubles.push_back(k % 2 == 0 ? Trouble::kKill : Trouble::kThrow);
   train_through(troubles, kEndlessMs, 11);
 }
 
 TEST_F(PipelineProcesses, PP_9_StopsChangeNoLoss) {
-  const int rounds = env("WEFT_PIPELINE_KILLS", 10) / 5;
+  const int rounds = weft::testing::environment_number("WEFT_PIPELINE_KILLS", 10) / 5;
   train_through(std::vector<Trouble>(static_cast<size_t>(rounds), Trouble::kStop),
                 /*lease_ms=*/3000, 13);
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <random>
 #include <set>
@@ -17,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "weft/pipeline/schedule.h"
 #include "weft/tests/pipeline/refused_plans.h"
+#include "weft/tests/testing/environment.h"
 
 namespace weft::pipeline {
 namespace {
@@ -335,10 +335,8 @@ void mutate(Plan* plan, std::mt19937_64* random) {
 }
 
 TEST(Verifier, PP_1_MutationsAreJudgedAsByEveryOrder) {
-  const char* count = std::getenv("WEFT_PIPELINE_MUTATIONS");
-  const int wanted = count == nullptr ? 10'000 : std::atoi(count);
-  const char* begin = std::getenv("WEFT_PIPELINE_MUTATIONS_FROM");
-  const int from = begin == nullptr ? 0 : std::atoi(begin);
+  const int wanted = weft::testing::environment_number("WEFT_PIPELINE_MUTATIONS", 10'000);
+  const int from = weft::testing::environment_number("WEFT_PIPELINE_MUTATIONS_FROM", 0);
   int accepted = 0;
   for (int n = from; n < from + wanted; ++n) {
     // A long run tells how far it is: one that is ended can be continued.

@@ -16,7 +16,7 @@ using ps::Consistency;
 using ps::Table;
 using namespace std::chrono_literals;  // NOLINT
 
-ps::TableDefinition counters(int64_t clients, const Consistency& consistency) {
+ps::TableDefinition counters_by(int64_t clients, const Consistency& consistency) {
   // SGD with rate `clients`: BSP divides by their number.
   const double rate = consistency.mode == ps::Mode::kBsp ? static_cast<double>(clients) : 1;
   auto out = ps::dense({clients}, ps::rule<optim::SGD>({.lr = rate}));
@@ -45,7 +45,7 @@ class PsConsistency : public PsTest {
     for (int64_t c = 0; c < n; ++c) {
       bodies.emplace_back([&, c] {
         const Table t =
-            job.clients[static_cast<size_t>(c)].open_table("t", counters(n, consistency));
+            job.clients[static_cast<size_t>(c)].open_table("t", counters_by(n, consistency));
         for (uint64_t step = 0; step < steps; ++step) {
           sim.sleep(absl::Milliseconds(static_cast<int64_t>(sim.random().below(40))));
           look(c, step, t.push_pull(mark(n, c), {.advance = true}).wait());
@@ -128,8 +128,8 @@ TEST_F(PsConsistency, PS_2_SspIsNeverStalerThanItsBoundAndReachesIt) {
 TEST_F(PsConsistency, AspWaitsForNobody) {
   in_simulation(3, [](const std::shared_ptr<SimRuntime>& sim) {
     PsJob job(1, 2, Net::kInproc, sim);
-    const Table slow = job.clients[0].open_table("t", counters(2, Consistency::asp()));
-    const Table fast = job.clients[1].open_table("t", counters(2, Consistency::asp()));
+    const Table slow = job.clients[0].open_table("t", counters_by(2, Consistency::asp()));
+    const Table fast = job.clients[1].open_table("t", counters_by(2, Consistency::asp()));
     for (uint64_t step = 1; step <= 50; ++step) {
       EXPECT_EQ(at(fast.push_pull(mark(2, 1), {.advance = true}).wait(), 1), step);
     }
@@ -142,7 +142,7 @@ TEST_F(PsConsistency, AspWaitsForNobody) {
 TEST_F(PsConsistency, ABatchTakesTheFirstK) {
   in_simulation(5, [](const std::shared_ptr<SimRuntime>& sim) {
     PsJob job(1, 3, Net::kInproc, sim);
-    auto definition = counters(3, Consistency::batch(2, 3));
+    auto definition = counters_by(3, Consistency::batch(2, 3));
     definition.rule = ps::rule<optim::SGD>({.lr = 2});
     std::vector<Table> t;
     for (auto& client : job.clients) t.push_back(client.open_table("t", definition));
@@ -166,8 +166,9 @@ TEST_F(PsConsistency, PSR_8_ADeadClientHoldsNobodyUpBeyondItsLease) {
        {Consistency::bsp(2), Consistency::ssp(0, 2), Consistency::batch(2, 2)}) {
     in_simulation(9, [&](const std::shared_ptr<SimRuntime>& sim) {
       PsJob job(2, 2, Net::kInproc, sim);
-      const Table lives = job.clients[0].open_table("t", counters(2, consistency));
-      auto dies = std::make_unique<Table>(job.clients[1].open_table("t", counters(2, consistency)));
+      const Table lives = job.clients[0].open_table("t", counters_by(2, consistency));
+      auto dies =
+          std::make_unique<Table>(job.clients[1].open_table("t", counters_by(2, consistency)));
       const Future<at::Tensor> waits = lives.push_pull(mark(2, 0), {.advance = true});
       sim->sleep(absl::Seconds(1));
       EXPECT_FALSE(waits.done());
@@ -208,7 +209,7 @@ TEST_F(PsConsistency, PSR_8_AServerThatIsOutOfReachHearsLaterThatAClientHasLeft)
 TEST_F(PsConsistency, WhoComesLaterTakesPartFromTheStepThatIsOpen) {
   in_simulation(11, [](const std::shared_ptr<SimRuntime>& sim) {
     PsJob job(2, 2, Net::kInproc, sim);
-    const auto definition = counters(2, Consistency::bsp(1));
+    const auto definition = counters_by(2, Consistency::bsp(1));
     const Table first = job.clients[0].open_table("t", definition);
     for (int i = 0; i < 7; ++i) (void)first.push_pull(mark(2, 0), {.advance = true}).wait();
     const Table later = job.clients[1].open_table("t", definition);
@@ -225,7 +226,7 @@ TEST_F(PsConsistency, WhoComesLaterTakesPartFromTheStepThatIsOpen) {
 TEST_F(PsConsistency, AnObserverWaitsForNobodyAndIsNotWaitedFor) {
   in_simulation(12, [](const std::shared_ptr<SimRuntime>& sim) {
     PsJob job(1, 2, Net::kInproc, sim);
-    const Table t = job.clients[0].open_table("t", counters(1, Consistency::bsp(1)));
+    const Table t = job.clients[0].open_table("t", counters_by(1, Consistency::bsp(1)));
     const Table eye = job.clients[1].open_table("t", {.observer = true});
     for (uint64_t i = 1; i <= 3; ++i) {
       (void)t.push_pull(mark(1, 0), {.advance = true}).wait();

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
+#include "weft/tests/testing/environment.h"
 #include "weft/tests/testing/sanitizers.h"
 
 namespace weft::ps::internal {
@@ -576,11 +577,6 @@ Walked walk(ReplicaBug bug, int schedules) {
   return out;
 }
 
-int environment_number(const char* name, int fallback) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? fallback : std::atoi(text);
-}
-
 TEST(PsReplica, PSR_10_to_13_Small_worlds_in_every_order) {
   const Explored all = explore(kSmall, ReplicaBug::kNone, 60'000);
   EXPECT_LT(all.worlds, 60'000U) << "not all of them";
@@ -599,8 +595,8 @@ TEST(PsReplica, PSR_10_to_13_Small_worlds_with_a_move_in_every_order) {
 }
 
 TEST(PsReplica, PSR_10_to_14_Random_schedules) {
-  const int schedules =
-      environment_number("WEFT_PS_REPLICA_SCHEDULES", weft::testing::fewer(3000, 500));
+  const int schedules = weft::testing::environment_number("WEFT_PS_REPLICA_SCHEDULES",
+                                                          weft::testing::fewer(3000, 500));
   const Walked walked = walk(ReplicaBug::kNone, schedules);
   EXPECT_EQ(walked.wrong, "") << "schedule " << walked.schedules;
   EXPECT_GT(walked.acknowledged, 3 * schedules);

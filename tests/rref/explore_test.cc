@@ -3,7 +3,6 @@
 // against RREF-1 to RREF-5, RREF-8 and RREF-10 when it is reached, and is then brought to rest
 // without further faults, where nothing may be left (RREF-6).
 
-#include <cstdlib>
 #include <iostream>
 #include <string>
 #include <unordered_set>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "weft/tests/rref/world.h"
+#include "weft/tests/testing/environment.h"
 
 namespace weft::test {
 namespace {
@@ -118,11 +118,10 @@ const Case kCases[] = {
 // Maximum number of states of one world; WEFT_RREF_STATES sets another bound. A million of them
 // need some gigabytes.
 size_t max_states() {
-  const char* given = std::getenv("WEFT_RREF_STATES");
-  return given == nullptr ? 100'000 : std::strtoull(given, nullptr, 10);
+  return weft::testing::environment_number<size_t>("WEFT_RREF_STATES", 100'000);
 }
 
-class RRefExplore : public testing::TestWithParam<Case> {};
+class RRefExplore : public ::testing::TestWithParam<Case> {};
 
 TEST_P(RRefExplore, EveryOrder) {
   const Case& c = GetParam();
@@ -132,7 +131,7 @@ TEST_P(RRefExplore, EveryOrder) {
   EXPECT_TRUE(e.violation.empty()) << to_string(e);
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, RRefExplore, testing::ValuesIn(kCases),
+INSTANTIATE_TEST_SUITE_P(Worlds, RRefExplore, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
 void expect_found(const World& world, const char* what) {

@@ -6,8 +6,8 @@
 namespace weft::test {
 namespace {
 
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 // --- Fork at its owner, unknown ---
 

@@ -2,7 +2,6 @@
 // WEFT_RREF_SCHEDULES says how many; WEFT_RREF_SEED runs one seed and prints its steps.
 
 #include <algorithm>
-#include <cstdlib>
 #include <iostream>
 #include <random>
 #include <string>
@@ -10,14 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "weft/tests/rref/world.h"
+#include "weft/tests/testing/environment.h"
 
 namespace weft::test {
 namespace {
-
-uint64_t environment_number(const char* name, uint64_t otherwise) {
-  const char* given = std::getenv(name);
-  return given == nullptr ? otherwise : std::strtoull(given, nullptr, 10);
-}
 
 struct Totals {
   std::string trace;  // what the worlds were, step by step, when it is asked for
@@ -73,11 +68,13 @@ std::string run_schedule(uint64_t seed, Bug bug, Trace trace, Totals& totals) {
 
 TEST(RRefRandom, Schedules) {
   Totals totals;
-  if (const uint64_t seed = environment_number("WEFT_RREF_SEED", 0); seed != 0) {
+  if (const uint64_t seed = weft::testing::environment_number<uint64_t>("WEFT_RREF_SEED", 0);
+      seed != 0) {
     EXPECT_EQ(run_schedule(seed, Bug::kNone, Trace::kPrint, totals), "");
     return;
   }
-  const uint64_t schedules = environment_number("WEFT_RREF_SCHEDULES", 100'000);
+  const uint64_t schedules =
+      weft::testing::environment_number<uint64_t>("WEFT_RREF_SCHEDULES", 100'000);
   for (uint64_t seed = 1; seed <= schedules; ++seed) {
     const std::string violation = run_schedule(seed, Bug::kNone, Trace::kNone, totals);
     ASSERT_EQ(violation, "")
@@ -99,7 +96,8 @@ TEST(RRefRandom, Schedules) {
 
 // No order that can be seen comes from a hash table.
 TEST(RRefRandom, TheSameSeedTakesTheSameWay) {
-  const uint64_t schedules = environment_number("WEFT_RREF_SCHEDULES", 100'000);
+  const uint64_t schedules =
+      weft::testing::environment_number<uint64_t>("WEFT_RREF_SCHEDULES", 100'000);
   for (uint64_t seed = 1; seed <= std::min<uint64_t>(200, schedules / 10); ++seed) {
     Totals first;
     Totals second;

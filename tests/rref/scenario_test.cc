@@ -7,8 +7,8 @@
 namespace weft::test {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 void expect_empty(Desk& desk) {
   for (int worker : {kOwner, kCreator, kThird}) {
@@ -156,7 +156,7 @@ TEST(RRefMessages, RREF_9_LocalAndRemoteToItselfCostNothing) {
 
 // --- What no correct worker sends: RREF-7 ---
 
-class RRefBadInput : public testing::Test {
+class RRefBadInput : public ::testing::Test {
  protected:
   // From the third worker to the owner, in the name of the creator's object.
   Message item(MessageKind kind) {

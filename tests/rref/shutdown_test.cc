@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/tests/rref/fixture.h"
+#include "weft/tests/testing/environment.h"
 
 namespace weft::testing {
 namespace {
@@ -147,8 +148,7 @@ TEST_P(RRefShutdown, X8_nested_to_here) {
 
 // Created, shared with a third worker, dropped: nothing stays, not even a tombstone for each.
 TEST_P(RRefShutdown, ManyLives) {
-  const char* const wanted = std::getenv("WEFT_RREF_CYCLES");
-  const int cycles = wanted == nullptr ? 10'000 : std::atoi(wanted);
+  const int cycles = weft::testing::environment_number("WEFT_RREF_CYCLES", 10'000);
   auto c = make();
   std::vector<Future<int64_t>> under_way;
   for (int i = 0; i < cycles; ++i) {

@@ -6,9 +6,9 @@
 namespace weft::test {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 // A child of the creator's fork, arrived at the third worker and not confirmed yet.
 struct Pending {

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <string>
 #include <vector>
@@ -24,6 +23,7 @@
 #include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
 #include "weft/tests/sim/autograd_world.h"
+#include "weft/tests/testing/environment.h"
 #include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
@@ -34,11 +34,6 @@ constexpr uint64_t kParts = 4;
 // One seed in a hundred is run twice.
 constexpr uint64_t kCompared = 100;
 
-uint64_t environment_number(const char* name, uint64_t fallback) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
-}
-
 class AutogradSim : public ::testing::Test {
  protected:
   AutogradSim() { at::set_num_threads(1); }
@@ -46,7 +41,7 @@ class AutogradSim : public ::testing::Test {
 class AutogradSimPart : public AutogradSim, public ::testing::WithParamInterface<uint64_t> {};
 
 TEST_P(AutogradSimPart, RandomSchedulesWithFaultsKeepTheInvariants) {
-  const uint64_t only = environment_number("WEFT_AUTOGRAD_SIM_SEED", 0);
+  const uint64_t only = weft::testing::environment_number<uint64_t>("WEFT_AUTOGRAD_SIM_SEED", 0);
   if (only != 0) {
     if (only % kParts != GetParam()) return;
     const Outcome out = run_autograd_schedule(only, 2000);
@@ -55,7 +50,8 @@ TEST_P(AutogradSimPart, RandomSchedulesWithFaultsKeepTheInvariants) {
                                  << "): " << out.status;
     return;
   }
-  const uint64_t schedules = environment_number("WEFT_AUTOGRAD_SIM_SCHEDULES", 10'000);
+  const uint64_t schedules =
+      weft::testing::environment_number<uint64_t>("WEFT_AUTOGRAD_SIM_SCHEDULES", 10'000);
   struct Sum {
     int64_t schedules = 0;
     Outcome all{};

@@ -10,6 +10,7 @@
 #include "weft/pipeline/schedule.h"
 #include "weft/pipeline/simulator.h"
 #include "weft/tests/sim/pipeline_world.h"
+#include "weft/tests/testing/environment.h"
 #include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
@@ -19,7 +20,7 @@ using pipeline::internal::kRunnerBugs;
 using pipeline::internal::RunnerBug;
 
 TEST(PipelineFaults, SchedulesAreRightOrEndWithOneErrorEverywhere) {
-  const int wanted = env("WEFT_PIPELINE_SIM_SCHEDULES", 3000);
+  const int wanted = weft::testing::environment_number("WEFT_PIPELINE_SIM_SCHEDULES", 3000);
   int done = 0;
   int thrown = 0;
   int lost = 0;

@@ -20,6 +20,7 @@
 #include "weft/pipeline/schedule.h"
 #include "weft/pipeline/simulator.h"
 #include "weft/tests/sim/pipeline_world.h"
+#include "weft/tests/testing/environment.h"
 #include "weft/tests/testing/forwarding_runtime.h"
 #include "weft/tests/testing/sanitizers.h"
 
@@ -97,7 +98,7 @@ class CountingRuntime final : public ForwardingRuntime {
 };
 
 TEST(PipelineSim, PP_3_TheRunIsTheSimulation) {
-  const bool all = env("WEFT_PIPELINE_SIM_ALL", 0) != 0;
+  const bool all = weft::testing::environment_number("WEFT_PIPELINE_SIM_ALL", 0) != 0;
   uint64_t seed = 0;
   for (const std::string& name : pipeline::schedule_names()) {
     for (int p : {2, 3, 4, 8}) {
@@ -224,7 +225,7 @@ TEST(PipelineSim, PP_6_RecomputeTakesWhatTheSimulationSays) {
 // A worker whose process ends, or that stops, at any time of a step: every other worker has an error
 // that names it and what was done here, within the lease and two seconds.
 TEST(PipelineSim, PP_9_ALostWorkerIsAnErrorEverywhere) {
-  const int wanted = env("WEFT_PIPELINE_SIM_LOSSES", 60);
+  const int wanted = weft::testing::environment_number("WEFT_PIPELINE_SIM_LOSSES", 60);
   const std::vector<std::string> names = {"gpipe", "1f1b", "interleaved:2", "zb-h1", "zb-v"};
   int ended = 0;
   for (int k = 0; k < wanted; ++k) {

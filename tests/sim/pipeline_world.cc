@@ -1,7 +1,6 @@
 #include "weft/tests/sim/pipeline_world.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 #include <utility>
 
@@ -19,6 +18,7 @@
 #include "weft/store/hash_store.h"
 #include "weft/tests/sim/pipeline_exact.h"
 #include "weft/tests/testing/cluster.h"
+#include "weft/tests/testing/environment.h"
 #include "weft/transport/faulty_transport.h"
 #include "weft/transport/inproc_transport.h"
 
@@ -252,11 +252,6 @@ std::string differs_from_simulation(const Scenario& s) {
   }
   if (!got.wrong.empty()) return got.wrong;
   return got.left == 0 ? "" : absl::StrCat(got.left, " things are left");
-}
-
-int env(const char* name, int otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atoi(text);
 }
 
 pipeline::Costs costs_of(const pipeline::Plan& plan, bool uneven, pipeline::Ticks latency,

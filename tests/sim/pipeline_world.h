@@ -83,8 +83,6 @@ std::string to_text(const Scenario& s);
 
 pipeline::Costs costs_of(const pipeline::Plan& plan, bool uneven, pipeline::Ticks latency,
                          uint64_t seed);
-// The number in a variable of the environment.
-int env(const char* name, int otherwise);
 
 }  // namespace weft::testing
 

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "weft/common/error.h"
+#include "weft/tests/testing/environment.h"
 
 namespace weft::testing {
 
@@ -103,17 +104,15 @@ struct Cuts {
   int64_t restored = 0;
 };
 
-inline uint64_t environment_number(const char* name, uint64_t fallback) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
-}
+// How many events of one schedule are printed.
+inline uint64_t events_shown() { return environment_number<uint64_t>("WEFT_SIM_EVENTS", 3000); }
 
 // How many schedules a test runs: as many as the environment says, or a least number and more while there
 // is time.
 class Share {
  public:
   explicit Share(uint64_t least)
-      : given_(environment_number("WEFT_PS_SIM_SCHEDULES", 0)),
+      : given_(environment_number<uint64_t>("WEFT_PS_SIM_SCHEDULES", 0)),
         least_(least),
         end_(absl::Now() + absl::Seconds(4)) {}
   bool goes_on(uint64_t done) const {

@@ -702,8 +702,8 @@ TEST(PsSim, PSR_7_and_PSR_10_SeedsThatHaveFailed) {
 
 TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
   at::set_num_threads(1);
-  if (const uint64_t only = environment_number("WEFT_SIM_SEED", 0); only != 0) {
-    const Outcome out = run_schedule(only, 1, environment_number("WEFT_SIM_EVENTS", 3000));
+  if (const uint64_t only = environment_number<uint64_t>("WEFT_SIM_SEED", 0); only != 0) {
+    const Outcome out = run_schedule(only, 1, events_shown());
     for (const std::string& event : out.events) std::printf("%s\n", event.c_str());
     ASSERT_TRUE(out.status.ok()) << "seed " << only << ": " << out.status;
     return;
@@ -756,8 +756,8 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
 
 TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
   at::set_num_threads(1);
-  if (const uint64_t only = environment_number("WEFT_SIM_SEED", 0); only != 0) {
-    const Outcome out = run_schedule(only, 2, environment_number("WEFT_SIM_EVENTS", 3000));
+  if (const uint64_t only = environment_number<uint64_t>("WEFT_SIM_SEED", 0); only != 0) {
+    const Outcome out = run_schedule(only, 2, events_shown());
     for (const std::string& event : out.events) std::printf("%s\n", event.c_str());
     ASSERT_TRUE(out.status.ok()) << "seed " << only << ": " << out.status;
     return;

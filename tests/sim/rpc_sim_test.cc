@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
@@ -27,6 +26,7 @@
 #include "weft/rpc/worker.h"
 #include "weft/store/hash_store.h"
 #include "weft/tests/rpc/probe.h"
+#include "weft/tests/testing/environment.h"
 #include "weft/transport/faulty_transport.h"
 #include "weft/transport/inproc_transport.h"
 
@@ -34,11 +34,6 @@ namespace weft::testing {
 namespace {
 
 using namespace std::chrono_literals;  // NOLINT
-
-uint64_t environment_number(const char* name, uint64_t fallback) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
-}
 
 // What one schedule did.
 struct Outcome {
@@ -243,7 +238,7 @@ std::string trace_line(uint64_t seed, uint64_t hash) {
 
 // Prints the hash of every hundredth seed: run by the test below in a second process.
 TEST(RpcSim, PrintTraceHashes) {
-  const uint64_t schedules = environment_number("WEFT_SIM_PRINT", 100);
+  const uint64_t schedules = weft::testing::environment_number<uint64_t>("WEFT_SIM_PRINT", 100);
   for (uint64_t seed = kCompared; seed <= schedules; seed += kCompared) {
     std::printf("%s\n", trace_line(seed, run_schedule(seed).hash).c_str());
   }
@@ -270,14 +265,15 @@ std::vector<std::string> traces_of_another_process(uint64_t schedules) {
 }
 
 TEST(RpcSim, RandomSchedulesWithFaultsKeepTheInvariants) {
-  const uint64_t only = environment_number("WEFT_SIM_SEED", 0);
+  const uint64_t only = weft::testing::environment_number<uint64_t>("WEFT_SIM_SEED", 0);
   if (only != 0) {
     const Outcome out = run_schedule(only, 400);
     for (const std::string& event : out.events) std::printf("%s\n", event.c_str());
     ASSERT_TRUE(out.status.ok()) << "seed " << only << ": " << out.status;
     return;
   }
-  const uint64_t schedules = environment_number("WEFT_SIM_SCHEDULES", 10'000);
+  const uint64_t schedules =
+      weft::testing::environment_number<uint64_t>("WEFT_SIM_SCHEDULES", 10'000);
   int64_t succeeded = 0;
   int64_t hits = 0;
   std::vector<std::string> traces;

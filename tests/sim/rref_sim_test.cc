@@ -9,7 +9,6 @@
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -22,6 +21,7 @@
 #include "weft/rpc/worker.h"
 #include "weft/rref/rref.h"
 #include "weft/store/hash_store.h"
+#include "weft/tests/testing/environment.h"
 #include "weft/tests/testing/sanitizers.h"
 #include "weft/transport/faulty_transport.h"
 #include "weft/transport/inproc_transport.h"
@@ -235,20 +235,16 @@ Schedule run_schedule(uint64_t seed, size_t keep_events = 0) {
   });
 }
 
-uint64_t environment_number(const char* name, uint64_t fallback) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
-}
-
 TEST(RRefSim, RandomSchedulesWithFaultsLeaveNothing) {
-  const uint64_t only = environment_number("WEFT_SIM_SEED", 0);
+  const uint64_t only = weft::testing::environment_number<uint64_t>("WEFT_SIM_SEED", 0);
   if (only != 0) {
     const Schedule out = run_schedule(only, 600);
     for (const std::string& event : out.events) std::printf("%s\n", event.c_str());
     ASSERT_TRUE(out.status.ok()) << "seed " << only << ": " << out.status;
     return;
   }
-  const uint64_t schedules = environment_number("WEFT_RREF_SIM_SCHEDULES", 1'000);
+  const uint64_t schedules =
+      weft::testing::environment_number<uint64_t>("WEFT_RREF_SIM_SCHEDULES", 1'000);
   Schedule sum;
   for (uint64_t seed = 1; seed <= schedules; ++seed) {
     const Schedule out = run_schedule(seed);

@@ -1,7 +1,6 @@
 // What a large group costs the store: counted per worker, with WEFT_SIM_WORKERS of them.
 
 #include <algorithm>
-#include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <set>
@@ -16,6 +15,7 @@
 #include "weft/rpc/worker.h"
 #include "weft/store/delegating_store.h"
 #include "weft/store/hash_store.h"
+#include "weft/tests/testing/environment.h"
 #include "weft/transport/inproc_transport.h"
 
 namespace weft::testing {
@@ -106,10 +106,7 @@ class CountingStore : public DelegatingStore, public ForkableStore {
 };
 
 size_t number_of_workers() {
-  const char* text = std::getenv("WEFT_SIM_WORKERS");
-  int n = 128;
-  if (text != nullptr && !absl::SimpleAtoi(text, &n)) ADD_FAILURE() << text;
-  return static_cast<size_t>(n);
+  return weft::testing::environment_number<size_t>("WEFT_SIM_WORKERS", 128);
 }
 
 class ScaleSim : public ::testing::Test {
