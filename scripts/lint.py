@@ -6,7 +6,7 @@ usage: lint.py --build DIR [--jobs N] [--only NAME]
   text      rules over the text of files (scripts/textrules.py)
   layering  tests/layering_test.py, after its self-test
   inventory docs/inventory.md is complete and not stale (tools/inventory.py --check)
-  unity     no two sources of a module have helpers of one name (scripts/unity.py)
+  unity     no two sources of a module or of a test have helpers of one name (scripts/unity.py)
   documented  every public name has a comment (scripts/docs/api.py)
   picture   docs/architecture.svg shows the modules and includes as they are (tools/architecture.py)
   headers   every public header compiles alone
@@ -99,7 +99,7 @@ def check_inventory(args):
 
 
 def check_unity(args):
-    return report(run_all([("unity", [sys.executable, os.path.join(ROOT, "scripts", "unity.py"), ROOT])], 1))
+    return report(run_all([("unity", [sys.executable, os.path.join(ROOT, "scripts", "unity.py"), ROOT, args.build])], 1))
 
 
 def check_documented(args):
