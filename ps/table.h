@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "c10/core/ScalarType.h"
 #include "weft/common/api.h"
 #include "weft/dist_optim/optim.h"
@@ -64,6 +65,15 @@ struct Init {
   friend bool operator==(const Init&, const Init&) = default;
 };
 
+// What happens to a push of new rows to a sparse table that has max_bytes.
+enum class Eviction : uint8_t {
+  kNone = 0,  // it is refused
+  // The rows that were neither pushed to nor pulled for longest lose their place, and with it value and state: a pull
+  // gives their first values, and a push begins anew. Not those of the push itself: one with more rows than the table
+  // may have is refused.
+  kLru = 1,
+};
+
 // One of weft::optim with its options.
 struct RuleChoice {
   std::string name{};  // "SGD"
@@ -83,8 +93,17 @@ struct TableDefinition {
   Init init{};
   Consistency consistency{};
   // Sparse: what the rows may take at each server, with their state and keys; 0: no cap. A push that
-  // would go over it is refused, kind resource, and nothing of it is done.
+  // would go over it is refused, kind resource, and nothing of it is done, but see `eviction`.
   uint64_t max_bytes = 0;
+  // Sparse, ASP or SSP: whether rows make room for others. kLru wants max_bytes.
+  Eviction eviction = Eviction::kNone;
+  // Sparse, ASP or SSP: rows that were neither pushed to nor pulled for so long go when there are pushes; 0: never. Of a
+  // resolution of 1 ms.
+  absl::Duration ttl{};
+  // Sparse: a key has a row from the so-manieth push with it; the gradients before are dropped. Each server counts the keys
+  // that were pushed last, as many as fit into an eighth of max_bytes, without a cap 2^20. A server that takes over a part,
+  // or restores one, begins to count anew. 0 is 1.
+  uint32_t admit_after = 1;
   // 1, or 2: each part lies at two servers. A push is acknowledged when both have it; when one server
   // dies the other goes on, and a third becomes the second copy, if there is one.
   uint32_t copies = 1;

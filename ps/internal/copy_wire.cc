@@ -163,7 +163,7 @@ Status get(const v1::PsStatus& in) {
 }
 
 int64_t LogEntry::bytes() const {
-  int64_t sum = 128;
+  int64_t sum = 128 + static_cast<int64_t>(evicted.size() * sizeof(uint64_t));
   for (const at::Tensor& tensor : tensors) sum += static_cast<int64_t>(tensor.nbytes());
   return sum;
 }
@@ -258,6 +258,7 @@ std::string encode(const CopyRequest& request) {
       if (!entry.accepted.ok()) put(entry.accepted, one->mutable_refused());
     }
     one->set_tensors(static_cast<uint32_t>(entry.tensors.size()));
+    one->mutable_evicted()->Add(entry.evicted.begin(), entry.evicted.end());
   }
   return out.SerializeAsString();
 }
@@ -297,6 +298,10 @@ StatusOr<CopyRequest> decode_copy(std::string_view bytes, std::vector<at::Tensor
       WEFT_ASSIGN_OR_RETURN(entry.request, get(one.request()));
       if (one.has_refused()) entry.accepted = get(one.refused());
     }
+    if (one.evicted_size() > 0 && !(one.has_request() && one.request().has_push())) {
+      return wrong_copy("rows that go without a push");
+    }
+    entry.evicted.assign(one.evicted().begin(), one.evicted().end());
     if (one.tensors() > tensors->size() - used) {
       return wrong_copy(
           absl::StrCat("entries with more tensors than the ", tensors->size(), " that came"));

@@ -49,6 +49,7 @@ struct LogEntry {
   Status accepted{};  // of a push that is judged the first time
   std::optional<WorkerKey> gone{};
   std::vector<at::Tensor> tensors{};  // of a push that was accepted
+  std::vector<uint64_t> evicted{};    // before the push
   int64_t bytes() const;
 };
 struct PartImage {

@@ -41,6 +41,9 @@ std::string init_text(const Init& init) {
   }
   return "?";
 }
+std::string eviction_text(Eviction eviction) {
+  return eviction == Eviction::kLru ? "kLru" : "kNone";
+}
 std::string kind_text(TableKind kind) { return kind == TableKind::kDense ? "dense" : "sparse"; }
 std::string dtype_text(c10::ScalarType dtype) {
   return dtype == c10::ScalarType::Double ? "Double" : "Float";
@@ -69,6 +72,11 @@ TableDefinition sparse(int64_t row_length, RuleChoice rule) {
 std::string to_string(const TableDefinition& d) {
   return absl::StrCat(kind_text(d.kind), " ", shape_text(d.shape), " ", dtype_text(d.dtype), ", ",
                       rule_text(d.rule), ", ", init_text(d.init), ", ", mode_text(d.consistency),
+                      d.eviction == Eviction::kLru ? ", least recently used rows go" : "",
+                      d.ttl != absl::ZeroDuration()
+                          ? absl::StrCat(", rows go after ", absl::FormatDuration(d.ttl))
+                          : "",
+                      d.admit_after > 1 ? absl::StrCat(", rows from push ", d.admit_after) : "",
                       d.copies == 2 ? ", two copies" : "");
 }
 
@@ -143,6 +151,35 @@ Status check_consistency(const Consistency& c) {
   }
   return wrong("unknown consistency");
 }
+
+Status check_rows_that_go(const TableDefinition& d) {
+  const bool goes = d.eviction != Eviction::kNone || d.ttl != absl::ZeroDuration();
+  if (d.kind == TableKind::kDense) {
+    if (d.max_bytes != 0) return wrong("max_bytes is of sparse tables only");
+    if (goes || d.admit_after > 1) {
+      return wrong("eviction, ttl and admit_after are of sparse tables only");
+    }
+    return absl::OkStatus();
+  }
+  if (d.eviction != Eviction::kNone && d.eviction != Eviction::kLru)
+    return wrong("unknown eviction");
+  if (d.eviction == Eviction::kLru && d.max_bytes == 0) {
+    return wrong("eviction is kLru, and max_bytes, above which rows go, is 0");
+  }
+  if (d.ttl != absl::ZeroDuration() &&
+      (d.ttl < absl::Milliseconds(1) || d.ttl == absl::InfiniteDuration())) {
+    return wrong(absl::StrCat("ttl is ", absl::FormatDuration(d.ttl),
+                              ", it must be 0, for never, or 1 ms or more"));
+  }
+  const Mode mode = d.consistency.mode;
+  if (goes && mode != Mode::kAsp && mode != Mode::kSsp) {
+    return wrong(absl::StrCat("eviction and ttl want ASP or SSP, and the table has ",
+                              mode_text(d.consistency),
+                              ": the rows of pushes that wait for their step cannot go"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 Status check_definition(const TableDefinition& d) {
@@ -168,9 +205,7 @@ Status check_definition(const TableDefinition& d) {
   if (!finite || d.init.low > d.init.high) {
     return wrong(absl::StrCat("init is from ", d.init.low, " to ", d.init.high));
   }
-  if (d.kind == TableKind::kDense && d.max_bytes != 0) {
-    return wrong("max_bytes is of sparse tables only");
-  }
+  WEFT_RETURN_IF_ERROR(check_rows_that_go(d));
   const bool sized = d.part_bytes != TableDefinition{}.part_bytes;
   if (d.kind == TableKind::kSparse && sized) return wrong("part_bytes is of dense tables only");
   if (d.part_bytes < c10::elementSize(d.dtype) || d.part_bytes > kMostPartBytes) {
@@ -207,6 +242,15 @@ std::string difference(const TableDefinition& there, const TableDefinition& give
   }
   if (there.max_bytes != given.max_bytes) {
     return differ("max_bytes", absl::StrCat(there.max_bytes), absl::StrCat(given.max_bytes));
+  }
+  if (there.eviction != given.eviction) {
+    return differ("eviction", eviction_text(there.eviction), eviction_text(given.eviction));
+  }
+  if (there.ttl != given.ttl) {
+    return differ("ttl", absl::FormatDuration(there.ttl), absl::FormatDuration(given.ttl));
+  }
+  if (there.admit_after != given.admit_after) {
+    return differ("admit_after", absl::StrCat(there.admit_after), absl::StrCat(given.admit_after));
   }
   if (there.copies != given.copies) {
     return differ("copies", absl::StrCat(there.copies), absl::StrCat(given.copies));

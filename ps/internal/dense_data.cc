@@ -157,9 +157,7 @@ class DenseData final : public PartData {
 
   std::vector<at::Tensor> pack(const Push& push) const override { return {push.values}; }
 
-  StatusOr<at::Tensor> read(const std::vector<at::Tensor>&) const override {
-    return values_.clone();
-  }
+  StatusOr<at::Tensor> read(const std::vector<at::Tensor>&) override { return values_.clone(); }
   int64_t rows() const override { return range_.size(); }
   int64_t bytes() const override {
     auto sum = static_cast<int64_t>(values_.nbytes());
@@ -252,6 +250,11 @@ StatusOr<std::unique_ptr<PartData>> make_dense_data(const TableDefinition& defin
                       absl::StrCat("no memory for elements ", range.begin, " to ", range.end,
                                    " of table '", table, "'"));
   }
+}
+
+Status PartData::evict(const std::vector<uint64_t>& keys) {
+  if (keys.empty()) return absl::OkStatus();
+  return make_error(ErrorKind::kProtocol, "rows that go, of a part that has none");
 }
 
 }  // namespace weft::ps::internal

@@ -24,6 +24,10 @@ PartMetrics::PartMetrics(std::shared_ptr<Metrics> metrics, const std::string& ta
   pulls = m.counter("weft_ps_pulls_total", "Pulls that were answered", labels);
   waiting = m.gauge("weft_ps_waiting_pulls", "Pulls that wait for clients that are behind", labels);
   held_bytes = m.gauge("weft_ps_held_bytes", "Pushes that wait for their step to end", labels);
+  evicted =
+      m.counter("weft_ps_evicted_total", "Rows that made room, or were not used in time", labels);
+  not_admitted = m.counter("weft_ps_not_admitted_total",
+                           "Rows of gradients for keys that had no row yet", labels);
   rows = m.gauge("weft_ps_rows", "Rows, or elements of a dense table", labels);
   bytes = m.gauge("weft_ps_table_bytes", "Values and the rule's state", labels);
   clients = m.gauge("weft_ps_clients", "Clients that take part", labels);
@@ -203,13 +207,13 @@ void Part::answer(PartReply reply, StatusOr<Reply> what) {
 
 Status Part::execute(const ClientKey& client, const Request& request,
                      std::vector<at::Tensor> tensors, const Status* said, Answer* answer,
-                     Status* accepted, PartEffects* effects) {
+                     Judged* outcome, PartEffects* effects) {
   if (request.enter.has_value()) {
     WEFT_RETURN_IF_ERROR(protocol_.enter(client, *request.enter, effects).status());
   }
   if (request.push.has_value()) {
     WEFT_RETURN_IF_ERROR(
-        handle_push(client, *request.push, std::move(tensors), said, answer, accepted, effects));
+        handle_push(client, *request.push, std::move(tensors), said, answer, outcome, effects));
   }
   if (request.advance.has_value()) {
     WEFT_RETURN_IF_ERROR(protocol_.advance(client, *request.advance, effects));
@@ -244,9 +248,9 @@ void Part::handle(const WorkerKey& caller, const Request& request, std::vector<a
   PartEffects effects;
   Answer said;
   std::optional<LogEntry> entry;
-  Status accepted;
+  Judged outcome;
   if (replica_.has_value()) {
-    accepted = make_error(ErrorKind::kState, "not judged");
+    outcome.accepted = make_error(ErrorKind::kState, "not judged");
     entry = LogEntry{caller, request};
     entry->request->pull.reset();
     entry->tensors = tensors;
@@ -255,7 +259,7 @@ void Part::handle(const WorkerKey& caller, const Request& request, std::vector<a
         (replica_->streams() && !replica_->map().ready) || replica_->streams_to_next();
     for (at::Tensor& t : entry->tensors) t = early ? t.clone() : t;
   }
-  Status done = execute(client, request, std::move(tensors), nullptr, &said, &accepted, &effects);
+  Status done = execute(client, request, std::move(tensors), nullptr, &said, &outcome, &effects);
   uint64_t token = 0;
   if (done.ok() && request.pull.has_value()) {
     token = ++last_token_;
@@ -269,8 +273,10 @@ void Part::handle(const WorkerKey& caller, const Request& request, std::vector<a
   }
   perform(std::move(effects));
   if (entry.has_value()) {
-    if (!accepted.ok()) entry->tensors.clear();
-    entry->accepted = accepted;
+    if (!outcome.accepted.ok()) entry->tensors.clear();
+    if (!outcome.instead.empty()) entry->tensors = std::move(outcome.instead);
+    entry->accepted = outcome.accepted;
+    entry->evicted = std::move(outcome.evicted);
     append(*std::move(entry));
   }
   if (!done.ok()) return answer(std::move(reply), annotate(done, label()));
@@ -291,7 +297,7 @@ void Part::handle(const WorkerKey& caller, const Request& request, std::vector<a
 
 Status Part::handle_push(const ClientKey& client, const PushHeader& header,
                          std::vector<at::Tensor> tensors, const Status* said, Answer* answer,
-                         Status* accepted, PartEffects* effects) {
+                         Judged* outcome, PartEffects* effects) {
   using Verdict = PartProtocol::Verdict;
   const PartProtocol::Judgement judged = protocol_.judge(client, header);
   answer->dropped = judged.dropped;
@@ -310,6 +316,10 @@ Status Part::handle_push(const ClientKey& client, const PushHeader& header,
   if (judged.verdict == Verdict::kHold) given = tensors;
   StatusOr<Push> push =
       !owner && !said->ok() ? StatusOr<Push>(*said) : data_->accept(header, std::move(tensors));
+  if (owner) {
+    outcome->evicted = data_->take_evicted();
+    metrics_.evicted->add(static_cast<int64_t>(outcome->evicted.size()));
+  }
   if (push.ok() && judged.verdict == Verdict::kHold) {
     // The client may write into its tensor when it is told that the push is kept.
     const bool shared = std::any_of(given.begin(), given.end(), [&](const at::Tensor& t) {
@@ -340,12 +350,16 @@ Status Part::handle_push(const ClientKey& client, const PushHeader& header,
     metrics_.held_bytes->add(push->bytes());
     answer->behind = behind;
     hot_keys_.note(push->keys);
+    if (push->not_admitted != 0) {
+      metrics_.not_admitted->add(static_cast<int64_t>(push->not_admitted));
+      if (replica_.has_value()) outcome->instead = data_->pack(*push);
+    }
     runtime_->trace("ps.accept", identity_.id, token);
     pushes_.emplace(token, *std::move(push));
   } else {
     metrics_.refused->add(owner ? 1 : 0);
   }
-  *accepted = push.status();
+  outcome->accepted = push.status();
   protocol_.commit(client, header, judged, push.status(), token, effects);
   return push.status();
 }

@@ -57,6 +57,8 @@ struct PartMetrics {
   Counter* pulls;
   Gauge* waiting;
   Gauge* held_bytes;
+  Counter* evicted;
+  Counter* not_admitted;
   Gauge* rows;
   Gauge* bytes;
   Gauge* clients;
@@ -231,12 +233,18 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   // ---- in a turn ----
   void handle(const WorkerKey& caller, const Request& request, std::vector<at::Tensor> tensors,
               const ScopeRef& scope, PartReply reply);
-  // `said`: what the owner said of it; null: this is the owner. `accepted`: what is said.
+  // What is said of a push that is judged the first time, for the log.
+  struct Judged {
+    Status accepted{};
+    std::vector<uint64_t> evicted{};
+    std::vector<at::Tensor> instead{};  // of what came: only some of its keys were admitted
+  };
+  // `said`: what the owner said of it; null: this is the owner.
   Status handle_push(const ClientKey& client, const PushHeader& header,
                      std::vector<at::Tensor> tensors, const Status* said, Answer* answer,
-                     Status* accepted, PartEffects* effects);
+                     Judged* outcome, PartEffects* effects);
   Status execute(const ClientKey& client, const Request& request, std::vector<at::Tensor> tensors,
-                 const Status* said, Answer* answer, Status* accepted, PartEffects* effects);
+                 const Status* said, Answer* answer, Judged* outcome, PartEffects* effects);
   void perform(PartEffects effects);
   void apply(const ApplyStep& step);
   void answer_pull(uint64_t token, uint64_t lag);

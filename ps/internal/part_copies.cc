@@ -266,15 +266,18 @@ void Part::replay(LogEntry entry) {
     const ClientKey client{entry.caller, entry.request->client};
     const Request& request = *entry.request;
     Answer answer;
-    Status accepted = entry.accepted;
-    if (request.push.has_value() && accepted.ok() &&
+    Judged outcome{entry.accepted};
+    if (request.push.has_value() && entry.accepted.ok() &&
         entry.tensors.size() != data_->push_tensors()) {
       return fail_all(make_error(ErrorKind::kProtocol, "a push of the log without its tensors"));
     }
+    if (const Status gone = data_->evict(entry.evicted); !gone.ok()) {
+      return fail_all(annotate(gone, "the log of the owner cannot be followed"));
+    }
     // An error is the owner's, too, and was told to the client.
     const Status done = execute(client, request, std::move(entry.tensors), &entry.accepted, &answer,
-                                &accepted, &effects);
-    if (!done.ok() && accepted != entry.accepted) {
+                                &outcome, &effects);
+    if (!done.ok() && outcome.accepted != entry.accepted) {
       return fail_all(annotate(done, "the log of the owner cannot be followed"));
     }
   }

@@ -8,6 +8,8 @@
 //   DATA-2  values do not depend on the number of servers, nor on the order or repetition of the keys
 //           in a push beyond the sum of a key's rows in their order.
 //   DATA-3  no value that is not finite is accepted.
+//   DATA-4  what goes, and which keys have no row yet, the owner alone decides: a copy that is told of each push and of
+//           what went before it has the same rows at the same places.
 
 #include <cstdint>
 #include <functional>
@@ -19,6 +21,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "weft/common/error.h"
+#include "weft/common/runtime.h"
 #include "weft/dist_optim/update_rule.h"
 #include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/wire.h"
@@ -31,6 +34,7 @@ struct Push {
   std::optional<double> rate{};
   std::vector<uint64_t> keys{};  // sparse: each once
   at::Tensor values{};           // dense: flat. Sparse: one row for each key
+  size_t not_admitted = 0;       // keys that it had besides
   int64_t bytes() const {
     return static_cast<int64_t>(keys.size() * sizeof(uint64_t) + values.nbytes());
   }
@@ -55,7 +59,7 @@ class FrozenData {
   virtual bool copy_image(std::vector<at::Tensor>* image, size_t* done) const = 0;
 };
 // All of it.
-std::vector<at::Tensor> image_of(const FrozenData& data);
+WEFT_API std::vector<at::Tensor> image_of(const FrozenData& data);
 
 class PartData {
  public:
@@ -64,14 +68,19 @@ class PartData {
   virtual size_t push_tensors() const = 0;
   virtual size_t pull_tensors() const = 0;
   virtual StatusOr<Push> accept(const PushHeader& header, std::vector<at::Tensor> tensors) = 0;
-  // A copy's, of what its owner has accepted: no cap applies.
+  // A copy's, of what its owner has accepted: no cap applies, nothing goes, and all keys are admitted.
   virtual void follow(bool follows) { (void)follows; }
+  // Keys whose rows have gone since it was asked last, in their order: accept() makes room, also for a push that it then
+  // refuses.
+  virtual std::vector<uint64_t> take_evicted() { return {}; }
+  // What an owner's take_evicted() gave. Kind protocol: there is no such row.
+  virtual Status evict(const std::vector<uint64_t>& keys);
   // In this order, as one update of their sum over `divisor`; assignments alone. REQUIRES: accepted.
   virtual void apply(std::vector<Push> pushes, uint64_t divisor) = 0;
   // Of a push that was accepted, as accept() takes them.
   virtual std::vector<at::Tensor> pack(const Push& push) const = 0;
-  // A copy. `tensors`: as many as pull_tensors().
-  virtual StatusOr<at::Tensor> read(const std::vector<at::Tensor>& tensors) const = 0;
+  // A copy. `tensors`: as many as pull_tensors(). The rows are used.
+  virtual StatusOr<at::Tensor> read(const std::vector<at::Tensor>& tensors) = 0;
   virtual int64_t rows() const = 0;
   virtual int64_t bytes() const = 0;
   // Values and the rule's state, without a copy: what is changed later is copied before its first change.
@@ -88,9 +97,9 @@ class PartData {
 WEFT_API StatusOr<std::unique_ptr<PartData>> make_dense_data(const TableDefinition& definition,
                                                              const std::string& table,
                                                              ElementRange range);
-WEFT_API StatusOr<std::unique_ptr<PartData>> make_sparse_data(const TableDefinition& definition,
-                                                              const std::string& table,
-                                                              int64_t table_bytes);
+WEFT_API StatusOr<std::unique_ptr<PartData>> make_sparse_data(
+    const TableDefinition& definition, const std::string& table, int64_t table_bytes,
+    std::shared_ptr<Runtime> clock);  // null: where no row goes
 
 // ---- shared by the two -------------------------------------------------------------------------
 

@@ -282,10 +282,10 @@ StatusOr<PsService::PartRef> PsService::make_part(const OpenRequest& request,
                        " bytes of tables, and table_bytes is ", limits->table_bytes));
     }
   }
-  WEFT_ASSIGN_OR_RETURN(
-      std::unique_ptr<PartData> data,
-      dense ? make_dense_data(identity.definition, request.name, range)
-            : make_sparse_data(identity.definition, request.name, limits->table_bytes));
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<PartData> data,
+                        dense ? make_dense_data(identity.definition, request.name, range)
+                              : make_sparse_data(identity.definition, request.name,
+                                                 limits->table_bytes, context_.runtime));
   std::shared_ptr<Metrics> metrics = metrics_of(worker());
   if (metrics == nullptr) return make_error(ErrorKind::kState, "the worker is gone");
   if (map.has_value()) {

@@ -10,7 +10,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "weft/ps/internal/part_data.h"
-#include "weft/ps/internal/sparse_chunk.h"
+#include "weft/ps/internal/row_order.h"
+#include "weft/ps/internal/sparse_rows.h"
 
 namespace weft::ps::internal {
 namespace {
@@ -20,28 +21,34 @@ constexpr size_t kIndexAhead = 16;
 constexpr size_t kRowsAhead = 8;
 constexpr size_t kLineBytes = 64;
 constexpr size_t kFetchedBytes = 1024;  // of a row; what is longer streams by itself
-// Of a row besides its values and the rule's: key and place in the index at its usual load, steps.
-constexpr int64_t kRowOverhead = 40;
+// Keys that are counted before they have a row, where nothing else bounds them; else so much of max_bytes.
+constexpr size_t kMostSeen = size_t{1} << 20;
+constexpr uint64_t kShareOfSeen = 8;
+// Rows of which the time is over that go with a push, besides two for each of its own.
+constexpr size_t kExpireMore = 16;
 
-// Rows by key. They lie in chunks in the order in which they were made; the index is never walked.
+bool rows_go(const TableDefinition& d) {
+  return d.eviction != Eviction::kNone || d.ttl > absl::ZeroDuration();
+}
+
+// How pushes and pulls use the rows, by the table's rule, and which of them are there.
 class SparseData final : public PartData {
  public:
-  SparseData(const TableDefinition& definition, const std::string& table, uint64_t most_bytes)
+  SparseData(const TableDefinition& definition, const std::string& table, uint64_t most_bytes,
+             std::shared_ptr<Runtime> clock)
       : definition_(definition),
         most_bytes_(most_bytes),
         rule_(make_update_rule(definition.rule.name)),
-        first_(definition.init, table),
         length_(definition.shape[0]),
         tensor_(at::TensorOptions().dtype(definition.dtype)),
-        item_(static_cast<int64_t>(c10::elementSize(definition.dtype))) {
-    row_bytes_ = length_ * item_ + kRowOverhead;
-    for (size_t b = 0; b < rule_->buffer_names().size(); ++b) {
-      const auto first = rule_->first_value(definition.rule.options, b);
-      lengths_.push_back(!first.has_value() ? 0 : rule_->by_row(b) ? 1 : length_);
-      firsts_.push_back(first.value_or(0));
-      row_bytes_ += lengths_.back() * item_;
-    }
-  }
+        ordered_(rows_go(definition)),
+        rows_(definition, table, ordered_),
+        clock_(std::move(clock)),
+        admits_all_(definition.admit_after <= 1),
+        seen_(definition.admit_after, definition.max_bytes == 0
+                                          ? kMostSeen
+                                          : definition.max_bytes / kShareOfSeen /
+                                                static_cast<uint64_t>(Sightings::kKeyBytes)) {}
 
   size_t push_tensors() const override { return 2; }
   size_t pull_tensors() const override { return 1; }
@@ -55,8 +62,23 @@ class SparseData final : public PartData {
     WEFT_RETURN_IF_ERROR(check_finite(values, length_));
     Push push{header.kind, header.rate, {}, {}};
     gather({{&keys, &values}}, header.kind == PushKind::kAssign, &push);
+    if (!admits_all_ && !follows_ && header.kind == PushKind::kGradient) admit(&push);
+    if (ordered_ && !follows_) WEFT_RETURN_IF_ERROR(make_room(push.keys));
     WEFT_RETURN_IF_ERROR(make_rows(push.keys));
     return push;
+  }
+
+  std::vector<uint64_t> take_evicted() override { return std::exchange(evicted_, {}); }
+
+  Status evict(const std::vector<uint64_t>& keys) override {
+    for (const uint64_t key : keys) {
+      const uint32_t row = rows_.find(key);
+      if (row == SparseRows::kNone) {
+        return make_error(ErrorKind::kProtocol, absl::StrCat("there is no row of key ", key));
+      }
+      rows_.drop(row);
+    }
+    return absl::OkStatus();
   }
 
   void apply(std::vector<Push> pushes, uint64_t divisor) override {
@@ -73,20 +95,22 @@ class SparseData final : public PartData {
     if (all.kind == PushKind::kAssign) {
       const char* const from = static_cast<const char*>(all.values.const_data_ptr());
       for (size_t i = 0; i < all.keys.size(); ++i) {
-        const uint32_t row = index_.at(all.keys[i]);
-        thaw(row);
-        std::memcpy(value_of(row), from + i * bytes_of(length_), bytes_of(length_));
+        const uint32_t row = rows_.find(all.keys[i]);
+        rows_.thaw(row);
+        std::memcpy(rows_.value_of(row), from + i * bytes_of(length_), bytes_of(length_));
       }
       return;
     }
     // Not in place: they may be the client's.
     if (divisor > 1) all.values = all.values.div(static_cast<double>(divisor));
     const PackedOptions options = options_with_rate(*rule_, definition_.rule.options, all.rate);
-    if (all.keys.size() == 1) return update(all, steps_of(index_.at(all.keys[0])), {0}, options);
+    if (all.keys.size() == 1) {
+      return update(all, rows_.steps_of(rows_.find(all.keys[0])), {0}, options);
+    }
     // Rows that have seen equally many steps are one parameter of the rule.
     std::map<uint32_t, std::vector<size_t>> by_steps;
     for (size_t i = 0; i < all.keys.size(); ++i) {
-      by_steps[steps_of(index_.at(all.keys[i]))].push_back(i);
+      by_steps[rows_.steps_of(rows_.find(all.keys[i]))].push_back(i);
     }
     for (const auto& [steps, places] : by_steps) update(all, steps, places, options);
   }
@@ -97,91 +121,72 @@ class SparseData final : public PartData {
     return {keys, push.values};
   }
 
-  StatusOr<at::Tensor> read(const std::vector<at::Tensor>& tensors) const override {
+  StatusOr<at::Tensor> read(const std::vector<at::Tensor>& tensors) override {
     WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> keys, keys_of(tensors[0]));
     at::Tensor out = at::empty({static_cast<int64_t>(keys.size()), length_}, tensor_);
     char* const data = static_cast<char*>(out.mutable_data_ptr());
     const size_t bytes = bytes_of(length_);
     // Rows lie anywhere: those of the next keys are fetched while these are copied.
     std::vector<const char*> rows(keys.size());
+    const int64_t now = now_ms();
     const auto find = [&](size_t i) {
-      const auto at = index_.find(keys[i]);
-      if (at == index_.end()) return;
-      rows[i] = value_of(at->second);
+      const uint32_t row = rows_.find(keys[i]);
+      if (row == SparseRows::kNone) return;
+      rows[i] = rows_.value_of(row);
+      rows_.use(row, now);
       for (size_t b = 0; b < std::min(bytes, kFetchedBytes); b += kLineBytes) {
         __builtin_prefetch(rows[i] + b);
       }
     };
-    for (size_t i = 0; i < std::min(keys.size(), kIndexAhead); ++i) index_.prefetch(keys[i]);
+    for (size_t i = 0; i < std::min(keys.size(), kIndexAhead); ++i) rows_.prefetch(keys[i]);
     for (size_t i = 0; i < keys.size() + kRowsAhead; ++i) {
-      if (i + kIndexAhead < keys.size()) index_.prefetch(keys[i + kIndexAhead]);
+      if (i + kIndexAhead < keys.size()) rows_.prefetch(keys[i + kIndexAhead]);
       if (i < keys.size()) find(i);
       if (i < kRowsAhead) continue;
       char* const to = data + (i - kRowsAhead) * bytes;
       if (const char* const row = rows[i - kRowsAhead]; row != nullptr) {
         std::memcpy(to, row, bytes);
       } else {
-        fill_first(keys[i - kRowsAhead], to);  // a pull makes no row
+        rows_.fill_first(keys[i - kRowsAhead], to);  // a pull makes no row
       }
     }
     return out;
   }
 
-  int64_t rows() const override { return static_cast<int64_t>(rows_); }
-  int64_t bytes() const override { return static_cast<int64_t>(rows_) * row_bytes_; }
+  int64_t rows() const override { return static_cast<int64_t>(rows_.size()); }
+  int64_t bytes() const override { return rows() * rows_.row_bytes() + seen_.bytes(); }
   void follow(bool follows) override { follows_ = follows; }
 
-  std::shared_ptr<const FrozenData> freeze() override {
-    return freeze_chunks(&chunks_, rows_, {tensor_, length_, lengths_}, buffer_names());
-  }
+  std::shared_ptr<const FrozenData> freeze() override { return rows_.freeze(buffer_names()); }
   std::vector<std::string> buffer_names() const override {
     std::vector<std::string> out = rule_->buffer_names();
     for (size_t b = 0; b < out.size(); ++b) {
-      if (lengths_[b] == 0) out[b].clear();
+      if (rows_.buffer_lengths()[b] == 0) out[b].clear();
     }
     return out;
   }
 
   Status load(const std::vector<at::Tensor>& image, const std::function<void()>& between) override {
-    if (image.size() != 3 + lengths_.size()) {
-      return make_error(ErrorKind::kProtocol,
-                        absl::StrCat("image of ", image.size(), " tensors, and a part has ",
-                                     3 + lengths_.size()));
+    const std::vector<int64_t>& lengths = rows_.buffer_lengths();
+    if (image.size() != 3 + lengths.size()) {
+      return make_error(
+          ErrorKind::kProtocol,
+          absl::StrCat("image of ", image.size(), " tensors, and a part has ", 3 + lengths.size()));
     }
     WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> keys, keys_of(image[0]));
     const auto count = static_cast<int64_t>(keys.size());
     WEFT_RETURN_IF_ERROR(check_tensor(image[1], c10::ScalarType::Long, {count}, "steps that"));
     WEFT_RETURN_IF_ERROR(check_tensor(image[2], definition_.dtype, {count, length_}, "rows that"));
-    for (size_t b = 0; b < lengths_.size(); ++b) {
-      if (lengths_[b] == 0) continue;
+    for (size_t b = 0; b < lengths.size(); ++b) {
+      if (lengths[b] == 0) continue;
       WEFT_RETURN_IF_ERROR(
-          check_tensor(image[b + 3], definition_.dtype, {count, lengths_[b]}, "state that"));
+          check_tensor(image[b + 3], definition_.dtype, {count, lengths[b]}, "state that"));
     }
     std::vector<at::Tensor> from;
     for (const at::Tensor& t : image) from.push_back(t.defined() ? t.contiguous() : t);
-    index_.clear();
-    chunks_.clear();
-    rows_ = 0;
+    seen_.clear();
     follows_ = true;
-    try {
-      index_.reserve(keys.size());
-    } catch (const std::exception&) {
-      return make_error(ErrorKind::kResource, absl::StrCat("no memory for ", count, " rows"));
-    }
-    for (size_t first = 0; first < keys.size(); first += kPieceRows) {
-      const size_t end = std::min(first + kPieceRows, keys.size());
-      WEFT_RETURN_IF_ERROR(make_rows(
-          {keys.begin() + static_cast<int64_t>(first), keys.begin() + static_cast<int64_t>(end)},
-          false));
-      if (rows_ != end) {
-        return make_error(ErrorKind::kProtocol, "image with a key that comes twice");
-      }
-      for (size_t at = first; at < end; at += kChunkRows) {
-        load_chunk(from, at, std::min(kChunkRows, end - at));
-      }
-      if (between != nullptr && end != keys.size()) between();
-    }
-    return absl::OkStatus();
+    return rows_.load(keys, from, now_ms(), between);
   }
 
  private:
@@ -190,27 +195,7 @@ class SparseData final : public PartData {
     const at::Tensor* values;
   };
 
-  size_t bytes_of(int64_t elements) const { return static_cast<size_t>(elements * item_); }
-  char* value_of(uint32_t row) const {
-    return chunks_[row / kChunkRows].first + row % kChunkRows * bytes_of(length_);
-  }
-  char* buffer_of(size_t buffer, uint32_t row) const {
-    return static_cast<char*>(chunks_[row / kChunkRows].buffers[buffer].data_ptr()) +
-           row % kChunkRows * bytes_of(lengths_[buffer]);
-  }
-  // A piece of an image; its first row is the first of a chunk.
-  void load_chunk(const std::vector<at::Tensor>& from, size_t first, size_t rows) {
-    const Chunk& chunk = chunks_[first / kChunkRows];
-    std::copy_n(from[1].const_data_ptr<int64_t>() + first, rows, chunk.notes->steps.begin());
-    copy_rows(from[2], first, chunk.values, 0, rows);
-    for (size_t b = 0; b < lengths_.size(); ++b) {
-      if (lengths_[b] != 0) copy_rows(from[b + 3], first, chunk.buffers[b], 0, rows);
-    }
-  }
-  uint32_t& steps_of(uint32_t row) {
-    return chunks_[row / kChunkRows].notes->steps[row % kChunkRows];
-  }
-  void thaw(uint32_t row) { chunks_[row / kChunkRows].thaw(); }
+  size_t bytes_of(int64_t elements) const { return rows_.bytes_of(elements); }
 
   static StatusOr<std::vector<uint64_t>> keys_of(const at::Tensor& keys) {
     if (!keys.defined() || keys.dim() != 1) {
@@ -260,73 +245,103 @@ class SparseData final : public PartData {
     }
   }
 
-  template <class T>
-  void fill_row(uint64_t key, T* to) const {
-    for (int64_t c = 0; c < length_; ++c) {
-      to[c] = static_cast<T>(first_.at(key, static_cast<uint64_t>(c)));
+  int64_t now_ms() const { return ordered_ ? absl::ToUnixMillis(clock_->now()) : 0; }
+
+  // Drops the keys that are not admitted yet.
+  void admit(Push* push) {
+    std::vector<size_t> places;
+    for (size_t i = 0; i < push->keys.size(); ++i) {
+      if (rows_.contains(push->keys[i]) || seen_.see(push->keys[i])) places.push_back(i);
     }
-  }
-  void fill_first(uint64_t key, char* to) const {
-    if (definition_.dtype == c10::ScalarType::Double) {
-      fill_row(key, reinterpret_cast<double*>(to));
-    } else {
-      fill_row(key, reinterpret_cast<float*>(to));
+    push->not_admitted = push->keys.size() - places.size();
+    if (push->not_admitted == 0) return;
+    at::Tensor values = at::empty({static_cast<int64_t>(places.size()), length_}, tensor_);
+    std::vector<uint64_t> keys;
+    keys.reserve(places.size());
+    for (const size_t place : places) {
+      copy_rows(push->values, place, values, keys.size(), 1);
+      keys.push_back(push->keys[place]);
     }
+    push->keys = std::move(keys);
+    push->values = std::move(values);
   }
 
-  // `fill`: with their first values.
-  Status make_rows(const std::vector<uint64_t>& keys, bool fill = true) {
-    size_t fresh = 0;
-    for (const uint64_t key : keys) fresh += index_.contains(key) ? 0 : 1;
-    if (fresh == 0) return absl::OkStatus();
-    const auto after = static_cast<uint64_t>(rows_ + fresh) * static_cast<uint64_t>(row_bytes_);
-    if (after > most_bytes_ && !follows_) {
-      return make_error(
-          ErrorKind::kResource,
-          absl::StrCat("push with ", fresh, " new rows of ", row_bytes_, " bytes would make ",
-                       after, " bytes of ", rows_ + fresh, " rows, and the most are ", most_bytes_,
-                       " (max_bytes of the table, table_bytes of its server); nothing of the push "
-                       "was applied"));
-    }
-    if (rows_ + fresh > UINT32_MAX) {
-      return make_error(ErrorKind::kResource, "a part holds at most 2^32 rows");
-    }
-    try {
-      while (chunks_.size() * kChunkRows < rows_ + fresh) add_chunk();
-      index_.reserve(rows_ + fresh);
-    } catch (const std::exception&) {
-      return make_error(ErrorKind::kResource, absl::StrCat("no memory for ", fresh, " new rows"));
-    }
+  // Rows go, the oldest first, until those of a push have room, and then some of which the time is over.
+  Status make_room(const std::vector<uint64_t>& keys) {
+    const int64_t now = now_ms();
+    size_t there = 0;
     for (const uint64_t key : keys) {
-      const auto row = static_cast<uint32_t>(rows_);
-      if (!index_.emplace(key, row).second) continue;
-      thaw(row);
-      if (fill) fill_first(key, value_of(row));
-      chunks_[row / kChunkRows].notes->keys[row % kChunkRows] = key;
-      ++rows_;
+      if (const uint32_t row = rows_.find(key); row != SparseRows::kNone) {
+        rows_.use(row, now);
+        ++there;
+      }
+    }
+    size_t over = 0;
+    if (definition_.eviction == Eviction::kLru) {
+      const size_t most = most_bytes_ / static_cast<uint64_t>(rows_.row_bytes());
+      if (keys.size() > most) {
+        return make_error(
+            ErrorKind::kResource,
+            absl::StrCat("push of ", keys.size(), " rows of ", rows_.row_bytes(),
+                         " bytes, and the table has room for ", most, " in ", most_bytes_,
+                         " bytes (max_bytes of the table, table_bytes of its server): no row of a "
+                         "push makes room for another one of it; nothing of the push was applied"));
+      }
+      const size_t after = rows_.size() + keys.size() - there;
+      over = after - std::min(after, most);
+    }
+    const int64_t gone_before = definition_.ttl > absl::ZeroDuration()
+                                    ? now - absl::ToInt64Milliseconds(definition_.ttl)
+                                    : INT64_MIN;
+    const size_t expire = over + 2 * keys.size() + kExpireMore;
+    const size_t first = evicted_.size();
+    const RowOrder& order = rows_.order();
+    for (uint32_t row = order.oldest(); row != RowOrder::kNone; row = order.newer_than(row)) {
+      const size_t taken = evicted_.size() - first;
+      const bool expired = order.used_at(row) < gone_before && taken < expire;
+      if (taken >= over && !expired) break;
+      evicted_.push_back(rows_.key_of(row));
+    }
+    for (size_t i = first; i < evicted_.size(); ++i) rows_.drop(rows_.find(evicted_[i]));
+    return absl::OkStatus();
+  }
+
+  // With their first values; those that are there are used.
+  Status make_rows(const std::vector<uint64_t>& keys) {
+    size_t fresh = 0;
+    for (const uint64_t key : keys) fresh += rows_.contains(key) ? 0 : 1;
+    if (fresh != 0) WEFT_RETURN_IF_ERROR(check_cap(fresh));
+    if (fresh != 0) WEFT_RETURN_IF_ERROR(rows_.reserve(fresh));
+    if (fresh == 0 && !ordered_) return absl::OkStatus();
+    const int64_t now = now_ms();
+    for (const uint64_t key : keys) {
+      if (const uint32_t row = rows_.find(key); row != SparseRows::kNone) {
+        rows_.use(row, now);
+      } else {
+        rows_.add(key, now);
+      }
     }
     return absl::OkStatus();
   }
 
-  void add_chunk() {
-    Chunk chunk;
-    const auto rows = static_cast<int64_t>(kChunkRows);
-    chunk.values = at::empty({rows, length_}, tensor_);
-    chunk.first = static_cast<char*>(chunk.values.mutable_data_ptr());
-    for (size_t b = 0; b < lengths_.size(); ++b) {
-      chunk.buffers.push_back(
-          lengths_[b] == 0 ? at::Tensor() : at::full({rows, lengths_[b]}, firsts_[b], tensor_));
-    }
-    chunk.notes = std::make_shared<RowNotes>();
-    chunks_.push_back(std::move(chunk));
+  Status check_cap(size_t fresh) const {
+    const size_t rows = rows_.size() + fresh;
+    const auto after = static_cast<uint64_t>(rows) * static_cast<uint64_t>(rows_.row_bytes());
+    if (after <= most_bytes_ || follows_) return absl::OkStatus();
+    return make_error(
+        ErrorKind::kResource,
+        absl::StrCat("push with ", fresh, " new rows of ", rows_.row_bytes(), " bytes would make ",
+                     after, " bytes of ", rows, " rows, and the most are ", most_bytes_,
+                     " (max_bytes of the table, table_bytes of its server); nothing of the push "
+                     "was applied"));
   }
 
   void update(const Push& push, uint32_t steps, const std::vector<size_t>& places,
               const PackedOptions& options) {
     const auto count = static_cast<int64_t>(places.size());
     std::vector<uint32_t> rows;
-    for (const size_t place : places) rows.push_back(index_.at(push.keys[place]));
-    for (const uint32_t row : rows) thaw(row);
+    for (const size_t place : places) rows.push_back(rows_.find(push.keys[place]));
+    for (const uint32_t row : rows) rows_.thaw(row);
     const auto collect = [&](int64_t length, const auto& from) {
       at::Tensor out = at::empty({count, length}, tensor_);
       char* const data = static_cast<char*>(out.mutable_data_ptr());
@@ -336,17 +351,18 @@ class SparseData final : public PartData {
       return out;
     };
     const char* const given = static_cast<const char*>(push.values.const_data_ptr());
-    at::Tensor values = collect(length_, [&](size_t i) { return value_of(rows[i]); });
+    at::Tensor values = collect(length_, [&](size_t i) { return rows_.value_of(rows[i]); });
     const at::Tensor gradient =
         places.size() == push.keys.size()
             ? push.values
             : collect(length_, [&](size_t i) { return given + places[i] * bytes_of(length_); });
+    const std::vector<int64_t>& lengths = rows_.buffer_lengths();
     ParameterState state;
     state.steps.store(steps);
-    for (size_t b = 0; b < lengths_.size(); ++b) {
+    for (size_t b = 0; b < lengths.size(); ++b) {
       at::Tensor buffer;
-      if (lengths_[b] != 0) {
-        buffer = collect(lengths_[b], [&](size_t i) { return buffer_of(b, rows[i]); });
+      if (lengths[b] != 0) {
+        buffer = collect(lengths[b], [&](size_t i) { return rows_.buffer_of(b, rows[i]); });
         if (rule_->by_row(b)) buffer = buffer.view({count});
       }
       state.buffers.push_back(std::move(buffer));
@@ -359,38 +375,37 @@ class SparseData final : public PartData {
         std::memcpy(to(i), data + i * bytes_of(length), bytes_of(length));
       }
     };
-    scatter(values, length_, [&](size_t i) { return value_of(rows[i]); });
-    for (size_t b = 0; b < lengths_.size(); ++b) {
-      if (lengths_[b] == 0) continue;
-      scatter(state.buffers[b], lengths_[b], [&](size_t i) { return buffer_of(b, rows[i]); });
+    scatter(values, length_, [&](size_t i) { return rows_.value_of(rows[i]); });
+    for (size_t b = 0; b < lengths.size(); ++b) {
+      if (lengths[b] == 0) continue;
+      scatter(state.buffers[b], lengths[b], [&](size_t i) { return rows_.buffer_of(b, rows[i]); });
     }
-    for (const uint32_t row : rows) ++steps_of(row);
+    for (const uint32_t row : rows) ++rows_.steps_of(row);
   }
 
   const TableDefinition definition_;
   const uint64_t most_bytes_;
   const std::shared_ptr<const UpdateRule> rule_;
-  const FirstValues first_;
   const int64_t length_;
   const at::TensorOptions tensor_;
-  const int64_t item_;
-  int64_t row_bytes_ = 0;
-  std::vector<int64_t> lengths_;  // of a row in each buffer; 0: none
-  std::vector<double> firsts_;
-  absl::flat_hash_map<uint64_t, uint32_t> index_;
-  std::vector<Chunk> chunks_;
-  size_t rows_ = 0;
+  const bool ordered_;
+  SparseRows rows_;
   bool follows_ = false;
+  // ---- rows that go, and keys that have none yet ----
+  const std::shared_ptr<Runtime> clock_;
+  const bool admits_all_;
+  Sightings seen_;
+  std::vector<uint64_t> evicted_;
 };
 
 }  // namespace
 
 StatusOr<std::unique_ptr<PartData>> make_sparse_data(const TableDefinition& definition,
-                                                     const std::string& table,
-                                                     int64_t table_bytes) {
+                                                     const std::string& table, int64_t table_bytes,
+                                                     std::shared_ptr<Runtime> clock) {
   auto most = static_cast<uint64_t>(table_bytes);
   if (definition.max_bytes != 0) most = std::min(most, definition.max_bytes);
-  return std::make_unique<SparseData>(definition, table, most);
+  return std::make_unique<SparseData>(definition, table, most, std::move(clock));
 }
 
 }  // namespace weft::ps::internal

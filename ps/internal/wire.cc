@@ -46,6 +46,11 @@ void put(const TableDefinition& d, v1::PsDefinition* out) {
   out->set_max_bytes(d.max_bytes);
   if (d.part_bytes != TableDefinition{}.part_bytes) out->set_part_bytes(d.part_bytes);
   if (d.copies > 1) out->set_copies(d.copies);
+  if (d.eviction != Eviction::kNone) out->set_eviction(static_cast<uint32_t>(d.eviction));
+  if (d.ttl != absl::ZeroDuration()) {
+    out->set_ttl_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(d.ttl)));
+  }
+  if (d.admit_after > 1) out->set_admit_after(d.admit_after);
 }
 
 StatusOr<TableDefinition> get(const v1::PsDefinition& in) {
@@ -64,6 +69,11 @@ StatusOr<TableDefinition> get(const v1::PsDefinition& in) {
   d.max_bytes = in.max_bytes();
   if (in.part_bytes() != 0) d.part_bytes = in.part_bytes();
   d.copies = std::max<uint32_t>(1, in.copies());
+  if (in.eviction() > 1) return violation(absl::StrCat("eviction ", in.eviction()));
+  d.eviction = static_cast<Eviction>(in.eviction());
+  if (in.ttl_ms() > INT64_MAX) return violation(absl::StrCat("ttl of ", in.ttl_ms(), " ms"));
+  d.ttl = absl::Milliseconds(static_cast<int64_t>(in.ttl_ms()));
+  d.admit_after = std::max<uint32_t>(1, in.admit_after());
   if (const Status s = check_definition(d); !s.ok()) return violation(std::string(s.message()));
   return d;
 }

@@ -147,7 +147,7 @@ TEST_F(PsTest, PS_4_SparseResultsDoNotDependOnTheNumberOfServers) {
 TEST_F(PsTest, PS_4_ARowTakesLittleMoreThanItsPayload) {
   // Values and the rule's sum are 260 bytes; what the part counts is what it may hold.
   auto definition = ps::sparse(64, ps::rule<optim::RowWiseAdagrad>());
-  auto data = ps::internal::make_sparse_data(definition, "e", int64_t{1} << 40);
+  auto data = ps::internal::make_sparse_data(definition, "e", int64_t{1} << 40, nullptr);
   ASSERT_TRUE(data.ok());
   std::vector<int64_t> keys;
   for (int64_t key = 0; key < 1000; ++key) keys.push_back(key * 7919);

@@ -182,7 +182,7 @@ TEST_F(PsTest, PS_9_CUT_4_WhatIsFrozenStaysWhilePushesGoOn) {
   };
   ps::internal::PushHeader header;
   header.number = header.floor = 1;
-  auto rows = *ps::internal::make_sparse_data(adagrad_rows(), "e", 1 << 20);
+  auto rows = *ps::internal::make_sparse_data(adagrad_rows(), "e", 1 << 20, nullptr);
   const auto push_rows = [&](int64_t first, int64_t count) {
     auto push =
         rows->accept(header, {torch::arange(first, first + count), torch::ones({count, 5})});
