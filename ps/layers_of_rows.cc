@@ -199,8 +199,7 @@ Future<PushResult> RowLayer::push(const DistAutogradContext* context, const Step
   if (options.refresh && !keys.empty()) ask.pull_keys = ahead(ask.push_keys, &newer);
   if (!ask.pull_keys.defined() || ask.pull_keys.numel() == 0) {
     ask.pull_keys = at::Tensor();
-    return internal::start<PushResult>(core, std::move(ask), options.deadline,
-                                       [](const internal::OpResult& r) { return r.push; });
+    return internal::start<PushResult, internal::push_of>(core, std::move(ask), options.deadline);
   }
   ask.pull = true;
   auto [pushed, values] = internal::start_both(core, std::move(ask), options.deadline);

@@ -20,8 +20,8 @@ PackedOptions options_with_rate(const UpdateRule& rule, PackedOptions options,
   return options;
 }
 
-Status check_tensor(const at::Tensor& tensor, c10::ScalarType dtype,
-                    const std::vector<int64_t>& shape, std::string_view what) {
+Status check_tensor(const at::Tensor& tensor, c10::ScalarType dtype, at::IntArrayRef shape,
+                    std::string_view what) {
   const auto wrong = [&](const std::string& is) {
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat(std::string(what), " ", is, ", and the table's part wants ",
@@ -30,7 +30,7 @@ Status check_tensor(const at::Tensor& tensor, c10::ScalarType dtype,
   if (!tensor.defined()) return wrong("is undefined");
   if (!tensor.device().is_cpu()) return wrong(absl::StrCat("is on ", tensor.device().str()));
   if (tensor.layout() != at::kStrided) return wrong("is not strided");
-  if (tensor.scalar_type() != dtype || tensor.sizes() != at::IntArrayRef(shape)) {
+  if (tensor.scalar_type() != dtype || tensor.sizes() != shape) {
     return wrong(absl::StrCat("is ", c10::toString(tensor.scalar_type()), " [",
                               absl::StrJoin(tensor.sizes(), ", "), "]"));
   }

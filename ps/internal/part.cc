@@ -118,7 +118,13 @@ void Part::call(const WorkerKey& caller, std::vector<PartCall> calls, ScopeRef s
   take_turn([this, caller, calls = std::move(calls), scope = std::move(scope)]() mutable {
     for (PartCall& one : calls) {
       try {
-        handle(caller, one.request, std::move(one.tensors), scope, std::move(one.reply));
+        if (!one.what.run.empty()) {
+          handle_run(caller, one, scope);
+          continue;
+        }
+        handle(
+            caller, one.what.request, std::move(one.what.tensors), scope,
+            [reply = std::move(one.reply)](StatusOr<Reply> said) { reply(0, {std::move(said)}); });
       } catch (...) {  // as in take_turn(); those behind it are told
         fail_all(annotate(status_from_current_exception(), "the part has failed"));
       }

@@ -28,6 +28,7 @@
 #include "weft/common/metrics.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
+#include "weft/ps/internal/batch_wire.h"
 #include "weft/ps/internal/copy_wire.h"
 #include "weft/ps/internal/cut.h"
 #include "weft/ps/internal/hot_keys.h"
@@ -102,10 +103,11 @@ class Part;
 
 // What a part says to a request, once. One that is dropped uncalled is an error for its sender.
 using PartReply = absl::AnyInvocable<void(StatusOr<Reply>)>;
+// A request, or a run of pushes: `reply` is told of each, by its place in the run, what the part says; or of one for
+// several that follow it.
 struct PartCall {
-  Request request{};
-  std::vector<at::Tensor> tensors{};
-  PartReply reply{};
+  BatchedRequest what{};
+  std::function<void(size_t place, BatchedResult said)> reply{};
 };
 
 // What a part with two copies needs of its server. Any thread; nothing is called back from within.
@@ -233,6 +235,14 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   // ---- in a turn ----
   void handle(const WorkerKey& caller, const Request& request, std::vector<at::Tensor> tensors,
               const ScopeRef& scope, PartReply reply);
+  // ---- part_run.cc ----
+  void handle_run(const WorkerKey& caller, const PartCall& run, const ScopeRef& scope);
+  void handle_alone(const WorkerKey& caller, const PartCall& run, size_t place, int64_t key,
+                    const ScopeRef& scope);
+  // The end of those that can be applied as one with the first.
+  size_t joinable(const BatchedRequest& run, size_t first, int64_t key) const;
+  bool handle_joined(const WorkerKey& caller, const PartCall& run, size_t first, size_t end,
+                     int64_t key);
   // What is said of a push that is judged the first time, for the log.
   struct Judged {
     Status accepted{};

@@ -61,7 +61,7 @@ class FrozenData {
 // All of it.
 WEFT_API std::vector<at::Tensor> image_of(const FrozenData& data);
 
-class PartData {
+class WEFT_API PartData {
  public:
   virtual ~PartData() = default;
   // How many tensors a push and a pull have.
@@ -75,6 +75,9 @@ class PartData {
   virtual std::vector<uint64_t> take_evicted() { return {}; }
   // What an owner's take_evicted() gave. Kind protocol: there is no such row.
   virtual Status evict(const std::vector<uint64_t>& keys);
+  // Pushes of different keys come to the same, bit by bit, as one push and one after the other; so does
+  // what accept() does with their keys.
+  virtual bool joins() const { return false; }
   // In this order, as one update of their sum over `divisor`; assignments alone. REQUIRES: accepted.
   virtual void apply(std::vector<Push> pushes, uint64_t divisor) = 0;
   // Of a push that was accepted, as accept() takes them.
@@ -107,8 +110,8 @@ WEFT_API StatusOr<std::unique_ptr<PartData>> make_sparse_data(
 PackedOptions options_with_rate(const UpdateRule& rule, PackedOptions options,
                                 const std::optional<double>& rate);
 // Defined, on the CPU, of the table's type and this shape; `what` is for the message.
-Status check_tensor(const at::Tensor& tensor, c10::ScalarType dtype,
-                    const std::vector<int64_t>& shape, std::string_view what);
+Status check_tensor(const at::Tensor& tensor, c10::ScalarType dtype, at::IntArrayRef shape,
+                    std::string_view what);
 // Error of kind invalid_argument with how many are not finite, and the first's place.
 Status check_finite(const at::Tensor& contiguous, int64_t row_length);
 

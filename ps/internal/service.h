@@ -15,6 +15,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "weft/common/mutex.h"
 #include "weft/ps/internal/batch_wire.h"
 #include "weft/ps/internal/cut.h"
@@ -45,18 +46,28 @@ class ClientPart {
   virtual bool release(const CutName& cut) = 0;
 };
 
-// A request that leaves, with what is done with its answer.
+struct OutgoingCall;
+// Sends requests, and hears what was said of each.
+class Requester {
+ public:
+  virtual ~Requester() = default;
+  // Once for each request, possibly before send() returns. Of several: of the first, and answer_after() of those behind it.
+  virtual void answered(absl::Span<OutgoingCall> calls, StatusOr<Reply> said) = 0;
+};
+
+// A request that leaves.
 struct OutgoingCall {
-  BatchedRequest what{};
+  std::shared_ptr<const BatchedRequest> what{};  // not changed until it is answered
+  std::shared_ptr<Requester> by{};
   absl::Time deadline{};     // of the operation
   absl::Duration attempt{};  // from when it leaves
   int64_t bytes = 0;         // with its answer
   // It may travel with others: it and its answer are short, and it waits for no client.
   bool small = false;
   bool copied = false;  // its answer waits for a backup
-  absl::AnyInvocable<void(StatusOr<Reply>)> done{};
 
   absl::Time ends(absl::Time now) const { return std::min(deadline, now + attempt); }
+  void end(StatusOr<Reply> said) { by->answered(absl::MakeSpan(this, 1), std::move(said)); }
 };
 
 class WEFT_API PsService final : public Service,
@@ -100,7 +111,7 @@ class WEFT_API PsService final : public Service,
   SharedMemories& shared() { return shared_; }
 
   // ---- client ----
-  // `done` runs once, possibly before this returns. A small call joins those that wait while a message of
+  // A small call joins those that wait while a message of
   // small ones is on its way to the server, unless it has to end before that message does, or too many
   // bytes wait. A message without an answer in their time takes those that wait behind it along: they end
   // as not delivered.

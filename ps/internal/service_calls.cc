@@ -1,6 +1,7 @@
 // Requests to parts: as a server takes them, alone or several together, and as a client sends them.
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,39 +23,64 @@ constexpr int64_t kMostBytesTogether = int64_t{1} << 20;
 // dropped it is told so.
 class BatchReply {
  public:
-  BatchReply(size_t count, ReplyFn reply)
-      : results_(count, make_error(ErrorKind::kInternal, "the request was dropped")),
-        reply_(std::move(reply)) {}
+  BatchReply(size_t count, ReplyFn reply) : results_(count), reply_(std::move(reply)) {}
   BatchReply(const BatchReply&) = delete;
   BatchReply& operator=(const BatchReply&) = delete;
   // All parts have let go of it: each has answered, or dropped its request.
   ~BatchReply() {
     try {
       std::vector<at::Tensor> tensors;
-      for (const StatusOr<Reply>& result : results_) {
-        if (!result.ok()) continue;
-        tensors.insert(tensors.end(), result->tensors.begin(), result->tensors.end());
+      Results out;
+      for (size_t i = 0; i < results_.size();) {
+        BatchedResult result{make_error(ErrorKind::kInternal, "the request was dropped")};
+        if (results_[i].has_value()) result = *std::move(results_[i]);
+        if (result.said.ok()) {
+          tensors.insert(tensors.end(), result.said->tensors.begin(), result.said->tensors.end());
+        }
+        i += 1 + result.more;
+        add(std::move(result), &out);
       }
-      reply_(pack({encode(results_), std::move(tensors)}));
+      reply_(pack({encode(out), std::move(tensors)}));
     } catch (...) {  // no memory
       reply_(status_from_current_exception());
     }
   }
 
-  // Each once.
-  void set(size_t i, StatusOr<Reply> result) { results_[i] = std::move(result); }
+  // Each once; one that stands for others is theirs, too.
+  void set(size_t i, BatchedResult result) { results_[i].emplace(std::move(result)); }
 
  private:
-  Results results_;  // each written by one thread, before it lets go of this object
+  // Each written by one thread, before it lets go of this object.
+  std::vector<std::optional<BatchedResult>> results_;
   ReplyFn reply_;
 };
+
+// `results` are of as many requests as there are calls.
+void tell(absl::Span<OutgoingCall> calls, Results results) {
+  size_t i = 0;
+  for (BatchedResult& result : results) {
+    const size_t end = i + 1 + result.more;
+    StatusOr<Reply> said = std::move(result.said);
+    while (i < end) {
+      size_t same = i + 1;  // those of one requester
+      while (same < end && calls[same].by == calls[i].by) ++same;
+      StatusOr<Reply> rest;
+      if (same < end) {
+        rest = Reply{answer_after(said->answer, static_cast<uint32_t>(same - i)), {}};
+      }
+      const std::shared_ptr<Requester> by = calls[i].by;
+      by->answered(calls.subspan(i, same - i), std::move(said));
+      said = std::move(rest);
+      i = same;
+    }
+  }
+}
 
 }  // namespace
 
 // ---- server ------------------------------------------------------------------------------------
 
 void PsService::do_requests(CallContext& call, uint64_t part, std::vector<PartCall> requests) {
-  requests_.fetch_add(static_cast<int64_t>(requests.size()));
   PartRef there;
   {
     MutexLock lock(&mutex_);
@@ -65,13 +91,13 @@ void PsService::do_requests(CallContext& call, uint64_t part, std::vector<PartCa
     return there->call(key_of(call.caller()), std::move(requests), call.scope());
   }
   for (PartCall& one : requests) {
-    if (const Status s = say_restored(part, {key_of(call.caller()), one.request.client}); !s.ok()) {
-      one.reply(s);
-      continue;
+    Status why = say_restored(part, {key_of(call.caller()), one.what.request.client});
+    if (why.ok()) {
+      why = make_error(ErrorKind::kNotFound,
+                       absl::StrCat("there is no part ", part, " at '", worker().name(),
+                                    "': its server has ended"));
     }
-    one.reply(
-        make_error(ErrorKind::kNotFound, absl::StrCat("there is no part ", part, " at '",
-                                                      worker().name(), "': its server has ended")));
+    for (size_t i = 0; i < one.what.size(); ++i) one.reply(i, {why});
   }
 }
 
@@ -83,13 +109,20 @@ void PsService::on_call(CallContext& call, Payload arguments, ReplyFn reply) {
   };
   StatusOr<Batch> batch = read();
   if (!batch.ok()) return reply(batch.status());
-  const auto all = std::make_shared<BatchReply>(batch->size(), std::move(reply));
+  size_t count = 0;
+  for (const BatchedRequest& one : *batch) count += one.size();
+  requests_.fetch_add(static_cast<int64_t>(count));
+  const auto all = std::make_shared<BatchReply>(count, std::move(reply));
+  size_t first = 0;  // place of its result
   for (size_t i = 0; i < batch->size();) {
     const uint64_t part = (*batch)[i].request.part;
     std::vector<PartCall> together;  // neighbours to one part
     for (; i < batch->size() && (*batch)[i].request.part == part; ++i) {
-      together.push_back({(*batch)[i].request, std::move((*batch)[i].tensors),
-                          [all, i](StatusOr<Reply> said) { all->set(i, std::move(said)); }});
+      const size_t of_it = (*batch)[i].size();
+      together.push_back({std::move((*batch)[i]), [all, first](size_t at, BatchedResult said) {
+                            all->set(first + at, std::move(said));
+                          }});
+      first += of_it;
     }
     do_requests(call, part, std::move(together));
   }
@@ -175,28 +208,33 @@ void PsService::lane_is_free(const LaneKey& to, absl::Duration unanswered) {
   if (!together.empty()) start(to, std::move(together), until - now, Place::kHoldsLane);
   for (OutgoingCall& call : hurried) start_alone(to, std::move(call));
   for (OutgoingCall& call : late) {
-    call.done(make_error(ErrorKind::kNotDelivered,
-                         absl::StrCat("the message before it to '", to.first.name,
-                                      "' had no answer in ", absl::FormatDuration(unanswered))));
+    call.end(make_error(ErrorKind::kNotDelivered,
+                        absl::StrCat("the message before it to '", to.first.name,
+                                     "' had no answer in ", absl::FormatDuration(unanswered))));
   }
 }
 
 void PsService::start(const LaneKey& to, std::vector<OutgoingCall> calls, absl::Duration time,
                       Place place) {
+  std::vector<const BatchedRequest*> asked;
+  asked.reserve(calls.size());
+  for (const OutgoingCall& out : calls) asked.push_back(out.what.get());
+  const Batch batch = in_runs(asked);
   std::vector<at::Tensor> tensors;
-  std::vector<const BatchedRequest*> batch;
-  batch.reserve(calls.size());
-  for (const OutgoingCall& out : calls) {
-    tensors.insert(tensors.end(), out.what.tensors.begin(), out.what.tensors.end());
-    batch.push_back(&out.what);
+  for (const BatchedRequest& one : batch) {
+    tensors.insert(tensors.end(), one.tensors.begin(), one.tensors.end());
   }
   const std::string requests = encode(batch);
   auto all = std::make_shared<std::vector<OutgoingCall>>(std::move(calls));
   const auto deliver = [self = shared_from_this(), to, all, place,
                         time](StatusOr<Results> results) {
-    if (results.ok() && results->size() != all->size()) {
+    size_t answers = 0;
+    if (results.ok()) {
+      for (const BatchedResult& one : *results) answers += 1 + one.more;
+    }
+    if (results.ok() && answers != all->size()) {
       results = make_error(ErrorKind::kProtocol,
-                           absl::StrCat(results->size(), " answers to ", all->size(), " requests"));
+                           absl::StrCat(answers, " answers to ", all->size(), " requests"));
     }
     if (place == Place::kHoldsLane) {
       const bool late = !results.ok() && error_kind(results.status()) == ErrorKind::kDeadline;
@@ -205,11 +243,12 @@ void PsService::start(const LaneKey& to, std::vector<OutgoingCall> calls, absl::
     // Together they may be more than a budget of either side takes, which each of them fits into.
     const bool apart =
         all->size() > 1 && !results.ok() && error_kind(results.status()) == ErrorKind::kResource;
-    for (size_t i = 0; i < all->size(); ++i) {
+    if (results.ok()) return tell(absl::MakeSpan(*all), *std::move(results));
+    for (OutgoingCall& one : *all) {
       if (apart) {
-        self->start_alone(to, std::move((*all)[i]));
+        self->start_alone(to, std::move(one));
       } else {
-        (*all)[i].done(results.ok() ? std::move((*results)[i]) : results.status());
+        one.end(results.status());
       }
     }
   };

@@ -52,6 +52,8 @@ class SparseData final : public PartData {
 
   size_t push_tensors() const override { return 2; }
   size_t pull_tensors() const override { return 1; }
+  // What goes depends on where a push ends, and so may which keys are counted.
+  bool joins() const override { return !ordered_ && admits_all_; }
 
   StatusOr<Push> accept(const PushHeader& header, std::vector<at::Tensor> tensors) override {
     WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> keys, keys_of(tensors[0]));

@@ -7,12 +7,10 @@ namespace weft::ps {
 namespace {
 
 using internal::Ask;
-using internal::OpResult;
+using internal::nothing_of;
+using internal::push_of;
 using internal::start;
-
-at::Tensor values_of(OpResult result) { return std::move(result.values); }
-PushResult push_of(const OpResult& result) { return result.push; }
-Status nothing_of(const OpResult&) { return absl::OkStatus(); }
+using internal::values_of;
 
 Ask ask_push(std::string_view what, const at::Tensor& values, const PushOptions& options) {
   Ask ask{.what = what};
@@ -31,38 +29,38 @@ uint64_t Table::clock() const { return handle_->core().clock(); }
 TableStats Table::stats() const { return handle_->core().stats(); }
 
 Future<at::Tensor> Table::pull(Timeout deadline) const {
-  return start<at::Tensor>(handle_->core(), Ask{.what = "pull", .pull = true}, deadline, values_of);
+  return start<at::Tensor, values_of>(handle_->core(), Ask{.what = "pull", .pull = true}, deadline);
 }
 
 Future<PushResult> Table::push(const at::Tensor& gradient, const PushOptions& options) const {
-  return start<PushResult>(handle_->core(), ask_push("push", gradient, options), options.deadline,
-                           push_of);
+  return start<PushResult, push_of>(handle_->core(), ask_push("push", gradient, options),
+                                    options.deadline);
 }
 
 Future<at::Tensor> Table::push_pull(const at::Tensor& gradient, const PushOptions& options) const {
   Ask ask = ask_push("push_pull", gradient, options);
   ask.pull = true;
-  return start<at::Tensor>(handle_->core(), std::move(ask), options.deadline, values_of);
+  return start<at::Tensor, values_of>(handle_->core(), std::move(ask), options.deadline);
 }
 
 Future<void> Table::assign(const at::Tensor& values, const PushOptions& options) const {
   Ask ask = ask_push("assign", values, options);
   ask.kind = internal::PushKind::kAssign;
-  return start<void>(handle_->core(), std::move(ask), options.deadline, nothing_of);
+  return start<void, nothing_of>(handle_->core(), std::move(ask), options.deadline);
 }
 
 Future<at::Tensor> Table::pull_rows(const at::Tensor& keys, Timeout deadline) const {
   Ask ask{.what = "pull_rows"};
   ask.pull = true;
   ask.pull_keys = keys;
-  return start<at::Tensor>(handle_->core(), std::move(ask), deadline, values_of);
+  return start<at::Tensor, values_of>(handle_->core(), std::move(ask), deadline);
 }
 
 Future<PushResult> Table::push_rows(const at::Tensor& keys, const at::Tensor& gradients,
                                     const PushOptions& options) const {
   Ask ask = ask_push("push_rows", gradients, options);
   ask.push_keys = keys;
-  return start<PushResult>(handle_->core(), std::move(ask), options.deadline, push_of);
+  return start<PushResult, push_of>(handle_->core(), std::move(ask), options.deadline);
 }
 
 Future<at::Tensor> Table::push_pull_rows(const at::Tensor& keys, const at::Tensor& gradients,
@@ -72,16 +70,16 @@ Future<at::Tensor> Table::push_pull_rows(const at::Tensor& keys, const at::Tenso
   ask.push_keys = keys;
   ask.pull = true;
   ask.pull_keys = pull_keys;
-  return start<at::Tensor>(handle_->core(), std::move(ask), options.deadline, values_of);
+  return start<at::Tensor, values_of>(handle_->core(), std::move(ask), options.deadline);
 }
 
 Future<void> Table::advance(Timeout deadline) const {
-  return start<void>(handle_->core(), Ask{.what = "advance", .advance = true}, deadline,
-                     nothing_of);
+  return start<void, nothing_of>(handle_->core(), Ask{.what = "advance", .advance = true},
+                                 deadline);
 }
 
 Future<void> Table::leave(Timeout deadline) const {
-  return start<void>(handle_->core(), Ask{.what = "leave", .leave = true}, deadline, nothing_of);
+  return start<void, nothing_of>(handle_->core(), Ask{.what = "leave", .leave = true}, deadline);
 }
 
 }  // namespace weft::ps

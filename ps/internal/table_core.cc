@@ -12,7 +12,8 @@ namespace {
 
 at::Tensor plain_here(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided) return tensor;  // check() refuses it
-  return plain(tensor.is_cpu() ? tensor.detach() : tensor.detach().cpu());
+  // A tensor object of its own, whatever becomes of the caller's.
+  return plain(tensor.is_cpu() ? tensor.tensor_data() : tensor.detach().cpu());
 }
 
 }  // namespace
@@ -73,6 +74,11 @@ void TableCore::submit(Ask ask, OpDone done) {
   }
   if (Status s = check_values(*op); !s.ok()) return op->done(std::move(s));
   op->left = op->pieces.size();
+  for (Piece& piece : op->pieces) {
+    piece.op = op.get();
+    piece.pushed = piece.tensors.size();
+    if (piece.pull_keys.defined()) piece.tensors.push_back(piece.pull_keys);
+  }
   bool waits = false;
   {
     MutexLock lock(&mutex_);
@@ -103,15 +109,15 @@ void TableCore::begin_locked(const OpRef& op) {
   op->begun = true;
   const Ask& ask = op->ask;
   if (op->changes()) {
-    op->order = ++last_order_;
-    running_.emplace(op->order, op);
+    op->order = first_order_ + running_.size();
+    running_.push_back(op);
   }
   if (!ask.position.empty()) position_ = ask.position;
+  uint64_t floor = 0;  // CLIENT-4: numbers are in the order of those that run
   if (ask.push.has_value()) {
     op->number = ++last_number_;
-    op->counted = true;
-    open_numbers_.insert(op->number);
     ++pushes_running_;
+    for (size_t i = 0; floor == 0; ++i) floor = running_[i] == nullptr ? 0 : running_[i]->number;
   }
   if (op->barrier) barrier_running_ = true;
   for (Piece& piece : op->pieces) {
@@ -119,9 +125,9 @@ void TableCore::begin_locked(const OpRef& op) {
     request.client = client_;
     request.enter = ask.enter;
     request.leave = ask.leave;
-    if (!piece.push.empty()) {
-      request.push = PushHeader{
-          op->number, *open_numbers_.begin(), clock_, versions_[piece.part], ask.kind, ask.rate};
+    if (piece.pushed != 0) {
+      request.push =
+          PushHeader{op->number, floor, clock_, versions_[piece.part], ask.kind, ask.rate};
       // A step that this push goes into ends with a greater version.
       if (setup_.definition.consistency.mode == Mode::kBatch && ask.kind == PushKind::kGradient) {
         at_least_[piece.part] = versions_[piece.part] + 1;
@@ -141,6 +147,7 @@ void TableCore::pump() {
   for (;;) {
     OpRef op;
     Status refused;
+    bool more = false;
     {
       MutexLock lock(&mutex_);
       while (!queue_.empty() && queue_.front()->ended) queue_.pop_front();
@@ -158,30 +165,37 @@ void TableCore::pump() {
       } else {
         begin_locked(op);
       }
+      more = !queue_.empty();
     }
     if (!refused.ok() || op->pieces.empty()) {
       end(op, refused);
       continue;
     }
     for (size_t i = 0; i < op->pieces.size(); ++i) send(op, i);
+    if (!more) return;  // one that comes later has its own thread
   }
+}
+
+bool TableCore::end_locked(Op* op, bool ok) {
+  if (op->ended) return false;
+  op->ended = true;
+  if (op->number != 0) --pushes_running_;
+  if (op->begun && op->barrier) barrier_running_ = false;
+  if (op->begun && op->changes()) {
+    running_[op->order - first_order_] = nullptr;
+    for (; !running_.empty() && running_.front() == nullptr; ++first_order_) running_.pop_front();
+  }
+  if (ok) {
+    stats_.pushes += op->ask.push.has_value() ? 1 : 0;
+    stats_.pulls += op->ask.pull ? 1 : 0;
+  }
+  return true;
 }
 
 void TableCore::end(const OpRef& op, Status why) {
   {
     MutexLock lock(&mutex_);
-    if (op->ended) return;
-    op->ended = true;
-    if (op->counted) {
-      open_numbers_.erase(op->number);
-      --pushes_running_;
-    }
-    if (op->begun && op->barrier) barrier_running_ = false;
-    if (op->begun && op->changes()) running_.erase(op->order);
-    if (why.ok()) {
-      if (op->ask.push.has_value()) ++stats_.pushes;
-      if (op->ask.pull) ++stats_.pulls;
-    }
+    if (!end_locked(op.get(), why.ok())) return;
   }
   OpDone done = std::move(op->done);
   if (!why.ok()) {

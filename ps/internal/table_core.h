@@ -18,11 +18,12 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/types/span.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
 #include "weft/ps/client.h"
@@ -66,7 +67,9 @@ struct Ask {
   absl::Duration deadline{};
 };
 
-class TableCore : public ClientPart, public std::enable_shared_from_this<TableCore> {
+class TableCore : public ClientPart,
+                  public Requester,
+                  public std::enable_shared_from_this<TableCore> {
  public:
   struct Setup {
     std::string name{};
@@ -85,6 +88,7 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   void submit(Ask ask, OpDone done);
   // The worker leaves: nothing is asked again, nothing waits.
   void close(const Status& why) override;
+  void answered(absl::Span<OutgoingCall> calls, StatusOr<Reply> said) override;
   // ---- table_hold.cc ----
   StatusOr<HeldClient> hold(const CutName& cut, absl::Time until) override;
   bool release(const CutName& cut) override;
@@ -93,29 +97,30 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   TableStats stats() const;
 
  private:
-  // What one server is asked, and what it said.
-  struct Piece {
+  struct Op;
+  // What one server is asked, and what it said. Its tensors are the push's, then the keys of a pull.
+  struct Piece : BatchedRequest {
+    Op* op = nullptr;
     size_t part = 0;
-    Request request{};
-    std::vector<at::Tensor> push{};  // tensors of the push
+    size_t pushed = 0;  // tensors of the push
     at::Tensor pull_keys{};
     // Sparse pull: of its rows among those that are asked for; empty: it has all, in their order.
     std::vector<int64_t> places{};
     int attempts = 0;
     bool ended = false;
-    Answer answer{};
+    PushResult push{};
+    uint64_t clock = 0;
     at::Tensor values{};
   };
   struct Op {
     Ask ask;
     OpDone done;
     absl::Time deadline;
-    std::vector<Piece> pieces{};
+    absl::InlinedVector<Piece, 1> pieces{};
     at::Tensor values{};  // a dense pull of several parts: each is copied into it when it comes
     size_t left = 0;
     uint64_t number = 0;  // of a push
     bool barrier = false;
-    bool counted = false;  // among pushes_running_
     bool ended = false;
     bool begun = false;
     uint64_t order = 0;  // among those that have begun
@@ -168,12 +173,19 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   void begin_locked(const OpRef& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void send(const OpRef& op, size_t piece);
   void answered(const OpRef& op, size_t piece, StatusOr<Reply> result);
+  // Of pushes alone, without an error: `first`, and answer_after() of those behind it.
+  void all_answered(absl::Span<OutgoingCall> calls, const Answer& first);
+  static OpRef op_of(const OutgoingCall& call, size_t* piece);
+  // True: it was the last that the operation waits for.
+  bool note(Piece* piece, const Answer& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   StatusOr<Answer> read(Op* op, size_t piece, StatusOr<Reply> result) const;
   // The bytes of its request with its answer.
   int64_t bytes_of(const Piece& piece) const;
   // Whether it is worth to ask again.
   bool may_retry(const PartTarget& part, const Status& why) const;
   void end(const OpRef& op, Status why);
+  // False: it has ended before.
+  bool end_locked(Op* op, bool ok) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   OpResult result_of(Op* op) const;
   std::string label(const Op& op, size_t piece) const;
   void later(absl::Time when, Task task);
@@ -190,12 +202,11 @@ class TableCore : public ClientPart, public std::enable_shared_from_this<TableCo
   std::deque<OpRef> queue_ ABSL_GUARDED_BY(mutex_);
   bool barrier_running_ ABSL_GUARDED_BY(mutex_) = false;
   size_t pushes_running_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::set<uint64_t> open_numbers_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Those that change something, from when they begin to their end.
-  std::map<uint64_t, OpRef> running_ ABSL_GUARDED_BY(mutex_);
-  uint64_t last_order_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::string position_ ABSL_GUARDED_BY(mutex_);  // of the last push that has begun
+  // Those that change something, from when they begin to their end, in this order; null: has ended. The first has not.
+  std::deque<OpRef> running_ ABSL_GUARDED_BY(mutex_);
+  uint64_t first_order_ ABSL_GUARDED_BY(mutex_) = 1;  // of the first
+  std::string position_ ABSL_GUARDED_BY(mutex_);      // of the last push that has begun
   struct Hold {
     CutName cut{};
     absl::Time until{};

@@ -1,6 +1,7 @@
 // What a user asks of a table, cut into what its servers are asked, and put together again.
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -51,7 +52,7 @@ Status TableCore::check(const Ask& ask) const {
   if (ask.push.has_value()) {
     if (!ask.push_keys.defined()) return wrong("the table is sparse: it needs keys");
     WEFT_RETURN_IF_ERROR(check_keys(ask.push_keys));
-    const std::vector<int64_t> shape = {ask.push_keys.size(0), d.shape[0]};
+    const std::array<int64_t, 2> shape = {ask.push_keys.size(0), d.shape[0]};
     if (Status s = check_tensor(*ask.push, d.dtype, shape, "a tensor of rows that"); !s.ok()) {
       return wrong(std::string(s.message()));
     }
@@ -65,7 +66,7 @@ Status TableCore::check(const Ask& ask) const {
 
 Status TableCore::check_values(const Op& op) const {
   const auto pushing = std::count_if(op.pieces.begin(), op.pieces.end(),
-                                     [](const Piece& piece) { return !piece.push.empty(); });
+                                     [](const Piece& piece) { return !piece.tensors.empty(); });
   if (pushing < 2) return absl::OkStatus();
   const bool is_dense = setup_.definition.kind == TableKind::kDense;
   Status finite = check_finite(*op.ask.push, is_dense ? 1 : setup_.definition.shape[0]);
@@ -83,7 +84,7 @@ void TableCore::cut_dense(Op* op) const {
     if (range.size() == 0 && !all) continue;
     Piece piece;
     piece.part = p;
-    if (flat.defined()) piece.push.push_back(flat.narrow(0, range.begin, range.size()));
+    if (flat.defined()) piece.tensors.push_back(flat.narrow(0, range.begin, range.size()));
     if (ask.pull) piece.request.pull.emplace();
     op->pieces.push_back(std::move(piece));
   }
@@ -138,10 +139,10 @@ void TableCore::cut_sparse(Op* op) const {
     Piece piece;
     piece.part = p;
     if (pushes && pushed.whole == p) {
-      piece.push = {ask.push_keys, *ask.push};
+      piece.tensors = {ask.push_keys, *ask.push};
     } else if (pushes) {
-      piece.push = {pick_keys(ask.push_keys, pushed.places[p]),
-                    pick_rows(*ask.push, pushed.places[p])};
+      piece.tensors = {pick_keys(ask.push_keys, pushed.places[p]),
+                       pick_rows(*ask.push, pushed.places[p])};
     }
     if (pulls) piece.request.pull.emplace();
     if (pulls && pulled.whole == p) {
@@ -157,10 +158,10 @@ void TableCore::cut_sparse(Op* op) const {
 OpResult TableCore::result_of(Op* op) const {
   OpResult out;
   for (const Piece& piece : op->pieces) {
-    out.clock = std::max(out.clock, piece.answer.clock);
+    out.clock = std::max(out.clock, piece.clock);
     if (!piece.request.push.has_value()) continue;
-    out.push.dropped |= piece.answer.dropped;
-    out.push.behind = std::max(out.push.behind, piece.answer.behind);
+    out.push.dropped |= piece.push.dropped;
+    out.push.behind = std::max(out.push.behind, piece.push.behind);
   }
   if (!op->ask.pull) return out;
   const TableDefinition& d = setup_.definition;

@@ -16,8 +16,7 @@ struct TableAccess {
 };
 
 template <class T>
-Promise<T> promise_of(const TableCore& core, const Ask& ask) {
-  const Continuation with = continuation_of(core.service()->worker());
+Promise<T> promise_of(const Continuation& with, const Ask& ask) {
   Promise<T> promise(with.executor);
   promise.state()->set_default_wait(absl::InfiniteDuration());  // it ends by its own deadline
   promise.state()->set_wait_driver(with.driver);
@@ -26,26 +25,32 @@ Promise<T> promise_of(const TableCore& core, const Ask& ask) {
 }
 
 // The default is that of the worker, which one that has left does not have.
-inline absl::Duration deadline_of(const TableCore& core, const Timeout& deadline) {
-  const Worker& worker = core.service()->worker();
+inline absl::Duration deadline_of(const TableCore& core, const Continuation& with,
+                                  const Timeout& deadline) {
   if (deadline.is_set()) return deadline.value_or(absl::ZeroDuration());
-  return continuation_of(worker).executor == nullptr ? absl::ZeroDuration() : worker.rpc_timeout();
+  return with.executor == nullptr ? absl::ZeroDuration() : core.service()->worker().rpc_timeout();
 }
 
-// The future of what `pick` takes from the result.
-template <class T, class Pick>
-Future<T> start(TableCore& core, Ask ask, const Timeout& deadline, Pick pick) {
-  Promise<T> promise = promise_of<T>(core, ask);
+// What is taken from a result.
+inline at::Tensor values_of(OpResult result) { return std::move(result.values); }
+inline PushResult push_of(const OpResult& result) { return result.push; }
+inline Status nothing_of(const OpResult&) { return absl::OkStatus(); }
+
+// The future of what `Pick` takes from the result. It is no argument: what waits for the answer is then a promise alone,
+// which needs no memory beside the operation's.
+template <class T, auto Pick>
+Future<T> start(TableCore& core, Ask ask, const Timeout& deadline) {
+  const Continuation with = continuation_of(core.service()->worker());
+  Promise<T> promise = promise_of<T>(with, ask);
   Future<T> future = promise.future();
-  ask.deadline = deadline_of(core, deadline);
-  core.submit(std::move(ask),
-              [promise = std::move(promise), pick](StatusOr<OpResult> result) mutable {
-                if (!result.ok()) {
-                  promise.try_set(result.status());
-                } else {
-                  promise.try_set(pick(*std::move(result)));
-                }
-              });
+  ask.deadline = deadline_of(core, with, deadline);
+  core.submit(std::move(ask), [promise = std::move(promise)](StatusOr<OpResult> result) mutable {
+    if (!result.ok()) {
+      promise.try_set(result.status());
+    } else {
+      promise.try_set(Pick(*std::move(result)));
+    }
+  });
   return future;
 }
 
@@ -55,10 +60,11 @@ struct PushAndValues {
 };
 // Both of one operation.
 inline PushAndValues start_both(TableCore& core, Ask ask, const Timeout& deadline) {
-  Promise<PushResult> push = promise_of<PushResult>(core, ask);
-  Promise<at::Tensor> values = promise_of<at::Tensor>(core, ask);
+  const Continuation with = continuation_of(core.service()->worker());
+  Promise<PushResult> push = promise_of<PushResult>(with, ask);
+  Promise<at::Tensor> values = promise_of<at::Tensor>(with, ask);
   PushAndValues out{push.future(), values.future()};
-  ask.deadline = deadline_of(core, deadline);
+  ask.deadline = deadline_of(core, with, deadline);
   core.submit(std::move(ask), [push = std::move(push),
                                values = std::move(values)](StatusOr<OpResult> result) mutable {
     if (!result.ok()) {

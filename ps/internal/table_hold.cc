@@ -28,7 +28,8 @@ StatusOr<HeldClient> TableCore::hold(const CutName& cut, absl::Time until) {
     out.pushes = last_number_;
     out.clock = clock_;
     out.position = position_;
-    for (const auto& [order, op] : running_) {
+    for (const OpRef& op : running_) {
+      if (op == nullptr) continue;
       for (const Piece& piece : op->pieces) {
         if (piece.ended || !(piece.request.push.has_value() || op->ask.advance)) continue;
         out.open.push_back({static_cast<uint32_t>(piece.part),

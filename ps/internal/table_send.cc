@@ -49,10 +49,9 @@ void TableCore::send(const OpRef& op, size_t i) {
                                            " requests in its time")));
   }
   ++piece.attempts;
-  std::vector<at::Tensor> tensors = piece.push;
-  if (piece.pull_keys.defined()) tensors.push_back(piece.pull_keys);
   OutgoingCall call;
-  call.what = {piece.request, std::move(tensors)};
+  call.what = std::shared_ptr<const BatchedRequest>(op, &piece);
+  call.by = shared_from_this();
   call.deadline = op->deadline;
   call.attempt = setup_.attempt;
   call.bytes = bytes_of(piece);
@@ -61,9 +60,6 @@ void TableCore::send(const OpRef& op, size_t i) {
       piece.request.pull.has_value() && setup_.definition.consistency.mode != Mode::kAsp;
   call.small = call.bytes <= kSmallBytes && !waits;
   call.copied = copied();
-  call.done = [self = shared_from_this(), op, i](StatusOr<Reply> result) {
-    self->answered(op, i, std::move(result));
-  };
   service_->send(part->server, std::move(call));
 }
 
@@ -71,12 +67,9 @@ int64_t TableCore::bytes_of(const Piece& piece) const {
   constexpr int64_t kOfRequest = 256;
   constexpr int64_t kOfTensor = 64;
   int64_t bytes = kOfRequest;
-  for (const at::Tensor& t : piece.push) bytes += kOfTensor + static_cast<int64_t>(t.nbytes());
+  for (const at::Tensor& t : piece.tensors) bytes += kOfTensor + static_cast<int64_t>(t.nbytes());
   if (!piece.request.pull.has_value()) return bytes;
   const TableDefinition& d = setup_.definition;
-  if (piece.pull_keys.defined()) {
-    bytes += kOfTensor + static_cast<int64_t>(piece.pull_keys.nbytes());
-  }
   const int64_t elements = d.kind == TableKind::kDense
                                ? element_range(elements_, setup_.parts.size(), piece.part).size()
                                : d.shape[0] * piece.pull_keys.numel();
@@ -159,21 +152,64 @@ void TableCore::answered(const OpRef& op, size_t i, StatusOr<Reply> result) {
   bool last = false;
   {
     MutexLock lock(&mutex_);
-    if (piece.ended) return;
-    piece.ended = true;
-    piece.answer = *answer;
-    last = --op->left == 0;
-    if (piece.request.pull.has_value()) {
-      versions_[piece.part] = std::max(versions_[piece.part], answer->version);
-      stats_.most_lag = std::max(stats_.most_lag, answer->lag);
-    }
-    if (piece.request.push.has_value()) {
-      stats_.dropped += answer->dropped ? 1 : 0;
-      stats_.most_behind = std::max(stats_.most_behind, answer->behind);
-      stats_.sum_behind += answer->behind;
-    }
+    last = note(&piece, *answer);
   }
   if (last) end(op, absl::OkStatus());
+}
+
+bool TableCore::note(Piece* piece, const Answer& answer) {
+  if (std::exchange(piece->ended, true)) return false;
+  piece->push = {answer.dropped, answer.behind};
+  piece->clock = answer.clock;
+  if (piece->request.pull.has_value()) {
+    versions_[piece->part] = std::max(versions_[piece->part], answer.version);
+    stats_.most_lag = std::max(stats_.most_lag, answer.lag);
+  }
+  if (piece->request.push.has_value()) {
+    stats_.dropped += answer.dropped ? 1 : 0;
+    stats_.most_behind = std::max(stats_.most_behind, answer.behind);
+    stats_.sum_behind += answer.behind;
+  }
+  return --piece->op->left == 0;
+}
+
+TableCore::OpRef TableCore::op_of(const OutgoingCall& call, size_t* piece) {
+  const auto* const of_call = static_cast<const Piece*>(call.what.get());
+  *piece = static_cast<size_t>(of_call - of_call->op->pieces.data());
+  return OpRef(call.what, of_call->op);
+}
+
+void TableCore::answered(absl::Span<OutgoingCall> calls, StatusOr<Reply> said) {
+  const bool pulls = std::any_of(calls.begin(), calls.end(), [](const OutgoingCall& call) {
+    return call.what->request.pull.has_value();
+  });
+  if (calls.size() > 1 && !pulls) return all_answered(calls, said->answer);
+  const Answer first = calls.size() > 1 ? said->answer : Answer();
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (i > 0) said = Reply{answer_after(first, static_cast<uint32_t>(i)), {}};
+    size_t piece = 0;
+    const OpRef op = op_of(calls[i], &piece);
+    answered(op, piece, std::move(said));
+  }
+}
+
+void TableCore::all_answered(absl::Span<OutgoingCall> calls, const Answer& first) {
+  std::vector<OpRef> over;
+  over.reserve(calls.size());
+  {
+    MutexLock lock(&mutex_);
+    for (size_t i = 0; i < calls.size(); ++i) {
+      size_t piece = 0;
+      OpRef op = op_of(calls[i], &piece);
+      const bool last = note(&op->pieces[piece], answer_after(first, static_cast<uint32_t>(i)));
+      if (last && end_locked(op.get(), true)) over.push_back(std::move(op));
+    }
+  }
+  for (const OpRef& op : over) {
+    OpDone done = std::move(op->done);
+    done(result_of(op.get()));
+  }
+  pump();
 }
 
 }  // namespace weft::ps::internal

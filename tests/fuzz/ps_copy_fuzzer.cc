@@ -11,8 +11,10 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "ATen/ops/zeros.h"
 #include "weft/proto/ps_snapshot.pb.h"
 #include "weft/ps/internal/batch_wire.h"
 #include "weft/ps/internal/copy_wire.h"
@@ -108,6 +110,36 @@ Status servers(std::string_view bytes) {
   return absl::OkStatus();
 }
 
+// Every second tensor has four keys, and those between them four rows: a run is of as many.
+Status batch_of(std::string_view bytes, size_t tensors) {
+  std::vector<at::Tensor> beside;
+  for (size_t i = 0; i < tensors; ++i) {
+    beside.push_back(i % 2 == 0 ? at::zeros({4}, at::kLong) : at::zeros({4, 2}));
+  }
+  std::vector<at::Tensor> again = beside;
+  const auto decode = [&](std::string_view b) {
+    return decode_batch(b, std::exchange(beside, std::exchange(again, {})));
+  };
+  return twice(bytes, decode, [&](const Batch& batch) {
+    size_t dealt = 0;
+    for (const BatchedRequest& one : batch) {
+      require(one.request.part != 0 && one.request.client != 0);
+      dealt += one.tensors.size();
+      require(one.run.empty() || one.tensors.size() == 2);
+      uint64_t keys = 0;
+      for (size_t i = 0; i < one.run.size(); ++i) {
+        const RunPush& push = one.run[i];
+        keys += push.keys;
+        require(push.floor != 0 && push.floor <= push.number);
+        require(i == 0 ? push.number == one.request.push->number
+                       : push.number > one.run[i - 1].number && push.floor >= one.run[i - 1].floor);
+      }
+      require(one.run.empty() || keys == 4);
+    }
+    require(!batch.empty() && dealt == tensors);
+  });
+}
+
 }  // namespace
 
 // An entry or client of no bytes takes two on the wire. It becomes some 280 bytes in memory (an
@@ -137,18 +169,7 @@ Status fuzz_one(std::string_view input) {
           check_copy);
     case 3: return twice(bytes, decode_copied, nothing);
     case 4: return twice(bytes, decode_map, check_map);
-    case 5:
-      return twice(
-          bytes,
-          [&](std::string_view b) { return decode_batch(b, std::vector<at::Tensor>(tensors)); },
-          [&](const Batch& batch) {
-            size_t dealt = 0;
-            for (const BatchedRequest& one : batch) {
-              require(one.request.part != 0 && one.request.client != 0);
-              dealt += one.tensors.size();
-            }
-            require(!batch.empty() && dealt == tensors);
-          });
+    case 5: return batch_of(bytes, tensors);
     case 7: return manifest(bytes);
     case 8: return twice(bytes, decode_image, check_image);
     case 9:
@@ -185,7 +206,12 @@ Status fuzz_one(std::string_view input) {
           [&](std::string_view b) { return decode_results(b, std::vector<at::Tensor>(tensors)); },
           [&](const Results& results) {
             size_t dealt = 0;
-            for (const StatusOr<Reply>& one : results) dealt += one.ok() ? one->tensors.size() : 0;
+            for (const auto& [said, more] : results) {
+              dealt += said.ok() ? said->tensors.size() : 0;
+              if (more == 0) continue;
+              require(said.ok() && said->tensors.empty());
+              require(answer_after(said->answer, more).version >= more);
+            }
             require(dealt == tensors);
           });
   }

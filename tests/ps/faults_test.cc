@@ -286,7 +286,7 @@ TEST_F(PsTest, BadInput_messages_of_parameter_servers_that_make_no_sense) {
   };
   const auto call = [&](const ps::internal::Request& request, std::vector<at::Tensor> tensors) {
     const auto results = send(encode(ps::internal::Batch{{request, tensors}}), tensors);
-    return results.ok() ? results->at(0).status() : results.status();
+    return results.ok() ? results->at(0).said.status() : results.status();
   };
   using ps::internal::Request;
   EXPECT_EQ(error_kind(send("\xff\xff", {}).status()), ErrorKind::kProtocol);

@@ -94,6 +94,20 @@ def manifest(*parts):
     return message(MANIFEST, field(1, 3), *parts)
 
 
+def run(request=0, keys=(1, 2, 1), numbers=(1, 5), floors=(0, 3)):
+    return field(3, field(1, request) + b"".join(field(n, b"".join(varint(v) for v in values))
+                                                 for n, values in ((2, keys), (3, numbers), (4, floors)) if values))
+
+
+def batch_of_a_run(*runs, request=None, tensors=2):
+    return message(BATCH, field(1, A_PUSH if request is None else request), field(2, varint(tensors)), *runs,
+                   tensors=tensors)
+
+
+def result(more, answer=field(1, 5) + field(4, 3), tensors=0):
+    return field(1, field(1, answer) + (field(3, tensors) if tensors else b"") + field(4, more))
+
+
 BSP = dict(mode=2, clients=2)
 A_PUSH = field(1, 7) + field(2, 2) + field(4, push())
 A_PULL = field(1, 7) + field(2, 2) + field(6, field(1, 3))
@@ -166,6 +180,39 @@ SEEDS = {
     "a_batch_of_very_many": (message(BATCH, field(1, A_PULL) * 2000, field(2, varint(0) * 2000)), "ok"),
     "a_batch_of_too_many": (message(BATCH, field(1, A_PULL) * 4097, field(2, varint(0) * 4097)),
                             "protocol: 4097 requests, the most are 4096"),
+    "a_run": (batch_of_a_run(run()), "ok"),
+    "a_run_behind_another": (message(BATCH, field(1, A_PUSH), field(1, A_PULL), field(1, A_PUSH),
+                                     field(2, varint(2) + varint(0) + varint(2)), run(), run(2, keys=(0, 4), numbers=(9,),
+                                                                                             floors=(0,)), tensors=4), "ok"),
+    "a_run_of_one": (batch_of_a_run(run(keys=(4,), numbers=(), floors=())), "protocol: of 1 pushes with 0 numbers"),
+    "a_run_of_nothing": (batch_of_a_run(run(keys=(), numbers=(), floors=())), "protocol: of 0 pushes with 0 numbers"),
+    "a_run_that_lacks_a_number": (batch_of_a_run(run(numbers=(1,))), "protocol: of 3 pushes with 1 numbers and 2 floors"),
+    "a_run_that_lacks_a_floor": (batch_of_a_run(run(floors=(1,))), "protocol: of 3 pushes with 2 numbers and 1 floors"),
+    "a_run_with_a_number_twice": (batch_of_a_run(run(numbers=(1, 0))), "protocol: with push 4, and then one 0 above"),
+    "a_run_whose_numbers_overflow": (batch_of_a_run(run(numbers=(1, MAX))), "protocol: and then one 18446744073709551615 above"),
+    "a_run_with_a_floor_above_its_number": (batch_of_a_run(run(floors=(3, 0))), "protocol: with floor 3 above 2"),
+    "a_run_whose_floors_overflow": (batch_of_a_run(run(floors=(0, MAX))), "protocol: with floor 18446744073709551615 above 2"),
+    "a_run_of_more_keys_than_came": (batch_of_a_run(run(keys=(1, 2, 2))), "protocol: of 5 keys, and 4 came"),
+    "a_run_of_very_many_keys": (batch_of_a_run(run(keys=(2**32 - 1, 2**32 - 1, 6))), "protocol: of 8589934596 keys, and 4 came"),
+    "a_run_of_pulls": (batch_of_a_run(run(), request=A_PULL), "protocol: that are no pushes of rows alone"),
+    "a_run_of_pushes_with_a_pull": (batch_of_a_run(run(), request=A_PUSH + field(6, b"")),
+                                    "protocol: that are no pushes of rows alone"),
+    "a_run_that_ends_a_step": (batch_of_a_run(run(), request=A_PUSH + field(5, 3)), "protocol: that are no pushes of rows alone"),
+    "a_run_without_tensors": (batch_of_a_run(run(), tensors=0), "protocol: that are no pushes of rows alone"),
+    "a_run_with_one_tensor": (batch_of_a_run(run(), tensors=1), "protocol: that are no pushes of rows alone"),
+    "a_run_of_no_request": (batch_of_a_run(run(1)), "protocol: a run of a request that is not there"),
+    "a_run_twice": (batch_of_a_run(run(), run()), "protocol: a run of a request that is not there, or was before"),
+    "a_run_of_too_many": (batch_of_a_run(run(keys=(0,) * 4092 + (1,) * 5, numbers=(1,) * 4096, floors=(0,) * 4096)),
+                          "protocol: 4097 requests, the most are 4096"),
+    "a_run_of_as_many_as_there_may_be": (batch_of_a_run(run(keys=(0,) * 4092 + (1,) * 4, numbers=(1,) * 4095, floors=(0,) * 4095)),
+                                         "ok"),
+    "a_result_for_several": (message(RESULTS, result(4095), result(0), result(7)), "ok"),
+    "a_result_for_too_many": (message(RESULTS, result(4096)), "protocol: cannot stand for 4096 after it"),
+    "an_error_for_several": (message(RESULTS, field(1, field(2, status()) + field(4, 2))), "protocol: cannot stand for 2 after it"),
+    "values_for_several": (message(RESULTS, result(2, tensors=1), tensors=1), "protocol: cannot stand for 2 after it"),
+    "a_result_for_several_whose_versions_overflow": (message(RESULTS, result(2, field(1, MAX - 1))),
+                                                     "protocol: cannot stand for 2 after it"),
+    "a_result_for_several_with_a_map": (message(RESULTS, result(2, field(32, the_map()))), "protocol: cannot stand for 2 after it"),
     "results": (message(RESULTS, field(1, field(1, field(1, 5)) + field(3, 1)), field(1, field(2, status())), tensors=1),
                 "ok"),
     "results_of_nothing": (message(RESULTS), "ok"),
