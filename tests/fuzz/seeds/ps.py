@@ -13,12 +13,14 @@ def double(number, value):
 
 
 def definition(kind=1, shape=(3, 4), dtype=1, rule=b"SGD", options=(0.1, 0, 0, 0, 0, 0), init=1, low=0.0, high=0.0,
-               mode=1, bound=0, clients=0, max_bytes=0, copies=0, part_bytes=0):
+               mode=1, bound=0, clients=0, max_bytes=0, copies=0, part_bytes=0, eviction=0, ttl=0,
+               admit=0):
     packed_options = b"".join(struct.pack("<d", o) for o in options)
     return (field(1, kind) + field(2, b"".join(varint(n & MAX) for n in shape)) + field(3, dtype) + field(4, rule)
             + field(5, packed_options) + field(6, init) + double(7, low) + double(8, high) + field(10, mode)
             + field(11, bound) + field(12, clients) + field(13, max_bytes)
-            + (field(14, part_bytes) if part_bytes else b"") + (field(32, copies) if copies else b""))
+            + (field(14, part_bytes) if part_bytes else b"") + (field(15, eviction) if eviction else b"")
+            + (field(16, ttl) if ttl else b"") + (field(17, admit) if admit else b"") + (field(32, copies) if copies else b""))
 
 
 def opening(name=b"w", what=None, servers=(b"ps0", b"ps1"), index=0):
@@ -40,7 +42,17 @@ def request(*parts, part=7, client=2):
     return bytes([REQUEST]) + field(1, part) + field(2, client) + b"".join(parts)
 
 
+def rows(**kwargs):
+    return definition(kind=2, shape=(64,), **kwargs)
+
+
 SEEDS = {
+    "rows_that_go": (opening(what=rows(max_bytes=1 << 20, eviction=1, ttl=5000, admit=3)), "ok"),
+    "rows_that_go_without_a_cap": (opening(what=rows(eviction=1)), "protocol: eviction is kLru, and max_bytes"),
+    "rows_that_go_in_bsp": (opening(what=rows(max_bytes=1 << 20, eviction=1, mode=2, clients=1)), "protocol: want ASP or SSP"),
+    "an_eviction_of_another_version": (opening(what=rows(max_bytes=1 << 20, eviction=2)), "protocol: eviction 2"),
+    "a_time_without_end": (opening(what=rows(ttl=MAX)), "protocol: ttl of"),
+    "a_time_of_a_dense_table": (opening(what=definition(ttl=1)), "protocol: of sparse tables only"),
     "an_open": (opening(what=definition()), "ok"),
     "an_open_of_rows": (opening(what=definition(kind=2, shape=(64,), rule=b"RowWiseAdagrad",
                                                 options=(0.1, 0, 0, 0, 0), mode=3, bound=3, clients=2)), "ok"),

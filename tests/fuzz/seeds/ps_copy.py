@@ -1,5 +1,7 @@
 """Seeds of ps_copy_fuzzer.cc: a byte that says what it is, one with the number of tensors, then the message."""
 
+import struct
+
 from .ps import MAX, definition, push
 from .wire import field, fixed64, groups, varint
 
@@ -57,10 +59,11 @@ def with_image(*args, index=1, **kwargs):
     return copy(field(5, image(*args, **kwargs)), index=index)
 
 
-def entry(request=None, refused=None, gone=None, tensors=0):
+def entry(request=None, refused=None, gone=None, tensors=0, evicted=()):
     return field(6, (field(1, worker()) + field(2, request) if request is not None else b"")
                  + (field(3, refused) if refused is not None else b"")
-                 + (field(4, gone) if gone is not None else b"") + field(5, tensors))
+                 + (field(4, gone) if gone is not None else b"") + field(5, tensors)
+                 + (field(6, b"".join(struct.pack("<Q", key) for key in evicted)) if evicted else b""))
 
 
 def move(*, name=b"w", index=1, to=b"ps3", number=5):
@@ -132,6 +135,8 @@ SEEDS = {
     "a_question_without_a_map": (message(COPY, field(1, b"w")), "protocol: a map without epoch"),
     "entries": (copy(entry(A_PUSH, tensors=1), entry(), entry(gone=worker()),
                      entry(A_PUSH, refused=status()), tensors=1), "ok"),
+    "an_entry_before_which_rows_went": (copy(entry(A_PUSH, tensors=1, evicted=(1, 2**64 - 1)), tensors=1), "ok"),
+    "rows_that_went_without_a_push": (copy(entry(evicted=(1,))), "protocol: rows that go without a push"),
     "entries_without_a_position": (copy(entry(), position=0), "protocol: entries without position"),
     "an_entry_with_tensors_that_did_not_come": (copy(entry(A_PUSH, tensors=2), tensors=1),
                                                 "protocol: more tensors than the 1"),
