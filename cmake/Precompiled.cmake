@@ -34,6 +34,10 @@ function(_weft_precompiled_target shared kind)
     weft_link_deps(${shared} LibTorch::LibTorch)
   endif()
   target_precompile_headers(${shared} PRIVATE ${_weft_pch_${kind}})
+  if(CMAKE_CXX_COMPILER_LAUNCHER)
+    set_target_properties(${shared} PROPERTIES
+      CXX_COMPILER_LAUNCHER "${weft_SOURCE_DIR}/scripts/new_pch.sh;${CMAKE_CXX_COMPILER_LAUNCHER}")
+  endif()
 endfunction()
 
 # weft_precompile(weft_rpc tensor): headers for a library, of the kind plain, tensor or autograd.
