@@ -119,7 +119,8 @@ class SparseData final : public PartData {
 
   std::vector<at::Tensor> pack(const Push& push) const override {
     at::Tensor keys = at::empty({static_cast<int64_t>(push.keys.size())}, at::kLong);
-    std::memcpy(keys.mutable_data_ptr(), push.keys.data(), push.keys.size() * sizeof(uint64_t));
+    std::copy(push.keys.begin(), push.keys.end(),
+              reinterpret_cast<uint64_t*>(keys.mutable_data_ptr<int64_t>()));
     return {keys, push.values};
   }
 
