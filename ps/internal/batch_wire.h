@@ -43,7 +43,7 @@ using Results = std::vector<BatchedResult>;
 WEFT_API Batch in_runs(const std::vector<const BatchedRequest*>& batch);
 // Puts what is said of the next request, or requests, into the last result if that can stand for it.
 WEFT_API void add(BatchedResult result, Results* results);
-// Of the answer `after` places after `first`, which stands for it.
+// The answer that stands `after` places behind `first`, which stands for it.
 WEFT_API Answer answer_after(const Answer& first, uint32_t after);
 
 // The tensors travel beside it, in order.

@@ -11,7 +11,7 @@
 namespace weft::ps::internal {
 namespace {
 
-// Of a row besides its values and the rule's: key and place in the index at its usual load, steps.
+// Bytes of a row besides its values and the rule's: key and place in the index at its usual load, steps.
 constexpr int64_t kRowOverhead = 40;
 
 }  // namespace

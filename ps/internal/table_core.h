@@ -173,7 +173,7 @@ class TableCore : public ClientPart,
   void begin_locked(const OpRef& op) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void send(const OpRef& op, size_t piece);
   void answered(const OpRef& op, size_t piece, StatusOr<Reply> result);
-  // Of pushes alone, without an error: `first`, and answer_after() of those behind it.
+  // Pushes alone have this answer, without an error: `first`, and answer_after() of those behind it.
   void all_answered(absl::Span<OutgoingCall> calls, const Answer& first);
   static OpRef op_of(const OutgoingCall& call, size_t* piece);
   // True: it was the last that the operation waits for.

@@ -268,7 +268,7 @@ TEST_F(PsTest, APushOfARunThatIsRefusedTakesNoOtherAlong) {
               push_of_rows(22, keys_of({2}), torch::ones({1, 3}))};
     said = part.send(in_runs(pushes));
     for (const auto& one : said) EXPECT_EQ(error_kind(one.status()), ErrorKind::kInvalidArgument);
-    // Of a client that has not entered.
+    // This client has not entered.
     pushes = {push_of_row(1, 1), push_of_row(2, 2)};
     for (BatchedRequest& one : pushes) one.request.client = 9;
     said = part.send(in_runs(pushes));
