@@ -111,7 +111,7 @@ uint64_t life(uint64_t seed, int* failed) {
 
 TEST(CollectivesSim, CL_24_random_schedules) {
   const auto schedules =
-      weft::testing::environment_number<uint64_t>("WEFT_COLLECTIVES_SIM_SCHEDULES", 1000);
+      weft::testing::environment_number<uint64_t>("WEFT_COLLECTIVES_SIM_SCHEDULES", 10000);
   int failed = 0;
   for (uint64_t seed = 1; seed <= schedules && !HasFailure(); ++seed) life(seed, &failed);
   EXPECT_GT(failed, 0);
