@@ -5,8 +5,8 @@
 #           [PRECOMPILED plain] [OPTIMIZED] [GROUPS 1])
 #
 # One GoogleTest program in <build>/tests; every test in it is known to ctest by its own name. In a sanitizer's build
-# there are three groups of each program instead, and so many as WEFT_TEST_GROUPS says (default: 0, none; CI: 6) of
-# those that have a SANITIZE in an ordinary one. GROUPS says how many at most, for programs whose tests are few or short,
+# there are three groups of each program instead, and so many as WEFT_TEST_GROUPS says (default: 0, none; 6 where ./dev test
+# runs all) of those that have a SANITIZE in an ordinary one. GROUPS says how many at most, for programs whose tests are few or short,
 # and that there are groups of one without SANITIZE, too. DEPS defaults to all of weft. SANITIZE says in which sanitizer
 # passes the program takes part (./dev asan, ./dev tsan); without it, it is built only in ordinary builds. SERIAL: nothing else runs meanwhile. LOCKS: none of the same lock does.
 # GCC_ASAN: in an ordinary build with g++ the same sources are built once more as <NAME>_asan with g++'s

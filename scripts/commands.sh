@@ -6,6 +6,10 @@ export NINJA_STATUS='[%f/%t %es] '
 # Two clones of the tree share compiled objects only with paths made relative; see cmake/Sanitizers.cmake.
 export CCACHE_BASEDIR="$root" CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
 
+# In so many groups of tests a program is run, each a process, since loading LibTorch takes half a second; 0: each test
+# alone, under its own name. Empty: as the folder has it.
+test_groups="$([ "${CI:-}" != true ] || echo 6)"
+
 # configure FOLDER [cmake arguments]
 configure() {
   local folder="$1" torch
@@ -15,10 +19,11 @@ configure() {
   local log="$folder/configure.log" together=()
   # Sixteen sources of a library at once compile in a third of the time. A folder that exists keeps what it has.
   [ -e "$folder/CMakeCache.txt" ] || together=("-DWEFT_UNITY=${WEFT_UNITY:-16}")
+  [ -z "$test_groups" ] || together+=("-DWEFT_TEST_GROUPS=$test_groups")
   # -O2 without -g: debug information of LibTorch's templates makes objects ten times as large.
   if ! cmake -S "$root" -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
     -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 "-DWEFT_LIBTORCH=$torch" \
-    "-DWEFT_TEST_GROUPS=$([ "${CI:-}" = true ] && echo 6 || echo 0)" "${together[@]}" "$@" >"$log" 2>&1; then
+    "${together[@]}" "$@" >"$log" 2>&1; then
     cat "$log" >&2
     die "cmake could not configure $folder"
   fi
@@ -207,6 +212,8 @@ command_test() {
   if [ "$full" = yes ]; then need_packages --no-services "${packages_full[@]}"; fi
   need_venv full
   [ "$only_setup" = no ] || return 0
+  # Who names tests means single ones.
+  [[ " ${select[*]} " == *" -R "* ]] && test_groups=0 || test_groups=6
   configure_in_place "$build"
   build_targets "$build"
   [ "$only_build" = no ] || return 0
