@@ -212,7 +212,7 @@ command_test() {
   if [ "$full" = yes ]; then need_packages --no-services "${packages_full[@]}"; fi
   need_venv full
   [ "$only_setup" = no ] || return 0
-  # Who names tests means single ones.
+  # -R names single tests.
   [[ " ${select[*]} " == *" -R "* ]] && test_groups=0 || test_groups=6
   configure_in_place "$build"
   build_targets "$build"
