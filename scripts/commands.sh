@@ -7,8 +7,8 @@ export NINJA_STATUS='[%f/%t %es] '
 export CCACHE_BASEDIR="$root" CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
 
 # In so many groups of tests a program is run, each a process, since loading LibTorch takes half a second; 0: each test
-# alone, under its own name. Empty: as the folder has it.
-test_groups="$([ "${CI:-}" != true ] || echo 6)"
+# alone, under its own name. Empty: as the folder has it. `test` says it.
+test_groups=
 
 # configure FOLDER [cmake arguments]
 configure() {
