@@ -78,6 +78,9 @@ struct UntypedCall {   // a call without its types
   Payload arguments;
   CallOptions options;
   std::shared_ptr<const CallRider> rider{};
+  // A thread of the callee waits for it: if it is small, by the prompt lane of the connection
+  // (transport/transport.h).
+  bool prompt = false;
 };
 
 // Runs when the call is complete, on a poller or the caller's thread: short, decodes and completes.

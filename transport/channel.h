@@ -45,6 +45,9 @@ namespace weft::internal {
 
 class LocalSession;
 
+// Workers from this protocol version on (Hello) may have a data connection by their host's local socket.
+inline constexpr uint32_t kPromptLaneVersion = 3;
+
 // A socket that belongs to a channel begins with this and a ticket, which no client of gRPC or TLS
 // begins with.
 inline constexpr std::string_view kSocketMagic = "weftdata";
@@ -79,6 +82,8 @@ class ChannelHost {
  public:
   virtual ~ChannelHost() = default;
   virtual bool dialled() const = 0;
+  // The highest protocol version of the peer's hello.
+  virtual uint32_t peer_version() const = 0;
   virtual std::string describe() const = 0;
   // To the other end of this channel, by the control lane. A lost connection drops it.
   virtual void send_own(Frame frame) = 0;
@@ -129,6 +134,10 @@ class Channel : public Timed {
 
   // Its lanes that can be used, none or all; counted from 0.
   virtual size_t lanes() const { return 0; }
+  // Whether they are for prompt frames alone (Connection::prompt_lane()), and not for large messages. Such
+  // lanes are made when one of the two ends wants them.
+  virtual bool only_prompt() const { return false; }
+  virtual void want_lanes() {}
   virtual LaneStats lane_stats(size_t index) const {
     (void)index;
     return {};

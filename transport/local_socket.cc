@@ -59,10 +59,10 @@ StatusOr<UniqueFd> listen_local(std::string_view name, int type, int backlog) {
   return fd;
 }
 
-StatusOr<UniqueFd> connect_local(std::string_view name) {
+StatusOr<UniqueFd> connect_local(std::string_view name, int type) {
   const std::optional<AbstractName> at = abstract_name(name);
   if (!at.has_value()) return bad_name(name);
-  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return failed(ErrorKind::kResource, "make", name, errno);
   int result;
   do {

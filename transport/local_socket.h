@@ -7,6 +7,7 @@
 //
 // Threads: any; a socket's messages are read by one thread.
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <algorithm>
@@ -39,7 +40,7 @@ inline constexpr size_t kMaxLocalMessage = 4096;
 // resource.
 WEFT_API StatusOr<UniqueFd> listen_local(std::string_view name, int type, int backlog);
 // Errors: unavailable, no process listens; resource, the backlog is full, or no descriptor is left.
-WEFT_API StatusOr<UniqueFd> connect_local(std::string_view name);
+WEFT_API StatusOr<UniqueFd> connect_local(std::string_view name, int type = SOCK_SEQPACKET);
 // An invalid descriptor when no connection is pending.
 WEFT_API UniqueFd accept_local(int listener);
 // Whether a process holds that name, in any kind of local socket.

@@ -141,6 +141,11 @@ class WEFT_API Connection {  // to one peer, in all its lanes
   // Returns the lanes on which large messages travel from now on. The result may change once, to
   // lanes with higher numbers; the earlier ones can still be used.
   virtual LaneRange bulk_lanes() const { return {kBulkLane, static_cast<int>(peer().lanes) - 1}; }
+  // Returns the lane for small frames for which a thread of the peer waits; the control lane as long as there is
+  // no other one.
+  virtual int prompt_lane() const { return kControlLane; }
+  // Such frames will be sent: a lane for them is made, if there can be one.
+  virtual void want_prompt_lane() {}
   virtual bool dialled() const = 0;  // true on the side that dialled
   // Queues a frame on a lane (CONN-3, CONN-4). Errors: not_delivered when the connection is lost or
   // closed; resource when the frame exceeds what the peer accepts.

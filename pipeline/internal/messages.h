@@ -212,7 +212,7 @@ inline bool has_ended(const Status& answer) {
 // `done` once.
 template <class T>
 void call(const Worker& worker, const WorkerInfo& to, std::string_view method, const T& message,
-          const CallOptions& options, CallDone done) {
+          const CallOptions& options, CallDone done, bool prompt = false) {
   StatusOr<Payload> payload = encode(message);
   if (!payload.ok()) return done(payload.status());
   start_call(worker, Destination(to),
@@ -220,7 +220,8 @@ void call(const Worker& worker, const WorkerInfo& to, std::string_view method, c
                          .signature = kSignature,
                          .object = "",
                          .arguments = *std::move(payload),
-                         .options = options},
+                         .options = options,
+                         .prompt = prompt},
              std::move(done));
 }
 

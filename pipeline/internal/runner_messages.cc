@@ -87,25 +87,27 @@ void Runner::write(Posted posted) {
   }
   CallOptions options{.retry = Retry::kAtMostOnce, .backpressure = Backpressure::kWait};
   options.deadline = setup_.deadline;
-  call(*worker_, peer, "@pipeline.put", message, options,
-       [weak = weak_from_this(), a = posted.action, step = message.step,
-        lent = std::move(posted.lent), name = peer.name](const StatusOr<Payload>& answer) {
-         const auto self = weak.lock();
-         if (self == nullptr) return;
-         if (!answer.ok()) {
-           return self->fail(annotate(answer.status(), absl::StrCat(self->where(a, step),
-                                                                    ", to worker '", name, "'")),
-                             /*tell_others=*/true);
-         }
-         for (const auto& [tensor, version] : lent) {
-           if (tensor._version() == version) continue;
-           self->fail(make_error(ErrorKind::kInvalidArgument,
-                                 absl::StrCat(self->where(a, step),
-                                              ": a tensor was written to in place while it was "
-                                              "being sent")),
-                      /*tell_others=*/true);
-         }
-       });
+  call(
+      *worker_, peer, "@pipeline.put", message, options,
+      [weak = weak_from_this(), a = posted.action, step = message.step,
+       lent = std::move(posted.lent), name = peer.name](const StatusOr<Payload>& answer) {
+        const auto self = weak.lock();
+        if (self == nullptr) return;
+        if (!answer.ok()) {
+          return self->fail(annotate(answer.status(), absl::StrCat(self->where(a, step),
+                                                                   ", to worker '", name, "'")),
+                            /*tell_others=*/true);
+        }
+        for (const auto& [tensor, version] : lent) {
+          if (tensor._version() == version) continue;
+          self->fail(make_error(ErrorKind::kInvalidArgument,
+                                absl::StrCat(self->where(a, step),
+                                             ": a tensor was written to in place while it was "
+                                             "being sent")),
+                     /*tell_others=*/true);
+        }
+      },
+      /*prompt=*/true);
 }
 
 void Runner::write_posted() {

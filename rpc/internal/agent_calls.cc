@@ -213,7 +213,7 @@ void Agent::transmit(uint64_t call_id) {
                          method);
     if (trace != nullptr) trace->request_out(options_.self.incarnation, call_id, method);
     sent = out.link->send(FrameKind::kRequest, out.header.get(), out.spec->message, call_id, now(),
-                          std::move(out.charge));
+                          std::move(out.charge), out.spec->call.prompt);
   }
   done_sending(out.link);
   after_sending(call_id, out, sent);

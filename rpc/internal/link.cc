@@ -76,6 +76,7 @@ std::vector<int> Link::lanes() const {
   std::vector<int> out;
   const int first = static_cast<int>(connection_->peer().lanes);
   for (int lane = 0; lane < first; ++lane) out.push_back(lane);
+  if (const int prompt = connection_->prompt_lane(); prompt >= first) out.push_back(prompt);
   const LaneRange bulk = connection_->bulk_lanes();
   if (bulk.first < first) return out;
   for (int i = 0; i < bulk.count; ++i) out.push_back(bulk.first + i);

@@ -69,21 +69,23 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   // Adds what happened since the last time.
   void publish(Metrics* metrics) ABSL_LOCKS_EXCLUDED(published_mutex_);
 
-  // `held` is kept until the transport lets go of the last frame of a large message.
+  // `held` is kept until the transport lets go of the last frame of a large message. `prompt`: a small one
+  // goes by the prompt lane.
   template <class Header>
   Status send(FrameKind kind, Header* header, const OutMessageRef& message, uint64_t cookie,
-              absl::Time now, std::shared_ptr<const void> held = nullptr) {
+              absl::Time now, std::shared_ptr<const void> held = nullptr, bool prompt = false) {
     last_sent_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
     if (!message->large(limits_)) {
       last_small_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
-      return send_message(connection_.get(), kind, header, message, limits_, cookie, &transfers_);
+      return send_message(connection_.get(), kind, header, message, limits_, cookie, &transfers_,
+                          kBulkLane, prompt ? prompt_lane() : kControlLane);
     }
     const LaneRange bulk = connection_->bulk_lanes();
     const int lane = loads_->choose(bulk);
     MessageLimits limits = limits_;
     limits.chunk_bytes = chunk_bytes(now, bulk);
     return send_message(connection_.get(), kind, header, on_lane(message, lane, std::move(held)),
-                        limits, cookie, &transfers_, lane);
+                        limits, cookie, &transfers_, lane, prompt ? prompt_lane() : kControlLane);
   }
   // On which requests may be under way: those that the hello says, and data connections.
   std::vector<int> lanes() const;
@@ -122,6 +124,10 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   Status begin_wide(const FrameView& frame, std::shared_ptr<const v1::CallHeader> brief,
                     absl::Time arrived);
   Status begin_wide(const FrameView& frame, const v1::ResponseHeader& brief);
+  int prompt_lane() {
+    if (!wants_prompt_.exchange(true, std::memory_order_relaxed)) connection_->want_prompt_lane();
+    return connection_->prompt_lane();
+  }
   // Chunk size of a message sent now: larger while nothing small would have to wait for a chunk.
   size_t chunk_bytes(absl::Time now, LaneRange bulk) const;
 
@@ -136,6 +142,7 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   const std::shared_ptr<LaneLoads> loads_ = std::make_shared<LaneLoads>();
   std::atomic<int64_t> last_received_;  // nanoseconds on the runtime's clock
   std::atomic<bool> heard_{false};
+  std::atomic<bool> wants_prompt_{false};
   std::atomic<int64_t> last_sent_;
   std::atomic<int64_t> last_small_{0};  // a call or an answer that was one frame
   Mutex published_mutex_;

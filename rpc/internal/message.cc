@@ -248,7 +248,7 @@ Status check_size(const OutMessage& message, const MessageLimits& limits) {
 
 Status send_frames(Connection* connection, FrameKind kind, std::string header,
                    const v1::Layout& layout, const OutMessageRef& message,
-                   const MessageLimits& limits, uint64_t cookie, int bulk_lane) {
+                   const MessageLimits& limits, uint64_t cookie, int bulk_lane, int small_lane) {
   weft::Frame first;
   first.kind = kind;
   first.header = std::move(header);
@@ -262,7 +262,7 @@ Status send_frames(Connection* connection, FrameKind kind, std::string header,
       first.payload.push_back(Slice{s.data(), s.size(), message});
     }
   }
-  const int lane = chunked.empty() ? kControlLane : bulk_lane;
+  const int lane = chunked.empty() ? small_lane : bulk_lane;
   if (chunked.empty()) first.cookie = cookie;
   const Status sent = connection->send(std::move(first), lane);
   if (!sent.ok()) unplace_all(connection, layout);

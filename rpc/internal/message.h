@@ -31,6 +31,7 @@
 #include "weft/rpc/internal/send_room.h"
 #include "weft/rpc/internal/tensor_meta.h"
 #include "weft/rpc/payload.h"
+#include "weft/transport/channel.h"
 #include "weft/transport/frame.h"
 #include "weft/transport/transport.h"
 
@@ -39,8 +40,8 @@ namespace weft::internal {
 // Size of chunks on a data connection, where nothing small waits behind one.
 inline constexpr size_t kDataChunkBytes = size_t{1} << 20;
 
-// Protocol versions of a worker (Hello); 2 has wide messages.
-inline constexpr uint32_t kVersion = 2;
+// Protocol versions of a worker (Hello); 2 has wide messages, 3 has prompt lanes.
+inline constexpr uint32_t kVersion = kPromptLaneVersion;
 inline constexpr uint32_t kWideVersion = 2;
 // All together, to a peer of version 1.
 inline constexpr size_t kMaxMetadataBytesOfVersion1 = 16 << 10;
@@ -132,11 +133,12 @@ WEFT_API bool is_no_room_now(const Status& error);
 
 // Sends `message` under `header`, whose layout it fills in (Header: CallHeader, ResponseHeader or
 // ErrorHeader). `transfers` gives transfer ids. A message that needs chunks goes over `bulk_lane`,
-// as a whole and in order. An error means: not delivered, not as a whole.
+// as a whole and in order, one that does not over `small_lane`. An error means: not delivered, not as a whole.
 template <class Header>
 Status send_message(Connection* connection, FrameKind kind, Header* header,
                     const OutMessageRef& message, const MessageLimits& limits, uint64_t cookie,
-                    std::atomic<uint64_t>* transfers, int bulk_lane = kBulkLane);
+                    std::atomic<uint64_t>* transfers, int bulk_lane = kBulkLane,
+                    int small_lane = kControlLane);
 
 // The call that a message belongs to. What is incomplete for long is given up with its call: that
 // nothing of it comes tells nothing, since others may go before it on a slow line.
@@ -273,7 +275,8 @@ WEFT_API void plan_layout(Connection* connection, const OutMessage& message,
 WEFT_API void unplace_all(Connection* connection, const v1::Layout& layout);
 WEFT_API Status send_frames(Connection* connection, FrameKind kind, std::string header,
                             const v1::Layout& layout, const OutMessageRef& message,
-                            const MessageLimits& limits, uint64_t cookie, int bulk_lane);
+                            const MessageLimits& limits, uint64_t cookie, int bulk_lane,
+                            int small_lane);
 
 // Whether a header of so many bytes, and what rides in it, may go as a frame's.
 WEFT_API bool fits_frame(const Connection& connection, size_t header_bytes,
@@ -324,7 +327,7 @@ Status send_wide(Connection* connection, FrameKind kind, Header* header,
 template <class Header>
 Status send_message(Connection* connection, FrameKind kind, Header* header,
                     const OutMessageRef& message, const MessageLimits& limits, uint64_t cookie,
-                    std::atomic<uint64_t>* transfers, int bulk_lane) {
+                    std::atomic<uint64_t>* transfers, int bulk_lane, int small_lane) {
   // First: planning copies what goes through an arena.
   WEFT_RETURN_IF_ERROR(check_size(*message, limits));
   if (!message->is_wide()) {
@@ -332,7 +335,7 @@ Status send_message(Connection* connection, FrameKind kind, Header* header,
     std::string bytes = header->SerializeAsString();
     if (fits_frame(*connection, bytes.size(), *message)) {
       return send_frames(connection, kind, std::move(bytes), header->layout(), message, limits,
-                         cookie, bulk_lane);
+                         cookie, bulk_lane, small_lane);
     }
     unplace_all(connection, header->layout());
   }

@@ -27,6 +27,7 @@ using internal::Channel;
 using internal::ChannelBackend;
 using internal::ChannelHost;
 using internal::ChannelSite;
+using internal::kPromptLaneVersion;
 using internal::LaneEnd;
 using internal::LocalGate;
 using internal::LocalSession;
@@ -61,6 +62,7 @@ class Host final : public ChannelHost, public std::enable_shared_from_this<Host>
         dialled_(dialled) {}
 
   bool dialled() const override { return dialled_; }
+  uint32_t peer_version() const override { return peer_speaks; }
   std::string describe() const override { return dialled_ ? "dialler" : "acceptor"; }
   void send_own(Frame frame) override {
     wires_->signal.with([&] {
@@ -138,6 +140,7 @@ class Host final : public ChannelHost, public std::enable_shared_from_this<Host>
   const HandlerRef handler;
   std::shared_ptr<Channel> channel;
   std::shared_ptr<ChannelBackend> backend;
+  uint32_t peer_speaks = kPromptLaneVersion;
   // Guarded by the signal.
   int settled = 0, begun = 0, ended = 0;
   bool serving = false, closed = false, ending = false;
@@ -183,6 +186,8 @@ StatusOr<UniqueFd> Host::dial_socket() {
 struct Kind {
   std::string name;
   bool tls = false;
+  bool prompt = false;  // lanes for prompt frames, of "data" at a local socket
+  bool asked = false;   // the dialler wants them, otherwise the acceptor
   friend void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 };
 
@@ -201,6 +206,8 @@ class ChannelContract : public ::testing::TestWithParam<Kind> {
     options.handshake_timeout = patience_;
     return std::make_shared<internal::DataBackend>(runtime_, options);
   }
+  // Frames of the negotiation, by either backend.
+  int negotiated() const { return GetParam().prompt && !GetParam().asked ? 1 : 2; }
   // Two ends, not begun.
   void make() {
     leave();
@@ -220,7 +227,7 @@ class ChannelContract : public ::testing::TestWithParam<Kind> {
       ends_[i]->backend = make_backend(gates_[i]);
       ChannelSite site;
       site.dialled = i == 0;
-      site.local = is_arena();
+      site.local = is_arena() || GetParam().prompt;
       site.session = sessions[i];
       site.first_lane = kFirstLane;
       site.max_lanes = 2;
@@ -232,6 +239,12 @@ class ChannelContract : public ::testing::TestWithParam<Kind> {
   void start() {
     for (const auto& end : ends_) end->channel->start(end);
     for (const auto& end : ends_) end->channel->opened();
+    if (!GetParam().prompt) return;
+    for (const auto& end : ends_) {
+      EXPECT_TRUE(end->channel->only_prompt());
+      EXPECT_EQ(end->channel->lanes(), 0u) << "before they are wanted";
+    }
+    for (int k = 0; k < 3; ++k) ends_[GetParam().asked ? 0 : 1]->channel->want_lanes();
   }
   bool wait(std::function<bool()> done) { return wires_->signal.wait(std::move(done)); }
   void serve() {
@@ -358,7 +371,9 @@ TEST_P(ChannelContract, CHAN_1_NothingBeforeItIsSettled) {
     end->channel->add_to(&stats);
     EXPECT_FALSE((is_arena() ? stats.arena : stats.data).empty()) << "what is in the way";
   }
-  ASSERT_TRUE(wait([&] { return wires_->held.size() >= 2; })) << "offers, or answers to them";
+  ASSERT_TRUE(wait([&] {
+    return wires_->held.size() >= (GetParam().asked ? 1u : static_cast<size_t>(negotiated()));
+  })) << "offers, or answers to them";
   EXPECT_EQ(ends_[0]->settled + ends_[1]->settled, 0);
   wires_->signal.with([&] {
     wires_->hold = false;
@@ -370,12 +385,13 @@ TEST_P(ChannelContract, CHAN_1_NothingBeforeItIsSettled) {
 }
 
 TEST_P(ChannelContract, CHAN_3_ALostFrameLeavesNobodyWaiting) {
-  // Two are sent by either backend.
-  for (const int lost : {0, 1}) {
+  for (int lost = 0; lost < negotiated(); ++lost) {
     make();
     wires_->lose = lost;
     start();
-    ASSERT_TRUE(wait([&] { return wires_->own_sent >= 2; }));
+    // An ask that is lost has no offer.
+    const int sent = GetParam().asked && lost == 0 ? 1 : negotiated();
+    ASSERT_TRUE(wait([&] { return wires_->own_sent >= sent; }));
     ASSERT_NO_FATAL_FAILURE(settle_control());
     EXPECT_FALSE(wires_->signal.with([&] { return ends_[0]->serving && ends_[1]->serving; }));
     leave();
@@ -483,7 +499,7 @@ TEST_P(ChannelContract, ThreadsUseItWhileItBreaks) {
           }
           EXPECT_TRUE(std::string_view(got->data, bytes.size()) == bytes);
         } else {
-          const size_t lane = static_cast<size_t>(i) % 2;
+          const size_t lane = static_cast<size_t>(i) % (GetParam().prompt ? 1 : 2);
           Frame frame = make_frame(FrameKind::kChunk, "x", bytes, ++cookie);
           const Status sent = channel.send(std::move(frame), lane);
           if (sent.ok()) continue;
@@ -524,8 +540,85 @@ TEST_P(ChannelContract, ThreadsUseItWhileItBreaks) {
   }
 }
 
+// Lanes that are made when they are wanted: transport.proto, `data_offer` by the local socket.
+class WantedLanes : public ChannelContract {
+ protected:
+  void begin() {
+    make();
+    for (const auto& end : ends_) end->channel->start(end);
+    for (const auto& end : ends_) end->channel->opened();
+  }
+  int own_sent() {
+    return wires_->signal.with([&] { return wires_->own_sent; });
+  }
+};
+
+TEST_P(WantedLanes, BothEndsMayWantThemAtOnce) {
+  begin();
+  wires_->signal.with([&] { wires_->hold = true; });
+  for (const auto& end : ends_) end->channel->want_lanes();
+  ASSERT_TRUE(wait([&] { return wires_->held.size() == 2; })) << "the ask and the offer cross";
+  wires_->signal.with([&] {
+    wires_->hold = false;
+    for (const auto& deliver : wires_->held) (void)wires_->loop->post(deliver);
+  });
+  ASSERT_TRUE(wait([&] { return ends_[0]->settled == 1 && ends_[1]->settled == 1; }));
+  ASSERT_NO_FATAL_FAILURE(settle_control());
+  for (const auto& end : ends_) {
+    EXPECT_TRUE(end->serving);
+    EXPECT_EQ(end->channel->lanes(), 1u);
+    EXPECT_EQ(end->begun, 1);
+  }
+  EXPECT_EQ(own_sent(), 2);
+}
+
+TEST_P(WantedLanes, AnOlderPeerIsToldNothing) {
+  for (const auto wants : {0u, 1u}) {
+    begin();
+    ends_[wants]->peer_speaks = kPromptLaneVersion - 1;
+    ends_[wants]->channel->want_lanes();
+    EXPECT_EQ(own_sent(), 0);
+    EXPECT_EQ(ends_[wants]->channel->lanes(), 0u);
+    leave();
+  }
+}
+
+TEST_P(WantedLanes, OneOfferIsMadeHoweverOftenTheDiallerAsks) {
+  begin();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(ends_[1]->channel->on_own_frame(FrameKind::kDataOffer, "").ok());
+  }
+  EXPECT_EQ(own_sent(), 1);
+  EXPECT_EQ(error_kind(ends_[1]->channel->on_own_frame(FrameKind::kDataOffer, "x")),
+            ErrorKind::kProtocol);
+  ASSERT_TRUE(wait([&] { return ends_[0]->settled == 1 && ends_[1]->settled == 1; }));
+  EXPECT_TRUE(ends_[0]->serving && ends_[1]->serving);
+}
+
+// The connection ends between the wish and the offer, at the asker's, the asked one's, or after both.
+TEST_P(WantedLanes, AnEndInBetweenLeavesNoLane) {
+  for (const bool abort : {true, false}) {
+    begin();
+    wires_->signal.with([&] { wires_->hold = true; });
+    const std::array<std::shared_ptr<Channel>, 2> channels = {ends_[0]->channel, ends_[1]->channel};
+    for (const auto& channel : channels) channel->want_lanes();
+    leave(abort);
+    for (const auto& channel : channels) {
+      channel->want_lanes();
+      EXPECT_EQ(channel->lanes(), 0u);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, WantedLanes,
+                         ::testing::Values(Kind{"prompt", false, true},
+                                           Kind{"prompt_tls", true, true}),
+                         [](const auto& p) { return p.param.name; });
+
 INSTANTIATE_TEST_SUITE_P(, ChannelContract,
-                         ::testing::Values(Kind{"arena"}, Kind{"data"}, Kind{"data_tls", true}),
+                         ::testing::Values(Kind{"arena"}, Kind{"data"}, Kind{"data_tls", true},
+                                           Kind{"prompt", false, true},
+                                           Kind{"prompt_tls", true, true, true}),
                          [](const auto& p) { return p.param.name; });
 
 }  // namespace

@@ -142,5 +142,79 @@ TEST(Lanes, AConnectionOfManyLanesIsRetiredWhenBothSidesDialled) {
   }
 }
 
+// Calls of small messages for which a thread of the callee waits: their requests have a lane, and the callee's
+// `weft-prompt` a thread, of their own.
+class PromptCalls : public ::testing::Test {
+ protected:
+  static StatusOr<Payload> call(const Worker& from, int64_t x, int64_t y) {
+    return prompt_call(from, 1, &add, x, y);
+  }
+  // False: it did not come up within so many calls.
+  static bool comes_up(const Worker& from) {
+    for (int i = 0; i < 2000; ++i) {
+      if (!call(from, i, 1).ok()) return false;
+      if (counter(from, "lane2_frames_sent") > 0) return true;
+    }
+    return false;
+  }
+};
+
+TEST_F(PromptCalls, HaveALaneOfTheirOwn) {
+  constexpr int kCalls = 200;
+  for (const bool data_connections : {true, false}) {
+    Cluster c(lanes_options({.data_connections = data_connections}));
+    ASSERT_EQ(rpc_sync(c[0], 1, &add, int64_t{1}, int64_t{2}), 3);
+    EXPECT_EQ(comes_up(c[0]), data_connections);
+    const int64_t prompt = counter(c[0], "lane2_frames_sent");
+    const int64_t answers = counter(c[1], "lane0_frames_sent");
+    for (int64_t i = 0; i < kCalls; ++i) {
+      ASSERT_TRUE(call(c[0], i, 1).ok());
+      ASSERT_EQ(rpc_sync(c[0], 1, &add, i, int64_t{1}), i + 1);
+    }
+    EXPECT_EQ(counter(c[0], "lane2_frames_sent") - prompt, data_connections ? kCalls : 0);
+    EXPECT_EQ(counter(c[1], "lane2_frames_sent"), 0);
+    EXPECT_GE(counter(c[1], "lane0_frames_sent") - answers, 2 * kCalls)
+        << "answers go by the control lane";
+  }
+}
+
+// Requests change to the lane while they are under way: each runs once.
+TEST_F(PromptCalls, EachRunsOnceWhileTheLaneComesUp) {
+  for (int round = 0; round < 20; ++round) {
+    Cluster c(lanes_options({}));
+    std::vector<Future<int64_t>> beside;
+    int64_t calls = 0;
+    while (counter(c[0], "lane2_frames_sent") == 0 && calls < 2000) {
+      beside.push_back(rpc_async(c[0], 1, &add, calls, int64_t{1}));
+      ASSERT_TRUE(call(c[0], calls++, 1).ok());
+    }
+    for (size_t i = 0; i < beside.size(); ++i) {
+      EXPECT_EQ(beside[i].wait(), static_cast<int64_t>(i) + 1);
+    }
+    EXPECT_GT(counter(c[0], "lane2_frames_sent"), 0);
+    EXPECT_EQ(counter(c[0], "connections_lost"), 0);
+  }
+}
+
+// Both sides dialled, one connection is retired: a goodbye goes by the prompt lane, too.
+TEST_F(PromptCalls, AConnectionWithAPromptLaneIsRetired) {
+  for (int round = 0; round < 10; ++round) {
+    Cluster c(lanes_options({}));
+    std::vector<Future<int64_t>> calls;
+    for (int64_t i = 0; i < 10; ++i) {
+      calls.push_back(rpc_async(c[0], 1, &add, i, int64_t{1}));
+      calls.push_back(rpc_async(c[1], 0, &add, i, int64_t{1}));
+      ASSERT_TRUE(call(c[0], i, 1).ok());
+    }
+    for (auto& one : calls) EXPECT_GT(one.wait(), 0);
+    const absl::Time limit = c[0].now() + absl::Seconds(20);
+    while (counter(c[0], "connections") + counter(c[1], "connections") > 2) {
+      ASSERT_LT(c[0].now(), limit);
+      ASSERT_TRUE(call(c[0], 1, 2).ok());
+    }
+    EXPECT_EQ(counter(c[0], "connections_lost"), counter(c[0], "connections_opened") - 1);
+  }
+}
+
 }  // namespace
 }  // namespace weft::testing

@@ -94,6 +94,18 @@ struct TestLibrary {
 // Registered as "test.wait_at_gate".
 inline const FunctionRef<int64_t(int64_t)> kWaitAtGate{"test.wait_at_gate"};
 
+// A call whose request may take the prompt lane; returns the answer undecoded.
+template <class F, class... Args>
+StatusOr<Payload> prompt_call(const Worker& from, Destination to, F&& fn, const Args&... args) {
+  WEFT_ASSIGN_OR_RETURN(UntypedCall call, internal::make_call(from, CallOptions(), fn, args...));
+  call.prompt = true;
+  const auto promise = std::make_shared<Promise<Payload>>(executor_of(from));
+  Future<Payload> future = promise->future();
+  start_call(from, to, std::move(call),
+             [promise](StatusOr<Payload> answer) { promise->try_set(std::move(answer)); });
+  return future.try_wait();
+}
+
 }  // namespace weft::testing
 
 #endif  // WEFT_TESTS_RPC_LIBRARY_H_

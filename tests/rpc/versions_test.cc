@@ -101,7 +101,23 @@ class ProtocolVersions : public ::testing::TestWithParam<Net> {
 INSTANTIATE_TEST_SUITE_P(Nets, ProtocolVersions, ::testing::ValuesIn(nets()), net_name);
 
 TEST_P(ProtocolVersions, a_worker_of_the_previous_version_joins) {
-  ASSERT_EQ(internal::kVersion, 2U) << "is version 1 the previous one still?";
+  ASSERT_EQ(internal::kVersion, 3U) << "is version 2 the previous one still?";
+  Cluster c(options({1, 2}));
+  for (size_t from : {0U, 1U}) {
+    const int to = from == 0 ? 1 : 0;
+    EXPECT_EQ(rpc_sync(c[from], to, &add, 20, 3), 23);
+    EXPECT_EQ(rpc_sync(c[from], to, &how_many, some_tensors(9000)), 9000);
+  }
+  // What version 2 has not, prompt lanes, is done without.
+  for (int64_t i = 0; i < 100; ++i) {
+    EXPECT_TRUE(prompt_call(c[0], 1, &add, i, int64_t{1}).ok());
+    EXPECT_EQ(rpc_sync(c[1], 0, &add, i, int64_t{1}), i + 1);
+  }
+  EXPECT_EQ(counter(c[0], "lane2_frames_sent"), 0);
+  EXPECT_EQ(counter(c[0], "connections_lost"), 0);
+}
+
+TEST_P(ProtocolVersions, a_worker_of_the_first_version_joins) {
   Cluster c(options({1, 1}));
   const at::Tensor chunks = at::ones({1 << 20});
   for (size_t from : {0U, 1U}) {
@@ -126,7 +142,7 @@ TEST_P(ProtocolVersions, a_worker_of_the_previous_version_joins) {
 }
 
 TEST_P(ProtocolVersions, BadInput_a_worker_without_a_version_in_common) {
-  ClusterOptions three = options({3, 4});
+  ClusterOptions three = options({4, 5});
   three.size = 3;
   Cluster c(three);
   for (size_t from : {0U, 1U}) {
@@ -134,7 +150,7 @@ TEST_P(ProtocolVersions, BadInput_a_worker_without_a_version_in_common) {
     // At once: nothing else would be said to a second try.
     const StatusOr<int64_t> got = rpc_async(c[from], to, &add, 20, 3).try_wait();
     EXPECT_EQ(error_kind(got.status()), ErrorKind::kUnimplemented) << got.status();
-    expect_says(got.status(), {"'worker0' speaks", "1 to 2", "'worker1' speaks", "3 to 4"});
+    expect_says(got.status(), {"'worker0' speaks", "1 to 3", "'worker1' speaks", "4 to 5"});
     EXPECT_EQ(c[from].debug_info().at("calls_pending"), 0);
   }
   EXPECT_EQ(rpc_sync(c[0], 2, &add, 20, 3), 23);

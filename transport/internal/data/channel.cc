@@ -31,13 +31,13 @@ class DataChannel final : public Channel,
         local_(site.local),
         first_lane_(site.first_lane),
         max_lanes_(site.max_lanes) {
-    if (!local_ && !backend_->options().enabled) why_none_ = std::string(kOff);
+    if (!backend_->options().enabled) why_none_ = std::string(kOff);
   }
 
   std::string_view name() const override { return "data"; }
   ChannelCapabilities capabilities() const override { return {.lanes = true}; }
   bool owns(FrameKind kind) const override { return kind == FrameKind::kDataOffer; }
-  void note_small() override { backend_->loop()->turn().note_small(); }
+  void note_small() override { backend_->loop(local_)->turn().note_small(); }
 
   void start(std::shared_ptr<ChannelHost> host) override ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
@@ -47,6 +47,9 @@ class DataChannel final : public Channel,
     if (!dialled_ && !local_ && backend_->options().enabled) offer();
   }
   Status on_own_frame(FrameKind kind, std::string_view header) override ABSL_LOCKS_EXCLUDED(mutex_);
+
+  bool only_prompt() const override { return local_; }
+  void want_lanes() override;
 
   size_t lanes() const override { return ready_.load(std::memory_order_acquire); }
   LaneStats lane_stats(size_t index) const override { return lanes_[index]->stats(); }
@@ -116,7 +119,8 @@ class DataChannel final : public Channel,
   // By index; none is replaced. Changed under mutex_; those below ready_ are constant.
   std::array<std::shared_ptr<DataLane>, kMaxLanes> lanes_;
   std::atomic<size_t> ready_{0};  // 0, or all of them when all are up
-  Status admitted_;               // of the dialler's poller: offers come one by one
+  std::atomic<bool> wanted_{false};
+  Status admitted_;  // of the dialler's poller: offers come one by one
 
   mutable Mutex mutex_;
   std::shared_ptr<ChannelHost> host_ ABSL_GUARDED_BY(mutex_);
@@ -129,7 +133,7 @@ class DataChannel final : public Channel,
 // ---- the acceptor ------------------------------------------------------------------------------
 
 void DataChannel::offer() {
-  const size_t count = std::min(max_lanes_, kMaxLanes - first_lane_);
+  const size_t count = std::min(local_ ? size_t{1} : max_lanes_, kMaxLanes - first_lane_);
   if (const Status room = backend_->admit(count); !room.ok()) return refuse(room);
   {
     MutexLock lock(&mutex_);
@@ -154,8 +158,12 @@ void DataChannel::offer() {
 
 Status DataChannel::on_own_frame(FrameKind kind, std::string_view header) {
   (void)kind;
-  if (!dialled_ || local_) {
-    return make_error(ErrorKind::kProtocol, "a data offer to an acceptor, or by a local socket");
+  if (!dialled_) {
+    if (!local_ || !header.empty()) {
+      return make_error(ErrorKind::kProtocol, "a data offer to an acceptor");
+    }
+    if (backend_->options().enabled && !wanted_.exchange(true)) offer();
+    return absl::OkStatus();
   }
   WEFT_ASSIGN_OR_RETURN(const DataOffer offer,
                         decode_data_offer(header, first_lane_, backend_->options().tls));
@@ -184,14 +192,24 @@ Status DataChannel::on_own_frame(FrameKind kind, std::string_view header) {
 
 // ---- both --------------------------------------------------------------------------------------
 
+void DataChannel::want_lanes() {
+  if (!local_ || !backend_->options().enabled || wanted_.exchange(true)) return;
+  const std::shared_ptr<ChannelHost> to = host();
+  if (to == nullptr || to->peer_version() < kPromptLaneVersion) return;
+  if (!dialled_) return offer();
+  Frame ask;
+  ask.kind = FrameKind::kDataOffer;
+  to->send_own(std::move(ask));
+}
+
 void DataChannel::start_lane(size_t index, const std::string& ticket, const std::string& key,
                              StatusOr<UniqueFd> fd) {
   if (!fd.ok()) return refuse(fd.status());
   const DataBackend::Options& options = backend_->options();
-  set_tcp_options(fd->get(), options.keepalive_timeout);
+  if (!local_) set_tcp_options(fd->get(), options.keepalive_timeout);
   StatusOr<std::shared_ptr<DataLane>> lane =
       DataLane::make({static_cast<int>(first_lane_ + index), ticket, key, options.max_frame_bytes,
-                      backend_->runtime(), backend_->loop()},
+                      backend_->runtime(), backend_->loop(local_), /*prompt=*/local_},
                      *std::move(fd), dialled_, shared_from_this());
   if (!lane.ok()) return refuse(lane.status());
   std::shared_ptr<ChannelHost> host;
@@ -254,11 +272,11 @@ void DataChannel::add_to(ConnectionStats* stats) const {
   if (const size_t ready = lanes(); ready > 0) {
     stats->data = absl::StrCat(ready, ready == 1 ? " connection" : " connections",
                                backend_->options().tls ? ", TLS 1.3" : "");
-  } else if (local_) {
-    stats->data = "the peer is on this host's local socket";
   } else {
     MutexLock lock(&mutex_);
-    stats->data = why_none_.empty() ? "not there yet" : why_none_;
+    const std::string_view none =
+        local_ ? "the peer is on this host's local socket" : "not there yet";
+    stats->data = why_none_.empty() ? std::string(none) : why_none_;
   }
 }
 

@@ -36,7 +36,8 @@ class WEFT_API DataBackend final : public ChannelBackend,
   DataBackend(std::shared_ptr<Runtime> runtime, const Options& options)
       : runtime_(std::move(runtime)),
         options_(options),
-        loop_(std::make_shared<DataLoop>(runtime_, options.max_spin)) {}
+        loop_(std::make_shared<DataLoop>(runtime_, "weft-data", options.max_spin)),
+        prompt_loop_(std::make_shared<DataLoop>(runtime_, "weft-prompt", absl::ZeroDuration())) {}
 
   std::string_view name() const override { return "data"; }
   ChannelCapabilities capabilities() const override { return {.lanes = options_.enabled}; }
@@ -46,7 +47,10 @@ class WEFT_API DataBackend final : public ChannelBackend,
     if (options_.sockets == nullptr) return;
     out->emplace_back("data_sockets_refused", options_.sockets->refused());
   }
-  void stop() override { loop_->stop(); }
+  void stop() override {
+    loop_->stop();
+    prompt_loop_->stop();
+  }
 
   // ---- for its channels ------------------------------------------------------------------------
   // The dialler was asked to show this ticket: good once, and for the time of a handshake.
@@ -58,7 +62,8 @@ class WEFT_API DataBackend final : public ChannelBackend,
   }
   const Options& options() const { return options_; }
   const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
-  const std::shared_ptr<DataLoop>& loop() const { return loop_; }
+  // Of lanes for large messages, and of those for prompt frames.
+  const std::shared_ptr<DataLoop>& loop(bool prompt) const { return prompt ? prompt_loop_ : loop_; }
 
  private:
   struct Expected {
@@ -71,6 +76,7 @@ class WEFT_API DataBackend final : public ChannelBackend,
   const std::shared_ptr<Runtime> runtime_;
   const Options options_;
   const std::shared_ptr<DataLoop> loop_;
+  const std::shared_ptr<DataLoop> prompt_loop_;
   Mutex mutex_;
   std::map<std::string, Expected> expected_ ABSL_GUARDED_BY(mutex_);  // by ticket
 };

@@ -282,7 +282,7 @@ bool DataLane::on_ready(bool readable, bool writable) {
     }
   }
   end_if_due();
-  return true;
+  return !setup_.prompt;
 }
 
 void DataLane::break_off(Status why) {

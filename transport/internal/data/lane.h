@@ -54,6 +54,7 @@ class WEFT_API DataLane final : public DataLoop::Client,
     size_t max_frame_bytes = 0;  // that we take
     std::shared_ptr<Runtime> runtime;
     std::shared_ptr<DataLoop> loop;
+    bool prompt = false;  // for small frames, of which the next is not due
   };
 
   // `fd`: a socket that does not block; `dials`: its connect() may be under way still. An error

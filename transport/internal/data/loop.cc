@@ -39,7 +39,7 @@ Status DataLoop::open_locked() {
   }
   epoll_ = std::move(poll);
   wake_ = std::move(wake);
-  thread_ = runtime_->spawn("weft-data", [this] { run(); });
+  thread_ = runtime_->spawn(name_, [this] { run(); });
   return absl::OkStatus();
 }
 

@@ -1,8 +1,8 @@
 #ifndef WEFT_TRANSPORT_INTERNAL_DATA_LOOP_H_
 #define WEFT_TRANSPORT_INTERNAL_DATA_LOOP_H_
 
-// DataLoop: the one thread ("weft-data") that waits for all data connections of a transport. It
-// starts with the first of them, and sleeps while nothing happens. While bytes come in it looks
+// DataLoop: the one thread that waits for all data connections of a transport ("weft-data"), or for all its prompt
+// lanes ("weft-prompt"). It starts with the first of them, and sleeps while nothing happens. While bytes come in it looks
 // again for a bounded time before it sleeps: of a large message the next are due before a sleeping
 // core is awake.
 //
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "weft/common/api.h"
@@ -39,8 +40,8 @@ class WEFT_API DataLoop {
   };
 
   // `max_spin`: how long it looks before it sleeps; 0: not at all.
-  DataLoop(std::shared_ptr<Runtime> runtime, absl::Duration max_spin)
-      : runtime_(std::move(runtime)), max_spin_(max_spin) {}
+  DataLoop(std::shared_ptr<Runtime> runtime, std::string name, absl::Duration max_spin)
+      : runtime_(std::move(runtime)), name_(std::move(name)), max_spin_(max_spin) {}
   ~DataLoop() { stop(); }
 
   // Holds the client until remove(). `fd` stays the client's. `*number` is the client's, and is
@@ -67,6 +68,7 @@ class WEFT_API DataLoop {
   void wake();
 
   const std::shared_ptr<Runtime> runtime_;
+  const std::string name_;  // of the thread
   const absl::Duration max_spin_;
   CrowdWatch crowd_;  // the loop's
   DataTurn turn_;

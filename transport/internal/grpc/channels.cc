@@ -90,6 +90,7 @@ void GrpcChannels::add_to(ConnectionStats* stats) const {
 // ---- the channels' side ------------------------------------------------------------------------
 
 bool GrpcChannels::dialled() const { return connection_->dialled(); }
+uint32_t GrpcChannels::peer_version() const { return connection_->peer().version_max; }
 std::string GrpcChannels::describe() const { return connection_->describe(); }
 
 void GrpcChannels::send_own(Frame frame) { connection_->send_own(std::move(frame)); }
@@ -98,13 +99,14 @@ void GrpcChannels::set_deadline(absl::Time when, std::weak_ptr<Timed> what) {
   connection_->core().set_deadline(when, std::move(what));
 }
 
-StatusOr<UniqueFd> GrpcChannels::dial_socket() { return begin_connect(connection_->remote()); }
+StatusOr<UniqueFd> GrpcChannels::dial_socket() { return connection_->dial_socket(); }
 
 void GrpcChannels::channel_settled(Channel& channel, bool serves, std::string_view why_not) {
   if (serves || !connection_->is_open()) return;
   WEFT_LOG(connection_->core().context().log, kInfo)
-      << "no channel '" << std::string(channel.name()) << "' with " << describe()
-      << ", large tensors go another way: " << std::string(why_not);
+      << "no channel '" << std::string(channel.name()) << "' with " << describe() << ", "
+      << (channel.only_prompt() ? "prompt frames" : "large tensors")
+      << " go another way: " << std::string(why_not);
 }
 
 bool GrpcChannels::lane_begun() { return connection_->channel_lane_begun(); }

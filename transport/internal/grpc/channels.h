@@ -40,6 +40,11 @@ class GrpcChannels final : public ChannelHost {
   StatusOr<Borrowed> borrow(const Placement& placement, uint64_t length);
   // Those that can be used.
   size_t lanes() const { return lanes_ == nullptr ? 0 : lanes_->lanes(); }
+  size_t bulk_lanes() const { return lanes_ == nullptr || lanes_->only_prompt() ? 0 : lanes(); }
+  size_t prompt_lanes() const { return lanes_ != nullptr && lanes_->only_prompt() ? lanes() : 0; }
+  void want_prompt_lane() {
+    if (lanes_ != nullptr && lanes_->only_prompt()) lanes_->want_lanes();
+  }
   Status send(Frame frame, size_t index) { return lanes_->send(std::move(frame), index); }
   std::vector<LaneStats> lane_stats() const;
 
@@ -49,6 +54,7 @@ class GrpcChannels final : public ChannelHost {
   void add_to(ConnectionStats* stats) const;
 
   bool dialled() const override;
+  uint32_t peer_version() const override;
   std::string describe() const override;
   void send_own(Frame frame) override;
   void set_deadline(absl::Time when, std::weak_ptr<Timed> what) override;

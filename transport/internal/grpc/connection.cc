@@ -7,6 +7,7 @@
 #include "weft/transport/address.h"
 #include "weft/transport/internal/grpc/core.h"
 #include "weft/transport/internal/wire/handshake.h"
+#include "weft/transport/local_socket.h"
 
 namespace weft::internal {
 GrpcConnection::GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const Hello& own,
@@ -58,7 +59,7 @@ Status GrpcConnection::send(Frame frame, int lane) {
 }
 
 LaneRange GrpcConnection::bulk_lanes() const {
-  const size_t ready = channels_.lanes();
+  const size_t ready = channels_.bulk_lanes();
   if (ready == 0) return Connection::bulk_lanes();
   return {static_cast<int>(lanes_.size()), static_cast<int>(ready)};
 }
@@ -88,6 +89,11 @@ Status GrpcConnection::lane_own_frame(GrpcLane& lane, const FrameView& frame) {
 }
 
 // ---- for channels ------------------------------------------------------------------------------
+
+StatusOr<UniqueFd> GrpcConnection::dial_socket() {
+  if (!local_) return begin_connect(lanes_[kControlLane]->remote());
+  return connect_local(local_socket_name(split_address(address_).local), SOCK_STREAM);
+}
 
 void GrpcConnection::send_own(Frame frame) {
   lanes_[kControlLane]->send(std::move(frame)).IgnoreError();

@@ -64,8 +64,8 @@ class GrpcConnection final : public Connection,
   GrpcTransportCore& core() { return *core_; }
   // By the control lane; dropped when that is gone.
   void send_own(Frame frame);
-  // Where the control lane goes.
-  std::string remote() { return lanes_[kControlLane]->remote(); }
+  // The dialler's: another socket to where the control lane goes.
+  StatusOr<UniqueFd> dial_socket();
   bool is_open() const ABSL_LOCKS_EXCLUDED(mutex_);
   bool channel_lane_begun() ABSL_LOCKS_EXCLUDED(mutex_);
   ConnectionHandler* channel_lane_up() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -74,6 +74,10 @@ class GrpcConnection final : public Connection,
 
   const Hello& peer() const override { return peer_; }
   LaneRange bulk_lanes() const override;
+  int prompt_lane() const override {
+    return channels_.prompt_lanes() > 0 ? static_cast<int>(lanes_.size()) : kControlLane;
+  }
+  void want_prompt_lane() override { channels_.want_prompt_lane(); }
   bool dialled() const override { return dialled_; }
   Status send(Frame frame, int lane) override;
   void close(Status reason) override ABSL_LOCKS_EXCLUDED(mutex_);

@@ -198,7 +198,7 @@ bool GrpcListener::sort(Unsorted* one, short events) {
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   if (n <= 0) return true;
   if (greeting[0] != kSocketMagic[0]) {
-    hand_over(listeners_[0].get(), std::move(one->fd));
+    hand_over(listeners_[one->which].get(), std::move(one->fd));
     return true;
   }
   if (static_cast<size_t>(n) < sizeof greeting) {
@@ -244,14 +244,12 @@ bool GrpcListener::accept_from(size_t which) {
 void GrpcListener::take_in(size_t which, UniqueFd fd) {
   counters_->accepted.fetch_add(1, std::memory_order_relaxed);
   if (!is_own(which, fd.get())) return;
-  // Peers of the local socket have no data connections.
-  if (which != 0 || on_socket_ == nullptr) {
-    return hand_over(listeners_[which].get(), std::move(fd));
-  }
-  Unsorted one{std::move(fd), runtime_->now() + patience_};
+  if (on_socket_ == nullptr) return hand_over(listeners_[which].get(), std::move(fd));
+  Unsorted one{which, std::move(fd), runtime_->now() + patience_};
   if (sort(&one, 0)) return;
   if (unsorted_.size() >= kMaxUnsorted) {
-    hand_over(listeners_[which].get(), std::move(unsorted_.front().fd));
+    Unsorted& oldest = unsorted_.front();
+    hand_over(listeners_[oldest.which].get(), std::move(oldest.fd));
     unsorted_.erase(unsorted_.begin());
   }
   unsorted_.push_back(std::move(one));

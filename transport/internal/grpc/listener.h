@@ -89,6 +89,7 @@ class GrpcListener final {
  private:
   void run();
   struct Unsorted {
+    size_t which = 0;  // of the listeners
     UniqueFd fd;
     absl::Time until;
   };
