@@ -245,7 +245,7 @@ function(weft_optimized_sources)
     SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
-# weft_part(NAME example_digits SRCS async_ps/digits.cc DEPS LibTorch::LibTorch): sources that several examples share,
+# weft_part(NAME example_parts SRCS loss_log.cc async_ps/digits.cc DEPS LibTorch::LibTorch): sources that several examples share,
 # compiled once. A program has its name among its DEPS.
 function(weft_part)
   cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS" ${ARGN})
@@ -254,6 +254,7 @@ function(weft_part)
   endif()
   add_library(weft_${ARG_NAME} STATIC EXCLUDE_FROM_ALL ${ARG_SRCS})
   weft_link_deps(weft_${ARG_NAME} ${ARG_DEPS})
+  weft_compile_together(weft_${ARG_NAME} ${WEFT_UNITY})
   weft_unoptimized(weft_${ARG_NAME})
   weft_precompile_program(weft_${ARG_NAME} example)
 endfunction()

@@ -38,7 +38,7 @@ function(weft_proto)
   # Small files, half of whose time goes into the same headers. protoc 3 has names that all of its files define; what a
   # later one has is not known here.
   if(WEFT_UNITY GREATER 1 AND Protobuf_VERSION VERSION_LESS 4)
-    weft_compile_together(weft_${ARG_NAME} 5)
+    weft_compile_together(weft_${ARG_NAME} 16)
     set_target_properties(weft_${ARG_NAME} PROPERTIES UNITY_BUILD_UNIQUE_ID WEFT_PROTO_FILE UNITY_BUILD_CODE_BEFORE_INCLUDE
       "#define WEFT_PROTO_JOIN(a, b) a##b\n#define WEFT_PROTO_NAME(a, b) WEFT_PROTO_JOIN(a, b)\n#define file_default_instances WEFT_PROTO_NAME(instances_, WEFT_PROTO_FILE)\n#define schemas WEFT_PROTO_NAME(schemas_, WEFT_PROTO_FILE)"
       UNITY_BUILD_CODE_AFTER_INCLUDE

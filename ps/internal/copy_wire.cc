@@ -32,7 +32,7 @@ Status parse_copy(std::string_view bytes, Record* record) {
   return wrong_copy(absl::StrCat(bytes.size(), " bytes that cannot be parsed"));
 }
 
-void put(const CopyPlace& place, v1::PsPlace* out) {
+void put_place(const CopyPlace& place, v1::PsPlace* out) {
   out->set_name(place.name);
   out->set_incarnation(place.incarnation);
 }
@@ -43,36 +43,36 @@ Status check_index(const std::string& name, uint32_t index) {
   return absl::OkStatus();
 }
 
-void put(const ClientKey& key, v1::PsImage::Client* out) {
-  internal::put(key.worker, out->mutable_worker());
+void put_client(const ClientKey& key, v1::PsImage::Client* out) {
+  put(key.worker, out->mutable_worker());
   out->set_number(key.number);
 }
 
-void put(const PartImage& image, v1::PsImage* out) {
-  internal::put(image.definition, out->mutable_definition());
+void put_image(const PartImage& image, v1::PsImage* out) {
+  put(image.definition, out->mutable_definition());
   for (const std::string& server : image.servers) out->add_servers(server);
   const ProtocolImage& p = image.protocol;
   for (const ProtocolImage::Client& client : p.clients) {
     v1::PsImage::Client* one = out->add_clients();
-    put(client.key, one);
+    put_client(client.key, one);
     one->set_clock(client.clock);
     one->set_floor(client.floor);
     for (const ProtocolImage::Outcome& outcome : client.outcomes) {
       v1::PsImage::Outcome* said = one->add_outcomes();
       said->set_number(outcome.number);
-      if (!outcome.told.ok()) internal::put(outcome.told, said->mutable_told());
+      if (!outcome.told.ok()) put(outcome.told, said->mutable_told());
       said->set_dropped(outcome.dropped);
     }
   }
-  for (const ClientKey& key : p.left) put(key, out->add_left());
-  for (const WorkerKey& key : p.gone) internal::put(key, out->add_gone());
+  for (const ClientKey& key : p.left) put_client(key, out->add_left());
+  for (const WorkerKey& key : p.gone) put(key, out->add_gone());
   out->set_entered(p.entered);
   out->set_started(p.started);
   out->set_version(p.version);
   out->set_step(p.step);
   for (size_t i = 0; i < p.held.size(); ++i) {
     v1::PsImage::Held* held = out->add_held();
-    internal::put(p.held[i].client.worker, held->mutable_worker());
+    put(p.held[i].client.worker, held->mutable_worker());
     held->set_client(p.held[i].client.number);
     held->set_number(p.held[i].number);
     held->set_step(p.held[i].step);
@@ -92,22 +92,22 @@ Status check_order(const List& list, const Less& less, std::string_view what) {
   return rises ? absl::OkStatus() : wrong_copy(absl::StrCat(std::string(what), " out of order"));
 }
 
-StatusOr<ProtocolImage::Client> get(const v1::PsImage::Client& in) {
+StatusOr<ProtocolImage::Client> get_client(const v1::PsImage::Client& in) {
   ProtocolImage::Client out{
-      {internal::get(in.worker()), in.number()}, in.clock(), std::max<uint64_t>(1, in.floor()), {}};
+      {get(in.worker()), in.number()}, in.clock(), std::max<uint64_t>(1, in.floor()), {}};
   out.outcomes.reserve(static_cast<size_t>(in.outcomes_size()));
   uint64_t below = out.floor - 1;
   for (const v1::PsImage::Outcome& outcome : in.outcomes()) {
     if (outcome.number() <= below) return wrong_copy("outcomes out of order");
     below = outcome.number();
-    out.outcomes.push_back({outcome.number(), internal::get(outcome.told()), outcome.dropped()});
+    out.outcomes.push_back({outcome.number(), get(outcome.told()), outcome.dropped()});
   }
   return out;
 }
 
-StatusOr<PartImage> get(const v1::PsImage& in) {
+StatusOr<PartImage> get_image(const v1::PsImage& in) {
   PartImage out;
-  WEFT_ASSIGN_OR_RETURN(out.definition, internal::get(in.definition()));
+  WEFT_ASSIGN_OR_RETURN(out.definition, get(in.definition()));
   out.servers.assign(in.servers().begin(), in.servers().end());
   ProtocolImage& p = out.protocol;
   p.clients.reserve(static_cast<size_t>(in.clients_size()));
@@ -116,12 +116,11 @@ StatusOr<PartImage> get(const v1::PsImage& in) {
   p.held.reserve(static_cast<size_t>(in.held_size()));
   out.pushes.reserve(static_cast<size_t>(in.held_size()));
   for (const v1::PsImage::Client& client : in.clients()) {
-    WEFT_ASSIGN_OR_RETURN(ProtocolImage::Client one, get(client));
+    WEFT_ASSIGN_OR_RETURN(ProtocolImage::Client one, get_client(client));
     p.clients.push_back(std::move(one));
   }
-  for (const v1::PsImage::Client& c : in.left())
-    p.left.push_back({internal::get(c.worker()), c.number()});
-  for (const v1::PsWorker& worker : in.gone()) p.gone.push_back(internal::get(worker));
+  for (const v1::PsImage::Client& c : in.left()) p.left.push_back({get(c.worker()), c.number()});
+  for (const v1::PsWorker& worker : in.gone()) p.gone.push_back(get(worker));
   p.entered = in.entered();
   p.started = in.started();
   p.version = in.version();
@@ -130,8 +129,7 @@ StatusOr<PartImage> get(const v1::PsImage& in) {
   for (const v1::PsImage::Held& held : in.held()) {
     if (held.kind() < 1 || held.kind() > 2) return wrong_copy("kind of a held push");
     if (held.tensors() > 2) return wrong_copy("tensors of a held push");
-    p.held.push_back(
-        {{internal::get(held.worker()), held.client()}, held.number(), held.step(), ++token});
+    p.held.push_back({{get(held.worker()), held.client()}, held.number(), held.step(), ++token});
     PartImage::HeldPush push{static_cast<PushKind>(held.kind()), {}, held.tensors()};
     if (held.has_rate()) push.rate = held.rate();
     out.pushes.push_back(push);
@@ -170,8 +168,8 @@ int64_t LogEntry::bytes() const {
 
 void put(const RangeMap& map, v1::PsMap* out) {
   out->set_epoch(map.epoch);
-  put(map.owner, out->mutable_owner());
-  if (!map.backup.empty()) put(map.backup, out->mutable_backup());
+  put_place(map.owner, out->mutable_owner());
+  if (!map.backup.empty()) put_place(map.backup, out->mutable_backup());
   out->set_ready(map.ready);
 }
 StatusOr<RangeMap> get(const v1::PsMap& in) {
@@ -230,14 +228,14 @@ StatusOr<FindAnswer> decode_found(std::string_view bytes) {
 
 std::string encode(const PartImage& image) {
   v1::PsImage out;
-  put(image, &out);
+  put_image(image, &out);
   return out.SerializeAsString();
 }
 
 StatusOr<PartImage> decode_image(std::string_view bytes) {
   v1::PsImage in;
   WEFT_RETURN_IF_ERROR(parse_copy(bytes, &in));
-  return get(in);
+  return get_image(in);
 }
 
 std::string encode(const CopyRequest& request) {
@@ -247,8 +245,8 @@ std::string encode(const CopyRequest& request) {
   put(request.map, out.mutable_map());
   out.set_position(request.position);
   if (request.wish != CopyWish::kNone) out.set_wish(static_cast<uint32_t>(request.wish));
-  if (!request.next.empty()) put(request.next, out.mutable_next());
-  if (request.image.has_value()) put(*request.image, out.mutable_image());
+  if (!request.next.empty()) put_place(request.next, out.mutable_next());
+  if (request.image.has_value()) put_image(*request.image, out.mutable_image());
   for (const LogEntry& entry : request.entries) {
     v1::PsEntry* one = out.add_entries();
     if (entry.gone.has_value()) put(*entry.gone, one->mutable_gone());
@@ -281,7 +279,7 @@ StatusOr<CopyRequest> decode_copy(std::string_view bytes, std::vector<at::Tensor
     if (out.next.empty()) return wrong_copy("a copy that is to be the backup, without a name");
   }
   if (in.has_image()) {
-    WEFT_ASSIGN_OR_RETURN(out.image, get(in.image()));
+    WEFT_ASSIGN_OR_RETURN(out.image, get_image(in.image()));
     const size_t servers = out.image->servers.size();
     const size_t parts = servers == 0 ? 0 : part_count(out.image->definition, servers);
     if (out.index >= parts) return wrong_copy(absl::StrCat("part ", out.index, " of ", parts));

@@ -133,13 +133,4 @@ std::string setting_text(const Setting& setting) {
   }
 }
 
-void expect_error(const Status& s, ErrorKind kind, const std::vector<std::string>& words) {
-  EXPECT_FALSE(s.ok());
-  EXPECT_EQ(kind_name(error_kind(s)), kind_name(kind)) << s;
-  for (const std::string& word : words) {
-    EXPECT_NE(std::string(s.message()).find(word), std::string::npos)
-        << "'" << word << "' is not in: " << s;
-  }
-}
-
 }  // namespace weft::testing

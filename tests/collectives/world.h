@@ -11,6 +11,7 @@
 #include "weft/collectives/process_group.h"
 #include "weft/common/runtime.h"
 #include "weft/store/hash_store.h"
+#include "weft/tests/testing/checks.h"
 
 namespace weft::testing {
 
@@ -68,8 +69,6 @@ std::string setting_text(const Setting& setting);
 std::vector<Setting> all_settings();
 // Does not own it.
 std::shared_ptr<Runtime> borrowed(Runtime* runtime);
-// `s` is of this kind and its message has all of `words` in it.
-void expect_error(const Status& s, ErrorKind kind, const std::vector<std::string>& words);
 
 }  // namespace weft::testing
 

@@ -18,6 +18,7 @@
 #include "weft/store/hash_store.h"
 #include "weft/tests/cuda/fake_gpus.h"
 #include "weft/tests/cuda/fake_nccl.h"
+#include "weft/tests/testing/checks.h"
 
 namespace weft::testing {
 
@@ -83,16 +84,6 @@ class FakeNcclTest : public ::testing::Test {
   const std::shared_ptr<Runtime> runtime_ = make_system_runtime();
   const std::shared_ptr<HashStore> store_ = std::make_shared<HashStore>(runtime_);
 };
-
-// `s` is of this kind and its message has all of `words` in it.
-inline void expect_error(const Status& s, ErrorKind kind, const std::vector<std::string>& words) {
-  EXPECT_FALSE(s.ok());
-  EXPECT_EQ(kind_name(error_kind(s)), kind_name(kind)) << s;
-  for (const std::string& word : words) {
-    EXPECT_NE(std::string(s.message()).find(word), std::string::npos)
-        << "'" << word << "' is not in: " << s;
-  }
-}
 
 }  // namespace weft::testing
 

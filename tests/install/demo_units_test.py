@@ -10,7 +10,7 @@ import sys
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 UNUSED = ("collectives", "ps", "pipeline", "tests", "bench", "weft_pch_example")
-MOST_UNITS = 42     # in a folder as ./dev makes one: with eight sources of a library in a unit
+MOST_UNITS = 42     # in a folder as ./dev makes one: with sixteen sources of a library in a unit
 
 
 def main():

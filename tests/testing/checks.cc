@@ -37,9 +37,11 @@ Status error_of(const std::function<void()>& fn) {
 }
 
 void expect_error(const Status& s, ErrorKind kind, const std::vector<std::string>& words) {
-  EXPECT_EQ(error_kind(s), kind) << s;
+  EXPECT_FALSE(s.ok());
+  EXPECT_EQ(kind_name(error_kind(s)), kind_name(kind)) << s;
   for (const std::string& word : words) {
-    EXPECT_NE(std::string(s.message()).find(word), std::string::npos) << word << " in: " << s;
+    EXPECT_NE(std::string(s.message()).find(word), std::string::npos)
+        << "'" << word << "' is not in: " << s;
   }
 }
 
