@@ -75,17 +75,18 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   Status send(FrameKind kind, Header* header, const OutMessageRef& message, uint64_t cookie,
               absl::Time now, std::shared_ptr<const void> held = nullptr, bool prompt = false) {
     last_sent_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
+    const int small_lane = prompt ? prompt_lane() : kControlLane;
     if (!message->large(limits_)) {
       last_small_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
       return send_message(connection_.get(), kind, header, message, limits_, cookie, &transfers_,
-                          kBulkLane, prompt ? prompt_lane() : kControlLane);
+                          kBulkLane, small_lane);
     }
     const LaneRange bulk = connection_->bulk_lanes();
     const int lane = loads_->choose(bulk);
     MessageLimits limits = limits_;
     limits.chunk_bytes = chunk_bytes(now, bulk);
     return send_message(connection_.get(), kind, header, on_lane(message, lane, std::move(held)),
-                        limits, cookie, &transfers_, lane, prompt ? prompt_lane() : kControlLane);
+                        limits, cookie, &transfers_, lane, small_lane);
   }
   // On which requests may be under way: those that the hello says, and data connections.
   std::vector<int> lanes() const;

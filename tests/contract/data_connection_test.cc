@@ -10,86 +10,34 @@
 
 #include "gtest/gtest.h"
 #include "weft/common/posix.h"
+#include "weft/tests/contract/grpc_pair.h"
 #include "weft/tests/contract/grpc_transport_harness.h"
 #include "weft/tests/testing/loopback.h"
 #include "weft/tests/testing/sanitizers.h"
-#include "weft/tests/testing/tls_files.h"
 #include "weft/transport/channel.h"
 #include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 namespace {
 
-// With and without TLS.
-class DataConnection : public ::testing::TestWithParam<bool> {
+class DataConnection : public GrpcPair {
  protected:
   static constexpr int kLanes = 2;  // control and bulk
   static constexpr int kDataLane = kLanes;
 
   void SetUp() override { open({}); }
-  void TearDown() override { leave(); }
-  void leave() {
-    for (const auto& peer : {a_.get(), b_.get()}) {
-      if (peer != nullptr) peer->transport->shutdown();
-    }
-  }
-  // `here` for the dialler, `there` for the acceptor.
-  void open(const GrpcTransportOptions& here, const GrpcTransportOptions& there = {}) {
-    leave();
-    GrpcTransportOptions next = there;
-    const bool tls = GetParam();
-    Backend backend{"grpc", false, true, [&next, tls, this](World&) -> TransportFactory {
-                      return [&next, tls, this](const TransportContext& context) {
-                        GrpcTransportOptions options = next;
-                        options.local_sockets = false;
-                        if (tls) options.credentials = files_.make(context.worker_name, {});
-                        return grpc_transport(options)(context);
-                      };
-                    }};
-    a_ = nullptr;
-    b_ = nullptr;
-    world_ = std::make_unique<World>(backend, 1);
-    b_ = world_->make_peer("b");
-    ASSERT_TRUE(world_->listen(*b_).ok());
-    next = here;
-    a_ = world_->make_peer("a");
+  void open(GrpcTransportOptions here, GrpcTransportOptions there = {}) {
+    here.local_sockets = there.local_sockets = false;
+    ASSERT_NO_FATAL_FAILURE(make_peers(here, there));
     relay_ = nullptr;
   }
   void dial(bool by_relay = false) {
     if (by_relay && relay_ == nullptr) relay_ = Relay::start(tcp_part(b_->address));
-    const size_t before = b_->acceptor->accepted_count();
-    StatusOr<End> end = world_->dial(*a_, by_relay ? relay_->address() : b_->address);
-    ASSERT_TRUE(end.ok()) << end.status();
-    here_ = *end;
-    there_ = b_->acceptor->accepted(before);
-    ASSERT_NE(there_.handler, nullptr);
+    dial_at(by_relay ? relay_->address() : b_->address);
   }
-  // A frame there and back on the control lane: so time passes.
-  void ping() {
-    const size_t before = there_.handler->frame_count();
-    ASSERT_TRUE(here_.connection->send(make_frame(FrameKind::kRequest, "ping", ""), 0).ok());
-    ASSERT_TRUE(there_.handler->wait_frames(before + 1));
-  }
-  static bool up(const End& end) { return end.connection->bulk_lanes().first == kDataLane; }
-  void wait_up() {
-    const absl::Time limit = world_->runtime().now() + absl::Seconds(30);
-    while (!up(here_) || !up(there_)) {
-      ASSERT_LT(world_->runtime().now(), limit) << here_.connection->stats().data;
-      ASSERT_NO_FATAL_FAILURE(ping());
-    }
-  }
-  static int64_t counter(const Peer& peer, const std::string& name) {
-    for (const auto& [key, value] : peer.transport->counters()) {
-      if (key == name) return value;
-    }
-    return 0;
-  }
+  bool up(const End& end) const override { return end.connection->bulk_lanes().first == kDataLane; }
 
-  TlsFiles files_;
-  std::unique_ptr<World> world_;
-  std::unique_ptr<Peer> a_, b_;
   std::unique_ptr<Relay> relay_;
-  End here_, there_;
 };
 
 std::vector<Received> chunks_of(RecordingHandler& handler) {

@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "weft/tests/contract/grpc_transport_harness.h"
-#include "weft/tests/testing/tls_files.h"
+#include "weft/tests/contract/grpc_pair.h"
 #include "weft/transport/channel.h"
 #include "weft/transport/grpc_transport.h"
 
@@ -22,77 +21,27 @@ int64_t open_descriptors() {
   return n;
 }
 
-// With and without TLS.
-class PromptLane : public ::testing::TestWithParam<bool> {
+class PromptLane : public GrpcPair {
  protected:
   static constexpr int kPrompt = 2;  // after control and bulk
 
   void SetUp() override { open({}); }
-  void TearDown() override { leave(); }
-  void leave() {
-    for (const auto& peer : {a_.get(), b_.get()}) {
-      if (peer != nullptr) peer->transport->shutdown();
-    }
-  }
-  // `here` for the dialler, `there` for the acceptor.
   void open(const GrpcTransportOptions& here, const GrpcTransportOptions& there = {},
             uint32_t version_here = internal::kPromptLaneVersion,
             uint32_t version_there = internal::kPromptLaneVersion) {
-    leave();
-    GrpcTransportOptions next = there;
-    const bool tls = GetParam();
-    Backend backend{"grpc", false, true, [&next, tls, this](World&) -> TransportFactory {
-                      return [&next, tls, this](const TransportContext& context) {
-                        GrpcTransportOptions options = next;
-                        if (tls) options.credentials = files_.make(context.worker_name, {});
-                        return grpc_transport(options)(context);
-                      };
-                    }};
-    a_ = nullptr;
-    b_ = nullptr;
-    world_ = std::make_unique<World>(backend, 1);
-    b_ = world_->make_peer("b");
-    b_->hello.version_max = version_there;
-    b_->acceptor->set_own(b_->hello);
-    ASSERT_TRUE(world_->listen(*b_).ok());
-    next = here;
-    a_ = world_->make_peer("a");
-    a_->hello.version_max = version_here;
+    ASSERT_NO_FATAL_FAILURE(make_peers(here, there, version_here, version_there));
     dial();
   }
   void dial() {
-    const size_t before = b_->acceptor->accepted_count();
-    StatusOr<End> end = world_->dial(*a_, b_->address);
-    ASSERT_TRUE(end.ok()) << end.status();
-    here_ = *end;
-    there_ = b_->acceptor->accepted(before);
-    ASSERT_NE(there_.handler, nullptr);
+    ASSERT_NO_FATAL_FAILURE(dial_at(b_->address));
     ASSERT_EQ(here_.connection->stats().way, "Unix socket");
     ASSERT_EQ(here_.connection->peer().lanes, 2u);
   }
-  // A frame there and back on the control lane: so time passes, and what went before has come.
-  void ping() {
-    for (const auto& [from, to] : {std::pair(&here_, &there_), std::pair(&there_, &here_)}) {
-      const size_t before = to->handler->frame_count();
-      ASSERT_TRUE(
-          from->connection->send(make_frame(FrameKind::kRequest, "ping", ""), kControlLane).ok());
-      ASSERT_TRUE(to->handler->wait_frames(before + 1));
-    }
+  void ping() override {
+    ASSERT_NO_FATAL_FAILURE(GrpcPair::ping(here_, there_));
+    GrpcPair::ping(there_, here_);
   }
-  static bool up(const End& end) { return end.connection->prompt_lane() == kPrompt; }
-  void wait_up() {
-    const absl::Time limit = world_->runtime().now() + absl::Seconds(30);
-    while (!up(here_) || !up(there_)) {
-      ASSERT_LT(world_->runtime().now(), limit) << here_.connection->stats().data;
-      ASSERT_NO_FATAL_FAILURE(ping());
-    }
-  }
-  static int64_t counter(const Peer& peer, const std::string& name) {
-    for (const auto& [key, value] : peer.transport->counters()) {
-      if (key == name) return value;
-    }
-    return 0;
-  }
+  bool up(const End& end) const override { return end.connection->prompt_lane() == kPrompt; }
   static std::vector<Received> on_prompt_lane(RecordingHandler& handler) {
     std::vector<Received> out;
     for (Received& got : handler.frames()) {
@@ -100,11 +49,6 @@ class PromptLane : public ::testing::TestWithParam<bool> {
     }
     return out;
   }
-
-  TlsFiles files_;
-  std::unique_ptr<World> world_;
-  std::unique_ptr<Peer> a_, b_;
-  End here_, there_;
 };
 
 TEST_P(PromptLane, EitherEndMayWantIt) {

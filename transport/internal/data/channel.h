@@ -62,7 +62,7 @@ class WEFT_API DataBackend final : public ChannelBackend,
   }
   const Options& options() const { return options_; }
   const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
-  // Of lanes for large messages, and of those for prompt frames.
+  // Returns the loop of prompt lanes, or of lanes for large messages.
   const std::shared_ptr<DataLoop>& loop(bool prompt) const { return prompt ? prompt_loop_ : loop_; }
 
  private:
