@@ -14,8 +14,12 @@ namespace weft::internal {
 // larger than what a core has of its caches (docs/arena.md).
 inline constexpr size_t kStreamAbove = size_t{12} << 20;
 
+// As memcpy, around the caches if the processor can. Complete when it returns, also for other threads
+// and processes.
+WEFT_API void copy_streamed(void* to, const void* from, size_t bytes);
+
 // As memcpy, for a piece of a buffer of `whole` bytes: where that is kStreamAbove or more, around
-// the caches if the processor can. Complete when it returns, also for other threads and processes.
+// the caches. Complete when it returns, also for other threads and processes.
 WEFT_API void copy_part(void* to, const void* from, size_t bytes, size_t whole);
 
 }  // namespace weft::internal

@@ -335,7 +335,7 @@ StatusOr<std::unique_ptr<Link>> BackendConnector::connect_link(
     outside.flip();
     WEFT_ASSIGN_OR_RETURN(ShmMesh mesh,
                           connect_memory(member, members, outside, given_up, deadline));
-    near = std::make_unique<ShmStreams>(member, std::move(mesh));
+    near = std::make_unique<ShmStreams>(member, std::move(mesh), runtime_);
     if (host_name_ == "shm") return make_stream_link(member, std::move(near), runtime_);
   }
   const bool mixed = near != nullptr;

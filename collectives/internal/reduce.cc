@@ -153,28 +153,10 @@ void divide_wide(W* data, uint64_t n, uint64_t divisor) {
   }
 }
 
-// The sum of two inputs into memory that is none of them: a store there first fetches the line that
-// it overwrites, which costs more than all else. So a block at a time leaves around the caches.
-template <class T, class Op>
-void run_streamed(T* out, const T* a, const T* b, uint64_t n, uint64_t divisor) {
-  constexpr uint64_t kBlock = 8192 / sizeof(T);
-  std::array<T, kBlock> sum;
-  for (uint64_t begin = 0; begin < n; begin += kBlock) {
-    const uint64_t m = std::min(kBlock, n - begin);
-    WEFT_EACH_ALONE
-    for (uint64_t i = 0; i < m; ++i) sum[i] = Op::apply(a[begin + i], b[begin + i]);
-    if (divisor != 0) divide_wide(sum.data(), m, divisor);
-    copy_part(out + begin, sum.data(), m * sizeof(T), n * sizeof(T));
-  }
-}
-
 template <class T, class Op>
 void run(T* out, const T* const* in, size_t count, uint64_t n, uint64_t divisor) {
   using W = WideOf<T>;
   if constexpr (std::is_same_v<W, T>) {
-    if (count == 2 && n * sizeof(T) >= kStreamAbove && out != in[0] && out != in[1]) {
-      return run_streamed<T, Op>(out, in[0], in[1], n, divisor);
-    }
     if (count == 2) {
       const T* const a = in[0];
       const T* const b = in[1];
@@ -197,6 +179,23 @@ void run(T* out, const T* const* in, size_t count, uint64_t n, uint64_t divisor)
     if (divisor != 0) divide_wide(sum, m, divisor);
     T* const to = out + begin;
     for (uint64_t i = 0; i < m; ++i) to[i] = narrow<T>(sum[i]);
+  }
+}
+
+// A store that stays in the caches first fetches the line that it overwrites, or takes it from the
+// core that has read it. So a block at a time leaves around them.
+template <class T, class Op>
+void run_streamed(T* out, const T* const* in, size_t count, uint64_t n, uint64_t divisor) {
+  constexpr uint64_t kBlock = 8192 / sizeof(T);
+  constexpr size_t kInputs = 16;
+  if (count > kInputs) return run<T, Op>(out, in, count, n, divisor);
+  std::array<T, kBlock> block;
+  std::array<const T*, kInputs> from;
+  for (uint64_t begin = 0; begin < n; begin += kBlock) {
+    const uint64_t m = std::min(kBlock, n - begin);
+    for (size_t k = 0; k < count; ++k) from[k] = in[k] + begin;
+    run<T, Op>(block.data(), from.data(), count, m, divisor);
+    copy_streamed(out + begin, block.data(), m * sizeof(T));
   }
 }
 
@@ -273,13 +272,14 @@ Status check_reduction(ElementType type, ReduceOp op) {
 }
 
 void reduce_many(ElementType type, ReduceOp::Kind kind, void* out, const void* const* inputs,
-                 size_t input_count, uint64_t elements, uint64_t divisor) {
+                 size_t input_count, uint64_t elements, uint64_t divisor, bool streamed) {
   with_type(type, [&](auto zero) {
     using T = decltype(zero);
     T* const to = static_cast<T*>(out);
     // An array of pointers to T, as the caller has it as pointers to void.
     const auto* const from = reinterpret_cast<const T* const*>(inputs);
     const auto apply = [&](auto op, uint64_t by) {
+      if (streamed) return run_streamed<T, decltype(op)>(to, from, input_count, elements, by);
       run<T, decltype(op)>(to, from, input_count, elements, by);
     };
     switch (kind) {

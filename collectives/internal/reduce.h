@@ -19,10 +19,11 @@ WEFT_API Status check_reduction(ElementType type, ReduceOp op);
 
 // out[i] = inputs[0][i] op inputs[1][i] op ..., in this order. `out` may be one of the inputs.
 // kAvg divides by `divisor` in the type of the accumulation when that is not 0; otherwise it and
-// kPremulSum only add. REQUIRES: check_reduction() and at least one input.
+// kPremulSum only add. `streamed`: the output is written around the caches (stream_copy.h).
+// REQUIRES: check_reduction() and at least one input.
 WEFT_API void reduce_many(ElementType type, ReduceOp::Kind kind, void* out,
                           const void* const* inputs, size_t input_count, uint64_t elements,
-                          uint64_t divisor);
+                          uint64_t divisor, bool streamed = false);
 
 // out[i] = factor * in[i], in floating-point and complex types. `out` may be `in`.
 WEFT_API void multiply(ElementType type, void* out, const void* in, uint64_t elements,

@@ -8,12 +8,20 @@
 
 #include "weft/collectives/internal/reduce.h"
 #include "weft/collectives/internal/text.h"
+#include "weft/transport/stream_copy.h"
 
 namespace weft::internal {
 namespace {
 
 // Up to it everyone reduces everything: one barrier instead of two.
 constexpr uint64_t kSmallBytes = 16 << 10;
+// Registered tensors of two ranks up to it stay in the caches next to the cores, which take each
+// line from the other for every write: copies through the slots are faster.
+constexpr uint64_t kNearTensor = 1 << 20;
+// What is written to a registered tensor at a time.
+constexpr uint64_t kPiece = 256 << 10;
+// Registered tensors of this size leave no room in the caches for what is written.
+constexpr uint64_t kLargeTensor = uint64_t{48} << 20;
 constexpr size_t kWords = sizeof(Header) / sizeof(uint64_t);
 using Words = std::array<uint64_t, kWords>;
 
@@ -26,20 +34,22 @@ void copy(char* to, const char* from, uint64_t bytes) {
 StatusOr<std::unique_ptr<Engine>> ShmEngine::make(const Membership& member, ShmMesh mesh,
                                                   AlgorithmChoice choice,
                                                   std::shared_ptr<Runtime> runtime) {
-  auto streams = std::make_unique<ShmStreams>(member, std::move(mesh));
+  auto streams = std::make_unique<ShmStreams>(member, std::move(mesh), runtime);
   ShmStreams* const kept = streams.get();
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<StreamLink> link,
-                        make_stream_link(member, std::move(streams), std::move(runtime)));
-  return std::unique_ptr<Engine>(new ShmEngine(member, std::move(link), kept, std::move(choice)));
+                        make_stream_link(member, std::move(streams), runtime));
+  return std::unique_ptr<Engine>(
+      new ShmEngine(member, std::move(link), kept, std::move(choice), std::move(runtime)));
 }
 
 // The link, which owns the streams, lives as long as the engine.
 ShmEngine::ShmEngine(const Membership& member, std::unique_ptr<StreamLink> link,
-                     ShmStreams* streams, AlgorithmChoice choice)
+                     ShmStreams* streams, AlgorithmChoice choice, std::shared_ptr<Runtime> runtime)
     : Engine(member, std::move(link), std::move(choice)),
       stream_(static_cast<StreamLink*>(link_.get())),
       streams_(streams),
       files_(streams->files()),
+      runtime_(std::move(runtime)),
       places_(static_cast<size_t>(member.size), 0) {}
 
 void ShmEngine::publish(const Header& mine, uint64_t place) {
@@ -180,11 +190,24 @@ void ShmEngine::collect_tensors(uint64_t offset, const char* own_tensor) {
   inputs_[static_cast<size_t>(member_.rank)] = own_tensor + offset;
 }
 
-// Of `inputs_`, in the order of the ranks.
-void ShmEngine::reduce_into(const Header& mine, char* out, uint64_t elements) {
+void ShmEngine::reduce_into(const Header& mine, char* out, uint64_t elements, bool streamed) {
   if (elements == 0) return;
   reduce_many(static_cast<ElementType>(mine.type), static_cast<ReduceOp::Kind>(mine.reduction), out,
-              inputs_.data(), inputs_.size(), elements, static_cast<uint64_t>(member_.size));
+              inputs_.data(), inputs_.size(), elements, static_cast<uint64_t>(member_.size),
+              streamed);
+}
+
+void ShmEngine::put(char* to, const char* from, uint64_t bytes) {
+  writes_.copy(runtime_->clock(), to, from, bytes);
+}
+
+template <class F>
+void ShmEngine::in_pieces(uint64_t bytes, uint64_t whole, F write) {
+  if (whole >= kLargeTensor) return write(0, bytes, true);
+  for (uint64_t offset = 0; offset < bytes; offset += kPiece) {
+    const uint64_t n = std::min(kPiece, bytes - offset);
+    writes_.write(runtime_->clock(), n, [&](bool streamed) { write(offset, n, streamed); });
+  }
 }
 
 bool ShmEngine::by_schedule(OpKind op, Algorithm* algorithm, uint64_t bytes) const {
@@ -210,7 +233,8 @@ Status ShmEngine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Al
   publish(mine, place);
   if (bytes <= kSmallBytes) return small(turn, mine, data, elements);
   WEFT_RETURN_IF_ERROR(meet(turn, mine, true));
-  if (all_registered(bytes, size)) return registered(turn, mine, data, elements);
+  const bool near = member_.size == 2 && bytes <= kNearTensor;
+  if (!near && all_registered(bytes, size)) return registered(turn, mine, data, elements);
   // A rank of two would fetch the other's half: it reduces that itself instead.
   if (member_.size == 2) return reduce_chunks(turn, mine, data, elements, true);
   return staged(turn, mine, data, elements);
@@ -219,7 +243,7 @@ Status ShmEngine::all_reduce(const Turn& turn, ElementType type, ReduceOp op, Al
 Status ShmEngine::small(const Turn& turn, const Header& mine, char* data, uint64_t elements) {
   const uint64_t bytes = elements * element_size(static_cast<ElementType>(mine.type));
   const uint64_t use = ++turn_;
-  copy(own().slot(use), data, bytes);
+  put(own().slot(use), data, bytes);
   WEFT_RETURN_IF_ERROR(meet(turn, mine, true));
   collect_inputs(use, 0, data);
   reduce_into(mine, data, elements);
@@ -234,7 +258,7 @@ Status ShmEngine::reduce_chunks(const Turn& turn, const Header& mine, char* data
     const uint64_t n = std::min(chunk, elements - begin);
     const uint64_t use = ++turn_;
     char* const at = data + begin * size;
-    copy(own().slot(use), at, n * size);
+    put(own().slot(use), at, n * size);
     WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
     if (!here) continue;
     collect_inputs(use, 0, at);
@@ -250,11 +274,13 @@ Status ShmEngine::staged(const Turn& turn, const Header& mine, char* data, uint6
     const uint64_t n = std::min(chunk, elements - begin);
     const uint64_t use = ++turn_;
     char* const at = data + begin * size;
-    copy(own().slot(use), at, n * size);
+    put(own().slot(use), at, n * size);
     WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
     const Blocks slices = Blocks::even(n, member_.size);
     collect_inputs(use, slices.begin(member_.rank) * size, nullptr);
-    reduce_into(mine, own().result(use), slices.length(member_.rank));
+    const uint64_t length = slices.length(member_.rank);
+    writes_.write(runtime_->clock(), length * size,
+                  [&](bool streamed) { reduce_into(mine, own().result(use), length, streamed); });
     WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
     for (int peer = 0; peer < member_.size; ++peer) {
       copy(at + slices.begin(peer) * size, of(peer).result(use), slices.length(peer) * size);
@@ -265,16 +291,26 @@ Status ShmEngine::staged(const Turn& turn, const Header& mine, char* data, uint6
 
 Status ShmEngine::registered(const Turn& turn, const Header& mine, char* data, uint64_t elements) {
   const uint64_t size = element_size(static_cast<ElementType>(mine.type));
+  const uint64_t bytes = elements * size;
   const Blocks slices = Blocks::even(elements, member_.size);
   const uint64_t mine_begin = slices.begin(member_.rank) * size;
-  collect_tensors(mine_begin, data);
-  reduce_into(mine, data + mine_begin, slices.length(member_.rank));
+  in_pieces(slices.length(member_.rank) * size, bytes,
+            [&](uint64_t offset, uint64_t n, bool streamed) {
+              collect_tensors(mine_begin + offset, data);
+              reduce_into(mine, data + mine_begin + offset, n / size, streamed);
+            });
   WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
   for (int peer = 0; peer < member_.size; ++peer) {
     if (peer == member_.rank) continue;
     const uint64_t begin = slices.begin(peer) * size;
-    copy(data + begin, of(peer).at(places_[static_cast<size_t>(peer)]) + begin,
-         slices.length(peer) * size);
+    const char* const from = of(peer).at(places_[static_cast<size_t>(peer)]) + begin;
+    in_pieces(slices.length(peer) * size, bytes, [&](uint64_t offset, uint64_t n, bool streamed) {
+      if (streamed) {
+        copy_streamed(data + begin + offset, from + offset, n);
+      } else {
+        copy(data + begin + offset, from + offset, n);
+      }
+    });
   }
   // No peer may still read the tensor when the caller writes to it next.
   return meet(turn, mine, false);
@@ -292,7 +328,7 @@ Status ShmEngine::broadcast(const Turn& turn, ElementType type, Algorithm algori
   for (uint64_t begin = 0; begin < bytes; begin += ShmLayout::kSlot) {
     const uint64_t n = std::min(ShmLayout::kSlot, bytes - begin);
     const uint64_t use = ++turn_;
-    if (member_.rank == root) copy(own().slot(use), data + begin, n);
+    if (member_.rank == root) put(own().slot(use), data + begin, n);
     WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
     if (member_.rank != root) copy(data + begin, of(root).slot(use), n);
   }
@@ -327,7 +363,7 @@ Status ShmEngine::all_gather(const Turn& turn, ElementType type, Algorithm algor
       return begin >= bytes ? 0 : std::min(ShmLayout::kSlot, bytes - begin);
     };
     const uint64_t use = ++turn_;
-    copy(own().slot(use), data + blocks.begin(member_.rank) * size + begin, part(member_.rank));
+    put(own().slot(use), data + blocks.begin(member_.rank) * size + begin, part(member_.rank));
     WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
     for (int peer = 0; peer < member_.size; ++peer) {
       if (peer == member_.rank) continue;
@@ -359,7 +395,9 @@ Status ShmEngine::reduce_scatter(const Turn& turn, ElementType type, ReduceOp op
     return scatter_staged(turn, mine, op, input, blocks, output);
   }
   collect_tensors(blocks.begin(member_.rank) * size, input);
-  reduce_into(mine, output, blocks.length(member_.rank));
+  // The output is none of the inputs: see reduce.cc.
+  const uint64_t length = blocks.length(member_.rank);
+  reduce_into(mine, output, length, length * size >= kStreamAbove);
   // No peer may still read the input when the caller writes to it next.
   return meet(turn, mine, false);
 }
@@ -382,7 +420,7 @@ Status ShmEngine::scatter_staged(const Turn& turn, const Header& mine, ReduceOp 
     for (int r = 0; r < member_.size; ++r) {
       if (r == member_.rank && !multiplies) continue;
       char* const at = own().slot(use) + static_cast<uint64_t>(r) * piece * size;
-      copy(at, input + (blocks.begin(r) + done) * size, length_of(r) * size);
+      put(at, input + (blocks.begin(r) + done) * size, length_of(r) * size);
       if (multiplies) multiply(type, at, at, length_of(r), op.factor());
     }
     WEFT_RETURN_IF_ERROR(meet(turn, mine, false));

@@ -10,10 +10,12 @@
 //   pair           two ranks, per chunk: put in, barrier, each reduces the whole chunk
 //   staged         per chunk: put in, barrier, reduce one slice each, barrier, copy the slices out
 //   registered     tensors that lie in the files (group.empty()): barrier, reduce one slice each,
-//                  barrier, copy the slices out, barrier
+//                  barrier, copy the slices out, barrier; two ranks with small tensors: pair
 //
-// Slots and results are two each and are used by turns: what was put in at one turn is written over
-// two turns later, behind a barrier that every rank reached after its last look at it.
+// Slots and results are used by turns: what was put in at one turn is written over two turns later
+// or more, behind a barrier that every rank reached after its last look at it.
+//
+// What a rank puts into its file the others have read: see shared_writes.h.
 //
 // Elements are reduced in the order of the ranks and rounded once, whichever way is taken.
 // Operations that are not here run over the rings (stream_link.h).
@@ -22,6 +24,7 @@
 
 #include "weft/collectives/internal/engine.h"
 #include "weft/collectives/internal/shm_streams.h"
+#include "weft/transport/shared_writes.h"
 
 namespace weft::internal {
 
@@ -53,7 +56,7 @@ class ShmEngine : public Engine {
 
  private:
   ShmEngine(const Membership& member, std::unique_ptr<StreamLink> link, ShmStreams* streams,
-            AlgorithmChoice choice);
+            AlgorithmChoice choice, std::shared_ptr<Runtime> runtime);
 
   // Whether a schedule was asked for, or the table names one, and which. Then all ranks meet first.
   bool by_schedule(OpKind op, Algorithm* algorithm, uint64_t bytes) const;
@@ -78,7 +81,14 @@ class ShmEngine : public Engine {
   void collect_inputs(uint64_t use, uint64_t offset, const char* own);
   // The same of the tensors themselves. REQUIRES: all of them are registered.
   void collect_tensors(uint64_t offset, const char* own_tensor);
-  void reduce_into(const Header& mine, char* out, uint64_t elements);
+  // Of `inputs_`, in the order of the ranks.
+  void reduce_into(const Header& mine, char* out, uint64_t elements, bool streamed = false);
+  // Into this rank's file, which the peers read.
+  void put(char* to, const char* from, uint64_t bytes);
+  // Calls write(offset, bytes, streamed) for one piece of `bytes` after the other: of a tensor in this
+  // rank's file, whose size is `whole`.
+  template <class F>
+  void in_pieces(uint64_t bytes, uint64_t whole, F write);
 
   ShmFile& of(int rank) const { return *files_.by_rank[static_cast<size_t>(rank)]; }
   ShmFile& own() const { return of(member_.rank); }
@@ -86,6 +96,8 @@ class ShmEngine : public Engine {
   StreamLink* const stream_;
   ShmStreams* const streams_;
   const ShmFiles& files_;
+  const std::shared_ptr<Runtime> runtime_;
+  SharedWrites writes_;
   uint64_t count_ = 0;  // barriers
   uint64_t turn_ = 0;   // uses of the slots
   std::vector<uint64_t> places_;

@@ -19,8 +19,8 @@ ShmLayout::ShmLayout(int size) {
   const auto streams = static_cast<uint64_t>(size * kRings);
   ends_begin = whole_pages(sizeof(ShmPage));
   slots_begin = ends_begin + whole_pages(streams * sizeof(ShmEnds));
-  results_begin = slots_begin + 2 * kSlot;
-  rings_begin = results_begin + 2 * kSlot;
+  results_begin = slots_begin + kTurns * kSlot;
+  rings_begin = results_begin + (size > 2 ? kTurns * kSlot : 0);
   heap_begin = rings_begin + streams * kRing;
   total = heap_begin + kHeap;
 }

@@ -9,8 +9,8 @@
 //   page      counter of barriers, whether its thread sleeps, headers of its operations
 //   ends      per peer and lane: how far it has written its ring to that peer, and how far it has
 //             read that peer's ring to it
-//   slots     two of kSlot bytes: what it puts in, by turns
-//   results   two of kSlot bytes: what it has reduced, by turns
+//   slots     kTurns of kSlot bytes: what it puts in, by turns
+//   results   the same, in groups of three and more: what it has reduced, by turns
 //   rings     per peer and lane, of kRing bytes
 //   heap      tensors made by group.empty()
 //
@@ -51,6 +51,9 @@ struct ShmEnds {
 // Where things lie in a file; equal for all members of a group.
 struct ShmLayout {
   static constexpr uint64_t kSlot = 256 << 10;
+  // Two would do (shm_engine.h). With more, a slot has left the caches next to the cores that used it
+  // when its turn comes again, and writing to it waits for no other core.
+  static constexpr uint64_t kTurns = 8;
   static constexpr uint64_t kRing = 256 << 10;
   static constexpr int kRings = 2;                       // lanes
   static constexpr uint64_t kHeap = uint64_t{16} << 30;  // address space, not memory
@@ -63,8 +66,8 @@ struct ShmLayout {
   uint64_t ring(int peer, int lane) const {
     return rings_begin + kRing * static_cast<uint64_t>(peer * kRings + lane);
   }
-  uint64_t slot(uint64_t turn) const { return slots_begin + kSlot * (turn & 1); }
-  uint64_t result(uint64_t turn) const { return results_begin + kSlot * (turn & 1); }
+  uint64_t slot(uint64_t turn) const { return slots_begin + kSlot * (turn % kTurns); }
+  uint64_t result(uint64_t turn) const { return results_begin + kSlot * (turn % kTurns); }
 
   uint64_t ends_begin = 0;
   uint64_t slots_begin = 0;

@@ -17,10 +17,11 @@ void pause_core() {
 
 }  // namespace
 
-ShmStreams::ShmStreams(const Membership& member, ShmMesh mesh)
+ShmStreams::ShmStreams(const Membership& member, ShmMesh mesh, std::shared_ptr<Runtime> runtime)
     : member_(member),
       files_(std::move(mesh.files)),
       sockets_(std::move(mesh.sockets)),
+      runtime_(std::move(runtime)),
       rung_(static_cast<size_t>(member.size), 0) {}
 
 void ShmStreams::relax(int look) {
@@ -84,8 +85,8 @@ Moved ShmStreams::write(int peer, int lane, const iovec* parts, size_t count, si
     const uint64_t at = written % ShmLayout::kRing;
     const uint64_t first = std::min(n, ShmLayout::kRing - at);
     const char* const from = static_cast<const char*>(parts[i].iov_base);
-    std::memcpy(ring_memory + at, from, first);
-    std::memcpy(ring_memory, from + first, n - first);
+    writes_.copy(runtime_->clock(), ring_memory + at, from, first);
+    writes_.copy(runtime_->clock(), ring_memory, from + first, n - first);
     written += n;
     room -= n;
     total += n;

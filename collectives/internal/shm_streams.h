@@ -19,12 +19,14 @@
 
 #include "weft/collectives/internal/shm_mesh.h"
 #include "weft/collectives/internal/stream_link.h"
+#include "weft/common/runtime.h"
+#include "weft/transport/shared_writes.h"
 
 namespace weft::internal {
 
 class ShmStreams : public Streams {
  public:
-  ShmStreams(const Membership& member, ShmMesh mesh);
+  ShmStreams(const Membership& member, ShmMesh mesh, std::shared_ptr<Runtime> runtime);
 
   Moved read(int peer, int lane, char* to, size_t bytes, size_t* got) override;
   Moved write(int peer, int lane, const iovec* parts, size_t count, size_t* sent) override;
@@ -56,6 +58,8 @@ class ShmStreams : public Streams {
   const Membership member_;
   const std::shared_ptr<ShmFiles> files_;
   const std::vector<UniqueFd> sockets_;
+  const std::shared_ptr<Runtime> runtime_;
+  SharedWrites writes_;
   std::vector<uint32_t> rung_;  // which nap of each peer this one has ended
 };
 

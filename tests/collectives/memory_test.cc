@@ -14,6 +14,7 @@
 #include "ATen/ops/remainder.h"
 #include "ATen/ops/zeros.h"
 #include "weft/tests/collectives/world.h"
+#include "weft/tests/testing/forwarding_runtime.h"
 
 // Sanitizers have operators of their own, which cannot be replaced beside theirs: there, nothing is
 // counted.
@@ -86,6 +87,43 @@ TEST_P(CollectiveMemory, LargeTensorsGoInPieces) {
       at::Tensor half = numbers(kElements, group.rank()).to(at::kHalf);
       group.all_reduce(half, {.algorithm = Algorithm::kRing});
       EXPECT_TRUE(at::equal(half.to(at::kFloat), sum));
+    });
+  }
+}
+
+// WRITES-1: with plain writes that seem slow, nearly all go around the caches, and bring the same.
+TEST(CollectiveWrites, around_the_caches_bring_the_same_elements) {
+  const auto slow = std::make_shared<SlowClock>(make_system_runtime(), absl::Microseconds(100));
+  constexpr int64_t kElements = (1 << 19) + 3;
+  for (const int size : {2, 3}) {
+    const at::Tensor sum = sum_of(kElements, size);
+    World({Backend::kShm}, size, slow).run([&](ProcessGroup& group) {
+      const at::Tensor mine = numbers(kElements, group.rank());
+      const at::Tensor of_the_group = group.empty({kElements});
+      const int next = (group.rank() + 1) % size;
+      const int previous = (group.rank() + size - 1) % size;
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        for (const at::Tensor& t : {mine.clone(), of_the_group.copy_(mine)}) {
+          group.all_reduce(t);
+          EXPECT_TRUE(at::equal(t, sum)) << size << " " << repeat;
+        }
+        at::Tensor t = mine.clone();
+        group.broadcast(t, {.root = 1});
+        EXPECT_TRUE(at::equal(t, numbers(kElements, 1)));
+        const at::Tensor all = at::zeros({size, kElements});
+        group.all_gather_into_tensor(all, mine);
+        for (int rank = 0; rank < size; ++rank) {
+          EXPECT_TRUE(at::equal(all[rank], numbers(kElements, rank)));
+        }
+        const at::Tensor part = at::zeros({kElements});
+        group.reduce_scatter_tensor(part, all);
+        EXPECT_TRUE(at::equal(part, all[group.rank()] * size));
+        // Over the rings.
+        Work sent = group.send_async(mine, next);
+        group.recv(t, previous);
+        sent.wait();
+        EXPECT_TRUE(at::equal(t, numbers(kElements, previous)));
+      }
     });
   }
 }

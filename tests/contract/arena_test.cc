@@ -21,6 +21,7 @@
 #include "weft/transport/internal/arena/shared_arena.h"
 #include "weft/transport/internal/local/gate.h"
 #include "weft/transport/memory_file.h"
+#include "weft/transport/shared_writes.h"
 #include "weft/transport/stream_copy.h"
 
 namespace weft::internal {
@@ -109,6 +110,61 @@ TEST(StreamCopy, copies_every_byte_from_and_to_any_address) {
       }
     }
   }
+}
+
+// WRITES-1 to WRITES-3: what a writer does next after writes that took so long.
+TEST(SharedWrites, go_around_the_caches_while_plain_ones_are_slow) {
+  constexpr size_t kBytes = 256 << 10;
+  const absl::Duration fast = SharedWrites::kSlowMiB / 4;
+  const absl::Duration slow = fast + absl::Nanoseconds(1);
+  SharedWrites writes;
+  const auto next = [&](size_t bytes, absl::Duration took) {
+    const bool streamed = writes.streams(bytes);
+    writes.wrote(bytes, took);
+    return streamed;
+  };
+  // One slow write between fast ones, as of a thread that lost its core, changes nothing.
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_FALSE(next(kBytes, slow)) << i;
+    EXPECT_FALSE(next(kBytes, fast)) << i;
+  }
+  // Small ones are neither judged nor streamed.
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(next(SharedWrites::kSmallest - 1, absl::Seconds(1)));
+  for (int i = 0; i < SharedWrites::kPatience; ++i) EXPECT_FALSE(next(kBytes, slow));
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < SharedWrites::kStreamed; ++i) {
+      EXPECT_TRUE(next(kBytes, i % 2 == 0 ? slow : fast)) << round << " " << i;
+      EXPECT_FALSE(next(SharedWrites::kSmallest - 1, absl::Seconds(1)));
+    }
+    EXPECT_FALSE(next(kBytes, round < 2 ? slow : fast)) << round;
+  }
+  // The plain one was fast: it takes as much patience as at first.
+  for (int i = 0; i < SharedWrites::kPatience; ++i) EXPECT_FALSE(next(kBytes, slow)) << i;
+  EXPECT_TRUE(next(kBytes, fast));
+}
+
+TEST(SharedWrites, copy_the_same_bytes_in_both_ways) {
+  // Each reading is a millisecond later: every write is slow.
+  class Slow : public Clock {
+   public:
+    absl::Time now() const override { return at_ += absl::Milliseconds(1); }
+
+   private:
+    mutable absl::Time at_ = absl::UnixEpoch();
+  };
+  const Slow clock;
+  SharedWrites writes;
+  int streamed = 0;
+  for (int i = 0; i < 2 * SharedWrites::kPatience; ++i) {
+    const std::vector<char> from(SharedWrites::kSmallest + 5, static_cast<char>('a' + i));
+    std::vector<char> to(from.size() + 2, 'x');
+    streamed += writes.streams(from.size()) ? 1 : 0;
+    writes.copy(clock, to.data() + 1, from.data(), from.size());
+    EXPECT_EQ(std::memcmp(to.data() + 1, from.data(), from.size()), 0) << i;
+    EXPECT_TRUE(to.front() == 'x' && to.back() == 'x') << i;
+  }
+  EXPECT_EQ(streamed, SharedWrites::kPatience);
+  writes.copy(clock, nullptr, nullptr, 0);
 }
 
 TEST(SharedArena, a_block_is_free_when_it_has_neither_holders_nor_leases) {

@@ -3,6 +3,8 @@
 
 // A runtime that is another one but for what a test overrides.
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -35,6 +37,21 @@ class ForwardingRuntime : public Runtime {
 
  private:
   const std::shared_ptr<Runtime> inner_;
+};
+
+// Each reading of its clock is `step` later than the one before at least: whatever is timed was slow.
+class SlowClock : public ForwardingRuntime, public Clock {
+ public:
+  SlowClock(std::shared_ptr<Runtime> inner, absl::Duration step)
+      : ForwardingRuntime(std::move(inner)), step_(step) {}
+  const Clock& clock() const override { return *this; }
+  absl::Time now() const override {
+    return ForwardingRuntime::clock().now() + step_ * readings_.fetch_add(1);
+  }
+
+ private:
+  const absl::Duration step_;
+  mutable std::atomic<int64_t> readings_{0};
 };
 
 // Its timers fire `late` after their time, as on a machine that has better things to do.
