@@ -1,5 +1,6 @@
 #include "weft/transport/shared_writes.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "weft/transport/stream_copy.h"
@@ -7,10 +8,16 @@
 namespace weft::internal {
 
 void SharedWrites::copy(const Clock& clock, void* to, const void* from, size_t bytes) {
-  write(clock, bytes, [&](bool around) {
-    if (around) return copy_streamed(to, from, bytes);
-    if (bytes > 0) std::memcpy(to, from, bytes);
-  });
+  for (size_t done = 0; done < bytes;) {
+    const size_t n = std::min(kPiece, bytes - done);
+    char* const out = static_cast<char*>(to) + done;
+    const char* const in = static_cast<const char*>(from) + done;
+    write(clock, n, [&](bool around) {
+      if (around) return copy_streamed(out, in, n);
+      std::memcpy(out, in, n);
+    });
+    done += n;
+  }
 }
 
 void SharedWrites::wrote(size_t bytes, absl::Duration took) {

@@ -27,6 +27,7 @@ namespace weft::internal {
 class WEFT_API SharedWrites {
  public:
   static constexpr size_t kSmallest = size_t{16} << 10;
+  static constexpr size_t kPiece = size_t{1} << 20;
   static constexpr int kPatience = 2;
   static constexpr int kStreamed = 128;
   // A plain write that takes longer per MiB is slow. To lines that another core has read it takes 80
@@ -38,6 +39,7 @@ class WEFT_API SharedWrites {
   // It was made as streams() said, and took that long.
   void wrote(size_t bytes, absl::Duration took);
 
+  // In pieces of kPiece, each as its turn has it.
   void copy(const Clock& clock, void* to, const void* from, size_t bytes);
 
   // Calls write(whether around the caches), which stores `bytes`.

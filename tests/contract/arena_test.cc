@@ -168,7 +168,7 @@ TEST(SharedWrites, copy_the_same_bytes_in_both_ways) {
 }
 
 TEST(SharedArena, a_block_is_free_when_it_has_neither_holders_nor_leases) {
-  const auto arena = *SharedArena::make(8 * kMiB);
+  const auto arena = *SharedArena::make(8 * kMiB, make_system_runtime());
   const uint64_t a = arena->new_link();
   const uint64_t b = arena->new_link();
   std::shared_ptr<char> tensor = arena->allocate(kMiB);
@@ -189,7 +189,7 @@ TEST(SharedArena, a_block_is_free_when_it_has_neither_holders_nor_leases) {
 
 // ARENA-2
 TEST(SharedArena, a_lease_ends_once_and_only_by_its_own_link) {
-  const auto arena = *SharedArena::make(8 * kMiB);
+  const auto arena = *SharedArena::make(8 * kMiB, make_system_runtime());
   const uint64_t a = arena->new_link();
   const uint64_t b = arena->new_link();
   const std::string bytes(100'000, 'x');
@@ -207,7 +207,7 @@ TEST(SharedArena, a_lease_ends_once_and_only_by_its_own_link) {
 
 // ARENA-3
 TEST(SharedArena, the_end_of_a_peer_ends_its_leases_and_no_others) {
-  const auto arena = *SharedArena::make(8 * kMiB);
+  const auto arena = *SharedArena::make(8 * kMiB, make_system_runtime());
   const uint64_t a = arena->new_link();
   const uint64_t b = arena->new_link();
   const std::string bytes(100'000, 'x');
@@ -223,7 +223,7 @@ TEST(SharedArena, the_end_of_a_peer_ends_its_leases_and_no_others) {
 
 // ARENA-4
 TEST(SharedArena, full_is_an_answer_and_no_wait) {
-  const auto arena = *SharedArena::make(2 * kMiB);
+  const auto arena = *SharedArena::make(2 * kMiB, make_system_runtime());
   const uint64_t a = arena->new_link();
   const std::string bytes(kMiB + 1, 'x');
   const auto first = arena->lend(bytes, a);
@@ -235,8 +235,41 @@ TEST(SharedArena, full_is_an_answer_and_no_wait) {
   EXPECT_TRUE(arena->lend(bytes, a).has_value());
 }
 
+// Small blocks that are sent and given back one after the other lie at other places each time, kRest
+// bytes of them; a full arena takes them at once.
+TEST(SharedArena, small_blocks_rest_before_they_are_used_again) {
+  const auto arena = *SharedArena::make(8 * kMiB, make_system_runtime());
+  const uint64_t link = arena->new_link();
+  const std::string bytes(256 << 10, 'x');
+  std::vector<uint64_t> places;
+  for (int i = 0; i < 100; ++i) {
+    const auto loan = arena->lend(bytes, link);
+    ASSERT_TRUE(loan.has_value());
+    places.push_back(loan->offset);
+    EXPECT_TRUE(arena->take_back(loan->lease, link));
+    EXPECT_EQ(arena->counters().used_bytes, 0u);
+  }
+  constexpr uint64_t kBlocks = SharedArena::kRest / (256 << 10);
+  for (size_t i = 0; i + 1 < places.size(); ++i) {
+    for (size_t k = i + 1; k < places.size() && k <= i + kBlocks; ++k) {
+      ASSERT_NE(places[i], places[k]) << i << " and " << k;
+    }
+  }
+  EXPECT_LE(arena->counters().populated_bytes, SharedArena::kRest + 2 * SharedArena::kPiece);
+  // Larger ones do not rest.
+  const std::string large(SharedArena::kSmallBlock + 1, 'x');
+  const auto once = arena->lend(large, link);
+  ASSERT_TRUE(once && arena->take_back(once->lease, link));
+  const auto twice = arena->lend(large, link);
+  ASSERT_TRUE(twice.has_value());
+  EXPECT_EQ(once->offset, twice->offset);
+  EXPECT_TRUE(arena->take_back(twice->lease, link));
+  EXPECT_NE(arena->allocate(8 * kMiB), nullptr) << "though blocks rest";
+  EXPECT_EQ(arena->counters().full, 0u);
+}
+
 TEST(SharedArena, memory_goes_back_to_the_system_after_two_sweeps_without_use) {
-  const auto arena = *SharedArena::make(64 * kMiB);
+  const auto arena = *SharedArena::make(64 * kMiB, make_system_runtime());
   EXPECT_EQ(arena->counters().populated_bytes, 0u);
   std::shared_ptr<char> kept = arena->allocate(kMiB);
   arena->allocate(20 * kMiB) = nullptr;
@@ -256,7 +289,7 @@ TEST(SharedArena, memory_goes_back_to_the_system_after_two_sweeps_without_use) {
 TEST(SharedArena, memory_outlives_whoever_made_it) {
   std::shared_ptr<char> memory;
   {
-    const auto arena = *SharedArena::make(2 * kMiB);
+    const auto arena = *SharedArena::make(2 * kMiB, make_system_runtime());
     memory = arena->allocate(100);
   }
   std::memset(memory.get(), 1, 100);
@@ -412,7 +445,9 @@ class Negotiation : public Sockets {
     v1::ArenaProbe probe_ ABSL_GUARDED_BY(mutex_);
   };
 
-  Negotiation() : host(std::make_shared<Host>(runtime.get())), arena(*SharedArena::make(8 * kMiB)) {
+  Negotiation()
+      : host(std::make_shared<Host>(runtime.get())),
+        arena(*SharedArena::make(8 * kMiB, make_system_runtime())) {
     connect();
   }
   // Anew: of one link only the first offer counts.

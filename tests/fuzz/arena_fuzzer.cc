@@ -14,6 +14,7 @@
 #include <string_view>
 #include <utility>
 
+#include "weft/common/runtime.h"
 #include "weft/tests/fuzz/target.h"
 #include "weft/transport/internal/arena/link.h"
 #include "weft/transport/internal/arena/shared_arena.h"
@@ -40,7 +41,8 @@ class Host final : public in::ArenaLink::Host {
 struct World {
   const std::shared_ptr<weft::Runtime> runtime = weft::make_system_runtime();
   const std::shared_ptr<in::LocalGate> gate = std::make_shared<in::LocalGate>(runtime);
-  const std::shared_ptr<in::SharedArena> arena = *in::SharedArena::make(uint64_t{4} << 20);
+  const std::shared_ptr<in::SharedArena> arena =
+      *in::SharedArena::make(uint64_t{4} << 20, weft::make_system_runtime());
   const uint64_t stranger = arena->new_link();
   const std::shared_ptr<Host> host = std::make_shared<Host>();
   in::UniqueFd file;

@@ -141,7 +141,7 @@ std::shared_ptr<SharedArena> ArenaBackend::arena(std::string* why_none) {
     if (bytes == 0) {
       why_none_ = "it is switched off (arena_bytes is 0)";
     } else {
-      StatusOr<std::shared_ptr<SharedArena>> made = SharedArena::make(bytes);
+      StatusOr<std::shared_ptr<SharedArena>> made = SharedArena::make(bytes, runtime_);
       if (made.ok()) {
         arena_ = *std::move(made);
       } else {

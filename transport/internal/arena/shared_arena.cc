@@ -3,6 +3,7 @@
 #include <iterator>
 #include <utility>
 
+#include "weft/transport/shared_writes.h"
 #include "weft/transport/stream_copy.h"
 
 namespace weft::internal {
@@ -21,18 +22,22 @@ class SharedArena::Holder {
   const uint64_t block_;
 };
 
-SharedArena::SharedArena(std::shared_ptr<MemoryFile> file)
-    : file_(std::move(file)), heap_(file_->size()), pieces_(file_->size() / kPiece) {
+SharedArena::SharedArena(std::shared_ptr<MemoryFile> file, std::shared_ptr<Runtime> runtime)
+    : file_(std::move(file)),
+      runtime_(std::move(runtime)),
+      heap_(file_->size()),
+      pieces_(file_->size() / kPiece) {
   counters_.capacity = file_->size();
 }
 
-StatusOr<std::shared_ptr<SharedArena>> SharedArena::make(uint64_t capacity) {
+StatusOr<std::shared_ptr<SharedArena>> SharedArena::make(uint64_t capacity,
+                                                         std::shared_ptr<Runtime> runtime) {
   if (capacity == 0 || capacity > MemoryFile::kMaxBytes) {
     return make_error(ErrorKind::kInvalidArgument, "an arena has between 1 byte and 2^40");
   }
   WEFT_ASSIGN_OR_RETURN(std::shared_ptr<MemoryFile> file,
                         MemoryFile::make((capacity + kPiece - 1) / kPiece * kPiece));
-  return std::shared_ptr<SharedArena>(new SharedArena(std::move(file)));
+  return std::shared_ptr<SharedArena>(new SharedArena(std::move(file), std::move(runtime)));
 }
 
 std::optional<uint64_t> SharedArena::take(uint64_t bytes) {
@@ -42,7 +47,11 @@ std::optional<uint64_t> SharedArena::take(uint64_t bytes) {
   uint64_t end = 0;
   {
     MutexLock lock(&mutex_);
-    const std::optional<uint64_t> found = heap_.allocate(bytes);
+    std::optional<uint64_t> found = heap_.allocate(bytes);
+    if (!found.has_value() && !resting_.empty()) {
+      wake_locked(0);
+      found = heap_.allocate(bytes);
+    }
     if (!found.has_value()) {
       ++counters_.full;
       return std::nullopt;
@@ -85,7 +94,31 @@ void SharedArena::drop_locked(uint64_t offset) {
     pieces_[i].last_used = sweeps_;
   }
   blocks_.erase(it);
-  heap_.free(offset, size);
+  if (size > kSmallBlock) return heap_.free(offset, size);
+  resting_.push_back(Resting{offset, size});
+  resting_bytes_ += size;
+  wake_locked(kRest);
+}
+
+void SharedArena::wake_locked(uint64_t bytes) {
+  for (; resting_bytes_ > bytes; resting_.pop_front()) {
+    heap_.free(resting_.front().offset, resting_.front().size);
+    resting_bytes_ -= resting_.front().size;
+  }
+}
+
+void SharedArena::write(uint64_t offset, std::string_view bytes) {
+  char* const to = file_->data() + offset;
+  if (bytes.size() >= kStreamAbove) return copy_streamed(to, bytes.data(), bytes.size());
+  // Of several threads, the one that ends last tells the next ones what is slow.
+  SharedWrites writes;
+  {
+    MutexLock lock(&mutex_);
+    writes = writes_;
+  }
+  writes.copy(runtime_->clock(), to, bytes.data(), bytes.size());
+  MutexLock lock(&mutex_);
+  writes_ = writes;
 }
 
 std::shared_ptr<char> SharedArena::allocate(uint64_t bytes) {
@@ -111,7 +144,7 @@ std::optional<SharedArena::Loan> SharedArena::lend(std::string_view bytes, uint6
   }
   const std::optional<uint64_t> offset = take(bytes.size());
   if (!offset.has_value()) return std::nullopt;
-  copy_part(file_->data() + *offset, bytes.data(), bytes.size(), bytes.size());
+  write(*offset, bytes);
   MutexLock lock(&mutex_);
   // The use that take() gave becomes the lease's.
   leases_.emplace(++last_lease_, Lease{*offset, link});
@@ -152,6 +185,7 @@ uint64_t SharedArena::new_link() {
 void SharedArena::sweep() {
   MutexLock lock(&mutex_);
   ++sweeps_;
+  wake_locked(0);
   for (const auto& [offset, length] : heap_.free_ranges()) {
     // Pieces that lie in the free range as a whole.
     const uint64_t first = (offset + kPiece - 1) / kPiece;
@@ -168,7 +202,7 @@ void SharedArena::sweep() {
 SharedArena::Counters SharedArena::counters() const {
   MutexLock lock(&mutex_);
   Counters out = counters_;
-  out.used_bytes = heap_.used();
+  out.used_bytes = heap_.used() - resting_bytes_;
   out.blocks = blocks_.size();
   out.leases = leases_.size();
   return out;

@@ -12,12 +12,17 @@
 //   ARENA-3  when the last peer's process is gone and no tensor here is left, nothing is in use.
 //   ARENA-4  a full arena is no error and no thread waits for room: the message goes by the wire.
 //
+// Small blocks rest for a while before they are used again: until then the caches next to the cores of
+// sender and receiver have let go of their lines, and a write to them waits for no other core
+// (docs/collectives.md, "Shared memory"). Rest is no use: ARENA-1 holds, and a full arena has none.
+//
 // The file is as large as the arena may become and takes memory only where blocks were; memory that
 // no block used for two sweeps goes back to the system.
 //
 // Threads: any.
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,8 +32,10 @@
 #include "absl/base/thread_annotations.h"
 #include "weft/common/api.h"
 #include "weft/common/mutex.h"
+#include "weft/common/runtime.h"
 #include "weft/transport/arena_heap.h"
 #include "weft/transport/memory_file.h"
+#include "weft/transport/shared_writes.h"
 
 namespace weft::internal {
 
@@ -36,9 +43,13 @@ class WEFT_API SharedArena : public std::enable_shared_from_this<SharedArena> {
  public:
   // Memory is taken from the system and given back in pieces of this size.
   static constexpr uint64_t kPiece = uint64_t{2} << 20;
+  // Blocks of up to kSmallBlock rest, kRest bytes of them together.
+  static constexpr uint64_t kSmallBlock = uint64_t{512} << 10;
+  static constexpr uint64_t kRest = uint64_t{2} << 20;
 
   // `capacity` is rounded up to pieces. Errors: see MemoryFile::make.
-  static StatusOr<std::shared_ptr<SharedArena>> make(uint64_t capacity);
+  static StatusOr<std::shared_ptr<SharedArena>> make(uint64_t capacity,
+                                                     std::shared_ptr<Runtime> runtime);
 
   // Memory for a tensor of this process, with any values, aligned to a page; null when there is no
   // room. The returned pointer holds the block, and the arena.
@@ -89,17 +100,30 @@ class WEFT_API SharedArena : public std::enable_shared_from_this<SharedArena> {
   };
   class Holder;
 
-  explicit SharedArena(std::shared_ptr<MemoryFile> file);
+  SharedArena(std::shared_ptr<MemoryFile> file, std::shared_ptr<Runtime> runtime);
   // With one user, who is the caller.
   std::optional<uint64_t> take(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
   void drop(uint64_t block) ABSL_LOCKS_EXCLUDED(mutex_);
   void drop_locked(uint64_t block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // Frees the longest resting blocks until `bytes` of them are left.
+  void wake_locked(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Copies into a block of this arena.
+  void write(uint64_t offset, std::string_view bytes) ABSL_LOCKS_EXCLUDED(mutex_);
+
   const std::shared_ptr<MemoryFile> file_;
+  const std::shared_ptr<Runtime> runtime_;
   mutable Mutex mutex_;
   ArenaHeap heap_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Block> blocks_ ABSL_GUARDED_BY(mutex_);  // by offset
   std::map<uint64_t, Lease> leases_ ABSL_GUARDED_BY(mutex_);
+  struct Resting {
+    uint64_t offset = 0;
+    uint64_t size = 0;
+  };
+  std::deque<Resting> resting_ ABSL_GUARDED_BY(mutex_);
+  uint64_t resting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  SharedWrites writes_ ABSL_GUARDED_BY(mutex_);
   struct Piece {
     bool populated = false;
     uint64_t last_used = 0;  // sweep
