@@ -42,8 +42,16 @@ template <class T>
 Status finite_of(const at::Tensor& values, int64_t row_length) {
   const T* const data = values.const_data_ptr<T>();
   const int64_t n = values.numel();
+  // Each product is 0 or NaN. A single sum would wait for the one before it at every element.
+  constexpr int64_t kSums = 16;
+  T sums[kSums] = {};
+  int64_t done = 0;
+  for (; done + kSums <= n; done += kSums) {
+    for (int64_t k = 0; k < kSums; ++k) sums[k] += data[done + k] * 0;
+  }
   T all = 0;
-  for (int64_t i = 0; i < n; ++i) all += data[i] * 0;  // 0, or NaN
+  for (; done < n; ++done) all += data[done] * 0;
+  for (const T sum : sums) all += sum;
   if (all == 0) return absl::OkStatus();
   int64_t bad = 0;
   int64_t first = -1;
