@@ -45,6 +45,7 @@ class WEFT_API SharedWrites {
   // Calls write(whether around the caches), which stores `bytes`.
   template <class F>
   void write(const Clock& clock, size_t bytes, F write) {
+    if (bytes < kSmallest) return write(false);
     const bool around = streams(bytes);
     const absl::Time before = clock.now();
     write(around);
