@@ -201,15 +201,6 @@ void ShmEngine::put(char* to, const char* from, uint64_t bytes) {
   writes_.copy(runtime_->clock(), to, from, bytes);
 }
 
-template <class F>
-void ShmEngine::in_pieces(uint64_t bytes, uint64_t whole, F write) {
-  if (whole >= kLargeTensor) return write(0, bytes, true);
-  for (uint64_t offset = 0; offset < bytes; offset += kPiece) {
-    const uint64_t n = std::min(kPiece, bytes - offset);
-    writes_.write(runtime_->clock(), n, [&](bool streamed) { write(offset, n, streamed); });
-  }
-}
-
 bool ShmEngine::by_schedule(OpKind op, Algorithm* algorithm, uint64_t bytes) const {
   *algorithm = asked_or_table(op, *algorithm, bytes);
   return *algorithm != Algorithm::kAuto && *algorithm != Algorithm::kDirect;
@@ -294,23 +285,23 @@ Status ShmEngine::registered(const Turn& turn, const Header& mine, char* data, u
   const uint64_t bytes = elements * size;
   const Blocks slices = Blocks::even(elements, member_.size);
   const uint64_t mine_begin = slices.begin(member_.rank) * size;
-  in_pieces(slices.length(member_.rank) * size, bytes,
-            [&](uint64_t offset, uint64_t n, bool streamed) {
-              collect_tensors(mine_begin + offset, data);
-              reduce_into(mine, data + mine_begin + offset, n / size, streamed);
-            });
+  const uint64_t mine_bytes = slices.length(member_.rank) * size;
+  const bool large = bytes >= kLargeTensor;
+  for (uint64_t done = 0; done < mine_bytes; done += kPiece) {
+    const uint64_t n = std::min(kPiece, mine_bytes - done);
+    const auto reduce = [&](bool streamed) {
+      collect_tensors(mine_begin + done, data);
+      reduce_into(mine, data + mine_begin + done, n / size, streamed);
+    };
+    large ? reduce(true) : writes_.write(runtime_->clock(), n, reduce);
+  }
   WEFT_RETURN_IF_ERROR(meet(turn, mine, false));
   for (int peer = 0; peer < member_.size; ++peer) {
     if (peer == member_.rank) continue;
     const uint64_t begin = slices.begin(peer) * size;
     const char* const from = of(peer).at(places_[static_cast<size_t>(peer)]) + begin;
-    in_pieces(slices.length(peer) * size, bytes, [&](uint64_t offset, uint64_t n, bool streamed) {
-      if (streamed) {
-        copy_streamed(data + begin + offset, from + offset, n);
-      } else {
-        copy(data + begin + offset, from + offset, n);
-      }
-    });
+    const uint64_t length = slices.length(peer) * size;
+    large ? copy_streamed(data + begin, from, length) : put(data + begin, from, length);
   }
   // No peer may still read the tensor when the caller writes to it next.
   return meet(turn, mine, false);

@@ -81,14 +81,10 @@ class ShmEngine : public Engine {
   void collect_inputs(uint64_t use, uint64_t offset, const char* own);
   // The same of the tensors themselves. REQUIRES: all of them are registered.
   void collect_tensors(uint64_t offset, const char* own_tensor);
-  // Of `inputs_`, in the order of the ranks.
+  // Reduces `inputs_` in the order of the ranks.
   void reduce_into(const Header& mine, char* out, uint64_t elements, bool streamed = false);
   // Into this rank's file, which the peers read.
   void put(char* to, const char* from, uint64_t bytes);
-  // Calls write(offset, bytes, streamed) for one piece of `bytes` after the other: of a tensor in this
-  // rank's file, whose size is `whole`.
-  template <class F>
-  void in_pieces(uint64_t bytes, uint64_t whole, F write);
 
   ShmFile& of(int rank) const { return *files_.by_rank[static_cast<size_t>(rank)]; }
   ShmFile& own() const { return of(member_.rank); }

@@ -110,7 +110,7 @@ void SharedArena::wake_locked(uint64_t bytes) {
 void SharedArena::write(uint64_t offset, std::string_view bytes) {
   char* const to = file_->data() + offset;
   if (bytes.size() >= kStreamAbove) return copy_streamed(to, bytes.data(), bytes.size());
-  // Of several threads, the one that ends last tells the next ones what is slow.
+  // Where several threads write, the one that ends last tells the next ones what is slow.
   SharedWrites writes;
   {
     MutexLock lock(&mutex_);
