@@ -357,8 +357,15 @@ class Lab:
         for host in self.hosts:
             host.wait()
 
-    def start(self, number, command, **popen):
+    def start(self, number, command, core=None, **popen):
+        """With a core, the host has that one and no other."""
         host = self.hosts[number]
+
+        def enter():
+            host.enter()
+            if core is not None:
+                os.sched_setaffinity(0, {core})
+
         environment = {
             **os.environ,
             "RANK": str(number),
@@ -370,7 +377,7 @@ class Lab:
             "NETLAB_HOST": str(number),
             "NETLAB_ADDRESS": host.address,
         }
-        return subprocess.Popen(command, env=environment, preexec_fn=host.enter, **popen)
+        return subprocess.Popen(command, env=environment, preexec_fn=enter, **popen)
 
 
 def become_root_inside():
