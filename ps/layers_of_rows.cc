@@ -15,6 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "torch/csrc/autograd/custom_function.h"
+#include "weft/ps/internal/key_places.h"
 #include "weft/ps/internal/table_future.h"
 #include "weft/ps/layers.h"
 
@@ -92,17 +93,13 @@ at::Tensor RowLayer::checked(const at::Tensor& ids) const {
 
 RowLayer::Distinct RowLayer::distinct_of(const at::Tensor& ids) {
   const int64_t* const from = ids.const_data_ptr<int64_t>();
-  absl::flat_hash_map<int64_t, int64_t> place_of;
-  place_of.reserve(static_cast<size_t>(ids.numel()));
-  std::vector<int64_t> keys;
+  internal::KeyPlaces<int64_t> distinct(static_cast<size_t>(ids.numel()));
   at::Tensor places = at::empty(ids.sizes(), at::kLong);
   int64_t* const to = places.mutable_data_ptr<int64_t>();
   for (int64_t i = 0; i < ids.numel(); ++i) {
-    const auto [at, fresh] = place_of.try_emplace(from[i], static_cast<int64_t>(keys.size()));
-    if (fresh) keys.push_back(from[i]);
-    to[i] = at->second;
+    to[i] = static_cast<int64_t>(distinct.place_of(from[i]));
   }
-  return {tensor_of(keys), std::move(places)};
+  return {tensor_of(distinct.keys()), std::move(places)};
 }
 
 void RowLayer::prefetch(const at::Tensor& ids) {

@@ -6,9 +6,8 @@
 #include "ATen/core/grad_mode.h"
 #include "ATen/ops/div.h"
 #include "ATen/ops/empty.h"
-#include "ATen/ops/full.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "weft/ps/internal/key_places.h"
 #include "weft/ps/internal/part_data.h"
 #include "weft/ps/internal/row_order.h"
 #include "weft/ps/internal/sparse_rows.h"
@@ -16,7 +15,7 @@
 namespace weft::ps::internal {
 namespace {
 
-// For a read: how many keys before it is needed a place of the index, and a row, is fetched.
+// Rows lie anywhere: how many keys before it is needed a place of the index, and a row, is fetched.
 constexpr size_t kIndexAhead = 16;
 constexpr size_t kRowsAhead = 8;
 constexpr size_t kLineBytes = 64;
@@ -26,6 +25,12 @@ constexpr size_t kMostSeen = size_t{1} << 20;
 constexpr uint64_t kShareOfSeen = 8;
 // Rows of which the time is over that go with a push, besides two for each of its own.
 constexpr size_t kExpireMore = 16;
+
+void fetch(const char* row, size_t bytes) {
+  for (size_t b = 0; b < std::min(bytes, kFetchedBytes); b += kLineBytes) {
+    __builtin_prefetch(row + b);
+  }
+}
 
 bool rows_go(const TableDefinition& d) {
   return d.eviction != Eviction::kNone || d.ttl > absl::ZeroDuration();
@@ -63,7 +68,7 @@ class SparseData final : public PartData {
     const at::Tensor values = tensors[1].contiguous();
     WEFT_RETURN_IF_ERROR(check_finite(values, length_));
     Push push{header.kind, header.rate, {}, {}};
-    gather({{&keys, &values}}, header.kind == PushKind::kAssign, &push);
+    add_by_key({{&keys, &values}}, header.kind == PushKind::kAssign, &push);
     if (!admits_all_ && !follows_ && header.kind == PushKind::kGradient) admit(&push);
     if (ordered_ && !follows_) WEFT_RETURN_IF_ERROR(make_room(push.keys));
     WEFT_RETURN_IF_ERROR(make_rows(push.keys));
@@ -89,32 +94,42 @@ class SparseData final : public PartData {
     if (pushes.size() == 1) {
       all = std::move(pushes[0]);
     } else {
-      std::vector<Part> parts;
+      std::vector<KeyedRows> parts;
       for (const Push& push : pushes) parts.push_back({&push.keys, &push.values});
-      gather(parts, false, &all);
+      add_by_key(parts, false, &all);
     }
     if (all.keys.empty()) return;
+    const std::vector<uint32_t> rows = find_all(all.keys);
     if (all.kind == PushKind::kAssign) {
       const char* const from = static_cast<const char*>(all.values.const_data_ptr());
-      for (size_t i = 0; i < all.keys.size(); ++i) {
-        const uint32_t row = rows_.find(all.keys[i]);
-        rows_.thaw(row);
-        std::memcpy(rows_.value_of(row), from + i * bytes_of(length_), bytes_of(length_));
+      for (size_t i = 0; i < rows.size(); ++i) {
+        rows_.thaw(rows[i]);
+        std::memcpy(rows_.value_of(rows[i]), from + i * bytes_of(length_), bytes_of(length_));
       }
       return;
     }
     // Not in place: they may be the client's.
     if (divisor > 1) all.values = all.values.div(static_cast<double>(divisor));
     const PackedOptions options = options_with_rate(*rule_, definition_.rule.options, all.rate);
-    if (all.keys.size() == 1) {
-      return update(all, rows_.steps_of(rows_.find(all.keys[0])), {0}, options);
-    }
     // Rows that have seen equally many steps are one parameter of the rule.
-    std::map<uint32_t, std::vector<size_t>> by_steps;
-    for (size_t i = 0; i < all.keys.size(); ++i) {
-      by_steps[rows_.steps_of(rows_.find(all.keys[i]))].push_back(i);
+    const uint32_t steps = rows_.steps_of(rows[0]);
+    bool same = true;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (i + kRowsAhead < rows.size()) __builtin_prefetch(&rows_.steps_of(rows[i + kRowsAhead]));
+      same = same && rows_.steps_of(rows[i]) == steps;
     }
-    for (const auto& [steps, places] : by_steps) update(all, steps, places, options);
+    if (same) return update(rows, all.values, options);
+    std::map<uint32_t, std::vector<size_t>> by_steps;
+    for (size_t i = 0; i < rows.size(); ++i) by_steps[rows_.steps_of(rows[i])].push_back(i);
+    for (const auto& [seen, places] : by_steps) {
+      std::vector<uint32_t> some;
+      at::Tensor gradient = at::empty({static_cast<int64_t>(places.size()), length_}, tensor_);
+      for (const size_t place : places) {
+        copy_rows(all.values, place, gradient, some.size(), 1);
+        some.push_back(rows[place]);
+      }
+      update(some, gradient, options);
+    }
   }
 
   std::vector<at::Tensor> pack(const Push& push) const override {
@@ -129,7 +144,6 @@ class SparseData final : public PartData {
     at::Tensor out = at::empty({static_cast<int64_t>(keys.size()), length_}, tensor_);
     char* const data = static_cast<char*>(out.mutable_data_ptr());
     const size_t bytes = bytes_of(length_);
-    // Rows lie anywhere: those of the next keys are fetched while these are copied.
     std::vector<const char*> rows(keys.size());
     const int64_t now = now_ms();
     const auto find = [&](size_t i) {
@@ -137,9 +151,7 @@ class SparseData final : public PartData {
       if (row == SparseRows::kNone) return;
       rows[i] = rows_.value_of(row);
       rows_.use(row, now);
-      for (size_t b = 0; b < std::min(bytes, kFetchedBytes); b += kLineBytes) {
-        __builtin_prefetch(rows[i] + b);
-      }
+      fetch(rows[i], bytes);
     };
     for (size_t i = 0; i < std::min(keys.size(), kIndexAhead); ++i) rows_.prefetch(keys[i]);
     for (size_t i = 0; i < keys.size() + kRowsAhead; ++i) {
@@ -193,11 +205,6 @@ class SparseData final : public PartData {
   }
 
  private:
-  struct Part {
-    const std::vector<uint64_t>* keys;
-    const at::Tensor* values;
-  };
-
   size_t bytes_of(int64_t elements) const { return rows_.bytes_of(elements); }
 
   static StatusOr<std::vector<uint64_t>> keys_of(const at::Tensor& keys) {
@@ -208,44 +215,6 @@ class SparseData final : public PartData {
     const at::Tensor flat = keys.contiguous();
     const auto* const data = reinterpret_cast<const uint64_t*>(flat.const_data_ptr<int64_t>());
     return std::vector<uint64_t>(data, data + flat.numel());
-  }
-
-  // Each key once, in the order in which they first come, with the sum of its rows in their order;
-  // `last`: with its last row.
-  void gather(const std::vector<Part>& parts, bool last, Push* out) const {
-    if (parts.size() == 1 && parts[0].keys->size() == 1) {  // many pushes are of one row
-      out->keys = *parts[0].keys;
-      out->values = *parts[0].values;
-      return;
-    }
-    absl::flat_hash_map<uint64_t, size_t> place;
-    size_t count = 0;
-    for (const Part& part : parts) count += part.keys->size();
-    place.reserve(count);
-    for (const Part& part : parts) {
-      for (const uint64_t key : *part.keys) {
-        if (place.emplace(key, out->keys.size()).second) out->keys.push_back(key);
-      }
-    }
-    if (parts.size() == 1 && out->keys.size() == count) {  // each key comes once
-      out->values = *parts[0].values;
-      return;
-    }
-    out->values = at::full({static_cast<int64_t>(out->keys.size()), length_}, 0, tensor_);
-    for (const Part& part : parts) {
-      const auto add = [&]<class T>(const T* from, T* to) {
-        for (size_t i = 0; i < part.keys->size(); ++i) {
-          T* const row = to + static_cast<int64_t>(place.at((*part.keys)[i])) * length_;
-          const T* const given = from + static_cast<int64_t>(i) * length_;
-          for (int64_t c = 0; c < length_; ++c) row[c] = last ? given[c] : row[c] + given[c];
-        }
-      };
-      if (definition_.dtype == c10::ScalarType::Double) {
-        add(part.values->const_data_ptr<double>(), out->values.mutable_data_ptr<double>());
-      } else {
-        add(part.values->const_data_ptr<float>(), out->values.mutable_data_ptr<float>());
-      }
-    }
   }
 
   int64_t now_ms() const { return ordered_ ? absl::ToUnixMillis(clock_->now()) : 0; }
@@ -311,17 +280,17 @@ class SparseData final : public PartData {
 
   // With their first values; those that are there are used.
   Status make_rows(const std::vector<uint64_t>& keys) {
-    size_t fresh = 0;
-    for (const uint64_t key : keys) fresh += rows_.contains(key) ? 0 : 1;
+    const std::vector<uint32_t> rows = find_all(keys);
+    const auto fresh = static_cast<size_t>(std::count(rows.begin(), rows.end(), SparseRows::kNone));
     if (fresh != 0) WEFT_RETURN_IF_ERROR(check_cap(fresh));
     if (fresh != 0) WEFT_RETURN_IF_ERROR(rows_.reserve(fresh));
     if (fresh == 0 && !ordered_) return absl::OkStatus();
     const int64_t now = now_ms();
-    for (const uint64_t key : keys) {
-      if (const uint32_t row = rows_.find(key); row != SparseRows::kNone) {
-        rows_.use(row, now);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (rows[i] != SparseRows::kNone) {
+        rows_.use(rows[i], now);
       } else {
-        rows_.add(key, now);
+        rows_.add(keys[i], now);
       }
     }
     return absl::OkStatus();
@@ -339,29 +308,36 @@ class SparseData final : public PartData {
                      "was applied"));
   }
 
-  void update(const Push& push, uint32_t steps, const std::vector<size_t>& places,
+  // In the order of the keys; SparseRows::kNone: there is none.
+  std::vector<uint32_t> find_all(const std::vector<uint64_t>& keys) const {
+    std::vector<uint32_t> rows(keys.size());
+    for (size_t i = 0; i < std::min(keys.size(), kIndexAhead); ++i) rows_.prefetch(keys[i]);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (i + kIndexAhead < keys.size()) rows_.prefetch(keys[i + kIndexAhead]);
+      rows[i] = rows_.find(keys[i]);
+    }
+    return rows;
+  }
+
+  // Of rows that have seen equally many steps; `gradient`: one row for each.
+  void update(const std::vector<uint32_t>& rows, const at::Tensor& gradient,
               const PackedOptions& options) {
-    const auto count = static_cast<int64_t>(places.size());
-    std::vector<uint32_t> rows;
-    for (const size_t place : places) rows.push_back(rows_.find(push.keys[place]));
+    const auto count = static_cast<int64_t>(rows.size());
     for (const uint32_t row : rows) rows_.thaw(row);
     const auto collect = [&](int64_t length, const auto& from) {
       at::Tensor out = at::empty({count, length}, tensor_);
       char* const data = static_cast<char*>(out.mutable_data_ptr());
-      for (size_t i = 0; i < places.size(); ++i) {
-        std::memcpy(data + i * bytes_of(length), from(i), bytes_of(length));
+      const size_t bytes = bytes_of(length);
+      for (size_t i = 0; i < rows.size(); ++i) {
+        if (i + kRowsAhead < rows.size()) fetch(from(i + kRowsAhead), bytes);
+        std::memcpy(data + i * bytes, from(i), bytes);
       }
       return out;
     };
-    const char* const given = static_cast<const char*>(push.values.const_data_ptr());
     at::Tensor values = collect(length_, [&](size_t i) { return rows_.value_of(rows[i]); });
-    const at::Tensor gradient =
-        places.size() == push.keys.size()
-            ? push.values
-            : collect(length_, [&](size_t i) { return given + places[i] * bytes_of(length_); });
     const std::vector<int64_t>& lengths = rows_.buffer_lengths();
     ParameterState state;
-    state.steps.store(steps);
+    state.steps.store(rows_.steps_of(rows[0]));
     for (size_t b = 0; b < lengths.size(); ++b) {
       at::Tensor buffer;
       if (lengths[b] != 0) {

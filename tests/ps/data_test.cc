@@ -10,6 +10,7 @@
 #include "torch/optim.h"
 #include "torch/types.h"
 #include "weft/ps/internal/hot_keys.h"
+#include "weft/ps/internal/key_places.h"
 #include "weft/ps/internal/part_data.h"
 #include "weft/rpc/inspection.h"
 #include "weft/tests/ps/fixture.h"
@@ -156,6 +157,28 @@ TEST_F(PsTest, PS_4_ARowTakesLittleMoreThanItsPayload) {
   EXPECT_EQ((*data)->rows(), 1000);
   EXPECT_LE((*data)->bytes(), 325 * 1000);
   EXPECT_GE((*data)->bytes(), 260 * 1000);
+}
+
+// ---- the distinct keys of a push ---------------------------------------------------------------
+
+TEST(PsKeyPlaces, DistinctKeysHaveTheirNumbersInTheOrderInWhichTheyComeFirst) {
+  std::mt19937_64 random(5);
+  for (const size_t count : {0, 1, 2, 3, 64, 1000, 4096}) {
+    for (const uint64_t of :
+         {uint64_t{1}, uint64_t{2}, uint64_t{50}, uint64_t{3000}, ~uint64_t{0}}) {
+      SCOPED_TRACE(absl::StrCat(count, " of ", of));
+      ps::internal::KeyPlaces<uint64_t> distinct(count);
+      std::map<uint64_t, uint32_t> want;
+      std::vector<uint64_t> order;
+      for (size_t i = 0; i < count; ++i) {
+        const uint64_t key = random() % of;
+        const auto [at, fresh] = want.emplace(key, static_cast<uint32_t>(order.size()));
+        if (fresh) order.push_back(key);
+        ASSERT_EQ(distinct.place_of(key), at->second);
+      }
+      EXPECT_EQ(distinct.keys(), order);
+    }
+  }
 }
 
 // ---- which keys are pushed to most ---------------------------------------------------------------
