@@ -20,7 +20,8 @@ Place PassGraph::place_of(const Entry& entry) const {
   if (entry.kind == Kind::kSend) return place;
   constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
   const auto own = static_cast<int64_t>(std::min(entry.node->sequence_nr(), kMost));
-  place.sequence = std::min(own, place.sequence - 1);
+  // One that another thread has made may have any number. It runs right after what it waited for.
+  place.sequence = std::min(own, place.sequence);
   return place;
 }
 

@@ -26,8 +26,8 @@ struct Place {
   // which are later than all messages. They live as long as the pass's sends.
   const CallOrder* first = nullptr;
   const CallOrder* last = nullptr;
-  // Among those of the same messages, the larger one first: LibTorch's sequence number, but below
-  // those of all nodes that it takes gradients of.
+  // Among those of the same messages, the larger one first: LibTorch's sequence number, but not above
+  // those of the nodes that it takes gradients of, which come before it by themselves.
   int64_t sequence = std::numeric_limits<int64_t>::max();
 
   // Becomes the place of a node that also takes a gradient of one at `other`.

@@ -6,8 +6,10 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "ATen/SequenceNumber.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "torch/types.h"
@@ -119,6 +121,30 @@ TEST_F(AutogradOrder, DEF_31_gradients_are_added_by_call_and_not_by_arrival) {
 // Where all is known from the beginning, nothing is held back.
 TEST_F(AutogradOrder, DEF_31_gradients_are_added_by_call_in_the_fast_mode_too) {
   expect_equal_bits(BackwardMode::kFast, &all_at_once);
+}
+
+// LibTorch counts the nodes of each thread by themselves. In single precision the sum is 3e-3 where this one's gradient is
+// the second, and 0 where it is the last.
+at::Tensor with_a_node_of_another_thread(const std::vector<Worker>& workers,
+                                         const at::Tensor& inner) {
+  const at::Tensor last = inner * 3e-3;
+  at::Tensor elsewhere;
+  std::thread([&elsewhere, &inner, mine = at::sequence_number::peek()] {
+    while (at::sequence_number::peek() < mine + 100) at::sequence_number::get_and_increment();
+    elsewhere = inner * -1e8;
+  }).join();
+  const at::Tensor second = elsewhere * 1;
+  const at::Tensor sum = inner * 1e8 + second + last;
+  return workers.empty() ? sum : sum + rpc_sync(workers[0], 5, kTerm, 1.0, torch::ones({}));
+}
+
+TEST_F(AutogradOrder, DEF_31_a_node_of_another_thread_is_added_where_LibTorch_adds_it) {
+  const at::Tensor x = torch::ones({}, torch::kFloat32).set_requires_grad(true);
+  with_a_node_of_another_thread({}, x * 1).backward();
+  EXPECT_NE(bits_of(x.grad()), 0U);
+  for (const BackwardMode mode : {BackwardMode::kExact, BackwardMode::kFast}) {
+    EXPECT_EQ(run(1, mode, with_a_node_of_another_thread).inner, bits_of(x.grad()));
+  }
 }
 
 }  // namespace
