@@ -19,15 +19,15 @@ namespace weft::ps::internal {
 template <class Key>  // an integer
 class KeyPlaces {
  public:
-  // Of at most so many keys, fewer than 2^32 - 1.
+  // Takes at most `most` keys, fewer than 2^32 - 1.
   explicit KeyPlaces(size_t most) : slots_(std::bit_ceil(std::max<size_t>(2 * most, 2)), kNone) {
     keys_.reserve(most);
   }
 
-  // The key's number among the distinct ones; it becomes the next one when it comes first.
+  // Returns the key's number among the distinct ones. A new key gets the next number.
   uint32_t place_of(Key key) {
     const size_t mask = slots_.size() - 1;
-    // absl's hash has a seed of each process: a peer does not choose keys that meet in one slot.
+    // The seed of absl's hash differs between processes: a peer cannot choose keys that collide.
     for (size_t at = absl::HashOf(key) & mask;; at = (at + 1) & mask) {
       uint32_t& place = slots_[at];
       if (place == kNone) {
@@ -49,14 +49,14 @@ class KeyPlaces {
   std::vector<Key> keys_;
 };
 
-// Rows of a push. Contiguous, float or double.
+// The rows of a push: one for each key, contiguous, float or double.
 struct KeyedRows {
   const std::vector<uint64_t>* keys;
   const at::Tensor* values;
 };
 
-// Each key once, in the order in which they first come, with the sum of its rows in their order; `last`: with its last
-// row. Where no key comes twice the values are the given ones. REQUIRES: some parts, of equally long rows.
+// Sets *out to the distinct keys, in the order in which they first come, each with the sum of its rows in their order, or
+// with its last row if `last`. Does not copy the values if no key is repeated. REQUIRES: one part at least; equally long rows.
 void add_by_key(const std::vector<KeyedRows>& parts, bool last, Push* out);
 
 }  // namespace weft::ps::internal

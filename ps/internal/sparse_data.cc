@@ -15,7 +15,7 @@
 namespace weft::ps::internal {
 namespace {
 
-// Rows lie anywhere: how many keys before it is needed a place of the index, and a row, is fetched.
+// Rows lie anywhere: a place in the index, and a row, are prefetched so many keys before they are read.
 constexpr size_t kIndexAhead = 16;
 constexpr size_t kRowsAhead = 8;
 constexpr size_t kLineBytes = 64;
@@ -308,7 +308,7 @@ class SparseData final : public PartData {
                      "was applied"));
   }
 
-  // In the order of the keys; SparseRows::kNone: there is none.
+  // Returns the row of each key; SparseRows::kNone for a key without one.
   std::vector<uint32_t> find_all(const std::vector<uint64_t>& keys) const {
     std::vector<uint32_t> rows(keys.size());
     for (size_t i = 0; i < std::min(keys.size(), kIndexAhead); ++i) rows_.prefetch(keys[i]);
@@ -319,7 +319,7 @@ class SparseData final : public PartData {
     return rows;
   }
 
-  // Of rows that have seen equally many steps; `gradient`: one row for each.
+  // Updates rows that have the same step count; `gradient` has one row for each of them.
   void update(const std::vector<uint32_t>& rows, const at::Tensor& gradient,
               const PackedOptions& options) {
     const auto count = static_cast<int64_t>(rows.size());
