@@ -1,5 +1,6 @@
-// DEF_25 under the seeded scheduler: an owner has applied a step and its send budget is full, so the
-// trainer hears nothing of it before others have answered the owner.
+// DEF_25 under the seeded scheduler. An owner has applied a step and its send budget is full, so the
+// trainer hears nothing of it before others have answered the owner. An owner stands still for
+// longer than a step may take, at any of its looks at the clock.
 
 #include <torch/optim.h>
 #include <torch/types.h>
@@ -11,16 +12,19 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "weft/common/sim.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/service.h"
+#include "weft/dist_optim/optimizer.h"
 #include "weft/dist_optim/service.h"
 #include "weft/dist_optim/user_optimizer.h"
 #include "weft/rpc/call.h"
 #include "weft/rref/rref.h"
 #include "weft/store/hash_store.h"
+#include "weft/tests/testing/forwarding_runtime.h"
 #include "weft/transport/faulty_transport.h"
 #include "weft/transport/inproc_transport.h"
 
@@ -46,6 +50,30 @@ class Told : public torch::optim::SGD {
     }
     return result;
   }
+};
+
+// A process that stands still at one look at the clock: the time of that one is `by` later, and that
+// of all that follow.
+class StandsStill : public ForwardingRuntime, public Clock {
+ public:
+  explicit StandsStill(std::shared_ptr<Runtime> inner) : ForwardingRuntime(std::move(inner)) {}
+  const Clock& clock() const override { return *this; }
+  absl::Time now() const override {
+    if (looks_ > 0 && --looks_ == 0) ahead_ += by_;
+    return ForwardingRuntime::clock().now() + ahead_;
+  }
+  // At the look of this number from now.
+  void at_look(int64_t number, absl::Duration by) {
+    looks_ = number;
+    by_ = by;
+  }
+  // Whether that look is still to come, and no more.
+  bool forget() { return std::exchange(looks_, 0) > 0; }
+
+ private:
+  mutable int64_t looks_ = 0;
+  mutable absl::Duration ahead_;
+  absl::Duration by_;
 };
 
 class StepSim : public ::testing::Test {
@@ -75,6 +103,7 @@ class StepSim : public ::testing::Test {
   void simulate(uint64_t seed, const std::function<void()>& body) {
     auto sim = std::make_shared<SimRuntime>(SimOptions{.seed = seed});
     sim_ = sim.get();
+    w2_ = std::make_shared<StandsStill>(sim);
     const Status ended = sim->run([&] {
       try {
         join(sim);
@@ -85,6 +114,7 @@ class StepSim : public ::testing::Test {
       for (Worker& w : workers_) (void)w.shutdown({.graceful = false});
       workers_.clear();
     });
+    w2_.reset();
     EXPECT_TRUE(ended.ok()) << ended;
   }
   void join(const std::shared_ptr<Runtime>& runtime) {
@@ -103,7 +133,7 @@ class StepSim : public ::testing::Test {
         o.transport = faulty_transport(inproc_transport(network), plan_);
         o.services = {rref_service(), dist_autograd_service(), dist_optim_service()};
         o.worker_threads = 2;
-        o.runtime = runtime;
+        o.runtime = i == 2 ? w2_ : runtime;
         o.log_level = Severity::kOff;
         o.environment = i == 2 ? Environment{{"WEFT_SEND_BUDGET", "1MiB"}} : Environment{};
         StatusOr<Worker> w = Worker::try_join(std::move(o));
@@ -172,6 +202,7 @@ class StepSim : public ::testing::Test {
   std::vector<at::Tensor> parameters_;
   std::map<const void*, std::function<void()>> after_;
   SimRuntime* sim_ = nullptr;
+  std::shared_ptr<StandsStill> w2_;  // what w2 runs on
   std::vector<Worker> workers_;
   std::vector<Promise<int64_t>> held_;
   std::vector<Future<int64_t>> calls_;
@@ -213,6 +244,60 @@ TEST_F(StepSim, DEF_25_what_nobody_tells_is_not_known) {
     EXPECT_EQ(report.owners[1].outcome, StepOutcome::kUnknown) << report.status;
   });
 }
+
+// The time of a step ends at any look of w2 at its clock. What is reported has happened. One look is that at which the step
+// holds what it has reserved, when the log of steps has let it through; a step of one owner asks how long it has, too.
+class StepSimStill : public StepSim, public ::testing::WithParamInterface<int> {};
+
+TEST_P(StepSimStill,
+       DEF_25_a_step_whose_time_ends_before_it_holds_what_it_reserved_changes_nothing) {
+  const int owners = GetParam();
+  int64_t given_up = 0;
+  bool looked = true;
+  int64_t looks = 0;
+  while (looked) {
+    SCOPED_TRACE(absl::StrCat("at look ", ++looks));
+    for (at::Tensor& one : parameters_) {
+      one = torch::full({2}, 2.0, torch::kFloat64).set_requires_grad(true);
+    }
+    simulate(1, [&] {
+      std::vector<RRef<at::Tensor>> references;
+      for (int i = 3 - owners; i < 3; ++i) {
+        references.push_back(rpc_sync(workers_[0], i, kParameter));
+      }
+      DistributedOptimizer<optim::SGD> optimizer(workers_[0], references, {.lr = 1.0},
+                                                 {.isolation = Isolation::kVersioned});
+      DistAutogradContext context(workers_[0]);
+      at::Tensor x = torch::ones({2}, torch::kFloat64);
+      for (int i = 3 - owners; i < 3; ++i) x = rpc_sync(workers_[0], i, kScaled, x);
+      context.backward({x.sum()});
+      sim_->sleep(absl::Seconds(3));
+      w2_->at_look(looks, absl::Milliseconds(1500));
+      const StepReport report = optimizer.try_step(
+          context, {.deadline = 1s, .versions = std::vector<int64_t>(static_cast<size_t>(owners))});
+      looked = !w2_->forget();
+      sim_->sleep(absl::Seconds(3));
+      const std::vector<int64_t> versions = optimizer.versions();
+      for (size_t i = 0; i < report.owners.size(); ++i) {
+        const OwnerReport& one = report.owners[i];
+        if (one.outcome == StepOutcome::kUnknown) continue;
+        EXPECT_EQ(versions[i], one.outcome == StepOutcome::kApplied ? 1 : 0) << report.status;
+      }
+      const at::Tensor& value = parameters_[2];
+      const bool changed = !torch::equal(value, torch::full({2}, 2.0, torch::kFloat64));
+      EXPECT_EQ(changed, versions.back() == 1);
+      if (absl::StrContains(report.owners.back().error.message(), "is not reserved any more")) {
+        ++given_up;
+        EXPECT_EQ(report.owners.back().outcome, StepOutcome::kNotApplied);
+      }
+    });
+    ASSERT_LT(looks, 1000);
+  }
+  EXPECT_EQ(given_up, owners == 1 ? 2 : 1) << "of " << looks << " looks";
+}
+
+INSTANTIATE_TEST_SUITE_P(Owners, StepSimStill, ::testing::Values(1, 2),
+                         [](const auto& info) { return absl::StrCat("owners_", info.param); });
 
 }  // namespace
 }  // namespace weft::testing

@@ -7,8 +7,8 @@
 //     --files: so many descriptors may be open, and the process cannot change that.
 //     --signal-at: sends itself the signal when it is about to write a key with KEY in it.
 //   integration_worker meet [REST_S]
-//     joins, calls its successor, passes a barrier, rests for so many seconds, leaves: what the
-//     start-up tests run in numbers.
+//     joins, passes a barrier, calls all others at once, rests for so many seconds, leaves, and says
+//     how long each took: what the start-up tests run in numbers.
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -389,24 +389,40 @@ int64_t cpu_ms() {
 int meet(int rest_s) {
   const auto runtime = make_system_runtime();
   Stage stage(runtime);
+  std::string took;
+  absl::Time from = runtime->now();
+  const auto phase = [&](absl::string_view name) {
+    const absl::Time to = runtime->now();
+    absl::StrAppend(&took, name, "_ms=", absl::ToInt64Milliseconds(to - from), " ");
+    from = to;
+  };
   const Worker worker = join({.library = stage.library, .runtime = runtime});
-  const int successor = (worker.rank() + 1) % worker.world_size();
-  const int64_t runs = rpc_sync(worker, successor, kBump, worker.rank());
+  phase("join");
   barrier(worker);
-  // Behind the barrier every worker has called: exactly one other has called us.
+  phase("barrier");
+  std::vector<Future<int64_t>> calls;
+  for (int to = 0; to < worker.world_size(); ++to) {
+    if (to != worker.rank()) calls.push_back(rpc_async(worker, to, kBump, worker.rank()));
+  }
+  // Each is answered with how often it has run there.
+  int64_t runs = 0;
+  for (const Future<int64_t>& call : calls) runs += call.wait();
+  phase("all_to_all");
+  barrier(worker);
+  // Behind the barrier every worker has called: each of the others has called us once.
   const int64_t served = stage.counts().at("runs");
-  int64_t rest_ms = 0;
   if (rest_s > 0) {
     // What joining leaves to do is done by then.
     ::sleep(2);
-    rest_ms = cpu_ms();
+    const int64_t before = cpu_ms();
     ::sleep(static_cast<unsigned>(rest_s));
-    rest_ms = cpu_ms() - rest_ms;
+    absl::StrAppend(&took, "rest_cpu_ms=", cpu_ms() - before, " ");
     barrier(worker);
   }
+  from = runtime->now();
   const ShutdownResult result = worker.shutdown();
-  std::cout << "met " << worker.rank() << " runs=" << runs << " served=" << served << " "
-            << (rest_s > 0 ? absl::StrCat("rest_ms=", rest_ms, " ") : std::string())
+  phase("leave");
+  std::cout << "met " << worker.rank() << " runs=" << runs << " served=" << served << " " << took
             << answer(result.status) << std::endl;
   return result.status.ok() ? 0 : 1;
 }
