@@ -243,7 +243,10 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
     std::shared_ptr<Link> active;
     std::set<uint64_t> waiting;  // calls that need a connection
     bool dialling = false;
-    Status gone;  // not OK: dead or left
+    bool dial_counts = false;  // among those of DIAL-2...
+    absl::Time dialled_at = absl::InfinitePast();
+    bool dial_queued = false;  // ...or waits for one of them to end
+    Status gone;               // not OK: dead or left
     // DIAL-1: an attempt that failed, and a connection that ended or refused before anything came
     // through it, are followed by a pause, doubled each time; it ends when something has come.
     absl::Duration backoff = absl::ZeroDuration();
@@ -349,6 +352,10 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   Status check_observer_locked(const Hello& theirs) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // True when the caller must dial() after letting go of the mutex.
   bool want_dial_locked(const PeerRef& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // DIAL-2: this worker dials kMostDials peers at a time. Of the others those come first whose connection stays if both
+  // dial; one whose own dial has connected it meanwhile is not dialled. So where all call all, a pair seldom dials both ways.
+  void dial_ended_locked(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void dial_queued() ABSL_LOCKS_EXCLUDED(mutex_);
   // DIAL-1.
   void back_off_locked(Peer* peer, const Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void came_through_locked(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -472,6 +479,10 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   MemberListRef members_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, PeerRef> peers_ ABSL_GUARDED_BY(mutex_);  // by incarnation
   std::deque<uint64_t> gone_peers_ ABSL_GUARDED_BY(mutex_);    // incarnations, oldest first
+  int dials_ ABSL_GUARDED_BY(mutex_) = 0;                      // DIAL-2
+  std::deque<std::weak_ptr<Peer>> dials_that_stay_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::weak_ptr<Peer>> other_dials_ ABSL_GUARDED_BY(mutex_);
+  bool dials_queued_ ABSL_GUARDED_BY(mutex_) = false;  // a thread is in dial_queued()
   std::map<uint64_t, Pending> pending_ ABSL_GUARDED_BY(mutex_);
   std::deque<uint64_t> room_queue_ ABSL_GUARDED_BY(mutex_);  // calls that wait for room, in order
   std::map<ServingKey, Serving> serving_ ABSL_GUARDED_BY(mutex_);

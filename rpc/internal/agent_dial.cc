@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/common/worker_key.h"
 #include "weft/rpc/internal/agent_job.h"
 #include "weft/rpc/internal/counters.h"
 
@@ -12,6 +13,7 @@ namespace {
 
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kMaxBackoff = absl::Seconds(1);
+constexpr int kMostDials = 8;
 
 }  // namespace
 
@@ -54,8 +56,50 @@ bool Agent::want_dial_locked(const PeerRef& peer) {
     arm_redial_locked(peer);
     return false;
   }
+  if (dials_ >= kMostDials) {
+    const bool stays = key_of(options_.self) < key_of(peer->info);
+    if (!std::exchange(peer->dial_queued, true)) {
+      (stays ? dials_that_stay_ : other_dials_).push_back(peer);
+    }
+    return false;
+  }
+  ++dials_;
   peer->dialling = true;
+  peer->dial_counts = true;
+  peer->dialled_at = now();
   return true;
+}
+
+void Agent::dial_ended_locked(Peer* peer) {
+  peer->dialling = false;
+  if (std::exchange(peer->dial_counts, false)) --dials_;
+}
+
+void Agent::dial_queued() {
+  while (true) {
+    std::vector<PeerRef> passed;  // their timers may wait for the mutex
+    PeerRef next;
+    {
+      MutexLock lock(&mutex_);
+      // A dial that ends at once comes back here.
+      if (dials_queued_) return;
+      while (next == nullptr && dials_ < kMostDials) {
+        auto& queue = dials_that_stay_.empty() ? other_dials_ : dials_that_stay_;
+        if (queue.empty()) break;
+        PeerRef peer = queue.front().lock();
+        queue.pop_front();
+        if (peer == nullptr) continue;
+        peer->dial_queued = false;
+        if (!peer->waiting.empty() && want_dial_locked(peer)) next = peer;
+        passed.push_back(std::move(peer));
+      }
+      if (next == nullptr) return;
+      dials_queued_ = true;
+    }
+    dial(next);
+    MutexLock lock(&mutex_);
+    dials_queued_ = false;
+  }
 }
 
 void Agent::back_off_locked(Peer* peer, const Status& why) {
@@ -169,17 +213,20 @@ void Agent::on_dialled(const PeerRef& peer, const std::shared_ptr<Link>& link,
   const bool final = kind == ErrorKind::kPermission || kind == ErrorKind::kPeerLost ||
                      kind == ErrorKind::kProtocol || kind == ErrorKind::kUnimplemented;
   std::vector<uint64_t> fail;
+  bool given_up = false;
   {
     MutexLock lock(&mutex_);
-    peer->dialling = false;
-    if (closed_ || peer->active != nullptr) return;
-    back_off_locked(peer.get(), error);
-    if (final) {
+    dial_ended_locked(peer.get());
+    given_up = closed_ || peer->active != nullptr;
+    if (!given_up) back_off_locked(peer.get(), error);
+    if (!given_up && final) {
       fail.assign(peer->waiting.begin(), peer->waiting.end());
-    } else if (!peer->waiting.empty()) {
+    } else if (!given_up && !peer->waiting.empty()) {
       arm_redial_locked(peer);
     }
   }
+  dial_queued();
+  if (given_up) return;
   for (uint64_t id : fail) complete(id, error, false);
   if (kind == ErrorKind::kPeerLost) peer_gone(peer->info.incarnation, error);
 }

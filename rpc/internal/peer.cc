@@ -14,6 +14,12 @@ namespace {
 // Memory that nothing used for one to two of these goes back to the system: long enough for a pause
 // between two phases of training, whose first messages would else pay for every page again.
 constexpr absl::Duration kTrimEvery = absl::Minutes(1);
+// A connection on which nothing was sent for so many heartbeat intervals, or for such a part of the lease, has a heartbeat:
+// where each worker is connected to each other, these are most of what a group costs at rest. Two fit into a lease.
+constexpr int kSilentIntervals = 6;
+constexpr double kSilentPart = 0.45;
+// A dial that takes longer than this part of the lease, as that of a host which is away, does not count in DIAL-2.
+constexpr double kSlowDial = 0.5;
 
 }  // namespace
 
@@ -24,10 +30,11 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
   bool redial = false;
   bool reconnected = false;
   Status refuse;
+  const bool dialled = link->connection()->dialled();
   {
     MutexLock lock(&mutex_);
     // In the step that makes the connection known, or a call in between would dial once more.
-    if (link->connection()->dialled()) peer->dialling = false;
+    if (dialled) dial_ended_locked(peer.get());
     if (closed_ || !peer->gone.ok()) {
       refuse = closed_ ? closed_error() : peer->gone;
     } else if (link->lost) {
@@ -62,17 +69,15 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
       waiting.assign(peer->waiting.begin(), peer->waiting.end());
     }
   }
-  if (redial) return dial(peer);
-  if (!refuse.ok()) {
-    link->connection()->close(refuse);
-    return;
-  }
+  if (redial) dial(peer);
+  if (!refuse.ok()) link->connection()->close(refuse);
   if (replaced != nullptr) {
     replaced->connection()->close(
         make_error(ErrorKind::kUnavailable, "replaced by a newer connection of the same peer"));
   }
   for (const auto& l : goodbyes) send_goodbye(l);
   for (uint64_t id : waiting) transmit(id);
+  if (dialled) dial_queued();
   if (reconnected && options_.on_reconnected != nullptr) options_.on_reconnected(peer->info);
 }
 
@@ -313,6 +318,10 @@ void Agent::tick() {
       if (peer->active != nullptr && std::exchange(peer->owes_ack, false)) {
         acks[peer->active] = acked_below_locked(*peer);
       }
+      if (peer->dial_counts && now() - peer->dialled_at > options_.config.lease * kSlowDial) {
+        peer->dial_counts = false;
+        --dials_;
+      }
       // A peer that is not dialled does not count as out of reach.
       if (peer->waiting.empty() && !peer->dialling) {
         peer->unreachable_since = absl::InfiniteFuture();
@@ -332,7 +341,11 @@ void Agent::tick() {
     }
   }
   for (const auto& [id, why] : unreachable) complete(id, why, false);
+  dial_queued();
   const absl::Time at = now();
+  const absl::Duration interval = options_.config.heartbeat_interval;
+  const absl::Duration silence = std::max(
+      interval, std::min(interval * kSilentIntervals, options_.config.lease * kSilentPart));
   for (const auto& link : links) {
     if (at - link->last_received() > options_.config.lease) {
       link->connection()->close(make_error(
@@ -341,7 +354,7 @@ void Agent::tick() {
       continue;
     }
     const auto ack = acks.find(link);
-    if (ack != acks.end() || at - link->last_sent() >= options_.config.heartbeat_interval) {
+    if (ack != acks.end() || at - link->last_sent() >= silence) {
       v1::HeartbeatHeader header;
       if (ack != acks.end()) header.set_acked_below(ack->second);
       link->send_control(FrameKind::kHeartbeat, header.SerializeAsString(), kControlLane, at)

@@ -99,6 +99,7 @@ class Group {
   }
   void pass(absl::Duration time) { sim->make_parker()->park_until(sim->now() + time); }
   int64_t count(size_t i, const std::string& name) { return workers[i].debug_info().at(name); }
+  InprocNetwork& network() { return *network_; }
 
   const std::shared_ptr<SimRuntime> sim =
       std::make_shared<SimRuntime>(SimOptions{.seed = options_.seed});

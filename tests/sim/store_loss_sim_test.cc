@@ -126,6 +126,8 @@ class LostStore : public DelegatingStore, public ForkableStore {
   bool interrupted_ ABSL_GUARDED_BY(loss_->mutex) = false;
 };
 
+constexpr absl::Duration kLease = absl::Seconds(15);  // as every worker has it that was given none
+
 int64_t add(int64_t a, int64_t b) { return a + b; }
 
 class StoreLossSim : public ::testing::Test {
@@ -286,6 +288,22 @@ TEST_F(StoreLossSim, DEF_5_a_short_outage_of_the_store_parts_nobody) {
     sim_->sleep(absl::Seconds(5));
     const StatusOr<int64_t> sum = call(10s);
     EXPECT_TRUE(sum.ok()) << sum.status();
+    workers_.clear();
+  });
+  EXPECT_TRUE(ended.ok()) << ended;
+}
+
+// A dial that failed long ago, for a call that is over, is no part of the lease for which a peer could not be reached.
+TEST_F(StoreLossSim, DEF_5_a_dial_that_failed_long_ago_does_not_count) {
+  const Status ended = sim_->run([&] {
+    join();
+    network_->refuse_connects("w1", true);
+    EXPECT_EQ(error_kind(call(200ms).status()), ErrorKind::kDeadline);
+    for (const auto& loss : losses_) loss->go();
+    sim_->sleep(absl::Minutes(10));
+    const absl::Time begun = sim_->now();
+    EXPECT_EQ(error_kind(call(5min).status()), ErrorKind::kPeerLost);
+    EXPECT_GE(sim_->now() - begun, kLease);
     workers_.clear();
   });
   EXPECT_TRUE(ended.ok()) << ended;
