@@ -15,7 +15,8 @@
 namespace weft::internal {
 namespace {
 
-constexpr uint64_t kSweepEvery = 512;  // changes; a worker that comes and goes makes two
+constexpr uint64_t kSweepEvery = 64;  // changes; a worker that comes and goes makes two
+constexpr int kMostSwept = 64;        // keys at a time: two operations for each
 
 // In a group of so many, changes are looked at once per heartbeat when they keep coming (MEM-6).
 constexpr int64_t kPaced = 128;
@@ -353,8 +354,10 @@ Status Membership::sweep(const MemberList& list) {
   for (const auto& [id, member] : list.gone) kept.insert(hex(member.info.incarnation));
   const std::string dead = key("dead/");
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> reasons, store.list_keys(dead, timeout));
+  int swept = 0;
   for (const std::string& k : reasons) {
     if (kept.count(k.substr(dead.size())) > 0) continue;
+    if (++swept > kMostSwept) return absl::OkStatus();  // the next time
     WEFT_RETURN_IF_ERROR(store.delete_key(k, timeout).status());
   }
   const std::string names = key("name/");
@@ -362,6 +365,7 @@ Status Membership::sweep(const MemberList& list) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> claims, store.list_keys(names, timeout));
   for (const std::string& k : claims) {
     if (list.find(std::string_view(k).substr(names.size())) != nullptr) continue;
+    if (++swept > kMostSwept) break;
     // Taken first, so that no worker claims it between the read and the deletion.
     const absl::Time begin = options_.runtime->now();
     WEFT_ASSIGN_OR_RETURN(const std::string now, store.compare_set(k, kFreeClaim, mine, timeout));

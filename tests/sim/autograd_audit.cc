@@ -258,6 +258,7 @@ Status Audit::check(const PassId& pass, const Recorded& recorded, const LiveSet&
   std::map<MessageKey, int64_t> gradients;
   std::map<int, int64_t> dones;
   std::map<int, int64_t> closes;
+  std::set<int> asked;
   std::map<int, int64_t> answers;  // carried, less those that came
   for (const Sent& one : *sent_) {
     if (one.pass != pass) continue;
@@ -297,10 +298,18 @@ Status Audit::check(const PassId& pass, const Recorded& recorded, const LiveSet&
         return wrong(absl::StrCat("LIVE-6: ", what, ", answered as to the root"));
       }
     } else if (one.kind == "done") {
-      if (one.to != root || ++dones[one.from] > 1) return wrong(absl::StrCat("LIVE-6: ", what));
+      // In a slow schedule the next pass may last beyond the deadline of this one, after which a worker asks the root
+      // once how it has ended, by saying again that it is done.
+      const bool asks = slow && dones[one.from] == 1 && !asked.contains(one.from);
+      if (asks) asked.insert(one.from);
+      if (one.to != root || (!asks && ++dones[one.from] > 1)) {
+        return wrong(absl::StrCat("LIVE-6: ", what));
+      }
     } else if (one.kind == "close") {
-      if (one.from != root || ++closes[one.to] > 1 || live.all_live(recorded, one.to)) {
-        return wrong(absl::StrCat("LIVE-6: ", what, ", all of whose outputs are live or again"));
+      if (one.from != root) return wrong(absl::StrCat("LIVE-6: ", what, ", which is not the root"));
+      if (++closes[one.to] > 1) return wrong(absl::StrCat("LIVE-6: ", what, ", once more"));
+      if (live.all_live(recorded, one.to)) {
+        return wrong(absl::StrCat("LIVE-6: ", what, ", all of whose outputs are live"));
       }
     } else if (one.kind != "abort" || one.to != root || !slow) {
       return wrong(absl::StrCat("LIVE-6: ", what, ", which has succeeded"));

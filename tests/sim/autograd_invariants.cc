@@ -1,6 +1,7 @@
 // LIVE-1 to LIVE-8, as far as they are seen from outside of a pass.
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "torch/autograd.h"
 #include "torch/types.h"
 #include "weft/dist_autograd/service.h"
@@ -55,16 +56,21 @@ void World::check_messages() {
   if (must.size() < may.size()) return;
   // Which pass of two from one root got which number does not matter.
   for (const internal::PassId& id : audit_.passes()) {
-    Status why = make_error(ErrorKind::kInternal, "LIVE-6: a pass too many");
-    for (size_t i = 0; i < left.size(); ++i) {
+    std::vector<std::string> wrong;
+    bool is_one = false;
+    for (size_t i = 0; i < left.size() && !is_one; ++i) {
       if (key_of(workers_[static_cast<size_t>(left[i]->root)].info()) != id.root) continue;
-      why = audit_.check(id, *recorded_, left[i]->live, left[i]->root,
-                         trouble_ == Trouble::kTime || trouble_ == Trouble::kNetwork);
-      if (!why.ok()) continue;
-      left.erase(left.begin() + static_cast<std::ptrdiff_t>(i));
-      break;
+      const Status why = audit_.check(id, *recorded_, left[i]->live, left[i]->root,
+                                      trouble_ == Trouble::kTime || trouble_ == Trouble::kNetwork);
+      is_one = why.ok();
+      if (is_one) left.erase(left.begin() + static_cast<std::ptrdiff_t>(i));
+      wrong.push_back(absl::StrCat("as that of ", left[i]->live.participants.size(),
+                                   " workers: ", std::string(why.message())));
     }
-    if (!why.ok()) fail(why);
+    if (!is_one) {
+      fail(absl::StrCat("LIVE-6: pass ", id.counter, " is none of ", wrong.size(), ": ",
+                        absl::StrJoin(wrong, "; ")));
+    }
   }
   for (const Pass* pass : left) {
     if (pass->live.participants.size() > 1) fail("LIVE-6: a pass without messages");
