@@ -282,7 +282,7 @@ DEFECTS = {
     2: "a result is a value",
     3: "calls whose time is over never start",
     4: "subscribers of the membership may block",
-    5: "a store that is away for a moment parts nobody",
+    5: "a store that is away for a moment parts no workers",
     6: "gatherings match after a restart, and after a failure",
     7: "answers that are kept take no room of what is sent",
     8: "code of users on threads that serve others",
