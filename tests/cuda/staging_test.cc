@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <string>
 #include <vector>
@@ -118,6 +119,7 @@ TEST_P(StagedGroups, CL_22_every_operation) {
 TEST_P(StagedGroups, CL_22_an_operation_waits_for_the_callers_stream) {
   const auto gate = std::make_shared<std::atomic<bool>>(false);
   const size_t blocking = fake_cuda::blocking_calls();
+  std::latch both_have_looked(2);
   on_ranks(2, [&](ProcessGroup& group) {
     const at::Tensor x = with_bytes(at::zeros({100}), gpu(0));
     Work work;
@@ -127,6 +129,7 @@ TEST_P(StagedGroups, CL_22_an_operation_waits_for_the_callers_stream) {
       work = group.all_reduce_async(x);
     }
     EXPECT_FALSE(work.is_completed());
+    both_have_looked.arrive_and_wait();
     gate->store(true);
     work.wait();
     EXPECT_TRUE(at::equal(settled(x), at::full({100}, 7.0F)));
@@ -138,12 +141,14 @@ TEST_P(StagedGroups, CL_22_an_operation_waits_for_the_callers_stream) {
 TEST_P(StagedGroups, CL_22_an_operation_ends_when_its_bytes_are_there) {
   fake_cuda::hold_copies_to_devices(true);
   const size_t before = fake_cuda::copies();
+  std::latch both_have_looked(2);
   on_ranks(2, [&](ProcessGroup& group) {
     const at::Tensor x = with_bytes(values(10, group.rank()), gpu(0));
     const Work work = group.all_reduce_async(x);
     // Both ranks, in and out.
-    ASSERT_TRUE(fake_cuda::wait_for_copies(before + 4));
+    EXPECT_TRUE(fake_cuda::wait_for_copies(before + 4));
     EXPECT_FALSE(work.is_completed());
+    both_have_looked.arrive_and_wait();
     fake_cuda::hold_copies_to_devices(false);
     work.wait();
     EXPECT_TRUE(at::equal(with_bytes(x, c10::kCPU), values(10, 0) + values(10, 1)));
