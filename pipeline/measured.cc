@@ -11,11 +11,6 @@
 namespace weft::pipeline {
 namespace {
 
-bool moves_data(ActionKind kind) {
-  return kind == ActionKind::kSendForward || kind == ActionKind::kSendBackward ||
-         kind == ActionKind::kReceiveForward || kind == ActionKind::kReceiveBackward;
-}
-
 // What goes over an edge, one way, for one micro-batch.
 using MadeFor = std::tuple<int, int, bool>;
 
@@ -57,7 +52,7 @@ class StepReader {
     for (size_t w = 0; w < plan_.workers.size(); ++w) {
       for (size_t i = 0; i < plan_.workers[w].size(); ++i) {
         const int64_t began = times_[w][2 * i];
-        if (moves_data(plan_.workers[w][i].kind) || times_[w][2 * i + 1] <= began) continue;
+        if (is_transfer(plan_.workers[w][i].kind) || times_[w][2 * i + 1] <= began) continue;
         zero_ = any ? std::min(zero_, began) : began;
         any = true;
       }
@@ -100,7 +95,7 @@ class StepReader {
     for (const size_t i : order) {
       const Action& a = list[i];
       t.actions.push_back({a, 0, start(w, i), end(w, i)});
-      if (moves_data(a.kind)) continue;
+      if (is_transfer(a.kind)) continue;
       const Ticks began = std::max(start(w, i), free_at);
       const Ticks ended = std::max(end(w, i), began);
       if (t.busy == 0 && ended > began) {

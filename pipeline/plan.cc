@@ -15,11 +15,6 @@ namespace {
 
 Status bad(std::string_view what) { return make_error(ErrorKind::kInvalidArgument, what); }
 
-bool is_transfer(ActionKind kind) {
-  return kind == ActionKind::kSendForward || kind == ActionKind::kReceiveForward ||
-         kind == ActionKind::kSendBackward || kind == ActionKind::kReceiveBackward;
-}
-
 // The stage at this end of a transfer.
 int stage_of_transfer(const Edge& edge, ActionKind kind) {
   return kind == ActionKind::kSendForward || kind == ActionKind::kReceiveBackward ? edge.from

@@ -46,6 +46,12 @@ enum class ActionKind : uint8_t {  // see the table above
   kStep,
 };
 
+// Whether an action sends or receives.
+constexpr bool is_transfer(ActionKind kind) {
+  return kind == ActionKind::kSendForward || kind == ActionKind::kReceiveForward ||
+         kind == ActionKind::kSendBackward || kind == ActionKind::kReceiveBackward;
+}
+
 struct Action {                            // one entry of a worker's list
   ActionKind kind = ActionKind::kForward;  // what is done
   int stage = 0;                           // of a transfer: the stage at this end

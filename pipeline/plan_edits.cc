@@ -86,4 +86,42 @@ Plan with_recompute(Plan plan, const std::vector<int>& stages, bool except_last)
   return plan;
 }
 
+Plan with_split_backwards(Plan plan) {
+  if (plan.asynchronous) {
+    throw_error(
+        make_error(ErrorKind::kInvalidArgument,
+                   "with_split_backwards: the backwards of an asynchronous plan are whole"));
+  }
+  throw_if_error(check_indices(plan));
+  // Stages whose gradients another worker waits for.
+  std::vector<bool> waited_for(plan.placement.size());
+  for (const Edge& e : plan.edges) {
+    if (plan.placement[e.from] != plan.placement[e.to]) waited_for[e.to] = true;
+  }
+  bool whole = false;
+  for (auto& list : plan.workers) {
+    std::vector<Action> with;
+    for (const Action& a : list) {
+      if (is_transfer(a.kind)) continue;
+      const bool backward = a.kind == ActionKind::kBackward;
+      whole |= backward;
+      if (backward && waited_for[a.stage]) {
+        with.push_back({ActionKind::kInputGrad, a.stage, a.micro_batch});
+        with.push_back({ActionKind::kWeightGrad, a.stage, a.micro_batch});
+      } else {
+        with.push_back(a);
+      }
+    }
+    list = std::move(with);
+  }
+  if (!whole) {
+    throw_error(make_error(
+        ErrorKind::kInvalidArgument,
+        absl::StrCat("with_split_backwards: the plan ", plan.schedule, " has no whole backward")));
+  }
+  plan.schedule += "+split";
+  throw_if_error(insert_transfers(&plan));
+  return plan;
+}
+
 }  // namespace weft::pipeline

@@ -251,7 +251,7 @@ Plan pipedream(int p, int m) {
 }
 
 std::vector<std::string> schedule_names() {
-  return {"sequential",   "gpipe", "1f1b",  "1f1b+1", "interleaved:2",
+  return {"sequential",   "gpipe", "1f1b",  "1f1b+1", "1f1b+split", "interleaved:2",
           "looped_bfs:2", "zb-h1", "zb-h2", "zb-v",   "pipedream"};
 }
 
@@ -270,6 +270,13 @@ StatusOr<Plan> internal::make_schedule_with(ScheduleBug bug, std::string_view na
     return error == std::errc() && end == rest.data() + rest.size();
   };
   try {
+    constexpr std::string_view kSplit = "+split";
+    const std::string_view whole =
+        name.substr(0, name.size() - std::min(name.size(), kSplit.size()));
+    if (name.ends_with(kSplit) && !whole.ends_with(kSplit)) {
+      WEFT_ASSIGN_OR_RETURN(Plan plan, make_schedule_with(bug, whole, p, m));
+      return with_split_backwards(std::move(plan));
+    }
     if (name == "sequential") return sequential(p, m);
     if (name == "gpipe") return gpipe(p, m);
     if (name == "1f1b") return one_f_one_b_with(bug, p, m, 0);

@@ -50,11 +50,17 @@ WEFT_API Plan with_tied(Plan plan, std::vector<std::vector<int>> groups);
 // is not there.
 WEFT_API Plan with_recompute(Plan plan, const std::vector<int>& stages = {},
                              bool except_last = false);
+// The plan with backwards in two parts, one directly after the other, where another worker waits for
+// the gradient of the inputs: it leaves before the weights' gradient is computed. Order, live
+// micro-batches, messages and gradients stay, a step loses (p-1) W of its drain. The plan is called
+// "...+split", its transfers are put in anew. Kind invalid_argument for a plan without a whole backward, or an
+// asynchronous one.
+WEFT_API Plan with_split_backwards(Plan plan);
 
-// By name: those above, "1f1b+2", "interleaved:4", "looped_bfs:4". Kind invalid_argument, listing
-// the names, for another one.
+// By name: those above, "1f1b+2", "interleaved:4", "looped_bfs:4", and with "+split" behind it any that
+// has whole backwards. Kind invalid_argument, listing the names, for another one.
 WEFT_API StatusOr<Plan> make_schedule(std::string_view name, int workers, int micro_batches);
-// One of each, with two chunks where there are chunks.
+// One of each, with two chunks where there are chunks, and with split backwards 1f1b.
 WEFT_API std::vector<std::string> schedule_names();
 
 }  // namespace weft::pipeline

@@ -112,9 +112,9 @@ MixModel draw_model(std::mt19937_64* random) {
   const auto below = [&](int n) {
     return static_cast<int>((*random)() % static_cast<uint64_t>(n));
   };
-  const std::vector<std::string> names = {"sequential", "gpipe",         "1f1b",
-                                          "1f1b+1",     "interleaved:2", "looped_bfs:2",
-                                          "zb-h1",      "zb-h2",         "zb-v"};
+  const std::vector<std::string> names = {
+      "sequential", "gpipe", "1f1b", "1f1b+1",     "interleaved:2", "looped_bfs:2",
+      "zb-h1",      "zb-h2", "zb-v", "1f1b+split", "gpipe+split",   "interleaved:2+split"};
   MixModel m;
   m.plan =
       *pipeline::make_schedule(names[static_cast<size_t>(below(static_cast<int>(names.size())))],

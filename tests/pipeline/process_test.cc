@@ -91,8 +91,9 @@ class PipelineProcesses : public ::testing::Test {
   // A training that goes through so many troubles, each time with the workers that are left, until
   // two are; then with others.
   void train_through(const std::vector<Trouble>& troubles, int lease_ms, unsigned seed) {
-    const std::vector<std::string> schedules = {"1f1b",  "zb-v",   "gpipe",        "interleaved:2",
-                                                "zb-h1", "1f1b+1", "looped_bfs:2", "zb-h2"};
+    const std::vector<std::string> schedules = {"1f1b",          "zb-v",  "gpipe",
+                                                "interleaved:2", "zb-h1", "1f1b+1",
+                                                "looped_bfs:2",  "zb-h2", "1f1b+split"};
     std::mt19937 random(seed);
     std::vector<int> left;
     for (size_t k = 0; k < troubles.size(); ++k) {
@@ -227,8 +228,8 @@ TEST_F(PipelineProcesses, PP_9_StopsChangeNoLoss) {
 // Two replicas of two stages, reduced by process groups between their processes.
 TEST_F(PipelineProcesses, PP_11_TwoReplicasOfTwoProcessesEqualOneProcess) {
   start(4, kEndlessMs, /*us=*/0);
-  for (const std::string schedule : {"sequential", "gpipe", "1f1b", "1f1b+1", "interleaved:2",
-                                     "looped_bfs:2", "zb-h1", "zb-h2", "zb-v"}) {
+  for (const std::string schedule : {"sequential", "gpipe", "1f1b", "1f1b+1", "1f1b+split",
+                                     "interleaved:2", "looped_bfs:2", "zb-h1", "zb-h2", "zb-v"}) {
     SCOPED_TRACE(schedule);
     const std::string plan = absl::StrCat(" ", schedule, " 4");
     for (Process& one : members_) {

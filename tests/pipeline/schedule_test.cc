@@ -148,6 +148,15 @@ TEST(Schedule, BadInput_SizesAndNames) {
   EXPECT_FALSE(make_schedule("1f1b+-1", 4, 8).ok());
   EXPECT_FALSE(make_schedule("interleaved:0", 4, 8).ok());
   EXPECT_FALSE(make_schedule("interleaved:x", 4, 8).ok());
+  EXPECT_THAT(std::string(make_schedule("zb-v+split", 4, 8).status().message()),
+              HasSubstr("the plan zb-v has no whole backward"));
+  EXPECT_THAT(std::string(make_schedule("pipedream+split", 4, 8).status().message()),
+              HasSubstr("asynchronous"));
+  for (const std::string name :
+       {"+split", "split", "2f2b+split", "1f1b+split+split", "1f1b+split+1"}) {
+    EXPECT_THAT(std::string(make_schedule(name, 4, 8).status().message()),
+                HasSubstr("no schedule is called"));
+  }
 }
 
 }  // namespace

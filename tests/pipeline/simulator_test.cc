@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "weft/common/event_sim.h"
 #include "weft/pipeline/schedule.h"
+#include "weft/pipeline/verifier.h"
 #include "weft/tests/testing/sanitizers.h"
 
 namespace weft::pipeline {
@@ -88,6 +89,68 @@ TEST(Simulator, PP_2_GoldenTable) {
     EXPECT_EQ(s.peak_memory(), static_cast<int64_t>(g.peak * kU));
     EXPECT_EQ(s.max_busy(), 3 * g.m * kU);
   }
+}
+
+// With split backwards the drain is p-1 input gradients instead of p-1 whole backwards, and all else stays.
+TEST(Simulator, PP_2_SplitBackwardsShortenTheDrain) {
+  constexpr Ticks kF = 100, kI = 120, kW = 80;
+  for (const std::string name :
+       {"sequential", "gpipe", "1f1b", "1f1b+1", "interleaved:2", "looped_bfs:2"}) {
+    const int chunks = name.find(':') == std::string::npos ? 1 : 2;
+    for (int p : {1, 2, 3, 4, 8}) {
+      for (int m : {p, 2 * p, 4 * p}) {
+        SCOPED_TRACE(name + " " + std::to_string(p) + " " + std::to_string(m));
+        const Plan whole = *make_schedule(name, p, m);
+        const Plan split = *make_schedule(name + "+split", p, m);
+        EXPECT_EQ(split.schedule, name + "+split");
+        EXPECT_EQ(split, with_split_backwards(whole));
+        EXPECT_EQ(count_sends(split), count_sends(whole));
+        const Verdict verdict = verify(split);
+        EXPECT_TRUE(verdict.ok()) << verdict.certificate();
+        const Simulation before = simulate(whole, Costs::uniform(whole, kF, kI, kW, 0, 4));
+        const Simulation after = simulate(split, Costs::uniform(split, kF, kI, kW, 0, 4));
+        for (int w = 0; w < p; ++w) {
+          EXPECT_EQ(after.workers[w].peak_memory, before.workers[w].peak_memory);
+          EXPECT_EQ(after.workers[w].busy, before.workers[w].busy);
+        }
+        // A micro-batch after the other: the weights' gradients of one run beside the rest of its way back.
+        if (name == "sequential") {
+          EXPECT_EQ(before.makespan, m * p * (kF + kI + kW));
+          EXPECT_LE(after.makespan, before.makespan - (p - 1) * kW);
+          continue;
+        }
+        EXPECT_EQ(before.makespan - after.makespan, (p - 1) * kW / chunks);
+        if (name != "1f1b+1") {
+          EXPECT_EQ(after.makespan, m * (kF + kI + kW) + (p - 1) * (kF + kI) / chunks);
+        }
+      }
+    }
+  }
+}
+
+// Each action as before, in its order, and a weights' gradient behind its input gradient.
+TEST(Simulator, PP_2_SplitBackwardsKeepTheOrder) {
+  const Plan whole = with_reductions(with_recompute(gpipe(3, 4), {1}));
+  const Plan split = with_split_backwards(whole);
+  for (size_t w = 0; w < 3; ++w) {
+    std::vector<Action> joined;
+    for (const Action& a : split.workers[w]) {
+      if (is_transfer(a.kind)) continue;
+      if (a.kind == ActionKind::kWeightGrad) {
+        EXPECT_EQ(joined.back(), (Action{ActionKind::kInputGrad, a.stage, a.micro_batch}));
+        joined.back().kind = ActionKind::kBackward;
+      } else {
+        joined.push_back(a);
+      }
+    }
+    std::vector<Action> want;
+    for (const Action& a : whole.workers[w]) {
+      if (!is_transfer(a.kind)) want.push_back(a);
+    }
+    EXPECT_EQ(joined, want) << "worker " << w;
+  }
+  // No other worker waits for what the first one's backwards give.
+  for (const Action& a : split.workers[0]) EXPECT_NE(a.kind, ActionKind::kWeightGrad);
 }
 
 TEST(Simulator, PP_2_PeaksPerWorker) {

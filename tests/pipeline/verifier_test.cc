@@ -346,7 +346,7 @@ TEST(Verifier, PP_1_MutationsAreJudgedAsByEveryOrder) {
     }
     std::mt19937_64 random(static_cast<uint64_t>(n) + 1);
     const std::vector<std::string> names = {"sequential", "gpipe", "1f1b", "interleaved:2",
-                                            "zb-h1",      "zb-h2", "zb-v"};
+                                            "zb-h1",      "zb-h2", "zb-v", "1f1b+split"};
     const int p = 1 + static_cast<int>(random() % 3);
     const int m = 1 + static_cast<int>(random() % 3);
     Plan plan = *make_schedule(names[random() % names.size()], p, m);

@@ -296,8 +296,9 @@ std::string to_text(const Scenario& s) {
 Scenario random_scenario(uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint64_t>(n)); };
-  const std::vector<std::string> names = {"sequential",   "gpipe", "1f1b",  "interleaved:2",
-                                          "looped_bfs:2", "zb-h1", "zb-h2", "zb-v"};
+  const std::vector<std::string> names = {"sequential",    "gpipe",        "1f1b",
+                                          "interleaved:2", "looped_bfs:2", "zb-h1",
+                                          "zb-h2",         "zb-v",         "1f1b+split"};
   Scenario s;
   const std::string name = names[random() % names.size()];
   s.plan = *pipeline::make_schedule(name, 1 + below(4), 1 + below(6));
