@@ -141,8 +141,10 @@ Status PsService::move(const std::string& table, uint32_t index, const CopyPlace
                        const std::vector<std::string>& servers, absl::Time end) {
   const std::string what =
       absl::StrCat("move of table '", table, "', part ", index, ", to '", to.name, "'");
-  const MoveRequest request{table, index, to,
-                            mix_bits(worker().info().incarnation + next_cut()) | 1};
+  const auto attempt = [&] {
+    return MoveRequest{table, index, to, mix_bits(worker().info().incarnation + next_cut()) | 1};
+  };
+  MoveRequest request = attempt();
   std::vector<std::string> names = with_joined(servers, end - worker().now());
   Status last = make_error(ErrorKind::kDeadline, "there was no time to ask");
   int without_copy = 0;
@@ -178,7 +180,11 @@ Status PsService::move(const std::string& table, uint32_t index, const CopyPlace
         return make_error(ErrorKind::kPeerLost,
                           absl::StrCat(what, ": the server is not there any more"));
       }
-      if (!said.ok()) last = said.status();
+      if (!said.ok()) {
+        last = said.status();
+        // The owner keeps how an attempt has ended, and would say it again.
+        request = attempt();
+      }
       break;
     }
     without_copy = copies ? 0 : without_copy + 1;

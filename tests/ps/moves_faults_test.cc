@@ -103,6 +103,27 @@ TEST_F(PsTest, PS_10_AMoveToAServerThatStartsAgainUnderItsNameLosesNothing) {
   }
 }
 
+// The owner gives the attempt up meanwhile, and the move is asked for until its time is over.
+TEST_F(PsTest, PS_10_AMoveToATargetThatWasCutOffForAWhileBeginsAnew) {
+  in_simulation(57, [](const std::shared_ptr<SimRuntime>& sim) {
+    const auto plan = std::make_shared<FaultPlan>(57);
+    MovesJob job(2, sim,
+                 [&](int, JoinOptions* o) { o->transport = faulty_transport(o->transport, plan); });
+    const Table t = job.near[0].open_table("w", counters());
+    for (const FrameKind kind : {FrameKind::kRequest, FrameKind::kResponse}) {
+      plan->add({.fault = Fault::kDrop, .kind = kind, .from = "ps0", .to = "ps3"});
+    }
+    const auto [moved, pushed] = move_while_counting(*sim, job, t, 30s, [&] {
+      sim->sleep(absl::Seconds(8));
+      plan->clear();
+      sim->sleep(absl::Seconds(5));
+    });
+    EXPECT_TRUE(moved.ok()) << moved;
+    EXPECT_EQ(job.owners("w", 0), std::vector<std::string>{"ps3"});
+    EXPECT_TRUE(torch::equal(t.pull().wait(), all_are(pushed)));
+  });
+}
+
 // A target that does not keep up is given up before it costs more memory than a backup may.
 TEST_F(PsTest, BadInput_a_move_for_which_a_budget_is_too_small) {
   in_simulation(59, [](const std::shared_ptr<SimRuntime>& sim) {

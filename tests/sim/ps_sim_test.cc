@@ -31,14 +31,9 @@
 #include "weft/common/sim.h"
 #include "weft/ps/client.h"
 #include "weft/ps/internal/service.h"
-#include "weft/ps/server.h"
-#include "weft/rpc/worker.h"
-#include "weft/store/hash_store.h"
 #include "weft/tests/sim/ps_cut_check.h"
 #include "weft/tests/sim/ps_schedule.h"
-#include "weft/tests/testing/slow_disk.h"
-#include "weft/transport/faulty_transport.h"
-#include "weft/transport/inproc_transport.h"
+#include "weft/tests/sim/ps_world.h"
 
 namespace weft::testing {
 namespace {
@@ -48,7 +43,6 @@ using ps::Consistency;
 using ps::Mode;
 
 constexpr int kMostSteps = 12;  // digits of a client's counter
-constexpr absl::Duration kDeadline = absl::Seconds(60);
 
 // What one client did, in its order.
 struct History {
@@ -62,15 +56,10 @@ struct History {
   bool dead = false;
 };
 
-class World {
+class World : public PsWorld {
  public:
   World(uint64_t seed, SimRuntime* sim, uint32_t copies)
-      : sim_(sim),
-        plan_(std::make_shared<FaultPlan>(seed)),
-        trouble_(trouble_of(seed, copies)),
-        copies_(copies) {
-    servers_ = copies == 1 ? 1 + below(4) : 2 + below(3);
-    clients_ = 1 + below(3);
+      : PsWorld(seed, sim, trouble_of(seed, copies), copies) {
     sparse_ = below(2) == 0;
     const auto n = static_cast<uint32_t>(clients_);
     switch (seed / kTroubles % 4) {
@@ -84,26 +73,18 @@ class World {
     bursts_ = seed / 11 % 3 == 0 && consistency_.mode != Mode::kBatch;
     snapshots_ = seed / 13 % 3 == 1 || trouble_ == Trouble::kDisk;
     steps_ = 3 + below(kMostSteps - 3);
-    spare_ = moves() ? 1 : 0;
     histories_.resize(static_cast<size_t>(clients_));
   }
 
   void run(const std::shared_ptr<Runtime>& runtime) {
-    disk_ = std::make_shared<SlowDisk>(runtime);
-    join(runtime);
-    if (!out_.status.ok()) return;
-    for (int s = 0; s < servers_ + spare_; ++s) {
-      serving_.push_back(std::make_unique<ps::Server>(server_worker(s)));
-    }
+    start(runtime);
+    if (failed()) return;
     {
       std::vector<std::unique_ptr<Thread>> threads;
       for (int c = 0; c < clients_; ++c) {
         threads.push_back(sim_->spawn("client", [this, c] { live(c); }));
       }
-      if (trouble_ >= Trouble::kServer) {
-        threads.push_back(sim_->spawn("trouble", [this] { trouble_servers(); }));
-      }
-      if (moves()) threads.push_back(sim_->spawn("moves", [this] { move_parts(); }));
+      spawn_troubles(&threads);
       if (snapshots_) threads.push_back(sim_->spawn("snapshot", [this] { take_snapshot(); }));
       if (trouble_ == Trouble::kDisk) {
         threads.push_back(sim_->spawn("disk", [this] { trouble_disk(4); }));
@@ -113,75 +94,13 @@ class World {
     check_end();
     check_restore();
     leave();
-    serving_.clear();
-    out_.hits = plan_->hits();
-    out_.stood_still = disk_->stopped();
   }
-
-  Outcome take() { return std::move(out_); }
 
  private:
-  int below(int n) { return static_cast<int>(sim_->random().below(static_cast<uint64_t>(n))); }
-  Worker& worker(int i) { return workers_[static_cast<size_t>(i)]; }
-  Worker& client_worker(int c) { return worker(servers_ + c); }
-  // The servers, and the spare one behind them, which is in no list.
-  Worker& server_worker(int s) { return worker(s < servers_ ? s : servers_ + clients_); }
-  std::string server_name(int s) const { return s < servers_ ? absl::StrCat("ps", s) : "spare"; }
-  bool moves() const { return trouble_ >= Trouble::kJoin; }
-  bool one_dies() const {
-    return trouble_ == Trouble::kServer || trouble_ == Trouble::kMovesAndDeath;
-  }
-  bool one_drains() const { return trouble_ == Trouble::kDrain || trouble_ == Trouble::kJoin; }
-  void fail(const std::string& what) {
-    if (out_.status.ok()) {
-      out_.status =
-          make_error(ErrorKind::kInternal,
-                     absl::StrCat(what, " (", kNames[static_cast<size_t>(trouble_)], ", mode ",
-                                  static_cast<int>(consistency_.mode), ", ", servers_, " servers, ",
-                                  clients_, " clients, ", sparse_ ? "sparse" : "dense", ")"));
-    }
-  }
-
-  void join(const std::shared_ptr<Runtime>& runtime) {
-    const auto network = std::make_shared<InprocNetwork>();
-    const auto store = std::make_shared<HashStore>(runtime);
-    const int size = servers_ + clients_ + spare_;
-    workers_.resize(static_cast<size_t>(size));
-    std::vector<std::unique_ptr<Thread>> threads;
-    for (int i = 0; i < size; ++i) {
-      threads.push_back(runtime->spawn("join", [&, i] {
-        JoinOptions o;
-        o.name = i < servers_ ? absl::StrCat("ps", i) : absl::StrCat("c", i - servers_);
-        if (i == servers_ + clients_) o.name = server_name(servers_);
-        o.rank = i;
-        o.world_size = size;
-        o.store = store->new_client();
-        o.transport = faulty_transport(inproc_transport(network), plan_);
-        o.services = {ps_service()};
-        o.worker_threads = 2;
-        o.shutdown_timeout = 300s;
-        o.runtime = trouble_ == Trouble::kDisk ? disk_ : runtime;
-        o.log_level = Severity::kOff;
-        o.environment = Environment{};
-        StatusOr<Worker> w = Worker::try_join(std::move(o));
-        if (!w.ok()) {
-          fail(absl::StrCat("join: ", w.status().message()));
-        } else {
-          worker(i) = *std::move(w);
-        }
-      }));
-    }
-  }
-
   // Each client counts in a column of its own, in every row, so every part of the table has its marks.
   static constexpr int64_t kKeys = 9;
   static constexpr const char* kFolder = "/snapshots";
-  std::vector<std::string> server_names() const {
-    std::vector<std::string> names;
-    for (int s = 0; s < servers_; ++s) names.push_back(absl::StrCat("ps", s));
-    return names;
-  }
-  ps::TableDefinition definition() const {
+  ps::TableDefinition definition() const override {
     const auto rule = ps::rule<optim::SGD>({.lr = 1});
     auto out = sparse_ ? ps::sparse(clients_, rule) : ps::dense({kKeys, clients_}, rule);
     out.dtype = c10::ScalarType::Double;
@@ -189,76 +108,6 @@ class World {
     out.copies = copies_;
     if (!sparse_ && parts_) out.part_bytes = 24;
     return out;
-  }
-
-  // Some time after the table is there: a server dies, or nothing passes between it and others.
-  void trouble_servers() {
-    while (!opened_ && out_.status.ok()) sim_->sleep(absl::Milliseconds(5));
-    sim_->sleep(absl::Milliseconds(below(200)));
-    if (trouble_ == Trouble::kJoin || trouble_ == Trouble::kMovesAndLoss) return;  // move_parts()
-    victim_ = below(servers_ + spare_);
-    if (one_dies()) {
-      (void)server_worker(victim_).shutdown({.graceful = false});
-      return;
-    }
-    if (trouble_ == Trouble::kDrain) {
-      const Status drained = serving_[static_cast<size_t>(victim_)]->try_drain(60s);
-      if (!drained.ok()) fail(absl::StrCat("drain: ", drained.message()));
-      return;
-    }
-    const std::string name = absl::StrCat("ps", victim_);
-    for (int other = 0; other < servers_ + clients_; ++other) {
-      if (other == victim_ || (trouble_ == Trouble::kServersCut && other >= servers_)) continue;
-      const std::string theirs =
-          other < servers_ ? absl::StrCat("ps", other) : absl::StrCat("c", other - servers_);
-      for (const FrameKind kind : {FrameKind::kRequest, FrameKind::kResponse}) {
-        plan_->add({.fault = Fault::kDrop, .kind = kind, .from = name, .to = theirs});
-        plan_->add({.fault = Fault::kDrop, .kind = kind, .from = theirs, .to = name});
-      }
-    }
-    sim_->sleep(absl::Milliseconds(100 + below(12000)));
-    plan_->clear();
-  }
-
-  // So many times, with pauses, it does nothing for some seconds. It answers late all the time.
-  void trouble_disk(int times) {
-    disk_->be_late(absl::Milliseconds(1 + below(200)));
-    while (!opened_ && out_.status.ok()) sim_->sleep(absl::Milliseconds(5));
-    for (int i = 0; i < times; ++i) {
-      sim_->sleep(absl::Milliseconds(below(1000)));
-      const absl::Duration still = absl::Milliseconds(below(20'000));
-      disk_->stand_still_until(sim_->now() + still);
-      sim_->sleep(still);
-    }
-  }
-
-  // A server joins, parts go here and there, and then one drains, while clients go on and nothing else happens, or a
-  // server dies, or messages are lost.
-  void move_parts() {
-    while (!opened_ && out_.status.ok()) sim_->sleep(absl::Milliseconds(5));
-    sim_->sleep(absl::Milliseconds(below(100)));
-    // `at`: the server that acts. Of one that dies meanwhile the own calls fail, too.
-    const auto check = [this](const std::string& what, int at, const Status& status) {
-      const ErrorKind kind = error_kind(status);
-      const bool lost = kind == ErrorKind::kPeerLost || kind == ErrorKind::kNotFound;
-      if (status.ok()) {
-        ++out_.parts_moved;
-      } else if (!one_dies() || !(lost || at == victim_)) {
-        fail(absl::StrCat(what, ": ", status.message()));
-      }
-    };
-    check("join", servers_, serving_.back()->try_join(server_names(), 60s).status());
-    const ps::Client client(client_worker(0), {.servers = server_names()});
-    const int parts =
-        static_cast<int>(ps::internal::part_count(definition(), static_cast<size_t>(servers_)));
-    for (int i = 0; i < 3 && out_.status.ok(); ++i) {
-      const int to = below(servers_ + 1);
-      check("move", to,
-            client.try_move_part("t", static_cast<size_t>(below(parts)), server_name(to), 60s));
-    }
-    if (trouble_ != Trouble::kJoin || !out_.status.ok()) return;
-    victim_ = below(servers_ + spare_);
-    check("drain", victim_, serving_[static_cast<size_t>(victim_)]->try_drain(60s));
   }
 
   // One that is whole, or none: a server that is lost takes what one copy had along.
@@ -362,46 +211,6 @@ class World {
     at::Tensor out = at::zeros({kKeys}, at::TensorOptions().dtype(c10::ScalarType::Long));
     for (int64_t k = 0; k < kKeys; ++k) out[k] = k * 1'000'003;
     return out;
-  }
-
-  void add_faults() {
-    const absl::Duration late = absl::Milliseconds(1 + below(40));
-    switch (trouble_) {
-      case Trouble::kNone:
-      case Trouble::kDeath:
-      case Trouble::kDisk:
-      case Trouble::kServer:
-      case Trouble::kCut:
-      case Trouble::kServersCut:
-      case Trouble::kDrain:
-      case Trouble::kJoin:
-      case Trouble::kMovesAndDeath: break;
-      case Trouble::kOrder:
-        plan_->add({.fault = Fault::kDelay, .probability = 0.2, .delay = late});
-        plan_->add({.fault = Fault::kReorder, .probability = 0.2, .delay = late});
-        plan_->add({.fault = Fault::kDuplicate, .probability = 0.15});
-        break;
-      case Trouble::kLoss:
-      case Trouble::kMovesAndLoss:
-        plan_->add(
-            {.fault = Fault::kDrop, .kind = FrameKind::kRequest, .times = 4, .probability = 0.1});
-        plan_->add(
-            {.fault = Fault::kDrop, .kind = FrameKind::kResponse, .times = 4, .probability = 0.1});
-        plan_->add({.fault = Fault::kDelay, .probability = 0.1, .delay = late});
-        break;
-      case Trouble::kConnections:
-        plan_->add({.fault = Fault::kFailAfter,
-                    .kind = FrameKind::kRequest,
-                    .times = 2,
-                    .probability = 0.1});
-        plan_->add(
-            {.fault = Fault::kCut, .kind = FrameKind::kResponse, .times = 2, .probability = 0.1});
-        plan_->add({.fault = Fault::kLoseUnsent,
-                    .kind = FrameKind::kRequest,
-                    .times = 1,
-                    .probability = 0.1});
-        break;
-    }
   }
 
   void live(int c) {
@@ -520,6 +329,11 @@ class World {
   }
   static uint64_t marks_below(int step) { return (uint64_t{1} << step) - 1; }
 
+  std::string described() const override {
+    return absl::StrCat(sparse_ ? "sparse" : "dense", ", mode ",
+                        static_cast<int>(consistency_.mode));
+  }
+
   // Row by row, since each lies at some server. Marks that were applied twice are no set of marks.
   void check_values(const at::Tensor& values, const std::vector<uint64_t>& before, int c,
                     int step) {
@@ -606,77 +420,13 @@ class World {
     }
   }
 
-  // Each part has one owner and, while two servers live, one backup, which is equal bit by bit.
-  void check_copies() {
-    using Role = ps::internal::ReplicaProtocol::Role;
-    const int living = servers_ + spare_ - (one_dies() || one_drains() ? 1 : 0);
-    std::map<uint32_t, std::vector<std::pair<uint64_t, uint64_t>>> copies;
-    std::map<uint32_t, int> owners;
-    for (int s = 0; s < servers_ + spare_; ++s) {
-      if (one_dies() && s == victim_) continue;
-      const auto service = ps::internal::PsService::of(server_worker(s));
-      for (const auto& [name, part] : service->parts_by_name()) {
-        const auto report = part->report();
-        if (report.role == Role::kGone) continue;
-        if (one_drains() && s == victim_) {
-          fail(absl::StrCat("part ", name.second, " is at ", server_name(s),
-                            " still, which has drained"));
-        }
-        const bool owns = report.role == Role::kOwner;
-        owners[name.second] += owns ? 1 : 0;
-        if (owns && (report.clients != 0 || report.parked != 0)) {
-          fail(absl::StrCat("PSR-8, PSR-9: ", report.clients, " clients and ", report.parked,
-                            " pulls are left at ps", s, ", part ", name.second));
-        }
-        part->digest([&, index = name.second](uint64_t position, uint64_t hash) {
-          copies[index].emplace_back(position, hash);
-        });
-      }
-    }
-    const auto parts = ps::internal::part_count(definition(), static_cast<size_t>(servers_));
-    for (size_t part = 0; part < parts; ++part) {
-      const auto& both = copies[static_cast<uint32_t>(part)];
-      const int owning = owners[static_cast<uint32_t>(part)];
-      if (owning != 1) fail(absl::StrCat("part ", part, " has ", owning, " owners"));
-      if (both.size() != static_cast<size_t>(std::min(living, 2))) {
-        fail(absl::StrCat("part ", part, " has ", both.size(), " copies"));
-      } else if (both.size() == 2 && both[0] != both[1]) {
-        fail(absl::StrCat("PSR-12: the copies of part ", part, " differ"));
-      }
-    }
-  }
-
-  void leave() {
-    std::vector<std::unique_ptr<Thread>> threads;
-    for (size_t w = 0; w < workers_.size(); ++w) {
-      threads.push_back(sim_->spawn("leave", [this, w] {
-        const bool all = trouble_ != Trouble::kDeath && !one_dies() && out_.status.ok();
-        const ShutdownResult r = workers_[w].shutdown({.graceful = all});
-        if (!r.status.ok() && all) fail(absl::StrCat("shutdown: ", r.status.message()));
-      }));
-    }
-  }
-
-  SimRuntime* const sim_;
-  const std::shared_ptr<FaultPlan> plan_;
-  std::shared_ptr<SlowDisk> disk_;
-  const Trouble trouble_;
-  const uint32_t copies_;
-  bool opened_ = false;
-  int victim_ = 0;
-  int servers_ = 1;
-  int spare_ = 0;
-  int clients_ = 1;
   bool sparse_ = false;
   bool bursts_ = false;
   bool parts_ = false;
   bool snapshots_ = false;
   Consistency consistency_;
   int steps_ = 0;
-  std::vector<Worker> workers_;
-  std::vector<std::unique_ptr<ps::Server>> serving_;
   std::vector<History> histories_;
-  Outcome out_;
 };
 
 Outcome run_schedule(uint64_t seed, uint32_t copies = 1, size_t keep_events = 0) {
@@ -715,7 +465,9 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
   for (uint64_t seed = 1; share.goes_on(seed - 1); ++seed) {
     const Outcome out = run_schedule(seed);
     ASSERT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
-    if (seed % 50 == 0) ASSERT_EQ(run_schedule(seed).hash, out.hash) << "seed " << seed;
+    if (seed % 50 == 0) {
+      ASSERT_EQ(run_schedule(seed).hash, out.hash) << "seed " << seed;
+    }
     Outcome& sum = sums[trouble_of(seed, 1)];
     ++counts[trouble_of(seed, 1)];
     sum.hits += out.hits;
@@ -743,8 +495,12 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
     }
     if (n < 20) continue;
     EXPECT_GT(sum.acknowledged, 5 * n);
-    if (trouble == Trouble::kOrder || trouble == Trouble::kLoss) EXPECT_GT(sum.hits, n);
-    if (trouble == Trouble::kLoss) EXPECT_GT(sum.repeats, n);
+    if (trouble == Trouble::kOrder || trouble == Trouble::kLoss) {
+      EXPECT_GT(sum.hits, n);
+    }
+    if (trouble == Trouble::kLoss) {
+      EXPECT_GT(sum.repeats, n);
+    }
     // Few schedules of one trouble, as a slow machine runs them in the time, need not have one.
     if (n >= 100) {
       EXPECT_GT(sum.dropped, 0) << "no batch ever dropped anything";
