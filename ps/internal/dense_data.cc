@@ -115,8 +115,11 @@ class FrozenDense final : public FrozenData {
 
 class DenseData final : public PartData {
  public:
-  DenseData(const TableDefinition& definition, ElementRange range)
-      : definition_(definition), rule_(make_update_rule(definition.rule.name)), range_(range) {
+  DenseData(const TableDefinition& definition, ElementRange range, AnswerMemory memory)
+      : definition_(definition),
+        rule_(make_update_rule(definition.rule.name)),
+        range_(range),
+        memory_(std::move(memory)) {
     values_ = at::empty({range.size()}, at::TensorOptions().dtype(definition.dtype));
   }
 
@@ -165,7 +168,9 @@ class DenseData final : public PartData {
 
   std::vector<at::Tensor> pack(const Push& push) const override { return {push.values}; }
 
-  StatusOr<at::Tensor> read(const std::vector<at::Tensor>&) override { return values_.clone(); }
+  StatusOr<at::Tensor> read(const std::vector<at::Tensor>&) override {
+    return memory_.copy_of(values_);
+  }
   int64_t rows() const override { return range_.size(); }
   int64_t bytes() const override {
     auto sum = static_cast<int64_t>(values_.nbytes());
@@ -239,6 +244,7 @@ class DenseData final : public PartData {
   const TableDefinition definition_;
   const std::shared_ptr<const UpdateRule> rule_;
   const ElementRange range_;
+  AnswerMemory memory_;
   at::Tensor values_;
   ParameterState state_;
   bool frozen_ = false;
@@ -247,10 +253,11 @@ class DenseData final : public PartData {
 }  // namespace
 
 StatusOr<std::unique_ptr<PartData>> make_dense_data(const TableDefinition& definition,
-                                                    const std::string& table, ElementRange range) {
+                                                    const std::string& table, ElementRange range,
+                                                    AnswerMemory memory) {
   const at::AutoGradMode no_grad(false);
   try {
-    auto data = std::make_unique<DenseData>(definition, range);
+    auto data = std::make_unique<DenseData>(definition, range, std::move(memory));
     data->fill(table);
     return data;
   } catch (const std::exception&) {

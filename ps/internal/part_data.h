@@ -23,6 +23,7 @@
 #include "weft/common/error.h"
 #include "weft/common/runtime.h"
 #include "weft/dist_optim/update_rule.h"
+#include "weft/ps/internal/answer_memory.h"
 #include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/wire.h"
 #include "weft/ps/placement.h"
@@ -99,10 +100,12 @@ class WEFT_API PartData {
 // Kind resource when there is no memory for it.
 WEFT_API StatusOr<std::unique_ptr<PartData>> make_dense_data(const TableDefinition& definition,
                                                              const std::string& table,
-                                                             ElementRange range);
+                                                             ElementRange range,
+                                                             AnswerMemory memory = {});
 WEFT_API StatusOr<std::unique_ptr<PartData>> make_sparse_data(
     const TableDefinition& definition, const std::string& table, int64_t table_bytes,
-    std::shared_ptr<Runtime> clock);  // null: where no row goes
+    std::shared_ptr<Runtime> clock,  // null: where no row goes
+    AnswerMemory memory = {});
 
 // ---- shared by the two -------------------------------------------------------------------------
 

@@ -105,8 +105,11 @@ std::vector<Method> PsService::methods() {
       (this->*handle)(context, std::move(arguments), std::move(reply));
     };
   };
+  Method call = method(kCallMethod, kCallSignature, with_caller(&PsService::on_call));
+  // The answer to a pull is a copy of its own, in the arena already (answer_memory.h).
+  call.results = TensorResults::kBorrow;
   return {method(kOpenMethod, kOpenSignature, without_caller(&PsService::on_open)),
-          method(kCallMethod, kCallSignature, with_caller(&PsService::on_call)),
+          call,
           method(kFindMethod, kFindSignature, without_caller(&PsService::on_find)),
           method(kCopyMethod, kCopySignature, without_caller(&PsService::on_copy)),
           method(kMoveMethod, kMoveSignature, without_caller(&PsService::on_move)),
@@ -282,10 +285,11 @@ StatusOr<PsService::PartRef> PsService::make_part(const OpenRequest& request,
                        " bytes of tables, and table_bytes is ", limits->table_bytes));
     }
   }
+  const AnswerMemory memory(context_.worker, context_.runtime);
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<PartData> data,
-                        dense ? make_dense_data(identity.definition, request.name, range)
+                        dense ? make_dense_data(identity.definition, request.name, range, memory)
                               : make_sparse_data(identity.definition, request.name,
-                                                 limits->table_bytes, context_.runtime));
+                                                 limits->table_bytes, context_.runtime, memory));
   std::shared_ptr<Metrics> metrics = metrics_of(worker());
   if (metrics == nullptr) return make_error(ErrorKind::kState, "the worker is gone");
   if (map.has_value()) {

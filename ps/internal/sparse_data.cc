@@ -40,7 +40,7 @@ bool rows_go(const TableDefinition& d) {
 class SparseData final : public PartData {
  public:
   SparseData(const TableDefinition& definition, const std::string& table, uint64_t most_bytes,
-             std::shared_ptr<Runtime> clock)
+             std::shared_ptr<Runtime> clock, AnswerMemory memory)
       : definition_(definition),
         most_bytes_(most_bytes),
         rule_(make_update_rule(definition.rule.name)),
@@ -49,6 +49,7 @@ class SparseData final : public PartData {
         ordered_(rows_go(definition)),
         rows_(definition, table, ordered_),
         clock_(std::move(clock)),
+        memory_(std::move(memory)),
         admits_all_(definition.admit_after <= 1),
         seen_(definition.admit_after, definition.max_bytes == 0
                                           ? kMostSeen
@@ -141,7 +142,7 @@ class SparseData final : public PartData {
 
   StatusOr<at::Tensor> read(const std::vector<at::Tensor>& tensors) override {
     WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> keys, keys_of(tensors[0]));
-    at::Tensor out = at::empty({static_cast<int64_t>(keys.size()), length_}, tensor_);
+    at::Tensor out = memory_.rows(static_cast<int64_t>(keys.size()), length_, definition_.dtype);
     char* const data = static_cast<char*>(out.mutable_data_ptr());
     const size_t bytes = bytes_of(length_);
     std::vector<const char*> rows(keys.size());
@@ -372,6 +373,7 @@ class SparseData final : public PartData {
   bool follows_ = false;
   // ---- rows that go, and keys that have none yet ----
   const std::shared_ptr<Runtime> clock_;
+  const AnswerMemory memory_;
   const bool admits_all_;
   Sightings seen_;
   std::vector<uint64_t> evicted_;
@@ -381,10 +383,11 @@ class SparseData final : public PartData {
 
 StatusOr<std::unique_ptr<PartData>> make_sparse_data(const TableDefinition& definition,
                                                      const std::string& table, int64_t table_bytes,
-                                                     std::shared_ptr<Runtime> clock) {
+                                                     std::shared_ptr<Runtime> clock,
+                                                     AnswerMemory memory) {
   auto most = static_cast<uint64_t>(table_bytes);
   if (definition.max_bytes != 0) most = std::min(most, definition.max_bytes);
-  return std::make_unique<SparseData>(definition, table, most, std::move(clock));
+  return std::make_unique<SparseData>(definition, table, most, std::move(clock), std::move(memory));
 }
 
 }  // namespace weft::ps::internal

@@ -3,6 +3,7 @@
 #include "torch/types.h"
 #include "weft/rpc/arena.h"
 #include "weft/tests/ps/fixture.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 namespace {
@@ -49,6 +50,36 @@ TEST_P(PsTest, ASparseTableHasRowsByKey) {
   EXPECT_EQ(none.sizes(), (std::vector<int64_t>{0, 3}));
   const at::Tensor after = b.push_pull_rows(keys_of({6}), torch::ones({1, 3}), keys_of({6})).wait();
   EXPECT_TRUE(torch::equal(after, -torch::ones({1, 3})));
+}
+
+// What is pulled is written where the client reads it, once, and is the client's own.
+TEST_P(PsTest, PS_11_APullIsWrittenIntoTheArenaAndNotCopiedThere) {
+  const bool shares = GetParam() == Net::kGrpc;
+  PsJob job(1, 1, GetParam(), nullptr, [&](int, JoinOptions* o) {
+    if (shares) o->transport = grpc_transport();
+  });
+  const auto counter = [&](const char* name) {
+    return shares ? job.server(0).debug_info().at(name) : 1;
+  };
+  constexpr int64_t kElements = 256 << 10;
+  const Table w =
+      job.clients[0].open_table("w", ps::dense({kElements}, ps::rule<optim::SGD>({.lr = 1})));
+  const Table e = job.clients[0].open_table("e", ps::sparse(64, ps::rule<optim::SGD>({.lr = 1})));
+  const at::Tensor keys = torch::arange(1000, torch::kLong);
+  // Once the two share memory.
+  while (counter("arena_zero_copies") == 0) w.pull().wait();
+  const int64_t copies = counter("arena_copies");
+  const int64_t written = counter("arena_zero_copies");
+  at::Tensor values = w.push_pull(-torch::ones({kElements})).wait();
+  EXPECT_TRUE(torch::equal(values, torch::ones({kElements})));
+  values.fill_(7);
+  at::Tensor rows = e.push_pull_rows(keys, -torch::ones({1000, 64}), keys).wait();
+  EXPECT_TRUE(torch::equal(rows, torch::ones({1000, 64})));
+  rows.fill_(7);
+  EXPECT_TRUE(torch::equal(w.pull().wait(), torch::ones({kElements})));
+  EXPECT_TRUE(torch::equal(e.pull_rows(keys).wait(), torch::ones({1000, 64})));
+  EXPECT_EQ(counter("arena_zero_copies"), written + (shares ? 4 : 0));
+  EXPECT_EQ(counter("arena_copies"), copies);
 }
 
 // Their memory holds the negatives of their values.
