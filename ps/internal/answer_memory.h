@@ -23,7 +23,7 @@ class AnswerMemory {
   AnswerMemory(std::shared_ptr<const Worker> worker, std::shared_ptr<Runtime> runtime)
       : worker_(std::move(worker)), runtime_(std::move(runtime)) {}
 
-  // Uninitialised, for rows that are written one by one, plainly. Blocks of this length rest before they are
+  // Uninitialised, for rows that are written one by one, plainly. Blocks of up to 512 KiB rest before they are
   // used again, so that such writes are cheap (docs/arena.md); longer answers lie in ordinary memory.
   at::Tensor rows(int64_t count, int64_t length, c10::ScalarType dtype) const;
   // A copy of a contiguous tensor.

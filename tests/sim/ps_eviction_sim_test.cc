@@ -53,17 +53,7 @@ class EvictionWorld : public PsWorld {
   void run(const std::shared_ptr<Runtime>& runtime) {
     start(runtime);
     if (failed()) return;
-    {
-      std::vector<std::unique_ptr<Thread>> threads;
-      for (int c = 0; c < clients_; ++c) {
-        threads.push_back(sim_->spawn("client", [this, c] { live(c); }));
-      }
-      spawn_troubles(&threads);
-      if (trouble_ == Trouble::kDisk) {
-        threads.push_back(sim_->spawn("disk", [this] { trouble_disk(4); }));
-      }
-    }
-    plan_->clear();
+    live_through();
     check_end();
     leave();
   }
@@ -110,7 +100,7 @@ class EvictionWorld : public PsWorld {
     return {out.begin(), out.end()};
   }
 
-  void live(int c) {
+  void live(int c) override {
     const ps::Client client(
         client_worker(c), {.servers = server_names(), .attempt_timeout = std::chrono::seconds(3)});
     const auto opened = client.try_open_table("t", definition());

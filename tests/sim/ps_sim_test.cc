@@ -79,18 +79,7 @@ class World : public PsWorld {
   void run(const std::shared_ptr<Runtime>& runtime) {
     start(runtime);
     if (failed()) return;
-    {
-      std::vector<std::unique_ptr<Thread>> threads;
-      for (int c = 0; c < clients_; ++c) {
-        threads.push_back(sim_->spawn("client", [this, c] { live(c); }));
-      }
-      spawn_troubles(&threads);
-      if (snapshots_) threads.push_back(sim_->spawn("snapshot", [this] { take_snapshot(); }));
-      if (trouble_ == Trouble::kDisk) {
-        threads.push_back(sim_->spawn("disk", [this] { trouble_disk(4); }));
-      }
-    }
-    plan_->clear();
+    live_through();
     check_end();
     check_restore();
     leave();
@@ -213,7 +202,11 @@ class World : public PsWorld {
     return out;
   }
 
-  void live(int c) {
+  void spawn_more(std::vector<std::unique_ptr<Thread>>* threads) override {
+    if (snapshots_) threads->push_back(sim_->spawn("snapshot", [this] { take_snapshot(); }));
+  }
+
+  void live(int c) override {
     const ps::Client client(client_worker(c), {.servers = server_names(), .attempt_timeout = 3s});
     const auto opened = client.try_open_table("t", definition());
     if (!opened.ok()) return fail(absl::StrCat("open: ", opened.status().message()));

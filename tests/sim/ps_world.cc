@@ -37,11 +37,22 @@ void PsWorld::start(const std::shared_ptr<Runtime>& runtime) {
   }
 }
 
-void PsWorld::spawn_troubles(std::vector<std::unique_ptr<Thread>>* threads) {
-  if (trouble_ >= Trouble::kServer) {
-    threads->push_back(sim_->spawn("trouble", [this] { trouble_servers(); }));
+void PsWorld::live_through() {
+  {
+    std::vector<std::unique_ptr<Thread>> threads;
+    for (int c = 0; c < clients_; ++c) {
+      threads.push_back(sim_->spawn("client", [this, c] { live(c); }));
+    }
+    if (trouble_ >= Trouble::kServer) {
+      threads.push_back(sim_->spawn("trouble", [this] { trouble_servers(); }));
+    }
+    if (moves()) threads.push_back(sim_->spawn("moves", [this] { move_parts(); }));
+    spawn_more(&threads);
+    if (trouble_ == Trouble::kDisk) {
+      threads.push_back(sim_->spawn("disk", [this] { trouble_disk(4); }));
+    }
   }
-  if (moves()) threads->push_back(sim_->spawn("moves", [this] { move_parts(); }));
+  plan_->clear();
 }
 
 void PsWorld::join(const std::shared_ptr<Runtime>& runtime) {

@@ -40,6 +40,10 @@ class PsWorld {
         clients_(1 + below(3)) {}
 
   virtual ps::TableDefinition definition() const = 0;
+  // What a client does, on a thread of its own.
+  virtual void live(int client) = 0;
+  // Threads besides those of clients and troubles.
+  virtual void spawn_more(std::vector<std::unique_ptr<Thread>>* threads) { (void)threads; }
   // What a failure says of the schedule besides.
   virtual std::string described() const = 0;
 
@@ -61,8 +65,8 @@ class PsWorld {
 
   // Workers that serve; out_.status says whether they are there.
   void start(const std::shared_ptr<Runtime>& runtime);
-  // The threads of what befalls the servers, from when `opened_` is set.
-  void spawn_troubles(std::vector<std::unique_ptr<Thread>>* threads);
+  // Clients, and what befalls them and the servers from when `opened_` is set, until all that has ended.
+  void live_through();
   // So many times, with pauses, the disk does nothing for some seconds. It answers late all the time.
   void trouble_disk(int times);
   // To messages, once the table is there.
