@@ -235,10 +235,15 @@ class SystemFiles : public Files {
     const absl::Cleanup close = [&fd] {
       if (fd >= 0) ::close(fd);  // also drops the lock
     };
-    const bool alone = lock == Lock::kExclusive;
-    WEFT_ASSIGN_OR_RETURN(const bool locked, try_lock(name, alone ? O_RDWR | O_CREAT : O_RDONLY,
-                                                      alone ? LOCK_EX : LOCK_SH, &fd));
-    if (!locked) return false;
+    if (lock == Lock::kNone) {
+      fd = ::open(name.c_str(), O_RDONLY | O_CLOEXEC);
+      if (fd < 0 && errno != ENOENT) return errno_error("cannot open", name);
+    } else {
+      const bool alone = lock == Lock::kExclusive;
+      WEFT_ASSIGN_OR_RETURN(const bool locked, try_lock(name, alone ? O_RDWR | O_CREAT : O_RDONLY,
+                                                        alone ? LOCK_EX : LOCK_SH, &fd));
+      if (!locked) return false;
+    }
     SystemLockedFile file(fd, name);
     WEFT_RETURN_IF_ERROR(use(&file));
     return true;

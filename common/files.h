@@ -75,9 +75,10 @@ class WEFT_API Files {
   // machine. Before that each of them may be as it was: replace() and rename() do not wait for it.
   virtual absl::Status sync_names(std::string_view folder) = 0;
 
+  // None: to read what others may be changing now; a missing file counts as empty.
   // Shared: beside other shared locks, to read; a missing file counts as empty.
   // Exclusive: alone, to change it; a missing file is made.
-  enum class Lock { kShared, kExclusive };
+  enum class Lock { kNone, kShared, kExclusive };
   // Calls `use` with the locked file. False, and nothing was called, when others have a lock that
   // forbids it now: the caller decides how long to try, because a process that is stopped there
   // stays there. An error of `use` is returned. The building block of FileStore.

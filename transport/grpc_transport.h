@@ -41,8 +41,9 @@ struct GrpcTransportOptions {  // how a transport over gRPC is made
   // Streams that may have begun and not yet completed their handshake; one more is turned away.
   int max_half_open_lanes = 256;
   absl::Duration handshake_timeout = absl::Seconds(10);
-  // What close() has queued must be sent within this.
-  absl::Duration drain_timeout = absl::Seconds(5);
+  // What close() has queued must be sent, and read by the peer, within this; what was not is lost, answers among it. As
+  // long as a peer may be starved of processor time. At shutdown() it is a second.
+  absl::Duration drain_timeout = absl::Seconds(60);
   // Second line behind our own heartbeats: the kernel gives a connection up on which sent bytes
   // stay unacknowledged for the timeout. Pings of HTTP/2 go out once in `keepalive_time`.
   absl::Duration keepalive_time = absl::Hours(1);

@@ -193,8 +193,9 @@ void Agent::dial(const PeerRef& peer) {
     on_dialled(peer, link, make_error(ErrorKind::kUnavailable, "its address is not known yet"));
     return;
   }
-  // A stopped process accepts connections and never answers: the lease bounds the wait for it.
-  transport->connect(address, hello, now() + std::max(options_.config.lease, absl::Seconds(1)),
+  // A stopped process accepts connections and never answers.
+  const absl::Duration patience = options_.config.lease * kPatience;
+  transport->connect(address, hello, now() + std::max(patience, absl::Seconds(1)),
                      link, [self, peer, link](StatusOr<std::shared_ptr<Connection>> connection) {
                        self->on_dialled(peer, link, std::move(connection));
                      });

@@ -78,12 +78,24 @@ void Agent::put_peer_numbers(std::map<std::string, int64_t>* out) const {
 }
 
 void Link::publish(Metrics* metrics) {
-  const ConnectionStats now = connection_->stats();
+  const int64_t traffic = std::max(last_sent_.load(std::memory_order_relaxed),
+                                   last_received_.load(std::memory_order_relaxed));
   MutexLock lock(&published_mutex_);
-  const auto add = [&](std::string_view name, std::string_view help, MetricLabels labels,
-                       int64_t value, int64_t before) {
+  // A worker may have hundreds of peers, most of which are silent. What was under way at the first look is
+  // counted at the second.
+  if (traffic != published_traffic_) {
+    published_traffic_ = traffic;
+    looks_without_traffic_ = 0;
+  } else if (++looks_without_traffic_ > 1) {
+    return;
+  }
+  const ConnectionStats now = connection_->stats();
+  const auto add = [&](std::string_view name, std::string_view help, int lane, int64_t value,
+                       int64_t before) {
     // Looked up only when it has changed: most of the time nothing has.
     if (value <= before) return;
+    MetricLabels labels;
+    if (lane >= 0) labels.emplace_back("lane", std::to_string(lane));
     labels.emplace_back("peer", connection_->peer().name);
     metrics->counter(absl::StrCat("weft_rpc_", std::string(name), "_total"), help, labels)
         ->add(static_cast<uint64_t>(value - before));
@@ -97,16 +109,17 @@ void Link::publish(Metrics* metrics) {
       if (name == "queued_most_us") continue;  // not a sum
       // Metrics have base units: a counter of seconds is given microseconds (common/metrics.h).
       const char* const of_metric = name == "queued_us" ? "queued_seconds" : values[k].first;
+      if (values[k].second <= before[k].second) continue;
       add(absl::StrCat("lane_", of_metric), "Of one lane to one peer, see docs/sight.md",
-          {{"lane", std::to_string(i)}}, values[k].second, before[k].second);
+          static_cast<int>(i), values[k].second, before[k].second);
     }
   }
-  add("arena_hits", "Tensors sent through shared memory", {}, now.arena_hits,
+  add("arena_hits", "Tensors sent through shared memory", -1, now.arena_hits,
       published_.arena_hits);
-  add("arena_hit_bytes", "Their bytes", {}, now.arena_hit_bytes, published_.arena_hit_bytes);
-  add("arena_fallbacks", "Large tensors that went by the wire", {}, now.arena_fallbacks,
+  add("arena_hit_bytes", "Their bytes", -1, now.arena_hit_bytes, published_.arena_hit_bytes);
+  add("arena_fallbacks", "Large tensors that went by the wire", -1, now.arena_fallbacks,
       published_.arena_fallbacks);
-  add("arena_fallback_bytes", "Their bytes", {}, now.arena_fallback_bytes,
+  add("arena_fallback_bytes", "Their bytes", -1, now.arena_fallback_bytes,
       published_.arena_fallback_bytes);
   published_ = now;
 }

@@ -148,6 +148,8 @@ class Link : public ConnectionHandler, public std::enable_shared_from_this<Link>
   std::atomic<int64_t> last_small_{0};  // a call or an answer that was one frame
   Mutex published_mutex_;
   ConnectionStats published_ ABSL_GUARDED_BY(published_mutex_);
+  int64_t published_traffic_ ABSL_GUARDED_BY(published_mutex_) = 0;  // when it was last seen
+  int looks_without_traffic_ ABSL_GUARDED_BY(published_mutex_) = 0;
 };
 
 }  // namespace weft::internal

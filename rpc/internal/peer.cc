@@ -307,10 +307,12 @@ void Agent::tick() {
   std::vector<std::pair<uint64_t, Status>> unreachable;  // calls, and why they fail
   std::map<std::shared_ptr<Link>, uint64_t> acks;        // KEEP-1
   std::shared_ptr<Transport> transport;
+  bool without_store = false;
   {
     MutexLock lock(&mutex_);
     if (closed_) return;
     transport = transport_;
+    without_store = now() - store_lost_ > options_.config.lease;
     links.assign(observers_.begin(), observers_.end());
     for (const auto& [incarnation, peer] : peers_) {
       links.insert(links.end(), peer->links.begin(), peer->links.end());
@@ -325,6 +327,13 @@ void Agent::tick() {
       // A peer that is not dialled does not count as out of reach.
       if (peer->waiting.empty() && !peer->dialling) {
         peer->unreachable_since = absl::InfiniteFuture();
+      } else if (peer->dialling && now() - peer->dialled_at > options_.config.lease) {
+        peer->unreachable_since = std::min(peer->unreachable_since, peer->dialled_at);
+        if (peer->last_dial_error.ok()) {
+          peer->last_dial_error =
+              make_error(ErrorKind::kUnavailable,
+                         absl::StrCat("dial of ", peer->address, ": no answer so far"));
+        }
       }
       // Membership alone decides about death (MEM-4). Without its store it is unknown: calls that
       // wait are told so after a lease of failed dials, and the next call dials again.
@@ -347,10 +356,16 @@ void Agent::tick() {
   const absl::Duration silence = std::max(
       interval, std::min(interval * kSilentIntervals, options_.config.lease * kSilentPart));
   for (const auto& link : links) {
-    if (at - link->last_received() > options_.config.lease) {
-      link->connection()->close(make_error(
-          ErrorKind::kUnavailable,
-          absl::StrCat("no sign of life for ", absl::FormatDuration(options_.config.lease))));
+    const absl::Duration patience = link->peer().observer || without_store
+                                        ? options_.config.lease
+                                        : options_.config.lease * kPatience;
+    if (at - link->last_received() > patience) {
+      WEFT_LOG(options_.log, kWarning)
+          << "no sign of life from " << link->connection()->describe() << " for "
+          << absl::FormatDuration(patience) << ": the connection ends";
+      link->connection()->close(
+          make_error(ErrorKind::kUnavailable,
+                     absl::StrCat("no sign of life for ", absl::FormatDuration(patience))));
       continue;
     }
     const auto ack = acks.find(link);

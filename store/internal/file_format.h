@@ -22,11 +22,14 @@
 // FILE-2  a file shorter than `committed` was truncated by another program: an error.
 // FILE-3  an old log is replaced by a shorter one under a new generation; a writer killed then
 //         leaves a mixture, which the checksums tell from both: an error, not wrong data.
-// FILE-4  a reader takes the lock shared with other readers, and only for as long as it takes to
-//         read the bytes: many workers that wait for one another would otherwise delay each other.
-//         An operation that is certain to write does not read first.
+// FILE-4  who only reads excludes no other reader, and holds a lock for no longer than it takes to
+//         read the bytes. An operation that is certain to write does not read first.
 // FILE-5  a client that has read the file reads on from where it stopped, while file (inode) and
 //         generation are the same: a write does not make all others read everything again.
+// FILE-6  to read on takes no lock, so readers never keep a writer waiting, however many look at
+//         once, and a stopped one stops no other. By FILE-1 a record is whole or not there yet, and
+//         the checksums, which know the generation, tell what a change under way has left half
+//         done: that is read again under the lock, shared.
 // Pure functions; any thread.
 
 #include <cstdint>

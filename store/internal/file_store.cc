@@ -32,12 +32,12 @@ constexpr size_t kMaxFileBytes = 256 << 20;
 // What was read of the file so far (FILE-5).
 class FileCache {
  public:
-  // Makes file() what the file holds.
+  // Makes file() what the file holds. REQUIRES: the file is locked.
   Status refresh(LockedFile* from) {
     const bool was_valid = std::exchange(valid_, false);
     WEFT_ASSIGN_OR_RETURN(const FileStamp stamp, from->stamp());
-    if (was_valid && stamp.inode == inode_ && stamp.size >= file_.end) {
-      WEFT_ASSIGN_OR_RETURN(const bool read_on, this->read_on(from, stamp.size));
+    if (was_valid && is_same(stamp)) {
+      WEFT_ASSIGN_OR_RETURN(const bool read_on, this->read_on(from));
       if (read_on) {
         valid_ = true;
         return absl::OkStatus();
@@ -49,6 +49,16 @@ class FileCache {
     inode_ = stamp.inode;
     valid_ = true;
     return absl::OkStatus();
+  }
+  // The same of a file that others may be changing now (FILE-6). False: what is there can only be understood
+  // under the lock.
+  bool refresh_unlocked(LockedFile* from) {
+    if (!valid_) return false;
+    const StatusOr<FileStamp> stamp = from->stamp();
+    if (!stamp.ok() || !is_same(*stamp)) return false;
+    // Each record that was taken is whole, whatever comes after it.
+    const StatusOr<bool> read_on = this->read_on(from);
+    return read_on.ok() && *read_on;
   }
   // Writes what has become of the table: its last change, or all of it under a new generation (0:
   // none). REQUIRES: the lock is the one under which refresh() succeeded.
@@ -74,15 +84,20 @@ class FileCache {
   StoreFile& file() { return file_; }
 
  private:
+  bool is_same(const FileStamp& stamp) const {
+    return stamp.inode == inode_ && stamp.size >= file_.end;
+  }
   // False: it is another file by now, or begun anew.
-  StatusOr<bool> read_on(LockedFile* from, size_t size) {
+  StatusOr<bool> read_on(LockedFile* from) {
     StoreFile now;
+    // What the header says is committed comes with what is read after it.
     WEFT_ASSIGN_OR_RETURN(const std::string header, from->read(0, file_.header));
+    WEFT_ASSIGN_OR_RETURN(const std::string rest, from->read(file_.end, UINT64_MAX));
+    const size_t size = file_.end + rest.size();
     if (!parse_store_header(header, size, &now).ok() || now.generation != file_.generation ||
         now.run_id != file_.run_id || now.retired != file_.retired) {
       return false;
     }
-    WEFT_ASSIGN_OR_RETURN(const std::string rest, from->read(file_.end, UINT64_MAX));
     file_.committed = now.committed;
     file_.size = size;
     WEFT_RETURN_IF_ERROR(parse_store_records(rest, &file_));
@@ -240,17 +255,27 @@ class FileClient : public TableStore {
     return step;
   }
 
-  // FILE-4.
+  // FILE-4, FILE-6.
   StatusOr<Step> step_once(Access access, const Body& body, bool* held) {
     Files& files = runtime().files();
     StatusOr<Step> step = Step::kChanged;
     MutexLock lock(&data_->cache_mutex);
     FileCache* const cache = &data_->cache;
     if (access == Access::kLook) {
-      WEFT_ASSIGN_OR_RETURN(const bool locked,
-                            files.try_locked(data_->path, Files::Lock::kShared,
-                                             [&](LockedFile* file) { return read(file, cache); }));
-      *held = !locked;
+      bool have = false;
+      WEFT_RETURN_IF_ERROR(files
+                               .try_locked(data_->path, Files::Lock::kNone,
+                                           [&](LockedFile* file) {
+                                             have = cache->refresh_unlocked(file);
+                                             return absl::OkStatus();
+                                           })
+                               .status());
+      if (!have) {
+        WEFT_ASSIGN_OR_RETURN(
+            have, files.try_locked(data_->path, Files::Lock::kShared,
+                                   [&](LockedFile* file) { return read(file, cache); }));
+      }
+      *held = !have;
       if (*held) return Step::kNotYet;
       StoreTable& table = cache->file().table;
       step = body(&table);

@@ -51,18 +51,23 @@ TEST_F(FileStoreTest, ClientsOfOneRunShareTheFile) {
 TEST_F(FileStoreTest, ALockThatIsNeverReleasedEndsOperationsAtTheirDeadlines) {
   auto store = *open("run1");
   ASSERT_TRUE(store->set("k", "v").ok());
+  const auto has_not_read = *open("run1");
   // As a process has it that was stopped in the middle of an operation.
   const int fd = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_EQ(::flock(fd, LOCK_EX), 0);
   const absl::Duration long_time = absl::Milliseconds(600);
   for (const Status& status :
-       {store->set("k", "w", long_time), store->try_get("k", long_time).status(),
-        store->wait({"other"}, long_time),
+       {store->set("k", "w", long_time), has_not_read->try_get("k", long_time).status(),
+        has_not_read->wait({"other"}, long_time),
         FileStore::open(path_, {.run_id = "run1", .timeout = long_time}, runtime_).status()}) {
     EXPECT_EQ(error_kind(status), ErrorKind::kUnavailable) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("holds the lock of the file"));
     EXPECT_THAT(std::string(status.message()), HasSubstr(path_));
   }
+  // FILE-6: to read on takes no lock.
+  EXPECT_EQ(*store->try_get("k"), "v");
+  const Status missing = store->wait({"other"}, absl::Milliseconds(20));
+  EXPECT_EQ(error_kind(missing), ErrorKind::kDeadline) << missing;
   // A short wait says nothing about the holder of the lock.
   const Status moment = store->set("k", "w", absl::Milliseconds(5));
   EXPECT_EQ(error_kind(moment), ErrorKind::kDeadline) << moment;

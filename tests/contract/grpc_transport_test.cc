@@ -92,6 +92,33 @@ TEST_F(GrpcTransportTest, ALocalSocketIsGoneWithItsListener) {
   a->transport->shutdown();
 }
 
+// The time of a handshake is over while the acceptor is told of the connection, as where its threads wait for a core.
+TEST_F(GrpcTransportTest, DEF_11_an_acceptor_that_takes_its_time_keeps_the_connection) {
+  open({.handshake_timeout = absl::Milliseconds(100),
+        .local_sockets = false,
+        .data_connections = false});
+  std::unique_ptr<Peer> a = world().make_peer("a");
+  std::unique_ptr<Peer> b = world().make_peer("b");
+  ASSERT_TRUE(world().listen(*b).ok());
+  b->acceptor->set_opened([this](const End&) {
+    Runtime& runtime = world().runtime();
+    const auto parker = runtime.make_parker();
+    const absl::Time end = runtime.now() + absl::Milliseconds(400);
+    while (runtime.now() < end) parker->park_until(end);
+  });
+  const StatusOr<End> at_a = world().dial(*a, b->address);
+  ASSERT_TRUE(at_a.ok()) << at_a.status();
+  const End at_b = b->acceptor->accepted();
+  for (int lane = 0; lane < 2; ++lane) {
+    ASSERT_TRUE(at_a->connection->send(make_frame(FrameKind::kRequest, "x", ""), lane).ok());
+    ASSERT_TRUE(at_b.connection->send(make_frame(FrameKind::kResponse, "y", ""), lane).ok());
+  }
+  EXPECT_TRUE(at_b.handler->wait_frames(2));
+  EXPECT_TRUE(at_a->handler->wait_frames(2));
+  EXPECT_EQ(at_a->handler->lost_calls() + at_b.handler->lost_calls(), 0);
+  for (Peer* peer : {a.get(), b.get()}) peer->transport->shutdown();
+}
+
 // ---- hosts and ports -------------------------------------------------------------------------
 
 TEST_F(GrpcTransportTest, BindingBeyondLoopbackMustBeAllowedInWords) {

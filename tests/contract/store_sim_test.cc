@@ -14,7 +14,7 @@
 #include "weft/store/file_store.h"
 #include "weft/store/hash_store.h"
 #include "weft/store/prefix_store.h"
-#include "weft/tests/testing/forwarding_runtime.h"
+#include "weft/tests/testing/forwarding_files.h"
 
 namespace weft::testing {
 namespace {
@@ -105,48 +105,24 @@ class CountingFile : public LockedFile {
   uint64_t* const bytes_;
 };
 
-// Counts how often a file is read, or locked for a change, through it, and how many bytes are read.
-class CountingFiles : public Files {
+// Counts how often a file is looked at, locked to be read and locked for a change through it, and how many bytes
+// are read.
+class CountingFiles : public ForwardingFiles {
  public:
-  explicit CountingFiles(Files* inner) : inner_(inner) {}
-  absl::StatusOr<std::string> read(std::string_view path) override { return inner_->read(path); }
-  absl::Status replace(std::string_view path,
-                       const std::function<absl::Status(FileAppender*)>& write) override {
-    return inner_->replace(path, write);
-  }
-  absl::Status rename(std::string_view from, std::string_view to) override {
-    return inner_->rename(from, to);
-  }
-  absl::Status remove(std::string_view path) override { return inner_->remove(path); }
-  absl::StatusOr<FileStamp> stamp(std::string_view path) override { return inner_->stamp(path); }
-  absl::StatusOr<std::vector<std::string>> list(std::string_view folder) override {
-    return inner_->list(folder);
-  }
-  absl::Status sync_names(std::string_view folder) override { return inner_->sync_names(folder); }
+  using ForwardingFiles::ForwardingFiles;
   absl::StatusOr<bool> try_locked(std::string_view path, Lock lock,
                                   const std::function<absl::Status(LockedFile*)>& use) override {
-    ++(lock == Lock::kExclusive ? updates : reads);
-    return inner_->try_locked(path, lock, [&](LockedFile* file) {
+    ++(lock == Lock::kExclusive ? updates : lock == Lock::kShared ? reads : looks);
+    return ForwardingFiles::try_locked(path, lock, [&](LockedFile* file) {
       CountingFile counting(file, &bytes);
       return use(&counting);
     });
   }
 
-  uint64_t bytes = 0;  // read under a lock
+  uint64_t bytes = 0;
   int updates = 0;
   int reads = 0;
-
- private:
-  Files* const inner_;
-};
-
-class WithFiles : public ForwardingRuntime {
- public:
-  WithFiles(Runtime* inner, Files* files) : ForwardingRuntime(borrowed(inner)), files_(files) {}
-  Files& files() override { return *files_; }
-
- private:
-  Files* const files_;
+  int looks = 0;
 };
 
 TEST(StoreSim, AFileThatDoesNotChangeIsHardlyRead) {
@@ -163,8 +139,9 @@ TEST(StoreSim, AFileThatDoesNotChangeIsHardlyRead) {
     });
     sim.sleep(absl::Seconds(20.5));
     // Every second, and not every 50 ms.
-    EXPECT_GE(files.reads, 20);
-    EXPECT_LE(files.reads, 25);
+    EXPECT_GE(files.looks, 20);
+    EXPECT_LE(files.looks, 25);
+    EXPECT_EQ(files.reads, 1) << "FILE-6: the first time";
     EXPECT_EQ(files.updates, 1) << "FILE-4: nobody but who opens or changes it excludes others";
     const absl::Time changed = sim.now();
     ASSERT_TRUE(other->set("key", "value").ok());
@@ -180,11 +157,12 @@ TEST(StoreSim, FILE_4_AChangeReadsTheFileOnce) {
   WithFiles counting(&sim, &files);
   const Status status = sim.run([&] {
     const auto store = *FileStore::open("/sim/store", {.run_id = "r"}, borrowed(&counting));
-    const auto costs = [&](int reads, int updates, const std::function<void()>& operation) {
-      files.reads = files.updates = 0;
+    const auto costs = [&](int looks, int updates, const std::function<void()>& operation) {
+      files.looks = files.reads = files.updates = 0;
       operation();
-      EXPECT_EQ(files.reads, reads);
+      EXPECT_EQ(files.looks, looks);
       EXPECT_EQ(files.updates, updates);
+      EXPECT_EQ(files.reads, 0) << "FILE-6";
     };
     costs(0, 1, [&] { EXPECT_TRUE(store->set("key", "value").ok()); });
     costs(0, 1, [&] { EXPECT_EQ(*store->add("count", 2), 2); });
@@ -219,6 +197,144 @@ TEST(StoreSim, DEF_11_and_FILE_5_WhatOneWritesIsAllThatOthersRead) {
     EXPECT_LE(files.bytes, 3 * kBeats * 100u) << "the file is not read again";
     EXPECT_EQ(other->list_entries("")->size(), 102u);
     EXPECT_EQ(*store->list_entries(""), *other->list_entries(""));
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Holds the lock of a file itself, and may show who looks without a lock what a change leaves half done: the bytes
+// that are read first of one content, those that are read then of another.
+class HeldFiles : public ForwardingFiles {
+ public:
+  using ForwardingFiles::ForwardingFiles;
+  absl::StatusOr<bool> try_locked(std::string_view path, Lock lock,
+                                  const std::function<absl::Status(LockedFile*)>& use) override {
+    if (held && lock != Lock::kNone) return false;
+    if (lock != Lock::kNone || contents.empty()) return ForwardingFiles::try_locked(path, lock, use);
+    Torn torn(&contents);
+    WEFT_RETURN_IF_ERROR(use(&torn));
+    return true;
+  }
+
+  bool held = false;
+  std::vector<std::string> contents;  // shown one by one, the last from then on
+
+ private:
+  class Torn : public LockedFile {
+   public:
+    explicit Torn(const std::vector<std::string>* contents) : contents_(*contents) {}
+    absl::StatusOr<FileStamp> stamp() override {
+      return FileStamp{0, contents_[at_].size(), 0};
+    }
+    absl::StatusOr<std::string> read(uint64_t offset, uint64_t length) override {
+      const std::string& now = contents_[at_];
+      if (at_ + 1 < contents_.size()) ++at_;
+      return offset >= now.size() ? std::string() : now.substr(offset, length);
+    }
+    absl::Status write(uint64_t, std::string_view) override { return refused(); }
+    absl::Status truncate(uint64_t) override { return refused(); }
+
+   private:
+    static absl::Status refused() { return absl::FailedPreconditionError("there is no lock"); }
+    const std::vector<std::string>& contents_;
+    size_t at_ = 0;
+  };
+};
+
+TEST(StoreSim, FILE_6_WhoHasReadBeforeNeedsNoLockToReadOn) {
+  SimRuntime sim({.seed = 16});
+  HeldFiles files(&sim.files());
+  WithFiles held(&sim, &files);
+  const Status status = sim.run([&] {
+    const auto reader = *FileStore::open("/sim/store", {.run_id = "r"}, borrowed(&held));
+    const auto writer = *FileStore::open("/sim/store", {.run_id = "r"}, borrowed(&sim));
+    ASSERT_TRUE(writer->set("a", "1").ok());
+    ASSERT_EQ(*reader->get("a"), "1");
+    files.held = true;
+    ASSERT_TRUE(writer->set("a", "2").ok());
+    EXPECT_EQ(*reader->get("a"), "2");
+    EXPECT_EQ(reader->list_entries("")->size(), 1u);
+    EXPECT_EQ(*reader->compare_set("a", "none", "new"), "2") << "this one changes nothing";
+    const Status refused = reader->set("a", "3", absl::Seconds(1));
+    EXPECT_EQ(error_kind(refused), ErrorKind::kUnavailable) << refused;
+    // Another file under the name is not what was read.
+    ASSERT_TRUE(sim.files().write_atomic("/sim/store", "").ok());
+    EXPECT_FALSE(reader->get("a", absl::Seconds(1)).ok());
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// What a look without the lock finds of a change under way is the state before or after it, or nothing.
+TEST(StoreSim, FILE_6_WhatIsHalfDoneIsReadUnderTheLock) {
+  SimRuntime sim({.seed = 17});
+  HeldFiles files(&sim.files());
+  WithFiles held(&sim, &files);
+  const std::string path = "/sim/store";
+  int seen_before = 0, seen_after = 0, not_understood = 0;
+  // `at`: what the store holds when the reader has read last, and then what it may find.
+  const auto look = [&](const std::string& at, const std::vector<std::string>& shown,
+                        const std::string& before, const std::string& after) {
+    ASSERT_TRUE(sim.files().write_atomic(path, at).ok());
+    files.contents.clear();
+    files.held = false;
+    const auto reader = *FileStore::open(path, {.run_id = "r"}, borrowed(&held));
+    ASSERT_EQ(*reader->get("k"), before);
+    files.contents = shown;
+    files.held = true;
+    const StatusOr<std::string> got = reader->get("k", absl::Milliseconds(1));
+    if (got.ok()) {
+      ASSERT_TRUE(*got == before || *got == after) << *got;
+      ++(*got == before ? seen_before : seen_after);
+      return;
+    }
+    ASSERT_EQ(error_kind(got.status()), ErrorKind::kDeadline) << got.status();
+    ++not_understood;
+    files.held = false;
+    const StatusOr<std::string> locked = reader->get("k");
+    ASSERT_TRUE(locked.ok()) << locked.status();
+    EXPECT_EQ(*locked, before);
+  };
+  const Status status = sim.run([&] {
+    const auto writer = *FileStore::open(path, {.run_id = "r"}, borrowed(&sim));
+    const auto content = [&] { return *sim.files().read(path); };
+    ASSERT_TRUE(writer->set("k", "before").ok());
+    const std::string old = content();
+    ASSERT_TRUE(writer->set("k", std::string(40, 'a')).ok());
+    const std::string grown = content();
+    // The header, then the record, each byte by byte; and over the rest of a record that was cut.
+    for (const std::string& begin : {old, old + std::string(25, 'x')}) {
+      const size_t header = 16 + static_cast<unsigned char>(old[12]) + 8;
+      for (size_t done = 0; done <= grown.size(); ++done) {
+        if (done > header && done < old.size()) continue;
+        std::string half = begin;
+        if (half.size() < done) half.resize(done);
+        half.replace(0, done, grown.substr(0, done));
+        look(old, {half}, "before", std::string(40, 'a'));
+        look(old, {old, half}, "before", std::string(40, 'a'));
+      }
+    }
+    EXPECT_GT(seen_before, 50);
+    EXPECT_GE(seen_after, 4);
+    EXPECT_GT(not_understood, 50);
+    // A log that is begun anew, over the old one.
+    const std::string generation = old.substr(16, 8);
+    std::string longest;
+    while (content().substr(16, 8) == generation) {
+      longest = content();
+      ASSERT_TRUE(writer->set("k", absl::StrCat("after", std::string(20'000, 'z'))).ok());
+    }
+    const std::string begun = content();
+    const std::string after = *writer->get("k");
+    ASSERT_LT(begun.size(), longest.size());
+    seen_before = seen_after = not_understood = 0;
+    for (size_t done = 1; done <= begun.size(); done += 97) {
+      std::string half = longest;
+      half.replace(0, done, begun.substr(0, done));
+      // The header may have been read just before.
+      look(old, {half}, "before", after);
+      look(old, {longest, half}, "before", after);
+    }
+    look(old, {longest, begun}, "before", after);
+    EXPECT_GT(not_understood, 100);
   });
   EXPECT_TRUE(status.ok()) << status;
 }

@@ -163,6 +163,9 @@ class RecordingAcceptor : public Acceptor {
   int hellos() {
     return signal_->with([&] { return hellos_; });
   }
+  bool wait_hellos(int n) {
+    return signal_->wait([&] { return hellos_ >= n; });
+  }
   size_t accepted_count() {
     return signal_->with([&] { return accepted_.size(); });
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/worker.h"
@@ -54,6 +55,44 @@ TEST(ConnectionsSim, AWorkerThatIsGoneTakesTheHandlersOfItsOwnCallsAlone) {
     (void)leaves.shutdown({.graceful = false, .deadline = 1s});
     EXPECT_FALSE(ends.try_wait().ok());
     EXPECT_FALSE(stays.wait()) << "another worker's call was given up with it";
+  });
+}
+
+// What comes from a peer lies there unread while more threads want to run than there are cores.
+TEST(ConnectionsSim, SILENT_1_APeerThatIsListedMayBeSilentForMoreThanALease) {
+  Group({.size = 2, .lease = 5s}).run([](Group& g) {
+    EXPECT_FALSE(rpc_sync(g.workers[0], "w1", kIsGivenUp, 0));
+    const int late = g.plan->add({.fault = Fault::kDelay, .from = "w1", .delay = absl::Seconds(14)});
+    const int64_t dials = g.count(0, "dials") + g.count(1, "dials");
+    EXPECT_FALSE(rpc_sync(g.workers[0], "w1", {.deadline = 1min}, kIsGivenUp, 0));
+    EXPECT_GT(g.plan->hits(late), 0);
+    g.plan->clear();
+    EXPECT_EQ(g.count(0, "dials") + g.count(1, "dials"), dials);
+  });
+}
+
+TEST(ConnectionsSim, SILENT_1_AConnectionThatIsSilentForFourLeasesEnds) {
+  Group({.size = 2, .lease = 5s}).run([](Group& g) {
+    EXPECT_FALSE(rpc_sync(g.workers[0], "w1", kIsGivenUp, 0));
+    g.plan->add({.fault = Fault::kDrop, .from = "w1"});
+    const absl::Time begun = g.sim->now();
+    const Status lost =
+        rpc_async(g.workers[0], "w1", {.deadline = kInfinite}, kIsGivenUp, 0).try_wait().status();
+    EXPECT_EQ(error_kind(lost), ErrorKind::kMaybeExecuted) << lost;
+    EXPECT_THAT(std::string(lost.message()), ::testing::HasSubstr("no sign of life for 20s"));
+    EXPECT_GE(g.sim->now() - begun, absl::Seconds(17));
+    EXPECT_LE(g.sim->now() - begun, absl::Seconds(23));
+    g.plan->clear();
+    EXPECT_FALSE(rpc_sync(g.workers[0], "w1", kIsGivenUp, 0)) << "the next connection works";
+  });
+}
+
+TEST(ConnectionsSim, SILENT_1_ADialMayTakeMoreThanALease) {
+  Group({.size = 2, .lease = 5s}).run([](Group& g) {
+    g.plan->add({.fault = Fault::kDelay, .kind = FrameKind::kHello, .delay = absl::Seconds(14)});
+    EXPECT_FALSE(rpc_sync(g.workers[0], "w1", {.deadline = 1min}, kIsGivenUp, 0));
+    EXPECT_EQ(g.count(0, "dials"), 1);
+    g.plan->clear();
   });
 }
 

@@ -15,6 +15,7 @@
 #include "weft/rpc/worker.h"
 #include "weft/store/delegating_store.h"
 #include "weft/store/hash_store.h"
+#include "weft/transport/faulty_transport.h"
 #include "weft/transport/inproc_transport.h"
 
 namespace weft::testing {
@@ -149,7 +150,7 @@ class StoreLossSim : public ::testing::Test {
                                     .world_size = 2,
                                     .library = library(),
                                     .store = client,
-                                    .transport = inproc_transport(network_),
+                                    .transport = faulty_transport(inproc_transport(network_), plan_),
                                     .worker_threads = 1,
                                     .runtime = sim_,
                                     .log_level = Severity::kOff,
@@ -174,6 +175,7 @@ class StoreLossSim : public ::testing::Test {
 
   std::shared_ptr<SimRuntime> sim_ = std::make_shared<SimRuntime>(SimOptions{.seed = 16});
   std::shared_ptr<InprocNetwork> network_ = std::make_shared<InprocNetwork>();
+  std::shared_ptr<FaultPlan> plan_ = std::make_shared<FaultPlan>(16);
   std::shared_ptr<HashStore> store_;
   std::vector<std::shared_ptr<Loss>> losses_;
   std::vector<Worker> workers_;
@@ -304,6 +306,39 @@ TEST_F(StoreLossSim, DEF_5_a_dial_that_failed_long_ago_does_not_count) {
     const absl::Time begun = sim_->now();
     EXPECT_EQ(error_kind(call(5min).status()), ErrorKind::kPeerLost);
     EXPECT_GE(sim_->now() - begun, kLease);
+    workers_.clear();
+  });
+  EXPECT_TRUE(ended.ok()) << ended;
+}
+
+// Then no membership says that a silent peer lives.
+TEST_F(StoreLossSim, SILENT_1_without_the_store_a_connection_may_be_silent_for_a_lease) {
+  const Status ended = sim_->run([&] {
+    join();
+    EXPECT_EQ(*call(10s), 3);
+    for (const auto& loss : losses_) loss->go();
+    plan_->add({.fault = Fault::kDrop, .from = "w1"});
+    const absl::Time begun = sim_->now();
+    const Status lost = call(5min).status();
+    EXPECT_EQ(error_kind(lost), ErrorKind::kMaybeExecuted) << lost;
+    EXPECT_NE(std::string(lost.message()).find("no sign of life for 15s"), std::string::npos)
+        << lost;
+    EXPECT_LE(sim_->now() - begun, 3 * kLease);
+    workers_.clear();
+  });
+  EXPECT_TRUE(ended.ok()) << ended;
+}
+
+TEST_F(StoreLossSim, SILENT_1_without_the_store_a_dial_may_have_no_answer_for_a_lease) {
+  const Status ended = sim_->run([&] {
+    join();
+    for (const auto& loss : losses_) loss->go();
+    plan_->add({.fault = Fault::kDrop, .kind = FrameKind::kHello});
+    const absl::Time begun = sim_->now();
+    const Status lost = call(5min).status();
+    EXPECT_EQ(error_kind(lost), ErrorKind::kPeerLost) << lost;
+    EXPECT_NE(std::string(lost.message()).find("no answer so far"), std::string::npos) << lost;
+    EXPECT_LE(sim_->now() - begun, 3 * kLease);
     workers_.clear();
   });
   EXPECT_TRUE(ended.ok()) << ended;

@@ -102,7 +102,7 @@ class StoppingFiles : public Files {
     if (!before.ok() && !absl::IsNotFound(before.status())) return before.status();
     file.content = before.value_or("");
     WEFT_RETURN_IF_ERROR(use(&file));
-    if (lock == Lock::kShared || !file.changed) return true;
+    if (lock != Lock::kExclusive || !file.changed) return true;
     MutexLock guard(&mutex_);
     WEFT_RETURN_IF_ERROR(change({"", std::string(path), std::move(file.content), true}));
     return true;

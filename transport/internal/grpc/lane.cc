@@ -239,13 +239,13 @@ void GrpcLane::drain() {
   act(next);
 }
 
-void GrpcLane::abort(Status why) {
+void GrpcLane::abort_if(bool handshake_may_be_complete, Status why) {
   std::deque<Frame> dropped;
   Next next;
   bool must_cancel = false;
   {
     MutexLock lock(&mutex_);
-    if (ended_) return;
+    if (ended_ || (handshake_complete_ && !handshake_may_be_complete)) return;
     if (!aborted_) {
       aborted_ = true;
       if (end_.why.ok()) end_.why = std::move(why);

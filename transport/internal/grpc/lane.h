@@ -71,7 +71,7 @@ class GrpcLane : public Timed, public GrpcHolder, public std::enable_shared_from
   Status send(Frame frame, Frame* rider = nullptr) ABSL_LOCKS_EXCLUDED(mutex_);
   // Sends a frame of the handshake; the stream ends after it if it is a refusal.
   void send_handshake(Frame frame, bool last) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The same, but nothing is written until uncork(): what is sent meanwhile follows it.
+  // The same, but nothing is written until uncork(): what is sent meanwhile follows it. The lane cannot end before.
   void cork_handshake(Frame frame) ABSL_LOCKS_EXCLUDED(mutex_);
   void uncork() ABSL_LOCKS_EXCLUDED(mutex_);
   // send() may be called from now on.
@@ -80,15 +80,19 @@ class GrpcLane : public Timed, public GrpcHolder, public std::enable_shared_from
   // `*end` tells how.
   bool open(std::shared_ptr<GrpcLaneHost> host, ConnectionHandler* handler, LaneEnd* end)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Nothing has gone wrong with it yet.
-  bool healthy() ABSL_LOCKS_EXCLUDED(mutex_) {
+  // The handshake is complete, and give_up_handshake() does nothing any more. False: something has gone wrong with the
+  // lane before.
+  bool complete_handshake() ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
+    handshake_complete_ = true;
     return !aborted_ && !read_ended_ && !ended_;
   }
   // Sends what is queued, then ends the stream.
   void drain() ABSL_LOCKS_EXCLUDED(mutex_);
   // Drops what is queued and cancels the stream. `why` is told when the lane ends.
-  void abort(Status why) ABSL_LOCKS_EXCLUDED(mutex_);
+  void abort(Status why) ABSL_LOCKS_EXCLUDED(mutex_) { abort_if(true, std::move(why)); }
+  // The same, unless complete_handshake() came before.
+  void give_up_handshake(Status why) ABSL_LOCKS_EXCLUDED(mutex_) { abort_if(false, std::move(why)); }
 
  protected:
   enum class Role { kDialler, kAcceptor };
@@ -107,10 +111,6 @@ class GrpcLane : public Timed, public GrpcHolder, public std::enable_shared_from
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The stream could not begin: only its status is to come.
   void begin_failed() ABSL_LOCKS_EXCLUDED(mutex_);
-  bool opened() ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(&mutex_);
-    return phase_ == WireState::kOpen;
-  }
 
   // Operations of the two kinds of stream.
   virtual void start_finish() = 0;
@@ -131,6 +131,7 @@ class GrpcLane : public Timed, public GrpcHolder, public std::enable_shared_from
  private:
   enum class Next { kNothing, kWrite, kHalfClose, kFinish, kEnd };
 
+  void abort_if(bool handshake_may_be_complete, Status why) ABSL_LOCKS_EXCLUDED(mutex_);
   void on_read(bool ok);
   // HOLD-1. What is sent from now on may wait for let_go().
   void hold_answers_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -171,6 +172,7 @@ class GrpcLane : public Timed, public GrpcHolder, public std::enable_shared_from
   std::deque<Frame> queue_ ABSL_GUARDED_BY(mutex_);  // never handed to gRPC yet
   absl::Time queued_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // the oldest of them
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
+  bool handshake_complete_ ABSL_GUARDED_BY(mutex_) = false;
   bool may_send_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool held_ ABSL_GUARDED_BY(mutex_) = false;  // the right to write is reserved by hold_answers

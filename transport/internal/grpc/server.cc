@@ -182,28 +182,19 @@ void GrpcServer::lane_handshake(GrpcLane& lane, std::string_view header) {
   StatusOr<Hello> ours = answer_hello(*acceptor_, *theirs, core_->context().max_frame_bytes);
   if (!ours.ok()) return refuse(lane, ours.status());
   listener_.accepted_hello(own_lane.remote());
-  Frame answer;
-  answer.kind = FrameKind::kHelloAck;
-  answer.header = encode_ack(*ours, lane.number());
   const LaneRef ref = std::static_pointer_cast<GrpcServerLane>(lane.shared_from_this());
   using Entry = std::unique_ptr<HalfOpenTable<LaneRef>::Entry>;
   StatusOr<Entry> complete = Entry();
   {
-    // The answer is queued before other threads can find the lane in the table: the thread that
-    // completes the connection may send immediately, and that must come behind it.
     MutexLock lock(&mutex_);
     own_lane.hello = *theirs;
     complete = table_.add(*theirs, lane.number(), ref);
-    if (complete.ok()) lane.cork_handshake(std::move(answer));
   }
   if (!complete.ok()) return refuse(lane, complete.status());
-  if (*complete != nullptr) open(*std::move(complete), *ours, own_lane);
-  // The last lane's answer lets the dialler send; by now there is a handler.
-  lane.uncork();
+  if (*complete != nullptr) open(*std::move(complete), *ours);
 }
 
-void GrpcServer::open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, const Hello& own,
-                      GrpcServerLane& last) {
+void GrpcServer::open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, const Hello& own) {
   GrpcConnection::Lanes lanes;
   {
     MutexLock lock(&mutex_);
@@ -214,14 +205,22 @@ void GrpcServer::open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, cons
     }
   }
   for (const auto& lane : lanes) {
-    if (lane->healthy()) continue;
+    if (lane->complete_handshake()) continue;
     // One of them broke while it waited: there is no connection.
     for (const auto& other : lanes) {
       other->abort(make_error(ErrorKind::kUnavailable, "another lane of the connection broke"));
     }
     return;
   }
-  const std::string address = last.remote();
+  // LANES-1. What is sent from now on, by whichever thread, comes behind the answers; they leave when there is a handler
+  // for what the dialler sends then.
+  for (const auto& lane : lanes) {
+    Frame answer;
+    answer.kind = FrameKind::kHelloAck;
+    answer.header = encode_ack(own, lane->number());
+    lane->cork_handshake(std::move(answer));
+  }
+  const std::string address = lanes.back()->remote();
   ChannelSite site;
   site.local = address == kLocalPeer;
   site.session = core_->claim(entry->hello.ticket);
@@ -232,6 +231,7 @@ void GrpcServer::open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, cons
   core_->remember(connection);
   for (const auto& lane : lanes) lane->allow_sends();
   connection->open_accepted(acceptor_->on_connection(connection));
+  for (const auto& lane : lanes) lane->uncork();
 }
 
 Status GrpcServer::lane_own_frame(GrpcLane& lane, const FrameView& frame) {
@@ -284,8 +284,7 @@ std::shared_ptr<const grpc::AuthContext> GrpcServerLane::peer_auth() {
 }
 
 void GrpcServerLane::on_deadline() {
-  if (opened()) return;
-  abort(make_error(ErrorKind::kDeadline, "the handshake was not completed in time"));
+  give_up_handshake(make_error(ErrorKind::kDeadline, "the handshake was not completed in time"));
 }
 
 void GrpcServerLane::cancel() {
