@@ -357,9 +357,10 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void dial_ended_locked(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void dial_queued() ABSL_LOCKS_EXCLUDED(mutex_);
   // SILENT-1: membership decides whether a peer lives (MEM-4). One that it lists and that says nothing, or does not answer
-  // a dial, may be starved of processor time, as we may be: the connection or the dial ends after so many leases. Where
-  // membership says nothing, of observers or while its store is out of reach, one lease ends a connection.
+  // a dial, may be starved of processor time, as we may be: the connection or the dial ends after kPatience leases. Where
+  // membership says nothing, of observers or while its store is out of reach, a connection ends sooner.
   static constexpr int kPatience = 4;
+  static constexpr int kPatienceWithoutMembership = 2;
   // DIAL-1.
   void back_off_locked(Peer* peer, const Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void came_through_locked(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -14,10 +14,9 @@ namespace {
 // Memory that nothing used for one to two of these goes back to the system: long enough for a pause
 // between two phases of training, whose first messages would else pay for every page again.
 constexpr absl::Duration kTrimEvery = absl::Minutes(1);
-// A connection on which nothing was sent for so many heartbeat intervals, or for such a part of the lease, has a heartbeat:
-// where each worker is connected to each other, these are most of what a group costs at rest. Two fit into a lease.
-constexpr int kSilentIntervals = 6;
-constexpr double kSilentPart = 0.45;
+// A connection on which nothing was sent for this part of the lease has a heartbeat: where each worker is connected to each
+// other, these are most of what a group costs at rest. Two fit into the shortest patience of SILENT-1.
+constexpr double kSilentPart = 0.9;
 // A dial that takes longer than this part of the lease, as that of a host which is away, does not count in DIAL-2.
 constexpr double kSlowDial = 0.5;
 
@@ -352,13 +351,12 @@ void Agent::tick() {
   for (const auto& [id, why] : unreachable) complete(id, why, false);
   dial_queued();
   const absl::Time at = now();
-  const absl::Duration interval = options_.config.heartbeat_interval;
-  const absl::Duration silence = std::max(
-      interval, std::min(interval * kSilentIntervals, options_.config.lease * kSilentPart));
+  const absl::Duration silence =
+      std::max(options_.config.heartbeat_interval, options_.config.lease * kSilentPart);
   for (const auto& link : links) {
-    const absl::Duration patience = link->peer().observer || without_store
-                                        ? options_.config.lease
-                                        : options_.config.lease * kPatience;
+    const bool listed = !link->peer().observer && !without_store;
+    const absl::Duration patience =
+        options_.config.lease * (listed ? kPatience : kPatienceWithoutMembership);
     if (at - link->last_received() > patience) {
       WEFT_LOG(options_.log, kWarning)
           << "no sign of life from " << link->connection()->describe() << " for "

@@ -312,7 +312,7 @@ TEST_F(StoreLossSim, DEF_5_a_dial_that_failed_long_ago_does_not_count) {
 }
 
 // Then no membership says that a silent peer lives.
-TEST_F(StoreLossSim, SILENT_1_without_the_store_a_connection_may_be_silent_for_a_lease) {
+TEST_F(StoreLossSim, SILENT_1_without_the_store_a_connection_may_be_silent_for_two_leases) {
   const Status ended = sim_->run([&] {
     join();
     EXPECT_EQ(*call(10s), 3);
@@ -321,9 +321,9 @@ TEST_F(StoreLossSim, SILENT_1_without_the_store_a_connection_may_be_silent_for_a
     const absl::Time begun = sim_->now();
     const Status lost = call(5min).status();
     EXPECT_EQ(error_kind(lost), ErrorKind::kMaybeExecuted) << lost;
-    EXPECT_NE(std::string(lost.message()).find("no sign of life for 15s"), std::string::npos)
+    EXPECT_NE(std::string(lost.message()).find("no sign of life for 30s"), std::string::npos)
         << lost;
-    EXPECT_LE(sim_->now() - begun, 3 * kLease);
+    EXPECT_LE(sim_->now() - begun, 2.2 * kLease);
     workers_.clear();
   });
   EXPECT_TRUE(ended.ok()) << ended;
