@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ATen/core/grad_mode.h"
+#include "ATen/core/ivalue.h"
 #include "ATen/ops/arange.h"
 #include "ATen/ops/cat.h"
 #include "ATen/ops/embedding.h"
@@ -11,10 +12,10 @@
 #include "ATen/ops/embedding_dense_backward.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/equal.h"
-#include "ATen/ops/zeros.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "torch/csrc/autograd/custom_function.h"
+#include "weft/ps/internal/answer_memory.h"
 #include "weft/ps/internal/key_places.h"
 #include "weft/ps/internal/table_future.h"
 #include "weft/ps/layers.h"
@@ -44,13 +45,22 @@ void add_rows(const at::Tensor& from, const at::Tensor& places, at::Tensor* out)
   }
 }
 
+// Where gradients lie: a server on this host reads them there, when they are pushed.
+struct GradientMemory final : torch::CustomClassHolder {
+  explicit GradientMemory(const ServiceContext& context)
+      : memory(context.worker, context.runtime) {}
+  const internal::AnswerMemory memory;
+};
+using GradientMemoryRef = c10::intrusive_ptr<torch::CustomClassHolder>;
+
 // at::embedding, whose own backward on the CPU calls an operator for each row.
 class TakeRows : public torch::autograd::Function<TakeRows> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& rows,
-                            const at::Tensor& places) {
+                            const at::Tensor& places, const GradientMemoryRef& memory) {
     context->save_for_backward({places});
     context->saved_data["count"] = rows.size(0);
+    context->saved_data["memory"] = c10::IValue::make_capsule(memory);
     return at::embedding(rows, places);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -62,13 +72,15 @@ class TakeRows : public torch::autograd::Function<TakeRows> {
     const bool plain = gradient.device().is_cpu() && !at::GradMode::is_enabled() &&
                        (type == at::kFloat || type == at::kDouble);
     if (!plain) {  // a graph of the backward, or a device
-      return {at::embedding_dense_backward(gradient, places, count, -1, false), at::Tensor()};
+      return {at::embedding_dense_backward(gradient, places, count, -1, false), {}, {}};
     }
-    at::Tensor out = at::zeros({count, gradient.size(-1)}, gradient.options());
+    const GradientMemoryRef held = context->saved_data["memory"].toCapsule();
+    const auto& memory = static_cast<const GradientMemory&>(*held).memory;
+    at::Tensor out = memory.rows(count, gradient.size(-1), type).zero_();
     const at::Tensor from = gradient.contiguous();
     if (type == at::kFloat) add_rows<float>(from, places, &out);
     if (type == at::kDouble) add_rows<double>(from, places, &out);
-    return {std::move(out), at::Tensor()};
+    return {std::move(out), {}, {}};
   }
 };
 
@@ -175,11 +187,20 @@ at::Tensor RowLayer::ahead(const at::Tensor& pushed, std::vector<Newer>* newer) 
 
 Future<PushResult> RowLayer::push(const DistAutogradContext* context, const StepOptions& options) {
   const at::AutoGradMode no_grad(false);
+  internal::TableCore& core = internal::TableAccess::core(table_);
+  const ServiceContext& here = core.service()->context();
+  internal::AnswerMemory memory(here.worker, here.runtime);
   std::vector<at::Tensor> keys;
   std::vector<at::Tensor> gradients;
   for (const Leaf& leaf : std::exchange(leaves_, {})) {
-    const at::Tensor gradient = gradient_of(leaf.rows, context);
+    at::Tensor gradient = gradient_of(leaf.rows, context);
     if (!gradient.defined()) continue;
+    if (context == nullptr) {
+      // The server may read it where it lies, and another backward through the leaf would add to it there.
+      leaf.rows.mutable_grad() = at::Tensor();
+    } else if (gradient.is_cpu()) {
+      gradient = memory.copy_of(gradient.contiguous());  // the context may add to its own
+    }
     keys.push_back(leaf.keys);
     gradients.push_back(gradient);
   }
@@ -191,7 +212,6 @@ Future<PushResult> RowLayer::push(const DistAutogradContext* context, const Step
   ask.rate = options.rate;
   ask.advance = options.advance;
   ask.position = options.position;
-  internal::TableCore& core = internal::TableAccess::core(table_);
   std::vector<Newer> newer;
   if (options.refresh && !keys.empty()) ask.pull_keys = ahead(ask.push_keys, &newer);
   if (!ask.pull_keys.defined() || ask.pull_keys.numel() == 0) {
@@ -215,7 +235,9 @@ Embedding::Embedding(Table table, const LayerOptions& options)
 
 at::Tensor Embedding::forward(const at::Tensor& ids) {
   const Found found = find(ids);
-  return TakeRows::apply(found.rows, found.places);
+  const ServiceContext& context = internal::TableAccess::core(table_).service()->context();
+  return TakeRows::apply(found.rows, found.places,
+                         GradientMemoryRef(c10::make_intrusive<GradientMemory>(context)));
 }
 
 EmbeddingBag::EmbeddingBag(Table table, Reduce reduce, const LayerOptions& options)

@@ -120,6 +120,7 @@ void Pool::State::run(std::list<std::thread>::iterator self) {
     }
     Task task = std::move(tasks_.front());
     tasks_.pop_front();
+    ++under_way_;
     lock.unlock();
     {
       BlockingHookGuard hook(this);
@@ -127,6 +128,7 @@ void Pool::State::run(std::list<std::thread>::iterator self) {
       task = nullptr;
     }
     lock.lock();
+    --under_way_;
   }
   --running_;
   // A waiting thread may have to take over the queued tasks, or to notice that all are done.
@@ -180,6 +182,11 @@ int Pool::State::threads_for_test() {
   return static_cast<int>(threads_.size());
 }
 
+int Pool::State::tasks_for_test() {
+  MutexLock lock(&mutex_);
+  return under_way_ + static_cast<int>(tasks_.size());
+}
+
 bool Pool::State::shutdown_until(absl::Time deadline) {
   std::list<std::thread> ended;
   bool all = true;
@@ -188,9 +195,10 @@ bool Pool::State::shutdown_until(absl::Time deadline) {
     closed_ = true;
     wake_.notify_all();
     while (!threads_.empty()) {
-      if (deadline == absl::InfiniteFuture()) {
+      // Threads without a task end by themselves, when they get a core.
+      if (deadline == absl::InfiniteFuture() || (under_way_ == 0 && tasks_.empty())) {
         wait(&wake_, &mutex_);
-      } else if (!wait(&wake_, &mutex_, deadline)) {
+      } else if (!wait(&wake_, &mutex_, deadline) && (under_way_ > 0 || !tasks_.empty())) {
         break;
       }
     }

@@ -60,6 +60,8 @@ class WEFT_API Pool : public Executor {
   std::unique_ptr<Parker> make_parker() override { return std::make_unique<SystemParker>(); }
 
   int threads_for_test() { return state_->threads_for_test(); }
+  // Those that wait, and those under way.
+  int tasks_for_test() { return state_->tasks_for_test(); }
 
  private:
   // Shared with the threads, so that one that never ends does not point at what is gone.
@@ -73,6 +75,7 @@ class WEFT_API Pool : public Executor {
     bool on_own_thread();
     bool gave_up();
     int threads_for_test() ABSL_LOCKS_EXCLUDED(mutex_);
+    int tasks_for_test() ABSL_LOCKS_EXCLUDED(mutex_);
 
    private:
     absl::Status begin_blocking() override;
@@ -92,6 +95,7 @@ class WEFT_API Pool : public Executor {
     int idle_ ABSL_GUARDED_BY(mutex_) = 0;
     int running_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that are not blocked, idle ones included
     int blocked_ ABSL_GUARDED_BY(mutex_) = 0;
+    int under_way_ ABSL_GUARDED_BY(mutex_) = 0;  // tasks
     bool closed_ ABSL_GUARDED_BY(mutex_) = false;
     bool gave_up_ ABSL_GUARDED_BY(mutex_) = false;
     bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // the threads will not be joined

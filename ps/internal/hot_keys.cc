@@ -11,28 +11,43 @@ uint64_t HotKeys::draw() {
   return (state_ >> 33) % (2 * kOneOf - 1);
 }
 
-void HotKeys::count(uint64_t key) {
-  MutexLock lock(&mutex_);
-  Counted* least = nullptr;
-  for (Counted& one : counted_) {
-    if (one.key == key) {
-      ++one.count;
-      return;
-    }
-    if (least == nullptr || one.count < least->count) least = &one;
+void HotKeys::note(const std::vector<uint64_t>& keys) {
+  size_t at = 0;
+  if (keys.size() > left_) {
+    MutexLock lock(&mutex_);
+    for (; keys.size() - at > left_; at += left_ + 1, left_ = draw()) count(keys[at + left_]);
   }
-  if (counted_.size() < kKeys) {
-    counted_.push_back({key, 1, 0});
+  left_ -= keys.size() - at;
+}
+
+void HotKeys::count(uint64_t key) {
+  size_t at = size_;
+  for (size_t i = 0; i < size_; ++i) at = keys_[i] == key ? i : at;  // no branch to guess
+  if (at < size_) {
+    ++counts_[at];
     return;
   }
-  *least = {key, least->count + 1, least->count};
+  if (size_ < kKeys) {
+    ++size_;
+    keys_[at] = key;
+    counts_[at] = 1;
+    return;
+  }
+  at = static_cast<size_t>(std::min_element(counts_.begin(), counts_.end()) - counts_.begin());
+  keys_[at] = key;
+  excess_[at] = counts_[at]++;
 }
 
 std::vector<HotKeys::Key> HotKeys::top(size_t most) const {
+  struct Counted {
+    uint64_t key;
+    int64_t count;
+    int64_t excess;
+  };
   std::vector<Counted> all;
   {
     MutexLock lock(&mutex_);
-    all = counted_;
+    for (size_t i = 0; i < size_; ++i) all.push_back({keys_[i], counts_[i], excess_[i]});
   }
   std::sort(all.begin(), all.end(), [](const Counted& a, const Counted& b) {
     return a.count != b.count ? a.count > b.count : a.key < b.key;

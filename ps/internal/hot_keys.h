@@ -12,6 +12,7 @@
 // gaps would meet the same ones of equal pushes. The draws are a pure function of the keys' number, so that a
 // simulation repeats them.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -33,21 +34,12 @@ class WEFT_API HotKeys {
   };
 
   // One thread at a time.
-  void note(const std::vector<uint64_t>& keys) {
-    size_t at = 0;
-    for (; keys.size() - at > left_; at += left_ + 1, left_ = draw()) count(keys[at + left_]);
-    left_ -= keys.size() - at;
-  }
+  void note(const std::vector<uint64_t>& keys);
   // At most `most` of them, those with the greatest counts first. Any thread.
   std::vector<Key> top(size_t most) const;
 
  private:
-  struct Counted {
-    uint64_t key = 0;
-    int64_t count = 0;
-    int64_t excess = 0;
-  };
-  void count(uint64_t key);
+  void count(uint64_t key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t draw();
 
   // The thread that calls note() alone uses these two.
@@ -55,7 +47,11 @@ class WEFT_API HotKeys {
   uint64_t left_ = kOneOf - 1;  // keys until the next of the sample
 
   mutable Mutex mutex_;
-  std::vector<Counted> counted_ ABSL_GUARDED_BY(mutex_);
+  // By column: each key of the sample is looked for among all.
+  size_t size_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::array<uint64_t, kKeys> keys_ ABSL_GUARDED_BY(mutex_){};
+  std::array<int64_t, kKeys> counts_ ABSL_GUARDED_BY(mutex_){};
+  std::array<int64_t, kKeys> excess_ ABSL_GUARDED_BY(mutex_){};
 };
 
 }  // namespace weft::ps::internal

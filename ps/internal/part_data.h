@@ -36,8 +36,11 @@ struct Push {
   std::vector<uint64_t> keys{};  // sparse: each once
   at::Tensor values{};           // dense: flat. Sparse: one row for each key
   size_t not_admitted = 0;       // keys that it had besides
+  std::vector<uint32_t> rows{};  // sparse: where the keys' rows lay when it was accepted,
+  uint64_t places = 0;  // which holds while the rows are at these places (SparseRows::places())
   int64_t bytes() const {
-    return static_cast<int64_t>(keys.size() * sizeof(uint64_t) + values.nbytes());
+    return static_cast<int64_t>(keys.size() * sizeof(uint64_t) + rows.size() * sizeof(uint32_t) +
+                                values.nbytes());
   }
 };
 

@@ -72,7 +72,7 @@ class SparseData final : public PartData {
     add_by_key({{&keys, &values}}, header.kind == PushKind::kAssign, &push);
     if (!admits_all_ && !follows_ && header.kind == PushKind::kGradient) admit(&push);
     if (ordered_ && !follows_) WEFT_RETURN_IF_ERROR(make_room(push.keys));
-    WEFT_RETURN_IF_ERROR(make_rows(push.keys));
+    WEFT_RETURN_IF_ERROR(make_rows(&push));
     return push;
   }
 
@@ -100,7 +100,8 @@ class SparseData final : public PartData {
       add_by_key(parts, false, &all);
     }
     if (all.keys.empty()) return;
-    const std::vector<uint32_t> rows = find_all(all.keys);
+    const bool same_places = !all.rows.empty() && all.places == rows_.places();
+    const std::vector<uint32_t> rows = same_places ? std::move(all.rows) : find_all(all.keys);
     if (all.kind == PushKind::kAssign) {
       const char* const from = static_cast<const char*>(all.values.const_data_ptr());
       for (size_t i = 0; i < rows.size(); ++i) {
@@ -280,18 +281,20 @@ class SparseData final : public PartData {
   }
 
   // With their first values; those that are there are used.
-  Status make_rows(const std::vector<uint64_t>& keys) {
-    const std::vector<uint32_t> rows = find_all(keys);
+  Status make_rows(Push* push) {
+    push->rows = find_all(push->keys);
+    std::vector<uint32_t>& rows = push->rows;
     const auto fresh = static_cast<size_t>(std::count(rows.begin(), rows.end(), SparseRows::kNone));
     if (fresh != 0) WEFT_RETURN_IF_ERROR(check_cap(fresh));
     if (fresh != 0) WEFT_RETURN_IF_ERROR(rows_.reserve(fresh));
+    push->places = rows_.places();
     if (fresh == 0 && !ordered_) return absl::OkStatus();
     const int64_t now = now_ms();
-    for (size_t i = 0; i < keys.size(); ++i) {
+    for (size_t i = 0; i < rows.size(); ++i) {
       if (rows[i] != SparseRows::kNone) {
         rows_.use(rows[i], now);
       } else {
-        rows_.add(keys[i], now);
+        rows[i] = rows_.add(push->keys[i], now);
       }
     }
     return absl::OkStatus();

@@ -67,7 +67,7 @@ void SparseRows::add_chunk() {
   chunks_.push_back(std::move(chunk));
 }
 
-void SparseRows::add(uint64_t key, int64_t now) {
+uint32_t SparseRows::add(uint64_t key, int64_t now) {
   const auto row = static_cast<uint32_t>(size_++);
   index_.emplace(key, row);
   thaw(row);
@@ -77,6 +77,7 @@ void SparseRows::add(uint64_t key, int64_t now) {
   }
   fill_first(key, value_of(row));
   key_of(row) = key;
+  return row;
 }
 
 // Another row may have been in its place.
@@ -96,6 +97,7 @@ void SparseRows::clean(uint32_t row) {
 }
 
 void SparseRows::drop(uint32_t row) {
+  ++places_;
   const auto last = static_cast<uint32_t>(size_ - 1);
   index_.erase(key_of(row));
   if (row != last) {
@@ -116,6 +118,7 @@ void SparseRows::drop(uint32_t row) {
 }
 
 void SparseRows::clear() {
+  ++places_;
   index_.clear();
   chunks_.clear();
   order_.clear();

@@ -68,11 +68,13 @@ class SparseRows {
 
   // Memory for so many more rows, or kind resource: add() then needs none.
   Status reserve(size_t more);
-  // A row with its first values. REQUIRES: it is not there.
-  void add(uint64_t key, int64_t now);
+  // A row with its first values; where it lies. REQUIRES: it is not there.
+  uint32_t add(uint64_t key, int64_t now);
   // The last row takes its place.
   void drop(uint32_t row);
   void clear();
+  // Another number when a row may lie elsewhere than before.
+  uint64_t places() const { return places_; }
 
   std::shared_ptr<const FrozenData> freeze(const std::vector<std::string>& buffer_names) {
     return freeze_chunks(&chunks_, size_, {options_, length_, lengths_}, buffer_names);
@@ -104,6 +106,7 @@ class SparseRows {
   absl::flat_hash_map<uint64_t, uint32_t> index_;
   std::vector<Chunk> chunks_;
   size_t size_ = 0;
+  uint64_t places_ = 0;
   RowOrder order_;  // empty unless ordered_
 };
 

@@ -195,8 +195,8 @@ void Agent::dial(const PeerRef& peer) {
   }
   // A stopped process accepts connections and never answers.
   const absl::Duration patience = options_.config.lease * kPatience;
-  transport->connect(address, hello, now() + std::max(patience, absl::Seconds(1)),
-                     link, [self, peer, link](StatusOr<std::shared_ptr<Connection>> connection) {
+  transport->connect(address, hello, now() + std::max(patience, absl::Seconds(1)), link,
+                     [self, peer, link](StatusOr<std::shared_ptr<Connection>> connection) {
                        self->on_dialled(peer, link, std::move(connection));
                      });
 }

@@ -10,6 +10,11 @@
 #include "weft/store/rendezvous.h"
 
 namespace weft::internal {
+namespace {
+
+constexpr absl::Duration kEndingGrace = absl::Seconds(2);
+
+}  // namespace
 
 void Core::on_change(const MembershipChange& change) {
   if (change.worker.incarnation == self_.incarnation) return;
@@ -124,7 +129,7 @@ ShutdownResult Core::do_shutdown(const ShutdownOptions& options) {
       make_error(ErrorKind::kState, absl::StrCat("worker '", self_.name, "' has shut down"));
   const absl::Time end =
       std::min(hard, runtime_->now() + std::min(config_.shutdown_timeout, absl::Seconds(5)));
-  const Status torn = tear_down(why, end);
+  const Status torn = tear_down(why, end, hard);
   if (!torn.ok()) {
     if (result.status.ok()) result.status = torn;
     for (auto& w : result.workers) {
@@ -144,7 +149,7 @@ void Core::close_services(const Status& why) {
   for (const auto& service : services_) service->on_shutdown(why);
 }
 
-Status Core::tear_down(const Status& why, absl::Time deadline) {
+Status Core::tear_down(const Status& why, absl::Time deadline, absl::Time hard) {
   Status status;
   close_services(why);
   if (agent_ != nullptr) {
@@ -158,8 +163,13 @@ Status Core::tear_down(const Status& why, absl::Time deadline) {
     if (std::uncaught_exceptions() == 0) membership_->leave(deadline);
     membership_->stop();
   }
+  // What is about to end gets its time, though the rest has taken longer than it should: more threads may want to run
+  // than there are cores.
+  const auto some_time = [&] {
+    return std::max(deadline, std::min(hard, runtime_->now() + kEndingGrace));
+  };
   if (agent_ != nullptr) agent_->close(why);
-  if (agent_ != nullptr && !agent_->wait_idle(deadline)) {
+  if (agent_ != nullptr && !agent_->wait_idle(some_time())) {
     status = make_error(ErrorKind::kDeadline,
                         absl::StrCat("worker '", self_.name, "' left with handlers still running: ",
                                      agent_->running_handlers()));
@@ -167,7 +177,8 @@ Status Core::tear_down(const Status& why, absl::Time deadline) {
   if (transport_ != nullptr) transport_->shutdown();
   if (device_backend_ != nullptr) device_backend_->shutdown(why);
   // A handler that never ends keeps its thread and what it uses; all other threads are joined.
-  if (pool_ != nullptr && !pool_->shutdown_until(deadline) && status.ok()) {
+  if (pool_ != nullptr && !pool_->shutdown_until(status.ok() ? some_time() : deadline) &&
+      status.ok()) {
     status =
         make_error(ErrorKind::kDeadline,
                    absl::StrCat("worker '", self_.name, "' left with continuations still running"));
@@ -201,7 +212,7 @@ void Core::abandon() {
   const absl::Time end =
       runtime_->now() + (std::uncaught_exceptions() > 0 ? absl::ZeroDuration() : absl::Seconds(1));
   ShutdownResult result;
-  result.status = tear_down(why, end);
+  result.status = tear_down(why, end, end);
   MutexLock lock(&shutdown_mutex_);
   shutdown_result_ = std::move(result);
 }

@@ -96,7 +96,8 @@ class Core : public std::enable_shared_from_this<Core> {
   // what a service still holds or counts as its own then belongs to another worker.
   void close_services(const Status& why);
   // Ends everything here; what could not be ended by `deadline` is named in the status.
-  Status tear_down(const Status& why, absl::Time deadline);
+  // `hard`: not before `deadline`; nothing is waited for after it.
+  Status tear_down(const Status& why, absl::Time deadline, absl::Time hard);
 
   // Constant after join.
   Config config_;

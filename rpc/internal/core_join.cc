@@ -60,9 +60,9 @@ StatusOr<std::shared_ptr<Core>> Core::join(JoinOptions options) {
   if (!status.ok()) {
     // What was begun is undone; the store's host may be gone, so not for long.
     core->down_.store(true);
-    core->tear_down(status, core->runtime_ == nullptr ? absl::InfinitePast()
-                                                      : core->runtime_->now() + absl::Seconds(2))
-        .IgnoreError();
+    const absl::Time end = core->runtime_ == nullptr ? absl::InfinitePast()
+                                                     : core->runtime_->now() + absl::Seconds(2);
+    core->tear_down(status, end, end).IgnoreError();
     return status;
   }
   return core;

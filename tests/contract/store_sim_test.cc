@@ -209,7 +209,8 @@ class HeldFiles : public ForwardingFiles {
   absl::StatusOr<bool> try_locked(std::string_view path, Lock lock,
                                   const std::function<absl::Status(LockedFile*)>& use) override {
     if (held && lock != Lock::kNone) return false;
-    if (lock != Lock::kNone || contents.empty()) return ForwardingFiles::try_locked(path, lock, use);
+    if (lock != Lock::kNone || contents.empty())
+      return ForwardingFiles::try_locked(path, lock, use);
     Torn torn(&contents);
     WEFT_RETURN_IF_ERROR(use(&torn));
     return true;
@@ -222,9 +223,7 @@ class HeldFiles : public ForwardingFiles {
   class Torn : public LockedFile {
    public:
     explicit Torn(const std::vector<std::string>* contents) : contents_(*contents) {}
-    absl::StatusOr<FileStamp> stamp() override {
-      return FileStamp{0, contents_[at_].size(), 0};
-    }
+    absl::StatusOr<FileStamp> stamp() override { return FileStamp{0, contents_[at_].size(), 0}; }
     absl::StatusOr<std::string> read(uint64_t offset, uint64_t length) override {
       const std::string& now = contents_[at_];
       if (at_ + 1 < contents_.size()) ++at_;

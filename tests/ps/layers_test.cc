@@ -13,6 +13,7 @@
 #include "weft/rpc/call.h"
 #include "weft/tests/ps/fixture.h"
 #include "weft/transport/faulty_transport.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::testing {
 namespace {
@@ -44,6 +45,39 @@ at::Tensor squares(const at::Tensor& x) { return (x * x).sum(); }
 
 class PsLayers : public PsTest {};
 INSTANTIATE_TEST_SUITE_P(Nets, PsLayers, ::testing::ValuesIn(nets()), net_name);
+
+// No copy of them is made, and what is added to a leaf's gradient after its push is none of the server's.
+TEST_P(PsLayers, PS_11_GradientsOfRowsLieWhereTheServerReadsThem) {
+  const bool shares = GetParam() == Net::kGrpc;
+  PsJob job(1, 1, GetParam(), nullptr, [&](int, JoinOptions* o) {
+    if (shares) o->transport = grpc_transport();
+  });
+  const auto counter = [&](const char* name) {
+    return shares ? job.worker(0).debug_info().at(name) : 1;
+  };
+  constexpr int64_t kWide = 12'800;
+  const at::Tensor ids = torch::arange(5);
+  ps::Embedding layer(
+      job.clients[0].open_table("e", ps::sparse(kWide, ps::rule<optim::SGD>({.lr = 1}))));
+  float steps = 0;
+  const auto step = [&](bool once_more) {
+    const at::Tensor sum = layer.forward(ids).sum();
+    sum.backward({}, /*retain_graph=*/once_more);
+    const Future<ps::PushResult> pushed = layer.step();
+    if (once_more) sum.backward();
+    pushed.wait();
+    ++steps;
+  };
+  do {
+    step(false);
+  } while (counter("arena_zero_copies") == 0);
+  const int64_t copies = counter("arena_copies");
+  const int64_t in_place = counter("arena_zero_copies");
+  for (int i = 0; i < 3; ++i) step(true);
+  EXPECT_EQ(counter("arena_zero_copies"), in_place + (shares ? 3 : 0));
+  EXPECT_EQ(counter("arena_copies"), copies);
+  EXPECT_TRUE(torch::equal(layer.table().pull_rows(ids).wait(), torch::full({5, kWide}, -steps)));
+}
 
 TEST_P(PsLayers, PS_11_AnEmbeddingPullsDistinctRowsAndPushesTheirGradients) {
   PsJob job(2, 1, GetParam());

@@ -62,7 +62,8 @@ TEST(ConnectionsSim, AWorkerThatIsGoneTakesTheHandlersOfItsOwnCallsAlone) {
 TEST(ConnectionsSim, SILENT_1_APeerThatIsListedMayBeSilentForMoreThanALease) {
   Group({.size = 2, .lease = 5s}).run([](Group& g) {
     EXPECT_FALSE(rpc_sync(g.workers[0], "w1", kIsGivenUp, 0));
-    const int late = g.plan->add({.fault = Fault::kDelay, .from = "w1", .delay = absl::Seconds(14)});
+    const int late =
+        g.plan->add({.fault = Fault::kDelay, .from = "w1", .delay = absl::Seconds(14)});
     const int64_t dials = g.count(0, "dials") + g.count(1, "dials");
     EXPECT_FALSE(rpc_sync(g.workers[0], "w1", {.deadline = 1min}, kIsGivenUp, 0));
     EXPECT_GT(g.plan->hits(late), 0);

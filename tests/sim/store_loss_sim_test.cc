@@ -145,16 +145,17 @@ class StoreLossSim : public ::testing::Test {
           std::dynamic_pointer_cast<HashStore>(store_->new_client()), losses_[i]);
       if (!forkable) client = std::make_shared<DelegatingStore>(std::move(client));
       joins.push_back(sim_->spawn("join", [this, i, client] {
-        workers_[i] = Worker::join({.name = absl::StrCat("w", i),
-                                    .rank = static_cast<int>(i),
-                                    .world_size = 2,
-                                    .library = library(),
-                                    .store = client,
-                                    .transport = faulty_transport(inproc_transport(network_), plan_),
-                                    .worker_threads = 1,
-                                    .runtime = sim_,
-                                    .log_level = Severity::kOff,
-                                    .environment = Environment{}});
+        workers_[i] =
+            Worker::join({.name = absl::StrCat("w", i),
+                          .rank = static_cast<int>(i),
+                          .world_size = 2,
+                          .library = library(),
+                          .store = client,
+                          .transport = faulty_transport(inproc_transport(network_), plan_),
+                          .worker_threads = 1,
+                          .runtime = sim_,
+                          .log_level = Severity::kOff,
+                          .environment = Environment{}});
       }));
     }
   }

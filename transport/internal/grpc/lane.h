@@ -92,7 +92,9 @@ class GrpcLane : public Timed, public GrpcHolder, public std::enable_shared_from
   // Drops what is queued and cancels the stream. `why` is told when the lane ends.
   void abort(Status why) ABSL_LOCKS_EXCLUDED(mutex_) { abort_if(true, std::move(why)); }
   // The same, unless complete_handshake() came before.
-  void give_up_handshake(Status why) ABSL_LOCKS_EXCLUDED(mutex_) { abort_if(false, std::move(why)); }
+  void give_up_handshake(Status why) ABSL_LOCKS_EXCLUDED(mutex_) {
+    abort_if(false, std::move(why));
+  }
 
  protected:
   enum class Role { kDialler, kAcceptor };
