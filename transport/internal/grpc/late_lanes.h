@@ -1,0 +1,84 @@
+#ifndef WEFT_TRANSPORT_INTERNAL_GRPC_LATE_LANES_H_
+#define WEFT_TRANSPORT_INTERNAL_GRPC_LATE_LANES_H_
+
+// GrpcLateLanes: the bulk lanes of one connection, which are made when one of its ends first sends over them. Most
+// connections never do: large messages take a channel. The dialler makes them; an acceptor that wants them says so by
+// the control lane.
+//
+//   LATE-1  what is sent before they are up waits, and leaves in the order in which it was sent.
+//   LATE-2  all of them come up or none; when they do not, the connection breaks, and what waited counts as unsent.
+//   LATE-3  nothing is made for a connection that ends before one was wanted.
+//
+// Threads: any. No lock is held while a lane or the connection is called.
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "weft/common/mutex.h"
+#include "weft/transport/channel.h"
+#include "weft/transport/internal/grpc/lane.h"
+
+namespace weft::internal {
+
+class GrpcConnection;
+
+class GrpcLateLanes final : public GrpcLaneHost,
+                            public Timed,
+                            public std::enable_shared_from_this<GrpcLateLanes> {
+ public:
+  using Lanes = std::vector<std::shared_ptr<GrpcLane>>;
+
+  // `connection` owns it. Their numbers are first, first + 1, ...
+  GrpcLateLanes(GrpcConnection* connection, size_t first, size_t count)
+      : connection_(connection), first_(first), count_(count) {}
+
+  size_t count() const { return count_; }
+  // One of the two ends has wanted them.
+  bool begun() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // REQUIRES: index < count().
+  Status send(Frame frame, size_t index) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The other end wants them. Kind protocol: it makes them itself.
+  Status asked() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The acceptor's: they are there, in order, and may send; frames of theirs come when it returns.
+  void take(Lanes lanes) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<LaneStats> stats() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // False: they are not up yet, and call drain_control() of the connection when what waits has left: the peer takes no
+  // lane any more when its control lane has ended.
+  bool drain() ABSL_LOCKS_EXCLUDED(mutex_);
+  void abort(const Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The connection is lost: the cookies of what still waited.
+  std::vector<uint64_t> close() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void lane_started(GrpcLane& lane) override;
+  void lane_handshake(GrpcLane& lane, std::string_view header) override ABSL_LOCKS_EXCLUDED(mutex_);
+  Status lane_own_frame(GrpcLane& lane, const FrameView& frame) override;
+  void lane_ended(GrpcLane& lane, LaneEnd end) override;
+  void on_deadline() override ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  // kSending: they are up, and what has waited leaves.
+  enum class State { kNone, kWanted, kSending, kUp, kOver };
+
+  void make() ABSL_LOCKS_EXCLUDED(mutex_);
+  void go_up(Lanes lanes) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  GrpcConnection* const connection_;
+  const size_t first_;
+  const size_t count_;
+
+  mutable Mutex mutex_;
+  State state_ ABSL_GUARDED_BY(mutex_) = State::kNone;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  size_t acknowledged_ ABSL_GUARDED_BY(mutex_) = 0;
+  Lanes lanes_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::pair<size_t, Frame>> waiting_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace weft::internal
+
+#endif  // WEFT_TRANSPORT_INTERNAL_GRPC_LATE_LANES_H_
