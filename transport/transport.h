@@ -107,9 +107,10 @@ struct Hello {
   uint32_t max_frame_bytes = 0;  // largest frame that the speaker accepts
   uint64_t connection_id = 0;    // random, by the dialler; ties lanes together
   uint32_t lanes = 2;            // of the connection, 1 to 8; 0: the dialling transport decides
-  uint32_t late_lanes = 0;       // behind them, made when one of the two sends over them; 8 with the others
-  std::string ticket{};          // of the private socket, see LocalGate; a transport fills it in
-  bool observer = false;         // not a worker: it only inspects its peer (rpc/inspect.h)
+  uint32_t late_lanes =
+      0;                 // behind them, made when one of the two sends over them; 8 with the others
+  std::string ticket{};  // of the private socket, see LocalGate; a transport fills it in
+  bool observer = false;  // not a worker: it only inspects its peer (rpc/inspect.h)
 };
 
 // A place in memory that both sides of a connection see, as place() returns it.

@@ -60,8 +60,8 @@ StatusOr<std::shared_ptr<Core>> Core::join(JoinOptions options) {
   if (!status.ok()) {
     // What was begun is undone; the store's host may be gone, so not for long.
     core->down_.store(true);
-    const absl::Time end = core->runtime_ == nullptr ? absl::InfinitePast()
-                                                     : core->runtime_->now() + absl::Seconds(2);
+    const absl::Time end =
+        core->runtime_ == nullptr ? absl::InfinitePast() : core->runtime_->now() + absl::Seconds(2);
     core->tear_down(status, end, end).IgnoreError();
     return status;
   }

@@ -475,7 +475,8 @@ TEST(SystemPool, DEF_11_ThreadsWithoutATaskAreWaitedForBeyondTheDeadline) {
   for (int i = 0; i < 20; ++i) {
     internal::Pool pool({.name = "pool", .threads = 2});
     std::latch both(2);
-    for (int task = 0; task < 2; ++task) EXPECT_TRUE(pool.post([&both] { both.arrive_and_wait(); }));
+    for (int task = 0; task < 2; ++task)
+      EXPECT_TRUE(pool.post([&both] { both.arrive_and_wait(); }));
     while (pool.tasks_for_test() > 0) std::this_thread::yield();
     EXPECT_EQ(pool.threads_for_test(), 2);
     EXPECT_TRUE(pool.shutdown_until(make_system_runtime()->now())) << i;

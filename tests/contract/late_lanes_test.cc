@@ -38,10 +38,10 @@ class LateLanes : public GrpcPair {
   }
   bool up(const End& end) const override { return end.connection->lane_begun(kFirst); }
   static void send(const End& from, int lane, int number, uint64_t cookie = 0) {
-    EXPECT_TRUE(from.connection
-                    ->send(make_frame(FrameKind::kChunk, absl::StrCat(number), pattern(2000), cookie),
-                           lane)
-                    .ok());
+    EXPECT_TRUE(
+        from.connection
+            ->send(make_frame(FrameKind::kChunk, absl::StrCat(number), pattern(2000), cookie), lane)
+            .ok());
   }
   // That these came on the lane, in this order.
   static void expect_came(const End& at, int lane, int from, int to) {

@@ -129,6 +129,16 @@ ConnectionHandler* GrpcConnection::channel_lane_up() {
 
 // ---- for late lanes ----------------------------------------------------------------------------
 
+void GrpcConnection::ask_for_lanes() {
+  Frame want;
+  want.kind = FrameKind::kLanesWanted;
+  send_own(std::move(want));
+}
+
+void GrpcConnection::limit_making(std::weak_ptr<Timed> what) {
+  core_->set_deadline(core_->drain_deadline(), std::move(what));
+}
+
 StatusOr<Hello> GrpcConnection::check_ack(GrpcLane& lane, std::string_view header) const {
   WEFT_ASSIGN_OR_RETURN(Hello theirs, decode_ack(header, own_, lane.number()));
   WEFT_RETURN_IF_ERROR(check_identity(lane, theirs.name, theirs.id));

@@ -33,7 +33,7 @@ using GrpcDialDone =
     std::function<void(StatusOr<std::shared_ptr<Connection>> result, bool turned_away)>;
 
 class GrpcConnection final : public Connection,
-                             public GrpcLaneHost,
+                             public GrpcLateLanesHost,
                              public Timed,
                              public std::enable_shared_from_this<GrpcConnection> {
  public:
@@ -55,7 +55,7 @@ class GrpcConnection final : public Connection,
   // The transport shuts down: a dial fails, a connection drains.
   void leave(const Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends the dial, or the connection.
-  void fail(Status why) ABSL_LOCKS_EXCLUDED(mutex_);
+  void fail(Status why) override ABSL_LOCKS_EXCLUDED(mutex_);
 
   // gRPC's, those that are not made yet among them.
   size_t lanes() const { return lanes_.size() + late_->count(); }
@@ -69,15 +69,17 @@ class GrpcConnection final : public Connection,
   // The dialler's: another socket to where the control lane goes.
   StatusOr<UniqueFd> dial_socket();
   bool is_open() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // So many lanes more count from here on. False: the connection ends already, there must be none.
-  bool channel_lanes_begun(size_t count) ABSL_LOCKS_EXCLUDED(mutex_);
-  ConnectionHandler* channel_lane_up() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool channel_lanes_begun(size_t count) override ABSL_LOCKS_EXCLUDED(mutex_);
+  ConnectionHandler* channel_lane_up() override ABSL_LOCKS_EXCLUDED(mutex_);
   // ---- for its late lanes ----------------------------------------------------------------------
-  StatusOr<Hello> check_ack(GrpcLane& lane, std::string_view header) const;
-  std::shared_ptr<GrpcClientLane> new_lane(int number, GrpcLaneHost* host);
-  void start_lane(const std::shared_ptr<GrpcClientLane>& lane);
-  void not_sent(std::vector<uint64_t> cookies) ABSL_LOCKS_EXCLUDED(mutex_);
-  void drain_control();
+  void ask_for_lanes() override;
+  void limit_making(std::weak_ptr<Timed> what) override;
+  StatusOr<Hello> check_ack(GrpcLane& lane, std::string_view header) const override;
+  std::shared_ptr<GrpcClientLane> new_lane(int number, GrpcLaneHost* host) override;
+  void start_lane(const std::shared_ptr<GrpcClientLane>& lane) override;
+  std::shared_ptr<GrpcLaneHost> shared_host() override { return shared_from_this(); }
+  void not_sent(std::vector<uint64_t> cookies) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void drain_control() override;
   // The acceptor's: lanes that said hello together. False: they are not wanted any more.
   bool take_late(const Lanes& lanes, const Hello& own) ABSL_LOCKS_EXCLUDED(mutex_);
   // Any lane. `was_up`: frames may have gone over it; else its end concerns no call.
@@ -122,7 +124,7 @@ class GrpcConnection final : public Connection,
   bool local_ = false;
   Lanes lanes_;  // those of the handshake; constant once frames flow
   const std::shared_ptr<GrpcLateLanes> late_;
-  Hello peer_;   // constant once open
+  Hello peer_;  // constant once open
 
   mutable Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_);

@@ -69,7 +69,8 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
 
   // A dialler's lane: new_lane() makes it, and start_lane() dials; one that must not start any more ends at once.
   std::shared_ptr<GrpcClientLane> new_lane(int number, GrpcLaneHost* host);
-  void start_lane(const std::shared_ptr<GrpcClientLane>& lane, std::string_view address, bool local);
+  void start_lane(const std::shared_ptr<GrpcClientLane>& lane, std::string_view address,
+                  bool local);
 
   void remember(std::shared_ptr<GrpcConnection> connection) ABSL_LOCKS_EXCLUDED(mutex_);
   // The accepted connection of this hello; null when there is none.

@@ -2,8 +2,7 @@
 
 #include <optional>
 
-#include "weft/transport/internal/grpc/connection.h"
-#include "weft/transport/internal/grpc/core.h"
+#include "weft/transport/internal/wire/lane_counters.h"
 
 namespace weft::internal {
 
@@ -56,13 +55,8 @@ Status GrpcLateLanes::asked() {
 
 // On one thread at a time: that which made them wanted.
 void GrpcLateLanes::make() {
-  GrpcTransportCore& core = connection_->core();
-  core.set_deadline(core.drain_deadline(), weak_from_this());
-  if (!connection_->dialled()) {
-    Frame want;
-    want.kind = FrameKind::kLanesWanted;
-    return connection_->send_own(std::move(want));
-  }
+  connection_->limit_making(weak_from_this());
+  if (!connection_->dialled()) return connection_->ask_for_lanes();
   // Else the connection ends, and what waits is told then.
   if (!connection_->channel_lanes_begun(count_)) return;
   std::vector<std::shared_ptr<GrpcClientLane>> made;
@@ -77,7 +71,8 @@ void GrpcLateLanes::make() {
   }
   for (const auto& lane : made) connection_->start_lane(lane);
   if (!over) return;
-  for (const auto& lane : made) lane->abort(make_error(ErrorKind::kUnavailable, "the connection ends"));
+  for (const auto& lane : made)
+    lane->abort(make_error(ErrorKind::kUnavailable, "the connection ends"));
 }
 
 void GrpcLateLanes::take(Lanes lanes) {
@@ -90,9 +85,9 @@ void GrpcLateLanes::take(Lanes lanes) {
 }
 
 void GrpcLateLanes::go_up(Lanes lanes) {
-  const std::shared_ptr<GrpcConnection> connection = connection_->shared_from_this();
+  const std::shared_ptr<GrpcLaneHost> connection = connection_->shared_host();
   // Not null: the connection is not lost before its lanes have ended.
-  ConnectionHandler* const handler = connection->channel_lane_up();
+  ConnectionHandler* const handler = connection_->channel_lane_up();
   bool over = false;
   {
     MutexLock lock(&mutex_);
@@ -124,11 +119,11 @@ void GrpcLateLanes::go_up(Lanes lanes) {
     if (!next.has_value()) {
       if (!drains) return;
       for (const auto& lane : lanes) lane->drain();
-      return connection->drain_control();
+      return connection_->drain_control();
     }
     const uint64_t cookie = next->second.cookie;
     // A lane that has ended takes nothing, and the connection ends with it.
-    if (!lanes[next->first]->send(std::move(next->second)).ok()) connection->not_sent({cookie});
+    if (!lanes[next->first]->send(std::move(next->second)).ok()) connection_->not_sent({cookie});
   }
 }
 

@@ -24,7 +24,28 @@
 
 namespace weft::internal {
 
-class GrpcConnection;
+// The connection, as its late lanes see it.
+class GrpcLateLanesHost : public GrpcLaneHost {
+ public:
+  virtual bool dialled() const = 0;
+  // The dialler is asked to make them.
+  virtual void ask_for_lanes() = 0;
+  virtual void limit_making(std::weak_ptr<Timed> what) = 0;
+  // So many lanes more count from here on. False: the connection ends already, there must be none.
+  virtual bool channel_lanes_begun(size_t count) = 0;
+  virtual std::shared_ptr<GrpcClientLane> new_lane(int number, GrpcLaneHost* host) = 0;
+  virtual void start_lane(const std::shared_ptr<GrpcClientLane>& lane) = 0;
+  virtual StatusOr<Hello> check_ack(GrpcLane& lane, std::string_view header) const = 0;
+  // Frames may flow, to the handler that is given back.
+  virtual ConnectionHandler* channel_lane_up() = 0;
+  virtual std::shared_ptr<GrpcLaneHost> shared_host() = 0;
+  virtual void not_sent(std::vector<uint64_t> cookies) = 0;
+  virtual void drain_control() = 0;
+  virtual void fail(Status why) = 0;
+
+ protected:
+  ~GrpcLateLanesHost() = default;
+};
 
 class GrpcLateLanes final : public GrpcLaneHost,
                             public Timed,
@@ -33,7 +54,7 @@ class GrpcLateLanes final : public GrpcLaneHost,
   using Lanes = std::vector<std::shared_ptr<GrpcLane>>;
 
   // `connection` owns it. Their numbers are first, first + 1, ...
-  GrpcLateLanes(GrpcConnection* connection, size_t first, size_t count)
+  GrpcLateLanes(GrpcLateLanesHost* connection, size_t first, size_t count)
       : connection_(connection), first_(first), count_(count) {}
 
   size_t count() const { return count_; }
@@ -47,7 +68,7 @@ class GrpcLateLanes final : public GrpcLaneHost,
   void take(Lanes lanes) ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<LaneStats> stats() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // False: they are not up yet, and call drain_control() of the connection when what waits has left: the peer takes no
+  // False: they are not up yet, and call drain_control() of their host when what waits has left: the peer takes no
   // lane any more when its control lane has ended.
   bool drain() ABSL_LOCKS_EXCLUDED(mutex_);
   void abort(const Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -67,7 +88,7 @@ class GrpcLateLanes final : public GrpcLaneHost,
   void make() ABSL_LOCKS_EXCLUDED(mutex_);
   void go_up(Lanes lanes) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  GrpcConnection* const connection_;
+  GrpcLateLanesHost* const connection_;
   const size_t first_;
   const size_t count_;
 
