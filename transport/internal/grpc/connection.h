@@ -20,7 +20,6 @@
 #include "weft/transport/channel.h"
 #include "weft/transport/internal/grpc/channels.h"
 #include "weft/transport/internal/grpc/lane.h"
-#include "weft/transport/internal/grpc/late_lanes.h"
 #include "weft/transport/internal/wire/handshake.h"
 #include "weft/transport/transport.h"
 
@@ -33,7 +32,7 @@ using GrpcDialDone =
     std::function<void(StatusOr<std::shared_ptr<Connection>> result, bool turned_away)>;
 
 class GrpcConnection final : public Connection,
-                             public GrpcLateLanesHost,
+                             public GrpcLaneHost,
                              public Timed,
                              public std::enable_shared_from_this<GrpcConnection> {
  public:
@@ -55,10 +54,9 @@ class GrpcConnection final : public Connection,
   // The transport shuts down: a dial fails, a connection drains.
   void leave(const Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends the dial, or the connection.
-  void fail(Status why) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void fail(Status why) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // gRPC's, those that are not made yet among them.
-  size_t lanes() const { return lanes_.size() + late_->count(); }
+  size_t lanes() const { return lanes_.size(); }
   // Statistics of the channels' lanes that are up, in order: their numbers begin with lanes().
   std::vector<LaneStats> channel_stats() const { return channels_.lane_stats(); }
 
@@ -69,27 +67,15 @@ class GrpcConnection final : public Connection,
   // The dialler's: another socket to where the control lane goes.
   StatusOr<UniqueFd> dial_socket();
   bool is_open() const ABSL_LOCKS_EXCLUDED(mutex_);
-  bool channel_lanes_begun(size_t count) override ABSL_LOCKS_EXCLUDED(mutex_);
-  ConnectionHandler* channel_lane_up() override ABSL_LOCKS_EXCLUDED(mutex_);
-  // ---- for its late lanes ----------------------------------------------------------------------
-  void ask_for_lanes() override;
-  void limit_making(std::weak_ptr<Timed> what) override;
-  StatusOr<Hello> check_ack(GrpcLane& lane, std::string_view header) const override;
-  std::shared_ptr<GrpcClientLane> new_lane(int number, GrpcLaneHost* host) override;
-  void start_lane(const std::shared_ptr<GrpcClientLane>& lane) override;
-  std::shared_ptr<GrpcLaneHost> shared_host() override { return shared_from_this(); }
-  void not_sent(std::vector<uint64_t> cookies) override ABSL_LOCKS_EXCLUDED(mutex_);
-  void drain_control() override;
-  // The acceptor's: lanes that said hello together. False: they are not wanted any more.
-  bool take_late(const Lanes& lanes, const Hello& own) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool channel_lane_begun() ABSL_LOCKS_EXCLUDED(mutex_);
+  ConnectionHandler* channel_lane_up() ABSL_LOCKS_EXCLUDED(mutex_);
   // Any lane. `was_up`: frames may have gone over it; else its end concerns no call.
   void one_ended(LaneEnd end, bool was_up) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Hello& peer() const override { return peer_; }
   LaneRange bulk_lanes() const override;
-  bool lane_begun(int lane) const override;
   int prompt_lane() const override {
-    return channels_.prompt_lanes() > 0 ? static_cast<int>(lanes()) : kControlLane;
+    return channels_.prompt_lanes() > 0 ? static_cast<int>(lanes_.size()) : kControlLane;
   }
   void want_prompt_lane() override { channels_.want_prompt_lane(); }
   bool dialled() const override { return dialled_; }
@@ -122,9 +108,8 @@ class GrpcConnection final : public Connection,
   const std::string address_;
   GrpcChannels channels_;
   bool local_ = false;
-  Lanes lanes_;  // those of the handshake; constant once frames flow
-  const std::shared_ptr<GrpcLateLanes> late_;
-  Hello peer_;  // constant once open
+  Lanes lanes_;  // constant once frames flow
+  Hello peer_;   // constant once open
 
   mutable Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_);
