@@ -18,7 +18,8 @@
 // An operation on a table goes to all servers that have a part of it, in parallel. A push that
 // fails may have been applied to some parts and not to others, and to none of them twice; the error
 // names the part. Steps: an operation with `advance` is sent when every push before it is
-// acknowledged, and operations after it are sent when it has ended. An argument must not be changed
+// acknowledged, and operations after it are sent when it has ended, but for pulls of an ASP table, which
+// wait for nothing. An argument must not be changed
 // until the future is complete; a tensor that was pulled may lie in memory that its server shares:
 // clone it before writing to it. Threads: all methods from anywhere.
 

@@ -82,25 +82,47 @@ void TableCore::submit(Ask ask, OpDone done) {
   bool waits = false;
   {
     MutexLock lock(&mutex_);
+    if (passes_queue(*op) && closed_.ok() && !left_) {
+      begin_locked(op);
+      lock.unlock();
+      return send_all(op);
+    }
     queue_.push_back(op);
     waits = queue_.size() > 1 || barrier_running_ || is_held();
+    // CLIENT-1, also of one that never leaves: one look at the earliest, which holds no operation.
+    waits = waits && op->deadline < queue_ends_;
+    if (waits) queue_ends_ = op->deadline;
   }
   pump();
-  if (waits && op->deadline != absl::InfiniteFuture()) {
-    // CLIENT-1, also of one that never leaves.
-    later(op->deadline, [self = shared_from_this(), op] {
-      bool queued = false;
-      {
-        MutexLock lock(&self->mutex_);
-        queued = !op->begun;
+  if (waits) look_at_queue(op->deadline);
+}
+
+void TableCore::look_at_queue(absl::Time when) {
+  later(when, [self = shared_from_this()] { self->end_late(); });
+}
+
+void TableCore::end_late() {
+  std::vector<OpRef> late;
+  absl::Time next = absl::InfiniteFuture();
+  {
+    MutexLock lock(&mutex_);
+    const absl::Time now = service_->context().runtime->now();
+    for (const OpRef& op : queue_) {
+      if (op->ended) continue;
+      if (op->deadline <= now) {
+        late.push_back(op);
+      } else {
+        next = std::min(next, op->deadline);
       }
-      if (!queued) return;
-      self->end(op, make_error(
-                        ErrorKind::kDeadline,
-                        absl::StrCat("table '", self->setup_.name, "': ", std::string(op->ask.what),
-                                     " waited for the step before it to end")));
-    });
+    }
+    queue_ends_ = next;
   }
+  for (const OpRef& op : late) {
+    end(op, make_error(ErrorKind::kDeadline,
+                       absl::StrCat("table '", setup_.name, "': ", std::string(op->ask.what),
+                                    " waited for the step before it to end")));
+  }
+  if (next != absl::InfiniteFuture()) look_at_queue(next);
 }
 
 // ---- order -------------------------------------------------------------------------------------
@@ -167,13 +189,23 @@ void TableCore::pump() {
       }
       more = !queue_.empty();
     }
-    if (!refused.ok() || op->pieces.empty()) {
+    if (!refused.ok()) {
       end(op, refused);
       continue;
     }
-    for (size_t i = 0; i < op->pieces.size(); ++i) send(op, i);
+    send_all(op);
     if (!more) return;  // one that comes later has its own thread
   }
+}
+
+void TableCore::send_all(const OpRef& op) {
+  if (op->pieces.empty()) return end(op, absl::OkStatus());
+  for (size_t i = 0; i < op->pieces.size(); ++i) send(op, i);
+}
+
+bool TableCore::passes_queue(const Op& op) const {
+  return op.ask.pull && !op.changes() && !op.ask.enter.has_value() &&
+         setup_.definition.consistency.mode == Mode::kAsp;
 }
 
 bool TableCore::end_locked(Op* op, bool ok) {

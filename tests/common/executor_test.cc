@@ -472,13 +472,15 @@ TEST(SystemPool, ShutdownMayGiveUpOnATaskThatDoesNotEnd) {
 
 // They may have to wait for a core.
 TEST(SystemPool, DEF_11_ThreadsWithoutATaskAreWaitedForBeyondTheDeadline) {
-  for (int i = 0; i < 20; ++i) {
-    internal::Pool pool({.name = "pool", .threads = 2});
-    std::latch both(2);
-    for (int task = 0; task < 2; ++task)
-      EXPECT_TRUE(pool.post([&both] { both.arrive_and_wait(); }));
+  constexpr int kThreads = 64;
+  for (int i = 0; i < 5; ++i) {
+    internal::Pool pool({.name = "pool", .threads = kThreads});
+    std::latch all(kThreads);
+    for (int task = 0; task < kThreads; ++task) {
+      EXPECT_TRUE(pool.post([&all] { all.arrive_and_wait(); }));
+    }
     while (pool.tasks_for_test() > 0) std::this_thread::yield();
-    EXPECT_EQ(pool.threads_for_test(), 2);
+    EXPECT_EQ(pool.threads_for_test(), kThreads);
     EXPECT_TRUE(pool.shutdown_until(make_system_runtime()->now())) << i;
   }
 }

@@ -184,7 +184,6 @@ TEST_F(PsConsistency, PSR_8_ADeadClientHoldsNobodyUpBeyondItsLease) {
   }
 }
 
-// One that comes later begins where the others are.
 // A client that leaves while a server cannot be reached: its worker goes on, so no death tells the server.
 TEST_F(PsConsistency, PSR_8_AServerThatIsOutOfReachHearsLaterThatAClientHasLeft) {
   in_simulation(8, [](const std::shared_ptr<SimRuntime>& sim) {
@@ -206,6 +205,7 @@ TEST_F(PsConsistency, PSR_8_AServerThatIsOutOfReachHearsLaterThatAClientHasLeft)
   });
 }
 
+// One that comes later begins where the others are.
 TEST_F(PsConsistency, WhoComesLaterTakesPartFromTheStepThatIsOpen) {
   in_simulation(11, [](const std::shared_ptr<SimRuntime>& sim) {
     PsJob job(2, 2, Net::kInproc, sim);
@@ -219,6 +219,89 @@ TEST_F(PsConsistency, WhoComesLaterTakesPartFromTheStepThatIsOpen) {
     EXPECT_FALSE(waits.done());
     (void)later.push_pull(mark(2, 1), {.advance = true}).wait();
     EXPECT_EQ(waits.wait()[1].item<double>(), 1);
+  });
+}
+
+// A client whose step has lost its answer: it ends after the time of an attempt. Its operations are too large to wait for
+// each other's messages.
+struct LateStep {
+  LateStep(const std::shared_ptr<SimRuntime>& sim, const Consistency& consistency,
+           int64_t answers_lost = 1)
+      : job(1, 1, Net::kInproc, sim,
+            [&](int, JoinOptions* o) { o->transport = faulty_transport(o->transport, plan); }) {
+    auto definition = ps::sparse(kLength, ps::rule<optim::SGD>({.lr = 1.0}));
+    definition.consistency = consistency;
+    t.push_back(job.clients[0].open_table("t", definition));
+    plan->add({.fault = Fault::kDrop,
+               .kind = FrameKind::kResponse,
+               .to = "c0",
+               .times = answers_lost});
+    begun = sim->now();
+    step.push_back(t[0].push_rows(keys, -torch::ones({keys.numel(), kLength}),
+                                  {.advance = true, .deadline = 1min}));
+  }
+  Future<at::Tensor> pull(Timeout deadline) const { return t[0].pull_rows(keys, deadline); }
+
+  static constexpr int64_t kLength = 64;
+  const at::Tensor keys = torch::arange(200, torch::kLong);
+  const std::shared_ptr<FaultPlan> plan = std::make_shared<FaultPlan>(13);
+  PsJob job;
+  std::vector<Table> t;
+  absl::Time begun;
+  std::vector<Future<ps::PushResult>> step;
+};
+
+TEST_F(PsConsistency, CLIENT_3_OnlyAPullOfAnAsynchronousTableLeavesBeforeAStepHasEnded) {
+  for (const Consistency& consistency :
+       {Consistency::asp(), Consistency::bsp(1), Consistency::ssp(1, 1), Consistency::batch(1, 1)}) {
+    in_simulation(13, [&](const std::shared_ptr<SimRuntime>& sim) {
+      LateStep late(sim, consistency);
+      const at::Tensor values = late.pull(1min).wait();
+      EXPECT_TRUE(torch::equal(values, torch::ones_like(values)));
+      if (consistency.mode == ps::Mode::kAsp) {
+        EXPECT_FALSE(late.step[0].done());
+        EXPECT_LE(sim->now() - late.begun, absl::Milliseconds(1));
+      } else {
+        EXPECT_TRUE(late.step[0].done());
+      }
+      late.step[0].wait();
+      EXPECT_GE(sim->now() - late.begun, absl::Seconds(1));
+      EXPECT_TRUE(torch::equal(late.pull(1min).wait(), values));
+    });
+  }
+}
+
+// Its deadline is far away when it has ended, and its values may be large.
+TEST_F(PsConsistency, WhatHasWaitedForAStepHoldsNothingOnceItHasEnded) {
+  in_simulation(14, [](const std::shared_ptr<SimRuntime>& sim) {
+    LateStep late(sim, Consistency::bsp(1));
+    std::vector<Future<at::Tensor>> pulls;
+    for (int i = 0; i < 100; ++i) pulls.push_back(late.pull(10min));
+    for (Future<at::Tensor>& pull : pulls) {
+      const at::Tensor values = pull.wait();
+      pull = Future<at::Tensor>();
+      EXPECT_EQ(values.use_count(), 1U);
+    }
+    EXPECT_LE(sim->now() - late.begun, absl::Minutes(1));
+  });
+}
+
+TEST_F(PsConsistency, CLIENT_1_EachOfThoseThatWaitForAStepEndsAtItsOwnDeadline) {
+  in_simulation(15, [](const std::shared_ptr<SimRuntime>& sim) {
+    LateStep late(sim, Consistency::bsp(1), /*answers_lost=*/1000);
+    std::vector<Future<at::Tensor>> pulls;
+    const std::vector<int> seconds = {3, 1, 2, 40, 1, 3};
+    for (const int s : seconds) {
+      pulls.push_back(late.pull(std::chrono::seconds(s)));
+    }
+    for (const size_t i : {1, 4, 2, 0, 5, 3}) {
+      const Status why = ps_error_of([&] { pulls[i].wait(); });
+      expect_ps_error(why, ErrorKind::kDeadline, {"table 't'", "waited for the step before it"});
+      EXPECT_EQ(sim->now() - late.begun, absl::Seconds(seconds[i])) << i;
+    }
+    expect_ps_error(ps_error_of([&] { late.step[0].wait(); }), ErrorKind::kDeadline, {"table 't'"});
+    EXPECT_EQ(sim->now() - late.begun, absl::Minutes(1));
+    late.plan->clear();
   });
 }
 
