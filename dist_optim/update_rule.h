@@ -68,6 +68,8 @@ class UpdateRule {
   // not written to.
   virtual void update(const PackedOptions& options, at::Tensor parameter, at::Tensor gradient,
                       ParameterState* state) const = 0;
+  // Where update() is parameter.add_(gradient, by) with these options, whatever the step: `by`.
+  virtual std::optional<double> plain_step(const PackedOptions& options) const = 0;
 };
 
 // Null: there is none of that name.

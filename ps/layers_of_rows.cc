@@ -1,5 +1,6 @@
 // Embedding and EmbeddingBag: rows of a sparse table by id.
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -33,15 +34,23 @@ at::Tensor tensor_of(const std::vector<int64_t>& numbers) {
   return out;
 }
 
+// Sums of the rows of each place. Places are numbered in the order in which they come first, as distinct_of() does it,
+// so that `out` needs no zeros.
 template <class T>
 void add_rows(const at::Tensor& from, const at::Tensor& places, at::Tensor* out) {
   const int64_t width = out->size(1);
   const T* row = from.const_data_ptr<T>();
   const int64_t* const place = places.const_data_ptr<int64_t>();
   T* const to = out->mutable_data_ptr<T>();
+  int64_t seen = 0;
   for (int64_t i = 0; i < places.numel(); ++i, row += width) {
     T* const sum = to + place[i] * width;
-    for (int64_t c = 0; c < width; ++c) sum[c] += row[c];
+    if (place[i] == seen) {
+      std::copy_n(row, width, sum);
+      ++seen;
+    } else {
+      for (int64_t c = 0; c < width; ++c) sum[c] += row[c];
+    }
   }
 }
 
@@ -76,7 +85,7 @@ class TakeRows : public torch::autograd::Function<TakeRows> {
     }
     const GradientMemoryRef held = context->saved_data["memory"].toCapsule();
     const auto& memory = static_cast<const GradientMemory&>(*held).memory;
-    at::Tensor out = memory.rows(count, gradient.size(-1), type).zero_();
+    at::Tensor out = memory.rows(count, gradient.size(-1), type);
     const at::Tensor from = gradient.contiguous();
     if (type == at::kFloat) add_rows<float>(from, places, &out);
     if (type == at::kDouble) add_rows<double>(from, places, &out);

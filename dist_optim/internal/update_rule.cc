@@ -65,6 +65,10 @@ struct SGDRule : optim::SGD {
   static constexpr std::string_view kBuffers[] = {"momentum_buffer"};
   static bool needs(const Options& o, int) { return o.momentum != 0; }
   static bool takes_sparse(const Options& o) { return o.weight_decay == 0; }
+  static std::optional<double> plain_step(const Options& o) {
+    if (o.momentum != 0 || o.weight_decay != 0) return std::nullopt;
+    return o.maximize ? o.lr : -o.lr;
+  }
   static void apply(const Options& o, at::Tensor p, at::Tensor g, ParameterState* s, int64_t step) {
     g = signed_gradient(g, o.maximize);
     g = decayed(g, p, o.weight_decay);
@@ -476,6 +480,12 @@ class RuleOf final : public UpdateRule {
     const int64_t step = state->steps.load(std::memory_order_relaxed) + 1;
     Rule::apply(unpack(packed), std::move(parameter), std::move(gradient), state, step);
     state->steps.fetch_add(1, std::memory_order_release);
+  }
+
+  std::optional<double> plain_step(const PackedOptions& packed) const override {
+    if constexpr (requires { Rule::plain_step(Options()); })
+      return Rule::plain_step(unpack(packed));
+    return std::nullopt;
   }
 
  private:

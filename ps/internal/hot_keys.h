@@ -25,7 +25,7 @@ namespace weft::ps::internal {
 class WEFT_API HotKeys {
  public:
   static constexpr size_t kKeys = 128;
-  static constexpr uint64_t kOneOf = 16;
+  static constexpr uint64_t kOneOf = 64;
 
   struct Key {
     uint64_t key = 0;

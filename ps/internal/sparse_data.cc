@@ -7,6 +7,7 @@
 #include "ATen/ops/div.h"
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
+#include "weft/ps/internal/add_scaled.h"
 #include "weft/ps/internal/key_places.h"
 #include "weft/ps/internal/part_data.h"
 #include "weft/ps/internal/row_order.h"
@@ -113,6 +114,9 @@ class SparseData final : public PartData {
     // Not in place: they may be the client's.
     if (divisor > 1) all.values = all.values.div(static_cast<double>(divisor));
     const PackedOptions options = options_with_rate(*rule_, definition_.rule.options, all.rate);
+    if (const auto by = rule_->plain_step(options); by.has_value()) {
+      return add_to_rows(rows, all.values, *by);
+    }
     // Rows that have seen equally many steps are one parameter of the rule.
     const uint32_t steps = rows_.steps_of(rows[0]);
     bool same = true;
@@ -321,6 +325,27 @@ class SparseData final : public PartData {
       rows[i] = rows_.find(keys[i]);
     }
     return rows;
+  }
+
+  // Where that is all that the rule does.
+  void add_to_rows(const std::vector<uint32_t>& rows, const at::Tensor& gradient, double by) {
+    const auto add = [&]<class T>(const T* from) {
+      for (size_t i = 0; i < rows.size(); ++i, from += length_) {
+        if (i + kRowsAhead < rows.size()) {
+          rows_.thaw(rows[i + kRowsAhead]);
+          fetch(rows_.value_of(rows[i + kRowsAhead]), bytes_of(length_));
+        }
+        if (i < kRowsAhead) rows_.thaw(rows[i]);
+        add_scaled(reinterpret_cast<T*>(rows_.value_of(rows[i])), from, static_cast<T>(by),
+                   static_cast<size_t>(length_));
+        ++rows_.steps_of(rows[i]);
+      }
+    };
+    if (definition_.dtype == c10::ScalarType::Double) {
+      add(gradient.const_data_ptr<double>());
+    } else {
+      add(gradient.const_data_ptr<float>());
+    }
   }
 
   // Updates rows that have the same step count; `gradient` has one row for each of them.

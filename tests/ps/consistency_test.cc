@@ -232,10 +232,8 @@ struct LateStep {
     auto definition = ps::sparse(kLength, ps::rule<optim::SGD>({.lr = 1.0}));
     definition.consistency = consistency;
     t.push_back(job.clients[0].open_table("t", definition));
-    plan->add({.fault = Fault::kDrop,
-               .kind = FrameKind::kResponse,
-               .to = "c0",
-               .times = answers_lost});
+    plan->add(
+        {.fault = Fault::kDrop, .kind = FrameKind::kResponse, .to = "c0", .times = answers_lost});
     begun = sim->now();
     step.push_back(t[0].push_rows(keys, -torch::ones({keys.numel(), kLength}),
                                   {.advance = true, .deadline = 1min}));
@@ -252,8 +250,8 @@ struct LateStep {
 };
 
 TEST_F(PsConsistency, CLIENT_3_OnlyAPullOfAnAsynchronousTableLeavesBeforeAStepHasEnded) {
-  for (const Consistency& consistency :
-       {Consistency::asp(), Consistency::bsp(1), Consistency::ssp(1, 1), Consistency::batch(1, 1)}) {
+  for (const Consistency& consistency : {Consistency::asp(), Consistency::bsp(1),
+                                         Consistency::ssp(1, 1), Consistency::batch(1, 1)}) {
     in_simulation(13, [&](const std::shared_ptr<SimRuntime>& sim) {
       LateStep late(sim, consistency);
       const at::Tensor values = late.pull(1min).wait();

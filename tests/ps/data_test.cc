@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "torch/optim.h"
 #include "torch/types.h"
+#include "weft/ps/internal/add_scaled.h"
 #include "weft/ps/internal/hot_keys.h"
 #include "weft/ps/internal/key_places.h"
 #include "weft/ps/internal/part_data.h"
@@ -183,11 +184,29 @@ TEST(PsKeyPlaces, DistinctKeysHaveTheirNumbersInTheOrderInWhichTheyComeFirst) {
 
 // ---- which keys are pushed to most ---------------------------------------------------------------
 
+// What a row of a table gets is what a tensor gets.
+TEST(PsAddScaled, PS_3_ASumOfRowsHasTheBitsOfLibTorch) {
+  const auto compare = []<class T>(T by) {
+    const auto options = at::TensorOptions().dtype(c10::CppTypeToScalarType<T>::value);
+    for (int64_t length = 1; length <= 100; ++length) {
+      const at::Tensor from = torch::randn({length}, options);
+      at::Tensor to = torch::randn({length}, options);
+      const at::Tensor want = to.clone().add_(from, by);
+      ps::internal::add_scaled(to.mutable_data_ptr<T>(), from.const_data_ptr<T>(), by,
+                               static_cast<size_t>(length));
+      EXPECT_TRUE(torch::equal(to, want)) << length;
+    }
+  };
+  torch::manual_seed(4);
+  compare(-0.01F);
+  compare(-0.01);
+}
+
 using ps::internal::HotKeys;
 
 // Ten keys in a push, sorted as a client sends them: one of twenty with probability 1/2, and else one of a million.
 TEST(PsHotKeys, PS_12_TheKeysThatArePushedToMostAreFoundInBoundedMemory) {
-  constexpr int kPushes = 50'000;
+  constexpr int kPushes = 200'000;
   constexpr uint64_t kHot = 20;
   HotKeys hot;
   std::map<uint64_t, int64_t> pushed;

@@ -1,0 +1,64 @@
+#include "weft/ps/internal/add_scaled.h"
+
+namespace weft::ps::internal {
+namespace {
+
+// In blocks of a fixed length, which compilers turn into vectors.
+constexpr size_t kBlock = 16;
+
+template <class T>
+void add_rounded_twice(T* to, const T* from, T by, size_t count) {
+  for (size_t i = 0; i < count; ++i) to[i] += by * from[i];
+}
+
+#if defined(__x86_64__)
+bool has_fused() {
+  static const bool has = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+  return has;
+}
+
+__attribute__((target("avx2,fma"))) void add_fused(float* __restrict to,
+                                                   const float* __restrict from, float by,
+                                                   size_t count) {
+  size_t i = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    for (size_t k = i; k < i + kBlock; ++k) to[k] = __builtin_fmaf(by, from[k], to[k]);
+  }
+  for (; i < count; ++i) to[i] = __builtin_fmaf(by, from[i], to[i]);
+}
+__attribute__((target("avx2,fma"))) void add_fused(double* __restrict to,
+                                                   const double* __restrict from, double by,
+                                                   size_t count) {
+  size_t i = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    for (size_t k = i; k < i + kBlock; ++k) to[k] = __builtin_fma(by, from[k], to[k]);
+  }
+  for (; i < count; ++i) to[i] = __builtin_fma(by, from[i], to[i]);
+}
+#else
+constexpr bool has_fused() { return false; }
+template <class T>
+void add_fused(T* to, const T* from, T by, size_t count) {
+  add_rounded_twice(to, from, by, count);
+}
+#endif
+
+template <class T>
+void add_any(T* to, const T* from, T by, size_t count) {
+  if (has_fused()) {
+    add_fused(to, from, by, count);
+  } else {
+    add_rounded_twice(to, from, by, count);
+  }
+}
+
+}  // namespace
+
+void add_scaled(float* to, const float* from, float by, size_t count) {
+  add_any(to, from, by, count);
+}
+void add_scaled(double* to, const double* from, double by, size_t count) {
+  add_any(to, from, by, count);
+}
+
+}  // namespace weft::ps::internal
