@@ -16,6 +16,7 @@
 // One mutex guards the tables. It is held for a few lines and never while sending, running a
 // handler or completing a call.
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -35,6 +36,7 @@
 #include "weft/common/metrics.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
+#include "weft/common/worker_key.h"
 #include "weft/rpc/inspection.h"
 #include "weft/rpc/internal/access.h"
 #include "weft/rpc/internal/attachments.h"
@@ -350,6 +352,11 @@ class Agent : public Acceptor, public std::enable_shared_from_this<Agent> {
   void drop_impostor_locked(PeerRef impostor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status check_incarnation_locked(const Hello& theirs) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status check_observer_locked(const Hello& theirs) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Where both have dialled this worker's connection stays, not that of the peer.
+  bool is_lower(const WorkerInfo& peer) const {
+    const WorkerKey me = key_of(options_.self);
+    return std::min(me, key_of(peer)) == me;
+  }
   // True when the caller must dial() after letting go of the mutex.
   bool want_dial_locked(const PeerRef& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // DIAL-2: this worker dials kMostDials peers at a time. Of the others those come first whose connection stays if both

@@ -57,7 +57,7 @@ bool Agent::want_dial_locked(const PeerRef& peer) {
     return false;
   }
   if (dials_ >= kMostDials) {
-    const bool stays = key_of(options_.self) < key_of(peer->info);
+    const bool stays = is_lower(peer->info);
     if (!std::exchange(peer->dial_queued, true)) {
       (stays ? dials_that_stay_ : other_dials_).push_back(peer);
     }

@@ -59,9 +59,7 @@ void Agent::adopt(const PeerRef& peer, const std::shared_ptr<Link>& link) {
         if (link->connection()->dialled()) peer->active = link;
       } else {
         // Both dialled: the connection of the lower one stays, on both sides.
-        const WorkerKey me = key_of(options_.self);
-        const bool lower = std::min(me, key_of(peer->info)) == me;
-        const bool keep_new = link->connection()->dialled() == lower;
+        const bool keep_new = link->connection()->dialled() == is_lower(peer->info);
         if (keep_new) peer->active = link;
         retire_locked(keep_new ? old.get() : link.get(), &goodbyes);
       }

@@ -4,6 +4,7 @@
 // they were closed, as a transport's poller may. DEF-17: it is also a callee whose answer is odd.
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -41,6 +42,10 @@ class ByHand final : public Connection {
   Status send(Frame frame, int) override {
     v1::CallHeader request;
     v1::ResponseHeader header;
+    if (frame.kind == FrameKind::kRequest && on_request != nullptr &&
+        request.ParseFromString(frame.header)) {
+      on_request(request.call_id());
+    }
     const MutexLock lock(&mutex_);
     if (frame.kind == FrameKind::kRequest && request.ParseFromString(frame.header)) {
       called_.push_back(request.call_id());
@@ -54,7 +59,7 @@ class ByHand final : public Connection {
     }
     return absl::OkStatus();
   }
-  void close(Status) override {}
+  void close(Status) override { ++closed; }
   std::string describe() const override { return "caller (by hand)"; }
 
   std::vector<uint64_t> answered() const {
@@ -70,6 +75,9 @@ class ByHand final : public Connection {
     const MutexLock lock(&mutex_);
     return leaves_;
   }
+
+  std::function<void(uint64_t call_id)> on_request{};  // while it is sent
+  std::atomic<int> closed{0};
 
  private:
   Hello peer_;
@@ -327,6 +335,28 @@ TEST_F(Attempts, AConnectionOfWhichThePeerTakesLeaveIsNotUsed) {
   const Way second = accept();
   eventually([&] { return second.connection->called().size() == 1; }, "the request");
   EXPECT_TRUE(first.connection->called().empty());
+}
+
+// The peer takes leave, and answers, while a request is being sent: nothing else comes that would close the connection.
+TEST_F(Attempts, AGoodbyeAfterThatOfThePeerClosesTheConnection) {
+  const Way way = accept();
+  become_member();
+  way.connection->on_request = [&](uint64_t call_id) {
+    say_goodbye(way, v1::GoodbyeHeader::DUPLICATE);
+    v1::ResponseHeader header;
+    header.set_call_id(call_id);
+    header.mutable_layout()->add_segments()->set_length(0);
+    const std::string bytes = header.SerializeAsString();
+    way.handler->on_frame({FrameKind::kResponse, bytes, {}, 0}, kControlLane);
+  };
+  UntypedCall call;
+  call.method = "of.caller";
+  call.signature = "()->none";
+  std::atomic<int> ended{0};
+  start_call((*cluster_)[0], "caller", std::move(call),
+             [&](const StatusOr<Payload>& result) { ended += result.ok() ? 1 : 0; });
+  EXPECT_EQ(ended, 1);
+  EXPECT_EQ(way.connection->closed, 1);
 }
 
 // Its peers need no store to know.

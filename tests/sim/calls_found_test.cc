@@ -239,6 +239,17 @@ TEST(CallsFoundSim, AConnectionInUseNeedsNoHeartbeats) {
   });
 }
 
+TEST(CallsFoundSim, AConnectionAtRestHasAHeartbeatInExactlySoMuchOfALease) {
+  Group({.lease = 10s}).run([](Group& g) {
+    EXPECT_EQ(rpc_sync(g.workers[0], "w1", on("slow", &Slow::take), at::ones({4})), 4);
+    const int beats = g.plan->add(
+        {.fault = Fault::kDelay, .kind = FrameKind::kHeartbeat, .delay = absl::ZeroDuration()});
+    g.pass(absl::Seconds(900));
+    EXPECT_NEAR(static_cast<double>(g.plan->hits(beats)), 2 * 100, 2 * 2) << "one in 9 s";
+    g.plan->clear();
+  });
+}
+
 TEST(CallsFoundSim, WhatATransportKeepsForLaterIsLookedAtOnceAMinute) {
   Group({}).run([](Group& g) {
     g.pass(absl::Minutes(2));
@@ -310,6 +321,24 @@ TEST(CallsFoundSim, DIAL_2_hosts_that_are_away_do_not_keep_others_waiting) {
         << "it did not wait: the others were not away";
     EXPECT_LT(g.sim->now() - begun, absl::Seconds(7));
     for (int i = 1; i < 9; ++i) g.network().heal("w0", absl::StrCat("w", i));
+    for (const Future<int64_t>& call : calls) EXPECT_EQ(call.wait(), 4);
+  });
+}
+
+// DIAL-2: each of them makes room for one other, once.
+TEST(CallsFoundSim, DIAL_2_of_hosts_that_are_away_eight_are_dialled_in_half_a_lease) {
+  constexpr int kAway = 30;
+  Group({.size = kAway + 1, .lease = 10s}).run([](Group& g) {
+    for (int i = 1; i <= kAway; ++i) g.network().partition("w0", absl::StrCat("w", i));
+    std::vector<Future<int64_t>> calls;
+    for (int i = 1; i <= kAway; ++i) {
+      calls.push_back(
+          rpc_async(g.workers[0], i, {.deadline = 60s}, on("slow", &Slow::take), at::ones({4})));
+    }
+    EXPECT_EQ(g.count(0, "dials"), 8);
+    g.pass(absl::Milliseconds(9500));
+    EXPECT_EQ(g.count(0, "dials"), 16);
+    for (int i = 1; i <= kAway; ++i) g.network().heal("w0", absl::StrCat("w", i));
     for (const Future<int64_t>& call : calls) EXPECT_EQ(call.wait(), 4);
   });
 }
