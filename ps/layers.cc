@@ -18,9 +18,18 @@ Layer::Layer(Table table, const LayerOptions& options)
     : table_(std::move(table)), options_(options) {}
 Layer::~Layer() = default;
 
-Future<PushResult> Layer::step(const StepOptions& options) { return push(nullptr, options); }
+Future<PushResult> Layer::step(const StepOptions& options) {
+  expect_computation();
+  return push(nullptr, options);
+}
 Future<PushResult> Layer::step(const DistAutogradContext& context, const StepOptions& options) {
+  expect_computation();
   return push(&context, options);
+}
+
+void Layer::expect_computation() const {
+  const auto& driver = internal::TableAccess::core(table_).service()->context().driver;
+  if (driver != nullptr) driver->expect_computation();
 }
 
 at::Tensor Layer::gradient_of(const at::Tensor& leaf, const DistAutogradContext* context) {
@@ -84,6 +93,7 @@ const at::Tensor& Linear::bias() {
 }
 
 at::Tensor Linear::forward(const at::Tensor& inputs) {
+  expect_computation();
   pull();
   return has_bias_ ? at::linear(inputs, weight_, bias_) : at::linear(inputs, weight_);
 }

@@ -77,6 +77,9 @@ class WEFT_API Layer {
   virtual void drop() = 0;
 
  protected:
+  // What is waited for next is waited for in the middle of a step: its transport's thread is not to take the
+  // core from the computation between two waits.
+  void expect_computation() const;
   // The context's, or `.grad` when it is null; undefined when there is none.
   static at::Tensor gradient_of(const at::Tensor& leaf, const DistAutogradContext* context);
 

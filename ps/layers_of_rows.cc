@@ -145,6 +145,7 @@ at::Tensor RowLayer::rows_of(const Lookup& lookup) {
 }
 
 RowLayer::Found RowLayer::find(const at::Tensor& ids) {
+  expect_computation();
   const at::Tensor plain = checked(ids);
   Lookup lookup;
   for (auto it = ahead_.begin(); it != ahead_.end(); ++it) {

@@ -30,9 +30,11 @@ struct GrpcTransportOptions {  // how a transport over gRPC is made
   // just now, it paid lately, and the machine has cores for all who want to run. 0: it sleeps at
   // once.
   absl::Duration max_spin = absl::Microseconds(50);
-  // The same while large tensors go through shared memory, where the next answer is due only after
-  // the peer has copied its own: 2 MiB take a quarter of a millisecond.
-  absl::Duration max_bulk_spin = absl::Microseconds(300);
+  // The same while large tensors go through shared memory, where the next message is due only after
+  // the peer has copied its own, 2 MiB in a quarter of a millisecond, or has computed with it: a step
+  // of row P6 (docs/benchmarks.md) takes a fifth less time than with 300 us, because its server and its
+  // trainer do not fall asleep in each.
+  absl::Duration max_bulk_spin = absl::Milliseconds(1);
   // The same in the middle of a distributed backward and what it is made of, where the next message
   // is due after the peer's part of the computation.
   absl::Duration max_compute_spin = absl::Microseconds(300);

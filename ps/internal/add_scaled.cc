@@ -1,10 +1,11 @@
 #include "weft/ps/internal/add_scaled.h"
 
+#include <string>
+
+#include "ATen/Version.h"
+
 namespace weft::ps::internal {
 namespace {
-
-// In blocks of a fixed length, which compilers turn into vectors.
-constexpr size_t kBlock = 16;
 
 template <class T>
 void add_rounded_twice(T* to, const T* from, T by, size_t count) {
@@ -12,10 +13,8 @@ void add_rounded_twice(T* to, const T* from, T by, size_t count) {
 }
 
 #if defined(__x86_64__)
-bool has_fused() {
-  static const bool has = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
-  return has;
-}
+// In blocks of a fixed length, which compilers turn into vectors.
+constexpr size_t kBlock = 16;
 
 __attribute__((target("avx2,fma"))) void add_fused(float* __restrict to,
                                                    const float* __restrict from, float by,
@@ -35,30 +34,27 @@ __attribute__((target("avx2,fma"))) void add_fused(double* __restrict to,
   }
   for (; i < count; ++i) to[i] = __builtin_fma(by, from[i], to[i]);
 }
+bool torch_fuses() {
+  const std::string has = at::get_cpu_capability();
+  return has == "AVX2" || has == "AVX512";
+}
 #else
-constexpr bool has_fused() { return false; }
+bool torch_fuses() { return false; }
 template <class T>
 void add_fused(T* to, const T* from, T by, size_t count) {
   add_rounded_twice(to, from, by, count);
 }
 #endif
 
-template <class T>
-void add_any(T* to, const T* from, T by, size_t count) {
-  if (has_fused()) {
-    add_fused(to, from, by, count);
-  } else {
-    add_rounded_twice(to, from, by, count);
-  }
-}
-
 }  // namespace
 
-void add_scaled(float* to, const float* from, float by, size_t count) {
-  add_any(to, from, by, count);
+AddScaled::AddScaled() : fused_(torch_fuses()) {}
+
+void AddScaled::operator()(float* to, const float* from, float by, size_t count) const {
+  fused_ ? add_fused(to, from, by, count) : add_rounded_twice(to, from, by, count);
 }
-void add_scaled(double* to, const double* from, double by, size_t count) {
-  add_any(to, from, by, count);
+void AddScaled::operator()(double* to, const double* from, double by, size_t count) const {
+  fused_ ? add_fused(to, from, by, count) : add_rounded_twice(to, from, by, count);
 }
 
 }  // namespace weft::ps::internal

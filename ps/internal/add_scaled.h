@@ -1,8 +1,8 @@
 #ifndef WEFT_PS_INTERNAL_ADD_SCALED_H_
 #define WEFT_PS_INTERNAL_ADD_SCALED_H_
 
-// to[i] += by * from[i], with the bits of at::Tensor::add_(from, by): one rounding where the processor has fused
-// multiply-add, as LibTorch's kernels have it there, and two elsewhere.
+// AddScaled: to[i] += by * from[i], with the bits of at::Tensor::add_(from, by): one rounding where LibTorch's kernels
+// have fused multiply-add on this processor, and two elsewhere. Any thread.
 
 #include <cstddef>
 
@@ -10,8 +10,15 @@
 
 namespace weft::ps::internal {
 
-WEFT_API void add_scaled(float* to, const float* from, float by, size_t count);
-WEFT_API void add_scaled(double* to, const double* from, double by, size_t count);
+class WEFT_API AddScaled {
+ public:
+  AddScaled();
+  void operator()(float* to, const float* from, float by, size_t count) const;
+  void operator()(double* to, const double* from, double by, size_t count) const;
+
+ private:
+  const bool fused_;
+};
 
 }  // namespace weft::ps::internal
 

@@ -336,8 +336,8 @@ class SparseData final : public PartData {
           fetch(rows_.value_of(rows[i + kRowsAhead]), bytes_of(length_));
         }
         if (i < kRowsAhead) rows_.thaw(rows[i]);
-        add_scaled(reinterpret_cast<T*>(rows_.value_of(rows[i])), from, static_cast<T>(by),
-                   static_cast<size_t>(length_));
+        add_scaled_(reinterpret_cast<T*>(rows_.value_of(rows[i])), from, static_cast<T>(by),
+                    static_cast<size_t>(length_));
         ++rows_.steps_of(rows[i]);
       }
     };
@@ -397,6 +397,7 @@ class SparseData final : public PartData {
   const int64_t length_;
   const at::TensorOptions tensor_;
   const bool ordered_;
+  const AddScaled add_scaled_{};
   SparseRows rows_;
   bool follows_ = false;
   // ---- rows that go, and keys that have none yet ----

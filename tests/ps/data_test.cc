@@ -192,8 +192,8 @@ TEST(PsAddScaled, PS_3_ASumOfRowsHasTheBitsOfLibTorch) {
       const at::Tensor from = torch::randn({length}, options);
       at::Tensor to = torch::randn({length}, options);
       const at::Tensor want = to.clone().add_(from, by);
-      ps::internal::add_scaled(to.mutable_data_ptr<T>(), from.const_data_ptr<T>(), by,
-                               static_cast<size_t>(length));
+      ps::internal::AddScaled()(to.mutable_data_ptr<T>(), from.const_data_ptr<T>(), by,
+                                static_cast<size_t>(length));
       EXPECT_TRUE(torch::equal(to, want)) << length;
     }
   };

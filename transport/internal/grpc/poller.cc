@@ -248,7 +248,7 @@ bool GrpcPoller::drive(const std::atomic<bool>& done, absl::Time deadline) {
   bump(found ? &counters_.drives_paid : &counters_.drives_missed);
   left_ns_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
   driving_ = false;
-  const absl::Duration tight = awaited_ == kComputation ? kTightComputation : kTight;
+  const absl::Duration tight = is_new(computation_ns_, now) ? kTightComputation : kTight;
   leave_lead(!found || (!crowded && gap_ > tight));
   return found;
 }
