@@ -1,5 +1,6 @@
 #include "weft/ps/internal/add_scaled.h"
 
+#include <cmath>
 #include <string>
 
 #include "ATen/Version.h"
@@ -16,23 +17,14 @@ void add_rounded_twice(T* to, const T* from, T by, size_t count) {
 // In blocks of a fixed length, which compilers turn into vectors.
 constexpr size_t kBlock = 16;
 
-__attribute__((target("avx2,fma"))) void add_fused(float* __restrict to,
-                                                   const float* __restrict from, float by,
+template <class T>
+__attribute__((target("avx2,fma"))) void add_fused(T* __restrict to, const T* __restrict from, T by,
                                                    size_t count) {
   size_t i = 0;
   for (; i + kBlock <= count; i += kBlock) {
-    for (size_t k = i; k < i + kBlock; ++k) to[k] = __builtin_fmaf(by, from[k], to[k]);
+    for (size_t k = i; k < i + kBlock; ++k) to[k] = std::fma(by, from[k], to[k]);
   }
-  for (; i < count; ++i) to[i] = __builtin_fmaf(by, from[i], to[i]);
-}
-__attribute__((target("avx2,fma"))) void add_fused(double* __restrict to,
-                                                   const double* __restrict from, double by,
-                                                   size_t count) {
-  size_t i = 0;
-  for (; i + kBlock <= count; i += kBlock) {
-    for (size_t k = i; k < i + kBlock; ++k) to[k] = __builtin_fma(by, from[k], to[k]);
-  }
-  for (; i < count; ++i) to[i] = __builtin_fma(by, from[i], to[i]);
+  for (; i < count; ++i) to[i] = std::fma(by, from[i], to[i]);
 }
 bool torch_fuses() {
   const std::string has = at::get_cpu_capability();

@@ -98,8 +98,7 @@ class FrozenChunks final : public FrozenData {
 
 }  // namespace
 
-void Chunk::thaw() {
-  if (!frozen) return;
+void Chunk::copy_frozen() {
   values = values.clone();
   first = static_cast<char*>(values.mutable_data_ptr());
   for (at::Tensor& buffer : buffers) {

@@ -35,7 +35,12 @@ struct Chunk {
   bool frozen = false;  // others have what it is made of
 
   // Before a change: what was frozen stays as it is.
-  void thaw();
+  void thaw() {
+    if (frozen) copy_frozen();
+  }
+
+ private:
+  void copy_frozen();
 };
 
 // For tensors of equally long rows.

@@ -56,10 +56,7 @@ class SparseRows {
   }
   uint64_t& key_of(uint32_t row) { return chunks_[row / kChunkRows].notes->keys[row % kChunkRows]; }
   // Before a change of the row.
-  void thaw(uint32_t row) {
-    Chunk& chunk = chunks_[row / kChunkRows];
-    if (chunk.frozen) chunk.thaw();
-  }
+  void thaw(uint32_t row) { chunks_[row / kChunkRows].thaw(); }
   // A key's values before the first push.
   void fill_first(uint64_t key, char* to) const;
 

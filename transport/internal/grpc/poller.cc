@@ -161,14 +161,17 @@ absl::Duration GrpcPoller::since_drive(absl::Time now) const {
   return now - absl::FromUnixNanos(left_ns_.load(std::memory_order_relaxed));
 }
 
+absl::Duration GrpcPoller::tight(absl::Time now) const {
+  return is_new(computation_ns_, now) ? kTightComputation : kTight;
+}
+
 void GrpcPoller::stand_back() {
   absl::Duration length = kStandBack;
   while (true) {
     const bool called = call_->park_until(runtime_->now() + length);
     // Between two drives that follow each other closely the lead is free by chance.
     const absl::Time now = runtime_->now();
-    const absl::Duration tight = is_new(computation_ns_, now) ? kTightComputation : kTight;
-    if (!called && since_drive(now) < tight) {
+    if (!called && since_drive(now) < tight(now)) {
       length = std::min(2 * length, kMostStandBack);
       continue;
     }
@@ -248,8 +251,7 @@ bool GrpcPoller::drive(const std::atomic<bool>& done, absl::Time deadline) {
   bump(found ? &counters_.drives_paid : &counters_.drives_missed);
   left_ns_.store(absl::ToUnixNanos(now), std::memory_order_relaxed);
   driving_ = false;
-  const absl::Duration tight = is_new(computation_ns_, now) ? kTightComputation : kTight;
-  leave_lead(!found || (!crowded && gap_ > tight));
+  leave_lead(!found || (!crowded && gap_ > tight(now)));
   return found;
 }
 

@@ -140,6 +140,8 @@ class GrpcPoller final : public WaitDriver {
   void leave_lead(bool call_poller);
   void stand_back();
   absl::Duration since_drive(absl::Time now) const;
+  // How closely two waits follow each other between which the lead stays free.
+  absl::Duration tight(absl::Time now) const;
   bool claim_lead(const std::atomic<bool>& done);
   Status spin(absl::Duration length, void** tag, bool* ok);
   // What else has come by the time that a drive has found its answer: a thread that has many calls
