@@ -7,8 +7,8 @@
 //             time is over.
 //   CLIENT-2  a request that may have been done is sent again with the numbers that it had.
 //   CLIENT-3  an operation that ends a step leaves when all pushes before it have ended; those after it
-//             leave when it has ended, but for pulls of an ASP table, which no step concerns. Others overtake each
-//             other as they like.
+//             leave when it has ended. A pull of an ASP table leaves at once. Others overtake each other as they
+//             like.
 //   CLIENT-5  with two copies: a request whose owner has moved, or does not answer, is sent to the
 //             owner that is found, with the numbers that it had.
 //   CLIENT-4  the floor of a push is not above the number of any push that has not ended.
@@ -169,12 +169,12 @@ class TableCore : public ClientPart,
   void cut_dense(Op* op) const;
   void cut_sparse(Op* op) const;
   void pump();
-  // Of one that has begun.
+  // REQUIRES: the operation has begun.
   void send_all(const OpRef& op);
-  // CLIENT-3
+  // Whether it leaves at once, whatever runs (CLIENT-3).
   bool passes_queue(const Op& op) const;
   void look_at_queue(absl::Time when);
-  // Those that still wait for a step when their time is over.
+  // Ends the operations that still wait for a step when their time is over (CLIENT-1).
   void end_late();
   bool is_held() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Numbers, clocks and versions, as they are now.
@@ -208,7 +208,7 @@ class TableCore : public ClientPart,
 
   mutable Mutex mutex_;
   std::deque<OpRef> queue_ ABSL_GUARDED_BY(mutex_);
-  // When it is looked at for those whose time is over.
+  // The earliest deadline in the queue, at which end_late() is due.
   absl::Time queue_ends_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   bool barrier_running_ ABSL_GUARDED_BY(mutex_) = false;
   size_t pushes_running_ ABSL_GUARDED_BY(mutex_) = 0;
