@@ -103,13 +103,15 @@ void TableCore::look_at_queue(absl::Time when) {
 
 void TableCore::end_late() {
   std::vector<OpRef> late;
+  Status closed;
   absl::Time next = absl::InfiniteFuture();
   {
     MutexLock lock(&mutex_);
+    closed = closed_;
     const absl::Time now = service_->context().runtime->now();
     for (const OpRef& op : queue_) {
       if (op->ended) continue;
-      if (op->deadline <= now) {
+      if (!closed.ok() || op->deadline <= now) {
         late.push_back(op);
       } else {
         next = std::min(next, op->deadline);
@@ -117,10 +119,12 @@ void TableCore::end_late() {
     }
     queue_ends_ = next;
   }
+  const std::string table = absl::StrCat("table '", setup_.name, "'");
   for (const OpRef& op : late) {
-    end(op, make_error(ErrorKind::kDeadline,
-                       absl::StrCat("table '", setup_.name, "': ", std::string(op->ask.what),
-                                    " waited for the step before it to end")));
+    end(op, closed.ok() ? make_error(ErrorKind::kDeadline,
+                                     absl::StrCat(table, ": ", std::string(op->ask.what),
+                                                  " waited for the step before it to end"))
+                        : annotate(closed, table));
   }
   if (next != absl::InfiniteFuture()) look_at_queue(next);
 }

@@ -174,7 +174,7 @@ class TableCore : public ClientPart,
   // Whether it leaves at once, whatever runs (CLIENT-3).
   bool passes_queue(const Op& op) const;
   void look_at_queue(absl::Time when);
-  // Ends the operations that still wait for a step when their time is over (CLIENT-1).
+  // Ends the operations that still wait for a step when their time is over, or the worker leaves (CLIENT-1).
   void end_late();
   bool is_held() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Numbers, clocks and versions, as they are now.

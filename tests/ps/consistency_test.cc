@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "torch/types.h"
+#include "weft/ps/internal/table_future.h"
 #include "weft/tests/ps/fixture.h"
 #include "weft/transport/faulty_transport.h"
 
@@ -300,6 +301,19 @@ TEST_F(PsConsistency, CLIENT_1_EachOfThoseThatWaitForAStepEndsAtItsOwnDeadline) 
     expect_ps_error(ps_error_of([&] { late.step[0].wait(); }), ErrorKind::kDeadline, {"table 't'"});
     EXPECT_EQ(sim->now() - late.begun, absl::Minutes(1));
     late.plan->clear();
+  });
+}
+
+// close() has ended what waited, and the step is still under way.
+TEST_F(PsConsistency, WhatComesBehindAStepWhenTheWorkerLeavesEndsAtOnce) {
+  in_simulation(16, [](const std::shared_ptr<SimRuntime>& sim) {
+    LateStep late(sim, Consistency::bsp(1));
+    ps::internal::TableAccess::core(late.t[0]).close(
+        make_error(ErrorKind::kState, "the worker leaves"));
+    expect_ps_error(ps_error_of([&] { late.pull(1min).wait(); }), ErrorKind::kState,
+                    {"table 't'", "the worker leaves"});
+    EXPECT_LE(sim->now() - late.begun, absl::Milliseconds(1));
+    late.step[0].wait();
   });
 }
 

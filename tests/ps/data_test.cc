@@ -182,8 +182,6 @@ TEST(PsKeyPlaces, DistinctKeysHaveTheirNumbersInTheOrderInWhichTheyComeFirst) {
   }
 }
 
-// ---- which keys are pushed to most ---------------------------------------------------------------
-
 // What a row of a table gets is what a tensor gets.
 TEST(PsAddScaled, PS_3_ASumOfRowsHasTheBitsOfLibTorch) {
   const auto compare = []<class T>(T by) {
@@ -201,6 +199,8 @@ TEST(PsAddScaled, PS_3_ASumOfRowsHasTheBitsOfLibTorch) {
   compare(-0.01F);
   compare(-0.01);
 }
+
+// ---- which keys are pushed to most ---------------------------------------------------------------
 
 using ps::internal::HotKeys;
 
