@@ -193,6 +193,51 @@ struct RowWiseAdagrad {
   }
 };
 
+// McMahan et al., "Ad click prediction: a view from the trenches" (2013), algorithm 1, "FTRL-Proximal": the rate of
+// an element falls with the sum of its squared gradients, and elements that matter little are exactly 0. With l1 and l2
+// 0 it takes the steps of Adagrad with eps `beta`, beginning at whatever values the parameter has. torch.optim has none of
+// this name.
+struct FTRL {
+  static constexpr std::string_view kName = "FTRL";  // as in state_dict()
+  struct Options {
+    double lr = 1e-1;  // above 0, and to be left as it is: sums are weighted by it
+    double beta = 1;   // added to the root of an element's sum of squares
+    double l1 = 0;     // elements whose sum is below it are 0
+    double l2 = 0;     // L2 penalty, of the values and not of each step
+    double initial_accumulator_value = 0;  // of the sums of squares
+    bool maximize = false;                 // ascends
+  };
+  template <class O, class F>  // f(name, value) for each option
+  static void visit(O& o, F f) {
+    f("lr", o.lr), f("beta", o.beta), f("l1", o.l1), f("l2", o.l2);
+    f("initial_accumulator_value", o.initial_accumulator_value), f("maximize", o.maximize);
+  }
+};
+
+// Zheng et al., "Asynchronous stochastic gradient descent with delay compensation" (2017): SGD whose gradient g, computed
+// with values that others have changed since, is taken to where the parameter is now, by the first order of a Taylor
+// series with lambd g g^T as Hessian: g + lambd g g (now - then). `alpha` above 0 is their DC-ASGD-a, where lambd is
+// divided by the root of a mean of squares (they use lambd 2 and alpha 0.95, without it 0.04).
+// A DistributedOptimizer takes what its own last step left for `then`; a push to a table (ps/client.h) carries it.
+struct DelayCompensatedSGD {
+  static constexpr std::string_view kName = "DelayCompensatedSGD";  // as in state_dict()
+  struct Options {
+    double lr = 1e-2;
+    double lambd = 0.04;      // how much is compensated; 0: SGD
+    double alpha = 0;         // decay of the mean of squares; 0: there is none
+    double eps = 1e-7;        // added to that mean
+    double weight_decay = 0;  // L2 penalty
+    bool maximize = false;    // ascends
+    bool own_state =
+        true;  // of one trainer, which keeps what its last step left; ps::rule() has it false
+  };
+  template <class O, class F>  // f(name, value) for each option
+  static void visit(O& o, F f) {
+    f("lr", o.lr), f("lambd", o.lambd), f("alpha", o.alpha), f("eps", o.eps);
+    f("weight_decay", o.weight_decay), f("maximize", o.maximize), f("own_state", o.own_state);
+  }
+};
+
 // Zeiler, "Adadelta: An adaptive learning rate method" (2012), algorithm 1, times lr.
 struct Adadelta {
   static constexpr std::string_view kName = "Adadelta";  // as in state_dict()

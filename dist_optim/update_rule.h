@@ -68,6 +68,13 @@ class UpdateRule {
   // not written to.
   virtual void update(const PackedOptions& options, at::Tensor parameter, at::Tensor gradient,
                       ParameterState* state) const = 0;
+  // Whether a gradient may come with the values that it was computed with, which others have changed since.
+  virtual bool compensates_delay() const = 0;
+  // update() of such a gradient. REQUIRES: compensates_delay(); `then` has the parameter's shape and type, and is not
+  // written to.
+  virtual void update_delayed(const PackedOptions& options, at::Tensor parameter,
+                              at::Tensor gradient, const at::Tensor& then,
+                              ParameterState* state) const = 0;
   // Where update() is parameter.add_(gradient, by) with these options, whatever the step: `by`.
   virtual std::optional<double> plain_step(const PackedOptions& options) const = 0;
 };

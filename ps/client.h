@@ -69,6 +69,11 @@ struct PushOptions {  // of push()
   bool advance = false;
   // Replaces the rule's own learning rate.
   std::optional<double> rate{};
+  // The gradient is made smaller to this L2 norm, over all rows and parts of the push, when its norm is larger.
+  std::optional<double> max_norm{};
+  // Rule DelayCompensatedSGD: the values with which the gradient was computed, as they were pulled. Default: those of
+  // the last pull of this client's table that has ended; without one nothing is compensated.
+  at::Tensor computed_with{};
   // What the caller has read of its data when this push is in, in a form of its own; a snapshot keeps that of
   // the last push which is in it. "": as with the push before.
   std::string position{};

@@ -64,6 +64,12 @@ struct Hogwild::State {
                                   "'; there are ", absl::StrJoin(update_rule_names(), ", "))));
     }
     throw_if_error(out->rule->check_options(choice.options));
+    if (out->rule->compensates_delay()) {
+      throw_error(make_error(ErrorKind::kInvalidArgument,
+                             absl::StrCat("Hogwild: rule ", choice.name,
+                                          " wants the values that a gradient was computed with, "
+                                          "which Hogwild does not keep")));
+    }
     if (parameters.empty()) {
       throw_error(make_error(ErrorKind::kInvalidArgument, "Hogwild: there are no parameters"));
     }

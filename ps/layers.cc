@@ -9,6 +9,7 @@
 #include "ATen/ops/zeros_like.h"
 #include "absl/strings/str_cat.h"
 #include "weft/dist_autograd/context.h"
+#include "weft/ps/internal/backward_push.h"
 #include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/table_future.h"
 
@@ -16,29 +17,71 @@ namespace weft::ps {
 
 Layer::Layer(Table table, const LayerOptions& options)
     : table_(std::move(table)), options_(options) {}
-Layer::~Layer() = default;
+Layer::~Layer() {
+  if (in_backward_ != nullptr) in_backward_->end();
+}
+
+namespace {
+
+class OfContext final : public internal::LeafGradients {
+ public:
+  explicit OfContext(const DistAutogradContext& context) : context_(context) {}
+  at::Tensor take(const at::Tensor& leaf) const override { return context_.gradient(leaf); }
+  bool shared() const override { return true; }
+
+ private:
+  const DistAutogradContext& context_;
+};
+
+}  // namespace
 
 Future<PushResult> Layer::step(const StepOptions& options) {
-  expect_computation();
-  return push(nullptr, options);
+  return end_step(internal::GradFields(), options);
 }
 Future<PushResult> Layer::step(const DistAutogradContext& context, const StepOptions& options) {
+  return end_step(OfContext(context), options);
+}
+
+Future<PushResult> Layer::end_step(const internal::LeafGradients& gradients,
+                                   const StepOptions& options) {
   expect_computation();
-  return push(&context, options);
+  const auto in_backward = std::exchange(in_backward_, nullptr);
+  if (in_backward == nullptr) return push(gradients, options);
+  std::optional<Future<PushResult>> left = in_backward->end();
+  return left.has_value() ? *std::move(left) : push(gradients, in_backward_options_);
+}
+
+void Layer::step_in_backward(const StepOptions& options) {
+  check_open();
+  in_backward_options_ = options;
+  in_backward_ =
+      std::make_shared<internal::BackwardPush>([this](const internal::LeafGradients& gradients) {
+        return push(gradients, in_backward_options_);
+      });
+  for (const at::Tensor& leaf : leaves()) in_backward_->watch(leaf);
+}
+
+void Layer::watch(const at::Tensor& leaf) const {
+  if (in_backward_ != nullptr) in_backward_->watch(leaf);
+}
+
+void Layer::check_open() const {
+  if (in_backward_ == nullptr || !in_backward_->has_left()) return;
+  throw_error(make_error(
+      ErrorKind::kState,
+      absl::StrCat("table '", table_.name(),
+                   "': the push of this step has left within the backward; "
+                   "step() ends the step, and a forward or another step comes after it")));
+}
+
+void Layer::drop() {
+  if (const auto in_backward = std::exchange(in_backward_, nullptr)) in_backward->end();
+  forget();
 }
 
 void Layer::expect_computation() const {
   const auto& driver = internal::TableAccess::core(table_).service()->context().driver;
   if (driver != nullptr) driver->expect_computation();
-}
-
-at::Tensor Layer::gradient_of(const at::Tensor& leaf, const DistAutogradContext* context) {
-  if (!leaf.defined()) return {};
-  if (context != nullptr) return context->gradient(leaf);
-  at::Tensor& gradient = leaf.mutable_grad();
-  // That of a recorded backward leads back to its leaf: neither would ever be freed.
-  if (gradient.defined() && gradient.requires_grad()) gradient = gradient.detach();
-  return gradient;
 }
 
 // ---- Linear ------------------------------------------------------------------------------------
@@ -81,6 +124,7 @@ void Linear::pull() {
   const int64_t weights = inputs_ * outputs_;
   weight_ = flat.narrow(0, 0, weights).view({outputs_, inputs_}).detach().requires_grad_(true);
   if (has_bias_) bias_ = flat.narrow(0, weights, outputs_).detach().requires_grad_(true);
+  for (const at::Tensor& leaf : leaves()) watch(leaf);
 }
 
 const at::Tensor& Linear::weight() {
@@ -94,19 +138,29 @@ const at::Tensor& Linear::bias() {
 
 at::Tensor Linear::forward(const at::Tensor& inputs) {
   expect_computation();
+  if (at::GradMode::is_enabled()) check_open();
   pull();
   return has_bias_ ? at::linear(inputs, weight_, bias_) : at::linear(inputs, weight_);
 }
 
-void Linear::drop() {
+void Linear::forget() {
   weight_ = at::Tensor();
   bias_ = at::Tensor();
   next_.reset();
 }
 
-Future<PushResult> Linear::push(const DistAutogradContext* context, const StepOptions& options) {
-  const at::Tensor weight = gradient_of(weight_, context);
-  const at::Tensor bias = gradient_of(bias_, context);
+std::vector<at::Tensor> Linear::leaves() const {
+  if (!weight_.defined()) return {};
+  return has_bias_ ? std::vector{weight_, bias_} : std::vector{weight_};
+}
+
+Future<PushResult> Linear::push(const internal::LeafGradients& gradients,
+                                const StepOptions& options) {
+  const auto gradient_of = [&gradients](const at::Tensor& leaf) {
+    return leaf.defined() ? gradients.take(leaf) : at::Tensor();
+  };
+  const at::Tensor weight = gradient_of(weight_);
+  const at::Tensor bias = gradient_of(bias_);
   internal::Ask ask{.what = "step"};
   if (weight.defined() || bias.defined()) {
     const at::AutoGradMode no_grad(false);
@@ -114,11 +168,16 @@ Future<PushResult> Linear::push(const DistAutogradContext* context, const StepOp
       return (gradient.defined() ? gradient : at::zeros_like(leaf)).reshape({-1});
     };
     at::Tensor all = flat(weight, weight_);
-    if (has_bias_) all = at::cat({all, flat(bias, bias_)});
+    if (has_bias_) {
+      all = at::cat({all, flat(bias, bias_)});
+    } else if (gradients.shared()) {
+      all = all.clone();
+    }
     ask.push = all.reshape(table_.definition().shape);
   }
-  drop();
+  forget();
   ask.rate = options.rate;
+  ask.max_norm = options.max_norm;
   ask.advance = options.advance;
   ask.position = options.position;
   ask.pull = true;

@@ -14,13 +14,22 @@
 // id add up. After a step gradients that a backward still brings to older leaves are not pushed. In
 // no-grad mode forward() keeps nothing.
 //
-// Errors: forward() throws weft::Error: invalid_argument, ids that are not integers; what a pull can end
-// with. step()'s future has what a push can end with; the gradients are gone then, since some part may have
+// step_in_backward() lets the push of a step leave within the backward, as soon as that has the gradients of
+// this layer, while it goes on for others:
+//
+//   words.step_in_backward();
+//   head.step_in_backward();
+//   loss.backward();                                    // head's push leaves before words' gradient is there
+//   for (const auto& pushed : {words.step(), head.step()}) pushed.wait();
+//
+// Errors: forward() throws weft::Error: invalid_argument, ids that are not integers; state, a step whose push
+// has left within a backward is not ended; what a pull can end with. step()'s future has what a push can end with; the gradients are gone then, since some part may have
 // taken them already.
 // Threads: a layer is for one thread at a time.
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +45,10 @@ namespace weft {
 class DistAutogradContext;
 
 namespace ps {
+namespace internal {
+class BackwardPush;
+class LeafGradients;
+}  // namespace internal
 
 // Where a layer computes, and how long it waits for its table.
 struct LayerOptions {
@@ -51,6 +64,8 @@ struct StepOptions {
   bool advance = true;
   // Instead of the rule's own learning rate.
   std::optional<double> rate{};
+  // As PushOptions::max_norm.
+  std::optional<double> max_norm{};
   // Embedding, EmbeddingBag: rows that this push changes and that were pulled ahead by prefetch() are
   // pulled once more, with the push.
   bool refresh = false;
@@ -73,24 +88,40 @@ class WEFT_API Layer {
   Future<PushResult> step(const StepOptions& options = {});
   // Pushes what the context has for the leaves.
   Future<PushResult> step(const DistAutogradContext& context, const StepOptions& options = {});
-  // Forgets leaves and their gradients, and what was pulled ahead.
-  virtual void drop() = 0;
+  // The push of this step leaves within the backward, local or of a context, that brings the last gradient
+  // of the leaves of all forwards since the last step. It is of that backward alone: one that fails later has
+  // pushed all the same, and gradients that another one adds are not pushed. step() then ends the step and
+  // has that push's future. A step of which some leaf got no gradient, or one a second before the others had
+  // one, is pushed by step() as ever, with these options in any case. Until that backward has ended the layer
+  // is used by it.
+  void step_in_backward(const StepOptions& options = {});
+  // Forgets leaves and their gradients, what was pulled ahead, and a step_in_backward().
+  void drop();
 
  protected:
   // What is waited for next is waited for in the middle of a step: its transport's thread is not to take the
   // core from the computation between two waits.
   void expect_computation() const;
-  // The context's, or `.grad` when it is null; undefined when there is none.
-  static at::Tensor gradient_of(const at::Tensor& leaf, const DistAutogradContext* context);
-
   // For classes derived from it, which check that the table is one of theirs.
   Layer(Table table, const LayerOptions& options);
-  // Pushes the gradients of all leaves, and forgets the leaves. A null context: those of `.grad`.
-  virtual Future<PushResult> push(const DistAutogradContext* context,
+  // Pushes the gradients of all leaves, and forgets the leaves.
+  virtual Future<PushResult> push(const internal::LeafGradients& gradients,
                                   const StepOptions& options) = 0;
+  virtual void forget() = 0;
+  virtual std::vector<at::Tensor> leaves() const = 0;
+  // To be called for each leaf that is made.
+  void watch(const at::Tensor& leaf) const;
+  // Throws weft::Error, kind state: the push of this step has left, so it has no more forwards.
+  void check_open() const;
 
   const Table table_;           // what it pulls from and pushes to
   const LayerOptions options_;  // as given
+
+ private:
+  Future<PushResult> end_step(const internal::LeafGradients& gradients, const StepOptions& options);
+
+  std::shared_ptr<internal::BackwardPush> in_backward_;  // null: step() pushes
+  StepOptions in_backward_options_;
 };
 
 // What Embedding and EmbeddingBag share. The table is sparse; ids are its keys, int64 or int32, of any
@@ -100,7 +131,6 @@ class WEFT_API RowLayer : public Layer {
   // Begins to pull the rows of `ids`; the next forward() of equal ids takes them, as they were pulled.
   // At most 64 wait; the oldest one makes room.
   void prefetch(const at::Tensor& ids);
-  void drop() override;
 
  protected:
   RowLayer(Table table, const LayerOptions& options);
@@ -139,7 +169,10 @@ class WEFT_API RowLayer : public Layer {
   static Distinct distinct_of(const at::Tensor& ids);
   static at::Tensor rows_of(const Lookup& lookup);
   at::Tensor checked(const at::Tensor& ids) const;
-  Future<PushResult> push(const DistAutogradContext* context, const StepOptions& options) override;
+  Future<PushResult> push(const internal::LeafGradients& gradients,
+                          const StepOptions& options) override;
+  void forget() override;
+  std::vector<at::Tensor> leaves() const override;
   // The keys among `pushed` that lookups wait with, and for each of these which of its rows they are.
   at::Tensor ahead(const at::Tensor& pushed, std::vector<Newer>* newer) const;
 
@@ -185,11 +218,13 @@ class WEFT_API Linear final : public Layer {
   // The leaves; they are pulled when they are not there. `bias` may be undefined.
   const at::Tensor& weight();
   const at::Tensor& bias();
-  void drop() override;
 
  private:
   void pull();
-  Future<PushResult> push(const DistAutogradContext* context, const StepOptions& options) override;
+  Future<PushResult> push(const internal::LeafGradients& gradients,
+                          const StepOptions& options) override;
+  void forget() override;
+  std::vector<at::Tensor> leaves() const override;
 
   const int64_t inputs_;
   const int64_t outputs_;

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "torch/csrc/autograd/custom_function.h"
 #include "weft/ps/internal/answer_memory.h"
+#include "weft/ps/internal/backward_push.h"
 #include "weft/ps/internal/key_places.h"
 #include "weft/ps/internal/table_future.h"
 #include "weft/ps/layers.h"
@@ -146,6 +147,7 @@ at::Tensor RowLayer::rows_of(const Lookup& lookup) {
 
 RowLayer::Found RowLayer::find(const at::Tensor& ids) {
   expect_computation();
+  if (at::GradMode::is_enabled()) check_open();
   const at::Tensor plain = checked(ids);
   Lookup lookup;
   for (auto it = ahead_.begin(); it != ahead_.end(); ++it) {
@@ -162,13 +164,20 @@ RowLayer::Found RowLayer::find(const at::Tensor& ids) {
   if (at::GradMode::is_enabled()) {
     rows.requires_grad_(true);
     leaves_.push_back({lookup.distinct.keys, rows});
+    watch(rows);
   }
   return {std::move(rows), lookup.distinct.places.to(options_.device)};
 }
 
-void RowLayer::drop() {
+void RowLayer::forget() {
   ahead_.clear();
   leaves_.clear();
+}
+
+std::vector<at::Tensor> RowLayer::leaves() const {
+  std::vector<at::Tensor> out;
+  for (const Leaf& leaf : leaves_) out.push_back(leaf.rows);
+  return out;
 }
 
 at::Tensor RowLayer::ahead(const at::Tensor& pushed, std::vector<Newer>* newer) const {
@@ -195,7 +204,8 @@ at::Tensor RowLayer::ahead(const at::Tensor& pushed, std::vector<Newer>* newer) 
   return tensor_of(again);
 }
 
-Future<PushResult> RowLayer::push(const DistAutogradContext* context, const StepOptions& options) {
+Future<PushResult> RowLayer::push(const internal::LeafGradients& gradients_of,
+                                  const StepOptions& options) {
   const at::AutoGradMode no_grad(false);
   internal::TableCore& core = internal::TableAccess::core(table_);
   const ServiceContext& here = core.service()->context();
@@ -203,13 +213,11 @@ Future<PushResult> RowLayer::push(const DistAutogradContext* context, const Step
   std::vector<at::Tensor> keys;
   std::vector<at::Tensor> gradients;
   for (const Leaf& leaf : std::exchange(leaves_, {})) {
-    at::Tensor gradient = gradient_of(leaf.rows, context);
+    at::Tensor gradient = gradients_of.take(leaf.rows);
     if (!gradient.defined()) continue;
-    if (context == nullptr) {
-      // The server may read it where it lies, and another backward through the leaf would add to it there.
-      leaf.rows.mutable_grad() = at::Tensor();
-    } else if (gradient.is_cpu()) {
-      gradient = memory.copy_of(gradient.contiguous());  // the context may add to its own
+    // The server may read it where it lies.
+    if (gradients_of.shared() && gradient.is_cpu()) {
+      gradient = memory.copy_of(gradient.contiguous());
     }
     keys.push_back(leaf.keys);
     gradients.push_back(gradient);
@@ -220,6 +228,7 @@ Future<PushResult> RowLayer::push(const DistAutogradContext* context, const Step
     ask.push = gradients.size() == 1 ? gradients[0] : at::cat(gradients);
   }
   ask.rate = options.rate;
+  ask.max_norm = options.max_norm;
   ask.advance = options.advance;
   ask.position = options.position;
   std::vector<Newer> newer;

@@ -81,7 +81,9 @@ struct RuleChoice {
   friend bool operator==(const RuleChoice&, const RuleChoice&) = default;
 };
 template <class Tag>
-RuleChoice rule(const typename Tag::Options& options = {}) {
+RuleChoice rule(typename Tag::Options options = {}) {
+  // A table's state is of all its clients.
+  if constexpr (requires { options.own_state; }) options.own_state = false;
   return {std::string(Tag::kName), pack_options<Tag>(options)};
 }
 

@@ -28,12 +28,24 @@ const Worker& Trainer::worker() const {
   return internal::TableAccess::core(layers_[0]->table()).service()->worker();
 }
 
-void Trainer::step(const DistAutogradContext* context) {
-  finish();
+StepOptions Trainer::step_options() const {
   StepOptions options;
   options.refresh = options_.refresh;
   options.deadline = options_.deadline;
   if (options_.rate != nullptr) options.rate = options_.rate(report_.steps);
+  return options;
+}
+
+void Trainer::begin_step() {
+  if (!options_.in_backward) return;
+  const StepOptions options = step_options();
+  for (Layer* layer : layers_) layer->step_in_backward(options);
+}
+
+void Trainer::step(const DistAutogradContext* context) {
+  finish();
+  // `rate` is asked once for each step.
+  const StepOptions options = options_.in_backward ? StepOptions() : step_options();
   for (Layer* layer : layers_) {
     pushes_.push_back(context == nullptr ? layer->step(options) : layer->step(*context, options));
   }

@@ -38,6 +38,9 @@ struct TrainerOptions {
   // Batches that are looked up before the one that is computed; 0 to 32.
   int ahead = 1;
   bool refresh = false;
+  // Pushes leave within the backward, each as soon as its layer has its gradients (Layer::step_in_backward()).
+  // For a computation with one backward.
+  bool in_backward = false;
   // For each step, from 0: instead of the rules' own learning rates.
   std::function<double(int64_t step)> rate{};
   // For a push. Default: the worker's rpc_timeout.
@@ -78,6 +81,7 @@ class WEFT_API Trainer {
         if (batches.empty()) break;
         const Batch batch = std::move(batches.front());
         batches.pop_front();
+        begin_step();
         if constexpr (std::is_invocable_v<Compute&, const Batch&, DistAutogradContext&>) {
           DistAutogradContext context(worker());
           compute(batch, context);
@@ -97,7 +101,9 @@ class WEFT_API Trainer {
 
  private:
   const Worker& worker() const;
-  // Ends the pushes of the step before, and begins those of this one.
+  StepOptions step_options() const;
+  void begin_step();
+  // Ends the pushes of the step before, and begins those of this one which have not left.
   void step(const DistAutogradContext* context);
   void finish();
   void drop();

@@ -9,7 +9,7 @@ from pathlib import Path
 from figures import compare, describe_latency, describe_rate, detail, p50, rate
 from harness import DriverError, DriverSpec, Figure, median, percentile, pooled, worst_of
 
-ROWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P11", "P12")
+ROWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P11", "P12", "P13")
 PEERS = ("python",)
 
 OURS = "weft/pair"
@@ -122,6 +122,24 @@ def row_large(bench, quick, id, verb):
         if rounds and not isinstance(rounds, DriverError):
             bench.log(f"    {bench.label(name):26} p50 of an echo, halved {percentile(pooled(rounds, 'ms'), 0.5) * 500:8.1f} us")
     return [compare(bench, results, id, metric, "us", "lower", OURS, [PY, PY_TCP], p50, 2)]
+
+
+def row_p13(bench, quick):
+    figure = alone("P13", "push_pull of 64 MiB, p50, against a push and a pull", "x", "lower", 0.75)
+    bench.log(f"P13: {figure.metric}")
+    if not bench.has(OURS):
+        return [figure]
+    taken = {}
+    for verb in ("push", "pull", "both"):
+        results = bench.interleave([OURS], f"few {verb}64 {LARGE // 4 if quick else LARGE}", 120)
+        detail(bench, results, describe_latency)
+        rounds = results.get(OURS)
+        if not rounds or isinstance(rounds, DriverError):
+            figure.error = f"{verb}64: {rounds}"
+            return [figure]
+        taken[verb] = p50(rounds)
+    figure.ours = taken["both"] / (taken["push"] + taken["pull"])
+    return [figure]
 
 
 def row_p7(bench, quick):
@@ -274,4 +292,6 @@ def measure(bench, wanted, quick, memory):
         figures += row_p11(bench, quick)
     if "P12" in wanted:
         figures += row_p12(bench, quick)
+    if "P13" in wanted:
+        figures += row_p13(bench, quick)
     return figures

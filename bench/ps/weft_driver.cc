@@ -8,7 +8,7 @@
 //   ahead  the same, as ps::Trainer does it: the next step's rows are pulled before, and a push ends in
 //          the step after it
 //
-//   push64, pull64  64 MiB of a dense table
+//   push64, pull64, both64  64 MiB of a dense table
 //   sync   push_pull of 1 MiB of a dense table
 //
 // `few NAME COUNT` is `lat` after few calls of the same, for those that take long. `trainers COUNT`: `sync` at all that are no
@@ -149,12 +149,15 @@ class Caller {
       if (name == "push") return [this] { small_->push(pair_).wait(); };
       if (name == "pull") return [this] { pull().wait(); };
       if (name == "sync") return [this] { sync_.train(1); };
-      if (name == "push64" || name == "pull64") {
+      if (name == "push64" || name == "pull64" || name == "both64") {
         if (!large_.has_value()) {
           large_ =
               client_.open_table("large", ps::dense({kLarge}, ps::rule<optim::SGD>({.lr = kRate})));
         }
         if (name == "pull64") return [this] { large_->pull().wait(); };
+        if (name == "both64") {
+          return [this, gradient = at::ones({kLarge})] { large_->push_pull(gradient).wait(); };
+        }
         return [this, gradient = at::ones({kLarge})] { large_->push(gradient).wait(); };
       }
       if (name == "embed" || name == "ahead") {

@@ -1,5 +1,6 @@
 #include "weft/ps/internal/definition.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/ascii.h"
@@ -200,6 +201,17 @@ Status check_definition(const TableDefinition& d) {
     return wrong(absl::StrCat("rule ", d.rule.name,
                               " counts by rows, which a dense table does not have, because its "
                               "servers cut it between any two elements"));
+  }
+  if (rule->compensates_delay()) {
+    const auto& names = rule->option_names();
+    const auto own = std::find(names.begin(), names.end(), "own_state") - names.begin();
+    if (d.rule.options[static_cast<size_t>(own)] != 0) {
+      return wrong(absl::StrCat("rule ", d.rule.name,
+                                " with own_state, and a table's state is of all its clients"));
+    }
+    if (d.kind != TableKind::kDense) {
+      return wrong(absl::StrCat("rule ", d.rule.name, " is of dense tables only"));
+    }
   }
   const bool finite = std::isfinite(d.init.low) && std::isfinite(d.init.high);
   if (!finite || d.init.low > d.init.high) {

@@ -20,6 +20,12 @@ PackedOptions options_with_rate(const UpdateRule& rule, PackedOptions options,
   return options;
 }
 
+Status check_rate(const UpdateRule& rule, const PackedOptions& options,
+                  const std::optional<double>& rate) {
+  if (!rate.has_value()) return absl::OkStatus();
+  return rule.check_options(options_with_rate(rule, options, rate));
+}
+
 Status check_tensor(const at::Tensor& tensor, c10::ScalarType dtype, at::IntArrayRef shape,
                     std::string_view what) {
   const auto wrong = [&](const std::string& is) {
@@ -140,14 +146,20 @@ class DenseData final : public PartData {
     rule_->prepare(definition_.rule.options, values_, &state_);
   }
 
-  size_t push_tensors() const override { return 1; }
+  size_t push_tensors() const override { return rule_->compensates_delay() ? 2 : 1; }
   size_t pull_tensors() const override { return 0; }
 
   StatusOr<Push> accept(const PushHeader& header, std::vector<at::Tensor> tensors) override {
     WEFT_RETURN_IF_ERROR(
         check_tensor(tensors[0], definition_.dtype, {range_.size()}, "a push of values that"));
+    WEFT_RETURN_IF_ERROR(check_rate(*rule_, definition_.rule.options, header.rate));
     Push push{header.kind, header.rate, {}, tensors[0].contiguous()};
     WEFT_RETURN_IF_ERROR(check_finite(push.values, 1));
+    if (tensors.size() == 1 || (tensors[1].defined() && tensors[1].numel() == 0)) return push;
+    WEFT_RETURN_IF_ERROR(check_tensor(tensors[1], definition_.dtype, {range_.size()},
+                                      "a push of values for which what it was computed with"));
+    push.then = tensors[1].contiguous();
+    WEFT_RETURN_IF_ERROR(check_finite(push.then, 1));
     return push;
   }
 
@@ -162,11 +174,20 @@ class DenseData final : public PartData {
     if (pushes.size() > 1 || divisor > 1) gradient = gradient.clone();
     for (size_t i = 1; i < pushes.size(); ++i) gradient.add_(pushes[i].values);
     if (divisor > 1) gradient.div_(static_cast<double>(divisor));
-    rule_->update(options_with_rate(*rule_, definition_.rule.options, pushes.back().rate), values_,
-                  gradient, &state_);
+    const PackedOptions options =
+        options_with_rate(*rule_, definition_.rule.options, pushes.back().rate);
+    // What goes into one step with others was computed with the values that are there.
+    if (pushes.size() == 1 && pushes[0].then.defined()) {
+      rule_->update_delayed(options, values_, gradient, pushes[0].then, &state_);
+    } else {
+      rule_->update(options, values_, gradient, &state_);
+    }
   }
 
-  std::vector<at::Tensor> pack(const Push& push) const override { return {push.values}; }
+  std::vector<at::Tensor> pack(const Push& push) const override {
+    if (!rule_->compensates_delay()) return {push.values};
+    return {push.values, push.then.defined() ? push.then : at::empty({0}, values_.options())};
+  }
 
   StatusOr<at::Tensor> read(const std::vector<at::Tensor>&) override {
     return memory_.copy_of(values_);

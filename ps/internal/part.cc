@@ -133,6 +133,16 @@ void Part::call(const WorkerKey& caller, std::vector<PartCall> calls, ScopeRef s
   });
 }
 
+std::vector<PartProtocol::ClientView> Part::client_views() {
+  take_turn([this] {
+    std::vector<PartProtocol::ClientView> now = protocol_.client_views();
+    MutexLock lock(&mutex_);
+    views_ = std::move(now);
+  });
+  MutexLock lock(&mutex_);
+  return views_;
+}
+
 void Part::worker_gone(const WorkerKey& worker) {
   take_turn([this, worker] {
     if (!owns()) return;  // a backup hears of it from its owner, and of the rest when it serves

@@ -146,6 +146,8 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   // Pulls that wait end with this, as does everything that comes later.
   void close(const Status& why);
   PartReport report() const;
+  // As of now, or, while a turn is under way, as of the question before.
+  std::vector<PartProtocol::ClientView> client_views();
   // Counts the keys of pushes that this part has accepted, or followed as a backup. Any thread.
   const HotKeys& hot_keys() const { return hot_keys_; }
 
@@ -317,6 +319,7 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   std::deque<Task> turns_ ABSL_GUARDED_BY(mutex_);
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   PartReport report_ ABSL_GUARDED_BY(mutex_);
+  std::vector<PartProtocol::ClientView> views_ ABSL_GUARDED_BY(mutex_);
 
   // Used by the thread that has the turn.
   PartProtocol protocol_;

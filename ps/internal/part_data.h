@@ -35,12 +35,13 @@ struct Push {
   std::optional<double> rate{};
   std::vector<uint64_t> keys{};  // sparse: each once
   at::Tensor values{};           // dense: flat. Sparse: one row for each key
+  at::Tensor then{};             // dense, of rules that compensate a delay; undefined: not known
   size_t not_admitted = 0;       // keys that it had besides
   std::vector<uint32_t> rows{};  // sparse: where the keys' rows lay when it was accepted,
   uint64_t places = 0;  // which holds while the rows are at these places (SparseRows::places())
   int64_t bytes() const {
     return static_cast<int64_t>(keys.size() * sizeof(uint64_t) + rows.size() * sizeof(uint32_t) +
-                                values.nbytes());
+                                values.nbytes() + (then.defined() ? then.nbytes() : 0));
   }
 };
 
@@ -115,6 +116,9 @@ WEFT_API StatusOr<std::unique_ptr<PartData>> make_sparse_data(
 // The rule's options, with the push's own rate.
 PackedOptions options_with_rate(const UpdateRule& rule, PackedOptions options,
                                 const std::optional<double>& rate);
+// Kind invalid_argument: the push's own rate is none that the rule may have.
+Status check_rate(const UpdateRule& rule, const PackedOptions& options,
+                  const std::optional<double>& rate);
 // Defined, on the CPU, of the table's type and this shape; `what` is for the message.
 Status check_tensor(const at::Tensor& tensor, c10::ScalarType dtype, at::IntArrayRef shape,
                     std::string_view what);

@@ -287,6 +287,14 @@ bool PartProtocol::has_seen(const ClientKey& key, uint64_t push, uint64_t clock)
 
 // ---- copies ------------------------------------------------------------------------------------
 
+std::vector<PartProtocol::ClientView> PartProtocol::client_views() const {
+  std::vector<ClientView> out;
+  for (const auto& [key, client] : clients_) {
+    out.push_back({key, client.clock, client.floor, client.outcomes.size()});
+  }
+  return out;
+}
+
 ProtocolImage PartProtocol::image() const {
   ProtocolImage out;
   for (const auto& [key, client] : clients_) {

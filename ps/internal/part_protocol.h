@@ -152,6 +152,13 @@ class WEFT_API PartProtocol {
   uint64_t clock_of(const ClientKey& client) const;
 
   std::vector<ClientKey> client_keys() const;
+  struct ClientView {
+    ClientKey key{};
+    uint64_t clock = 0;
+    uint64_t floor = 0;
+    uint64_t remembered = 0;  // numbers
+  };
+  std::vector<ClientView> client_views() const;
   bool has_client(const ClientKey& client) const { return clients_.contains(client); }
   // The push was judged here, or given up; the client has finished the steps below `clock`; or it takes
   // no part any more. 0: says nothing.

@@ -139,6 +139,9 @@ class WEFT_API PsService final : public Service,
  private:
   using PartRef = std::shared_ptr<Part>;
 
+  static void put_ranges(const std::vector<PartRef>& parts, Inspection* out);
+  void put_clients(const std::vector<PartRef>& parts, Inspection* out) const;
+
   void on_open(Payload arguments, ReplyFn reply);
   StatusOr<OpenAnswer> open(const OpenRequest& request);
   // Kind invalid_argument, saying what differs: it is another table than the request has.

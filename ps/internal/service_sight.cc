@@ -1,5 +1,6 @@
 // What a worker says of the parts that it has.
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -50,6 +51,49 @@ void PsService::put_debug_info(std::map<std::string, int64_t>* out) const {
   (*out)["ps_held_pushes"] = static_cast<int64_t>(sum.held);
 }
 
+// Who has the copies of a part, and how far the backup's log is behind.
+void PsService::put_ranges(const std::vector<PartRef>& parts, Inspection* out) {
+  Inspection::Table& ranges = out->table(
+      "ps_ranges",
+      {"table", "part", "role", "epoch", "owner", "backup", "ready", "position", "unconfirmed"});
+  for (const PartRef& part : parts) {
+    const PartReport r = part->report();
+    const bool copied = r.map.epoch != 0;
+    const bool owns = r.role == ReplicaProtocol::Role::kOwner;
+    const char* const role =
+        owns ? "owner" : (r.role == ReplicaProtocol::Role::kBackup ? "backup" : "gone");
+    const bool streams = owns && !r.map.backup.empty();
+    const bool room = ranges.add(
+        {part->identity().table, int64_t{part->identity().index}, std::string(role),
+         static_cast<int64_t>(r.map.epoch), copied ? r.map.owner.name : part->identity().self.name,
+         r.map.backup.name, int64_t{r.map.ready}, static_cast<int64_t>(r.position),
+         streams ? static_cast<int64_t>(r.position - std::min(r.confirmed, r.position))
+                 : int64_t{0}});
+    if (!room) return;
+  }
+}
+
+// `behind`: steps that a client is behind the one that has finished most.
+void PsService::put_clients(const std::vector<PartRef>& parts, Inspection* out) const {
+  Inspection::Table& clients = out->table(
+      "ps_clients", {"table", "part", "worker", "client", "clock", "behind", "remembered"});
+  for (const PartRef& part : parts) {
+    const auto views = part->client_views();
+    uint64_t most = 0;
+    for (const auto& one : views) most = std::max(most, one.clock);
+    for (const auto& one : views) {
+      const StatusOr<WorkerInfo> info = worker().try_get_worker_info(one.key.worker.id.value());
+      const bool there = info.ok() && info->incarnation == one.key.worker.incarnation.value();
+      const bool room = clients.add(
+          {part->identity().table, int64_t{part->identity().index},
+           there ? info->name : absl::StrCat("worker ", one.key.worker.id.value(), ", gone"),
+           static_cast<int64_t>(one.key.number), static_cast<int64_t>(one.clock),
+           static_cast<int64_t>(most - one.clock), static_cast<int64_t>(one.remembered)});
+      if (!room) return;
+    }
+  }
+}
+
 void PsService::put_inspection(Inspection* out) const {
   const std::vector<PartRef> all = parts();
   if (all.empty()) return;
@@ -65,6 +109,8 @@ void PsService::put_inspection(Inspection* out) const {
                    static_cast<int64_t>(r.held)});
     if (!room) break;
   }
+  put_ranges(all, out);
+  put_clients(all, out);
   Inspection::Table& keys = out->table("ps_keys", {"table", "part", "key", "pushes", "excess"});
   for (const PartRef& part : all) {
     for (const HotKeys::Key& one : part->hot_keys().top(kHotKeysShown)) {

@@ -67,6 +67,7 @@ class SparseData final : public PartData {
     const auto count = static_cast<int64_t>(keys.size());
     WEFT_RETURN_IF_ERROR(
         check_tensor(tensors[1], definition_.dtype, {count, length_}, "a push of rows that"));
+    WEFT_RETURN_IF_ERROR(check_rate(*rule_, definition_.rule.options, header.rate));
     const at::Tensor values = tensors[1].contiguous();
     WEFT_RETURN_IF_ERROR(check_finite(values, length_));
     Push push{header.kind, header.rate, {}, {}};

@@ -16,6 +16,8 @@ Ask ask_push(std::string_view what, const at::Tensor& values, const PushOptions&
   Ask ask{.what = what};
   ask.push = values;
   ask.rate = options.rate;
+  ask.max_norm = options.max_norm;
+  ask.then = options.computed_with;
   ask.advance = options.advance;
   ask.position = options.position;
   return ask;

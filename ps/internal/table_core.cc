@@ -1,8 +1,12 @@
 #include "weft/ps/internal/table_core.h"
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 #include <utility>
 
+#include "ATen/core/grad_mode.h"
+#include "ATen/ops/linalg_vector_norm.h"
 #include "absl/strings/str_cat.h"
 #include "weft/ps/internal/definition.h"
 #include "weft/rpc/plain_tensor.h"
@@ -14,6 +18,15 @@ at::Tensor plain_here(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided) return tensor;  // check() refuses it
   // A tensor object of its own, whatever becomes of the caller's.
   return plain(tensor.is_cpu() ? tensor.tensor_data() : tensor.detach().cpu());
+}
+
+// What is not finite stays, and is refused later.
+at::Tensor clipped(const at::Tensor& gradient, double max_norm) {
+  const at::AutoGradMode no_grad(false);
+  const double norm =
+      at::linalg_vector_norm(gradient, 2, std::nullopt, false, at::kDouble).item<double>();
+  if (!(norm > max_norm) || !std::isfinite(norm)) return gradient;
+  return gradient.mul(max_norm / norm);
 }
 
 }  // namespace
@@ -29,6 +42,7 @@ TableCore::TableCore(std::shared_ptr<PsService> service, Setup setup)
         return HashRing(names);
       }()),
       elements_(setup_.definition.kind == TableKind::kDense ? element_count(setup_.definition) : 0),
+      compensates_(make_update_rule(setup_.definition.rule.name)->compensates_delay()),
       versions_(setup_.parts.size(), 0),
       at_least_(setup_.parts.size(), 0) {
   for (const PartTarget& part : setup_.parts) {
@@ -61,7 +75,10 @@ void TableCore::submit(Ask ask, OpDone done) {
   ask.push_keys = plain_here(ask.push_keys);
   ask.pull_keys = plain_here(ask.pull_keys);
   if (ask.push.has_value()) ask.push = plain_here(*ask.push);
+  ask.then = plain_here(ask.then);
   if (Status s = check(ask); !s.ok()) return done(std::move(s));
+  if (ask.max_norm.has_value() && ask.push.has_value())
+    ask.push = clipped(*ask.push, *ask.max_norm);
   auto op = std::make_shared<Op>();
   op->deadline = deadline_after(service_->context().runtime->now(), ask.deadline);
   op->barrier = ask.advance || ask.leave;

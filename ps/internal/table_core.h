@@ -61,6 +61,8 @@ struct Ask {
   bool pull = false;
   at::Tensor pull_keys{};
   std::optional<double> rate{};
+  std::optional<double> max_norm{};
+  at::Tensor then{};  // rules that compensate a delay; undefined: the values that were pulled last
   bool advance = false;
   std::optional<uint64_t> enter{};
   bool leave = false;
@@ -166,7 +168,7 @@ class TableCore : public ClientPart,
     }
   };
   Slices slice(const at::Tensor& keys) const;
-  void cut_dense(Op* op) const;
+  void cut_dense(Op* op);
   void cut_sparse(Op* op) const;
   void pump();
   // REQUIRES: the operation has begun.
@@ -194,7 +196,7 @@ class TableCore : public ClientPart,
   void end(const OpRef& op, Status why);
   // False: it has ended before.
   bool end_locked(Op* op, bool ok) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  OpResult result_of(Op* op) const;
+  OpResult result_of(Op* op);
   std::string label(const Op& op, size_t piece) const;
   void later(absl::Time when, Task task);
   void run_due();
@@ -204,6 +206,7 @@ class TableCore : public ClientPart,
   const uint64_t client_;
   const std::optional<HashRing> ring_;  // sparse
   const int64_t elements_;              // dense
+  const bool compensates_;              // a push has the values that its gradient was computed with
   std::unique_ptr<Timer> timer_;        // made by the first that needs it, then constant
 
   mutable Mutex mutex_;
@@ -217,6 +220,7 @@ class TableCore : public ClientPart,
   std::deque<OpRef> running_ ABSL_GUARDED_BY(mutex_);
   uint64_t first_order_ ABSL_GUARDED_BY(mutex_) = 1;  // of the first
   std::string position_ ABSL_GUARDED_BY(mutex_);      // of the last push that has begun
+  at::Tensor pulled_ ABSL_GUARDED_BY(mutex_);         // last, if `compensates_`
   struct Hold {
     CutName cut{};
     absl::Time until{};

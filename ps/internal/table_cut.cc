@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -32,6 +33,16 @@ Status TableCore::check(const Ask& ask) const {
     return wrong(absl::StrCat("position has ", ask.position.size(), " bytes, ", kMostPositionBytes,
                               " are the most"));
   }
+  if (ask.max_norm.has_value() && !(*ask.max_norm > 0 && std::isfinite(*ask.max_norm))) {
+    return wrong(absl::StrCat("max_norm is ", *ask.max_norm, ", it must be above 0 and finite"));
+  }
+  if (ask.max_norm.has_value() && ask.kind == PushKind::kAssign) {
+    return wrong("max_norm is of gradients, and these are values");
+  }
+  if (ask.then.defined() && !compensates_) {
+    return wrong(absl::StrCat(
+        "computed_with is of rules that compensate a delay, and the table has ", d.rule.name));
+  }
   const auto check_keys = [&](const at::Tensor& keys) -> Status {
     if (keys.defined() && keys.dim() == 1 && keys.scalar_type() == c10::ScalarType::Long) {
       return absl::OkStatus();
@@ -44,6 +55,11 @@ Status TableCore::check(const Ask& ask) const {
     }
     if (ask.push.has_value()) {
       if (Status s = check_tensor(*ask.push, d.dtype, d.shape, "a tensor that"); !s.ok()) {
+        return wrong(std::string(s.message()));
+      }
+    }
+    if (ask.then.defined()) {
+      if (Status s = check_tensor(ask.then, d.dtype, d.shape, "computed_with, which"); !s.ok()) {
         return wrong(std::string(s.message()));
       }
     }
@@ -69,14 +85,22 @@ Status TableCore::check_values(const Op& op) const {
                                      [](const Piece& piece) { return !piece.tensors.empty(); });
   if (pushing < 2) return absl::OkStatus();
   const bool is_dense = setup_.definition.kind == TableKind::kDense;
-  Status finite = check_finite(*op.ask.push, is_dense ? 1 : setup_.definition.shape[0]);
+  const int64_t row_length = is_dense ? 1 : setup_.definition.shape[0];
+  Status finite = check_finite(*op.ask.push, row_length);
+  if (finite.ok() && op.ask.then.defined()) finite = check_finite(op.ask.then.contiguous(), 1);
   if (finite.ok()) return finite;
   return annotate(finite, absl::StrCat("table '", setup_.name, "': ", std::string(op.ask.what)));
 }
 
 // Every part hears of a step, of a client that comes or goes, and of what concerns it.
-void TableCore::cut_dense(Op* op) const {
-  const Ask& ask = op->ask;
+void TableCore::cut_dense(Op* op) {
+  Ask& ask = op->ask;
+  if (compensates_ && ask.push.has_value() && !ask.then.defined()) {
+    MutexLock lock(&mutex_);
+    const bool known = pulled_.defined() && ask.kind == PushKind::kGradient;
+    ask.then = known ? pulled_ : at::empty({0}, ask.push->options());
+  }
+  const at::Tensor then = ask.then.defined() ? ask.then.reshape({-1}) : at::Tensor();
   const bool all = ask.advance || ask.leave || ask.enter.has_value();
   const at::Tensor flat = ask.push.has_value() ? ask.push->reshape({-1}) : at::Tensor();
   for (size_t p = 0; p < setup_.parts.size(); ++p) {
@@ -85,6 +109,10 @@ void TableCore::cut_dense(Op* op) const {
     Piece piece;
     piece.part = p;
     if (flat.defined()) piece.tensors.push_back(flat.narrow(0, range.begin, range.size()));
+    if (flat.defined() && then.defined()) {
+      const bool known = then.numel() == flat.numel();
+      piece.tensors.push_back(known ? then.narrow(0, range.begin, range.size()) : then);
+    }
     if (ask.pull) piece.request.pull.emplace();
     op->pieces.push_back(std::move(piece));
   }
@@ -155,7 +183,7 @@ void TableCore::cut_sparse(Op* op) const {
   }
 }
 
-OpResult TableCore::result_of(Op* op) const {
+OpResult TableCore::result_of(Op* op) {
   OpResult out;
   for (const Piece& piece : op->pieces) {
     out.clock = std::max(out.clock, piece.clock);
@@ -167,6 +195,10 @@ OpResult TableCore::result_of(Op* op) const {
   const TableDefinition& d = setup_.definition;
   if (d.kind == TableKind::kDense) {
     out.values = (op->values.defined() ? op->values : op->pieces[0].values).reshape(d.shape);
+    if (compensates_) {
+      MutexLock lock(&mutex_);
+      pulled_ = out.values;
+    }
     return out;
   }
   const int64_t count = op->ask.pull_keys.numel();

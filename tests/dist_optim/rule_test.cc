@@ -44,6 +44,8 @@ PackedOptions defaults_of(const std::string& name) {
   if (name == "NAdam") return defaults<optim::NAdam>();
   if (name == "RAdam") return defaults<optim::RAdam>();
   if (name == "ASGD") return defaults<optim::ASGD>();
+  if (name == "FTRL") return defaults<optim::FTRL>();
+  if (name == "DelayCompensatedSGD") return defaults<optim::DelayCompensatedSGD>();
   return defaults<optim::Rprop>();
 }
 PackedOptions options_of(const Golden& golden) {
@@ -149,7 +151,7 @@ TEST(UpdateRule, DEF_32_sparse_adam_takes_no_dense_gradient) {
     const Status s = make_update_rule(name)->check_dense(defaults_of(name));
     EXPECT_EQ(s.ok(), name != "SparseAdam") << name << s;
   }
-  EXPECT_EQ(update_rule_names().size(), 13U);
+  EXPECT_EQ(update_rule_names().size(), 15U);
 }
 
 TEST(UpdateRule, AnUnknownOneIsNone) { EXPECT_EQ(make_update_rule("LBFGS"), nullptr); }
@@ -159,7 +161,7 @@ TEST(UpdateRule, SparseEqualsDense) {
   const at::Tensor ids = torch::tensor({2, 0, 2}, torch::kLong).unsqueeze(0);
   const at::Tensor values = torch::tensor({{1.0, 2.0}, {3.0, 4.0}, {5.0, 6.0}}, torch::kFloat64);
   const at::Tensor sparse = torch::sparse_coo_tensor(ids, values, {4, 2});
-  for (const char* name : {"SGD", "Adagrad", "RowWiseAdagrad", "momentum"}) {
+  for (const char* name : {"SGD", "Adagrad", "RowWiseAdagrad", "FTRL", "momentum"}) {
     SCOPED_TRACE(name);
     const bool momentum = std::string(name) == "momentum";
     const auto rule = make_update_rule(momentum ? "SGD" : name);
@@ -233,8 +235,9 @@ TEST(UpdateRule, WhatCannotTakeSparseGradientsSaysSo) {
     PackedOptions options = defaults_of(name);
     const auto rule = make_update_rule(name);
     const bool can = name == "SGD" || name == "Adagrad" || name == "RowWiseAdagrad";
-    EXPECT_EQ(rule->check_sparse(options).ok(), can || name == "SparseAdam") << name;
-    if (name == "SparseAdam") continue;
+    const bool always = name == "SparseAdam" || name == "FTRL";
+    EXPECT_EQ(rule->check_sparse(options).ok(), can || always) << name;
+    if (always) continue;
     for (size_t i = 0; i < options.size(); ++i) {
       if (rule->option_names()[i] == "weight_decay") options[i] = 0.1;
     }
@@ -258,7 +261,7 @@ TEST(UpdateRule, OptionsAreChecked) {
     }
     EXPECT_FALSE(rule->check_options({0.1}).ok());
   }
-  EXPECT_EQ(refused, 6 + 7 + 7 + 6 + 5 + 5 + 7 + 6 + 6 + 5 + 8 + 7 + 6);
+  EXPECT_EQ(refused, 6 + 7 + 7 + 6 + 5 + 5 + 7 + 6 + 6 + 5 + 8 + 7 + 6 + 6 + 7);
   PackedOptions nesterov = pack_options<optim::SGD>({.lr = 0.1, .nesterov = true});
   EXPECT_FALSE(make_update_rule("SGD")->check_options(nesterov).ok());
 }

@@ -1,5 +1,7 @@
 // Tables as users see them: dense and sparse, one server and several, on each transport.
 
+#include <cmath>
+
 #include "torch/types.h"
 #include "weft/rpc/arena.h"
 #include "weft/tests/ps/fixture.h"
@@ -97,6 +99,32 @@ TEST_P(PsTest, NegativeViewsArePushed) {
   const Table b = job.clients[0].open_table("e", ps::sparse(3, ps::rule<optim::SGD>({.lr = 1})));
   b.push_rows(keys_of({900}), view).wait();
   EXPECT_TRUE(torch::equal(b.pull_rows(keys_of({900})).wait(), -values));
+}
+
+// The norm is that of the whole push, whatever the number of parts.
+TEST_P(PsTest, AGradientIsClippedToItsNorm) {
+  PsJob job(2, 1, GetParam());
+  const auto rule = ps::rule<optim::SGD>({.lr = 1});
+  const ps::Table dense = job.clients[0].open_table("d", ps::dense({4}, rule));
+  const at::Tensor gradient = torch::tensor({3.F, 0.F, 0.F, 4.F});
+  const auto values = [&](double max_norm) {
+    return dense.push_pull(gradient, {.max_norm = max_norm}).wait().clone();
+  };
+  const at::Tensor half = values(2.5);
+  EXPECT_TRUE(torch::allclose(half, -gradient / 2)) << half;
+  EXPECT_TRUE(torch::allclose(values(5), half - gradient)) << "it is not above its bound";
+  const ps::Table rows = job.clients[0].open_table("r", ps::sparse(2, rule));
+  const at::Tensor of_rows = torch::tensor({{3.F, 0.F}, {0.F, 4.F}});
+  rows.push_rows(keys_of({7, 1 << 20}), of_rows, {.max_norm = 1}).wait();
+  EXPECT_TRUE(torch::allclose(rows.pull_rows(keys_of({7, 1 << 20})).wait(), -of_rows / 5));
+  for (const double wrong : {0.0, -1.0, std::nan("")}) {
+    expect_ps_error(dense.push(gradient, {.max_norm = wrong}).try_wait().status(),
+                    ErrorKind::kInvalidArgument, {"table 'd'", "max_norm"});
+  }
+  expect_ps_error(dense.assign(gradient, {.max_norm = 1}).try_wait(), ErrorKind::kInvalidArgument,
+                  {"max_norm is of gradients"});
+  expect_ps_error(dense.push(gradient * INFINITY, {.max_norm = 1}).try_wait().status(),
+                  ErrorKind::kInvalidArgument, {"not finite"});
 }
 
 TEST_P(PsTest, ManyAtOnceFromManyClients) {

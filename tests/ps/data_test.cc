@@ -281,5 +281,50 @@ TEST_F(PsTest, PS_12_AServerShowsTheKeysThatArePushedToMost) {
   }
 }
 
+// Which server has what, and which client is how far.
+TEST_F(PsTest, PS_12_AServerShowsItsRangesAndClients) {
+  PsJob job(2, 2);
+  auto definition = ps::dense({2}, ps::rule<optim::SGD>());
+  definition.copies = 2;
+  definition.consistency = ps::Consistency::ssp(5, 2);
+  std::vector<ps::Table> tables;
+  for (auto& client : job.clients) tables.push_back(client.open_table("t", definition));
+  for (int i = 0; i < 3; ++i) tables[0].push(torch::ones({2}), {.advance = true}).wait();
+  const auto rows = [&](int server, const char* name) {
+    Inspection seen(1000);
+    job.server(server).service<ps::internal::PsService>()->put_inspection(&seen);
+    for (const auto& table : seen.tables()) {
+      if (table.name() == name) return table.rows();
+    }
+    ADD_FAILURE() << "no table " << name;
+    return std::decay_t<decltype(seen.tables()[0].rows())>{};
+  };
+  // A push is acknowledged when both copies have it; that the map says so comes a moment later.
+  for (int server = 0; server < 2; ++server) {
+    for (int i = 0; i < 10'000 && !job.report(server, "t").map.ready; ++i) tables[1].pull().wait();
+  }
+  int owners = 0;
+  int backups = 0;
+  for (int server = 0; server < 2; ++server) {
+    for (const auto& row : rows(server, "ps_ranges")) {
+      const bool owns = std::get<std::string>(row[2]) == "owner";
+      (owns ? owners : backups) += 1;
+      EXPECT_EQ(std::get<std::string>(row[owns ? 4 : 5]),
+                job.server_names[static_cast<size_t>(server)]);
+      if (owns) EXPECT_EQ(std::get<int64_t>(row[6]), 1) << "both copies are there";
+    }
+    std::map<std::string, std::pair<int64_t, int64_t>> clocks;  // with how far it is behind
+    for (const auto& row : rows(server, "ps_clients")) {
+      clocks[std::get<std::string>(row[2])] = {std::get<int64_t>(row[4]),
+                                               std::get<int64_t>(row[5])};
+    }
+    ASSERT_EQ(clocks.size(), 2U);
+    EXPECT_EQ(clocks["c0"], (std::pair<int64_t, int64_t>(3, 0)));
+    EXPECT_EQ(clocks["c1"], (std::pair<int64_t, int64_t>(0, 3)));
+  }
+  EXPECT_EQ(owners, 2);
+  EXPECT_EQ(backups, 2);
+}
+
 }  // namespace
 }  // namespace weft::testing

@@ -1,6 +1,7 @@
 // Where what lies: PLACE-1 to PLACE-4 against plain models.
 
 #include <algorithm>
+#include <optional>
 #include <random>
 #include <set>
 
@@ -36,14 +37,14 @@ std::vector<std::string> random_names(std::mt19937_64& random, size_t count) {
 }
 
 // 100 sets of names, because a fixed one shows nothing.
-TEST(PsPlacement, TheFullestServerIsNearTheMean) {
+TEST(PsPlacement, PS_1_TheFullestServerIsNearTheMean) {
   std::mt19937_64 random(2);
   for (int round = 0; round < 100; ++round) {
     const HashRing ring(random_names(random, 3));
     std::vector<int> load(3, 0);
-    constexpr int kKeys = 30'000;
-    for (int k = 0; k < kKeys; ++k) ++load[ring.owner(static_cast<uint64_t>(k))];
-    EXPECT_LE(*std::max_element(load.begin(), load.end()), 1.13 * kKeys / 3) << round;
+    const int keys = round < 3 ? 1'000'000 : 50'000;
+    for (int k = 0; k < keys; ++k) ++load[ring.owner(static_cast<uint64_t>(k))];
+    EXPECT_LE(*std::max_element(load.begin(), load.end()), 1.1 * keys / 3) << round;
   }
 }
 
@@ -78,7 +79,7 @@ TEST(PsPlacement, PLACE_4_LargeTablesHaveEquallyManyPartsAtEachServer) {
   }
 }
 
-TEST(PsPlacement, PLACE_2_AnotherServerTakesKeysFromTheOthersAndMovesNoneBetweenThem) {
+TEST(PsPlacement, PS_1_and_PLACE_2_AnotherServerTakesKeysFromTheOthersAndMovesNoneBetweenThem) {
   std::mt19937_64 random(3);
   for (int round = 0; round < 20; ++round) {
     std::vector<std::string> names = random_names(random, 4);
@@ -95,24 +96,32 @@ TEST(PsPlacement, PLACE_2_AnotherServerTakesKeysFromTheOthersAndMovesNoneBetween
       ++moved;
     }
     EXPECT_NEAR(moved, kKeys / 4, kKeys / 25);
+    EXPECT_LE(moved, 1.15 * kKeys / 4);
   }
 }
 
-TEST(PsPlacement, PLACE_3_SlicesLoseNothingAndRepeatNothing) {
+TEST(PsPlacement, PS_1_and_PLACE_3_SlicesLoseNothingAndRepeatNothing) {
   std::mt19937_64 random(4);
-  for (int round = 0; round < 200; ++round) {
-    const size_t servers = 1 + random() % 7;
-    const HashRing ring(random_names(random, servers));
-    std::vector<uint64_t> keys(random() % 500);
+  constexpr int kSets = 100'000;
+  constexpr int kOfOneRing = 500;
+  std::optional<HashRing> ring;
+  size_t servers = 0;
+  for (int round = 0; round < kSets; ++round) {
+    if (round % kOfOneRing == 0) {
+      servers = 1 + random() % 7;
+      ring.emplace(random_names(random, servers));
+    }
+    std::vector<uint64_t> keys(random() % (round % kOfOneRing == 0 ? 500 : 40));
     for (uint64_t& key : keys) key = random() % 3 == 0 ? random() % 10 : random();
-    const auto slices = slice_keys(ring, keys.data(), keys.size());
+    if (round % 2 == 0) std::sort(keys.begin(), keys.end());
+    const auto slices = slice_keys(*ring, keys.data(), keys.size());
     ASSERT_EQ(slices.size(), servers);
     std::vector<int> seen(keys.size(), 0);
     for (size_t s = 0; s < servers; ++s) {
       ASSERT_TRUE(std::is_sorted(slices[s].begin(), slices[s].end()));
       for (const int64_t place : slices[s]) {
         ++seen[static_cast<size_t>(place)];
-        ASSERT_EQ(ring.owner(keys[static_cast<size_t>(place)]), s);
+        if (ring->owner(keys[static_cast<size_t>(place)]) != s) FAIL() << "round " << round;
       }
     }
     ASSERT_EQ(std::count(seen.begin(), seen.end(), 1), static_cast<int64_t>(keys.size()));
