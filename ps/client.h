@@ -54,6 +54,8 @@ struct ClientOptions {  // how a client is made
   std::vector<std::string> servers{};
   // Time without an answer after which a request is sent again. Default: 10 s.
   Timeout attempt_timeout{};
+  // Rules of users, of the tables that are opened.
+  UserRules rules{};
 };
 
 struct OpenOptions {  // of open()
@@ -160,13 +162,13 @@ class WEFT_API Client {
                                  const std::optional<TableDefinition>& definition,
                                  const OpenOptions& options = {}) const;
 
-  // Has part `part` of a table of two copies, counted from 0, at the server of this name, which need not be among
-  // this client's `servers`, while all clients go on: it is copied there, that server becomes its owner, and the
-  // one before its backup. No push is lost. Blocks until it is done.
+  // Has part `part` of a table of two copies, or a movable one, counted from 0, at the server of this name, which
+  // need not be among this client's `servers`, while all clients go on: it is copied there, that server becomes its
+  // owner, and with two copies the one before its backup. No push is lost. Blocks until it is done.
   // Default: 60 s. Errors: kind not_found, no server has the part, or none of that name has joined; state, the
-  // server drains, or the table has one copy; resource, it has no room, or cannot follow the log; peer_lost, it
-  // has died; unavailable, it serves no tables; deadline, also when the part moves to yet another server (naming
-  // it). The part is at one server or the other, after deadline it may still move.
+  // server drains, or the table has one copy and is not movable; resource, it has no room, or cannot follow the
+  // log; peer_lost, it has died; unavailable, it serves no tables; deadline, also when the part moves to yet
+  // another server (naming it). The part is at one server or the other, after deadline it may still move.
   void move_part(std::string_view table, size_t part, std::string_view server,
                  Timeout deadline = {}) const;
   Status try_move_part(std::string_view table, size_t part, std::string_view server,

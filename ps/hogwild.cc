@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "weft/common/mutex.h"
 #include "weft/dist_optim/update_rule.h"
+#include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/part_data.h"
 #include "weft/ps/internal/shared_memory.h"
 #include "weft/rpc/plain_tensor.h"
@@ -54,9 +55,11 @@ struct Hogwild::State {
   std::atomic<uint64_t> updates{0};                // without region
   Mutex first;                                     // of pushes that make what the rule keeps
 
-  static std::shared_ptr<State> make(std::vector<at::Tensor> parameters, const RuleChoice& choice) {
+  static std::shared_ptr<State> make(std::vector<at::Tensor> parameters, const RuleChoice& choice,
+                                     const UserRules& rules) {
     auto out = std::make_shared<State>();
-    out->rule = make_update_rule(choice.name);
+    throw_if_error(annotate(internal::check_rules(rules), "Hogwild"));
+    out->rule = internal::find_rule(choice.name, rules);
     if (out->rule == nullptr) {
       throw_error(
           make_error(ErrorKind::kInvalidArgument,
@@ -85,11 +88,11 @@ struct Hogwild::State {
   }
 };
 
-Hogwild::Hogwild(std::vector<at::Tensor> parameters, const RuleChoice& rule)
-    : state_(State::make(std::move(parameters), rule)) {}
+Hogwild::Hogwild(std::vector<at::Tensor> parameters, const RuleChoice& rule, const UserRules& rules)
+    : state_(State::make(std::move(parameters), rule, rules)) {}
 
-Hogwild::Hogwild(const SharedMemory& memory, const RuleChoice& rule)
-    : state_(State::make(memory.region_->parameters, rule)) {
+Hogwild::Hogwild(const SharedMemory& memory, const RuleChoice& rule, const UserRules& rules)
+    : state_(State::make(memory.region_->parameters, rule, rules)) {
   state_->region = memory.region_;
 }
 

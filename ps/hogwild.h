@@ -108,10 +108,11 @@ SharedMemory share_memory(const Worker& worker, const Module& module,
 class WEFT_API Hogwild {
  public:
   // Threads of this process alone. Throws weft::Error, kind invalid_argument: no parameters, one that is no
-  // dense leaf of Float or Double on the CPU (its number), an unknown rule or a bad option.
-  Hogwild(std::vector<at::Tensor> parameters, const RuleChoice& rule);
+  // dense leaf of Float or Double on the CPU (its number), an unknown rule or a bad option. `rules`: of users,
+  // among which the rule may be.
+  Hogwild(std::vector<at::Tensor> parameters, const RuleChoice& rule, const UserRules& rules = {});
   // All processes that have the memory.
-  Hogwild(const SharedMemory& memory, const RuleChoice& rule);
+  Hogwild(const SharedMemory& memory, const RuleChoice& rule, const UserRules& rules = {});
 
   // Applies a gradient for each parameter, in their order; an undefined one leaves its parameter. Sparse COO
   // ones change the rows that they have. `rate`: instead of the rule's own. Returns how many updates there had

@@ -39,6 +39,8 @@ struct ServerOptions {  // bounds of a server
   // Of each part of a table of two copies: what its backup has not confirmed; a push beyond is
   // refused, kind resource.
   int64_t log_bytes = int64_t{256} << 20;
+  // Rules of users; a table with another one is refused. All servers and clients of a table give it.
+  UserRules rules{};
 };
 
 class WEFT_API Server {
@@ -50,18 +52,18 @@ class WEFT_API Server {
   // Hands its copies of tables to the tables' other servers, while clients go on, and takes up no new one:
   // where it is a part's owner it changes places with the backup, where it is the backup another server becomes
   // that before it leaves, if there is one. Blocks until it has none; then its worker may shut down, and no push
-  // is lost. Default: 60 s. Errors, after which it goes on serving: kind state, a
-  // table has one copy (naming it), or it drains already; deadline, a part is here still (naming it), as
-  // when there is no other server for it.
+  // is lost. Default: 60 s. Errors, after which it goes on serving: kind state, a table has one copy and is not
+  // movable (naming it), or it drains already; deadline, a part is here still (naming it), as when there is no
+  // other server for it.
   void drain(Timeout deadline = {});
   Status try_drain(Timeout deadline = {});
   // Takes over its share of the tables at these servers, and at others that have joined, while clients go on:
   // whole parts, until none of the servers has much more bytes than this one. Clients need not know this
   // server's name: they are told where parts are. From then on it may also become the backup of any
   // part. Of a table that is opened later it has no part at first. Blocks; gives how many parts it owns then.
-  // Tables of one copy stay where they are. Default: 60 s. Errors, after which what was moved stays: state, it has
-  // ended or drains; resource, 4096 servers have joined; deadline; those of Client::move_part(). May be called
-  // again, as after tables have grown.
+  // Tables that are not movable stay where they are. Default: 60 s. Errors, after which what was moved stays:
+  // state, it has ended or drains; resource, 4096 servers have joined; deadline; those of Client::move_part(). May
+  // be called again, as after tables have grown.
   int64_t join(const std::vector<std::string>& servers, Timeout deadline = {});
   StatusOr<int64_t> try_join(const std::vector<std::string>& servers, Timeout deadline = {});
   // Removes its tables; requests that wait for them get an error.

@@ -10,6 +10,7 @@
 //   ps::TableDefinition words = ps::sparse(64, ps::rule<optim::RowWiseAdagrad>({.lr = 0.05}));
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -74,7 +75,7 @@ enum class Eviction : uint8_t {
   kLru = 1,
 };
 
-// One of weft::optim with its options.
+// One of weft::optim, or of the users', with its options.
 struct RuleChoice {
   std::string name{};  // "SGD"
   PackedOptions options{};
@@ -86,6 +87,9 @@ RuleChoice rule(typename Tag::Options options = {}) {
   if constexpr (requires { options.own_state; }) options.own_state = false;
   return {std::string(Tag::kName), pack_options<Tag>(options)};
 }
+
+// Update rules of users, by which tables may be updated besides those of weft::optim: see dist_optim/user_rule.h.
+using UserRules = std::vector<std::shared_ptr<const UpdateRule>>;
 
 struct TableDefinition {
   TableKind kind = TableKind::kDense;
@@ -109,6 +113,10 @@ struct TableDefinition {
   // 1, or 2: each part lies at two servers. A push is acknowledged when both have it; when one server
   // dies the other goes on, and a third becomes the second copy, if there is one.
   uint32_t copies = 1;
+  // One copy: the parts are in the map of the job's store, so that they can move to other servers and their
+  // server can drain. Pushes of rows that travel together are then done one by one, as with two copies. With
+  // two copies that is so in any case.
+  bool movable = false;
   // Dense: the most bytes of a part's values. A table that is larger than this at each server has several
   // parts there, equally many at each; the push of one overlaps the pull of another. 1 element to 4 GiB.
   uint64_t part_bytes = uint64_t{4} << 20;

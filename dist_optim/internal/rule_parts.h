@@ -5,7 +5,7 @@
 // them it needs, and applies one step; the number of the step begins at 1. update_rule.cc makes an UpdateRule of it.
 //
 // Optional members: takes_sparse(options); kSparseOnly; by_row(buffer); first(options, buffer); plain_step(options);
-// kCompensatesDelay, with an apply() that has the values with which the gradient was computed.
+// kCompensatesDelay, with an apply() that has the values with which the gradient was computed; check(options).
 
 #include <vector>
 

@@ -84,6 +84,10 @@ struct FTRLRule : optim::FTRL {
   static constexpr std::string_view kBuffers[] = {"linear", "sum"};
   static bool needs(const Options&, int) { return true; }
   static bool takes_sparse(const Options&) { return true; }
+  static Status check(const Options& o) {
+    if (o.lr != 0) return absl::OkStatus();
+    return make_error(ErrorKind::kInvalidArgument, "optimizer FTRL: lr is 0, it must be above 0");
+  }
   static double first(const Options& o, int buffer) {
     return buffer == kSum ? o.initial_accumulator_value : 0;
   }

@@ -22,6 +22,11 @@ struct SGDRule : optim::SGD {
   static constexpr std::string_view kBuffers[] = {"momentum_buffer"};
   static bool needs(const Options& o, int) { return o.momentum != 0; }
   static bool takes_sparse(const Options& o) { return o.weight_decay == 0; }
+  static Status check(const Options& o) {
+    if (!o.nesterov || (o.momentum > 0 && o.dampening == 0)) return absl::OkStatus();
+    return make_error(ErrorKind::kInvalidArgument,
+                      "optimizer SGD: nesterov needs a momentum, and no dampening");
+  }
   static std::optional<double> plain_step(const Options& o) {
     if (o.momentum != 0 || o.weight_decay != 0) return std::nullopt;
     return o.maximize ? o.lr : -o.lr;

@@ -169,6 +169,7 @@ Client::Client(const Worker& worker, ClientOptions options)
     throw_error(make_error(ErrorKind::kInvalidArgument,
                            "ps::Client: servers must be one name or more, each once"));
   }
+  throw_if_error(annotate(internal::check_rules(state_->options.rules), "ps::Client"));
 }
 
 Table Client::open_table(std::string_view name, const TableDefinition& definition,
@@ -185,9 +186,9 @@ StatusOr<Table> Client::try_open_table(std::string_view name,
   const Worker& worker = state_->service->worker();
   WEFT_RETURN_IF_ERROR(internal::check_name(name));
   if (definition.has_value()) {
-    if (Status s = internal::check_definition(*definition); !s.ok()) {
-      return annotate(s, absl::StrCat("table '", std::string(name), "'"));
-    }
+    Status s = internal::check_definition(*definition);
+    if (s.ok()) s = internal::rule_of(*definition, state_->options.rules).status();
+    if (!s.ok()) return annotate(s, absl::StrCat("table '", std::string(name), "'"));
   }
   TableCore::Setup setup;
   setup.name = std::string(name);
@@ -201,6 +202,7 @@ StatusOr<Table> Client::try_open_table(std::string_view name,
     request.servers = found.second.servers;
   }
   setup.definition = *request.definition;
+  setup.rule = internal::find_rule(setup.definition.rule.name, state_->options.rules);
   setup.servers = request.servers;
   if (setup.definition.copies > 1 && request.servers.size() < 2) {
     return make_error(
@@ -212,7 +214,7 @@ StatusOr<Table> Client::try_open_table(std::string_view name,
   const size_t parts = internal::part_count(setup.definition, servers);
   for (size_t i = 0; i < parts; ++i) {
     request.index = static_cast<uint32_t>(i);
-    if (setup.definition.copies > 1) {
+    if (internal::in_map(setup.definition)) {
       WEFT_ASSIGN_OR_RETURN(internal::PartTarget owner,
                             opener.find_owner(*state_->service, request));
       setup.parts.push_back(std::move(owner));

@@ -9,9 +9,11 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "weft/common/trace.h"
 #include "weft/proto/ps_snapshot.pb.h"
 #include "weft/ps/internal/ask.h"
 #include "weft/ps/internal/definition.h"
+#include "weft/rpc/untyped_call.h"
 
 namespace weft::ps::internal {
 namespace {
@@ -46,6 +48,9 @@ class Cutter {
     Status held = hold();
     if (held.ok()) held = take();
     const Status released = release();
+    if (const auto trace = trace_of(worker_)) {
+      trace->complete("ps", "clients held", then, worker_.now() - then);
+    }
     WEFT_RETURN_IF_ERROR(held);
     WEFT_RETURN_IF_ERROR(released);
     const absl::Duration pause = worker_.now() - then;
@@ -404,6 +409,8 @@ StatusOr<SnapshotInfo> take_snapshot(PsService& service, const std::vector<std::
     return make_error(ErrorKind::kInvalidArgument,
                       "snapshot: it needs a folder, and a pause above 0 and of at most 10 minutes");
   }
+  const std::shared_ptr<TraceWriter> trace = trace_of(service.worker());
+  const TraceSpan span(trace.get(), &service.worker().runtime().clock(), "ps", "snapshot");
   return Cutter(service, std::string(folder), options)
       .run(service.with_joined(servers, options.deadline.value_or(kSnapshotTime)));
 }

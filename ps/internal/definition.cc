@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -16,6 +18,8 @@ constexpr uint64_t kMostPartBytes = uint64_t{4} << 30;
 constexpr int64_t kMostRowLength = int64_t{1} << 20;
 constexpr size_t kMostDimensions = 16;
 constexpr uint32_t kMostClients = 1 << 16;
+constexpr size_t kMostRuleName = 128;
+constexpr size_t kMostRuleOptions = 64;
 
 Status wrong(std::string_view what) {
   return make_error(ErrorKind::kInvalidArgument,
@@ -78,7 +82,7 @@ std::string to_string(const TableDefinition& d) {
                           ? absl::StrCat(", rows go after ", absl::FormatDuration(d.ttl))
                           : "",
                       d.admit_after > 1 ? absl::StrCat(", rows from push ", d.admit_after) : "",
-                      d.copies == 2 ? ", two copies" : "");
+                      d.copies == 2 ? ", two copies" : "", d.movable ? ", movable" : "");
 }
 
 namespace internal {
@@ -181,6 +185,12 @@ Status check_rows_that_go(const TableDefinition& d) {
   return absl::OkStatus();
 }
 
+std::vector<std::string> rule_names(const UserRules& rules) {
+  std::vector<std::string> out = update_rule_names();
+  for (const auto& rule : rules) out.push_back(rule->name());
+  return out;
+}
+
 }  // namespace
 
 Status check_definition(const TableDefinition& d) {
@@ -189,29 +199,13 @@ Status check_definition(const TableDefinition& d) {
   if (d.dtype != c10::ScalarType::Float && d.dtype != c10::ScalarType::Double) {
     return wrong("dtype must be Float or Double");
   }
-  const auto rule = make_update_rule(d.rule.name);
-  if (rule == nullptr) {
-    return wrong(absl::StrCat("there is no update rule '", d.rule.name.substr(0, 64),
-                              "'; there are ", absl::StrJoin(update_rule_names(), ", ")));
+  if (d.rule.name.empty() || d.rule.name.size() > kMostRuleName) {
+    return wrong(absl::StrCat("the rule's name has ", d.rule.name.size(),
+                              " bytes, it must have 1 to ", kMostRuleName));
   }
-  WEFT_RETURN_IF_ERROR(rule->check_options(d.rule.options));
-  bool by_row = false;
-  for (size_t b = 0; b < rule->buffer_names().size(); ++b) by_row = by_row || rule->by_row(b);
-  if (d.kind == TableKind::kDense && by_row) {
-    return wrong(absl::StrCat("rule ", d.rule.name,
-                              " counts by rows, which a dense table does not have, because its "
-                              "servers cut it between any two elements"));
-  }
-  if (rule->compensates_delay()) {
-    const auto& names = rule->option_names();
-    const auto own = std::find(names.begin(), names.end(), "own_state") - names.begin();
-    if (d.rule.options[static_cast<size_t>(own)] != 0) {
-      return wrong(absl::StrCat("rule ", d.rule.name,
-                                " with own_state, and a table's state is of all its clients"));
-    }
-    if (d.kind != TableKind::kDense) {
-      return wrong(absl::StrCat("rule ", d.rule.name, " is of dense tables only"));
-    }
+  if (d.rule.options.size() > kMostRuleOptions) {
+    return wrong(absl::StrCat("the rule has ", d.rule.options.size(), " options, the most are ",
+                              kMostRuleOptions));
   }
   const bool finite = std::isfinite(d.init.low) && std::isfinite(d.init.high);
   if (!finite || d.init.low > d.init.high) {
@@ -228,6 +222,64 @@ Status check_definition(const TableDefinition& d) {
     return wrong(absl::StrCat("copies is ", d.copies, ", it must be 1 or 2"));
   }
   return check_consistency(d.consistency);
+}
+
+Status check_rules(const UserRules& rules) {
+  std::set<std::string> names;
+  for (const std::string& name : update_rule_names()) names.insert(name);
+  for (const auto& rule : rules) {
+    if (rule == nullptr) return make_error(ErrorKind::kInvalidArgument, "rules: one is null");
+    const std::string name = rule->name();
+    if (name.empty() || name.size() > kMostRuleName ||
+        rule->option_names().size() > kMostRuleOptions) {
+      return make_error(ErrorKind::kInvalidArgument,
+                        absl::StrCat("rules: '", name.substr(0, kMostRuleName), "' has ",
+                                     rule->option_names().size(), " options and a name of ",
+                                     name.size(), " bytes; the most are ", kMostRuleOptions,
+                                     " and ", kMostRuleName, ", and the least of a name is 1"));
+    }
+    if (!names.insert(name).second) {
+      return make_error(ErrorKind::kInvalidArgument,
+                        absl::StrCat("rules: there is another one named '", name, "'"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::shared_ptr<const UpdateRule> find_rule(std::string_view name, const UserRules& rules) {
+  for (const auto& rule : rules) {
+    if (rule->name() == name) return rule;
+  }
+  return make_update_rule(name);
+}
+
+StatusOr<std::shared_ptr<const UpdateRule>> rule_of(const TableDefinition& d,
+                                                    const UserRules& rules) {
+  const std::shared_ptr<const UpdateRule> rule = find_rule(d.rule.name, rules);
+  if (rule == nullptr) {
+    return wrong(absl::StrCat("there is no update rule '", d.rule.name.substr(0, 64),
+                              "'; there are ", absl::StrJoin(rule_names(rules), ", ")));
+  }
+  WEFT_RETURN_IF_ERROR(rule->check_options(d.rule.options));
+  bool by_row = false;
+  for (size_t b = 0; b < rule->buffer_names().size(); ++b) by_row = by_row || rule->by_row(b);
+  if (d.kind == TableKind::kDense && by_row) {
+    return wrong(absl::StrCat("rule ", d.rule.name,
+                              " counts by rows, which a dense table does not have, because its "
+                              "servers cut it between any two elements"));
+  }
+  if (rule->compensates_delay()) {
+    const auto& names = rule->option_names();
+    const auto own = std::find(names.begin(), names.end(), "own_state");
+    if (own != names.end() && d.rule.options[static_cast<size_t>(own - names.begin())] != 0) {
+      return wrong(absl::StrCat("rule ", d.rule.name,
+                                " with own_state, and a table's state is of all its clients"));
+    }
+    if (d.kind != TableKind::kDense) {
+      return wrong(absl::StrCat("rule ", d.rule.name, " is of dense tables only"));
+    }
+  }
+  return rule;
 }
 
 std::string difference(const TableDefinition& there, const TableDefinition& given) {
@@ -266,6 +318,9 @@ std::string difference(const TableDefinition& there, const TableDefinition& give
   }
   if (there.copies != given.copies) {
     return differ("copies", absl::StrCat(there.copies), absl::StrCat(given.copies));
+  }
+  if (there.movable != given.movable) {
+    return differ("movable", there.movable ? "true" : "false", given.movable ? "true" : "false");
   }
   if (there.part_bytes != given.part_bytes) {
     return differ("part_bytes", absl::StrCat(there.part_bytes), absl::StrCat(given.part_bytes));

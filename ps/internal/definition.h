@@ -14,8 +14,19 @@ namespace weft::ps::internal {
 
 // Of a table's name: 1 to 128 characters of [A-Za-z0-9-_:./].
 WEFT_API Status check_name(std::string_view name);
-// Kind invalid_argument, naming the field.
+// Kind invalid_argument, naming the field. Of the rule nothing but its form: see rule_of().
 WEFT_API Status check_definition(const TableDefinition& definition);
+// Kind invalid_argument: one is null, its name is none, or it is that of another.
+WEFT_API Status check_rules(const UserRules& rules);
+// Which servers have its parts is in the job's store.
+inline bool in_map(const TableDefinition& definition) {
+  return definition.copies > 1 || definition.movable;
+}
+// One of weft::optim, or of these; null: there is none of that name.
+WEFT_API std::shared_ptr<const UpdateRule> find_rule(std::string_view name, const UserRules& rules);
+// That of a definition. Kind invalid_argument: there is none, or it does not fit the table.
+WEFT_API StatusOr<std::shared_ptr<const UpdateRule>> rule_of(const TableDefinition& definition,
+                                                             const UserRules& rules);
 // "" when they are the same, else the first field that differs, with both values.
 WEFT_API std::string difference(const TableDefinition& there, const TableDefinition& given);
 

@@ -121,11 +121,9 @@ class FrozenDense final : public FrozenData {
 
 class DenseData final : public PartData {
  public:
-  DenseData(const TableDefinition& definition, ElementRange range, AnswerMemory memory)
-      : definition_(definition),
-        rule_(make_update_rule(definition.rule.name)),
-        range_(range),
-        memory_(std::move(memory)) {
+  DenseData(const TableDefinition& definition, ElementRange range, AnswerMemory memory,
+            RuleRef rule)
+      : definition_(definition), rule_(std::move(rule)), range_(range), memory_(std::move(memory)) {
     values_ = at::empty({range.size()}, at::TensorOptions().dtype(definition.dtype));
   }
 
@@ -263,7 +261,7 @@ class DenseData final : public PartData {
   }
 
   const TableDefinition definition_;
-  const std::shared_ptr<const UpdateRule> rule_;
+  const RuleRef rule_;
   const ElementRange range_;
   AnswerMemory memory_;
   at::Tensor values_;
@@ -275,10 +273,11 @@ class DenseData final : public PartData {
 
 StatusOr<std::unique_ptr<PartData>> make_dense_data(const TableDefinition& definition,
                                                     const std::string& table, ElementRange range,
-                                                    AnswerMemory memory) {
+                                                    AnswerMemory memory, RuleRef rule) {
   const at::AutoGradMode no_grad(false);
+  if (rule == nullptr) rule = make_update_rule(definition.rule.name);
   try {
-    auto data = std::make_unique<DenseData>(definition, range, std::move(memory));
+    auto data = std::make_unique<DenseData>(definition, range, std::move(memory), std::move(rule));
     data->fill(table);
     return data;
   } catch (const std::exception&) {

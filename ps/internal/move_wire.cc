@@ -58,7 +58,7 @@ std::string encode(const std::vector<ListedPart>& parts) {
     one->set_name(part.name);
     one->set_index(part.index);
     one->set_bytes(part.bytes);
-    one->set_copies(part.copies);
+    one->set_moves(part.moves);
   }
   return out.SerializeAsString();
 }
@@ -69,7 +69,7 @@ StatusOr<std::vector<ListedPart>> decode_listed(std::string_view bytes) {
   for (const v1::PsListed::Part& part : in.parts()) {
     WEFT_RETURN_IF_ERROR(check_part(part.name(), part.index()));
     if (part.bytes() > kMostPartBytes) return wrong_move(absl::StrCat(part.bytes(), " bytes"));
-    out.push_back({part.name(), part.index(), part.bytes(), part.copies()});
+    out.push_back({part.name(), part.index(), part.bytes(), part.moves()});
   }
   return out;
 }

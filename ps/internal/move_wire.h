@@ -31,7 +31,7 @@ struct ListedPart {
   std::string name{};
   uint32_t index = 0;
   uint64_t bytes = 0;
-  uint32_t copies = 1;
+  bool moves = false;  // to another server, if asked
 };
 
 WEFT_API std::string encode(const MoveRequest& request);

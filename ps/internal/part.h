@@ -45,6 +45,7 @@ struct ServerLimits {
   int64_t queue_bytes = 0;  // pushes that wait for their step to end
   int64_t table_bytes = 0;
   int64_t log_bytes = 0;  // of each part: what its backup has not confirmed
+  UserRules rules{};
   std::atomic<int64_t> queued{0};
 };
 
@@ -305,6 +306,10 @@ class WEFT_API Part : public std::enable_shared_from_this<Part> {
   void note_gone(const WorkerKey& worker);
   CopyAnswer grant(const CopyRequest& wish);
   void let_backup_go();
+  // One copy: what a move has left of it elsewhere.
+  void drop_second_copy();
+  void go_elsewhere();
+  bool wants_backup() const { return identity_.definition.copies > 1; }
   void ask_other_copy(CopyWish wish);
   void go_on_moving();
   void end_move(const CopyPlace& to, const Status& why);

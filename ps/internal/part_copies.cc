@@ -21,7 +21,7 @@ void Part::own(const RangeMap& map, std::weak_ptr<CopyHost> host) {
   take_turn([this, map, host = std::move(host)] {
     replica_ = ReplicaProtocol::owner(identity_.self, map);
     host_ = host;
-    formed_ = false;
+    formed_ = !wants_backup();
     publish();
   });
 }
@@ -185,6 +185,7 @@ void Part::tick() {
   take_turn([this] {
     const auto host = host_.lock();
     if (!replica_.has_value() || !closed_.ok() || host == nullptr) return;
+    if (owns() && !wants_backup() && !replica_->map().backup.empty()) drop_second_copy();
     // An owner may have a successor that it has not heard of, while nothing is asked of it.
     if (!replica_->map().backup.empty()) {
       const bool silence = runtime_->now() - heard_ > kSilence;
@@ -192,7 +193,7 @@ void Part::tick() {
       if (silence && replica_->joins()) ask_whether_joins();
       return;
     }
-    if (!owns() || replica_->writing()) return;
+    if (!owns() || replica_->writing() || !wants_backup()) return;
     const std::vector<CopyPlace> others = host->others(identity_);
     if (others.empty()) {
       // A table that is made after the death of the last other server: it waits for no backup.

@@ -101,15 +101,17 @@ class WEFT_API PartData {
                       const std::function<void()>& between) = 0;
 };
 
-// Kind resource when there is no memory for it.
+using RuleRef = std::shared_ptr<const UpdateRule>;
+// Kind resource when there is no memory for it. `rule`: the definition's; null: one of weft::optim.
 WEFT_API StatusOr<std::unique_ptr<PartData>> make_dense_data(const TableDefinition& definition,
                                                              const std::string& table,
                                                              ElementRange range,
-                                                             AnswerMemory memory = {});
+                                                             AnswerMemory memory = {},
+                                                             RuleRef rule = nullptr);
 WEFT_API StatusOr<std::unique_ptr<PartData>> make_sparse_data(
     const TableDefinition& definition, const std::string& table, int64_t table_bytes,
     std::shared_ptr<Runtime> clock,  // null: where no row goes
-    AnswerMemory memory = {});
+    AnswerMemory memory = {}, RuleRef rule = nullptr);
 
 // ---- shared by the two -------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@
 // to, which gets an image and then the log while the backup before it stays that (replace_backup()); then the owner
 // hands over to it, and is its backup (hand_over()).
 // MOVE-2: whatever dies or leaves meanwhile, the part is as if there had been no move.
+// MOVE-3: a part of one copy has a second one from when the server that it goes to has its image until it has become
+// the owner there; then the one that it left is dropped.
 
 #include <utility>
 
@@ -64,10 +66,31 @@ void Part::note_given_up(uint64_t heard, const CopyAnswer& answer, ReplicaEffect
 void Part::drain() {
   take_turn([this] {
     if (!replica_.has_value() || !closed_.ok()) return;
+    if (owns() && !wants_backup()) return go_elsewhere();
     // An owner without a backup that may take over gets one by its ticks.
     if (owns() && (!replica_->map().ready || replica_->writing() || replica_->handing())) return;
     ask_other_copy(owns() ? CopyWish::kTakeOver : CopyWish::kLetGo);
   });
+}
+
+void Part::go_elsewhere() {
+  const auto host = host_.lock();
+  const bool moves = move_.has_value() && move_->failed.ok();
+  if (host == nullptr || moves || replica_->writing() || replica_->handing()) return;
+  if (!replica_->map().backup.empty()) return;  // what is left of a move that has failed goes first
+  const std::vector<CopyPlace> others = host->others(identity_);
+  if (others.empty()) return;
+  move_ = Move{others[offers_++ % others.size()]};
+  publish();
+}
+
+void Part::drop_second_copy() {
+  const bool moves = move_.has_value() && move_->failed.ok();
+  if (moves || replica_->writing() || replica_->handing()) return;
+  ReplicaEffects effects;
+  replica_->lost_backup(replica_->map().epoch, &effects);
+  perform(effects);
+  publish();
 }
 
 CopyAnswer Part::grant(const CopyRequest& wish) {
@@ -97,6 +120,7 @@ void Part::let_backup_go() {
   const auto host = host_.lock();
   if (host == nullptr) return;
   unwilling_ = backup;
+  if (!wants_backup()) return drop_second_copy();
   const absl::Time now = runtime_->now();
   if (let_go_.backup != backup || now - let_go_.asked > kAnotherDrain) let_go_ = {backup};
   let_go_.asked = now;
@@ -132,8 +156,8 @@ void Part::others_known() {
 void Part::move(const CopyPlace& to, uint64_t number, MoveReply reply) {
   take_turn([this, to, number, reply = std::move(reply)] {
     if (!replica_.has_value()) {
-      return reply(make_error(ErrorKind::kState,
-                              absl::StrCat(label(), " has one copy, and cannot be moved")));
+      return reply(
+          make_error(ErrorKind::kState, absl::StrCat(label(), " has one copy and is not movable")));
     }
     if (!owns() || !closed_.ok() || to == identity_.self) return reply(said(!owns()));
     const bool same = move_.has_value() && move_->number == number;

@@ -4,9 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/common/trace.h"
 #include "weft/ps/internal/ask.h"
 #include "weft/ps/internal/cutter.h"
 #include "weft/ps/internal/table_core.h"
+#include "weft/rpc/untyped_call.h"
 
 namespace weft::ps::internal {
 namespace {
@@ -122,6 +124,8 @@ StatusOr<SnapshotInfo> info_of(const FoundSnapshot& found, const std::vector<std
 StatusOr<SnapshotInfo> restore_snapshot(PsService& service, const std::vector<std::string>& servers,
                                         std::string_view folder, const RestoreOptions& options) {
   const Worker& worker = service.worker();
+  const std::shared_ptr<TraceWriter> trace = trace_of(worker);
+  const TraceSpan span(trace.get(), &worker.runtime().clock(), "ps", "restore");
   const absl::Time end = deadline_after(worker.now(), options.deadline.value_or(kRestoreTime));
   const auto left = [&] { return std::max(absl::ZeroDuration(), end - worker.now()); };
   WEFT_ASSIGN_OR_RETURN(const FoundSnapshot found,

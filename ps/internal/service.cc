@@ -12,11 +12,11 @@ namespace {
 
 constexpr size_t kMostTables = 1 << 16;
 
-int64_t bytes_of_dense(const TableDefinition& definition, const ElementRange& range) {
-  const auto rule = make_update_rule(definition.rule.name);
+int64_t bytes_of_dense(const TableDefinition& definition, const UpdateRule& rule,
+                       const ElementRange& range) {
   int64_t copies = 1;
-  for (size_t b = 0; b < rule->buffer_names().size(); ++b) {
-    copies += rule->first_value(definition.rule.options, b).has_value() ? 1 : 0;
+  for (size_t b = 0; b < rule.buffer_names().size(); ++b) {
+    copies += rule.first_value(definition.rule.options, b).has_value() ? 1 : 0;
   }
   return range.size() * copies * static_cast<int64_t>(c10::elementSize(definition.dtype));
 }
@@ -40,6 +40,7 @@ Status PsService::serve(const ServerOptions& options) {
                                    ", queue_bytes ", options.queue_bytes, ", log_bytes ",
                                    options.log_bytes, "; each must be above 0"));
   }
+  if (const Status s = check_rules(options.rules); !s.ok()) return annotate(s, "ps::Server");
   MutexLock lock(&mutex_);
   if (!closed_.ok()) return closed_;
   if (limits_ != nullptr) {
@@ -50,6 +51,7 @@ Status PsService::serve(const ServerOptions& options) {
   limits_->table_bytes = options.table_bytes;
   limits_->queue_bytes = options.queue_bytes;
   limits_->log_bytes = options.log_bytes;
+  limits_->rules = options.rules;
   return absl::OkStatus();
 }
 
@@ -164,7 +166,7 @@ StatusOr<OpenAnswer> PsService::answer_open(const OpenRequest& request, const Pa
   const PartIdentity& there = part.identity();
   OpenAnswer answer{there.id, there.definition, there.servers, {}};
   if (request.definition.has_value()) WEFT_RETURN_IF_ERROR(check_same(request, part));
-  if (there.definition.copies < 2) return answer;
+  if (!in_map(there.definition)) return answer;
   const PartReport report = part.report();
   answer.map = report.map;
   if (report.role != ReplicaProtocol::Role::kOwner) {
@@ -209,9 +211,9 @@ StatusOr<OpenAnswer> PsService::open(const OpenRequest& request) {
     limits = limits_;
     id = ++last_part_;
   }
-  const bool copied = request.definition->copies > 1;
+  const bool copied = in_map(*request.definition);
   if (!makes(request)) {
-    // With two copies any server may be asked.
+    // Any server may be asked.
     if (copied) return OpenAnswer{0, *request.definition, request.servers, {}};
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat("table '", request.name, "' wants part ", request.index,
@@ -258,6 +260,11 @@ StatusOr<PsService::PartRef> PsService::make_part(const OpenRequest& request,
                                                   const std::optional<RangeMap>& map) {
   PartIdentity identity{id,           self(), request.name, *request.definition, request.servers,
                         request.index};
+  StatusOr<RuleRef> rule = rule_of(identity.definition, limits->rules);
+  if (!rule.ok()) {
+    return annotate(rule.status(),
+                    absl::StrCat("table '", request.name, "' at '", worker().name(), "'"));
+  }
   const bool dense = identity.definition.kind == TableKind::kDense;
   const ElementRange range =
       !dense ? ElementRange{}
@@ -272,7 +279,7 @@ StatusOr<PsService::PartRef> PsService::make_part(const OpenRequest& request,
       needed = {element_range(all, identity.parts(), first).begin,
                 element_range(all, identity.parts(), first + at_each - 1).end};
     }
-    int64_t used = bytes_of_dense(identity.definition, needed);
+    int64_t used = bytes_of_dense(identity.definition, **rule, needed);
     for (const PartRef& other : parts()) {
       const bool counted = needed != range && other->identity().table == request.name &&
                            other->identity().home() == worker().name();
@@ -286,10 +293,11 @@ StatusOr<PsService::PartRef> PsService::make_part(const OpenRequest& request,
     }
   }
   const AnswerMemory memory(context_.worker, context_.runtime);
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<PartData> data,
-                        dense ? make_dense_data(identity.definition, request.name, range, memory)
-                              : make_sparse_data(identity.definition, request.name,
-                                                 limits->table_bytes, context_.runtime, memory));
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<PartData> data,
+      dense ? make_dense_data(identity.definition, request.name, range, memory, *std::move(rule))
+            : make_sparse_data(identity.definition, request.name, limits->table_bytes,
+                               context_.runtime, memory, *std::move(rule)));
   std::shared_ptr<Metrics> metrics = metrics_of(worker());
   if (metrics == nullptr) return make_error(ErrorKind::kState, "the worker is gone");
   if (map.has_value()) {

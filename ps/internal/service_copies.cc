@@ -6,6 +6,8 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "weft/common/call_scope.h"
+#include "weft/common/trace.h"
+#include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/rest.h"
 #include "weft/ps/internal/service.h"
 #include "weft/rpc/service_worker.h"
@@ -69,7 +71,7 @@ bool PsService::makes(const OpenRequest& request) const {
     if (server == worker().name()) return true;
     // One that has not joined yet may come; a wrong verdict costs the place, since the map is claimed by
     // compare_set.
-    if (request.definition->copies < 2 || !is_gone(server)) return false;
+    if (!in_map(*request.definition) || !is_gone(server)) return false;
   }
   return false;
 }
@@ -200,6 +202,8 @@ bool PsService::others_are_gone(const PartIdentity& identity) const {
 // ---- drain -------------------------------------------------------------------------------------
 
 Status PsService::drain(absl::Duration deadline) {
+  const std::shared_ptr<TraceWriter> trace = trace_of(worker());
+  const TraceSpan span(trace.get(), &context_.runtime->clock(), "ps", "drain");
   const absl::Time end = deadline_after(context_.runtime->now(), deadline);
   const auto stop = [this](Status why) {
     draining_ = false;
@@ -219,10 +223,11 @@ Status PsService::drain(absl::Duration deadline) {
       return absl::StrCat("table '", name.first, "', part ", name.second);
     };
     for (const auto& [name, part] : parts) {
-      if (part->identity().definition.copies > 1) continue;
+      if (in_map(part->identity().definition)) continue;
       return stop(make_error(ErrorKind::kState,
                              absl::StrCat("drain of '", worker().name(), "': ", label(name),
-                                          " has one copy, and no other server could take it")));
+                                          " has one copy and is not movable, so that no other "
+                                          "server could take it")));
     }
     std::string left = made ? "" : "a part that is being made";
     for (const auto& [name, part] : parts) {

@@ -4,8 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/common/trace.h"
 #include "weft/ps/internal/ask.h"
+#include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/service.h"
+#include "weft/rpc/untyped_call.h"
 
 namespace weft::ps::internal {
 namespace {
@@ -130,7 +133,7 @@ void PsService::on_list(ReplyFn reply) {
     const PartReport report = part->report();
     if (report.role != ReplicaProtocol::Role::kOwner) continue;
     out.push_back({name.first, name.second, static_cast<uint64_t>(report.bytes),
-                   part->identity().definition.copies});
+                   in_map(part->identity().definition)});
   }
   reply(pack_bytes(encode(out)));
 }
@@ -139,6 +142,8 @@ void PsService::on_list(ReplyFn reply) {
 
 Status PsService::move(const std::string& table, uint32_t index, const CopyPlace& to,
                        const std::vector<std::string>& servers, absl::Time end) {
+  const std::shared_ptr<TraceWriter> trace = trace_of(worker());
+  const TraceSpan span(trace.get(), &context_.runtime->clock(), "ps", "move");
   const std::string what =
       absl::StrCat("move of table '", table, "', part ", index, ", to '", to.name, "'");
   const auto attempt = [&] {
@@ -234,7 +239,7 @@ StatusOr<int64_t> PsService::join(const std::vector<std::string>& servers,
   std::vector<std::string> names = with_joined(servers, end - worker().now());
   add_name(worker().name(), &names);
   WEFT_ASSIGN_OR_RETURN(std::vector<OwnedPart> parts, list_parts(names, end));
-  std::erase_if(parts, [](const OwnedPart& one) { return one.part.copies < 2; });
+  std::erase_if(parts, [](const OwnedPart& one) { return !one.part.moves; });
   for (const OwnedPart& one : share_of(worker().name(), parts)) {
     if (Status s = move(one.part.name, one.part.index, self(), names, end); !s.ok()) {
       return annotate(s, what);

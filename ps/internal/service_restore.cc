@@ -96,8 +96,8 @@ Status PsService::load_table(const TableReader& reader, const std::string& table
   open.servers.assign(request.servers().begin(), request.servers().end());
   const size_t servers = open.servers.size();
   const std::string what = absl::StrCat("table '", table, "' at '", worker().name(), "'");
-  const bool copied = open.definition->copies > 1;
-  if (copied && servers < 2) {
+  const bool copied = in_map(*open.definition);
+  if (open.definition->copies > 1 && servers < 2) {
     return make_error(ErrorKind::kInvalidArgument,
                       absl::StrCat(what, " has two copies, and wants two servers or more"));
   }
@@ -150,7 +150,7 @@ Status PsService::commit_restore(const CutName& name) {
   }
   bool copied = false;
   for (const PartRef& part : loaded->parts) {
-    copied |= part->identity().definition.copies > 1;
+    copied |= in_map(part->identity().definition);
     WEFT_RETURN_IF_ERROR(install(part, loaded->tables.at(part->identity().table)));
   }
   if (!copied) return absl::OkStatus();
@@ -162,7 +162,7 @@ Status PsService::commit_restore(const CutName& name) {
 Status PsService::install(const PartRef& part, const std::shared_ptr<const RestoredTable>& from) {
   const PartIdentity& identity = part->identity();
   RangeMap map;
-  if (identity.definition.copies > 1) {
+  if (in_map(identity.definition)) {
     WEFT_ASSIGN_OR_RETURN(map, claim_anew(identity));
     part->own(map, weak_from_this());
   }
@@ -193,7 +193,7 @@ Status PsService::install(const PartRef& part, const std::shared_ptr<const Resto
 void PsService::look_again(const v1::PsRestore& request) {
   const std::set<std::string> tables(request.tables().begin(), request.tables().end());
   for (const auto& [name, part] : parts_by_name()) {
-    if (part->identity().definition.copies > 1 && (tables.empty() || tables.contains(name.first))) {
+    if (in_map(part->identity().definition) && (tables.empty() || tables.contains(name.first))) {
       read_map(part);
     }
   }

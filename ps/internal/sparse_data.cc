@@ -41,14 +41,14 @@ bool rows_go(const TableDefinition& d) {
 class SparseData final : public PartData {
  public:
   SparseData(const TableDefinition& definition, const std::string& table, uint64_t most_bytes,
-             std::shared_ptr<Runtime> clock, AnswerMemory memory)
+             std::shared_ptr<Runtime> clock, AnswerMemory memory, RuleRef rule)
       : definition_(definition),
         most_bytes_(most_bytes),
-        rule_(make_update_rule(definition.rule.name)),
+        rule_(std::move(rule)),
         length_(definition.shape[0]),
         tensor_(at::TensorOptions().dtype(definition.dtype)),
         ordered_(rows_go(definition)),
-        rows_(definition, table, ordered_),
+        rows_(definition, *rule_, table, ordered_),
         clock_(std::move(clock)),
         memory_(std::move(memory)),
         admits_all_(definition.admit_after <= 1),
@@ -414,10 +414,12 @@ class SparseData final : public PartData {
 StatusOr<std::unique_ptr<PartData>> make_sparse_data(const TableDefinition& definition,
                                                      const std::string& table, int64_t table_bytes,
                                                      std::shared_ptr<Runtime> clock,
-                                                     AnswerMemory memory) {
+                                                     AnswerMemory memory, RuleRef rule) {
+  if (rule == nullptr) rule = make_update_rule(definition.rule.name);
   auto most = static_cast<uint64_t>(table_bytes);
   if (definition.max_bytes != 0) most = std::min(most, definition.max_bytes);
-  return std::make_unique<SparseData>(definition, table, most, std::move(clock), std::move(memory));
+  return std::make_unique<SparseData>(definition, table, most, std::move(clock), std::move(memory),
+                                      std::move(rule));
 }
 
 }  // namespace weft::ps::internal

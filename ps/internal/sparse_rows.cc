@@ -16,17 +16,17 @@ constexpr int64_t kRowOverhead = 40;
 
 }  // namespace
 
-SparseRows::SparseRows(const TableDefinition& definition, const std::string& table, bool ordered)
+SparseRows::SparseRows(const TableDefinition& definition, const UpdateRule& rule,
+                       const std::string& table, bool ordered)
     : first_(definition.init, table),
       length_(definition.shape[0]),
       options_(at::TensorOptions().dtype(definition.dtype)),
       item_(static_cast<int64_t>(c10::elementSize(definition.dtype))),
       ordered_(ordered) {
   row_bytes_ = length_ * item_ + kRowOverhead + (ordered_ ? RowOrder::kRowBytes : 0);
-  const auto rule = make_update_rule(definition.rule.name);
-  for (size_t b = 0; b < rule->buffer_names().size(); ++b) {
-    const auto first = rule->first_value(definition.rule.options, b);
-    lengths_.push_back(!first.has_value() ? 0 : rule->by_row(b) ? 1 : length_);
+  for (size_t b = 0; b < rule.buffer_names().size(); ++b) {
+    const auto first = rule.first_value(definition.rule.options, b);
+    lengths_.push_back(!first.has_value() ? 0 : rule.by_row(b) ? 1 : length_);
     firsts_.push_back(first.value_or(0));
     row_bytes_ += lengths_.back() * item_;
   }

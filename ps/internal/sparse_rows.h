@@ -28,7 +28,8 @@ class SparseRows {
   static constexpr uint32_t kNone = UINT32_MAX;
 
   // `ordered`: the order in which they are used is kept, and rows may go.
-  SparseRows(const TableDefinition& definition, const std::string& table, bool ordered);
+  SparseRows(const TableDefinition& definition, const UpdateRule& rule, const std::string& table,
+             bool ordered);
 
   size_t size() const { return size_; }
   int64_t row_bytes() const { return row_bytes_; }

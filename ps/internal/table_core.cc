@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/ps/internal/definition.h"
 #include "weft/rpc/plain_tensor.h"
+#include "weft/rpc/untyped_call.h"
 
 namespace weft::ps::internal {
 namespace {
@@ -42,7 +43,8 @@ TableCore::TableCore(std::shared_ptr<PsService> service, Setup setup)
         return HashRing(names);
       }()),
       elements_(setup_.definition.kind == TableKind::kDense ? element_count(setup_.definition) : 0),
-      compensates_(make_update_rule(setup_.definition.rule.name)->compensates_delay()),
+      trace_(trace_of(service_->worker())),
+      compensates_(setup_.rule != nullptr && setup_.rule->compensates_delay()),
       versions_(setup_.parts.size(), 0),
       at_least_(setup_.parts.size(), 0) {
   for (const PartTarget& part : setup_.parts) {
@@ -150,6 +152,7 @@ void TableCore::end_late() {
 
 void TableCore::begin_locked(const OpRef& op) {
   op->begun = true;
+  if (trace_ != nullptr) op->began = service_->context().runtime->now();
   const Ask& ask = op->ask;
   if (op->changes()) {
     op->order = first_order_ + running_.size();
@@ -250,6 +253,7 @@ void TableCore::end(const OpRef& op, Status why) {
     MutexLock lock(&mutex_);
     if (!end_locked(op.get(), why.ok())) return;
   }
+  draw(*op, why);
   OpDone done = std::move(op->done);
   if (!why.ok()) {
     done(std::move(why));
@@ -257,6 +261,21 @@ void TableCore::end(const OpRef& op, Status why) {
     done(result_of(op.get()));
   }
   pump();
+}
+
+// Operations overlap, so each has a line of its own; its requests are on the timeline as calls.
+void TableCore::draw(const Op& op, const Status& end) const {
+  if (trace_ == nullptr || !op.begun) return;
+  int64_t bytes = 0;
+  for (const Piece& piece : op.pieces) bytes += bytes_of(piece);
+  const uint64_t id = client_ << 40 | drawn_.fetch_add(1);
+  trace_->async_begin("ps", op.ask.what, id, op.began,
+                      {{"table", setup_.name},
+                       {"push", static_cast<int64_t>(op.number)},
+                       {"parts", static_cast<int64_t>(op.pieces.size())},
+                       {"bytes", bytes}});
+  const std::string error = end.ok() ? "" : std::string(end.message());
+  trace_->async_end("ps", op.ask.what, id, service_->context().runtime->now(), {{"error", error}});
 }
 
 // ---- time --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@
 //   CLIENT-6  of a push to several parts whose values are not all finite nothing is sent: one part would
 //             refuse it, and another have it.
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
@@ -27,8 +28,10 @@
 #include "absl/types/span.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
+#include "weft/common/trace.h"
 #include "weft/ps/client.h"
 #include "weft/ps/internal/copy_wire.h"
+#include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/service.h"
 #include "weft/ps/internal/wire.h"
 #include "weft/ps/placement.h"
@@ -77,6 +80,7 @@ class TableCore : public ClientPart,
   struct Setup {
     std::string name{};
     TableDefinition definition{};
+    std::shared_ptr<const UpdateRule> rule{};  // null: not known here
     std::vector<std::string> servers{};
     std::vector<PartTarget> parts{};
     bool observer = false;
@@ -127,6 +131,7 @@ class TableCore : public ClientPart,
     bool ended = false;
     bool begun = false;
     uint64_t order = 0;  // among those that have begun
+    absl::Time began{};  // on the timeline
     // What a cut has to have whole, or not at all.
     bool changes() const { return ask.push.has_value() || barrier; }
   };
@@ -144,7 +149,7 @@ class TableCore : public ClientPart,
     bool asked_store = false;  // which servers have joined
   };
 
-  bool copied() const { return setup_.definition.copies > 1; }
+  bool copied() const { return in_map(setup_.definition); }
   TargetRef target(size_t part) const;
   // ---- table_locate.cc ----
   bool may_have_moved(const Status& why) const;
@@ -197,6 +202,8 @@ class TableCore : public ClientPart,
   // False: it has ended before.
   bool end_locked(Op* op, bool ok) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   OpResult result_of(Op* op);
+  // Where the worker has a timeline.
+  void draw(const Op& op, const Status& end) const;
   std::string label(const Op& op, size_t piece) const;
   void later(absl::Time when, Task task);
   void run_due();
@@ -204,10 +211,12 @@ class TableCore : public ClientPart,
   const std::shared_ptr<PsService> service_;
   const Setup setup_;
   const uint64_t client_;
-  const std::optional<HashRing> ring_;  // sparse
-  const int64_t elements_;              // dense
-  const bool compensates_;              // a push has the values that its gradient was computed with
-  std::unique_ptr<Timer> timer_;        // made by the first that needs it, then constant
+  const std::optional<HashRing> ring_;        // sparse
+  const int64_t elements_;                    // dense
+  const std::shared_ptr<TraceWriter> trace_;  // null: no timeline
+  mutable std::atomic<uint64_t> drawn_{0};
+  const bool compensates_;        // a push has the values that its gradient was computed with
+  std::unique_ptr<Timer> timer_;  // made by the first that needs it, then constant
 
   mutable Mutex mutex_;
   std::deque<OpRef> queue_ ABSL_GUARDED_BY(mutex_);

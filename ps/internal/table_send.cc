@@ -206,6 +206,7 @@ void TableCore::all_answered(absl::Span<OutgoingCall> calls, const Answer& first
     }
   }
   for (const OpRef& op : over) {
+    draw(*op, absl::OkStatus());
     OpDone done = std::move(op->done);
     done(result_of(op.get()));
   }

@@ -46,6 +46,7 @@ void put(const TableDefinition& d, v1::PsDefinition* out) {
   out->set_max_bytes(d.max_bytes);
   if (d.part_bytes != TableDefinition{}.part_bytes) out->set_part_bytes(d.part_bytes);
   if (d.copies > 1) out->set_copies(d.copies);
+  if (d.movable) out->set_movable(true);
   if (d.eviction != Eviction::kNone) out->set_eviction(static_cast<uint32_t>(d.eviction));
   if (d.ttl != absl::ZeroDuration()) {
     out->set_ttl_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(d.ttl)));
@@ -64,11 +65,15 @@ StatusOr<TableDefinition> get(const v1::PsDefinition& in) {
   d.dtype = in.dtype() == 2 ? c10::ScalarType::Double : c10::ScalarType::Float;
   d.rule.name = in.rule();
   d.rule.options.assign(in.options().begin(), in.options().end());
+  for (const double option : in.options()) {
+    if (!std::isfinite(option)) return violation(absl::StrCat("an option of the rule is ", option));
+  }
   d.init = Init{static_cast<Init::Kind>(in.init()), in.init_low(), in.init_high(), in.init_seed()};
   d.consistency = Consistency{static_cast<Mode>(in.mode()), in.bound(), in.clients()};
   d.max_bytes = in.max_bytes();
   if (in.part_bytes() != 0) d.part_bytes = in.part_bytes();
   d.copies = std::max<uint32_t>(1, in.copies());
+  d.movable = in.movable();
   if (in.eviction() > 1) return violation(absl::StrCat("eviction ", in.eviction()));
   d.eviction = static_cast<Eviction>(in.eviction());
   if (in.ttl_ms() > INT64_MAX) return violation(absl::StrCat("ttl of ", in.ttl_ms(), " ms"));
@@ -128,7 +133,7 @@ StatusOr<OpenAnswer> decode_opened(std::string_view bytes) {
   OpenAnswer out;
   out.part = in.part();
   WEFT_ASSIGN_OR_RETURN(out.definition, get(in.definition()));
-  if (out.part == 0 && out.definition.copies < 2) return violation("a part without a number");
+  if (out.part == 0 && !in_map(out.definition)) return violation("a part without a number");
   if (in.has_map()) {
     WEFT_ASSIGN_OR_RETURN(out.map, get(in.map()));
   }

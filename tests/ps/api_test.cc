@@ -1,9 +1,13 @@
 // Tables as users see them: dense and sparse, one server and several, on each transport.
 
 #include <cmath>
+#include <memory>
+#include <optional>
 
 #include "torch/types.h"
 #include "weft/rpc/arena.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/library.h"
 #include "weft/tests/ps/fixture.h"
 #include "weft/transport/grpc_transport.h"
 
@@ -11,6 +15,21 @@ namespace weft::testing {
 namespace {
 
 using ps::Table;
+
+// A query beside the data: a named object at a server.
+class Nearest {
+ public:
+  void serve(const Table& words) { words_ = words; }
+  // Of these keys, the one whose row is nearest to that of `key`.
+  int64_t of(int64_t key, const at::Tensor& among) const {
+    const at::Tensor rows = words_->pull_rows(at::cat({torch::tensor({key}), among})).wait();
+    const at::Tensor distances = (rows.slice(0, 1) - rows[0]).norm(2, 1);
+    return among[distances.argmin().item<int64_t>()].item<int64_t>();
+  }
+
+ private:
+  std::optional<Table> words_;
+};
 
 INSTANTIATE_TEST_SUITE_P(Nets, PsTest, ::testing::ValuesIn(nets()));
 
@@ -212,6 +231,26 @@ TEST_F(PsTest, TheLastCopyOfATableLeavesIt) {
   EXPECT_EQ(job.report(0, "w").clients, 0U);
   expect_ps_error(ps_error_of([&] { again.pull().wait(); }), ErrorKind::kState,
                   {"table 'w'", "pull", "has left"});
+}
+
+TEST_P(PsTest, AQueryRunsBesideTheData) {
+  const auto nearest = std::make_shared<Nearest>();
+  PsJob job(2, 1, GetParam(), nullptr, [&](int index, JoinOptions* o) {
+    o->library = Library("queries");
+    auto def = o->library.class_<Nearest>("Nearest");
+    def.def("of", &Nearest::of);
+    if (index == 0) o->library.instance("words", nearest);
+  });
+  const Table words =
+      job.clients[0].open_table("words", ps::sparse(2, ps::rule<optim::SGD>({.lr = 1})));
+  const at::Tensor keys = keys_of({1, 2, 3});
+  words.push_rows(keys, torch::tensor({{0.F, 0.F}, {5.F, 5.F}, {1.F, 0.F}})).wait();
+  const ps::Client beside(job.server(0), {.servers = job.server_names});
+  nearest->serve(beside.open_table("words", {.observer = true}));
+  EXPECT_EQ(rpc_sync(job.worker(0), "ps0", on("words", &Nearest::of), 1, keys_of({2, 3})), 3);
+  words.push_rows(keys_of({2}), torch::tensor({{-5.F, -5.F}})).wait();
+  EXPECT_EQ(rpc_sync(job.worker(0), "ps0", on("words", &Nearest::of), 1, keys_of({2, 3})), 2);
+  nearest->serve(words);  // the client of the server's worker goes first
 }
 
 }  // namespace

@@ -74,6 +74,25 @@ inline int64_t count_up(SimRuntime& sim, const ps::Table& t, const bool& stop) {
   return acknowledged;
 }
 
+// Two clients count up in "w", of which the first has this handle, while `what` happens: pushes that were acknowledged.
+inline int64_t count_by_two(SimRuntime& sim, MovesJob& job, const ps::Table& first,
+                            const std::function<void()>& what) {
+  bool stop = false;
+  int64_t pushed[2] = {0, 0};
+  side_by_side(sim, {[&] { pushed[0] = count_up(sim, first, stop); },
+                     [&] {
+                       const ps::Table t = job.near[1].open_table("w", first.definition());
+                       pushed[1] = count_up(sim, t, stop);
+                     },
+                     [&] {
+                       sim.sleep(absl::Milliseconds(100));
+                       what();
+                       stop = true;
+                     }});
+  EXPECT_GT(pushed[0], 10);
+  return pushed[0] + pushed[1];
+}
+
 struct MovedAndPushed {
   Status moved;
   int64_t pushed = 0;  // and acknowledged

@@ -19,28 +19,18 @@ TEST_F(PsTest, PS_10_APartMovesToAServerThatHasJoinedWhileClientsPush) {
   in_simulation(41, [](const std::shared_ptr<SimRuntime>& sim) {
     MovesJob job(2, sim);
     const Table first = job.near[0].open_table("w", counters());
-    bool stop = false;
-    int64_t pushed[2] = {0, 0};
-    side_by_side(*sim, {[&] { pushed[0] = count_up(*sim, first, stop); },
-                        [&] {
-                          const Table t = job.near[1].open_table("w", counters());
-                          pushed[1] = count_up(*sim, t, stop);
-                        },
-                        [&] {
-                          sim->sleep(absl::Milliseconds(100));
-                          for (uint32_t part = 0; part < 3; ++part) {
-                            job.near[0].move_part("w", part, "ps3");
-                            EXPECT_EQ(job.owners("w", part), std::vector<std::string>{"ps3"});
-                          }
-                          sim->sleep(absl::Milliseconds(100));
-                          job.near[1].move_part("w", 1, "ps1");
-                          job.near[1].move_part("w", 1, "ps1");  // it is there
-                          EXPECT_EQ(job.owners("w", 1), std::vector<std::string>{"ps1"});
-                          stop = true;
-                        }});
-    EXPECT_GT(pushed[0], 10);
+    const int64_t pushed = count_by_two(*sim, job, first, [&] {
+      for (uint32_t part = 0; part < 3; ++part) {
+        job.near[0].move_part("w", part, "ps3");
+        EXPECT_EQ(job.owners("w", part), std::vector<std::string>{"ps3"});
+      }
+      sim->sleep(absl::Milliseconds(100));
+      job.near[1].move_part("w", 1, "ps1");
+      job.near[1].move_part("w", 1, "ps1");  // it is there
+      EXPECT_EQ(job.owners("w", 1), std::vector<std::string>{"ps1"});
+    });
     EXPECT_GE(first.stats().moves, 3U);
-    const at::Tensor due = torch::full({6}, static_cast<double>(pushed[0] + pushed[1]));
+    const at::Tensor due = torch::full({6}, static_cast<double>(pushed));
     EXPECT_TRUE(torch::equal(first.pull().wait(), due)) << first.pull().wait();
     // One that knows nothing of it finds the parts.
     const Table late = job.near[1].open_table("w", {.observer = true});
@@ -219,7 +209,7 @@ TEST_F(PsTest, BadInput_moves_that_cannot_be) {
     one_copy.copies = 1;
     const Table alone = client.open_table("alone", one_copy);
     expect_ps_error(client.try_move_part("alone", 1, "ps3"), ErrorKind::kState,
-                    {"table 'alone', part 1", "'ps3'", "has one copy, and cannot be moved"});
+                    {"table 'alone', part 1", "'ps3'", "has one copy and is not movable"});
     EXPECT_EQ(job.owners("alone", 1), std::vector<std::string>{"ps1"});
     job.servers[3]->drain();
     expect_ps_error(client.try_move_part("w", 0, "ps3"), ErrorKind::kState,
@@ -259,7 +249,7 @@ TEST(PsMoves, PS_1_AServerThatJoinsTakesAShareAndMovesNothingBetweenOthers) {
   using ps::internal::OwnedPart;
   using ps::internal::share_of;
   std::vector<OwnedPart> parts;
-  for (uint32_t i = 0; i < 12; ++i) parts.push_back({i < 6 ? "a" : "b", {"w", i, 100, 2}});
+  for (uint32_t i = 0; i < 12; ++i) parts.push_back({i < 6 ? "a" : "b", {"w", i, 100, true}});
   const auto share = share_of("c", parts);
   EXPECT_EQ(share.size(), 4U);
   EXPECT_EQ(
@@ -271,8 +261,8 @@ TEST(PsMoves, PS_1_AServerThatJoinsTakesAShareAndMovesNothingBetweenOthers) {
   ASSERT_EQ(again.size(), share.size());
   for (size_t i = 0; i < share.size(); ++i) EXPECT_EQ(again[i].part.index, share[i].part.index);
   // One part alone is not moved, as nothing were won; a part that is too large stays, others go.
-  EXPECT_TRUE(share_of("c", {{"a", {"w", 0, 100, 2}}}).empty());
-  const auto small = share_of("c", {{"a", {"w", 0, 100, 2}}, {"a", {"w", 1, 10, 2}}});
+  EXPECT_TRUE(share_of("c", {{"a", {"w", 0, 100, true}}}).empty());
+  const auto small = share_of("c", {{"a", {"w", 0, 100, true}}, {"a", {"w", 1, 10, true}}});
   ASSERT_EQ(small.size(), 1U);
   EXPECT_EQ(small[0].part.index, 0U);
   EXPECT_TRUE(share_of("a", {}).empty());

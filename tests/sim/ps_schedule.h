@@ -61,6 +61,13 @@ inline Trouble trouble_of(uint64_t seed, uint32_t copies) {
   return static_cast<Trouble>(static_cast<uint64_t>(Trouble::kServer) + seed % 3);
 }
 
+// With one copy of each part, which may move.
+inline Trouble trouble_of_movable(uint64_t seed) {
+  constexpr std::array kAll = {Trouble::kJoin,  Trouble::kDrain, Trouble::kMovesAndLoss,
+                               Trouble::kOrder, Trouble::kLoss,  Trouble::kConnections};
+  return kAll[seed % kAll.size()];
+}
+
 struct Outcome {
   Status status;
   uint64_t hash = 0;

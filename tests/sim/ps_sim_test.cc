@@ -44,6 +44,14 @@ using ps::Mode;
 
 constexpr int kMostSteps = 12;  // digits of a client's counter
 
+// How the parts of a schedule's table are kept.
+struct Kept {
+  uint32_t copies = 1;
+  bool movable = false;
+};
+constexpr Kept kTwoCopies{.copies = 2};
+constexpr Kept kMovable{.movable = true};
+
 // What one client did, in its order.
 struct History {
   uint64_t acknowledged = 0;  // marks
@@ -58,8 +66,9 @@ struct History {
 
 class World : public PsWorld {
  public:
-  World(uint64_t seed, SimRuntime* sim, uint32_t copies)
-      : PsWorld(seed, sim, trouble_of(seed, copies), copies) {
+  World(uint64_t seed, SimRuntime* sim, const Kept& kept)
+      : PsWorld(seed, sim, kept.movable ? trouble_of_movable(seed) : trouble_of(seed, kept.copies),
+                kept.copies, kept.movable) {
     sparse_ = below(2) == 0;
     const auto n = static_cast<uint32_t>(clients_);
     switch (seed / kTroubles % 4) {
@@ -95,6 +104,7 @@ class World : public PsWorld {
     out.dtype = c10::ScalarType::Double;
     out.consistency = consistency_;
     out.copies = copies_;
+    out.movable = movable_;
     if (!sparse_ && parts_) out.part_bytes = 24;
     return out;
   }
@@ -181,7 +191,7 @@ class World : public PsWorld {
     if (!at::equal(*values, cut->values)) return fail("what was restored is not what was kept");
     ++out_.restored;
     sim_->sleep(absl::Seconds(30));
-    if (copies_ > 1) check_copies();
+    if (copies_ > 1 || movable_) check_copies();
   }
 
   // A step of BSP and of a batch is divided by the clients in it, one to three: a mark is 6, 3 or 2 in a
@@ -400,7 +410,7 @@ class World : public PsWorld {
         if ((in & ~(h.acknowledged | h.dropped)) != 0 && !h.dead) return fail("a push too many");
       }
     }
-    if (copies_ > 1) return check_copies();
+    if (copies_ > 1 || movable_) return check_copies();
     for (int s = 0; s < servers_; ++s) {
       const auto info = worker(s).debug_info();
       out_.together += info.at("ps_requests") - info.at("ps_messages");
@@ -422,9 +432,9 @@ class World : public PsWorld {
   std::vector<History> histories_;
 };
 
-Outcome run_schedule(uint64_t seed, uint32_t copies = 1, size_t keep_events = 0) {
+Outcome run_schedule(uint64_t seed, const Kept& kept = {}, size_t keep_events = 0) {
   auto sim = std::make_shared<SimRuntime>(SimOptions{.seed = seed, .keep_events = keep_events});
-  auto world = std::make_unique<World>(seed, sim.get(), copies);
+  auto world = std::make_unique<World>(seed, sim.get(), kept);
   const Status ended = sim->run([&] { world->run(sim); });
   Outcome out = world->take();
   if (!ended.ok()) out.status = ended;
@@ -434,23 +444,28 @@ Outcome run_schedule(uint64_t seed, uint32_t copies = 1, size_t keep_events = 0)
   return out;
 }
 
+// The schedule of WEFT_SIM_SEED, with its events, if one is given.
+bool ran_alone(const Kept& kept) {
+  const auto seed = environment_number<uint64_t>("WEFT_SIM_SEED", 0);
+  if (seed == 0) return false;
+  const Outcome out = run_schedule(seed, kept, events_shown());
+  for (const std::string& event : out.events) std::printf("%s\n", event.c_str());
+  EXPECT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
+  return true;
+}
+
 // Each was found by a run of more schedules, and is a defect that was fixed since.
 TEST(PsSim, PSR_7_and_PSR_10_SeedsThatHaveFailed) {
   at::set_num_threads(1);
   for (const uint64_t seed : {127, 722, 2297}) {
-    const Outcome out = run_schedule(seed, 2);
+    const Outcome out = run_schedule(seed, kTwoCopies);
     EXPECT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
   }
 }
 
 TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
   at::set_num_threads(1);
-  if (const uint64_t only = environment_number<uint64_t>("WEFT_SIM_SEED", 0); only != 0) {
-    const Outcome out = run_schedule(only, 1, events_shown());
-    for (const std::string& event : out.events) std::printf("%s\n", event.c_str());
-    ASSERT_TRUE(out.status.ok()) << "seed " << only << ": " << out.status;
-    return;
-  }
+  if (ran_alone({})) return;
   const Share share(150);
   Cuts cuts;
   std::map<Trouble, Outcome> sums;
@@ -505,21 +520,16 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
 
 TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
   at::set_num_threads(1);
-  if (const uint64_t only = environment_number<uint64_t>("WEFT_SIM_SEED", 0); only != 0) {
-    const Outcome out = run_schedule(only, 2, events_shown());
-    for (const std::string& event : out.events) std::printf("%s\n", event.c_str());
-    ASSERT_TRUE(out.status.ok()) << "seed " << only << ": " << out.status;
-    return;
-  }
+  if (ran_alone(kTwoCopies)) return;
   const Share share(100);
   Cuts cuts;
   std::map<Trouble, Outcome> sums;
   std::map<Trouble, int64_t> counts;
   for (uint64_t seed = 1; share.goes_on(seed - 1); ++seed) {
-    const Outcome out = run_schedule(seed, 2);
+    const Outcome out = run_schedule(seed, kTwoCopies);
     ASSERT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
     if (seed % 50 == 0) {
-      ASSERT_EQ(run_schedule(seed, 2).hash, out.hash) << "seed " << seed;
+      ASSERT_EQ(run_schedule(seed, kTwoCopies).hash, out.hash) << "seed " << seed;
     }
     const Trouble trouble = trouble_of(seed, 2);
     Outcome& sum = sums[trouble];
@@ -543,6 +553,27 @@ TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
       EXPECT_GT(sum.moves, 0);
     }
   }
+}
+
+// Servers join and drain, and parts go here and there, with one copy of each.
+TEST(PsSim, MOVE_3_PartsOfOneCopyMoveAndLoseNothing) {
+  at::set_num_threads(1);
+  if (ran_alone(kMovable)) return;
+  const Share share(60);
+  Cuts cuts;
+  std::map<Trouble, int64_t> moved;
+  for (uint64_t seed = 1; share.goes_on(seed - 1); ++seed) {
+    const Outcome out = run_schedule(seed, kMovable);
+    ASSERT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
+    if (seed % 50 == 0) {
+      ASSERT_EQ(run_schedule(seed, kMovable).hash, out.hash) << "seed " << seed;
+    }
+    moved[trouble_of_movable(seed)] += out.parts_moved;
+    cuts.add(out);
+  }
+  cuts.expect_some();
+  EXPECT_GT(moved[Trouble::kJoin], 0);
+  EXPECT_GT(moved[Trouble::kMovesAndLoss], 0);
 }
 
 }  // namespace

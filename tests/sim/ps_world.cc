@@ -226,7 +226,7 @@ void PsWorld::check_copies() {
     const auto& both = copies[static_cast<uint32_t>(part)];
     const int owning = owners[static_cast<uint32_t>(part)];
     if (owning != 1) fail(absl::StrCat("part ", part, " has ", owning, " owners"));
-    if (both.size() != static_cast<size_t>(std::min(living, 2))) {
+    if (both.size() != static_cast<size_t>(copies_ == 1 ? 1 : std::min(living, 2))) {
       fail(absl::StrCat("part ", part, " has ", both.size(), " copies"));
     } else if (both.size() == 2 && both[0] != both[1]) {
       fail(absl::StrCat("PSR-12: the copies of part ", part, " differ"));

@@ -30,12 +30,13 @@ class PsWorld {
  protected:
   static constexpr absl::Duration kDeadline = absl::Seconds(60);  // of a client's call
 
-  PsWorld(uint64_t seed, SimRuntime* sim, Trouble trouble, uint32_t copies)
+  PsWorld(uint64_t seed, SimRuntime* sim, Trouble trouble, uint32_t copies, bool movable = false)
       : sim_(sim),
         plan_(std::make_shared<FaultPlan>(seed)),
         trouble_(trouble),
         copies_(copies),
-        servers_(copies == 1 ? 1 + below(4) : 2 + below(3)),
+        movable_(movable),
+        servers_(copies == 1 && !movable ? 1 + below(4) : 2 + below(3)),
         spare_(moves() ? 1 : 0),
         clients_(1 + below(3)) {}
 
@@ -71,7 +72,7 @@ class PsWorld {
   void trouble_disk(int times);
   // To messages, once the table is there.
   void add_faults();
-  // Each part has one owner and, while two servers live, one backup, which is equal bit by bit.
+  // Each part has one owner and, with two copies and while two servers live, one backup, which is equal bit by bit.
   void check_copies();
   // All shut down, gracefully where no worker has died; the end.
   void leave();
@@ -80,6 +81,7 @@ class PsWorld {
   const std::shared_ptr<FaultPlan> plan_;
   const Trouble trouble_;
   const uint32_t copies_;
+  const bool movable_;
   const int servers_;
   const int spare_;
   const int clients_;

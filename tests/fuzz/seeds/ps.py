@@ -14,13 +14,14 @@ def double(number, value):
 
 def definition(kind=1, shape=(3, 4), dtype=1, rule=b"SGD", options=(0.1, 0, 0, 0, 0, 0), init=1, low=0.0, high=0.0,
                mode=1, bound=0, clients=0, max_bytes=0, copies=0, part_bytes=0, eviction=0, ttl=0,
-               admit=0):
+               admit=0, movable=0):
     packed_options = b"".join(struct.pack("<d", o) for o in options)
     return (field(1, kind) + field(2, b"".join(varint(n & MAX) for n in shape)) + field(3, dtype) + field(4, rule)
             + field(5, packed_options) + field(6, init) + double(7, low) + double(8, high) + field(10, mode)
             + field(11, bound) + field(12, clients) + field(13, max_bytes)
             + (field(14, part_bytes) if part_bytes else b"") + (field(15, eviction) if eviction else b"")
-            + (field(16, ttl) if ttl else b"") + (field(17, admit) if admit else b"") + (field(32, copies) if copies else b""))
+            + (field(16, ttl) if ttl else b"") + (field(17, admit) if admit else b"")
+            + (field(18, movable) if movable else b"") + (field(32, copies) if copies else b""))
 
 
 def opening(name=b"w", what=None, servers=(b"ps0", b"ps1"), index=0):
@@ -63,9 +64,13 @@ SEEDS = {
     "a_shape_of_nothing": (opening(what=definition(shape=(0,))), "protocol: shape is [0]"),
     "a_shape_that_overflows": (opening(what=definition(shape=(1 << 40, 1 << 40))), "protocol: shape is"),
     "a_negative_dimension": (opening(what=definition(shape=(-3,))), "protocol: shape is [-3]"),
-    "a_rule_that_nobody_has": (opening(what=definition(rule=b"LBFGS")), "protocol: no update rule 'LBFGS'"),
-    "options_of_another_rule": (opening(what=definition(options=(1,))), "protocol: 1 options"),
-    "an_option_that_is_no_number": (opening(what=definition(options=(float("nan"), 0, 0, 0, 0, 0))), "protocol: lr is nan"),
+    # The server knows which rules there are, and what their options may be.
+    "a_rule_of_a_user": (opening(what=definition(rule=b"app.Signum", options=(1,))), "ok"),
+    "a_rule_without_a_name": (opening(what=definition(rule=b"")), "protocol: name has 0 bytes"),
+    "a_rule_with_a_long_name": (opening(what=definition(rule=b"r" * 129)), "protocol: name has 129 bytes"),
+    "a_rule_of_too_many_options": (opening(what=definition(options=(1,) * 65)), "protocol: 65 options"),
+    "an_open_of_a_movable_table": (opening(what=definition(movable=1)), "ok"),
+    "an_option_that_is_no_number": (opening(what=definition(options=(float("nan"), 0, 0, 0, 0, 0))), "protocol: an option of the rule is nan"),
     "first_values_without_end": (opening(what=definition(init=3, high=float("inf"))), "protocol: init is from"),
     "a_batch_of_none": (opening(what=definition(mode=4, clients=3)), "protocol: batch of 0 of 3"),
     "bsp_of_nobody": (opening(what=definition(mode=2)), "protocol: clients is 0"),
