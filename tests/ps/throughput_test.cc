@@ -17,6 +17,7 @@
 #include "torch/types.h"
 #include "weft/common/event_sim.h"
 #include "weft/tests/ps/fixture.h"
+#include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
 namespace {
@@ -26,7 +27,7 @@ using ps::Mode;
 using ps::Table;
 
 constexpr size_t kClients = 4;
-constexpr size_t kStepsOfModel = 1000;
+constexpr size_t kStepsOfModel = fewer(1000, 60);
 // Of a plain step. What the simulation takes for messages is a part of 1/400 of it.
 constexpr int64_t kStepMs = 200;
 
@@ -273,7 +274,8 @@ TEST(PsThroughput, PS_2_TheModelGivesTheFiguresThatItIsKnownFor) {
       }
     }
     for (size_t i = 0; i < gains.size(); ++i) {
-      EXPECT_NEAR(gains[i], kind.gains[i], kind.tolerance) << modes()[i].name;
+      const double tolerance = kind.tolerance + fewer(0, 1) * 0.2;  // of few steps
+      EXPECT_NEAR(gains[i], kind.gains[i], tolerance) << modes()[i].name;
     }
   }
 }
@@ -291,10 +293,12 @@ TEST_F(PsTest, PS_2_ClientsTakeAsLongAsTheModelSays) {
         rate_of(run_clients(durations, mode.consistency, &behind), mode.consistency.mode);
     EXPECT_NEAR(rate / model_of(durations, mode.consistency), 1, 0.005);
     if (mode.consistency.mode == Mode::kSsp) {
-      EXPECT_EQ(behind, static_cast<double>(mode.consistency.bound))
-          << "never above it, and it is reached";
+      const auto bound = static_cast<double>(mode.consistency.bound);
+      EXPECT_LE(behind, bound);
+      if (kStepsOfModel >= 1000) EXPECT_EQ(behind, bound) << "it is reached";
     }
     const double gain = rate / plain;
+    if (kStepsOfModel < 1000) continue;  // a sanitizer's
     if (mode.consistency.bound == 3) EXPECT_GE(gain, 1.35);
     if (mode.consistency.bound == 10) EXPECT_GE(gain, 1.53);
     if (mode.consistency.mode == Mode::kAsp) EXPECT_GE(gain, 1.63);
