@@ -342,6 +342,7 @@ Status Part::handle_push(const ClientKey& client, const PushHeader& header,
       return t.defined() && t.is_alias_of(push->values);
     });
     if (shared) push->values = push->values.clone();
+    if (push->then.defined()) push->then = push->then.clone();
   }
   if (owner && push.ok() && judged.verdict == Verdict::kHold &&
       limits_->queued.load() + push->bytes() > limits_->queue_bytes) {

@@ -5,6 +5,7 @@
 
 #include "torch/types.h"
 #include "weft/ps/hogwild.h"
+#include "weft/rpc/arena.h"
 #include "weft/tests/ps/fixture.h"
 
 namespace weft::testing {
@@ -110,6 +111,22 @@ TEST_F(PsTest, PS_3_APushIsCompensatedForWhatOthersDidSinceItsPull) {
     mine.assign(torch::ones({10}, torch::kFloat64)).wait();
     EXPECT_TRUE(torch::equal(other.pull().wait(), torch::ones({10}, torch::kFloat64)));
   }
+}
+
+// As with a gradient: once its push is kept for a step, the client may write into what it gave.
+TEST_P(PsTest, WhatAGradientWasComputedWithCountsAsItWas) {
+  constexpr int64_t kLong = 1 << 18;
+  PsJob job(1, 2, GetParam());
+  auto definition = ps::dense({kLong}, ps::rule<optim::DelayCompensatedSGD>({.lr = 1, .lambd = 1}));
+  definition.consistency = ps::Consistency::bsp(2);
+  const Table one = job.clients[0].open_table("t", definition);
+  const Table other = job.clients[1].open_table("t", definition);
+  at::Tensor given = move_to_arena(job.worker(0), torch::full({kLong}, -1.F));
+  one.push(torch::ones({kLong}), {.advance = true, .computed_with = given}).wait();
+  given.fill_(100);
+  other.advance().wait();
+  // The step is divided by its clients: half of the gradient, and its square times the delay.
+  EXPECT_TRUE(torch::equal(other.pull().wait(), torch::full({kLong}, -0.75F)));
 }
 
 TEST_F(PsTest, BadInput_rules_that_compensate_a_delay_and_rates_that_cannot_be) {
