@@ -11,6 +11,7 @@
 #include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/part_data.h"
 #include "weft/ps/internal/table_core.h"
+#include "weft/rpc/arena.h"
 
 namespace weft::ps::internal {
 namespace {
@@ -117,7 +118,8 @@ void TableCore::cut_dense(Op* op) {
     op->pieces.push_back(std::move(piece));
   }
   if (ask.pull && setup_.parts.size() > 1) {
-    op->values = at::empty({elements_}, at::TensorOptions().dtype(setup_.definition.dtype));
+    // The arena's pages are there already: of ordinary memory each pull would have new ones.
+    op->values = arena_tensor(service_->worker(), {elements_}, setup_.definition.dtype);
   }
 }
 

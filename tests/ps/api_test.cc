@@ -103,6 +103,28 @@ TEST_P(PsTest, PS_11_APullIsWrittenIntoTheArenaAndNotCopiedThere) {
   EXPECT_EQ(counter("arena_copies"), copies);
 }
 
+// Its memory is used again by the next pull, where ordinary memory has new pages each time.
+TEST_P(PsTest, PS_1_WhatIsPulledFromSeveralPartsLiesInTheClientsArena) {
+  constexpr int64_t kLong = 1 << 18;
+  const bool shares = GetParam() == Net::kGrpc;
+  PsJob job(1, 1, GetParam(), nullptr, [&](int, JoinOptions* o) {
+    if (shares) o->transport = grpc_transport();
+  });
+  auto definition = ps::dense({kLong}, ps::rule<optim::SGD>({.lr = 1}));
+  definition.part_bytes = kLong;  // four parts
+  const Table t = job.clients[0].open_table("w", definition);
+  t.push(-torch::ones({kLong})).wait();
+  const auto bytes = [&] { return shares ? job.worker(0).debug_info().at("arena_bytes") : 0; };
+  at::Tensor values = t.pull().wait();
+  EXPECT_TRUE(torch::equal(values, torch::ones({kLong})));
+  const int64_t held = bytes();
+  EXPECT_GE(held, shares ? static_cast<int64_t>(values.nbytes()) : 0);
+  values.add_(1);  // the caller's own
+  EXPECT_TRUE(torch::equal(t.pull().wait(), torch::ones({kLong})));
+  values = at::Tensor();
+  if (shares) EXPECT_LE(bytes(), held - (int64_t{1} << 20)) << "and given back with the tensor";
+}
+
 // Their memory holds the negatives of their values.
 TEST_P(PsTest, NegativeViewsArePushed) {
   PsJob job(1, 1, GetParam());
