@@ -184,7 +184,7 @@ class RuleOf final : public UpdateRule {
 
 }  // namespace internal
 
-// Of kName, which none of weft::optim has.
+// The update rule that `Rule` describes. Its kName is the name of no rule of weft::optim. Threads: any.
 template <class Rule>
 std::shared_ptr<const UpdateRule> user_rule() {
   return std::make_shared<const internal::RuleOf<Rule>>(&internal::check_finite_option);

@@ -20,7 +20,7 @@ using ps::Table;
 class Nearest {
  public:
   void serve(const Table& words) { words_ = words; }
-  // Of these keys, the one whose row is nearest to that of `key`.
+  // The key among these whose row is nearest to that of `key`.
   int64_t of(int64_t key, const at::Tensor& among) const {
     const at::Tensor rows = words_->pull_rows(at::cat({torch::tensor({key}), among})).wait();
     const at::Tensor distances = (rows.slice(0, 1) - rows[0]).norm(2, 1);

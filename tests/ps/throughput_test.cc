@@ -28,7 +28,7 @@ using ps::Table;
 
 constexpr size_t kClients = 4;
 constexpr size_t kStepsOfModel = fewer(1000, 60);
-// Of a plain step. What the simulation takes for messages is a part of 1/400 of it.
+// The length of a plain step. What the simulation takes for messages is a part of 1/400 of it.
 constexpr int64_t kStepMs = 200;
 
 using Durations = std::vector<std::vector<int64_t>>;  // by client and step, in ms
@@ -43,7 +43,7 @@ Durations transient(double probability, int64_t times, uint64_t seed) {
   }
   return out;
 }
-// None as long as another, so that who comes first does not depend on how long a message takes.
+// None as long as another, so that the order of arrival does not depend on how long a message takes.
 Durations uneven(uint64_t seed) {
   std::mt19937_64 random(seed);
   Durations out = transient(0.1, 5, seed);
