@@ -17,8 +17,10 @@ namespace weft::ps {
 
 Layer::Layer(Table table, const LayerOptions& options)
     : table_(std::move(table)), options_(options) {}
-Layer::~Layer() {
-  if (in_backward_ != nullptr) in_backward_->end();
+Layer::~Layer() { end_in_backward(); }
+
+void Layer::end_in_backward() {
+  if (const auto in_backward = std::exchange(in_backward_, nullptr)) in_backward->end();
 }
 
 namespace {
@@ -54,8 +56,9 @@ Future<PushResult> Layer::end_step(const internal::LeafGradients& gradients,
 void Layer::step_in_backward(const StepOptions& options) {
   check_open();
   in_backward_options_ = options;
-  in_backward_ =
-      std::make_shared<internal::BackwardPush>([this](const internal::LeafGradients& gradients) {
+  in_backward_ = std::make_shared<internal::BackwardPush>(
+      internal::TableAccess::core(table_).service()->context().runtime.get(),
+      [this](const internal::LeafGradients& gradients) {
         return push(gradients, in_backward_options_);
       });
   for (const at::Tensor& leaf : leaves()) in_backward_->watch(leaf);
@@ -75,7 +78,7 @@ void Layer::check_open() const {
 }
 
 void Layer::drop() {
-  if (const auto in_backward = std::exchange(in_backward_, nullptr)) in_backward->end();
+  end_in_backward();
   forget();
 }
 
@@ -111,6 +114,8 @@ Linear::Linear(Table table, int64_t inputs, int64_t outputs, bool bias, const La
                                         table_.name(), "' is ", to_string(d))));
   }
 }
+
+Linear::~Linear() { end_in_backward(); }
 
 void Linear::pull() {
   if (weight_.defined()) return;

@@ -102,8 +102,11 @@ class WEFT_API Layer {
   // What is waited for next is waited for in the middle of a step: its transport's thread is not to take the
   // core from the computation between two waits.
   void expect_computation() const;
-  // For classes derived from it, which check that the table is one of theirs.
+  // For classes derived from it, which check that the table is one of theirs, and whose destructor calls
+  // end_in_backward(), as push() uses their members.
   Layer(Table table, const LayerOptions& options);
+  // Takes back a step_in_backward(); waits for a push that a backward on another thread is making.
+  void end_in_backward();
   // Pushes the gradients of all leaves, and forgets the leaves.
   virtual Future<PushResult> push(const internal::LeafGradients& gradients,
                                   const StepOptions& options) = 0;
@@ -128,6 +131,7 @@ class WEFT_API Layer {
 // shape, on any device.
 class WEFT_API RowLayer : public Layer {
  public:
+  ~RowLayer() override;
   // Begins to pull the rows of `ids`; the next forward() of equal ids takes them, as they were pulled.
   // At most 64 wait; the oldest one makes room.
   void prefetch(const at::Tensor& ids);
@@ -214,6 +218,7 @@ class WEFT_API Linear final : public Layer {
   // Throws weft::Error, kind invalid_argument: the table has another number of elements.
   Linear(Table table, int64_t inputs, int64_t outputs, bool bias = true,
          const LayerOptions& options = {});
+  ~Linear() override;
   at::Tensor forward(const at::Tensor& inputs);
   // The leaves; they are pulled when they are not there. `bias` may be undefined.
   const at::Tensor& weight();

@@ -103,6 +103,8 @@ RowLayer::RowLayer(Table table, const LayerOptions& options) : Layer(std::move(t
                                       table_.name(), "' is ", to_string(table_.definition()))));
 }
 
+RowLayer::~RowLayer() { end_in_backward(); }
+
 at::Tensor RowLayer::checked(const at::Tensor& ids) const {
   if (!ids.defined() || ids.layout() != at::kStrided ||
       (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt)) {

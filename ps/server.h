@@ -19,6 +19,7 @@
 #include "weft/common/api.h"
 #include "weft/common/error.h"
 #include "weft/common/time.h"
+#include "weft/ps/table.h"
 #include "weft/rpc/service.h"
 
 namespace weft {

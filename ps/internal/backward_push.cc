@@ -68,13 +68,13 @@ class BackwardPush::Hook final : public torch::autograd::FunctionPostHook,
 
 void BackwardPush::watch(const at::Tensor& leaf) {
   auto accumulator = torch::autograd::impl::grad_accumulator(leaf);
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   accumulator->add_post_hook(std::make_unique<Hook>(weak_from_this(), leaves_.size()));
   leaves_.push_back({.leaf = leaf, .accumulator = std::move(accumulator)});
 }
 
 at::Tensor BackwardPush::leaf(size_t index) const {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   return push_ == nullptr ? at::Tensor() : leaves_[index].leaf;
 }
 
@@ -82,7 +82,7 @@ void BackwardPush::ready(size_t index, at::Tensor of_context) {
   Push push;
   std::vector<std::pair<at::Tensor, at::Tensor>> of_contexts;
   {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(&mutex_);
     if (push_ == nullptr) return;
     Leaf& leaf = leaves_[index];
     if (leaf.ready) {
@@ -95,24 +95,38 @@ void BackwardPush::ready(size_t index, at::Tensor of_context) {
     leaf.gradient = std::move(of_context);
     if (++ready_ < leaves_.size()) return;
     push = std::exchange(push_, nullptr);
+    pushing_ = true;
     for (const Leaf& one : leaves_) {
       if (one.gradient.defined()) of_contexts.emplace_back(one.leaf, one.gradient);
     }
   }
-  Future<PushResult> left = push(Collected(std::move(of_contexts)));
-  const absl::MutexLock lock(&mutex_);
-  left_ = std::move(left);
+  std::optional<Future<PushResult>> left;
+  const auto pushed = [this, &left] {
+    const MutexLock lock(&mutex_);
+    left_ = std::move(left);
+    pushing_ = false;
+    changed_.notify_all();
+  };
+  try {
+    left = push(Collected(std::move(of_contexts)));
+  } catch (...) {  // the backward fails with it
+    pushed();
+    throw;
+  }
+  pushed();
 }
 
 bool BackwardPush::has_left() const {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   return left_.has_value();
 }
 
 std::optional<Future<PushResult>> BackwardPush::end() {
-  const absl::MutexLock lock(&mutex_);
+  std::vector<Leaf> leaves;  // released without the mutex
+  MutexLock lock(&mutex_);
   push_ = nullptr;
-  leaves_.clear();
+  while (pushing_) (void)changed_.wait_until(&mutex_, absl::InfiniteFuture());
+  leaves.swap(leaves_);
   return std::exchange(left_, std::nullopt);
 }
 

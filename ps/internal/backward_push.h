@@ -5,7 +5,8 @@
 // gradient, and not when the whole backward is over.
 //
 // Threads: watch() and end() from the layer's thread; gradients come on those of a backward. The push is made
-// on the thread that brings the last one.
+// on the thread that brings the last one, and end() waits for one that is being made: what it uses is the
+// layer's. REQUIRES: a push does not end its own BackwardPush.
 
 #include <cstddef>
 #include <functional>
@@ -16,9 +17,11 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "torch/csrc/autograd/edge.h"
+#include "weft/common/condition.h"
 #include "weft/common/future.h"
+#include "weft/common/mutex.h"
+#include "weft/common/runtime.h"
 #include "weft/ps/client.h"
 
 namespace weft::ps::internal {
@@ -44,12 +47,12 @@ class BackwardPush : public std::enable_shared_from_this<BackwardPush> {
  public:
   using Push = std::function<Future<PushResult>(const LeafGradients&)>;
 
-  explicit BackwardPush(Push push) : push_(std::move(push)) {}
+  BackwardPush(Runtime* runtime, Push push) : changed_(runtime), push_(std::move(push)) {}
 
   // Another leaf without whose gradient the push does not leave.
   void watch(const at::Tensor& leaf) ABSL_LOCKS_EXCLUDED(mutex_);
   bool has_left() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // No push leaves after this. The one that has.
+  // No push leaves after this, nor is being made. The one that has left.
   std::optional<Future<PushResult>> end() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -66,10 +69,12 @@ class BackwardPush : public std::enable_shared_from_this<BackwardPush> {
   at::Tensor leaf(size_t index) const ABSL_LOCKS_EXCLUDED(mutex_);
   void ready(size_t index, at::Tensor of_context) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
+  Condition changed_;                  // `pushing_`
   Push push_ ABSL_GUARDED_BY(mutex_);  // null: it has been used, or is not to be
   std::vector<Leaf> leaves_ ABSL_GUARDED_BY(mutex_);
   size_t ready_ ABSL_GUARDED_BY(mutex_) = 0;  // leaves
+  bool pushing_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Future<PushResult>> left_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -23,7 +23,7 @@ at::Tensor gradient_of(int step) {
 
 struct Updated {
   at::Tensor values;
-  ParameterState state;
+  ParameterState state{};
   void update(const UpdateRule& rule, const PackedOptions& options, const at::Tensor& gradient) {
     if (!rule.prepared(options, state)) rule.prepare(options, values, &state);
     rule.update(options, values, gradient, &state);

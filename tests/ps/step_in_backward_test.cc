@@ -1,12 +1,15 @@
 // Steps of layers whose pushes leave within the backward.
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "torch/nn/functional/embedding.h"
 #include "torch/nn/functional/linear.h"
 #include "torch/types.h"
+#include "weft/common/future.h"
+#include "weft/common/sim.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/service.h"
 #include "weft/ps/layers.h"
@@ -213,6 +216,63 @@ TEST_F(PsTest, PS_11_ALinearWithoutBiasPushesWhatItHadAtTheStep) {
     pushed.wait();
     plan->clear();
     EXPECT_TRUE(torch::equal(layer.weight().detach(), before - 1));
+  });
+}
+
+// A layer whose push takes a second.
+class SlowLayer final : public ps::Layer {
+ public:
+  SlowLayer(ps::Table table, SimRuntime& sim, std::function<void()> pushing)
+      : Layer(std::move(table), {}), sim_(sim), pushing_(std::move(pushing)) {
+    leaf_ = torch::ones({2}).requires_grad_(true);
+  }
+  ~SlowLayer() override { end_in_backward(); }
+  const at::Tensor& leaf() const { return leaf_; }
+
+ private:
+  Future<ps::PushResult> push(const ps::internal::LeafGradients& /*gradients*/,
+                              const ps::StepOptions& /*options*/) override {
+    sim_.sleep(absl::Seconds(1));
+    pushing_();
+    Promise<ps::PushResult> pushed;
+    pushed.set_value({});
+    return pushed.future();
+  }
+  void forget() override {}
+  std::vector<at::Tensor> leaves() const override { return {leaf_}; }
+
+  SimRuntime& sim_;
+  const std::function<void()> pushing_;
+  at::Tensor leaf_;
+};
+
+// The push uses the layer, which the thread of a backward does not keep alive.
+TEST_F(PsTest, PS_11_ALayerOutlivesThePushThatABackwardMakes) {
+  in_simulation(29, [](const std::shared_ptr<SimRuntime>& sim) {
+    PsJob job(1, 1, Net::kInproc, sim);
+    const ps::Table table =
+        job.clients[0].open_table("t", ps::dense({2}, ps::rule<optim::SGD>({})));
+    for (const bool by_step : {false, true}) {
+      bool ended = false;
+      int pushes = 0;
+      auto layer = std::make_unique<SlowLayer>(table, *sim, [&] {
+        EXPECT_FALSE(ended) << "while its push was being made";
+        ++pushes;
+      });
+      layer->step_in_backward();
+      const at::Tensor loss = layer->leaf().sum();
+      side_by_side(*sim, {[&] { loss.backward(); },
+                          [&] {
+                            sim->sleep(absl::Milliseconds(500));
+                            if (by_step) {
+                              layer->step().wait();
+                            } else {
+                              layer.reset();
+                            }
+                            ended = true;
+                          }});
+      EXPECT_EQ(pushes, 1);
+    }
   });
 }
 
