@@ -2,15 +2,15 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
 #include <list>
 #include <map>
-#include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -60,22 +60,25 @@ void stay_on(int processor) {
   (void)pthread_setaffinity_np(pthread_self(), sizeof(one), &one);
 }
 
-// One OS thread of the simulation, asleep unless it holds the baton.
-struct Baton {
-  std::mutex mutex;
-  std::condition_variable wake;
-  bool mine = false;
+// One OS thread of the simulation, asleep unless it holds the baton. A semaphore, because a thread that is woken by a
+// condition variable finds its mutex taken and sleeps once more: a hand-over then takes twice as long.
+class Baton {
+ public:
+  Baton() {
+    if (sem_init(&given_, 0, 0) != 0) std::abort();
+  }
+  ~Baton() { sem_destroy(&given_); }
+  Baton(const Baton&) = delete;
+  Baton& operator=(const Baton&) = delete;
 
-  void give() {
-    std::lock_guard<std::mutex> lock(mutex);
-    mine = true;
-    wake.notify_one();
-  }
+  void give() { sem_post(&given_); }
   void wait() {
-    std::unique_lock<std::mutex> lock(mutex);
-    wake.wait(lock, [this] { return mine; });
-    mine = false;
+    while (sem_wait(&given_) != 0) {  // a signal
+    }
   }
+
+ private:
+  sem_t given_;
 };
 
 }  // namespace
@@ -175,13 +178,19 @@ class SimCore {
         }
         continue;
       }
-      if (++steps_ == options_.max_steps) {
-        give_up(make_error(ErrorKind::kResource,
-                           absl::StrCat("seed ", options_.seed, ": no end after ",
-                                        options_.max_steps, " steps; waiting: ", who_waits())));
-      }
-      step(self);
+      if (!chosen_.has_value()) choose();
+      step(self, *std::exchange(chosen_, std::nullopt));
     }
+  }
+
+  // REQUIRES: something is ready.
+  void choose() {
+    if (++steps_ == options_.max_steps) {
+      give_up(make_error(ErrorKind::kResource,
+                         absl::StrCat("seed ", options_.seed, ": no end after ", options_.max_steps,
+                                      " steps; waiting: ", who_waits())));
+    }
+    chosen_ = static_cast<size_t>(choices_.below(ready_queues_.size() + ready_threads_.size()));
   }
 
   // From here on every wait fails at once, so that the program unwinds. One that does not, even so,
@@ -202,17 +211,21 @@ class SimCore {
 
   bool nothing_ready() const { return ready_queues_.empty() && ready_threads_.empty(); }
 
-  void step(Baton* self) {
-    const size_t n = ready_queues_.size() + ready_threads_.size();
-    size_t pick = static_cast<size_t>(choices_.below(n));
+  // Takes a thread, of those that come before all queues in what is chosen from.
+  Baton* take_thread(size_t pick) {
+    auto it = std::next(ready_threads_.begin(), static_cast<long>(pick));
+    Waiting* thread = it->second;
+    ready_threads_.erase(it);
+    record("wake", thread->id, 0, thread->name);
+    return thread->baton;
+  }
+
+  void step(Baton* self, size_t pick) {
     if (pick < ready_threads_.size()) {
-      auto it = std::next(ready_threads_.begin(), static_cast<long>(pick));
-      Waiting* thread = it->second;
-      ready_threads_.erase(it);
-      record("wake", thread->id, 0, thread->name);
+      Baton* next = take_thread(pick);
       // The woken thread takes the baton along; this one is idle until a scheduler is needed.
       idle_.push_back(self);
-      thread->baton->give();
+      next->give();
       self->wait();
       return;
     }
@@ -327,8 +340,7 @@ class SimCore {
     waiting.name = std::move(name);
     parked_.emplace(waiting.id, &waiting);
     by_baton_[mine] = &waiting;
-    hand_over_scheduler();
-    mine->wait();
+    pass_on(mine);
     return !waiting.timed_out;
   }
 
@@ -341,6 +353,20 @@ class SimCore {
   void make_ready(Baton* baton) {
     auto it = by_baton_.find(baton);
     if (it != by_baton_.end()) unpark(it->second);
+  }
+
+  // Returns when the thread of `mine`, which waits, is woken. Another thread that is woken gets the baton at once; for
+  // anything else a scheduler runs, which would be a second hand-over.
+  void pass_on(Baton* mine) {
+    if (!body_done_ && running_ && (!nothing_ready() || advance())) choose();
+    if (chosen_.has_value() && *chosen_ < ready_threads_.size()) {
+      Baton* next = take_thread(*std::exchange(chosen_, std::nullopt));
+      if (next == mine) return;
+      next->give();
+    } else {
+      hand_over_scheduler();
+    }
+    mine->wait();
   }
 
   // Lets another thread run the scheduler from here on.
@@ -396,6 +422,7 @@ class SimCore {
 
   uint64_t next_id_ = 0;
   uint64_t steps_ = 0;
+  std::optional<size_t> chosen_;  // of what is ready, and not yet taken
   uint64_t hash_ = 0xcbf29ce484222325u;
   std::deque<std::string> events_;
 
