@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "weft/ps/internal/part_protocol.h"
+#include "weft/tests/testing/environment.h"
 #include "weft/tests/testing/sanitizers.h"
 
 namespace weft::ps::internal {
@@ -413,7 +414,9 @@ TEST(PsProtocol, PSR_5_StepsWithoutPushesEndInOneGo) {
 }
 
 TEST(PsProtocol, RandomSchedulesKeepTheInvariants) {
-  for (uint64_t seed = 1; seed <= weft::testing::fewer<uint64_t>(2000, 300); ++seed) {
+  const auto schedules = weft::testing::environment_number<uint64_t>(
+      "WEFT_PS_PROTOCOL_SCHEDULES", weft::testing::fewer<uint64_t>(100'000, 300));
+  for (uint64_t seed = 1; seed <= schedules; ++seed) {
     const Consistency all[] = {Consistency::asp(), Consistency::bsp(3),
                                Consistency::ssp(seed % 4, 3), Consistency::batch(1 + seed % 3, 3)};
     RandomWorld(seed, all[seed % 4]).run(150);

@@ -596,7 +596,7 @@ TEST(PsReplica, PSR_10_to_13_Small_worlds_with_a_move_in_every_order) {
 
 TEST(PsReplica, PSR_10_to_14_Random_schedules) {
   const int schedules = weft::testing::environment_number("WEFT_PS_REPLICA_SCHEDULES",
-                                                          weft::testing::fewer(3000, 500));
+                                                          weft::testing::fewer(100'000, 500));
   const Walked walked = walk(ReplicaBug::kNone, schedules);
   EXPECT_EQ(walked.wrong, "") << "schedule " << walked.schedules;
   EXPECT_GT(walked.acknowledged, 3 * schedules);
