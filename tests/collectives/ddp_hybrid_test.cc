@@ -15,6 +15,7 @@
 #include "weft/store/hash_store.h"
 #include "weft/tests/dist_optim/fixture.h"
 #include "weft/tests/testing/environment.h"
+#include "weft/tests/testing/modules.h"
 #include "weft/tests/testing/sanitizers.h"
 
 namespace weft::testing {
@@ -42,15 +43,6 @@ struct DenseImpl : torch::nn::Module {
   torch::nn::Linear first = nullptr, sometimes = nullptr, last = nullptr;
 };
 using Dense = std::shared_ptr<DenseImpl>;
-
-Dense copy_of(const Dense& from) {
-  const auto to = std::make_shared<DenseImpl>();
-  const torch::NoGradGuard no_grad;
-  for (size_t i = 0; i < from->parameters().size(); ++i) {
-    to->parameters()[i].copy_(from->parameters()[i]);
-  }
-  return to;
-}
 
 class TimeLeft final : public GradReadyHook {
  public:

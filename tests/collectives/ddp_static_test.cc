@@ -9,6 +9,7 @@
 #include "weft/collectives/ddp/distributed_data_parallel.h"
 #include "weft/tests/collectives/ddp_world.h"
 #include "weft/tests/testing/checks.h"
+#include "weft/tests/testing/modules.h"
 
 namespace weft::testing {
 namespace {
@@ -30,15 +31,6 @@ struct StaticNetImpl : torch::nn::Module {
   torch::nn::Linear in = nullptr, twice = nullptr, unused = nullptr, out = nullptr;
 };
 using StaticNet = std::shared_ptr<StaticNetImpl>;
-
-StaticNet static_net_like(const StaticNet& from) {
-  const auto to = std::make_shared<StaticNetImpl>();
-  const torch::NoGradGuard no_grad;
-  for (size_t i = 0; i < from->parameters().size(); ++i) {
-    to->parameters()[i].copy_(from->parameters()[i]);
-  }
-  return to;
-}
 
 // Small buckets, so that there are several.
 DistributedDataParallelOptions static_options(bool is_static, bool views = false) {
@@ -74,7 +66,7 @@ TEST(DdpStatic, DB_3_and_CL_4_with_no_sync) {
                      (is_static ? " static" : ""));
         const auto micros = [&](int step) { return step == 0 && first_synced ? 1 : micro; };
         const auto start = std::make_shared<StaticNetImpl>();
-        const StaticNet want = static_net_like(start);
+        const StaticNet want = copy_of(start);
         torch::optim::SGD optimize_one(want->parameters(), torch::optim::SGDOptions(0.1));
         for (int s = 0; s < kSteps; ++s) {
           optimize_one.zero_grad();
@@ -88,7 +80,7 @@ TEST(DdpStatic, DB_3_and_CL_4_with_no_sync) {
         }
         run_ranks(2, [&](ProcessGroup& group) {
           const int rank = group.rank();
-          const StaticNet net = static_net_like(start);
+          const StaticNet net = copy_of(start);
           DistributedDataParallel ddp(net, group, static_options(is_static, micro == 2));
           torch::optim::SGD optimize(net->parameters(), torch::optim::SGDOptions(0.1));
           for (int s = 0; s < kSteps; ++s) {

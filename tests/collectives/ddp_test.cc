@@ -15,6 +15,7 @@
 
 #include "weft/tests/collectives/ddp_world.h"
 #include "weft/tests/testing/checks.h"
+#include "weft/tests/testing/modules.h"
 
 namespace weft::testing {
 namespace {
@@ -50,12 +51,7 @@ at::Tensor mse(const at::Tensor& out, const at::Tensor& want) { return (out - wa
 
 template <class Holder>
 Holder clone_of(const Holder& from) {
-  Holder to;
-  const torch::NoGradGuard no_grad;
-  for (size_t i = 0; i < from->parameters().size(); ++i) {
-    to->parameters()[i].copy_(from->parameters()[i]);
-  }
-  return to;
+  return Holder(copy_of(from.ptr()));
 }
 
 std::vector<at::Tensor> copies(const torch::nn::Module& module) {

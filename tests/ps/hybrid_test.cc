@@ -21,6 +21,7 @@
 #include "weft/ps/layers.h"
 #include "weft/store/hash_store.h"
 #include "weft/tests/ps/fixture.h"
+#include "weft/tests/testing/modules.h"
 
 namespace weft::testing {
 namespace {
@@ -41,14 +42,6 @@ struct TowerImpl : torch::nn::Module {
 };
 using Tower = std::shared_ptr<TowerImpl>;
 
-Tower tower_of(const Tower& from) {
-  const auto to = std::make_shared<TowerImpl>();
-  const torch::NoGradGuard no_grad;
-  for (size_t i = 0; i < from->parameters().size(); ++i) {
-    to->parameters()[i].copy_(from->parameters()[i]);
-  }
-  return to;
-}
 at::Tensor words_of(int step, int rank) {
   return (torch::arange(6) * (step + 2) + 5 * rank).fmod(kWords).view({2, 3});
 }
@@ -82,7 +75,7 @@ struct Whole {
   Tower tower;
 };
 Whole in_one_process(const at::Tensor& first_rows, const Tower& start, const Rule& rule) {
-  Whole out{first_rows.clone().set_requires_grad(true), tower_of(start)};
+  Whole out{first_rows.clone().set_requires_grad(true), copy_of(start)};
   const auto of_rows = rule.local(out.rows);
   torch::optim::SGD of_tower(out.tower->parameters(), torch::optim::SGDOptions(0.1));
   for (int step = 0; step < kStepsOfBoth; ++step) {
@@ -159,7 +152,7 @@ TEST_P(PsHybrid, PS_11_DataParallelLayersAboveATableEqualOneProcess) {
       std::vector<Tower> towers;
       std::vector<std::function<void()>> bodies;
       for (int rank = 0; rank < kTrainers; ++rank) {
-        towers.push_back(tower_of(start));
+        towers.push_back(copy_of(start));
         bodies.emplace_back([&, rank, tower = towers.back()] {
           try {
             ProcessGroup group = init_process_group({.store = store,

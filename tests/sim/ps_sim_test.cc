@@ -16,6 +16,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -454,6 +455,28 @@ bool ran_alone(const Kept& kept) {
   return true;
 }
 
+// Runs this test's share of schedules, `by_default` of them, every 50th twice; or the one of WEFT_SIM_SEED alone, and is
+// false then. `add` gets the outcome of each.
+bool run_schedules(int by_default, const Kept& kept,
+                   const std::function<void(uint64_t seed, const Outcome& out)>& add) {
+  at::set_num_threads(1);
+  if (ran_alone(kept)) return false;
+  const Share share(by_default);
+  Cuts cuts;
+  for (uint64_t seed = 1; share.goes_on(seed - 1); ++seed) {
+    const Outcome out = run_schedule(seed, kept);
+    EXPECT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
+    if (!out.status.ok()) return false;
+    if (seed % 50 == 0) {
+      EXPECT_EQ(run_schedule(seed, kept).hash, out.hash) << "seed " << seed;
+    }
+    add(seed, out);
+    cuts.add(out);
+  }
+  cuts.expect_some();
+  return true;
+}
+
 // Each was found by a run of more schedules, and is a defect that was fixed since.
 TEST(PsSim, PSR_7_and_PSR_10_SeedsThatHaveFailed) {
   at::set_num_threads(1);
@@ -464,18 +487,9 @@ TEST(PsSim, PSR_7_and_PSR_10_SeedsThatHaveFailed) {
 }
 
 TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
-  at::set_num_threads(1);
-  if (ran_alone({})) return;
-  const Share share(150);
-  Cuts cuts;
   std::map<Trouble, Outcome> sums;
   std::map<Trouble, int64_t> counts;
-  for (uint64_t seed = 1; share.goes_on(seed - 1); ++seed) {
-    const Outcome out = run_schedule(seed);
-    ASSERT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
-    if (seed % 50 == 0) {
-      ASSERT_EQ(run_schedule(seed).hash, out.hash) << "seed " << seed;
-    }
+  const bool ran = run_schedules(150, {}, [&](uint64_t seed, const Outcome& out) {
     Outcome& sum = sums[trouble_of(seed, 1)];
     ++counts[trouble_of(seed, 1)];
     sum.hits += out.hits;
@@ -485,9 +499,8 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
     sum.dropped += out.dropped;
     sum.together += out.together;
     sum.stood_still += out.stood_still;
-    cuts.add(out);
-  }
-  cuts.expect_some();
+  });
+  if (!ran) return;
   int64_t dropped = 0;
   int64_t together = 0;
   for (const auto& [trouble, sum] : sums) {
@@ -519,27 +532,17 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
 }
 
 TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
-  at::set_num_threads(1);
-  if (ran_alone(kTwoCopies)) return;
-  const Share share(100);
-  Cuts cuts;
   std::map<Trouble, Outcome> sums;
   std::map<Trouble, int64_t> counts;
-  for (uint64_t seed = 1; share.goes_on(seed - 1); ++seed) {
-    const Outcome out = run_schedule(seed, kTwoCopies);
-    ASSERT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
-    if (seed % 50 == 0) {
-      ASSERT_EQ(run_schedule(seed, kTwoCopies).hash, out.hash) << "seed " << seed;
-    }
+  const bool ran = run_schedules(100, kTwoCopies, [&](uint64_t seed, const Outcome& out) {
     const Trouble trouble = trouble_of(seed, 2);
     Outcome& sum = sums[trouble];
     ++counts[trouble];
     sum.acknowledged += out.acknowledged;
     sum.moves += out.moves;
     sum.parts_moved += out.parts_moved;
-    cuts.add(out);
-  }
-  cuts.expect_some();
+  });
+  if (!ran) return;
   for (const auto& [trouble, sum] : sums) {
     std::printf("%-20s %4d schedules, %6d steps, %4d owners found anew, %4d joins, moves, drains\n",
                 kNames[static_cast<size_t>(trouble)], static_cast<int>(counts[trouble]),
@@ -557,21 +560,11 @@ TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
 
 // Servers join and drain, and parts go here and there, with one copy of each.
 TEST(PsSim, MOVE_3_PartsOfOneCopyMoveAndLoseNothing) {
-  at::set_num_threads(1);
-  if (ran_alone(kMovable)) return;
-  const Share share(60);
-  Cuts cuts;
   std::map<Trouble, int64_t> moved;
-  for (uint64_t seed = 1; share.goes_on(seed - 1); ++seed) {
-    const Outcome out = run_schedule(seed, kMovable);
-    ASSERT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
-    if (seed % 50 == 0) {
-      ASSERT_EQ(run_schedule(seed, kMovable).hash, out.hash) << "seed " << seed;
-    }
+  const bool ran = run_schedules(60, kMovable, [&](uint64_t seed, const Outcome& out) {
     moved[trouble_of_movable(seed)] += out.parts_moved;
-    cuts.add(out);
-  }
-  cuts.expect_some();
+  });
+  if (!ran) return;
   EXPECT_GT(moved[Trouble::kJoin], 0);
   EXPECT_GT(moved[Trouble::kMovesAndLoss], 0);
 }
