@@ -12,7 +12,7 @@ namespace weft::ps::internal {
 // `worked`: how long the piece took. `rested`: of this image up to now; in all it is at most a second, so that a
 // large part's log does not outgrow its budget meanwhile.
 inline absl::Duration rest_after(absl::Duration worked, absl::Duration* rested) {
-  constexpr int kRestsFor = 2;
+  constexpr int kRestsFor = 4;
   constexpr absl::Duration kMostAtOnce = absl::Milliseconds(50);
   constexpr absl::Duration kMost = absl::Seconds(1);
   const absl::Duration rest = std::min({worked * kRestsFor, kMostAtOnce, kMost - *rested});
