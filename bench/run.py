@@ -55,6 +55,7 @@ def parse_arguments():
     parser.add_argument("--no-build", action="store_true", help="take the drivers as they are")
     parser.add_argument("--no-ours", action="store_true", help="the peers alone")
     parser.add_argument("--tune", metavar="FILE", help="collectives: measure no row, write a table of algorithms there (WEFT_COLLECTIVES_TABLE)")
+    parser.add_argument("--pslite", metavar="PROGRAM", help="ps: ps-lite too, by this program (bench/ps/peer_pslite.cc says how to build it)")
     return parser.parse_args()
 
 
@@ -97,6 +98,9 @@ def main():
     if arguments.tune and arguments.suite != "collectives":
         print("--tune is for the suite collectives alone", file=sys.stderr)
         return 2
+    if arguments.pslite and arguments.suite != "ps":
+        print("--pslite is for the suite ps alone", file=sys.stderr)
+        return 2
     build = Path(arguments.build).resolve()
     if not arguments.no_build:
         target = ["cmake", "--build", str(build), "--target", f"bench_{arguments.suite}"]
@@ -120,6 +124,8 @@ def main():
         specs = tune.driver_specs(str(build / "bin" / "bench_weft_collectives"))
     else:
         specs = suite.driver_specs(build, find_python(), arguments.peer, not arguments.no_ours)
+    if arguments.pslite:
+        specs += suite.pslite_specs(arguments.pslite)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         bench = harness.Bench(specs, cores, scratch, touch_mib, rounds, pinned)
         try:

@@ -4,6 +4,7 @@ torch.distributed.rpc.
 Bars are ratios, above 1 always in our favour.
 """
 
+import os
 from pathlib import Path
 
 from figures import compare, describe_latency, describe_rate, detail, p50, rate
@@ -20,6 +21,7 @@ PY_STEP, PY_STEP_TCP = "python/shm/step", "python/tcp/step"
 PY_TRAINERS, PY_TRAINERS_TCP = "python/shm/trainers", "python/tcp/trainers"
 ELASTIC = "weft/elastic"
 RAW = "raw/unix"
+PSLITE = ("pslite/tcp", "pslite/local")
 
 CALLS = 5000
 PUSHES = 400_000
@@ -64,12 +66,35 @@ def driver_specs(build, python, only_peer, with_ours):
     return specs
 
 
+def pslite_specs(program):
+    """A worker, a server and the scheduler, of bench/ps/peer_pslite.cc."""
+    missing = "" if os.access(program, os.X_OK) else f"{program} cannot be run"
+    return [
+        DriverSpec(name, f"ps-lite ({mode})", [program, "--mode", mode], freeze=True, missing=missing, world=3)
+        for name, mode in zip(PSLITE, ("tcp", "local"))
+    ]
+
+
+def pslite_of(bench):
+    return [name for name in PSLITE if bench.has(name)]
+
+
+def beside_pslite(bench, results, id, metric, bar=None):
+    """The same calls against ps-lite, where it is given."""
+    peers = pslite_of(bench)
+    return [compare(bench, results, id, metric, "us", "lower", OURS, peers, p50, bar)] if peers else []
+
+
 def row_p1(bench, quick):
     metric = "push of 8 bytes, acknowledged, p50"
     bench.log(f"P1: {metric}")
-    results = bench.interleave([OURS, PY, PY_TCP], f"lat push {CALLS // 5 if quick else CALLS}", 90)
+    drivers = [OURS, PY, PY_TCP, *pslite_of(bench)]
+    results = bench.interleave(drivers, f"lat push {CALLS // 5 if quick else CALLS}", 90)
     detail(bench, results, describe_latency)
-    return [compare(bench, results, "P1", metric, "us", "lower", OURS, [PY, PY_TCP], p50, 4)]
+    return [
+        compare(bench, results, "P1", metric, "us", "lower", OURS, [PY, PY_TCP], p50, 4),
+        *beside_pslite(bench, results, "P1.1", metric),
+    ]
 
 
 def better(a, b):
@@ -94,34 +119,39 @@ def row_p2(bench, quick):
 
 
 def row_p3(bench, quick):
-    parts = []
+    parts, beside = [], []
     count = PULLS // 5 if quick else PULLS
     for number, (depth, what) in enumerate(((0, "p50"), (8, "8 in flight")), start=1):
         metric = f"pull of 1,024 x 64 rows, {what}"
         bench.log(f"P3: {metric}")
         command = f"slide {depth} {count}" if depth else f"lat pull {count}"
-        results = bench.interleave([OURS, PY, PY_TCP], command, 90)
+        also = [] if depth else pslite_of(bench)
+        results = bench.interleave([OURS, PY, PY_TCP, *also], command, 90)
         detail(bench, results, describe_rate if depth else describe_latency)
         figure = ("/s", "higher", rate) if depth else ("us", "lower", p50)
         unit, better, take = figure
         parts.append(
             compare(bench, results, f"P3.{number}", metric, unit, better, OURS, [PY, PY_TCP], take, 2.5)
         )
-    return [worst_of("P3", "pull of 1,024 x 64 rows", parts), *parts]
+        beside += [] if depth else beside_pslite(bench, results, "P3.3", metric)
+    return [worst_of("P3", "pull of 1,024 x 64 rows", parts), *parts, *beside]
 
 
 def row_large(bench, quick, id, verb):
     metric = f"{verb} of 64 MiB, p50"
     bench.log(f"{id}: {metric}")
     count = LARGE // 4 if quick else LARGE
-    results = bench.interleave([OURS, PY, PY_TCP], f"few {verb}64 {count}", 120)
+    results = bench.interleave([OURS, PY, PY_TCP, *pslite_of(bench)], f"few {verb}64 {count}", 120)
     detail(bench, results, describe_latency)
     # There and back: of its two ways each is one of these.
     raw = bench.interleave([RAW], f"echo {64 << 20} {count}", 120)
     for name, rounds in raw.items():
         if rounds and not isinstance(rounds, DriverError):
             bench.log(f"    {bench.label(name):26} p50 of an echo, halved {percentile(pooled(rounds, 'ms'), 0.5) * 500:8.1f} us")
-    return [compare(bench, results, id, metric, "us", "lower", OURS, [PY, PY_TCP], p50, 2)]
+    return [
+        compare(bench, results, id, metric, "us", "lower", OURS, [PY, PY_TCP], p50, 2),
+        *beside_pslite(bench, results, f"{id}.1", metric, 2),
+    ]
 
 
 def row_p13(bench, quick):
