@@ -28,7 +28,7 @@ uint64_t load(const char* p, int bytes) {
 
 bool known_kind(uint8_t kind) {
   return kind >= static_cast<uint8_t>(FrameKind::kHello) &&
-         kind <= static_cast<uint8_t>(FrameKind::kDataEnd);
+         kind <= static_cast<uint8_t>(FrameKind::kLanesWanted);
 }
 
 bool handshake_kind(FrameKind kind) {

@@ -27,6 +27,7 @@ std::string_view frame_kind_name(FrameKind kind) {
     case FrameKind::kArenaFree: return "arena_free";
     case FrameKind::kDataOffer: return "data_offer";
     case FrameKind::kDataEnd: return "data_end";
+    case FrameKind::kLanesWanted: return "lanes_wanted";
   }
   return "unknown";
 }

@@ -54,6 +54,7 @@ enum class FrameKind : uint8_t {
   kArenaFree = 12,
   kDataOffer = 13,
   kDataEnd = 14,
+  kLanesWanted = 15,
 };
 WEFT_API std::string_view frame_kind_name(FrameKind kind);
 
@@ -106,8 +107,10 @@ struct Hello {
   uint32_t max_frame_bytes = 0;  // largest frame that the speaker accepts
   uint64_t connection_id = 0;    // random, by the dialler; ties lanes together
   uint32_t lanes = 2;            // of the connection, 1 to 8; 0: the dialling transport decides
-  std::string ticket{};          // of the private socket, see LocalGate; a transport fills it in
-  bool observer = false;         // not a worker: it only inspects its peer (rpc/inspect.h)
+  uint32_t late_lanes =
+      0;                 // behind them, made when one of the two sends over them; 8 with the others
+  std::string ticket{};  // of the private socket, see LocalGate; a transport fills it in
+  bool observer = false;  // not a worker: it only inspects its peer (rpc/inspect.h)
 };
 
 // A place in memory that both sides of a connection see, as place() returns it.
@@ -140,7 +143,14 @@ class WEFT_API Connection {  // to one peer, in all its lanes
   virtual const Hello& peer() const = 0;
   // Returns the lanes on which large messages travel from now on. The result may change once, to
   // lanes with higher numbers; the earlier ones can still be used.
-  virtual LaneRange bulk_lanes() const { return {kBulkLane, static_cast<int>(peer().lanes) - 1}; }
+  virtual LaneRange bulk_lanes() const {
+    return {kBulkLane, static_cast<int>(peer().lanes + peer().late_lanes) - 1};
+  }
+  // Whether anything may have been sent over the lane, or may come.
+  virtual bool lane_begun(int lane) const {
+    (void)lane;
+    return true;
+  }
   // Returns the lane for small frames for which a thread of the peer waits; the control lane as long as there is
   // no other one.
   virtual int prompt_lane() const { return kControlLane; }

@@ -74,8 +74,11 @@ int LaneLoads::choose(LaneRange lanes) {
 
 std::vector<int> Link::lanes() const {
   std::vector<int> out;
-  const int first = static_cast<int>(connection_->peer().lanes);
-  for (int lane = 0; lane < first; ++lane) out.push_back(lane);
+  const Hello& hello = connection_->peer();
+  const auto first = static_cast<int>(hello.lanes + hello.late_lanes);
+  for (int lane = 0; lane < first; ++lane) {
+    if (connection_->lane_begun(lane)) out.push_back(lane);
+  }
   if (const int prompt = connection_->prompt_lane(); prompt >= first) out.push_back(prompt);
   const LaneRange bulk = connection_->bulk_lanes();
   if (bulk.first < first) return out;
@@ -84,7 +87,8 @@ std::vector<int> Link::lanes() const {
 }
 
 size_t Link::chunk_bytes(absl::Time now, LaneRange bulk) const {
-  if (bulk.first >= static_cast<int>(connection_->peer().lanes)) return kDataChunkBytes;
+  const Hello& hello = connection_->peer();
+  if (bulk.first >= static_cast<int>(hello.lanes + hello.late_lanes)) return kDataChunkBytes;
   const absl::Time small = absl::FromUnixNanos(last_small_.load(std::memory_order_relaxed));
   return now - small < kSmallLasts ? limits_.chunk_bytes : limits_.chunk_bytes / 5 * 8;
 }

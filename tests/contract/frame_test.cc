@@ -145,12 +145,18 @@ TEST(Frame, GoldenBytesOfEveryKind) {
        "0200000000000000"
        "68"
        "7070"},
+      {FrameKind::kLanesWanted,
+       "01770f00"
+       "01000000"
+       "0200000000000000"
+       "68"
+       "7070"},
   };
   for (const auto& [kind, bytes] : golden) {
     EXPECT_EQ(hex(encoded(make_frame(kind, "h", "pp"))), bytes) << frame_kind_name(kind);
     EXPECT_NE(frame_kind_name(kind), "unknown");
   }
-  EXPECT_EQ(frame_kind_name(static_cast<FrameKind>(15)), "unknown");
+  EXPECT_EQ(frame_kind_name(static_cast<FrameKind>(16)), "unknown");
   EXPECT_EQ(hex(encoded(make_frame(FrameKind::kChunk, std::string(258, 'h'), ""))).substr(0, 32),
             "01770600"
             "02010000"
@@ -323,7 +329,7 @@ TEST(Frame, KindsBelongToStates) {
     bytes[2] = static_cast<char>(k);
     EXPECT_EQ(read({bytes}, {WireState::kAwaitHello, 1000}).ok(), k == 1) << k;
     EXPECT_EQ(read({bytes}, {WireState::kAwaitAck, 1000}).ok(), k == 2) << k;
-    EXPECT_EQ(read({bytes}, {WireState::kOpen, 1000}).ok(), k >= 3 && k <= 14) << k;
+    EXPECT_EQ(read({bytes}, {WireState::kOpen, 1000}).ok(), k >= 3 && k <= 15) << k;
   }
 }
 

@@ -119,8 +119,8 @@ TEST_F(GrpcTransportTest, TheWayDecidesHowManyLanesAConnectionHas) {
     StatusOr<End> end = world().dial(*a, address, absl::Seconds(20), undecided);
     ASSERT_TRUE(end.ok()) << end.status();
     const End there = b->acceptor->accepted(accepted++);
-    EXPECT_EQ(end->connection->peer().lanes, lanes);
-    EXPECT_EQ(there.connection->peer().lanes, lanes);
+    EXPECT_EQ(1 + end->connection->peer().late_lanes, lanes);
+    EXPECT_EQ(1 + there.connection->peer().late_lanes, lanes);
     const int last = static_cast<int>(lanes) - 1;
     const std::string name = "lane" + std::to_string(last);
     ASSERT_TRUE(end->connection->send(make_frame(FrameKind::kRequest, "x", ""), last).ok());

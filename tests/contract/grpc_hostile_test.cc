@@ -194,6 +194,40 @@ TEST_F(GrpcHostile, DEF_11_LANES_1_LanesThatWereNeverTogetherAreNotAcknowledged)
   EXPECT_EQ(target_->acceptor->accepted_count(), 1u);
 }
 
+TEST_F(GrpcHostile, LateLanesBelongToTheConnectionWhoseHelloTheySay) {
+  Hello mine = hello(1);
+  mine.late_lanes = 1;
+  RawStream lane0(target_->address, lane(0));
+  ASSERT_TRUE(say_hello(&lane0, mine, 0));
+  ASSERT_TRUE(lane0.read().has_value());
+  const End end = target_->acceptor->accepted(1);
+  ASSERT_NE(end.handler, nullptr);
+  Hello unknown = mine, other = mine;
+  ++unknown.connection_id;
+  other.id = 99;
+  for (const Hello& theirs : {unknown, other}) {
+    RawStream stream(target_->address, lane(1));
+    ASSERT_TRUE(stream.write(encoded(FrameKind::kHello, internal::encode_hello(theirs, 1), "")));
+    const std::optional<std::string> answer = stream.read();
+    ASSERT_TRUE(answer.has_value());
+    const Status refused =
+        internal::decode_ack(std::string_view(*answer).substr(16), theirs, 1).status();
+    EXPECT_EQ(error_kind(refused), ErrorKind::kUnavailable) << refused;
+  }
+  RawStream lane1(target_->address, lane(1));
+  ASSERT_TRUE(say_hello(&lane1, mine, 1));
+  const std::optional<std::string> answer = lane1.read();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_TRUE(internal::decode_ack(std::string_view(*answer).substr(16), mine, 1).ok());
+  ASSERT_TRUE(end.connection->send(make_frame(FrameKind::kChunk, "", "x"), 1).ok());
+  EXPECT_TRUE(lane1.read().has_value());
+  // Once more: they are there.
+  RawStream again(target_->address, lane(1));
+  ASSERT_TRUE(say_hello(&again, mine, 1));
+  EXPECT_FALSE(again.read().has_value());
+  EXPECT_EQ(end.handler->lost_calls(), 0) << "the connection goes on";
+}
+
 TEST_F(GrpcHostile, LanesThatContradictEachOther) {
   RawStream first(target_->address, lane(0));
   Hello mine = hello();
@@ -226,7 +260,8 @@ TEST_F(GrpcHostile, BadMessagesOnAnOpenConnectionEndItAndDeliverNothingOfTheMess
       huge,
       encoded(FrameKind::kHello, internal::encode_hello(hello(), 0), ""),
       encoded(FrameKind::kHelloAck, "", ""),
-      encoded(FrameKind::kDataOffer, "", ""),  // who dialled offers none
+      encoded(FrameKind::kDataOffer, "", ""),    // who dialled offers none
+      encoded(FrameKind::kLanesWanted, "", ""),  // and makes these itself
       encoded(FrameKind::kChunk, "", std::string(40'000, 'x')) +
           encoded(FrameKind::kChunk, "", std::string(40'000, 'x')),  // a batch above its limit
   };

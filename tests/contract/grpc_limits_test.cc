@@ -95,6 +95,35 @@ TEST_F(GrpcTransportTest, DEF_12_data_connections_are_given_up_first) {
   for (Peer* peer : {a.get(), b.get()}) peer->transport->shutdown();
 }
 
+// The connection is there, and its bulk lanes would be made now: what would go over them goes by the control lane.
+TEST_F(GrpcTransportTest, LATE_2_a_connection_without_descriptors_carries_large_messages) {
+  open({.local_sockets = false, .data_connections = false, .raise_descriptor_limit = false});
+  std::unique_ptr<Peer> a = world().make_peer("a");
+  std::unique_ptr<Peer> b = world().make_peer("b");
+  ASSERT_TRUE(world().listen(*b).ok());
+  for (size_t i = 0; i < 2; ++i) {  // the dialler sends, or the acceptor
+    const StatusOr<End> here =
+        world().dial(*a, b->address, absl::Seconds(5), [](Hello* hello) { hello->lanes = 0; });
+    ASSERT_TRUE(here.ok()) << here.status();
+    const End there = b->acceptor->accepted(i);
+    ASSERT_NE(there.connection, nullptr);
+    const End& from = i == 0 ? *here : there;
+    const End& to = i == 0 ? there : *here;
+    const LowLimit limit;
+    limit.leave_spare(1);
+    for (const char* header : {"0", "1"}) {
+      ASSERT_TRUE(
+          from.connection->send(make_frame(FrameKind::kChunk, header, pattern(5000)), kBulkLane)
+              .ok());
+    }
+    ASSERT_TRUE(to.handler->wait_frames(2));
+    const std::vector<Received> got = to.handler->frames();
+    EXPECT_EQ(got[0].header + got[1].header, "01");
+    for (const Received& one : got) EXPECT_EQ(one.lane, kControlLane);
+  }
+  for (Peer* peer : {a.get(), b.get()}) peer->transport->shutdown();
+}
+
 TEST_F(GrpcTransportTest, DEF_12_a_dial_without_descriptors_names_the_limit) {
   open({.same_user = false, .raise_descriptor_limit = false});
   std::unique_ptr<Peer> a = world().make_peer("a");

@@ -8,7 +8,7 @@
 
 namespace weft::testing {
 
-World::World(const Backend& backend, uint64_t seed) {
+World::World(const Backend& backend, uint64_t seed) : late_(backend.late) {
   if (backend.simulated) {
     SimOptions options;
     options.seed = seed;
@@ -67,6 +67,7 @@ StatusOr<End> World::dial(Peer& from, std::string_view address, absl::Duration t
   auto outcome = std::make_shared<Outcome>();
   auto handler = std::make_shared<RecordingHandler>(signal_.get());
   Hello hello = from.hello;
+  if (late_) hello.lanes = 0;
   if (change) change(&hello);
   from.transport->connect(address, hello, runtime_->now() + timeout, handler,
                           [this, outcome, handler](StatusOr<ConnectionRef> result) {
@@ -98,6 +99,7 @@ std::vector<Backend> transport_backends() {
   out.push_back({"faulty_inproc_sim", true, false, faulty_inproc});
   if (kThreadSanitizer) return out;
   out.push_back({"grpc", false, true, [](World&) { return grpc_transport(); }});
+  out.push_back({"grpc_late", false, true, [](World&) { return grpc_transport(); }, true});
   out.push_back(
       {"grpc_tcp", false, true, [](World&) { return grpc_transport({.local_sockets = false}); }});
   // One certificate for peers of any name.

@@ -85,6 +85,9 @@ class RecordingHandler : public ConnectionHandler {
   bool wait_frames(size_t n) {
     return signal_->wait([&] { return frames_.size() >= n; });
   }
+  bool wait_frames_or_lost(size_t n) {
+    return signal_->wait([&] { return frames_.size() >= n || lost_calls_ > 0; });
+  }
   bool wait_lost() {
     return signal_->wait([&] { return lost_calls_ > 0; });
   }
@@ -204,6 +207,7 @@ struct Backend {
   bool sockets = false;  // has ports and bytes on them
   // A factory for the workers of one world.
   std::function<TransportFactory(World&)> make;
+  bool late = false;  // the transport decides how many lanes there are, and when
 };
 
 class World {
@@ -230,6 +234,7 @@ class World {
   std::shared_ptr<Runtime> runtime_;
   std::shared_ptr<InprocNetwork> network_;
   TransportFactory factory_;
+  const bool late_;
   std::unique_ptr<Signal> signal_;
   uint32_t next_id_ = 0;
 };

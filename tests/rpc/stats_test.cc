@@ -141,10 +141,10 @@ TEST(Stats, WhatTheListenerAcceptedIsAMetricAtTheNextHeartbeat) {
     return it == all.end() ? 0.0 : it->second;
   };
   const absl::Time end = c[1].now() + absl::Seconds(20);
-  while (accepted(1) < 3 && c[1].now() < end) std::this_thread::yield();
-  EXPECT_EQ(accepted(1), 3) << "one for each lane";
+  while (accepted(1) < 1 && c[1].now() < end) std::this_thread::yield();
+  EXPECT_EQ(accepted(1), 1) << "one for each lane";
   EXPECT_EQ(accepted(0), 0) << "nobody dialled this one";
-  EXPECT_EQ(counter(c[1], "listener_accepted"), 3);
+  EXPECT_EQ(counter(c[1], "listener_accepted"), 1);
   EXPECT_EQ(counter(c[1], "listener_stalls"), 0);
 }
 

@@ -36,6 +36,7 @@ class FaultyConnection final : public Connection,
 
   const Hello& peer() const override { return inner_->peer(); }
   bool dialled() const override { return inner_->dialled(); }
+  bool lane_begun(int lane) const override { return inner_->lane_begun(lane); }
   Status send(Frame frame, int lane) override ABSL_LOCKS_EXCLUDED(mutex_);
   void close(Status reason) override ABSL_LOCKS_EXCLUDED(mutex_);
   std::string describe() const override { return inner_->describe(); }

@@ -109,7 +109,7 @@ void GrpcChannels::channel_settled(Channel& channel, bool serves, std::string_vi
       << " go another way: " << std::string(why_not);
 }
 
-bool GrpcChannels::lane_begun() { return connection_->channel_lane_begun(); }
+bool GrpcChannels::lane_begun() { return connection_->channel_lanes_begun(1); }
 ConnectionHandler* GrpcChannels::lane_up() { return connection_->channel_lane_up(); }
 void GrpcChannels::lane_ended(LaneEnd end, bool was_up) {
   connection_->one_ended(std::move(end), was_up);

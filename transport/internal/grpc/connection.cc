@@ -18,6 +18,7 @@ GrpcConnection::GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const He
       own_(own),
       address_(std::move(address)),
       channels_(this, std::move(channels)),
+      late_(std::make_shared<GrpcLateLanes>(this, own_.lanes, own_.late_lanes)),
       state_(State::kDialling),
       handler_(std::move(handler)),
       done_(std::move(done)) {}
@@ -32,20 +33,23 @@ GrpcConnection::GrpcConnection(std::shared_ptr<GrpcTransportCore> core, const He
       channels_(this, std::move(channels)),
       local_(address_ == kLocalPeer),
       lanes_(std::move(lanes)),
+      late_(std::make_shared<GrpcLateLanes>(this, peer.lanes, peer.late_lanes)),
       peer_(peer),
       state_(State::kOpen) {}
 
 std::string GrpcConnection::describe() const { return describe_peer(peer_, address_); }
 
 Status GrpcConnection::send(Frame frame, int lane) {
-  const size_t index = static_cast<size_t>(lane) - lanes_.size();
-  if (lane < 0 || (static_cast<size_t>(lane) >= lanes_.size() && index >= channels_.lanes())) {
+  const size_t index = static_cast<size_t>(lane) - lanes();
+  if (lane < 0 || (static_cast<size_t>(lane) >= lanes() && index >= channels_.lanes())) {
     return make_error(ErrorKind::kInvalidArgument,
-                      absl::StrCat("lane ", lane, " of a connection with ", lanes_.size()));
+                      absl::StrCat("lane ", lane, " of a connection with ", lanes()));
   }
   WEFT_RETURN_IF_ERROR(check_sendable(frame, peer_.max_frame_bytes));
   if (static_cast<size_t>(lane) >= lanes_.size()) {
-    Status sent = channels_.send(std::move(frame), index);
+    Status sent = static_cast<size_t>(lane) < lanes()
+                      ? late_->send(std::move(frame), static_cast<size_t>(lane) - lanes_.size())
+                      : channels_.send(std::move(frame), index);
     return sent.ok() ? sent : annotate(sent, describe());
   }
   if (lane == kControlLane &&
@@ -61,7 +65,12 @@ Status GrpcConnection::send(Frame frame, int lane) {
 LaneRange GrpcConnection::bulk_lanes() const {
   const size_t ready = channels_.bulk_lanes();
   if (ready == 0) return Connection::bulk_lanes();
-  return {static_cast<int>(lanes_.size()), static_cast<int>(ready)};
+  return {static_cast<int>(lanes()), static_cast<int>(ready)};
+}
+
+bool GrpcConnection::lane_begun(int lane) const {
+  const auto number = static_cast<size_t>(lane);
+  return number < lanes_.size() || number >= lanes() || late_->begun();
 }
 
 ConnectionStats GrpcConnection::stats() const {
@@ -69,6 +78,7 @@ ConnectionStats GrpcConnection::stats() const {
   out.way = local_ ? "Unix socket" : core_->tls() != nullptr ? "TCP with TLS" : "TCP";
   out.dialled = dialled_;
   for (const auto& lane : lanes_) out.lanes.push_back(lane->stats());
+  for (const LaneStats& lane : late_->stats()) out.lanes.push_back(lane);
   for (const LaneStats& lane : channels_.lane_stats()) out.lanes.push_back(lane);
   channels_.add_to(&out);
   return out;
@@ -85,6 +95,7 @@ StatusOr<Borrowed> GrpcConnection::borrow(const Placement& placement, uint64_t l
 }
 
 Status GrpcConnection::lane_own_frame(GrpcLane& lane, const FrameView& frame) {
+  if (frame.kind == FrameKind::kLanesWanted) return late_->asked();
   return channels_.on_own_frame(frame, lane.number());
 }
 
@@ -104,16 +115,74 @@ bool GrpcConnection::is_open() const {
   return state_ == State::kOpen && !closing_ && !ending_;
 }
 
-bool GrpcConnection::channel_lane_begun() {
+bool GrpcConnection::channel_lanes_begun(size_t count) {
   MutexLock lock(&mutex_);
   if (state_ != State::kOpen || closing_ || ending_) return false;
-  ++channel_lanes_begun_;
+  channel_lanes_begun_ += count;
   return true;
 }
 
 ConnectionHandler* GrpcConnection::channel_lane_up() {
   MutexLock lock(&mutex_);
   return state_ == State::kOpen ? handler_.get() : nullptr;
+}
+
+// ---- for late lanes ----------------------------------------------------------------------------
+
+void GrpcConnection::ask_for_lanes() {
+  Frame want;
+  want.kind = FrameKind::kLanesWanted;
+  send_own(std::move(want));
+}
+
+void GrpcConnection::no_late_lanes(const Status& why) {
+  WEFT_LOG(core_->context().log, kWarning)
+      << "large messages to " << describe()
+      << " go by its control lane, without bulk lanes: " << why.message();
+  if (dialled_) ask_for_lanes();  // the same frame, the other way
+}
+
+void GrpcConnection::limit_making(std::weak_ptr<Timed> what) {
+  core_->set_deadline(core_->drain_deadline(), std::move(what));
+}
+
+StatusOr<Hello> GrpcConnection::check_ack(GrpcLane& lane, std::string_view header) const {
+  WEFT_ASSIGN_OR_RETURN(Hello theirs, decode_ack(header, own_, lane.number()));
+  WEFT_RETURN_IF_ERROR(check_identity(lane, theirs.name, theirs.id));
+  return theirs;
+}
+
+std::shared_ptr<GrpcClientLane> GrpcConnection::new_lane(int number, GrpcLaneHost* host) {
+  return core_->new_lane(number, host);
+}
+
+void GrpcConnection::start_lane(const std::shared_ptr<GrpcClientLane>& lane) {
+  core_->start_lane(lane, address_, local_);
+}
+
+void GrpcConnection::not_sent(std::vector<uint64_t> cookies) {
+  MutexLock lock(&mutex_);
+  for (const uint64_t cookie : cookies) {
+    if (cookie != 0) lost_.unsent.push_back(cookie);
+  }
+}
+
+bool GrpcConnection::take_late(const Lanes& lanes, const Hello& own) {
+  if (!late_->claim()) return false;
+  if (!channel_lanes_begun(lanes.size())) {
+    late_->let_go();
+    return false;
+  }
+  for (const auto& lane : lanes) {
+    Frame answer;
+    answer.kind = FrameKind::kHelloAck;
+    answer.header = encode_ack(own, lane->number());
+    lane->cork_handshake(std::move(answer));
+  }
+  for (const auto& lane : lanes) lane->allow_sends();
+  late_->take(lanes);
+  for (const auto& lane : lanes) lane->uncork();
+  return true;
 }
 
 // ---- closing -----------------------------------------------------------------------------------
@@ -159,11 +228,16 @@ void GrpcConnection::leave(const Status& why) {
 
 void GrpcConnection::drain_lanes() {
   channels_.drain();
+  if (late_->drain()) drain_control();
+}
+
+void GrpcConnection::drain_control() {
   for (const auto& lane : lanes_) lane->drain();
 }
 
 void GrpcConnection::abort_lanes(const Status& why) {
   channels_.abort(why);
+  late_->abort(why);
   for (const auto& lane : lanes_) lane->abort(why);
 }
 
@@ -219,10 +293,8 @@ void GrpcConnection::lane_started(GrpcLane& lane) {
 }
 
 void GrpcConnection::lane_handshake(GrpcLane& lane, std::string_view header) {
-  StatusOr<Hello> theirs = decode_ack(header, own_, lane.number());
-  Status status = theirs.status();
-  if (status.ok()) status = check_identity(lane, theirs->name, theirs->id);
-  if (!status.ok()) return fail(annotate(status, absl::StrCat("dial of ", address_)));
+  StatusOr<Hello> theirs = check_ack(lane, header);
+  if (!theirs.ok()) return fail(annotate(theirs.status(), absl::StrCat("dial of ", address_)));
   {
     MutexLock lock(&mutex_);
     if (closing_ || ++lanes_acked_ < lanes_.size()) return;
@@ -311,6 +383,7 @@ void GrpcConnection::one_ended(LaneEnd end, bool was_up) {
       turned_away = end.turned_away && !closing_;
     }
     if (last) {
+      for (const uint64_t cookie : late_->close()) lost_.unsent.push_back(cookie);
       if (state_ == State::kOpen) {
         handler = std::move(handler_);
         lost = lost_;

@@ -20,6 +20,7 @@
 #include "weft/transport/channel.h"
 #include "weft/transport/internal/grpc/channels.h"
 #include "weft/transport/internal/grpc/lane.h"
+#include "weft/transport/internal/grpc/late_lanes.h"
 #include "weft/transport/internal/wire/handshake.h"
 #include "weft/transport/transport.h"
 
@@ -32,7 +33,7 @@ using GrpcDialDone =
     std::function<void(StatusOr<std::shared_ptr<Connection>> result, bool turned_away)>;
 
 class GrpcConnection final : public Connection,
-                             public GrpcLaneHost,
+                             public GrpcLateLanesHost,
                              public Timed,
                              public std::enable_shared_from_this<GrpcConnection> {
  public:
@@ -56,7 +57,8 @@ class GrpcConnection final : public Connection,
   // Ends the dial, or the connection.
   void fail(Status why) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  size_t lanes() const { return lanes_.size(); }
+  // gRPC's, those that are not made yet among them.
+  size_t lanes() const { return lanes_.size() + late_->count(); }
   // Statistics of the channels' lanes that are up, in order: their numbers begin with lanes().
   std::vector<LaneStats> channel_stats() const { return channels_.lane_stats(); }
 
@@ -67,15 +69,30 @@ class GrpcConnection final : public Connection,
   // The dialler's: another socket to where the control lane goes.
   StatusOr<UniqueFd> dial_socket();
   bool is_open() const ABSL_LOCKS_EXCLUDED(mutex_);
-  bool channel_lane_begun() ABSL_LOCKS_EXCLUDED(mutex_);
-  ConnectionHandler* channel_lane_up() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool channel_lanes_begun(size_t count) override ABSL_LOCKS_EXCLUDED(mutex_);
+  ConnectionHandler* channel_lane_up() override ABSL_LOCKS_EXCLUDED(mutex_);
+  // ---- for its late lanes ----------------------------------------------------------------------
+  void ask_for_lanes() override;
+  void no_late_lanes(const Status& why) override;
+  std::shared_ptr<GrpcLane> control_lane() const override { return lanes_[kControlLane]; }
+  void limit_making(std::weak_ptr<Timed> what) override;
+  StatusOr<Hello> check_ack(GrpcLane& lane, std::string_view header) const override;
+  std::shared_ptr<GrpcClientLane> new_lane(int number, GrpcLaneHost* host) override;
+  void start_lane(const std::shared_ptr<GrpcClientLane>& lane) override;
+  std::shared_ptr<GrpcLaneHost> shared_host() override { return shared_from_this(); }
+  void not_sent(std::vector<uint64_t> cookies) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void drain_control() override;
+  void late_lane_ended(LaneEnd end, bool was_up) override { one_ended(std::move(end), was_up); }
+  // The acceptor's: lanes that said hello together. False: they are not wanted any more.
+  bool take_late(const Lanes& lanes, const Hello& own) ABSL_LOCKS_EXCLUDED(mutex_);
   // Any lane. `was_up`: frames may have gone over it; else its end concerns no call.
   void one_ended(LaneEnd end, bool was_up) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Hello& peer() const override { return peer_; }
   LaneRange bulk_lanes() const override;
+  bool lane_begun(int lane) const override;
   int prompt_lane() const override {
-    return channels_.prompt_lanes() > 0 ? static_cast<int>(lanes_.size()) : kControlLane;
+    return channels_.prompt_lanes() > 0 ? static_cast<int>(lanes()) : kControlLane;
   }
   void want_prompt_lane() override { channels_.want_prompt_lane(); }
   bool dialled() const override { return dialled_; }
@@ -108,8 +125,9 @@ class GrpcConnection final : public Connection,
   const std::string address_;
   GrpcChannels channels_;
   bool local_ = false;
-  Lanes lanes_;  // constant once frames flow
-  Hello peer_;   // constant once open
+  Lanes lanes_;  // those of the handshake; constant once frames flow
+  const std::shared_ptr<GrpcLateLanes> late_;
+  Hello peer_;  // constant once open
 
   mutable Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_);

@@ -203,6 +203,18 @@ void GrpcTransportCore::remember(std::shared_ptr<GrpcConnection> connection) {
   connections_.emplace(key, std::move(connection));
 }
 
+std::shared_ptr<GrpcConnection> GrpcTransportCore::accepted(const Hello& hello) {
+  const std::string words = encode_hello(hello, 0);
+  MutexLock lock(&mutex_);
+  for (const auto& [raw, connection] : connections_) {
+    if (!connection->dialled() && connection->peer().connection_id == hello.connection_id &&
+        same_bytes_in_constant_time(encode_hello(connection->peer(), 0), words)) {
+      return connection;
+    }
+  }
+  return nullptr;
+}
+
 void GrpcTransportCore::forget(GrpcConnection* connection) {
   std::shared_ptr<GrpcConnection> last;  // destroyed without the lock
   MutexLock lock(&mutex_);

@@ -67,7 +67,14 @@ class GrpcTransportCore : public std::enable_shared_from_this<GrpcTransportCore>
   bool begin_operation() ABSL_LOCKS_EXCLUDED(mutex_);
   void end_operation() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // A dialler's lane: new_lane() makes it, and start_lane() dials; one that must not start any more ends at once.
+  std::shared_ptr<GrpcClientLane> new_lane(int number, GrpcLaneHost* host);
+  void start_lane(const std::shared_ptr<GrpcClientLane>& lane, std::string_view address,
+                  bool local);
+
   void remember(std::shared_ptr<GrpcConnection> connection) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The accepted connection of this hello; null when there is none.
+  std::shared_ptr<GrpcConnection> accepted(const Hello& hello) ABSL_LOCKS_EXCLUDED(mutex_);
   void forget(GrpcConnection* connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void set_deadline(absl::Time when, std::weak_ptr<Timed> what) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether a hello without TLS is acceptable: its ticket lay at our private socket, or it needs no

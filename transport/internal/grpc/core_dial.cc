@@ -133,8 +133,9 @@ void GrpcTransportCore::dial(std::string_view address, const Hello& hello, absl:
       local ? StatusOr<std::string>(local_target(at.local)) : dial_target(address);
   Hello wanted = hello;
   if (wanted.lanes == 0) {
-    wanted.lanes =
-        1 + static_cast<uint32_t>(local ? options_.local_bulk_lanes : options_.bulk_lanes);
+    wanted.lanes = 1;
+    wanted.late_lanes =
+        static_cast<uint32_t>(local ? options_.local_bulk_lanes : options_.bulk_lanes);
   }
   StatusOr<Hello> own = complete_hello(wanted, context_.max_frame_bytes, runtime().random());
   if (!target.ok()) return fail_dial(std::move(done), target.status());
@@ -147,15 +148,16 @@ void GrpcTransportCore::dial(std::string_view address, const Hello& hello, absl:
                                              "set WEFT_TLS_CA, WEFT_TLS_CERT and WEFT_TLS_KEY")));
   }
   // gRPC's error for the same would not name the limit. One more for the private socket.
-  if (const Status room = check_descriptors(own->lanes + (local ? 1 : 0)); !room.ok()) {
+  const uint32_t sockets = own->lanes + (local ? 1 : 0);
+  if (const Status room = check_descriptors(sockets); !room.ok()) {
     return fail_dial(std::move(done), make_error(ErrorKind::kUnavailable,
                                                  absl::StrCat(context, ": ", room.message())));
   }
   ChannelSite site;
   site.dialled = true;
   site.local = local;
-  site.first_lane = own->lanes;
-  site.max_lanes = own->lanes - 1;
+  site.first_lane = own->lanes + own->late_lanes;
+  site.max_lanes = site.first_lane - 1;
   if (local) {
     StatusOr<std::shared_ptr<LocalSession>> session = gate_->visit(gate_name(at.local));
     if (session.ok()) {
@@ -176,28 +178,34 @@ void GrpcTransportCore::dial(std::string_view address, const Hello& hello, absl:
   std::vector<std::shared_ptr<GrpcClientLane>> lanes;
   GrpcConnection::Lanes base;
   for (uint32_t i = 0; i < own->lanes; ++i) {
-    const int number = static_cast<int>(i);
-    lanes.push_back(std::make_shared<GrpcClientLane>(
-        number, context_.max_frame_bytes, poller_.get(), connection.get(), tls_,
-        [self = shared_from_this()](GrpcLane* lane) { self->lane_gone(lane); }));
+    lanes.push_back(new_lane(static_cast<int>(i), connection.get()));
     base.push_back(lanes.back());
   }
   connection->set_lanes(std::move(base));
   remember(connection);
-  bool alive = true;
-  for (const auto& lane : lanes) alive = lane_born(lane) && alive;
   set_deadline(deadline, connection);
-  for (const auto& lane : lanes) {
-    lane->start(grpc::CreateCustomChannel(
-                    *target, tls_ == nullptr ? grpc::InsecureChannelCredentials() : tls_->channel(),
-                    lane_arguments(lane->number(), context_.max_frame_bytes,
-                                   local || is_loopback(at.tcp), options_, tls_ != nullptr)),
-                poller_queue());
-  }
-  if (!alive) {
-    connection->fail(
-        make_error(ErrorKind::kState, absl::StrCat(context, ": the transport is shut down")));
-  }
+  for (const auto& lane : lanes) start_lane(lane, address, local);
+}
+
+std::shared_ptr<GrpcClientLane> GrpcTransportCore::new_lane(int number, GrpcLaneHost* host) {
+  return std::make_shared<GrpcClientLane>(
+      number, context_.max_frame_bytes, poller_.get(), host, tls_,
+      [self = shared_from_this()](GrpcLane* lane) { self->lane_gone(lane); });
+}
+
+void GrpcTransportCore::start_lane(const std::shared_ptr<GrpcClientLane>& lane,
+                                   std::string_view address, bool local) {
+  const SplitAddress at = split_address(address);
+  const StatusOr<std::string> target =
+      local ? StatusOr<std::string>(local_target(at.local)) : dial_target(address);
+  const bool alive = lane_born(lane);
+  lane->start(grpc::CreateCustomChannel(
+                  target.value_or(""),  // the dial has found it
+                  tls_ == nullptr ? grpc::InsecureChannelCredentials() : tls_->channel(),
+                  lane_arguments(lane->number(), context_.max_frame_bytes,
+                                 local || is_loopback(at.tcp), options_, tls_ != nullptr)),
+              poller_queue());
+  if (!alive) lane->abort(make_error(ErrorKind::kState, "the transport is shut down"));
 }
 
 }  // namespace weft::internal

@@ -158,6 +158,11 @@ void GrpcServer::refuse(GrpcLane& lane, const Status& why) {
 Status GrpcServer::check_credentials(GrpcLane& lane, const Hello& theirs,
                                      std::string_view token) const {
   const std::shared_ptr<const GrpcTls>& tls = core_->tls();
+  if (tls == nullptr && lane.number() >= static_cast<int>(theirs.lanes)) {
+    // Its ticket has been claimed with the connection.
+    if (core_->accepted(theirs) != nullptr) return absl::OkStatus();
+    return make_error(ErrorKind::kUnavailable, "there is no connection that this lane belongs to");
+  }
   if (tls == nullptr) return core_->check_user(theirs);
   const std::shared_ptr<const grpc::AuthContext> peer = lane.peer_auth();
   if (peer == nullptr) return make_error(ErrorKind::kUnavailable, "the stream is gone");
@@ -191,10 +196,12 @@ void GrpcServer::lane_handshake(GrpcLane& lane, std::string_view header) {
     complete = table_.add(*theirs, lane.number(), ref);
   }
   if (!complete.ok()) return refuse(lane, complete.status());
-  if (*complete != nullptr) open(*std::move(complete), *ours);
+  if (*complete == nullptr) return;
+  open(*std::move(complete), *ours, lane.number() >= static_cast<int>(theirs->lanes));
 }
 
-void GrpcServer::open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, const Hello& own) {
+void GrpcServer::open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, const Hello& own,
+                      bool late) {
   GrpcConnection::Lanes lanes;
   {
     MutexLock lock(&mutex_);
@@ -212,6 +219,14 @@ void GrpcServer::open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, cons
     }
     return;
   }
+  if (late) {
+    const std::shared_ptr<GrpcConnection> connection = core_->accepted(entry->hello);
+    if (connection != nullptr && connection->take_late(lanes, own)) return;
+    for (const auto& lane : lanes) {
+      lane->abort(make_error(ErrorKind::kUnavailable, "the connection has ended"));
+    }
+    return;
+  }
   // LANES-1. What is sent from now on, by whichever thread, comes behind the answers; they leave when there is a handler
   // for what the dialler sends then.
   for (const auto& lane : lanes) {
@@ -224,8 +239,8 @@ void GrpcServer::open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, cons
   ChannelSite site;
   site.local = address == kLocalPeer;
   site.session = core_->claim(entry->hello.ticket);
-  site.first_lane = lanes.size();
-  site.max_lanes = lanes.size() - 1;
+  site.first_lane = lanes.size() + entry->hello.late_lanes;
+  site.max_lanes = site.first_lane - 1;
   auto connection = std::make_shared<GrpcConnection>(core_, own, entry->hello, address,
                                                      core_->make_channels(site), lanes);
   core_->remember(connection);

@@ -73,7 +73,8 @@ class GrpcServer final : public GrpcLaneHost, public std::enable_shared_from_thi
   void refuse(GrpcLane& lane, const Status& why);
   // By the certificate of its connection and by its token.
   Status check_credentials(GrpcLane& lane, const Hello& theirs, std::string_view token) const;
-  void open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, const Hello& own);
+  // All lanes are there: those of a connection that opens, or the late ones of an open connection.
+  void open(std::unique_ptr<HalfOpenTable<LaneRef>::Entry> entry, const Hello& own, bool late);
   int half_open() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return half_open_; }
 
   const std::shared_ptr<GrpcTransportCore> core_;

@@ -31,6 +31,7 @@ void to_proto(const Hello& hello, int lane, v1::Hello* out) {
   out->set_lane(static_cast<uint32_t>(lane));
   out->set_ticket(hello.ticket);
   out->set_observer(hello.observer);
+  out->set_late_lanes(hello.late_lanes);
 }
 
 StatusOr<Hello> from_proto(const v1::Hello& in, int lane) {
@@ -54,13 +55,14 @@ StatusOr<Hello> from_proto(const v1::Hello& in, int lane) {
     return protocol_error(absl::StrCat("a hello with a job id of ", in.job_id().size(),
                                        " bytes, the limit is ", kMaxJobIdBytes));
   }
-  if (in.lanes() == 0 || in.lanes() > kMaxLanes) {
+  const uint64_t lanes = uint64_t{in.lanes()} + in.late_lanes();
+  if (in.lanes() == 0 || lanes > kMaxLanes) {
     return protocol_error(
-        absl::StrCat("a hello with ", in.lanes(), " lanes, 1 to ", kMaxLanes, " are allowed"));
+        absl::StrCat("a hello with ", lanes, " lanes, 1 to ", kMaxLanes, " are allowed"));
   }
-  if (in.lane() != static_cast<uint32_t>(lane) || in.lane() >= in.lanes()) {
-    return protocol_error(absl::StrCat("a hello for lane ", in.lane(), " of ", in.lanes(),
-                                       " arrived on lane ", lane));
+  if (in.lane() != static_cast<uint32_t>(lane) || in.lane() >= lanes) {
+    return protocol_error(
+        absl::StrCat("a hello for lane ", in.lane(), " of ", lanes, " arrived on lane ", lane));
   }
   if (in.max_frame_bytes() < kMinMaxFrameBytes) {
     return protocol_error(absl::StrCat("a hello that accepts frames of ", in.max_frame_bytes(),
@@ -84,11 +86,13 @@ StatusOr<Hello> from_proto(const v1::Hello& in, int lane) {
   out.lanes = in.lanes();
   out.ticket = in.ticket();
   out.observer = in.observer();
+  out.late_lanes = in.late_lanes();
   return out;
 }
 
 Status check_answer(const Hello& theirs, const Hello& sent) {
-  if (theirs.connection_id != sent.connection_id || theirs.lanes != sent.lanes) {
+  if (theirs.connection_id != sent.connection_id || theirs.lanes != sent.lanes ||
+      theirs.late_lanes > sent.late_lanes) {
     return protocol_error("the answer to the hello belongs to another connection");
   }
   const bool any_job = sent.observer && sent.job_id.empty();
@@ -206,6 +210,7 @@ StatusOr<Hello> answer_hello(Acceptor& acceptor, const Hello& theirs, size_t max
   ours.to_incarnation = theirs.to_incarnation;
   ours.connection_id = theirs.connection_id;
   ours.lanes = theirs.lanes;
+  ours.late_lanes = theirs.late_lanes;
   ours.ticket.clear();
   return ours;
 }

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -58,7 +59,7 @@ WEFT_API StatusOr<Hello> answer_hello(Acceptor& acceptor, const Hello& theirs,
 // "ps0 (127.0.0.1:4711)"
 WEFT_API std::string describe_peer(const Hello& hello, std::string_view address);
 
-// Lanes that have said hello and wait for the others of their connection.
+// Lanes that have said hello and wait for the others of their connection, those that are made late for one another.
 template <class LaneRef>
 class HalfOpenTable {
  public:
@@ -74,7 +75,9 @@ class HalfOpenTable {
   // all lanes, taken out of the table. Errors: protocol (a lane twice, lanes that contradict each
   // other), resource (the table is full).
   StatusOr<std::unique_ptr<Entry>> add(const Hello& hello, int lane, LaneRef ref) {
-    const Key key{hello.incarnation, hello.connection_id};
+    const bool late = lane >= static_cast<int>(hello.lanes);
+    const uint32_t together = late ? hello.late_lanes : hello.lanes;
+    const Key key{hello.incarnation, hello.connection_id, late};
     std::string encoded = encode_hello(hello, 0);
     auto it = entries_.find(key);
     if (it != entries_.end()) {
@@ -89,7 +92,7 @@ class HalfOpenTable {
             absl::StrCat("lane ", lane, " of a connection from '", hello.name, "' is there twice"));
       }
     }
-    if (hello.lanes > 1 && lanes_ >= max_lanes_) {
+    if (together > 1 && lanes_ >= max_lanes_) {
       return make_error(ErrorKind::kResource,
                         absl::StrCat(lanes_,
                                      " lanes of unfinished connections already wait here, "
@@ -102,7 +105,7 @@ class HalfOpenTable {
     }
     it->second->lanes.emplace(lane, std::move(ref));
     ++lanes_;
-    if (it->second->lanes.size() < hello.lanes) return std::unique_ptr<Entry>();
+    if (it->second->lanes.size() < together) return std::unique_ptr<Entry>();
     std::unique_ptr<Entry> entry = std::move(it->second);
     lanes_ -= entry->lanes.size();
     entries_.erase(it);
@@ -113,7 +116,8 @@ class HalfOpenTable {
   // null when the lane is not there.
   template <class Lane>
   std::unique_ptr<Entry> remove_lane(const Hello& hello, int lane, const Lane* which) {
-    auto it = entries_.find(Key{hello.incarnation, hello.connection_id});
+    const bool late = lane >= static_cast<int>(hello.lanes);
+    auto it = entries_.find(Key{hello.incarnation, hello.connection_id, late});
     if (it == entries_.end()) return nullptr;
     auto at = it->second->lanes.find(lane);
     if (at == it->second->lanes.end() || &*at->second != which) return nullptr;
@@ -126,7 +130,7 @@ class HalfOpenTable {
   size_t lanes() const { return lanes_; }
 
  private:
-  using Key = std::pair<uint64_t, uint64_t>;
+  using Key = std::tuple<uint64_t, uint64_t, bool>;
 
   const size_t max_lanes_;
   size_t lanes_ = 0;
