@@ -1,8 +1,10 @@
 #ifndef WEFT_WEFT_H_
 #define WEFT_WEFT_H_
 
-// weft: distributed training for C++ programs on LibTorch. This header has everything; programs
-// that want less include the modules' own headers.
+// weft: distributed training for C++ programs on LibTorch. This header has what programs name; those
+// that want less include the modules' own headers. Three of these are not here, because they want LibTorch's modules and
+// samplers, which take four times as long to compile: collectives/ddp/distributed_sampler.h,
+// collectives/ddp/sync_batch_norm.h and dist_optim/user_rule.h.
 //
 //   int main() {
 //     auto worker = weft::join({.library = library()});   // name, rank and store from the launcher
@@ -13,6 +15,13 @@
 #include <utility>
 
 #include "weft/collectives/broadcast_object.h"
+#include "weft/collectives/ddp/checkpoint.h"
+#include "weft/collectives/ddp/comm_hooks.h"
+#include "weft/collectives/ddp/data_parallel.h"
+#include "weft/collectives/ddp/distributed_data_parallel.h"
+#include "weft/collectives/ddp/join.h"
+#include "weft/collectives/ddp/mixed_precision.h"
+#include "weft/collectives/ddp/zero_redundancy_optimizer.h"
 #include "weft/collectives/point_operations.h"
 #include "weft/collectives/process_group.h"
 #include "weft/collectives/service.h"
@@ -23,11 +32,15 @@
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/rref_backward.h"
 #include "weft/dist_autograd/service.h"
+#include "weft/dist_optim/local_optimizer.h"
 #include "weft/dist_optim/lr_cycles.h"
 #include "weft/dist_optim/lr_scheduler.h"
 #include "weft/dist_optim/optimizer.h"
 #include "weft/dist_optim/service.h"
+#include "weft/dist_optim/user_optimizer.h"
+#include "weft/pipeline/pipeline.h"
 #include "weft/pipeline/service.h"
+#include "weft/pipeline/stage_optimizer.h"
 #include "weft/ps/client.h"
 #include "weft/ps/hogwild.h"
 #include "weft/ps/layers.h"
@@ -38,9 +51,12 @@
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/containers.h"
 #include "weft/rpc/group.h"
+#include "weft/rpc/inspect.h"
 #include "weft/rpc/library.h"
+#include "weft/rpc/safetensors.h"
 #include "weft/rpc/struct.h"
 #include "weft/rpc/worker.h"
+#include "weft/rref/remote_module.h"
 #include "weft/rref/rref.h"
 #include "weft/rref/service.h"
 #include "weft/store/spawn.h"

@@ -27,7 +27,7 @@
 
 #include "weft/collectives/process_group.h"
 #include "weft/common/api.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/service.h"
 #include "weft/rpc/worker.h"
 
 namespace weft {

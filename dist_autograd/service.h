@@ -14,7 +14,7 @@
 
 #include "weft/common/api.h"
 #include "weft/common/time.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/service.h"
 
 namespace weft {
 

@@ -45,7 +45,7 @@
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_optim/isolation.h"
 #include "weft/dist_optim/optim.h"
-#include "weft/dist_optim/optimizer_core.h"
+#include "weft/dist_optim/spi/optimizer_core.h"
 #include "weft/dist_optim/step.h"
 #include "weft/rref/rref.h"
 

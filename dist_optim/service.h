@@ -17,7 +17,7 @@
 
 #include "weft/common/api.h"
 #include "weft/rpc/library.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/service.h"
 
 namespace weft {
 

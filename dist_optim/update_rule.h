@@ -29,7 +29,7 @@
 #include "ATen/core/Tensor.h"
 #include "weft/common/api.h"
 #include "weft/common/error.h"
-#include "weft/dist_optim/messages.h"
+#include "weft/dist_optim/spi/messages.h"
 
 namespace weft {
 

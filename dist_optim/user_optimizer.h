@@ -26,7 +26,7 @@
 
 #include "torch/optim/optimizer.h"
 #include "weft/dist_optim/optimizer.h"
-#include "weft/dist_optim/owner_part.h"
+#include "weft/dist_optim/spi/owner_part.h"
 #include "weft/rpc/library.h"
 
 namespace weft {

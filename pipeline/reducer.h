@@ -27,7 +27,7 @@
 #include "weft/common/api.h"
 #include "weft/common/error.h"
 #include "weft/common/time.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/service.h"
 
 namespace weft::pipeline {
 

@@ -18,7 +18,7 @@
 #include "weft/common/api.h"
 #include "weft/pipeline/plan.h"
 #include "weft/pipeline/stage_compute.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/service.h"
 
 namespace weft {
 

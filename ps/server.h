@@ -20,7 +20,7 @@
 #include "weft/common/error.h"
 #include "weft/common/time.h"
 #include "weft/ps/table.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/service.h"
 
 namespace weft {
 

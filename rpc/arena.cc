@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "c10/util/safe_numerics.h"
-#include "weft/rpc/internal/core.h"
-#include "weft/rpc/internal/tensor_meta.h"
+#include "weft/rpc/internal/agent/tensor_meta.h"
+#include "weft/rpc/internal/launch/core.h"
 
 namespace weft {
 

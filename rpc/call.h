@@ -45,12 +45,12 @@
 #include "weft/common/worker_info.h"
 #include "weft/rpc/aten_operators.h"
 #include "weft/rpc/call_options.h"
-#include "weft/rpc/destination.h"
-#include "weft/rpc/function_ref.h"
-#include "weft/rpc/handler.h"
-#include "weft/rpc/misuse.h"
-#include "weft/rpc/signature.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/destination.h"
+#include "weft/rpc/spi/function_ref.h"
+#include "weft/rpc/spi/handler.h"
+#include "weft/rpc/spi/misuse.h"
+#include "weft/rpc/spi/signature.h"
+#include "weft/rpc/spi/untyped_call.h"
 #include "weft/rpc/value.h"
 
 namespace weft {

@@ -3,9 +3,9 @@
 #include <bit>
 #include <cstring>
 
+#include "weft/rpc/internal/agent/tensor_meta.h"
 #include "weft/rpc/internal/codec/text.h"
 #include "weft/rpc/internal/codec/varint.h"
-#include "weft/rpc/internal/tensor_meta.h"
 
 static_assert(std::endian::native == std::endian::little,
               "packed numbers are sent as they lie in memory, lowest byte first");

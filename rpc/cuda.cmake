@@ -1,5 +1,5 @@
 # weft::cuda, all that knows CUDA: a shared library that the core opens when devices are used
-# (internal/cuda_library.cc). Nothing links it, so programs load no CUDA library before that. Host code only: it needs
+# (internal/device/cuda_library.cc). Nothing links it, so programs load no CUDA library before that. Host code only: it needs
 # the headers of the toolkit and LibTorch's CUDA libraries, no compiler for devices and no GPU.
 #
 # Where weft and Abseil are static, they are in the program, and this library takes them from there: copies of its own
@@ -25,10 +25,10 @@ message(STATUS "weft: weft::cuda (tensors on GPUs) with CUDA toolkit ${CUDAToolk
 
 weft_side_library(NAME cuda PLUGIN
   SRCS
-    internal/cuda/copier.cc
-    internal/cuda/library.cc
-    internal/cuda/slots.cc
-    internal/cuda/streams.cc)
+    internal/device/cuda/copier.cc
+    internal/device/cuda/library.cc
+    internal/device/cuda/slots.cc
+    internal/device/cuda/streams.cc)
 target_include_directories(weft_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 # libtorch_cuda brings the operators of CUDA tensors into the process, though no symbol of it is used here.
 target_link_libraries(weft_cuda PRIVATE LibTorch::LibTorch "${LibTorch_PREFIX}/lib/libc10_cuda.so"

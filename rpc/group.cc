@@ -11,7 +11,7 @@
 #include "weft/common/future.h"
 #include "weft/common/mutex.h"
 #include "weft/rpc/containers.h"
-#include "weft/rpc/internal/core.h"
+#include "weft/rpc/internal/launch/core.h"
 
 // How calls of a gathering find each other:
 //

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "weft/common/api.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/service.h"
 #include "weft/rpc/value.h"
 #include "weft/rpc/worker.h"
 

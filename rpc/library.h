@@ -41,10 +41,10 @@
 
 #include "weft/common/api.h"
 #include "weft/common/future.h"
-#include "weft/rpc/function_ref.h"
-#include "weft/rpc/handler.h"
-#include "weft/rpc/signature.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/function_ref.h"
+#include "weft/rpc/spi/handler.h"
+#include "weft/rpc/spi/signature.h"
+#include "weft/rpc/spi/untyped_call.h"
 #include "weft/rpc/value.h"
 
 namespace weft {

@@ -30,7 +30,7 @@ struct PayloadDevices {
 };
 
 // Stands in a value for something that only a service of the worker understands: an RRef. What
-// travels of it is that service's metadata (rpc/interceptor.h); the receiver's has put one of its
+// travels of it is that service's metadata (rpc/spi/interceptor.h); the receiver's has put one of its
 // own in its place before the value is decoded. Immutable; any thread.
 class WEFT_API Reference {
  public:

@@ -6,6 +6,6 @@ set(WEFT_RPC_TYPED_SRCS
   internal/aten/allow_list.cc
   internal/aten/operators.cc
   internal/codec/exceptions.cc
-  internal/receive_memory.cc
-  internal/tensor_meta.cc
-  internal/tensor_parts.cc)
+  internal/agent/receive_memory.cc
+  internal/agent/tensor_meta.cc
+  internal/agent/tensor_parts.cc)

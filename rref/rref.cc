@@ -1,7 +1,7 @@
 #include "weft/rref/rref.h"
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/device_order.h"
+#include "weft/rpc/spi/device_order.h"
 #include "weft/rref/internal/service.h"
 
 namespace weft::internal {

@@ -17,7 +17,7 @@
 
 #include "absl/time/time.h"
 #include "weft/common/api.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/service.h"
 #include "weft/rref/id.h"
 
 namespace weft {

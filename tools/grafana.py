@@ -88,7 +88,7 @@ def known_metrics():
     names = {name for name, *_ in tables.metrics(ROOT)} | {"weft_rpc_descriptors_open", "weft_rpc_descriptors_limit"}
     numbers = re.findall(r'\{"(\w+)", lane\.\w+\}', tables.read(ROOT, "transport/connection_stats.cc"))
     names |= {"weft_rpc_lane_" + ("queued_seconds" if name == "queued_us" else name) + "_total" for name in numbers}
-    stats = tables.read(ROOT, "rpc/internal/agent_stats.cc")
+    stats = tables.read(ROOT, "rpc/internal/agent/agent_stats.cc")
     names |= {f"weft_rpc_{name}_total" for name in re.findall(r'\badd\("(\w+)"', stats)}
     return names
 

@@ -64,17 +64,17 @@ SIM = ("sim_test", "-*ScaleSim*:*PrintTrace*", "WEFT_SIM_SCHEDULES=1000")
 RPC = steps(("rpc_test", "*"), ("sim_test", "*", "WEFT_SIM_SCHEDULES=10000"))
 AUTOGRAD_SIM = ("autograd_sim_test", "-*PrintTrace*", "WEFT_AUTOGRAD_SIM_SCHEDULES=500")
 UNITS = {
-    "dedup": Unit("rpc", ("rpc/internal/dedup.cc",), steps(("rpc_test", "Windows.*"), SIM), RPC),
-    "assembler": Unit("rpc", ("rpc/internal/assembler.cc", "rpc/internal/assembler_wide.cc"),
+    "dedup": Unit("rpc", ("rpc/internal/agent/dedup.cc",), steps(("rpc_test", "Windows.*"), SIM), RPC),
+    "assembler": Unit("rpc", ("rpc/internal/agent/assembler.cc", "rpc/internal/agent/assembler_wide.cc"),
                       steps(("rpc_typed_test", "WideAssembler.*:ChunkPlace.*"), ("rpc_test", "*HostilePeer*:*Arena*"), SIM), RPC),
-    "peer": Unit("rpc", ("rpc/internal/peer.cc", "rpc/internal/agent_dial.cc"),
+    "peer": Unit("rpc", ("rpc/internal/agent/peer.cc", "rpc/internal/agent/agent_dial.cc"),
                  steps(("rpc_test", "Attempts.*:*HostilePeer*inproc:Lanes.Two*"), ("sim_test", "Connections*:CallsFound*"), SIM,
                        ("rpc_interceptor_test", "*")), RPC),
-    "membership": Unit("rpc", ("rpc/internal/membership.cc", "rpc/internal/membership_watch.cc"),
+    "membership": Unit("rpc", ("rpc/internal/membership/membership.cc", "rpc/internal/membership/membership_watch.cc"),
                        steps(("sim_test", "Membership*"), SIM, ("rpc_test", "*RpcMembership*inproc")), RPC),
-    "drain": Unit("rpc", ("rpc/internal/drain.cc",),
+    "drain": Unit("rpc", ("rpc/internal/membership/drain.cc",),
                   steps(("sim_test", "Drain*"), SIM, ("rpc_test", "*RpcShutdown*inproc")), RPC),
-    "object_turns": Unit("rpc", ("rpc/internal/object_turns.cc",), steps(("rpc_test", "*ObjectTurns*:*OneObject*"), SIM), RPC),
+    "object_turns": Unit("rpc", ("rpc/internal/agent/object_turns.cc",), steps(("rpc_test", "*ObjectTurns*:*OneObject*"), SIM), RPC),
     "rref_protocol": Unit("rref", ("rref/internal/protocol.cc", "rref/internal/protocol_carrier.cc",
                                    "rref/internal/protocol_owner.cc", "rref/internal/protocol_user.cc"),
                           steps(("rref_protocol_test", "*", "WEFT_RREF_SCHEDULES=2000", "WEFT_RREF_STATES=5000"),

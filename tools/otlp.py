@@ -19,7 +19,7 @@ import json
 import sys
 
 MASK = (1 << 64) - 1
-FACTOR = 0x9E3779B97F4A7C15     # of rpc/internal/call_trace.h: the id of both ends is incarnation + call * FACTOR
+FACTOR = 0x9E3779B97F4A7C15     # of rpc/internal/agent/call_trace.h: the id of both ends is incarnation + call * FACTOR
 INVERSE = pow(FACTOR, -1, 1 << 64)
 INTERNAL, SERVER, CLIENT = 1, 2, 3
 ERROR = 2

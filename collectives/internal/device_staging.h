@@ -20,7 +20,7 @@
 #include "weft/common/log.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
-#include "weft/rpc/device_copies.h"
+#include "weft/rpc/spi/device_copies.h"
 
 namespace weft::internal {
 

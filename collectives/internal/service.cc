@@ -6,8 +6,8 @@
 #include "weft/collectives/internal/group_core.h"
 #include "weft/collectives/internal/text.h"
 #include "weft/collectives/service.h"
-#include "weft/rpc/service_worker.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/service_worker.h"
+#include "weft/rpc/spi/untyped_call.h"
 #include "weft/store/delegating_store.h"
 
 namespace weft::internal {

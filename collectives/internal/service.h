@@ -15,7 +15,7 @@
 #include "weft/collectives/internal/group_registry.h"
 #include "weft/collectives/process_group.h"
 #include "weft/common/mutex.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/service.h"
 #include "weft/rpc/worker.h"
 
 namespace weft::internal {

@@ -7,7 +7,7 @@
 #include "torch/csrc/autograd/functions/utils.h"
 #include "torch/csrc/autograd/variable.h"
 #include "weft/common/error.h"
-#include "weft/rpc/device_order.h"
+#include "weft/rpc/spi/device_order.h"
 
 namespace weft::internal {
 

@@ -15,7 +15,7 @@
 #include "weft/dist_autograd/id.h"
 #include "weft/dist_autograd/internal/call_order.h"
 #include "weft/dist_autograd/internal/torch_compat.h"
-#include "weft/rpc/device_code.h"
+#include "weft/rpc/spi/device_code.h"
 
 namespace weft::internal {
 

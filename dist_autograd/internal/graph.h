@@ -37,7 +37,7 @@
 #include "weft/dist_autograd/internal/sum_order.h"
 #include "weft/dist_autograd/internal/torch_compat.h"
 #include "weft/dist_autograd/leaf_effect.h"
-#include "weft/rpc/device_order.h"
+#include "weft/rpc/spi/device_order.h"
 
 namespace weft::internal {
 

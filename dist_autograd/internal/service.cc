@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "weft/dist_autograd/service.h"
-#include "weft/rpc/scope_slot.h"
+#include "weft/rpc/spi/scope_slot.h"
 
 namespace weft {
 

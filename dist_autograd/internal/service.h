@@ -31,8 +31,8 @@
 #include "weft/dist_autograd/internal/released.h"
 #include "weft/dist_autograd/internal/wire.h"
 #include "weft/dist_autograd/service.h"
-#include "weft/rpc/interceptor.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/interceptor.h"
+#include "weft/rpc/spi/service.h"
 #include "weft/rpc/worker.h"
 
 namespace weft::internal {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "weft/dist_optim/owner_part.h"
+#include "weft/dist_optim/spi/owner_part.h"
 #include "weft/dist_optim/update_rule.h"
 
 namespace weft::internal {

@@ -5,8 +5,8 @@
 #include "absl/strings/str_join.h"
 #include "weft/dist_autograd/leaf_effect.h"
 #include "weft/dist_optim/internal/service.h"
-#include "weft/dist_optim/optimizer_core.h"
-#include "weft/dist_optim/owner_part.h"
+#include "weft/dist_optim/spi/optimizer_core.h"
+#include "weft/dist_optim/spi/owner_part.h"
 #include "weft/rpc/value.h"
 
 namespace weft::internal {

@@ -1,4 +1,4 @@
-#include "weft/dist_optim/owner_part.h"
+#include "weft/dist_optim/spi/owner_part.h"
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 
 #include "ATen/core/grad_mode.h"
 #include "weft/dist_optim/internal/parameters.h"
-#include "weft/dist_optim/owner_part.h"
+#include "weft/dist_optim/spi/owner_part.h"
 
 namespace weft::internal {
 

@@ -23,7 +23,7 @@
 #include "weft/common/error.h"
 #include "weft/common/mutex.h"
 #include "weft/common/runtime.h"
-#include "weft/rpc/device_order.h"
+#include "weft/rpc/spi/device_order.h"
 
 namespace weft::internal {
 

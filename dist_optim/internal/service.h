@@ -16,8 +16,8 @@
 #include "weft/common/runtime.h"
 #include "weft/dist_autograd/leaf_effect.h"
 #include "weft/dist_optim/internal/parameters.h"
-#include "weft/dist_optim/owner_part.h"
-#include "weft/rpc/service.h"
+#include "weft/dist_optim/spi/owner_part.h"
+#include "weft/rpc/spi/service.h"
 #include "weft/rpc/worker.h"
 
 namespace weft::internal {

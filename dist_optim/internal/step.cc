@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "weft/dist_autograd/ended_passes.h"
 #include "weft/dist_optim/internal/service.h"
-#include "weft/dist_optim/optimizer_core.h"
+#include "weft/dist_optim/spi/optimizer_core.h"
 
 namespace weft::internal {
 namespace {

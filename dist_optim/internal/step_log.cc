@@ -1,4 +1,4 @@
-#include "weft/dist_optim/step_log.h"
+#include "weft/dist_optim/spi/step_log.h"
 
 #include <algorithm>
 #include <utility>

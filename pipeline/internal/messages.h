@@ -35,8 +35,8 @@
 
 #include "ATen/core/Tensor.h"
 #include "weft/rpc/containers.h"
+#include "weft/rpc/spi/untyped_call.h"
 #include "weft/rpc/struct.h"
-#include "weft/rpc/untyped_call.h"
 
 namespace weft::pipeline::internal {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "weft/pipeline/stage_compute.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/untyped_call.h"
 #include "weft/rpc/worker.h"
 
 namespace weft::pipeline::internal {

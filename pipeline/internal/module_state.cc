@@ -13,7 +13,7 @@
 #include "c10/core/GradMode.h"
 #include "weft/pipeline/internal/module_call.h"
 #include "weft/pipeline/internal/module_compute.h"
-#include "weft/rpc/device_order.h"
+#include "weft/rpc/spi/device_order.h"
 
 namespace weft::pipeline::internal {
 namespace {

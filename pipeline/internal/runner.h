@@ -16,7 +16,7 @@
 //          not (the lease and the step's deadline do). All of them, because that a process has ended is
 //          known at its own host first, and none that waits for it may be there.
 //   RUN-7  what an action queues on a device comes after the copies of what it takes, and after what was
-//          published before its step (rpc/device_order.h); what is done with its stages after the step
+//          published before its step (rpc/spi/device_order.h); what is done with its stages after the step
 //          comes after the step's kernels. The thread itself waits for no device.
 //   RUN-8  with a norm over all stages, no stage steps before all workers have their last gradient: each
 //          gives its part of the norm to the plan's first worker, which gives the whole to all. Steps
@@ -53,7 +53,7 @@
 #include "weft/pipeline/internal/planted.h"
 #include "weft/pipeline/plan.h"
 #include "weft/pipeline/stage_compute.h"
-#include "weft/rpc/device_order.h"
+#include "weft/rpc/spi/device_order.h"
 #include "weft/rpc/worker.h"
 
 namespace weft::pipeline::internal {

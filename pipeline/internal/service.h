@@ -18,8 +18,8 @@
 #include "weft/pipeline/internal/module_compute.h"
 #include "weft/pipeline/internal/runner.h"
 #include "weft/pipeline/service.h"
-#include "weft/rpc/device_order.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/device_order.h"
+#include "weft/rpc/spi/service.h"
 #include "weft/rref/remote_module.h"
 
 namespace weft::pipeline::internal {

@@ -7,7 +7,7 @@
 #include "absl/time/time.h"
 #include "weft/pipeline/internal/service.h"
 #include "weft/pipeline/verifier.h"
-#include "weft/rpc/service_worker.h"
+#include "weft/rpc/spi/service_worker.h"
 
 namespace weft::pipeline::internal {
 

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/pipeline/internal/service.h"
-#include "weft/rpc/device_order.h"
+#include "weft/rpc/spi/device_order.h"
 
 namespace weft::pipeline::internal {
 

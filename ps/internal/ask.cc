@@ -7,7 +7,7 @@
 #include "weft/common/call_scope.h"
 #include "weft/common/future.h"
 #include "weft/ps/internal/wire.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/untyped_call.h"
 #include "weft/rpc/worker.h"
 
 namespace weft::ps::internal {

@@ -8,7 +8,7 @@
 #include "weft/ps/internal/cutter.h"
 #include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/table_core.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/untyped_call.h"
 #include "weft/rpc/worker.h"
 
 namespace weft::ps {

@@ -13,7 +13,7 @@
 #include "weft/proto/ps_snapshot.pb.h"
 #include "weft/ps/internal/ask.h"
 #include "weft/ps/internal/definition.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/untyped_call.h"
 
 namespace weft::ps::internal {
 namespace {

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/ps/internal/definition.h"
-#include "weft/rpc/service_worker.h"
+#include "weft/rpc/spi/service_worker.h"
 
 namespace weft::ps::internal {
 namespace {

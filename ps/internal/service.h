@@ -25,7 +25,7 @@
 #include "weft/ps/internal/shared_memory.h"
 #include "weft/ps/internal/snapshot_files.h"
 #include "weft/ps/server.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/service.h"
 #include "weft/rpc/worker.h"
 
 namespace weft::v1 {

@@ -8,7 +8,7 @@
 #include "absl/time/time.h"
 #include "weft/common/call_scope.h"
 #include "weft/ps/internal/service.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/untyped_call.h"
 
 namespace weft::ps::internal {
 namespace {

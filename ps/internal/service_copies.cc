@@ -10,8 +10,8 @@
 #include "weft/ps/internal/definition.h"
 #include "weft/ps/internal/rest.h"
 #include "weft/ps/internal/service.h"
-#include "weft/rpc/service_worker.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/service_worker.h"
+#include "weft/rpc/spi/untyped_call.h"
 
 namespace weft::ps::internal {
 namespace {

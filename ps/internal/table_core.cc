@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/ps/internal/definition.h"
 #include "weft/rpc/plain_tensor.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/untyped_call.h"
 
 namespace weft::ps::internal {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "weft/ps/internal/table_core.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/untyped_call.h"
 
 namespace weft::ps::internal {
 

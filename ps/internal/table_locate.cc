@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/common/call_scope.h"
 #include "weft/ps/internal/table_core.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/untyped_call.h"
 
 namespace weft::ps::internal {
 namespace {

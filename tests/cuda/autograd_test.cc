@@ -17,7 +17,7 @@
 #include "weft/dist_optim/optimizer.h"
 #include "weft/dist_optim/service.h"
 #include "weft/rpc/call.h"
-#include "weft/rpc/device_order.h"
+#include "weft/rpc/spi/device_order.h"
 #include "weft/rref/rref.h"
 #include "weft/tests/cuda/gpu_test.h"
 

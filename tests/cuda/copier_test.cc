@@ -15,7 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/common/runtime.h"
-#include "weft/rpc/internal/device_backend.h"
+#include "weft/rpc/internal/device/device_backend.h"
 #include "weft/tests/cuda/fake_gpus.h"
 
 namespace weft::testing {

@@ -5,7 +5,7 @@
 #include "torch/autograd.h"
 #include "torch/types.h"
 #include "weft/dist_autograd/internal/service.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/untyped_call.h"
 #include "weft/tests/dist_autograd/fixture.h"
 #include "weft/tests/testing/sanitizers.h"
 

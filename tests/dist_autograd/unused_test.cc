@@ -2,7 +2,7 @@
 
 #include "torch/types.h"
 #include "weft/dist_autograd/internal/service.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/untyped_call.h"
 #include "weft/tests/dist_autograd/fixture.h"
 
 namespace weft::testing {

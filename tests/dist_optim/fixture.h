@@ -19,7 +19,7 @@
 #include "weft/dist_optim/service.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/containers.h"
-#include "weft/rpc/interceptor.h"
+#include "weft/rpc/spi/interceptor.h"
 #include "weft/rref/rref.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/transport/faulty_transport.h"

@@ -1,6 +1,6 @@
 // StepLog: OPT-8 and OPT-9, as a table.
 
-#include "weft/dist_optim/step_log.h"
+#include "weft/dist_optim/spi/step_log.h"
 
 #include <optional>
 #include <random>

@@ -13,7 +13,7 @@
 
 #include "weft/common/byte_budget.h"
 #include "weft/proto/rpc.pb.h"
-#include "weft/rpc/internal/message.h"
+#include "weft/rpc/internal/agent/message.h"
 #include "weft/tests/fuzz/target.h"
 
 namespace {

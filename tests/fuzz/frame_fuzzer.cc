@@ -5,9 +5,9 @@
 #include <string_view>
 #include <vector>
 
-#include "weft/rpc/internal/arena_message.h"
-#include "weft/rpc/internal/header.h"
-#include "weft/rpc/internal/message.h"
+#include "weft/rpc/internal/agent/arena_message.h"
+#include "weft/rpc/internal/agent/header.h"
+#include "weft/rpc/internal/agent/message.h"
 #include "weft/tests/fuzz/target.h"
 #include "weft/transport/frame.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
-#include "weft/rpc/internal/tensor_meta.h"
+#include "weft/rpc/internal/agent/tensor_meta.h"
 #include "weft/tests/fuzz/target.h"
 
 // A size of one byte becomes eight, and lists grow by doubling.

@@ -10,7 +10,7 @@
 #include "absl/strings/str_replace.h"
 #include "weft/common/error.h"
 #include "weft/common/worker_info.h"
-#include "weft/rpc/destination.h"
+#include "weft/rpc/spi/destination.h"
 
 namespace weft::integration {
 

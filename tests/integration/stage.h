@@ -15,8 +15,8 @@
 #include "weft/common/future.h"
 #include "weft/common/mutex.h"
 #include "weft/rpc/call_context.h"
-#include "weft/rpc/function_ref.h"
 #include "weft/rpc/library.h"
+#include "weft/rpc/spi/function_ref.h"
 
 namespace weft::integration {
 

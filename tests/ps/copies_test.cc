@@ -2,7 +2,7 @@
 
 #include "torch/types.h"
 #include "weft/ps/internal/copy_wire.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/untyped_call.h"
 #include "weft/tests/ps/fixture.h"
 #include "weft/transport/faulty_transport.h"
 

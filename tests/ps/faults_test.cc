@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "torch/types.h"
-#include "weft/rpc/untyped_call.h"
+#include "weft/rpc/spi/untyped_call.h"
 #include "weft/tests/ps/fixture.h"
 #include "weft/transport/faulty_transport.h"
 

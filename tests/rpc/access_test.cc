@@ -5,7 +5,7 @@
 #include "ATen/ops/ones.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/rpc/internal/access.h"
+#include "weft/rpc/internal/agent/access.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
 

@@ -1,6 +1,6 @@
 // The life of one call on its caller's side: CALL-4, over every pair of state and event.
 
-#include "weft/rpc/internal/call_state.h"
+#include "weft/rpc/internal/agent/call_state.h"
 
 #include <random>
 #include <set>

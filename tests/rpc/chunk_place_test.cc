@@ -10,8 +10,8 @@
 #include "ATen/Functions.h"
 #include "gtest/gtest.h"
 #include "weft/common/byte_budget.h"
-#include "weft/rpc/internal/message.h"
-#include "weft/rpc/internal/tensor_meta.h"
+#include "weft/rpc/internal/agent/message.h"
+#include "weft/rpc/internal/agent/tensor_meta.h"
 
 namespace weft::internal {
 namespace {

@@ -1,6 +1,6 @@
-// Answers that are kept for calls that are at most once (rpc/internal/dedup.h), by themselves.
+// Answers that are kept for calls that are at most once (rpc/internal/agent/dedup.h), by themselves.
 
-#include "weft/rpc/internal/dedup.h"
+#include "weft/rpc/internal/agent/dedup.h"
 
 #include <algorithm>
 #include <iterator>

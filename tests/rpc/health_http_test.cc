@@ -1,6 +1,6 @@
 // Whether a worker lives and is ready, over HTTP, as Kubernetes asks.
 
-#include "weft/rpc/internal/health_http.h"
+#include "weft/rpc/internal/observe/health_http.h"
 
 #include <future>
 #include <memory>

@@ -1,6 +1,6 @@
-// What rides on calls: INT-1 to INT-4 of rpc/interceptor.h, and references inside values.
+// What rides on calls: INT-1 to INT-4 of rpc/spi/interceptor.h, and references inside values.
 
-#include "weft/rpc/interceptor.h"
+#include "weft/rpc/spi/interceptor.h"
 
 #include <optional>
 #include <string>

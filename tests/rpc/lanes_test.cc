@@ -7,7 +7,7 @@
 
 #include "ATen/ops/ones.h"
 #include "gtest/gtest.h"
-#include "weft/rpc/internal/link.h"
+#include "weft/rpc/internal/agent/link.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/transport/grpc_transport.h"

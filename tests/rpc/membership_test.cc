@@ -420,7 +420,7 @@ TEST_P(RpcMembershipInproc, X4_a_killed_member_disappears_from_every_list_and_ra
   c.shutdown_all({.deadline = 10s});
 }
 
-// SUB-1 of rpc/internal/subscribers.h.
+// SUB-1 of rpc/internal/membership/subscribers.h.
 TEST_P(RpcMembership, SUB_1_a_subscription_that_is_gone_does_not_run) {
   Cluster c(dynamic({"a"}));
   std::atomic<int> begun{0};

@@ -1,6 +1,6 @@
-// Whose turn it is on an object (rpc/internal/object_turns.h), without any call.
+// Whose turn it is on an object (rpc/internal/agent/object_turns.h), without any call.
 
-#include "weft/rpc/internal/object_turns.h"
+#include "weft/rpc/internal/agent/object_turns.h"
 
 #include <cstdint>
 #include <memory>

@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/common/mutex.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/service.h"
 #include "weft/rpc/value.h"
 
 namespace weft::testing {

@@ -1,4 +1,4 @@
-#include "weft/rpc/internal/receive_memory.h"
+#include "weft/rpc/internal/agent/receive_memory.h"
 
 #include <cstdint>
 #include <memory>

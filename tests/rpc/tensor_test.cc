@@ -11,8 +11,8 @@
 
 #include "ATen/Functions.h"
 #include "c10/core/InferenceMode.h"
+#include "weft/rpc/internal/agent/tensor_meta.h"
 #include "weft/rpc/internal/codec/varint.h"
-#include "weft/rpc/internal/tensor_meta.h"
 #include "weft/rpc/value.h"
 
 namespace weft::internal {

@@ -8,7 +8,7 @@
 
 #include "ATen/ops/ones.h"
 #include "gtest/gtest.h"
-#include "weft/rpc/internal/message.h"
+#include "weft/rpc/internal/agent/message.h"
 #include "weft/tests/rpc/library.h"
 #include "weft/tests/testing/cluster.h"
 #include "weft/tests/testing/forwarding_transport.h"

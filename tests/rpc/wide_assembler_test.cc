@@ -11,8 +11,8 @@
 #include "ATen/Functions.h"
 #include "gtest/gtest.h"
 #include "weft/common/byte_budget.h"
-#include "weft/rpc/internal/header.h"
-#include "weft/rpc/internal/message.h"
+#include "weft/rpc/internal/agent/header.h"
+#include "weft/rpc/internal/agent/message.h"
 
 namespace weft::internal {
 namespace {

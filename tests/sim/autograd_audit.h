@@ -20,7 +20,7 @@
 
 #include "torch/csrc/autograd/function.h"
 #include "weft/dist_autograd/internal/service.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/service.h"
 #include "weft/rpc/worker.h"
 
 namespace weft::testing {

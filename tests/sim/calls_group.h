@@ -17,7 +17,7 @@
 #include "gtest/gtest.h"
 #include "weft/common/sim.h"
 #include "weft/rpc/call.h"
-#include "weft/rpc/service.h"
+#include "weft/rpc/spi/service.h"
 #include "weft/rpc/worker.h"
 #include "weft/store/hash_store.h"
 #include "weft/tests/testing/forwarding_transport.h"

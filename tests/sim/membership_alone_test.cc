@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "weft/common/sim.h"
 #include "weft/proto/rpc.pb.h"
-#include "weft/rpc/internal/membership.h"
+#include "weft/rpc/internal/membership/membership.h"
 #include "weft/store/delegating_store.h"
 #include "weft/store/hash_store.h"
 

@@ -17,7 +17,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "weft/common/mutex.h"
-#include "weft/rpc/internal/device_backend.h"
+#include "weft/rpc/internal/device/device_backend.h"
 
 namespace weft::testing {
 

@@ -45,7 +45,7 @@
 #include "weft/common/condition.h"
 #include "weft/common/mutex.h"
 #include "weft/common/time.h"
-#include "weft/rpc/device_order.h"
+#include "weft/rpc/spi/device_order.h"
 
 namespace weft::internal {
 

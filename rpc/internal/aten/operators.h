@@ -9,7 +9,7 @@
 
 #include "weft/common/error.h"
 #include "weft/rpc/aten_operators.h"
-#include "weft/rpc/handler.h"
+#include "weft/rpc/spi/handler.h"
 
 namespace weft::internal {
 

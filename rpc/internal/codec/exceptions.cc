@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "weft/common/error.h"
-#include "weft/rpc/handler.h"
+#include "weft/rpc/spi/handler.h"
 
 namespace weft::internal {
 
