@@ -17,6 +17,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "absl/cleanup/cleanup.h"
 #include "weft/bench/line_protocol.h"
 #include "weft/rpc/worker.h"
 
@@ -31,6 +32,25 @@ constexpr int64_t kWays = 64;  // sets of keys
 constexpr int kWarm = 20;
 constexpr double kBefore = 2;  // seconds
 constexpr double kStep = 0.01;
+constexpr uint64_t kCap = uint64_t{64} << 20;  // bytes
+constexpr uint64_t kTimesCap = 10;
+
+// Both at once; what `work` throws is thrown when `other` has ended.
+void beside(const std::function<void()>& work, const std::function<void()>& other) {
+  std::exception_ptr failed;
+  std::thread thread([&] {
+    try {
+      work();
+    } catch (...) {
+      failed = std::current_exception();
+    }
+  });
+  {
+    const absl::Cleanup ended = [&] { thread.join(); };
+    other();
+  }
+  if (failed != nullptr) std::rethrow_exception(failed);
+}
 
 std::vector<std::string> servers(int first, int count) {
   std::vector<std::string> out;
@@ -49,12 +69,52 @@ std::string Elastic::failover(std::istream& in) const {
   definition.copies = 2;
   const ps::Table table = client.open_table("victim" + std::to_string(victim), definition);
   const at::Tensor gradient = at::ones({3 * kPushRows});
+  const ps::Client of_others(worker_, {.servers = servers(victim + 1, 2)});
+  const ps::Table others = of_others.open_table("others" + std::to_string(victim), definition);
+  const auto second = [&] {
+    int64_t count = 0;
+    const auto start = Clock::now();
+    for (; seconds_since(start) < 1; ++count) others.push(gradient).wait();
+    return static_cast<double>(count) / seconds_since(start);
+  };
   for (int i = 0; i < kWarm; ++i) table.push(gradient).wait();
-  const auto start = Clock::now();
-  if (::kill(pid, SIGKILL) != 0) throw std::runtime_error("cannot kill " + std::to_string(pid));
-  table.push(gradient).wait();
+  const double before = second();
+  double after = 0;
+  double taken = 0;
+  beside(
+      [&] {
+        const auto start = Clock::now();
+        if (::kill(pid, SIGKILL) != 0) {
+          throw std::runtime_error("cannot kill " + std::to_string(pid));
+        }
+        table.push(gradient).wait();
+        taken = seconds_since(start);
+      },
+      [&] { after = second(); });
   std::ostringstream out;
-  out << "{\"ms\":" << seconds_since(start) * 1e3 << "}";
+  out << "{\"ms\":" << taken * 1e3 << ",\"others\":" << after / before << "}";
+  return out.str();
+}
+
+std::string Elastic::evict() {
+  const ps::Client client(worker_, {.servers = servers(1, 1)});
+  auto definition = ps::sparse(kRowLength, ps::rule<optim::SGD>({.lr = kStep}));
+  definition.max_bytes = kCap;
+  definition.eviction = ps::Eviction::kLru;
+  const ps::Table table = client.open_table("capped" + std::to_string(evictions_++), definition);
+  const at::Tensor values = at::rand({kRowsAtOnce, kRowLength});
+  const auto push = [&, key = int64_t{0}](uint64_t bytes) mutable {
+    for (uint64_t done = 0; done < bytes; done += values.nbytes()) {
+      table.push_rows(at::arange(key, key + kRowsAtOnce, at::kLong), values).wait();
+      key += kRowsAtOnce;
+    }
+  };
+  push(kCap);  // some have gone by then, and all that come now make others go
+  const auto start = Clock::now();
+  push(kTimesCap * kCap);
+  std::ostringstream out;
+  out << "{\"kib_ms\":"
+      << static_cast<double>(kTimesCap * kCap) / 1024 / (seconds_since(start) * 1e3) << "}";
   return out.str();
 }
 
@@ -91,24 +151,13 @@ Elastic::Waits Elastic::push(const ps::Table& table,
 Elastic::Waits Elastic::push_beside(const ps::Table& table,
                                     const std::function<void()>& work) const {
   std::atomic<bool> done{false};
-  std::exception_ptr failed;
-  std::thread other([&] {
-    try {
-      work();
-    } catch (...) {
-      failed = std::current_exception();
-    }
-    done = true;
-  });
   Waits out;
-  try {
-    out = push(table, [&](double) { return done.load(); });
-  } catch (...) {
-    other.join();
-    throw;
-  }
-  other.join();
-  if (failed != nullptr) std::rethrow_exception(failed);
+  beside(
+      [&] {
+        const absl::Cleanup over = [&] { done = true; };
+        work();
+      },
+      [&] { out = push(table, [&](double) { return done.load(); }); });
   return out;
 }
 

@@ -5,7 +5,11 @@
 // pushes. Each is a command of the caller, as often as wanted:
 //
 //   failover VICTIM PID   a table of two copies at w<VICTIM> and the two servers after it; the process PID is killed
-//                         {"ms": from then until a push that began then is acknowledged}
+//                         {"ms": from then until a push that began then is acknowledged,
+//                          "others": pushes to a table of the two servers that stay, in the second from then on, over
+//                          those in the second before}
+//   evict                 ten times as many rows as a table at w1 may have (kLru) are pushed to it
+//                         {"kib_ms": of rows that went, in a millisecond of the time in which they did}
 //   move                  both parts of a table of two copies, 256 MiB on w1, w2 and w3, go one after the other to the
 //                         server that has no copy of it, while 1,024 rows are pushed again and again
 //                         {"before": pushes/s, "during": pushes/s, "before_ms": longest wait, "ms": longest wait,
@@ -39,6 +43,7 @@ class Elastic {
   std::string failover(std::istream& in) const;
   std::string move();
   std::string cut();
+  std::string evict();
 
  private:
   struct Waits {
@@ -56,6 +61,7 @@ class Elastic {
   std::optional<ps::Table> moving_;
   size_t moves_ = 0;
   std::optional<ps::Table> cut_;
+  int evictions_ = 0;
 };
 
 }  // namespace weft::bench

@@ -10,7 +10,7 @@ from pathlib import Path
 from figures import compare, describe_latency, describe_rate, detail, p50, rate
 from harness import DriverError, DriverSpec, Figure, median, percentile, pooled, worst_of
 
-ROWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P11", "P12", "P13")
+ROWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P11", "P12", "P13", "P14", "P15")
 PEERS = ("python",)
 
 OURS = "weft/pair"
@@ -20,6 +20,7 @@ PY, PY_TCP = "python/shm/pair", "python/tcp/pair"
 PY_STEP, PY_STEP_TCP = "python/shm/step", "python/tcp/step"
 PY_TRAINERS, PY_TRAINERS_TCP = "python/shm/trainers", "python/tcp/trainers"
 ELASTIC = "weft/elastic"
+PAIR = "weft/pair of a group"
 RAW = "raw/unix"
 PSLITE = ("pslite/tcp", "pslite/local")
 
@@ -51,6 +52,7 @@ def driver_specs(build, python, only_peer, with_ours):
             specs.append(DriverSpec(name, f"weft ({name.split('/')[1]})", command, world=3))
         # Started by its rows, as many as each wants.
         specs.append(DriverSpec(ELASTIC, "weft (several servers)", [program, "--servers", "0"]))
+        specs.append(DriverSpec(PAIR, "weft (a pair)", [program]))
         specs.append(DriverSpec(RAW, "raw gRPC (unix)", [str(binaries / "bench_raw_grpc"), "--mode", "unix"]))
     missing = "" if python else "no interpreter that imports torch (WEFT_TEST_PYTHON)"
     here = Path(__file__).resolve().parent
@@ -213,21 +215,25 @@ def alone(id, metric, unit, better, bar):
 def row_p9(bench, quick):
     kills = KILLS // 4 if quick else KILLS
     figure = alone("P9", f"SIGKILL of an owner to the next acknowledged push, p95 of {kills}", "ms", "lower", 500)
+    dip = alone("P9.1", "pushes to the servers that stay, in the second after it against the one before", "x", "higher", 0.8)
     bench.log(f"P9: {figure.metric}")
     if not bench.has(ELASTIC):
-        return [figure]
+        return [figure, dip]
     try:
-        taken = []
+        taken, others = [], []
         # The last server that is killed has two after it.
         with bench.group(ELASTIC, kills + 3, "p9") as group:
             group.wait_ready(LIMIT_S)
             for rank in range(1, kills + 1):
-                taken.append(group.ask(f"failover {rank} {group.ranks[rank].pid}", 60, [0])[0]["ms"])
-        bench.log(f"    median {median(taken):.1f}, largest {max(taken):.1f} ms")
+                answer = group.ask(f"failover {rank} {group.ranks[rank].pid}", 60, [0])[0]
+                taken.append(answer["ms"])
+                others.append(answer["others"])
+        bench.log(f"    median {median(taken):.1f}, largest {max(taken):.1f} ms; others {min(others):.2f} to {max(others):.2f}")
         figure.ours = percentile(taken, 0.95)
+        dip.ours = median(others)
     except DriverError as error:
-        figure.error = str(error)
-    return [figure]
+        figure.error = dip.error = str(error)
+    return [figure, dip]
 
 
 def row_p10(bench, quick):
@@ -296,6 +302,46 @@ def row_p12(bench, quick):
     return [worst_of("P12", "Hogwild, 2 threads, one table against two apart", parts), *parts]
 
 
+def row_p14(bench, quick):
+    figure = alone("P14", "rows that go while ten times as many come as fit into 64 MiB", "KiB/ms", "higher", 64)
+    bench.log(f"P14: {figure.metric}")
+    if not bench.has(ELASTIC):
+        return [figure]
+    try:
+        with bench.group(ELASTIC, 2, "p14") as group:
+            group.wait_ready(LIMIT_S)
+            taken = [group.ask("evict", LIMIT_S, [0])[0]["kib_ms"] for _ in range(1 if quick else 3)]
+        bench.log(f"    {min(taken):.0f} to {max(taken):.0f} KiB/ms")
+        figure.ours = median(taken)
+    except DriverError as error:
+        figure.error = str(error)
+    return [figure]
+
+
+def row_p15(bench, quick):
+    figure = alone("P15", "push of 8 bytes while both sides write a timeline, p50 against none", "x", "lower", 1.03)
+    bench.log(f"P15: {figure.metric}")
+    if not bench.has(PAIR):
+        return [figure]
+    line = f"lat push {CALLS // 5 if quick else CALLS}"
+    traced = {"WEFT_TRACE_FILE": str(Path(bench.scratch) / "p15.%r.json")}
+    try:
+        with bench.group(PAIR, 2, "p15") as plain, bench.group(PAIR, 2, "p15t", traced) as writing:
+            for group in (plain, writing):
+                group.wait_ready(LIMIT_S)
+            ratios = []
+            for number in range(4 if quick else 15):
+                taken = {}
+                for group in (plain, writing) if number % 2 == 0 else (writing, plain):
+                    taken[group is writing] = percentile(group.ask(line, LIMIT_S, [0])[0]["us"], 0.5)
+                ratios.append(taken[True] / taken[False])
+        bench.log(f"    {min(ratios):.3f} to {max(ratios):.3f}")
+        figure.ours = median(ratios)
+    except DriverError as error:
+        figure.error = str(error)
+    return [figure]
+
+
 def measure(bench, wanted, quick, memory):
     figures = []
     if "P1" in wanted:
@@ -324,4 +370,8 @@ def measure(bench, wanted, quick, memory):
         figures += row_p12(bench, quick)
     if "P13" in wanted:
         figures += row_p13(bench, quick)
+    if "P14" in wanted:
+        figures += row_p14(bench, quick)
+    if "P15" in wanted:
+        figures += row_p15(bench, quick)
     return figures

@@ -209,6 +209,7 @@ class Caller {
     };
     out.more["failover"] = [this](std::istream& in) { return elastic_.failover(in); };
     out.more["move"] = [this](std::istream&) { return elastic_.move(); };
+    out.more["evict"] = [this](std::istream&) { return elastic_.evict(); };
     out.more["cut"] = [this](std::istream&) { return elastic_.cut(); };
     out.more["hogwild"] = [](std::istream& in) { return hogwild(in); };
     return out;

@@ -13,7 +13,6 @@
 namespace weft::ps::internal {
 namespace {
 
-constexpr absl::Duration kAskTime = absl::Seconds(10);
 constexpr absl::Duration kAskAgain = absl::Milliseconds(100);
 
 bool may_have_been_lost(const Status& why) {
@@ -69,7 +68,7 @@ std::vector<StatusOr<std::string>> ask_all(const Worker& worker, std::string_vie
 std::vector<StatusOr<std::string>> ask_all_again(const Worker& worker, std::string_view method,
                                                  std::string_view signature,
                                                  const std::vector<Question>& questions,
-                                                 absl::Duration deadline) {
+                                                 absl::Duration deadline, absl::Duration attempt) {
   const absl::Time end = deadline_after(worker.now(), deadline);
   std::vector<StatusOr<std::string>> out(questions.size());
   std::vector<size_t> open(questions.size());
@@ -78,7 +77,8 @@ std::vector<StatusOr<std::string>> ask_all_again(const Worker& worker, std::stri
     std::vector<Question> again;
     for (const size_t i : open) again.push_back(questions[i]);
     const absl::Duration left = std::max(absl::ZeroDuration(), end - worker.now());
-    auto answers = ask_all(worker, method, signature, again, std::min(left, kAskTime));
+    auto answers = ask_all(worker, method, signature, again, std::min(left, attempt));
+    attempt = std::min(attempt * 2, std::max(attempt, kAskTime));
     std::vector<size_t> unanswered;
     for (size_t i = 0; i < open.size(); ++i) {
       out[open[i]] = std::move(answers[i]);

@@ -27,11 +27,14 @@ std::vector<StatusOr<std::string>> ask_all(const Worker& worker, std::string_vie
                                            std::string_view signature,
                                            const std::vector<Question>& questions,
                                            absl::Duration deadline);
-// Until `deadline`: those that get no answer in a while are asked again. For what may be asked twice.
+// Until `deadline`: those that get no answer within `attempt`, which doubles up to kAskTime, are asked again. For what may
+// be asked twice.
+inline constexpr absl::Duration kAskTime = absl::Seconds(10);
 std::vector<StatusOr<std::string>> ask_all_again(const Worker& worker, std::string_view method,
                                                  std::string_view signature,
                                                  const std::vector<Question>& questions,
-                                                 absl::Duration deadline);
+                                                 absl::Duration deadline,
+                                                 absl::Duration attempt = kAskTime);
 WEFT_API StatusOr<std::string> ask_bytes(const Worker& worker, const WorkerInfo& server,
                                          std::string_view method, std::string_view signature,
                                          const std::string& request, absl::Duration deadline);

@@ -4,12 +4,14 @@
 // RowOrder: the rows of a sparse part, in the order in which they were last used. Rows are numbered from 0 without gaps.
 // Sightings: how often keys without a row were pushed to. Both pure, and used by one thread at a time.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "weft/common/api.h"
+#include "weft/ps/internal/page_allocator.h"
 
 namespace weft::ps::internal {
 
@@ -20,7 +22,11 @@ class WEFT_API RowOrder {
   static constexpr int64_t kRowBytes = 16;
 
   // add() then needs no memory for so many rows in all.
-  void reserve(size_t rows) { places_.reserve(rows); }
+  void reserve(size_t rows) {
+    // A reserve() of the exact number would copy all places at every push that has new rows.
+    const size_t has = places_.capacity();
+    if (rows > has) places_.reserve(std::max(rows, has + has / 2));
+  }
   // The row with the next number, used at `now`.
   void add(int64_t now);
   void touch(uint32_t row, int64_t now);
@@ -44,7 +50,7 @@ class WEFT_API RowOrder {
   void unlink(uint32_t row);
   void link_newest(uint32_t row);
 
-  std::vector<Place> places_;
+  std::vector<Place, PageAllocator<Place>> places_;
   uint32_t oldest_ = kNone;
   uint32_t newest_ = kNone;
 };

@@ -212,8 +212,9 @@ StatusOr<std::vector<OwnedPart>> PsService::list_parts(const std::vector<std::st
     const StatusOr<WorkerInfo> info = worker().try_get_worker_info(name);
     if (info.ok()) questions.push_back({*info, ""});
   }
-  const auto answers = ask_all_again(worker(), kListMethod, kMoveSignature, questions,
-                                     std::max(absl::ZeroDuration(), end - worker().now()));
+  const auto answers =
+      ask_all_again(worker(), kListMethod, kMoveSignature, questions,
+                    std::max(absl::ZeroDuration(), end - worker().now()), kMoveAskTime);
   std::vector<OwnedPart> out;
   for (size_t i = 0; i < answers.size(); ++i) {
     const std::string& server = questions[i].to.name;

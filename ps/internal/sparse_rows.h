@@ -8,13 +8,16 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/hash/hash.h"
 #include "weft/common/error.h"
 #include "weft/dist_optim/update_rule.h"
 #include "weft/ps/internal/definition.h"
+#include "weft/ps/internal/page_allocator.h"
 #include "weft/ps/internal/part_data.h"
 #include "weft/ps/internal/row_order.h"
 #include "weft/ps/internal/sparse_chunk.h"
@@ -104,7 +107,9 @@ class SparseRows {
   int64_t row_bytes_ = 0;
   std::vector<int64_t> lengths_;
   std::vector<double> firsts_;  // of each buffer
-  absl::flat_hash_map<uint64_t, uint32_t> index_;
+  absl::flat_hash_map<uint64_t, uint32_t, absl::Hash<uint64_t>, std::equal_to<uint64_t>,
+                      PageAllocator<std::pair<const uint64_t, uint32_t>>>
+      index_;
   std::vector<Chunk> chunks_;
   size_t size_ = 0;
   uint64_t places_ = 0;

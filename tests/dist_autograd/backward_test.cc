@@ -1,5 +1,10 @@
 // Backward is right: DA-17 to DA-30. Each case is compared with plain backward() of the same sum.
 
+#include <memory>
+#include <utility>
+
+#include "torch/csrc/autograd/function.h"
+#include "torch/csrc/autograd/functions/utils.h"
 #include "torch/types.h"
 #include "weft/tests/dist_autograd/fixture.h"
 
@@ -239,6 +244,34 @@ TEST_P(DistBackward, DA_29_backward_accumulate_grads_and_DA_31_multiple_backward
     // Without it, what its nodes had saved is gone now.
     expect_error(error_of([&] { context.backward({loss}); }), ErrorKind::kUser, {"second time"});
     expect_equal(context.gradient(y), want[1] * 21);
+  }
+  expect_nothing_left(*c);
+}
+
+// A node that hears that its variables go gives away what it would copy for a second backward, as LSTMs on GPUs do.
+TEST_P(DistBackward, DA_29_ANodeHearsThatItsVariablesGoFromTheLastBackward) {
+  class Listening final : public torch::autograd::Node {
+   public:
+    torch::autograd::variable_list apply(torch::autograd::variable_list&& inputs) override {
+      return std::move(inputs);
+    }
+    void will_release_variables() override { ++told; }
+    int told = 0;
+  };
+  auto c = make();
+  const at::Tensor x = leaf({1, 2});
+  {
+    DistAutogradContext context((*c)[0]);
+    const auto node = std::make_shared<Listening>();
+    node->set_next_edges(torch::autograd::collect_next_edges(x));
+    const at::Tensor y = x.detach().clone();
+    torch::autograd::set_history(y, node);
+    const at::Tensor loss = rpc_sync((*c)[0], "worker1", &mul, y, x).sum();
+    for (int pass = 1; pass <= 3; ++pass) {
+      context.backward({loss}, {.retain_graph = pass < 3});
+      EXPECT_EQ(node->told, pass < 3 ? 0 : 1);
+    }
+    expect_equal(context.gradient(x), local((x * x).sum(), {x})[0] * 3);
   }
   expect_nothing_left(*c);
 }

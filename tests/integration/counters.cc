@@ -6,7 +6,9 @@
 
 #include "ATen/TensorOperators.h"
 #include "ATen/ops/arange.h"
+#include "ATen/ops/ones.h"
 #include "ATen/ops/zeros.h"
+#include "ATen/ops/zeros_like.h"
 #include "absl/strings/str_cat.h"
 #include "weft/ps/internal/service.h"
 #include "weft/rpc/safetensors.h"
@@ -75,6 +77,7 @@ std::string Counters::obey(const Worker& worker, std::istream& words) {
     words >> rounds;
     return many(rounds);
   }
+  if (verb == "overfill") return overfill(worker, words);
   if (verb == "check") return check(words);
   if (verb == "cut") {
     std::string folder;
@@ -160,6 +163,32 @@ std::string Counters::many(int64_t rounds) {
     ++count_;
   }
   return "ok";
+}
+
+std::string Counters::overfill(const Worker& worker, std::istream& words) {
+  constexpr int64_t kRows = 4096;
+  constexpr int64_t kRowLength = 64;
+  std::string server;
+  uint64_t mib = 0;
+  uint64_t times = 0;
+  words >> server >> mib >> times;
+  const ps::Client client(worker, {.servers = {server}});
+  auto definition = ps::sparse(kRowLength, ps::rule<optim::SGD>({.lr = 1}));
+  definition.max_bytes = mib << 20;
+  definition.eviction = ps::Eviction::kLru;
+  const ps::Table table = client.open_table(absl::StrCat("capped", mib), definition);
+  const at::Tensor ones = at::ones({kRows, kRowLength});
+  int64_t key = 0;
+  for (uint64_t done = 0; done < times * definition.max_bytes; done += ones.nbytes()) {
+    table.push_rows(at::arange(key, key + kRows, at::kLong), ones).wait();
+    key += kRows;
+  }
+  // The last ones are there, and the first ones are not.
+  const at::Tensor last = table.pull_rows(at::arange(key - kRows, key, at::kLong)).wait();
+  const at::Tensor first = table.pull_rows(at::arange(kRows, at::kLong)).wait();
+  if (!last.equal(-ones)) return "error differs the last rows";
+  if (!first.equal(at::zeros_like(ones))) return "error differs the first rows";
+  return absl::StrCat("ok ", key);
 }
 
 std::string Counters::check(std::istream& words) const {

@@ -35,6 +35,8 @@ class Counters {
   //   count                          "ok N", rounds of pushes so far
   //   halt                           ends that: "ok N", or the error that has ended it
   //   many N                         "ok", N rounds of pushes, many of them on their way at once, and some pulls
+  //   overfill SERVER MIB TIMES      pushes TIMES as many rows of 256 bytes as a table there may have, of MIB, whose
+  //                                  rows make room for others: "ok ROWS"
   //   check N...                     compares every counter with what its client has counted
   //   cut FOLDER                     snapshots without end, whether they are given up or not
   //   cuts                           "ok N", those that have ended well since then
@@ -49,6 +51,7 @@ class Counters {
   std::string open(const Worker& worker, std::istream& words);
   at::Tensor one() const;
   std::string many(int64_t rounds);
+  static std::string overfill(const Worker& worker, std::istream& words);
   std::string check(std::istream& words) const;
   std::string look(const std::string& folder) const;
   void halt();

@@ -208,6 +208,13 @@ std::optional<int> Process::wait_exit(std::chrono::milliseconds limit) {
 int64_t Process::resident_kib() const { return status_field(pid_, "VmRSS"); }
 int64_t Process::threads() const { return status_field(pid_, "Threads"); }
 
+int64_t Process::peak_kib() const { return status_field(pid_, "VmHWM"); }
+void Process::forget_peak() const {
+  std::ofstream file("/proc/" + std::to_string(pid_) + "/clear_refs");
+  file << "5" << std::flush;
+  if (!file) fail("clear_refs");
+}
+
 TempDir::TempDir() {
   const char* base = getenv("TMPDIR");
   path_ = absl::StrCat(base != nullptr ? base : "/tmp", "/weft-integration-XXXXXX");

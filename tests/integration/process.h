@@ -55,6 +55,9 @@ class Process {
   // From /proc: resident memory in KiB and number of threads; 0 when the process has ended.
   int64_t resident_kib() const;
   int64_t threads() const;
+  // The most that was resident since forget_peak(), in KiB.
+  int64_t peak_kib() const;
+  void forget_peak() const;
 
  private:
   bool read_some(std::chrono::steady_clock::time_point end);

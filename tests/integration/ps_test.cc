@@ -317,6 +317,70 @@ TEST(IntegrationPs, PS_12_ManyRequestsTakeNoMemory) {
   job.finish();
 }
 
+// A table at its cap, whose rows make room for others: what the server takes for it, at any moment.
+TEST(IntegrationPs, PS_4_AServerTakesNoMoreThanTheCapOfItsTable) {
+  constexpr int64_t kCapMib = 256;
+  PsProcesses job(Relays::kNone);
+  ASSERT_NO_FATAL_FAILURE(job.open_all());
+  const auto overfill = [&](int64_t mib) {
+    return PsProcesses::number(job.client(0),
+                               absl::StrCat("ps overfill ", job.server(0).name(), " ", mib, " 10"));
+  };
+  // What such pushes need whatever the table: pools of threads, arenas, and what malloc() keeps for each thread.
+  overfill(16);
+  Process& server = job.server(0).process();
+  const int64_t before = server.resident_kib();
+  server.forget_peak();
+  const int64_t rows = overfill(kCapMib);
+  const int64_t grown = server.peak_kib() - before;
+  std::cout << rows << " rows of 256 bytes: " << grown / 1024 << " MiB" << std::endl;
+  EXPECT_GT(grown, (kCapMib << 10) / 2) << "it has hardly been filled";
+  EXPECT_LE(grown, (kCapMib << 10) * 11 / 10);
+  job.finish();
+}
+
+// Servers and clients start one by one in any order, and none waits for another before it does its part.
+TEST(IntegrationPs, PS_10_ProcessesThatStartInAnyOrderMeet) {
+  constexpr int kServersOfAll = 3;
+  const int starts = weft::testing::environment_number("WEFT_PS_STARTS", 1);
+  const int size = weft::testing::environment_number("WEFT_PS_STARTS_PROCESSES", 10);
+  const auto seed = static_cast<uint32_t>(std::random_device()());
+  std::cout << "seed " << seed << std::endl;
+  std::mt19937 random(seed);
+  for (int start = 0; start < starts && !::testing::Test::HasFailure(); ++start) {
+    std::vector<int> order;
+    for (int rank = 0; rank < size; ++rank) order.push_back(rank);
+    std::shuffle(order.begin(), order.end(), random);
+    Job job;
+    std::vector<Player*> players(static_cast<size_t>(size));
+    // The last ranks serve.
+    const int clients = size - kServersOfAll;
+    std::string servers;
+    for (int rank = clients; rank < size; ++rank) absl::StrAppend(&servers, " worker", rank);
+    for (const int rank : order) {
+      Player& player =
+          job.start({.name = absl::StrCat("worker", rank), .rank = rank, .world_size = size});
+      players[static_cast<size_t>(rank)] = &player;
+      player.say(rank < clients ? absl::StrCat("ps open ", clients, " ", rank, servers)
+                                : std::string("ps serve"));
+    }
+    for (Player* player : players) {
+      const Answer joined = player->joined();
+      ASSERT_TRUE(joined.ok) << player->name() << ": " << joined;
+      const Answer begun = player->answer();
+      ASSERT_TRUE(begun.ok) << player->name() << ": " << begun;
+    }
+    for (int c = 0; c < clients; ++c) players[static_cast<size_t>(c)]->say("ps many 3");
+    for (int c = 0; c < clients; ++c) {
+      const Answer done = players[static_cast<size_t>(c)]->answer();
+      ASSERT_TRUE(done.ok) << players[static_cast<size_t>(c)]->name() << ": " << done;
+    }
+    const std::vector<int> counts(static_cast<size_t>(clients), 3);
+    PsProcesses::expect_ok(*players[0], absl::StrCat("ps check ", absl::StrJoin(counts, " ")));
+    job.shut_down();
+  }
+}
+
 // What its rows have, and what others do, does not depend on a process that ends in the middle of an update.
 TEST(IntegrationPs, HogwildGoesOnWhenAProcessIsKilledWhileItWrites) {
   constexpr int kProcesses = 3;

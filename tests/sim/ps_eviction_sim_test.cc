@@ -268,7 +268,7 @@ TEST(PsEvictionSim, PS_4_RowsThatGoTakeTheirPushesAlongAndCopiesStayEqual) {
     ASSERT_TRUE(out.status.ok()) << "seed " << only << ": " << out.status;
     return;
   }
-  const Share share(100);
+  const Share share(200);
   std::array<Result, kGoes.size()> sums;
   std::array<int64_t, kGoes.size()> counts{};
   for (uint64_t seed = 1; share.goes_on(seed - 1); ++seed) {

@@ -480,8 +480,10 @@ bool run_schedules(int by_default, const Kept& kept,
 // Each was found by a run of more schedules, and is a defect that was fixed since.
 TEST(PsSim, PSR_7_and_PSR_10_SeedsThatHaveFailed) {
   at::set_num_threads(1);
-  for (const uint64_t seed : {127, 722, 2297}) {
-    const Outcome out = run_schedule(seed, kTwoCopies);
+  const std::pair<uint64_t, Kept> found[] = {
+      {127, kTwoCopies}, {722, kTwoCopies}, {2297, kTwoCopies}, {13226, kMovable}};
+  for (const auto& [seed, kept] : found) {
+    const Outcome out = run_schedule(seed, kept);
     EXPECT_TRUE(out.status.ok()) << "seed " << seed << ": " << out.status;
   }
 }
@@ -489,7 +491,7 @@ TEST(PsSim, PSR_7_and_PSR_10_SeedsThatHaveFailed) {
 TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
   std::map<Trouble, Outcome> sums;
   std::map<Trouble, int64_t> counts;
-  const bool ran = run_schedules(150, {}, [&](uint64_t seed, const Outcome& out) {
+  const bool ran = run_schedules(1500, {}, [&](uint64_t seed, const Outcome& out) {
     Outcome& sum = sums[trouble_of(seed, 1)];
     ++counts[trouble_of(seed, 1)];
     sum.hits += out.hits;
@@ -534,7 +536,7 @@ TEST(PsSim, SchedulesWithFaultsLoseNoAcknowledgedPushAndApplyNoneTwice) {
 TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
   std::map<Trouble, Outcome> sums;
   std::map<Trouble, int64_t> counts;
-  const bool ran = run_schedules(100, kTwoCopies, [&](uint64_t seed, const Outcome& out) {
+  const bool ran = run_schedules(1000, kTwoCopies, [&](uint64_t seed, const Outcome& out) {
     const Trouble trouble = trouble_of(seed, 2);
     Outcome& sum = sums[trouble];
     ++counts[trouble];
@@ -561,7 +563,7 @@ TEST(PsSim, PSR_10_to_14_TwoCopiesSurviveAServerAndEndAlike) {
 // Servers join and drain, and parts go here and there, with one copy of each.
 TEST(PsSim, MOVE_3_PartsOfOneCopyMoveAndLoseNothing) {
   std::map<Trouble, int64_t> moved;
-  const bool ran = run_schedules(60, kMovable, [&](uint64_t seed, const Outcome& out) {
+  const bool ran = run_schedules(300, kMovable, [&](uint64_t seed, const Outcome& out) {
     moved[trouble_of_movable(seed)] += out.parts_moved;
   });
   if (!ran) return;
