@@ -64,6 +64,7 @@ struct Operations {
 
 // Calls before the timed ones of `lat`, as the peers' published drivers have them.
 inline constexpr int kWarmUpCalls = 300;
+inline constexpr int kFewWarmUps = 5;
 
 inline std::string quoted(std::string_view text) {
   std::string out = "\"";
@@ -110,6 +111,18 @@ inline std::string run_latency(const Operations& operations, std::istream& in) {
   int64_t count = 0;
   if (!(in >> name >> count) || count < 1) throw std::invalid_argument("lat NAME COUNT");
   return "{\"us\":" + json_array(latencies(operations, name, count)) + "}";
+}
+
+// As `lat`, with kFewWarmUps calls before, for calls that take long: a driver has it as `few` among its more.
+inline std::string run_few(const Operations& operations, std::istream& in) {
+  std::string name;
+  int64_t count = 0;
+  if (!(in >> name >> count) || count < 1) throw std::invalid_argument("few NAME COUNT");
+  const auto call = operations.call(name);
+  for (int i = 0; i < kFewWarmUps; ++i) call();
+  std::vector<double> us(static_cast<size_t>(count));
+  for (double& sample : us) sample = timed(call) * 1e6;
+  return "{\"us\":" + json_array(us) + "}";
 }
 
 inline std::string run_flow(const Operations& operations, std::istream& in) {

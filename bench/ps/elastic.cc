@@ -103,7 +103,7 @@ std::string Elastic::evict() {
   definition.eviction = ps::Eviction::kLru;
   const ps::Table table = client.open_table("capped" + std::to_string(evictions_++), definition);
   const at::Tensor values = at::rand({kRowsAtOnce, kRowLength});
-  const auto push = [&, key = int64_t{0}](uint64_t bytes) mutable {
+  auto push = [&, key = int64_t{0}](uint64_t bytes) mutable {
     for (uint64_t done = 0; done < bytes; done += values.nbytes()) {
       table.push_rows(at::arange(key, key + kRowsAtOnce, at::kLong), values).wait();
       key += kRowsAtOnce;

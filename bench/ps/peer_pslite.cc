@@ -19,7 +19,6 @@
 namespace weft::bench {
 namespace {
 
-constexpr int kFew = 5;
 constexpr size_t kRows = 1024;
 constexpr size_t kColumns = 64;
 constexpr size_t kLarge = size_t{64} << 18;  // floats
@@ -82,16 +81,7 @@ class Worker {
       if (name == "pull64") return [this] { pull(large_key_, &pulled_); };
       throw std::invalid_argument("no call " + std::string(name));
     };
-    out.more["few"] = [this](std::istream& in) {
-      std::string name;
-      int64_t count = 0;
-      if (!(in >> name >> count) || count < 1) throw std::invalid_argument("few NAME COUNT");
-      const auto call = operations().call(name);
-      for (int i = 0; i < kFew; ++i) call();
-      std::vector<double> us(static_cast<size_t>(count));
-      for (double& sample : us) sample = timed(call) * 1e6;
-      return "{\"us\":" + json_array(us) + "}";
-    };
+    out.more["few"] = [this](std::istream& in) { return run_few(operations(), in); };
     return out;
   }
 

@@ -56,7 +56,7 @@ constexpr int64_t kWidth = 16;  // of the dense layer
 constexpr double kRate = 0.01;
 constexpr int64_t kLarge = (64 << 20) / sizeof(float);
 constexpr int64_t kMiddle = (1 << 20) / sizeof(float);
-constexpr int kFew = 5;
+constexpr int kStepsBefore = 5;
 
 const FunctionRef<void(int64_t)> kTrain{"bench_ps.train"};
 
@@ -188,20 +188,11 @@ class Caller {
       }
       for (const auto& future : futures) future.wait();
     };
-    out.more["few"] = [this](std::istream& in) {
-      std::string name;
-      int64_t count = 0;
-      if (!(in >> name >> count) || count < 1) throw std::invalid_argument("few NAME COUNT");
-      const auto call = operations().call(name);
-      for (int i = 0; i < kFew; ++i) call();
-      std::vector<double> us(static_cast<size_t>(count));
-      for (double& sample : us) sample = timed(call) * 1e6;
-      return "{\"us\":" + json_array(us) + "}";
-    };
+    out.more["few"] = [this](std::istream& in) { return run_few(operations(), in); };
     out.more["trainers"] = [this](std::istream& in) {
       int64_t count = 0;
       if (!(in >> count) || count < 1) throw std::invalid_argument("trainers COUNT");
-      train(kFew);
+      train(kStepsBefore);
       const auto start = Clock::now();
       train(count);
       const auto steps = static_cast<double>(count * (setup_.world - setup_.servers));
