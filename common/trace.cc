@@ -1,5 +1,6 @@
 #include "weft/common/trace.h"
 
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -56,68 +57,135 @@ int TraceWriter::thread_number_locked() {
       .first->second;
 }
 
-void TraceWriter::keep_locked(std::string event) {
-  if (events_.size() + event.size() > options_.max_bytes) {
-    ++dropped_;
-    return;
+// ---- events ------------------------------------------------------------------------------------
+//
+// An event is kept as it came, and becomes text when the file is written: text takes as long as what the event is about.
+
+namespace {
+
+struct Event {
+  int64_t when = 0;    // nanoseconds
+  uint64_t extra = 0;  // 'X': length in nanoseconds; else the id
+  int32_t thread = 0;
+  char phase = 0;
+  uint8_t args = 0;
+};
+
+template <class T>
+void put(const T& value, std::string* out) {
+  out->append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+size_t size_of(std::string_view text) { return sizeof(uint32_t) + text.size(); }
+void put_text(std::string_view text, std::string* out) {
+  put(static_cast<uint32_t>(text.size()), out);
+  out->append(text);
+}
+template <class T>
+T take(std::string_view* in) {
+  T value;
+  std::memcpy(&value, in->data(), sizeof(value));
+  in->remove_prefix(sizeof(value));
+  return value;
+}
+std::string_view take_text(std::string_view* in) {
+  const auto size = take<uint32_t>(in);
+  const std::string_view text = in->substr(0, size);
+  in->remove_prefix(size);
+  return text;
+}
+
+void append_event(std::string_view* in, int rank, std::string* out) {
+  const auto event = take<Event>(in);
+  if (event.phase == 'M') {
+    return absl::StrAppend(out, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":", rank,
+                           ",\"tid\":", event.thread,
+                           ",\"args\":{\"name\":", json_quoted(take_text(in)), "}}");
   }
-  events_ += event;
+  const std::string_view category = take_text(in);
+  const std::string_view name = take_text(in);
+  absl::StrAppend(out, ",\n{\"ph\":\"", std::string(1, event.phase),
+                  "\",\"cat\":", json_quoted(category), ",\"name\":", json_quoted(name),
+                  ",\"ts\":", micros(event.when), ",\"pid\":", rank, ",\"tid\":", event.thread);
+  if (event.phase == 'X') {
+    absl::StrAppend(out, ",\"dur\":", micros(static_cast<int64_t>(event.extra)));
+  } else {
+    absl::StrAppend(out, ",\"id\":", id_text(event.extra));
+  }
+  // It binds the arrow to the work around it, not to the next one.
+  if (event.phase == 'f') absl::StrAppend(out, ",\"bp\":\"e\"");
+  for (int i = 0; i < event.args; ++i) {
+    absl::StrAppend(out, i == 0 ? ",\"args\":{" : ",", json_quoted(take_text(in)), ":");
+    if (take<bool>(in)) {
+      absl::StrAppend(out, json_quoted(take_text(in)));
+    } else {
+      absl::StrAppend(out, take<int64_t>(in));
+    }
+  }
+  absl::StrAppend(out, event.args > 0 ? "}}" : "}");
+}
+
+}  // namespace
+
+bool TraceWriter::fits_locked(size_t bytes) {
+  if (events_.size() + bytes <= options_.max_bytes) return true;
+  ++dropped_;
+  return false;
 }
 
 void TraceWriter::add(char phase, std::string_view category, std::string_view name, absl::Time when,
-                      std::string_view extra, TraceArgs args) {
-  std::string head = absl::StrFormat(
-      ",\n{\"ph\":\"%c\",\"cat\":%s,\"name\":%s,\"ts\":%s,\"pid\":%d", phase, json_quoted(category),
-      json_quoted(name), micros(absl::ToUnixNanos(when)), options_.rank);
-  std::string tail(extra);
-  if (args.size() > 0) {
-    tail += ",\"args\":{";
-    bool first = true;
-    for (const TraceArg& arg : args) {
-      absl::StrAppend(&tail, first ? "" : ",", json_quoted(arg.key), ":",
-                      arg.is_text ? json_quoted(arg.text) : absl::StrCat(arg.number));
-      first = false;
-    }
-    tail += "}";
+                      uint64_t extra, TraceArgs args) {
+  size_t bytes = sizeof(Event) + size_of(category) + size_of(name);
+  for (const TraceArg& arg : args) {
+    bytes += size_of(arg.key) + sizeof(bool) + (arg.is_text ? size_of(arg.text) : sizeof(int64_t));
   }
-  tail += "}";
+  Event event{absl::ToUnixNanos(when), extra, 0, phase, static_cast<uint8_t>(args.size())};
   MutexLock lock(&mutex_);
-  absl::StrAppend(&head, ",\"tid\":", thread_number_locked(), tail);
-  keep_locked(std::move(head));
+  if (!fits_locked(bytes)) return;
+  event.thread = thread_number_locked();
+  put(event, &events_);
+  put_text(category, &events_);
+  put_text(name, &events_);
+  for (const TraceArg& arg : args) {
+    put_text(arg.key, &events_);
+    put(arg.is_text, &events_);
+    if (arg.is_text) {
+      put_text(arg.text, &events_);
+    } else {
+      put(arg.number, &events_);
+    }
+  }
 }
 
 void TraceWriter::complete(std::string_view category, std::string_view name, absl::Time start,
                            absl::Duration length, TraceArgs args) {
-  add('X', category, name, start,
-      absl::StrCat(",\"dur\":", micros(absl::ToInt64Nanoseconds(length))), args);
+  add('X', category, name, start, static_cast<uint64_t>(absl::ToInt64Nanoseconds(length)), args);
 }
 
 void TraceWriter::async_begin(std::string_view category, std::string_view name, uint64_t id,
                               absl::Time when, TraceArgs args) {
-  add('b', category, name, when, absl::StrCat(",\"id\":", id_text(id)), args);
+  add('b', category, name, when, id, args);
 }
 
 void TraceWriter::async_end(std::string_view category, std::string_view name, uint64_t id,
                             absl::Time when, TraceArgs args) {
-  add('e', category, name, when, absl::StrCat(",\"id\":", id_text(id)), args);
+  add('e', category, name, when, id, args);
 }
 
 void TraceWriter::flow_out(std::string_view category, std::string_view name, uint64_t id,
                            absl::Time when) {
-  add('s', category, name, when, absl::StrCat(",\"id\":", id_text(id)), {});
+  add('s', category, name, when, id, {});
 }
 
 void TraceWriter::flow_in(std::string_view category, std::string_view name, uint64_t id,
                           absl::Time when) {
-  // "bp":"e" binds the arrow to the work around it, not to the next one.
-  add('f', category, name, when, absl::StrCat(",\"id\":", id_text(id), ",\"bp\":\"e\""), {});
+  add('f', category, name, when, id, {});
 }
 
 void TraceWriter::name_thread(std::string_view name) {
   MutexLock lock(&mutex_);
-  keep_locked(absl::StrCat(",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":", options_.rank,
-                           ",\"tid\":", thread_number_locked(),
-                           ",\"args\":{\"name\":", json_quoted(name), "}}"));
+  if (!fits_locked(sizeof(Event) + size_of(name))) return;
+  put(Event{.thread = thread_number_locked(), .phase = 'M'}, &events_);
+  put_text(name, &events_);
 }
 
 uint64_t TraceWriter::dropped() const {
@@ -132,12 +200,14 @@ size_t TraceWriter::bytes() const {
 
 std::string TraceWriter::json() const {
   MutexLock lock(&mutex_);
-  return absl::StrCat(
+  std::string out = absl::StrCat(
       "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"weft_rank\":\"", options_.rank,
       "\",\"weft_dropped\":\"", dropped_, "\",\"weft_calendar_offset_us\":\"",
       micros(absl::ToInt64Nanoseconds(options_.calendar_offset)),
       "\"},\n\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":", options_.rank,
-      ",\"args\":{\"name\":", json_quoted(options_.process_name), "}}", events_, "\n]}\n");
+      ",\"args\":{\"name\":", json_quoted(options_.process_name), "}}");
+  for (std::string_view in = events_; !in.empty();) append_event(&in, options_.rank, &out);
+  return out + "\n]}\n";
 }
 
 absl::Status TraceWriter::write_file(Files* files, std::string_view path) const {

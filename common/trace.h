@@ -13,7 +13,7 @@
 // Times are points on the worker's steady clock. Those of two processes have nothing in common, so
 // the file also carries what calendar time the steady clock's zero was, for joining.
 //
-// Events are kept in memory as text, at most max_bytes; further ones are counted, not kept. Names
+// Events are kept in memory, at most max_bytes of them; further ones are counted, not kept. Names
 // may hold any bytes. Threads: all methods from anywhere.
 
 #include <cstdint>
@@ -83,9 +83,9 @@ class WEFT_API TraceWriter {
 
  private:
   void add(char phase, std::string_view category, std::string_view name, absl::Time when,
-           std::string_view extra, TraceArgs args);
+           uint64_t extra, TraceArgs args);
   int thread_number_locked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void keep_locked(std::string event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool fits_locked(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // else counted
 
   const TraceOptions options_;
 

@@ -20,7 +20,7 @@ PY, PY_TCP = "python/shm/pair", "python/tcp/pair"
 PY_STEP, PY_STEP_TCP = "python/shm/step", "python/tcp/step"
 PY_TRAINERS, PY_TRAINERS_TCP = "python/shm/trainers", "python/tcp/trainers"
 ELASTIC = "weft/elastic"
-PAIR = "weft/pair of a group"
+TRACED = "weft/timeline"
 RAW = "raw/unix"
 PSLITE = ("pslite/tcp", "pslite/local")
 
@@ -52,7 +52,7 @@ def driver_specs(build, python, only_peer, with_ours):
             specs.append(DriverSpec(name, f"weft ({name.split('/')[1]})", command, world=3))
         # Started by its rows, as many as each wants.
         specs.append(DriverSpec(ELASTIC, "weft (several servers)", [program, "--servers", "0"]))
-        specs.append(DriverSpec(PAIR, "weft (a pair)", [program]))
+        specs.append(DriverSpec(TRACED, "weft (timeline)", [program]))
         specs.append(DriverSpec(RAW, "raw gRPC (unix)", [str(binaries / "bench_raw_grpc"), "--mode", "unix"]))
     missing = "" if python else "no interpreter that imports torch (WEFT_TEST_PYTHON)"
     here = Path(__file__).resolve().parent
@@ -319,27 +319,13 @@ def row_p14(bench, quick):
 
 
 def row_p15(bench, quick):
-    figure = alone("P15", "push of 8 bytes while both sides write a timeline, p50 against none", "x", "lower", 1.03)
-    bench.log(f"P15: {figure.metric}")
-    if not bench.has(PAIR):
-        return [figure]
-    line = f"lat push {CALLS // 5 if quick else CALLS}"
-    traced = {"WEFT_TRACE_FILE": str(Path(bench.scratch) / "p15.%r.json")}
-    try:
-        with bench.group(PAIR, 2, "p15") as plain, bench.group(PAIR, 2, "p15t", traced) as writing:
-            for group in (plain, writing):
-                group.wait_ready(LIMIT_S)
-            ratios = []
-            for number in range(4 if quick else 15):
-                taken = {}
-                for group in (plain, writing) if number % 2 == 0 else (writing, plain):
-                    taken[group is writing] = percentile(group.ask(line, LIMIT_S, [0])[0]["us"], 0.5)
-                ratios.append(taken[True] / taken[False])
-        bench.log(f"    {min(ratios):.3f} to {max(ratios):.3f}")
-        figure.ours = median(ratios)
-    except DriverError as error:
-        figure.error = str(error)
-    return [figure]
+    metric = "push of 8 bytes while both sides write a timeline, against none, p50"
+    bench.log(f"P15: {metric}")
+    if bench.has(TRACED):
+        bench.drivers[TRACED].spec.environment["WEFT_TRACE_FILE"] = str(Path(bench.scratch) / "p15.%r.json")
+    results = bench.interleave([TRACED, OURS], f"lat push {CALLS // 5 if quick else CALLS}", 90)
+    detail(bench, results, describe_latency)
+    return [compare(bench, results, "P15", metric, "us", "lower", TRACED, [OURS], p50, 0.97)]
 
 
 def measure(bench, wanted, quick, memory):
