@@ -212,27 +212,35 @@ def alone(id, metric, unit, better, bar):
     return Figure(id, metric, unit, better, bar=bar, alone=True)
 
 
+def with_servers(bench, tag, size, figures, measure):
+    """measure(group) with so many processes, of which the first is the client; what fails is the figures' error."""
+    if not bench.has(ELASTIC):
+        return
+    try:
+        with bench.group(ELASTIC, size, tag) as group:
+            group.wait_ready(LIMIT_S)
+            measure(group)
+    except DriverError as error:
+        for figure in figures:
+            figure.error = str(error)
+
+
 def row_p9(bench, quick):
     kills = KILLS // 4 if quick else KILLS
     figure = alone("P9", f"SIGKILL of an owner to the next acknowledged push, p95 of {kills}", "ms", "lower", 500)
     dip = alone("P9.1", "pushes to the servers that stay, in the second after it against the one before", "x", "higher", 0.8)
     bench.log(f"P9: {figure.metric}")
-    if not bench.has(ELASTIC):
-        return [figure, dip]
-    try:
-        taken, others = [], []
-        # The last server that is killed has two after it.
-        with bench.group(ELASTIC, kills + 3, "p9") as group:
-            group.wait_ready(LIMIT_S)
-            for rank in range(1, kills + 1):
-                answer = group.ask(f"failover {rank} {group.ranks[rank].pid}", 60, [0])[0]
-                taken.append(answer["ms"])
-                others.append(answer["others"])
+
+    def measure(group):
+        answers = [group.ask(f"failover {rank} {group.ranks[rank].pid}", 60, [0])[0] for rank in range(1, kills + 1)]
+        taken = [one["ms"] for one in answers]
+        others = [one["others"] for one in answers]
         bench.log(f"    median {median(taken):.1f}, largest {max(taken):.1f} ms; others {min(others):.2f} to {max(others):.2f}")
         figure.ours = percentile(taken, 0.95)
         dip.ours = median(others)
-    except DriverError as error:
-        figure.error = dip.error = str(error)
+
+    # The last server that is killed has two after it.
+    with_servers(bench, "p9", kills + 3, [figure, dip], measure)
     return [figure, dip]
 
 
@@ -242,12 +250,9 @@ def row_p10(bench, quick):
     longest = alone("P10.2", f"{metric}, longest wait", "ms", "lower", 300)
     bench.log(f"P10: {metric}")
     figures = [rate_of, longest]
-    if not bench.has(ELASTIC):
-        return figures
-    try:
-        with bench.group(ELASTIC, 4, "p10") as group:
-            group.wait_ready(LIMIT_S)
-            taken = [group.ask("move", LIMIT_S, [0])[0] for _ in range(MOVES // 3 if quick else MOVES)]
+
+    def measure(group):
+        taken = [group.ask("move", LIMIT_S, [0])[0] for _ in range(MOVES // 3 if quick else MOVES)]
         for one in taken:
             bench.log(
                 f"    {one['before']:6.0f} pushes/s, longest {one['before_ms']:6.1f} ms; "
@@ -255,28 +260,25 @@ def row_p10(bench, quick):
             )
         rate_of.ours = median([one["during"] / one["before"] for one in taken])
         longest.ours = max(one["ms"] for one in taken)
-    except DriverError as error:
-        rate_of.error = longest.error = str(error)
-    return [worst_of("P10", metric, figures), *figures]
+
+    with_servers(bench, "p10", 4, figures, measure)
+    return [worst_of("P10", metric, figures), *figures] if bench.has(ELASTIC) else figures
 
 
 def row_p11(bench, quick):
     figure = alone("P11", "longest wait of a push of 1,024 rows in a cut of 1,000,000 x 64 rows", "ms", "lower", 50)
     bench.log(f"P11: {figure.metric}")
-    if not bench.has(ELASTIC):
-        return [figure]
-    try:
-        with bench.group(ELASTIC, 3, "p11") as group:
-            group.wait_ready(LIMIT_S)
-            taken = [group.ask("cut", LIMIT_S, [0])[0] for _ in range(CUTS // 3 if quick else CUTS)]
+
+    def measure(group):
+        taken = [group.ask("cut", LIMIT_S, [0])[0] for _ in range(CUTS // 3 if quick else CUTS)]
         for one in taken:
             bench.log(
                 f"    longest wait before {one['before_ms']:6.1f}, in the cut {one['ms']:6.1f} ms; "
                 f"pushes were held for {one['held_ms']:5.1f} ms"
             )
         figure.ours = median([one["ms"] for one in taken])
-    except DriverError as error:
-        figure.error = str(error)
+
+    with_servers(bench, "p11", 3, [figure], measure)
     return [figure]
 
 
@@ -287,34 +289,28 @@ def row_p12(bench, quick):
     for number, (work, what, count) in enumerate(works, start=1):
         figure = alone(f"P12.{number}", f"{what}, 2 threads, one table against two apart", "x", "higher", 0.9)
         parts.append(figure)
-        if not bench.has(ELASTIC):
-            continue
-        try:
-            with bench.group(ELASTIC, 3, f"p12-{number}") as group:
-                group.wait_ready(LIMIT_S)
-                rates = []
-                for _ in range(THREADS // 2 if quick else THREADS):
-                    rates.append([group.ask(f"hogwild {work} {tables} {count}", LIMIT_S, [0])[0]["rate"] for tables in (1, 2)])
+
+        def measure(group, figure=figure, work=work, count=count):
+            rates = []
+            for _ in range(THREADS // 2 if quick else THREADS):
+                rates.append([group.ask(f"hogwild {work} {tables} {count}", LIMIT_S, [0])[0]["rate"] for tables in (1, 2)])
             bench.log(f"    {work}: one table {median([r[0] for r in rates]):8.0f}/s, two {median([r[1] for r in rates]):8.0f}/s")
             figure.ours = median([one / two for one, two in rates])
-        except DriverError as error:
-            figure.error = str(error)
+
+        with_servers(bench, f"p12-{number}", 3, [figure], measure)
     return [worst_of("P12", "Hogwild, 2 threads, one table against two apart", parts), *parts]
 
 
 def row_p14(bench, quick):
     figure = alone("P14", "rows that go while ten times as many come as fit into 64 MiB", "KiB/ms", "higher", 64)
     bench.log(f"P14: {figure.metric}")
-    if not bench.has(ELASTIC):
-        return [figure]
-    try:
-        with bench.group(ELASTIC, 2, "p14") as group:
-            group.wait_ready(LIMIT_S)
-            taken = [group.ask("evict", LIMIT_S, [0])[0]["kib_ms"] for _ in range(1 if quick else 3)]
+
+    def measure(group):
+        taken = [group.ask("evict", LIMIT_S, [0])[0]["kib_ms"] for _ in range(1 if quick else 3)]
         bench.log(f"    {min(taken):.0f} to {max(taken):.0f} KiB/ms")
         figure.ours = median(taken)
-    except DriverError as error:
-        figure.error = str(error)
+
+    with_servers(bench, "p14", 2, [figure], measure)
     return [figure]
 
 

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "torch/csrc/autograd/function.h"
 #include "torch/csrc/autograd/function_hook.h"
 #include "torch/csrc/autograd/variable.h"
@@ -101,19 +102,14 @@ void BackwardPush::ready(size_t index, at::Tensor of_context) {
     }
   }
   std::optional<Future<PushResult>> left;
-  const auto pushed = [this, &left] {
+  // Also when push() throws, with which the backward fails.
+  const absl::Cleanup pushed = [this, &left] {
     const MutexLock lock(&mutex_);
     left_ = std::move(left);
     pushing_ = false;
     changed_.notify_all();
   };
-  try {
-    left = push(Collected(std::move(of_contexts)));
-  } catch (...) {  // the backward fails with it
-    pushed();
-    throw;
-  }
-  pushed();
+  left = push(Collected(std::move(of_contexts)));
 }
 
 bool BackwardPush::has_left() const {

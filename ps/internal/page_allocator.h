@@ -8,8 +8,14 @@
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/hash/hash.h"
 
 namespace weft::ps::internal {
 
@@ -42,6 +48,11 @@ class PageAllocator {
   static constexpr size_t kLarge = size_t{256} << 10;  // bytes
   static bool large(size_t count) { return count >= kLarge / sizeof(T); }
 };
+
+// What a table has by key.
+using KeyMap =
+    absl::flat_hash_map<uint64_t, uint32_t, absl::Hash<uint64_t>, std::equal_to<uint64_t>,
+                        PageAllocator<std::pair<const uint64_t, uint32_t>>>;
 
 }  // namespace weft::ps::internal
 

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "weft/common/api.h"
 #include "weft/ps/internal/page_allocator.h"
 
@@ -74,8 +73,8 @@ class WEFT_API Sightings {
   const uint32_t needed_;
   const size_t half_;
   // Two generations: where the recent one is full, it becomes the earlier one, which is forgotten.
-  absl::flat_hash_map<uint64_t, uint32_t> recent_;
-  absl::flat_hash_map<uint64_t, uint32_t> earlier_;
+  KeyMap recent_;
+  KeyMap earlier_;
 };
 
 }  // namespace weft::ps::internal

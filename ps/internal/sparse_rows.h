@@ -8,12 +8,9 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
-#include "absl/container/flat_hash_map.h"
-#include "absl/hash/hash.h"
 #include "weft/common/error.h"
 #include "weft/dist_optim/update_rule.h"
 #include "weft/ps/internal/definition.h"
@@ -107,9 +104,7 @@ class SparseRows {
   int64_t row_bytes_ = 0;
   std::vector<int64_t> lengths_;
   std::vector<double> firsts_;  // of each buffer
-  absl::flat_hash_map<uint64_t, uint32_t, absl::Hash<uint64_t>, std::equal_to<uint64_t>,
-                      PageAllocator<std::pair<const uint64_t, uint32_t>>>
-      index_;
+  KeyMap index_;
   std::vector<Chunk> chunks_;
   size_t size_ = 0;
   uint64_t places_ = 0;

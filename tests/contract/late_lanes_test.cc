@@ -15,6 +15,8 @@ namespace {
 constexpr int kFirst = kBulkLane;
 constexpr int kSecond = kBulkLane + 1;
 
+enum class Senders { kDialler, kAcceptor, kBoth };
+
 class LateLanes : public GrpcPair {
  protected:
   void SetUp() override { open(); }
@@ -22,7 +24,7 @@ class LateLanes : public GrpcPair {
     GrpcPair::TearDown();
     relay_ = nullptr;
   }
-  // Through a relay, which breaks what it is told to.
+  // The connection goes through a relay, which breaks it where a test says.
   void open() {
     const GrpcTransportOptions options{
         .local_sockets = false, .same_user = false, .data_connections = false};
@@ -37,13 +39,19 @@ class LateLanes : public GrpcPair {
     ASSERT_NE(there_.handler, nullptr);
   }
   bool up(const End& end) const override { return end.connection->lane_begun(kFirst); }
+  std::vector<End> receivers(Senders senders) const {
+    std::vector<End> out;
+    if (senders != Senders::kAcceptor) out.push_back(there_);
+    if (senders != Senders::kDialler) out.push_back(here_);
+    return out;
+  }
   static void send(const End& from, int lane, int number, uint64_t cookie = 0) {
     EXPECT_TRUE(
         from.connection
             ->send(make_frame(FrameKind::kChunk, absl::StrCat(number), pattern(2000), cookie), lane)
             .ok());
   }
-  // That these came on the lane, in this order.
+  // Expects that the lane brought these frames, in this order.
   static void expect_came(const End& at, int lane, int from, int to) {
     const auto came = [&] {
       std::vector<std::string> out;
@@ -82,16 +90,15 @@ TEST_P(LateLanes, LATE_3_AConnectionHasOneSocketUntilALargeMessageIsSent) {
 
 TEST_P(LateLanes, LATE_1_WhatIsSentBeforeTheyAreUpComesInOrder) {
   constexpr int kFrames = 50;
-  for (const int who : {0, 1, 2}) {  // the dialler, the acceptor, both
+  for (const Senders senders : {Senders::kDialler, Senders::kAcceptor, Senders::kBoth}) {
     ASSERT_NO_FATAL_FAILURE(open());
     for (int i = 0; i < kFrames; ++i) {
       for (const int lane : {kFirst, kSecond}) {
-        if (who != 1) send(here_, lane, i);
-        if (who != 0) send(there_, lane, i);
+        if (senders != Senders::kAcceptor) send(here_, lane, i);
+        if (senders != Senders::kDialler) send(there_, lane, i);
       }
     }
-    for (const auto& [wanted, end] : {std::pair(who != 1, there_), std::pair(who != 0, here_)}) {
-      if (!wanted) continue;
+    for (const End& end : receivers(senders)) {
       ASSERT_TRUE(end.handler->wait_frames(2 * kFrames));
       for (const int lane : {kFirst, kSecond}) expect_came(end, lane, 0, kFrames);
     }
@@ -108,22 +115,19 @@ TEST_P(LateLanes, AnOrderlyCloseLetsWhatWaitsLeave) {
   EXPECT_TRUE(here_.handler->lost().unsent.empty());
 }
 
-// Of the relay there are no more connections: what waited, and all that comes later, goes by the control lane.
+// The relay takes no more connections: what waited, and all that comes later, goes by the control lane.
 TEST_P(LateLanes, LATE_2_WithoutThemTheControlLaneCarriesEverything) {
   constexpr int kFrames = 20;
-  for (const int who : {0, 1, 2}) {  // the dialler, the acceptor, both
+  for (const Senders senders : {Senders::kDialler, Senders::kAcceptor, Senders::kBoth}) {
     ASSERT_NO_FATAL_FAILURE(open());
     relay_->refuse(true);
     for (int i = 0; i < 2 * kFrames; ++i) {
-      if (who != 1) send(here_, kFirst, i, 17);
-      if (who != 0) send(there_, kFirst, i, 17);
+      if (senders != Senders::kAcceptor) send(here_, kFirst, i, 17);
+      if (senders != Senders::kDialler) send(there_, kFirst, i, 17);
       if (i != kFrames) continue;
-      for (const auto& [wanted, end] : {std::pair(who != 1, there_), std::pair(who != 0, here_)}) {
-        if (wanted) ASSERT_TRUE(end.handler->wait_frames(kFrames));
-      }
+      for (const End& end : receivers(senders)) ASSERT_TRUE(end.handler->wait_frames(kFrames));
     }
-    for (const auto& [wanted, end] : {std::pair(who != 1, there_), std::pair(who != 0, here_)}) {
-      if (!wanted) continue;
+    for (const End& end : receivers(senders)) {
       ASSERT_TRUE(end.handler->wait_frames(2 * kFrames));
       expect_came(end, kControlLane, 0, 2 * kFrames);
     }
@@ -137,7 +141,7 @@ TEST_P(LateLanes, LATE_2_WithoutThemTheControlLaneCarriesEverything) {
   }
 }
 
-// The close is orderly, and what waits has no lanes to leave by.
+// An orderly close sends what waits by the control lane when there are no bulk lanes.
 TEST_P(LateLanes, LATE_2_AnOrderlyCloseWithoutThemLetsWhatWaitsLeave) {
   for (const bool dialler : {true, false}) {
     ASSERT_NO_FATAL_FAILURE(open());
@@ -170,7 +174,7 @@ TEST_P(LateLanes, OneOfThemBreaksTheConnection) {
   ASSERT_TRUE(there_.handler->wait_lost());
 }
 
-// At whichever byte of theirs: it is over for both, once, and the next connection works.
+// A lane breaks at some byte of its handshake: each end receives what the other has sent, or the end of the connection.
 TEST_P(LateLanes, BrokenWhileTheyComeUp) {
   for (uint64_t byte : {0, 10, 60, 120, 200, 350, 600}) {
     for (const bool to_target : {true, false}) {

@@ -196,22 +196,17 @@ bool GrpcLateLanes::drain() {
 }
 
 void GrpcLateLanes::abort(const Status& why) {
-  Lanes lanes;
-  std::deque<std::pair<size_t, Frame>> dropped;  // freed without the lock
+  connection_->not_sent(close());
+  Lanes lanes;  // make() aborts those that it makes after that
   {
     MutexLock lock(&mutex_);
-    state_ = State::kOver;
     lanes = lanes_;
-    dropped.swap(waiting_);
   }
-  std::vector<uint64_t> cookies;
-  for (const auto& [index, frame] : dropped) cookies.push_back(frame.cookie);
-  connection_->not_sent(std::move(cookies));
   for (const auto& lane : lanes) lane->abort(why);
 }
 
 std::vector<uint64_t> GrpcLateLanes::close() {
-  std::deque<std::pair<size_t, Frame>> dropped;
+  std::deque<std::pair<size_t, Frame>> dropped;  // freed without the lock
   {
     MutexLock lock(&mutex_);
     state_ = State::kOver;
